@@ -25,12 +25,10 @@ from neuron_plugin.allocation import (
 from neuron_plugin.build import Build, build
 from neuron_plugin.http_server import Health
 from neuron_plugin.kubelet import DevicePluginServer, KubeletCounters, dial
+from neuron_plugin.plugin.cluster_link import ClusterLink
 from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.health_watch import HealthWatch
 from neuron_plugin.plugin.node import Node
-from neuron_plugin.plugin.node_watch import NodeWatch
-from neuron_plugin.plugin.pod_watch import PodWatch
-from neuron_plugin.plugin.publisher import WriteQueue
 from neuron_plugin.plugin.snapshot import Snapshot
 from neuron_plugin.topology import cores_in
 
@@ -115,21 +113,17 @@ class PluginStatus:
         decisions: DecisionLog,
         counters: Counters,
         kubelet_counters: KubeletCounters,
-        *,
-        pods: PodWatch | None,
-        own_node: NodeWatch | None,
-        writes: WriteQueue | None,
+        cluster: ClusterLink | None,
     ) -> None:
-        """``pods``, ``own_node`` and ``writes`` are None without an API server."""
+        """``cluster`` is None without an API server."""
         self._node = node
         self._servers = servers
         self._health = health
         self._decisions = decisions
         self._counters = counters
         self._kubelet_counters = kubelet_counters
-        self._pods = pods
-        self._own_node = own_node
-        self._writes = writes
+        self._cluster = cluster
+        self._own_node = cluster.own_node if cluster else None
 
     async def liveness(self) -> Health:
         """``/healthz``: whether every socket of ours answers."""
@@ -204,7 +198,7 @@ class PluginStatus:
 
     def _samples(self) -> dict[str, Samples]:
         snapshot, counters, kubelet = self._node.snapshot, self._counters, self._kubelet_counters
-        age = self._pods.age_seconds if self._pods else None
+        age = self._cluster.pods.age_seconds if self._cluster else None
         return {
             "build_info": {tuple(build()): 1},
             **(_of_snapshot(snapshot, [Resource(server.resource) for server in self._servers]) if snapshot else {}),
@@ -218,7 +212,7 @@ class PluginStatus:
             "silent_sources": {(source,): 1 for source in self._health.silent_sources},
             "disable_devices_readable": {(): not self._own_node.unreadable} if self._own_node else {},
             "watch_age_seconds": {} if age is None else {(): age},
-            "pending_writes": {} if self._writes is None else {(): len(self._writes)},
+            "pending_writes": {(): len(self._cluster.publisher.queue)} if self._cluster else {},
             "allocations_total": {(resource,): count for resource, count in counters.allocations.items()},
             "refusals_total": kubelet.refused_requests,
             "preferences_replaced_total": {(name,): count for name, count in kubelet.preferences_replaced.items()},

@@ -19,7 +19,6 @@ from pathlib import Path
 
 import pytest
 
-from neuron_plugin.plugin import daemon
 from tests.conformance.node import Node
 from tests.conformance.preflight import UnusableNodeError
 from tests.conformance.real import RealNode, RealOptions
@@ -92,7 +91,7 @@ def _memory() -> Path | None:
 
 
 @pytest.fixture
-async def node(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
+async def node(request: pytest.FixtureRequest) -> AsyncIterator[Node]:
     """A node without a plugin yet."""
     options = real_options(request.config)
     with tempfile.TemporaryDirectory(prefix="np-", dir=None if options else _memory()) as root:
@@ -103,6 +102,5 @@ async def node(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
             except UnusableNodeError as error:
                 pytest.exit(f"the conformance suite cannot run here: {error}", returncode=pytest.ExitCode.USAGE_ERROR)
         else:
-            monkeypatch.setattr(daemon, "EMPTY_SECONDS", 0.3)  # of a minute that a real node may take
             async with StandInNode.running(Path(root)) as stand_in:
                 yield stand_in

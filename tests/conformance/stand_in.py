@@ -19,6 +19,7 @@ from neuron_plugin.allocation import ContainerKind, Resource
 from neuron_plugin.kubelet import PodResourcesClient
 from neuron_plugin.plugin.daemon import NodeDaemon
 from neuron_plugin.plugin.settings import PluginSettings
+from neuron_plugin.plugin.times import DaemonTimes
 from neuron_plugin.simulation import PODS, AdmittedContainer, JsonObject, PodRejectedError, kubelet_pods, write_node
 from neuron_plugin.topology import catalogue
 from tests.conformance.node import (
@@ -128,7 +129,8 @@ class StandInNode:
             "cdi_dir": self._root / "cdi",
             "cgroup": self._root / "cgroup",
         }
-        daemon = NodeDaemon(_settings({**fixed, **settings}), catalogue())
+        times = DaemonTimes(empty=0.3)  # of a minute that a real node may take
+        daemon = NodeDaemon(_settings({**fixed, **settings}), catalogue(), times=times)
         self._stop_plugin = asyncio.Event()
         self._plugin = asyncio.create_task(daemon.run(self._stop_plugin), name="plugin")
 

@@ -34,6 +34,7 @@ from neuron_plugin.cluster import neuron_pod
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet.device_plugin import DevicePluginService
 from neuron_plugin.plugin.daemon import NodeDaemon
+from neuron_plugin.plugin.machine import Machine
 from neuron_plugin.plugin.settings import Numbering, PluginSettings
 from neuron_plugin.plugin.snapshot import is_explained
 from neuron_plugin.simulation import AllocationError
@@ -74,13 +75,9 @@ class Plugin:
         settings = PluginSettings(
             node_name="worker-1", cluster=mode.cluster, numbering=Numbering.HOST, health_port=0, node_lease=False
         )
-        self.daemon = NodeDaemon(settings, catalogue())
+        machine = Machine(life.kubelet.file, life, life.kubelet, clock=loop.time, now_ns=lambda: int(loop.time() * 1e9))
+        self.daemon = NodeDaemon(settings, catalogue(), machine=machine)
         self.node = self.daemon.node
-        self.node.clock = loop.time
-        self.node._checkpoint = life.kubelet.file
-        self.node._cgroups = life
-        self.daemon._pod_resources = life.kubelet  # type: ignore[assignment]
-        self.daemon.publisher._now_ns = lambda: int(loop.time() * 1e9)
         if mode.numa:
             half = mode.geometry.device_count // 2
             self.node.numa_nodes = tuple(int(device >= half) for device in range(mode.geometry.device_count))
@@ -92,18 +89,18 @@ class Plugin:
                 self.node.advertisements[Resource(server.resource)],
                 preference_deadline_seconds=server.preference_deadline_seconds,
             )
-            for server in self.daemon.servers
+            for server in self.daemon.kubelet.servers
         }
         jobs = {
             "serve": self._serve,
-            "publish": self.daemon._publish_changes,
-            "turns": self.daemon._take_turns,
-            "list": self.daemon._ask_api_server,
-            "pod resources": self.daemon._ask_pod_resources,
+            "publish": self.daemon.publish_changes,
+            "turns": self.daemon.take_turns,
+            "pod resources": self.daemon.kubelet.ask_about_pods,
         }
-        if self.daemon.pods:
-            jobs["pods"] = PodWatchModel(life.api, self.daemon.pods, life.chance).run
-            jobs["writes"] = partial(self.daemon.publisher.queue.run, life.api)  # type: ignore[arg-type]
+        if cluster := self.daemon.cluster:
+            jobs["list"] = cluster.ask_about_pods
+            jobs["pods"] = PodWatchModel(life.api, cluster.pods, life.chance).run
+            jobs["writes"] = partial(cluster.publisher.queue.run, life.api)  # type: ignore[arg-type]
         self._tasks = [asyncio.create_task(job(), name=name) for name, job in jobs.items()]
         for task in self._tasks:
             task.add_done_callback(life.task_ended)
@@ -129,7 +126,7 @@ class Plugin:
         life, chance, node = self._life, self._life.chance, self.node
         await asyncio.sleep(chance.uniform(0.1, 0.5))
         node.see_inventory(life.inventory)
-        await self.daemon._list_if_unreadable()
+        await self.daemon.kubelet.list_if_unreadable()
         snapshot = node.snapshot
         assert snapshot is not None
         for pod in life.pods:
@@ -152,13 +149,13 @@ class Plugin:
                 if life.kubelet.up:
                     registered_with = kubelet = life.kubelet.process
                     life.kubelet.connect(Connection(self._services, self._disconnected))
-                    for server in self.daemon.servers:
+                    for server in self.daemon.kubelet.servers:
                         server.registered.set()
                     node.changed.set()
             await asyncio.sleep(0.05)
 
     def _disconnected(self) -> None:
-        for server in self.daemon.servers:
+        for server in self.daemon.kubelet.servers:
             server.registered.clear()
 
 

@@ -25,6 +25,7 @@ from neuron_plugin.allocation import (
 from neuron_plugin.kubelet import DevicePluginServer
 from neuron_plugin.plugin.daemon import NodeDaemon
 from neuron_plugin.plugin.settings import Numbering, PluginSettings
+from neuron_plugin.plugin.times import DaemonTimes
 from neuron_plugin.simulation import (
     EVENTS,
     NODES,
@@ -48,6 +49,9 @@ _MEMORY = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
 
 NAMESPACE = "default"
 
+HASTY = DaemonTimes(turn=0.02, quiet=0.05, empty=0.3, read_node=0.5)
+"""The daemon's rhythm in milliseconds, for tests with a real clock."""
+
 
 def decision_of(*containers: ContainerSpec, sets: Sequence[Sequence[int]], time: int = 1) -> dict[str, str]:
     """The annotations by which the extender gives these sets to a trn1.32xlarge's pod."""
@@ -62,6 +66,7 @@ class Site:
     kubelet: StandInKubelet
     api: StandInApiServer | None
     settings: PluginSettings
+    times: DaemonTimes = HASTY
     specs: dict[str, tuple[ContainerSpec, ...]] = field(default_factory=dict)
     kubelet_pods: dict[str, Pod] = field(default_factory=dict)
 
@@ -69,11 +74,11 @@ class Site:
     async def daemon(self, *, registered: bool = True) -> AsyncIterator[NodeDaemon]:
         """The daemon while the block lasts; by default from when the kubelet has all of its resources."""
         stop = asyncio.Event()
-        daemon = NodeDaemon(self.settings, catalogue())
+        daemon = NodeDaemon(self.settings, catalogue(), times=self.times)
         running = asyncio.create_task(daemon.run(stop), name="daemon")
         try:
             if registered:
-                await eventually(lambda: all(map(self.is_offered, daemon.servers)))
+                await eventually(lambda: all(map(self.is_offered, daemon.kubelet.servers)))
                 if self.api:
                     await eventually(lambda: daemon.node.pods.listed_at is not None or self.api_is_down)
             yield daemon

@@ -15,8 +15,6 @@ from neuron_plugin.simulation import PodRejectedError
 from tests.plugin.site import NAMESPACE, a_site, decision_of, eventually, holders, ids, ledger
 from tests.plugin.world import CORE, DEVICE, NEURON, app, init, sidecar, uid_of
 
-pytestmark = pytest.mark.usefixtures("hasty")
-
 
 async def test_a_decision_steers_the_kubelet_is_confirmed_and_marked_on_the_pod() -> None:
     async with a_site() as site, site.daemon() as daemon:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.plugin.site import a_site, decision_of, eventually, ids
 from tests.plugin.world import CORE, NEURON, app
-
-pytestmark = pytest.mark.usefixtures("hasty")
 
 PREFIX = "neuron-plugin.io/"
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from neuron_plugin.allocation import DISABLE_KEY, INVENTORY_KEY, read_inventory
-from neuron_plugin.plugin import daemon as daemon_module
 from neuron_plugin.simulation import PodRejectedError
 from tests.plugin.site import NODE, Site, a_site, decision_of, eventually, ids
 from tests.plugin.world import CORE, DEVICE, NEURON, app
 from tests.support.api_server import Fault, Match
-
-pytestmark = pytest.mark.usefixtures("hasty")
 
 
 def annotate(site: Site, text: str | None) -> None:
@@ -55,11 +53,9 @@ async def test_who_has_a_device_that_is_disabled_keeps_it_and_no_new_pod_gets_it
         await offers(site, 15)
 
 
-async def test_a_disabled_device_is_not_given_after_a_restart_before_the_annotation_was_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(daemon_module, "NODE_SECONDS", 30.0)
+async def test_a_disabled_device_is_not_given_after_a_restart_before_the_annotation_was_read() -> None:
     async with a_site() as site:
+        site.times = replace(site.times, read_node=30.0)
         assert site.api is not None
         annotate(site, "0")
         gate = asyncio.Event()
@@ -81,8 +77,8 @@ async def test_an_api_server_that_is_away_delays_no_offer() -> None:
             await offers(site, 16)
             await site.api.start()
             await offers(site, 15)
-            assert daemon.own_node is not None
-            assert daemon.own_node.disabled == (5,)
+            assert daemon.cluster
+            assert daemon.cluster.own_node.disabled == (5,)
 
 
 async def test_a_value_that_cannot_be_read_leaves_the_last_one_in_force() -> None:
@@ -101,7 +97,7 @@ async def test_a_wrong_node_name_is_not_ready_and_says_why() -> None:
         assert site.api is not None
         site.api.delete_node(NODE)
         async with site.daemon(registered=False) as daemon:
-            await eventually(lambda: all(map(site.is_offered, daemon.servers)))
+            await eventually(lambda: all(map(site.is_offered, daemon.kubelet.servers)))
             assert "has no node 'worker-1'" in (await daemon.status.readiness()).checks["node"]
             site.api.create_node({"metadata": {"name": NODE}})
-            await eventually(lambda: daemon.own_node is not None and not daemon.own_node.problem)
+            await eventually(lambda: daemon.cluster is not None and not daemon.cluster.own_node.problem)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import msgspec
 import pytest
 
 from neuron_plugin.kubelet import CHECKPOINT, PodDevices, PodResourcesClient, PodResourcesError
-from neuron_plugin.plugin import daemon as daemon_module
 from neuron_plugin.simulation import LEASES, AdmittedPod
 from tests.plugin.site import NODE, Site, a_site, decision_of, eventually, ids
 from tests.plugin.world import NEURON, app
-
-pytestmark = pytest.mark.usefixtures("hasty")
 
 
 def lease_holders(site: Site) -> list[str]:
@@ -61,12 +59,9 @@ async def test_a_kubelet_that_restarts_closes_its_node_until_the_plugin_is_regis
         await held(site)
 
 
-async def test_e7_a_pod_that_was_bound_before_the_plugin_stops_is_served_all_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(daemon_module, "UNDER_WAY_SECONDS", 0.0)
-    monkeypatch.setattr(daemon_module, "LEAVE_SECONDS", 30.0)
+async def test_e7_a_pod_that_was_bound_before_the_plugin_stops_is_served_all_the_same() -> None:
     async with a_site() as site:
+        site.times = replace(site.times, under_way=0.0, leave=30.0)
         async with site.daemon() as daemon:
             await held(site)
             site.create("a", app(4), annotations=decision_of(app(4), sets=[[4, 5, 6, 7]]))
@@ -75,32 +70,27 @@ async def test_e7_a_pod_that_was_bound_before_the_plugin_stops_is_served_all_the
         assert ids(await late, NEURON) == (4, 5, 6, 7)
 
 
-async def test_e7_a_binding_that_is_under_way_when_the_plugin_stops_is_waited_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(daemon_module, "UNDER_WAY_SECONDS", 3.0)
-    monkeypatch.setattr(daemon_module, "LEAVE_SECONDS", 30.0)
+async def test_e7_a_binding_that_is_under_way_when_the_plugin_stops_is_waited_for() -> None:
     async with a_site() as site:
+        site.times = replace(site.times, under_way=3.0, leave=30.0)
         async with site.daemon():
             await held(site)
             late = asyncio.create_task(run_once_closed(site), name="a late binding")
         assert ids(await late, NEURON) == (4, 5, 6, 7)
 
 
-async def test_e7_a_pod_that_is_never_admitted_does_not_keep_a_plugin_from_stopping(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(daemon_module, "LEAVE_SECONDS", 0.1)
+async def test_e7_a_pod_that_is_never_admitted_does_not_keep_a_plugin_from_stopping() -> None:
     async with a_site() as site, asyncio.timeout(20):
+        site.times = replace(site.times, leave=0.1)
         async with site.daemon() as daemon:
             site.create("a", app(4), annotations=decision_of(app(4), sets=[[4, 5, 6, 7]]))
             await eventually(lambda: bool(daemon.node.snapshot and daemon.node.snapshot.waiting))
         assert [path.name for path in site.settings.kubelet_dir.glob("*.sock")] == ["kubelet.sock"]
 
 
-async def test_a_plugin_whose_node_stays_open_has_no_reason_to_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(daemon_module, "LEAVE_SECONDS", 600.0)
+async def test_a_plugin_whose_node_stays_open_has_no_reason_to_stay() -> None:
     async with a_site() as site, asyncio.timeout(50):
+        site.times = replace(site.times, leave=600.0)
         site.settings = msgspec.structs.replace(site.settings, node_lease=False)
         async with site.daemon() as daemon:
             site.create("a", app(4), annotations=decision_of(app(4), sets=[[4, 5, 6, 7]]))
@@ -132,7 +122,7 @@ async def test_a_plugin_that_waits_for_the_kubelets_account_is_alive_watches_and
             assert not api.objects(LEASES)
             assert not any((await daemon.status.liveness()).checks.values())
             ready = (await daemon.status.readiness()).checks
-            assert all(ready[server.resource] for server in daemon.servers)
+            assert all(ready[server.resource] for server in daemon.kubelet.servers)
         assert [path.name for path in site.settings.kubelet_dir.glob("*.sock")] == ["kubelet.sock"]
         assert caplog.text.count("nothing is offered until the kubelet says who has what") == 1
 

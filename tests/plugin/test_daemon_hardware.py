@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from functools import partial
 
 import msgspec
 import pytest
 
 from neuron_plugin.allocation import INVENTORY_KEY
-from neuron_plugin.plugin import daemon as daemon_module
+from neuron_plugin.plugin import hardware_watch
 from neuron_plugin.plugin.daemon import NodeDaemon
 from tests.plugin.site import NODE, a_site, eventually, holders, ids, ledger
 from tests.plugin.world import CORE, NEURON, app, uid_of
-
-pytestmark = pytest.mark.usefixtures("hasty")
 
 
 async def test_p22_without_a_driver_it_waits_and_the_devices_appear_when_it_is_loaded() -> None:
@@ -50,7 +49,7 @@ def has_reason(daemon: NodeDaemon, beginning: str) -> bool:
 
 
 async def test_p84_a_counter_that_rises_is_no_news_of_what_is_offered(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, daemon_module.__name__)
+    caplog.set_level(logging.INFO, hardware_watch.__name__)
     async with a_site(cluster=False) as site, site.daemon() as daemon:
         for count in (1, 2):
             site.node.set_ecc(3, repairable=count)
@@ -81,11 +80,9 @@ async def test_p24_a_missing_device_leaves_the_others_their_numbers_and_is_liste
         await eventually(lambda: INVENTORY_KEY in site.node_annotations())
 
 
-async def test_p53_the_cdi_specification_is_written_and_written_again_when_it_was_wiped(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("neuron_plugin.plugin.daemon.CDI_SECONDS", 0.02)
+async def test_p53_the_cdi_specification_is_written_and_written_again_when_it_was_wiped() -> None:
     async with a_site("trn1.2xlarge", cluster=False) as site:
+        site.times = replace(site.times, cdi=0.02)
         site.settings = msgspec.structs.replace(site.settings, cdi=True)
         async with site.daemon():
             written = site.settings.cdi_dir / "neuron-plugin.io-device.json"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Coroutine
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from neuron_plugin.allocation import PodUid
 from neuron_plugin.cluster import ConnectionSettingsError
 from neuron_plugin.hardware import Process, read_inventory
 from neuron_plugin.kubelet import (
+    KUBELET_SOCKET,
     DevicePluginServer,
     PodDevices,
     PodResourcesAbsentError,
@@ -25,19 +27,24 @@ from neuron_plugin.kubelet import (
     WatchedPluginServer,
 )
 from neuron_plugin.kubelet.pod_resources import ContainerDevices
-from neuron_plugin.plugin import daemon as module
+from neuron_plugin.plugin.cluster_link import ClusterLink
 from neuron_plugin.plugin.container import CDI_FILE_NAME
-from neuron_plugin.plugin.daemon import BLIND_SECONDS, EMPTY_SECONDS, QUIET_SECONDS, NodeDaemon
+from neuron_plugin.plugin.counters import Counters
+from neuron_plugin.plugin.daemon import NodeDaemon, keep_cdi_specification, keep_condition
+from neuron_plugin.plugin.hardware_watch import HardwareWatch
 from neuron_plugin.plugin.inputs import UNSEEN_SECONDS, PendingAnswer, reply_for
-from neuron_plugin.plugin.node import Node, NodeOptions
+from neuron_plugin.plugin.machine import Machine
+from neuron_plugin.plugin.node import Node
 from neuron_plugin.plugin.settings import PluginSettings, Registration
 from neuron_plugin.plugin.snapshot import PodEvent
+from neuron_plugin.plugin.times import DaemonTimes
 from neuron_plugin.simulation import write_node
 from neuron_plugin.topology import catalogue
 from tests.plugin.desk import FakeCgroups, FakeLister, LoopClock, MemoryKubelet
 from tests.plugin.world import CORE, NEURON, STATIC_UID, TRN1, app, inventory, pod, uid_of
 
 A = uid_of("a")
+TIMES = DaemonTimes()
 
 
 @asynccontextmanager
@@ -52,13 +59,13 @@ async def running(job: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 
 
 def test_p12_a_resource_is_registered_by_one_route_and_its_server_knows_the_other() -> None:
-    socket = NodeDaemon(PluginSettings(node_name="n"), catalogue())
+    own = NodeDaemon(PluginSettings(node_name="n"), catalogue())
     watcher = NodeDaemon(PluginSettings(node_name="n", registration=Registration.WATCHER), catalogue())
-    assert {type(server) for server in socket.servers} == {DevicePluginServer}
-    assert {type(server) for server in watcher.servers} == {WatchedPluginServer}
+    assert {type(server) for server in own.kubelet.servers} == {DevicePluginServer}
+    assert {type(server) for server in watcher.kubelet.servers} == {WatchedPluginServer}
     settings = PluginSettings()
-    assert {server.other_route for server in socket.servers} == {settings.plugins_registry}
-    assert {server.other_route for server in watcher.servers} == {settings.kubelet_dir}
+    assert {server.other_route for server in own.kubelet.servers} == {settings.plugins_registry}
+    assert {server.other_route for server in watcher.kubelet.servers} == {settings.kubelet_dir}
 
 
 # PodResources.
@@ -71,40 +78,54 @@ class FakePodResources:
         self.lists: list[float] = []
         self.answer: list[PodDevices] = []
         self.error: PodResourcesError | None = None
+        self.meanwhile: Callable[[], Awaitable[None]] | None = None
 
     async def list(self) -> list[PodDevices]:
         self.lists.append(asyncio.get_running_loop().time())
+        if self.meanwhile:
+            await self.meanwhile()
         if self.error:
             raise self.error
         return self.answer
 
 
 class Asking:
-    """A daemon whose job asks a fake kubelet for its pods."""
+    """A daemon on a machine in memory."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, cluster: bool = True) -> None:
-        self.kubelet, self.cgroups, self.pod_resources = MemoryKubelet(), FakeCgroups(), FakePodResources()
-        self.daemon = NodeDaemon(PluginSettings(node_name="n", cluster=cluster), catalogue())
-        self.node = Node(self.kubelet, self.cgroups, NodeOptions(cluster=cluster), LoopClock())
-        self.daemon.node = self.daemon.allocator._node = self.node
-        client: Any = self.pod_resources
-        self.daemon._pod_resources = client
-        tree: Any = lambda _root: self.cgroups  # noqa: E731 - in place of a class
-        monkeypatch.setattr(module, "CgroupTree", tree)
+    def __init__(self, *, directory: Path | None = None, cluster: bool = True, users: Users | None = None) -> None:
+        self.checkpoint, self.cgroups, self.pod_resources = MemoryKubelet(), FakeCgroups(), FakePodResources()
+        settings = PluginSettings(node_name="n", cluster=cluster, kubelet_dir=directory or Path("/nowhere"))
+        machine = Machine(
+            self.checkpoint, self.cgroups, self.pod_resources, processes=users or no_users, clock=LoopClock()
+        )
+        self.daemon = NodeDaemon(settings, catalogue(), machine=machine)
+        self.node, self.link = self.daemon.node, self.daemon.kubelet
+
+    @property
+    def cluster(self) -> ClusterLink:
+        assert self.daemon.cluster
+        return self.daemon.cluster
 
     def start(self) -> None:
         self.node.see_inventory(inventory())
 
     async def lists_within(self, seconds: float) -> int:
         before = len(self.pod_resources.lists)
-        async with running(self.daemon._ask_pod_resources()):
+        async with running(self.link.ask_about_pods()):
             await asyncio.sleep(seconds)
         return len(self.pod_resources.lists) - before
 
 
+Users = Callable[[list[Path], Path], Mapping[Path, tuple[Process, ...]]]
+
+
+def no_users(_nodes: list[Path], _proc: Path) -> Mapping[Path, tuple[Process, ...]]:
+    return {}
+
+
 @pytest.fixture
-async def asking(monkeypatch: pytest.MonkeyPatch) -> Asking:
-    return Asking(monkeypatch)
+async def asking() -> Asking:
+    return Asking()
 
 
 @pytest.mark.looptime
@@ -114,7 +135,7 @@ async def test_without_hardware_the_kubelet_is_left_alone(asking: Asking) -> Non
 
 @pytest.mark.looptime
 async def test_pods_whose_end_the_api_server_tells_are_no_reason_to_list(asking: Asking) -> None:
-    asking.kubelet.record(A, "app", NEURON, [3])
+    asking.checkpoint.record(A, "app", NEURON, [3])
     asking.node.see_pods(asking.node.pods.with_pod(pod("a", app(1))))
     asking.start()
     assert await asking.lists_within(60) == 0
@@ -122,17 +143,17 @@ async def test_pods_whose_end_the_api_server_tells_are_no_reason_to_list(asking:
 
 @pytest.mark.looptime
 async def test_a_static_pod_whose_cgroup_is_empty_is_a_reason_to_list(asking: Asking) -> None:
-    asking.kubelet.record(STATIC_UID, "app", NEURON, [3])
+    asking.checkpoint.record(STATIC_UID, "app", NEURON, [3])
     asking.start()
     asking.cgroups.alive = {STATIC_UID}
     assert await asking.lists_within(60) == 0
     asking.cgroups.alive = set()
-    assert await asking.lists_within(EMPTY_SECONDS - 1) == 0
-    assert await asking.lists_within(2 * EMPTY_SECONDS + 2 * QUIET_SECONDS) >= 1
+    assert await asking.lists_within(TIMES.empty - 1) == 0
+    assert await asking.lists_within(2 * TIMES.empty + 2 * TIMES.quiet) >= 1
     asking.cgroups.alive = {STATIC_UID}
-    async with running(asking.daemon._ask_pod_resources()):
+    async with running(asking.link.ask_about_pods()):
         asking.cgroups.alive = set()
-        await asyncio.sleep(EMPTY_SECONDS - 1)
+        await asyncio.sleep(TIMES.empty - 1)
         asking.cgroups.alive = {STATIC_UID}
         asked = len(asking.pod_resources.lists)
         await asyncio.sleep(60)
@@ -141,31 +162,29 @@ async def test_a_static_pod_whose_cgroup_is_empty_is_a_reason_to_list(asking: As
 
 @pytest.mark.looptime
 async def test_where_cgroups_cannot_be_seen_the_kubelet_is_asked_now_and_then(asking: Asking) -> None:
-    asking.kubelet.record(STATIC_UID, "app", NEURON, [3])
+    asking.checkpoint.record(STATIC_UID, "app", NEURON, [3])
     asking.start()
     asking.cgroups.alive = None
-    assert await asking.lists_within(2 * BLIND_SECONDS) == 2
+    assert await asking.lists_within(2 * TIMES.blind) == 2
 
 
 @pytest.mark.looptime
-async def test_without_an_api_server_the_kubelet_says_of_every_pod_when_it_is_over(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asking = Asking(monkeypatch, cluster=False)
-    asking.kubelet.record(A, "app", NEURON, [3])
+async def test_without_an_api_server_the_kubelet_says_of_every_pod_when_it_is_over() -> None:
+    asking = Asking(cluster=False)
+    asking.checkpoint.record(A, "app", NEURON, [3])
     asking.start()
-    assert await asking.lists_within(2 * EMPTY_SECONDS) >= 1
+    assert await asking.lists_within(2 * TIMES.empty) >= 1
 
 
 @pytest.mark.looptime
 async def test_p55_pod_resources_is_never_listed_within_a_second_of_a_call_of_the_kubelet(asking: Asking) -> None:
-    asking.kubelet.unreadable = "a future format"
-    asking.kubelet.write()
+    asking.checkpoint.unreadable = "a future format"
+    asking.checkpoint.write()
     asking.start()
 
     async def calls() -> None:
         while True:
-            await asyncio.sleep(0.9 * QUIET_SECONDS)
+            await asyncio.sleep(0.9 * TIMES.quiet)
             asking.daemon.allocator.last_call = asking.node.clock()
 
     async with running(calls()):
@@ -178,8 +197,8 @@ async def test_p55_pod_resources_is_never_listed_within_a_second_of_a_call_of_th
 
 @pytest.mark.looptime
 async def test_p62_a_kubelet_that_does_not_answer_is_asked_again(asking: Asking) -> None:
-    asking.kubelet.unreadable = "a future format"
-    asking.kubelet.write()
+    asking.checkpoint.unreadable = "a future format"
+    asking.checkpoint.write()
     asking.start()
     asking.pod_resources.error = PodResourcesError("no answer")
     assert await asking.lists_within(10) > 5
@@ -187,65 +206,65 @@ async def test_p62_a_kubelet_that_does_not_answer_is_asked_again(asking: Asking)
 
 @pytest.mark.looptime
 async def test_what_is_listed_counts_only_where_the_checkpoint_cannot_be_read(asking: Asking) -> None:
-    asking.kubelet.record(STATIC_UID, "app", NEURON, [3])
+    asking.checkpoint.record(STATIC_UID, "app", NEURON, [3])
     asking.start()
-    await asking.daemon._list_pod_resources()
+    await asking.link.list_pods()
     assert set(asking.node.recorded.entries)
-    asking.kubelet.unreadable = "a future format"
-    asking.kubelet.write()
+    asking.checkpoint.unreadable = "a future format"
+    asking.checkpoint.write()
     asking.node.look_at_checkpoint()
     await asyncio.sleep(1)
-    await asking.daemon._list_pod_resources()
+    await asking.link.list_pods()
     assert all(entry.gone for entry in asking.node.recorded.entries.values())
 
 
 @pytest.mark.looptime
 async def test_a_list_says_nothing_of_a_pod_that_was_first_listed_after_it_began(asking: Asking) -> None:
-    asking.kubelet.unreadable = "a future format"
-    asking.kubelet.write()
+    asking.checkpoint.unreadable = "a future format"
+    asking.checkpoint.write()
     asking.start()
 
-    async def older_list() -> list[PodDevices]:
+    async def meanwhile() -> None:
         assert asking.node.listing.locked(), "a preference waits"
         await asyncio.sleep(1)
         asking.node.see_listed(
             [PodDevices("default", "static", (ContainerDevices("app", NEURON.value, ("3",)),))], asking.node.clock()
         )
         await asyncio.sleep(1)
-        return []
 
-    client: Any = SimpleNamespace(list=older_list)
-    asking.daemon._pod_resources = client
-    await asking.daemon._list_pod_resources()
+    asking.pod_resources.meanwhile = meanwhile
+    await asking.link.list_pods()
     assert [entry.gone for entry in asking.node.recorded.entries.values()] == [False]
 
 
 @pytest.mark.parametrize(
     ("error", "is_up", "waited"),
     [
-        (PodResourcesAbsentError("no socket"), True, module.START_LOOK_SECONDS),
+        (PodResourcesAbsentError("no socket"), True, TIMES.start_look),
         (PodResourcesAbsentError("no socket"), False, None),
         (PodResourcesError("rejected by rate limit"), True, None),
     ],
 )
 @pytest.mark.looptime
 async def test_p61_only_a_kubelet_that_runs_and_serves_no_pod_resources_is_offered_devices_without_its_word(
-    asking: Asking,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
     error: PodResourcesError,
     is_up: bool,  # noqa: FBT001 - a table's column
     waited: float | None,
 ) -> None:
-    asking.kubelet.unreadable = "a future format"
-    asking.kubelet.write()
+    asking = Asking(directory=tmp_path)
+    asking.checkpoint.unreadable = "a future format"
+    asking.checkpoint.write()
     asking.start()
-    monkeypatch.setattr(module, "identity_of", lambda _socket: (1, 2, 3) if is_up else None)
+    if is_up:
+        with socket.socket(socket.AF_UNIX) as kubelet:
+            kubelet.bind(str(tmp_path / KUBELET_SOCKET))
     asking.pod_resources.error = error
     loop, ended = asyncio.get_running_loop(), None
     began = loop.time()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(60):
-            await asking.daemon._list_if_unreadable()
+            await asking.link.list_if_unreadable()
             ended = loop.time() - began
     assert ended == (waited and pytest.approx(waited, abs=0.2))
 
@@ -256,9 +275,9 @@ async def test_p61_only_a_kubelet_that_runs_and_serves_no_pod_resources_is_offer
 @pytest.mark.looptime
 async def test_a_file_that_no_event_announced_is_read_at_the_next_turn(asking: Asking) -> None:
     asking.start()
-    async with running(asking.daemon._take_turns()):
-        asking.kubelet.record(STATIC_UID, "app", NEURON, [3])
-        await asyncio.sleep(2 * module.TURN_SECONDS)
+    async with running(asking.daemon.take_turns()):
+        asking.checkpoint.record(STATIC_UID, "app", NEURON, [3])
+        await asyncio.sleep(2 * TIMES.turn)
         assert asking.node.recorded.entries
 
 
@@ -267,13 +286,13 @@ async def test_p60_a_hold_down_ends_at_the_turn_after_the_last_process(asking: A
     asking.start()
     asking.cgroups.alive = {A}
     asking.node.hold_down(PodUid(A), TRN1.devices_mask((3,)), "why")
-    async with running(asking.daemon._take_turns()):
+    async with running(asking.daemon.take_turns()):
         await asyncio.sleep(60)
         assert asking.node.snapshot
         assert asking.node.snapshot.inputs.hold_downs
         asking.node.changed.clear()
         asking.cgroups.alive = set()
-        await asyncio.sleep(2 * module.TURN_SECONDS)
+        await asyncio.sleep(2 * TIMES.turn)
         assert asking.node.changed.is_set()
         assert not asking.node.snapshot.inputs.hold_downs
 
@@ -284,8 +303,8 @@ async def test_an_answer_that_the_file_does_not_show_makes_the_kubelet_write_it(
     reply = reply_for(inventory(), "r", TRN1.devices_mask((3,)))
     asking.node.answered(PendingAnswer(reply, NEURON, (3,), asking.node.clock()))
     advertisement = asking.node.advertisements[NEURON]
-    async with running(asking.kubelet.follow(advertisement)), running(asking.daemon._take_turns()):
-        await asyncio.sleep(UNSEEN_SECONDS + 2 * module.TURN_SECONDS)
+    async with running(asking.checkpoint.follow(advertisement)), running(asking.daemon.take_turns()):
+        await asyncio.sleep(UNSEEN_SECONDS + 2 * TIMES.turn)
         assert asking.node.snapshot
         assert not asking.node.snapshot.inputs.pending
 
@@ -295,24 +314,24 @@ async def test_a_refusal_is_reported_on_its_pod(asking: Asking) -> None:
     asking.start()
     asking.daemon.allocator.events.append(PodEvent(pod("a").reference, "AllocationRefused", "why"))
     asking.node.changed.set()
-    async with running(asking.daemon._publish_changes()):
+    async with running(asking.daemon.publish_changes()):
         await asyncio.sleep(1)
-    assert any(subject.startswith("event AllocationRefused") for subject in asking.daemon.publisher.queue._unsent)
+    assert any(subject.startswith("event AllocationRefused") for subject in asking.cluster.publisher.queue._unsent)
 
 
-async def test_p60_each_unknown_pod_that_uses_a_device_at_the_start_is_held_down_and_one_that_only_probes_is_not(
-    asking: Asking, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asking.start()
+async def test_p60_each_unknown_pod_that_uses_a_device_at_the_start_is_held_down_and_one_that_only_probes_is_not() -> (
+    None
+):
     others = (Process(4, "on the host"), Process(5, "probes", uid_of("probes"), uses=False))
-    asking.cgroups.alive = {uid_of(name) for name in ("a", "b", "probes")}
 
-    def users(nodes: list[Path], _proc: Path) -> dict[Path, tuple[Process, ...]]:
+    def users(nodes: list[Path], _proc: Path) -> Mapping[Path, tuple[Process, ...]]:
         of_a, of_b = Process(1, "train", A), Process(2, "serve", uid_of("b"))
         return {nodes[3]: (of_a, *others), nodes[4]: (of_a,), nodes[7]: (of_b,)}
 
-    monkeypatch.setattr(module, "device_processes", users)
-    await asking.daemon._look_for_unknown_pods()
+    asking = Asking(users=users)
+    asking.start()
+    asking.cgroups.alive = {uid_of(name) for name in ("a", "b", "probes")}
+    await asking.link.look_for_unknown_pods()
     assert asking.node.snapshot
     held = {one.uid: one.mask for one in asking.node.snapshot.inputs.hold_downs}
     assert held == {A: TRN1.devices_mask((3, 4)), uid_of("b"): TRN1.devices_mask((7,))}
@@ -322,40 +341,38 @@ async def test_p60_each_unknown_pod_that_uses_a_device_at_the_start_is_held_down
 
 
 @pytest.mark.looptime
-async def test_a_recorded_pod_that_the_watch_does_not_show_is_a_reason_for_a_list(asking: Asking) -> None:
-    asking.kubelet.record(A, "app", NEURON, [3])
+async def test_a_recorded_pod_that_the_watch_does_not_show_is_a_reason_for_a_list(
+    asking: Asking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asking.checkpoint.record(A, "app", NEURON, [3])
     asking.start()
-    lister: Any = FakeLister(asking.node, [pod("a", app(1))])
-    asking.daemon.pods = lister
-    async with running(asking.daemon._ask_api_server()):
-        await asyncio.sleep(10 * module.ASK_SECONDS)
+    lister = FakeLister(asking.node, [pod("a", app(1))])
+    monkeypatch.setattr(asking.cluster.pods, "list_pods", lister.list_pods)
+    async with running(asking.cluster.ask_about_pods()):
+        await asyncio.sleep(10 * TIMES.ask)
     assert lister.lists == 1, "then it is shown"
 
 
 @pytest.mark.looptime
-async def test_the_condition_says_that_a_node_is_not_ready_once_that_has_lasted_and_at_once_that_it_is(
-    asking: Asking,
-) -> None:
+async def test_the_condition_says_that_a_node_is_not_ready_once_that_has_lasted_and_at_once_that_it_is() -> None:
     loop = asyncio.get_running_loop()
     began, said = loop.time(), list[tuple[float, bool]]()
     status: Any = SimpleNamespace(ready_condition=lambda: (not 100 <= loop.time() - began < 130, "R", "m"))
-    asking.daemon.status = status
     publisher: Any = SimpleNamespace(write_condition=lambda _, *, status, **__: said.append((loop.time(), status)))
-    asking.daemon.publisher = publisher
-    async with running(asking.daemon._keep_ready_condition()):
+    async with running(keep_condition("C", status, publisher, TIMES)):
         await asyncio.sleep(200)
     unready = [at - began for at, is_ready in said if not is_ready]
-    assert min(unready) == pytest.approx(100 + module.NOT_READY_SECONDS, abs=2 * module.TURN_SECONDS)
-    assert max(unready) == pytest.approx(130, abs=2 * module.TURN_SECONDS)
+    assert min(unready) == pytest.approx(100 + TIMES.not_ready, abs=2 * TIMES.turn)
+    assert max(unready) == pytest.approx(130, abs=2 * TIMES.turn)
 
 
 class Unusable:
-    """Settings that become usable after so many looks at them; then a connection whose jobs end by an error."""
+    """Settings that become usable after so many looks at them; then a connection on which every call is an accident."""
 
     def __init__(self, looks: int) -> None:
         self.looks = looks
 
-    async def connect(self, _kubeconfig: Path | None) -> Unusable:
+    async def connect(self, _kubeconfig: Path | None) -> Any:
         self.looks -= 1
         if self.looks >= 0:
             raise ConnectionSettingsError("no such file")
@@ -367,49 +384,51 @@ class Unusable:
     async def __aexit__(self, *_: object) -> None:
         pass
 
-    async def run(self, _api: object) -> None:
+    async def request(self, *_: object, **_named: object) -> None:
         raise OSError("unforeseen")
+
+
+def link_through(settings: Unusable) -> ClusterLink:
+    machine = Machine(MemoryKubelet(), FakeCgroups(), FakePodResources(), connect=settings.connect)
+    daemon = NodeDaemon(PluginSettings(node_name="n"), catalogue(), machine=machine)
+    assert daemon.cluster
+    return daemon.cluster
 
 
 @pytest.mark.looptime
 async def test_settings_that_cannot_be_used_are_logged_once_looked_at_again_and_hold_no_call_of_the_kubelet_up(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     settings = Unusable(looks=999)
-    monkeypatch.setattr(module, "connect", settings.connect)
-    daemon = NodeDaemon(PluginSettings(node_name="n"), catalogue())
-    assert daemon.pods
-    assert daemon.own_node
-    async with running(daemon._follow_cluster()):
-        await asyncio.sleep(10 * module.CONNECT_RETRY_SECONDS)
+    link = link_through(settings)
+    async with running(link.follow()):
+        await asyncio.sleep(10 * TIMES.connect_retry)
     assert settings.looks < 999 - 5
-    assert daemon.pods.tried.is_set()
-    assert daemon.own_node.read.is_set()
+    assert link.pods.tried.is_set()
+    assert link.own_node.read.is_set()
     assert [record.message for record in caplog.records] == ["not connected to the API server"]
 
 
 @pytest.mark.looptime
-async def test_after_an_error_in_a_connections_jobs_there_is_a_new_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    connection: Any = Unusable(looks=0)
-    monkeypatch.setattr(module, "connect", connection.connect)
-    daemon = NodeDaemon(PluginSettings(node_name="n"), catalogue())
-    daemon.pods = connection
+async def test_after_an_error_in_a_connections_jobs_there_is_a_new_connection() -> None:
+    connection = Unusable(looks=0)
+    link = link_through(connection)
     for connections in (1, 2):
         with pytest.raises(ExceptionGroup):
-            await daemon._follow_cluster()
+            await link.follow()
         assert connection.looks == -connections
 
 
 @pytest.mark.looptime
 async def test_the_lease_is_renewed_while_the_kubelet_follows_any_resource(asking: Asking) -> None:
     asking.start()
-    async with running(asking.daemon._publish_changes()):
+    async with running(asking.daemon.publish_changes()):
         for followed, expected in (((), False), ((1,), True), ((0, 1, 2), True), ((), False)):
-            for place, server in enumerate(asking.daemon.servers):
+            for place, server in enumerate(asking.link.servers):
                 (server.registered.set if place in followed else server.registered.clear)()
             asking.node.changed.set()
             await asyncio.sleep(1)
-            assert asking.daemon.lease.serving is expected
+            assert asking.cluster.lease.serving is expected
 
 
 # What is seen of the hardware.
@@ -420,16 +439,21 @@ class Seeing:
 
     def __init__(self, directory: Path) -> None:
         self.daemon = NodeDaemon(PluginSettings(node_name="n"), catalogue())
-        self._inventory = read_inventory(write_node(directory, "inf2.48xlarge").paths)
+        self.counters = Counters()
+        seen = read_inventory(write_node(directory, "inf2.48xlarge").paths)
+        self._health = SimpleNamespace(inventory=seen, unhealthy={})
+        health: Any = self._health
+        assert self.daemon.cluster
+        self.cluster = self.daemon.cluster
+        what = (PluginSettings(node_name="n"), catalogue(), self.daemon.node, health, self.cluster, self.counters)
+        self.hardware = self.daemon.hardware = HardwareWatch(*what)
 
     def sees(self, *, sick: tuple[int, ...] = (), disabled: tuple[int, ...] = ()) -> list[str]:
         """The events that are written."""
-        health: Any = SimpleNamespace(inventory=self._inventory, unhealthy=dict.fromkeys(sick, "sick"))
-        self.daemon.health = health
-        assert self.daemon.own_node
-        self.daemon.own_node.disabled = disabled
-        self.daemon._see_hardware()
-        unsent = self.daemon.publisher.queue._unsent
+        self._health.unhealthy = dict.fromkeys(sick, "sick")
+        self.cluster.own_node.disabled = disabled
+        self.hardware.see()
+        unsent = self.cluster.publisher.queue._unsent
         events = [subject.partition(":")[0] for subject in unsent]
         unsent.clear()
         return events
@@ -444,13 +468,11 @@ async def test_an_id_that_no_device_has_is_said_though_nothing_else_has_changed(
 async def test_a_disabled_device_is_taken_out_before_the_first_call_of_the_kubelet_is_answered(tmp_path: Path) -> None:
     seeing = Seeing(tmp_path)
     seeing.sees()
-    daemon = seeing.daemon
-    assert daemon.pods
-    assert daemon.own_node
-    daemon.own_node.disabled = (3,)
-    daemon.pods.tried.set()
-    daemon.own_node.read.set()
-    await daemon._read_own_node()
+    daemon, cluster = seeing.daemon, seeing.cluster
+    cluster.own_node.disabled = (3,)
+    cluster.pods.tried.set()
+    cluster.own_node.read.set()
+    await daemon.follow_orders(cluster)
     assert daemon.node.orders_known.is_set()
     assert daemon.node.snapshot
     assert daemon.node.snapshot.inventory.disabled == (3,)
@@ -460,7 +482,7 @@ async def test_each_change_of_a_devices_health_is_counted_once(tmp_path: Path) -
     seeing = Seeing(tmp_path)
     for sick in ((3,), (3, 5), (5,), (), (3,)):
         seeing.sees(sick=sick)
-    assert seeing.daemon.counters.health_transitions == {
+    assert seeing.counters.health_transitions == {
         (3, "unhealthy"): 2,
         (5, "unhealthy"): 1,
         (3, "healthy"): 1,
@@ -477,11 +499,11 @@ async def test_p53_the_specification_is_kept_and_a_directory_that_cannot_be_writ
 ) -> None:
     caplog.set_level(logging.INFO)
     directory = tmp_path / "cdi"
-    daemon = NodeDaemon(PluginSettings(node_name="n", cdi=True, cdi_dir=directory), catalogue())
-    async with running(daemon._keep_cdi_specification()):
+    settings, node = PluginSettings(node_name="n", cdi_dir=directory), Node(MemoryKubelet(), FakeCgroups())
+    async with running(keep_cdi_specification(settings, node, TIMES)):
         await asyncio.sleep(1)
         assert not directory.exists()
-        daemon.node.see_inventory(inventory())
+        node.see_inventory(inventory())
         directory.write_text("in the way")
         await asyncio.sleep(60)
         assert sum("cannot write" in record.message for record in caplog.records) == 1
@@ -503,7 +525,7 @@ async def test_p21_numa_nodes_are_advertised_only_where_they_are_asked_for(tmp_p
     daemon = NodeDaemon(msgspec.structs.replace(PluginSettings(node_name="n"), numa_hints=numa_hints), catalogue())
     known = catalogue()["inf2.48xlarge"]
     daemon.health.inventory = read_inventory(write_node(tmp_path, "inf2.48xlarge").paths)
-    daemon._see_hardware()
+    daemon.hardware.see()
     daemon.node.advertise()
     found = {one.id: one.numa_nodes for one in daemon.node.advertisements[NEURON].latest.devices}
     cores = {one.id: one.numa_nodes for one in daemon.node.advertisements[CORE].latest.devices}

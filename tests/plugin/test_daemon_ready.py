@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 
 from neuron_plugin.allocation import INVENTORY_KEY
-from neuron_plugin.plugin import daemon as module
 from neuron_plugin.simulation import NODES
 from tests.plugin.site import NODE, Site, a_site, eventually
 from tests.support.api_server import Fault, Match
@@ -19,8 +19,7 @@ CONDITION = "NeuronDevicesReady"
 
 
 @pytest.fixture
-async def site(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
-    monkeypatch.setattr(module, "TURN_SECONDS", 0.02)
+async def site() -> AsyncIterator[Site]:
     async with a_site() as site:
         site.settings = msgspec.structs.replace(site.settings, ready_condition=CONDITION)
         yield site
@@ -54,8 +53,8 @@ async def test_restarts_of_kubelet_and_plugin_do_not_show(site: Site) -> None:
     async with site.daemon() as daemon:
         await eventually(lambda: shows(site, "True", "DevicesReady"))
         await site.kubelet.restart()
-        await eventually(lambda: not all(server.registered.is_set() for server in daemon.servers))
-        await eventually(lambda: all(map(site.is_offered, daemon.servers)))
+        await eventually(lambda: not all(server.registered.is_set() for server in daemon.kubelet.servers))
+        await eventually(lambda: all(map(site.is_offered, daemon.kubelet.servers)))
     assert shows(site, "True", "DevicesReady")
     assert writes(site) == 1
     async with site.daemon():
@@ -63,8 +62,8 @@ async def test_restarts_of_kubelet_and_plugin_do_not_show(site: Site) -> None:
         assert shows(site, "True", "DevicesReady")
 
 
-async def test_a_node_whose_kubelet_stays_away_is_not_ready(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "NOT_READY_SECONDS", 0.2)
+async def test_a_node_whose_kubelet_stays_away_is_not_ready(site: Site) -> None:
+    site.times = replace(site.times, not_ready=0.2)
     async with site.daemon():
         await eventually(lambda: shows(site, "True", "DevicesReady"))
         ready_since = condition(site)["lastTransitionTime"]
@@ -76,20 +75,19 @@ async def test_a_node_whose_kubelet_stays_away_is_not_ready(site: Site, monkeypa
         await eventually(lambda: shows(site, "True", "DevicesReady"))
 
 
-async def test_a_node_whose_inventory_may_not_be_written_is_not_ready(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "NOT_READY_SECONDS", 0.2)
+async def test_a_node_whose_inventory_may_not_be_written_is_not_ready(site: Site) -> None:
+    site.times = replace(site.times, not_ready=0.2)
     assert site.api is not None
     site.api.fail(Fault(Match("PATCH", f"/nodes/{NODE}$"), status=422))
     async with site.daemon() as daemon:
         await eventually(lambda: shows(site, "False", "InventoryNotPublished"))
-        daemon.publisher.write_on_node_again()
+        assert daemon.cluster
+        daemon.cluster.publisher.write_on_node_again()
         await eventually(lambda: shows(site, "True", "DevicesReady"))
 
 
-async def test_a_node_without_devices_is_not_ready(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "NOT_READY_SECONDS", 0.2)
+async def test_a_node_without_devices_is_not_ready(site: Site) -> None:
+    site.times = replace(site.times, not_ready=0.2)
     site.node.unload_driver()
     async with site.daemon(registered=False):
         await eventually(lambda: shows(site, "False", "NoDevices"))

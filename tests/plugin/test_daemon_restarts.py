@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from unittest.mock import Mock
 
 import msgspec
 import pytest
 
 from neuron_plugin.allocation import INVENTORY_KEY
-from neuron_plugin.plugin import daemon as daemon_module
 from neuron_plugin.simulation import EVENTS
 from tests.plugin.site import NAMESPACE, NODE, Site, a_site, decision_of, eventually, holders, ids, ledger
 from tests.plugin.world import CORE, NEURON, TRN1, app, init, uid_of
 from tests.support.api_server import Fault, Match
 from tests.support.kubelet import KubeletOptions
-
-pytestmark = pytest.mark.usefixtures("hasty")
 
 
 def write_checkpoint(site: Site) -> None:
@@ -133,30 +131,30 @@ async def test_p60_what_a_pod_that_vanished_before_the_start_has_open_is_not_off
 
 
 async def test_p72_a_kubelet_restart_changes_nothing_for_who_holds_what(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(daemon_module, "TURN_SECONDS", 600.0)
-    async with a_site() as site, site.daemon() as daemon:
-        await site.run("a", app(4))
-        await site.confirmed(daemon, "a")
-        noticed = Mock(wraps=daemon.node.kubelet_restarted)
-        monkeypatch.setattr(daemon.node, "kubelet_restarted", noticed)
-        await site.kubelet.restart()
-        await site.kubelet.wait_for_capacity(NEURON.value, 16)
-        assert holders(daemon) == {uid_of("a")}
-        assert not site.kubelet.rejections
-        assert noticed.called
-        noticed.reset_mock()
-        assert ids(await site.run("b", app(4)), NEURON) == (4, 5, 6, 7)
-        await site.confirmed(daemon, "b")
-        assert not noticed.called, "other files of its directory are no new kubelet"
+    async with a_site() as site:
+        site.times = replace(site.times, turn=600.0)
+        async with site.daemon() as daemon:
+            await site.run("a", app(4))
+            await site.confirmed(daemon, "a")
+            noticed = Mock(wraps=daemon.node.kubelet_restarted)
+            monkeypatch.setattr(daemon.node, "kubelet_restarted", noticed)
+            await site.kubelet.restart()
+            await site.kubelet.wait_for_capacity(NEURON.value, 16)
+            assert holders(daemon) == {uid_of("a")}
+            assert not site.kubelet.rejections
+            assert noticed.called
+            noticed.reset_mock()
+            assert ids(await site.run("b", app(4)), NEURON) == (4, 5, 6, 7)
+            await site.confirmed(daemon, "b")
+            assert not noticed.called, "other files of its directory are no new kubelet"
 
 
-async def test_what_the_kubelet_records_is_known_by_the_event_and_not_by_the_next_turn(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(daemon_module, "TURN_SECONDS", 600.0)
-    async with a_site(cluster=False) as site, site.daemon() as daemon:
-        await site.run("a", app(4))
-        await eventually(lambda: holders(daemon) == {uid_of("a")})
+async def test_what_the_kubelet_records_is_known_by_the_event_and_not_by_the_next_turn() -> None:
+    async with a_site(cluster=False) as site:
+        site.times = replace(site.times, turn=600.0)
+        async with site.daemon() as daemon:
+            await site.run("a", app(4))
+            await eventually(lambda: holders(daemon) == {uid_of("a")})
 
 
 async def test_p62_without_pod_resources_pods_are_served_all_the_same() -> None:
@@ -181,15 +179,14 @@ async def test_without_a_cluster_what_an_ended_pod_held_comes_back() -> None:
         assert ids(await site.run("b", app(2, CORE)), CORE) == (0, 1)
 
 
-async def test_without_a_cluster_the_next_pod_gets_a_full_node_the_moment_the_last_is_gone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(daemon_module, "EMPTY_SECONDS", 600.0)
-    async with a_site("trn1.2xlarge", cluster=False) as site, site.daemon() as daemon:
-        await site.run("a", app(1))
-        await eventually(lambda: uid_of("a") in holders(daemon))
-        site.end("a")
-        assert ids(await site.run("b", app(1)), NEURON) == (0,)
+async def test_without_a_cluster_the_next_pod_gets_a_full_node_the_moment_the_last_is_gone() -> None:
+    async with a_site("trn1.2xlarge", cluster=False) as site:
+        site.times = replace(site.times, empty=600.0)
+        async with site.daemon() as daemon:
+            await site.run("a", app(1))
+            await eventually(lambda: uid_of("a") in holders(daemon))
+            site.end("a")
+            assert ids(await site.run("b", app(1)), NEURON) == (0,)
 
 
 async def test_p64_two_hundred_pods_made_and_deleted_quickly_leave_nothing_and_no_storm() -> None:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import msgspec
-import pytest
 
 from neuron_plugin.allocation import UNHEALTHY_LABEL
 from neuron_plugin.simulation import EVENTS, PODS
 from tests.plugin.site import NAMESPACE, Site, a_site, decision_of, eventually, ids
 from tests.plugin.world import NEURON, app
-
-pytestmark = pytest.mark.usefixtures("hasty")
 
 
 def events_on(site: Site, pod: str) -> list[str]:

@@ -83,10 +83,17 @@ class Parts:
             self.decisions,
             self.counters,
             self.kubelet,
-            pods=None if self.age is None else fakes(age_seconds=self.age),
-            own_node=self.own_node,
-            writes=self.writes,
+            self.cluster,
         )
+
+    @property
+    def cluster(self) -> Any:
+        if self.own_node is None and self.writes is None and self.age is None:
+            return None
+        own_node = self.own_node or SimpleNamespace(unreadable="", problem="", inventory="")
+        queue = WriteQueue() if self.writes is None else self.writes
+        age, publisher = SimpleNamespace(age_seconds=self.age), SimpleNamespace(queue=queue)
+        return SimpleNamespace(own_node=own_node, pods=age, publisher=publisher)
 
     def page(self) -> str:
         class Page(Collector):
@@ -184,7 +191,7 @@ async def test_a_checkpoint_that_cannot_be_read_is_named_and_fails_nothing() -> 
 
 def test_pods_can_get_devices_once_every_resource_is_registered_and_the_latest_inventory_is_published() -> None:
     def reason(parts: Parts, published: str = "") -> str:
-        parts.own_node = SimpleNamespace(inventory=published)
+        parts.own_node = SimpleNamespace(unreadable="", problem="", inventory=published)
         is_ready, why, _ = parts.status.ready_condition()
         assert is_ready is (why == "DevicesReady")
         return why

@@ -1,0 +1,190 @@
+"""All that the daemon has to do with its kubelet: who has what, registration, and asking for the kubelet's pods.
+
+Devices are offered only once it is known who has which of them. Then every resource is kept registered, by one server
+each, through every restart of the kubelet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+
+from neuron_plugin.allocation import PodUid
+from neuron_plugin.kubelet import (
+    KUBELET_SOCKET,
+    DevicePluginServer,
+    DirectoryWatch,
+    KubeletCounters,
+    PodResourcesAbsentError,
+    PodResourcesError,
+    WatchedPluginServer,
+    identity_of,
+)
+from neuron_plugin.plugin.allocator import RECONSIDER_SECONDS, Allocator
+from neuron_plugin.plugin.machine import Machine
+from neuron_plugin.plugin.node import REWRITE_SECONDS, Node
+from neuron_plugin.plugin.pod_watch import CONNECT_SECONDS
+from neuron_plugin.plugin.settings import PluginSettings, Registration
+from neuron_plugin.plugin.snapshot import pods_of_kubelet_alone
+from neuron_plugin.plugin.times import DaemonTimes
+from neuron_plugin.topology import CoreMask
+
+logger = logging.getLogger(__name__)
+
+
+class KubeletLink:
+    """The servers of one node's resources, and what is asked of its kubelet."""
+
+    def __init__(
+        self,
+        settings: PluginSettings,
+        node: Node,
+        allocator: Allocator,
+        counters: KubeletCounters,
+        machine: Machine,
+        times: DaemonTimes,
+    ) -> None:
+        self._settings = settings
+        self._node = node
+        self._allocator = allocator
+        self._machine = machine
+        self._times = times
+        self._socket = settings.kubelet_dir / KUBELET_SOCKET
+        by_watcher = settings.registration is Registration.WATCHER
+        self._kubelet_watch = DirectoryWatch(settings.kubelet_dir)
+        self._registry_watch = DirectoryWatch(settings.plugins_registry) if by_watcher else self._kubelet_watch
+        waits = CONNECT_SECONDS + times.read_node + 2 * settings.decision_deadline_seconds
+        server = WatchedPluginServer if by_watcher else DevicePluginServer
+        self.servers = [
+            server(
+                resource.value,
+                allocator,
+                advertisement,
+                self._registry_watch,
+                counters=counters,
+                changed=node.changed,
+                preference_deadline_seconds=waits + REWRITE_SECONDS + RECONSIDER_SECONDS + 0.5,
+                other_route=settings.kubelet_dir if by_watcher else settings.plugins_registry,
+            )
+            for resource, advertisement in node.advertisements.items()
+        ]
+
+    @property
+    def follows(self) -> bool:
+        """Whether the kubelet follows any resource."""
+        return any(server.registered.is_set() for server in self.servers)
+
+    async def serve(self, found: asyncio.Event) -> None:
+        """Once there is a device (``found``): learn who has what, advertise, and keep every resource registered."""
+        await found.wait()
+        await self.list_if_unreadable()
+        await self.look_for_unknown_pods()
+        self._node.advertise()
+        kubelet, look = identity_of(self._socket), asyncio.Event()
+        with self._kubelet_watch.listening(look):
+            async with asyncio.TaskGroup() as tasks:
+                for watch in {self._kubelet_watch, self._registry_watch}:
+                    tasks.create_task(watch.run(), name=f"watch {watch.directory}")
+                for server in self.servers:
+                    tasks.create_task(server.run(), name=f"register {server.resource}")
+                while True:
+                    await look.wait()
+                    look.clear()
+                    seen = identity_of(self._socket)
+                    if seen and seen != kubelet:
+                        kubelet = seen
+                        self._node.kubelet_restarted()
+                    self._node.look_at_checkpoint()
+
+    async def stop(self) -> None:
+        """End every stream and remove every socket."""
+        await asyncio.gather(*(server.stop() for server in self.servers))
+
+    async def list_if_unreadable(self) -> None:
+        """Wait until PodResources has said who has what, where the checkpoint cannot be read.
+
+        A kubelet that serves kubelet.sock and no PodResources is waited for no longer than a moment.
+        """
+        reported, loop = "", asyncio.get_running_loop()
+        given_up_at = float("inf")
+        while self._node.recorded.unreadable:
+            try:
+                await self.list_pods()
+            except PodResourcesError as error:
+                text, absent = str(error), isinstance(error, PodResourcesAbsentError)
+            else:
+                return
+            if text != reported:
+                logger.warning("nothing is offered until the kubelet says who has what", extra={"error": text})
+            reported = text
+            is_up = absent and identity_of(self._socket) is not None
+            given_up_at = min(given_up_at, loop.time() + self._times.start_look) if is_up else float("inf")
+            if loop.time() >= given_up_at:
+                return
+            await asyncio.sleep(self._times.start_poll)
+
+    async def look_for_unknown_pods(self) -> None:
+        """Hold down what processes of pods have open that neither the API server nor the checkpoint names.
+
+        Such a pod may have been deleted by force while the plugin was away. A pod that only watches devices is known
+        to the API server, and is no longer held down when the pods are listed.
+        """
+        snapshot, settings = self._node.snapshot, self._settings
+        if snapshot is None:
+            return
+        geometry = snapshot.inventory.geometry
+        nodes = {settings.dev / f"neuron{device}": device for device in snapshot.inventory.listed}
+        try:
+            async with asyncio.timeout(self._times.start_look):
+                users = await asyncio.to_thread(self._machine.processes, list(nodes), settings.proc)
+        except TimeoutError:
+            logger.warning("offering devices without a look at who has them open")
+            return
+        opened: Counter[str] = Counter()
+        for node, processes in users.items():
+            for process in processes:
+                if process.uses and process.pod_uid:
+                    opened[process.pod_uid] |= geometry.devices_mask((nodes[node],))
+        for uid, mask in opened.items():
+            self._node.hold_down(PodUid(uid), CoreMask(mask), f"processes of the unknown pod with UID {uid} use it")
+
+    async def ask_about_pods(self) -> None:
+        """Ask the kubelet for its pods: in place of a checkpoint that cannot be read, and about pods that seem over.
+
+        The kubelet forgets an ended pod only when something is allocated or its pods are listed. A pod whose end no
+        API server shows would stay in the checkpoint for ever.
+        """
+        times = self._times
+        empty_since: dict[PodUid, float] = {}
+        listed_at = float("-inf")
+        while True:
+            await asyncio.sleep(times.quiet)
+            snapshot, now = self._node.snapshot, self._node.clock()
+            if snapshot is None or self._allocator.calls_under_way or now - self._allocator.last_call < times.quiet:
+                continue
+            alive = {uid: self._node.is_populated(uid) for uid in pods_of_kubelet_alone(snapshot.inputs)}
+            empty_since = {uid: empty_since.get(uid, now) for uid, populated in alive.items() if populated is False}
+            empty = any(now - since >= times.empty for since in empty_since.values())
+            blind = any(populated is None for populated in alive.values())
+            unreadable = bool(snapshot.inputs.recorded.unreadable)
+            if unreadable or ((empty or blind) and now - listed_at >= (times.empty if empty else times.blind)):
+                listed_at = now
+                try:
+                    await self.list_pods()
+                    if not unreadable:
+                        await self._node.rewrite()
+                except PodResourcesError as error:
+                    logger.debug("PodResources not listed", extra={"error": str(error)})
+
+    async def list_pods(self) -> None:
+        """List the kubelet's pods; they count only where the checkpoint cannot be read.
+
+        Raises:
+            PodResourcesError: the kubelet did not answer, or refused.
+        """
+        async with self._node.listing:
+            began = self._node.clock()
+            listed = await self._machine.pod_resources.list()
+        if self._node.recorded.unreadable:
+            self._node.see_listed(listed, began)

@@ -1,0 +1,51 @@
+"""The daemon's rhythm as one value, so that a test or a benchmark hands in another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonTimes:
+    """All in seconds.
+
+    ``turn``: between two looks at what changes without an event: cgroups, time, a checkpoint on a file system without
+    inotify.
+
+    ``quiet``: PodResources ``List`` makes the kubelet forget the reservations of an Allocate that is under way
+    (kubernetes#137534), so it is called only when the kubelet has asked us nothing for so long. ``empty``: how long a
+    pod's cgroup must be empty before the kubelet is asked whether it still knows the pod; ``blind``: between two such
+    questions where cgroups cannot be seen.
+
+    ``ask``: between two LISTs of pods that the watch does not explain. ``connect_retry``: between two looks for usable
+    settings of the API server; a service account's files may come late.
+
+    ``start_look``: the longest wait for open devices, or for the kubelet's pods, before devices are offered: a node has
+    to serve. ``start_poll``: between two looks for a kubelet that can say who has what; a pod that it admits before we
+    register is rejected.
+
+    ``read_node``: for reading the Node object before the first of the kubelet's calls is answered, once the client is
+    loaded. Where the API server is away longer than that, no pod comes from it either, and the kubelet's own pods need
+    their devices.
+
+    ``leave``: at the end, for closing the node and for admitting pods that are bound here already; the whole end takes
+    less than two seconds. ``under_way``: until a binding that the extender sent before it heard of our end has reached
+    us and the kubelet.
+
+    ``not_ready``: how long the node must not be ready before its condition says so. Restarts of kubelet and plugin take
+    less, and no rule is to add a taint for them. ``cdi``: between two looks at the CDI specification.
+    """
+
+    turn: float = 0.25
+    quiet: float = 1.0
+    empty: float = 5.0
+    blind: float = 30.0
+    ask: float = 5.0
+    connect_retry: float = 10.0
+    start_look: float = 5.0
+    start_poll: float = 0.1
+    read_node: float = 5.0
+    leave: float = 1.6
+    under_way: float = 0.3
+    not_ready: float = 10.0
+    cdi: float = 5.0
