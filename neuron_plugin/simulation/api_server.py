@@ -42,7 +42,7 @@ from neuron_plugin.simulation.api_server_kinds import (
     parse_path,
     selector,
 )
-from neuron_plugin.simulation.api_server_kubectl import core_events, discovery, table
+from neuron_plugin.simulation.api_server_kubectl import core_events, discovery, read_protobuf, table
 from neuron_plugin.simulation.api_server_objects import Admission, ApiObjects
 from neuron_plugin.simulation.api_server_patches import PATCHES
 from neuron_plugin.simulation.api_server_store import CutError, Watch
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 __all__ = ["EVENTS", "LEASES", "NODES", "PODS", "SimulatedApiServer"]
 
 _CORE_EVENTS = re.compile(r"/api/v1(?:/namespaces/([^/]+))?/events")
+_PROTOBUF = "application/vnd.kubernetes.protobuf"
 _LOOPBACK = "127.0.0.1"
 _WRITTEN_ONLY = ("binding", "eviction")
 _MAX_BODY_BYTES = 4 << 20
@@ -221,7 +222,7 @@ class SimulatedApiServer:
             return answer
         found = self._objects.read(target).encoded if target.name else self._list(target, query)
         if "as=Table" in request.headers.get("Accept", ""):
-            return _json(table(target.kind, msgspec.json.decode(found)))
+            return _json(table(target.kind, msgspec.json.decode(found), self.objects(PODS)))
         return _bytes(found)
 
     def _write(self, request: web.Request, target: Target, body: JsonObject) -> web.Response:
@@ -239,6 +240,8 @@ class SimulatedApiServer:
                 if request.content_type not in PATCHES:
                     raise _unsupported(*PATCHES)
                 return _bytes(self._objects.patch(target, body, request.content_type).encoded)
+            case "PUT" if target.name and target.subresource not in _WRITTEN_ONLY:
+                return _bytes(self._objects.replace(target, body).encoded)
             case "DELETE" if not target.subresource and (target.name or target.namespace or not target.kind.namespaced):
                 if (seconds := request.query.get("gracePeriodSeconds")) is not None:
                     body |= {"gracePeriodSeconds": int(seconds)}
@@ -282,6 +285,8 @@ async def _body(request: web.Request) -> JsonObject:
     data = await request.read()
     if not data:
         return {}
+    if request.content_type == _PROTOBUF:
+        return read_protobuf(data)
     if request.content_type not in (JSON, *PATCHES):
         raise _unsupported(JSON, *PATCHES)
     try:

@@ -1,18 +1,35 @@
 """What kubectl asks of an API server beyond the objects: which kinds there are, tables to print, and old-style events.
 
-kubectl 1.28 to 1.36 needs no more for get, describe, apply, delete, cordon and label. The OpenAPI document says one
-thing: the server checks fields itself, so kubectl does not ask for schemas.
+kubectl 1.28 to 1.36 needs no more for get, describe, apply, delete, cordon, drain and label. The OpenAPI document says
+one thing: the server checks fields itself, so kubectl does not ask for schemas. ``drain`` speaks protobuf: of that the
+two messages are read that it sends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from typing import Any
 
-from neuron_plugin.simulation.api_server_kinds import EVENTS, KINDS, NODES, PODS, JsonObject, ServedKind
+import msgspec
+
+from neuron_plugin.cluster import PODS as POD_RECORDS
+from neuron_plugin.cluster import neuron_pod
+from neuron_plugin.simulation.api_server_kinds import (
+    BUDGETS,
+    CLAIMS,
+    EVENTS,
+    KINDS,
+    NODES,
+    PODS,
+    VOLUMES,
+    JsonObject,
+    ServedKind,
+)
 
 _VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "watch"]
-_SHORT_NAMES = {PODS: ["po"], NODES: ["no"]}
+_SHORT_NAMES = {PODS: ["po"], NODES: ["no"], BUDGETS: ["pdb"], CLAIMS: ["pvc"], VOLUMES: ["pv"]}
 _CORE_EVENTS = ServedKind("/api/v1", "v1", "events", "Event")
 _OPENAPI = "/openapi/v3/"
 _GROUPS = {kind.group: kind.version for kind in KINDS}
@@ -41,10 +58,14 @@ def discovery(path: str) -> JsonObject | None:
                 "kind": kind.kind,
                 "verbs": _VERBS,
                 "shortNames": _SHORT_NAMES.get(kind, []),
+                "categories": ["all"] if kind is PODS else [],
             }
             for kind in (*KINDS, _CORE_EVENTS)
             if kind.group == path
         ]
+        if path == PODS.group:
+            evictions = {"name": "pods/eviction", "namespaced": True, "group": "policy", "version": "v1"}
+            resources.append({**evictions, "singularName": "", "kind": "Eviction", "verbs": ["create"]})
         return {"kind": "APIResourceList", "groupVersion": _GROUPS[path], "resources": resources}
     if path == _OPENAPI.rstrip("/"):
         return {"paths": {each.lstrip("/"): {"serverRelativeURL": _OPENAPI + each.lstrip("/")} for each in _GROUPS}}
@@ -59,6 +80,72 @@ def discovery(path: str) -> JsonObject | None:
             operations[f"{group}/{kind.plural}/{{name}}"] = {"patch": patch}
         return {"openapi": "3.0.0", "info": {"title": "simulated", "version": "1"}, "paths": operations}
     return None
+
+
+_Fields = Mapping[int, tuple[str, Any]]
+"""Of a message by number: a field's name, and its own fields, or what makes a value of its bytes or number."""
+_DELETE_OPTIONS: _Fields = {
+    1: ("gracePeriodSeconds", int),
+    2: ("preconditions", {1: ("uid", bytes.decode), 2: ("resourceVersion", bytes.decode)}),
+    5: ("dryRun", lambda text: [text.decode()]),
+}
+_EVICTION: _Fields = {
+    1: ("metadata", {1: ("name", bytes.decode), 3: ("namespace", bytes.decode)}),
+    2: ("deleteOptions", _DELETE_OPTIONS),
+}
+_MESSAGES = {"DeleteOptions": _DELETE_OPTIONS, "Eviction": _EVICTION}
+_ENVELOPE: _Fields = {1: ("type", {2: ("kind", bytes.decode)}), 2: ("raw", bytes)}
+_MAGIC = b"k8s\0"
+
+
+def read_protobuf(body: bytes) -> JsonObject:
+    """Read a body of kubectl's in protobuf (``generated.proto`` of policy/v1 and meta/v1).
+
+    Raises:
+        ValueError: it is none, is cut off, or holds another kind.
+    """
+    if not body.startswith(_MAGIC):
+        raise ValueError("a protobuf body starts with k8s")
+    try:
+        envelope = _message(body[len(_MAGIC) :], _ENVELOPE)
+        kind = (envelope.get("type") or {}).get("kind", "")
+        if kind not in _MESSAGES:
+            raise ValueError(f"{kind or 'nothing'} in protobuf, expected {' or '.join(_MESSAGES)}; send JSON")
+        return _message(envelope.get("raw", b""), _MESSAGES[kind])
+    except IndexError as error:
+        raise ValueError("the protobuf body is cut off") from error
+
+
+def _message(data: bytes, fields: _Fields) -> JsonObject:
+    found: JsonObject = {}
+    place = 0
+    while place < len(data):
+        tag, place = _varint(data, place)
+        value: Any
+        match tag & 7:
+            case 0:
+                value, place = _varint(data, place)
+            case 2:
+                size, place = _varint(data, place)
+                value, place = data[place : place + size], place + size
+                if place > len(data):
+                    raise IndexError(place)
+            case kind:
+                raise ValueError(f"a protobuf field of wire type {kind}, expected 0 or 2")
+        if tag >> 3 in fields:
+            name, made = fields[tag >> 3]
+            found[name] = _message(value, made) if isinstance(made, dict) else made(value)
+    return found
+
+
+def _varint(data: bytes, place: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        part = data[place]
+        value |= (part & 0x7F) << shift
+        shift, place = shift + 7, place + 1
+        if part < 0x80:  # noqa: PLR2004 - the last one
+            return value, place
 
 
 def core_events(events: Iterable[JsonObject], namespace: str, selector: str) -> JsonObject:
@@ -84,11 +171,12 @@ def core_events(events: Iterable[JsonObject], namespace: str, selector: str) -> 
     return {"kind": "EventList", "apiVersion": "v1", "metadata": {}, "items": found}
 
 
-def table(kind: ServedKind, listed: JsonObject) -> JsonObject:
-    """A list, or a single object, as kubectl prints it."""
+def table(kind: ServedKind, listed: JsonObject, pods: Iterable[JsonObject] = ()) -> JsonObject:
+    """A list, or a single object, as kubectl prints it; of a node also what ``pods`` leave of it."""
     objects = listed["items"] if str(listed.get("kind", "")).endswith("List") else [listed]
     partial = {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1"}
-    rows = [{"cells": _cells(kind, each), "object": partial | {"metadata": each["metadata"]}} for each in objects]
+    used = _used(pods) if kind is NODES else Counter()
+    rows = [{"cells": _cells(kind, each, used), "object": partial | {"metadata": each["metadata"]}} for each in objects]
     columns = [{"name": name, "type": "string"} for name in _COLUMNS.get(kind, ("Name", "Age"))]
     head = {"kind": "Table", "apiVersion": "meta.k8s.io/v1", "metadata": listed.get("metadata") or {}}
     return head | {"columnDefinitions": columns, "rows": rows}
@@ -96,13 +184,23 @@ def table(kind: ServedKind, listed: JsonObject) -> JsonObject:
 
 _COLUMNS = {
     PODS: ("Name", "Ready", "Status", "Node", "Neuron", "Age"),
-    NODES: ("Name", "Status", "Neuron", "NeuronCore", "Age"),
+    NODES: ("Name", "Status", "Free-Neuron", "Free-NeuronCore", "Age"),
     _CORE_EVENTS: ("Age", "Type", "Reason", "Object", "Message"),
     EVENTS: ("Age", "Type", "Reason", "Object", "Message"),
 }
 
 
-def _cells(kind: ServedKind, each: JsonObject) -> list[str]:
+def _used(pods: Iterable[JsonObject]) -> Counter[tuple[str, str]]:
+    """How much pods ask for, by node and resource, as kube-scheduler counts it."""
+    used: Counter[tuple[str, str]] = Counter()
+    for each in pods:
+        pod = POD_RECORDS.decode(msgspec.json.encode(each))
+        if pod.node_name and not pod.terminal:
+            used.update({(pod.node_name, name): amount // 1000 for name, amount in neuron_pod(pod).rules.neuron})
+    return used
+
+
+def _cells(kind: ServedKind, each: JsonObject, used: Counter[tuple[str, str]]) -> list[str]:
     metadata, spec, status = each["metadata"], each.get("spec") or {}, each.get("status") or {}
     name, annotations = metadata["name"], metadata.get("annotations") or {}
     age = datetime.now(UTC) - datetime.fromisoformat(metadata["creationTimestamp"])
@@ -117,7 +215,8 @@ def _cells(kind: ServedKind, each: JsonObject) -> list[str]:
     if kind is NODES:
         capacity, allocatable = status.get("capacity") or {}, status.get("allocatable") or {}
         keys = ("aws.amazon.com/neuron", "aws.amazon.com/neuroncore")
-        counts = [f"{allocatable.get(key, 0)}/{capacity.get(key, 0)}" for key in keys]
+        free = (max(int(allocatable.get(key, 0)) - used[name, key], 0) for key in keys)
+        counts = [f"{left}/{capacity.get(key, 0)}" for left, key in zip(free, keys, strict=True)]
         ready = any(one["type"] == "Ready" and one["status"] == "True" for one in status.get("conditions") or ())
         cordoned = ",SchedulingDisabled" if spec.get("unschedulable") else ""
         return [name, ("Ready" if ready else "NotReady") + cordoned, *counts, aged]

@@ -97,8 +97,15 @@ class ApiObjects:
         Raises:
             Refusal: 404, there is none; 409, another version; 400 or 422, another UID, or it would be wrong.
         """
-        old = self.read(target).value
-        after = updated(target.kind, old, PATCHES[content_type](old, change), status=target.subresource == "status")
+        return self.replace(target, PATCHES[content_type](self.read(target).value, change))
+
+    def replace(self, target: Target, value: JsonObject) -> Stored:
+        """Write an object anew, or its status.
+
+        Raises:
+            Refusal: as `patch`.
+        """
+        after = updated(target.kind, self.read(target).value, value, status=target.subresource == "status")
         return self._store(target.kind, (target.namespace, target.name), after)
 
     def bind(self, namespace: str, name: str, binding: JsonObject) -> JsonObject:

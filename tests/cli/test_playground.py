@@ -176,6 +176,28 @@ def test_kubectl_works_on_it(playground: Playground, tmp_path: Path) -> None:
     assert "deleted" in playground.shell(f"{kubectl} delete pod applied")
 
 
+@pytest.mark.skipif(not shutil.which("kubectl"), reason="kubectl is not installed")
+def test_a_node_is_drained_as_its_disruption_budget_allows(playground: Playground, tmp_path: Path) -> None:
+    manifest = TWO_CONTAINERS.replace("mine, namespace: team", "drained, labels: {app: drained}")
+    (tmp_path / "pod.yaml").write_text(manifest)
+    runs_on = re.search(r"runs on (inf2-\d)", playground.run("run", "-f", str(tmp_path / "pod.yaml")))
+    assert runs_on
+    budget = {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {"name": "drained"},
+        "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "drained"}}},
+    }
+    (tmp_path / "pdb.json").write_text(json.dumps(budget))
+    kubectl = f"KUBECONFIG={playground.directory}/kubeconfig kubectl"
+    playground.shell(f"{kubectl} apply -f {tmp_path}/pdb.json")
+    drain = f"{kubectl} drain {runs_on[1]} --force --pod-selector app=drained"
+    answer = playground.shell(f"{drain} --timeout=3s 2>&1 || true")
+    assert "would violate the pod's disruption budget" in answer or "global timeout reached" in answer
+    playground.shell(f"{kubectl} delete pdb drained; {drain} --timeout=60s; {kubectl} uncordon {runs_on[1]}")
+    assert "drained" not in playground.shell(f"{kubectl} get pods")
+
+
 def test_a_second_playground_in_the_directory_is_refused_and_the_first_goes_on(playground: Playground) -> None:
     assert f"a playground is up in {playground.directory}" in playground.run(status=2)
     assert playground.process.poll() is None

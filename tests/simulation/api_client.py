@@ -23,7 +23,9 @@ class Client:
         self._session = session
 
     async def ask(self, method: str, path: str, body: Any = None, **options: Any) -> tuple[int, Json]:
-        async with self._session.request(method, path, json=body, **options) as answer:
+        if "data" not in options:
+            options["json"] = body
+        async with self._session.request(method, path, **options) as answer:
             return answer.status, await answer.json()
 
     async def get(self, path: str, **query: str) -> Json:

@@ -118,6 +118,28 @@ async def test_a_merge_patch_merges_removes_and_replaces(client: Client, server:
     assert after["spec"]["tolerations"] == [{"key": "k"}]
 
 
+async def test_an_object_is_replaced_whole_under_the_rules_of_a_patch(client: Client, server: StandInApiServer) -> None:
+    made = server.create_pod({"metadata": {"name": "a", "labels": {"x": "y"}}, "spec": {"containers": []}})
+    version = made["metadata"]["resourceVersion"]
+    body = {"metadata": {"name": "a", "labels": {"z": "y"}, "resourceVersion": version}, "spec": made["spec"]}
+    status, after = await client.ask("PUT", f"{PODS_PATH}/a", body)
+    assert (status, after["metadata"]["labels"]) == (200, {"z": "y"})
+    assert (await client.ask("PUT", f"{PODS_PATH}/a", body))[0] == 409
+    assert (await client.ask("PUT", f"{PODS_PATH}/b", body))[0] == 404
+
+
+@pytest.mark.parametrize("method", ["PATCH", "PUT"])
+@pytest.mark.parametrize("change", [{"metadata": 7}, {"spec": {"containers": 7}}, {"metadata": {"labels": {"a": 1}}}])
+async def test_a_change_that_cannot_be_meant_is_refused(
+    client: Client, server: StandInApiServer, method: str, change: Json
+) -> None:
+    server.create_pod(pod("a"))
+    headers = MERGE if method == "PATCH" else {"Content-Type": "application/json"}
+    assert (await client.ask(method, f"{PODS_PATH}/a", change, headers=headers))[0] in {400, 422}
+    server.create_node({"metadata": {"name": "n"}})
+    assert (await client.ask(method, "/api/v1/nodes/n", {"metadata": {"labels": 1}}, headers=headers))[0] == 400
+
+
 async def test_a_patch_that_changes_nothing_is_no_write(client: Client, server: StandInApiServer) -> None:
     made = server.create_pod({"metadata": {"name": "a", "labels": {"x": "y"}}, "spec": {}})
     _, after = await client.ask("PATCH", f"{PODS_PATH}/a", {"metadata": {"labels": {"x": "y"}}}, headers=MERGE)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from neuron_plugin.cluster import ObjectReference, create_event, utc_now
-from neuron_plugin.simulation import EVENTS
+from neuron_plugin.simulation import EVENTS, PODS
+from neuron_plugin.simulation.api_server_kubectl import read_protobuf
 from tests.simulation.api_client import Client, pod
 from tests.support.api_server import StandInApiServer
 
@@ -21,6 +22,7 @@ async def test_every_kind_is_found_by_discovery(client: Client) -> None:
         found |= {(path, each["name"], each["namespaced"]) for each in (await client.get(path))["resources"]}
     assert found == {
         ("/api/v1", "pods", True),
+        ("/api/v1", "pods/eviction", True),
         ("/api/v1", "nodes", False),
         ("/api/v1", "events", True),
         ("/api/v1", "persistentvolumeclaims", True),
@@ -49,6 +51,14 @@ async def test_pods_and_nodes_come_as_a_table_where_one_is_asked_for(client: Cli
         assert [row["cells"][:5] for row in shown["rows"]] == [["a", "0/1", "Pending", "worker", "0,1"]]
     _, nodes = await client.ask("GET", "/api/v1/nodes", headers=AS_TABLE)
     assert nodes["rows"][0]["cells"][:3] == ["worker", "NotReady", "2/2"]
+    limits = {"limits": {"aws.amazon.com/neuron": 2}}
+    server.create_pod(pod("b", nodeName="worker", containers=[{"name": "main", "resources": limits}]))
+    _, nodes = await client.ask("GET", "/api/v1/nodes", headers=AS_TABLE)
+    assert nodes["rows"][0]["cells"][2] == "0/2", "what is free of a full node"
+    gated = pod("c", schedulingGates=[{"name": "quota"}])
+    server.create_pod(gated)
+    _, shown = await client.ask("GET", "/api/v1/namespaces/default/pods/c", headers=AS_TABLE)
+    assert shown["rows"][0]["cells"][2] == "SchedulingGated"
 
 
 async def test_events_are_shown_in_their_older_form_by_the_object_they_are_about(
@@ -83,3 +93,50 @@ async def test_events_are_shown_in_their_older_form_by_the_object_they_are_about
 async def test_a_pod_of_another_shape_is_refused(client: Client, body: object) -> None:
     status, answer = await client.ask("POST", "/api/v1/namespaces/default/pods", body)
     assert (status, answer["reason"]) == (400, "BadRequest")
+
+
+def field(number: int, value: bytes | int) -> bytes:
+    """A protobuf field, short enough for one byte of each number."""
+    if isinstance(value, int):
+        return bytes([number << 3, value])
+    return bytes([number << 3 | 2, len(value)]) + value
+
+
+def in_protobuf(kind: bytes, raw: bytes) -> bytes:
+    return b"k8s\0" + field(1, field(1, b"v1") + field(2, kind)) + field(2, raw) + field(3, b"")
+
+
+OPTIONS = field(1, 0) + field(2, field(1, b"uid-a"))
+
+
+async def test_a_drain_evicts_in_protobuf(client: Client, server: StandInApiServer) -> None:
+    server.create_pod({"metadata": {"name": "a", "uid": "uid-a"}, "spec": {"containers": [], "nodeName": "n1"}})
+    raw = field(1, field(1, b"a") + field(3, b"default")) + field(2, OPTIONS)
+    headers = {"Content-Type": "application/vnd.kubernetes.protobuf"}
+    path = "/api/v1/namespaces/default/pods/a/eviction"
+    status, _ = await client.ask("POST", path, data=in_protobuf(b"Eviction", raw), headers=headers)
+    assert status == 201
+    assert server.objects(PODS) == []
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"k8s", "starts with k8s"),
+        (in_protobuf(b"Pod", b""), "Pod in protobuf, expected DeleteOptions or Eviction"),
+        (in_protobuf(b"Eviction", OPTIONS)[:-9], "is cut off"),
+        (b"k8s\0\x0d1234", "wire type 5"),
+    ],
+)
+def test_what_is_no_protobuf_of_kubectl_s_is_said(body: bytes, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        read_protobuf(body)
+
+
+def test_options_of_a_deletion_are_read_and_unknown_fields_are_not() -> None:
+    body = in_protobuf(b"DeleteOptions", OPTIONS + field(4, b"Background") + field(5, b"All") + b"\x80\x01\x96\x01")
+    assert read_protobuf(body) == {
+        "gracePeriodSeconds": 0,
+        "preconditions": {"uid": "uid-a"},
+        "dryRun": ["All"],
+    }
