@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from functools import cache
+from typing import Any
 
 import yaml
 
@@ -41,3 +43,21 @@ def embedded(name: str, config_map: str, key: str) -> Manifest:
     loaded = yaml.safe_load(of_kind(name, "ConfigMap")[config_map]["data"][key])
     assert isinstance(loaded, dict)
     return loaded
+
+
+def of_each(cases: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[[], None]]:
+    """One test of a property that holds for each case: a rendering's name, or a tuple of arguments."""
+
+    def decorate(test: Callable[..., None]) -> Callable[[], None]:
+        def run() -> None:
+            for case in cases:
+                try:
+                    test(*(case if isinstance(case, tuple) else (case,)))
+                except Exception as error:
+                    error.add_note(f"the case: {case}")
+                    raise
+
+        run.__name__ = test.__name__
+        return run
+
+    return decorate

@@ -79,12 +79,6 @@ def _chart() -> Chart:
     return Chart(CHART)
 
 
-def _printed(
-    values: Manifest, namespace: str, release: str, kubernetes: str, served: tuple[str, ...] = ()
-) -> dict[str, str]:
-    return _chart().render(coalesced(values), release, namespace, kubernetes, served)
-
-
 def render(
     values: Manifest,
     namespace: str = "kube-system",
@@ -98,14 +92,16 @@ def render(
 
     ``served`` are the kinds of a cluster, such as ``v1/Pod``; none where none is asked.
     """
-    printed = _printed(values, namespace, release, kubernetes, served)
-    printed.pop(_NOTES)
+    chart = _chart()
+    context = chart.context(coalesced(values), release, namespace, kubernetes, served)
+    printed = {path: chart.include(path, context) for path in chart.paths if path != _NOTES}
     return ordered(printed, tests=tests)
 
 
 def render_notes(values: Manifest) -> str:
     """The notes after an installation."""
-    return _printed(values, "kube-system", "neuron-plugin", KUBERNETES)[_NOTES] + "\n"
+    context = _chart().context(coalesced(values), "neuron-plugin", "kube-system", KUBERNETES)
+    return _chart().include(_NOTES, context) + "\n"
 
 
 def render_plain(values: Manifest) -> str:

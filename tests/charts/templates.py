@@ -101,17 +101,19 @@ class Chart:
         for file in sorted((directory / "templates").iterdir()):
             self._defined[f"{self._base}/{file.name}"] = parse(file.read_text(encoding="utf-8"), self._defined)
 
-    def render(
+    @property
+    def paths(self) -> list[str]:
+        """The templates that print something."""
+        return [path for path in self._defined if path.startswith(self._base) and not path.endswith(".tpl")]
+
+    def context(
         self, values: dict[str, Any], release: str, namespace: str, kubernetes: str, served: tuple[str, ...] = ()
-    ) -> dict[str, str]:
-        """What each template prints, by its path; ``values`` are coalesced, ``kubernetes`` is such as 1.36.2.
+    ) -> dict[str, Any]:
+        """What templates are given; ``values`` are coalesced, ``kubernetes`` is such as 1.36.2.
 
         ``served`` is what the cluster says that it serves, such as v1/Pod.
-
-        Raises:
-            TemplateFailError: a template refused the values.
         """
-        root = {
+        return {
             "Values": values,
             "Chart": {key[:1].upper() + key[1:]: value for key, value in self.about.items()},
             "Release": {"Name": release, "Namespace": namespace, "Service": "Helm"},
@@ -122,11 +124,13 @@ class Chart:
             "Template": {"BasePath": self._base},
             "Files": {"Get": lambda path: (self.directory / path).read_text(encoding="utf-8")},
         }
-        paths = [path for path in self._defined if path.startswith(self._base) and not path.endswith(".tpl")]
-        return {path: self.include(path, root) for path in paths}
 
     def include(self, name: str, dot: Any) -> str:
-        """What a defined template prints of ``dot``."""
+        """What a template prints of ``dot``; it has a name, or the path of its file.
+
+        Raises:
+            TemplateFailError: the template refused the values.
+        """
         return self._print(self._defined[name], dot, [{"$": dot}])
 
     def _print(self, blocks: list[Block], dot: Any, scope: Scope) -> str:

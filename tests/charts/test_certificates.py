@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.charts.manifests import NAMES, embedded, of_kind, pod_templates
+from tests.charts.manifests import NAMES, embedded, of_each, of_kind, pod_templates
 from tests.charts.rendering import CHART, Manifest
 
 WITH_EXTENDER = [name for name in NAMES if of_kind(name, "Service")]
@@ -78,7 +78,7 @@ def test_cert_manager_makes_a_ca_that_signs_nothing_else_unless_an_issuer_is_nam
         assert certificate["issuerRef"]["kind"] == "ClusterIssuer"
 
 
-@pytest.mark.parametrize("name", WITH_EXTENDER)
+@of_each(WITH_EXTENDER)
 def test_the_server_s_name_in_the_certificate_is_what_the_scheduler_expects(name: str) -> None:
     (service,) = of_kind(name, "Service")
     for config_map in of_kind(name, "ConfigMap").values():

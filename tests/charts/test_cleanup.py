@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from neuron_plugin.cli.main import build_parser
-from tests.charts.manifests import NAMES, containers, manifests, of_kind
+from tests.charts.manifests import NAMES, containers, manifests, of_each, of_kind
 from tests.charts.rendering import PLAIN, Manifest
 from tests.charts.test_rbac import leases, rules
 
@@ -101,7 +101,7 @@ def test_it_uses_the_release_s_image_and_pull_secrets() -> None:
     assert job()["template"]["spec"]["imagePullSecrets"] == [{"name": "mirror"}]
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in {"cleanup", "gates"}])
+@of_each([name for name in NAMES if name not in {"cleanup", "gates"}])
 def test_nothing_has_hooks_that_was_not_asked_to(name: str) -> None:
     assert not of_kind(name, "Job")
     for found in manifests(name):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from neuron_plugin.cli.main import build_parser
-from tests.charts.manifests import NAMES, containers, of_kind, pod_templates
+from tests.charts.manifests import NAMES, containers, of_each, of_kind, pod_templates
 from tests.charts.rendering import Manifest
 
 WITH_PLUGIN = [name for name in NAMES if of_kind(name, "DaemonSet")]
@@ -22,14 +20,14 @@ def test_it_is_there_where_the_plugin_is() -> None:
     assert [name for name in NAMES if of_kind(name, "Pod")] == WITH_PLUGIN
 
 
-@pytest.mark.parametrize("name", WITH_PLUGIN)
+@of_each(WITH_PLUGIN)
 def test_helm_runs_it_as_a_test_only(name: str) -> None:
     annotations = doctor(name)[0]["metadata"]["annotations"]
     assert annotations == {"helm.sh/hook": "test", "helm.sh/hook-delete-policy": "before-hook-creation"}
     assert doctor(name)[0]["spec"]["restartPolicy"] == "Never"
 
 
-@pytest.mark.parametrize("name", WITH_PLUGIN)
+@of_each(WITH_PLUGIN)
 def test_it_sees_what_the_plugin_sees_and_may_do_no_more(name: str) -> None:
     pod, plugin = doctor(name)
     (ours,), (theirs,) = containers(pod), containers(plugin)
@@ -40,7 +38,7 @@ def test_it_sees_what_the_plugin_sees_and_may_do_no_more(name: str) -> None:
     assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod["spec"])
 
 
-@pytest.mark.parametrize("name", WITH_PLUGIN)
+@of_each(WITH_PLUGIN)
 def test_it_goes_to_a_node_with_the_plugin(name: str) -> None:
     pod, plugin = doctor(name)
     (term,) = pod["spec"]["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]

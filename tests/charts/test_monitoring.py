@@ -7,13 +7,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from neuron_plugin.allocation import CORDONED
 from neuron_plugin.plugin.status import METRICS, PREFIX
 from neuron_plugin.scheduling.metrics import ExtenderMetrics, state_metrics
 from neuron_plugin.scheduling.state import NODE_REFUSALS, ClusterState
-from tests.charts.manifests import of_kind, pod_templates
+from tests.charts.manifests import of_each, of_kind, pod_templates
 from tests.charts.rendering import CHART, Manifest
 
 FOREIGN = {
@@ -67,7 +65,7 @@ def test_p82_reasons_in_questions_are_reasons_of_the_code() -> None:
     assert named == {"no-neuron", "cordoned"} <= codes
 
 
-@pytest.mark.parametrize("question", questions())
+@of_each(questions())
 def test_brackets_of_every_question_are_balanced(question: str) -> None:
     for opening, closing in ("()", "{}", "[]"):
         assert question.count(opening) == question.count(closing)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from tests.charts.manifests import NAMES, containers, of_kind, pod_templates
+from tests.charts.manifests import NAMES, containers, of_each, of_kind, pod_templates
 from tests.charts.rendering import Manifest
 
 
@@ -14,7 +12,7 @@ def test_every_pod_has_a_policy_of_its_own() -> None:
         assert set(of_kind(name, "NetworkPolicy")) == expected
 
 
-@pytest.mark.parametrize("name", NAMES)
+@of_each(NAMES)
 def test_a_policy_selects_its_pods_and_names_their_ports(name: str) -> None:
     for policy_name, policy in of_kind(name, "NetworkPolicy").items():
         template = pod_templates(name)[policy_name]

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from neuron_plugin.cli.main import main
-from tests.charts.manifests import NAMES, embedded, manifests, of_kind
+from tests.charts.manifests import NAMES, embedded, manifests, of_each, of_kind
 from tests.charts.rendering import VALUES, Manifest, read, render_notes
 
 
@@ -16,7 +16,7 @@ def notes(name: str) -> str:
     return render_notes(read(VALUES / f"{name}.yaml"))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@of_each(NAMES)
 def test_every_object_in_a_command_exists(name: str) -> None:
     installed = {(found["kind"].lower(), found["metadata"]["name"]) for found in manifests(name)}
     named = set(re.findall(r"(daemonset|deployment|service)/([\w-]+)", notes(name)))
@@ -39,7 +39,7 @@ def test_every_command_of_ours_exists(name: str, capsys: pytest.CaptureFixture[s
         assert capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", NAMES)
+@of_each(NAMES)
 def test_the_notes_say_how_to_see_that_it_is_safe(name: str) -> None:
     text = notes(name)
     assert ("securityContext.privileged" in text) == bool(of_kind(name, "DaemonSet"))
@@ -47,7 +47,7 @@ def test_the_notes_say_how_to_see_that_it_is_safe(name: str) -> None:
     assert ("validatingadmissionpolicybindings" in text) == policies
 
 
-@pytest.mark.parametrize("name", NAMES)
+@of_each(NAMES)
 def test_the_notes_speak_of_what_is_installed_only(name: str) -> None:
     text = notes(name)
     assert ("Device plugin:" in text) == bool(of_kind(name, "DaemonSet"))
@@ -62,7 +62,7 @@ def test_the_notes_say_which_scheduler_name_pods_write() -> None:
     assert "schedulerName: my-scheduler\n" in notes("vendor-migration")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@of_each(NAMES)
 def test_the_first_pod_of_the_notes_asks_as_this_cluster_offers(name: str) -> None:
     commands = re.findall(r"kubectl run first-pod .*--overrides='(.*)'", notes(name))
     assert bool(commands) == bool(of_kind(name, "DaemonSet"))
@@ -86,7 +86,7 @@ def second_scheduler(name: str) -> list[Manifest]:
     return [profile for each in maps for profile in embedded(name, each, "config.yaml")["profiles"]]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@of_each(NAMES)
 def test_the_notes_lead_to_the_live_page_where_it_is_served(name: str) -> None:
     extenders = [each for each in of_kind(name, "ConfigMap") if each.endswith("-extender")]
     served = [each for each in extenders if embedded(name, each, "config.yaml").get("ui")]

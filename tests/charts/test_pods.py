@@ -10,7 +10,7 @@ from neuron_plugin.controller import ExtenderSettings
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.scheduling.leadership import CONDITION
 from neuron_plugin.settings import load
-from tests.charts.manifests import NAMES, containers, embedded, of_kind, pod_templates
+from tests.charts.manifests import NAMES, containers, embedded, of_each, of_kind, pod_templates
 from tests.charts.rendering import Manifest
 
 PODS = [(name, workload) for name in NAMES for workload in pod_templates(name)]
@@ -24,7 +24,7 @@ ASKED = {"watched": ["SYS_PTRACE", "DAC_READ_SEARCH"], "health": ["SYS_PTRACE", 
 WRITABLE = {"device-plugins", "cdi", "plugins-registry", "state"}
 """The only host directories the plugin writes: its sockets, its memory and, asked to, the CDI specification."""
 
-everywhere = pytest.mark.parametrize(("name", "workload"), PODS)
+everywhere = of_each(PODS)
 
 
 @everywhere
@@ -60,7 +60,7 @@ RESTRICTED_VOLUMES = {"configMap", "secret", "projected", "downwardAPI", "emptyD
 """Of those that the Pod Security level ``restricted`` admits, the ones that could be of use here."""
 
 
-@pytest.mark.parametrize("name", NAMES)
+@of_each(NAMES)
 def test_p80_every_pod_but_the_plugin_s_meets_the_restricted_level(name: str) -> None:
     jobs = {job: found["spec"]["template"] for job, found in of_kind(name, "Job").items()}
     plugins = set(of_kind(name, "DaemonSet"))
@@ -123,7 +123,7 @@ def test_p80_host_paths_are_read_only_unless_the_plugin_writes_there(name: str, 
         assert not host_paths
 
 
-@pytest.mark.parametrize("name", PLUGIN)
+@of_each(PLUGIN)
 def test_p80_two_plugins_never_run_on_a_node_at_once(name: str) -> None:
     for workload in of_kind(name, "DaemonSet").values():
         strategy = workload["spec"]["updateStrategy"]
@@ -200,7 +200,7 @@ def test_the_termination_message_is_not_written_into_the_host_s_dev() -> None:
     assert not container["terminationMessagePath"].startswith("/dev/")
 
 
-@pytest.mark.parametrize("name", PLUGIN)
+@of_each(PLUGIN)
 def test_the_kubelet_s_directories_are_mounted_where_the_plugin_looks(name: str) -> None:
     for workload in of_kind(name, "DaemonSet"):
         spec = pod_templates(name)[workload]["spec"]
@@ -225,7 +225,7 @@ def test_what_is_mounted_only_when_asked_for() -> None:
         assert {mount["name"] for mount in container["volumeMounts"]} == plain | more
 
 
-@pytest.mark.parametrize(("name", "workload"), EXTENDER + SCHEDULER)
+@of_each(EXTENDER + SCHEDULER)
 def test_extender_and_scheduler_do_not_wait_for_themselves(name: str, workload: str) -> None:
     template = pod_templates(name)[workload]
     assert template["spec"]["schedulerName"] == "default-scheduler"
@@ -234,7 +234,7 @@ def test_extender_and_scheduler_do_not_wait_for_themselves(name: str, workload: 
         assert not [resource for resource in asked if resource.startswith("aws.amazon.com/")]
 
 
-@pytest.mark.parametrize(("name", "workload"), EXTENDER)
+@of_each(EXTENDER)
 def test_a_rollout_of_the_extender_takes_no_pod_before_another_stands_by(name: str, workload: str) -> None:
     deployment = of_kind(name, "Deployment")[workload]["spec"]
     assert deployment["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
@@ -255,7 +255,7 @@ def test_a_standby_knows_where_the_leader_is_reached(name: str, workload: str, t
     assert load(ExtenderSettings, {}, {variable["name"]: "10.0.0.7"}, file).url == "https://10.0.0.7:12345"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@of_each(NAMES)
 def test_a_drain_takes_one_pod_of_extender_and_scheduler_at_a_time_and_is_never_held_up(name: str) -> None:
     budgets = of_kind(name, "PodDisruptionBudget")
     assert set(budgets) in (set(of_kind(name, "Deployment")), set()), "all of them, or none where they are off"

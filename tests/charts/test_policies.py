@@ -35,7 +35,7 @@ from neuron_plugin.gates.writes import PLACEMENT_KEYS
 from neuron_plugin.plugin.publisher import LABEL_PREFIX, PUBLISHED_LABELS
 from neuron_plugin.topology import MOST_CORES_PER_DEVICE, MOST_DEVICES, Unit
 from tests.charts import annotation_table
-from tests.charts.manifests import NAMES, embedded, of_kind
+from tests.charts.manifests import NAMES, embedded, of_each, of_kind
 from tests.charts.rendering import Manifest, default_values
 
 FENCED = [name for name in NAMES if name != "without-fences"]
@@ -65,7 +65,7 @@ def resources(spec: Manifest) -> set[tuple[str, str]]:
     }
 
 
-@pytest.mark.parametrize("name", FENCED)
+@of_each(FENCED)
 def test_every_policy_is_in_force_and_fails_closed(name: str) -> None:
     policies = of_kind(name, "ValidatingAdmissionPolicy")
     bindings = of_kind(name, "ValidatingAdmissionPolicyBinding")
@@ -212,14 +212,14 @@ def own_conditions(name: str) -> object:
     return yaml.safe_load(listed["expression"])
 
 
-@pytest.mark.parametrize("name", FENCED)
+@of_each(FENCED)
 def test_every_refusal_is_a_sentence(name: str) -> None:
     for each in of_kind(name, "ValidatingAdmissionPolicy").values():
         for validation in each["spec"]["validations"]:
             assert validation["message"].endswith(".")
 
 
-@pytest.mark.parametrize("name", FENCED)
+@of_each(FENCED)
 def test_no_annotation_is_read_where_there_may_be_none(name: str) -> None:
     for each in of_kind(name, "ValidatingAdmissionPolicy").values():
         assert not re.search(r"metadata\.(annotations|labels|finalizers)", expressions(each["spec"]))
@@ -309,8 +309,8 @@ def test_p82_texts_are_as_long_as_the_code_reads() -> None:
     assert f"size() > {LONGEST_CONSTRAINT} " in expressions(policy("device-plugin", "annotations"))
 
 
-@pytest.mark.parametrize(("key", "text", "is_read"), annotation_table.rows())
-def test_p82_the_code_reads_what_the_table_says(key: str, text: str, *, is_read: bool) -> None:
+@of_each(annotation_table.rows())
+def test_p82_the_code_reads_what_the_table_says(key: str, text: str, is_read: bool) -> None:  # noqa: FBT001 - a row
     assert annotation_table.reads(key, text) is is_read
 
 

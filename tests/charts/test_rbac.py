@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.charts.manifests import NAMES, of_kind, pod_templates
+from tests.charts.manifests import NAMES, of_each, of_kind, pod_templates
 from tests.charts.rendering import Manifest
 
 Rule = tuple[str, str, str, str]
@@ -89,7 +89,7 @@ def test_p81_writes_of_pods_are_fenced_or_given_to_nobody() -> None:
     assert hook["helm.sh/hook-delete-policy"] == "before-hook-creation,hook-succeeded", "it goes again"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@of_each(NAMES)
 def test_p81_no_account_may_write_pods_or_everything(name: str) -> None:
     for role in (*of_kind(name, "ClusterRole").values(), *of_kind(name, "Role").values()):
         for group, resource, verb, _ in rules(role):
@@ -100,7 +100,7 @@ def test_p81_no_account_may_write_pods_or_everything(name: str) -> None:
                 assert (role["metadata"]["name"], verb) in FENCED_WRITES
 
 
-@pytest.mark.parametrize("name", NAMES)
+@of_each(NAMES)
 def test_every_role_is_bound_to_the_account_of_its_name_only(name: str) -> None:
     bindings = of_kind(name, "ClusterRoleBinding") | of_kind(name, "RoleBinding")
     accounts = set(of_kind(name, "ServiceAccount"))
@@ -140,7 +140,7 @@ def test_the_lease_that_a_scheduler_may_write_has_its_own_name() -> None:
     assert leases("get", "update", name="my-scheduler") <= rules(role)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@of_each(NAMES)
 def test_every_pod_uses_an_account_of_the_chart(name: str) -> None:
     jobs = {job: found["spec"]["template"] for job, found in of_kind(name, "Job").items()}
     pods = (pod_templates(name) | jobs).values()

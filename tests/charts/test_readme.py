@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-import pytest
 import yaml
 
+from tests.charts.manifests import of_each
 from tests.charts.rendering import REPOSITORY, VALUES, Manifest, default_values
 from tests.charts.values_table import README, comments, leaves, readme
 
@@ -45,7 +45,7 @@ def value_at(path: str) -> object:
     return found
 
 
-@pytest.mark.parametrize("path", sorted(set(re.findall(r"--set ([^` ]+)", TEXT))))
+@of_each(sorted(set(re.findall(r"--set ([^` ]+)", TEXT))))
 def test_what_the_readme_sets_exists(path: str) -> None:
     for assignment in path.split(","):
         value_at(assignment.split("=")[0])
@@ -70,9 +70,7 @@ def test_every_switch_of_the_vendor_s_chart_has_its_row() -> None:
         value_at(row)
 
 
-@pytest.mark.parametrize(
-    "path", sorted(set(re.findall(r"`((?:scheduler|devicePlugin|certificates|policies)\.[\w.]+)", TEXT)))
-)
+@of_each(sorted(set(re.findall(r"`((?:scheduler|devicePlugin|certificates|policies)\.[\w.]+)", TEXT))))
 def test_values_in_the_text_exist_here_or_in_the_vendor_s_chart(path: str) -> None:
     if path != "scheduler.customScheduler.fullnameOverride":
         value_at(path)

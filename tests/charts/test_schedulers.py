@@ -9,7 +9,7 @@ import yaml
 
 from neuron_plugin.controller import ExtenderSettings
 from neuron_plugin.extender import ExtenderEndpoint, scheduler_configuration
-from tests.charts.manifests import NAMES, containers, embedded, of_kind, pod_templates
+from tests.charts.manifests import NAMES, containers, embedded, of_each, of_kind, pod_templates
 from tests.charts.rendering import Manifest
 
 CUSTOM = [name for name in NAMES if any(found.endswith("-scheduler") for found in of_kind(name, "Deployment"))]
@@ -24,7 +24,7 @@ def configuration(name: str) -> Manifest:
     return embedded(name, config_map, "config.yaml")
 
 
-@pytest.mark.parametrize("name", CUSTOM + DEFAULT)
+@of_each(CUSTOM + DEFAULT)
 def test_the_extender_entry_is_the_one_that_the_command_line_prints(name: str) -> None:
     (entry,) = configuration(name)["extenders"]
     tls = entry["tlsConfig"]
@@ -40,7 +40,7 @@ def test_the_extender_entry_is_the_one_that_the_command_line_prints(name: str) -
     assert (url.scheme, url.port, url.path) == ("https", ExtenderSettings().port, "")
 
 
-@pytest.mark.parametrize("name", CUSTOM + DEFAULT)
+@of_each(CUSTOM + DEFAULT)
 def test_only_fields_that_strict_decoding_knows_are_written(name: str) -> None:
     loaded = configuration(name)
     assert loaded["apiVersion"] == "kubescheduler.config.k8s.io/v1"
@@ -71,7 +71,7 @@ def test_a_second_scheduler_has_its_own_name_and_lease(name: str, scheduler: str
     }
 
 
-@pytest.mark.parametrize("name", CUSTOM)
+@of_each(CUSTOM)
 def test_the_second_scheduler_finds_its_files_where_they_are_mounted(name: str) -> None:
     (workload,) = (found for found in pod_templates(name) if found.endswith("-scheduler"))
     (container,) = containers(pod_templates(name)[workload])
@@ -88,7 +88,7 @@ def test_more_arguments_come_last() -> None:
     assert container["command"][-1] == "--v=4"
 
 
-@pytest.mark.parametrize("name", CUSTOM + DEFAULT)
+@of_each(CUSTOM + DEFAULT)
 def test_the_url_leads_to_the_service_and_its_pods(name: str) -> None:
     (entry,) = configuration(name)["extenders"]
     host = str(urlsplit(entry["urlPrefix"]).hostname)

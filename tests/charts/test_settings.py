@@ -20,7 +20,7 @@ from neuron_plugin.plugin.health import Action, HealthRules, SignalRule
 from neuron_plugin.plugin.settings import TAKEN_CONDITIONS, PluginSettings
 from neuron_plugin.plugin.settings import check as check_plugin
 from neuron_plugin.settings import _kind_of, load
-from tests.charts.manifests import NAMES, embedded, of_kind, pod_templates
+from tests.charts.manifests import NAMES, embedded, of_each, of_kind, pod_templates
 from tests.charts.rendering import CHART, Manifest
 
 DEFINITIONS: Manifest = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))["definitions"]
@@ -155,7 +155,7 @@ def test_a_schema_s_instance_type_is_an_entry_of_the_file(tmp_path: Path) -> Non
     assert load_catalogue(file)["x"].device_name == "X"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@of_each(NAMES)
 def test_the_daemons_parsers_accept_the_arguments_of_every_rendering(name: str) -> None:
     parser = build_parser()
     for template in pod_templates(name).values():

@@ -14,7 +14,8 @@ def printed(directory: Path, template: str, values: dict[str, object] | None = N
     (directory / "templates").mkdir()
     (directory / "Chart.yaml").write_text("name: sample\n", encoding="utf-8")
     (directory / "templates/one.yaml").write_text(template, encoding="utf-8")
-    return Chart(directory).render(values or {}, "release", "space", "1.36.2")["sample/templates/one.yaml"]
+    chart = Chart(directory)
+    return chart.include("sample/templates/one.yaml", chart.context(values or {}, "release", "space", "1.36.2"))
 
 
 @pytest.mark.parametrize(

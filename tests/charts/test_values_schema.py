@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from neuron_plugin.topology.instances import SHIPPED
-from tests.charts.manifests import NAMES
+from tests.charts.manifests import NAMES, of_each
 from tests.charts.rendering import CHART, VALUES, Manifest, coalesced, default_values
 
 SCHEMA: Manifest = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
@@ -42,7 +42,7 @@ def test_the_chart_s_own_values_are_accepted() -> None:
     VALIDATOR.validate(default_values())
 
 
-@pytest.mark.parametrize("name", NAMES)
+@of_each(NAMES)
 def test_every_value_set_is_accepted(name: str) -> None:
     VALIDATOR.validate(coalesced(yaml.safe_load((VALUES / f"{name}.yaml").read_text(encoding="utf-8"))))
 
