@@ -304,7 +304,7 @@ class Placer:
         members = self._state.members.get(group, {})
         planned = [pod for pod in members.values() if pod.gated and pod.promised]
         waiting = self.queue.pods(kind)
-        least = self._state.min_counts.get(group, 0) or max((pod.group_size for pod in members.values()), default=0)
+        least = self._state.least_of(group)
         placed = sum(bool(pod.place) or pod.uid in self._state.assumed for pod in members.values())
         missing = least - placed
         if len(waiting) < missing:
@@ -368,7 +368,7 @@ class Placer:
         """Release the planned pods of a group of which no placement is missing any more."""
         members = self._state.members.get(group, {}).values()
         planned = [pod for pod in members if pod.gated and pod.promised]
-        least = self._state.min_counts.get(group, 0) or max((pod.group_size for pod in members), default=0)
+        least = self._state.least_of(group)
         if not planned:
             self._planned.discard(group)
         is_whole = sum(bool(pod.place) for pod in members) >= least

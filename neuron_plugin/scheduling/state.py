@@ -251,6 +251,11 @@ class ClusterState:
         info = self._nodes.get(name)
         return info is not None and is_tight(info.node.rules, self._uses.get(name, NO_USE))
 
+    def least_of(self, group: tuple[str, str]) -> int:
+        """How many pods of a group must be placed for any to be: its PodGroup says so, or else its gated pods."""
+        sizes = (pod.group_size for pod in self.members.get(group, {}).values() if pod.gated or pod.promised)
+        return self.min_counts.get(group, 0) or max(sizes, default=0)
+
     def leaves_room(self, name: str, rules: PodRules, beside: Iterable[PodRules]) -> bool:
         """Whether a node has room for a pod of these rules if others come to it, too."""
         return self._feasible.leaves(name, rules, beside)
@@ -268,7 +273,11 @@ class ClusterState:
             dict(self._pods),
             dict(self._uses),
             volumes or {},
-            dict(self.min_counts),
+            {
+                group: self.least_of(group)
+                for group in {*self.min_counts, *(pod.group for pod in self.gated.values())}
+                if group
+            },
             self.movable_namespaces,
             left_alone,
             strategy,

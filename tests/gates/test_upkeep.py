@@ -41,6 +41,26 @@ async def test_another_reason_is_told_too(gated: GatesBench) -> None:
     assert notes[0] != notes[1]
 
 
+async def test_members_of_a_group_hear_that_it_does_not_fit_as_a_whole(gated: GatesBench) -> None:
+    gated.node("a")
+    for number in range(3):
+        gated.pod(f"worker-{number}", NEURON, 8, group="job", size=3)
+    for _ in range(2):
+        await gated.look(after=TIMES.again)
+    for number in range(3):
+        ((_, note),) = gated.events(f"worker-{number}")
+        assert "its group job does not fit as a whole: 2 of 3" in note
+
+
+async def test_members_of_a_group_hear_that_others_are_missing(gated: GatesBench) -> None:
+    gated.node("a")
+    gated.pod("worker-0", NEURON, 8, group="job", size=2)
+    for _ in range(2):
+        await gated.look(after=TIMES.again)
+    ((_, note),) = gated.events("worker-0")
+    assert "1 of the 2 pods of its group job are there" in note
+
+
 async def test_a_pod_that_no_scheduler_could_serve_hears_what_was_expected(gated: GatesBench) -> None:
     gated.node("a")
     gated.pod("typo", annotations={"neuron-plugin.io/placement": "spraed"})
