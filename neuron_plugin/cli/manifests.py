@@ -18,6 +18,7 @@ from neuron_plugin.cli.command import OBJECTS, Exit, Form, UsageError, add_outpu
 
 PARTS = {
     "device-plugin": "the device plugin alone",
+    "gates": "with the controller that places pods before the cluster's scheduler sees them (Kubernetes 1.36)",
     "second-scheduler": "with the extender and a second kube-scheduler",
     "default-scheduler": "with the extender, and files for the control plane's own kube-scheduler",
 }
@@ -26,11 +27,20 @@ DESCRIPTION = "Print what the Helm chart installs with its defaults, for kubectl
 
 EXAMPLES = """
 neuron-plugin manifests device-plugin --image registry.example.com/neuron-plugin:0.1.0 | kubectl apply -f -
+neuron-plugin manifests gates --image registry.example.com/neuron-plugin:0.1.0 > neuron.yaml
 neuron-plugin manifests second-scheduler --kubernetes-version v1.36.2 > neuron.yaml
 neuron-plugin manifests default-scheduler --extender-address 10.96.100.45 > neuron.yaml
 """
 
-SECRETS = """\
+SECRETS = {
+    "device-plugin": "",
+    "gates": """\
+# Before this is applied, the namespace needs a secret of type kubernetes.io/tls, with ca.crt, tls.crt and tls.key:
+#   neuron-plugin-extender-tls   for the server neuron-plugin-extender.{namespace}.svc
+""",
+}
+"""What has to be there before a part is applied; of parts that are not named, ``_TWO_SECRETS``."""
+_TWO_SECRETS = """\
 # Before this is applied, the namespace needs two secrets of type kubernetes.io/tls, each with ca.crt, tls.crt and
 # tls.key, of one authority that signs nothing else:
 #   neuron-plugin-extender-tls   for the server neuron-plugin-extender.{namespace}.svc
@@ -77,7 +87,7 @@ def run(arguments: Namespace) -> int:
             if value is None:
                 raise UsageError(f"{arguments.part} needs {flag}; see: neuron-plugin manifests --help")
             text = text.replace(placeholder, str(value))
-    before = "" if arguments.part == "device-plugin" else SECRETS.format(namespace=arguments.namespace)
+    before = SECRETS.get(arguments.part, _TWO_SECRETS).format(namespace=arguments.namespace)
     if arguments.output == Form.YAML:
         print(before + text, end="")
         return Exit.SUCCESS

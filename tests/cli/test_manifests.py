@@ -11,6 +11,7 @@ from tests.cli.doubles import Cli
 
 NEEDED = {
     "device-plugin": (),
+    "gates": (),
     "second-scheduler": ("--kubernetes-version", "v1.36.2"),
     "default-scheduler": ("--extender-address", "10.96.100.45"),
 }
@@ -91,6 +92,17 @@ def test_the_secrets_that_are_needed_first_are_named_first(cli: Cli, part: str) 
     for name in ("neuron-plugin-extender-tls", "neuron-plugin-scheduler-tls", "neuron-plugin-extender.neuron.svc"):
         assert name in head
     assert "secret" not in cli("manifests", "device-plugin").out.split("---")[0]
+
+
+def test_gates_need_no_scheduler_s_secret_and_leave_hooks_to_helm(cli: Cli) -> None:
+    shown = cli("manifests", "gates", "--namespace", "neuron")
+    head = shown.out.split("---")[0]
+    assert "neuron-plugin-extender.neuron.svc" in head
+    assert "neuron-plugin-scheduler-tls" not in head
+    manifests = [manifest for manifest in yaml.safe_load_all(shown.out) if manifest]
+    assert {"Deployment", "MutatingAdmissionPolicy"} <= {manifest["kind"] for manifest in manifests}
+    assert "Job" not in {manifest["kind"] for manifest in manifests}
+    assert "serviceaccount:neuron:neuron-plugin-extender'" in shown.out
 
 
 @pytest.mark.parametrize(
