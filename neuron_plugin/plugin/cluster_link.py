@@ -97,7 +97,7 @@ class ClusterLink:
         """Queue what the API server does not know yet."""
         for write in self.publisher.publish(snapshot):
             self._counters.corrections += 1
-            allocator.log_correction(write)
+            allocator.log.corrected(snapshot, write)
         while allocator.events:
             self.publisher.report([allocator.events.popleft()])
 

@@ -63,7 +63,7 @@ class NodeDaemon:
         self.kubelet = KubeletLink(settings, node, self.allocator, kubelet_counters, machine, times)
         self.health = HealthWatch(settings, self._rejudged, cluster.publisher if cluster else None)
         self.hardware = HardwareWatch(settings, types, node, self.health, cluster, counters)
-        decisions = self.allocator.decisions
+        decisions = self.allocator.log.decisions
         self.status = PluginStatus(
             node, self.kubelet.servers, self.health, decisions, counters, kubelet_counters, cluster
         )
@@ -140,7 +140,7 @@ class NodeDaemon:
             node.advertise()
             if node.snapshot is None:
                 continue
-            self.allocator.name_decisions()
+            self.allocator.log.name_recorded(node.snapshot)
             if self.cluster:
                 self.cluster.publish(node.snapshot, self.allocator)
             while self.allocator.events:

@@ -6,7 +6,7 @@ is released: an allocation is in the ledger for as long as the inputs say that i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -217,6 +217,13 @@ class Snapshot:
     def offered_mask(self) -> CoreMask:
         """Healthy cores that neither an operator nor a hold-down keeps back, whether in use or not."""
         return CoreMask(self.inventory.healthy_mask & ~self.inputs.held_down_mask)
+
+    def mask_of(self, resource: Resource, ids: Iterable[int]) -> CoreMask:
+        """The cores behind ids; ids that the node does not have add nothing."""
+        masks, mask = masks_by_id(self.inventory.geometry, resource.unit), 0
+        for number in ids:
+            mask |= masks[number] if number < len(masks) else 0
+        return CoreMask(mask)
 
     def kept_back(self, mask: int, hold_downs: Sequence[HoldDown]) -> tuple[str, ...]:
         """Why healthy cores of ``mask`` are not given to a pod that has not got them yet: each reason once."""

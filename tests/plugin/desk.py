@@ -166,7 +166,7 @@ class Desk:
 
     @property
     def decisions(self) -> list[LoggedDecision]:
-        return list(self.allocator.decisions.entries())
+        return list(self.allocator.log.decisions.entries())
 
 
 @asynccontextmanager

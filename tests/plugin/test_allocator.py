@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,14 +19,16 @@ from neuron_plugin.allocation import (
     ContainerSpec,
     NeuronPod,
     NodeInventory,
+    PodUid,
     Resource,
     Step,
     ids_of,
     mask_of,
 )
 from neuron_plugin.kubelet import AllocationRefusedError
-from neuron_plugin.plugin.allocator import (
-    RECONSIDER_SECONDS,
+from neuron_plugin.plugin.allocator import RECONSIDER_SECONDS
+from neuron_plugin.plugin.answers import (
+    AllocateCall,
     Answer,
     Conflict,
     Fit,
@@ -74,14 +77,27 @@ def preferred(
     return preference_for(derive(before), PreferenceRequest(resource, offered, tuple(must), size)).ids
 
 
-def answered(before: Inputs, resource: Resource, *ids: int, **fields: object) -> Answer:
-    answer = answer_for(derive(before), resource, ids, **fields)  # type: ignore[arg-type]  # as the function has it
+def call_of(
+    resource: Resource,
+    ids: Sequence[int],
+    own_ids: Sequence[int] = (),
+    latest: PodUid | None = None,
+    *,
+    preferred: bool = False,
+) -> AllocateCall:
+    """``own_ids`` are those that the GetPreferredAllocation before had to include; ``preferred``: there was one."""
+    asked = PreferenceRequest(resource, tuple(ids), tuple(own_ids), len(ids))
+    return AllocateCall(resource, tuple(ids), asked if preferred or own_ids else None, latest)
+
+
+def answered(before: Inputs, resource: Resource, *ids: int, **fields: Any) -> Answer:
+    answer = answer_for(derive(before), call_of(resource, ids, **fields))
     assert isinstance(answer, Answer)
     return answer
 
 
-def conflict(before: Inputs, resource: Resource, *ids: int, **fields: object) -> str:
-    answer = answer_for(derive(before), resource, ids, **fields)  # type: ignore[arg-type]  # as above
+def conflict(before: Inputs, resource: Resource, *ids: int, **fields: Any) -> str:
+    answer = answer_for(derive(before), call_of(resource, ids, **fields))
     assert isinstance(answer, Conflict)
     return answer.text
 
@@ -449,7 +465,7 @@ def test_p46_the_assigned_set_of_a_larger_app_container_is_followed_whatever_its
     snapshot = derive(inputs(three, recorded=recorded, node=inventory(INF2)))
     request = PreferenceRequest(NEURON, tuple(number for number in range(12) if number != 1), (0,), 2)
     assert preference_for(snapshot, request).ids == (0, 5)
-    answer = answer_for(snapshot, NEURON, (0, 5), (0,), preferred=True)
+    answer = answer_for(snapshot, call_of(NEURON, (0, 5), (0,), preferred=True))
     assert isinstance(answer, Answer)
     assert (answer.mask, answer.assigned) == (devices(1, 5, geometry=INF2), True)
 
@@ -519,7 +535,7 @@ def test_no_answer_gives_a_core_that_another_pod_has_or_that_is_held_down_or_dis
     ids = tuple(sorted(data.draw(st.sets(device, min_size=1, max_size=3))))
     latest = data.draw(st.sampled_from([None, A, uid_of("x")]))
     snapshot = derive(before)
-    answer = answer_for(snapshot, NEURON, ids, (), latest, preferred=data.draw(st.booleans()))
+    answer = answer_for(snapshot, call_of(NEURON, ids, (), latest, preferred=data.draw(st.booleans())))
     if isinstance(answer, Answer):
         overlapping = {one.pod.uid for one in snapshot.ledger.overlapping(answer.mask)}
         assert not overlapping or (answer.pod and overlapping == {answer.pod.uid})
@@ -919,7 +935,7 @@ async def test_p47_preferred_serves_it_and_says_so_on_the_pod_and_in_the_log(cap
         await desk.admit(A, "app", NEURON, *range(7))
         assert [(one.pod, one.reason) for one in desk.snapshot.events] == [(ref("a"), "UnlinkedDevices")]
         assert SEVEN in desk.decisions[-1].reason
-        desk.allocator.name_decisions()
+        desk.allocator.log.name_recorded(desk.snapshot)
     assert any(SEVEN in vars(record).get("reason", "") for record in caplog.records)
 
 
@@ -985,22 +1001,22 @@ async def test_decisions_name_a_pod_that_came_without_an_assignment_once_the_kub
         assert [one.pod for one in desk.decisions] == [None, None]
         desk.kubelet.record(A, "app", NEURON, ids, answer)
         desk.node.look_at_checkpoint()
-        desk.allocator.name_decisions()
+        desk.allocator.log.name_recorded(desk.snapshot)
         assert [(one.step, one.pod, one.container) for one in desk.decisions] == [
             (Step.PREFERRED, ref("a"), "app"),
             (Step.ALLOCATED, ref("a"), "app"),
         ]
-        assert not desk.allocator._unrecorded
+        assert not desk.allocator.log._unrecorded
 
 
 async def test_decisions_name_the_uid_of_a_pod_until_the_api_server_shows_its_name() -> None:
     async with a_desk(listed=False) as desk:
         await desk.admit(A, "app", NEURON, 3)
-        desk.allocator.name_decisions()
+        desk.allocator.log.name_recorded(desk.snapshot)
         (decision,) = desk.decisions
         assert decision.pod == replace(ref("a"), namespace="", name="")
         desk.node.see_pods(desk.node.pods.with_pod(pod("a", app(1))))
-        desk.allocator.name_decisions()
+        desk.allocator.log.name_recorded(desk.snapshot)
         assert desk.decisions[0].pod == ref("a")
 
 
@@ -1038,7 +1054,7 @@ async def test_p63_a_correction_is_logged_for_each_container() -> None:
         await desk.admit(A, "one", NEURON, 8)
         await desk.admit(A, "two", NEURON, 9)
         (write,) = desk.snapshot.writes
-        desk.allocator.log_correction(write)
+        desk.allocator.log.corrected(desk.snapshot, write)
         assert [(one.step, one.container, one.chosen) for one in desk.decisions[-2:]] == [
             (Step.CORRECTED, "one", devices(8)),
             (Step.CORRECTED, "two", devices(9)),
@@ -1051,12 +1067,12 @@ async def test_p84_each_allocate_is_one_line_once_the_kubelet_has_recorded_it(
     caplog.set_level(logging.INFO)
     async with a_desk(assigned("a", app(2, CORE), sets=[[2, 3]])) as desk:
         answer = await desk.allocate(CORE, 2, 3)
-        desk.allocator.name_decisions()
+        desk.allocator.log.name_recorded(desk.snapshot)
         assert not caplog.records
         desk.kubelet.record(A, "app", CORE, [2, 3], answer)
         desk.node.look_at_checkpoint()
-        desk.allocator.name_decisions()
-        desk.allocator.name_decisions()
+        desk.allocator.log.name_recorded(desk.snapshot)
+        desk.allocator.log.name_recorded(desk.snapshot)
     (record,) = caplog.records
     fields = vars(record)
     assert record.message == "allocated"
@@ -1079,7 +1095,7 @@ async def test_a_pod_that_got_another_pods_set_is_logged_under_its_own_name(capl
         answer = await desk.allocate(NEURON, *ROW0)
         desk.kubelet.record(B, "app", NEURON, ROW0, answer)
         desk.node.look_at_checkpoint()
-        desk.allocator.name_decisions()
+        desk.allocator.log.name_recorded(desk.snapshot)
         assert {one.pod for one in desk.decisions} == {ref("b")}
     (pods,) = [vars(record)["pod"] for record in caplog.records if record.message == "allocated"]
     assert pods == "pod default/b"
@@ -1091,7 +1107,7 @@ async def test_an_answer_that_the_kubelet_never_recorded_is_logged_as_such(caplo
     async with a_desk(pod("a", app(1))) as desk:
         await desk.allocate(NEURON, 3)
         desk.node.kubelet_restarted()
-        desk.allocator.name_decisions()
+        desk.allocator.log.name_recorded(desk.snapshot)
     (who,) = [vars(record)["pod"] for record in caplog.records if record.message == "allocated"]
     assert who == "the kubelet did not record it"
 

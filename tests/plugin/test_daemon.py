@@ -51,14 +51,14 @@ async def test_p56_two_equal_pods_admitted_in_the_other_order_swap_and_both_anno
         assert ledger(daemon).used_mask
         await eventually(lambda: site.event_reasons().count("AssignmentCorrected") == 2)
         assert daemon.counters.corrections >= 2
-        corrected = [one.pod for one in daemon.allocator.decisions.entries() if one.step is Step.CORRECTED]
+        corrected = [one.pod for one in daemon.allocator.log.decisions.entries() if one.step is Step.CORRECTED]
         assert "b" in {pod.name for pod in corrected if pod}, "a had nothing yet"
 
 
 async def test_without_a_cluster_a_decision_names_its_pod_once_the_kubelet_has_recorded_it() -> None:
     async with a_site("trn1.2xlarge", cluster=False) as site, site.daemon() as daemon:
         await site.run("a", app(1))
-        decisions = daemon.allocator.decisions
+        decisions = daemon.allocator.log.decisions
         await eventually(lambda: {one.pod.uid for one in decisions.entries() if one.pod} == {uid_of("a")})
 
 

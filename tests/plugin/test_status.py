@@ -449,7 +449,7 @@ async def test_decisions_are_given_oldest_first_with_their_candidates_and_pods()
     async with a_desk(assigned("a", app(4), sets=[[0, 1, 2, 3]])) as desk:
         ids = await desk.prefer(NEURON, 4)
         await desk.admit(A, "app", NEURON, *ids)
-        found = json.loads(Parts(decisions=desk.allocator.decisions).status.decisions())["decisions"]
+        found = json.loads(Parts(decisions=desk.allocator.log.decisions).status.decisions())["decisions"]
     assert [(one["step"], one["pod"], one["uid"], one["ids"]) for one in found] == [
         ("preferred", "default/a", A, "0,1,2,3"),
         ("allocated", "default/a", A, "0,1,2,3"),

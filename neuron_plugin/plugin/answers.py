@@ -1,0 +1,291 @@
+"""What the kubelet is answered, as functions of one moment: which ids to prefer, and what a container gets for its ids.
+
+Allocate names no pod. So the ids are the token: a set that a scheduler assigned to one pod is given once, and the
+kubelet is asked to draw exactly those ids. Two equal pods can at worst swap sets, never share one.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from neuron_plugin.allocation import (
+    PodReference,
+    PodUid,
+    Rejection,
+    Resource,
+    choose,
+    format_ids,
+    ids_of,
+    is_constrained,
+    mask_of,
+    place,
+)
+from neuron_plugin.plugin.snapshot import Snapshot, WaitingAssignment, derive, named
+from neuron_plugin.topology import NO_CORES, CoreMask
+
+
+@dataclass(frozen=True, slots=True)
+class PreferenceRequest:
+    """One container's demand as GetPreferredAllocation states it."""
+
+    resource: Resource
+    available: tuple[int, ...]
+    must_include: tuple[int, ...]
+    size: int
+
+    def leads_to(self, resource: Resource, ids: Collection[int]) -> bool:
+        """Whether an Allocate of ``ids`` may follow. No Allocate follows the call of a kubelet that has ended."""
+        fits = (resource, len(ids)) == (self.resource, self.size)
+        return fits and set(self.must_include) <= set(ids) <= set(self.available)
+
+
+@dataclass(frozen=True, slots=True)
+class AllocateCall:
+    """One Allocate: the ids that the kubelet drew, and what is known of the container that they are for.
+
+    ``after`` is the GetPreferredAllocation that led to it. The kubelet makes none where what the pod's init containers
+    have, or devices that a NUMA hint aligns, are enough. ``latest`` is the pod of our latest answer, by the kubelet's
+    UID, and so the one whose admission may be going on; None where that proves nothing.
+
+    Example: an init container of pod train has devices 0-3, and its app container asks for 8. GetPreferredAllocation
+    must include 0-3, and we prefer 0-7. Then ``AllocateCall(NEURON, (0, ..., 7), after, train)`` re-uses 0-3, which are
+    in use by train itself, and is given 0-7 if 4-7 are free. For an app container that asks for 2 there is no
+    GetPreferredAllocation: the kubelet draws any two of 0-3, as ``AllocateCall(NEURON, (0, 3), None, train)``, and the
+    container gets a linked part of 0-3 in their place.
+    """
+
+    resource: Resource
+    ids: tuple[int, ...]
+    after: PreferenceRequest | None = None
+    latest: PodUid | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """What a container goes on with of its pod's init containers; nothing of a ``pod`` that is None.
+
+    The kubelet counts in the cores ``recorded``; the pod was given the cores ``given`` for them. The two differ where a
+    container was given a linked part in place of the kubelet's random one.
+    """
+
+    pod: PodReference | None = None
+    recorded: CoreMask = NO_CORES
+    given: CoreMask = NO_CORES
+
+    def as_given(self, mask: CoreMask) -> CoreMask:
+        """A set of the kubelet's in the cores that the pod has."""
+        return CoreMask(mask & ~self.recorded | self.given)
+
+    def as_recorded(self, mask: int) -> CoreMask:
+        """A set in the cores that the kubelet counts in."""
+        return CoreMask(mask & ~self.given | self.recorded)
+
+
+class Fit(enum.IntEnum):
+    """How well ids serve a request; the lower, the better."""
+
+    ASSIGNED = enum.auto()
+    """The set that the scheduler assigned."""
+    LINKED = enum.auto()
+    UNLINKED = enum.auto()
+    TAKEN = enum.auto()
+    """Some of the ids are in use or held down."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preference:
+    """The ids to prefer, and how well they serve the request; ``waiting`` is the assignment that they fulfil."""
+
+    ids: tuple[int, ...]
+    fit: Fit
+    waiting: WaitingAssignment | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Which cores a container gets, and whose it is as far as that is known."""
+
+    mask: CoreMask
+    reason: str
+    pod: PodReference | None = None
+    container: str = ""
+    assigned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Why ids cannot be given."""
+
+    text: str
+
+
+def preference_for(snapshot: Snapshot, request: PreferenceRequest) -> Preference:
+    """The ids of the oldest waiting assignment that fits, else the best valid set, else the tightest ids there are.
+
+    The first container of a pod without assignment gets a set that leaves linked sets for the pod's other containers.
+
+    The answer always has the asked size, lies inside what the kubelet offers and includes what it must: the kubelet
+    cuts or fills anything else at random (pkg/kubelet/cm/devicemanager/manager.go).
+    """
+    geometry, unit = snapshot.inventory.geometry, request.resource.unit
+    offered = snapshot.mask_of(request.resource, request.available)
+    must = snapshot.mask_of(request.resource, request.must_include)
+    reuse = _reuse(snapshot, request.resource, must, request.size, None)
+    available, must = reuse.as_given(offered), reuse.as_given(must)
+    usable = (available & snapshot.offered_mask) | must
+
+    for one in snapshot.waiting:
+        fits = one.resource is request.resource and len(one.ids) == request.size
+        if fits and one.mask & usable == one.mask and one.mask & must == must and bool(one.reused_mask) == bool(must):
+            ids = ids_of(geometry, unit, reuse.as_recorded(one.mask)) if reuse.pod else one.ids
+            return Preference(ids, Fit.ASSIGNED, one)
+    free = snapshot.free_mask
+    if not request.must_include and (planned := _first_of_all(snapshot, request, available)):
+        return Preference(planned, Fit.LINKED)
+    found = choose(geometry, (available & free) | must, unit, request.size, must)
+    if not isinstance(found, Rejection):
+        return Preference(ids_of(geometry, unit, reuse.as_recorded(found)), Fit.LINKED)
+    chosen: tuple[int, ...] = request.must_include
+    unheld = snapshot.offered_mask & ~snapshot.ledger.used_mask
+    # Then what unbound pods were promised, what bound ones wait for, and at last what is in use, which Allocate judges.
+    for left_over in (free, snapshot.unassigned_mask, unheld):
+        ids = ids_of(geometry, unit, offered & left_over)
+        if len({*ids, *chosen}) >= request.size:
+            return Preference(_tightest({*ids, *chosen}, chosen, request.size), Fit.UNLINKED)
+        chosen = tuple({*ids, *chosen})
+    rest = _tightest(set(request.available) - set(chosen), (), request.size - len(chosen))
+    return Preference(tuple(sorted({*chosen, *rest})), Fit.TAKEN)
+
+
+def may_improve(snapshot: Snapshot, request: PreferenceRequest, preference: Preference) -> bool:
+    """Whether it helps to wait: ids are in use, or better ones are only held down, and offered as healthy."""
+    if preference.fit is Fit.TAKEN or not snapshot.inputs.hold_downs:
+        return preference.fit is Fit.TAKEN
+    without_hold_downs = derive(replace(snapshot.inputs, hold_downs=()))
+    return preference_for(without_hold_downs, request).fit < preference.fit
+
+
+def answer_for(snapshot: Snapshot, call: AllocateCall) -> Answer | Conflict:
+    """Whose call an Allocate is, and what it gets."""
+    resource, count = call.resource, len(call.ids)
+    must = snapshot.mask_of(resource, call.after.must_include if call.after else ())
+    reuse = _reuse(snapshot, resource, must, count, call.latest)
+    pod, mask = reuse.pod, reuse.as_given(snapshot.mask_of(resource, call.ids))
+    for one in snapshot.waiting:
+        if one.resource is resource and one.mask == mask and not mask & ~snapshot.offered_mask & ~one.reused_mask:
+            return Answer(mask, "a set that the scheduler assigned", one.pod, one.container, assigned=True)
+    if call.after is None and (found := _of_init_containers(snapshot, resource, mask, count, call.latest)):
+        return found
+    texts = []
+    for each in snapshot.ledger.overlapping(mask):
+        if pod is None or (each.pod.uid, each.resource) != (pod.uid, resource):
+            shared = format_ids(one for one in call.ids if snapshot.mask_of(resource, (one,)) & each.mask & mask)
+            texts.append(f"{resource.value} {shared} is in use by {named(each.pod)} as {each.resource.value}")
+    if texts:
+        return Conflict("; ".join(dict.fromkeys(texts)))
+    if reasons := snapshot.kept_back(mask & ~reuse.given, snapshot.inputs.hold_downs):
+        ids = format_ids(call.ids)
+        return Conflict("; ".join(f"{resource.value} {ids} is held down: {reason}" for reason in reasons))
+    if pod is None:
+        return Answer(mask, "drawn by the kubelet and free")
+    container = _next_container(snapshot, pod, resource, count)
+    return Answer(mask, "the pod's init containers have some of them", pod, container)
+
+
+def _reuse(snapshot: Snapshot, resource: Resource, must: CoreMask, count: int, latest: PodUid | None) -> Reuse:
+    """What the caller goes on with of what the kubelet says must be included.
+
+    The kubelet takes what it thinks init containers have left. With NUMA hints it says so of what is aligned, too.
+    """
+    for one in snapshot.ledger.allocations if must else ():
+        part = CoreMask(one.kubelet_mask & must)
+        if not part or one.resource is not resource:
+            continue
+        known = snapshot.inputs.pods.pods.get(one.pod.uid)
+        if known and _next_container(snapshot, one.pod, resource, count):
+            recorded, given = snapshot.reusable_masks(known, resource)
+            if recorded and not recorded & ~must and recorded.bit_count() == given.bit_count():
+                return Reuse(one.pod, recorded, given)
+        elif latest and known is None and one.pod == snapshot.inputs.reference(latest):
+            return Reuse(one.pod, part, part)
+    return Reuse()
+
+
+def _of_init_containers(
+    snapshot: Snapshot, resource: Resource, drawn: CoreMask, count: int, latest: PodUid | None
+) -> Answer | None:
+    """A later container's share of what its pod's init containers have: the kubelet draws that at random, unasked.
+
+    The container gets its assigned share, or a linked part where the kubelet drew one that is not. Of a pod that the
+    API server has not shown, it is not known which containers are init containers: it has to be the pod that is being
+    admitted.
+    """
+    geometry, unit = snapshot.inventory.geometry, resource.unit
+    for pod in snapshot.inputs.pods.asking:
+        container = _next_container(snapshot, pod.reference, resource, count)
+        reusable = snapshot.reusable_masks(pod, resource)[1] if container else NO_CORES
+        if not reusable or not _counted(snapshot, pod.reference, resource, drawn):
+            continue
+        if snapshot.inputs.recorded.unreadable and drawn & reusable == drawn:
+            # PodResources does not say what was given in place of these ids.
+            return Answer(drawn, "a part of what the init containers have", pod.reference, container)
+        waiting = next((one for one in snapshot.waiting if one.pod == pod.reference), None)
+        if waiting and waiting.mask & reusable == waiting.mask:
+            return Answer(
+                waiting.mask, "its share of what the init containers have", pod.reference, container, assigned=True
+            )
+        part = choose(geometry, reusable, unit, count)
+        if drawn & reusable == drawn and (isinstance(part, Rejection) or not snapshot.unlinked_text(resource, drawn)):
+            return Answer(drawn, "a part of what the init containers have", pod.reference, container)
+        if isinstance(part, Rejection):  # the kubelet drew what a sidecar was given in place of other ids
+            left = _tightest(ids_of(geometry, unit, reusable), (), count)
+            part = mask_of(geometry, unit, left)
+        return Answer(part, "a linked part of what the init containers have", pod.reference, container)
+    if latest and latest not in snapshot.inputs.pods.by_kubelet_uid:
+        being_admitted = PodReference(latest, "", "")
+        if _counted(snapshot, being_admitted, resource, drawn):
+            return Answer(drawn, "a part of what the pod being admitted has", being_admitted)
+    return None
+
+
+def _counted(snapshot: Snapshot, pod: PodReference, resource: Resource, drawn: CoreMask) -> bool:
+    """Whether the kubelet has all of these ids on its account for one pod, and no other pod has their cores."""
+    own = NO_CORES
+    for one in snapshot.ledger.of(pod.uid):
+        if one.resource is resource:
+            own = CoreMask(own | one.kubelet_mask)
+    return drawn & own == drawn and all(one.pod.uid == pod.uid for one in snapshot.ledger.overlapping(drawn))
+
+
+def _next_container(snapshot: Snapshot, pod: PodReference, resource: Resource, count: int) -> str:
+    """The container of a pod that is admitted next, if it asks for exactly this; empty otherwise."""
+    known = snapshot.inputs.pods.pods.get(pod.uid)
+    if known is None:
+        return ""
+    served = {one.container for one in snapshot.ledger.of(pod.uid)}
+    part = next((part for part in known.requests if part.container not in served), None)
+    return part.container if part and (part.resource, part.count) == (resource, count) else ""
+
+
+def _first_of_all(snapshot: Snapshot, request: PreferenceRequest, available: int) -> tuple[int, ...] | None:
+    """Where the first container of a pod without assignment goes if all are to get linked sets and keep constraints."""
+    geometry = snapshot.inventory.geometry
+    for pod in snapshot.unassigned:
+        first = pod.requests[0]
+        decides = len(pod.requests) > 1 or is_constrained(pod.requests)
+        if decides and (first.resource, first.count) == (request.resource, request.size):
+            placement = place(geometry, snapshot.free_mask & available, pod.requests, snapshot.device_facts)
+            if not isinstance(placement, Rejection) and not snapshot.ledger.of(pod.uid):
+                return ids_of(geometry, request.resource.unit, placement[0].mask)
+    return None
+
+
+def _tightest(available: Collection[int], must_include: Collection[int], size: int) -> tuple[int, ...]:
+    """``size`` ids around ``must_include`` with the least distance between first and last; the lowest on a tie."""
+    others = sorted(set(available) - set(must_include))
+    missing = size - len(must_include)
+    windows = [(*must_include, *others[start : start + missing]) for start in range(len(others) - missing + 1)]
+    best = min(windows, key=lambda ids: (max(ids, default=0) - min(ids, default=0), ids), default=tuple(must_include))
+    return tuple(sorted(best))
