@@ -77,6 +77,8 @@ def too_many_together(geometry: Geometry) -> Rejection:
 
 def unhealthy(unit: Unit, count: int) -> Rejection:
     """Enough hardware, but part of it is missing or unhealthy."""
+    if count == 1:
+        return Rejection("unhealthy", f"No healthy Neuron {unit} on the node")
     return Rejection("unhealthy", f"No set of {count} healthy linked Neuron {_PLURALS[unit]} on the node")
 
 
@@ -87,7 +89,8 @@ def disabled(unit: Unit, count: int) -> Rejection:
 
 def not_free(unit: Unit, count: int) -> Rejection:
     """Fewer are free than requested."""
-    return Rejection("not-free", f"Fewer than {count} free Neuron {_PLURALS[unit]}", may_pass=True)
+    text = f"Fewer than {count} free Neuron {_PLURALS[unit]}" if count > 1 else f"No free Neuron {unit}"
+    return Rejection("not-free", text, may_pass=True)
 
 
 def fragmented(unit: Unit, count: int) -> Rejection:

@@ -22,6 +22,7 @@ from neuron_plugin.scheduling.state import ClusterState
 from neuron_plugin.topology import Catalogue
 
 PAGE_SECONDS = 30.0
+LEASES_SECONDS = 2.0
 SETTLE_SECONDS = 0.5
 """After a change, for what comes with it: one binding changes a pod and a node."""
 
@@ -124,6 +125,7 @@ async def _worked_out(api: ApiServer, types: Catalogue, lease_namespace: str, *,
     running = asyncio.create_task(informers.run(), name="follow the API server")
     try:
         await informers.synced()
+        await informers.leases_listed(LEASES_SECONDS)  # without them the first view would have no renewals
         while True:
             seen = state.changes.version
             yield views(state)

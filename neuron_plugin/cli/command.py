@@ -85,6 +85,10 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Say in one line what is wrong and where the help is, then exit."""
+        for action in self._get_positional_actions():
+            named = action.metavar in re.split(r"[:,] ", message)[1:]
+            if named and action.choices and len(choices := [*action.choices]) <= MOST_NAMES:
+                message += f"; {action.metavar} is {', '.join(choices[:-1])} or {choices[-1]}"
         complain(f"{message}; see: {self.prog} --help")
         sys.exit(Exit.USAGE)
 
@@ -94,6 +98,22 @@ def _meant(typed: object, known: Iterable[object]) -> str:
     import difflib
 
     return "".join(f"; did you mean {word}?" for word in difflib.get_close_matches(str(typed), map(str, known), n=1))
+
+
+MOST_NAMES = 10
+"""Names that an error about an unknown one shows; the others are counted."""
+
+
+def no_such(kind: str, name: str, known: Iterable[str]) -> CommandError:
+    """The error about a name that nothing has: it names what there is, those that are spelled nearly so first."""
+    import difflib
+
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=MOST_NAMES)
+    listed = list(dict.fromkeys([*near, *names]))
+    shown, more = ", ".join(listed[:MOST_NAMES]), len(listed) - MOST_NAMES
+    there = f"there are {shown}{f' and {more} more' if more > 0 else ''}" if len(names) > 1 else f"there is {shown}"
+    return CommandError(f"there is no {kind} {name}: {there if names else 'there is none at all'}")
 
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[Parser]"  # noqa: SLF001 - argparse gives it no public name

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from neuron_plugin.cli.command import CommandError, Exit, UsageError, add_output_flag, count, show, table
+from neuron_plugin.cli.command import CommandError, Exit, UsageError, add_output_flag, count, no_such, show, table
 from neuron_plugin.cli.target import settings_here
 from neuron_plugin.inspection import Unknown, page_of
 
@@ -26,7 +26,7 @@ JSON and YAML have what each choice was made from, too: the ids offered, demande
 
 EXAMPLES = """
 neuron-plugin decisions
-neuron-plugin decisions --pod default/train
+neuron-plugin decisions --pod ml/train
 kubectl -n kube-system exec ds/neuron-plugin -- neuron-plugin decisions
 """
 
@@ -38,7 +38,8 @@ SERVER = "127.0.0.1:12347"
 def add_flags(parser: ArgumentParser) -> None:
     """Which decisions, and of which daemon."""
     add_output_flag(parser)
-    parser.add_argument("--pod", metavar="NAMESPACE/NAME", default="", help="only those about this pod")
+    pod = "only those about this pod; namespace default when none is given"
+    parser.add_argument("--pod", metavar="[NAMESPACE/]POD", default="", help=pod)
     parser.add_argument("--last", metavar="NUMBER", type=count(1), default=0, help="only so many, the newest")
     server = f"a daemon's --health-address and --health-port (default: the daemon here by its settings, else {SERVER})"
     parser.add_argument("--server", metavar="HOST:PORT", help=server)
@@ -59,7 +60,10 @@ def run(arguments: Namespace) -> int:
         raise CommandError(f"{page.why}: {page.action}")
     try:
         decisions: Sequence[Mapping[str, Any]] = json.loads(page)["decisions"]
-        chosen = [each for each in decisions if not arguments.pod or each["pod"] == arguments.pod][-arguments.last :]
+        wanted = arguments.pod if "/" in arguments.pod or not arguments.pod else f"default/{arguments.pod}"
+        if wanted and wanted not in (known := {each["pod"] for each in decisions}):
+            raise no_such("decision kept about pod", wanted, filter(None, known))
+        chosen = [each for each in decisions if wanted in {"", each["pod"]}][-arguments.last :]
         rows = []
         for each in chosen:
             candidates = [f"{one['ids']}({one['cost']})" for one in each["candidates"]]

@@ -8,10 +8,10 @@ from urllib.parse import quote
 
 import msgspec
 
-from neuron_plugin.cli.command import CommandError, Exit, UsageError, add_output_flag, plain, show
+from neuron_plugin.cli.command import CommandError, Exit, UsageError, add_output_flag, no_such, plain, show
 from neuron_plugin.cli.target import add_cluster_flags, api_from, ask_extender, types_from
 from neuron_plugin.cluster import ClusterError
-from neuron_plugin.monitor.explain import Explanation, explain, explain_text, find_pod, question
+from neuron_plugin.monitor.explain import Explanation, explain, explain_text, find_pod, question, unknown_pod_text
 from neuron_plugin.scheduling.informers import survey
 from neuron_plugin.scheduling.volumes import volumes_of
 
@@ -55,7 +55,7 @@ def run(arguments: Namespace) -> int:
     else:
         found = asyncio.run(_work_out(arguments, namespace, name))
     if missing := sorted({*arguments.node} - {node.node for node in found.nodes}) if found.nodes else []:
-        raise CommandError(f"there is no node {missing[0]}: see kubectl get nodes")
+        raise no_such("node", missing[0], (node.node for node in found.nodes))
     if arguments.node:
         found = msgspec.structs.replace(found, nodes=tuple(node for node in found.nodes if node.node in arguments.node))
     lines = plain(*explain_text(found, arguments.node).splitlines())
@@ -70,9 +70,7 @@ async def _work_out(arguments: Namespace, namespace: str, name: str) -> Explanat
             state = await survey(api, types, lease_namespace=lease_namespace)
             pod = find_pod(state, namespace, name)
             if pod is None:
-                raise CommandError(
-                    f"no live pod {namespace}/{name} that asks for Neuron: check the name and the namespace"
-                )
+                raise CommandError(unknown_pod_text(state, namespace, name))
             return explain(question(state, pod, await volumes_of(api, pod)))
     except ClusterError as error:
         raise CommandError(str(error)) from None

@@ -57,9 +57,9 @@ def run(arguments: Namespace) -> int:
         raise UsageError(f"--file {file} exists: give a new name")
     found = asyncio.run(_of_cluster(arguments)) if arguments.cluster else node_report(vars(arguments), os.environ)
     found.write(file)
-    report = {"version": VERSION, "archive": str(file), "files": sorted(found.files), "notGathered": found.missing}
+    report = {"version": VERSION, "archive": str(file), "files": found.names, "notGathered": found.missing}
     lines = [
-        f"{file}: {len(found.files)} files",
+        f"{file}: {len(found.names)} files",
         *(f"not gathered: {name}: {why}" for name, why in found.missing.items()),
     ]
     show(arguments.output, report, plain(*lines))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from neuron_plugin.cli.cluster_views import Views, add_view_flags, cluster_views, counted, in_ranges
-from neuron_plugin.cli.command import CommandError, Exit, Form, Line, plain, show, show_again, table
+from neuron_plugin.cli.command import Exit, Form, Line, no_such, plain, show, show_again, table
 from neuron_plugin.cluster import NO_NEURON
 from neuron_plugin.inspection import plural
 from neuron_plugin.monitor.views import NodeStatus, NodeView
@@ -97,7 +97,7 @@ def report_of(views: Views, names: Sequence[str], *, everything: bool) -> NodesR
         CommandError: there is no node of one of the names.
     """
     if missing := sorted({*names} - {node.name for node in views.nodes}):
-        raise CommandError(f"there is no node {missing[0]}: see kubectl get nodes")
+        raise no_such("node", missing[0], (node.name for node in views.nodes if node.status.reason != NO_NEURON.text))
     shown = [
         node
         for node in views.nodes

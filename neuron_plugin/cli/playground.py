@@ -26,7 +26,7 @@ from neuron_plugin.allocation import CORES_KEY, DEVICES_KEY, GATE
 from neuron_plugin.cli.command import CommandError, Exit, Parser, UsageError, add_command, program
 from neuron_plugin.cli.demo import EndOnSignals, add_ask_flag
 from neuron_plugin.cli.simulate import add_faults, known_types, run_fault
-from neuron_plugin.inspection import plural
+from neuron_plugin.inspection import named, plural
 
 if TYPE_CHECKING:
     from neuron_plugin.cluster import KubernetesApi, Pod
@@ -59,6 +59,7 @@ LONGEST_DIRECTORY_BYTES = 40
 """A socket's path has 107 bytes at most, and those of a node some 65 below the playground's directory."""
 START_SECONDS = 60.0
 PLACE_SECONDS = 30.0
+SETTLE_SECONDS = 0.3
 NOTICE_SECONDS = 15.0
 """For the plugin of a node to see a change: it looks every few seconds."""
 _LOCK = ".playground"
@@ -353,6 +354,10 @@ async def _break(arguments: Namespace, root: Path, kubeconfig: Path) -> str:
                 if time.monotonic() > ends:
                     return f"node {arguments.node}: its plugin reports no change after {NOTICE_SECONDS:g} s"
                 await asyncio.sleep(0.1)
+            earlier = before
+            while after != earlier:  # a driver that goes takes its devices one by one
+                await asyncio.sleep(SETTLE_SECONDS)
+                earlier, after = after, await published()
     except ClusterError as error:
         raise CommandError(str(error)) from None
     found = read_inventory(after)
@@ -360,5 +365,10 @@ async def _break(arguments: Namespace, root: Path, kubeconfig: Path) -> str:
         **dict.fromkeys(set(range(found.geometry.device_count)) - set(found.present), "missing"),
         **found.unhealthy,
     }
-    devices = "; ".join(f"device {device} is unhealthy: {why}" for device, why in sorted(broken.items()))
-    return f"node {arguments.node}: its plugin reports {devices or 'that all devices are healthy'}"
+    alike: dict[str, list[int]] = {}
+    for device, why in sorted(broken.items()):
+        alike.setdefault(why, []).append(device)
+    texts = (
+        f"{named('device', ids)} {'is' if len(ids) == 1 else 'are'} unhealthy: {why}" for why, ids in alike.items()
+    )
+    return f"node {arguments.node}: its plugin reports {'; '.join(texts) or 'that all devices are healthy'}"

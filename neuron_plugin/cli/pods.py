@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from neuron_plugin.cli.cluster_views import Views, add_view_flags, cluster_views, in_ranges
-from neuron_plugin.cli.command import Exit, Form, Line, plain, show, show_again, table
+from neuron_plugin.cli.command import CommandError, Exit, Form, Line, no_such, plain, show, show_again, table
 from neuron_plugin.inspection import plural
 from neuron_plugin.monitor.views import PodView
 
@@ -72,12 +72,28 @@ def run(arguments: Namespace) -> int:
     form = Form(arguments.output)
     for number, views in enumerate(cluster_views(arguments, leases=False)):
         report = report_of(views, arguments.namespace, arguments.node)
+        if not report.pods and not number:
+            _check_names(views, arguments.namespace, arguments.node)
         lines = pod_lines(form, report)
         if arguments.watch:
             show_again(form, report, lines, first=not number)
         else:
             show(form, report, lines)
     return Exit.SUCCESS
+
+
+def _check_names(views: Views, namespace: str, node: str) -> None:
+    """Nothing is shown: is there such a node, and a Neuron pod in such a namespace?
+
+    Raises:
+        CommandError: there is not; it names what there is.
+    """
+    if node and node not in {each.name for each in views.nodes}:
+        raise no_such("node", node, (each.name for each in views.nodes if each.spec.devices))
+    namespaces = sorted({pod.metadata.namespace for pod in views.pods})
+    if namespace and namespace not in namespaces:
+        there = f"such pods are in {', '.join(namespaces)}" if namespaces else "nor does one in any other"
+        raise CommandError(f"no live pod in namespace {namespace} asks for Neuron; {there}")
 
 
 def report_of(views: Views, namespace: str = "", node: str = "") -> PodsReport:

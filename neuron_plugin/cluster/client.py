@@ -195,8 +195,12 @@ def _library_errors(request: ApiRequest) -> Iterator[None]:
     try:
         yield
     except aiohttp.ClientSSLError as error:
-        raise _TlsError(request.method, request.path, f"{error}", may_have_arrived=False) from error
-    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+        cause = f"no trusted connection to {error.host}:{error.port}: {error.os_error}"
+        raise _TlsError(request.method, request.path, cause, may_have_arrived=False) from error
+    except aiohttp.ClientConnectorError as error:
+        cause = f"no connection to {error.host}:{error.port}: {error.os_error.strerror or error.os_error}"
+        raise UnreachableError(request.method, request.path, cause, may_have_arrived=False) from error
+    except aiohttp.ConnectionTimeoutError as error:
         raise UnreachableError(request.method, request.path, f"{error}", may_have_arrived=False) from error
     except (aiohttp.ClientError, aiohttp.http.HttpProcessingError, OSError, ValueError, RuntimeError) as error:
         # An OSError may be a TimeoutError, a RuntimeError is a connection that we have closed, and a line of a watch

@@ -65,6 +65,10 @@ _BLANKED = (
 )
 
 
+MISSING = "not-gathered.json"
+"""The file of an archive that says what could not be had, and why."""
+
+
 @dataclass(slots=True)
 class BugReport:
     """Files by name, and by name why others are not there."""
@@ -84,6 +88,11 @@ class BugReport:
             data = pattern.sub(replacement, data)
         self.files[name] = data
 
+    @property
+    def names(self) -> list[str]:
+        """The files of the archive: also the one that says what is not there."""
+        return sorted([*self.files, MISSING])
+
     def write(self, path: Path) -> None:
         """Write the archive; only its owner may read it.
 
@@ -91,7 +100,7 @@ class BugReport:
             OSError: the file exists, or cannot be written.
         """
         top = path.name.removesuffix(".gz").removesuffix(".tar").removesuffix(".tgz")
-        listed = {**self.files, "not-gathered.json": json.dumps(self.missing, indent=2).encode() + b"\n"}
+        listed = {**self.files, MISSING: json.dumps(self.missing, indent=2).encode() + b"\n"}
         path.touch(mode=0o600, exist_ok=False)
         with tarfile.open(path, "w:gz") as archive:
             for name, data in sorted(listed.items()):

@@ -44,6 +44,8 @@ MOST_SETS = 4
 """Sets shown per container and node: those with the fewest pods in their way; the others are counted."""
 MOST_NODES = 3
 """Nodes shown in text of those that give the same answer; the others are counted."""
+MOST_NAMES = 10
+"""Pods named when another one is not known; the others are counted."""
 MOST_HOLDERS = 5
 """Holders named in text per set; the others are counted."""
 
@@ -132,6 +134,15 @@ def find_pod(state: ClusterState, namespace: str, name: str) -> NeuronPod | None
     """The live Neuron pod of a name; the one that is not terminating where a name is there twice."""
     named = [pod for pod in state.pods.values() if (pod.reference.namespace, pod.reference.name) == (namespace, name)]
     return min(named, key=lambda pod: pod.terminating, default=None)
+
+
+def unknown_pod_text(state: ClusterState, namespace: str, name: str) -> str:
+    """That there is no live Neuron pod of a name, and which there are: of the same name, else in the namespace."""
+    pods = sorted(str(pod.reference) for pod in state.pods.values())
+    alike = [pod for pod in pods if pod.endswith(f"/{name}")]
+    near = alike or [pod for pod in pods if pod.startswith(f"{namespace}/")] or pods
+    there = f"there {'are' if len(near) > 1 else 'is'} {_named(near, MOST_NAMES)}" if near else "no live pod does"
+    return f"no live pod {namespace}/{name} asks for Neuron: {there}"
 
 
 def explain(asked: Question) -> Explanation:

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from neuron_plugin.allocation import NodeInfo, ranges
 from neuron_plugin.cluster import ApiServer, ClusterError
-from neuron_plugin.monitor.explain import explain, explain_text, find_pod, question
+from neuron_plugin.monitor.explain import explain, explain_text, find_pod, question, unknown_pod_text
 from neuron_plugin.monitor.plan import PlanOptions, UnknownNodeError, plan
 from neuron_plugin.monitor.views import node_view
 from neuron_plugin.planning import DemandError
@@ -42,7 +42,7 @@ def inspection_routes(state: ClusterState, api: ApiServer | None = None) -> list
         namespace, name = request.match_info["namespace"], request.match_info["pod"]
         pod = find_pod(state, namespace, name)
         if pod is None:
-            raise web.HTTPNotFound(text=f"no live pod {namespace}/{name} that asks for Neuron is known here\n")
+            raise web.HTTPNotFound(text=f"{unknown_pod_text(state, namespace, name)}\n")
         found = await asyncio.to_thread(explain, question(state, pod, await volumes_of(api, pod)))
         if request.query.get("format") == "json":
             return web.Response(body=msgspec.json.encode(found), content_type="application/json")

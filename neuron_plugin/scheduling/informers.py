@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -209,6 +210,13 @@ class Informers:
         """
         await self.pods_listed()
         await self._nodes.synced.wait()  # no deadline: as above
+
+    async def leases_listed(self, within_seconds: float) -> None:
+        """Wait until the first list of Leases is in, at most so long: whoever may not read them goes without."""
+        if leases := self._followed.get("leases"):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(within_seconds):
+                    await leases.synced.wait()
 
     def _judge(self) -> None:
         """A Lease that is not watched has not run out; and a new watch first has to show what was missed."""

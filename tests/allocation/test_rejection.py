@@ -38,6 +38,8 @@ TEXTS = [
     (unhealthy(Unit.DEVICE, 4), "No set of 4 healthy linked Neuron devices on the node"),
     (disabled(Unit.DEVICE, 4), "The node's disabled Neuron devices leave no linked set of 4 devices"),
     (not_free(Unit.CORE, 3), "Fewer than 3 free Neuron cores"),
+    (not_free(Unit.DEVICE, 1), "No free Neuron device"),
+    (unhealthy(Unit.CORE, 1), "No healthy Neuron core on the node"),
     (fragmented(Unit.DEVICE, 4), "No free linked set of 4 Neuron devices"),
 ]
 

@@ -17,6 +17,7 @@ from neuron_plugin.cli import cluster_views as module
 from neuron_plugin.cli.cluster_views import Views, cluster_views
 from neuron_plugin.monitor.api import Monitor
 from neuron_plugin.scheduling.leadership import Readiness
+from neuron_plugin.simulation import LEASES
 from tests.cli.doubles import Background, Cli
 from tests.support.api_server import StandInApiServer
 from tests.support.manifests import container, gated_manifest, node_manifest, pod_manifest
@@ -187,6 +188,37 @@ def test_gated_promised_and_plainly_released_pods_are_told_apart(
     assert "default/promised" in cli("pods", "--node", "trn-1", "--extender", extender).out
 
 
+def test_unknown_names_are_errors_that_name_what_there_is(cli: Cli, kubeconfig: Path) -> None:
+    for arguments, error in (
+        (("pods", "--node", "trn-2"), "there is no node trn-2: there are trn-1, inf-1"),
+        (("pods", "-n", "nosuch"), "no live pod in namespace nosuch asks for Neuron; such pods are in default"),
+        (("nodes", "trn"), "there is no node trn: there are trn-1, inf-1"),
+        (
+            ("explain", "trian"),
+            "no live pod default/trian asks for Neuron: there are default/assigned, default/stock, ",
+        ),
+        (("explain", "ml/train"), "no live pod ml/train asks for Neuron: there is default/train"),
+        (("explain", "waiting", "--node", "nosuch"), "there is no node nosuch: there are inf-1, trn-1, web-1"),
+    ):
+        outcome = cli(*arguments, "--kubeconfig", kubeconfig, "--lease-namespace", "")
+        assert (outcome.status, outcome.out) == (1, ""), arguments
+        assert outcome.err.startswith(f"neuron-plugin: {error}")
+    outcome = cli("pods", "--node", "web-1", "--kubeconfig", kubeconfig)
+    assert (outcome.status, outcome.out) == (0, "no live pod asks for Neuron\n"), "it is there, without such pods"
+
+
+def test_no_connection_is_said_in_words(cli: Cli, kubeconfig: Path) -> None:
+    text = kubeconfig.read_text()
+    kubeconfig.write_text(re.sub(r"(https?)://127\.0\.0\.1:\d+", r"\1://127.0.0.1:1", text))
+
+    outcome = cli("nodes", "--kubeconfig", kubeconfig, "--lease-namespace", "")
+
+    assert outcome.status == 1
+    assert "no connection to 127.0.0.1:1: Connect call failed" in outcome.err
+    assert "ssl:" not in outcome.err
+    assert "Error(" not in outcome.err
+
+
 def test_a_document_has_the_monitor_apis_objects_and_the_totals(cli: Cli, extender: str) -> None:
     nodes = json.loads(cli("nodes", "--extender", extender, "-o", "json").out)
     pods = json.loads(cli("pods", "--extender", extender, "-o", "json").out)
@@ -230,7 +262,6 @@ def test_nodes_and_pods_can_be_chosen(cli: Cli, extender: str) -> None:
     assert first_column("nodes", "--all") == ["inf-1", "trn-1", "web-1"]
     assert first_column("pods", "--node", "inf-1") == ["default/stock"]
     assert len(first_column("pods", "-n", "default")) == 5
-    assert cli("pods", "-n", "elsewhere", "--extender", extender).out == "no live pod asks for Neuron\n"
 
 
 def test_a_pod_that_cannot_be_served_says_why(cli: Cli, background: Background, world: World, extender: str) -> None:
@@ -288,6 +319,19 @@ def test_a_watch_of_an_extender_goes_on_with_each_change(
 
     background.do(do(lambda: world.gone(PODS[3])))
     assert waiting(next(views)) == ["another"]
+    views.close()  # type: ignore[attr-defined]  # it is a generator
+
+
+def test_the_first_view_of_a_watch_has_the_renewals(
+    background: Background, server: StandInApiServer, kubeconfig: Path
+) -> None:
+    lease = {"metadata": {"name": "neuron-plugin-trn-1"}, "spec": {"renewTime": "2026-11-22T16:00:00.000000Z"}}
+    background.do(do(lambda: server.create(LEASES, lease, "kube-system")))
+
+    views = watched(kubeconfig=kubeconfig, lease_namespace="kube-system")
+
+    found = {node.name: node.status.last_renewal for node in next(views).nodes}
+    assert found["trn-1"] == "2026-11-22T16:00:00.000000Z"
     views.close()  # type: ignore[attr-defined]  # it is a generator
 
 

@@ -99,7 +99,17 @@ def test_one_pods_decisions_and_only_the_newest(cli: Cli, daemon: Daemon) -> Non
     assert steps("--pod", "default/train") == ["preferred", "allocated"]
     assert steps("--last", 2) == ["allocated", "refused"]
     assert steps("--pod", "default/train", "--last", 1) == ["allocated"]
-    assert steps("--pod", "default/other") == []
+    assert steps("--pod", "train") == ["preferred", "allocated"]
+
+
+@pytest.mark.parametrize("pod", ["default/tain", "tain"])
+def test_a_pod_that_nothing_was_decided_about_is_an_error_that_names_the_others(
+    cli: Cli, daemon: Daemon, pod: str
+) -> None:
+    shown = cli("decisions", "--server", daemon.address, "--pod", pod)
+
+    expected = "there is no decision kept about pod default/tain: there are default/train, default/serve"
+    assert (shown.status, shown.out, shown.err) == (1, "", f"neuron-plugin: {expected}\n")
 
 
 def test_more_candidates_than_are_shown_are_counted(cli: Cli, daemon: Daemon) -> None:

@@ -202,7 +202,7 @@ def test_a_running_extender_is_asked(cli: Cli, extender_url: str) -> None:
     ("arguments", "text", "status"),
     [
         (lambda at: ["ghost", "--kubeconfig", at], "no live pod default/ghost", 1),
-        (lambda at: ["plain", "--kubeconfig", at], "that asks for Neuron", 1),
+        (lambda at: ["plain", "--kubeconfig", at], "no live pod default/plain asks for Neuron", 1),
         (lambda _: ["a/b/c"], "expected POD or NAMESPACE/POD", 2),
         (lambda _: ["a/"], "expected POD or NAMESPACE/POD", 2),
         (lambda _: ["new", "--extender", "localhost"], "expected it to begin with", 2),
@@ -224,4 +224,4 @@ def test_an_unknown_pod_is_reported_in_the_extenders_words(cli: Cli, extender_ur
     outcome = cli("explain", "ghost", "--extender", extender_url)
 
     assert outcome.status == 1
-    assert "no live pod default/ghost that asks for Neuron is known here" in outcome.err
+    assert "no live pod default/ghost asks for Neuron: there is default/new" in outcome.err

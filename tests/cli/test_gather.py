@@ -19,10 +19,11 @@ def test_an_archive_of_this_node_is_written_and_its_gaps_are_named(
     shown = cli("gather", "--root", root, "--file", file)
 
     assert (shown.status, shown.err) == (0, "")
-    assert shown.out.splitlines()[0] == f"{file}: 5 files"
+    assert shown.out.splitlines()[0] == f"{file}: 6 files"
     assert "not gathered: checkpoint.json: there is no kubelet at" in shown.out
     with tarfile.open(file) as archive:
-        assert "report/doctor.json" in archive.getnames()
+        assert {"report/doctor.json", "report/not-gathered.json"} <= set(archive.getnames())
+        assert len(archive.getnames()) == 6
 
     again = cli("gather", "--root", root, "--file", file)
     assert (again.status, again.err) == (2, f"neuron-plugin: --file {file} exists: give a new name\n")

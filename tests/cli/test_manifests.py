@@ -45,6 +45,13 @@ def test_json_is_one_list_of_the_same_objects_and_comments_go_beside_it(cli: Cli
     assert ("neuron-plugin-extender-tls" in shown.err) == (part != "device-plugin")
 
 
+def test_without_a_part_its_choices_are_named(cli: Cli) -> None:
+    shown = cli("manifests")
+
+    assert shown.status == 2
+    assert "PART is device-plugin, second-scheduler" in shown.err
+
+
 def test_namespace_and_image_go_everywhere_they_belong(cli: Cli) -> None:
     shown = cli(
         "manifests", "second-scheduler", *NEEDED["second-scheduler"], "--namespace", "neuron", "--image", "r/i:1"

@@ -120,6 +120,9 @@ def test_a_fault_is_reported_by_the_plugin_and_heals(playground: Playground) -> 
     assert "node inf2-1: its plugin reports device 5 is unhealthy: missing" in broken
     healed = playground.run("fault", "inf2-1", "device", "5", "back")
     assert "node inf2-1: its plugin reports that all devices are healthy" in healed
+    broken = playground.run("fault", "inf2-1", "driver", "gone")
+    assert "its plugin reports devices 0-5 are unhealthy: missing: the driver does not list it\n" in broken
+    playground.run("fault", "inf2-1", "driver", "back")
     assert "has no node trn1-1: choose among inf2-1, inf2-2" in playground.run(
         "fault", "trn1-1", "device", "5", "gone", status=2
     )
