@@ -32,7 +32,7 @@ class Browser:
         self._number = 0
 
     async def __aenter__(self) -> Self:
-        assert CHROMIUM
+        assert CHROMIUM, "no Chromium is installed: expected chromium-headless-shell, chromium or chromium-browser"
         read_by_chromium, self._write = os.pipe()
         read, written_by_chromium = os.pipe()
         # Chromium takes descriptors 3 and 4; the numbers of the pipes here may be any.
@@ -41,7 +41,7 @@ class Browser:
             "os.dup2(high[0], 3); os.dup2(high[1], 4); os.execv(sys.argv[3], sys.argv[3:])"
         )
         start = (sys.executable, "-c", moving)
-        flags = ["--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--disable-dev-shm-usage"]
+        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--disable-dev-shm-usage"]
         flags += ["--remote-debugging-pipe", "--no-first-run"]
         pipes = (read_by_chromium, written_by_chromium)
         self._process = await asyncio.create_subprocess_exec(

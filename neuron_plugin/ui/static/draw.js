@@ -38,10 +38,15 @@ export function ranges(numbers) {
 
 const PAINTS = COLOURS.length * MARKS.length;
 const places = new Map(); // by key: the number of its paint
+const taken = new Set(); // those numbers
 
 /** Give each of these keys a paint that no other has. A key keeps its paint while it is here; others may get it then. */
 export function assign(keys) {
-  for (const key of places.keys()) if (!keys.has(key)) places.delete(key);
+  for (const [key, number] of places) {
+    if (keys.has(key)) continue;
+    places.delete(key);
+    taken.delete(number);
+  }
   for (const key of [...keys].sort()) paint(key);
 }
 
@@ -51,10 +56,10 @@ export function paint(key) {
     let hash = 0x811c9dc5; // FNV-1a
     for (const character of key) hash = Math.imul(hash ^ character.codePointAt(0), 0x01000193) >>> 0;
     const first = ((hash ^ (hash >>> 15)) >>> 0) % PAINTS;
-    const taken = new Set(places.values());
     let tried = 0;
     const place = () => ((first + tried) % PAINTS) + PAINTS * Math.floor(tried / PAINTS);
     while (taken.has(place())) tried++;
+    taken.add(place());
     places.set(key, place());
   }
   const number = places.get(key);

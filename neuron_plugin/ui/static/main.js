@@ -18,6 +18,7 @@ const dirty = new Set();
 const lost = new Map();
 let ordered = false;
 let due = false;
+let painted = new Set(); // what has a paint of its own
 
 const nodes = new Collection("neuronnodes", (object, before) => touch((object || before).metadata.name), connection);
 const pods = new Collection("neuronpods", podChanged, connection);
@@ -65,7 +66,10 @@ function draw() {
   due = true;
   requestAnimationFrame(() => {
     due = false;
-    if (dirty.size) assign(keysNow());
+    if (dirty.size) {
+      painted = keysNow();
+      assign(painted);
+    }
     for (const name of dirty) drawCard(name);
     if (dirty.size) drawChoices();
     dirty.clear();
@@ -210,7 +214,7 @@ function drawLegend() {
   for (const [state, fill] of Object.entries(STATES)) if (seen.has(state)) entries.push([state, fill()]);
   const used = { health: plain(0), "hold-down": grey() }[colour];
   if (used) entries.push(["used", used]);
-  const sorted = [...keysNow()].sort();
+  const sorted = [...painted].sort();
   entries.push(...sorted.slice(0, MOST_IN_LEGEND).map((name) => [name, paint(name)]));
   const swatch = ([name, fill]) => {
     const box = element("rect", { class: `device ${name === "missing" ? "missing" : ""}`, x: 1, y: 1, width: 14, height: 14 });
