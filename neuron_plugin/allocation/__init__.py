@@ -4,8 +4,8 @@ What holds on any node in any state, whatever is asked:
 
 - A set that is handed out is valid for the node's geometry, and free and healthy as a whole. The set of a pod with one
   requesting container costs later pods least, and among equals it has the lowest ids.
-- The containers of a pod get disjoint silicon in whatever unit they ask, but for what plain init containers had: later
-  ones re-use that under the same resource name, as the kubelet will.
+- The containers of a pod get disjoint silicon in whatever unit they ask. The exception is what plain init containers
+  had: later containers re-use it under the same resource name, as the kubelet will.
 - A refusal means that nothing fits or, for a pod of many unlike containers, that nothing was found within a bound. Its
   text is one of a few. One that cannot pass stays true whichever pods end.
 - A constraint of a pod only takes sets away. Pods that are placed here have no more of an amount than there is.

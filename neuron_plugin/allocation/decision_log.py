@@ -1,8 +1,8 @@
 """What was decided lately on a node or for a pod, kept so that it can be explained.
 
-A decision leaves no time to explain: a container waits for the answer. So an entry keeps only references to
-immutable values, which costs about a microsecond, and what else could have been chosen, and at what cost, is worked
-out when somebody asks. The same functions that decide are asked then, so an explanation is the decision's own.
+A decision leaves no time to explain: a container waits for the answer. So an entry keeps only references to immutable
+values, which costs about a microsecond. What else could have been chosen, and at what cost, is worked out when somebody
+asks. The same functions that decide are asked then, so an explanation is the decision's own.
 """
 
 from __future__ import annotations

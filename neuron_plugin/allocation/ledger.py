@@ -35,9 +35,9 @@ class Allocation:
     """What one container of a pod has under one resource name.
 
     ``mask`` are the cores that it was given. ``drawn_mask`` are the cores behind the ids that the kubelet has recorded
-    for the container, where they are other ones: of a set that its pod's init containers had, the container is given
-    a linked part in place of the kubelet's random one. ``amounts`` are what the container asks of its devices,
-    where its pod's request is known, and ``kind`` says when it needs them.
+    for the container, where they are other ones. That is so for a part of a set that the pod's init containers had: the
+    container is given a linked part, and the kubelet drew a random one. ``amounts`` are what the container asks of its
+    devices, where its pod's request is known, and ``kind`` says when it needs them.
     """
 
     pod: PodReference

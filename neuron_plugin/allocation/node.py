@@ -242,7 +242,7 @@ def _node_info(
 def _overlaps(ledger: Ledger) -> list[tuple[PodReference, Rejection]]:
     """Pods that have what an earlier one has.
 
-    It happens for a moment when the plugin corrects two pods that the kubelet admitted in the other order: between its
+    It happens for a moment when the plugin corrects two pods that the kubelet admitted in the other order. Between its
     two patches one pod's old cores look free and are not.
     """
     if sum(one.mask.bit_count() for one in ledger.allocations) == ledger.used_mask.bit_count():

@@ -4,9 +4,9 @@ Pure functions of (geometry, free cores, request), so the plugin and the extende
 sets. Among the sets that fit, the one that costs later pods least; ties go to the lowest ids.
 
 The kubelet walks a pod's containers in order and gives later containers what plain init containers had, per resource
-name: a container that needs no more than that gets a part of it unasked, one that needs more must include all of it
-(pkg/kubelet/cm/devicemanager/manager.go, devicesToAllocate). A placement follows the same walk, so what it promises
-is what admission will do.
+name. A container that needs no more than that gets a part of it unasked; one that needs more must include all of it
+(pkg/kubelet/cm/devicemanager/manager.go, devicesToAllocate). A placement follows the same walk, so what it promises is
+what admission will do.
 """
 
 from __future__ import annotations

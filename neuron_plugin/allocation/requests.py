@@ -1,8 +1,8 @@
 """What a pod asks for.
 
-Read as the kubelet reads it: limits decide and requests stand in where there is no limit, init containers come first
-in spec order with sidecars among them, and containers without Neuron count for nothing. Beside its one resource a
-container may ask for amounts of what its devices have, such as memory: extended resources that no kubelet counts.
+Read as the kubelet reads it: limits decide, and requests stand in where there is no limit. Init containers come first,
+in spec order with sidecars among them; containers without Neuron count for nothing. Beside its one resource a container
+may ask for amounts of what its devices have, such as memory: extended resources that no kubelet counts.
 """
 
 from __future__ import annotations

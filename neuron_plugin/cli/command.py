@@ -5,8 +5,8 @@ which returns the exit status. ``main`` has the table of commands and imports on
 
 A document for scripts is an interface: within its ``version`` keys are added, and none is renamed or removed. The keys
 are listed in ``docs/command-line.md``, and a test compares them with the code. Tables are plain columns, for ``grep``
-and ``awk`` too: no cell is cut and no row folded. rich is used for colours only: a pipe must not wait the 0.1 s that it
-takes to import, nor be laid out for 80 columns.
+and ``awk`` too: no cell is cut and no row folded. Colours alone come from rich: a pipe must not wait the 0.1 s that its
+import takes, nor be laid out for 80 columns.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One Neuron device as sysfs and /dev show it at this moment: complete, skipped with a reason, or gone.
 
-What a device *is* (cores, links, product) must be known before it may be offered: a missing attribute makes the device
-incomplete, an unreadable one takes this device out and no other. Health attributes are optional: one that cannot be
+What a device *is* (cores, links, product) must be known before it may be offered. A missing attribute makes the device
+incomplete; an unreadable one takes this device out and no other. Health attributes are optional: one that cannot be
 read is reported and does not take the device away from its users.
 """
 
@@ -192,7 +192,7 @@ def read_device(
     """The device, or why it is skipped, or None where it vanished meanwhile.
 
     ``known`` is the machine's instance type, where it is a known one, and ``driver`` the driver's version, where it can
-    be read: an attribute that this version cannot have is not missing. ``settled``: see ``read_inventory``.
+    be read. An attribute that this version cannot have is not missing. ``settled``: see ``read_inventory``.
     """
     tree = sysfs.device(device)
     if device >= MOST_DEVICES:

@@ -187,10 +187,10 @@ def choose_logical_core_size(
     """The logical core size in force, of a product with so many physical ``cores`` a device.
 
     sysfs counts physical cores; Kubernetes, the runtime and all our ids count logical ones, so this number decides what
-    an id means. Sources in order: the environment, ``host_file`` (the text of ``/opt/aws/neuron/logical_nc_config``,
-    such as ``NEURON_LOGICAL_NC_CONFIG=1``; empty where there is none), the product's default; ``nominal``, the instance
-    type's, for a product that is not known. Legal is a power of two that divides ``cores`` and that the runtime allows:
-    it would refuse ids by any other size, so an illegal value is ignored and reported.
+    an id means. Sources in order: the environment, ``host_file``, the product's default, and for a product that is not
+    known ``nominal``, the instance type's. ``host_file`` is the text of ``/opt/aws/neuron/logical_nc_config``, such as
+    ``NEURON_LOGICAL_NC_CONFIG=1``; empty where there is none. Legal is a power of two that divides ``cores`` and that
+    the runtime allows: it would refuse ids by any other size, so an illegal value is ignored and reported.
     """
     if not cores:
         return LogicalCoreSize(1, "no device present")

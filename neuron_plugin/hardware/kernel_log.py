@@ -3,16 +3,16 @@
 The runtime has the driver print ``NEURON_HW_ERR=<kind>``. The one documented form goes on with ``nd-id=0 nc-id=0
 serial-num=19fcda00f5ff6eb9``: the serial number names the device. ``nd-id`` does not, as a runtime in a container
 counts from the first device that it was given. In a line without a serial number, a device's number is looked for in
-every way the driver and its tools write one; a line without any may mean any device.
+every way the driver and its tools write one. A line without any may mean any device.
 
 Lines can be forged. The kernel marks whatever a process writes into ``/dev/kmsg`` as a user's (its facility is never 0:
 ``kernel/printk/printk.c``, ``devkmsg_write``), and such a line is ignored unless ``trust-user-messages`` is set. A
-process that may open a Neuron device can still have the driver print anything about any device, so what a line may
-cause is for the health rules to say.
+process that may open a Neuron device can still have the driver print anything about any device. So the health rules say
+what a line may cause.
 
 The log is read by syslog(2), every few seconds. That needs no device: no container runtime lets an unprivileged
-container open ``/dev/kmsg`` (1:11), but CAP_SYSLOG is enough for the call, and with it the default seccomp profiles of
-containerd, CRI-O and Docker allow it. syslog(2) has no cursor and gives the whole ring each time, so what is new is
+container open ``/dev/kmsg`` (1:11). CAP_SYSLOG is enough for the call, and with it the default seccomp profiles of
+containerd, CRI-O and Docker allow it. The call has no cursor and gives the whole ring each time, so what is new is
 found by comparing. Nothing is ever written or cleared here. A simulated machine's log is a plain file of records as
 ``/dev/kmsg`` gives them, read in the same way.
 
@@ -149,9 +149,9 @@ def read_syslog() -> bytes:
 class NewLines:
     """Finds what was logged between one read of a log and the next.
 
-    A ring only loses its oldest lines and gains new ones, whether it wraps around or is cleared: what follows on the
-    longest end of the last read that this one begins with is new. Where printk's times are off, one case cannot be
-    recognised: after a clearing, a line with the very text of the last one before it passes for that one.
+    A ring only loses its oldest lines and gains new ones, whether it wraps around or is cleared. This read begins with
+    some end of the last one: what follows on the longest such end is new. Where printk's times are off, one case cannot
+    be recognised: after a clearing, a line with the very text of the last one before it passes for that one.
     """
 
     def __init__(self) -> None:
@@ -160,8 +160,8 @@ class NewLines:
     def records(self, text: bytes, now: float) -> list[KernelRecord]:
         """What is new in ``text``, at ``now`` in seconds of CLOCK_MONOTONIC.
 
-        Lines without a time are dated ``now``; those of the first read are left out, as they may be days old, and a
-        fault of days ago must not be news each time that this process starts.
+        Lines without a time are dated ``now``. Those of the first read are left out: they may be days old, and a fault
+        of days ago must not be news each time that this process starts.
         """
         complete = text.split(b"\n")[:-1]  # the last may still be written, the first may have lost its beginning
         lines = [line for line in complete if _SYSLOG_LINE.match(line) or _RECORD.match(line)]

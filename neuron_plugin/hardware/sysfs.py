@@ -5,11 +5,11 @@ that it cannot mean. The parsers are strict where the driver's bytes are known a
 (``health_status``). They refuse values that hardware cannot have: a core count of 10^9 would later be that many bits.
 
 Layout: ``class/neuron_device/neuronN`` links to ``devices/virtual/neuron_device/neuronN``; the class directory also
-holds plain files, so only names of that form are devices. Devices are virtual and have no PCI parent. The paths below
-a device are those of drivers before 2.31. Driver 2.31 moved attributes to other directories and kept their names (SDK
-2.33's sysfs guide), so an attribute that is missing at its usual path is looked up by its name below the device.
-``core_count`` and ``connected_devices`` are root's alone (0400) before driver 2.28, ``reset`` always (0600).
-Source of the formats: Neuron driver 2.24.7, 2.25.4.
+holds plain files, so only names of that form are devices. Devices are virtual and have no PCI parent. The paths below a
+device are those of drivers before 2.31. Driver 2.31 moved attributes to other directories and kept their names (SDK
+2.33's sysfs guide). An attribute that is missing at its usual path is therefore looked up by its name below the device.
+``core_count`` and ``connected_devices`` are root's alone (0400) before driver 2.28, ``reset`` always (0600). Source of
+the formats: Neuron driver 2.24.7, 2.25.4.
 """
 
 from __future__ import annotations

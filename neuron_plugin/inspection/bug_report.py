@@ -1,9 +1,9 @@
 """The files of one archive for a bug report: what a node shows, or what a cluster shows from a desk.
 
-The reader of the report should not have to ask for more, and its sender should have nothing to hide: no Secret, no
-environment, no annotation or label but our own is read, and what looks like a credential or is a serial number is
-blanked. Names of nodes, namespaces and pods stay, because nothing can be understood without them. What could not be had
-is named, with the reason, and hides nothing else.
+The reader of the report should not have to ask for more, and its sender should have nothing to hide. No Secret, no
+environment, no annotation or label but our own is read; what looks like a credential or is a serial number is blanked.
+Names of nodes, namespaces and pods stay, because nothing can be understood without them. What could not be had is
+named, with the reason, and hides nothing else.
 """
 
 from __future__ import annotations

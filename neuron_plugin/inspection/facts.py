@@ -127,10 +127,9 @@ class DeviceUsers:
 class Daemon:
     """What the daemon says of itself. ``file`` is its configuration, if known; ``fault`` why that cannot be used.
 
-    ``resources`` are those that it is set to advertise, where that is known; ``visible_devices_env`` is whether it sets
-    the variable that the OCI hook reads; ``silent`` its lines about sources that
-    do not work, ``unhealthy`` the devices that it reports unhealthy, ``disabled`` those that an operator
-    has taken out of service.
+    ``resources`` are those that it is set to advertise, where that is known. ``visible_devices_env`` is whether it sets
+    the variable that the OCI hook reads. ``silent`` are its lines about sources that do not work. ``unhealthy`` are the
+    devices that it reports unhealthy, ``disabled`` those that an operator has taken out of service.
     """
 
     file: Path | None = None

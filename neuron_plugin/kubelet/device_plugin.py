@@ -1,9 +1,9 @@
 """The DevicePlugin service of one resource: what the kubelet asks, checked, decided by the daemon and answered.
 
-The daemon decides as a `DeviceHandler`, in values free of protobuf. Two rules hold here for every handler: no request
-for a device that is not advertised as healthy reaches it, and no mistake in choosing a preference becomes an error,
-because either would cost a pod its life. A service is one gRPC server on one socket and counts its streams and calls:
-it may only be stopped while no call is running, or the kubelet fails the pod of that call.
+The daemon decides as a `DeviceHandler`, in values free of protobuf. Two rules hold here for every handler. No request
+for a device that is not advertised as healthy reaches it, and no mistake in choosing a preference becomes an error:
+either would cost a pod its life. A service is one gRPC server on one socket and counts its streams and calls. It may
+only be stopped while no call is running, or the kubelet fails the pod of that call.
 
 Field meanings and numbers: ``protos/neuron_plugin/kubelet/_proto/deviceplugin/v1beta1/api.proto``.
 """

@@ -1,7 +1,7 @@
 """Which live pod has which device ids, as the kubelet's PodResources API lists it.
 
-The API has its price: all clients of the node share 100 calls a second, `list` has a side effect on the kubelet's
-reservations, there is no pod UID, and plain init containers never appear. The checkpoint has none of these limits.
+The API has its price: all clients of the node share 100 calls a second, and `list` has a side effect on the kubelet's
+reservations. There is no pod UID, and plain init containers never appear. The checkpoint has none of these limits.
 """
 
 from __future__ import annotations

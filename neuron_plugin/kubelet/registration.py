@@ -2,7 +2,7 @@
 
 The kubelet forgets a plugin when it restarts, when a ListAndWatch stream ends and when a socket file is removed, and it
 never asks for it again. So registration is a loop: wait for kubelet.sock, serve on a new socket, register, and wait for
-a cue that the registration is lost; then stop that server *fully* and start over. While two registrations of one
+a cue that the registration is lost. Then stop that server *fully* and start over. While two registrations of one
 resource are live, the kubelet (to 1.36) drops the newer one when the older one's stream ends. A failure of one resource
 never ends the process and never touches another resource.
 

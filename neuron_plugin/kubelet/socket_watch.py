@@ -1,8 +1,8 @@
 """Socket files: which one is it, does a process serve it, may we bind this path, and when did the directory change.
 
-A path says little: a restarted kubelet recreates kubelet.sock under the same name, ext4 gives the new file the old
-inode number, and a gRPC server silently binds over the socket of another one. So a socket is known by device, inode
-*and* time of change, and a path is bound only after a look at what is there.
+A path says little: a restarted kubelet recreates kubelet.sock under the same name, and ext4 gives the new file the old
+inode number. A gRPC server silently binds over the socket of another one. So a socket is known by device, inode *and*
+time of change, and a path is bound only after a look at what is there.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Which nodes can take a pod, and which of them is the best: the one choice that filter, gates, moves and replays make.
 
-A verdict is a pure function of a node's capacity and a request. Verdicts are remembered in two layers: by capacity,
-which nodes in the same state share, and by node name on top, where a node is judged again once it has changed. There
-are few reasons to refuse, so the names stand in one set for each: Python cuts all names of a call with a set in one
-step. The nodes that fit stand in order, so the best is found without a look at the others.
+A verdict is a pure function of a node's capacity and a request. Verdicts are remembered in two layers. One is by
+capacity, which nodes in the same state share; on top is one by node name, where a node is judged again once it has
+changed. There are few reasons to refuse, so the names stand in one set for each: Python cuts all names of a call with a
+set in one step. The nodes that fit stand in order, so the best is found without a look at the others.
 
 Nodes of one geometry are ordered by what the pod costs later pods there. Among equals the most used node comes first,
-so that empty nodes stay empty: on a torus the one with the most pods, elsewhere the one with the fewest free cores.
-Then the name decides. Costs count sets, of which each geometry has its own number. So between nodes of unlike hardware
-the devices decide that are lost to later pods.
+so that empty nodes stay empty. That is the one with the most pods on a torus, elsewhere the one with the fewest free
+cores. Then the name decides. Costs count sets, of which each geometry has its own number. So between nodes of unlike
+hardware the devices decide that are lost to later pods.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ mends that, and preemption does not see it. Moving a pod that fits elsewhere *no
 
 A plan is made in thought on the records from which the placement controller decides, with the same choice of node and
 set. It keeps every constraint of a pod, and what kube-scheduler looks at besides Neuron. A move is only proposed if
-every victim has its set elsewhere with the opened set already given to the waiting pod, and with the sets of the
-victims before it given away.
+every victim has its set elsewhere. The opened set counts as given to the waiting pod by then, and so do the sets of the
+victims before it.
 """
 
 from __future__ import annotations

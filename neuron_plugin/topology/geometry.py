@@ -1,6 +1,6 @@
 """The shape of one node's Neuron hardware, and cores as bit masks.
 
-Everything that is handed out is a mask of host-global *logical* cores: core ``k`` of device ``N`` is bit
+Everything that is handed out is a mask of host-global *logical* cores. Core ``k`` of device ``N`` is bit
 ``N * cores_per_device + k``, and a device is the mask of its cores. So "is it free", "does it overlap" and
 "which devices does it touch" are single integer operations, and a missing device is only a hole in a mask:
 no id ever moves.

@@ -1,9 +1,9 @@
 """EC2 instance types with Neuron devices, as data.
 
-The machine's own sysfs is asked first; a type is needed for what sysfs cannot say: how many devices there should be,
-which sets the collectives support, and the links when a missing chip has blanked them (the driver then prints none).
-Sources: Neuron driver 2.24.7 and 2.25.4 (counts, links), SDK documentation to 2.32 (memory, valid counts), captured
-PCI bus numbers (NUMA nodes, constant per type).
+The machine's own sysfs is asked first. A type is needed for what sysfs cannot say: how many devices there should be,
+and which sets the collectives support. It also has the links when a missing chip has blanked them (the driver then
+prints none). Sources: Neuron driver 2.24.7 and 2.25.4 (counts, links), SDK documentation to 2.32 (memory, valid
+counts), captured PCI bus numbers (NUMA nodes, constant per type).
 """
 
 from __future__ import annotations
