@@ -1,14 +1,15 @@
 """How far one request travels through the code: files, functions, and returns to a file that was left already.
 
-A reader who wants to know why an Allocate did what it did has to open these files. Only calls into ``neuron_plugin``
-count: transport (gRPC, aiohttp, the API server's client) and framework are left out, and so is what runs after the
-answer. The value types of ``topology/`` and ``allocation/`` count as what they are called from, ``placement`` apart:
-there it is decided. With ``-v`` every function is listed, theirs too.
+A reader who wants to know why an Allocate did what it did has to open these files. Every call into ``neuron_plugin``
+counts, of every room, on the first request of its kind: nothing that the code remembers of earlier ones is there.
+Left out are the libraries (gRPC, aiohttp), and what runs after the answer. With ``-v`` every function is listed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import gc
 import json
 import sys
 import tempfile
@@ -56,26 +57,23 @@ class Trace:
         if not self.files or self.files[-1] != file:
             self.files.append(file)
 
-    def decided_in(self) -> tuple[list[str], int]:
-        """The files passed, in order, and how many functions, without those of value types and transport."""
-        files = [file for file in self.files if not _is_left_out(file)]
-        turns = [file for place, file in enumerate(files) if not place or files[place - 1] != file]
-        return turns, sum(not _is_left_out(file) for file, _ in self.functions)
-
     def __str__(self) -> str:
-        files, functions = self.decided_in()
-        different = len(set(files))
-        return f"{different} files, {functions} functions, {len(files) - different} returns to a file already left"
+        different = len(set(self.files))
+        returns = len(self.files) - different
+        return f"{different} files, {len(self.functions)} functions, {returns} returns to a file already left"
 
 
-def _is_left_out(file: str) -> bool:
-    room = file.partition("/")[0]
-    return file == "cluster/api.py" or (room in ("topology", "allocation") and file != "allocation/placement.py")
+def forget() -> None:
+    """Empty the caches of all functions of ours: what is remembered hides the files behind it."""
+    for found in gc.get_objects():
+        if isinstance(found, functools._lru_cache_wrapper) and found.__module__.startswith(neuron_plugin.__name__):
+            found.cache_clear()
 
 
 @contextmanager
 def traced() -> Iterator[Trace]:
-    """Trace what runs in the block."""
+    """Trace what runs in the block, with nothing remembered."""
+    forget()
     path = Trace()
     sys.setprofile(path.called)
     try:
@@ -126,11 +124,6 @@ async def plugin_paths(*, verbose: bool) -> None:
         )
         assert node.snapshot
         for name, call in calls:
-            await call()  # what is remembered of a set is remembered now
-            await asyncio.sleep(0)
-            node.see_pods(NodePods({pod.uid: pod}))
-            node.kubelet_restarted()
-            assert node.snapshot is not None
             with traced() as path:
                 await call()
             show(name, path, verbose=verbose)
@@ -141,23 +134,22 @@ async def plugin_paths(*, verbose: bool) -> None:
 
 
 async def extender_paths(*, verbose: bool) -> None:
-    """A filter of one node and the bind that follows, on a cluster whose state is remembered from an earlier pod."""
+    """A filter of one node, the first, and the bind that follows."""
     world, server = World(), PodServer()
     world.node("node", "trn1.32xlarge")
     binder = Binder(world.state, server, Readiness({}), dialects=(Dialect.NEURON_PLUGIN,))
     service = ExtenderService(world.state, binder, Readiness({}), ExtenderMetrics())
-    for name in ("first", "second"):
-        manifest = world.pod(name, NEURON, 4)
-        server.add(manifest)
-        body = json.dumps({"Pod": manifest, "NodeNames": ["node"]}).encode()
-        with traced() as filter_trace:
-            service.answer("filter", body)
-        uid = manifest["metadata"]["uid"]
-        body = json.dumps({"PodName": name, "PodNamespace": "default", "PodUID": uid, "Node": "node"}).encode()
-        with traced() as bind_trace:
-            await service.bind(body)
-    show("filter", filter_trace, verbose=verbose)
-    show("bind", bind_trace, verbose=verbose)
+    manifest = world.pod("first", NEURON, 4)
+    server.add(manifest)
+    body = json.dumps({"Pod": manifest, "NodeNames": ["node"]}).encode()
+    with traced() as path:
+        service.answer("filter", body)
+    show("filter", path, verbose=verbose)
+    uid = manifest["metadata"]["uid"]
+    body = json.dumps({"PodName": "first", "PodNamespace": "default", "PodUID": uid, "Node": "node"}).encode()
+    with traced() as path:
+        await service.bind(body)
+    show("bind", path, verbose=verbose)
 
 
 class _NoCgroups:
