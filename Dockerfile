@@ -16,7 +16,7 @@ COPY LICENSE /opt/neuron-plugin/
 # The commit, for logs and metrics; the label of the image below is not visible from inside.
 ARG REVISION=unknown
 RUN printf '%s\n' "${REVISION}" > /opt/neuron-plugin/lib/python3.13/site-packages/neuron_plugin/REVISION
-RUN printf '%s\n' '#!/opt/neuron-plugin/bin/python' 'import sys' 'from neuron_plugin.cli.main import main' 'sys.exit(main())' \
+RUN printf '%s\n' '#!/opt/neuron-plugin/bin/python' 'import sys' 'from neuron_plugin.__main__ import entry' 'sys.exit(entry())' \
         > /opt/neuron-plugin/bin/neuron-plugin \
     && chmod 0755 /opt/neuron-plugin/bin/neuron-plugin
 # Bytecode that is never checked against its source: the root is read-only, and a start without takes twice as long.
