@@ -96,6 +96,7 @@ def soak(session: nox.Session) -> None:
     session.run("pytest", "tests/plugin/test_node_life.py", "-q", "--timeout=600", env={"NODE_LIFE_STEPS": steps})
     session.run("pytest", "tests/gates/test_model.py", "-q", "--timeout=3600", env={"GATES_STEPS": steps})
     session.run("pytest", "tests/extender/test_interleavings.py", "-q", env={"INTERLEAVINGS_STEPS": "25000"})
+    session.run("pytest", "tests/simulation/test_survival.py", "-q", env={"SURVIVAL_SECONDS": "3600"})
 
 
 @nox.session

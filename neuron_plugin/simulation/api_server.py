@@ -196,6 +196,9 @@ class SimulatedApiServer:
             return await self._serve(request, parse_path(request.path))
         except Refusal as refusal:
             return _json(refusal.status(), refusal.code)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:  # a list for an object, say
+            bad = Refusal(400, f"the request cannot be handled: {error}")
+            return _json(bad.status(), bad.code)
         except CutError:
             if request.transport is not None:
                 request.transport.abort()
@@ -203,21 +206,20 @@ class SimulatedApiServer:
 
     async def _serve(self, request: web.Request, target: Target) -> web.StreamResponse:
         if request.method != "GET":
-            try:
-                return self._write(request, target, await _body(request))
-            except (AttributeError, KeyError, TypeError, ValueError) as error:  # a list for an object, say
-                raise Refusal(400, f"{target.kind.kind} cannot be handled: {error}") from error
+            return self._write(request, target, await _body(request))
         if target.subresource in _WRITTEN_ONLY:
             raise Refusal(405, "the server does not allow this method on the requested resource")
         query = dict(request.query)
+        for name in ("limit", "resourceVersion", "timeoutSeconds"):
+            int(query.get(name) or 0)
         if query.get("watch") in {"true", "1"} and not target.name:
             collection = self._objects.collections[target.kind]
             watch = Watch(target.kind, collection, _meant(target, query), query, self._bookmark_seconds)
             answer = web.StreamResponse(headers={"Content-Type": "application/json"})
-            await answer.prepare(request)
-            if self._runner is None:  # it would be waited for
-                raise CutError
             with contextlib.suppress(ConnectionError):  # the client left
+                await answer.prepare(request)
+                if self._runner is None:  # it would be waited for
+                    raise CutError
                 await watch.run(request, answer)
             return answer
         found = self._objects.read(target).encoded if target.name else self._list(target, query)

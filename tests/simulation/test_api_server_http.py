@@ -118,6 +118,14 @@ async def test_a_merge_patch_merges_removes_and_replaces(client: Client, server:
     assert after["spec"]["tolerations"] == [{"key": "k"}]
 
 
+@pytest.mark.parametrize(
+    "query",
+    [{"limit": "x"}, {"resourceVersion": "x"}, {"watch": "1", "resourceVersion": "x"}, {"timeoutSeconds": "x"}],
+)
+async def test_a_query_that_cannot_be_meant_is_a_bad_request(client: Client, query: dict[str, str]) -> None:
+    assert (await client.ask("GET", PODS_PATH, params=query))[0] == 400
+
+
 async def test_an_object_is_replaced_whole_under_the_rules_of_a_patch(client: Client, server: StandInApiServer) -> None:
     made = server.create_pod({"metadata": {"name": "a", "labels": {"x": "y"}}, "spec": {"containers": []}})
     version = made["metadata"]["resourceVersion"]
