@@ -215,8 +215,11 @@ def test_ctrl_c_ends_its_daemons_and_leaves_nothing_not_even_what_a_killed_playg
     (directory / "old").touch()
     with Playground("--nodes", "trn1.2xlarge=1", directory=directory) as up:
         assert not (directory / "old").exists()
-        os.killpg(up.process.pid, signal.SIGINT)  # as a terminal does: to its daemons, too
+        for _ in range(3):  # nobody is patient
+            os.killpg(up.process.pid, signal.SIGINT)  # as a terminal does: to its daemons, too
+            time.sleep(0.1)
         assert up.process.wait(30) == Exit.INTERRUPTED
+        assert not re.search("Traceback|Error|loop is closed", up.printed())
         with pytest.raises(ProcessLookupError):
             os.killpg(up.process.pid, 0)
     assert not list(short_directory.iterdir())

@@ -1,8 +1,9 @@
 """A cluster in memory in which pods are placed by gates while everything else goes wrong.
 
-The server keeps pods and nodes, and answers each write when the model says so: at once, late, with its answer lost, or
-not at all. Two replicas follow it with a delay of their own; one leads. A scheduler binds released pods late, or never;
-users edit and delete pods; nodes lose CPU to other pods, vanish and come back; devices get sick.
+The server keeps pods and nodes, does with a write what the simulated API server does, and answers when the model says
+so: at once, late, with its answer lost, or not at all. Two replicas follow it with a delay of their own; one leads. A
+scheduler binds released pods late, or never; users edit and delete pods; nodes lose CPU to other pods, vanish and come
+back; devices get sick.
 """
 
 from __future__ import annotations
@@ -36,6 +37,10 @@ from neuron_plugin.scheduling.informers import keep_pod
 from neuron_plugin.scheduling.leadership import Readiness
 from neuron_plugin.scheduling.metrics import ExtenderMetrics
 from neuron_plugin.scheduling.state import ClusterState
+from neuron_plugin.simulation import PODS as SERVED_PODS
+from neuron_plugin.simulation import Refusal
+from neuron_plugin.simulation.api_server_objects import deleted, updated
+from neuron_plugin.simulation.api_server_patches import PATCHES
 from neuron_plugin.topology import catalogue
 from tests.support.manifests import node_manifest
 
@@ -86,31 +91,22 @@ class ModelServer:
         if request.method == "GET":
             return Response(200, msgspec.json.encode(pod))
         body: Any = request.body
-        if request.method == "DELETE":
-            conditions = body["preconditions"]
-            if any(pod["metadata"][key] != value for key, value in conditions.items()):
-                raise refused(409)
-            self.remove("pod", name)
-            return Response(200, b"{}")
-        metadata = body["metadata"]
-        if metadata["uid"] != pod["metadata"]["uid"]:
-            raise refused(409)
-        if metadata.get("resourceVersion", pod["metadata"]["resourceVersion"]) != pod["metadata"]["resourceVersion"]:
-            raise refused(409)
-        changed = copy.deepcopy(pod)
-        changed["status"] |= body.get("status", {})
-        for part in ("annotations", "labels"):
-            values = {**changed["metadata"].get(part, {}), **metadata.get(part, {})}
-            changed["metadata"][part] = {key: value for key, value in values.items() if value is not None}
-        spec = body.get("spec", {})
-        if spec:
-            if not pod["spec"].get("schedulingGates"):
-                raise refused(422)
+        try:
+            if request.method == "DELETE":
+                deleted(SERVED_PODS, pod, body)
+                self.remove("pod", name)
+                return Response(200, b"{}")
+            status = request.path.endswith("/status")
+            changed = updated(SERVED_PODS, pod, PATCHES[request.content_type](pod, body), status=status)
+        except Refusal as refusal:
+            raise refused(refusal.code) from refusal
+        if not status and body.get("spec"):
             gates = [gate["name"] for gate in pod["spec"]["schedulingGates"]]
             assert gates == [GATE], f"{name} released before other gates went"
-            changed["spec"]["schedulingGates"] = []
-            if "affinity" in spec:
-                changed["spec"]["affinity"] = spec["affinity"]
+        changed = copy.deepcopy(changed)
+        changed["spec"].setdefault("schedulingGates", [])
+        for part in ("annotations", "labels"):
+            changed["metadata"].setdefault(part, {})
         self.put("pod", changed)
         self.check_group(changed)
         return Response(200, msgspec.json.encode(changed))
