@@ -38,6 +38,8 @@ from neuron_plugin.scheduling.state import ClusterState
 from neuron_plugin.scheduling.volumes import ClaimedVolumes
 from neuron_plugin.topology import Unit, cores_in
 
+MOST_NAMES = 10
+"""Nodes named when another one is not known."""
 _MOST_LOOKS = 5
 """Plans until all volumes of their victims are known."""
 
@@ -119,7 +121,9 @@ async def plan(api: ApiServer | None, state: ClusterState, options: PlanOptions)
         reference = PodReference(PodUid("new"), "", "new pod")
         waiting = [NeuronPod(reference, shape, priority=options.priority)]
     elif options.drain and options.drain not in state.nodes:
-        raise UnknownNodeError(f"there is no node {options.drain} with Neuron devices: see neuron-plugin nodes")
+        known = sorted(name for name, info in state.nodes.items() if info.inventory)
+        there = f"there are {', '.join(known[:MOST_NAMES])}{' and others' * (len(known) > MOST_NAMES)}"
+        raise UnknownNodeError(f"there is no node {options.drain}: {there if known else 'none has Neuron devices'}")
     about = [pod for pod in state.pods.values() if pod.node == options.drain] if options.drain else waiting
     volumes, asked = ClaimedVolumes(api) if api else None, dict[PodUid, NeuronPod]()
     while True:

@@ -176,7 +176,7 @@ def test_a_file_that_has_no_cluster_is_refused(cli: Cli, tmp_path: Path, text: s
     ("arguments", "complaint", "status"),
     [
         (("--shape", "gpu=1"), "--shape: 'gpu=1' is no shape", 2),
-        (("--drain", "ghost"), "there is no node ghost", 1),
+        (("--drain", "ghost"), "there is no node ghost: there are ", 1),
         (("--most-victims", "0"), "--most-victims", 2),
     ],
 )

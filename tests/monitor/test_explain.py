@@ -7,12 +7,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-from neuron_plugin.allocation import NOT_LOOKED_AT, PodUid
+from neuron_plugin.allocation import INVENTORY_KEY, NOT_LOOKED_AT, NodeInventory, PodUid, write_inventory
 from neuron_plugin.allocation.rejection import unsupported_count
 from neuron_plugin.monitor.pages import inspection_routes
 from neuron_plugin.monitor.views import pod_view
 from neuron_plugin.topology import Unit
-from tests.support.manifests import container, gated_manifest, shipped_geometry
+from tests.support.manifests import container, gated_manifest, node_manifest, shipped_geometry
 from tests.support.served import served
 from tests.support.world import CORE, DEVICE, World
 
@@ -113,6 +113,20 @@ async def test_explain_of_a_bound_or_unreadable_pod_says_so(stage: Stage) -> Non
 
     assert "is bound, or being bound, to node" in (await stage.get("/explain/default/bound"))[1]
     assert "1.5" in (await stage.get("/explain/default/odd"))[1]
+
+
+async def test_who_has_a_disabled_device_is_named_all_the_same(stage: Stage) -> None:
+    manifest = node_manifest("node", "inf2.xlarge")
+    inventory = NodeInventory(shipped_geometry("inf2.xlarge"), present=(0,), disabled=(0,))
+    manifest["metadata"]["annotations"] = {INVENTORY_KEY: write_inventory(inventory)}
+    stage.world.show_node(manifest)
+    stage.world.held("holder", "node", CORE, "0")
+    stage.world.held("other", "node", CORE, "1")
+    stage.world.pod("waits", DEVICE, 1)
+
+    _, text = await stage.get("/explain/default/waits")
+
+    assert "  device 0: held by default/holder, default/other; disabled: 0\n" in text
 
 
 async def test_explain_knows_gated_promised_void_and_plainly_released_pods(stage: Stage) -> None:
