@@ -1,34 +1,42 @@
-"""The connection to the API server: where it is, what it trusts, who we are, and sending.
+"""The connection to the API server: sending, under deadlines, with fresh credentials.
 
-The ``kubernetes`` package reads the settings, keeps tokens fresh and sends. Its models cost fifty times the CPU of
-ours, and its ``ApiClient`` 10 MB, so requests go out one level lower. What that level leaves undone is done here: the
-token is asked for, every call has a deadline, and the libraries' many errors become ours.
+Tokens expire and CAs are rotated. A service account's token is read every minute. When the server refuses the
+credentials, when those of an exec plugin have expired, or when the handshake fails, a new session is made from what the
+files say now, without a restart.
 
-Tokens expire and CAs are rotated. A client reads both once (a service account's token every minute). When the server
-refuses the credentials, or the handshake fails, a new client is made from what the files say now, without a restart.
-
-This is the only module that imports the library, and only in ``connect``, in a thread: the plugin serves the sockets
-that the kubelet waits for first.
+aiohttp takes some tenths of a second to import, and the plugin serves the sockets that the kubelet waits for first. So
+``connect`` imports it, in a thread.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import logging
+import os
 import socket
-import sys
+import time
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 from urllib.parse import quote, urlencode, urlsplit
+
+import msgspec
 
 from neuron_plugin.backoff import CLOCK, Clock
 from neuron_plugin.cluster.api import ApiRequest, ConnectionSettingsError, Response, UnreachableError, refusal
+from neuron_plugin.cluster.credentials import (
+    TOKEN_SECONDS,
+    Credentials,
+    CredentialsError,
+    of_kubeconfig,
+    of_service_account,
+    read_token,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-    from pathlib import Path
+
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +44,7 @@ _CONNECT_SECONDS = 10.0
 _RENEWAL_PAUSE_SECONDS = 10.0
 _LOADING_SECONDS = 20.0  # an exec plugin may have to ask an identity provider
 _BUFFER_BYTES = 16 << 20
-"""aiohttp refuses a line of more than twice its buffer; the library's 2 MiB are too few for the largest pods."""
+"""aiohttp refuses a line of more than twice its buffer; its 64 KiB are too few for a pod."""
 
 _KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 30_000))
 """Notices within 30 s that the other end of a connection is gone, whether the connection waits or sends.
@@ -57,14 +65,14 @@ async def connect(source: Source, *, clock: Clock = CLOCK) -> KubernetesApi:
     Raises:
         ConnectionSettingsError: the settings are missing or unusable.
     """
-    await asyncio.to_thread(_import_library)
-    return KubernetesApi(await _open_client(source), source, clock)
+    await asyncio.to_thread(__import__, "aiohttp")
+    return KubernetesApi(await _open_session(source, clock), source, clock)
 
 
 class KubernetesApi:
     """``ApiServer`` over HTTP. Made by ``connect``."""
 
-    def __init__(self, client: Any, source: Source, clock: Clock) -> None:
+    def __init__(self, client: _Session, source: Source, clock: Clock) -> None:
         self._client = client
         self._source = source
         self._clock = clock
@@ -105,17 +113,19 @@ class KubernetesApi:
     async def _exchange(self, request: ApiRequest, silence_seconds: float | None = None) -> AsyncGenerator[Any, None]:
         """Send, again with new credentials if they were refused, and close the answer after the block."""
         client, answer = self._client, None
+        if client.is_expired and await self._renew(client):
+            client = self._client
         try:
-            answer = await _send(client, request, silence_seconds)
+            answer = await client.send(request, silence_seconds)
         except _TlsError:
             if not await self._renew(client):
                 raise
         if answer is None or (answer.status == HTTPStatus.UNAUTHORIZED and await self._renew(client)):
-            answer = await _send(self._client, request, silence_seconds)
+            answer = await self._client.send(request, silence_seconds)
         with contextlib.closing(answer):
             yield answer
 
-    async def _renew(self, refused: Any) -> bool:
+    async def _renew(self, refused: _Session) -> bool:
         """Load credentials again, at most every ten seconds; whether there is a newer client than ``refused``.
 
         The connections of the old client are closed: an open watch fails, and is opened again by its reflector.
@@ -127,7 +137,7 @@ class KubernetesApi:
                 return False
             self._renewed_at = self._clock.now()
             try:
-                self._client = await _open_client(self._source)
+                self._client = await _open_session(self._source, self._clock)
             except ConnectionSettingsError as error:
                 log.warning("credentials for the API server cannot be loaded again", extra={"error": str(error)})
                 return False
@@ -151,25 +161,64 @@ def _open_socket(address: Any) -> socket.socket:
     return made
 
 
-async def _send(client: Any, request: ApiRequest, silence_seconds: float | None) -> Any:
-    """Send one request; the caller closes the answer."""
-    import aiohttp
-    from kubernetes.aio.config import ConfigException
+class _Session:
+    """Connections with the same credentials."""
 
-    headers = {"Accept": "application/json", "Content-Type": request.content_type, "User-Agent": "neuron-plugin"}
-    try:
-        token = (await client.configuration.auth_settings()).get("BearerToken")  # a service account's is read again
-    except (ConfigException, OSError) as error:
-        cause = f"API server token: {error}; is the service account's volume mounted?"
-        raise ConnectionSettingsError(cause) from error
-    if token:
-        headers[token["key"]] = token["value"]
-    query = f"?{urlencode(request.query, safe='/', quote_via=quote)}" if request.query else ""
-    url = client.configuration.host + request.path + query
-    limits = aiohttp.ClientTimeout(total=None, connect=_CONNECT_SECONDS, sock_read=silence_seconds)
-    with _library_errors(request):
-        sent = client.request(request.method, url, headers=headers, body=request.body, _request_timeout=limits)
-        return (await sent).response
+    def __init__(self, credentials: Credentials, proxy: str | None, clock: Clock) -> None:
+        import aiohttp
+
+        self.proxy = proxy
+        self._credentials = credentials
+        self._clock = clock
+        self._token = ""
+        self._token_read_at = float("-inf")
+        # With a trusted environment aiohttp would look, at each request and in a thread, for a proxy and for a
+        # ``.netrc``, whose credentials are not for an API server and cannot stand beside a token.
+        self._http = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(ssl=credentials.tls or True, socket_factory=_open_socket),
+            read_bufsize=_BUFFER_BYTES,
+            trust_env=False,
+        )
+
+    @property
+    def is_expired(self) -> bool:
+        return time.time() >= self._credentials.expires_at
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    async def send(self, request: ApiRequest, silence_seconds: float | None) -> Any:
+        """Send one request; the caller closes the answer."""
+        import aiohttp
+        import yarl
+
+        headers = {"Accept": "application/json", "Content-Type": request.content_type, "User-Agent": "neuron-plugin"}
+        if authorization := self._authorization():
+            headers["Authorization"] = authorization
+        query = f"?{urlencode(request.query, safe='/', quote_via=quote)}" if request.query else ""
+        with _library_errors(request):
+            return await self._http.request(
+                request.method,
+                yarl.URL(self._credentials.server + request.path + query, encoded=True),
+                headers=headers,
+                data=None if request.body is None else msgspec.json.encode(request.body),
+                proxy=self.proxy,
+                server_hostname=self._credentials.tls_server_name or None,
+                timeout=aiohttp.ClientTimeout(total=None, connect=_CONNECT_SECONDS, sock_read=silence_seconds),
+            )
+
+    def _authorization(self) -> str:
+        """The header's value; a token's file is read again every minute."""
+        path, now = self._credentials.token_file, self._clock.now()
+        if path is None:
+            return self._credentials.authorization
+        if now - self._token_read_at >= TOKEN_SECONDS:
+            try:
+                self._token, self._token_read_at = read_token(path), now
+            except (CredentialsError, OSError) as error:
+                cause = f"API server token: {error}; is the service account's volume mounted?"
+                raise ConnectionSettingsError(cause) from error
+        return f"Bearer {self._token}"
 
 
 async def _read(request: ApiRequest, answer: Any) -> Response:
@@ -195,63 +244,48 @@ def _library_errors(request: ApiRequest) -> Iterator[None]:
     try:
         yield
     except aiohttp.ClientSSLError as error:
-        cause = f"no trusted connection to {error.host}:{error.port}: {error.os_error}"
-        raise _TlsError(request.method, request.path, cause, may_have_arrived=False) from error
-    except aiohttp.ClientConnectorError as error:
-        cause = f"no connection to {error.host}:{error.port}: {error.os_error.strerror or error.os_error}"
-        raise UnreachableError(request.method, request.path, cause, may_have_arrived=False) from error
-    except aiohttp.ConnectionTimeoutError as error:
-        raise UnreachableError(request.method, request.path, f"{error}", may_have_arrived=False) from error
+        raise _TlsError(request.method, request.path, _why(error), may_have_arrived=False) from error
+    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+        raise UnreachableError(request.method, request.path, _why(error), may_have_arrived=False) from error
     except (aiohttp.ClientError, aiohttp.http.HttpProcessingError, OSError, ValueError, RuntimeError) as error:
         # An OSError may be a TimeoutError, a RuntimeError is a connection that we have closed, and a line of a watch
         # that is too long is an error of HTTP processing.
         raise UnreachableError(request.method, request.path, f"{error!r}", may_have_arrived=True) from error
 
 
-async def _open_client(source: Source) -> Any:
-    """Make the library's client; whatever is wrong with the settings becomes a ``ConnectionSettingsError``."""
+def _why(error: Exception) -> str:
+    """What went wrong, without aiohttp's own settings."""
+    import aiohttp
+
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return f"no trusted connection to {error.host}:{error.port}: {error.certificate_error}"
+    if isinstance(error, aiohttp.ClientSSLError):
+        return f"no trusted connection to {error.host}:{error.port}: {error.os_error}"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return f"no connection to {error.host}:{error.port}: {error.os_error.strerror or error.os_error}"
+    return str(error)
+
+
+async def _open_session(source: Source, clock: Clock) -> _Session:
+    """Read the credentials; whatever is wrong with them becomes a ``ConnectionSettingsError``."""
     try:
-        return await _load_client(source)
+        if source is None:
+            return _Session(of_service_account(os.environ), None, clock)
+        if isinstance(source, str):
+            return _Session(Credentials(source.rstrip("/")), _environment_proxy(source), clock)
+        async with asyncio.timeout(_LOADING_SECONDS):
+            found = await of_kubeconfig(source)
+        return _Session(found, found.proxy or _environment_proxy(found.server), clock)
     except TimeoutError:
         cause = f"not loaded within {_LOADING_SECONDS:g} s; does its exec plugin wait for input?"
     except OSError as error:
         cause = f"{error.strerror}: {error.filename}" if error.filename else str(error)
-    except (AttributeError, LookupError, TypeError):
-        cause = "a part of it does not have the expected form"  # the loader's text is about Python's types
-    except Exception as error:  # noqa: BLE001 - whatever the file made the loader raise: YAMLError, binascii.Error
-        cause = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    except CredentialsError as error:
+        cause = str(error).rstrip(".")
     in_a_pod = "to run in a pod, or a kubeconfig to be given"
     expected = "a kubeconfig that kubectl accepts: fix it, or give another" if source else in_a_pod
     settings = source or "the pod's service account"
     raise ConnectionSettingsError(f"API server settings from {settings}: {cause}; expected {expected}")
-
-
-async def _load_client(source: Source) -> Any:
-    import aiohttp
-    from kubernetes.aio import config
-    from kubernetes.aio.client.configuration import Configuration
-    from kubernetes.aio.client.rest import RESTClientObject
-
-    settings, loaders = Configuration(), cast("Any", config)
-    if source is None:
-        loaders.load_incluster_config(client_configuration=settings)
-    elif isinstance(source, str):
-        settings.host, settings.proxy = source.rstrip("/"), _environment_proxy(source)
-    else:
-        # Of a missing file the library would log a warning of its own, and then report a missing key.
-        await asyncio.to_thread(source.stat)
-        async with asyncio.timeout(_LOADING_SECONDS):
-            await loaders.load_kube_config(str(source), client_configuration=settings, persist_config=False)
-        settings.proxy = settings.proxy or _environment_proxy(settings.host)
-    client: Any = RESTClientObject(settings)
-    # With a trusted environment aiohttp would look, at each request and in a thread, for a proxy and for a ``.netrc``,
-    # whose credentials are not for an API server and cannot stand beside a token.
-    client.pool_manager = aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(ssl=client.ssl_context, socket_factory=_open_socket),
-        read_bufsize=_BUFFER_BYTES,
-        trust_env=False,
-    )
-    return client
 
 
 def _environment_proxy(url: str) -> str | None:
@@ -267,32 +301,3 @@ def _environment_proxy(url: str) -> str | None:
     if not proxy or target.hostname in {"localhost", "127.0.0.1", "::1"} or proxy_bypass(target.netloc):
         return None
     return proxy if "://" in proxy else f"http://{proxy}"
-
-
-def _import_library() -> None:
-    """Import only what is used of ``kubernetes``: its readers of settings and its bare HTTP client.
-
-    The ``__init__`` modules of its packages would bring along the synchronous client, requests and jsonschema: 11 MB
-    and 0.1 s of CPU in the image. The reader of kubeconfigs imports ``ApiClient``, which it uses in functions that are
-    not called here, and pydantic with it: 9 MB. No supported way avoids them, importlib's ``LazyLoader`` neither. So
-    the version is held below the next major one, and a test fails when this does not work, or is not needed any more.
-    """
-    if "kubernetes.aio.config" in sys.modules:
-        return
-    for package in ("kubernetes", "kubernetes.aio"):
-        spec = None if package in sys.modules else importlib.util.find_spec(package)
-        if spec is None:
-            continue  # imported as a whole already; or missing, which the import below reports
-        sys.modules[package] = module = importlib.util.module_from_spec(spec)
-        parent, _, name = package.rpartition(".")
-        if parent:
-            setattr(sys.modules[parent], name, module)
-    import aiohttp  # noqa: F401 - loaded here, in a thread, for the functions above
-    from kubernetes.aio import client
-    from kubernetes.aio.client import configuration, rest  # noqa: F401 - as above
-
-    vars(client)["ApiClient"] = None
-    try:
-        from kubernetes.aio import config  # noqa: F401 - as above
-    finally:
-        vars(client).pop("ApiClient", None)

@@ -46,7 +46,7 @@ DAEMON_SECONDS = 2.0
 DIAL_SECONDS = 2.0
 CALL_SECONDS = 5.0
 CLUSTER_SECONDS = 15.0
-"""For all calls to the API server, with the client library's import of a second and a log-in."""
+"""For all calls to the API server, with the import of the HTTP client and a log-in."""
 
 _MOST_BYTES = 64 << 20
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where to ask a daemon that listens everywhere

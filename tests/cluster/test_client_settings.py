@@ -6,7 +6,6 @@ import asyncio
 import json
 import ssl
 import sys
-from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,8 @@ import trustme
 
 from neuron_plugin.backoff import Clock
 from neuron_plugin.cluster.api import ApiRequest, ConnectionSettingsError, UnreachableError
-from neuron_plugin.cluster.client import KubernetesApi, _environment_proxy, connect
+from neuron_plugin.cluster.client import _environment_proxy, connect
+from neuron_plugin.cluster.credentials import EXEC_VERSIONS, TOKEN_SECONDS
 from tests.support.api_server import StandInApiServer
 
 PODS = ApiRequest("GET", "/api/v1/pods")
@@ -201,6 +201,7 @@ async def test_a_server_that_is_not_trusted_is_unreachable(tmp_path: Path) -> No
         with pytest.raises(UnreachableError, match="certificate verify failed") as raised:
             await api.request(PODS, timeout_seconds=5)
         assert not raised.value.may_have_arrived
+        assert "ssl:" not in str(raised.value), "what aiohttp calls its settings"
         with pytest.raises(UnreachableError, match="certificate verify failed"):
             await api.request(PODS, timeout_seconds=5)
 
@@ -211,17 +212,9 @@ async def test_a_server_that_is_not_trusted_is_unreachable(tmp_path: Path) -> No
 @pytest.fixture
 def service_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The files that the kubelet mounts into a pod."""
-    incluster = pytest.importorskip("kubernetes.aio.config.incluster_config")
-    monkeypatch.setattr(incluster, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
-    monkeypatch.setattr(incluster, "SERVICE_CERT_FILENAME", str(tmp_path / "ca.crt"))
+    monkeypatch.setattr("neuron_plugin.cluster.credentials.SERVICE_ACCOUNT", tmp_path)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
     return tmp_path
-
-
-def expire_token(api: KubernetesApi) -> None:
-    """Let the minute pass after which the library reads the file again."""
-    hook = api._client.configuration.refresh_api_key_hook
-    hook.__closure__[0].cell_contents.token_expires_at = datetime.min  # noqa: DTZ901 - as the library keeps it
 
 
 async def test_in_a_pod_the_token_is_read_again_before_the_old_one_expires(
@@ -232,12 +225,14 @@ async def test_in_a_pod_the_token_is_read_again_before_the_old_one_expires(
         monkeypatch.setenv("KUBERNETES_SERVICE_PORT", server.url.rpartition(":")[2])
         (service_account / "token").write_text("first")
         (service_account / "ca.crt").write_text(pem(authority))
-        async with await connect(None) as api:
+        time = FakeTime()
+        async with await connect(None, clock=Clock(now=time)) as api:
+            assert (await api.request(PODS, timeout_seconds=5)).status == 200
             (service_account / "token").write_text("second")
             server.rotate(token="second")  # noqa: S106 - as above
-            expire_token(api)
+            time.now += TOKEN_SECONDS
             assert (await api.request(PODS, timeout_seconds=5)).status == 200
-            assert len(server.requests) == 1, "it was not refused first"
+            assert len(server.requests) == 2, "it was not refused first"
 
 
 async def test_in_a_pod_the_service_account_is_used_and_its_new_token_read(
@@ -263,9 +258,8 @@ async def test_in_a_pod_a_token_that_became_empty_is_an_error_of_its_own(
     (service_account / "token").write_text("first")
     (service_account / "ca.crt").write_text(pem(authority))
     async with await connect(None) as api:
-        expire_token(api)
         (service_account / "token").write_text("")
-        with pytest.raises(ConnectionSettingsError, match="Token file exists but empty"):
+        with pytest.raises(ConnectionSettingsError, match=r"token file .* is empty; is the service account's volume"):
             await api.request(PODS, timeout_seconds=5)
 
 
@@ -277,7 +271,6 @@ async def test_in_a_pod_a_token_that_vanished_is_an_error_of_its_own(
     (service_account / "token").write_text("first")
     (service_account / "ca.crt").write_text(pem(authority))
     async with await connect(None) as api:
-        expire_token(api)
         (service_account / "token").unlink()
         with pytest.raises(ConnectionSettingsError, match=r"No such file .* is the service account's volume mounted"):
             await api.request(PODS, timeout_seconds=5)
@@ -291,15 +284,24 @@ async def test_outside_of_a_pod_and_without_a_kubeconfig_there_is_an_error_that_
         await connect(None)
 
 
+WITHOUT_ITS_CLUSTER = """
+current-context: x
+contexts: [{name: x, context: {cluster: y}}]
+clusters: [{name: z, cluster: {server: https://z}}]
+"""
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("", "a part of it does not have the expected form"),
-        ("[]", "a part of it does not have the expected form"),
+        ("", "Expected `object`, got `null`"),
+        ("[]", "Expected `object`, got `array`"),
         ("{", "expected the node content, but found '<stream end>'"),
-        ("clusters: []", "Expected key current-context"),
+        ("clusters: []", "missing required field `current-context`"),
         ("\x00", "special characters are not allowed"),
-        ('{"current-context": "x", "contexts": [{"name": "x"}]}', "Expected key context"),
+        ('{"current-context": "x", "contexts": [{"name": "x"}], "clusters": []}', "missing required field `context`"),
+        ('{"current-context": "x", "contexts": [], "clusters": []}', "there is no context 'x', only none"),
+        (WITHOUT_ITS_CLUSTER, "there is no cluster 'y', only 'z'"),
     ],
 )
 async def test_a_useless_kubeconfig_is_an_error_that_names_it_and_what_is_wrong_in_words(
@@ -316,33 +318,105 @@ async def test_a_useless_kubeconfig_is_an_error_that_names_it_and_what_is_wrong_
         assert spelled_for_python not in str(raised.value)
 
 
+def exec_plugin(script: str, **fields: object) -> dict[str, object]:
+    """A user whose credentials a program prints."""
+    plugin = {"apiVersion": EXEC_VERSIONS[0], "command": sys.executable, "args": ["-c", script], **fields}
+    return {"exec": plugin}
+
+
 async def test_a_kubeconfig_whose_exec_plugin_waits_for_input_is_an_error_that_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def waits(*_: object, **_named: object) -> None:
-        await asyncio.Event().wait()
-
-    (tmp_path / "kubeconfig").touch()
-    monkeypatch.setattr("kubernetes.aio.config.load_kube_config", waits)
+    kubeconfig = log_in_with(
+        StandInApiServer().write_kubeconfig(tmp_path / "kubeconfig"), exec_plugin("import time; time.sleep(60)")
+    )
     monkeypatch.setattr("neuron_plugin.cluster.client._LOADING_SECONDS", 0.05)
     with pytest.raises(ConnectionSettingsError, match=r"kubeconfig: not loaded within 0\.05 s; does its exec plugin"):
         async with asyncio.timeout(5):
-            await connect(tmp_path / "kubeconfig")
+            await connect(kubeconfig)
+
+
+@pytest.mark.parametrize(
+    ("user", "said"),
+    [
+        (exec_plugin("import sys; sys.exit('log in first')"), r"ended with status 1: log in first"),
+        (exec_plugin("print('hello')"), r"gave no ExecCredential: JSON is malformed"),
+        (
+            exec_plugin("", apiVersion="v9"),
+            r"apiVersion of exec is 'v9', expected client\.authentication\.k8s\.io/v1 or",
+        ),
+        (exec_plugin("", command="/nowhere/aws"), r"No such file or directory: /nowhere/aws"),
+        ({"auth-provider": {"name": "gcp"}}, r"auth-provider, which kubectl does not know since 1\.26"),
+        ({"client-certificate-data": "%"}, r"not base64"),
+        ({"client-certificate": "/nowhere/tls.crt"}, r"No such file or directory: /nowhere/tls\.crt"),
+    ],
+)
+async def test_credentials_that_cannot_be_had_are_an_error_that_says_why(
+    tmp_path: Path, user: dict[str, object], said: str
+) -> None:
+    kubeconfig = log_in_with(StandInApiServer().write_kubeconfig(tmp_path / "kubeconfig"), user)
+    with pytest.raises(ConnectionSettingsError, match=said):
+        await connect(kubeconfig)
+
+
+async def test_an_exec_plugin_is_asked_again_when_what_it_gave_has_expired(tmp_path: Path) -> None:
+    """Before a request is refused: each answer says how long it is good for."""
+    script = (
+        f"import json, pathlib; file = pathlib.Path({str(tmp_path / 'asked')!r})\n"
+        "asked = file.read_text() if file.exists() else ''; file.write_text(asked + 'x')\n"
+        "when = '2100-01-01T00:00:00Z' if asked else '2000-01-01T00:00:00Z'\n"
+        "print(json.dumps({'status': {'token': 'new' if asked else 'old', 'expirationTimestamp': when}}))"
+    )
+    async with StandInApiServer(token="new") as server:  # noqa: S106 - as above
+        kubeconfig = log_in_with(server.write_kubeconfig(tmp_path / "kubeconfig"), exec_plugin(script))
+        async with await connect(kubeconfig) as api:
+            assert [(await api.request(PODS, timeout_seconds=5)).status for _ in range(2)] == [200, 200]
+        assert len(server.requests) == 2, "none was refused"
+    assert (tmp_path / "asked").read_text() == "xx"
+
+
+async def test_an_exec_plugin_learns_what_it_is_asked_for(tmp_path: Path) -> None:
+    script = (
+        "import json, os; asked = json.loads(os.environ['KUBERNETES_EXEC_INFO'])\n"
+        "token = f\"{asked['kind']} {asked['spec']['cluster']['server'][:4]} {os.environ['ROLE']}\"\n"
+        "print(json.dumps({'status': {'token': token.replace(' ', '-')}}))"
+    )
+    asked = exec_plugin(script, provideClusterInfo=True, env=[{"name": "ROLE", "value": "reader"}])
+    async with StandInApiServer(token="ExecCredential-http-reader") as server:  # noqa: S106 - as above
+        kubeconfig = log_in_with(server.write_kubeconfig(tmp_path / "kubeconfig"), asked)
+        async with await connect(kubeconfig) as api:
+            assert (await api.request(PODS, timeout_seconds=5)).status == 200
+
+
+async def test_a_token_file_is_read_and_comes_before_a_token(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("secret\n")
+    async with StandInApiServer(token="secret") as server:  # noqa: S106 - as above
+        user: dict[str, object] = {"tokenFile": "token", "token": "old"}
+        kubeconfig = log_in_with(server.write_kubeconfig(tmp_path / "kubeconfig"), user)
+        async with await connect(kubeconfig) as api:
+            assert (await api.request(PODS, timeout_seconds=5)).status == 200
+
+
+async def test_the_name_in_the_servers_certificate_may_be_another_than_its_address(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("api.example").configure_cert(context)
+    async with StandInApiServer(tls=context, ca=pem(authority)) as server:
+        kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
+        async with await connect(kubeconfig) as api:
+            with pytest.raises(UnreachableError, match="certificate verify failed"):
+                await api.request(PODS, timeout_seconds=5)
+        for more in ({"tls-server-name": "api.example"}, {"insecure-skip-tls-verify": True}):
+            content = json.loads(kubeconfig.read_text())
+            content["clusters"][0]["cluster"] |= more
+            (tmp_path / "other").write_text(json.dumps(content))
+            async with await connect(tmp_path / "other") as api:
+                assert (await api.request(PODS, timeout_seconds=5)).status == 200
 
 
 async def test_a_missing_kubeconfig_is_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(ConnectionSettingsError, match=r"nowhere: No such file or directory: .*; expected a kubeconfig"):
         await connect(tmp_path / "nowhere")
-
-
-async def test_a_file_that_a_kubeconfig_names_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def misses(*_: object, **_named: object) -> None:
-        raise FileNotFoundError(2, "No such file or directory", "/etc/token")
-
-    (tmp_path / "kubeconfig").touch()
-    monkeypatch.setattr("kubernetes.aio.config.load_kube_config", misses)
-    with pytest.raises(ConnectionSettingsError, match="kubeconfig: No such file or directory: /etc/token; expected"):
-        await connect(tmp_path / "kubeconfig")
 
 
 PODS = ApiRequest("GET", "/api/v1/pods")
@@ -438,7 +512,7 @@ async def test_in_a_pod_no_proxy_is_used(
     (service_account / "token").write_text("first")
     (service_account / "ca.crt").write_text(pem(authority))
     async with await connect(None) as api:
-        assert api._client.configuration.proxy is None
+        assert api._client.proxy is None
 
 
 async def test_the_kubeconfigs_own_proxy_comes_first(

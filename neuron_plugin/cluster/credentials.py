@@ -1,0 +1,285 @@
+"""Where the API server is, what it trusts and who we are: from a kubeconfig, or from a pod's service account.
+
+A kubeconfig is read as kubectl reads it (client-go, ``tools/clientcmd``): its current context, files relative to it,
+and exec plugins, of which the answer is used until it expires or is refused. What kubectl does not know any more (the
+``auth-provider`` of a user) is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import os
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+"""Where the kubelet mounts the token and the CA into a pod."""
+TOKEN_SECONDS = 60.0
+"""How long a token is used before its file is read again: the kubelet writes a new one long before the old expires."""
+EXEC_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
+
+
+class CredentialsError(Exception):
+    """Settings that cannot be used; the text says which part and why."""
+
+
+class _Part(msgspec.Struct, frozen=True, rename="kebab"):
+    pass
+
+
+class _Cluster(_Part, frozen=True):
+    server: str
+    certificate_authority: str = ""
+    certificate_authority_data: str = ""
+    insecure_skip_tls_verify: bool = False
+    tls_server_name: str = ""
+    proxy_url: str = ""
+
+
+class _Variable(msgspec.Struct, frozen=True):
+    name: str
+    value: str
+
+
+class _Exec(msgspec.Struct, frozen=True, rename="camel"):
+    command: str
+    api_version: str
+    args: tuple[str, ...] | None = None
+    env: tuple[_Variable, ...] | None = None
+    provide_cluster_info: bool = False
+
+
+class _User(_Part, frozen=True):
+    token: str = ""
+    token_file: str = msgspec.field(default="", name="tokenFile")
+    username: str = ""
+    password: str = ""
+    client_certificate: str = ""
+    client_certificate_data: str = ""
+    client_key: str = ""
+    client_key_data: str = ""
+    exec: _Exec | None = None
+    auth_provider: object = None
+
+
+class _Context(_Part, frozen=True):
+    cluster: str
+    user: str = ""
+
+
+class _NamedCluster(_Part, frozen=True):
+    name: str
+    cluster: _Cluster
+
+
+class _NamedUser(_Part, frozen=True):
+    name: str
+    user: _User = _User()
+
+
+class _NamedContext(_Part, frozen=True):
+    name: str
+    context: _Context
+
+
+class _Kubeconfig(_Part, frozen=True):
+    current_context: str
+    contexts: tuple[_NamedContext, ...]
+    clusters: tuple[_NamedCluster, ...]
+    users: tuple[_NamedUser, ...] | None = None
+
+
+class _ExecStatus(msgspec.Struct, frozen=True, rename="camel"):
+    token: str = ""
+    client_certificate_data: str = ""
+    client_key_data: str = ""
+    expiration_timestamp: datetime | None = None
+
+
+class _ExecCredential(msgspec.Struct, frozen=True):
+    status: _ExecStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """How to reach an API server.
+
+    ``authorization`` is the header's value; ``token_file`` has a bearer token in its place that changes. ``proxy`` is
+    the kubeconfig's own. ``expires_at`` is the unix time at which an exec plugin has to be asked again.
+    """
+
+    server: str
+    tls: ssl.SSLContext | None = None
+    tls_server_name: str = ""
+    proxy: str = ""
+    authorization: str = ""
+    token_file: Path | None = None
+    expires_at: float = float("inf")
+
+
+def read_token(path: Path) -> str:
+    """Read a bearer token.
+
+    Raises:
+        OSError: the file cannot be read.
+        CredentialsError: it is empty.
+    """
+    if token := path.read_text().strip():
+        return token
+    raise CredentialsError(f"token file {path} is empty")
+
+
+def of_service_account(environ: Mapping[str, str]) -> Credentials:
+    """The credentials of this pod.
+
+    Raises:
+        OSError: a file is not there.
+        CredentialsError: this is no pod.
+    """
+    host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT")
+    if not host or not port:
+        raise CredentialsError("KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set")
+    token_file = SERVICE_ACCOUNT / "token"
+    read_token(token_file)
+    tls = ssl.create_default_context(cadata=(SERVICE_ACCOUNT / "ca.crt").read_text())
+    server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+    return Credentials(server, tls, token_file=token_file)
+
+
+async def of_kubeconfig(path: Path) -> Credentials:
+    """The credentials of a kubeconfig's current context.
+
+    Raises:
+        OSError: the file, or one that it names, cannot be read.
+        CredentialsError: it is no kubeconfig, or its exec plugin gives nothing.
+    """
+    found = await asyncio.to_thread(_read, path)
+    context = _named(found.contexts, found.current_context, "context").context
+    cluster = _named(found.clusters, context.cluster, "cluster").cluster
+    user = _named(found.users or (), context.user, "user").user if context.user else _User()
+    if user.auth_provider is not None:
+        raise CredentialsError("the user has an auth-provider, which kubectl does not know since 1.26")
+    answer = await _ask_exec_plugin(user.exec, cluster, path.parent) if user.exec else _ExecStatus()
+    certificate, key = answer.client_certificate_data.encode(), answer.client_key_data.encode()
+    if not certificate:
+        certificate = _content(user.client_certificate, user.client_certificate_data, path)
+        key = _content(user.client_key, user.client_key_data, path)
+    authority = _content(cluster.certificate_authority, cluster.certificate_authority_data, path)
+    return Credentials(
+        server=cluster.server.rstrip("/"),
+        tls=await asyncio.to_thread(_tls, cluster, authority, certificate, key),
+        tls_server_name=cluster.tls_server_name,
+        proxy=cluster.proxy_url,
+        authorization=_authorization(user, answer),
+        token_file=path.parent / user.token_file if user.token_file and not answer.token else None,
+        expires_at=answer.expiration_timestamp.timestamp() if answer.expiration_timestamp else float("inf"),
+    )
+
+
+def _read(path: Path) -> _Kubeconfig:
+    import yaml
+
+    try:
+        return msgspec.convert(yaml.safe_load(path.read_bytes()), _Kubeconfig, strict=False)
+    except (yaml.YAMLError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:
+        raise CredentialsError(" ".join(str(error).split())) from error
+
+
+_Named = TypeVar("_Named", _NamedCluster, _NamedUser, _NamedContext)
+
+
+def _named(parts: tuple[_Named, ...], name: str, kind: str) -> _Named:
+    for part in parts:
+        if part.name == name:
+            return part
+    known = ", ".join(repr(part.name) for part in parts) or "none"
+    raise CredentialsError(f"there is no {kind} {name!r}, only {known}")
+
+
+def _content(file: str, data: str, kubeconfig: Path) -> bytes:
+    """What stands in the kubeconfig itself comes before what it names, as with kubectl."""
+    if not data:
+        return (kubeconfig.parent / file).read_bytes() if file else b""
+    try:
+        return base64.b64decode(data, validate=True)
+    except binascii.Error as error:
+        raise CredentialsError(f"a value is not base64: {error}") from error
+
+
+def _authorization(user: _User, answer: _ExecStatus) -> str:
+    if token := answer.token or user.token * (not user.token_file):
+        return f"Bearer {token}"
+    if user.username:
+        return "Basic " + base64.b64encode(f"{user.username}:{user.password}".encode()).decode()
+    return ""
+
+
+def _tls(cluster: _Cluster, authority: bytes, certificate: bytes, key: bytes) -> ssl.SSLContext | None:
+    if urlsplit(cluster.server).scheme != "https":
+        return None
+    try:
+        context = ssl.create_default_context(cadata=authority.decode() or None)
+        if cluster.insecure_skip_tls_verify:
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        if certificate:
+            _load(context, certificate, key)
+    except (ssl.SSLError, ValueError) as error:
+        raise CredentialsError(f"the CA or the client's certificate cannot be used: {error}") from error
+    return context
+
+
+def _load(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
+    """Python loads a certificate from a file only; this one is the owner's alone and gone again at once."""
+    with NamedTemporaryFile(prefix="neuron-plugin-") as file:
+        file.write(certificate.rstrip() + b"\n" + key)
+        file.flush()
+        context.load_cert_chain(file.name)
+
+
+async def _ask_exec_plugin(plugin: _Exec, cluster: _Cluster, directory: Path) -> _ExecStatus:
+    """Run the program that a user's credentials come from (``client-go/plugin/pkg/client/auth/exec``)."""
+    if plugin.api_version not in EXEC_VERSIONS:
+        raise CredentialsError(f"apiVersion of exec is {plugin.api_version!r}, expected {' or '.join(EXEC_VERSIONS)}")
+    spec: dict[str, object] = {"interactive": False}
+    if plugin.provide_cluster_info:
+        spec["cluster"] = {
+            "server": cluster.server,
+            "certificate-authority-data": cluster.certificate_authority_data,
+            "insecure-skip-tls-verify": cluster.insecure_skip_tls_verify,
+            "tls-server-name": cluster.tls_server_name,
+        }
+    asked = {"kind": "ExecCredential", "apiVersion": plugin.api_version, "spec": spec}
+    environment = {**os.environ, **{one.name: one.value for one in plugin.env or ()}}
+    environment["KUBERNETES_EXEC_INFO"] = msgspec.json.encode(asked).decode()
+    command = str(directory / plugin.command) if "/" in plugin.command else plugin.command
+    process = await asyncio.create_subprocess_exec(
+        command,
+        *(plugin.args or ()),
+        env=environment,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        answer, complaint = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        said = " ".join(complaint.decode(errors="replace").split())
+        raise CredentialsError(f"exec plugin {plugin.command} ended with status {process.returncode}: {said[:200]}")
+    try:
+        return msgspec.json.decode(answer, type=_ExecCredential).status
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CredentialsError(f"exec plugin {plugin.command} gave no ExecCredential: {error}") from error
