@@ -184,7 +184,7 @@ def _gate_text(asked: Question) -> str:
     if others := ", ".join(gate for gate in pod.rules.gates if gate != GATE):
         return f"It is not scheduled before this gate is lifted: {others}."
     if pod.gated:
-        return f"The gate {GATE} holds it back until a set is free for it."
+        return f"The gate {GATE} holds it back until it can be placed."
     if asked.released and not pod.promised:
         return f"No node was chosen for it: {asked.released}. Its scheduler chooses the node, the plugin the devices."
     return ""

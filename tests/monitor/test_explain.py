@@ -144,7 +144,7 @@ async def test_explain_knows_gated_promised_void_and_plainly_released_pods(stage
     async def said(name: str) -> str:
         return str((await stage.get(f"/explain/default/{name}"))[1])
 
-    assert "The gate neuron-plugin.io/placement holds it back until a set is free for it." in await said("waits")
+    assert "The gate neuron-plugin.io/placement holds it back until it can be placed." in await said("waits")
     assert "It is not scheduled before this gate is lifted: example.com/quota." in await said("twice")
     text = await said("placed")
     assert "placed on node, where its scheduler is to bind it. It was assigned main: devices 0-3." in text

@@ -511,6 +511,9 @@ async def test_the_playground_s_page_shows_pods_a_refusal_and_a_fault_that_heals
         if WRITE:
             up.run("fault", "trn1-1", "ecc", "10", "--sram", "1")
             await browser.until(f"{device('trn1-1', 10)}.dataset.state === 'unhealthy'")
+            up.run("fault", "inf2-1", "ecc", "1", "--sram", "1")  # a device that a pod has
+            await browser.until(f"{device('inf2-1', 1)}.dataset.health === 'unhealthy'")
+            await asyncio.sleep(2)  # what has lit up is as before
             await browser.screenshot(PICTURES / "cluster.png")
         await browser.value("location.hash = document.querySelector('.device[data-state=used]').closest('a').hash")
         await browser.until("document.getElementById('detail').innerText.includes('confirmed by the kubelet')")

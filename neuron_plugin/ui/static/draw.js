@@ -74,8 +74,8 @@ const reserved = () => pattern(GREY, MARKS[3]);
 export const grey = () => pattern(GREY, "");
 export const plain = (number) => pattern(COLOURS[number], MARKS[number]);
 
-/** What a device is filled with that no pod's colour says; "missing" has no fill. */
-export const STATES = { unhealthy: broken, missing: () => "none", "held down": heldDown, disabled, reserved };
+/** What a device is filled with that no pod's colour says; "missing" is as empty as a free one, in a dashed frame. */
+export const STATES = { unhealthy: broken, missing: () => "", "held down": heldDown, disabled, reserved };
 
 /** `round`: how often all colours and marks are used up; each time the marks are larger, and on a darker line. */
 function pattern(colour, mark, round = 0) {
@@ -187,7 +187,7 @@ export function update({ root, cells }, node, colours, promised) {
     rectangle.style.fill = colours(device);
     const two = holders.length && health !== "healthy"; // who has it above, what is wrong with it below
     band.setAttribute("display", two ? "" : "none");
-    if (two) band.style.fill = health === "missing" ? "" : STATES[health]();
+    if (two) band.style.fill = STATES[health]();
     if (title.textContent === text) continue;
     const lit = title.textContent;
     title.textContent = text;
