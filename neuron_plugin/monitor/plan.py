@@ -121,9 +121,9 @@ async def plan(api: ApiServer | None, state: ClusterState, options: PlanOptions)
         reference = PodReference(PodUid("new"), "", "new pod")
         waiting = [NeuronPod(reference, shape, priority=options.priority)]
     elif options.drain and options.drain not in state.nodes:
-        known = sorted(name for name, info in state.nodes.items() if info.inventory)
-        there = f"there are {', '.join(known[:MOST_NAMES])}{' and others' * (len(known) > MOST_NAMES)}"
-        raise UnknownNodeError(f"there is no node {options.drain}: {there if known else 'none has Neuron devices'}")
+        names = sorted(name for name, info in state.nodes.items() if info.inventory)
+        there = f"there are {', '.join(names[:MOST_NAMES])}{' and others' * (len(names) > MOST_NAMES)}"
+        raise UnknownNodeError(f"there is no node {options.drain}: {there if names else 'none has Neuron devices'}")
     about = [pod for pod in state.pods.values() if pod.node == options.drain] if options.drain else waiting
     volumes, asked = ClaimedVolumes(api) if api else None, dict[PodUid, NeuronPod]()
     while True:
