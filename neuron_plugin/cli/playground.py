@@ -88,6 +88,8 @@ def add_flags(parser: Parser) -> None:
     parser.add_argument("--nodes", metavar="TYPE=COUNT[,...]", type=_nodes, default=_nodes(DEFAULT_NODES), help=nodes)
     placement = "who places the pods of the default scheduler (default: gates)"
     parser.add_argument("--placement", choices=("gates", "extender"), default="gates", help=placement)
+    room = "what is done for a pod that waits though enough is free, 5 s after it came (default: plan)"
+    parser.add_argument("--make-room", choices=("off", "plan", "act"), default="plan", help=room)
     where = "the playground's directory (default: neuron-playground in TMPDIR or /tmp)"
     usual = Path(tempfile.gettempdir()) / "neuron-playground"
     parser.add_argument("--directory", metavar="DIR", type=Path, default=usual, help=where)
@@ -115,7 +117,7 @@ def run(arguments: Namespace) -> int:
     ending = EndOnSignals()
     with ending, _directory(arguments.directory) as root, contextlib.suppress(asyncio.CancelledError):
         try:
-            ending.run(lambda: _play(root, arguments.nodes, arguments.placement))
+            ending.run(lambda: _play(root, arguments))
         except TimeoutError as error:
             raise CommandError(f"the playground was too slow to start ({error}): is this machine very busy?") from error
     return Exit.INTERRUPTED
@@ -150,13 +152,15 @@ def _directory(path: Path) -> Iterator[Path]:
             shutil.rmtree(path)
 
 
-async def _play(root: Path, nodes: Mapping[str, str], placement: str) -> None:
+async def _play(root: Path, arguments: Namespace) -> None:
     from neuron_plugin.simulation import PlacedBy, SimulatedCluster, live
 
+    nodes: Mapping[str, str] = arguments.nodes
+    flags = ("--ui", "--make-room", arguments.make_room, "--make-room-after", "5")
     number = plural(len(nodes), "node")
     print(f"Starting {number}, an API server, a scheduler and the extender in {root} ...", flush=True)
     started = time.monotonic()
-    async with SimulatedCluster(root, nodes, extender_flags=("--ui",), placed_by=PlacedBy(placement)) as cluster:
+    async with SimulatedCluster(root, nodes, extender_flags=flags, placed_by=PlacedBy(arguments.placement)) as cluster:
         for worker in cluster.workers.values():
             await worker.wait_until_registered()
         await cluster.wait_until_published()

@@ -228,6 +228,8 @@ class SimulatedApiServer:
         return _bytes(found)
 
     def _write(self, request: web.Request, target: Target, body: JsonObject) -> web.Response:
+        if request.query.get("dryRun"):
+            raise Refusal(400, "a dry run is not simulated: nothing was written")
         match request.method:
             case "POST" if target.subresource == "binding":
                 return _json(self._objects.bind(target.namespace, target.name, body), 201)

@@ -126,6 +126,14 @@ async def test_a_query_that_cannot_be_meant_is_a_bad_request(client: Client, que
     assert (await client.ask("GET", PODS_PATH, params=query))[0] == 400
 
 
+@pytest.mark.parametrize("method", ["POST", "DELETE"])
+async def test_a_dry_run_is_refused_and_writes_nothing(client: Client, server: StandInApiServer, method: str) -> None:
+    made = server.create_pod(pod("a"))
+    path = PODS_PATH if method == "POST" else f"{PODS_PATH}/a"
+    assert (await client.ask(method, path, pod("b"), params={"dryRun": "All"}))[0] == 400
+    assert server.objects(PODS) == [made]
+
+
 async def test_an_object_is_replaced_whole_under_the_rules_of_a_patch(client: Client, server: StandInApiServer) -> None:
     made = server.create_pod({"metadata": {"name": "a", "labels": {"x": "y"}}, "spec": {"containers": []}})
     version = made["metadata"]["resourceVersion"]
