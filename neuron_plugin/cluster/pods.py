@@ -504,7 +504,7 @@ def _rules(pod: Pod) -> PodRules:
         scheduler_name=spec.scheduler_name,
         gates=tuple(gate.name for gate in spec.scheduling_gates or ()),
         node_selector=tuple((spec.node_selector or {}).items()),
-        terms=required.terms if required else None,
+        terms=_own_terms(pod, required.terms) if required else None,
         tolerations=tuple(
             Toleration(one.key or "", one.operator or "", one.value or "", one.effect or "")
             for one in spec.tolerations or ()
@@ -527,6 +527,19 @@ def _rules(pod: Pod) -> PodRules:
         ),
         keeps_off=_keeps_off(pod),
     )
+
+
+def _own_terms(pod: Pod, terms: tuple[NodeSelectorTerm, ...]) -> tuple[NodeSelectorTerm, ...] | None:
+    """The required terms without the node that a placement by gates has added.
+
+    The pod is where it was placed. Its replacement is a new pod that has no place, so plans may send it anywhere.
+    """
+    annotations = pod.annotations
+    if not pod.node_name or (annotations.get(NODE_KEY), annotations.get(POD_UID_KEY)) != (pod.node_name, pod.uid):
+        return terms
+    pin = Requirement("metadata.name", "In", (pod.node_name,))
+    left = tuple(replace(term, fields=term.fields[:-1]) if term.fields[-1:] == (pin,) else term for term in terms)
+    return left if left == terms or any(term.expressions or term.fields for term in left) else None
 
 
 def _keeps_off(pod: Pod) -> tuple[PodSelector, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 import pytest
@@ -195,3 +196,55 @@ def test_of_an_endless_annotation_only_its_beginning_is_kept() -> None:
 
 def test_constraints_of_a_pod_without_neuron_say_nothing() -> None:
     assert pod({"cpu": "1"}, {"neuron-plugin.io/allow-devices": "?"}).request == ()
+
+
+Json = dict[str, Any]
+
+
+def required_terms(*terms: Json) -> Json:
+    required = {"nodeSelectorTerms": list(terms)}
+    return {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}}
+
+
+def one_of(key: str, *values: str) -> Json:
+    return {"key": key, "operator": "In", "values": values}
+
+
+PINNED: Json = {"matchFields": [one_of("metadata.name", "node-1")]}
+EITHER = one_of("metadata.name", "node-1", "node-2")
+ZONE_A: Json = {"matchExpressions": [one_of("zone", "a")]}
+ZONE_B: Json = {"matchExpressions": [one_of("zone", "b")]}
+PLACED = {NODE_KEY: "node-1", POD_UID_KEY: "uid-1"}
+
+
+@pytest.mark.parametrize(
+    ("terms", "own"),
+    [
+        ([PINNED], []),
+        ([ZONE_A | PINNED], [ZONE_A]),
+        ([{"matchFields": [EITHER, *PINNED["matchFields"]]}], [{"matchFields": [EITHER]}]),
+        ([ZONE_A | PINNED, ZONE_B | PINNED], [ZONE_A, ZONE_B]),
+        ([ZONE_A], [ZONE_A]),
+    ],
+)
+def test_a_placed_pod_is_bound_to_its_node_but_its_replacement_is_not(terms: list[Json], own: list[Json]) -> None:
+    """Plans may move a pod that was placed by gates: the next pod of its owner is placed again."""
+    asked = container(limits={DEVICE: "2"})
+    without: Json = required_terms(*own) if own else {}
+    placed: Json = {"annotations": PLACED, **required_terms(*terms)}
+    assert neuron_pod(wire(asked, **placed)).rules == neuron_pod(wire(asked, **without)).rules
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"annotations": PLACED | {POD_UID_KEY: "of-another"}},
+        {"annotations": PLACED | {NODE_KEY: "node-2"}},
+        {"annotations": PLACED, "nodeName": ""},
+    ],
+)
+def test_a_node_on_which_the_pod_was_not_placed_is_a_rule_of_its_own(options: Json) -> None:
+    found = neuron_pod(wire(container(limits={DEVICE: "2"}), **required_terms(PINNED), **options))
+    assert found.rules.terms is not None
+    assert [str(term) for term in found.rules.terms] == ["metadata.name In node-1"]
