@@ -15,6 +15,7 @@ import argparse
 import ast
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -54,20 +55,20 @@ class Mutant:
 
     path: Path
     """Relative to the repository."""
+    before: str
+    """The whole file without the change: the repository may be worked on while mutants run."""
     start: int
     end: int
     text: str
 
     def source(self) -> str:
         """The whole file with the change."""
-        source = (REPOSITORY / self.path).read_text(encoding="utf-8")
-        return source[: self.start] + self.text + source[self.end :]
+        return self.before[: self.start] + self.text + self.before[self.end :]
 
     def __str__(self) -> str:
         """Where, and both lines."""
-        source = (REPOSITORY / self.path).read_text(encoding="utf-8")
-        number = source.count("\n", 0, self.start)
-        lines = (source.splitlines()[number].strip(), self.source().splitlines()[number].strip())
+        number = self.before.count("\n", 0, self.start)
+        lines = (self.before.splitlines()[number].strip(), self.source().splitlines()[number].strip())
         return f"{self.path}:{number + 1}\n  - {lines[0]}\n  + {lines[1]}"
 
 
@@ -98,7 +99,7 @@ def mutants(path: Path) -> list[Mutant]:
     for node in _running(ast.parse(source)):
         for start, end, text in _changes(node, at, source):
             if source[start:end] != text:
-                found.append(Mutant(path, start, end, text))
+                found.append(Mutant(path, source, start, end, text))
     return found
 
 
@@ -116,18 +117,14 @@ def _running(node: ast.AST) -> Iterator[ast.AST]:
 def _changes(node: ast.AST, at: _Positions, source: str) -> Iterator[tuple[int, int, str]]:
     """Spans of the source and what to put there."""
     if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _COMPARISONS:
-        yield at.end(node.left), at.start(node.comparators[0]), f" {_COMPARISONS[type(node.ops[0])]} "
+        yield from _operator(source, at.end(node.left), at.start(node.comparators[0]), _COMPARISONS[type(node.ops[0])])
     elif isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        between = source[at.end(node.left) : at.start(node.right)]
-        if not set(between) & {"(", ")"}:
-            yield at.end(node.left), at.start(node.right), f" {_OPERATORS[type(node.op)]} "
+        yield from _operator(source, at.end(node.left), at.start(node.right), _OPERATORS[type(node.op)])
     elif isinstance(node, ast.BoolOp):
-        between = source[at.end(node.values[0]) : at.start(node.values[1])]
-        if not set(between) & {"(", ")", "#"}:
-            swapped = "or" if isinstance(node.op, ast.And) else "and"
-            yield at.end(node.values[0]), at.start(node.values[1]), f" {swapped} "
+        swapped = "or" if isinstance(node.op, ast.And) else "and"
+        yield from _operator(source, at.end(node.values[0]), at.start(node.values[1]), swapped)
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        yield at.start(node), at.start(node.operand), ""
+        yield at.start(node), at.start(node) + len("not "), ""
     elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
         yield at.start(node), at.end(node), str(not node.value)
     elif isinstance(node, ast.Constant) and isinstance(node.value, int):
@@ -138,6 +135,13 @@ def _changes(node: ast.AST, at: _Positions, source: str) -> Iterator[tuple[int, 
         yield at.start(node), at.end(node), "pass"
     elif isinstance(node, ast.Return) and node.value and not isinstance(node.value, ast.Constant):
         yield at.start(node), at.end(node), "return None"
+
+
+def _operator(source: str, start: int, end: int, text: str) -> Iterator[tuple[int, int, str]]:
+    """The operator between two operands, where no comment stands there; brackets stay."""
+    found = re.search(r"not in|is not|\w+|[^\w\s()]+", source[start:end])
+    if found and "#" not in source[start:end]:
+        yield start + found.start(), start + found.end(), text
 
 
 def sample(rooms: list[str], seed: int, count: int) -> list[Mutant]:
@@ -184,7 +188,7 @@ def survives(copy: Path, mutant: Mutant) -> bool:
         file.write_text(mutant.source(), encoding="utf-8")
         return not any(is_noticed(copy, tests) for tests in _tests(copy, mutant))
     finally:
-        shutil.copy(REPOSITORY / mutant.path, file)
+        file.write_text(mutant.before, encoding="utf-8")
 
 
 def main() -> None:
