@@ -91,7 +91,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def soak(session: nox.Session) -> None:
-    """A million random steps in lives of nodes and of gated pods (`-- STEPS` for another number), 100 000 of binds."""
+    """A million random steps of nodes and gated pods (`-- STEPS`: another number), binds, a playground's hour."""
     steps = session.posargs[0] if session.posargs else "1000000"
     session.run("pytest", "tests/plugin/test_node_life.py", "-q", "--timeout=600", env={"NODE_LIFE_STEPS": steps})
     session.run("pytest", "tests/gates/test_model.py", "-q", "--timeout=3600", env={"GATES_STEPS": steps})
