@@ -162,6 +162,9 @@ class ApiObjects:
                 decode(msgspec.json.encode(value))
         except DecodeError as error:
             raise Refusal(400, f"{kind.kind} cannot be handled: {error}") from error
+        for place, condition in enumerate((value.get("status") or {}).get("conditions") or ()):
+            if not condition.get("type"):
+                raise invalid(kind.kind, key[1], f"status.conditions[{place}].type: Required value")
         return self.collections[kind].put(key, value)
 
 

@@ -233,6 +233,14 @@ def test_a_binding_leaves_the_old_value_alone() -> None:
     assert "nodeName" not in before["spec"]
 
 
+@pytest.mark.parametrize("conditions", [[{}], [{"type": "Ready", "status": "True"}, {"status": "True"}]])
+def test_a_condition_without_a_type_is_refused(conditions: list[Json]) -> None:
+    objects = holding()
+    with pytest.raises(Refusal, match=r"status\.conditions\[\d\]\.type: Required value") as raised:
+        objects.patch(Target(PODS, "ns", "p", "status"), {"status": {"conditions": conditions}})
+    assert raised.value.code == 422
+
+
 # Evictions.
 
 
