@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from neuron_plugin.allocation import DISABLED_REASON, PodUid, Rejection
+from neuron_plugin.allocation import CORDONED, DISABLED_REASON, PodUid, Rejection
 from neuron_plugin.allocation import rejection as rejections
 from neuron_plugin.cli.main import main
 from neuron_plugin.inspection.checks import CHECKS
@@ -192,7 +192,7 @@ def test_troubleshooting_has_every_reason_why_a_request_is_refused_and_no_other(
 
 
 def test_troubleshooting_has_every_reason_why_a_node_is_closed_and_no_other() -> None:
-    assert quoted("The node") == {refusal.text for refusal in NODE_REFUSALS}
+    assert quoted("The node") == {refusal.text for refusal in (*NODE_REFUSALS, CORDONED)}
 
 
 def test_troubleshooting_names_the_event_of_every_closed_node() -> None:
