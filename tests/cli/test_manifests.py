@@ -49,7 +49,7 @@ def test_without_a_part_its_choices_are_named(cli: Cli) -> None:
     shown = cli("manifests")
 
     assert shown.status == 2
-    assert "PART is device-plugin, second-scheduler" in shown.err
+    assert "PART is device-plugin, gates, second-scheduler" in shown.err
 
 
 def test_namespace_and_image_go_everywhere_they_belong(cli: Cli) -> None:
