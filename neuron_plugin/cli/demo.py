@@ -149,8 +149,8 @@ class EndOnSignals:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        for number, handler in self._before.items():  # a process that is ending already is not ended another way
+            signal.signal(number, signal.SIG_IGN if self._received else handler)
 
     def run(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run it to its end.

@@ -149,20 +149,36 @@ def test_whatever_ends_the_demo_ends_its_daemons_and_leaves_no_directory(
     assert not list(short_directory.iterdir())
 
 
-def test_a_signal_before_the_work_begins_ends_it_and_handlers_are_as_before() -> None:
+def test_a_signal_before_the_work_begins_ends_it_and_later_ones_are_ignored() -> None:
     worked: list[str] = []
-    before = signal.getsignal(signal.SIGTERM)
+    ending_signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in ending_signals}
 
     async def work() -> None:
         worked.append("begun")
 
+    try:
+        with EndOnSignals() as ending:
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGTERM)
+            with pytest.raises(asyncio.CancelledError):
+                ending.run(work)
+            os.kill(os.getpid(), signal.SIGINT)
+        assert worked == []
+        for number in ending_signals:
+            os.kill(os.getpid(), number)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def test_without_a_signal_handlers_are_as_before() -> None:
+    async def work() -> None:
+        pass
+
+    before = signal.getsignal(signal.SIGTERM)
     with EndOnSignals() as ending:
-        for _ in range(2):
-            os.kill(os.getpid(), signal.SIGTERM)
-        with pytest.raises(asyncio.CancelledError):
-            ending.run(work)
-        os.kill(os.getpid(), signal.SIGINT)
-    assert worked == []
+        ending.run(work)
     assert signal.getsignal(signal.SIGTERM) is before
 
 
