@@ -144,7 +144,7 @@ def cpu_seconds(process: subprocess.Popen[bytes] | None) -> float:
 
 @contextmanager
 def running(
-    placement: str, kubeconfig: Path, scheduler: Path, qps: float
+    placement: str, kubeconfig: Path, scheduler: Path, qps: int
 ) -> Iterator[tuple[subprocess.Popen[bytes], subprocess.Popen[bytes] | None]]:
     """A scheduler and, but for ``none``, our daemon."""
     ours = None
@@ -261,7 +261,7 @@ def main() -> None:
     parser.add_argument("--pods", type=int, default=2000)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--placement", nargs="+", choices=PLACEMENTS, default=(NONE, EXTENDER, GATES))
-    parser.add_argument("--qps", type=float, default=5000.0, help="requests a second that the scheduler may send")
+    parser.add_argument("--qps", type=int, default=5000, help="requests a second that the scheduler may send")
     parser.add_argument("--rate", type=float, default=0.0, help="pods created a second (default: as fast as possible)")
     parser.add_argument("--settle", type=float, default=20.0, help="seconds to wait after the nodes were made")
     options = parser.parse_args()
