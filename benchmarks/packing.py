@@ -16,7 +16,9 @@ from statistics import mean, stdev
 from packing_parts.rivals import RIVALS, Bound, RivalBoard
 
 from neuron_plugin.allocation import NodeInfo, PlacementStrategy
-from neuron_plugin.planning import MIXES, PACK, Arrival, Board, MoveRules, Site, arrivals, replay, simulated_node
+from neuron_plugin.planning import PACK, MoveRules
+from neuron_plugin.simulation.demand import MIXES, Arrival, arrivals
+from neuron_plugin.simulation.replay import Board, Site, replay, simulated_node
 from neuron_plugin.topology import catalogue
 
 NODES = 25

@@ -23,9 +23,10 @@ import neuron_plugin
 from neuron_plugin.allocation import Dialect
 from neuron_plugin.extender.binding import Binder
 from neuron_plugin.extender.server import ExtenderService
-from neuron_plugin.kubelet import CHECKPOINT, CheckpointFile
+from neuron_plugin.kubelet import CheckpointFile
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet.device_plugin import DevicePluginService
+from neuron_plugin.kubelet_files import CHECKPOINT
 from neuron_plugin.plugin.allocator import Allocator
 from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.inputs import NodePods

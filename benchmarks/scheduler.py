@@ -32,19 +32,14 @@ from typing import Any
 import msgspec
 from extender_parts.measuring import percentile, seeded
 
-from neuron_plugin.allocation import GATE, Rejection, Resource, assigned_allocations
-from neuron_plugin.cluster import (
-    PODS,
-    ApiError,
-    ApiRequest,
-    KubernetesApi,
-    Pod,
-    Reflector,
-    connect,
-    neuron_pod,
-    pages,
-    send,
-)
+from neuron_plugin.allocation import Rejection, Resource
+from neuron_plugin.allocation.keys import GATE
+from neuron_plugin.allocation.pod import assigned_allocations
+from neuron_plugin.cluster import ApiError, ApiRequest, KubernetesApi, Pod, Reflector
+from neuron_plugin.cluster.api import send
+from neuron_plugin.cluster.client import connect
+from neuron_plugin.cluster.objects import pages
+from neuron_plugin.cluster.pods import PODS, neuron_pod
 from neuron_plugin.topology import catalogue
 from tests.support.manifests import node_manifest, pod_manifest
 

@@ -15,7 +15,9 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
-from neuron_plugin.cluster import bind_pod, connect, send
+from neuron_plugin.cluster.api import send
+from neuron_plugin.cluster.client import connect
+from neuron_plugin.cluster.writes import bind_pod
 from neuron_plugin.http_server import serving
 
 ANNOTATIONS = {"benchmark/ids": "4,5,6,7", "benchmark/time": "1795400751830456525"}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from neuron_plugin.hardware import Signal
+from neuron_plugin.hardware.health_signals import Signal
 from neuron_plugin.plugin.health import HealthRules, SignalRule, rule_of
 from neuron_plugin.settings import as_text
 

@@ -24,7 +24,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from neuron_plugin.allocation import LONGEST_WORD
+from neuron_plugin.allocation.inventory import LONGEST_WORD
 from neuron_plugin.settings import SettingsError, read_yaml
 from neuron_plugin.topology import (
     BLOCKS,

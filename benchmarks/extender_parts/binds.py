@@ -12,7 +12,12 @@ from pathlib import Path
 from extender_parts.clusters import running, serve_cluster
 from extender_parts.measuring import filter_body, latencies, served
 from neuron_plugin.allocation import PodReference, PodUid
-from neuron_plugin.cluster import PODS, KubernetesApi, bind_pod, connect, pages, send
+from neuron_plugin.cluster import KubernetesApi
+from neuron_plugin.cluster.api import send
+from neuron_plugin.cluster.client import connect
+from neuron_plugin.cluster.objects import pages
+from neuron_plugin.cluster.pods import PODS
+from neuron_plugin.cluster.writes import bind_pod
 from neuron_plugin.controller.daemon import ExtenderDaemon
 
 BIND_CLIENTS = 8

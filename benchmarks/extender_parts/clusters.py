@@ -14,9 +14,12 @@ import msgspec
 
 from extender_parts.measuring import seeded
 from neuron_plugin.allocation import Dialect, Resource
-from neuron_plugin.cluster import NODES, PODS, ApiRequest, KubernetesApi, neuron_node
+from neuron_plugin.cluster import ApiRequest, KubernetesApi
+from neuron_plugin.cluster.nodes import neuron_node
+from neuron_plugin.cluster.objects import NODES
+from neuron_plugin.cluster.pods import PODS
+from neuron_plugin.controller import ExtenderSettings
 from neuron_plugin.controller.daemon import ExtenderDaemon
-from neuron_plugin.controller.settings import ExtenderSettings
 from neuron_plugin.extender import Answer
 from neuron_plugin.extender.binding import Binder
 from neuron_plugin.extender.server import ExtenderService

@@ -10,7 +10,7 @@ from pathlib import Path
 from extender_parts.clusters import cluster, running, tell_kubeconfig
 from extender_parts.measuring import filter_body, log_to_nowhere, served
 from neuron_plugin.allocation import Resource
-from neuron_plugin.cluster import connect
+from neuron_plugin.cluster.client import connect
 from tests.support.api_server import StandInApiServer
 from tests.support.manifests import pod_manifest
 

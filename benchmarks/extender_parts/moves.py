@@ -10,9 +10,11 @@ from typing import Any
 
 from extender_parts.clusters import TYPE, running, tell_kubeconfig
 from extender_parts.measuring import log_to_nowhere, seeded, served
-from neuron_plugin.allocation import MOVABLE_KEY, Resource
-from neuron_plugin.cluster import connect
-from neuron_plugin.planning import RULES, judge
+from neuron_plugin.allocation import Resource
+from neuron_plugin.allocation.keys import MOVABLE_KEY
+from neuron_plugin.cluster.client import connect
+from neuron_plugin.planning import RULES
+from neuron_plugin.planning.choice import judge
 from neuron_plugin.scheduling.leadership import Readiness
 from neuron_plugin.scheduling.make_room import MOST_PODS, RoomPlanner
 from neuron_plugin.scheduling.metrics import ExtenderMetrics

@@ -11,21 +11,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from random import Random
 
-from neuron_plugin.allocation import (
-    ContainerSet,
-    NeuronPod,
-    NodeInfo,
-    Placement,
-    PodRequest,
-    PodUid,
-    Rejection,
-    cores_asked,
-    cost,
-    place,
-    placement_mask,
-    tie_rank,
-)
-from neuron_plugin.planning import Board
+from neuron_plugin.allocation import ContainerSet, NeuronPod, NodeInfo, Placement, PodRequest, PodUid, Rejection
+from neuron_plugin.allocation.cost import cost, tie_rank
+from neuron_plugin.allocation.placement import cores_asked, place, placement_mask
+from neuron_plugin.simulation.replay import Board
 from neuron_plugin.topology import CoreMask, Geometry, valid_sets
 
 RIVALS: Mapping[str, str] = {

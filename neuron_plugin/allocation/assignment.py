@@ -12,20 +12,18 @@ import enum
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from neuron_plugin.allocation.keys import (
+    ALLOC_TIME_KEY,
+    ALLOCATED_KEY,
+    CORES_KEY,
+    DEVICES_KEY,
+    VENDOR_IDS_KEY,
+    VENDOR_RESOURCE_KEY,
+)
 from neuron_plugin.allocation.placement import Placement
 from neuron_plugin.allocation.requests import ContainerKind, ContainerRequest, PodRequest
 from neuron_plugin.allocation.resources import IdListError, Resource, format_ids, ids_of, parse_ids
 from neuron_plugin.topology import Geometry, Unit
-
-DEVICES_KEY = "NEURON_DEVS"
-CORES_KEY = "NEURON_CORES"
-ALLOC_TIME_KEY = "NEURON_ALLOC_TIME"
-ALLOCATED_KEY = "NEURON_ALLOCATED"
-VENDOR_IDS_KEY = "AWS_NEURON_IDS"
-VENDOR_RESOURCE_KEY = "NEURON_RESOURCE_TYPE"
-
-ASSIGNMENT_KEYS = (DEVICES_KEY, CORES_KEY, VENDOR_IDS_KEY)
-"""The keys that say which ids; any of them makes an assignment."""
 
 _UNIT_KEYS = {Unit.DEVICE: DEVICES_KEY, Unit.CORE: CORES_KEY}
 _LIST_SEPARATOR = "|"

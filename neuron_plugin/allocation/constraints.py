@@ -10,20 +10,18 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from neuron_plugin.allocation.keys import (
+    ALLOW_KEY,
+    CONSTRAINT_KEYS,
+    DENY_KEY,
+    DEVICE_NAME_KEY,
+    PREFER_KEY,
+    PREFER_NUMA_KEY,
+    SAME_DEVICE_KEY,
+)
 from neuron_plugin.allocation.rejection import INVALID_CONSTRAINT, Rejection
 from neuron_plugin.allocation.resources import IdListError, parse_ids
 from neuron_plugin.topology import MOST_DEVICES, Unit
-
-PREFIX = "neuron-plugin.io/"
-DEVICE_NAME_KEY = f"{PREFIX}device-name"
-ALLOW_KEY = f"{PREFIX}allow-devices"
-DENY_KEY = f"{PREFIX}deny-devices"
-PREFER_KEY = f"{PREFIX}prefer-devices"
-SAME_DEVICE_KEY = f"{PREFIX}same-device"
-PREFER_NUMA_KEY = f"{PREFIX}prefer-numa"
-BALANCE_KEY = f"{PREFIX}balance"
-
-CONSTRAINT_KEYS = (DEVICE_NAME_KEY, ALLOW_KEY, DENY_KEY, PREFER_KEY, SAME_DEVICE_KEY, PREFER_NUMA_KEY, BALANCE_KEY)
 
 LONGEST_CONSTRAINT = 1024
 """Characters of one annotation: all device ids and some dozen names. Texts are remembered, so this bounds memory."""

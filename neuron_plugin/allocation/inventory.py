@@ -13,14 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
+from neuron_plugin.allocation.keys import DISABLE_KEY
 from neuron_plugin.allocation.resources import parse_ids
 from neuron_plugin.topology import MOST_CORES_PER_DEVICE, MOST_DEVICES, CoreMask, Geometry, Topology
 
-INVENTORY_KEY = "neuron-plugin.io/inventory"
 VERSION = 1
 
-DISABLE_KEY = "neuron-plugin.io/disable-devices"
-"""Node annotation of an operator: devices that no new pod is given, as a list of ids. Pods that have one keep it."""
 DISABLED_REASON = f"disabled by the node's annotation {DISABLE_KEY}"
 """Why such a device is not handed out."""
 

@@ -14,15 +14,8 @@ from functools import lru_cache, reduce
 from operator import or_
 from typing import NamedTuple
 
-from neuron_plugin.allocation.constraints import (
-    ALLOW_KEY,
-    ANY_DEVICE,
-    DENY_KEY,
-    DEVICE_NAME_KEY,
-    PREFIX,
-    SAME_DEVICE_KEY,
-    Constraints,
-)
+from neuron_plugin.allocation.constraints import ANY_DEVICE, Constraints
+from neuron_plugin.allocation.keys import ALLOW_KEY, DENY_KEY, DEVICE_NAME_KEY, PREFIX, SAME_DEVICE_KEY
 from neuron_plugin.allocation.ledger import Allocation
 from neuron_plugin.allocation.rejection import (
     TOO_LARGE_TO_SHARE,

@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from neuron_plugin.allocation.constraints import PREFIX, Constraints
+from neuron_plugin.allocation.constraints import Constraints
 from neuron_plugin.allocation.cost import costs, most_disjoint
+from neuron_plugin.allocation.keys import PREFIX
 from neuron_plugin.allocation.narrowing import (
     NO_FACTS,
     DeviceFacts,

@@ -11,7 +11,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from neuron_plugin.allocation.assignment import Assignment
-from neuron_plugin.allocation.constraints import DEVICE_NAME_KEY, PREFIX, Constraints
+from neuron_plugin.allocation.constraints import Constraints
+from neuron_plugin.allocation.keys import DEVICE_NAME_KEY, GATE, MOVABLE_KEY, PLACEMENT_KEY
 from neuron_plugin.allocation.ledger import Allocation, PodReference, PodUid
 from neuron_plugin.allocation.node_rules import PodRules
 from neuron_plugin.allocation.rejection import (
@@ -25,24 +26,6 @@ from neuron_plugin.allocation.resources import Resource, mask_of
 from neuron_plugin.topology import CoreMask, Geometry, Unit
 
 TERMINAL_PHASES = frozenset({"Succeeded", "Failed"})
-UNHEALTHY_LABEL = f"{PREFIX}device-unhealthy"
-"""Label of a pod that has an unhealthy device, where the plugin is set to write it."""
-PLACEMENT_KEY = f"{PREFIX}placement"
-"""On a pod: the strategy by which its node is chosen, in place of the controller's own."""
-MOVABLE_KEY = f"{PREFIX}movable"
-"""On a pod or namespace: "true" lets a pod be evicted where that makes room for another and it fits elsewhere."""
-LAST_CHECKPOINT_KEY = f"{PREFIX}last-checkpoint"
-"""On a pod: when it last saved its work (RFC 3339), from which on an eviction would lose it."""
-GATE = f"{PREFIX}placement"
-"""The scheduling gate of a pod that is placed before any scheduler looks at it."""
-NODE_KEY = f"{PREFIX}node"
-"""On a pod, as annotation: the node where it was placed. As label: the same, as ``node_label`` writes it."""
-POD_UID_KEY = f"{PREFIX}pod-uid"
-"""On a pod: the UID of the pod that was placed. A copy of the pod has another one, and was not."""
-GROUP_KEY = f"{PREFIX}group"
-"""On a pod, as annotation or label: the group with which it is placed as a whole, in its namespace."""
-GROUP_SIZE_KEY = f"{PREFIX}group-size"
-"""On a pod, as annotation or label: how many pods its group has."""
 NO_RULES = PodRules()
 _LONGEST_LABEL = 63
 _DIGEST = 8

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
 
-from neuron_plugin.allocation.constraints import PREFIX, Constraints
+from neuron_plugin.allocation.constraints import Constraints
+from neuron_plugin.allocation.keys import PREFIX
 from neuron_plugin.allocation.rejection import Rejection
 from neuron_plugin.allocation.resources import Resource
 

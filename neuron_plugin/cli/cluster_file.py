@@ -9,19 +9,14 @@ from pathlib import Path
 
 import msgspec
 
-from neuron_plugin.allocation import (
-    INVENTORY_KEY,
-    LAST_CHECKPOINT_KEY,
-    MOVABLE_KEY,
-    ContainerSet,
-    NeuronPod,
-    NodeInfo,
-    PodUid,
-    write_assignment,
-    write_inventory,
-)
+from neuron_plugin.allocation import ContainerSet, NeuronPod, NodeInfo, PodUid
+from neuron_plugin.allocation.assignment import write_assignment
+from neuron_plugin.allocation.inventory import write_inventory
+from neuron_plugin.allocation.keys import INVENTORY_KEY, LAST_CHECKPOINT_KEY, MOVABLE_KEY
 from neuron_plugin.cli.command import UsageError
-from neuron_plugin.cluster import NODES, PODS, DecodeError
+from neuron_plugin.cluster import DecodeError
+from neuron_plugin.cluster.objects import NODES
+from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.scheduling.informers import surveyed
 from neuron_plugin.scheduling.state import ClusterState
 from neuron_plugin.topology import Catalogue

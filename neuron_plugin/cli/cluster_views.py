@@ -11,10 +11,11 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.cli.command import CommandError, Form, add_output_flag, server_url
 from neuron_plugin.cli.target import add_cluster_flags, kubeconfig_of, settings_here
-from neuron_plugin.cluster import ApiServer, ClusterError, Reflector, UnreachableError, connect
-from neuron_plugin.inspection import ranges
+from neuron_plugin.cluster import ApiServer, ClusterError, Reflector, UnreachableError
+from neuron_plugin.cluster.client import connect
 from neuron_plugin.instance_file import load_catalogue
 from neuron_plugin.monitor.views import NEURON_NODES, NEURON_PODS, NodeView, PodView, node_view, pod_view
 from neuron_plugin.scheduling.informers import Informers, survey

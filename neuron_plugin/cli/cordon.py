@@ -6,10 +6,11 @@ import asyncio
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Collection
 
-from neuron_plugin.allocation import IdListError, parse_ids
+from neuron_plugin.allocation import IdListError
+from neuron_plugin.allocation.resources import parse_ids, ranges
 from neuron_plugin.cli.command import CommandError, Exit, add_output_flag, plain, show
 from neuron_plugin.cli.target import add_kubeconfig_flag, kubeconfig_of
-from neuron_plugin.inspection import named, ranges
+from neuron_plugin.inspection import named
 
 DESCRIPTION = """\
 Take devices of a node out of service: no new pod gets them, under any resource name, with or without
@@ -57,7 +58,8 @@ def change(arguments: Namespace, *, disable: bool) -> int:
         CommandError: it could not be changed.
     """
     kubeconfig = kubeconfig_of(arguments.kubeconfig)
-    from neuron_plugin.cluster import ClusterError, connect
+    from neuron_plugin.cluster import ClusterError
+    from neuron_plugin.cluster.client import connect
     from neuron_plugin.plugin.cordon import CordonError, change_disabled
 
     async def changed() -> tuple[Collection[int], Collection[int]]:

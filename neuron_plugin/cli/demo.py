@@ -18,7 +18,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
-from neuron_plugin.allocation import ALLOCATED_KEY, CORES_KEY, DEVICES_KEY, Resource
+from neuron_plugin.allocation import Resource
+from neuron_plugin.allocation.keys import ALLOCATED_KEY, CORES_KEY, DEVICES_KEY
 from neuron_plugin.cli.command import CommandError, Exit, UsageError, program
 from neuron_plugin.cli.main import main
 from neuron_plugin.cli.simulate import known_types

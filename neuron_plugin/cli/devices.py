@@ -8,6 +8,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 
+from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.cli.command import (
     CommandError,
     Exit,
@@ -29,7 +30,6 @@ from neuron_plugin.inspection import (
     look,
     machine_report,
     plural,
-    ranges,
 )
 from neuron_plugin.kubelet_files import KUBELET_SOCKET
 

@@ -39,7 +39,8 @@ def run(arguments: Namespace) -> int:
         raise SettingsError(f"ui-token-file is {settings.ui_token_file}, which is empty: expected a token in it")
 
     async def serve(stop: asyncio.Event) -> None:
-        from neuron_plugin.cluster import ClusterError, connect
+        from neuron_plugin.cluster import ClusterError
+        from neuron_plugin.cluster.client import connect
         from neuron_plugin.controller.daemon import ExtenderDaemon
         from neuron_plugin.ui import Picture
 

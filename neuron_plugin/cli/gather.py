@@ -11,7 +11,8 @@ from pathlib import Path
 
 from neuron_plugin.cli.command import CommandError, Exit, UsageError, add_output_flag, plain, show
 from neuron_plugin.cli.target import EVERYTHING, add_node_flags, kubeconfig_of, settings_here
-from neuron_plugin.cluster import ClusterError, connect
+from neuron_plugin.cluster import ClusterError
+from neuron_plugin.cluster.client import connect
 from neuron_plugin.inspection.bug_report import BugReport, cluster_report, node_report
 from neuron_plugin.instance_file import load_catalogue
 

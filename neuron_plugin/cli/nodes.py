@@ -9,7 +9,7 @@ import msgspec
 
 from neuron_plugin.cli.cluster_views import Views, add_view_flags, cluster_views, counted, in_ranges
 from neuron_plugin.cli.command import Exit, Form, Line, no_such, plain, show, show_again, table
-from neuron_plugin.cluster import NO_NEURON
+from neuron_plugin.cluster.nodes import NO_NEURON
 from neuron_plugin.inspection import plural
 from neuron_plugin.monitor.views import NodeStatus, NodeView
 

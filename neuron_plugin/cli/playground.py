@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from neuron_plugin.allocation import CORES_KEY, DEVICES_KEY, GATE
+from neuron_plugin.allocation.keys import CORES_KEY, DEVICES_KEY, GATE
 from neuron_plugin.cli.command import CommandError, Exit, Parser, UsageError, add_command, program
 from neuron_plugin.cli.demo import EndOnSignals, add_ask_flag
 from neuron_plugin.cli.simulate import add_faults, known_types, run_fault
@@ -252,7 +252,8 @@ def _kubeconfig(directory: Path) -> Path:
 
 async def _create(kubeconfig: Path, manifests: list[dict[str, object]]) -> list[str]:
     """Create the pods one after the other; a line for each, about what became of it."""
-    from neuron_plugin.cluster import ClusterError, connect
+    from neuron_plugin.cluster import ClusterError
+    from neuron_plugin.cluster.client import connect
 
     lines = []
     try:
@@ -278,7 +279,9 @@ async def _create(kubeconfig: Path, manifests: list[dict[str, object]]) -> list[
 
 async def _create_pod(api: KubernetesApi, manifest: dict[str, object]) -> Pod:
     """A pod as the API server made it; one without a name is given the next free ``pod-N``."""
-    from neuron_plugin.cluster import PODS, ApiError, ApiRequest, send
+    from neuron_plugin.cluster import ApiError, ApiRequest
+    from neuron_plugin.cluster.api import send
+    from neuron_plugin.cluster.pods import PODS
 
     metadata = msgspec.convert(manifest["metadata"], dict[str, object])
     path = PODS.collection(str(metadata.get("namespace") or "default"))
@@ -295,7 +298,9 @@ async def _create_pod(api: KubernetesApi, manifest: dict[str, object]) -> Pod:
 
 async def _settled(api: KubernetesApi, pod: Pod) -> tuple[Pod, str]:
     """The pod once it runs, has ended or is known to wait, and why it waits or has failed."""
-    from neuron_plugin.cluster import PODS, read_pod, send
+    from neuron_plugin.cluster.api import send
+    from neuron_plugin.cluster.pods import PODS
+    from neuron_plugin.cluster.writes import read_pod
     from neuron_plugin.simulation import SCHEDULERS
 
     wanted, ends = pod.spec.scheduler_name, time.monotonic() + PLACE_SECONDS
@@ -316,7 +321,8 @@ async def _settled(api: KubernetesApi, pod: Pod) -> tuple[Pod, str]:
 
 async def _told(api: KubernetesApi, pod: Pod) -> str:
     """Why the placement controller lets a pod wait, as its event says; empty while there is none."""
-    from neuron_plugin.cluster import ApiRequest, send
+    from neuron_plugin.cluster import ApiRequest
+    from neuron_plugin.cluster.api import send
     from neuron_plugin.gates.upkeep import WAITING
 
     path = f"/apis/events.k8s.io/v1/namespaces/{pod.namespace}/events"
@@ -343,8 +349,13 @@ def break_node(arguments: Namespace) -> int:
 
 async def _break(arguments: Namespace, root: Path, kubeconfig: Path) -> str:
     """Make the change and wait until the node's plugin has published what it sees; that, in words."""
-    from neuron_plugin.allocation import INVENTORY_KEY, read_inventory
-    from neuron_plugin.cluster import NODES, ClusterError, connect, read_node, send
+    from neuron_plugin.allocation.inventory import read_inventory
+    from neuron_plugin.allocation.keys import INVENTORY_KEY
+    from neuron_plugin.cluster import ClusterError
+    from neuron_plugin.cluster.api import send
+    from neuron_plugin.cluster.client import connect
+    from neuron_plugin.cluster.objects import NODES
+    from neuron_plugin.cluster.writes import read_node
 
     async def published() -> str:
         node = NODES.decode(await send(api, read_node(arguments.node), timeout_seconds=PLACE_SECONDS))

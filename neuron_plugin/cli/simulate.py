@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from neuron_plugin.allocation import IdListError, parse_ids
+from neuron_plugin.allocation import IdListError
+from neuron_plugin.allocation.resources import parse_ids, ranges
 from neuron_plugin.cli.command import (
     Exit,
     Parser,
@@ -24,7 +25,7 @@ from neuron_plugin.cli.command import (
 )
 from neuron_plugin.cli.simulate_cluster import add_cluster_command
 from neuron_plugin.hardware import GENERATIONS, ResetState
-from neuron_plugin.inspection import plural, ranges
+from neuron_plugin.inspection import plural
 from neuron_plugin.instance_file import load_catalogue
 from neuron_plugin.topology import Catalogue, Unit, valid_counts
 

@@ -26,22 +26,10 @@ from neuron_plugin.cli.command import (
     table,
 )
 from neuron_plugin.instance_file import load_catalogue
-from neuron_plugin.planning import (
-    MIXES,
-    RULES,
-    Board,
-    DemandError,
-    Lifetimes,
-    MoveRules,
-    Outcome,
-    arrivals,
-    parse_shape,
-    read_trace,
-    replay,
-    shape_text,
-    simulated_node,
-)
+from neuron_plugin.planning import RULES, DemandError, MoveRules, parse_shape, shape_text
 from neuron_plugin.settings import read_yaml
+from neuron_plugin.simulation.demand import MIXES, Lifetimes, arrivals, read_trace
+from neuron_plugin.simulation.replay import Board, Outcome, replay, simulated_node
 from neuron_plugin.topology import valid_sets
 
 EXAMPLES = """

@@ -15,8 +15,9 @@ from urllib.parse import urlencode
 import msgspec
 
 from neuron_plugin.cli.command import CommandError, UsageError, server_url
-from neuron_plugin.cluster import ApiServer, connect
-from neuron_plugin.controller.settings import ExtenderSettings
+from neuron_plugin.cluster import ApiServer
+from neuron_plugin.cluster.client import connect
+from neuron_plugin.controller import ExtenderSettings
 from neuron_plugin.inspection import USUAL_FILE, Node, configuration_file, node_of
 from neuron_plugin.instance_file import load_catalogue
 from neuron_plugin.plugin.settings import PluginSettings

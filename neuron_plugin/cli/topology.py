@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from neuron_plugin.allocation import Ledger
+from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.cli.command import (
     CommandError,
     Exit,
@@ -38,7 +39,6 @@ from neuron_plugin.inspection import (
     look,
     machine_report,
     named,
-    ranges,
     topology_report,
 )
 from neuron_plugin.topology import TORUS_SIDE, Geometry, Topology, Unit, cores_in

@@ -40,7 +40,8 @@ def run(arguments: Namespace) -> int:
         raise UsageError("give names of pods, or --all for every pod that has the gate")
     names = [name if "/" in name else f"default/{name}" for name in arguments.pods]
     kubeconfig = kubeconfig_of(arguments.kubeconfig)
-    from neuron_plugin.cluster import ClusterError, connect
+    from neuron_plugin.cluster import ClusterError
+    from neuron_plugin.cluster.client import connect
     from neuron_plugin.gates.ungate import release_gated
 
     async def released() -> tuple[Collection[str], Mapping[str, str]]:

@@ -51,7 +51,8 @@ def run(arguments: Namespace) -> int:
     if names == [""]:
         raise UsageError("no node: give names of nodes, --all, or set NODE_NAME")
     kubeconfig = kubeconfig_of(arguments.kubeconfig)
-    from neuron_plugin.cluster import ClusterError, connect
+    from neuron_plugin.cluster import ClusterError
+    from neuron_plugin.cluster.client import connect
     from neuron_plugin.plugin.uninstall import installed_nodes, uninstall_nodes
 
     async def uninstall() -> list[str]:

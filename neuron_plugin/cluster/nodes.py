@@ -6,21 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 
-from neuron_plugin.allocation import (
-    DISABLE_KEY,
-    INVENTORY_KEY,
-    IdListError,
-    InventoryError,
-    NeuronNode,
-    NodeInventory,
-    Rejection,
-    Resource,
-    device_facts,
-    disabled_devices,
-    parse_count,
-    read_inventory,
-)
+from neuron_plugin.allocation import IdListError, InventoryError, NeuronNode, NodeInventory, Rejection, Resource
+from neuron_plugin.allocation.inventory import disabled_devices, read_inventory
+from neuron_plugin.allocation.keys import DISABLE_KEY, INVENTORY_KEY
+from neuron_plugin.allocation.narrowing import device_facts
 from neuron_plugin.allocation.node_rules import NodeRules, Taint
+from neuron_plugin.allocation.requests import parse_count
 from neuron_plugin.cluster.objects import Node
 from neuron_plugin.cluster.pods import quantities
 from neuron_plugin.topology import Catalogue, Geometry, InstanceType

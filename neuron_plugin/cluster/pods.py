@@ -17,51 +17,44 @@ from math import ceil
 import msgspec
 
 from neuron_plugin.allocation import (
+    Assignment,
+    ContainerKind,
+    NeuronPod,
+    PodReference,
+    PodRequest,
+    PodUid,
+    Rejection,
+    Resource,
+)
+from neuron_plugin.allocation.assignment import AssignmentError, read_assignment
+from neuron_plugin.allocation.constraints import LONGEST_CONSTRAINT, read_constraints
+from neuron_plugin.allocation.keys import (
     ASSIGNMENT_KEYS,
     CONSTRAINT_KEYS,
     GATE,
     GROUP_KEY,
     GROUP_SIZE_KEY,
-    INVALID_REQUEST,
     LAST_CHECKPOINT_KEY,
-    LONGEST_CONSTRAINT,
     NODE_KEY,
     PLACEMENT_KEY,
     POD_UID_KEY,
     PREFIX,
-    TERMINAL_PHASES,
     UNHEALTHY_LABEL,
-    UNREADABLE_ASSIGNMENT,
-    Assignment,
-    AssignmentError,
-    ContainerKind,
-    ContainerSpec,
-    HostPort,
-    NeuronPod,
-    PodReference,
-    PodRequest,
-    PodUid,
-    Quantities,
-    Rejection,
-    RequestError,
-    Resource,
-    is_movable,
-    parse_count,
-    parse_quantity,
-    placement_strategy,
-    pod_request,
-    read_assignment,
-    read_constraints,
 )
 from neuron_plugin.allocation.node_rules import (
     ANY_ADDRESS,
     DEFAULT_SCHEDULER,
+    HostPort,
     NodeSelectorTerm,
     PodRules,
     PodSelector,
+    Quantities,
     Requirement,
     Toleration,
 )
+from neuron_plugin.allocation.pod import TERMINAL_PHASES, is_movable, placement_strategy
+from neuron_plugin.allocation.rejection import INVALID_REQUEST, UNREADABLE_ASSIGNMENT
+from neuron_plugin.allocation.requests import ContainerSpec, RequestError, parse_count, parse_quantity, pod_request
 from neuron_plugin.cluster.objects import ApiObject, ApiResource, Wire
 
 STATIC_POD_UID_KEY = "kubernetes.io/config.hash"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from neuron_plugin.allocation import Volume
+from neuron_plugin.allocation.node_rules import Volume
 from neuron_plugin.cluster.objects import ApiObject, ApiResource, Wire
 from neuron_plugin.cluster.pods import WireNodeSelector
 

@@ -4,4 +4,4 @@ Its command and its Kubernetes objects are named ``extender``. Importing this is
 it at every start; ``daemon.ExtenderDaemon`` is imported where it runs.
 """
 
-from neuron_plugin.controller.settings import ExtenderSettings, MakeRoom, check
+from neuron_plugin.controller.settings import ExtenderSettings, check

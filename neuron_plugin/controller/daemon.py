@@ -23,10 +23,11 @@ from aiohttp.typedefs import Middleware
 from aiohttp.web import RouteDef
 from prometheus_client import Metric
 
-from neuron_plugin.allocation import DecisionLog, decisions_document
-from neuron_plugin.backoff import keep_running
-from neuron_plugin.cluster import CLOCK, TERMS, ApiServer, Election, LeaseName, Terms
+from neuron_plugin.backoff import CLOCK, keep_running
+from neuron_plugin.cluster import ApiServer, Election, LeaseName
+from neuron_plugin.cluster.leases import TERMS, Terms
 from neuron_plugin.controller.settings import ExtenderSettings, MakeRoom
+from neuron_plugin.decision_log import DecisionLog, decisions_document
 from neuron_plugin.extender.binding import TIMES, Binder, BindTimes
 from neuron_plugin.extender.server import ExtenderService, ServerCertificate, redirect_to_leader, verb_routes
 from neuron_plugin.gates.placer import Placer

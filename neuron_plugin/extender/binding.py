@@ -19,28 +19,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 
-from neuron_plugin.allocation import (
-    DecisionLog,
-    Dialect,
-    LoggedDecision,
-    NeuronPod,
-    PlacementStrategy,
-    PodReference,
-    PodUid,
-    Rejection,
-    Step,
-    assigned_allocations,
-)
-from neuron_plugin.cluster import (
-    CLOCK,
-    ApiError,
-    ApiServer,
-    Clock,
-    ClusterError,
-    Election,
-    bind_pod,
-    send,
-)
+from neuron_plugin.allocation import Dialect, NeuronPod, PlacementStrategy, PodReference, PodUid, Rejection
+from neuron_plugin.allocation.pod import assigned_allocations
+from neuron_plugin.backoff import CLOCK, Clock
+from neuron_plugin.cluster import ApiError, ApiServer, ClusterError, Election
+from neuron_plugin.cluster.api import send
+from neuron_plugin.cluster.writes import bind_pod
+from neuron_plugin.decision_log import DecisionLog, LoggedDecision, Step
 from neuron_plugin.scheduling.assumed import AssumedPods, AssumedTimes, may_have_happened
 from neuron_plugin.scheduling.assumptions import Assumptions
 from neuron_plugin.scheduling.leadership import Readiness

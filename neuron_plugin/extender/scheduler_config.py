@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from neuron_plugin.allocation import PREFIX, Resource
+from neuron_plugin.allocation import Resource
+from neuron_plugin.allocation.keys import PREFIX
 from neuron_plugin.allocation.node_rules import DEFAULT_SCHEDULER
 
 API_VERSION = "kubescheduler.config.k8s.io/v1"

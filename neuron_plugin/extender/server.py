@@ -24,14 +24,10 @@ from typing import NoReturn
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from neuron_plugin.allocation import (
-    NeuronPod,
-    PodReference,
-    PodRequest,
-    PodUid,
-    format_ids,
-)
-from neuron_plugin.cluster import PODS, DecodeError, Election, neuron_pod
+from neuron_plugin.allocation import NeuronPod, PodReference, PodRequest, PodUid
+from neuron_plugin.allocation.resources import format_ids
+from neuron_plugin.cluster import DecodeError, Election
+from neuron_plugin.cluster.pods import PODS, neuron_pod
 from neuron_plugin.extender import Answer, wire
 from neuron_plugin.extender.binding import SUCCESSES, Binder
 from neuron_plugin.extender.filter import HIGHEST_SCORE, Filtered, filter_nodes, score_nodes

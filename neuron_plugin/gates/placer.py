@@ -21,25 +21,16 @@ from http import HTTPStatus
 from math import inf
 from typing import NoReturn
 
-from neuron_plugin.allocation import (
-    ASSIGNMENT_KEYS,
-    GATE,
-    DecisionLog,
-    Dialect,
-    LoggedDecision,
-    NeuronPod,
-    NodeInfo,
-    Placement,
-    PlacementStrategy,
-    PodRules,
-    PodUid,
-    Rejection,
-    Step,
-    assigned_allocations,
-    read_assignment,
-    write_assignment,
-)
-from neuron_plugin.cluster import CLOCK, PODS, ApiError, ApiRequest, ApiServer, Clock, ClusterError, Election, send
+from neuron_plugin.allocation import Dialect, NeuronPod, NodeInfo, Placement, PlacementStrategy, PodUid, Rejection
+from neuron_plugin.allocation.assignment import read_assignment, write_assignment
+from neuron_plugin.allocation.keys import ASSIGNMENT_KEYS, GATE
+from neuron_plugin.allocation.node_rules import PodRules
+from neuron_plugin.allocation.pod import assigned_allocations
+from neuron_plugin.backoff import CLOCK, Clock
+from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, ClusterError, Election
+from neuron_plugin.cluster.api import send
+from neuron_plugin.cluster.pods import PODS
+from neuron_plugin.decision_log import DecisionLog, LoggedDecision, Step
 from neuron_plugin.gates import writes
 from neuron_plugin.gates.queue import Kind, Queue
 from neuron_plugin.planning import PACK, place_together, why_not_judged

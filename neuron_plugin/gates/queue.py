@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
-from neuron_plugin.allocation import NeuronPod, PlacementStrategy, PodRequest, PodRules, PodUid, Rejection
+from neuron_plugin.allocation import NeuronPod, PlacementStrategy, PodRequest, PodUid, Rejection
+from neuron_plugin.allocation.node_rules import PodRules
 
 
 class Kind(NamedTuple):

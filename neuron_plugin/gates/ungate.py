@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from neuron_plugin.allocation import GATE
-from neuron_plugin.cluster import PODS, ApiError, ApiServer, Scope, neuron_pod, pages, send
+from neuron_plugin.allocation.keys import GATE
+from neuron_plugin.cluster import ApiError, ApiServer, Scope
+from neuron_plugin.cluster.api import send
+from neuron_plugin.cluster.objects import pages
+from neuron_plugin.cluster.pods import PODS, neuron_pod
 from neuron_plugin.gates.writes import release_plainly
 
 TIMEOUT_SECONDS = 30.0

@@ -18,19 +18,11 @@ from typing import NoReturn
 import msgspec
 
 from neuron_plugin.allocation import NeuronPod, PodUid, Rejection
-from neuron_plugin.cluster import (
-    CLOCK,
-    PODS,
-    ApiError,
-    ApiRequest,
-    ApiServer,
-    Clock,
-    ClusterError,
-    JsonObject,
-    evict_pod,
-    neuron_pod,
-    send,
-)
+from neuron_plugin.backoff import CLOCK, Clock
+from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, ClusterError
+from neuron_plugin.cluster.api import JsonObject, send
+from neuron_plugin.cluster.pods import PODS, neuron_pod
+from neuron_plugin.cluster.writes import evict_pod
 from neuron_plugin.gates import writes
 from neuron_plugin.gates.placer import Placer
 from neuron_plugin.gates.queue import Kind

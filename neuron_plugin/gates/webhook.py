@@ -16,9 +16,11 @@ from http import HTTPStatus
 import msgspec
 from aiohttp import web
 
-from neuron_plugin.allocation import GATE, NODE_KEY
+from neuron_plugin.allocation.keys import GATE, NODE_KEY
 from neuron_plugin.allocation.node_rules import DEFAULT_SCHEDULER
-from neuron_plugin.cluster import PODS, DecodeError, JsonObject, neuron_pod
+from neuron_plugin.cluster import DecodeError
+from neuron_plugin.cluster.api import JsonObject
+from neuron_plugin.cluster.pods import PODS, neuron_pod
 from neuron_plugin.gates.writes import PLACEMENT_KEYS
 
 PATH = "/gate"

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from neuron_plugin.allocation import (
+from neuron_plugin.allocation import NeuronPod
+from neuron_plugin.allocation.keys import (
     ALLOC_TIME_KEY,
     ALLOCATED_KEY,
     ASSIGNMENT_KEYS,
@@ -19,11 +20,12 @@ from neuron_plugin.allocation import (
     NODE_KEY,
     POD_UID_KEY,
     VENDOR_RESOURCE_KEY,
-    NeuronPod,
-    node_label,
 )
 from neuron_plugin.allocation.node_rules import NodeSelectorTerm, Requirement
-from neuron_plugin.cluster import PODS, STRATEGIC_MERGE_PATCH, ApiRequest, JsonObject
+from neuron_plugin.allocation.pod import node_label
+from neuron_plugin.cluster import ApiRequest
+from neuron_plugin.cluster.api import STRATEGIC_MERGE_PATCH, JsonObject
+from neuron_plugin.cluster.pods import PODS
 
 PLACEMENT_KEYS = (*ASSIGNMENT_KEYS, ALLOC_TIME_KEY, ALLOCATED_KEY, VENDOR_RESOURCE_KEY, NODE_KEY, POD_UID_KEY)
 """Every annotation that a placement writes."""

@@ -1,43 +1,6 @@
 """One machine's Neuron hardware as sysfs, /dev, /proc, the kernel log and cgroups show it."""
 
-from neuron_plugin.hardware.device import (
-    GENERATIONS,
-    SIMULATED_MARKER,
-    Device,
-    EccCounts,
-    Generation,
-    joined_by_device,
-)
-from neuron_plugin.hardware.events import InventoryWatcher, WatchPeriods, open_uevents
-from neuron_plugin.hardware.health_signals import (
-    MISSING,
-    Finding,
-    Observation,
-    Severity,
-    Signal,
-    Verdict,
-    blind_spots,
-    observe,
-    unreadable,
-)
-from neuron_plugin.hardware.inventory import (
-    EVERY_DEVICE,
-    Inventory,
-    MachinePaths,
-    read_inventory,
-)
-from neuron_plugin.hardware.kernel_log import KernelError, KernelLog
-from neuron_plugin.hardware.processes import (
-    Process,
-    device_processes,
-    has_kernel_threads,
-    is_populated,
-)
-from neuron_plugin.hardware.sysfs import (
-    DEVICE_NAME,
-    DriverVersion,
-    ResetState,
-    Sysfs,
-    SysfsError,
-    parse_driver_version,
-)
+from neuron_plugin.hardware.device import GENERATIONS, SIMULATED_MARKER, Device, EccCounts, Generation, joined_by_device
+from neuron_plugin.hardware.inventory import EVERY_DEVICE, Inventory, MachinePaths, read_inventory
+from neuron_plugin.hardware.processes import Process, device_processes, has_kernel_threads, is_populated
+from neuron_plugin.hardware.sysfs import DEVICE_NAME, DriverVersion, ResetState, Sysfs, SysfsError, parse_driver_version

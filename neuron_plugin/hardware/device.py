@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from neuron_plugin.allocation import ranges
+from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.hardware.sysfs import (
     HEALTH_STATUS,
     UNHEALTHY_COMPONENTS,

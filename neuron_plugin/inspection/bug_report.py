@@ -21,22 +21,13 @@ from pathlib import Path
 
 import msgspec
 
-from neuron_plugin.allocation import INVENTORY_KEY
+from neuron_plugin.allocation.keys import INVENTORY_KEY
 from neuron_plugin.build import build
-from neuron_plugin.cluster import (
-    LEASE_PREFIX,
-    LEASES,
-    NODES,
-    PODS,
-    ApiRequest,
-    ApiServer,
-    ClusterError,
-    Node,
-    Pod,
-    Scope,
-    pages,
-    send,
-)
+from neuron_plugin.cluster import ApiRequest, ApiServer, ClusterError, Node, Pod, Scope
+from neuron_plugin.cluster.api import send
+from neuron_plugin.cluster.leases import LEASE_PREFIX
+from neuron_plugin.cluster.objects import LEASES, NODES, pages
+from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.controller import ExtenderSettings
 from neuron_plugin.inspection.checks import CHECKS, examine
 from neuron_plugin.inspection.findings import Unknown, report_of

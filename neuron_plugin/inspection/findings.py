@@ -13,7 +13,7 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 
-from neuron_plugin.allocation import ranges
+from neuron_plugin.allocation.resources import ranges
 
 _Fact = TypeVar("_Fact")
 

@@ -16,7 +16,9 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from neuron_plugin.allocation import DISABLE_KEY, IdListError, disabled_devices
+from neuron_plugin.allocation import IdListError
+from neuron_plugin.allocation.inventory import disabled_devices
+from neuron_plugin.allocation.keys import DISABLE_KEY
 from neuron_plugin.inspection.facts import (
     DRA_DRIVER,
     OUR_SOCKETS,
@@ -214,18 +216,11 @@ async def gather_cluster(kubeconfig: Path | None, node_name: str) -> Cluster | U
     """The node ``node_name`` and its pods; without ``kubeconfig`` by the pod's own service account."""
     if kubeconfig and not os.path.exists(kubeconfig):  # noqa: ASYNC240, PTH110 - one stat; Path.exists raises on EACCES
         return Unknown(f"there is no kubeconfig at {kubeconfig}", "give --kubeconfig, and run this as root")
-    from neuron_plugin.cluster import (
-        NODES,
-        PODS,
-        ApiError,
-        ApiRequest,
-        ClusterError,
-        Scope,
-        connect,
-        neuron_pod,
-        pages,
-        send,
-    )
+    from neuron_plugin.cluster import ApiError, ApiRequest, ClusterError, Scope
+    from neuron_plugin.cluster.api import send
+    from neuron_plugin.cluster.client import connect
+    from neuron_plugin.cluster.objects import NODES, pages
+    from neuron_plugin.cluster.pods import PODS, neuron_pod
 
     scope = Scope(field_selector=f"spec.nodeName={node_name}")
     try:

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from neuron_plugin.allocation import Ledger, NodeInventory, PodReference, PodUid, Resource, ids_of
+from neuron_plugin.allocation import Ledger, NodeInventory, PodReference, PodUid, Resource
+from neuron_plugin.allocation.resources import ids_of
 from neuron_plugin.inspection.findings import Unknown
 from neuron_plugin.plugin.inputs import recorded_allocation
 
@@ -126,7 +127,8 @@ def read_recorded(kubelet_dir: Path) -> tuple[CheckpointEntry, ...] | Unknown:
     """The entries of the kubelet's checkpoint, or why they cannot be read."""
     if not os.path.lexists(kubelet_dir):
         return Unknown(f"there is no kubelet at {kubelet_dir}", "if it is elsewhere, give --kubelet-dir")
-    from neuron_plugin.kubelet import CHECKPOINT, CheckpointError, CheckpointFile
+    from neuron_plugin.kubelet import CheckpointError, CheckpointFile
+    from neuron_plugin.kubelet_files import CHECKPOINT
 
     try:
         return CheckpointFile(kubelet_dir / CHECKPOINT, _RESOURCES).read().entries

@@ -17,7 +17,8 @@ from pathlib import Path
 import msgspec
 
 from neuron_plugin.allocation import NodeInventory
-from neuron_plugin.hardware import EVERY_DEVICE, Inventory, MachinePaths, Verdict, read_inventory
+from neuron_plugin.hardware import EVERY_DEVICE, Inventory, MachinePaths, read_inventory
+from neuron_plugin.hardware.health_signals import Verdict
 from neuron_plugin.inspection.findings import Unknown
 from neuron_plugin.instance_file import load_catalogue
 from neuron_plugin.plugin.health import FILE_NAME, Baseline, judge_once

@@ -10,8 +10,9 @@ import enum
 
 import msgspec
 
-from neuron_plugin.allocation import DISABLED_REASON
-from neuron_plugin.hardware import EccCounts, Severity
+from neuron_plugin.allocation.inventory import DISABLED_REASON
+from neuron_plugin.hardware import EccCounts
+from neuron_plugin.hardware.health_signals import Severity
 from neuron_plugin.inspection.facts import DeviceUsers
 from neuron_plugin.inspection.findings import Unknown
 from neuron_plugin.inspection.holders import Holders

@@ -13,12 +13,6 @@ from collections.abc import Collection, Iterator, Sequence
 import msgspec
 
 from neuron_plugin.allocation import (
-    GATE,
-    NO_USE,
-    NOT_LOOKED_AT,
-    PREFIX,
-    VOLUMES,
-    WRONG_PRODUCT,
     Constraints,
     ContainerRequest,
     DeviceFacts,
@@ -26,14 +20,13 @@ from neuron_plugin.allocation import (
     NodeInfo,
     PodRequest,
     Rejection,
-    Volume,
-    assigned_allocations,
-    ids_of,
-    objections,
-    ranges,
-    shortages,
-    usable_mask,
 )
+from neuron_plugin.allocation.keys import GATE, PREFIX
+from neuron_plugin.allocation.narrowing import usable_mask
+from neuron_plugin.allocation.node_rules import NO_USE, NOT_LOOKED_AT, VOLUMES, Volume, objections, shortages
+from neuron_plugin.allocation.pod import assigned_allocations
+from neuron_plugin.allocation.rejection import WRONG_PRODUCT
+from neuron_plugin.allocation.resources import ids_of, ranges
 from neuron_plugin.planning import Cluster, Prospect, Standing, prospects
 from neuron_plugin.scheduling.assumptions import GROUP_DOES_NOT_FIT
 from neuron_plugin.scheduling.make_room import OTHER_NAME, note_of

@@ -12,7 +12,8 @@ from collections.abc import Iterable
 import msgspec
 from aiohttp import web
 
-from neuron_plugin.allocation import NodeInfo, ranges
+from neuron_plugin.allocation import NodeInfo
+from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.cluster import ApiServer, ClusterError
 from neuron_plugin.monitor.explain import explain, explain_text, find_pod, question, unknown_pod_text
 from neuron_plugin.monitor.plan import PlanOptions, UnknownNodeError, plan

@@ -11,15 +11,9 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 
-from neuron_plugin.allocation import (
-    NeuronPod,
-    Placement,
-    PodReference,
-    PodUid,
-    format_ids,
-    placement_mask,
-    ranges,
-)
+from neuron_plugin.allocation import NeuronPod, Placement, PodReference, PodUid
+from neuron_plugin.allocation.placement import placement_mask
+from neuron_plugin.allocation.resources import format_ids, ranges
 from neuron_plugin.cluster import ApiServer
 from neuron_plugin.planning import (
     RULES,

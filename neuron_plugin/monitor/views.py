@@ -13,18 +13,11 @@ from functools import lru_cache
 
 import msgspec
 
-from neuron_plugin.allocation import (
-    Assignment,
-    NeuronPod,
-    NodeInfo,
-    NodeInventory,
-    Rejection,
-    assigned_allocations,
-    format_ids,
-    is_constrained,
-    mask_union,
-    ranges,
-)
+from neuron_plugin.allocation import Assignment, NeuronPod, NodeInfo, NodeInventory, Rejection
+from neuron_plugin.allocation.ledger import mask_union
+from neuron_plugin.allocation.narrowing import is_constrained
+from neuron_plugin.allocation.pod import assigned_allocations
+from neuron_plugin.allocation.resources import format_ids, ranges
 from neuron_plugin.cluster import ApiResource
 from neuron_plugin.scheduling.state import ClusterState
 from neuron_plugin.topology import CoreMask, Geometry, Unit, cores_in, free_sets

@@ -1,21 +1,11 @@
-"""Which node and set is best, and what would be: moves that open a set, drains, replays. Pure: no I/O and no clock."""
+"""Which node and set is best, and what would be: moves that open a set, drains. Pure: no I/O and no clock."""
 
-from neuron_plugin.planning.choice import PACK, Answers, Choices, Feasibility, cost_on, judge, place_together
-from neuron_plugin.planning.demand import (
-    MIXES,
-    Arrival,
-    DemandError,
-    Lifetimes,
-    arrivals,
-    parse_shape,
-    read_trace,
-    shape_text,
-)
+from neuron_plugin.planning.choice import PACK, Answers, Choices, Feasibility, place_together
 from neuron_plugin.planning.moves import (
     PREEMPTION,
     RULES,
+    SECONDS_AN_HOUR,
     Cluster,
-    Drain,
     Move,
     MoveRules,
     Prospect,
@@ -29,4 +19,4 @@ from neuron_plugin.planning.moves import (
     still_possible,
     why_not_judged,
 )
-from neuron_plugin.planning.replay import Board, Outcome, Site, replay, simulated_node, simulated_pod
+from neuron_plugin.planning.shapes import DemandError, parse_shape, shape_text

@@ -20,34 +20,31 @@ from itertools import takewhile
 from typing import Generic, NamedTuple, TypeVar
 
 from neuron_plugin.allocation import (
-    NO_USE,
-    Amounts,
     Capacity,
     ContainerKind,
     NeuronPod,
     NodeInfo,
-    NodeUse,
     Placement,
     PlacementStrategy,
     PodRequest,
-    PodRules,
     PodUid,
     Rejection,
     Resource,
+)
+from neuron_plugin.allocation.cost import cost, costs, devices_lost, tie_rank
+from neuron_plugin.allocation.narrowing import has_preference, is_constrained, usable_mask
+from neuron_plugin.allocation.node_rules import (
+    NO_USE,
+    NodeUse,
+    PodRules,
     Volume,
-    cost,
-    costs,
-    devices_lost,
-    has_preference,
-    is_constrained,
     lacks_counts,
     node_use,
     objections,
-    placement_mask,
     shortages,
-    tie_rank,
-    usable_mask,
 )
+from neuron_plugin.allocation.placement import placement_mask
+from neuron_plugin.allocation.requests import Amounts
 from neuron_plugin.topology import CoreMask, Geometry, valid_sets
 
 MOST_CAPACITIES = 32_768

@@ -20,27 +20,20 @@ from itertools import combinations
 from operator import itemgetter
 
 from neuron_plugin.allocation import (
-    GATE,
-    NO_USE,
     Capacity,
     NeuronPod,
     NodeInfo,
-    NodeUse,
     Placement,
     PlacementStrategy,
     PodRequest,
-    PodRules,
     PodUid,
     Rejection,
-    Volume,
-    capacity_of,
-    cores_asked,
-    objections,
-    place,
-    placement_mask,
-    shortages,
-    usable_mask,
 )
+from neuron_plugin.allocation.keys import GATE
+from neuron_plugin.allocation.narrowing import usable_mask
+from neuron_plugin.allocation.node import capacity_of
+from neuron_plugin.allocation.node_rules import NO_USE, NodeUse, PodRules, Volume, objections, shortages
+from neuron_plugin.allocation.placement import cores_asked, place, placement_mask
 from neuron_plugin.planning.choice import PACK, Choices, place_together
 from neuron_plugin.topology import CoreMask, Geometry, valid_sets
 

@@ -11,15 +11,9 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
-from neuron_plugin.allocation import (
-    REMEMBERED,
-    DecisionLog,
-    LoggedDecision,
-    PodReference,
-    Resource,
-    Step,
-    format_ids,
-)
+from neuron_plugin.allocation import PodReference, Resource
+from neuron_plugin.allocation.resources import format_ids
+from neuron_plugin.decision_log import REMEMBERED, DecisionLog, LoggedDecision, Step
 from neuron_plugin.kubelet import ContainerAllocation
 from neuron_plugin.plugin.answers import AllocateCall, Answer, Preference, PreferenceRequest
 from neuron_plugin.plugin.snapshot import PodWrite, Snapshot, named

@@ -11,7 +11,8 @@ import logging
 import os
 from contextlib import suppress
 
-from neuron_plugin.cluster import ConnectionSettingsError, KubernetesApi
+from neuron_plugin.cluster import KubernetesApi
+from neuron_plugin.cluster.api import ConnectionSettingsError
 from neuron_plugin.plugin.allocator import Allocator
 from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.machine import Machine

@@ -14,7 +14,8 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from neuron_plugin.allocation import Resource, format_ids
+from neuron_plugin.allocation import Resource
+from neuron_plugin.allocation.resources import format_ids
 from neuron_plugin.hardware import GENERATIONS, DriverVersion, parse_driver_version
 from neuron_plugin.kubelet import ContainerAllocation, DeviceNode
 from neuron_plugin.plugin.settings import Numbering, PluginSettings

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from neuron_plugin.allocation import (
-    DISABLE_KEY,
-    INVENTORY_KEY,
-    IdListError,
-    InventoryError,
-    disabled_devices,
-    format_ids,
-    read_inventory,
-)
-from neuron_plugin.cluster import NODES, ApiError, ApiServer, Node, describe_node, read_node, send
+from neuron_plugin.allocation import IdListError, InventoryError
+from neuron_plugin.allocation.inventory import disabled_devices, read_inventory
+from neuron_plugin.allocation.keys import DISABLE_KEY, INVENTORY_KEY
+from neuron_plugin.allocation.resources import format_ids
+from neuron_plugin.cluster import ApiError, ApiServer, Node
+from neuron_plugin.cluster.api import send
+from neuron_plugin.cluster.objects import NODES
+from neuron_plugin.cluster.writes import describe_node, read_node
 
 TIMEOUT_SECONDS = 30.0
 ATTEMPTS = 5

@@ -10,15 +10,9 @@ from contextlib import closing
 from functools import partial
 from typing import Protocol
 
-from neuron_plugin.allocation import format_ids
-from neuron_plugin.hardware import (
-    Inventory,
-    InventoryWatcher,
-    MachinePaths,
-    WatchPeriods,
-    open_uevents,
-    read_inventory,
-)
+from neuron_plugin.allocation.resources import format_ids
+from neuron_plugin.hardware import Inventory, MachinePaths, read_inventory
+from neuron_plugin.hardware.events import InventoryWatcher, WatchPeriods, open_uevents
 from neuron_plugin.plugin.cluster_link import ClusterLink
 from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.node import Node

@@ -25,12 +25,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from neuron_plugin.hardware import (
+from neuron_plugin.hardware import Device, Inventory
+from neuron_plugin.hardware.health_signals import (
     MISSING,
-    Device,
     Finding,
-    Inventory,
-    KernelError,
     Observation,
     Severity,
     Signal,
@@ -38,6 +36,7 @@ from neuron_plugin.hardware import (
     observe,
     unreadable,
 )
+from neuron_plugin.hardware.kernel_log import KernelError
 from neuron_plugin.topology import DeviceId
 
 logger = logging.getLogger(__name__)

@@ -15,9 +15,12 @@ from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime
 
-from neuron_plugin.allocation import format_ids
-from neuron_plugin.cluster import ApiRequest, ObjectReference, create_event, utc_now
-from neuron_plugin.hardware import Inventory, KernelError, KernelLog, Severity, blind_spots
+from neuron_plugin.allocation.resources import format_ids
+from neuron_plugin.cluster import ApiRequest, ObjectReference
+from neuron_plugin.cluster.writes import create_event, utc_now
+from neuron_plugin.hardware import Inventory
+from neuron_plugin.hardware.health_signals import Severity, blind_spots
+from neuron_plugin.hardware.kernel_log import KernelError, KernelLog
 from neuron_plugin.plugin.health import (
     FILE_NAME,
     KERNEL_SIGNALS,

@@ -14,17 +14,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from neuron_plugin.allocation import (
-    Allocation,
-    NeuronPod,
-    NodeInventory,
-    PodReference,
-    PodUid,
-    Resource,
-    format_ids,
-    mask_of,
-    parse_ids,
-)
+from neuron_plugin.allocation import Allocation, NeuronPod, NodeInventory, PodReference, PodUid, Resource
+from neuron_plugin.allocation.resources import format_ids, mask_of, parse_ids
 from neuron_plugin.topology import NO_CORES, CoreMask, Geometry, cores_in
 
 if TYPE_CHECKING:

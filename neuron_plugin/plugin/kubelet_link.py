@@ -12,7 +12,6 @@ from collections import Counter
 
 from neuron_plugin.allocation import PodUid
 from neuron_plugin.kubelet import (
-    KUBELET_SOCKET,
     DevicePluginServer,
     DirectoryWatch,
     KubeletCounters,
@@ -21,6 +20,7 @@ from neuron_plugin.kubelet import (
     WatchedPluginServer,
     identity_of,
 )
+from neuron_plugin.kubelet_files import KUBELET_SOCKET
 from neuron_plugin.plugin.allocator import RECONSIDER_SECONDS, Allocator
 from neuron_plugin.plugin.machine import Machine
 from neuron_plugin.plugin.node import REWRITE_SECONDS, Node

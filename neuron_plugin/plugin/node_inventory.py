@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from neuron_plugin.allocation import NodeInventory
-from neuron_plugin.hardware import MISSING, Inventory
+from neuron_plugin.hardware import Inventory
+from neuron_plugin.hardware.health_signals import MISSING
 from neuron_plugin.topology import Catalogue, DeviceId, Topology, geometry_of
 
 

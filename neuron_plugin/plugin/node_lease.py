@@ -22,25 +22,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
-from neuron_plugin.cluster import (
-    LEASE_PREFIX,
-    LEASES,
-    MERGE_PATCH,
-    NODES,
-    ApiError,
-    ApiRequest,
-    ApiServer,
-    ClusterError,
-    Lease,
-    LeaseName,
-    ObjectReference,
-    claim_lease,
-    create_lease,
-    read_node,
-    renew_lease,
-    send,
-    utc_now,
-)
+from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, ClusterError, Lease, LeaseName, ObjectReference
+from neuron_plugin.cluster.api import MERGE_PATCH, send
+from neuron_plugin.cluster.leases import LEASE_PREFIX
+from neuron_plugin.cluster.objects import LEASES, NODES
+from neuron_plugin.cluster.writes import claim_lease, create_lease, read_node, renew_lease, utc_now
 
 logger = logging.getLogger(__name__)
 

@@ -14,15 +14,13 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from neuron_plugin.allocation import (
-    DISABLE_KEY,
-    INVENTORY_KEY,
-    IdListError,
-    NodeInventory,
-    disabled_devices,
-    format_ids,
-)
-from neuron_plugin.cluster import NODES, ApiServer, ObjectReference, Reflector, Scope, create_event, utc_now
+from neuron_plugin.allocation import IdListError, NodeInventory
+from neuron_plugin.allocation.inventory import disabled_devices
+from neuron_plugin.allocation.keys import DISABLE_KEY, INVENTORY_KEY
+from neuron_plugin.allocation.resources import format_ids
+from neuron_plugin.cluster import ApiServer, ObjectReference, Reflector, Scope
+from neuron_plugin.cluster.objects import NODES
+from neuron_plugin.cluster.writes import create_event, utc_now
 from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.publisher import REPORTER, Publisher
 

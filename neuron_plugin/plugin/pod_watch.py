@@ -11,8 +11,11 @@ import asyncio
 import logging
 from dataclasses import replace
 
-from neuron_plugin.allocation import NODE_KEY, NeuronPod, PodUid, node_label
-from neuron_plugin.cluster import PODS, ApiServer, ClusterError, Pod, Reflector, Scope, neuron_pod
+from neuron_plugin.allocation import NeuronPod, PodUid
+from neuron_plugin.allocation.keys import NODE_KEY
+from neuron_plugin.allocation.pod import node_label
+from neuron_plugin.cluster import ApiServer, ClusterError, Pod, Reflector, Scope
+from neuron_plugin.cluster.pods import PODS, neuron_pod
 from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.node import Node
 

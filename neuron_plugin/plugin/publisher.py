@@ -16,31 +16,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 
-from neuron_plugin.allocation import (
-    ALLOC_TIME_KEY,
-    INVENTORY_KEY,
-    UNHEALTHY_LABEL,
-    NodeInventory,
-    PodReference,
-    PodUid,
-    format_ids,
-    write_inventory,
-)
+from neuron_plugin.allocation import NodeInventory, PodReference, PodUid
+from neuron_plugin.allocation.inventory import write_inventory
+from neuron_plugin.allocation.keys import ALLOC_TIME_KEY, INVENTORY_KEY, UNHEALTHY_LABEL
+from neuron_plugin.allocation.resources import format_ids
 from neuron_plugin.backoff import CLOCK, Backoff, Clock
-from neuron_plugin.cluster import (
-    ApiError,
-    ApiRequest,
-    ApiServer,
-    ClusterError,
-    Node,
-    ObjectReference,
-    create_event,
-    describe_node,
-    describe_pod,
-    report_node_condition,
-    send,
-    utc_now,
-)
+from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, ClusterError, Node, ObjectReference
+from neuron_plugin.cluster.api import send
+from neuron_plugin.cluster.writes import create_event, describe_node, describe_pod, report_node_condition, utc_now
 from neuron_plugin.hardware import GENERATIONS
 from neuron_plugin.plugin.snapshot import PodEvent, PodWrite, Snapshot
 

@@ -11,11 +11,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from neuron_plugin.allocation import (
-    ALLOC_TIME_KEY,
-    ALLOCATED_KEY,
-    ASSIGNMENT_KEYS,
-    DISABLED_REASON,
-    VENDOR_IDS_KEY,
     Allocation,
     Assignment,
     ContainerKind,
@@ -29,16 +24,15 @@ from neuron_plugin.allocation import (
     PodUid,
     Rejection,
     Resource,
-    assigned_allocations,
-    constraint_not_kept,
-    device_facts,
-    ids_of,
-    is_constrained,
-    mask_union,
-    masks_by_id,
-    why_not,
-    write_assignment,
 )
+from neuron_plugin.allocation.assignment import write_assignment
+from neuron_plugin.allocation.inventory import DISABLED_REASON
+from neuron_plugin.allocation.keys import ALLOC_TIME_KEY, ALLOCATED_KEY, ASSIGNMENT_KEYS, VENDOR_IDS_KEY
+from neuron_plugin.allocation.ledger import mask_union
+from neuron_plugin.allocation.narrowing import constraint_not_kept, device_facts, is_constrained
+from neuron_plugin.allocation.placement import why_not
+from neuron_plugin.allocation.pod import assigned_allocations
+from neuron_plugin.allocation.resources import ids_of, masks_by_id
 from neuron_plugin.kubelet import AdvertisedDevice
 from neuron_plugin.plugin.inputs import (
     LISTED_SECONDS,

@@ -12,17 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from neuron_plugin import __version__
-from neuron_plugin.allocation import (
-    DISABLE_KEY,
-    INVENTORY_KEY,
-    DecisionLog,
-    Resource,
-    decisions_document,
-    ids_of,
-    mask_of,
-    write_inventory,
-)
+from neuron_plugin.allocation import Resource
+from neuron_plugin.allocation.inventory import write_inventory
+from neuron_plugin.allocation.keys import DISABLE_KEY, INVENTORY_KEY
+from neuron_plugin.allocation.resources import ids_of, mask_of
 from neuron_plugin.build import Build, build
+from neuron_plugin.decision_log import DecisionLog, decisions_document
 from neuron_plugin.http_server import Health
 from neuron_plugin.kubelet import DevicePluginServer, KubeletCounters, dial
 from neuron_plugin.plugin.cluster_link import ClusterLink

@@ -9,21 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from neuron_plugin.cluster import (
-    LEASE_PREFIX,
-    LEASES,
-    NODES,
-    ApiError,
-    ApiRequest,
-    ApiServer,
-    Node,
-    Scope,
-    delete_lease,
-    pages,
-    read_node,
-    remove_node_condition,
-    send,
-)
+from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, Node, Scope
+from neuron_plugin.cluster.api import send
+from neuron_plugin.cluster.leases import LEASE_PREFIX
+from neuron_plugin.cluster.objects import LEASES, NODES, pages
+from neuron_plugin.cluster.writes import delete_lease, read_node, remove_node_condition
 from neuron_plugin.plugin.node_lease import node_lease
 from neuron_plugin.plugin.publisher import withdrawal
 

@@ -11,18 +11,11 @@ from collections.abc import Container
 from dataclasses import dataclass, replace
 
 from neuron_plugin.allocation import Assignment, NeuronPod, PodReference, PodUid
-from neuron_plugin.cluster import (
-    CLOCK,
-    PODS,
-    ApiError,
-    ApiServer,
-    Clock,
-    ClusterError,
-    UnreachableError,
-    neuron_pod,
-    read_pod,
-    send,
-)
+from neuron_plugin.backoff import CLOCK, Clock
+from neuron_plugin.cluster import ApiError, ApiServer, ClusterError, UnreachableError
+from neuron_plugin.cluster.api import send
+from neuron_plugin.cluster.pods import PODS, neuron_pod
+from neuron_plugin.cluster.writes import read_pod
 from neuron_plugin.scheduling.state import AssumedPod, ClusterState
 
 _SERVER_ERRORS = 500

@@ -13,15 +13,13 @@ import logging
 from collections.abc import Mapping
 from typing import NoReturn
 
-from neuron_plugin.allocation import (
-    NO_ASSIGNMENT,
-    OVERLAPPING_ASSIGNMENTS,
-    UNREADABLE_ASSIGNMENT,
-    NeuronPod,
-    PodReference,
-    PodUid,
-)
-from neuron_plugin.cluster import CLOCK, ApiServer, Clock, ClusterError, ObjectReference, create_event, send, utc_now
+from neuron_plugin.allocation import NeuronPod, PodReference, PodUid
+from neuron_plugin.allocation.node import OVERLAPPING_ASSIGNMENTS
+from neuron_plugin.allocation.rejection import NO_ASSIGNMENT, UNREADABLE_ASSIGNMENT
+from neuron_plugin.backoff import CLOCK, Clock
+from neuron_plugin.cluster import ApiServer, ClusterError, ObjectReference
+from neuron_plugin.cluster.api import send
+from neuron_plugin.cluster.writes import create_event, utc_now
 from neuron_plugin.scheduling.leadership import Readiness
 from neuron_plugin.scheduling.metrics import ExtenderMetrics
 from neuron_plugin.scheduling.state import ClusterState

@@ -16,37 +16,27 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from neuron_plugin.allocation import Assignment, NeuronNode, NeuronPod, PodUid, is_movable
+from neuron_plugin.allocation import Assignment, NeuronNode, NeuronPod, PodUid
+from neuron_plugin.allocation.pod import is_movable
+from neuron_plugin.backoff import CLOCK, Clock
 from neuron_plugin.cluster import (
-    CLOCK,
-    LEASE_PREFIX,
-    LEASES,
-    NODES,
-    POD_GROUPS,
-    PODS,
     ApiError,
-    ApiObject,
     ApiRequest,
     ApiResource,
     ApiServer,
-    Clock,
     ClusterError,
     Lease,
     Node,
-    ObservedLease,
-    Observer,
     Pod,
-    PodGroup,
-    PodUse,
     Reflector,
     Scope,
-    asks_for_neuron,
-    neuron_node,
-    neuron_pod,
-    pages,
-    pod_use,
-    send,
 )
+from neuron_plugin.cluster.api import send
+from neuron_plugin.cluster.leases import LEASE_PREFIX, ObservedLease
+from neuron_plugin.cluster.nodes import neuron_node
+from neuron_plugin.cluster.objects import LEASES, NODES, POD_GROUPS, ApiObject, PodGroup, pages
+from neuron_plugin.cluster.pods import PODS, PodUse, asks_for_neuron, neuron_pod, pod_use
+from neuron_plugin.cluster.reflector import Observer
 from neuron_plugin.scheduling.state import ClusterState
 from neuron_plugin.topology import Catalogue, product_names
 

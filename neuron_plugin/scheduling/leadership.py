@@ -16,7 +16,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Protocol
 
-from neuron_plugin.cluster import CLOCK, Change, Clock, ClusterError
+from neuron_plugin.backoff import CLOCK, Clock
+from neuron_plugin.cluster import ClusterError
+from neuron_plugin.cluster.leases import Change
 from neuron_plugin.scheduling.informers import Informers
 
 _log = logging.getLogger(__name__)

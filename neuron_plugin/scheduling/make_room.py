@@ -16,7 +16,8 @@ from functools import partial
 from typing import NoReturn
 
 from neuron_plugin.allocation import NeuronPod, PlacementStrategy, PodUid
-from neuron_plugin.cluster import CLOCK, ApiServer, Clock, ClusterError
+from neuron_plugin.backoff import CLOCK, Clock
+from neuron_plugin.cluster import ApiServer, ClusterError
 from neuron_plugin.planning import PACK, Cluster, Move, MoveRules, Prospect, Standing, prospects
 from neuron_plugin.scheduling.events import NO_PREEMPTION, about_pod, write_event
 from neuron_plugin.scheduling.informers import movable_namespaces

@@ -21,31 +21,15 @@ from functools import partial
 
 import msgspec
 
-from neuron_plugin.allocation import (
-    DecisionLog,
-    LoggedDecision,
-    NeuronPod,
-    PodReference,
-    PodUid,
-    Reservation,
-    Step,
-    parse_ids,
-    ranges,
-)
-from neuron_plugin.cluster import (
-    CLOCK,
-    LEASES,
-    ApiError,
-    ApiRequest,
-    ApiServer,
-    Clock,
-    ClusterError,
-    Lease,
-    LeaseName,
-    annotate_lease,
-    evict_pod,
-    send,
-)
+from neuron_plugin.allocation import NeuronPod, PodReference, PodUid
+from neuron_plugin.allocation.node import Reservation
+from neuron_plugin.allocation.resources import parse_ids, ranges
+from neuron_plugin.backoff import CLOCK, Clock
+from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, ClusterError, Lease, LeaseName
+from neuron_plugin.cluster.api import send
+from neuron_plugin.cluster.objects import LEASES
+from neuron_plugin.cluster.writes import annotate_lease, evict_pod
+from neuron_plugin.decision_log import DecisionLog, LoggedDecision, Step
 from neuron_plugin.planning import PREEMPTION, Move, MoveRules, Relocation, still_possible
 from neuron_plugin.scheduling.events import about_pod, write_event
 from neuron_plugin.scheduling.history import Cause

@@ -29,14 +29,10 @@ from neuron_plugin.allocation import (
     PodRequest,
     PodUid,
     Rejection,
-    amounts_used,
-    cores_asked,
-    is_constrained,
-    mask_union,
-    place,
-    unconstrained,
-    usable_mask,
 )
+from neuron_plugin.allocation.ledger import mask_union
+from neuron_plugin.allocation.narrowing import amounts_used, is_constrained, unconstrained, usable_mask
+from neuron_plugin.allocation.placement import cores_asked, place
 from neuron_plugin.scheduling.state import ClusterState
 from neuron_plugin.topology import CoreMask, Geometry, valid_sets
 

@@ -20,31 +20,22 @@ from math import inf
 from types import MappingProxyType
 
 from neuron_plugin.allocation import (
-    NO_ASSIGNMENT,
-    NO_USE,
-    OVERLAPPING_ASSIGNMENTS,
-    STALE_PLUGIN,
-    UNREADABLE_ASSIGNMENT,
     Assignment,
     Capacity,
     NeuronNode,
     NeuronPod,
     NodeInfo,
-    NodeUse,
     PlacementStrategy,
     PodRequest,
-    PodRules,
-    PodSelector,
     PodUid,
     Rejection,
-    Reservation,
-    Volume,
-    is_tight,
-    node_info,
-    node_use,
-    unknown_products,
 )
-from neuron_plugin.cluster import NO_INVENTORY, NO_NEURON, UNKNOWN_HEALTH, UNREADABLE_INVENTORY, PodUse
+from neuron_plugin.allocation.node import OVERLAPPING_ASSIGNMENTS, STALE_PLUGIN, Reservation, node_info
+from neuron_plugin.allocation.node_rules import NO_USE, NodeUse, PodRules, PodSelector, Volume, is_tight, node_use
+from neuron_plugin.allocation.pod import unknown_products
+from neuron_plugin.allocation.rejection import NO_ASSIGNMENT, UNREADABLE_ASSIGNMENT
+from neuron_plugin.cluster.nodes import NO_INVENTORY, NO_NEURON, UNKNOWN_HEALTH, UNREADABLE_INVENTORY
+from neuron_plugin.cluster.pods import PodUse
 from neuron_plugin.planning import PACK, Answers, Choices, Cluster, Feasibility
 from neuron_plugin.scheduling.history import History
 

@@ -11,18 +11,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
-from neuron_plugin.allocation import NeuronPod, Volume
-from neuron_plugin.cluster import (
-    CLAIMS,
-    CLOCK,
-    PERSISTENT_VOLUMES,
-    ApiError,
-    ApiRequest,
-    ApiServer,
-    Clock,
-    ClusterError,
-    send,
-)
+from neuron_plugin.allocation import NeuronPod
+from neuron_plugin.allocation.node_rules import Volume
+from neuron_plugin.backoff import CLOCK, Clock
+from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, ClusterError
+from neuron_plugin.cluster.api import send
+from neuron_plugin.cluster.volumes import CLAIMS, PERSISTENT_VOLUMES
 
 BOUND_SECONDS = 3600.0
 AGAIN_SECONDS = 10.0

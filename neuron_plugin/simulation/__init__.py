@@ -1,17 +1,6 @@
 """A simulated node, kubelet, API server and scheduler, for the demo, tests and planning."""
 
 from neuron_plugin.simulation.api_server import SimulatedApiServer
-from neuron_plugin.simulation.api_server_kinds import (
-    EVENTS,
-    LEASES,
-    NODES,
-    PODS,
-    JsonObject,
-    Refusal,
-    Target,
-    parse_path,
-)
-from neuron_plugin.simulation.api_server_objects import ApiObjects
 from neuron_plugin.simulation.cluster import NODE_NAME, SCHEDULERS, PlacedBy, SimulatedCluster, pod_manifest
 from neuron_plugin.simulation.kubelet import SimulatedKubelet
 from neuron_plugin.simulation.kubelet_device_manager import AllocationError

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import web
 
-from neuron_plugin.cluster import JSON, STRATEGIC_MERGE_PATCH
+from neuron_plugin.cluster.api import JSON, STRATEGIC_MERGE_PATCH
 from neuron_plugin.simulation.api_server_kinds import (
     EVENTS,
     LEASES,

@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from neuron_plugin.cluster import PODS as POD_RECORDS
-from neuron_plugin.cluster import neuron_pod
+from neuron_plugin.cluster.pods import PODS as POD_RECORDS
+from neuron_plugin.cluster.pods import neuron_pod
 from neuron_plugin.simulation.api_server_kinds import (
     BUDGETS,
     CLAIMS,

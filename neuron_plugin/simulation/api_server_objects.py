@@ -14,10 +14,12 @@ from collections.abc import Callable
 
 import msgspec
 
-from neuron_plugin.allocation import TERMINAL_PHASES, parse_count
-from neuron_plugin.cluster import MERGE_PATCH, DecodeError
-from neuron_plugin.cluster import NODES as NODE_RECORDS
-from neuron_plugin.cluster import PODS as POD_RECORDS
+from neuron_plugin.allocation.pod import TERMINAL_PHASES
+from neuron_plugin.allocation.requests import parse_count
+from neuron_plugin.cluster import DecodeError
+from neuron_plugin.cluster.api import MERGE_PATCH
+from neuron_plugin.cluster.objects import NODES as NODE_RECORDS
+from neuron_plugin.cluster.pods import PODS as POD_RECORDS
 from neuron_plugin.simulation.api_server_kinds import (
     BUDGETS,
     KINDS,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from neuron_plugin.cluster import MERGE_PATCH, STRATEGIC_MERGE_PATCH
+from neuron_plugin.cluster.api import MERGE_PATCH, STRATEGIC_MERGE_PATCH
 from neuron_plugin.simulation.api_server_kinds import JsonObject, Refusal
 
 _MERGE_KEYS = {

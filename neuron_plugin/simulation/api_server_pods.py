@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from neuron_plugin.allocation import TERMINAL_PHASES
+from neuron_plugin.allocation.pod import TERMINAL_PHASES
 from neuron_plugin.simulation.api_server_kinds import JsonObject, Refusal, Selector, conflict, invalid
 
 _CHANGEABLE = (

@@ -17,10 +17,12 @@ from typing import Any, Self
 import aiohttp
 import msgspec
 
-from neuron_plugin.allocation import INVENTORY_KEY, Resource
+from neuron_plugin.allocation import Resource
+from neuron_plugin.allocation.keys import INVENTORY_KEY
 from neuron_plugin.allocation.node_rules import DEFAULT_SCHEDULER
-from neuron_plugin.cluster import PODS, DecodeError
+from neuron_plugin.cluster import DecodeError
 from neuron_plugin.cluster import Pod as PodRecord
+from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.extender import SECOND_SCHEDULER
 from neuron_plugin.gates.webhook import patch as gate_patch
 from neuron_plugin.scheduling.state import NODE_REFUSALS

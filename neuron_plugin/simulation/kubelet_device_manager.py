@@ -36,7 +36,7 @@ from typing import TypeVar
 import msgspec
 
 from neuron_plugin.allocation import ContainerKind
-from neuron_plugin.kubelet import CHECKPOINT
+from neuron_plugin.kubelet_files import CHECKPOINT
 
 HEALTHY = "Healthy"
 NO_TOPOLOGY = -1

@@ -18,11 +18,15 @@ from pathlib import Path
 
 import msgspec
 
-from neuron_plugin.allocation import CORES_KEY, DEVICES_KEY, PREFIX, Resource
+from neuron_plugin.allocation import Resource
+from neuron_plugin.allocation.keys import CORES_KEY, DEVICES_KEY, PREFIX
 from neuron_plugin.allocation.node_rules import HostPort, NodeRules, PodRules, Quantities, node_use
-from neuron_plugin.cluster import NODES as NODE_RECORDS
-from neuron_plugin.cluster import PODS, ObjectReference, create_event, neuron_node, neuron_pod, utc_now
+from neuron_plugin.cluster import ObjectReference
 from neuron_plugin.cluster import Pod as PodRecord
+from neuron_plugin.cluster.nodes import neuron_node
+from neuron_plugin.cluster.objects import NODES as NODE_RECORDS
+from neuron_plugin.cluster.pods import PODS, neuron_pod
+from neuron_plugin.cluster.writes import create_event, utc_now
 from neuron_plugin.scheduling.events import REPORTER
 from neuron_plugin.simulation.api_server_kinds import BUDGETS, EVENTS, NODES, JsonObject, Refusal
 from neuron_plugin.simulation.api_server_kinds import PODS as SERVED_PODS

@@ -16,7 +16,7 @@ from functools import lru_cache
 
 import msgspec
 
-from neuron_plugin.allocation import format_ids
+from neuron_plugin.allocation.resources import format_ids
 from neuron_plugin.hardware import GENERATIONS, DriverVersion, Generation, parse_driver_version
 
 NEWEST_DRIVER = "2.30.2.0"

@@ -17,9 +17,10 @@ from random import Random
 
 import msgspec
 
-from neuron_plugin.allocation import ContainerKind, Resource, parse_count
+from neuron_plugin.allocation import ContainerKind, Resource
+from neuron_plugin.allocation.requests import parse_count
 from neuron_plugin.cluster import Pod as PodRecord
-from neuron_plugin.cluster import utc_now
+from neuron_plugin.cluster.writes import utc_now
 from neuron_plugin.simulation.api_server import SimulatedApiServer
 from neuron_plugin.simulation.api_server_kinds import NODES, PODS, JsonObject
 from neuron_plugin.simulation.kubelet import SimulatedKubelet

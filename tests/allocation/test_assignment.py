@@ -7,6 +7,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from neuron_plugin.allocation.assignment import (
+    Assignment,
+    AssignmentError,
+    ContainerAssignment,
+    Dialect,
+    read_assignment,
+    write_assignment,
+)
+from neuron_plugin.allocation.keys import (
     ALLOC_TIME_KEY,
     ALLOCATED_KEY,
     ASSIGNMENT_KEYS,
@@ -14,12 +22,6 @@ from neuron_plugin.allocation.assignment import (
     DEVICES_KEY,
     VENDOR_IDS_KEY,
     VENDOR_RESOURCE_KEY,
-    Assignment,
-    AssignmentError,
-    ContainerAssignment,
-    Dialect,
-    read_assignment,
-    write_assignment,
 )
 from neuron_plugin.allocation.placement import ContainerSet, place
 from neuron_plugin.allocation.rejection import Rejection

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuron_plugin.allocation.constraints import ANY_DEVICE, CONSTRAINT_KEYS, PREFIX, Constraints, read_constraints
+from neuron_plugin.allocation.constraints import ANY_DEVICE, Constraints, read_constraints
 from neuron_plugin.allocation.constraints import LONGEST_CONSTRAINT as LONGEST_TEXT
+from neuron_plugin.allocation.keys import CONSTRAINT_KEYS, PREFIX
 from neuron_plugin.allocation.rejection import Rejection
 from neuron_plugin.topology import Unit
 

@@ -12,20 +12,21 @@ from typing import Final
 
 import msgspec
 
-from neuron_plugin.allocation import (
+from neuron_plugin.allocation import IdListError, Rejection, Resource
+from neuron_plugin.allocation.constraints import read_constraints
+from neuron_plugin.allocation.inventory import disabled_devices
+from neuron_plugin.allocation.keys import (
+    CONSTRAINT_KEYS,
     DISABLE_KEY,
     GROUP_SIZE_KEY,
     LAST_CHECKPOINT_KEY,
     MOVABLE_KEY,
     PLACEMENT_KEY,
-    IdListError,
-    Rejection,
-    disabled_devices,
-    is_movable,
+    PREFIX,
 )
-from neuron_plugin.allocation.constraints import CONSTRAINT_KEYS, PREFIX, read_constraints
-from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.cluster import Pod, neuron_pod
+from neuron_plugin.allocation.pod import is_movable
+from neuron_plugin.cluster import Pod
+from neuron_plugin.cluster.pods import neuron_pod
 from neuron_plugin.topology import MOST_DEVICES, Unit
 
 OPT_OUT_KEY = f"{PREFIX}pod-defaults"

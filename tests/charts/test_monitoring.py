@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from neuron_plugin.allocation import CORDONED
+from neuron_plugin.allocation.node import CORDONED
 from neuron_plugin.plugin.status import METRICS, PREFIX
 from neuron_plugin.scheduling.metrics import ExtenderMetrics, state_metrics
 from neuron_plugin.scheduling.state import NODE_REFUSALS, ClusterState

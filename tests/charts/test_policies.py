@@ -13,7 +13,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuron_plugin.allocation import (
+from neuron_plugin.allocation import Rejection, Resource
+from neuron_plugin.allocation.constraints import LONGEST_CONSTRAINT, read_constraints
+from neuron_plugin.allocation.keys import (
     ALLOC_TIME_KEY,
     ALLOCATED_KEY,
     CORES_KEY,
@@ -22,15 +24,14 @@ from neuron_plugin.allocation import (
     GATE,
     INVENTORY_KEY,
     NODE_KEY,
+    PREFIX,
+    SAME_DEVICE_KEY,
     UNHEALTHY_LABEL,
     VENDOR_IDS_KEY,
-    Rejection,
+    VENDOR_RESOURCE_KEY,
 )
-from neuron_plugin.allocation.assignment import VENDOR_RESOURCE_KEY
-from neuron_plugin.allocation.constraints import LONGEST_CONSTRAINT, PREFIX, SAME_DEVICE_KEY, read_constraints
 from neuron_plugin.allocation.requests import MOST_AMOUNTS, ContainerSpec, RequestError, pod_request
-from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.cluster import LEASE_PREFIX
+from neuron_plugin.cluster.leases import LEASE_PREFIX
 from neuron_plugin.gates.writes import PLACEMENT_KEYS
 from neuron_plugin.plugin.publisher import LABEL_PREFIX, PUBLISHED_LABELS
 from neuron_plugin.topology import MOST_CORES_PER_DEVICE, MOST_DEVICES, Unit

@@ -11,8 +11,10 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from neuron_plugin.allocation import ALLOCATED_KEY, Resource
-from neuron_plugin.simulation import EVENTS, NODE_NAME, SimulatedCluster, pod_manifest
+from neuron_plugin.allocation import Resource
+from neuron_plugin.allocation.keys import ALLOCATED_KEY
+from neuron_plugin.simulation import NODE_NAME, SimulatedCluster, pod_manifest
+from neuron_plugin.simulation.api_server_kinds import EVENTS
 from tests.charts.manifests import of_kind
 from tests.charts.test_rbac import rules
 from tests.support.api_access import Access, Right, in_namespace

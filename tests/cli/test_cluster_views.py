@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from neuron_plugin.allocation import NO_ASSIGNMENT, PodUid, Resource
+from neuron_plugin.allocation import PodUid, Resource
+from neuron_plugin.allocation.rejection import NO_ASSIGNMENT
 from neuron_plugin.cli import cluster_views as module
 from neuron_plugin.cli.cluster_views import Views, cluster_views
 from neuron_plugin.monitor.api import Monitor
 from neuron_plugin.scheduling.leadership import Readiness
-from neuron_plugin.simulation import LEASES
+from neuron_plugin.simulation.api_server_kinds import LEASES
 from tests.cli.doubles import Background, Cli
 from tests.support.api_server import StandInApiServer
 from tests.support.manifests import container, gated_manifest, node_manifest, pod_manifest

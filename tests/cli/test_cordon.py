@@ -6,8 +6,8 @@ import asyncio
 import json
 from pathlib import Path
 
-from neuron_plugin.allocation import DISABLE_KEY
-from neuron_plugin.simulation import NODES
+from neuron_plugin.allocation.keys import DISABLE_KEY
+from neuron_plugin.simulation.api_server_kinds import NODES
 from tests.cli.doubles import Cli, Outcome
 from tests.support.api_server import StandInApiServer
 

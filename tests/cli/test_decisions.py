@@ -8,9 +8,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 import yaml
 
-from neuron_plugin.allocation import DecisionLog, LoggedDecision, PodReference, PodUid, Resource, Step
-from neuron_plugin.allocation.decision_log import decisions_document
+from neuron_plugin.allocation import PodReference, PodUid, Resource
 from neuron_plugin.cli import decisions
+from neuron_plugin.decision_log import DecisionLog, LoggedDecision, Step, decisions_document
 from neuron_plugin.plugin.settings import PluginSettings
 from tests.cli.doubles import Cli
 from tests.topology.oracle import TRN1

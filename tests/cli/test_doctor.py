@@ -25,7 +25,8 @@ from neuron_plugin.kubelet.socket_watch import endpoint_path
 from neuron_plugin.plugin.daemon import NodeDaemon
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.settings import as_yaml
-from neuron_plugin.simulation import NODES, Container, Pod, SimulatedNode, write_node
+from neuron_plugin.simulation import Container, Pod, SimulatedNode, write_node
+from neuron_plugin.simulation.api_server_kinds import NODES
 from neuron_plugin.topology import catalogue
 from tests.cli.doubles import Cli
 from tests.inspection.doubles import MakeNode

@@ -8,9 +8,11 @@ import pytest
 import yaml
 from aiohttp import web
 
-from neuron_plugin.allocation import NOT_LOOKED_AT, PREFIX, Resource
+from neuron_plugin.allocation import Resource
+from neuron_plugin.allocation.keys import PREFIX
+from neuron_plugin.allocation.node_rules import NOT_LOOKED_AT
 from neuron_plugin.monitor.pages import inspection_routes
-from neuron_plugin.simulation import NODES, PODS
+from neuron_plugin.simulation.api_server_kinds import NODES, PODS
 from tests.cli.doubles import Background, Cli
 from tests.support.api_server import StandInApiServer
 from tests.support.manifests import node_manifest, pod_manifest

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from neuron_plugin.allocation import LAST_CHECKPOINT_KEY, MOVABLE_KEY, Resource
-from neuron_plugin.simulation import NODES, PODS
+from neuron_plugin.allocation import Resource
+from neuron_plugin.allocation.keys import LAST_CHECKPOINT_KEY, MOVABLE_KEY
+from neuron_plugin.simulation.api_server_kinds import NODES, PODS
 from tests.cli.doubles import Background, Cli
 from tests.support.api_server import StandInApiServer
 from tests.support.manifests import node_manifest, pod_manifest

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from neuron_plugin.allocation import INVENTORY_KEY
+from neuron_plugin.allocation.keys import INVENTORY_KEY
 from neuron_plugin.simulation import api_server
 from tests.cli.doubles import Cli, Outcome
 from tests.support.api_server import StandInApiServer

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from neuron_plugin.cluster import PODS, Pod
+from neuron_plugin.cluster import Pod
 from neuron_plugin.cluster.api import ApiServer
 from neuron_plugin.cluster.client import KubernetesApi, connect
+from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.cluster.reflector import Pace, Reflector
 from tests.support.api_server import StandInApiServer
 

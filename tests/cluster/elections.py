@@ -15,7 +15,7 @@ from neuron_plugin.cluster.api import ApiRequest, Response, UnreachableError
 from neuron_plugin.cluster.leases import Change, Election
 from neuron_plugin.cluster.objects import LEASES, Lease
 from neuron_plugin.cluster.writes import LeaseName
-from neuron_plugin.simulation import JsonObject, Refusal, Target, parse_path
+from neuron_plugin.simulation.api_server_kinds import JsonObject, Refusal, Target, parse_path
 from tests.support.api_validation import ValidatingObjects
 
 PATH = LEASES.item("neuron-extender", "kube-system")

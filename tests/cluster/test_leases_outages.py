@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from neuron_plugin.cluster.leases import Change
-from neuron_plugin.simulation import parse_path
+from neuron_plugin.simulation.api_server_kinds import parse_path
 from tests.cluster.elections import PATH, Cluster, election_of, leaders
 
 

@@ -7,8 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from neuron_plugin.allocation import NodeRules, PodRules, node_use, objections, shortages
-from neuron_plugin.cluster import NODES, PERSISTENT_VOLUMES, PODS, PodUse, neuron_node, neuron_pod, pod_use
+from neuron_plugin.allocation.node_rules import NodeRules, PodRules, node_use, objections, shortages
+from neuron_plugin.cluster.nodes import neuron_node
+from neuron_plugin.cluster.objects import NODES
+from neuron_plugin.cluster.pods import PODS, PodUse, neuron_pod, pod_use
+from neuron_plugin.cluster.volumes import PERSISTENT_VOLUMES
 
 LABELS = {"zone": "a", "cores": "32"}
 

@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuron_plugin.allocation import ContainerKind
-from neuron_plugin.cluster import PODS, Pod, neuron_pod
+from neuron_plugin.cluster import Pod
 from neuron_plugin.cluster.api import ApiError, DecodeError, UnreachableError
 from neuron_plugin.cluster.client import KubernetesApi
 from neuron_plugin.cluster.objects import LEASES, NODES, Lease, Node, Scope, decode_event, pages, parse_version
+from neuron_plugin.cluster.pods import PODS, neuron_pod
 from tests.support.api_server import Fault, StandInApiServer
 
 

@@ -8,16 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from neuron_plugin.allocation import (
-    NODE_KEY,
-    POD_UID_KEY,
-    Constraints,
-    NeuronPod,
-    Rejection,
-    Resource,
-    assigned_allocations,
-)
-from neuron_plugin.cluster import PODS, Pod, asks_for_neuron, neuron_pod
+from neuron_plugin.allocation import Constraints, NeuronPod, Rejection, Resource
+from neuron_plugin.allocation.keys import NODE_KEY, POD_UID_KEY
+from neuron_plugin.allocation.pod import assigned_allocations
+from neuron_plugin.cluster import Pod
+from neuron_plugin.cluster.pods import PODS, asks_for_neuron, neuron_pod
 from neuron_plugin.topology import Geometry, Topology
 
 INF2 = Geometry("inf2.48xlarge", Topology.RING, 12, 2)

@@ -7,13 +7,14 @@ from collections.abc import AsyncIterator
 import pytest
 
 from neuron_plugin.backoff import Clock
-from neuron_plugin.cluster import PODS, Pod
+from neuron_plugin.cluster import Pod
 from neuron_plugin.cluster.api import ApiError, ClusterError, DecodeError, UnreachableError
 from neuron_plugin.cluster.client import KubernetesApi
 from neuron_plugin.cluster.objects import NODES, Node, Scope
+from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.cluster.reflector import Pace, Reflector
-from neuron_plugin.simulation import Target
 from neuron_plugin.simulation.api_server_kinds import PODS as SERVED_PODS
+from neuron_plugin.simulation.api_server_kinds import Target
 from tests.cluster.conftest import Recorder
 from tests.cluster.reflecting import LISTS, WATCHES, Follow, Manifest, ScriptedServer, lists, watches
 from tests.support.api_server import Fault, StandInApiServer

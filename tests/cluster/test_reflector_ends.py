@@ -10,10 +10,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from neuron_plugin.backoff import Clock
-from neuron_plugin.cluster import PODS, Pod
+from neuron_plugin.cluster import Pod
 from neuron_plugin.cluster.api import UnreachableError
 from neuron_plugin.cluster.client import KubernetesApi
 from neuron_plugin.cluster.objects import Scope
+from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.cluster.reflector import Pace, Reflector
 from tests.cluster.reflecting import (
     BOOKMARK,

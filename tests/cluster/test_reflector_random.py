@@ -12,7 +12,7 @@ import pytest
 
 from neuron_plugin.cluster.api import ClusterError
 from neuron_plugin.cluster.reflector import Pace
-from neuron_plugin.simulation import PODS, Refusal
+from neuron_plugin.simulation.api_server_kinds import PODS, Refusal
 from tests.support.api_server import Fault, Match, StandInApiServer
 
 Manifest = Callable[..., dict[str, Any]]

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuron_plugin.cluster import PODS, writes
+from neuron_plugin.cluster import writes
 from neuron_plugin.cluster.api import ApiError, ApiRequest, UnreachableError, send
 from neuron_plugin.cluster.client import KubernetesApi
 from neuron_plugin.cluster.objects import HOLDER_URL_KEY, LEASES, NODES, Lease, ObjectReference
+from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.cluster.writes import LeaseName
 from neuron_plugin.simulation import api_server as stand_in
 from tests.support.api_server import Fault, Match, StandInApiServer

@@ -17,8 +17,10 @@ from typing import Any
 
 import yaml
 
-from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.cluster import JSON, MERGE_PATCH, ApiError, ApiRequest, ApiServer, connect, send
+from neuron_plugin.allocation import Resource
+from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer
+from neuron_plugin.cluster.api import JSON, MERGE_PATCH, send
+from neuron_plugin.cluster.client import connect
 
 REGISTRATION = "/apis/admissionregistration.k8s.io/v1"
 PLURALS = {

@@ -9,7 +9,9 @@ import asyncio
 import os
 from pathlib import Path
 
-from neuron_plugin.cluster import ApiServer, ClusterError, read_node, send
+from neuron_plugin.cluster import ApiServer, ClusterError
+from neuron_plugin.cluster.api import send
+from neuron_plugin.cluster.writes import read_node
 from neuron_plugin.kubelet import PodResourcesClient, PodResourcesError
 
 PREFIX = "aws.amazon.com/"

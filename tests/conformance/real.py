@@ -25,17 +25,12 @@ from typing import Any
 
 import pytest
 
-from neuron_plugin.allocation import DISABLE_KEY, ContainerKind
-from neuron_plugin.cluster import (
-    JSON,
-    STRATEGIC_MERGE_PATCH,
-    ApiError,
-    ApiRequest,
-    ApiServer,
-    connect,
-    describe_node,
-    send,
-)
+from neuron_plugin.allocation import ContainerKind
+from neuron_plugin.allocation.keys import DISABLE_KEY
+from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer
+from neuron_plugin.cluster.api import JSON, STRATEGIC_MERGE_PATCH, send
+from neuron_plugin.cluster.client import connect
+from neuron_plugin.cluster.writes import describe_node
 from neuron_plugin.hardware import device_processes
 from neuron_plugin.kubelet import PodResourcesClient, PodResourcesError
 from neuron_plugin.plugin.container import CDI_FILE_NAME

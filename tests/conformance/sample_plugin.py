@@ -13,9 +13,9 @@ from typing import Any
 
 import grpc
 
-from neuron_plugin.kubelet import channel_to
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb_grpc
+from neuron_plugin.kubelet.socket_watch import channel_to
 
 SERVICE = "v1beta1.DevicePlugin"
 ENDPOINT = "np-conformance-sample.sock"

@@ -20,7 +20,8 @@ from neuron_plugin.kubelet import PodResourcesClient
 from neuron_plugin.plugin.daemon import NodeDaemon
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.plugin.times import DaemonTimes
-from neuron_plugin.simulation import PODS, AdmittedContainer, JsonObject, PodRejectedError, kubelet_pods, write_node
+from neuron_plugin.simulation import AdmittedContainer, PodRejectedError, kubelet_pods, write_node
+from neuron_plugin.simulation.api_server_kinds import PODS, JsonObject
 from neuron_plugin.topology import catalogue
 from tests.conformance.node import (
     INSTANCE_TYPE,

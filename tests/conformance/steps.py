@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from neuron_plugin.allocation import ALLOCATED_KEY
+from neuron_plugin.allocation.keys import ALLOCATED_KEY
 from neuron_plugin.kubelet import PodDevices
 from tests.conformance.node import (
     CORE,

@@ -31,8 +31,10 @@ import trustme
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from neuron_plugin.allocation import GATE, NODE_KEY, POD_UID_KEY, NeuronPod
-from neuron_plugin.cluster import ApiError, ApiRequest, Pod, neuron_pod
+from neuron_plugin.allocation import NeuronPod
+from neuron_plugin.allocation.keys import GATE, NODE_KEY, POD_UID_KEY
+from neuron_plugin.cluster import ApiError, ApiRequest, Pod
+from neuron_plugin.cluster.pods import neuron_pod
 from neuron_plugin.gates import writes
 from neuron_plugin.gates.webhook import application
 from neuron_plugin.http_server import serving

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from neuron_plugin.allocation import DISABLE_KEY, UNHEALTHY_LABEL
+from neuron_plugin.allocation.keys import DISABLE_KEY, UNHEALTHY_LABEL
 from tests.conformance.node import (
     CORE,
     CORES_PER_DEVICE,

@@ -9,9 +9,10 @@ from contextlib import asynccontextmanager
 
 import grpc
 
-from neuron_plugin.kubelet import PodDevices, channel_to
+from neuron_plugin.kubelet import PodDevices
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2_grpc as pb_grpc
+from neuron_plugin.kubelet.socket_watch import channel_to
 from tests.conformance.node import DEVICES, NEURON, Ability, ContainerSpec, Node, PodSpec, until
 from tests.conformance.steps import (
     asking,

@@ -19,8 +19,9 @@ import pytest
 import pytest_asyncio
 
 from neuron_plugin.allocation import Rejection
-from neuron_plugin.allocation.constraints import DEVICE_NAME_KEY, PREFIX, SAME_DEVICE_KEY
-from neuron_plugin.cluster import ApiError, Pod, neuron_pod
+from neuron_plugin.allocation.keys import DEVICE_NAME_KEY, PREFIX, SAME_DEVICE_KEY
+from neuron_plugin.cluster import ApiError, Pod
+from neuron_plugin.cluster.pods import neuron_pod
 from tests.charts import annotation_table
 from tests.charts.manifests import manifests
 from tests.conformance.policy_server import CORE, DEVICE, LABEL, NEURON, Body, Server, opened, pod

@@ -10,21 +10,16 @@ import aiohttp
 import msgspec
 import pytest
 
-from neuron_plugin.cluster import (
-    LEASES,
-    KubernetesApi,
-    LeaseName,
-    create_lease,
-    renew_lease,
-    send,
-    utc_now,
-)
-from neuron_plugin.cluster.writes import release_lease
+from neuron_plugin.cluster import KubernetesApi, LeaseName
+from neuron_plugin.cluster.api import send
+from neuron_plugin.cluster.objects import LEASES
+from neuron_plugin.cluster.writes import create_lease, release_lease, renew_lease, utc_now
 from neuron_plugin.controller import daemon as daemon_module
 from neuron_plugin.controller.settings import ExtenderSettings
 from neuron_plugin.scheduling.events import PodEvents
 from neuron_plugin.scheduling.make_room import RoomPlanner
-from neuron_plugin.simulation import EVENTS, PODS, ExtenderCallError
+from neuron_plugin.simulation import ExtenderCallError
+from neuron_plugin.simulation.api_server_kinds import EVENTS, PODS
 from tests.support.api_server import Fault, Match, StandInApiServer
 from tests.support.manifests import container, node_manifest, pod_manifest
 from tests.support.running import BINDING, SETTINGS, TRN1, Extender, add_node, add_pod, extender_on, until, written

@@ -8,10 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from neuron_plugin.cluster import KubernetesApi, Terms
+from neuron_plugin.cluster import KubernetesApi
+from neuron_plugin.cluster.leases import Terms
 from neuron_plugin.controller.settings import ExtenderSettings
 from neuron_plugin.scheduling.leadership import _TAKING_OVER
-from neuron_plugin.simulation import LEASES
+from neuron_plugin.simulation.api_server_kinds import LEASES
 from tests.support.api_server import Fault, Match, StandInApiServer
 from tests.support.manifests import node_manifest, pod_manifest
 from tests.support.running import Extender, client_of, extender_on, until

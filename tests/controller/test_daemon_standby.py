@@ -24,7 +24,7 @@ from neuron_plugin.extender import server as server_module
 from neuron_plugin.extender.binding import BindTimes
 from neuron_plugin.extender.server import redirect_to_leader
 from neuron_plugin.scheduling.leadership import NOT_LEADER
-from neuron_plugin.simulation import LEASES, PODS
+from neuron_plugin.simulation.api_server_kinds import LEASES, PODS
 from tests.support.api_server import Fault, Match, StandInApiServer
 from tests.support.manifests import node_manifest, pod_manifest
 from tests.support.running import Extender, client_of, extender_on, until

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from neuron_plugin.cluster import KubernetesApi, Terms
+from neuron_plugin.cluster import KubernetesApi
+from neuron_plugin.cluster.leases import Terms
 from neuron_plugin.controller.settings import ExtenderSettings
 from neuron_plugin.extender.binding import BindTimes
-from neuron_plugin.simulation import PODS
+from neuron_plugin.simulation.api_server_kinds import PODS
 from tests.support.api_server import Fault, Match, StandInApiServer
 from tests.support.manifests import node_manifest, pod_manifest
 from tests.support.running import BINDING, TRN1, Extender, add_pod, client_of, extender_on, until, written

@@ -12,7 +12,8 @@ import msgspec
 import pytest
 import trustme
 
-from neuron_plugin.allocation import GATE, Resource
+from neuron_plugin.allocation import Resource
+from neuron_plugin.allocation.keys import GATE
 from neuron_plugin.cluster import KubernetesApi
 from tests.controller.test_daemon_standby import free_port
 from tests.support.manifests import pod_manifest

@@ -15,10 +15,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from neuron_plugin.allocation import LoggedDecision, Resource, Step, explain_decision
+from neuron_plugin.allocation import Resource
 from neuron_plugin.cli import nodes, pods
 from neuron_plugin.cli.command import Exit
 from neuron_plugin.cli.main import build_parser, main
+from neuron_plugin.decision_log import LoggedDecision, Step, explain_decision
 from neuron_plugin.inspection.findings import Finding, Report
 from neuron_plugin.inspection.reports import (
     DeviceReport,

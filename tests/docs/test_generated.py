@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from neuron_plugin.hardware import Signal
+from neuron_plugin.hardware.health_signals import Signal
 
 ROOT = Path(__file__).resolve().parents[2]
 

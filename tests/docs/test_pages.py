@@ -19,8 +19,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from neuron_plugin.allocation import CORDONED, DISABLED_REASON, PodUid, Rejection
+from neuron_plugin.allocation import PodUid, Rejection
 from neuron_plugin.allocation import rejection as rejections
+from neuron_plugin.allocation.inventory import DISABLED_REASON
+from neuron_plugin.allocation.node import CORDONED
 from neuron_plugin.cli.main import main
 from neuron_plugin.inspection.checks import CHECKS
 from neuron_plugin.kubelet import AdvertisedDevice, AllocationRefusedError, Checkpoint, CheckpointEntry

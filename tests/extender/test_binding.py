@@ -5,8 +5,9 @@ from typing import Any, cast
 
 import pytest
 
-from neuron_plugin.allocation import Dialect, explain_decision
+from neuron_plugin.allocation import Dialect
 from neuron_plugin.cluster import Election
+from neuron_plugin.decision_log import explain_decision
 from neuron_plugin.extender.binding import ADMISSION_SECONDS, TIMES, TURN_SECONDS, Binder, Ending, Outcome
 from tests.support.bench import NOW_NS, Bench
 from tests.support.manifests import container, pod_manifest

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from neuron_plugin.allocation import Dialect
-from neuron_plugin.cluster import ApiError, ApiRequest, Clock, KubernetesApi, Response, UnreachableError
+from neuron_plugin.backoff import Clock
+from neuron_plugin.cluster import ApiError, ApiRequest, KubernetesApi, UnreachableError
+from neuron_plugin.cluster.api import Response
 from neuron_plugin.extender.binding import TIMES, Binder, Ending
 from neuron_plugin.scheduling.assumed import may_have_happened
 from neuron_plugin.scheduling.leadership import Readiness
-from neuron_plugin.simulation import PODS
+from neuron_plugin.simulation.api_server_kinds import PODS
 from tests.support.api_server import StandInApiServer
 from tests.support.bench import TRN1, Bench
 from tests.support.manifests import node_manifest, pod_manifest

@@ -9,19 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuron_plugin.allocation import (
-    STALE_PLUGIN,
-    Capacity,
-    PodRequest,
-    PodUid,
-    Rejection,
-    Resource,
-    capacity_of,
-    cost,
-    devices_lost,
-    placement_mask,
-)
+from neuron_plugin.allocation import Capacity, PodRequest, PodUid, Rejection, Resource
 from neuron_plugin.allocation import node as state_module
+from neuron_plugin.allocation.cost import cost, devices_lost
+from neuron_plugin.allocation.node import STALE_PLUGIN, capacity_of
+from neuron_plugin.allocation.placement import placement_mask
 from neuron_plugin.extender.filter import filter_nodes, scores
 from neuron_plugin.planning import choice as module
 from neuron_plugin.planning.choice import ByCapacity, Choices, cost_on, judge

@@ -18,7 +18,9 @@ from functools import cache
 import pytest
 
 from neuron_plugin.allocation import Dialect, NeuronPod, PodReference
-from neuron_plugin.cluster import ApiError, Clock, Response
+from neuron_plugin.backoff import Clock
+from neuron_plugin.cluster import ApiError
+from neuron_plugin.cluster.api import Response
 from neuron_plugin.extender.binding import SUCCESSES, Binder, Ending, Outcome
 from neuron_plugin.extender.filter import filter_nodes
 from neuron_plugin.scheduling.leadership import Readiness

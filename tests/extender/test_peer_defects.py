@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neuron_plugin.extender.binding import Ending
-from neuron_plugin.simulation import JsonObject
+from neuron_plugin.simulation.api_server_kinds import JsonObject
 from tests.support.bench import Bench
 from tests.support.manifests import container, pod_manifest
 from tests.support.world import CORE, DEVICE, World

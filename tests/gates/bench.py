@@ -7,14 +7,16 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from neuron_plugin.allocation import GATE, NODE_KEY, Dialect, NeuronPod, Resource
-from neuron_plugin.cluster import Clock, KubernetesApi
+from neuron_plugin.allocation import Dialect, NeuronPod, Resource
+from neuron_plugin.allocation.keys import GATE, NODE_KEY
+from neuron_plugin.backoff import Clock
+from neuron_plugin.cluster import KubernetesApi
 from neuron_plugin.gates.placer import Placer
 from neuron_plugin.gates.upkeep import Upkeep
 from neuron_plugin.scheduling.assumed import AssumedPods, AssumedTimes
 from neuron_plugin.scheduling.leadership import CONDITION, Readiness
 from neuron_plugin.scheduling.metrics import ExtenderMetrics
-from neuron_plugin.simulation import EVENTS, NODES, PODS, JsonObject
+from neuron_plugin.simulation.api_server_kinds import EVENTS, NODES, PODS, JsonObject
 from tests.support.api_server import StandInApiServer
 from tests.support.manifests import node_manifest, pod_manifest
 from tests.support.world import World

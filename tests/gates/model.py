@@ -18,18 +18,15 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from neuron_plugin.allocation import GATE, NODE_KEY, POD_UID_KEY, Dialect, NeuronPod, PodUid, parse_ids
-from neuron_plugin.cluster import (
-    NODES,
-    PODS,
-    ApiError,
-    ApiRequest,
-    Clock,
-    PodUse,
-    Response,
-    UnreachableError,
-    neuron_node,
-)
+from neuron_plugin.allocation import Dialect, NeuronPod, PodUid
+from neuron_plugin.allocation.keys import GATE, NODE_KEY, POD_UID_KEY
+from neuron_plugin.allocation.resources import parse_ids
+from neuron_plugin.backoff import Clock
+from neuron_plugin.cluster import ApiError, ApiRequest, UnreachableError
+from neuron_plugin.cluster.api import Response
+from neuron_plugin.cluster.nodes import neuron_node
+from neuron_plugin.cluster.objects import NODES
+from neuron_plugin.cluster.pods import PODS, PodUse
 from neuron_plugin.gates.placer import GateTimes, Placer
 from neuron_plugin.gates.upkeep import Upkeep
 from neuron_plugin.scheduling.assumed import AssumedPods, AssumedTimes
@@ -37,8 +34,8 @@ from neuron_plugin.scheduling.informers import keep_pod
 from neuron_plugin.scheduling.leadership import Readiness
 from neuron_plugin.scheduling.metrics import ExtenderMetrics
 from neuron_plugin.scheduling.state import ClusterState
-from neuron_plugin.simulation import PODS as SERVED_PODS
-from neuron_plugin.simulation import Refusal
+from neuron_plugin.simulation.api_server_kinds import PODS as SERVED_PODS
+from neuron_plugin.simulation.api_server_kinds import Refusal
 from neuron_plugin.simulation.api_server_objects import deleted, updated
 from neuron_plugin.simulation.api_server_patches import PATCHES
 from neuron_plugin.topology import catalogue

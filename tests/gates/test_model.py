@@ -7,7 +7,8 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from neuron_plugin.allocation import GATE, Rejection
+from neuron_plugin.allocation import Rejection
+from neuron_plugin.allocation.keys import GATE
 from tests.gates.model import GROUP, Model
 
 STEPS = int(os.environ.get("GATES_STEPS", "2500"))

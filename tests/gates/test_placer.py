@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from neuron_plugin.allocation import GATE, NODE_KEY, POD_UID_KEY
+from neuron_plugin.allocation.keys import GATE, NODE_KEY, POD_UID_KEY
 from neuron_plugin.gates.placer import FORBIDDEN, RELEASED_PLAINLY, TIMES
 from neuron_plugin.scheduling.leadership import CONDITION
-from neuron_plugin.simulation import NODES, JsonObject
-from neuron_plugin.simulation.api_server_kinds import CLAIMS, VOLUMES
+from neuron_plugin.simulation.api_server_kinds import CLAIMS, NODES, VOLUMES, JsonObject
 from tests.gates.bench import CORE, EPOCH, NEURON, GatesBench
 from tests.support.api_server import Fault, Match
 from tests.support.manifests import container

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from neuron_plugin.allocation import GATE
+from neuron_plugin.allocation.keys import GATE
 from neuron_plugin.cli.main import main
 from neuron_plugin.gates import writes
 from neuron_plugin.gates.ungate import release_gated

@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from neuron_plugin.allocation import GATE
+from neuron_plugin.allocation.keys import GATE
 from neuron_plugin.cluster import KubernetesApi
 from neuron_plugin.gates.placer import RELEASED_PLAINLY
 from neuron_plugin.gates.upkeep import PIN_FAILED, TIMES, WAITING
-from neuron_plugin.simulation import PODS
+from neuron_plugin.simulation.api_server_kinds import PODS
 from tests.gates.bench import CORE, NEURON, GatesBench
 from tests.support.api_server import Fault, Match, StandInApiServer
 

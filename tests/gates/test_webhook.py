@@ -6,7 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from neuron_plugin.allocation import GATE, Resource
+from neuron_plugin.allocation import Resource
+from neuron_plugin.allocation.keys import GATE
 from neuron_plugin.gates.webhook import ReviewError, admit
 from tests.support.manifests import pod_manifest
 

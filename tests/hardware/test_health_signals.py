@@ -7,18 +7,9 @@ from typing import Any
 
 import pytest
 
-from neuron_plugin.hardware import (
-    Device,
-    Inventory,
-    Observation,
-    ResetState,
-    Signal,
-    blind_spots,
-    observe,
-    parse_driver_version,
-    unreadable,
-)
+from neuron_plugin.hardware import Device, Inventory, ResetState, parse_driver_version
 from neuron_plugin.hardware.device import CoreErrors, EccCounts, HealthReadings, NodeState
+from neuron_plugin.hardware.health_signals import Observation, Signal, blind_spots, observe, unreadable
 from neuron_plugin.topology import DeviceId
 
 SOUND = Device(

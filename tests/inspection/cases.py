@@ -8,8 +8,11 @@ from pathlib import Path
 
 import msgspec
 
-from neuron_plugin.allocation import INVENTORY_KEY, NeuronPod, NodeInventory, Resource, ids_of, write_inventory
-from neuron_plugin.cluster import PODS, neuron_pod
+from neuron_plugin.allocation import NeuronPod, NodeInventory, Resource
+from neuron_plugin.allocation.inventory import write_inventory
+from neuron_plugin.allocation.keys import INVENTORY_KEY
+from neuron_plugin.allocation.resources import ids_of
+from neuron_plugin.cluster.pods import PODS, neuron_pod
 from neuron_plugin.inspection.checks import CHECKS
 from neuron_plugin.inspection.facts import Cluster, Daemon, DeviceUser, DeviceUsers, Facts, Kubelet, SocketSeen
 from neuron_plugin.inspection.findings import Finding, Level, Unknown

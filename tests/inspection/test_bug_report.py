@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from neuron_plugin.cluster import ApiRequest, Response
+from neuron_plugin.cluster import ApiRequest
+from neuron_plugin.cluster.api import Response
 from neuron_plugin.inspection.bug_report import BugReport, cluster_report, node_report
 from neuron_plugin.inspection.findings import Unknown
 from neuron_plugin.topology import catalogue

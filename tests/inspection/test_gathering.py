@@ -16,7 +16,8 @@ from threading import Thread
 import pytest
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
-from neuron_plugin.allocation import DISABLE_KEY, Assignment, Resource
+from neuron_plugin.allocation import Assignment, Resource
+from neuron_plugin.allocation.keys import DISABLE_KEY
 from neuron_plugin.http_server import Health, probe_text
 from neuron_plugin.inspection import gathering, holders
 from neuron_plugin.inspection import gathering as everything

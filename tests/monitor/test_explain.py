@@ -7,7 +7,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from neuron_plugin.allocation import INVENTORY_KEY, NOT_LOOKED_AT, NodeInventory, PodUid, write_inventory
+from neuron_plugin.allocation import NodeInventory, PodUid
+from neuron_plugin.allocation.inventory import write_inventory
+from neuron_plugin.allocation.keys import INVENTORY_KEY
+from neuron_plugin.allocation.node_rules import NOT_LOOKED_AT
 from neuron_plugin.allocation.rejection import unsupported_count
 from neuron_plugin.monitor.pages import inspection_routes
 from neuron_plugin.monitor.views import pod_view

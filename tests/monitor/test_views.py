@@ -7,7 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from neuron_plugin.allocation import INVENTORY_KEY, NodeInventory, write_inventory
+from neuron_plugin.allocation import NodeInventory
+from neuron_plugin.allocation.inventory import write_inventory
+from neuron_plugin.allocation.keys import INVENTORY_KEY
 from neuron_plugin.monitor.views import (
     NEURON_NODES,
     NEURON_PODS,

@@ -18,8 +18,8 @@ from neuron_plugin.allocation import (
     PodReference,
     PodRequest,
     PodUid,
-    node_info,
 )
+from neuron_plugin.allocation.node import node_info
 from neuron_plugin.planning import Cluster, Move, after, parse_shape
 from neuron_plugin.topology import CoreMask, Geometry, Topology, valid_sets
 from tests.support.manifests import shipped_geometry

@@ -6,18 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuron_plugin.allocation import (
-    Constraints,
-    ContainerKind,
-    ContainerRequest,
-    NeuronPod,
+from neuron_plugin.allocation import Constraints, ContainerKind, ContainerRequest, NeuronPod, Rejection, Resource
+from neuron_plugin.allocation.node_rules import (
+    NodeRules,
+    NodeSelectorTerm,
     NodeUse,
     PodRules,
-    Rejection,
-    Resource,
+    Requirement,
+    Taint,
     Volume,
 )
-from neuron_plugin.allocation.node_rules import NodeRules, NodeSelectorTerm, Requirement, Taint
 from neuron_plugin.planning import (
     Cluster,
     MoveRules,

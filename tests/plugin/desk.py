@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from neuron_plugin.allocation import LoggedDecision, NeuronPod, NodeInventory, Resource, ids_of
+from neuron_plugin.allocation import NeuronPod, NodeInventory, Resource
+from neuron_plugin.allocation.resources import ids_of
+from neuron_plugin.decision_log import LoggedDecision
 from neuron_plugin.kubelet import (
     Advertisement,
     Checkpoint,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from neuron_plugin.hardware import Device, Inventory, KernelError, ResetState
+from neuron_plugin.hardware import Device, Inventory, ResetState
 from neuron_plugin.hardware.device import CoreErrors, EccCounts, HealthReadings, NodeState
+from neuron_plugin.hardware.kernel_log import KernelError
 from neuron_plugin.plugin.health import Baseline, HealthRules, HealthState, Transition, health_after, transitions
 from neuron_plugin.topology import DeviceId
 

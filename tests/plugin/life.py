@@ -17,20 +17,12 @@ from functools import partial, reduce
 from operator import or_
 from random import Random
 
-from neuron_plugin.allocation import (
-    ContainerKind,
-    ContainerSpec,
-    NodeInventory,
-    PodUid,
-    Rejection,
-    Resource,
-    assigned_allocations,
-    ids_of,
-    mask_of,
-    mask_union,
-    pod_request,
-)
-from neuron_plugin.cluster import neuron_pod
+from neuron_plugin.allocation import ContainerKind, NodeInventory, PodUid, Rejection, Resource
+from neuron_plugin.allocation.ledger import mask_union
+from neuron_plugin.allocation.pod import assigned_allocations
+from neuron_plugin.allocation.requests import ContainerSpec, pod_request
+from neuron_plugin.allocation.resources import ids_of, mask_of
+from neuron_plugin.cluster.pods import neuron_pod
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet.device_plugin import DevicePluginService
 from neuron_plugin.plugin.daemon import NodeDaemon

@@ -10,19 +10,17 @@ from enum import Enum, auto
 from random import Random
 from typing import Any
 
-from neuron_plugin.allocation import (
-    ContainerKind,
-    ContainerSpec,
-    NodeInventory,
-    Rejection,
-    assigned_allocations,
-    mask_union,
-    place,
-    pod_request,
-    read_inventory,
-    write_assignment,
-)
-from neuron_plugin.cluster import PODS, ApiRequest, Clock, Reflector, Response, UnreachableError, neuron_pod
+from neuron_plugin.allocation import ContainerKind, NodeInventory, Rejection
+from neuron_plugin.allocation.assignment import write_assignment
+from neuron_plugin.allocation.inventory import read_inventory
+from neuron_plugin.allocation.ledger import mask_union
+from neuron_plugin.allocation.placement import place
+from neuron_plugin.allocation.pod import assigned_allocations
+from neuron_plugin.allocation.requests import ContainerSpec, pod_request
+from neuron_plugin.backoff import Clock
+from neuron_plugin.cluster import ApiRequest, Reflector, UnreachableError
+from neuron_plugin.cluster.api import Response
+from neuron_plugin.cluster.pods import PODS, neuron_pod
 from neuron_plugin.plugin.pod_watch import PodWatch
 from neuron_plugin.topology import cores_in
 from tests.plugin.world import ApiPod

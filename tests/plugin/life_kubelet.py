@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from neuron_plugin.allocation import ContainerKind, ContainerSpec, NodeInventory, Resource, parse_ids
+from neuron_plugin.allocation import ContainerKind, NodeInventory, Resource
+from neuron_plugin.allocation.requests import ContainerSpec
+from neuron_plugin.allocation.resources import parse_ids
 from neuron_plugin.kubelet import (
     Checkpoint,
     CheckpointError,

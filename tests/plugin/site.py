@@ -12,31 +12,15 @@ from random import Random
 
 import msgspec
 
-from neuron_plugin.allocation import (
-    Assignment,
-    ContainerKind,
-    ContainerSpec,
-    Ledger,
-    PodUid,
-    Resource,
-    pod_request,
-    read_assignment,
-)
+from neuron_plugin.allocation import Assignment, ContainerKind, Ledger, PodUid, Resource
+from neuron_plugin.allocation.assignment import read_assignment
+from neuron_plugin.allocation.requests import ContainerSpec, pod_request
 from neuron_plugin.kubelet import DevicePluginServer
 from neuron_plugin.plugin.daemon import NodeDaemon
 from neuron_plugin.plugin.settings import Numbering, PluginSettings
 from neuron_plugin.plugin.times import DaemonTimes
-from neuron_plugin.simulation import (
-    EVENTS,
-    NODES,
-    PODS,
-    AdmittedPod,
-    Container,
-    JsonObject,
-    Pod,
-    SimulatedNode,
-    write_node,
-)
+from neuron_plugin.simulation import AdmittedPod, Container, Pod, SimulatedNode, write_node
+from neuron_plugin.simulation.api_server_kinds import EVENTS, NODES, PODS, JsonObject
 from neuron_plugin.topology import catalogue
 from tests.plugin.world import TRN1, assignment, uid_of
 from tests.support.api_server import StandInApiServer

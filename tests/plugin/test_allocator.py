@@ -13,18 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuron_plugin.allocation import (
-    NODE_KEY,
-    POD_UID_KEY,
-    ContainerSpec,
-    NeuronPod,
-    NodeInventory,
-    PodUid,
-    Resource,
-    Step,
-    ids_of,
-    mask_of,
-)
+from neuron_plugin.allocation import NeuronPod, NodeInventory, PodUid, Resource
+from neuron_plugin.allocation.keys import NODE_KEY, POD_UID_KEY
+from neuron_plugin.allocation.requests import ContainerSpec
+from neuron_plugin.allocation.resources import ids_of, mask_of
+from neuron_plugin.decision_log import Step
 from neuron_plugin.kubelet import AllocationRefusedError
 from neuron_plugin.plugin.allocator import RECONSIDER_SECONDS
 from neuron_plugin.plugin.answers import (

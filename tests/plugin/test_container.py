@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuron_plugin.allocation import Resource, parse_ids
+from neuron_plugin.allocation import Resource
+from neuron_plugin.allocation.resources import parse_ids
 from neuron_plugin.hardware import parse_driver_version
 from neuron_plugin.kubelet import DeviceNode
 from neuron_plugin.plugin.container import (

@@ -10,11 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuron_plugin.allocation import DISABLE_KEY, INVENTORY_KEY, write_inventory
-from neuron_plugin.cluster import NODES, ApiError, ApiServer, Node, connect
+from neuron_plugin.allocation.inventory import write_inventory
+from neuron_plugin.allocation.keys import DISABLE_KEY, INVENTORY_KEY
+from neuron_plugin.cluster import ApiError, ApiServer, Node
+from neuron_plugin.cluster.client import connect
+from neuron_plugin.cluster.objects import NODES
 from neuron_plugin.plugin import cordon as module
 from neuron_plugin.plugin.cordon import ATTEMPTS, CordonError, change_disabled, with_disabled, without_disabled
-from neuron_plugin.simulation import NODES as SERVED_NODES
+from neuron_plugin.simulation.api_server_kinds import NODES as SERVED_NODES
 from tests.plugin.site import NODE
 from tests.plugin.world import inventory
 from tests.support.api_server import Fault, Match, StandInApiServer

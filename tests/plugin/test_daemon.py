@@ -8,7 +8,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from neuron_plugin.allocation import NODE_KEY, POD_UID_KEY, Step
+from neuron_plugin.allocation.keys import NODE_KEY, POD_UID_KEY
+from neuron_plugin.decision_log import Step
 from neuron_plugin.kubelet import DeviceNode
 from neuron_plugin.plugin.settings import TopologyPolicy
 from neuron_plugin.simulation import PodRejectedError

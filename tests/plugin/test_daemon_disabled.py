@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from neuron_plugin.allocation import DISABLE_KEY, INVENTORY_KEY, read_inventory
+from neuron_plugin.allocation.inventory import read_inventory
+from neuron_plugin.allocation.keys import DISABLE_KEY, INVENTORY_KEY
 from neuron_plugin.simulation import PodRejectedError
 from tests.plugin.site import NODE, Site, a_site, decision_of, eventually, ids
 from tests.plugin.world import CORE, DEVICE, NEURON, app

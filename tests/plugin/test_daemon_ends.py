@@ -8,8 +8,10 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from neuron_plugin.kubelet import CHECKPOINT, PodDevices, PodResourcesClient, PodResourcesError
-from neuron_plugin.simulation import LEASES, AdmittedPod
+from neuron_plugin.kubelet import PodDevices, PodResourcesClient, PodResourcesError
+from neuron_plugin.kubelet_files import CHECKPOINT
+from neuron_plugin.simulation import AdmittedPod
+from neuron_plugin.simulation.api_server_kinds import LEASES
 from tests.plugin.site import NODE, Site, a_site, decision_of, eventually, ids
 from tests.plugin.world import NEURON, app
 

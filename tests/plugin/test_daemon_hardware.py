@@ -10,7 +10,7 @@ from functools import partial
 import msgspec
 import pytest
 
-from neuron_plugin.allocation import INVENTORY_KEY
+from neuron_plugin.allocation.keys import INVENTORY_KEY
 from neuron_plugin.plugin import hardware_watch
 from neuron_plugin.plugin.daemon import NodeDaemon
 from tests.plugin.site import NODE, a_site, eventually, holders, ids, ledger

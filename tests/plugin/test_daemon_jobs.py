@@ -16,10 +16,9 @@ import msgspec
 import pytest
 
 from neuron_plugin.allocation import PodUid
-from neuron_plugin.cluster import ConnectionSettingsError
+from neuron_plugin.cluster.api import ConnectionSettingsError
 from neuron_plugin.hardware import Process, read_inventory
 from neuron_plugin.kubelet import (
-    KUBELET_SOCKET,
     DevicePluginServer,
     PodDevices,
     PodResourcesAbsentError,
@@ -27,6 +26,7 @@ from neuron_plugin.kubelet import (
     WatchedPluginServer,
 )
 from neuron_plugin.kubelet.pod_resources import ContainerDevices
+from neuron_plugin.kubelet_files import KUBELET_SOCKET
 from neuron_plugin.plugin.cluster_link import ClusterLink
 from neuron_plugin.plugin.container import CDI_FILE_NAME
 from neuron_plugin.plugin.counters import Counters

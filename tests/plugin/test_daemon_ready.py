@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from neuron_plugin.allocation import INVENTORY_KEY
-from neuron_plugin.simulation import NODES
+from neuron_plugin.allocation.keys import INVENTORY_KEY
+from neuron_plugin.simulation.api_server_kinds import NODES
 from tests.plugin.site import NODE, Site, a_site, eventually
 from tests.support.api_server import Fault, Match
 

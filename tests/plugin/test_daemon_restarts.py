@@ -9,8 +9,8 @@ from unittest.mock import Mock
 import msgspec
 import pytest
 
-from neuron_plugin.allocation import INVENTORY_KEY
-from neuron_plugin.simulation import EVENTS
+from neuron_plugin.allocation.keys import INVENTORY_KEY
+from neuron_plugin.simulation.api_server_kinds import EVENTS
 from tests.plugin.site import NAMESPACE, NODE, Site, a_site, decision_of, eventually, holders, ids, ledger
 from tests.plugin.world import CORE, NEURON, TRN1, app, init, uid_of
 from tests.support.api_server import Fault, Match

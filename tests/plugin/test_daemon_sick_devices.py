@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from neuron_plugin.allocation import UNHEALTHY_LABEL
-from neuron_plugin.simulation import EVENTS, PODS
+from neuron_plugin.allocation.keys import UNHEALTHY_LABEL
+from neuron_plugin.simulation.api_server_kinds import EVENTS, PODS
 from tests.plugin.site import NAMESPACE, Site, a_site, decision_of, eventually, ids
 from tests.plugin.world import NEURON, app
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from neuron_plugin.hardware import MISSING, Finding, Inventory, ResetState, Severity, Signal, Verdict
+from neuron_plugin.hardware import Inventory, ResetState
 from neuron_plugin.hardware.device import CoreErrors, EccCounts, NodeState, SkippedDevice
+from neuron_plugin.hardware.health_signals import MISSING, Finding, Severity, Signal, Verdict
 from neuron_plugin.plugin.health import MOST_DEVICES, Action, HealthRules, SignalRule, Transition, health_after
 from neuron_plugin.topology import DeviceId
 from tests.plugin.health_world import HOUR, World, changed, device, error

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuron_plugin.hardware import Observation, Signal
+from neuron_plugin.hardware.health_signals import Observation, Signal
 from neuron_plugin.plugin.health import Condition, HealthRules, Phase, Sighting, SignalRule, next_change, step
 
 RULES = HealthRules()

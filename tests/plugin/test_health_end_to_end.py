@@ -13,10 +13,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from neuron_plugin.allocation import INVENTORY_KEY
-from neuron_plugin.hardware import ResetState, Severity, kernel_log
+from neuron_plugin.allocation.keys import INVENTORY_KEY
+from neuron_plugin.hardware import ResetState, kernel_log
+from neuron_plugin.hardware.health_signals import Severity
 from neuron_plugin.plugin.daemon import NodeDaemon
-from neuron_plugin.simulation import EVENTS, NODES, SimulatedNode
+from neuron_plugin.simulation import SimulatedNode
+from neuron_plugin.simulation.api_server_kinds import EVENTS, NODES
 from tests.plugin import site as sites
 from tests.plugin.site import NODE, eventually
 from tests.plugin.world import NEURON, app, uid_of

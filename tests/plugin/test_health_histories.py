@@ -9,8 +9,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from neuron_plugin.hardware import MISSING, ResetState, Severity
+from neuron_plugin.hardware import ResetState
 from neuron_plugin.hardware.device import CoreErrors, EccCounts, NodeState
+from neuron_plugin.hardware.health_signals import MISSING, Severity
 from neuron_plugin.plugin.health import HealthRules, Transition
 from tests.plugin.health_world import HOUR, World, changed, device, error
 

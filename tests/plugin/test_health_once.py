@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from neuron_plugin.hardware import Device, Inventory, ResetState, Severity, Signal, Verdict, read_inventory
+from neuron_plugin.hardware import Device, Inventory, ResetState, read_inventory
 from neuron_plugin.hardware.device import CoreErrors, EccCounts, HealthReadings, NodeState
+from neuron_plugin.hardware.health_signals import Severity, Signal, Verdict
 from neuron_plugin.plugin.health import Action, HealthRules, SignalRule, judge_once
 from neuron_plugin.simulation import SimulatedNode, write_node
 from neuron_plugin.topology import DeviceId

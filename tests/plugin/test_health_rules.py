@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from neuron_plugin.hardware import Signal
+from neuron_plugin.hardware.health_signals import Signal
 from neuron_plugin.plugin.health import Action, HealthRules, SignalRule, hold_seconds, rule_of
 from neuron_plugin.plugin.settings import PluginSettings, check
 from neuron_plugin.settings import SettingsError, as_yaml, load

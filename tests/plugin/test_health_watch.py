@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from neuron_plugin.cluster import ApiRequest
-from neuron_plugin.hardware import Inventory, KernelError, ResetState, parse_driver_version
+from neuron_plugin.hardware import Inventory, ResetState, parse_driver_version
 from neuron_plugin.hardware.device import CoreErrors, EccCounts, NodeState
-from neuron_plugin.hardware.kernel_log import KernelRecord, parse_error
+from neuron_plugin.hardware.kernel_log import KernelError, KernelRecord, parse_error
 from neuron_plugin.plugin import health_watch, publisher
 from neuron_plugin.plugin.health import Action, HealthRules, SignalRule, load
 from neuron_plugin.plugin.health_watch import KERNEL_LOG, MEMORY, SYSFS, UEVENTS, HealthWatch

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from neuron_plugin.allocation import NodeInventory
-from neuron_plugin.hardware import MISSING, Device, Inventory, parse_driver_version, read_inventory
+from neuron_plugin.hardware import Device, Inventory, parse_driver_version, read_inventory
 from neuron_plugin.hardware.device import NodeState, SkippedDevice
+from neuron_plugin.hardware.health_signals import MISSING
 from neuron_plugin.hardware.inventory import LogicalCoreSize
 from neuron_plugin.plugin.node_inventory import node_inventory
 from neuron_plugin.simulation import write_node

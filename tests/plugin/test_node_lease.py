@@ -12,7 +12,12 @@ from typing import Any, NoReturn
 import msgspec
 import pytest
 
-from neuron_plugin.cluster import LEASE_PREFIX, LEASES, KubernetesApi, ObservedLease, connect, delete_lease, send
+from neuron_plugin.cluster import KubernetesApi
+from neuron_plugin.cluster.api import send
+from neuron_plugin.cluster.client import connect
+from neuron_plugin.cluster.leases import LEASE_PREFIX, ObservedLease
+from neuron_plugin.cluster.objects import LEASES
+from neuron_plugin.cluster.writes import delete_lease
 from neuron_plugin.plugin.node_lease import LeaseTimes, NodeLease, node_lease
 from neuron_plugin.simulation import SimulatedApiServer, api_server
 from tests.support.api_server import Fault, Match, StandInApiServer

@@ -11,12 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from neuron_plugin.allocation import DISABLE_KEY
-from neuron_plugin.cluster import ApiRequest, ApiServer, connect, describe_node, send
+from neuron_plugin.allocation.keys import DISABLE_KEY
+from neuron_plugin.cluster import ApiRequest, ApiServer
+from neuron_plugin.cluster.api import send
+from neuron_plugin.cluster.client import connect
+from neuron_plugin.cluster.writes import describe_node
 from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.node_watch import NodeWatch
 from neuron_plugin.plugin.publisher import Publisher
-from neuron_plugin.simulation import EVENTS
+from neuron_plugin.simulation.api_server_kinds import EVENTS
 from tests.plugin.site import NODE, eventually
 from tests.plugin.world import inventory
 from tests.support.api_server import Fault, Match, StandInApiServer

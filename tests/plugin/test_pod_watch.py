@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from neuron_plugin.allocation import NODE_KEY, POD_UID_KEY
-from neuron_plugin.cluster import connect
+from neuron_plugin.allocation.keys import NODE_KEY, POD_UID_KEY
+from neuron_plugin.cluster.client import connect
 from neuron_plugin.plugin import pod_watch as module
 from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.node import Node

@@ -15,10 +15,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from neuron_plugin.allocation import INVENTORY_KEY, UNHEALTHY_LABEL, read_inventory
+from neuron_plugin.allocation.inventory import read_inventory
+from neuron_plugin.allocation.keys import INVENTORY_KEY, UNHEALTHY_LABEL
 from neuron_plugin.backoff import Clock
-from neuron_plugin.cluster import NODES, ApiRequest, Response, UnreachableError
-from neuron_plugin.hardware import MISSING
+from neuron_plugin.cluster import ApiRequest, UnreachableError
+from neuron_plugin.cluster.api import Response
+from neuron_plugin.cluster.objects import NODES
+from neuron_plugin.hardware.health_signals import MISSING
 from neuron_plugin.plugin import publisher
 from neuron_plugin.plugin.inputs import HoldDown
 from neuron_plugin.plugin.publisher import PUBLISHED_LABELS, Publisher, WriteQueue, node_labels, publication, withdrawal

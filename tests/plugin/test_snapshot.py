@@ -10,17 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuron_plugin.allocation import (
-    DISABLED_REASON,
-    UNHEALTHY_LABEL,
-    NeuronPod,
-    NodeInventory,
-    PodReference,
-    PodUid,
-    Resource,
-    ids_of,
-)
-from neuron_plugin.hardware import MISSING
+from neuron_plugin.allocation import NeuronPod, NodeInventory, PodReference, PodUid, Resource
+from neuron_plugin.allocation.inventory import DISABLED_REASON
+from neuron_plugin.allocation.keys import UNHEALTHY_LABEL
+from neuron_plugin.allocation.resources import ids_of
+from neuron_plugin.hardware.health_signals import MISSING
 from neuron_plugin.plugin.inputs import (
     LISTED_SECONDS,
     PENDING,

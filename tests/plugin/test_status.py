@@ -14,9 +14,11 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from neuron_plugin.allocation import DecisionLog, NodeInventory, Resource, write_inventory
+from neuron_plugin.allocation import NodeInventory, Resource
+from neuron_plugin.allocation.inventory import write_inventory
 from neuron_plugin.build import build
 from neuron_plugin.cluster import ApiRequest
+from neuron_plugin.decision_log import DecisionLog
 from neuron_plugin.hardware import Device, EccCounts, Inventory
 from neuron_plugin.hardware.device import HealthReadings, NodeState
 from neuron_plugin.kubelet import Advertisement, DevicePluginServer, DirectoryWatch, KubeletCounters

@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
-from neuron_plugin.allocation import INVENTORY_KEY
-from neuron_plugin.cluster import ApiError, KubernetesApi, LeaseName, connect, create_lease, delete_lease, send, utc_now
+from neuron_plugin.allocation.keys import INVENTORY_KEY
+from neuron_plugin.cluster import ApiError, KubernetesApi, LeaseName
+from neuron_plugin.cluster.api import send
+from neuron_plugin.cluster.client import connect
+from neuron_plugin.cluster.writes import create_lease, delete_lease, utc_now
 from neuron_plugin.plugin.node_lease import node_lease
 from neuron_plugin.plugin.publisher import publication
 from neuron_plugin.plugin.uninstall import installed_nodes, uninstall_nodes

@@ -11,18 +11,16 @@ from typing import Any
 from neuron_plugin.allocation import (
     ContainerKind,
     ContainerSet,
-    ContainerSpec,
     NeuronPod,
     NodeInventory,
     PodReference,
     PodUid,
     Resource,
-    mask_of,
-    parse_ids,
-    pod_request,
-    write_assignment,
 )
-from neuron_plugin.cluster import Pod, neuron_pod
+from neuron_plugin.allocation.assignment import write_assignment
+from neuron_plugin.allocation.requests import ContainerSpec, pod_request
+from neuron_plugin.allocation.resources import mask_of, parse_ids
+from neuron_plugin.cluster import Pod
 from neuron_plugin.cluster.objects import Metadata, Owner
 from neuron_plugin.cluster.pods import (
     Container,
@@ -32,6 +30,7 @@ from neuron_plugin.cluster.pods import (
     PodStatus,
     Present,
     Resources,
+    neuron_pod,
 )
 from neuron_plugin.kubelet import ContainerAllocation
 from neuron_plugin.plugin.container import VISIBLE_CORES

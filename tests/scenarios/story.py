@@ -15,8 +15,10 @@ from typing import Any
 
 import aiohttp
 
-from neuron_plugin.allocation import ALLOCATED_KEY, Resource
-from neuron_plugin.simulation import EVENTS, PODS, AdmittedPod, ExtenderCallError, JsonObject, SimulatedCluster
+from neuron_plugin.allocation import Resource
+from neuron_plugin.allocation.keys import ALLOCATED_KEY
+from neuron_plugin.simulation import AdmittedPod, ExtenderCallError, SimulatedCluster
+from neuron_plugin.simulation.api_server_kinds import EVENTS, PODS, JsonObject
 from tests.support.manifests import pod_manifest
 from tests.support.worker import end_pod
 

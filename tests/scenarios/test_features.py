@@ -9,8 +9,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from neuron_plugin.allocation import DISABLE_KEY, UNHEALTHY_LABEL, Resource
-from neuron_plugin.simulation import NODES, JsonObject
+from neuron_plugin.allocation import Resource
+from neuron_plugin.allocation.keys import DISABLE_KEY, UNHEALTHY_LABEL
+from neuron_plugin.simulation.api_server_kinds import NODES, JsonObject
 from tests.scenarios.story import TYPES, Story, cores, devices, until
 from tests.support.worker import kill_daemon
 

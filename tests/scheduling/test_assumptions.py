@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from neuron_plugin.allocation import Assignment, Dialect, NeuronPod, PlacementStrategy
-from neuron_plugin.cluster import Clock
+from neuron_plugin.backoff import Clock
 from neuron_plugin.scheduling.assumptions import (
     EXPECTED_SECONDS,
     ONE_NODE_SECONDS,

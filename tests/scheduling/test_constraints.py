@@ -9,12 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuron_plugin.allocation import Capacity, Rejection, capacity_of, cost, device_facts, placement_mask
+from neuron_plugin.allocation import Capacity, Rejection
+from neuron_plugin.allocation.cost import cost
+from neuron_plugin.allocation.narrowing import device_facts
+from neuron_plugin.allocation.node import capacity_of
+from neuron_plugin.allocation.placement import placement_mask
 from neuron_plugin.monitor.explain import explain, explain_text, find_pod, question
 from neuron_plugin.planning import choice as module
 from neuron_plugin.planning.choice import cost_on, judge
 from neuron_plugin.scheduling.preemption import Victims, preempt
-from neuron_plugin.simulation import JsonObject
+from neuron_plugin.simulation.api_server_kinds import JsonObject
 from neuron_plugin.topology import CoreMask
 from tests.support.api_server import StandInApiServer
 from tests.support.manifests import container, pod_manifest, shipped_geometry

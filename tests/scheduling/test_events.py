@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
-from neuron_plugin.cluster import ApiRequest, Clock, Response, UnreachableError
+from neuron_plugin.backoff import Clock
+from neuron_plugin.cluster import ApiRequest, UnreachableError
+from neuron_plugin.cluster.api import Response
 from neuron_plugin.scheduling.events import MOST_AT_ONCE, PATIENCE_SECONDS, SILENT_SECONDS, PodEvents
 from neuron_plugin.scheduling.leadership import Readiness
 from neuron_plugin.scheduling.metrics import ExtenderMetrics

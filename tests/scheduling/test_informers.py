@@ -12,25 +12,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from neuron_plugin.allocation import INVENTORY_KEY, ContainerKind, Rejection, read_inventory, write_inventory
-from neuron_plugin.cluster import (
-    CLOCK,
-    LEASES,
-    PODS,
-    ApiError,
-    ApiRequest,
-    Clock,
-    KubernetesApi,
-    Lease,
-    LeaseName,
-    Response,
-    UnreachableError,
-    asks_for_neuron,
-    create_lease,
-    renew_lease,
-    send,
-    utc_now,
-)
+from neuron_plugin.allocation import ContainerKind, Rejection
+from neuron_plugin.allocation.inventory import read_inventory, write_inventory
+from neuron_plugin.allocation.keys import INVENTORY_KEY
+from neuron_plugin.backoff import CLOCK, Clock
+from neuron_plugin.cluster import ApiError, ApiRequest, KubernetesApi, Lease, LeaseName, UnreachableError
+from neuron_plugin.cluster.api import Response, send
+from neuron_plugin.cluster.objects import LEASES
+from neuron_plugin.cluster.pods import PODS, asks_for_neuron
+from neuron_plugin.cluster.writes import create_lease, renew_lease, utc_now
 from neuron_plugin.scheduling import informers as module
 from neuron_plugin.scheduling.informers import (
     LOOK_SECONDS,

@@ -7,7 +7,9 @@ from typing import cast
 
 import pytest
 
-from neuron_plugin.cluster import Change, Clock, UnreachableError
+from neuron_plugin.backoff import Clock
+from neuron_plugin.cluster import UnreachableError
+from neuron_plugin.cluster.leases import Change
 from neuron_plugin.scheduling.informers import Informers
 from neuron_plugin.scheduling.leadership import CONDITION, ELECTION, NOT_LEADER, NOT_READ, Leadership, Readiness
 

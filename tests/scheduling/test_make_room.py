@@ -8,15 +8,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from neuron_plugin.allocation import MOVABLE_KEY, Resource
-from neuron_plugin.cluster import ApiRequest, Clock, KubernetesApi, Response, UnreachableError
+from neuron_plugin.allocation import Resource
+from neuron_plugin.allocation.keys import MOVABLE_KEY
+from neuron_plugin.backoff import Clock
+from neuron_plugin.cluster import ApiRequest, KubernetesApi, UnreachableError
+from neuron_plugin.cluster.api import Response
 from neuron_plugin.controller.settings import MakeRoom
 from neuron_plugin.planning import MoveRules
 from neuron_plugin.scheduling import make_room
 from neuron_plugin.scheduling.leadership import Readiness
 from neuron_plugin.scheduling.make_room import REPEAT_SECONDS, RoomPlanner
 from neuron_plugin.scheduling.metrics import ExtenderMetrics
-from neuron_plugin.simulation import EVENTS
+from neuron_plugin.simulation.api_server_kinds import EVENTS
 from tests.support.api_server import StandInApiServer
 from tests.support.manifests import node_manifest, pod_manifest
 from tests.support.running import SETTINGS, extender_on, until

@@ -10,10 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from neuron_plugin.allocation import MOVABLE_KEY, DecisionLog, Resource, Step
+from neuron_plugin.allocation import Resource
+from neuron_plugin.allocation.keys import MOVABLE_KEY
 from neuron_plugin.backoff import Clock
-from neuron_plugin.cluster import ApiRequest, KubernetesApi, LeaseName, Response
+from neuron_plugin.cluster import ApiRequest, KubernetesApi, LeaseName
+from neuron_plugin.cluster.api import Response
 from neuron_plugin.controller.settings import MakeRoom
+from neuron_plugin.decision_log import DecisionLog, Step
 from neuron_plugin.extender import Answer
 from neuron_plugin.monitor.explain import explain, explain_text, find_pod, question
 from neuron_plugin.monitor.views import node_view
@@ -31,8 +34,7 @@ from neuron_plugin.scheduling.moving import (
     UNUSED_SECONDS,
     Mover,
 )
-from neuron_plugin.simulation import EVENTS, LEASES, NODES, PODS, JsonObject
-from neuron_plugin.simulation.api_server_kinds import CLAIMS, VOLUMES
+from neuron_plugin.simulation.api_server_kinds import CLAIMS, EVENTS, LEASES, NODES, PODS, VOLUMES, JsonObject
 from tests.support.api_server import Budget, Fault, Match, StandInApiServer
 from tests.support.manifests import node_manifest, pod_manifest
 from tests.support.running import SETTINGS, add_pod, extender_on, until

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuron_plugin.allocation import Rejection, Reservation, Resource, place
+from neuron_plugin.allocation import Rejection, Resource
+from neuron_plugin.allocation.node import Reservation
+from neuron_plugin.allocation.placement import place
 from neuron_plugin.scheduling import preemption as module
 from neuron_plugin.scheduling.preemption import Victims, preempt
 from neuron_plugin.scheduling.state import AssumedPod

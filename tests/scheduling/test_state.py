@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from neuron_plugin.allocation import NeuronPod, NodeInfo, PodUid, Reservation
+from neuron_plugin.allocation import NeuronPod, NodeInfo, PodUid
+from neuron_plugin.allocation.node import Reservation
 from neuron_plugin.scheduling import state as module
 from neuron_plugin.scheduling.state import AssumedPod
 from neuron_plugin.topology import CoreMask

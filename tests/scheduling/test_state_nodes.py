@@ -5,11 +5,6 @@ from __future__ import annotations
 import pytest
 
 from neuron_plugin.allocation import (
-    INVENTORY_KEY,
-    NO_ASSIGNMENT,
-    OVERLAPPING_ASSIGNMENTS,
-    STALE_PLUGIN,
-    UNREADABLE_ASSIGNMENT,
     Capacity,
     ContainerKind,
     ContainerRequest,
@@ -19,11 +14,13 @@ from neuron_plugin.allocation import (
     PodRequest,
     Rejection,
     Resource,
-    assigned_allocations,
-    node_info,
-    write_inventory,
 )
-from neuron_plugin.cluster import NO_NEURON
+from neuron_plugin.allocation.inventory import write_inventory
+from neuron_plugin.allocation.keys import INVENTORY_KEY
+from neuron_plugin.allocation.node import OVERLAPPING_ASSIGNMENTS, STALE_PLUGIN, node_info
+from neuron_plugin.allocation.pod import assigned_allocations
+from neuron_plugin.allocation.rejection import NO_ASSIGNMENT, UNREADABLE_ASSIGNMENT
+from neuron_plugin.cluster.nodes import NO_NEURON
 from tests.support.manifests import container, pod_manifest, shipped_geometry
 from tests.support.world import CORE, DEVICE, node_of, record_of
 

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from neuron_plugin.allocation import NeuronPod
-from neuron_plugin.cluster import Clock, KubernetesApi, UnreachableError
+from neuron_plugin.backoff import Clock
+from neuron_plugin.cluster import KubernetesApi, UnreachableError
 from neuron_plugin.scheduling.volumes import AGAIN_SECONDS, BOUND_SECONDS, ClaimedVolumes, volumes_of
 from neuron_plugin.simulation.api_server_kinds import CLAIMS, VOLUMES
 from tests.support.api_server import Fault, Match, StandInApiServer

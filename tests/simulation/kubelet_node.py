@@ -11,9 +11,9 @@ import grpc
 import pytest
 
 from neuron_plugin.allocation import ContainerKind
-from neuron_plugin.kubelet import channel_to
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb_grpc
+from neuron_plugin.kubelet.socket_watch import channel_to
 from neuron_plugin.kubelet_files import KUBELET_SOCKET
 from neuron_plugin.simulation.kubelet_pods import AdmittedContainer, Container, Pod, PodRejectedError
 from tests.kubelet.fakes import CORE, seeded

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import aiohttp
 import pytest
 
-from neuron_plugin.simulation import EVENTS, LEASES, NODES, PODS, Refusal
+from neuron_plugin.simulation.api_server_kinds import EVENTS, LEASES, NODES, PODS, Refusal
 from tests.support.api_server import StandInApiServer
 
 if TYPE_CHECKING:

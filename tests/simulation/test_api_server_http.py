@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from neuron_plugin.simulation import EVENTS, PODS
+from neuron_plugin.simulation.api_server_kinds import EVENTS, PODS
 from tests.simulation.api_client import LEASES_PATH, MERGE, PODS_PATH, Client, Json, names, pod, until_watched
 from tests.support.api_server import Fault, Match, StandInApiServer, take_fault
 

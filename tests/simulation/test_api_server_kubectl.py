@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from neuron_plugin.cluster import ObjectReference, create_event, utc_now
-from neuron_plugin.simulation import EVENTS, PODS
+from neuron_plugin.cluster import ObjectReference
+from neuron_plugin.cluster.writes import create_event, utc_now
+from neuron_plugin.simulation.api_server_kinds import EVENTS, PODS
 from neuron_plugin.simulation.api_server_kubectl import read_protobuf
 from tests.simulation.api_client import Client, pod
 from tests.support.api_server import StandInApiServer

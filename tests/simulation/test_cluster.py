@@ -10,7 +10,8 @@ from tempfile import TemporaryDirectory
 import msgspec
 import pytest
 
-from neuron_plugin.allocation import ALLOCATED_KEY, Resource
+from neuron_plugin.allocation import Resource
+from neuron_plugin.allocation.keys import ALLOCATED_KEY
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.simulation import worker
 from neuron_plugin.simulation.cluster import NODE_NAME, SimulatedCluster, pod_manifest

@@ -15,9 +15,11 @@ import grpc
 import pytest
 from asyncinotify import Inotify, Mask
 
-from neuron_plugin.kubelet import CHECKPOINT, PodResourcesClient
+from neuron_plugin.kubelet import PodResourcesClient
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
-from neuron_plugin.simulation import PODS, Container, Pod
+from neuron_plugin.kubelet_files import CHECKPOINT
+from neuron_plugin.simulation import Container, Pod
+from neuron_plugin.simulation.api_server_kinds import PODS
 from neuron_plugin.simulation.kubelet_device_manager import CheckpointFile
 from neuron_plugin.simulation.kubelet_pods import PodCgroups
 from tests.kubelet.fakes import CORE, DEVICE, eventually, seeded

@@ -11,10 +11,11 @@ import grpc
 import pytest
 
 from neuron_plugin.allocation import ContainerKind
-from neuron_plugin.kubelet import AdvertisedDevice, PodDevices, PodResourcesClient, channel_to
+from neuron_plugin.kubelet import AdvertisedDevice, PodDevices, PodResourcesClient
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2_grpc as pb_grpc
 from neuron_plugin.kubelet.pod_resources import ContainerDevices, PodResourcesError
+from neuron_plugin.kubelet.socket_watch import channel_to
 from neuron_plugin.simulation.kubelet_pods import Container, Pod
 from tests.kubelet.fakes import CORE, RunningPlugin, eventually, running_plugin
 from tests.support.kubelet import KubeletOptions, RateLimit, StandInKubelet

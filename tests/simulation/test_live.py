@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from neuron_plugin.allocation import GATE, NODE_KEY
-from neuron_plugin.simulation import NODES, PODS, PlacedBy, SimulatedCluster, live
+from neuron_plugin.allocation.keys import GATE, NODE_KEY
+from neuron_plugin.simulation import PlacedBy, SimulatedCluster, live
+from neuron_plugin.simulation.api_server_kinds import NODES, PODS
 
 TYPES = {"inf2-1": "inf2.xlarge", "trn1-1": "trn1.2xlarge"}
 
@@ -149,6 +150,6 @@ async def test_a_pod_that_is_gone_in_the_middle_of_its_admission_stops_nothing(
 
 
 def _target(node: str) -> Any:
-    from neuron_plugin.simulation import Target
+    from neuron_plugin.simulation.api_server_kinds import Target
 
     return Target(NODES, "", node)

@@ -24,7 +24,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from neuron_plugin.allocation import parse_ids
+from neuron_plugin.allocation.resources import parse_ids
 from neuron_plugin.cli.main import main
 from tests.support.playground import Playground
 

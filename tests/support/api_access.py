@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from neuron_plugin.simulation import Refusal, Target
+from neuron_plugin.simulation.api_server_kinds import Refusal, Target
 from tests.support.api_server import StandInApiServer
 
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}

@@ -21,9 +21,18 @@ from typing import Protocol, Self
 import msgspec
 from aiohttp import web
 
-from neuron_plugin.cluster import MERGE_PATCH
-from neuron_plugin.simulation import NODES, PODS, JsonObject, Refusal, SimulatedApiServer, Target, parse_path
-from neuron_plugin.simulation.api_server_kinds import BUDGETS, invalid
+from neuron_plugin.cluster.api import MERGE_PATCH
+from neuron_plugin.simulation import SimulatedApiServer
+from neuron_plugin.simulation.api_server_kinds import (
+    BUDGETS,
+    NODES,
+    PODS,
+    JsonObject,
+    Refusal,
+    Target,
+    invalid,
+    parse_path,
+)
 from neuron_plugin.simulation.api_server_store import Change, CutError, Inbox
 from tests.support.api_validation import ValidatingObjects
 

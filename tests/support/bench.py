@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from neuron_plugin.allocation import Dialect
-from neuron_plugin.cluster import Clock
+from neuron_plugin.backoff import Clock
 from neuron_plugin.extender.binding import Binder, BindTimes, Outcome
 from neuron_plugin.scheduling.leadership import Readiness
 from tests.support.pod_server import Manifest, PodServer

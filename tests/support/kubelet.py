@@ -19,9 +19,9 @@ from typing import Self, TypeVar
 import grpc
 
 from neuron_plugin.allocation import ContainerKind
-from neuron_plugin.kubelet import CHECKPOINT
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as plugin_pb
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2 as pb
+from neuron_plugin.kubelet_files import CHECKPOINT
 from neuron_plugin.simulation import AdmittedContainer, AdmittedPod, AllocationError, Pod, SimulatedKubelet
 from neuron_plugin.simulation.kubelet_device_manager import CheckpointFile, DeviceManager
 from neuron_plugin.simulation.kubelet_plugins import PluginCallError, PluginClients, PluginConnection, _worded

@@ -6,17 +6,11 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from itertools import count
 
-from neuron_plugin.allocation import (
-    GATE,
-    INVENTORY_KEY,
-    NODE_KEY,
-    POD_UID_KEY,
-    ContainerKind,
-    NodeInventory,
-    Resource,
-    write_inventory,
-)
-from neuron_plugin.simulation import Container, JsonObject, Pod
+from neuron_plugin.allocation import ContainerKind, NodeInventory, Resource
+from neuron_plugin.allocation.inventory import write_inventory
+from neuron_plugin.allocation.keys import GATE, INVENTORY_KEY, NODE_KEY, POD_UID_KEY
+from neuron_plugin.simulation import Container, Pod
+from neuron_plugin.simulation.api_server_kinds import JsonObject
 from neuron_plugin.topology import Geometry, catalogue
 
 _uids = count(1)

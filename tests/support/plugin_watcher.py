@@ -14,9 +14,10 @@ from random import Random
 
 import grpc
 
-from neuron_plugin.kubelet import SocketIdentity, channel_to, identity_of
+from neuron_plugin.kubelet import identity_of
 from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2_grpc as pb_grpc
+from neuron_plugin.kubelet.socket_watch import SocketIdentity, channel_to
 from neuron_plugin.simulation import PluginCallError
 from tests.support.kubelet import KubeletOptions, StandInKubelet
 

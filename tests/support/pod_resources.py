@@ -6,10 +6,11 @@ from pathlib import Path
 
 import grpc
 
-from neuron_plugin.kubelet import PodDevices, channel_to
+from neuron_plugin.kubelet import PodDevices
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2_grpc as pb_grpc
 from neuron_plugin.kubelet.pod_resources import _pod_devices
+from neuron_plugin.kubelet.socket_watch import channel_to
 
 
 async def get_pod(socket: Path, namespace: str, name: str) -> PodDevices | None:

@@ -9,7 +9,8 @@ from typing import Any, NoReturn
 import msgspec
 
 from neuron_plugin.allocation import PodReference, PodUid
-from neuron_plugin.cluster import ApiError, ApiRequest, Response, UnreachableError
+from neuron_plugin.cluster import ApiError, ApiRequest, UnreachableError
+from neuron_plugin.cluster.api import Response
 
 Manifest = dict[str, Any]
 

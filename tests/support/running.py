@@ -12,11 +12,13 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from neuron_plugin.cluster import TERMS, KubernetesApi, Terms, connect
+from neuron_plugin.cluster import KubernetesApi
+from neuron_plugin.cluster.client import connect
+from neuron_plugin.cluster.leases import TERMS, Terms
+from neuron_plugin.controller import ExtenderSettings
 from neuron_plugin.controller.daemon import ExtenderDaemon
-from neuron_plugin.controller.settings import ExtenderSettings
 from neuron_plugin.extender.binding import TIMES, BindTimes
-from neuron_plugin.simulation import PODS, JsonObject
+from neuron_plugin.simulation.api_server_kinds import PODS, JsonObject
 from neuron_plugin.topology import catalogue
 from tests.support.api_server import Match, StandInApiServer
 from tests.support.manifests import node_manifest

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from neuron_plugin.simulation import ExtenderCallError, JsonObject, SimulatedScheduler
+from neuron_plugin.simulation import ExtenderCallError, SimulatedScheduler
+from neuron_plugin.simulation.api_server_kinds import JsonObject
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import msgspec
 
-from neuron_plugin.allocation import INVENTORY_KEY, ContainerKind, Resource, read_inventory
-from neuron_plugin.cluster import NODES, PODS
+from neuron_plugin.allocation import ContainerKind, Resource
+from neuron_plugin.allocation.inventory import read_inventory
+from neuron_plugin.allocation.keys import INVENTORY_KEY
+from neuron_plugin.cluster.objects import NODES
+from neuron_plugin.cluster.pods import PODS
 from tests.support.manifests import container, node_manifest, pod_manifest, shipped_geometry
 
 

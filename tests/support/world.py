@@ -8,7 +8,9 @@ from typing import Any
 import msgspec
 
 from neuron_plugin.allocation import NeuronNode, NeuronPod, PodReference, PodRequest, PodUid, Rejection, Resource
-from neuron_plugin.cluster import NODES, PODS, PodUse, neuron_node, neuron_pod
+from neuron_plugin.cluster.nodes import neuron_node
+from neuron_plugin.cluster.objects import NODES
+from neuron_plugin.cluster.pods import PODS, PodUse, neuron_pod
 from neuron_plugin.extender.filter import Filtered, filter_nodes, score_nodes
 from neuron_plugin.scheduling.informers import keep_pod
 from neuron_plugin.scheduling.state import ClusterState

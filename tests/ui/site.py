@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 
 from aiohttp import web
 
-from neuron_plugin.allocation import DecisionLog, decisions_document
+from neuron_plugin.decision_log import DecisionLog, decisions_document
 from neuron_plugin.http_server import serving
 from neuron_plugin.monitor.api import Monitor
 from neuron_plugin.monitor.pages import inspection_routes

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from neuron_plugin.allocation import PodReference, PodUid, Reservation, Resource
+from neuron_plugin.allocation import PodReference, PodUid, Resource
+from neuron_plugin.allocation.node import Reservation
 from neuron_plugin.scheduling.history import Cause
 from neuron_plugin.topology import CoreMask
 from tests.support.browser import CHROMIUM, Browser

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from neuron_plugin.allocation import DISABLE_KEY, IdListError, disabled_devices, format_ids, ranges
-from neuron_plugin.hardware import Severity, Signal, joined_by_device
+from neuron_plugin.allocation import IdListError
+from neuron_plugin.allocation.inventory import disabled_devices
+from neuron_plugin.allocation.keys import DISABLE_KEY
+from neuron_plugin.allocation.resources import format_ids, ranges
+from neuron_plugin.hardware import joined_by_device
+from neuron_plugin.hardware.health_signals import Severity, Signal
 from neuron_plugin.inspection.facts import NO_DEVICE, Cluster, Facts
 from neuron_plugin.inspection.findings import (
     Finding,

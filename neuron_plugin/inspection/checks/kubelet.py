@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from neuron_plugin.allocation import Ledger, Resource, ids_of, mask_of, mask_union, ranges
+from neuron_plugin.allocation import Ledger, Resource
+from neuron_plugin.allocation.ledger import mask_union
+from neuron_plugin.allocation.resources import ids_of, mask_of, ranges
 from neuron_plugin.inspection.facts import DRA_DRIVER, OCI_HOOK, VENDOR_SOCKETS, Cluster, Facts
 from neuron_plugin.inspection.findings import (
     Finding,

@@ -10,19 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import combinations
 
-from neuron_plugin.allocation import (
-    INVENTORY_KEY,
-    Allocation,
-    Assignment,
-    ContainerKind,
-    InventoryError,
-    Ledger,
-    NeuronPod,
-    Rejection,
-    ids_of,
-    ranges,
-    read_inventory,
-)
+from neuron_plugin.allocation import Allocation, Assignment, ContainerKind, InventoryError, Ledger, NeuronPod, Rejection
+from neuron_plugin.allocation.inventory import read_inventory
+from neuron_plugin.allocation.keys import INVENTORY_KEY
+from neuron_plugin.allocation.resources import ids_of, ranges
 from neuron_plugin.inspection.facts import Cluster, Facts, NoSuchNode
 from neuron_plugin.inspection.findings import (
     Finding,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from neuron_plugin.allocation import DISABLE_KEY
+from neuron_plugin.allocation.keys import DISABLE_KEY
 from neuron_plugin.hardware import ResetState
 from neuron_plugin.inspection.facts import Cluster, Daemon, Facts, NodeFile
 from neuron_plugin.inspection.findings import Level, Unknown

@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from neuron_plugin.allocation import INVENTORY_KEY, NeuronPod, NodeInventory, write_inventory
+from neuron_plugin.allocation import NeuronPod, NodeInventory
+from neuron_plugin.allocation.inventory import write_inventory
+from neuron_plugin.allocation.keys import INVENTORY_KEY
 from neuron_plugin.inspection.facts import Facts, NoSuchNode
 from neuron_plugin.inspection.findings import Level, Unknown
 from neuron_plugin.kubelet import CheckpointEntry

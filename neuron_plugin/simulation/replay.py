@@ -25,11 +25,10 @@ from neuron_plugin.allocation import (
     PodRequest,
     PodUid,
     Rejection,
-    node_info,
 )
-from neuron_plugin.planning.choice import PACK, Choices
-from neuron_plugin.planning.demand import Arrival, devices_asked
-from neuron_plugin.planning.moves import SECONDS_AN_HOUR, Cluster, Move, MoveRules, after, cheapest_move
+from neuron_plugin.allocation.node import node_info
+from neuron_plugin.planning import PACK, SECONDS_AN_HOUR, Choices, Cluster, Move, MoveRules, after, cheapest_move
+from neuron_plugin.simulation.demand import Arrival, devices_asked
 from neuron_plugin.topology import Geometry
 
 

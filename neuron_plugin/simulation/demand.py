@@ -1,4 +1,4 @@
-"""What is asked of a cluster: shapes of pods, mixes of shapes, and arrivals, made by chance or read from a trace."""
+"""What is asked of a simulated cluster: mixes of shapes, and arrivals, made by chance or read from a trace."""
 
 from __future__ import annotations
 
@@ -10,17 +10,14 @@ from dataclasses import dataclass
 from math import inf, isfinite, nan
 from random import Random
 
-from neuron_plugin.allocation import ContainerKind, ContainerRequest, PodRequest, Resource, cores_asked, parse_count
+from neuron_plugin.allocation import PodRequest
+from neuron_plugin.allocation.placement import cores_asked
+from neuron_plugin.planning import DemandError, parse_shape
 from neuron_plugin.topology import Geometry
 
-_RESOURCES = {resource.short_name: resource for resource in Resource}
 _COLUMNS = {"devices": "neuron", "cores": "neuroncore"}
 _SIGMA = 1.5
 """Of the heavy-tailed lifetimes: a pod in twelve stays longer than three times the mean, together half of all time."""
-
-
-class DemandError(ValueError):
-    """A shape, mix or trace that cannot be used; the text names it and what was expected."""
 
 
 class Lifetimes(enum.StrEnum):
@@ -42,27 +39,6 @@ class Arrival:
 
 
 _UNREADABLE = Arrival(nan, nan, ())
-
-
-def parse_shape(text: str) -> PodRequest:
-    """A pod of one container from RESOURCE=COUNT, such as ``neuron=4`` or ``neuroncore=2``.
-
-    Raises:
-        DemandError: it is not of this form.
-    """
-    name, _, count = text.strip().partition("=")
-    try:
-        resource, number = _RESOURCES[name.removeprefix("aws.amazon.com/")], parse_count(count)
-    except (KeyError, ValueError):
-        number = 0
-    if not number:
-        raise DemandError(f"{text[:60]!r} is no shape: expected such as neuron=4 or neuroncore=2")
-    return (ContainerRequest("main", ContainerKind.APP, resource, number),)
-
-
-def shape_text(request: PodRequest) -> str:
-    """A request in the form that ``parse_shape`` reads; several containers joined by "+"."""
-    return "+".join(f"{part.resource.short_name}={part.count}" for part in request)
 
 
 _MIXES: Mapping[str, Mapping[str, float]] = {

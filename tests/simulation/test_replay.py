@@ -5,18 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neuron_plugin.allocation import NodeInfo, PlacementStrategy
-from neuron_plugin.planning import (
-    MIXES,
-    PACK,
-    Arrival,
-    Board,
-    MoveRules,
-    Outcome,
-    arrivals,
-    parse_shape,
-    replay,
-    simulated_node,
-)
+from neuron_plugin.planning import PACK, MoveRules, parse_shape
+from neuron_plugin.simulation.demand import MIXES, Arrival, arrivals
+from neuron_plugin.simulation.replay import Board, Outcome, replay, simulated_node
 from tests.planning.clusters import HOUR, LINE, SHAPES, TRN1, held_once
 
 ONE = MoveRules(most_victims=1)

@@ -13,10 +13,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from neuron_plugin.allocation import PodReference, Resource
 from neuron_plugin.allocation.cost import costs
-from neuron_plugin.allocation.ledger import PodReference
 from neuron_plugin.allocation.placement import candidates
-from neuron_plugin.allocation.resources import Resource, format_ids, ids_of
+from neuron_plugin.allocation.resources import format_ids, ids_of
 from neuron_plugin.topology import NO_CORES, Geometry
 
 REMEMBERED = 300

@@ -4,11 +4,9 @@ import json
 
 import pytest
 
-from neuron_plugin.allocation.decision_log import MOST_CANDIDATES, DecisionLog, LoggedDecision, Step, explain_decision
-from neuron_plugin.allocation.ledger import PodReference, PodUid
+from neuron_plugin.allocation import PodReference, PodUid, Rejection, Resource
 from neuron_plugin.allocation.placement import choose
-from neuron_plugin.allocation.rejection import Rejection
-from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.decision_log import MOST_CANDIDATES, DecisionLog, LoggedDecision, Step, explain_decision
 from neuron_plugin.topology import Unit
 from tests.topology.oracle import INF1, TRN1
 

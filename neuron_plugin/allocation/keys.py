@@ -1,0 +1,52 @@
+"""The annotations, labels and the scheduling gate on pods and nodes that the project's parts read from each other.
+
+A key is a contract between versions of the plugin and of the placement controller: it stands here once.
+"""
+
+PREFIX = "neuron-plugin.io/"
+
+# The assignment on a pod, in our dialect and in the vendor's.
+DEVICES_KEY = "NEURON_DEVS"
+CORES_KEY = "NEURON_CORES"
+ALLOC_TIME_KEY = "NEURON_ALLOC_TIME"
+ALLOCATED_KEY = "NEURON_ALLOCATED"
+VENDOR_IDS_KEY = "AWS_NEURON_IDS"
+VENDOR_RESOURCE_KEY = "NEURON_RESOURCE_TYPE"
+ASSIGNMENT_KEYS = (DEVICES_KEY, CORES_KEY, VENDOR_IDS_KEY)
+"""The keys that say which ids; any of them makes an assignment."""
+
+# What the author of a pod asks of its devices beyond their number.
+DEVICE_NAME_KEY = f"{PREFIX}device-name"
+ALLOW_KEY = f"{PREFIX}allow-devices"
+DENY_KEY = f"{PREFIX}deny-devices"
+PREFER_KEY = f"{PREFIX}prefer-devices"
+SAME_DEVICE_KEY = f"{PREFIX}same-device"
+PREFER_NUMA_KEY = f"{PREFIX}prefer-numa"
+BALANCE_KEY = f"{PREFIX}balance"
+CONSTRAINT_KEYS = (DEVICE_NAME_KEY, ALLOW_KEY, DENY_KEY, PREFER_KEY, SAME_DEVICE_KEY, PREFER_NUMA_KEY, BALANCE_KEY)
+
+# How a pod is placed.
+PLACEMENT_KEY = f"{PREFIX}placement"
+"""On a pod: the strategy by which its node is chosen, in place of the controller's own."""
+GATE = f"{PREFIX}placement"
+"""The scheduling gate of a pod that is placed before any scheduler looks at it."""
+NODE_KEY = f"{PREFIX}node"
+"""On a pod, as annotation: the node where it was placed. As label: the same, as ``node_label`` writes it."""
+POD_UID_KEY = f"{PREFIX}pod-uid"
+"""On a pod: the UID of the pod that was placed. A copy of the pod has another one, and was not."""
+GROUP_KEY = f"{PREFIX}group"
+"""On a pod, as annotation or label: the group with which it is placed as a whole, in its namespace."""
+GROUP_SIZE_KEY = f"{PREFIX}group-size"
+"""On a pod, as annotation or label: how many pods its group has."""
+MOVABLE_KEY = f"{PREFIX}movable"
+"""On a pod or namespace: "true" lets a pod be evicted where that makes room for another and it fits elsewhere."""
+LAST_CHECKPOINT_KEY = f"{PREFIX}last-checkpoint"
+"""On a pod: when it last saved its work (RFC 3339), from which on an eviction would lose it."""
+UNHEALTHY_LABEL = f"{PREFIX}device-unhealthy"
+"""Label of a pod that has an unhealthy device, where the plugin is set to write it."""
+
+# On a node.
+INVENTORY_KEY = f"{PREFIX}inventory"
+"""The node's inventory, as ``inventory.py`` writes and reads it."""
+DISABLE_KEY = f"{PREFIX}disable-devices"
+"""Of an operator: devices that no new pod is given, as a list of ids. Pods that have one keep it."""

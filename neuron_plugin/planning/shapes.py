@@ -1,0 +1,33 @@
+"""What a pod asks for, as a text that people write: ``neuron=4``."""
+
+from __future__ import annotations
+
+from neuron_plugin.allocation import ContainerKind, ContainerRequest, PodRequest, Resource
+from neuron_plugin.allocation.requests import parse_count
+
+_RESOURCES = {resource.short_name: resource for resource in Resource}
+
+
+class DemandError(ValueError):
+    """A shape, mix or trace that cannot be used; the text names it and what was expected."""
+
+
+def parse_shape(text: str) -> PodRequest:
+    """A pod of one container from RESOURCE=COUNT, such as ``neuron=4`` or ``neuroncore=2``.
+
+    Raises:
+        DemandError: it is not of this form.
+    """
+    name, _, count = text.strip().partition("=")
+    try:
+        resource, number = _RESOURCES[name.removeprefix("aws.amazon.com/")], parse_count(count)
+    except (KeyError, ValueError):
+        number = 0
+    if not number:
+        raise DemandError(f"{text[:60]!r} is no shape: expected such as neuron=4 or neuroncore=2")
+    return (ContainerRequest("main", ContainerKind.APP, resource, number),)
+
+
+def shape_text(request: PodRequest) -> str:
+    """A request in the form that ``parse_shape`` reads; several containers joined by "+"."""
+    return "+".join(f"{part.resource.short_name}={part.count}" for part in request)
