@@ -41,7 +41,8 @@ class NodeInventory:
     ``held_down`` are unhealthy only because of a pod that has ended and may still use them. ``vanished_pods`` are the
     UIDs of the latest pods whose end the node has seen before they were seen to stop. What they may still use is held
     down, so whoever waits for one of them need not wait any longer.
-    ``logical_core_size`` is the LNC in force. What follows is for people, nothing is decided by it:
+    ``logical_core_size`` is the LNC in force. ``claim_driver`` is the driver of DRA by whose claims the devices are
+    given, empty where they are counted as extended resources. What follows is for people, nothing is decided by it:
     ``physical_cores_per_device`` is 0 when unknown, ``ultraserver`` has the ids in an UltraServer by name.
     """
 
@@ -56,6 +57,7 @@ class NodeInventory:
     disabled: tuple[int, ...] = ()
     held_down: tuple[int, ...] = ()
     vanished_pods: tuple[str, ...] = ()
+    claim_driver: str = ""
 
     @property
     def listed(self) -> tuple[int, ...]:
@@ -112,6 +114,8 @@ def write_inventory(inventory: NodeInventory) -> str:
         fields["disabled"] = sorted(inventory.disabled)
     if inventory.held_down:
         fields["heldDown"] = sorted(inventory.held_down)
+    if inventory.claim_driver:
+        fields["claimDriver"] = inventory.claim_driver
     if inventory.vanished_pods:
         fields["vanishedPods"] = list(inventory.vanished_pods)
     return json.dumps(fields, separators=(",", ":"))
@@ -158,6 +162,7 @@ def read_inventory(text: str) -> NodeInventory:
         disabled=disabled,
         held_down=fields.integers("heldDown", 0, devices - 1, absent=[]),
         vanished_pods=fields.texts("vanishedPods"),
+        claim_driver=fields.text("claimDriver") if "claimDriver" in value else "",
     )
 
 

@@ -37,7 +37,8 @@ class Allocation:
     ``mask`` are the cores that it was given. ``drawn_mask`` are the cores behind the ids that the kubelet has recorded
     for the container, where they are other ones. That is so for a part of a set that the pod's init containers had: the
     container is given a linked part, and the kubelet drew a random one. ``amounts`` are what the container asks of its
-    devices, where its pod's request is known, and ``kind`` says when it needs them.
+    devices, where its pod's request is known, and ``kind`` says when it needs them. ``claim`` is the name of the claim
+    by which the pod has the cores, for all containers that use it; the kubelet then counts them under no resource name.
     """
 
     pod: PodReference
@@ -47,11 +48,17 @@ class Allocation:
     drawn_mask: CoreMask = NO_CORES
     amounts: Amounts = ()
     kind: ContainerKind = ContainerKind.APP
+    claim: str = ""
 
     @property
     def kubelet_mask(self) -> CoreMask:
         """The cores behind the kubelet's ids."""
-        return self.drawn_mask or self.mask
+        return NO_CORES if self.claim else self.drawn_mask or self.mask
+
+    @property
+    def user(self) -> str:
+        """Who has it, of the pod's parts: a container, or all that use a claim."""
+        return f"claim {self.claim}" if self.claim else self.container
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from neuron_plugin.allocation.assignment import Assignment
+from neuron_plugin.allocation.claims import PodClaim
 from neuron_plugin.allocation.constraints import Constraints
 from neuron_plugin.allocation.keys import DEVICE_NAME_KEY, GATE, MOVABLE_KEY, PLACEMENT_KEY
 from neuron_plugin.allocation.ledger import Allocation, PodReference, PodUid
@@ -66,6 +67,7 @@ class NeuronPod:
     ``movable`` says whether the pod may be evicted to make room, None where that is for its namespace to say.
     ``created`` and ``last_checkpoint``, when it saved its work, are in unix seconds; 0 where that is not known.
     ``rejection_message`` is what the kubelet said when it got no devices for the pod.
+    ``claims`` are its claims of DRA, of whatever driver.
     """
 
     reference: PodReference
@@ -96,6 +98,7 @@ class NeuronPod:
     last_checkpoint: float = 0.0
     rejection_message: str = ""
     rules: PodRules = NO_RULES
+    claims: tuple[PodClaim, ...] = ()
 
     @property
     def work_since(self) -> float:

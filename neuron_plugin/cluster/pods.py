@@ -41,6 +41,7 @@ from neuron_plugin.allocation.keys import (
     PREFIX,
     UNHEALTHY_LABEL,
 )
+from neuron_plugin.allocation.claims import PodClaim
 from neuron_plugin.allocation.node_rules import (
     ANY_ADDRESS,
     DEFAULT_SCHEDULER,
@@ -73,11 +74,17 @@ _REMEMBERED = 4_096
 _NONE: Mapping[str, str] = {}
 
 
+class _ClaimUse(Wire, frozen=True):
+    name: str = ""
+    request: str | None = None
+
+
 class Resources(Wire, frozen=True):
-    """``resources`` of a container: quantities as written, such as ``2`` or ``1k``."""
+    """``resources`` of a container: quantities as written, such as ``2`` or ``1k``, and claims of the pod."""
 
     limits: dict[str, str] | None = None
     requests: dict[str, str] | None = None
+    claims: tuple[_ClaimUse, ...] | None = None
 
 
 class _Port(Wire, frozen=True):
@@ -203,6 +210,20 @@ class _ClaimSource(Wire, frozen=True):
     claim_name: str = ""
 
 
+class _ResourceClaim(Wire, frozen=True):
+    """A claim of the pod; ``resource_claim_name`` is set where it is not made from a template."""
+
+    name: str = ""
+    resource_claim_name: str | None = None
+
+
+class _ClaimStatus(Wire, frozen=True):
+    """The claim that was made from a template; the pod may do without one that has no name."""
+
+    name: str = ""
+    resource_claim_name: str | None = None
+
+
 class _Volume(Wire, frozen=True):
     name: str = ""
     persistent_volume_claim: _ClaimSource | None = None
@@ -226,7 +247,7 @@ class PodSpec(Wire, frozen=True):
     tolerations: tuple[_Toleration, ...] | None = None
     topology_spread_constraints: tuple[_SpreadConstraint, ...] | None = None
     scheduling_gates: tuple[_Gate, ...] | None = None
-    resource_claims: tuple[Present, ...] | None = None
+    resource_claims: tuple[_ResourceClaim, ...] | None = None
     scheduling_group: SchedulingGroup | None = None
 
 
@@ -259,6 +280,7 @@ class PodStatus(Wire, frozen=True):
     message: str | None = None
     nominated_node_name: str | None = None
     conditions: tuple[_Condition, ...] | None = None
+    resource_claim_statuses: tuple[_ClaimStatus, ...] | None = None
     container_statuses: tuple[ContainerStatus, ...] | None = None
     init_container_statuses: tuple[ContainerStatus, ...] | None = None
 
@@ -412,6 +434,25 @@ def neuron_pod(pod: Pod) -> NeuronPod:
         last_checkpoint=_unix_seconds(annotations.get(LAST_CHECKPOINT_KEY, "")),
         rejection_message=(pod.status.message or "") if pod.rejected_at_admission else "",
         rules=rules,
+        claims=_claims(pod),
+    )
+
+
+def _claims(pod: Pod) -> tuple[PodClaim, ...]:
+    """The claims of a pod, by the names of the ResourceClaims that were made for it."""
+    made = {one.name: one.resource_claim_name or "" for one in pod.status.resource_claim_statuses or ()}
+    uses = [
+        (use.name, (container.name, use.request or ""))
+        for container, _ in (pod.containers if pod.spec.resource_claims else ())
+        for use in (container.resources.claims if container.resources else None) or ()
+    ]
+    return tuple(
+        PodClaim(
+            one.name,
+            one.resource_claim_name or made.get(one.name, ""),
+            tuple(user for name, user in uses if name == one.name),
+        )
+        for one in pod.spec.resource_claims or ()
     )
 
 

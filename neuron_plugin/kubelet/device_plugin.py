@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
@@ -25,7 +24,7 @@ from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb_grpc
 from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2_grpc as watcher_grpc
 from neuron_plugin.kubelet.advertisement import Advertisement, Edition, in_numeric_order
-from neuron_plugin.kubelet.socket_watch import EndpointError, identity_of
+from neuron_plugin.kubelet.socket_watch import bind, identity_of
 
 _log = logging.getLogger(__name__)
 
@@ -150,14 +149,7 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
         pb_grpc.add_DevicePluginServicer_to_server(self, self._server)
         if watcher:
             watcher_grpc.add_RegistrationServicer_to_server(watcher, self._server)
-        before = os.umask(0o177)  # process-wide, so only for the bind, in which nothing is awaited
-        try:
-            self._server.add_insecure_port(f"unix:{path}")
-        except RuntimeError as error:  # gRPC gives no reason
-            hint = "is it writable, and has this process file descriptors left?"
-            raise EndpointError(f"no socket can be made in {path.parent}: {hint}") from error
-        finally:
-            os.umask(before)
+        bind(self._server, path)
         self._identity = identity_of(path)
         await self._server.start()
 

@@ -149,6 +149,15 @@ class DevicePluginServer:
                 self._enter(RegistrationState.STOPPED)
                 self._stopped.set()
 
+    async def fault(self, timeout_seconds: float) -> str | None:
+        """Why our own socket does not answer, dialled as the kubelet dials it; None if it does, or there is none now.
+
+        A server may run in this process and be out of reach all the same, because its file is removed, its thread stuck
+        or its queue full.
+        """
+        path = self.socket_path
+        return await dial(path, timeout_seconds) if path else None
+
     async def stop(self) -> None:
         """End the streams, remove the socket, and return when `run` has ended (under 2 s). May be called again."""
         self._stopping = True
@@ -358,11 +367,7 @@ async def register(endpoint: Path, resource: str) -> None:
 
 
 async def dial(socket: Path, timeout_seconds: float) -> str | None:
-    """Ask the device plugin on ``socket`` for its options, as the kubelet does; None if it answers, else the reason.
-
-    For liveness probes: a server may run in this process and be out of reach all the same, because its file is removed,
-    its thread stuck or its queue full.
-    """
+    """Ask the device plugin on ``socket`` for its options, as the kubelet does; None if it answers, else the reason."""
     async with channel_to(socket) as channel:
         try:
             await pb_grpc.DevicePluginStub(channel).GetDevicePluginOptions(pb.Empty(), timeout=timeout_seconds)

@@ -81,6 +81,22 @@ def server_pid(path: Path) -> int | None:
     return pid or None
 
 
+def bind(server: grpc.aio.Server, path: Path) -> None:
+    """Let a server that is not started yet listen at ``path``, with mode 0600.
+
+    Raises:
+        EndpointError: a file is there that is no socket, or the directory cannot be written to.
+    """
+    before = os.umask(0o177)  # process-wide, so only for the bind, in which nothing is awaited
+    try:
+        server.add_insecure_port(f"unix:{path}")
+    except RuntimeError as error:  # gRPC gives no reason
+        hint = "is it writable, and has this process file descriptors left?"
+        raise EndpointError(f"no socket can be made in {path.parent}: {hint}") from error
+    finally:
+        os.umask(before)
+
+
 def _probe() -> socket.socket:
     probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     probe.setblocking(False)  # noqa: FBT003 - the socket's own signature

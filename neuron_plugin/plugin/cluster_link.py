@@ -14,6 +14,7 @@ from contextlib import suppress
 from neuron_plugin.cluster import KubernetesApi
 from neuron_plugin.cluster.api import ConnectionSettingsError
 from neuron_plugin.plugin.allocator import Allocator
+from neuron_plugin.plugin.claim_watch import ClaimWatch
 from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.machine import Machine
 from neuron_plugin.plugin.node import Node
@@ -21,7 +22,8 @@ from neuron_plugin.plugin.node_lease import LeaseTimes, NodeLease
 from neuron_plugin.plugin.node_watch import NodeWatch
 from neuron_plugin.plugin.pod_watch import CONNECT_SECONDS, PodWatch
 from neuron_plugin.plugin.publisher import Publisher
-from neuron_plugin.plugin.settings import PluginSettings
+from neuron_plugin.plugin.settings import Mode, PluginSettings
+from neuron_plugin.plugin.slices import SliceKeeper, slice_spec
 from neuron_plugin.plugin.snapshot import Snapshot
 from neuron_plugin.plugin.times import DaemonTimes
 
@@ -47,6 +49,11 @@ class ClusterLink:
         self.own_node = NodeWatch(name, rejudged, self.publisher, counters)
         periods = LeaseTimes(settings.lease_duration_seconds, settings.lease_renew_seconds)
         self.lease = NodeLease(settings.lease_namespace, name, periods)
+        self.claims: ClaimWatch | None = None
+        self.slices: SliceKeeper | None = None
+        if settings.mode is Mode.DRA:
+            self.claims = ClaimWatch(node, settings.dra_driver)
+            self.slices = SliceKeeper(name, settings.dra_driver, counters)
         self._settings = settings
         self._node = node
         self._counters = counters
@@ -72,6 +79,9 @@ class ClusterLink:
                 tasks.create_task(self.pods.run(api), name="pods")
                 tasks.create_task(self.own_node.run(api), name="own node")
                 tasks.create_task(self.publisher.queue.run(api), name="writes")
+                if self.claims and self.slices:
+                    tasks.create_task(self.claims.run(api), name="claims")
+                    tasks.create_task(self.slices.run(api), name="slice")
                 if self._settings.node_lease:
                     tasks.create_task(self.lease.run(api), name="lease")
         finally:
@@ -91,6 +101,8 @@ class ClusterLink:
                 await self.pods.tried.wait()
             async with asyncio.timeout(self._times.read_node):
                 await self.own_node.read.wait()
+                if self.claims:
+                    await self.claims.read.wait()
         except TimeoutError:
             logger.warning("serving before the Node object could be read")
 
@@ -99,6 +111,11 @@ class ClusterLink:
         for write in self.publisher.publish(snapshot):
             self._counters.corrections += 1
             allocator.log.corrected(snapshot, write)
+        if self.slices and self.own_node.uid:
+            settings = self._settings
+            placed, inventory = settings.placed_claims, snapshot.published_inventory
+            spec = slice_spec(inventory, settings.node_name, settings.dra_driver, placed=placed)
+            self.slices.want(spec, self.own_node.uid)
         while allocator.events:
             self.publisher.report([allocator.events.popleft()])
 

@@ -8,6 +8,7 @@ follows the driver: from that version on, cores are given relative to the contai
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -19,11 +20,12 @@ from neuron_plugin.allocation.resources import format_ids
 from neuron_plugin.hardware import GENERATIONS, DriverVersion, parse_driver_version
 from neuron_plugin.kubelet import ContainerAllocation, DeviceNode
 from neuron_plugin.plugin.settings import Numbering, PluginSettings
-from neuron_plugin.topology import Geometry, Unit, cores_in
+from neuron_plugin.topology import Geometry, Unit, cores_in, valid_counts, valid_sets
 
 VISIBLE_CORES = "NEURON_RT_VISIBLE_CORES"
 VISIBLE_DEVICES = "AWS_NEURON_VISIBLE_DEVICES"
 LOGICAL_CORE_CONFIG = "NEURON_LOGICAL_NC_CONFIG"
+LOGICAL_CORE_SIZES = (1, 2)
 CDI_KIND = "neuron-plugin.io/device"
 
 FIRST_OFFSET_DRIVER = (2, 12, 14)
@@ -46,6 +48,11 @@ class ContainerStyle:
     logical_core_size: int | None = None
     visible_devices_env: bool = True
     cdi: bool = False
+
+    def numbers_inside(self, hosts: Iterable[int]) -> dict[int, int]:
+        """The number of each device inside a container that has exactly these, given ascending."""
+        renumber = self.numbering is Numbering.CONTAINER
+        return {host: place if renumber else host for place, host in enumerate(hosts)}
 
 
 def resolve_numbering(setting: Numbering, driver: DriverVersion | None) -> Numbering:
@@ -77,8 +84,8 @@ def container_allocation(
 
     Remembered, because Allocate waits for it and a node has few sets. Do not change what is returned.
     """
-    hosts, renumber = tuple(map(int, geometry.devices_touched(mask))), style.numbering is Numbering.CONTAINER
-    inside = {host: place if renumber else host for place, host in enumerate(hosts)}
+    hosts = tuple(map(int, geometry.devices_touched(mask)))
+    inside = style.numbers_inside(hosts)
     envs = {}
     if style.logical_core_size is not None:
         envs[LOGICAL_CORE_CONFIG] = str(style.logical_core_size)
@@ -90,36 +97,50 @@ def container_allocation(
     return ContainerAllocation(
         envs=envs,
         devices=() if style.cdi else tuple(_node(style, *numbers) for numbers in inside.items()),
-        cdi_devices=tuple(f"{CDI_KIND}={_cdi_name(*numbers)}" for numbers in inside.items()) if style.cdi else (),
+        cdi_devices=tuple(f"{CDI_KIND}={cdi_device_name(*numbers)}" for numbers in inside.items()) if style.cdi else (),
     )
 
 
-def cdi_specification(geometry: Geometry, style: ContainerStyle) -> dict[str, object]:
+@lru_cache(maxsize=8)
+def core_windows(geometry: Geometry) -> frozenset[tuple[int, int]]:
+    """First and last core of every set of cores that a node hands out.
+
+    Relative to the first device of a container they are among these, too: every device can be the first one.
+    """
+    sets = (mask for count in valid_counts(geometry, Unit.CORE) for mask in valid_sets(geometry, Unit.CORE, count))
+    return frozenset((int(cores[0]), int(cores[-1])) for cores in map(cores_in, sets))
+
+
+def cdi_specification(geometry: Geometry, style: ContainerStyle, *, claims: bool = False) -> dict[str, object]:
     """A CDI specification of every device under every number it can have in a container.
 
-    ``13-0`` is host device 13 as ``/dev/neuron0``. Version 0.5.0 is the first with ``hostPath``.
+    ``13-0`` is host device 13 as ``/dev/neuron0``. Version 0.5.0 is the first with ``hostPath``. For ``claims`` there
+    is also ``cores-2-3``, which makes these cores visible, and ``lnc-2``, which sets the logical core size. The kubelet
+    remembers names for as long as a pod lives, so what is there follows from the machine alone and never changes.
     """
     pairs = [
         (host, inside)
         for host in range(geometry.device_count)
-        for inside in (range(host + 1) if style.numbering is Numbering.CONTAINER else (host,))
+        for inside in (range(host + 1) if claims or style.numbering is Numbering.CONTAINER else (host,))
     ]
-    return {
-        "cdiVersion": "0.5.0",
-        "kind": CDI_KIND,
-        "devices": [
-            {
-                "name": _cdi_name(host, inside),
-                "containerEdits": {
-                    "deviceNodes": [
-                        {"path": node.container_path, "hostPath": node.host_path, "permissions": node.permissions}
-                    ]
-                },
-            }
-            for host, inside in pairs
-            for node in [_node(style, host, inside)]
-        ],
-    }
+    devices: list[dict[str, object]] = [
+        {
+            "name": cdi_device_name(host, inside),
+            "containerEdits": {
+                "deviceNodes": [
+                    {"path": node.container_path, "hostPath": node.host_path, "permissions": node.permissions}
+                ]
+            },
+        }
+        for host, inside in pairs
+        for node in [_node(style, host, inside)]
+    ]
+    if claims:
+        cores = {cdi_cores_name(*each): format_ids(range(each[0], each[1] + 1)) for each in core_windows(geometry)}
+        variables = {name: f"{VISIBLE_CORES}={text}" for name, text in sorted(cores.items())}
+        variables |= {cdi_size_name(size): f"{LOGICAL_CORE_CONFIG}={size}" for size in LOGICAL_CORE_SIZES}
+        devices += [{"name": name, "containerEdits": {"env": [text]}} for name, text in variables.items()]
+    return {"cdiVersion": "0.5.0", "kind": CDI_KIND, "devices": devices}
 
 
 def _node(style: ContainerStyle, host: int, inside: int) -> DeviceNode:
@@ -130,8 +151,19 @@ def _node(style: ContainerStyle, host: int, inside: int) -> DeviceNode:
     )
 
 
-def _cdi_name(host: int, inside: int) -> str:
+def cdi_device_name(host: int, inside: int) -> str:
+    """The CDI device that shows a device of the host under a number inside a container."""
     return f"{host}-{inside}"
+
+
+def cdi_cores_name(first: int, last: int) -> str:
+    """The CDI device that makes cores visible, as they are numbered inside a container."""
+    return f"cores-{first}-{last}"
+
+
+def cdi_size_name(logical_core_size: int) -> str:
+    """The CDI device that sets the logical core size."""
+    return f"lnc-{logical_core_size}"
 
 
 def write_cdi_specification(directory: Path, specification: dict[str, object]) -> bool:

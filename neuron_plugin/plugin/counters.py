@@ -46,3 +46,4 @@ class Counters:
     lists: Counter[str] = field(default_factory=Counter)
     allocate_seconds: dict[str, Latencies] = field(default_factory=lambda: defaultdict(Latencies))
     preference_seconds: dict[str, Latencies] = field(default_factory=lambda: defaultdict(Latencies))
+    prepare_seconds: dict[str, Latencies] = field(default_factory=lambda: defaultdict(Latencies))

@@ -17,6 +17,7 @@ from neuron_plugin.backoff import keep_running
 from neuron_plugin.http_server import serve_status
 from neuron_plugin.kubelet import KubeletCounters
 from neuron_plugin.plugin.allocator import Allocator
+from neuron_plugin.plugin.claims import ClaimPreparer, ClaimSource
 from neuron_plugin.plugin.cluster_link import ClusterLink
 from neuron_plugin.plugin.container import CDI_FILE_NAME, cdi_specification, container_style, write_cdi_specification
 from neuron_plugin.plugin.counters import Counters
@@ -26,7 +27,7 @@ from neuron_plugin.plugin.kubelet_link import KubeletLink
 from neuron_plugin.plugin.machine import Machine, machine_of
 from neuron_plugin.plugin.node import RECORD_SECONDS, Node, NodeOptions
 from neuron_plugin.plugin.publisher import Publisher
-from neuron_plugin.plugin.settings import PluginSettings
+from neuron_plugin.plugin.settings import Mode, PluginSettings
 from neuron_plugin.plugin.status import PluginStatus
 from neuron_plugin.plugin.times import DaemonTimes
 from neuron_plugin.topology import Catalogue
@@ -47,25 +48,29 @@ class NodeDaemon:
     ) -> None:
         """``machine`` is by default the one that the settings describe."""
         machine = machine or machine_of(settings)
-        options = NodeOptions(
-            tuple(name.resource for name in settings.resources), settings.cluster, settings.hold_down_seconds
-        )
+        by_claims = settings.mode is Mode.DRA
+        resources = () if by_claims else tuple(name.resource for name in settings.resources)
+        options = NodeOptions(resources, settings.cluster, settings.hold_down_seconds)
         counters, kubelet_counters = Counters(), KubeletCounters()
         self._settings = settings
         self._times = times
         self._rejudged = asyncio.Event()
         self.counters = counters
-        self.node = node = Node(machine.checkpoint, machine.cgroups, options, machine.clock)
+        self.node = node = Node(machine.checkpoint, machine.cgroups, options, machine.clock, machine.dra_state)
         self.cluster = cluster = (
             ClusterLink(settings, node, self._rejudged, counters, machine, times) if settings.cluster else None
         )
         self.allocator = Allocator(node, settings, cluster.pods if cluster else None, counters)
-        self.kubelet = KubeletLink(settings, node, self.allocator, kubelet_counters, machine, times)
+        preparer = None
+        if cluster and cluster.claims:
+            source = ClaimSource(cluster.claims.read_claim, cluster.pods.list_pods)
+            preparer = ClaimPreparer(node, settings, source, counters)
+        self.kubelet = KubeletLink(settings, node, self.allocator, preparer, kubelet_counters, machine, times)
         self.health = HealthWatch(settings, self._rejudged, cluster.publisher if cluster else None)
         self.hardware = HardwareWatch(settings, types, node, self.health, cluster, counters)
         decisions = self.allocator.log.decisions
         self.status = PluginStatus(
-            node, self.kubelet.servers, self.health, decisions, counters, kubelet_counters, cluster
+            node, self.kubelet.faces, self.health, decisions, counters, kubelet_counters, cluster
         )
         if cluster:
             node.orders_known.clear()
@@ -94,7 +99,7 @@ class NodeDaemon:
             jobs["condition"] = partial(keep_condition, condition, self.status, cluster.publisher, self._times)
         if settings.health_port:
             jobs["status"] = partial(serve_status, self.status, settings.health_address, settings.health_port)
-        if settings.cdi:
+        if settings.cdi or settings.mode is Mode.DRA:
             jobs["cdi"] = partial(keep_cdi_specification, settings, self.node, self._times)
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(keep_running(name, job), name=name) for name, job in jobs.items()]
@@ -116,6 +121,7 @@ class NodeDaemon:
         while True:
             await asyncio.sleep(self._times.turn)
             self.node.look_at_checkpoint()
+            self.node.look_at_claims()
             self.node.look_again()
             if self.node.rewrite_is_due:
                 await self.node.rewrite()
@@ -137,7 +143,7 @@ class NodeDaemon:
                     while node.record_is_awaited:
                         await changed.wait()
                         changed.clear()
-            node.advertise()
+            self.kubelet.show()
             if node.snapshot is None:
                 continue
             self.allocator.log.name_recorded(node.snapshot)
@@ -168,7 +174,8 @@ async def keep_cdi_specification(settings: PluginSettings, node: Node, times: Da
             if snapshot := node.snapshot:
                 has = snapshot.inventory
                 style = container_style(settings, has.driver_version, has.device_name, has.logical_core_size)
-                if write_cdi_specification(settings.cdi_dir, cdi_specification(has.geometry, style)):
+                claims = settings.mode is Mode.DRA
+                if write_cdi_specification(settings.cdi_dir, cdi_specification(has.geometry, style, claims=claims)):
                     logger.info("wrote the CDI specification", extra={"path": str(settings.cdi_dir / CDI_FILE_NAME)})
             reported = ""
         except OSError as error:

@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -17,7 +18,7 @@ from neuron_plugin.plugin.cluster_link import ClusterLink
 from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.node import Node
 from neuron_plugin.plugin.node_inventory import node_inventory
-from neuron_plugin.plugin.settings import PluginSettings
+from neuron_plugin.plugin.settings import Mode, PluginSettings
 from neuron_plugin.topology import Catalogue
 
 logger = logging.getLogger(__name__)
@@ -90,6 +91,8 @@ class HardwareWatch:
         )
         if after is None:
             return
+        if self._settings.mode is Mode.DRA:
+            after = replace(after, claim_driver=self._settings.dra_driver)
         if self._own_node:
             self._own_node.report(after)
         if after == before:

@@ -7,7 +7,7 @@ the daemon reads the same five things again and arrives at the same answers.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from neuron_plugin.allocation import Allocation, NeuronPod, NodeInventory, PodReference, PodUid, Resource
+from neuron_plugin.allocation.claims import DEVICE_RESOURCE, NeuronClaim, names_mask, read_device_name
 from neuron_plugin.allocation.resources import format_ids, mask_of, parse_ids
-from neuron_plugin.topology import NO_CORES, CoreMask, Geometry, cores_in
+from neuron_plugin.topology import NO_CORES, CoreMask, Geometry, Unit, cores_in
 
 if TYPE_CHECKING:
     from neuron_plugin.kubelet import CheckpointEntry
@@ -99,11 +100,15 @@ class _Annotation(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class AllocationKey:
-    """Under what the kubelet records an allocation. ``uid`` is the kubelet's: a static pod's is a hash."""
+    """Under what the kubelet records an allocation. ``uid`` is the kubelet's: a static pod's is a hash.
+
+    ``claim`` is the UID of a claim, for what a pod has by it: all of its containers that use the claim.
+    """
 
     uid: PodUid
     container: str
     resource: Resource
+    claim: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +119,8 @@ class RecordedAllocation:
     it, too, that the kubelet wrote when it was asked for its whole memory, after the entry was seen. ``annotated``: the
     kubelet has lost its record of a pod that runs; this is what the pod's annotations say. It counts as long as the API
     server shows the pod, and ends as every other entry does.
+
+    ``claim_devices`` are the devices of a claim by name, and ``claim_name`` is the claim's own.
     """
 
     key: AllocationKey
@@ -124,10 +131,13 @@ class RecordedAllocation:
     missing: bool = False
     gone: bool = False
     annotated: bool = False
+    claim_name: str = ""
+    claim_devices: tuple[str, ...] = ()
 
     def is_same(self, other: RecordedAllocation | None) -> bool:
         """Whether ``other``, under the same key, is of the same Allocate."""
-        return other is not None and (self.ids, self.reply) == (other.ids, other.reply)
+        parts = (self.ids, self.reply, self.claim_devices)
+        return other is not None and parts == (other.ids, other.reply, other.claim_devices)
 
     def on(self, inventory: NodeInventory, pod: PodReference) -> Allocation:
         """What the container has on this node.
@@ -135,6 +145,9 @@ class RecordedAllocation:
         The entry of another plugin counts by its ids, and by device paths that its ids do not explain.
         """
         geometry, unit = inventory.geometry, self.key.resource.unit
+        if self.key.claim:
+            mask = names_mask(self.claim_devices, geometry, inventory.logical_core_size)
+            return Allocation(pod, "", self.key.resource, mask, claim=self.claim_name)
         mask = drawn = mask_of(geometry, unit, self.ids)
         if self.reply:
             mask = self.reply.mask_on(inventory)
@@ -168,9 +181,10 @@ class Recorded:
         rewritten_at: float | None = None,
         unreadable: str = "",
     ) -> Recorded:
-        """Take in a version of the file; a new entry for a key replaces the old one."""
-        entries: dict[AllocationKey, RecordedAllocation] = {}
-        over: dict[AllocationKey, RecordedAllocation] = {}
+        """Take in a version of the checkpoint; a new entry for a key replaces the old one."""
+        others = {key: entry for key, entry in self.entries.items() if key.claim}
+        entries: dict[AllocationKey, RecordedAllocation] = {**others}
+        over = {key: entry for key, entry in self.over.items() if key.claim}
         for entry in found:
             if entry.is_same(self.over.get(entry.key)):
                 over[entry.key] = entry
@@ -183,6 +197,27 @@ class Recorded:
                 entries[key] = replace(entry, missing=True, gone=gone)
         asked = self.rewritten_at if rewritten_at is None else max(self.rewritten_at, rewritten_at)
         return Recorded(entries, now, asked, unreadable, over)
+
+    def with_claims(self, found: Iterable[RecordedAllocation], now: float, *, whole: bool = True) -> Recorded:
+        """Take in what pods have by claims: a version of the kubelet's file, or (not ``whole``) what was just prepared.
+
+        The kubelet removes lines of pods that run, and adds one only after all drivers and claims of a pod have
+        succeeded. So a claim that a file lacks ends nothing: its pod's end does.
+        """
+        entries, over = dict(self.entries), dict(self.over)
+        shown = set()
+        for entry in found:
+            shown.add(entry.key)
+            if entry.is_same(self.over.get(entry.key)):
+                continue
+            known = self.entries.get(entry.key)
+            over.pop(entry.key, None)
+            entries[entry.key] = replace(entry, seen_at=known.seen_at if known and entry.is_same(known) else now)
+        if whole:
+            for key in (key for key in self.entries if key.claim and key not in shown):
+                entries[key] = replace(entries[key], missing=True)
+            over = {key: entry for key, entry in over.items() if not key.claim or key in shown}
+        return replace(self, entries=entries, over=over)
 
     def without(self, keys: Collection[AllocationKey]) -> Recorded:
         """Take in that allocations are over."""
@@ -208,6 +243,18 @@ def recorded_allocation(entry: CheckpointEntry) -> RecordedAllocation:
         read_reply(entry.annotations.get(ALLOCATION_KEY, "")),
         tuple(sorted({int(match[1]) for match in paths})),
     )
+
+
+def claim_allocations(
+    pods: Iterable[PodUid], uid: str, name: str, devices: Sequence[str], *, missing: bool = False
+) -> Iterator[RecordedAllocation]:
+    """What each of some pods has by a claim. ``missing``: the kubelet's file does not show it."""
+    ours = [read_device_name(one) for one in devices]
+    cores = bool(ours) and all(one is not None and one.unit is Unit.CORE for one in ours)
+    resource = Resource.NEURONCORE if cores else DEVICE_RESOURCE
+    for pod in pods:
+        key = AllocationKey(pod, "", resource, uid)
+        yield RecordedAllocation(key, (), None, missing=missing, claim_name=name, claim_devices=tuple(devices))
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,13 +377,17 @@ class HoldDown:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """All that decides. ``cluster`` is False when there is no API server to ask; ``now`` is the daemon's clock."""
+    """All that decides. ``cluster`` is False when there is no API server to ask; ``now`` is the daemon's clock.
+
+    ``claims`` are the claims of this node's pods by namespace and name, as the API server had them when they were read.
+    """
 
     inventory: NodeInventory
     pods: NodePods = field(default_factory=NodePods)
     recorded: Recorded = field(default_factory=Recorded)
     pending: tuple[PendingAnswer, ...] = ()
     hold_downs: tuple[HoldDown, ...] = ()
+    claims: Mapping[tuple[str, str], NeuronClaim] = field(default_factory=dict)
     cluster: bool = True
     now: float = 0.0
 

@@ -14,6 +14,7 @@ from neuron_plugin.allocation import PodUid
 from neuron_plugin.kubelet import (
     DevicePluginServer,
     DirectoryWatch,
+    DraServer,
     KubeletCounters,
     PodResourcesAbsentError,
     PodResourcesError,
@@ -22,6 +23,7 @@ from neuron_plugin.kubelet import (
 )
 from neuron_plugin.kubelet_files import KUBELET_SOCKET
 from neuron_plugin.plugin.allocator import RECONSIDER_SECONDS, Allocator
+from neuron_plugin.plugin.claims import ClaimPreparer, health_of
 from neuron_plugin.plugin.machine import Machine
 from neuron_plugin.plugin.node import REWRITE_SECONDS, Node
 from neuron_plugin.plugin.pod_watch import CONNECT_SECONDS
@@ -41,21 +43,28 @@ class KubeletLink:
         settings: PluginSettings,
         node: Node,
         allocator: Allocator,
+        preparer: ClaimPreparer | None,
         counters: KubeletCounters,
         machine: Machine,
         times: DaemonTimes,
     ) -> None:
+        """With a ``preparer`` devices are offered by claims, else as extended resources."""
         self._settings = settings
         self._node = node
         self._allocator = allocator
         self._machine = machine
         self._times = times
         self._socket = settings.kubelet_dir / KUBELET_SOCKET
-        by_watcher = settings.registration is Registration.WATCHER
+        by_watcher = settings.registration is Registration.WATCHER or preparer is not None
         self._kubelet_watch = DirectoryWatch(settings.kubelet_dir)
         self._registry_watch = DirectoryWatch(settings.plugins_registry) if by_watcher else self._kubelet_watch
         waits = CONNECT_SECONDS + times.read_node + 2 * settings.decision_deadline_seconds
         server = WatchedPluginServer if by_watcher else DevicePluginServer
+        self.dra: DraServer | None = None
+        if preparer:
+            self.dra = DraServer(
+                settings.dra_driver, preparer, self._registry_watch, counters=counters, changed=node.changed
+            )
         self.servers = [
             server(
                 resource.value,
@@ -72,21 +81,26 @@ class KubeletLink:
 
     @property
     def follows(self) -> bool:
-        """Whether the kubelet follows any resource."""
-        return any(server.registered.is_set() for server in self.servers)
+        """Whether the kubelet follows any resource, or the driver."""
+        return any(server.registered.is_set() for server in self.faces)
+
+    @property
+    def faces(self) -> tuple[DevicePluginServer | DraServer, ...]:
+        """All that the kubelet may follow here: the resources, or the driver of claims."""
+        return (self.dra,) if self.dra else tuple(self.servers)
 
     async def serve(self, found: asyncio.Event) -> None:
         """Once there is a device (``found``): learn who has what, advertise, and keep every resource registered."""
         await found.wait()
         await self.list_if_unreadable()
         await self.look_for_unknown_pods()
-        self._node.advertise()
+        self.show()
         kubelet, look = identity_of(self._socket), asyncio.Event()
         with self._kubelet_watch.listening(look):
             async with asyncio.TaskGroup() as tasks:
                 for watch in {self._kubelet_watch, self._registry_watch}:
                     tasks.create_task(watch.run(), name=f"watch {watch.directory}")
-                for server in self.servers:
+                for server in self.faces:
                     tasks.create_task(server.run(), name=f"register {server.resource}")
                 while True:
                     await look.wait()
@@ -97,9 +111,15 @@ class KubeletLink:
                         self._node.kubelet_restarted()
                     self._node.look_at_checkpoint()
 
+    def show(self) -> None:
+        """Show the kubelet the devices as they are now."""
+        self._node.advertise()
+        if self.dra and (snapshot := self._node.snapshot):
+            self.dra.show_health(health_of(snapshot, self._settings.node_name))
+
     async def stop(self) -> None:
         """End every stream and remove every socket."""
-        await asyncio.gather(*(server.stop() for server in self.servers))
+        await asyncio.gather(*(server.stop() for server in self.faces))
 
     async def list_if_unreadable(self) -> None:
         """Wait until PodResources has said who has what, where the checkpoint cannot be read.

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from neuron_plugin.allocation.claims import DRA_DRIVERS
 from neuron_plugin.backoff import steady_seconds
 from neuron_plugin.cluster import KubernetesApi
 from neuron_plugin.cluster.client import connect
 from neuron_plugin.hardware import Process, device_processes, is_populated
-from neuron_plugin.kubelet import CheckpointFile, PodDevices, PodResourcesClient
+from neuron_plugin.kubelet import CheckpointFile, DraStateFile, PodDevices, PodResourcesClient
 from neuron_plugin.kubelet_files import CHECKPOINT
-from neuron_plugin.plugin.node import CheckpointSource, PodCgroups
+from neuron_plugin.plugin.node import CheckpointSource, DraStateSource, PodCgroups
 from neuron_plugin.plugin.settings import PluginSettings
 
 
@@ -35,6 +36,7 @@ class Machine:
     checkpoint: CheckpointSource
     cgroups: PodCgroups
     pod_resources: PodResources
+    dra_state: DraStateSource | None = None
     processes: Callable[[list[Path], Path], Mapping[Path, tuple[Process, ...]]] = device_processes
     connect: Callable[[Path | None], Awaitable[KubernetesApi]] = connect
     clock: Callable[[], float] = steady_seconds
@@ -59,4 +61,5 @@ def machine_of(settings: PluginSettings) -> Machine:
         CheckpointFile(settings.kubelet_dir / CHECKPOINT, resources),
         CgroupTree(settings.cgroup),
         PodResourcesClient(settings.pod_resources_socket),
+        DraStateFile(settings.dra_state_file, {settings.dra_driver, *DRA_DRIVERS}),
     )

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from neuron_plugin.allocation import NodeInventory, PodUid, Resource
+from neuron_plugin.allocation.claims import DEVICE_RESOURCE, NeuronClaim
 from neuron_plugin.backoff import CLOCK, Backoff, steady_seconds
-from neuron_plugin.kubelet import Advertisement, Checkpoint, CheckpointError, PodDevices
+from neuron_plugin.kubelet import Advertisement, Checkpoint, CheckpointError, DraState, PodDevices
 from neuron_plugin.plugin.inputs import (
     LISTED_SECONDS,
     PENDING,
@@ -26,6 +27,7 @@ from neuron_plugin.plugin.inputs import (
     PendingAnswer,
     Recorded,
     RecordedAllocation,
+    claim_allocations,
     recorded_allocation,
 )
 from neuron_plugin.plugin.snapshot import (
@@ -65,6 +67,16 @@ class CheckpointSource(Protocol):
         """Read the file, or raise CheckpointError."""
 
 
+class DraStateSource(Protocol):
+    """The kubelet's file of prepared claims."""
+
+    def version(self) -> tuple[int, int, int] | None:
+        """What differs between two versions of the file, by one stat."""
+
+    def read(self) -> DraState:
+        """Read the file, or raise CheckpointError."""
+
+
 class PodCgroups(Protocol):
     """Which pods have a live process."""
 
@@ -74,11 +86,19 @@ class PodCgroups(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NodeOptions:
-    """``hold_down_seconds`` is the time that cores rest where cgroups cannot be seen."""
+    """``resources`` are offered to the kubelet; none by a driver of DRA.
+
+    ``hold_down_seconds`` is the time that cores rest where cgroups cannot be seen.
+    """
 
     resources: tuple[Resource, ...] = tuple(Resource)
     cluster: bool = True
     hold_down_seconds: float = 30.0
+
+    @property
+    def counted(self) -> tuple[Resource, ...]:
+        """The names under which devices and cores are counted."""
+        return self.resources or (DEVICE_RESOURCE, Resource.NEURONCORE)
 
 
 class Node:
@@ -90,6 +110,7 @@ class Node:
         cgroups: PodCgroups,
         options: NodeOptions | None = None,
         clock: Callable[[], float] = steady_seconds,
+        dra_state: DraStateSource | None = None,
     ) -> None:
         self.options = options or NodeOptions()
         self.clock = clock
@@ -105,6 +126,12 @@ class Node:
         self._checkpoint = checkpoint
         self._cgroups = cgroups
         self._version: tuple[int, int, int] | object | None = _NEVER_READ
+        self._dra_state = dra_state
+        self._dra_version: tuple[int, int, int] | object | None = _NEVER_READ
+        self.dra_unreadable = ""
+        """Why the kubelet's file of prepared claims cannot be read."""
+        self.claims: Mapping[tuple[str, str], NeuronClaim] = {}
+        """The claims of this node's pods, as they were read last."""
         self._kubelet_restarted_at = float("-inf")
         self._rewrite_asked_at: float | None = None
         self._before_rewrite: object = None
@@ -148,8 +175,9 @@ class Node:
     def see_inventory(self, inventory: NodeInventory) -> None:
         """Take in the hardware; the first time also what the kubelet has recorded, before anything is offered."""
         if self._inputs is None:
-            self._replace(Inputs(inventory, self._pods, cluster=self.options.cluster))
+            self._replace(Inputs(inventory, self._pods, claims=self.claims, cluster=self.options.cluster))
             self.look_at_checkpoint()
+            self.look_at_claims()
         elif inventory != self._inputs.inventory:
             self._replace(self._inputs.with_inventory(inventory))
 
@@ -186,6 +214,51 @@ class Node:
             replace(self._inputs, recorded=recorded.with_file(found, self.clock(), rewritten_at=rewritten_at))
         )
 
+    def look_at_claims(self) -> None:
+        """Read the kubelet's file of prepared claims if it has changed.
+
+        What was known stays where the file cannot be read: a claim ends by its pods, never by a line that goes.
+        """
+        if self._dra_state is None or self._inputs is None:
+            return
+        version = self._dra_state.version()
+        if version == self._dra_version:
+            return
+        self._dra_version = version
+        try:
+            state = self._dra_state.read()
+        except CheckpointError as error:
+            if str(error) != self.dra_unreadable:
+                logger.warning("the kubelet's file of claims is not readable", extra={"error": str(error)})
+            self.dra_unreadable = str(error)
+            return
+        self.dra_unreadable = ""
+        self._dra_version = state.version
+        found = [
+            entry
+            for one in state.claims
+            for entry in claim_allocations(map(PodUid, one.pod_uids), one.uid, one.name, one.devices)
+        ]
+        self._replace(replace(self._inputs, recorded=self._inputs.recorded.with_claims(found, self.clock())))
+
+    def see_claims(self, claims: Mapping[tuple[str, str], NeuronClaim]) -> None:
+        """Take in the claims of this node's pods, as the API server has them."""
+        if claims == self.claims:
+            return
+        self.claims = claims
+        if self._inputs:
+            self._replace(replace(self._inputs, claims=claims))
+
+    def prepared(self, claim: NeuronClaim) -> None:
+        """Take in that a claim was prepared for the pods that it is reserved for. The file shows it later, or never."""
+        if self._inputs is None:
+            return
+        pods = [uid for uid in claim.reserved_for if uid in self._pods.pods]
+        devices = [one.device for one in claim.results]
+        found = claim_allocations(pods, claim.uid, claim.name, devices, missing=True)
+        recorded = self._inputs.recorded.with_claims(found, self.clock(), whole=False)
+        self._replace(replace(self._inputs, recorded=recorded))
+
     def see_listed(self, listed: Iterable[PodDevices], began_at: float) -> None:
         """Take in an answer of PodResources in place of a checkpoint that cannot be read.
 
@@ -201,7 +274,7 @@ class Node:
         for pod in listed:
             uid = uids.get((pod.namespace, pod.name), PodUid(f"{pod.namespace}/{pod.name}"))
             for one in pod.containers:
-                if one.resource not in self.options.resources:
+                if one.resource not in tuple(Resource):
                     continue
                 key = AllocationKey(uid, one.container, Resource(one.resource))
                 ids = tuple(sorted(int(each) for each in one.ids if each.isdecimal()))

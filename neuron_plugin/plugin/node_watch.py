@@ -33,7 +33,7 @@ class NodeWatch:
     """Follows the Node object for as long as ``run`` runs. A change of the disabled devices sets ``changed``.
 
     ``unreadable`` says why the annotation cannot be read. ``missing``: the API server has no such node. ``inventory``
-    is the annotation with the inventory as the API server has it.
+    is the annotation with the inventory as the API server has it. ``uid`` is the Node's.
     """
 
     def __init__(self, node_name: str, changed: asyncio.Event, publisher: Publisher, counters: Counters) -> None:
@@ -43,6 +43,7 @@ class NodeWatch:
         self.unreadable = ""
         self.missing = False
         self.inventory = ""
+        self.uid = ""
         self._node_name = node_name
         self._changed = changed
         self._publisher = publisher
@@ -112,12 +113,13 @@ class NodeWatch:
         """A list or watch ended."""
         self._counters.watch_restarts[kind, cause] += 1
 
-    def _see(self, uid: str, old: tuple[str, str] | None, new: tuple[str, str] | None) -> None:  # noqa: ARG002 - as above
+    def _see(self, uid: str, old: tuple[str, str] | None, new: tuple[str, str] | None) -> None:
         """The Node object was added, changed or deleted. What a deleted one said holds until there is another."""
         self.missing = new is None
         if new is None:
             return
         text, self.inventory = new
+        self.uid = uid
         if not self.inventory and (old is None or old[1]):  # the Node was created, or somebody removed what we wrote
             self._publisher.write_on_node_again()
         if text == self._text:

@@ -10,6 +10,8 @@ import msgspec
 from msgspec import Meta
 
 from neuron_plugin.allocation import Resource
+from neuron_plugin.allocation.claims import DRA_DRIVER
+from neuron_plugin.kubelet_files import DRA_STATE
 from neuron_plugin.plugin.health import HealthRules
 from neuron_plugin.settings import SettingsError
 from neuron_plugin.telemetry import LogFormat, LogLevel
@@ -46,6 +48,13 @@ class Registration(enum.StrEnum):
     WATCHER = "watcher"
 
 
+class Mode(enum.StrEnum):
+    """Which of its interfaces the kubelet is offered devices by; never both on one node."""
+
+    DEVICE_PLUGIN = "device-plugin"
+    DRA = "dra"
+
+
 class ResourceName(enum.StrEnum):
     """Resources by their short names, as settings give them."""
 
@@ -72,6 +81,24 @@ class PluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     resources: Annotated[
         tuple[ResourceName, ...], Meta(min_length=1, description="resources to advertise, comma separated")
     ] = tuple(ResourceName)
+    mode: Annotated[
+        Mode, Meta(description="offer devices as a device plugin, or as a driver of Dynamic Resource Allocation")
+    ] = Mode.DEVICE_PLUGIN
+    dra_driver: Annotated[
+        str, Meta(min_length=1, max_length=63, description="name of the DRA driver and of its DeviceClass")
+    ] = DRA_DRIVER
+    dra_state: Annotated[
+        Path | None,
+        Meta(
+            description="the kubelet's file of prepared claims; dra_manager_state above the kubelet-dir when not given"
+        ),
+    ] = None
+    placed_claims: Annotated[
+        bool,
+        Meta(
+            description="taint all devices, so that only the placement controller allocates claims, by scheduling gates"
+        ),
+    ] = False
     numbering: Annotated[Numbering, Meta(description="numbers inside containers; auto follows the driver version")] = (
         Numbering.AUTO
     )
@@ -167,6 +194,11 @@ class PluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     log_format: Annotated[LogFormat, Meta(description="form of the log lines")] = LogFormat.TEXT
     log_level: Annotated[LogLevel, Meta(description="least severity that is logged")] = LogLevel.INFO
 
+    @property
+    def dra_state_file(self) -> Path:
+        """The kubelet's file of prepared claims, which lies in its root directory."""
+        return self.dra_state or self.kubelet_dir.parent / DRA_STATE
+
 
 def check(settings: PluginSettings) -> None:
     """Refuse settings that contradict each other, or something else on the node.
@@ -179,6 +211,11 @@ def check(settings: PluginSettings) -> None:
         raise SettingsError(
             f"lease-renew-seconds is {renew:g} and lease-duration-seconds {duration:g}: one late renewal would close "
             f"the node. Expected a duration of at least {2 * renew:g}, or no-node-lease"
+        )
+    if settings.mode is Mode.DRA and not (settings.cluster and settings.node_name):
+        raise SettingsError(
+            "mode is dra, which reads claims from the API server and publishes slices of this node: expected cluster "
+            "and a node-name"
         )
     health, ready = settings.node_condition, settings.ready_condition
     for setting, name, example in (

@@ -6,7 +6,7 @@ is released: an allocation is in the ledger for as long as the inputs say that i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -26,6 +26,7 @@ from neuron_plugin.allocation import (
     Resource,
 )
 from neuron_plugin.allocation.assignment import write_assignment
+from neuron_plugin.allocation.claims import NeuronClaim
 from neuron_plugin.allocation.inventory import DISABLED_REASON
 from neuron_plugin.allocation.keys import ALLOC_TIME_KEY, ALLOCATED_KEY, ASSIGNMENT_KEYS, VENDOR_IDS_KEY
 from neuron_plugin.allocation.ledger import mask_union
@@ -43,6 +44,7 @@ from neuron_plugin.plugin.inputs import (
     NodePods,
     PendingAnswer,
     RecordedAllocation,
+    claim_allocations,
     made_by_api_server,
 )
 from neuron_plugin.topology import NO_CORES, CoreMask, Unit, valid_sets
@@ -113,9 +115,23 @@ def with_lost_records(inputs: Inputs) -> Inputs:
             if key not in entries and (pod.uid, one.container) not in answered:
                 ids = ids_of(inventory.geometry, one.resource.unit, one.mask)
                 found[key] = RecordedAllocation(key, ids, None, seen_at=inputs.now, missing=True, annotated=True)
+    for pod in inputs.pods.pods.values() if inputs.claims else ():
+        for claim in claims_of(inputs, pod) if pod.started else ():
+            devices = [one.device for one in claim.results]
+            for entry in claim_allocations([pod.kubelet_uid], claim.uid, claim.name, devices, missing=True):
+                if devices and entry.key not in entries:
+                    found[entry.key] = replace(entry, seen_at=inputs.now)
     if not found:
         return inputs
     return replace(inputs, recorded=replace(inputs.recorded, entries={**entries, **found}))
+
+
+def claims_of(inputs: Inputs, pod: NeuronPod) -> Iterator[NeuronClaim]:
+    """The claims of a pod that were read and are reserved for it."""
+    for one in pod.claims:
+        claim = inputs.claims.get((pod.reference.namespace, one.claim))
+        if claim and pod.uid in claim.reserved_for:
+            yield claim
 
 
 def pods_to_look_at(inputs: Inputs) -> frozenset[PodUid]:
@@ -142,7 +158,12 @@ def list_is_due(inputs: Inputs, now: float) -> bool:
 def is_explained(inputs: Inputs, uid: PodUid) -> bool:
     """Whether it is known what a pod has that uses devices: it is recorded, or the pod asks for nothing."""
     pod = inputs.pods.by_kubelet_uid.get(uid)
-    return any(key.uid == uid for key in inputs.recorded.entries) or (pod is not None and not pod.request)
+    if any(key.uid == uid for key in inputs.recorded.entries):
+        return True
+    if pod is None or pod.request:
+        return False
+    claims = [inputs.claims.get((pod.reference.namespace, one.claim)) for one in pod.claims]
+    return not any(claim is None or claim.results for claim in claims)
 
 
 def rewrite_is_due(inputs: Inputs, now: float) -> bool:
@@ -150,7 +171,7 @@ def rewrite_is_due(inputs: Inputs, now: float) -> bool:
     recorded = inputs.recorded
     alone = pods_of_kubelet_alone(inputs)
     missing = (
-        entry.missing and not entry.gone and key.uid in alone and not _is_shown(entry, inputs.pods)
+        entry.missing and not (entry.gone or key.claim) and key.uid in alone and not _is_shown(entry, inputs.pods)
         for key, entry in recorded.entries.items()
     )
     return not recorded.unreadable and (any(missing) or any(now >= one.doubtful_at for one in inputs.pending))
@@ -317,7 +338,8 @@ class Snapshot:
             reason = self.inventory.unhealthy.get(owner, "")
             if not reason and mask & used:
                 one = self.ledger.overlapping(mask & used)[0]
-                reason = f"in use by {named(one.pod)} as {one.resource.value}"
+                how = f"by claim {one.claim}" if one.claim else f"as {one.resource.value}"
+                reason = f"in use by {named(one.pod)} {how}"
             elif not reason and mask & kept_back:
                 reason = self.kept_back(mask & kept_back, self.inputs.advertised_hold_downs)[0]
             node = numa_nodes[owner] if owner < len(numa_nodes) else -1
@@ -379,7 +401,7 @@ class Snapshot:
                 elif text := constraint_not_kept(geometry, pod.requests, self.device_facts, has):
                     found.append(PodEvent(pod.reference, "ConstraintNotKept", text))
         for entry in self.inputs.recorded.entries.values():
-            if (known := self.inputs.pods.by_kubelet_uid.get(entry.key.uid)) is None:
+            if entry.key.claim or (known := self.inputs.pods.by_kubelet_uid.get(entry.key.uid)) is None:
                 continue
             one, assigned = entry.on(self.inventory, known.reference), assigned_allocations(known, geometry)
             chosen = () if isinstance(assigned, Rejection) else assigned

@@ -19,7 +19,7 @@ from neuron_plugin.allocation.resources import ids_of, mask_of
 from neuron_plugin.build import Build, build
 from neuron_plugin.decision_log import DecisionLog, decisions_document
 from neuron_plugin.http_server import Health
-from neuron_plugin.kubelet import DevicePluginServer, KubeletCounters, dial
+from neuron_plugin.kubelet import DevicePluginServer, DraServer, KubeletCounters
 from neuron_plugin.plugin.cluster_link import ClusterLink
 from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.health_watch import HealthWatch
@@ -42,12 +42,15 @@ METRICS: Mapping[str, tuple[str, Sequence[str], str]] = {
     "devices": ("gauge", ("resource", "state"), f"Ids of a resource: {', '.join(_STATES)}."),
     "device_healthy": ("gauge", ("device",), "1 if a device is present and healthy, else 0."),
     "device_disabled": ("gauge", ("device",), f"1 if the node's annotation {DISABLE_KEY} disables a device, else 0."),
+    "claims_readable": ("gauge", (), "1 unless the kubelet's file of prepared claims cannot be read."),
+    "slice_published": ("gauge", (), "1 if the API server shows the node's ResourceSlice as it should be."),
     "disable_devices_readable": (
         "gauge",
         (),
         f"1 unless {DISABLE_KEY} cannot be read and its last value holds.",
     ),
     "ecc_errors": ("gauge", ("device", "kind"), "Errors since power-up: sram, memory (both uncorrected), repairable."),
+    "allocated_claims": ("gauge", (), "Claims of DRA by which pods have devices or cores."),
     "allocated_pods": ("gauge", (), "Pods that have devices or cores."),
     "allocated": (
         "gauge",
@@ -85,6 +88,11 @@ METRICS: Mapping[str, tuple[str, Sequence[str], str]] = {
         ("resource",),
         "Our own time to answer a GetPreferredAllocation, waits included.",
     ),
+    "prepare_seconds": (
+        "histogram",
+        ("resource",),
+        "Our own time to prepare the claims of a pod, waits included, by the name of the driver.",
+    ),
 }
 """Every metric by its name without the prefix: kind, labels, meaning."""
 
@@ -103,7 +111,7 @@ class PluginStatus:
     def __init__(
         self,
         node: Node,
-        servers: Sequence[DevicePluginServer],
+        servers: Sequence[DevicePluginServer | DraServer],
         health: HealthWatch,
         decisions: DecisionLog,
         counters: Counters,
@@ -176,6 +184,7 @@ class PluginStatus:
         for name, by_resource in (
             ("allocate_seconds", self._counters.allocate_seconds),
             ("preference_seconds", self._counters.preference_seconds),
+            ("prepare_seconds", self._counters.prepare_seconds),
         ):
             _, labels, meaning = METRICS[name]
             histogram = HistogramMetricFamily(PREFIX + name, meaning, labels=labels)
@@ -184,9 +193,9 @@ class PluginStatus:
             if by_resource:
                 yield histogram
 
-    async def _fault_of(self, server: DevicePluginServer) -> str:
+    async def _fault_of(self, server: DevicePluginServer | DraServer) -> str:
         socket = server.socket_path
-        fault = await dial(socket, DIAL_SECONDS) if socket else None
+        fault = await server.fault(DIAL_SECONDS)
         if fault and server.socket_path == socket:  # else the socket was being replaced just now
             return f"{server.resource} does not answer on {socket}: {fault}"
         return ""
@@ -196,7 +205,7 @@ class PluginStatus:
         age = self._cluster.pods.age_seconds if self._cluster else None
         return {
             "build_info": {tuple(build()): 1},
-            **(_of_snapshot(snapshot, [Resource(server.resource) for server in self._servers]) if snapshot else {}),
+            **(_of_snapshot(snapshot, self._node.options.counted) if snapshot else {}),
             "ecc_errors": {
                 (str(device.id), kind): count
                 for device in (self._health.inventory.devices if self._health.inventory else ())
@@ -205,6 +214,8 @@ class PluginStatus:
             },
             "registered": {(server.resource,): server.registered.is_set() for server in self._servers},
             "silent_sources": {(source,): 1 for source in self._health.silent_sources},
+            "claims_readable": {(): not self._node.dra_unreadable},
+            "slice_published": {(): self._cluster.slices.published} if self._cluster and self._cluster.slices else {},
             "disable_devices_readable": {(): not self._own_node.unreadable} if self._own_node else {},
             "watch_age_seconds": {} if age is None else {(): age},
             "pending_writes": {(): len(self._cluster.publisher.queue)} if self._cluster else {},
@@ -233,7 +244,7 @@ def _of_snapshot(snapshot: Snapshot, resources: Sequence[Resource]) -> dict[str,
         order = {part.container: place for place, part in enumerate(pod.requests if pod else ())}
         for one in sorted(allocations, key=lambda one: -order.get(one.container, 0)):
             if one.pod.name and (mask := one.mask & ~counted):  # cores that a later container re-uses are that one's
-                container = (one.pod.namespace, one.pod.name, one.container)
+                container = (one.pod.namespace, one.pod.name, one.user)
                 allocated[*container, one.resource.value] += len(ids_of(geometry, one.resource.unit, mask))
                 core_holders |= {(str(core), str(core // size), *container): 1 for core in cores_in(mask)}
             counted |= one.mask
@@ -249,6 +260,7 @@ def _of_snapshot(snapshot: Snapshot, resources: Sequence[Resource]) -> dict[str,
         "cooling_down_cores": {(): inputs.held_down_mask.bit_count()},
         "waiting_assignments": {(): len(snapshot.waiting)},
         "checkpoint_readable": {(): not inputs.recorded.unreadable},
+        "allocated_claims": {(): len({key.claim for key in inputs.recorded.entries if key.claim})},
     }
 
 

@@ -1,0 +1,184 @@
+"""Claims of Dynamic Resource Allocation: what a pod asks for, what it was given, and what a device's name says.
+
+The kubelet may lose what a driver has answered, and asks a driver again for what it has prepared. So the name of a
+device in an allocation says which silicon it is, and nobody chooses anything after the allocation was written:
+``neuron-3`` is device 3, ``neuron-3-cores-6-7`` are the logical cores 6 and 7 of the host, which device 3 has.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from neuron_plugin.allocation.ledger import PodUid
+from neuron_plugin.allocation.rejection import Rejection
+from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.topology import NO_CORES, CoreMask, Geometry, Unit, cores_in
+
+DRA_DRIVER = "neuron.aws.com"
+"""The driver's default name, and that of AWS's own driver: its claim templates name the class of the same name."""
+DRA_DRIVERS = (DRA_DRIVER, "neuron-plugin.io")
+"""Drivers whose devices are Neuron devices: what their claims have on a node counts in any mode."""
+CORE_CLASS = "neuroncore"
+"""The DeviceClass of single cores, for claims that the placement controller allocates."""
+PLACED_TAINT = "neuron-plugin.io/placed-by-gates"
+"""A taint of every device where the placement controller allocates: kube-scheduler's own choice stays off."""
+UNHEALTHY_TAINT = "neuron-plugin.io/unhealthy"
+"""A taint of a device that is given to no new claim; its value says why in one word."""
+DEVICE_RESOURCE = Resource.NEURON
+"""Under which name whole devices of a claim stand where resources are counted."""
+
+_DEVICE = re.compile(
+    r"neuron-(?P<device>[0-9]{1,2})"
+    r"(-cores-(?P<first>[0-9]{1,4})-(?P<last>[0-9]{1,4})(-lnc-(?P<lnc>[1-8]))?)?",
+    re.ASCII,
+)
+_NUMBER_AT_END = re.compile(r"(?<![0-9])([0-9]{1,2})$", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ClaimDevice:
+    """The silicon behind a device's name: a whole device, or the logical cores from ``first`` to ``last`` of one.
+
+    ``cores`` are host-global and count in logical cores of ``logical_core_size`` physical ones.
+    """
+
+    device: int
+    cores: tuple[int, int] | None = None
+    logical_core_size: int = 1
+
+    @property
+    def unit(self) -> Unit:
+        """Devices or cores."""
+        return Unit.CORE if self.cores else Unit.DEVICE
+
+    @property
+    def name(self) -> str:
+        """The name in slices and allocations: a DNS label."""
+        if self.cores is None:
+            return f"neuron-{self.device}"
+        size = f"-lnc-{self.logical_core_size}" if self.logical_core_size > 1 else ""
+        return f"neuron-{self.device}-cores-{self.cores[0]}-{self.cores[1]}{size}"
+
+    def mask_on(self, geometry: Geometry, logical_core_size: int) -> CoreMask:
+        """Its cores as the node counts them now; the whole device where the logical core size has changed since."""
+        if self.cores is None or self.logical_core_size != logical_core_size:
+            return geometry.devices_mask((self.device,))
+        first, last = self.cores
+        return CoreMask(geometry.cores_mask(range(first, last + 1)) & geometry.devices_mask((self.device,)))
+
+
+def read_device_name(name: str) -> ClaimDevice | None:
+    """Read a device's name; None for one that is not ours."""
+    match = _DEVICE.fullmatch(name)
+    if match is None:
+        return None
+    if match["first"] is None:
+        return ClaimDevice(int(match["device"]))
+    return ClaimDevice(int(match["device"]), (int(match["first"]), int(match["last"])), int(match["lnc"] or 1))
+
+
+def mask_of_name(name: str, geometry: Geometry, logical_core_size: int) -> CoreMask:
+    """The cores behind a device's name, of whatever driver of Neuron devices.
+
+    The number at the end of another driver's name is taken for the device. A name without one may mean anything, and
+    counts as all devices: a device that is given twice is worse than one that is given to nobody.
+    """
+    if ours := read_device_name(name):
+        return ours.mask_on(geometry, logical_core_size)
+    number = _NUMBER_AT_END.search(name)
+    return geometry.devices_mask((int(number[1]),)) if number else geometry.all_mask
+
+
+def devices_of(geometry: Geometry, unit: Unit, mask: int, logical_core_size: int) -> tuple[ClaimDevice, ...]:
+    """The devices that name the cores of a set: one for each Neuron device that the set touches.
+
+    A valid set has consecutive cores on each device (``topology/sets.py``).
+    """
+    if unit is Unit.DEVICE:
+        return tuple(ClaimDevice(device) for device in geometry.whole_devices(mask))
+    found = []
+    for device in geometry.devices_touched(mask):
+        cores = cores_in(mask & geometry.device_mask(device))
+        found.append(ClaimDevice(int(device), (int(cores[0]), int(cores[-1])), logical_core_size))
+    return tuple(found)
+
+
+def pool_of(node: str) -> str:
+    """The name of a node's pool. It is not the node's own name, so that no other driver's pool has it."""
+    return f"{node}-neuron"
+
+
+@dataclass(frozen=True, slots=True)
+class PodClaim:
+    """A claim as a pod names it.
+
+    ``name`` is the pod's own name for it, ``claim`` that of the ResourceClaim, empty until it was made. ``users`` are
+    the containers that use it, and the request of the claim that they use, empty for all of it.
+    """
+
+    name: str
+    claim: str
+    users: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRequest:
+    """One request of a claim for our devices: ``count`` of a unit, 0 for all devices of a node.
+
+    ``attributes`` are what a device must have by its selectors, as attribute and value.
+    """
+
+    name: str
+    unit: Unit
+    count: int
+    attributes: tuple[tuple[str, str | int | bool], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimResult:
+    """One device of a claim's allocation, and the request that it was allocated for."""
+
+    request: str
+    pool: str
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class NeuronClaim:
+    """What decides about a ResourceClaim.
+
+    ``requests`` are those for our devices, or why they cannot be served. ``others``: it has requests for other devices,
+    too. ``results`` are the devices of our driver that were allocated, ``allocated`` says whether anything was.
+    ``node`` is the one that the allocation names, empty where it names none. ``logical_core_size`` is the LNC that the
+    claim's configuration asks for, 0 for the node's own.
+    """
+
+    uid: str
+    namespace: str
+    name: str
+    version: str = ""
+    requests: tuple[ClaimRequest, ...] | Rejection = ()
+    others: bool = False
+    allocated: bool = False
+    results: tuple[ClaimResult, ...] = ()
+    node: str = ""
+    logical_core_size: int = 0
+    reserved_for: tuple[PodUid, ...] = ()
+    deleting: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+    def mask_on(self, geometry: Geometry, logical_core_size: int) -> CoreMask:
+        """Every core of the claim's devices on a node."""
+        return names_mask((one.device for one in self.results), geometry, logical_core_size)
+
+
+def names_mask(names: Iterable[str], geometry: Geometry, logical_core_size: int) -> CoreMask:
+    """Every core behind some names."""
+    mask = NO_CORES
+    for name in names:
+        mask = CoreMask(mask | mask_of_name(name, geometry, logical_core_size))
+    return mask

@@ -1,0 +1,311 @@
+"""ResourceClaims and ResourceSlices as the API server sends them, and the one decoder of a claim.
+
+Group ``resource.k8s.io``, version v1 (Kubernetes 1.34). A selector is CEL, which nobody here evaluates: a conjunction
+of comparisons with attributes of ours is read, and a claim with any other selector is one that cannot be judged.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+
+import msgspec
+
+from neuron_plugin.allocation.claims import CORE_CLASS, ClaimRequest, ClaimResult, NeuronClaim
+from neuron_plugin.allocation.ledger import PodUid
+from neuron_plugin.allocation.rejection import INVALID_REQUEST, Rejection
+from neuron_plugin.cluster.api import UNREADABLE, JsonObject
+from neuron_plugin.cluster.objects import ApiObject, ApiResource, Wire
+from neuron_plugin.cluster.pods import WireNodeSelector
+from neuron_plugin.topology import Unit
+
+CONFIG_KIND = "NeuronConfig"
+"""The kind of a claim's configuration, in ``neuron.aws.com/v1``: ``logicalNeuronCore`` and, of ours, ``cores``."""
+FINALIZER = "resource.kubernetes.io/delete-protection"
+"""On an allocated claim, so that it does not go while a pod uses it (pkg/controller/resourceclaim)."""
+MOST_CORES = 512
+
+_COMPARISON = re.compile(
+    r"""device\.attributes\[(?P<quote>["'])(?P<domain>[a-z0-9.-]+)(?P=quote)\]\.(?P<name>[A-Za-z_][A-Za-z0-9_]*)"""
+    r"""\s*==\s*(?:(?P<number>[0-9]{1,9})|(?P<bool>true|false)|(?P<q>["'])(?P<text>[^"'\\]{0,64})(?P=q))""",
+    re.ASCII,
+)
+_DRIVER_COMPARISON = re.compile(r"""device\.driver\s*==\s*(["'])(?P<driver>[a-z0-9.-]+)\1""", re.ASCII)
+
+
+class _Cel(Wire, frozen=True):
+    expression: str = ""
+
+
+class _Selector(Wire, frozen=True):
+    cel: _Cel = _Cel()
+
+
+class _Exact(Wire, frozen=True):
+    device_class_name: str = ""
+    selectors: tuple[_Selector, ...] | None = None
+    allocation_mode: str = "ExactCount"
+    count: int | None = None
+    admin_access: bool | None = None
+
+
+class _Request(Wire, frozen=True):
+    name: str = ""
+    exactly: _Exact | None = None
+    first_available: tuple[_Exact, ...] | None = None
+
+
+class _Constraint(Wire, frozen=True):
+    requests: tuple[str, ...] | None = None
+    match_attribute: str | None = None
+    distinct_attribute: str | None = None
+
+
+class _Opaque(Wire, frozen=True):
+    driver: str = ""
+    parameters: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _Config(Wire, frozen=True):
+    requests: tuple[str, ...] | None = None
+    opaque: _Opaque | None = None
+
+
+class _Devices(Wire, frozen=True):
+    requests: tuple[_Request, ...] | None = None
+    constraints: tuple[_Constraint, ...] | None = None
+    config: tuple[_Config, ...] | None = None
+
+
+class _Spec(Wire, frozen=True):
+    devices: _Devices = _Devices()
+
+
+class _Result(Wire, frozen=True):
+    request: str = ""
+    driver: str = ""
+    pool: str = ""
+    device: str = ""
+
+
+class _AllocatedDevices(Wire, frozen=True):
+    results: tuple[_Result, ...] | None = None
+    config: tuple[_Config, ...] | None = None
+
+
+class _Allocation(Wire, frozen=True):
+    devices: _AllocatedDevices = _AllocatedDevices()
+    node_selector: WireNodeSelector | None = None
+
+
+class _Consumer(Wire, frozen=True):
+    resource: str = ""
+    name: str = ""
+    uid: str = ""
+
+
+class _Status(Wire, frozen=True):
+    allocation: _Allocation | None = None
+    reserved_for: tuple[_Consumer, ...] | None = None
+
+
+class ResourceClaim(ApiObject, frozen=True):
+    """A claim."""
+
+    spec: _Spec = _Spec()
+    status: _Status = _Status()
+
+
+class _NeuronConfig(msgspec.Struct, rename="camel", frozen=True):
+    kind: str = ""
+    logical_neuron_core: int | None = None
+    cores: int | None = None
+
+
+RESOURCE_CLAIMS = ApiResource("/apis/resource.k8s.io/v1", "resourceclaims", ResourceClaim)
+
+
+class _SliceSpec(Wire, frozen=True):
+    driver: str = ""
+    node_name: str = ""
+
+
+class ResourceSlice(ApiObject, frozen=True):
+    """A slice of the devices of a driver; what it lists stays as it was sent."""
+
+    spec: msgspec.Raw = msgspec.Raw(b"{}")
+
+    @property
+    def driver(self) -> str:
+        """The driver that published it."""
+        try:
+            return msgspec.json.decode(self.spec, type=_SliceSpec).driver
+        except UNREADABLE:
+            return ""
+
+
+RESOURCE_SLICES = ApiResource("/apis/resource.k8s.io/v1", "resourceslices", ResourceSlice)
+
+
+def neuron_claim(claim: ResourceClaim, driver: str) -> NeuronClaim:
+    """Decode a claim as the driver of this name understands it. Nothing in it can fail this.
+
+    The class of whole devices has the driver's own name, that of cores ``CORE_CLASS``.
+    """
+    allocation, devices = claim.status.allocation, claim.spec.devices
+    results = (allocation.devices.results if allocation else None) or ()
+    requests: tuple[ClaimRequest, ...] | Rejection
+    # What was allocated says which configuration counts: that of the class comes with it.
+    configs = (allocation.devices.config if allocation else None) or devices.config or ()
+    config: _NeuronConfig | Rejection = _config(configs, {driver, "neuron.aws.com"})
+    try:
+        requests = () if isinstance(config, Rejection) else _requests(devices, driver, config.cores or 0)
+    except _UnservedError as error:
+        requests = replace(INVALID_REQUEST, detail=f"claim {claim.namespace}/{claim.name}: {error}")
+    classes = {driver, CORE_CLASS}
+    return NeuronClaim(
+        uid=claim.uid,
+        namespace=claim.namespace,
+        name=claim.name,
+        version=claim.resource_version,
+        requests=config if isinstance(config, Rejection) else requests,
+        others=any(classes.isdisjoint(_classes(one)) for one in devices.requests or ()),
+        allocated=allocation is not None,
+        results=tuple(ClaimResult(one.request, one.pool, one.device) for one in results if one.driver == driver),
+        node=_node(allocation.node_selector) if allocation and allocation.node_selector else "",
+        logical_core_size=0 if isinstance(config, Rejection) else config.logical_neuron_core or 0,
+        reserved_for=tuple(
+            PodUid(one.uid) for one in claim.status.reserved_for or () if one.resource == "pods" and one.uid
+        ),
+        deleting=claim.metadata.deletion_timestamp is not None,
+    )
+
+
+class _UnservedError(ValueError):
+    """A claim that the placement controller cannot allocate; kube-scheduler may."""
+
+
+def _classes(request: _Request) -> set[str]:
+    return {one.device_class_name for one in (request.exactly, *(request.first_available or ())) if one}
+
+
+def _requests(devices: _Devices, driver: str, cores: int) -> tuple[ClaimRequest, ...]:
+    """The requests for our devices, in order.
+
+    Raises:
+        _UnservedError: one of them cannot be judged here, with the reason.
+    """
+    found = []
+    for request in devices.requests or ():
+        if {driver, CORE_CLASS}.isdisjoint(_classes(request)):
+            continue
+        exact = request.exactly
+        if exact is None:
+            raise _UnservedError(f"request {request.name} has alternatives (firstAvailable), expected one (exactly)")
+        if exact.admin_access:
+            raise _UnservedError(f"request {request.name} asks for admin access, which is nobody's to allocate here")
+        unit = Unit.CORE if exact.device_class_name == CORE_CLASS else Unit.DEVICE
+        count = 0 if exact.allocation_mode == "All" else 1 if exact.count is None else exact.count
+        if unit is Unit.CORE:
+            if not count:
+                raise _UnservedError(f"request {request.name} asks for all cores: ask for all devices instead")
+            count = cores or count
+        attributes = _attributes(request.name, exact.selectors or (), driver)
+        found.append(ClaimRequest(request.name, unit, count, attributes))
+    ours = {one.name for one in found}
+    for constraint in devices.constraints or ():
+        meant = set(constraint.requests or ()) or ours
+        attribute = constraint.match_attribute or constraint.distinct_attribute or "a constraint"
+        group = re.fullmatch(r"resource\.aws\.com/devicegroup(1|4|8|16)_id", constraint.match_attribute or "")
+        if not (meant & ours) or (constraint.match_attribute or "") in _SAME_ON_A_NODE:
+            continue
+        # Linked devices of a valid count are in one group by themselves (topology/sets.py).
+        one = next((one for one in found if one.name in meant), None)
+        fits = group and len(meant) == 1 and one and one.unit is Unit.DEVICE and 0 < one.count <= int(group[1])
+        if not fits:
+            raise _UnservedError(f"constraint {attribute} over {', '.join(sorted(meant))} cannot be judged here")
+    return tuple(found)
+
+
+_SAME_ON_A_NODE = frozenset(
+    f"neuron.aws.com/{name}" for name in ("instanceType", "resourceType", "neuronDriverVersion", "draDriverVersion")
+)
+"""Attributes that all devices of a node share, so that asking for equal ones asks for nothing."""
+
+
+def _attributes(name: str, selectors: Iterable[_Selector], driver: str) -> tuple[tuple[str, str | int | bool], ...]:
+    """What selectors compare, each text a conjunction of comparisons of attributes with constants.
+
+    Raises:
+        _UnservedError: a selector says something else.
+    """
+    found: list[tuple[str, str | int | bool]] = []
+    for selector in selectors:
+        for part in selector.cel.expression.split("&&"):
+            text = part.strip().removeprefix("(").removesuffix(")").strip()
+            if (match := _DRIVER_COMPARISON.fullmatch(text)) and match["driver"] == driver:
+                continue
+            match = _COMPARISON.fullmatch(text)
+            if match is None:
+                expected = (
+                    'expected comparisons such as device.attributes["neuron.aws.com"].deviceId == 3, joined by &&'
+                )
+                raise _UnservedError(f"request {name} has the selector {text[:80]!r}, {expected}")
+            value: str | int | bool = match["text"] or ""
+            if match["number"] is not None:
+                value = int(match["number"])
+            elif match["bool"] is not None:
+                value = match["bool"] == "true"
+            found.append((f"{match['domain']}/{match['name']}", value))
+    return tuple(found)
+
+
+def _config(configs: Iterable[_Config], drivers: Collection[str]) -> _NeuronConfig | Rejection:
+    """The configuration for our devices; of several the last one holds, as the claim's own follows its class's."""
+    last = _NeuronConfig()
+    for one in configs:
+        if one.opaque is None or one.opaque.driver not in drivers:
+            continue
+        try:
+            config = msgspec.json.decode(one.opaque.parameters, type=_NeuronConfig)
+        except UNREADABLE as error:
+            return replace(INVALID_REQUEST, detail=f"the claim's configuration cannot be read: {error}")
+        if config.kind != CONFIG_KIND:
+            detail = f"the claim's configuration is a {config.kind!r}, expected {CONFIG_KIND}"
+            return replace(INVALID_REQUEST, detail=detail)
+        if config.logical_neuron_core not in {None, 1, 2}:
+            detail = f"the claim's logicalNeuronCore is {config.logical_neuron_core}, expected 1 or 2"
+            return replace(INVALID_REQUEST, detail=detail)
+        if config.cores is not None and not 0 < config.cores <= MOST_CORES:
+            return replace(INVALID_REQUEST, detail=f"the claim's cores are {config.cores}, expected 1 to {MOST_CORES}")
+        last = config
+    return last
+
+
+def _node(selector: WireNodeSelector) -> str:
+    """The node that an allocation names, which both kube-scheduler and the placement controller write by its name."""
+    for term in selector.terms:
+        for one in (*term.fields, *term.expressions):
+            if one.key in {"metadata.name", "kubernetes.io/hostname"} and len(one.values) == 1:
+                return one.values[0]
+    return ""
+
+
+def allocation_of(driver: str, node: str, results: Iterable[ClaimResult], time: str) -> JsonObject:
+    """The ``status.allocation`` of a claim whose devices are all ours, on one node.
+
+    ``time`` (RFC 3339) has to be there: kube-scheduler would set it when it reserves the claim for its pod, and the API
+    server takes no change of an allocation.
+    """
+    return {
+        "devices": {
+            "results": [
+                {"request": one.request, "driver": driver, "pool": one.pool, "device": one.device} for one in results
+            ]
+        },
+        "nodeSelector": {
+            "nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}]
+        },
+        "allocationTimestamp": time,
+    }

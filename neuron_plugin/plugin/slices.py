@@ -1,0 +1,193 @@
+"""The node's devices as a ResourceSlice, for whoever allocates claims.
+
+One slice of fixed names in a fixed order, with the attributes of AWS's own driver, so that AWS's claim templates work
+unchanged. It follows from the machine alone. What changes are taints: a device that leaves the slice would be forgotten
+together with who has it, and a slice in another order wakes each pod that waits for devices. There are no counters:
+kube-scheduler takes them for devices that it then refuses (kubernetes#140436).
+
+The kubelet deletes the slices of its node when it starts, and 30 s after a driver's socket is gone
+(pkg/kubelet/cm/dra/plugin). So the slice is watched and written again. What the server has kept is compared with what
+was sent: one without device taints (before Kubernetes 1.36) drops them silently.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+import msgspec
+
+from neuron_plugin import __version__
+from neuron_plugin.allocation import NodeInventory
+from neuron_plugin.allocation.claims import PLACED_TAINT, UNHEALTHY_TAINT, ClaimDevice, pool_of
+from neuron_plugin.backoff import CLOCK, Backoff
+from neuron_plugin.cluster import ApiRequest, ApiServer, ClusterError, JsonObject, Reflector, Scope, send
+from neuron_plugin.cluster.claims import RESOURCE_SLICES, ResourceSlice
+from neuron_plugin.plugin.counters import Counters
+from neuron_plugin.topology import Topology
+from neuron_plugin.topology.device_groups import device_groups
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT_SECONDS = 10.0
+_DOMAIN = "neuron.aws.com"
+_ROW = 4
+
+
+def slice_spec(inventory: NodeInventory, node_name: str, driver: str, *, placed: bool) -> JsonObject:
+    """The ``spec`` of the node's slice.
+
+    ``placed``: the placement controller allocates claims, so a taint keeps kube-scheduler's own choice off.
+    """
+    geometry, devices = inventory.geometry, []
+    groups = device_groups(geometry.instance_type)
+    for device in range(geometry.device_count):
+        attributes: JsonObject = {
+            f"{_DOMAIN}/deviceId": {"int": device},
+            f"{_DOMAIN}/resourceType": {"string": "neuron_device"},
+            f"{_DOMAIN}/instanceType": {"string": geometry.instance_type},
+            f"{_DOMAIN}/draDriverVersion": {"version": __version__},
+        }
+        if inventory.driver_version:
+            attributes[f"{_DOMAIN}/neuronDriverVersion"] = {"string": inventory.driver_version}
+        if geometry.topology is Topology.TORUS:
+            row, column = divmod(device, _ROW)
+            attributes |= {
+                f"{_DOMAIN}/topology_x": {"int": row},
+                f"{_DOMAIN}/topology_y": {"int": column},
+                f"{_DOMAIN}/topology4_id": {"int": row},
+                f"{_DOMAIN}/topology8_id": {"int": row // 2},
+            }
+        if device < len(groups):
+            attributes |= {
+                f"resource.aws.com/devicegroup{size}_id": {"string": text} for size, text in groups[device].items()
+            }
+        taints = [{"key": PLACED_TAINT, "effect": "NoSchedule"}] if placed else []
+        if why := _why_tainted(inventory, device):
+            taints.append({"key": UNHEALTHY_TAINT, "value": why, "effect": "NoSchedule"})
+        one: JsonObject = {"name": ClaimDevice(device).name, "attributes": attributes}
+        devices.append({**one, "taints": taints} if taints else one)
+    pool = {"name": pool_of(node_name), "generation": 1, "resourceSliceCount": 1}
+    return {"driver": driver, "nodeName": node_name, "pool": pool, "devices": devices}
+
+
+def _why_tainted(inventory: NodeInventory, device: int) -> str:
+    """Why a device is given to no new claim, as the value of a taint; empty if it may be."""
+    if device in inventory.disabled:
+        return "disabled"
+    if device in inventory.held_down:
+        return "held-down"
+    if device in inventory.unhealthy:
+        return "unhealthy"
+    return "" if device in inventory.present else "missing"
+
+
+class SliceKeeper:
+    """Keeps the node's slice as the snapshot says, for as long as ``run`` runs.
+
+    ``dropped`` is what the API server ignores of it.
+    """
+
+    def __init__(self, node_name: str, driver: str, counters: Counters) -> None:
+        self.dropped: tuple[str, ...] = ()
+        self.published = False
+        """Whether the API server shows the slice as it should be."""
+        self._node_name = node_name
+        self._driver = driver
+        self._counters = counters
+        self._spec: JsonObject | None = None
+        self._owner: JsonObject | None = None
+        self._look = asyncio.Event()
+
+    @property
+    def name(self) -> str:
+        """The slice's name."""
+        return f"{self._node_name}-{self._driver}"
+
+    def want(self, spec: JsonObject, node_uid: str) -> None:
+        """Have the slice say this from now on. The Node object owns it, so that it goes with the node."""
+        owner: JsonObject | None = None
+        if node_uid:
+            owner = {"apiVersion": "v1", "kind": "Node", "name": self._node_name, "uid": node_uid, "controller": True}
+        if (spec, owner) != (self._spec, self._owner):
+            self._spec, self._owner = spec, owner
+            self._look.set()
+
+    async def run(self, api: ApiServer) -> None:
+        """Follow the slices of this node and mend what differs, until cancelled."""
+        scope = Scope(field_selector=f"spec.nodeName={self._node_name}")
+        reflector: Reflector[ResourceSlice, ResourceSlice] = Reflector(
+            api, RESOURCE_SLICES, lambda one: one if one.driver == self._driver else None, scope=scope, observer=self
+        )
+        reflector.subscribe(lambda _uid, _old, _new: self._look.set())
+        backoff = Backoff(CLOCK.chance, first_seconds=0.2, longest_seconds=30.0)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(reflector.run(), name="slices")
+            await reflector.synced.wait()
+            while True:
+                try:
+                    await self._mend(api, {one.name: one for one in reflector.values.values()})
+                    backoff.reset()
+                except ClusterError as error:
+                    logger.warning("the node's slice is not written yet", extra={"error": str(error)})
+                    await asyncio.sleep(backoff.next_seconds())
+                    continue
+                await self._look.wait()
+                self._look.clear()
+
+    async def _mend(self, api: ApiServer, found: Mapping[str, ResourceSlice]) -> None:
+        """Write the slice unless it is there as it should be, and remove others of ours."""
+        if self._spec is None:
+            return
+        for name in found.keys() - {self.name}:
+            await send(api, ApiRequest("DELETE", RESOURCE_SLICES.item(name)), timeout_seconds=TIMEOUT_SECONDS)
+        has = found.get(self.name)
+        wanted = self._spec
+        differs = _differences(wanted, msgspec.json.decode(has.spec)) if has is not None else ["spec"]
+        self.published = set(differs) <= set(self.dropped)  # what the server drops it would drop again
+        if self.published:
+            return
+        metadata: JsonObject = {"name": self.name}
+        if self._owner:
+            metadata["ownerReferences"] = [self._owner]
+        method, path = "POST", RESOURCE_SLICES.collection()
+        if has is not None:
+            method, path = "PUT", RESOURCE_SLICES.item(self.name)
+            metadata["resourceVersion"] = has.resource_version
+        body: JsonObject = {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceSlice",
+            "metadata": metadata,
+            "spec": wanted,
+        }
+        answer = await send(api, ApiRequest(method, path, body=body), timeout_seconds=TIMEOUT_SECONDS)
+        self.dropped = tuple(_differences(wanted, msgspec.json.decode(RESOURCE_SLICES.decode(answer).spec)))
+        self.published = True
+        logger.info("slice written", extra={"slice": self.name})
+        if self.dropped:
+            logger.warning("the API server drops parts of the slice", extra={"parts": list(self.dropped)})
+
+    # What the reflector reports.
+
+    def listed(self, kind: str, records: int, seconds: float) -> None:  # noqa: ARG002 - the reflector's protocol
+        """A complete list is in."""
+        self._counters.lists[kind] += 1
+
+    def interrupted(self, kind: str, cause: str, wait_seconds: float) -> None:  # noqa: ARG002 - as above
+        """A list or watch ended."""
+        self._counters.watch_restarts[kind, cause] += 1
+
+
+def _differences(wanted: object, has: object, path: str = "spec") -> list[str]:
+    """Where what the server has lacks or changes something that was sent. It may add, such as a taint's time."""
+    if isinstance(wanted, dict):
+        parts = has if isinstance(has, dict) else {}
+        return [each for key, value in wanted.items() for each in _differences(value, parts.get(key), f"{path}.{key}")]
+    if isinstance(wanted, list):
+        items = has if isinstance(has, list) else []
+        if len(items) != len(wanted):
+            return [path]
+        pairs = enumerate(zip(wanted, items, strict=True))
+        return [each for place, (one, other) in pairs for each in _differences(one, other, f"{path}[{place}]")]
+    return [] if wanted == has else [path]
