@@ -130,8 +130,9 @@ class PodRules:
     ``needs`` has one pod of ``pods``. ``depends_on_pods``: other pods decide where it may go, by a required pod
     affinity or anti-affinity or a hard topology spread. ``prefers_nodes``: the spec prefers some nodes to others.
     ``claims`` are the names of its PersistentVolumeClaims. A pod with ``gates`` is not scheduled yet. ``neuron`` is
-    what kube-scheduler counts of Neuron, by resource name. ``resource_claims``: it has claims of DRA. ``keeps_off`` are
-    pods that its anti-affinity keeps off where it runs.
+    what kube-scheduler counts of Neuron, by resource name. ``resource_claims``: it has claims of DRA, which only their
+    own driver can judge. ``claim_driver`` is the driver by whose claims it asks for Neuron. ``keeps_off`` are pods that
+    its anti-affinity keeps off where it runs.
     """
 
     scheduler_name: str = DEFAULT_SCHEDULER
@@ -144,6 +145,7 @@ class PodRules:
     ports: frozenset[HostPort] = frozenset()
     claims: tuple[str, ...] = ()
     resource_claims: bool = False
+    claim_driver: str = ""
     depends_on_pods: bool = False
     prefers_nodes: bool = False
     keeps_off: tuple[PodSelector, ...] = ()
@@ -154,7 +156,7 @@ class NodeRules:
     """The part of a node that these rules are about.
 
     ``allocatable`` is what it has for pods, and ``neuron`` what it offers of Neuron, by resource name, as its kubelet
-    last said.
+    last said. ``claim_driver`` is the driver of DRA by whose claims its devices are given.
     """
 
     cordoned: bool = False
@@ -162,6 +164,7 @@ class NodeRules:
     labels: Mapping[str, str] = field(default_factory=dict)
     allocatable: Quantities = ()
     neuron: Quantities = ()
+    claim_driver: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +211,9 @@ def objections(pod: PodRules, name: str, node: NodeRules, volumes: Iterable[Volu
     for taint in taints:
         if not any(toleration.tolerates(taint) for toleration in pod.tolerations):
             yield f"the pod does not tolerate its taint {taint}"
+    if pod.claim_driver != node.claim_driver and (pod.claim_driver or pod.neuron):
+        how = f"by claims of {node.claim_driver} only" if node.claim_driver else "by count, and the pod has claims"
+        yield f"its Neuron devices are given {how}"
     for key, value in pod.node_selector:
         if node.labels.get(key) != value:
             label = repr(node.labels[key]) if key in node.labels else "absent"

@@ -51,6 +51,7 @@ def neuron_node(node: Node, types: Catalogue) -> NeuronNode:
     if isinstance(inventory, Rejection):
         return NeuronNode(node.name, node.uid, inventory, rules=rules)
     instance_type = inventory.geometry.instance_type
+    rules = replace(rules, claim_driver=inventory.claim_driver)
     facts = device_facts(inventory.device_name, instance_type, types.get(instance_type))
     if inventory.disabled:
         facts = replace(facts, disabled_mask=inventory.disabled_mask)

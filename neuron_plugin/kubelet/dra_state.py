@@ -1,9 +1,9 @@
 """Which pod has which claim prepared, read from the kubelet's own file.
 
-The kubelet's DRA manager writes ``dra_manager_state`` in its root directory (pkg/kubelet/cm/dra/state, 1.36): before it
-calls a driver the claims and the pods that wait for them, and after all drivers and claims of a pod have succeeded
-what each driver has answered. So a claim without devices is one that is being prepared. The kubelet also removes lines
-of pods that run (kubernetes#140212), so a line that goes ends nothing. Never write this file.
+The kubelet's DRA manager writes ``dra_manager_state`` in its root directory (pkg/kubelet/cm/dra/state, 1.36). Before it
+calls a driver it writes the claims and the pods that wait for them. It writes what drivers have answered after all
+drivers and claims of a pod have succeeded. So a claim without devices is one that is being prepared. The kubelet also
+removes lines of pods that run (kubernetes#140212), so a line that goes ends nothing. Never write this file.
 """
 
 from __future__ import annotations

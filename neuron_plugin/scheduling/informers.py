@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import partial
 
 from neuron_plugin.allocation import Assignment, NeuronNode, NeuronPod, PodUid
+from neuron_plugin.allocation.claims import NeuronClaim
 from neuron_plugin.allocation.pod import is_movable
 from neuron_plugin.backoff import CLOCK, Clock
 from neuron_plugin.cluster import (
@@ -32,11 +33,13 @@ from neuron_plugin.cluster import (
     Scope,
 )
 from neuron_plugin.cluster.api import send
+from neuron_plugin.cluster.claims import RESOURCE_CLAIMS, ResourceClaim, neuron_claim
 from neuron_plugin.cluster.leases import LEASE_PREFIX, ObservedLease
 from neuron_plugin.cluster.nodes import neuron_node
 from neuron_plugin.cluster.objects import LEASES, NODES, POD_GROUPS, ApiObject, PodGroup, pages
 from neuron_plugin.cluster.pods import PODS, PodUse, asks_for_neuron, neuron_pod, pod_use
 from neuron_plugin.cluster.reflector import Observer
+from neuron_plugin.scheduling.claims import ClaimedPods
 from neuron_plugin.scheduling.state import ClusterState
 from neuron_plugin.topology import Catalogue, product_names
 
@@ -56,13 +59,15 @@ PATIENCE_SECONDS = 20.0
 """How long ``survey`` looks whether a plugin's Lease, which lasts 8 s, is renewed or runs out."""
 
 
-def keep_pod(pod: Pod) -> NeuronPod | PodUse | None:
+def keep_pod(pod: Pod, *, claims: bool = False) -> NeuronPod | PodUse | None:
     """Live pods that ask for Neuron, and what other bound pods take of their nodes.
+
+    With ``claims``, pods that have claims may ask for Neuron by them: they are kept whole.
 
     A terminal pod is as good as gone, unless its kubelet got no devices for it. Phase and start decide nothing here:
     they are left out, so that a change of them is no change of the state.
     """
-    if not asks_for_neuron(pod):
+    if not asks_for_neuron(pod) and not (claims and pod.spec.resource_claims):
         return pod_use(pod)
     if pod.terminal and not pod.rejected_at_admission:
         return None
@@ -109,7 +114,12 @@ def nodes_of(leases: Iterable[Lease]) -> frozenset[str]:
     return frozenset(lease.name.removeprefix(LEASE_PREFIX) for lease in leases)
 
 
-_AnyReflector = Reflector[Pod, NeuronPod | PodUse] | Reflector[Node, NeuronNode] | Reflector[Lease, Lease]
+_AnyReflector = (
+    Reflector[Pod, NeuronPod | PodUse]
+    | Reflector[Node, NeuronNode]
+    | Reflector[Lease, Lease]
+    | Reflector[ResourceClaim, NeuronClaim]
+)
 
 
 class Informers:
@@ -123,9 +133,13 @@ class Informers:
         observer: Observer | None = None,
         *,
         lease_namespace: str = "",
+        dra_driver: str = "",
         clock: Clock = CLOCK,
     ) -> None:
-        """An empty ``lease_namespace`` turns the judging of plugins by their Leases off."""
+        """An empty ``lease_namespace`` turns the judging of plugins by their Leases off.
+
+        With a ``dra_driver`` claims of that driver are followed, too.
+        """
         self._api = api
         self._state = state
         self._observer = observer
@@ -136,7 +150,15 @@ class Informers:
         """The UIDs of pods that are kept still and were seen to have ended, with no container running."""
         self._nodes = Reflector(api, NODES, partial(neuron_node, types=types), observer=observer)
         self._followed: dict[str, _AnyReflector] = {"nodes": self._nodes, "pods": self._pods}
-        self._pods.subscribe(self._pod_changed)
+        self._claimed: ClaimedPods | None = None
+        self._claims: Reflector[ResourceClaim, NeuronClaim] | None = None
+        if dra_driver:
+            self._claimed = ClaimedPods(dra_driver, self._pod_changed)
+            keep_claim = partial(neuron_claim, driver=dra_driver)
+            self._claims = Reflector(api, RESOURCE_CLAIMS, keep_claim, observer=observer)
+            self._claims.subscribe(self._claim_changed)
+            self._followed["resourceclaims"] = self._claims
+        self._pods.subscribe(self._claimed.put_pod if self._claimed else self._pod_changed)
         self._nodes.subscribe(self._node_changed)
         if lease_namespace:
             leases = Reflector(api, LEASES, _keep_plugin_lease, scope=Scope(lease_namespace), observer=observer)
@@ -200,6 +222,8 @@ class Informers:
         """
         await self.pods_listed()
         await self._nodes.synced.wait()  # no deadline: as above
+        if self._claims:
+            await self._claims.synced.wait()  # no deadline: what pods have by claims decides as much as the rest
 
     async def leases_listed(self, within_seconds: float) -> None:
         """Wait until the first list of Leases is in, at most so long: whoever may not read them goes without."""
@@ -219,7 +243,12 @@ class Informers:
         known = self._pods.values.get(pod.uid)
         if isinstance(known, NeuronPod) and pod.terminal and not pod.running:
             self._stopped.add(pod.uid)
-        return keep_pod(pod)
+        return keep_pod(pod, claims=self._claimed is not None)
+
+    def _claim_changed(self, uid: str, before: NeuronClaim | None, claim: NeuronClaim | None) -> None:  # noqa: ARG002 - a listener
+        known = claim or before
+        if self._claimed and known:
+            self._claimed.put_claim((known.namespace, known.name), claim)
 
     def _pod_changed(self, uid: str, before: NeuronPod | PodUse | None, pod: NeuronPod | PodUse | None) -> None:
         """One that was seen alive with an assignment of ours and was rejected says that its node's plugin is away."""
@@ -251,6 +280,8 @@ class Informers:
             self._state.put_node(node)
         elif before is not None:
             self._state.remove_node(before.name, uid)
+        if self._claimed and any(one and one.rules.claim_driver for one in (before, node)):
+            self._claimed.see_devices(most_devices(self._state, self._claimed.driver))
 
     def _lease_changed(self, uid: str, before: Lease | None, lease: Lease | None) -> None:
         was_doubted = self._leases.changed(uid, lease, self._clock.now())
@@ -260,6 +291,13 @@ class Informers:
             self._state.history.renewals.pop(before.name.removeprefix(LEASE_PREFIX), None)
         if before and lease and (bool(before.holder) != bool(lease.holder) or was_doubted):
             self._judge()  # a plugin stops or is back: the next pod should know
+
+
+def most_devices(state: ClusterState, driver: str) -> int:
+    """The most devices that a node of a driver of DRA has."""
+    inventories = (info.inventory for info in state.nodes.values())
+    counts = (one.geometry.device_count for one in inventories if one and one.claim_driver == driver)
+    return max(counts, default=0)
 
 
 def _keep_gang(group: PodGroup) -> PodGroup | None:

@@ -30,6 +30,7 @@ from neuron_plugin.allocation import (
     PodUid,
     Rejection,
 )
+from neuron_plugin.allocation.claims import ClaimResult
 from neuron_plugin.allocation.node import OVERLAPPING_ASSIGNMENTS, STALE_PLUGIN, Reservation, node_info
 from neuron_plugin.allocation.node_rules import NO_USE, NodeUse, PodRules, PodSelector, Volume, is_tight, node_use
 from neuron_plugin.allocation.pod import unknown_products
@@ -71,7 +72,8 @@ class AssumedPod:
     ``pod`` has the node and the assignment of the bind, which ``annotations`` carry. ``since`` is the monotonic time of
     the choice, then that of the last write that may still take effect; ``confirmed`` says that the API server has the
     binding. ``chosen_from`` is the node's capacity at the choice; None where nothing had to be chosen. ``until`` is the
-    time at which a choice of filter ends for which no bind has come; nothing was written for it.
+    time at which a choice of filter ends for which no bind has come; nothing was written for it. ``claims`` are the
+    devices for each of the pod's claims, by the claim's name.
     """
 
     pod: NeuronPod
@@ -80,6 +82,7 @@ class AssumedPod:
     confirmed: bool = False
     chosen_from: Capacity | None = None
     until: float = inf
+    claims: tuple[tuple[str, tuple[ClaimResult, ...]], ...] = ()
 
     @property
     def expected(self) -> bool:

@@ -1,6 +1,6 @@
 """Which devices and EFA interfaces AWS counts as one group, for claims that ask for devices and network together.
 
-A group's id is a hash of the PCI addresses of the EFA interfaces beside its devices, so that AWS's driver for EFA and a
+A group's id is a hash of the PCI addresses of the EFA interfaces beside its devices. So AWS's driver for EFA and a
 driver of Neuron devices arrive at the same id. Addresses and hash: aws-neuron/connected-device-maps-over-efa-for-neuron
 (2026-11). Only the types with EFA have groups.
 """

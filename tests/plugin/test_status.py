@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
@@ -22,9 +21,9 @@ from neuron_plugin.decision_log import DecisionLog
 from neuron_plugin.hardware import Device, EccCounts, Inventory
 from neuron_plugin.hardware.device import HealthReadings, NodeState
 from neuron_plugin.kubelet import Advertisement, DevicePluginServer, DirectoryWatch, KubeletCounters
-from neuron_plugin.plugin import status as module
 from neuron_plugin.plugin.counters import BOUNDS_SECONDS, Counters, Latencies
 from neuron_plugin.plugin.inputs import HoldDown, Inputs
+from neuron_plugin.plugin.node import NodeOptions
 from neuron_plugin.plugin.publisher import WriteQueue
 from neuron_plugin.plugin.snapshot import derive
 from neuron_plugin.plugin.status import METRICS, PREFIX, PluginStatus
@@ -53,11 +52,26 @@ A = uid_of("a")
 class Server(DevicePluginServer):
     """A registration that stands where a test says."""
 
-    def __init__(self, resource: Resource, *, registered: bool = True, socket: Path | None = Path("/x.sock")) -> None:
+    def __init__(
+        self,
+        resource: Resource,
+        *,
+        registered: bool = True,
+        socket: Path | None = Path("/x.sock"),
+        dialled: str | None = None,
+        replaced: Path | None = None,
+    ) -> None:
+        """``dialled`` is what is wrong with its socket, ``replaced`` the socket that comes while it is dialled."""
         super().__init__(resource.value, FakeHandler(), Advertisement(), DirectoryWatch(Path("/nowhere")))
         self.socket_path = socket
+        self._dialled = dialled
+        self._replaced = replaced
         if registered:
             self.registered.set()
+
+    async def fault(self, timeout_seconds: float) -> str | None:  # noqa: ARG002 - as the server's own
+        self.socket_path = self._replaced or self.socket_path
+        return self._dialled
 
 
 @dataclass
@@ -79,7 +93,11 @@ class Parts:
     def status(self) -> PluginStatus:
         fakes: Any = SimpleNamespace
         return PluginStatus(
-            fakes(snapshot=derive(self.inputs) if self.inputs else None),
+            fakes(
+                snapshot=derive(self.inputs) if self.inputs else None,
+                options=NodeOptions(tuple(Resource(server.resource) for server in self.servers)),
+                dra_unreadable="",
+            ),
             self.servers,
             fakes(silent_sources=self.silent, inventory=self.hardware),
             self.decisions,
@@ -95,7 +113,7 @@ class Parts:
         own_node = self.own_node or SimpleNamespace(unreadable="", problem="", inventory="")
         queue = WriteQueue() if self.writes is None else self.writes
         age, publisher = SimpleNamespace(age_seconds=self.age), SimpleNamespace(queue=queue)
-        return SimpleNamespace(own_node=own_node, pods=age, publisher=publisher)
+        return SimpleNamespace(own_node=own_node, pods=age, publisher=publisher, slices=SimpleNamespace(published=True))
 
     def page(self) -> str:
         class Page(Collector):
@@ -129,42 +147,22 @@ def held(*ids: int, node: NodeInventory | None = None) -> HoldDown:
 # Probes.
 
 
-@pytest.fixture
-def dialled(monkeypatch: pytest.MonkeyPatch) -> dict[Path, str]:
-    """What is wrong with each socket."""
-    faults: dict[Path, str] = {}
-
-    async def dial(socket: Path, _seconds: float) -> str | None:
-        return faults.get(socket)
-
-    monkeypatch.setattr(module, "dial", dial)
-    return faults
-
-
-async def test_p78_alive_means_that_every_socket_of_ours_answers(dialled: dict[Path, str]) -> None:
+async def test_p78_alive_means_that_every_socket_of_ours_answers() -> None:
     assert not any((await Parts().status.liveness()).checks.values())
-    dialled[Path("/b.sock")] = "Connection refused"
-    parts = Parts(servers=[Server(NEURON), Server(CORE, socket=Path("/b.sock"))])
+    parts = Parts(servers=[Server(NEURON), Server(CORE, socket=Path("/b.sock"), dialled="Connection refused")])
     assert (await parts.status.liveness()).checks == {
         NEURON.value: "",
         CORE.value: "aws.amazon.com/neuroncore does not answer on /b.sock: Connection refused",
     }
 
 
-async def test_p78_a_kubelet_or_a_device_that_is_away_is_no_reason_for_a_restart(dialled: dict[Path, str]) -> None:
-    del dialled
+async def test_p78_a_kubelet_or_a_device_that_is_away_is_no_reason_for_a_restart() -> None:
     parts = Parts(inputs=None, servers=[Server(NEURON, registered=False, socket=None)])
     assert (await parts.status.liveness()).checks == {NEURON.value: ""}
 
 
-async def test_a_server_that_is_replaced_while_it_is_dialled_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = Server(NEURON)
-
-    async def dial(_socket: Path, _seconds: float) -> str | None:
-        server.socket_path = Path("/next.sock")
-        return "No such file"
-
-    monkeypatch.setattr(module, "dial", dial)
+async def test_a_server_that_is_replaced_while_it_is_dialled_is_alive() -> None:
+    server = Server(NEURON, dialled="No such file", replaced=Path("/next.sock"))
     assert (await Parts(servers=[server]).status.liveness()).checks == {NEURON.value: ""}
 
 
@@ -234,6 +232,7 @@ def everything() -> Parts:
     counters.watch_restarts["pods", "end"] += 1
     counters.health_transitions[3, "unhealthy"] += 1
     counters.allocate_seconds["neuron"] = counters.preference_seconds["neuron"] = Latencies()
+    counters.prepare_seconds["neuron.aws.com"] = Latencies()
     kubelet = KubeletCounters()
     kubelet.refused_requests["neuron", "Allocate"] += 1
     kubelet.preferences_replaced["neuron"] += 1

@@ -1,0 +1,212 @@
+"""Pods that ask for Neuron by claims, as the state sees them: joined with their claims, they are pods like any other.
+
+What such a pod asks for stands in its ResourceClaims, and so does what it was assigned. The two watches are not ordered
+with each other. A pod of which a claim is not known yet is not shown; a bound pod whose claim shows no allocation yet
+closes its node, as one without an assignment does.
+
+Pods may share a claim. Its devices count for the first pod that it is reserved for; the others have them, too, and only
+have to be on the same node.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from neuron_plugin.allocation import (
+    Assignment,
+    ContainerKind,
+    NeuronPod,
+    Rejection,
+    Resource,
+)
+from neuron_plugin.allocation.assignment import ContainerAssignment
+from neuron_plugin.allocation.claims import DEVICE_RESOURCE, ClaimRequest, NeuronClaim, read_device_name
+from neuron_plugin.allocation.constraints import Constraints
+from neuron_plugin.allocation.node_rules import NodeSelectorTerm, PodRules, Requirement
+from neuron_plugin.allocation.rejection import INVALID_REQUEST
+from neuron_plugin.allocation.requests import ContainerRequest
+from neuron_plugin.cluster import PodUse
+from neuron_plugin.topology import MOST_DEVICES, Unit
+
+INSTANCE_TYPE = "node.kubernetes.io/instance-type"
+_ROW = 4
+
+Key = tuple[str, str]
+"""Namespace and name of a claim."""
+
+
+def part_name(claim: str, request: str) -> str:
+    """How a request of a claim is named where a pod's requesting containers are: after the pod's name for the claim."""
+    return f"{claim}/{request}"
+
+
+def with_claims(pod: NeuronPod, claims: Mapping[Key, NeuronClaim], driver: str, all_devices: int) -> NeuronPod | None:
+    """A pod with what its claims ask for and were given; None while a claim of it is not known.
+
+    ``all_devices`` is what a claim for all devices of a node asks for.
+    """
+    named = [(one, claims.get((pod.reference.namespace, one.claim))) for one in pod.claims]
+    found = [(one, claim) for one, claim in named if claim is not None]
+    if len(found) < len(named):
+        return None
+    ours = [(one, claim) for one, claim in found if claim.requests or claim.results]
+    if not ours:
+        return pod
+    rules = replace(pod.rules, resource_claims=False, claim_driver=driver)
+    if refusal := _refusal(pod, [claim for _, claim in ours]):
+        return replace(pod, request=refusal, rules=rules)
+    parts, assigned = list[ContainerRequest](), list[ContainerAssignment]()
+    for one, claim in ours:
+        if claim.reserved_for and claim.reserved_for[0] != pod.uid:
+            continue  # shared: counted for the first of its pods
+        for request in () if isinstance(claim.requests, Rejection) else claim.requests:
+            rules, constraints = _narrowed(rules, request)
+            if isinstance(constraints, Rejection):
+                return replace(pod, request=constraints, rules=rules)
+            ids = _ids(claim, request)
+            resource = Resource.NEURONCORE if request.unit is Unit.CORE else DEVICE_RESOURCE
+            count = len(ids) or request.count or all_devices
+            part = ContainerRequest(
+                part_name(one.name, request.name), ContainerKind.APP, resource, count, constraints=constraints
+            )
+            parts.append(part)
+            assigned.append(ContainerAssignment(part, ids))
+    allocated = all(claim.allocated for _, claim in ours)
+    node = next((claim.node for _, claim in ours), "") if allocated else ""
+    return replace(
+        pod,
+        request=tuple(parts),
+        assignment=Assignment(tuple(assigned), allocated=bool(pod.node)) if allocated else None,
+        promised="" if pod.node or pod.terminating else node,
+        rules=rules,
+    )
+
+
+def _refusal(pod: NeuronPod, claims: Iterable[NeuronClaim]) -> Rejection | None:
+    """Why nobody here can allocate the claims of a pod; None for claims that were allocated, by whomever."""
+    if pod.request:
+        return replace(INVALID_REQUEST, detail=f"pod {pod.reference} asks for Neuron by count and by claim")
+    for claim in claims:
+        if claim.allocated:
+            continue
+        if isinstance(claim.requests, Rejection):
+            return claim.requests
+        if claim.others:
+            text = f"claim {claim} asks for devices of another driver, too: give those a claim of their own"
+            return replace(INVALID_REQUEST, detail=text)
+    return None
+
+
+def _ids(claim: NeuronClaim, request: ClaimRequest) -> tuple[int, ...]:
+    """What was allocated for a request, in its unit."""
+    found = [read_device_name(one.device) for one in claim.results if one.request == request.name]
+    ids: list[int] = []
+    for device in found:
+        if device and request.unit is Unit.DEVICE:
+            ids.append(device.device)
+        elif device and device.cores:
+            ids += range(device.cores[0], device.cores[1] + 1)
+    return tuple(sorted(ids))
+
+
+def _narrowed(rules: PodRules, request: ClaimRequest) -> tuple[PodRules, Constraints | Rejection | None]:
+    """The rules and constraints that follow from the selectors of a request."""
+    allowed = (1 << MOST_DEVICES) - 1
+    for name, value in request.attributes:
+        match name.removeprefix("neuron.aws.com/"), value:
+            case "resourceType", "neuron_device":
+                continue
+            case "deviceId", int(device) if 0 <= device < MOST_DEVICES:
+                allowed &= 1 << device
+            case "topology4_id", int(row) if 0 <= row < MOST_DEVICES // _ROW:
+                allowed &= ((1 << _ROW) - 1) << (_ROW * row)
+            case "topology8_id", int(half) if 0 <= half < MOST_DEVICES // (2 * _ROW):
+                allowed &= ((1 << 2 * _ROW) - 1) << (2 * _ROW * half)
+            case "instanceType", str(text):
+                wanted = Requirement(INSTANCE_TYPE, "In", (text,))
+                terms = (NodeSelectorTerm(),) if rules.terms is None else rules.terms
+                terms = tuple(replace(term, expressions=(*term.expressions, wanted)) for term in terms)
+                rules = replace(rules, terms=terms)
+            case _:
+                detail = f"request {request.name} of a claim wants {name} to be {value!r}, which cannot be judged here"
+                return rules, replace(INVALID_REQUEST, detail=detail)
+    everything = allowed == (1 << MOST_DEVICES) - 1
+    return rules, None if everything else Constraints(allowed_devices=allowed)
+
+
+Shown = NeuronPod | PodUse | None
+Changed = Callable[[str, Shown, Shown], None]
+
+
+class ClaimedPods:
+    """The pods that have claims, the claims, and what was shown of each pod.
+
+    ``shown`` is called as a watch of pods would: with what a pod was and what it is now.
+    """
+
+    def __init__(self, driver: str, shown: Changed) -> None:
+        self.driver = driver
+        self._shown = shown
+        self._claims: dict[Key, NeuronClaim] = {}
+        self._pods: dict[str, NeuronPod] = {}
+        self._users: defaultdict[Key, dict[str, None]] = defaultdict(dict)
+        self._last: dict[str, Shown] = {}
+        self._all_devices = 0
+
+    def put_pod(self, uid: str, before: Shown, pod: Shown) -> None:
+        """A pod was added or changed, or is gone."""
+        known = self._pods.pop(uid, None)
+        for key in _keys(known):
+            self._users[key].pop(uid, None)
+        before = self._last.pop(uid, before)
+        if isinstance(pod, NeuronPod) and pod.claims:
+            self._pods[uid] = pod
+            for key in _keys(pod):
+                self._users[key][uid] = None
+            pod = self._last[uid] = self._joined(pod, before)
+        if before is not None or pod is not None:
+            self._shown(uid, before, pod)
+
+    def put_claim(self, key: Key, claim: NeuronClaim | None) -> None:
+        """A claim was added or changed, or is gone."""
+        if claim:
+            self._claims[key] = claim
+        else:
+            self._claims.pop(key, None)
+        self._show_again(self._users.get(key, ()))
+        if not self._users.get(key):
+            self._users.pop(key, None)
+
+    def see_devices(self, most: int) -> None:
+        """The most devices that a node of the driver has: what a claim for all of them asks for."""
+        if most != self._all_devices:
+            self._all_devices = most
+            self._show_again(self._pods)
+
+    def _show_again(self, uids: Iterable[str]) -> None:
+        for uid in list(uids):
+            before = self._last[uid]
+            after = self._joined(self._pods[uid], before)
+            if after != before:
+                self._last[uid] = after
+                self._shown(uid, before, after)
+
+    def _joined(self, pod: NeuronPod, before: Shown) -> Shown:
+        found = with_claims(pod, self._claims, self.driver, self._all_devices)
+        if found is None:
+            if isinstance(before, NeuronPod) and before.request:  # its claim went first: it has what it had
+                promised = "" if pod.node or pod.terminating else before.promised
+                had = before.request, before.assignment, before.rules
+                return replace(pod, request=had[0], assignment=had[1], rules=had[2], promised=promised)
+            return None
+        if found.request or found.gated:
+            return found
+        if not pod.node or pod.ended:
+            return None
+        return PodUse(pod.node, pod.rules.needs, pod.rules.ports, pod.rules.keeps_off)
+
+
+def _keys(pod: NeuronPod | None) -> list[Key]:
+    return [(pod.reference.namespace, one.claim) for one in pod.claims] if pod else []
