@@ -27,6 +27,7 @@ from neuron_plugin.allocation import (
     Resource,
 )
 from neuron_plugin.allocation.assignment import AssignmentError, read_assignment
+from neuron_plugin.allocation.claims import PodClaim
 from neuron_plugin.allocation.constraints import LONGEST_CONSTRAINT, read_constraints
 from neuron_plugin.allocation.keys import (
     ASSIGNMENT_KEYS,
@@ -41,7 +42,6 @@ from neuron_plugin.allocation.keys import (
     PREFIX,
     UNHEALTHY_LABEL,
 )
-from neuron_plugin.allocation.claims import PodClaim
 from neuron_plugin.allocation.node_rules import (
     ANY_ADDRESS,
     DEFAULT_SCHEDULER,

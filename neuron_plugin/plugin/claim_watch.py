@@ -11,7 +11,8 @@ import asyncio
 import logging
 
 from neuron_plugin.allocation.claims import NeuronClaim
-from neuron_plugin.cluster import ApiRequest, ApiServer, ClusterError, send
+from neuron_plugin.cluster import ApiRequest, ApiServer, ClusterError
+from neuron_plugin.cluster.api import send
 from neuron_plugin.cluster.claims import RESOURCE_CLAIMS, neuron_claim
 from neuron_plugin.plugin.node import Node
 

@@ -22,7 +22,8 @@ from neuron_plugin import __version__
 from neuron_plugin.allocation import NodeInventory
 from neuron_plugin.allocation.claims import PLACED_TAINT, UNHEALTHY_TAINT, ClaimDevice, pool_of
 from neuron_plugin.backoff import CLOCK, Backoff
-from neuron_plugin.cluster import ApiRequest, ApiServer, ClusterError, JsonObject, Reflector, Scope, send
+from neuron_plugin.cluster import ApiRequest, ApiServer, ClusterError, Reflector, Scope
+from neuron_plugin.cluster.api import JsonObject, send
 from neuron_plugin.cluster.claims import RESOURCE_SLICES, ResourceSlice
 from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.topology import Topology

@@ -27,7 +27,7 @@ from neuron_plugin.allocation.constraints import Constraints
 from neuron_plugin.allocation.node_rules import NodeSelectorTerm, PodRules, Requirement
 from neuron_plugin.allocation.rejection import INVALID_REQUEST
 from neuron_plugin.allocation.requests import ContainerRequest
-from neuron_plugin.cluster import PodUse
+from neuron_plugin.cluster.pods import PodUse
 from neuron_plugin.topology import MOST_DEVICES, Unit
 
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
