@@ -110,11 +110,13 @@ class NodeSelectorTerm:
 class PodSelector:
     """Pods that a required anti-affinity keeps off: by namespace, None for any, and by labels.
 
+    They are kept off nodes with the same value of the label ``topology_key`` as the node of the pod that has it.
     Namespaces that are chosen by label count as any: who may match is not placed, so too many are better than too few.
     """
 
     namespaces: tuple[str, ...] | None
     labels: tuple[Requirement, ...]
+    topology_key: str
 
     def matches(self, namespace: str, labels: Mapping[str, str]) -> bool:
         """Whether a pod may be meant."""

@@ -161,6 +161,7 @@ class _LabelSelector(Wire, frozen=True):
 
 class _PodAffinityTerm(Wire, frozen=True):
     label_selector: _LabelSelector | None = None
+    topology_key: str = ""
     namespaces: tuple[str, ...] | None = None
     namespace_selector: Present | None = None
 
@@ -171,7 +172,7 @@ class _PodAffinityTerm(Wire, frozen=True):
         labels = [Requirement(key, "In", (value,)) for key, value in (self.label_selector.match_labels or {}).items()]
         labels += _requirements(self.label_selector.match_expressions)
         named = None if self.namespace_selector is not None else self.namespaces or (namespace,)
-        return PodSelector(named, tuple(labels))
+        return PodSelector(named, tuple(labels), self.topology_key)
 
 
 class _PodAffinity(Wire, frozen=True):

@@ -230,7 +230,7 @@ class Placer:
             return "it has resource claims"
         if not self.volumes.are_bound(pod):
             return "not all of its volumes are there yet"
-        if self._state.is_kept_off(pod):
+        if self._state.is_kept_off(pod, self.feasible(pod)):
             return "the anti-affinity of other pods keeps it off some nodes"
         return why_not_judged(pod)
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from math import inf
 from types import MappingProxyType
+from typing import TypeAlias
 
 from neuron_plugin.allocation import (
     Assignment,
@@ -200,8 +201,8 @@ class ClusterState:
         self._by_node: defaultdict[str, dict[PodUid, None]] = defaultdict(dict)
         self._others: defaultdict[str, dict[str, PodUse]] = defaultdict(dict)
         self._uses: dict[str, NodeUse] = {}
-        self._keeping_off: Counter[PodSelector] = Counter()
-        """How many placed pods keep such pods off where they run."""
+        self._keeping_off: defaultdict[PodSelector, Counter[str]] = defaultdict(Counter)
+        """On which nodes, and how many of each, placed pods keep such pods off where they run."""
         self._stale: frozenset[str] = frozenset()
         self._choices = Choices(self._nodes)
         self._feasible = Feasibility(self._nodes, self._uses)
@@ -235,10 +236,23 @@ class ClusterState:
         """The nodes that kube-scheduler leaves to a pod of these rules now, as far as that can be judged."""
         return self._feasible.names(rules, volumes)
 
-    def is_kept_off(self, pod: NeuronPod) -> bool:
-        """Whether the anti-affinity of some placed pod may keep a gated pod off a node."""
+    def is_kept_off(self, pod: NeuronPod, names: Collection[str]) -> bool:
+        """Whether the anti-affinity of some placed pod may keep a gated pod off one of these nodes."""
         labels = dict(pod.labels)
-        return any(selector.matches(pod.reference.namespace, labels) for selector in self._keeping_off)
+        return any(
+            self._shares_domain(selector.topology_key, holder, names)
+            for selector, holders in self._keeping_off.items()
+            if selector.matches(pod.reference.namespace, labels)
+            for holder in holders
+        )
+
+    def _shares_domain(self, topology_key: str, holder: str, names: Collection[str]) -> bool:
+        """Whether one of some nodes is in the topology domain of another one, of which the labels may be unknown."""
+        if holder not in self._nodes:
+            return True
+        domain = self._nodes[holder].node.rules.labels.get(topology_key)
+        labels = (self._nodes[name].node.rules.labels for name in names)
+        return domain is not None and any(each.get(topology_key) == domain for each in labels)
 
     def is_tight(self, name: str) -> bool:
         """Whether little CPU or memory of a node is left beside its pods, those assumed there included."""
@@ -373,7 +387,7 @@ class ClusterState:
         """
         touched = self._nodes_of(uid)
         before = self._pods.pop(uid, None)
-        self._count_keeping_off(_kept_off(before), ())
+        self._count_keeping_off(_kept_off(before), _NOBODY)
         self._assumed.pop(uid, None)
         self.gated.pop(uid, None)
         if before and before.node and kept_until:
@@ -394,7 +408,9 @@ class ClusterState:
 
     def put_other(self, uid: str, before: PodUse | None, use: PodUse | None) -> None:
         """A bound pod without Neuron was added or changed, or is gone."""
-        self._count_keeping_off(before.keeps_off if before else (), use.keeps_off if use else ())
+        self._count_keeping_off(
+            (before.keeps_off, before.node) if before else _NOBODY, (use.keeps_off, use.node) if use else _NOBODY
+        )
         if before and (use is None or use.node != before.node):
             others = self._others[before.node]
             others.pop(uid, None)
@@ -501,11 +517,17 @@ class ClusterState:
         self._feasible.forget(name)
         self.capacity_version += 1
 
-    def _count_keeping_off(self, before: tuple[PodSelector, ...], after: tuple[PodSelector, ...]) -> None:
-        if before != after:
-            self._keeping_off.update(after)
-            self._keeping_off.subtract(before)
-            self._keeping_off += Counter()  # without those of which none are left
+    def _count_keeping_off(self, before: _KeptOff, after: _KeptOff) -> None:
+        if before == after:
+            return
+        for (selectors, node), change in ((after, 1), (before, -1)):
+            for selector in selectors:
+                holders = self._keeping_off[selector]
+                holders[node] += change
+                if not holders[node]:
+                    del holders[node]
+                if not holders:
+                    del self._keeping_off[selector]
 
     def _rebuild_if_known(self, name: str) -> None:
         if known := self._nodes.get(name):
@@ -525,5 +547,10 @@ class ClusterState:
             self.changes.add(name, before, after)
 
 
-def _kept_off(pod: NeuronPod | None) -> tuple[PodSelector, ...]:
-    return pod.rules.keeps_off if pod and pod.place else ()
+_KeptOff: TypeAlias = tuple[tuple[PodSelector, ...], str]
+"""Which pods a placed pod keeps off, and the node where it is."""
+_NOBODY: _KeptOff = ((), "")
+
+
+def _kept_off(pod: NeuronPod | None) -> _KeptOff:
+    return (pod.rules.keeps_off, pod.place) if pod and pod.place else _NOBODY

@@ -256,8 +256,8 @@ async def test_a_pod_goes_where_its_bound_volume_is(gated: GatesBench) -> None:
 
 
 async def test_the_anti_affinity_of_pods_that_run_is_left_to_kube_scheduler(gated: GatesBench) -> None:
-    gated.node("a")
-    term = {"labelSelector": {"matchLabels": {"app": "train"}}, "topologyKey": "kubernetes.io/hostname"}
+    labelled_node(gated, "a", zone="z")
+    term = {"labelSelector": {"matchLabels": {"app": "train"}}, "topologyKey": "zone"}
     anti = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
     gated.pod("alone", gates=(), node="a", spec={"affinity": anti}, annotations={"NEURON_DEVS": "3"})
     gated.pod("train", labels={"app": "train"})
@@ -265,6 +265,53 @@ async def test_the_anti_affinity_of_pods_that_run_is_left_to_kube_scheduler(gate
     await gated.place_all()
     assert gated.place("other") == "a"
     assert (gated.place("train"), gated.gates("train")) == ("", [])
+
+
+def labelled_node(gated: GatesBench, name: str, **labels: str) -> None:
+    gated.node(name)
+    gated.server.patch_node(name, {"metadata": {"labels": labels}})
+    gated.world.show_node(next(each for each in gated.server.objects(NODES) if each["metadata"]["name"] == name))
+
+
+JOB_KEY = "jobset.sigs.k8s.io/job-key"
+
+
+def exclusive(job: str, topology_key: str) -> JsonObject:
+    """The anti-affinity by which JobSet keeps the pods of other Jobs out of a Job's topology domain."""
+    others = [{"key": JOB_KEY, "operator": "Exists"}, {"key": JOB_KEY, "operator": "NotIn", "values": [job]}]
+    term = {"labelSelector": {"matchExpressions": others}, "topologyKey": topology_key}
+    return {"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}}
+
+
+async def test_a_group_is_placed_beside_a_job_that_keeps_it_out_of_another_domain(gated: GatesBench) -> None:
+    for name in ("a", "b", "c"):
+        labelled_node(gated, name, rack="r1" if name == "a" else "r2")
+    gated.pod("first-0", gates=(), node="a", labels={JOB_KEY: "first"}, spec=exclusive("first", "rack"))
+    selector = {"nodeSelector": {"rack": "r2"}}  # of its own leader's domain
+    for number in range(2):
+        gated.pod(f"second-{number}", NEURON, 16, group="second", size=2, labels={JOB_KEY: "second"}, spec=selector)
+    await gated.place_all()
+    assert sorted(gated.place(f"second-{number}") for number in range(2)) == ["b", "c"]
+
+
+async def test_a_pod_that_a_running_job_keeps_off_a_node_is_left_to_kube_scheduler(gated: GatesBench) -> None:
+    labelled_node(gated, "a", rack="r1")
+    labelled_node(gated, "b", rack="r2")
+    gated.pod("first-0", gates=(), node="a", labels={JOB_KEY: "first"}, spec=exclusive("first", "rack"))
+    gated.pod("second", labels={JOB_KEY: "second"})
+    gated.pod("third", labels={JOB_KEY: "third"}, spec={"nodeSelector": {"rack": "r2"}})
+    await gated.place_all()
+    assert (gated.place("second"), gated.gates("second")) == ("", [])
+    assert gated.place("third") == "b"
+
+
+async def test_a_node_without_the_label_of_an_anti_affinity_keeps_nobody_off(gated: GatesBench) -> None:
+    gated.node("a")
+    spec, has = exclusive("first", "rack"), {"NEURON_DEVS": "3"}
+    gated.pod("first-0", gates=(), node="a", labels={JOB_KEY: "first"}, spec=spec, annotations=has)
+    gated.pod("second", labels={JOB_KEY: "second"})
+    await gated.place_all()
+    assert gated.place("second") == "a"
 
 
 async def test_a_group_is_placed_as_a_whole(gated: GatesBench) -> None:
