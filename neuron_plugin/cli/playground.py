@@ -30,7 +30,7 @@ from neuron_plugin.inspection import named, plural
 
 if TYPE_CHECKING:
     from neuron_plugin.cluster import KubernetesApi, Pod
-    from neuron_plugin.simulation import SimulatedCluster
+    from neuron_plugin.simulation import SimulatedCluster, WorkloadPod
 
 DESCRIPTION = """\
 Start a simulated cluster and keep it up until Ctrl-C: machines, kubelets, API server and scheduler
@@ -47,7 +47,7 @@ EXAMPLES = """
 neuron-plugin playground --nodes trn1.32xlarge=2,inf2.48xlarge=1
 neuron-plugin playground --placement extender
 neuron-plugin playground run --ask neuron=4 --ask neuron=7
-neuron-plugin playground run -f pod.yaml
+neuron-plugin playground run -f job.yaml
 neuron-plugin playground fault trn1-1 device 5 gone
 neuron-plugin playground fault trn1-1 device 5 back
 """
@@ -96,7 +96,8 @@ def add_flags(parser: Parser) -> None:
     actions = parser.add_subparsers(title="actions, in a second shell", metavar="ACTION", dest="action")
     pods = add_command(actions, "run", run_pods, summary="create pods and say what becomes of them")
     add_ask_flag(pods)
-    pods.add_argument("-f", "--filename", metavar="FILE", help="pods as YAML or JSON; - is standard input")
+    files = "pods, Deployments, Jobs, JobSets, LeaderWorkerSets, RayClusters as YAML or JSON; - is standard input"
+    pods.add_argument("-f", "--filename", metavar="FILE", help=files)
     summary = "break something on a node, or repair it"
     fault = add_command(actions, "fault", break_node, summary=summary)
     fault.add_argument("node", metavar="NODE", help="a node of the playground, such as trn1-1")
@@ -197,28 +198,34 @@ def run_pods(arguments: Namespace) -> int:
     """Create pods and wait until each of them runs, has failed, or was refused.
 
     Raises:
-        UsageError: no pod is given, or one that cannot be read.
+        UsageError: no pod is given, or an object that cannot be read.
         CommandError: no playground is up, or it refuses a pod.
     """
-    manifests: list[dict[str, object]] = []
+    from neuron_plugin.simulation import WorkloadPod
+
+    given: list[WorkloadPod] = []
     for asked in arguments.ask or ():
         containers = [
             {"name": f"container-{place}", "image": "none", "resources": {"limits": {resource.value: str(count)}}}
             for place, (resource, count) in enumerate(asked, 1)
         ]
-        manifests.append({"apiVersion": "v1", "kind": "Pod", "metadata": {}, "spec": {"containers": containers}})
+        manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": {}, "spec": {"containers": containers}}
+        given.append(WorkloadPod(manifest))
     if arguments.filename:
-        manifests += _read_manifests(arguments.filename)
-    if not manifests:
+        given += _read_pods(arguments.filename)
+    if not given:
         raise UsageError("no pod: give --ask neuron=1, or --filename FILE")
     kubeconfig = _kubeconfig(arguments.directory)
-    for line in asyncio.run(_create(kubeconfig, manifests)):
+    for line in asyncio.run(_create(kubeconfig, given)):
         print(line)
     return Exit.SUCCESS
 
 
-def _read_manifests(name: str) -> list[dict[str, object]]:
+def _read_pods(name: str) -> list[WorkloadPod]:
+    """The pods of a file, or that controllers would make of its objects."""
     import yaml
+
+    from neuron_plugin.simulation import WorkloadError, pods_of
 
     try:
         text = sys.stdin.read() if name == "-" else Path(name).read_text("utf-8")
@@ -229,11 +236,10 @@ def _read_manifests(name: str) -> list[dict[str, object]]:
     for each in documents:
         is_list = isinstance(each, dict) and each.get("kind") == "List" and isinstance(each.get("items"), list)
         found += each["items"] if is_list else [each]
-    for each in found:
-        kind = each.get("kind", "nothing") if isinstance(each, dict) else type(each).__name__
-        if kind != "Pod" or not isinstance(each.get("metadata"), dict) or not each["metadata"].get("name"):
-            raise UsageError(f"{name} holds {kind}, expected pods with a name: the playground has no controllers")
-    return found
+    try:
+        return [pod for each in found for pod in pods_of(each)]
+    except WorkloadError as error:
+        raise UsageError(f"{name}: {error}") from None
 
 
 def _kubeconfig(directory: Path) -> Path:
@@ -250,34 +256,75 @@ def _kubeconfig(directory: Path) -> Path:
     return path
 
 
-async def _create(kubeconfig: Path, manifests: list[dict[str, object]]) -> list[str]:
-    """Create the pods one after the other; a line for each, about what became of it."""
+async def _create(kubeconfig: Path, given: list[WorkloadPod]) -> list[str]:
+    """Create the pods, and say in a line for each what became of it."""
     from neuron_plugin.cluster import ClusterError
     from neuron_plugin.cluster.client import connect
 
     lines = []
     try:
         async with await connect(kubeconfig) as api:
-            for manifest in manifests:
-                pod = await _create_pod(api, manifest)
-                name = f"{pod.namespace}/{pod.name}"
-                pod, message = await _settled(api, pod)
-                if pod.terminal:
-                    lines.append(f"pod {name} has failed on {pod.node_name}: {message}")
-                elif pod.node_name:
-                    ids = [
-                        f"{key}: {pod.annotations[key]}" for key in (DEVICES_KEY, CORES_KEY) if key in pod.annotations
-                    ]
-                    lines.append(f"pod {name} runs on {', '.join([pod.node_name, *ids])}")
+            made = [await _create_pod(api, each.manifest) for each in given if not each.after]
+            for leader in dict.fromkeys(each.after for each in given if each.after):
+                led = [each for each in given if each.after == leader]
+                first = next(pod for pod in made if pod.name == leader)
+                if node := await _node_of(api, first, running=led[0].ready):
+                    made += [await _create_pod(api, await _led_to(api, each, node)) for each in led]
                 else:
-                    lines.append(f"pod {name} waits: {message or 'the scheduler has not looked at it yet'}")
-                    lines.append(f"  why: {program()} explain {name} --kubeconfig {kubeconfig}")
+                    lines.append(f"{plural(len(led), 'pod')} more would be made once {leader} is scheduled")
+            for pod in made:
+                lines += await _became_of(api, pod, kubeconfig)
     except ClusterError as error:
         raise CommandError(str(error)) from None
     return lines
 
 
-async def _create_pod(api: KubernetesApi, manifest: dict[str, object]) -> Pod:
+async def _node_of(api: KubernetesApi, pod: Pod, *, running: bool) -> str:
+    """The node of a pod that others wait for, once it has one (``running``: and runs); empty if that takes too long."""
+    from neuron_plugin.cluster.api import send
+    from neuron_plugin.cluster.pods import PODS
+    from neuron_plugin.cluster.writes import read_pod
+
+    ends = time.monotonic() + PLACE_SECONDS
+    while time.monotonic() < ends:
+        body = await send(api, read_pod(namespace=pod.namespace, name=pod.name), timeout_seconds=PLACE_SECONDS)
+        pod = PODS.decode(body)
+        if pod.node_name and (pod.phase == "Running" or not running):
+            return pod.node_name
+        await asyncio.sleep(0.1)
+    return ""
+
+
+async def _led_to(api: KubernetesApi, led: WorkloadPod, node: str) -> dict[str, Any]:
+    """The manifest of a pod whose leader is on a node, and in whose topology domain it therefore has to be."""
+    from neuron_plugin.cluster.api import send
+    from neuron_plugin.cluster.objects import NODES
+    from neuron_plugin.cluster.writes import read_node
+
+    if not led.topology_key:
+        return led.manifest
+    found = NODES.decode(await send(api, read_node(node), timeout_seconds=PLACE_SECONDS))
+    if led.topology_key not in found.labels:
+        raise CommandError(f"node {node} has no label {led.topology_key}: no other pod of {led.after}'s group is made")
+    spec = led.manifest["spec"]
+    selector = {**(spec.get("nodeSelector") or {}), led.topology_key: found.labels[led.topology_key]}
+    return led.manifest | {"spec": spec | {"nodeSelector": selector}}
+
+
+async def _became_of(api: KubernetesApi, pod: Pod, kubeconfig: Path) -> list[str]:
+    """Where a pod runs and with what, or why it waits or has failed."""
+    name = f"{pod.namespace}/{pod.name}"
+    pod, message = await _settled(api, pod)
+    if pod.terminal:
+        return [f"pod {name} has failed on {pod.node_name}: {message}"]
+    if pod.node_name:
+        ids = [f"{key}: {pod.annotations[key]}" for key in (DEVICES_KEY, CORES_KEY) if key in pod.annotations]
+        return [f"pod {name} runs on {', '.join([pod.node_name, *ids])}"]
+    why = f"  why: {program()} explain {name} --kubeconfig {kubeconfig}"
+    return [f"pod {name} waits: {message or 'the scheduler has not looked at it yet'}", why]
+
+
+async def _create_pod(api: KubernetesApi, manifest: dict[str, Any]) -> Pod:
     """A pod as the API server made it; one without a name is given the next free ``pod-N``."""
     from neuron_plugin.cluster import ApiError, ApiRequest
     from neuron_plugin.cluster.api import send

@@ -11,3 +11,4 @@ from neuron_plugin.simulation.node import SimulatedNode, write_node
 from neuron_plugin.simulation.node_tree import SimulationError
 from neuron_plugin.simulation.node_writer import write_char_node
 from neuron_plugin.simulation.scheduler import ExtenderCallError, SimulatedScheduler
+from neuron_plugin.simulation.workloads import WorkloadError, WorkloadPod, pods_of

@@ -20,7 +20,7 @@ import msgspec
 
 from neuron_plugin.allocation import Resource
 from neuron_plugin.allocation.keys import CORES_KEY, DEVICES_KEY, PREFIX
-from neuron_plugin.allocation.node_rules import HostPort, NodeRules, PodRules, Quantities, node_use
+from neuron_plugin.allocation.node_rules import HostPort, NodeRules, Quantities, node_use
 from neuron_plugin.cluster import ObjectReference
 from neuron_plugin.cluster import Pod as PodRecord
 from neuron_plugin.cluster.nodes import neuron_node
@@ -34,7 +34,7 @@ from neuron_plugin.simulation.api_server_pods import budget_status
 from neuron_plugin.simulation.api_server_store import Inbox
 from neuron_plugin.simulation.cluster import SCHEDULERS, SimulatedCluster
 from neuron_plugin.simulation.kubelet_pods import AdmittedPod, PodRejectedError
-from neuron_plugin.simulation.scheduler import ExtenderCallError, message, why_not
+from neuron_plugin.simulation.scheduler import ExtenderCallError, PlacedPod, message, why_apart, why_not
 from neuron_plugin.topology import catalogue
 
 LOOK_SECONDS = 1.0
@@ -149,6 +149,7 @@ class _Room:
 
     nodes: dict[str, NodeRules]
     pods: dict[str, list[tuple[Quantities, frozenset[HostPort]]]] = field(default_factory=dict)
+    placed: list[PlacedPod] = field(default_factory=list)
 
     @classmethod
     def of(cls, cluster: SimulatedCluster, pods: list[PodRecord]) -> _Room:
@@ -157,22 +158,26 @@ class _Room:
         room = cls({each.name: neuron_node(each, catalogue()).rules for each in records})
         for pod in pods:
             if pod.node_name and not pod.terminal:
-                room.take(pod.node_name, neuron_pod(pod).rules)
+                room.take(PlacedPod(pod.node_name, pod.namespace, pod.labels, neuron_pod(pod).rules))
         return room
 
-    def take(self, node: str, pod: PodRules) -> None:
+    def take(self, pod: PlacedPod) -> None:
         """A pod is on a node."""
-        self.pods.setdefault(node, []).append((pod.needs + pod.neuron, pod.ports))
+        self.placed.append(pod)
+        self.pods.setdefault(pod.node, []).append((pod.rules.needs + pod.rules.neuron, pod.rules.ports))
 
-    def reasons(self, pod: PodRules, *, extender: bool) -> dict[str, list[str]]:
+    def reasons(self, pod: PlacedPod, *, extender: bool) -> dict[str, list[str]]:
         """By node, what the scheduler's own filters say against it.
 
         What the extender alone counts is left out where there is one (``ignoredByScheduler``).
         """
+        rules = pod.rules
         if extender:
-            pod = replace(pod, needs=tuple(need for need in pod.needs if not need[0].startswith(PREFIX)))
+            rules = replace(rules, needs=tuple(need for need in rules.needs if not need[0].startswith(PREFIX)))
         return {
-            name: why_not(pod, name, rules, node_use(self.pods.get(name, ()))) for name, rules in self.nodes.items()
+            name: why_not(rules, name, node, node_use(self.pods.get(name, ())))
+            or why_apart(replace(pod, node=name), self.placed, self.nodes)
+            for name, node in self.nodes.items()
         }
 
 
@@ -183,7 +188,8 @@ async def _schedule(cluster: SimulatedCluster, room: _Room, pod: PodRecord, valu
         return f"pod {_name(pod)}: waits: no scheduler is called {wanted!r}, only {' and '.join(SCHEDULERS)}"
     asks = neuron_pod(pod)
     extender = bool(asks.request) and cluster.asks_extender(wanted)  # which is asked about its managedResources only
-    reasons = room.reasons(asks.rules, extender=extender)
+    candidate = PlacedPod("", pod.namespace, pod.labels, asks.rules)
+    reasons = room.reasons(candidate, extender=extender)
     fitting = [name for name, found in reasons.items() if not found]
     against = [each for found in reasons.values() for each in found]
     try:
@@ -200,7 +206,7 @@ async def _schedule(cluster: SimulatedCluster, room: _Room, pod: PodRecord, valu
     else:
         if fitting:
             bound = PODS.decode(msgspec.json.encode(cluster.api.get(SERVED_PODS, pod.name, pod.namespace)))
-            room.take(bound.node_name, asks.rules)
+            room.take(replace(candidate, node=bound.node_name))
             ids = [f"{key} {bound.annotations[key]}" for key in (DEVICES_KEY, CORES_KEY) if key in bound.annotations]
             return f"pod {_name(pod)}: bound to {bound.node_name}" + "".join(f", {each}" for each in ids)
         why = message(len(reasons), against) if reasons else "no nodes available to schedule pods"

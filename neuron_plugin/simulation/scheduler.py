@@ -1,10 +1,11 @@
 """What kube-scheduler does with nodes, and with an extender: its own filters, then the extender's verbs.
 
-Its filters are those of NodeUnschedulable, TaintToleration, NodeAffinity, NodePorts and NodeResourcesFit, in its words;
-it has no others, and scores and preempts nothing. An extender is sent what kube-scheduler 1.36 sends (Go's capitalised
-names, NodeNames with Nodes null, keep-alive), and its answers are read as kube-scheduler does: only a 200 counts, a
-name that was not asked about fails the attempt, a node that the answer does not name is unresolvable. Source:
-pkg/scheduler/framework/plugins, pkg/scheduler/extender.go and staging/src/k8s.io/kube-scheduler/extender/v1/types.go.
+Its filters are those of NodeUnschedulable, TaintToleration, NodeAffinity, NodePorts, NodeResourcesFit and the required
+anti-affinity of InterPodAffinity, in its words; it has no others, and scores and preempts nothing. An extender is sent
+what kube-scheduler 1.36 sends (Go's capitalised names, NodeNames with Nodes null, keep-alive), and its answers are read
+as kube-scheduler does: only a 200 counts, a name that was not asked about fails the attempt, a node that the answer
+does not name is unresolvable. Source: pkg/scheduler/framework/plugins, pkg/scheduler/extender.go and
+staging/src/k8s.io/kube-scheduler/extender/v1/types.go.
 
     async with SimulatedScheduler("http://127.0.0.1:12345") as scheduler:
         answer = await scheduler.filter(pod, ["worker-1", "worker-2"])
@@ -75,6 +76,33 @@ def why_not(pod: PodRules, name: str, node: NodeRules, use: NodeUse) -> list[str
     has = dict((*node.allocatable, *node.neuron))
     short = [key for key, asked in (*pod.needs, *pod.neuron) if asked > has.get(key, 0) - use.amounts.get(key, 0)]
     return ["Too many pods" if key == "pods" else f"Insufficient {key}" for key in short]
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedPod:
+    """A pod on a node, or thought to be there."""
+
+    node: str
+    namespace: str
+    labels: Mapping[str, str]
+    rules: PodRules
+
+    def keeps_off(self, other: PlacedPod, nodes: Mapping[str, NodeRules]) -> bool:
+        """Whether its required anti-affinity does not let another pod be where that one is."""
+        return any(
+            selector.matches(other.namespace, other.labels)
+            and (domain := nodes[self.node].labels.get(selector.topology_key)) is not None
+            and nodes[other.node].labels.get(selector.topology_key) == domain
+            for selector in self.rules.keeps_off
+        )
+
+
+def why_apart(pod: PlacedPod, placed: Iterable[PlacedPod], nodes: Mapping[str, NodeRules]) -> list[str]:
+    """Why InterPodAffinity does not let a pod be with the placed ones; of its rules the required anti-affinity only."""
+    there = [each for each in placed if each.node in nodes]
+    if any(each.keeps_off(pod, nodes) for each in there):
+        return ["node(s) didn't satisfy existing pods anti-affinity rules"]
+    return ["node(s) didn't match pod anti-affinity rules"] if any(pod.keeps_off(each, nodes) for each in there) else []
 
 
 class SimulatedScheduler:

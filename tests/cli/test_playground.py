@@ -84,12 +84,66 @@ def test_a_pod_of_the_docs_goes_to_the_instance_type_that_it_names(playground: P
     assert "pod team/named runs on inf2-2" in playground.run("run", "-f", str(tmp_path / "pod.yaml"))
 
 
+LEADER_FIRST = """
+apiVersion: leaderworkerset.x-k8s.io/v1
+kind: LeaderWorkerSet
+metadata:
+  name: NAME
+  annotations: {leaderworkerset.sigs.k8s.io/exclusive-topology: LABEL}
+spec:
+  leaderWorkerTemplate:
+    size: 3
+    workerTemplate:
+      metadata: {annotations: {neuron-plugin.io/group: NAME, neuron-plugin.io/group-size: "3"}}
+      spec:
+        containers: [{name: m, image: x, resources: {limits: {aws.amazon.com/neuron: 1}}}]
+"""
+
+
+def test_workers_are_made_where_their_leader_is_and_the_group_does_not_deadlock(
+    playground: Playground, tmp_path: Path
+) -> None:
+    for name in ("first", "second"):
+        text = LEADER_FIRST.replace("NAME", name).replace("LABEL", "kubernetes.io/hostname")
+        (tmp_path / f"{name}.yaml").write_text(text)
+    playground.clear()
+    nodes = set()
+    for name in ("first", "second"):
+        answer = playground.run("run", "-f", str(tmp_path / f"{name}.yaml"))
+        placed = re.findall(rf"^pod default/{name}-0(?:-[12])? runs on (\S+),", answer, re.MULTILINE)
+        assert (len(placed), len(set(placed))) == (3, 1), answer
+        nodes.add(placed[0])
+    assert len(nodes) == 2, "the topology is exclusive"
+
+
+def test_a_leader_on_a_node_without_the_label_gets_no_workers(playground: Playground, tmp_path: Path) -> None:
+    playground.clear()
+    (tmp_path / "lost.yaml").write_text(LEADER_FIRST.replace("NAME", "lost").replace("LABEL", "rack"))
+    answer = playground.run("run", "-f", str(tmp_path / "lost.yaml"), status=1)
+    assert re.search("node inf2-[12] has no label rack: no other pod of lost-0's group is made", answer)
+
+
+def test_workers_are_not_made_while_their_leader_waits(
+    playground: Playground, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
+) -> None:
+    monkeypatch.setattr("neuron_plugin.cli.playground.PLACE_SECONDS", 7.0)
+    text = LEADER_FIRST.replace("NAME", "large").replace("LABEL", "rack").replace("neuron: 1", "neuron: 13")
+    (tmp_path / "large.yaml").write_text(text)
+    shown = cli("playground", "run", "--directory", playground.directory, "-f", tmp_path / "large.yaml")
+    assert shown.status == Exit.SUCCESS
+    assert "2 pods more would be made once large-0 is scheduled" in shown.out
+    assert "pod default/large-0 waits: " in shown.out
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("kind: Deployment\nmetadata: {name: x}", "holds Deployment, expected pods with a name"),
-        ("kind: Pod\nspec: {}", "holds Pod, expected pods with a name"),
-        ("- 1", "holds list, expected pods with a name"),
+        (
+            "kind: Deployment\nmetadata: {name: x}",
+            "Deployment has no controller in the playground, expected Pod or Job",
+        ),
+        ("kind: Pod\nspec: {}", "Pod has no name"),
+        ("- 1", "list has no name"),
         ("{", "is no YAML"),
         ("", "no pod: give --ask"),
     ],

@@ -16,11 +16,12 @@ from neuron_plugin.allocation.node_rules import (
     NodeSelectorTerm,
     NodeUse,
     PodRules,
+    PodSelector,
     Requirement,
     Taint,
     Toleration,
 )
-from neuron_plugin.simulation.scheduler import ExtenderCallError, why_not
+from neuron_plugin.simulation.scheduler import ExtenderCallError, PlacedPod, why_apart, why_not
 from tests.support.manifests import pod_manifest
 from tests.support.scheduler import StandInScheduler
 
@@ -199,3 +200,32 @@ def test_taints_and_cordons_are_tolerated_or_close_the_node() -> None:
     assert why_not(PodRules(tolerations=(cordon,)), "n1", node, NodeUse()) == ["node(s) had untolerated taint(s)"]
     tolerant = PodRules(tolerations=(cordon, Toleration("gpu", "", "x")))
     assert why_not(tolerant, "n1", node, NodeUse()) == []
+
+
+RACKS = {
+    "a": NodeRules(labels={"rack": "r1"}),
+    "b": NodeRules(labels={"rack": "r1"}),
+    "c": NodeRules(labels={"rack": "r2"}),
+}
+ALONE = PlacedPod(
+    "a",
+    "ml",
+    {"app": "alone"},
+    PodRules(keeps_off=(PodSelector(("ml",), (Requirement("app", "Exists", ()),), "rack"),)),
+)
+WEB = PlacedPod("a", "ml", {"app": "web"}, PodRules())
+
+
+@pytest.mark.parametrize(("node", "kept_apart"), [("a", True), ("b", True), ("c", False)])
+def test_a_required_anti_affinity_keeps_pods_out_of_a_domain_whoever_came_first(node: str, *, kept_apart: bool) -> None:
+    late = why_apart(replace(WEB, node=node), [ALONE], RACKS)
+    assert late == ["node(s) didn't satisfy existing pods anti-affinity rules"] * kept_apart
+    early = why_apart(replace(ALONE, node=node), [WEB], RACKS)
+    assert early == ["node(s) didn't match pod anti-affinity rules"] * kept_apart
+
+
+def test_an_anti_affinity_is_about_the_pods_that_it_names_and_nodes_with_its_label() -> None:
+    assert why_apart(replace(WEB, namespace="other"), [ALONE], RACKS) == []
+    assert why_apart(replace(WEB, labels={}), [ALONE], RACKS) == []
+    assert why_apart(WEB, [ALONE], {"a": NodeRules()}) == []
+    assert why_apart(WEB, [replace(ALONE, node="gone")], RACKS) == []

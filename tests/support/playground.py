@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import shutil
 import signal
@@ -10,7 +12,11 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import yaml
 
 REPOSITORY = Path(__file__).parents[2]
 SECONDS = 90.0
@@ -60,6 +66,18 @@ class Playground:
         """What another shell's ``playground ...`` prints."""
         return self._done(self._command(*arguments), status)
 
+    def clear(self) -> None:
+        """Delete all pods, and wait until they are gone and the plugins say so."""
+        config = yaml.safe_load((self.directory / "kubeconfig").read_text("utf-8"))
+        pods = f"{config['clusters'][0]['cluster']['server']}/api/v1/pods"
+        while found := _answer(pods)["items"]:
+            for pod in found:
+                metadata = pod["metadata"]
+                path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
+                with contextlib.suppress(HTTPError):  # it is gone already
+                    _answer(pods.replace("/api/v1/pods", path), "DELETE")
+            time.sleep(0.2)
+
     def shell(self, line: str) -> str:
         """What a line prints that is typed into another shell."""
         return self._done(["/bin/sh", "-c", line], 0)
@@ -70,3 +88,9 @@ class Playground:
         )
         assert done.returncode == status, done.stdout + done.stderr
         return done.stdout + done.stderr
+
+
+def _answer(url: str, method: str = "GET") -> Any:
+    """What the playground's API server says; it serves on loopback, and everybody."""
+    with urlopen(Request(url, method=method), timeout=SECONDS) as answer:  # noqa: S310 - as the kubeconfig says
+        return json.load(answer)
