@@ -25,8 +25,10 @@ SECONDS = 90.0
 class Playground:
     """A context: it is ready inside and ended after it."""
 
-    def __init__(self, *arguments: str, directory: Path | None = None) -> None:
-        self.directory = directory or Path(tempfile.mkdtemp(prefix="np-", dir="/tmp")) / "p"
+    def __init__(self, *arguments: str, directory: Path | None = None, in_tmpdir: bool = False) -> None:
+        """``in_tmpdir`` gives its directory the name that commands look for in TMPDIR."""
+        name = "neuron-playground" if in_tmpdir else "p"
+        self.directory = directory or Path(tempfile.mkdtemp(prefix="np-", dir="/tmp")) / name
         self._output = Path(tempfile.mkdtemp(prefix="np-printed-")) / "printed"
         self._environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONIOENCODING": "utf-8"}
         with self._output.open("wb") as output:

@@ -1,0 +1,82 @@
+"""The pages that show what became of manifests on a playground: their commands are typed there, in order.
+
+A page begins on an empty playground with the nodes that it has by default. What a page shows below a command must be
+in the command's output ("..." for what is left out), but for what a controller's or the API server's names end with.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.docs.test_pages import PLAYED, identified, saved_files, steps
+from tests.support.playground import REPOSITORY, Playground
+
+SUFFIX = re.compile(r"-[0-9a-f]{5}(?=[ ,:]|$)")
+"""Of a pod that a controller has made."""
+
+
+@pytest.fixture(scope="module")
+def playground() -> Iterator[Playground]:
+    """In the directory that commands without --directory look at, if TMPDIR says so."""
+    with Playground(in_tmpdir=True) as up:
+        yield up
+
+
+@pytest.fixture
+def typed(playground: Playground, tmp_path: Path) -> Typed:
+    playground.clear()
+    return Typed(playground, tmp_path)
+
+
+class Typed:
+    """A shell in which the page's files are, and the playground is found."""
+
+    def __init__(self, playground: Playground, directory: Path) -> None:
+        self._directory = directory
+        program = directory / "bin/neuron-plugin"
+        program.parent.mkdir()
+        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m neuron_plugin "$@"\n', "utf-8")
+        program.chmod(0o755)
+        self._environment = {
+            **os.environ,
+            "PATH": f"{program.parent}:{os.environ['PATH']}",
+            "PYTHONPATH": str(REPOSITORY),
+            "TMPDIR": str(playground.directory.parent),
+            "KUBECONFIG": str(playground.directory / "kubeconfig"),
+        }
+
+    def __call__(self, line: str) -> tuple[int, set[str]]:
+        """The exit status and the lines that are printed."""
+        done = subprocess.run(  # noqa: S603 - the page's own lines
+            ["/bin/sh", "-c", line],
+            cwd=self._directory, env=self._environment, capture_output=True, text=True, check=False, timeout=90,
+        )  # fmt: skip
+        printed = done.stdout + done.stderr
+        return done.returncode, {plain(each) for each in printed.splitlines()}
+
+
+def plain(line: str) -> str:
+    """A line without what is different each time."""
+    return re.sub(r"\s+", " ", SUFFIX.sub("-*", line)).strip()
+
+
+@pytest.mark.timeout(180)  # real daemons on a machine that may be busy
+@pytest.mark.parametrize("page", PLAYED, ids=identified)
+def test_a_page_shows_what_happens_on_a_playground(page: Path, typed: Typed, tmp_path: Path) -> None:
+    for name, text in saved_files(page).items():
+        (tmp_path / name).write_text(text)
+    for step in steps(page):
+        if " kubectl " in f" {step.line} " and not shutil.which("kubectl"):
+            pytest.skip("kubectl is not installed")
+        status, lines = typed(step.line)
+        assert status == step.status, f"{page.name}: {step.line}: {lines}"
+        missing = [each for each in step.shown if plain(each) not in lines]
+        assert not missing, f"{page.name}: {step.line}: {lines}"
