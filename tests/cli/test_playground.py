@@ -138,10 +138,7 @@ def test_workers_are_not_made_while_their_leader_waits(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (
-            "kind: Deployment\nmetadata: {name: x}",
-            "Deployment has no controller in the playground, expected Pod or Job",
-        ),
+        ("kind: CronJob\nmetadata: {name: x}", "CronJob has no controller in the playground, expected Pod or"),
         ("kind: Pod\nspec: {}", "Pod has no name"),
         ("- 1", "list has no name"),
         ("{", "is no YAML"),
