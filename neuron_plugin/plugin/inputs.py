@@ -16,7 +16,7 @@ import msgspec
 
 from neuron_plugin.allocation import Allocation, NeuronPod, NodeInventory, PodReference, PodUid, Resource
 from neuron_plugin.allocation.claims import DEVICE_RESOURCE, NeuronClaim, names_mask, read_device_name
-from neuron_plugin.allocation.resources import format_ids, mask_of, parse_ids
+from neuron_plugin.allocation.resources import format_ids, parse_ids
 from neuron_plugin.topology import NO_CORES, CoreMask, Geometry, Unit, cores_in
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Reply:
     def mask_on(self, inventory: NodeInventory) -> CoreMask:
         """The cores as the node counts them now; whole devices where the logical core size has changed since."""
         if self.lnc == inventory.logical_core_size:
-            return inventory.geometry.cores_mask(self.cores)
+            return inventory.geometry.mask_of(Unit.CORE, self.cores)
         return inventory.geometry.devices_mask(self.devices)
 
     def annotation(self) -> str:
@@ -148,7 +148,7 @@ class RecordedAllocation:
         if self.key.claim:
             mask = names_mask(self.claim_devices, geometry, inventory.logical_core_size)
             return Allocation(pod, "", self.key.resource, mask, claim=self.claim_name)
-        mask = drawn = mask_of(geometry, unit, self.ids)
+        mask = drawn = geometry.mask_of(unit, self.ids)
         if self.reply:
             mask = self.reply.mask_on(inventory)
         elif self.device_paths:
@@ -281,7 +281,7 @@ class PendingAnswer:
     def on(self, inventory: NodeInventory) -> Allocation:
         """What the answer gave, on this node."""
         pod = self.pod or PodReference(PodUid(PENDING + self.reply.id), "", "")
-        drawn = mask_of(inventory.geometry, self.resource.unit, self.ids)
+        drawn = inventory.geometry.mask_of(self.resource.unit, self.ids)
         return Allocation(pod, self.container, self.resource, self.reply.mask_on(inventory), drawn)
 
 

@@ -31,7 +31,7 @@ CONTAINER = ContainerStyle(Numbering.CONTAINER)
 
 
 def test_p40_seed_cores_2_and_3_in_host_numbering_give_neuron1_and_visible_cores() -> None:
-    given_ = container_allocation(TRN1, Resource.NEURONCORE, TRN1.cores_mask((2, 3)), HOST)
+    given_ = container_allocation(TRN1, Resource.NEURONCORE, TRN1.mask_of(Unit.CORE, (2, 3)), HOST)
     assert given_.devices == (DeviceNode("/dev/neuron1", "/dev/neuron1", "rw"),)
     assert given_.envs == {"NEURON_RT_VISIBLE_CORES": "2,3"}
 
@@ -44,7 +44,7 @@ def test_p41_seed_devices_2_and_3_in_host_numbering_give_both_nodes_and_visible_
 
 
 def test_p42_container_numbering_starts_at_neuron0_and_counts_cores_from_the_first_device() -> None:
-    given_ = container_allocation(TRN1, Resource.NEURONCORE, TRN1.cores_mask((10, 11, 12, 13)), CONTAINER)
+    given_ = container_allocation(TRN1, Resource.NEURONCORE, TRN1.mask_of(Unit.CORE, (10, 11, 12, 13)), CONTAINER)
     assert [(node.host_path, node.container_path) for node in given_.devices] == [
         ("/dev/neuron5", "/dev/neuron0"),
         ("/dev/neuron6", "/dev/neuron1"),
@@ -98,7 +98,7 @@ def test_the_host_path_follows_the_device_directory() -> None:
 
 def test_p53_cdi_names_stand_in_for_device_nodes() -> None:
     style = ContainerStyle(Numbering.CONTAINER, cdi=True)
-    given_ = container_allocation(TRN1, Resource.NEURONCORE, TRN1.cores_mask((2, 3)), style)
+    given_ = container_allocation(TRN1, Resource.NEURONCORE, TRN1.mask_of(Unit.CORE, (2, 3)), style)
     assert given_.devices == ()
     assert given_.cdi_devices == ("neuron-plugin.io/device=1-0",)
     assert given_.envs == {"NEURON_RT_VISIBLE_CORES": "0,1"}
