@@ -230,14 +230,11 @@ class Snapshot:
     @cached_property
     def offered_mask(self) -> CoreMask:
         """Healthy cores that neither an operator nor a hold-down keeps back, whether in use or not."""
-        return CoreMask(self.inventory.healthy_mask & ~self.inputs.held_down_mask)
+        return CoreMask(self.inventory.healthy_mask & ~mask_union(self.inputs.hold_downs))
 
     def mask_of(self, resource: Resource, ids: Iterable[int]) -> CoreMask:
         """The cores behind ids; ids that the node does not have add nothing."""
-        masks, mask = self.inventory.geometry.masks(resource.unit), 0
-        for number in ids:
-            mask |= masks[number] if number < len(masks) else 0
-        return CoreMask(mask)
+        return self.inventory.geometry.mask_of(resource.unit, ids)
 
     def kept_back(self, mask: int, hold_downs: Sequence[HoldDown]) -> tuple[str, ...]:
         """Why healthy cores of ``mask`` are not given to a pod that has not got them yet: each reason once."""

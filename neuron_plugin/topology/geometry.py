@@ -99,7 +99,7 @@ class Geometry:
 
     def mask_of(self, unit: Unit, ids: Iterable[int]) -> CoreMask:
         """The cores behind ids of a unit; ids outside the geometry add nothing."""
-        masks, mask = self.masks(unit), 0
+        masks, mask = _masks(self.device_count, self.cores_per_device, unit), 0
         for number in ids:
             mask |= masks[number] if 0 <= number < len(masks) else 0
         return CoreMask(mask)
@@ -118,7 +118,8 @@ class Geometry:
 
     def devices_touched(self, mask: int) -> tuple[DeviceId, ...]:
         """Devices with at least one core in ``mask``, ascending."""
-        return tuple(DeviceId(device) for device, own in enumerate(self.masks(Unit.DEVICE)) if mask & own)
+        masks = _masks(self.device_count, self.cores_per_device, Unit.DEVICE)
+        return tuple(DeviceId(device) for device, own in enumerate(masks) if mask & own)
 
     def whole_devices(self, mask: int) -> tuple[DeviceId, ...]:
         """Devices with every core in ``mask``, ascending."""

@@ -29,7 +29,8 @@ from neuron_plugin.plugin.answers import (
     may_improve,
     preference_for,
 )
-from neuron_plugin.plugin.inputs import ALLOCATION_KEY, HoldDown, Inputs, PendingAnswer, read_reply, reply_for
+from neuron_plugin.plugin.container import ALLOCATION_KEY, read_reply, reply_for
+from neuron_plugin.plugin.inputs import HoldDown, Inputs, PendingAnswer
 from neuron_plugin.plugin.settings import TopologyPolicy
 from neuron_plugin.plugin.snapshot import derive
 from neuron_plugin.topology import NO_CORES, CoreMask, Geometry, Topology, Unit, valid_counts, valid_sets

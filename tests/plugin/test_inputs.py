@@ -11,19 +11,17 @@ from hypothesis import strategies as st
 
 from neuron_plugin.allocation import Allocation, PodUid, Resource
 from neuron_plugin.kubelet import CheckpointEntry
+from neuron_plugin.plugin.container import ALLOCATION_KEY, Reply, read_reply, reply_for
 from neuron_plugin.plugin.inputs import (
-    ALLOCATION_KEY,
     MOST_ENDED,
     MOST_VANISHED,
     HoldDown,
     NodePods,
     PendingAnswer,
     Recorded,
-    Reply,
+    given_mask,
     made_by_api_server,
-    read_reply,
     recorded_allocation,
-    reply_for,
 )
 from neuron_plugin.topology import CoreMask, Unit
 from tests.plugin.world import (
@@ -62,7 +60,7 @@ def test_a_reply_reads_back_as_it_was_written(mask: int, reply_id: str, lnc: int
     node = inventory(TRN2, logical_core_size=lnc)
     reply = reply_for(node, reply_id, CoreMask(mask))
     assert read_reply(reply.annotation()) == reply
-    assert reply.mask_on(node) == mask
+    assert given_mask(reply, node) == mask
 
 
 @given(text=st.one_of(st.text(), st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps)))
@@ -91,7 +89,7 @@ def test_a_reply_with_a_field_of_another_type_is_none_of_ours(fields: dict[str, 
 def test_p28_after_a_change_of_lnc_a_reply_counts_as_its_whole_devices() -> None:
     reply = reply_for(inventory(TRN1), "a", TRN1.mask_of(Unit.CORE, (3,)))
     halved = inventory(replace(TRN1, cores_per_device=1), logical_core_size=2)
-    assert reply.mask_on(halved) == halved.geometry.devices_mask((1,))
+    assert given_mask(reply, halved) == halved.geometry.devices_mask((1,))
 
 
 # Entries of the checkpoint.

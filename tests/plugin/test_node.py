@@ -13,7 +13,8 @@ import pytest
 from neuron_plugin.allocation import PodReference, PodUid, Resource
 from neuron_plugin.kubelet import ContainerAllocation, PodDevices
 from neuron_plugin.kubelet.pod_resources import ContainerDevices
-from neuron_plugin.plugin.inputs import ALLOCATION_KEY, LISTED_SECONDS, NodePods, PendingAnswer, reply_for
+from neuron_plugin.plugin.container import ALLOCATION_KEY, reply_for
+from neuron_plugin.plugin.inputs import LISTED_SECONDS, NodePods, PendingAnswer
 from neuron_plugin.plugin.node import (
     LONGEST_REWRITE_PAUSE_SECONDS,
     RECORD_SECONDS,

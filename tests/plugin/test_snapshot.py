@@ -14,6 +14,7 @@ from neuron_plugin.allocation import NeuronPod, NodeInventory, PodReference, Pod
 from neuron_plugin.allocation.inventory import DISABLED_REASON
 from neuron_plugin.allocation.keys import UNHEALTHY_LABEL
 from neuron_plugin.hardware.health_signals import MISSING
+from neuron_plugin.plugin.container import reply_for
 from neuron_plugin.plugin.inputs import (
     LISTED_SECONDS,
     PENDING,
@@ -23,7 +24,6 @@ from neuron_plugin.plugin.inputs import (
     NodePods,
     PendingAnswer,
     RecordedAllocation,
-    reply_for,
 )
 from neuron_plugin.plugin.snapshot import (
     ADMISSION_SECONDS,

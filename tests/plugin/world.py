@@ -33,8 +33,8 @@ from neuron_plugin.cluster.pods import (
     neuron_pod,
 )
 from neuron_plugin.kubelet import ContainerAllocation
-from neuron_plugin.plugin.container import VISIBLE_CORES
-from neuron_plugin.plugin.inputs import AllocationKey, Inputs, NodePods, Recorded, RecordedAllocation, reply_for
+from neuron_plugin.plugin.container import VISIBLE_CORES, reply_for
+from neuron_plugin.plugin.inputs import AllocationKey, Inputs, NodePods, Recorded, RecordedAllocation
 from neuron_plugin.topology import CoreMask, Geometry, Topology, Unit
 
 NEURON = Resource.NEURON
