@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from neuron_plugin.allocation import NeuronPod, Rejection
 from neuron_plugin.allocation.claims import ClaimDevice, ClaimResult, NeuronClaim, pool_of, read_device_name
 from neuron_plugin.allocation.resources import format_ids
-from neuron_plugin.kubelet import ClaimReference, DeviceHealth, PreparedDevice
+from neuron_plugin.kubelet.dra_service import ClaimReference, DeviceHealth, PreparedDevice
 from neuron_plugin.plugin.container import (
     ContainerStyle,
     cdi_cores_name,

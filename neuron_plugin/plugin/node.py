@@ -16,7 +16,8 @@ from typing import Protocol
 from neuron_plugin.allocation import NodeInventory, PodUid, Resource
 from neuron_plugin.allocation.claims import DEVICE_RESOURCE, NeuronClaim
 from neuron_plugin.backoff import CLOCK, Backoff, steady_seconds
-from neuron_plugin.kubelet import Advertisement, Checkpoint, CheckpointError, DraState, PodDevices
+from neuron_plugin.kubelet import Advertisement, Checkpoint, CheckpointError, PodDevices
+from neuron_plugin.kubelet.dra_state import DraState
 from neuron_plugin.plugin.inputs import (
     LISTED_SECONDS,
     PENDING,

@@ -18,7 +18,8 @@ from neuron_plugin.allocation.keys import DISABLE_KEY, INVENTORY_KEY
 from neuron_plugin.build import Build, build
 from neuron_plugin.decision_log import DecisionLog, decisions_document
 from neuron_plugin.http_server import Health
-from neuron_plugin.kubelet import DevicePluginServer, DraServer, KubeletCounters
+from neuron_plugin.kubelet import DevicePluginServer, KubeletCounters
+from neuron_plugin.kubelet.dra_service import DraServer
 from neuron_plugin.plugin.cluster_link import ClusterLink
 from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.health_watch import HealthWatch
