@@ -166,7 +166,7 @@ class NeuronClaim:
     node: str = ""
     logical_core_size: int = 0
     reserved_for: tuple[PodUid, ...] = ()
-    deleting: bool = False
+    finalizers: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"

@@ -178,7 +178,7 @@ def neuron_claim(claim: ResourceClaim, driver: str) -> NeuronClaim:
         reserved_for=tuple(
             PodUid(one.uid) for one in claim.status.reserved_for or () if one.resource == "pods" and one.uid
         ),
-        deleting=claim.metadata.deletion_timestamp is not None,
+        finalizers=claim.metadata.finalizers or (),
     )
 
 

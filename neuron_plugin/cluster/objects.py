@@ -63,6 +63,7 @@ class Metadata(Wire, frozen=True):
     annotations: dict[str, str] | None = None
     labels: dict[str, str] | None = None
     owner_references: tuple[Owner, ...] | None = None
+    finalizers: tuple[str, ...] | None = None
 
 
 class ApiObject(Wire, frozen=True):

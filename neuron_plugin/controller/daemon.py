@@ -30,6 +30,7 @@ from neuron_plugin.controller.settings import ExtenderSettings, MakeRoom
 from neuron_plugin.decision_log import DecisionLog, decisions_document
 from neuron_plugin.extender.binding import TIMES, Binder, BindTimes
 from neuron_plugin.extender.server import ExtenderService, ServerCertificate, redirect_to_leader, verb_routes
+from neuron_plugin.gates.claims import ClaimWriter
 from neuron_plugin.gates.placer import Placer
 from neuron_plugin.gates.upkeep import Upkeep
 from neuron_plugin.gates.webhook import application as webhook_application
@@ -104,7 +105,8 @@ class ExtenderDaemon:
         self.state = ClusterState(time.time_ns(), product_names(types))
         self._monitor = Monitor(self.state, self.ready)
         namespace = settings.lease_namespace if settings.plugin_leases else ""
-        self._informers = Informers(api, self.state, types, self._metrics, lease_namespace=namespace)
+        driver = settings.dra_driver
+        self._informers = Informers(api, self.state, types, self._metrics, lease_namespace=namespace, dra_driver=driver)
         times = replace(times, answer=settings.answer_seconds)
         decisions = DecisionLog()
         lease = LeaseName(settings.lease_namespace, settings.lease_name, self._identity, url=settings.url)
@@ -151,6 +153,9 @@ class ExtenderDaemon:
             answer=settings.answer,
             preempt_unoffered=settings.preempt_unoffered,
         )
+        claims = None
+        if settings.dra_driver:
+            claims = ClaimWriter(api, settings.dra_driver, self._informers.claims, time.time_ns)
         self._placer = Placer(
             api,
             self.state,
@@ -161,6 +166,7 @@ class ExtenderDaemon:
             dialects=settings.dialects,
             strategy=settings.placement,
             decisions=decisions,
+            claims=claims,
         )
         self._upkeep = Upkeep(
             api,

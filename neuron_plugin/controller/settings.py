@@ -115,6 +115,14 @@ class ExtenderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             "cluster-autoscaler, else never",
         ),
     ] = "auto"
+    dra_driver: Annotated[
+        str,
+        Meta(
+            max_length=63,
+            description="name of the DRA driver whose claims are allocated for gated pods, such as neuron.aws.com; "
+            "empty where nodes offer devices by count only",
+        ),
+    ] = ""
     make_room: Annotated[
         MakeRoom,
         Meta(

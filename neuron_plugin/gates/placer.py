@@ -21,17 +21,28 @@ from http import HTTPStatus
 from math import inf
 from typing import NoReturn
 
-from neuron_plugin.allocation import Dialect, NeuronPod, NodeInfo, Placement, PlacementStrategy, PodUid, Rejection
-from neuron_plugin.allocation.assignment import read_assignment, write_assignment
+from neuron_plugin.allocation import (
+    Assignment,
+    Dialect,
+    NeuronPod,
+    NodeInfo,
+    Placement,
+    PlacementStrategy,
+    PodUid,
+    Rejection,
+)
+from neuron_plugin.allocation.assignment import ContainerAssignment, read_assignment, write_assignment
 from neuron_plugin.allocation.keys import ASSIGNMENT_KEYS, GATE
 from neuron_plugin.allocation.node_rules import PodRules
 from neuron_plugin.allocation.pod import assigned_allocations
+from neuron_plugin.allocation.resources import ids_of
 from neuron_plugin.backoff import CLOCK, Clock
 from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, ClusterError, Election
 from neuron_plugin.cluster.api import send
 from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.decision_log import DecisionLog, LoggedDecision, Step
 from neuron_plugin.gates import writes
+from neuron_plugin.gates.claims import ClaimWriter, results_of
 from neuron_plugin.gates.queue import Kind, Queue
 from neuron_plugin.planning import PACK, place_together, why_not_judged
 from neuron_plugin.scheduling.assumed import may_have_happened
@@ -84,6 +95,7 @@ class Placer:
         dialects: Collection[Dialect] = (Dialect.NEURON_PLUGIN,),
         strategy: PlacementStrategy = PACK,
         decisions: DecisionLog | None = None,
+        claims: ClaimWriter | None = None,
         times: GateTimes = TIMES,
         clock: Clock = CLOCK,
         unix_ns: Callable[[], int] = time.time_ns,
@@ -99,6 +111,7 @@ class Placer:
         self._dialects = dialects
         self._strategy = strategy
         self._decisions = decisions or DecisionLog()
+        self.claims = claims
         self._times = times
         self._clock = clock
         self._unix_ns = unix_ns
@@ -107,6 +120,8 @@ class Placer:
         self._in_flight: dict[PodUid, asyncio.Task[None]] = {}
         self._planned: set[tuple[str, str]] = set()
         """Groups of which some pod has its placement and is gated still."""
+        self._allocated: set[PodUid] = set()
+        """Pods that have their place by claims that were allocated, and are gated still."""
         self._avoided: dict[tuple[str, str], float] = {}
         self._undecided: set[PodUid] = set()
         """Pods on which something was written, and the watch does not show yet what came of it."""
@@ -140,6 +155,8 @@ class Placer:
             self.queue.hopeless.clear()
         for group in list(self._planned):
             self._complete(group)
+        for uid in list(self._allocated):
+            self._release_allocated(uid)
         for kind, pod in self.queue.in_order():
             if len(self._in_flight) >= MOST_IN_FLIGHT:
                 break
@@ -160,6 +177,7 @@ class Placer:
                 self._put(pod)
             pods = self._state.pods.values()
             self._planned = {pod.group for pod in pods if pod.group and pod.gated and pod.promised}
+            self._allocated = {pod.uid for pod in pods if pod.gated and pod.promised and not pod.group}
         else:
             for change in changes.after(self._seen):
                 record = change.after or change.before
@@ -167,6 +185,8 @@ class Placer:
                     gated = self._state.gated.get(record.uid)
                     if record.group and record.gated and record.promised:
                         self._planned.add(record.group)
+                    elif record.gated and record.promised:
+                        self._allocated.add(record.uid)
                     if gated:
                         self._put(gated)
                     else:
@@ -276,6 +296,8 @@ class Placer:
         info = self._state.nodes[node]
         if info.inventory is None:
             return None
+        if pod.rules.claim_driver:
+            return self._assume_claims(pod, node, placement, info)
         annotations = write_assignment(info.inventory.geometry, placement, self._unix_ns(), self._dialects)
         if annotations.keys().isdisjoint(ASSIGNMENT_KEYS):
             return None  # two resources, which the vendor's dialect cannot say
@@ -283,6 +305,33 @@ class Placer:
         chosen_from = None if isinstance(info.capacity, Rejection) else info.capacity
         promised = replace(pod, promised=node, assignment=assignment)
         return AssumedPod(promised, annotations, self._clock.now(), chosen_from=chosen_from)
+
+    def _assume_claims(self, pod: NeuronPod, node: str, placement: Placement, info: NodeInfo) -> AssumedPod | None:
+        """The pod with what its claims are to get: its assignment stands in them."""
+        if info.inventory is None or self.claims is None:
+            return None
+        geometry, time = info.inventory.geometry, self._unix_ns()
+        containers = tuple(
+            ContainerAssignment(part.request, ids_of(geometry, part.request.resource.unit, part.mask))
+            for part in placement
+        )
+        return AssumedPod(
+            replace(pod, promised=node, assignment=Assignment(containers, time)),
+            {},
+            self._clock.now(),
+            chosen_from=None if isinstance(info.capacity, Rejection) else info.capacity,
+            claims=results_of(pod, placement, info.inventory, node),
+        )
+
+    def _release_allocated(self, uid: PodUid) -> None:
+        """Hand over a pod whose claims are allocated: by a leader before us, or for another of their pods."""
+        pod = self._state.pods.get(uid)
+        if pod is None or not (pod.gated and pod.promised):
+            self._allocated.discard(uid)
+            return
+        under_way = uid in self._in_flight or uid in self._state.assumed or self._is_answered(pod)
+        if not under_way and pod.rules.gates == (GATE,):
+            self._hand_over(pod, pod.promised, partial(writes.place, node=pod.promised, annotations={}))
 
     # Groups.
 
@@ -308,7 +357,7 @@ class Placer:
         if len(places) < max(missing, 1):
             for pod in planned:  # of a plan that was cut off half way: others may need the room
                 if pod.uid not in self._in_flight and not self._is_answered(pod):
-                    self._send(pod, writes.withdraw(pod))
+                    self._start(pod.uid, self._write(pod, writes.withdraw, frees=True))
             return False
         chosen = {uid: self._assume_at(self._state.gated[uid], *place) for uid, place in places.items()}
         if any(assumed is None for assumed in chosen.values()):
@@ -390,10 +439,21 @@ class Placer:
         self._state.changes.wake()
 
     async def _write(
-        self, pod: NeuronPod, write: Callable[[NeuronPod], ApiRequest], reason: str = "", nominee_of: str = ""
+        self,
+        pod: NeuronPod,
+        write: Callable[[NeuronPod], ApiRequest],
+        reason: str = "",
+        nominee_of: str = "",
+        *,
+        frees: bool = False,
     ) -> None:
         uid, assumed, seen = pod.uid, self._state.assumed.get(pod.uid), pod
         try:
+            if self.claims and frees:
+                await self.claims.free(pod, timeout_seconds=self._times.write / 2)
+            if self.claims and assumed and assumed.claims:
+                place = assumed.pod.promised
+                await self.claims.allocate(pod, place, assumed.claims, timeout_seconds=self._times.write / 4)
             if nominee_of:
                 answer = await send(self._api, writes.nominate(pod, nominee_of), timeout_seconds=self._times.write / 2)
                 seen = replace(pod, version=PODS.decode(answer).resource_version)
@@ -404,7 +464,7 @@ class Placer:
                 _log.warning("it is not known whether a pod was placed", extra=fields)
                 return  # it stays assumed until a read says what became of it
             _log.info("pod not placed", extra=fields)
-            changed = isinstance(error, ApiError) and error.conflict
+            changed = isinstance(error, ApiError) and error.conflict and error.path.startswith(PODS.group)
             is_new = self._answered.get(uid, ("", 0.0))[0] != pod.version
             self._answered[uid] = pod.version, inf if changed else self._clock.now() + self._times.refused
             self._state.forget(uid)

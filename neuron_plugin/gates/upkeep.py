@@ -160,7 +160,9 @@ class Upkeep:
         if not isinstance(after, int | float) or (self._release_when_full == "auto" and not self.has_autoscaler):
             return
         now, queue, released = self._clock.now(), self._placer.queue, 0
-        full = {kind for kind in queue.hopeless if not kind.group and self._is_full(kind)}
+        # Only we may allocate claims: a scheduler could do nothing with their pods, on no node whatever.
+        hopeless = (kind for kind in queue.hopeless if not (kind.group or kind.rules.claim_driver))
+        full = {kind for kind in hopeless if self._is_full(kind)}
         self._full_since = {kind: self._full_since.get(kind, now) for kind in full}
         for kind, since in self._full_since.items():
             if now - since >= after:
@@ -215,6 +217,8 @@ class Upkeep:
                 return ""
             request = writes.withdraw(neuron_pod(found))
             written = PODS.decode(await send(self._api, request, timeout_seconds=self._times.request))
+            if self._placer.claims and pod.rules.claim_driver:
+                await self._placer.claims.free(pod, timeout_seconds=self._times.request)
         except ClusterError as error:
             _log.info("placement not withdrawn", extra={"pod": str(pod.reference), "uid": pod.uid, "error": str(error)})
             self._withdrawn.discard(pod.uid)

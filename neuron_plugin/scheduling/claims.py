@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from neuron_plugin.allocation import (
     Assignment,
@@ -150,6 +151,7 @@ class ClaimedPods:
         self.driver = driver
         self._shown = shown
         self._claims: dict[Key, NeuronClaim] = {}
+        self.claims: Mapping[Key, NeuronClaim] = MappingProxyType(self._claims)
         self._pods: dict[str, NeuronPod] = {}
         self._users: defaultdict[Key, dict[str, None]] = defaultdict(dict)
         self._last: dict[str, Shown] = {}

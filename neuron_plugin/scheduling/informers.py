@@ -177,6 +177,11 @@ class Informers:
         """
         await self._pods.list_consistently(timeout_seconds)
 
+    @property
+    def claims(self) -> Mapping[tuple[str, str], NeuronClaim]:
+        """The claims by namespace and name; none where they are not followed."""
+        return self._claimed.claims if self._claimed else {}
+
     def any_unbound(self) -> bool:
         """Whether a live pod that asks for Neuron has no node."""
         return any(not pod.node for pod in self._pods.values.values())  # of other pods only bound ones are kept
