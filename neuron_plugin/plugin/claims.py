@@ -23,12 +23,15 @@ from neuron_plugin.allocation.claims import ClaimDevice, ClaimResult, NeuronClai
 from neuron_plugin.allocation.resources import format_ids
 from neuron_plugin.kubelet.dra_service import ClaimReference, DeviceHealth, PreparedDevice
 from neuron_plugin.plugin.container import (
+    CDI_KIND,
     ContainerStyle,
     cdi_cores_name,
     cdi_device_name,
     cdi_size_name,
+    cdi_specification,
     container_style,
     core_windows,
+    write_cdi_specification,
 )
 from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.node import Node
@@ -233,7 +236,13 @@ class ClaimPreparer:
             logger.info("claim prepared", extra={"claim": str(claim), "uid": claim.uid, "devices": names})
         return {
             claim.uid: [
-                PreparedDevice(one.request, one.pool, one.device, call.names[claim.uid, one]) for one in claim.results
+                PreparedDevice(
+                    one.request,
+                    one.pool,
+                    one.device,
+                    tuple(f"{CDI_KIND}={name}" for name in call.names[claim.uid, one]),
+                )
+                for one in claim.results
             ]
             for claim in call.wanted
         }
@@ -267,7 +276,12 @@ class ClaimPreparer:
         snapshot = self._snapshot()
         has = snapshot.inventory
         style = container_style(self._settings, has.driver_version, has.device_name, has.logical_core_size)
-        return _Call(read, cdi_devices(pods, claims, style, snapshot))
+        names = cdi_devices(pods, claims, style, snapshot)
+        try:  # somebody may have removed the file since the daemon last looked
+            write_cdi_specification(self._settings.cdi_dir, cdi_specification(has.geometry, style, claims=True))
+        except OSError as error:
+            raise ClaimsUnreadError(f"the CDI specification cannot be written: {error}") from error
+        return _Call(read, names)
 
     def _conflict(self, call: _Call) -> str:
         """Why a call has to wait, by what is known now; empty if it need not."""

@@ -154,12 +154,14 @@ def core_windows(geometry: Geometry) -> frozenset[tuple[int, int]]:
     return frozenset((int(cores[0]), int(cores[-1])) for cores in map(cores_in, sets))
 
 
+@lru_cache(maxsize=8)
 def cdi_specification(geometry: Geometry, style: ContainerStyle, *, claims: bool = False) -> dict[str, object]:
     """A CDI specification of every device under every number it can have in a container.
 
     ``13-0`` is host device 13 as ``/dev/neuron0``. Version 0.5.0 is the first with ``hostPath``. For ``claims`` there
     is also ``cores-2-3``, which makes these cores visible, and ``lnc-2``, which sets the logical core size. The kubelet
-    remembers names for as long as a pod lives, so what is there follows from the machine alone and never changes.
+    remembers names for as long as a pod lives, so what is there follows from the machine alone and never changes. Do
+    not change what is returned: it is remembered.
     """
     pairs = [
         (host, inside)

@@ -115,6 +115,7 @@ class NodeDaemon:
         await cluster.node_read()
         self.hardware.see()
         self.node.orders_known.set()
+        self.node.changed.set()  # what is published names the Node object
 
     async def take_turns(self) -> None:
         """What changes without an event, and what is due; some microseconds if nothing is."""

@@ -22,7 +22,7 @@ from neuron_plugin import __version__
 from neuron_plugin.allocation import NodeInventory
 from neuron_plugin.allocation.claims import PLACED_TAINT, UNHEALTHY_TAINT, ClaimDevice, pool_of
 from neuron_plugin.backoff import CLOCK, Backoff
-from neuron_plugin.cluster import ApiRequest, ApiServer, ClusterError, Reflector, Scope
+from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, ClusterError, Reflector, Scope
 from neuron_plugin.cluster.api import JsonObject, send
 from neuron_plugin.cluster.claims import RESOURCE_SLICES, ResourceSlice
 from neuron_plugin.plugin.counters import Counters
@@ -32,6 +32,7 @@ from neuron_plugin.topology.device_groups import device_groups
 logger = logging.getLogger(__name__)
 
 TIMEOUT_SECONDS = 10.0
+CONFLICT_SECONDS = 0.2
 _DOMAIN = "neuron.aws.com"
 _ROW = 4
 
@@ -68,7 +69,7 @@ def slice_spec(inventory: NodeInventory, node_name: str, driver: str, *, placed:
         if why := _why_tainted(inventory, device):
             taints.append({"key": UNHEALTHY_TAINT, "value": why, "effect": "NoSchedule"})
         one: JsonObject = {"name": ClaimDevice(device).name, "attributes": attributes}
-        devices.append({**one, "taints": taints} if taints else one)
+        devices.append({**one, "taints": taints})
     pool = {"name": pool_of(node_name), "generation": 1, "resourceSliceCount": 1}
     return {"driver": driver, "nodeName": node_name, "pool": pool, "devices": devices}
 
@@ -131,6 +132,9 @@ class SliceKeeper:
                     await self._mend(api, {one.name: one for one in reflector.values.values()})
                     backoff.reset()
                 except ClusterError as error:
+                    if isinstance(error, ApiError) and error.conflict:
+                        await asyncio.sleep(CONFLICT_SECONDS)  # the watch is about to show what was written
+                        continue
                     logger.warning("the node's slice is not written yet", extra={"error": str(error)})
                     await asyncio.sleep(backoff.next_seconds())
                     continue
@@ -181,10 +185,11 @@ class SliceKeeper:
 
 
 def _differences(wanted: object, has: object, path: str = "spec") -> list[str]:
-    """Where what the server has lacks or changes something that was sent. It may add, such as a taint's time."""
+    """Where what the server has is not what was sent. It adds a taint's time, and leaves empty lists out."""
     if isinstance(wanted, dict):
         parts = has if isinstance(has, dict) else {}
-        return [each for key, value in wanted.items() for each in _differences(value, parts.get(key), f"{path}.{key}")]
+        keys = [*wanted, *(key for key in parts if key not in wanted and key != "timeAdded")]
+        return [each for key in keys for each in _differences(wanted.get(key), parts.get(key), f"{path}.{key}")]
     if isinstance(wanted, list):
         items = has if isinstance(has, list) else []
         if len(items) != len(wanted):
