@@ -19,7 +19,7 @@ from neuron_plugin.allocation import NeuronPod
 from neuron_plugin.allocation.claims import ClaimResult, NeuronClaim, devices_of, pool_of
 from neuron_plugin.allocation.inventory import NodeInventory
 from neuron_plugin.allocation.placement import Placement
-from neuron_plugin.cluster import ApiRequest, ApiServer
+from neuron_plugin.cluster import ApiRequest, ApiServer, ClusterError
 from neuron_plugin.cluster.api import MERGE_PATCH, JsonObject, send
 from neuron_plugin.cluster.claims import FINALIZER, RESOURCE_CLAIMS, allocation_of
 
@@ -39,6 +39,10 @@ def results_of(pod: NeuronPod, placement: Placement, inventory: NodeInventory, n
     return tuple((claim, tuple(results)) for claim, results in found.items())
 
 
+class TermEndsError(ClusterError):
+    """Nothing was sent: this replica's term as leader may end before an answer comes."""
+
+
 class ClaimWriter:
     """Writes the allocations of one driver. ``known`` are the claims as the watch shows them, by namespace and name."""
 
@@ -54,8 +58,10 @@ class ClaimWriter:
         self._known = known
         self._unix_ns = unix_ns
 
-    async def allocate(self, pod: NeuronPod, node: str, results: Results, *, timeout_seconds: float) -> None:
-        """Allocate the claims of a pod that are not allocated so already.
+    async def allocate(
+        self, pod: NeuronPod, node: str, results: Results, *, timeout_seconds: float, check_term: Callable[[], None]
+    ) -> None:
+        """Allocate the claims of a pod that are not allocated so already; ``check_term`` is called before each.
 
         Raises:
             ClusterError: one of them was not written, or that is not known. The claims before it stay allocated.
@@ -64,6 +70,7 @@ class ClaimWriter:
             claim = self._known.get((pod.reference.namespace, name))
             if claim is None or (claim.allocated and (claim.node, claim.results) == (node, devices)):
                 continue
+            check_term()
             if claim.allocated:
                 claim = await self._write(claim, None, timeout_seconds)
             if FINALIZER not in claim.finalizers:

@@ -35,14 +35,13 @@ from neuron_plugin.allocation.assignment import ContainerAssignment, read_assign
 from neuron_plugin.allocation.keys import ASSIGNMENT_KEYS, GATE
 from neuron_plugin.allocation.node_rules import PodRules
 from neuron_plugin.allocation.pod import assigned_allocations
-from neuron_plugin.allocation.resources import ids_of
 from neuron_plugin.backoff import CLOCK, Clock
 from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, ClusterError, Election
 from neuron_plugin.cluster.api import send
 from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.decision_log import DecisionLog, LoggedDecision, Step
 from neuron_plugin.gates import writes
-from neuron_plugin.gates.claims import ClaimWriter, results_of
+from neuron_plugin.gates.claims import ClaimWriter, TermEndsError, results_of
 from neuron_plugin.gates.queue import Kind, Queue
 from neuron_plugin.planning import PACK, place_together, why_not_judged
 from neuron_plugin.scheduling.assumed import may_have_happened
@@ -214,6 +213,10 @@ class Placer:
     def _may_write(self) -> bool:
         return self._election is None or self._election.seconds_left() > self._times.write
 
+    def _check_term(self) -> None:
+        if not self._may_write():
+            raise TermEndsError("this replica's term as leader may end before an answer comes")
+
     def release_plainly(self, pod: NeuronPod, reason: str) -> None:
         """Hand a pod to its scheduler without a place."""
         if pod.uid not in self._in_flight and self._may_write() and not self._readiness.why_not:
@@ -312,7 +315,7 @@ class Placer:
             return None
         geometry, time = info.inventory.geometry, self._unix_ns()
         containers = tuple(
-            ContainerAssignment(part.request, ids_of(geometry, part.request.resource.unit, part.mask))
+            ContainerAssignment(part.request, geometry.ids_of(part.request.resource.unit, part.mask))
             for part in placement
         )
         return AssumedPod(
@@ -452,8 +455,14 @@ class Placer:
             if self.claims and frees:
                 await self.claims.free(pod, timeout_seconds=self._times.write / 2)
             if self.claims and assumed and assumed.claims:
-                place = assumed.pod.promised
-                await self.claims.allocate(pod, place, assumed.claims, timeout_seconds=self._times.write / 4)
+                await self.claims.allocate(
+                    pod,
+                    assumed.pod.promised,
+                    assumed.claims,
+                    timeout_seconds=self._times.write / 2,
+                    check_term=self._check_term,
+                )
+                self._check_term()
             if nominee_of:
                 answer = await send(self._api, writes.nominate(pod, nominee_of), timeout_seconds=self._times.write / 2)
                 seen = replace(pod, version=PODS.decode(answer).resource_version)
