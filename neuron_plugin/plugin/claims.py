@@ -41,15 +41,21 @@ from neuron_plugin.topology import CoreMask, Unit, cores_in
 
 logger = logging.getLogger(__name__)
 
-PREPARE_SECONDS = 35.0
-"""How long Prepare waits for ended pods' processes, and for the API server: the kubelet gives up after 45 s
-(pkg/kubelet/cm/dra/plugin), and asks again only after 60 to 90 s (kubernetes#139836)."""
-POLL_SECONDS = 0.1
-REREAD_SECONDS = 2.0
-"""Between two reads of the claims of a call that waits."""
-
 Part = tuple[str, ClaimResult]
 """A device of a claim: the claim's UID and one result of its allocation."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareTimes:
+    """Seconds. ``wait`` is how long Prepare waits for ended pods' processes, and for the API server.
+
+    The kubelet gives up after 45 s (pkg/kubelet/cm/dra/plugin), and asks again after 60 to 90 s (kubernetes#139836).
+    ``poll`` is between two looks at what a claim waits for, ``reread`` between two reads of a claim that waits.
+    """
+
+    wait: float = 35.0
+    poll: float = 0.1
+    reread: float = 2.0
 
 
 class NotNumberedError(Exception):
@@ -195,11 +201,19 @@ class _Call:
 class ClaimPreparer:
     """Answers the kubelet for the claims of this node's pods."""
 
-    def __init__(self, node: Node, settings: PluginSettings, source: ClaimSource, counters: Counters) -> None:
+    def __init__(
+        self,
+        node: Node,
+        settings: PluginSettings,
+        source: ClaimSource,
+        counters: Counters,
+        times: PrepareTimes = PrepareTimes(),
+    ) -> None:
         self._node = node
         self._settings = settings
         self._source = source
         self._counters = counters
+        self._times = times
 
     async def prepare(self, claims: Sequence[ClaimReference]) -> Mapping[str, Sequence[PreparedDevice] | str]:
         """See ``ClaimHandler.prepare``.
@@ -207,7 +221,7 @@ class ClaimPreparer:
         What was read is read again after a wait: meanwhile the pod may have been deleted, and its claim given away.
         """
         started, loop = time.perf_counter(), asyncio.get_running_loop()
-        deadline, reported = loop.time() + PREPARE_SECONDS, ""
+        deadline, reported = loop.time() + self._times.wait, ""
         await self._node.orders_known.wait()
         while True:
             call = None
@@ -221,11 +235,11 @@ class ClaimPreparer:
             if text != reported:
                 logger.info("claims wait", extra={"claims": [str(each) for each in claims], "reason": text})
             reported = text
-            until = loop.time() + REREAD_SECONDS
+            until = loop.time() + self._times.reread
             while text and loop.time() < until:
                 if loop.time() >= deadline:
                     return {each.uid: text for each in claims}
-                await asyncio.sleep(POLL_SECONDS)
+                await asyncio.sleep(self._times.poll)
                 self._node.look_again()
                 if call:
                     text = self._conflict(call)

@@ -327,6 +327,29 @@ async def movable_namespaces(api: ApiServer) -> frozenset[str]:
         return frozenset()
 
 
+async def _claimed(api: ApiServer, state: ClusterState) -> ClaimedPods | None:
+    """The claims of the driver by which nodes give devices; None where none does, or without the right to look.
+
+    Raises:
+        UnreachableError: the server did not answer.
+    """
+    inventories = (info.inventory for info in state.nodes.values())
+    driver = next((one.claim_driver for one in inventories if one and one.claim_driver), "")
+    if not driver:
+        return None
+    claimed = ClaimedPods(driver, lambda uid, _, pod: _put_pod(state, uid, pod))
+    claimed.see_devices(most_devices(state, driver))
+    try:
+        async for page in pages(api, RESOURCE_CLAIMS, page_timeout_seconds=PAGE_SECONDS):
+            for record in page.records:
+                claim = neuron_claim(record, driver)
+                claimed.put_claim((claim.namespace, claim.name), claim)
+    except ApiError as error:
+        _log.info("claims not read", extra={"error": str(error)})
+        return None
+    return claimed
+
+
 def surveyed(nodes: Iterable[Node], pods: Iterable[Pod], types: Catalogue) -> ClusterState:
     """The state that follows from some nodes and pods."""
     state = ClusterState(products=product_names(types))
@@ -338,9 +361,12 @@ def surveyed(nodes: Iterable[Node], pods: Iterable[Pod], types: Catalogue) -> Cl
 
 
 def _take_pod(state: ClusterState, record: Pod) -> None:
-    pod = keep_pod(record)
+    _put_pod(state, record.uid, keep_pod(record))
+
+
+def _put_pod(state: ClusterState, uid: str, pod: NeuronPod | PodUse | None) -> None:
     if isinstance(pod, PodUse):
-        state.put_other(record.uid, None, pod)
+        state.put_other(uid, None, pod)
     elif pod and not pod.ended:
         state.put_pod(pod)
 
@@ -352,12 +378,16 @@ async def survey(api: ApiServer, types: Catalogue, *, lease_namespace: str = "",
         ClusterError: the API server refused, did not answer, or its answer cannot be read.
     """
     state = surveyed((), (), types)
-    async for pods in pages(api, PODS, page_timeout_seconds=PAGE_SECONDS):
-        for pod in pods.records:
-            _take_pod(state, pod)
     async for nodes in pages(api, NODES, page_timeout_seconds=PAGE_SECONDS):
         for node in nodes.records:
             state.put_node(neuron_node(node, types))
+    claimed = await _claimed(api, state)
+    async for pods in pages(api, PODS, page_timeout_seconds=PAGE_SECONDS):
+        for pod in pods.records:
+            if claimed and pod.spec.resource_claims:
+                claimed.put_pod(pod.uid, None, keep_pod(pod, claims=True))
+            else:
+                _take_pod(state, pod)
     state.movable_namespaces = await movable_namespaces(api)
     if lease_namespace:
         state.set_stale(await _stale_plugins(api, state, lease_namespace, clock))

@@ -1,0 +1,58 @@
+"""A device's name says which silicon it is, whoever reads it and whenever."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from neuron_plugin.allocation.claims import ClaimDevice, devices_of, mask_of_name, names_mask, read_device_name
+from neuron_plugin.topology import Geometry, Topology, Unit, valid_counts, valid_sets
+from neuron_plugin.topology.instances import catalogue
+
+TRN1 = Geometry("trn1.32xlarge", Topology.TORUS, 16, 2, (1, 4, 8, 16))
+GEOMETRIES = [one.geometry for one in catalogue().values()]
+
+
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [
+        (ClaimDevice(3), "neuron-3"),
+        (ClaimDevice(3, (6, 7)), "neuron-3-cores-6-7"),
+        (ClaimDevice(3, (12, 12), 2), "neuron-3-cores-12-12-lnc-2"),
+    ],
+)
+def test_a_name_reads_back(device: ClaimDevice, name: str) -> None:
+    assert device.name == name
+    assert read_device_name(name) == device
+
+
+@pytest.mark.parametrize(
+    "name", ["", "neuron", "neuron-", "neuron-x", "neuron-3-cores-6", "neuron-3-core-6", "neuron-333"]
+)
+def test_another_name_is_not_ours(name: str) -> None:
+    assert read_device_name(name) is None
+
+
+@given(st.sampled_from(GEOMETRIES), st.sampled_from(list(Unit)), st.data())
+def test_the_names_of_a_valid_set_are_that_set(geometry: Geometry, unit: Unit, data: st.DataObject) -> None:
+    count = data.draw(st.sampled_from(valid_counts(geometry, unit)))
+    mask = data.draw(st.sampled_from(valid_sets(geometry, unit, count)))
+    names = [device.name for device in devices_of(geometry, unit, mask, 1)]
+    assert names_mask(names, geometry, 1) == mask
+    assert len(set(names)) == len(names)
+
+
+def test_cores_of_another_logical_size_are_the_whole_device() -> None:
+    assert mask_of_name("neuron-3-cores-6-6", TRN1, 1) == 1 << 6
+    assert mask_of_name("neuron-3-cores-6-6-lnc-2", TRN1, 1) == TRN1.device_mask(3)
+
+
+def test_cores_that_their_device_does_not_have_are_nobodys() -> None:
+    assert mask_of_name("neuron-3-cores-0-7", TRN1, 1) == TRN1.device_mask(3)
+    assert mask_of_name("neuron-20", TRN1, 1) == 0
+
+
+def test_another_drivers_device_counts_by_its_number_and_without_one_as_all() -> None:
+    assert mask_of_name("neurondevice7", TRN1, 1) == TRN1.device_mask(7)
+    assert mask_of_name("gpu", TRN1, 1) == TRN1.all_mask

@@ -1,0 +1,63 @@
+"""The node's slice has AWS's attributes and fixed names; only its taints change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from neuron_plugin.allocation.claims import PLACED_TAINT, UNHEALTHY_TAINT
+from neuron_plugin.plugin.slices import _differences, slice_spec
+from tests.plugin.world import INF2, inventory
+
+
+def spec(*, placed: bool = False, **fields: Any) -> Any:
+    return slice_spec(inventory(**fields), "worker-1", "neuron.aws.com", placed=placed)
+
+
+def test_every_nominal_device_is_listed_in_order_whatever_its_state() -> None:
+    sick = spec(unhealthy={3: "broken"}, present=tuple(range(15)))
+    assert [one["name"] for one in sick["devices"]] == [f"neuron-{device}" for device in range(16)]
+    assert sick["pool"] == {"name": "worker-1-neuron", "generation": 1, "resourceSliceCount": 1}
+
+
+def test_a_device_says_what_awss_templates_ask_for() -> None:
+    attributes = spec(driver_version="2.30.2.0")["devices"][5]["attributes"]
+    assert attributes["neuron.aws.com/deviceId"] == {"int": 5}
+    assert attributes["neuron.aws.com/resourceType"] == {"string": "neuron_device"}
+    assert attributes["neuron.aws.com/instanceType"] == {"string": "trn1.32xlarge"}
+    assert attributes["neuron.aws.com/topology4_id"] == {"int": 1}
+    assert attributes["neuron.aws.com/neuronDriverVersion"] == {"string": "2.30.2.0"}
+    groups = [one["attributes"]["resource.aws.com/devicegroup4_id"]["string"] for one in spec()["devices"]]
+    assert [groups.count(each) for each in groups] == [4] * 16
+
+
+def test_a_ring_has_no_rows_and_no_groups() -> None:
+    names = slice_spec(inventory(INF2), "w", "neuron.aws.com", placed=False)["devices"]
+    assert isinstance(names, list)
+    assert not any("topology" in name or "devicegroup" in name for one in names for name in one["attributes"])
+
+
+def test_what_may_not_be_given_has_a_taint_that_says_why() -> None:
+    made = spec(unhealthy={3: "broken", 4: "held"}, held_down=(4,), disabled=(5,), present=tuple(range(15)))
+    taints = {one["name"]: [taint["value"] for taint in one["taints"]] for one in made["devices"] if one["taints"]}
+    assert taints == {
+        "neuron-3": ["unhealthy"],
+        "neuron-4": ["held-down"],
+        "neuron-5": ["disabled"],
+        "neuron-15": ["missing"],
+    }
+    assert made["devices"][3]["taints"][0] == {"key": UNHEALTHY_TAINT, "value": "unhealthy", "effect": "NoSchedule"}
+
+
+def test_where_the_placement_controller_allocates_every_device_is_tainted() -> None:
+    assert all(one["taints"] == [{"key": PLACED_TAINT, "effect": "NoSchedule"}] for one in spec(placed=True)["devices"])
+
+
+def test_a_taints_time_and_an_empty_list_are_no_difference() -> None:
+    wanted = {"a": [{"key": "k"}], "taints": []}
+    assert _differences(wanted, {"a": [{"key": "k", "timeAdded": "now"}]}) == []
+
+
+def test_what_the_server_drops_or_keeps_is_a_difference() -> None:
+    assert _differences({"a": {"b": 1}}, {"a": {}}) == ["spec.a.b"]
+    assert _differences({"taints": []}, {"taints": [{"key": "k"}]}) == ["spec.taints"]
+    assert _differences({"a": {}}, {"a": {"old": 1}}) == ["spec.a.old"]
