@@ -25,7 +25,8 @@ from neuron_plugin.scheduling.state import Change, ClusterState, Record
 
 MOST_WATCHES = 200
 """At one time; each is sent every change, whether anybody reads it or not."""
-BOOKMARK_SECONDS = 15.0
+BOOKMARK_SECONDS = 5.0
+"""The live page says after ten seconds without news that it is not live."""
 LONGEST_WATCH_SECONDS = 1800.0
 GATHER_SECONDS = 0.5
 """Changes are sent at these intervals, to all watchers at once: they come in groups, and each group is encoded once.

@@ -20,7 +20,7 @@ from neuron_plugin.allocation.pod import assigned_allocations
 from neuron_plugin.allocation.resources import format_ids, ranges
 from neuron_plugin.cluster import ApiResource
 from neuron_plugin.scheduling.state import ClusterState
-from neuron_plugin.topology import CoreMask, Geometry, Unit, cores_in, free_sets
+from neuron_plugin.topology import CoreMask, Geometry, Unit, cores_in, free_sets, valid_sets
 
 GROUP = "/apis/neuron-plugin.io/v1"
 API_VERSION = "neuron-plugin.io/v1"
@@ -115,7 +115,8 @@ class NodeStatus(_Part, frozen=True):
     """What a node can give. ``open``: new pods are placed there; else ``reason`` and ``details`` say why not.
 
     ``free_devices`` are wholly free and healthy. ``free_sets`` has for each count of devices how many sets of them are
-    free; they overlap. ``unhealthy_since`` is in unix seconds, of devices that have become so while this extender runs.
+    free; they overlap. ``largest_free_set`` are the devices of the largest one, of several the lowest.
+    ``unhealthy_since`` is in unix seconds, of devices that have become so while this extender runs.
     ``held_down_devices`` are unhealthy only until the processes of a pod that has ended are gone.
     ``last_renewal`` is when the plugin last renewed the node's Lease, by the plugin's clock, and
     ``stale`` says that it has stopped doing so. ``cordoned``: kube-scheduler puts no pod there, so it is not ``open``.
@@ -129,6 +130,7 @@ class NodeStatus(_Part, frozen=True):
     free_devices: str = ""
     free_cores: str = ""
     free_sets: Mapping[str, int] = {}
+    largest_free_set: str = ""
     used_devices: str = ""
     used_cores: str = ""
     unhealthy_devices: Mapping[str, str] = {}
@@ -167,7 +169,7 @@ class PodSpec(_Part, frozen=True):
     ``constrained``: more than counts decides where the pod goes, or it is scheduled as one of a group. ``controller``
     is what makes the pod again somewhere else, as KIND/NAME. ``movable``: the pod, or its namespace, says that it may
     be evicted to make room. ``work_since`` is from when on that would lose its work, in unix seconds. ``group`` is the
-    PodGroup's name.
+    PodGroup's name. ``created`` is when the pod was created, in unix seconds.
     """
 
     node_name: str = ""
@@ -178,6 +180,7 @@ class PodSpec(_Part, frozen=True):
     movable: bool = False
     work_since: float = 0.0
     group: str = ""
+    created: float = 0.0
 
 
 class ContainerIds(_Part, frozen=True):
@@ -259,6 +262,7 @@ def node_view(state: ClusterState, info: NodeInfo, version: int = 0) -> NodeView
         free_devices=_whole_devices(geometry, info.free_mask),
         free_cores=_cores(info.free_mask),
         free_sets={str(count): number for count, number in free_sets(geometry, info.free_mask).items()},
+        largest_free_set=_largest_free_set(geometry, info.free_mask),
         used_devices=_devices(geometry, info.used_mask),
         used_cores=_cores(info.used_mask),
         unhealthy_devices={str(device): why for device, why in inventory.unhealthy.items()},
@@ -338,6 +342,7 @@ def pod_view(state: ClusterState, pod: NeuronPod, version: int = 0) -> PodView:
             movable=namespace in state.movable_namespaces if pod.movable is None else pod.movable,
             work_since=pod.work_since,
             group=pod.group[1] if pod.group else "",
+            created=pod.created,
         ),
         status=PodStatus(
             phase=_phase(pod),
@@ -397,6 +402,13 @@ def _devices(geometry: Geometry, mask: CoreMask) -> str:
 @lru_cache(maxsize=_MOST_MASKS)
 def _whole_devices(geometry: Geometry, mask: CoreMask) -> str:
     return format_ids(geometry.whole_devices(mask))
+
+
+@lru_cache(maxsize=_MOST_MASKS)
+def _largest_free_set(geometry: Geometry, free_mask: CoreMask) -> str:
+    most = max((count for count, number in free_sets(geometry, free_mask).items() if number), default=0)
+    sets = valid_sets(geometry, Unit.DEVICE, most)
+    return next((_devices(geometry, each) for each in sets if each & free_mask == each), "")
 
 
 @lru_cache(maxsize=_MOST_MASKS)

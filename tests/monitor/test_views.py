@@ -62,6 +62,7 @@ def golden_world() -> World:
     waiting = pod_manifest("train-1", DEVICE, 8)
     for number, pod in enumerate((held, waiting), start=1):
         pod["metadata"] |= {"uid": f"pod-uid-{number}", "namespace": "ml"}
+        pod["metadata"] |= {"creationTimestamp": "2026-11-21T16:00:00Z"} if pod is held else {}
         world.show(pod)
     return world
 
@@ -157,6 +158,26 @@ def test_what_a_pod_has_and_what_is_broken_are_both_shown_and_every_device_count
     assert node.status.holders[0].devices == "0,1,2,3"
     assert [each.devices for each in pod.status.containers] == ["0,1,2,3"]
     assert pod.status.problem == "device 2 unhealthy: ECC; device 3 missing"
+
+
+@pytest.mark.parametrize(
+    ("instance_type", "held", "largest"),
+    [
+        ("trn1.32xlarge", "", "0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15"),
+        ("trn1.32xlarge", "5", "8,9,10,11,12,13,14,15"),
+        ("trn1.32xlarge", "5,12", "0,1,2,3"),
+        ("trn1.32xlarge", "0,5,10,15", "1"),
+        ("inf2.48xlarge", "3,4", "5,6,7,8,9,10,11"),
+        ("inf2.48xlarge", "0,1,2,3,4,5,6,7,8,9,10,11", ""),
+    ],
+)
+def test_the_largest_free_set_is_the_lowest_of_its_size(
+    world: World, instance_type: str, held: str, largest: str
+) -> None:
+    world.node("node-1", instance_type)
+    if held:
+        world.held("train", "node-1", DEVICE, held)
+    assert shown(world, "node-1").status.largest_free_set == largest
 
 
 def test_e06_holders_come_by_namespace_and_name(world: World) -> None:
