@@ -70,8 +70,8 @@ A bind that is not decided by then is answered as undecided, and the next proces
 class Pages(Protocol):
     """Further pages of the health port, about a state that the daemon keeps."""
 
-    def routes(self, state: ClusterState) -> list[RouteDef]:
-        """What is served."""
+    def routes(self, state: ClusterState, api: ApiServer | None = None) -> list[RouteDef]:
+        """What is served; ``api`` is asked for what the state does not have."""
 
     def guard(self) -> list[Middleware]:
         """What every request of the port goes through."""
@@ -292,7 +292,7 @@ class ExtenderDaemon:
         health_app = status_application(self)
         health_app.add_routes([*self._monitor.routes(), *inspection_routes(self.state, self._api)])
         if self._pages:
-            health_app.add_routes(self._pages.routes(self.state))
+            health_app.add_routes(self._pages.routes(self.state, self._api))
             health_app.middlewares.extend(self._pages.guard())
         async with AsyncExitStack() as stack:
             tls = stack.enter_context(self._certificate(settings.client_ca))

@@ -191,6 +191,7 @@ class SimulatedApiServer:
                 labelled = label_selector(request.query.get("labelSelector", ""))
                 wanted = request.query.get("fieldSelector", "")
                 listed = core_events(filter(labelled, self.objects(EVENTS)), events[1] or "", wanted)
+                listed["metadata"]["resourceVersion"] = str(self._objects.collections[EVENTS].version)
                 as_table = "as=Table" in request.headers.get("Accept", "")
                 return _json(table(EVENTS, listed) if as_table else listed)
             return await self._serve(request, parse_path(request.path))

@@ -64,6 +64,11 @@ def test_the_right_to_evict_comes_with_make_room_act_alone() -> None:
     assert granted == CLUSTER_WIDE["neuron-plugin-extender"] | {("", "pods/eviction", "create", "")}
 
 
+def test_the_right_to_list_events_comes_with_the_live_page_alone() -> None:
+    granted = rules(of_kind("existing-certificates", "ClusterRole")["neuron-plugin-extender"])
+    assert granted == CLUSTER_WIDE["neuron-plugin-extender"] | {("", "events", "list", "")}
+
+
 def test_p81_rights_in_the_namespace_are_exactly_these() -> None:
     roles = of_kind("second-scheduler", "Role")
     assert {name: rules(role) for name, role in roles.items()} == IN_ITS_NAMESPACE

@@ -64,7 +64,7 @@ async def test_every_file_is_served_and_nothing_else() -> None:
 
 async def test_the_policy_allows_no_code_but_the_page_s_own_files() -> None:
     async with site(World()) as url:
-        for path in ("/ui/", "/ui/main.js", "/ui/table", "/ui/use.json", "/ui/evictions.json"):
+        for path in ("/ui/", "/ui/main.js", "/ui/table", "/ui/use.json", "/ui/evictions.json", "/ui/waiting.json"):
             policy = (await get(url + path))[2]["Content-Security-Policy"]
             rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
             assert rules["default-src"] == "'none'"
@@ -169,6 +169,25 @@ async def test_use_over_time_is_remembered() -> None:
     (sample,) = found["samples"]
     assert sample[1:] == [0, 12, 0, 0, 0]
     assert abs(sample[0] - time.time()) < 60
+
+
+async def test_what_waiting_pods_can_expect_is_worked_out_once_for_all_pages() -> None:
+    world = World()
+    world.node("ring", INF2)
+    world.pod("some", DEVICE, 13)
+    async with site(world) as url, aiohttp.ClientSession() as session:
+        for _ in range(2):
+            async with session.get(f"{url}/ui/waiting.json") as answer:
+                (found,) = (await answer.json())["waiting"]
+            assert (found["pod"], found["standing"]) == ("default/some", "never")
+            world.node("ring", TRN1)  # the second page is given what the first one was
+
+
+async def test_without_an_api_server_a_pod_has_no_events() -> None:
+    async with site(World()) as url:
+        status, text, headers = await get(f"{url}/ui/events/ml/train")
+    assert (status, text) == (200, '{"events":[],"problem":""}')
+    assert headers["Content-Security-Policy"].startswith("default-src 'none'")
 
 
 async def test_evictions_of_the_last_hour_are_served() -> None:
