@@ -23,7 +23,7 @@ dotted = printf '%s ' '$(1)'; while kill -0 $$$$ 2>/dev/null; do printf .; sleep
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
 LOCKED := $(PIP) --no-compile --require-hashes
 
-.PHONY: demo test check venv lock protos docs bench image clean
+.PHONY: demo test check venv lock protos docs pictures bench image clean
 
 demo: $(RUNTIME)
 	$(BIN)/neuron-plugin demo
@@ -55,6 +55,9 @@ protos: venv
 
 docs: venv
 	$(BIN)/nox --non-interactive --no-venv --sessions docs
+
+pictures: venv
+	$(BIN)/nox --non-interactive --no-venv --sessions pictures
 
 bench: venv
 	$(BIN)/nox --non-interactive --no-venv --sessions bench

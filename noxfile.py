@@ -77,6 +77,12 @@ def docs(session: nox.Session) -> None:
 
 
 @nox.session
+def pictures(session: nox.Session) -> None:
+    """Make the pictures of the live page; `-- NAME ...` makes some of them. Needs Chromium."""
+    session.run("python", "-m", "tests.ui.pictures", *session.posargs)
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """Every benchmark, with its floor."""
     for script in sorted(Path("benchmarks").glob("*.py")):

@@ -166,8 +166,12 @@ class Browser:
             each.dispatchEvent(new Event("change", {{bubbles: true}})); }})()"""
         await self.value(script)
 
-    async def screenshot(self, path: Path, selector: str = "body") -> None:
-        """A picture of one element."""
+    async def screenshot(self, path: Path, selector: str = "") -> None:
+        """A picture of one element, or of the window."""
+        if not selector:
+            shot = await self.call("Page.captureScreenshot")
+            path.write_bytes(base64.b64decode(shot["data"]))
+            return
         script = f"(() => {{ const r = document.querySelector({json.dumps(selector)}).getBoundingClientRect();"
         box = await self.value(
             script + "return {x: r.x + scrollX, y: r.y + scrollY, width: r.width, height: r.height}; })()"

@@ -1,163 +1,87 @@
-// Nodes as pictures: a torus as a grid, a line or ring as a row of devices. A colour never speaks alone: a pattern does, too.
+// Nodes as pictures: a torus as a grid, a line or ring as a row of devices that goes on below. A pod's set is one shape.
 
-const SVG = "http://www.w3.org/2000/svg";
-// Okabe and Ito's colours, which people with any kind of colour vision can tell apart; vermillion is kept for what is broken.
-const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#f0e442"];
-const BROKEN = "#d55e00";
-const GREY = "#9a9aa6";
-const MARKS = [
-  "", "M0 8L8 0", "M0 4H8", "M4 0V8", "M0 0L8 8M0 8L8 0",
-  "M0 0L8 8", "M0 4H8M4 0V8", "M3 3H5V5H3Z", "M0 2H8M0 6H8", "M2 0V8M6 0V8", "M0 6L4 2L8 6",
-];
-const CELL = 36;
-const BAND = 14;
-const GAP = 12;
+import { STATES, described, factsOf, ids, nameOf } from "./facts.js";
+import { element } from "./paint.js";
+
+const LARGE = { cell: 40, gap: 10, edge: 12, corner: 7 };
+const SMALL = { cell: 9, gap: 1.5, edge: 1, corner: 1.5 };
 const COLUMNS = 4;
-const LONGEST_ROW = 6;
+const LETTER = 7.4; // of a label, in units of the picture
+const TIGHT = 6; // letters in a line over one device
+const BROKEN = ["unhealthy", "missing"];
+// What lies over a device, around its middle: no state is known by a colour alone.
+export const MARKS = {
+  unhealthy: "M-9 -9L9 9M9 -9L-9 9", missing: "M-9 -9L9 9M9 -9L-9 9", "held down": "M-4 -7V7M4 -7V7", disabled: "M-8 0H8",
+  reserved: "M0 -8L8 0L0 8L-8 0Z",
+};
 
-export function element(name, attributes = {}, ...children) {
-  const made = document.createElementNS(SVG, name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  made.append(...children);
-  return made;
-}
-
-/** Ids as in annotations: "0,1,5". */
-export const ids = (text) => (text ? text.split(",").map(Number) : []);
-
-/** "0-3,5" */
-export function ranges(numbers) {
-  const parts = [];
-  for (const each of numbers) {
-    const last = parts[parts.length - 1];
-    if (last && last[1] === each - 1) last[1] = each;
-    else parts.push([each, each]);
-  }
-  return parts.map(([first, last]) => (first === last ? `${first}` : `${first}-${last}`)).join(",");
-}
-
-const PAINTS = COLOURS.length * MARKS.length;
-const places = new Map(); // by key: the number of its paint
-const taken = new Set(); // those numbers
-
-/** Give each of these keys a paint that no other has. A key keeps its paint while it is here; others may get it then. */
-export function assign(keys) {
-  for (const [key, number] of places) {
-    if (keys.has(key)) continue;
-    places.delete(key);
-    taken.delete(number);
-  }
-  for (const key of [...keys].sort()) paint(key);
-}
-
-/** What to fill something with that belongs to `key`, on every node: by its hash, or the next paint that is not taken. */
-export function paint(key) {
-  if (!places.has(key)) {
-    let hash = 0x811c9dc5; // FNV-1a
-    for (const character of key) hash = Math.imul(hash ^ character.codePointAt(0), 0x01000193) >>> 0;
-    const first = ((hash ^ (hash >>> 15)) >>> 0) % PAINTS;
-    let tried = 0;
-    const place = () => ((first + tried) % PAINTS) + PAINTS * Math.floor(tried / PAINTS);
-    while (taken.has(place())) tried++;
-    taken.add(place());
-    places.set(key, place());
-  }
-  const number = places.get(key);
-  const mark = MARKS[Math.floor(number / COLOURS.length) % MARKS.length];
-  return pattern(COLOURS[number % COLOURS.length], mark, Math.floor(number / PAINTS));
-}
-
-export const broken = () => pattern(BROKEN, MARKS[4]);
-const heldDown = () => pattern(BROKEN, MARKS[1]);
-const disabled = () => pattern(GREY, MARKS[2]);
-const reserved = () => pattern(GREY, MARKS[3]);
-export const grey = () => pattern(GREY, "");
-export const plain = (number) => pattern(COLOURS[number], MARKS[number]);
-
-/** What a device is filled with that no pod's colour says; "missing" is as empty as a free one, in a dashed frame. */
-export const STATES = { unhealthy: broken, missing: () => "", "held down": heldDown, disabled, reserved };
-
-/** `round`: how often all colours and marks are used up; each time the marks are larger, and on a darker line. */
-function pattern(colour, mark, round = 0) {
-  const id = `p${colour.slice(1)}-${MARKS.indexOf(mark)}${round ? `-${round}` : ""}`;
-  if (!document.getElementById(id)) {
-    const made = element("pattern", { id, width: 8, height: 8, patternUnits: "userSpaceOnUse" });
-    if (round) made.setAttribute("patternTransform", `scale(${1 + round / 2})`);
-    made.append(element("rect", { width: 8, height: 8, fill: colour }));
-    if (round) made.append(element("path", { d: "M0 0H8", stroke: "#000", "stroke-width": 1.5 }));
-    if (mark) made.append(element("path", { d: mark, stroke: "#000", "stroke-opacity": 0.55, "stroke-width": 1.5 }));
-    document.querySelector("#patterns defs").append(made);
-  }
-  return `url(#${id})`;
-}
-
-/** What each device is: healthy or one of STATES, and who has it. */
-export function devicesOf(node) {
-  const { spec, status } = node;
-  const [missing, heldDown, disabled, free] = ["missingDevices", "heldDownDevices", "disabledDevices", "freeDevices"]
-    .map((key) => new Set(ids(status[key])));
-  const reserved = new Map();
-  for (const [cores, pod] of Object.entries(status.reserved)) {
-    for (const core of ids(cores)) reserved.set(Math.floor(core / spec.coresPerDevice), `for ${pod}`);
-  }
-  const holders = new Map();
-  for (const holder of status.holders) {
-    for (const device of ids(holder.devices)) holders.set(device, [...(holders.get(device) || []), holder]);
-  }
-  return Array.from({ length: spec.devices }, (_, id) => {
-    const held = holders.get(id) || [];
-    const sick = status.unhealthyDevices[id];
-    const kept = held.length ? "" : reserved.get(id);
-    const health = missing.has(id) ? "missing" : heldDown.has(id) ? "held down" : sick ? "unhealthy"
-      : disabled.has(id) ? "disabled" : kept ? "reserved" : "healthy";
-    const why = sick || kept || "";
-    return { id, health, why, holders: held, free: free.has(id) };
-  });
-}
-
-function place(spec, id) {
-  const columns = spec.topology === "torus" ? COLUMNS : Math.min(spec.devices, LONGEST_ROW);
-  const row = Math.floor(id / columns);
-  // A line that goes on in the next row goes on below: its neighbours stay neighbours.
-  const column = spec.topology !== "torus" && row % 2 ? columns - 1 - (id % columns) : id % columns;
-  return [GAP + column * (CELL + GAP), GAP + row * (CELL + GAP)];
-}
-
-/** The picture of a node, empty until `complete`: a thousand complete ones take a second to make. */
-export function picture(node) {
+/** The picture of a node, empty until `update` is asked for all: hundreds of complete ones take a second to make. */
+export function picture(node, size) {
   const { spec } = node;
-  const placed = Array.from({ length: spec.devices }, (_, id) => place(spec, id));
-  const width = Math.max(0, ...placed.map(([x]) => x)) + CELL + GAP;
-  const height = Math.max(0, ...placed.map(([, y]) => y)) + CELL + GAP;
-  const root = element("svg", { class: "node", viewBox: `0 0 ${width} ${height}`, role: "img" });
-  return { root, cells: [], placed, width, height };
+  const measures = size === "small" ? SMALL : LARGE;
+  const { cell, gap, edge } = measures;
+  const placed = Array.from({ length: spec.devices }, (_, id) => {
+    const row = Math.floor(id / COLUMNS);
+    // A line that goes on in the next row goes on below: its neighbours stay neighbours.
+    const column = spec.topology !== "torus" && row % 2 ? COLUMNS - 1 - (id % COLUMNS) : id % COLUMNS;
+    return [edge + column * (cell + gap), edge + row * (cell + gap)];
+  });
+  const width = 2 * edge + COLUMNS * (cell + gap) - gap; // of all nodes, so that their devices have one size
+  const height = Math.max(0, ...placed.map(([, y]) => y)) + cell + edge;
+  const root = element("svg", { class: `node ${size}`, viewBox: `0 0 ${width} ${height}`, role: "img" });
+  return { root, size, measures, placed, width, height, cells: [] };
 }
 
-/** Add links and devices, which are only `update`d from then on; `numbered` shows their ids. */
-export function complete({ root, cells, placed, width, height }, { spec }, numbered) {
+/**
+ * Bring a picture up to date; a device that changes lights up. `look` gives the paint of a holder, what it belongs to,
+ * and whether it was only promised what it has; `all` draws the devices, too, where they are not drawn yet.
+ */
+export function update(drawn, node, look, all) {
+  const { root, size } = drawn;
+  if (root.getAttribute("role") === "img") root.setAttribute("aria-label", described(node));
+  if (size === "small") {
+    if (all || root.firstChild) small(drawn, node, look);
+    return;
+  }
+  if (all && !drawn.cells.length) complete(drawn, node);
+  if (!drawn.cells.length) return;
+  const { devices } = factsOf(node);
+  for (const device of devices) cell(drawn, device, look, node.spec.coresPerDevice);
+  drawn.largest.setAttribute("d", node.status.open ? union(drawn, ids(node.status.largestFreeSet)) : "");
+  const shapes = node.status.holders.map((holder) => shape(drawn, node, holder, look));
+  drawn.sets.replaceChildren(...shapes.map(([set]) => set));
+  drawn.names.replaceChildren(...shapes.flatMap(([, name]) => name || []));
+  drawn.marks.replaceChildren(...marks(drawn, devices));
+}
+
+function complete(drawn, { spec }) {
+  const { root, placed, measures: { cell: side, gap, corner }, width, height } = drawn;
   const inner = [];
   const around = [];
   for (const [one, other] of linksOf(spec)) {
     const [[x, y], [u, v]] = [placed[one], placed[other]];
-    const near = Math.abs(x - u) + Math.abs(y - v) <= CELL + GAP;
-    const half = CELL / 2;
+    const near = Math.abs(x - u) + Math.abs(y - v) <= side + gap;
+    const half = side / 2;
     if (near) inner.push(`M${x + half} ${y + half}L${u + half} ${v + half}`);
-    else if (x === u) around.push(`M${x + half} ${y}V0M${u + half} ${v + CELL}V${height}`);
-    else if (y === v) around.push(`M${x} ${y + half}H0M${u + CELL} ${v + half}H${width}`);
-    else around.push(`M${x + half} ${y + half}L${u + half} ${v + half}`);
+    else if (x === u) around.push(`M${x + half} ${y}V0M${u + half} ${v + side}V${height}`);
+    else if (y === v) around.push(`M${x} ${y + half}H0M${u + side} ${v + half}H${width}`);
+    else around.push(`M${x} ${y + half}H0M${u < width / 2 ? u : u + side} ${v + half}H${u < width / 2 ? 0 : width}`);
   }
-  root.append(element("path", { class: "links", d: inner.join("") }));
-  root.append(element("path", { class: "links wrap", d: around.join("") }));
-  placed.forEach(([x, y], id) => {
-    const rectangle = element("rect", { class: "device", x, y, width: CELL, height: CELL, rx: 4 });
+  drawn.largest = element("path", { class: "largest" });
+  drawn.sets = element("g", { class: "sets" });
+  drawn.marks = element("g", { class: "marks" });
+  drawn.names = element("g", { class: "names" });
+  const square = ([x, y], name) => element("rect", { class: name, x, y, width: side, height: side, rx: corner });
+  drawn.cells = placed.map((place, id) => {
+    const device = square(place, "device");
     const title = element("title");
-    const shared = element("circle", { class: "shared", cx: x + CELL - 6, cy: y + 6, r: 3.5, display: "none" });
-    const band = element("rect", { class: "band", x, y: y + CELL - BAND, width: CELL, height: BAND, display: "none" });
-    const group = element("g", {}, title, rectangle, band, shared);
-    if (numbered) group.append(element("text", { x: x + 3, y: y + CELL + 10 }, `${id}`));
-    root.append(group);
-    cells.push({ group, rectangle, title, shared, band });
+    const group = element("g", { class: "cell", "data-device": id }, title, device);
+    return { group, title, device, frame: square(place, "frame") };
   });
+  root.append(
+    element("path", { class: "links", d: inner.join("") }), element("path", { class: "links wrap", d: around.join("") }),
+    drawn.largest, ...drawn.cells.map((each) => each.group), drawn.sets, ...drawn.cells.map((each) => each.frame), drawn.marks, drawn.names,
+  );
 }
 
 function linksOf({ topology, devices }) {
@@ -172,75 +96,142 @@ function linksOf({ topology, devices }) {
   return links;
 }
 
-/**
- * Bring a picture up to date; a device that changes lights up. `colours` gives a device's fill, and `promised` says
- * whether a holder was only promised what it has.
- */
-export function update({ root, cells }, node, colours, promised) {
-  const devices = devicesOf(node);
-  root.setAttribute("aria-label", described(node));
-  for (const device of cells.length ? devices : []) {
-    const { id, health, why, holders, free } = device;
-    const { group, rectangle, title, shared, band } = cells[id];
-    const who = holders.map((each) => `${each.namespace}/${each.name}${promised(each) ? " (promised)" : ""}`).join(", ");
-    const text = `device ${id}: ${health}${why ? ` (${why})` : ""}, ${who || (free ? "free" : "not free")}`;
-    rectangle.style.fill = colours(device);
-    const two = holders.length && health !== "healthy"; // who has it above, what is wrong with it below
-    band.setAttribute("display", two ? "" : "none");
-    if (two) band.style.fill = STATES[health]();
-    if (title.textContent === text) continue;
-    const lit = title.textContent;
-    title.textContent = text;
-    rectangle.dataset.state = holders.length ? "used" : health !== "healthy" ? health : "free";
-    rectangle.dataset.health = health;
-    rectangle.classList.toggle("promised", holders.length > 0 && holders.every(promised));
-    for (const part of [rectangle, band]) part.classList.toggle("missing", health === "missing");
-    shared.setAttribute("display", holders.length && (holders.length > 1 || !wholly(node, id, holders[0])) ? "" : "none");
-    if (lit) {
-      group.classList.remove("lit");
-      requestAnimationFrame(() => group.classList.add("lit"));
-    }
+/** A device in words. */
+export function deviceText({ id, health, why, holders, free }, look) {
+  const who = holders.map((each) => `${nameOf(each)}${look(each).promised ? " (promised)" : ""}`).join(", ");
+  return `device ${id}: ${health}${why && why !== health ? ` (${why})` : ""}, ${who || (free ? "free" : "not free")}`;
+}
+
+function cell({ cells }, device, look, coresPerDevice) {
+  const { group, title, device: square, frame } = cells[device.id];
+  const text = deviceText(device, look);
+  if (title.textContent === text) return;
+  const before = title.textContent;
+  title.textContent = text;
+  group.dataset.pods = device.holders.map(nameOf).join(" ");
+  square.dataset.state = device.holders.length ? "used" : device.health !== "healthy" ? device.health : device.free ? "free" : "other";
+  square.dataset.health = device.health;
+  const cores = new Set(device.holders.flatMap((each) => ids(each.cores)).filter((core) => Math.floor(core / coresPerDevice) === device.id));
+  square.classList.toggle("partly", cores.size > 0 && cores.size < coresPerDevice);
+  frame.classList.toggle("missing", device.health === "missing");
+  if (before) {
+    frame.classList.remove("lit");
+    requestAnimationFrame(() => frame.classList.add("lit"));
   }
 }
 
-function wholly(node, id, holder) {
-  const count = node.spec.coresPerDevice;
-  return ids(holder.cores).filter((core) => Math.floor(core / count) === id).length === count;
+const box = (x, y, width, height) => `M${x} ${y}h${width}v${height}h${-width}Z`;
+
+/** Whole devices as one outline: their squares, and what is between two neighbours. */
+function union({ placed, measures: { cell: side, gap, corner } }, devices) {
+  const here = new Set(devices.map((id) => placed[id].join()));
+  const step = side + gap;
+  const has = (x, y) => here.has([x, y].join());
+  return devices.map((id) => {
+    const [x, y] = placed[id];
+    const [right, below] = [has(x + step, y), has(x, y + step)];
+    const bend = (dx, dy) => `a${corner} ${corner} 0 0 1 ${dx} ${dy}`;
+    const length = side - 2 * corner;
+    return `M${x + corner} ${y}h${length}${bend(corner, corner)}v${length}${bend(-corner, corner)}h${-length}` +
+      `${bend(-corner, -corner)}v${-length}${bend(corner, -corner)}Z` +
+      (right ? box(x + side / 2, y, step, side) : "") + (below ? box(x, y + side / 2, side, step) : "") +
+      (right && below && has(x + step, y + step) ? box(x + side / 2, y + side / 2, step, step) : "");
+  }).join("");
 }
 
-/** How to fill devices: by what `keyOf` gives for a pod that has one, or by "health" or "hold-down". */
-export const coloursBy = (choice, keyOf) => ({ health, why, holders }) => {
-  if (choice === "hold-down" && health === "held down") return paint(why);
-  if (health !== "healthy" && !(keyOf && holders.length)) return STATES[health]();
-  if (!holders.length) return "";
-  if (choice === "hold-down") return grey();
-  return choice === "health" ? plain(0) : paint(keyOf(holders[0]));
-};
-
-function described(node) {
-  const { used, usedBroken, free, unused } = countsOf(node);
-  const parts = [`${free} free`, ...usedTexts(used, usedBroken), ...unused.map(([state, number]) => `${number} ${state}`)];
-  return `${node.spec.devices} devices in a ${node.spec.topology}: ${parts.join(", ")}`;
+/** What a holder has of a node: whole devices, and for others the part of the square that its cores are. */
+function heldBy(drawn, { spec }, holder) {
+  const { placed, measures: { cell: side } } = drawn;
+  const cores = Map.groupBy(ids(holder.cores), (core) => Math.floor(core / spec.coresPerDevice));
+  const whole = [];
+  const parts = [];
+  for (const [id, some] of cores) {
+    if (!placed[id]) continue;
+    if (some.length === spec.coresPerDevice) whole.push(id);
+    else for (const core of some) parts.push(box(placed[id][0] + (side * (core % spec.coresPerDevice)) / spec.coresPerDevice, placed[id][1], side / spec.coresPerDevice, side));
+  }
+  return { whole, d: union(drawn, whole) + parts.join("") };
 }
 
-export const usedTexts = (used, broken) =>
-  (used ? [`${used} used${broken ? `, ${broken} of them unhealthy or missing` : ""}`] : []);
+function shape(drawn, node, holder, look) {
+  const { whole, d } = heldBy(drawn, node, holder);
+  const { paint: { fill, colour, dark }, group, promised } = look(holder);
+  const made = element("path", { class: `set${promised ? " promised" : ""}`, d, "data-pod": nameOf(holder), "data-group": group });
+  const pale = `color-mix(in srgb, ${colour}, var(--card) 55%)`;
+  made.style.fill = promised ? pale : fill;
+  made.style.setProperty("--own", colour);
+  if (drawn.size === "small" || !whole.length) return [made];
+  const name = label(drawn, whole, holder.name);
+  name.dataset.pod = nameOf(holder);
+  name.dataset.group = group;
+  name.classList.toggle("on-dark", dark && !promised);
+  name.style.setProperty("--own", promised ? pale : colour);
+  return [made, name];
+}
 
-/**
- * A node in numbers of devices, as the extender counts them: each is used, free or one of `unused`; `usedBroken` are a
- * part of the used ones. `largest` is the largest set that could be given now.
- */
-export function countsOf(node) {
-  const { deviceCounts, freeSets } = node.status;
-  const { used, usedBroken, free, closed, heldDown, ...rest } = deviceCounts;
-  const sizes = Object.entries(freeSets).filter(([, number]) => number > 0);
-  return {
-    open: node.status.open,
-    devices: node.spec.devices,
-    used,
-    usedBroken,
-    free,
-    unused: Object.entries({ ...rest, "held down": heldDown, "on closed nodes": closed }).filter(([, number]) => number),
-    largest: free ? Math.max(0, ...sizes.map(([count]) => Number(count))) : 0,
-  };
+/** The pod's name in the widest part of its shape, in the middle of as many rows as that is high. */
+function label({ placed, measures: { cell: side, gap } }, whole, name) {
+  const rows = Map.groupBy(whole.map((id) => placed[id]).sort((a, b) => a[0] - b[0]), ([, y]) => y);
+  let widest = [];
+  for (const places of rows.values()) {
+    let run = [];
+    for (const place of places) {
+      run = run.length && place[0] - run[run.length - 1][0] > side + gap ? [place] : [...run, place];
+      if (run.length > widest.length) widest = run;
+    }
+  }
+  const [[x, top]] = widest;
+  const right = widest[widest.length - 1][0];
+  let bottom = top;
+  while (rows.get(bottom + side + gap)?.filter((each) => each[0] >= x && each[0] <= right).length === widest.length) bottom += side + gap;
+  const width = right - x + side;
+  const tight = widest.length === 1;
+  const middle = (top + bottom + side) / 2;
+  const lines = tight ? inTwo(shortened(name, 2 * TIGHT)) : [shortened(name, Math.floor((width - 6) / LETTER))];
+  const made = element("text", { class: `name${tight ? " tight" : ""}`, "text-anchor": "middle" });
+  lines.forEach((line, place) => {
+    const y = middle + (tight ? 3 + 10 * (place - (lines.length - 1) / 2) : 4);
+    made.append(element("tspan", { x: x + width / 2, y }, line));
+  });
+  return made;
+}
+
+/** A short name in one line, another one in two: broken after a dash where there is one in the right place. */
+function inTwo(text) {
+  if (text.length <= TIGHT) return [text];
+  const dash = text.lastIndexOf("-", TIGHT - 1) + 1;
+  const at = text.length - dash <= TIGHT ? dash : Math.ceil(text.length / 2);
+  return [text.slice(0, at), text.slice(at)];
+}
+
+/** Names of a group differ at their end, so the middle is left out. */
+function shortened(text, most) {
+  if (text.length <= most) return text;
+  const end = Math.ceil((most - 1) / 2);
+  return `${text.slice(0, most - 1 - end)}…${text.slice(-end)}`;
+}
+
+/** The marks of these devices: a path for each state, over a wider one that keeps it apart from any fill. */
+function marks({ placed, measures: { cell: side } }, devices) {
+  return STATES.flatMap((state) => {
+    const there = devices.filter((each) => each.health === state);
+    if (!there.length) return [];
+    const at = ({ id }) => `translate(${placed[id][0] + side / 2} ${placed[id][1] + side / 2})`;
+    return there.map((each) => element("g", { class: `mark ${state.replace(" ", "-")}`, transform: at(each) },
+      element("path", { class: "halo", d: MARKS[state] }), element("path", { d: MARKS[state] })));
+  });
+}
+
+function small(drawn, node, look) {
+  const { root, placed, measures: { cell: side } } = drawn;
+  const { devices } = factsOf(node);
+  const path = (name, those) => element("path", { class: name, d: those.map(({ id }) => box(...placed[id], side, side)).join("") });
+  const broken = devices.filter((each) => BROKEN.includes(each.health));
+  const cross = ({ id }) => `M${placed[id][0] + 1.5} ${placed[id][1] + 1.5}l6 6m-6 0l6 -6`;
+  root.replaceChildren(
+    path("device off", devices.filter((each) => !each.free && !each.holders.length)),
+    path("device free", devices.filter((each) => each.free || each.holders.length)),
+    ...node.status.holders.flatMap((holder) => shape(drawn, node, holder, look)),
+    ...(broken.length ? [element("path", { class: "halo", d: broken.map(cross).join("") }), element("path", { class: "cross", d: broken.map(cross).join("") })] : []),
+  );
 }

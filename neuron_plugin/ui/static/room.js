@@ -1,7 +1,8 @@
 // Which pods were evicted in the last hour to make room for others: a time line, and the same as a table.
 
-import { element, plain } from "./draw.js";
+import { clock } from "./facts.js";
 import { html, put, table } from "./html.js";
+import { element } from "./paint.js";
 import { fetched } from "./watch.js";
 
 const WIDTH = 720;
@@ -12,7 +13,7 @@ const TICKS = 4;
 const MOST_IN_TABLE = 20;
 const PAUSE_MS = 2000;
 // A mark by its place: no cause is known by its colour alone.
-const MARKS = { preemption: ["preempted", 1, "M0 6L-6 -6H6Z"], move: ["moved", 4, "M0 -7L7 0L0 7L-7 0Z"] };
+const MARKS = { preemption: ["preempted", "M0 6L-6 -6H6Z"], move: ["moved", "M0 -7L7 0L0 7L-7 0Z"] };
 
 let evictions = [];
 let seconds = 3600;
@@ -49,12 +50,11 @@ export function drawRoom(section) {
   }
   const beside = new Map(); // how many are drawn at one place: they stand on each other
   for (const each of shown) {
-    const [, colour, d] = MARKS[each.cause];
+    const [, d] = MARKS[each.cause];
     const place = Math.round(x(each.at) / 10);
     const level = beside.get(place) || 0;
     beside.set(place, level + 1);
-    const mark = element("path", { class: "mark", d, transform: `translate(${x(each.at)} ${LINE - 9 - 11 * Math.min(level, 3)})` });
-    mark.style.fill = plain(colour);
+    const mark = element("path", { class: `eviction ${each.cause}`, d, transform: `translate(${x(each.at)} ${LINE - 9 - 11 * Math.min(level, 3)})` });
     root.append(element("g", {}, element("title", {}, sentence(each)), mark));
   }
   const rows = shown.slice(-MOST_IN_TABLE).reverse().map((each) => [
@@ -65,12 +65,10 @@ export function drawRoom(section) {
 }
 
 function legend(cause) {
-  const [word, colour, d] = MARKS[cause];
-  const mark = element("path", { class: "mark", d });
-  mark.style.fill = plain(colour);
+  const [word, d] = MARKS[cause];
+  const mark = element("path", { class: `eviction ${cause}`, d });
   return html("span", {}, element("svg", { viewBox: "-8 -8 16 16", "aria-hidden": "true", class: "swatch" }, mark), word);
 }
 
 const sentence = (each) =>
   `${clock(each.at)}: ${each.pod} ${MARKS[each.cause][0]} from ${each.node}${each.target ? ` to ${each.target}` : ""}, to make room for ${each.madeFor}`;
-const clock = (at) => new Date(1000 * at).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" });

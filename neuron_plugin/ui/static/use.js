@@ -1,89 +1,154 @@
-// Use over time, as stacked areas: what the extender remembers, and from then on what the watch brings.
+// Use over time, in steps: what the extender remembers, and from then on what the watch brings. A reading where one points.
 
-import { broken, element, grey, plain } from "./draw.js";
+import { clock, factsOf } from "./facts.js";
+import { html, put } from "./html.js";
+import { element } from "./paint.js";
 import { fetched } from "./watch.js";
 
-// Name, place of its legend, place in a sample, fill.
+// Name, class, and how many devices of a sample [time, used, free, unlinked, other, broken]: from the bottom up.
 const SERIES = [
-  ["used", 0, 1, () => plain(0)],
-  ["used, but broken", 80, 5, broken],
-  ["free, linked", 220, 2, () => plain(2)],
-  ["free, not linked", 340, 3, () => plain(1)],
-  ["not available", 480, 4, grey],
+  ["used and broken", "broken", (each) => each[5]],
+  ["used", "used", (each) => each[1]],
+  ["free, linked", "free", (each) => each[2]],
+  ["free, not linked", "unlinked", (each) => each[3]],
+  ["not available", "off", (each) => each[4]],
 ];
-const WIDTH = 720;
-const HEIGHT = 200;
-const LEFT = 40;
-const BOTTOM = 24;
-const LEGEND = 22;
+const HEIGHT = 180;
+const LEFT = 36;
+const BOTTOM = 22;
+const TOP = 8;
+const LEAST_SEEN = 4; // what is broken and held is seen, however little it is
+const STEPS = [1, 2, 5, 10, 30, 60, 300, 900, 1800, 3600, 7200, 14400];
+const LEAST_SECONDS = 60;
 const MOST_SAMPLES = 1000;
 
-const samples = [];
-let pauseMs = 30000;
+export class Use {
+  constructor(section) {
+    this.section = section;
+    [this.readings, this.chart] = section.querySelectorAll("div");
+    this.samples = [];
+    this.pauseSeconds = 30;
+    this.shown = [];
+    this.pointed = -1; // the sample that is read; else the last one
+    this.chart.addEventListener("pointermove", ({ clientX }) => this.point(clientX));
+    this.chart.addEventListener("pointerleave", () => this.read(-1));
+    this.chart.addEventListener("keydown", (event) => {
+      const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+      if (!step) return;
+      event.preventDefault();
+      const from = this.pointed < 0 ? this.shown.length - 1 : this.pointed;
+      this.read(Math.min(Math.max(from + step, 0), this.shown.length - 1));
+    });
+  }
 
-export async function readUse() {
-  try {
-    const { seconds, samples: remembered } = await (await fetched("use.json")).json();
-    pauseMs = 1000 * seconds;
-    samples.splice(0, samples.length, ...remembered);
-  } catch {
-    // The live numbers are shown all the same.
+  async remember() {
+    try {
+      const { seconds, samples } = await (await fetched("use.json")).json();
+      this.pauseSeconds = seconds;
+      this.samples = samples;
+    } catch {
+      // The live numbers are shown all the same.
+    }
+  }
+
+  draw(nodes) {
+    this.section.hidden = !nodes.length;
+    if (!nodes.length) return;
+    const now = useNow(nodes.map(factsOf));
+    const last = this.samples[this.samples.length - 1];
+    if (!last || now[0] - last[0] > this.pauseSeconds) this.samples.push(now);
+    this.samples.splice(0, this.samples.length - MOST_SAMPLES);
+    this.shown = [...this.samples, now];
+    const width = Math.max(280, this.chart.clientWidth);
+    const [start, end] = [Math.min(this.shown[0][0], now[0] - LEAST_SECONDS), now[0]];
+    const most = Math.max(1, ...this.shown.map((each) => each.slice(1).reduce((total, count) => total + count)));
+    this.x = (at) => LEFT + ((width - LEFT - 2) * (at - start)) / (end - start);
+    const y = (count) => HEIGHT - BOTTOM - ((HEIGHT - BOTTOM - TOP) * count) / most;
+    const root = element("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, width, height: HEIGHT, role: "img", tabindex: 0, xmlns: "http://www.w3.org/2000/svg" });
+    root.setAttribute("aria-label", `Devices now: ${SERIES.map(([name, , count]) => `${count(now)} ${name}`).join("; ")}`);
+    const below = this.shown.map(() => 0);
+    for (const [name, , count] of SERIES) {
+      const least = name === "used and broken" ? LEAST_SEEN : 0;
+      const lower = this.shown.map((_, place) => y(below[place]));
+      this.shown.forEach((each, place) => (below[place] += count(each)));
+      const upper = this.shown.map((each, place) => (count(each) ? Math.min(y(below[place]), lower[place] - least) : lower[place]));
+      root.prepend(element("path", { class: SERIES.find(([each]) => each === name)[1], d: this.steps(upper, lower) }));
+    }
+    root.append(...ticksOf(most, 4, [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000]).flatMap((count) => [
+      element("path", { class: "grid", d: `M${LEFT} ${y(count)}H${width}` }),
+      text(LEFT - 6, y(count) + 4, "end", `${count}`),
+    ]));
+    const step = STEPS.find((each) => (end - start) / each <= Math.max(2, width / 110)) || STEPS[STEPS.length - 1];
+    for (let at = Math.ceil(start / step) * step; at <= end; at += step) {
+      const near = this.x(at) < LEFT + 18 ? "start" : this.x(at) > width - 20 ? "end" : "middle";
+      root.append(element("path", { class: "tick", d: `M${this.x(at)} ${HEIGHT - BOTTOM}v4` }), text(this.x(at), HEIGHT - 5, near, step < 60 ? new Date(1000 * at).toLocaleTimeString() : clock(at)));
+    }
+    this.pointer = element("path", { class: "pointer" });
+    root.append(this.pointer);
+    const focused = this.chart.contains(document.activeElement);
+    this.chart.replaceChildren(root);
+    if (focused) root.focus({ preventScroll: true });
+    this.read(this.pointed);
+  }
+
+  /** An area between two lines that go level from one sample to the next. */
+  steps(upper, lower) {
+    const xs = this.shown.map(([at]) => this.x(at));
+    const there = upper.map((height, place) => `${place ? `H${xs[place]}V` : `M${xs[0]} `}${height}`).join("");
+    const back = lower.map((height, place) => `${place < lower.length - 1 ? `H${xs[place + 1]}` : ""}V${height}`).reverse().join("");
+    return `${there}${back}H${xs[0]}Z`;
+  }
+
+  point(clientX) {
+    const at = clientX - this.chart.getBoundingClientRect().left;
+    const later = this.shown.findIndex((each) => this.x(each[0]) > at);
+    this.read(later < 0 ? this.shown.length - 1 : Math.max(0, later - 1));
+  }
+
+  /** Say what was at a sample: the last one for -1. */
+  read(place) {
+    if (!this.shown.length) return;
+    this.pointed = place;
+    const sample = this.shown[place] || this.shown[this.shown.length - 1];
+    this.pointer.setAttribute("d", place < 0 ? "" : `M${this.x(sample[0])} ${TOP}V${HEIGHT - BOTTOM}`);
+    const parts = SERIES.map(([name, look, count]) =>
+      html("span", {}, html("i", { class: `swatch ${look}` }), `${name} `, html("b", {}, `${count(sample)}`)));
+    put(this.readings, html("b", {}, place < 0 ? "now" : new Date(1000 * sample[0]).toLocaleTimeString()), ...parts);
+  }
+
+  download() {
+    const drawn = this.chart.querySelector("svg");
+    const copy = drawn.cloneNode(true);
+    const shown = [...drawn.querySelectorAll("*")];
+    [...copy.querySelectorAll("*")].forEach((each, place) => {
+      const style = getComputedStyle(shown[place]);
+      for (const key of ["fill", "stroke", "stroke-width", "font"]) each.style.setProperty(key, style.getPropertyValue(key));
+    });
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([new XMLSerializer().serializeToString(copy)], { type: "image/svg+xml" }));
+    link.download = "neuron-use.svg";
+    link.click();
+    URL.revokeObjectURL(link.href);
   }
 }
 
-/** Counts as in use.json: time, used, free, unlinked, other, broken. */
-function useNow(nodes) {
+/** Counts as in use.json, of this moment. */
+function useNow(facts) {
   const counts = [Math.floor(Date.now() / 1000), 0, 0, 0, 0, 0];
-  for (const { devices, used, usedBroken, free, largest } of nodes) {
+  for (const { count, used, usedBroken, free, largest } of facts) {
     counts[1] += used - usedBroken;
     counts[2] += largest;
     counts[3] += free - largest;
-    counts[4] += devices - used - free;
+    counts[4] += count - used - free;
     counts[5] += usedBroken;
   }
   return counts;
 }
 
-/** `nodes` in numbers, as `countsOf` gives them. */
-export function drawUse(nodes) {
-  if (!nodes.length) return;
-  const now = useNow(nodes);
-  const last = samples[samples.length - 1];
-  if (!last || 1000 * (now[0] - last[0]) > pauseMs) samples.push(now);
-  samples.splice(0, Math.max(0, samples.length - MOST_SAMPLES));
-  const shown = [...samples, now];
-  const [start, end] = [shown[0][0], Math.max(now[0], shown[0][0] + 1)];
-  const most = Math.max(1, ...shown.map((each) => each.slice(1).reduce((total, count) => total + count)));
-  const x = (at) => LEFT + ((WIDTH - LEFT) * (at - start)) / (end - start);
-  const y = (count) => HEIGHT - BOTTOM - ((HEIGHT - BOTTOM - 8) * count) / most;
-  const root = element("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT + LEGEND}`, role: "img", xmlns: "http://www.w3.org/2000/svg" });
-  root.setAttribute("aria-label", `Devices now: ${SERIES.map(([name, , at]) => `${now[at]} ${name}`).join("; ")}`);
-  const below = shown.map(() => 0);
-  for (const [name, place, at, fill] of SERIES) {
-    const lower = shown.map(([time], sample) => `${x(time)} ${y(below[sample])}`);
-    shown.forEach((each, sample) => (below[sample] += each[at]));
-    const upper = shown.map(([time], sample) => `${x(time)} ${y(below[sample])}`);
-    root.append(element("path", { d: `M${upper.join("L")}L${lower.reverse().join("L")}Z`, fill: fill() }));
-    root.append(element("rect", { x: LEFT + place, y: HEIGHT + 4, width: 12, height: 12, fill: fill() }));
-    root.append(element("text", { x: LEFT + 16 + place, y: HEIGHT + 14 }, `${name}: ${now[at]}`));
-  }
-  root.append(element("text", { x: 0, y: y(most) + 10 }, `${most}`), element("text", { x: 0, y: y(0) }, "0"));
-  root.append(element("text", { x: LEFT, y: HEIGHT - 8 }, clock(start)));
-  root.append(element("text", { x: WIDTH, y: HEIGHT - 8, "text-anchor": "end" }, clock(end)));
-  document.getElementById("use").replaceChildren(root);
+/** 0 and at most so many round numbers up to `most`. */
+function ticksOf(most, number, steps) {
+  const step = steps.find((each) => most / each <= number) || steps[steps.length - 1];
+  return Array.from({ length: Math.floor(most / step) + 1 }, (_, place) => place * step);
 }
 
-const clock = (seconds) => new Date(1000 * seconds).toLocaleTimeString();
-
-export function downloadUse() {
-  const copy = document.querySelector("#use svg").cloneNode(true);
-  copy.prepend(document.querySelector("#patterns defs").cloneNode(true));
-  copy.setAttribute("font-family", "sans-serif");
-  copy.setAttribute("font-size", "11");
-  const blob = new Blob([new XMLSerializer().serializeToString(copy)], { type: "image/svg+xml" });
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(blob);
-  link.download = "neuron-use.svg";
-  link.click();
-  URL.revokeObjectURL(link.href);
-}
+const text = (x, y, anchor, words) => element("text", { x, y, "text-anchor": anchor }, words);

@@ -4,7 +4,7 @@
 const BASE = "../apis/neuron-plugin.io/v1/";
 const PAUSE_MS = 1000;
 const LONGEST_PAUSE_MS = 15000;
-const SILENCE_MS = 25000; // bookmarks come every 15 s
+export const SILENCE_MS = 10000; // bookmarks come every 5 s
 
 export class Collection {
   /**

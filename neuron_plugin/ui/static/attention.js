@@ -1,0 +1,91 @@
+// What needs attention, as one sentence, and the cluster in numbers. Each part of both is a filter of the nodes.
+
+import { STATES, factsOf, ids, plural } from "./facts.js";
+import { html, put } from "./html.js";
+
+const MOST_NAMES = 2;
+
+/** Which nodes a filter shows, by its key. */
+const TESTS = {
+  "on broken devices": ({ usedBroken }) => usedBroken,
+  waiting: (_, node, waiting) => waiting.some(({ spec }) => spec.containers.every((each) => couldTake(node, each))),
+  promised: (_, node, __, promised) => promised.some(({ status }) => status.promisedNode === node.metadata.name),
+  "on closed nodes": ({ unused }) => unused["on closed nodes"],
+  broken: ({ unused }) => unused.unhealthy + unused.missing,
+  used: ({ used }) => used,
+  free: ({ free }) => free,
+  ...Object.fromEntries(["cordoned", "silent", "closed"].map((badge) => [badge, ({ badges }) => badges.includes(badge)])),
+  ...Object.fromEntries(STATES.map((state) => [state, ({ devices }) => devices.some((each) => each.health === state)])),
+};
+
+/** Whether a node's machine has sets of this size, free or not. */
+const couldTake = ({ spec, status }, { resource, count }) =>
+  (resource.endsWith("/neuroncore") ? count <= spec.devices * spec.coresPerDevice : `${count}` in status.freeSets);
+
+export class Attention {
+  /** `sentence` and `numbers` are elements; `changed` is called when the user has chosen another filter. */
+  constructor(sentence, numbers, changed) {
+    this.sentence = sentence;
+    this.numbers = numbers;
+    this.chosen = "";
+    for (const part of [sentence, numbers]) {
+      part.addEventListener("click", ({ target }) => {
+        const { filter } = target.closest("button")?.dataset || {};
+        if (!filter) return;
+        this.chosen = this.chosen === filter ? "" : filter;
+        changed();
+      });
+    }
+  }
+
+  /** Those of these nodes that the chosen filter shows. */
+  filter(nodes, waiting, promised) {
+    const test = TESTS[this.chosen];
+    return test ? nodes.filter((node) => test(factsOf(node), node, waiting, promised)) : nodes;
+  }
+
+  draw(nodes, waiting, promised) {
+    const facts = nodes.map(factsOf);
+    const sum = (count) => facts.reduce((total, each) => total + count(each), 0);
+    this.drawSentence(nodes, facts, waiting, sum);
+    this.drawNumbers(nodes, facts, waiting, promised, sum);
+  }
+
+  button(filter, tone, ...text) {
+    return html("button", { type: "button", class: tone, "data-filter": filter, "aria-pressed": `${this.chosen === filter}` }, ...text);
+  }
+
+  drawSentence(nodes, facts, waiting, sum) {
+    const parts = [];
+    const onBroken = sum(({ brokenHolders }) => brokenHolders);
+    if (onBroken) parts.push(this.button("on broken devices", "bad", `${plural(onBroken, "pod")} on broken devices`));
+    if (waiting.length) parts.push(this.button("waiting", "warn", `${plural(waiting.length, "pod")} ${waiting.length === 1 ? "waits" : "wait"}`));
+    for (const badge of ["silent", "closed", "cordoned"]) {
+      const names = nodes.filter((_, place) => facts[place].badges.includes(badge)).map((node) => node.metadata.name);
+      const who = names.length > MOST_NAMES ? plural(names.length, "node") : names.join(" and ");
+      if (names.length) parts.push(this.button(badge, badge === "cordoned" ? "" : "bad", `${who} ${badge}`));
+    }
+    const broken = sum(({ unused }) => unused.unhealthy + unused.missing);
+    if (broken) parts.push(this.button("broken", "warn", `${plural(broken, "unused device")} broken`));
+    const calm = nodes.length ? "Nothing needs attention." : "No node with Neuron devices is known.";
+    put(this.sentence, ...(parts.length ? parts : [html("span", {}, calm)]));
+  }
+
+  drawNumbers(nodes, facts, waiting, promised, sum) {
+    const largest = Math.max(0, ...nodes.map((node) => (node.status.open ? ids(node.status.largestFreeSet).length : 0)));
+    const chips = [
+      ["nodes", nodes.length], ["devices", sum(({ count }) => count)],
+      ["used", sum(({ used }) => used), "used", "used"], ["free", sum(({ free }) => free), "free", "free"],
+      ["largest free set", largest, "free"],
+      ["used and broken", sum(({ usedBroken }) => usedBroken), "bad", "on broken devices"],
+      ...STATES.map((state) => [state, sum(({ unused }) => unused[state] || 0), state === "reserved" ? "calm" : "warn", state]),
+      ["free on closed nodes", sum(({ unused }) => unused["on closed nodes"]), "warn", "on closed nodes"],
+      ["waiting", waiting.length, "warn", "waiting"], ["promised", promised.length, "calm", "promised"],
+    ];
+    put(this.numbers, ...chips.map(([name, number, tone = "", filter = ""]) => {
+      const text = [html("b", {}, `${number}`), ` ${name}`];
+      const colour = number ? tone : "none";
+      return html("li", {}, filter && number ? this.button(filter, colour, ...text) : html("span", { class: colour }, ...text));
+    }));
+  }
+}
