@@ -140,6 +140,20 @@ class SimulatedApiServer:
         target = Target(kind, namespace, name, "status")
         return self._objects.patch(target, {"status": status}, STRATEGIC_MERGE_PATCH).value
 
+    def change(
+        self, kind: ServedKind, name: str, change: JsonObject, namespace: str = "", part: str = ""
+    ) -> JsonObject:
+        """Merge a change into an object, or with ``part`` into one of its subresources.
+
+        Raises:
+            Refusal: 404, there is none; 422, it would break a rule.
+        """
+        return self._objects.patch(Target(kind, namespace, name, part), change).value
+
+    def delete(self, kind: ServedKind, name: str, namespace: str = "") -> None:
+        """Delete an object; one with finalizers only begins to go."""
+        self._objects.delete(Target(kind, namespace, name))
+
     def delete_pod(self, namespace: str, name: str, *, grace_seconds: int | None = None) -> None:
         """Delete a pod.
 

@@ -105,7 +105,26 @@ VOLUMES = ServedKind("/api/v1", "v1", "persistentvolumes", "PersistentVolume", n
 BUDGETS = ServedKind(
     "/apis/policy/v1", "policy/v1", "poddisruptionbudgets", "PodDisruptionBudget", subresources=("status",)
 )
-KINDS = (PODS, NODES, LEASES, EVENTS, CLAIMS, VOLUMES, BUDGETS)
+_DRA = ("/apis/resource.k8s.io/v1", "resource.k8s.io/v1")
+RESOURCE_CLAIMS = ServedKind(*_DRA, "resourceclaims", "ResourceClaim", subresources=("status",))
+CLAIM_TEMPLATES = ServedKind(*_DRA, "resourceclaimtemplates", "ResourceClaimTemplate")
+RESOURCE_SLICES = ServedKind(
+    *_DRA, "resourceslices", "ResourceSlice", namespaced=False, fields=("spec.nodeName", "spec.driver")
+)
+DEVICE_CLASSES = ServedKind(*_DRA, "deviceclasses", "DeviceClass", namespaced=False)
+KINDS = (
+    PODS,
+    NODES,
+    LEASES,
+    EVENTS,
+    CLAIMS,
+    VOLUMES,
+    BUDGETS,
+    RESOURCE_CLAIMS,
+    CLAIM_TEMPLATES,
+    RESOURCE_SLICES,
+    DEVICE_CLASSES,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,13 +16,17 @@ import msgspec
 
 from neuron_plugin.cluster.pods import PODS as POD_RECORDS
 from neuron_plugin.cluster.pods import neuron_pod
+from neuron_plugin.simulation.api_server_claims import claim_node, claim_state
 from neuron_plugin.simulation.api_server_kinds import (
     BUDGETS,
     CLAIMS,
+    DEVICE_CLASSES,
     EVENTS,
     KINDS,
     NODES,
     PODS,
+    RESOURCE_CLAIMS,
+    RESOURCE_SLICES,
     VOLUMES,
     JsonObject,
     ServedKind,
@@ -187,6 +191,9 @@ _COLUMNS = {
     NODES: ("Name", "Status", "Free-Neuron", "Free-NeuronCore", "Age"),
     _CORE_EVENTS: ("Age", "Type", "Reason", "Object", "Message"),
     EVENTS: ("Age", "Type", "Reason", "Object", "Message"),
+    RESOURCE_CLAIMS: ("Name", "State", "Devices", "Node", "Age"),
+    RESOURCE_SLICES: ("Name", "Node", "Driver", "Pool", "Devices", "Tainted", "Age"),
+    DEVICE_CLASSES: ("Name", "Selectors", "Age"),
 }
 
 
@@ -224,4 +231,15 @@ def _cells(kind: ServedKind, each: JsonObject, used: Counter[tuple[str, str]]) -
         about = each.get("involvedObject") or each.get("regarding") or {}
         named = f"{str(about.get('kind', '')).lower()}/{about.get('name', '')}"
         return [aged, each.get("type", ""), each.get("reason", ""), named, each.get("message") or each.get("note", "")]
+    if kind is RESOURCE_CLAIMS:
+        results = (status.get("allocation") or {}).get("devices", {}).get("results") or ()
+        return [name, claim_state(each), ",".join(one["device"] for one in results), claim_node(each), aged]
+    if kind is RESOURCE_SLICES:
+        devices = spec.get("devices") or ()
+        tainted = [f"{one['name']}={taint.get('value', '')}" for one in devices for taint in one.get("taints") or ()]
+        pool = (spec.get("pool") or {}).get("name", "")
+        counts = [str(len(devices)), ",".join(tainted)]
+        return [name, spec.get("nodeName", ""), spec.get("driver", ""), pool, *counts, aged]
+    if kind is DEVICE_CLASSES:
+        return [name, " && ".join(one["cel"]["expression"] for one in spec.get("selectors") or ()), aged]
     return [name, aged]

@@ -20,11 +20,15 @@ from neuron_plugin.cluster import DecodeError
 from neuron_plugin.cluster.api import MERGE_PATCH
 from neuron_plugin.cluster.objects import NODES as NODE_RECORDS
 from neuron_plugin.cluster.pods import PODS as POD_RECORDS
+from neuron_plugin.simulation.api_server_claims import check_claim, check_fixed, claim_as_made
 from neuron_plugin.simulation.api_server_kinds import (
     BUDGETS,
+    CLAIM_TEMPLATES,
     KINDS,
     NODES,
     PODS,
+    RESOURCE_CLAIMS,
+    RESOURCE_SLICES,
     JsonObject,
     Refusal,
     ServedKind,
@@ -102,13 +106,16 @@ class ApiObjects:
         return self.replace(target, PATCHES[content_type](self.read(target).value, change))
 
     def replace(self, target: Target, value: JsonObject) -> Stored:
-        """Write an object anew, or its status.
+        """Write an object anew, or its status. One that is being deleted goes with its last finalizer.
 
         Raises:
             Refusal: as `patch`.
         """
         after = updated(target.kind, self.read(target).value, value, status=target.subresource == "status")
-        return self._store(target.kind, (target.namespace, target.name), after)
+        key = (target.namespace, target.name)
+        if is_released(target.kind, after["metadata"]):
+            return self.collections[target.kind].remove(key)
+        return self._store(target.kind, key, after)
 
     def bind(self, namespace: str, name: str, binding: JsonObject) -> JsonObject:
         """Bind a pod: ``pods/binding``. Return the Status of success.
@@ -122,7 +129,9 @@ class ApiObjects:
         return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
 
     def delete(self, target: Target, options: JsonObject | None = None) -> Stored:
-        """Delete an object; a pod on a node only begins to end, until deleted with a grace period of 0.
+        """Delete an object; one with finalizers, and a pod on a node, only begins to end.
+
+        Such a pod is gone when it is deleted with a grace period of 0.
 
         Raises:
             Refusal: 404, there is none; 409, another UID.
@@ -208,7 +217,7 @@ def created(kind: ServedKind, namespace: str, body: JsonObject) -> JsonObject:
         allocatable = _quantities(status.get("allocatable") or capacity)
         status |= {"capacity": capacity, "allocatable": allocatable}
         return made | {"spec": made.get("spec") or {}, "status": status}
-    return made
+    return claim_as_made(made) if kind is RESOURCE_CLAIMS else made
 
 
 def _defaulted(spec: JsonObject) -> JsonObject:
@@ -249,6 +258,8 @@ def updated(kind: ServedKind, old: JsonObject, new: JsonObject, *, status: bool)
         raise conflict(kind.resource, name, STALE)
     if uid != before["uid"]:
         raise invalid(kind.kind, name, f'metadata.uid: Invalid value: "{uid}": field is immutable')
+    if status and kind is RESOURCE_CLAIMS:
+        after = before  # the status of a claim brings no finalizers (ResetObjectMetaForStatus)
     metadata = {key: value for key, value in after.items() if value not in ({}, None)}
     for fixed in ("name", "namespace", "uid", "resourceVersion", "creationTimestamp", "deletionTimestamp"):
         metadata.pop(fixed, None)
@@ -259,6 +270,10 @@ def updated(kind: ServedKind, old: JsonObject, new: JsonObject, *, status: bool)
     if kind is PODS and not status:
         parts["spec"] = _defaulted(parts.get("spec") or {})
         check_change(old, parts)
+    if kind is RESOURCE_CLAIMS:
+        check_claim(old, parts)
+    elif kind in {CLAIM_TEMPLATES, RESOURCE_SLICES}:
+        check_fixed(kind, old, parts)
     return {**parts, "apiVersion": kind.version, "kind": kind.kind, "metadata": metadata}
 
 
@@ -266,7 +281,9 @@ def updated(kind: ServedKind, old: JsonObject, new: JsonObject, *, status: bool)
 
 
 def deleted(kind: ServedKind, value: JsonObject, options: JsonObject) -> JsonObject | None:
-    """Return the object as a deletion leaves it: a bound, living pod only gets its deletion time; None is gone.
+    """Return the object as a deletion leaves it; None is gone.
+
+    An object with finalizers and a bound, living pod only get their deletion time.
 
     Raises:
         Refusal: 409, the precondition of the options does not hold.
@@ -274,6 +291,9 @@ def deleted(kind: ServedKind, value: JsonObject, options: JsonObject) -> JsonObj
     metadata = value["metadata"]
     if why := unmet(metadata, options.get("preconditions") or {}):
         raise conflict(kind.resource, metadata["name"], why)
+    if kind is not PODS and metadata.get("finalizers"):
+        timing = {"deletionTimestamp": now_text(), "deletionGracePeriodSeconds": 0}
+        return value | {"metadata": timing | metadata}
     if kind is not PODS or not value["spec"].get("nodeName") or value["status"].get("phase") in TERMINAL_PHASES:
         return None
     asked = options.get("gracePeriodSeconds")
@@ -284,3 +304,8 @@ def deleted(kind: ServedKind, value: JsonObject, options: JsonObject) -> JsonObj
         return value
     timing = {"deletionTimestamp": now_text(), "deletionGracePeriodSeconds": grace}
     return value | {"metadata": metadata | timing}
+
+
+def is_released(kind: ServedKind, metadata: JsonObject) -> bool:
+    """Whether a deleted object has lost its last finalizer. Those of pods are not followed."""
+    return kind is not PODS and bool(metadata.get("deletionTimestamp")) and not metadata.get("finalizers")

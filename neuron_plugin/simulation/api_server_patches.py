@@ -23,6 +23,7 @@ _MERGE_KEYS = {
     "initContainers": "name",
     "ownerReferences": "uid",
     "ports": "containerPort",
+    "resourceClaimStatuses": "name",
     "resourceClaims": "name",
     "schedulingGates": "name",
     "topologySpreadConstraints": "topologyKey",

@@ -31,6 +31,10 @@ async def test_every_kind_is_found_by_discovery(client: Client) -> None:
         ("/apis/coordination.k8s.io/v1", "leases", True),
         ("/apis/events.k8s.io/v1", "events", True),
         ("/apis/policy/v1", "poddisruptionbudgets", True),
+        ("/apis/resource.k8s.io/v1", "resourceclaims", True),
+        ("/apis/resource.k8s.io/v1", "resourceclaimtemplates", True),
+        ("/apis/resource.k8s.io/v1", "resourceslices", False),
+        ("/apis/resource.k8s.io/v1", "deviceclasses", False),
     }
 
 

@@ -1,0 +1,239 @@
+"""Devices for claims as kube-scheduler chooses them: the first that fit, in the order of the slices.
+
+A function of values. Followed are classes, selectors that compare attributes with constants, counts and ``All``,
+``matchAttribute`` and ``distinctAttribute``, alternatives, configuration, and taints that a request does not tolerate.
+Admin access, shared counters, consumable capacity and lists as attributes are not, nor is any other CEL: a claim with
+such a selector waits, and the reason names it. Source: ``staging/src/k8s.io/dynamic-resource-allocation/structured`` of
+1.36.2.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from neuron_plugin.simulation.api_server_kinds import JsonObject
+
+NOT_ALLOCATED = "cannot allocate all claims"
+"""The scheduler's words for a node that has not the devices."""
+
+DeviceId = tuple[str, str, str]
+"""Driver, pool and device."""
+
+_COMPARISON = re.compile(
+    r"""(?: device\.(?P<driver>driver)
+        | device\.attributes\[(["'])(?P<domain>[^"']+)\2\]\.\??(?P<name>\w+)(?:\.orValue\((?:""|''|[0-9]+|false)\))? )
+    \s* (?P<operator>==|!=|<=|>=|<|>) \s*
+    (?: (?P<number>-?[0-9]+) | (?P<bool>true|false) | (["'])(?P<text>[^"']*)\8 )""",
+    re.VERBOSE,
+)
+_OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+
+class NotAllocatedError(Exception):
+    """No devices for claims; the text is for the pod."""
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedDevice:
+    """A device of a slice. ``attributes`` have full names, such as ``neuron.aws.com/deviceId``."""
+
+    id: DeviceId
+    attributes: Mapping[str, str | int | bool]
+    taints: tuple[JsonObject, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Alternative:
+    """One way to serve a request; ``count`` None is all devices."""
+
+    name: str
+    count: int | None
+    fitting: tuple[OfferedDevice, ...]
+
+
+_Chosen = tuple[tuple[str, OfferedDevice], ...]
+"""Devices with the request that each is for."""
+
+
+def offered_devices(slices: Iterable[JsonObject], node: str) -> list[OfferedDevice]:
+    """The devices of a node, in the order of its slices' names."""
+    found = []
+    for one in sorted(slices, key=lambda each: str(each["metadata"]["name"])):
+        spec = one["spec"]
+        if spec.get("nodeName") != node:
+            continue
+        for each in spec.get("devices") or ():
+            attributes = {
+                name if "/" in name else f"{spec['driver']}/{name}": next(iter(value.values()))
+                for name, value in (each.get("attributes") or {}).items()
+            }
+            device = spec["driver"], spec["pool"]["name"], each["name"]
+            found.append(OfferedDevice(device, attributes, tuple(each.get("taints") or ())))
+    return found
+
+
+def taken_devices(claims: Iterable[JsonObject]) -> set[DeviceId]:
+    """The devices that are allocated to claims."""
+    results = (((each.get("status") or {}).get("allocation") or {}).get("devices") or {} for each in claims)
+    return {(each["driver"], each["pool"], each["device"]) for part in results for each in part.get("results") or ()}
+
+
+def allocate(
+    claim: JsonObject, classes: Mapping[str, JsonObject], devices: Sequence[OfferedDevice], taken: Collection[DeviceId]
+) -> JsonObject:
+    """The ``devices`` of an allocation for a claim, from the devices of one node without those ``taken``.
+
+    Raises:
+        NotAllocatedError: there are none, or the claim asks for what is not simulated.
+    """
+    spec = (claim.get("spec") or {}).get("devices") or {}
+    requests = [
+        [
+            _alternative(each, one, classes, devices, taken)
+            for one in each.get("firstAvailable") or [each.get("exactly")]
+        ]
+        for each in spec.get("requests") or ()
+    ]
+    constraints = spec.get("constraints") or ()
+    chosen = next(_choices(requests, constraints, ()), None)
+    if chosen is None:
+        raise NotAllocatedError(NOT_ALLOCATED)
+    results = [
+        {"request": request, "driver": one.id[0], "pool": one.id[1], "device": one.id[2]} for request, one in chosen
+    ]
+    configs = [
+        {"source": "FromClass", "requests": [each["name"]], **config}
+        for each in spec.get("requests") or ()
+        for config in classes[_class_of(each)]["spec"].get("config") or ()
+    ]
+    configs += [{"source": "FromClaim", **config} for config in spec.get("config") or ()]
+    return {"results": results} | ({"config": configs} if configs else {})
+
+
+def allocation(devices: JsonObject, node: str, time: str) -> JsonObject:
+    """The ``status.allocation`` of devices of one node."""
+    field = {"key": "metadata.name", "operator": "In", "values": [node]}
+    selector = {"nodeSelectorTerms": [{"matchFields": [field]}]}
+    return {"devices": devices, "nodeSelector": selector, "allocationTimestamp": time}
+
+
+def _class_of(request: JsonObject) -> str:
+    return str((request.get("exactly") or (request.get("firstAvailable") or [{}])[0])["deviceClassName"])
+
+
+def _alternative(
+    request: JsonObject,
+    one: JsonObject,
+    classes: Mapping[str, JsonObject],
+    devices: Sequence[OfferedDevice],
+    taken: Collection[DeviceId],
+) -> _Alternative:
+    """One way to serve a request, with the devices that it may have."""
+    name = request["name"] if one is request.get("exactly") else f"{request['name']}/{one['name']}"
+    known = classes.get(one["deviceClassName"])
+    if known is None:
+        raise NotAllocatedError(f"request {name}: device class {one['deviceClassName']} does not exist")
+    selectors = [*(known["spec"].get("selectors") or ()), *(one.get("selectors") or ())]
+    tests = [_test(each["cel"]["expression"]) for each in selectors]
+    meant = [each for each in devices if all(test(each) for test in tests)]
+    tolerations = one.get("tolerations") or ()
+    free = [
+        each for each in meant if each.id not in taken and all(_tolerates(tolerations, taint) for taint in each.taints)
+    ]
+    if one.get("allocationMode") != "All":
+        return _Alternative(name, int(one.get("count") or 1), tuple(free))
+    return _Alternative(name, None, tuple(free) if len(free) == len(meant) else ())
+
+
+def _test(expression: str) -> Callable[[OfferedDevice], bool]:
+    """A selector as a function: a conjunction of comparisons. An attribute that a device has not meets none."""
+    tests = []
+    for part in expression.split("&&"):
+        match = _COMPARISON.fullmatch(part.strip().removeprefix("(").removesuffix(")").strip())
+        if match is None:
+            raise NotAllocatedError(f"the selector {part.strip()!r} is not simulated")
+        wanted: str | int | bool = match["text"] or ""
+        if match["number"] is not None:
+            wanted = int(match["number"])
+        elif match["bool"] is not None:
+            wanted = match["bool"] == "true"
+        key = "" if match["driver"] else f"{match['domain']}/{match['name']}"
+        tests.append((key, _OPERATORS[match["operator"]], wanted))
+
+    def meets(device: OfferedDevice) -> bool:
+        values = (
+            (device.attributes.get(key) if key else device.id[0], compare, wanted) for key, compare, wanted in tests
+        )
+        return all(type(value) is type(wanted) and compare(value, wanted) for value, compare, wanted in values)
+
+    return meets
+
+
+def _tolerates(tolerations: Iterable[JsonObject], taint: JsonObject) -> bool:
+    """Whether a taint keeps no new claim off (``resourceclaim/devicetoleration.go``)."""
+    if taint.get("effect") not in {"NoSchedule", "NoExecute"}:
+        return True
+    return any(
+        each.get("effect") in {None, "", taint["effect"]}
+        and each.get("key") in {None, "", taint["key"]}
+        and (each.get("operator") == "Exists" or each.get("value", "") == taint.get("value", ""))
+        for each in tolerations
+    )
+
+
+def _choices(
+    requests: Sequence[Sequence[_Alternative]], constraints: Sequence[JsonObject], chosen: _Chosen
+) -> Iterator[_Chosen]:
+    """Devices for all requests, each way after the other."""
+    if not requests:
+        yield chosen
+        return
+    for one in requests[0]:
+        count = len(one.fitting) if one.count is None else one.count
+        if count:
+            for more in _sets(one.name, one.fitting, count, constraints, chosen):
+                yield from _choices(requests[1:], constraints, more)
+
+
+def _sets(
+    request: str, candidates: Sequence[OfferedDevice], count: int, constraints: Sequence[JsonObject], chosen: _Chosen
+) -> Iterator[_Chosen]:
+    """The ways to add ``count`` devices for a request, in the order of the candidates."""
+    if not count:
+        yield chosen
+        return
+    held = {one.id for _, one in chosen}
+    fitting = [one for one in candidates if one.id not in held and _keeps(request, one, constraints, chosen)]
+    for place in range(len(fitting) - count + 1):
+        yield from _sets(request, fitting[place + 1 :], count - 1, constraints, (*chosen, (request, fitting[place])))
+
+
+def _keeps(request: str, device: OfferedDevice, constraints: Sequence[JsonObject], chosen: _Chosen) -> bool:
+    """Whether a device for a request keeps all constraints beside those chosen already."""
+    for each in constraints:
+        attribute = each.get("matchAttribute") or each.get("distinctAttribute") or ""
+        if not _is_meant(each, request):
+            continue
+        if attribute not in device.attributes:
+            return False
+        others = [one.attributes[attribute] for name, one in chosen if _is_meant(each, name)]
+        value = device.attributes[attribute]
+        if any(other != value for other in others) if each.get("matchAttribute") else value in others:
+            return False
+    return True
+
+
+def _is_meant(constraint: JsonObject, request: str) -> bool:
+    names = constraint.get("requests")
+    return not names or request in names or request.partition("/")[0] in names

@@ -1,0 +1,145 @@
+"""What kube-controller-manager does with claims: makes those of pods from templates, and gives up what is not used.
+
+It makes the claims of gated pods, too, at once. A claim goes when its pod has ended, is deallocated when no pod is left
+that it is reserved for, and keeps its finalizer for as long as it is allocated. Facts: ``pkg/controller/resourceclaim``
+of 1.36.2, and of the garbage collector that what a pod owns goes with the pod.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from neuron_plugin.allocation.pod import TERMINAL_PHASES
+from neuron_plugin.cluster.claims import FINALIZER
+from neuron_plugin.simulation.api_server import SimulatedApiServer
+from neuron_plugin.simulation.api_server_kinds import CLAIM_TEMPLATES, PODS, RESOURCE_CLAIMS, JsonObject, Refusal
+
+POD_CLAIM_KEY = "resource.kubernetes.io/pod-claim-name"
+"""Annotation of a generated claim: the pod's own name for it."""
+_LONGEST_PREFIX = 57
+
+
+def sync_claims(api: SimulatedApiServer) -> Mapping[str, str]:
+    """Bring all claims up to date; why claims of a pod cannot be made, by the pod's UID."""
+    pods = api.objects(PODS)
+    problems = {}
+    for pod in pods:
+        if not pod["metadata"].get("deletionTimestamp") and pod["spec"].get("resourceClaims"):
+            try:
+                _make_claims(api, pod)
+            except Refusal as refusal:
+                problems[pod["metadata"]["uid"]] = str(refusal)
+    by_uid = {pod["metadata"]["uid"]: pod for pod in api.objects(PODS)}
+    for claim in api.objects(RESOURCE_CLAIMS):
+        _reserve(api, claim, by_uid)
+        _give_up(api, claim["metadata"]["namespace"], claim["metadata"]["name"], by_uid)
+    return problems
+
+
+def claim_names(pod: JsonObject) -> dict[str, str]:
+    """The claims of a pod by its own names for them; empty for one that was not made yet."""
+    made = {
+        each["name"]: each.get("resourceClaimName") or "" for each in pod["status"].get("resourceClaimStatuses") or ()
+    }
+    return {
+        each["name"]: each.get("resourceClaimName") or made.get(each["name"], "")
+        for each in pod["spec"].get("resourceClaims") or ()
+    }
+
+
+def consumer(pod: JsonObject) -> JsonObject:
+    """A pod as ``reservedFor`` names it."""
+    return {"resource": "pods", "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
+
+
+def _make_claims(api: SimulatedApiServer, pod: JsonObject) -> None:
+    """Make what is missing of a pod's claims, and write their names into its status."""
+    metadata, namespace = pod["metadata"], pod["metadata"]["namespace"]
+    owned = {
+        claim["metadata"].get("annotations", {}).get(POD_CLAIM_KEY): claim["metadata"]["name"]
+        for claim in api.objects(RESOURCE_CLAIMS)
+        if claim["metadata"]["namespace"] == namespace and _owner(claim) == metadata["uid"]
+    }
+    known, statuses = claim_names(pod), []
+    for each in pod["spec"]["resourceClaims"]:
+        template, name = each.get("resourceClaimTemplateName"), each["name"]
+        if not template or (name in owned and known[name] == owned[name]):
+            continue
+        if name not in owned:
+            made = claim_from(pod, name, api.get(CLAIM_TEMPLATES, template, namespace))
+            owned[name] = api.create(RESOURCE_CLAIMS, made, namespace)["metadata"]["name"]
+        statuses.append({"name": name, "resourceClaimName": owned[name]})
+    if statuses:
+        api.patch_status(PODS, metadata["name"], {"resourceClaimStatuses": statuses}, namespace)
+
+
+def claim_from(pod: JsonObject, name: str, template: JsonObject) -> JsonObject:
+    """The claim that a template means for a pod, which owns it."""
+    metadata, meant = pod["metadata"], template["spec"].get("metadata") or {}
+    prefix = f"{metadata['name']}-{name}-"
+    if len(prefix) > _LONGEST_PREFIX:  # both parts lose the same share
+        parts = (part[: len(part) * _LONGEST_PREFIX // len(prefix)] for part in (metadata["name"], name))
+        prefix = "-".join(parts)
+    owner = {"apiVersion": "v1", "kind": "Pod", "name": metadata["name"], "uid": metadata["uid"], "controller": True}
+    annotations = {**(meant.get("annotations") or {}), POD_CLAIM_KEY: name}
+    made = {"generateName": prefix, "ownerReferences": [owner], "annotations": annotations}
+    return {"metadata": made | {"labels": meant.get("labels") or {}}, "spec": template["spec"].get("spec") or {}}
+
+
+def _owner(claim: JsonObject) -> str:
+    """The UID of the pod that a claim was made for; empty for others."""
+    owners = claim["metadata"].get("ownerReferences") or ()
+    return next((str(each["uid"]) for each in owners if each.get("kind") == "Pod" and each.get("controller")), "")
+
+
+def _reserve(api: SimulatedApiServer, claim: JsonObject, pods: Mapping[str, JsonObject]) -> None:
+    """Reserve an allocated claim for the pods that have it and were bound without a scheduler."""
+    metadata, status = claim["metadata"], claim.get("status") or {}
+    if not status.get("allocation") or metadata.get("deletionTimestamp"):
+        return
+    reserved = status.get("reservedFor") or []
+    known = {each["uid"] for each in reserved}
+    missing = [
+        consumer(pod)
+        for uid, pod in pods.items()
+        if uid not in known
+        and pod["spec"].get("nodeName")
+        and pod["metadata"]["namespace"] == metadata["namespace"]
+        and metadata["name"] in claim_names(pod).values()
+        and not (pod["metadata"].get("deletionTimestamp") or _is_done(pod))
+    ]
+    if missing:
+        change = {"status": {"reservedFor": [*reserved, *missing]}}
+        api.change(RESOURCE_CLAIMS, metadata["name"], change, metadata["namespace"], "status")
+
+
+def _give_up(api: SimulatedApiServer, namespace: str, name: str, pods: Mapping[str, JsonObject]) -> None:
+    """Take ended pods off a claim; where nobody is left also its allocation, its finalizer and the claim itself."""
+    claim = api.get(RESOURCE_CLAIMS, name, namespace)
+    status = claim.get("status") or {}
+    reserved = status.get("reservedFor") or []
+    remaining = [each for each in reserved if each.get("resource") != "pods" or _goes_on(pods.get(each["uid"]))]
+    deleted = bool(claim["metadata"].get("deletionTimestamp"))
+    if len(remaining) < len(reserved) or (deleted and not remaining and status.get("allocation")):
+        change: JsonObject = {"reservedFor": remaining}
+        if not remaining:
+            change["allocation"] = None
+        claim = api.change(RESOURCE_CLAIMS, name, {"status": change}, namespace, "status")
+    finalizers = claim["metadata"].get("finalizers") or []
+    freed = len(remaining) < len(reserved) or deleted
+    if FINALIZER in finalizers and freed and not claim["status"].get("allocation"):
+        kept = [each for each in finalizers if each != FINALIZER]
+        api.change(RESOURCE_CLAIMS, name, {"metadata": {"finalizers": kept}}, namespace)
+    owner = _owner(claim)
+    if owner and not remaining and not deleted and not _goes_on(pods.get(owner)):
+        api.delete(RESOURCE_CLAIMS, name, namespace)
+
+
+def _goes_on(pod: JsonObject | None) -> bool:
+    return pod is not None and not _is_done(pod)
+
+
+def _is_done(pod: JsonObject) -> bool:
+    """Whether it is certain that no container of a pod runs or ever will."""
+    never_bound = pod["metadata"].get("deletionTimestamp") and not pod["spec"].get("nodeName")
+    return pod["status"].get("phase") in TERMINAL_PHASES or bool(never_bound)
