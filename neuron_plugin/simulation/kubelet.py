@@ -14,6 +14,7 @@ container would have received can be read, and the cgroup of a pod says whether 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -22,7 +23,10 @@ import grpc
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1.api_pb2_grpc import add_RegistrationServicer_to_server
 from neuron_plugin.kubelet._proto.podresources.v1.api_pb2_grpc import add_PodResourcesListerServicer_to_server
 from neuron_plugin.kubelet_files import KUBELET_SOCKET
+from neuron_plugin.simulation.cdi import UnresolvableError, resolve
+from neuron_plugin.simulation.kubelet_claims import NotPreparedError
 from neuron_plugin.simulation.kubelet_device_manager import AllocationError, CheckpointFile, DeviceManager
+from neuron_plugin.simulation.kubelet_dra import DraManager
 from neuron_plugin.simulation.kubelet_plugins import Capacity, PluginCallError, PluginClients
 from neuron_plugin.simulation.kubelet_pod_resources import PodResourcesService
 from neuron_plugin.simulation.kubelet_pods import (
@@ -31,6 +35,7 @@ from neuron_plugin.simulation.kubelet_pods import (
     Container,
     Pod,
     PodCgroups,
+    PodGoneError,
     PodRejectedError,
     received,
 )
@@ -39,7 +44,9 @@ from neuron_plugin.simulation.kubelet_pods import (
 class SimulatedKubelet:
     """One node's kubelet, on ``directory`` and, if given, ``pod_resources_directory``.
 
-    ``cgroup_root`` is a directory that it keeps like ``/sys/fs/cgroup``. ``checkpoint`` is its file.
+    ``cgroup_root`` is a directory that it keeps like ``/sys/fs/cgroup``. ``checkpoint`` is its file. With ``dra`` it
+    knows claims, and its container runtime looks for CDI devices in ``cdi_dir``. ``waiting`` says of each pod that
+    waits for its claims why they are not prepared, by UID.
     """
 
     def __init__(
@@ -49,7 +56,13 @@ class SimulatedKubelet:
         *,
         random: Random | None = None,
         cgroup_root: Path | None = None,
+        dra: DraManager | None = None,
+        cdi_dir: Path | None = None,
     ) -> None:
+        self.dra = dra
+        self.waiting: dict[str, str] = {}
+        self._cdi_dir = cdi_dir
+        self._preparing: dict[str, asyncio.Task[None]] = {}
         self._directory = directory
         self._pod_resources_directory = pod_resources_directory
         self._cgroups = PodCgroups(cgroup_root) if cgroup_root else None
@@ -61,9 +74,17 @@ class SimulatedKubelet:
         self.devices = DeviceManager(self._random)
         self._clients = PluginClients(directory, self.devices, self.checkpoint)
         self._pod_resources = PodResourcesService(self.devices, self._pods)
+        if dra:
+            dra.active = self._pods.keys()
 
     async def start(self) -> None:
-        """Serve."""
+        """Serve.
+
+        Raises:
+            KubeletStateError: the file of claims cannot be read.
+        """
+        if self.dra:
+            await self.dra.start()
         registration = grpc.aio.server()
         add_RegistrationServicer_to_server(self._clients, registration)
         await self._serve(registration, self._directory / KUBELET_SOCKET)
@@ -74,6 +95,10 @@ class SimulatedKubelet:
 
     async def stop(self) -> None:
         """End as a kubelet does: streams end, calls are cut off."""
+        for task in tuple(self._preparing.values()):
+            task.cancel()
+        if self.dra:
+            await self.dra.stop()
         await self._clients.close()
         for server, _ in self._servers:
             await server.stop(None)
@@ -103,10 +128,13 @@ class SimulatedKubelet:
     # Pods.
 
     async def admit(self, pod: Pod) -> AdmittedPod:
-        """Allocate for every container in order, then start them. One pod at a time, as on a node.
+        """Allocate for every container in order, one pod at a time; have its claims prepared; start its containers.
+
+        A pod whose claims are not prepared waits: it is prepared again after a while, for as long as it is there.
 
         Raises:
             PodRejectedError: the pod has failed for good.
+            PodGoneError: the pod was deleted, or the kubelet has ended, while it waited.
         """
         async with self._admission:
             self._pods[pod.uid] = pod
@@ -115,20 +143,79 @@ class SimulatedKubelet:
             except PodRejectedError:
                 del self._pods[pod.uid]
                 raise
+        if self.dra and pod.claims:
+            await self.prepare(pod)
         containers = [await self.start_container(pod.uid, each.name) for each in pod.containers]
         return AdmittedPod(pod, tuple(containers))
 
-    async def start_container(self, uid: str, name: str) -> AdmittedContainer:
-        """Start a container of a live pod."""
-        if self._cgroups:
-            self._cgroups.populate(self._pods[uid])
-        return self._received(uid, name)
+    async def prepare(self, pod: Pod) -> None:
+        """Have the claims of a pod prepared, as before each new sandbox of it, however often that takes.
 
-    def finish(self, uid: str) -> None:
-        """A pod has ended or was deleted and its containers are dead. Its devices come free at some later call."""
+        Raises:
+            PodGoneError: the pod was deleted, or the kubelet has ended, while it waited.
+        """
+        task = self._preparing[pod.uid] = asyncio.create_task(self._prepare_claims(pod), name=f"prepare {pod.name}")
+        try:
+            await asyncio.wait((task,))
+        finally:
+            task.cancel()
+            self.waiting.pop(pod.uid, None)
+            if self._preparing.get(pod.uid) is task:
+                del self._preparing[pod.uid]
+        if task.cancelled():
+            raise PodGoneError(f"pod {pod.name} was deleted while its claims were prepared")
+        task.result()
+
+    async def _prepare_claims(self, pod: Pod) -> None:
+        while self.dra:
+            try:
+                await self.dra.prepare(pod)
+            except NotPreparedError as error:
+                self.waiting[pod.uid] = str(error)
+                await asyncio.sleep(self.dra.times.retry)
+            else:
+                return
+
+    async def start_container(self, uid: str, name: str) -> AdmittedContainer:
+        """Start a container of a live pod. One whose CDI devices cannot be found does not start (``waiting``)."""
+        received = self._with_claims(uid, self._received(uid, name))
+        if self._cgroups and not received.waiting:
+            self._cgroups.populate(self._pods[uid])
+        return received
+
+    def finish(self, uid: str) -> Pod:
+        """A pod has ended or was deleted and its containers are dead. Its devices come free at some later call.
+
+        Its claims are given up by `unprepare`.
+        """
         pod = self._pods.pop(uid)
+        if task := self._preparing.get(uid):
+            task.cancel()
         if self._cgroups:
             self._cgroups.remove(pod)
+        return pod
+
+    async def unprepare(self, pod: Pod) -> None:
+        """Give up the claims of a pod that has ended.
+
+        Raises:
+            NotPreparedError: a driver is away or refuses, and the pod stays Terminating.
+        """
+        if self.dra and pod.claims:
+            await self.dra.unprepare(pod)
+
+    def _with_claims(self, uid: str, received: AdmittedContainer) -> AdmittedContainer:
+        """A container with the devices of its claims, as the container runtime adds them: last, so they win."""
+        pod = self._pods[uid]
+        if not (self.dra and self._cdi_dir and pod.claims):
+            return received
+        try:
+            names = self.dra.cdi_devices(pod, pod.container(received.name))
+            edits = resolve(self._cdi_dir, names)
+        except (NotPreparedError, UnresolvableError) as error:
+            return replace(received, waiting=str(error))
+        envs = {**received.envs, **(edits.envs or {})}
+        return replace(received, envs=envs, devices=(*received.devices, *edits.devices), cdi_devices=names)
 
     async def _allocate(self, pod: Pod) -> None:
         try:

@@ -33,21 +33,29 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """One container and its limits of extended resources."""
+    """One container, its limits of extended resources, and the claims of the pod that it uses.
+
+    A use is the pod's name for a claim and one of its requests, which is empty for all of them.
+    """
 
     name: str
     limits: Mapping[str, int] = field(default_factory=dict)
     kind: ContainerKind = ContainerKind.APP
+    claims: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """One pod; ``containers`` in spec order, init containers and sidecars first, as they are admitted."""
+    """One pod; ``containers`` in spec order, init containers and sidecars first, as they are admitted.
+
+    ``claims`` are the names of its ResourceClaims, by its own names for them.
+    """
 
     uid: str
     namespace: str
     name: str
     containers: tuple[Container, ...]
+    claims: Mapping[str, str] = field(default_factory=dict)
 
     def container(self, name: str) -> Container:
         """The container of that name; KeyError if there is none."""
@@ -84,6 +92,10 @@ class AdmittedPod:
     def container(self, name: str) -> AdmittedContainer:
         """The container of that name; KeyError if there is none."""
         return {container.name: container for container in self.containers}[name]
+
+
+class PodGoneError(Exception):
+    """A pod was deleted while it waited for its claims to be prepared."""
 
 
 class PodRejectedError(Exception):

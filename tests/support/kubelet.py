@@ -24,6 +24,7 @@ from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2 as pb
 from neuron_plugin.kubelet_files import CHECKPOINT
 from neuron_plugin.simulation import AdmittedContainer, AdmittedPod, AllocationError, Pod, SimulatedKubelet
 from neuron_plugin.simulation.kubelet_device_manager import CheckpointFile, DeviceManager
+from neuron_plugin.simulation.kubelet_dra import DraManager
 from neuron_plugin.simulation.kubelet_plugins import PluginCallError, PluginClients, PluginConnection, _worded
 from neuron_plugin.simulation.kubelet_pod_resources import PodResourcesService
 from neuron_plugin.simulation.kubelet_pods import Container, PodRejectedError
@@ -220,8 +221,12 @@ class StandInKubelet(SimulatedKubelet):
         random: Random | None = None,
         options: KubeletOptions | None = None,
         cgroup_root: Path | None = None,
+        dra: DraManager | None = None,
+        cdi_dir: Path | None = None,
     ) -> None:
-        super().__init__(directory, pod_resources_directory, random=random, cgroup_root=cgroup_root)
+        super().__init__(
+            directory, pod_resources_directory, random=random, cgroup_root=cgroup_root, dra=dra, cdi_dir=cdi_dir
+        )
         self.rejections: dict[str, PodRejectedError] = {}
         self._options = options or KubeletOptions()
         self.checkpoint = FailingCheckpointFile(directory, flat_ids=self._options.flat_device_ids)
@@ -339,10 +344,10 @@ class StandInKubelet(SimulatedKubelet):
             timer.cancel()  # the same static pod is back
         return await super().start_container(uid, name)
 
-    def finish(self, uid: str) -> None:
-        super().finish(uid)
+    def finish(self, uid: str) -> Pod:
         self._running.pop(uid)
         self._unknown.discard(uid)
+        return super().finish(uid)
 
     async def _prepare(self, pod: Pod, container: Container) -> None:
         """The calls before a container's start (``GetDeviceRunContainerOptions``)."""
@@ -386,6 +391,8 @@ class StandInKubelet(SimulatedKubelet):
     def _forget(self, uid: str) -> Pod:
         self._running.pop(uid)
         self._unknown.discard(uid)
+        if task := self._preparing.get(uid):
+            task.cancel()
         return self._pods.pop(uid)
 
     def _terminate(self, pod: Pod) -> None:
@@ -436,13 +443,15 @@ class StandInKubelet(SimulatedKubelet):
         """A container of a live pod has died; what it holds stays its own."""
         self._running[uid].discard(name)
 
-    def remove_while_running(self, uid: str) -> None:
+    def remove_while_running(self, uid: str) -> Pod:
         """A pod is gone though its processes run on: force deletion, a lost Node object, a static manifest removed.
 
         The kubelet keeps its entry until the next cleaning of memory, and may offer its devices from then on. The
         processes run for ``termination_seconds``.
         """
-        self._terminate(self._forget(uid))
+        pod = self._forget(uid)
+        self._terminate(pod)
+        return pod
 
     def device_health(self, uid: str, container: str) -> Mapping[str, str]:
         """The health of each id a container holds, as the pod's status shows it: an absent device looks Healthy."""

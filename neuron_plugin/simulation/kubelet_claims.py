@@ -1,0 +1,217 @@
+"""What the simulated kubelet remembers of claims, and its file ``dra_manager_state``.
+
+It follows ``pkg/kubelet/cm/dra`` of Kubernetes 1.36.2, faults included, because a driver has to live with them. It has
+no sockets, no clock and no tasks: its user makes the calls, writes the file where the kubelet does, and may do anything
+between two steps. A pod is prepared like this; an error of any driver ends it, and nothing is taken back:
+
+    for claim in claims of the pod:
+        memory.add(claim, pod)                     # then the file is written: the pod, and devices of earlier tries
+    for driver, claims in memory.unprepared(claims):
+        for device in the driver's answer:
+            memory.add_device(claim, driver, device)   # in memory only
+    memory.mark_prepared(claims)                   # then the file is written
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from neuron_plugin.kubelet.dra_state import API_VERSION
+from neuron_plugin.simulation.api_server_kinds import JsonObject
+
+ClaimKey = tuple[str, str]
+"""Namespace and name: the kubelet keeps claims by name, not by UID."""
+
+
+class KubeletStateError(Exception):
+    """The file of claims cannot be loaded: the kubelet does not start."""
+
+
+class NotPreparedError(Exception):
+    """A pod's claims are not prepared. The pod waits, and the kubelet tries again; the text is the kubelet's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device as its driver has answered for it."""
+
+    pool: str
+    name: str
+    requests: tuple[str, ...]
+    cdi_ids: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class ClaimInfo:
+    """A claim that pods of this node have. ``prepared`` is not in the file: after a start no claim is."""
+
+    uid: str
+    key: ClaimKey
+    pods: set[str]
+    drivers: dict[str, list[Device]]
+    prepared: bool = False
+
+    def devices(self, request: str) -> Iterator[tuple[str, Device]]:
+        """The devices for a request, or for all with an empty one, each with its driver."""
+        for driver, devices in self.drivers.items():
+            for each in devices:
+                if not request or not each.requests or request in each.requests:
+                    yield driver, each
+
+
+@dataclass
+class ClaimMemory:
+    """The memory of one kubelet process.
+
+    ``looks_at_pod``: whether the end of a pod gives up a claim only if that pod had it. The real one counts the pods
+    and does not look which (kubernetes#140212), so what a second call for one pod gives up is another's.
+    """
+
+    looks_at_pod: bool = False
+    claims: dict[ClaimKey, ClaimInfo] = field(default_factory=dict)
+
+    def add(self, claim: JsonObject, pod_uid: str) -> ClaimInfo:
+        """A pod is about to have an allocated claim.
+
+        Raises:
+            NotPreparedError: an earlier claim of this name is still there.
+        """
+        metadata = claim["metadata"]
+        key = metadata["namespace"], metadata["name"]
+        known = self.claims.get(key)
+        if known is None:
+            results = claim["status"]["allocation"]["devices"].get("results") or ()
+            drivers: dict[str, list[Device]] = {each["driver"]: [] for each in results}
+            known = self.claims[key] = ClaimInfo(metadata["uid"], key, set(), drivers)
+        elif known.uid != metadata["uid"]:
+            raise NotPreparedError(
+                f"old ResourceClaim with same name {key[1]} and different UID {known.uid} still exists "
+                "(previous pod force-deleted?!)"
+            )
+        known.pods.add(pod_uid)
+        return known
+
+    def unprepared(self, claims: Iterable[ClaimInfo]) -> dict[str, list[ClaimInfo]]:
+        """The claims that each driver is to be asked for."""
+        found: dict[str, list[ClaimInfo]] = {}
+        for claim in claims:
+            for driver in () if claim.prepared else claim.drivers:
+                found.setdefault(driver, []).append(claim)
+        return found
+
+    def add_device(self, key: ClaimKey, driver: str, device: Device) -> None:
+        """Take in a part of a driver's answer.
+
+        The devices of an earlier answer stay, so each try after a failed one appends (kubernetes#140955).
+
+        Raises:
+            NotPreparedError: the claim was given up meanwhile.
+        """
+        self._known(key).drivers.setdefault(driver, []).append(device)
+
+    def mark_prepared(self, keys: Iterable[ClaimKey]) -> None:
+        """All drivers have answered for all claims of a pod.
+
+        Raises:
+            NotPreparedError: one of the claims was given up meanwhile.
+        """
+        for key in keys:
+            self._known(key).prepared = True
+
+    def given_up(self, keys: Iterable[ClaimKey], pod_uid: str) -> dict[str, list[ClaimInfo]]:
+        """The claims that each driver is told of when a pod ends; those of other pods, too, only lose this pod."""
+        found: dict[str, list[ClaimInfo]] = {}
+        for key in keys:
+            claim = self.claims.get(key)
+            if claim is None or (self.looks_at_pod and pod_uid not in claim.pods):
+                continue
+            if len(claim.pods) > 1:
+                claim.pods.discard(pod_uid)
+                continue
+            for driver in claim.drivers:
+                found.setdefault(driver, []).append(claim)
+        return found
+
+    def forget(self, keys: Iterable[ClaimKey]) -> None:
+        """The drivers know that claims are given up."""
+        for key in keys:
+            self.claims.pop(key, None)
+
+    def of_inactive(self, active: Collection[str]) -> dict[tuple[str, str], list[ClaimKey]]:
+        """The claims of pods that the kubelet no longer has, by namespace and UID of the pod."""
+        found: dict[tuple[str, str], list[ClaimKey]] = {}
+        for claim in self.claims.values():
+            for uid in claim.pods.difference(active):
+                found.setdefault((claim.key[0], uid), []).append(claim.key)
+        return found
+
+    # The file.
+
+    def state_bytes(self) -> bytes:
+        """The whole memory as ``dra_manager_state`` (``pkg/kubelet/cm/dra/state/checkpoint.go``)."""
+        entries = [
+            {
+                "ClaimUID": claim.uid,
+                "ClaimName": claim.key[1],
+                "Namespace": claim.key[0],
+                "PodUIDs": {uid: {} for uid in sorted(claim.pods)},
+                "DriverState": {
+                    driver: {"Devices": [_written(each) for each in devices] or None}
+                    for driver, devices in claim.drivers.items()
+                },
+            }
+            for claim in self.claims.values()
+        ]
+        data = {"kind": "DRACheckpoint", "apiVersion": API_VERSION, "ClaimInfoStateList": entries}
+        text = msgspec.json.encode(data)
+        return msgspec.json.encode({"Data": text.decode(), "Checksum": zlib.crc32(text)})
+
+    def load(self, content: bytes | None) -> None:
+        """Begin with the file of an earlier process; None is no file.
+
+        Raises:
+            KubeletStateError: it cannot be read, or its checksum is wrong.
+        """
+        self.claims.clear()
+        if content is None:
+            return
+        try:
+            file = msgspec.json.decode(content)
+            if zlib.crc32(file["Data"].encode()) != file["Checksum"]:
+                raise KubeletStateError("checkpoint is corrupted: please drain node and remove DRA state file")
+            for each in msgspec.json.decode(file["Data"])["ClaimInfoStateList"] or ():
+                drivers = {
+                    driver: [_read(one) for one in state["Devices"] or ()]
+                    for driver, state in (each["DriverState"] or {}).items()
+                }
+                key = each["Namespace"], each["ClaimName"]
+                self.claims[key] = ClaimInfo(each["ClaimUID"], key, set(each["PodUIDs"] or ()), drivers)
+        except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
+            raise KubeletStateError(f"please drain node and remove DRA state file: {error!r}") from error
+
+    def _known(self, key: ClaimKey) -> ClaimInfo:
+        claim = self.claims.get(key)
+        if claim is None:
+            text = f"unable to get claim info for ResourceClaim {key[1]} in namespace {key[0]}"
+            raise NotPreparedError(f"internal error: {text}")
+        return claim
+
+
+def _written(device: Device) -> JsonObject:
+    return {
+        "PoolName": device.pool,
+        "DeviceName": device.name,
+        "ShareID": None,
+        "RequestNames": device.requests,
+        "CDIDeviceIDs": device.cdi_ids,
+    }
+
+
+def _read(state: Mapping[str, Any]) -> Device:
+    names, ids = state["RequestNames"] or (), state["CDIDeviceIDs"] or ()
+    return Device(state["PoolName"], state["DeviceName"], tuple(names), tuple(ids))

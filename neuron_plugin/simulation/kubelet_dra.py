@@ -1,0 +1,334 @@
+"""Drivers of claims as the simulated kubelet sees them: registration, the calls, the health of devices.
+
+A driver is found by its socket in ``plugins_registry``. While none of its sockets answers, the kubelet waits a while
+and then deletes the node's slices of it; at its own start it deletes those of all drivers. Sources of 1.36.2:
+``pkg/kubelet/cm/dra/manager.go``, ``plugin/dra_plugin_manager.go`` and ``pkg/kubelet/pluginmanager``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import tempfile
+from collections.abc import Awaitable, Collection, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import grpc
+
+from neuron_plugin.kubelet import identity_of
+from neuron_plugin.kubelet._proto.dra.v1 import api_pb2 as pb
+from neuron_plugin.kubelet._proto.dra.v1 import api_pb2_grpc as pb_grpc
+from neuron_plugin.kubelet._proto.drahealth.v1alpha1 import api_pb2 as health_pb
+from neuron_plugin.kubelet._proto.drahealth.v1alpha1 import api_pb2_grpc as health_grpc
+from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2 as watcher_pb
+from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2_grpc as watcher_grpc
+from neuron_plugin.kubelet.socket_watch import SocketIdentity, channel_to
+from neuron_plugin.kubelet_files import DRA_STATE
+from neuron_plugin.simulation.api_server_kinds import JsonObject
+from neuron_plugin.simulation.kubelet_claims import ClaimInfo, ClaimKey, ClaimMemory, Device, NotPreparedError
+from neuron_plugin.simulation.kubelet_pods import Container, Pod
+
+PLUGIN_TYPE = "DRAPlugin"
+SERVICE, HEALTH_SERVICE = "v1.DRAPlugin", "v1alpha1.DRAResourceHealth"
+_HEALTHS = {health_pb.HEALTHY: "Healthy", health_pb.UNHEALTHY: "Unhealthy"}
+_Answer = TypeVar("_Answer")
+
+
+class NodeApi(Protocol):
+    """What the kubelet asks of the API server about claims."""
+
+    def claim(self, namespace: str, name: str) -> JsonObject | None:
+        """A claim; None if there is none."""
+
+    def delete_slices(self, driver: str) -> None:
+        """Delete the slices of this node and driver, of all drivers with an empty name."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraTimes:
+    """Seconds, by default those of the real kubelet, which tries a refused Prepare again after 60 to 90 of them."""
+
+    retry: float = 75.0
+    call: float = 45.0
+    watcher: float = 1.0
+    wipe: float = 30.0
+    health: float = 5.0
+    reconcile: float = 60.0
+
+
+@dataclass(eq=False)
+class _Driver:
+    """A registered driver, by one of its sockets."""
+
+    name: str
+    identity: SocketIdentity
+    channel: grpc.aio.Channel
+    health: asyncio.Task[None] | None = None
+
+
+@dataclass
+class DraManager:
+    """The claims of one node's pods; ``start`` and ``stop`` are those of the kubelet.
+
+    ``directory`` is the kubelet's root, which has its file of claims. ``active`` are the UIDs of the kubelet's pods.
+    """
+
+    directory: Path
+    registry: Path
+    api: NodeApi
+    times: DraTimes = DraTimes()
+    active: Collection[str] = ()
+    memory: ClaimMemory = field(default_factory=ClaimMemory)
+
+    def __post_init__(self) -> None:
+        self.health: dict[tuple[str, str, str], tuple[str, str]] = {}
+        """Health and message by driver, pool and device."""
+        self._drivers: dict[Path, _Driver] = {}
+        self._lost_at: dict[str, float] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def path(self) -> Path:
+        """The file of claims."""
+        return self.directory / DRA_STATE
+
+    @property
+    def drivers(self) -> set[str]:
+        """The drivers that are registered."""
+        return {each.name for each in self._drivers.values()}
+
+    async def start(self) -> None:
+        """Read the file of claims, delete the node's slices, and look for drivers from now on.
+
+        Raises:
+            KubeletStateError: the file cannot be read, and the kubelet does not start.
+        """
+        self.memory.load(self.path.read_bytes() if self.path.exists() else None)
+        self.api.delete_slices("")
+        self._tasks = [asyncio.create_task(job(), name=job.__name__) for job in (self._watch, self._reconcile)]
+
+    async def stop(self) -> None:
+        """End as a kubelet does: drivers are forgotten, streams end, calls are cut off."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for path in list(self._drivers):
+            await self._unregister(path)
+        self._lost_at.clear()
+
+    # Pods.
+
+    async def prepare(self, pod: Pod) -> None:
+        """Have all claims of a pod prepared, by one call to each driver.
+
+        The file is written before the calls, without devices, and after all of them have succeeded.
+
+        Raises:
+            NotPreparedError: the pod has to wait, and to be prepared again.
+        """
+        found = [self._checked(pod, name) for name in pod.claims.values()]
+        claims = []
+        for claim in found:
+            claims.append(self.memory.add(claim, pod.uid))
+            self._write()
+        for driver, asked in self.memory.unprepared(claims).items():
+            request = pb.NodePrepareResourcesRequest(claims=map(_claim, asked))
+            stub: pb_grpc.DRAPluginAsyncStub = pb_grpc.DRAPluginStub(self._channel(driver))
+            call = stub.NodePrepareResources(request, timeout=self.times.call)
+            answer = await _answered("NodePrepareResources", call)
+            for claim_info in asked:
+                if claim_info.uid not in answer.claims:
+                    raise NotPreparedError(
+                        f"NodePrepareResources skipped {len(asked) - len(answer.claims)} ResourceClaims"
+                    )
+                one = answer.claims[claim_info.uid]
+                if one.error:
+                    text = f"NodePrepareResources failed for ResourceClaim {claim_info.key[1]}: {one.error}"
+                    raise NotPreparedError(text)
+                for each in one.devices:
+                    device = Device(
+                        each.pool_name, each.device_name, tuple(each.request_names), tuple(each.cdi_device_ids)
+                    )
+                    self.memory.add_device(claim_info.key, driver, device)
+        self.memory.mark_prepared(claim.key for claim in claims)
+        self._write()
+
+    async def unprepare(self, pod: Pod) -> None:
+        """Give up the claims of a pod whose containers have ended.
+
+        Raises:
+            NotPreparedError: a driver is away or refuses, and the pod stays Terminating.
+        """
+        await self._give_up(pod.uid, [(pod.namespace, name) for name in pod.claims.values()])
+
+    def cdi_devices(self, pod: Pod, container: Container) -> tuple[str, ...]:
+        """The CDI devices of a container, as the container runtime is told of them.
+
+        Raises:
+            NotPreparedError: a claim of it was given up.
+        """
+        found: list[str] = []
+        for claim, request in self._used(pod, container):
+            found += [name for _, device in claim.devices(request) for name in device.cdi_ids]
+        return tuple(found)
+
+    def status(self, pod: Pod, container: Container) -> list[JsonObject]:
+        """``allocatedResourcesStatus`` of a container: the health of its devices, each by its first CDI device."""
+        shown: dict[str, list[JsonObject]] = {}
+        for name, request in container.claims:
+            claim = self.memory.claims.get((pod.namespace, pod.claims.get(name, "")))
+            parts: dict[str, JsonObject] = {}
+            for driver, device in claim.devices(request) if claim else ():
+                health, message = self.health.get((driver, device.pool, device.name), ("Unknown", ""))
+                resource_id = next(iter(device.cdi_ids), f"{driver}/{device.pool}/{device.name}")
+                one = {"resourceID": resource_id, "health": health} | ({"message": message} if message else {})
+                parts.setdefault(resource_id, one)
+            if parts:
+                shown[f"claim:{name}" + (f"/{request}" if request else "")] = list(parts.values())
+        return [{"name": name, "resources": resources} for name, resources in shown.items()]
+
+    # Inside.
+
+    def _checked(self, pod: Pod, name: str) -> JsonObject:
+        """A claim that may be prepared for a pod, before anything is remembered of it."""
+        claim = self.api.claim(pod.namespace, name)
+        if claim is None:
+            raise NotPreparedError(f'fetch ResourceClaim {name}: resourceclaims.resource.k8s.io "{name}" not found')
+        status = claim.get("status") or {}
+        if pod.uid not in {each["uid"] for each in status.get("reservedFor") or ()}:
+            uid = claim["metadata"]["uid"]
+            raise NotPreparedError(f"pod {pod.name} ({pod.uid}) is not allowed to use ResourceClaim {name} ({uid})")
+        if not status.get("allocation"):
+            raise NotPreparedError(f"ResourceClaim {name}: not allocated")
+        for each in status["allocation"]["devices"].get("results") or ():
+            self._channel(each["driver"])
+        return claim
+
+    def _used(self, pod: Pod, container: Container) -> Iterator[tuple[ClaimInfo, str]]:
+        for name, request in container.claims:
+            key = pod.namespace, pod.claims.get(name, "")
+            if key not in self.memory.claims:
+                text = f"unable to get claim info for ResourceClaim {key[1]} in namespace {key[0]}"
+                raise NotPreparedError(f"internal error: {text}")
+            yield self.memory.claims[key], request
+
+    async def _give_up(self, pod_uid: str, keys: list[ClaimKey]) -> None:
+        asked = self.memory.given_up(keys, pod_uid)
+        for driver, claims in asked.items():
+            request = pb.NodeUnprepareResourcesRequest(claims=map(_claim, claims))
+            stub: pb_grpc.DRAPluginAsyncStub = pb_grpc.DRAPluginStub(self._channel(driver))
+            call = stub.NodeUnprepareResources(request, timeout=self.times.call)
+            answer = await _answered("NodeUnprepareResources", call)
+            for claim in claims:
+                if claim.uid not in answer.claims or answer.claims[claim.uid].error:
+                    why = answer.claims[claim.uid].error or "skipped"
+                    raise NotPreparedError(f"NodeUnprepareResources failed for ResourceClaim {claim.key[1]}: {why}")
+        self.memory.forget(claim.key for claims in asked.values() for claim in claims)
+        self._write()
+
+    def _write(self) -> None:
+        """Replace the file by rename, as the kubelet does; but without a sync to disk."""
+        descriptor, temporary = tempfile.mkstemp(prefix=".", dir=self.directory)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(self.memory.state_bytes())
+        Path(temporary).replace(self.path)
+
+    async def _reconcile(self) -> None:
+        """Give up the claims of pods that the kubelet no longer has."""
+        while True:
+            await asyncio.sleep(self.times.reconcile)
+            for (_, uid), keys in self.memory.of_inactive(self.active).items():
+                with contextlib.suppress(NotPreparedError):  # tried again at the next turn
+                    await self._give_up(uid, keys)
+
+    # Drivers.
+
+    def _channel(self, driver: str) -> grpc.aio.Channel:
+        """The latest connection to a driver."""
+        found = [each.channel for each in self._drivers.values() if each.name == driver]
+        if not found:
+            raise NotPreparedError(f"DRA driver {driver} is not registered")
+        return found[-1]
+
+    async def _watch(self) -> None:
+        """Compare what lies in the registry with what is registered, and delete slices that nobody stands for."""
+        loop = asyncio.get_running_loop()
+        while True:
+            found = {path: identity for path in self.registry.glob("[!.]*") if (identity := identity_of(path))}
+            for path, driver in list(self._drivers.items()):
+                if found.get(path) != driver.identity:
+                    await self._unregister(path)
+                    self._lost_at.setdefault(driver.name, loop.time())
+            for path in found.keys() - self._drivers.keys():
+                with contextlib.suppress(grpc.aio.AioRpcError):  # no server yet: it is tried again
+                    await self._register(path, found[path])
+            usable = {each.name for each in self._drivers.values() if _is_connected(each.channel)}
+            for name in self._lost_at.keys() | self.drivers:
+                if name in usable:
+                    self._lost_at.pop(name, None)
+                elif loop.time() - self._lost_at.setdefault(name, loop.time()) >= self.times.wipe:
+                    self._lost_at[name] = float("inf")  # once, until it is back
+                    self.api.delete_slices(name)
+            await asyncio.sleep(self.times.watcher)
+
+    async def _register(self, path: Path, identity: SocketIdentity) -> None:
+        channel = channel_to(path)
+        try:
+            stub: watcher_grpc.RegistrationAsyncStub = watcher_grpc.RegistrationStub(channel)
+            info = await stub.GetInfo(watcher_pb.InfoRequest(), timeout=1)
+            ours = info.type == PLUGIN_TYPE and SERVICE in info.supported_versions
+            if ours:
+                driver = self._drivers[path] = _Driver(info.name, identity, channel)
+                if HEALTH_SERVICE in info.supported_versions:
+                    driver.health = asyncio.create_task(self._follow_health(driver), name=f"health of {info.name}")
+            if info.type == PLUGIN_TYPE:
+                error = "" if ours else f"none of services supported by the plugin are supported: {SERVICE}"
+                status = watcher_pb.RegistrationStatus(plugin_registered=ours, error=error)
+                await stub.NotifyRegistrationStatus(status, timeout=5)
+        finally:
+            if path not in self._drivers:
+                await channel.close()
+
+    async def _unregister(self, path: Path) -> None:
+        driver = self._drivers.pop(path)
+        if driver.health:
+            driver.health.cancel()
+            await asyncio.gather(driver.health, return_exceptions=True)
+        await driver.channel.close()
+
+    async def _follow_health(self, driver: _Driver) -> None:
+        """Keep what a driver says of its devices while its stream lasts, and open the stream again when it ends."""
+        stub: health_grpc.DRAResourceHealthAsyncStub = health_grpc.DRAResourceHealthStub(driver.channel)
+        while True:
+            try:
+                async for message in stub.NodeWatchResources(health_pb.NodeWatchResourcesRequest()):
+                    self._forget_health(driver.name)
+                    for each in message.devices:
+                        key = driver.name, each.device.pool_name, each.device.device_name
+                        self.health[key] = _HEALTHS.get(each.health, "Unknown"), each.message
+            except grpc.aio.AioRpcError:
+                pass
+            finally:
+                self._forget_health(driver.name)
+            await asyncio.sleep(self.times.health)
+
+    def _forget_health(self, driver: str) -> None:
+        self.health = {key: value for key, value in self.health.items() if key[0] != driver}
+
+
+def _claim(claim: ClaimInfo) -> pb.Claim:
+    return pb.Claim(namespace=claim.key[0], name=claim.key[1], uid=claim.uid)
+
+
+def _is_connected(channel: grpc.aio.Channel) -> bool:
+    return channel.get_state(try_to_connect=True) is grpc.ChannelConnectivity.READY
+
+
+async def _answered(method: str, call: Awaitable[_Answer]) -> _Answer:
+    try:
+        return await call
+    except grpc.aio.AioRpcError as error:
+        raise NotPreparedError(f"{method}: rpc error: code = {error.code().name} desc = {error.details()}") from error
