@@ -30,8 +30,12 @@ def node_manifest(
     disabled: Sequence[int] = (),
     held_down: Sequence[int] = (),
     inventory: bool = True,
+    claim_driver: str = "",
 ) -> JsonObject:
-    """A node as its kubelet and plugin describe it; without ``inventory`` as the vendor's plugin leaves it."""
+    """A node as its kubelet and plugin describe it; without ``inventory`` as the vendor's plugin leaves it.
+
+    With a ``claim_driver`` its devices are given by claims, and the kubelet counts none.
+    """
     geometry = shipped_geometry(instance_type)
     present = tuple(device for device in range(geometry.device_count) if device not in missing)
     counts = {
@@ -39,7 +43,16 @@ def node_manifest(
         Resource.NEURONDEVICE.value: str(len(present)),
         Resource.NEURONCORE.value: str(len(present) * geometry.cores_per_device),
     }
-    found = NodeInventory(geometry, present, unhealthy or {}, disabled=tuple(disabled), held_down=tuple(held_down))
+    if claim_driver:
+        counts = {}
+    found = NodeInventory(
+        geometry,
+        present,
+        unhealthy or {},
+        disabled=tuple(disabled),
+        held_down=tuple(held_down),
+        claim_driver=claim_driver,
+    )
     text = write_inventory(found)
     return {
         "metadata": {

@@ -1,0 +1,266 @@
+"""Claims of gated pods are allocated with the pod's place, completed by whoever leads, and never given twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from neuron_plugin.allocation import PodUid
+from neuron_plugin.allocation.keys import GATE
+from neuron_plugin.cluster import KubernetesApi
+from neuron_plugin.cluster.claims import RESOURCE_CLAIMS as CLAIM_RECORDS
+from neuron_plugin.cluster.claims import neuron_claim
+from neuron_plugin.cluster.pods import PODS as POD_RECORDS
+from neuron_plugin.cluster.pods import PodUse
+from neuron_plugin.gates.claims import ClaimWriter
+from neuron_plugin.gates.placer import RELEASED_PLAINLY
+from neuron_plugin.scheduling.claims import ClaimedPods, Shown
+from neuron_plugin.scheduling.informers import keep_pod, most_devices
+from neuron_plugin.simulation.api_server_kinds import PODS, RESOURCE_CLAIMS, JsonObject
+from tests.gates.bench import EPOCH, GatesBench
+from tests.simulation.dra import DRIVER, claim_spec, devices_of, exactly, linked
+from tests.support.api_server import Fault, Match, StandInApiServer
+
+FINALIZER = "resource.kubernetes.io/delete-protection"
+STATUS = Match(method="PATCH", path="/status")
+
+
+class ClaimsBench(GatesBench):
+    """A replica that allocates claims. Pods and claims are seen at once."""
+
+    def __init__(self, server: StandInApiServer, api: KubernetesApi) -> None:
+        super().__init__(server, api, release_when_full="auto")
+        self.joined = ClaimedPods(DRIVER, self._show)
+        self.placer.claims = ClaimWriter(api, DRIVER, self.joined.claims, lambda: int((EPOCH + self.now) * 1e9))
+        self._seen: dict[str, Any] = {}
+
+    def _show(self, uid: str, before: Shown, pod: Shown) -> None:
+        if isinstance(before, PodUse) or isinstance(pod, PodUse):
+            self.state.put_other(uid, None, pod if isinstance(pod, PodUse) else None)
+        elif pod:
+            self.state.put_pod(pod)
+        else:
+            self.state.remove_pod(PodUid(uid))
+
+    def sync(self) -> None:
+        """The watches show what the server has."""
+        self.joined.see_devices(most_devices(self.state, DRIVER))
+        records = [CLAIM_RECORDS.decode(msgspec.json.encode(one)) for one in self.server.objects(RESOURCE_CLAIMS)]
+        claims = {(one.namespace, one.name): neuron_claim(one, DRIVER) for one in records}
+        for key in {*claims, *self.joined.claims}:
+            self.joined.put_claim(key, claims.get(key))
+        pods = {one["metadata"]["uid"]: one for one in self.server.objects(PODS)}
+        for uid in {*pods, *self._seen}:
+            found = keep_pod(POD_RECORDS.decode(msgspec.json.encode(pods[uid])), claims=True) if uid in pods else None
+            self.joined.put_pod(uid, self._seen.pop(uid, None), found)
+            if found:
+                self._seen[uid] = found
+
+    def claim(self, name: str, spec: JsonObject | None = None) -> JsonObject:
+        """A claim without an allocation; for one device by default."""
+        made = {"metadata": {"name": name}, "spec": spec or claim_spec(exactly())}
+        return self.server.create(RESOURCE_CLAIMS, made, "default")
+
+    def claiming(self, name: str, *claims: str, **described: Any) -> JsonObject:
+        """A gated pod that uses claims of these names."""
+        uses = [{"name": one, "resourceClaimName": one} for one in claims]
+        container = {"name": "main", "resources": {"claims": [{"name": one} for one in claims]}}
+        spec = {"resourceClaims": uses, "containers": [container], **described.pop("spec", {})}
+        return self.pod(name, spec=spec, containers=[container], **described)
+
+    def devices(self, claim: str) -> list[str]:
+        return devices_of(self.server.get(RESOURCE_CLAIMS, claim, "default"))
+
+    def reserve(self, claim: str, *pods: str) -> None:
+        """kube-scheduler reserves a claim for pods."""
+        uses = [{"resource": "pods", "name": pod, "uid": self.of(pod)["metadata"]["uid"]} for pod in pods]
+        self.server.patch_status(RESOURCE_CLAIMS, claim, {"reservedFor": uses}, "default")
+        self.sync()
+
+
+@pytest.fixture
+def bench(server: StandInApiServer, api: KubernetesApi) -> ClaimsBench:
+    made = ClaimsBench(server, api)
+    made.node("a", claim_driver=DRIVER)
+    return made
+
+
+async def test_a_claim_is_allocated_before_its_pod_is_handed_over(bench: ClaimsBench) -> None:
+    bench.claim("c", linked(4))
+    bench.claiming("train", "c")
+    await bench.step()
+    assert bench.devices("c") in [[f"neuron-{4 * row + column}" for column in range(4)] for row in range(4)]
+    made = bench.server.get(RESOURCE_CLAIMS, "c", "default")
+    assert made["metadata"]["finalizers"] == [FINALIZER]
+    allocation = made["status"]["allocation"]
+    assert allocation["allocationTimestamp"] == "2001-09-09T01:46:40Z"
+    pin = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["a"]}]}]
+    assert allocation["nodeSelector"]["nodeSelectorTerms"] == bench.terms("train") == pin
+    assert {one["pool"] for one in allocation["devices"]["results"]} == {"a-neuron"}
+    assert bench.gates("train") == []
+    assert bench.place("train") == "a"
+
+
+async def test_pods_share_no_device_and_cores_share_one(bench: ClaimsBench) -> None:
+    for name, spec in {
+        "eight": linked(8),
+        "four": linked(4),
+        "two": claim_spec({"name": "cores", "exactly": {"deviceClassName": "neuroncore", "count": 2}}),
+        "core": claim_spec({"name": "cores", "exactly": {"deviceClassName": "neuroncore"}}),
+        "other": claim_spec({"name": "cores", "exactly": {"deviceClassName": "neuroncore"}}),
+    }.items():
+        bench.claim(name, spec)
+        bench.claiming(name, name)
+    await bench.place_all()
+    whole = [device for name in ("eight", "four") for device in bench.devices(name)]
+    assert len(set(whole)) == 12
+    (two,), (core,), (other,) = bench.devices("two"), bench.devices("core"), bench.devices("other")
+    assert len({two, core, other}) == 3
+    assert core.partition("-cores")[0] == other.partition("-cores")[0]
+    assert not {one.partition("-cores")[0] for one in (two, core)} & set(whole)
+
+
+async def test_all_devices_of_a_node_and_one_that_a_selector_names(bench: ClaimsBench) -> None:
+    by_id = 'device.attributes["neuron.aws.com"].deviceId == 5'
+    bench.claim("five", claim_spec(exactly(selectors=[{"cel": {"expression": by_id}}])))
+    bench.claim("all", claim_spec(exactly(allocationMode="All")))
+    bench.claiming("five", "five")
+    await bench.step()
+    assert bench.devices("five") == ["neuron-5"]
+    bench.claiming("all", "all")
+    await bench.step()
+    assert bench.devices("all") == []
+    bench.node("b", claim_driver=DRIVER)
+    await bench.step()
+    assert bench.devices("all") == [f"neuron-{device}" for device in range(16)]
+
+
+async def test_a_pod_with_two_claims_gets_both_on_one_node(bench: ClaimsBench) -> None:
+    bench.claim("x", linked(8))
+    bench.claim("y", linked(8))
+    bench.claiming("train", "x", "y")
+    await bench.step()
+    assert sorted([*bench.devices("x"), *bench.devices("y")]) == sorted(f"neuron-{device}" for device in range(16))
+
+
+async def test_nodes_of_the_device_plugin_take_no_claims_and_the_reverse(bench: ClaimsBench) -> None:
+    bench.node("counted")
+    bench.claim("c")
+    bench.claiming("by-claim", "c")
+    bench.pod("by-count")
+    await bench.place_all()
+    assert (bench.place("by-claim"), bench.place("by-count")) == ("a", "counted")
+
+
+async def test_a_pod_waits_until_its_claim_was_made(bench: ClaimsBench) -> None:
+    bench.claiming("train", "c")
+    await bench.step()
+    assert bench.gates("train") == [GATE]
+    bench.claim("c")
+    await bench.step()
+    assert bench.gates("train") == []
+
+
+async def test_a_lost_answer_to_the_pods_patch_is_completed_by_the_claims(bench: ClaimsBench) -> None:
+    bench.claim("c")
+    bench.claiming("train", "c")
+    bench.server.fail(Fault(Match(method="PATCH", path="/pods/"), status=409, times=1))
+    await bench.step()
+    had = bench.devices("c")
+    assert (len(had), bench.gates("train")) == (1, [GATE])
+    assert bench.record("train").promised == "a"
+    bench.server.patch_pod("default", "train", {"metadata": {"labels": {"touched": "yes"}}})
+    await bench.place_all()
+    assert (bench.devices("c"), bench.gates("train")) == (had, [])
+
+
+async def test_another_leader_completes_what_was_allocated(bench: ClaimsBench, api: KubernetesApi) -> None:
+    bench.claim("c")
+    bench.claiming("train", "c")
+    bench.server.fail(Fault(Match(method="PATCH", path="/pods/"), status=409, times=1))
+    await bench.step()
+    had = bench.devices("c")
+    successor = ClaimsBench(bench.server, api)
+    for name in ("b", "a"):
+        successor.node(name, claim_driver=DRIVER)
+    await successor.place_all()
+    assert (successor.devices("c"), successor.gates("train")) == (had, [])
+    assert successor.place("train") == "a"
+
+
+async def test_a_refused_allocation_is_tried_again_later(bench: ClaimsBench) -> None:
+    bench.claim("c")
+    bench.claiming("train", "c")
+    bench.server.fail(Fault(STATUS, status=409, times=1))
+    await bench.step()
+    assert (bench.devices("c"), bench.gates("train")) == ([], [GATE])
+    await bench.step(after=60)
+    assert len(bench.devices("c")) == 1
+    assert bench.gates("train") == []
+
+
+async def test_a_shared_claim_is_allocated_once_and_its_pods_follow_it(bench: ClaimsBench) -> None:
+    bench.node("b", claim_driver=DRIVER)
+    bench.claim("c")
+    bench.claiming("first", "c")
+    await bench.step()
+    had, where = bench.devices("c"), bench.place("first")
+    bench.reserve("c", "first")
+    bench.claiming("second", "c")
+    await bench.place_all()
+    assert (bench.devices("c"), bench.place("second"), bench.gates("second")) == (had, where, [])
+    assert not any(info.closed for info in bench.state.nodes.values())
+
+
+async def test_a_group_of_claims_is_placed_whole_or_not_at_all(bench: ClaimsBench) -> None:
+    for number in range(3):
+        bench.claim(f"c{number}", linked(8))
+        bench.claiming(f"train-{number}", f"c{number}", group="g", size=3)
+    await bench.place_all()
+    assert [bench.devices(f"c{number}") for number in range(3)] == [[], [], []]
+    bench.node("b", claim_driver=DRIVER)
+    await bench.place_all()
+    assert [len(bench.devices(f"c{number}")) for number in range(3)] == [8, 8, 8]
+    assert [bench.gates(f"train-{number}") for number in range(3)] == [[], [], []]
+
+
+async def test_a_claim_that_cannot_be_judged_keeps_its_gate_and_says_why(bench: ClaimsBench) -> None:
+    bench.claim("c", claim_spec(exactly(selectors=[{"cel": {"expression": "true || false"}}])))
+    bench.claiming("train", "c")
+    await bench.look()
+    await bench.look(after=5)
+    assert bench.gates("train") == [GATE]
+    assert any("expected" in note for _, note in bench.events("train"))
+
+
+async def test_a_gated_pod_with_claims_of_others_is_released_plainly(bench: ClaimsBench) -> None:
+    bench.claim("gpu", claim_spec(exactly(deviceClassName="gpu.example.com")))
+    bench.claiming("train", "gpu")
+    await bench.place_all()
+    assert (bench.gates("train"), bench.place("train"), bench.devices("gpu")) == ([], "", [])
+    assert [reason for reason, _ in bench.events("train")] == [RELEASED_PLAINLY]
+
+
+async def test_a_full_cluster_keeps_pods_with_claims_gated(bench: ClaimsBench) -> None:
+    """A scheduler could do nothing with them: a taint keeps its own choice off."""
+    bench.upkeep._release_when_full = 1.0
+    bench.claim("one", claim_spec(exactly(allocationMode="All")))
+    bench.claim("two", claim_spec(exactly(allocationMode="All")))
+    bench.claiming("one", "one")
+    await bench.step()
+    bench.claiming("two", "two")
+    for _ in range(3):
+        await bench.look(after=10)
+    assert bench.gates("two") == [GATE]
+
+
+async def test_a_void_placement_gives_its_claim_back(bench: ClaimsBench) -> None:
+    bench.claim("c")
+    bench.claiming("train", "c")
+    await bench.step()
+    (device,) = bench.devices("c")
+    bench.node("a", claim_driver=DRIVER, unhealthy={int(device.rpartition("-")[2]): "broken"})
+    await bench.look()
+    assert bench.devices("c") == []
