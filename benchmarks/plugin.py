@@ -1,12 +1,13 @@
 """How much the node daemon costs, beside a floor measured in the same run.
 
-    python benchmarks/plugin.py [start|full|fault|churn] [--calls 2000] [--idle-seconds 10] [--faults 5] [--pods 10000]
+    python benchmarks/plugin.py [start|full|fault|churn|use] [--calls 2000] [--idle-seconds 10] [--faults 5] [--pods N]
 
 The floor of Allocate is a grpc.aio server in a process of its own whose handler answers a constant: what Python's gRPC
 costs before anything is decided. Calls to both alternate, so both meet the same machine. Start-up, memory and idle CPU
 are those of ``neuron-plugin run`` as a process, with and without the API server. ``full`` calls a node of a hundred
 pods, ``fault`` breaks devices and waits for the kubelet to hear of it, ``churn`` lets pods come and go beside health
-flips and kubelet restarts. Ratios travel between machines, milliseconds do not.
+flips and kubelet restarts, ``use`` reads the counters of the cores' work. Ratios travel between machines, milliseconds
+do not.
 """
 
 from __future__ import annotations
@@ -30,12 +31,16 @@ from pathlib import Path
 
 import grpc
 
-from neuron_plugin.allocation import Resource
+from neuron_plugin.allocation import PodReference, PodUid, Resource
+from neuron_plugin.allocation.utilization import read_utilization, write_utilization
+from neuron_plugin.hardware.core_counters import CoreCounterReader, PhysicalCore
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb_grpc
 from neuron_plugin.plugin.health import HealthRules
+from neuron_plugin.plugin.utilization import ContainerKey, NodeUse, Reading, is_news, use_after, utilization_of
 from neuron_plugin.simulation import Container, Pod, SimulatedNode, write_node
 from neuron_plugin.simulation.kubelet_plugins import PluginConnection
+from neuron_plugin.simulation.node_tree import WORK_COUNTERS, work_file
 from tests.support.api_server import StandInApiServer
 from tests.support.kubelet import StandInKubelet
 from tests.support.manifests import pod_manifest
@@ -340,6 +345,58 @@ async def tell(there: World, when: str, idle_seconds: float) -> None:
     )
 
 
+def measure_use(readings: int) -> None:
+    """CPU time of one reading of every core's counters and of all that follows from it, beside the bare reads."""
+    for instance_type in ("trn1.32xlarge", "trn2.48xlarge"):
+        with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+            node = write_node(Path(directory), instance_type, usage_counters=False, work_counters=True)
+            per_device = node.description.generation.cores_per_device
+            cores = [(device, core) for device in node.description.chips for core in range(per_device)]
+            files = [
+                f"{node.paths.sysfs}/class/neuron_device/neuron{device}/{work_file(core, name)}"
+                for device, core in cores
+                for name in WORK_COUNTERS[:2]
+            ]
+            holders: dict[ContainerKey, frozenset[PhysicalCore]] = {}
+            for device, core in cores:  # a pod on each device
+                key = ContainerKey(PodReference(PodUid(str(uuid.UUID(int=device))), "ml", f"pod-{device}"), "main")
+                holders[key] = holders.get(key, frozenset()) | {(device, core)}
+            use: NodeUse = {}
+            reader, driver = CoreCounterReader(node.paths.sysfs), node.description.driver
+            floor, ours = list[float](), list[float]()
+            for number in range(readings):
+                floor.append(cpu_milliseconds(lambda: [bare_read(file) for file in files]))
+                started = time.thread_time()
+                read = Reading(30.0 * number, 1e9 + 30.0 * number, reader.read(cores, driver))
+                use = use_after(use, holders, read, {})
+                utilization = utilization_of(use, read.unix, 300)
+                is_news(utilization, utilization, 0)
+                ours.append((time.thread_time() - started) * 1e3)
+            text = write_utilization(utilization)
+            decoded = cpu_milliseconds(lambda: read_utilization(text))
+            print(
+                f"{instance_type}: {len(cores)} cores, {len(files)} counters read and judged in "
+                f"{statistics.median(ours):.2f} ms of CPU (bare reads {statistics.median(floor):.2f} ms); "
+                f"the text for {len(holders)} pods has {len(text)} bytes and is read in {decoded * 1e3:.0f} us"
+            )
+
+
+def cpu_milliseconds(work: Callable[[], object]) -> float:
+    """CPU time of one call."""
+    started = time.thread_time()
+    work()
+    return (time.thread_time() - started) * 1e3
+
+
+def bare_read(path: str) -> bytes:
+    """One file as cheaply as Python can."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        return os.read(descriptor, 4096)
+    finally:
+        os.close(descriptor)
+
+
 def measure_start(calls: int, idle_seconds: float) -> None:
     """Start, memory and idle CPU, with the API server and without."""
     for cluster in (False, True):
@@ -352,7 +409,7 @@ def measure_start(calls: int, idle_seconds: float) -> None:
 def main() -> None:
     """Measure what is asked for, or everything but the churn, which takes minutes."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("what", nargs="?", choices=("start", "full", "fault", "churn"))
+    parser.add_argument("what", nargs="?", choices=("start", "full", "fault", "churn", "use"))
     parser.add_argument("--calls", type=int, default=500)
     parser.add_argument("--idle-seconds", type=float, default=10.0)
     parser.add_argument("--faults", type=int, default=5)
@@ -364,6 +421,8 @@ def main() -> None:
         asyncio.run(measure_full(arguments.calls))
     if arguments.what in (None, "fault"):
         asyncio.run(measure_faults(arguments.faults))
+    if arguments.what in (None, "use"):
+        measure_use(50)
     if arguments.what == "churn":
         asyncio.run(measure_churn(arguments.pods, arguments.idle_seconds))
 

@@ -47,7 +47,8 @@ def cluster_views(arguments: Namespace, *, leases: bool) -> Iterator[Views]:
     """The cluster once, or with ``--watch`` again after each change, until the caller stops.
 
     Without ``leases`` no plugin is judged by its Lease. Of an API server that takes some seconds: a look at a Lease
-    does not show whether it is still renewed.
+    does not show whether it is still renewed. What the Leases say of containers is shown either way, to whom may read
+    them.
 
     Raises:
         CommandError: the API server or the extender does not answer, refuses, or answers something else.
@@ -57,12 +58,11 @@ def cluster_views(arguments: Namespace, *, leases: bool) -> Iterator[Views]:
         here = settings_here()
         types = load_catalogue(arguments.instance_types or here.instance_types)
         kubeconfig = kubeconfig_of(arguments.kubeconfig or here.kubeconfig)
-        if leases:
-            namespace = here.lease_namespace if arguments.lease_namespace is None else arguments.lease_namespace
+        namespace = here.lease_namespace if arguments.lease_namespace is None else arguments.lease_namespace
 
     async def found() -> AsyncIterator[Views]:
         async with await connect(url or kubeconfig) as api:
-            worked_out = None if url else _worked_out(api, types, namespace, watch=arguments.watch)
+            worked_out = None if url else _worked_out(api, types, namespace, judge=leases, watch=arguments.watch)
             async for views in worked_out or _asked(api):
                 yield views
 
@@ -107,7 +107,9 @@ async def _asked(extender: ApiServer) -> AsyncIterator[Views]:
             task.cancel()
 
 
-async def _worked_out(api: ApiServer, types: Catalogue, lease_namespace: str, *, watch: bool) -> AsyncIterator[Views]:
+async def _worked_out(
+    api: ApiServer, types: Catalogue, lease_namespace: str, *, judge: bool, watch: bool
+) -> AsyncIterator[Views]:
     """What an extender would list, and then again after each change.
 
     A watch begins as an extender does: that a plugin is silent shows when its Lease was seen to run out.
@@ -117,7 +119,7 @@ async def _worked_out(api: ApiServer, types: Catalogue, lease_namespace: str, *,
         nodes = (node_view(state, info) for info in state.nodes.values())
         return _sorted(nodes, (pod_view(state, pod) for pod in state.pods.values()))
 
-    surveyed = await survey(api, types, lease_namespace="" if watch else lease_namespace)
+    surveyed = await survey(api, types, lease_namespace="" if watch else lease_namespace, judge=judge)
     if not watch:
         yield views(surveyed)
         return

@@ -31,6 +31,7 @@ from neuron_plugin.inspection import (
     machine_report,
     plural,
 )
+from neuron_plugin.inspection.core_use import device_use, read_counters
 from neuron_plugin.kubelet_files import KUBELET_SOCKET
 
 DESCRIPTION = """\
@@ -46,6 +47,9 @@ columns:
   HOLDERS  who has it: NAMESPACE/POD/CONTAINER, or NAMESPACE/POD/CONTAINER[2,3] for some of its
            cores; "-" no pod, "?" not known. Taken from the kubelet's checkpoint; where that cannot
            be read from PodResources, which does not list plain init containers
+  USE      (--use) how much its cores executed in two seconds, or between two looks of --watch, on
+           average; "?" not known: the driver is older than 2.30.2
+  USED     (--use) device memory that is allocated
   PROCESSES  (--processes) PID:COMMAND of the processes that have it open
 
 Exit status 1 also says that there is no Neuron device."""
@@ -54,6 +58,7 @@ EXAMPLES = """
 neuron-plugin devices
 neuron-plugin devices -o json | jq '.devices[] | select(.health != "healthy")'
 neuron-plugin devices --watch
+neuron-plugin devices --use
 neuron-plugin devices --processes
 neuron-plugin devices --root ./trn1        # a simulated machine, see: neuron-plugin simulate --help
 """
@@ -69,6 +74,8 @@ def add_flags(parser: ArgumentParser) -> None:
     parser.add_argument("-w", "--watch", action="store_true", help=again)
     processes = "show which processes have each device open, too; for those of pods as root on the node"
     parser.add_argument("--processes", action="store_true", help=processes)
+    use = "measure for two seconds how much the cores of each device execute, and show what memory is allocated"
+    parser.add_argument("--use", action="store_true", help=use)
     add_node_flags(parser, HOLDERS)
 
 
@@ -78,12 +85,20 @@ def run(arguments: Namespace) -> int:
     holders = HolderReading(node.settings.kubelet_dir, node.settings.pod_resources_socket)
 
     def reports() -> Iterator[MachineReport]:
+        first = None
+        if arguments.use:
+            first = read_counters(node.settings, look(node.settings, os.environ).inventory)
+            time.sleep(WATCH_SECONDS)
         while True:
             machine, users = look(node.settings, os.environ, disabled_here(node)), None
             if arguments.processes:
                 nodes = {int(device): machine.paths.dev / f"neuron{device}" for device in machine.inventory.device_ids}
                 users = gather_users(nodes, node.proc, node.settings.kubelet_dir / KUBELET_SOCKET)
-            yield machine_report(machine, holders.read(machine.node_inventory), users)
+            use = None
+            if first:
+                last = read_counters(node.settings, machine.inventory)
+                use, first = device_use(first, last), last
+            yield machine_report(machine, holders.read(machine.node_inventory), users, use)
             time.sleep(WATCH_SECONDS)
 
     if arguments.watch:
@@ -149,6 +164,10 @@ def device_lines(form: Form, report: MachineReport) -> list[Line]:
                 "ECC(SRAM/MEM/REPAIRABLE)": f"{ecc.sram}/{ecc.memory}/{ecc.repairable}" if ecc else "",
                 "DRIVER": report.driver_version or "",
             }
+        if any(each.used_memory_bytes is not None or each.busy_percent is not None for each in report.devices):
+            used = device.used_memory_bytes
+            cells["USE"] = "?" if device.busy_percent is None else f"{device.busy_percent}%"
+            cells["USED"] = "?" if used is None else f"{used / 2**30:.1f}Gi"
         if any(each.processes is not None for each in report.devices):
             users = (f"{each.pid}:{''.join(each.command.split())}" for each in device.processes or ())
             cells["PROCESSES"] = ",".join(users)

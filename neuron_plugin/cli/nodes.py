@@ -26,6 +26,7 @@ columns:
   DISABLED      ids of the devices that an operator has taken out of service; see: neuron-plugin cordon
   PODS          how many pods have some of them, or were promised some; see: neuron-plugin pods --node NODE
   STATE         open, or why no new pod is placed there, such as that the node is cordoned
+  IDLE          (wide) devices that pods have and whose cores execute nothing, see neuron-plugin pods
   RENEWED       (wide) when the node's plugin last renewed its Lease, by its own clock"""
 
 EXAMPLES = """
@@ -153,6 +154,7 @@ def node_lines(form: Form, report: NodesReport) -> list[Line]:
                 "LNC": str(spec.logical_core_size or ""),
                 "DRIVER": spec.driver_version,
                 "USED-CORES": in_ranges(status.used_cores),
+                "IDLE": in_ranges(status.idle_devices),
                 "RENEWED": status.last_renewal,
             }
         kept = [f"cores {in_ranges(cores)} reserved for {pod}" for cores, pod in status.reserved.items()]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
+from neuron_plugin.allocation.utilization import duration_text
 from neuron_plugin.cli.command import (
     CommandError,
     Exit,
@@ -52,6 +54,7 @@ neuron-plugin plan
 neuron-plugin plan --extender http://127.0.0.1:12346 -o json
 neuron-plugin plan --drain worker-3
 neuron-plugin plan --shape neuron=4
+neuron-plugin plan --idle
 neuron-plugin plan --cluster cluster.json          # of: kubectl get nodes,pods -A -o json > cluster.json
 """
 
@@ -61,6 +64,8 @@ def add_flags(parser: ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--drain", metavar="NODE", help="where the pods of this node would go")
     shape = "what a new pod would need, and how many more of it fit; such as neuron=4 or neuroncore=2"
+    idle = "what containers have and do not use: what could be asked back; nothing is ever taken for it"
+    what.add_argument("--idle", action="store_true", help=idle)
     what.add_argument("--shape", metavar="RESOURCE=N", help=shape)
     parser.add_argument("--priority", type=int, default=0, metavar="N", help="of the pod of --shape (default: 0)")
     by_priority = "pods of a lower priority may be moved, too, without their consent"
@@ -78,6 +83,7 @@ def add_flags(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     """Print the plan."""
     options = PlanOptions(
+        idle=arguments.idle,
         drain=arguments.drain or "",
         shape=arguments.shape or "",
         priority=arguments.priority,
@@ -93,7 +99,11 @@ def run(arguments: Namespace) -> int:
         raise UsageError(f"--shape: {error}") from None
     except (UnknownNodeError, ClusterError) as error:
         raise CommandError(str(error)) from None
-    show(arguments.output, report, list(_drain_lines(report, options.drain) if options.drain else _lines(report)))
+    if options.idle:
+        lines = _idle_lines(report)
+    else:
+        lines = _drain_lines(report, options.drain) if options.drain else _lines(report)
+    show(arguments.output, report, list(lines))
     if missing := report.without_place:
         complain(f"{plural(missing, 'pod')} of those asked about {'fits' if missing == 1 else 'fit'} nowhere now")
     return Exit.FAILURE if missing else Exit.SUCCESS
@@ -106,7 +116,22 @@ async def _planned(arguments: Namespace, options: PlanOptions) -> PlanReport:
     if arguments.cluster:
         return await plan(None, read_cluster(arguments.cluster, types), options)
     async with api_from(arguments) as (api, lease_namespace):
-        return await plan(api, await survey(api, types, lease_namespace=lease_namespace), options)
+        state = await survey(api, types, lease_namespace=lease_namespace, judge=not options.idle)
+        return await plan(api, state, options)
+
+
+def _idle_lines(report: PlanReport) -> Iterator[Line]:
+    rows, now = [], time.time()
+    for one in report.idle:
+        memory = f"{one.memory_bytes / 2**30:.1f}Gi"
+        idle, hours = duration_text(now - one.idle_since), f"{one.device_hours:.1f}"
+        ids = one.ids.replace(" ", ":")
+        cells = (one.pod, one.container, one.node, ids, idle, hours, memory, one.controller or "-")
+        rows.append([(cell, "") for cell in cells])
+    headers = ("POD", "CONTAINER", "NODE", "IDS", "IDLE", "DEVICE-HOURS", "MEMORY", "CONTROLLER")
+    yield from table(headers, rows) if rows else plain("no container is known to be idle")
+    if report.unknown:
+        yield from plain("", f"of {plural(report.unknown, 'container')} this is not known, see: neuron-plugin pods -h")
 
 
 def _drain_lines(report: PlanReport, node: str) -> Iterator[Line]:

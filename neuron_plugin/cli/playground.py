@@ -50,6 +50,7 @@ neuron-plugin playground run --ask neuron=4 --ask neuron=7
 neuron-plugin playground run -f job.yaml
 neuron-plugin playground fault trn1-1 device 5 gone
 neuron-plugin playground fault trn1-1 device 5 back
+neuron-plugin playground fault trn1-1 use 0-3 idle
 """
 
 DEFAULT_NODES = "trn1.32xlarge=2,inf2.48xlarge=1"
@@ -389,8 +390,16 @@ def break_node(arguments: Namespace) -> int:
         names = sorted(path.parent.name for path in arguments.directory.glob("*/node.json"))
         there = f"choose among {', '.join(names)}" if names else f"start one with {program()} playground"
         raise UsageError(f"the playground in {arguments.directory} has no node {arguments.node}: {there}")
-    print(asyncio.run(_break(arguments, root, _kubeconfig(arguments.directory))))
-    print(f"  look: {program()} devices --config {root / 'plugin.json'}")
+    kubeconfig, look = _kubeconfig(arguments.directory), f"devices --config {root / 'plugin.json'}"
+    if arguments.what == "use":
+        run_fault(Namespace(**{**vars(arguments), "directory": root}))
+        print(
+            f"node {arguments.node}: devices {arguments.devices} are {arguments.work} from now on; see it in a minute"
+        )
+        look = f"pods --kubeconfig {kubeconfig}"
+    else:
+        print(asyncio.run(_break(arguments, root, kubeconfig)))
+    print(f"  look: {program()} {look}")
     return Exit.SUCCESS
 
 

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 
 import msgspec
 
+from neuron_plugin.allocation.utilization import duration_text
 from neuron_plugin.cli.cluster_views import Views, add_view_flags, cluster_views, in_ranges
 from neuron_plugin.cli.command import CommandError, Exit, Form, Line, no_such, plain, show, show_again, table
 from neuron_plugin.inspection import plural
-from neuron_plugin.monitor.views import PodView
+from neuron_plugin.monitor.views import ContainerIds, PodView, UtilizationView
 
 DESCRIPTION = """\
 Show every live pod that asks for Neuron, container by container: what it asks for, where it runs
 and which devices and cores it has. Works it out from the API server (the right to list nodes and
-pods is enough), or asks a running extender with --extender.
+pods is enough, and the right to list Leases for USE and IDLE), or asks a running extender with --extender.
 
 columns:
   REQUEST  resource and count; aws.amazon.com/ is left out
   DEVICES  ids of the devices that the container's cores are on
   CORES    ids of its logical cores, counted through the whole node
   NODE     where the pod is bound, or where it was promised its devices
+  USE      how much of the last minutes the container's cores executed, on average; "?" not known: the
+           driver is older than 2.30.2, the plugin has not measured yet or writes no Lease, or its
+           Lease may not be read
+  IDLE     for how long they have executed nothing, if that is long (idle-after-seconds of the plugin)
   STATE    Waiting (it has no node); Gated (waiting, and held back by our scheduling gate); Released
            (waiting, and handed to its scheduler without a place); Promised (it has a node and devices
            and is not bound yet); Bound (there without an assignment yet); Assigned (the scheduler's
@@ -33,13 +39,15 @@ neuron-plugin pods
 neuron-plugin pods --namespace ml --watch
 neuron-plugin pods --node worker-1 -o wide
 neuron-plugin pods -o json | jq '.pods[] | select(.status.phase == "Waiting") | .metadata.name'
+neuron-plugin plan --idle                  # what nothing uses, the largest first
 """
 
 
 class Totals(msgspec.Struct, frozen=True, rename="camel"):
     """Sums over the pods that are shown; a core counts once, whichever containers of a pod use it.
 
-    ``gated`` are those of the waiting ones that our scheduling gate holds back.
+    ``gated`` are those of the waiting ones that our scheduling gate holds back. ``idle_devices`` are devices that idle
+    containers have; another container may use the rest of one.
     """
 
     pods: int
@@ -50,6 +58,7 @@ class Totals(msgspec.Struct, frozen=True, rename="camel"):
     cores: int
     gated: int
     promised: int
+    idle_devices: int = 0
 
 
 class PodsReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,10 +108,12 @@ def _check_names(views: Views, namespace: str, node: str) -> None:
 def report_of(views: Views, namespace: str = "", node: str = "") -> PodsReport:
     """The pods of one namespace and node; an empty name means all."""
     shown = [pod for pod in views.pods if namespace in {"", pod.metadata.namespace} and node in {"", _place(pod)}]
-    devices, cores = set[tuple[str, str]](), set[tuple[str, str]]()
+    devices, cores, idle = set[tuple[str, str]](), set[tuple[str, str]](), set[tuple[str, str]]()
     for pod in shown:
         for each in pod.status.containers if (place := _place(pod)) else ():
-            devices |= {(place, number) for number in each.devices.split(",") if number}
+            had = {(place, number) for number in each.devices.split(",") if number}
+            devices |= had
+            idle |= had if each.utilization.idle_since else set()
             cores |= {(place, number) for number in each.cores.split(",") if number}
     totals = Totals(
         pods=len(shown),
@@ -113,6 +124,7 @@ def report_of(views: Views, namespace: str = "", node: str = "") -> PodsReport:
         cores=len(cores),
         gated=sum(pod.status.phase == "Waiting" and pod.status.gated for pod in shown),
         promised=sum(pod.status.phase == "Promised" for pod in shown),
+        idle_devices=len(idle),
     )
     return PodsReport(pods=shown, totals=totals)
 
@@ -131,9 +143,21 @@ def _state(pod: PodView) -> str:
     return ": ".join(filter(None, (state, status.problem or status.released_plainly)))
 
 
+def use_cells(known: UtilizationView | None, now: float) -> dict[str, str]:
+    """USE and IDLE of a container; None: it has nothing yet."""
+    if known is None:
+        return {"USE": "", "IDLE": ""}
+    idle = duration_text(now - known.idle_since) if known.idle_since else ""
+    return {"USE": f"{known.busy_percent}%" if known.known else "?", "IDLE": idle}
+
+
+def _memory(ids: ContainerIds) -> str:
+    return f"{ids.utilization.memory_bytes / 2**30:.1f}Gi" if ids.utilization.known else ""
+
+
 def pod_lines(form: Form, report: PodsReport) -> list[Line]:
     """A row for each container, and the totals."""
-    rows = []
+    rows, now = [], time.time()
     for pod in report.pods:
         has = {each.name: each for each in pod.status.containers}
         for part in pod.spec.containers or (None,):
@@ -145,12 +169,14 @@ def pod_lines(form: Form, report: PodsReport) -> list[Line]:
                 "REQUEST": f"{part.resource.rpartition('/')[2]}:{part.count}" if part else "",
                 "DEVICES": in_ranges(ids.devices) if ids else "",
                 "CORES": in_ranges(ids.cores) if ids else "",
+                **use_cells(ids.utilization if ids and pod.spec.node_name else None, now),
             }
             if form is Form.WIDE:
                 cells |= {"KIND": part.kind if part else "", "PRIORITY": str(pod.spec.priority)}
+                cells["MEMORY"] = _memory(ids) if ids else ""
             cells["STATE"] = _state(pod)
             style = "bold red" if pod.status.problem else "green" if cells["STATE"] == "Allocated" else "yellow"
-            styles = {"STATE": style}
+            styles = {"STATE": style, "IDLE": "yellow"}
             rows.append([(text, styles.get(header, "")) for header, text in cells.items()])
     if not rows:
         return plain("no live pod asks for Neuron")
@@ -160,5 +186,6 @@ def pod_lines(form: Form, report: PodsReport) -> list[Line]:
     summary = (
         f"{plural(total.pods, 'pod')}, {total.waiting} waiting{gated}{promised}, {total.allocated} allocated: "
         f"{plural(total.devices, 'device')} and {plural(total.cores, 'core')} in use on {plural(total.nodes, 'node')}"
+        + (f", {plural(total.idle_devices, 'device')} idle" if total.idle_devices else "")
     )
     return [*table(list(cells), rows), *plain("", summary)]

@@ -212,6 +212,15 @@ def _set_attribute(node: SimulatedNode, to: Namespace) -> None:
         node.set_attribute(to.device, to.name, None if to.missing else to.text.replace("\\n", "\n"))
 
 
+def _set_busy(node: SimulatedNode, to: Namespace) -> None:
+    try:
+        devices = parse_ids(to.devices)
+    except IdListError as error:
+        raise UsageError(f"{to.devices}: {error}") from error
+    for device in devices:
+        node.set_busy(device, {"busy": min(to.percent, 100), "idle": 0, "usual": None}[to.work])
+
+
 Change: TypeAlias = "Callable[[SimulatedNode, Namespace], None]"
 
 _COUNT = {"type": count(0), "metavar": "COUNT", "help": "what the counter reads"}
@@ -232,6 +241,9 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "--restore": {"action": "store_true", "help": "it reads as it should"},
     "text": {"help": "such as: nd3: NEURON_HW_ERR=DMA_ERROR on queue 4"},
     "--forged": {"action": "store_true", "help": "as a process writes it, not the kernel"},
+    "work": {"choices": ("busy", "idle", "usual"), "help": "usual: busy while a pod has it"},
+    "--percent": {"type": count(0), "default": 90, "metavar": "N", "help": "how busy (default: %(default)s)"},
+    "devices": {"metavar": "DEVICES", "help": "device ids, such as 0-3,8"},
     "size": {"type": matching(r"[0-9]+|none", "logical core size: a number, or none"), "metavar": "N|none"},
 }
 FAULTS: dict[str, tuple[str, Change, str]] = {
@@ -254,6 +266,12 @@ FAULTS: dict[str, tuple[str, Change, str]] = {
     "error-events": (
         "firmware's counter of hardware errors (driver 2.28)",
         lambda node, to: node.set_error_events(to.device, to.count),
+        "device count",
+    ),
+    "use": ("how much its cores execute, in a playground", _set_busy, "devices work --percent"),
+    "reset-failures": (
+        "counts of failed resets",
+        lambda node, to: node.set_reset_failures(to.device, to.count),
         "device count",
     ),
     "device": (

@@ -230,12 +230,22 @@ def renew_lease(lease: LeaseName, *, duration_seconds: float, now: datetime) -> 
     return ApiRequest("PATCH", lease.path, body={"spec": spec}, content_type=MERGE_PATCH)
 
 
-def claim_lease(lease: LeaseName, observed: Lease, *, duration_seconds: float, now: datetime) -> ApiRequest:
-    """Take or renew the lease as it was ``observed``: its version makes it a 409 if another writer was faster."""
+def claim_lease(
+    lease: LeaseName,
+    observed: Lease,
+    *,
+    duration_seconds: float,
+    now: datetime,
+    annotations: Mapping[str, str] | None = None,
+) -> ApiRequest:
+    """Take or renew the lease as it was ``observed``: its version makes it a 409 if another writer was faster.
+
+    With the renewal go ``annotations`` that the lease has not; an empty text removes one.
+    """
     spec = _held(lease.holder, duration_seconds, now)
     if observed.holder != lease.holder:
         spec |= {"acquireTime": _micro_time(now), "leaseTransitions": observed.transitions + 1}
-    return _patch_version(lease, observed, spec, url=lease.url)
+    return _patch_version(lease, observed, spec, {HOLDER_URL_KEY: lease.url, **(annotations or {})})
 
 
 def annotate_lease(lease: LeaseName, observed: Lease, annotations: Mapping[str, str]) -> ApiRequest:
@@ -250,7 +260,7 @@ def release_lease(lease: LeaseName, observed: Lease, *, now: datetime, settled: 
     It has no holder then. If what the holder began may still take effect (not ``settled``), its name stays for one
     second more: the next one then takes the lease over instead of having it handed over.
     """
-    return _patch_version(lease, observed, _held("" if settled else lease.holder, 1, now), url="")
+    return _patch_version(lease, observed, _held("" if settled else lease.holder, 1, now), {HOLDER_URL_KEY: ""})
 
 
 def delete_lease(lease: LeaseName) -> ApiRequest:
@@ -266,8 +276,8 @@ def _held(holder: str, duration_seconds: float, now: datetime) -> JsonObject:
     }
 
 
-def _patch_version(lease: LeaseName, observed: Lease, spec: JsonObject, *, url: str) -> ApiRequest:
+def _patch_version(lease: LeaseName, observed: Lease, spec: JsonObject, annotations: Mapping[str, str]) -> ApiRequest:
     metadata: JsonObject = {"resourceVersion": observed.resource_version, "uid": observed.uid}
-    if url != observed.holder_url:
-        metadata["annotations"] = {HOLDER_URL_KEY: url or None}
+    if changed := {key: text or None for key, text in annotations.items() if text != observed.annotations.get(key, "")}:
+        metadata["annotations"] = changed
     return ApiRequest("PATCH", lease.path, body={"metadata": metadata, "spec": spec}, content_type=MERGE_PATCH)

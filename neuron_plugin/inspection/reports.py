@@ -7,12 +7,14 @@ should be present and are not, why a device is not allocatable, and who holds wh
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 
 import msgspec
 
 from neuron_plugin.allocation.inventory import DISABLED_REASON
 from neuron_plugin.hardware import EccCounts
 from neuron_plugin.hardware.health_signals import Severity
+from neuron_plugin.inspection.core_use import DeviceUse, use_note
 from neuron_plugin.inspection.facts import DeviceUsers
 from neuron_plugin.inspection.findings import Unknown
 from neuron_plugin.inspection.holders import Holders
@@ -65,7 +67,8 @@ class ProcessReport(msgspec.Struct, frozen=True, rename="camel"):
 class DeviceReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One device. ``holders`` is None where they are not known; any other unknown value is None or empty.
 
-    ``processes``: who has it open; None where that was not looked at.
+    ``processes``: who has it open; None where that was not looked at. Nor are ``busy_percent``, how much its cores
+    executed, and ``used_memory_bytes``, what is allocated on it, unless they were measured.
     ``disabled``: an operator has taken it out of service, healthy or not.
     """
 
@@ -86,6 +89,8 @@ class DeviceReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     holders: tuple[HolderReport, ...] | None = None
     disabled: bool = False
     processes: tuple[ProcessReport, ...] | None = None
+    busy_percent: int | None = None
+    used_memory_bytes: int | None = None
 
 
 class MachineReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -105,8 +110,16 @@ class MachineReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     notes: tuple[str, ...] = ()
 
 
-def machine_report(machine: Machine, holders: Holders, users: DeviceUsers | Unknown | None = None) -> MachineReport:
-    """The report of ``devices``; ``users`` None: which processes have devices open was not looked at."""
+def machine_report(
+    machine: Machine,
+    holders: Holders,
+    users: DeviceUsers | Unknown | None = None,
+    use: Mapping[int, DeviceUse] | None = None,
+) -> MachineReport:
+    """The report of ``devices``; ``users`` None: which processes have devices open was not looked at.
+
+    ``use`` None: nor how much is done on them.
+    """
     inventory, geometry, instance, dev = machine.inventory, machine.geometry, machine.instance, machine.paths.dev
     numa_nodes, links = instance.numa_nodes if instance else (), machine.links
     devices = []
@@ -150,6 +163,8 @@ def machine_report(machine: Machine, holders: Holders, users: DeviceUsers | Unkn
             )
             if isinstance(users, DeviceUsers)
             else None,
+            busy_percent=(measured := (use or {}).get(int(device.id), DeviceUse())).busy_percent,
+            used_memory_bytes=measured.memory_bytes,
         )
         devices.append(report)
     absent = [(int(skipped.id), Health.SKIPPED, skipped.reason) for skipped in inventory.skipped]
@@ -159,6 +174,7 @@ def machine_report(machine: Machine, holders: Holders, users: DeviceUsers | Unkn
         devices.append(DeviceReport(id=number, node=str(dev / f"neuron{number}"), health=health, reasons=(why,)))
     assumed = "the driver prints no links (it does so while a device is missing): those of the instance type are shown"
     notes = [*inventory.problems, assumed if machine.links_are_assumed else "", holders.note]
+    notes += [use_note(inventory)] if use is not None else []
     hidden = users.hidden if isinstance(users, DeviceUsers) else users
     notes += [f"processes: {hidden.why}; {hidden.action}"] if hidden else []
     return MachineReport(

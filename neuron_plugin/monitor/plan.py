@@ -15,6 +15,7 @@ from neuron_plugin.allocation import NeuronPod, Placement, PodReference, PodUid
 from neuron_plugin.allocation.placement import placement_mask
 from neuron_plugin.allocation.resources import format_ids, ranges
 from neuron_plugin.cluster import ApiServer
+from neuron_plugin.monitor.idle import IdleReport, idle_containers
 from neuron_plugin.planning import (
     RULES,
     Cluster,
@@ -43,8 +44,12 @@ class UnknownNodeError(ValueError):
 
 
 class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What to plan: the waiting pods, a ``drain`` of a node, or a pod of a ``shape`` such as ``neuron=4``."""
+    """What to plan: the waiting pods, a ``drain`` of a node, a pod of a ``shape`` such as ``neuron=4``, or nothing.
 
+    ``idle``: list what containers have and do not use.
+    """
+
+    idle: bool = False
     drain: str = ""
     shape: str = ""
     priority: int = 0
@@ -85,6 +90,8 @@ class PlanReport(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """The document. ``more`` is how many more pods of the shape fit each node, and ``stuck`` what cannot be drained.
 
     ``left_out`` are waiting pods that cannot be judged. ``reasons`` says why, of these and of the stuck ones.
+    ``idle`` are containers that use nothing of what they have, the most device-hours first, and ``unknown`` is of how
+    many containers it is not known.
     """
 
     version: int = 1
@@ -94,6 +101,8 @@ class PlanReport(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     stuck: tuple[str, ...] = ()
     more: dict[str, int] = {}
     reasons: dict[str, str] = {}
+    idle: tuple[IdleReport, ...] = ()
+    unknown: int = 0
 
     @property
     def without_place(self) -> int:
@@ -109,6 +118,9 @@ async def plan(api: ApiServer | None, state: ClusterState, options: PlanOptions)
         UnknownNodeError: the node of the drain is not there.
         UnreachableError: the server did not answer.
     """
+    if options.idle:
+        idle, unmeasured = idle_containers(state, time.time())
+        return PlanReport(idle=tuple(idle), unknown=unmeasured)
     shape = parse_shape(options.shape) if options.shape else None
     waiting = [] if shape or options.drain else state.waiting()
     if shape:

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import or_
 
 import msgspec
+from msgspec.structs import replace
 
 from neuron_plugin.allocation import Assignment, NeuronPod, NodeInfo, NodeInventory, Rejection
 from neuron_plugin.allocation.ledger import mask_union
 from neuron_plugin.allocation.narrowing import is_constrained
 from neuron_plugin.allocation.pod import assigned_allocations
 from neuron_plugin.allocation.resources import format_ids, ranges
+from neuron_plugin.allocation.utilization import ContainerUtilization, Utilization
 from neuron_plugin.cluster import ApiResource
 from neuron_plugin.scheduling.state import ClusterState
 from neuron_plugin.topology import CoreMask, Geometry, Unit, cores_in, free_sets, valid_sets
@@ -83,6 +86,19 @@ class NodeSpec(_Part, frozen=True):
     block_sizes: tuple[int, ...] = ()
 
 
+class UtilizationView(_Part, frozen=True):
+    """How much a container uses its cores, or the containers of a device use it; all is 0 where it is not ``known``.
+
+    ``busy_percent``: how much of the last minutes the cores executed, on average over them; of a device over all its
+    cores, held or not. ``idle_since`` is in unix seconds, and 0 as long as something was executed lately.
+    """
+
+    known: bool = False
+    busy_percent: int = 0
+    memory_bytes: int = 0
+    idle_since: int = 0
+
+
 class Holder(_Part, frozen=True):
     """A pod that has cores of the node, or is assumed to; ``devices`` are those that it has any core of."""
 
@@ -122,6 +138,8 @@ class NodeStatus(_Part, frozen=True):
     ``stale`` says that it has stopped doing so. ``cordoned``: kube-scheduler puts no pod there, so it is not ``open``.
 
     ``reserved`` are cores kept for waiting pods, for which others are moved away: the name of the pod by the cores.
+    ``utilization`` has the devices that pods have and of which it is known; ``idle_devices`` are those of them that
+    nothing uses.
     """
 
     open: bool = False
@@ -143,6 +161,8 @@ class NodeStatus(_Part, frozen=True):
     last_renewal: str = ""
     cordoned: bool = False
     holders: tuple[Holder, ...] = ()
+    utilization: Mapping[str, UtilizationView] = {}
+    idle_devices: str = ""
     device_counts: DeviceCounts = DeviceCounts()
 
 
@@ -184,7 +204,7 @@ class PodSpec(_Part, frozen=True):
 
 
 class ContainerIds(_Part, frozen=True):
-    """What one container has: ``cores``, and the ``devices`` that they are on.
+    """What one container has: ``cores``, the ``devices`` that they are on, and how much it uses them.
 
     While the pod's node is not known, only the ids that the assignment names.
     """
@@ -192,6 +212,7 @@ class ContainerIds(_Part, frozen=True):
     name: str
     devices: str
     cores: str
+    utilization: UtilizationView = UtilizationView()
 
 
 class PodStatus(_Part, frozen=True):
@@ -255,6 +276,7 @@ def node_view(state: ClusterState, info: NodeInfo, version: int = 0) -> NodeView
         driver_version=inventory.driver_version,
         block_sizes=geometry.block_sizes,
     )
+    utilization = device_utilization(info, state.history.utilization.get(info.name, {}))
     status = NodeStatus(
         open=not closed,
         reason=closed,
@@ -275,9 +297,51 @@ def node_view(state: ClusterState, info: NodeInfo, version: int = 0) -> NodeView
         last_renewal=renewed,
         cordoned=info.node.cordoned,
         holders=tuple(sorted(holders, key=lambda holder: (holder.namespace, holder.name, holder.uid))),
+        utilization={str(device): one for device, one in utilization.items()},
+        idle_devices=format_ids(device for device, one in utilization.items() if one.idle_since),
         device_counts=device_counts(info),
     )
     return NodeView(metadata=metadata, spec=spec, status=status)
+
+
+def device_utilization(info: NodeInfo, utilization: Utilization) -> dict[int, UtilizationView]:
+    """How much each device of a node is used, of those whose every held core is known of; idle since the last one is.
+
+    A plain init container is not known of, because the cores that it had are another container's by then.
+    """
+    inventory = info.inventory
+    if not (inventory and utilization):
+        return {}
+    geometry, found = inventory.geometry, dict[int, UtilizationView]()
+    for device in geometry.devices_touched(info.used_mask):
+        mask = geometry.device_mask(device)
+        holders = [
+            (one.mask, known)
+            for one in info.ledger.overlapping(mask)
+            if (known := utilization.get(one.pod.uid, {}).get(one.user))
+        ]
+        known_mask = reduce(or_, (each for each, _ in holders), 0)
+        if mask & info.used_mask & ~known_mask:
+            continue
+        parts = [((each & mask).bit_count(), each.bit_count(), known) for each, known in holders]
+        busy = sum(cores * known.busy_percent for cores, _, known in parts) / geometry.cores_per_device
+        idle = [known.idle_since for _, _, known in parts]
+        memory = sum(known.memory_bytes * cores // of for cores, of, known in parts)
+        found[int(device)] = UtilizationView(
+            known=True,
+            busy_percent=min(100, round(busy)),
+            memory_bytes=memory,
+            idle_since=max(idle) if all(idle) else 0,
+        )
+    return found
+
+
+def _container_utilization(known: ContainerUtilization | None) -> UtilizationView:
+    if known is None:
+        return UtilizationView()
+    return UtilizationView(
+        known=True, busy_percent=known.busy_percent, memory_bytes=known.memory_bytes, idle_since=known.idle_since
+    )
 
 
 def device_counts(info: NodeInfo) -> DeviceCounts:
@@ -321,6 +385,10 @@ def pod_view(state: ClusterState, pod: NeuronPod, version: int = 0) -> PodView:
     info = state.nodes.get(pod.place)
     inventory = info.inventory if info else None
     containers, problem = _containers(pod, inventory.geometry if inventory else None)
+    if used := state.history.utilization.get(pod.node, {}).get(pod.uid):
+        containers = tuple(
+            replace(each, utilization=_container_utilization(used.get(each.name))) for each in containers
+        )
     if inventory and not problem:
         problem = _broken_text(inventory, containers)
     if info and pod.reference in info.void:

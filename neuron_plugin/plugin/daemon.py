@@ -30,6 +30,7 @@ from neuron_plugin.plugin.publisher import Publisher
 from neuron_plugin.plugin.settings import Mode, PluginSettings
 from neuron_plugin.plugin.status import PluginStatus
 from neuron_plugin.plugin.times import DaemonTimes
+from neuron_plugin.plugin.utilization_watch import UtilizationWatch
 from neuron_plugin.topology import Catalogue
 
 logger = logging.getLogger(__name__)
@@ -68,9 +69,10 @@ class NodeDaemon:
         self.kubelet = KubeletLink(settings, node, self.allocator, preparer, kubelet_counters, machine, times)
         self.health = HealthWatch(settings, self._rejudged, cluster.publisher if cluster else None)
         self.hardware = HardwareWatch(settings, types, node, self.health, cluster, counters)
+        self.utilization = UtilizationWatch(settings, node, machine, cluster)
         decisions = self.allocator.log.decisions
         self.status = PluginStatus(
-            node, self.kubelet.faces, self.health, decisions, counters, kubelet_counters, cluster
+            node, self.kubelet.faces, self.health, decisions, counters, kubelet_counters, cluster, self.utilization
         )
         if cluster:
             node.orders_known.clear()
@@ -88,6 +90,7 @@ class NodeDaemon:
             "kubelet": partial(self.kubelet.serve, self.hardware.found),
             "pod resources": self.kubelet.ask_about_pods,
             "publish": self.publish_changes,
+            "utilization": self.utilization.run,
             "turns": self.take_turns,
         }
         if cluster:

@@ -10,6 +10,9 @@ At SIGTERM the Lease is given up: the kubelet reports its devices gone only with
 and a pod that is bound in between fails at its admission. It is not deleted: a node without a Lease is not judged, as
 those of the vendor's plugin. ``uninstall`` deletes it.
 
+The renewal carries how much the node's containers use their cores: it is written anyway, and read by whoever shows that
+(docs/decisions/0041-utilization-rides-on-the-lease.md).
+
 A write without an answer may land later. So a renewal names the version of the Lease that was seen last, and the Lease
 is created without a holder.
 """
@@ -22,6 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
+from neuron_plugin.allocation.keys import UTILIZATION_KEY
 from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, ClusterError, Lease, LeaseName, ObjectReference
 from neuron_plugin.cluster.api import MERGE_PATCH, send
 from neuron_plugin.cluster.leases import LEASE_PREFIX
@@ -52,6 +56,10 @@ class NodeLease:
 
     def __init__(self, namespace: str, node: str, times: LeaseTimes) -> None:
         self.serving = False
+        self.utilization: str | None = None
+        """The text to write with the next renewal; None as long as it is not known, and empty to remove it."""
+        self.found_utilization: str | None = None
+        """The text that the Lease had before this plugin wrote it; None as long as the Lease has not been read."""
         self._lease = node_lease(namespace, node)
         self._node = node
         self._times = times
@@ -117,7 +125,10 @@ class NodeLease:
         if not self._ended:
             lease = self._lease if self.serving else replace(self._lease, holder="")
             self._held = self._held or bool(lease.holder)
-            claim = claim_lease(lease, seen, duration_seconds=self._times.duration, now=utc_now())
+            annotations = {} if self.utilization is None else {UTILIZATION_KEY: self.utilization}
+            claim = claim_lease(
+                lease, seen, duration_seconds=self._times.duration, now=utc_now(), annotations=annotations
+            )
             self._seen = await self._sent(api, claim)
             self._held = bool(lease.holder)
 
@@ -132,6 +143,8 @@ class NodeLease:
             node = NODES.decode(await send(api, read_node(self._node), timeout_seconds=self._times.renew))
             lease = replace(self._lease, holder="", owner=ObjectReference("Node", node.name, node.uid, "v1"))
             seen = await self._sent(api, create_lease(lease, duration_seconds=self._times.duration, now=utc_now()))
+        if self.found_utilization is None:
+            self.found_utilization = seen.annotations.get(UTILIZATION_KEY, "")
         return seen
 
     async def _sent(self, api: ApiServer, request: ApiRequest) -> Lease:

@@ -173,6 +173,18 @@ class PluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     state_dir: Annotated[
         Path | None, Meta(description="where to keep which device errors are old; without, a restart forgets")
     ] = None
+    utilization_seconds: Annotated[
+        float,
+        Meta(ge=0, le=3600, description="how often to read how much containers use their cores; 0 never"),
+    ] = 30.0
+    idle_after_seconds: Annotated[
+        float,
+        Meta(ge=1, le=1e6, description="how long a container's cores must have executed nothing to be called idle"),
+    ] = 300.0
+    idle_event_after_seconds: Annotated[
+        float,
+        Meta(ge=0, le=1e7, description="write an event on a pod that was idle for so long; 0 writes none"),
+    ] = 0.0
     health: Annotated[HealthRules, Meta(description="what each health signal means; in the file only")] = HealthRules()
     decision_deadline_seconds: Annotated[
         float, Meta(gt=0, le=10, description="how long a preference may wait for the API server, once connected")

@@ -15,16 +15,17 @@ from neuron_plugin import __version__
 from neuron_plugin.allocation import Resource
 from neuron_plugin.allocation.inventory import write_inventory
 from neuron_plugin.allocation.keys import DISABLE_KEY, INVENTORY_KEY
+from neuron_plugin.allocation.resources import ids_of, mask_of
 from neuron_plugin.build import Build, build
 from neuron_plugin.decision_log import DecisionLog, decisions_document
 from neuron_plugin.http_server import Health
-from neuron_plugin.kubelet import DevicePluginServer, KubeletCounters
-from neuron_plugin.kubelet.dra_service import DraServer
+from neuron_plugin.kubelet import DevicePluginServer, DraServer, KubeletCounters
 from neuron_plugin.plugin.cluster_link import ClusterLink
 from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.health_watch import HealthWatch
 from neuron_plugin.plugin.node import Node
 from neuron_plugin.plugin.snapshot import Snapshot
+from neuron_plugin.plugin.utilization_watch import UtilizationWatch, utilization_samples
 from neuron_plugin.topology import cores_in
 
 if TYPE_CHECKING:
@@ -61,6 +62,21 @@ METRICS: Mapping[str, tuple[str, Sequence[str], str]] = {
         "gauge",
         ("neuroncore", "neuron_device", "namespace", "pod", "container"),
         "Always 1; which container has a logical core. Joins neuron-monitor's metrics by core to pods.",
+    ),
+    "container_busy_ratio": (
+        "gauge",
+        ("namespace", "pod", "container"),
+        "Part of the last 5 minutes in which a container's cores executed, from 0 to 1, on average over its cores.",
+    ),
+    "container_idle_seconds": (
+        "gauge",
+        ("namespace", "pod", "container"),
+        "For how long a container's cores have executed nothing; 0 while they do.",
+    ),
+    "container_device_memory_bytes": (
+        "gauge",
+        ("namespace", "pod", "container"),
+        "Device memory that is allocated on a container's cores.",
     ),
     "unconfirmed_allocations": ("gauge", (), "Answers to Allocate that the kubelet's checkpoint does not show yet."),
     "cooling_down_cores": ("gauge", (), "Cores that are not offered because an ended pod's processes may use them."),
@@ -117,6 +133,7 @@ class PluginStatus:
         counters: Counters,
         kubelet_counters: KubeletCounters,
         cluster: ClusterLink | None,
+        utilization: UtilizationWatch,
     ) -> None:
         """``cluster`` is None without an API server."""
         self._node = node
@@ -126,6 +143,7 @@ class PluginStatus:
         self._counters = counters
         self._kubelet_counters = kubelet_counters
         self._cluster = cluster
+        self._utilization = utilization
         self._own_node = cluster.own_node if cluster else None
 
     async def liveness(self) -> Health:
@@ -206,6 +224,7 @@ class PluginStatus:
         return {
             "build_info": {tuple(build()): 1},
             **(_of_snapshot(snapshot, self._node.options.counted) if snapshot else {}),
+            **utilization_samples(self._utilization.use, self._utilization.unix_seconds),
             "ecc_errors": {
                 (str(device.id), kind): count
                 for device in (self._health.inventory.devices if self._health.inventory else ())
@@ -239,15 +258,11 @@ def _of_snapshot(snapshot: Snapshot, resources: Sequence[Resource]) -> dict[str,
     geometry = inventory.geometry
     allocated: Counter[tuple[str, ...]] = Counter()
     core_holders: dict[tuple[str, ...], float] = {}
-    for uid, allocations in snapshot.ledger.by_pod.items():
-        pod, counted, size = inputs.pods.pods.get(uid), 0, geometry.cores_per_device
-        order = {part.container: place for place, part in enumerate(pod.requests if pod else ())}
-        for one in sorted(allocations, key=lambda one: -order.get(one.container, 0)):
-            if one.pod.name and (mask := one.mask & ~counted):  # cores that a later container re-uses are that one's
-                container = (one.pod.namespace, one.pod.name, one.user)
-                allocated[*container, one.resource.value] += len(geometry.ids_of(one.resource.unit, mask))
-                core_holders |= {(str(core), str(core // size), *container): 1 for core in cores_in(mask)}
-            counted |= one.mask
+    size = geometry.cores_per_device
+    for one in snapshot.counted_once:
+        container = (one.pod.namespace, one.pod.name, one.user)
+        allocated[*container, one.resource.value] += len(ids_of(geometry, one.resource.unit, one.mask))
+        core_holders |= {(str(core), str(core // size), *container): 1 for core in cores_in(one.mask)}
     return {
         "info": {(__version__, inventory.driver_version, inventory.device_name, geometry.instance_type): 1},
         "devices": _devices(snapshot, resources),
@@ -274,8 +289,8 @@ def _devices(snapshot: Snapshot, resources: Sequence[Resource]) -> Samples:
         own = ledger.used_as(resource)
         other = ledger.used_mask & ~own
         found.update({(resource.value, state): 0 for state in _STATES})
-        for number in geometry.ids_of(resource.unit, listed):
-            mask = geometry.mask_of(resource.unit, (number,))
+        for number in ids_of(geometry, resource.unit, listed):
+            mask = mask_of(geometry, resource.unit, (number,))
             state = "cooling_down" if mask & held_down else "free"
             state = "unhealthy" if mask & ~inventory.healthy_mask else state
             state = "disabled" if mask & inventory.disabled_mask else state

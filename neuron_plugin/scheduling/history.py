@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 import msgspec
 
 from neuron_plugin.allocation import NeuronPod, PodReference, PodUid
+from neuron_plugin.allocation.utilization import Utilization
 
 HISTORY_SECONDS = 3600.0
 """How far back the time line goes."""
@@ -60,6 +61,7 @@ class History:
     of the planner's last look. ``released`` says why this replica has handed live pods to their schedulers without a
     place. ``renewals`` has by node name when its plugin last renewed its Lease, as the Lease says.
     A renewal is no change of the state: on a large cluster there are thousands a second.
+    ``utilization`` has by node name how much containers use their cores, as its plugin has published it last.
     """
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
@@ -73,6 +75,7 @@ class History:
         self.moves: Mapping[PodUid, str] = {}
         self.released: dict[PodUid, str] = {}
         self.renewals: dict[str, str] = {}
+        self.utilization: dict[str, Utilization] = {}
 
     def evicted(self, cause: Cause, pod: PodReference, node: str, made_for: PodReference, target: str = "") -> None:
         """We have evicted ``pod`` from ``node`` to make room for ``made_for``."""

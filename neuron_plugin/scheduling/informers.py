@@ -18,7 +18,9 @@ from functools import partial
 
 from neuron_plugin.allocation import Assignment, NeuronNode, NeuronPod, PodUid
 from neuron_plugin.allocation.claims import NeuronClaim
+from neuron_plugin.allocation.keys import UTILIZATION_KEY
 from neuron_plugin.allocation.pod import is_movable
+from neuron_plugin.allocation.utilization import read_utilization
 from neuron_plugin.backoff import CLOCK, Clock
 from neuron_plugin.cluster import (
     ApiError,
@@ -294,6 +296,7 @@ class Informers:
             self._state.history.renewals[lease.name.removeprefix(LEASE_PREFIX)] = lease.renewed_at
         elif before:
             self._state.history.renewals.pop(before.name.removeprefix(LEASE_PREFIX), None)
+        _see_utilization(self._state, before, lease)
         if before and lease and (bool(before.holder) != bool(lease.holder) or was_doubted):
             self._judge()  # a plugin stops or is back: the next pod should know
 
@@ -303,6 +306,14 @@ def most_devices(state: ClusterState, driver: str) -> int:
     inventories = (info.inventory for info in state.nodes.values())
     counts = (one.geometry.device_count for one in inventories if one and one.claim_driver == driver)
     return max(counts, default=0)
+
+
+def _see_utilization(state: ClusterState, before: Lease | None, lease: Lease | None) -> None:
+    """Take in what a Lease says of its node's containers; most renewals change nothing of it."""
+    texts = [each.annotations.get(UTILIZATION_KEY, "") if each else "" for each in (before, lease)]
+    named = lease or before
+    if named and texts[0] != texts[1]:
+        state.see_utilization(named.name.removeprefix(LEASE_PREFIX), read_utilization(texts[1]))
 
 
 def _keep_gang(group: PodGroup) -> PodGroup | None:
@@ -371,8 +382,12 @@ def _put_pod(state: ClusterState, uid: str, pod: NeuronPod | PodUse | None) -> N
         state.put_pod(pod)
 
 
-async def survey(api: ApiServer, types: Catalogue, *, lease_namespace: str = "", clock: Clock = CLOCK) -> ClusterState:
-    """What an extender that starts now would know; without a ``lease_namespace`` no plugin is judged by its Lease.
+async def survey(
+    api: ApiServer, types: Catalogue, *, lease_namespace: str = "", judge: bool = True, clock: Clock = CLOCK
+) -> ClusterState:
+    """What an extender that starts now would know; without a ``lease_namespace`` nothing that the Leases say.
+
+    To ``judge`` whether plugins renew their Leases takes some seconds.
 
     Raises:
         ClusterError: the API server refused, did not answer, or its answer cannot be read.
@@ -390,11 +405,13 @@ async def survey(api: ApiServer, types: Catalogue, *, lease_namespace: str = "",
                 _take_pod(state, pod)
     state.movable_namespaces = await movable_namespaces(api)
     if lease_namespace:
-        state.set_stale(await _stale_plugins(api, state, lease_namespace, clock))
+        state.set_stale(await _stale_plugins(api, state, lease_namespace, clock, judge=judge))
     return state
 
 
-async def _stale_plugins(api: ApiServer, state: ClusterState, namespace: str, clock: Clock) -> frozenset[str]:
+async def _stale_plugins(
+    api: ApiServer, state: ClusterState, namespace: str, clock: Clock, *, judge: bool
+) -> frozenset[str]:
     """The nodes whose plugin's Lease is given up, or runs out while we look: one look cannot see the latter.
 
     So it takes until every Lease was renewed, some two seconds, or has run out. As in an extender, plugins go unjudged
@@ -412,6 +429,9 @@ async def _stale_plugins(api: ApiServer, state: ClusterState, namespace: str, cl
             leases.changed(lease.uid, lease, now)
             first_versions.setdefault(lease.uid, lease.resource_version)
             state.history.renewals[lease.name.removeprefix(LEASE_PREFIX)] = lease.renewed_at
+            _see_utilization(state, None, lease)
+        if not judge:
+            return frozenset()
         stale = leases.stale(now)
         renewed = nodes_of(lease for lease in found if lease.resource_version != first_versions[lease.uid])
         if now - began >= PATIENCE_SECONDS or renewed | stale >= nodes_of(found):

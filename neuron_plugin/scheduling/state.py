@@ -36,6 +36,7 @@ from neuron_plugin.allocation.node import OVERLAPPING_ASSIGNMENTS, STALE_PLUGIN,
 from neuron_plugin.allocation.node_rules import NO_USE, NodeUse, PodRules, PodSelector, Volume, is_tight, node_use
 from neuron_plugin.allocation.pod import unknown_products
 from neuron_plugin.allocation.rejection import NO_ASSIGNMENT, UNREADABLE_ASSIGNMENT
+from neuron_plugin.allocation.utilization import Utilization
 from neuron_plugin.cluster.nodes import NO_INVENTORY, NO_NEURON, UNKNOWN_HEALTH, UNREADABLE_INVENTORY
 from neuron_plugin.cluster.pods import PodUse
 from neuron_plugin.planning import PACK, Answers, Choices, Cluster, Feasibility
@@ -432,6 +433,18 @@ class ClusterState:
         changed, self._stale = self._stale ^ names, names
         for name in changed & self._nodes.keys():
             self._rebuild(self._nodes[name].node)
+
+    def see_utilization(self, name: str, utilization: Utilization) -> None:
+        """A node's plugin has published how much containers use their cores. It is shown, and decides nothing."""
+        before = self.history.utilization.pop(name, {})
+        if utilization:
+            self.history.utilization[name] = utilization
+        changed = [uid for uid in {**before, **utilization} if before.get(uid) != utilization.get(uid)]
+        for uid in changed:
+            if pod := self._pods.get(uid):
+                self.changes.add(uid, pod, pod)
+        if changed and (info := self._nodes.get(name)):
+            self.changes.add(name, info, info)
 
     def _end_departed(self, uids: Iterable[PodUid]) -> None:
         """The nodes of these pods have seen their end: what processes may still use is unhealthy by now."""

@@ -127,6 +127,15 @@ class SimulatedKubelet:
 
     # Pods.
 
+    def held_nodes(self) -> frozenset[str]:
+        """The names of the device nodes that containers of live pods have, such as ``neuron3``."""
+        return frozenset(
+            node.host_path.rpartition("/")[2]
+            for pod in self._pods.values()
+            for container in pod.containers
+            for node in received(container, list(self.devices.of_container(pod.uid, container.name)), None).devices
+        )
+
     async def admit(self, pod: Pod) -> AdmittedPod:
         """Allocate for every container in order, one pod at a time; have its claims prepared; start its containers.
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -40,6 +41,9 @@ from neuron_plugin.topology import catalogue
 LOOK_SECONDS = 1.0
 """Between two looks where no pod has changed: then waiting pods are tried again, as in kube-scheduler."""
 
+WORK_SECONDS = 1.0
+"""Between two changes of what the cores have done."""
+
 MOST_SHOWN = 4
 """Device nodes of a container that are shown one by one."""
 _log = logging.getLogger(__name__)
@@ -50,7 +54,12 @@ async def live(cluster: SimulatedCluster) -> AsyncIterator[str]:
     known: dict[str, PodRecord] = {}  # by UID, as they were when they were last acted on
     said: dict[str, str] = {}
     changes, events = cluster.api.follow(SERVED_PODS), cluster.api.follow(EVENTS)
+    worked_at = time.monotonic()
     while True:
+        if (seconds := time.monotonic() - worked_at) >= WORK_SECONDS:
+            worked_at += seconds
+            for worker in cluster.workers.values():
+                await worker.work(seconds)
         while not changes.empty():
             changes.get_nowait()
         async for line in _upkeep(cluster):

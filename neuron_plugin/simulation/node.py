@@ -16,16 +16,31 @@ import msgspec
 from neuron_plugin.hardware import GENERATIONS, MachinePaths, ResetState
 from neuron_plugin.simulation.node_tree import (
     CORE_ERRORS,
+    DEVICE_MEMORY,
     HEALTH_STATUS,
+    LIVE_TIME,
     NEWEST_DRIVER,
     NEWEST_DRIVER_FOR_INF1,
+    TIME_IN_USE,
     UNHEALTHY_COMPONENTS,
     NodeDescription,
     SimulationError,
     check,
+    work_file,
 )
-from neuron_plugin.simulation.node_writer import TreeWriter, append_record, exclusively, read_description
+from neuron_plugin.simulation.node_writer import (
+    TreeWriter,
+    add_to_counter,
+    append_record,
+    exclusively,
+    read_description,
+    set_counter,
+)
 from neuron_plugin.topology import Catalogue, catalogue
+
+HELD_PERCENT = 60
+HELD_MEMORY = 6 * 2**30
+"""What the cores of a device that a pod has do by themselves, and have allocated each."""
 
 
 def write_node(
@@ -37,6 +52,7 @@ def write_node(
     missing: Iterable[int] = (),
     char_nodes: bool = False,
     usage_counters: bool = True,
+    work_counters: bool = False,
     types: Catalogue | None = None,
 ) -> SimulatedNode:
     """Write a machine of ``instance_type`` into ``root``, which must be empty or not exist.
@@ -45,7 +61,8 @@ def write_node(
     host's file, which is not written without. ``missing`` chips never came up. ``char_nodes`` makes real character
     devices, which takes root and which a real container runtime needs; else plain files take their place.
     ``usage_counters=False`` leaves out the counters of memory and of the cores' work, which hardly any program but a
-    monitor reads: 100 files for each core, 13 000 on a Trn2.
+    monitor reads: 100 files for each core, 13 000 on a Trn2. ``work_counters`` leaves those three in that tell how much
+    a core is used, and whether its resets fail.
 
     Raises:
         SimulationError: an unknown type, a directory in use, or a machine that cannot be.
@@ -66,6 +83,7 @@ def write_node(
         missing=tuple(sorted(set(missing))),
         char_nodes=char_nodes,
         usage_counters=usage_counters,
+        work_counters=work_counters,
     )
     check(description)
     root.mkdir(parents=True, exist_ok=True)
@@ -137,6 +155,33 @@ class SimulatedNode:
         errors = self.description.device(device).core_errors
         self._change(device, core_errors={**errors, core: {**errors.get(core, {}), **counts}})
 
+    def set_busy(self, device: int, percent: int | None) -> None:
+        """How much of the time the cores of a device execute from now on; None: as is usual."""
+        self._check_counts_work()
+        self._change(device, busy_percent=percent)
+
+    def set_reset_failures(self, device: int, count: int) -> None:
+        """Set the counter of failed resets, which the driver keeps for each core of the device."""
+        self._check_counts_work()
+        self._change(device, reset_failures=count)
+
+    def work(self, seconds: float, held: Collection[int]) -> None:
+        """Let so much time pass for the cores: what pods ``held`` is busy unless it was set otherwise.
+
+        Its files alone are changed. They are no part of the description, as the counters of a driver are not.
+        """
+        with exclusively(self.root):
+            there = read_description(self.root)
+            counts_live = there.driver.at_least(*LIVE_TIME)
+            for device in there.loaded:
+                usual = HELD_PERCENT if device in held else 0
+                percent = there.device(device).busy_percent
+                executed = int(seconds * 1e4 * (usual if percent is None else percent)) if counts_live else 0
+                memory = HELD_MEMORY if device in held else 0
+                for core in range(there.generation.cores_per_device):
+                    add_to_counter(self.root, device, work_file(core, TIME_IN_USE), executed)
+                    set_counter(self.root, device, work_file(core, DEVICE_MEMORY), memory)
+
     def log_kernel_message(self, text: str, *, by_kernel: bool = True, age_seconds: float = 0.0) -> None:
         """Write a line into the machine's kernel log, as the kernel would or as a process may."""
         append_record(self.root, text, by_kernel=by_kernel, age_seconds=age_seconds)
@@ -183,6 +228,10 @@ class SimulatedNode:
             raise SimulationError(f"attribute {name!r}: expected a path below the device, such as core_count")
         kept = {path: text for path, text in self.description.device(device).overrides.items() if path != name}
         self._change(device, overrides=kept | override)
+
+    def _check_counts_work(self) -> None:
+        if not (self.description.usage_counters or self.description.work_counters):
+            raise SimulationError("this node was written without usage counters, which those of work are among")
 
     def _check_has(self, what: str, since: tuple[int, ...]) -> None:
         description = self.description

@@ -35,7 +35,8 @@ class SimulatedDevice(msgspec.Struct, frozen=True, omit_defaults=True, forbid_un
     """The state of one device.
 
     ``core_errors`` are counts by physical core and the driver's name. ``overrides`` are attributes by path below the
-    device; None: the file is missing.
+    device; None: the file is missing. ``busy_percent`` is how much of the time its cores execute; None: as is usual for
+    a device that a pod has, or has not. ``reset_failures`` are counted on each of its cores.
     """
 
     loaded: bool = True
@@ -47,11 +48,16 @@ class SimulatedDevice(msgspec.Struct, frozen=True, omit_defaults=True, forbid_un
     unhealthy_components: tuple[str, ...] = ()
     error_events: int = 0
     core_errors: dict[int, dict[str, int]] = {}
+    busy_percent: int | None = None
+    reset_failures: int = 0
     overrides: dict[str, str | None] = {}
 
 
 class NodeDescription(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A simulated machine. ``devices`` holds those that are not as new; ``missing`` chips never came up at boot."""
+    """A simulated machine. ``devices`` holds those that are not as new; ``missing`` chips never came up at boot.
+
+    ``work_counters``: without ``usage_counters`` there still are those few that tell how much a core is used.
+    """
 
     instance_type: str
     device_name: str
@@ -61,6 +67,7 @@ class NodeDescription(msgspec.Struct, frozen=True, omit_defaults=True, forbid_un
     missing: tuple[int, ...] = ()
     char_nodes: bool = False
     usage_counters: bool = True
+    work_counters: bool = False
     driver_loaded: bool = True
     devices: dict[int, SimulatedDevice] = {}
 
@@ -153,6 +160,11 @@ _SWITCHED_FAMILIES = frozenset({"trn2es", "trn3s", "trn3s-es", "trn3-dev0", "trn
 """Types whose devices are linked by a switch have other class attributes (driver 2.25.4)."""
 _OTHER = ("model_load_count", "reset_req_count", "reset_fail_count", "inference_count", "flop_count", "nc_time_in_use")
 _COUNTER = ("total", "present")
+TIME_IN_USE, DEVICE_MEMORY = "other_info/nc_time_in_use", "memory_usage/device_mem"
+RESET_FAILURES = "other_info/reset_fail_count"
+WORK_COUNTERS = (TIME_IN_USE, DEVICE_MEMORY, RESET_FAILURES)
+LIVE_TIME = (2, 30, 2)
+"""An older driver adds a process's time when the process ends (release notes of SDK 2.32)."""
 _MEMORY_COUNTER = ("total", "present", "peak")
 
 
@@ -180,12 +192,21 @@ def device_files(description: NodeDescription, device: int) -> dict[str, File]:
             files.update(_core_counters(core, tensor_engine=arch != "NCv1"))
             for name, count in state.core_errors.get(core, {}).items():
                 files |= {f"neuron_core{core}/stats/status/{name}/{part}": File(f"{count}\n") for part in _COUNTER}
+        elif description.work_counters:
+            files |= {work_file(core, name): File("0\n") for name in WORK_COUNTERS}
+        if (failed := work_file(core, RESET_FAILURES)) in files:
+            files[failed] = File(f"{state.reset_failures}\n")
     for path, text in state.overrides.items():
         if text is None:
             files.pop(path, None)
         else:
             files[path] = File(text, files[path].mode if path in files else 0o644)
     return files
+
+
+def work_file(core: int, name: str) -> str:
+    """Where one of ``WORK_COUNTERS`` of a core is, below its device."""
+    return f"neuron_core{core}/stats/{name}/total"
 
 
 def class_files(description: NodeDescription) -> dict[str, File]:

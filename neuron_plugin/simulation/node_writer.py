@@ -108,6 +108,24 @@ def update_files(root: Path, directory: Path, before: Mapping[str, File], after:
             write_file(root, directory / name, file)
 
 
+def set_counter(root: Path, device: int, name: str, count: int) -> None:
+    """Let a counter of a loaded device read ``count``; one that the driver does not have stays away."""
+    path = root / f"sys/devices/virtual/neuron_device/neuron{device}" / name
+    try:
+        before = path.read_text("ascii")
+    except FileNotFoundError:
+        return
+    if before != f"{count}\n":
+        write_file(root, path, File(f"{count}\n"))
+
+
+def add_to_counter(root: Path, device: int, name: str, count: int) -> None:
+    """Let a counter of a loaded device read ``count`` more."""
+    path = root / f"sys/devices/virtual/neuron_device/neuron{device}" / name
+    if count and path.exists():
+        write_file(root, path, File(f"{int(path.read_text('ascii')) + count}\n"))
+
+
 @contextmanager
 def _made_aside(root: Path, path: Path) -> Iterator[Path]:
     """A free place to make what appears at ``path`` then."""

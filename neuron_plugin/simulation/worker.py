@@ -42,6 +42,8 @@ entry()
 """A process that is killed with its parent (PR_SET_PDEATHSIG), or has none any more."""
 RESCAN_SECONDS = 2.0
 """Faults are looked for five times as often as by default: someone waits for what they change."""
+UTILIZATION_SECONDS, IDLE_AFTER_SECONDS = 5.0, 20.0
+"""So is what containers do with their cores."""
 
 
 class SimulatedWorker:
@@ -52,7 +54,7 @@ class SimulatedWorker:
 
     def __init__(self, root: Path, name: str, instance_type: str, *, daemon_flags: Sequence[str] = ()) -> None:
         self.name = name
-        self.node: SimulatedNode = write_node(root, instance_type, usage_counters=False)
+        self.node: SimulatedNode = write_node(root, instance_type, usage_counters=False, work_counters=True)
         self.config = root / "plugin.json"
         self.log = root / "plugin.log"
         self.kubelet_dir, self.pod_resources_dir, self.cgroup_root = root / "dp", root / "pr", root / "cgroup"
@@ -91,6 +93,8 @@ class SimulatedWorker:
             "health-address": "127.0.0.1",
             "health-port": self.health_port,
             "rescan-seconds": RESCAN_SECONDS,
+            "utilization-seconds": UTILIZATION_SECONDS,
+            "idle-after-seconds": IDLE_AFTER_SECONDS,
         }
         self.config.write_bytes(msgspec.json.encode(settings, enc_hook=str))  # JSON is YAML
         await self.kubelet.start()
@@ -166,6 +170,11 @@ class SimulatedWorker:
         running = {"phase": "Running", "containerStatuses": apps, "conditions": ready}
         api.patch_status(PODS, record.name, running, record.namespace)
         return admitted
+
+    async def work(self, seconds: float) -> None:
+        """Let so much time pass for the cores of the node: the containers of its pods use them."""
+        held = {int(name.removeprefix("neuron")) for name in self.kubelet.held_nodes()}
+        await asyncio.to_thread(self.node.work, seconds, held)
 
     def end(self, api: SimulatedApiServer, record: PodRecord) -> None:
         """The pod's containers have ended, which the kubelet says first, and the object is deleted."""

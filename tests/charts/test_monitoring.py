@@ -84,7 +84,7 @@ def test_every_alert_says_what_is_wrong_and_what_to_do() -> None:
 
 def test_the_alerts_of_what_is_not_installed_are_left_out() -> None:
     groups = of_kind("monitoring", "PrometheusRule")["neuron-plugin"]["spec"]["groups"]
-    assert [group["name"] for group in groups] == ["neuron-device-plugin", "neuron-extender"]
+    assert [group["name"] for group in groups] == ["neuron-device-plugin", "neuron-extender", "neuron-idle-devices"]
     assert not of_kind("second-scheduler", "PrometheusRule")
 
 

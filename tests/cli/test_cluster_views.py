@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from aiohttp import web
 
 from neuron_plugin.allocation import PodUid, Resource
 from neuron_plugin.allocation.rejection import NO_ASSIGNMENT
+from neuron_plugin.allocation.utilization import ContainerUtilization
 from neuron_plugin.cli import cluster_views as module
 from neuron_plugin.cli.cluster_views import Views, cluster_views
 from neuron_plugin.monitor.api import Monitor
@@ -123,14 +125,33 @@ def test_pods_shows_each_container_with_its_devices_and_cores(cli: Cli, kubeconf
 
     *rows, _, totals = outcome.out.splitlines()
     assert [row.split() for row in rows] == [
-        ["POD", "CONTAINER", "NODE", "REQUEST", "DEVICES", "CORES", "STATE"],
-        ["default/assigned", "main", "trn-1", "neuroncore:2", "5", "10-11", "Assigned"],
-        ["default/stock", "main", "inf-1", "neuron:1", "-", "-", "Bound"],
-        ["default/train", "main", "trn-1", "neuron:4", "0-3", "0-7", "Allocated"],
-        ["default/train", "eval", "trn-1", "neuroncore:1", "4", "8", "Allocated"],
-        ["default/waiting", "main", "-", "neuron:8", "-", "-", "Waiting"],
+        ["POD", "CONTAINER", "NODE", "REQUEST", "DEVICES", "CORES", "USE", "IDLE", "STATE"],
+        ["default/assigned", "main", "trn-1", "neuroncore:2", "5", "10-11", "?", "-", "Assigned"],
+        ["default/stock", "main", "inf-1", "neuron:1", "-", "-", "-", "-", "Bound"],
+        ["default/train", "main", "trn-1", "neuron:4", "0-3", "0-7", "?", "-", "Allocated"],
+        ["default/train", "eval", "trn-1", "neuroncore:1", "4", "8", "?", "-", "Allocated"],
+        ["default/waiting", "main", "-", "neuron:8", "-", "-", "-", "-", "Waiting"],
     ]
     assert totals == "4 pods, 1 waiting, 1 allocated: 6 devices and 11 cores in use on 2 nodes"
+
+
+def test_pods_shows_how_much_each_container_uses_its_cores_and_for_how_long_it_is_idle(
+    cli: Cli, world: World, extender: str
+) -> None:
+    used = {
+        "main": ContainerUtilization(73, 48 * 2**30),
+        "eval": ContainerUtilization(0, 2**29, idle_since=int(time.time()) - 7500),
+    }
+    world.state.see_utilization("trn-1", {PodUid(PODS[0]["metadata"]["uid"]): used})
+
+    outcome = cli("pods", "--extender", extender, "-o", "wide")
+    rows = {tuple(row[:2]): row for row in outcome.rows if row}
+    assert rows["default/train", "main"][6:8] == ["73%", "-"]
+    assert rows["default/train", "eval"][6:8] == ["0%", "2h5m"]
+    assert "48.0Gi" in rows["default/train", "main"]
+    assert outcome.out.splitlines()[-1].endswith("in use on 2 nodes, 1 device idle")
+    nodes = {row[0]: row for row in cli("nodes", "--extender", extender, "-o", "wide").rows if row}
+    assert nodes["trn-1"][nodes["NODE"].index("IDLE")] == "4"
 
 
 @pytest.mark.parametrize("command", ["nodes", "pods"])
@@ -177,9 +198,9 @@ def test_gated_promised_and_plainly_released_pods_are_told_apart(
     world.state.history.released[PodUid(released["metadata"]["uid"])] = "it has resource claims"
 
     rows = {row[0]: row for row in cli("pods", "--extender", extender).rows if row}
-    assert rows["default/gated"][2:] == ["-", "neuron:8", "-", "-", "Gated"]
-    assert rows["default/promised"][2:] == ["trn-1", "neuroncore:2", "6", "12-13", "Promised"]
-    assert rows["default/released"][6:] == ["Released:", "it", "has", "resource", "claims"]
+    assert rows["default/gated"][2:] == ["-", "neuron:8", "-", "-", "-", "-", "Gated"]
+    assert rows["default/promised"][2:] == ["trn-1", "neuroncore:2", "6", "12-13", "-", "-", "Promised"]
+    assert rows["default/released"][8:] == ["Released:", "it", "has", "resource", "claims"]
     for source in (("--extender", extender), ("--kubeconfig", kubeconfig)):
         assert "waiting (1 gated), 1 promised, 1 allocated" in cli("pods", *source).out
         node, _, summary = cli("nodes", "trn-1", *source).out.splitlines()[1:]
@@ -251,6 +272,7 @@ def test_a_document_has_the_monitor_apis_objects_and_the_totals(cli: Cli, extend
         "cores": 11,
         "gated": 0,
         "promised": 0,
+        "idleDevices": 0,
     }
 
 

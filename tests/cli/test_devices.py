@@ -405,3 +405,30 @@ def test_processes_that_have_a_device_open_are_shown_when_asked_for(cli: Cli, ma
     assert table.rows[3][-1].startswith(f"{os.getpid()}:")
     assert table.rows[2][-1] == "-"
     assert {device["processes"] for device in json.loads(plain.out)["devices"]} == {None}
+
+
+def test_use_is_measured_and_memory_shown_if_that_is_asked_for(
+    cli: Cli, make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = make_node("inf2.xlarge", work_counters=True)
+    node.set_busy(0, 50)
+    monkeypatch.setattr("time.sleep", lambda seconds: node.work(1e6 * seconds, held={0}))
+    shown = cli("devices", "--use", "--root", node.root)
+    header, row = shown.rows[1:]
+    measured = dict(zip(header, row, strict=True))
+    assert measured["USE"] == "100%", "as much was executed while no time went by"
+    assert measured["USED"] == "12.0Gi"
+    assert "USE" not in cli("devices", "--root", node.root).rows[1]
+
+
+def test_with_an_older_driver_the_use_is_unknown_and_the_memory_is_not(
+    cli: Cli, make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = make_node("inf2.xlarge", work_counters=True, driver_version="2.28.0.0")
+    node.work(1, held={0})
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    shown = cli("devices", "--use", "--root", node.root)
+    header, row = shown.rows[1:]
+    measured = dict(zip(header, row, strict=True))
+    assert (measured["USE"], measured["USED"]) == ("?", "12.0Gi")
+    assert "the use is not known before driver 2.30.2" in shown.err

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from neuron_plugin.allocation import Resource
-from neuron_plugin.allocation.keys import LAST_CHECKPOINT_KEY, MOVABLE_KEY
-from neuron_plugin.simulation.api_server_kinds import NODES, PODS
+from neuron_plugin.allocation import PodUid, Resource
+from neuron_plugin.allocation.keys import LAST_CHECKPOINT_KEY, MOVABLE_KEY, UTILIZATION_KEY
+from neuron_plugin.allocation.utilization import ContainerUtilization, write_utilization
+from neuron_plugin.simulation.api_server_kinds import LEASES, NODES, PODS
 from tests.cli.doubles import Background, Cli
 from tests.support.api_server import StandInApiServer
 from tests.support.manifests import node_manifest, pod_manifest
@@ -43,6 +46,10 @@ def server(background: Background) -> Iterator[StandInApiServer]:
 @pytest.fixture
 def kubeconfig(server: StandInApiServer, tmp_path: Path) -> Path:
     return server.write_kubeconfig(tmp_path / "kubeconfig")
+
+
+async def do(work: Callable[[], Any]) -> None:
+    work()
 
 
 def plan(cli: Cli, kubeconfig: Path, *arguments: object) -> Any:
@@ -187,3 +194,31 @@ def test_what_cannot_be_planned_is_said_in_one_line(
     shown = cli("plan", "--kubeconfig", kubeconfig, "--lease-namespace", "", *arguments)
     assert (shown.status, len(shown.err.splitlines())) == (status, 1)
     assert complaint in shown.err
+
+
+def test_what_is_not_used_is_listed_with_the_most_device_hours_first(
+    cli: Cli, background: Background, server: StandInApiServer, kubeconfig: Path
+) -> None:
+    now = int(time.time())
+    uid_of = {pod["metadata"]["name"]: PodUid(pod["metadata"]["uid"]) for pod in server.objects(PODS)}
+    used = {
+        "trn-1": {uid_of["small"]: {"main": ContainerUtilization(0, 0, idle_since=now - 10 * 3600)}},
+        "trn-2": {uid_of["rows"]: {"main": ContainerUtilization(0, 2**36, idle_since=now - 2 * 3600)}},
+    }
+    for node, utilization in used.items():
+        annotations = {UTILIZATION_KEY: write_utilization(utilization)}
+        lease = {"metadata": {"name": f"neuron-plugin-{node}", "annotations": annotations}}
+        background.do(do(partial(server.create, LEASES, lease, "kube-system")))
+
+    shown = cli("plan", "--idle", "--kubeconfig", kubeconfig)
+    assert (shown.status, shown.err) == (0, "")
+    header, first, second = shown.rows
+    assert header == ["POD", "CONTAINER", "NODE", "IDS", "IDLE", "DEVICE-HOURS", "MEMORY", "CONTROLLER"]
+    assert first == ["default/rows", "main", "trn-2", "devices:0-7", "2h", "16.0", "64.0Gi", "ReplicaSet/owner"]
+    assert second[:6] == ["default/small", "main", "trn-1", "device:5", "10h", "10.0"]
+
+
+def test_without_anything_idle_it_says_of_how_much_it_is_not_known(cli: Cli, kubeconfig: Path) -> None:
+    shown = cli("plan", "--idle", "--kubeconfig", kubeconfig)
+    assert shown.status == 0
+    assert shown.out.startswith("no container is known to be idle\n\nof 2 containers this is not known")

@@ -179,6 +179,13 @@ def test_a_fault_is_reported_by_the_plugin_and_heals(playground: Playground) -> 
     )
 
 
+def test_devices_of_a_pod_are_made_idle(playground: Playground) -> None:
+    told = playground.run("fault", "inf2-1", "use", "0-3", "idle")
+    assert "node inf2-1: devices 0-3 are idle from now on" in told
+    assert "pods --kubeconfig" in told
+    playground.run("fault", "inf2-1", "use", "0-3", "usual")
+
+
 def test_every_hint_can_be_pasted(playground: Playground) -> None:
     hints = [line.strip() for line in playground.printed().splitlines() if line.startswith("  ")]
     assert {"devices", "doctor", "decisions", "explain"} <= {word for line in hints for word in line.split()}

@@ -205,6 +205,18 @@ def test_a_count_of_errors_is_a_number(cli: Cli, node: SimulatedNode) -> None:
     assert "'few' is no count of 0 or more" in shown.err
 
 
+def test_devices_are_made_busy_or_idle_and_their_resets_fail(cli: Cli, tmp_path: Path) -> None:
+    node = write_node(tmp_path / "node", "inf2.24xlarge", usage_counters=False, work_counters=True)
+    assert cli("simulate", "fault", node.root, "use", "0-2", "busy", "--percent", "80").status == 0
+    assert cli("simulate", "fault", node.root, "use", "1", "idle").status == 0
+    assert cli("simulate", "fault", node.root, "use", "2", "usual").status == 0
+    assert cli("simulate", "fault", node.root, "reset-failures", "1", "3").status == 0
+    states = [node.description.device(device) for device in range(3)]
+    assert [state.busy_percent for state in states] == [80, 0, None]
+    assert states[1].reset_failures == 3
+    assert "expected" in cli("simulate", "fault", node.root, "use", "one", "idle").err
+
+
 def test_a_device_goes_and_comes_back(cli: Cli, node: SimulatedNode) -> None:
     fault(cli, node, "device", "5", "gone")
     assert inventory(node).device_ids == (0, 1, 2, 3, 4)

@@ -31,6 +31,7 @@ from neuron_plugin.inspection.reports import (
     TopologyReport,
 )
 from neuron_plugin.monitor.explain import BlockedSet, Explanation, NodeExplanation
+from neuron_plugin.monitor.idle import IdleReport
 from neuron_plugin.monitor.plan import MoveReport, PlanReport, PodReport
 from neuron_plugin.monitor.views import NodeView, PodView
 from tests.topology.oracle import TRN1
@@ -85,6 +86,7 @@ PROMISED: list[tuple[str, Iterable[str]]] = [
     ("plan", keys(PlanReport)),
     ("waiting", keys(PodReport)),
     ("moves", keys(MoveReport)),
+    ("idle", keys(IdleReport)),
     ("simulate types", TYPES),
     ("types", TYPES["types"][0]),
     ("simulate node", NODE),

@@ -108,6 +108,9 @@ async def test_e06_a_list_of_nodes_shows_what_is_free_held_and_broken(stage: Sta
     assert status["holders"][0]["devices"] == "0"
 
 
+NOT_KNOWN = {"known": False, "busyPercent": 0, "memoryBytes": 0, "idleSince": 0}
+
+
 async def test_e06_a_list_of_pods_says_what_they_ask_and_were_given(stage: Stage) -> None:
     stage.world.node("node", TRN1)
     stage.world.held("bound", "node", DEVICE, "0,1,2,3")
@@ -118,7 +121,9 @@ async def test_e06_a_list_of_pods_says_what_they_ask_and_were_given(stage: Stage
 
     pods = {each["metadata"]["name"]: each for each in found["items"]}
     assert pods["bound"]["spec"]["nodeName"] == "node"
-    assert pods["bound"]["status"]["containers"] == [{"name": "main", "devices": "0,1,2,3", "cores": "0,1,2,3,4,5,6,7"}]
+    assert pods["bound"]["status"]["containers"] == [
+        {"name": "main", "devices": "0,1,2,3", "cores": "0,1,2,3,4,5,6,7", "utilization": NOT_KNOWN}
+    ]
     assert pods["waiting"]["status"]["phase"] == "Waiting"
     assert pods["waiting"]["spec"]["containers"][0]["count"] == 2
     assert "1.5" in pods["odd"]["status"]["problem"]

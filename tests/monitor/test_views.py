@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
-from neuron_plugin.allocation import NodeInventory
+from neuron_plugin.allocation import NodeInfo, NodeInventory, PodUid
 from neuron_plugin.allocation.inventory import write_inventory
 from neuron_plugin.allocation.keys import INVENTORY_KEY
+from neuron_plugin.allocation.utilization import ContainerUtilization
 from neuron_plugin.monitor.views import (
     NEURON_NODES,
     NEURON_PODS,
     DeviceCounts,
     NodeView,
     PodView,
+    UtilizationView,
     node_view,
     pod_view,
 )
@@ -50,6 +54,12 @@ def golden_world() -> World:
     world.state.history = History(lambda: 1_795_363_200.0)
     world.state.history.unhealthy("trn-1", {14, 15}, {12, 14, 15})
     world.state.history.renewals["trn-1"] = "2026-11-22T16:00:00.000000Z"
+    world.state.history.utilization["trn-1"] = {
+        PodUid("pod-uid-1"): {
+            "main": ContainerUtilization(83, 64 * 2**30, 0, 4711),
+            "eval": ContainerUtilization(0, 2**30, 1_795_362_000, 12),
+        }
+    }
     world.show_node({"metadata": {"name": "web-1", "uid": "node-uid-2"}})
     held = pod_manifest(
         "train-0",
@@ -178,6 +188,74 @@ def test_the_largest_free_set_is_the_lowest_of_its_size(
     if held:
         world.held("train", "node-1", DEVICE, held)
     assert shown(world, "node-1").status.largest_free_set == largest
+
+
+def used(
+    pod: Mapping[str, Any], **containers: ContainerUtilization
+) -> dict[PodUid, Mapping[str, ContainerUtilization]]:
+    return {PodUid(pod["metadata"]["uid"]): containers}
+
+
+def test_a_device_is_as_busy_as_its_cores_are_and_idle_only_if_all_of_its_containers_are(world: World) -> None:
+    world.node("node", "trn1.32xlarge")
+    half = world.held("half", "node", CORE, "0")
+    rest = world.held("rest", "node", CORE, "1")
+    idle, busy = ContainerUtilization(0, 2**30, idle_since=100), ContainerUtilization(60, 2**31)
+
+    world.state.see_utilization("node", used(half, main=idle) | used(rest, main=busy))
+
+    shared = shown(world, "node").status
+    assert shared.utilization == {"0": UtilizationView(known=True, busy_percent=30, memory_bytes=3 * 2**30)}
+    assert shared.idle_devices == ""
+
+    later = ContainerUtilization(0, 0, idle_since=200)
+    world.state.see_utilization("node", used(half, main=idle) | used(rest, main=later))
+
+    assert shown(world, "node").status.idle_devices == "0"
+    assert shown(world, "node").status.utilization["0"].idle_since == 200
+
+
+def test_a_device_is_not_called_idle_while_a_part_of_it_is_not_known(world: World) -> None:
+    world.node("node", "trn1.32xlarge")
+    known = world.held("known", "node", CORE, "0")
+    world.held("unknown", "node", CORE, "1")
+
+    world.state.see_utilization("node", used(known, main=ContainerUtilization(0, 0, idle_since=100)))
+
+    assert shown(world, "node").status.utilization == {}
+    assert shown(world, "node").status.idle_devices == ""
+
+
+def test_what_a_container_does_is_shown_and_of_another_pods_nothing(world: World) -> None:
+    world.node("node", "inf2.48xlarge")
+    manifest = world.held("pod", "node", DEVICE, "5")
+    other = {PodUid("another"): {"main": ContainerUtilization(99, 0)}}
+
+    world.state.see_utilization("node", other)
+    assert pod_view(world.state, record_of(manifest)).status.containers[0].utilization == UtilizationView()
+
+    world.state.see_utilization("node", used(manifest, main=ContainerUtilization(7, 2**30, 0, 5)))
+    found = pod_view(world.state, record_of(manifest)).status.containers[0].utilization
+    assert found == UtilizationView(known=True, busy_percent=7, memory_bytes=2**30)
+
+
+def test_what_is_published_changes_the_pods_that_it_is_about_and_their_node(world: World) -> None:
+    world.node("node", "inf2.48xlarge")
+    first, second = (world.held(f"pod-{number}", "node", DEVICE, str(number)) for number in (1, 2))
+    seen, capacity = world.state.changes.version, world.state.capacity_version
+    unchanged = used(second, main=ContainerUtilization(50, 0))
+
+    world.state.see_utilization("node", used(first, main=ContainerUtilization(7, 0)) | unchanged)
+    world.state.see_utilization("node", used(first, main=ContainerUtilization(0, 0, 100)) | unchanged)
+    world.state.see_utilization("node", used(first, main=ContainerUtilization(0, 0, 100)) | unchanged)
+
+    names = [
+        change.after.name if isinstance(change.after, NodeInfo) else change.after.reference.name
+        for change in world.state.changes.after(seen)
+        if change.after
+    ]
+    assert names == ["pod-1", "pod-2", "node", "pod-1", "node"]
+    assert world.state.capacity_version == capacity
 
 
 def test_e06_holders_come_by_namespace_and_name(world: World) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from neuron_plugin.allocation import NeuronPod, NodeInventory, Resource
+from neuron_plugin.allocation.resources import ids_of
 from neuron_plugin.decision_log import LoggedDecision
 from neuron_plugin.kubelet import (
     Advertisement,
@@ -163,7 +164,7 @@ class Desk:
 
     def ids(self, resource: Resource) -> tuple[int, ...]:
         geometry = self.snapshot.inventory.geometry
-        return geometry.ids_of(resource.unit, geometry.all_mask)
+        return ids_of(geometry, resource.unit, geometry.all_mask)
 
     @property
     def decisions(self) -> list[LoggedDecision]:

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import msgspec
 import pytest
 
+from neuron_plugin.allocation.keys import UTILIZATION_KEY
 from neuron_plugin.cluster import KubernetesApi
 from neuron_plugin.cluster.api import send
 from neuron_plugin.cluster.client import connect
@@ -131,6 +132,38 @@ async def test_it_is_renewed_while_the_plugin_serves(server: StandInApiServer, a
         await until(lambda: is_held(server))
         first = datetime.fromisoformat(lease_of(server)["spec"]["renewTime"])
         await until(lambda: datetime.fromisoformat(lease_of(server)["spec"]["renewTime"]) > first)
+
+
+async def test_what_containers_do_with_their_cores_goes_with_a_renewal_and_costs_no_write(
+    server: StandInApiServer, api: KubernetesApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = of_node(times=LeaseTimes(duration=600, renew=300))
+    async with renewing(api, lease, often=False):
+        await until(lambda: is_held(server))
+        assert lease.found_utilization == ""
+        writes = note_writes(monkeypatch)
+        lease.utilization = "text"
+        await asyncio.sleep(0.1)
+        assert writes == []
+        version = lease_of(server)["metadata"]["resourceVersion"]
+        renew_now(lease)
+        await until(lambda: is_another(server, version))
+        assert lease_of(server)["metadata"]["annotations"] == {UTILIZATION_KEY: "text"}
+        assert writes == ["PATCH"]
+
+
+async def test_the_next_plugin_finds_what_the_last_one_wrote_and_may_remove_it(
+    server: StandInApiServer, api: KubernetesApi
+) -> None:
+    first, second = of_node(), of_node()
+    first.utilization = "text"
+    async with renewing(api, first):
+        await until(lambda: there_is_one(server) and bool(lease_of(server)["metadata"].get("annotations")))
+    async with renewing(api, second):
+        await until(lambda: second.found_utilization is not None)
+        assert second.found_utilization == "text"
+        second.utilization = ""
+        await until(lambda: not lease_of(server)["metadata"].get("annotations"))
 
 
 async def test_e7_it_is_not_renewed_while_the_kubelet_follows_no_resource(

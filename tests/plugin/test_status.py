@@ -19,6 +19,7 @@ from neuron_plugin.build import build
 from neuron_plugin.cluster import ApiRequest
 from neuron_plugin.decision_log import DecisionLog
 from neuron_plugin.hardware import Device, EccCounts, Inventory
+from neuron_plugin.hardware.core_counters import CoreCounters
 from neuron_plugin.hardware.device import HealthReadings, NodeState
 from neuron_plugin.kubelet import Advertisement, DevicePluginServer, DirectoryWatch, KubeletCounters
 from neuron_plugin.plugin.counters import BOUNDS_SECONDS, Counters, Latencies
@@ -27,6 +28,7 @@ from neuron_plugin.plugin.node import NodeOptions
 from neuron_plugin.plugin.publisher import WriteQueue
 from neuron_plugin.plugin.snapshot import derive
 from neuron_plugin.plugin.status import METRICS, PREFIX, PluginStatus
+from neuron_plugin.plugin.utilization import ContainerKey, ContainerUse, NodeUse
 from neuron_plugin.topology import DeviceId
 from tests.kubelet.fakes import FakeHandler
 from tests.plugin.desk import a_desk
@@ -88,6 +90,7 @@ class Parts:
     age: float | None = None
     writes: WriteQueue | None = None
     own_node: Any = None
+    use: NodeUse = field(default_factory=dict)
 
     @property
     def status(self) -> PluginStatus:
@@ -104,6 +107,7 @@ class Parts:
             self.counters,
             self.kubelet,
             self.cluster,
+            fakes(use=self.use, unix_seconds=1000.0),
         )
 
     @property
@@ -254,6 +258,11 @@ def everything() -> Parts:
         age=1.5,
         writes=WriteQueue(),
         own_node=SimpleNamespace(unreadable="", problem=""),
+        use={
+            ContainerKey(ref("a"), "app"): ContainerUse(
+                {(0, 0): CoreCounters(9, 1024)}, ((1, 0), (31, 15_000_000)), 970.0
+            )
+        },
     )
 
 
@@ -266,6 +275,17 @@ def test_p79_what_is_exposed_is_what_is_documented() -> None:
         assert (family.type, family.documentation) == (kind, meaning)
         seen = {frozenset(sample.labels) - {"le"} for sample in family.samples}
         assert seen == {frozenset(labels)}
+
+
+def test_use_is_shown_by_container_and_only_what_is_known() -> None:
+    parts = everything()
+    found, labels = parts.scraped(), ("default", "a", "app")
+    assert found["container_busy_ratio"] == {labels: 0.5}
+    assert found["container_idle_seconds"] == {labels: 30.0}
+    assert found["container_device_memory_bytes"] == {labels: 1024.0}
+    parts.use = {ContainerKey(ref("a"), "app"): ContainerUse({(0, 0): CoreCounters(None, 1024)}, (), 970.0)}
+    assert "container_busy_ratio" not in parts.scraped()
+    assert parts.scraped()["container_device_memory_bytes"] == {labels: 1024.0}
 
 
 def test_counters_are_called_total_and_nothing_else_is() -> None:

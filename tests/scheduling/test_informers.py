@@ -12,15 +12,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from neuron_plugin.allocation import ContainerKind, Rejection
+from neuron_plugin.allocation import ContainerKind, PodUid, Rejection
 from neuron_plugin.allocation.inventory import read_inventory, write_inventory
-from neuron_plugin.allocation.keys import INVENTORY_KEY
+from neuron_plugin.allocation.keys import INVENTORY_KEY, UTILIZATION_KEY
+from neuron_plugin.allocation.utilization import ContainerUtilization, write_utilization
 from neuron_plugin.backoff import CLOCK, Clock
 from neuron_plugin.cluster import ApiError, ApiRequest, KubernetesApi, Lease, LeaseName, UnreachableError
 from neuron_plugin.cluster.api import Response, send
 from neuron_plugin.cluster.objects import LEASES
 from neuron_plugin.cluster.pods import PODS, asks_for_neuron
-from neuron_plugin.cluster.writes import create_lease, renew_lease, utc_now
+from neuron_plugin.cluster.writes import claim_lease, create_lease, delete_lease, renew_lease, utc_now
 from neuron_plugin.scheduling import informers as module
 from neuron_plugin.scheduling.informers import (
     LOOK_SECONDS,
@@ -90,6 +91,50 @@ async def test_e07_a_plugin_that_stops_closes_its_node_with_its_word_and_not_wit
         await until(lambda: not state.nodes["node"].stale)
         for task in tasks:
             task.cancel()
+
+
+async def test_what_a_lease_says_of_containers_is_kept_until_the_lease_is_gone(
+    server: StandInApiServer, api: KubernetesApi
+) -> None:
+    state, busy = ClusterState(), {PodUid("uid"): {"main": ContainerUtilization(7, 0)}}
+    informers = Informers(api, state, TYPES, lease_namespace="kube-system")
+    server.create_node(node_manifest("node", "trn1.32xlarge"))
+    seen = LEASES.decode(await send(api, create_lease(LEASE, duration_seconds=600, now=utc_now()), timeout_seconds=5))
+    text = {UTILIZATION_KEY: write_utilization(busy)}
+    claim = claim_lease(LEASE, seen, duration_seconds=600, now=utc_now(), annotations=text)
+    running = asyncio.create_task(informers.run(), name="informers")
+    await until(lambda: "node" in state.nodes and "node" in state.history.renewals)
+
+    await send(api, claim, timeout_seconds=5)
+    await until(lambda: state.history.utilization == {"node": busy})
+
+    version, renewed = state.changes.version, state.history.renewals["node"]
+    await send(api, renew_lease(LEASE, duration_seconds=600, now=utc_now()), timeout_seconds=5)
+    await until(lambda: state.history.renewals["node"] != renewed)
+    assert state.changes.version == version, "a renewal is no change"
+
+    await send(api, delete_lease(LEASE), timeout_seconds=5)
+    await until(lambda: not state.history.utilization)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_survey_reads_what_leases_say_of_containers_without_judging_them(
+    server: StandInApiServer, api: KubernetesApi
+) -> None:
+    busy = {PodUid("uid"): {"main": ContainerUtilization(7, 0)}}
+    server.create_node(node_manifest("node", "trn1.32xlarge"))
+    seen = LEASES.decode(
+        await send(api, create_lease(replace(LEASE, holder=""), duration_seconds=600, now=utc_now()), timeout_seconds=5)
+    )
+    text = {UTILIZATION_KEY: write_utilization(busy)}
+    claim = claim_lease(replace(LEASE, holder=""), seen, duration_seconds=600, now=utc_now(), annotations=text)
+    await send(api, claim, timeout_seconds=5)
+
+    state = await survey(api, TYPES, lease_namespace="kube-system", judge=False)
+
+    assert state.history.utilization == {"node": busy}
+    assert not state.nodes["node"].stale
 
 
 async def test_e04_a_pod_is_unbound_while_it_lives_and_has_no_node(

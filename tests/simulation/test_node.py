@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from neuron_plugin.hardware import ResetState, read_inventory
 from neuron_plugin.hardware.kernel_log import parse_error, parse_line
-from neuron_plugin.simulation.node import SimulatedNode, write_node
-from neuron_plugin.simulation.node_tree import SimulationError
+from neuron_plugin.simulation.node import HELD_MEMORY, HELD_PERCENT, SimulatedNode, write_node
+from neuron_plugin.simulation.node_tree import WORK_COUNTERS, SimulationError
 from neuron_plugin.simulation.node_writer import DESCRIPTION_FILE, TreeWriter, append_record
 from neuron_plugin.topology import InstanceType, Topology
 from tests.simulation.node_tree import MakeNode, device_dir, everything, mode, text
@@ -516,3 +516,48 @@ def test_a_product_that_no_driver_has_is_refused(make_node: MakeNode) -> None:
     strange = InstanceType("trn9.huge", "Trainium9", 4, 8, 1, Topology.UNLINKED)
     with pytest.raises(SimulationError, match="devices named 'Trainium9', which no known driver has"):
         make_node("trn9.huge", types={"trn9.huge": strange})
+
+
+COUNTERS = {name: f"neuron_core1/stats/{name}/total" for name in WORK_COUNTERS}
+
+
+def counters(node: SimulatedNode, device: int) -> list[int]:
+    directory = node.paths.sysfs / f"class/neuron_device/neuron{device}"
+    return [int((directory / COUNTERS[name]).read_text()) for name in WORK_COUNTERS]
+
+
+def test_what_a_pod_has_is_busy_and_holds_memory_and_the_rest_is_not(make_node: MakeNode) -> None:
+    node = make_node("inf2.24xlarge", work_counters=True)
+    node.set_busy(2, 100)
+    node.work(10, held={1})
+    assert counters(node, 0) == [0, 0, 0]
+    assert counters(node, 1) == [HELD_PERCENT * 100_000, HELD_MEMORY, 0]
+    assert counters(node, 2) == [10_000_000, 0, 0]
+    node.work(10, held=())
+    assert counters(node, 1) == [HELD_PERCENT * 100_000, 0, 0]
+
+
+def test_what_was_counted_stays_when_something_else_of_the_device_changes(make_node: MakeNode) -> None:
+    node = make_node("inf2.24xlarge", work_counters=True)
+    node.work(10, held={1})
+    node.set_reset_failures(1, 2)
+    assert counters(node, 1) == [HELD_PERCENT * 100_000, HELD_MEMORY, 2]
+    node.remove_device(1)
+    node.work(10, held={1})
+    node.restore_device(1)
+    assert counters(node, 1) == [0, 0, 2]
+
+
+def test_an_older_driver_counts_nothing_while_a_process_runs(make_node: MakeNode) -> None:
+    node = make_node("inf2.24xlarge", usage_counters=True, driver_version="2.28.0.0")
+    node.work(10, held={1})
+    assert counters(node, 1) == [0, HELD_MEMORY, 0]
+
+
+def test_without_the_counters_of_work_there_is_nothing_to_change(make_node: MakeNode) -> None:
+    node = make_node("inf2.24xlarge")
+    node.work(10, held={1})
+    with pytest.raises(SimulationError, match="without usage counters"):
+        node.set_busy(1, 5)
+    with pytest.raises(SimulationError, match="without usage counters"):
+        node.set_reset_failures(1, 5)

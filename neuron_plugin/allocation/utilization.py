@@ -1,0 +1,90 @@
+"""How much containers use the cores that they have, as the text of an annotation on the Lease of their node's plugin.
+
+The plugin measures and writes it, the placement controller and the commands show it. For people only: nothing is
+decided by it. So a text that cannot be read, or one of a newer version, is passed over.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from neuron_plugin.allocation.ledger import PodUid
+
+VERSION = 1
+_MIB = 2**20
+_LONGEST_TEXT = 262_144
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerUtilization:
+    """What one container does with its cores.
+
+    ``busy_percent`` is how much of the last minutes its cores have executed, on average over all of them.
+    ``memory_bytes`` is the device memory that is allocated on them. ``idle_since`` is from when on none of them has
+    executed anything, in unix seconds, and 0 while the container is not idle. ``busy_seconds`` is what they have
+    executed since the driver counts, all together: whoever compares two of them knows whether anything ran in between.
+    """
+
+    busy_percent: int
+    memory_bytes: int
+    idle_since: int = 0
+    busy_seconds: int = 0
+
+
+Utilization = Mapping[PodUid, Mapping[str, ContainerUtilization]]
+"""By pod and container; what is not known is not in it."""
+
+_MOST = 2**53
+_PARTS = 4
+_MINUTES_OF_HOUR, _HOURS_OF_DAY = 60, 24
+
+
+def write_utilization(utilization: Utilization) -> str:
+    """The annotation's text, some 80 bytes a container; equal values give equal texts.
+
+    A container's numbers are an array, because a Lease is written often: percent, unix seconds, MiB, seconds.
+    """
+    pods = {
+        uid: {
+            name: [one.busy_percent, one.idle_since, one.memory_bytes // _MIB, one.busy_seconds]
+            for name, one in sorted(containers.items())
+        }
+        for uid, containers in sorted(utilization.items())
+    }
+    return json.dumps({"version": VERSION, "pods": pods}, separators=(",", ":"))
+
+
+def read_utilization(text: str) -> Utilization:
+    """Read the annotation's text; nothing is known from one that is not of this form."""
+    try:
+        value = json.loads(text) if 0 < len(text) <= _LONGEST_TEXT else None
+    except (ValueError, RecursionError):
+        value = None
+    pods = value.get("pods") if isinstance(value, dict) and value.get("version") == VERSION else None
+    found: dict[PodUid, dict[str, ContainerUtilization]] = {}
+    for uid, containers in pods.items() if isinstance(pods, dict) else ():
+        for name, numbers in containers.items() if isinstance(containers, dict) else ():
+            if _are_numbers(numbers):
+                percent, since, mib, seconds = numbers
+                one = ContainerUtilization(min(percent, 100), mib * _MIB, since, seconds)
+                found.setdefault(PodUid(uid), {})[name] = one
+    return found
+
+
+def _are_numbers(value: object) -> bool:
+    return (
+        isinstance(value, list) and len(value) == _PARTS and all(type(one) is int and 0 <= one < _MOST for one in value)
+    )
+
+
+def duration_text(seconds: float) -> str:
+    """A duration as people read it, of at most two parts: ``45s``, ``12m``, ``2h5m``, ``3d4h``."""
+    minutes, rest = divmod(int(max(0.0, seconds)), 60)
+    if not minutes:
+        return f"{rest}s"
+    hours, minutes = divmod(minutes, _MINUTES_OF_HOUR)
+    days, hours = divmod(hours, _HOURS_OF_DAY)
+    parts = [(days, "d"), (hours, "h")] if days else [(hours, "h"), (minutes, "m")]
+    return "".join(f"{count}{unit}" for count, unit in parts if count)

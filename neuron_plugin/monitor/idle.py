@@ -1,0 +1,68 @@
+"""What containers have and do not use: what could be asked back of their owners. Nothing is ever taken for it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from neuron_plugin.allocation import Allocation, ContainerKind, NeuronPod
+from neuron_plugin.allocation.resources import format_ids, ranges
+from neuron_plugin.allocation.utilization import ContainerUtilization
+from neuron_plugin.scheduling.state import ClusterState
+from neuron_plugin.topology import Geometry, Unit, cores_in
+
+_HOUR = 3600
+
+
+class IdleReport(msgspec.Struct, frozen=True, rename="camel"):
+    """What one container has and has not used since ``idle_since``, in unix seconds.
+
+    ``device_hours`` is how much that is: so many devices, or parts of them, for so long. ``controller`` makes the pod
+    again, as KIND/NAME; empty without one. ``ids`` is a text for people.
+    """
+
+    pod: str
+    container: str
+    node: str
+    devices: str
+    cores: str
+    ids: str
+    idle_since: int
+    device_hours: float
+    memory_bytes: int
+    controller: str
+
+
+def idle_containers(state: ClusterState, now: float) -> tuple[list[IdleReport], int]:
+    """The idle containers, the most device-hours first, and of how many others it is not known what they do.
+
+    A plain init container has ended by the time at which anybody looks.
+    """
+    found, unknown = list[IdleReport](), 0
+    for name, info in state.nodes.items():
+        known = state.history.utilization.get(name, {})
+        for one in info.ledger.allocations if info.inventory else ():
+            pod, used = state.pods.get(one.pod.uid), known.get(one.pod.uid, {}).get(one.user)
+            if pod and pod.node and info.inventory and one.kind is not ContainerKind.INIT:
+                unknown += used is None
+                if used and used.idle_since:
+                    found.append(_report(pod, one, used, info.inventory.geometry, now))
+    return sorted(found, key=lambda each: (-each.device_hours, each.pod, each.container)), unknown
+
+
+def _report(pod: NeuronPod, one: Allocation, used: ContainerUtilization, geometry: Geometry, now: float) -> IdleReport:
+    devices, cores = geometry.devices_touched(one.mask), cores_in(one.mask)
+    has_whole = geometry.devices_mask(devices) == one.mask
+    unit, ids = (Unit.DEVICE, list[int](devices)) if has_whole else (Unit.CORE, list[int](cores))
+    hours = max(0.0, now - used.idle_since) / _HOUR
+    return IdleReport(
+        pod=str(pod.reference),
+        container=one.user,
+        node=pod.node,
+        devices=format_ids(devices),
+        cores=format_ids(cores),
+        ids=f"{unit}{'s' if len(ids) > 1 else ''} {ranges(ids)}",
+        idle_since=used.idle_since,
+        device_hours=round(hours * len(cores) / geometry.cores_per_device, 3),
+        memory_bytes=used.memory_bytes,
+        controller=pod.controller,
+    )

@@ -1,0 +1,191 @@
+"""How much each container uses its cores, from one reading of the driver's counters to the next: values, no I/O.
+
+A container is busy for the share of the last minutes in which its cores executed. It is idle once none of them has
+executed anything for some time. Nothing follows from it here: it is shown, and nobody loses a device for it.
+
+A counter that falls was zeroed by hand or with the driver: what it reads since then is new. A counter that cannot be
+read makes nothing up: the share is not known, and the container is not idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from neuron_plugin.allocation import PodReference, PodUid
+from neuron_plugin.allocation.utilization import ContainerUtilization, Utilization
+from neuron_plugin.hardware.core_counters import CoreCounters, PhysicalCore
+from neuron_plugin.plugin.snapshot import Snapshot
+from neuron_plugin.topology import cores_in
+
+WINDOW_SECONDS = 300.0
+"""What a busy share is about: long enough for steps between which a job saves its work, short enough to be news."""
+_MICROSECONDS = 1e6
+
+PUBLISH_SECONDS = 300.0
+"""The longest time until a value that has changed a little is published."""
+MUCH_SECONDS, MUCH_PERCENT = 60.0, 20
+"""A share that has changed by so much is published sooner."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerKey:
+    """One container of one pod; the pod's UID is the API server's."""
+
+    pod: PodReference
+    container: str
+
+
+Holders = Mapping[ContainerKey, frozenset[PhysicalCore]]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The counters of cores, when they were read by the daemon's clock, and in unix seconds."""
+
+    at: float
+    unix: float
+    cores: Mapping[PhysicalCore, CoreCounters]
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerUse:
+    """What is remembered of one container.
+
+    ``counters`` are of the last reading. ``samples`` are times of the window, by the daemon's clock, each with the
+    microseconds that the cores had executed until then since the first of them. ``active_at`` is when they were last
+    seen to have executed something, or since when they are looked at, in unix seconds.
+    """
+
+    counters: Mapping[PhysicalCore, CoreCounters]
+    samples: tuple[tuple[float, int], ...]
+    active_at: float
+
+    @property
+    def known(self) -> bool:
+        """Whether there is a share at all: it takes two readings of counters that count."""
+        return len(self.samples) > 1
+
+    @property
+    def busy_share(self) -> float:
+        """How much of the window the cores executed, from 0 to 1, on average over all of them."""
+        (began, first), (ended, last) = self.samples[0], self.samples[-1]
+        return min(1.0, (last - first) / (_MICROSECONDS * (ended - began) * len(self.counters)))
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """Device memory allocated on the cores; None where that of one is not known."""
+        parts = [one.memory_bytes for one in self.counters.values()]
+        return None if None in parts else sum(filter(None, parts))
+
+    @property
+    def busy_seconds(self) -> int:
+        """What the driver has counted on the cores altogether."""
+        return int(sum(one.busy_microseconds or 0 for one in self.counters.values()) / _MICROSECONDS)
+
+    def idle_seconds(self, now_unix: float) -> float:
+        """For how long nothing was executed, as far as that is known."""
+        return max(0.0, now_unix - self.active_at) if self.known else 0.0
+
+
+NodeUse = Mapping[ContainerKey, ContainerUse]
+
+
+def holders_of(snapshot: Snapshot) -> Holders:
+    """The physical cores of each container of the pods that the API server shows; of re-used ones, the later has them.
+
+    A logical core is so many physical ones in a row. The order within a device is the driver's, and of a device with
+    another order the share of a container that has only a part of it could be that of its neighbour.
+    """
+    per_device, size = snapshot.inventory.geometry.cores_per_device, snapshot.inventory.logical_core_size
+    found: dict[ContainerKey, frozenset[PhysicalCore]] = {}
+    for one in snapshot.counted_once:
+        key, placed = ContainerKey(one.pod, one.user), (divmod(core, per_device) for core in cores_in(one.mask))
+        cores = frozenset((device, core * size + part) for device, core in placed for part in range(size))
+        found[key] = found.get(key, frozenset()) | cores
+    return found
+
+
+def use_after(before: NodeUse, holders: Holders, reading: Reading, restored: Utilization) -> NodeUse:
+    """What is known after a reading. Containers without cores are forgotten; a new one begins to be looked at.
+
+    ``restored`` is what was published before the plugin was started again. A container whose cores have executed
+    nothing since has been idle all the time.
+    """
+    after: dict[ContainerKey, ContainerUse] = {}
+    for key, cores in holders.items():
+        counters = {core: reading.cores.get(core, CoreCounters()) for core in sorted(cores)}
+        known, last = all(one.busy_microseconds is not None for one in counters.values()), before.get(key)
+        if last is None or last.counters.keys() != counters.keys():
+            after[key] = _first(counters, reading, restored.get(key.pod.uid, {}).get(key.container), known=known)
+            continue
+        if not known or not last.samples:
+            samples: tuple[tuple[float, int], ...] = ((reading.at, 0),) if known else ()
+            after[key] = ContainerUse(counters, samples, reading.unix)
+            continue
+        executed = sum(_since(last.counters[core], now) for core, now in counters.items())
+        total = last.samples[-1][1] + executed
+        begun = [one for one in last.samples if one[0] >= reading.at - WINDOW_SECONDS] or [last.samples[-1]]
+        active_at = reading.unix if executed else last.active_at
+        after[key] = ContainerUse(counters, (*begun, (reading.at, total)), active_at)
+    return after
+
+
+def _first(
+    counters: Mapping[PhysicalCore, CoreCounters],
+    reading: Reading,
+    restored: ContainerUtilization | None,
+    *,
+    known: bool,
+) -> ContainerUse:
+    use = ContainerUse(counters, ((reading.at, 0),) if known else (), reading.unix)
+    if known and restored and restored.idle_since and restored.busy_seconds == use.busy_seconds:
+        return ContainerUse(counters, use.samples, min(reading.unix, restored.idle_since))
+    return use
+
+
+def _since(last: CoreCounters, now: CoreCounters) -> int:
+    before, after = last.busy_microseconds or 0, now.busy_microseconds or 0
+    return after - before if after >= before else after
+
+
+def utilization_of(use: NodeUse, now_unix: float, idle_after_seconds: float) -> Utilization:
+    """What is published: whole percents, and idle only what has been so for ``idle_after_seconds``."""
+    found: dict[PodUid, dict[str, ContainerUtilization]] = {}
+    for key, one in use.items():
+        if one.known:
+            idle = one.idle_seconds(now_unix) >= idle_after_seconds
+            found.setdefault(key.pod.uid, {})[key.container] = ContainerUtilization(
+                round(100 * one.busy_share),
+                one.memory_bytes or 0,
+                int(one.active_at) if idle else 0,
+                one.busy_seconds,
+            )
+    return found
+
+
+def is_news(published: Utilization, now: Utilization, seconds: float) -> bool:
+    """Whether ``now`` is worth to be published, ``seconds`` after the last time.
+
+    At once where a container comes, goes, falls idle or works again. Each change is a change of the Lease's text and of
+    the objects that the placement controller shows, so small ones are gathered.
+    """
+    if published == now:
+        return False
+    shapes = [
+        {(uid, name): bool(one.idle_since) for uid, each in values.items() for name, one in each.items()}
+        for values in (published, now)
+    ]
+    if shapes[0] != shapes[1] or seconds >= PUBLISH_SECONDS:
+        return True
+    moved = (
+        abs(one.busy_percent - published[uid][name].busy_percent)
+        for uid, each in now.items()
+        for name, one in each.items()
+    )
+    return seconds >= MUCH_SECONDS and max(moved, default=0) >= MUCH_PERCENT
+
+
+def idle_for(use: NodeUse, now_unix: float, seconds: float) -> Iterable[ContainerKey]:
+    """The containers that have executed nothing for so long."""
+    return [key for key, one in use.items() if one.known and one.idle_seconds(now_unix) >= seconds]

@@ -1,0 +1,132 @@
+"""Reads how much the node's containers use their cores, every now and then, and says it where people look.
+
+The result goes into metrics, onto the node's Lease with its next renewal, and into an event if that is wanted. Nothing
+is decided by it, so nothing waits for it: a reading that fails is left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+
+from neuron_plugin.allocation.utilization import Utilization, duration_text, read_utilization, write_utilization
+from neuron_plugin.cluster import ApiRequest, ObjectReference
+from neuron_plugin.cluster.writes import create_event, utc_now
+from neuron_plugin.hardware import DriverVersion, parse_driver_version
+from neuron_plugin.hardware.core_counters import CoreCounterReader
+from neuron_plugin.plugin.cluster_link import ClusterLink
+from neuron_plugin.plugin.machine import Machine
+from neuron_plugin.plugin.node import Node
+from neuron_plugin.plugin.publisher import REPORTER
+from neuron_plugin.plugin.settings import PluginSettings
+from neuron_plugin.plugin.utilization import (
+    ContainerKey,
+    NodeUse,
+    Reading,
+    holders_of,
+    idle_for,
+    is_news,
+    use_after,
+    utilization_of,
+)
+
+logger = logging.getLogger(__name__)
+
+_NANOSECONDS = 1e9
+
+
+class UtilizationWatch:
+    """Keeps ``use`` at what the last reading shows, for as long as ``run`` runs."""
+
+    def __init__(self, settings: PluginSettings, node: Node, machine: Machine, cluster: ClusterLink | None) -> None:
+        """Without a ``cluster`` only the metrics show it."""
+        self.use: NodeUse = {}
+        self.unix_seconds = 0.0
+        """When the last reading was made."""
+        self._settings = settings
+        self._node = node
+        self._machine = machine
+        self._cluster = cluster
+        self._reader = CoreCounterReader(settings.sysfs)
+        self._published: Utilization = {}
+        self._published_at = float("-inf")
+        self._reported: frozenset[ContainerKey] = frozenset()
+
+    async def run(self) -> None:
+        """Read until cancelled; if that is turned off, only remove what was published before."""
+        if not self._settings.utilization_seconds:
+            if self._cluster:
+                self._cluster.lease.utilization = ""
+            return
+        while True:
+            await asyncio.sleep(self._settings.utilization_seconds)
+            await self.read()
+
+    async def read(self) -> None:
+        """Read once, in a thread: an attribute may wait for the driver's lock."""
+        snapshot = self._node.snapshot
+        if snapshot is None:
+            return
+        holders = holders_of(snapshot)
+        cores = sorted({core for cores in holders.values() for core in cores})
+        counters = await asyncio.to_thread(self._reader.read, cores, _driver(snapshot.inventory.driver_version))
+        self.unix_seconds = self._machine.now_ns() / _NANOSECONDS
+        reading = Reading(self._machine.clock(), self.unix_seconds, counters)
+        self.use = use_after(self.use, holders, reading, self._restored())
+        self._publish(reading)
+        self._report(idle_for(self.use, reading.unix, self._settings.idle_event_after_seconds))
+
+    def _restored(self) -> Utilization:
+        return read_utilization(self._cluster.lease.found_utilization or "") if self._cluster else {}
+
+    def _publish(self, reading: Reading) -> None:
+        now = utilization_of(self.use, reading.unix, self._settings.idle_after_seconds)
+        if self._cluster and is_news(self._published, now, reading.at - self._published_at):
+            self._published, self._published_at = now, reading.at
+            self._cluster.lease.utilization = write_utilization(now)
+
+    def _report(self, idle: Iterable[ContainerKey]) -> None:
+        """Write an event for each container that has just been idle for the time that is set, if one is."""
+        if not (self._cluster and self._settings.idle_event_after_seconds):
+            return
+        found = frozenset(idle)
+        for key in sorted(found - self._reported, key=str):
+            subject = f"event NeuronCoresIdle of {key.pod}/{key.container} with UID {key.pod.uid}"
+            request = idle_event(key, self._settings.idle_event_after_seconds, self._settings.node_name)
+            self._cluster.publisher.write(subject, request)
+        self._reported = found
+
+
+def idle_event(key: ContainerKey, seconds: float, node_name: str) -> ApiRequest:
+    """An event on the pod, for its owner."""
+    pod = key.pod
+    idle = f"has executed nothing on its Neuron cores for {duration_text(seconds)}"
+    return create_event(
+        ObjectReference("Pod", pod.name, pod.uid, "v1", pod.namespace),
+        reason="NeuronCoresIdle",
+        note=f"container {key.container} {idle}; it keeps them",
+        action="Measuring",
+        reporter=REPORTER,
+        instance=node_name,
+        now=utc_now(),
+    )
+
+
+def _driver(text: str) -> DriverVersion | None:
+    try:
+        return parse_driver_version(text)
+    except ValueError:
+        return None
+
+
+def utilization_samples(use: NodeUse, unix_seconds: float) -> Mapping[str, Mapping[tuple[str, ...], float]]:
+    """The metrics of a reading; a container of which nothing is known has none."""
+    labels = {key: (key.pod.namespace, key.pod.name, key.container) for key in use}
+    known = [(labels[key], one) for key, one in use.items() if one.known]
+    memory = [(labels[key], one.memory_bytes) for key, one in use.items()]
+    return {
+        "container_busy_ratio": {label: one.busy_share for label, one in known},
+        "container_idle_seconds": {label: one.idle_seconds(unix_seconds) for label, one in known},
+        "container_device_memory_bytes": {label: count for label, count in memory if count is not None},
+    }
