@@ -45,6 +45,9 @@ _SIGNALS = {
     Signal.NC_UNCORRECTABLE: "counter of each core: `hw_nc_ue_error`",
     Signal.HBM_UNCORRECTABLE: "counter of each core: `hw_hbm_ue_error`",
     Signal.KERNEL_MESSAGE: "a hardware error in the kernel log that names the device",
+    Signal.FAILED_STARTS: "counter: different pods in a row that failed to start on the device, while others run "
+    "elsewhere ([what counts](troubleshooting.md#a-device-on-which-every-pod-fails))",
+    Signal.RESET_FAILURES: "counter of each core: `reset_fail_count`",
     Signal.RESETTING: "a reset is under way",
     Signal.DMA_ABORT: "counter of each core: `hw_dma_abort_error`",
     Signal.HW_ERROR: "counter of each core: `hw_error`",
@@ -57,6 +60,8 @@ _OTHERS = {
     "flapping-window-seconds": "a signal that comes back within this time is held longer each time; 0 turns that off",
     "first-hold-seconds": "how long the first time; then twice as long each time",
     "longest-hold-seconds": "how long at most",
+    "failed-start-seconds": "a container that ends with an error within this time of its start has failed to start",
+    "failed-starts-window-seconds": "failed starts that are older say nothing any more",
     "trust-user-messages": "believe kernel log lines that processes have written, too",
 }
 

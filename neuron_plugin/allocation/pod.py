@@ -24,6 +24,7 @@ from neuron_plugin.allocation.rejection import (
 )
 from neuron_plugin.allocation.requests import PodRequest
 from neuron_plugin.allocation.resources import Resource, mask_of
+from neuron_plugin.allocation.runs import ContainerRun
 from neuron_plugin.topology import CoreMask, Geometry, Unit
 
 TERMINAL_PHASES = frozenset({"Succeeded", "Failed"})
@@ -66,6 +67,7 @@ class NeuronPod:
     ``controller`` is what makes the pod again somewhere else, as KIND/NAME; empty without such a controller.
     ``movable`` says whether the pod may be evicted to make room, None where that is for its namespace to say.
     ``created`` and ``last_checkpoint``, when it saved its work, are in unix seconds; 0 where that is not known.
+    ``runs`` are the latest runs of its containers.
     ``rejection_message`` is what the kubelet said when it got no devices for the pod.
     ``claims`` are its claims of DRA, of whatever driver.
     """
@@ -82,6 +84,7 @@ class NeuronPod:
     terminating: bool = False
     started: bool = False
     running: bool = False
+    runs: tuple[ContainerRun, ...] = ()
     created: float = 0.0
     static_uid: str = ""
     assignment_keys: tuple[str, ...] = ()

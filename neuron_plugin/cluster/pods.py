@@ -56,6 +56,7 @@ from neuron_plugin.allocation.node_rules import (
 from neuron_plugin.allocation.pod import TERMINAL_PHASES, is_movable, placement_strategy
 from neuron_plugin.allocation.rejection import INVALID_REQUEST, UNREADABLE_ASSIGNMENT
 from neuron_plugin.allocation.requests import ContainerSpec, RequestError, parse_count, parse_quantity, pod_request
+from neuron_plugin.allocation.runs import ContainerRun
 from neuron_plugin.cluster.objects import ApiObject, ApiResource, Wire
 
 STATIC_POD_UID_KEY = "kubernetes.io/config.hash"
@@ -252,16 +253,32 @@ class PodSpec(Wire, frozen=True):
     scheduling_group: SchedulingGroup | None = None
 
 
+class ContainerRunning(Wire, frozen=True):
+    """A container that runs."""
+
+    started_at: str | None = None
+
+
+class ContainerEnd(Wire, frozen=True):
+    """How a container ended."""
+
+    exit_code: int = 0
+    reason: str | None = None
+    started_at: str | None = None
+    finished_at: str | None = None
+
+
 class ContainerState(Wire, frozen=True):
     """One of the states is there."""
 
-    running: Present | None = None
-    terminated: Present | None = None
+    running: ContainerRunning | None = None
+    terminated: ContainerEnd | None = None
 
 
 class ContainerStatus(Wire, frozen=True):
     """What runs in a container, and what did."""
 
+    name: str = ""
     started: bool | None = None
     state: ContainerState | None = None
     last_state: ContainerState | None = None
@@ -349,11 +366,31 @@ class Pod(ApiObject, frozen=True):
         return any(status.state and status.state.running for status in self._container_statuses)
 
     @property
+    def runs(self) -> tuple[ContainerRun, ...]:
+        """The latest run of each container that ever ran."""
+        return tuple(run for status in self._container_statuses if (run := _latest_run(status)))
+
+    @property
     def _container_statuses(self) -> tuple[ContainerStatus, ...]:
         return (*(self.status.init_container_statuses or ()), *(self.status.container_statuses or ()))
 
 
 PODS = ApiResource("/api/v1", "pods", Pod)
+
+_NOT_ITS_OWN_ERROR = frozenset({"OOMKilled", "StartError", "ContainerCannotRun"})
+"""Reasons of an end that say nothing about the devices (``pkg/kubelet/kuberuntime``, containerd)."""
+
+
+def _latest_run(status: ContainerStatus) -> ContainerRun | None:
+    """What runs, or what ended last: a container that waits for its restart has only its last state."""
+    if status.state and status.state.running:
+        return ContainerRun(status.name, _unix_seconds(status.state.running.started_at or ""))
+    for state in (status.state, status.last_state):
+        if state and (end := state.terminated):
+            failed = end.exit_code != 0 and end.reason not in _NOT_ITS_OWN_ERROR
+            started, ended = _unix_seconds(end.started_at or ""), _unix_seconds(end.finished_at or "")
+            return ContainerRun(status.name, started, ended, failed)
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,6 +456,7 @@ def neuron_pod(pod: Pod) -> NeuronPod:
         terminating=pod.terminating,
         started=pod.started or pod.phase == "Running",
         running=pod.running,
+        runs=() if isinstance(request, Rejection) or not request else pod.runs,
         created=_unix_seconds(pod.metadata.creation_timestamp or ""),
         static_uid=annotations.get(STATIC_POD_UID_KEY, ""),
         assignment_keys=tuple(key for key in ASSIGNMENT_KEYS if key in annotations),

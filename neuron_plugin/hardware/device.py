@@ -113,6 +113,7 @@ class CoreErrors:
     """How often work on one physical core ended in a hardware error, since the driver was loaded.
 
     Named as the driver names them, below ``neuron_coreK/stats/status``. They can be zeroed by writing to them.
+    ``reset_fail_count``, below ``other_info``, counts the failed resets of the device, alike on all of its cores.
     """
 
     core: int
@@ -120,6 +121,7 @@ class CoreErrors:
     hw_nc_ue_error: int = 0
     hw_hbm_ue_error: int = 0
     hw_dma_abort_error: int = 0
+    reset_fail_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,8 +280,9 @@ class _Reading:
         ecc = self.counts([self.tree.located(f"stats/hardware/{name}") for name in ECC_COUNTERS])
         problems, core_errors = len(self.problems), list[CoreErrors]()
         for core in cores:
-            status = self.tree.located(f"neuron_core{core}") / "stats/status"
-            if counts := self.counts([status / name / "total" for name in CORE_ERROR_COUNTERS]):
+            stats = self.tree.located(f"neuron_core{core}") / "stats"
+            names = (*(f"status/{name}" for name in CORE_ERROR_COUNTERS), "other_info/reset_fail_count")
+            if counts := self.counts([stats / name / "total" for name in names]):
                 core_errors.append(CoreErrors(core, *counts))
         if len(self.problems) > problems:
             core_errors = []  # they are added up, and the sum must not fall because one cannot be read just now

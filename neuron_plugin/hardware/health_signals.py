@@ -35,6 +35,10 @@ class Signal(enum.StrEnum):
     HBM_UNCORRECTABLE = "hw-hbm-ue-error"
     KERNEL_MESSAGE = "kernel-message"
     """A hardware error in the kernel log that names the device."""
+    FAILED_STARTS = "failed-starts"
+    """The last containers of different pods have all failed on the device, and others run elsewhere."""
+    RESET_FAILURES = "reset-failures"
+    """The driver has counted a failed reset."""
     RESETTING = "resetting"
     DMA_ABORT = "hw-dma-abort-error"
     HW_ERROR = "hw-error"
@@ -150,6 +154,9 @@ def observe(device: Device) -> Iterator[Observation]:
         cores = [str(core) for core, count in sorted(counts.items()) if count]
         where = f" on physical core{'' if len(cores) == 1 else 's'} {', '.join(cores)}" if cores else ""
         yield Observation(signal, text, count=sum(counts.values()), where=where)
+    if readings.core_errors:  # counted on every core of the device that a reset fails on
+        failures = max(one.reset_fail_count for one in readings.core_errors)
+        yield Observation(Signal.RESET_FAILURES, "failed reset", count=failures)
     for file, count in readings.status_counts:
         yield Observation(Signal.HEALTH_STATUS, "error", part=file, count=count, where=f" in health_status/{file}")
 

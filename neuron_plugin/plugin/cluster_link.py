@@ -43,7 +43,12 @@ class ClusterLink:
         times: DaemonTimes,
     ) -> None:
         name = settings.node_name
-        self.publisher = Publisher(name, machine.now_ns, label_unhealthy=settings.label_pods_on_sick_devices)
+        self.publisher = Publisher(
+            name,
+            machine.now_ns,
+            label_unhealthy=settings.label_pods_on_sick_devices,
+            label_present=settings.present_label,
+        )
         own_uid = os.environ.get("POD_UID", "")
         self.pods = PodWatch(node, name, own_uid, settings.decision_deadline_seconds, counters)
         self.own_node = NodeWatch(name, rejudged, self.publisher, counters)

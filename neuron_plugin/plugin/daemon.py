@@ -21,7 +21,9 @@ from neuron_plugin.plugin.claims import ClaimPreparer, ClaimSource
 from neuron_plugin.plugin.cluster_link import ClusterLink
 from neuron_plugin.plugin.container import CDI_FILE_NAME, cdi_specification, container_style, write_cdi_specification
 from neuron_plugin.plugin.counters import Counters
+from neuron_plugin.plugin.failed_starts import StartRules, failed_starts
 from neuron_plugin.plugin.hardware_watch import HardwareWatch
+from neuron_plugin.plugin.health import Action
 from neuron_plugin.plugin.health_watch import HealthWatch
 from neuron_plugin.plugin.kubelet_link import KubeletLink
 from neuron_plugin.plugin.machine import Machine, machine_of
@@ -55,6 +57,7 @@ class NodeDaemon:
         counters, kubelet_counters = Counters(), KubeletCounters()
         self._settings = settings
         self._times = times
+        self._now_ns = machine.now_ns
         self._rejudged = asyncio.Event()
         self.counters = counters
         self.node = node = Node(machine.checkpoint, machine.cgroups, options, machine.clock, machine.dra_state)
@@ -91,6 +94,7 @@ class NodeDaemon:
             "pod resources": self.kubelet.ask_about_pods,
             "publish": self.publish_changes,
             "utilization": self.utilization.run,
+            "failed starts": self.watch_starts,
             "turns": self.take_turns,
         }
         if cluster:
@@ -119,6 +123,17 @@ class NodeDaemon:
         self.hardware.see()
         self.node.orders_known.set()
         self.node.changed.set()  # what is published names the Node object
+
+    async def watch_starts(self) -> None:
+        """Count now and then on which devices pods fail to start, unless that means nothing here."""
+        rules = self._settings.health
+        if rules.failed_starts.action is Action.IGNORE:
+            return
+        limits = StartRules(rules.failed_start_seconds, rules.failed_starts_window_seconds)
+        while True:
+            await asyncio.sleep(self._times.starts)
+            if snapshot := self.node.snapshot:
+                self.health.see_starts(failed_starts(snapshot, limits, self._now_ns() / 1e9))
 
     async def take_turns(self) -> None:
         """What changes without an event, and what is due; some microseconds if nothing is."""

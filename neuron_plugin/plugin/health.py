@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated
 
 import msgspec
@@ -46,9 +47,11 @@ COUNTERS = frozenset(
     {
         *(Signal.SRAM_ECC, Signal.MEMORY_ECC, Signal.REPAIRABLE_ECC, Signal.HEALTH_STATUS),
         *(Signal.NC_UNCORRECTABLE, Signal.HBM_UNCORRECTABLE, Signal.DMA_ABORT, Signal.HW_ERROR),
+        *(Signal.RESET_FAILURES, Signal.FAILED_STARTS),
     }
 )
-"""Signals that sysfs counts. One that cannot be read says nothing, so its condition stays as it is."""
+"""Signals that are counted, by sysfs and of pods. One that cannot be read says nothing, so its condition stays as it
+is."""
 
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 _HOUR = 3600.0
@@ -82,6 +85,8 @@ class SignalRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 _NEW_ERRORS = SignalRule(only_new_errors=True, keep_firing_for_seconds=_HOUR)
+_FAILED_STARTS = SignalRule(threshold=3, for_seconds=30.0, keep_firing_for_seconds=_HOUR)
+_RESET_FAILURES = msgspec.structs.replace(_NEW_ERRORS, for_seconds=30.0)
 _NEW_ERRORS_WARN = msgspec.structs.replace(_NEW_ERRORS, action=Action.WARN)
 
 
@@ -101,6 +106,9 @@ class HealthRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     its cause has gone, twice as long each further time, up to ``longest_hold_seconds``: however fast a signal flaps,
     the number of transitions grows like the logarithm of time. A window of 0 turns that off. ``trust_user_messages``
     believes kernel log lines that processes have written, too.
+
+    A container that ends with an error within ``failed_start_seconds`` is a failed start. ``failed_starts`` counts
+    those of different pods in a row on one device that are not older than ``failed_starts_window_seconds``.
     """
 
     node: SignalRule = SignalRule()
@@ -111,6 +119,8 @@ class HealthRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     hw_nc_ue_error: SignalRule = _NEW_ERRORS
     hw_hbm_ue_error: SignalRule = _NEW_ERRORS
     kernel_message: SignalRule = SignalRule(keep_firing_for_seconds=_HOUR)
+    failed_starts: SignalRule = _FAILED_STARTS
+    reset_failures: SignalRule = _RESET_FAILURES
     resetting: SignalRule = SignalRule(for_seconds=120.0)
     hw_dma_abort_error: SignalRule = _NEW_ERRORS_WARN
     hw_error: SignalRule = _NEW_ERRORS_WARN
@@ -121,6 +131,8 @@ class HealthRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     first_hold_seconds: Seconds = 10.0
     longest_hold_seconds: Seconds = 900.0
     trust_user_messages: bool = False
+    failed_start_seconds: Seconds = 30.0
+    failed_starts_window_seconds: Seconds = 600.0
 
 
 def rule_of(rules: HealthRules, signal: Signal) -> SignalRule:
@@ -290,9 +302,16 @@ class HealthState:
 
 
 def health_after(
-    state: HealthState, inventory: Inventory, now: float, rules: HealthRules, errors: Iterable[KernelError] = ()
+    state: HealthState,
+    inventory: Inventory,
+    now: float,
+    rules: HealthRules,
+    errors: Iterable[KernelError] = (),
+    starts: Mapping[int, Observation] = MappingProxyType({}),
 ) -> HealthState:
     """The state at ``now`` (CLOCK_MONOTONIC, as kernel messages), given the last inventory and new kernel errors.
+
+    ``starts`` are the failed starts on each device, as they were counted last.
 
     Call it for every new inventory, for new errors once there is a device, and at ``next_change``. A device that was
     here once and is not in the inventory is missing.
@@ -310,7 +329,8 @@ def health_after(
     for number, last in sorted(devices.items()):
         found = present.get(DeviceId(number))
         missing = Observation(Signal.MISSING, skipped.get(DeviceId(number), MISSING))
-        observed = tuple(observe(found)) if found else (missing,)
+        counted = (starts[number],) if number in starts else ()
+        observed = (*observe(found), *counted) if found else (missing,)
         accepted = dict(baseline.pop(last.key, {}))
         devices[number] = _judged(last, found, observed, messages.get(number, {}), accepted, rules, now)
         baseline[last.key] = accepted  # those that are here come last

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime
 
@@ -19,7 +19,7 @@ from neuron_plugin.allocation.resources import format_ids
 from neuron_plugin.cluster import ApiRequest, ObjectReference
 from neuron_plugin.cluster.writes import create_event, utc_now
 from neuron_plugin.hardware import Inventory
-from neuron_plugin.hardware.health_signals import Severity, blind_spots
+from neuron_plugin.hardware.health_signals import Observation, Severity, blind_spots
 from neuron_plugin.hardware.kernel_log import KernelError, KernelLog
 from neuron_plugin.plugin.health import (
     FILE_NAME,
@@ -60,6 +60,7 @@ class HealthWatch:
         self._file = settings.state_dir / FILE_NAME if settings.state_dir else None
         self._saved = load(self._file) if self._file else {}
         self.state = HealthState(self._saved)
+        self._starts: Mapping[int, Observation] = {}
         self._found = asyncio.Event()
         self._news = asyncio.Event()
 
@@ -67,6 +68,14 @@ class HealthWatch:
     def unhealthy(self) -> dict[int, str]:
         """Devices that must not be handed out, and why."""
         return self.state.unhealthy
+
+    def see_starts(self, starts: Mapping[int, Observation]) -> None:
+        """Take in how many pods have failed to start on each device."""
+        if starts != self._starts:
+            self._starts = starts
+            if self.inventory and self._advance(self.inventory):
+                self._changed.set()
+            self._news.set()
 
     def look(self, inventory: Inventory, uevents_problem: str = "") -> None:
         """Take in a reading of the hardware, and why there are no uevents."""
@@ -116,7 +125,7 @@ class HealthWatch:
     def _advance(self, inventory: Inventory, errors: Iterable[KernelError] = (), *, first: bool = False) -> bool:
         """Bring the state up to date; whether something changed, which is reported."""
         before, now = self.state, asyncio.get_running_loop().time()  # CLOCK_MONOTONIC
-        self.state = health_after(before, inventory, now, self._settings.health, errors)
+        self.state = health_after(before, inventory, now, self._settings.health, errors, self._starts)
         changes = transitions(before, self.state)
         for transition in changes:
             log_transition(transition)

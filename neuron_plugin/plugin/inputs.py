@@ -39,6 +39,9 @@ LISTED_SECONDS = 30.0
 MOST_ENDED = 1024
 """Ends that are remembered: the kubelet may record an allocation after the end of its pod was seen."""
 
+MOST_PAST = 64
+"""Pods that are gone and whose last runs are remembered: far more than fail on one device before it is suspected."""
+
 MOST_VANISHED = 32
 """Vanished pods that are published at once. A chooser gives up waiting for the others after some seconds."""
 
@@ -293,7 +296,8 @@ class NodePods:
     the value is True when the containers had stopped by then. ``listed_at`` is when the last
     consistent LIST began that showed the plugin's own pod; None before. ``vanished`` are the latest pods with Neuron
     that went while a container of them ran. The mirror of a static pod is not among them: its end says nothing.
-    ``promised`` are pods that were placed on this node and are not bound yet.
+    ``promised`` are pods that were placed on this node and are not bound yet. ``past`` are the latest pods that are
+    gone and of which a container that asked for Neuron ran.
     """
 
     pods: Mapping[PodUid, NeuronPod] = field(default_factory=dict)
@@ -301,6 +305,7 @@ class NodePods:
     listed_at: float | None = None
     vanished: tuple[PodUid, ...] = ()
     promised: tuple[NeuronPod, ...] = ()
+    past: tuple[NeuronPod, ...] = ()
 
     @cached_property
     def by_kubelet_uid(self) -> Mapping[PodUid, NeuronPod]:
@@ -316,17 +321,19 @@ class NodePods:
     def with_pod(self, pod: NeuronPod) -> NodePods:
         """Take in a pod that was added or changed."""
         if pod.ended:
-            return self.without(pod.uid, stopped=self._has_stopped(pod))
+            return self.without(pod.uid, stopped=self._has_stopped(pod), last=pod)
         return replace(self, pods={**self.pods, pod.uid: pod})
 
-    def without(self, uid: PodUid, *, stopped: bool = False) -> NodePods:
-        """Take in the end of a pod; ``stopped``: all its containers had stopped by then."""
+    def without(self, uid: PodUid, *, stopped: bool = False, last: NeuronPod | None = None) -> NodePods:
+        """Take in the end of a pod; ``stopped``: all its containers had stopped by then. ``last`` is its last state."""
         pods = {other: pod for other, pod in self.pods.items() if other != uid}
         ended = _latest({**self.ended, uid: stopped or self.ended.get(uid, False)})
         known, vanished = self.pods.get(uid), self.vanished
         if known and known.request and known.running and known.kubelet_uid == uid and not ended[uid]:
             vanished = (*vanished, uid)[-MOST_VANISHED:]
-        return replace(self, pods=pods, ended=ended, vanished=vanished)
+        final = last or known
+        past = (*self.past, final)[-MOST_PAST:] if known and final and final.runs else self.past
+        return replace(self, pods=pods, ended=ended, vanished=vanished, past=past)
 
     def with_list(self, pods: Iterable[NeuronPod], began_at: float | None) -> NodePods:
         """Take in a consistent LIST that began at ``began_at``.

@@ -15,6 +15,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
+from types import MappingProxyType
 
 from neuron_plugin.allocation import NodeInventory, PodReference, PodUid
 from neuron_plugin.allocation.inventory import write_inventory
@@ -130,10 +131,16 @@ class Publisher:
     """Brings the API server's objects to what a snapshot says. ``queue`` may be run only while there is a client."""
 
     def __init__(
-        self, node_name: str, now_ns: Callable[[], int] = time.time_ns, *, label_unhealthy: bool = False
+        self,
+        node_name: str,
+        now_ns: Callable[[], int] = time.time_ns,
+        *,
+        label_unhealthy: bool = False,
+        label_present: bool = False,
     ) -> None:
-        """``label_unhealthy``: pods that have an unhealthy device get a label, too."""
+        """``label_unhealthy``: pods that have an unhealthy device get a label; ``label_present``: so does the node."""
         self.queue = WriteQueue()
+        self._more_labels = {PRESENT_LABEL: "true"} if label_present else {}
         self._label_unhealthy = label_unhealthy
         self._node_name = node_name
         self._now_ns = now_ns
@@ -151,7 +158,7 @@ class Publisher:
         inventory = snapshot.published_inventory
         if inventory != self._inventory:
             self._inventory = inventory
-            self.write_on_node("inventory", publication(self._node_name, inventory))
+            self.write_on_node("inventory", publication(self._node_name, inventory, self._more_labels))
         wanted: dict[PodUid, Mapping[str, str | None]] = {}
         for write in snapshot.writes:
             wanted[write.pod.uid] = write.annotations
@@ -268,6 +275,10 @@ LABEL_PREFIX = "neuron-plugin.io"
 VENDOR_LABEL_PREFIX = "neuron.amazonaws.com"
 """The vendor's plugin (from 2.30) sets the UltraServer's ids under this prefix; jobs have affinities on them."""
 
+PRESENT_LABEL = f"{VENDOR_LABEL_PREFIX}/present"
+"""On a node that has Neuron devices: "true". Neuron Observer (SDK 2.33) runs where it is, and expects it of the device
+plugin; others select by it, too, so it is never removed."""
+
 _ULTRASERVER_LABELS = {
     "ultraserver-mode": "mode",
     "ultraserver-server-id-2": "serverId2",
@@ -280,7 +291,7 @@ PUBLISHED_LABELS = frozenset(
     [f"{LABEL_PREFIX}/{name}" for name in (*_HARDWARE_LABELS, *_ULTRASERVER_LABELS)]
     + [f"{VENDOR_LABEL_PREFIX}/{name}" for name in _ULTRASERVER_LABELS]
 )
-"""Every label this plugin may set on a node."""
+"""The labels that this plugin sets on a node, and removes with its inventory."""
 
 _NOT_IN_LABELS = re.compile(r"[^A-Za-z0-9._-]")
 _LONGEST_LABEL = 63
@@ -304,10 +315,12 @@ def node_labels(inventory: NodeInventory) -> dict[str, str | None]:
     return {name: _NOT_IN_LABELS.sub("-", text)[:_LONGEST_LABEL].strip("._-") or None for name, text in texts.items()}
 
 
-def publication(node_name: str, inventory: NodeInventory) -> ApiRequest:
+def publication(
+    node_name: str, inventory: NodeInventory, more_labels: Mapping[str, str] = MappingProxyType({})
+) -> ApiRequest:
     """The patch that makes the Node object say what the node has."""
     annotations: dict[str, str | None] = {INVENTORY_KEY: write_inventory(inventory)}
-    return describe_node(node_name, annotations=annotations, labels=node_labels(inventory))
+    return describe_node(node_name, annotations=annotations, labels={**node_labels(inventory), **more_labels})
 
 
 def withdrawal(node: Node) -> ApiRequest | None:

@@ -170,6 +170,9 @@ class PluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     label_pods_on_sick_devices: Annotated[
         bool, Meta(description="set the label neuron-plugin.io/device-unhealthy on pods while a device of theirs is so")
     ] = False
+    present_label: Annotated[
+        bool, Meta(description="set the node's label neuron.amazonaws.com/present, by which Neuron Observer runs there")
+    ] = True
     state_dir: Annotated[
         Path | None, Meta(description="where to keep which device errors are old; without, a restart forgets")
     ] = None

@@ -33,7 +33,8 @@ class DaemonTimes:
     us and the kubelet.
 
     ``not_ready``: how long the node must not be ready before its condition says so. Restarts of kubelet and plugin take
-    less, and no rule is to add a taint for them. ``cdi``: between two looks at the CDI specification.
+    less, and no rule is to add a taint for them. ``starts``: between two looks
+    at how pods have started. ``cdi``: between two looks at the CDI specification.
     """
 
     turn: float = 0.25
@@ -48,4 +49,5 @@ class DaemonTimes:
     leave: float = 1.6
     under_way: float = 0.3
     not_ready: float = 10.0
+    starts: float = 5.0
     cdi: float = 5.0

@@ -73,7 +73,7 @@ def keep_pod(pod: Pod, *, claims: bool = False) -> NeuronPod | PodUse | None:
         return pod_use(pod)
     if pod.terminal and not pod.rejected_at_admission:
         return None
-    return replace(neuron_pod(pod), phase=pod.phase if pod.terminal else "", started=False)
+    return replace(neuron_pod(pod), phase=pod.phase if pod.terminal else "", started=False, runs=())
 
 
 class PluginLeases:

@@ -33,7 +33,7 @@ from neuron_plugin.allocation.keys import (
 from neuron_plugin.allocation.requests import MOST_AMOUNTS, ContainerSpec, RequestError, pod_request
 from neuron_plugin.cluster.leases import LEASE_PREFIX
 from neuron_plugin.gates.writes import PLACEMENT_KEYS
-from neuron_plugin.plugin.publisher import LABEL_PREFIX, PUBLISHED_LABELS
+from neuron_plugin.plugin.publisher import LABEL_PREFIX, PRESENT_LABEL, PUBLISHED_LABELS
 from neuron_plugin.topology import MOST_CORES_PER_DEVICE, MOST_DEVICES, Unit
 from tests.charts import annotation_table
 from tests.charts.manifests import NAMES, embedded, of_each, of_kind
@@ -194,7 +194,7 @@ def test_p82_every_label_that_the_plugin_publishes_may_pass_the_fence() -> None:
     spec = policy("device-plugin", "own-node")
     (listed,) = (each["expression"] for each in spec["variables"] if each["name"] == "vendorLabels")
     others = {label for label in PUBLISHED_LABELS if not label.startswith(f"{LABEL_PREFIX}/")}
-    assert set(yaml.safe_load(listed)) == others
+    assert set(yaml.safe_load(listed)) == others | {PRESENT_LABEL}
     assert expressions(spec).count("key in variables.vendorLabels") == 2, "to set one, and to remove it"
 
 

@@ -11,9 +11,11 @@ import pytest
 from neuron_plugin.allocation import Constraints, NeuronPod, Rejection, Resource
 from neuron_plugin.allocation.keys import NODE_KEY, POD_UID_KEY
 from neuron_plugin.allocation.pod import assigned_allocations
+from neuron_plugin.allocation.runs import ContainerRun
 from neuron_plugin.cluster import Pod
 from neuron_plugin.cluster.pods import PODS, asks_for_neuron, neuron_pod
 from neuron_plugin.topology import Geometry, Topology
+from tests.support.manifests import pod_manifest
 
 INF2 = Geometry("inf2.48xlarge", Topology.RING, 12, 2)
 DEVICE, CORE = Resource.NEURONDEVICE.value, Resource.NEURONCORE.value
@@ -243,3 +245,33 @@ def test_a_node_on_which_the_pod_was_not_placed_is_a_rule_of_its_own(options: Js
     found = neuron_pod(wire(container(limits={DEVICE: "2"}), **required_terms(PINNED), **options))
     assert found.rules.terms is not None
     assert [str(term) for term in found.rules.terms] == ["metadata.name In node-1"]
+
+
+def status_of(**state: Any) -> dict[str, Any]:
+    return {"name": "main", **state}
+
+
+START, END = "2026-11-26T08:00:00Z", "2026-11-26T08:00:04Z"
+STARTED = 1_795_680_000.0
+
+
+def ended(exit_code: int = 1, reason: str = "Error") -> dict[str, Any]:
+    return {"terminated": {"exitCode": exit_code, "reason": reason, "startedAt": START, "finishedAt": END}}
+
+
+@pytest.mark.parametrize(
+    ("status", "run"),
+    [
+        (status_of(state={"running": {"startedAt": START}}, lastState=ended()), ContainerRun("main", STARTED)),
+        (status_of(state=ended()), ContainerRun("main", STARTED, STARTED + 4, failed=True)),
+        (status_of(state={"waiting": {}}, lastState=ended()), ContainerRun("main", STARTED, STARTED + 4, failed=True)),
+        (status_of(state=ended(0, "Completed")), ContainerRun("main", STARTED, STARTED + 4)),
+        (status_of(state=ended(137, "OOMKilled")), ContainerRun("main", STARTED, STARTED + 4)),
+        (status_of(state=ended(128, "StartError")), ContainerRun("main", STARTED, STARTED + 4)),
+        (status_of(state={"waiting": {"reason": "ImagePullBackOff"}}), None),
+    ],
+)
+def test_the_latest_run_of_a_container_is_read(status: dict[str, Any], run: ContainerRun | None) -> None:
+    manifest = pod_manifest("pod", Resource.NEURON, 1)
+    decoded = neuron_pod(PODS.decode(msgspec.json.encode({**manifest, "status": {"containerStatuses": [status]}})))
+    assert decoded.runs == ((run,) if run else ())

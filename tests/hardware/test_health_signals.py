@@ -45,6 +45,7 @@ def test_counters_are_observed_at_zero_so_that_a_rise_has_a_beginning() -> None:
         (Signal.HBM_UNCORRECTABLE, ""),
         (Signal.DMA_ABORT, ""),
         (Signal.HW_ERROR, ""),
+        (Signal.RESET_FAILURES, ""),
         (Signal.HEALTH_STATUS, "hw_error_events"),
     }
 
@@ -53,6 +54,12 @@ def test_errors_of_cores_are_added_up_and_the_cores_named() -> None:
     errors = (CoreErrors(0, hw_error=2), CoreErrors(1), CoreErrors(5, hw_error=3))
     (seen,) = [one for one in observe(with_health(core_errors=errors)) if one.signal is Signal.HW_ERROR]
     assert seen.worded() == "5 hardware errors on physical cores 0, 5"
+
+
+def test_a_failed_reset_is_counted_on_every_core_and_shown_once() -> None:
+    errors = (CoreErrors(0, reset_fail_count=3), CoreErrors(1, reset_fail_count=3))
+    (seen,) = [one for one in observe(with_health(core_errors=errors)) if one.signal is Signal.RESET_FAILURES]
+    assert seen.worded() == "3 failed resets"
 
 
 def test_accepted_errors_are_named_apart() -> None:

@@ -33,7 +33,7 @@ _MEMORY = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
 
 NAMESPACE = "default"
 
-HASTY = DaemonTimes(turn=0.02, quiet=0.05, empty=0.3, read_node=0.5)
+HASTY = DaemonTimes(turn=0.02, quiet=0.05, empty=0.3, read_node=0.5, starts=0.05)
 """The daemon's rhythm in milliseconds, for tests with a real clock."""
 
 

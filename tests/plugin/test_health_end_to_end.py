@@ -7,6 +7,8 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from neuron_plugin.allocation.keys import INVENTORY_KEY
 from neuron_plugin.hardware import ResetState, kernel_log
 from neuron_plugin.hardware.health_signals import Severity
 from neuron_plugin.plugin.daemon import NodeDaemon
+from neuron_plugin.plugin.health import Action, HealthRules, SignalRule
 from neuron_plugin.simulation import SimulatedNode
 from neuron_plugin.simulation.api_server_kinds import EVENTS, NODES
 from tests.plugin import site as sites
@@ -157,3 +160,50 @@ async def test_p70_a_kernel_log_that_is_not_there_is_named_and_the_rest_goes_on(
         assert node.daemon.health.silent_sources["kernel-log"].startswith("/nowhere/kmsg cannot be read")
         node.machine.remove_node(0)
         await node.allocatable(5)
+
+
+def fails(site: sites.Site, name: str, started: datetime) -> None:
+    """The pod's container ends with an error three seconds after its start, and the pod has failed."""
+    assert site.api
+    times = {"startedAt": started, "finishedAt": started + timedelta(seconds=3)}
+    end = {"exitCode": 1, "reason": "Error"} | {key: time.strftime("%Y-%m-%dT%H:%M:%SZ") for key, time in times.items()}
+    status = {"phase": "Failed", "containerStatuses": [{"name": "app", "state": {"terminated": end}}]}
+    site.kubelet.finish(site.kubelet_pods[name].uid)
+    site.api.set_pod_status(sites.NAMESPACE, name, status)
+
+
+def is_free(daemon: NodeDaemon, name: str) -> bool:
+    return uid_of(name) not in sites.holders(daemon)
+
+
+def runs(site: sites.Site, name: str, started: datetime) -> None:
+    assert site.api
+    state = {"running": {"startedAt": started.strftime("%Y-%m-%dT%H:%M:%SZ")}}
+    status = {"phase": "Running", "containerStatuses": [{"name": "app", "started": True, "state": state}]}
+    site.api.set_pod_status(sites.NAMESPACE, name, status)
+
+
+@pytest.mark.parametrize("action", [Action.UNHEALTHY, Action.IGNORE])
+async def test_a_device_on_which_three_pods_failed_in_a_row_is_given_to_no_other(action: Action) -> None:
+    async with sites.a_site("inf2.24xlarge", resources=("neuron",)) as site:
+        rule = SignalRule(action=action, threshold=3, keep_firing_for_seconds=60)
+        site.settings = msgspec.structs.replace(site.settings, health=HealthRules(failed_starts=rule))
+        now = datetime.now(UTC)
+        async with site.daemon() as daemon:
+            node = Running(site, daemon)
+            await site.run("other", app(1))
+            runs(site, "other", now - timedelta(minutes=10))
+            for number, name in enumerate(("a", "b", "c")):
+                admitted = await site.run(name, app(1))
+                assert sites.ids(admitted, NEURON) == (1,), "the core that is free again is given again"
+                await site.annotated(name)
+                fails(site, name, now - timedelta(seconds=60 - 10 * number))
+                await eventually(partial(is_free, daemon, name))
+            if action is Action.IGNORE:
+                assert daemon.health.unhealthy == {}
+                return
+            await eventually(lambda: 1 in daemon.health.unhealthy)
+            await eventually(lambda: "1" in node.inventory()["unhealthy"])
+            assert "3 failed starts of different pods in a row" in node.inventory()["unhealthy"]["1"]
+            await node.allocatable(5)
+            assert sites.ids(await site.run("next", app(1)), NEURON) == (2,)

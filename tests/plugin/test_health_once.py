@@ -104,10 +104,11 @@ WARNING = {
     Signal.HBM_UNCORRECTABLE: with_core_error("hw_hbm_ue_error"),
     Signal.DMA_ABORT: with_core_error("hw_dma_abort_error"),
     Signal.HW_ERROR: with_core_error("hw_error"),
+    Signal.RESET_FAILURES: with_core_error("reset_fail_count"),
     Signal.HEALTH_STATUS: with_health(status_counts=(("hw_error_events", 4),)),
 }
 PASSING = {Signal.RESETTING: with_health(reset=ResetState.RESETTING)}
-NOT_OF_A_DEVICE = {Signal.MISSING, Signal.KERNEL_MESSAGE, Signal.KERNEL_MESSAGE_UNNAMED}
+NOT_OF_A_DEVICE = {Signal.MISSING, Signal.KERNEL_MESSAGE, Signal.KERNEL_MESSAGE_UNNAMED, Signal.FAILED_STARTS}
 """Signals that are not seen on a device the driver lists."""
 
 

@@ -17,6 +17,7 @@ import pytest
 from neuron_plugin.cluster import ApiRequest
 from neuron_plugin.hardware import Inventory, ResetState, parse_driver_version
 from neuron_plugin.hardware.device import CoreErrors, EccCounts, NodeState
+from neuron_plugin.hardware.health_signals import Observation, Severity, Signal
 from neuron_plugin.hardware.kernel_log import KernelError, KernelRecord, parse_error
 from neuron_plugin.plugin import health_watch, publisher
 from neuron_plugin.plugin.health import Action, HealthRules, SignalRule, load
@@ -350,3 +351,65 @@ async def eventually(is_written: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
         await asyncio.to_thread(lambda: None)
     raise TimeoutError("the memory was never written")
+
+
+def starts(count: int) -> dict[int, Observation]:
+    failed = Observation(Signal.FAILED_STARTS, "failed start", count=count, where=" of different pods")
+    return {0: failed, 1: Observation(Signal.FAILED_STARTS, "failed start", count=0)}
+
+
+async def test_failed_starts_make_a_device_pending_then_unhealthy_and_healthy_an_hour_after_the_last_one() -> None:
+    async with running() as run:
+        run.watch.look(machine(device(0), device(1)))
+        run.watch.see_starts(starts(2))
+        await asyncio.sleep(60)
+        assert run.watch.unhealthy == {}
+        run.watch.see_starts(starts(3))
+        await asyncio.sleep(29)
+        assert run.watch.unhealthy == {}
+        assert run.watch.state.devices[0].verdict.severity is Severity.PASSING
+        await asyncio.sleep(2)
+        assert run.watch.unhealthy == {0: "3 failed starts of different pods"}
+        assert run.changes
+        run.watch.see_starts(starts(0))
+        await asyncio.sleep(3590)
+        assert run.watch.unhealthy
+        await asyncio.sleep(20)
+        assert run.watch.unhealthy == {}
+
+
+async def test_failed_starts_that_are_refuted_in_time_have_no_consequence() -> None:
+    async with running() as run:
+        run.watch.look(machine(device(0), device(1)))
+        run.watch.see_starts(starts(3))
+        await asyncio.sleep(20)
+        run.watch.see_starts(starts(0))
+        await asyncio.sleep(60)
+        assert run.watch.unhealthy == {}
+        assert not run.api.event_subjects
+
+
+@pytest.mark.parametrize(("count", "severity"), [(4, Severity.HEALTHY), (5, Severity.WARNING)])
+async def test_failed_starts_may_be_counted_from_another_number_or_be_a_warning_only(
+    count: int, severity: Severity
+) -> None:
+    rule = SignalRule(threshold=5, action=Action.WARN)
+    async with running(PluginSettings(health=HealthRules(failed_starts=rule))) as run:
+        run.watch.look(machine(device(0), device(1)))
+        run.watch.see_starts(starts(count))
+        assert run.watch.state.devices[0].verdict.severity is severity
+        assert run.watch.unhealthy == {}
+
+
+async def test_a_reset_that_fails_is_pending_then_unhealthy_and_old_ones_are_not() -> None:
+    async with running() as run:
+        run.watch.look(machine(device(0, core_errors=(CoreErrors(0, reset_fail_count=4),))))
+        await asyncio.sleep(60)
+        assert run.watch.unhealthy == {}
+        run.watch.look(machine(device(0, core_errors=(CoreErrors(0, reset_fail_count=5),))))
+        await asyncio.sleep(29)
+        assert run.watch.unhealthy == {}
+        await asyncio.sleep(2)
+        assert run.watch.unhealthy == {0: "5 failed resets, 4 of them old"}
+        await asyncio.sleep(3700)
+        assert run.watch.unhealthy == {}

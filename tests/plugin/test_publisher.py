@@ -24,7 +24,15 @@ from neuron_plugin.cluster.objects import NODES
 from neuron_plugin.hardware.health_signals import MISSING
 from neuron_plugin.plugin import publisher
 from neuron_plugin.plugin.inputs import HoldDown
-from neuron_plugin.plugin.publisher import PUBLISHED_LABELS, Publisher, WriteQueue, node_labels, publication, withdrawal
+from neuron_plugin.plugin.publisher import (
+    PRESENT_LABEL,
+    PUBLISHED_LABELS,
+    Publisher,
+    WriteQueue,
+    node_labels,
+    publication,
+    withdrawal,
+)
 from neuron_plugin.plugin.snapshot import PodEvent, Snapshot, derive
 from tests.plugin.world import (
     INF2,
@@ -618,3 +626,17 @@ def test_the_inventory_reads_back_with_missing_and_sick_devices_and_their_reason
     read = read_inventory(metadata(publication("worker-1", made))["annotations"][INVENTORY_KEY] or "")
     assert read.present == present
     assert read.unhealthy == {3: MISSING, 5: "sick"}
+
+
+def test_a_node_with_devices_is_labelled_as_one_if_that_is_wanted() -> None:
+    wanted, not_wanted = (Publisher("worker-1", label_present=label) for label in (True, False))
+    for made in (wanted, not_wanted):
+        made.publish(derive(inputs()))
+    labels = [metadata(dict(made.queue._unsent)["inventory"])["labels"] for made in (wanted, not_wanted)]
+    assert labels[0][PRESENT_LABEL] == "true"
+    assert PRESENT_LABEL not in labels[1], "it may be there already"
+
+
+def test_the_label_of_a_node_with_devices_stays_when_the_plugin_goes() -> None:
+    node = NODES.decode(msgspec.json.encode({"metadata": {"name": "n", "labels": {PRESENT_LABEL: "true"}}}))
+    assert withdrawal(node) is None

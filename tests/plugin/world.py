@@ -24,11 +24,11 @@ from neuron_plugin.cluster import Pod
 from neuron_plugin.cluster.objects import Metadata, Owner
 from neuron_plugin.cluster.pods import (
     Container,
+    ContainerRunning,
     ContainerState,
     ContainerStatus,
     PodSpec,
     PodStatus,
-    Present,
     Resources,
     neuron_pod,
 )
@@ -91,7 +91,7 @@ class ApiPod:
     @property
     def wire(self) -> Pod:
         """The object as it is decoded from the server's answer."""
-        states = [ContainerState(running=Present())] if self.running else []
+        states = [ContainerState(running=ContainerRunning())] if self.running else []
         states += [ContainerState()] if self.started and not self.running else []
         owner = Owner(*self.controller, controller=True)
         return Pod(

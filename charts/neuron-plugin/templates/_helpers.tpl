@@ -121,7 +121,7 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 
 {{/* The labels under the vendor's prefix that the plugin describes its node with, as a CEL list. */}}
 {{- define "neuron-plugin.vendorLabels" -}}
-['neuron.amazonaws.com/ultraserver-mode', 'neuron.amazonaws.com/ultraserver-server-id-2', 'neuron.amazonaws.com/ultraserver-node-id-2', 'neuron.amazonaws.com/ultraserver-server-id-4', 'neuron.amazonaws.com/ultraserver-node-id-4']
+['neuron.amazonaws.com/present', 'neuron.amazonaws.com/ultraserver-mode', 'neuron.amazonaws.com/ultraserver-server-id-2', 'neuron.amazonaws.com/ultraserver-node-id-2', 'neuron.amazonaws.com/ultraserver-server-id-4', 'neuron.amazonaws.com/ultraserver-node-id-4']
 {{- end }}
 
 {{/* The node conditions that the device plugin keeps, as a JSON list, which is one of CEL, too. */}}
