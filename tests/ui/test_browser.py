@@ -15,6 +15,7 @@ import pytest
 
 from neuron_plugin.allocation import PodReference, PodUid, Resource
 from neuron_plugin.allocation.node import Reservation
+from neuron_plugin.allocation.utilization import ContainerUtilization
 from neuron_plugin.scheduling.history import Cause
 from neuron_plugin.topology import CoreMask
 from neuron_plugin.ui.pages import Use
@@ -717,3 +718,24 @@ async def test_the_playground_s_page_shows_pods_a_refusal_and_a_fault_that_heals
         await browser.until("/Events\\s[^]*NeuronWaiting/.test(document.getElementById('drawer').innerText)")
         up.run("fault", "trn1-1", "device", "13", "back")
         await browser.until(f"{device('trn1-1', 13)}.dataset.state !== 'missing'")
+
+
+async def test_a_device_shows_how_busy_it_is_and_slanted_lines_while_it_is_idle(browser: Browser) -> None:
+    world = small()
+    uid = next(pod.uid for pod in world.state.pods.values() if pod.reference.name == "train")
+    async with site(world) as url:
+        await browser.open(f"{url}/ui/")
+        await browser.until(f"{device('trn1-a', 0)}?.dataset.state === 'used'")
+        used = f"{card('trn1-a')}.querySelectorAll"
+        assert await browser.value(f"{used}('.use *').length") == 0, "nothing is known yet"
+        world.state.see_utilization("trn1-a", {uid: {"main": ContainerUtilization(75, 2**30)}})
+        await browser.until(f"{used}('.level.busy').length === 4")
+        widths = f"[...{used}('.level')].slice(0, 2).map((each) => Number(each.getAttribute('width')))"
+        whole, part = await browser.value(widths)
+        assert part == pytest.approx(0.75 * whole)
+        assert "75 % busy" in await browser.value(f"{device('trn1-a', 3)}.parentNode.textContent")
+        idle = ContainerUtilization(0, 2**30, idle_since=int(time.time()) - 7200)
+        world.state.see_utilization("trn1-a", {uid: {"main": idle}})
+        await browser.until(f"{used}('.idle').length === 4 && !{used}('.level').length")
+        assert "idle since" in await browser.value(f"{device('trn1-a', 3)}.parentNode.textContent")
+        assert "idle" in await browser.value("document.querySelector('#legend').textContent")

@@ -1,7 +1,7 @@
 // Nodes as pictures: a torus as a grid, a line or ring as a row of devices that goes on below. A pod's set is one shape.
 
-import { STATES, described, factsOf, ids, nameOf } from "./facts.js";
-import { element } from "./paint.js";
+import { STATES, described, factsOf, ids, nameOf, useText } from "./facts.js";
+import { element, hatch } from "./paint.js";
 
 const LARGE = { cell: 40, gap: 10, edge: 12, corner: 7 };
 const SMALL = { cell: 9, gap: 1.5, edge: 1, corner: 1.5 };
@@ -51,6 +51,7 @@ export function update(drawn, node, look, all) {
   const shapes = node.status.holders.map((holder) => shape(drawn, node, holder, look));
   drawn.sets.replaceChildren(...shapes.map(([set]) => set));
   drawn.names.replaceChildren(...shapes.flatMap(([, name]) => name || []));
+  drawn.use.replaceChildren(...devices.flatMap((each) => used(drawn, each)));
   drawn.marks.replaceChildren(...marks(drawn, devices));
 }
 
@@ -69,6 +70,7 @@ function complete(drawn, { spec }) {
   }
   drawn.largest = element("path", { class: "largest" });
   drawn.sets = element("g", { class: "sets" });
+  drawn.use = element("g", { class: "use" });
   drawn.marks = element("g", { class: "marks" });
   drawn.names = element("g", { class: "names" });
   const square = ([x, y], name) => element("rect", { class: name, x, y, width: side, height: side, rx: corner });
@@ -80,7 +82,7 @@ function complete(drawn, { spec }) {
   });
   root.append(
     element("path", { class: "links", d: inner.join("") }), element("path", { class: "links wrap", d: around.join("") }),
-    drawn.largest, ...drawn.cells.map((each) => each.group), drawn.sets, ...drawn.cells.map((each) => each.frame), drawn.marks, drawn.names,
+    drawn.largest, ...drawn.cells.map((each) => each.group), drawn.sets, drawn.use, ...drawn.cells.map((each) => each.frame), drawn.marks, drawn.names,
   );
 }
 
@@ -97,9 +99,10 @@ function linksOf({ topology, devices }) {
 }
 
 /** A device in words. */
-export function deviceText({ id, health, why, holders, free }, look) {
+export function deviceText({ id, health, why, holders, free, use }, look) {
   const who = holders.map((each) => `${nameOf(each)}${look(each).promised ? " (promised)" : ""}`).join(", ");
-  return `device ${id}: ${health}${why && why !== health ? ` (${why})` : ""}, ${who || (free ? "free" : "not free")}`;
+  const has = [who || (free ? "free" : "not free"), useText(use)].filter(Boolean).join(", ");
+  return `device ${id}: ${health}${why && why !== health ? ` (${why})` : ""}, ${has}`;
 }
 
 function cell({ cells }, device, look, coresPerDevice) {
@@ -118,6 +121,19 @@ function cell({ cells }, device, look, coresPerDevice) {
     frame.classList.remove("lit");
     requestAnimationFrame(() => frame.classList.add("lit"));
   }
+}
+
+/** How busy a device is, as a level at its foot; slanted lines over one that is idle. */
+function used({ placed, measures: { cell: side, corner } }, { id, use }) {
+  if (!use?.known) return [];
+  const [x, y] = placed[id];
+  if (use.idleSince) return [element("rect", { class: "idle", x, y, width: side, height: side, rx: corner, fill: hatch() })];
+  const [foot, width] = [side - 2 * corner, 4];
+  const level = { x: x + corner, y: y + side - width - 2, height: width, rx: width / 2 };
+  return [
+    element("rect", { class: "level", width: foot, ...level }),
+    element("rect", { class: "level busy", width: (foot * use.busyPercent) / 100, ...level }),
+  ];
 }
 
 const box = (x, y, width, height) => `M${x} ${y}h${width}v${height}h${-width}Z`;

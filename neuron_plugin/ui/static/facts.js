@@ -51,8 +51,15 @@ function devicesOf({ spec, status }) {
     const health = missing.has(id) ? "missing" : heldDown.has(id) ? "held down" : sick ? "unhealthy"
       : disabled.has(id) ? "disabled" : kept ? "reserved" : "healthy";
     const broken = health === "missing" || health === "unhealthy";
-    return { id, health, broken, why: sick || kept || "", holders: held, free: free.has(id) };
+    const use = status.utilization[id]; // of a device that pods have, and of which it is known
+    return { id, health, broken, why: sick || kept || "", holders: held, free: free.has(id), use };
   });
+}
+
+/** "73 % busy", and since when it is idle; empty where that is not known. */
+export function useText(use) {
+  if (!use?.known) return "";
+  return `${use.busyPercent} % busy${use.idleSince ? `, idle since ${clock(use.idleSince)}` : ""}`;
 }
 
 /** What a card says about its node before anything else; the reason is in its title. */

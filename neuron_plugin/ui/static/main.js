@@ -6,7 +6,7 @@ import { MARKS } from "./draw.js";
 import { Drawer } from "./drawer.js";
 import { STATES, byName, factsOf, nameOf } from "./facts.js";
 import { hashOf, html, put } from "./html.js";
-import { assign, element, paint } from "./paint.js";
+import { assign, element, hatch, paint } from "./paint.js";
 import { drawRoom, readRoom } from "./room.js";
 import { Use } from "./use.js";
 import { Waiting, waitingOf } from "./waiting.js";
@@ -129,6 +129,7 @@ function drawLegend(shown) {
     return html("li", {}, element("svg", { viewBox: "0 0 16 16", "aria-hidden": "true", class: "swatch" }, box, ...marks), name);
   };
   const entries = [square("free"), square("largest free set"), ...STATES.filter((each) => seen.has(each)).map((each) => square(each, "", MARKS[each]))];
+  if (shown.some((node) => node.status.idleDevices)) entries.push(square("idle", hatch()));
   if (colour === "health") entries.push(square("used", "var(--used)"));
   if (["namespace", "group"].includes(colour)) {
     const keys = [...new Set(shown.flatMap((node) => node.status.holders.map(KEYS[colour])))].sort(byName);

@@ -49,6 +49,16 @@ export function paint(key) {
   return { fill: mark || round ? pattern(number, colour, dark, mark, round) : colour, colour, dark };
 }
 
+/** Slanted lines: what they lie over is idle. */
+export function hatch() {
+  if (!document.getElementById("idle")) {
+    const made = element("pattern", { id: "idle", width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" });
+    made.append(element("path", { d: "M0 3H6", class: "hatch" }));
+    document.querySelector("#patterns defs").append(made);
+  }
+  return "url(#idle)";
+}
+
 /** `round`: how often all colours and marks are used up; each time the marks are larger. */
 function pattern(number, colour, dark, mark, round) {
   const id = `paint-${number}`;
