@@ -5,6 +5,7 @@ r"""Make everything that a release consists of, as files in dist/, from an image
     nox -s sbom
     python .ci/release.py v0.1.0 --repository registry.example.com/neuron-plugin --key cosign.pem
 
+With --keyless nothing is signed here: the printed commands do it, by the identity that cosign finds (a CI's token).
 Without buildx: ``podman build --manifest`` and ``podman manifest push --all NAME oci-archive:dist/image.tar``.
 
 No registry is asked: the image's digest stands in its OCI layout, and the chart is packaged with it. What is printed at
@@ -187,8 +188,11 @@ def sign(file: Path, key: Path) -> Path:
     return signature
 
 
-def release(tag: str, *, repository: str, key: Path, revision: str, root: Path = ROOT) -> str:
-    """Write chart, SBOM, notes, provenance and their signatures to dist/; gives the commands that push them."""
+def release(tag: str, *, repository: str, key: Path | None, revision: str, root: Path = ROOT) -> str:
+    """Write chart, SBOM, notes and provenance to dist/, signed if there is a key; gives the commands that push them.
+
+    Without a key the commands sign, too: they write a bundle beside each file.
+    """
     dist = root / "dist"
     version = check_version(tag, root)
     said = notes((root / "CHANGELOG.md").read_text(encoding="utf-8"), version)
@@ -201,17 +205,20 @@ def release(tag: str, *, repository: str, key: Path, revision: str, root: Path =
     statement = dist / "provenance.json"
     made = provenance([chart, bom], image=repository, digest=layout.digest, revision=revision)
     statement.write_text(json.dumps(made, indent=1), encoding="utf-8")
+    image, registry = f"{repository}@{layout.digest}", repository.rpartition("/")[0]
+    signing = f"--key {key}" if key else "--yes"
+    commands = [
+        f"skopeo copy --all --preserve-digests oci-archive:dist/image.tar docker://{repository}:{version}",
+        f"cosign sign {signing} {image}",
+        f"cosign attest {signing} --type cyclonedx --predicate dist/{bom.name} {image}",
+        f"helm push dist/{chart.name} oci://{registry}/charts",
+    ]
     for file in (chart, bom, statement):
-        sign(file, key)
-    registry = repository.rpartition("/")[0]
-    return "\n".join(
-        (
-            f"skopeo copy --all --preserve-digests oci-archive:dist/image.tar docker://{repository}:{version}",
-            f"cosign sign --key {key} {repository}@{layout.digest}",
-            f"cosign attest --key {key} --type cyclonedx --predicate dist/{bom.name} {repository}@{layout.digest}",
-            f"helm push dist/{chart.name} oci://{registry}/charts",
-        )
-    )
+        if key:
+            sign(file, key)
+        else:
+            commands.append(f"cosign sign-blob --yes --bundle dist/{file.name}.sigstore.json dist/{file.name}")
+    return "\n".join(commands)
 
 
 def _sha256(file: Path) -> str:
@@ -225,7 +232,9 @@ def main() -> int:
     parser.add_argument(
         "--repository", required=True, help="where the image will be: registry.example.com/neuron-plugin"
     )
-    parser.add_argument("--key", type=Path, required=True, help="private key for ECDSA in PEM")
+    signing = parser.add_mutually_exclusive_group(required=True)
+    signing.add_argument("--key", type=Path, help="private key for ECDSA in PEM")
+    signing.add_argument("--keyless", action="store_true", help="leave the signing to the printed commands")
     given = parser.parse_args()
     git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True)  # noqa: S607 - the maintainer's git
     try:

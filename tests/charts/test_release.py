@@ -95,7 +95,7 @@ def layer(path: str, content: str) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         _add(tar, path, content.encode())
-    return gzip.compress(buffer.getvalue())
+    return gzip.compress(buffer.getvalue(), mtime=0)  # the same digest whenever it is made
 
 
 def image(status: str = STATUS) -> tuple[Image, str]:
@@ -225,6 +225,18 @@ def test_chart_sbom_and_provenance_are_of_this_image_and_signed(
     for named in re.findall(r"dist/\S+", pushes):
         assert (checkout / named).exists()
     assert f"{repository}@{digest}" in pushes
+
+
+@pytest.mark.skipif(helm() is None, reason="no helm on the PATH: it packages the chart")
+def test_without_a_key_the_printed_commands_sign_what_they_push(release: ModuleType, checkout: Path) -> None:
+    repository = "ghcr.io/owner/neuron-plugin"
+    pushes = release.release(f"v{__version__}", repository=repository, key=None, revision="c0ffee", root=checkout)
+    assert not list((checkout / "dist").glob("*.sig"))
+    assert "--key" not in pushes
+    for name in (f"neuron-plugin-{__version__}.tgz", f"neuron-plugin-{__version__}.cdx.json", "provenance.json"):
+        assert f"cosign sign-blob --yes --bundle dist/{name}.sigstore.json dist/{name}" in pushes
+    assert f"cosign sign --yes {repository}@{image()[1]}" in pushes
+    assert f"helm push dist/neuron-plugin-{__version__}.tgz oci://ghcr.io/owner/charts" in pushes
 
 
 def _files(package: Path) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def typed(text: str) -> Iterator[Typed]:
                 continue
             while words and _ASSIGNMENT.fullmatch(words[0]):
                 words.pop(0)
-            if words and before != ">":  # behind that stands a file
+            if words and not before.startswith((">", "<<<")):  # behind those stand a file and a text
                 yield Typed(line, words[0].removeprefix(".venv/bin/"), tuple(words[1:]))
             words, before = [], word
 
