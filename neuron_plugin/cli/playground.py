@@ -347,7 +347,7 @@ async def _create_pod(api: KubernetesApi, manifest: dict[str, Any]) -> Pod:
 async def _settled(api: KubernetesApi, pod: Pod) -> tuple[Pod, str]:
     """The pod once it runs, has ended or is known to wait, and why it waits or has failed."""
     from neuron_plugin.cluster.api import send
-    from neuron_plugin.cluster.pods import PODS
+    from neuron_plugin.cluster.pods import PODS, asks_for_neuron
     from neuron_plugin.cluster.writes import read_pod
     from neuron_plugin.simulation import SCHEDULERS
 
@@ -362,7 +362,11 @@ async def _settled(api: KubernetesApi, pod: Pod) -> tuple[Pod, str]:
         if gates := [gate.name for gate in pod.spec.scheduling_gates or ()]:
             others = [gate for gate in gates if gate != GATE]
             waits = f"its gates {', '.join(others)} are for others to take off" if others else await _told(api, pod)
-        if pod.phase != "Pending" or waits or time.monotonic() > ends:
+        # Of a pod that came without an assignment the plugin writes what it has once it runs.
+        has = (
+            pod.terminal or not asks_for_neuron(pod) or not pod.annotations.keys().isdisjoint((DEVICES_KEY, CORES_KEY))
+        )
+        if (pod.phase != "Pending" and has) or waits or time.monotonic() > ends:
             return pod, status.get("message") or waits
         await asyncio.sleep(0.1)
 
