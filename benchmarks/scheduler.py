@@ -9,7 +9,9 @@ both out. The floor is an extender that decides nothing (``scheduler_floor.py``)
 
     python benchmarks/scheduler.py --kubeconfig FILE --kube-scheduler PATH --nodes 1000 --pods 2000 --turns 3
 
-With ``--rate`` so many pods come each second, and how long each takes to be bound is printed, too. The scheduler may
+With ``--rate`` so many pods come each second, and how long each takes to be bound is printed, too.
+With ``--beforehand`` the pods are there before scheduler and daemon start together, so that creating them takes no time
+from placing them; what is measured is from the first binding to the last. The scheduler may
 send as much as it likes, because by default it binds some 50 pods a second whatever is done; ``--qps 50`` is that.
 """
 
@@ -176,40 +178,49 @@ def running(
 async def run(api: KubernetesApi, placement: str, options: argparse.Namespace) -> None:
     """Place the pods once, and print what it took."""
     pods, rate = options.pods, options.rate
-    with running(placement, options.kubeconfig, options.kube_scheduler, options.qps) as (process, ours):
-        await asyncio.sleep(15.0)  # caches are filled, and our daemon has taken over
-        before = cpu_seconds(process), cpu_seconds(ours)
-        started, created, bound = time.monotonic(), dict[str, float](), dict[str, float]()
+    created, bound = dict[str, float](), dict[str, float]()
 
-        def follow(_: str, __: object, each: Pod | None) -> None:
-            if each and each.node_name and each.name.startswith("bench-"):
-                bound.setdefault(each.name, time.monotonic())
+    def follow(_: str, __: object, each: Pod | None) -> None:
+        if each and each.node_name and each.name.startswith("bench-"):
+            bound.setdefault(each.name, time.monotonic())
 
-        async def create(number: int, resource: Resource, count: int) -> None:
-            await asyncio.sleep(started + number / rate - time.monotonic() if rate else 0)
-            body = pod(number, resource, count, placement)
-            created[body["metadata"]["name"]] = time.monotonic()
-            await ask(api, ApiRequest("POST", f"/api/v1/namespaces/{NAMESPACE}/pods", body=body))
+    async def create(number: int, resource: Resource, count: int) -> None:
+        await asyncio.sleep(started + number / rate - time.monotonic() if rate else 0)
+        body = pod(number, resource, count, placement)
+        created[body["metadata"]["name"]] = time.monotonic()
+        await ask(api, ApiRequest("POST", f"/api/v1/namespaces/{NAMESPACE}/pods", body=body))
 
-        watch: Reflector[Pod, Pod] = Reflector(api, PODS, lambda each: each)
-        watch.subscribe(follow)
+    watch: Reflector[Pod, Pod] = Reflector(api, PODS, lambda each: each)
+    watch.subscribe(follow)
+    started = time.monotonic()
+    work = in_parallel(create(number, *asked) for number, asked in enumerate(requests(pods)))
+    if options.beforehand:
+        await work
+    with running(placement, options.kubeconfig, options.kube_scheduler, options.qps) as processes:
         watching = asyncio.create_task(watch.run())
-        work = (create(number, *asked) for number, asked in enumerate(requests(pods)))
-        creation = asyncio.create_task(in_parallel(work))
+        if options.beforehand:
+            while not bound:
+                await asyncio.sleep(0.02)
+        else:
+            await asyncio.sleep(15.0)  # caches are filled, and our daemon has taken over
+        before = [cpu_seconds(each) for each in processes]
+        counted_from, started = len(bound), time.monotonic()
+        creation = asyncio.create_task(asyncio.sleep(0) if options.beforehand else work)
         while len(bound) < pods and time.monotonic() - max([started, *bound.values()]) < QUIET_SECONDS:
             await asyncio.sleep(0.2)
         await creation
         watching.cancel()
         seconds = max(bound.values()) - started
-        used = [now - then for now, then in zip((cpu_seconds(process), cpu_seconds(ours)), before, strict=True)]
+        used = [cpu_seconds(each) - then for each, then in zip(processes, before, strict=True)]
     nodes, cores, twice = counted(await listed(api))
     waits = sorted(1000 * (at - created[name]) for name, at in bound.items())
     latency = f", bound after {waits[len(waits) // 2]:.0f} ms, 99 % {percentile(waits, 0.99):.0f} ms" if rate else ""
-    milliseconds = [1000 * each / len(bound) for each in used]
+    in_that_time = len(bound) - counted_from
+    scheduler_ms, ours_ms = (1000 * each / in_that_time for each in used)
     print(
-        f"{placement:12} {len(bound):5} of {pods} bound, {len(bound) / seconds:6.1f} pods/s{latency}, CPU a pod: "
-        f"scheduler {milliseconds[0]:5.1f} ms, ours {milliseconds[1]:4.1f} ms; "
-        f"{cores} cores on {nodes} nodes, {twice} twice",
+        f"{placement:12} {len(bound):5} of {pods} bound, {in_that_time / seconds:6.1f} pods/s{latency}, CPU a pod: "
+        f"scheduler {scheduler_ms:5.1f} ms, ours {ours_ms:4.1f} ms; "
+        f"{cores} cores on {nodes} nodes, {twice} twice; load {os.getloadavg()[0]:.1f}",
         flush=True,
     )
 
@@ -258,6 +269,7 @@ def main() -> None:
     parser.add_argument("--placement", nargs="+", choices=PLACEMENTS, default=(NONE, EXTENDER, GATES))
     parser.add_argument("--qps", type=int, default=5000, help="requests a second that the scheduler may send")
     parser.add_argument("--rate", type=float, default=0.0, help="pods created a second (default: as fast as possible)")
+    parser.add_argument("--beforehand", action="store_true", help="make the pods before scheduler and daemon start")
     parser.add_argument("--settle", type=float, default=20.0, help="seconds to wait after the nodes were made")
     options = parser.parse_args()
     if not (options.kubeconfig and options.kube_scheduler):

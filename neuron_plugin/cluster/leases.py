@@ -1,6 +1,6 @@
 """Leases: when one has expired, and electing one leader by a lease.
 
-No clocks are compared. A lease has expired when *its observer* has seen no change of it for the lease's duration, on
+No clocks of two machines are compared. A lease has expired when *its observer* has seen no change of it for the lease's duration, on
 the observer's own clock; the times inside it are for people.
 
 A leader knows by its own clock when it must stop: ``renew_deadline`` after it began its last successful renewal, which
@@ -15,6 +15,7 @@ import enum
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import NoReturn, Protocol
 
 from neuron_plugin.backoff import CLOCK, Clock
@@ -74,6 +75,9 @@ class Change(enum.Enum):
     """It leads; what the last leader began may still take effect."""
     HANDED_OVER = "handed over"
     """It leads; the last leader had settled everything before it gave the lease up."""
+    RESTARTED = "restarted"
+    """It leads. The last leader was an earlier process of this holder, which ended before this process began, and was
+    the leader for longer than a term."""
 
 
 class ElectionObserver(Protocol):
@@ -103,6 +107,7 @@ class Election:
         settled: Callable[[], bool],
         terms: Terms = TERMS,
         clock: Clock = CLOCK,
+        utc: Callable[[], datetime] = utc_now,
     ) -> None:
         self._api = api
         self._lease = lease
@@ -110,9 +115,11 @@ class Election:
         self._settled = settled
         self._terms = terms
         self._clock = clock
+        self._utc = utc
         self._observed = ObservedLease()
         self._other_leader: Lease | None = None
-        self._handed_over = False
+        self._way = Change.TAKEN
+        self._has_led = False
         self._until = float("-inf")
         self._was_leading = False
         self._failing = False
@@ -187,13 +194,29 @@ class Election:
         self._other_leader = other if theirs else None
         if theirs:
             return False
-        self._handed_over = lease is not None and not lease.holder
+        self._way = self._way_to_win(lease)
         if lease is None:
-            request = create_lease(self._lease, duration_seconds=self._terms.duration, now=utc_now())
+            request = create_lease(self._lease, duration_seconds=self._terms.duration, now=self._utc())
         else:
-            request = claim_lease(self._lease, lease, duration_seconds=self._terms.duration, now=utc_now())
+            request = claim_lease(self._lease, lease, duration_seconds=self._terms.duration, now=self._utc())
         await send(self._api, request, timeout_seconds=timeout_seconds)
         return True
+
+    def _way_to_win(self, lease: Lease | None) -> Change:
+        """How leadership is won from a lease as it was read.
+
+        The processes of one holder have one machine's clock, so this one can tell how long ago it acquired the lease.
+        """
+        if lease is not None and not lease.holder:
+            return Change.HANDED_OVER
+        if lease is None or self._has_led:
+            return Change.TAKEN
+        try:
+            held = self._utc() - datetime.fromisoformat(lease.acquired_at)
+        except (ValueError, TypeError):  # no time, or one without a zone: not a lease as we write it
+            return Change.TAKEN
+        is_restart = self._lease.holds(lease) and held.total_seconds() > self._terms.renew_deadline
+        return Change.RESTARTED if is_restart else Change.TAKEN
 
     async def _read(self, timeout_seconds: float) -> Lease | None:
         """Return the lease as it is; None if there is none."""
@@ -211,7 +234,7 @@ class Election:
         try:
             async with asyncio.timeout(seconds):
                 while (lease := await self._read(seconds)) and self._lease.holds(lease):
-                    request = release_lease(self._lease, lease, now=utc_now(), settled=self._settled())
+                    request = release_lease(self._lease, lease, now=self._utc(), settled=self._settled())
                     try:
                         await send(self._api, request, timeout_seconds=seconds)
                     except ApiError as error:
@@ -227,7 +250,7 @@ class Election:
         if self.leading == self._was_leading:
             return
         self._was_leading = self.leading
-        won = Change.HANDED_OVER if self._handed_over else Change.TAKEN
-        change = won if self._was_leading else Change.LOST
+        self._has_led |= self._was_leading
+        change = self._way if self._was_leading else Change.LOST
         log.info("leadership changed", extra={"lease": self._lease.name, "leadership": change.value})
         self._observer.changed(change)

@@ -153,6 +153,7 @@ class Node(ApiObject, frozen=True):
 
 
 class _LeaseSpec(Wire, frozen=True):
+    acquire_time: str | None = None
     holder_identity: str | None = None
     lease_duration_seconds: int | None = None
     lease_transitions: int | None = None
@@ -178,6 +179,11 @@ class Lease(ApiObject, frozen=True):
     def duration_seconds(self) -> int:
         """How long after its last renewal others must leave it alone; 0 if it does not say."""
         return self.spec.lease_duration_seconds or 0
+
+    @property
+    def acquired_at(self) -> str:
+        """When its holder became the holder, by the holder's clock; empty if it does not say."""
+        return self.spec.acquire_time or ""
 
     @property
     def renewed_at(self) -> str:

@@ -58,6 +58,8 @@ from neuron_plugin.topology import Catalogue, product_names
 _log = logging.getLogger(__name__)
 
 SETTLE_SECONDS = 1.0
+LEASES_SECONDS = 1.0
+"""How long a start waits for the plugins' Leases, which it need not have the right to read."""
 IDLE_SECONDS = 120.0
 """Longer than Go keeps idle connections (90 s): the scheduler never writes into one that is just being closed."""
 DRAIN_SECONDS = 2.0
@@ -266,6 +268,7 @@ class ExtenderDaemon:
         collected first, as at this moment there was no garbage to find, only 0.1 s to lose.
         """
         await self._informers.synced()
+        await self._informers.leases_listed(LEASES_SECONDS)
         self.ready.met(SYNCED)
         gc.freeze()
 

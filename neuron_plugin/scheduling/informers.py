@@ -102,13 +102,14 @@ class PluginLeases:
         self._doubted.update(found)
         return bool(found)
 
+    def away(self) -> frozenset[str]:
+        """The nodes whose Lease was given up, or has not been renewed since a doubt: one look shows it."""
+        return nodes_of(lease for uid, (lease, _) in self._leases.items() if uid in self._doubted or not lease.holder)
+
     def stale(self, now: float) -> frozenset[str]:
-        """The nodes whose Lease has not been renewed for its whole duration or since a doubt, or was given up."""
-        return nodes_of(
-            lease
-            for uid, (lease, observed) in self._leases.items()
-            if uid in self._doubted or observed.expired(lease, now)
-        )
+        """The nodes that are away, and those whose Lease has not been renewed for its whole duration."""
+        expired = (lease for lease, observed in self._leases.values() if observed.expired(lease, now))
+        return self.away() | nodes_of(expired)
 
 
 def nodes_of(leases: Iterable[Lease]) -> frozenset[str]:
@@ -147,6 +148,8 @@ class Informers:
         self._observer = observer
         self._clock = clock
         self._leases = PluginLeases()
+        self._closed: frozenset[str] = frozenset()
+        """The nodes that are closed because of their plugins' Leases."""
         self._pods: Reflector[Pod, NeuronPod | PodUse] = Reflector(api, PODS, self._keep_pod, observer=observer)
         self._stopped: set[str] = set()
         """The UIDs of pods that are kept still and were seen to have ended, with no container running."""
@@ -240,10 +243,17 @@ class Informers:
                     await leases.synced.wait()
 
     def _judge(self) -> None:
-        """A Lease that is not watched has not run out; and a new watch first has to show what was missed."""
+        """Close and open nodes by their plugins' Leases.
+
+        A Lease that is not watched has not run out, and a new watch first has to show what was missed. That a Lease was
+        given up needs no watch: a leader that has just started must not place pods there.
+        """
         leases = self._followed.get("leases")
-        if leases is not None and leases.followed_seconds() >= TICK_SECONDS:
-            self._state.set_stale(self._leases.stale(self._clock.now()))
+        if leases is None:
+            return
+        watched = leases.followed_seconds() >= TICK_SECONDS
+        self._closed = self._leases.stale(self._clock.now()) if watched else self._closed | self._leases.away()
+        self._state.set_stale(self._closed)
 
     def _keep_pod(self, pod: Pod) -> NeuronPod | PodUse | None:
         """Note which pods end by themselves: what they leave as the watch shows them looks like a deletion."""
@@ -297,7 +307,8 @@ class Informers:
         elif before:
             self._state.history.renewals.pop(before.name.removeprefix(LEASE_PREFIX), None)
         _see_utilization(self._state, before, lease)
-        if before and lease and (bool(before.holder) != bool(lease.holder) or was_doubted):
+        was_held = before is None or bool(before.holder)
+        if lease and (was_held != bool(lease.holder) or was_doubted):
             self._judge()  # a plugin stops or is back: the next pod should know
 
 

@@ -4,8 +4,13 @@ Until the lists are in, an answer would be a guess; while another replica leads,
 given away. A write that the last leader sent at its last moment may land after this replica has taken over. It can only
 be the binding of a pod that is not bound yet. So a new leader lists the pods consistently, and if one that asks for
 Neuron is unbound it waits until such a write's time is over and lists again; only then is it ready. It need not wait
-where the last leader gave the Lease up with everything settled. The other side is in ``binding``: no bind starts that
-could outlive this replica's own term.
+where the last leader gave the Lease up with everything settled.
+
+Where the last leader was an earlier process of this very replica, that process has ended before this one began. Its
+connections were closed with it, the API server ends a request with its connection, and what had reached the store is
+older there than this replica's own write of the Lease. Then a moment after the start and a list are enough.
+
+The other side is in ``binding``: no bind starts that could outlive this replica's own term.
 """
 
 from __future__ import annotations
@@ -29,6 +34,9 @@ NOT_LEADER = "this replica of the extender is not the leader"
 ELECTION = "election"
 NOT_READ = "the leader's Lease was not read yet"
 _TAKING_OVER = "taking over from the last leader"
+CLOSING_SECONDS = 0.5
+"""A process has ended, and with it its connections, when the next one of its container begins to load; this comes on
+top of the loading."""
 _LIST_SECONDS = 60.0
 _RETRY_SECONDS = 1.0
 
@@ -65,8 +73,9 @@ class Successor(Protocol):
 class Leadership:
     """Turns the election's news into readiness, as its observer.
 
-    ``landing_seconds`` is how long after its start a write may still take effect, ``patience_seconds`` how long the
-    Lease may be out of reach before a replica reports that it is of no use as a standby either.
+    ``landing_seconds`` is how long after its start a write may still take effect, ``closing_seconds`` how long after
+    the end of the process that sent it. ``patience_seconds`` is how long the Lease may be out of reach before a replica
+    reports that it is of no use as a standby either.
     """
 
     def __init__(
@@ -76,6 +85,7 @@ class Leadership:
         *,
         landing_seconds: float,
         patience_seconds: float,
+        closing_seconds: float = CLOSING_SECONDS,
         successor: Successor | None = None,
         clock: Clock = CLOCK,
     ) -> None:
@@ -83,8 +93,10 @@ class Leadership:
         self._informers = informers
         self._landing_seconds = landing_seconds
         self._patience_seconds = patience_seconds
+        self._closing_seconds = closing_seconds
         self._successor = successor
         self._clock = clock
+        self._started = clock.now()
         self._news = asyncio.Event()
         self._won: Change | None = None
         self._heard_at = float("-inf")
@@ -115,7 +127,9 @@ class Leadership:
             self._readiness.unmet(CONDITION, _TAKING_OVER)
             await self._list()
             if won is Change.TAKEN:
-                await self._outwait(since)
+                await self._outwait(since + self._landing_seconds)
+            elif won is Change.RESTARTED:
+                await self._outwait(self._started + self._closing_seconds)
             if self._successor:
                 await self._successor.take_over()
             if not self._news.is_set():
@@ -127,13 +141,13 @@ class Leadership:
         self._won = Change.TAKEN
         self._readiness.unmet(CONDITION, _TAKING_OVER)
         await self._informers.pods_listed()
-        await self._outwait(started)
+        await self._outwait(started + self._landing_seconds)
         self._readiness.met(CONDITION)
 
-    async def _outwait(self, since: float) -> None:
-        """Wait until no write can land any more that began before ``since``; there is none for a pod that is bound."""
+    async def _outwait(self, until: float) -> None:
+        """Wait until no earlier write can land any more, and list again; none can where every pod is bound."""
         if self._informers.any_unbound():
-            await self._clock.sleep(max(0.0, since + self._landing_seconds - self._clock.now()))
+            await self._clock.sleep(max(0.0, until - self._clock.now()))
             await self._list()
 
     async def _list(self) -> None:

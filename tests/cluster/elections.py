@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -128,6 +129,7 @@ async def election_of(cluster: Cluster) -> AsyncIterator[Stand]:
             news,
             settled=lambda: candidate.settled,
             clock=Clock(loop.time, asyncio.sleep, lambda: 0.5),
+            utc=lambda: datetime.fromtimestamp(1e9 + loop.time(), UTC),
         )
         task = asyncio.create_task(election.run(), name=f"election of {name}")
         candidate = Candidate(link, election, news, task)

@@ -111,14 +111,28 @@ async def test_seconds_left_is_what_a_bind_may_take() -> None:
 
 
 @pytest.mark.looptime
-async def test_the_next_container_of_a_killed_leaders_pod_takes_over_at_once() -> None:
+@pytest.mark.parametrize(("led_for", "change"), [(5, Change.TAKEN), (11, Change.RESTARTED)])
+async def test_the_next_container_of_a_killed_leaders_pod_takes_over_at_once(led_for: float, change: Change) -> None:
+    """Once the last leader has led for a term, nothing of the one before it can be under way either."""
     async with election_of(Cluster()) as stand:
         killed = stand("a")
-        await asyncio.sleep(5)
+        await asyncio.sleep(led_for)
         killed.link.cut = True
         again = stand("a")
         await asyncio.sleep(1)
-        assert again.changes == [Change.TAKEN]
+        assert again.changes == [change]
+
+
+@pytest.mark.looptime
+async def test_a_process_that_takes_its_own_lease_again_did_not_restart() -> None:
+    async with election_of(Cluster()) as stand:
+        only = stand("a")
+        await asyncio.sleep(20)
+        only.link.cut = True
+        await asyncio.sleep(12)
+        only.link.cut = False
+        await asyncio.sleep(5)
+        assert only.changes == [Change.TAKEN, Change.LOST, Change.TAKEN]
 
 
 @pytest.mark.looptime

@@ -49,6 +49,8 @@ GROUP = "neuron-plugin.io/group"
 LANDING = 5.0
 WRITE = 2.5
 """When a PATCH is given up; the model answers no later."""
+CLOSING = 0.5
+"""How long after the end of a process the server may still do what it was asked by it."""
 UNTANGLED = 20
 
 
@@ -214,8 +216,8 @@ class Model:
         self.replicas = [Replica(self, number) for number in range(2)]
         self.leader: Replica | None = None
         self.leads_from = 0.0
-        self.late: deque[tuple[float, ApiRequest, bool]] = deque()
-        """Writes of which the sender has given up, that may land yet; and whether its process was frozen meanwhile."""
+        self.late: deque[tuple[float, ApiRequest, bool, Replica]] = deque()
+        """When writes land of which the sender has given up, whether its process was frozen meanwhile, the sender."""
         self.too_late: set[str] = set()
         """Pods on which a write of a frozen process has landed when another was leading already."""
         self.most_pods = 40
@@ -376,19 +378,33 @@ class Model:
             return
         if self.leader:
             self.leader.ready.unmet("leader", "not the leader")
-            for deadline, request, future in self.leader.flights:  # what is sent may land later
-                self.lose(deadline, request, future)
-            self.leader.flights.clear()
+            self.lose_all(self.leader)
         self.leader, self.leads_from = replica, self.now + LANDING
 
     def restart(self, replica: Replica) -> None:
-        if replica is self.leader:
-            self.lead(None)
+        """A process is killed. The next one may take the Lease over before another replica does."""
+        is_leader = replica is self.leader
+        self.lose_all(replica)
+        late = list(self.late)
+        self.late.clear()
+        for until, request, is_frozen, sender in late:  # its requests end with its connections
+            is_over = sender is replica and not is_frozen
+            self.late.append((min(until, self.now + CLOSING) if is_over else until, request, is_frozen, sender))
         if replica.busy:
             replica.busy.cancel()
         replica.start()
+        if is_leader:
+            self.leader = None
+        if is_leader and self.chance.random() < 0.7:
+            self.leader, self.leads_from = replica, max(self.leads_from, self.now + CLOSING)
 
-    def lose(self, deadline: float, request: ApiRequest, future: asyncio.Future[Response]) -> None:
+    def lose_all(self, replica: Replica) -> None:
+        """What a replica has sent may land later, and is never answered."""
+        for deadline, request, future in replica.flights:
+            self.lose(replica, deadline, request, future)
+        replica.flights.clear()
+
+    def lose(self, sender: Replica, deadline: float, request: ApiRequest, future: asyncio.Future[Response]) -> None:
         """The answer never comes; the write may land within its time, and rarely after it, from a frozen process."""
         if request.method != "GET" and self.chance.random() < 0.5:
             is_frozen = self.chance.random() < 0.3
@@ -396,16 +412,16 @@ class Model:
             if not is_frozen:
                 until = min(until, deadline + self.chance.random() * (LANDING - WRITE))
             if until >= self.now:
-                self.late.append((until, request, is_frozen))
+                self.late.append((until, request, is_frozen, sender))
         if not future.done():
             error = UnreachableError(request.method, request.path, "no answer", may_have_arrived=True)
             future.set_exception(error)
 
     def land_late(self) -> None:
         for _ in range(len(self.late)):
-            until, request, is_frozen = self.late.popleft()
+            until, request, is_frozen, sender = self.late.popleft()
             if until > self.now:
-                self.late.append((until, request, is_frozen))
+                self.late.append((until, request, is_frozen, sender))
                 continue
             with suppress(ApiError):
                 self.server.apply(request)
@@ -431,7 +447,7 @@ class Model:
                 replica.flights.remove((deadline, request, future))
             elif self.now > deadline or outcome < 0.05:
                 replica.flights.remove((deadline, request, future))
-                self.lose(deadline, request, future)
+                self.lose(replica, deadline, request, future)
             elif outcome < 0.6:
                 replica.flights.remove((deadline, request, future))
                 self.answer(request, future)

@@ -119,6 +119,25 @@ async def test_what_a_lease_says_of_containers_is_kept_until_the_lease_is_gone(
     await asyncio.gather(running, return_exceptions=True)
 
 
+async def test_a_replica_that_has_just_started_knows_which_plugins_gave_their_lease_up(
+    server: StandInApiServer, api: KubernetesApi
+) -> None:
+    """A node whose kubelet is restarting is closed for the next leader, too, which has watched no Lease for long."""
+    state = ClusterState()
+    informers = Informers(api, state, TYPES, lease_namespace="kube-system")
+    for name, holder in (("gone", ""), ("here", "here")):
+        server.create_node(node_manifest(name, "trn1.32xlarge"))
+        lease = replace(LEASE, name=f"neuron-plugin-{name}", holder=holder)
+        await send(api, create_lease(lease, duration_seconds=600, now=utc_now()), timeout_seconds=5)
+    running = asyncio.create_task(informers.run(), name="informers")
+    await informers.synced()
+    await informers.leases_listed(5)
+
+    assert {name: info.stale for name, info in state.nodes.items()} == {"gone": True, "here": False}
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
 async def test_a_survey_reads_what_leases_say_of_containers_without_judging_them(
     server: StandInApiServer, api: KubernetesApi
 ) -> None:

@@ -102,6 +102,15 @@ async def test_e04_where_no_pod_is_unbound_no_write_can_land_and_there_is_nothin
 
 
 @pytest.mark.looptime
+async def test_a_leader_that_was_started_again_waits_a_moment_from_its_start_and_lists_after_that() -> None:
+    async with replica(Pods()) as found:
+        found.leadership.changed(Change.RESTARTED)
+
+        assert await found.ready_after() < LANDING
+        assert len(found.lists) == 2, "the second one after that moment"
+
+
+@pytest.mark.looptime
 async def test_e04_handed_over_a_new_leader_only_lists() -> None:
     async with replica(Pods()) as found:
         found.leadership.changed(Change.HANDED_OVER)
