@@ -58,17 +58,19 @@ class NodeInventory:
     held_down: tuple[int, ...] = ()
     vanished_pods: tuple[str, ...] = ()
     claim_driver: str = ""
+    healthy_mask: CoreMask = field(init=False, compare=False, repr=False)
+    """The cores that may be handed out."""
+
+    def __post_init__(self) -> None:
+        """Work out once what every change of a pod asks for."""
+        kept_back = {*self.unhealthy, *self.disabled}
+        healthy = self.geometry.devices_mask(device for device in self.present if device not in kept_back)
+        object.__setattr__(self, "healthy_mask", healthy)
 
     @property
     def listed(self) -> tuple[int, ...]:
         """The devices that are shown to the kubelet: those present, and missing ones that have a reason."""
         return tuple(sorted({*self.present, *self.unhealthy}))
-
-    @property
-    def healthy_mask(self) -> CoreMask:
-        """The cores that may be handed out."""
-        kept_back = {*self.unhealthy, *self.disabled}
-        return self.geometry.devices_mask(device for device in self.present if device not in kept_back)
 
     @property
     def disabled_mask(self) -> CoreMask:

@@ -1,7 +1,7 @@
 """Leases: when one has expired, and electing one leader by a lease.
 
-No clocks of two machines are compared. A lease has expired when *its observer* has seen no change of it for the lease's duration, on
-the observer's own clock; the times inside it are for people.
+No clocks of two machines are compared. A lease has expired when *its observer* has seen no change of it for the lease's
+duration, on the observer's own clock; the times inside it are for people.
 
 A leader knows by its own clock when it must stop: ``renew_deadline`` after it began its last successful renewal, which
 is before any other candidate can have seen the lease expire. So there is no moment with two leaders, even if the

@@ -573,6 +573,7 @@ def _rules(pod: Pod) -> PodRules:
     among_pods = (affinity.pod_affinity, affinity.pod_anti_affinity)
     required = affinity.node_affinity and affinity.node_affinity.required_during_scheduling_ignored_during_execution
     volumes = spec.volumes or ()
+    needs, neuron = _needs(pod)
     return PodRules(
         scheduler_name=spec.scheduler_name,
         gates=tuple(gate.name for gate in spec.scheduling_gates or ()),
@@ -582,8 +583,8 @@ def _rules(pod: Pod) -> PodRules:
             Toleration(one.key or "", one.operator or "", one.value or "", one.effect or "")
             for one in spec.tolerations or ()
         ),
-        needs=_needs(pod)[0],
-        neuron=_needs(pod)[1],
+        needs=needs,
+        neuron=neuron,
         ports=_ports(pod),
         # A generic ephemeral volume has a claim that is named after pod and volume.
         claims=(

@@ -234,10 +234,10 @@ class Placer:
             return False  # no scheduler could serve it: its event says why, and it waits until it is changed
         if self._reads_volumes([pod]):
             return True
-        if reason := self.why_plainly(pod):
+        kept, called = self._state.reserved.get(pod.uid), self.feasible(pod)
+        if reason := self._why_plainly(pod, called):
             self._send(pod, writes.release_plainly(pod), reason)
             return True
-        kept, called = self._state.reserved.get(pod.uid), self.feasible(pod)
         answers = self._state.answers(pod.requests, self._strategy_of(pod))
         node = kept.node if kept else answers.best(called, self._skipped(pod))
         assumed = self._choose(pod, node) if node and node in called else None
@@ -247,13 +247,13 @@ class Placer:
         self._hand_over(pod, node, partial(writes.place, node=node, annotations=assumed.annotations))
         return True
 
-    def why_plainly(self, pod: NeuronPod) -> str:
-        """Why a pod is handed to its scheduler without a place; empty for one that can be judged."""
+    def _why_plainly(self, pod: NeuronPod, called: Collection[str]) -> str:
+        """Why a pod that may go to the nodes ``called`` is released without one of them; empty if it can be judged."""
         if pod.rules.resource_claims:
             return "it has resource claims"
         if not self.volumes.are_bound(pod):
             return "not all of its volumes are there yet"
-        if self._state.is_kept_off(pod, self.feasible(pod)):
+        if self._state.is_kept_off(pod, called):
             return "the anti-affinity of other pods keeps it off some nodes"
         return why_not_judged(pod)
 
@@ -354,7 +354,7 @@ class Placer:
             return self._place_leader(waiting)
         if self._reads_volumes(waiting):
             return True
-        if any(self._state.refusal(pod) or self.why_plainly(pod) for pod in waiting):
+        if any(self._state.refusal(pod) or self._why_plainly(pod, self.feasible(pod)) for pod in waiting):
             return False
         places = self._places(waiting)
         if len(places) < max(missing, 1):

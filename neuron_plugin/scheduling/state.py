@@ -93,12 +93,14 @@ class AssumedPod:
 
 
 def has_the_same(one: NeuronPod, other: NeuronPod) -> bool:
-    """Whether two states of a pod have the same cores of the same node, as far as is known."""
+    """Whether two states of a pod have the same of the same node, as far as is known: cores and all else."""
     assignments = one.assignment, other.assignment
     if not all(isinstance(assignment, Assignment) for assignment in assignments):
         return False
     first, second = (each.containers for each in assignments if isinstance(each, Assignment))
-    return (one.node, one.promised) == (other.node, other.promised) and first == second
+    ours, theirs = one.rules, other.rules
+    asks_the_same = (ours.needs, ours.neuron, ours.ports) == (theirs.needs, theirs.neuron, theirs.ports)
+    return one.place == other.place and first == second and asks_the_same
 
 
 Record = NodeInfo | NeuronPod
@@ -371,7 +373,8 @@ class ClusterState:
         assumed = self._assumed.get(pod.uid)
         if assumed and pod.place and (assumed.expected or pod.assignment is not None or pod.place != assumed.pod.place):
             del self._assumed[pod.uid]
-        if counted is None or not has_the_same(counted, pod) or touched != self._nodes_of(pod.uid):
+        is_kept = counted is not None and has_the_same(counted, pod) and touched == self._nodes_of(pod.uid)
+        if not is_kept or (counted and counted.promised and pod.node and self._has_void(pod.node)):
             self._moved(pod.uid, touched)
         if pod.place:
             self.release(pod.uid)
@@ -517,6 +520,11 @@ class ClusterState:
         for name in before | after:
             self._rebuild_if_known(name)
             self._count_use(name)
+
+    def _has_void(self, name: str) -> bool:
+        """Whether promises on a node overlap, so that it matters which of them are bound."""
+        info = self._nodes.get(name)
+        return info is not None and bool(info.void)
 
     def _count_use(self, name: str) -> None:
         """Derive again what the pods of a node ask for besides Neuron, if the node has any Neuron."""
