@@ -128,8 +128,9 @@ async def plugin_paths(*, verbose: bool) -> None:
             with traced() as path:
                 await call()
             show(name, path, verbose=verbose)
+        uid = pod.uid
         with traced() as path:
-            node.see_pods(node.pods.without(pod.uid, stopped=True))
+            node.see_pods(node.pods.without(uid, stopped=True))
             node.advertise()
         show("a pod's end", path, verbose=verbose)
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from neuron_plugin.allocation import PodReference, Resource
 from neuron_plugin.allocation.cost import costs
 from neuron_plugin.allocation.placement import candidates
-from neuron_plugin.allocation.resources import format_ids, ids_of
+from neuron_plugin.allocation.resources import format_ids
 from neuron_plugin.topology import NO_CORES, Geometry
 
 REMEMBERED = 300
@@ -87,7 +87,7 @@ def explain_decision(entry: LoggedDecision) -> dict[str, object]:
     The keys and their order are an interface: the command line and scripts read them.
     """
     geometry, unit = entry.geometry, entry.resource.unit
-    chosen, usable = ids_of(geometry, unit, entry.chosen), entry.usable()
+    chosen, usable = geometry.ids_of(unit, entry.chosen), entry.usable()
     sets = candidates(geometry, usable, unit, len(chosen), entry.must_include) if chosen else ()
     shown = sets[:MOST_CANDIDATES]
     return {
@@ -101,11 +101,11 @@ def explain_decision(entry: LoggedDecision) -> dict[str, object]:
         "count": len(chosen),
         "ids": format_ids(chosen),
         "reason": entry.reason,
-        "offered": format_ids(ids_of(geometry, unit, entry.offered)),
-        "mustInclude": format_ids(ids_of(geometry, unit, entry.must_include)),
-        "usable": format_ids(ids_of(geometry, unit, usable)),
+        "offered": format_ids(geometry.ids_of(unit, entry.offered)),
+        "mustInclude": format_ids(geometry.ids_of(unit, entry.must_include)),
+        "usable": format_ids(geometry.ids_of(unit, usable)),
         "candidates": [
-            {"ids": format_ids(ids_of(geometry, unit, mask)), "cost": cost}
+            {"ids": format_ids(geometry.ids_of(unit, mask)), "cost": cost}
             for mask, cost in zip(shown, costs(geometry, usable, shown), strict=True)
         ],
         "candidateCount": len(sets),

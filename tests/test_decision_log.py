@@ -110,6 +110,6 @@ def test_an_entry_without_a_set_has_no_candidates() -> None:
 
 def test_an_explanation_is_json() -> None:
     told = explain_decision(
-        entry(geometry=INF1, chosen=INF1.cores_mask([0, 1]), resource=Resource.NEURONCORE, usable=int)
+        entry(geometry=INF1, chosen=INF1.mask_of(Unit.CORE, [0, 1]), resource=Resource.NEURONCORE, usable=int)
     )
     assert json.loads(json.dumps(told)) == told

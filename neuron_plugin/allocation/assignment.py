@@ -22,7 +22,7 @@ from neuron_plugin.allocation.keys import (
 )
 from neuron_plugin.allocation.placement import Placement
 from neuron_plugin.allocation.requests import ContainerKind, ContainerRequest, PodRequest
-from neuron_plugin.allocation.resources import IdListError, Resource, format_ids, ids_of, parse_ids
+from neuron_plugin.allocation.resources import IdListError, Resource, format_ids, parse_ids
 from neuron_plugin.topology import Geometry, Unit
 
 _UNIT_KEYS = {Unit.DEVICE: DEVICES_KEY, Unit.CORE: CORES_KEY}
@@ -74,7 +74,7 @@ def write_assignment(
 ) -> dict[str, str]:
     """The annotations that carry a placement. ``alloc_time_ns`` is unix time; ``NEURON_ALLOCATED`` starts false."""
     containers = tuple(
-        ContainerAssignment(part.request, ids_of(geometry, part.request.resource.unit, part.mask)) for part in placement
+        ContainerAssignment(part.request, geometry.ids_of(part.request.resource.unit, part.mask)) for part in placement
     )
     if not containers:
         return {}

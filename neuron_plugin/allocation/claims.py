@@ -66,7 +66,7 @@ class ClaimDevice:
         if self.cores is None or self.logical_core_size != logical_core_size:
             return geometry.devices_mask((self.device,))
         first, last = self.cores
-        return CoreMask(geometry.cores_mask(range(first, last + 1)) & geometry.devices_mask((self.device,)))
+        return CoreMask(geometry.mask_of(Unit.CORE, range(first, last + 1)) & geometry.devices_mask((self.device,)))
 
 
 def read_device_name(name: str) -> ClaimDevice | None:

@@ -15,7 +15,7 @@ from typing import TypeGuard
 
 from neuron_plugin.allocation.keys import DISABLE_KEY
 from neuron_plugin.allocation.resources import parse_ids
-from neuron_plugin.topology import MOST_CORES_PER_DEVICE, MOST_DEVICES, CoreMask, Geometry, Topology
+from neuron_plugin.topology import MOST_CORES_PER_DEVICE, MOST_DEVICES, CoreMask, Geometry, Topology, Unit
 
 VERSION = 1
 
@@ -76,7 +76,7 @@ class NodeInventory:
     def disabled_mask(self) -> CoreMask:
         """The cores that could be handed out if no device were disabled."""
         healthy = {*self.present} - {*self.unhealthy}
-        return self.geometry.devices_mask(device for device in self.disabled if device in healthy)
+        return self.geometry.mask_of(Unit.DEVICE, (device for device in self.disabled if device in healthy))
 
 
 def disabled_devices(text: str) -> tuple[int, ...]:

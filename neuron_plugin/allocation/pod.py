@@ -23,7 +23,7 @@ from neuron_plugin.allocation.rejection import (
     Rejection,
 )
 from neuron_plugin.allocation.requests import PodRequest
-from neuron_plugin.allocation.resources import Resource, mask_of
+from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.allocation.runs import ContainerRun
 from neuron_plugin.topology import CoreMask, Geometry, Unit
 
@@ -197,7 +197,7 @@ def assigned_allocations(pod: NeuronPod, geometry: Geometry) -> tuple[Allocation
     allocations = []
     for part in pod.assignment.containers:
         unit = part.request.resource.unit
-        mask = mask_of(geometry, unit, part.ids)
+        mask = geometry.mask_of(unit, part.ids)
         if mask.bit_count() != len(part.ids) * (geometry.cores_per_device if unit is Unit.DEVICE else 1):
             return replace(
                 UNREADABLE_ASSIGNMENT,

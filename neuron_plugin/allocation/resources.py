@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Self
 
-from neuron_plugin.topology import MOST_SHAPES, CoreMask, Geometry, Unit, cores_in
+from neuron_plugin.topology import Unit
 
 HIGHEST_ID = 4095
 """More than 64 devices of 8 cores have (the driver's limits), and small enough that no text can exhaust memory."""
@@ -42,23 +42,6 @@ class Resource(enum.StrEnum):
     def short_name(self) -> str:
         """The name without its domain, for socket names and messages."""
         return self.value.rpartition("/")[2]
-
-
-def ids_of(geometry: Geometry, unit: Unit, mask: int) -> tuple[int, ...]:
-    """The ids of a mask in a unit, ascending; a device counts when all of its cores are in the mask."""
-    return geometry.whole_devices(mask) if unit is Unit.DEVICE else cores_in(mask)
-
-
-def mask_of(geometry: Geometry, unit: Unit, ids: tuple[int, ...]) -> CoreMask:
-    """The cores behind ids of a unit; ids outside the geometry add nothing."""
-    return geometry.devices_mask(ids) if unit is Unit.DEVICE else geometry.cores_mask(ids)
-
-
-@lru_cache(maxsize=MOST_SHAPES)
-def masks_by_id(geometry: Geometry, unit: Unit) -> tuple[CoreMask, ...]:
-    """The cores behind every id of a unit, by id."""
-    count = geometry.device_count if unit is Unit.DEVICE else geometry.core_count
-    return tuple(mask_of(geometry, unit, (number,)) for number in range(count))
 
 
 class IdListError(ValueError):

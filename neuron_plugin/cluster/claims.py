@@ -12,9 +12,9 @@ from dataclasses import replace
 
 import msgspec
 
+from neuron_plugin.allocation import PodUid, Rejection
 from neuron_plugin.allocation.claims import CORE_CLASS, ClaimRequest, ClaimResult, NeuronClaim
-from neuron_plugin.allocation.ledger import PodUid
-from neuron_plugin.allocation.rejection import INVALID_REQUEST, Rejection
+from neuron_plugin.allocation.rejection import INVALID_REQUEST
 from neuron_plugin.cluster.api import UNREADABLE, JsonObject
 from neuron_plugin.cluster.objects import ApiObject, ApiResource, Wire
 from neuron_plugin.cluster.pods import WireNodeSelector

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from neuron_plugin.allocation import Ledger, NodeInventory, PodReference, PodUid, Resource
-from neuron_plugin.allocation.resources import ids_of
 from neuron_plugin.inspection.findings import Unknown
 from neuron_plugin.plugin.inputs import recorded_allocation
 
@@ -113,7 +112,7 @@ def holders_of(
     for entry in entries:
         if entry.resource not in _RESOURCES or (reference := pods.get(entry.pod_uid)) is None:
             continue
-        here = ids_of(node.geometry, Resource(entry.resource).unit, node.geometry.all_mask)
+        here = node.geometry.ids_of(Resource(entry.resource).unit, node.geometry.all_mask)
         if absent := entry.ids - set(map(str, here)):
             ids = ", ".join(map(repr, sorted(absent)))
             foreign.append(f"{reference}/{entry.container} holds {entry.resource} {ids}")

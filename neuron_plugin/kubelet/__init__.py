@@ -3,8 +3,6 @@
 from neuron_plugin.kubelet.advertisement import AdvertisedDevice, Advertisement, in_numeric_order
 from neuron_plugin.kubelet.checkpoint import Checkpoint, CheckpointEntry, CheckpointError, CheckpointFile
 from neuron_plugin.kubelet.device_plugin import AllocationRefusedError, ContainerAllocation, DeviceNode, KubeletCounters
-from neuron_plugin.kubelet.dra_service import ClaimReference, DeviceHealth, DraServer, PreparedDevice
-from neuron_plugin.kubelet.dra_state import DraState, DraStateFile
 from neuron_plugin.kubelet.pod_resources import (
     PodDevices,
     PodResourcesAbsentError,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import NamedTuple
 
 
@@ -40,25 +39,24 @@ class Advertisement:
     """What is advertised of one resource: the daemon publishes, streams send `latest` and wait for `changed`.
 
     Construct it with the devices already known, so that no stream begins with an empty list while devices exist.
+    Devices are given in numeric order, each id once: the kubelet would silently count one that comes twice once.
     """
 
     def __init__(self, devices: Iterable[AdvertisedDevice] = ()) -> None:
-        self.latest = Edition(1, _in_order(devices))
+        self.latest = Edition(1, tuple(devices))
         self.streams = 0
         """How many streams are open."""
         self._changed = asyncio.Event()
 
     def publish(self, devices: Iterable[AdvertisedDevice]) -> bool:
-        """Make ``devices`` the list, in any order, and send it if it differs from the last one; whether it did.
-
-        Raises:
-            ValueError: an id occurs twice. The kubelet would silently count it once.
-        """
-        before, self.latest = self.latest, self.latest._replace(devices=_in_order(devices))
-        if self.latest == before:  # reasons may differ; the kubelet never sees them
-            return False
-        self.rewrite()
-        return True
+        """Make ``devices`` the list, and send it if it differs from the last one; whether it did."""
+        version, before = self.latest
+        after = tuple(devices)
+        differs = after != before  # reasons may differ; the kubelet never sees them
+        self.latest = Edition(version + differs, after)
+        if differs:
+            self.wake()
+        return differs
 
     def rewrite(self) -> None:
         """Send the same list again on every open stream, so that the kubelet writes its checkpoint.
@@ -79,17 +77,6 @@ class Advertisement:
         self._changed = asyncio.Event()
 
 
-def _in_order(devices: Iterable[AdvertisedDevice]) -> tuple[AdvertisedDevice, ...]:
-    ordered = tuple(sorted(devices, key=lambda device: _number(device.id)))
-    if twice := [one.id for one, other in pairwise(ordered) if one.id == other.id]:
-        raise ValueError(f"device ids {', '.join(twice)} are advertised twice, expected each once")
-    return ordered
-
-
 def in_numeric_order(ids: Iterable[str]) -> list[str]:
     """Sort ids so that 10 comes after 9; ids that are no decimal numbers follow, as text."""
-    return sorted(ids, key=_number)
-
-
-def _number(text: str) -> tuple[bool, int, str]:
-    return not text.isdecimal(), int(text) if text.isdecimal() else 0, text
+    return sorted(ids, key=lambda text: (not text.isdecimal(), int(text) if text.isdecimal() else 0, text))

@@ -273,7 +273,7 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
 
 
 def checked_ids(resource: str, edition: Edition, containers: Sequence[Sequence[str]]) -> list[list[str]]:
-    """The ids of each container request in numeric order, all of them advertised, healthy and asked for once.
+    """The ids of each container request in the edition's order, all of them healthy there and asked for once.
 
     Raises:
         AllocationRefusedError: no request, one without ids or with an id twice, or an id that is not advertised, or is
@@ -294,7 +294,7 @@ def checked_ids(resource: str, edition: Edition, containers: Sequence[Sequence[s
     if unhealthy := [each for each in everything if not known[each].healthy]:
         reasons = (f"device {each}: {known[each].reason or 'unhealthy'}" for each in in_numeric_order(unhealthy))
         raise AllocationRefusedError(f"{resource} cannot be allocated: {'; '.join(reasons)}")
-    return [in_numeric_order(ids) for ids in containers]
+    return [list(filter(set(ids).__contains__, known)) for ids in containers]
 
 
 def preference_fault(

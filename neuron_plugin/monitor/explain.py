@@ -26,7 +26,7 @@ from neuron_plugin.allocation.narrowing import usable_mask
 from neuron_plugin.allocation.node_rules import NO_USE, NOT_LOOKED_AT, VOLUMES, Volume, objections, shortages
 from neuron_plugin.allocation.pod import assigned_allocations
 from neuron_plugin.allocation.rejection import WRONG_PRODUCT
-from neuron_plugin.allocation.resources import ids_of, ranges
+from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.planning import Cluster, Prospect, Standing, prospects
 from neuron_plugin.scheduling.assumptions import GROUP_DOES_NOT_FIT
 from neuron_plugin.scheduling.make_room import OTHER_NAME, note_of
@@ -282,7 +282,7 @@ def _blocked(info: NodeInfo, part: ContainerRequest, facts: DeviceFacts) -> list
 
 
 def _ids(geometry: Geometry, unit: Unit, mask: int) -> str:
-    return _ids_text(unit, ids_of(geometry, unit, mask))
+    return _ids_text(unit, geometry.ids_of(unit, mask))
 
 
 def _ids_text(unit: Unit, ids: Sequence[int]) -> str:

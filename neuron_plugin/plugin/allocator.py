@@ -28,9 +28,9 @@ from neuron_plugin.plugin.answers import (
     preference_for,
 )
 from neuron_plugin.plugin.call_log import CallLog
-from neuron_plugin.plugin.container import container_allocation, container_style
+from neuron_plugin.plugin.container import ALLOCATION_KEY, container_allocation, container_style, reply_for
 from neuron_plugin.plugin.counters import Counters, Latencies
-from neuron_plugin.plugin.inputs import ALLOCATION_KEY, PendingAnswer, reply_for
+from neuron_plugin.plugin.inputs import PendingAnswer
 from neuron_plugin.plugin.node import Node
 from neuron_plugin.plugin.settings import PluginSettings, TopologyPolicy
 from neuron_plugin.plugin.snapshot import PodEvent, Snapshot, named

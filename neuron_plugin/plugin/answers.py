@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from neuron_plugin.allocation import PodReference, PodUid, Rejection, Resource
 from neuron_plugin.allocation.narrowing import is_constrained
 from neuron_plugin.allocation.placement import choose, place
-from neuron_plugin.allocation.resources import format_ids, ids_of, mask_of
+from neuron_plugin.allocation.resources import format_ids
 from neuron_plugin.plugin.snapshot import Snapshot, WaitingAssignment, derive, named
 from neuron_plugin.topology import NO_CORES, CoreMask
 
@@ -131,19 +131,19 @@ def preference_for(snapshot: Snapshot, request: PreferenceRequest) -> Preference
     for one in snapshot.waiting:
         fits = one.resource is request.resource and len(one.ids) == request.size
         if fits and one.mask & usable == one.mask and one.mask & must == must and bool(one.reused_mask) == bool(must):
-            ids = ids_of(geometry, unit, reuse.as_recorded(one.mask)) if reuse.pod else one.ids
+            ids = geometry.ids_of(unit, reuse.as_recorded(one.mask)) if reuse.pod else one.ids
             return Preference(ids, Fit.ASSIGNED, one)
     free = snapshot.free_mask
     if not request.must_include and (planned := _first_of_all(snapshot, request, available)):
         return Preference(planned, Fit.LINKED)
     found = choose(geometry, (available & free) | must, unit, request.size, must)
     if not isinstance(found, Rejection):
-        return Preference(ids_of(geometry, unit, reuse.as_recorded(found)), Fit.LINKED)
+        return Preference(geometry.ids_of(unit, reuse.as_recorded(found)), Fit.LINKED)
     chosen: tuple[int, ...] = request.must_include
     unheld = snapshot.offered_mask & ~snapshot.ledger.used_mask
     # Then what unbound pods were promised, what bound ones wait for, and at last what is in use, which Allocate judges.
     for left_over in (free, snapshot.unassigned_mask, unheld):
-        ids = ids_of(geometry, unit, offered & left_over)
+        ids = geometry.ids_of(unit, offered & left_over)
         if len({*ids, *chosen}) >= request.size:
             return Preference(_tightest({*ids, *chosen}, chosen, request.size), Fit.UNLINKED)
         chosen = tuple({*ids, *chosen})
@@ -232,8 +232,8 @@ def _of_init_containers(
         if drawn & reusable == drawn and (isinstance(part, Rejection) or not snapshot.unlinked_text(resource, drawn)):
             return Answer(drawn, "a part of what the init containers have", pod.reference, container)
         if isinstance(part, Rejection):  # the kubelet drew what a sidecar was given in place of other ids
-            left = _tightest(ids_of(geometry, unit, reusable), (), count)
-            part = mask_of(geometry, unit, left)
+            left = _tightest(geometry.ids_of(unit, reusable), (), count)
+            part = geometry.mask_of(unit, left)
         return Answer(part, "a linked part of what the init containers have", pod.reference, container)
     if latest and latest not in snapshot.inputs.pods.by_kubelet_uid:
         being_admitted = PodReference(latest, "", "")
@@ -270,7 +270,7 @@ def _first_of_all(snapshot: Snapshot, request: PreferenceRequest, available: int
         if decides and (first.resource, first.count) == (request.resource, request.size):
             placement = place(geometry, snapshot.free_mask & available, pod.requests, snapshot.device_facts)
             if not isinstance(placement, Rejection) and not snapshot.ledger.of(pod.uid):
-                return ids_of(geometry, request.resource.unit, placement[0].mask)
+                return geometry.ids_of(request.resource.unit, placement[0].mask)
     return None
 
 

@@ -1,5 +1,7 @@
 """What a container is given for its cores: device nodes and environment, or CDI names and the file they refer to.
 
+Each reply also carries, in an annotation, what was given: the kubelet records it, and the daemon reads it there.
+
 From driver 2.12.14 on the runtime finds its devices as ``/dev/neuron0`` and up, and the driver adds the host index of
 the first one to every core it marks; before, both sides used host numbers. So the numbering inside a container
 follows the driver: from that version on, cores are given relative to the container's first device.
@@ -15,12 +17,12 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from neuron_plugin.allocation import Resource
-from neuron_plugin.allocation.resources import format_ids
-from neuron_plugin.hardware import GENERATIONS, DriverVersion, parse_driver_version
+from neuron_plugin.allocation import NodeInventory, Resource
+from neuron_plugin.allocation.resources import format_ids, parse_ids
+from neuron_plugin.hardware import GENERATIONS, parse_driver_version
 from neuron_plugin.kubelet import ContainerAllocation, DeviceNode
 from neuron_plugin.plugin.settings import Numbering, PluginSettings
-from neuron_plugin.topology import Geometry, Unit, cores_in, valid_counts, valid_sets
+from neuron_plugin.topology import CoreMask, Geometry, Unit, cores_in, valid_counts, valid_sets
 
 VISIBLE_CORES = "NEURON_RT_VISIBLE_CORES"
 VISIBLE_DEVICES = "AWS_NEURON_VISIBLE_DEVICES"
@@ -34,6 +36,10 @@ FIRST_OFFSET_DRIVER = (2, 12, 14)
 CDI_FILE_NAME = "neuron-plugin.io-device.json"
 
 _PERMISSIONS = "rw"
+
+ALLOCATION_KEY = "neuron-plugin.io/allocation"
+"""Annotation in each reply to Allocate. The kubelet keeps replies in its checkpoint, so what a container was given can
+be read there, whatever ids the kubelet drew. It reaches the container runtime, never the Pod object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +61,19 @@ class ContainerStyle:
         return {host: place if renumber else host for place, host in enumerate(hosts)}
 
 
-def resolve_numbering(setting: Numbering, driver: DriverVersion | None) -> Numbering:
-    """HOST or CONTAINER; a driver whose version is unknown is treated like an old one."""
-    if setting is not Numbering.AUTO:
-        return setting
-    return Numbering.CONTAINER if driver and driver.at_least(*FIRST_OFFSET_DRIVER) else Numbering.HOST
-
-
 @lru_cache(maxsize=64)
 def container_style(settings: PluginSettings, driver: str, device_name: str, logical_core_size: int) -> ContainerStyle:
-    """How sets are presented on a node with this driver version (empty: unknown), product and LNC."""
-    generation = GENERATIONS.get(device_name)
+    """How sets are presented on a node with this driver version, product and LNC.
+
+    A driver of an unknown version (empty) numbers like an old one.
+    """
+    generation, numbering = GENERATIONS.get(device_name), settings.numbering
     has_lnc = generation is not None and generation.largest_logical_core_size > 1
+    if numbering is Numbering.AUTO:
+        adds_offset = bool(driver) and parse_driver_version(driver).at_least(*FIRST_OFFSET_DRIVER)
+        numbering = Numbering.CONTAINER if adds_offset else Numbering.HOST
     return ContainerStyle(
-        numbering=resolve_numbering(settings.numbering, parse_driver_version(driver) if driver else None),
+        numbering=numbering,
         dev=settings.dev,
         logical_core_size=logical_core_size if has_lnc else None,
         visible_devices_env=settings.visible_devices_env,
@@ -91,14 +96,52 @@ def container_allocation(
         envs[LOGICAL_CORE_CONFIG] = str(style.logical_core_size)
     if resource.unit is Unit.CORE:
         size = geometry.cores_per_device  # the runtime counts cores from the first device that it sees
-        envs[VISIBLE_CORES] = format_ids(inside[core // size] * size + core % size for core in cores_in(mask))
+        cores = [inside[core // size] * size + core % size for core in cores_in(mask)]
+        envs[VISIBLE_CORES] = ",".join(map(str, cores))
     elif style.visible_devices_env:  # host ids in both numberings: only the vendor's OCI hook reads it
-        envs[VISIBLE_DEVICES] = format_ids(hosts)
+        envs[VISIBLE_DEVICES] = ",".join(map(str, hosts))
     return ContainerAllocation(
         envs=envs,
         devices=() if style.cdi else tuple(_node(style, *numbers) for numbers in inside.items()),
         cdi_devices=tuple(f"{CDI_KIND}={cdi_device_name(*numbers)}" for numbers in inside.items()) if style.cdi else (),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What one reply to Allocate gave, in physical ids, ascending; ``cores`` count in the logical core size ``lnc``."""
+
+    id: str
+    devices: tuple[int, ...]
+    cores: tuple[int, ...]
+    lnc: int
+
+    def annotation(self) -> str:
+        """The value of ``ALLOCATION_KEY``."""
+        devices, cores = ",".join(map(str, self.devices)), ",".join(map(str, self.cores))
+        return f'{{"id":"{self.id}","devices":"{devices}","cores":"{cores}","lnc":{self.lnc}}}'
+
+
+def reply_for(inventory: NodeInventory, reply_id: str, mask: CoreMask) -> Reply:
+    """The reply that gives the cores of ``mask``."""
+    devices, cores = inventory.geometry.devices_touched(mask), cores_in(mask)
+    return Reply(reply_id, tuple(map(int, devices)), tuple(map(int, cores)), inventory.logical_core_size)
+
+
+def read_reply(text: str) -> Reply | None:
+    """Read the value of ``ALLOCATION_KEY``; None if it is not one of ours."""
+    try:
+        fields = msgspec.json.decode(text, type=_Annotation)
+        return Reply(fields.id, parse_ids(fields.devices), parse_ids(fields.cores), fields.lnc)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return None
+
+
+class _Annotation(msgspec.Struct, frozen=True):
+    id: str
+    devices: str
+    cores: str
+    lnc: int
 
 
 @lru_cache(maxsize=8)

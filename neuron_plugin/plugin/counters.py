@@ -15,12 +15,12 @@ BOUNDS_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.
 """Upper bounds of the latency buckets: Allocate lives at the low end, a preference that waits for a LIST high."""
 
 
+@dataclass
 class Latencies:
     """How long something took, as a histogram in seconds."""
 
-    def __init__(self) -> None:
-        self._buckets = [0] * (len(BOUNDS_SECONDS) + 1)
-        self.sum_seconds = 0.0
+    sum_seconds: float = 0.0
+    _buckets: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_SECONDS) + 1))
 
     def observe(self, seconds: float) -> None:
         """Add one."""

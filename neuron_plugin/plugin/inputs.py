@@ -9,22 +9,17 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from neuron_plugin.allocation import Allocation, NeuronPod, NodeInventory, PodReference, PodUid, Resource
 from neuron_plugin.allocation.claims import DEVICE_RESOURCE, NeuronClaim, names_mask, read_device_name
-from neuron_plugin.allocation.resources import format_ids, mask_of, parse_ids
-from neuron_plugin.topology import NO_CORES, CoreMask, Geometry, Unit, cores_in
+from neuron_plugin.allocation.ledger import mask_union
+from neuron_plugin.plugin.container import ALLOCATION_KEY, Reply, read_reply
+from neuron_plugin.topology import CoreMask, Unit
 
 if TYPE_CHECKING:
     from neuron_plugin.kubelet import CheckpointEntry
-
-ALLOCATION_KEY = "neuron-plugin.io/allocation"
-"""Annotation in each reply to Allocate. The kubelet keeps replies in its checkpoint, so what a container was given can
-be read there, whatever ids the kubelet drew. It reaches the container runtime, never the Pod object."""
 
 PENDING = "pending-"
 """How the UID begins that stands for the unknown pod of an answer."""
@@ -50,55 +45,11 @@ _MOST_DIGITS = 4
 _DEVICE_PATH = re.compile(r"/neuron([0-9]{1,4})")
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """What one reply to Allocate gave, in physical ids. ``lnc`` is the logical core size that ``cores`` count in."""
-
-    id: str
-    devices: tuple[int, ...]
-    cores: tuple[int, ...]
-    lnc: int
-
-    def mask_on(self, inventory: NodeInventory) -> CoreMask:
-        """The cores as the node counts them now; whole devices where the logical core size has changed since."""
-        if self.lnc == inventory.logical_core_size:
-            return inventory.geometry.cores_mask(self.cores)
-        return inventory.geometry.devices_mask(self.devices)
-
-    def annotation(self) -> str:
-        """The value of ``ALLOCATION_KEY``."""
-        return f'{{"id":"{self.id}",{_given_text(self.devices, self.cores, self.lnc)}}}'
-
-
-@lru_cache(maxsize=1024)
-def _given_text(devices: tuple[int, ...], cores: tuple[int, ...], lnc: int) -> str:
-    return f'"devices":"{format_ids(devices)}","cores":"{format_ids(cores)}","lnc":{lnc}'
-
-
-def reply_for(inventory: NodeInventory, reply_id: str, mask: CoreMask) -> Reply:
-    """The reply that gives the cores of ``mask``."""
-    return Reply(reply_id, *_ids(inventory.geometry, mask), inventory.logical_core_size)
-
-
-@lru_cache(maxsize=1024)
-def _ids(geometry: Geometry, mask: CoreMask) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return tuple(map(int, geometry.devices_touched(mask))), tuple(map(int, cores_in(mask)))
-
-
-def read_reply(text: str) -> Reply | None:
-    """Read the value of ``ALLOCATION_KEY``; None if it is not one of ours."""
-    try:
-        fields = msgspec.json.decode(text, type=_Annotation)
-        return Reply(fields.id, parse_ids(fields.devices), parse_ids(fields.cores), fields.lnc)
-    except (msgspec.DecodeError, ValueError, RecursionError):
-        return None
-
-
-class _Annotation(msgspec.Struct, frozen=True):
-    id: str
-    devices: str
-    cores: str
-    lnc: int
+def given_mask(reply: Reply, inventory: NodeInventory) -> CoreMask:
+    """The cores of a reply as the node counts them now; whole devices if the logical core size has changed since."""
+    if reply.lnc == inventory.logical_core_size:
+        return inventory.geometry.mask_of(Unit.CORE, reply.cores)
+    return inventory.geometry.mask_of(Unit.DEVICE, reply.devices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +102,9 @@ class RecordedAllocation:
         if self.key.claim:
             mask = names_mask(self.claim_devices, geometry, inventory.logical_core_size)
             return Allocation(pod, "", self.key.resource, mask, claim=self.claim_name)
-        mask = drawn = mask_of(geometry, unit, self.ids)
+        mask = drawn = geometry.mask_of(unit, self.ids)
         if self.reply:
-            mask = self.reply.mask_on(inventory)
+            mask = given_mask(self.reply, inventory)
         elif self.device_paths:
             explained = geometry.devices_touched(drawn)
             mask = CoreMask(drawn | geometry.devices_mask(one for one in self.device_paths if one not in explained))
@@ -284,8 +235,8 @@ class PendingAnswer:
     def on(self, inventory: NodeInventory) -> Allocation:
         """What the answer gave, on this node."""
         pod = self.pod or PodReference(PodUid(PENDING + self.reply.id), "", "")
-        drawn = mask_of(inventory.geometry, self.resource.unit, self.ids)
-        return Allocation(pod, self.container, self.resource, self.reply.mask_on(inventory), drawn)
+        drawn = inventory.geometry.mask_of(self.resource.unit, self.ids)
+        return Allocation(pod, self.container, self.resource, given_mask(self.reply, inventory), drawn)
 
 
 @dataclass(frozen=True)
@@ -327,12 +278,13 @@ class NodePods:
     def without(self, uid: PodUid, *, stopped: bool = False, last: NeuronPod | None = None) -> NodePods:
         """Take in the end of a pod; ``stopped``: all its containers had stopped by then. ``last`` is its last state."""
         pods = {other: pod for other, pod in self.pods.items() if other != uid}
-        ended = _latest({**self.ended, uid: stopped or self.ended.get(uid, False)})
+        ended = {**self.ended, uid: stopped or self.ended.get(uid, False)}
         known, vanished = self.pods.get(uid), self.vanished
         if known and known.request and known.running and known.kubelet_uid == uid and not ended[uid]:
             vanished = (*vanished, uid)[-MOST_VANISHED:]
         final = last or known
         past = (*self.past, final)[-MOST_PAST:] if known and final and final.runs else self.past
+        ended = dict(list(ended.items())[-MOST_ENDED:])
         return replace(self, pods=pods, ended=ended, vanished=vanished, past=past)
 
     def with_list(self, pods: Iterable[NeuronPod], began_at: float | None) -> NodePods:
@@ -342,7 +294,8 @@ class NodePods:
         """
         listed = list(pods)
         live = {pod.uid: pod for pod in listed if not pod.ended}
-        ended = _latest({**self.ended, **{pod.uid: self._has_stopped(pod) for pod in listed if pod.ended}})
+        ended = {**self.ended, **{pod.uid: self._has_stopped(pod) for pod in listed if pod.ended}}
+        ended = dict(list(ended.items())[-MOST_ENDED:])
         if began_at is None:
             live = {uid: pod for uid, pod in {**self.pods, **live}.items() if uid not in ended}
             return replace(self, pods=live, ended=ended)
@@ -433,16 +386,9 @@ class Inputs:
     @property
     def held_down_mask(self) -> CoreMask:
         """Every core that a hold-down keeps back."""
-        mask = NO_CORES
-        for one in self.hold_downs:
-            mask = CoreMask(mask | one.mask)
-        return mask
+        return mask_union(self.hold_downs)
 
 
 def made_by_api_server(uid: PodUid) -> bool:
     """Whether a UID is the API server's: a static pod's is a hash of its manifest (pkg/kubelet/config/common.go)."""
     return _API_SERVER_UID.fullmatch(uid) is not None
-
-
-def _latest(ended: dict[PodUid, bool]) -> dict[PodUid, bool]:
-    return dict(list(ended.items())[-MOST_ENDED:]) if len(ended) > MOST_ENDED else ended

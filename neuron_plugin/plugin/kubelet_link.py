@@ -14,13 +14,13 @@ from neuron_plugin.allocation import PodUid
 from neuron_plugin.kubelet import (
     DevicePluginServer,
     DirectoryWatch,
-    DraServer,
     KubeletCounters,
     PodResourcesAbsentError,
     PodResourcesError,
     WatchedPluginServer,
     identity_of,
 )
+from neuron_plugin.kubelet.dra_service import DraServer
 from neuron_plugin.kubelet_files import KUBELET_SOCKET
 from neuron_plugin.plugin.allocator import RECONSIDER_SECONDS, Allocator
 from neuron_plugin.plugin.claims import ClaimPreparer, health_of

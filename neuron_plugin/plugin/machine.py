@@ -13,7 +13,8 @@ from neuron_plugin.backoff import steady_seconds
 from neuron_plugin.cluster import KubernetesApi
 from neuron_plugin.cluster.client import connect
 from neuron_plugin.hardware import Process, device_processes, is_populated
-from neuron_plugin.kubelet import CheckpointFile, DraStateFile, PodDevices, PodResourcesClient
+from neuron_plugin.kubelet import CheckpointFile, PodDevices, PodResourcesClient
+from neuron_plugin.kubelet.dra_state import DraStateFile
 from neuron_plugin.kubelet_files import CHECKPOINT
 from neuron_plugin.plugin.node import CheckpointSource, DraStateSource, PodCgroups
 from neuron_plugin.plugin.settings import PluginSettings

@@ -16,7 +16,8 @@ from typing import Protocol
 from neuron_plugin.allocation import NodeInventory, PodUid, Resource
 from neuron_plugin.allocation.claims import DEVICE_RESOURCE, NeuronClaim
 from neuron_plugin.backoff import CLOCK, Backoff, steady_seconds
-from neuron_plugin.kubelet import Advertisement, Checkpoint, CheckpointError, DraState, PodDevices
+from neuron_plugin.kubelet import Advertisement, Checkpoint, CheckpointError, PodDevices
+from neuron_plugin.kubelet.dra_state import DraState
 from neuron_plugin.plugin.inputs import (
     LISTED_SECONDS,
     PENDING,
@@ -139,7 +140,8 @@ class Node:
             CLOCK.chance, first_seconds=RECORD_SECONDS, longest_seconds=LONGEST_REWRITE_PAUSE_SECONDS
         )
         self._next_rewrite_at = float("-inf")
-        self._pods = NodePods()
+        self.pods = NodePods()
+        """This node's pods as the API server shows them."""
         self._inputs: Inputs | None = None
         self._snapshot: Snapshot | None = None
 
@@ -165,17 +167,12 @@ class Node:
         """Who has what by the kubelet's record; empty before the first device is found."""
         return self._inputs.recorded if self._inputs else Recorded()
 
-    @property
-    def pods(self) -> NodePods:
-        """This node's pods as the API server shows them."""
-        return self._pods
-
     # The inputs.
 
     def see_inventory(self, inventory: NodeInventory) -> None:
         """Take in the hardware; the first time also what the kubelet has recorded, before anything is offered."""
         if self._inputs is None:
-            self._replace(Inputs(inventory, self._pods, claims=self.claims, cluster=self.options.cluster))
+            self._replace(Inputs(inventory, self.pods, claims=self.claims, cluster=self.options.cluster))
             self.look_at_checkpoint()
             self.look_at_claims()
         elif inventory != self._inputs.inventory:
@@ -183,7 +180,7 @@ class Node:
 
     def see_pods(self, pods: NodePods) -> None:
         """Take in this node's pods."""
-        self._pods = pods
+        self.pods = pods
         if self._inputs:
             self._replace(replace(self._inputs, pods=pods))
 
@@ -253,7 +250,7 @@ class Node:
         """Take in that a claim was prepared for the pods that it is reserved for. The file shows it later, or never."""
         if self._inputs is None:
             return
-        pods = [uid for uid in claim.reserved_for if uid in self._pods.pods]
+        pods = [uid for uid in claim.reserved_for if uid in self.pods.pods]
         devices = [one.device for one in claim.results]
         found = claim_allocations(pods, claim.uid, claim.name, devices, missing=True)
         recorded = self._inputs.recorded.with_claims(found, self.clock(), whole=False)
@@ -268,7 +265,7 @@ class Node:
         """
         if self._inputs is None:
             return
-        uids = {(pod.reference.namespace, pod.reference.name): pod.kubelet_uid for pod in self._pods.pods.values()}
+        uids = {(pod.reference.namespace, pod.reference.name): pod.kubelet_uid for pod in self.pods.pods.values()}
         known = {entry.key: entry for entry in self._inputs.recorded.entries.values()}
         found = []
         for pod in listed:

@@ -33,7 +33,6 @@ from neuron_plugin.allocation.ledger import mask_union
 from neuron_plugin.allocation.narrowing import constraint_not_kept, device_facts, is_constrained
 from neuron_plugin.allocation.placement import why_not
 from neuron_plugin.allocation.pod import assigned_allocations
-from neuron_plugin.allocation.resources import ids_of, masks_by_id
 from neuron_plugin.kubelet import AdvertisedDevice
 from neuron_plugin.plugin.inputs import (
     LISTED_SECONDS,
@@ -113,7 +112,7 @@ def with_lost_records(inputs: Inputs) -> Inputs:
         for one in () if isinstance(assigned, Rejection) else assigned:
             key = AllocationKey(pod.kubelet_uid, one.container, one.resource)
             if key not in entries and (pod.uid, one.container) not in answered:
-                ids = ids_of(inventory.geometry, one.resource.unit, one.mask)
+                ids = inventory.geometry.ids_of(one.resource.unit, one.mask)
                 found[key] = RecordedAllocation(key, ids, None, seen_at=inputs.now, missing=True, annotated=True)
     for pod in inputs.pods.pods.values() if inputs.claims else ():
         for claim in claims_of(inputs, pod) if pod.started else ():
@@ -231,14 +230,11 @@ class Snapshot:
     @cached_property
     def offered_mask(self) -> CoreMask:
         """Healthy cores that neither an operator nor a hold-down keeps back, whether in use or not."""
-        return CoreMask(self.inventory.healthy_mask & ~self.inputs.held_down_mask)
+        return CoreMask(self.inventory.healthy_mask & ~mask_union(self.inputs.hold_downs))
 
     def mask_of(self, resource: Resource, ids: Iterable[int]) -> CoreMask:
         """The cores behind ids; ids that the node does not have add nothing."""
-        masks, mask = masks_by_id(self.inventory.geometry, resource.unit), 0
-        for number in ids:
-            mask |= masks[number] if number < len(masks) else 0
-        return CoreMask(mask)
+        return self.inventory.geometry.mask_of(resource.unit, ids)
 
     def kept_back(self, mask: int, hold_downs: Sequence[HoldDown]) -> tuple[str, ...]:
         """Why healthy cores of ``mask`` are not given to a pod that has not got them yet: each reason once."""
@@ -295,7 +291,7 @@ class Snapshot:
                 _, left = self.reusable_masks(pod, one.resource)
                 if one.mask & self.ledger.mask_of(pod.uid) & ~left:
                     continue  # an earlier container was given other cores than its own, and some of these
-                ids = ids_of(self.inventory.geometry, one.resource.unit, one.mask)
+                ids = self.inventory.geometry.ids_of(one.resource.unit, one.mask)
                 reused = CoreMask(one.mask & left)
                 found.append(WaitingAssignment(pod.reference, one.container, one.resource, ids, one.mask, reused))
         return tuple(found)
@@ -344,7 +340,7 @@ class Snapshot:
             kept_back |= hold_down.mask & ~counted
         per_device = geometry.cores_per_device if unit is Unit.CORE else 1
         listed, devices = frozenset(self.inventory.listed), []
-        for number, mask in enumerate(masks_by_id(geometry, unit)):
+        for number, mask in enumerate(geometry.masks(unit)):
             owner = number // per_device
             if owner not in listed:
                 continue
@@ -420,7 +416,7 @@ class Snapshot:
             chosen = () if isinstance(assigned, Rejection) else assigned
             as_chosen = any((other.container, other.mask) == (one.container, one.mask) for other in chosen)
             if not as_chosen and (why := self.unlinked_text(one.resource, one.mask)):
-                ids = ", ".join(map(str, ids_of(geometry, one.resource.unit, one.mask)))
+                ids = ", ".join(map(str, geometry.ids_of(one.resource.unit, one.mask)))
                 text = f"{one.resource.value} ids {ids} of container {one.container} are not linked: {why}"
                 found.append(PodEvent(known.reference, "UnlinkedDevices", text))
         found += [
@@ -453,7 +449,7 @@ class Snapshot:
     def unlinked_text(self, resource: Resource, mask: CoreMask) -> str:
         """Why a set is not one that the topology hands out; empty if it is one."""
         geometry = self.inventory.geometry
-        ids = ids_of(geometry, resource.unit, mask)
+        ids = geometry.ids_of(resource.unit, mask)
         if mask in valid_sets(geometry, resource.unit, len(ids)):
             return ""
         return why_not(geometry, mask, resource.unit, len(ids)).text

@@ -15,11 +15,11 @@ from neuron_plugin import __version__
 from neuron_plugin.allocation import Resource
 from neuron_plugin.allocation.inventory import write_inventory
 from neuron_plugin.allocation.keys import DISABLE_KEY, INVENTORY_KEY
-from neuron_plugin.allocation.resources import ids_of, mask_of
 from neuron_plugin.build import Build, build
 from neuron_plugin.decision_log import DecisionLog, decisions_document
 from neuron_plugin.http_server import Health
-from neuron_plugin.kubelet import DevicePluginServer, DraServer, KubeletCounters
+from neuron_plugin.kubelet import DevicePluginServer, KubeletCounters
+from neuron_plugin.kubelet.dra_service import DraServer
 from neuron_plugin.plugin.cluster_link import ClusterLink
 from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.health_watch import HealthWatch
@@ -261,7 +261,7 @@ def _of_snapshot(snapshot: Snapshot, resources: Sequence[Resource]) -> dict[str,
     size = geometry.cores_per_device
     for one in snapshot.counted_once:
         container = (one.pod.namespace, one.pod.name, one.user)
-        allocated[*container, one.resource.value] += len(ids_of(geometry, one.resource.unit, one.mask))
+        allocated[*container, one.resource.value] += len(geometry.ids_of(one.resource.unit, one.mask))
         core_holders |= {(str(core), str(core // size), *container): 1 for core in cores_in(one.mask)}
     return {
         "info": {(__version__, inventory.driver_version, inventory.device_name, geometry.instance_type): 1},
@@ -289,8 +289,8 @@ def _devices(snapshot: Snapshot, resources: Sequence[Resource]) -> Samples:
         own = ledger.used_as(resource)
         other = ledger.used_mask & ~own
         found.update({(resource.value, state): 0 for state in _STATES})
-        for number in ids_of(geometry, resource.unit, listed):
-            mask = mask_of(geometry, resource.unit, (number,))
+        for number in geometry.ids_of(resource.unit, listed):
+            mask = geometry.mask_of(resource.unit, (number,))
             state = "cooling_down" if mask & held_down else "free"
             state = "unhealthy" if mask & ~inventory.healthy_mask else state
             state = "disabled" if mask & inventory.disabled_mask else state

@@ -17,17 +17,17 @@ from types import MappingProxyType
 
 from neuron_plugin.allocation import (
     Assignment,
+    Constraints,
     ContainerKind,
+    ContainerRequest,
     NeuronPod,
     Rejection,
     Resource,
 )
 from neuron_plugin.allocation.assignment import ContainerAssignment
 from neuron_plugin.allocation.claims import DEVICE_RESOURCE, ClaimRequest, NeuronClaim, read_device_name
-from neuron_plugin.allocation.constraints import Constraints
 from neuron_plugin.allocation.node_rules import NodeSelectorTerm, PodRules, Requirement
 from neuron_plugin.allocation.rejection import INVALID_REQUEST
-from neuron_plugin.allocation.requests import ContainerRequest
 from neuron_plugin.cluster.pods import PodUse
 from neuron_plugin.topology import MOST_DEVICES, Unit
 

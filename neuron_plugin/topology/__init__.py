@@ -9,6 +9,7 @@ from neuron_plugin.topology.geometry import (
     DeviceId,
     Geometry,
     Topology,
+    Unit,
     cores_in,
 )
 from neuron_plugin.topology.instances import (
@@ -21,4 +22,4 @@ from neuron_plugin.topology.instances import (
     product_names,
 )
 from neuron_plugin.topology.links import TORUS_SIDE, links_of
-from neuron_plugin.topology.sets import Unit, free_sets, valid_counts, valid_sets
+from neuron_plugin.topology.sets import free_sets, valid_counts, valid_sets

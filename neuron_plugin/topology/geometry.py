@@ -48,6 +48,13 @@ class Topology(enum.StrEnum):
     """Nothing known: only one device or all of them can be handed out."""
 
 
+class Unit(enum.StrEnum):
+    """What a resource counts; the value is the vendor's word in refusals."""
+
+    DEVICE = "device"
+    CORE = "core"
+
+
 @dataclass(frozen=True, slots=True)
 class Geometry:
     """What decides which sets of one node may be handed out.
@@ -86,33 +93,45 @@ class Geometry:
         """Every core of the node."""
         return CoreMask((1 << self.core_count) - 1)
 
+    def masks(self, unit: Unit) -> tuple[CoreMask, ...]:
+        """The cores behind every id of a unit, by id."""
+        return _masks(self.device_count, self.cores_per_device, unit)
+
+    def mask_of(self, unit: Unit, ids: Iterable[int]) -> CoreMask:
+        """The cores behind ids of a unit; ids outside the geometry add nothing."""
+        masks, mask = _masks(self.device_count, self.cores_per_device, unit), 0
+        for number in ids:
+            mask |= masks[number] if 0 <= number < len(masks) else 0
+        return CoreMask(mask)
+
+    def ids_of(self, unit: Unit, mask: int) -> tuple[int, ...]:
+        """The ids of a mask in a unit, ascending; a device counts when all of its cores are in the mask."""
+        return self.whole_devices(mask) if unit is Unit.DEVICE else cores_in(mask)
+
     def device_mask(self, device: int) -> CoreMask:
         """The cores of one device; the device must be one of ``range(device_count)``."""
-        return CoreMask(((1 << self.cores_per_device) - 1) << (device * self.cores_per_device))
+        return self.masks(Unit.DEVICE)[device]
 
     def devices_mask(self, devices: Iterable[int]) -> CoreMask:
         """The cores of several devices; ids outside the geometry add nothing."""
-        mask = 0
-        for device in devices:
-            if 0 <= device < self.device_count:
-                mask |= self.device_mask(device)
-        return CoreMask(mask)
-
-    def cores_mask(self, cores: Iterable[int]) -> CoreMask:
-        """The mask of core ids; ids outside the geometry add nothing."""
-        mask = 0
-        for core in cores:
-            if 0 <= core < self.core_count:
-                mask |= 1 << core
-        return CoreMask(mask)
+        return self.mask_of(Unit.DEVICE, devices)
 
     def devices_touched(self, mask: int) -> tuple[DeviceId, ...]:
         """Devices with at least one core in ``mask``, ascending."""
-        return tuple(DeviceId(device) for device in range(self.device_count) if mask & self.device_mask(device))
+        masks = _masks(self.device_count, self.cores_per_device, Unit.DEVICE)
+        return tuple(DeviceId(device) for device, own in enumerate(masks) if mask & own)
 
     def whole_devices(self, mask: int) -> tuple[DeviceId, ...]:
         """Devices with every core in ``mask``, ascending."""
-        return tuple(device for device in self.devices_touched(mask) if (own := self.device_mask(device)) & mask == own)
+        return tuple(
+            DeviceId(device) for device, own in enumerate(self.masks(Unit.DEVICE)) if own and own & mask == own
+        )
+
+
+@lru_cache(maxsize=2 * MOST_SHAPES)
+def _masks(device_count: int, cores_per_device: int, unit: Unit) -> tuple[CoreMask, ...]:
+    size, count = (cores_per_device, device_count) if unit is Unit.DEVICE else (1, device_count * cores_per_device)
+    return tuple(CoreMask(((1 << size) - 1) << (number * size)) for number in range(count))
 
 
 @lru_cache(maxsize=MOST_SHAPES)

@@ -7,20 +7,12 @@ is one device, a row, two aligned rows or all. Computed once per shape; callers 
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 from functools import lru_cache
 
-from neuron_plugin.topology.geometry import MOST_SHAPES, CoreMask, Geometry
+from neuron_plugin.topology.geometry import MOST_SHAPES, CoreMask, Geometry, Unit
 
 _MOST_STATES = 4096
-
-
-class Unit(enum.StrEnum):
-    """What a resource counts; the value is the vendor's word in refusals."""
-
-    DEVICE = "device"
-    CORE = "core"
 
 
 def valid_sets(geometry: Geometry, unit: Unit, count: int) -> tuple[CoreMask, ...]:

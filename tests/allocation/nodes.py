@@ -22,7 +22,7 @@ def free_masks(draw: st.DrawFn, geometry: Geometry) -> int:
     """Free cores of a node: whole, torn by devices, torn by cores, or both."""
     devices = draw(st.sets(st.integers(0, geometry.device_count - 1)))
     cores = draw(st.sets(st.integers(0, geometry.core_count - 1), max_size=12))
-    return geometry.all_mask & ~geometry.devices_mask(devices) & ~geometry.cores_mask(cores)
+    return geometry.all_mask & ~geometry.devices_mask(devices) & ~geometry.mask_of(Unit.CORE, cores)
 
 
 @st.composite

@@ -26,7 +26,7 @@ from neuron_plugin.allocation.keys import (
 from neuron_plugin.allocation.placement import ContainerSet, place
 from neuron_plugin.allocation.rejection import Rejection
 from neuron_plugin.allocation.requests import ContainerKind, ContainerRequest, PodRequest
-from neuron_plugin.allocation.resources import Resource, ids_of, parse_ids
+from neuron_plugin.allocation.resources import Resource, parse_ids
 from neuron_plugin.topology import Geometry, Unit, valid_counts, valid_sets
 from tests.allocation.nodes import any_geometry, core, device, free_masks, neuron, pods
 from tests.topology.oracle import INF2_LINE, INF2_RING, TRN1, distinct_geometries
@@ -56,7 +56,7 @@ def refused(annotations: dict[str, str], *request: ContainerRequest) -> Assignme
 def test_the_seeds_cores_are_read_and_written_as_2_3() -> None:
     request = core(2)
     assert ids_read({CORES_KEY: "2,3"}, request) == [(2, 3)]
-    placement = (ContainerSet(request, INF2_LINE.cores_mask((2, 3))),)
+    placement = (ContainerSet(request, INF2_LINE.mask_of(Unit.CORE, (2, 3))),)
     assert write_assignment(INF2_LINE, placement, 17) == {
         CORES_KEY: "2,3",
         ALLOC_TIME_KEY: "17",
@@ -104,7 +104,7 @@ def test_p52_every_set_of_every_geometry_reads_back_as_it_was_written(geometry: 
             request = (ContainerRequest("main", ContainerKind.APP, resource, count),)
             for mask in valid_sets(geometry, resource.unit, count):
                 written = write_assignment(geometry, (ContainerSet(request[0], mask),), 99, [dialect])
-                ids = ids_of(geometry, resource.unit, mask)
+                ids = geometry.ids_of(resource.unit, mask)
                 assert read_assignment(POD, written, request) == Assignment((ContainerAssignment(request[0], ids),), 99)
 
 
@@ -121,7 +121,7 @@ def test_p52_what_the_extender_places_the_plugin_reads(
         POD, write_assignment(geometry, placement, 7, {*dialects, Dialect.NEURON_PLUGIN}), request
     )
     expected = tuple(
-        ContainerAssignment(part.request, ids_of(geometry, part.request.resource.unit, part.mask)) for part in placement
+        ContainerAssignment(part.request, geometry.ids_of(part.request.resource.unit, part.mask)) for part in placement
     )
     assert decision == Assignment(expected, 7)
 
@@ -172,7 +172,7 @@ def test_p52_what_the_vendors_dialect_alone_says_is_read_as_placed(
     placement = place(geometry, data.draw(free_masks(geometry)), request)
     assume(not isinstance(placement, Rejection))
     assert not isinstance(placement, Rejection)
-    expected = [ids_of(geometry, resource.unit, part.mask) for part in placement]
+    expected = [geometry.ids_of(resource.unit, part.mask) for part in placement]
     assert ids_read(write_assignment(geometry, placement, 7, [Dialect.VENDOR]), *request) == expected
 
 

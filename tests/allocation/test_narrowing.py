@@ -380,7 +380,7 @@ def test_one_numa_node_is_preferred_and_never_demanded() -> None:
 
 def test_balance_takes_the_device_of_which_least_is_used() -> None:
     facts = replace(INF1_FACTS, used=(("memory", (1024, 2048, 512, 4096)),))
-    free = INF1.all_mask & ~INF1.cores_mask((0, 4, 8, 12))
+    free = INF1.all_mask & ~INF1.mask_of(Unit.CORE, (0, 4, 8, 12))
     packed = chosen(INF1, free, (with_memory(core(1), 100),), facts)
     balanced = chosen(INF1, free, limited([with_memory(core(1), 100)], balance="memory"), facts)
     assert devices_of(INF1, packed[0]) == {0}
@@ -392,7 +392,7 @@ def test_balance_takes_the_device_of_which_least_is_used() -> None:
 
 
 def test_containers_that_share_a_device_get_one_that_has_cores_for_all() -> None:
-    free = INF1.all_mask & ~INF1.cores_mask((0, 1, 2, 4))
+    free = INF1.all_mask & ~INF1.mask_of(Unit.CORE, (0, 1, 2, 4))
     request = limited([core(1, "load"), core(3, "serve"), core(1, "log")], same_device=(0, 1))
     load, serve, log = chosen(INF1, free, request)
     assert len(devices_of(INF1, load | serve)) == 1
@@ -424,7 +424,7 @@ def test_more_cores_than_a_device_has_cannot_be_shared() -> None:
 
 
 def test_a_shared_device_that_is_in_use_may_come_free() -> None:
-    free = INF1.all_mask & ~INF1.cores_mask((0, 4, 8, 12))
+    free = INF1.all_mask & ~INF1.mask_of(Unit.CORE, (0, 4, 8, 12))
     found = refusal(INF1, free, limited([core(2, "a"), core(2, "b")], same_device=(0, 1)))
     assert (found.code, found.may_pass) == ("no-shared-device", True)
 

@@ -151,7 +151,7 @@ def torn(geometry: Geometry, random: Random) -> int:
     """A node with some devices and some cores taken away."""
     devices = random.sample(range(geometry.device_count), random.randrange(geometry.device_count // 2 + 1))
     cores = random.sample(range(geometry.core_count), random.randrange(geometry.core_count // 4 + 1))
-    return geometry.all_mask & ~geometry.devices_mask(devices) & ~geometry.cores_mask(cores)
+    return geometry.all_mask & ~geometry.devices_mask(devices) & ~geometry.mask_of(Unit.CORE, cores)
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -264,7 +264,7 @@ def test_what_an_init_container_leaves_cannot_be_left_aside() -> None:
 
 def test_a_search_that_would_never_end_is_given_up() -> None:
     """One window of four fits in each of sixteen devices; to find that out by trying all would take for ever."""
-    torn_everywhere = TRN2_LNC1.cores_mask(number for number in range(128) if number % 8 != 7)
+    torn_everywhere = TRN2_LNC1.mask_of(Unit.CORE, (number for number in range(128) if number % 8 != 7))
     assert refused(TRN2_LNC1, torn_everywhere, *(core(4, f"c{index}") for index in range(17))).may_pass
 
 

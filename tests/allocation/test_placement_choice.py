@@ -189,7 +189,7 @@ def test_p32_a_single_device_is_a_leftover_and_no_fresh_row() -> None:
 
 
 def test_p32_a_single_core_comes_from_a_broken_device() -> None:
-    free = TRN2_LNC1.all_mask & ~TRN2_LNC1.cores_mask([77])
+    free = TRN2_LNC1.all_mask & ~TRN2_LNC1.mask_of(Unit.CORE, [77])
     chosen = choose(TRN2_LNC1, free, Unit.CORE, 1)
     assert not isinstance(chosen, Rejection)
     assert TRN2_LNC1.devices_touched(chosen) == (9,)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from neuron_plugin.allocation.placement import pack
 from neuron_plugin.allocation.requests import ContainerKind, ContainerRequest, PodRequest
-from neuron_plugin.topology import Geometry
+from neuron_plugin.topology import Geometry, Unit
 from tests.allocation.nodes import SMALL, any_geometry, core, device, free_masks, pods
 from tests.topology.oracle import INF1, INF2_RING, TRN2_LNC1, Cores, as_cores, oracle_sets
 
@@ -58,7 +58,7 @@ def test_the_first_core_is_a_set_like_any_other() -> None:
     masks = pack(INF1, INF1.all_mask, like(core(1), 16))
     assert masks is not None
     assert sum(masks) == INF1.all_mask
-    assert pack(INF1, INF1.cores_mask((0, 4, 5)), (core(1), core(2))) == (0b1, 0b110000)
+    assert pack(INF1, INF1.mask_of(Unit.CORE, (0, 4, 5)), (core(1), core(2))) == (0b1, 0b110000)
 
 
 def test_sets_come_back_in_the_order_of_the_request() -> None:
@@ -69,7 +69,7 @@ def test_sets_come_back_in_the_order_of_the_request() -> None:
 
 
 def test_one_container_more_than_there_are_windows_is_seen_at_once() -> None:
-    torn = TRN2_LNC1.cores_mask(core for core in range(128) if core % 8 not in (2, 5))
+    torn = TRN2_LNC1.mask_of(Unit.CORE, (core for core in range(128) if core % 8 not in (2, 5)))
     assert pack(TRN2_LNC1, torn, like(core(3), 1)) is None
     assert pack(TRN2_LNC1, torn, like(core(2), 48)) is not None
     assert pack(TRN2_LNC1, torn, like(core(2), 49)) is None
@@ -77,7 +77,7 @@ def test_one_container_more_than_there_are_windows_is_seen_at_once() -> None:
 
 def test_a_search_without_end_is_given_up() -> None:
     """Eleven unlike containers that miss by one core: more arrangements than could ever be tried."""
-    torn = TRN2_LNC1.cores_mask(core for core in range(128) if core % 8 != 7)
+    torn = TRN2_LNC1.mask_of(Unit.CORE, (core for core in range(128) if core % 8 != 7))
     assert pack(TRN2_LNC1, torn, (*like(core(4), 16), *like(core(3), 16), core(1))) is None
 
 

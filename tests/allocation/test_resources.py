@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuron_plugin.allocation.resources import Resource, ids_of, mask_of
+from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.topology import Geometry, Unit
 from tests.allocation.nodes import any_geometry
 from tests.topology.oracle import INF1, INF2_RING, TRN1
@@ -27,21 +27,21 @@ def test_a_short_name_has_no_domain() -> None:
 def test_ids_and_masks_say_the_same(data: st.DataObject, geometry: Geometry, unit: Unit) -> None:
     most = geometry.device_count if unit is Unit.DEVICE else geometry.core_count
     ids = tuple(sorted(data.draw(st.sets(st.integers(0, most - 1)))))
-    assert ids_of(geometry, unit, mask_of(geometry, unit, ids)) == ids
+    assert geometry.ids_of(unit, geometry.mask_of(unit, ids)) == ids
 
 
 def test_an_id_is_the_physical_one() -> None:
-    assert mask_of(TRN1, Unit.DEVICE, (1,)) == mask_of(TRN1, Unit.CORE, (2, 3)) == 0b1100
-    assert ids_of(TRN1, Unit.CORE, TRN1.device_mask(1)) == (2, 3)
+    assert TRN1.mask_of(Unit.DEVICE, (1,)) == TRN1.mask_of(Unit.CORE, (2, 3)) == 0b1100
+    assert TRN1.ids_of(Unit.CORE, TRN1.device_mask(1)) == (2, 3)
 
 
 def test_a_device_counts_only_with_all_of_its_cores() -> None:
-    assert ids_of(INF1, Unit.DEVICE, INF1.cores_mask(range(9))) == (0, 1)
+    assert INF1.ids_of(Unit.DEVICE, INF1.mask_of(Unit.CORE, range(9))) == (0, 1)
 
 
 def test_t24_ids_ascend_as_numbers() -> None:
-    assert ids_of(INF2_RING, Unit.DEVICE, INF2_RING.devices_mask((10, 2, 9))) == (2, 9, 10)
+    assert INF2_RING.ids_of(Unit.DEVICE, INF2_RING.devices_mask((10, 2, 9))) == (2, 9, 10)
 
 
 def test_ids_that_the_node_has_not_add_nothing() -> None:
-    assert mask_of(INF1, Unit.DEVICE, (4, 99, -1)) == mask_of(INF1, Unit.CORE, (16, 4095)) == 0
+    assert INF1.mask_of(Unit.DEVICE, (4, 99, -1)) == INF1.mask_of(Unit.CORE, (16, 4095)) == 0

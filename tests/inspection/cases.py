@@ -11,7 +11,6 @@ import msgspec
 from neuron_plugin.allocation import NeuronPod, NodeInventory, Resource
 from neuron_plugin.allocation.inventory import write_inventory
 from neuron_plugin.allocation.keys import INVENTORY_KEY
-from neuron_plugin.allocation.resources import ids_of
 from neuron_plugin.cluster.pods import PODS, neuron_pod
 from neuron_plugin.inspection.checks import CHECKS
 from neuron_plugin.inspection.facts import Cluster, Daemon, DeviceUser, DeviceUsers, Facts, Kubelet, SocketSeen
@@ -39,7 +38,7 @@ def facts_of(node: SimulatedNode, *, instance_type: str | None = None) -> Facts:
     geometry = seen.geometry
     mask = seen.usable_mask
     allocatable = (
-        {each.value: tuple(map(str, ids_of(geometry, each.unit, mask))) for each in Resource} if geometry else {}
+        {each.value: tuple(map(str, geometry.ids_of(each.unit, mask))) for each in Resource} if geometry else {}
     )
     kubelet = Kubelet(
         DIRECTORY,

@@ -14,7 +14,7 @@ from neuron_plugin.inspection.holders import HolderReading, Holders, ask_kubelet
 from neuron_plugin.kubelet import CheckpointEntry
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2_grpc as pb_grpc
-from neuron_plugin.plugin.inputs import ALLOCATION_KEY, reply_for
+from neuron_plugin.plugin.container import ALLOCATION_KEY, reply_for
 from neuron_plugin.topology import Geometry, Topology
 from tests.inspection.doubles import Container, Pod
 

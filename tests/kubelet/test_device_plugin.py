@@ -108,7 +108,7 @@ async def test_p16_p17_one_message_for_each_change_and_none_for_none(directory: 
     async with served(directory) as plugin:
         stream = plugin.stub.ListAndWatch(pb.Empty())
         await stream.read()
-        plugin.advertisement.publish(reversed(devices(4, 3)))
+        plugin.advertisement.publish(devices(4, 3))
         plugin.advertisement.publish(devices(2, 0))
         assert health(await stream.read()) == [("0", "Unhealthy"), ("1", "Healthy")]
         plugin.advertisement.publish(devices(2))

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 import msgspec
 
 from neuron_plugin.allocation import NeuronPod, NodeInventory, Resource
-from neuron_plugin.allocation.resources import ids_of
 from neuron_plugin.decision_log import LoggedDecision
 from neuron_plugin.kubelet import (
     Advertisement,
@@ -164,7 +163,7 @@ class Desk:
 
     def ids(self, resource: Resource) -> tuple[int, ...]:
         geometry = self.snapshot.inventory.geometry
-        return ids_of(geometry, resource.unit, geometry.all_mask)
+        return geometry.ids_of(resource.unit, geometry.all_mask)
 
     @property
     def decisions(self) -> list[LoggedDecision]:

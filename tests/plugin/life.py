@@ -21,7 +21,6 @@ from neuron_plugin.allocation import ContainerKind, NodeInventory, PodUid, Rejec
 from neuron_plugin.allocation.ledger import mask_union
 from neuron_plugin.allocation.pod import assigned_allocations
 from neuron_plugin.allocation.requests import ContainerSpec, pod_request
-from neuron_plugin.allocation.resources import ids_of, mask_of
 from neuron_plugin.cluster.pods import neuron_pod
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet.device_plugin import DevicePluginService
@@ -268,7 +267,7 @@ class Life:
         for one in self.plugin.node.snapshot.inputs.hold_downs if self.plugin and self.plugin.node.snapshot else ():
             busy |= physical(self.inventory, one.mask) if self.is_populated(one.uid) else 0
         count = geometry.device_count if unit is Unit.DEVICE else geometry.core_count
-        masks = (physical(self.inventory, mask_of(geometry, unit, (number,))) for number in range(count))
+        masks = (physical(self.inventory, geometry.mask_of(unit, (number,))) for number in range(count))
         if sum(not mask & busy for mask in masks) >= int(spec.limits[resource]):
             self.violations.append(Violation(f"{pod} was refused without a reason: {error}"))
 
@@ -630,7 +629,7 @@ class Life:
             reduce(or_, (pod.used | pod.mask_of_all_given for pod in self.pods), 0)
             | reduce(or_, (mask for _, mask in self._freed), 0)
         )
-        devices = ids_of(self.inventory.geometry, Unit.DEVICE, free)
+        devices = self.inventory.geometry.ids_of(Unit.DEVICE, free)
         resource = self.chance.choice((Resource.NEURON, Resource.NEURONDEVICE))
         uids = {pod.uid for pod in self.pods}
         taken = {each for entry in self.kubelet.manager.entries() if entry.resource == resource for each in entry.ids}

@@ -28,6 +28,7 @@ from neuron_plugin.kubelet.device_plugin import DevicePluginService
 from neuron_plugin.kubelet.pod_resources import ContainerDevices
 from neuron_plugin.plugin.container import VISIBLE_CORES
 from neuron_plugin.simulation.kubelet_device_manager import AllocationError, Device, Selection
+from neuron_plugin.topology import Unit
 from tests.plugin.life_cluster import ApiServerModel, LifePod, State, physical
 from tests.support.device_manager import StandInDeviceManager
 
@@ -419,7 +420,7 @@ class Kubelet:
         inventory = self.inventory()
         geometry = inventory.geometry
         if VISIBLE_CORES in answer.envs:
-            mask: int = geometry.cores_mask(parse_ids(answer.envs[VISIBLE_CORES]))
+            mask: int = geometry.mask_of(Unit.CORE, parse_ids(answer.envs[VISIBLE_CORES]))
         else:
             mask = geometry.devices_mask(int(node.host_path.removeprefix("/dev/neuron")) for node in answer.devices)
         self._masks[response] = physical(inventory, mask), inventory.logical_core_size

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from neuron_plugin.allocation import NeuronPod, NodeInventory, PodUid, Resource
 from neuron_plugin.allocation.keys import NODE_KEY, POD_UID_KEY
 from neuron_plugin.allocation.requests import ContainerSpec
-from neuron_plugin.allocation.resources import ids_of, mask_of
 from neuron_plugin.decision_log import Step
 from neuron_plugin.kubelet import AllocationRefusedError
 from neuron_plugin.plugin.allocator import RECONSIDER_SECONDS
@@ -30,7 +29,8 @@ from neuron_plugin.plugin.answers import (
     may_improve,
     preference_for,
 )
-from neuron_plugin.plugin.inputs import ALLOCATION_KEY, HoldDown, Inputs, PendingAnswer, read_reply, reply_for
+from neuron_plugin.plugin.container import ALLOCATION_KEY, read_reply, reply_for
+from neuron_plugin.plugin.inputs import HoldDown, Inputs, PendingAnswer
 from neuron_plugin.plugin.settings import TopologyPolicy
 from neuron_plugin.plugin.snapshot import derive
 from neuron_plugin.topology import NO_CORES, CoreMask, Geometry, Topology, Unit, valid_counts, valid_sets
@@ -66,7 +66,7 @@ def preferred(
     before: Inputs, resource: Resource, size: int, available: Sequence[int] = (), must: Sequence[int] = ()
 ) -> tuple[int, ...]:
     geometry = before.inventory.geometry
-    offered = tuple(available) or ids_of(geometry, resource.unit, geometry.all_mask)
+    offered = tuple(available) or geometry.ids_of(resource.unit, geometry.all_mask)
     return preference_for(derive(before), PreferenceRequest(resource, offered, tuple(must), size)).ids
 
 
@@ -98,7 +98,7 @@ def conflict(before: Inputs, resource: Resource, *ids: int, **fields: Any) -> st
 def pending(mask: CoreMask, node: NodeInventory | None = None) -> PendingAnswer:
     """An answer for a pod that is not known, as cores."""
     node = node or inventory()
-    return PendingAnswer(reply_for(node, "r", mask), CORE, ids_of(node.geometry, Unit.CORE, mask), 0.0)
+    return PendingAnswer(reply_for(node, "r", mask), CORE, node.geometry.ids_of(Unit.CORE, mask), 0.0)
 
 
 # Preferences.
@@ -109,7 +109,7 @@ def test_p29_the_answer_has_the_size_is_available_and_includes_what_it_must(
     data: st.DataObject, geometry: Geometry, resource: Resource
 ) -> None:
     node = inventory(geometry, unhealthy=dict.fromkeys(data.draw(st.sets(st.integers(0, 11), max_size=3)), "sick"))
-    available = data.draw(st.sets(st.sampled_from(ids_of(geometry, resource.unit, geometry.all_mask)), min_size=1))
+    available = data.draw(st.sets(st.sampled_from(geometry.ids_of(resource.unit, geometry.all_mask)), min_size=1))
     must = data.draw(st.sets(st.sampled_from(sorted(available))))
     size = data.draw(st.integers(max(1, len(must)), len(available)))
     used = CoreMask(data.draw(st.integers(0, geometry.all_mask)))
@@ -129,7 +129,7 @@ def test_p31_a_linked_set_is_preferred_whenever_one_is_free(data: st.DataObject,
     target = data.draw(st.sampled_from(valid_sets(TRN1, unit, count)))
     used = CoreMask(data.draw(st.integers(0, TRN1.all_mask)) & ~target)
     ids = preferred(inputs(pending=(pending(used),)), resource, count)
-    mask = mask_of(TRN1, unit, ids)
+    mask = TRN1.mask_of(unit, ids)
     assert mask in valid_sets(TRN1, unit, count)
     assert not mask & used
 
@@ -319,8 +319,8 @@ def test_p35_every_size_on_the_largest_machines_takes_less_than_five_millisecond
     geometry: Geometry, resource: Resource
 ) -> None:
     """Of processor time, the better of a few: what else runs here and the first building of the tables aside."""
-    everything = ids_of(geometry, resource.unit, geometry.all_mask)
-    every_third_used = mask_of(geometry, resource.unit, everything[: len(everything) // 2 : 3])
+    everything = geometry.ids_of(resource.unit, geometry.all_mask)
+    every_third_used = geometry.mask_of(resource.unit, everything[: len(everything) // 2 : 3])
     node = inventory(geometry)
     snapshot = derive(inputs(node=node, pending=(pending(every_third_used, node),)))
 
@@ -621,7 +621,7 @@ async def test_p45_a_refusal_names_both_pods_and_is_reported_on_the_pod_that_ask
         )
         (event,) = desk.allocator.events
         assert (event.pod, event.reason) == (ref("b"), "AllocationRefused")
-        assert desk.snapshot.ledger.used_mask == TRN1.cores_mask((6,))
+        assert desk.snapshot.ledger.used_mask == TRN1.mask_of(Unit.CORE, (6,))
         assert desk.decisions[-1].step is Step.REFUSED
 
 

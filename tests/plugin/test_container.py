@@ -11,17 +11,16 @@ from hypothesis import strategies as st
 
 from neuron_plugin.allocation import Resource
 from neuron_plugin.allocation.resources import parse_ids
-from neuron_plugin.hardware import parse_driver_version
 from neuron_plugin.kubelet import DeviceNode
 from neuron_plugin.plugin.container import (
     CDI_FILE_NAME,
     ContainerStyle,
     cdi_specification,
     container_allocation,
-    resolve_numbering,
+    container_style,
     write_cdi_specification,
 )
-from neuron_plugin.plugin.settings import Numbering
+from neuron_plugin.plugin.settings import Numbering, PluginSettings
 from neuron_plugin.topology import Geometry, Topology, Unit, cores_in, valid_counts, valid_sets
 
 TRN1 = Geometry("trn1.32xlarge", Topology.TORUS, 16, 2, (1, 4, 8, 16))
@@ -30,8 +29,13 @@ HOST = ContainerStyle(Numbering.HOST)
 CONTAINER = ContainerStyle(Numbering.CONTAINER)
 
 
+def numbering(setting: Numbering, driver: str) -> Numbering:
+    """The numbering on a node with this driver version; empty where it is not known."""
+    return container_style(PluginSettings(node_name="node", numbering=setting), driver, "", 1).numbering
+
+
 def test_p40_seed_cores_2_and_3_in_host_numbering_give_neuron1_and_visible_cores() -> None:
-    given_ = container_allocation(TRN1, Resource.NEURONCORE, TRN1.cores_mask((2, 3)), HOST)
+    given_ = container_allocation(TRN1, Resource.NEURONCORE, TRN1.mask_of(Unit.CORE, (2, 3)), HOST)
     assert given_.devices == (DeviceNode("/dev/neuron1", "/dev/neuron1", "rw"),)
     assert given_.envs == {"NEURON_RT_VISIBLE_CORES": "2,3"}
 
@@ -44,7 +48,7 @@ def test_p41_seed_devices_2_and_3_in_host_numbering_give_both_nodes_and_visible_
 
 
 def test_p42_container_numbering_starts_at_neuron0_and_counts_cores_from_the_first_device() -> None:
-    given_ = container_allocation(TRN1, Resource.NEURONCORE, TRN1.cores_mask((10, 11, 12, 13)), CONTAINER)
+    given_ = container_allocation(TRN1, Resource.NEURONCORE, TRN1.mask_of(Unit.CORE, (10, 11, 12, 13)), CONTAINER)
     assert [(node.host_path, node.container_path) for node in given_.devices] == [
         ("/dev/neuron5", "/dev/neuron0"),
         ("/dev/neuron6", "/dev/neuron1"),
@@ -76,12 +80,12 @@ def test_p42_visible_devices_are_the_host_ids_in_both_numberings_unless_switched
     ],
 )
 def test_p43_auto_follows_the_driver_version(driver: str, expected: Numbering) -> None:
-    assert resolve_numbering(Numbering.AUTO, parse_driver_version(driver) if driver else None) is expected
+    assert numbering(Numbering.AUTO, driver) is expected
 
 
 def test_a_chosen_numbering_is_kept_whatever_the_driver() -> None:
-    assert resolve_numbering(Numbering.HOST, parse_driver_version("2.26.5.0")) is Numbering.HOST
-    assert resolve_numbering(Numbering.CONTAINER, None) is Numbering.CONTAINER
+    assert numbering(Numbering.HOST, "2.26.5.0") is Numbering.HOST
+    assert numbering(Numbering.CONTAINER, "") is Numbering.CONTAINER
 
 
 def test_the_lnc_is_told_where_there_is_one_to_choose() -> None:
@@ -98,7 +102,7 @@ def test_the_host_path_follows_the_device_directory() -> None:
 
 def test_p53_cdi_names_stand_in_for_device_nodes() -> None:
     style = ContainerStyle(Numbering.CONTAINER, cdi=True)
-    given_ = container_allocation(TRN1, Resource.NEURONCORE, TRN1.cores_mask((2, 3)), style)
+    given_ = container_allocation(TRN1, Resource.NEURONCORE, TRN1.mask_of(Unit.CORE, (2, 3)), style)
     assert given_.devices == ()
     assert given_.cdi_devices == ("neuron-plugin.io/device=1-0",)
     assert given_.envs == {"NEURON_RT_VISIBLE_CORES": "0,1"}

@@ -28,11 +28,11 @@ from neuron_plugin.kubelet import (
 from neuron_plugin.kubelet.pod_resources import ContainerDevices
 from neuron_plugin.kubelet_files import KUBELET_SOCKET
 from neuron_plugin.plugin.cluster_link import ClusterLink
-from neuron_plugin.plugin.container import CDI_FILE_NAME
+from neuron_plugin.plugin.container import CDI_FILE_NAME, reply_for
 from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.daemon import NodeDaemon, keep_cdi_specification, keep_condition
 from neuron_plugin.plugin.hardware_watch import HardwareWatch
-from neuron_plugin.plugin.inputs import UNSEEN_SECONDS, PendingAnswer, reply_for
+from neuron_plugin.plugin.inputs import UNSEEN_SECONDS, PendingAnswer
 from neuron_plugin.plugin.machine import Machine
 from neuron_plugin.plugin.node import Node
 from neuron_plugin.plugin.settings import PluginSettings, Registration

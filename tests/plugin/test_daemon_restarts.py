@@ -11,6 +11,7 @@ import pytest
 
 from neuron_plugin.allocation.keys import INVENTORY_KEY
 from neuron_plugin.simulation.api_server_kinds import EVENTS
+from neuron_plugin.topology import Unit
 from tests.plugin.site import NAMESPACE, NODE, Site, a_site, decision_of, eventually, holders, ids, ledger
 from tests.plugin.world import CORE, NEURON, TRN1, app, init, uid_of
 from tests.support.api_server import Fault, Match
@@ -74,7 +75,7 @@ async def test_p61_a_new_process_knows_who_holds_what_init_containers_included()
             assert ledger(daemon).used_mask & TRN1.devices_mask((8, 9, 10, 11))
             await site.confirmed(daemon, "a", "b")
             assert holders(daemon) == {uid_of("a"), uid_of("b")}
-            assert ledger(daemon).used_mask == TRN1.cores_mask(range(4)) | TRN1.devices_mask((8, 9, 10, 11))
+            assert ledger(daemon).used_mask == TRN1.mask_of(Unit.CORE, range(4)) | TRN1.devices_mask((8, 9, 10, 11))
             await site.kubelet.wait_for_capacity(NEURON.value, 14)
             later = await site.run("c", app(4))
             assert ids(later, NEURON) == (4, 5, 6, 7)
@@ -89,7 +90,7 @@ async def test_p61_without_a_cluster_a_new_process_reads_init_sets_from_the_kube
             await site.run("a", init(4, CORE), app(2, CORE))
         write_checkpoint(site)
         async with site.daemon() as daemon:
-            assert ledger(daemon).used_mask == TRN1.cores_mask(range(4))
+            assert ledger(daemon).used_mask == TRN1.mask_of(Unit.CORE, range(4))
             await site.kubelet.wait_for_capacity(NEURON.value, 14)
 
 

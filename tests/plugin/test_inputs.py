@@ -11,21 +11,19 @@ from hypothesis import strategies as st
 
 from neuron_plugin.allocation import Allocation, PodUid, Resource
 from neuron_plugin.kubelet import CheckpointEntry
+from neuron_plugin.plugin.container import ALLOCATION_KEY, Reply, read_reply, reply_for
 from neuron_plugin.plugin.inputs import (
-    ALLOCATION_KEY,
     MOST_ENDED,
     MOST_VANISHED,
     HoldDown,
     NodePods,
     PendingAnswer,
     Recorded,
-    Reply,
+    given_mask,
     made_by_api_server,
-    read_reply,
     recorded_allocation,
-    reply_for,
 )
-from neuron_plugin.topology import CoreMask
+from neuron_plugin.topology import CoreMask, Unit
 from tests.plugin.world import (
     CORE,
     NEURON,
@@ -62,7 +60,7 @@ def test_a_reply_reads_back_as_it_was_written(mask: int, reply_id: str, lnc: int
     node = inventory(TRN2, logical_core_size=lnc)
     reply = reply_for(node, reply_id, CoreMask(mask))
     assert read_reply(reply.annotation()) == reply
-    assert reply.mask_on(node) == mask
+    assert given_mask(reply, node) == mask
 
 
 @given(text=st.one_of(st.text(), st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps)))
@@ -89,9 +87,9 @@ def test_a_reply_with_a_field_of_another_type_is_none_of_ours(fields: dict[str, 
 
 
 def test_p28_after_a_change_of_lnc_a_reply_counts_as_its_whole_devices() -> None:
-    reply = reply_for(inventory(TRN1), "a", TRN1.cores_mask((3,)))
+    reply = reply_for(inventory(TRN1), "a", TRN1.mask_of(Unit.CORE, (3,)))
     halved = inventory(replace(TRN1, cores_per_device=1), logical_core_size=2)
-    assert reply.mask_on(halved) == halved.geometry.devices_mask((1,))
+    assert given_mask(reply, halved) == halved.geometry.devices_mask((1,))
 
 
 # Entries of the checkpoint.
@@ -104,7 +102,7 @@ def test_an_entry_gives_numbers_in_order_and_our_reply() -> None:
     assert found.ids == (9, 10)
     assert found.reply == reply
     assert found.on(inventory(), ref("a")) == Allocation(
-        ref("a"), "app", NEURON, TRN1.cores_mask((8, 9, 10, 11)), devices(9, 10)
+        ref("a"), "app", NEURON, TRN1.mask_of(Unit.CORE, (8, 9, 10, 11)), devices(9, 10)
     )
 
 
@@ -114,7 +112,7 @@ def test_ids_that_are_no_numbers_name_no_core_of_ours() -> None:
 
 def test_an_entry_of_another_plugin_counts_by_its_ids() -> None:
     found = recorded_allocation(checkpoint_entry("2", "3", resource=CORE, paths=("/dev/neuron1",)))
-    assert found.on(inventory(), ref("a")).mask == TRN1.cores_mask((2, 3))
+    assert found.on(inventory(), ref("a")).mask == TRN1.mask_of(Unit.CORE, (2, 3))
 
 
 def test_an_entry_of_another_plugin_counts_by_the_devices_of_its_reply_that_its_ids_do_not_explain() -> None:
@@ -296,13 +294,13 @@ def test_the_api_servers_uids_are_told_from_a_static_pods_hash(uid: str, expecte
 
 
 def test_p28_with_other_core_ids_a_hold_down_keeps_whole_devices() -> None:
-    held = HoldDown(A, ref("a"), TRN1.cores_mask((3,)), 0.0, 0.0, 0.0, 0.0, 9.0, "why")
+    held = HoldDown(A, ref("a"), TRN1.mask_of(Unit.CORE, (3,)), 0.0, 0.0, 0.0, 0.0, 9.0, "why")
     halved = inventory(replace(TRN1, cores_per_device=1), logical_core_size=2)
     before = inputs(hold_downs=(held,))
-    assert before.held_down_mask == TRN1.cores_mask((3,))
+    assert before.held_down_mask == TRN1.mask_of(Unit.CORE, (3,))
     assert before.with_inventory(halved).held_down_mask == halved.geometry.devices_mask((1,))
     for same_ids in (inventory(unhealthy={4: "sick"}), inventory(replace(TRN1, instance_type=""))):
-        assert before.with_inventory(same_ids).held_down_mask == TRN1.cores_mask((3,))
+        assert before.with_inventory(same_ids).held_down_mask == TRN1.mask_of(Unit.CORE, (3,))
 
 
 def test_a_hold_down_is_shown_to_the_cluster_and_to_the_kubelet_from_two_times_on() -> None:

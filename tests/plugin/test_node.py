@@ -13,7 +13,8 @@ import pytest
 from neuron_plugin.allocation import PodReference, PodUid, Resource
 from neuron_plugin.kubelet import ContainerAllocation, PodDevices
 from neuron_plugin.kubelet.pod_resources import ContainerDevices
-from neuron_plugin.plugin.inputs import ALLOCATION_KEY, LISTED_SECONDS, NodePods, PendingAnswer, reply_for
+from neuron_plugin.plugin.container import ALLOCATION_KEY, reply_for
+from neuron_plugin.plugin.inputs import LISTED_SECONDS, NodePods, PendingAnswer
 from neuron_plugin.plugin.node import (
     LONGEST_REWRITE_PAUSE_SECONDS,
     RECORD_SECONDS,
@@ -23,7 +24,7 @@ from neuron_plugin.plugin.node import (
     NodeOptions,
 )
 from neuron_plugin.plugin.snapshot import VANISHED_SECONDS
-from neuron_plugin.topology import NO_CORES
+from neuron_plugin.topology import NO_CORES, Unit
 from tests.plugin.desk import FakeCgroups, LoopClock, MemoryKubelet, a_desk
 from tests.plugin.world import (
     CORE,
@@ -446,7 +447,7 @@ def test_p60_an_unknown_pod_is_held_down_for_a_time_where_cgroups_cannot_be_seen
 def test_p28_a_change_of_lnc_is_taken_in_at_once() -> None:
     bench = Bench(cgroups=FakeCgroups({B}))
     node = bench.started()
-    node.hold_down(B, TRN1.cores_mask((3,)), "why")
+    node.hold_down(B, TRN1.mask_of(Unit.CORE, (3,)), "why")
     node.see_inventory(inventory(replace(TRN1, cores_per_device=1), logical_core_size=2))
     assert node.snapshot
     assert node.snapshot.inputs.held_down_mask == 1 << 1

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from neuron_plugin.allocation import NeuronPod, NodeInventory, PodReference, PodUid, Resource
 from neuron_plugin.allocation.inventory import DISABLED_REASON
 from neuron_plugin.allocation.keys import UNHEALTHY_LABEL
-from neuron_plugin.allocation.resources import ids_of
 from neuron_plugin.hardware.health_signals import MISSING
+from neuron_plugin.plugin.container import reply_for
 from neuron_plugin.plugin.inputs import (
     LISTED_SECONDS,
     PENDING,
@@ -24,7 +24,6 @@ from neuron_plugin.plugin.inputs import (
     NodePods,
     PendingAnswer,
     RecordedAllocation,
-    reply_for,
 )
 from neuron_plugin.plugin.snapshot import (
     ADMISSION_SECONDS,
@@ -89,7 +88,7 @@ def reasons(snapshot: Snapshot, resource: Resource = NEURON) -> dict[str, str]:
 def answer(
     *ids: int, resource: Resource = NEURON, at: float = 0.0, reply_id: str = "r", **fields: Any
 ) -> PendingAnswer:
-    mask = devices(*ids) if resource.unit is Unit.DEVICE else TRN1.cores_mask(ids)
+    mask = devices(*ids) if resource.unit is Unit.DEVICE else TRN1.mask_of(Unit.CORE, ids)
     return PendingAnswer(reply_for(inventory(), reply_id, mask), resource, ids, at, **fields)
 
 
@@ -562,7 +561,7 @@ def test_p28_after_a_change_of_lnc_what_is_in_use_counts_as_whole_devices() -> N
     halved = inventory(replace(TRN1, cores_per_device=1), logical_core_size=2)
     before = inputs(pod("a", app(1, CORE)), recorded=[entry(A, "app", CORE, 3, node=inventory())])
     snapshot = derive(before.with_inventory(halved))
-    assert ids_of(halved.geometry, Unit.DEVICE, snapshot.ledger.used_mask) == (1,)
+    assert halved.geometry.ids_of(Unit.DEVICE, snapshot.ledger.used_mask) == (1,)
     assert "1" not in healthy(snapshot, NEURON)
 
 

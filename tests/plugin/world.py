@@ -19,7 +19,7 @@ from neuron_plugin.allocation import (
 )
 from neuron_plugin.allocation.assignment import write_assignment
 from neuron_plugin.allocation.requests import ContainerSpec, pod_request
-from neuron_plugin.allocation.resources import mask_of, parse_ids
+from neuron_plugin.allocation.resources import parse_ids
 from neuron_plugin.cluster import Pod
 from neuron_plugin.cluster.objects import Metadata, Owner
 from neuron_plugin.cluster.pods import (
@@ -33,9 +33,9 @@ from neuron_plugin.cluster.pods import (
     neuron_pod,
 )
 from neuron_plugin.kubelet import ContainerAllocation
-from neuron_plugin.plugin.container import VISIBLE_CORES
-from neuron_plugin.plugin.inputs import AllocationKey, Inputs, NodePods, Recorded, RecordedAllocation, reply_for
-from neuron_plugin.topology import CoreMask, Geometry, Topology
+from neuron_plugin.plugin.container import VISIBLE_CORES, reply_for
+from neuron_plugin.plugin.inputs import AllocationKey, Inputs, NodePods, Recorded, RecordedAllocation
+from neuron_plugin.topology import CoreMask, Geometry, Topology, Unit
 
 NEURON = Resource.NEURON
 DEVICE = Resource.NEURONDEVICE
@@ -148,7 +148,7 @@ def assignment(
     geometry: Geometry, containers: Sequence[ContainerSpec], sets: Sequence[Sequence[int]], time: int = 1
 ) -> dict[str, str]:
     request = pod_request(containers)
-    masks = [mask_of(geometry, part.resource.unit, tuple(ids)) for part, ids in zip(request, sets, strict=True)]
+    masks = [geometry.mask_of(part.resource.unit, tuple(ids)) for part, ids in zip(request, sets, strict=True)]
     return write_assignment(
         geometry, tuple(ContainerSet(part, mask) for part, mask in zip(request, masks, strict=True)), time
     )
@@ -174,7 +174,7 @@ def entry(
 ) -> RecordedAllocation:
     """An entry of the kubelet's checkpoint with our reply; ``given`` where it gave other ids than were drawn."""
     node = node or inventory()
-    mask = mask_of(node.geometry, resource.unit, tuple(given or ids))
+    mask = node.geometry.mask_of(resource.unit, tuple(given or ids))
     reply = reply_for(node, f"reply of {uid} {container} {ids}", mask) if ours else None
     return RecordedAllocation(AllocationKey(PodUid(uid), container, resource), ids, reply, seen_at=seen_at)
 
@@ -212,7 +212,7 @@ def given_mask(geometry: Geometry, allocation: ContainerAllocation) -> CoreMask:
     """The cores that a container was given, read from what it received in host numbering."""
     cores = allocation.envs.get(VISIBLE_CORES)
     if cores is not None:
-        return geometry.cores_mask(parse_ids(cores))
+        return geometry.mask_of(Unit.CORE, parse_ids(cores))
     return geometry.devices_mask(int(node.host_path.removeprefix("/dev/neuron")) for node in allocation.devices)
 
 

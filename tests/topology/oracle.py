@@ -9,9 +9,9 @@ from __future__ import annotations
 from functools import cache, lru_cache
 from itertools import pairwise
 
+from neuron_plugin.topology import Unit
 from neuron_plugin.topology.geometry import Geometry, Topology
 from neuron_plugin.topology.instances import InstanceType, catalogue
-from neuron_plugin.topology.sets import Unit
 
 Cores = frozenset[int]
 

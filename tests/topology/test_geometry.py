@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from neuron_plugin.topology import Unit
 from neuron_plugin.topology.geometry import (
     MOST_CORES_PER_DEVICE,
     MOST_DEVICES,
@@ -58,7 +59,7 @@ def test_masks_and_core_ids_say_the_same(drawn: tuple[Geometry, int]) -> None:
     geometry, mask = drawn
     cores = cores_in(mask)
     assert list(cores) == sorted(as_cores(mask))
-    assert geometry.cores_mask(cores) == mask
+    assert geometry.mask_of(Unit.CORE, cores) == mask
 
 
 @given(geometries, st.lists(st.integers(-5, 5000)))
@@ -66,11 +67,11 @@ def test_ids_outside_the_geometry_add_nothing(geometry: Geometry, ids: list[int]
     known_devices = frozenset(ids) & frozenset(range(geometry.device_count))
     known_cores = frozenset(ids) & frozenset(range(geometry.core_count))
     assert as_cores(geometry.devices_mask(ids)) == cores_of_devices(geometry, known_devices)
-    assert as_cores(geometry.cores_mask(ids)) == known_cores
+    assert as_cores(geometry.mask_of(Unit.CORE, ids)) == known_cores
 
 
 def test_t14_one_held_core_takes_its_whole_device_from_device_requests() -> None:
-    nine = INF1.cores_mask(range(9))
+    nine = INF1.mask_of(Unit.CORE, range(9))
     assert INF1.devices_touched(nine) == (0, 1, 2)
     assert INF1.whole_devices(nine) == (0, 1)
 
@@ -83,7 +84,7 @@ def test_p24_a_missing_device_is_a_hole_and_moves_no_id() -> None:
 
 def test_t24_ids_are_ordered_as_numbers() -> None:
     assert INF2_RING.devices_touched(INF2_RING.devices_mask((10, 9, 2, 11))) == (2, 9, 10, 11)
-    assert cores_in(INF2_RING.cores_mask((10, 9, 2))) == (2, 9, 10)
+    assert cores_in(INF2_RING.mask_of(Unit.CORE, (10, 9, 2))) == (2, 9, 10)
 
 
 def test_no_cores_touch_no_device() -> None:

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from neuron_plugin.topology import Unit
 from neuron_plugin.topology.geometry import MOST_CORES_PER_DEVICE, GeometryError, Topology
 from neuron_plugin.topology.instances import SHIPPED, TORUS_BLOCKS, InstanceType, catalogue, geometry_of
 from neuron_plugin.topology.links import links_of
-from neuron_plugin.topology.sets import Unit, valid_counts
+from neuron_plugin.topology.sets import valid_counts
 
 TABLE = """
 inf1.xlarge 1 4 4 8 single

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from neuron_plugin.topology import Unit
 from neuron_plugin.topology.geometry import MOST_CORES_PER_DEVICE, MOST_DEVICES, CoreMask, Geometry, Topology
-from neuron_plugin.topology.sets import Unit, free_sets, valid_counts, valid_sets
+from neuron_plugin.topology.sets import free_sets, valid_counts, valid_sets
 from tests.topology.oracle import (
     INF1,
     INF2_LINE,

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from neuron_plugin.allocation import Ledger, Resource
 from neuron_plugin.allocation.ledger import mask_union
-from neuron_plugin.allocation.resources import ids_of, mask_of, ranges
+from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.inspection.facts import DRA_DRIVER, OCI_HOOK, VENDOR_SOCKETS, Cluster, Facts
 from neuron_plugin.inspection.findings import (
     Finding,
@@ -139,7 +139,7 @@ def check_registration(facts: Facts) -> Findings:
 
 def _resource(facts: Facts, resource: Resource, ids: tuple[str, ...]) -> Iterator[Finding]:
     geometry, unit = known(facts.geometry), resource.unit
-    here = {str(number): number for number in ids_of(geometry, unit, geometry.all_mask)}
+    here = {str(number): number for number in geometry.ids_of(unit, geometry.all_mask)}
     offered = {here[text] for text in ids if text in here}
     if foreign := sorted(set(ids) - set(here)):
         yield problem(
@@ -147,11 +147,11 @@ def _resource(facts: Facts, resource: Resource, ids: tuple[str, ...]) -> Iterato
             "another plugin serves this resource, or the number of logical cores (LNC) has changed",
             "leave one plugin on the node; after a change of LNC drain the node and restart the plugin",
         )
-    usable, expected = set(ids_of(geometry, unit, facts.machine.healthy_mask)), set[int]()
+    usable, expected = set(geometry.ids_of(unit, facts.machine.healthy_mask)), set[int]()
     if isinstance(ledger := facts.ledger, Ledger):
         elsewhere = mask_union(each for each in ledger.allocations if each.resource is not resource)
-        in_service = ids_of(geometry, unit, facts.machine.usable_mask)
-        expected = {each for each in in_service if not mask_of(geometry, unit, (each,)) & elsewhere}
+        in_service = geometry.ids_of(unit, facts.machine.usable_mask)
+        expected = {each for each in in_service if not geometry.mask_of(unit, (each,)) & elsewhere}
     configured, served = facts.daemon.resources, facts.sockets_of(resource)
     unusable, withheld = offered - usable, expected - offered
     if not ids and not served:

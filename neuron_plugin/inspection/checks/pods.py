@@ -13,7 +13,7 @@ from itertools import combinations
 from neuron_plugin.allocation import Allocation, Assignment, ContainerKind, InventoryError, Ledger, NeuronPod, Rejection
 from neuron_plugin.allocation.inventory import read_inventory
 from neuron_plugin.allocation.keys import INVENTORY_KEY
-from neuron_plugin.allocation.resources import ids_of, ranges
+from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.inspection.facts import Cluster, Facts, NoSuchNode
 from neuron_plugin.inspection.findings import (
     Finding,
@@ -58,7 +58,7 @@ def check_holders(facts: Facts) -> Findings:
             )
     for each in ledger.allocations:
         unit = each.resource.unit
-        if (ids := ids_of(geometry, unit, each.mask)) and each.mask not in valid_sets(geometry, unit, len(ids)):
+        if (ids := geometry.ids_of(unit, each.mask)) and each.mask not in valid_sets(geometry, unit, len(ids)):
             yield warning(
                 f"{_container(each)} holds {each.resource} {ranges(ids)}, which is no linked set here",
                 "the Neuron runtime needs consecutive ids, and collectives need linked devices: it may fail at start",
@@ -135,7 +135,7 @@ def _annotated(facts: Facts, pod: NeuronPod) -> Iterator[Finding]:
     if isinstance(facts.kubelet.recorded, Unknown) and any(part.kind is ContainerKind.INIT for part in pod.requests):
         return  # without the checkpoint it is not known what was given of a re-used init container's set
     given = {
-        (each.container, each.resource): ids_of(geometry, each.resource.unit, each.mask)
+        (each.container, each.resource): geometry.ids_of(each.resource.unit, each.mask)
         for each in ledger.allocations
         if str(each.pod) == str(pod.reference)
     }

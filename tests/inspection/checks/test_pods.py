@@ -10,7 +10,7 @@ from neuron_plugin.allocation.keys import INVENTORY_KEY
 from neuron_plugin.inspection.facts import Facts, NoSuchNode
 from neuron_plugin.inspection.findings import Level, Unknown
 from neuron_plugin.kubelet import CheckpointEntry
-from neuron_plugin.plugin.inputs import ALLOCATION_KEY, reply_for
+from neuron_plugin.plugin.container import ALLOCATION_KEY, reply_for
 from tests.inspection.cases import (
     NODE,
     POD_UID,
