@@ -149,10 +149,11 @@ class ClaimResult:
 class NeuronClaim:
     """What decides about a ResourceClaim.
 
-    ``requests`` are those for our devices, or why they cannot be served. ``others``: it has requests for other devices,
-    too. ``results`` are the devices of our driver that were allocated, ``allocated`` says whether anything was.
-    ``node`` is the one that the allocation names, empty where it names none. ``logical_core_size`` is the LNC that the
-    claim's configuration asks for, 0 for the node's own.
+    ``requests`` are those for our devices, or why the placement controller cannot serve them; kube-scheduler may have.
+    ``fault`` is what is wrong with the configuration for our devices, which nobody can follow. ``others``: it has
+    requests for other devices, too. ``results`` are the devices of our driver that were allocated, ``allocated`` says
+    whether anything was. ``node`` is the one that the allocation names, empty where it names none.
+    ``logical_core_size`` is the LNC that the claim's configuration asks for, 0 for the node's own.
     """
 
     uid: str
@@ -160,6 +161,7 @@ class NeuronClaim:
     name: str
     version: str = ""
     requests: tuple[ClaimRequest, ...] | Rejection = ()
+    fault: str = ""
     others: bool = False
     allocated: bool = False
     results: tuple[ClaimResult, ...] = ()

@@ -170,6 +170,7 @@ def neuron_claim(claim: ResourceClaim, driver: str) -> NeuronClaim:
         name=claim.name,
         version=claim.resource_version,
         requests=config if isinstance(config, Rejection) else requests,
+        fault=config.detail if isinstance(config, Rejection) else "",
         others=any(classes.isdisjoint(_classes(one)) for one in devices.requests or ()),
         allocated=allocation is not None,
         results=tuple(ClaimResult(one.request, one.pool, one.device) for one in results if one.driver == driver),

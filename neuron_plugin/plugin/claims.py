@@ -275,17 +275,24 @@ class ClaimPreparer:
                 raise ClaimsUnreadError(f"claim {each} has UID {claim.uid} now, expected {each.uid}: it was made again")
             if not claim.results:
                 raise ClaimsUnreadError(f"claim {each} has no device of {self._settings.dra_driver} allocated")
+            pool = pool_of(
+                self._settings.node_name
+            )  # a pod that names its node itself may come with a claim of another
+            if others := sorted({one.pool for one in claim.results} - {pool}):
+                raise ClaimsUnreadError(f"claim {each} has devices of pool {', '.join(others)}, expected {pool}")
             claims[each.namespace, each.name] = claim
         read = tuple(claims.values())
         uids = {uid for claim in read for uid in claim.reserved_for}
         if not uids <= self._node.pods.pods.keys():
             await self._source.list_pods()  # the watch may be behind the kubelet
-        pods = [pod for uid, pod in self._node.pods.pods.items() if uid in uids]
-        for pod in pods:
-            for one in pod.claims:
-                key = (pod.reference.namespace, one.claim)
-                if one.claim and key not in claims:
-                    claims[key] = await self._read(*key)
+        for _ in range(2):  # the pods of these claims, and whoever shares another claim with one of them
+            uids = {uid for claim in claims.values() for uid in claim.reserved_for}
+            pods = [pod for uid, pod in self._node.pods.pods.items() if uid in uids]
+            for pod in pods:
+                for one in pod.claims:
+                    key = (pod.reference.namespace, one.claim)
+                    if one.claim and key not in claims:
+                        claims[key] = await self._read(*key)
         self._node.see_claims({**self._node.claims, **claims})
         snapshot = self._snapshot()
         has = snapshot.inventory
@@ -304,8 +311,8 @@ class ClaimPreparer:
         snapshot = self._snapshot()
         geometry, pods = snapshot.inventory.geometry, snapshot.inputs.pods.pods
         for claim in call.wanted:
-            if isinstance(claim.requests, Rejection) and not claim.requests.may_pass:
-                return str(claim.requests)
+            if claim.fault:
+                return claim.fault
             if not any(uid in pods for uid in claim.reserved_for):
                 return f"the API server shows no pod of claim {claim} on this node"
             mask = claim.mask_on(geometry, snapshot.inventory.logical_core_size)

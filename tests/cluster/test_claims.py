@@ -64,7 +64,9 @@ def test_the_logical_core_size_is_read_from_what_was_allocated() -> None:
 @pytest.mark.parametrize("parameters", [{"kind": "Other"}, {"kind": "NeuronConfig", "logicalNeuronCore": 3}, [], "x"])
 def test_a_configuration_that_cannot_be_followed_is_a_rejection(parameters: Any) -> None:
     config = [{"opaque": {"driver": DRIVER, "parameters": parameters}}]
-    assert isinstance(decoded({"requests": [request()], "config": config}).requests, Rejection)
+    found = decoded({"requests": [request()], "config": config})
+    assert isinstance(found.requests, Rejection)
+    assert found.fault == found.requests.detail
 
 
 def test_another_drivers_configuration_says_nothing() -> None:
@@ -113,7 +115,9 @@ def test_any_other_selector_is_a_rejection_that_says_what_was_expected(text: str
     "one", [{"name": "r", "firstAvailable": [{"name": "a", "deviceClassName": DRIVER}]}, request(adminAccess=True)]
 )
 def test_what_only_kube_scheduler_can_allocate_is_a_rejection(one: dict[str, Any]) -> None:
-    assert isinstance(decoded({"requests": [one]}).requests, Rejection)
+    found = decoded({"requests": [one]})
+    assert isinstance(found.requests, Rejection)
+    assert not found.fault
 
 
 def test_a_claim_for_other_devices_asks_us_for_nothing() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from neuron_plugin.allocation import NeuronPod, NodeInventory, PodUid
 from neuron_plugin.allocation.claims import ClaimResult, NeuronClaim, PodClaim
+from neuron_plugin.allocation.rejection import INVALID_REQUEST
 from neuron_plugin.kubelet import Checkpoint
 from neuron_plugin.kubelet.dra_service import ClaimReference
 from neuron_plugin.kubelet.dra_state import DraState, PreparedClaim
@@ -218,13 +219,18 @@ class Empty:
 class Desk:
     """A preparer with a node whose pods and claims a test decides."""
 
-    def __init__(self, tmp_path: Path, times: PrepareTimes = PrepareTimes(poll=0.01)) -> None:  # noqa: B008 - frozen
+    def __init__(
+        self,
+        tmp_path: Path,
+        times: PrepareTimes = PrepareTimes(poll=0.01),  # noqa: B008 - frozen
+        numbering: Numbering = Numbering.HOST,
+    ) -> None:
         self.files, self.alive = Files(), dict[str, bool]()
         self.clock = FakeClock()
         self.node = Node(Empty(), self, NodeOptions(()), self.clock, self.files)
         self.node.see_inventory(inventory())
         self.claims: dict[tuple[str, str], NeuronClaim] = {}
-        settings = PluginSettings(node_name="worker-1", mode=Mode.DRA, cdi_dir=tmp_path)
+        settings = PluginSettings(node_name="worker-1", mode=Mode.DRA, cdi_dir=tmp_path, numbering=numbering)
         self.preparer = ClaimPreparer(self.node, settings, ClaimSource(self._claim, self._list), Counters(), times)
 
     def is_populated(self, uid: str) -> bool | None:
@@ -321,6 +327,27 @@ async def test_what_a_started_pod_has_counts_where_the_kubelet_has_lost_its_file
     assert desk.snapshot.ledger.mask_of(uid_of("a")) == inventory().geometry.device_mask(3)
 
 
+async def test_a_claim_that_only_kube_scheduler_can_allocate_is_prepared(desk: Desk) -> None:
+    one = claim("x", "neuron-3", requests=replace(INVALID_REQUEST, detail="it has alternatives"))
+    desk.knows(one)
+    desk.has(claiming("a", {"x": (("main", ""),)}))
+    assert [each.device for each in (await desk.prepare(one))["uid-x"]] == ["neuron-3"]
+
+
+async def test_a_pod_with_a_second_claim_is_numbered_with_what_was_prepared_for_another(tmp_path: Path) -> None:
+    """The kubelet asks only for the second one: what it has of the first goes to the container as it is."""
+    desk = Desk(tmp_path, PrepareTimes(wait=0.05, poll=0.01), Numbering.CONTAINER)
+    shared = claim("x", "neuron-4", reserved_for=(uid_of("a"), uid_of("b")))
+    own = claim("y", "neuron-2", reserved_for=(uid_of("b"),))
+    desk.knows(shared, own)
+    desk.has(claiming("a", {"x": (("main", ""),)}), claiming("b", {"x": (("main", ""),), "y": (("main", ""),)}))
+    assert "neuron-4 would have other numbers" in (await desk.prepare(own))["uid-y"]
+    after = claim("y", "neuron-5", reserved_for=(uid_of("b"),))
+    desk.knows(after)
+    (answer,) = (await desk.prepare(after))["uid-y"]
+    assert answer.cdi_devices == ("neuron-plugin.io/device=5-1",)
+
+
 async def test_a_claim_that_cannot_be_given_says_why_at_the_deadline(tmp_path: Path) -> None:
     desk = Desk(tmp_path, PrepareTimes(wait=0.05, poll=0.01))
     one = claim("x", "neuron-3")
@@ -330,6 +357,10 @@ async def test_a_claim_that_cannot_be_given_says_why_at_the_deadline(tmp_path: P
     assert "made again" in (await desk.prepare(one))["uid-x"]
     desk.knows(replace(one, results=()))
     assert "no device of neuron.aws.com" in (await desk.prepare(one))["uid-x"]
+    desk.knows(replace(one, results=(ClaimResult("r", "worker-2-neuron", "neuron-3"),)))
+    assert "of pool worker-2-neuron, expected worker-1-neuron" in (await desk.prepare(one))["uid-x"]
+    desk.knows(replace(one, fault="its logicalNeuronCore is 3, expected 1 or 2"))
+    assert "logicalNeuronCore is 3" in (await desk.prepare(one))["uid-x"]
     desk.knows(replace(one, reserved_for=(PodUid("nobody"),)))
     assert "no pod of claim default/x" in (await desk.prepare(one))["uid-x"]
     desk.node.see_inventory(inventory(present=(0, 1, 2)))
