@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 READ_SECONDS = 5.0
 LOOK_SECONDS = 1.0
+FIRST_LOOK_SECONDS = 0.05
+"""While the pods are not listed yet: the kubelet's first calls wait for their claims."""
 
 
 class ClaimWatch:
@@ -51,7 +53,7 @@ class ClaimWatch:
                 self._node.see_claims({key: claim for key, claim in claims.items() if key in named})
                 if self._node.pods.listed_at is not None:
                     self.read.set()
-                await asyncio.sleep(LOOK_SECONDS)
+                await asyncio.sleep(LOOK_SECONDS if self.read.is_set() else FIRST_LOOK_SECONDS)
         finally:
             self._api = None
 

@@ -68,7 +68,7 @@ class NodeDaemon:
         preparer = None
         if cluster and cluster.claims:
             source = ClaimSource(cluster.claims.read_claim, cluster.pods.list_pods)
-            preparer = ClaimPreparer(node, settings, source, counters)
+            preparer = ClaimPreparer(node, settings, source, counters, times.prepare)
         self.kubelet = KubeletLink(settings, node, self.allocator, preparer, kubelet_counters, machine, times)
         self.health = HealthWatch(settings, self._rejudged, cluster.publisher if cluster else None)
         self.hardware = HardwareWatch(settings, types, node, self.health, cluster, counters)

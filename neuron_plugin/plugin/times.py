@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from neuron_plugin.plugin.claims import PrepareTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +35,8 @@ class DaemonTimes:
     us and the kubelet.
 
     ``not_ready``: how long the node must not be ready before its condition says so. Restarts of kubelet and plugin take
-    less, and no rule is to add a taint for them. ``starts``: between two looks
-    at how pods have started. ``cdi``: between two looks at the CDI specification.
+    less, and no rule is to add a taint for them. ``starts``: between two looks at how pods have started. ``cdi``:
+    between two looks at the CDI specification. ``prepare`` is what a claim waits for.
     """
 
     turn: float = 0.25
@@ -51,3 +53,4 @@ class DaemonTimes:
     not_ready: float = 10.0
     starts: float = 5.0
     cdi: float = 5.0
+    prepare: PrepareTimes = field(default_factory=PrepareTimes)

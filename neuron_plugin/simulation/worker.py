@@ -12,6 +12,7 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
@@ -22,7 +23,14 @@ from neuron_plugin.allocation.requests import parse_count
 from neuron_plugin.cluster import Pod as PodRecord
 from neuron_plugin.cluster.writes import utc_now
 from neuron_plugin.simulation.api_server import SimulatedApiServer
-from neuron_plugin.simulation.api_server_kinds import NODES, PODS, JsonObject
+from neuron_plugin.simulation.api_server_kinds import (
+    NODES,
+    PODS,
+    RESOURCE_CLAIMS,
+    RESOURCE_SLICES,
+    JsonObject,
+    Refusal,
+)
 from neuron_plugin.simulation.kubelet import SimulatedKubelet
 from neuron_plugin.simulation.kubelet_pods import AdmittedPod, Container, Pod, PodRejectedError
 from neuron_plugin.simulation.node import SimulatedNode, write_node
@@ -44,6 +52,27 @@ RESCAN_SECONDS = 2.0
 """Faults are looked for five times as often as by default: someone waits for what they change."""
 UTILIZATION_SECONDS, IDLE_AFTER_SECONDS = 5.0, 20.0
 """So is what containers do with their cores."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiOfNode:
+    """The API server as the kubelet of a node asks it about claims."""
+
+    api: SimulatedApiServer
+    node: str
+
+    def claim(self, namespace: str, name: str) -> JsonObject | None:
+        """A claim; None if there is none."""
+        try:
+            return self.api.get(RESOURCE_CLAIMS, name, namespace)
+        except Refusal:
+            return None
+
+    def delete_slices(self, driver: str) -> None:
+        """Delete the slices of this node and driver, of all drivers with an empty name."""
+        for each in self.api.objects(RESOURCE_SLICES):
+            if each["spec"].get("nodeName") == self.node and driver in {"", each["spec"]["driver"]}:
+                self.api.delete(RESOURCE_SLICES, each["metadata"]["name"])
 
 
 class SimulatedWorker:
