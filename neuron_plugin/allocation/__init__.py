@@ -18,11 +18,10 @@ What holds on any node in any state, whatever is asked:
 from neuron_plugin.allocation.assignment import Assignment, Dialect
 from neuron_plugin.allocation.constraints import Constraints
 from neuron_plugin.allocation.inventory import InventoryError, NodeInventory
-from neuron_plugin.allocation.ledger import Allocation, Ledger, PodReference, PodUid
 from neuron_plugin.allocation.narrowing import DeviceFacts
 from neuron_plugin.allocation.node import Capacity, NeuronNode, NodeInfo
 from neuron_plugin.allocation.placement import ContainerSet, Placement
-from neuron_plugin.allocation.pod import NeuronPod, PlacementStrategy
+from neuron_plugin.allocation.pod import Allocation, Ledger, NeuronPod, PlacementStrategy, PodReference, PodUid
 from neuron_plugin.allocation.rejection import Rejection
 from neuron_plugin.allocation.requests import ContainerKind, ContainerRequest, PodRequest
 from neuron_plugin.allocation.resources import IdListError, Resource

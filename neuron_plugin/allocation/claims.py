@@ -10,11 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from neuron_plugin.allocation.ledger import PodUid
 from neuron_plugin.allocation.rejection import Rejection
 from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.topology import NO_CORES, CoreMask, Geometry, Unit, cores_in
+
+if TYPE_CHECKING:
+    from neuron_plugin.allocation.pod import PodUid
 
 DRA_DRIVER = "neuron.aws.com"
 """The driver's default name, and that of AWS's own driver: its claim templates name the class of the same name."""

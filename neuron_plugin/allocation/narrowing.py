@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 from neuron_plugin.allocation.constraints import ANY_DEVICE, Constraints
 from neuron_plugin.allocation.keys import ALLOW_KEY, DENY_KEY, DEVICE_NAME_KEY, PREFIX, SAME_DEVICE_KEY
-from neuron_plugin.allocation.ledger import Allocation
 from neuron_plugin.allocation.rejection import (
     TOO_LARGE_TO_SHARE,
     UNKNOWN_PRODUCT,
@@ -69,43 +68,9 @@ def device_facts(device_name: str, instance_type: str, known: InstanceType | Non
     return DeviceFacts(names, known.numa_nodes, known.device_amounts) if known else DeviceFacts(names)
 
 
-def is_constrained(request: PodRequest) -> bool:
-    """Whether anything but counts decides about a request."""
-    return any(part.amounts or part.constraints for part in request)
-
-
-def has_preference(request: PodRequest) -> bool:
-    """Whether the set that costs later pods least may be another than the one chosen."""
-    constraints = request[0].constraints if request else None
-    return isinstance(constraints, Constraints) and constraints.has_preference
-
-
 def unconstrained(request: PodRequest) -> PodRequest:
     """The same counts and nothing else."""
     return tuple(replace(part, amounts=(), constraints=None) for part in request)
-
-
-def amounts_used(geometry: Geometry, pods: Iterable[Iterable[Allocation]]) -> ByDevice:
-    """What pods have of each amount on each device; of each pod its allocations in the order of its containers.
-
-    Of plain init containers, which run one after the other, a pod has the most that is needed at one time.
-    """
-    totals: defaultdict[str, list[int]] = defaultdict(lambda: [0] * geometry.device_count)
-    for allocations in pods:
-        lasting: defaultdict[tuple[str, int], int] = defaultdict(int)
-        peak: defaultdict[tuple[str, int], int] = defaultdict(int)
-        for one in allocations:
-            devices = geometry.devices_touched(one.mask) if one.amounts else ()
-            for name, amount in one.amounts:
-                each = -(-amount // max(len(devices), 1))
-                for device in devices:
-                    key = name, device
-                    peak[key] = max(peak[key], lasting[key] + each)
-                    if one.kind is not ContainerKind.INIT:
-                        lasting[key] += each
-        for (name, number), amount in peak.items():
-            totals[name][number] += amount
-    return tuple((name, tuple(totals[name])) for name in sorted(totals))
 
 
 @lru_cache(maxsize=_REMEMBERED)

@@ -7,19 +7,27 @@ which the placement controller decides.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from weakref import WeakValueDictionary
 
 from neuron_plugin.allocation.assignment import Assignment
 from neuron_plugin.allocation.inventory import NodeInventory
-from neuron_plugin.allocation.ledger import Allocation, Ledger, PodReference, PodUid, mask_union
-from neuron_plugin.allocation.narrowing import NO_FACTS, DeviceFacts, amounts_used
+from neuron_plugin.allocation.narrowing import NO_FACTS, ByDevice, DeviceFacts
 from neuron_plugin.allocation.node_rules import NodeRules
 from neuron_plugin.allocation.placement import Placement, place_healthy
-from neuron_plugin.allocation.pod import NeuronPod, assigned_allocations
+from neuron_plugin.allocation.pod import (
+    Allocation,
+    Ledger,
+    NeuronPod,
+    PodReference,
+    PodUid,
+    assigned_allocations,
+    mask_union,
+)
 from neuron_plugin.allocation.rejection import Rejection
-from neuron_plugin.allocation.requests import PodRequest
+from neuron_plugin.allocation.requests import ContainerKind, PodRequest
 from neuron_plugin.topology import NO_CORES, CoreMask, Geometry
 
 STALE_PLUGIN = Rejection("stale-plugin", "The node's Neuron plugin does not renew its lease")
@@ -256,3 +264,26 @@ def _overlaps(ledger: Ledger) -> list[tuple[PodReference, Rejection]]:
             overlapping.append((first.pod, replace(OVERLAPPING_ASSIGNMENTS, detail=detail)))
         seen |= mask
     return overlapping
+
+
+def amounts_used(geometry: Geometry, pods: Iterable[Iterable[Allocation]]) -> ByDevice:
+    """What pods have of each amount on each device; of each pod its allocations in the order of its containers.
+
+    Of plain init containers, which run one after the other, a pod has the most that is needed at one time.
+    """
+    totals: defaultdict[str, list[int]] = defaultdict(lambda: [0] * geometry.device_count)
+    for allocations in pods:
+        lasting: defaultdict[tuple[str, int], int] = defaultdict(int)
+        peak: defaultdict[tuple[str, int], int] = defaultdict(int)
+        for one in allocations:
+            devices = geometry.devices_touched(one.mask) if one.amounts else ()
+            for name, amount in one.amounts:
+                each = -(-amount // max(len(devices), 1))
+                for device in devices:
+                    key = name, device
+                    peak[key] = max(peak[key], lasting[key] + each)
+                    if one.kind is not ContainerKind.INIT:
+                        lasting[key] += each
+        for (name, number), amount in peak.items():
+            totals[name][number] += amount
+    return tuple((name, tuple(totals[name])) for name in sorted(totals))

@@ -24,7 +24,6 @@ from neuron_plugin.allocation.narrowing import (
     Left,
     Narrowing,
     devices_of,
-    is_constrained,
     never_met,
     unconstrained,
     usable_mask,
@@ -124,6 +123,11 @@ def placement_mask(placement: Placement) -> CoreMask:
     for part in placement:
         mask |= part.mask
     return CoreMask(mask)
+
+
+def is_constrained(request: PodRequest) -> bool:
+    """Whether anything but counts decides about a request."""
+    return any(part.amounts or part.constraints for part in request)
 
 
 def place(geometry: Geometry, free: int, request: PodRequest, facts: DeviceFacts = NO_FACTS) -> Placement | Rejection:

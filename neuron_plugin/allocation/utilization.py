@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from neuron_plugin.allocation.ledger import PodUid
+from neuron_plugin.allocation.pod import PodUid
 
 VERSION = 1
 _MIB = 2**20

@@ -16,9 +16,8 @@ import msgspec
 from msgspec.structs import replace
 
 from neuron_plugin.allocation import Assignment, NeuronPod, NodeInfo, NodeInventory, Rejection
-from neuron_plugin.allocation.ledger import mask_union
-from neuron_plugin.allocation.narrowing import is_constrained
-from neuron_plugin.allocation.pod import assigned_allocations
+from neuron_plugin.allocation.placement import is_constrained
+from neuron_plugin.allocation.pod import assigned_allocations, mask_union
 from neuron_plugin.allocation.resources import format_ids, ranges
 from neuron_plugin.allocation.utilization import ContainerUtilization, Utilization
 from neuron_plugin.cluster import ApiResource

@@ -21,6 +21,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from neuron_plugin.allocation import (
     Capacity,
+    Constraints,
     ContainerKind,
     NeuronPod,
     NodeInfo,
@@ -32,7 +33,7 @@ from neuron_plugin.allocation import (
     Resource,
 )
 from neuron_plugin.allocation.cost import cost, costs, devices_lost, tie_rank
-from neuron_plugin.allocation.narrowing import has_preference, is_constrained, usable_mask
+from neuron_plugin.allocation.narrowing import usable_mask
 from neuron_plugin.allocation.node_rules import (
     NO_USE,
     NodeUse,
@@ -43,7 +44,7 @@ from neuron_plugin.allocation.node_rules import (
     objections,
     shortages,
 )
-from neuron_plugin.allocation.placement import placement_mask
+from neuron_plugin.allocation.placement import is_constrained, placement_mask
 from neuron_plugin.allocation.requests import Amounts
 from neuron_plugin.topology import CoreMask, Geometry, valid_sets
 
@@ -76,7 +77,9 @@ def cost_on(capacity: Capacity | Rejection, request: PodRequest) -> int | None:
     """What the best placement takes from later pods; None where there is none."""
     if isinstance(capacity, Rejection):
         return None
-    if len(request) == 1 and not has_preference(request):
+    constraints = request[0].constraints
+    has_preference = isinstance(constraints, Constraints) and constraints.has_preference  # then not the cheapest
+    if len(request) == 1 and not has_preference:
         return min(costs(capacity.geometry, capacity.free_mask, _fitting(capacity, request)), default=None)
     placed = capacity.place(request)
     if isinstance(placed, Rejection):
@@ -86,8 +89,9 @@ def cost_on(capacity: Capacity | Rejection, request: PodRequest) -> int | None:
 
 def _fitting(capacity: Capacity, request: PodRequest) -> Iterator[CoreMask]:
     """The free sets for a request's one container."""
-    geometry, part = capacity.geometry, request[0]
-    free = capacity.free_mask & usable_mask(geometry, part, capacity.facts)
+    geometry, part, free = capacity.geometry, request[0], capacity.free_mask
+    if is_constrained(request):
+        free = CoreMask(free & usable_mask(geometry, part, capacity.facts))
     return (mask for mask in valid_sets(geometry, part.resource.unit, part.count) if mask & free == mask)
 
 

@@ -11,8 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from neuron_plugin.allocation import PodReference, PodUid, Rejection, Resource
-from neuron_plugin.allocation.narrowing import is_constrained
-from neuron_plugin.allocation.placement import choose, place
+from neuron_plugin.allocation.placement import choose, is_constrained, place
 from neuron_plugin.allocation.resources import format_ids
 from neuron_plugin.plugin.snapshot import Snapshot, WaitingAssignment, derive, named
 from neuron_plugin.topology import NO_CORES, CoreMask

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from neuron_plugin.allocation import Allocation, NeuronPod, NodeInventory, PodReference, PodUid, Resource
 from neuron_plugin.allocation.claims import DEVICE_RESOURCE, NeuronClaim, names_mask, read_device_name
-from neuron_plugin.allocation.ledger import mask_union
+from neuron_plugin.allocation.pod import mask_union
 from neuron_plugin.plugin.container import ALLOCATION_KEY, Reply, read_reply
 from neuron_plugin.topology import CoreMask, Unit
 

@@ -29,10 +29,9 @@ from neuron_plugin.allocation.assignment import write_assignment
 from neuron_plugin.allocation.claims import NeuronClaim
 from neuron_plugin.allocation.inventory import DISABLED_REASON
 from neuron_plugin.allocation.keys import ALLOC_TIME_KEY, ALLOCATED_KEY, ASSIGNMENT_KEYS, VENDOR_IDS_KEY
-from neuron_plugin.allocation.ledger import mask_union
-from neuron_plugin.allocation.narrowing import constraint_not_kept, device_facts, is_constrained
-from neuron_plugin.allocation.placement import why_not
-from neuron_plugin.allocation.pod import assigned_allocations
+from neuron_plugin.allocation.narrowing import constraint_not_kept, device_facts
+from neuron_plugin.allocation.placement import is_constrained, why_not
+from neuron_plugin.allocation.pod import assigned_allocations, mask_union
 from neuron_plugin.kubelet import AdvertisedDevice
 from neuron_plugin.plugin.inputs import (
     LISTED_SECONDS,

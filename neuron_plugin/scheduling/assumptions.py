@@ -24,8 +24,7 @@ from math import inf
 from neuron_plugin.allocation import Capacity, Dialect, NeuronPod, NodeInfo, PlacementStrategy, PodUid, Rejection
 from neuron_plugin.allocation.assignment import read_assignment, write_assignment
 from neuron_plugin.allocation.keys import ASSIGNMENT_KEYS
-from neuron_plugin.allocation.ledger import mask_union
-from neuron_plugin.allocation.pod import assigned_allocations
+from neuron_plugin.allocation.pod import assigned_allocations, mask_union
 from neuron_plugin.backoff import Clock
 from neuron_plugin.scheduling.state import AssumedPod, ClusterState
 from neuron_plugin.topology import NO_CORES

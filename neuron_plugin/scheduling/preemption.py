@@ -30,9 +30,10 @@ from neuron_plugin.allocation import (
     PodUid,
     Rejection,
 )
-from neuron_plugin.allocation.ledger import mask_union
-from neuron_plugin.allocation.narrowing import amounts_used, is_constrained, unconstrained, usable_mask
-from neuron_plugin.allocation.placement import cores_asked, place
+from neuron_plugin.allocation.narrowing import unconstrained, usable_mask
+from neuron_plugin.allocation.node import amounts_used
+from neuron_plugin.allocation.placement import cores_asked, is_constrained, place
+from neuron_plugin.allocation.pod import mask_union
 from neuron_plugin.scheduling.state import ClusterState
 from neuron_plugin.topology import CoreMask, Geometry, valid_sets
 

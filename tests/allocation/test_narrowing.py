@@ -11,17 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neuron_plugin.allocation.constraints import ANY_DEVICE, Constraints
-from neuron_plugin.allocation.ledger import Allocation, PodReference, PodUid
 from neuron_plugin.allocation.narrowing import (
     NO_FACTS,
     ByDevice,
     DeviceFacts,
-    amounts_used,
     constraint_not_kept,
     device_facts,
     unconstrained,
 )
+from neuron_plugin.allocation.node import amounts_used
 from neuron_plugin.allocation.placement import ContainerSet, Placement, place, place_healthy, placement_mask
+from neuron_plugin.allocation.pod import Allocation, PodReference, PodUid
 from neuron_plugin.allocation.rejection import INVALID_CONSTRAINT, Rejection
 from neuron_plugin.allocation.requests import ContainerKind, ContainerRequest, PodRequest
 from neuron_plugin.allocation.resources import Resource

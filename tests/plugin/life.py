@@ -18,8 +18,7 @@ from operator import or_
 from random import Random
 
 from neuron_plugin.allocation import ContainerKind, NodeInventory, PodUid, Rejection, Resource
-from neuron_plugin.allocation.ledger import mask_union
-from neuron_plugin.allocation.pod import assigned_allocations
+from neuron_plugin.allocation.pod import assigned_allocations, mask_union
 from neuron_plugin.allocation.requests import ContainerSpec, pod_request
 from neuron_plugin.cluster.pods import neuron_pod
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb

@@ -13,9 +13,8 @@ from typing import Any
 from neuron_plugin.allocation import ContainerKind, NodeInventory, Rejection
 from neuron_plugin.allocation.assignment import write_assignment
 from neuron_plugin.allocation.inventory import read_inventory
-from neuron_plugin.allocation.ledger import mask_union
 from neuron_plugin.allocation.placement import place
-from neuron_plugin.allocation.pod import assigned_allocations
+from neuron_plugin.allocation.pod import assigned_allocations, mask_union
 from neuron_plugin.allocation.requests import ContainerSpec, pod_request
 from neuron_plugin.backoff import Clock
 from neuron_plugin.cluster import ApiRequest, Reflector, UnreachableError

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from neuron_plugin.allocation import Ledger, Resource
-from neuron_plugin.allocation.ledger import mask_union
+from neuron_plugin.allocation.pod import mask_union
 from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.inspection.facts import DRA_DRIVER, OCI_HOOK, VENDOR_SOCKETS, Cluster, Facts
 from neuron_plugin.inspection.findings import (

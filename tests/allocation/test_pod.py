@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuron_plugin.allocation import Allocation, Ledger, PodReference, PodUid, Resource
-from neuron_plugin.allocation.ledger import mask_union
+from neuron_plugin.allocation.pod import mask_union
 from neuron_plugin.topology import CoreMask
 from tests.topology.oracle import INF1, as_cores
 
