@@ -15,9 +15,10 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
+from neuron_plugin.allocation import PodReference, PodUid
 from neuron_plugin.cluster.api import send
 from neuron_plugin.cluster.client import connect
-from neuron_plugin.cluster.writes import bind_pod
+from neuron_plugin.extender.binding import bind_pod
 from neuron_plugin.http_server import serving
 
 ANNOTATIONS = {"benchmark/ids": "4,5,6,7", "benchmark/time": "1795400751830456525"}
@@ -49,8 +50,8 @@ async def serve(kubeconfig: Path, port: int) -> None:
 
         async def bind(request: web.Request) -> web.Response:
             asked = msgspec.json.decode(await request.read(), type=_Bind)
-            names = {"namespace": asked.PodNamespace, "name": asked.PodName, "uid": asked.PodUID, "node": asked.Node}
-            await send(api, bind_pod(**names, annotations=ANNOTATIONS), timeout_seconds=10)
+            pod = PodReference(PodUid(asked.PodUID), asked.PodNamespace, asked.PodName)
+            await send(api, bind_pod(pod, asked.Node, ANNOTATIONS), timeout_seconds=10)
             return web.Response(body=b'{"Error":""}', content_type="application/json")
 
         app = web.Application(client_max_size=1 << 26)

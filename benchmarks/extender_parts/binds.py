@@ -17,8 +17,8 @@ from neuron_plugin.cluster.api import send
 from neuron_plugin.cluster.client import connect
 from neuron_plugin.cluster.objects import pages
 from neuron_plugin.cluster.pods import PODS
-from neuron_plugin.cluster.writes import bind_pod
 from neuron_plugin.controller.daemon import ExtenderDaemon
+from neuron_plugin.extender.binding import bind_pod
 
 BIND_CLIENTS = 8
 ROUNDS = 5
@@ -109,9 +109,8 @@ def _raw_bind(api: KubernetesApi) -> Callable[[int], Awaitable[None]]:
         device, node = divmod(number, NODES // 2)
         annotations = {"NEURON_DEVS": f"{device % 16}", "NEURON_ALLOC_TIME": "1", "NEURON_ALLOCATED": "false"}
         pod = await _uid_of(api, number)
-        request = bind_pod(
-            namespace=pod.namespace, name=pod.name, uid=pod.uid, node=f"node-{node}", annotations=annotations
-        )
+        reference = PodReference(PodUid(pod.uid), pod.namespace, pod.name)
+        request = bind_pod(reference, f"node-{node}", annotations)
         await send(api, request, timeout_seconds=5)
 
     return bind

@@ -10,14 +10,15 @@ from typing import Any
 
 from extender_parts.clusters import TYPE, running, tell_kubeconfig
 from extender_parts.measuring import log_to_nowhere, seeded, served
-from neuron_plugin.allocation import Resource
+from neuron_plugin.allocation import Capacity, Resource
 from neuron_plugin.allocation.keys import MOVABLE_KEY
+from neuron_plugin.allocation.placement import fitting
 from neuron_plugin.cluster.client import connect
 from neuron_plugin.planning import RULES
-from neuron_plugin.planning.choice import judge
 from neuron_plugin.scheduling.leadership import Readiness
 from neuron_plugin.scheduling.make_room import MOST_PODS, RoomPlanner
 from neuron_plugin.scheduling.metrics import ExtenderMetrics
+from neuron_plugin.topology import Unit
 from tests.support.api_server import StandInApiServer
 from tests.support.manifests import node_manifest, pod_manifest
 
@@ -84,7 +85,8 @@ async def _measure(pipe: Connection, kubeconfig: Path) -> None:
         cluster = state.cluster()
         for pod in state.waiting():
             for info in cluster.nodes.values():
-                judge(info.capacity, pod.requests)
+                if isinstance(info.capacity, Capacity):
+                    fitting(info.capacity.geometry, info.capacity.free_mask, Unit.DEVICE, pod.requests[0].count)
         floor = time.process_time() - began
         pipe.send((seconds[0], min(seconds[1:]), floor, len(state.history.moves)))
         await asyncio.Event().wait()

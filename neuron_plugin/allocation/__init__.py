@@ -15,12 +15,12 @@ What holds on any node in any state, whatever is asked:
 - Ids outside the geometry count for nothing, and no number or text from outside is computed with before it is bounded.
 """
 
-from neuron_plugin.allocation.assignment import Assignment, Dialect
+from neuron_plugin.allocation.assignment import Dialect
 from neuron_plugin.allocation.constraints import Constraints
 from neuron_plugin.allocation.inventory import InventoryError, NodeInventory
 from neuron_plugin.allocation.narrowing import DeviceFacts
 from neuron_plugin.allocation.node import Capacity, NeuronNode, NodeInfo
-from neuron_plugin.allocation.placement import ContainerSet, Placement
+from neuron_plugin.allocation.placement import Assignment, ContainerSet, Placement
 from neuron_plugin.allocation.pod import Allocation, Ledger, NeuronPod, PlacementStrategy, PodReference, PodUid
 from neuron_plugin.allocation.rejection import Rejection
 from neuron_plugin.allocation.requests import ContainerKind, ContainerRequest, PodRequest

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 
 from neuron_plugin.allocation.keys import (
     ALLOC_TIME_KEY,
@@ -20,10 +19,10 @@ from neuron_plugin.allocation.keys import (
     VENDOR_IDS_KEY,
     VENDOR_RESOURCE_KEY,
 )
-from neuron_plugin.allocation.placement import Placement
+from neuron_plugin.allocation.placement import Assignment, ContainerAssignment
 from neuron_plugin.allocation.requests import ContainerKind, ContainerRequest, PodRequest
 from neuron_plugin.allocation.resources import IdListError, Resource, format_ids, parse_ids
-from neuron_plugin.topology import Geometry, Unit
+from neuron_plugin.topology import Unit
 
 _UNIT_KEYS = {Unit.DEVICE: DEVICES_KEY, Unit.CORE: CORES_KEY}
 _LIST_SEPARATOR = "|"
@@ -49,36 +48,14 @@ class AssignmentError(ValueError):
         self.expected = expected
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerAssignment:
-    """The ids one container is to get, ascending, in the unit of the resource it asked for."""
-
-    request: ContainerRequest
-    ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """An assignment read from a pod: one list per requesting container, in the order of the request."""
-
-    containers: tuple[ContainerAssignment, ...]
-    alloc_time_ns: int = 0
-    allocated: bool = False
-
-
 def write_assignment(
-    geometry: Geometry,
-    placement: Placement,
-    alloc_time_ns: int,
-    dialects: Collection[Dialect] = (Dialect.NEURON_PLUGIN,),
+    assignment: Assignment, dialects: Collection[Dialect] = (Dialect.NEURON_PLUGIN,)
 ) -> dict[str, str]:
-    """The annotations that carry a placement. ``alloc_time_ns`` is unix time; ``NEURON_ALLOCATED`` starts false."""
-    containers = tuple(
-        ContainerAssignment(part.request, geometry.ids_of(part.request.resource.unit, part.mask)) for part in placement
-    )
+    """The annotations that carry an assignment; ``NEURON_ALLOCATED`` starts false."""
+    containers = assignment.containers
     if not containers:
         return {}
-    keys = {ALLOC_TIME_KEY: str(alloc_time_ns), ALLOCATED_KEY: "false"}
+    keys = {ALLOC_TIME_KEY: str(assignment.alloc_time_ns), ALLOCATED_KEY: "false"}
     if Dialect.NEURON_PLUGIN in dialects:
         for unit, key in _UNIT_KEYS.items():
             if of_unit := [part for part in containers if part.request.resource.unit is unit]:
@@ -122,7 +99,7 @@ def read_assignment(pod: str, annotations: Mapping[str, str], request: PodReques
 
 
 def _list_each(containers: Iterable[ContainerAssignment]) -> str:
-    return _LIST_SEPARATOR.join(format_ids(part.ids) for part in containers)
+    return _LIST_SEPARATOR.join(",".join(map(str, part.ids)) for part in containers)
 
 
 def _read_ours(pod: str, annotations: Mapping[str, str], request: PodRequest) -> tuple[ContainerAssignment, ...]:

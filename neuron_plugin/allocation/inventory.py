@@ -11,6 +11,7 @@ import re
 import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeGuard
 
 from neuron_plugin.allocation.keys import DISABLE_KEY
@@ -32,7 +33,7 @@ class InventoryError(ValueError):
     """An inventory annotation that cannot be used; the text names the field, its value and what was expected."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class NodeInventory:
     """The hardware of one node: its geometry, which devices are there, and what is wrong with some of them.
 
@@ -58,21 +59,19 @@ class NodeInventory:
     held_down: tuple[int, ...] = ()
     vanished_pods: tuple[str, ...] = ()
     claim_driver: str = ""
-    healthy_mask: CoreMask = field(init=False, compare=False, repr=False)
-    """The cores that may be handed out."""
-
-    def __post_init__(self) -> None:
-        """Work out once what every change of a pod asks for."""
-        kept_back = {*self.unhealthy, *self.disabled}
-        healthy = self.geometry.devices_mask(device for device in self.present if device not in kept_back)
-        object.__setattr__(self, "healthy_mask", healthy)
 
     @property
     def listed(self) -> tuple[int, ...]:
         """The devices that are shown to the kubelet: those present, and missing ones that have a reason."""
         return tuple(sorted({*self.present, *self.unhealthy}))
 
-    @property
+    @cached_property
+    def healthy_mask(self) -> CoreMask:
+        """The cores that may be handed out."""
+        kept_back = {*self.unhealthy, *self.disabled}
+        return self.geometry.mask_of(Unit.DEVICE, (device for device in self.present if device not in kept_back))
+
+    @cached_property
     def disabled_mask(self) -> CoreMask:
         """The cores that could be handed out if no device were disabled."""
         healthy = {*self.present} - {*self.unhealthy}

@@ -12,11 +12,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from weakref import WeakValueDictionary
 
-from neuron_plugin.allocation.assignment import Assignment
 from neuron_plugin.allocation.inventory import NodeInventory
 from neuron_plugin.allocation.narrowing import NO_FACTS, ByDevice, DeviceFacts
 from neuron_plugin.allocation.node_rules import NodeRules
-from neuron_plugin.allocation.placement import Placement, place_healthy
+from neuron_plugin.allocation.placement import Assignment, Placement, place_healthy
 from neuron_plugin.allocation.pod import (
     Allocation,
     Ledger,

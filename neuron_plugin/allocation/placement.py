@@ -113,6 +113,33 @@ class ContainerSet:
 Placement = tuple[ContainerSet, ...]
 """One set per requesting container, in the order of the request."""
 
+
+@dataclass(frozen=True, slots=True)
+class ContainerAssignment:
+    """The ids one container is to get, ascending, in the unit of the resource it asked for."""
+
+    request: ContainerRequest
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A placement as ids, as it stands on a pod: one list per requesting container, in the order of the request.
+
+    ``alloc_time_ns`` is unix time; ``allocated`` says that the plugin has given the pod what it has.
+    """
+
+    containers: tuple[ContainerAssignment, ...]
+    alloc_time_ns: int = 0
+    allocated: bool = False
+
+
+def assignment_of(geometry: Geometry, placement: Placement, alloc_time_ns: int) -> Assignment:
+    """A placement on a node of this geometry as ids."""
+    parts = [(part.request, geometry.ids_of(part.request.resource.unit, part.mask)) for part in placement]
+    return Assignment(tuple(ContainerAssignment(*part) for part in parts), alloc_time_ns)
+
+
 _Reusable = Mapping[Resource, CoreMask]
 """What plain init containers left for later containers, by resource name."""
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NewType, Protocol
 
-from neuron_plugin.allocation.assignment import Assignment
 from neuron_plugin.allocation.claims import PodClaim
 from neuron_plugin.allocation.constraints import Constraints
 from neuron_plugin.allocation.keys import DEVICE_NAME_KEY, GATE, MOVABLE_KEY, PLACEMENT_KEY
 from neuron_plugin.allocation.node_rules import PodRules
+from neuron_plugin.allocation.placement import Assignment
 from neuron_plugin.allocation.rejection import (
     INVALID_CONSTRAINT,
     NO_ASSIGNMENT,
@@ -288,7 +288,7 @@ class Ledger:
 
     def mask_of(self, uid: PodUid) -> CoreMask:
         """Every core that one pod has: a union, since its containers may share cores."""
-        return mask_union(self.of(uid))
+        return mask_union(self.by_pod.get(uid, ()))
 
     def used_as(self, resource: Resource) -> CoreMask:
         """Every core that is in use under one resource name."""

@@ -26,22 +26,20 @@ class Resource(enum.StrEnum):
 
     unit: Unit
     """What one of this resource is."""
+    short_name: str
+    """The name without its domain, for socket names and messages."""
 
     NEURON = "aws.amazon.com/neuron"
     NEURONDEVICE = "aws.amazon.com/neurondevice"
     NEURONCORE = "aws.amazon.com/neuroncore"
 
     def __new__(cls, name: str) -> Self:
-        """Give each name its unit."""
+        """Give each name its unit, and its short form."""
         member = str.__new__(cls, name)
         member._value_ = name
         member.unit = Unit.CORE if name.endswith("core") else Unit.DEVICE
+        member.short_name = name.rpartition("/")[2]
         return member
-
-    @property
-    def short_name(self) -> str:
-        """The name without its domain, for socket names and messages."""
-        return self.value.rpartition("/")[2]
 
 
 class IdListError(ValueError):

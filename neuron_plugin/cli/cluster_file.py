@@ -13,6 +13,7 @@ from neuron_plugin.allocation import ContainerSet, NeuronPod, NodeInfo, PodUid
 from neuron_plugin.allocation.assignment import write_assignment
 from neuron_plugin.allocation.inventory import write_inventory
 from neuron_plugin.allocation.keys import INVENTORY_KEY, LAST_CHECKPOINT_KEY, MOVABLE_KEY
+from neuron_plugin.allocation.placement import assignment_of
 from neuron_plugin.cli.command import UsageError
 from neuron_plugin.cluster import DecodeError
 from neuron_plugin.cluster.objects import NODES
@@ -77,7 +78,7 @@ def _pod(pod: NeuronPod, began: float, info: NodeInfo | None = None) -> object:
     if info and info.inventory:
         sets = zip(pod.requests, info.ledger.of(pod.uid), strict=True)
         placement = tuple(ContainerSet(part, allocation.mask) for part, allocation in sets)
-        annotations |= write_assignment(info.inventory.geometry, placement, 0)
+        annotations |= write_assignment(assignment_of(info.inventory.geometry, placement, 0))
     kind, _, name = pod.controller.partition("/")
     metadata = {
         "name": pod.reference.name,

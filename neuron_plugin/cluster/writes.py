@@ -29,21 +29,6 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-def bind_pod(*, namespace: str, name: str, uid: str, node: str, annotations: Mapping[str, str]) -> ApiRequest:
-    """Bind a pod and annotate it, in the one transaction that the binding subresource is.
-
-    The server answers 404 if the pod is gone, 409 if it has another UID, is bound already (to whatever node), is being
-    deleted or is gated (``pkg/registry/core/pod/storage/storage.go``). Keys and sizes are *not* validated there.
-    """
-    body: JsonObject = {
-        "apiVersion": "v1",
-        "kind": "Binding",
-        "metadata": {"name": name, "namespace": namespace, "uid": uid, "annotations": dict(annotations)},
-        "target": {"apiVersion": "v1", "kind": "Node", "name": node},
-    }
-    return ApiRequest("POST", f"{PODS.item(name, namespace)}/binding", body=body)
-
-
 def describe_pod(
     *,
     namespace: str,

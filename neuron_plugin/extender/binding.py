@@ -22,9 +22,8 @@ from math import inf
 from neuron_plugin.allocation import Dialect, NeuronPod, PlacementStrategy, PodReference, PodUid, Rejection
 from neuron_plugin.allocation.pod import assigned_allocations
 from neuron_plugin.backoff import CLOCK, Clock
-from neuron_plugin.cluster import ApiError, ApiServer, ClusterError, Election
-from neuron_plugin.cluster.api import send
-from neuron_plugin.cluster.writes import bind_pod
+from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, ClusterError, Election
+from neuron_plugin.cluster.api import JsonObject, send
 from neuron_plugin.decision_log import DecisionLog, LoggedDecision, Step
 from neuron_plugin.scheduling.assumed import AssumedPods, AssumedTimes, may_have_happened
 from neuron_plugin.scheduling.assumptions import Assumptions
@@ -175,7 +174,7 @@ class Binder:
                 if pod is None or pod.ended:
                     return _not_the_pod(reference)
             is_new = not self._state.bound_to(pod.uid)
-            if is_new and (why_not := await self._wait_for_turn(pod, node)):
+            if is_new and node in self._state.on_trial and (why_not := await self._wait_for_turn(pod, node)):
                 self._state.forget(pod.uid)
                 return Outcome(Ending.ON_TRIAL, why_not)
             return await self._bind(self._state.pods.get(pod.uid, pod), node)
@@ -233,7 +232,7 @@ class Binder:
     async def _write(self, assumed: AssumedPod, *, may_have_landed: bool) -> Outcome:
         """One POST; ``may_have_landed`` says that an earlier one may have taken effect."""
         pod, node, annotations = assumed.pod.reference, assumed.pod.node, assumed.annotations
-        request = bind_pod(namespace=pod.namespace, name=pod.name, uid=pod.uid, node=node, annotations=annotations)
+        request = bind_pod(pod, node, annotations)
         try:
             await send(self._api, request, timeout_seconds=self._times.write)
         except ClusterError as error:
@@ -269,6 +268,21 @@ class Binder:
             return Outcome(Ending.UNKNOWN, text)
         self._state.forget(pod.uid)
         return _bound_elsewhere(pod, seen.node) if seen.node else Outcome(Ending.REFUSED, str(error))
+
+
+def bind_pod(pod: PodReference, node: str, annotations: Mapping[str, str]) -> ApiRequest:
+    """Bind a pod and annotate it, in the one transaction that the binding subresource is.
+
+    The server answers 404 if the pod is gone, 409 if it has another UID, is bound already (to whatever node), is being
+    deleted or is gated (``pkg/registry/core/pod/storage/storage.go``). Keys and sizes are *not* validated there.
+    """
+    body: JsonObject = {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": pod.name, "namespace": pod.namespace, "uid": pod.uid, "annotations": dict(annotations)},
+        "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+    }
+    return ApiRequest("POST", f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/binding", body=body)
 
 
 def _bound_elsewhere(pod: PodReference, node: str) -> Outcome:

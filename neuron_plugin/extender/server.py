@@ -24,8 +24,7 @@ from typing import NoReturn
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from neuron_plugin.allocation import NeuronPod, PodReference, PodRequest, PodUid
-from neuron_plugin.allocation.resources import format_ids
+from neuron_plugin.allocation import NeuronPod, NodeInventory, PodReference, PodRequest, PodUid
 from neuron_plugin.cluster import DecodeError, Election
 from neuron_plugin.cluster.pods import PODS, neuron_pod
 from neuron_plugin.extender import Answer, wire
@@ -186,9 +185,10 @@ class ExtenderService:
         fields: _Fields = {"pod": str(pod), "uid": pod.uid, "node": args.node, "result": outcome.ending.value}
         fields |= {**outcome.annotations, **({"error": outcome.error} if outcome.error else {})}
         info = self._state.nodes.get(args.node)
-        if info and info.inventory:
-            fields["used_cores"] = format_ids(cores_in(info.used_mask))
-            fields["used_devices"] = format_ids(info.inventory.geometry.devices_touched(info.used_mask))
+        if info and isinstance(inventory := info.node.inventory, NodeInventory):
+            used_mask = info.ledger.used_mask
+            fields["used_cores"] = ",".join(map(str, cores_in(used_mask)))
+            fields["used_devices"] = ",".join(map(str, inventory.geometry.devices_touched(used_mask)))
         succeeded = outcome.ending in SUCCESSES
         fields["us"] = self._measure("bind", started, ok=succeeded)
         level = logging.INFO if succeeded else logging.WARNING

@@ -21,19 +21,10 @@ from http import HTTPStatus
 from math import inf
 from typing import NoReturn
 
-from neuron_plugin.allocation import (
-    Assignment,
-    Dialect,
-    NeuronPod,
-    NodeInfo,
-    Placement,
-    PlacementStrategy,
-    PodUid,
-    Rejection,
-)
-from neuron_plugin.allocation.assignment import ContainerAssignment, read_assignment, write_assignment
-from neuron_plugin.allocation.keys import ASSIGNMENT_KEYS, GATE
+from neuron_plugin.allocation import Dialect, NeuronPod, NodeInfo, Placement, PlacementStrategy, PodUid, Rejection
+from neuron_plugin.allocation.keys import GATE
 from neuron_plugin.allocation.node_rules import PodRules
+from neuron_plugin.allocation.placement import assignment_of
 from neuron_plugin.allocation.pod import assigned_allocations
 from neuron_plugin.backoff import CLOCK, Clock
 from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, ClusterError, Election
@@ -299,31 +290,19 @@ class Placer:
         info = self._state.nodes[node]
         if info.inventory is None:
             return None
-        if pod.rules.claim_driver:
-            return self._assume_claims(pod, node, placement, info)
-        annotations = write_assignment(info.inventory.geometry, placement, self._unix_ns(), self._dialects)
-        if annotations.keys().isdisjoint(ASSIGNMENT_KEYS):
-            return None  # two resources, which the vendor's dialect cannot say
-        assignment = read_assignment(str(pod.reference), annotations, pod.requests)
-        chosen_from = None if isinstance(info.capacity, Rejection) else info.capacity
-        promised = replace(pod, promised=node, assignment=assignment)
-        return AssumedPod(promised, annotations, self._clock.now(), chosen_from=chosen_from)
-
-    def _assume_claims(self, pod: NeuronPod, node: str, placement: Placement, info: NodeInfo) -> AssumedPod | None:
-        """The pod with what its claims are to get: its assignment stands in them."""
-        if info.inventory is None or self.claims is None:
+        by_claims = bool(pod.rules.claim_driver)  # then its assignment stands in its claims
+        if by_claims and self.claims is None:
             return None
-        geometry, time = info.inventory.geometry, self._unix_ns()
-        containers = tuple(
-            ContainerAssignment(part.request, geometry.ids_of(part.request.resource.unit, part.mask))
-            for part in placement
-        )
+        only_vendors = not by_claims and Dialect.NEURON_PLUGIN not in self._dialects
+        if only_vendors and len({part.resource for part in pod.requests}) > 1:
+            return None  # two resources, which the vendor's dialect cannot say
+        assignment = assignment_of(info.inventory.geometry, placement, self._unix_ns())
         return AssumedPod(
-            replace(pod, promised=node, assignment=Assignment(containers, time)),
-            {},
+            replace(pod, promised=node, assignment=assignment),
+            () if by_claims else self._dialects,
             self._clock.now(),
             chosen_from=None if isinstance(info.capacity, Rejection) else info.capacity,
-            claims=results_of(pod, placement, info.inventory, node),
+            claims=results_of(pod, placement, info.inventory, node) if by_claims else (),
         )
 
     def _release_allocated(self, uid: PodUid) -> None:

@@ -14,7 +14,7 @@ hardware the devices decide that are lost to later pods.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from functools import lru_cache
 from itertools import takewhile
 from typing import Generic, NamedTuple, TypeVar
@@ -35,7 +35,6 @@ from neuron_plugin.allocation import (
 from neuron_plugin.allocation.cost import cost, costs, devices_lost, tie_rank
 from neuron_plugin.allocation.narrowing import usable_mask
 from neuron_plugin.allocation.node_rules import (
-    NO_USE,
     NodeUse,
     PodRules,
     Volume,
@@ -44,9 +43,9 @@ from neuron_plugin.allocation.node_rules import (
     objections,
     shortages,
 )
-from neuron_plugin.allocation.placement import is_constrained, placement_mask
+from neuron_plugin.allocation.placement import fitting, is_constrained, placement_mask
 from neuron_plugin.allocation.requests import Amounts
-from neuron_plugin.topology import CoreMask, Geometry, valid_sets
+from neuron_plugin.topology import Geometry
 
 MOST_CAPACITIES = 32_768
 """Distinct capacities remembered per demand; then its table starts again."""
@@ -58,41 +57,23 @@ _V = TypeVar("_V")
 _Demand = tuple[PlacementStrategy, tuple[tuple[ContainerKind, Resource, int, Amounts, object], ...]]
 
 
-def judge(capacity: Capacity | Rejection, request: PodRequest) -> Rejection | None:
-    """Why a request does not fit a node of this capacity; None when it fits.
+def verdict(capacity: Capacity | Rejection, request: PodRequest) -> int | Rejection:
+    """What the best placement takes from later pods on a node of this capacity, or why there is none.
 
-    For one requesting container that is a mask test per valid set; the costs of the sets are not asked for.
+    For one requesting container without a preference no placement is made: the cheapest free set is the best one.
     """
     if not request:
-        return None
+        return 0
     if isinstance(capacity, Rejection):
         return capacity
-    if len(request) == 1 and any(True for _ in _fitting(capacity, request)):
-        return None
+    geometry, free, part = capacity.geometry, capacity.free_mask, request[0]
+    prefers = isinstance(part.constraints, Constraints) and part.constraints.has_preference
+    if len(request) == 1 and not prefers:
+        usable = free & usable_mask(geometry, part, capacity.facts) if is_constrained(request) else free
+        if sets := fitting(geometry, usable, part.resource.unit, part.count):
+            return min(costs(geometry, free, sets))
     placed = capacity.place(request)
-    return _shared(placed) if isinstance(placed, Rejection) else None
-
-
-def cost_on(capacity: Capacity | Rejection, request: PodRequest) -> int | None:
-    """What the best placement takes from later pods; None where there is none."""
-    if isinstance(capacity, Rejection):
-        return None
-    constraints = request[0].constraints
-    has_preference = isinstance(constraints, Constraints) and constraints.has_preference  # then not the cheapest
-    if len(request) == 1 and not has_preference:
-        return min(costs(capacity.geometry, capacity.free_mask, _fitting(capacity, request)), default=None)
-    placed = capacity.place(request)
-    if isinstance(placed, Rejection):
-        return None
-    return cost(capacity.geometry, capacity.free_mask, placement_mask(placed))
-
-
-def _fitting(capacity: Capacity, request: PodRequest) -> Iterator[CoreMask]:
-    """The free sets for a request's one container."""
-    geometry, part, free = capacity.geometry, request[0], capacity.free_mask
-    if is_constrained(request):
-        free = CoreMask(free & usable_mask(geometry, part, capacity.facts))
-    return (mask for mask in valid_sets(geometry, part.resource.unit, part.count) if mask & free == mask)
+    return _shared(placed) if isinstance(placed, Rejection) else cost(geometry, free, placement_mask(placed))
 
 
 @lru_cache(maxsize=4_096)
@@ -137,8 +118,7 @@ class Answers:
     def __init__(self, nodes: Mapping[str, NodeInfo], request: PodRequest, strategy: PlacementStrategy = PACK) -> None:
         self._nodes = nodes
         self._strategy = strategy
-        # What the best placement costs later pods, or why there is none.
-        self._verdicts = ByCapacity(lambda capacity: judge(capacity, request) or cost_on(capacity, request) or 0)
+        self._verdicts = ByCapacity(lambda capacity: verdict(capacity, request))
         self._lost = ByCapacity(lambda capacity: _devices_lost(capacity, request))
         self._changed = set(nodes)
         self._ranks: dict[str, Rank] = {}
@@ -204,8 +184,8 @@ class Answers:
             info = self._nodes.get(name)
             if info is None:
                 continue
-            if isinstance(verdict := self._verdicts[info.capacity], Rejection):
-                self._rejected.setdefault(verdict, set()).add(name)
+            if isinstance(found := self._verdicts[info.capacity], Rejection):
+                self._rejected.setdefault(found, set()).add(name)
             elif rank := self._rank(info):
                 insort(self._orders.setdefault(rank.kind, []), rank)
                 self._ranks[name] = rank
@@ -215,13 +195,13 @@ class Answers:
     def _rank(self, info: NodeInfo) -> Rank | None:
         """Where a node stands; None if the pod does not fit there."""
         capacity, name = info.capacity, info.name
-        verdict = self._verdicts[capacity]
-        if isinstance(verdict, Rejection) or isinstance(capacity, Rejection):
+        found = self._verdicts[capacity]
+        if isinstance(found, Rejection) or isinstance(capacity, Rejection):
             return None
         geometry, free_mask = capacity.geometry, capacity.free_mask
         if self._strategy is PlacementStrategy.SPREAD:
-            return Rank(-len(geometry.whole_devices(free_mask)), verdict, name, None)
-        return Rank(verdict, tie_rank(geometry, free_mask, len(info.ledger.by_pod)), name, geometry)
+            return Rank(-len(geometry.whole_devices(free_mask)), found, name, None)
+        return Rank(found, tie_rank(geometry, free_mask, len(info.ledger.by_pod)), name, geometry)
 
 
 def _devices_lost(capacity: Capacity | Rejection, request: PodRequest) -> float:
@@ -265,7 +245,8 @@ class Choices:
 class Feasibility:
     """Which nodes kube-scheduler leaves to pods of the same rules: brought up to date node by node.
 
-    ``nodes`` and ``uses`` are followed, not copied; ``forget`` names a node of which something has changed.
+    ``nodes`` and ``uses`` are followed, not copied, and ``uses`` has every node. ``forget`` names a node of which
+    something has changed.
     """
 
     def __init__(self, nodes: Mapping[str, NodeInfo], uses: Mapping[str, NodeUse]) -> None:
@@ -276,7 +257,7 @@ class Feasibility:
 
     def leaves(self, name: str, rules: PodRules, beside: Iterable[PodRules]) -> bool:
         """Whether a node has room for one more pod if these come to it, too."""
-        use = self._uses.get(name, NO_USE)
+        use = self._uses[name]
         pods = [((*other.needs, *other.neuron), other.ports) for other in beside]
         more = node_use([(tuple(use.amounts.items()), use.ports), *pods])
         node = self._nodes[name].node.rules
@@ -302,7 +283,7 @@ class Feasibility:
             changed.add(name)
 
     def _leaves(self, info: NodeInfo, rules: PodRules, volumes: tuple[Volume, ...]) -> bool:
-        node, use = info.node.rules, self._uses.get(info.name, NO_USE)
+        node, use = info.node.rules, self._uses[info.name]
         if lacks_counts(rules, node, use) or any(True for _ in shortages(rules, node, use)):
             return False
         return not any(True for _ in objections(rules, info.name, node, volumes))

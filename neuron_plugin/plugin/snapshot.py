@@ -30,7 +30,7 @@ from neuron_plugin.allocation.claims import NeuronClaim
 from neuron_plugin.allocation.inventory import DISABLED_REASON
 from neuron_plugin.allocation.keys import ALLOC_TIME_KEY, ALLOCATED_KEY, ASSIGNMENT_KEYS, VENDOR_IDS_KEY
 from neuron_plugin.allocation.narrowing import constraint_not_kept, device_facts
-from neuron_plugin.allocation.placement import is_constrained, why_not
+from neuron_plugin.allocation.placement import assignment_of, is_constrained, why_not
 from neuron_plugin.allocation.pod import assigned_allocations, mask_union
 from neuron_plugin.kubelet import AdvertisedDevice
 from neuron_plugin.plugin.inputs import (
@@ -519,7 +519,7 @@ class Snapshot:
         placement = tuple(ContainerSet(part, mask) for part, mask in zip(pod.requests, masks, strict=True))
         time_ns = pod.assignment.alloc_time_ns if isinstance(pod.assignment, Assignment) else 0
         annotations: dict[str, str | None] = dict.fromkeys(pod.assignment_keys)
-        annotations |= write_assignment(self.inventory.geometry, placement, time_ns, dialects)
+        annotations |= write_assignment(assignment_of(self.inventory.geometry, placement, time_ns), dialects)
         annotations |= {ALLOC_TIME_KEY: str(time_ns), ALLOCATED_KEY: "true" if allocated else "false"}
         ids = ", ".join(f"{key}={annotations[key]}" for key in ASSIGNMENT_KEYS if annotations.get(key))
         was_assigned = bool(pod.assignment_keys) and not isinstance(pod.assignment, Rejection)

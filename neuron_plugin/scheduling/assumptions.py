@@ -22,8 +22,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from neuron_plugin.allocation import Capacity, Dialect, NeuronPod, NodeInfo, PlacementStrategy, PodUid, Rejection
-from neuron_plugin.allocation.assignment import read_assignment, write_assignment
-from neuron_plugin.allocation.keys import ASSIGNMENT_KEYS
+from neuron_plugin.allocation.placement import assignment_of
 from neuron_plugin.allocation.pod import assigned_allocations, mask_union
 from neuron_plugin.backoff import Clock
 from neuron_plugin.scheduling.state import AssumedPod, ClusterState
@@ -156,7 +155,7 @@ class Assumptions:
         if isinstance(pod.request, Rejection):
             return pod.request.detail
         if not pod.request:
-            return AssumedPod(replace(pod, node=node), {}, self._clock.now())
+            return AssumedPod(replace(pod, node=node), (), self._clock.now())
         earlier, kept = self._state.assumed.get(pod.uid), self._state.reserved.get(pod.uid)
         capacity = self._state.capacity(node)
         is_here = (earlier is not None and earlier.pod.node == node) or pod.promised == node
@@ -165,7 +164,7 @@ class Assumptions:
         info = self._state.nodes[node]
         own_mask = info.ledger.mask_of(pod.uid)
         if pod.promised == node and own_mask:
-            return AssumedPod(replace(pod, node=node), {}, self._clock.now())  # the pod says it all
+            return AssumedPod(replace(pod, node=node), (), self._clock.now())  # the pod says it all
         if earlier and earlier.pod.node == node and own_mask & capacity.healthy_mask == own_mask:
             return replace(earlier, since=self._clock.now(), until=inf)
         capacity = self._state.imagine(info.node, without=pod.uid).capacity
@@ -178,12 +177,11 @@ class Assumptions:
         placement = capacity.place(pod.requests)
         if isinstance(placement, Rejection):
             return placement.text
-        annotations = write_assignment(capacity.geometry, placement, self._unix_ns(), self._dialects)
-        if annotations.keys().isdisjoint(ASSIGNMENT_KEYS):
+        if Dialect.NEURON_PLUGIN not in self._dialects and len({part.resource for part in pod.requests}) > 1:
             return f"pod {pod.reference} asks for two resources, which the vendor's dialect cannot say"
-        assignment = read_assignment(str(pod.reference), annotations, pod.requests)
+        assignment = assignment_of(capacity.geometry, placement, self._unix_ns())
         bound = replace(pod, node=node, assignment=assignment)
-        return AssumedPod(bound, annotations, self._clock.now(), chosen_from=capacity)
+        return AssumedPod(bound, self._dialects, self._clock.now(), chosen_from=capacity)
 
     def begin_bind(self, pod: NeuronPod, node: str) -> None:
         """A pod's bind has come. For the first of a gang, its whole plan is assumed."""

@@ -24,9 +24,9 @@ from neuron_plugin.allocation import (
     Rejection,
     Resource,
 )
-from neuron_plugin.allocation.assignment import ContainerAssignment
 from neuron_plugin.allocation.claims import DEVICE_RESOURCE, ClaimRequest, NeuronClaim, read_device_name
 from neuron_plugin.allocation.node_rules import NodeSelectorTerm, PodRules, Requirement
+from neuron_plugin.allocation.placement import ContainerAssignment
 from neuron_plugin.allocation.rejection import INVALID_REQUEST
 from neuron_plugin.cluster.pods import PodUse
 from neuron_plugin.topology import MOST_DEVICES, Unit

@@ -48,19 +48,17 @@ class Readiness:
         self._reasons = dict(conditions)
         self.conditions: Mapping[str, str] = MappingProxyType(self._reasons)
         """Why each condition does not hold, or the empty text where it does."""
-
-    @property
-    def why_not(self) -> str:
+        self.why_not = "; ".join(filter(None, conditions.values()))
         """The reasons for not serving, or the empty text."""
-        return "; ".join(filter(None, self._reasons.values()))
 
     def met(self, condition: str) -> None:
         """The condition holds from now on."""
-        self._reasons[condition] = ""
+        self.unmet(condition, "")
 
     def unmet(self, condition: str, reason: str) -> None:
         """The condition does not hold from now on."""
         self._reasons[condition] = reason
+        self.why_not = "; ".join(filter(None, self._reasons.values()))
 
 
 class Successor(Protocol):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from math import inf
@@ -23,6 +23,7 @@ from typing import TypeAlias
 from neuron_plugin.allocation import (
     Assignment,
     Capacity,
+    Dialect,
     NeuronNode,
     NeuronPod,
     NodeInfo,
@@ -31,6 +32,7 @@ from neuron_plugin.allocation import (
     PodUid,
     Rejection,
 )
+from neuron_plugin.allocation.assignment import write_assignment
 from neuron_plugin.allocation.claims import ClaimResult
 from neuron_plugin.allocation.node import OVERLAPPING_ASSIGNMENTS, STALE_PLUGIN, Reservation, node_info
 from neuron_plugin.allocation.node_rules import NO_USE, NodeUse, PodRules, PodSelector, Volume, is_tight, node_use
@@ -71,7 +73,8 @@ MOST_CHANGES = 4_096
 class AssumedPod:
     """A pod as its bind makes it, until the watch shows it or the bind is known to have failed.
 
-    ``pod`` has the node and the assignment of the bind, which ``annotations`` carry. ``since`` is the monotonic time of
+    ``pod`` has the node and the assignment of the bind, and ``dialects`` are those in which the bind has to write it:
+    none where the pod says it all. ``since`` is the monotonic time of
     the choice, then that of the last write that may still take effect; ``confirmed`` says that the API server has the
     binding. ``chosen_from`` is the node's capacity at the choice; None where nothing had to be chosen. ``until`` is the
     time at which a choice of filter ends for which no bind has come; nothing was written for it. ``claims`` are the
@@ -79,12 +82,18 @@ class AssumedPod:
     """
 
     pod: NeuronPod
-    annotations: Mapping[str, str]
+    dialects: Collection[Dialect]
     since: float
     confirmed: bool = False
     chosen_from: Capacity | None = None
     until: float = inf
     claims: tuple[tuple[str, tuple[ClaimResult, ...]], ...] = ()
+
+    @property
+    def annotations(self) -> Mapping[str, str]:
+        """The annotations that the bind writes."""
+        assignment = self.pod.assignment if self.dialects else None
+        return write_assignment(assignment, self.dialects) if isinstance(assignment, Assignment) else {}
 
     @property
     def expected(self) -> bool:
@@ -169,6 +178,18 @@ class Changes:
         self.wake()
 
 
+class _Uses(dict[str, NodeUse]):
+    """What the pods of each node ask for besides Neuron, summed up when it is first asked for."""
+
+    def __init__(self, use_of: Callable[[str], NodeUse]) -> None:
+        super().__init__()
+        self._use_of = use_of
+
+    def __missing__(self, name: str) -> NodeUse:
+        use = self[name] = self._use_of(name)
+        return use
+
+
 class ClusterState:
     """Everything that decides.
 
@@ -203,7 +224,7 @@ class ClusterState:
         self._reserved: dict[PodUid, Reservation] = {}
         self._by_node: defaultdict[str, dict[PodUid, None]] = defaultdict(dict)
         self._others: defaultdict[str, dict[str, PodUse]] = defaultdict(dict)
-        self._uses: dict[str, NodeUse] = {}
+        self._uses = _Uses(self._use_of)
         self._keeping_off: defaultdict[PodSelector, Counter[str]] = defaultdict(Counter)
         """On which nodes, and how many of each, placed pods keep such pods off where they run."""
         self._stale: frozenset[str] = frozenset()
@@ -260,7 +281,7 @@ class ClusterState:
     def is_tight(self, name: str) -> bool:
         """Whether little CPU or memory of a node is left beside its pods, those assumed there included."""
         info = self._nodes.get(name)
-        return info is not None and is_tight(info.node.rules, self._uses.get(name, NO_USE))
+        return info is not None and is_tight(info.node.rules, self._uses[name])
 
     def least_of(self, group: tuple[str, str]) -> int:
         """How many pods of a group must be placed for any to be: its PodGroup says so, or else its gated pods."""
@@ -282,7 +303,7 @@ class ClusterState:
         return Cluster(
             dict(self._nodes),
             dict(self._pods),
-            dict(self._uses),
+            {name: self._uses[name] for name in self._nodes},
             volumes or {},
             {
                 group: self.least_of(group)
@@ -420,10 +441,10 @@ class ClusterState:
             others.pop(uid, None)
             if not others:
                 del self._others[before.node]
-            self._count_use(before.node)
+            self._use_changed(before.node)
         if use:
             self._others[use.node][uid] = use
-            self._count_use(use.node)
+            self._use_changed(use.node)
 
     def set_min_count(self, group: tuple[str, str], count: int) -> None:
         """So many pods of a PodGroup must be placed for any to be; 0 if any number may be, or the group is gone."""
@@ -461,10 +482,14 @@ class ClusterState:
 
     def assume(self, assumed: AssumedPod) -> None:
         """Count a pod as placed, or replace what is assumed of the same pod."""
-        touched, before = self._nodes_of(assumed.pod.uid), self._assumed.get(assumed.pod.uid)
-        self._assumed[assumed.pod.uid] = assumed
-        if before is None or before.pod is not assumed.pod:
-            self._moved(assumed.pod.uid, touched)
+        uid = assumed.pod.uid
+        before = self._assumed.get(uid)
+        if before and before.pod is assumed.pod:
+            self._assumed[uid] = assumed
+        else:
+            touched = self._nodes_of(uid)
+            self._assumed[uid] = assumed
+            self._moved(uid, touched)
 
     def confirm(self, uid: PodUid) -> None:
         """The API server has this pod's binding. Nothing happens if the pod has ended meanwhile."""
@@ -519,24 +544,29 @@ class ClusterState:
             self._by_node[name][uid] = None
         for name in before | after:
             self._rebuild_if_known(name)
-            self._count_use(name)
+            self._use_changed(name)
 
     def _has_void(self, name: str) -> bool:
         """Whether promises on a node overlap, so that it matters which of them are bound."""
         info = self._nodes.get(name)
         return info is not None and bool(info.void)
 
-    def _count_use(self, name: str) -> None:
-        """Derive again what the pods of a node ask for besides Neuron, if the node has any Neuron."""
+    def _use_changed(self, name: str) -> None:
+        """What the pods of a node ask for besides Neuron has changed."""
+        if name in self._nodes:
+            self._uses.pop(name, None)
+            self._feasible.forget(name)
+            self.capacity_version += 1
+
+    def _use_of(self, name: str) -> NodeUse:
+        """What the pods of a node ask for besides Neuron; nothing where the node has no Neuron."""
         info = self._nodes.get(name)
         if info is None or info.inventory is None:
-            return
+            return NO_USE
         own = [self._counted_on(uid, name).rules for uid in self._by_node.get(name, ())]
         pods = [((*rules.needs, *rules.neuron), rules.ports) for rules in own]
         pods += [(other.needs, other.ports) for other in self._others.get(name, {}).values()]
-        self._uses[name] = node_use(pods)
-        self._feasible.forget(name)
-        self.capacity_version += 1
+        return node_use(pods)
 
     def _count_keeping_off(self, before: _KeptOff, after: _KeptOff) -> None:
         if before == after:
@@ -561,8 +591,7 @@ class ClusterState:
         self._nodes[name] = after
         self._choices.forget([name])
         self._feasible.forget(name)
-        if before is None or (before.inventory is None and after.inventory):
-            self._count_use(name)
+        self._uses.pop(name, None)
         if after != before:
             self.capacity_version += 1
             self.changes.add(name, before, after)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NewType
 
@@ -73,25 +73,23 @@ class Geometry:
     device_count: int
     cores_per_device: int
     block_sizes: tuple[int, ...] = ()
+    core_count: int = field(init=False, compare=False, repr=False)
+    """Logical cores of the whole node."""
+    all_mask: CoreMask = field(init=False, compare=False, repr=False)
+    """Every core of the node."""
 
     def __post_init__(self) -> None:
-        _check("device_count", self.device_count, MOST_DEVICES)
-        _check("cores_per_device", self.cores_per_device, MOST_CORES_PER_DEVICE)
+        for name, most in (("device_count", MOST_DEVICES), ("cores_per_device", MOST_CORES_PER_DEVICE)):
+            if not 0 <= (value := getattr(self, name)) <= most:
+                raise GeometryError(f"{name} is {value}, expected 0 to {most}: the Neuron driver knows no more")
+        count = self.device_count * self.cores_per_device
+        object.__setattr__(self, "core_count", count)
+        object.__setattr__(self, "all_mask", CoreMask((1 << count) - 1))
 
     @property
     def shape(self) -> Geometry:
         """What decides the sets and nothing else: one for all types that differ only by name, as Trn2 and Trn3 do."""
         return _shape(self.device_count, self.cores_per_device, self.block_sizes)
-
-    @property
-    def core_count(self) -> int:
-        """Logical cores of the whole node."""
-        return self.device_count * self.cores_per_device
-
-    @property
-    def all_mask(self) -> CoreMask:
-        """Every core of the node."""
-        return CoreMask((1 << self.core_count) - 1)
 
     def masks(self, unit: Unit) -> tuple[CoreMask, ...]:
         """The cores behind every id of a unit, by id."""
@@ -147,8 +145,3 @@ def cores_in(mask: int) -> tuple[CoreId, ...]:
         cores.append(CoreId(lowest.bit_length() - 1))
         mask ^= lowest
     return tuple(cores)
-
-
-def _check(name: str, value: int, most: int) -> None:
-    if not 0 <= value <= most:
-        raise GeometryError(f"{name} is {value}, expected 0 to {most}: the Neuron driver knows no more")

@@ -6,14 +6,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from neuron_plugin.allocation.assignment import (
-    Assignment,
-    AssignmentError,
-    ContainerAssignment,
-    Dialect,
-    read_assignment,
-    write_assignment,
-)
+from neuron_plugin.allocation.assignment import AssignmentError, Dialect, read_assignment, write_assignment
 from neuron_plugin.allocation.keys import (
     ALLOC_TIME_KEY,
     ALLOCATED_KEY,
@@ -23,7 +16,7 @@ from neuron_plugin.allocation.keys import (
     VENDOR_IDS_KEY,
     VENDOR_RESOURCE_KEY,
 )
-from neuron_plugin.allocation.placement import ContainerSet, place
+from neuron_plugin.allocation.placement import Assignment, ContainerAssignment, ContainerSet, assignment_of, place
 from neuron_plugin.allocation.rejection import Rejection
 from neuron_plugin.allocation.requests import ContainerKind, ContainerRequest, PodRequest
 from neuron_plugin.allocation.resources import Resource, parse_ids
@@ -57,7 +50,7 @@ def test_the_seeds_cores_are_read_and_written_as_2_3() -> None:
     request = core(2)
     assert ids_read({CORES_KEY: "2,3"}, request) == [(2, 3)]
     placement = (ContainerSet(request, INF2_LINE.mask_of(Unit.CORE, (2, 3))),)
-    assert write_assignment(INF2_LINE, placement, 17) == {
+    assert write_assignment(assignment_of(INF2_LINE, placement, 17)) == {
         CORES_KEY: "2,3",
         ALLOC_TIME_KEY: "17",
         ALLOCATED_KEY: "false",
@@ -68,7 +61,7 @@ def test_the_seeds_devices_are_read_and_written_as_2_3() -> None:
     request = device(2)
     assert ids_read({DEVICES_KEY: "2,3"}, request) == [(2, 3)]
     placement = (ContainerSet(request, INF2_LINE.devices_mask((2, 3))),)
-    assert write_assignment(INF2_LINE, placement, 17) == {
+    assert write_assignment(assignment_of(INF2_LINE, placement, 17)) == {
         DEVICES_KEY: "2,3",
         ALLOC_TIME_KEY: "17",
         ALLOCATED_KEY: "false",
@@ -84,7 +77,7 @@ def test_t21_both_keys_when_containers_ask_for_both_units() -> None:
     request = (device(1, "a"), core(2, "b"), device(1, "c"))
     placement = place(TRN1, TRN1.all_mask, request)
     assert not isinstance(placement, Rejection)
-    written = write_assignment(TRN1, placement, 1)
+    written = write_assignment(assignment_of(TRN1, placement, 1))
     assert written[DEVICES_KEY].count("|") == 1
     assert "|" not in written[CORES_KEY]
     decision = read_assignment(POD, written, request)
@@ -93,7 +86,7 @@ def test_t21_both_keys_when_containers_ask_for_both_units() -> None:
 
 
 def test_nothing_placed_writes_nothing() -> None:
-    assert write_assignment(TRN1, (), 5) == {}
+    assert write_assignment(assignment_of(TRN1, (), 5)) == {}
 
 
 @pytest.mark.parametrize("geometry", distinct_geometries(), ids=str)
@@ -103,7 +96,7 @@ def test_p52_every_set_of_every_geometry_reads_back_as_it_was_written(geometry: 
         for count in valid_counts(geometry, resource.unit):
             request = (ContainerRequest("main", ContainerKind.APP, resource, count),)
             for mask in valid_sets(geometry, resource.unit, count):
-                written = write_assignment(geometry, (ContainerSet(request[0], mask),), 99, [dialect])
+                written = write_assignment(assignment_of(geometry, (ContainerSet(request[0], mask),), 99), [dialect])
                 ids = geometry.ids_of(resource.unit, mask)
                 assert read_assignment(POD, written, request) == Assignment((ContainerAssignment(request[0], ids),), 99)
 
@@ -118,7 +111,7 @@ def test_p52_what_the_extender_places_the_plugin_reads(
     assume(not isinstance(placement, Rejection))
     assert not isinstance(placement, Rejection)
     decision = read_assignment(
-        POD, write_assignment(geometry, placement, 7, {*dialects, Dialect.NEURON_PLUGIN}), request
+        POD, write_assignment(assignment_of(geometry, placement, 7), {*dialects, Dialect.NEURON_PLUGIN}), request
     )
     expected = tuple(
         ContainerAssignment(part.request, geometry.ids_of(part.request.resource.unit, part.mask)) for part in placement
@@ -129,7 +122,7 @@ def test_p52_what_the_extender_places_the_plugin_reads(
 def test_p52_written_ids_ascend_and_are_stable() -> None:
     placement = (ContainerSet(device(3), INF2_RING.devices_mask((9, 11, 10))),)
     for dialect, key in ((Dialect.NEURON_PLUGIN, DEVICES_KEY), (Dialect.VENDOR, VENDOR_IDS_KEY)):
-        assert write_assignment(INF2_RING, placement, 1, [dialect])[key] == "9,10,11"
+        assert write_assignment(assignment_of(INF2_RING, placement, 1), [dialect])[key] == "9,10,11"
 
 
 def test_e10_the_vendors_ids_are_of_the_unit_that_the_pod_requests() -> None:
@@ -160,7 +153,7 @@ def test_p65_nothing_is_dealt_out_again_under_another_resource_name() -> None:
 def test_the_vendors_dialect_cannot_say_two_resources() -> None:
     placement = place(TRN1, TRN1.all_mask, (device(1, "a"), core(1, "b")))
     assert not isinstance(placement, Rejection)
-    assert set(write_assignment(TRN1, placement, 1, [Dialect.VENDOR])) == {ALLOC_TIME_KEY, ALLOCATED_KEY}
+    assert set(write_assignment(assignment_of(TRN1, placement, 1), [Dialect.VENDOR])) == {ALLOC_TIME_KEY, ALLOCATED_KEY}
 
 
 @settings(max_examples=120)
@@ -173,7 +166,7 @@ def test_p52_what_the_vendors_dialect_alone_says_is_read_as_placed(
     assume(not isinstance(placement, Rejection))
     assert not isinstance(placement, Rejection)
     expected = [geometry.ids_of(resource.unit, part.mask) for part in placement]
-    assert ids_read(write_assignment(geometry, placement, 7, [Dialect.VENDOR]), *request) == expected
+    assert ids_read(write_assignment(assignment_of(geometry, placement, 7), [Dialect.VENDOR]), *request) == expected
 
 
 def test_the_vendors_dialect_alone_keeps_to_one_list_where_that_is_dealt_out_as_placed() -> None:
@@ -181,9 +174,9 @@ def test_the_vendors_dialect_alone_keeps_to_one_list_where_that_is_dealt_out_as_
     row, before, behind = TRN1.devices_mask(range(4, 8)), TRN1.devices_mask((3,)), TRN1.devices_mask((8,))
     in_order = (ContainerSet(one, before), ContainerSet(four, row))
     crossed = (ContainerSet(one, behind), ContainerSet(four, row))
-    assert write_assignment(TRN1, in_order, 1, [Dialect.VENDOR])[VENDOR_IDS_KEY] == "3,4,5,6,7"
-    assert write_assignment(TRN1, crossed, 1, [Dialect.VENDOR])[VENDOR_IDS_KEY] == "8|4,5,6,7"
-    assert write_assignment(TRN1, crossed, 1, list(Dialect))[VENDOR_IDS_KEY] == "4,5,6,7,8"
+    assert write_assignment(assignment_of(TRN1, in_order, 1), [Dialect.VENDOR])[VENDOR_IDS_KEY] == "3,4,5,6,7"
+    assert write_assignment(assignment_of(TRN1, crossed, 1), [Dialect.VENDOR])[VENDOR_IDS_KEY] == "8|4,5,6,7"
+    assert write_assignment(assignment_of(TRN1, crossed, 1), list(Dialect))[VENDOR_IDS_KEY] == "4,5,6,7,8"
 
 
 def test_e10_dialects_that_agree_are_read_once() -> None:
@@ -339,7 +332,7 @@ def test_t34_an_assignment_that_was_tampered_with_is_refused_or_keeps_containers
     placement = place(geometry, geometry.all_mask, request)
     assume(not isinstance(placement, Rejection))
     assert not isinstance(placement, Rejection)
-    annotations = write_assignment(geometry, placement, 7, dialects)
+    annotations = write_assignment(assignment_of(geometry, placement, 7), dialects)
     key = data.draw(st.sampled_from(sorted(annotations)))
     annotations[key] = spoiled(annotations[key], data)
     try:

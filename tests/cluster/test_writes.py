@@ -9,12 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from neuron_plugin.allocation import PodReference, PodUid
 from neuron_plugin.cluster import writes
 from neuron_plugin.cluster.api import ApiError, ApiRequest, UnreachableError, send
 from neuron_plugin.cluster.client import KubernetesApi
 from neuron_plugin.cluster.objects import HOLDER_URL_KEY, LEASES, NODES, Lease, ObjectReference
 from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.cluster.writes import LeaseName
+from neuron_plugin.extender.binding import bind_pod
 from neuron_plugin.simulation import api_server as stand_in
 from tests.support.api_server import Fault, Match, StandInApiServer
 
@@ -26,7 +28,8 @@ CHOICE = {"NEURON_DEVS": "2,3", "NEURON_ALLOC_TIME": "1767323045000000000", "NEU
 
 def binding(**changes: str) -> ApiRequest:
     wanted = {"namespace": "default", "name": "a", "uid": "uid-a", "node": "n1"} | changes
-    return writes.bind_pod(**wanted, annotations=CHOICE)
+    pod = PodReference(PodUid(wanted["uid"]), wanted["namespace"], wanted["name"])
+    return bind_pod(pod, wanted["node"], CHOICE)
 
 
 async def refusal_of(api: KubernetesApi, request: ApiRequest) -> ApiError:

@@ -16,7 +16,7 @@ from neuron_plugin.allocation.node import STALE_PLUGIN, capacity_of
 from neuron_plugin.allocation.placement import placement_mask
 from neuron_plugin.extender.filter import filter_nodes, scores
 from neuron_plugin.planning import choice as module
-from neuron_plugin.planning.choice import ByCapacity, Choices, cost_on, judge
+from neuron_plugin.planning.choice import ByCapacity, Choices, verdict
 from neuron_plugin.scheduling.state import NODE_REFUSALS, UNKNOWN_NODE
 from neuron_plugin.topology import CoreMask
 from tests.support.manifests import container, node_manifest, pod_manifest, shipped_geometry
@@ -358,25 +358,21 @@ def test_a_capacity_that_no_node_has_is_forgotten() -> None:
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([(DEVICE, 1), (DEVICE, 4), (DEVICE, 8), (CORE, 1), (CORE, 8)]))
-def test_a_verdict_says_fits_exactly_when_a_placement_exists(free: int, asked: tuple[Resource, int]) -> None:
-    request = asking(*asked)
-
-    assert (judge(capacity(free), request) is None) is not isinstance(capacity(free).place(request), Rejection)
-
-
-@given(st.integers(0, 2**32 - 1), st.sampled_from([(DEVICE, 1), (DEVICE, 4), (DEVICE, 8), (CORE, 1), (CORE, 8)]))
-def test_a_cost_is_that_of_the_set_which_a_bind_would_choose(free: int, asked: tuple[Resource, int]) -> None:
+def test_a_verdict_is_the_cost_of_the_set_which_a_bind_would_choose_or_why_there_is_none(
+    free: int, asked: tuple[Resource, int]
+) -> None:
     node, request = capacity(free), asking(*asked)
     placed = node.place(request)
 
-    expected = None if isinstance(placed, Rejection) else cost(GEOMETRY, free, placement_mask(placed))
-    assert cost_on(node, request) == expected
+    expected = placed if isinstance(placed, Rejection) else cost(GEOMETRY, free, placement_mask(placed))
+    assert verdict(node, request) == expected
 
 
 def test_equal_rejections_are_one_object() -> None:
-    first, second = judge(capacity(0b1), asking(DEVICE, 1)), judge(capacity(0b1000), asking(DEVICE, 1))
+    first, second = verdict(capacity(0b1), asking(DEVICE, 1)), verdict(capacity(0b1000), asking(DEVICE, 1))
 
-    assert first is second is not None
+    assert isinstance(first, Rejection)
+    assert first is second
 
 
 def test_a_cost_is_that_of_the_best_placement_of_all_containers() -> None:
@@ -387,9 +383,9 @@ def test_a_cost_is_that_of_the_best_placement_of_all_containers() -> None:
     placed = free.place(request)
     assert not isinstance(placed, Rejection)
 
-    assert cost_on(free, request) == cost(GEOMETRY, free.free_mask, placement_mask(placed))
-    assert cost_on(STALE_PLUGIN, request) is None
-    assert cost_on(capacity(0), request) is None
+    assert verdict(free, request) == cost(GEOMETRY, free.free_mask, placement_mask(placed))
+    assert verdict(STALE_PLUGIN, request) is STALE_PLUGIN
+    assert isinstance(verdict(capacity(0), request), Rejection)
 
 
 def test_e02_scores_are_ranks_so_that_the_cheapest_leads_by_a_whole_point() -> None:
@@ -413,8 +409,8 @@ def test_e02_scores_keep_the_order_and_only_the_cheapest_gets_ten(costs: list[in
 def test_the_line_of_inf1_is_judged_in_cores_across_devices() -> None:
     line = capacity_of(INF1, INF1.all_mask, CoreMask(0xFF0F))
 
-    assert judge(line, asking(CORE, 8)) is None
-    assert judge(line, asking(CORE, 9)) is not None
+    assert not isinstance(verdict(line, asking(CORE, 8)), Rejection)
+    assert isinstance(verdict(line, asking(CORE, 9)), Rejection)
 
 
 def verdict_on(world: World, request: PodRequest, name: str) -> Rejection | None:
@@ -427,7 +423,8 @@ def best_of(world: World, request: PodRequest, called: list[str]) -> str:
     best: dict[str, tuple[int, int, str]] = {}
     for name in called:
         found = world.state.capacity(name)
-        if isinstance(found, Rejection) or (price := cost_on(found, request)) is None:
+        price = verdict(found, request)
+        if isinstance(found, Rejection) or isinstance(price, Rejection):
             continue
         free, kind = found.free_mask.bit_count(), found.geometry.instance_type
         use = free if kind.startswith("inf") else -len(world.state.nodes[name].ledger.by_pod)
@@ -460,16 +457,21 @@ def test_answers_follow_every_change_of_a_node(world: World) -> None:
                 held[name] = world.held(name, node, DEVICE, str(chance.randrange(12)))
         request = asking(DEVICE, 1 + step % 4)
         for each in [*nodes, "ghost"]:
-            now = world.state.capacity(each)
-            assert verdict_on(world, request, each) == judge(now, request)
-            assert (world.state.answers(request).values([each]) == [None]) is (cost_on(now, request) is None)
+            now = verdict(world.state.capacity(each), request)
+            assert verdict_on(world, request, each) == (now if isinstance(now, Rejection) else None)
+            assert (world.state.answers(request).values([each]) == [None]) is isinstance(now, Rejection)
         called = chance.sample([*nodes, "ghost"], 3)
         assert world.state.answers(request).best(called) == best_of(world, request, called)
 
 
 def test_nodes_in_one_state_are_judged_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     judged: list[object] = []
-    monkeypatch.setattr(module, "judge", lambda capacity, _: judged.append(capacity))
+
+    def count(capacity: object, _: object) -> int:
+        judged.append(capacity)
+        return 0
+
+    monkeypatch.setattr(module, "verdict", count)
     for number in range(50):
         world.node(f"node-{number}", TRN1)
 
@@ -489,15 +491,14 @@ def test_t06_names_are_split_by_the_verdict_on_their_node_whatever_was_asked_bef
     request = asking(DEVICE, data.draw(st.sampled_from((1, 2, 4, 7))))
     for _ in range(3):
         names = data.draw(st.lists(st.sampled_from([*known, "ghost", "spirit"]), unique=True))
-        verdicts = {name: judge(world.state.capacity(name), request) for name in names}
+        verdicts = {name: verdict(world.state.capacity(name), request) for name in names}
+        refusals = {name: found for name, found in verdicts.items() if isinstance(found, Rejection)}
 
         found = filter_nodes(world.state, PodUid("new"), request, names)
         passed, rejected = found.passed, found.rejected
 
-        assert passed == [name for name in names if verdicts[name] is None]
-        assert {name: rejection for rejection, refused in rejected.items() for name in refused} == {
-            name: verdict for name, verdict in verdicts.items() if verdict
-        }
+        assert passed == [name for name in names if name not in refusals]
+        assert {name: rejection for rejection, refused in rejected.items() for name in refused} == refusals
         assert all(rejected.values())
         world.held(f"late-{data.draw(st.integers(0, 99))}", data.draw(st.sampled_from(known)), DEVICE, "0")
 

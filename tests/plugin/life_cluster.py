@@ -13,7 +13,7 @@ from typing import Any
 from neuron_plugin.allocation import ContainerKind, NodeInventory, Rejection
 from neuron_plugin.allocation.assignment import write_assignment
 from neuron_plugin.allocation.inventory import read_inventory
-from neuron_plugin.allocation.placement import place
+from neuron_plugin.allocation.placement import assignment_of, place
 from neuron_plugin.allocation.pod import assigned_allocations, mask_union
 from neuron_plugin.allocation.requests import ContainerSpec, pod_request
 from neuron_plugin.backoff import Clock
@@ -201,7 +201,9 @@ class ApiServerModel:
             free &= ~mask_union(assigned)
         placement = place(geometry, free, pod_request(containers))
         time_ns = int(asyncio.get_running_loop().time() * 1e9)
-        return None if isinstance(placement, Rejection) else write_assignment(geometry, placement, time_ns)
+        return (
+            None if isinstance(placement, Rejection) else write_assignment(assignment_of(geometry, placement, time_ns))
+        )
 
 
 class PodWatchModel:

@@ -18,6 +18,7 @@ from neuron_plugin.allocation import (
     Resource,
 )
 from neuron_plugin.allocation.assignment import write_assignment
+from neuron_plugin.allocation.placement import assignment_of
 from neuron_plugin.allocation.requests import ContainerSpec, pod_request
 from neuron_plugin.allocation.resources import parse_ids
 from neuron_plugin.cluster import Pod
@@ -149,9 +150,8 @@ def assignment(
 ) -> dict[str, str]:
     request = pod_request(containers)
     masks = [geometry.mask_of(part.resource.unit, tuple(ids)) for part, ids in zip(request, sets, strict=True)]
-    return write_assignment(
-        geometry, tuple(ContainerSet(part, mask) for part, mask in zip(request, masks, strict=True)), time
-    )
+    placement = tuple(ContainerSet(part, mask) for part, mask in zip(request, masks, strict=True))
+    return write_assignment(assignment_of(geometry, placement, time))
 
 
 def devices(*ids: int, geometry: Geometry = TRN1) -> CoreMask:

@@ -16,7 +16,7 @@ from neuron_plugin.allocation.node import capacity_of
 from neuron_plugin.allocation.placement import placement_mask
 from neuron_plugin.monitor.explain import explain, explain_text, find_pod, question
 from neuron_plugin.planning import choice as module
-from neuron_plugin.planning.choice import cost_on, judge
+from neuron_plugin.planning.choice import verdict
 from neuron_plugin.scheduling.preemption import Victims, preempt
 from neuron_plugin.simulation.api_server_kinds import JsonObject
 from neuron_plugin.topology import CoreMask
@@ -297,21 +297,20 @@ def test_verdict_and_cost_are_those_of_the_set_that_a_bind_would_choose(
     annotations = {PREFIX + key: text for key, text in limits.items()}
     manifest = pod_manifest("new", containers=[with_memory("main", *asked)], annotations=annotations)
     request = request_of(record_of(manifest))
-    verdict, placed = judge(capacity, request), capacity.place(request)
-    assert isinstance(placed, Rejection) == (verdict is not None)
+    placed = capacity.place(request)
     if isinstance(placed, Rejection):
-        assert verdict == placed
-        assert verdict.may_pass is judge_empty(capacity, manifest)
+        assert verdict(capacity, request) == placed
+        assert placed.may_pass is fits_empty(capacity, manifest)
     else:
-        assert cost_on(capacity, request) == cost(geometry, free, placement_mask(placed))
+        assert verdict(capacity, request) == cost(geometry, free, placement_mask(placed))
 
 
-def judge_empty(capacity: Capacity, manifest: JsonObject) -> bool:
+def fits_empty(capacity: Capacity, manifest: JsonObject) -> bool:
     """Whether the pod would fit if no pod were there."""
     empty = capacity_of(
         capacity.geometry, capacity.healthy_mask, capacity.healthy_mask, replace(capacity.facts, used=())
     )
-    return judge(empty, request_of(record_of(manifest))) is None
+    return not isinstance(verdict(empty, request_of(record_of(manifest))), Rejection)
 
 
 def test_scores_go_by_the_set_that_a_preference_chooses(world: World) -> None:

@@ -130,7 +130,7 @@ def test_gated_promised_and_waiting_pods_are_counted_and_their_ages_known_by_siz
 def test_the_age_is_that_of_the_oldest_assumption_no_bind_has_come_for(world: World) -> None:
     for name, since, until in (("bound", 10.0, inf), ("old", 40.0, 105.0), ("new", 90.0, 105.0)):
         pod = record_of(world.pod(name, DEVICE, 1))
-        world.state.assume(AssumedPod(pod, {}, since=since, until=until))
+        world.state.assume(AssumedPod(pod, (), since=since, until=until))
 
     assert "neuron_extender_assumption_age_seconds 60.0" in gauges(world)
 

@@ -289,7 +289,7 @@ def test_e01_what_the_scheduler_does_not_know_to_be_on_the_node_is_not_evicted_u
         keys = {"NEURON_DEVS": str(device)}
         metadata = {**manifest["metadata"], "annotations": keys}
         bound = record_of({**manifest, "metadata": metadata, "spec": {**manifest["spec"], "nodeName": "node"}})
-        world.state.assume(AssumedPod(bound, keys, since=0.0))
+        world.state.assume(AssumedPod(bound, (), since=0.0))
 
     assert asking(world, 10, [held[device] for device in (5, 2, 14, 9)]) is None
 

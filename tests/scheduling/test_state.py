@@ -22,7 +22,7 @@ def assumed(manifest: dict[str, Any], node: str) -> AssumedPod:
     keys = {"NEURON_DEVS": "0"}
     metadata = {**manifest["metadata"], "annotations": keys}
     pod = record_of({**manifest, "metadata": metadata, "spec": {**manifest["spec"], "nodeName": node}})
-    return AssumedPod(pod, keys, since=0.0)
+    return AssumedPod(pod, (), since=0.0)
 
 
 def test_t26_a_lone_delete_frees_exactly_that_pods_silicon(world: World) -> None:
