@@ -15,10 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from neuron_plugin.allocation import NeuronPod
+from neuron_plugin.allocation import NeuronPod, NodeInventory, Placement
 from neuron_plugin.allocation.claims import ClaimResult, NeuronClaim, devices_of, pool_of
-from neuron_plugin.allocation.inventory import NodeInventory
-from neuron_plugin.allocation.placement import Placement
 from neuron_plugin.cluster import ApiRequest, ApiServer, ClusterError
 from neuron_plugin.cluster.api import MERGE_PATCH, JsonObject, send
 from neuron_plugin.cluster.claims import FINALIZER, RESOURCE_CLAIMS, allocation_of

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from neuron_plugin.allocation import Assignment, NeuronPod, PodReference, PodUid, Rejection, Resource
+from neuron_plugin.allocation import Assignment, Constraints, NeuronPod, PodReference, PodUid, Rejection, Resource
 from neuron_plugin.allocation.claims import ClaimRequest, ClaimResult, NeuronClaim, PodClaim
-from neuron_plugin.allocation.constraints import Constraints
 from neuron_plugin.allocation.keys import GATE
 from neuron_plugin.allocation.node_rules import PodRules
 from neuron_plugin.allocation.rejection import INVALID_REQUEST
