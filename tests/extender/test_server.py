@@ -208,7 +208,7 @@ class Counter:
         self.server = PodServer()
         self.metrics = ExtenderMetrics()
         self.readiness = Readiness({})
-        binder = Binder(world.state, self.server, self.readiness, dialects=())
+        binder = Binder(world.state, self.server, self.readiness, dialects=list(Dialect))
         self.service = ExtenderService(world.state, binder, self.readiness, self.metrics, answer=Answer.ALL)
 
     def count(self, name: str, **labels: str) -> float | None:
@@ -245,8 +245,9 @@ async def test_a_bind_counts_how_it_ended(counter: Counter) -> None:
         manifest = counter.server.add(counter.world.pod(name, DEVICE, 16))
         await counter.service.bind(bind_args(manifest, "node"))
 
-    assert counter.count("neuron_extender_binds_total", ending="no-set") == 2
-    assert counter.count("neuron_extender_verbs_total", verb="bind", result="error") == 2
+    assert counter.count("neuron_extender_binds_total", ending="bound") == 1
+    assert counter.count("neuron_extender_binds_total", ending="no-set") == 1
+    assert counter.count("neuron_extender_verbs_total", verb="bind", result="error") == 1
 
 
 async def test_t02_while_not_ready_every_verb_says_why_and_touches_nothing(counter: Counter) -> None:
