@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from neuron_plugin.cluster import KubernetesApi, ObjectReference
 from neuron_plugin.cluster.api import send
-from neuron_plugin.cluster.client import KubernetesApi, connect
+from neuron_plugin.cluster.client import connect
 from neuron_plugin.cluster.events import EVENTS
-from neuron_plugin.cluster.objects import ObjectReference
 from neuron_plugin.cluster.writes import create_event
 from neuron_plugin.monitor.events import pod_events
 from tests.support.api_server import Fault, Match, StandInApiServer
