@@ -23,16 +23,15 @@ SUFFIX = re.compile(r"-[0-9a-f]{5}(?=[ ,:]|$)")
 """Of a pod that a controller has made."""
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def playground() -> Iterator[Playground]:
-    """In the directory that commands without --directory look at, if TMPDIR says so."""
+    """In the directory that commands without --directory look at, if TMPDIR says so; a page may leave faults there."""
     with Playground(in_tmpdir=True) as up:
         yield up
 
 
 @pytest.fixture
 def typed(playground: Playground, tmp_path: Path) -> Typed:
-    playground.clear()
     return Typed(playground, tmp_path)
 
 
