@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Collection, Iterable, Mapping
+from functools import lru_cache
 
 from neuron_plugin.allocation.keys import (
     ALLOC_TIME_KEY,
@@ -26,6 +27,10 @@ from neuron_plugin.topology import Unit
 
 _UNIT_KEYS = {Unit.DEVICE: DEVICES_KEY, Unit.CORE: CORES_KEY}
 _LIST_SEPARATOR = "|"
+_READ_KEYS = (DEVICES_KEY, CORES_KEY, VENDOR_IDS_KEY, VENDOR_RESOURCE_KEY, ALLOC_TIME_KEY, ALLOCATED_KEY)
+_REMEMBERED = 1024
+_LONGEST_REMEMBERED = 1024
+"""In characters, so that no annotations can exhaust memory."""
 _MOST_DIGITS = 19
 
 
@@ -82,19 +87,35 @@ def read_assignment(pod: str, annotations: Mapping[str, str], request: PodReques
     """
     if not request:
         return None
-    ours = _read_ours(pod, annotations, request)
-    vendors = _read_vendors(pod, annotations, request)
+    said = tuple([(key, annotations[key]) for key in _READ_KEYS if key in annotations])
+    is_short = sum(len(value) for _, value in said) <= _LONGEST_REMEMBERED
+    try:
+        return _read(said, request) if is_short else _read.__wrapped__(said, request)
+    except AssignmentError as error:
+        raise AssignmentError(pod, error.key, error.value, error.expected) from None
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _read(said: tuple[tuple[str, str], ...], request: PodRequest) -> Assignment | None:
+    """The decision that these annotations say: of one pod it is asked when it is made, and at each change after that.
+
+    Raises:
+        AssignmentError: as above, without the pod's name.
+    """
+    annotations = dict(said)
+    ours = _read_ours("", annotations, request)
+    vendors = _read_vendors("", annotations, request)
     theirs = annotations.get(VENDOR_IDS_KEY, "")  # where it lists them, container by container, else all ids together
     agree = ours == vendors if _LIST_SEPARATOR in theirs else _all_ids(ours) == _all_ids(vendors)
     if ours and vendors and not agree:
-        raise AssignmentError(pod, VENDOR_IDS_KEY, theirs, f"expected the ids that {DEVICES_KEY} and {CORES_KEY} give")
+        raise AssignmentError("", VENDOR_IDS_KEY, theirs, f"expected the ids that {DEVICES_KEY} and {CORES_KEY} give")
     chosen = ours or vendors
     if not chosen:
         return None
-    _refuse_sharing(pod, annotations, chosen)
+    _refuse_sharing("", annotations, chosen)
     time = annotations.get(ALLOC_TIME_KEY, "0")
     if not (time.isascii() and time.isdigit() and len(time) <= _MOST_DIGITS):
-        raise AssignmentError(pod, ALLOC_TIME_KEY, time, "expected unix nanoseconds in decimal")
+        raise AssignmentError("", ALLOC_TIME_KEY, time, "expected unix nanoseconds in decimal")
     return Assignment(chosen, int(time), annotations.get(ALLOCATED_KEY, "").lower() == "true")
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from functools import lru_cache
 from typing import Self
 
 from neuron_plugin.topology import Unit
@@ -17,8 +16,6 @@ HIGHEST_ID = 4095
 """More than 64 devices of 8 cores have (the driver's limits), and small enough that no text can exhaust memory."""
 
 _LONGEST_TEXT = 65_536
-_REMEMBERED = 256
-"""Lists of ids: nearly all pods of a cluster have one of few."""
 
 
 class Resource(enum.StrEnum):
@@ -62,7 +59,6 @@ def ranges(ids: Iterable[int]) -> str:
     return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs) or "-"
 
 
-@lru_cache(maxsize=_REMEMBERED)
 def parse_ids(text: str) -> tuple[int, ...]:
     """Read one list of ids or inclusive ranges, in any order, into ascending ids.
 
