@@ -271,7 +271,7 @@ class Node:
         for pod in listed:
             uid = uids.get((pod.namespace, pod.name), PodUid(f"{pod.namespace}/{pod.name}"))
             for one in pod.containers:
-                if one.resource not in tuple(Resource):
+                if one.resource not in (self.options.resources or tuple(Resource)):
                     continue
                 key = AllocationKey(uid, one.container, Resource(one.resource))
                 ids = tuple(sorted(int(each) for each in one.ids if each.isdecimal()))
