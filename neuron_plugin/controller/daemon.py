@@ -303,7 +303,8 @@ class ExtenderDaemon:
             self.port = await stack.enter_async_context(served)
             if settings.webhook_port:
                 tls = stack.enter_context(self._certificate(None))
-                served = serving(webhook_application(), settings.address, settings.webhook_port, tls=tls)
+                application = webhook_application(claims=bool(settings.dra_driver))
+                served = serving(application, settings.address, settings.webhook_port, tls=tls)
                 await stack.enter_async_context(served)
             _log.info("serving", extra={"address": settings.address, "port": self.port, "tls": settings.tls})
             served = serving(health_app, settings.health_address, settings.health_port)

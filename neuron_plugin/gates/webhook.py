@@ -44,10 +44,10 @@ class ReviewError(ValueError):
     """A body that is no AdmissionReview of this API's version; the text says what was expected."""
 
 
-def admit(body: bytes, former: str = "") -> bytes:
+def admit(body: bytes, former: str = "", *, claims: bool = False) -> bytes:
     """The answer to an AdmissionReview: the pod as it is, or with the gate and without what only we may say of it.
 
-    ``former`` is the name of a scheduler that is no more; see ``patch``.
+    For ``former`` and ``claims`` see ``patch``.
 
     Raises:
         ReviewError: the body is no ``admission.k8s.io/v1`` AdmissionReview with a UID.
@@ -58,7 +58,9 @@ def admit(body: bytes, former: str = "") -> bytes:
         raise ReviewError(f"not an AdmissionReview: {error}; expected admission.k8s.io/v1 with a request") from None
     response: JsonObject = {"uid": review.request.uid, "allowed": True}
     try:
-        changes = patch(review.request.object, former) if review.request.operation == "CREATE" else []
+        changes = []
+        if review.request.operation == "CREATE":
+            changes = patch(review.request.object, former, claims=claims)
     except DecodeError as error:
         changes, response["warnings"] = [], [f"neuron-plugin does not place the pod: {error}"]
     if changes:
@@ -66,11 +68,13 @@ def admit(body: bytes, former: str = "") -> bytes:
     return msgspec.json.encode({"apiVersion": review.api_version, "kind": "AdmissionReview", "response": response})
 
 
-def patch(manifest: msgspec.Raw, former: str = "") -> list[JsonObject]:
+def patch(manifest: msgspec.Raw, former: str = "", *, claims: bool = False) -> list[JsonObject]:
     """What is changed of a new pod, as a JSON patch; nothing of one that is not ours to place.
 
     A pod that asks for Neuron in a way that cannot be read is gated, too: its event says what is wrong. A pod that
     names the ``former`` scheduler goes to the default one: it would wait for ever for a scheduler that is no more.
+    With ``claims`` each pod that has resource claims is gated: for which devices they are is not known here, and the
+    placement controller releases those that are not ours.
 
     Raises:
         DecodeError: this is no pod.
@@ -78,7 +82,8 @@ def patch(manifest: msgspec.Raw, former: str = "") -> list[JsonObject]:
     pod = PODS.decode(manifest)
     record = neuron_pod(pod)
     rules = record.rules
-    if pod.node_name or pod.controller[0] == "DaemonSet" or not record.request:
+    may_be_ours = record.request or (claims and record.claims)
+    if pod.node_name or pod.controller[0] == "DaemonSet" or not may_be_ours:
         return []
     if rules.scheduler_name not in ("", DEFAULT_SCHEDULER, former):
         return []
@@ -94,12 +99,12 @@ def patch(manifest: msgspec.Raw, former: str = "") -> list[JsonObject]:
     return changes + [{"op": "remove", "path": f"/metadata/{part}/{key.replace('/', '~1')}"} for part, key in ours]
 
 
-def application() -> web.Application:
-    """What the API server asks."""
+def application(*, claims: bool = False) -> web.Application:
+    """What the API server asks; for ``claims`` see ``patch``."""
 
     async def handle(request: web.Request) -> web.Response:
         try:
-            answer = admit(await request.read(), request.match_info.get("former", ""))
+            answer = admit(await request.read(), request.match_info.get("former", ""), claims=claims)
         except ReviewError as error:
             return web.Response(status=HTTPStatus.BAD_REQUEST, text=f"{error}\n")
         return web.Response(body=answer, content_type="application/json")

@@ -32,6 +32,11 @@ def pod_templates(name: str) -> dict[str, Manifest]:
     return {workload: found["spec"]["template"] for workload, found in workloads.items()}
 
 
+def plugin_of(name: str) -> str:
+    """A rendering's DaemonSet; that of the device plugin where there is one for claims, too."""
+    return min(of_kind(name, "DaemonSet"))
+
+
 def containers(template: Manifest) -> list[Manifest]:
     """All containers of a pod or pod template."""
     spec = template["spec"]

@@ -31,7 +31,7 @@ TRIED = "1.36"
 VERSIONS = ("1.30", TRIED, "1.37")
 """The chart's oldest, the one that it is tried with, and the newest that the schemas know."""
 
-SINCE = {"MutatingAdmissionPolicy": "1.36", "MutatingAdmissionPolicyBinding": "1.36"}
+SINCE = {"MutatingAdmissionPolicy": "1.36", "MutatingAdmissionPolicyBinding": "1.36", "DeviceClass": "1.34"}
 """Kinds that the oldest Kubernetes does not serve; the chart refuses to render them for it."""
 
 
@@ -90,11 +90,12 @@ def test_what_makes_no_sense_is_refused_in_words(values: Manifest, words: str) -
             {"placement": "gates", "gates": {"admission": "policy"}},
             "gates.admission is policy, which needs Kubernetes 1.36",
         ),
+        ({"devicePlugin": {"mode": "dra"}}, "devicePlugin.mode is dra, which needs Kubernetes 1.34"),
     ],
 )
 def test_what_a_cluster_does_not_serve_is_refused_in_words(values: Manifest, what: str) -> None:
     with pytest.raises(TemplateFailError) as refused:
-        render(values, kubernetes="1.35.2")
+        render(values, kubernetes="1.33.2")
     assert what in str(refused.value)
 
 

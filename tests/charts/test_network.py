@@ -8,16 +8,19 @@ from tests.charts.rendering import Manifest
 
 def test_every_pod_has_a_policy_of_its_own() -> None:
     for name in NAMES:
-        expected = set() if name == "without-fences" else set(pod_templates(name))
+        expected = set() if name == "without-fences" else {each.removesuffix("-dra") for each in pod_templates(name)}
         assert set(of_kind(name, "NetworkPolicy")) == expected
 
 
 @of_each(NAMES)
 def test_a_policy_selects_its_pods_and_names_their_ports(name: str) -> None:
-    for policy_name, policy in of_kind(name, "NetworkPolicy").items():
-        template = pod_templates(name)[policy_name]
-        labels = template["metadata"]["labels"]
-        assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+    policies = of_kind(name, "NetworkPolicy")
+    for workload, template in pod_templates(name).items() if policies else ():
+        policy = policies[workload.removesuffix("-dra")]
+        labels, selector = template["metadata"]["labels"], policy["spec"]["podSelector"]
+        assert selector["matchLabels"].items() <= labels.items()
+        for each in selector.get("matchExpressions", ()):
+            assert labels[each["key"]] in each["values"]
         assert policy["spec"]["policyTypes"] == ["Ingress"]
         ports = {port["name"] for port in containers(template)[0]["ports"]}
         assert {port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]} <= ports

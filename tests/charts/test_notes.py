@@ -8,7 +8,7 @@ import re
 import pytest
 
 from neuron_plugin.cli.main import main
-from tests.charts.manifests import NAMES, embedded, manifests, of_each, of_kind
+from tests.charts.manifests import NAMES, embedded, manifests, of_each, of_kind, plugin_of
 from tests.charts.rendering import VALUES, Manifest, read, render_notes
 
 
@@ -50,7 +50,8 @@ def test_the_notes_say_how_to_see_that_it_is_safe(name: str) -> None:
 @of_each(NAMES)
 def test_the_notes_speak_of_what_is_installed_only(name: str) -> None:
     text = notes(name)
-    assert ("Device plugin:" in text) == bool(of_kind(name, "DaemonSet"))
+    assert ("Device plugin:" in text) == bool(of_count(name))
+    assert ("DRA driver:" in text) == bool(of_kind(name, "DeviceClass"))
     assert ("Extender:" in text) == bool(of_kind(name, "Service"))
     assert ("Second scheduler:" in text) == (
         "KubeSchedulerConfiguration" in str(manifests(name)) and "Default scheduler:" not in text
@@ -65,7 +66,7 @@ def test_the_notes_say_which_scheduler_name_pods_write() -> None:
 @of_each(NAMES)
 def test_the_first_pod_of_the_notes_asks_as_this_cluster_offers(name: str) -> None:
     commands = re.findall(r"kubectl run first-pod .*--overrides='(.*)'", notes(name))
-    assert bool(commands) == bool(of_kind(name, "DaemonSet"))
+    assert bool(commands) == bool(of_count(name))
     for command in commands:
         spec = json.loads(command)["spec"]
         profiles = {each["schedulerName"] for each in second_scheduler(name)}
@@ -75,9 +76,9 @@ def test_the_first_pod_of_the_notes_asks_as_this_cluster_offers(name: str) -> No
         assert limit.removeprefix("aws.amazon.com/") in settings.get("resources", ["neuroncore"])
 
 
-def plugin_of(name: str) -> str:
-    (found,) = of_kind(name, "DaemonSet")
-    return found
+def of_count(name: str) -> set[str]:
+    """The DaemonSets whose nodes offer devices by count."""
+    return {each for each in of_kind(name, "DaemonSet") if not each.endswith("-dra")}
 
 
 def second_scheduler(name: str) -> list[Manifest]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from neuron_plugin.controller import ExtenderSettings
+from neuron_plugin.kubelet_files import DRA_STATE
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.scheduling.leadership import CONDITION
 from neuron_plugin.settings import load
@@ -206,12 +207,15 @@ def test_the_kubelet_s_directories_are_mounted_where_the_plugin_looks(name: str)
         spec = pod_templates(name)[workload]["spec"]
         paths = {volume["name"]: volume["hostPath"]["path"] for volume in spec["volumes"] if "hostPath" in volume}
         mounts = {mount["name"]: mount["mountPath"] for mount in spec["containers"][0]["volumeMounts"]}
-        config = embedded(name, workload, "config.yaml")
+        config = embedded(name, workload.removesuffix("-dra"), "config.yaml")
         assert paths["device-plugins"] == mounts["device-plugins"] == config["kubelet-dir"]
         assert paths["pod-resources"] == mounts["pod-resources"] == config["pod-resources-socket"].rsplit("/", 1)[0]
         if "plugins-registry" in mounts:
             assert paths["plugins-registry"] == mounts["plugins-registry"] == config["plugins-registry"]
-            assert config["registration"] == "watcher"
+            assert config.get("registration") == "watcher" or workload.endswith("-dra")
+        if "kubelet" in mounts:
+            assert paths["device-plugins"] == f"{paths['kubelet']}/device-plugins"
+            assert config["dra-state"] == f"{mounts['kubelet']}/{DRA_STATE}"
         assert mounts.get("proc") == config.get("proc")
         assert paths["cgroup"] == "/sys/fs/cgroup"
         assert mounts["cgroup"] == config["cgroup"]

@@ -140,7 +140,7 @@ def test_p82_a_promise_is_fenced_as_an_assignment(kind: str) -> None:
 
 def test_pods_are_gated_only_where_that_is_asked_for() -> None:
     mutating = {name: set(of_kind(name, "MutatingAdmissionPolicy")) for name in NAMES}
-    assert [name for name, found in mutating.items() if "neuron-plugin-gates" in found] == ["gates"]
+    assert [name for name, found in mutating.items() if "neuron-plugin-gates" in found] == ["gates", "gates-claims"]
     spec = of_kind("gates", "MutatingAdmissionPolicy")["neuron-plugin-gates"]["spec"]
     assert spec["failurePolicy"] == "Ignore", "a pod without the gate is scheduled by counts"
     assert resources({**spec, "validations": []}) == {("CREATE", "pods")}

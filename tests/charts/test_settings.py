@@ -29,12 +29,12 @@ SET_BY_THE_CHART = {
     "pluginSettings": {
         "node-name", "cluster", "kubeconfig", "instance-types", "cdi-dir", "logical-core-file", "kubelet-dir",
         "pod-resources-socket", "plugins-registry", "proc", "cgroup", "health-address", "health-port",
-        "lease-namespace", "kmsg", "state-dir",
+        "lease-namespace", "kmsg", "state-dir", "mode", "dra-driver", "dra-state", "placed-claims",
     },
     "extenderSettings": {
         "address", "port", "tls-cert", "tls-key", "client-ca", "insecure", "health-address", "health-port",
         "kubeconfig", "instance-types", "leader-election", "lease-name", "lease-namespace", "identity",
-        "advertise-address", "ui-token-file", "webhook-port",
+        "advertise-address", "ui-token-file", "webhook-port", "dra-driver",
     },
 }  # fmt: skip
 """Settings that follow from mounts, ports and names, and that values cannot change."""

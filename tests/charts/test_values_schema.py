@@ -62,6 +62,12 @@ def test_every_value_set_is_accepted(name: str) -> None:
         nested("global", None),
         {"scheduler": {"enabled": True}, "npd": {"enabled": False}},  # the command line in the vendor's documentation
         {"devicePlugin": {"nodeSelector": {"nodeinfo": "neuron"}}},
+        {
+            "devicePlugin": {
+                "mode": "dra",
+                "dra": {"driver": "neuron-plugin.io", "nodeSelector": {"a/b": "c"}, "hidden": []},
+            }
+        },
     ],
 )
 def test_good_values_are_accepted(good: Manifest) -> None:
@@ -78,6 +84,12 @@ BAD: dict[str, object] = {
     "devicePlugins.enabled": True,
     "devicePlugin.enable": True,
     "devicePlugin.enabled": "yes",
+    "devicePlugin.mode": "both",
+    "devicePlugin.settings.mode": "dra",
+    "devicePlugin.dra.driver": "It's ours",
+    "devicePlugin.dra.nodeSelector": {"two": "labels", "are": "not one"},
+    "devicePlugin.dra.hidden": ["../.."],
+    "gates.claims": "yes",
     "devicePlugin.settings.numbering": "hosts",
     "devicePlugin.settings.resources": [],
     "devicePlugin.settings.node-name": "the-chart-sets-this",

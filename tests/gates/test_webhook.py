@@ -14,19 +14,19 @@ from tests.support.manifests import pod_manifest
 KUEUE = {"name": "kueue.x-k8s.io/admission"}
 
 
-def review(pod: object, operation: str = "CREATE", former: str = "") -> dict[str, Any]:
+def review(pod: object, operation: str = "CREATE", former: str = "", *, claims: bool = False) -> dict[str, Any]:
     """The response to a review of a pod."""
     request = {"uid": "review-1", "operation": operation, "object": pod}
     body = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
-    answer: dict[str, Any] = msgspec.json.decode(admit(msgspec.json.encode(body), former))
+    answer: dict[str, Any] = msgspec.json.decode(admit(msgspec.json.encode(body), former, claims=claims))
     assert (answer["apiVersion"], answer["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
     assert answer["response"]["uid"] == "review-1"
     assert answer["response"]["allowed"] is True
     return dict(answer["response"])
 
 
-def changes(pod: object, operation: str = "CREATE", former: str = "") -> list[dict[str, Any]]:
-    response = review(pod, operation, former)
+def changes(pod: object, operation: str = "CREATE", former: str = "", *, claims: bool = False) -> list[dict[str, Any]]:
+    response = review(pod, operation, former, claims=claims)
     if "patch" not in response:
         return []
     assert response["patchType"] == "JSONPatch"
@@ -65,6 +65,16 @@ def test_a_pod_that_is_gated_already_is_let_in_as_it_is() -> None:
 )
 def test_a_pod_that_is_not_ours_to_place_is_let_in_as_it_is(spec: dict[str, Any]) -> None:
     assert changes(manifest(**spec)) == []
+
+
+def test_a_pod_with_claims_is_gated_only_where_claims_are_placed() -> None:
+    pod = manifest(
+        containers=[{"name": "main"}], resourceClaims=[{"name": "chips", "resourceClaimTemplateName": "four"}]
+    )
+    assert changes(pod) == []
+    (added,) = changes(pod, claims=True)
+    assert added["value"] == [{"name": GATE}]
+    assert changes(manifest(containers=[{"name": "main"}]), claims=True) == []
 
 
 def test_a_pod_that_names_a_scheduler_that_is_no_more_goes_to_the_default_one() -> None:

@@ -45,10 +45,33 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
 {{- end }}
 
+{{/* How nodes offer their devices, as a JSON list: a DaemonSet for each. */}}
+{{- define "neuron-plugin.modes" -}}
+{{- if ne .Values.devicePlugin.mode "dra" }}["device-plugin"]
+{{- else if .Values.devicePlugin.dra.nodeSelector }}["device-plugin", "dra"]
+{{- else }}["dra"]
+{{- end }}
+{{- end }}
+
+{{/* Whether the placement controller allocates claims; empty for no. */}}
+{{- define "neuron-plugin.placesClaims" -}}
+{{ if and (eq (include "neuron-plugin.placement" .) "gates") (eq .Values.devicePlugin.mode "dra") .Values.gates.claims }}true{{ end }}
+{{- end }}
+
 {{/* What selects a component's pods; it never changes, so it holds no version. */}}
 {{- define "neuron-plugin.selector" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
 app.kubernetes.io/instance: {{ .Release.Name | quote }}
+{{- end }}
+
+{{/* What selects the pods of all DaemonSets. */}}
+{{- define "neuron-plugin.selectorOfNodes" -}}
+matchLabels:
+  {{- include "neuron-plugin.selector" . | nindent 2 }}
+matchExpressions:
+  - key: app.kubernetes.io/component
+    operator: In
+    values: [device-plugin, dra-driver]
 {{- end }}
 
 {{- define "neuron-plugin.image" -}}
@@ -94,11 +117,16 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 ({{ . }}.spec.?initContainers.orValue([]) + {{ . }}.spec.containers).exists(container, {{ include "neuron-plugin.resources" . }}.exists(name, name in container.?resources.?limits.orValue({}) && quantity(string(container.resources.limits[name])).isGreaterThan(quantity('0'))))
 {{- end }}
 
+{{/* Whether a pod, such as "object", may ask for Neuron so that the placement controller places it, in CEL. */}}
+{{- define "neuron-plugin.mayBePlaced" -}}
+{{ include "neuron-plugin.asksForSomeNeuron" .pod }}{{ if include "neuron-plugin.placesClaims" .root }} || {{ .pod }}.spec.?resourceClaims.orValue([]).size() > 0{{ end }}
+{{- end }}
+
 {{/* Which new pods get the gate: conditions of a policy or a webhook. */}}
 {{- define "neuron-plugin.gateConditions" -}}
 - name: asks-for-neuron
   expression: >-
-    {{ include "neuron-plugin.asksForSomeNeuron" "object" }}
+    {{ include "neuron-plugin.mayBePlaced" (dict "pod" "object" "root" .) }}
 # The second scheduler of this chart does not run: its pods go to the default one.
 - name: by-the-default-scheduler
   expression: object.spec.?schedulerName.orValue('default-scheduler') in ['default-scheduler', '{{ .Values.scheduler.customScheduler.schedulerName }}']
@@ -164,15 +192,30 @@ request.userInfo.?extra[?'authentication.kubernetes.io/node-name'][0].orValue(''
       ignoredByScheduler: true
 {{- end }}
 
-{{/* Where the plugin finds the host in its container; the doctor looks from there, too. */}}
+{{/* Which nodes a DaemonSet leaves out, whatever chooses its nodes. Takes .root and .mode. */}}
+{{- define "neuron-plugin.notOnNodes" -}}
+- key: eks.amazonaws.com/compute-type
+  operator: NotIn
+  values: {{ toJson .root.Values.devicePlugin.nodeAffinity.excludedComputeTypes }}
+{{- if and (eq .mode "device-plugin") (eq .root.Values.devicePlugin.mode "dra") }}
+{{- range $label, $value := .root.Values.devicePlugin.dra.nodeSelector }}
+- key: {{ quote $label }}
+  operator: NotIn
+  values: [{{ quote $value }}]
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Where the plugin finds the host in its container; the doctor looks from there, too. Takes the chart's context as .root and
+one of its modes as .mode. */}}
 {{- define "neuron-plugin.hostMounts" -}}
 - name: config
   mountPath: /etc/neuron-plugin
   readOnly: true
 - name: device-plugins
-  mountPath: {{ .Values.devicePlugin.kubeletDir }}/device-plugins
+  mountPath: {{ .root.Values.devicePlugin.kubeletDir }}/device-plugins
 - name: pod-resources
-  mountPath: {{ .Values.devicePlugin.kubeletDir }}/pod-resources
+  mountPath: {{ .root.Values.devicePlugin.kubeletDir }}/pod-resources
   readOnly: true
 # To see when no process of an ended pod lives any more.
 - name: cgroup
@@ -186,24 +229,37 @@ request.userInfo.?extra[?'authentication.kubernetes.io/node-name'][0].orValue(''
 - name: opt-aws
   mountPath: /opt/aws
   readOnly: true
-{{- if .Values.devicePlugin.settings.cdi }}
+{{- if or .root.Values.devicePlugin.settings.cdi (eq .mode "dra") }}
 - name: cdi
   mountPath: /var/run/cdi
 {{- end }}
-{{- if eq (.Values.devicePlugin.settings.registration | default "socket") "watcher" }}
+{{- if or (eq (.root.Values.devicePlugin.settings.registration | default "socket") "watcher") (eq .mode "dra") }}
 - name: plugins-registry
-  mountPath: {{ .Values.devicePlugin.kubeletDir }}/plugins_registry
+  mountPath: {{ .root.Values.devicePlugin.kubeletDir }}/plugins_registry
 {{- end }}
-{{- if .Values.devicePlugin.watchProcesses }}
+{{- if eq .root.Values.devicePlugin.mode "dra" }}
+# Which pod has which claim prepared: dra_manager_state, a new file at each change. What is unmounted on the host has to be
+# unmounted here, too.
+- name: kubelet
+  mountPath: /host/kubelet
+  readOnly: true
+  mountPropagation: HostToContainer
+{{- range .root.Values.devicePlugin.dra.hidden }}
+- name: hidden
+  mountPath: /host/kubelet/{{ . }}
+  readOnly: true
+{{- end }}
+{{- end }}
+{{- if .root.Values.devicePlugin.watchProcesses }}
 - name: proc
   mountPath: /host/proc
   readOnly: true
 {{- end }}
-{{- if .Values.devicePlugin.stateDir }}
+{{- if .root.Values.devicePlugin.stateDir }}
 - name: state
   mountPath: /var/lib/neuron-plugin
 {{- end }}
-{{- with .Values.devicePlugin.extraVolumeMounts }}
+{{- with .root.Values.devicePlugin.extraVolumeMounts }}
 {{ toYaml . }}
 {{- end }}
 {{- end }}
@@ -212,14 +268,14 @@ request.userInfo.?extra[?'authentication.kubernetes.io/node-name'][0].orValue(''
 {{- define "neuron-plugin.hostVolumes" -}}
 - name: config
   configMap:
-    name: {{ include "neuron-plugin.name" . }}
+    name: {{ include "neuron-plugin.name" .root }}
 - name: device-plugins
   hostPath:
-    path: {{ .Values.devicePlugin.kubeletDir }}/device-plugins
+    path: {{ .root.Values.devicePlugin.kubeletDir }}/device-plugins
     type: Directory
 - name: pod-resources
   hostPath:
-    path: {{ .Values.devicePlugin.kubeletDir }}/pod-resources
+    path: {{ .root.Values.devicePlugin.kubeletDir }}/pod-resources
     type: Directory
 - name: cgroup
   hostPath:
@@ -232,31 +288,42 @@ request.userInfo.?extra[?'authentication.kubernetes.io/node-name'][0].orValue(''
 - name: opt-aws
   hostPath:
     path: /opt/aws
-{{- if .Values.devicePlugin.settings.cdi }}
+{{- if or .root.Values.devicePlugin.settings.cdi (eq .mode "dra") }}
 - name: cdi
   hostPath:
     path: /var/run/cdi
     type: DirectoryOrCreate
 {{- end }}
-{{- if eq (.Values.devicePlugin.settings.registration | default "socket") "watcher" }}
+{{- if or (eq (.root.Values.devicePlugin.settings.registration | default "socket") "watcher") (eq .mode "dra") }}
 - name: plugins-registry
   hostPath:
-    path: {{ .Values.devicePlugin.kubeletDir }}/plugins_registry
+    path: {{ .root.Values.devicePlugin.kubeletDir }}/plugins_registry
     type: Directory
 {{- end }}
-{{- if .Values.devicePlugin.watchProcesses }}
+{{- if eq .root.Values.devicePlugin.mode "dra" }}
+- name: kubelet
+  hostPath:
+    path: {{ .root.Values.devicePlugin.kubeletDir }}
+    type: Directory
+{{- if .root.Values.devicePlugin.dra.hidden }}
+# Nothing, in place of what the plugin has no business with.
+- name: hidden
+  emptyDir: {}
+{{- end }}
+{{- end }}
+{{- if .root.Values.devicePlugin.watchProcesses }}
 - name: proc
   hostPath:
     path: /proc
     type: Directory
 {{- end }}
-{{- with .Values.devicePlugin.stateDir }}
+{{- with .root.Values.devicePlugin.stateDir }}
 - name: state
   hostPath:
     path: {{ . }}
     type: DirectoryOrCreate
 {{- end }}
-{{- with .Values.devicePlugin.extraVolumes }}
+{{- with .root.Values.devicePlugin.extraVolumes }}
 {{ toYaml . }}
 {{- end }}
 {{- end }}
