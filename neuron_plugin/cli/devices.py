@@ -45,8 +45,9 @@ columns:
            allocatable); skipped (the driver lists it, but it cannot be used); missing (the driver
            should list it); disabled (healthy, and taken out of service: neuron-plugin cordon)
   HOLDERS  who has it: NAMESPACE/POD/CONTAINER, or NAMESPACE/POD/CONTAINER[2,3] for some of its
-           cores; "-" no pod, "?" not known. Taken from the kubelet's checkpoint; where that cannot
-           be read from PodResources, which does not list plain init containers
+           cores; NAMESPACE/POD/claim:CLAIM for all containers that use a claim; "-" no pod, "?"
+           not known. Taken from the kubelet's checkpoint and from its file of prepared claims; where
+           the checkpoint cannot be read from PodResources, which lists no plain init containers
   USE      (--use) how much its cores executed in two seconds, or between two looks of --watch, on
            average; "?" not known: the driver is older than 2.30.2
   USED     (--use) device memory that is allocated
@@ -82,7 +83,7 @@ def add_flags(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     """Print the devices once, or for as long as they are watched."""
     node, form = node_from(arguments), Form(arguments.output)
-    holders = HolderReading(node.settings.kubelet_dir, node.settings.pod_resources_socket)
+    holders = HolderReading(node.settings)
 
     def reports() -> Iterator[MachineReport]:
         first = None
@@ -142,7 +143,8 @@ def device_lines(form: Form, report: MachineReport) -> list[Line]:
         ecc, holders = device.ecc, []
         for each in device.holders or ():
             part = "" if each.cores == device.cores else f"[{ranges(each.cores)}]"
-            holders.append(f"{each.namespace}/{each.pod}/{each.container}{part}")
+            user = f"claim:{each.claim}" if each.claim else each.container
+            holders.append(f"{each.namespace}/{each.pod}/{user}{part}")
         if device.holders is None and device.cores:
             holders = ["?"]
         cells = {

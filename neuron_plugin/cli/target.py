@@ -34,7 +34,7 @@ HOLDERS = {
     "pod-resources-socket": "PATH",
 }
 """Settings of the daemon that locate the devices and their holders, which are flags here, too; and their metavars."""
-EVERYTHING = HOLDERS | {"kubeconfig": "FILE", "node-name": "NAME"}
+EVERYTHING = HOLDERS | {"kubeconfig": "FILE", "node-name": "NAME", "mode": "MODE"}
 
 _USUAL_KUBECONFIG = "~/.kube/config"
 _ANSWER_SECONDS = 10.0

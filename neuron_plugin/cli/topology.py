@@ -88,7 +88,7 @@ def run(arguments: Namespace) -> int:
     has = machine.node_inventory
     if machine.geometry is None or has is None:
         raise CommandError(f"no Neuron device: {machine.inventory.absence}")
-    holders = HolderReading(node.settings.kubelet_dir, node.settings.pod_resources_socket).read(has)
+    holders = HolderReading(node.settings).read(has)
     report = machine_report(machine, holders)
     found = topology_report(machine, machine.geometry, holders, report)
     if arguments.output != Form.TEXT:
@@ -124,7 +124,7 @@ def occupancy(
     for each in ledger.allocations:
         whole = each.resource.unit is Unit.DEVICE
         ids = geometry.whole_devices(each.mask) if whole else cores_in(each.mask)
-        containers.setdefault(str(each.pod), []).append(f"{each.container} {named(each.resource.unit.value, ids)}")
+        containers.setdefault(str(each.pod), []).append(f"{each.user} {named(each.resource.unit.value, ids)}")
     letter_of = dict(zip(containers, letters, strict=False))
     marks: dict[int, list[Segment]] = {}
     for device in range(geometry.device_count):

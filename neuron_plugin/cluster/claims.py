@@ -126,9 +126,19 @@ class _NeuronConfig(msgspec.Struct, rename="camel", frozen=True):
 RESOURCE_CLAIMS = ApiResource("/apis/resource.k8s.io/v1", "resourceclaims", ResourceClaim)
 
 
+class _Taint(Wire, frozen=True):
+    key: str = ""
+
+
+class _SliceDevice(Wire, frozen=True):
+    name: str = ""
+    taints: tuple[_Taint, ...] | None = None
+
+
 class _SliceSpec(Wire, frozen=True):
     driver: str = ""
     node_name: str = ""
+    devices: tuple[_SliceDevice, ...] | None = None
 
 
 class ResourceSlice(ApiObject, frozen=True):
@@ -139,10 +149,19 @@ class ResourceSlice(ApiObject, frozen=True):
     @property
     def driver(self) -> str:
         """The driver that published it."""
+        return self._read.driver
+
+    @property
+    def taints(self) -> dict[str, frozenset[str]]:
+        """The keys of each device's taints, by its name."""
+        return {one.name: frozenset(taint.key for taint in one.taints or ()) for one in self._read.devices or ()}
+
+    @property
+    def _read(self) -> _SliceSpec:
         try:
-            return msgspec.json.decode(self.spec, type=_SliceSpec).driver
+            return msgspec.json.decode(self.spec, type=_SliceSpec)
         except UNREADABLE:
-            return ""
+            return _SliceSpec()
 
 
 RESOURCE_SLICES = ApiResource("/apis/resource.k8s.io/v1", "resourceslices", ResourceSlice)

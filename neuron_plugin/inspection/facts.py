@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from neuron_plugin.allocation import Ledger, NeuronPod, Resource
+from neuron_plugin.allocation.claims import DRA_DRIVER
 from neuron_plugin.inspection.findings import Unknown
 from neuron_plugin.inspection.holders import Holders, holders_of
 from neuron_plugin.inspection.machine import Machine
@@ -19,11 +20,12 @@ from neuron_plugin.topology import Geometry
 
 if TYPE_CHECKING:
     from neuron_plugin.kubelet import CheckpointEntry, PodDevices
+    from neuron_plugin.kubelet.dra_state import PreparedClaim
 
 OUR_SOCKETS = "neuron-plugin."
 VENDOR_SOCKETS = ("neuron-devplugin.sock", "neuroncore-devplugin.sock")
 """The vendor's device plugin, by the names of its sockets (2.16 to 2.32)."""
-DRA_DRIVER = "neuron.aws.com"
+VENDOR_DRIVER = DRA_DRIVER
 """The vendor's DRA driver; its socket in the kubelet's plugin registry carries the name."""
 OCI_HOOK = "oci_neuron_hook"
 """Part of the names of all files of the vendor's OCI hook."""
@@ -77,7 +79,8 @@ class Kubelet:
     """The kubelet's side. ``unreadable`` says why its directory could not be listed; ``missing``: it does not exist.
 
     ``own_socket`` is kubelet.sock, ``plugins`` the other sockets beside it and those of Neuron in the plugin registry;
-    ``registry_seen`` is whether that could be listed. ``pods`` are PodResources', ``recorded`` the checkpoint's.
+    ``registry_seen`` is whether that could be listed. ``pods`` are PodResources', ``recorded`` the checkpoint's,
+    ``prepared`` are the claims for Neuron in the kubelet's file of prepared claims.
     """
 
     directory: Path
@@ -89,6 +92,7 @@ class Kubelet:
     allocatable: Mapping[str, tuple[str, ...]] | Unknown = field(default_factory=dict)
     pods: tuple[PodDevices, ...] | Unknown = ()
     recorded: tuple[CheckpointEntry, ...] | Unknown = ()
+    prepared: tuple[PreparedClaim, ...] | Unknown = ()
 
 
 class NoSuchNode(Unknown):
@@ -97,12 +101,17 @@ class NoSuchNode(Unknown):
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The node and all its pods, with Neuron or without, as the API server has them."""
+    """The node and all its pods, with Neuron or without, as the API server has them.
+
+    ``slice`` are the devices of the driver's slices of this node by name, each with the keys of its taints; None where
+    there is no slice, or the daemon is no driver.
+    """
 
     node_name: str
     annotations: Mapping[str, str] = field(default_factory=dict)
     allocatable: Mapping[str, str] = field(default_factory=dict)
     pods: tuple[NeuronPod, ...] = ()
+    slice: Mapping[str, frozenset[str]] | Unknown | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +139,10 @@ class Daemon:
     ``resources`` are those that it is set to advertise, where that is known. ``visible_devices_env`` is whether it sets
     the variable that the OCI hook reads. ``silent`` are its lines about sources that do not work. ``unhealthy`` are the
     devices that it reports unhealthy, ``disabled`` those that an operator has taken out of service.
+
+    ``driver`` is its name as a driver of claims, empty where it is a device plugin. Then ``placed_claims`` is whether
+    the placement controller allocates, ``cdi`` the names of the devices in its CDI file, and ``registered`` whether the
+    kubelet follows it.
     """
 
     file: Path | None = None
@@ -139,6 +152,10 @@ class Daemon:
     silent: tuple[str, ...] | Unknown = ()
     unhealthy: tuple[int, ...] | Unknown = ()
     disabled: tuple[int, ...] | Unknown = ()
+    driver: str = ""
+    placed_claims: bool = False
+    cdi: frozenset[str] | Unknown = frozenset()
+    registered: bool | Unknown = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +184,9 @@ class Facts:
             ended = {str(pod.reference) for pod in self.cluster.pods if pod.ended}
             if not isinstance(listed, Unknown):
                 listed = tuple(pod for pod in listed if f"{pod.namespace}/{pod.name}" not in ended)
-        return holders_of(self.machine.node_inventory, self.kubelet.recorded, listed, live)
+        return holders_of(
+            self.machine.node_inventory, self.kubelet.recorded, listed, live, prepared=self.kubelet.prepared
+        )
 
     @property
     def ledger(self) -> Ledger | Unknown:
@@ -181,6 +200,17 @@ class Facts:
         return [socket for socket in self.kubelet.plugins if socket.served and socket.name.startswith(prefix)]
 
     @property
+    def driver_sockets(self) -> list[SocketSeen]:
+        """Sockets on which this project's plugin serves claims."""
+        ours = [socket for socket in self.kubelet.plugins if socket.served and socket.name.startswith(OUR_SOCKETS)]
+        return [socket for socket in ours if serves_claims(socket.name)]
+
+    @property
     def we_serve(self) -> bool:
         """Whether this project's plugin runs here."""
-        return any(self.sockets_of(resource) for resource in Resource)
+        return bool(self.driver_sockets) or any(self.sockets_of(resource) for resource in Resource)
+
+
+def serves_claims(name: str) -> bool:
+    """Whether a socket of ours by this name serves a driver of claims, and no resource."""
+    return not any(name.startswith(f"{OUR_SOCKETS}{resource.short_name}.") for resource in Resource)

@@ -15,28 +15,36 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from neuron_plugin.allocation import IdListError
 from neuron_plugin.allocation.inventory import disabled_devices
 from neuron_plugin.allocation.keys import DISABLE_KEY
 from neuron_plugin.inspection.facts import (
-    DRA_DRIVER,
     OUR_SOCKETS,
+    VENDOR_DRIVER,
     Cluster,
     Daemon,
     Facts,
     Kubelet,
     NoSuchNode,
     SocketSeen,
+    serves_claims,
 )
 from neuron_plugin.inspection.findings import Unknown
-from neuron_plugin.inspection.holders import ask, read_recorded
+from neuron_plugin.inspection.holders import ask, read_prepared, read_recorded
 from neuron_plugin.inspection.host import gather_host, gather_users
 from neuron_plugin.inspection.machine import Node, configuration_file, look, node_of
 from neuron_plugin.instance_file import load_catalogue
 from neuron_plugin.kubelet_files import KUBELET_SOCKET
-from neuron_plugin.plugin.settings import check
+from neuron_plugin.plugin.container import CDI_FILE_NAME
+from neuron_plugin.plugin.settings import Mode, PluginSettings, check
 from neuron_plugin.settings import SettingsError
+
+if TYPE_CHECKING:
+    from neuron_plugin.cluster import ApiServer
 
 IN_POD = "KUBERNETES_SERVICE_HOST"
 """The kubelet sets it in every container."""
@@ -55,6 +63,7 @@ _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where to ask
 _SILENT = " is not running: "
 """In the readiness page's line about a source."""
 _UNHEALTHY = re.compile(r'^neuron_plugin_device_healthy\{device="(\d+)"\} 0(?:\.0)?$', re.MULTILINE)
+_REGISTERED = re.compile(r'^neuron_plugin_registered\{resource="([^"]+)"\} 1(?:\.0)?$', re.MULTILINE)
 _DISABLED = re.compile(r'^neuron_plugin_device_disabled\{device="(\d+)"\} 1(?:\.0)?$', re.MULTILINE)
 
 
@@ -73,8 +82,8 @@ def gather(flags: Mapping[str, object], environ: Mapping[str, str]) -> Facts:
     async def ask_servers() -> tuple[Kubelet | BaseException, Cluster | Unknown | BaseException]:
         known = settings.kubeconfig is not None or (node.root is None and IN_POD in environ)
         return await asyncio.gather(
-            gather_kubelet(settings.kubelet_dir, settings.pod_resources_socket, expected=expected),
-            gather_cluster(settings.kubeconfig, name) if known else asyncio.sleep(0, _NO_CLUSTER),
+            gather_kubelet(settings, expected=expected),
+            gather_cluster(settings.kubeconfig, name, daemon.driver) if known else asyncio.sleep(0, _NO_CLUSTER),
             return_exceptions=True,
         )
 
@@ -129,14 +138,24 @@ def gather_daemon(flags: Mapping[str, object], environ: Mapping[str, str]) -> tu
     if node.root:
         unasked = Unknown("the daemon of a machine given by --root is not asked", "run this on that machine")
         return node, Daemon(file, silent=unasked, unhealthy=unasked, disabled=unasked)
-    resources = frozenset(each.resource for each in node.settings.resources) if file else None
-    shown = node.settings.visible_devices_env
-    if not (port := node.settings.health_port):
-        unasked = Unknown("the daemon serves no probes", "give it a --health-port to be asked about its sources")
-        return node, Daemon(
-            file, resources=resources, visible_devices_env=shown, silent=unasked, unhealthy=unasked, disabled=unasked
+    settings = node.settings
+    said = Daemon(
+        file,
+        resources=frozenset(each.resource for each in settings.resources) if file else None,
+        visible_devices_env=settings.visible_devices_env,
+    )
+    if settings.mode is Mode.DRA:
+        said = replace(
+            said,
+            resources=frozenset(),
+            driver=settings.dra_driver,
+            placed_claims=settings.placed_claims,
+            cdi=read_cdi(settings.cdi_dir),
         )
-    address, away = node.settings.health_address, "run this in the plugin's pod"
+    if not (port := settings.health_port):
+        unasked = Unknown("the daemon serves no probes", "give it a --health-port to be asked about its sources")
+        return node, replace(said, silent=unasked, unhealthy=unasked, disabled=unasked, registered=unasked)
+    address, away = settings.health_address, "run this in the plugin's pod"
     pages = [page_of(address, port, path, seconds=DAEMON_SECONDS) for path in ("/readyz", "/metrics")]
     ready, metrics = (Unknown(page.why, away) if isinstance(page, Unknown) else page for page in pages)
     silent = ready if isinstance(ready, Unknown) else tuple(line for line in ready.splitlines() if _SILENT in line)
@@ -144,9 +163,30 @@ def gather_daemon(flags: Mapping[str, object], environ: Mapping[str, str]) -> tu
         metrics if isinstance(metrics, Unknown) else tuple(sorted(map(int, pattern.findall(metrics))))
         for pattern in (_UNHEALTHY, _DISABLED)
     )
-    return node, Daemon(
-        file, resources=resources, visible_devices_env=shown, silent=silent, unhealthy=unhealthy, disabled=disabled
-    )
+    registered = metrics if isinstance(metrics, Unknown) else said.driver in _REGISTERED.findall(metrics)
+    return node, replace(said, silent=silent, unhealthy=unhealthy, disabled=disabled, registered=registered)
+
+
+def read_cdi(directory: Path) -> frozenset[str] | Unknown:
+    """The names of the devices in the daemon's CDI file."""
+    file = directory / CDI_FILE_NAME
+    try:
+        found = msgspec.json.decode(file.read_bytes(), type=_CdiFile)
+    except FileNotFoundError:
+        return Unknown(f"there is no CDI file {file}", "see the plugin's log; compare its mount of this directory")
+    except PermissionError:
+        return Unknown(f"{file} may not be read", "run this as root")
+    except (OSError, msgspec.DecodeError) as error:
+        return Unknown(f"the CDI file {file} cannot be read: {error}", "delete it: the plugin writes it again")
+    return frozenset(each.name for each in found.devices)
+
+
+class _CdiDevice(msgspec.Struct):
+    name: str
+
+
+class _CdiFile(msgspec.Struct):
+    devices: tuple[_CdiDevice, ...]
 
 
 def disabled_here(node: Node) -> tuple[int, ...]:
@@ -177,10 +217,11 @@ def page_of(address: str, port: int, path: str, *, seconds: float = PAGE_SECONDS
     return Unknown(f"{host}:{port} answers {answer.status} {answer.reason} to {path}", "is it a neuron-plugin?")
 
 
-async def gather_kubelet(directory: Path, pod_resources: Path, *, expected: bool) -> Kubelet:
-    """The kubelet of ``directory``. Not ``expected``: its absence is normal, as on a simulated machine."""
+async def gather_kubelet(settings: PluginSettings, *, expected: bool) -> Kubelet:
+    """The kubelet of these directories. Not ``expected``: its absence is normal, as on a simulated machine."""
+    directory, pod_resources = settings.kubelet_dir, settings.pod_resources_socket
     try:
-        sockets = [path for path in sorted(directory.iterdir()) if stat.S_ISSOCK(path.lstat().st_mode)]  # noqa: ASYNC240 - a local directory
+        sockets = [path for path in sorted(directory.iterdir()) if stat.S_ISSOCK(path.lstat().st_mode)]
     except FileNotFoundError:
         action = "if there is one elsewhere, give --kubelet-dir and --pod-resources-socket"
         kubelet = _unreadable(directory, Unknown(f"there is no kubelet at {directory}", action))
@@ -188,14 +229,17 @@ async def gather_kubelet(directory: Path, pod_resources: Path, *, expected: bool
     except OSError as error:
         return _unreadable(directory, Unknown(f"{directory} cannot be listed ({error.strerror})", "run this as root"))
     from neuron_plugin.kubelet import dial, is_served
+    from neuron_plugin.kubelet.dra_service import dial_driver
 
     async def seen(path: Path) -> SocketSeen:
         served = is_served(path)
-        ours = served and path.name.startswith(OUR_SOCKETS)
-        return SocketSeen(path, served, (await dial(path, DIAL_SECONDS) or "") if ours else "")
+        if not (served and path.name.startswith(OUR_SOCKETS)):
+            return SocketSeen(path, served)
+        asked = dial_driver if serves_claims(path.name) else dial
+        return SocketSeen(path, served, await asked(path, DIAL_SECONDS) or "")
 
     own, registry = directory / KUBELET_SOCKET, directory.parent / REGISTRY
-    ours_or_dra = (*registry.glob(f"*{DRA_DRIVER}*.sock"), *registry.glob(f"{OUR_SOCKETS}*.sock"))
+    ours_or_dra = (*registry.glob(f"*{VENDOR_DRIVER}*.sock"), *registry.glob(f"{OUR_SOCKETS}*.sock"))
     plugins = [path for path in sockets if path != own] + sorted(ours_or_dra)
     return Kubelet(
         directory,
@@ -205,6 +249,7 @@ async def gather_kubelet(directory: Path, pod_resources: Path, *, expected: bool
         allocatable=await ask(pod_resources, lambda kubelet: kubelet.allocatable()),
         pods=await ask(pod_resources, lambda kubelet: kubelet.list()),
         recorded=read_recorded(directory),
+        prepared=read_prepared(settings),
     )
 
 
@@ -212,8 +257,11 @@ def _unreadable(directory: Path, why: Unknown) -> Kubelet:
     return Kubelet(directory, unreadable=why, allocatable=why, pods=why, recorded=why)
 
 
-async def gather_cluster(kubeconfig: Path | None, node_name: str) -> Cluster | Unknown:
-    """The node ``node_name`` and its pods; without ``kubeconfig`` by the pod's own service account."""
+async def gather_cluster(kubeconfig: Path | None, node_name: str, driver: str = "") -> Cluster | Unknown:
+    """The node ``node_name`` and its pods; without ``kubeconfig`` by the pod's own service account.
+
+    With a ``driver`` also what its slices of the node have.
+    """
     if kubeconfig and not os.path.exists(kubeconfig):  # noqa: ASYNC240, PTH110 - one stat; Path.exists raises on EACCES
         return Unknown(f"there is no kubeconfig at {kubeconfig}", "give --kubeconfig, and run this as root")
     from neuron_plugin.cluster import ApiError, ApiRequest, ClusterError, Scope
@@ -229,6 +277,7 @@ async def gather_cluster(kubeconfig: Path | None, node_name: str) -> Cluster | U
             node, pods = NODES.decode(answer), []
             async for page in pages(api, PODS, scope, page_timeout_seconds=CALL_SECONDS):
                 pods += [neuron_pod(record) for record in page.records]
+            shown = await _slice(api, node_name, driver) if driver else None
     except ApiError as error:
         if error.missing:
             action = "give --node-name, this node's name in Kubernetes"
@@ -238,4 +287,27 @@ async def gather_cluster(kubeconfig: Path | None, node_name: str) -> Cluster | U
         return Unknown(str(error), "see that --kubeconfig is right and the API server can be reached from here")
     except TimeoutError:
         return Unknown(f"the API server did not answer within {CLUSTER_SECONDS:g} s", "run this again when it does")
-    return Cluster(node_name, node.annotations, node.allocatable, tuple(pods))
+    return Cluster(node_name, node.annotations, node.allocatable, tuple(pods), shown)
+
+
+async def _slice(api: ApiServer, node_name: str, driver: str) -> Mapping[str, frozenset[str]] | Unknown | None:
+    """The devices of a driver's slices of the node, each with the keys of its taints; None without a slice.
+
+    Raises:
+        UnreachableError: no answer.
+    """
+    from neuron_plugin.cluster import ApiError, Scope
+    from neuron_plugin.cluster.claims import RESOURCE_SLICES
+    from neuron_plugin.cluster.objects import pages
+
+    found, scope = dict[str, frozenset[str]](), Scope(field_selector=f"spec.nodeName={node_name}")
+    there = False
+    try:
+        async for page in pages(api, RESOURCE_SLICES, scope, page_timeout_seconds=CALL_SECONDS):
+            for one in page.records:
+                if one.driver == driver:
+                    there = True
+                    found |= one.taints
+    except ApiError as error:
+        return Unknown(str(error), "give a --kubeconfig whose user may list resourceslices")
+    return found if there else None

@@ -4,6 +4,9 @@ The checkpoint has pod UIDs, plain init containers, and our own reply, which say
 names and keeps entries of ended pods for a while: PodResources or the API server says which pods are active. Where the
 checkpoint cannot be read or has no entry, PodResources' own list is taken.
 
+What pods have by claims stands in another file of the kubelet's, by the UIDs of pods, too. A claim stays there until
+the kubelet has told the driver that nobody needs it, so each of its lines counts.
+
 PodResources ``List`` may, in rare moments, lose a reservation that is being made (kubernetes/kubernetes#137534), so a
 command that keeps watching asks seldom, however often it looks at the hardware.
 """
@@ -14,17 +17,20 @@ import asyncio
 import os
 import stat
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from neuron_plugin.allocation import Ledger, NodeInventory, PodReference, PodUid, Resource
+from neuron_plugin.allocation import Allocation, Ledger, NodeInventory, PodReference, PodUid, Resource
+from neuron_plugin.allocation.claims import DRA_DRIVERS
 from neuron_plugin.inspection.findings import Unknown
-from neuron_plugin.plugin.inputs import recorded_allocation
+from neuron_plugin.plugin.inputs import claim_allocations, recorded_allocation
+from neuron_plugin.plugin.settings import PluginSettings
 
 if TYPE_CHECKING:
     from neuron_plugin.kubelet import CheckpointEntry, PodDevices, PodResourcesClient
+    from neuron_plugin.kubelet.dra_state import PreparedClaim
 
 _Answer = TypeVar("_Answer")
 DEADLINE_SECONDS = 3.0
@@ -44,27 +50,29 @@ class Holders:
 
 
 class HolderReading:
-    """Reads the checkpoint and asks PodResources, and again only after ``seconds``."""
+    """Reads the kubelet's files and asks PodResources, and again only after ``seconds``."""
 
     def __init__(
-        self, kubelet_dir: Path, socket: Path, *, seconds: float = 10.0, clock: Callable[[], float] = time.monotonic
+        self, settings: PluginSettings, *, seconds: float = 10.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """``clock`` is for tests."""
-        self._kubelet_dir = kubelet_dir
-        self._socket = socket
+        self._settings = settings
         self._seconds = seconds
         self._clock = clock
         self._read_at = float("-inf")
         self._recorded: tuple[CheckpointEntry, ...] | Unknown = ()
         self._listed: tuple[PodDevices, ...] | Unknown = ()
+        self._prepared: tuple[PreparedClaim, ...] | Unknown = ()
 
     def read(self, node: NodeInventory | None) -> Holders:
         """The holders, in terms of what the node has; None: it has no device."""
         now = self._clock()
         if node and now - self._read_at >= self._seconds:
             self._read_at = now
-            self._recorded, self._listed = read_recorded(self._kubelet_dir), ask_kubelet(self._socket)
-        return holders_of(node, self._recorded, self._listed)
+            self._recorded = read_recorded(self._settings.kubelet_dir)
+            self._listed = ask_kubelet(self._settings.pod_resources_socket)
+            self._prepared = read_prepared(self._settings)
+        return holders_of(node, self._recorded, self._listed, prepared=self._prepared)
 
 
 def holders_of(
@@ -72,11 +80,13 @@ def holders_of(
     recorded: Collection[CheckpointEntry] | Unknown,
     listed: Collection[PodDevices] | Unknown,
     live_pods: Mapping[str, PodReference] | None = None,
+    prepared: Collection[PreparedClaim] | Unknown = (),
 ) -> Holders:
     """The checkpoint's entries with the names of their pods; our own reply in an entry says what the container has.
 
     ``live_pods`` are the API server's, by the UID that the kubelet uses. An entry of a pod that neither PodResources
-    nor the API server has is of an ended pod and left out; if both are unknown, its pod is named ``uid/UID``.
+    nor the API server has is of an ended pod and left out; if both are unknown, its pod is named ``uid/UID``. So is a
+    pod of a ``prepared`` claim that nobody else knows.
     """
     if node is None:
         return Holders(None)
@@ -117,9 +127,41 @@ def holders_of(
             ids = ", ".join(map(repr, sorted(absent)))
             foreign.append(f"{reference}/{entry.container} holds {entry.resource} {ids}")
         allocations.append(recorded_allocation(entry).on(node, reference))
+    if isinstance(prepared, Unknown):
+        notes.append(f"what pods have by claims is not known: {prepared.why}")
+    else:
+        allocations += _by_claims(node, prepared, () if isinstance(listed, Unknown) else listed, live_pods or {})
     if foreign:
         notes.append(f"ids that this machine does not have (is another device plugin running?): {'; '.join(foreign)}")
     return Holders(Ledger(tuple(allocations)), "; ".join(notes), tuple(foreign))
+
+
+def _by_claims(
+    node: NodeInventory,
+    prepared: Iterable[PreparedClaim],
+    listed: Collection[PodDevices],
+    live_pods: Mapping[str, PodReference],
+) -> Iterator[Allocation]:
+    """What pods have by claims. PodResources says which pods use a claim, and not by which UIDs the file has them."""
+    for claim in prepared:
+        users = [pod for pod in listed if pod.namespace == claim.namespace and claim.name in pod.claims]
+        same = len(users) == len(claim.pod_uids)
+        for place, uid in enumerate(map(PodUid, claim.pod_uids)):
+            named = PodReference(uid, users[place].namespace, users[place].name) if same else None
+            reference = live_pods.get(uid) or named or PodReference(uid, "uid", uid)
+            for entry in claim_allocations([uid], claim.uid, claim.name, claim.devices):
+                yield entry.on(node, reference)
+
+
+def read_prepared(settings: PluginSettings) -> tuple[PreparedClaim, ...] | Unknown:
+    """The claims for Neuron in the kubelet's file of prepared claims, or why it cannot be read; none without a file."""
+    from neuron_plugin.kubelet import CheckpointError
+    from neuron_plugin.kubelet.dra_state import DraStateFile
+
+    try:
+        return DraStateFile(settings.dra_state_file, {*DRA_DRIVERS, settings.dra_driver}).read().claims
+    except CheckpointError as error:
+        return Unknown(str(error), "run this as root")
 
 
 def read_recorded(kubelet_dir: Path) -> tuple[CheckpointEntry, ...] | Unknown:

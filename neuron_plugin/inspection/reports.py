@@ -47,13 +47,17 @@ _BY_SEVERITY = {
 
 
 class HolderReport(msgspec.Struct, frozen=True, rename="camel"):
-    """One container with cores of a device; all of them: the whole device."""
+    """One container with cores of a device; all of them: the whole device.
+
+    With ``claim``, a claim's name, it is all containers of the pod that use the claim, and ``container`` is empty.
+    """
 
     namespace: str
     pod: str
     container: str
     resource: str
     cores: tuple[int, ...]
+    claim: str = ""
 
 
 class ProcessReport(msgspec.Struct, frozen=True, rename="camel"):
@@ -149,7 +153,12 @@ def machine_report(
             ecc=device.health.ecc,
             holders=tuple(
                 HolderReport(
-                    each.pod.namespace, each.pod.name, each.container, each.resource.value, cores_in(each.mask & mask)
+                    each.pod.namespace,
+                    each.pod.name,
+                    each.container,
+                    each.resource.value,
+                    cores_in(each.mask & mask),
+                    each.claim,
                 )
                 for each in held
             )

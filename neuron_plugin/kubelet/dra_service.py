@@ -171,17 +171,7 @@ class DraServer(pb_grpc.DRAPluginServicer, health_grpc.DRAResourceHealthServicer
 
     async def fault(self, timeout_seconds: float) -> str | None:
         """Why our own socket does not answer, dialled as the kubelet does; None if it does, or there is none now."""
-        if self.socket_path is None:
-            return None
-        async with channel_to(self.socket_path) as channel:
-            try:
-                stub = watcher_grpc.RegistrationStub(channel)
-                await stub.GetInfo(watcher_pb.InfoRequest(), timeout=timeout_seconds)
-            except grpc.aio.AioRpcError as error:
-                if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                    return f"no answer within {timeout_seconds:g} s"
-                return connection_fault(error)
-        return None
+        return await dial_driver(self.socket_path, timeout_seconds) if self.socket_path else None
 
     def show_health(self, devices: Sequence[DeviceHealth]) -> None:
         """Make this the health of all devices; the kubelet is told where it differs."""
@@ -310,3 +300,16 @@ class DraServer(pb_grpc.DRAPluginServicer, health_grpc.DRAResourceHealthServicer
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._times.health):
                     await changed.wait()
+
+
+async def dial_driver(socket: Path, timeout_seconds: float) -> str | None:
+    """Ask the driver on ``socket`` what it is, as the kubelet does; None if it answers, else the reason."""
+    async with channel_to(socket) as channel:
+        try:
+            stub = watcher_grpc.RegistrationStub(channel)
+            await stub.GetInfo(watcher_pb.InfoRequest(), timeout=timeout_seconds)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                return f"no answer within {timeout_seconds:g} s"
+            return connection_fault(error)
+    return None

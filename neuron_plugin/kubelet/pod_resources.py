@@ -43,11 +43,15 @@ class ContainerDevices:
 
 @dataclass(frozen=True, slots=True)
 class PodDevices:
-    """One active pod of the node; ``containers`` has an entry for each container and resource with devices."""
+    """One active pod of the node; ``containers`` has an entry for each container and resource with devices.
+
+    ``claims`` are the names of the claims, of whatever driver, by which its containers have devices.
+    """
 
     namespace: str
     name: str
     containers: tuple[ContainerDevices, ...]
+    claims: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +105,8 @@ def _pod_devices(pod: pb.PodResources) -> PodDevices:
         for container in pod.containers
         for resource, ids in _summed_up(container.devices).items()
     ]
-    return PodDevices(pod.namespace, pod.name, tuple(containers))
+    claims = {each.claim_name for container in pod.containers for each in container.dynamic_resources}
+    return PodDevices(pod.namespace, pod.name, tuple(containers), frozenset(claims))
 
 
 def _summed_up(entries: Iterable[pb.ContainerDevices]) -> dict[str, tuple[str, ...]]:

@@ -44,7 +44,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path | None, str]]:
     """What the API server is asked for: kubeconfig and node."""
     calls: list[tuple[Path | None, str]] = []
 
-    async def answer(kubeconfig: Path | None, node_name: str) -> Cluster:
+    async def answer(kubeconfig: Path | None, node_name: str, _driver: str) -> Cluster:
         calls.append((kubeconfig, node_name))
         return Cluster(node_name)
 
@@ -100,7 +100,7 @@ def test_a_node_that_is_not_there_is_a_fault_only_where_its_name_was_given(
 def test_devices_that_the_node_disables_are_known_where_the_daemon_is_not_asked(
     make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def answer(_: object, node_name: str) -> Cluster:
+    async def answer(_: object, node_name: str, _driver: str) -> Cluster:
         return Cluster(node_name, {DISABLE_KEY: "0"})
 
     monkeypatch.setattr(everything, "gather_cluster", answer)
@@ -291,11 +291,15 @@ def dead(path: Path) -> None:
     listening(path).close()
 
 
+def paths(directory: Path, pod_resources: Path) -> PluginSettings:
+    return PluginSettings(kubelet_dir=directory, pod_resources_socket=pod_resources)
+
+
 async def test_a_kubelet_that_is_not_there_is_expected_or_not(tmp_path: Path) -> None:
     nowhere = tmp_path / "device-plugins"
-    on_a_node = await gather_kubelet(nowhere, tmp_path / "k.sock", expected=True)
+    on_a_node = await gather_kubelet(paths(nowhere, tmp_path / "k.sock"), expected=True)
     assert (on_a_node.missing, on_a_node.unreadable) == (True, None)
-    simulated = await gather_kubelet(nowhere, tmp_path / "k.sock", expected=False)
+    simulated = await gather_kubelet(paths(nowhere, tmp_path / "k.sock"), expected=False)
     assert simulated.unreadable == simulated.allocatable == simulated.pods
     assert isinstance(simulated.unreadable, Unknown)
     assert "--kubelet-dir" in simulated.unreadable.action
@@ -303,7 +307,7 @@ async def test_a_kubelet_that_is_not_there_is_expected_or_not(tmp_path: Path) ->
 
 async def test_something_that_is_no_directory_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    found = await gather_kubelet(tmp_path / "file", tmp_path / "k.sock", expected=True)
+    found = await gather_kubelet(paths(tmp_path / "file", tmp_path / "k.sock"), expected=True)
     assert found.unreadable is not None
     assert "cannot be listed" in found.unreadable.why
 
@@ -315,7 +319,7 @@ async def test_sockets_are_found_with_whether_they_are_served(kubelet_root: Path
     (directory / "kubelet_internal_checkpoint").touch()
     dead(kubelet_root / "plugins_registry/ebs.csi.aws.com-reg.sock")
     with listening(directory / "neuron-devplugin.sock"), listening(registry / "neuron.aws.com-reg.sock"):
-        found = await gather_kubelet(directory, kubelet_root / "nothing", expected=True)
+        found = await gather_kubelet(paths(directory, kubelet_root / "nothing"), expected=True)
     assert found.own_socket is not None
     assert not found.own_socket.served
     assert {each.name: each.served for each in found.plugins} == {
@@ -333,13 +337,13 @@ async def test_volumes_that_drivers_have_mounted_are_not_searched(kubelet_root: 
     volume = kubelet_root / "plugins/kubernetes.io/csi/efs/globalmount/neuron.aws.com"
     volume.mkdir(parents=True)
     dead(volume / "x.sock")
-    found = await gather_kubelet(kubelet_root / "device-plugins", kubelet_root / "nothing", expected=True)
+    found = await gather_kubelet(paths(kubelet_root / "device-plugins", kubelet_root / "nothing"), expected=True)
     assert found.plugins == ()
 
 
 async def test_a_directory_of_drivers_that_is_not_mounted_is_known_to_be_unseen(kubelet_root: Path) -> None:
     (kubelet_root / "plugins_registry").rmdir()
-    found = await gather_kubelet(kubelet_root / "device-plugins", kubelet_root / "nothing", expected=True)
+    found = await gather_kubelet(paths(kubelet_root / "device-plugins", kubelet_root / "nothing"), expected=True)
     assert not found.registry_seen
 
 
@@ -350,7 +354,7 @@ async def test_a_plugin_of_ours_that_accepts_and_never_answers_is_given_up_in_ti
     directory = kubelet_root / "device-plugins"
     with listening(endpoint_path(directory, Resource.NEURONCORE.value, "0")):
         async with asyncio.timeout(5):
-            found = await gather_kubelet(directory, kubelet_root / "nothing", expected=True)
+            found = await gather_kubelet(paths(directory, kubelet_root / "nothing"), expected=True)
     (plugin,) = found.plugins
     assert plugin.served
     assert "0.2 s" in plugin.fault
@@ -363,7 +367,7 @@ async def test_a_pod_resources_socket_that_hangs_is_given_up_in_time(
     with listening(kubelet_root / "pod-resources/kubelet.sock"):
         async with asyncio.timeout(5):
             found = await gather_kubelet(
-                kubelet_root / "device-plugins", kubelet_root / "pod-resources/kubelet.sock", expected=True
+                paths(kubelet_root / "device-plugins", kubelet_root / "pod-resources/kubelet.sock"), expected=True
             )
     assert isinstance(found.pods, Unknown)
     assert "DEADLINE_EXCEEDED" in found.pods.why
@@ -372,7 +376,7 @@ async def test_a_pod_resources_socket_that_hangs_is_given_up_in_time(
 async def test_a_kubelet_without_plugins_offers_nothing_and_has_no_holders(kubelet_root: Path) -> None:
     async with StandInKubelet(kubelet_root / "device-plugins", kubelet_root / "pod-resources"):
         found = await gather_kubelet(
-            kubelet_root / "device-plugins", kubelet_root / "pod-resources/kubelet.sock", expected=True
+            paths(kubelet_root / "device-plugins", kubelet_root / "pod-resources/kubelet.sock"), expected=True
         )
     assert found.own_socket is not None
     assert found.own_socket.served

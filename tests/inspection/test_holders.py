@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 from pathlib import Path
@@ -10,11 +11,21 @@ import pytest
 from neuron_plugin.allocation import NodeInventory, PodReference, PodUid
 from neuron_plugin.inspection import holders as module
 from neuron_plugin.inspection.findings import Unknown
-from neuron_plugin.inspection.holders import HolderReading, Holders, ask_kubelet, holders_of, read_recorded
+from neuron_plugin.inspection.holders import (
+    HolderReading,
+    Holders,
+    ask_kubelet,
+    holders_of,
+    read_prepared,
+    read_recorded,
+)
 from neuron_plugin.kubelet import CheckpointEntry
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2_grpc as pb_grpc
+from neuron_plugin.kubelet.dra_state import API_VERSION, PreparedClaim
+from neuron_plugin.kubelet_files import DRA_STATE
 from neuron_plugin.plugin.container import ALLOCATION_KEY, reply_for
+from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.topology import Geometry, Topology
 from tests.inspection.doubles import Container, Pod
 
@@ -36,6 +47,10 @@ def record(uid: str, container: str, resource: str, ids: str) -> CheckpointEntry
 def held(holders: Holders) -> list[tuple[str, str, str, int]]:
     assert holders.ledger is not None
     return [(str(each.pod), each.container, each.resource.value, each.mask) for each in holders.ledger.allocations]
+
+
+def settings_of(kubelet_dir: Path, socket: Path) -> PluginSettings:
+    return PluginSettings(kubelet_dir=kubelet_dir, pod_resources_socket=socket)
 
 
 AWAY = Unknown("the kubelet is away", "wait")
@@ -122,7 +137,7 @@ def test_the_kubelet_is_asked_seldom_however_often_one_looks(monkeypatch: pytest
         return AWAY if len(asked) == 1 else (pod("a", ("x", CORES, str(len(asked)))),)
 
     monkeypatch.setattr(module, "ask_kubelet", ask)
-    reading = HolderReading(tmp_path / "none", Path("/k.sock"), seconds=10, clock=lambda: now[0])
+    reading = HolderReading(settings_of(tmp_path / "none", Path("/k.sock")), seconds=10, clock=lambda: now[0])
     masks = []
     for now[0] in (0.0, 2.0, 9.9, 10.0, 12.0):
         ledger = reading.read(INF2).ledger
@@ -202,8 +217,64 @@ async def test_p85_the_cli_tells_the_holder_that_the_kubelet_tells(short_directo
     server.add_insecure_port(f"unix:{short_directory / 'k.sock'}")
     await server.start()
     try:
-        reading = HolderReading(short_directory, short_directory / "k.sock")
+        reading = HolderReading(settings_of(short_directory, short_directory / "k.sock"))
         found = await asyncio.to_thread(reading.read, INF2)
     finally:
         await server.stop(None)
     assert held(found) == [("ml/train", "main", DEVICES, 0b11110000)]
+
+
+# ---- claims
+
+
+def prepared(*uids: str, name: str = "chips", devices: tuple[str, ...] = ("neuron-2", "neuron-3")) -> PreparedClaim:
+    return PreparedClaim("neuron.aws.com", "claim-uid", "ml", name, uids, devices)
+
+
+def by_claims(holders: Holders) -> list[tuple[str, str, int]]:
+    assert holders.ledger is not None
+    return [(str(each.pod), each.user, each.mask) for each in holders.ledger.allocations]
+
+
+def test_the_api_server_names_the_pod_of_a_claim() -> None:
+    live = {"1": PodReference(PodUid("1"), "ml", "train")}
+    found = holders_of(INF2, (), (), live, prepared=[prepared("1")])
+    assert by_claims(found) == [("ml/train", "claim chips", 0b11110000)]
+
+
+def test_pod_resources_names_the_pods_of_a_claim_and_a_pod_that_nobody_knows_counts_by_its_uid() -> None:
+    users = [Pod("ml", name, (), frozenset({"chips"})) for name in ("a", "b")]
+    others = [Pod("ml", "c", (), frozenset({"gpus"})), Pod("else", "a", (), frozenset({"chips"}))]
+    shared = holders_of(INF2, (), [*users, *others], prepared=[prepared("1", "2")])
+    assert [pod for pod, *_ in by_claims(shared)] == ["ml/a", "ml/b"]
+    forced = holders_of(INF2, (), users, prepared=[prepared("1", "2", "3")])
+    assert [pod for pod, *_ in by_claims(forced)] == ["uid/1", "uid/2", "uid/3"], "one of them was deleted by force"
+
+
+def test_cores_of_a_claim_are_those_that_its_devices_name() -> None:
+    found = holders_of(INF2, (), (), prepared=[prepared("1", devices=("neuron-3-cores-7-7",))])
+    assert by_claims(found) == [("uid/1", "claim chips", 1 << 7)]
+
+
+def test_claims_that_cannot_be_read_are_said_to_be_unknown() -> None:
+    found = holders_of(INF2, (), (), prepared=Unknown("the file is torn"))
+    assert (by_claims(found), found.note) == ([], "what pods have by claims is not known: the file is torn")
+
+
+def test_the_kubelets_file_of_claims_is_read_or_it_is_said_why_not(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path / "device-plugins", tmp_path / "k.sock")
+    assert read_prepared(settings) == ()
+    claim = {
+        "ClaimUID": "claim-uid",
+        "ClaimName": "chips",
+        "Namespace": "ml",
+        "PodUIDs": {"1": {}},
+        "DriverState": {"neuron.aws.com": {"Devices": [{"DeviceName": "neuron-2"}, {"DeviceName": "neuron-3"}]}},
+    }
+    data = json.dumps({"apiVersion": API_VERSION, "ClaimInfoStateList": [claim]})
+    (tmp_path / DRA_STATE).write_text(json.dumps({"Data": data, "Checksum": 1}), encoding="utf-8")
+    assert read_prepared(settings) == (prepared("1"),)
+    (tmp_path / DRA_STATE).write_text("{", encoding="utf-8")
+    unread = read_prepared(settings)
+    assert isinstance(unread, Unknown)
+    assert str(tmp_path / DRA_STATE) in unread.why

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from neuron_plugin.inspection.checks import hardware, kubelet, pods
+from neuron_plugin.inspection.checks import claims, hardware, kubelet, pods
 from neuron_plugin.inspection.facts import Facts
 from neuron_plugin.inspection.findings import Finding, Findings, NotCheckedError, Unknown, ok, unchecked
 
@@ -42,8 +42,10 @@ CHECKS = (
     Check("health", "no device has errors", hardware.check_health),
     Check("disabled", "no device was taken out of service by an operator", hardware.check_disabled),
     Check("kubelet", "kubelet.sock and PodResources answer, the checkpoint can be read", kubelet.check_kubelet),
-    Check("plugin", "our sockets: one for each resource, and it answers", kubelet.check_plugin),
-    Check("registration", "the kubelet offers what the machine has", kubelet.check_registration),
+    Check("plugin", "our sockets: one for each resource or driver, and it answers", kubelet.check_plugin),
+    Check("registration", "the kubelet offers what the machine has, or follows the driver", kubelet.check_registration),
+    Check("claims", "the kubelet's file of claims can be read, the CDI file is there", claims.check_claims),
+    Check("slice", "the API server shows all devices to claims, with their taints", claims.check_slice),
     Check("sources", "the daemon hears kernel log, firmware and uevents", kubelet.check_sources),
     Check("holders", "no core twice, sets linked, devices usable", pods.check_holders),
     Check("annotations", "pods are annotated with what they hold", pods.check_annotations),

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 from neuron_plugin.allocation import Ledger, Resource
 from neuron_plugin.allocation.pod import mask_union
 from neuron_plugin.allocation.resources import ranges
-from neuron_plugin.inspection.facts import DRA_DRIVER, OCI_HOOK, VENDOR_SOCKETS, Cluster, Facts
+from neuron_plugin.inspection.checks.claims import followed
+from neuron_plugin.inspection.facts import OCI_HOOK, OUR_SOCKETS, VENDOR_DRIVER, VENDOR_SOCKETS, Cluster, Facts
 from neuron_plugin.inspection.findings import (
     Finding,
     Findings,
@@ -106,11 +107,29 @@ def check_plugin(facts: Facts) -> Findings:
                 )
             elif len(served) == 1:
                 yield ok(f"{resource} answers on {socket.name}")
+    for socket in facts.driver_sockets:
+        if socket.fault:
+            yield problem(
+                f"the driver of claims does not answer on {socket.path}: {socket.fault}",
+                "pods with claims wait, and ended ones stay Terminating",
+                "see the log of the plugin's pod on this node, or delete that pod",
+            )
+        elif facts.daemon.driver:
+            yield ok(f"the driver {facts.daemon.driver} answers on {socket.name}")
+        if not facts.daemon.driver and any(map(facts.sockets_of, Resource)):
+            yield problem(
+                f"neuron-plugin offers devices both by count and by claims here ({socket.name})",
+                "two plugins hand out the same devices without knowing of the other",
+                "leave one: look for a second DaemonSet or release, or a plugin that was started by hand",
+            )
     return ""
 
 
 def check_registration(facts: Facts) -> Findings:
     """Each resource's allocatable ids against the machine, and the node's counts against the kubelet's."""
+    if facts.daemon.driver:
+        yield from followed(facts, facts.daemon.driver)
+        return f"the kubelet follows the driver {facts.daemon.driver}"
     allocatable = known(facts.kubelet.allocatable)
     known(facts.geometry)
     if not facts.we_serve and not any(allocatable.get(resource.value) for resource in Resource):
@@ -222,14 +241,15 @@ def check_vendor(facts: Facts) -> Findings:
     if kubelet.unreadable:
         raise NotCheckedError(kubelet.unreadable)
     sockets = [each.name for each in kubelet.plugins if each.served and each.name in VENDOR_SOCKETS]
-    drivers = [each.name for each in kubelet.plugins if each.served and DRA_DRIVER in each.name]
+    registered = [each.name for each in kubelet.plugins if each.served and VENDOR_DRIVER in each.name]
+    drivers = [name for name in registered if not name.startswith(OUR_SOCKETS)]
     for what, found, removal in (
         (
             "the vendor's device plugin",
             sockets,
             "'kubectl -n kube-system delete daemonset neuron-device-plugin-daemonset'",
         ),
-        (f"the DRA driver {DRA_DRIVER}", drivers, "keep it away by a nodeSelector, or uninstall it"),
+        (f"the vendor's DRA driver {VENDOR_DRIVER}", drivers, "keep it away by a nodeSelector, or uninstall it"),
     ):
         if found and facts.we_serve:
             yield problem(

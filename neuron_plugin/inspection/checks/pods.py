@@ -44,8 +44,10 @@ def check_holders(facts: Facts) -> Findings:
             "delete the pod; leave one plugin on the node, and drain the node before LNC is changed",
         )
     for one, other in combinations(ledger.allocations, 2):
-        # Within a pod and a resource the kubelet gives ids again only if a plain init container had them.
+        # Within a pod and a resource the kubelet gives ids again only if a plain init container had them. Pods that
+        # share a claim share its devices.
         reused = one.pod.uid == other.pod.uid and one.resource is other.resource
+        reused |= bool(one.claim) and (one.pod.namespace, one.claim) == (other.pod.namespace, other.claim)
         if (shared := one.mask & other.mask) and not reused:
             devices = geometry.devices_touched(shared)
             whole = geometry.devices_mask(devices) == shared
@@ -59,10 +61,13 @@ def check_holders(facts: Facts) -> Findings:
     for each in ledger.allocations:
         unit = each.resource.unit
         if (ids := geometry.ids_of(unit, each.mask)) and each.mask not in valid_sets(geometry, unit, len(ids)):
+            choose = "ask for a count that has a set (see the README) and let neuron-plugin choose"
+            if each.claim:
+                choose = "let its devices match in one resource.aws.com/devicegroupN_id, or neuron-plugin allocate"
             yield warning(
                 f"{_container(each)} holds {each.resource} {ranges(ids)}, which is no linked set here",
                 "the Neuron runtime needs consecutive ids, and collectives need linked devices: it may fail at start",
-                "ask for a count that has a set (see the README) and let neuron-plugin choose; then delete the pod",
+                f"{choose}; then delete the pod",
             )
         if lost := geometry.devices_touched(each.mask & ~facts.machine.healthy_mask):
             yield warning(
@@ -75,7 +80,7 @@ def check_holders(facts: Facts) -> Findings:
 
 
 def _container(held: Allocation) -> str:
-    return f"{held.pod}/{held.container} ({held.resource})"
+    return f"{held.pod} by claim {held.claim}" if held.claim else f"{held.pod}/{held.container} ({held.resource})"
 
 
 def check_annotations(facts: Facts) -> Findings:
