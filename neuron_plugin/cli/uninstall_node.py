@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
 
 from neuron_plugin.cli.command import CommandError, Exit, UsageError, add_output_flag, plain, show
 from neuron_plugin.cli.target import add_kubeconfig_flag, kubeconfig_of
@@ -16,7 +17,12 @@ Remove the plugin's annotation, labels, Lease and node condition from nodes.
 For after the DaemonSet has been deleted. While a plugin runs on a node it writes everything again,
 at the latest when it is restarted. Not for a preStop hook: that runs at every rollout too, and the
 extender would close the node each time. A node that is gone, or has nothing of the plugin's, is no
-error."""
+error.
+
+A node is kept as it is while pods have its devices by claims, and the status is 1: without a driver
+they stay Terminating. Delete them while the driver runs. With --force the node is cleared; its pods
+end once a driver of the same name serves the node again. Asking takes the right to list
+resourceclaims."""
 
 EXAMPLES = """
 neuron-plugin uninstall-node worker-1 worker-2 --kubeconfig ~/.kube/config
@@ -32,6 +38,8 @@ def add_flags(parser: ArgumentParser) -> None:
     """Which nodes, and what to remove from them."""
     parser.add_argument("nodes", metavar="NODE", nargs="*", help="names of nodes (default: NODE_NAME)")
     parser.add_argument("--all", action="store_true", help="every node that the plugin has written something about")
+    force = "also clear nodes whose devices pods have by claims"
+    parser.add_argument("--force", action="store_true", help=force)
     add_output_flag(parser)
     add_kubeconfig_flag(parser)
     leases = f"namespace of the nodes' Leases, as for 'run' (default: {_NAMESPACE})"
@@ -53,17 +61,24 @@ def run(arguments: Namespace) -> int:
     kubeconfig = kubeconfig_of(arguments.kubeconfig)
     from neuron_plugin.cluster import ClusterError
     from neuron_plugin.cluster.client import connect
-    from neuron_plugin.plugin.uninstall import installed_nodes, uninstall_nodes
+    from neuron_plugin.plugin.uninstall import claims_in_use, installed_nodes, uninstall_nodes
 
-    async def uninstall() -> list[str]:
+    async def uninstall() -> tuple[list[str], Mapping[str, tuple[str, ...]]]:
         written = arguments.lease_namespace, arguments.node_condition
         async with await connect(kubeconfig) as api:
-            return await uninstall_nodes(api, names or await installed_nodes(api, *written), *written)
+            found = names or await installed_nodes(api, *written)
+            kept = {} if arguments.force else await claims_in_use(api, found)
+            return await uninstall_nodes(api, [name for name in found if name not in kept], *written), kept
 
     try:
-        done = asyncio.run(uninstall())
+        done, kept = asyncio.run(uninstall())
     except ClusterError as error:
         raise CommandError(str(error)) from error
-    lines = [f"{name} is cleared" for name in done] or ["nothing of the plugin's was found"]
-    show(arguments.output, {"version": VERSION, "cleared": done}, plain(*lines))
-    return Exit.SUCCESS
+    lines = [f"{name} is cleared" for name in done]
+    lines += [
+        f"{name} is kept: pods have its devices by claims ({', '.join(claims)}). Delete them first, or give --force"
+        for name, claims in kept.items()
+    ]
+    document = {"version": VERSION, "cleared": done, "kept": kept}
+    show(arguments.output, document, plain(*(lines or ["nothing of the plugin's was found"])))
+    return Exit.FAILURE if kept else Exit.SUCCESS

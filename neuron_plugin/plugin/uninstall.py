@@ -7,10 +7,13 @@ gone for good, from anywhere.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
 
+from neuron_plugin.allocation.claims import pool_of
 from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, Node, Scope
 from neuron_plugin.cluster.api import send
+from neuron_plugin.cluster.claims import RESOURCE_CLAIMS
 from neuron_plugin.cluster.leases import LEASE_PREFIX
 from neuron_plugin.cluster.objects import LEASES, NODES, pages
 from neuron_plugin.cluster.writes import delete_lease, read_node, remove_node_condition
@@ -41,6 +44,28 @@ async def uninstall_nodes(
         if lease is not None or patches:
             done.append(name)
     return done
+
+
+async def claims_in_use(api: ApiServer, names: Iterable[str]) -> Mapping[str, tuple[str, ...]]:
+    """The claims by which pods have devices of these nodes, by node; such a pod cannot end without its driver.
+
+    A claim names its devices by their pool, which is the node's, whatever the driver is called.
+
+    Raises:
+        ClusterError: as above. An API server without claims is no error.
+    """
+    found, pools = defaultdict[str, set[str]](set), {pool_of(name): name for name in names}
+    try:
+        async for page in pages(api, RESOURCE_CLAIMS, page_timeout_seconds=TIMEOUT_SECONDS):
+            for claim in page.records:
+                allocation = claim.status.allocation if claim.status.reserved_for else None
+                for one in (allocation.devices.results if allocation else None) or ():
+                    if one.pool in pools:
+                        found[pools[one.pool]].add(f"{claim.namespace}/{claim.name}")
+    except ApiError as error:
+        if not error.missing:
+            raise
+    return {name: tuple(sorted(claims)) for name, claims in found.items()}
 
 
 async def installed_nodes(api: ApiServer, namespace: str, conditions: Collection[str] = ()) -> list[str]:

@@ -61,6 +61,7 @@ def test_pods_that_wait_behind_the_gate_are_released_by_the_command_for_it() -> 
 def test_p81_it_may_clear_nodes_and_leases_and_nothing_else() -> None:
     assert rules(of_kind("cleanup", "ClusterRole")[NAME]) == {
         *(("", "nodes", verb, "") for verb in ("get", "list", "patch")),
+        ("resource.k8s.io", "resourceclaims", "list", ""),
         ("", "nodes/status", "patch", ""),  # because the plugin of these values keeps conditions
     }
     assert rules(of_kind("cleanup", "Role")[NAME]) == leases("list", "delete")

@@ -47,7 +47,9 @@ def test_without_a_group_every_node_offers_claims() -> None:
 def test_claims_are_offered_only_where_that_is_asked_for() -> None:
     assert [name for name in NAMES if of_kind(name, "DeviceClass")] == [ALL, SOME]
     for name in set(NAMES) - {ALL, SOME}:
-        assert GROUP not in str(list(of_kind(name, "ClusterRole").values()))
+        roles = of_kind(name, "ClusterRole")
+        roles.pop("neuron-plugin-cleanup", None)  # which has to know that there are none
+        assert GROUP not in str(list(roles.values()))
         assert not [each for each in of_kind(name, "DaemonSet") if each.endswith("-dra")]
 
 

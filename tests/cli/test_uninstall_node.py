@@ -2,23 +2,31 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from neuron_plugin.allocation.keys import INVENTORY_KEY
 from neuron_plugin.simulation import api_server
+from neuron_plugin.simulation.api_server_kinds import RESOURCE_CLAIMS
 from tests.cli.doubles import Cli, Outcome
 from tests.support.api_server import StandInApiServer
 
 
-def uninstalled(cli: Cli, kubeconfig: Path, *arguments: str) -> tuple[Outcome, list[str]]:
+def uninstalled(
+    cli: Cli, kubeconfig: Path, *arguments: str, claims: Iterable[dict[str, Any]] = ()
+) -> tuple[Outcome, list[str]]:
     """What the command says, and which nodes are described afterwards, in a cluster with two that were."""
 
     async def play() -> tuple[Outcome, list[str]]:
         async with StandInApiServer() as server:
             for name in ("worker-1", "worker-2"):
                 server.create_node({"metadata": {"name": name, "annotations": {INVENTORY_KEY: "{}"}}})
+            for each in claims:
+                server.create(RESOURCE_CLAIMS, each, "ml")
+                server.patch_status(RESOURCE_CLAIMS, each["metadata"]["name"], each["status"], "ml")
             config = str(server.write_kubeconfig(kubeconfig))
             outcome = await asyncio.to_thread(cli, "uninstall-node", "--kubeconfig", config, *arguments)
             return outcome, [name for name in ("worker-1", "worker-2") if described(server, name)]
@@ -67,9 +75,35 @@ def test_the_cluster_is_the_one_that_kubectl_would_ask(
 
 def test_a_document_says_which_nodes_were_cleared(cli: Cli, tmp_path: Path) -> None:
     shown, _ = uninstalled(cli, tmp_path / "kubeconfig", "--all", "-o", "json")
-    assert json.loads(shown.out) == {"version": 1, "cleared": ["worker-1", "worker-2"]}
+    assert json.loads(shown.out) == {"version": 1, "cleared": ["worker-1", "worker-2"], "kept": {}}
     nothing, _ = uninstalled(cli, tmp_path / "kubeconfig", "never-was", "-o", "json")
-    assert json.loads(nothing.out) == {"version": 1, "cleared": []}
+    assert json.loads(nothing.out) == {"version": 1, "cleared": [], "kept": {}}
+
+
+def claim(name: str, pool: str, *, reserved: bool = True) -> dict[str, Any]:
+    """A claim that has a device of a pool, and is reserved for a pod."""
+    results = [{"request": "r", "driver": "neuron.aws.com", "pool": pool, "device": "neuron-0"}]
+    pods = [{"resource": "pods", "name": "p", "uid": "u"}] if reserved else []
+    return {
+        "metadata": {"name": name, "namespace": "ml"},
+        "spec": {"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "neuron.aws.com"}}]}},
+        "status": {"allocation": {"devices": {"results": results}}, "reservedFor": pods},
+    }
+
+
+@pytest.mark.parametrize(("flags", "status", "left"), [((), 1, ["worker-1"]), (("--force",), 0, [])])
+def test_a_node_is_kept_while_pods_have_its_devices_by_claims_unless_it_is_forced(
+    cli: Cli, tmp_path: Path, flags: tuple[str, ...], status: int, left: list[str]
+) -> None:
+    claims = [
+        claim("chips", "worker-1-neuron"),
+        claim("ended", "worker-2-neuron", reserved=False),
+        claim("gpus", "worker-2"),
+    ]
+    shown, still = uninstalled(cli, tmp_path / "kubeconfig", "--all", *flags, claims=claims)
+    assert (shown.status, still) == (status, left)
+    assert ("worker-1 is kept: pods have its devices by claims (ml/chips)" in shown.out) == (not flags)
+    assert "worker-2 is cleared" in shown.out
 
 
 def test_the_downward_api_names_the_node(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
