@@ -34,6 +34,7 @@ pytestmark = [
 TRN1, INF2 = "trn1.32xlarge", "inf2.48xlarge"
 DEVICE, CORE = Resource.NEURON, Resource.NEURONCORE
 NAMES = "[...document.querySelectorAll('#nodes li:not([hidden]) strong')].map((each) => each.textContent).join()"
+CLICK = "new MouseEvent('click', {bubbles: true, cancelable: true})"
 LEAST_CONTRAST = 4.5
 """Of text, by WCAG 2.2 AA."""
 
@@ -466,10 +467,12 @@ async def test_the_keyboard_alone_leads_to_a_node_its_devices_a_pod_and_back(bro
     world = small()
     async with site(world) as url:
         await browser.open(f"{url}/ui/")
-        await browser.until("document.querySelectorAll('.card').length === 3 && !!document.querySelector('.device')")
+        await browser.until(
+            "document.querySelectorAll('.card').length === 3 && !!document.querySelector('#nodes .device')"
+        )
         await browser.value("document.querySelector('.card').focus()")
         await browser.press("ArrowRight")
-        assert await browser.value("document.activeElement.querySelector('strong').textContent") == "trn1-b"
+        await browser.until("document.activeElement.querySelector('strong').textContent === 'trn1-b'")
         await browser.press("ArrowLeft")
         await browser.press("Enter")
         await browser.until("document.activeElement.id === 'drawer'")
@@ -569,6 +572,48 @@ async def test_states_differ_by_their_mark_and_not_by_colour_alone(browser: Brow
         assert await browser.value(frame.format(2)) != "none", "a missing one has a dashed frame"
         labels = "[...document.querySelectorAll('.card svg')].every((each) => each.getAttribute('aria-label'))"
         assert await browser.value(labels)
+
+
+def with_text(selector: str, text: str) -> str:
+    return f"[...document.querySelectorAll('{selector}')].find((each) => each.textContent.includes('{text}'))"
+
+
+QUESTIONS = {
+    "Who has device 2 of trn1-a?": ([device("trn1-a", 2)], r"Pod\s+.\s+default/train\s"),
+    "Which cores has each of its containers?": ([device("trn1-a", 2)], r"main\s+app\s+4 neuron\s+0-3\s+0-7"),
+    "Which pods run beside it?": (
+        [device("trn1-a", 2), with_text("#drawer dd a", "trn1-a")],
+        r"default/serve\s+main\s+4",
+    ),
+    "Why does default/big wait?": ([with_text("#waiting summary", "default/big")], r"devices 0-15: default/\w+"),
+    "What is its priority, and who made it?": (
+        [with_text("#waiting summary", "default/big"), with_text("#waiting a", "All about")],
+        r"Asks for\s+main: 16 neuron\s+Priority\s+7",
+    ),
+    "Which node is worst?": ([], r"trn1.32xlarge\s+2 nodes . 24 of 32 free\s+trn1-a\s"),
+    "What is wrong with it, and since when?": ([card("trn1-a")], r"9\s+18-19\s+unhealthy: uncorrected .*\s+before the"),
+    "Which node is cordoned?": ([], r"inf2-a cordoned"),
+    "Which nodes could take a pod of 16 devices?": ([with_text("#attention button", "waits")], r"2 of 3 nodes"),
+    "How many devices are free, and how many linked?": ([], r"24 free\s+8 largest free set"),
+}
+
+
+async def test_a_newcomer_s_questions_are_answered_within_three_clicks(browser: Browser) -> None:
+    world = small()
+    world.show_node({**node_manifest("inf2-a", INF2), "spec": {"unschedulable": True}})
+    world.held("other", "trn1-b", DEVICE, "15")
+    world.pod("big", DEVICE, 16, priority=7)
+    async with site(world) as url:
+        for question, (clicks, answer) in QUESTIONS.items():
+            assert len(clicks) <= 3, question
+            await browser.open("about:blank")
+            await browser.open(f"{url}/ui/")
+            await browser.until("document.querySelectorAll('#nodes .device').length === 44")
+            for place in clicks:
+                await browser.until(f"!!{place}")
+                await browser.value(f"{place}.dispatchEvent({CLICK})")
+            pattern = json.dumps(answer)
+            await browser.until(f"new RegExp({pattern}).test(document.body.innerText)")
 
 
 async def test_use_over_time_goes_in_steps_can_be_read_and_downloaded(browser: Browser) -> None:
