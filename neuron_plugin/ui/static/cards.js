@@ -72,12 +72,12 @@ export class Cards {
     const { devices, free, badges, usedBroken } = factsOf(node);
     update(card.drawn, node, this.look, card.complete);
     card.link.className = ["card", this.size, badges.some((each) => each !== "reserved") && "closed", usedBroken && "hurt"].filter(Boolean).join(" ");
-    const why = [node.status.reason, ...node.status.details].join("; ");
-    put(card.badges, ...badges.map((each) => html("span", { class: `badge ${each}`, title: each === "reserved" ? "for waiting pods" : why }, each)));
     if (this.size === "small") {
       card.link.title = `${name}, ${node.spec.instanceType || "unknown type"}: ${described(node)}`;
       return;
     }
+    const why = [node.status.reason, ...node.status.details].join("; ");
+    put(card.badges, ...badges.map((each) => html("span", { class: `badge ${each}`, title: each === "reserved" ? "for waiting pods" : why }, each)));
     const sizes = sizesOf(node).map((count) => {
       const number = node.status.open ? node.status.freeSets[count] : 0;
       return html("span", { class: `size${number ? " some" : ""}`, title: `${plural(number, "free set")} of ${plural(count, "device")}` }, `${count}`);
@@ -93,8 +93,9 @@ export class Cards {
   make(name, node, shape) {
     const drawn = picture(node, this.size);
     const [badges, type, about, sizes, state] = ["badges", "type", "about", "sizes", "state"].map((each) => html("span", { class: each }));
-    const head = html("span", { class: "head" }, html("strong", {}, name), badges, about, type);
-    const link = html("a", { href: hashOf("node", name) }, head, drawn.root, ...(this.size === "small" ? [] : [sizes, state]));
+    const parts = this.size === "small" ? [html("strong", { class: "unseen" }, name), drawn.root]
+      : [html("span", { class: "head" }, html("strong", {}, name), badges, about, type), drawn.root, sizes, state];
+    const link = html("a", { href: hashOf("node", name) }, ...parts);
     const item = html("li", { "data-node": name }, link);
     const card = { item, link, drawn, badges, type, about, sizes, state, shape, complete: false, drawnOnce: false };
     this.cards.set(name, card);

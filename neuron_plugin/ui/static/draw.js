@@ -28,13 +28,14 @@ export function picture(node, size) {
   });
   const width = 2 * edge + COLUMNS * (cell + gap) - gap; // of all nodes, so that their devices have one size
   const height = Math.max(0, ...placed.map(([, y]) => y)) + cell + edge;
-  const root = element("svg", { class: `node ${size}`, viewBox: `0 0 ${width} ${height}`, role: "img" });
+  const role = size === "small" ? { "aria-hidden": "true" } : { role: "img" }; // of a small one its link says it all
+  const root = element("svg", { class: `node ${size}`, viewBox: `0 0 ${width} ${height}`, ...role });
   return { root, size, measures, placed, width, height, cells: [] };
 }
 
 /**
- * Bring a picture up to date; a device that changes lights up. `look` gives the paint of a holder, what it belongs to,
- * and whether it was only promised what it has; `all` draws the devices, too, where they are not drawn yet.
+ * Bring a picture up to date; a device that changes lights up. `look` gives the paint of a holder, and whether it
+ * was only promised what it has; `all` draws the devices, too, where they are not drawn yet.
  */
 export function update(drawn, node, look, all) {
   const { root, size } = drawn;
@@ -48,9 +49,9 @@ export function update(drawn, node, look, all) {
   const { devices } = factsOf(node);
   for (const device of devices) cell(drawn, device, look, node.spec.coresPerDevice);
   drawn.largest.setAttribute("d", node.status.open ? union(drawn, ids(node.status.largestFreeSet)) : "");
-  const shapes = node.status.holders.map((holder) => shape(drawn, node, holder, look));
-  drawn.sets.replaceChildren(...shapes.map(([set]) => set));
-  drawn.names.replaceChildren(...shapes.flatMap(([, name]) => name || []));
+  const held = node.status.holders.map((holder) => shape(drawn, node, holder, look));
+  drawn.sets.replaceChildren(...held.flatMap(({ shapes }) => shapes));
+  drawn.names.replaceChildren(...held.flatMap(({ name }) => name || []));
   drawn.use.replaceChildren(...devices.flatMap((each) => used(drawn, each)));
   drawn.marks.replaceChildren(...marks(drawn, devices));
 }
@@ -171,18 +172,22 @@ function heldBy(drawn, { spec }, holder) {
 
 function shape(drawn, node, holder, look) {
   const { whole, d } = heldBy(drawn, node, holder);
-  const { paint: { fill, colour, dark }, group, promised } = look(holder);
-  const made = element("path", { class: `set${promised ? " promised" : ""}`, d, "data-pod": nameOf(holder), "data-group": group });
+  const { paint: { colour, mark, dark }, promised } = look(holder);
+  const made = element("path", { class: `set${promised ? " promised" : ""}`, d, "data-pod": nameOf(holder) });
   const pale = `color-mix(in srgb, ${colour}, var(--card) 55%)`;
-  made.style.fill = promised ? pale : fill;
-  made.style.setProperty("--own", colour);
-  if (drawn.size === "small" || !whole.length) return [made];
+  made.style.fill = promised ? pale : colour;
+  if (drawn.size === "large") made.style.setProperty("--own", colour);
+  const shapes = [made];
+  if (mark) {
+    shapes.push(element("path", { class: "set marks", d, "data-pod": nameOf(holder) }));
+    shapes[1].style.fill = mark;
+  }
+  if (drawn.size === "small" || !whole.length) return { shapes };
   const name = label(drawn, whole, holder.name);
   name.dataset.pod = nameOf(holder);
-  name.dataset.group = group;
   name.classList.toggle("on-dark", dark && !promised);
   name.style.setProperty("--own", promised ? pale : colour);
-  return [made, name];
+  return { shapes, name };
 }
 
 /** The pod's name in the widest part of its shape, in the middle of as many rows as that is high. */
@@ -242,12 +247,13 @@ function small(drawn, node, look) {
   const { root, placed, measures: { cell: side } } = drawn;
   const { devices } = factsOf(node);
   const path = (name, those) => element("path", { class: name, d: those.map(({ id }) => box(...placed[id], side, side)).join("") });
+  const off = devices.filter((each) => !each.free && !each.holders.length);
   const broken = devices.filter((each) => BROKEN.includes(each.health));
   const cross = ({ id }) => `M${placed[id][0] + 1.5} ${placed[id][1] + 1.5}l6 6m-6 0l6 -6`;
   root.replaceChildren(
-    path("device off", devices.filter((each) => !each.free && !each.holders.length)),
+    ...(off.length ? [path("device off", off)] : []),
     path("device free", devices.filter((each) => each.free || each.holders.length)),
-    ...node.status.holders.flatMap((holder) => shape(drawn, node, holder, look)),
+    ...node.status.holders.flatMap((holder) => shape(drawn, node, holder, look).shapes),
     ...(broken.length ? [element("path", { class: "halo", d: broken.map(cross).join("") }), element("path", { class: "cross", d: broken.map(cross).join("") })] : []),
   );
 }

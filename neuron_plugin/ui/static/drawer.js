@@ -190,8 +190,8 @@ export class Drawer {
       const has = given.get(each.name) || { devices: "", cores: "" };
       return [each.name, each.kind, `${each.count} ${short(each.resource)}`, ranges(ids(has.devices)), ranges(ids(has.cores))];
     });
-    const group = groupOf({ ...metadata });
-    const mates = [...pods.values()].filter((each) => each !== pod && groupOf({ ...each.metadata }) === group);
+    const group = groupOf(metadata);
+    const mates = [...pods.values()].filter((each) => each !== pod && groupOf(each.metadata) === group);
     const facts = [
       ["Phase", status.phase + (status.gated ? ", gated" : "")],
       ["Node", where ? link("node", where) : "none yet"],

@@ -21,6 +21,7 @@ const at = (id) => document.getElementById(id);
 const lost = new Map();
 let due = false;
 let recolour = true;
+let traced = false; // whether one stands out
 let pointed = ""; // the pod under the pointer, or with the focus
 
 const nodes = new Collection("neuronnodes", (object, before) => touch((object || before).metadata.name), connection);
@@ -43,16 +44,18 @@ function groupOf({ uid, namespace, name }) {
   return `${namespace}/${group || controller || name}`;
 }
 
-/** How a holder looks: its paint, the group it belongs to, and whether it was only promised what it has. */
+/** How a holder looks: its paint, and whether it was only promised what it has. */
 function look(holder) {
   const key = KEYS[at("colour").value];
   const promised = pods.objects.get(holder.uid)?.status.phase === "Promised";
-  return { paint: key ? paint(key(holder)) : { fill: "var(--used)", colour: "var(--used)", dark: true }, group: groupOf(holder), promised };
+  return { paint: key ? paint(key(holder)) : { colour: "var(--used)", mark: "", dark: true }, promised };
 }
 
+/** A node shows its pods by itself; what a pod adds is that it was only promised its devices, and its group. */
 function podChanged(pod, before) {
-  const places = [before, pod].flatMap((each) => (each ? [each.spec.nodeName || each.status.promisedNode] : []));
-  if (before?.status.phase !== pod?.status.phase || !before) for (const name of places) if (name) touch(name);
+  const promised = [before, pod].map((each) => (each ? each.status.promisedNode : ""));
+  if (promised[0] !== promised[1]) for (const name of promised) if (name) touch(name);
+  if (at("colour").value === "group") touch((pod || before).spec.nodeName); // the node may have come before its pod
   if (!pod || pod.status.phase === "Terminating") readRoom(draw);
   draw();
 }
@@ -90,7 +93,7 @@ function draw() {
     drawLegend(shown);
     waiting.draw(wait);
     drawRoom(at("room"));
-    use.draw(all);
+    setTimeout(() => use.draw(all)); // it measures the page, so after the nodes are painted
     drawer.draw({ nodes: nodes.objects, pods: pods.objects, look, order: cards.order, waiting, groupOf });
     trace();
   });
@@ -122,18 +125,19 @@ function choices(select, values) {
 function drawLegend(shown) {
   const colour = at("colour").value;
   const seen = new Set(shown.flatMap((node) => factsOf(node).devices.map((each) => each.health)));
-  const square = (name, fill, mark) => {
+  const square = (name, fill, mark, over) => {
     const box = element("rect", { class: `device ${{ free: "free", "largest free set": "free largest" }[name] || ""}`, x: 1, y: 1, width: 14, height: 14, rx: 3 });
     if (fill) box.style.fill = fill;
+    const marked = element("rect", { x: 1, y: 1, width: 14, height: 14, rx: 3, fill: over || "none" });
     const marks = mark ? [element("g", { class: `mark ${name.replace(" ", "-")}`, transform: "translate(8 8) scale(.55)" }, element("path", { d: mark }))] : [];
-    return html("li", {}, element("svg", { viewBox: "0 0 16 16", "aria-hidden": "true", class: "swatch" }, box, ...marks), name);
+    return html("li", {}, element("svg", { viewBox: "0 0 16 16", "aria-hidden": "true", class: "swatch" }, box, marked, ...marks), name);
   };
   const entries = [square("free"), square("largest free set"), ...STATES.filter((each) => seen.has(each)).map((each) => square(each, "", MARKS[each]))];
   if (shown.some((node) => node.status.idleDevices)) entries.push(square("idle", hatch()));
   if (colour === "health") entries.push(square("used", "var(--used)"));
   if (["namespace", "group"].includes(colour)) {
     const keys = [...new Set(shown.flatMap((node) => node.status.holders.map(KEYS[colour])))].sort(byName);
-    entries.push(...keys.slice(0, MOST_IN_LEGEND).map((key) => square(key, paint(key).fill)));
+    entries.push(...keys.slice(0, MOST_IN_LEGEND).map((key) => square(key, paint(key).colour, "", paint(key).mark)));
     if (keys.length > MOST_IN_LEGEND) entries.push(html("li", {}, `and ${keys.length - MOST_IN_LEGEND} more`));
   }
   put(at("legend"), ...entries);
@@ -142,14 +146,16 @@ function drawLegend(shown) {
 /** A pod that is pointed at, or whose drawer is open, stands out with its group, wherever they are. */
 function trace() {
   const own = pointed || (drawer.kind === "pod" ? drawer.name : "");
+  if (!own && !traced) return;
   const parts = document.querySelectorAll(".set, .name");
-  const group = own && [...parts].find((each) => each.dataset.pod === own && each.dataset.group)?.dataset.group;
-  document.body.classList.toggle("tracing", Boolean(group));
-  for (const each of group || trace.before ? parts : []) {
-    each.classList.toggle("traced", each.dataset.pod === own);
-    each.classList.toggle("mate", each.dataset.group === group);
+  const groups = new Map(own ? [...pods.objects.values()].map(({ metadata }) => [nameOf(metadata), groupOf(metadata)]) : []);
+  traced = own && [...parts].some((each) => each.dataset.pod === own);
+  document.body.classList.toggle("tracing", Boolean(traced));
+  for (const each of parts) {
+    const { pod } = each.dataset;
+    each.classList.toggle("traced", pod === own);
+    each.classList.toggle("mate", Boolean(own) && (pod === own || (groups.has(own) && groups.get(pod) === groups.get(own))));
   }
-  trace.before = Boolean(group);
 }
 
 function point({ target, type }) {

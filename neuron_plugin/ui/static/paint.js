@@ -37,16 +37,15 @@ export function assign(keys) {
   }
 }
 
-/** The fill of what belongs to `key`, and whether a text on it is to be white. */
+/** What belongs to `key` looks like: its colour, the fill of the marks over it (or none), and whether both are dark. */
 export function paint(key) {
   const number = places.get(key) || 0;
   const base = COLOURS[number % COLOURS.length];
   const shade = Math.floor(number / COLOURS.length) % SHADES.length;
   const mark = Math.floor(number / PLAIN) % MARKS.length;
   const round = Math.floor(number / PAINTS);
-  const colour = shade ? `color-mix(in srgb, ${base}, ${SHADES[shade]})` : base;
   const dark = shade === 2 || (!shade && DARK.has(base));
-  return { fill: mark || round ? pattern(number, colour, dark, mark, round) : colour, colour, dark };
+  return { colour: shade ? `color-mix(in srgb, ${base}, ${SHADES[shade]})` : base, mark: mark || round ? pattern(mark, round, dark) : "", dark };
 }
 
 /** Slanted lines: what they lie over is idle. */
@@ -59,14 +58,12 @@ export function hatch() {
   return "url(#idle)";
 }
 
-/** `round`: how often all colours and marks are used up; each time the marks are larger. */
-function pattern(number, colour, dark, mark, round) {
-  const id = `paint-${number}`;
+/** Marks for all colours that are as dark. `round`: how often all are used up; each time the marks are larger. */
+function pattern(mark, round, dark) {
+  const id = `mark-${mark}-${round}${dark ? "-dark" : ""}`;
   if (!document.getElementById(id)) {
     const made = element("pattern", { id, width: 8, height: 8, patternUnits: "userSpaceOnUse", patternTransform: `scale(${0.7 + round / 2})` });
-    const ground = element("rect", { width: 8, height: 8 });
-    ground.style.fill = colour;
-    made.append(ground, element("path", { d: MARKS[mark] || "M0 0H8", stroke: dark ? "#fff" : "#000", "stroke-opacity": 0.4, fill: "none" }));
+    made.append(element("path", { d: MARKS[mark] || "M0 0H8", stroke: dark ? "#fff" : "#000", "stroke-opacity": 0.4, fill: "none" }));
     document.querySelector("#patterns defs").append(made);
   }
   return `url(#${id})`;
