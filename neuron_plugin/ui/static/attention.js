@@ -12,6 +12,7 @@ const TESTS = {
   promised: (_, node, __, promised) => promised.some(({ status }) => status.promisedNode === node.metadata.name),
   "on closed nodes": ({ unused }) => unused["on closed nodes"],
   broken: ({ unused }) => unused.unhealthy + unused.missing,
+  idle: ({ idle }) => idle,
   used: ({ used }) => used,
   free: ({ free }) => free,
   ...Object.fromEntries(["cordoned", "silent", "closed"].map((badge) => [badge, ({ badges }) => badges.includes(badge)])),
@@ -67,6 +68,8 @@ export class Attention {
     }
     const broken = sum(({ unused }) => unused.unhealthy + unused.missing);
     if (broken) parts.push(this.button("broken", "warn", `${plural(broken, "unused device")} broken`));
+    const idle = sum((each) => each.idle);
+    if (idle) parts.push(this.button("idle", "", `${plural(idle, "device")} idle`));
     const calm = nodes.length ? "Nothing needs attention." : "No node with Neuron devices is known.";
     put(this.sentence, ...(parts.length ? parts : [html("span", {}, calm)]));
   }
@@ -78,6 +81,7 @@ export class Attention {
       ["used", sum(({ used }) => used), "used", "used"], ["free", sum(({ free }) => free), "free", "free"],
       ["largest free set", largest, "free"],
       ["used and broken", sum(({ usedBroken }) => usedBroken), "bad", "on broken devices"],
+      ["idle", sum(({ idle }) => idle), "calm", "idle"],
       ...STATES.map((state) => [state, sum(({ unused }) => unused[state] || 0), state === "reserved" ? "calm" : "warn", state]),
       ["free on closed nodes", sum(({ unused }) => unused["on closed nodes"]), "warn", "on closed nodes"],
       ["waiting", waiting.length, "warn", "waiting"], ["promised", promised.length, "calm", "promised"],

@@ -248,12 +248,15 @@ function small(drawn, node, look) {
   const { devices } = factsOf(node);
   const path = (name, those) => element("path", { class: name, d: those.map(({ id }) => box(...placed[id], side, side)).join("") });
   const off = devices.filter((each) => !each.free && !each.holders.length);
+  const idle = path("idle", devices.filter((each) => each.use?.idleSince));
+  idle.style.fill = hatch();
   const broken = devices.filter((each) => BROKEN.includes(each.health));
   const cross = ({ id }) => `M${placed[id][0] + 1.5} ${placed[id][1] + 1.5}l6 6m-6 0l6 -6`;
   root.replaceChildren(
     ...(off.length ? [path("device off", off)] : []),
     path("device free", devices.filter((each) => each.free || each.holders.length)),
     ...node.status.holders.flatMap((holder) => shape(drawn, node, holder, look).shapes),
+    ...(node.status.idleDevices ? [idle] : []),
     ...(broken.length ? [element("path", { class: "halo", d: broken.map(cross).join("") }), element("path", { class: "cross", d: broken.map(cross).join("") })] : []),
   );
 }

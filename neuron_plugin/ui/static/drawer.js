@@ -1,7 +1,7 @@
 // What is known of one node or of one pod, beside all the others.
 
 import { deviceText, picture, update } from "./draw.js";
-import { ageOf, asks, byName, factsOf, ids, nameOf, plural, ranges, short, sizesOf } from "./facts.js";
+import { ageOf, asks, byName, factsOf, ids, nameOf, plural, ranges, short, sizesOf, useText } from "./facts.js";
 import { hashOf, html, link, put, table } from "./html.js";
 import { element } from "./paint.js";
 import { fetched } from "./watch.js";
@@ -188,7 +188,7 @@ export class Drawer {
     const given = new Map(status.containers.map((each) => [each.name, each]));
     const containers = spec.containers.map((each) => {
       const has = given.get(each.name) || { devices: "", cores: "" };
-      return [each.name, each.kind, `${each.count} ${short(each.resource)}`, ranges(ids(has.devices)), ranges(ids(has.cores))];
+      return [each.name, each.kind, `${each.count} ${short(each.resource)}`, ranges(ids(has.devices)), ranges(ids(has.cores)), useText(has.utilization) || "not known"];
     });
     const group = groupOf(metadata);
     const mates = [...pods.values()].filter((each) => each !== pod && groupOf(each.metadata) === group);
@@ -207,7 +207,7 @@ export class Drawer {
     const list = html("dl", {}, ...facts.flatMap(([name, value]) => [html("dt", {}, name), html("dd", {}, value)]));
     const found = status.phase === "Waiting" ? [html("section", { class: "why" }, html("h3", {}, "Why it waits"), ...waiting.reasonOf(pod))] : [];
     if (node) found.push(this.pictureOf(node, look), this.reading(node, look));
-    found.push(table("Containers", ["Container", "Kind", "Asks for", "Devices", "Cores"], containers));
+    found.push(table("Containers", ["Container", "Kind", "Asks for", "Devices", "Cores", "Use"], containers));
     if (mates.length) {
       const rows = mates.sort((a, b) => byName(a.metadata.name, b.metadata.name)).map((each) => [
         link("pod", nameOf(each.metadata)), each.status.phase, each.spec.nodeName || each.status.promisedNode,

@@ -86,6 +86,7 @@ export function factsOf(node) {
   const found = {
     devices, used, usedBroken, free, unused, badges,
     count: spec.devices,
+    idle: ids(status.idleDevices).length,
     largest: status.open ? ids(status.largestFreeSet).length : 0,
     brokenHolders: new Set(devices.filter((each) => each.broken).flatMap((each) => each.holders)).size,
     worst: 1000 * usedBroken + 500 * badges.includes("silent") + 300 * badges.includes("closed") +
