@@ -99,7 +99,8 @@ def tests(session: nox.Session) -> None:
 def soak(session: nox.Session) -> None:
     """A million random steps of nodes and gated pods (`-- STEPS`: another number), binds, a playground's hour."""
     steps = session.posargs[0] if session.posargs else "1000000"
-    session.run("pytest", "tests/plugin/test_node_life.py", "-q", "--timeout=600", env={"NODE_LIFE_STEPS": steps})
+    lives = ("tests/plugin/test_node_life.py", "tests/plugin/test_claims_life.py")
+    session.run("pytest", *lives, "-q", "--timeout=600", env={"NODE_LIFE_STEPS": steps})
     session.run("pytest", "tests/gates/test_model.py", "-q", "--timeout=3600", env={"GATES_STEPS": steps})
     session.run("pytest", "tests/extender/test_interleavings.py", "-q", env={"INTERLEAVINGS_STEPS": "25000"})
     session.run("pytest", "tests/simulation/test_survival.py", "-q", env={"SURVIVAL_SECONDS": "3600"})
