@@ -129,6 +129,7 @@ def test_the_keys_are_a_promise_to_scripts(make_node: MakeNode) -> None:
     assert list(written["devices"][0]) == [
         *("id", "node", "health", "reasons", "cores", "physicalCores", "product", "architecture", "connected"),
         *("numaNode", "memoryBytes", "serialNumber", "reset", "ecc", "holders", "disabled", "processes"),
+        *("busyPercent", "usedMemoryBytes"),
     ]
 
 
