@@ -280,7 +280,7 @@ class NodePods:
         pods = {other: pod for other, pod in self.pods.items() if other != uid}
         ended = {**self.ended, uid: stopped or self.ended.get(uid, False)}
         known, vanished = self.pods.get(uid), self.vanished
-        if known and known.request and known.running and known.kubelet_uid == uid and not ended[uid]:
+        if known and (known.request or known.claims) and known.running and known.kubelet_uid == uid and not ended[uid]:
             vanished = (*vanished, uid)[-MOST_VANISHED:]
         final = last or known
         past = (*self.past, final)[-MOST_PAST:] if known and final and final.runs else self.past

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuron_plugin.allocation import Allocation, PodUid, Resource
+from neuron_plugin.allocation.claims import PodClaim
 from neuron_plugin.kubelet import CheckpointEntry
 from neuron_plugin.plugin.container import ALLOCATION_KEY, Reply, read_reply, reply_for
 from neuron_plugin.plugin.inputs import (
@@ -319,6 +320,11 @@ def test_a_pod_that_goes_while_it_runs_has_vanished() -> None:
     pods = NodePods().with_pod(runs).with_pod(waits)
     assert pods.without(A).vanished == (A,)
     assert pods.without(uid_of("b")).vanished == ()
+
+
+def test_a_pod_with_claims_that_goes_while_it_runs_has_vanished_too() -> None:
+    claiming = replace(pod("a", running=True), claims=(PodClaim("dev", "c"),))
+    assert NodePods().with_pod(claiming).without(A).vanished == (A,)
 
 
 def test_a_pod_that_was_seen_to_stop_or_has_no_neuron_or_is_a_mirror_has_not_vanished() -> None:
