@@ -103,8 +103,8 @@ class NoSuchNode(Unknown):
 class Cluster:
     """The node and all its pods, with Neuron or without, as the API server has them.
 
-    ``slice`` are the devices of the driver's slices of this node by name, each with the keys of its taints; None where
-    there is no slice, or the daemon is no driver.
+    ``slice`` are the devices of the driver's slices of this node by name, each with the keys of its taints. It is None
+    where there is no slice, or the daemon is no driver.
     """
 
     node_name: str
