@@ -14,15 +14,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from neuron_plugin.allocation import NodeInventory, Resource
 from neuron_plugin.allocation.resources import format_ids, parse_ids
 from neuron_plugin.hardware import GENERATIONS, parse_driver_version
-from neuron_plugin.kubelet import ContainerAllocation, DeviceNode
 from neuron_plugin.plugin.settings import Numbering, PluginSettings
 from neuron_plugin.topology import CoreMask, Geometry, Unit, cores_in, valid_counts, valid_sets
+
+if TYPE_CHECKING:  # the room loads gRPC, and what a reply says is read by commands, too
+    from neuron_plugin.kubelet import ContainerAllocation, DeviceNode
 
 VISIBLE_CORES = "NEURON_RT_VISIBLE_CORES"
 VISIBLE_DEVICES = "AWS_NEURON_VISIBLE_DEVICES"
@@ -100,6 +103,8 @@ def container_allocation(
         envs[VISIBLE_CORES] = ",".join(map(str, cores))
     elif style.visible_devices_env:  # host ids in both numberings: only the vendor's OCI hook reads it
         envs[VISIBLE_DEVICES] = ",".join(map(str, hosts))
+    from neuron_plugin.kubelet import ContainerAllocation
+
     return ContainerAllocation(
         envs=envs,
         devices=() if style.cdi else tuple(_node(style, *numbers) for numbers in inside.items()),
@@ -189,6 +194,8 @@ def cdi_specification(geometry: Geometry, style: ContainerStyle, *, claims: bool
 
 
 def _node(style: ContainerStyle, host: int, inside: int) -> DeviceNode:
+    from neuron_plugin.kubelet import DeviceNode
+
     return DeviceNode(
         host_path=str(style.dev / f"neuron{host}"),
         container_path=str(PurePosixPath("/dev") / f"neuron{inside}"),

@@ -62,7 +62,7 @@ def test_the_version_flag_prints_one_line(cli: Cli) -> None:
     [
         (("devics",), "there is no devics; did you mean devices?"),
         (("explain", "pod", "--outptu", "json"), "unrecognized arguments: --outptu json; did you mean --output?"),
-        (("devices", "--bogus"), "unrecognized arguments: --bogus; see: neuron-plugin devices --help"),
+        (("devices", "--xyzzy"), "unrecognized arguments: --xyzzy; see: neuron-plugin devices --help"),
         (("devices", "-o", "xml"), "invalid choice: 'xml'"),
         (("simulate",), "ACTION"),
         (("manifests",), "PART"),
