@@ -188,7 +188,9 @@ function route(focus) {
   const [, kind, name] = /^#(node|pod)\/(.+)$/.exec(location.hash) || ["", "", ""];
   drawer.open(kind, decodeURIComponent(name));
   draw();
-  if (name && focus) requestAnimationFrame(() => requestAnimationFrame(() => at("drawer").focus()));
+  const shown = location.hash; // it may be closed again before it is drawn, and the focus is elsewhere then
+  const focusDrawer = () => { if (location.hash === shown) at("drawer").focus(); };
+  if (name && focus) requestAnimationFrame(() => requestAnimationFrame(focusDrawer));
 }
 
 function keys(event) {
