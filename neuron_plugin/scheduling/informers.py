@@ -246,13 +246,15 @@ class Informers:
         """Close and open nodes by their plugins' Leases.
 
         A Lease that is not watched has not run out, and a new watch first has to show what was missed. That a Lease was
-        given up needs no watch: a leader that has just started must not place pods there.
+        given up needs no watch: a leader that has just started must not place pods there. Nor does it need one to see
+        that a plugin is back.
         """
         leases = self._followed.get("leases")
         if leases is None:
             return
         watched = leases.followed_seconds() >= TICK_SECONDS
-        self._closed = self._leases.stale(self._clock.now()) if watched else self._closed | self._leases.away()
+        stale = self._leases.stale(self._clock.now())
+        self._closed = stale if watched else (self._closed & stale) | self._leases.away()
         self._state.set_stale(self._closed)
 
     def _keep_pod(self, pod: Pod) -> NeuronPod | PodUse | None:
