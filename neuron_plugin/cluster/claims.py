@@ -68,7 +68,7 @@ class _Opaque(Wire, frozen=True):
 
 
 class _Config(Wire, frozen=True):
-    requests: tuple[str, ...] | None = None
+    source: str = ""
     opaque: _Opaque | None = None
 
 
@@ -224,7 +224,7 @@ def _requests(devices: _Devices, driver: str, cores: int) -> tuple[ClaimRequest,
         if exact is None:
             raise _UnservedError(f"request {request.name} has alternatives (firstAvailable), expected one (exactly)")
         if exact.admin_access:
-            raise _UnservedError(f"request {request.name} asks for admin access, which is nobody's to allocate here")
+            raise _UnservedError(f"request {request.name} asks for admin access, expected one without")
         unit = Unit.CORE if exact.device_class_name == CORE_CLASS else Unit.DEVICE
         count = 0 if exact.allocation_mode == "All" else 1 if exact.count is None else exact.count
         if unit is Unit.CORE:
@@ -282,8 +282,11 @@ def _attributes(name: str, selectors: Iterable[_Selector], driver: str) -> tuple
 
 
 def _config(configs: Iterable[_Config], drivers: Collection[str]) -> _NeuronConfig | Rejection:
-    """The configuration for our devices; of several the last one holds, as the claim's own follows its class's."""
-    last = _NeuronConfig()
+    """The configuration for our devices. That of the claim replaces that of its class, which comes first.
+
+    All requests of a claim have one: two that differ are refused.
+    """
+    last, from_claim = _NeuronConfig(), set[_NeuronConfig]()
     for one in configs:
         if one.opaque is None or one.opaque.driver not in drivers:
             continue
@@ -300,6 +303,11 @@ def _config(configs: Iterable[_Config], drivers: Collection[str]) -> _NeuronConf
         if config.cores is not None and not 0 < config.cores <= MOST_CORES:
             return replace(INVALID_REQUEST, detail=f"the claim's cores are {config.cores}, expected 1 to {MOST_CORES}")
         last = config
+        if one.source != "FromClass":
+            from_claim.add(config)
+    if len(from_claim) > 1:
+        detail = f"the claim has {len(from_claim)} configurations that differ, expected one for all of its requests"
+        return replace(INVALID_REQUEST, detail=detail)
     return last
 
 

@@ -275,9 +275,8 @@ class ClaimPreparer:
                 raise ClaimsUnreadError(f"claim {each} has UID {claim.uid} now, expected {each.uid}: it was made again")
             if not claim.results:
                 raise ClaimsUnreadError(f"claim {each} has no device of {self._settings.dra_driver} allocated")
-            pool = pool_of(
-                self._settings.node_name
-            )  # a pod that names its node itself may come with a claim of another
+            # A pod that names its node itself may come with a claim of another node.
+            pool = pool_of(self._settings.node_name)
             if others := sorted({one.pool for one in claim.results} - {pool}):
                 raise ClaimsUnreadError(f"claim {each} has devices of pool {', '.join(others)}, expected {pool}")
             claims[each.namespace, each.name] = claim

@@ -61,6 +61,19 @@ def test_the_logical_core_size_is_read_from_what_was_allocated() -> None:
     assert decoded(spec, {"allocation": {"devices": {"config": config(2)}}}).logical_core_size == 2
 
 
+def test_a_claims_configuration_replaces_its_classs_and_two_of_its_own_may_not_differ() -> None:
+    def config(size: int, source: str) -> dict[str, Any]:
+        parameters = {"kind": "NeuronConfig", "logicalNeuronCore": size}
+        return {"source": source, "opaque": {"driver": DRIVER, "parameters": parameters}}
+
+    def found(*configs: dict[str, Any]) -> NeuronClaim:
+        return decoded({"requests": [request()]}, {"allocation": {"devices": {"config": list(configs)}}})
+
+    assert found(config(1, "FromClass"), config(2, "FromClaim")).logical_core_size == 2
+    assert found(config(2, "FromClaim"), config(2, "FromClaim")).logical_core_size == 2
+    assert "2 configurations that differ" in found(config(1, "FromClaim"), config(2, "FromClaim")).fault
+
+
 @pytest.mark.parametrize("parameters", [{"kind": "Other"}, {"kind": "NeuronConfig", "logicalNeuronCore": 3}, [], "x"])
 def test_a_configuration_that_cannot_be_followed_is_a_rejection(parameters: Any) -> None:
     config = [{"opaque": {"driver": DRIVER, "parameters": parameters}}]
