@@ -30,9 +30,12 @@ from neuron_plugin.allocation.placement import ContainerAssignment
 from neuron_plugin.allocation.rejection import INVALID_REQUEST
 from neuron_plugin.cluster.pods import PodUse
 from neuron_plugin.topology import MOST_DEVICES, Unit
+from neuron_plugin.topology.instances import SHIPPED
 
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 _ROW = 4
+_WITH_LNC = frozenset(one.device_name.lower() for one in SHIPPED if one.logical_core_size > 1)
+"""The products whose logical core size can be chosen."""
 
 Key = tuple[str, str]
 """Namespace and name of a claim."""
@@ -58,29 +61,35 @@ def with_claims(pod: NeuronPod, claims: Mapping[Key, NeuronClaim], driver: str, 
     rules = replace(pod.rules, resource_claims=False, claim_driver=driver)
     if refusal := _refusal(pod, [claim for _, claim in ours]):
         return replace(pod, request=refusal, rules=rules)
-    parts, assigned = list[ContainerRequest](), list[ContainerAssignment]()
+    parts, judged = list[ContainerAssignment](), True
     for one, claim in ours:
         if claim.reserved_for and claim.reserved_for[0] != pod.uid:
             continue  # shared: counted for the first of its pods
-        for request in () if isinstance(claim.requests, Rejection) else claim.requests:
-            rules, constraints = _narrowed(rules, request)
-            if isinstance(constraints, Rejection):
+        asked = () if isinstance(claim.requests, Rejection) else claim.requests
+        by_name = {request.name: request for request in asked}
+        for name in dict.fromkeys(result.request for result in claim.results) if claim.allocated else by_name:
+            request = by_name.get(name)
+            rules, constraints = _narrowed(rules, request, claim.logical_core_size) if request else (rules, None)
+            unit, ids = _given(claim, name) if claim.allocated or request is None else (request.unit, ())
+            if isinstance(constraints, Rejection) and not claim.allocated:
                 return replace(pod, request=constraints, rules=rules)
-            ids = _ids(claim, request)
-            resource = Resource.NEURONCORE if request.unit is Unit.CORE else DEVICE_RESOURCE
-            count = len(ids) or request.count or all_devices
+            judged &= request is not None and not isinstance(constraints, Rejection)
             part = ContainerRequest(
-                part_name(one.name, request.name), ContainerKind.APP, resource, count, constraints=constraints
+                part_name(one.name, name),
+                ContainerKind.APP,
+                Resource.NEURONCORE if unit is Unit.CORE else DEVICE_RESOURCE,
+                len(ids) or (request.count if request else 0) or all_devices,
+                constraints=None if isinstance(constraints, Rejection) else constraints,
             )
-            parts.append(part)
-            assigned.append(ContainerAssignment(part, ids))
+            parts.append(ContainerAssignment(part, ids))
     allocated = all(claim.allocated for _, claim in ours)
     node = next((claim.node for _, claim in ours), "") if allocated else ""
     return replace(
         pod,
-        request=tuple(parts),
-        assignment=Assignment(tuple(assigned), allocated=bool(pod.node)) if allocated else None,
+        request=tuple(part.request for part in parts),
+        assignment=Assignment(tuple(parts), allocated=bool(pod.node)) if allocated else None,
         promised="" if pod.node or pod.terminating else node,
+        movable=pod.movable if judged else False,  # its replacement is one that nobody here could place
         rules=rules,
     )
 
@@ -100,20 +109,20 @@ def _refusal(pod: NeuronPod, claims: Iterable[NeuronClaim]) -> Rejection | None:
     return None
 
 
-def _ids(claim: NeuronClaim, request: ClaimRequest) -> tuple[int, ...]:
-    """What was allocated for a request, in its unit."""
-    found = [read_device_name(one.device) for one in claim.results if one.request == request.name]
-    ids: list[int] = []
-    for device in found:
-        if device and request.unit is Unit.DEVICE:
-            ids.append(device.device)
-        elif device and device.cores:
-            ids += range(device.cores[0], device.cores[1] + 1)
-    return tuple(sorted(ids))
+def _given(claim: NeuronClaim, request: str) -> tuple[Unit, tuple[int, ...]]:
+    """What was allocated for a request, by whomever: cores if all of it is cores, else whole devices."""
+    found = [read_device_name(one.device) for one in claim.results if one.request == request]
+    devices = [device for device in found if device]
+    if devices and all(device.cores for device in devices):
+        cores = (range(device.cores[0], device.cores[1] + 1) for device in devices if device.cores)
+        return Unit.CORE, tuple(sorted({core for each in cores for core in each}))
+    return Unit.DEVICE, tuple(sorted({device.device for device in devices}))
 
 
-def _narrowed(rules: PodRules, request: ClaimRequest) -> tuple[PodRules, Constraints | Rejection | None]:
-    """The rules and constraints that follow from the selectors of a request."""
+def _narrowed(
+    rules: PodRules, request: ClaimRequest, logical_core_size: int
+) -> tuple[PodRules, Constraints | Rejection | None]:
+    """The rules and constraints that follow from a request's selectors, and from the LNC that its claim asks for."""
     allowed = (1 << MOST_DEVICES) - 1
     for name, value in request.attributes:
         match name.removeprefix("neuron.aws.com/"), value:
@@ -133,8 +142,9 @@ def _narrowed(rules: PodRules, request: ClaimRequest) -> tuple[PodRules, Constra
             case _:
                 detail = f"request {request.name} of a claim wants {name} to be {value!r}, which cannot be judged here"
                 return rules, replace(INVALID_REQUEST, detail=detail)
-    everything = allowed == (1 << MOST_DEVICES) - 1
-    return rules, None if everything else Constraints(allowed_devices=allowed)
+    if allowed == (1 << MOST_DEVICES) - 1 and not logical_core_size:
+        return rules, None
+    return rules, Constraints(_WITH_LNC if logical_core_size else frozenset(), allowed)
 
 
 Shown = NeuronPod | PodUse | None

@@ -117,8 +117,34 @@ def test_selectors_narrow_the_devices_and_the_nodes() -> None:
     assert row.allowed_devices == 0xF00
 
 
+def test_a_claim_with_a_logical_core_size_goes_to_products_that_have_one() -> None:
+    constraints = joined(pod(), replace(claim(), logical_core_size=2)).requests[0].constraints
+    assert isinstance(constraints, Constraints)
+    assert constraints.products == {"trainium2", "trainium3"}
+
+
 def test_a_selector_for_an_attribute_that_is_not_known_is_refused() -> None:
     assert isinstance(with_attributes(("networkNodeLayer1", "x")).refusal, Rejection)
+
+
+def test_what_kube_scheduler_has_allocated_counts_whether_it_can_be_judged_here_or_not() -> None:
+    unjudged = replace(allocated("neuron-4", "neuron-5"), requests=replace(INVALID_REQUEST, detail="firstAvailable"))
+    unknown = (ClaimRequest("r", Unit.DEVICE, 2, (("neuron.aws.com/networkNodeLayer1", "x"),)),)
+    for known in (unjudged, replace(unjudged, requests=unknown)):
+        found = joined(pod(gated=False, node="a", movable=True), known)
+        assert isinstance(found.assignment, Assignment)
+        assert [part.ids for part in found.assignment.containers] == [(4, 5)]
+        assert found.movable is False
+    assert joined(pod(gated=False, node="a", movable=True), allocated("neuron-4")).movable
+
+
+def test_whole_devices_that_a_claim_for_cores_was_given_count_as_whole() -> None:
+    """Where the class of cores selects published devices, kube-scheduler gives one for each core."""
+    given = replace(allocated("neuron-4", "neuron-5"), requests=(ClaimRequest("r", Unit.CORE, 2),))
+    found = joined(pod(gated=False, node="a"), given)
+    assert isinstance(found.assignment, Assignment)
+    (part,) = found.assignment.containers
+    assert (part.request.resource, part.ids) == (Resource.NEURON, (4, 5))
 
 
 class Seen:
