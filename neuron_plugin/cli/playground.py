@@ -46,6 +46,7 @@ affinity, spread, volumes, preemption); pods run until they are deleted."""
 EXAMPLES = """
 neuron-plugin playground --nodes trn1.32xlarge=2,inf2.48xlarge=1
 neuron-plugin playground --placement extender
+neuron-plugin playground --mode dra
 neuron-plugin playground run --ask neuron=4 --ask neuron=7
 neuron-plugin playground run -f job.yaml
 neuron-plugin playground fault trn1-1 device 5 gone
@@ -64,6 +65,7 @@ SETTLE_SECONDS = 0.3
 NOTICE_SECONDS = 15.0
 """For the plugin of a node to see a change: it looks every few seconds."""
 _LOCK = ".playground"
+_CLAIMS = {"ResourceClaim": "resourceclaims", "ResourceClaimTemplate": "resourceclaimtemplates"}
 
 
 def _nodes(text: str) -> dict[str, str]:
@@ -87,6 +89,8 @@ def add_flags(parser: Parser) -> None:
     """Which nodes and where; and what to do with a playground that is up."""
     nodes = f"instance types and how many nodes of each (default: {DEFAULT_NODES})"
     parser.add_argument("--nodes", metavar="TYPE=COUNT[,...]", type=_nodes, default=_nodes(DEFAULT_NODES), help=nodes)
+    mode = "by what the nodes give their devices: a device plugin, or claims of DRA (default: device-plugin)"
+    parser.add_argument("--mode", choices=("device-plugin", "dra"), default="device-plugin", help=mode)
     placement = "who places the pods of the default scheduler (default: gates)"
     parser.add_argument("--placement", choices=("gates", "extender"), default="gates", help=placement)
     room = "what is done for a pod that waits though enough is free, 5 s after it came (default: plan)"
@@ -97,7 +101,10 @@ def add_flags(parser: Parser) -> None:
     actions = parser.add_subparsers(title="actions, in a second shell", metavar="ACTION", dest="action")
     pods = add_command(actions, "run", run_pods, summary="create pods and say what becomes of them")
     add_ask_flag(pods)
-    files = "pods, Deployments, Jobs, JobSets, LeaderWorkerSets, RayClusters as YAML or JSON; - is standard input"
+    files = (
+        "pods, Deployments, Jobs, JobSets, LeaderWorkerSets, RayClusters, and claims and their templates, as YAML or "
+        "JSON; - is standard input"
+    )
     pods.add_argument("-f", "--filename", metavar="FILE", help=files)
     summary = "break something on a node, or repair it"
     fault = add_command(actions, "fault", break_node, summary=summary)
@@ -162,7 +169,9 @@ async def _play(root: Path, arguments: Namespace) -> None:
     number = plural(len(nodes), "node")
     print(f"Starting {number}, an API server, a scheduler and the extender in {root} ...", flush=True)
     started = time.monotonic()
-    async with SimulatedCluster(root, nodes, extender_flags=flags, placed_by=PlacedBy(arguments.placement)) as cluster:
+    placed_by, by_claims = PlacedBy(arguments.placement), arguments.mode == "dra"
+    cluster = SimulatedCluster(root, nodes, extender_flags=flags, placed_by=placed_by, by_claims=by_claims)
+    async with cluster:
         for worker in cluster.workers.values():
             await worker.wait_until_registered()
         await cluster.wait_until_published()
@@ -184,7 +193,10 @@ def _hints(cluster: SimulatedCluster) -> Iterator[str]:
     yield ""
     yield f"In a browser: {cluster.health_url}/ui/"
     yield "In a second shell:"
-    yield f"  {play} run --ask neuron=4 --ask neuron=13   # or: {play} run -f POD.YAML"
+    if cluster.by_claims:
+        yield f"  {play} run -f FILE   # pods with claims and their templates: docs/dra.md"
+    else:
+        yield f"  {play} run --ask neuron=4 --ask neuron=13   # or: {play} run -f POD.YAML"
     yield f"  {play} fault {worker.name} device 5 gone"
     yield f"  {neuron} devices --config {worker.config}"
     yield f"  {neuron} doctor --config {worker.config}"
@@ -204,7 +216,7 @@ def run_pods(arguments: Namespace) -> int:
     """
     from neuron_plugin.simulation import WorkloadPod
 
-    given: list[WorkloadPod] = []
+    given, claims = list[WorkloadPod](), list[dict[str, Any]]()
     for asked in arguments.ask or ():
         containers = [
             {"name": f"container-{place}", "image": "none", "resources": {"limits": {resource.value: str(count)}}}
@@ -213,20 +225,20 @@ def run_pods(arguments: Namespace) -> int:
         manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": {}, "spec": {"containers": containers}}
         given.append(WorkloadPod(manifest))
     if arguments.filename:
-        given += _read_pods(arguments.filename)
-    if not given:
+        found = _read_objects(arguments.filename)
+        claims = [each for each in found if isinstance(each, dict) and each.get("kind") in _CLAIMS]
+        given += _pods_of([each for each in found if each not in claims], arguments.filename)
+    if not (given or claims):
         raise UsageError("no pod: give --ask neuron=1, or --filename FILE")
     kubeconfig = _kubeconfig(arguments.directory)
-    for line in asyncio.run(_create(kubeconfig, given)):
+    for line in asyncio.run(_create(kubeconfig, given, claims)):
         print(line)
     return Exit.SUCCESS
 
 
-def _read_pods(name: str) -> list[WorkloadPod]:
-    """The pods of a file, or that controllers would make of its objects."""
+def _read_objects(name: str) -> list[Any]:
+    """The objects of a file, those of a List one by one."""
     import yaml
-
-    from neuron_plugin.simulation import WorkloadError, pods_of
 
     try:
         text = sys.stdin.read() if name == "-" else Path(name).read_text("utf-8")
@@ -237,8 +249,15 @@ def _read_pods(name: str) -> list[WorkloadPod]:
     for each in documents:
         is_list = isinstance(each, dict) and each.get("kind") == "List" and isinstance(each.get("items"), list)
         found += each["items"] if is_list else [each]
+    return found
+
+
+def _pods_of(objects: list[Any], name: str) -> list[WorkloadPod]:
+    """The pods among objects, or that controllers would make of them."""
+    from neuron_plugin.simulation import WorkloadError, pods_of
+
     try:
-        return [pod for each in found for pod in pods_of(each)]
+        return [pod for each in objects for pod in pods_of(each)]
     except WorkloadError as error:
         raise UsageError(f"{name}: {error}") from None
 
@@ -257,14 +276,15 @@ def _kubeconfig(directory: Path) -> Path:
     return path
 
 
-async def _create(kubeconfig: Path, given: list[WorkloadPod]) -> list[str]:
-    """Create the pods, and say in a line for each what became of it."""
+async def _create(kubeconfig: Path, given: list[WorkloadPod], claims: list[dict[str, Any]]) -> list[str]:
+    """Create claims and pods, and say in a line for each pod what became of it."""
     from neuron_plugin.cluster import ClusterError
     from neuron_plugin.cluster.client import connect
 
     lines = []
     try:
         async with await connect(kubeconfig) as api:
+            lines += [await _create_claim(api, each) for each in claims]
             made = [await _create_pod(api, each.manifest) for each in given if not each.after]
             for leader in dict.fromkeys(each.after for each in given if each.after):
                 led = [each for each in given if each.after == leader]
@@ -320,9 +340,47 @@ async def _became_of(api: KubernetesApi, pod: Pod, kubeconfig: Path) -> list[str
         return [f"pod {name} has failed on {pod.node_name}: {message}"]
     if pod.node_name:
         ids = [f"{key}: {pod.annotations[key]}" for key in (DEVICES_KEY, CORES_KEY) if key in pod.annotations]
+        ids += await _claimed(api, pod)
         return [f"pod {name} runs on {', '.join([pod.node_name, *ids])}"]
     why = f"  why: {program()} explain {name} --kubeconfig {kubeconfig}"
     return [f"pod {name} waits: {message or 'the scheduler has not looked at it yet'}", why]
+
+
+async def _create_claim(api: KubernetesApi, manifest: dict[str, Any]) -> str:
+    """Create a claim or a template, unless there is one of its name already; a line that says so."""
+    from neuron_plugin.cluster import ApiError, ApiRequest
+    from neuron_plugin.cluster.api import send
+
+    metadata = manifest.get("metadata")
+    if not isinstance(metadata, dict) or not metadata.get("name"):
+        raise UsageError(f"{manifest['kind']} has no name, expected an object of Kubernetes with metadata.name")
+    namespace, plural_name = metadata.get("namespace") or "default", _CLAIMS[manifest["kind"]]
+    name = f"{plural_name.removesuffix('s')} {namespace}/{metadata['name']}"
+    path = f"/apis/resource.k8s.io/v1/namespaces/{namespace}/{plural_name}"
+    try:
+        await send(api, ApiRequest("POST", path, body=manifest), timeout_seconds=PLACE_SECONDS)
+    except ApiError as error:
+        if not error.conflict:
+            raise
+        return f"{name} is there already, and is left as it is"
+    return f"{name} is created"
+
+
+async def _claimed(api: KubernetesApi, pod: Pod) -> list[str]:
+    """The devices that a pod has by its claims, a text for each claim."""
+    from neuron_plugin.allocation.claims import DRA_DRIVER
+    from neuron_plugin.cluster import ApiRequest
+    from neuron_plugin.cluster.api import send
+    from neuron_plugin.cluster.claims import RESOURCE_CLAIMS, neuron_claim
+    from neuron_plugin.cluster.pods import neuron_pod
+
+    texts = []
+    for one in neuron_pod(pod).claims:
+        path = RESOURCE_CLAIMS.item(one.claim, pod.namespace)
+        found = RESOURCE_CLAIMS.decode(await send(api, ApiRequest("GET", path), timeout_seconds=PLACE_SECONDS))
+        devices = [result.device for result in neuron_claim(found, DRA_DRIVER).results]
+        texts.append(f"claim {one.name}: {' '.join(devices) or 'no Neuron device'}")
+    return texts
 
 
 async def _create_pod(api: KubernetesApi, manifest: dict[str, Any]) -> Pod:

@@ -11,6 +11,7 @@ import contextlib
 import enum
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,18 +19,20 @@ import aiohttp
 import msgspec
 
 from neuron_plugin.allocation import Resource
+from neuron_plugin.allocation.claims import CORE_CLASS, DRA_DRIVER
 from neuron_plugin.allocation.keys import INVENTORY_KEY
 from neuron_plugin.allocation.node_rules import DEFAULT_SCHEDULER
 from neuron_plugin.cluster import DecodeError
 from neuron_plugin.cluster import Pod as PodRecord
+from neuron_plugin.cluster.leases import LEASE_PREFIX
 from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.extender import SECOND_SCHEDULER
 from neuron_plugin.gates.webhook import patch as gate_patch
 from neuron_plugin.scheduling.state import NODE_REFUSALS
 from neuron_plugin.simulation.api_server import SimulatedApiServer
+from neuron_plugin.simulation.api_server_kinds import DEVICE_CLASSES, LEASES, JsonObject
 from neuron_plugin.simulation.api_server_kinds import NODES as SERVED_NODES
 from neuron_plugin.simulation.api_server_kinds import PODS as SERVED_PODS
-from neuron_plugin.simulation.api_server_kinds import JsonObject
 from neuron_plugin.simulation.kubelet_pods import AdmittedPod
 from neuron_plugin.simulation.scheduler import FilterAnswer, SimulatedScheduler
 from neuron_plugin.simulation.worker import READY_SECONDS, SimulatedWorker, end_process, free_port, start_process
@@ -61,11 +64,11 @@ def pod_manifest(name: str, containers: Mapping[str, tuple[Resource, int]]) -> J
     return {"metadata": {"name": name, "namespace": "default"}, "spec": {"containers": made}}
 
 
-def _gated(pod: JsonObject) -> JsonObject:
+def _gated(pod: JsonObject, *, claims: bool) -> JsonObject:
     """A new pod as the chart's MutatingAdmissionPolicy leaves it; the webhook that is asked here does the same."""
     encoded = msgspec.json.encode(pod)
     try:
-        changes = gate_patch(msgspec.Raw(encoded))
+        changes = gate_patch(msgspec.Raw(encoded), claims=claims)
     except DecodeError:
         return pod  # which is refused for it
     made: JsonObject = msgspec.json.decode(encoded)
@@ -87,7 +90,8 @@ class SimulatedCluster:
     """An async context: everything is up inside it, and gone after it. All files are made under ``root``.
 
     ``instance_types`` are the nodes' by name. ``extender_url`` is where the extender serves the ``scheduler``, which is
-    there once everything is up, ``health_url`` where it serves pages for people.
+    there once everything is up, ``health_url`` where it serves pages for people. ``by_claims``: the nodes' devices are
+    given by claims of Dynamic Resource Allocation.
     """
 
     def __init__(
@@ -98,12 +102,19 @@ class SimulatedCluster:
         daemon_flags: Sequence[str] = (),
         extender_flags: Sequence[str] = (),
         placed_by: PlacedBy = PlacedBy.EXTENDER,
+        by_claims: bool = False,
     ) -> None:
         self.root = root
         self.placed_by = placed_by
-        self.api = SimulatedApiServer(admit_pod=_gated if placed_by is PlacedBy.GATES else None)
+        self.by_claims = by_claims
+        gates = placed_by is PlacedBy.GATES
+        self.api = SimulatedApiServer(admit_pod=partial(_gated, claims=by_claims) if gates else None)
+        if by_claims and gates:
+            daemon_flags = (*daemon_flags, "--placed-claims")
+            extender_flags = (*extender_flags, "--dra-driver", DRA_DRIVER)
+        claims_at = self.api if by_claims else None
         self.workers = {
-            name: SimulatedWorker(root / name, name, instance_type, daemon_flags=daemon_flags)
+            name: SimulatedWorker(root / name, name, instance_type, daemon_flags=daemon_flags, claims_at=claims_at)
             for name, instance_type in instance_types.items()
         }
         self.extender_url = ""
@@ -117,6 +128,9 @@ class SimulatedCluster:
     async def __aenter__(self) -> Self:
         try:
             await self.api.start()
+            for name in self._device_classes():
+                selector = {"cel": {"expression": f"device.driver == '{DRA_DRIVER}'"}}
+                self.api.create(DEVICE_CLASSES, {"metadata": {"name": name}, "spec": {"selectors": [selector]}}, "")
             for worker in self.workers.values():
                 await worker.start(self.api, self._kubeconfig("plugin"))
             await self._start_extender()
@@ -129,6 +143,12 @@ class SimulatedCluster:
         await self._sessions.aclose()
         await asyncio.gather(*(worker.stop() for worker in self.workers.values()), end_process(self._extender))
         await self.api.stop()
+
+    def _device_classes(self) -> tuple[str, ...]:
+        """As the chart makes them: cores are allocated by the placement controller only."""
+        if not self.by_claims:
+            return ()
+        return (DRA_DRIVER, CORE_CLASS) if self.placed_by is PlacedBy.GATES else (DRA_DRIVER,)
 
     @property
     def worker(self) -> SimulatedWorker:
@@ -180,7 +200,9 @@ class SimulatedCluster:
                 await asyncio.sleep(0.05)
 
     async def wait_until_published(self) -> None:
-        """Wait until the plugin of each node has published its inventory.
+        """Wait until the plugin of each node has published its inventory and that it serves; its kubelet says the same.
+
+        A pod that comes before that is told that it does not fit.
 
         Raises:
             TimeoutError: names the nodes that are late.
@@ -192,9 +214,13 @@ class SimulatedCluster:
                     await asyncio.sleep(0.05)
         except TimeoutError as error:
             raise TimeoutError(f"no inventory of {', '.join(late)} after {READY_SECONDS:g} s") from error
+        for worker in self.workers.values():
+            worker.report_capacity(self.api)
 
     def _is_published(self, node: str) -> bool:
-        return INVENTORY_KEY in (self.api.get(SERVED_NODES, node)["metadata"].get("annotations") or {})
+        held = {each["metadata"]["name"] for each in self.api.objects(LEASES) if each["spec"].get("holderIdentity")}
+        annotations = self.api.get(SERVED_NODES, node)["metadata"].get("annotations") or {}
+        return INVENTORY_KEY in annotations and f"{LEASE_PREFIX}{node}" in held
 
     def _kubeconfig(self, user: str) -> Path:
         return self.api.write_kubeconfig(self.root / f"kubeconfig-{user}", user)

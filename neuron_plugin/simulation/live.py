@@ -33,9 +33,14 @@ from neuron_plugin.simulation.api_server_kinds import BUDGETS, EVENTS, NODES, Js
 from neuron_plugin.simulation.api_server_kinds import PODS as SERVED_PODS
 from neuron_plugin.simulation.api_server_pods import budget_status
 from neuron_plugin.simulation.api_server_store import Inbox
+from neuron_plugin.simulation.claim_allocator import NotAllocatedError
+from neuron_plugin.simulation.claim_controller import sync_claims
 from neuron_plugin.simulation.cluster import SCHEDULERS, SimulatedCluster
+from neuron_plugin.simulation.kubelet_claims import NotPreparedError
 from neuron_plugin.simulation.kubelet_pods import AdmittedPod, PodRejectedError
 from neuron_plugin.simulation.scheduler import ExtenderCallError, PlacedPod, message, why_apart, why_not
+from neuron_plugin.simulation.scheduler_claims import allocations_on, claims_of, reserve
+from neuron_plugin.simulation.worker import SimulatedWorker
 from neuron_plugin.topology import catalogue
 
 LOOK_SECONDS = 1.0
@@ -43,6 +48,9 @@ LOOK_SECONDS = 1.0
 
 WORK_SECONDS = 1.0
 """Between two changes of what the cores have done."""
+
+START_SECONDS = 0.5
+"""How long the others wait for a pod whose claims are being prepared."""
 
 MOST_SHOWN = 4
 """Device nodes of a container that are shown one by one."""
@@ -55,6 +63,7 @@ async def live(cluster: SimulatedCluster) -> AsyncIterator[str]:
     said: dict[str, str] = {}
     changes, events = cluster.api.follow(SERVED_PODS), cluster.api.follow(EVENTS)
     worked_at = time.monotonic()
+    starting: dict[str, asyncio.Task[AdmittedPod]] = {}  # by UID: a pod may wait for its claims
     while True:
         if (seconds := time.monotonic() - worked_at) >= WORK_SECONDS:
             worked_at += seconds
@@ -64,6 +73,8 @@ async def live(cluster: SimulatedCluster) -> AsyncIterator[str]:
             changes.get_nowait()
         async for line in _upkeep(cluster):
             yield line
+        if cluster.by_claims:
+            sync_claims(cluster.api)
         for line in _new_events(events):
             yield line
         objects = cluster.api.objects(SERVED_PODS)
@@ -74,6 +85,8 @@ async def live(cluster: SimulatedCluster) -> AsyncIterator[str]:
             if gone.node_name:
                 with contextlib.suppress(KeyError):  # the kubelet rejected it
                     cluster.workers[gone.node_name].kubelet.finish(uid)
+                if task := starting.pop(uid, None):
+                    await asyncio.gather(task, return_exceptions=True)
             yield f"pod {_name(gone)}: deleted"
         room = _Room.of(cluster, pods)
         for pod, value in zip(pods, objects, strict=True):
@@ -89,18 +102,23 @@ async def live(cluster: SimulatedCluster) -> AsyncIterator[str]:
                     lines = [line] if said.get(pod.uid) != line else []
                     said[pod.uid] = line
                 elif pod.terminating:
-                    worker_of_pod.end(cluster.api, pod)
+                    await worker_of_pod.end(cluster.api, pod)
+                    if task := starting.pop(pod.uid, None):
+                        await asyncio.gather(task, return_exceptions=True)
                     known.pop(pod.uid, None)
                     lines = [f"pod {_name(pod)}: deleted"]
-                elif acted_on and acted_on.node_name:
+                elif acted_on and acted_on.node_name and pod.uid not in starting:
                     continue
                 else:
-                    said.pop(pod.uid, None)
-                    lines = [
-                        f"pod {_name(pod)}: {each}" for each in _received(await worker_of_pod.admit(cluster.api, pod))
-                    ]
+                    if pod.uid not in starting:
+                        said.pop(pod.uid, None)
+                        admission = worker_of_pod.admit(cluster.api, pod)
+                        starting[pod.uid] = asyncio.create_task(admission, name=f"start {_name(pod)}")
+                    lines = await _started(worker_of_pod, pod, starting, said)
             except PodRejectedError as error:
                 lines = [f"pod {_name(pod)}: {error}"]
+            except NotPreparedError as error:
+                lines = _news(said, pod, f"its claims are not given up yet: {error}")
             except Refusal:
                 continue  # changed or deleted since it was listed: the next look sees that
             except Exception as error:  # noqa: BLE001 - whatever a client made of one pod, the others go on
@@ -196,9 +214,21 @@ async def _schedule(cluster: SimulatedCluster, room: _Room, pod: PodRecord, valu
     if wanted not in SCHEDULERS:
         return f"pod {_name(pod)}: waits: no scheduler is called {wanted!r}, only {' and '.join(SCHEDULERS)}"
     asks = neuron_pod(pod)
+    claims: list[JsonObject] = []
     extender = bool(asks.request) and cluster.asks_extender(wanted)  # which is asked about its managedResources only
     candidate = PlacedPod("", pod.namespace, pod.labels, asks.rules)
     reasons = room.reasons(candidate, extender=extender)
+    allocations: dict[str, list[JsonObject]] = {}
+    if asks.claims:
+        try:
+            claims = claims_of(cluster.api, value)
+        except NotAllocatedError as error:
+            return f"pod {_name(pod)}: waits: {error}"
+        for name, found in reasons.items():
+            try:
+                allocations[name] = [] if found else allocations_on(cluster.api, claims, name)
+            except NotAllocatedError as error:
+                reasons[name] = [str(error)]
     fitting = [name for name, found in reasons.items() if not found]
     against = [each for found in reasons.values() for each in found]
     try:
@@ -209,6 +239,7 @@ async def _schedule(cluster: SimulatedCluster, room: _Room, pod: PodRecord, valu
         if fitting and extender:
             await cluster.scheduler.bind(value, await cluster.scheduler.best(value, fitting))
         elif fitting:
+            reserve(cluster.api, value, claims, allocations.get(fitting[0], []))
             cluster.api.bind(pod.namespace, pod.name, node=fitting[0])
     except ExtenderCallError as error:
         why = str(error)
@@ -224,6 +255,30 @@ async def _schedule(cluster: SimulatedCluster, room: _Room, pod: PodRecord, valu
         cluster.api.patch_status(SERVED_PODS, pod.name, {"conditions": [condition]}, pod.namespace)
         _record(cluster, pod, why)
     return f"pod {_name(pod)}: waits: {why}"
+
+
+async def _started(
+    worker: SimulatedWorker, pod: PodRecord, starting: dict[str, asyncio.Task[AdmittedPod]], said: dict[str, str]
+) -> list[str]:
+    """What a pod that is being started has received, or what it waits for.
+
+    Raises:
+        PodRejectedError: the kubelet failed the pod.
+    """
+    task = starting[pod.uid]
+    await asyncio.wait((task,), timeout=START_SECONDS if pod.spec.resource_claims else None)
+    if not task.done():
+        return _news(said, pod, worker.kubelet.waiting.get(pod.uid, "its claims are being prepared"))
+    del starting[pod.uid]
+    said.pop(pod.uid, None)
+    return [f"pod {_name(pod)}: {each}" for each in _received(task.result())]
+
+
+def _news(said: dict[str, str], pod: PodRecord, text: str) -> list[str]:
+    """A line about a pod, if it was not the last one."""
+    line = f"pod {_name(pod)}: {text}"
+    before, said[pod.uid] = said.get(pod.uid), line
+    return [line] if line != before else []
 
 
 def _record(cluster: SimulatedCluster, pod: PodRecord, why: str) -> None:

@@ -21,6 +21,7 @@ import msgspec
 from neuron_plugin.allocation import ContainerKind, Resource
 from neuron_plugin.allocation.requests import parse_count
 from neuron_plugin.cluster import Pod as PodRecord
+from neuron_plugin.cluster.pods import neuron_pod
 from neuron_plugin.cluster.writes import utc_now
 from neuron_plugin.simulation.api_server import SimulatedApiServer
 from neuron_plugin.simulation.api_server_kinds import (
@@ -32,6 +33,7 @@ from neuron_plugin.simulation.api_server_kinds import (
     Refusal,
 )
 from neuron_plugin.simulation.kubelet import SimulatedKubelet
+from neuron_plugin.simulation.kubelet_dra import DraManager, DraTimes
 from neuron_plugin.simulation.kubelet_pods import AdmittedPod, Container, Pod, PodRejectedError
 from neuron_plugin.simulation.node import SimulatedNode, write_node
 
@@ -48,6 +50,8 @@ from neuron_plugin.__main__ import entry
 entry()
 """
 """A process that is killed with its parent (PR_SET_PDEATHSIG), or has none any more."""
+DRA_TIMES = DraTimes(retry=3.0, watcher=0.2, reconcile=5.0)
+"""A claim that had to wait is prepared again sooner than by the real kubelet: someone looks on."""
 RESCAN_SECONDS = 2.0
 """Faults are looked for five times as often as by default: someone waits for what they change."""
 UTILIZATION_SECONDS, IDLE_AFTER_SECONDS = 5.0, 20.0
@@ -78,21 +82,38 @@ class ApiOfNode:
 class SimulatedWorker:
     """A node named ``name``; its files are made in ``root``, and ``cgroup_root`` is its ``/sys/fs/cgroup``.
 
-    ``config`` is the file with all settings of its daemon: commands that inspect the node read it.
+    ``config`` is the file with all settings of its daemon: commands that inspect the node read it. With ``claims_at``
+    the node's devices are given by claims, which its kubelet reads at that API server.
     """
 
-    def __init__(self, root: Path, name: str, instance_type: str, *, daemon_flags: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        root: Path,
+        name: str,
+        instance_type: str,
+        *,
+        daemon_flags: Sequence[str] = (),
+        claims_at: SimulatedApiServer | None = None,
+    ) -> None:
         self.name = name
         self.node: SimulatedNode = write_node(root, instance_type, usage_counters=False, work_counters=True)
         self.config = root / "plugin.json"
         self.log = root / "plugin.log"
         self.kubelet_dir, self.pod_resources_dir, self.cgroup_root = root / "dp", root / "pr", root / "cgroup"
         self.state_dir, self.registry_dir, self.cdi_dir = root / "state", root / "registry", root / "cdi"
-        for directory in (self.kubelet_dir, self.pod_resources_dir, self.state_dir):
+        for directory in (self.kubelet_dir, self.pod_resources_dir, self.state_dir, self.registry_dir):
             directory.mkdir()
+        self.dra: DraManager | None = None
+        if claims_at:
+            self.dra = DraManager(root, self.registry_dir, ApiOfNode(claims_at, name), DRA_TIMES)
         chance = Random(0)  # noqa: S311 - chooses ids, guards nothing; every demo goes the same way
         self.kubelet = SimulatedKubelet(
-            self.kubelet_dir, self.pod_resources_dir, random=chance, cgroup_root=self.cgroup_root
+            self.kubelet_dir,
+            self.pod_resources_dir,
+            random=chance,
+            cgroup_root=self.cgroup_root,
+            dra=self.dra,
+            cdi_dir=self.cdi_dir,
         )
         self.health_port = free_port()
         self.daemon: asyncio.subprocess.Process | None = None
@@ -108,6 +129,7 @@ class SimulatedWorker:
         """The node joins the cluster: its object, its kubelet, its daemon."""
         self.register(api)
         settings = {
+            "mode": "dra" if self.dra else "device-plugin",
             "node-name": self.name,
             "kubeconfig": kubeconfig,
             "sysfs": self.node.paths.sysfs,
@@ -130,7 +152,7 @@ class SimulatedWorker:
         await self.start_daemon()
 
     def register(self, api: SimulatedApiServer) -> None:
-        """Make the node's object, with the labels that a kubelet and a cloud provider write."""
+        """Make the node's object, with the labels that a kubelet and a cloud provider write, and what it has by now."""
         labels = {
             "kubernetes.io/hostname": self.name,
             "kubernetes.io/os": "linux",
@@ -139,6 +161,7 @@ class SimulatedWorker:
         }
         api.create_node({"metadata": {"name": self.name, "labels": labels}})
         self._reported = {}
+        self.report_capacity(api)
 
     async def stop(self) -> None:
         """End the daemon, then the kubelet."""
@@ -155,8 +178,24 @@ class SimulatedWorker:
         return await end_process(daemon)
 
     async def wait_until_registered(self) -> None:
-        """Wait until the daemon has offered every device of the machine to the kubelet."""
-        await self.wait_until_offered(Resource.NEURONDEVICE, len(self.node.description.loaded))
+        """Wait until the daemon has offered every device of the machine to the kubelet, or is its driver of claims.
+
+        Raises:
+            TimeoutError: with the last lines of the daemon's log.
+        """
+        if self.dra is None:
+            await self.wait_until_offered(Resource.NEURONDEVICE, len(self.node.description.loaded))
+        try:
+            async with asyncio.timeout(READY_SECONDS):
+                while missing := self._not_registered():  # noqa: ASYNC110 - polled, as by a user
+                    await asyncio.sleep(0.05)
+        except TimeoutError as error:
+            raise self._late(f"not registered: {', '.join(missing)}") from error
+
+    def _not_registered(self) -> list[str]:
+        if self.dra:
+            return [] if self.dra.drivers else ["a driver of claims"]
+        return [each.value for each in Resource if not self.kubelet.capacity(each.value).allocatable]
 
     async def wait_until_offered(self, resource: Resource, count: int) -> None:
         """Wait until the kubelet has so many healthy ids of a resource.
@@ -167,8 +206,11 @@ class SimulatedWorker:
         try:
             await self.kubelet.wait_for_capacity(resource.value, count, timeout_seconds=READY_SECONDS)
         except TimeoutError as error:
-            last = "\n".join(self.log.read_text().splitlines()[-5:])
-            raise TimeoutError(f"{error}; the daemon's log ends with:\n{last}") from error
+            raise self._late(str(error)) from error
+
+    def _late(self, what: str) -> TimeoutError:
+        last = "\n".join(self.log.read_text().splitlines()[-5:])
+        return TimeoutError(f"{what}; the daemon's log ends with:\n{last}")
 
     async def admit(self, api: SimulatedApiServer, record: PodRecord) -> AdmittedPod:
         """Do the kubelet's part for a pod that was bound to this node, and return what its containers received.
@@ -176,13 +218,9 @@ class SimulatedWorker:
         Raises:
             PodRejectedError: the kubelet failed the pod, as its phase then says.
         """
-        resources = set(Resource)
-        containers = [
-            Container(one.name, {key: parse_count(text) for key, text in one.limits.items() if key in resources}, kind)
-            for one, kind in record.containers
-        ]
+        pod = kubelet_pod(record)
         try:
-            admitted = await self.kubelet.admit(Pod(record.uid, record.namespace, record.name, tuple(containers)))
+            admitted = await self.kubelet.admit(pod)
         except PodRejectedError as error:
             status: JsonObject = {"phase": "Failed", "reason": error.reason, "message": str(error)}
             api.patch_status(PODS, record.name, status, record.namespace)
@@ -194,7 +232,7 @@ class SimulatedWorker:
             "restartCount": 0,
             "state": {"running": {"startedAt": since}},
         }
-        apps = [{"name": each.name, **running} for each in containers if each.kind is ContainerKind.APP]
+        apps = [{"name": each.name, **running} for each in pod.containers if each.kind is ContainerKind.APP]
         ready = [{"type": "Ready", "status": "True", "lastTransitionTime": since}]
         running = {"phase": "Running", "containerStatuses": apps, "conditions": ready}
         api.patch_status(PODS, record.name, running, record.namespace)
@@ -205,10 +243,15 @@ class SimulatedWorker:
         held = {int(name.removeprefix("neuron")) for name in self.kubelet.held_nodes()}
         await asyncio.to_thread(self.node.work, seconds, held)
 
-    def end(self, api: SimulatedApiServer, record: PodRecord) -> None:
-        """The pod's containers have ended, which the kubelet says first, and the object is deleted."""
-        with contextlib.suppress(KeyError):  # never admitted
+    async def end(self, api: SimulatedApiServer, record: PodRecord) -> None:
+        """The pod's containers have ended, which the kubelet says first, and the object is deleted.
+
+        Raises:
+            NotPreparedError: its claims cannot be given up, and the pod stays Terminating.
+        """
+        with contextlib.suppress(KeyError):  # never admitted, or ended at an earlier look
             self.kubelet.finish(record.uid)
+        await self.kubelet.unprepare(kubelet_pod(record))
         ended: JsonObject = {"name": "main", "state": {"terminated": {"exitCode": 0}}}
         status = {"phase": "Succeeded", "containerStatuses": [ended]}
         api.patch_status(PODS, record.name, status, record.namespace)
@@ -227,6 +270,22 @@ class SimulatedWorker:
         self._reported = status
         api.patch_status(NODES, self.name, status)
         return True
+
+
+def kubelet_pod(record: PodRecord) -> Pod:
+    """A pod as the kubelet takes it."""
+    resources, claims = set(Resource), neuron_pod(record).claims
+    containers = [
+        Container(
+            one.name,
+            {key: parse_count(text) for key, text in one.limits.items() if key in resources},
+            kind,
+            tuple((each.name, request) for each in claims for user, request in each.users if user == one.name),
+        )
+        for one, kind in record.containers
+    ]
+    named = {each.name: each.claim for each in claims if each.claim}
+    return Pod(record.uid, record.namespace, record.name, tuple(containers), named)
 
 
 def free_port() -> int:

@@ -13,6 +13,7 @@ import yaml
 from neuron_plugin.allocation.claims import DRA_DRIVER, ClaimRequest
 from neuron_plugin.cluster.claims import ResourceClaim, neuron_claim
 from neuron_plugin.topology import Unit
+from tests.support.playground import Playground
 
 PAGE = Path(__file__).parents[2] / "docs/dra.md"
 EXPECTED = {
@@ -46,3 +47,32 @@ def test_a_template_asks_for_what_its_name_says(name: str) -> None:
     (request,) = claim.requests
     assert isinstance(request, ClaimRequest)
     assert (request.name, request.unit, request.count, claim.logical_core_size) == EXPECTED[name]
+
+
+GIVEN = {
+    "one-row-of-a-trn2": r"trn2-1, claim devices: neuron-8 neuron-9 neuron-10 neuron-11$",
+    "one-device-with-large-cores": r"trn2-1, claim devices: neuron-\d+$",
+    "all-devices": r"trn1-\d, claim devices:( neuron-\d+){16}$",  # no other node is whole any more
+    "one-device": r"trn\d-\d, claim devices: neuron-\d+$",
+    "four-linked-devices": r"claim devices: neuron-(0 .*-3|4 .*-7|8 .*-11|12 .*-15)$",
+    "two-cores": r"claim devices: neuron-\d+-cores-\d+-\d+(-lnc-2)?$",
+}
+"""What a pod with a claim of each template is given; in the order in which all of them fit."""
+
+
+@pytest.mark.timeout(180)
+def test_each_template_of_the_page_is_served_in_the_playground(tmp_path: Path) -> None:
+    (example,) = manifests("Pod").values()
+    with Playground("--mode", "dra", "--nodes", "trn1.32xlarge=2,trn2.48xlarge=1") as play:
+        for name, given in GIVEN.items():
+            container = {**example["spec"]["containers"][0], "resources": {"claims": [{"name": "devices"}]}}
+            claims = [{"name": "devices", "resourceClaimTemplateName": name}]
+            pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}}
+            pod |= {"spec": {"resourceClaims": claims, "containers": [container]}}
+            file = tmp_path / f"{name}.yaml"
+            file.write_text(yaml.safe_dump_all([manifests("ResourceClaimTemplate")[name], pod]), encoding="utf-8")
+            created, *rest = play.run("run", "-f", str(file)).splitlines()
+            assert created == f"resourceclaimtemplate default/{name} is created"
+            assert re.search(rf"^pod default/{name} runs on .*{given}", "\n".join(rest)), rest
+        play.wait_for("--env NEURON_LOGICAL_NC_CONFIG=2")
+        play.wait_for("--env NEURON_RT_VISIBLE_CORES=0,1")

@@ -125,7 +125,7 @@ class Story:
         if not record.node_name:
             self.api.delete_pod("default", name, grace_seconds=0)
             return
-        end_pod(self.cluster, name)
+        await end_pod(self.cluster, name)
         await until(lambda: self._is_free(record.node_name, record.uid))
 
     async def _is_free(self, node: str, uid: str) -> bool:

@@ -65,9 +65,9 @@ async def test_pods_keep_their_silicon_through_every_restart(cluster: SimulatedC
     await cluster.worker.wait_until_offered(Resource.NEURONCORE, 6)
     assert kubelet.rejections == {}
 
-    end_pod(cluster, "first")
+    await end_pod(cluster, "first")
     await cluster.worker.wait_until_offered(Resource.NEURONDEVICE, 6)
-    end_pod(cluster, "second")
+    await end_pod(cluster, "second")
     await cluster.worker.wait_until_offered(Resource.NEURONCORE, 12)
     assert await cluster.worker.stop_daemon() == 0
 
@@ -103,7 +103,7 @@ async def test_a_pod_is_refused_while_its_silicon_is_held_and_placed_when_it_is_
     assert "Fewer than 6 free Neuron devices" in refused.message(1)
     with pytest.raises(ExtenderCallError, match="Fewer than 6 free Neuron devices"):
         await cluster.bind("all")
-    end_pod(cluster, "small")
+    await end_pod(cluster, "small")
     await cluster.worker.wait_until_offered(Resource.NEURONDEVICE, 6)
     async with asyncio.timeout(30):  # what a deleted pod had is kept until its node has said that it is free
         while not (await cluster.filter("all")).nodes:

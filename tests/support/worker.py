@@ -14,7 +14,7 @@ async def kill_daemon(worker: SimulatedWorker) -> None:
     worker.daemon = None
 
 
-def end_pod(cluster: SimulatedCluster, name: str) -> None:
+async def end_pod(cluster: SimulatedCluster, name: str) -> None:
     """The pod's containers have ended, and the object is deleted."""
     record = cluster.pod(name)
-    cluster.workers[record.node_name].end(cluster.api, record)
+    await cluster.workers[record.node_name].end(cluster.api, record)
