@@ -332,3 +332,10 @@ async def _answered(method: str, call: Awaitable[_Answer]) -> _Answer:
         return await call
     except grpc.aio.AioRpcError as error:
         raise NotPreparedError(f"{method}: rpc error: code = {error.code().name} desc = {error.details()}") from error
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        # The driver's socket has gone: the connection was closed under the call.
+        text = f"{method}: rpc error: code = Canceled desc = grpc: the client connection is closing"
+        raise NotPreparedError(text) from None

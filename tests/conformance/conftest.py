@@ -7,6 +7,9 @@ offering Neuron there::
         --kubelet-restart-command 'systemctl restart kubelet' \\
         --kubelet-stop-command 'systemctl stop kubelet' --kubelet-start-command 'systemctl start kubelet' --slow
 
+``--mode dra`` runs the cases of claims instead, where the API server has ``resource.k8s.io/v1`` and
+kube-controller-manager runs.
+
 Without the commands the tests that restart or stop the kubelet are skipped, without ``--slow`` those that wait out its
 five minutes. The kubeconfig has to be allowed to read nodes, and to create, read and delete pods in ``default``.
 """
@@ -52,6 +55,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="also make the kubelet's device checkpoint unreadable, which costs all pods of the node their record",
     )
+    group.addoption("--mode", choices=("device-plugin", "dra"), default="device-plugin", help="which cases to run")
     group.addoption("--slow", action="store_true", help="wait out the kubelet's five minutes of grace, too")
 
 
@@ -77,13 +81,16 @@ def real_options(config: pytest.Config) -> RealOptions | None:
         stop_command=config.getoption("--kubelet-stop-command"),
         start_command=config.getoption("--kubelet-start-command"),
         slow=config.getoption("--slow"),
+        dra=config.getoption("--mode") == "dra",
     )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if real_options(config):
-        for item in items:
-            item.add_marker(pytest.mark.timeout(REAL_SECONDS))
+    options = real_options(config)
+    for item in items if options else ():
+        item.add_marker(pytest.mark.timeout(REAL_SECONDS))
+        if options and options.dra and item.path.name != "test_dra.py":
+            item.add_marker(pytest.mark.skip("needs --mode device-plugin"))
 
 
 def _memory() -> Path | None:

@@ -17,6 +17,7 @@ from typing import Protocol, TypeVar
 from neuron_plugin.allocation import ContainerKind, Resource
 from neuron_plugin.kubelet import PodResourcesClient
 from neuron_plugin.simulation import SimulatedNode
+from neuron_plugin.simulation.api_server_kinds import JsonObject
 
 NEURON = Resource.NEURON.value
 CORE = Resource.NEURONCORE.value
@@ -36,6 +37,7 @@ class Ability(enum.Enum):
     """What not every node can do; a test that needs it is skipped where it is missing."""
 
     RESTART_KUBELET = "restarting the kubelet (--kubelet-restart-command)"
+    PREPARE_CLAIMS = "claims of Dynamic Resource Allocation (--mode dra, Kubernetes 1.34 or newer)"
     STOP_KUBELET = "stopping the kubelet (--kubelet-stop-command and --kubelet-start-command)"
     OPEN_DEVICES = "a device that a process can open and nobody has open (--openable-device)"
     SPOIL_CHECKPOINT = "making the kubelet's checkpoint unreadable (--spoil-checkpoint), and stopping the kubelet"
@@ -47,7 +49,8 @@ class ContainerSpec:
     """A container that says what it received, then runs until it is ended, or exits with ``exits``.
 
     ``compute`` is what it asks for of CPU and memory: as requests alone, or ``guaranteed`` as limits, too. One that
-    ``opens`` keeps the node of ``OPENABLE`` open and does not end when it is asked to; it needs all devices.
+    ``opens`` keeps the node of ``OPENABLE`` open and does not end when it is asked to; it needs all devices, or that
+    one by a claim. ``claims`` are the names of those that it uses.
     """
 
     name: str = "app"
@@ -57,13 +60,15 @@ class ContainerSpec:
     compute: Mapping[str, str] = field(default_factory=dict)
     guaranteed: bool = False
     opens: bool = False
+    claims: tuple[str, ...] = ()
 
     @property
-    def resources(self) -> dict[str, dict[str, str]]:
+    def resources(self) -> JsonObject:
         """As a manifest has them."""
         devices = {resource: str(count) for resource, count in self.limits.items()}
         limits = {**devices, **(self.compute if self.guaranteed else {})}
-        return {"limits": limits, "requests": {**devices, **self.compute}}
+        claims = [{"name": name} for name in self.claims]
+        return {"limits": limits, "requests": {**devices, **self.compute}} | ({"claims": claims} if claims else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,10 @@ class PodSpec:
     name: str
     containers: tuple[ContainerSpec, ...]
     annotations: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def claims(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name for each in self.containers for name in each.claims))
 
     @property
     def ends(self) -> bool:
@@ -168,6 +177,12 @@ class Node(Protocol):
 
     async def processes(self, name: str) -> Collection[int]:
         """Those of a pod, also after it was deleted; a stand-in's has one only if it opens a device."""
+
+    async def claim(self, name: str, *devices: str) -> None:
+        """Make a claim to which these devices of the node are allocated, whoever has them."""
+
+    async def slice(self) -> Mapping[str, tuple[str, ...]]:
+        """The devices that the node offers for claims, and the keys of their taints; nothing without a slice."""
 
     async def annotate_node(self, key: str, value: str | None) -> None:
         """Set an annotation of the Node object, or remove it."""

@@ -28,7 +28,7 @@ import pytest
 from neuron_plugin.allocation import ContainerKind
 from neuron_plugin.allocation.keys import DISABLE_KEY
 from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer
-from neuron_plugin.cluster.api import JSON, STRATEGIC_MERGE_PATCH, send
+from neuron_plugin.cluster.api import JSON, MERGE_PATCH, STRATEGIC_MERGE_PATCH, send
 from neuron_plugin.cluster.client import connect
 from neuron_plugin.cluster.writes import describe_node
 from neuron_plugin.hardware import device_processes
@@ -38,6 +38,7 @@ from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.plugin.uninstall import uninstall_nodes
 from neuron_plugin.settings import as_text
 from neuron_plugin.simulation import write_char_node, write_node
+from tests.conformance.claims import allocated, claim_manifest, health_of, offered
 from tests.conformance.node import (
     INSTANCE_TYPE,
     OPENABLE,
@@ -53,6 +54,8 @@ from tests.conformance.node import (
 from tests.conformance.preflight import require_usable_node
 
 PODS = "/api/v1/namespaces/default/pods"
+CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 CHECKPOINT = "kubelet_internal_checkpoint"
 SCRIPT = """
 env | grep NEURON | sed 's/^/ENV /'
@@ -90,6 +93,7 @@ class RealOptions:
     stop_command: str = ""
     start_command: str = ""
     slow: bool = False
+    dra: bool = False
 
 
 class RealNode:
@@ -110,6 +114,7 @@ class RealNode:
         self._run = secrets.token_hex(3)
         self._specs: dict[str, PodSpec] = {}
         self._uids: dict[str, str] = {}
+        self._claims: list[str] = []
         self._kubelet_runs = True
         self._plugin: asyncio.subprocess.Process | None = None
 
@@ -134,6 +139,7 @@ class RealNode:
             Ability.SPOIL_CHECKPOINT: stops and self._options.spoils_checkpoint,
             Ability.OPEN_DEVICES: ability is Ability.OPEN_DEVICES and self._make_openable(),
             Ability.WAIT_FOR_GRACE: self._options.slow,
+            Ability.PREPARE_CLAIMS: self._options.dra,
         }
         if not able.get(ability, False):
             pytest.skip(f"needs {ability.value}")
@@ -237,6 +243,18 @@ class RealNode:
     async def processes(self, name: str) -> Collection[int]:
         return await asyncio.to_thread(_processes_of, self._uids[name])
 
+    async def claim(self, name: str, *devices: str) -> None:
+        """kube-controller-manager reserves it for a pod of this node, and takes the allocation off when that ended."""
+        own = self._name(name)
+        self._claims.append(own)
+        await self._ask("POST", CLAIMS, body=claim_manifest(own))
+        status = {"status": allocated(self._options.node_name, devices)}
+        await self._ask("PATCH", f"{CLAIMS}/{own}/status", body=status, content_type=MERGE_PATCH)
+
+    async def slice(self) -> Mapping[str, tuple[str, ...]]:
+        found = await self._ask("GET", SLICES)
+        return offered(found["items"], self._options.node_name)
+
     async def annotate_node(self, key: str, value: str | None) -> None:
         change = describe_node(self._options.node_name, annotations={key: value})
         await send(self._api, change, timeout_seconds=_TIMEOUT_SECONDS)
@@ -266,7 +284,7 @@ class RealNode:
             starts=starts,
             waiting=f"{waiting.get('reason', '')}: {waiting.get('message', '')}" if waiting else "",
             received=await self._received(pod, spec.name) if starts else None,
-            health=_health(status),
+            health=health_of(status.get("allocatedResourcesStatus") or ()),
         )
 
     async def _received(self, pod: str, container: str) -> Received | None:
@@ -299,6 +317,7 @@ class RealNode:
                     self._container(each) for each in pod.containers if each.kind is not ContainerKind.APP
                 ],
                 "containers": containers[ContainerKind.APP],
+                "resourceClaims": [{"name": name, "resourceClaimName": self._name(name)} for name in pod.claims],
             },
         }
 
@@ -363,6 +382,9 @@ class RealNode:
             await self.delete(name)
         for name in self._specs:
             await until(self, lambda name=name: self._is_gone(name), f"the end of pod {name}")  # type: ignore[misc]  # the default binds the name
+        for name in self._claims:
+            with contextlib.suppress(ApiError):
+                await self._ask("DELETE", f"{CLAIMS}/{name}", body={})
         await self.stop_plugin()
         await uninstall_nodes(self._api, [self._options.node_name], PluginSettings().lease_namespace)
         await self.annotate_node(DISABLE_KEY, None)
@@ -388,15 +410,6 @@ def _resize(status: Mapping[str, Any]) -> str:
 def _cpu(status: Mapping[str, Any]) -> str:
     told: Mapping[str, Any] = next(iter(status.get("containerStatuses") or ()), {})
     return str(((told.get("resources") or {}).get("requests") or {}).get("cpu", ""))
-
-
-def _health(status: Mapping[str, Any]) -> dict[str, str]:
-    """``allocatedResourcesStatus`` of KEP-4680, by id, over all resources."""
-    return {
-        each["resourceID"]: each.get("health", "")
-        for resource in status.get("allocatedResourcesStatus") or ()
-        for each in resource.get("resources") or ()
-    }
 
 
 def _processes_of(uid: str) -> list[int]:

@@ -21,8 +21,13 @@ from neuron_plugin.plugin.daemon import NodeDaemon
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.plugin.times import DaemonTimes
 from neuron_plugin.simulation import AdmittedContainer, PodRejectedError, kubelet_pods, write_node
-from neuron_plugin.simulation.api_server_kinds import PODS, JsonObject
+from neuron_plugin.simulation.api_server_kinds import PODS, RESOURCE_CLAIMS, RESOURCE_SLICES, JsonObject
+from neuron_plugin.simulation.claim_controller import sync_claims
+from neuron_plugin.simulation.kubelet_claims import NotPreparedError
+from neuron_plugin.simulation.kubelet_dra import DraManager, DraTimes
+from neuron_plugin.simulation.worker import ApiOfNode
 from neuron_plugin.topology import catalogue
+from tests.conformance.claims import allocated, claim_manifest, health_of, offered
 from tests.conformance.node import (
     INSTANCE_TYPE,
     OPENABLE,
@@ -39,6 +44,7 @@ from tests.support.kubelet import KubeletOptions
 from tests.support.plugin_watcher import WatchingKubelet
 
 NODE = "stand-in"
+DRA_TIMES = DraTimes(retry=0.1, watcher=0.05, health=0.1, wipe=0.5, reconcile=0.2)
 HOLD = "import os, sys; os.open(sys.argv[1], os.O_RDONLY); print('open', flush=True); sys.stdin.read()"
 LINGER_SECONDS = 0.5
 """How long the process of a pod deleted by force is left alone; a kubelet gives it two seconds."""
@@ -54,8 +60,13 @@ class _LivePod:
             uid,
             NAMESPACE,
             spec.name,
-            tuple(kubelet_pods.Container(each.name, each.limits, each.kind) for each in spec.containers),
+            tuple(
+                kubelet_pods.Container(each.name, each.limits, each.kind, tuple((name, "") for name in each.claims))
+                for each in spec.containers
+            ),
+            {name: name for name in spec.claims},
         )
+        self.admission: asyncio.Task[None] | None = None
         self.phase, self.reason, self.message = "Pending", "", ""
         self.started: dict[str, AdmittedContainer] = {}
         self.starts: dict[str, int] = {}
@@ -80,6 +91,8 @@ class StandInNode:
         self._root = root
         for name in ("dp", "pr", "reg"):
             (root / name).mkdir()
+        self._api = StandInApiServer()
+        self._dra = DraManager(root, root / "reg", ApiOfNode(self._api, NODE), DRA_TIMES)
         options = KubeletOptions(grace_seconds=self.grace_seconds, termination_seconds=LINGER_SECONDS)
         self._kubelet = WatchingKubelet(
             self.kubelet_dir,
@@ -89,8 +102,9 @@ class StandInNode:
             plugins_registry=root / "reg",
             cgroup_root=root / "cgroup",
             reconcile_seconds=0.05,
+            dra=self._dra,
+            cdi_dir=root / "cdi",
         )
-        self._api = StandInApiServer()
         self.pod_resources_socket = root / "pr/kubelet.sock"
         self.pod_resources = PodResourcesClient(self.pod_resources_socket)
         self._pods: dict[str, _LivePod] = {}
@@ -162,15 +176,26 @@ class StandInNode:
             "spec": {
                 "initContainers": [_container(each) for each in pod.containers if each.kind is not ContainerKind.APP],
                 "containers": [_container(each) for each in pod.containers if each.kind is ContainerKind.APP],
+                "resourceClaims": [{"name": name, "resourceClaimName": name} for name in pod.claims],
             },
         }
         created = self._api.create_pod(manifest)
         live = self._pods[pod.name] = _LivePod(pod, created["metadata"]["uid"])
         self._api.bind(NAMESPACE, pod.name, node=NODE)
+        if pod.claims:  # which may have to wait
+            sync_claims(self._api)
+            live.admission = asyncio.create_task(self._admit(live), name=f"admit {pod.name}")
+        else:
+            await self._admit(live)
+
+    async def _admit(self, live: _LivePod) -> None:
+        pod = live.spec
         try:
             admitted = await self._kubelet.admit(live.pod)
         except PodRejectedError as rejection:
             self._reject(live, rejection)
+            return
+        except kubelet_pods.PodGoneError:
             return
         for container in admitted.containers:
             live.start(container)
@@ -213,8 +238,13 @@ class StandInNode:
                 self._kubelet.remove_while_running(live.pod.uid)
             else:
                 self._kubelet.finish(live.pod.uid)
+                with contextlib.suppress(NotPreparedError):  # the kubelet does it later
+                    await self._kubelet.unprepare(live.pod)
                 self._tell(live, "Succeeded")
+        if live.admission:
+            await live.admission
         self._api.delete_pod(NAMESPACE, name, grace_seconds=0)
+        sync_claims(self._api)
         if process := self._processes.get(name):
             asyncio.get_running_loop().call_later(LINGER_SECONDS if force else 0, process.kill)
 
@@ -239,6 +269,13 @@ class StandInNode:
         await process.stdout.readline()
         return process
 
+    async def claim(self, name: str, *devices: str) -> None:
+        self._api.create(RESOURCE_CLAIMS, claim_manifest(name), NAMESPACE)
+        self._api.change(RESOURCE_CLAIMS, name, {"status": allocated(NODE, devices)}, NAMESPACE, "status")
+
+    async def slice(self) -> Mapping[str, tuple[str, ...]]:
+        return offered(self._api.objects(RESOURCE_SLICES), NODE)
+
     async def annotate_node(self, key: str, value: str | None) -> None:
         self._api.patch_node(NODE, {"metadata": {"annotations": {key: value}}})
 
@@ -258,16 +295,18 @@ class StandInNode:
 
     def _container_view(self, live: _LivePod, name: str) -> ContainerView:
         container = live.started.get(name)
-        health = self._kubelet.device_health(live.pod.uid, name)
+        by_claims = self._dra.status(live.pod, live.pod.container(name)) if live.phase == "Running" else []
+        health = {**self._kubelet.device_health(live.pod.uid, name), **health_of(by_claims)}
         if container is None:
             return ContainerView(starts=live.starts.get(name, 0), health=health)
-        nodes = tuple(sorted(node.container_path.rpartition("/")[2] for node in container.devices))
-        cdi = tuple(sorted(f"neuron{device.rpartition('-')[2]}" for device in container.cdi_devices))
+        nodes = (node.container_path.rpartition("/")[2] for node in container.devices)
+        # Those of claims are resolved already.
+        cdi = (f"neuron{device.rpartition('-')[2]}" for device in container.cdi_devices if not live.pod.claims)
         return ContainerView(
             running=live.phase == "Running" and container.waiting is None,
             starts=live.starts.get(name, 0),
             waiting=container.waiting or "",
-            received=Received(container.envs, nodes + cdi),
+            received=Received(container.envs, tuple(sorted((*nodes, *cdi)))),
             health=health,
         )
 

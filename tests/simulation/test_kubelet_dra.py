@@ -178,6 +178,23 @@ async def test_a_pod_waits_while_its_driver_refuses_and_then_runs(
         assert site.kubelet.waiting == {}
 
 
+async def test_a_pod_waits_whose_driver_goes_under_the_call_and_then_runs(directory: Path) -> None:
+    driver = RawDriver()
+    async with a_site(directory, driver) as site:
+        describe(directory, driver)
+        site.api.add("c", "a")
+        driver.gate = asyncio.Event()
+        admitted = asyncio.create_task(site.kubelet.admit(pod()))
+        await until(lambda: driver.prepared)
+        socket = directory / "registry" / f"{DRIVER}.sock"
+        hidden = socket.rename(socket.with_name(".gone"))
+        await until(lambda: "the client connection is closing" in site.kubelet.waiting.get("uid-a", ""))
+        await until(lambda: "is not registered" in site.kubelet.waiting.get("uid-a", ""))
+        driver.gate.set()
+        hidden.rename(socket)
+        assert (await admitted).container("app").devices
+
+
 async def test_a_pod_whose_driver_is_not_there_or_whose_claim_is_not_its_own_waits_unrecorded(directory: Path) -> None:
     async with a_site(directory, RawDriver()) as site:
         with pytest.raises(NotPreparedError, match='"c" not found'):

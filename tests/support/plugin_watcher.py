@@ -19,6 +19,7 @@ from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2_grpc as pb_grpc
 from neuron_plugin.kubelet.socket_watch import SocketIdentity, channel_to
 from neuron_plugin.simulation import PluginCallError
+from neuron_plugin.simulation.kubelet_dra import PLUGIN_TYPE, DraManager
 from tests.support.kubelet import KubeletOptions, StandInKubelet
 
 INFO_SECONDS = 1.0
@@ -43,8 +44,18 @@ class WatchingKubelet(StandInKubelet):
         options: KubeletOptions | None = None,
         reconcile_seconds: float = 1.0,
         cgroup_root: Path | None = None,
+        dra: DraManager | None = None,
+        cdi_dir: Path | None = None,
     ) -> None:
-        super().__init__(directory, pod_resources_directory, random=random, options=options, cgroup_root=cgroup_root)
+        super().__init__(
+            directory,
+            pod_resources_directory,
+            random=random,
+            options=options,
+            cgroup_root=cgroup_root,
+            dra=dra,
+            cdi_dir=cdi_dir,
+        )
         self._plugins_registry = plugins_registry
         self._reconcile_seconds = reconcile_seconds
         self._watching: asyncio.Task[None] | None = None
@@ -100,7 +111,8 @@ class PluginWatcher:
         for path, registered in list(self._registered.items()):
             if found.get(path) != registered.identity:
                 del self._registered[path]
-                await self._kubelet.disconnect(registered.resource)
+                if registered.resource:
+                    await self._kubelet.disconnect(registered.resource)
         now = asyncio.get_running_loop().time()
         for path, identity in found.items():
             pause = self._pauses.get(path, _Pause())
@@ -122,12 +134,15 @@ class PluginWatcher:
                 yield path, identity
 
     async def _register(self, path: Path) -> str:
+        """The resource that is registered now; empty for a driver of claims, which is another manager's."""
         async with channel_to(path) as channel:
             stub = pb_grpc.RegistrationStub(channel)
             try:
                 info = await stub.GetInfo(pb.InfoRequest(), timeout=INFO_SECONDS)
             except grpc.aio.AioRpcError as error:
                 raise PluginCallError(f"failed to get plugin info using RPC GetInfo at socket {path}") from error
+            if info.type == PLUGIN_TYPE and self._kubelet.dra:
+                return ""
             try:
                 _check(info)
                 await self._kubelet.connect(info.name, Path(info.endpoint) if info.endpoint else path)
