@@ -65,8 +65,7 @@ class _Lead:
 class _Plan:
     """Places for the waiting members of a gang, as of a version of the state; ``asked`` are those led there."""
 
-    version: int
-    min_count: int
+    version: tuple[int, int]
     places: dict[PodUid, AssumedPod]
     fits: bool
     may_preempt: bool
@@ -247,6 +246,11 @@ class Assumptions:
         plan.asked.add(pod.uid)
         return [place.pod.node]
 
+    def has_no_room(self, pod: NeuronPod) -> bool:
+        """Whether all pods of this member's gang are refused for as long as the state is this one."""
+        plan = self._plans.get(pod.group) if pod.group else None
+        return plan is not None and not (plan.fits or plan.may_preempt)
+
     def has_place(self, pod: NeuronPod) -> bool:
         """Whether this member of a gang was led to a node, so that only others need victims."""
         plan = self._plans.get(pod.group) if pod.group else None
@@ -255,9 +259,9 @@ class Assumptions:
     def plan_of(self, pod: NeuronPod) -> _Plan:
         """The plan of the pod's gang: a new one if the pod was led by the last one, or the state is another."""
         group = pod.group or ("", "")
-        version, min_count = self._state.changes.version, self._state.min_counts.get(group, 0)
+        version, min_count = self._state.version, self._state.min_counts.get(group, 0)
         last = self._plans.get(group)
-        is_current = last is not None and (last.version, last.min_count) == (version, min_count)
+        is_current = last is not None and last.version == version
         if last and pod.uid not in last.asked and (is_current or last.asked):
             return last
         avoided = frozenset[str]()
@@ -272,7 +276,7 @@ class Assumptions:
         if avoided and len(places) < max(missing, len(waiting)):
             avoided, places = frozenset(), self._places(waiting, ())
         may_preempt = any(each.priority < pod.priority for each in self._state.pods.values() if each.node)
-        plan = _Plan(version, min_count, places, len(places) >= missing, may_preempt, avoided)
+        plan = _Plan(version, places, len(places) >= missing, may_preempt, avoided)
         self._plans[group] = plan
         return plan
 

@@ -200,7 +200,7 @@ class ClusterState:
     many of them must be placed for any to be. ``version`` is the one before the first of ``changes``.
 
     ``gated`` are the pods that our gate holds back and that have no place yet. ``capacity_version`` counts the changes
-    of what any node can give, hardware and all else.
+    of what any node can give, hardware and all else, and of what groups need.
 
     ``on_trial`` has nodes whose plugin was away lately, and until when they take their pods one by one, by the clock
     of the watches. ``movable_namespaces`` are those whose pods may be evicted to make room, where a pod does not say
@@ -238,6 +238,11 @@ class ClusterState:
         self.uses: Mapping[str, NodeUse] = MappingProxyType(self._uses)
 
     # What is asked of it.
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Another one whenever a decision could be another one."""
+        return self.changes.version, self.capacity_version
 
     def capacity(self, name: str) -> Capacity | Rejection:
         """What a node can give; a reason for an unknown one."""
@@ -448,7 +453,9 @@ class ClusterState:
 
     def set_min_count(self, group: tuple[str, str], count: int) -> None:
         """So many pods of a PodGroup must be placed for any to be; 0 if any number may be, or the group is gone."""
-        self.min_counts.pop(group, None)
+        if count != self.min_counts.pop(group, 0):
+            self.capacity_version += 1
+            self.changes.wake()
         if count:
             self.min_counts[group] = count
 

@@ -18,6 +18,7 @@ from neuron_plugin.extender import Answer
 from neuron_plugin.extender import server as module
 from neuron_plugin.extender.binding import SUCCESSES, Binder, Ending, Outcome
 from neuron_plugin.extender.server import PREFIXES, ExtenderService
+from neuron_plugin.scheduling.assumptions import GROUP_DOES_NOT_FIT
 from neuron_plugin.scheduling.leadership import Readiness
 from neuron_plugin.scheduling.metrics import ExtenderMetrics
 from tests.support.manifests import container, node_manifest, pod_manifest
@@ -203,13 +204,13 @@ async def test_a_watch_ends_when_its_client_closes() -> None:
 class Counter:
     """A service on a world, with its metrics and its readiness at hand."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, answer: Answer = Answer.ALL) -> None:
         self.world = world
         self.server = PodServer()
         self.metrics = ExtenderMetrics()
         self.readiness = Readiness({})
         binder = Binder(world.state, self.server, self.readiness, dialects=list(Dialect))
-        self.service = ExtenderService(world.state, binder, self.readiness, self.metrics, answer=Answer.ALL)
+        self.service = ExtenderService(world.state, binder, self.readiness, self.metrics, answer=answer)
 
     def count(self, name: str, **labels: str) -> float | None:
         return self.metrics.registry.get_sample_value(name, labels)
@@ -228,6 +229,46 @@ def asking(amount: int, *names: str) -> bytes:
 def bind_args(manifest: dict[str, Any], node: str) -> bytes:
     pod = pod_of(manifest)
     return json.dumps({"PodName": pod.name, "PodNamespace": pod.namespace, "PodUID": pod.uid, "Node": node}).encode()
+
+
+def test_a_member_of_a_gang_that_waits_gets_the_answer_of_before_until_something_changes(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """kube-scheduler asks for all of them, some hundred times a second."""
+    caplog.set_level(logging.DEBUG, logger="neuron_plugin.extender.flow")
+    world.node("node", TRN1)
+    counter = Counter(world, Answer.BEST)
+    world.state.set_min_count(("default", "gang"), 3)
+    calls = []
+    for number in range(3):
+        manifest = pod_manifest(f"pod-{number}", DEVICE, 8)
+        manifest["spec"]["schedulingGroup"] = {"podGroupName": "gang"}
+        world.show(manifest)
+        calls.append(json.dumps({"Pod": manifest, "NodeNames": ["node", "next"]}).encode())
+
+    def ask() -> list[Any]:
+        return [json.loads(counter.service.answer("filter", call)) for call in calls]
+
+    def asked_for_room() -> float | None:
+        return counter.count("neuron_extender_refused_nodes_total", reason="group-does-not-fit")
+
+    first, counted = ask(), asked_for_room()
+    caplog.clear()
+    assert {text for answer in first for text in answer["FailedNodes"].values()} == {GROUP_DOES_NOT_FIT.text}
+    assert (ask(), asked_for_room()) == (first, 2 * (counted or 0))
+    assert counter.count("neuron_extender_verbs_total", verb="filter", result="ok") == 6
+    assert not caplog.records, "nothing was worked out again"
+
+    world.node("next", TRN1)
+    assert {name for answer in ask() for name in answer["NodeNames"]} == {"node", "next"}
+    world.state.set_min_count(("default", "gang"), 9)
+    assert [answer["NodeNames"] for answer in ask()] == [[], [], []]
+    world.state.set_min_count(("default", "gang"), 2)
+    assert all(answer["NodeNames"] for answer in ask())
+    world.state.set_min_count(("default", "gang"), 9)
+    ask()
+    counter.readiness.unmet("leader", "another replica leads")
+    assert [answer["Error"] for answer in ask()] == ["another replica leads"] * 3
 
 
 def test_a_filter_counts_nodes_by_reason_and_itself_by_result(counter: Counter) -> None:

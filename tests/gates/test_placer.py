@@ -326,6 +326,18 @@ async def test_a_group_is_placed_as_a_whole(gated: GatesBench) -> None:
     assert [gated.gates(f"worker-{number}") for number in range(3)] == [[], [], []]
 
 
+async def test_a_group_that_waits_is_looked_at_again_when_its_podgroup_needs_fewer(gated: GatesBench) -> None:
+    gated.node("a")
+    gated.state.set_min_count(("default", "job"), 3)
+    for number in range(3):
+        gated.pod(f"worker-{number}", NEURON, 8, spec={"schedulingGroup": {"podGroupName": "job"}})
+    await gated.place_all()
+    assert gated.requests() == 0
+    gated.state.set_min_count(("default", "job"), 2)
+    await gated.place_all()
+    assert [gated.place(f"worker-{number}") for number in range(3)] == ["a", "a", ""]
+
+
 async def test_an_incomplete_group_blocks_nobody(gated: GatesBench) -> None:
     gated.node("a")
     gated.pod("worker-0", NEURON, 8, group="job", size=2, priority=10)
