@@ -80,7 +80,12 @@ class Allocation:
     @property
     def user(self) -> str:
         """Who has it, of the pod's parts: a container, or all that use a claim."""
-        return f"claim {self.claim}" if self.claim else self.container
+        return claim_user(self.claim) if self.claim else self.container
+
+
+def claim_user(claim: str) -> str:
+    """All containers of a pod that use a claim of this name, as one user."""
+    return f"claim {claim}"
 
 
 class PlacementStrategy(enum.StrEnum):

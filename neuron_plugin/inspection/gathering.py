@@ -238,7 +238,9 @@ async def gather_kubelet(settings: PluginSettings, *, expected: bool) -> Kubelet
         asked = dial_driver if serves_claims(path.name) else dial
         return SocketSeen(path, served, await asked(path, DIAL_SECONDS) or "")
 
-    own, registry = directory / KUBELET_SOCKET, directory.parent / REGISTRY
+    own, registry = directory / KUBELET_SOCKET, settings.plugins_registry
+    if registry == PluginSettings().plugins_registry:  # not set: it is beside, wherever that is
+        registry = directory.parent / REGISTRY
     ours_or_dra = (*registry.glob(f"*{VENDOR_DRIVER}*.sock"), *registry.glob(f"{OUR_SOCKETS}*.sock"))
     plugins = [path for path in sockets if path != own] + sorted(ours_or_dra)
     return Kubelet(

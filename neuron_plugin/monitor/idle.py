@@ -39,7 +39,7 @@ def idle_containers(state: ClusterState, now: float) -> tuple[list[IdleReport], 
     """
     found, unknown = list[IdleReport](), 0
     for name, info in state.nodes.items():
-        known = state.history.utilization.get(name, {})
+        known = state.utilization_on(name)
         for one in info.ledger.allocations if info.inventory else ():
             pod, used = state.pods.get(one.pod.uid), known.get(one.pod.uid, {}).get(one.user)
             if pod and pod.node and info.inventory and one.kind is not ContainerKind.INIT:

@@ -275,7 +275,7 @@ def node_view(state: ClusterState, info: NodeInfo, version: int = 0) -> NodeView
         driver_version=inventory.driver_version,
         block_sizes=geometry.block_sizes,
     )
-    utilization = device_utilization(info, state.history.utilization.get(info.name, {}))
+    utilization = device_utilization(info, state.utilization_on(info.name))
     status = NodeStatus(
         open=not closed,
         reason=closed,
@@ -372,8 +372,8 @@ def _broken(inventory: NodeInventory, devices: Iterable[int]) -> dict[int, str]:
             broken[device] = "unhealthy"
         else:
             continue
-        why = inventory.unhealthy.get(device, "")
-        broken[device] += f": {why}" if why and why != broken[device] else ""
+        why = inventory.unhealthy.get(device, "").removeprefix(broken[device]).removeprefix(": ")
+        broken[device] += f": {why}" if why else ""
     return broken
 
 
@@ -384,7 +384,7 @@ def pod_view(state: ClusterState, pod: NeuronPod, version: int = 0) -> PodView:
     info = state.nodes.get(pod.place)
     inventory = info.inventory if info else None
     containers, problem = _containers(pod, inventory.geometry if inventory else None)
-    if used := state.history.utilization.get(pod.node, {}).get(pod.uid):
+    if used := state.utilization_of(pod.uid, pod.node):
         containers = tuple(
             replace(each, utilization=_container_utilization(used.get(each.name))) for each in containers
         )

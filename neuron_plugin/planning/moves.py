@@ -613,7 +613,12 @@ def _reason(scene: _Scene, pod: NeuronPod, standing: Standing) -> str:
         placed = capacity if isinstance(capacity, Rejection) else capacity.place(pod.requests)
         texts[placed.text if isinstance(placed, Rejection) else "Too little CPU, memory, ports or the like"] += 1
     if not texts:
-        return "its selectors, affinity, tolerations or volumes leave it no node"
+        volumes = scene.cluster.volumes.get(pod.uid, ())
+        objected = (objections(pod.rules, name, info.node.rules, volumes) for name, info in scene.cluster.nodes.items())
+        texts = Counter(next(each, "") for each in objected)
+        ((text, count),) = texts.most_common(1) or (("", 0),)
+        why = f": {text} ({count} of {len(scene.cluster.nodes)} nodes)" if text else ""
+        return f"kube-scheduler's own rules leave it no node{why}"
     ((text, count),) = texts.most_common(1)
     more = "; no move of pods that may be moved makes room" if standing is Standing.PIECES else ""
     return f"{text} ({count} of {len(eligible)} nodes){more}"

@@ -36,9 +36,9 @@ from neuron_plugin.allocation.assignment import write_assignment
 from neuron_plugin.allocation.claims import ClaimResult
 from neuron_plugin.allocation.node import OVERLAPPING_ASSIGNMENTS, STALE_PLUGIN, Reservation, node_info
 from neuron_plugin.allocation.node_rules import NO_USE, NodeUse, PodRules, PodSelector, Volume, is_tight, node_use
-from neuron_plugin.allocation.pod import unknown_products
+from neuron_plugin.allocation.pod import claim_user, unknown_products
 from neuron_plugin.allocation.rejection import NO_ASSIGNMENT, UNREADABLE_ASSIGNMENT
-from neuron_plugin.allocation.utilization import Utilization
+from neuron_plugin.allocation.utilization import ContainerUtilization, Utilization
 from neuron_plugin.cluster.nodes import NO_INVENTORY, NO_NEURON, UNKNOWN_HEALTH, UNREADABLE_INVENTORY
 from neuron_plugin.cluster.pods import PodUse
 from neuron_plugin.planning import PACK, Answers, Choices, Cluster, Feasibility
@@ -264,6 +264,22 @@ class ClusterState:
     def feasible(self, rules: PodRules, volumes: tuple[Volume, ...] = ()) -> Collection[str]:
         """The nodes that kube-scheduler leaves to a pod of these rules now, as far as that can be judged."""
         return self._feasible.names(rules, volumes)
+
+    def utilization_on(self, name: str) -> Utilization:
+        """What a node's containers do with their cores, as its plugin has published it, by the names they have here.
+
+        The plugin knows what a pod has by a claim by the claim's name, and not which request of the claim it was for.
+        """
+        return {uid: self.utilization_of(uid, name) for uid in self.history.utilization.get(name, {})}
+
+    def utilization_of(self, uid: PodUid, name: str) -> Mapping[str, ContainerUtilization]:
+        """The same of one pod of the node; empty where nothing is known of it."""
+        known, pod = self.history.utilization.get(name, {}).get(uid, {}), self._pods.get(uid)
+        if pod is None or not pod.claims:
+            return known
+        users = {one.name: claim_user(one.claim) for one in pod.claims}
+        asked = {part.container: users.get(part.container.partition("/")[0], "") for part in pod.requests}
+        return {request: known[user] for request, user in asked.items() if user in known}
 
     def is_kept_off(self, pod: NeuronPod, names: Collection[str]) -> bool:
         """Whether the anti-affinity of some placed pod may keep a gated pod off one of these nodes."""

@@ -133,7 +133,7 @@ class SimulatedKubelet:
             node.host_path.rpartition("/")[2]
             for pod in self._pods.values()
             for container in pod.containers
-            for node in received(container, list(self.devices.of_container(pod.uid, container.name)), None).devices
+            for node in self._with_claims(pod.uid, self._received(pod.uid, container.name)).devices
         )
 
     async def admit(self, pod: Pod) -> AdmittedPod:

@@ -61,6 +61,11 @@ class PodResourcesService(pb_grpc.PodResourcesListerServicer):
                     for allocation in self.devices.of_container(pod.uid, container.name)
                     for each in allocation.ids
                 ],
+                dynamic_resources=[
+                    pb.DynamicResource(claim_name=claim, claim_namespace=pod.namespace)
+                    for name, _ in container.claims
+                    if (claim := pod.claims.get(name))
+                ],
             )
             for container in pod.containers
             if container.kind is not ContainerKind.INIT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from neuron_plugin.cluster.claims import ResourceClaim, neuron_claim
 from neuron_plugin.topology import Unit
 from tests.support.playground import Playground
 
+NEURON_PLUGIN = f"{sys.executable} -m neuron_plugin"
 PAGE = Path(__file__).parents[2] / "docs/dra.md"
 EXPECTED = {
     "one-device": ("neuron", Unit.DEVICE, 1, 0),
@@ -74,5 +76,8 @@ def test_each_template_of_the_page_is_served_in_the_playground(tmp_path: Path) -
             created, *rest = play.run("run", "-f", str(file)).splitlines()
             assert created == f"resourceclaimtemplate default/{name} is created"
             assert re.search(rf"^pod default/{name} runs on .*{given}", "\n".join(rest)), rest
+        config = play.directory / "trn2-1/plugin.json"
+        assert "default/one-row-of-a-trn2/claim:" in play.shell(f"{NEURON_PLUGIN} devices --config {config}")
+        assert "\nno problem" in play.shell(f"{NEURON_PLUGIN} doctor --config {config}")
         play.wait_for("--env NEURON_LOGICAL_NC_CONFIG=2")
         play.wait_for("--env NEURON_RT_VISIBLE_CORES=0,1")

@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
 
+import msgspec
 import pytest
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
@@ -330,6 +331,17 @@ async def test_sockets_are_found_with_whether_they_are_served(kubelet_root: Path
     assert found.registry_seen
     assert isinstance(found.pods, Unknown)
     assert "--pod-resources-socket" in found.pods.action
+
+
+async def test_drivers_are_looked_for_where_the_settings_say(kubelet_root: Path) -> None:
+    registry = kubelet_root / "elsewhere"
+    registry.mkdir()
+    elsewhere = msgspec.structs.replace(
+        paths(kubelet_root / "device-plugins", kubelet_root / "nothing"), plugins_registry=registry
+    )
+    with listening(registry / "neuron.aws.com-reg.sock"):
+        found = await gather_kubelet(elsewhere, expected=True)
+    assert [each.name for each in found.plugins] == ["neuron.aws.com-reg.sock"]
 
 
 async def test_volumes_that_drivers_have_mounted_are_not_searched(kubelet_root: Path) -> None:

@@ -9,10 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from neuron_plugin.allocation import NodeInfo, NodeInventory, PodUid
+from neuron_plugin.allocation import NeuronPod, NodeInfo, NodeInventory, PodReference, PodUid
+from neuron_plugin.allocation.claims import DRA_DRIVER, ClaimRequest, ClaimResult, NeuronClaim, PodClaim
 from neuron_plugin.allocation.inventory import write_inventory
 from neuron_plugin.allocation.keys import INVENTORY_KEY
+from neuron_plugin.allocation.node_rules import PodRules
 from neuron_plugin.allocation.utilization import ContainerUtilization
+from neuron_plugin.monitor.idle import idle_containers
 from neuron_plugin.monitor.views import (
     NEURON_NODES,
     NEURON_PODS,
@@ -23,7 +26,9 @@ from neuron_plugin.monitor.views import (
     node_view,
     pod_view,
 )
+from neuron_plugin.scheduling.claims import with_claims
 from neuron_plugin.scheduling.history import History
+from neuron_plugin.topology import Unit
 from tests.support.manifests import container, node_manifest, pod_manifest, shipped_geometry
 from tests.support.world import CORE, DEVICE, World, record_of
 
@@ -169,6 +174,10 @@ def test_what_a_pod_has_and_what_is_broken_are_both_shown_and_every_device_count
     assert [each.devices for each in pod.status.containers] == ["0,1,2,3"]
     assert pod.status.problem == "device 2 unhealthy: ECC; device 3 missing"
 
+    gone = {3: "missing: the driver does not list it"}
+    world.node("node", "trn1.32xlarge", unhealthy=gone, missing=[3])
+    assert pod_view(world.state, record_of(manifest)).status.problem == "device 3 missing: the driver does not list it"
+
 
 @pytest.mark.parametrize(
     ("instance_type", "held", "largest"),
@@ -237,6 +246,28 @@ def test_what_a_container_does_is_shown_and_of_another_pods_nothing(world: World
     world.state.see_utilization("node", used(manifest, main=ContainerUtilization(7, 2**30, 0, 5)))
     found = pod_view(world.state, record_of(manifest)).status.containers[0].utilization
     assert found == UtilizationView(known=True, busy_percent=7, memory_bytes=2**30)
+
+
+def test_what_the_users_of_a_claim_do_is_shown_at_its_request(world: World) -> None:
+    """The plugin names them after the claim, the state after the pod's own name for it and the request."""
+    world.node("node", "trn1.32xlarge")
+    reference = PodReference(PodUid("uid"), "ml", "pod")
+    claimed = (PodClaim("dev", "pod-dev-1f", (("main", ""),)),)
+    alone = NeuronPod(reference, (), node="node", rules=PodRules(resource_claims=True), claims=claimed)
+    results = tuple(ClaimResult("neurons", "node-neuron", f"neuron-{number}") for number in range(4))
+    request = ClaimRequest("neurons", Unit.DEVICE, 4)
+    claim = NeuronClaim("c", "ml", "pod-dev-1f", requests=(request,), results=results, allocated=True, node="node")
+    pod = with_claims(alone, {("ml", "pod-dev-1f"): claim}, DRA_DRIVER, 16)
+    assert pod
+    world.state.put_pod(pod)
+
+    known = ContainerUtilization(7, 2**30, idle_since=5)
+    world.state.see_utilization("node", {PodUid("uid"): {"claim pod-dev-1f": known}})
+
+    (part,) = pod_view(world.state, pod).status.containers
+    assert (part.name, part.utilization.busy_percent, part.utilization.idle_since) == ("dev/neurons", 7, 5)
+    assert shown(world, "node").status.idle_devices == "0,1,2,3"
+    assert [one.container for one in idle_containers(world.state, 100.0)[0]] == ["dev/neurons"]
 
 
 def test_what_is_published_changes_the_pods_that_it_is_about_and_their_node(world: World) -> None:

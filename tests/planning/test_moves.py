@@ -196,6 +196,16 @@ def test_how_a_waiting_pod_stands_and_why(shape: str, standing: str, reason: str
     assert expected.reason.startswith(reason)
 
 
+def test_a_pod_that_no_node_may_have_hears_what_most_of_them_object() -> None:
+    labels = {"a": {}, "b": {}, "c": {"pool": "other"}}
+    nodes = [with_rules(node(name), labels=known) for name, known in labels.items()]
+    wants = pod("w", "neuron=4")
+    wants = replace(wants, rules=replace(wants.rules, node_selector=(("pool", "mine"),)))
+    (expected,) = prospects(cluster(*nodes, waiting=(wants,)), [wants])
+    why = "nodeSelector wants pool=mine, the label is absent (2 of 3 nodes)"
+    assert expected.reason == f"kube-scheduler's own rules leave it no node: {why}"
+
+
 def test_a_drain_names_the_pods_that_fit_nowhere_else() -> None:
     holes = [devices(f"b{i}", i) for i in range(16) if i % 4]
     before = cluster(node("a", devices("row", 0, 1, 2, 3), devices("one", 4)), node("b", *holes))

@@ -50,6 +50,13 @@ def pod(name: str, *containers: tuple[str, int, ContainerKind]) -> Pod:
 APP = ContainerKind.APP
 
 
+async def test_the_claims_of_a_pod_are_listed(directory: Path) -> None:
+    async with node(directory) as n:
+        container = Container("c", claims=(("dev", ""),))
+        await n.kubelet.admit(Pod("uid-a", "ns", "a", (container,), {"dev": "a-dev-1f"}))
+        assert await n.client.list() == (PodDevices("ns", "a", (), frozenset({"a-dev-1f"})),)
+
+
 async def test_a_pod_is_listed_with_its_ids(directory: Path) -> None:
     async with node(directory) as n:
         await n.kubelet.admit(pod("a", ("c", 2, APP)))
