@@ -155,8 +155,9 @@ class NeuronClaim:
     ``requests`` are those for our devices, or why the placement controller cannot serve them; kube-scheduler may have.
     ``fault`` is what is wrong with the configuration for our devices, which nobody can follow. ``others``: it has
     requests for other devices, too. ``results`` are the devices of our driver that were allocated, ``allocated`` says
-    whether anything was. ``node`` is the one that the allocation names, empty where it names none.
-    ``logical_core_size`` is the LNC that the claim's configuration asks for, 0 for the node's own.
+    whether anything was, and ``allocated_at`` when, in unix seconds. ``node`` is the one that the allocation names,
+    empty where it names none. ``logical_core_size`` is the LNC that the claim's configuration asks for, 0 for the
+    node's own.
     """
 
     uid: str
@@ -167,6 +168,7 @@ class NeuronClaim:
     fault: str = ""
     others: bool = False
     allocated: bool = False
+    allocated_at: float = 0.0
     results: tuple[ClaimResult, ...] = ()
     node: str = ""
     logical_core_size: int = 0

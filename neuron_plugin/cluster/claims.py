@@ -17,7 +17,7 @@ from neuron_plugin.allocation.claims import CORE_CLASS, ClaimRequest, ClaimResul
 from neuron_plugin.allocation.rejection import INVALID_REQUEST
 from neuron_plugin.cluster.api import UNREADABLE, JsonObject
 from neuron_plugin.cluster.objects import ApiObject, ApiResource, Wire
-from neuron_plugin.cluster.pods import WireNodeSelector
+from neuron_plugin.cluster.pods import WireNodeSelector, unix_seconds
 from neuron_plugin.topology import Unit
 
 CONFIG_KIND = "NeuronConfig"
@@ -97,6 +97,7 @@ class _AllocatedDevices(Wire, frozen=True):
 class _Allocation(Wire, frozen=True):
     devices: _AllocatedDevices = _AllocatedDevices()
     node_selector: WireNodeSelector | None = None
+    allocation_timestamp: str | None = None
 
 
 class _Consumer(Wire, frozen=True):
@@ -192,6 +193,7 @@ def neuron_claim(claim: ResourceClaim, driver: str) -> NeuronClaim:
         fault=config.detail if isinstance(config, Rejection) else "",
         others=any(classes.isdisjoint(_classes(one)) for one in devices.requests or ()),
         allocated=allocation is not None,
+        allocated_at=unix_seconds(allocation.allocation_timestamp or "") if allocation else 0.0,
         results=tuple(ClaimResult(one.request, one.pool, one.device) for one in results if one.driver == driver),
         node=_node(allocation.node_selector) if allocation and allocation.node_selector else "",
         logical_core_size=0 if isinstance(config, Rejection) else config.logical_neuron_core or 0,

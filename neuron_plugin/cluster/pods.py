@@ -384,11 +384,11 @@ _NOT_ITS_OWN_ERROR = frozenset({"OOMKilled", "StartError", "ContainerCannotRun"}
 def _latest_run(status: ContainerStatus) -> ContainerRun | None:
     """What runs, or what ended last: a container that waits for its restart has only its last state."""
     if status.state and status.state.running:
-        return ContainerRun(status.name, _unix_seconds(status.state.running.started_at or ""))
+        return ContainerRun(status.name, unix_seconds(status.state.running.started_at or ""))
     for state in (status.state, status.last_state):
         if state and (end := state.terminated):
             failed = end.exit_code != 0 and end.reason not in _NOT_ITS_OWN_ERROR
-            started, ended = _unix_seconds(end.started_at or ""), _unix_seconds(end.finished_at or "")
+            started, ended = unix_seconds(end.started_at or ""), unix_seconds(end.finished_at or "")
             return ContainerRun(status.name, started, ended, failed)
     return None
 
@@ -457,7 +457,7 @@ def neuron_pod(pod: Pod) -> NeuronPod:
         started=pod.started or pod.phase == "Running",
         running=pod.running,
         runs=() if isinstance(request, Rejection) or not request else pod.runs,
-        created=_unix_seconds(pod.metadata.creation_timestamp or ""),
+        created=unix_seconds(pod.metadata.creation_timestamp or ""),
         static_uid=annotations.get(STATIC_POD_UID_KEY, ""),
         assignment_keys=tuple(key for key in ASSIGNMENT_KEYS if key in annotations),
         refused_demands=_refused_demands(pod) if isinstance(request, Rejection) else frozenset(),
@@ -470,7 +470,7 @@ def neuron_pod(pod: Pod) -> NeuronPod:
         labelled_unhealthy=UNHEALTHY_LABEL in pod.labels,
         controller="" if pod.controller[0] in _NOT_MADE_AGAIN else "/".join(filter(None, pod.controller)),
         movable=is_movable(annotations),
-        last_checkpoint=_unix_seconds(annotations.get(LAST_CHECKPOINT_KEY, "")),
+        last_checkpoint=unix_seconds(annotations.get(LAST_CHECKPOINT_KEY, "")),
         rejection_message=(pod.status.message or "") if pod.rejected_at_admission else "",
         rules=rules,
         claims=_claims(pod),
@@ -553,7 +553,7 @@ def _refused_demands(pod: Pod) -> frozenset[tuple[Resource, int]]:
     return frozenset(demand for demand in demands if demand[1])
 
 
-def _unix_seconds(text: str) -> float:
+def unix_seconds(text: str) -> float:
     """A time of RFC 3339 in unix seconds; 0 for any other text."""
     if not _RFC_3339.fullmatch(text := text.strip()):  # ``fromisoformat`` alone reads much that is no RFC 3339
         return 0.0

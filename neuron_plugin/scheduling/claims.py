@@ -83,11 +83,12 @@ def with_claims(pod: NeuronPod, claims: Mapping[Key, NeuronClaim], driver: str, 
             )
             parts.append(ContainerAssignment(part, ids))
     allocated = all(claim.allocated for _, claim in ours)
+    allocated_ns = int(max(claim.allocated_at for _, claim in ours) * 1e9)
     node = next((claim.node for _, claim in ours), "") if allocated else ""
     return replace(
         pod,
         request=tuple(part.request for part in parts),
-        assignment=Assignment(tuple(parts), allocated=bool(pod.node)) if allocated else None,
+        assignment=Assignment(tuple(parts), allocated_ns, allocated=bool(pod.node)) if allocated else None,
         promised="" if pod.node or pod.terminating else node,
         movable=pod.movable if judged else False,  # its replacement is one that nobody here could place
         rules=rules,
