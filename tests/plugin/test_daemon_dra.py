@@ -227,6 +227,7 @@ async def test_a_claim_that_was_half_prepared_when_the_plugin_ended_is_known_aga
     partner.error = "no interface"
     async with a_claim_site() as site, serving(partner, site.settings.plugins_registry):
         async with site.daemon():
+            await eventually(lambda: EFA in site.dra.drivers)
             site.place("a", claim=mixed_claim(site))
             with pytest.raises(NotPreparedError, match="no interface"):
                 await site.dra.prepare(site.kubelet_pods["a"])
