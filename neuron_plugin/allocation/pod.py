@@ -160,13 +160,9 @@ class NeuronPod:
 
     @property
     def work_since(self) -> float:
-        """From when on an eviction would lose the pod's work, in unix seconds: its assignment or last checkpoint.
-
-        Where it is not known when the pod was assigned its devices, that was after its creation.
-        """
-        if not isinstance(self.assignment, Assignment):
-            return self.last_checkpoint
-        return max(self.assignment.alloc_time_ns / 1e9 or self.created, self.last_checkpoint)
+        """From when on an eviction would lose the pod's work, in unix seconds: its assignment or last checkpoint."""
+        assigned = self.assignment.alloc_time_ns / 1e9 if isinstance(self.assignment, Assignment) else 0.0
+        return max(assigned, self.last_checkpoint)
 
     @property
     def uid(self) -> PodUid:

@@ -129,12 +129,13 @@ class SimulatedKubelet:
 
     def held_nodes(self) -> frozenset[str]:
         """The names of the device nodes that containers of live pods have, such as ``neuron3``."""
-        return frozenset(
-            node.host_path.rpartition("/")[2]
-            for pod in self._pods.values()
-            for container in pod.containers
-            for node in self._with_claims(pod.uid, self._received(pod.uid, container.name)).devices
-        )
+        found = set[str]()
+        for pod in self._pods.values():
+            for container in pod.containers:
+                by_count = received(container, list(self.devices.of_container(pod.uid, container.name)), None)
+                nodes = self._with_claims(pod.uid, by_count).devices
+                found.update(node.host_path.rpartition("/")[2] for node in nodes)
+        return frozenset(found)
 
     async def admit(self, pod: Pod) -> AdmittedPod:
         """Allocate for every container in order, one pod at a time; have its claims prepared; start its containers.

@@ -50,9 +50,8 @@ def test_a_pod_asks_for_what_its_claim_asks_for() -> None:
 
 
 def test_a_pod_with_a_claim_loses_what_it_did_since_the_claim_was_allocated() -> None:
-    running = pod(gated=False, node="a", created=500.0)
+    running = pod(gated=False, node="a")
     assert joined(running, allocated("neuron-1", allocated_at=900.0)).work_since == 900
-    assert joined(running, allocated("neuron-1")).work_since == 500
 
 
 def test_all_devices_are_as_many_as_the_largest_node_has() -> None:
