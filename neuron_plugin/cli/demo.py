@@ -186,7 +186,6 @@ async def _play(root: Path, arguments: Namespace) -> None:
         counts = {each: cores if each.unit is Unit.CORE else instance.devices for each in Resource}
         for resource, count in counts.items():
             await worker.wait_until_offered(resource, count)
-        await cluster.wait_until_published()
         _step(1, "the plugin found the devices in sysfs and lists them to the kubelet")
         offered = ", ".join(f"{resource.value}: {count}" for resource, count in counts.items())
         _step(2, f"the kubelet advertises them: {offered}")

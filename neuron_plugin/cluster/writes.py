@@ -194,7 +194,7 @@ class LeaseName:
 
 
 def create_lease(lease: LeaseName, *, duration_seconds: float, now: datetime) -> ApiRequest:
-    """Create a lease, held from the start if it names a holder."""
+    """Create a lease, held from the start if it names a holder; else nothing says that it ever was."""
     metadata: JsonObject = {"name": lease.name, "namespace": lease.namespace}
     if lease.url:
         metadata["annotations"] = {HOLDER_URL_KEY: lease.url}
@@ -204,8 +204,10 @@ def create_lease(lease: LeaseName, *, duration_seconds: float, now: datetime) ->
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
         "metadata": metadata,
-        "spec": _held(lease.holder, duration_seconds, now) | {"acquireTime": _micro_time(now)},
+        "spec": {"holderIdentity": lease.holder, "leaseDurationSeconds": round(duration_seconds)},
     }
+    if lease.holder:
+        body["spec"] = _held(lease.holder, duration_seconds, now) | {"acquireTime": _micro_time(now)}
     return ApiRequest("POST", LEASES.collection(lease.namespace), body=body)
 
 

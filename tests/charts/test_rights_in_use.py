@@ -64,7 +64,6 @@ async def cluster(server: StandInApiServer, access: Access) -> AsyncIterator[Sim
         simulated.api = server
         async with simulated:
             await simulated.worker.wait_until_offered(Resource.NEURONCORE, 12)
-            await simulated.wait_until_published()
             yield simulated
 
 

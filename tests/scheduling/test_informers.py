@@ -38,6 +38,8 @@ from tests.support.running import Extender, until
 from tests.support.world import CORE, DEVICE, TYPES, World, record_of, request_of
 
 LEASE = LeaseName("kube-system", "neuron-plugin-node", "node")
+ACQUIRED = "2026-11-26T12:00:00.000000Z"
+"""When a plugin took its Lease, which one that it has given up says, too."""
 
 
 async def test_e07_a_lease_that_is_not_watched_has_not_run_out(
@@ -129,8 +131,10 @@ async def test_a_replica_that_has_just_started_knows_which_plugins_gave_their_le
     informers = Informers(api, state, TYPES, lease_namespace="kube-system")
     for name, holder in (("gone", ""), ("here", "here")):
         server.create_node(node_manifest(name, "trn1.32xlarge"))
-        lease = replace(LEASE, name=f"neuron-plugin-{name}", holder=holder)
+        lease = replace(LEASE, name=f"neuron-plugin-{name}", holder=name)
         await send(api, create_lease(lease, duration_seconds=600, now=utc_now()), timeout_seconds=5)
+        given_up = renew_lease(replace(lease, holder=holder), duration_seconds=600, now=utc_now())
+        await send(api, given_up, timeout_seconds=5)
     running = asyncio.create_task(informers.run(), name="informers")
     await informers.synced()
     await informers.leases_listed(5)
@@ -334,7 +338,7 @@ async def test_a_pod_that_is_deleted_while_it_runs_keeps_nothing_for_long_where_
 
 
 def plugin_lease(name: str, version: int, *, holder: str = "node", seconds: int = 40) -> Lease:
-    spec = {"holderIdentity": holder, "leaseDurationSeconds": seconds}
+    spec = {"holderIdentity": holder, "leaseDurationSeconds": seconds, "acquireTime": ACQUIRED}
     return LEASES.decode(
         msgspec.json.encode({"metadata": {"name": name, "uid": name, "resourceVersion": str(version)}, "spec": spec})
     )
@@ -357,6 +361,33 @@ def test_e07_seeing_the_same_version_again_is_no_renewal() -> None:
     leases.changed("u", plugin_lease("neuron-plugin-a", 1), 30.0)
 
     assert leases.stale(41.0) == {"a"}
+
+
+async def test_a_plugin_that_makes_its_lease_does_not_close_its_node(
+    server: StandInApiServer, api: KubernetesApi
+) -> None:
+    """It makes it without a holder: a bind in between would be refused."""
+    state = ClusterState()
+    informers = Informers(api, state, TYPES, lease_namespace="kube-system")
+    server.create_node(node_manifest("node", "trn1.32xlarge"))
+    running = asyncio.create_task(informers.run(), name="informers")
+    await informers.synced()
+    await informers.leases_listed(5)
+    seen = state.changes.version
+
+    made = await send(
+        api, create_lease(replace(LEASE, holder=""), duration_seconds=8, now=utc_now()), timeout_seconds=5
+    )
+    await until(lambda: "node" in state.history.renewals)
+    await send(api, claim_lease(LEASE, LEASES.decode(made), duration_seconds=8, now=utc_now()), timeout_seconds=5)
+    await until(lambda: state.history.renewals["node"])
+
+    assert state.changes.version == seen
+    assert not state.nodes["node"].stale
+    await send(api, renew_lease(replace(LEASE, holder=""), duration_seconds=8, now=utc_now()), timeout_seconds=5)
+    await until(lambda: state.nodes["node"].stale)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 def test_a_lease_that_was_given_up_is_stale_and_one_that_is_gone_is_not_judged() -> None:
@@ -530,7 +561,11 @@ class LeasesServer:
 def lease(version: int, holder: str = "node", *, seconds: int = 8, name: str = "neuron-plugin-node") -> dict[str, Any]:
     return {
         "metadata": {"name": name, "uid": name, "resourceVersion": str(version)},
-        "spec": {"holderIdentity": holder, "leaseDurationSeconds": seconds},
+        "spec": {
+            "holderIdentity": holder,
+            "leaseDurationSeconds": seconds,
+            "acquireTime": ACQUIRED,
+        },
     }
 
 

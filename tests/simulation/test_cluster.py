@@ -35,7 +35,6 @@ async def cluster(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SimulatedClu
         types = {NODE_NAME: "inf2.24xlarge"}
         async with SimulatedCluster(Path(directory), types, daemon_flags=("--numbering", "host")) as simulated:
             await simulated.worker.wait_until_offered(Resource.NEURONCORE, 12)
-            await simulated.wait_until_published()
             yield simulated
 
 
