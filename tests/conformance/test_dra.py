@@ -7,6 +7,7 @@ are what is looked at.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -98,18 +99,27 @@ async def test_d04_pods_that_share_a_claim_have_its_device_until_the_last_one_en
     assert received(await is_running(node, "b", starts=2)) == received(second)
 
 
-@pytest.mark.parametrize("ends", ["stop_plugin", "kill_plugin"])
-async def test_d05_a_plugin_restart_changes_nothing_for_a_running_pod(node: Node, ends: str) -> None:
+async def keeps_its_device(node: Node, restart: Callable[[], Awaitable[None]]) -> None:
+    """A pod has the same device in its next container after a restart, and the next pod another one."""
     await start_driver(node)
     await node.claim("one", "neuron-1")
     before = await runs(node, using("a", "one"))
-    await getattr(node, ends)()
-    await start_driver(node)
+    await restart()
+    await offers(node, {f"neuron-{number}" for number in range(DEVICES)})
     await node.end_containers("a")
     after = await is_running(node, "a", starts=2)
     assert (after.uid, received(after)) == (before.uid, received(before))
     await node.claim("other", "neuron-2")
     await runs(node, using("b", "other"))
+
+
+@pytest.mark.parametrize("ends", ["stop_plugin", "kill_plugin"])
+async def test_d05_a_plugin_restart_changes_nothing_for_a_running_pod(node: Node, ends: str) -> None:
+    async def restart() -> None:
+        await getattr(node, ends)()
+        await start_driver(node)
+
+    await keeps_its_device(node, restart)
 
 
 async def test_d06_a_pod_that_comes_while_the_plugin_is_away_waits_and_runs_once_it_is_back(node: Node) -> None:
@@ -125,16 +135,7 @@ async def test_d06_a_pod_that_comes_while_the_plugin_is_away_waits_and_runs_once
 async def test_d07_a_kubelet_that_starts_again_finds_slice_and_devices_as_they_were(node: Node) -> None:
     """It deletes the slices of its node at its start."""
     node.require(Ability.RESTART_KUBELET)
-    await start_driver(node)
-    await node.claim("one", "neuron-1")
-    before = await runs(node, using("a", "one"))
-    await node.restart_kubelet()
-    await offers(node, {f"neuron-{number}" for number in range(DEVICES)})
-    await node.end_containers("a")
-    after = await is_running(node, "a", starts=2)
-    assert (after.uid, received(after)) == (before.uid, received(before))
-    await node.claim("other", "neuron-2")
-    await runs(node, using("b", "other"))
+    await keeps_its_device(node, node.restart_kubelet)
 
 
 async def test_d08_a_pod_deleted_while_the_kubelet_is_down_leaves_its_device_to_the_next(node: Node) -> None:
