@@ -30,6 +30,8 @@ def modes_of(directory: Path) -> list[int]:
 async def advertised_again(kubelet: StandInKubelet, plugin: RunningPlugin, registrations: int) -> None:
     await eventually(lambda: kubelet.registration_count(CORE) >= registrations)
     await kubelet.wait_for_capacity(CORE, 4)
+    # The kubelet hears the devices a moment before the server hears that its Register call has ended.
+    await plugin.observer.until(plugin.server.registered.is_set)
     assert not plugin.task.done()
 
 
