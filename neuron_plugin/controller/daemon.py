@@ -31,6 +31,7 @@ from neuron_plugin.decision_log import DecisionLog, decisions_document
 from neuron_plugin.extender.binding import TIMES, Binder, BindTimes
 from neuron_plugin.extender.server import ExtenderService, ServerCertificate, redirect_to_leader, verb_routes
 from neuron_plugin.gates.claims import ClaimWriter
+from neuron_plugin.gates.demand import Demand, PlaceholderForm
 from neuron_plugin.gates.placer import Placer
 from neuron_plugin.gates.upkeep import Upkeep
 from neuron_plugin.gates.webhook import application as webhook_application
@@ -178,6 +179,10 @@ class ExtenderDaemon:
             instance=self._identity,
             release_when_full=settings.release_after,
         )
+        self._demand: Demand | None = None
+        if settings.demand_image:
+            form = PlaceholderForm(settings.lease_namespace, settings.demand_image, settings.demand_priority_class)
+            self._demand = Demand(api, self.ready, self._upkeep, form, instance=self._identity)
         self._events = PodEvents(api, self.state, self.ready, self._metrics, instance=self._identity)
         self._room = RoomPlanner(
             api,
@@ -211,6 +216,8 @@ class ExtenderDaemon:
                 "events": keep_running("events", self._events.run),
                 "room": keep_running("room", self._room.run),
             }
+            if self._demand:
+                jobs["demand"] = keep_running("demand", self._demand.run)
             if self._election:
                 jobs |= {"election": self._election.run(), "leadership": self._leadership.run()}
             else:

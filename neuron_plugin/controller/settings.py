@@ -115,6 +115,16 @@ class ExtenderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             "cluster-autoscaler, else never",
         ),
     ] = "auto"
+    demand_image: Annotated[
+        str,
+        Meta(
+            description="image of placeholder pods, one for each kind of gated pod that lacks only linked devices, so "
+            "that an autoscaler adds a node; none are made when empty. This program's own does"
+        ),
+    ] = ""
+    demand_priority_class: Annotated[
+        str, Meta(description="PriorityClass of placeholder pods: below all others, but not below -10")
+    ] = ""
     dra_driver: Annotated[
         str,
         Meta(
@@ -186,6 +196,11 @@ def check(settings: ExtenderSettings) -> None:
         raise SettingsError("tls-cert and tls-key go together: give both or neither")
     if settings.client_ca and not settings.tls:
         raise SettingsError(f"client-ca is {settings.client_ca}, but without tls-cert no certificate is asked for")
+    if settings.demand_image and not settings.demand_priority_class:
+        raise SettingsError(
+            f"demand-image is {settings.demand_image}, but without demand-priority-class placeholders would be as "
+            "important as pods that work: name a PriorityClass of negative value"
+        )
     if settings.webhook_port and not settings.tls:
         raise SettingsError(
             f"webhook-port is {settings.webhook_port}, but the API server calls a webhook by TLS only: give tls-cert "

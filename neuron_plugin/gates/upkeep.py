@@ -26,7 +26,7 @@ from neuron_plugin.cluster.writes import evict_pod
 from neuron_plugin.gates import writes
 from neuron_plugin.gates.placer import Placer
 from neuron_plugin.gates.queue import Kind
-from neuron_plugin.planning import prospects
+from neuron_plugin.planning import Standing, prospects
 from neuron_plugin.scheduling.events import about_pod, write_event
 from neuron_plugin.scheduling.leadership import Readiness
 from neuron_plugin.scheduling.moving import owner_of
@@ -99,6 +99,7 @@ class Upkeep:
         self._since: dict[Kind, float] = {}
         self._full_since: dict[Kind, float] = {}
         self._reasons: dict[Kind, tuple[float, str]] = {}
+        self._unlinked_since: dict[Kind, float] = {}
         self._told: dict[PodUid, str] = {}
         self._stuck_since: dict[PodUid, float] = {}
         self._withdrawn: set[PodUid] = set()
@@ -126,6 +127,7 @@ class Upkeep:
         now, queue = self._clock.now(), self._placer.queue
         self._since = {kind: self._since.get(kind, now) for kind in queue.hopeless}
         self._reasons = {kind: reason for kind, reason in self._reasons.items() if kind in self._since}
+        self._unlinked_since = {kind: at for kind, at in self._unlinked_since.items() if kind in self._since}
         self._told = {uid: told for uid, told in self._told.items() if uid in self._state.gated}
         due = [kind for kind, since in self._since.items() if now - since >= self._times.patience]
         stale = [
@@ -133,7 +135,12 @@ class Upkeep:
         ]
         for kind in stale[:MOST_KINDS]:
             if pods := queue.pods(kind):
-                self._reasons[kind] = now, await self._reason(pods[0])
+                standing, reason = await self._reason(pods[0])
+                self._reasons[kind] = now, reason
+                if standing is not Standing.PIECES:
+                    self._unlinked_since.pop(kind, None)
+                else:
+                    self._unlinked_since.setdefault(kind, now)
         written = 0
         for kind in due:
             _, reason = self._reasons.get(kind, (0.0, ""))
@@ -145,14 +152,25 @@ class Upkeep:
                     _log.info("pod waits", extra={"pod": str(pod.reference), "uid": pod.uid, "reason": reason})
                     await write_event(self._api, about_pod(pod.reference), WAITING, reason, self._instance)
 
-    async def _reason(self, pod: NeuronPod) -> str:
+    async def _reason(self, pod: NeuronPod) -> tuple[Standing, str]:
         if refusal := self._state.refusal(pod):
-            return str(refusal)
+            return Standing.NEVER, str(refusal)
         volumes = {pod.uid: self._placer.volumes.of(pod) or ()}
         (expected,) = await asyncio.to_thread(prospects, self._state.cluster(volumes=volumes), [pod])
+        reason = expected.reason or "No open node has what kube-scheduler counts for the pod"
         if expected.move:
-            return "Enough Neuron devices are free, but not together: see neuron-plugin plan"
-        return expected.reason or "No open node has what kube-scheduler counts for the pod"
+            reason = "Enough Neuron devices are free, but not together: see neuron-plugin plan"
+        return expected.standing, reason
+
+    def lack_links(self, for_seconds: float) -> list[NeuronPod]:
+        """The oldest pod of each kind that has lacked nothing but linked devices for a while.
+
+        Groups are left out, and pods that ask by claims: an autoscaler could not tell what they need.
+        """
+        due = self._clock.now() - for_seconds
+        kinds = (kind for kind, since in self._unlinked_since.items() if since <= due)
+        asking = (kind for kind in kinds if not (kind.group or kind.rules.claim_driver or self._is_full(kind)))
+        return [pods[0] for kind in asking if (pods := self._placer.queue.pods(kind))]
 
     def _release_full(self) -> None:
         """Hand pods to their scheduler where no open node has enough by count, so that an autoscaler acts."""

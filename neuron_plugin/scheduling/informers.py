@@ -18,7 +18,7 @@ from functools import partial
 
 from neuron_plugin.allocation import Assignment, NeuronNode, NeuronPod, PodUid
 from neuron_plugin.allocation.claims import NeuronClaim
-from neuron_plugin.allocation.keys import UTILIZATION_KEY
+from neuron_plugin.allocation.keys import DEMAND_LABEL, UTILIZATION_KEY
 from neuron_plugin.allocation.pod import is_movable
 from neuron_plugin.allocation.utilization import read_utilization
 from neuron_plugin.backoff import CLOCK, Clock
@@ -66,12 +66,13 @@ def keep_pod(pod: Pod, *, claims: bool = False) -> NeuronPod | PodUse | None:
 
     With ``claims``, pods that have claims may ask for Neuron by them: they are kept whole.
 
-    A terminal pod is as good as gone, unless its kubelet got no devices for it. Phase and start decide nothing here:
+    A terminal pod is as good as gone, unless its kubelet got no devices for it. A placeholder waits for an autoscaler,
+    not for devices; only once it is bound does it take some. Phase and start decide nothing here:
     they are left out, so that a change of them is no change of the state.
     """
     if not asks_for_neuron(pod) and not (claims and pod.spec.resource_claims):
         return pod_use(pod)
-    if pod.terminal and not pod.rejected_at_admission:
+    if (pod.terminal and not pod.rejected_at_admission) or (DEMAND_LABEL in pod.labels and not pod.node_name):
         return None
     return replace(neuron_pod(pod), phase=pod.phase if pod.terminal else "", started=False, runs=())
 

@@ -8,12 +8,13 @@ import msgspec
 import pytest
 
 from neuron_plugin.cluster import KubernetesApi
+from neuron_plugin.gates.demand import TIMES as DEMAND_TIMES
 from neuron_plugin.gates.ungate import release_gated
 from neuron_plugin.gates.upkeep import TIMES
-from neuron_plugin.simulation.api_server_kinds import CLAIMS, VOLUMES
+from neuron_plugin.simulation.api_server_kinds import CLAIMS, PODS, VOLUMES
 from tests.charts.manifests import of_kind
 from tests.charts.test_rbac import EVENTS, Rule, rules
-from tests.gates.bench import GatesBench
+from tests.gates.bench import NEURON, DemandBench, GatesBench
 from tests.support.api_server import Fault, Match, StandInApiServer
 
 VERBS = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}
@@ -78,6 +79,25 @@ async def test_p81_the_placement_controller_needs_every_right_it_has_for_gates_a
     assert granted - for_extenders <= asked(server)
     claims = {("", kind, "get", "") for kind in ("persistentvolumeclaims", "persistentvolumes")}
     assert asked(server) & for_extenders == EVENTS | claims | {("", "pods", "get", "")}
+
+
+async def test_p81_placeholders_need_the_right_to_create_pods_and_no_other(
+    server: StandInApiServer, api: KubernetesApi
+) -> None:
+    bench = DemandBench(server, api)
+    waiting = bench.pod("waits", NEURON, 4)
+    await bench.looks()
+    assert len(bench.placeholders()) == 1
+    server.delete(PODS, waiting["metadata"]["name"], "default")
+    await bench.looks(2 * DEMAND_TIMES.tick)
+    assert bench.placeholders() == []
+
+    granted = rules(of_kind("gates", "ClusterRole")["neuron-plugin-extender"])
+    granted |= rules(of_kind("gates", "Role")["neuron-plugin-autoscaler-status"])
+    own = rules(of_kind("gates", "Role")["neuron-plugin-extender"])
+    for_demand = own - rules(of_kind("second-scheduler", "Role")["neuron-plugin-extender"])
+    assert for_demand == {("", "pods", "create", "")}
+    assert for_demand <= asked(server) <= granted | for_demand
 
 
 async def test_p81_releasing_by_hand_needs_what_its_roles_have(gated: GatesBench, server: StandInApiServer) -> None:

@@ -36,6 +36,7 @@ from neuron_plugin.allocation.keys import GATE, NODE_KEY, POD_UID_KEY
 from neuron_plugin.cluster import ApiError, ApiRequest, Pod
 from neuron_plugin.cluster.pods import neuron_pod
 from neuron_plugin.gates import writes
+from neuron_plugin.gates.demand import PlaceholderForm, placeholder
 from neuron_plugin.gates.webhook import application
 from neuron_plugin.http_server import serving
 from tests.charts.manifests import manifests, of_kind
@@ -48,7 +49,9 @@ RBAC = "/apis/rbac.authorization.k8s.io/v1"
 ACCOUNTS = ("neuron-plugin", "neuron-plugin-extender", "editor", "ungater", "neuron-plugin-ungate-all")
 BINDER = [{"apiGroups": [""], "resources": ["pods/binding"], "verbs": ["create"]}]
 """What the placement controller may do where a scheduler asks it, too."""
-JUDGED = ("gates", "placement", "bindings", "ungate", "decisions", "own-pods")
+JUDGED = ("gates", "placement", "bindings", "demand", "ungate", "decisions", "own-pods")
+(_EXTENDER,) = of_kind("gates", "Deployment")["neuron-plugin-extender"]["spec"]["template"]["spec"]["containers"]
+IMAGE = _EXTENDER["image"]
 PLACED = {"NEURON_DEVS": "0-3", "NEURON_ALLOC_TIME": "1", "NEURON_ALLOCATED": "false", NODE_KEY: "n1", POD_UID_KEY: "u"}
 
 
@@ -131,14 +134,20 @@ async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
             await admin.make(f"/api/v1/namespaces/{namespace}/serviceaccounts", {"metadata": {"name": account}})
         # The policies name the accounts of the namespace that they were rendered for.
         own = json.loads(
-            json.dumps(manifests("gates")).replace("serviceaccount:kube-system:", f"serviceaccount:{namespace}:")
+            json.dumps(manifests("gates"))
+            .replace("serviceaccount:kube-system:", f"serviceaccount:{namespace}:")
+            .replace("== 'neuron-plugin-demand'", f"== '{demand_form(namespace).priority_class}'")
         )
         await grant(admin, namespace, "editor", "edit")
         await grant(admin, namespace, "ungater", "edit")
         for manifest in own:
             name = manifest["metadata"]["name"]
-            if manifest["kind"] == "ClusterRole":
-                role = {"metadata": {"name": f"{name}-{admin.run}"}, "rules": manifest["rules"]}
+            if manifest["kind"] == "PriorityClass":
+                name = demand_form(namespace).priority_class
+                await admin.make("/apis/scheduling.k8s.io/v1/priorityclasses", {**manifest, "metadata": {"name": name}})
+            elif manifest["kind"] == "ClusterRole" or (manifest["kind"], name) == ("Role", "neuron-plugin-extender"):
+                role_name = f"{name}-{manifest['kind'].lower()}-{admin.run}"
+                role = {"metadata": {"name": role_name}, "rules": manifest["rules"]}
                 await admin.make(f"{RBAC}/clusterroles", role)
                 account = "ungater" if name == "neuron-plugin-ungate" else name
                 await grant(admin, namespace, account, role["metadata"]["name"])
@@ -198,6 +207,11 @@ async def webhook(run: Cluster, selected: Body) -> AsyncIterator[None]:
         yield
 
 
+def demand_form(namespace: str) -> PlaceholderForm:
+    """What the placeholders of the run have in common; the image is the rendering's."""
+    return PlaceholderForm(namespace, IMAGE, f"{namespace}-demand")
+
+
 async def grant(admin: Server, namespace: str, account: str, role: str) -> None:
     """Let an account of the run do in the run's namespace what a ClusterRole says."""
     binding = {
@@ -220,6 +234,8 @@ async def in_force(run: Cluster) -> None:
         while not await run.editor.why_not("PATCH", path, {"spec": {"schedulingGates": []}}):
             await asyncio.sleep(0.2)
         while "NEURON" not in await run.editor.why_not("POST", run.pods, described(pod({}), annotations=PLACED)):
+            await asyncio.sleep(0.2)
+        while "422" not in await run.controller.why_not("POST", run.pods, described(pod({"cpu": "1"}))):
             await asyncio.sleep(0.2)
         plain = await run.made(pod({"cpu": "1"}))
         while "422" not in await run.controller.why_not(
@@ -571,9 +587,52 @@ async def test_a_gated_pod_may_be_deleted_and_labelled_by_its_owner(cluster: Clu
     assert await cluster.editor.why_not("DELETE", path) == ""
 
 
+def for_demand(cluster: Cluster, spec: Body | None = None, **metadata: Any) -> Body:
+    """What the controller creates for a pod that waits for links, changed as a test says."""
+    waiting = described(pod({NEURON: "4", "cpu": "8"}, {"cpu": "1"}, tolerations=[{"operator": "Exists"}]))
+    made: Body = json.loads(json.dumps(placeholder(waiting, demand_form(cluster.namespace))))
+    made["metadata"] |= metadata
+    made["spec"] |= spec or {}
+    return made
+
+
+async def test_the_controller_makes_placeholders_which_are_not_gated(cluster: Cluster) -> None:
+    stored = await cluster.controller.ask("POST", cluster.pods, for_demand(cluster), dryRun="All")
+    assert gates(stored) == []
+    assert stored["spec"]["priority"] == -10
+    assert gates(await cluster.create(for_demand(cluster)["spec"])) == [GATE], "of anybody else they are"
+
+
+@pytest.mark.parametrize(
+    ("metadata", "spec"),
+    [
+        ({"labels": {}}, {}),
+        ({}, {"serviceAccountName": "neuron-plugin"}),
+        ({}, {"automountServiceAccountToken": True}),
+        ({}, {"hostNetwork": True}),
+        ({}, {"hostPID": True}),
+        ({}, {"nodeName": "n1"}),
+        ({}, {"volumes": [{"name": "host", "hostPath": {"path": "/"}}]}),
+        ({}, {"priorityClassName": "system-node-critical"}),
+        ({}, {"terminationGracePeriodSeconds": 30}),
+        ({}, {"securityContext": {"runAsUser": 0}}),
+        ({}, {"containers": [{"name": "c", "image": "another"}]}),
+        ({}, {"containers": [{"name": "c", "image": IMAGE, "command": ["sh"]}]}),
+        ({}, {"containers": [{"name": "c", "image": IMAGE, "securityContext": {"privileged": True}}]}),
+        ({}, {"initContainers": [{"name": "c", "image": IMAGE, "env": [{"name": "A", "value": "B"}]}]}),
+    ],
+)
+async def test_the_controller_creates_no_other_pod(cluster: Cluster, metadata: Body, spec: Body) -> None:
+    why_not = await cluster.controller.why_not("POST", cluster.pods, for_demand(cluster, spec, **metadata))
+    assert "ValidatingAdmissionPolicy 'neuron-plugin-demand-" in why_not
+
+
+async def test_a_placeholder_goes_when_the_controller_says_so(cluster: Cluster) -> None:
+    stored = await cluster.admin.make(cluster.pods, for_demand(cluster))
+    assert await cluster.controller.why_not("DELETE", f"{cluster.pods}/{stored['metadata']['name']}") == ""
+
+
 async def test_the_role_has_no_right_that_no_policy_fences(cluster: Cluster) -> None:
     path = await cluster.made(pod({NEURON: "4"}))
-    with pytest.raises(ApiError, match="403"):
-        await cluster.controller.ask("POST", cluster.pods, described(pod({"cpu": "1"})), dryRun="All")
     for part in ("ephemeralcontainers", "resize"):
         assert "403" in await cluster.controller.why_not("PATCH", f"{path}/{part}", {})

@@ -8,10 +8,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 from neuron_plugin.allocation import Dialect, NeuronPod, Resource
-from neuron_plugin.allocation.keys import GATE, NODE_KEY
+from neuron_plugin.allocation.keys import DEMAND_LABEL, GATE, NODE_KEY
 from neuron_plugin.backoff import Clock
 from neuron_plugin.cluster import KubernetesApi
+from neuron_plugin.gates.demand import TIMES as DEMAND_TIMES
+from neuron_plugin.gates.demand import Demand, PlaceholderForm
 from neuron_plugin.gates.placer import Placer
+from neuron_plugin.gates.upkeep import TIMES as UPKEEP_TIMES
 from neuron_plugin.gates.upkeep import Upkeep
 from neuron_plugin.scheduling.assumed import AssumedPods, AssumedTimes
 from neuron_plugin.scheduling.leadership import CONDITION, Readiness
@@ -25,6 +28,7 @@ NEURON, CORE = Resource.NEURON, Resource.NEURONCORE
 EPOCH = 1e9
 """The unix time when a test begins, in seconds."""
 GROUP = "neuron-plugin.io/group"
+FORM = PlaceholderForm("neuron-system", "neuron-plugin:1", "neuron-plugin-demand")
 
 
 class GatesBench:
@@ -182,3 +186,30 @@ class GatesBench:
     def requests(self, method: str = "PATCH") -> int:
         """How many requests of a method about pods the server has seen."""
         return sum(seen.method == method and "/pods" in seen.path for seen in self.server.requests)
+
+
+class DemandBench(GatesBench):
+    """A replica that keeps placeholders, too. On its node four devices are free of which no two are linked."""
+
+    def __init__(self, server: StandInApiServer, api: KubernetesApi) -> None:
+        super().__init__(server, api, release_when_full="auto")
+        self.demand = self.leader()
+        self.node("a")
+        for number, device in enumerate(set(range(16)) - {0, 2, 8, 10}):
+            annotations = {"NEURON_DEVS": str(device)}
+            self.pod(f"small-{number}", NEURON, 1, gates=(), node="a", annotations=annotations)
+
+    def leader(self) -> Demand:
+        """A replica that leads and remembers nothing."""
+        clock = Clock(now=lambda: self.now, sleep=self._sleep)
+        return Demand(self.api, self.ready, self.upkeep, FORM, instance="one", clock=clock)
+
+    async def looks(self, seconds: float = DEMAND_TIMES.patience + 2 * UPKEEP_TIMES.again) -> None:
+        """All looks of so many seconds."""
+        for _ in range(int(seconds / DEMAND_TIMES.tick)):
+            await self.look(after=DEMAND_TIMES.tick)
+            await self.demand.look()
+            self.sync()
+
+    def placeholders(self) -> list[JsonObject]:
+        return [pod for pod in self.server.objects(PODS) if DEMAND_LABEL in pod["metadata"].get("labels", {})]

@@ -58,6 +58,11 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{ if and (eq (include "neuron-plugin.placement" .) "gates") (eq .Values.devicePlugin.mode "dra") .Values.gates.claims }}true{{ end }}
 {{- end }}
 
+{{/* Whether placeholder pods make an autoscaler add nodes; empty for no. */}}
+{{- define "neuron-plugin.makesDemand" -}}
+{{ if and (eq (include "neuron-plugin.placement" .) "gates") .Values.gates.demandPods }}true{{ end }}
+{{- end }}
+
 {{/* What selects a component's pods; it never changes, so it holds no version. */}}
 {{- define "neuron-plugin.selector" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
@@ -133,6 +138,11 @@ matchExpressions:
 # Nothing schedules a pod that names its node, such as the mirror of a static pod.
 - name: to-be-scheduled
   expression: object.spec.?nodeName.orValue('') == ''
+{{- if include "neuron-plugin.makesDemand" . }}
+# A placeholder waits for an autoscaler, which sees no gated pod.
+- name: not-a-placeholder
+  expression: request.userInfo.username != 'system:serviceaccount:{{ .Release.Namespace }}:{{ include "neuron-plugin.name" . }}-extender'
+{{- end }}
 # Its node is chosen already, by affinity.
 - name: not-of-a-daemonset
   expression: >-
