@@ -29,7 +29,7 @@ CONSTRAINT_KEYS = (DEVICE_NAME_KEY, ALLOW_KEY, DENY_KEY, PREFER_KEY, SAME_DEVICE
 PLACEMENT_KEY = f"{PREFIX}placement"
 """On a pod: the strategy by which its node is chosen, in place of the controller's own."""
 GATE = f"{PREFIX}placement"
-"""The scheduling gate of a pod that is placed before any scheduler looks at it."""
+"""The scheduling gate of a pod that is placed before any scheduler looks at it: no annotation, though spelled alike."""
 NODE_KEY = f"{PREFIX}node"
 """On a pod, as annotation: the node where it was placed. As label: the same, as ``node_label`` writes it."""
 POD_UID_KEY = f"{PREFIX}pod-uid"

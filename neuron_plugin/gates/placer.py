@@ -1,4 +1,7 @@
-"""Placing gated pods: choose and assume in one step, then write node and assignment in one PATCH.
+"""Placing gated pods: choose and assume in one step, then write node, assignment and the end of the gate.
+
+A single pod takes one PATCH; a pod of a group is planned by one and released by another. Two things come before it: on
+a node with little CPU or memory left the pod is nominated, and its claims are allocated.
 
 One step looks at all pods that may fit, without waiting once, so nothing can come between a choice and the next. Each
 PATCH is sent by itself and carries the version of the pod that was read. A pod is counted on its node from the choice
@@ -318,9 +321,10 @@ class Placer:
     # Groups.
 
     def _place_group(self, kind: Kind) -> bool:
-        """Place all waiting pods of a group, or none; whether some were placed.
+        """Place the waiting pods of a group that fit if the group has its least number then, else none.
 
-        The placements of all are written before the first gate goes, so that whoever comes next can complete them.
+        Each gets its placement first, with its gate still there; once the group is whole a second PATCH releases each
+        (``_complete``). So whoever leads next can complete it. Gives whether some were placed.
         """
         group = kind.group or ("", "")
         members = self._state.members.get(group, {})

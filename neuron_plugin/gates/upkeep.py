@@ -3,8 +3,8 @@
 Once a second, by the leader. A pod that waits gets an event that says why, in the words of ``explain``, and another one
 only when the reason changes. A pod of which no open node has enough even by count is handed to its scheduler after a
 while, so that an autoscaler sees it; a pod that only lacks linked devices is not. A promise that cannot be kept is
-taken off its pod: the plugin then chooses on the node. A pod whose scheduler does not find its node good is taken back
-if its controller makes it again.
+taken off its pod: the plugin then chooses on the node. So is one whose node the pod's scheduler has not found good for
+a while, and the pod is deleted if its controller makes it again; any other stays, bound to that node by its affinity.
 """
 
 from __future__ import annotations

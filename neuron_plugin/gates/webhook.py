@@ -21,7 +21,7 @@ from neuron_plugin.allocation.node_rules import DEFAULT_SCHEDULER
 from neuron_plugin.cluster import DecodeError
 from neuron_plugin.cluster.api import JsonObject
 from neuron_plugin.cluster.pods import PODS, neuron_pod
-from neuron_plugin.gates.writes import PLACEMENT_KEYS
+from neuron_plugin.gates.writes import WRITTEN_KEYS
 
 PATH = "/gate"
 """Followed by the name of a scheduler that is no more, if there is one: its pods are ours to place, too."""
@@ -94,7 +94,7 @@ def patch(manifest: msgspec.Raw, former: str = "", *, claims: bool = False) -> l
         changes.append({"op": "add", "path": "/spec/schedulingGates", "value": [{"name": GATE}]})
     elif GATE not in rules.gates:
         changes.append({"op": "add", "path": "/spec/schedulingGates/-", "value": {"name": GATE}})
-    ours = [("annotations", key) for key in PLACEMENT_KEYS if key in pod.annotations]
+    ours = [("annotations", key) for key in WRITTEN_KEYS if key in pod.annotations]
     ours += [("labels", key) for key in (NODE_KEY,) if key in pod.labels]
     return changes + [{"op": "remove", "path": f"/metadata/{part}/{key.replace('/', '~1')}"} for part, key in ours]
 

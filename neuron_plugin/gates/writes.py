@@ -27,12 +27,12 @@ from neuron_plugin.cluster import ApiRequest
 from neuron_plugin.cluster.api import STRATEGIC_MERGE_PATCH, JsonObject
 from neuron_plugin.cluster.pods import PODS
 
-PLACEMENT_KEYS = (*ASSIGNMENT_KEYS, ALLOC_TIME_KEY, ALLOCATED_KEY, VENDOR_RESOURCE_KEY, NODE_KEY, POD_UID_KEY)
-"""Every annotation that a placement writes."""
+WRITTEN_KEYS = (*ASSIGNMENT_KEYS, ALLOC_TIME_KEY, ALLOCATED_KEY, VENDOR_RESOURCE_KEY, NODE_KEY, POD_UID_KEY)
+"""Every annotation that some placement writes, in any dialect: those that are taken off with it."""
 
 
 def place(pod: NeuronPod, node: str, annotations: Mapping[str, str]) -> ApiRequest:
-    """Place a pod on a node, with its assignment, and hand it to its scheduler."""
+    """Place a pod on a node and hand it to its scheduler. ``annotations`` say its assignment, in each dialect."""
     return _request(pod, _metadata(pod, node, annotations), spec=_released(pod, node))
 
 
@@ -76,7 +76,7 @@ def _metadata(pod: NeuronPod, node: str, annotations: Mapping[str, str]) -> Json
 
 
 def _without_placement(pod: NeuronPod) -> JsonObject:
-    nothing: JsonObject = dict.fromkeys(PLACEMENT_KEYS)
+    nothing: JsonObject = dict.fromkeys(WRITTEN_KEYS)
     return {"uid": pod.uid, "resourceVersion": pod.version, "annotations": nothing, "labels": {NODE_KEY: None}}
 
 

@@ -82,17 +82,14 @@ class DeviceHealth:
     fault: str = ""
 
 
-class ClaimNotPreparedError(Exception):
-    """Why a claim is not prepared: its pod waits, and the kubelet asks again after a minute or so."""
-
-
 class ClaimHandler(Protocol):
     """What the daemon decides about claims. Calls may overlap, also for one claim."""
 
     async def prepare(self, claims: Sequence[ClaimReference]) -> Mapping[str, Sequence[PreparedDevice] | str]:
         """The devices of each claim by its UID, or why it is not prepared. The claims are those of one pod.
 
-        Idempotent: the same claim gets the same devices. The kubelet gives up after 45 seconds.
+        Idempotent: the same claim gets the same devices. The kubelet gives up after 45 seconds. A pod with a claim that
+        is not prepared waits, and the kubelet asks again after a minute or so.
         """
 
     async def unprepare(self, claims: Sequence[ClaimReference]) -> None:

@@ -8,7 +8,7 @@ set in one step. The nodes that fit stand in order, so the best is found without
 Nodes of one geometry are ordered by what the pod costs later pods there. Among equals the most used node comes first,
 so that empty nodes stay empty. That is the one with the most pods on a torus, elsewhere the one with the fewest free
 cores. Then the name decides. Costs count sets, of which each geometry has its own number. So between nodes of unlike
-hardware the devices decide that are lost to later pods.
+hardware the devices decide that are lost to later pods; where these are equal, the same order as within one geometry.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ class ByCapacity(dict[Capacity | Rejection, _V], Generic[_V]):
 class Rank(NamedTuple):
     """How a node that fits compares with others of its ``kind``: the least is the best.
 
-    Nodes of equal ``cost`` are equals but for their use (``tie``) and their name.
+    Nodes of equal ``cost`` are equals but for their use (``tie``) and their name. When pods are spread, ``cost`` is the
+    number of free devices, negative, and ``tie`` what the pod costs later pods.
     """
 
     cost: int

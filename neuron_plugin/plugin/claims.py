@@ -1,9 +1,9 @@
 """The kubelet's question about claims: which CDI devices the containers of a pod get for what was allocated to it.
 
-Prepare chooses nothing. The devices stand in the claim's allocation, and their names say which silicon they are. What
-is decided here is whether that silicon is free: the API server frees a claim when its pod is deleted by force, while
-the pod's processes live on. Prepare then waits until they are gone, and if they stay the kubelet asks again: a pod
-waits, and fails for nothing.
+``NodePrepareResources`` chooses nothing. The devices stand in the claim's allocation, and their names say which silicon
+they are. What is decided here is whether that silicon is free: the API server frees a claim when its pod is deleted by
+force, while the pod's processes live on. Prepare then waits until they are gone, and if they stay the kubelet asks
+again: a pod waits, and fails for nothing.
 
 How the devices are numbered inside a container depends on all that the container uses, so it is worked out over all
 claims of a pod. The CDI devices of a request are the same for each container that uses the request. Where they would

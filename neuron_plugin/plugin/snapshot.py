@@ -61,7 +61,8 @@ def settle(inputs: Inputs, populated: Mapping[PodUid, bool | None], hold_down_se
     """The inputs without what is over, and with its cores held down while its pod may still use them.
 
     ``populated`` says of the pods in ``pods_to_look_at`` whether a process of their cgroup lives, and None where that
-    cannot be seen. The hold-down then lasts ``hold_down_seconds``; there is none if the containers were seen to stop.
+    cannot be seen. There is no hold-down if the containers were seen to stop and no process lives. ``_holds`` says when
+    one ends.
     """
     over, now = _over(inputs), inputs.now
     lost = [one for one in inputs.pending if _is_never_recorded(one, inputs)]
@@ -565,6 +566,10 @@ def _is_shown(entry: RecordedAllocation, pods: NodePods) -> bool:
 
 
 def _holds(one: HoldDown, inputs: Inputs, populated: Mapping[PodUid, bool | None]) -> bool:
+    """Whether a hold-down goes on: until ``not_before``, and then while a process of the pod lives, however long.
+
+    Only where that cannot be seen, or may be a process of the same pod that came back, does ``until`` end it.
+    """
     if one.unknown and is_explained(inputs, one.uid):
         return False
     is_recorded = any(key.uid == one.uid for key in inputs.recorded.entries)

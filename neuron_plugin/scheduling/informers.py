@@ -58,7 +58,7 @@ DEPARTED_SECONDS = 3.0
 """How long a pod that was deleted while it ran keeps what it had: its node needs some tenths to see that, and to say
 which devices processes of the pod still use."""
 PATIENCE_SECONDS = 20.0
-"""How long ``survey`` looks whether a plugin's Lease, which lasts 8 s, is renewed or runs out."""
+"""How long ``survey`` looks whether a plugin's Lease is renewed or runs out: by default it lasts 8 s."""
 
 
 def keep_pod(pod: Pod, *, claims: bool = False) -> NeuronPod | PodUse | None:

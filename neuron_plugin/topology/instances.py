@@ -1,9 +1,10 @@
 """EC2 instance types with Neuron devices, as data.
 
-The machine's own sysfs is asked first. A type is needed for what sysfs cannot say: how many devices there should be,
-and which sets the collectives support. It also has the links when a missing chip has blanked them (the driver then
-prints none). Sources: Neuron driver 2.24.7 and 2.25.4 (counts, links), SDK documentation to 2.32 (memory, valid
-counts), captured PCI bus numbers (NUMA nodes, constant per type).
+A known type says what sysfs cannot: how many devices there should be, and which sets the collectives support. Its links
+count, too, because the driver prints none once a chip is missing. The machine's own links decide where the type is
+unknown, or the machine has more devices than the type should (``links.topology_of``). Sources: Neuron driver 2.24.7 and
+2.25.4 (counts, links), SDK documentation to 2.32 (memory, valid counts), captured PCI bus numbers (NUMA nodes, constant
+per type).
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from neuron_plugin.allocation.keys import (
 )
 from neuron_plugin.allocation.requests import MOST_AMOUNTS, ContainerSpec, RequestError, pod_request
 from neuron_plugin.cluster.leases import LEASE_PREFIX
-from neuron_plugin.gates.writes import PLACEMENT_KEYS
+from neuron_plugin.gates.writes import WRITTEN_KEYS
 from neuron_plugin.plugin.publisher import LABEL_PREFIX, PRESENT_LABEL, PUBLISHED_LABELS
 from neuron_plugin.topology import MOST_CORES_PER_DEVICE, MOST_DEVICES, Unit
 from tests.charts import annotation_table
@@ -135,7 +135,7 @@ def test_p82_the_keys_are_those_of_the_code(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["own-pods", "decisions", "placement", "bindings"])
 def test_p82_a_promise_is_fenced_as_an_assignment(kind: str) -> None:
-    assert set(yaml.safe_load(variable("gates", kind, "keys"))) == set(PLACEMENT_KEYS)
+    assert set(yaml.safe_load(variable("gates", kind, "keys"))) == set(WRITTEN_KEYS)
 
 
 def test_pods_are_gated_only_where_that_is_asked_for() -> None:

@@ -45,7 +45,7 @@ async def test_what_was_planned_for_a_member_goes(gated: GatesBench) -> None:
     await gated.step()
     assert gated.place("worker-0") == "a"
     await release_gated(gated.api, ["default/worker-0"])
-    assert gated.annotations("worker-0").keys().isdisjoint(writes.PLACEMENT_KEYS)
+    assert gated.annotations("worker-0").keys().isdisjoint(writes.WRITTEN_KEYS)
     assert gated.terms("worker-0") == []
 
 
