@@ -478,7 +478,11 @@ def neuron_pod(pod: Pod) -> NeuronPod:
 
 
 def _claims(pod: Pod) -> tuple[PodClaim, ...]:
-    """The claims of a pod, by the names of the ResourceClaims that were made for it."""
+    """The claims of a pod, by the names of the ResourceClaims that were made for it.
+
+    A template of which none was made, and of which the status says so, asks for nothing (PodResourceClaimStatus in
+    staging/src/k8s.io/api/core/v1/types.go).
+    """
     made = {one.name: one.resource_claim_name or "" for one in pod.status.resource_claim_statuses or ()}
     uses = [
         (use.name, (container.name, use.request or ""))
@@ -492,6 +496,7 @@ def _claims(pod: Pod) -> tuple[PodClaim, ...]:
             tuple(user for name, user in uses if name == one.name),
         )
         for one in pod.spec.resource_claims or ()
+        if one.resource_claim_name or made.get(one.name, one.name)
     )
 
 

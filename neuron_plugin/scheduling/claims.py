@@ -1,8 +1,9 @@
 """Pods that ask for Neuron by claims, as the state sees them: joined with their claims, they are pods like any other.
 
 What such a pod asks for stands in its ResourceClaims, and so does what it was assigned. The two watches are not ordered
-with each other. A pod of which a claim is not known yet is not shown; a bound pod whose claim shows no allocation yet
-closes its node, as one without an assignment does.
+with each other. A pod of which a claim is not known yet is not shown, but for a gated one: it waits for that claim, for
+ever if nobody makes it, and has to say so. A bound pod whose claim shows no allocation yet closes its node, as one
+without an assignment does.
 
 Pods may share a claim. Its devices count for the first pod that it is reserved for; the others have them, too, and only
 have to be on the same node.
@@ -209,6 +210,8 @@ class ClaimedPods:
     def _joined(self, pod: NeuronPod, before: Shown) -> Shown:
         found = with_claims(pod, self._claims, self.driver, self._all_devices)
         if found is None:
+            if pod.gated and not (isinstance(before, NeuronPod) and before.requests):
+                return self._without_claim(pod)
             if isinstance(before, NeuronPod) and before.request:  # its claim went first: it has what it had
                 promised = "" if pod.node or pod.terminating else before.promised
                 had = before.request, before.assignment, before.rules
@@ -219,6 +222,14 @@ class ClaimedPods:
         if not pod.node or pod.ended:
             return None
         return PodUse(pod.node, pod.rules.needs, pod.rules.ports, pod.rules.keeps_off)
+
+    def _without_claim(self, pod: NeuronPod) -> NeuronPod:
+        """A gated pod that waits for a claim."""
+        missing = next(one for one in pod.claims if (pod.reference.namespace, one.claim) not in self._claims)
+        text = f"pod {pod.reference} waits for the ResourceClaim {missing.claim}, which does not exist"
+        if not missing.claim:
+            text = f"pod {pod.reference} waits for the ResourceClaim that its template for {missing.name} makes"
+        return replace(pod, request=replace(INVALID_REQUEST, detail=text))
 
 
 def _keys(pod: NeuronPod | None) -> list[Key]:

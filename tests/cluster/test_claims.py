@@ -10,6 +10,7 @@ import pytest
 from neuron_plugin.allocation import Rejection
 from neuron_plugin.allocation.claims import ClaimRequest, ClaimResult, NeuronClaim
 from neuron_plugin.cluster.claims import RESOURCE_CLAIMS, RESOURCE_SLICES, allocation_of, neuron_claim
+from neuron_plugin.cluster.pods import PODS, neuron_pod
 from neuron_plugin.topology import Unit
 
 DRIVER = "neuron.aws.com"
@@ -152,3 +153,16 @@ def test_an_allocation_reads_back() -> None:
 def test_a_slice_of_any_shape_has_a_driver_or_none() -> None:
     assert RESOURCE_SLICES.decode(b'{"metadata": {}, "spec": {"driver": "a"}}').driver == "a"
     assert RESOURCE_SLICES.decode(b'{"metadata": {}, "spec": 7}').driver == ""
+
+
+def test_a_template_of_which_no_claim_was_needed_asks_for_nothing() -> None:
+    uses = [{"name": "nic", "resourceClaimTemplateName": "t"}, {"name": "dev", "resourceClaimName": "d"}]
+
+    def names(*said: dict[str, str]) -> list[str]:
+        metadata = {"name": "p", "namespace": "ml", "uid": "u"}
+        manifest = {"metadata": metadata, "spec": {"resourceClaims": uses}, "status": {"resourceClaimStatuses": said}}
+        return [one.claim for one in neuron_pod(PODS.decode(json.dumps(manifest).encode())).claims]
+
+    assert names() == ["", "d"], "nobody has said so yet"
+    assert names({"name": "nic"}) == ["d"]
+    assert names({"name": "nic", "resourceClaimName": "p-nic-1"}) == ["p-nic-1", "d"]

@@ -16,6 +16,8 @@ from neuron_plugin.cluster.pods import PODS as POD_RECORDS
 from neuron_plugin.cluster.pods import PodUse
 from neuron_plugin.gates.claims import ClaimWriter
 from neuron_plugin.gates.placer import RELEASED_PLAINLY
+from neuron_plugin.gates.upkeep import TIMES as UPKEEP_TIMES
+from neuron_plugin.gates.upkeep import WAITING
 from neuron_plugin.scheduling.claims import ClaimedPods, Shown
 from neuron_plugin.scheduling.informers import keep_pod, most_devices
 from neuron_plugin.simulation.api_server_kinds import PODS, RESOURCE_CLAIMS, JsonObject
@@ -161,6 +163,20 @@ async def test_a_pod_waits_until_its_claim_was_made(bench: ClaimsBench) -> None:
     bench.claim("c")
     await bench.step()
     assert bench.gates("train") == []
+
+
+async def test_a_pod_whose_claim_nobody_makes_says_so_until_it_is_there(bench: ClaimsBench) -> None:
+    bench.claiming("train", "nic")
+    for _ in range(3):
+        await bench.look(after=UPKEEP_TIMES.again)
+    ((reason, note),) = bench.events("train")
+    assert reason == WAITING
+    assert "waits for the ResourceClaim nic, which does not exist" in note
+    assert bench.gates("train") == [GATE]
+    bench.claim("nic")
+    await bench.place_all()
+    assert bench.gates("train") == []
+    assert len(bench.devices("nic")) == 1
 
 
 async def test_a_lost_answer_to_the_pods_patch_is_completed_by_the_claims(bench: ClaimsBench) -> None:

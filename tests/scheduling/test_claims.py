@@ -172,13 +172,30 @@ class Seen:
 def test_the_two_watches_may_come_in_either_order() -> None:
     seen = Seen()
     seen.pods.put_pod("p", None, pod())
-    assert seen.last == {}
+    assert "ResourceClaim c, which does not exist" in str(seen.of().refusal)
     seen.pods.put_claim(KEY, claim())
     assert seen.of().requests
     other = Seen()
     other.pods.put_claim(KEY, claim())
     other.pods.put_pod("p", None, pod())
     assert other.last == seen.last
+
+
+def test_only_a_gated_pod_is_shown_before_its_claim_is_known() -> None:
+    seen = Seen()
+    seen.pods.put_pod("p", None, pod(gated=False))
+    assert seen.last == {}
+    from_template = replace(pod("q"), claims=(PodClaim("dev", "", (("main", ""),)),))
+    seen.pods.put_pod("q", None, from_template)
+    assert "the ResourceClaim that its template for dev makes" in str(seen.of("q").refusal)
+
+
+def test_a_gated_pod_whose_claim_goes_keeps_what_it_asks_for() -> None:
+    seen = Seen()
+    seen.pods.put_claim(KEY, claim(4))
+    seen.pods.put_pod("p", None, pod())
+    seen.pods.put_claim(KEY, None)
+    assert seen.of().requests[0].count == 4
 
 
 def test_an_allocation_that_appears_is_shown() -> None:
