@@ -6,12 +6,10 @@ import asyncio
 import os
 from argparse import ArgumentParser, Namespace
 
-import msgspec
-
 from neuron_plugin.cli.command import Exit
 from neuron_plugin.cli.daemons import add_settings, load_settings, printed_settings, run_daemon
 from neuron_plugin.instance_file import load_catalogue
-from neuron_plugin.plugin.settings import PluginSettings, check
+from neuron_plugin.plugin.settings import PluginSettings, check, with_node_name
 from neuron_plugin.settings import SettingsError
 
 DESCRIPTION = """\
@@ -32,9 +30,7 @@ def add_flags(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Run the daemon until a signal ends it."""
-    settings = load_settings(PluginSettings, arguments)
-    if not settings.node_name:  # manifests set NODE_NAME from spec.nodeName
-        settings = msgspec.structs.replace(settings, node_name=os.environ.get("NODE_NAME", ""))
+    settings = with_node_name(load_settings(PluginSettings, arguments), os.environ)
     if printed_settings(settings, arguments):
         return Exit.SUCCESS
     if settings.cluster and not settings.node_name:

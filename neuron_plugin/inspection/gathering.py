@@ -40,7 +40,7 @@ from neuron_plugin.inspection.machine import Node, configuration_file, look, nod
 from neuron_plugin.instance_file import load_catalogue
 from neuron_plugin.kubelet_files import KUBELET_SOCKET
 from neuron_plugin.plugin.container import CDI_FILE_NAME
-from neuron_plugin.plugin.settings import Mode, PluginSettings, check
+from neuron_plugin.plugin.settings import Mode, PluginSettings, check, with_node_name
 from neuron_plugin.settings import SettingsError
 
 if TYPE_CHECKING:
@@ -77,7 +77,8 @@ def gather(flags: Mapping[str, object], environ: Mapping[str, str]) -> Facts:
     machine = look(node.settings, environ, () if isinstance(daemon.disabled, Unknown) else daemon.disabled)
     host = gather_host(node.root, machine.paths, in_pod=IN_POD in environ)
     expected = flags.get("kubelet_dir") is not None or not host.simulated
-    settings, name = node.settings, node.settings.node_name or environ.get("NODE_NAME") or platform.node().lower()
+    settings = with_node_name(node.settings, environ)
+    name = settings.node_name or platform.node().lower()
 
     async def ask_servers() -> tuple[Kubelet | BaseException, Cluster | Unknown | BaseException]:
         known = settings.kubeconfig is not None or (node.root is None and IN_POD in environ)
@@ -94,7 +95,7 @@ def gather(flags: Mapping[str, object], environ: Mapping[str, str]) -> Facts:
         kubelet = _unreadable(settings.kubelet_dir, _failed(kubelet))
     if isinstance(cluster, BaseException):
         cluster = _failed(cluster)
-    if isinstance(cluster, NoSuchNode) and not (settings.node_name or environ.get("NODE_NAME")):
+    if isinstance(cluster, NoSuchNode) and not settings.node_name:
         cluster = Unknown(cluster.why, cluster.action)  # the host's name was a guess
     if isinstance(daemon.disabled, Unknown) and isinstance(cluster, Cluster):
         with suppress(IdListError):
@@ -130,7 +131,7 @@ def gather_daemon(flags: Mapping[str, object], environ: Mapping[str, str]) -> tu
         return node_of(flags, {}, None), Daemon(file, unread, silent=unread, unhealthy=unread, disabled=unread)
     try:
         node = node_of(flags, environ, file)
-        check(node.settings)
+        check(with_node_name(node.settings, environ))
         load_catalogue(node.settings.instance_types)
     except SettingsError as error:
         unasked = Unknown("the daemon's address is not known", "fix what the check 'configuration' reports first")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -213,6 +214,11 @@ class PluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def dra_state_file(self) -> Path:
         """The kubelet's file of prepared claims, which lies in its root directory."""
         return self.dra_state or self.kubelet_dir.parent / DRA_STATE
+
+
+def with_node_name(settings: PluginSettings, environ: Mapping[str, str]) -> PluginSettings:
+    """With the node's name by NODE_NAME, which manifests set from spec.nodeName, where no setting says it."""
+    return msgspec.structs.replace(settings, node_name=settings.node_name or environ.get("NODE_NAME", ""))
 
 
 def check(settings: PluginSettings) -> None:

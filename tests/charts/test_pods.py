@@ -161,7 +161,8 @@ def test_p80_no_taint_takes_a_node_s_plugin_away(taint: tuple[str, str, str]) ->
 def test_p80_a_node_with_the_vendor_s_plugin_gets_no_second_one() -> None:
     affinity = pod_templates("device-plugin")["neuron-plugin"]["spec"]["affinity"]
     (term,) = affinity["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    assert term["labelSelector"]["matchLabels"] == {"name": "neuron-device-plugin-ds"}
+    vendors = {"key": "name", "operator": "In", "values": ["neuron-device-plugin-ds"]}
+    assert term["labelSelector"] == {"matchExpressions": [vendors]}
     assert term["namespaceSelector"] == {}
     assert term["topologyKey"] == "kubernetes.io/hostname"
 

@@ -85,6 +85,18 @@ def test_the_nodes_name_is_given_or_in_the_environment_or_the_hosts(
     assert asked == [(Path("/k"), name)]
 
 
+def test_in_the_pod_of_a_driver_the_settings_are_those_that_its_daemon_takes(
+    make_node: MakeNode, asked: list[tuple[Path | None, str]]
+) -> None:
+    environ = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "NODE_NAME": "worker-1", "NEURON_PLUGIN_MODE": "dra"}
+    paths = make_node("trn1.2xlarge").paths
+    here = {"sysfs": str(paths.sysfs), "dev": str(paths.dev), "kubelet_dir": "/nonexistent"}
+    facts = gather(here, environ)
+    assert facts.daemon.fault == ""
+    assert facts.daemon.driver == "neuron.aws.com"
+    assert asked == [(None, "worker-1")]
+
+
 @pytest.mark.parametrize(("name", "is_fault"), [("wroker-1", True), ("", False)])
 def test_a_node_that_is_not_there_is_a_fault_only_where_its_name_was_given(
     make_node: MakeNode, monkeypatch: pytest.MonkeyPatch, name: str, *, is_fault: bool
