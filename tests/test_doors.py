@@ -6,6 +6,8 @@ import ast
 from collections import defaultdict
 from pathlib import Path
 
+import pytest
+
 import neuron_plugin
 
 PACKAGE = Path(neuron_plugin.__file__).parent
@@ -25,32 +27,42 @@ def imports(path: Path) -> set[tuple[str, str]]:
 
 
 ROOMS = sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
-DOORS = {room: {name for _, name in imports(PACKAGE / room / "__init__.py")} for room in ROOMS}
-USED = defaultdict[str, set[str]](set)
-"""By module, what other rooms import from it."""
-for file in PACKAGE.rglob("*.py"):
-    own_room = f"{PACKAGE.name}.{file.relative_to(PACKAGE).parts[0]}"
-    for module, name in imports(file):
-        if not f"{module}.".startswith(f"{own_room}.") and "_proto" not in module:
-            USED[module].add(name)
 
 
-def test_a_door_and_a_module_hand_out_few_names() -> None:
-    assert {module: names for module, names in USED.items() if len(names) > MOST_NAMES} == {}
-    assert {room: names for room, names in DOORS.items() if len(names) > MOST_NAMES} == {}
+@pytest.fixture(scope="module")
+def doors() -> dict[str, set[str]]:
+    """By room, the names at its door."""
+    return {room: {name for _, name in imports(PACKAGE / room / "__init__.py")} for room in ROOMS}
 
 
-def test_what_the_door_has_is_imported_from_the_door() -> None:
+@pytest.fixture(scope="module")
+def used() -> dict[str, set[str]]:
+    """By module, what other rooms import from it."""
+    found = defaultdict[str, set[str]](set)
+    for file in PACKAGE.rglob("*.py"):
+        own_room = f"{PACKAGE.name}.{file.relative_to(PACKAGE).parts[0]}"
+        for module, name in imports(file):
+            if not f"{module}.".startswith(f"{own_room}.") and "_proto" not in module:
+                found[module].add(name)
+    return found
+
+
+def test_a_door_and_a_module_hand_out_few_names(doors: dict[str, set[str]], used: dict[str, set[str]]) -> None:
+    assert {module: names for module, names in used.items() if len(names) > MOST_NAMES} == {}
+    assert {room: names for room, names in doors.items() if len(names) > MOST_NAMES} == {}
+
+
+def test_what_the_door_has_is_imported_from_the_door(doors: dict[str, set[str]], used: dict[str, set[str]]) -> None:
     past = {
         (module, name)
-        for module, names in USED.items()
+        for module, names in used.items()
         for name in names
-        if module.count(".") > 1 and name in DOORS[module.split(".")[1]]
+        if module.count(".") > 1 and name in doors[module.split(".")[1]]
     }
     assert past == set()
 
 
-def test_a_door_names_only_what_another_room_uses() -> None:
+def test_a_door_names_only_what_another_room_uses(doors: dict[str, set[str]], used: dict[str, set[str]]) -> None:
     tests_too = {"simulation"}  # its doubles are there for the tests
-    unused = {room: DOORS[room] - USED[f"{PACKAGE.name}.{room}"] for room in ROOMS if room not in tests_too}
+    unused = {room: doors[room] - used[f"{PACKAGE.name}.{room}"] for room in ROOMS if room not in tests_too}
     assert {room: names for room, names in unused.items() if names} == {}

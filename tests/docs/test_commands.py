@@ -42,6 +42,9 @@ ELSEWHERE = {
 EXIT_STATUSES = {0, 1}
 """An example may show a failure; it must not be wrong usage."""
 
+QUICK_SIMULATION = ("--pods", "100", "--seeds", "1")
+"""What a simulation of a cluster is given after its arguments: how well it simulates is tried elsewhere."""
+
 NEEDS_MORE = {
     "run",
     "extender",
@@ -87,6 +90,7 @@ def of_program(*names: str) -> list[Typed]:
     return [each for program, each in COMMANDS if program in names]
 
 
+PARSER = build_parser()
 OURS = sorted({each.ours() or () for _, each in COMMANDS} - {()})
 
 
@@ -103,9 +107,9 @@ def test_p82_our_arguments_on_a_page_are_accepted(arguments: tuple[str, ...]) ->
 def accepted(arguments: tuple[str, ...]) -> None:
     """Parse the arguments; a command alone may be a name in a sentence, and lacks what it cannot do without."""
     try:
-        build_parser().parse_args([re.sub(r"^ADDRESS$", "10.96.100.45", word) for word in arguments])
+        PARSER.parse_args([re.sub(r"^ADDRESS$", "10.96.100.45", word) for word in arguments])
     except SystemExit as ended:
-        named = len(arguments) == 1 and arguments[0] in commands(build_parser())
+        named = len(arguments) == 1 and arguments[0] in commands(PARSER)
         assert named or ended.code == 0, f"neuron-plugin {' '.join(arguments)}"  # noqa: PT017 - --help ends with 0
 
 
@@ -188,7 +192,7 @@ def test_what_pytest_is_given_on_a_page_exists(command: Typed) -> None:
 
 def examples() -> Iterator[Typed]:
     """The lines to copy of every command's help, in their order."""
-    for parser in _all_parsers(build_parser()):
+    for parser in _all_parsers(PARSER):
         after = (parser.epilog or "").partition("examples:\n")[2].partition("\n\n")[0]
         yield from (each for line in after.splitlines() for each in typed(line.strip()))
 
@@ -222,6 +226,7 @@ def test_p82_the_examples_of_every_help_text_can_be_typed(
         accepted(arguments)
         if arguments[0] in NEEDS_MORE or {"--watch", "--client-ca", "--config"} & set(arguments):
             continue
-        assert main(list(arguments)) in EXIT_STATUSES, f"{example.line}: {capsys.readouterr().err}"
+        less = QUICK_SIMULATION if arguments[:2] == ("simulate", "cluster") else ()
+        assert main([*arguments, *less]) in EXIT_STATUSES, f"{example.line}: {capsys.readouterr().err}"
         ran += 1
     assert ran >= 25
