@@ -33,7 +33,7 @@ pytestmark = [
 
 TRN1, INF2 = "trn1.32xlarge", "inf2.48xlarge"
 DEVICE, CORE = Resource.NEURON, Resource.NEURONCORE
-NAMES = "[...document.querySelectorAll('#nodes li:not([hidden]) strong')].map((each) => each.textContent).join()"
+NAMES = "[...document.querySelectorAll('#nodes li:not([hidden])')].map(each => each.dataset.node).join()"
 CLICK = "new MouseEvent('click', {bubbles: true, cancelable: true})"
 LEAST_CONTRAST = 4.5
 """Of text, by WCAG 2.2 AA."""

@@ -12,6 +12,7 @@ function fullnessOf({ used, count }) {
 }
 
 const MANY = 250; // of so many, 500 fit on one screen
+const AT_ONCE = 500; // small pictures that are complete from the start: to see which are in sight costs another frame
 
 const ORDERS = {
   name: () => 0,
@@ -93,13 +94,14 @@ export class Cards {
   make(name, node, shape) {
     const drawn = picture(node, this.size);
     const [badges, type, about, sizes, state] = ["badges", "type", "about", "sizes", "state"].map((each) => html("span", { class: each }));
-    const parts = this.size === "small" ? [html("strong", { class: "unseen" }, name), drawn.root]
+    const parts = this.size === "small" ? [drawn.root]
       : [html("span", { class: "head" }, html("strong", {}, name), badges, about, type), drawn.root, sizes, state];
     const link = html("a", { href: hashOf("node", name) }, ...parts);
     const item = html("li", { "data-node": name }, link);
-    const card = { item, link, drawn, badges, type, about, sizes, state, shape, complete: false, drawnOnce: false };
+    const complete = this.size === "small" && this.cards.size < AT_ONCE;
+    const card = { item, link, drawn, badges, type, about, sizes, state, shape, complete, drawnOnce: false };
     this.cards.set(name, card);
-    this.observer.observe(item);
+    if (!complete) this.observer.observe(item);
     return card;
   }
 
