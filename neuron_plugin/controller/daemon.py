@@ -31,7 +31,7 @@ from neuron_plugin.decision_log import DecisionLog, decisions_document
 from neuron_plugin.extender.binding import TIMES, Binder, BindTimes
 from neuron_plugin.extender.server import ExtenderService, ServerCertificate, redirect_to_leader, verb_routes
 from neuron_plugin.gates.claims import ClaimWriter
-from neuron_plugin.gates.demand import Demand, PlaceholderForm
+from neuron_plugin.gates.demand_pods import DemandPods, PlaceholderForm
 from neuron_plugin.gates.placer import Placer
 from neuron_plugin.gates.upkeep import Upkeep
 from neuron_plugin.gates.webhook import application as webhook_application
@@ -179,10 +179,10 @@ class ExtenderDaemon:
             instance=self._identity,
             release_when_full=settings.release_after,
         )
-        self._demand: Demand | None = None
+        self._demand: DemandPods | None = None
         if settings.demand_image:
             form = PlaceholderForm(settings.lease_namespace, settings.demand_image, settings.demand_priority_class)
-            self._demand = Demand(api, self.ready, self._upkeep, form, instance=self._identity)
+            self._demand = DemandPods(api, self.ready, self._upkeep, form, instance=self._identity)
         self._events = PodEvents(api, self.state, self.ready, self._metrics, instance=self._identity)
         self._room = RoomPlanner(
             api,

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from neuron_plugin.cluster import KubernetesApi
-from neuron_plugin.gates.demand import TIMES as DEMAND_TIMES
+from neuron_plugin.gates.demand_pods import TIMES as DEMAND_TIMES
 from neuron_plugin.gates.ungate import release_gated
 from neuron_plugin.gates.upkeep import TIMES
 from neuron_plugin.simulation.api_server_kinds import CLAIMS, PODS, VOLUMES

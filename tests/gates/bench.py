@@ -11,8 +11,8 @@ from neuron_plugin.allocation import Dialect, NeuronPod, Resource
 from neuron_plugin.allocation.keys import DEMAND_LABEL, GATE, NODE_KEY
 from neuron_plugin.backoff import Clock
 from neuron_plugin.cluster import KubernetesApi
-from neuron_plugin.gates.demand import TIMES as DEMAND_TIMES
-from neuron_plugin.gates.demand import Demand, PlaceholderForm
+from neuron_plugin.gates.demand_pods import TIMES as DEMAND_TIMES
+from neuron_plugin.gates.demand_pods import DemandPods, PlaceholderForm
 from neuron_plugin.gates.placer import Placer
 from neuron_plugin.gates.upkeep import TIMES as UPKEEP_TIMES
 from neuron_plugin.gates.upkeep import Upkeep
@@ -199,10 +199,10 @@ class DemandBench(GatesBench):
             annotations = {"NEURON_DEVS": str(device)}
             self.pod(f"small-{number}", NEURON, 1, gates=(), node="a", annotations=annotations)
 
-    def leader(self) -> Demand:
+    def leader(self) -> DemandPods:
         """A replica that leads and remembers nothing."""
         clock = Clock(now=lambda: self.now, sleep=self._sleep)
-        return Demand(self.api, self.ready, self.upkeep, FORM, instance="one", clock=clock)
+        return DemandPods(self.api, self.ready, self.upkeep, FORM, instance="one", clock=clock)
 
     async def looks(self, seconds: float = DEMAND_TIMES.patience + 2 * UPKEEP_TIMES.again) -> None:
         """All looks of so many seconds."""

@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class DemandTimes:
+class DemandPodTimes:
     """Seconds. ``patience`` is how long a kind has to lack links: moves and preemption may help before.
 
     A placeholder that was bound is not made again for ``again``: its node may still be on its way to take Neuron pods.
@@ -46,7 +46,7 @@ class DemandTimes:
     request: float = 5.0
 
 
-TIMES = DemandTimes()
+TIMES = DemandPodTimes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class PlaceholderForm:
     priority_class: str
 
 
-class Demand:
+class DemandPods:
     """The placeholders of a cluster, kept by the leader."""
 
     def __init__(
@@ -72,7 +72,7 @@ class Demand:
         form: PlaceholderForm,
         *,
         instance: str,
-        times: DemandTimes = TIMES,
+        times: DemandPodTimes = TIMES,
         clock: Clock = CLOCK,
     ) -> None:
         self._api = api

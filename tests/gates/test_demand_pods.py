@@ -8,7 +8,7 @@ import pytest
 
 from neuron_plugin.allocation.keys import DEMAND_LABEL, NODE_KEY
 from neuron_plugin.cluster import ApiError, KubernetesApi
-from neuron_plugin.gates.demand import DEMAND, TIMES, placeholder
+from neuron_plugin.gates.demand_pods import DEMAND, TIMES, placeholder
 from neuron_plugin.simulation.api_server_kinds import PODS
 from tests.gates.bench import FORM, NEURON, DemandBench
 from tests.support.api_server import Fault, Match, StandInApiServer
