@@ -93,7 +93,7 @@ function draw() {
     drawLegend(shown);
     waiting.draw(wait);
     drawRoom(at("room"));
-    setTimeout(() => use.draw(all)); // it measures the page, so after the nodes are painted
+    requestAnimationFrame(() => setTimeout(() => use.draw(all))); // it measures the page: once the nodes are painted
     drawer.draw({ nodes: nodes.objects, pods: pods.objects, look, order: cards.order, waiting, groupOf });
     trace();
   });
