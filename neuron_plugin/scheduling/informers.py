@@ -87,14 +87,15 @@ class PluginLeases:
     def changed(self, uid: str, lease: Lease | None, now: float) -> bool:
         """A Lease was seen at ``now``, or is gone; whether that ends a doubt.
 
-        A plugin makes its Lease before it holds it. Until then nobody is judged by it, as where there is none.
+        A plugin makes its Lease before it holds it. Until it has written a time there, be it to give the Lease up,
+        nobody is judged by it, as where there is none.
         """
         known, observed = self._leases.pop(uid, (None, ObservedLease()))
         is_renewal = not lease or not known or lease.resource_version != known.resource_version
         was_doubted = is_renewal and uid in self._doubted
         if was_doubted:
             self._doubted.discard(uid)
-        if lease is None or not (lease.holder or lease.acquired_at):
+        if lease is None or not (lease.holder or lease.acquired_at or lease.renewed_at):
             return was_doubted
         observed.observe(lease, now)
         self._leases[uid] = (lease, observed)

@@ -44,6 +44,7 @@ def playground() -> Iterator[Playground]:
 
 
 def test_a_pod_is_placed_and_another_refused(playground: Playground) -> None:
+    playground.clear()  # together the pods of other tests may fill it
     answer = playground.run("run", "--ask", "neuron=2,neuroncore=1", "--ask", "neuron=13")
     assert re.search(r"^pod default/pod-\d+ runs on inf2-\d, NEURON_DEVS: ", answer, re.MULTILINE)
     assert re.search(r"waits: .*has (6|12) Neuron devices and 13 were requested", answer)
@@ -51,6 +52,7 @@ def test_a_pod_is_placed_and_another_refused(playground: Playground) -> None:
 
 
 def test_a_pod_of_one_s_own_manifest_is_created_without_kubectl(playground: Playground, tmp_path: Path) -> None:
+    playground.clear()
     (tmp_path / "pod.yaml").write_text(TWO_CONTAINERS)
     assert "pod team/mine runs on inf2-" in playground.run("run", "-f", str(tmp_path / "pod.yaml"))
     again = playground.run("run", "-f", str(tmp_path / "pod.yaml"), status=1)

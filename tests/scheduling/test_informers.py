@@ -390,6 +390,14 @@ async def test_a_plugin_that_makes_its_lease_does_not_close_its_node(
     await asyncio.gather(running, return_exceptions=True)
 
 
+def test_a_lease_that_was_given_up_before_it_was_ever_held_is_stale() -> None:
+    given_up = {"holderIdentity": "", "leaseDurationSeconds": 8, "renewTime": ACQUIRED}
+    metadata = {"name": "neuron-plugin-a", "uid": "u", "resourceVersion": "2"}
+    leases = PluginLeases()
+    leases.changed("u", LEASES.decode(msgspec.json.encode({"metadata": metadata, "spec": given_up})), 0.0)
+    assert leases.stale(0.0) == {"a"}
+
+
 def test_a_lease_that_was_given_up_is_stale_and_one_that_is_gone_is_not_judged() -> None:
     leases = PluginLeases()
     leases.changed("u", plugin_lease("neuron-plugin-a", 1, holder=""), 0.0)

@@ -83,6 +83,7 @@ async def test_the_plugin_of_a_simulated_node_looks_into_no_directory_of_this_ma
 
 
 async def test_e7_a_pod_waits_while_the_plugin_is_away_and_is_placed_when_it_is_back(cluster: SimulatedCluster) -> None:
+    await cluster.wait_until_published()  # a plugin that has no Lease yet gives none up
     assert await cluster.worker.stop_daemon() == 0
     cluster.api.create_pod(pod_manifest("early", {"main": (Resource(DEVICE), 1)}))
     async with asyncio.timeout(30):
