@@ -95,7 +95,7 @@ class PluginLeases:
         was_doubted = is_renewal and uid in self._doubted
         if was_doubted:
             self._doubted.discard(uid)
-        if lease is None or not (lease.holder or lease.acquired_at or lease.renewed_at):
+        if lease is None or not lease.renewed_at:
             return was_doubted
         observed.observe(lease, now)
         self._leases[uid] = (lease, observed)

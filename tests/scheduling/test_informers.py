@@ -338,7 +338,7 @@ async def test_a_pod_that_is_deleted_while_it_runs_keeps_nothing_for_long_where_
 
 
 def plugin_lease(name: str, version: int, *, holder: str = "node", seconds: int = 40) -> Lease:
-    spec = {"holderIdentity": holder, "leaseDurationSeconds": seconds, "acquireTime": ACQUIRED}
+    spec = {"holderIdentity": holder, "leaseDurationSeconds": seconds, "acquireTime": ACQUIRED, "renewTime": ACQUIRED}
     return LEASES.decode(
         msgspec.json.encode({"metadata": {"name": name, "uid": name, "resourceVersion": str(version)}, "spec": spec})
     )
@@ -573,6 +573,7 @@ def lease(version: int, holder: str = "node", *, seconds: int = 8, name: str = "
             "holderIdentity": holder,
             "leaseDurationSeconds": seconds,
             "acquireTime": ACQUIRED,
+            "renewTime": ACQUIRED,
         },
     }
 
