@@ -4,7 +4,9 @@ An autoscaler adds nodes for pods that kube-scheduler calls unschedulable. It se
 would take one that lacks only links for a pod that fits. So for each kind of such pods there is one placeholder. It
 asks for the same, has the lowest priority, and keeps off every node with a pod that was placed: kube-scheduler finds
 no node for it, and an autoscaler makes one. It goes once it is bound, or no pod of its kind waits for links any more.
-Nothing is remembered but the pods themselves: a placeholder's name follows from what it asks for.
+
+A placeholder's name follows from what it asks for, so the next leader finds those of the last one. Their owner is the
+PriorityClass, which is there for them alone: when it is deleted, as by an uninstallation, so are they.
 """
 
 from __future__ import annotations
@@ -19,10 +21,20 @@ import msgspec
 from neuron_plugin.allocation import NeuronPod
 from neuron_plugin.allocation.keys import DEMAND_LABEL, NODE_KEY
 from neuron_plugin.backoff import CLOCK, Clock
-from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, ClusterError, Pod, Scope
+from neuron_plugin.cluster import (
+    ApiError,
+    ApiRequest,
+    ApiResource,
+    ApiServer,
+    ClusterError,
+    ObjectReference,
+    Pod,
+    Scope,
+)
 from neuron_plugin.cluster.api import JsonObject, send
-from neuron_plugin.cluster.objects import pages
+from neuron_plugin.cluster.objects import ApiObject, pages
 from neuron_plugin.cluster.pods import PODS
+from neuron_plugin.gates.queue import Kind
 from neuron_plugin.gates.upkeep import Upkeep
 from neuron_plugin.scheduling.events import about_pod, write_event
 from neuron_plugin.scheduling.leadership import Readiness
@@ -30,6 +42,7 @@ from neuron_plugin.scheduling.leadership import Readiness
 DEMAND = "NeuronDemand"
 """The reason of the event on a pod for which a placeholder was made."""
 MOST_PLACEHOLDERS = 10
+_PRIORITY_CLASSES = ApiResource("/apis/scheduling.k8s.io/v1", "priorityclasses", ApiObject)
 _log = logging.getLogger(__name__)
 
 
@@ -40,7 +53,7 @@ class DemandPodTimes:
     A placeholder that was bound is not made again for ``again``: its node may still be on its way to take Neuron pods.
     """
 
-    tick: float = 5.0
+    tick: float = 2.0
     patience: float = 30.0
     again: float = 300.0
     request: float = 5.0
@@ -83,16 +96,24 @@ class DemandPods:
         self._times = times
         self._clock = clock
         self._may_be_some = True
+        self._since: dict[Kind, float] = {}
         self._bound: dict[str, float] = {}
+        self._manifests: dict[tuple[str, str], JsonObject | None] = {}
+        """By UID and version of a pod that waits, a placeholder like it."""
+        self._failure = ""
 
     async def run(self) -> NoReturn:
         """Look until cancelled."""
         while True:
             if not self._readiness.why_not:
+                failure = ""
                 try:
                     await self.look()
                 except ClusterError as error:
-                    _log.warning("placeholders not kept", extra={"error": str(error)})
+                    failure = str(error)
+                if failure and failure != self._failure:
+                    _log.warning("placeholders not kept", extra={"error": failure})
+                self._failure = failure
             await self._clock.sleep(self._times.tick)
 
     async def look(self) -> None:
@@ -101,29 +122,40 @@ class DemandPods:
         Raises:
             ClusterError: the API server did not answer, or refused a write. The next look goes on.
         """
-        waiting = self._upkeep.lack_links(self._times.patience)[:MOST_PLACEHOLDERS]
-        if not (waiting or self._may_be_some):
+        lacking = self._upkeep.lack_links()
+        if lacking is None:
             return
-        now, scope = self._clock.now(), Scope(namespace=self._form.namespace, label_selector=DEMAND_LABEL)
+        now = self._clock.now()
+        self._since = {kind: self._since.get(kind, now) for kind in lacking}
+        due = {kind for kind, since in self._since.items() if now - since >= self._times.patience}
+        if not (due or self._may_be_some):
+            return
+        scope = Scope(namespace=self._form.namespace, label_selector=DEMAND_LABEL)
         there: dict[str, Pod] = {}
         async for page in pages(self._api, PODS, scope, page_timeout_seconds=self._times.request):
             there |= {pod.name: pod for pod in page.records}
-        wanted = dict[str, tuple[JsonObject, NeuronPod]]()
-        for pod in waiting:
-            if manifest := await self._placeholder_for(pod):
-                wanted[_name_of(manifest)] = manifest, pod
-        self._may_be_some = bool(there or wanted)
+        in_order = sorted(lacking.items(), key=lambda each: (self._since[each[0]], each[1].created, each[1].uid))
+        waiting = in_order[:MOST_PLACEHOLDERS]  # those that have waited for longest, so that none comes and goes
+        self._manifests = {(pod.uid, pod.version): await self._placeholder_for(pod) for _, pod in waiting}
+        wanted = {_name_of(made): (made, kind, pod) for kind, pod in waiting if (made := self._manifest_of(pod))}
+        self._may_be_some = bool(there or due)
         for name, found in there.items():
             if found.node_name:
                 self._bound[name] = now
-            if (name not in wanted or found.node_name) and not found.terminating:
+            if (found.node_name or name not in wanted) and not found.terminating:
                 await self._delete(found)
         self._bound = {name: at for name, at in self._bound.items() if now - at < self._times.again}
-        for name in wanted.keys() - there.keys() - self._bound.keys():
-            await self._create(*wanted[name])
+        for name, (manifest, kind, pod) in wanted.items():
+            if kind in due and name not in there and name not in self._bound:
+                await self._create(manifest, pod)
+
+    def _manifest_of(self, pod: NeuronPod) -> JsonObject | None:
+        return self._manifests.get((pod.uid, pod.version))
 
     async def _placeholder_for(self, pod: NeuronPod) -> JsonObject | None:
-        """A placeholder like a pod; None if the pod is gone."""
+        """A placeholder like a pod, which is read once; None if the pod is gone."""
+        if known := self._manifest_of(pod):
+            return known
         path = PODS.item(pod.reference.name, pod.reference.namespace)
         try:
             answer = await send(self._api, ApiRequest("GET", path), timeout_seconds=self._times.request)
@@ -134,10 +166,14 @@ class DemandPods:
         return placeholder(msgspec.json.decode(answer), self._form)
 
     async def _create(self, manifest: JsonObject, waiting: NeuronPod) -> None:
-        path = PODS.collection(self._form.namespace)
-        name = _name_of(manifest)
+        path, name = PODS.collection(self._form.namespace), _name_of(manifest)
+        look = ApiRequest("GET", _PRIORITY_CLASSES.item(self._form.priority_class))
+        found = _PRIORITY_CLASSES.decode(await send(self._api, look, timeout_seconds=self._times.request))
+        owner = ObjectReference("PriorityClass", found.name, found.uid, "scheduling.k8s.io/v1")
+        owned = {**_part(manifest, "metadata"), "ownerReferences": [msgspec.to_builtins(owner)]}
+        request = ApiRequest("POST", path, body={**manifest, "metadata": owned})
         try:
-            await send(self._api, ApiRequest("POST", path, body=manifest), timeout_seconds=self._times.request)
+            await send(self._api, request, timeout_seconds=self._times.request)
         except ApiError as error:
             if error.conflict:
                 return  # made by a leader before us

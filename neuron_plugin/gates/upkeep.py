@@ -17,7 +17,8 @@ from typing import NoReturn
 
 import msgspec
 
-from neuron_plugin.allocation import NeuronPod, PodUid, Rejection
+from neuron_plugin.allocation import NeuronPod, NodeInfo, PodUid, Rejection
+from neuron_plugin.allocation.placement import place
 from neuron_plugin.backoff import CLOCK, Clock
 from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, ClusterError
 from neuron_plugin.cluster.api import JsonObject, send
@@ -26,7 +27,7 @@ from neuron_plugin.cluster.writes import evict_pod
 from neuron_plugin.gates import writes
 from neuron_plugin.gates.placer import Placer
 from neuron_plugin.gates.queue import Kind
-from neuron_plugin.planning import Standing, prospects
+from neuron_plugin.planning import prospects
 from neuron_plugin.scheduling.events import about_pod, write_event
 from neuron_plugin.scheduling.leadership import Readiness
 from neuron_plugin.scheduling.moving import owner_of
@@ -99,7 +100,6 @@ class Upkeep:
         self._since: dict[Kind, float] = {}
         self._full_since: dict[Kind, float] = {}
         self._reasons: dict[Kind, tuple[float, str]] = {}
-        self._unlinked_since: dict[Kind, float] = {}
         self._told: dict[PodUid, str] = {}
         self._stuck_since: dict[PodUid, float] = {}
         self._withdrawn: set[PodUid] = set()
@@ -127,7 +127,6 @@ class Upkeep:
         now, queue = self._clock.now(), self._placer.queue
         self._since = {kind: self._since.get(kind, now) for kind in queue.hopeless}
         self._reasons = {kind: reason for kind, reason in self._reasons.items() if kind in self._since}
-        self._unlinked_since = {kind: at for kind, at in self._unlinked_since.items() if kind in self._since}
         self._told = {uid: told for uid, told in self._told.items() if uid in self._state.gated}
         due = [kind for kind, since in self._since.items() if now - since >= self._times.patience]
         stale = [
@@ -135,12 +134,7 @@ class Upkeep:
         ]
         for kind in stale[:MOST_KINDS]:
             if pods := queue.pods(kind):
-                standing, reason = await self._reason(pods[0])
-                self._reasons[kind] = now, reason
-                if standing is not Standing.PIECES:
-                    self._unlinked_since.pop(kind, None)
-                else:
-                    self._unlinked_since.setdefault(kind, now)
+                self._reasons[kind] = now, await self._reason(pods[0])
         written = 0
         for kind in due:
             _, reason = self._reasons.get(kind, (0.0, ""))
@@ -152,25 +146,14 @@ class Upkeep:
                     _log.info("pod waits", extra={"pod": str(pod.reference), "uid": pod.uid, "reason": reason})
                     await write_event(self._api, about_pod(pod.reference), WAITING, reason, self._instance)
 
-    async def _reason(self, pod: NeuronPod) -> tuple[Standing, str]:
+    async def _reason(self, pod: NeuronPod) -> str:
         if refusal := self._state.refusal(pod):
-            return Standing.NEVER, str(refusal)
+            return str(refusal)
         volumes = {pod.uid: self._placer.volumes.of(pod) or ()}
         (expected,) = await asyncio.to_thread(prospects, self._state.cluster(volumes=volumes), [pod])
-        reason = expected.reason or "No open node has what kube-scheduler counts for the pod"
         if expected.move:
-            reason = "Enough Neuron devices are free, but not together: see neuron-plugin plan"
-        return expected.standing, reason
-
-    def lack_links(self, for_seconds: float) -> list[NeuronPod]:
-        """The oldest pod of each kind that has lacked nothing but linked devices for a while.
-
-        Groups are left out, and pods that ask by claims: an autoscaler could not tell what they need.
-        """
-        due = self._clock.now() - for_seconds
-        kinds = (kind for kind, since in self._unlinked_since.items() if since <= due)
-        asking = (kind for kind in kinds if not (kind.group or kind.rules.claim_driver or self._is_full(kind)))
-        return [pods[0] for kind in asking if (pods := self._placer.queue.pods(kind))]
+            return "Enough Neuron devices are free, but not together: see neuron-plugin plan"
+        return expected.reason or "No open node has what kube-scheduler counts for the pod"
 
     def _release_full(self) -> None:
         """Hand pods to their scheduler where no open node has enough by count, so that an autoscaler acts."""
@@ -190,11 +173,32 @@ class Upkeep:
 
     def _is_full(self, kind: Kind) -> bool:
         """Whether no open node has enough for the pods of a kind, as kube-scheduler counts."""
-        if isinstance(kind.request, Rejection):
-            return False
+        return not isinstance(kind.request, Rejection) and not self._with_enough(kind)
+
+    def _with_enough(self, kind: Kind) -> list[NodeInfo]:
+        """The open nodes that have enough for a pod of a kind, as kube-scheduler counts."""
         pods = self._placer.queue.pods(kind)
         nodes = (self._state.nodes[name] for name in (self._placer.feasible(pods[0]) if pods else ()))
-        return all(isinstance(info.capacity, Rejection) for info in nodes)
+        return [info for info in nodes if not isinstance(info.capacity, Rejection)]
+
+    def lack_links(self) -> dict[Kind, NeuronPod] | None:
+        """The oldest pod of each kind that lacks nothing but linked devices: a node that has enough could link them.
+
+        Groups are left out, and pods that ask by claims: an autoscaler could not tell what they need. None while it is
+        not known yet what fits.
+        """
+        if not self._placer.has_judged:
+            return None
+        found = {}
+        for kind in self._placer.queue.hopeless:
+            if kind.group or kind.rules.claim_driver or isinstance(kind.request, Rejection):
+                continue
+            nodes = self._with_enough(kind)
+            machines = {(info.inventory.geometry, info.node.facts) for info in nodes if info.inventory}
+            placements = (place(geometry, geometry.all_mask, kind.request, facts) for geometry, facts in machines)
+            if any(not isinstance(each, Rejection) for each in placements):
+                found[kind] = self._placer.queue.pods(kind)[0]
+        return found
 
     async def _find_autoscaler(self) -> None:
         """Look for Karpenter's API group, and for the status of cluster-autoscaler."""

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
+
 from neuron_plugin.allocation import Dialect, NeuronPod, Resource
 from neuron_plugin.allocation.keys import DEMAND_LABEL, GATE, NODE_KEY
 from neuron_plugin.backoff import Clock
@@ -20,7 +22,7 @@ from neuron_plugin.scheduling.assumed import AssumedPods, AssumedTimes
 from neuron_plugin.scheduling.leadership import CONDITION, Readiness
 from neuron_plugin.scheduling.metrics import ExtenderMetrics
 from neuron_plugin.simulation.api_server_kinds import EVENTS, NODES, PODS, JsonObject
-from tests.support.api_server import StandInApiServer
+from tests.support.api_server import Fault, Match, StandInApiServer
 from tests.support.manifests import node_manifest, pod_manifest
 from tests.support.world import World
 
@@ -193,6 +195,9 @@ class DemandBench(GatesBench):
 
     def __init__(self, server: StandInApiServer, api: KubernetesApi) -> None:
         super().__init__(server, api, release_when_full="auto")
+        made = {"metadata": {"name": FORM.priority_class, "uid": "of-the-class"}}
+        match = Match(method="GET", path=f"/priorityclasses/{FORM.priority_class}$")
+        server.fail(Fault(match, body=msgspec.json.encode(made), times=1000))
         self.demand = self.leader()
         self.node("a")
         for number, device in enumerate(set(range(16)) - {0, 2, 8, 10}):

@@ -272,6 +272,21 @@ async def test_a_full_cluster_keeps_pods_with_claims_gated(bench: ClaimsBench) -
     assert bench.gates("two") == [GATE]
 
 
+async def test_a_pod_that_asks_by_a_claim_is_none_for_which_an_autoscaler_is_asked(bench: ClaimsBench) -> None:
+    for device in set(range(16)) - {0, 2, 8, 10}:
+        by_id = f'device.attributes["neuron.aws.com"].deviceId == {device}'
+        bench.claim(f"c{device}", claim_spec(exactly(selectors=[{"cel": {"expression": by_id}}])))
+        bench.claiming(f"small-{device}", f"c{device}")
+    await bench.place_all()
+    bench.claim("row", linked(4))
+    bench.claiming("train", "row")
+    for _ in range(3):
+        await bench.look(after=UPKEEP_TIMES.again)
+    ((_, note),) = bench.events("train")
+    assert "No free linked set of 4" in note
+    assert bench.upkeep.lack_links() == {}
+
+
 async def test_a_void_placement_gives_its_claim_back(bench: ClaimsBench) -> None:
     bench.claim("c")
     bench.claiming("train", "c")

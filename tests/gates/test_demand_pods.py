@@ -30,6 +30,9 @@ async def test_pods_that_lack_only_links_get_one_placeholder_for_each_kind(waiti
     assert first["containers"][0]["resources"]["limits"] == {NEURON.value: "4"}
     assert first["containers"][0]["resources"]["requests"]["cpu"] == "8"
     assert second["nodeSelector"] == {"node.kubernetes.io/instance-type": "trn1.32xlarge"}
+    (owner,) = waiting.placeholders()[0]["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["name"], owner["uid"]) == ("PriorityClass", FORM.priority_class, "of-the-class")
+    assert owner["apiVersion"] == "scheduling.k8s.io/v1"
     assert [reason for reason, _ in waiting.events("train-1")].count(DEMAND) == 1
     assert DEMAND not in [reason for reason, _ in waiting.events("train-2")]
 
@@ -46,13 +49,62 @@ async def test_a_placeholder_is_no_pod_that_waits(waiting: DemandBench) -> None:
     [
         pytest.param(4, {"group": "job", "size": 1}, id="a group"),
         pytest.param(16, {}, id="fits nowhere by count"),
-        pytest.param(7, {}, id="no node can link so many"),
     ],
 )
 async def test_there_is_none_for(waiting: DemandBench, amount: int, described: dict[str, Any]) -> None:
     waiting.pod("train", NEURON, amount, **described)
     await waiting.looks()
     assert waiting.placeholders() == []
+
+
+async def test_there_is_none_for_a_pod_that_no_node_has_enough_for_by_count(waiting: DemandBench) -> None:
+    waiting.node("b")
+    for number, device in enumerate(set(range(16)) - {0, 2, 8, 10}):
+        waiting.pod(f"on-b-{number}", NEURON, 1, gates=(), node="b", annotations={"NEURON_DEVS": str(device)})
+    waiting.pod("train", NEURON, 8)  # eight are free on the two nodes together
+    await waiting.looks()
+    assert waiting.placeholders() == []
+
+
+async def test_there_is_none_for_a_count_that_no_machine_can_link(waiting: DemandBench) -> None:
+    waiting.node("b")
+    waiting.pod("train", NEURON, 7)
+    await waiting.looks()
+    assert waiting.placeholders() == []
+
+
+async def test_one_that_could_not_be_deleted_goes_later(waiting: DemandBench, server: StandInApiServer) -> None:
+    waiting.pod("train", NEURON, 4)
+    await waiting.looks()
+    waiting.server.delete(PODS, "train", "default")
+    server.fail(Fault(Match(method="DELETE", path=f"/{FORM.namespace}/pods"), status=500, times=1))
+    with pytest.raises(ApiError):
+        await waiting.looks(TIMES.tick)
+    await waiting.looks(TIMES.tick)
+    assert waiting.placeholders() == []
+
+
+async def test_it_goes_when_less_is_free_than_its_pod_asks_for(waiting: DemandBench) -> None:
+    waiting.pod("train", NEURON, 4)
+    await waiting.looks()
+    assert len(waiting.placeholders()) == 1
+    waiting.pod("one-more", NEURON, 1, gates=(), node="a", annotations={"NEURON_DEVS": "0"})
+    await waiting.looks(4 * TIMES.tick)
+    assert waiting.placeholders() == []
+
+
+async def test_links_that_broken_devices_cut_are_a_reason_too(waiting: DemandBench) -> None:
+    waiting.node("a", unhealthy=dict.fromkeys((3, 7, 11, 15), "ECC"))  # a row has none left, were it empty
+    waiting.pod("train", NEURON, 4)
+    await waiting.looks()
+    assert len(waiting.placeholders()) == 1
+
+
+async def test_a_pod_that_waits_is_read_once(waiting: DemandBench, server: StandInApiServer) -> None:
+    waiting.pod("train", NEURON, 4)
+    await waiting.looks()
+    await waiting.looks()
+    assert sum(seen.method == "GET" and seen.path.endswith("/pods/train") for seen in server.requests) == 1
 
 
 async def test_it_goes_when_nobody_of_its_kind_waits_any_more(waiting: DemandBench) -> None:
@@ -74,6 +126,8 @@ async def test_it_goes_when_it_is_bound_and_does_not_come_again_at_once(waiting:
     waiting.server.bind(FORM.namespace, made["metadata"]["name"], node="a")
     await waiting.looks(2 * TIMES.tick)
     assert waiting.placeholders() == []
+    await waiting.looks(3 * TIMES.patience)
+    assert waiting.placeholders() == []
     await waiting.looks(TIMES.again)
     assert len(waiting.placeholders()) == 1
 
@@ -83,11 +137,14 @@ async def test_the_next_leader_finds_the_placeholders_and_makes_none_twice(waiti
     await waiting.looks()
     (made,) = waiting.placeholders()
     waiting.demand = waiting.leader()
-    await waiting.looks(TIMES.tick)
+    waiting.placer.queue.hopeless.clear()
+    waiting.placer._judged_capacity = -1  # as of a replica that has just begun
+    await waiting.demand.look()
+    await waiting.looks()
     assert waiting.placeholders() == [made]
     waiting.server.delete(PODS, "train", "default")
     waiting.demand = waiting.leader()
-    await waiting.looks(TIMES.tick)
+    await waiting.looks(2 * TIMES.tick)
     assert waiting.placeholders() == []
 
 
