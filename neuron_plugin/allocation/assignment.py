@@ -27,7 +27,7 @@ from neuron_plugin.topology import Unit
 
 _UNIT_KEYS = {Unit.DEVICE: DEVICES_KEY, Unit.CORE: CORES_KEY}
 _LIST_SEPARATOR = "|"
-_READ_KEYS = (DEVICES_KEY, CORES_KEY, VENDOR_IDS_KEY, VENDOR_RESOURCE_KEY, ALLOC_TIME_KEY, ALLOCATED_KEY)
+_READ_KEYS = (DEVICES_KEY, CORES_KEY, VENDOR_IDS_KEY, VENDOR_RESOURCE_KEY)
 _REMEMBERED = 1024
 _LONGEST_REMEMBERED = 1024
 """In characters, so that no annotations can exhaust memory."""
@@ -90,14 +90,20 @@ def read_assignment(pod: str, annotations: Mapping[str, str], request: PodReques
     said = tuple([(key, annotations[key]) for key in _READ_KEYS if key in annotations])
     is_short = sum(len(value) for _, value in said) <= _LONGEST_REMEMBERED
     try:
-        return _read(said, request) if is_short else _read.__wrapped__(said, request)
+        containers = _read(said, request) if is_short else _read.__wrapped__(said, request)
     except AssignmentError as error:
         raise AssignmentError(pod, error.key, error.value, error.expected) from None
+    if not containers:
+        return None
+    time = annotations.get(ALLOC_TIME_KEY, "0")
+    if not (time.isascii() and time.isdigit() and len(time) <= _MOST_DIGITS):
+        raise AssignmentError(pod, ALLOC_TIME_KEY, time, "expected unix nanoseconds in decimal")
+    return Assignment(containers, int(time), annotations.get(ALLOCATED_KEY, "").lower() == "true")
 
 
 @lru_cache(maxsize=_REMEMBERED)
-def _read(said: tuple[tuple[str, str], ...], request: PodRequest) -> Assignment | None:
-    """The decision that these annotations say: of one pod it is asked when it is made, and at each change after that.
+def _read(said: tuple[tuple[str, str], ...], request: PodRequest) -> tuple[ContainerAssignment, ...]:
+    """The ids that these annotations say; empty where they say none. Many pods of a cluster have the same ids.
 
     Raises:
         AssignmentError: as above, without the pod's name.
@@ -110,13 +116,8 @@ def _read(said: tuple[tuple[str, str], ...], request: PodRequest) -> Assignment 
     if ours and vendors and not agree:
         raise AssignmentError("", VENDOR_IDS_KEY, theirs, f"expected the ids that {DEVICES_KEY} and {CORES_KEY} give")
     chosen = ours or vendors
-    if not chosen:
-        return None
     _refuse_sharing("", annotations, chosen)
-    time = annotations.get(ALLOC_TIME_KEY, "0")
-    if not (time.isascii() and time.isdigit() and len(time) <= _MOST_DIGITS):
-        raise AssignmentError("", ALLOC_TIME_KEY, time, "expected unix nanoseconds in decimal")
-    return Assignment(chosen, int(time), annotations.get(ALLOCATED_KEY, "").lower() == "true")
+    return chosen
 
 
 def _list_each(containers: Iterable[ContainerAssignment]) -> str:

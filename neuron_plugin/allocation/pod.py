@@ -223,10 +223,12 @@ def unknown_products(pod: NeuronPod, known: Collection[str]) -> Rejection | None
 
 def placement_strategy(text: str) -> PlacementStrategy | Rejection | None:
     """Read the value of ``PLACEMENT_KEY``; None for an empty text."""
-    if (name := text.strip()) in set(PlacementStrategy):
+    if not (name := text.strip()):
+        return None
+    if name in set(PlacementStrategy):
         return PlacementStrategy(name)
     detail = f"annotation {PLACEMENT_KEY} is {text[:40]!r}, expected {' or '.join(PlacementStrategy)}"
-    return replace(INVALID_CONSTRAINT, detail=detail) if name else None
+    return replace(INVALID_CONSTRAINT, detail=detail)
 
 
 def is_movable(annotations: Mapping[str, str]) -> bool | None:

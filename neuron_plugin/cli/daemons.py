@@ -6,6 +6,7 @@ SIGTERM and SIGINT end it; SIGUSR1 makes it log the stacks of all its tasks and 
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -22,6 +23,12 @@ from neuron_plugin.settings import ENVIRONMENT_PREFIX, SettingsError, add_flags,
 from neuron_plugin.telemetry import LogFormat, LogLevel, log_stacks, start_logging
 
 logger = logging.getLogger(__name__)
+
+OBJECTS_BETWEEN_COLLECTIONS = 20_000
+"""New objects after which Python looks for garbage in cycles, of which daemons make little.
+
+After its own 700 that took some 5 % of the CPU of a placement.
+"""
 
 _Settings = TypeVar("_Settings", bound=msgspec.Struct)
 
@@ -66,6 +73,7 @@ def run_daemon(name: str, settings: msgspec.Struct, log_format: LogFormat, log_l
     start_logging(log_format, log_level)
     shown = {field: as_text(value) for field, value in msgspec.structs.asdict(settings).items()}
     logger.info("%s starts", name, extra=build()._asdict() | shown)
+    gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
 
     async def until_signal() -> None:
         stop, loop = asyncio.Event(), asyncio.get_running_loop()

@@ -176,6 +176,7 @@ class _Session:
         # ``.netrc``, whose credentials are not for an API server and cannot stand beside a token.
         self._http = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(ssl=credentials.tls or True, socket_factory=_open_socket),
+            cookie_jar=aiohttp.DummyCookieJar(),  # an API server sets none, and to look for some costs each request
             read_bufsize=_BUFFER_BYTES,
             trust_env=False,
         )
@@ -204,7 +205,7 @@ class _Session:
                 data=None if request.body is None else msgspec.json.encode(request.body),
                 proxy=self.proxy,
                 server_hostname=self._credentials.tls_server_name or None,
-                timeout=aiohttp.ClientTimeout(total=None, connect=_CONNECT_SECONDS, sock_read=silence_seconds),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=silence_seconds),
             )
 
     def _authorization(self) -> str:
