@@ -474,10 +474,16 @@ async def _break(arguments: Namespace, root: Path, kubeconfig: Path) -> str:
     from neuron_plugin.cluster.client import connect
     from neuron_plugin.cluster.objects import NODES
     from neuron_plugin.cluster.writes import read_node
+    from neuron_plugin.simulation import SimulatedNode
 
     async def published() -> str:
         node = NODES.decode(await send(api, read_node(arguments.node), timeout_seconds=PLACE_SECONDS))
         return node.annotations.get(INVENTORY_KEY, "")
+
+    def knows_all(text: str) -> bool:
+        found, tree = read_inventory(text), SimulatedNode.open(root).paths.sysfs / "class/neuron_device"
+        seen = {each for each in found.present if not found.unhealthy.get(each, "").startswith("missing")}
+        return seen == {each for each in range(found.geometry.device_count) if (tree / f"neuron{each}").exists()}
 
     try:
         async with await connect(kubeconfig) as api:
@@ -488,7 +494,8 @@ async def _break(arguments: Namespace, root: Path, kubeconfig: Path) -> str:
                     return f"node {arguments.node}: its plugin reports no change after {NOTICE_SECONDS:g} s"
                 await asyncio.sleep(0.1)
             earlier = before
-            while after != earlier:  # a driver that goes takes its devices one by one
+            # A driver that goes takes its devices one by one.
+            while after != earlier or not (knows_all(after) or time.monotonic() > ends):
                 await asyncio.sleep(SETTLE_SECONDS)
                 earlier, after = after, await published()
     except ClusterError as error:

@@ -50,8 +50,13 @@ def test_nothing_else_is_kept() -> None:
 @of_each(NAMES)
 def test_helm_renders_the_same(name: str) -> None:
     file = VALUES / f"{name}.yaml"
-    assert render_with_helm(file) == render(read(file))
+    assert said(render_with_helm(file)) == said(render(read(file)))
     assert render_notes_with_helm(file) == render_notes(read(file))
+
+
+def said(text: str) -> list[str]:
+    """The manifests without empty lines, in any order: Helm 4 leaves other ones than Helm 3, and prints hooks first."""
+    return sorted("\n".join(filter(str.strip, each.splitlines())) for each in text.split("---\n"))
 
 
 @pytest.mark.parametrize("release", ["7", "x" * 53])

@@ -64,6 +64,7 @@ class Typed:
 
 def plain(line: str) -> str:
     """A line without what is different each time."""
+    line = line.removesuffix(" from default namespace")  # kubectl says it from 1.34 on
     return re.sub(r"\s+", " ", SUFFIX.sub("-*", line)).strip()
 
 
