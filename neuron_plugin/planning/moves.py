@@ -241,19 +241,19 @@ class _Scene:
         return places
 
     def rehome(
-        self, pods: Iterable[NeuronPod], source: str, *, skipped: Collection[str] = ()
+        self, pods: Iterable[NeuronPod], source: NodeInfo, *, skipped: Collection[str] = ()
     ) -> tuple[Relocation, ...]:
-        """New sets for pods that have left ``source``, largest first. Pods that fit nowhere are left out.
+        """New sets for pods that have left ``source``, the node as it was with them, largest first.
 
-        A pod stays on hardware of the kind that it has: what it runs was compiled for that.
+        Pods that fit nowhere are left out. A pod stays on hardware of the kind that it has: what it runs was compiled
+        for that.
         """
-        info, relocations = self.cluster.nodes[source], []
-        instance_type = info.inventory.geometry.instance_type if info.inventory else ""
-        ledger = info.ledger
+        instance_type = source.inventory.geometry.instance_type if source.inventory else ""
+        ledger, relocations = source.ledger, list[Relocation]()
         for pod in sorted(pods, key=lambda pod: (-ledger.mask_of(pod.uid).bit_count(), pod.reference.name)):
             if pod.requests and (home := self.best(pod, skipped=skipped, instance_type=instance_type)):
                 self.put(pod, *home)
-                relocations.append(Relocation(pod, source, ledger.mask_of(pod.uid), *home))
+                relocations.append(Relocation(pod, source.name, ledger.mask_of(pod.uid), *home))
         return tuple(relocations)
 
 
@@ -312,11 +312,12 @@ def _cheapest_move(scene: _Scene, pod: NeuronPod, now: float, rules: MoveRules) 
         if placement is None or not trial.has_room(pod, name):
             continue
         trial.put(pod, name, placement)
+        source = scene.node(name)
         if rules.preempts:
-            had = scene.node(name).ledger
+            had = source.ledger
             relocations = tuple(Relocation(victim, name, had.mask_of(victim.uid), "", ()) for victim in victims)
         else:
-            relocations = trial.rehome(victims, name)
+            relocations = trial.rehome(victims, source)
         if len(relocations) == len(victims):
             scene.adopt(trial)
             return Move(pod, name, placement, relocations, loss)
@@ -410,7 +411,7 @@ def drain(cluster: Cluster, name: str) -> Drain:
     scene = _Scene(cluster)
     pods = [pod for pod in cluster.pods.values() if pod.node == name and pod.request]
     judged = [pod for pod in pods if not (pod.refusal or pod.rules.depends_on_pods)]
-    moved = scene.rehome(judged, name, skipped={name})
+    moved = scene.rehome(judged, cluster.nodes[name], skipped={name})
     homes = {relocation.pod.uid for relocation in moved}
     stuck = (pod for pod in pods if pod.uid not in homes)
     return Drain(name, moved, tuple((pod, why_not_judged(pod) or "fits on no other node now") for pod in stuck))
