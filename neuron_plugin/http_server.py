@@ -29,8 +29,6 @@ SHUTDOWN_SECONDS = 0.3
 """For requests in flight when the daemon stops. aiohttp's default is 60 s, longer than a pod has to end."""
 IDLE_SECONDS = 10.0
 """How long a connection may stay open without a complete request; probes and scrapers open new ones."""
-RETRY_SECONDS = 10.0
-"""Between two attempts to listen on an address that is in use."""
 
 _MAX_BODY_BYTES = 64 << 10
 
@@ -142,8 +140,8 @@ async def serving(
         await runner.cleanup()
 
 
-async def serve_status(status: Status, address: str, port: int) -> NoReturn:
-    """Serve the four pages until cancelled. While the address is in use, log that once and try again."""
+async def serve_status(status: Status, address: str, port: int, *, retry_seconds: float = 10.0) -> NoReturn:
+    """Serve the four pages until cancelled. While the address is in use, log that once and go on trying."""
     for library in ("aiohttp.web", "prometheus_client"):
         await asyncio.to_thread(importlib.import_module, library)
     logged = False
@@ -159,4 +157,4 @@ async def serve_status(status: Status, address: str, port: int) -> NoReturn:
                     "cannot serve probes and metrics: choose another --health-port, or 0 for none",
                     extra={"address": address, "port": port, "error": error.strerror or str(error)},
                 )
-        await asyncio.sleep(RETRY_SECONDS)
+        await asyncio.sleep(retry_seconds)

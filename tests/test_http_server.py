@@ -19,7 +19,6 @@ from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
-from neuron_plugin import http_server
 from neuron_plugin.http_server import Health, serve_status, serving, status_application
 
 HEALTHY = Health()
@@ -228,14 +227,14 @@ async def test_requests_in_flight_are_answered_at_the_end(status: FakeStatus) ->
 
 
 async def test_an_address_in_use_is_logged_once_and_taken_when_it_is_free(
-    status: FakeStatus, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    status: FakeStatus, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(http_server, "RETRY_SECONDS", 0.01)
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        task = asyncio.create_task(serve_status(status, "127.0.0.1", port), name="status under test")
+        job = serve_status(status, "127.0.0.1", port, retry_seconds=0.01)
+        task = asyncio.create_task(job, name="status under test")
         await asyncio.sleep(0.1)
     assert await until_served(port, "/readyz") == "ok\n"
     task.cancel()

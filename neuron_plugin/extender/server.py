@@ -262,13 +262,13 @@ def _asked(pod: NeuronPod, request: PodRequest) -> _Fields:
     return {"pod": str(pod.reference), "uid": pod.uid, "request": text}
 
 
-def verb_routes(service: ExtenderService) -> list[web.RouteDef]:
+def verb_routes(service: ExtenderService, *, body_seconds: float = BODY_SECONDS) -> list[web.RouteDef]:
     """The routes of the four verbs."""
 
     async def handle(request: web.Request) -> web.Response:
         verb, started = request.path.rpartition("/")[2], time.perf_counter()
         try:
-            body = await _body(request)
+            body = await _body(request, body_seconds)
         except WireError as error:
             answer = service.failed(verb, error, started)
         else:
@@ -278,7 +278,7 @@ def verb_routes(service: ExtenderService) -> list[web.RouteDef]:
     return [web.post(f"{prefix}/{verb}", handle) for prefix in PREFIXES for verb in VERBS]
 
 
-async def _body(request: web.Request) -> bytes:
+async def _body(request: web.Request, body_seconds: float) -> bytes:
     """The whole body; a WireError says why it was not taken."""
     kind = request.content_type.lower()
     if not kind.endswith("json"):
@@ -286,17 +286,17 @@ async def _body(request: web.Request) -> bytes:
     if coding := request.headers.get("Content-Encoding"):
         raise WireError(f"Content-Encoding is {coding[:40]}, expected none")
     try:
-        async with asyncio.timeout(BODY_SECONDS):
+        async with asyncio.timeout(body_seconds):
             return await request.read()
     except web.HTTPRequestEntityTooLarge as error:
         raise WireError(f"{error.text}; raise max-body-mib if the cluster is that large") from None
     except TimeoutError:
-        raise WireError(f"the body did not arrive within {BODY_SECONDS:g} s") from None
+        raise WireError(f"the body did not arrive within {body_seconds:g} s") from None
     except ConnectionError as error:
         raise WireError(f"the caller broke off in its body: {error}") from None
 
 
-def redirect_to_leader(election: Election) -> Middleware:
+def redirect_to_leader(election: Election, *, body_seconds: float = BODY_SECONDS) -> Middleware:
     """Send the scheduler on to the leader, whose URL stands in the Lease, while this replica does not lead.
 
     So all replicas can stand behind one ordinary Service. kube-scheduler's client (Go's ``net/http``) follows a 307
@@ -317,7 +317,7 @@ def redirect_to_leader(election: Election) -> Middleware:
         else:
             # A client that is still sending may not read an answer: take the body in first, under the usual limits.
             with contextlib.suppress(TimeoutError, ConnectionError, web.HTTPRequestEntityTooLarge):
-                async with asyncio.timeout(BODY_SECONDS):
+                async with asyncio.timeout(body_seconds):
                     await request.read()
             answer = web.Response(status=_TEMPORARY_REDIRECT, headers={"Location": url + request.path_qs})
         answer.force_close()

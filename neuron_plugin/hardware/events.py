@@ -27,33 +27,35 @@ SUBSYSTEM = "neuron_device"
 
 _UEVENTS_PER_TURN = 100
 """Other tasks run after so many, some milliseconds: during a storm the socket is never empty."""
-_REOPEN_SECONDS = 1.0
-"""A socket that overran is opened again after so long: during a storm it would overrun again at once."""
-
 _REST_SECONDS = 0.2
 """Between two reads, however many uevents come. The first after that is followed at once."""
 
 
-async def open_uevents(changed: asyncio.Event) -> Uevents:
+async def open_uevents(changed: asyncio.Event, *, reopen_seconds: float = 1.0) -> Uevents:
     """Set ``changed`` for each uevent of a Neuron device from now on. ``problem`` says why that is not possible.
+
+    A socket that overran is opened again after ``reopen_seconds``: during a storm it would overrun again at once.
 
     Call before the first read, so that nothing in between is missed. Finding libudev forks a child process, so call
     before a gRPC channel exists, too.
     """
     try:
-        return Uevents(changed, await asyncio.to_thread(_started_monitor))
+        return Uevents(changed, await asyncio.to_thread(_started_monitor), reopen_seconds)
     except (OSError, ImportError) as error:  # ImportError: pyudev loads libudev when the context is made
         logger.warning("no uevents here, devices are found by rescans only", extra={"error": str(error)})
-        return Uevents(changed, None, f"no uevents: {error}")
+        return Uevents(changed, None, reopen_seconds, f"no uevents: {error}")
 
 
 class Uevents:
     """The kernel's uevents of Neuron devices, read by the running loop without a thread."""
 
-    def __init__(self, changed: asyncio.Event, monitor: pyudev.Monitor | None, problem: str = "") -> None:
+    def __init__(
+        self, changed: asyncio.Event, monitor: pyudev.Monitor | None, reopen_seconds: float, problem: str = ""
+    ) -> None:
         """Listen to ``monitor``, which has been started. ``problem`` says why there is none."""
         self.problem = problem
         self._changed = changed
+        self._reopen_seconds = reopen_seconds
         self._loop = asyncio.get_running_loop()
         self._reopening: asyncio.TimerHandle | None = None
         self._monitor = monitor
@@ -78,7 +80,7 @@ class Uevents:
         except OSError:  # an overrun of the socket: something may be lost, so the hardware is read
             self.close()
             self._changed.set()
-            self._reopening = self._loop.call_later(_REOPEN_SECONDS, self._reopen)
+            self._reopening = self._loop.call_later(self._reopen_seconds, self._reopen)
 
     def _reopen(self) -> None:
         try:
@@ -87,7 +89,7 @@ class Uevents:
             if not self.problem:
                 logger.warning("uevents are lost, devices are found by rescans only", extra={"error": str(error)})
             self.problem = f"uevents are lost: {error}"
-            self._reopening = self._loop.call_later(_REOPEN_SECONDS, self._reopen)
+            self._reopening = self._loop.call_later(self._reopen_seconds, self._reopen)
         else:
             self.problem = ""
             self._loop.add_reader(self._monitor.fileno(), self._receive, self._monitor)

@@ -341,7 +341,7 @@ class WatchedPluginServer(DevicePluginServer, watcher_grpc.RegistrationServicer)
         return watcher_pb.RegistrationStatusResponse()
 
 
-async def register(endpoint: Path, resource: str) -> None:
+async def register(endpoint: Path, resource: str, *, deadline_seconds: float = REGISTER_DEADLINE_SECONDS) -> None:
     """Call Register of the kubelet in the directory of ``endpoint``, which serves ``resource``.
 
     The kubelet dials ``endpoint`` and asks for the options before it answers. Its status code is always UNKNOWN; only
@@ -354,13 +354,13 @@ async def register(endpoint: Path, resource: str) -> None:
     kubelet = endpoint.parent / KUBELET_SOCKET
     async with channel_to(kubelet) as channel:
         try:
-            await pb_grpc.RegistrationStub(channel).Register(request, timeout=REGISTER_DEADLINE_SECONDS)
+            await pb_grpc.RegistrationStub(channel).Register(request, timeout=deadline_seconds)
         except grpc.aio.AioRpcError as error:
             match error.code():
                 case grpc.StatusCode.UNAVAILABLE:
                     text = f"no kubelet answers on {kubelet} ({connection_fault(error)}): is the kubelet running?"
                 case grpc.StatusCode.DEADLINE_EXCEEDED:
-                    text = f"the kubelet did not answer Register of {resource} within {REGISTER_DEADLINE_SECONDS:g} s"
+                    text = f"the kubelet did not answer Register of {resource} within {deadline_seconds:g} s"
                 case code:
                     text = f"the kubelet refused {resource}: {error.details() or code.name}"
             raise RegistrationError(text) from error

@@ -20,7 +20,6 @@ from multidict import CIMultiDictProxy
 
 from neuron_plugin.cluster import Election, KubernetesApi
 from neuron_plugin.controller.settings import ExtenderSettings
-from neuron_plugin.extender import server as server_module
 from neuron_plugin.extender.binding import BindTimes
 from neuron_plugin.extender.server import redirect_to_leader
 from neuron_plugin.scheduling.leadership import NOT_LEADER
@@ -41,15 +40,16 @@ class Candidate:
 
 
 @asynccontextmanager
-async def answering(candidate: Candidate, *outside: Middleware, mib: float = 1) -> AsyncIterator[str]:
+async def answering(
+    candidate: Candidate, *outside: Middleware, mib: float = 1, body_seconds: float = 5.0
+) -> AsyncIterator[str]:
     """A server with the middleware whose verb says whether it was this one that answered."""
 
     async def verb(request: web.Request) -> web.Response:
         return web.Response(text=f"{len(await request.read())} bytes")
 
-    app = web.Application(
-        client_max_size=int(mib * (1 << 20)), middlewares=[*outside, redirect_to_leader(cast("Election", candidate))]
-    )
+    redirect = redirect_to_leader(cast("Election", candidate), body_seconds=body_seconds)
+    app = web.Application(client_max_size=int(mib * (1 << 20)), middlewares=[*outside, redirect])
     app.add_routes([web.post("/scheduler/filter", verb), web.get("/inspect", verb)])
     runner = web.AppRunner(app)
     await runner.setup()
@@ -104,9 +104,8 @@ async def test_t04_a_body_over_the_limit_is_sent_on_and_refused_by_the_leader() 
         assert (await post(url, b"x" * 100_000))[0] == 307
 
 
-async def test_t09_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "BODY_SECONDS", 0.05)
-    async with answering(Candidate(leader_url="https://other:12345")) as url:
+async def test_t09_a_body_that_does_not_come_is_not_waited_for() -> None:
+    async with answering(Candidate(leader_url="https://other:12345"), body_seconds=0.05) as url:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
         writer.write(b"POST /scheduler/filter HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n")
         async with asyncio.timeout(10):

@@ -17,7 +17,7 @@ from neuron_plugin.allocation import Dialect
 from neuron_plugin.extender import Answer
 from neuron_plugin.extender import server as module
 from neuron_plugin.extender.binding import SUCCESSES, Binder, Ending, Outcome
-from neuron_plugin.extender.server import PREFIXES, ExtenderService
+from neuron_plugin.extender.server import PREFIXES, ExtenderService, verb_routes
 from neuron_plugin.scheduling.assumptions import GROUP_DOES_NOT_FIT
 from neuron_plugin.scheduling.leadership import Readiness
 from neuron_plugin.scheduling.metrics import ExtenderMetrics
@@ -114,17 +114,14 @@ async def test_t09_no_answer_waits_for_a_delayed_acknowledgement(port: int) -> N
     assert min(took) < 0.02
 
 
-async def test_a_caller_that_sends_its_body_too_slowly_gets_an_error(
-    port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "BODY_SECONDS", 0.05)
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(b"POST /filter HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 10\r\n\r\n{")
+async def test_a_caller_that_sends_its_body_too_slowly_gets_an_error(world: World) -> None:
+    async with served(verb_routes(service_on(world), body_seconds=0.05)) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = b"POST /filter HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 10\r\n\r\n"
+        writer.write(head + b"{")
 
-    head = await reader.readuntil(b"\r\n\r\n")
-
-    assert b"200 OK" in head
-    await closed(writer)
+        assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+        await closed(writer)
 
 
 async def test_t09_a_caller_that_breaks_off_in_its_body_is_one_line_in_the_log_and_no_fault_of_ours(

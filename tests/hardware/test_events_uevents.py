@@ -130,16 +130,9 @@ async def test_closing_twice_is_harmless_and_silences(monitors: list[FakeMonitor
 OVERRUN = OSError("Error while polling fd: 9")
 
 
-@pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A socket that overran is opened again without a pause."""
-    monkeypatch.setattr(module, "_REOPEN_SECONDS", 0.0)
-
-
-@pytest.mark.usefixtures("at_once")
 async def test_after_an_overrun_there_is_an_event_and_listening_goes_on(monitors: list[FakeMonitor]) -> None:
     changed = asyncio.Event()
-    uevents = await open_uevents(changed)
+    uevents = await open_uevents(changed, reopen_seconds=0.0)
     monitors[0].happen(OVERRUN)
     await event(changed)
     await event(changed)  # what happened between the two sockets is lost as well
@@ -149,12 +142,11 @@ async def test_after_an_overrun_there_is_an_event_and_listening_goes_on(monitors
     uevents.close()
 
 
-@pytest.mark.usefixtures("at_once")
 async def test_however_often_the_socket_overruns_it_is_opened_again(
     monitors: list[FakeMonitor], caplog: pytest.LogCaptureFixture
 ) -> None:
     changed = asyncio.Event()
-    uevents = await open_uevents(changed)
+    uevents = await open_uevents(changed, reopen_seconds=0.0)
     for broken in range(10):
         monitors[broken].happen(OVERRUN)
         await event(changed)
@@ -165,12 +157,11 @@ async def test_however_often_the_socket_overruns_it_is_opened_again(
     uevents.close()
 
 
-@pytest.mark.usefixtures("at_once")
 async def test_a_socket_that_cannot_be_opened_again_is_a_problem_logged_once_and_tried_until_it_can(
     monitors: list[FakeMonitor], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     changed = asyncio.Event()
-    uevents = await open_uevents(changed)
+    uevents = await open_uevents(changed, reopen_seconds=0.0)
     refusals = iter(["Too many open files"] * 3)
     start = module._started_monitor
 
