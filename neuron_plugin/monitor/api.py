@@ -13,6 +13,7 @@ import asyncio
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 
 import msgspec
 from aiohttp import web
@@ -25,14 +26,6 @@ from neuron_plugin.scheduling.state import Change, ClusterState, Record
 
 MOST_WATCHES = 200
 """At one time; each is sent every change, whether anybody reads it or not."""
-BOOKMARK_SECONDS = 5.0
-"""The live page says after ten seconds without news that it is not live."""
-LONGEST_WATCH_SECONDS = 1800.0
-GATHER_SECONDS = 0.5
-"""Changes are sent at these intervals, to all watchers at once: they come in groups, and each group is encoded once.
-The verb that a change leads to is mostly answered before."""
-SHARED_SECONDS = 5.0
-"""For how long a list of an unchanged version is given to everybody: renewals of Leases change no version."""
 
 _KINDS: Mapping[str, type[Record]] = {"NeuronNode": NodeInfo, "NeuronPod": NeuronPod}
 _EXPIRED = (410, "Expired", "the resourceVersion is no longer known here: list again")
@@ -46,10 +39,29 @@ class _QueryError(ValueError):
     """A query parameter that is not understood; the text names it and what was expected."""
 
 
+@dataclass(frozen=True, slots=True)
+class MonitorTimes:
+    """Seconds. ``bookmark`` is between two bookmarks: the live page says after ten without news that it is not live.
+
+    No watch lasts longer than ``longest_watch``. Changes are sent every ``gather``, to all watchers at once: they come
+    in groups, and each group is encoded once. The verb that a change leads to is mostly answered before. For
+    ``shared`` a list of an unchanged version is given to everybody: renewals of Leases change no version.
+    """
+
+    bookmark: float = 5.0
+    longest_watch: float = 1800.0
+    gather: float = 0.5
+    shared: float = 5.0
+
+
+TIMES = MonitorTimes()
+
+
 class Monitor:
     """Lists and watches of one state, once it is ``SYNCED``."""
 
-    def __init__(self, state: ClusterState, ready: Readiness) -> None:
+    def __init__(self, state: ClusterState, ready: Readiness, times: MonitorTimes = TIMES) -> None:
+        self._times = times
         self._state = state
         self._ready = ready
         self._changes = state.changes
@@ -95,7 +107,7 @@ class Monitor:
             return _failure(400, "BadRequest", str(error))
         async with self._listing:
             version, at, body = self._lists.get(kind, (-1, 0.0, b""))
-            if version != self._changes.version or time.monotonic() - at > SHARED_SECONDS:
+            if version != self._changes.version or time.monotonic() - at > self._times.shared:
                 version, found = self._changes.version, self._current(kind)
                 body = await asyncio.to_thread(self._encoded, kind, version, found)
                 self._lists[kind] = version, time.monotonic(), body
@@ -109,7 +121,8 @@ class Monitor:
 
     async def _watch(self, request: web.Request, kind: str) -> web.StreamResponse:
         position = _number(request, "resourceVersion")
-        seconds = min(_number(request, "timeoutSeconds") or LONGEST_WATCH_SECONDS, LONGEST_WATCH_SECONDS)
+        longest = self._times.longest_watch
+        seconds = min(_number(request, "timeoutSeconds") or longest, longest)
         bookmarks = request.query.get("allowWatchBookmarks") in ("true", "1")
         if position and not self._changes.knows(position):
             return _failure(*_EXPIRED)
@@ -132,7 +145,7 @@ class Monitor:
             found, position = self._current(kind), self._changes.version
             lines = await asyncio.to_thread(self._events, found, _KINDS[kind])
         clock = asyncio.get_running_loop().time
-        ends, marked = clock() + seconds, clock()
+        times, ends, marked = self._times, clock() + seconds, clock()
         while True:
             if lines:  # one write per batch; it waits while the client does not read, and the changes go on without it
                 with suppress(ConnectionResetError):  # the client has gone
@@ -140,13 +153,13 @@ class Monitor:
             gone = request.transport is None or request.transport.is_closing()
             if gone or self._stopping or clock() >= ends:
                 return response
-            await self._changes.wait(position, within_seconds=min(BOOKMARK_SECONDS, seconds))
-            await asyncio.sleep(GATHER_SECONDS - clock() % GATHER_SECONDS)
+            await self._changes.wait(position, within_seconds=min(times.bookmark, seconds))
+            await asyncio.sleep(times.gather - clock() % times.gather)
             if not self._changes.knows(position):
                 await response.write(_event("ERROR", _status(*_EXPIRED)))
                 return response
             lines, position = await self._since(position, kind)
-            if bookmarks and clock() - marked >= BOOKMARK_SECONDS:
+            if bookmarks and clock() - marked >= times.bookmark:
                 marked, metadata = clock(), {"resourceVersion": str(position)}
                 lines += _event("BOOKMARK", {"apiVersion": API_VERSION, "kind": kind, "metadata": metadata})
 

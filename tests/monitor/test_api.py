@@ -12,7 +12,7 @@ import pytest
 
 from neuron_plugin.allocation import NodeInfo
 from neuron_plugin.monitor import api as module
-from neuron_plugin.monitor.api import Monitor
+from neuron_plugin.monitor.api import TIMES, Monitor, MonitorTimes
 from neuron_plugin.monitor.views import NodeView, node_view
 from neuron_plugin.scheduling.leadership import SYNCED, Readiness
 from neuron_plugin.scheduling.state import Change, ClusterState
@@ -27,11 +27,11 @@ BASE = "/apis/neuron-plugin.io/v1"
 class Stage:
     """A world under a monitor, served on loopback."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, times: MonitorTimes) -> None:
         self.world = world
         self.changes = world.state.changes
         self.ready = Readiness({})
-        self.monitor = Monitor(world.state, self.ready)
+        self.monitor = Monitor(world.state, self.ready, times)
         self.url = ""
 
     async def get(self, path: str) -> tuple[int, Any]:
@@ -41,8 +41,13 @@ class Stage:
 
 
 @pytest.fixture
-async def stage() -> AsyncIterator[Stage]:
-    stage = Stage(World(version=1000))
+def times() -> MonitorTimes:
+    return TIMES
+
+
+@pytest.fixture
+async def stage(times: MonitorTimes) -> AsyncIterator[Stage]:
+    stage = Stage(World(version=1000), times)
     async with served(stage.monitor.routes()) as port:
         stage.url = f"http://127.0.0.1:{port}"
         try:
@@ -191,10 +196,8 @@ async def test_what_is_not_understood_is_a_bad_request_that_says_so(stage: Stage
     assert "expected" in found["message"]
 
 
-async def test_e06_bookmarks_move_the_version_when_nothing_selected_happens(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "BOOKMARK_SECONDS", 0.02)
+@pytest.mark.parametrize("times", [MonitorTimes(bookmark=0.02)])
+async def test_e06_bookmarks_move_the_version_when_nothing_selected_happens(stage: Stage) -> None:
     path = f"{BASE}/neuronpods?watch=true&allowWatchBookmarks=true&resourceVersion={stage.changes.version}"
 
     async with Watcher(stage, path) as watcher:
@@ -282,9 +285,11 @@ async def test_a_watch_above_the_limit_is_refused_until_another_ends(
         assert await second.ended()
 
 
-async def test_a_list_is_encoded_once_for_all_clients_until_something_changes(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("times", "expected"), [(TIMES, 1), (MonitorTimes(shared=-1.0), 2)], ids=["at once", "later"])
+async def test_a_list_is_encoded_once_for_all_clients_until_something_changes_or_it_is_old(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, expected: int
 ) -> None:
+    """An old one may have old renewals of Leases, which change no version."""
     encoded: list[str] = []
     encode = Monitor._encoded
 
@@ -295,13 +300,10 @@ async def test_a_list_is_encoded_once_for_all_clients_until_something_changes(
     monkeypatch.setattr(Monitor, "_encoded", counted)
     stage.world.node("a", TRN1)
     first, second = await stage.get(f"{BASE}/neuronnodes"), await stage.get(f"{BASE}/neuronnodes")
-    assert (first, encoded) == (second, ["NeuronNode"])
+    assert (first, encoded) == (second, ["NeuronNode"] * expected)
     stage.world.node("b", TRN1)
     _, changed = await stage.get(f"{BASE}/neuronnodes")
     assert [each["metadata"]["name"] for each in changed["items"]] == ["a", "b"]
-    monkeypatch.setattr(module, "SHARED_SECONDS", -1.0)  # renewals of Leases change no version
-    await stage.get(f"{BASE}/neuronnodes")
-    assert encoded == ["NeuronNode"] * 3
 
 
 async def test_changes_that_come_together_are_encoded_once_for_all_watchers(
@@ -317,7 +319,7 @@ async def test_changes_that_come_together_are_encoded_once_for_all_watchers(
     async with contextlib.AsyncExitStack() as stack:
         path = f"{BASE}/neuronnodes?watch=true&resourceVersion={stage.changes.version}"
         watchers = [await stack.enter_async_context(Watcher(stage, path)) for _ in range(5)]
-        await asyncio.sleep(2 * module.GATHER_SECONDS)  # all wait
+        await asyncio.sleep(2 * TIMES.gather)  # all wait
         for name in ("one", "two"):
             stage.world.node(name, TRN1)
         seen = [[(await each.event())[1]["metadata"]["name"] for _ in range(2)] for each in watchers]
