@@ -14,6 +14,7 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
 
@@ -33,12 +34,6 @@ logger = logging.getLogger(__name__)
 REPORTER = "neuron-plugin.io/plugin"
 """The reporting controller of all events."""
 
-TIMEOUT_SECONDS = 10.0
-FIRST_PAUSE_SECONDS = 0.2
-LONGEST_PAUSE_SECONDS = 30.0
-FIRST_PERMISSION_SECONDS = 5.0
-LONGEST_PERMISSION_SECONDS = 300.0
-"""Between two rounds of what was not permitted."""
 MOST_NOT_PERMITTED = 256
 """Where events are not wanted they would gather for ever; the oldest are dropped."""
 MOST_AT_ONCE = 8
@@ -52,19 +47,37 @@ _TOO_MANY_REQUESTS = 429
 _NOT_PERMITTED = frozenset({401, 403})
 
 
+@dataclass(frozen=True, slots=True)
+class WriteTimes:
+    """Seconds. ``timeout`` ends a request. Pauses after one without an answer grow from the first to the longest.
+
+    The same goes for the pauses between two rounds of what was not permitted.
+    """
+
+    timeout: float = 10.0
+    first_pause: float = 0.2
+    longest_pause: float = 30.0
+    first_permission: float = 5.0
+    longest_permission: float = 300.0
+
+
+TIMES = WriteTimes()
+
+
 class WriteQueue:
     """Requests by subject, in the order in which the subjects came up."""
 
-    def __init__(self, clock: Clock = CLOCK) -> None:
+    def __init__(self, clock: Clock = CLOCK, times: WriteTimes = TIMES) -> None:
+        self._times = times
         self._unsent: dict[str, ApiRequest] = {}
         self._not_permitted: dict[str, ApiRequest] = {}
         self._reported: dict[str, None] = {}
         self._again_at = 0.0
         self._permission_backoff = Backoff(
-            clock.chance, first_seconds=FIRST_PERMISSION_SECONDS, longest_seconds=LONGEST_PERMISSION_SECONDS
+            clock.chance, first_seconds=times.first_permission, longest_seconds=times.longest_permission
         )
         self._filled = asyncio.Event()
-        self._backoff = Backoff(clock.chance, first_seconds=FIRST_PAUSE_SECONDS, longest_seconds=LONGEST_PAUSE_SECONDS)
+        self._backoff = Backoff(clock.chance, first_seconds=times.first_pause, longest_seconds=times.longest_pause)
 
     def put(self, subject: str, request: ApiRequest) -> None:
         """Have ``request`` sent; an unsent one on the same subject is out of date now."""
@@ -94,7 +107,7 @@ class WriteQueue:
     async def _send(self, api: ApiServer, subject: str, request: ApiRequest) -> bool:
         """Send a request; False when it has to be tried again, which it is after the others."""
         try:
-            await send(api, request, timeout_seconds=TIMEOUT_SECONDS)
+            await send(api, request, timeout_seconds=self._times.timeout)
         except ClusterError as error:
             status = error.status if isinstance(error, ApiError) else _SERVER_ERROR
             if status >= _SERVER_ERROR or status == _TOO_MANY_REQUESTS:

@@ -27,8 +27,10 @@ from neuron_plugin.plugin.inputs import HoldDown
 from neuron_plugin.plugin.publisher import (
     PRESENT_LABEL,
     PUBLISHED_LABELS,
+    TIMES,
     Publisher,
     WriteQueue,
+    WriteTimes,
     node_labels,
     publication,
     withdrawal,
@@ -67,7 +69,7 @@ class FakeApi:
         self.gate.set()
 
     async def request(self, request: ApiRequest, *, timeout_seconds: float) -> Response:
-        assert timeout_seconds == publisher.TIMEOUT_SECONDS
+        assert timeout_seconds == TIMES.timeout
         self.seen.append(f"{request.path}?{request.query.get('v', '')}".rstrip("?"))
         await self.gate.wait()
         status = answers.pop(0) if (answers := self.answers.get(request.path)) else 200
@@ -103,12 +105,14 @@ async def until(api: FakeApi, *seen: str) -> None:
 
 
 @pytest.fixture
-def queue(monkeypatch: pytest.MonkeyPatch) -> WriteQueue:
-    monkeypatch.setattr(publisher, "FIRST_PAUSE_SECONDS", 0.002)
-    monkeypatch.setattr(publisher, "LONGEST_PAUSE_SECONDS", 0.002)
-    monkeypatch.setattr(publisher, "FIRST_PERMISSION_SECONDS", 0.002)
-    monkeypatch.setattr(publisher, "LONGEST_PERMISSION_SECONDS", 0.002)
-    return WriteQueue(Clock(chance=lambda: 0.0))
+def queue() -> WriteQueue:
+    times = WriteTimes(first_pause=0.002, longest_pause=0.002, first_permission=0.002, longest_permission=0.002)
+    return WriteQueue(Clock(chance=lambda: 0.0), times)
+
+
+def patient_queue() -> WriteQueue:
+    """One that does not try again what was not permitted."""
+    return WriteQueue(times=WriteTimes(first_permission=600.0))
 
 
 async def test_what_was_put_before_there_was_a_client_is_sent_in_order(queue: WriteQueue) -> None:
@@ -200,11 +204,8 @@ async def test_what_is_not_permitted_is_logged_once_and_sent_when_the_rights_hav
     ]
 
 
-async def test_what_is_not_permitted_keeps_no_other_waiting_and_counts_as_pending(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(publisher, "FIRST_PERMISSION_SECONDS", 600.0)
-    queue, api = WriteQueue(), FakeApi({f"/{subject}": [403] for subject in "abc"})
+async def test_what_is_not_permitted_keeps_no_other_waiting_and_counts_as_pending() -> None:
+    queue, api = patient_queue(), FakeApi({f"/{subject}": [403] for subject in "abc"})
     for subject in "abcd":
         queue.put(subject, asked(f"/{subject}"))
     async with running(queue, api):
@@ -214,9 +215,8 @@ async def test_what_is_not_permitted_keeps_no_other_waiting_and_counts_as_pendin
         await until(api, "/a", "/b", "/c", "/d", "/e")
 
 
-async def test_a_newer_request_takes_the_place_of_one_that_was_not_permitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publisher, "FIRST_PERMISSION_SECONDS", 600.0)
-    queue, api = WriteQueue(), FakeApi({"/a": [403]})
+async def test_a_newer_request_takes_the_place_of_one_that_was_not_permitted() -> None:
+    queue, api = patient_queue(), FakeApi({"/a": [403]})
     queue.put("a", asked("/a", "1"))
     async with running(queue, api):
         await until(api, "/a?1")
@@ -226,9 +226,8 @@ async def test_a_newer_request_takes_the_place_of_one_that_was_not_permitted(mon
         assert len(queue) == 0
 
 
-async def test_what_comes_at_the_very_moment_of_another_try_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publisher, "FIRST_PERMISSION_SECONDS", 0.1)
-    queue, api = WriteQueue(Clock(chance=lambda: 1.0)), FakeApi({"/a": [403]})
+async def test_what_comes_at_the_very_moment_of_another_try_is_not_lost() -> None:
+    queue, api = WriteQueue(Clock(chance=lambda: 1.0), WriteTimes(first_permission=0.1)), FakeApi({"/a": [403]})
     queue.put("a", asked("/a"))
     async with running(queue, api):
         await until(api, "/a")
@@ -240,9 +239,8 @@ async def test_what_comes_at_the_very_moment_of_another_try_is_not_lost(monkeypa
 
 
 async def test_of_what_is_never_permitted_only_the_newest_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publisher, "FIRST_PERMISSION_SECONDS", 600.0)
     monkeypatch.setattr(publisher, "MOST_NOT_PERMITTED", 2)
-    queue, api = WriteQueue(), FakeApi({f"/{number}": [403] for number in range(4)})
+    queue, api = patient_queue(), FakeApi({f"/{number}": [403] for number in range(4)})
     for number in range(4):
         queue.put(f"event {number}", asked(f"/{number}"))
     async with running(queue, api):
@@ -258,7 +256,7 @@ async def test_one_failure_among_successes_is_tried_again_soon() -> None:
     async with running(queue, api):
         await asyncio.sleep(600)
         queue.put("b", asked("/b"))
-        await asyncio.sleep(2 * publisher.FIRST_PAUSE_SECONDS)
+        await asyncio.sleep(2 * TIMES.first_pause)
         assert api.seen[-2:] == ["/b", "/b"]
 
 
@@ -273,7 +271,7 @@ async def test_a_right_that_is_lost_again_is_tried_again_soon_and_logged_again(
         await asyncio.sleep(3600)
         assert len(api.seen) == 11
         queue.put("a", asked("/a"))
-        await asyncio.sleep(2 * publisher.FIRST_PERMISSION_SECONDS)
+        await asyncio.sleep(2 * TIMES.first_permission)
         assert len(api.seen) == 13
     said = [record.message for record in caplog.records]
     assert said == ["write not permitted, tried again later", "write permitted now"] * 2
