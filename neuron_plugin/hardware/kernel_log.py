@@ -34,11 +34,6 @@ from pathlib import Path
 
 from neuron_plugin.topology import MOST_DEVICES, DeviceId
 
-FILE_SECONDS = 1.0
-SYSLOG_SECONDS = 5.0
-"""Between two reads. One of a ring of 128 KiB costs about a millisecond; errors in it are judged by the hour."""
-RETRY_SECONDS = 60.0
-
 _KMSG = Path("/dev/kmsg")
 _READ_ALL, _SIZE_BUFFER = 3, 10
 
@@ -89,12 +84,28 @@ class KernelError:
         return bool(self.devices or self.serial_number) and self.kind not in NO_PROOF
 
 
+@dataclass(frozen=True, slots=True)
+class LogPeriods:
+    """Seconds between two reads of a plain ``file``, by ``syslog``, or of a log that could not be read (``retry``).
+
+    A read of a ring of 128 KiB costs about a millisecond; errors in it are judged by the hour.
+    """
+
+    file: float = 1.0
+    syslog: float = 5.0
+    retry: float = 60.0
+
+
+PERIODS = LogPeriods()
+
+
 class KernelLog:
     """One kernel log from its oldest record on. ``problem`` says why it cannot be read now; empty while it can."""
 
-    def __init__(self, path: Path = _KMSG) -> None:
+    def __init__(self, path: Path = _KMSG, periods: LogPeriods = PERIODS) -> None:
         """A plain file at ``path`` is a simulated machine's log; ``/dev/kmsg`` means the kernel's, by syslog(2)."""
         self._path = path
+        self._periods = periods
         self._new_lines = NewLines()
         self.problem = ""
 
@@ -115,7 +126,8 @@ class KernelLog:
             if first or errors or problem != self.problem:
                 first, self.problem = False, problem
                 yield errors
-            await asyncio.sleep(RETRY_SECONDS if problem else SYSLOG_SECONDS if by_syslog else FILE_SECONDS)
+            periods = self._periods
+            await asyncio.sleep(periods.retry if problem else periods.syslog if by_syslog else periods.file)
 
     def _new(self, *, by_syslog: bool) -> tuple[KernelError, ...]:
         text = read_syslog() if by_syslog else self._path.read_bytes()

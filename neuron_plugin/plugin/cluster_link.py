@@ -20,7 +20,7 @@ from neuron_plugin.plugin.machine import Machine
 from neuron_plugin.plugin.node import Node
 from neuron_plugin.plugin.node_lease import LeaseTimes, NodeLease
 from neuron_plugin.plugin.node_watch import NodeWatch
-from neuron_plugin.plugin.pod_watch import CONNECT_SECONDS, PodWatch
+from neuron_plugin.plugin.pod_watch import PodWatch
 from neuron_plugin.plugin.publisher import Publisher
 from neuron_plugin.plugin.settings import Mode, PluginSettings
 from neuron_plugin.plugin.slices import SliceKeeper, slice_spec
@@ -50,7 +50,9 @@ class ClusterLink:
             label_present=settings.present_label,
         )
         own_uid = os.environ.get("POD_UID", "")
-        self.pods = PodWatch(node, name, own_uid, settings.decision_deadline_seconds, counters)
+        self.pods = PodWatch(
+            node, name, own_uid, settings.decision_deadline_seconds, counters, connect_seconds=times.connect
+        )
         self.own_node = NodeWatch(name, rejudged, self.publisher, counters)
         periods = LeaseTimes(settings.lease_duration_seconds, settings.lease_renew_seconds)
         self.lease = NodeLease(settings.lease_namespace, name, periods)
@@ -102,7 +104,7 @@ class ClusterLink:
     async def node_read(self) -> None:
         """Return when the Node object was read, so that no disabled device is given, or not within the time for it."""
         try:
-            async with asyncio.timeout(CONNECT_SECONDS):
+            async with asyncio.timeout(self._times.connect):
                 await self.pods.tried.wait()
             async with asyncio.timeout(self._times.read_node):
                 await self.own_node.read.wait()

@@ -27,7 +27,7 @@ from neuron_plugin.plugin.health import Action
 from neuron_plugin.plugin.health_watch import HealthWatch
 from neuron_plugin.plugin.kubelet_link import KubeletLink
 from neuron_plugin.plugin.machine import Machine, machine_of
-from neuron_plugin.plugin.node import RECORD_SECONDS, Node, NodeOptions
+from neuron_plugin.plugin.node import Node, NodeOptions
 from neuron_plugin.plugin.publisher import Publisher
 from neuron_plugin.plugin.settings import Mode, PluginSettings
 from neuron_plugin.plugin.status import PluginStatus
@@ -60,7 +60,9 @@ class NodeDaemon:
         self._now_ns = machine.now_ns
         self._rejudged = asyncio.Event()
         self.counters = counters
-        self.node = node = Node(machine.checkpoint, machine.cgroups, options, machine.clock, machine.dra_state)
+        self.node = node = Node(
+            machine.checkpoint, machine.cgroups, options, machine.clock, machine.dra_state, times.node
+        )
         self.cluster = cluster = (
             ClusterLink(settings, node, self._rejudged, counters, machine, times) if settings.cluster else None
         )
@@ -70,7 +72,7 @@ class NodeDaemon:
             source = ClaimSource(cluster.claims.read_claim, cluster.pods.list_pods)
             preparer = ClaimPreparer(node, settings, source, counters, times.prepare)
         self.kubelet = KubeletLink(settings, node, self.allocator, preparer, kubelet_counters, machine, times)
-        self.health = HealthWatch(settings, self._rejudged, cluster.publisher if cluster else None)
+        self.health = HealthWatch(settings, self._rejudged, cluster.publisher if cluster else None, times.kernel_log)
         self.hardware = HardwareWatch(settings, types, node, self.health, cluster, counters)
         self.utilization = UtilizationWatch(settings, node, machine, cluster)
         decisions = self.allocator.log.decisions
@@ -158,7 +160,7 @@ class NodeDaemon:
             if self.cluster:
                 self.cluster.lease.serve(serving=self.kubelet.follows)
             with suppress(TimeoutError):
-                async with asyncio.timeout(RECORD_SECONDS):
+                async with asyncio.timeout(self._times.node.record):
                     while node.record_is_awaited:
                         await changed.wait()
                         changed.clear()

@@ -20,7 +20,7 @@ from neuron_plugin.cluster import ApiRequest, ObjectReference
 from neuron_plugin.cluster.writes import create_event, utc_now
 from neuron_plugin.hardware import Inventory
 from neuron_plugin.hardware.health_signals import Observation, Severity, blind_spots
-from neuron_plugin.hardware.kernel_log import KernelError, KernelLog
+from neuron_plugin.hardware.kernel_log import PERIODS, KernelError, KernelLog, LogPeriods
 from neuron_plugin.plugin.health import (
     FILE_NAME,
     KERNEL_SIGNALS,
@@ -50,13 +50,20 @@ class HealthWatch:
     ``silent_sources`` are those that do not work, and why.
     """
 
-    def __init__(self, settings: PluginSettings, changed: asyncio.Event, publisher: Publisher | None = None) -> None:
+    def __init__(
+        self,
+        settings: PluginSettings,
+        changed: asyncio.Event,
+        publisher: Publisher | None = None,
+        log_periods: LogPeriods = PERIODS,
+    ) -> None:
         """``changed`` is set when health has changed without a look; no ``publisher`` means no API server."""
         self.inventory: Inventory | None = None
         self.silent_sources: dict[str, str] = {}
         self._settings = settings
         self._changed = changed
         self._publisher = publisher
+        self._log_periods = log_periods
         self._file = settings.state_dir / FILE_NAME if settings.state_dir else None
         self._saved = load(self._file) if self._file else {}
         self.state = HealthState(self._saved)
@@ -96,7 +103,7 @@ class HealthWatch:
 
     async def _follow_log(self) -> None:
         await self._found.wait()  # what was logged before is about devices that are not known yet
-        log = KernelLog(self._settings.kmsg or self._settings.dev / "kmsg")
+        log = KernelLog(self._settings.kmsg or self._settings.dev / "kmsg", self._log_periods)
         async for errors in log.news():
             self._report(KERNEL_LOG, log.problem)
             if errors and self.inventory and self._advance(self.inventory, errors):

@@ -25,8 +25,7 @@ from neuron_plugin.kubelet_files import KUBELET_SOCKET
 from neuron_plugin.plugin.allocator import RECONSIDER_SECONDS, Allocator
 from neuron_plugin.plugin.claims import ClaimPreparer, health_of
 from neuron_plugin.plugin.machine import Machine
-from neuron_plugin.plugin.node import REWRITE_SECONDS, Node
-from neuron_plugin.plugin.pod_watch import CONNECT_SECONDS
+from neuron_plugin.plugin.node import Node
 from neuron_plugin.plugin.settings import PluginSettings, Registration
 from neuron_plugin.plugin.snapshot import pods_of_kubelet_alone
 from neuron_plugin.plugin.times import DaemonTimes
@@ -58,7 +57,7 @@ class KubeletLink:
         by_watcher = settings.registration is Registration.WATCHER or preparer is not None
         self._kubelet_watch = DirectoryWatch(settings.kubelet_dir)
         self._registry_watch = DirectoryWatch(settings.plugins_registry) if by_watcher else self._kubelet_watch
-        waits = CONNECT_SECONDS + times.read_node + 2 * settings.decision_deadline_seconds
+        waits = times.connect + times.read_node + 2 * settings.decision_deadline_seconds
         server = WatchedPluginServer if by_watcher else DevicePluginServer
         self.dra: DraServer | None = None
         if preparer:
@@ -73,7 +72,7 @@ class KubeletLink:
                 self._registry_watch,
                 counters=counters,
                 changed=node.changed,
-                preference_deadline_seconds=waits + REWRITE_SECONDS + RECONSIDER_SECONDS + 0.5,
+                preference_deadline_seconds=waits + times.node.rewrite + RECONSIDER_SECONDS + 0.5,
                 other_route=settings.kubelet_dir if by_watcher else settings.plugins_registry,
             )
             for resource, advertisement in node.advertisements.items()

@@ -48,14 +48,26 @@ logger = logging.getLogger(__name__)
 
 _NEVER_READ = object()
 
-REWRITE_SECONDS = 1.0
-"""How long the kubelet may take to write its memory after a message of ours: some 2-30 ms where the disk is idle."""
-LONGEST_REWRITE_PAUSE_SECONDS = 30.0
-"""Between two messages to a kubelet that cannot write its file, such as on a full disk."""
-RECORD_SECONDS = 0.05
-"""How long the kubelet may take to record an answer, before anything else is sent to it."""
-UNKNOWN_SECONDS = 10.0
-"""How long neither kubelet nor cluster is shown what an unknown pod has open: the pods may not be listed yet."""
+
+@dataclass(frozen=True, slots=True)
+class NodeTimes:
+    """All in seconds.
+
+    ``rewrite``: how long the kubelet may take to write its memory after a message of ours, some 2-30 ms where the disk
+    is idle. ``longest_pause``: between two messages to a kubelet that cannot write its file, such as on a full disk.
+    ``record``: how long the kubelet may take to record an answer, before anything else is sent to it.
+
+    ``unknown``: how long neither kubelet nor cluster is shown what an unknown pod has open: the pods may not be listed
+    yet.
+    """
+
+    rewrite: float = 1.0
+    longest_pause: float = 30.0
+    record: float = 0.05
+    unknown: float = 10.0
+
+
+NODE_TIMES = NodeTimes()
 
 
 class CheckpointSource(Protocol):
@@ -112,6 +124,7 @@ class Node:
         options: NodeOptions | None = None,
         clock: Callable[[], float] = steady_seconds,
         dra_state: DraStateSource | None = None,
+        times: NodeTimes = NODE_TIMES,
     ) -> None:
         self.options = options or NodeOptions()
         self.clock = clock
@@ -124,6 +137,7 @@ class Node:
         self.numa_nodes: tuple[int, ...] = ()
         """The NUMA node of each device; empty where none is to be advertised."""
         self.advertisements = {resource: Advertisement() for resource in self.options.resources}
+        self._times = times
         self._checkpoint = checkpoint
         self._cgroups = cgroups
         self._version: tuple[int, int, int] | object | None = _NEVER_READ
@@ -136,9 +150,7 @@ class Node:
         self._kubelet_restarted_at = float("-inf")
         self._rewrite_asked_at: float | None = None
         self._before_rewrite: object = None
-        self._rewrite_backoff = Backoff(
-            CLOCK.chance, first_seconds=RECORD_SECONDS, longest_seconds=LONGEST_REWRITE_PAUSE_SECONDS
-        )
+        self._rewrite_backoff = Backoff(CLOCK.chance, first_seconds=times.record, longest_seconds=times.longest_pause)
         self._next_rewrite_at = float("-inf")
         self.pods = NodePods()
         """This node's pods as the API server shows them."""
@@ -328,8 +340,8 @@ class Node:
             mask=mask,
             since=now,
             not_before=now,
-            published_from=now + UNKNOWN_SECONDS,
-            advertised_from=now + UNKNOWN_SECONDS,
+            published_from=now + self._times.unknown,
+            advertised_from=now + self._times.unknown,
             until=now + self.options.hold_down_seconds,
             reason=reason,
             unknown=True,
@@ -373,7 +385,7 @@ class Node:
     def record_is_awaited(self) -> bool:
         """Whether the kubelet is about to record an answer."""
         pending = self.snapshot.inputs.pending if self.snapshot else ()
-        return any(self.clock() - one.at < RECORD_SECONDS for one in pending)
+        return any(self.clock() - one.at < self._times.record for one in pending)
 
     async def rewrite(self) -> bool:
         """Make the kubelet write its whole memory, and read it; whether a new file came.
@@ -390,7 +402,7 @@ class Node:
             followed.rewrite()
         asked_at = self._rewrite_asked_at
         with suppress(TimeoutError):
-            async with asyncio.timeout(REWRITE_SECONDS):
+            async with asyncio.timeout(self._times.rewrite):
                 while self._rewrite_asked_at == asked_at:
                     await asyncio.sleep(0.005)
                     self.look_at_checkpoint()

@@ -21,24 +21,32 @@ from neuron_plugin.plugin.node import Node
 
 logger = logging.getLogger(__name__)
 
-CONNECT_SECONDS = 10.0
-"""For loading the client and its settings, once; 0.3 s on an idle machine, 3 s seen on a busy one."""
-
 
 class PodWatch:
     """Follows the pods of one node for as long as ``run`` runs.
 
     ``own_uid`` is the plugin's own pod: a LIST without it is of another node, or filtered, and proves nothing. Empty
-    where the plugin does not run in a pod.
+    where the plugin does not run in a pod. A LIST ends after ``deadline_seconds``; before there is a client,
+    ``connect_seconds`` are waited for one.
     """
 
-    def __init__(self, node: Node, node_name: str, own_uid: str, deadline_seconds: float, counters: Counters) -> None:
+    def __init__(
+        self,
+        node: Node,
+        node_name: str,
+        own_uid: str,
+        deadline_seconds: float,
+        counters: Counters,
+        *,
+        connect_seconds: float,
+    ) -> None:
         self.tried = asyncio.Event()
         """Set once a connection was tried."""
         self._node = node
         self._node_name = node_name
         self._own_uid = own_uid
         self._deadline_seconds = deadline_seconds
+        self._connect_seconds = connect_seconds
         self._counters = counters
         self._reflector: Reflector[Pod, NeuronPod] | None = None
 
@@ -86,7 +94,7 @@ class PodWatch:
         The plugin offers devices before its client is loaded. The first of these calls therefore waits for the client.
         """
         try:
-            async with asyncio.timeout(CONNECT_SECONDS):
+            async with asyncio.timeout(self._connect_seconds):
                 await self.tried.wait()
             if self._reflector:
                 await self._reflector.list_consistently(self._deadline_seconds)

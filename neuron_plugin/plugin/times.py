@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from neuron_plugin.hardware.kernel_log import PERIODS, LogPeriods
 from neuron_plugin.plugin.claims import PrepareTimes
+from neuron_plugin.plugin.node import NODE_TIMES, NodeTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +21,8 @@ class DaemonTimes:
     pod's cgroup must be empty before the kubelet is asked whether it still knows the pod; ``blind``: between two such
     questions where cgroups cannot be seen.
 
-    ``ask``: between two LISTs of pods that the watch does not explain. ``connect_retry``: between two looks for usable
+    ``ask``: between two LISTs of pods that the watch does not explain. ``connect``: for loading the client and its
+    settings, once; 0.3 s on an idle machine, 3 s seen on a busy one. ``connect_retry``: between two looks for usable
     settings of the API server; a service account's files may come late.
 
     ``start_look``: the longest wait for open devices, or for the kubelet's pods, before devices are offered: a node has
@@ -36,7 +39,9 @@ class DaemonTimes:
 
     ``not_ready``: how long the node must not be ready before its condition says so. Restarts of kubelet and plugin take
     less, and no rule is to add a taint for them. ``starts``: between two looks at how pods have started. ``cdi``:
-    between two looks at the CDI specification. ``prepare`` is what a claim waits for.
+    between two looks at the CDI specification.
+
+    ``prepare``, ``node`` and ``kernel_log`` are the times of these parts.
     """
 
     turn: float = 0.25
@@ -44,6 +49,7 @@ class DaemonTimes:
     empty: float = 5.0
     blind: float = 30.0
     ask: float = 5.0
+    connect: float = 10.0
     connect_retry: float = 10.0
     start_look: float = 5.0
     start_poll: float = 0.1
@@ -54,3 +60,5 @@ class DaemonTimes:
     starts: float = 5.0
     cdi: float = 5.0
     prepare: PrepareTimes = field(default_factory=PrepareTimes)
+    node: NodeTimes = NODE_TIMES
+    kernel_log: LogPeriods = PERIODS

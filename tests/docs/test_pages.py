@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import looptime
 import pytest
 import yaml
 
@@ -28,8 +29,6 @@ from neuron_plugin.inspection.checks import CHECKS
 from neuron_plugin.kubelet import AdvertisedDevice, AllocationRefusedError, Checkpoint, CheckpointEntry
 from neuron_plugin.kubelet.advertisement import Edition
 from neuron_plugin.kubelet.device_plugin import checked_ids
-from neuron_plugin.plugin import allocator as allocating
-from neuron_plugin.plugin import node as nodes
 from neuron_plugin.plugin.allocator import Allocator
 from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.inputs import NodePods
@@ -287,8 +286,9 @@ def refused_allocate(node: Node, *ids: str) -> str:
         wanted = pod("train", app(len(ids)))
         node.see_pods(node.pods.with_pod(wanted))
     allocator = Allocator(node, PluginSettings(node_name="node"), None, Counters())
-    with pytest.raises(AllocationRefusedError) as error:
-        asyncio.run(allocator.allocate(NEURON.value, ids))
+    # Faked time: the call waits some seconds before it refuses.
+    with pytest.raises(AllocationRefusedError) as error, asyncio.Runner(loop_factory=looptime.new_event_loop) as runner:
+        runner.run(allocator.allocate(NEURON.value, ids))
     return str(error.value)
 
 
@@ -299,9 +299,7 @@ def refused(containers: list[list[str]], reason: str = "") -> str:
     return str(error.value)
 
 
-def test_troubleshooting_has_every_text_of_an_admission_error_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nodes, "REWRITE_SECONDS", 0.0)
-    monkeypatch.setattr(allocating, "RECONSIDER_SECONDS", 0.0)
+def test_troubleshooting_has_every_text_of_an_admission_error_and_no_other() -> None:
     assert quoted("A pod failed with UnexpectedAdmissionError") == admission_texts()
 
 

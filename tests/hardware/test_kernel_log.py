@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 
 from neuron_plugin.hardware import kernel_log
 from neuron_plugin.hardware.kernel_log import (
+    PERIODS,
     KernelLog,
     KernelRecord,
+    LogPeriods,
     NewLines,
     parse_error,
     parse_line,
@@ -338,19 +340,13 @@ class Followed:
 
 @asynccontextmanager
 async def following(path: Path) -> AsyncIterator[Followed]:
-    followed = Followed(KernelLog(path))
+    followed = Followed(KernelLog(path, LogPeriods(file=0.01, syslog=0.01, retry=0.01)))
     task = asyncio.create_task(followed.run(), name="log under test")
     try:
         yield followed
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-
-
-@pytest.fixture
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    for period in ("FILE_SECONDS", "SYSLOG_SECONDS", "RETRY_SECONDS"):
-        monkeypatch.setattr(kernel_log, period, 0.01)
 
 
 KMSG = Path("/dev/kmsg")
@@ -374,7 +370,6 @@ def error_line(seconds: int, kind: str) -> str:
     return f"<3>[{seconds:5d}.000000] nd1: NEURON_HW_ERR={kind} on queue 3"
 
 
-@pytest.mark.usefixtures("hasty")
 async def test_p67_errors_that_are_there_and_that_come_are_news(monkeypatch: pytest.MonkeyPatch) -> None:
     before = error_line(1, "A_ERROR")
     syslog(monkeypatch, of(before), of(before), of(before, dated(2), error_line(3, "B_ERROR")))
@@ -390,7 +385,7 @@ async def test_a_log_with_nothing_new_is_no_news(monkeypatch: pytest.MonkeyPatch
     assert await anext(news) == ()  # the first: the log can be read
     begun = asyncio.get_running_loop().time()
     assert [error.kind for error in await anext(news)] == ["A_ERROR"]
-    assert asyncio.get_running_loop().time() - begun >= 2 * kernel_log.SYSLOG_SECONDS
+    assert asyncio.get_running_loop().time() - begun >= 2 * PERIODS.syslog
 
 
 async def test_p83_a_long_history_does_not_hold_the_loop(tmp_path: Path) -> None:
@@ -425,7 +420,6 @@ async def test_p70_a_log_that_may_not_be_read_is_named_with_what_to_do(monkeypat
         )
 
 
-@pytest.mark.usefixtures("hasty")
 async def test_a_log_that_comes_late_is_read(tmp_path: Path) -> None:
     path = tmp_path / "kmsg"
     async with following(path) as log:
@@ -435,7 +429,6 @@ async def test_a_log_that_comes_late_is_read(tmp_path: Path) -> None:
         assert log.problems[-1] == ""
 
 
-@pytest.mark.usefixtures("hasty")
 async def test_a_plain_file_that_grows_is_followed(tmp_path: Path) -> None:
     path = tmp_path / "kmsg"
     path.touch()
@@ -449,7 +442,6 @@ async def test_a_plain_file_that_grows_is_followed(tmp_path: Path) -> None:
         await log.until(lambda: log.kinds == ["DMA_ERROR"])
 
 
-@pytest.mark.usefixtures("hasty")
 async def test_p70_a_log_that_fails_is_named_and_read_again_and_repeats_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from neuron_plugin.allocation.keys import INVENTORY_KEY
+from neuron_plugin.plugin.node import NodeTimes
 from neuron_plugin.simulation.api_server_kinds import EVENTS
 from neuron_plugin.topology import Unit
 from tests.plugin.site import NAMESPACE, NODE, Site, a_site, decision_of, eventually, holders, ids, ledger
@@ -97,10 +98,9 @@ async def test_p61_without_a_cluster_a_new_process_reads_init_sets_from_the_kube
 @pytest.mark.parametrize("lives", [False, True])
 async def test_p60_what_a_pod_that_vanished_before_the_start_has_open_is_not_offered(
     lives: bool,  # noqa: FBT001 - a table's column
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("neuron_plugin.plugin.node.UNKNOWN_SECONDS", 5.0 if lives else 0.0)
     async with a_site() as site:
+        site.times = replace(site.times, node=NodeTimes(unknown=5.0 if lives else 0.0))
         assert site.api is not None
         uid, proc = "99999999-4a5b-6c7d-8e9f-001122334455", site.settings.dev.parent / "proc"
         process = proc / "50"

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from neuron_plugin.allocation.keys import INVENTORY_KEY
-from neuron_plugin.hardware import ResetState, kernel_log
+from neuron_plugin.hardware import ResetState
 from neuron_plugin.hardware.health_signals import Severity
 from neuron_plugin.plugin.daemon import NodeDaemon
 from neuron_plugin.plugin.health import Action, HealthRules, SignalRule
@@ -73,11 +73,6 @@ async def a_site(*, usage_counters: bool = False, kmsg: Path | None = None) -> A
         )
         async with site.daemon() as daemon:
             yield Running(site, daemon)
-
-
-@pytest.fixture(autouse=True)
-def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_log, "FILE_SECONDS", 0.02)
 
 
 async def test_p67_p68_p71_a_fault_reaches_kubelet_pod_node_and_events_and_so_does_its_end() -> None:

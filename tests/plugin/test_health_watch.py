@@ -18,7 +18,7 @@ from neuron_plugin.cluster import ApiRequest
 from neuron_plugin.hardware import Inventory, ResetState, parse_driver_version
 from neuron_plugin.hardware.device import CoreErrors, EccCounts, NodeState
 from neuron_plugin.hardware.health_signals import Observation, Severity, Signal
-from neuron_plugin.hardware.kernel_log import KernelError, KernelRecord, parse_error
+from neuron_plugin.hardware.kernel_log import PERIODS, KernelError, KernelRecord, LogPeriods, parse_error
 from neuron_plugin.plugin import health_watch, publisher
 from neuron_plugin.plugin.health import Action, HealthRules, SignalRule, load
 from neuron_plugin.plugin.health_watch import KERNEL_LOG, MEMORY, SYSFS, UEVENTS, HealthWatch
@@ -34,7 +34,7 @@ class Log:
 
     last: Log
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, _periods: LogPeriods = PERIODS) -> None:
         self.path, self.problem = path, ""
         self._news: asyncio.Queue[tuple[KernelError, ...]] = asyncio.Queue()
         Log.last = self

@@ -15,14 +15,7 @@ from neuron_plugin.kubelet import ContainerAllocation, PodDevices
 from neuron_plugin.kubelet.pod_resources import ContainerDevices
 from neuron_plugin.plugin.container import ALLOCATION_KEY, reply_for
 from neuron_plugin.plugin.inputs import LISTED_SECONDS, NodePods, PendingAnswer
-from neuron_plugin.plugin.node import (
-    LONGEST_REWRITE_PAUSE_SECONDS,
-    RECORD_SECONDS,
-    REWRITE_SECONDS,
-    UNKNOWN_SECONDS,
-    Node,
-    NodeOptions,
-)
+from neuron_plugin.plugin.node import NODE_TIMES, Node, NodeOptions
 from neuron_plugin.plugin.snapshot import VANISHED_SECONDS
 from neuron_plugin.topology import NO_CORES, Unit
 from tests.plugin.desk import FakeCgroups, LoopClock, MemoryKubelet, a_desk
@@ -314,7 +307,7 @@ def test_the_record_of_an_answer_is_awaited_for_a_moment() -> None:
     assert not node.record_is_awaited
     node.answered(pending(3))
     assert node.record_is_awaited
-    bench.clock.now += 2 * RECORD_SECONDS
+    bench.clock.now += 2 * NODE_TIMES.record
     assert not node.record_is_awaited
 
 
@@ -409,7 +402,7 @@ def test_p60_the_kubelet_sees_a_hold_down_from_its_time_on() -> None:
     node = bench.started()
     node.hold_down(A, devices(3), "processes of the unknown pod use it")
     node.changed.clear()
-    bench.clock.now += UNKNOWN_SECONDS - 1
+    bench.clock.now += NODE_TIMES.unknown - 1
     node.look_again()
     assert not node.changed.is_set()
     bench.clock.now += 1
@@ -544,7 +537,7 @@ async def test_a_kubelet_that_does_not_write_is_waited_for_no_longer_than_a_seco
         kubelet.memory.clear()
         began = asyncio.get_running_loop().time()
         assert not await node.rewrite()
-        assert asyncio.get_running_loop().time() - began == pytest.approx(REWRITE_SECONDS, abs=0.1)
+        assert asyncio.get_running_loop().time() - began == pytest.approx(NODE_TIMES.rewrite, abs=0.1)
         kubelet.write()  # a file of its own accord, which proves nothing
         node.look_at_checkpoint()
         assert used(node) == devices(3)
@@ -576,11 +569,11 @@ async def test_a_kubelet_that_cannot_write_is_asked_ever_less_often_and_a_new_on
         lose(3)
         assert 5 < await asked_within(120) < 20
         kubelet.writes = True
-        assert await asked_within(LONGEST_REWRITE_PAUSE_SECONDS) == 1
+        assert await asked_within(NODE_TIMES.longest_pause) == 1
         lose(4)
         assert await asked_within(10) >= 4, "it could write meanwhile"
         await asked_within(120)
-        assert 1 <= await asked_within(2 * LONGEST_REWRITE_PAUSE_SECONDS) <= 4
+        assert 1 <= await asked_within(2 * NODE_TIMES.longest_pause) <= 4
         assert not node.rewrite_is_due
         node.kubelet_restarted()
         kubelet.writes = True

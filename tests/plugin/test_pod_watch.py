@@ -43,7 +43,12 @@ class Watched:
 
 @asynccontextmanager
 async def a_watch(
-    tmp_path: Path, *names: str, own: str = "", deadline_seconds: float = 5.0, running: bool = True
+    tmp_path: Path,
+    *names: str,
+    own: str = "",
+    deadline_seconds: float = 5.0,
+    connect_seconds: float = 600.0,
+    running: bool = True,
 ) -> AsyncIterator[Watched]:
     """A node whose pods are watched; ``own`` is the plugin's own pod."""
     async with StandInApiServer() as server:
@@ -51,7 +56,8 @@ async def a_watch(
             server.create_node({"metadata": {"name": node_name}})
         node, counters = Node(MemoryKubelet(), FakeCgroups(), clock=LoopClock()), Counters()
         node.see_inventory(inventory())
-        watch = PodWatch(node, NODE, uid_of(own) if own else "", deadline_seconds, counters)
+        own_uid = uid_of(own) if own else ""
+        watch = PodWatch(node, NODE, own_uid, deadline_seconds, counters, connect_seconds=connect_seconds)
         watched = Watched(server, node, watch, counters)
         for name in names:
             watched.create(name)
@@ -160,16 +166,13 @@ async def test_p44_a_list_that_gets_no_answer_is_given_up_at_the_deadline(
     ]
 
 
-async def test_p61_a_list_before_there_is_a_client_waits_for_it_but_not_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "CONNECT_SECONDS", 0.05)
-    async with a_watch(tmp_path, running=False) as watched:
+async def test_p61_a_list_before_there_is_a_client_waits_for_it_but_not_for_ever(tmp_path: Path) -> None:
+    async with a_watch(tmp_path, running=False, connect_seconds=0.05) as watched:
         began = asyncio.get_running_loop().time()
         await watched.watch.list_pods()
         assert asyncio.get_running_loop().time() - began >= 0.05
+    async with a_watch(tmp_path, running=False) as watched:
         watched.watch.tried.set()  # the settings cannot be used
-        monkeypatch.setattr(module, "CONNECT_SECONDS", 600.0)
         async with asyncio.timeout(5):
             await watched.watch.list_pods()
         assert watched.watch.age_seconds is None
