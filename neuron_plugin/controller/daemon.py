@@ -14,7 +14,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import NoReturn, Protocol
@@ -25,10 +25,10 @@ from prometheus_client import Metric
 
 from neuron_plugin.backoff import CLOCK, keep_running
 from neuron_plugin.cluster import ApiServer, Election, LeaseName
-from neuron_plugin.cluster.leases import TERMS, Terms
+from neuron_plugin.cluster.leases import Terms
 from neuron_plugin.controller.settings import ExtenderSettings, MakeRoom
 from neuron_plugin.decision_log import DecisionLog, decisions_document
-from neuron_plugin.extender.binding import TIMES, Binder, BindTimes
+from neuron_plugin.extender.binding import Binder, BindTimes
 from neuron_plugin.extender.server import ExtenderService, ServerCertificate, redirect_to_leader, verb_routes
 from neuron_plugin.gates.claims import ClaimWriter
 from neuron_plugin.gates.demand_pods import DemandPods, PlaceholderForm
@@ -39,8 +39,8 @@ from neuron_plugin.http_server import Health, serving, status_application
 from neuron_plugin.monitor.api import Monitor
 from neuron_plugin.monitor.pages import inspection_routes
 from neuron_plugin.planning import RULES, MoveRules
-from neuron_plugin.scheduling.events import PodEvents
-from neuron_plugin.scheduling.informers import Informers
+from neuron_plugin.scheduling.events import PERIOD_SECONDS, PodEvents
+from neuron_plugin.scheduling.informers import Informers, InformerTimes
 from neuron_plugin.scheduling.leadership import (
     CONDITION,
     ELECTION,
@@ -50,7 +50,7 @@ from neuron_plugin.scheduling.leadership import (
     Leadership,
     Readiness,
 )
-from neuron_plugin.scheduling.make_room import RoomPlanner
+from neuron_plugin.scheduling.make_room import RoomPlanner, RoomTimes
 from neuron_plugin.scheduling.metrics import ExtenderMetrics, state_metrics
 from neuron_plugin.scheduling.moving import Mover
 from neuron_plugin.scheduling.state import ClusterState
@@ -58,16 +58,32 @@ from neuron_plugin.topology import Catalogue, product_names
 
 _log = logging.getLogger(__name__)
 
-SETTLE_SECONDS = 1.0
-LEASES_SECONDS = 1.0
-"""How long a start waits for the plugins' Leases, which it need not have the right to read."""
-IDLE_SECONDS = 120.0
-"""Longer than Go keeps idle connections (90 s): the scheduler never writes into one that is just being closed."""
-DRAIN_SECONDS = 2.0
-"""Of the five seconds a shutdown may take: giving up the Lease may take two, closing the servers some tenths.
 
-A bind that is not decided by then is answered as undecided, and the next process finds what became of it.
-"""
+@dataclass(frozen=True, slots=True)
+class ControllerTimes:
+    """The times of the parts, and those of the daemon itself, in seconds.
+
+    ``events``: between two looks at what closes nodes. ``settle``: between two looks at assumed pods. ``leases``: how
+    long a start waits for the plugins' Leases, which it need not have the right to read. ``idle``: longer than Go keeps
+    idle connections (90 s), so that the scheduler never writes into one that is just being closed.
+
+    ``drain`` is for the binds at the end, of the five seconds a shutdown may take: giving up the Lease may take two,
+    closing the servers some tenths. A bind that is not decided by then is answered as undecided, and the next process
+    finds what became of it.
+    """
+
+    terms: Terms = field(default_factory=Terms)
+    binds: BindTimes = field(default_factory=BindTimes)
+    informers: InformerTimes = field(default_factory=InformerTimes)
+    room: RoomTimes = field(default_factory=RoomTimes)
+    events: float = PERIOD_SECONDS
+    settle: float = 1.0
+    leases: float = 1.0
+    idle: float = 120.0
+    drain: float = 2.0
+
+
+TIMES = ControllerTimes()
 
 
 class Pages(Protocol):
@@ -92,12 +108,12 @@ class ExtenderDaemon:
         types: Catalogue,
         api: ApiServer,
         *,
-        terms: Terms = TERMS,
-        times: BindTimes = TIMES,
+        times: ControllerTimes = TIMES,
         pages: Pages | None = None,
     ) -> None:
         """Nothing runs or is read before ``run``."""
         self._settings = settings
+        self._times = times
         self._api = api
         self._pages = pages
         self._identity = settings.identity or socket.gethostname()
@@ -109,8 +125,15 @@ class ExtenderDaemon:
         self._monitor = Monitor(self.state, self.ready)
         namespace = settings.lease_namespace if settings.plugin_leases else ""
         driver = settings.dra_driver
-        self._informers = Informers(api, self.state, types, self._metrics, lease_namespace=namespace, dra_driver=driver)
-        times = replace(times, answer=settings.answer_seconds)
+        self._informers = Informers(
+            api,
+            self.state,
+            types,
+            self._metrics,
+            lease_namespace=namespace,
+            dra_driver=driver,
+            times=times.informers,
+        )
         decisions = DecisionLog()
         lease = LeaseName(settings.lease_namespace, settings.lease_name, self._identity, url=settings.url)
         per_minute = settings.make_room_evictions_per_minute
@@ -131,13 +154,13 @@ class ExtenderDaemon:
         self._leadership = Leadership(
             self.ready,
             self._informers,
-            landing_seconds=times.landing,
-            patience_seconds=terms.renew_deadline,
+            landing_seconds=times.binds.landing,
+            patience_seconds=times.terms.renew_deadline,
             successor=mover,
         )
         self._election: Election | None = None
         if settings.leader_election:
-            self._election = Election(api, lease, self._leadership, settled=self._settled, terms=terms)
+            self._election = Election(api, lease, self._leadership, settled=self._settled, terms=times.terms)
         self.binder = Binder(
             self.state,
             api,
@@ -146,7 +169,7 @@ class ExtenderDaemon:
             dialects=settings.dialects,
             strategy=settings.placement,
             decisions=decisions,
-            times=times,
+            times=replace(times.binds, answer=settings.answer_seconds),
         )
         self.service = ExtenderService(
             self.state,
@@ -183,7 +206,9 @@ class ExtenderDaemon:
         if settings.demand_image:
             form = PlaceholderForm(settings.lease_namespace, settings.demand_image, settings.demand_priority_class)
             self._demand = DemandPods(api, self.ready, self._upkeep, form, instance=self._identity)
-        self._events = PodEvents(api, self.state, self.ready, self._metrics, instance=self._identity)
+        self._events = PodEvents(
+            api, self.state, self.ready, self._metrics, instance=self._identity, period_seconds=times.events
+        )
         self._room = RoomPlanner(
             api,
             self.state,
@@ -196,6 +221,7 @@ class ExtenderDaemon:
             mover=mover,
             plans_moves=settings.make_room is not MakeRoom.OFF,
             makes_moves=settings.make_room is MakeRoom.ACT,
+            times=times.room,
         )
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -230,7 +256,7 @@ class ExtenderDaemon:
             self.ready.unmet("stopping", "this replica is shutting down")
             self._monitor.stop()
             try:
-                async with asyncio.timeout(DRAIN_SECONDS):
+                async with asyncio.timeout(self._times.drain):
                     await self.binder.drain()
                     await self._placer.drain()
             except TimeoutError:
@@ -275,14 +301,14 @@ class ExtenderDaemon:
         collected first, as at this moment there was no garbage to find, only 0.1 s to lose.
         """
         await self._informers.synced()
-        await self._informers.leases_listed(LEASES_SECONDS)
+        await self._informers.leases_listed(self._times.leases)
         self.ready.met(SYNCED)
         gc.freeze()
 
     async def _settle(self) -> None:
         while True:
             await self.binder.settle()
-            await asyncio.sleep(SETTLE_SECONDS)
+            await asyncio.sleep(self._times.settle)
 
     def _settled(self) -> bool:
         """Whether nothing that this replica wrote may still take effect."""
@@ -306,7 +332,7 @@ class ExtenderDaemon:
             health_app.middlewares.extend(self._pages.guard())
         async with AsyncExitStack() as stack:
             tls = stack.enter_context(self._certificate(settings.client_ca))
-            served = serving(app, settings.address, settings.port, tls=tls, idle_seconds=IDLE_SECONDS)
+            served = serving(app, settings.address, settings.port, tls=tls, idle_seconds=self._times.idle)
             self.port = await stack.enter_async_context(served)
             if settings.webhook_port:
                 tls = stack.enter_context(self._certificate(None))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from neuron_plugin.hardware.kernel_log import PERIODS, LogPeriods
+from neuron_plugin.hardware.kernel_log import LogPeriods
 from neuron_plugin.plugin.claims import PrepareTimes
-from neuron_plugin.plugin.node import NODE_TIMES, NodeTimes
+from neuron_plugin.plugin.node import NodeTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,5 +60,5 @@ class DaemonTimes:
     starts: float = 5.0
     cdi: float = 5.0
     prepare: PrepareTimes = field(default_factory=PrepareTimes)
-    node: NodeTimes = NODE_TIMES
-    kernel_log: LogPeriods = PERIODS
+    node: NodeTimes = field(default_factory=NodeTimes)
+    kernel_log: LogPeriods = field(default_factory=LogPeriods)

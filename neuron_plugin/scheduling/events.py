@@ -66,6 +66,7 @@ class PodEvents:
         metrics: ExtenderMetrics,
         *,
         instance: str,
+        period_seconds: float = PERIOD_SECONDS,
         clock: Clock = CLOCK,
     ) -> None:
         self._api = api
@@ -73,6 +74,7 @@ class PodEvents:
         self._readiness = readiness
         self._metrics = metrics
         self._instance = instance
+        self._period_seconds = period_seconds
         self._clock = clock
         self._since: dict[tuple[PodUid, str], float] = {}
         self._reported: set[tuple[PodUid, str]] = set()
@@ -80,10 +82,10 @@ class PodEvents:
         self._silent: dict[str, float] = {}  # by node, since when; or that it is reported
 
     async def run(self) -> NoReturn:
-        """Look every few seconds until cancelled."""
+        """Look every ``period_seconds`` until cancelled."""
         while True:
             await self.look()
-            await asyncio.sleep(PERIOD_SECONDS)
+            await asyncio.sleep(self._period_seconds)
 
     async def look(self) -> None:
         """Report what is due: each pod and reason once, and again after it had ended."""

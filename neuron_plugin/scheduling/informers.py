@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from neuron_plugin.allocation import Assignment, NeuronNode, NeuronPod, PodUid
@@ -47,18 +47,28 @@ from neuron_plugin.topology import Catalogue, product_names
 
 _log = logging.getLogger(__name__)
 _NAMESPACES = ApiResource("/api/v1", "namespaces", ApiObject)
-TICK_SECONDS = 2.0
 PAGE_SECONDS = 30.0
-GROUPS_SECONDS = 60.0
-"""Between two looks whether the server has PodGroups by now."""
 LOOK_SECONDS = 1.0
-TRIAL_SECONDS = 60.0
-"""How long after its kubelet got no devices for a pod a node takes its pods one by one."""
-DEPARTED_SECONDS = 3.0
-"""How long a pod that was deleted while it ran keeps what it had: its node needs some tenths to see that, and to say
-which devices processes of the pod still use."""
 PATIENCE_SECONDS = 20.0
 """How long ``survey`` looks whether a plugin's Lease is renewed or runs out: by default it lasts 8 s."""
+
+
+@dataclass(frozen=True, slots=True)
+class InformerTimes:
+    """Seconds. ``tick``: between two looks at the Leases; ``groups``: at whether the server has PodGroups by now.
+
+    A pod that was deleted while it ran keeps what it had for ``departed``: its node needs some tenths to see that, and
+    to say which devices processes of the pod still use. ``trial`` is how long after its kubelet got no devices for a
+    pod a node takes its pods one by one.
+    """
+
+    tick: float = 2.0
+    groups: float = 60.0
+    departed: float = 3.0
+    trial: float = 60.0
+
+
+TIMES = InformerTimes()
 
 
 def keep_pod(pod: Pod, *, claims: bool = False) -> NeuronPod | PodUse | None:
@@ -142,6 +152,7 @@ class Informers:
         *,
         lease_namespace: str = "",
         dra_driver: str = "",
+        times: InformerTimes = TIMES,
         clock: Clock = CLOCK,
     ) -> None:
         """An empty ``lease_namespace`` turns the judging of plugins by their Leases off.
@@ -151,6 +162,7 @@ class Informers:
         self._api = api
         self._state = state
         self._observer = observer
+        self._times = times
         self._clock = clock
         self._leases = PluginLeases()
         self._closed: frozenset[str] = frozenset()
@@ -205,7 +217,7 @@ class Informers:
             while True:
                 self._judge()
                 self._state.end_departed(self._clock.now())
-                await asyncio.sleep(TICK_SECONDS)
+                await asyncio.sleep(self._times.tick)
 
     async def _follow_groups(self) -> None:
         """Follow PodGroups once the server has them; most clusters have none, and pods are then placed one by one."""
@@ -224,7 +236,7 @@ class Informers:
                 )
                 groups.subscribe(self._group_changed)
                 await groups.run()
-            await self._clock.sleep(GROUPS_SECONDS)
+            await self._clock.sleep(self._times.groups)
 
     async def pods_listed(self) -> None:
         """Wait until the first list of pods is in."""
@@ -257,7 +269,7 @@ class Informers:
         leases = self._followed.get("leases")
         if leases is None:
             return
-        watched = leases.followed_seconds() >= TICK_SECONDS
+        watched = leases.followed_seconds() >= self._times.tick
         stale = self._leases.stale(self._clock.now())
         self._closed = stale if watched else (self._closed & stale) | self._leases.away()
         self._state.set_stale(self._closed)
@@ -286,11 +298,11 @@ class Informers:
         was_running = before is not None and before.running and not before.ended
         was_deleted_running = was_running and pod is None and uid not in self._stopped
         self._stopped.discard(uid)
-        kept_until = self._clock.now() + DEPARTED_SECONDS if was_deleted_running else 0.0
+        kept_until = self._clock.now() + self._times.departed if was_deleted_running else 0.0
         self._state.remove_pod(PodUid(uid), kept_until=kept_until)
         was_ours = pod and before and not before.ended and isinstance(before.assignment, Assignment)
         if pod and before and was_ours and self._leases.doubt(before.node):
-            self._state.on_trial[before.node] = self._clock.now() + TRIAL_SECONDS
+            self._state.on_trial[before.node] = self._clock.now() + self._times.trial
             self._state.history.rejections.append(replace(before, rejection_message=pod.rejection_message))
             self._judge()
 

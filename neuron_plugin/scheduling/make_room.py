@@ -12,7 +12,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import NoReturn
 
 from neuron_plugin.allocation import NeuronPod, PlacementStrategy, PodUid
@@ -27,16 +29,10 @@ from neuron_plugin.scheduling.moving import Mover
 from neuron_plugin.scheduling.state import ClusterState
 from neuron_plugin.scheduling.volumes import ClaimedVolumes
 
-PERIOD_SECONDS = 30.0
-TICK_SECONDS = 1.0
 MOST_PODS = 20
 """Waiting pods planned for in one look, those of high priority first."""
 MOST_PLANS = 5
 """Plans of one look: the next one knows the volumes of the victims of the last one."""
-NAMESPACES_SECONDS = 300.0
-"""For how long namespaces are taken to be as they were read."""
-REPEAT_SECONDS = 3600.0
-"""How long after an event its pod gets no other one."""
 EVENT_REASON = "NeuronRoomByMove"
 OTHER_NAME = (
     "Pods of lower priority hold Neuron devices under another resource name, and kube-scheduler does not preempt "
@@ -45,6 +41,22 @@ OTHER_NAME = (
 """Of a pod that evictions of lower priority would help, though kube-scheduler sees no victims."""
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RoomTimes:
+    """Seconds. Pods are planned for every ``period``, and at the next ``tick`` once one has waited long enough.
+
+    For ``namespaces`` the namespaces are taken to be as they were read. For ``repeat`` a pod gets no other event.
+    """
+
+    period: float = 30.0
+    tick: float = 1.0
+    namespaces: float = 300.0
+    repeat: float = 3600.0
+
+
+TIMES = RoomTimes()
 
 
 class RoomPlanner:
@@ -64,6 +76,7 @@ class RoomPlanner:
         mover: Mover | None = None,
         plans_moves: bool = True,
         makes_moves: bool = False,
+        times: RoomTimes = TIMES,
         clock: Clock = CLOCK,
         unix_seconds: Callable[[], float] = time.time,
     ) -> None:
@@ -82,12 +95,13 @@ class RoomPlanner:
         self._mover = mover
         self._plans_moves = plans_moves
         self._makes_moves = makes_moves
+        self._times = times
         self._clock = clock
         self._unix_seconds = unix_seconds
         self._planned: set[PodUid] = set()
         self._reported: dict[PodUid, float] = {}
         self._without_victims: set[PodUid] = set()
-        self._namespaces_until = float("-inf")
+        self._namespaces_until = -inf
         self._volumes = ClaimedVolumes(api, clock)
 
     async def run(self) -> NoReturn:
@@ -99,8 +113,8 @@ class RoomPlanner:
             is_new = any(pod.uid not in self._planned for pod in self._due())
             if is_new or self._clock.now() >= next_look:
                 await self.look()
-                next_look = self._clock.now() + PERIOD_SECONDS
-            await asyncio.sleep(min(TICK_SECONDS, PERIOD_SECONDS))
+                next_look = self._clock.now() + self._times.period
+            await asyncio.sleep(self._times.tick)
 
     async def look(self) -> None:
         """Plan for the pods that have waited long enough; report what would help them, or make the moves."""
@@ -121,7 +135,7 @@ class RoomPlanner:
             makes = self._makes_moves and self._mover and self._mover.may_move_for(uid)
             if makes and self._mover and await self._mover.make(move):
                 self._reported[uid] = now
-            elif now - self._reported.get(uid, -REPEAT_SECONDS) >= REPEAT_SECONDS:
+            elif now - self._reported.get(uid, -inf) >= self._times.repeat:
                 self._reported[uid] = now
                 pod, note = move.pod.reference, self._state.history.moves[uid]
                 fields = {"pod": str(pod), "uid": uid, "node": move.node, "note": note}
@@ -168,7 +182,7 @@ class RoomPlanner:
         try:
             if self._clock.now() >= self._namespaces_until:
                 self._state.movable_namespaces = await movable_namespaces(self._api)
-                self._namespaces_until = self._clock.now() + NAMESPACES_SECONDS
+                self._namespaces_until = self._clock.now() + self._times.namespaces
             await self._volumes.read(due)
             for _ in range(MOST_PLANS):
                 judged = [pod for pod in due if self._volumes.of(pod) is not None]

@@ -14,7 +14,7 @@ from neuron_plugin.cluster import KubernetesApi, LeaseName
 from neuron_plugin.cluster.api import send
 from neuron_plugin.cluster.objects import LEASES
 from neuron_plugin.cluster.writes import create_lease, release_lease, renew_lease, utc_now
-from neuron_plugin.controller import daemon as daemon_module
+from neuron_plugin.controller.daemon import ControllerTimes
 from neuron_plugin.controller.settings import ExtenderSettings
 from neuron_plugin.scheduling.events import PodEvents
 from neuron_plugin.scheduling.make_room import RoomPlanner
@@ -223,24 +223,23 @@ async def test_without_the_right_to_read_leases_it_serves_and_judges_no_plugin(
         assert found["NodeNames"] == ["node"]
 
 
-async def test_t10_a_bind_that_hangs_does_not_keep_the_process(
-    server: StandInApiServer, extender: Extender, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(daemon_module, "DRAIN_SECONDS", 0.05)
-    await add_node(server, extender, "node")
-    pod = await add_pod(server, extender, pod_manifest("pod", DEVICE, 4))
-    gate = asyncio.Event()
-    server.fail(Fault(match=BINDING, gate=gate))
-    async with StandInScheduler(extender.url) as scheduler:
-        binding = asyncio.create_task(scheduler.bind(pod, "node"))
-        await until(lambda: extender.daemon.binder.under_way)
-        started = time.monotonic()
-        extender.stop.set()
-        await extender.task
-        assert time.monotonic() - started < 5
-        gate.set()
-        await asyncio.gather(binding, return_exceptions=True)
-    await extender.daemon.binder.drain()
+async def test_t10_a_bind_that_hangs_does_not_keep_the_process(server: StandInApiServer, api: KubernetesApi) -> None:
+    async with extender_on(api, times=ControllerTimes(drain=0.05)) as extender:
+        await extender.ready()
+        await add_node(server, extender, "node")
+        pod = await add_pod(server, extender, pod_manifest("pod", DEVICE, 4))
+        gate = asyncio.Event()
+        server.fail(Fault(match=BINDING, gate=gate))
+        async with StandInScheduler(extender.url) as scheduler:
+            binding = asyncio.create_task(scheduler.bind(pod, "node"))
+            await until(lambda: extender.daemon.binder.under_way)
+            started = time.monotonic()
+            extender.stop.set()
+            await extender.task
+            assert time.monotonic() - started < 5
+            gate.set()
+            await asyncio.gather(binding, return_exceptions=True)
+        await extender.daemon.binder.drain()
 
 
 async def test_t10_sigterm_lets_a_bind_finish_and_refuses_new_work(

@@ -10,6 +10,7 @@ import pytest
 
 from neuron_plugin.cluster import KubernetesApi
 from neuron_plugin.cluster.leases import Terms
+from neuron_plugin.controller.daemon import ControllerTimes
 from neuron_plugin.controller.settings import ExtenderSettings
 from neuron_plugin.scheduling.leadership import _TAKING_OVER
 from neuron_plugin.simulation.api_server_kinds import LEASES
@@ -109,7 +110,8 @@ async def test_t46_what_was_bound_during_an_outage_is_known_before_a_new_leader_
     server: StandInApiServer, api: KubernetesApi
 ) -> None:
     server.create_node(node_manifest("node", "trn1.32xlarge"))
-    async with extender_on(api, ELECTED, terms=Terms(duration=1.0, renew_deadline=0.6, retry_period=0.1)) as extender:
+    terms = Terms(duration=1.0, renew_deadline=0.6, retry_period=0.1)
+    async with extender_on(api, ELECTED, ControllerTimes(terms)) as extender:
         await extender.ready()
         server.fail(Fault(match=LEASE, status=500, times=10_000))
         await until(lambda: extender.daemon.ready.why_not)

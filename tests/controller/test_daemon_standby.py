@@ -19,6 +19,7 @@ from aiohttp.typedefs import Handler, Middleware
 from multidict import CIMultiDictProxy
 
 from neuron_plugin.cluster import Election, KubernetesApi
+from neuron_plugin.controller.daemon import ControllerTimes
 from neuron_plugin.controller.settings import ExtenderSettings
 from neuron_plugin.extender.binding import BindTimes
 from neuron_plugin.extender.server import redirect_to_leader
@@ -30,7 +31,7 @@ from tests.support.running import Extender, client_of, extender_on, until
 from tests.support.scheduler import StandInScheduler
 from tests.support.world import DEVICE
 
-QUICK = BindTimes(landing=0.2)
+QUICK = ControllerTimes(binds=BindTimes(landing=0.2), drain=0.05)
 
 
 @dataclass
@@ -228,9 +229,8 @@ async def test_e04_t10_a_leader_that_ends_hands_over_and_the_standby_serves_on_w
 
 
 async def test_e04_e05_a_leader_that_ends_with_a_bind_undecided_does_not_hand_over(
-    server: StandInApiServer, pair: Pair, monkeypatch: pytest.MonkeyPatch
+    server: StandInApiServer, pair: Pair
 ) -> None:
-    monkeypatch.setattr("neuron_plugin.controller.daemon.DRAIN_SECONDS", 0.05)
     pod = server.create_pod(pod_manifest("pod", DEVICE, 4))
     gate = asyncio.Event()
     server.fail(Fault(match=Match(method="POST", path="/binding$"), gate=gate))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from neuron_plugin.cluster import KubernetesApi
 from neuron_plugin.cluster.leases import Terms
+from neuron_plugin.controller.daemon import ControllerTimes
 from neuron_plugin.controller.settings import ExtenderSettings
 from neuron_plugin.extender.binding import BindTimes
 from neuron_plugin.simulation.api_server_kinds import PODS
@@ -16,12 +17,9 @@ from tests.support.running import BINDING, TRN1, Extender, add_pod, client_of, e
 from tests.support.scheduler import StandInScheduler
 from tests.support.world import DEVICE
 
-QUICK_TERMS = Terms(duration=1.0, renew_deadline=0.6, retry_period=0.1)
-
-
-QUICK_TIMES = BindTimes(answer=1.0, write=0.3, read=0.3, landing=0.2)
-
-
+QUICK = ControllerTimes(
+    Terms(duration=1.0, renew_deadline=0.6, retry_period=0.1), BindTimes(write=0.3, read=0.3, landing=0.2)
+)
 ELECTED = ExtenderSettings(port=0, health_port=0, health_address="127.0.0.1")
 
 
@@ -35,10 +33,10 @@ async def test_e04_e05_only_the_leader_is_ready_and_its_successor_gives_nothing_
     server.create_node(node_manifest("node", TRN1))
     async with (
         client_of(server, tmp_path) as other_api,
-        extender_on(api, replica("one"), terms=QUICK_TERMS, times=QUICK_TIMES) as one,
+        extender_on(api, replica("one"), QUICK) as one,
     ):
         await one.ready()
-        async with extender_on(other_api, replica("two"), terms=QUICK_TERMS, times=QUICK_TIMES) as two:
+        async with extender_on(other_api, replica("two"), QUICK) as two:
             assert "not the leader" in two.daemon.ready.why_not
             pod = await add_pod(server, one, pod_manifest("first", DEVICE, 8))
             gate = asyncio.Event()
@@ -74,7 +72,7 @@ async def test_e04_a_leader_that_cannot_renew_stops_binding_before_another_may_s
     server: StandInApiServer, api: KubernetesApi
 ) -> None:
     server.create_node(node_manifest("node", TRN1))
-    async with extender_on(api, ELECTED, terms=QUICK_TERMS, times=QUICK_TIMES) as extender:
+    async with extender_on(api, ELECTED, QUICK) as extender:
         await extender.ready()
         server.fail(Fault(match=Match(path="/leases/neuron-extender"), status=500, times=10_000))
 
@@ -94,7 +92,7 @@ async def test_killed_between_assume_and_confirmation_and_started_again_the_stat
     server.create_node(node_manifest("node", TRN1))
     for before_write in (True, False):
         name = f"pod-{before_write}".lower()
-        async with extender_on(api, times=QUICK_TIMES) as extender:
+        async with extender_on(api, times=QUICK) as extender:
             await extender.ready()
             pod = await add_pod(server, extender, pod_manifest(name, DEVICE, 4))
             gate = asyncio.Event()
@@ -107,7 +105,7 @@ async def test_killed_between_assume_and_confirmation_and_started_again_the_stat
                 await asyncio.gather(call, return_exceptions=True)
 
     bound = [pod for pod in server.objects(PODS) if pod["spec"].get("nodeName")]
-    async with extender_on(api, times=QUICK_TIMES) as extender:
+    async with extender_on(api, times=QUICK) as extender:
         await extender.ready()
         assert extender.daemon.state.nodes["node"].used_mask.bit_count() == 8 * len(bound)
         assert not extender.daemon.state.assumed

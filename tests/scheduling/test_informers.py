@@ -16,7 +16,7 @@ from neuron_plugin.allocation import ContainerKind, PodUid, Rejection
 from neuron_plugin.allocation.inventory import read_inventory, write_inventory
 from neuron_plugin.allocation.keys import INVENTORY_KEY, UTILIZATION_KEY
 from neuron_plugin.allocation.utilization import ContainerUtilization, write_utilization
-from neuron_plugin.backoff import CLOCK, Clock
+from neuron_plugin.backoff import Clock
 from neuron_plugin.cluster import ApiError, ApiRequest, KubernetesApi, Lease, LeaseName, UnreachableError
 from neuron_plugin.cluster.api import Response, send
 from neuron_plugin.cluster.objects import LEASES
@@ -26,7 +26,9 @@ from neuron_plugin.scheduling import informers as module
 from neuron_plugin.scheduling.informers import (
     LOOK_SECONDS,
     PATIENCE_SECONDS,
+    TIMES,
     Informers,
+    InformerTimes,
     PluginLeases,
     keep_pod,
     survey,
@@ -42,14 +44,11 @@ ACQUIRED = "2026-11-26T12:00:00.000000Z"
 """When a plugin took its Lease, which one that it has given up says, too."""
 
 
-async def test_e07_a_lease_that_is_not_watched_has_not_run_out(
-    server: StandInApiServer, api: KubernetesApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_e07_a_lease_that_is_not_watched_has_not_run_out(server: StandInApiServer, api: KubernetesApi) -> None:
     """An API server that refuses one watch for half a minute must not close every node."""
-    monkeypatch.setattr(module, "TICK_SECONDS", 0.02)
     now = 0.0
-    state = ClusterState()
-    informers = Informers(api, state, TYPES, lease_namespace="kube-system", clock=Clock(now=lambda: now))
+    state, clock, times = ClusterState(), Clock(now=lambda: now), InformerTimes(tick=0.02)
+    informers = Informers(api, state, TYPES, lease_namespace="kube-system", times=times, clock=clock)
     leases = informers._followed["leases"]
     server.create_node(node_manifest("node", "trn1.32xlarge"))
     await send(api, create_lease(LEASE, duration_seconds=8, now=utc_now()), timeout_seconds=5)
@@ -76,12 +75,11 @@ async def test_e07_a_lease_that_is_not_watched_has_not_run_out(
 
 @pytest.mark.parametrize("is_new", [True, False])
 async def test_e07_a_plugin_that_stops_closes_its_node_with_its_word_and_not_with_the_next_look(
-    server: StandInApiServer, api: KubernetesApi, monkeypatch: pytest.MonkeyPatch, *, is_new: bool
+    server: StandInApiServer, api: KubernetesApi, *, is_new: bool
 ) -> None:
     """And opens it again with its word, though the watch of Leases may be new, too."""
-    monkeypatch.setattr(module, "TICK_SECONDS", 60 if is_new else 0.02)
-    state = ClusterState()
-    informers = Informers(api, state, TYPES, lease_namespace="kube-system")
+    state, times = ClusterState(), InformerTimes(tick=60 if is_new else 0.02)
+    informers = Informers(api, state, TYPES, lease_namespace="kube-system", times=times)
     leases = informers._followed["leases"]
     server.create_node(node_manifest("node", "trn1.32xlarge"))
     await send(api, create_lease(LEASE, duration_seconds=600, now=utc_now()), timeout_seconds=5)
@@ -302,7 +300,7 @@ async def test_a_pod_that_is_deleted_while_it_runs_keeps_its_silicon_until_its_n
     async with following(server, world):
         assert not world.fits(DEVICE, 1, "node")
         server.show("pods", "DELETED", held)
-        await asyncio.sleep(module.DEPARTED_SECONDS / 2)
+        await asyncio.sleep(TIMES.departed / 2)
         assert not world.fits(DEVICE, 1, "node")
         annotations = node["metadata"]["annotations"]
         told = replace(
@@ -333,7 +331,7 @@ async def test_a_pod_that_is_deleted_while_it_runs_keeps_nothing_for_long_where_
         server.show("pods", "DELETED", held)
         await until(lambda: not world.state.pods)
         assert not world.fits(DEVICE, 16, "node")
-        await asyncio.sleep(module.DEPARTED_SECONDS + module.TICK_SECONDS)
+        await asyncio.sleep(TIMES.departed + TIMES.tick)
         assert world.fits(DEVICE, 16, "node")
 
 
@@ -424,10 +422,8 @@ def test_a_node_whose_kubelet_got_no_devices_is_stale_until_its_lease_is_renewed
 ADMISSION_ERROR = {"phase": "Failed", "reason": "UnexpectedAdmissionError"}
 
 
-async def test_a_rejected_admission_closes_its_node_at_once_and_until_the_next_renewal(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "TICK_SECONDS", 0.02)
+@pytest.mark.looptime
+async def test_a_rejected_admission_closes_its_node_at_once_and_until_the_next_renewal(world: World) -> None:
     server = ScriptedServer()
     server.show("nodes", "ADDED", node_manifest("node", "trn1.32xlarge"))
     server.show("leases", "ADDED", lease(1, seconds=3600))
@@ -435,7 +431,7 @@ async def test_a_rejected_admission_closes_its_node_at_once_and_until_the_next_r
     old = pod_manifest("old", DEVICE, 1, node="node", annotations={"NEURON_DEVS": "4"})
     server.show("pods", "ADDED", {**old, "status": ADMISSION_ERROR})
     async with following(server, world):
-        await asyncio.sleep(2 * module.TICK_SECONDS)
+        await asyncio.sleep(2 * TIMES.tick)
         server.show("pods", "ADDED", lost)
         await until(lambda: world.state.pods)
         assert world.fits(DEVICE, 4, "node")
@@ -445,30 +441,28 @@ async def test_a_rejected_admission_closes_its_node_at_once_and_until_the_next_r
         assert world.why_not(DEVICE, 1, "node") == "The node's Neuron plugin does not renew its lease"
         assert [pod.reference.name for pod in world.state.history.rejections] == ["lost"]
         assert world.state.nodes["node"].used_mask == 0
-        assert world.state.on_trial["node"] > CLOCK.now()
+        assert world.state.on_trial["node"] > asyncio.get_running_loop().time()
 
-        await asyncio.sleep(2 * module.TICK_SECONDS)
+        await asyncio.sleep(2 * TIMES.tick)
         assert not world.fits(DEVICE, 1, "node")
         server.show("leases", "MODIFIED", lease(2, seconds=3600))
         await until(lambda: world.fits(DEVICE, 16, "node"))
 
 
+@pytest.mark.looptime
 @pytest.mark.parametrize(
     ("annotations", "status"),
     [({}, ADMISSION_ERROR), ({"NEURON_DEVS": "3"}, {"phase": "Failed", "reason": "Evicted"})],
     ids=["no assignment", "other reason"],
 )
-async def test_other_failures_close_no_node(
-    world: World, monkeypatch: pytest.MonkeyPatch, annotations: dict[str, str], status: dict[str, str]
-) -> None:
-    monkeypatch.setattr(module, "TICK_SECONDS", 0.02)
+async def test_other_failures_close_no_node(world: World, annotations: dict[str, str], status: dict[str, str]) -> None:
     server = ScriptedServer()
     server.show("nodes", "ADDED", node_manifest("node", "trn1.32xlarge"))
     server.show("leases", "ADDED", lease(1, seconds=3600))
     pod = pod_manifest("pod", DEVICE, 1, node="node", annotations=annotations)
     server.show("pods", "ADDED", pod)
     async with following(server, world):
-        await asyncio.sleep(2 * module.TICK_SECONDS)
+        await asyncio.sleep(2 * TIMES.tick)
         server.show("pods", "MODIFIED", {**pod, "status": status})
         await until(lambda: not world.state.pods)
 
@@ -498,7 +492,7 @@ async def test_a_server_without_pod_groups_is_asked_again_now_and_then_without_a
     server.missing.update((_PATHS["podgroups"], _PATHS["podgroups"].replace("v1beta1", "v1alpha2")))
     server.show("nodes", "ADDED", node_manifest("node", "trn1.32xlarge"))
     async with following(server, world):
-        await asyncio.sleep(module.GROUPS_SECONDS / 2)
+        await asyncio.sleep(TIMES.groups / 2)
         assert world.fits(DEVICE, 1, "node")
         server.missing.clear()
         server.show(
@@ -509,7 +503,7 @@ async def test_a_server_without_pod_groups_is_asked_again_now_and_then_without_a
                 "spec": {"schedulingPolicy": {"gang": {"minCount": 2}}},
             },
         )
-        await asyncio.sleep(module.GROUPS_SECONDS)
+        await asyncio.sleep(TIMES.groups)
 
         assert world.state.min_counts == {("ml", "train"): 2}
     assert not caplog.records

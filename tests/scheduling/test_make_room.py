@@ -13,11 +13,11 @@ from neuron_plugin.allocation.keys import MOVABLE_KEY
 from neuron_plugin.backoff import Clock
 from neuron_plugin.cluster import ApiRequest, KubernetesApi, UnreachableError
 from neuron_plugin.cluster.api import Response
+from neuron_plugin.controller.daemon import ControllerTimes
 from neuron_plugin.controller.settings import MakeRoom
 from neuron_plugin.planning import MoveRules
-from neuron_plugin.scheduling import make_room
 from neuron_plugin.scheduling.leadership import Readiness
-from neuron_plugin.scheduling.make_room import REPEAT_SECONDS, RoomPlanner
+from neuron_plugin.scheduling.make_room import TIMES, RoomPlanner, RoomTimes
 from neuron_plugin.scheduling.metrics import ExtenderMetrics
 from neuron_plugin.simulation.api_server_kinds import EVENTS
 from tests.support.api_server import StandInApiServer
@@ -118,8 +118,8 @@ async def test_the_event_is_not_repeated_before_its_time(world: World) -> None:
     planner = Planner(world)
     await planner.at(0.0)
     assert len(await planner.at(60.0)) == 1
-    assert await planner.at(59.0 + REPEAT_SECONDS) == []
-    assert len(await planner.at(60.0 + REPEAT_SECONDS)) == 1
+    assert await planner.at(59.0 + TIMES.repeat) == []
+    assert len(await planner.at(60.0 + TIMES.repeat)) == 1
 
 
 async def test_a_pod_that_no_move_helps_is_counted_and_gets_no_event(world: World) -> None:
@@ -188,9 +188,8 @@ async def test_a_node_that_is_closed_is_not_promised(world: World) -> None:
 
 @pytest.mark.parametrize("mode", [MakeRoom.OFF, MakeRoom.PLAN])
 async def test_the_daemon_plans_unless_it_is_switched_off(
-    server: StandInApiServer, api: KubernetesApi, monkeypatch: pytest.MonkeyPatch, mode: MakeRoom
+    server: StandInApiServer, api: KubernetesApi, mode: MakeRoom
 ) -> None:
-    monkeypatch.setattr(make_room, "PERIOD_SECONDS", 0.02)
     small = pod_manifest("small", NEURON, 1, node="trn-1", annotations={"NEURON_DEVS": "3", MOVABLE_KEY: "true"})
     owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web", "uid": "web", "controller": True}
     small["metadata"]["ownerReferences"] = [owner]
@@ -200,7 +199,7 @@ async def test_the_daemon_plans_unless_it_is_switched_off(
     for manifest in (small, other, pod_manifest("big", NEURON, 16)):
         server.create_pod(manifest)
     settings = msgspec.structs.replace(SETTINGS, make_room=mode, make_room_after=0.0)
-    async with extender_on(api, settings) as extender:
+    async with extender_on(api, settings, ControllerTimes(room=RoomTimes(period=0.02, tick=0.02))) as extender:
         await extender.ready()
         if mode is MakeRoom.PLAN:
             await until(lambda: server.objects(EVENTS))

@@ -15,16 +15,16 @@ from neuron_plugin.allocation.keys import MOVABLE_KEY
 from neuron_plugin.backoff import Clock
 from neuron_plugin.cluster import ApiRequest, KubernetesApi, LeaseName
 from neuron_plugin.cluster.api import Response
+from neuron_plugin.controller.daemon import ControllerTimes
 from neuron_plugin.controller.settings import MakeRoom
 from neuron_plugin.decision_log import DecisionLog, Step
 from neuron_plugin.extender import Answer
 from neuron_plugin.monitor.explain import explain, explain_text, find_pod, question
 from neuron_plugin.monitor.views import node_view
 from neuron_plugin.planning import MoveRules
-from neuron_plugin.scheduling import make_room
 from neuron_plugin.scheduling.history import Cause
 from neuron_plugin.scheduling.leadership import CONDITION, Readiness
-from neuron_plugin.scheduling.make_room import RoomPlanner
+from neuron_plugin.scheduling.make_room import RoomPlanner, RoomTimes
 from neuron_plugin.scheduling.metrics import ExtenderMetrics
 from neuron_plugin.scheduling.moving import (
     LONGEST_SECONDS,
@@ -607,15 +607,14 @@ async def test_a_record_that_cannot_be_read_stops_nothing(room: Room, text: str)
 
 @pytest.mark.parametrize("answer", list(Answer))
 async def test_from_waiting_to_bound_by_way_of_a_move(
-    server: StandInApiServer, api: KubernetesApi, monkeypatch: pytest.MonkeyPatch, answer: Answer
+    server: StandInApiServer, api: KubernetesApi, answer: Answer
 ) -> None:
-    monkeypatch.setattr(make_room, "PERIOD_SECONDS", 0.02)
     Room(server, api).fill()
     server.objects(LEASES)[0]["spec"].pop("holderIdentity")
     settings = msgspec.structs.replace(
         SETTINGS, make_room=MakeRoom.ACT, make_room_after=0.0, leader_election=True, identity="one", answer=answer
     )
-    async with extender_on(api, settings) as extender:
+    async with extender_on(api, settings, ControllerTimes(room=RoomTimes(period=0.02, tick=0.02))) as extender:
         await extender.ready()
         state, names = extender.daemon.state, ["trn-1", "trn-2"]
         await until(lambda: "deletionTimestamp" in server.get(PODS, "small-1", "default")["metadata"])

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from neuron_plugin.cluster import KubernetesApi
-from neuron_plugin.scheduling import events, informers
+from neuron_plugin.controller.daemon import ControllerTimes
+from neuron_plugin.scheduling.informers import InformerTimes
 from tests.support.api_server import StandInApiServer
 from tests.support.bench import Bench
 from tests.support.running import Extender, client_of, extender_on
@@ -40,11 +41,9 @@ async def api(server: StandInApiServer, tmp_path: Path) -> AsyncIterator[Kuberne
 
 
 @pytest.fixture
-async def extender(api: KubernetesApi, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Extender]:
-    """A single replica, ready."""
-    monkeypatch.setattr(informers, "TICK_SECONDS", 0.02)
-    monkeypatch.setattr(events, "PERIOD_SECONDS", 0.02)
-    async with extender_on(api) as extender:
+async def extender(api: KubernetesApi) -> AsyncIterator[Extender]:
+    """A single replica, ready, that looks often."""
+    async with extender_on(api, times=ControllerTimes(informers=InformerTimes(tick=0.02), events=0.02)) as extender:
         yield await extender.ready()
 
 

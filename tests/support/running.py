@@ -14,10 +14,8 @@ import msgspec
 
 from neuron_plugin.cluster import KubernetesApi
 from neuron_plugin.cluster.client import connect
-from neuron_plugin.cluster.leases import TERMS, Terms
 from neuron_plugin.controller import ExtenderSettings
-from neuron_plugin.controller.daemon import ExtenderDaemon
-from neuron_plugin.extender.binding import TIMES, BindTimes
+from neuron_plugin.controller.daemon import TIMES, ControllerTimes, ExtenderDaemon
 from neuron_plugin.simulation.api_server_kinds import PODS, JsonObject
 from neuron_plugin.topology import catalogue
 from tests.support.api_server import Match, StandInApiServer
@@ -78,13 +76,11 @@ class Extender:
 async def extender_on(
     api: KubernetesApi,
     settings: ExtenderSettings = SETTINGS,
-    *,
-    terms: Terms = TERMS,
-    times: BindTimes = TIMES,
+    times: ControllerTimes = TIMES,
 ) -> AsyncIterator[Extender]:
     """A replica that is started, not yet ready, and stopped in the end."""
     stop = asyncio.Event()
-    daemon = ExtenderDaemon(settings, catalogue(), api, terms=terms, times=times)
+    daemon = ExtenderDaemon(settings, catalogue(), api, times=times)
     task = asyncio.create_task(daemon.run(stop), name="extender")
     await until(lambda: task.done() or hasattr(daemon, "health_port"))
     try:
