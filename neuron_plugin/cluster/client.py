@@ -16,6 +16,7 @@ import logging
 import os
 import socket
 import time
+from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
@@ -40,9 +41,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_CONNECT_SECONDS = 10.0
-_RENEWAL_PAUSE_SECONDS = 10.0
-_LOADING_SECONDS = 20.0  # an exec plugin may have to ask an identity provider
 _BUFFER_BYTES = 16 << 20
 """aiohttp refuses a line of more than twice its buffer; its 64 KiB are too few for a pod."""
 
@@ -57,7 +55,22 @@ Source: TypeAlias = "Path | str | None"
 """A kubeconfig; or the URL of a server that asks for no credentials; or None: the pod's own service account."""
 
 
-async def connect(source: Source, *, clock: Clock = CLOCK) -> KubernetesApi:
+@dataclass(frozen=True, slots=True)
+class ClientTimes:
+    """Seconds. ``connect`` ends an attempt to connect, with its handshake; ``renewal`` is between two renewals.
+
+    ``loading`` ends the reading of a kubeconfig: an exec plugin may have to ask an identity provider.
+    """
+
+    connect: float = 10.0
+    renewal: float = 10.0
+    loading: float = 20.0
+
+
+TIMES = ClientTimes()
+
+
+async def connect(source: Source, *, clock: Clock = CLOCK, times: ClientTimes = TIMES) -> KubernetesApi:
     """Load the settings and make a client; no connection is opened yet.
 
     Close the result, or use it as a context manager.
@@ -66,16 +79,17 @@ async def connect(source: Source, *, clock: Clock = CLOCK) -> KubernetesApi:
         ConnectionSettingsError: the settings are missing or unusable.
     """
     await asyncio.to_thread(__import__, "aiohttp")
-    return KubernetesApi(await _open_session(source, clock), source, clock)
+    return KubernetesApi(await _open_session(source, clock, times), source, clock, times)
 
 
 class KubernetesApi:
     """``ApiServer`` over HTTP. Made by ``connect``."""
 
-    def __init__(self, client: _Session, source: Source, clock: Clock) -> None:
+    def __init__(self, client: _Session, source: Source, clock: Clock, times: ClientTimes) -> None:
         self._client = client
         self._source = source
         self._clock = clock
+        self._times = times
         self._renewed_at = float("-inf")
         self._renewing = asyncio.Lock()
 
@@ -126,18 +140,18 @@ class KubernetesApi:
             yield answer
 
     async def _renew(self, refused: _Session) -> bool:
-        """Load credentials again, at most every ten seconds; whether there is a newer client than ``refused``.
+        """Load credentials again, unless that was tried just now; whether there is a newer client than ``refused``.
 
         The connections of the old client are closed: an open watch fails, and is opened again by its reflector.
         """
         async with self._renewing:
             if self._client is not refused:
                 return True
-            if self._clock.now() - self._renewed_at < _RENEWAL_PAUSE_SECONDS:
+            if self._clock.now() - self._renewed_at < self._times.renewal:
                 return False
             self._renewed_at = self._clock.now()
             try:
-                self._client = await _open_session(self._source, self._clock)
+                self._client = await _open_session(self._source, self._clock, self._times)
             except ConnectionSettingsError as error:
                 log.warning("credentials for the API server cannot be loaded again", extra={"error": str(error)})
                 return False
@@ -164,12 +178,13 @@ def _open_socket(address: Any) -> socket.socket:
 class _Session:
     """Connections with the same credentials."""
 
-    def __init__(self, credentials: Credentials, proxy: str | None, clock: Clock) -> None:
+    def __init__(self, credentials: Credentials, proxy: str | None, clock: Clock, connect_seconds: float) -> None:
         import aiohttp
 
         self.proxy = proxy
         self._credentials = credentials
         self._clock = clock
+        self._connect_seconds = connect_seconds
         self._token = ""
         self._token_read_at = float("-inf")
         # With a trusted environment aiohttp would look, at each request and in a thread, for a proxy and for a
@@ -205,7 +220,9 @@ class _Session:
                 data=None if request.body is None else msgspec.json.encode(request.body),
                 proxy=self.proxy,
                 server_hostname=self._credentials.tls_server_name or None,
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=silence_seconds),
+                timeout=aiohttp.ClientTimeout(
+                    total=None, sock_connect=self._connect_seconds, sock_read=silence_seconds
+                ),
             )
 
     def _authorization(self) -> str:
@@ -267,18 +284,18 @@ def _why(error: Exception) -> str:
     return str(error)
 
 
-async def _open_session(source: Source, clock: Clock) -> _Session:
+async def _open_session(source: Source, clock: Clock, times: ClientTimes) -> _Session:
     """Read the credentials; whatever is wrong with them becomes a ``ConnectionSettingsError``."""
     try:
         if source is None:
-            return _Session(of_service_account(os.environ), None, clock)
+            return _Session(of_service_account(os.environ), None, clock, times.connect)
         if isinstance(source, str):
-            return _Session(Credentials(source.rstrip("/")), _environment_proxy(source), clock)
-        async with asyncio.timeout(_LOADING_SECONDS):
+            return _Session(Credentials(source.rstrip("/")), _environment_proxy(source), clock, times.connect)
+        async with asyncio.timeout(times.loading):
             found = await of_kubeconfig(source)
-        return _Session(found, found.proxy or _environment_proxy(found.server), clock)
+        return _Session(found, found.proxy or _environment_proxy(found.server), clock, times.connect)
     except TimeoutError:
-        cause = f"not loaded within {_LOADING_SECONDS:g} s; does its exec plugin wait for input?"
+        cause = f"not loaded within {times.loading:g} s; does its exec plugin wait for input?"
     except OSError as error:
         cause = f"{error.strerror}: {error.filename}" if error.filename else str(error)
     except CredentialsError as error:

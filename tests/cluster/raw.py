@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from neuron_plugin.cluster.client import KubernetesApi, connect
+from neuron_plugin.cluster.client import TIMES, ClientTimes, KubernetesApi, connect
 
 KUBECONFIG = """
 current-context: raw
@@ -30,6 +30,7 @@ async def api_of(
     *,
     scheme: str = "http",
     heads: list[str] | None = None,
+    times: ClientTimes = TIMES,
 ) -> AsyncIterator[KubernetesApi]:
     """The transport to a server that answers each connection's first request with ``answer``; over TLS with none.
 
@@ -50,5 +51,5 @@ async def api_of(
     server = await asyncio.start_server(serve, "127.0.0.1")
     port = server.sockets[0].getsockname()[1]
     (directory / "raw").write_text(KUBECONFIG.format(scheme=scheme, port=port))
-    async with server, await connect(directory / "raw") as api:
+    async with server, await connect(directory / "raw", times=times) as api:
         yield api

@@ -13,7 +13,7 @@ import trustme
 
 from neuron_plugin.backoff import Clock
 from neuron_plugin.cluster.api import ApiRequest, ConnectionSettingsError, UnreachableError
-from neuron_plugin.cluster.client import _environment_proxy, connect
+from neuron_plugin.cluster.client import ClientTimes, _environment_proxy, connect
 from neuron_plugin.cluster.credentials import EXEC_VERSIONS, TOKEN_SECONDS
 from tests.support.api_server import StandInApiServer
 
@@ -324,16 +324,13 @@ def exec_plugin(script: str, **fields: object) -> dict[str, object]:
     return {"exec": plugin}
 
 
-async def test_a_kubeconfig_whose_exec_plugin_waits_for_input_is_an_error_that_names_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_kubeconfig_whose_exec_plugin_waits_for_input_is_an_error_that_names_it(tmp_path: Path) -> None:
     kubeconfig = log_in_with(
         StandInApiServer().write_kubeconfig(tmp_path / "kubeconfig"), exec_plugin("import time; time.sleep(60)")
     )
-    monkeypatch.setattr("neuron_plugin.cluster.client._LOADING_SECONDS", 0.05)
     with pytest.raises(ConnectionSettingsError, match=r"kubeconfig: not loaded within 0\.05 s; does its exec plugin"):
         async with asyncio.timeout(5):
-            await connect(kubeconfig)
+            await connect(kubeconfig, times=ClientTimes(loading=0.05))
 
 
 @pytest.mark.parametrize(
