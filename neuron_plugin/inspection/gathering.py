@@ -53,10 +53,7 @@ REGISTRY = "plugins_registry"
 
 PAGE_SECONDS = 10.0
 DAEMON_SECONDS = 2.0
-DIAL_SECONDS = 2.0
 CALL_SECONDS = 5.0
-CLUSTER_SECONDS = 15.0
-"""For all calls to the API server, with the import of the HTTP client and a log-in."""
 
 _MOST_BYTES = 64 << 20
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where to ask a daemon that listens everywhere
@@ -218,8 +215,11 @@ def page_of(address: str, port: int, path: str, *, seconds: float = PAGE_SECONDS
     return Unknown(f"{host}:{port} answers {answer.status} {answer.reason} to {path}", "is it a neuron-plugin?")
 
 
-async def gather_kubelet(settings: PluginSettings, *, expected: bool) -> Kubelet:
-    """The kubelet of these directories. Not ``expected``: its absence is normal, as on a simulated machine."""
+async def gather_kubelet(settings: PluginSettings, *, expected: bool, dial_seconds: float = 2.0) -> Kubelet:
+    """The kubelet of these directories. Not ``expected``: its absence is normal, as on a simulated machine.
+
+    A plugin of ours that does not answer within ``dial_seconds`` is at fault.
+    """
     directory, pod_resources = settings.kubelet_dir, settings.pod_resources_socket
     try:
         sockets = [path for path in sorted(directory.iterdir()) if stat.S_ISSOCK(path.lstat().st_mode)]
@@ -237,7 +237,7 @@ async def gather_kubelet(settings: PluginSettings, *, expected: bool) -> Kubelet
         if not (served and path.name.startswith(OUR_SOCKETS)):
             return SocketSeen(path, served)
         asked = dial_driver if serves_claims(path.name) else dial
-        return SocketSeen(path, served, await asked(path, DIAL_SECONDS) or "")
+        return SocketSeen(path, served, await asked(path, dial_seconds) or "")
 
     own, registry = directory / KUBELET_SOCKET, settings.plugins_registry
     if registry == PluginSettings().plugins_registry:  # not set: it is beside, wherever that is
@@ -260,10 +260,13 @@ def _unreadable(directory: Path, why: Unknown) -> Kubelet:
     return Kubelet(directory, unreadable=why, allocatable=why, pods=why, recorded=why)
 
 
-async def gather_cluster(kubeconfig: Path | None, node_name: str, driver: str = "") -> Cluster | Unknown:
+async def gather_cluster(
+    kubeconfig: Path | None, node_name: str, driver: str = "", *, within_seconds: float = 15.0
+) -> Cluster | Unknown:
     """The node ``node_name`` and its pods; without ``kubeconfig`` by the pod's own service account.
 
-    With a ``driver`` also what its slices of the node have.
+    With a ``driver`` also what its slices of the node have. ``within_seconds`` is for all calls to the API server, with
+    the import of the HTTP client and a log-in.
     """
     if kubeconfig and not os.path.exists(kubeconfig):  # noqa: ASYNC240, PTH110 - one stat; Path.exists raises on EACCES
         return Unknown(f"there is no kubeconfig at {kubeconfig}", "give --kubeconfig, and run this as root")
@@ -275,7 +278,7 @@ async def gather_cluster(kubeconfig: Path | None, node_name: str, driver: str = 
 
     scope = Scope(field_selector=f"spec.nodeName={node_name}")
     try:
-        async with asyncio.timeout(CLUSTER_SECONDS), await connect(kubeconfig) as api:
+        async with asyncio.timeout(within_seconds), await connect(kubeconfig) as api:
             answer = await send(api, ApiRequest("GET", NODES.item(node_name)), timeout_seconds=CALL_SECONDS)
             node, pods = NODES.decode(answer), []
             async for page in pages(api, PODS, scope, page_timeout_seconds=CALL_SECONDS):
@@ -289,7 +292,7 @@ async def gather_cluster(kubeconfig: Path | None, node_name: str, driver: str = 
     except ClusterError as error:
         return Unknown(str(error), "see that --kubeconfig is right and the API server can be reached from here")
     except TimeoutError:
-        return Unknown(f"the API server did not answer within {CLUSTER_SECONDS:g} s", "run this again when it does")
+        return Unknown(f"the API server did not answer within {within_seconds:g} s", "run this again when it does")
     return Cluster(node_name, node.annotations, node.allocatable, tuple(pods), shown)
 
 

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from neuron_plugin.kubelet.dra_state import PreparedClaim
 
 _Answer = TypeVar("_Answer")
-DEADLINE_SECONDS = 3.0
 _RESOURCES = frozenset(resource.value for resource in Resource)
 
 
@@ -184,8 +183,13 @@ def ask_kubelet(socket: Path) -> tuple[PodDevices, ...] | Unknown:
         return runner.run(ask(socket, lambda kubelet: kubelet.list()))
 
 
-async def ask(socket: Path, question: Callable[[PodResourcesClient], Awaitable[_Answer]]) -> _Answer | Unknown:
-    """What the kubelet behind ``socket`` answers, or why it does not; ends by itself within seconds."""
+async def ask(
+    socket: Path,
+    question: Callable[[PodResourcesClient], Awaitable[_Answer]],
+    *,
+    deadline_seconds: float = 3.0,
+) -> _Answer | Unknown:
+    """What the kubelet behind ``socket`` answers, or why it does not; ends by itself within ``deadline_seconds``."""
     try:
         exists = stat.S_ISSOCK(os.stat(socket).st_mode)  # noqa: PTH116 - Path.is_socket hides why not
     except PermissionError:
@@ -197,6 +201,6 @@ async def ask(socket: Path, question: Callable[[PodResourcesClient], Awaitable[_
     from neuron_plugin.kubelet import PodResourcesClient, PodResourcesError
 
     try:
-        return await question(PodResourcesClient(socket, deadline_seconds=DEADLINE_SECONDS))
+        return await question(PodResourcesClient(socket, deadline_seconds=deadline_seconds))
     except PodResourcesError as error:
         return Unknown(str(error), "see the kubelet's log")

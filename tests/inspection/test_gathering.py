@@ -20,7 +20,6 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from neuron_plugin.allocation import Assignment, Resource
 from neuron_plugin.allocation.keys import DISABLE_KEY
 from neuron_plugin.http_server import Health, probe_text
-from neuron_plugin.inspection import gathering, holders
 from neuron_plugin.inspection import gathering as everything
 from neuron_plugin.inspection.facts import Cluster, Daemon, DeviceUsers, Facts, Kubelet, NoSuchNode
 from neuron_plugin.inspection.findings import Unknown
@@ -31,6 +30,7 @@ from neuron_plugin.inspection.gathering import (
     gather_daemon,
     gather_kubelet,
 )
+from neuron_plugin.inspection.holders import ask
 from neuron_plugin.kubelet.socket_watch import endpoint_path
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.settings import SettingsError
@@ -371,30 +371,23 @@ async def test_a_directory_of_drivers_that_is_not_mounted_is_known_to_be_unseen(
     assert not found.registry_seen
 
 
-async def test_a_plugin_of_ours_that_accepts_and_never_answers_is_given_up_in_time(
-    kubelet_root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gathering, "DIAL_SECONDS", 0.2)
+async def test_a_plugin_of_ours_that_accepts_and_never_answers_is_given_up_in_time(kubelet_root: Path) -> None:
     directory = kubelet_root / "device-plugins"
     with listening(endpoint_path(directory, Resource.NEURONCORE.value, "0")):
         async with asyncio.timeout(5):
-            found = await gather_kubelet(paths(directory, kubelet_root / "nothing"), expected=True)
+            found = await gather_kubelet(paths(directory, kubelet_root / "nothing"), expected=True, dial_seconds=0.2)
     (plugin,) = found.plugins
     assert plugin.served
     assert "0.2 s" in plugin.fault
 
 
-async def test_a_pod_resources_socket_that_hangs_is_given_up_in_time(
-    kubelet_root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(holders, "DEADLINE_SECONDS", 0.2)
-    with listening(kubelet_root / "pod-resources/kubelet.sock"):
+async def test_a_pod_resources_socket_that_hangs_is_given_up_in_time(kubelet_root: Path) -> None:
+    socket = kubelet_root / "pod-resources/kubelet.sock"
+    with listening(socket):
         async with asyncio.timeout(5):
-            found = await gather_kubelet(
-                paths(kubelet_root / "device-plugins", kubelet_root / "pod-resources/kubelet.sock"), expected=True
-            )
-    assert isinstance(found.pods, Unknown)
-    assert "DEADLINE_EXCEEDED" in found.pods.why
+            pods = await ask(socket, lambda kubelet: kubelet.list(), deadline_seconds=0.2)
+    assert isinstance(pods, Unknown)
+    assert "DEADLINE_EXCEEDED" in pods.why
 
 
 async def test_a_kubelet_without_plugins_offers_nothing_and_has_no_holders(kubelet_root: Path) -> None:
@@ -467,8 +460,7 @@ async def test_a_kubeconfig_that_is_none_is_reported(tmp_path: Path) -> None:
     assert "expected a kubeconfig" in found.why
 
 
-async def test_an_api_server_that_hangs_is_given_up_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "CLUSTER_SECONDS", 0.01)
+async def test_an_api_server_that_hangs_is_given_up_in_time(tmp_path: Path) -> None:
     (tmp_path / "kubeconfig").touch()
-    found = await gather_cluster(tmp_path / "kubeconfig", "worker-1")
+    found = await gather_cluster(tmp_path / "kubeconfig", "worker-1", within_seconds=0.01)
     assert isinstance(found, Unknown)
