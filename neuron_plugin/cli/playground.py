@@ -276,8 +276,13 @@ def _kubeconfig(directory: Path) -> Path:
     return path
 
 
-async def _create(kubeconfig: Path, given: list[WorkloadPod], claims: list[dict[str, Any]]) -> list[str]:
-    """Create claims and pods, and say in a line for each pod what became of it."""
+async def _create(
+    kubeconfig: Path, given: list[WorkloadPod], claims: list[dict[str, Any]], *, leader_seconds: float = PLACE_SECONDS
+) -> list[str]:
+    """Create claims and pods, and say in a line for each pod what became of it.
+
+    A pod that is made after its leader waits ``leader_seconds`` for the leader's node.
+    """
     from neuron_plugin.cluster import ClusterError
     from neuron_plugin.cluster.client import connect
 
@@ -289,7 +294,7 @@ async def _create(kubeconfig: Path, given: list[WorkloadPod], claims: list[dict[
             for leader in dict.fromkeys(each.after for each in given if each.after):
                 led = [each for each in given if each.after == leader]
                 first = next(pod for pod in made if pod.name == leader)
-                if node := await _node_of(api, first, running=led[0].ready):
+                if node := await _node_of(api, first, running=led[0].ready, within_seconds=leader_seconds):
                     made += [await _create_pod(api, await _led_to(api, each, node)) for each in led]
                 else:
                     lines.append(f"{plural(len(led), 'pod')} more would be made once {leader} is scheduled")
@@ -300,13 +305,13 @@ async def _create(kubeconfig: Path, given: list[WorkloadPod], claims: list[dict[
     return lines
 
 
-async def _node_of(api: KubernetesApi, pod: Pod, *, running: bool) -> str:
+async def _node_of(api: KubernetesApi, pod: Pod, *, running: bool, within_seconds: float) -> str:
     """The node of a pod that others wait for, once it has one (``running``: and runs); empty if that takes too long."""
     from neuron_plugin.cluster.api import send
     from neuron_plugin.cluster.pods import PODS
     from neuron_plugin.cluster.writes import read_pod
 
-    ends = time.monotonic() + PLACE_SECONDS
+    ends = time.monotonic() + within_seconds
     while time.monotonic() < ends:
         body = await send(api, read_pod(namespace=pod.namespace, name=pod.name), timeout_seconds=PLACE_SECONDS)
         pod = PODS.decode(body)

@@ -16,7 +16,6 @@ from aiohttp import web
 from neuron_plugin.allocation import PodUid, Resource
 from neuron_plugin.allocation.rejection import NO_ASSIGNMENT
 from neuron_plugin.allocation.utilization import ContainerUtilization
-from neuron_plugin.cli import cluster_views as module
 from neuron_plugin.cli.cluster_views import Views, cluster_views
 from neuron_plugin.monitor.api import Monitor
 from neuron_plugin.scheduling.leadership import Readiness
@@ -330,10 +329,7 @@ def waiting(views: Views) -> list[str]:
     return [pod.name for pod in views.pods if pod.status.phase == "Waiting"]
 
 
-def test_a_watch_of_an_extender_goes_on_with_each_change(
-    background: Background, world: World, extender: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "SETTLE_SECONDS", 0.01)
+def test_a_watch_of_an_extender_goes_on_with_each_change(background: Background, world: World, extender: str) -> None:
     views = watched(extender=extender)
     assert waiting(next(views)) == ["waiting"]
 
@@ -359,9 +355,8 @@ def test_the_first_view_of_a_watch_has_the_renewals(
 
 
 def test_a_watch_of_an_api_server_goes_on_with_each_change(
-    background: Background, server: StandInApiServer, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
+    background: Background, server: StandInApiServer, kubeconfig: Path
 ) -> None:
-    monkeypatch.setattr(module, "SETTLE_SECONDS", 0.01)
     views = watched(kubeconfig=kubeconfig, lease_namespace="")
     assert waiting(next(views)) == ["waiting"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -15,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from neuron_plugin.cli.command import Exit, program
-from neuron_plugin.cli.playground import LONGEST_DIRECTORY_BYTES
+from neuron_plugin.cli.playground import LONGEST_DIRECTORY_BYTES, _create
 from neuron_plugin.kubelet.socket_watch import endpoint_path
-from neuron_plugin.simulation import SimulatedCluster
+from neuron_plugin.simulation import SimulatedCluster, pods_of
 from tests.cli.doubles import Cli
 from tests.support.playground import Playground
 
@@ -125,16 +127,12 @@ def test_a_leader_on_a_node_without_the_label_gets_no_workers(playground: Playgr
     assert re.search("node inf2-[12] has no label rack: no other pod of lost-0's group is made", answer)
 
 
-def test_workers_are_not_made_while_their_leader_waits(
-    playground: Playground, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
-) -> None:
-    monkeypatch.setattr("neuron_plugin.cli.playground.PLACE_SECONDS", 7.0)
+def test_workers_are_not_made_while_their_leader_waits(playground: Playground) -> None:
     text = LEADER_FIRST.replace("NAME", "large").replace("LABEL", "rack").replace("neuron: 1", "neuron: 13")
-    (tmp_path / "large.yaml").write_text(text)
-    shown = cli("playground", "run", "--directory", playground.directory, "-f", tmp_path / "large.yaml")
-    assert shown.status == Exit.SUCCESS
-    assert "2 pods more would be made once large-0 is scheduled" in shown.out
-    assert "pod default/large-0 waits: " in shown.out
+    pods = pods_of(yaml.safe_load(text))
+    said = asyncio.run(_create(playground.directory / "kubeconfig", pods, [], leader_seconds=1.0))
+    assert said[0] == "2 pods more would be made once large-0 is scheduled"
+    assert said[1].startswith("pod default/large-0 waits: ")
 
 
 @pytest.mark.parametrize(
