@@ -141,7 +141,7 @@ async def serving(
 
 
 async def serve_status(status: Status, address: str, port: int, *, retry_seconds: float = 10.0) -> NoReturn:
-    """Serve the four pages until cancelled. While the address is in use, log that once and go on trying."""
+    """Serve the four pages until cancelled. An address in use is logged once and tried every ``retry_seconds``."""
     for library in ("aiohttp.web", "prometheus_client"):
         await asyncio.to_thread(importlib.import_module, library)
     logged = False

@@ -126,13 +126,7 @@ class ExtenderDaemon:
         namespace = settings.lease_namespace if settings.plugin_leases else ""
         driver = settings.dra_driver
         self._informers = Informers(
-            api,
-            self.state,
-            types,
-            self._metrics,
-            lease_namespace=namespace,
-            dra_driver=driver,
-            times=times.informers,
+            api, self.state, types, self._metrics, lease_namespace=namespace, dra_driver=driver, times=times.informers
         )
         decisions = DecisionLog()
         lease = LeaseName(settings.lease_namespace, settings.lease_name, self._identity, url=settings.url)

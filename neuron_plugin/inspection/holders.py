@@ -184,10 +184,7 @@ def ask_kubelet(socket: Path) -> tuple[PodDevices, ...] | Unknown:
 
 
 async def ask(
-    socket: Path,
-    question: Callable[[PodResourcesClient], Awaitable[_Answer]],
-    *,
-    deadline_seconds: float = 3.0,
+    socket: Path, question: Callable[[PodResourcesClient], Awaitable[_Answer]], *, deadline_seconds: float = 3.0
 ) -> _Answer | Unknown:
     """What the kubelet behind ``socket`` answers, or why it does not; ends by itself within ``deadline_seconds``."""
     try:

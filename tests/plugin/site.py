@@ -15,7 +15,6 @@ import msgspec
 from neuron_plugin.allocation import Assignment, ContainerKind, Ledger, PodUid, Resource
 from neuron_plugin.allocation.assignment import read_assignment
 from neuron_plugin.allocation.requests import ContainerSpec, pod_request
-from neuron_plugin.hardware.kernel_log import LogPeriods
 from neuron_plugin.kubelet import DevicePluginServer
 from neuron_plugin.plugin.daemon import NodeDaemon
 from neuron_plugin.plugin.settings import Numbering, PluginSettings
@@ -34,7 +33,7 @@ _MEMORY = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
 
 NAMESPACE = "default"
 
-HASTY = DaemonTimes(turn=0.02, quiet=0.05, empty=0.3, read_node=0.5, starts=0.05, kernel_log=LogPeriods(file=0.02))
+HASTY = DaemonTimes(turn=0.02, quiet=0.05, empty=0.3, read_node=0.5, starts=0.05)
 """The daemon's rhythm in milliseconds, for tests with a real clock."""
 
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ import pytest
 from neuron_plugin.allocation.keys import INVENTORY_KEY
 from neuron_plugin.hardware import ResetState
 from neuron_plugin.hardware.health_signals import Severity
+from neuron_plugin.hardware.kernel_log import LogPeriods
 from neuron_plugin.plugin.daemon import NodeDaemon
 from neuron_plugin.plugin.health import Action, HealthRules, SignalRule
 from neuron_plugin.simulation import SimulatedNode
@@ -71,6 +72,7 @@ async def a_site(*, usage_counters: bool = False, kmsg: Path | None = None) -> A
             state_dir=site.settings.cdi_dir / "state",
             kmsg=kmsg,
         )
+        site.times = replace(site.times, kernel_log=LogPeriods(file=0.02))
         async with site.daemon() as daemon:
             yield Running(site, daemon)
 
