@@ -276,13 +276,8 @@ def _kubeconfig(directory: Path) -> Path:
     return path
 
 
-async def _create(
-    kubeconfig: Path, given: list[WorkloadPod], claims: list[dict[str, Any]], *, leader_seconds: float = PLACE_SECONDS
-) -> list[str]:
-    """Create claims and pods, and say in a line for each pod what became of it.
-
-    A pod that is made after its leader waits ``leader_seconds`` for the leader's node.
-    """
+async def _create(kubeconfig: Path, given: list[WorkloadPod], claims: list[dict[str, Any]]) -> list[str]:
+    """Create claims and pods, and say in a line for each pod what became of it."""
     from neuron_plugin.cluster import ClusterError
     from neuron_plugin.cluster.client import connect
 
@@ -293,9 +288,9 @@ async def _create(
             made = [await _create_pod(api, each.manifest) for each in given if not each.after]
             for leader in dict.fromkeys(each.after for each in given if each.after):
                 led = [each for each in given if each.after == leader]
-                first = next(pod for pod in made if pod.name == leader)
-                if node := await _node_of(api, first, running=led[0].ready, within_seconds=leader_seconds):
-                    made += [await _create_pod(api, await _led_to(api, each, node)) for each in led]
+                first, _ = await _settled(api, next(pod for pod in made if pod.name == leader))
+                if first.node_name and (first.phase == "Running" or not led[0].ready):
+                    made += [await _create_pod(api, await _led_to(api, each, first.node_name)) for each in led]
                 else:
                     lines.append(f"{plural(len(led), 'pod')} more would be made once {leader} is scheduled")
             for pod in made:
@@ -303,22 +298,6 @@ async def _create(
     except ClusterError as error:
         raise CommandError(str(error)) from None
     return lines
-
-
-async def _node_of(api: KubernetesApi, pod: Pod, *, running: bool, within_seconds: float) -> str:
-    """The node of a pod that others wait for, once it has one (``running``: and runs); empty if that takes too long."""
-    from neuron_plugin.cluster.api import send
-    from neuron_plugin.cluster.pods import PODS
-    from neuron_plugin.cluster.writes import read_pod
-
-    ends = time.monotonic() + within_seconds
-    while time.monotonic() < ends:
-        body = await send(api, read_pod(namespace=pod.namespace, name=pod.name), timeout_seconds=PLACE_SECONDS)
-        pod = PODS.decode(body)
-        if pod.node_name and (pod.phase == "Running" or not running):
-            return pod.node_name
-        await asyncio.sleep(0.1)
-    return ""
 
 
 async def _led_to(api: KubernetesApi, led: WorkloadPod, node: str) -> dict[str, Any]:

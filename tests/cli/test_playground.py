@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -16,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from neuron_plugin.cli.command import Exit, program
-from neuron_plugin.cli.playground import LONGEST_DIRECTORY_BYTES, _create
+from neuron_plugin.cli.playground import LONGEST_DIRECTORY_BYTES
 from neuron_plugin.kubelet.socket_watch import endpoint_path
-from neuron_plugin.simulation import SimulatedCluster, pods_of
+from neuron_plugin.simulation import SimulatedCluster
 from tests.cli.doubles import Cli
 from tests.support.playground import Playground
 
@@ -127,12 +125,11 @@ def test_a_leader_on_a_node_without_the_label_gets_no_workers(playground: Playgr
     assert re.search("node inf2-[12] has no label rack: no other pod of lost-0's group is made", answer)
 
 
-def test_workers_are_not_made_while_their_leader_waits(playground: Playground) -> None:
+def test_workers_are_not_made_while_their_leader_waits(playground: Playground, tmp_path: Path) -> None:
     text = LEADER_FIRST.replace("NAME", "large").replace("LABEL", "rack").replace("neuron: 1", "neuron: 13")
-    pods = pods_of(yaml.safe_load(text))
-    said = asyncio.run(_create(playground.directory / "kubeconfig", pods, [], leader_seconds=1.0))
-    assert said[0] == "2 pods more would be made once large-0 is scheduled"
-    assert said[1].startswith("pod default/large-0 waits: ")
+    (tmp_path / "large.yaml").write_text(text)
+    answer = playground.run("run", "-f", str(tmp_path / "large.yaml"))
+    assert answer.startswith("2 pods more would be made once large-0 is scheduled\npod default/large-0 waits: ")
 
 
 @pytest.mark.parametrize(
