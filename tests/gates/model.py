@@ -312,6 +312,7 @@ class Model:
     async def step(self) -> None:
         chance, server = self.chance, self.server
         self.now += chance.choice((0.0, 0.01, 0.05, 0.3, 2.0))
+        self.land_late()  # first: what lands within its time is there when somebody looks after it
         match chance.randrange(26):
             case 0 | 1 if len(server.pods) < self.most_pods:
                 self.create(other_gate=chance.random() < 0.1)
@@ -342,7 +343,6 @@ class Model:
                     self.schedule(chance.choice(free))
             case _:
                 await self.let_work()
-        self.land_late()
         self.check()
 
     def edit(self, pod: Manifest) -> None:
@@ -426,7 +426,7 @@ class Model:
             with suppress(ApiError):
                 self.server.apply(request)
                 if is_frozen:
-                    self.too_late.add(request.path.rpartition("/")[2])
+                    self.too_late.add(request.path.removesuffix("/status").rpartition("/")[2])
 
     async def let_work(self) -> None:
         """A replica sees some changes, works, and gets some answers."""

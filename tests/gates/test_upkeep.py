@@ -10,7 +10,7 @@ import pytest
 from neuron_plugin.allocation.keys import GATE
 from neuron_plugin.cluster import KubernetesApi
 from neuron_plugin.gates.placer import RELEASED_PLAINLY
-from neuron_plugin.gates.upkeep import PIN_FAILED, TIMES, WAITING
+from neuron_plugin.gates.upkeep import MOST_EVENTS, MOST_RELEASED, PIN_FAILED, TIMES, WAITING
 from neuron_plugin.simulation.api_server_kinds import PODS
 from tests.gates.bench import CORE, NEURON, GatesBench
 from tests.support.api_server import Fault, Match, StandInApiServer
@@ -26,6 +26,19 @@ async def test_an_event_says_why_a_pod_waits_once(gated: GatesBench) -> None:
     ((reason, note),) = gated.events("train")
     assert reason == WAITING
     assert "1 node" in note or "devices" in note
+
+
+async def test_many_pods_that_begin_to_wait_are_told_in_several_looks(gated: GatesBench) -> None:
+    gated.node("a")
+    names = [f"train-{number}" for number in range(MOST_EVENTS + 1)]
+    for name in names:
+        gated.pod(name, NEURON, 16, cpu="80")
+    await gated.look()
+    told = []
+    for _ in range(2):
+        await gated.look(after=TIMES.patience)
+        told.append(sum(len(gated.events(name)) for name in names))
+    assert told == [MOST_EVENTS, MOST_EVENTS + 1]
 
 
 async def test_another_reason_is_told_too(gated: GatesBench) -> None:
@@ -101,6 +114,22 @@ async def test_a_pod_that_fits_nowhere_by_count_is_released_for_an_autoscaler(
     assert (RELEASED_PLAINLY in [reason for reason, _ in gated.events("second")]) is released
 
 
+async def test_many_pods_are_released_for_an_autoscaler_in_several_looks(
+    server: StandInApiServer, api: KubernetesApi
+) -> None:
+    gated = GatesBench(server, api, release_when_full=3.0)
+    gated.node("a")
+    gated.pod("first", NEURON, 16, node="a", gates=(), annotations={"NEURON_DEVS": "0-15"})
+    names = [f"train-{number}" for number in range(MOST_RELEASED + 2)]
+    for number, name in enumerate(names):
+        gated.pod(name, NEURON, 16, cpu=str(1 + number // 2))  # two of a kind
+    released = []
+    for _ in range(3):
+        await gated.look(after=3.0)
+        released.append(sum(not gated.gates(name) for name in names))
+    assert released == [0, MOST_RELEASED, MOST_RELEASED + 2]
+
+
 async def test_a_pod_that_only_lacks_links_keeps_its_gate(server: StandInApiServer, api: KubernetesApi) -> None:
     gated = GatesBench(server, api, release_when_full=3.0)
     gated.node("a")
@@ -144,7 +173,7 @@ async def test_a_promise_on_a_node_that_is_gone_is_taken_off(gated: GatesBench) 
 async def placed_and_stuck(gated: GatesBench, owner: str) -> None:
     gated.node("a")
     gated.pod("train", owner=owner)
-    await gated.step()
+    await gated.step(after=TIMES.stuck)
     gated.unschedulable("train")
     await gated.look()
     await gated.look(after=TIMES.stuck - 1)
