@@ -61,7 +61,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ControllerTimes:
-    """The times of the parts, and those of the daemon itself, in seconds.
+    """The times of the parts, and those of the daemon itself, in seconds. ``binds.answer`` is the setting's instead.
 
     ``events``: between two looks at what closes nodes. ``settle``: between two looks at assumed pods. ``leases``: how
     long a start waits for the plugins' Leases, which it need not have the right to read. ``idle``: longer than Go keeps
