@@ -31,7 +31,7 @@ PACKAGE: Final = "neuron_plugin"
 COVER: Final = {
     "plugin": ("plugin", "conformance"),
     "allocation": ("allocation", "planning", "scheduling", "plugin"),
-    "planning": ("planning", "scheduling", "cli"),
+    "planning": ("planning", "scheduling"),
     "scheduling": ("scheduling", "extender", "monitor", "controller"),
     "gates": ("gates", "controller"),
 }
