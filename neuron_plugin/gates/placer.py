@@ -199,8 +199,8 @@ class Placer:
     def _put(self, pod: NeuronPod) -> None:
         """A gated pod waits for us once ours is its last gate, and nothing may be written on it already."""
         if pod.uid in self._in_flight:
-            pass  # it is looked at again once the write has ended
-        elif pod.uid in self._state.assumed or self._is_answered(pod):
+            return  # it is out of the queue, and is looked at again once the write has ended
+        if pod.uid in self._state.assumed or self._is_answered(pod):
             self._undecided.add(pod.uid)
         elif pod.rules.gates == (GATE,):
             self.queue.put(pod)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -17,10 +18,12 @@ from typing import Any
 import pytest
 
 from neuron_plugin.cli.command import Exit, program
-from neuron_plugin.cli.playground import LONGEST_DIRECTORY_BYTES
+from neuron_plugin.cli.playground import LONGEST_DIRECTORY_BYTES, SETTLE_SECONDS
 from neuron_plugin.kubelet.socket_watch import endpoint_path
-from neuron_plugin.simulation import SimulatedCluster
+from neuron_plugin.simulation import SimulatedCluster, write_node
 from tests.cli.doubles import Cli
+from tests.support.api_server import StandInApiServer
+from tests.support.manifests import node_manifest
 from tests.support.playground import Playground
 
 pytestmark = pytest.mark.timeout(180)  # real daemons on a machine that may be busy
@@ -174,6 +177,21 @@ def test_a_fault_is_reported_by_the_plugin_and_heals(playground: Playground) -> 
     assert "has no node trn1-1: choose among inf2-1, inf2-2" in playground.run(
         "fault", "trn1-1", "device", "5", "gone", status=2
     )
+
+
+async def test_a_fault_is_told_once_the_plugin_knows_all_of_it(cli: Cli, tmp_path: Path) -> None:
+    reason = "missing: the driver does not list it"
+    write_node(tmp_path / "a", "inf2.24xlarge")
+    async with StandInApiServer() as server:
+        server.create_node(node_manifest("a", "inf2.24xlarge"))
+        server.write_kubeconfig(tmp_path / "kubeconfig")
+        fault = ("playground", "fault", "--directory", tmp_path, "a", "driver", "gone")
+        said = asyncio.create_task(asyncio.to_thread(cli, *fault))
+        for missing in (1, 6):  # a plugin on a busy machine
+            await asyncio.sleep(3 * SETTLE_SECONDS)
+            seen = node_manifest("a", "inf2.24xlarge", unhealthy=dict.fromkeys(range(missing), reason))
+            server.patch_node("a", {"metadata": {"annotations": seen["metadata"]["annotations"]}})
+        assert f"its plugin reports devices 0-5 are unhealthy: {reason}\n" in (await said).out
 
 
 def test_devices_of_a_pod_are_made_idle(playground: Playground) -> None:

@@ -486,7 +486,7 @@ async def test_the_controller_evicts(cluster: Cluster) -> None:
 async def test_a_binding_of_the_controller_carries_an_assignment_and_nothing_else(
     cluster: Cluster, metadata: Body, wrong: str
 ) -> None:
-    path = await cluster.made(pod({"cpu": "1"}))
+    path = await cluster.made(pod({"cpu": "1"}, schedulerName="nobody"))  # nor has it another one's binding
     why_not = await cluster.controller.why_not("POST", f"{path}/binding", binding(path, **metadata))
     assert wrong in why_not if wrong else why_not == ""
 
@@ -628,7 +628,7 @@ async def test_the_controller_creates_no_other_pod(cluster: Cluster, metadata: B
 
 
 async def test_a_placeholder_goes_when_the_controller_says_so(cluster: Cluster) -> None:
-    stored = await cluster.admin.make(cluster.pods, for_demand(cluster))
+    stored = await cluster.admin.make(cluster.pods, for_demand(cluster, name="neuron-demand-for-nobody"))
     assert await cluster.controller.why_not("DELETE", f"{cluster.pods}/{stored['metadata']['name']}") == ""
 
 
