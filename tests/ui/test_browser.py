@@ -216,8 +216,8 @@ async def test_a_broken_device_keeps_its_pod_s_fill_under_a_cross_and_the_number
         assert state == "5 of 5 used broken; 11 missing"
         chips = (await browser.value("document.getElementById('numbers').innerText")).split("\n")
         assert {"44 devices", "5 used", "28 free", "5 used and broken", "11 missing"} <= set(chips)
-        use = await browser.value("document.querySelector('#use svg').getAttribute('aria-label')")
-        assert use == "Devices now: 5 used and broken; 0 used; 28 free, linked; 0 free, not linked; 11 not available"
+        now = "Devices now: 5 used and broken; 0 used; 28 free, linked; 0 free, not linked; 11 not available"
+        await browser.until(f"document.querySelector('#use svg').getAttribute('aria-label') === '{now}'")  # drawn later
 
 
 async def test_a_cordoned_node_is_marked_and_its_devices_do_not_count_as_free(browser: Browser) -> None:
