@@ -7,12 +7,13 @@ so they can never disagree about what a pod asks for, what it was assigned and w
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache
 from math import ceil
+from typing import NamedTuple
 
 import msgspec
 
@@ -416,21 +417,22 @@ def pod_use(pod: Pod) -> PodUse | None:
     """What a pod takes of its node; None of one that is not bound or has ended."""
     if not pod.node_name or pod.terminal:
         return None
-    return PodUse(pod.node_name, _needs(pod)[0], _ports(pod), _keeps_off(pod))
+    return PodUse(pod.node_name, _asked(pod, ()).needs, _ports(pod), _keeps_off(pod))
 
 
-def neuron_pod(pod: Pod) -> NeuronPod:
-    """Decode a pod. Nothing in it can fail this: what cannot be followed becomes a ``Rejection``."""
-    annotations = pod.annotations
-    request = _request(
-        tuple(
-            (container.name, kind, _neuron_quantities(container.limits), _neuron_quantities(container.requests))
-            for container, kind in pod.containers
-        ),
-        # Bounded, as they are remembered; one character more than is read shows that a text is too long.
-        tuple((key, annotations[key][: LONGEST_CONSTRAINT + 1]) for key in CONSTRAINT_KEYS if key in annotations),
+def neuron_pod(pod: Pod, *, progress: bool = True) -> NeuronPod:
+    """Decode a pod. Nothing in it can fail this: what cannot be followed becomes a ``Rejection``.
+
+    Without ``progress`` it says nothing of how far the pod's containers have come: no start, no runs, and a phase only
+    at its end.
+    """
+    annotations, labels, spec = pod.annotations, pod.labels, pod.spec
+    # Bounded, as they are remembered; one character more than is read shows that a text is too long.
+    asked = _asked(
+        pod, tuple([(key, annotations[key][: LONGEST_CONSTRAINT + 1]) for key in CONSTRAINT_KEYS if key in annotations])
     )
-    reference = PodReference(PodUid(pod.uid), pod.namespace, pod.name)
+    request, rules = asked.request, _rules(pod, asked)
+    reference, gated = PodReference(PodUid(pod.uid), pod.namespace, pod.name), GATE in rules.gates
     assignment: Assignment | Rejection | None = None
     if request and not isinstance(request, Rejection) and not annotations.keys().isdisjoint(ASSIGNMENT_KEYS):
         try:
@@ -439,10 +441,10 @@ def neuron_pod(pod: Pod) -> NeuronPod:
             assignment = replace(UNREADABLE_ASSIGNMENT, detail=str(error))
     if isinstance(assignment, Assignment) and not assignment.allocated and _is_meant_for_another(pod):
         assignment = None
-    rules = _rules(pod)
-    named = pod.spec.scheduling_group and pod.spec.scheduling_group.pod_group_name
-    group = named or annotations.get(GROUP_KEY, "") or pod.labels.get(GROUP_KEY, "")
+    named = spec.scheduling_group and spec.scheduling_group.pod_group_name
+    group = named or annotations.get(GROUP_KEY, "") or labels.get(GROUP_KEY, "")
     own = annotations.get(POD_UID_KEY) == pod.uid and not (pod.node_name or pod.terminating)
+    controller, phase = pod.controller, pod.phase
     return NeuronPod(
         reference=reference,
         request=request,
@@ -450,30 +452,30 @@ def neuron_pod(pod: Pod) -> NeuronPod:
         promised=annotations.get(NODE_KEY, "") if own else "",
         unschedulable=own and _is_unschedulable(pod),
         assignment=assignment,
-        priority=pod.spec.priority or 0,
-        preempts=pod.spec.preemption_policy != "Never",
-        phase=pod.phase,
+        priority=spec.priority or 0,
+        preempts=spec.preemption_policy != "Never",
+        phase=phase if progress or pod.terminal else "",
         terminating=pod.terminating,
-        started=pod.started or pod.phase == "Running",
+        started=progress and (pod.started or phase == "Running"),
         running=pod.running,
-        runs=() if isinstance(request, Rejection) or not request else pod.runs,
+        runs=pod.runs if progress and request and not isinstance(request, Rejection) else (),
         created=unix_seconds(pod.metadata.creation_timestamp or ""),
         static_uid=annotations.get(STATIC_POD_UID_KEY, ""),
-        assignment_keys=tuple(key for key in ASSIGNMENT_KEYS if key in annotations),
+        assignment_keys=tuple([key for key in ASSIGNMENT_KEYS if key in annotations]),
         refused_demands=_refused_demands(pod) if isinstance(request, Rejection) else frozenset(),
         group=(pod.namespace, group) if group else None,
-        group_size=_group_size(annotations.get(GROUP_SIZE_KEY, "") or pod.labels.get(GROUP_SIZE_KEY, "")),
-        leads_group=pod.labels.get(_LWS_WORKER_INDEX) == "0" or _is_leader_of_job(pod),
-        version=pod.resource_version if GATE in rules.gates else "",
-        labels=tuple(pod.labels.items()) if GATE in rules.gates else (),
+        group_size=_group_size(annotations.get(GROUP_SIZE_KEY, "") or labels.get(GROUP_SIZE_KEY, "")),
+        leads_group=labels.get(_LWS_WORKER_INDEX) == "0" or _is_leader_of_job(pod),
+        version=pod.resource_version if gated else "",
+        labels=tuple(labels.items()) if gated else (),
         strategy=placement_strategy(annotations.get(PLACEMENT_KEY, "")),
-        labelled_unhealthy=UNHEALTHY_LABEL in pod.labels,
-        controller="" if pod.controller[0] in _NOT_MADE_AGAIN else "/".join(filter(None, pod.controller)),
+        labelled_unhealthy=UNHEALTHY_LABEL in labels,
+        controller="" if controller[0] in _NOT_MADE_AGAIN else "/".join(filter(None, controller)),
         movable=is_movable(annotations),
         last_checkpoint=unix_seconds(annotations.get(LAST_CHECKPOINT_KEY, "")),
         rejection_message=(pod.status.message or "") if pod.rejected_at_admission else "",
         rules=rules,
-        claims=_claims(pod),
+        claims=_claims(pod) if spec.resource_claims else (),
     )
 
 
@@ -486,7 +488,7 @@ def _claims(pod: Pod) -> tuple[PodClaim, ...]:
     made = {one.name: one.resource_claim_name or "" for one in pod.status.resource_claim_statuses or ()}
     uses = [
         (use.name, (container.name, use.request or ""))
-        for container, _ in (pod.containers if pod.spec.resource_claims else ())
+        for container, _ in pod.containers
         for use in (container.resources.claims if container.resources else None) or ()
     ]
     return tuple(
@@ -525,27 +527,58 @@ def _group_size(text: str) -> int:
     return int(text) if _GROUP_SIZE.fullmatch(text) else 0
 
 
-_ContainerKey = tuple[str, ContainerKind, tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]
+class _Asked(NamedTuple):
+    """What a pod asks for: sets, and what kube-scheduler counts, besides Neuron and of Neuron."""
+
+    request: PodRequest | Rejection
+    needs: Quantities
+    neuron: Quantities
+
+
+_Texts = tuple[tuple[str, str], ...]
+
+
+def _asked(pod: Pod, constraint_texts: _Texts) -> _Asked:
+    spec = pod.spec
+    containers = tuple(
+        [(each.name, kind, tuple(each.limits.items()), tuple(each.requests.items())) for each, kind in pod.containers]
+    )
+    whole = tuple(((spec.resources and spec.resources.requests) or _NONE).items())
+    gated = any(gate.name == GATE for gate in spec.scheduling_gates or ())
+    return _asked_by(containers, constraint_texts, whole, tuple((spec.overhead or _NONE).items()), gated=gated)
 
 
 @lru_cache(maxsize=_REMEMBERED)
-def _request(
-    containers: tuple[_ContainerKey, ...], constraint_texts: tuple[tuple[str, str], ...]
-) -> PodRequest | Rejection:
+def _asked_by(
+    containers: tuple[tuple[str, ContainerKind, _Texts, _Texts], ...],
+    constraint_texts: _Texts,
+    whole: _Texts,
+    overhead: _Texts,
+    *,
+    gated: bool,
+) -> _Asked:
     """Equal requests are one object. Exact quantities cost tens of microseconds, and pods ask for few things."""
     try:
-        request = pod_request(ContainerSpec(name, kind, dict(lim), dict(req)) for name, kind, lim, req in containers)
+        request: PodRequest | Rejection = pod_request(
+            ContainerSpec(name, kind, _neuron_quantities(limits), _neuron_quantities(requests))
+            for name, kind, limits, requests in containers
+        )
     except RequestError as error:
-        return replace(INVALID_REQUEST, detail=str(error))
-    if not constraint_texts:
-        return request
-    asked = [(part.container, part.resource.unit) for part in request]
-    constraints = read_constraints(dict(constraint_texts), asked)
-    return tuple(replace(part, constraints=constraints) for part in request)
+        request = replace(INVALID_REQUEST, detail=str(error))
+    if constraint_texts and not isinstance(request, Rejection):
+        parts = [(part.container, part.resource.unit) for part in request]
+        constraints = read_constraints(dict(constraint_texts), parts)
+        request = tuple(replace(part, constraints=constraints) for part in request)
+    # The API server writes a request for each limit of an extended resource; other objects may lack them.
+    amounts = [
+        (kind, tuple({**{name: text for name, text in limits if name in _RESOURCE_NAMES}, **dict(requests)}.items()))
+        for _, kind, limits, requests in containers
+    ]
+    return _Asked(request, *_sum(amounts, whole, overhead, gated=gated))
 
 
-def _neuron_quantities(quantities: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    return tuple(item for item in quantities.items() if item[0] in _RESOURCE_NAMES or item[0].startswith(PREFIX))
+def _neuron_quantities(texts: _Texts) -> dict[str, str]:
+    return {name: text for name, text in texts if name in _RESOURCE_NAMES or name.startswith(PREFIX)}
 
 
 def _refused_demands(pod: Pod) -> frozenset[tuple[Resource, int]]:
@@ -572,51 +605,62 @@ def unix_seconds(text: str) -> float:
 # What kube-scheduler's own rules ask of a node.
 
 
-def _rules(pod: Pod) -> PodRules:
-    spec = pod.spec
-    affinity, spreads = spec.affinity or _Affinity(), spec.topology_spread_constraints or ()
-    among_pods = (affinity.pod_affinity, affinity.pod_anti_affinity)
-    required = affinity.node_affinity and affinity.node_affinity.required_during_scheduling_ignored_during_execution
-    volumes = spec.volumes or ()
-    needs, neuron = _needs(pod)
-    return PodRules(
+_equal_rules = lru_cache(maxsize=_REMEMBERED)(PodRules)
+"""Equal rules are one object: much that is remembered is looked up by them."""
+
+
+def _rules(pod: Pod, asked: _Asked) -> PodRules:
+    spec, affinity = pod.spec, pod.spec.affinity
+    spreads, volumes, gates = spec.topology_spread_constraints or (), spec.volumes or (), spec.scheduling_gates or ()
+    among_pods = (affinity.pod_affinity, affinity.pod_anti_affinity) if affinity else ()
+    by_node = affinity.node_affinity if affinity else None
+    required = by_node and by_node.required_during_scheduling_ignored_during_execution
+    preferring = (by_node, *among_pods)
+    return _equal_rules(
         scheduler_name=spec.scheduler_name,
-        gates=tuple(gate.name for gate in spec.scheduling_gates or ()),
-        node_selector=tuple((spec.node_selector or {}).items()),
-        terms=_own_terms(pod, required.terms) if required else None,
-        tolerations=tuple(
-            Toleration(one.key or "", one.operator or "", one.value or "", one.effect or "")
-            for one in spec.tolerations or ()
-        ),
-        needs=needs,
-        neuron=neuron,
+        gates=tuple([gate.name for gate in gates]),
+        node_selector=tuple((spec.node_selector or _NONE).items()),
+        terms=_terms(required, _pinned_to(pod)) if required else None,
+        tolerations=_tolerations(spec.tolerations) if spec.tolerations else (),
+        needs=asked.needs,
+        neuron=asked.neuron,
         ports=_ports(pod),
         # A generic ephemeral volume has a claim that is named after pod and volume.
         claims=(
-            *(one.persistent_volume_claim.claim_name for one in volumes if one.persistent_volume_claim),
-            *(f"{pod.name}-{one.name}" for one in volumes if one.ephemeral is not None),
+            *[one.persistent_volume_claim.claim_name for one in volumes if one.persistent_volume_claim],
+            *[f"{pod.name}-{one.name}" for one in volumes if one.ephemeral is not None],
         ),
         resource_claims=bool(spec.resource_claims),
         depends_on_pods=any(one.when_unsatisfiable == "DoNotSchedule" for one in spreads)
-        or any(one and one.required_during_scheduling_ignored_during_execution for one in among_pods),
+        or any(bool(one and one.required_during_scheduling_ignored_during_execution) for one in among_pods),
         prefers_nodes=any(one.when_unsatisfiable == "ScheduleAnyway" for one in spreads)
-        or any(
-            one and one.preferred_during_scheduling_ignored_during_execution
-            for one in (affinity.node_affinity, *among_pods)
-        ),
+        or any(bool(one and one.preferred_during_scheduling_ignored_during_execution) for one in preferring),
         keeps_off=_keeps_off(pod),
     )
 
 
-def _own_terms(pod: Pod, terms: tuple[NodeSelectorTerm, ...]) -> tuple[NodeSelectorTerm, ...] | None:
+@lru_cache(maxsize=_REMEMBERED)
+def _tolerations(tolerations: tuple[_Toleration, ...]) -> tuple[Toleration, ...]:
+    return tuple(
+        Toleration(one.key or "", one.operator or "", one.value or "", one.effect or "") for one in tolerations
+    )
+
+
+def _pinned_to(pod: Pod) -> str:
+    """The node to whose name a placement by gates has bound this pod's terms; empty where none has."""
+    said = pod.annotations.get(NODE_KEY), pod.annotations.get(POD_UID_KEY)
+    return pod.node_name if pod.node_name and said == (pod.node_name, pod.uid) else ""
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _terms(required: WireNodeSelector, pinned_to: str) -> tuple[NodeSelectorTerm, ...] | None:
     """The required terms without the node that a placement by gates has added.
 
     The pod is where it was placed. Its replacement is a new pod that has no place, so plans may send it anywhere.
     """
-    annotations = pod.annotations
-    if not pod.node_name or (annotations.get(NODE_KEY), annotations.get(POD_UID_KEY)) != (pod.node_name, pod.uid):
+    terms, pin = required.terms, Requirement("metadata.name", "In", (pinned_to,))
+    if not pinned_to:
         return terms
-    pin = Requirement("metadata.name", "In", (pod.node_name,))
     left = tuple(replace(term, fields=term.fields[:-1]) if term.fields[-1:] == (pin,) else term for term in terms)
     return left if left == terms or any(term.expressions or term.fields for term in left) else None
 
@@ -630,43 +674,24 @@ def _keeps_off(pod: Pod) -> tuple[PodSelector, ...]:
 
 def _ports(pod: Pod) -> frozenset[HostPort]:
     return frozenset(
-        (port.host_ip or ANY_ADDRESS, port.protocol, port.host_port)
-        for container, _ in pod.containers
-        for port in container.ports or ()
-        if port.host_port
+        [
+            (port.host_ip or ANY_ADDRESS, port.protocol, port.host_port)
+            for container, _ in pod.containers
+            for port in container.ports or ()
+            if port.host_port
+        ]
     )
 
 
-def _needs(pod: Pod) -> tuple[Quantities, Quantities]:
-    """What a pod asks for besides Neuron, and of Neuron.
-
-    Amounts of our own are left to the extender by a scheduler that has one. Of a gated pod the scheduler counts them as
-    any other resource.
-    """
-    gated = any(gate.name == GATE for gate in pod.spec.scheduling_gates or ())
-    containers = tuple((kind, tuple(_requests(container).items())) for container, kind in pod.containers)
-    whole = pod.spec.resources.requests if pod.spec.resources else None
-    return _sum(containers, tuple((whole or {}).items()), tuple((pod.spec.overhead or {}).items()), gated=gated)
-
-
-def _requests(container: Container) -> Mapping[str, str]:
-    """The API server writes a request for each limit of an extended resource; other objects may lack them."""
-    neuron = {name: text for name, text in container.limits.items() if name in _RESOURCE_NAMES}
-    return {**neuron, **container.requests} if neuron else container.requests
-
-
-_Texts = tuple[tuple[str, str], ...]
-
-
-@lru_cache(maxsize=_REMEMBERED)
 def _sum(
-    containers: tuple[tuple[ContainerKind, _Texts], ...], whole: _Texts, overhead: _Texts, *, gated: bool
+    containers: Iterable[tuple[ContainerKind, _Texts]], whole: _Texts, overhead: _Texts, *, gated: bool
 ) -> tuple[Quantities, Quantities]:
-    """What a pod asks for. Most pods of a cluster ask for one of few amounts.
+    """What a pod asks for besides Neuron, and of Neuron.
 
     The sum of containers and sidecars, or what an init container and the sidecars before it need, if that is more. The
     whole pod's own request, where there is one, stands in place of it (PodRequests in
-    staging/src/k8s.io/component-helpers/resource/helpers.go).
+    staging/src/k8s.io/component-helpers/resource/helpers.go). Amounts of our own are left to the extender by a
+    scheduler that has one. Of a gated pod the scheduler counts them as any other resource.
     """
     most, lasting = dict[str, int](), dict[str, int]()
     for kind, texts in containers:

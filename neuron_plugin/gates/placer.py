@@ -489,8 +489,6 @@ class Placer:
     def _record(self, assumed: AssumedPod) -> None:
         """Remember the decision, for ``neuron-plugin decisions``."""
         capacity, pod = assumed.chosen_from, assumed.pod
-        fields = {"pod": str(pod.reference), "uid": pod.uid, "node": pod.promised, **assumed.annotations}
-        _log.info("pod placed", extra=fields)
         if capacity is None:
             return
         allocations = assigned_allocations(pod, capacity.geometry)

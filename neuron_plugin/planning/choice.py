@@ -267,8 +267,8 @@ class Feasibility:
     def names(self, rules: PodRules, volumes: tuple[Volume, ...] = ()) -> Collection[str]:
         """The nodes that pods of these rules may go to now."""
         key = rules, volumes
-        found, changed = self._known.pop(key, (set[str](), set(self._nodes)))
-        self._known[key] = found, changed
+        known = self._known.pop(key) if key in self._known else (set[str](), set(self._nodes))
+        found, changed = self._known[key] = known
         if len(self._known) > MOST_DEMANDS:
             del self._known[next(iter(self._known))]
         for name in changed:

@@ -84,7 +84,7 @@ def keep_pod(pod: Pod, *, claims: bool = False) -> NeuronPod | PodUse | None:
         return pod_use(pod)
     if (pod.terminal and not pod.rejected_at_admission) or (DEMAND_LABEL in pod.labels and not pod.node_name):
         return None
-    return replace(neuron_pod(pod), phase=pod.phase if pod.terminal else "", started=False, runs=())
+    return neuron_pod(pod, progress=False)
 
 
 class PluginLeases:
