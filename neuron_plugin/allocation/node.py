@@ -233,7 +233,9 @@ def _node_info(
     inventory, ledger = node.inventory, Ledger(allocations)
     if isinstance(inventory, Rejection):
         return NodeInfo(node, ledger, unclear, stale, inventory, reservations)
-    unclear = (*(one for one in unclear if one[1] != OVERLAPPING_ASSIGNMENTS), *_overlaps(ledger))
+    unclear = tuple(one for one in unclear if one[1] != OVERLAPPING_ASSIGNMENTS)
+    if sum(one.mask.bit_count() for one in allocations) > ledger.used_mask.bit_count():  # some containers share cores
+        unclear = (*unclear, *_overlaps(ledger))
     reasons = [reason for _, reason in unclear] + [STALE_PLUGIN] * stale
     if reasons:
         reason = min(reasons, key=lambda reason: reason.may_pass)
@@ -252,8 +254,6 @@ def _overlaps(ledger: Ledger) -> list[tuple[PodReference, Rejection]]:
     It happens for a moment when the plugin corrects two pods that the kubelet admitted in the other order. Between its
     two patches one pod's old cores look free and are not.
     """
-    if sum(one.mask.bit_count() for one in ledger.allocations) == ledger.used_mask.bit_count():
-        return []  # nothing is shared at all, not even by containers of one pod: nearly always
     overlapping, seen = [], 0
     for uid, (first, *_) in ledger.by_pod.items():
         mask = ledger.mask_of(uid)

@@ -106,8 +106,9 @@ class KubernetesApi:
     async def request(self, request: ApiRequest, *, timeout_seconds: float) -> Response:
         """See ``ApiServer.request``; the deadline covers everything from loading credentials to the last byte."""
         try:
-            async with asyncio.timeout(timeout_seconds), self._exchange(request) as answer:
-                return await _read(request, answer)
+            async with asyncio.timeout(timeout_seconds):
+                with contextlib.closing(await self._send(request)) as answer:
+                    return await _read(request, answer)
         except TimeoutError as error:
             cause = f"no answer within {timeout_seconds:g} s"
             raise UnreachableError(request.method, request.path, cause, may_have_arrived=True) from error
@@ -117,15 +118,14 @@ class KubernetesApi:
         self, request: ApiRequest, *, silence_seconds: float
     ) -> AsyncGenerator[AsyncIterator[bytes], None]:
         """See ``ApiServer.stream``."""
-        async with self._exchange(request, silence_seconds) as answer:
+        with contextlib.closing(await self._send(request, silence_seconds)) as answer:
             if answer.status >= HTTPStatus.BAD_REQUEST:
                 raise refusal(await _read(request, answer), request)
             async with contextlib.aclosing(_lines(request, answer)) as lines:
                 yield lines
 
-    @contextlib.asynccontextmanager
-    async def _exchange(self, request: ApiRequest, silence_seconds: float | None = None) -> AsyncGenerator[Any, None]:
-        """Send, again with new credentials if they were refused, and close the answer after the block."""
+    async def _send(self, request: ApiRequest, silence_seconds: float | None = None) -> Any:
+        """Send, again with new credentials if they were refused; the caller closes the answer."""
         client, answer = self._client, None
         if client.is_expired and await self._renew(client):
             client = self._client
@@ -136,8 +136,7 @@ class KubernetesApi:
                 raise
         if answer is None or (answer.status == HTTPStatus.UNAUTHORIZED and await self._renew(client)):
             answer = await self._client.send(request, silence_seconds)
-        with contextlib.closing(answer):
-            yield answer
+        return answer
 
     async def _renew(self, refused: _Session) -> bool:
         """Load credentials again, unless that was tried just now; whether there is a newer client than ``refused``.

@@ -591,6 +591,7 @@ def _refused_demands(pod: Pod) -> frozenset[tuple[Resource, int]]:
     return frozenset(demand for demand in demands if demand[1])
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def unix_seconds(text: str) -> float:
     """A time of RFC 3339 in unix seconds; 0 for any other text."""
     if not _RFC_3339.fullmatch(text := text.strip()):  # ``fromisoformat`` alone reads much that is no RFC 3339

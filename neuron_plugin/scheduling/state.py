@@ -530,12 +530,14 @@ class ClusterState:
         """Keep cores for a pod that is not bound yet, in place of what was kept for it before."""
         self.release(reservation.pod.uid)
         self._reserved[reservation.pod.uid] = reservation
-        self._rebuild_if_known(reservation.node)
+        if known := self._nodes.get(reservation.node):
+            self._rebuild(known.node)
 
     def release(self, uid: PodUid) -> None:
         """Keep nothing for this pod any more."""
-        if reservation := self._reserved.pop(uid, None):
-            self._rebuild_if_known(reservation.node)
+        reservation = self._reserved.pop(uid, None)
+        if reservation and (known := self._nodes.get(reservation.node)):
+            self._rebuild(known.node)
 
     # What follows.
 
@@ -566,8 +568,8 @@ class ClusterState:
         for name in after - before:
             self._by_node[name][uid] = None
         for name in before | after:
-            self._rebuild_if_known(name)
-            self._use_changed(name)
+            if known := self._nodes.get(name):
+                self._rebuild(known.node)
 
     def _has_void(self, name: str) -> bool:
         """Whether promises on a node overlap, so that it matters which of them are bound."""
@@ -603,20 +605,13 @@ class ClusterState:
                 if not holders:
                     del self._keeping_off[selector]
 
-    def _rebuild_if_known(self, name: str) -> None:
-        if known := self._nodes.get(name):
-            self._rebuild(known.node)
-
     def _rebuild(self, node: NeuronNode) -> None:
-        """Derive a node's state again."""
+        """Derive a node's state again: it, its pods or what is kept there have changed."""
         name, before = node.name, self._nodes.get(node.name)
-        after = self.imagine(node)
-        self._nodes[name] = after
+        after = self._nodes[name] = self.imagine(node)
         self._choices.forget([name])
-        self._feasible.forget(name)
-        self._uses.pop(name, None)
+        self._use_changed(name)
         if after != before:
-            self.capacity_version += 1
             self.changes.add(name, before, after)
 
 
