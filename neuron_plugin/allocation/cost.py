@@ -93,15 +93,13 @@ class _SetCatalogue:
     """The valid sets of one shape, smallest first, and the families they form."""
 
     sizes: tuple[int, ...]
+    everything: int
+    """The family of all sets."""
     by_core: tuple[int, ...]
     by_weight: tuple[tuple[int, int], ...]
     numbers: dict[int, int]
     broken_by: dict[int, int]
     """What each valid set breaks; filled as they are asked for, so it never outgrows the valid sets."""
-
-    @property
-    def everything(self) -> int:
-        return (1 << len(self.sizes)) - 1
 
     def touching(self, mask: int) -> int:
         """The family of sets with a core in ``mask``."""
@@ -112,16 +110,13 @@ class _SetCatalogue:
 
     def breaking(self, mask: int) -> int:
         """The family of sets that ``mask`` breaks: those it touches, at least as large, and not itself."""
-        number = self.numbers.get(mask)
-        if number is None:
-            return self._larger(mask)
-        if mask not in self.broken_by:
-            self.broken_by[mask] = self._larger(mask) & ~(1 << number)
-        return self.broken_by[mask]
-
-    def _larger(self, mask: int) -> int:
+        if mask in self.broken_by:
+            return self.broken_by[mask]
         smaller = bisect_left(self.sizes, mask.bit_count())
-        return self.touching(mask) >> smaller << smaller
+        larger = self.touching(mask) >> smaller << smaller
+        if (number := self.numbers.get(mask)) is not None:
+            larger = self.broken_by[mask] = larger & ~(1 << number)
+        return larger
 
 
 @lru_cache(maxsize=MOST_SHAPES)
@@ -136,6 +131,7 @@ def _catalogue(shape: Geometry) -> _SetCatalogue:
     texts = {weight: "".join("01"[own == weight] for own in reversed(weights)) for weight in set(weights)}
     return _SetCatalogue(
         sizes=sizes,
+        everything=(1 << len(sizes)) - 1,
         by_core=tuple(int("".join(column), 2) for column in columns),
         by_weight=tuple((weight, int(text, 2)) for weight, text in sorted(texts.items())),
         numbers={mask: number for number, mask in enumerate(masks)},

@@ -77,6 +77,10 @@ class Geometry:
     """Logical cores of the whole node."""
     all_mask: CoreMask = field(init=False, compare=False, repr=False)
     """Every core of the node."""
+    device_masks: tuple[CoreMask, ...] = field(init=False, compare=False, repr=False)
+    """The cores of each device."""
+    shape: Geometry = field(init=False, compare=False, repr=False)
+    """What decides the sets and nothing else: one for all types that differ only by name, as Trn2 and Trn3 do."""
 
     def __post_init__(self) -> None:
         for name, most in (("device_count", MOST_DEVICES), ("cores_per_device", MOST_CORES_PER_DEVICE)):
@@ -85,21 +89,23 @@ class Geometry:
         count = self.device_count * self.cores_per_device
         object.__setattr__(self, "core_count", count)
         object.__setattr__(self, "all_mask", CoreMask((1 << count) - 1))
-
-    @property
-    def shape(self) -> Geometry:
-        """What decides the sets and nothing else: one for all types that differ only by name, as Trn2 and Trn3 do."""
-        return _shape(self.device_count, self.cores_per_device, self.block_sizes)
+        object.__setattr__(self, "device_masks", _device_masks(self.device_count, self.cores_per_device))
+        is_shape = (self.instance_type, self.topology) == ("", Topology.UNLINKED)
+        shape = self if is_shape else _shape(self.device_count, self.cores_per_device, self.block_sizes)
+        object.__setattr__(self, "shape", shape)
 
     def masks(self, unit: Unit) -> tuple[CoreMask, ...]:
         """The cores behind every id of a unit, by id."""
-        return _masks(self.device_count, self.cores_per_device, unit)
+        cores = range(self.core_count)
+        return self.device_masks if unit is Unit.DEVICE else tuple(CoreMask(1 << core) for core in cores)
 
     def mask_of(self, unit: Unit, ids: Iterable[int]) -> CoreMask:
         """The cores behind ids of a unit; ids outside the geometry add nothing."""
-        masks, mask = _masks(self.device_count, self.cores_per_device, unit), 0
+        is_device, mask = unit is Unit.DEVICE, 0
+        count, size = (self.device_count, self.cores_per_device) if is_device else (self.core_count, 1)
+        own = (1 << size) - 1
         for number in ids:
-            mask |= masks[number] if 0 <= number < len(masks) else 0
+            mask |= own << number * size if 0 <= number < count else 0
         return CoreMask(mask)
 
     def ids_of(self, unit: Unit, mask: int) -> tuple[int, ...]:
@@ -108,7 +114,7 @@ class Geometry:
 
     def device_mask(self, device: int) -> CoreMask:
         """The cores of one device; the device must be one of ``range(device_count)``."""
-        return self.masks(Unit.DEVICE)[device]
+        return self.device_masks[device]
 
     def devices_mask(self, devices: Iterable[int]) -> CoreMask:
         """The cores of several devices; ids outside the geometry add nothing."""
@@ -116,20 +122,19 @@ class Geometry:
 
     def devices_touched(self, mask: int) -> tuple[DeviceId, ...]:
         """Devices with at least one core in ``mask``, ascending."""
-        masks = _masks(self.device_count, self.cores_per_device, Unit.DEVICE)
-        return tuple(DeviceId(device) for device, own in enumerate(masks) if mask & own)
+        return tuple(DeviceId(device) for device, own in enumerate(self.device_masks) if mask & own)
 
     def whole_devices(self, mask: int) -> tuple[DeviceId, ...]:
         """Devices with every core in ``mask``, ascending."""
         return tuple(
-            DeviceId(device) for device, own in enumerate(self.masks(Unit.DEVICE)) if own and own & mask == own
+            DeviceId(device) for device, own in enumerate(self.device_masks) if own and own & mask == own
         )
 
 
-@lru_cache(maxsize=2 * MOST_SHAPES)
-def _masks(device_count: int, cores_per_device: int, unit: Unit) -> tuple[CoreMask, ...]:
-    size, count = (cores_per_device, device_count) if unit is Unit.DEVICE else (1, device_count * cores_per_device)
-    return tuple(CoreMask(((1 << size) - 1) << (number * size)) for number in range(count))
+@lru_cache(maxsize=MOST_SHAPES)
+def _device_masks(device_count: int, cores_per_device: int) -> tuple[CoreMask, ...]:
+    own = (1 << cores_per_device) - 1
+    return tuple(CoreMask(own << device * cores_per_device) for device in range(device_count))
 
 
 @lru_cache(maxsize=MOST_SHAPES)
