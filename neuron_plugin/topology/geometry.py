@@ -126,9 +126,7 @@ class Geometry:
 
     def whole_devices(self, mask: int) -> tuple[DeviceId, ...]:
         """Devices with every core in ``mask``, ascending."""
-        return tuple(
-            DeviceId(device) for device, own in enumerate(self.device_masks) if own and own & mask == own
-        )
+        return tuple(DeviceId(device) for device, own in enumerate(self.device_masks) if own and own & mask == own)
 
 
 @lru_cache(maxsize=MOST_SHAPES)

@@ -45,7 +45,8 @@ class GatesBench:
         self.state = self.world.state
         self.ready = Readiness({CONDITION: ""})
         self.metrics = ExtenderMetrics()
-        clock = Clock(now=lambda: self.now, sleep=self._sleep)
+        self.halted: list[float] = []
+        clock = Clock(now=lambda: self.now, sleep=self._sleep, halt=self.halted.append)
         self.placer = Placer(
             api,
             self.state,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from neuron_plugin.allocation.keys import GATE, NODE_KEY, POD_UID_KEY
-from neuron_plugin.gates.placer import FORBIDDEN, RELEASED_PLAINLY, TIMES
+from neuron_plugin.gates.placer import FORBIDDEN, MANY_IN_FLIGHT, RELEASED_PLAINLY, TIMES
 from neuron_plugin.scheduling.leadership import CONDITION
 from neuron_plugin.simulation.api_server_kinds import CLAIMS, NODES, VOLUMES, JsonObject
 from tests.gates.bench import CORE, EPOCH, NEURON, GatesBench
@@ -69,6 +70,24 @@ async def test_pods_placed_in_one_step_share_nothing(gated: GatesBench) -> None:
     assert sorted(gated.place(f"train-{number}") for number in range(4)) == ["", "", "a", "a"]
     first, second = (gated.annotations(name)["NEURON_DEVS"] for name in ("train-0", "train-1"))
     assert not set(first.split(",")) & set(second.split(","))
+
+
+@pytest.mark.parametrize(("pods", "rests"), [(MANY_IN_FLIGHT, {TIMES.rest}), (MANY_IN_FLIGHT - 1, set[float]())])
+async def test_while_the_api_server_is_behind_what_comes_is_gathered_in_a_moments_rest(
+    gated: GatesBench, pods: int, rests: set[float]
+) -> None:
+    gated.node("a")
+    for number in range(pods):
+        gated.pod(f"train-{number:02}", CORE)
+    gated.server.fail(Fault(PATCH, gate=asyncio.Event(), times=pods))
+    running = asyncio.create_task(gated.placer.run())
+    while gated.placer.under_way < pods:
+        await asyncio.sleep(0)
+    gated.state.changes.wake()
+    await asyncio.sleep(0.01)
+    running.cancel()
+    await gated.placer.drain()
+    assert set(gated.halted) == rests
 
 
 async def test_a_pod_waits_while_others_hold_it_too(gated: GatesBench) -> None:
