@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 from collections import defaultdict
 from pathlib import Path
 
@@ -66,3 +67,12 @@ def test_a_door_names_only_what_another_room_uses(doors: dict[str, set[str]], us
     tests_too = {"simulation"}  # its doubles are there for the tests
     unused = {room: doors[room] - used[f"{PACKAGE.name}.{room}"] for room in ROOMS if room not in tests_too}
     assert {room: names for room, names in unused.items() if names} == {}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_name_at_a_door_can_be_had(doors: dict[str, set[str]], room: str) -> None:
+    door = importlib.import_module(f"{PACKAGE.name}.{room}")
+    for name in doors[room]:
+        assert hasattr(door, name), name
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = door.no_such_name

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from neuron_plugin.allocation.keys import CORES_KEY, DEVICES_KEY, GATE
+from neuron_plugin.allocation.node_rules import DEFAULT_SCHEDULER
 from neuron_plugin.cli.command import CommandError, Exit, Parser, UsageError, add_command, program
 from neuron_plugin.cli.demo import EndOnSignals, add_ask_flag
 from neuron_plugin.cli.simulate import add_faults, known_types, run_fault
@@ -162,7 +163,8 @@ def _directory(path: Path) -> Iterator[Path]:
 
 
 async def _play(root: Path, arguments: Namespace) -> None:
-    from neuron_plugin.simulation import PlacedBy, SimulatedCluster, live
+    from neuron_plugin.simulation import PlacedBy, SimulatedCluster
+    from neuron_plugin.simulation.live import live
 
     nodes: Mapping[str, str] = arguments.nodes
     flags = ("--ui", "--make-room", arguments.make_room, "--make-room-after", "5")
@@ -391,11 +393,13 @@ async def _settled(api: KubernetesApi, pod: Pod) -> tuple[Pod, str]:
     from neuron_plugin.cluster.api import send
     from neuron_plugin.cluster.pods import PODS, asks_for_neuron
     from neuron_plugin.cluster.writes import read_pod
-    from neuron_plugin.simulation import SCHEDULERS
 
     wanted, ends = pod.spec.scheduler_name, time.monotonic() + PLACE_SECONDS
-    if wanted not in SCHEDULERS:
-        return pod, f"no scheduler is called {wanted!r}, only {' and '.join(SCHEDULERS)}"
+    if wanted != DEFAULT_SCHEDULER:
+        from neuron_plugin.simulation import SCHEDULERS  # loads all that a simulated cluster consists of
+
+        if wanted not in SCHEDULERS:
+            return pod, f"no scheduler is called {wanted!r}, only {' and '.join(SCHEDULERS)}"
     while True:
         body = await send(api, read_pod(namespace=pod.namespace, name=pod.name), timeout_seconds=PLACE_SECONDS)
         pod, status = PODS.decode(body), msgspec.json.decode(body)["status"]

@@ -23,7 +23,6 @@ from neuron_plugin.cli.command import (
     show,
     table,
 )
-from neuron_plugin.cli.simulate_cluster import add_cluster_command
 from neuron_plugin.hardware import GENERATIONS, ResetState
 from neuron_plugin.inspection import plural
 from neuron_plugin.instance_file import load_catalogue
@@ -89,6 +88,9 @@ def add_flags(parser: Parser) -> None:
     fault = add_command(actions, "fault", run_fault, summary=summary, examples=FAULT_EXAMPLES)
     fault.add_argument("directory", type=Path, metavar="DIR", help="a directory that 'simulate node' wrote")
     add_faults(fault, run_fault)
+    # Here, because the demo and the playground take the faults from this module, and neither replays a demand.
+    from neuron_plugin.cli.simulate_cluster import add_cluster_command
+
     add_cluster_command(actions)
 
 

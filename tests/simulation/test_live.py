@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from neuron_plugin.allocation.keys import GATE, NODE_KEY
-from neuron_plugin.simulation import PlacedBy, SimulatedCluster, live
+from neuron_plugin.simulation import PlacedBy, SimulatedCluster
 from neuron_plugin.simulation.api_server_kinds import NODES, PODS
+from neuron_plugin.simulation.live import live
 
 TYPES = {"inf2-1": "inf2.xlarge", "trn1-1": "trn1.2xlarge"}
 
