@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import importlib
+import os
 import signal
 import sys
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 pytest_plugins = ["tests.support.controller_fixtures"]
@@ -23,3 +28,20 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # A property fails for what it finds, not because other work on the machine made one example slow.
 settings.register_profile("without deadlines", deadline=None)
 settings.load_profile("without deadlines")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Share pytest's rewriting of the tests among the processes, which each would do for all of them in a fresh clone.
+
+    Each begins at another file, and finds the bytecode of the others where it comes to their files.
+    """
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if processes == 1 or session.config.args_source is not session.config.ArgsSource.TESTPATHS:
+        return
+    root = Path(__file__).parents[1]
+    files = sorted(root.glob("tests/**/test_*.py"))
+    first = len(files) * int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw")) // processes
+    for file in (*files[first:], *files[:first]):
+        with contextlib.suppress(Exception):  # the collection imports it again, and says what is wrong
+            importlib.import_module(".".join(file.relative_to(root).with_suffix("").parts))
