@@ -1,7 +1,8 @@
 """The pages that show what became of manifests on a playground: their commands are typed there, in order.
 
-A page begins on an empty playground with the nodes that it has by default. What a page shows below a command must be
-in the command's output ("..." for what is left out), but for what a controller's or the API server's names end with.
+A page begins on an empty playground with the nodes that it has by default; those that only add pods take turns on one.
+What a page shows below a command must be in the command's output ("..." for what is left out), but for what a
+controller's or the API server's names end with.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.test_pages import PLAYED, identified, saved_files, steps
+from tests.docs.test_pages import DOCS, PLAYED, saved_files, steps
 from tests.support.playground import REPOSITORY, Playground
 
 SUFFIX = re.compile(r"-[0-9a-f]{5}(?=[ ,:]|$)")
@@ -25,14 +26,9 @@ SUFFIX = re.compile(r"-[0-9a-f]{5}(?=[ ,:]|$)")
 
 @pytest.fixture
 def playground() -> Iterator[Playground]:
-    """In the directory that commands without --directory look at, if TMPDIR says so; a page may leave faults there."""
+    """In the directory that commands without --directory look at, if TMPDIR says so."""
     with Playground(in_tmpdir=True) as up:
         yield up
-
-
-@pytest.fixture
-def typed(playground: Playground, tmp_path: Path) -> Typed:
-    return Typed(playground, tmp_path)
 
 
 class Typed:
@@ -41,7 +37,7 @@ class Typed:
     def __init__(self, playground: Playground, directory: Path) -> None:
         self._directory = directory
         program = directory / "bin/neuron-plugin"
-        program.parent.mkdir()
+        program.parent.mkdir(parents=True)
         program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m neuron_plugin "$@"\n', "utf-8")
         program.chmod(0o755)
         self._environment = {
@@ -68,15 +64,32 @@ def plain(line: str) -> str:
     return re.sub(r"\s+", " ", SUFFIX.sub("-*", line)).strip()
 
 
-@pytest.mark.timeout(180)  # real daemons on a machine that may be busy
-@pytest.mark.parametrize("page", PLAYED, ids=identified)
-def test_a_page_shows_what_happens_on_a_playground(page: Path, typed: Typed, tmp_path: Path) -> None:
+def shows_what_happens(page: Path, playground: Playground, directory: Path) -> bool:
+    """Type a page's commands; false if kubectl is missing, which ends the page early."""
+    typed = Typed(playground, directory)
     for name, text in saved_files(page).items():
-        (tmp_path / name).write_text(text)
+        (directory / name).write_text(text)
     for step in steps(page):
         if " kubectl " in f" {step.line} " and not shutil.which("kubectl"):
-            pytest.skip("kubectl is not installed")
+            return False
         status, lines = typed(step.line)
         assert status == step.status, f"{page.name}: {step.line}: {lines}"
         missing = [each for each in step.shown if plain(each) not in lines]
         assert not missing, f"{page.name}: {step.line}: {lines}"
+    return True
+
+
+EKS = DOCS / "eks.md"
+"""Cordons and breaks what the next page would find."""
+
+
+@pytest.mark.timeout(300)  # real daemons on a machine that may be busy
+@pytest.mark.parametrize("pages", [[page for page in PLAYED if page != EKS], [EKS]], ids=["platforms", "eks"])
+def test_pages_show_what_happens_on_a_playground(pages: list[Path], playground: Playground, tmp_path: Path) -> None:
+    cut_short = []
+    for page in pages:
+        playground.clear()
+        if not shows_what_happens(page, playground, tmp_path / page.stem):
+            cut_short.append(page.name)
+    if cut_short:
+        pytest.skip(f"kubectl is not installed, which these pages need: {cut_short}")
