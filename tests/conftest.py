@@ -25,9 +25,11 @@ sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
 # A shell lets what it runs in the background ignore Ctrl-C, and every process that a test starts would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A property fails for what it finds, not because other work on the machine made one example slow.
-settings.register_profile("without deadlines", deadline=None)
-settings.load_profile("without deadlines")
+# A property fails for what it finds, not because other work on the machine made one example slow. `nox -s soak` tries
+# each with more examples.
+settings.register_profile("tests", deadline=None, max_examples=60)
+settings.register_profile("soak", deadline=None, max_examples=1000)
+settings.load_profile("tests")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from neuron_plugin.allocation.assignment import AssignmentError, Dialect, read_assignment, write_assignment
@@ -44,6 +44,15 @@ def refused(annotations: dict[str, str], *request: ContainerRequest) -> Assignme
     assert error.value == annotations.get(error.key, "")
     assert str(error) == f"pod {POD} has {error.key}={error.value[:200]!r}: {error.expected}"
     return error
+
+
+def placed(geometry: Geometry, free: int, request: PodRequest) -> tuple[ContainerSet, ...]:
+    """A pod's sets, in what is free if it fits there, or else on the whole node."""
+    found = place(geometry, free, request)
+    placement = place(geometry, geometry.all_mask, request) if isinstance(found, Rejection) else found
+    if isinstance(placement, Rejection):
+        reject()
+    return placement
 
 
 def test_the_seeds_cores_are_read_and_written_as_2_3() -> None:
@@ -101,15 +110,12 @@ def test_p52_every_set_of_every_geometry_reads_back_as_it_was_written(geometry: 
                 assert read_assignment(POD, written, request) == Assignment((ContainerAssignment(request[0], ids),), 99)
 
 
-@settings(max_examples=120)
 @given(st.data(), any_geometry(), st.sets(st.sampled_from(Dialect), min_size=1))
 def test_p52_what_the_extender_places_the_plugin_reads(
     data: st.DataObject, geometry: Geometry, dialects: set[Dialect]
 ) -> None:
     request = data.draw(pods(geometry))
-    placement = place(geometry, data.draw(free_masks(geometry)), request)
-    assume(not isinstance(placement, Rejection))
-    assert not isinstance(placement, Rejection)
+    placement = placed(geometry, data.draw(free_masks(geometry)), request)
     decision = read_assignment(
         POD, write_assignment(assignment_of(geometry, placement, 7), {*dialects, Dialect.NEURON_PLUGIN}), request
     )
@@ -156,15 +162,12 @@ def test_the_vendors_dialect_cannot_say_two_resources() -> None:
     assert set(write_assignment(assignment_of(TRN1, placement, 1), [Dialect.VENDOR])) == {ALLOC_TIME_KEY, ALLOCATED_KEY}
 
 
-@settings(max_examples=120)
 @given(st.data(), any_geometry(), st.sampled_from(Resource))
 def test_p52_what_the_vendors_dialect_alone_says_is_read_as_placed(
     data: st.DataObject, geometry: Geometry, resource: Resource
 ) -> None:
     request = data.draw(pods(geometry, resources=(resource,)))
-    placement = place(geometry, data.draw(free_masks(geometry)), request)
-    assume(not isinstance(placement, Rejection))
-    assert not isinstance(placement, Rejection)
+    placement = placed(geometry, data.draw(free_masks(geometry)), request)
     expected = [geometry.ids_of(resource.unit, part.mask) for part in placement]
     assert ids_read(write_assignment(assignment_of(geometry, placement, 7), [Dialect.VENDOR]), *request) == expected
 
@@ -298,7 +301,6 @@ id_texts = st.text(alphabet="0123456789,-| x٣", max_size=12)
 texts = st.one_of(id_texts, st.text(max_size=30), st.sampled_from([resource.value for resource in Resource]))
 
 
-@settings(max_examples=120)
 @given(st.data(), any_geometry(), st.dictionaries(st.sampled_from(KEYS), texts))
 def test_t34_any_texts_are_a_decision_that_fits_the_pod_or_the_one_typed_error(
     data: st.DataObject, geometry: Geometry, annotations: dict[str, str]
@@ -323,15 +325,12 @@ def spoiled(text: str, data: st.DataObject) -> str:
     return text[:begin] + data.draw(st.text(alphabet="0123456789,-| ", max_size=3)) + text[end:]
 
 
-@settings(max_examples=80)
 @given(st.data(), any_geometry(), st.sets(st.sampled_from(Dialect), min_size=1))
 def test_t34_an_assignment_that_was_tampered_with_is_refused_or_keeps_containers_and_dialects_apart(
     data: st.DataObject, geometry: Geometry, dialects: set[Dialect]
 ) -> None:
     request = data.draw(pods(geometry, most=3))
-    placement = place(geometry, geometry.all_mask, request)
-    assume(not isinstance(placement, Rejection))
-    assert not isinstance(placement, Rejection)
+    placement = placed(geometry, geometry.all_mask, request)
     annotations = write_assignment(assignment_of(geometry, placement, 7), dialects)
     key = data.draw(st.sampled_from(sorted(annotations)))
     annotations[key] = spoiled(annotations[key], data)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from neuron_plugin.allocation.constraints import ANY_DEVICE, Constraints
@@ -131,7 +131,6 @@ def constrained_pods(draw: st.DrawFn, geometry: Geometry) -> PodRequest:
     return limited(asked, allowed_devices=allowed, same_device=shared)
 
 
-@settings(max_examples=300)
 @given(st.data(), st.sampled_from(SMALL))
 def test_a_constrained_pod_is_placed_exactly_where_some_way_keeps_every_constraint(
     data: st.DataObject, geometry: Geometry

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from neuron_plugin.allocation import placement as module
@@ -90,7 +90,6 @@ def refused(geometry: Geometry, free: int, *request: ContainerRequest) -> Reject
     return placement
 
 
-@settings(max_examples=150)
 @given(st.data(), any_geometry())
 def test_t20_every_container_gets_its_own_valid_set_out_of_what_is_free(
     data: st.DataObject, geometry: Geometry
@@ -102,7 +101,6 @@ def test_t20_every_container_gets_its_own_valid_set_out_of_what_is_free(
         assert_the_kubelet_admits(geometry, free, request, placement)
 
 
-@settings(max_examples=150)
 @given(st.data(), st.sampled_from(SMALL))
 def test_a_pod_is_refused_only_when_no_choice_of_sets_serves_it(data: st.DataObject, geometry: Geometry) -> None:
     free = data.draw(free_masks(geometry))
@@ -110,7 +108,6 @@ def test_a_pod_is_refused_only_when_no_choice_of_sets_serves_it(data: st.DataObj
     assert isinstance(place(geometry, free, request), Rejection) == (not fits(geometry, as_cores(free), request))
 
 
-@settings(max_examples=120)
 @given(st.data(), any_geometry())
 def test_t8_a_refusal_that_can_pass_does_pass_on_the_free_node(data: st.DataObject, geometry: Geometry) -> None:
     free = data.draw(free_masks(geometry))

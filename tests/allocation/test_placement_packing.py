@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from neuron_plugin.allocation.placement import pack
@@ -22,7 +22,6 @@ def packs(geometry: Geometry, free: Cores, request: PodRequest) -> bool:
     return any(packs(geometry, free - cores, request[1:]) for cores in sets if cores <= free)
 
 
-@settings(max_examples=150)
 @given(st.data(), st.sampled_from(SMALL))
 def test_sets_are_found_exactly_when_there_are_some(data: st.DataObject, geometry: Geometry) -> None:
     free = data.draw(free_masks(geometry))
@@ -30,7 +29,6 @@ def test_sets_are_found_exactly_when_there_are_some(data: st.DataObject, geometr
     assert (pack(geometry, free, request) is not None) == packs(geometry, as_cores(free), request)
 
 
-@settings(max_examples=120)
 @given(st.data(), any_geometry())
 def test_what_is_found_is_valid_disjoint_and_in_the_order_of_the_request(
     data: st.DataObject, geometry: Geometry

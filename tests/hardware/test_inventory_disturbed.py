@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from neuron_plugin.hardware.inventory import EVERY_DEVICE, Inventory, read_inventory
@@ -58,7 +58,6 @@ def with_bytes(node: SimulatedNode, path: Path, content: bytes) -> Iterator[Inve
         path.write_bytes(kept)
 
 
-@settings(max_examples=150)
 @given(attribute=st.sampled_from(DEVICE_ATTRIBUTES), content=garbage)
 def test_p27_whatever_an_attribute_reads_costs_at_most_its_own_device(
     shared_node: SimulatedNode, attribute: str, content: bytes
@@ -96,7 +95,6 @@ def test_a_class_link_to_a_device_that_is_gone_is_no_device(make_node: MakeNode)
     assert inventory.skipped == ()
 
 
-@settings(max_examples=60)
 @given(name=st.sampled_from(MACHINE_FILES), content=garbage)
 def test_p27_whatever_the_machines_own_files_read_costs_no_device(
     shared_node: SimulatedNode, name: str, content: bytes

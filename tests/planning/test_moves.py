@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from neuron_plugin.allocation import Constraints, ContainerKind, ContainerRequest, NeuronPod, Rejection, Resource
@@ -132,7 +132,6 @@ def test_a_pod_of_two_containers_gets_room_for_both() -> None:
     assert sum(one.mask.bit_count() for one in info.ledger.allocations) == info.used_mask.bit_count()
 
 
-@settings(max_examples=150)
 @given(clusters(), st.sampled_from(SHAPES))
 def test_a_move_of_one_pod_is_found_whenever_there_is_one_and_it_is_the_cheapest(before: Cluster, shape: str) -> None:
     waiting = pod("waiting", shape)
@@ -149,7 +148,6 @@ def test_a_move_of_one_pod_is_found_whenever_there_is_one_and_it_is_the_cheapest
         assert held_once(made.nodes, made.pods)
 
 
-@settings(max_examples=100)
 @given(clusters(), st.lists(st.sampled_from(SHAPES), max_size=4))
 def test_what_is_promised_to_several_waiting_pods_can_be_had_by_all(before: Cluster, shapes: list[str]) -> None:
     waiting = [pod(f"w{number}", shape) for number, shape in enumerate(shapes)]

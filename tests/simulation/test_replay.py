@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from neuron_plugin.allocation import NodeInfo, PlacementStrategy
@@ -70,7 +70,6 @@ def test_means_over_time_weigh_states_by_how_long_they_last() -> None:
     assert found.empty == (1 * 1 + 2 * 3) / 4
 
 
-@settings(max_examples=60)
 @given(
     pods=st.lists(st.tuples(st.integers(0, 20), st.integers(1, 9), st.sampled_from(SHAPES)), max_size=30),
     strategy=st.sampled_from(PlacementStrategy),
