@@ -97,12 +97,13 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def soak(session: nox.Session) -> None:
-    """Random steps of nodes and gated pods, a million (`-- STEPS`: others), binds, properties, a playground's hour."""
+    """A million random steps (`-- STEPS`: others) of nodes and gated pods; binds, leases, properties, a playground."""
     steps = session.posargs[0] if session.posargs else "1000000"
     lives = ("tests/plugin/test_node_life.py", "tests/plugin/test_claims_life.py")
     session.run("pytest", *lives, "-q", "--timeout=600", env={"NODE_LIFE_STEPS": steps})
     session.run("pytest", "tests/gates/test_model.py", "-q", "--timeout=3600", env={"GATES_STEPS": steps})
     session.run("pytest", "tests/extender/test_interleavings.py", "-q", env={"INTERLEAVINGS_STEPS": "25000"})
+    session.run("pytest", "tests/cluster/test_leases_outages.py", "-q", env={"LEASES_SEEDS": "200"})
     session.run("pytest", "-m", "hypothesis", "--hypothesis-profile", "soak", "-q", "--timeout=3600")
     session.run("pytest", "tests/simulation/test_survival.py", "-q", env={"SURVIVAL_SECONDS": "3600"})
 

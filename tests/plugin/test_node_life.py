@@ -17,8 +17,8 @@ from tests.plugin.life import Mode, live
 from tests.plugin.life_cluster import VirtualLoop
 from tests.plugin.world import INF2, LINE, TRN1, TRN2
 
-STEPS = int(os.environ.get("NODE_LIFE_STEPS", "20000"))
-STEPS_OF_A_LIFE = 2_000
+STEPS = int(os.environ.get("NODE_LIFE_STEPS", "10000"))
+STEPS_OF_A_LIFE = 2_000 if "NODE_LIFE_STEPS" in os.environ else 1_000
 
 MODES = (
     Mode(TRN1),
