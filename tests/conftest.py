@@ -47,3 +47,27 @@ def pytest_collection(session: pytest.Session) -> None:
     for file in (*files[first:], *files[:first]):
         with contextlib.suppress(Exception):  # the collection imports it again, and says what is wrong
             importlib.import_module(".".join(file.relative_to(root).with_suffix("").parts))
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist, which pytest alone does without
+def pytest_xdist_auto_num_workers() -> int:
+    """Two for each CPU with ``--numprocesses auto``: tests wait half of their time, for daemons, clocks and sockets.
+
+    Sixteen at most, because each collects all tests first.
+    """
+    return min(2 * len(os.sched_getaffinity(0)), 16)
+
+
+@pytest.hookimpl(trylast=True)  # after pytest-randomly
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Two processes begin with the tests that take so long that they have a timeout of their own.
+
+    Each process gets an equal part of the list. In the end nobody waits for one of them alone, and the tests that share
+    a playground stay in one process.
+    """
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return
+    long = [item for item in items if item.get_closest_marker("timeout")]
+    short = [item for item in items if not item.get_closest_marker("timeout")]
+    half, middle = len(long) // 2, len(items) // 2
+    items[:] = [*long[:half], *short[: middle - half], *long[half:], *short[middle - half :]]
