@@ -162,9 +162,7 @@ class Chart:
 
     def _evaluate(self, text: str, dot: Any, scope: Scope) -> tuple[Any, bool]:
         """The value of an action, and whether it is printed: an assignment is not."""
-        tokens = [match[1] for match in _TOKEN.finditer(text)]
-        if "".join(tokens) != re.sub(r'("(?:\\.|[^"\\])*"|`[^`]*`)|\s+', lambda match: match[1] or "", text):
-            raise TemplateError(f"{text!r} was read as {tokens}: extend the tokens")
+        tokens = list(_tokens(text))
         if tokens[1:2] == [":="]:
             scope[-1][tokens[0]] = self._pipeline(tokens[2:], dot, scope)
             return scope[-1][tokens[0]], False
@@ -210,6 +208,14 @@ class Chart:
         return self.include if word == "include" else _function(word)
 
 
+@functools.cache
+def _tokens(text: str) -> tuple[str, ...]:
+    tokens = tuple(match[1] for match in _TOKEN.finditer(text))
+    if "".join(tokens) != re.sub(r'("(?:\\.|[^"\\])*"|`[^`]*`)|\s+', lambda match: match[1] or "", text):
+        raise TemplateError(f"{text!r} was read as {tokens}: extend the tokens")
+    return tokens
+
+
 def _function(name: str) -> Any:
     if name not in _FUNCTIONS:
         raise TemplateError(f"the function {name} is not known to tests/charts/templates.py: add it there")
@@ -227,10 +233,14 @@ class _Dumper(yaml.SafeDumper):
     """YAML as Go's libraries write it: double quotes only around what would not be read as text."""
 
 
+@functools.cache
+def _is_read_as_text(text: str) -> bool:
+    is_text = not re.fullmatch(r"[\w.+-]*", text) or isinstance(yaml.safe_load(text), str)
+    return is_text and text not in {*"yYnN"}  # booleans of YAML 1.1, which PyYAML reads as text
+
+
 def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
-    is_read_as_text = not re.fullmatch(r"[\w.+-]*", text) or isinstance(yaml.safe_load(text), str)
-    is_read_as_text = is_read_as_text and text not in {*"yYnN"}  # booleans of YAML 1.1, which PyYAML reads as text
-    style = "|" if "\n" in text else None if is_read_as_text else '"'
+    style = "|" if "\n" in text else None if _is_read_as_text(text) else '"'
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
