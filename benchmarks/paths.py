@@ -35,7 +35,7 @@ from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.scheduling.leadership import Readiness
 from neuron_plugin.scheduling.metrics import ExtenderMetrics
 from tests.plugin.world import NEURON, app, assigned, inventory
-from tests.support.pod_server import PodServer
+from tests.support.api_server import StandInApiServer
 from tests.support.world import World
 
 _ROOT = str(Path(neuron_plugin.__file__).parent)
@@ -51,7 +51,8 @@ class Trace:
     def called(self, frame: FrameType, event: str, _argument: object) -> None:
         """See ``sys.setprofile``."""
         code = frame.f_code
-        if event != "call" or not code.co_filename.startswith(_ROOT) or code.co_name.startswith("<"):
+        ours = code.co_filename.startswith(_ROOT) and "simulation" not in code.co_filename
+        if event != "call" or not ours or code.co_name.startswith("<"):
             return
         file = code.co_filename[len(_ROOT) + 1 :]
         self.functions.add((file, code.co_qualname))
@@ -137,12 +138,12 @@ async def plugin_paths(*, verbose: bool) -> None:
 
 async def extender_paths(*, verbose: bool) -> None:
     """A filter of one node, the first, and the bind that follows."""
-    world, server = World(), PodServer()
+    world, server = World(), StandInApiServer()
     world.node("node", "trn1.32xlarge")
     binder = Binder(world.state, server, Readiness({}), dialects=(Dialect.NEURON_PLUGIN,))
     service = ExtenderService(world.state, binder, Readiness({}), ExtenderMetrics())
     manifest = world.pod("first", NEURON, 4)
-    server.add(manifest)
+    server.create_pod(manifest)
     body = json.dumps({"Pod": manifest, "NodeNames": ["node"]}).encode()
     with traced() as path:
         service.answer("filter", body)

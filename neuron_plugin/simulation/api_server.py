@@ -18,7 +18,6 @@ Objects handed out are the server's own: read them, do not change them.
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import re
 import socket
@@ -27,7 +26,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import web
 
-from neuron_plugin.cluster.api import JSON, STRATEGIC_MERGE_PATCH
+from neuron_plugin.cluster.api import JSON, STRATEGIC_MERGE_PATCH, ApiRequest, Response
 from neuron_plugin.simulation.api_server_kinds import (
     EVENTS,
     LEASES,
@@ -35,16 +34,15 @@ from neuron_plugin.simulation.api_server_kinds import (
     PODS,
     JsonObject,
     Refusal,
-    Selector,
     ServedKind,
     Target,
     label_selector,
     parse_path,
-    selector,
 )
 from neuron_plugin.simulation.api_server_kubectl import core_events, discovery, read_protobuf, table
 from neuron_plugin.simulation.api_server_objects import Admission, ApiObjects
 from neuron_plugin.simulation.api_server_patches import PATCHES
+from neuron_plugin.simulation.api_server_requests import answer, refused, unsupported, watch_of
 from neuron_plugin.simulation.api_server_store import CutError, Watch
 
 if TYPE_CHECKING:
@@ -52,14 +50,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from neuron_plugin.simulation.api_server_store import Inbox, Stored
+    from neuron_plugin.simulation.api_server_store import Inbox
 
 __all__ = ["EVENTS", "LEASES", "NODES", "PODS", "SimulatedApiServer"]
 
 _CORE_EVENTS = re.compile(r"/api/v1(?:/namespaces/([^/]+))?/events")
 _PROTOBUF = "application/vnd.kubernetes.protobuf"
 _LOOPBACK = "127.0.0.1"
-_WRITTEN_ONLY = ("binding", "eviction")
 _MAX_BODY_BYTES = 4 << 20
 _TURNS_OF_AN_ACCEPT = 5
 """Turns of the event loop from accepting a connection until aiohttp knows of it: three in asyncio, and some."""
@@ -172,7 +169,7 @@ class SimulatedApiServer:
 
     def objects(self, kind: ServedKind) -> list[JsonObject]:
         """Return all objects of a kind, by namespace and name."""
-        return [stored.value for stored in self._objects.collections[kind].snapshot().objects]
+        return [stored.value for stored in self._objects.collections[kind].objects()]
 
     def follow(self, kind: ServedKind) -> Inbox:
         """Return all changes of a kind from now on."""
@@ -208,96 +205,41 @@ class SimulatedApiServer:
                 listed["metadata"]["resourceVersion"] = str(self._objects.collections[EVENTS].version)
                 as_table = "as=Table" in request.headers.get("Accept", "")
                 return _json(table(EVENTS, listed) if as_table else listed)
-            return await self._serve(request, parse_path(request.path))
+            return await self._serve(request)
         except Refusal as refusal:
-            return _json(refusal.status(), refusal.code)
+            return http_answer(refused(refusal))
         except (AttributeError, KeyError, TypeError, ValueError) as error:  # a list for an object, say
-            bad = Refusal(400, f"the request cannot be handled: {error}")
-            return _json(bad.status(), bad.code)
+            return http_answer(refused(Refusal(400, f"the request cannot be handled: {error}")))
         except CutError:
             if request.transport is not None:
                 request.transport.abort()
             return web.Response(status=500)  # never sent
 
-    async def _serve(self, request: web.Request, target: Target) -> web.StreamResponse:
-        if request.method != "GET":
-            return self._write(request, target, await _body(request))
-        if target.subresource in _WRITTEN_ONLY:
-            raise Refusal(405, "the server does not allow this method on the requested resource")
-        query = dict(request.query)
-        for name in ("limit", "resourceVersion", "timeoutSeconds"):
-            int(query.get(name) or 0)
-        if query.get("watch") in {"true", "1"} and not target.name:
-            collection = self._objects.collections[target.kind]
-            watch = Watch(target.kind, collection, _meant(target, query), query, self._bookmark_seconds)
-            answer = web.StreamResponse(headers={"Content-Type": "application/json"})
-            with contextlib.suppress(ConnectionError):  # the client left
-                await answer.prepare(request)
-                if self._runner is None:  # it would be waited for
-                    raise CutError
-                await watch.run(request, answer)
-            return answer
-        found = self._objects.read(target).encoded if target.name else self._list(target, query)
-        if "as=Table" in request.headers.get("Accept", ""):
-            return _json(table(target.kind, msgspec.json.decode(found), self.objects(PODS)))
-        return _bytes(found)
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        target, query = parse_path(request.path), dict(request.query)
+        body = None if request.method == "GET" else await _body(request)
+        asked = ApiRequest(request.method, request.path, query, body, request.content_type)
+        if watch := watch_of(self._objects, asked, self._bookmark_seconds):
+            return await self._show(watch, request)
+        response = answer(self._objects, asked)
+        if request.method == "GET" and "as=Table" in request.headers.get("Accept", ""):
+            return _json(table(target.kind, msgspec.json.decode(response.body), self.objects(PODS)))
+        return http_answer(response)
 
-    def _write(self, request: web.Request, target: Target, body: JsonObject) -> web.Response:
-        if request.query.get("dryRun"):
-            raise Refusal(400, "a dry run is not simulated: nothing was written")
-        match request.method:
-            case "POST" if target.subresource == "binding":
-                return _json(self._objects.bind(target.namespace, target.name, body), 201)
-            case "POST" if target.subresource == "eviction":
-                return _json(self._objects.evict(target.namespace, target.name, body), 201)
-            case "POST" if not target.name:
-                body.setdefault("metadata", {}).pop("uid", None)  # the server chooses it
-                if target.kind is PODS:
-                    body.pop("status", None)
-                return _bytes(self._objects.create(target.kind, body, target.namespace).encoded, 201)
-            case "PATCH" if target.name and target.subresource not in _WRITTEN_ONLY:
-                if request.content_type not in PATCHES:
-                    raise _unsupported(*PATCHES)
-                return _bytes(self._objects.patch(target, body, request.content_type).encoded)
-            case "PUT" if target.name and target.subresource not in _WRITTEN_ONLY:
-                return _bytes(self._objects.replace(target, body).encoded)
-            case "DELETE" if not target.subresource and (target.name or target.namespace or not target.kind.namespaced):
-                if (seconds := request.query.get("gracePeriodSeconds")) is not None:
-                    body |= {"gracePeriodSeconds": int(seconds)}
-                if target.name:
-                    return _bytes(self._objects.delete(target, body).encoded)
-                listed = self._list(target, dict(request.query))
-                for each in msgspec.json.decode(listed)["items"]:
-                    metadata = each["metadata"]
-                    self._objects.delete(Target(target.kind, metadata.get("namespace", ""), metadata["name"]), body)
-                return _bytes(listed)
-        raise Refusal(405, "the server does not allow this method on the requested resource")
-
-    def _list(self, target: Target, query: dict[str, str]) -> bytes:
-        """Answer one page, all pages of a list from one version."""
-        collection = self._objects.collections[target.kind]
-        version = start = 0
-        if token := query.get("continue", ""):
-            try:
-                version, start = map(int, base64.urlsafe_b64decode(token).split(b":"))
-            except ValueError as error:
-                raise Refusal(400, "continue key is not valid") from error
-        snapshot = collection.snapshot_at(version) if version else collection.snapshot()
-        meant, following = _meant(target, query), 0
-        limit = int(query.get("limit", "0")) or len(snapshot.objects)
-        chosen: list[Stored] = []
-        for place in range(start, len(snapshot.objects)):
-            if meant(snapshot.objects[place].value):
-                if len(chosen) == limit:
-                    following = place
-                    break
-                chosen.append(snapshot.objects[place])
-        metadata = {"resourceVersion": str(snapshot.version)}
-        if following:
-            metadata["continue"] = base64.urlsafe_b64encode(f"{snapshot.version}:{following}".encode()).decode()
-        head = {"kind": f"{target.kind.kind}List", "apiVersion": target.kind.version, "metadata": metadata}
-        items = b",".join(stored.encoded for stored in chosen)
-        return msgspec.json.encode(head)[:-1] + b',"items":[' + items + b"]}"
+    async def _show(self, watch: Watch, request: web.Request) -> web.StreamResponse:
+        """Speak until the watch ends, or the client has left."""
+        shown = web.StreamResponse(headers={"Content-Type": "application/json"})
+        with contextlib.suppress(ConnectionError):  # the client left
+            await shown.prepare(request)
+            if self._runner is None:  # it would be waited for
+                raise CutError
+            async with contextlib.aclosing(watch.lines()) as lines:
+                async for line in lines:
+                    if request.transport is None or request.transport.is_closing():
+                        break
+                    if line:
+                        await shown.write(line)
+        return shown
 
 
 async def _body(request: web.Request) -> JsonObject:
@@ -307,29 +249,16 @@ async def _body(request: web.Request) -> JsonObject:
     if request.content_type == _PROTOBUF:
         return read_protobuf(data)
     if request.content_type not in (JSON, *PATCHES):
-        raise _unsupported(JSON, *PATCHES)
+        raise unsupported(JSON, *PATCHES)
     try:
         return msgspec.json.decode(data, type=dict)
     except msgspec.DecodeError as error:
         raise Refusal(400, f"the object provided is unrecognized (must be of type JSON): {error}") from error
 
 
-def _unsupported(*accepted: str) -> Refusal:
-    text = "the body of the request was in an unknown format - accepted media types include: "
-    return Refusal(415, text + ", ".join(accepted))
-
-
-def _meant(target: Target, query: dict[str, str]) -> Selector:
-    """Return what the query selects, in the path's namespace."""
-    within = f"metadata.namespace={target.namespace}" if target.namespace else ""
-    by_fields = selector(target.kind, f"{query.get('fieldSelector', '')},{within}")
-    by_labels = label_selector(query.get("labelSelector", ""))
-    return lambda candidate: by_fields(candidate) and by_labels(candidate)
-
-
 def _json(value: JsonObject, status: int = 200) -> web.Response:
-    return _bytes(msgspec.json.encode(value), status)
+    return http_answer(Response(status, msgspec.json.encode(value)))
 
 
-def _bytes(body: bytes, status: int = 200) -> web.Response:
-    return web.Response(body=body, status=status, content_type="application/json")
+def http_answer(response: Response) -> web.Response:
+    return web.Response(body=response.body, status=response.status, content_type="application/json")

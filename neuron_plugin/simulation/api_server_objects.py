@@ -152,7 +152,7 @@ class ApiObjects:
         if (eviction.get("metadata") or {}).get("name") != name:
             raise Refusal(400, "name in URL does not match name in Eviction object")
         after = deleted(PODS, pod, options)
-        all_budgets = [each.value for each in self.collections[BUDGETS].snapshot().objects]
+        all_budgets = [each.value for each in self.collections[BUDGETS].objects()]
         budgets = [each for each in all_budgets if needs_budget(pod) and selected_by(each)(pod)]
         if len(budgets) > 1:
             text = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."

@@ -8,11 +8,10 @@ ten thousand pods costs no encoding.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 
 import msgspec
-from aiohttp import web
 
 from neuron_plugin.simulation.api_server_kinds import JsonObject, Refusal, Selector, ServedKind
 
@@ -118,10 +117,13 @@ class Collection:
         self._record(Change(last.version, old, last, gone=True))
         return last
 
+    def objects(self) -> list[Stored]:
+        """Return all objects as they are, by their keys."""
+        return [self._objects[key] for key in sorted(self._objects)]
+
     def snapshot(self) -> Snapshot:
         """Return the collection as it is, and remember it for further pages."""
-        objects = [self._objects[key] for key in sorted(self._objects)]
-        taken = self._snapshots[self.version] = Snapshot(self.version, objects)
+        taken = self._snapshots[self.version] = Snapshot(self.version, self.objects())
         while len(self._snapshots) > _KEPT_SNAPSHOTS:
             del self._snapshots[min(self._snapshots)]
         return taken
@@ -190,56 +192,57 @@ class Watch:
     version: int = 0
     """Up to which all changes were shown."""
 
-    async def run(self, request: web.Request, answer: web.StreamResponse) -> None:
-        """Speak until the time is up, the server ends it, or the client has left.
+    async def lines(self) -> AsyncGenerator[bytes, None]:
+        """Each line until the time is up or the server ends it; an empty one where nothing is to be said for a while.
 
         Raises:
             CutError: the connection is to be cut without an end.
         """
-        inbox = Inbox()
+        loop, inbox = asyncio.get_running_loop(), Inbox()
+        ends_at = loop.time() + float(self.query.get("timeoutSeconds", "1800"))
         try:
-            async with asyncio.timeout(float(self.query.get("timeoutSeconds", "1800"))):
-                version = self.query.get("resourceVersion", "")
-                snapshot = None if version not in {"", "0"} else self.collection.snapshot()
-                self.version = snapshot.version if snapshot else int(version)
-                inbox = self.collection.follow(self.version)
-                for stored in snapshot.objects if snapshot else ():
-                    if self.meant(stored.value):
-                        await answer.write(event_line("ADDED", stored.encoded))
-                if snapshot and self.query.get("sendInitialEvents") == "true":
-                    await self._bookmark(answer, {"annotations": {"k8s.io/initial-events-end": "true"}})
-                while request.transport is not None and not request.transport.is_closing():
-                    await self._show_next(inbox, answer)
-        except TimeoutError:
-            return
+            version = self.query.get("resourceVersion", "")
+            snapshot = None if version not in {"", "0"} else self.collection.snapshot()
+            self.version = snapshot.version if snapshot else int(version)
+            inbox = self.collection.follow(self.version)
+            for stored in snapshot.objects if snapshot else ():
+                if self.meant(stored.value):
+                    yield event_line("ADDED", stored.encoded)
+            if snapshot and self.query.get("sendInitialEvents") == "true":
+                yield self._bookmark({"annotations": {"k8s.io/initial-events-end": "true"}})
+            while (left := ends_at - loop.time()) > 0:
+                found = await _next(inbox, min(left, self.bookmark_seconds))
+                if isinstance(found, TimeoutError):
+                    return
+                if isinstance(found, Exception):
+                    raise found
+                if found is not None:
+                    self.version = found.version
+                    yield found.line(self.meant) or b""
+                elif loop.time() < ends_at:
+                    if inbox.empty():
+                        self.version = self.collection.version  # which no change of this kind comes before
+                    yield self._bookmark({})
         except Refusal as refusal:
-            await answer.write(event_line("ERROR", msgspec.json.encode(refusal.status())))
+            yield event_line("ERROR", msgspec.json.encode(refusal.status()))
         finally:
             self.collection.followers.discard(inbox)
 
-    async def _show_next(self, inbox: Inbox, answer: web.StreamResponse) -> None:
-        """Write what is next, or a bookmark when there is nothing for a while."""
-        try:
-            async with asyncio.timeout(self.bookmark_seconds):
-                found = await inbox.get()
-        except TimeoutError:
-            found = None
-        if isinstance(found, Exception):
-            raise found
-        if found is None:
-            if inbox.empty():
-                self.version = self.collection.version  # which no change of this kind comes before
-            await self._bookmark(answer, {})
-            return
-        self.version = found.version
-        if line := found.line(self.meant):
-            await answer.write(line)
+    def _bookmark(self, more: JsonObject) -> bytes:
+        if self.query.get("allowWatchBookmarks") != "true":
+            return b""
+        metadata = {"resourceVersion": str(self.version), "creationTimestamp": None, **more}
+        bookmark = {"kind": self.kind.kind, "apiVersion": self.kind.version, "metadata": metadata}
+        return event_line("BOOKMARK", msgspec.json.encode(bookmark))
 
-    async def _bookmark(self, answer: web.StreamResponse, more: JsonObject) -> None:
-        if self.query.get("allowWatchBookmarks") == "true":
-            metadata = {"resourceVersion": str(self.version), "creationTimestamp": None, **more}
-            bookmark = {"kind": self.kind.kind, "apiVersion": self.kind.version, "metadata": metadata}
-            await answer.write(event_line("BOOKMARK", msgspec.json.encode(bookmark)))
+
+async def _next(inbox: Inbox, seconds: float) -> Change | Exception | None:
+    """What comes next, or None, a bookmark, when there is nothing for so long."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await inbox.get()
+    except TimeoutError:
+        return None
 
 
 def event_line(change: str, encoded: bytes) -> bytes:

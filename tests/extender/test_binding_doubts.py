@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
+
 import pytest
 
 from neuron_plugin.allocation import Dialect
@@ -12,32 +15,31 @@ from neuron_plugin.extender.binding import TIMES, Binder, Ending
 from neuron_plugin.scheduling.assumed import may_have_happened
 from neuron_plugin.scheduling.leadership import Readiness
 from neuron_plugin.simulation.api_server_kinds import PODS
-from tests.support.api_server import StandInApiServer
-from tests.support.bench import TRN1, Bench
+from tests.support.api_server import Fault, StandInApiServer
+from tests.support.bench import BINDS, CUT, LOST, READS, TRN1, UNSENT, Bench, without_annotations
 from tests.support.manifests import node_manifest, pod_manifest
-from tests.support.pod_server import lost, never_sent, refused
 from tests.support.world import CORE, DEVICE, World, pod_of
 
 
-@pytest.mark.parametrize("error", [refused(500), refused(503), refused(504), lost()], ids=str)
-async def test_t40_a_lost_answer_to_a_bind_that_was_done_is_a_success(bench: Bench, error: Exception) -> None:
+@pytest.mark.parametrize("status", [500, 503, 504, 0])
+async def test_t40_a_lost_answer_to_a_bind_that_was_done_is_a_success(bench: Bench, status: int) -> None:
     pod = bench.waiting("pod", 4)
-    bench.server.after = [error]
+    bench.fail(BINDS, replace(LOST, status=status))
 
     outcome = await bench.bind(pod)
 
     assert outcome.ending is Ending.ADOPTED
     assert outcome.error == ""
-    assert bench.server.calls == ["bind", "read"]
+    assert bench.calls == ["bind", "read"]
     assert bench.used() == 4
 
 
-@pytest.mark.parametrize("error", [refused(500), lost()], ids=str)
+@pytest.mark.parametrize("fault", [Fault(status=500), CUT], ids=str)
 async def test_t40_t41_without_an_answer_an_unbound_pod_stays_reserved_until_its_write_cannot_land(
-    bench: Bench, error: Exception
+    bench: Bench, fault: Fault
 ) -> None:
     pod = bench.waiting("pod", 4)
-    bench.server.before = [error]
+    bench.fail(BINDS, fault)
 
     outcome = await bench.bind(pod)
     assert outcome.ending is Ending.UNKNOWN
@@ -55,10 +57,10 @@ async def test_t40_t41_without_an_answer_an_unbound_pod_stays_reserved_until_its
 
 async def test_t40_a_write_that_lands_late_is_kept(bench: Bench) -> None:
     pod = bench.waiting("pod", 4)
-    bench.server.before = [lost()]
+    bench.fail(BINDS, CUT)
     await bench.bind(pod)
     held = bench.world.state.assumed[pod_of(pod).uid]
-    bench.server.apply(pod_of(pod), "node", held.annotations)
+    bench.server.bind("default", "pod", node="node", annotations=held.annotations)
 
     bench.now += 10
     await bench.binder.settle()
@@ -69,7 +71,8 @@ async def test_t40_a_write_that_lands_late_is_kept(bench: Bench) -> None:
 
 async def test_t40_a_write_that_lands_late_on_a_node_that_is_gone_is_remembered_for_its_return(bench: Bench) -> None:
     pod = bench.waiting("pod", 4)
-    bench.server.after, bench.server.reading = [lost()], [lost()]
+    bench.fail(BINDS, LOST)
+    bench.fail(READS, CUT)
     await bench.bind(pod)
     bench.world.state.remove_node("node", bench.world.state.nodes["node"].node.uid)
 
@@ -82,7 +85,7 @@ async def test_t40_a_write_that_lands_late_on_a_node_that_is_gone_is_remembered_
 
 async def test_t40_a_retry_of_an_undecided_bind_sends_the_same_ids_again(bench: Bench) -> None:
     pod = bench.waiting("pod", 4)
-    bench.server.before = [lost()]
+    bench.fail(BINDS, CUT)
     await bench.bind(pod)
     held = bench.world.state.assumed[pod_of(pod).uid].annotations
 
@@ -96,7 +99,7 @@ async def test_t40_a_retry_of_an_undecided_bind_sends_the_same_ids_again(bench: 
 
 async def test_t40_a_retry_that_is_refused_decides_nothing_about_its_first_write(bench: Bench) -> None:
     pod = bench.waiting("pod", 4)
-    bench.server.before = [lost(), refused(403)]
+    bench.fail(BINDS, CUT, Fault(status=403))
     await bench.bind(pod)
 
     assert (await bench.bind(pod)).ending is Ending.UNKNOWN
@@ -105,9 +108,10 @@ async def test_t40_a_retry_that_is_refused_decides_nothing_about_its_first_write
 
 async def test_t40_a_retry_that_finds_its_first_write_done_adopts_it(bench: Bench) -> None:
     pod = bench.waiting("pod", 4)
-    bench.server.before = [lost()]
+    bench.fail(BINDS, CUT)
     await bench.bind(pod)
-    bench.server.apply(pod_of(pod), "node", bench.world.state.assumed[pod_of(pod).uid].annotations)
+    held = bench.world.state.assumed[pod_of(pod).uid]
+    bench.server.bind("default", "pod", node="node", annotations=held.annotations)
 
     outcome = await bench.bind(pod)
 
@@ -117,9 +121,9 @@ async def test_t40_a_retry_that_finds_its_first_write_done_adopts_it(bench: Benc
 
 async def test_t40_a_conflict_with_another_binder_adopts_or_releases(bench: Bench) -> None:
     same, elsewhere, bare = (bench.waiting(name, 4) for name in ("same", "elsewhere", "bare"))
-    bench.server.apply(pod_of(same), "node", {"NEURON_DEVS": "12,13,14,15"})
-    bench.server.apply(pod_of(elsewhere), "other", {"NEURON_DEVS": "0,1,2,3"})
-    bench.server.apply(pod_of(bare), "node", {})
+    bench.server.bind("default", "same", node="node", annotations={"NEURON_DEVS": "12,13,14,15"})
+    bench.server.bind("default", "elsewhere", node="other", annotations={"NEURON_DEVS": "0,1,2,3"})
+    bench.server.bind("default", "bare", node="node")
 
     endings = [(await bench.bind(pod)).ending for pod in (same, elsewhere, bare)]
 
@@ -128,21 +132,22 @@ async def test_t40_a_conflict_with_another_binder_adopts_or_releases(bench: Benc
     assert bench.used("other") == 0
 
 
-@pytest.mark.parametrize("error", [refused(403), refused(409, "being deleted"), refused(422), never_sent()], ids=str)
-async def test_t40_a_refusal_releases_at_once(bench: Bench, error: Exception) -> None:
-    bench.server.before = [error]
+@pytest.mark.parametrize("fault", [*(Fault(status=status) for status in (403, 409, 422)), UNSENT], ids=str)
+async def test_t40_a_refusal_releases_at_once(bench: Bench, fault: Fault) -> None:
+    bench.fail(BINDS, fault)
 
     outcome = await bench.bind(bench.waiting("pod", 4))
 
     assert outcome.ending is Ending.REFUSED
-    assert str(error) in outcome.error
+    assert str(fault.status or "connection refused") in outcome.error
     assert bench.used() == 0
 
 
 async def test_t40_a_pod_that_is_gone_or_replaced_under_its_name_releases(bench: Bench) -> None:
     gone, replaced = bench.waiting("gone", 4), bench.waiting("replaced", 4)
-    del bench.server.pods["gone"]
-    bench.server.add(pod_manifest("replaced", DEVICE, 4))
+    bench.server.delete_pod("default", "gone")
+    bench.server.delete_pod("default", "replaced")
+    bench.server.create_pod(pod_manifest("replaced", DEVICE, 4))
 
     endings = [(await bench.bind(pod)).ending for pod in (gone, replaced)]
 
@@ -152,8 +157,8 @@ async def test_t40_a_pod_that_is_gone_or_replaced_under_its_name_releases(bench:
 
 async def test_t40_a_pod_that_has_ended_releases_though_its_write_was_not_answered(bench: Bench) -> None:
     pod = bench.waiting("pod", 4)
-    pod["status"] = {"phase": "Failed"}
-    bench.server.before = [lost()]
+    bench.server.set_pod_status("default", "pod", {"phase": "Failed"})
+    bench.fail(BINDS, CUT)
 
     assert (await bench.bind(pod)).ending is Ending.NOT_THE_POD
     assert bench.used() == 0
@@ -161,7 +166,8 @@ async def test_t40_a_pod_that_has_ended_releases_though_its_write_was_not_answer
 
 async def test_t40_when_neither_write_nor_read_is_answered_the_silicon_stays_reserved(bench: Bench) -> None:
     pod = bench.waiting("pod", 4)
-    bench.server.before, bench.server.reading = [lost()], [lost(), lost()]
+    bench.fail(BINDS, CUT)
+    bench.fail(READS, CUT, CUT)
 
     assert (await bench.bind(pod)).ending is Ending.UNKNOWN
     bench.now += 100
@@ -174,37 +180,39 @@ async def test_t40_when_neither_write_nor_read_is_answered_the_silicon_stays_res
 
 
 async def test_a_conflict_that_cannot_be_looked_into_stays_reserved(bench: Bench) -> None:
-    bench.server.before, bench.server.reading = [refused(409)], [lost()]
+    bench.fail(BINDS, Fault(status=409))
+    bench.fail(READS, CUT)
 
     assert (await bench.bind(bench.waiting("pod", 4))).ending is Ending.UNKNOWN
     assert bench.used() == 4
 
 
-@pytest.mark.parametrize("error", [refused(403), never_sent()], ids=str)
-async def test_a_refusal_that_cannot_be_looked_into_releases(bench: Bench, error: Exception) -> None:
-    bench.server.before, bench.server.reading = [error], [lost()]
+@pytest.mark.parametrize("fault", [Fault(status=403), UNSENT], ids=str)
+async def test_a_refusal_that_cannot_be_looked_into_releases(bench: Bench, fault: Fault) -> None:
+    bench.fail(BINDS, fault)
+    bench.fail(READS, CUT)
 
     assert (await bench.bind(bench.waiting("pod", 4))).ending is Ending.REFUSED
     assert bench.used() == 0
 
 
 async def test_t42_a_pod_without_neuron_that_another_binder_puts_there_first_is_bound_all_the_same(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: Bench,
 ) -> None:
-    pod = bench.server.add(pod_manifest("plain", CORE, 0))
+    pod = bench.server.create_pod(pod_manifest("plain", CORE, 0))
+    gate = asyncio.Event()
+    bench.fail(BINDS, Fault(gate=gate))
+    binding = asyncio.create_task(bench.bind(pod))
+    await asyncio.sleep(0.01)
+    bench.server.bind("default", "plain", node="node")
+    gate.set()
 
-    async def bound_meanwhile(*_: object, **__: object) -> None:
-        pod["spec"]["nodeName"] = "node"
-        raise refused(409)
-
-    monkeypatch.setattr(bench.server, "bind", bound_meanwhile)
-
-    assert (await bench.bind(pod)).ending is Ending.ADOPTED
+    assert (await binding).ending is Ending.ADOPTED
 
 
 async def test_t42_a_lost_answer_for_a_pod_without_neuron_is_looked_up(bench: Bench) -> None:
-    pod = bench.server.add(pod_manifest("plain", CORE, 0))
-    bench.server.after = [lost()]
+    pod = bench.server.create_pod(pod_manifest("plain", CORE, 0))
+    bench.fail(BINDS, LOST)
 
     assert (await bench.bind(pod)).ending is Ending.ADOPTED
 
@@ -213,7 +221,7 @@ async def test_t42_a_lost_answer_for_a_pod_without_neuron_is_looked_up(bench: Be
 async def test_a_confirmed_binding_the_watch_never_shows_is_looked_up_and_freed_when_the_pod_has_ended(
     bench: Bench, end: str
 ) -> None:
-    pod = bench.server.add(pod_manifest("pod", DEVICE, 4))
+    pod = bench.server.create_pod(pod_manifest("pod", DEVICE, 4))
     await bench.bind(pod)
     bench.now += 20
     await bench.binder.settle()
@@ -225,9 +233,9 @@ async def test_a_confirmed_binding_the_watch_never_shows_is_looked_up_and_freed_
     assert bench.used() == 4
 
     if end == "gone":
-        del bench.server.pods["pod"]
+        bench.server.delete_pod("default", "pod", grace_seconds=0)
     else:
-        pod["status"] = {"phase": "Succeeded"}
+        bench.server.set_pod_status("default", "pod", {"phase": "Succeeded"})
     bench.now += 40
     await bench.binder.settle()
     assert bench.used() == 0
@@ -237,16 +245,17 @@ async def test_t40_what_a_retry_has_bound_while_it_was_looked_up_is_not_released
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pod = bench.waiting("pod", 4)
-    bench.server.before = [lost()]
+    bench.fail(BINDS, CUT)
     await bench.bind(pod)
-    read = bench.server.read
+    request = bench.server.request
 
-    async def read_slowly(name: str) -> Response:
-        unbound = await read(name)
-        assert (await bench.bind(pod)).ending is Ending.BOUND
-        return unbound
+    async def read_slowly(sent: ApiRequest, *, timeout_seconds: float) -> Response:
+        answer = await request(sent, timeout_seconds=timeout_seconds)
+        if sent.method == "GET":
+            assert (await bench.bind(pod)).ending is Ending.BOUND
+        return answer
 
-    monkeypatch.setattr(bench.server, "read", read_slowly)
+    monkeypatch.setattr(bench.server, "request", read_slowly)
     bench.now += 10
     await bench.binder.settle()
 
@@ -255,7 +264,10 @@ async def test_t40_what_a_retry_has_bound_while_it_was_looked_up_is_not_released
 
 async def test_what_is_unseen_can_be_counted_while_binds_go_on(bench: Bench) -> None:
     """A scrape counts in a thread of its own."""
-    state, bound = bench.world.state, [bench.server.add(pod_manifest(name, DEVICE, 1)) for name in ("first", "second")]
+    state, bound = (
+        bench.world.state,
+        [bench.server.create_pod(pod_manifest(name, DEVICE, 1)) for name in ("first", "second")],
+    )
     for pod in bound:
         await bench.bind(pod)
     counting = bench.make()
@@ -272,12 +284,12 @@ async def test_what_is_unseen_can_be_counted_while_binds_go_on(bench: Bench) -> 
 async def test_what_the_watch_has_shown_is_not_looked_up(bench: Bench) -> None:
     pod = bench.waiting("pod", 4)
     await bench.bind(pod)
-    bench.world.show({**pod, "metadata": {**pod["metadata"], "annotations": {}}})
+    bench.world.show(without_annotations(bench.stored(pod)))
 
     bench.now += 1000
     await bench.binder.settle()
 
-    assert bench.server.calls == ["bind"]
+    assert bench.calls == ["bind"]
     assert bench.used() == 4
 
 
@@ -313,18 +325,18 @@ async def test_on_an_api_server_another_pod_under_the_name_is_not_bound(
     assert world.state.nodes["node"].used_mask == 0
 
 
+def refused(status: int) -> ApiError:
+    return ApiError(status=status, reason="Test", message="refused", method="POST", path="/binding")
+
+
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (refused(400), False),
-        (refused(403), False),
-        (refused(404), False),
-        (refused(409), False),
-        (refused(429), False),
+        *((refused(status), False) for status in (400, 403, 404, 409, 429)),
         (refused(500), True),
         (refused(504), True),
-        (lost(), True),
-        (never_sent(), False),
+        (UnreachableError("POST", "/binding", "no answer", may_have_arrived=True), True),
+        (UnreachableError("POST", "/binding", "connection refused", may_have_arrived=False), False),
     ],
     ids=str,
 )
@@ -343,7 +355,7 @@ async def test_every_call_hands_its_deadline_on(bench: Bench, monkeypatch: pytes
         return await request(sent, timeout_seconds=timeout_seconds)
 
     monkeypatch.setattr(bench.server, "request", timed)
-    bench.server.before = [lost()]
+    bench.fail(BINDS, CUT)
     await bench.bind(bench.waiting("pod"))
 
     assert seconds == [TIMES.write, TIMES.read]

@@ -10,22 +10,23 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections import Counter, deque
-from collections.abc import Mapping
+from collections import Counter
 from contextlib import suppress
 from functools import cache
 
 import pytest
 
-from neuron_plugin.allocation import Dialect, NeuronPod, PodReference
+from neuron_plugin.allocation import Dialect, NeuronPod
 from neuron_plugin.backoff import Clock
-from neuron_plugin.cluster import ApiError
-from neuron_plugin.cluster.api import Response
+from neuron_plugin.cluster.api import ApiRequest, Response
 from neuron_plugin.extender.binding import SUCCESSES, Binder, Ending, Outcome
 from neuron_plugin.extender.filter import filter_nodes
 from neuron_plugin.scheduling.leadership import Readiness
+from neuron_plugin.simulation.api_server_kinds import PODS, JsonObject, Refusal
+from neuron_plugin.simulation.api_server_requests import answer
+from neuron_plugin.simulation.api_server_store import Change, Inbox
+from tests.support.api_server import Fault, StandInApiServer
 from tests.support.manifests import node_manifest, pod_manifest
-from tests.support.pod_server import Manifest, PodServer, lost, refused
 from tests.support.world import CORE, DEVICE, World, pod_of, record_of, request_of
 
 STEPS = int(os.environ.get("INTERLEAVINGS_STEPS", "2500"))
@@ -43,50 +44,36 @@ MOST_PODS = 500
 """At one time; 25 000 steps make and end several thousand."""
 
 
-class Unreliable(PodServer):
-    """A pod server whose binds end as chance has it, some of them long after their caller gave up."""
+class Unreliable(StandInApiServer):
+    """A server whose answers are as chance has it; some binds land long after their caller gave up."""
 
     def __init__(self, chance: random.Random) -> None:
         super().__init__()
         self.chance = chance
-        self.events: deque[tuple[Manifest, bool]] = deque()
-        self.late: list[tuple[PodReference, str, Mapping[str, str]]] = []
+        self.late: list[ApiRequest] = []
 
-    async def bind(self, pod: PodReference, node: str, annotations: Mapping[str, str]) -> None:
+    async def request(self, request: ApiRequest, *, timeout_seconds: float) -> Response:
         await self._dawdle()
         fate = self.chance.random()
-        if fate < 0.05:
-            raise refused(500)
-        if fate < 0.10:
-            self.late.append((pod, node, annotations))
-            raise lost()
-        self.apply(pod, node, annotations)
-        await self._dawdle()
-        if fate < 0.20:
-            raise lost()
-
-    def apply(self, pod: PodReference, node: str, annotations: Mapping[str, str]) -> None:
-        super().apply(pod, node, annotations)
-        self.show(self.pods[pod.name])
+        if fate < 0.05 and request.method == "POST":
+            self.fail(Fault(status=500))
+        elif fate < 0.10:
+            self.fail(Fault(drop=True))
+            self.late += [request] if request.method == "POST" else []
+        elif fate < 0.20 and request.method == "POST":
+            self.fail(Fault(lose_answer=True))
+        try:
+            return await super().request(request, timeout_seconds=timeout_seconds)
+        finally:
+            await self._dawdle()
 
     def land(self) -> None:
         """Writes that no caller waits for any more reach the server, or are lost."""
         for write in self.late:
             if self.chance.random() < 0.5:
-                with suppress(ApiError):  # refused, and no caller is left to hear it
-                    self.apply(*write)
+                with suppress(Refusal):  # no caller is left to hear it
+                    answer(self._objects, write)
         self.late.clear()
-
-    def show(self, manifest: Manifest, *, gone: bool = False) -> None:
-        """A watch event; what it shows is fixed now."""
-        metadata = {**manifest["metadata"], "annotations": dict(manifest["metadata"]["annotations"])}
-        self.events.append(({**manifest, "metadata": metadata, "spec": dict(manifest["spec"])}, gone))
-
-    async def read(self, name: str) -> Response:
-        await self._dawdle()
-        if self.chance.random() < 0.1:
-            raise lost()
-        return await super().read(name)
 
     async def _dawdle(self) -> None:
         for _ in range(self.chance.randrange(3)):
@@ -99,8 +86,9 @@ class Run:
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)  # noqa: S311 - a reproducible history
         self.server = Unreliable(self.chance)
+        self.events: Inbox = self.server.follow(PODS)
         self.now = 0.0
-        self.calls: dict[asyncio.Task[Outcome], Manifest] = {}
+        self.calls: dict[asyncio.Task[Outcome], JsonObject] = {}
         self.seen: Counter[str] = Counter()
         self.made = 0
         self.start()
@@ -110,9 +98,7 @@ class Run:
         self.world = World()
         for manifest in NODE_MANIFESTS.values():
             self.world.show_node(manifest)
-        for manifest in self.server.pods.values():
-            self.world.show(manifest, **manifest["status"])
-        self.server.events.clear()
+        self.read_list()
         self.binder = Binder(
             self.world.state,
             self.server,
@@ -121,6 +107,17 @@ class Run:
             clock=Clock(now=lambda: self.now),
             unix_ns=lambda: 1,
         )
+
+    def read_list(self) -> None:
+        """What a list shows; the watch goes on from there."""
+        while not self.events.empty():
+            self.events.get_nowait()
+        for manifest in self.pods:
+            self.world.show(manifest)
+
+    @property
+    def pods(self) -> list[JsonObject]:
+        return self.server.objects(PODS)
 
     async def step(self) -> None:
         action = self.chance.choices(
@@ -133,10 +130,8 @@ class Run:
         self.collect()
 
     async def create(self) -> None:
-        if len(self.server.pods) >= MOST_PODS:
-            return
         name = f"pod-{self.chance.randrange(MOST_PODS)}"
-        if name in self.server.pods:
+        if any(pod["metadata"]["name"] == name for pod in self.pods):
             return
         self.made += 1
         resource = self.chance.choice((CORE, DEVICE))
@@ -145,12 +140,12 @@ class Run:
             memory = {MEMORY_KEY: self.chance.choice(("1024", "5120", "12000"))}
             resources = manifest["spec"]["containers"][0]["resources"]
             resources.update({kind: quantities | memory for kind, quantities in resources.items()})
-        self.server.add(manifest)
-        self.server.show(manifest)
+        self.server.create_pod(manifest)
 
     async def schedule(self) -> None:
         """One attempt of kube-scheduler: filter some nodes, bind to one that passed, or had passed a while ago."""
-        some = self.chance.sample(list(self.server.pods.values()), min(8, len(self.server.pods)))
+        pods = self.pods
+        some = self.chance.sample(pods, min(8, len(pods)))
         pod = next((pod for pod in some if not pod["spec"].get("nodeName")), None)
         if pod is None:
             return
@@ -162,35 +157,36 @@ class Run:
 
     async def repeat(self) -> None:
         """A bind again, to the same node or another one, while an earlier one runs or long after it."""
-        again = list(self.calls.values()) or [pod for pod in self.server.pods.values() if pod["spec"].get("nodeName")]
+        again = list(self.calls.values()) or [pod for pod in self.pods if pod["spec"].get("nodeName")]
         if again:
             pod = self.chance.choice(again)
             self.call(pod, pod["spec"].get("nodeName") or self.chance.choice(NODES))
 
-    def call(self, pod: Manifest, node: str) -> None:
+    def call(self, pod: JsonObject, node: str) -> None:
         self.calls[asyncio.ensure_future(self.binder.bind(pod_of(pod), node))] = pod
 
     async def deliver(self) -> None:
         """The watch catches up a little."""
         for _ in range(self.chance.randrange(1, 6)):
-            if self.server.events:
-                manifest, gone = self.server.events.popleft()
-                if gone:
-                    self.world.gone(manifest)
+            if not self.events.empty():
+                change = self.events.get_nowait()
+                assert isinstance(change, Change)
+                if change.gone:
+                    self.world.gone(change.new.value)
                 else:
-                    self.world.show(manifest, **manifest["status"])
+                    self.world.show(change.new.value)
 
     async def end(self) -> None:
         """A pod is deleted, or finishes."""
-        if not self.server.pods:
+        pods = self.pods
+        if not pods:
             return
-        name = self.chance.choice(list(self.server.pods))
-        manifest = self.server.pods[name]
+        manifest = self.chance.choice(pods)
+        name = manifest["metadata"]["name"]
         if manifest["spec"].get("nodeName") and self.chance.random() < 0.5:
-            manifest["status"] = {"phase": self.chance.choice(("Succeeded", "Failed"))}
-            self.server.show(manifest)
+            self.server.set_pod_status("default", name, {"phase": self.chance.choice(("Succeeded", "Failed"))})
         else:
-            self.server.show(self.server.pods.pop(name), gone=True)
+            self.server.delete_pod("default", name, grace_seconds=0)
 
     async def wait(self) -> None:
         """Time passes until no write can be under way any more, and doubts are settled."""
@@ -201,12 +197,10 @@ class Run:
 
     async def relist(self) -> None:
         """The watch broke off: the events are lost, a list takes their place."""
-        self.server.events.clear()
-        listed = {manifest["metadata"]["uid"] for manifest in self.server.pods.values()}
+        listed = {manifest["metadata"]["uid"] for manifest in self.pods}
         for uid in set(self.world.state.pods) - listed:
             self.world.state.remove_pod(uid)
-        for manifest in self.server.pods.values():
-            self.world.show(manifest, **manifest["status"])
+        self.read_list()
 
     async def restart(self) -> None:
         """Killed between any two of an attempt's steps; the new process waits out what may still land."""
@@ -236,10 +230,10 @@ class Run:
     def held(self) -> dict[str, list[tuple[int, int]]]:
         """The oracle: by node cores and memory of its pods, from the server's live and bound pods alone."""
         found: dict[str, list[tuple[int, int]]] = {}
-        for manifest in self.server.pods.values():
+        for manifest in self.pods:
             node = manifest["spec"].get("nodeName")
             if node and manifest["status"]["phase"] not in ("Succeeded", "Failed"):
-                annotations = manifest["metadata"]["annotations"]
+                annotations = manifest["metadata"].get("annotations", {})
                 given = (annotations.get("NEURON_CORES", ""), annotations.get("NEURON_DEVS", ""))
                 limits = manifest["spec"]["containers"][0]["resources"]["limits"]
                 memory = int(limits.get(MEMORY_KEY, "0"))
@@ -269,7 +263,7 @@ class Run:
 _records: dict[str, NeuronPod] = {}
 
 
-def _record(manifest: Manifest) -> NeuronPod:
+def _record(manifest: JsonObject) -> NeuronPod:
     """What the pod asks for; read once, which is what makes a hundred thousand steps quick."""
     uid = manifest["metadata"]["uid"]
     if uid not in _records:
@@ -303,9 +297,9 @@ async def test_t37_to_t43_no_core_has_two_live_holders_and_nothing_leaks(seed: i
         await run.binder.settle()
     assert not run.world.state.assumed
     run.agrees_with_the_list()
-    for name in list(run.server.pods):
-        run.server.show(run.server.pods.pop(name), gone=True)
-    while run.server.events:
+    for manifest in run.pods:
+        run.server.delete_pod("default", manifest["metadata"]["name"], grace_seconds=0)
+    while not run.events.empty():
         await run.deliver()
     assert all(record.used_mask == 0 for record in run.world.state.nodes.values())
     endings = set(run.seen) & set(Ending)

@@ -17,21 +17,24 @@ INF1 = "inf1.6xlarge"
 
 async def test_g06_a_pod_whose_init_container_alone_asks_is_bound_with_its_devices(bench: Bench) -> None:
     init = [container("load", DEVICE, 4)]
-    pod = bench.server.add(pod_manifest("init-only", containers=[container("main", CORE, 0)], init_containers=init))
+    pod = bench.server.create_pod(
+        pod_manifest("init-only", containers=[container("main", CORE, 0)], init_containers=init)
+    )
     bench.world.show(pod)
     assert (await bench.bind(pod)).ending is Ending.BOUND
-    assert pod["spec"]["nodeName"] == "node"
-    assert pod["metadata"]["annotations"]["NEURON_DEVS"] == "0,1,2,3"
+    bound = bench.stored(pod)
+    assert bound["spec"]["nodeName"] == "node"
+    assert bound["metadata"]["annotations"]["NEURON_DEVS"] == "0,1,2,3"
     assert bench.used() == 4
 
 
 async def test_g06_a_pod_that_asks_for_0_is_really_bound(bench: Bench) -> None:
     main = {"name": "main", "resources": {"limits": {DEVICE.value: "0"}}}
-    pod = bench.server.add(pod_manifest("zero", containers=[main]))
+    pod = bench.server.create_pod(pod_manifest("zero", containers=[main]))
     bench.world.show(pod)
     assert (await bench.bind(pod)).ending is Ending.BOUND
-    assert bench.server.calls == ["bind"]
-    assert pod["spec"]["nodeName"] == "node"
+    assert bench.calls == ["bind"]
+    assert bench.stored(pod)["spec"]["nodeName"] == "node"
     assert bench.used() == 0
 
 
@@ -39,12 +42,12 @@ async def test_g06_a_pod_that_asks_for_0_is_really_bound(bench: Bench) -> None:
 async def test_g10_an_annotation_that_cannot_be_followed_ends_the_bind_and_nothing_is_given(
     bench: Bench, text: str
 ) -> None:
-    pod = bench.server.add(pod_manifest("typo", DEVICE, 1, annotations={"neuron-plugin.io/allow-devices": text}))
+    pod = bench.server.create_pod(pod_manifest("typo", DEVICE, 1, annotations={"neuron-plugin.io/allow-devices": text}))
     bench.world.show(pod)
     outcome = await bench.bind(pod)
     assert outcome.ending is Ending.NO_SET
     assert outcome.error == "An annotation that constrains the pod's devices cannot be read"
-    assert bench.server.calls == []
+    assert bench.calls == []
     assert bench.used() == 0
 
 

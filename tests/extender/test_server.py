@@ -21,8 +21,8 @@ from neuron_plugin.extender.server import PREFIXES, ExtenderService, verb_routes
 from neuron_plugin.scheduling.assumptions import GROUP_DOES_NOT_FIT
 from neuron_plugin.scheduling.leadership import Readiness
 from neuron_plugin.scheduling.metrics import ExtenderMetrics
+from tests.support.api_server import StandInApiServer
 from tests.support.manifests import container, node_manifest, pod_manifest
-from tests.support.pod_server import PodServer
 from tests.support.running import until
 from tests.support.scheduler import StandInScheduler
 from tests.support.served import TRN1, answers, args, closed, error_of, post, request_for, served, service_on
@@ -203,7 +203,7 @@ class Counter:
 
     def __init__(self, world: World, answer: Answer = Answer.ALL) -> None:
         self.world = world
-        self.server = PodServer()
+        self.server = StandInApiServer()
         self.metrics = ExtenderMetrics()
         self.readiness = Readiness({})
         binder = Binder(world.state, self.server, self.readiness, dialects=list(Dialect))
@@ -280,7 +280,7 @@ def test_a_filter_counts_nodes_by_reason_and_itself_by_result(counter: Counter) 
 
 async def test_a_bind_counts_how_it_ended(counter: Counter) -> None:
     for name in ("first", "second"):
-        manifest = counter.server.add(counter.world.pod(name, DEVICE, 16))
+        manifest = counter.server.create_pod(counter.world.pod(name, DEVICE, 16))
         await counter.service.bind(bind_args(manifest, "node"))
 
     assert counter.count("neuron_extender_binds_total", ending="bound") == 1
@@ -290,7 +290,7 @@ async def test_a_bind_counts_how_it_ended(counter: Counter) -> None:
 
 async def test_t02_while_not_ready_every_verb_says_why_and_touches_nothing(counter: Counter) -> None:
     counter.readiness.unmet("leader", "another replica leads")
-    manifest = counter.server.add(counter.world.pod("pod", DEVICE, 1))
+    manifest = counter.server.create_pod(counter.world.pod("pod", DEVICE, 1))
     preempt = json.dumps({"Pod": manifest, "NodeNameToMetaVictims": {"node": {"Pods": [{"UID": "u"}]}}}).encode()
 
     answers = [
@@ -301,7 +301,7 @@ async def test_t02_while_not_ready_every_verb_says_why_and_touches_nothing(count
     ]
 
     assert [json.loads(answer)["Error"] for answer in answers] == ["another replica leads"] * 4
-    assert counter.server.calls == []
+    assert counter.server.requests == []
 
 
 def test_t02_a_fault_of_ours_is_an_error_in_the_body_and_its_cause_in_the_log(

@@ -15,9 +15,9 @@ from neuron_plugin.scheduling.assumptions import (
     AssumptionEnding,
     Assumptions,
 )
-from tests.support.bench import TRN1, Bench
+from neuron_plugin.simulation.api_server_kinds import PODS
+from tests.support.bench import BINDS, CUT, LOST, READS, TRN1, Bench
 from tests.support.manifests import pod_manifest
-from tests.support.pod_server import lost
 from tests.support.world import CORE, DEVICE, World, pod_of, record_of
 
 GANG = ("default", "gang")
@@ -237,10 +237,10 @@ async def test_a_bind_takes_the_set_that_filter_assumed(world: World) -> None:
     await bench.bind(second)
     await bench.bind(first)
 
-    given = {name: pod["metadata"]["annotations"]["NEURON_DEVS"] for name, pod in bench.server.pods.items()}
-    assert given == {"first": "0,1,2,3", "second": "4,5,6,7"}
+    bound = [bench.stored(pod) for pod in (first, second)]
+    assert [pod["metadata"]["annotations"]["NEURON_DEVS"] for pod in bound] == ["0,1,2,3", "4,5,6,7"]
     assert bench.used() == 8
-    for pod in bench.server.pods.values():
+    for pod in bound:
         world.show(pod)
     bench.binder.assumptions.expire()
     assert +bench.binder.assumptions.endings == {AssumptionEnding.BOUND: 2}
@@ -262,7 +262,8 @@ async def test_the_set_of_a_bind_that_may_have_landed_is_kept_for_longer_than_an
     bench, lead = led_bench(world)
     pod = bench.waiting("pod", 4)
     lead(pod)
-    bench.server.after, bench.server.reading = [lost()], [lost(), lost()]
+    bench.fail(BINDS, LOST)
+    bench.fail(READS, CUT, CUT)
     await bench.bind(pod)
 
     bench.now += EXPECTED_SECONDS
@@ -315,7 +316,7 @@ async def test_an_assumption_is_never_looked_up_at_the_server(world: World) -> N
 
     await bench.binder.settle()
 
-    assert bench.server.calls == []
+    assert bench.calls == []
     assert bench.used() == 4
     assert bench.binder.assumed.unseen() == 0
 
@@ -546,40 +547,46 @@ async def test_no_core_has_two_live_or_assumed_holders_and_every_assumption_ends
                 world.state.set_min_count(("default", f"gang-{step}"), size := chance.randrange(2, 5))
                 for number in range(size):
                     pod = member(world, f"gang-{step}-{number}", chance.choice((1, 4, 8)), f"gang-{step}")
-                    waiting[pod["metadata"]["name"]] = bench.server.add(pod)
+                    waiting[pod["metadata"]["name"]] = bench.server.create_pod(pod)
             case 3 if waiting:
                 pod = waiting.pop(chance.choice(list(waiting)))
-                world.gone(bench.server.pods.pop(pod["metadata"]["name"]))
+                gone(bench, pod)
             case 4 if bound:
                 pod = bound.pop(chance.choice(list(bound)))
-                world.gone(bench.server.pods.pop(pod["metadata"]["name"]))
+                gone(bench, pod)
             case 5:
                 await bench.binder.settle()
             case _ if waiting:
                 pod = waiting[chance.choice(list(waiting))]
                 group = pod["spec"].get("schedulingGroup")
                 cycle = [each for each in waiting.values() if each["spec"].get("schedulingGroup") == group]
+                chosen = []
                 for each in cycle if group else [pod]:
                     led = assumptions.lead(record_of(each), list(world.state.nodes))
                     if led and chance.random() < 0.8:
-                        each["chosen"] = chance.choice(led)
-                for each in cycle if group else [pod]:
-                    if "chosen" in each and not (await bench.bind(each, each.pop("chosen"))).error:
+                        chosen.append((each, chance.choice(led)))
+                for each, node in chosen:
+                    if not (await bench.bind(each, node)).error:
                         bound[each["metadata"]["name"]] = waiting.pop(each["metadata"]["name"])
                         if chance.random() < 0.7:
-                            world.show(bench.server.pods[each["metadata"]["name"]])
+                            world.show(bench.stored(each))
         check(world)
     bench.now += EXPECTED_SECONDS
     await bench.binder.settle()
     assert not any(assumed.expected for assumed in world.state.assumed.values())
     assert sum(assumptions.endings.values()) > 50
-    for name in list(bench.server.pods):
-        world.gone(bench.server.pods.pop(name))
+    for pod in bench.server.objects(PODS):
+        gone(bench, pod)
     await bench.binder.settle()
     assert not world.state.assumed
     assert not assumptions._leads
     assert not assumptions._plans
     assert all(info.used_mask == 0 for info in world.state.nodes.values())
+
+
+def gone(bench: Bench, pod: dict[str, Any]) -> None:
+    bench.server.delete_pod("default", pod["metadata"]["name"], grace_seconds=0)
+    bench.world.gone(pod)
 
 
 def check(world: World) -> None:

@@ -1,6 +1,8 @@
 """The simulated API server as tests need it: it validates what it stores, and fails as a test asks.
 
-Faults are injected before a request reaches the server: refusals, delays, cut connections, watches that end.
+It has two doors. Once started it listens on a socket; and it is an ``ApiServer`` itself, which answers in its caller's
+task, without I/O and on the clock of the caller's loop. Faults are injected before a request reaches the server,
+whichever way it came: refusals, delays, cut connections, watches that end.
 """
 
 from __future__ import annotations
@@ -10,19 +12,21 @@ import base64
 import re
 import ssl
 from collections import deque
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import Protocol, Self
 
 import msgspec
 from aiohttp import web
 
-from neuron_plugin.cluster.api import MERGE_PATCH
+from neuron_plugin.cluster.api import MERGE_PATCH, ApiRequest, Response, UnreachableError, refusal
 from neuron_plugin.simulation import SimulatedApiServer
+from neuron_plugin.simulation.api_server import http_answer
 from neuron_plugin.simulation.api_server_kinds import (
     BUDGETS,
     NODES,
@@ -33,7 +37,8 @@ from neuron_plugin.simulation.api_server_kinds import (
     invalid,
     parse_path,
 )
-from neuron_plugin.simulation.api_server_store import Change, CutError, Inbox
+from neuron_plugin.simulation.api_server_requests import answer, refused, watch_of
+from neuron_plugin.simulation.api_server_store import Change, CutError, Inbox, Watch
 from tests.support.api_validation import ValidatingObjects
 
 _REMEMBERED_REQUESTS = 10_000
@@ -85,9 +90,10 @@ class Fault:
     """One fault of the server, for the next ``times`` requests that match.
 
     In this order: the request is held until ``gate`` is set, and ``delay_seconds``; ``drop`` cuts the connection
-    before anything is done, ``status`` refuses instead of doing it (``retry_after_seconds`` goes with it);
-    ``lose_answer`` does it and cuts the connection, so that a write is done and its writer does not know;
-    ``ends`` answers a watch with 200 and ends it at once; ``body`` answers 200 with these bytes.
+    before anything is done, and ``unsent`` lets a caller without sockets have none; ``status`` refuses instead of doing
+    it (``retry_after_seconds`` goes with it); ``lose_answer`` does it and cuts the connection, or answers ``status``:
+    a write is done and its writer does not know; ``ends`` answers a watch with 200 and ends it at once; ``body``
+    answers 200 with these bytes.
     """
 
     match: Match = field(default_factory=Match)
@@ -95,6 +101,7 @@ class Fault:
     gate: asyncio.Event | None = None
     delay_seconds: float = 0.0
     drop: bool = False
+    unsent: bool = False
     status: int = 0
     retry_after_seconds: int | None = None
     lose_answer: bool = False
@@ -267,7 +274,63 @@ class StandInApiServer(SimulatedApiServer):
         """How many watches are being served."""
         return sum(len(collection.followers) for collection in self._objects.collections.values())
 
-    # Requests.
+    # Requests without sockets: this is an ``ApiServer``.
+
+    async def request(self, request: ApiRequest, *, timeout_seconds: float) -> Response:
+        assert timeout_seconds > 0
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                response = await self._answer(request)
+        except TimeoutError:
+            raise _unreachable(request, "no answer in time") from None
+        assert isinstance(response, Response)
+        return response
+
+    @asynccontextmanager
+    async def stream(self, request: ApiRequest, *, silence_seconds: float) -> AsyncIterator[AsyncIterator[bytes]]:
+        assert silence_seconds > 0
+        opened = await self._answer(request)
+        if isinstance(opened, Watch):
+            async with aclosing(self._heard(opened, request, silence_seconds)) as lines:
+                yield lines
+        elif opened.status >= HTTPStatus.BAD_REQUEST:
+            raise refusal(opened, request)
+        else:
+            yield _lines(opened.body)
+
+    async def _answer(self, request: ApiRequest) -> Response | Watch:
+        fault = self._see(request)
+        body = None if request.body is None else msgspec.json.decode(msgspec.json.encode(request.body))
+        asked = replace(request, body=body)
+        try:
+            if fault and (injected := await _injected(fault)):
+                return injected
+            done = watch_of(self._objects, asked, self._bookmark_seconds) or answer(self._objects, asked)
+        except Refusal as refusal:
+            return refused(refusal)
+        except CutError:
+            arrived = not (fault and fault.unsent)
+            raise _unreachable(request, "cut" if arrived else "connection refused", may_have_arrived=arrived) from None
+        if fault and fault.lose_answer and not fault.status:
+            raise _unreachable(request, "cut")
+        return refused(_refusal(fault)) if fault and fault.lose_answer else done
+
+    async def _heard(self, watch: Watch, request: ApiRequest, silence_seconds: float) -> AsyncGenerator[bytes, None]:
+        """The lines of a watch as its client hears them."""
+        loop = asyncio.get_running_loop()
+        heard_at = loop.time()
+        async with aclosing(watch.lines()) as lines:
+            try:
+                async for line in lines:
+                    if line:
+                        heard_at = loop.time()
+                        yield line.rstrip(b"\n")
+                    elif loop.time() - heard_at >= silence_seconds:
+                        raise _unreachable(request, "silence")
+            except CutError:
+                raise _unreachable(request, "cut") from None
+
+    # Requests over HTTP.
 
     def _application(self) -> web.Application:
         application = super()._application()
@@ -280,20 +343,28 @@ class StandInApiServer(SimulatedApiServer):
     ) -> web.StreamResponse:
         """See every request, let a fault happen to it, check its token, and let the server do the rest."""
         query = dict(request.query)
+        fault = self._see(ApiRequest(request.method, request.path, query, content_type=request.content_type))
         watch = query.get("watch") == "true"
-        self._seen.append(SeenRequest(request.method, request.path, query, request.content_type))
-        fault = take_fault(self._faults, request.method, request.path, watch=watch)
         try:
-            if fault and (injected := await _injected(request, fault)):
-                return injected
+            if fault and (injected := await _injected(fault)):
+                return http_answer(injected)
             self._admit(request, watch=watch)
             if watch and query.get("sendInitialEvents") == "true":
                 request = self._initial_events(request, query)
         except Refusal as refusal:
-            body = msgspec.json.encode(refusal.status())
-            return web.Response(body=body, status=refusal.code, content_type="application/json")
-        answer = await handler(request)
-        return _cut(request) if fault and fault.lose_answer else answer
+            return http_answer(refused(refusal))
+        except CutError:
+            return _cut(request)
+        done = await handler(request)
+        if not (fault and fault.lose_answer):
+            return done
+        return http_answer(refused(_refusal(fault))) if fault.status else _cut(request)
+
+    def _see(self, request: ApiRequest) -> Fault | None:
+        """Remember a request, and take the fault that is meant for it."""
+        query = dict(request.query)
+        self._seen.append(SeenRequest(request.method, request.path, query, request.content_type))
+        return take_fault(self._faults, request.method, request.path, watch=query.get("watch") == "true")
 
     def _admit(self, request: web.Request, *, watch: bool) -> None:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
@@ -319,19 +390,35 @@ def _put_end(inbox: Inbox, item: Change | Exception | None) -> None:
         asyncio.Queue.put_nowait(inbox, item)
 
 
-async def _injected(request: web.Request, fault: Fault) -> web.Response | None:
-    """Do what the fault says before the request is served; an answer means that it is not served."""
+async def _injected(fault: Fault) -> Response | None:
+    """Do what the fault says before the request is served; an answer means that it is not served.
+
+    Raises:
+        CutError: the connection is to be cut.
+        Refusal: the request is refused.
+    """
     if fault.gate is not None:
         await fault.gate.wait()
     await asyncio.sleep(fault.delay_seconds)
-    if fault.drop:
-        return _cut(request)
-    if fault.status:
-        details = {} if fault.retry_after_seconds is None else {"retryAfterSeconds": fault.retry_after_seconds}
-        raise Refusal(fault.status, "the test asked for this refusal", reason="InjectedFault", **details)
-    if fault.ends:
-        return web.Response(body=b"", content_type="application/json")
-    return None if fault.body is None else web.Response(body=fault.body, content_type="application/json")
+    if fault.drop or fault.unsent:
+        raise CutError
+    if fault.status and not fault.lose_answer:
+        raise _refusal(fault)
+    return Response(200, b"") if fault.ends else None if fault.body is None else Response(200, fault.body)
+
+
+def _unreachable(request: ApiRequest, why: str, *, may_have_arrived: bool = True) -> UnreachableError:
+    return UnreachableError(request.method, request.path, why, may_have_arrived=may_have_arrived)
+
+
+async def _lines(body: bytes) -> AsyncIterator[bytes]:
+    for line in body.splitlines():
+        yield line
+
+
+def _refusal(fault: Fault) -> Refusal:
+    details = {} if fault.retry_after_seconds is None else {"retryAfterSeconds": fault.retry_after_seconds}
+    return Refusal(fault.status, "the test asked for this refusal", reason="InjectedFault", **details)
 
 
 def _cut(request: web.Request) -> web.Response:

@@ -1,26 +1,30 @@
-"""A binder on a world in memory and a pod server whose answers are the test's."""
+"""A binder on a world in memory and a simulated API server without sockets."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from neuron_plugin.allocation import Dialect
 from neuron_plugin.backoff import Clock
 from neuron_plugin.extender.binding import Binder, BindTimes, Outcome
 from neuron_plugin.scheduling.leadership import Readiness
-from tests.support.pod_server import Manifest, PodServer
+from neuron_plugin.simulation.api_server_kinds import PODS, JsonObject
+from tests.support.api_server import Fault, Match, StandInApiServer
 from tests.support.world import DEVICE, World, pod_of
 
 TRN1 = "trn1.32xlarge"
-
-
 NOW_NS = 1_700_000_000_000_000_000
+BINDS, READS = Match("POST", "/binding$"), Match("GET")
+CUT, LOST, UNSENT = Fault(drop=True), Fault(lose_answer=True), Fault(unsent=True)
+"""A request that is not done or done without an answer, and one that finds no connection."""
 
 
 class Bench:
-    """A binder on a world and a pod server."""
+    """A binder on a world and an API server."""
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.server = PodServer()
+        self.server = StandInApiServer()
         self.now = 100.0
         self.ready = Readiness({})
         self.dialects: tuple[Dialect, ...] = (Dialect.NEURON_PLUGIN, Dialect.VENDOR)
@@ -39,12 +43,30 @@ class Bench:
             unix_ns=lambda: NOW_NS,
         )
 
-    def waiting(self, name: str, amount: int = 1) -> Manifest:
+    def waiting(self, name: str, amount: int = 1) -> JsonObject:
         """A pod that waits, known to the server and to the watch."""
-        return self.server.add(self.world.pod(name, DEVICE, amount))
+        return self.server.create_pod(self.world.pod(name, DEVICE, amount))
 
-    async def bind(self, manifest: Manifest, node: str = "node") -> Outcome:
+    def fail(self, match: Match, *faults: Fault) -> None:
+        """What happens to the next requests of a kind, to one after the other."""
+        for fault in faults:
+            self.server.fail(replace(fault, match=match))
+
+    def stored(self, manifest: JsonObject) -> JsonObject:
+        """A pod as the server has it now."""
+        return self.server.get(PODS, manifest["metadata"]["name"], "default")
+
+    @property
+    def calls(self) -> list[str]:
+        """What the server was asked for: to bind or to read."""
+        return ["read" if seen.method == "GET" else "bind" for seen in self.server.requests]
+
+    async def bind(self, manifest: JsonObject, node: str = "node") -> Outcome:
         return await self.binder.bind(pod_of(manifest), node)
 
     def used(self, node: str = "node") -> int:
         return self.world.state.nodes[node].used_mask.bit_count() // 2
+
+
+def without_annotations(pod: JsonObject) -> JsonObject:
+    return pod | {"metadata": pod["metadata"] | {"annotations": {}}}

@@ -20,8 +20,8 @@ from neuron_plugin.extender.binding import Binder
 from neuron_plugin.extender.server import ExtenderService, verb_routes
 from neuron_plugin.scheduling.leadership import Readiness
 from neuron_plugin.scheduling.metrics import ExtenderMetrics
+from tests.support.api_server import StandInApiServer
 from tests.support.manifests import pod_manifest
-from tests.support.pod_server import PodServer
 from tests.support.world import DEVICE, World
 
 TRN1 = "trn1.32xlarge"
@@ -30,7 +30,7 @@ TRN1 = "trn1.32xlarge"
 def service_on(
     world: World, dialects: Collection[Dialect] = (Dialect.NEURON_PLUGIN,), answer: Answer = Answer.ALL
 ) -> ExtenderService:
-    binder = Binder(world.state, PodServer(), Readiness({}), dialects=dialects)
+    binder = Binder(world.state, StandInApiServer(), Readiness({}), dialects=dialects)
     return ExtenderService(world.state, binder, Readiness({}), ExtenderMetrics(), answer=answer)
 
 

@@ -1,0 +1,140 @@
+"""What the simulated API server makes of a request, whichever way it came: over HTTP, or straight from a test.
+
+A request and its answer are values. Only a watch takes time: its lines are the caller's to send.
+"""
+
+from __future__ import annotations
+
+import base64
+
+import msgspec
+
+from neuron_plugin.cluster.api import ApiRequest, Response
+from neuron_plugin.simulation.api_server_kinds import (
+    PODS,
+    JsonObject,
+    Refusal,
+    Selector,
+    Target,
+    label_selector,
+    parse_path,
+    selector,
+)
+from neuron_plugin.simulation.api_server_objects import ApiObjects
+from neuron_plugin.simulation.api_server_patches import PATCHES
+from neuron_plugin.simulation.api_server_store import Stored, Watch
+
+_WRITTEN_ONLY = ("binding", "eviction")
+
+
+def answer(objects: ApiObjects, request: ApiRequest) -> Response:
+    """Do what a request asks, unless it asks for a watch.
+
+    Raises:
+        Refusal: it is not done.
+    """
+    target = parse_path(request.path)
+    if request.method != "GET":
+        return _write(objects, request, target)
+    if target.subresource in _WRITTEN_ONLY:
+        raise _not_allowed()
+    return Response(200, objects.read(target).encoded if target.name else _list(objects, target, request))
+
+
+def watch_of(objects: ApiObjects, request: ApiRequest, bookmark_seconds: float) -> Watch | None:
+    """Return the watch that a request asks for, with bookmarks after so many seconds of silence; None if it asks none.
+
+    Raises:
+        Refusal: 404 or 400, there can be no such watch.
+    """
+    target = parse_path(request.path)
+    for name in ("limit", "resourceVersion", "timeoutSeconds"):
+        int(request.query.get(name) or 0)
+    if request.method != "GET" or target.name or request.query.get("watch") not in {"true", "1"}:
+        return None
+    return Watch(
+        target.kind, objects.collections[target.kind], _meant(target, request), request.query, bookmark_seconds
+    )
+
+
+def refused(refusal: Refusal) -> Response:
+    """Return a refusal as it is answered."""
+    return Response(refusal.code, msgspec.json.encode(refusal.status()))
+
+
+def unsupported(*accepted: str) -> Refusal:
+    """Return the refusal of a body in another format than those that are accepted."""
+    text = "the body of the request was in an unknown format - accepted media types include: "
+    return Refusal(415, text + ", ".join(accepted))
+
+
+def _not_allowed() -> Refusal:
+    return Refusal(405, "the server does not allow this method on the requested resource")
+
+
+def _write(objects: ApiObjects, request: ApiRequest, target: Target) -> Response:
+    body: JsonObject = dict(request.body or {})
+    if request.query.get("dryRun"):
+        raise Refusal(400, "a dry run is not simulated: nothing was written")
+    match request.method:
+        case "POST" if target.subresource == "binding":
+            return Response(201, msgspec.json.encode(objects.bind(target.namespace, target.name, body)))
+        case "POST" if target.subresource == "eviction":
+            return Response(201, msgspec.json.encode(objects.evict(target.namespace, target.name, body)))
+        case "POST" if not target.name:
+            body.setdefault("metadata", {}).pop("uid", None)  # the server chooses it
+            if target.kind is PODS:
+                body.pop("status", None)
+            return Response(201, objects.create(target.kind, body, target.namespace).encoded)
+        case "PATCH" if target.name and target.subresource not in _WRITTEN_ONLY:
+            if request.content_type not in PATCHES:
+                raise unsupported(*PATCHES)
+            return Response(200, objects.patch(target, body, request.content_type).encoded)
+        case "PUT" if target.name and target.subresource not in _WRITTEN_ONLY:
+            return Response(200, objects.replace(target, body).encoded)
+        case "DELETE" if not target.subresource and (target.name or target.namespace or not target.kind.namespaced):
+            if (seconds := request.query.get("gracePeriodSeconds")) is not None:
+                body |= {"gracePeriodSeconds": int(seconds)}
+            if target.name:
+                return Response(200, objects.delete(target, body).encoded)
+            listed = _list(objects, target, request)
+            for each in msgspec.json.decode(listed)["items"]:
+                metadata = each["metadata"]
+                objects.delete(Target(target.kind, metadata.get("namespace", ""), metadata["name"]), body)
+            return Response(200, listed)
+    raise _not_allowed()
+
+
+def _list(objects: ApiObjects, target: Target, request: ApiRequest) -> bytes:
+    """Answer one page, all pages of a list from one version."""
+    query, collection = request.query, objects.collections[target.kind]
+    version = start = 0
+    if token := query.get("continue", ""):
+        try:
+            version, start = map(int, base64.urlsafe_b64decode(token).split(b":"))
+        except ValueError as error:
+            raise Refusal(400, "continue key is not valid") from error
+    snapshot = collection.snapshot_at(version) if version else collection.snapshot()
+    meant, following = _meant(target, request), 0
+    limit = int(query.get("limit", "0")) or len(snapshot.objects)
+    chosen: list[Stored] = []
+    for place in range(start, len(snapshot.objects)):
+        if meant(snapshot.objects[place].value):
+            if len(chosen) == limit:
+                following = place
+                break
+            chosen.append(snapshot.objects[place])
+    metadata = {"resourceVersion": str(snapshot.version)}
+    if following:
+        metadata["continue"] = base64.urlsafe_b64encode(f"{snapshot.version}:{following}".encode()).decode()
+    head = {"kind": f"{target.kind.kind}List", "apiVersion": target.kind.version, "metadata": metadata}
+    items = b",".join(stored.encoded for stored in chosen)
+    return msgspec.json.encode(head)[:-1] + b',"items":[' + items + b"]}"
+
+
+def _meant(target: Target, request: ApiRequest) -> Selector:
+    """Return what the query selects, in the path's namespace."""
+    within = f"metadata.namespace={target.namespace}" if target.namespace else ""
+    by_fields = selector(target.kind, f"{request.query.get('fieldSelector', '')},{within}")
+    by_labels = label_selector(request.query.get("labelSelector", ""))
+    return lambda candidate: by_fields(candidate) and by_labels(candidate)
