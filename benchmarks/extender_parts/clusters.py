@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 
 from extender_parts.measuring import seeded
 from neuron_plugin.allocation import Dialect, Resource
-from neuron_plugin.cluster import ApiRequest, KubernetesApi
+from neuron_plugin.cluster import KubernetesApi
 from neuron_plugin.cluster.nodes import neuron_node
 from neuron_plugin.cluster.objects import NODES
 from neuron_plugin.cluster.pods import PODS
@@ -48,7 +48,7 @@ def filled_service(nodes: int, answer: Answer = Answer.ALL) -> tuple[ExtenderSer
 
 def service_on(state: ClusterState, answer: Answer = Answer.ALL) -> ExtenderService:
     """A service that does not bind."""
-    binder = Binder(state, _NoApi(), Readiness({}), dialects=(Dialect.NEURON_PLUGIN,))
+    binder = Binder(state, StandInApiServer(), Readiness({}), dialects=(Dialect.NEURON_PLUGIN,))
     return ExtenderService(state, binder, Readiness({}), ExtenderMetrics(), answer=answer)
 
 
@@ -81,18 +81,6 @@ def core_pod(name: str, node: str, cores: tuple[int, ...]) -> dict[str, Any]:
 def record_of(manifest: dict[str, Any]) -> Any:
     """What the watch would keep of a pod."""
     return keep_pod(PODS.decode(msgspec.json.encode(manifest)))
-
-
-class _NoApi:
-    """Binding is measured elsewhere."""
-
-    async def request(self, request: ApiRequest, *, timeout_seconds: float) -> NoReturn:
-        """Not called."""
-        raise NotImplementedError(request, timeout_seconds)
-
-    def stream(self, request: ApiRequest, *, silence_seconds: float) -> NoReturn:
-        """Not called."""
-        raise NotImplementedError(request, silence_seconds)
 
 
 async def serve_cluster(pipe: Connection, nodes: int, pods: int, bind_seconds: float = 0.0) -> None:

@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import web
 
-from neuron_plugin.cluster.api import JSON, STRATEGIC_MERGE_PATCH, ApiRequest, Response
+from neuron_plugin.cluster import ApiRequest
+from neuron_plugin.cluster.api import JSON, STRATEGIC_MERGE_PATCH, Response
 from neuron_plugin.simulation.api_server_kinds import (
     EVENTS,
     LEASES,

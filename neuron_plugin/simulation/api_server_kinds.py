@@ -111,6 +111,7 @@ CLAIM_TEMPLATES = ServedKind(*_DRA, "resourceclaimtemplates", "ResourceClaimTemp
 RESOURCE_SLICES = ServedKind(
     *_DRA, "resourceslices", "ResourceSlice", namespaced=False, fields=("spec.nodeName", "spec.driver")
 )
+POD_GROUPS = ServedKind("/apis/scheduling.k8s.io/v1beta1", "scheduling.k8s.io/v1beta1", "podgroups", "PodGroup")
 DEVICE_CLASSES = ServedKind(*_DRA, "deviceclasses", "DeviceClass", namespaced=False)
 KINDS = (
     PODS,
@@ -124,6 +125,7 @@ KINDS = (
     CLAIM_TEMPLATES,
     RESOURCE_SLICES,
     DEVICE_CLASSES,
+    POD_GROUPS,
 )
 
 

@@ -9,7 +9,8 @@ import base64
 
 import msgspec
 
-from neuron_plugin.cluster.api import ApiRequest, Response
+from neuron_plugin.cluster import ApiRequest
+from neuron_plugin.cluster.api import Response
 from neuron_plugin.simulation.api_server_kinds import (
     PODS,
     JsonObject,

@@ -1,4 +1,4 @@
-"""Elections in faked time, against the simulated API server's objects without its sockets."""
+"""Elections in faked time, against the simulated API server without its sockets."""
 
 from __future__ import annotations
 
@@ -9,55 +9,33 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-import msgspec
-
 from neuron_plugin.backoff import Clock
-from neuron_plugin.cluster.api import ApiRequest, Response, UnreachableError
+from neuron_plugin.cluster.api import ApiRequest, Response
 from neuron_plugin.cluster.leases import Change, Election
 from neuron_plugin.cluster.objects import LEASES, Lease
 from neuron_plugin.cluster.writes import LeaseName
-from neuron_plugin.simulation.api_server_kinds import JsonObject, Refusal, Target, parse_path
-from tests.support.api_validation import ValidatingObjects
+from neuron_plugin.simulation.api_server_kinds import parse_path
+from tests.support.api_server import Fault, StandInApiServer
 
+NEVER = 1e9
 PATH = LEASES.item("neuron-extender", "kube-system")
 
 
-class Cluster:
-    """An API server in the same loop: a call takes ``delay_seconds``, and may be cut off for one candidate."""
+class Cluster(StandInApiServer):
+    """The server of all candidates: a call takes ``delay_seconds``."""
 
-    def __init__(self) -> None:
-        self.objects = ValidatingObjects()
-        self.delay_seconds = 0.0
+    delay_seconds = 0.0
 
     def lease(self) -> Lease:
-        return LEASES.decode(self.objects.read(parse_path(PATH)).encoded)
+        return LEASES.decode(self._objects.read(parse_path(PATH)).encoded)
 
     def delete_lease(self) -> None:
-        self.objects.delete(parse_path(PATH), {})
-
-    def link(self) -> Link:
-        return Link(self)
-
-    def serve(self, request: ApiRequest) -> Response:
-        try:
-            return Response(200, self._act(request, parse_path(request.path)))
-        except Refusal as refusal:
-            return Response(refusal.code, msgspec.json.encode(refusal.status()))
-
-    def _act(self, request: ApiRequest, target: Target) -> bytes:
-        body: JsonObject = dict(request.body or {})
-        match request.method:
-            case "GET":
-                return self.objects.read(target).encoded
-            case "POST":
-                return self.objects.create(target.kind, body, target.namespace).encoded
-            case _:
-                return self.objects.patch(target, body).encoded
+        self._objects.delete(parse_path(PATH))
 
 
 @dataclass
 class Link:
-    """One candidate's way to the cluster."""
+    """One candidate's way to the cluster, which may be cut off for it alone."""
 
     cluster: Cluster
     cut: bool = False
@@ -67,16 +45,13 @@ class Link:
 
     async def request(self, request: ApiRequest, *, timeout_seconds: float) -> Response:
         self.calls.append(request)
-        if self.cut or self.cluster.delay_seconds > timeout_seconds:
-            await asyncio.sleep(timeout_seconds)
-            raise UnreachableError(request.method, request.path, "cut", may_have_arrived=self.cut)
-        await asyncio.sleep(self.cluster.delay_seconds)
-        if request.method == self.forbidden:
-            return Response(403, b'{"reason":"Forbidden","message":"leases is forbidden: User cannot"}')
-        response = self.cluster.serve(request)
-        if self.lose_answers and request.method != "GET":
-            raise UnreachableError(request.method, request.path, "lost", may_have_arrived=True)
-        return response
+        fault = Fault(
+            delay_seconds=NEVER if self.cut else self.cluster.delay_seconds,
+            status=403 if request.method == self.forbidden else 0,
+            lose_answer=self.lose_answers and request.method != "GET",
+        )
+        self.cluster.fail(fault)
+        return await self.cluster.request(request, timeout_seconds=timeout_seconds)
 
     def stream(self, request: ApiRequest, *, silence_seconds: float) -> Any:
         raise NotImplementedError(request, silence_seconds)
@@ -122,7 +97,7 @@ async def election_of(cluster: Cluster) -> AsyncIterator[Stand]:
     candidates: list[Candidate] = []
 
     def stand(name: str, url: str = "") -> Candidate:
-        link, news = cluster.link(), News()
+        link, news = Link(cluster), News()
         election = Election(
             link,
             LeaseName("kube-system", "neuron-extender", name, url=url or f"https://{name}:12345"),

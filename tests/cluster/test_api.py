@@ -3,23 +3,16 @@ from __future__ import annotations
 import pytest
 
 from neuron_plugin.cluster.api import ApiError, ApiRequest, Response, UnreachableError, refusal, send
+from tests.support.scripted_server import ScriptedServer
 
 ASKED = ApiRequest("PATCH", "/api/v1/namespaces/ns/pods/p/status")
 
 
-class Answering:
-    """An API server with one answer."""
+def answering(response: Response) -> ScriptedServer:
+    async def answer(_: ApiRequest) -> Response:
+        return response
 
-    def __init__(self, response: Response) -> None:
-        self._response = response
-        self.asked: list[tuple[ApiRequest, float]] = []
-
-    async def request(self, request: ApiRequest, *, timeout_seconds: float) -> Response:
-        self.asked.append((request, timeout_seconds))
-        return self._response
-
-    def stream(self, request: ApiRequest, *, silence_seconds: float) -> None:
-        raise NotImplementedError(request, silence_seconds)
+    return ScriptedServer(answer)
 
 
 def status(code: int, reason: str, message: str, details: str = "{}") -> bytes:
@@ -31,15 +24,15 @@ def refused(code: int, body: bytes, retry_after_seconds: float | None = None) ->
 
 
 async def test_send_returns_the_body_of_a_success() -> None:
-    api = Answering(Response(201, b"made"))
-    assert await send(api, ASKED, timeout_seconds=4) == b"made"  # type: ignore[arg-type]  # streams are not asked for
-    assert api.asked == [(ASKED, 4)]
+    api = answering(Response(201, b"made"))
+    assert await send(api, ASKED, timeout_seconds=4) == b"made"
+    assert (api.requests, api.timeout_seconds) == ([ASKED], 4)
 
 
 async def test_send_raises_a_refusal_with_everything_the_server_said() -> None:
     body = status(409, "Conflict", "pod p is already assigned")
     with pytest.raises(ApiError) as raised:
-        await send(Answering(Response(409, body)), ASKED, timeout_seconds=4)  # type: ignore[arg-type]  # as above
+        await send(answering(Response(409, body)), ASKED, timeout_seconds=4)
     error = raised.value
     assert (error.status, error.reason, error.message) == (409, "Conflict", "pod p is already assigned")
     assert str(error) == "PATCH /api/v1/namespaces/ns/pods/p/status: 409 Conflict: pod p is already assigned"

@@ -137,8 +137,8 @@ async def test_changing_hands_is_counted() -> None:
         await first.stop()
         stand("b")
         await asyncio.sleep(1)
-        (found,) = cluster.objects.collections[stand_in.LEASES].snapshot().objects
-        assert (found.value["spec"]["holderIdentity"], found.value["spec"]["leaseTransitions"]) == ("b", 1)
+        (found,) = cluster.objects(stand_in.LEASES)
+        assert (found["spec"]["holderIdentity"], found["spec"]["leaseTransitions"]) == ("b", 1)
 
 
 @pytest.mark.looptime

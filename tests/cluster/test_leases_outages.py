@@ -187,7 +187,7 @@ async def test_a_lease_that_is_annotated_between_read_and_write_is_no_failure() 
     async with election_of(cluster) as stand:
         leader = stand("a")
         await asyncio.sleep(2.8 + 0.45)  # the second turn has read and not written yet
-        cluster.objects.patch(parse_path(PATH), {"metadata": {"annotations": {"by": "another client"}}})
+        cluster._objects.patch(parse_path(PATH), {"metadata": {"annotations": {"by": "another client"}}})
         await asyncio.sleep(10)
         assert [call.method for call in leader.link.calls[2:6]] == ["GET", "PATCH", "GET", "PATCH"]
         assert not any(leader.news.failures)
@@ -256,7 +256,7 @@ async def test_without_the_right_to_the_lease_no_candidate_leads_and_it_is_logge
         candidate.link.forbidden = verb
         await asyncio.sleep(60)
         assert not candidate.election.leading
-        assert "leases is forbidden" in candidate.news.failures[-1]
+        assert "the test asked for this refusal" in candidate.news.failures[-1]
         assert [record.levelname for record in caplog.records] == ["WARNING"]
         candidate.link.forbidden = ""
         await asyncio.sleep(5)

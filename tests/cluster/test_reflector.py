@@ -2,22 +2,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
 
 import pytest
 
 from neuron_plugin.backoff import Clock
 from neuron_plugin.cluster import Pod
-from neuron_plugin.cluster.api import ApiError, ClusterError, DecodeError, UnreachableError
+from neuron_plugin.cluster.api import ApiError, ApiRequest, ClusterError, DecodeError, UnreachableError
 from neuron_plugin.cluster.client import KubernetesApi
 from neuron_plugin.cluster.objects import NODES, Node, Scope
 from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.cluster.reflector import Pace, Reflector
-from neuron_plugin.simulation.api_server_kinds import PODS as SERVED_PODS
-from neuron_plugin.simulation.api_server_kinds import Target
 from tests.cluster.conftest import Recorder
-from tests.cluster.reflecting import LISTS, WATCHES, Follow, Manifest, ScriptedServer, lists, watches
+from tests.cluster.reflecting import LISTS, WATCHES, Follow, Manifest, lists, watches
 from tests.support.api_server import Fault, StandInApiServer
+from tests.support.scripted_server import ScriptedServer
 
 # The first state.
 
@@ -232,7 +230,7 @@ async def test_a_consistent_list_that_the_watch_overtook_changes_nothing(
     server.create_pod(pod("a"))
     async with follow() as followed:
         await followed.until_watching()
-        stale = server._list(Target(SERVED_PODS), {})
+        stale = (await server.request(ApiRequest("GET", "/api/v1/pods"), timeout_seconds=5)).body
         server.fail(Fault(LISTS, body=stale, gate=(gate := asyncio.Event())))
         listing = asyncio.create_task(followed.reflector.list_consistently(5), name="list")
         await followed.until(lambda: len(lists(server)) == 2)
@@ -320,10 +318,6 @@ async def test_the_time_of_the_last_consistent_list_is_that_of_its_request(
 UNREACHABLE = UnreachableError("GET", "/api/v1/pods", "refused", may_have_arrived=False)
 
 
-async def nothing() -> AsyncIterator[bytes]:
-    yield b""
-
-
 def refusal(status: int, retry_after_seconds: float | None = None) -> ApiError:
     return ApiError(
         status=status, reason="R", message="m", method="GET", path="/", retry_after_seconds=retry_after_seconds
@@ -339,7 +333,7 @@ def recorder() -> Recorder:
 def reflector(recorder: Recorder) -> Reflector[Pod, Pod]:
     """Its chance is always the longest wait."""
     pace, clock = Pace(backoff_first=1, backoff_limit=30), Clock(chance=lambda: 1.0)
-    return Reflector(ScriptedServer(nothing), PODS, lambda pod: pod, observer=recorder, pace=pace, clock=clock)
+    return Reflector(ScriptedServer(), PODS, lambda pod: pod, observer=recorder, pace=pace, clock=clock)
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
 from neuron_plugin.backoff import Clock
 from neuron_plugin.cluster import Pod
-from neuron_plugin.cluster.api import UnreachableError
+from neuron_plugin.cluster.api import ApiRequest, Response, UnreachableError
 from neuron_plugin.cluster.client import KubernetesApi
 from neuron_plugin.cluster.objects import Scope
 from neuron_plugin.cluster.pods import PODS
@@ -22,11 +22,11 @@ from tests.cluster.reflecting import (
     WATCHES,
     Follow,
     Manifest,
-    ScriptedServer,
     lists,
     watches,
 )
 from tests.support.api_server import Fault, Match, StandInApiServer
+from tests.support.scripted_server import ScriptedServer, listed, nothing
 
 
 async def test_t32_410_inside_the_stream_lists_again(server: StandInApiServer, follow: Follow, pod: Manifest) -> None:
@@ -195,24 +195,36 @@ async def test_a_watch_asks_for_bookmarks_and_four_to_five_minutes(server: Stand
 # Back-off, in faked time.
 
 
-async def run_for(server: ScriptedServer, seconds: float) -> list[float]:
-    """Follow for some faked time; return the waits between the watches."""
-    loop = asyncio.get_running_loop()
+async def run_for(
+    seconds: float, lines: Callable[[], AsyncIterator[bytes]] = nothing, *, list_seconds: float = 0.0
+) -> tuple[list[float], list[ApiRequest]]:
+    """Follow for some faked time; return the waits between the watches, and all requests."""
+    loop, opened = asyncio.get_running_loop(), list[float]()
+
+    async def listing(request: ApiRequest) -> Response:
+        assert "limit" in request.query
+        await asyncio.sleep(list_seconds)
+        return listed()
+
+    def opening() -> AsyncIterator[bytes]:
+        opened.append(loop.time())
+        return lines()
+
+    server = ScriptedServer(listing, opening)
     reflector: Reflector[Pod, Pod] = Reflector(server, PODS, lambda pod: pod, clock=Clock(loop.time, asyncio.sleep))
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(seconds):
             await reflector.run()
-    opened = server.opened_at
-    return [after - before for before, after in itertools.pairwise(opened)]
+    return [after - before for before, after in itertools.pairwise(opened)], server.requests
+
+
+def kinds(requests: list[ApiRequest]) -> list[str]:
+    return ["watch" if "watch" in request.query else "list" for request in requests]
 
 
 @pytest.mark.looptime
 async def test_watches_that_end_at_once_are_backed_off() -> None:
-    async def nothing() -> AsyncIterator[bytes]:
-        return
-        yield b""
-
-    waits = await run_for(ScriptedServer(nothing), 600)
+    waits, _ = await run_for(600)
     assert 20 < len(waits) < 40
     assert all(before * 0.9 <= after * 2 for before, after in itertools.pairwise(waits))
     assert 15 <= waits[-1] <= 30.1
@@ -223,7 +235,7 @@ async def test_watches_that_say_one_thing_each_are_backed_off_too() -> None:
     async def bookmark() -> AsyncIterator[bytes]:
         yield BOOKMARK
 
-    waits = await run_for(ScriptedServer(bookmark), 3)
+    waits, _ = await run_for(3, bookmark)
     assert len(waits) < 8, "the library's informer: 9 470"
 
 
@@ -233,18 +245,14 @@ async def test_a_watch_that_lasted_makes_the_next_wait_short() -> None:
         await asyncio.sleep(300)
         yield BOOKMARK
 
-    waits = await run_for(ScriptedServer(five_minutes), 3600)
+    waits, _ = await run_for(3600, five_minutes)
     assert len(waits) >= 10
     assert all(300 < wait <= 300.2 for wait in waits)
 
 
 @pytest.mark.looptime
 async def test_a_thousand_nodes_do_not_come_back_at_once() -> None:
-    async def nothing() -> AsyncIterator[bytes]:
-        return
-        yield b""
-
-    second_waits = {(await run_for(ScriptedServer(nothing), 5))[3] for _ in range(20)}
+    second_waits = {(await run_for(5))[0][3] for _ in range(20)}
     assert len(second_waits) > 15
 
 
@@ -261,10 +269,8 @@ async def silence() -> AsyncIterator[bytes]:
 @pytest.mark.looptime
 async def test_t32_a_watch_that_sent_nothing_until_it_was_given_up_is_not_continued() -> None:
     """A server whose etcd was restored leaves out what is older than the version it was asked for."""
-
-    server = ScriptedServer(silence)
-    await run_for(server, 400)
-    assert server.calls == ["list", "watch"] * 3
+    _, requests = await run_for(400, silence)
+    assert kinds(requests) == ["list", "watch"] * 3
 
 
 @pytest.mark.looptime
@@ -274,22 +280,16 @@ async def test_t32_a_watch_that_fell_silent_after_a_bookmark_is_continued() -> N
         async for line in silence():
             yield line
 
-    server = ScriptedServer(died)
-    await run_for(server, 200)
-    assert server.calls == ["list", "watch", "watch"]
-    assert server.queries[1]["resourceVersion"] == "9"
+    _, requests = await run_for(200, died)
+    assert kinds(requests) == ["list", "watch", "watch"]
+    assert requests[2].query["resourceVersion"] == "9"
 
 
 @pytest.mark.looptime
 async def test_watches_that_end_at_once_are_continued_without_a_list() -> None:
-    async def nothing() -> AsyncIterator[bytes]:
-        return
-        yield b""
-
-    server = ScriptedServer(nothing)
-    await run_for(server, 60)
-    assert server.calls == ["list"] + ["watch"] * len(server.queries)
-    assert len(server.queries) > 5
+    _, requests = await run_for(60)
+    assert set(kinds(requests[1:])) == {"watch"}
+    assert len(requests) > 6
 
 
 @pytest.mark.looptime
@@ -298,10 +298,9 @@ async def test_t32_an_error_event_lists_again_whatever_it_says(code: int) -> Non
     async def broken() -> AsyncIterator[bytes]:
         yield b'{"type":"ERROR","object":{"kind":"Status","code":%d,"message":"m"}}' % code
 
-    server = ScriptedServer(broken)
-    await run_for(server, 1)
-    assert server.calls == ["list", "watch"] * len(server.queries)
-    assert len(server.queries) > 1
+    _, requests = await run_for(1, broken)
+    assert kinds(requests) == ["list", "watch"] * (len(requests) // 2)
+    assert len(requests) > 2
 
 
 @pytest.mark.looptime
@@ -311,6 +310,5 @@ async def test_slow_lists_before_watches_that_fail_do_not_make_the_waits_short()
     async def expired() -> AsyncIterator[bytes]:
         yield b'{"type":"ERROR","object":{"kind":"Status","code":410}}'
 
-    server = ScriptedServer(expired, list_seconds=12)
-    waits = [wait - 12 for wait in await run_for(server, 600)]
-    assert waits[-1] > 10
+    waits, _ = await run_for(600, expired, list_seconds=12)
+    assert waits[-1] - 12 > 10

@@ -120,7 +120,9 @@ def test_values_cannot_be_written_from_outside() -> None:
 
 
 @dataclass
-class Server:
+class History:
+    """What happened at a server: the oracle."""
+
     version: int = 1
     objects: dict[str, str] = field(default_factory=dict)
     events: list[tuple[int, str, str | None]] = field(default_factory=list)
@@ -166,7 +168,7 @@ class Mirror:
 class Follower:
     """Takes steps on a store: a watch that lags, lists that are asked for now and answered later."""
 
-    def __init__(self, server: Server, store: Store[str]) -> None:
+    def __init__(self, server: History, store: Store[str]) -> None:
         self._server = server
         self._store = store
         self._sent = 0
@@ -196,7 +198,7 @@ class Follower:
 @settings(max_examples=400)
 @given(steps=st.lists(Step, max_size=60))
 def test_t32_any_mixture_of_watch_and_lists_ends_in_the_servers_state(steps: list[tuple[str, str]]) -> None:
-    server, store = Server(), Store[str]()
+    server, store = History(), Store[str]()
     mirror, follower = Mirror(store), Follower(server, store)
     store.replace({}, 1, version_at_start=0)
     for step, uid in steps:

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from neuron_plugin.cluster import ApiRequest
@@ -20,6 +19,7 @@ from neuron_plugin.inspection.findings import Unknown
 from neuron_plugin.topology import catalogue
 from tests.inspection.doubles import MakeNode
 from tests.support.manifests import node_manifest, pod_manifest
+from tests.support.scripted_server import ScriptedServer, listed
 
 
 def test_a_node_s_report_reads_back_and_names_what_is_missing(make_node: MakeNode) -> None:
@@ -69,28 +69,6 @@ def test_an_archive_is_its_owner_s_alone_and_replaces_no_file(tmp_path: Path) ->
         report.write(path)
 
 
-class Server:
-    """An API server that answers these paths and refuses all others."""
-
-    def __init__(self, answers: Mapping[str, bytes]) -> None:
-        self._answers = answers
-        self.asked: list[ApiRequest] = []
-
-    async def request(self, request: ApiRequest, *, timeout_seconds: float) -> Response:
-        assert timeout_seconds > 0
-        self.asked.append(request)
-        if request.path in self._answers:
-            return Response(200, self._answers[request.path])
-        return Response(403, b'{"reason":"Forbidden","message":"not yours"}')
-
-    def stream(self, request: ApiRequest, *, silence_seconds: float) -> Any:
-        raise NotImplementedError(request, silence_seconds)
-
-
-def listed(*items: object) -> bytes:
-    return msgspec.json.encode({"metadata": {"resourceVersion": "1"}, "items": items})
-
-
 def our_pod(name: str, component: str, node: str) -> dict[str, Any]:
     labels = {"app.kubernetes.io/component": component}
     metadata = {"name": name, "namespace": "neuron", "uid": name, "labels": labels}
@@ -107,17 +85,23 @@ OURS = [
 ]
 PODS = "/api/v1/namespaces/neuron/pods"
 ANSWERS = {
-    "/api/v1/nodes": listed(*NODES),
-    "/api/v1/pods": listed(pod_manifest("train", node="sick")),
-    PODS: listed(*OURS),
+    "/api/v1/nodes": listed(*NODES).body,
+    "/api/v1/pods": listed(pod_manifest("train", node="sick")).body,
+    PODS: listed(*OURS).body,
     f"{PODS}/extender-1/log": b"filter passed=0\n",
     f"{PODS}/http:extender-1:12346/proxy/metrics": b"neuron_extender_assumed_pods 0.0\n",
     f"{PODS}/http:plugin-sick:12347/proxy/readyz": b"ok\n",
 }
 
 
-def reported(answers: Mapping[str, bytes], *only: str) -> tuple[BugReport, Server]:
-    server = Server(answers)
+def reported(answers: Mapping[str, bytes], *only: str) -> tuple[BugReport, ScriptedServer]:
+    """The report of a server that answers these paths and refuses all others."""
+
+    async def answer(request: ApiRequest) -> Response:
+        known = answers.get(request.path)
+        return Response(200, known) if known else Response(403, b'{"reason":"Forbidden","message":"not yours"}')
+
+    server = ScriptedServer(answer)
     report = cluster_report(server, catalogue(), lease_namespace="kube-system", namespace="neuron", only=only)
     return asyncio.run(report), server
 
@@ -134,14 +118,14 @@ def test_a_cluster_s_report_has_nodes_pods_and_what_our_pods_say() -> None:
     assert "403 Forbidden: not yours" in found.missing["leases.json"]
     assert "403 Forbidden: not yours" in found.missing["our-pods/plugin-good/log.txt"]
     assert "scheduler-1" not in str((found.files, found.missing))
-    logs = [request.path.split("/")[-2] for request in server.asked if request.path.endswith("/log")]
+    logs = [request.path.split("/")[-2] for request in server.requests if request.path.endswith("/log")]
     assert logs == ["extender-1", "plugin-sick", "plugin-good"]
-    assert {request.method for request in server.asked} == {"GET"}
+    assert {request.method for request in server.requests} == {"GET"}
 
 
 def test_only_the_plugins_of_the_nodes_that_are_asked_for() -> None:
     _, server = reported(ANSWERS, "good")
-    logs = [request.path.split("/")[-2] for request in server.asked if request.path.endswith("/log")]
+    logs = [request.path.split("/")[-2] for request in server.requests if request.path.endswith("/log")]
     assert logs == ["extender-1", "plugin-good"]
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -50,6 +50,7 @@ from tests.plugin.world import (
     ref,
     uid_of,
 )
+from tests.support.scripted_server import ScriptedServer
 
 A, B = uid_of("a"), uid_of("b")
 POD_A, POD_B = f"pod default/a with UID {A}", f"pod default/b with UID {B}"
@@ -57,30 +58,26 @@ POD_A, POD_B = f"pod default/a with UID {A}", f"pod default/b with UID {B}"
 # The queue.
 
 
-@dataclass
-class FakeApi:
+class FakeApi(ScriptedServer):
     """Answers each path from its list of statuses, then 200; 0 is silence."""
 
-    answers: dict[str, list[int]] = field(default_factory=dict)
-    seen: list[str] = field(default_factory=list)
-    gate: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def __post_init__(self) -> None:
+    def __init__(self, answers: Mapping[str, list[int]] | None = None) -> None:
+        super().__init__(self._next)
+        self.answers = answers or {}
+        self.gate = asyncio.Event()
         self.gate.set()
 
-    async def request(self, request: ApiRequest, *, timeout_seconds: float) -> Response:
-        assert timeout_seconds == TIMES.timeout
-        self.seen.append(f"{request.path}?{request.query.get('v', '')}".rstrip("?"))
+    @property
+    def seen(self) -> list[str]:
+        return [f"{request.path}?{request.query.get('v', '')}".rstrip("?") for request in self.requests]
+
+    async def _next(self, request: ApiRequest) -> Response:
+        assert self.timeout_seconds == TIMES.timeout
         await self.gate.wait()
         status = answers.pop(0) if (answers := self.answers.get(request.path)) else 200
         if not status:
             raise UnreachableError("PATCH", request.path, "no answer", may_have_arrived=True)
         return Response(status, msgspec.json.encode({"reason": "R", "message": "m"}))
-
-    def stream(
-        self, request: ApiRequest, *, silence_seconds: float
-    ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        raise AssertionError(request, silence_seconds)
 
 
 def asked(path: str, version: str = "") -> ApiRequest:

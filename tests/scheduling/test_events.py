@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from neuron_plugin.backoff import Clock
-from neuron_plugin.cluster import ApiRequest, UnreachableError
-from neuron_plugin.cluster.api import Response
 from neuron_plugin.scheduling.events import MOST_AT_ONCE, PATIENCE_SECONDS, SILENT_SECONDS, PodEvents
 from neuron_plugin.scheduling.leadership import Readiness
 from neuron_plugin.scheduling.metrics import ExtenderMetrics
+from neuron_plugin.simulation.api_server_kinds import EVENTS
+from tests.support.api_server import Fault, StandInApiServer
 from tests.support.manifests import pod_manifest
 from tests.support.world import DEVICE, World, record_of
 
@@ -22,28 +22,25 @@ class Reports:
 
     def __init__(self, world: World, *unmet: str, away: bool = False) -> None:
         self.now = 0.0
-        self.away = away
-        self.events: list[dict[str, Any]] = []
+        self._server = StandInApiServer()
+        if away:
+            self._server.fail(Fault(unsent=True, times=MOST_AT_ONCE))
         self.metrics = ExtenderMetrics()
         self.readiness = Readiness(dict.fromkeys(unmet, "not the leader"))
         clock = Clock(now=lambda: self.now)
-        self._events = PodEvents(self, world.state, self.readiness, self.metrics, instance="replica-1", clock=clock)
+        self._events = PodEvents(
+            self._server, world.state, self.readiness, self.metrics, instance="replica-1", clock=clock
+        )
 
     async def at(self, now: float) -> list[dict[str, Any]]:
         """The events that a look at this time writes."""
-        self.now, before = now, len(self.events)
+        self.now, before = now, self.events
         await self._events.look()
-        return self.events[before:]
+        return [event for event in self.events if event not in before]
 
-    async def request(self, request: ApiRequest, *, timeout_seconds: float) -> Response:
-        assert timeout_seconds > 0
-        if self.away:
-            raise UnreachableError(request.method, request.path, "away", may_have_arrived=False)
-        self.events.append(dict(request.body or {}))
-        return Response(201, b"{}")
-
-    def stream(self, request: ApiRequest, *, silence_seconds: float) -> Any:
-        raise NotImplementedError(request, silence_seconds)
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        return self._server.objects(EVENTS)
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -34,9 +34,11 @@ from neuron_plugin.scheduling.informers import (
     survey,
 )
 from neuron_plugin.scheduling.state import ClusterState
+from neuron_plugin.simulation.api_server_kinds import POD_GROUPS
 from tests.support.api_server import Fault, Match, StandInApiServer
 from tests.support.manifests import container, node_manifest, pod_manifest
 from tests.support.running import Extender, until
+from tests.support.scripted_server import ScriptedServer, listed
 from tests.support.world import CORE, DEVICE, TYPES, World, record_of, request_of
 
 LEASE = LeaseName("kube-system", "neuron-plugin-node", "node")
@@ -178,55 +180,8 @@ async def test_e04_a_pod_is_unbound_while_it_lives_and_has_no_node(
     assert not informers.any_unbound()
 
 
-_PATHS = {
-    "leases": "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases",
-    "podgroups": "/apis/scheduling.k8s.io/v1beta1/podgroups",
-}
-
-
-class ScriptedServer:
-    """An API server that lists what was shown before it was asked, and whose watches say what is shown later."""
-
-    def __init__(self) -> None:
-        self._items: dict[str, list[dict[str, Any]]] = {}
-        self._lines: dict[str, asyncio.Queue[bytes]] = {}
-        self._version = 1
-        self.missing: set[str] = set()
-
-    async def request(self, request: ApiRequest, *, timeout_seconds: float) -> Response:
-        assert timeout_seconds > 0
-        if request.path in self.missing:
-            return Response(404, b"{}")
-        items = self._items.pop(request.path, []) if request.query.get("limit") != "1" else []
-        self._queue(request.path)
-        return Response(200, msgspec.json.encode({"metadata": {"resourceVersion": str(self._version)}, "items": items}))
-
-    @asynccontextmanager
-    async def stream(self, request: ApiRequest, *, silence_seconds: float) -> AsyncIterator[AsyncIterator[bytes]]:
-        assert silence_seconds > 0
-        yield self._spoken(self._queue(request.path))
-
-    def show(self, kind: str, change: str, manifest: Mapping[str, Any]) -> None:
-        """Have one change of a kind in its list, or on its watch once it was listed."""
-        self._version += 1
-        path = _PATHS.get(kind, f"/api/v1/{kind}")
-        metadata = {**manifest["metadata"], "resourceVersion": str(self._version)}
-        content = {**manifest, "metadata": metadata}
-        if path in self._lines:
-            self._lines[path].put_nowait(msgspec.json.encode({"type": change, "object": content}))
-        else:
-            self._items.setdefault(path, []).append(content)
-
-    def _queue(self, path: str) -> asyncio.Queue[bytes]:
-        return self._lines.setdefault(path, asyncio.Queue())
-
-    async def _spoken(self, lines: asyncio.Queue[bytes]) -> AsyncIterator[bytes]:
-        while True:
-            yield await lines.get()
-
-
 @asynccontextmanager
-async def following(server: ScriptedServer, world: World) -> AsyncIterator[None]:
+async def following(server: StandInApiServer, world: World) -> AsyncIterator[None]:
     """The informers of a state, synced, for the length of the block."""
     loop = asyncio.get_running_loop()
     clock = Clock(now=loop.time, sleep=asyncio.sleep)
@@ -242,25 +197,26 @@ async def following(server: ScriptedServer, world: World) -> AsyncIterator[None]
 
 @pytest.mark.looptime
 @pytest.mark.parametrize(
-    ("change", "status"),
-    [("DELETED", {"phase": "Running"}), ("MODIFIED", {"phase": "Succeeded"}), ("MODIFIED", {"phase": "Failed"})],
-    ids=["deleted", "succeeded", "failed"],
+    "status", [{}, {"phase": "Succeeded"}, {"phase": "Failed"}], ids=["deleted", "succeeded", "failed"]
 )
 async def test_t36_a_filter_within_100_ms_of_a_pods_end_sees_its_silicon_free(
-    world: World, change: str, status: dict[str, str]
+    world: World, status: dict[str, str]
 ) -> None:
     """Time is faked: what passes here is timers and batches on the way from the event to the verdict, and none may be.
 
     So it holds on any machine, which the time on a clock would not.
     """
-    server, loop = ScriptedServer(), asyncio.get_running_loop()
+    server, loop = StandInApiServer(), asyncio.get_running_loop()
     held = pod_manifest("first", DEVICE, 16, node="node", annotations={"NEURON_DEVS": ",".join(map(str, range(16)))})
-    server.show("nodes", "ADDED", node_manifest("node", "trn1.32xlarge"))
-    server.show("pods", "ADDED", held)
+    server.create_node(node_manifest("node", "trn1.32xlarge"))
+    server.create_pod(held)
     async with following(server, world):
         assert not world.fits(DEVICE, 16, "node")
 
-        server.show("pods", change, {**held, "status": status})
+        if status:
+            server.set_pod_status("default", "first", status)
+        else:
+            server.delete_pod("default", "first", grace_seconds=0)
         started = loop.time()
         await until(lambda: world.fits(DEVICE, 16, "node"))
 
@@ -278,12 +234,12 @@ def running_on_all_of(node: str) -> dict[str, Any]:
 
 @pytest.mark.looptime
 async def test_a_running_pod_that_is_seen_to_stop_gives_its_silicon_back_at_once(world: World) -> None:
-    server, held = ScriptedServer(), running_on_all_of("node")
-    server.show("nodes", "ADDED", node_manifest("node", "trn1.32xlarge"))
-    server.show("pods", "ADDED", held)
+    server, held = StandInApiServer(), running_on_all_of("node")
+    server.create_node(node_manifest("node", "trn1.32xlarge"))
+    server.create_pod(held)
     async with following(server, world):
         assert not world.fits(DEVICE, 16, "node")
-        server.show("pods", "MODIFIED", {**held, "status": STOPPED})
+        server.set_pod_status("default", "first", STOPPED)
         started = asyncio.get_running_loop().time()
         await until(lambda: world.fits(DEVICE, 16, "node"))
         assert asyncio.get_running_loop().time() - started <= 0.1
@@ -294,12 +250,12 @@ async def test_a_running_pod_that_is_seen_to_stop_gives_its_silicon_back_at_once
 async def test_a_pod_that_is_deleted_while_it_runs_keeps_its_silicon_until_its_node_has_seen_that(
     world: World, held_down: tuple[int, ...]
 ) -> None:
-    server, held, node = ScriptedServer(), running_on_all_of("node"), node_manifest("node", "trn1.32xlarge")
-    server.show("nodes", "ADDED", node)
-    server.show("pods", "ADDED", held)
+    server, held, node = StandInApiServer(), running_on_all_of("node"), node_manifest("node", "trn1.32xlarge")
+    server.create_node(node)
+    server.create_pod(held)
     async with following(server, world):
         assert not world.fits(DEVICE, 1, "node")
-        server.show("pods", "DELETED", held)
+        server.delete_pod("default", "first", grace_seconds=0)
         await asyncio.sleep(TIMES.departed / 2)
         assert not world.fits(DEVICE, 1, "node")
         annotations = node["metadata"]["annotations"]
@@ -309,11 +265,7 @@ async def test_a_pod_that_is_deleted_while_it_runs_keeps_its_silicon_until_its_n
             held_down=held_down,
             vanished_pods=(held["metadata"]["uid"],),
         )
-        server.show(
-            "nodes",
-            "MODIFIED",
-            node | {"metadata": node["metadata"] | {"annotations": {INVENTORY_KEY: write_inventory(told)}}},
-        )
+        server.patch_node("node", {"metadata": {"annotations": {INVENTORY_KEY: write_inventory(told)}}})
         started = asyncio.get_running_loop().time()
         await until(lambda: world.fits(DEVICE, 4, "node"))
         assert asyncio.get_running_loop().time() - started <= 0.1
@@ -324,11 +276,11 @@ async def test_a_pod_that_is_deleted_while_it_runs_keeps_its_silicon_until_its_n
 async def test_a_pod_that_is_deleted_while_it_runs_keeps_nothing_for_long_where_no_node_says_anything(
     world: World,
 ) -> None:
-    server, held = ScriptedServer(), running_on_all_of("node")
-    server.show("nodes", "ADDED", node_manifest("node", "trn1.32xlarge"))
-    server.show("pods", "ADDED", held)
+    server, held = StandInApiServer(), running_on_all_of("node")
+    server.create_node(node_manifest("node", "trn1.32xlarge"))
+    server.create_pod(held)
     async with following(server, world):
-        server.show("pods", "DELETED", held)
+        server.delete_pod("default", "first", grace_seconds=0)
         await until(lambda: not world.state.pods)
         assert not world.fits(DEVICE, 16, "node")
         await asyncio.sleep(TIMES.departed + TIMES.tick)
@@ -424,19 +376,19 @@ ADMISSION_ERROR = {"phase": "Failed", "reason": "UnexpectedAdmissionError"}
 
 @pytest.mark.looptime
 async def test_a_rejected_admission_closes_its_node_at_once_and_until_the_next_renewal(world: World) -> None:
-    server = ScriptedServer()
-    server.show("nodes", "ADDED", node_manifest("node", "trn1.32xlarge"))
-    server.show("leases", "ADDED", lease(1, seconds=3600))
+    server = StandInApiServer()
+    server.create_node(node_manifest("node", "trn1.32xlarge"))
+    await send(server, create_lease(LEASE, duration_seconds=3600, now=utc_now()), timeout_seconds=5)
     lost = pod_manifest("lost", DEVICE, 1, node="node", annotations={"NEURON_DEVS": "3"})
     old = pod_manifest("old", DEVICE, 1, node="node", annotations={"NEURON_DEVS": "4"})
-    server.show("pods", "ADDED", {**old, "status": ADMISSION_ERROR})
+    server.create_pod({**old, "status": ADMISSION_ERROR})
     async with following(server, world):
         await asyncio.sleep(2 * TIMES.tick)
-        server.show("pods", "ADDED", lost)
+        server.create_pod(lost)
         await until(lambda: world.state.pods)
         assert world.fits(DEVICE, 4, "node")
 
-        server.show("pods", "MODIFIED", {**lost, "status": ADMISSION_ERROR})
+        server.set_pod_status("default", "lost", ADMISSION_ERROR)
         await until(lambda: not world.state.pods)
         assert world.why_not(DEVICE, 1, "node") == "The node's Neuron plugin does not renew its lease"
         assert [pod.reference.name for pod in world.state.history.rejections] == ["lost"]
@@ -445,7 +397,7 @@ async def test_a_rejected_admission_closes_its_node_at_once_and_until_the_next_r
 
         await asyncio.sleep(2 * TIMES.tick)
         assert not world.fits(DEVICE, 1, "node")
-        server.show("leases", "MODIFIED", lease(2, seconds=3600))
+        await send(server, renew_lease(LEASE, duration_seconds=3600, now=utc_now()), timeout_seconds=5)
         await until(lambda: world.fits(DEVICE, 16, "node"))
 
 
@@ -456,14 +408,14 @@ async def test_a_rejected_admission_closes_its_node_at_once_and_until_the_next_r
     ids=["no assignment", "other reason"],
 )
 async def test_other_failures_close_no_node(world: World, annotations: dict[str, str], status: dict[str, str]) -> None:
-    server = ScriptedServer()
-    server.show("nodes", "ADDED", node_manifest("node", "trn1.32xlarge"))
-    server.show("leases", "ADDED", lease(1, seconds=3600))
+    server = StandInApiServer()
+    server.create_node(node_manifest("node", "trn1.32xlarge"))
+    await send(server, create_lease(LEASE, duration_seconds=3600, now=utc_now()), timeout_seconds=5)
     pod = pod_manifest("pod", DEVICE, 1, node="node", annotations=annotations)
-    server.show("pods", "ADDED", pod)
+    server.create_pod(pod)
     async with following(server, world):
         await asyncio.sleep(2 * TIMES.tick)
-        server.show("pods", "MODIFIED", {**pod, "status": status})
+        server.set_pod_status("default", "pod", status)
         await until(lambda: not world.state.pods)
 
         assert world.fits(DEVICE, 16, "node")
@@ -472,15 +424,14 @@ async def test_other_failures_close_no_node(world: World, annotations: dict[str,
 
 @pytest.mark.looptime
 async def test_pod_groups_are_followed_where_the_server_has_them(world: World) -> None:
-    server = ScriptedServer()
+    server = StandInApiServer()
     policy = {"schedulingPolicy": {"gang": {"minCount": 4}}}
-    group = {"metadata": {"name": "train", "namespace": "ml", "uid": "g"}, "spec": policy}
-    server.show("podgroups", "ADDED", group)
-    basic = {"metadata": {"name": "any", "namespace": "ml", "uid": "b"}, "spec": {"schedulingPolicy": {"basic": {}}}}
-    server.show("podgroups", "ADDED", basic)
+    server.create(POD_GROUPS, {"metadata": {"name": "train"}, "spec": policy}, "ml")
+    basic: dict[str, Any] = {"schedulingPolicy": {"basic": {}}}
+    server.create(POD_GROUPS, {"metadata": {"name": "any"}, "spec": basic}, "ml")
     async with following(server, world):
         await until(lambda: world.state.min_counts == {("ml", "train"): 4})
-        server.show("podgroups", "DELETED", group)
+        server.delete(POD_GROUPS, "train", "ml")
         await until(lambda: not world.state.min_counts)
 
 
@@ -488,21 +439,15 @@ async def test_pod_groups_are_followed_where_the_server_has_them(world: World) -
 async def test_a_server_without_pod_groups_is_asked_again_now_and_then_without_a_warning(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server = ScriptedServer()
-    server.missing.update((_PATHS["podgroups"], _PATHS["podgroups"].replace("v1beta1", "v1alpha2")))
-    server.show("nodes", "ADDED", node_manifest("node", "trn1.32xlarge"))
+    server = StandInApiServer()
+    server.fail(Fault(Match(path="/podgroups$"), status=404, times=1000))
+    server.create_node(node_manifest("node", "trn1.32xlarge"))
     async with following(server, world):
         await asyncio.sleep(TIMES.groups / 2)
         assert world.fits(DEVICE, 1, "node")
-        server.missing.clear()
-        server.show(
-            "podgroups",
-            "ADDED",
-            {
-                "metadata": {"name": "train", "namespace": "ml", "uid": "g"},
-                "spec": {"schedulingPolicy": {"gang": {"minCount": 2}}},
-            },
-        )
+        server.forgive()
+        policy = {"schedulingPolicy": {"gang": {"minCount": 2}}}
+        server.create(POD_GROUPS, {"metadata": {"name": "train"}, "spec": policy}, "ml")
         await asyncio.sleep(TIMES.groups)
 
         assert world.state.min_counts == {("ml", "train"): 2}
@@ -536,30 +481,6 @@ async def test_an_absent_api_server_is_an_error(server: StandInApiServer, api: K
         await survey(api, TYPES)
 
 
-class LeasesServer:
-    """An API server of one node, whose plugin's Lease is as the test has it, look by look."""
-
-    def __init__(self, *answers: Sequence[dict[str, Any]] | ApiError) -> None:
-        self._answers = list(answers)
-        self.looks = 0
-
-    async def request(self, request: ApiRequest, *, timeout_seconds: float) -> Response:
-        assert timeout_seconds > 0
-        items: Sequence[dict[str, Any]] = []
-        if "/leases" in request.path:
-            answer = self._answers[min(self.looks, len(self._answers) - 1)]
-            self.looks += 1
-            if isinstance(answer, ApiError):
-                raise answer
-            items = answer
-        elif request.path.endswith("/nodes"):
-            items = [node_manifest("node", "trn1.32xlarge")]
-        return Response(200, msgspec.json.encode({"metadata": {"resourceVersion": "1"}, "items": items}))
-
-    def stream(self, request: ApiRequest, *, silence_seconds: float) -> Any:
-        raise NotImplementedError(request, silence_seconds)
-
-
 def lease(version: int, holder: str = "node", *, seconds: int = 8, name: str = "neuron-plugin-node") -> dict[str, Any]:
     return {
         "metadata": {"name": name, "uid": name, "resourceVersion": str(version)},
@@ -572,9 +493,22 @@ def lease(version: int, holder: str = "node", *, seconds: int = 8, name: str = "
     }
 
 
-async def surveyed(server: LeasesServer, namespace: str = "kube-system") -> tuple[bool, float]:
-    """Whether the plugin was found silent, and how long it took in faked time."""
-    loop = asyncio.get_running_loop()
+async def surveyed(*looks: Sequence[dict[str, Any]] | ApiError, namespace: str = "kube-system") -> tuple[bool, float]:
+    """Whether the plugin was found silent, and how long it took in faked time.
+
+    The server has one node, and at each look at the Leases these ones; the last ones from then on.
+    """
+    loop, left = asyncio.get_running_loop(), list(looks)
+
+    async def answer(request: ApiRequest) -> Response:
+        if "/leases" not in request.path:
+            return listed(*[node_manifest("node", "trn1.32xlarge")] * request.path.endswith("/nodes"))
+        found = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(found, ApiError):
+            raise found
+        return listed(*found)
+
+    server = ScriptedServer(answer)
     started = loop.time()
     found = await survey(server, TYPES, lease_namespace=namespace, clock=Clock(now=loop.time, sleep=asyncio.sleep))
     return found.nodes["node"].stale, loop.time() - started
@@ -582,7 +516,7 @@ async def surveyed(server: LeasesServer, namespace: str = "kube-system") -> tupl
 
 @pytest.mark.looptime
 async def test_e07_a_plugin_whose_lease_is_renewed_under_our_eyes_is_not_silent() -> None:
-    silent, took = await surveyed(LeasesServer([lease(1)], [lease(1)], [lease(2)]))
+    silent, took = await surveyed([lease(1)], [lease(1)], [lease(2)])
 
     assert not silent
     assert took == pytest.approx(2 * LOOK_SECONDS)
@@ -590,7 +524,7 @@ async def test_e07_a_plugin_whose_lease_is_renewed_under_our_eyes_is_not_silent(
 
 @pytest.mark.looptime
 async def test_e07_a_lease_that_runs_out_under_our_eyes_makes_its_node_stale() -> None:
-    silent, took = await surveyed(LeasesServer([lease(1), lease(1, name="kube-scheduler", seconds=3600)]))
+    silent, took = await surveyed([lease(1), lease(1, name="kube-scheduler", seconds=3600)])
 
     assert silent
     assert took == pytest.approx(8, abs=LOOK_SECONDS)
@@ -598,12 +532,12 @@ async def test_e07_a_lease_that_runs_out_under_our_eyes_makes_its_node_stale() -
 
 @pytest.mark.looptime
 async def test_e07_a_lease_that_was_given_up_takes_one_look() -> None:
-    assert await surveyed(LeasesServer([lease(1, holder="")])) == (True, 0.0)
+    assert await surveyed([lease(1, holder="")]) == (True, 0.0)
 
 
 @pytest.mark.looptime
 async def test_a_lease_that_lasts_long_is_not_waited_for() -> None:
-    silent, took = await surveyed(LeasesServer([lease(1, seconds=3600)]))
+    silent, took = await surveyed([lease(1, seconds=3600)])
 
     assert not silent
     assert took == pytest.approx(PATIENCE_SECONDS, abs=LOOK_SECONDS)
@@ -613,8 +547,8 @@ async def test_a_lease_that_lasts_long_is_not_waited_for() -> None:
 async def test_without_the_right_to_read_leases_or_a_place_to_look_for_them_plugins_go_unjudged() -> None:
     forbidden = ApiError(status=403, reason="Forbidden", message="no", method="GET", path="/leases")
 
-    assert await surveyed(LeasesServer(forbidden)) == (False, 0.0)
-    assert await surveyed(LeasesServer([lease(1, holder="")]), namespace="") == (False, 0.0)
+    assert await surveyed(forbidden) == (False, 0.0)
+    assert await surveyed([lease(1, holder="")], namespace="") == (False, 0.0)
 
 
 def counts(*containers: dict[str, Any], init: Sequence[dict[str, Any]] = ()) -> list[tuple[str, ContainerKind, int]]:

@@ -11,8 +11,7 @@ import pytest
 from neuron_plugin.allocation import Resource
 from neuron_plugin.allocation.keys import MOVABLE_KEY
 from neuron_plugin.backoff import Clock
-from neuron_plugin.cluster import ApiRequest, KubernetesApi, UnreachableError
-from neuron_plugin.cluster.api import Response
+from neuron_plugin.cluster import KubernetesApi
 from neuron_plugin.controller.daemon import ControllerTimes
 from neuron_plugin.controller.settings import MakeRoom
 from neuron_plugin.planning import MoveRules
@@ -20,24 +19,27 @@ from neuron_plugin.scheduling.leadership import Readiness
 from neuron_plugin.scheduling.make_room import TIMES, RoomPlanner, RoomTimes
 from neuron_plugin.scheduling.metrics import ExtenderMetrics
 from neuron_plugin.simulation.api_server_kinds import EVENTS
-from tests.support.api_server import StandInApiServer
+from tests.support.api_server import Fault, Match, StandInApiServer
 from tests.support.manifests import node_manifest, pod_manifest
 from tests.support.running import SETTINGS, extender_on, until
+from tests.support.scripted_server import listed
 from tests.support.world import World
 
 NEURON, TRN1 = Resource.NEURON, "trn1.32xlarge"
 
 
 class Planner:
-    """A planner on a world, and the API server that takes its events, or is away."""
+    """A planner on a world, and the API server that takes its events, or is away; no namespace says anything."""
 
     def __init__(self, world: World, *unmet: str, away: bool = False, by_priority: bool = False) -> None:
         self.now = 0.0
-        self.away = away
-        self.events: list[dict[str, Any]] = []
+        self.server = StandInApiServer()
+        self.server.fail(Fault(Match(path="/namespaces$"), times=1000, body=listed().body))
+        if away:
+            self.server.fail(Fault(unsent=True, times=1000))
         self.metrics = ExtenderMetrics()
         self.planner = RoomPlanner(
-            self,
+            self.server,
             world.state,
             Readiness(dict.fromkeys(unmet, "not the leader")),
             self.metrics,
@@ -50,26 +52,9 @@ class Planner:
 
     async def at(self, now: float) -> list[dict[str, Any]]:
         """The events that a look at this time writes."""
-        self.now, before = now, len(self.events)
+        self.now, before = now, self.server.objects(EVENTS)
         await self.planner.look()
-        return self.events[before:]
-
-    async def request(self, request: ApiRequest, *, timeout_seconds: float) -> Response:
-        assert timeout_seconds > 0
-        if request.method == "GET":
-            return Response(200, msgspec.json.encode(self._read(request.path)))
-        if self.away:
-            raise UnreachableError(request.method, request.path, "away", may_have_arrived=False)
-        self.events.append(dict(request.body or {}))
-        return Response(201, b"{}")
-
-    def _read(self, path: str) -> object:
-        """No namespace says anything."""
-        assert path.endswith("/namespaces")
-        return {"metadata": {"resourceVersion": "1"}, "items": []}
-
-    def stream(self, request: ApiRequest, *, silence_seconds: float) -> Any:
-        raise NotImplementedError(request, silence_seconds)
+        return [event for event in self.server.objects(EVENTS) if event not in before]
 
     def waiting(self, standing: str) -> float | None:
         return self.metrics.registry.get_sample_value("neuron_extender_waiting_pods", {"standing": standing})
@@ -137,8 +122,8 @@ async def test_pods_of_lower_priority_count_only_where_the_setting_says_so() -> 
     for planner in (strict, by_priority):
         await planner.at(0.0)
         await planner.at(60.0)
-    assert (len(strict.events), strict.by_move()) == (0, 0)
-    assert (len(by_priority.events), by_priority.by_move()) == (1, 1)
+    assert (len(strict.server.objects(EVENTS)), strict.by_move()) == (0, 0)
+    assert (len(by_priority.server.objects(EVENTS)), by_priority.by_move()) == (1, 1)
 
 
 async def test_a_pod_that_is_bound_or_gone_waits_no_more(world: World) -> None:
