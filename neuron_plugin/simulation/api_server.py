@@ -44,14 +44,13 @@ from neuron_plugin.simulation.api_server_kubectl import core_events, discovery, 
 from neuron_plugin.simulation.api_server_objects import Admission, ApiObjects
 from neuron_plugin.simulation.api_server_patches import PATCHES
 from neuron_plugin.simulation.api_server_requests import answer, refused, unsupported, watch_of
-from neuron_plugin.simulation.api_server_store import CutError, Watch
+from neuron_plugin.simulation.api_server_store import CutError, Inbox, Watch
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Mapping
     from pathlib import Path
 
-    from neuron_plugin.simulation.api_server_store import Inbox
 
 __all__ = ["EVENTS", "LEASES", "NODES", "PODS", "SimulatedApiServer"]
 
@@ -172,10 +171,17 @@ class SimulatedApiServer:
         """Return all objects of a kind, by namespace and name."""
         return [stored.value for stored in self._objects.collections[kind].objects()]
 
-    def follow(self, kind: ServedKind) -> Inbox:
-        """Return all changes of a kind from now on."""
-        collection = self._objects.collections[kind]
-        return collection.follow(collection.version)
+    def follow(self, *kinds: ServedKind) -> Inbox:
+        """Return all changes of these kinds from now on, in their order."""
+        inbox = Inbox()
+        for kind in kinds:
+            self._objects.collections[kind].followers.add(inbox)
+        return inbox
+
+    def unfollow(self, inbox: Inbox) -> None:
+        """Put no more changes into what `follow` returned."""
+        for collection in self._objects.collections.values():
+            collection.followers.discard(inbox)
 
     def create(self, kind: ServedKind, manifest: JsonObject, namespace: str) -> JsonObject:
         """Create an object, in ``namespace`` unless its metadata says otherwise; a UID given is kept."""

@@ -11,7 +11,6 @@ import asyncio
 import os
 import random
 from collections import Counter
-from contextlib import suppress
 from functools import cache
 
 import pytest
@@ -22,8 +21,7 @@ from neuron_plugin.cluster.api import ApiRequest, Response
 from neuron_plugin.extender.binding import SUCCESSES, Binder, Ending, Outcome
 from neuron_plugin.extender.filter import filter_nodes
 from neuron_plugin.scheduling.leadership import Readiness
-from neuron_plugin.simulation.api_server_kinds import PODS, JsonObject, Refusal
-from neuron_plugin.simulation.api_server_requests import answer
+from neuron_plugin.simulation.api_server_kinds import PODS, JsonObject
 from neuron_plugin.simulation.api_server_store import Change, Inbox
 from tests.support.api_server import Fault, StandInApiServer
 from tests.support.manifests import node_manifest, pod_manifest
@@ -71,8 +69,7 @@ class Unreliable(StandInApiServer):
         """Writes that no caller waits for any more reach the server, or are lost."""
         for write in self.late:
             if self.chance.random() < 0.5:
-                with suppress(Refusal):  # no caller is left to hear it
-                    answer(self._objects, write)
+                self.answer(write)
         self.late.clear()
 
     async def _dawdle(self) -> None:

@@ -1,7 +1,7 @@
 """A cluster in memory in which pods are placed by gates while everything else goes wrong.
 
-The server keeps pods and nodes, does with a write what the simulated API server does, and answers when the model says
-so: at once, late, with its answer lost, or not at all. Two replicas follow it with a delay of their own; one leads. A
+The simulated API server keeps pods and nodes, and answers when the model says so: at once, late, with its answer lost,
+or not at all. Two replicas follow it with a delay of their own; one leads. A
 scheduler binds released pods late, or never; users edit and delete pods; nodes lose CPU to other pods, vanish and come
 back; devices get sick.
 """
@@ -9,12 +9,11 @@ back; devices get sick.
 from __future__ import annotations
 
 import asyncio
-import copy
 from collections import defaultdict, deque
 from collections.abc import Iterator
-from contextlib import suppress
+from http import HTTPStatus
 from random import Random
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import msgspec
 
@@ -22,7 +21,7 @@ from neuron_plugin.allocation import Dialect, NeuronPod, PodUid
 from neuron_plugin.allocation.keys import GATE, NODE_KEY, POD_UID_KEY
 from neuron_plugin.allocation.resources import parse_ids
 from neuron_plugin.backoff import Clock
-from neuron_plugin.cluster import ApiError, ApiRequest, UnreachableError
+from neuron_plugin.cluster import ApiRequest, UnreachableError
 from neuron_plugin.cluster.api import Response
 from neuron_plugin.cluster.nodes import neuron_node
 from neuron_plugin.cluster.objects import NODES
@@ -34,14 +33,14 @@ from neuron_plugin.scheduling.informers import keep_pod
 from neuron_plugin.scheduling.leadership import Readiness
 from neuron_plugin.scheduling.metrics import ExtenderMetrics
 from neuron_plugin.scheduling.state import ClusterState
+from neuron_plugin.simulation.api_server_kinds import NODES as SERVED_NODES
 from neuron_plugin.simulation.api_server_kinds import PODS as SERVED_PODS
-from neuron_plugin.simulation.api_server_kinds import Refusal
-from neuron_plugin.simulation.api_server_objects import deleted, updated
-from neuron_plugin.simulation.api_server_patches import PATCHES
+from neuron_plugin.simulation.api_server_kinds import JsonObject, parse_path
+from neuron_plugin.simulation.api_server_store import Change, Inbox
 from neuron_plugin.topology import catalogue
+from tests.support.api_server import StandInApiServer
 from tests.support.manifests import node_manifest
 
-Manifest = dict[str, Any]
 TYPES = catalogue()
 NODE_NAMES = ("a", "b", "c")
 SHAPES = (("aws.amazon.com/neuron", (1, 1, 4, 8, 16)), ("aws.amazon.com/neuroncore", (1, 2)))
@@ -54,77 +53,6 @@ CLOSING = 0.5
 UNTANGLED = 20
 
 
-class ModelServer:
-    """Pods and nodes with versions, and requests that wait for the model to answer them."""
-
-    def __init__(self, chance: Random) -> None:
-        self.chance = chance
-        self.version = 0
-        self.pods: dict[str, Manifest] = {}
-        self.nodes: dict[str, Manifest] = {}
-        self.log: list[tuple[str, Manifest, bool]] = []
-        """Kind, object, and whether it is gone; in the order in which it happened."""
-        self.placed_in_group: defaultdict[str, set[str]] = defaultdict(set)
-        """By group, the pods that had a place at some time."""
-
-    def put(self, kind: str, manifest: Manifest) -> None:
-        self.version += 1
-        manifest["metadata"]["resourceVersion"] = str(self.version)
-        objects = self.pods if kind == "pod" else self.nodes
-        objects[manifest["metadata"]["name"]] = manifest
-        self.log.append((kind, copy.deepcopy(manifest), False))
-
-    def remove(self, kind: str, name: str) -> None:
-        self.version += 1
-        manifest = (self.pods if kind == "pod" else self.nodes).pop(name)
-        self.log.append((kind, copy.deepcopy(manifest), True))
-
-    def apply(self, request: ApiRequest) -> Response:
-        """What the API server does with a request of ours."""
-        name = request.path.removesuffix("/status").rpartition("/")[2]
-        if request.method == "POST":
-            return Response(201, b"{}")  # an event
-        pod = self.pods.get(name)
-        if pod is None:
-            raise refused(404)
-        if request.method == "GET":
-            return Response(200, msgspec.json.encode(pod))
-        body: Any = request.body
-        try:
-            if request.method == "DELETE":
-                deleted(SERVED_PODS, pod, body)
-                self.remove("pod", name)
-                return Response(200, b"{}")
-            status = request.path.endswith("/status")
-            changed = updated(SERVED_PODS, pod, PATCHES[request.content_type](pod, body), status=status)
-        except Refusal as refusal:
-            raise refused(refusal.code) from refusal
-        if not status and body.get("spec"):
-            gates = [gate["name"] for gate in pod["spec"]["schedulingGates"]]
-            assert gates == [GATE], f"{name} released before other gates went"
-        changed = copy.deepcopy(changed)
-        changed["spec"].setdefault("schedulingGates", [])
-        for part in ("annotations", "labels"):
-            changed["metadata"].setdefault(part, {})
-        self.put("pod", changed)
-        self.check_group(changed)
-        return Response(200, msgspec.json.encode(changed))
-
-    def check_group(self, pod: Manifest) -> None:
-        """No pod of a group is released before all of it have, or had, their place."""
-        annotations = pod["metadata"]["annotations"]
-        if group := annotations.get(GROUP):
-            placed = self.placed_in_group[group]
-            if NODE_KEY in annotations:
-                placed.add(pod["metadata"]["name"])
-            if not pod["spec"]["schedulingGates"]:
-                assert len(placed) >= int(annotations[f"{GROUP}-size"]), f"group {group} torn: only {placed} placed"
-
-
-def refused(status: int) -> ApiError:
-    return ApiError(status=status, reason="Test", message="refused", method="PATCH", path="/pods")
-
-
 class Replica:
     """One controller, and what it has seen of the server."""
 
@@ -132,18 +60,19 @@ class Replica:
         self.model = model
         self.number = number
         self.flights: list[tuple[float, ApiRequest, asyncio.Future[Response]]] = []
+        self.changes = Inbox()
         self.start()
 
     def start(self) -> None:
         """A new process: it lists, and knows nothing else."""
         model = self.model
-        self.seen = len(model.server.log)
         self.state = ClusterState()
         self.others: dict[str, PodUse] = {}
-        for manifest in model.server.nodes.values():
-            self.show("node", manifest, gone=False)
-        for manifest in model.server.pods.values():
-            self.show("pod", manifest, gone=False)
+        server = model.server
+        server.unfollow(self.changes)
+        self.changes = server.follow(SERVED_NODES, SERVED_PODS)
+        for manifest in server.objects(SERVED_NODES) + server.objects(SERVED_PODS):
+            self.show(manifest, msgspec.json.encode(manifest), gone=False)
         self.ready = Readiness({"leader": "not the leader"})
         clock = Clock(now=lambda: model.now, sleep=model.sleep)
         self.placer = Placer(
@@ -165,8 +94,8 @@ class Replica:
 
     async def request(self, request: ApiRequest, *, timeout_seconds: float) -> Response:
         """An ``ApiServer``: the model answers when it likes, but not later than the time-out."""
-        if request.method == "POST":
-            return Response(201, b"{}")
+        if request.method == "POST":  # an event
+            return self.model.server.answer(request)
         future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
         self.flights.append((self.model.now + timeout_seconds, request, future))
         return await future
@@ -174,16 +103,16 @@ class Replica:
     def stream(self, request: ApiRequest, *, silence_seconds: float) -> NoReturn:
         raise NotImplementedError(request, silence_seconds)
 
-    def follow(self, most: int) -> None:
-        """See the next changes of the server."""
-        log = self.model.server.log
-        for kind, manifest, gone in log[self.seen : self.seen + most]:
-            self.show(kind, manifest, gone=gone)
-        self.seen = min(self.seen + most, len(log))
+    def follow(self, most: int | None = None) -> None:
+        """See the next changes of the server, by default all of them."""
+        behind = self.changes.qsize()
+        for _ in range(behind if most is None else min(most, behind)):
+            change = self.changes.get_nowait()
+            assert isinstance(change, Change)
+            self.show(change.new.value, change.new.encoded, gone=change.gone)
 
-    def show(self, kind: str, manifest: Manifest, *, gone: bool) -> None:
-        encoded = msgspec.json.encode(manifest)
-        if kind == "node":
+    def show(self, manifest: JsonObject, encoded: bytes, *, gone: bool) -> None:
+        if manifest["kind"] == "Node":
             node = neuron_node(NODES.decode(encoded), TYPES)
             if gone:
                 self.state.remove_node(node.name, node.uid)
@@ -210,7 +139,9 @@ class Model:
         self.now = 1000.0
         self.ticks = 0
         self.names = 0
-        self.server = ModelServer(self.chance)
+        self.server = StandInApiServer()
+        self.placed_in_group: defaultdict[str, set[str]] = defaultdict(set)
+        """By group, the pods that had a place at some time."""
         for name in NODE_NAMES:
             self.add_node(name)
         self.replicas = [Replica(self, number) for number in range(2)]
@@ -236,7 +167,10 @@ class Model:
         manifest = node_manifest(name, "trn1.32xlarge", unhealthy=dict.fromkeys(sick, "ECC"))
         manifest["metadata"]["uid"] = f"node-{name}"
         manifest["status"]["allocatable"] = {**manifest["status"]["allocatable"], "cpu": "64", "pods": "110"}
-        self.server.put("node", manifest)
+        if name in self.nodes:
+            self.server.patch_node(name, {"metadata": {"annotations": manifest["metadata"]["annotations"]}})
+        else:
+            self.server.create_node(manifest)
 
     def create(self, *, group: str = "", size: int = 0, count: int = 0, other_gate: bool = False) -> None:
         self.names += 1
@@ -250,85 +184,90 @@ class Model:
         metadata = {"name": name, "namespace": "default", "uid": f"uid-{self.names}", "annotations": annotations}
         container = {"name": "main", "resources": {"limits": amounts, "requests": amounts}}
         spec = {"containers": [container], "schedulingGates": gates, "priority": self.chance.choice((0, 0, 10))}
-        self.server.put("pod", {"metadata": metadata, "spec": spec, "status": {"phase": "Pending"}})
+        self.server.create_pod({"metadata": metadata, "spec": spec})
 
     def create_other(self) -> None:
         """A pod without Neuron that is bound at once and takes CPU."""
         self.names += 1
-        node = self.chance.choice(list(self.server.nodes) or [""])
+        node = self.chance.choice(list(self.nodes) or [""])
         container = {"name": "main", "resources": {"requests": {"cpu": str(self.chance.choice((8, 40)))}}}
         metadata = {"name": f"other-{self.names}", "namespace": "default", "uid": f"uid-{self.names}"}
         if node:
-            self.server.put("pod", {"metadata": metadata, "spec": {"nodeName": node, "containers": [container]}})
+            self.server.create_pod({"metadata": metadata, "spec": {"nodeName": node, "containers": [container]}})
 
-    def schedule(self, pod: Manifest) -> None:
+    def schedule(self, pod: JsonObject) -> None:
         """What the cluster's scheduler does with a released pod: its pin leaves one node, if CPU and counts do."""
         affinity = pod["spec"].get("affinity")
-        names = list(self.server.nodes)
+        names = list(self.nodes)
         if affinity:
             terms = affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
             names = [name for name in names if name in terms[0]["matchFields"][0]["values"]]
         names = [name for name in names if self.has_room(pod, name)]
-        changed = copy.deepcopy(pod)
-        if names:
-            changed["spec"]["nodeName"] = self.chance.choice(names)
-            changed["status"]["phase"] = "Running"
-            self.allocate(changed)
-            changed["status"].pop("conditions", None)
-        else:
-            changed["status"].pop("nominatedNodeName", None)
-            condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
-            changed["status"]["conditions"] = [condition]
-        if changed != pod:
-            self.server.put("pod", changed)
-
-    def allocate(self, pod: Manifest) -> None:
-        """What the plugin does when a pod comes: one whose devices another pod has gets others."""
-        placements = {name: (node, cores) for node, name, cores, _ in self.held()}
-        bound = {name for _, name, _, is_bound in self.held() if is_bound}
         name = pod["metadata"]["name"]
+        if names:
+            self.server.bind("default", name, node=self.chance.choice(names))
+            self.allocate(name)
+            self.server.set_pod_status("default", name, {"phase": "Running"})
+        else:
+            condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+            self.server.set_pod_status("default", name, {"nominatedNodeName": None, "conditions": [condition]})
+
+    def allocate(self, name: str) -> None:
+        """What the plugin does when a pod comes: one whose devices another pod has gets others."""
+        held = list(self.held())
+        placements = {name: (node, cores) for node, name, cores, _ in held}
+        bound = {name for _, name, _, bound_to in held if bound_to}
         node, cores = placements.get(name, ("", frozenset()))
         for other in bound - {name}:
             if placements[other][0] == node and placements[other][1] & cores:
                 assert {name, other} & self.too_late, f"{name} was placed on what {other} has"
-                for key in (NODE_KEY, POD_UID_KEY):
-                    pod["metadata"]["annotations"].pop(key, None)
+                self.server.patch_pod(
+                    "default", name, {"metadata": {"annotations": {NODE_KEY: None, POD_UID_KEY: None}}}
+                )
 
-    def has_room(self, pod: Manifest, name: str) -> bool:
-        allocatable = self.server.nodes[name]["status"]["allocatable"]
+    def has_room(self, pod: JsonObject, name: str) -> bool:
+        allocatable = self.nodes[name]["status"]["allocatable"]
         used: defaultdict[str, int] = defaultdict(int)
-        for other in self.server.pods.values():
+        for other in self.pods.values():
             if other["spec"].get("nodeName") == name:
                 for key, amount in other["spec"]["containers"][0]["resources"]["requests"].items():
                     used[key] += int(amount)
         asked = pod["spec"]["containers"][0]["resources"]["requests"]
         return all(used[key] + int(amount) <= int(allocatable[key]) for key, amount in asked.items())
 
-    def unbound(self) -> list[Manifest]:
-        return [pod for pod in self.server.pods.values() if not pod["spec"].get("nodeName")]
+    @property
+    def pods(self) -> dict[str, JsonObject]:
+        return {pod["metadata"]["name"]: pod for pod in self.server.objects(SERVED_PODS)}
+
+    @property
+    def nodes(self) -> dict[str, JsonObject]:
+        return {node["metadata"]["name"]: node for node in self.server.objects(SERVED_NODES)}
+
+    def unbound(self) -> list[JsonObject]:
+        return [pod for pod in self.pods.values() if not pod["spec"].get("nodeName")]
 
     # One step.
 
     async def step(self) -> None:
-        chance, server = self.chance, self.server
+        chance, pods = self.chance, self.pods
         self.now += chance.choice((0.0, 0.01, 0.05, 0.3, 2.0))
         self.land_late()  # first: what lands within its time is there when somebody looks after it
         match chance.randrange(26):
-            case 0 | 1 if len(server.pods) < self.most_pods:
+            case 0 | 1 if len(pods) < self.most_pods:
                 self.create(other_gate=chance.random() < 0.1)
-            case 3 | 2 if len(server.pods) < self.most_pods:
+            case 3 | 2 if len(pods) < self.most_pods:
                 size = chance.choice((2, 3, 4))
                 group = f"g{self.names}"
                 for _ in range(size):
                     self.create(group=group, size=size, count=chance.choice((4, 4, 8)))
             case 4 if chance.random() < 0.4:
                 self.create_other()
-            case 5 | 6 if server.pods:
-                self.delete(chance.choice(list(server.pods)))
-            case 7 if len(server.pods) > self.most_pods:  # busy times and quiet ones: large groups need the latter
+            case 5 | 6 if pods:
+                self.delete(chance.choice(list(pods)))
+            case 7 if len(pods) > self.most_pods:  # busy times and quiet ones: large groups need the latter
                 self.most_pods = chance.choice((4, 40))
-                while len(server.pods) > self.most_pods:
-                    self.delete(next(iter(server.pods)))
+                while len(self.pods) > self.most_pods:
+                    self.delete(next(iter(self.pods)))
             case 8 if self.unbound():
                 self.edit(chance.choice(self.unbound()))
             case 9 if chance.random() < 0.15:
@@ -338,37 +277,40 @@ class Model:
             case 11 if chance.random() < 0.1:
                 self.restart(chance.choice(self.replicas))
             case 12 | 13 | 14 | 15:
-                free = [pod for pod in self.unbound() if not pod["spec"]["schedulingGates"]]
+                free = [pod for pod in self.unbound() if not gates_of(pod)]
                 if free:
                     self.schedule(chance.choice(free))
             case _:
                 await self.let_work()
         self.check()
 
-    def edit(self, pod: Manifest) -> None:
+    def edit(self, pod: JsonObject) -> None:
         """A user, or another controller, changes a pod that is not bound."""
-        changed = copy.deepcopy(pod)
-        gates = changed["spec"]["schedulingGates"]
-        others = [gate for gate in gates if gate["name"] != GATE]
-        if others and self.chance.random() < 0.7:
-            changed["spec"]["schedulingGates"] = [gate for gate in gates if gate["name"] == GATE]
+        if gates_of(pod) - {GATE} and self.chance.random() < 0.7:
+            self.open_other_gates(pod)
         else:
-            changed["metadata"].setdefault("labels", {})["edited"] = str(self.now)
-        self.server.put("pod", changed)
+            self.change(pod, {"metadata": {"labels": {"edited": str(self.now)}}})
+
+    def open_other_gates(self, pod: JsonObject) -> None:
+        ours = [{"name": name} for name in gates_of(pod) & {GATE}]
+        self.change(pod, {"spec": {"schedulingGates": ours}})
+
+    def change(self, pod: JsonObject, change: JsonObject) -> None:
+        self.server.patch_pod("default", pod["metadata"]["name"], change)
 
     def delete(self, name: str) -> None:
         """A pod ends, mostly with all of its group."""
-        group = self.server.pods[name]["metadata"].get("annotations", {}).get(GROUP)
+        group = self.pods[name]["metadata"].get("annotations", {}).get(GROUP)
         whole = group and self.chance.random() < 0.8
-        for other, pod in list(self.server.pods.items()):
+        for other, pod in self.pods.items():
             if other == name or (whole and pod["metadata"].get("annotations", {}).get(GROUP) == group):
-                self.server.remove("pod", other)
+                self.server.delete_pod("default", other, grace_seconds=0)
 
     def change_node(self, name: str) -> None:
-        if name not in self.server.nodes:
+        if name not in self.nodes:
             self.add_node(name)
         elif self.chance.random() < 0.3:
-            self.server.remove("node", name)
+            self.server.delete_node(name)
         else:
             self.add_node(name, sick=tuple(self.chance.sample(range(16), self.chance.choice((0, 0, 1)))))
 
@@ -423,10 +365,8 @@ class Model:
             if until > self.now:
                 self.late.append((until, request, is_frozen, sender))
                 continue
-            with suppress(ApiError):
-                self.server.apply(request)
-                if is_frozen:
-                    self.too_late.add(request.path.removesuffix("/status").rpartition("/")[2])
+            if self.apply(request).status < HTTPStatus.BAD_REQUEST and is_frozen:
+                self.too_late.add(parse_path(request.path).name)
 
     async def let_work(self) -> None:
         """A replica sees some changes, works, and gets some answers."""
@@ -434,7 +374,7 @@ class Model:
         replica.follow(self.chance.choice((0, 1, 3, 20)))
         if replica is self.leader and self.now >= self.leads_from:
             if replica.ready.why_not:
-                replica.follow(len(self.server.log))  # a new leader lists consistently
+                replica.follow()  # a new leader lists consistently
                 replica.ready.met("leader")
             replica.placer.step()
             if self.chance.random() < 0.3 and (replica.busy is None or replica.busy.done()):
@@ -460,19 +400,34 @@ class Model:
         await replica.upkeep._take_back_stuck()
 
     def answer(self, request: ApiRequest, future: asyncio.Future[Response]) -> None:
-        if self.chance.random() < 0.03:
-            future.set_exception(refused(500))
-            return
-        try:
-            future.set_result(self.server.apply(request))
-        except ApiError as error:
-            future.set_exception(error)
+        future.set_result(Response(500, b"{}") if self.chance.random() < 0.03 else self.apply(request))
+
+    def apply(self, request: ApiRequest) -> Response:
+        """What the API server does with a request, and what has to hold of it."""
+        name, body = parse_path(request.path).name, request.body or {}
+        before = self.pods.get(name)
+        response = self.server.answer(request)
+        if request.method == "PATCH" and response.status < HTTPStatus.BAD_REQUEST:
+            assert before
+            assert not body.get("spec") or gates_of(before) == {GATE}, f"{name} released before other gates went"
+            self.check_group(self.pods[name])
+        return response
+
+    def check_group(self, pod: JsonObject) -> None:
+        """No pod of a group is released before all of it have, or had, their place."""
+        annotations = pod["metadata"].get("annotations", {})
+        if group := annotations.get(GROUP):
+            placed = self.placed_in_group[group]
+            if NODE_KEY in annotations:
+                placed.add(pod["metadata"]["name"])
+            if not gates_of(pod):
+                assert len(placed) >= int(annotations[f"{GROUP}-size"]), f"group {group} torn: only {placed} placed"
 
     # What has to hold.
 
-    def held(self) -> Iterator[tuple[str, str, frozenset[int], bool]]:
-        """Node, pod and cores of each placement that a pod carries, and whether it is bound."""
-        for pod in self.server.pods.values():
+    def held(self) -> Iterator[tuple[str, str, frozenset[int], str]]:
+        """Node, pod and cores of each placement that a pod carries, and the node that it is bound to."""
+        for pod in self.pods.values():
             annotations = pod["metadata"].get("annotations", {})
             if annotations.get(POD_UID_KEY) != pod["metadata"]["uid"]:
                 continue
@@ -480,14 +435,14 @@ class Model:
             ids = (
                 {2 * one + k for one in parse_ids(devices) for k in (0, 1)} if devices else set(parse_ids(cores or ""))
             )
-            yield annotations[NODE_KEY], pod["metadata"]["name"], frozenset(ids), bool(pod["spec"].get("nodeName"))
+            yield annotations[NODE_KEY], pod["metadata"]["name"], frozenset(ids), pod["spec"].get("nodeName", "")
 
     def check(self) -> None:
         """No core is in two placements of bound pods, and a placed pod is bound where it was placed."""
         used: dict[tuple[str, int], str] = {}
-        for node, name, cores, is_bound in self.held():
-            if is_bound:
-                assert self.server.pods[name]["spec"]["nodeName"] == node
+        for node, name, cores, bound_to in self.held():
+            if bound_to:
+                assert bound_to == node
                 for core in cores:
                     assert used.setdefault((node, core), name) == name, (node, core, used[node, core], name)
 
@@ -495,16 +450,16 @@ class Model:
         """Nothing goes wrong any more, and time passes."""
         for name in NODE_NAMES:
             self.add_node(name)
-        for pod in list(self.server.pods.values()):
-            if any(gate["name"] != GATE for gate in pod["spec"].get("schedulingGates", [])):
-                self.edit_until_ours(pod)
+        for pod in self.pods.values():
+            if gates_of(pod) - {GATE}:
+                self.open_other_gates(pod)
         replica = self.leader or self.replicas[0]
         self.lead(replica)
         self.now = max(self.now, self.leads_from) + LANDING
         self.land_late()
         for second in range(60):
             self.now += 1.0
-            replica.follow(len(self.server.log))
+            replica.follow()
             replica.ready.met("leader")
             replica.placer.step()
             if replica.busy is None or replica.busy.done():
@@ -514,22 +469,15 @@ class Model:
                 for flight in list(replica.flights):
                     replica.flights.remove(flight)
                     if not flight[2].done():
-                        self.answer_well(*flight[1:])
+                        flight[2].set_result(self.apply(flight[1]))
             if second == UNTANGLED:  # of promises of one core, all but one are taken back before it comes to devices
                 self.too_late.clear()
             if second >= UNTANGLED:
                 for pod in self.unbound():
-                    if not pod["spec"]["schedulingGates"]:
+                    if not gates_of(pod):
                         self.schedule(pod)
             self.check()
 
-    def edit_until_ours(self, pod: Manifest) -> None:
-        changed = copy.deepcopy(pod)
-        changed["spec"]["schedulingGates"] = [g for g in changed["spec"]["schedulingGates"] if g["name"] == GATE]
-        self.server.put("pod", changed)
 
-    def answer_well(self, request: ApiRequest, future: asyncio.Future[Response]) -> None:
-        try:
-            future.set_result(self.server.apply(request))
-        except ApiError as error:
-            future.set_exception(error)
+def gates_of(pod: JsonObject) -> set[str]:
+    return {gate["name"] for gate in pod["spec"].get("schedulingGates", [])}

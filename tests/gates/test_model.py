@@ -9,7 +9,7 @@ import pytest
 
 from neuron_plugin.allocation import Rejection
 from neuron_plugin.allocation.keys import GATE
-from tests.gates.model import GROUP, Model
+from tests.gates.model import GROUP, Model, gates_of
 
 STEPS = int(os.environ.get("GATES_STEPS", "2500"))
 SEEDS = 8
@@ -25,10 +25,10 @@ async def test_no_core_is_promised_twice_and_nobody_waits_who_fits(seed: int) ->
     groups: defaultdict[str, Counter[bool]] = defaultdict(Counter)
     replica = model.leader
     assert replica
-    for name, pod in model.server.pods.items():
+    for name, pod in model.pods.items():
         if group := pod["metadata"].get("annotations", {}).get(GROUP):
-            groups[group][bool(pod["spec"]["schedulingGates"])] += 1
-        elif pod["spec"].get("schedulingGates"):
+            groups[group][bool(gates_of(pod))] += 1
+        elif gates_of(pod):
             waiting = replica.state.pods[pod["metadata"]["uid"]]
             assert waiting.rules.gates == (GATE,)
             best = replica.state.answers(waiting.requests).best(replica.state.feasible(waiting.rules))
@@ -41,6 +41,6 @@ async def test_no_core_is_promised_twice_and_nobody_waits_who_fits(seed: int) ->
 
 def is_torn(model: Model, group: str) -> bool:
     """Whether a group is torn though all its members are there: deleted ones may leave it incomplete."""
-    members = [pod for pod in model.server.pods.values() if pod["metadata"]["annotations"].get(GROUP) == group]
+    members = [pod for pod in model.pods.values() if pod["metadata"].get("annotations", {}).get(GROUP) == group]
     size = int(members[0]["metadata"]["annotations"][f"{GROUP}-size"])
     return len(members) >= size

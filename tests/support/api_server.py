@@ -298,14 +298,20 @@ class StandInApiServer(SimulatedApiServer):
         else:
             yield _lines(opened.body)
 
+    def answer(self, request: ApiRequest) -> Response:
+        """Answer a request at once, whatever faults are to come."""
+        body = None if request.body is None else msgspec.json.decode(msgspec.json.encode(request.body))
+        try:
+            return answer(self._objects, replace(request, body=body))
+        except Refusal as refusal:
+            return refused(refusal)
+
     async def _answer(self, request: ApiRequest) -> Response | Watch:
         fault = self._see(request)
-        body = None if request.body is None else msgspec.json.decode(msgspec.json.encode(request.body))
-        asked = replace(request, body=body)
         try:
             if fault and (injected := await _injected(fault)):
                 return injected
-            done = watch_of(self._objects, asked, self._bookmark_seconds) or answer(self._objects, asked)
+            done = watch_of(self._objects, request, self._bookmark_seconds) or self.answer(request)
         except Refusal as refusal:
             return refused(refusal)
         except CutError:
