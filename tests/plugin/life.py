@@ -20,7 +20,6 @@ from random import Random
 from neuron_plugin.allocation import ContainerKind, NodeInventory, PodUid, Rejection, Resource
 from neuron_plugin.allocation.pod import assigned_allocations, mask_union
 from neuron_plugin.allocation.requests import ContainerSpec, pod_request
-from neuron_plugin.cluster.pods import neuron_pod
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet.device_plugin import DevicePluginService
 from neuron_plugin.plugin.daemon import NodeDaemon
@@ -29,7 +28,7 @@ from neuron_plugin.plugin.settings import Numbering, PluginSettings
 from neuron_plugin.plugin.snapshot import is_explained
 from neuron_plugin.simulation import AllocationError
 from neuron_plugin.topology import CoreMask, Geometry, Unit, catalogue, valid_sets
-from tests.plugin.life_cluster import ApiServerModel, LifePod, PodWatchModel, State, mirror_of, physical
+from tests.plugin.life_cluster import LifeApi, LifePod, State, follow_pods, mirror_of, physical
 from tests.plugin.life_kubelet import RESOURCES, Connection, Kubelet, RefusedError
 from tests.plugin.world import ApiPod, uid_of
 
@@ -89,8 +88,8 @@ class Plugin:
         }
         if cluster := self.daemon.cluster:
             jobs["list"] = cluster.ask_about_pods
-            jobs["pods"] = PodWatchModel(life.api, cluster.pods, life.chance).run
-            jobs["writes"] = partial(cluster.publisher.queue.run, life.api)  # type: ignore[arg-type]
+            jobs["pods"] = partial(follow_pods, life.api, cluster.pods, life.chance)
+            jobs["writes"] = partial(cluster.publisher.queue.run, life.api)
         self._tasks = [asyncio.create_task(job(), name=name) for name, job in jobs.items()]
         for task in self._tasks:
             task.add_done_callback(life.task_ended)
@@ -130,6 +129,7 @@ class Plugin:
         node.advertise()
         kubelet, registered_with = life.kubelet.process, -1
         while True:
+            life.kubelet.started.clear()
             if life.kubelet.up and life.kubelet.process != registered_with:
                 if life.kubelet.process != kubelet:
                     await asyncio.sleep(chance.random() * 0.1)
@@ -142,7 +142,7 @@ class Plugin:
                     for server in self.daemon.kubelet.servers:
                         server.registered.set()
                     node.changed.set()
-            await asyncio.sleep(0.05)
+            await life.kubelet.started.wait()
 
     def _disconnected(self) -> None:
         for server in self.daemon.kubelet.servers:
@@ -160,7 +160,7 @@ class Life:
         self.trace: deque[str] = deque(maxlen=40)
         self.pods: list[LifePod] = []
         self.inventory = self._healthy_inventory()
-        self.api = ApiServerModel(self.chance, self.note, mode.lag_seconds)
+        self.api = LifeApi(self.chance, self.note, mode.lag_seconds)
         numa = frozenset({0}) if mode.numa else None
         self.kubelet = Kubelet(self.chance, self.api, self.note, self.check, self._readmitted, self._rejected, numa)
         self.kubelet.inventory = lambda: self.inventory
@@ -379,9 +379,7 @@ class Life:
     def _fits(self, specs: tuple[ContainerSpec, ...]) -> bool:
         """Whether kube-scheduler would bind the pod here: it counts, by resource name."""
         asked: Counter[str] = Counter()
-        for pod in [
-            neuron_pod(pod.wire) for _, pod in self.api.pods.values() if pod.phase not in {"Succeeded", "Failed"}
-        ]:
+        for pod in [pod for pod in self.api.pods.values() if not pod.ended]:
             asked.update({part.resource.value: part.count for part in pod.requests})
         wanted: Counter[str] = Counter()
         for part in pod_request(specs):
@@ -394,7 +392,7 @@ class Life:
         specs = self.containers()
         if not self._fits(specs) and self.chance.random() < 0.95:
             return
-        taken = {pod.name for _, pod in self.api.pods.values()}
+        taken = {pod.reference.name for pod in self.api.pods.values()}
         name = self.chance.choice([name for name in (f"pod-{n}" for n in range(40)) if name not in taken])
         annotations: dict[str, str] | None = {}
         if self.mode.extender and self.chance.random() < 0.85:
@@ -435,7 +433,7 @@ class Life:
     def _create_mirror(self, pod: LifePod) -> None:
         if pod.removed or not self.api.up or pod.mirror_uid in self.api.pods or not self.kubelet.up:
             return
-        for uid in [uid for uid, (_, other) in self.api.pods.items() if other.name == pod.name]:
+        for uid in [uid for uid, other in self.api.pods.items() if other.reference.name == pod.name]:
             self.api.remove(uid)
         self._numbers += 1
         pod.mirror_uid = uid_of(f"mirror {self._numbers}")
@@ -453,7 +451,7 @@ class Life:
     def _remove_orphaned_mirrors(self) -> None:
         """As the kubelet's housekeeping does."""
         mirrors = {pod.mirror_uid for pod in self.pods if not pod.removed}
-        for uid in [uid for uid, (_, pod) in self.api.pods.items() if pod.annotations.get("kubernetes.io/config.hash")]:
+        for uid in [uid for uid, pod in self.api.pods.items() if pod.static_uid]:
             if uid not in mirrors:
                 self.api.remove(uid)
 
@@ -471,7 +469,7 @@ class Life:
         self.kubelet.processes_end(pod)
         if pod.state is State.STOPPED:
             pod.given = {}
-            self.kubelet.report(pod, phase=self.chance.choice(("Succeeded", "Failed")), running=False)
+            self.kubelet.report(pod, self.chance.choice(("Succeeded", "Failed")), running=False)
             self._loop.call_later(self.chance.random() * 0.2, self.kubelet.forget, pod)
 
     def remove_ended(self) -> None:
@@ -484,10 +482,10 @@ class Life:
     def delete(self) -> None:
         """A pod is deleted; its containers have some seconds to end."""
         pod = self._any(State.RUNNING, State.ADMITTED, static=False)
-        if pod and self.api.up:
+        if pod and self.api.up and pod.uid in self.api.pods:
             self.note(f"{pod} is deleted")
             pod.leaving = True
-            self.api.change(pod.uid, terminating=True)
+            self.api.delete_pod("default", pod.name)
             self._loop.call_later(self.chance.choice((0.1, 1.0, 3.0)), self._delete, pod)
 
     def _delete(self, pod: LifePod) -> None:
@@ -525,10 +523,10 @@ class Life:
     def collect_garbage(self) -> None:
         """PodGC: the phase is Failed, then the object is gone, while processes run."""
         pod = self._any(State.RUNNING, static=False)
-        if pod and self.api.up and pod.uid in self.api.pods and self.api.pods[pod.uid][1].started:
+        if pod and self.api.up and pod.uid in self.api.pods and self.api.pods[pod.uid].started:
             self.note(f"{pod} is failed and deleted by PodGC")
             pod.leaving = True
-            self.api.change(pod.uid, phase="Failed")  # the containers still run, and the status says so
+            self.api.show(pod.uid, "Failed")  # the containers still run, and the status says so
             self._loop.call_later(self.chance.random(), self._vanish, pod)
 
     def remove_manifest(self) -> None:
@@ -661,14 +659,14 @@ class Life:
     def lose_api(self) -> None:
         if self.api.up:
             self.note("API server away")
-            self.api.up = False
+            self.api.go_away()
             seconds = self.chance.choice((0.5, 3.0, 20.0))
             self.trouble(seconds)
             self._loop.call_later(seconds, self._restore_api)
 
     def _restore_api(self) -> None:
         self.note("API server back")
-        self.api.up = True
+        self.api.forgive()
 
     def stall_watch(self) -> None:
         self.note("watch stalled")
@@ -705,7 +703,8 @@ class Life:
     async def calm(self, seconds: float) -> None:
         """Nothing happens any more, and all is well."""
         self.note("calm")
-        self.api.up, self.api.stalled_until = True, 0.0
+        self.api.forgive()
+        self.api.stalled_until = 0.0
         self.kubelet.write_fault, self.kubelet.agents_list = "", 0.0
         self._show_file()
         self._disabled_since.clear()
@@ -715,7 +714,7 @@ class Life:
         until = self._loop.time() + seconds
         while self._loop.time() < until:
             await asyncio.sleep(0.5)
-            self.api.up = True
+            self.api.forgive()
             self._remove_orphaned_mirrors()
             self.check()
 
@@ -733,11 +732,12 @@ class Life:
                 continue
             if self.kubelet.file.fault and any(spec.kind is ContainerKind.INIT for spec in pod.containers):
                 continue  # PodResources does not list plain init containers, and half an assignment is not written
-            assigned = assigned_allocations(neuron_pod(entry[1].wire), self.inventory.geometry)
+            assigned = assigned_allocations(entry, self.inventory.geometry)
             found = () if isinstance(assigned, Rejection) else assigned
             said = {one.container: physical(self.inventory, one.mask) for one in found}
-            if said != pod.given or entry[1].annotations.get("NEURON_ALLOCATED") != "true":
-                raise Violation(f"{pod} is annotated {entry[1].annotations} and has {pod.given}")
+            annotations = self.api.annotations(entry.uid)
+            if said != pod.given or annotations.get("NEURON_ALLOCATED") != "true":
+                raise Violation(f"{pod} is annotated {annotations} and has {pod.given}")
         self.seen["at rest"] += len(mine)
         needed = possible = 0
         for pod in self.pods:
@@ -748,7 +748,7 @@ class Life:
             possible |= self.logical(pod.ever_given) if pod.processes else 0  # of init containers, or of a lost record
             entry = self.api.pods.get(pod.mirror_uid if pod.static else pod.uid)
             if entry and pod.processes:  # what is annotated counts where the kubelet's record is lost
-                assigned = assigned_allocations(neuron_pod(entry[1].wire), geometry)
+                assigned = assigned_allocations(entry, geometry)
                 possible |= 0 if isinstance(assigned, Rejection) else mask_union(assigned)
         ledger = snapshot.ledger.used_mask
         if ledger & ~possible or needed & ~ledger:

@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from random import Random
-from typing import Any
 
-from neuron_plugin.allocation import ContainerKind, NodeInventory, Rejection
+import msgspec
+
+from neuron_plugin.allocation import ContainerKind, NeuronPod, NodeInventory, Rejection
 from neuron_plugin.allocation.assignment import write_assignment
 from neuron_plugin.allocation.inventory import read_inventory
+from neuron_plugin.allocation.keys import INVENTORY_KEY
 from neuron_plugin.allocation.placement import assignment_of, place
 from neuron_plugin.allocation.pod import assigned_allocations, mask_union
 from neuron_plugin.allocation.requests import ContainerSpec, pod_request
 from neuron_plugin.backoff import Clock
-from neuron_plugin.cluster import ApiRequest, Reflector, UnreachableError
+from neuron_plugin.cluster import ApiRequest, Reflector, Scope
 from neuron_plugin.cluster.api import Response
-from neuron_plugin.cluster.pods import PODS, neuron_pod
+from neuron_plugin.cluster.pods import PODS as DECODED
+from neuron_plugin.cluster.pods import neuron_pod
+from neuron_plugin.cluster.reflector import Pace
 from neuron_plugin.plugin.pod_watch import PodWatch
+from neuron_plugin.simulation.api_server_kinds import NODES, PODS
+from neuron_plugin.simulation.api_server_store import Change, Inbox, Stored, Watch
 from neuron_plugin.topology import cores_in
 from tests.plugin.world import ApiPod
+from tests.support.api_server import Fault, StandInApiServer
+
+NODE = "worker-1"
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -123,76 +133,110 @@ def physical(inventory: NodeInventory, mask: int) -> int:
     return sum(((1 << size) - 1) << core * size for core in cores_in(mask))
 
 
-class ApiServerModel:
-    """The objects of one node, the log of their changes, and whether anybody can be reached."""
+class LifeApi(StandInApiServer):
+    """The API server of one node: slow, at times away, with watches that lag, stall and end."""
 
     def __init__(self, chance: Random, note: Callable[[str], None], lag_seconds: float) -> None:
-        self.up = True
-        self.version = 1
-        self.pods: dict[str, tuple[int, ApiPod]] = {}
-        self.inventory: NodeInventory | None = None
+        super().__init__()
         self.stalled_until = 0.0
         """Until then no watch delivers anything, though it looks alive."""
-        self.log: list[tuple[int, str, ApiPod | None, float]] = []
-        self.changed = asyncio.Event()
         self._chance = chance
         self._note = note
         self._lag_seconds = lag_seconds
+        self._due = _Due(chance, lag_seconds)
+        self._objects.collections[PODS].followers.add(self._due)
+        self._known: dict[str, Stored] = {}
+        self._decoded: tuple[int, dict[str, NeuronPod]] = (0, {})
+        self.create_node({"metadata": {"name": NODE}})
+
+    # Pods, by UID.
+
+    @property
+    def pods(self) -> dict[str, NeuronPod]:
+        version, found = self._objects.versions.current, self._decoded[1]
+        if version != self._decoded[0]:
+            stored = {each.value["metadata"]["uid"]: each for each in self._objects.collections[PODS].objects()}
+            found = {
+                uid: found[uid] if self._known.get(uid) is each else neuron_pod(DECODED.decode(each.encoded))
+                for uid, each in stored.items()
+            }
+            self._known, self._decoded = stored, (version, found)
+        return found
+
+    def annotations(self, uid: str) -> dict[str, str]:
+        return dict(self._known[uid].value["metadata"].get("annotations") or {}) if uid in self.pods else {}
 
     def put(self, pod: ApiPod) -> None:
-        self.version += 1
-        self.pods[pod.uid] = (self.version, pod)
-        self._log(pod.uid, pod)
+        self.create_pod(msgspec.to_builtins(pod.wire))
 
-    def change(self, uid: str, **fields: object) -> None:
-        if uid in self.pods:
-            self.put(replace(self.pods[uid][1], **fields))  # type: ignore[arg-type]
+    def show(self, uid: str, phase: str, *, started: bool | None = None, running: bool | None = None) -> None:
+        """What a kubelet says of a pod and its containers; None stays as it is."""
+        if pod := self.pods.get(uid):
+            started, running = (
+                (pod.started if started is None else started),
+                (pod.running if running is None else running),
+            )
+            status = ApiPod("", phase=phase, started=started, running=running).wire.status
+            self.set_pod_status("default", pod.reference.name, msgspec.to_builtins(status))
 
     def remove(self, uid: str) -> None:
-        if self.pods.pop(uid, None):
-            self.version += 1
-            self._log(uid, None)
+        if pod := self.pods.get(uid):
+            self.delete_pod("default", pod.reference.name, grace_seconds=0)
 
-    def _log(self, uid: str, pod: ApiPod | None) -> None:
-        due = asyncio.get_running_loop().time() + self._chance.expovariate(1) * self._lag_seconds
-        self.log.append((self.version, uid, pod, due))
-        del self.log[:-500]
-        self.changed.set()
+    @property
+    def inventory(self) -> NodeInventory | None:
+        """What the plugin has published."""
+        text = (self.get(NODES, NODE)["metadata"].get("annotations") or {}).get(INVENTORY_KEY)
+        return read_inventory(text) if text else None
 
-    def list_pods(self) -> tuple[int, dict[str, tuple[int, ApiPod]]]:
-        return self.version, dict(self.pods)
+    # Requests.
 
-    # The plugin's writes.
-
-    async def request(self, request: ApiRequest, *, timeout_seconds: float) -> Response:  # noqa: ARG002 - the protocol's
+    async def request(self, request: ApiRequest, *, timeout_seconds: float) -> Response:
         await asyncio.sleep(self._chance.expovariate(1) * (0.005 + self._lag_seconds))
-        if not self.up or self._chance.random() < 0.01:
-            raise UnreachableError(request.method, request.path, "away", may_have_arrived=False)
-        assert request.body is not None
-        metadata = request.body.get("metadata")
-        if request.method == "PATCH" and isinstance(metadata, Mapping):
-            annotations = metadata.get("annotations") or {}
-            assert isinstance(annotations, Mapping)
-            if "/pods/" not in request.path:
-                self.inventory = read_inventory(annotations["neuron-plugin.io/inventory"])
-            else:
-                known = self.pods.get(str(metadata["uid"]))
-                if known is None:
-                    return Response(404, b"{}")
-                merged = {**known[1].annotations, **annotations}
-                self.put(replace(known[1], annotations={key: text for key, text in merged.items() if text is not None}))
-                self._note(f"annotated {known[1].name} {dict(annotations)}")
-        return Response(200, b"{}")
+        if self._chance.random() < 0.01:
+            self.fail(Fault(unsent=True))
+        response = await super().request(request, timeout_seconds=timeout_seconds)
+        if request.method == "GET":
+            await asyncio.sleep(self._chance.random() * 0.05)
+        else:
+            self._note(f"{request.method} {request.path}: {response.status}")
+        return response
+
+    @asynccontextmanager
+    async def stream(self, request: ApiRequest, *, silence_seconds: float) -> AsyncIterator[AsyncIterator[bytes]]:
+        if self._chance.random() < 0.3:
+            self.fail(Fault(status=410))
+        query = {**request.query, "timeoutSeconds": str(self._chance.randint(5, 300))}
+        async with super().stream(replace(request, query=query), silence_seconds=silence_seconds) as lines:
+            yield lines
+
+    async def _heard(self, watch: Watch, request: ApiRequest, silence_seconds: float) -> AsyncGenerator[bytes, None]:
+        loop = asyncio.get_running_loop()
+        async with aclosing(super()._heard(watch, request, silence_seconds)) as lines:
+            async for line in lines:
+                due = max(self._due.at.get(watch.version, 0.0), self.stalled_until)
+                await asyncio.sleep(max(0.0, due - loop.time()))
+                yield line
+
+    # Whether it is there.
+
+    @property
+    def up(self) -> bool:
+        return not self._faults
+
+    def go_away(self) -> None:
+        self.fail(Fault(unsent=True, times=10**9))
+        self.cut_watches()
 
     # The extender.
 
     def assignment_for(self, containers: tuple[ContainerSpec, ...]) -> dict[str, str] | None:
         """The annotations with which the extender binds a pod here; None if it does not fit, or the node is closed."""
-        if self.inventory is None:
+        inventory = self.inventory
+        if inventory is None:
             return None
-        geometry, free = self.inventory.geometry, int(self.inventory.healthy_mask)
-        for _, other in self.pods.values():
-            pod = neuron_pod(other.wire)
+        geometry, free = inventory.geometry, int(inventory.healthy_mask)
+        for pod in self.pods.values():
             if pod.ended or not pod.requests:
                 continue
             assigned = assigned_allocations(pod, geometry)
@@ -206,76 +250,30 @@ class ApiServerModel:
         )
 
 
-class PodWatchModel:
-    """Feeds a daemon's real ``PodWatch`` from the model, as its reflector does."""
+class _Due(Inbox):
+    """When each change of a pod is to reach the watches, by its version."""
 
-    def __init__(self, api: ApiServerModel, watch: PodWatch, chance: Random) -> None:
-        self._api = api
-        self._watch = watch
+    def __init__(self, chance: Random, lag_seconds: float) -> None:
+        super().__init__()
+        self.at: dict[int, float] = {}
         self._chance = chance
+        self._lag_seconds = lag_seconds
 
-    async def run(self) -> None:
-        await asyncio.sleep(self._chance.random())
-        loop = asyncio.get_running_loop()
-        clock = Clock(now=loop.time, chance=self._chance.random)
-        keep: Any = lambda pod: neuron_pod(pod.wire)  # noqa: E731 - the model's pods in place of the wire's
-        self._reflector = Reflector(self._api, PODS, keep, observer=self._watch, clock=clock)  # type: ignore[arg-type]
-        self._reflector._list = self._list  # type: ignore[method-assign]
-        self._reflector.subscribe(self._watch._changed)
-        self._watch._reflector = self._reflector
-        self._watch.tried.set()
-        must_list = True
-        while True:
-            try:
-                if must_list:
-                    await self._list()
-                await self._follow()
-            except UnreachableError:
-                await asyncio.sleep(0.2 + self._chance.random())
-            must_list = not self._reflector.synced.is_set() or self._chance.random() < 0.3
+    def put_nowait(self, item: Change | Exception | None) -> None:
+        if isinstance(item, Change):
+            lag = self._chance.expovariate(1) * self._lag_seconds
+            self.at[item.version] = asyncio.get_running_loop().time() + lag
 
-    async def _list(self) -> None:
-        loop = asyncio.get_running_loop()
-        reflector, began = self._reflector, loop.time()
-        version_before = reflector._store.version
-        await asyncio.sleep(self._chance.random() * 0.02)
-        if not self._api.up:
-            await asyncio.sleep(self._chance.choice((0.0, 5.0)))
-            raise UnreachableError("GET", "pods", "away", may_have_arrived=False)
-        version, pods = self._api.list_pods()
-        await asyncio.sleep(self._chance.random() * 0.05)
-        values = {uid: neuron_pod(pod.wire) for uid, (_, pod) in pods.items()}
-        reflector._store.replace(values, version, version_at_start=version_before)
-        reflector.listed_at = max(began, began if reflector.listed_at is None else reflector.listed_at)
-        reflector.synced.set()
-        self._watch.listed("pods", len(values), loop.time() - began)
 
-    async def _follow(self) -> None:
-        """Deliver the log in order, each event when it is due, until the watch breaks."""
-        loop, store = asyncio.get_running_loop(), self._reflector._store
-        ends_at = loop.time() + self._chance.uniform(5, 300)
-        seen = store.version
-        while loop.time() < ends_at:
-            if not self._api.up:
-                raise UnreachableError("GET", "pods", "broken off", may_have_arrived=False)
-            self._api.changed.clear()
-            for version, uid, pod, due in self._events_after(seen):
-                await asyncio.sleep(max(0.0, max(due, self._api.stalled_until) - loop.time()))
-                if not self._api.up:
-                    raise UnreachableError("GET", "pods", "broken off", may_have_arrived=False)
-                seen = version
-                store.put(uid, version, None if pod is None else neuron_pod(pod.wire))
-            try:
-                async with asyncio.timeout_at(ends_at):
-                    await self._api.changed.wait()
-            except TimeoutError:
-                return
-
-    def _events_after(self, seen: int) -> Iterator[tuple[int, str, ApiPod | None, float]]:
-        place = len(self._api.log)
-        while place and self._api.log[place - 1][0] > seen:
-            place -= 1
-        return iter(self._api.log[place:])
+async def follow_pods(api: LifeApi, watch: PodWatch, chance: Random) -> None:
+    """What ``PodWatch.run`` does for bound pods, on the loop's clock."""
+    await asyncio.sleep(chance.random())
+    clock = Clock(now=asyncio.get_running_loop().time, chance=chance.random)
+    scope, pace = Scope(field_selector=f"spec.nodeName={NODE}"), Pace(backoff_limit=1.2)
+    watch._reflector = Reflector(api, DECODED, neuron_pod, scope=scope, pace=pace, observer=watch, clock=clock)
+    watch._reflector.subscribe(watch._changed)
+    watch.tried.set()
+    await watch._reflector.run()
 
 
 def mirror_of(pod: LifePod) -> ApiPod:

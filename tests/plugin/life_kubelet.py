@@ -29,7 +29,7 @@ from neuron_plugin.kubelet.pod_resources import ContainerDevices
 from neuron_plugin.plugin.container import VISIBLE_CORES
 from neuron_plugin.simulation.kubelet_device_manager import AllocationError, Device, Selection
 from neuron_plugin.topology import Unit
-from tests.plugin.life_cluster import ApiServerModel, LifePod, State, physical
+from tests.plugin.life_cluster import LifeApi, LifePod, State, physical
 from tests.support.device_manager import StandInDeviceManager
 
 RESOURCES = tuple(resource.value for resource in Resource)
@@ -97,7 +97,7 @@ class Kubelet:
     def __init__(
         self,
         chance: Random,
-        api: ApiServerModel,
+        api: LifeApi,
         note: Callable[[str], None],
         given: Callable[[], None],
         readmitted: Callable[[LifePod], None],
@@ -107,6 +107,8 @@ class Kubelet:
         self.file = CheckpointModel()
         self.up = False
         self.process = 0
+        self.started = asyncio.Event()
+        """Set by each start."""
         self.pods: dict[str, LifePod] = {}
         self.unrecorded_writes = 0
         self.write_fault = ""
@@ -140,6 +142,7 @@ class Kubelet:
     def start(self, pods: Iterable[LifePod]) -> None:
         """Begin from the checkpoint, and admit every pod again."""
         self.up, self.process = True, self.process + 1
+        self.started.set()
         self.manager = StandInDeviceManager(self._chance, numa_affinity=self._numa_affinity)
         loaded = self.manager.load(self.file.data)
         self.manager.sources_ready = False
@@ -438,7 +441,7 @@ class Kubelet:
             asyncio.get_running_loop().call_later(self._chance.uniform(0.2, 3), self.processes_end, pod)
         else:
             pod.given = {}
-        self.report(pod, phase="Failed", started=False, running=False)
+        self.report(pod, "Failed", started=False, running=False)
 
     def _start(self, pod: LifePod, process: int) -> None:
         if self.process == process and self.up and not pod.removed and pod.state is State.ADMITTED:
@@ -447,7 +450,7 @@ class Kubelet:
             pod.opened = self._chance.random() < 0.8
             loop = asyncio.get_running_loop()
             loop.call_later(self._chance.choice((0.1, 2.0)), setattr, pod, "initialized", pod.state is State.RUNNING)
-            self.report(pod, phase="Running", started=True, running=True)
+            self.report(pod, "Running", started=True, running=True)
 
     def processes_end(self, pod: LifePod) -> None:
         """The last process dies; a sandbox may be left for a while."""
@@ -464,9 +467,9 @@ class Kubelet:
 
     # Status.
 
-    def report(self, pod: LifePod, **fields: object) -> None:
+    def report(self, pod: LifePod, phase: str, **containers: bool) -> None:
         """Have the API server's object changed, after all that was reported before."""
-        self._reports.append(lambda: self._api.change(pod.mirror_uid if pod.static else pod.uid, **fields))
+        self._reports.append(lambda: self._api.show(pod.mirror_uid if pod.static else pod.uid, phase, **containers))
         self._reported.set()
 
     def report_end(self, pod: LifePod) -> None:
