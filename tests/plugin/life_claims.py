@@ -1,8 +1,9 @@
 """The random life of a node whose plugin is a driver of claims: pods come and go, and everything around them fails.
 
-The daemon's own parts decide: its inputs, and the answers of `ClaimPreparer`. Around them are models of the API server,
-its allocator, the kubelet and another driver, on a virtual clock and without I/O. The memory of the kubelet and its
-file are those of the simulated one. The oracle is what running containers have: no core may belong to two claims.
+The daemon's own parts decide: its inputs, its watches, and the answers of `ClaimPreparer`. Around them are the API
+server of `life_cluster`, and models of its allocator, the kubelet and another driver, on a virtual clock and without
+I/O. The memory of the kubelet and its file are those of the simulated one. The oracle is what running containers have:
+no core may belong to two claims.
 """
 
 from __future__ import annotations
@@ -10,34 +11,39 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter, deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from neuron_plugin.allocation import NeuronPod, PodUid
+from neuron_plugin.allocation import PodUid
 from neuron_plugin.allocation.claims import (
     DRA_DRIVER,
     ClaimDevice,
-    ClaimResult,
     NeuronClaim,
-    PodClaim,
     mask_of_name,
     names_mask,
 )
+from neuron_plugin.cluster.claims import RESOURCE_CLAIMS as DECODED
+from neuron_plugin.cluster.claims import neuron_claim
 from neuron_plugin.kubelet import Checkpoint, CheckpointError
 from neuron_plugin.kubelet.dra_service import ClaimReference
 from neuron_plugin.kubelet.dra_state import DraState, parse_dra_state
+from neuron_plugin.plugin.claim_watch import ClaimWatch
 from neuron_plugin.plugin.claims import ClaimPreparer, ClaimSource
 from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.node import Node, NodeOptions
+from neuron_plugin.plugin.pod_watch import PodWatch
 from neuron_plugin.plugin.settings import Mode, Numbering, PluginSettings
 from neuron_plugin.plugin.snapshot import is_explained
+from neuron_plugin.simulation.api_server_kinds import RESOURCE_CLAIMS, JsonObject
 from neuron_plugin.simulation.kubelet_claims import ClaimInfo, ClaimMemory, Device, NotPreparedError
 from neuron_plugin.topology import CoreMask
-from tests.plugin.world import INF2, inventory, pod, uid_of
+from tests.plugin.life_cluster import NODE, LifeApi, follow_pods
+from tests.plugin.world import INF2, inventory, uid_of
 
 PARTNER = "efa.networking.k8s.aws"
 MOST_PODS = 10
@@ -71,9 +77,11 @@ class LifePod:
         return f"{self.name}/{self.claim}"
 
     @property
-    def record(self) -> NeuronPod:
-        claims = (PodClaim("neurons", self.claim, (("app", ""),)),)
-        return replace(pod(self.name, uid=self.uid), claims=claims, started=self.started, running=self.started)
+    def manifest(self) -> JsonObject:
+        container = {"name": "app", "resources": {"claims": [{"name": "neurons"}]}}
+        claims = [{"name": "neurons", "resourceClaimName": self.claim}]
+        spec = {"nodeName": NODE, "containers": [container], "resourceClaims": claims}
+        return {"metadata": {"name": self.name, "uid": self.uid}, "spec": spec}
 
 
 class StateFile:
@@ -111,10 +119,13 @@ class Plugin:
         self.life = life
         loop = asyncio.get_running_loop()
         self.node = Node(_NoCheckpoint(), life, NodeOptions(()), loop.time, life.file)
-        settings = PluginSettings(node_name="worker-1", mode=Mode.DRA, cdi_dir=life.directory, numbering=Numbering.HOST)
-        self.preparer = ClaimPreparer(self.node, settings, ClaimSource(self._read, self.list_pods), Counters())
+        settings = PluginSettings(node_name=NODE, mode=Mode.DRA, cdi_dir=life.directory, numbering=Numbering.HOST)
+        counters = Counters()
+        self.pods = PodWatch(self.node, NODE, "", settings.decision_deadline_seconds, counters, connect_seconds=1.0)
+        self.claims = ClaimWatch(self.node, DRA_DRIVER)
+        source = ClaimSource(self.claims.read_claim, self.pods.list_pods)
+        self.preparer = ClaimPreparer(self.node, settings, source, counters)
         self.calls: dict[asyncio.Task[Any], None] = {}
-        self.version = 0
         self.node.orders_known.clear()
         self.node.see_inventory(_MACHINE)
         for each in life.pods:
@@ -123,9 +134,15 @@ class Plugin:
                 self.node.hold_down(each.uid, mask, "unknown pod")
             elif each.uid in life.kubelet.admitted and not self.knows(each):
                 each.unseen = True  # it may start without being prepared again, and nothing says so yet
-        self.tasks = [
-            asyncio.create_task(job(), name=job.__name__) for job in (self._turns, self._follow, self._claims)
-        ]
+        jobs = {
+            "turns": self._turns(),
+            "pods": follow_pods(life.api, self.pods, life.chance),
+            "claims": self.claims.run(life.api),
+            "orders": self._wait_for_claims(),
+        }
+        self.tasks = [asyncio.create_task(job, name=name) for name, job in jobs.items()]
+        for task in self.tasks:
+            task.add_done_callback(life.ended)
 
     def knows(self, one: LifePod) -> bool:
         return self.node.snapshot is not None and is_explained(self.node.snapshot.inputs, one.uid)
@@ -140,59 +157,11 @@ class Plugin:
             self.node.look_at_claims()
             self.node.look_again()
             if self.node.list_is_due:
-                await self.list_pods()
+                await self.pods.list_pods()
 
-    async def _claims(self) -> None:
-        """As ``ClaimWatch`` does."""
-        while True:
-            named = {
-                (each.reference.namespace, one.claim): uid
-                for uid, each in self.node.pods.pods.items()
-                for one in each.claims
-            }
-            fresh = {}
-            for key, uid in named.items():
-                known = self.node.claims.get(key)
-                if (known is None or uid not in known.reserved_for) and (found := await self._read(*key)):
-                    fresh[key] = found
-            claims = {**self.node.claims, **fresh}
-            self.node.see_claims({key: one for key, one in claims.items() if key in named})
-            if self.node.pods.listed_at is not None:
-                self.node.orders_known.set()
-            await asyncio.sleep(1.0 if self.node.orders_known.is_set() else 0.05)
-
-    async def _read(self, namespace: str, name: str) -> NeuronClaim | None:
-        assert namespace == "default"
-        await asyncio.sleep(self.life.chance.random() * 0.02)
-        return self.life.claims.get(name) if self.life.api_up else None
-
-    async def list_pods(self) -> None:
-        """A consistent LIST; nothing while the API server is away."""
-        life, began = self.life, asyncio.get_running_loop().time()
-        await asyncio.sleep(life.chance.random() * 0.02)
-        if not life.api_up:
-            return
-        version, pods = life.version, [each.record for each in life.pods if not each.removed]
-        await asyncio.sleep(life.chance.random() * 0.05)
-        if version >= self.version:
-            self.version = version
-            self.node.see_pods(self.node.pods.with_list(pods, began))
-
-    async def _follow(self) -> None:
-        """List, then take in each change some time after it was made."""
-        life, loop = self.life, asyncio.get_running_loop()
-        await asyncio.sleep(life.chance.random())
-        while self.node.pods.listed_at is None:
-            await self.list_pods()
-            await asyncio.sleep(0.2)
-        while True:
-            await asyncio.sleep(0.02)
-            for version, due, uid, record, stopped in list(life.log):
-                if version <= self.version or not life.api_up or loop.time() < max(due, life.stalled_until):
-                    continue
-                self.version = version
-                pods = self.node.pods
-                self.node.see_pods(pods.with_pod(record) if record else pods.without(uid, stopped=stopped))
+    async def _wait_for_claims(self) -> None:
+        await self.claims.read.wait()
+        self.node.orders_known.set()
 
 
 class Kubelet:
@@ -254,12 +223,9 @@ class Kubelet:
     async def _prepare(self, one: LifePod) -> None:
         life, chance = self.life, self.life.chance
         claim = life.claims.get(one.claim)
-        if claim is None or not life.api_up or one.uid not in claim.reserved_for:
+        if claim is None or not life.api.up or one.uid not in claim.reserved_for:
             raise NotPreparedError("the claim cannot be read, or is not the pod's")
-        results = [{"driver": DRA_DRIVER}] + [{"driver": PARTNER}] * (claim.uid in life.mixed)
-        metadata = {"namespace": "default", "name": claim.name, "uid": claim.uid}
-        status = {"allocation": {"devices": {"results": results}}}
-        info = self.memory.add({"metadata": metadata, "status": status}, one.uid)
+        info = self.memory.add(life.api.get(RESOURCE_CLAIMS, one.claim, "default"), one.uid)
         self._write()
         asked = list(self.memory.unprepared([info]).items())
         chance.shuffle(asked)
@@ -321,26 +287,27 @@ class Kubelet:
         self.life.file.put(self.memory.state_bytes())
 
 
+@lru_cache(1000)
+def _decoded(encoded: bytes) -> NeuronClaim:
+    return neuron_claim(DECODED.decode(encoded), DRA_DRIVER)
+
+
 class ClaimLife:
-    """One node for a while. ``claims`` are those of the API server, ``log`` the changes of its pods."""
+    """One node for a while."""
 
     def __init__(self, seed: int, directory: Path, lag_seconds: float) -> None:
         random.seed(seed)
         self.chance = Random(seed)  # noqa: S311 - a life that can be lived again
+        self._loop = asyncio.get_running_loop()
         self.directory = directory
         self.seen: Counter[str] = Counter()
         self.trace: deque[str] = deque(maxlen=60)
         self.pods: list[LifePod] = []
-        self.claims: dict[str, NeuronClaim] = {}
-        self.mixed: set[str] = set()
         self.file = StateFile()
-        self.api_up, self.stalled_until = True, 0.0
-        self.version, self.log = 1, deque[tuple[int, float, PodUid, NeuronPod | None, bool]](maxlen=500)
+        self.api = LifeApi(self.chance, self.note, lag_seconds)
         self.errors: list[BaseException] = []
         self.plugin: Plugin | None = None
         self.kubelet = Kubelet(self)
-        self._lag_seconds = lag_seconds
-        self._loop = asyncio.get_running_loop()
         self._number = 0
         self.actions = (
             (self.create, 20),
@@ -374,14 +341,13 @@ class ClaimLife:
 
     # The API server, and whoever allocates.
 
-    def _show(self, one: LifePod) -> None:
-        self.version += 1
-        due = self._loop.time() + self.chance.expovariate(1) * self._lag_seconds
-        stopped = one.removed and one.over  # as the kubelet says before it removes the object
-        self.log.append((self.version, due, one.uid, None if one.removed else one.record, stopped))
+    @property
+    def claims(self) -> dict[str, NeuronClaim]:
+        stored = self.api._objects.collections[RESOURCE_CLAIMS].objects()
+        return {claim.name: claim for claim in (_decoded(each.encoded) for each in stored)}
 
-    def _allocate(self, name: str) -> NeuronClaim | None:
-        """The first devices or cores that fit; now and then some that somebody has already."""
+    def _allocate(self, name: str) -> bool:
+        """Make a claim with the first devices or cores that fit; now and then with some that somebody has already."""
         busy = 0
         for each in self.claims.values() if self.chance.random() < 0.95 else ():
             busy |= each.mask_on(INF2, 1)
@@ -393,27 +359,35 @@ class ClaimLife:
                 devices = [ClaimDevice(first, (core, core))]
             names = [each.name for each in devices]
             if devices and not names_mask(names, INF2, 1) & busy:
-                self._number += 1
-                results = tuple(ClaimResult("neurons", "worker-1-neuron", each) for each in names)
-                return NeuronClaim(f"uid-{self._number}", "default", name, allocated=True, results=results)
-        return None
+                pool = {"request": "neurons", "driver": DRA_DRIVER, "pool": f"{NODE}-neuron"}
+                results = [pool | {"device": each} for each in names]
+                if self.chance.random() < 0.2:
+                    results.append({"request": "links", "driver": PARTNER, "pool": NODE, "device": "link-0"})
+                self.api.create(RESOURCE_CLAIMS, {"metadata": {"name": name}}, "default")
+                self._change(name, {"allocation": {"devices": {"results": results}}})
+                return True
+        return False
+
+    def _change(self, claim: str, status: JsonObject) -> None:
+        self.api.patch_status(RESOURCE_CLAIMS, claim, status, "default")
+
+    def _reserve(self, claim: str, users: Iterable[str]) -> None:
+        self._change(claim, {"reservedFor": [{"resource": "pods", "name": uid, "uid": uid} for uid in users]})
 
     def create(self) -> None:
-        if not self.api_up or len(self.pods) >= MOST_PODS:
+        if not self.api.up or len(self.pods) >= MOST_PODS:
             return
         self._number += 1
         name = self.chance.choice(SHARED) if self.chance.random() < 0.2 else f"claim-{self._number}"
-        claim = self.claims.get(name) or self._allocate(name)
-        if claim is None:
+        if name not in self.claims and not self._allocate(name):
             return
         one = LifePod(f"pod-{self._number}", uid_of(f"pod {self._number}"), name)
-        if name not in self.claims and self.chance.random() < 0.2:
-            self.mixed.add(claim.uid)
-        self.claims[name] = replace(claim, reserved_for=(*claim.reserved_for, one.uid))
+        claim = self.claims[name]
+        self._reserve(name, (*claim.reserved_for, one.uid))
         self.pods.append(one)
         self.note(f"bound {one} with {[each.device for each in claim.results]}")
         self.seen["bound"] += 1
-        self._show(one)
+        self.api.create_pod(one.manifest)
         self.kubelet.sees(one)
 
     def remove(self, one: LifePod) -> None:
@@ -421,14 +395,14 @@ class ClaimLife:
         if one.removed:
             return
         one.removed = True
-        self._show(one)
-        claim = self.claims.get(one.claim)
-        if claim:
-            left = tuple(uid for uid in claim.reserved_for if uid != one.uid)
-            if left:
-                self.claims[one.claim] = replace(claim, reserved_for=left)
+        if one.over:
+            self.api.show(one.uid, "Succeeded", running=False)
+        self.api.remove(one.uid)
+        if claim := self.claims.get(one.claim):
+            if left := [uid for uid in claim.reserved_for if uid != one.uid]:
+                self._reserve(one.claim, left)
             else:
-                del self.claims[one.claim]
+                self.api.delete(RESOURCE_CLAIMS, one.claim, "default")
 
     def forget(self, one: LifePod) -> None:
         if one in self.pods and not one.running:
@@ -437,7 +411,7 @@ class ClaimLife:
     def delete(self) -> None:
         """Gracefully: its object stays until its containers have ended."""
         found = [each for each in self.pods if not (each.removed or each.over)]
-        if found and self.api_up:
+        if found and self.api.up:
             one = self.chance.choice(found)
             self.note(f"{one} is deleted")
             one.over = True
@@ -445,7 +419,7 @@ class ClaimLife:
 
     def delete_by_force(self) -> None:
         found = [each for each in self.pods if not (each.removed or each.over)]
-        if found and self.api_up:
+        if found and self.api.up:
             one = self.chance.choice(found)
             self.note(f"{one} is deleted by force")
             self.seen["deleted by force"] += 1
@@ -475,7 +449,8 @@ class ClaimLife:
         self.note(f"started {one} with {names}")
         self.check()
         if not one.removed:
-            self._loop.call_later(self.chance.random() * 0.2, self._show, one)
+            says = partial(self.api.show, one.uid, "Running", started=True, running=True)
+            self._loop.call_later(self.chance.random() * 0.2, says)
 
     def stop(self, one: LifePod) -> None:
         if one.running:
@@ -533,11 +508,11 @@ class ClaimLife:
         self.file.put(b"{}", "spoiled")
 
     def lose_api(self) -> None:
-        self.api_up = False
-        self._loop.call_later(self.chance.choice((1.0, 20.0)), setattr, self, "api_up", True)  # noqa: FBT003 - setattr's
+        self.api.go_away()
+        self._loop.call_later(self.chance.choice((1.0, 20.0)), self.api.forgive)
 
     def stall_watch(self) -> None:
-        self.stalled_until = self._loop.time() + self.chance.choice((1.0, 10.0))
+        self.api.stalled_until = self._loop.time() + self.chance.choice((1.0, 10.0))
 
     async def step(self) -> None:
         actions, weights = zip(*self.actions, strict=True)

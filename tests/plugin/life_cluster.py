@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
+from functools import lru_cache
 from random import Random
 
 import msgspec
@@ -27,7 +28,7 @@ from neuron_plugin.cluster.pods import neuron_pod
 from neuron_plugin.cluster.reflector import Pace
 from neuron_plugin.plugin.pod_watch import PodWatch
 from neuron_plugin.simulation.api_server_kinds import NODES, PODS
-from neuron_plugin.simulation.api_server_store import Change, Inbox, Stored, Watch
+from neuron_plugin.simulation.api_server_store import Change, Inbox, Watch
 from neuron_plugin.topology import cores_in
 from tests.plugin.world import ApiPod
 from tests.support.api_server import Fault, StandInApiServer
@@ -145,26 +146,21 @@ class LifeApi(StandInApiServer):
         self._lag_seconds = lag_seconds
         self._due = _Due(chance, lag_seconds)
         self._objects.collections[PODS].followers.add(self._due)
-        self._known: dict[str, Stored] = {}
-        self._decoded: tuple[int, dict[str, NeuronPod]] = (0, {})
+        self._shown: tuple[int, dict[str, NeuronPod]] = (0, {})
         self.create_node({"metadata": {"name": NODE}})
 
     # Pods, by UID.
 
     @property
     def pods(self) -> dict[str, NeuronPod]:
-        version, found = self._objects.versions.current, self._decoded[1]
-        if version != self._decoded[0]:
-            stored = {each.value["metadata"]["uid"]: each for each in self._objects.collections[PODS].objects()}
-            found = {
-                uid: found[uid] if self._known.get(uid) is each else neuron_pod(DECODED.decode(each.encoded))
-                for uid, each in stored.items()
-            }
-            self._known, self._decoded = stored, (version, found)
-        return found
+        version = self._objects.versions.current
+        if version != self._shown[0]:
+            found = (_decoded(stored.encoded) for stored in self._objects.collections[PODS].objects())
+            self._shown = version, {pod.uid: pod for pod in found}
+        return self._shown[1]
 
     def annotations(self, uid: str) -> dict[str, str]:
-        return dict(self._known[uid].value["metadata"].get("annotations") or {}) if uid in self.pods else {}
+        return dict(self.get(PODS, self.pods[uid].reference.name, "default")["metadata"].get("annotations") or {})
 
     def put(self, pod: ApiPod) -> None:
         self.create_pod(msgspec.to_builtins(pod.wire))
@@ -192,11 +188,13 @@ class LifeApi(StandInApiServer):
     # Requests.
 
     async def request(self, request: ApiRequest, *, timeout_seconds: float) -> Response:
-        await asyncio.sleep(self._chance.expovariate(1) * (0.005 + self._lag_seconds))
+        reads = request.method == "GET"
+        most = 0.02 if reads else 0.005 + self._lag_seconds
+        await asyncio.sleep(self._chance.expovariate(1) * most)
         if self._chance.random() < 0.01:
             self.fail(Fault(unsent=True))
         response = await super().request(request, timeout_seconds=timeout_seconds)
-        if request.method == "GET":
+        if reads:
             await asyncio.sleep(self._chance.random() * 0.05)
         else:
             self._note(f"{request.method} {request.path}: {response.status}")
@@ -248,6 +246,11 @@ class LifeApi(StandInApiServer):
         return (
             None if isinstance(placement, Rejection) else write_assignment(assignment_of(geometry, placement, time_ns))
         )
+
+
+@lru_cache(1000)
+def _decoded(encoded: bytes) -> NeuronPod:
+    return neuron_pod(DECODED.decode(encoded))
 
 
 class _Due(Inbox):
