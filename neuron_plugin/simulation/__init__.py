@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from neuron_plugin.simulation.api_server import SimulatedApiServer
     from neuron_plugin.simulation.cluster import NODE_NAME, SCHEDULERS, PlacedBy, SimulatedCluster, pod_manifest
     from neuron_plugin.simulation.kubelet import SimulatedKubelet
-    from neuron_plugin.simulation.kubelet_device_manager import AllocationError
-    from neuron_plugin.simulation.kubelet_plugins import PluginCallError
+    from neuron_plugin.simulation.kubelet_device_manager import AllocationError, PluginCallError
     from neuron_plugin.simulation.kubelet_pods import AdmittedContainer, AdmittedPod, Container, Pod, PodRejectedError
     from neuron_plugin.simulation.node import SimulatedNode, write_node
     from neuron_plugin.simulation.node_tree import SimulationError
@@ -30,7 +29,7 @@ _MODULES = {
     "pod_manifest": "cluster",
     "SimulatedKubelet": "kubelet",
     "AllocationError": "kubelet_device_manager",
-    "PluginCallError": "kubelet_plugins",
+    "PluginCallError": "kubelet_device_manager",
     "AdmittedContainer": "kubelet_pods",
     "AdmittedPod": "kubelet_pods",
     "Container": "kubelet_pods",

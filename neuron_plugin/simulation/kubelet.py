@@ -27,7 +27,7 @@ from neuron_plugin.simulation.cdi import UnresolvableError, resolve
 from neuron_plugin.simulation.kubelet_claims import NotPreparedError
 from neuron_plugin.simulation.kubelet_device_manager import AllocationError, CheckpointFile, DeviceManager
 from neuron_plugin.simulation.kubelet_dra import DraManager
-from neuron_plugin.simulation.kubelet_plugins import Capacity, PluginCallError, PluginClients
+from neuron_plugin.simulation.kubelet_plugins import Capacity, PluginClients
 from neuron_plugin.simulation.kubelet_pod_resources import PodResourcesService
 from neuron_plugin.simulation.kubelet_pods import (
     AdmittedContainer,
@@ -236,28 +236,8 @@ class SimulatedKubelet:
 
     async def _allocate_container(self, pod: Pod, container: Container) -> None:
         """All resources of one container, and then one write of the checkpoint."""
-        devices, endpoints, recorded = self.devices, self._clients.endpoints, False
-        wanted = devices.wanted(container.limits)
-        if wanted:
-            devices.forget_pods(self._pods.keys())
-        for resource, count in wanted:
-            selection = devices.devices_to_allocate(pod.uid, container.name, resource, count)
-            if selection is None:
-                continue
-            preferred = await endpoints[resource].preferred(selection) if selection.asks else ()
-            ids = devices.complete(selection, preferred)
-            try:
-                answer = await endpoints[resource].allocate(ids)  # it may be another since
-            except PluginCallError:
-                devices.restore()
-                raise
-            if not answer.container_responses:
-                # No restoration here: the ids stay reserved until another pod with devices is removed.
-                raise AllocationError("no containers return in allocation response &AllocateResponse{}")
-            response = answer.container_responses[0].SerializeToString()
-            devices.record(pod.uid, container.name, resource, ids, response)
-            recorded = True
-        if recorded:
+        devices = self.devices
+        if await devices.allocate(pod.uid, container.name, container.limits, self._pods.keys(), self._clients):
             await self.checkpoint.write(devices)
         devices.offer_for_reuse(pod.uid, container.name, container.kind)
 

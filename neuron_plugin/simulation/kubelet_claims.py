@@ -1,23 +1,16 @@
 """What the simulated kubelet remembers of claims, and its file ``dra_manager_state``.
 
 It follows ``pkg/kubelet/cm/dra`` of Kubernetes 1.36.2, faults included, because a driver has to live with them. It has
-no sockets, no clock and no tasks: its user makes the calls, writes the file where the kubelet does, and may do anything
-between two steps. A pod is prepared like this; an error of any driver ends it, and nothing is taken back:
-
-    for claim in claims of the pod:
-        memory.add(claim, pod)                     # then the file is written: the pod, and devices of earlier tries
-    for driver, claims in memory.unprepared(claims):
-        for device in the driver's answer:
-            memory.add_device(claim, driver, device)   # in memory only
-    memory.mark_prepared(claims)                   # then the file is written
+no sockets, no clock and no tasks: its user makes the calls of `Drivers`, writes the file, and may do anything while a
+call is under way.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -64,9 +57,19 @@ class ClaimInfo:
                     yield driver, each
 
 
+class Drivers(Protocol):
+    """The drivers, as the kubelet calls them. Either call may fail with a `NotPreparedError`."""
+
+    async def prepare(self, driver: str, claims: Sequence[ClaimInfo]) -> Mapping[str, Sequence[Device] | str]:
+        """The devices of each claim by its UID, or why it has none."""
+
+    async def unprepare(self, driver: str, claims: Sequence[ClaimInfo]) -> None:
+        """Give claims up."""
+
+
 @dataclass
 class ClaimMemory:
-    """The memory of one kubelet process.
+    """The memory of one kubelet process; ``write`` replaces its file.
 
     ``looks_at_pod``: whether the end of a pod gives up a claim only if that pod had it. The real one counts the pods
     and does not look which (kubernetes#140212), so what a second call for one pod gives up is another's.
@@ -74,6 +77,46 @@ class ClaimMemory:
 
     looks_at_pod: bool = False
     claims: dict[ClaimKey, ClaimInfo] = field(default_factory=dict)
+    write: Callable[[], None] = lambda: None
+
+    async def prepare(self, claims: Iterable[JsonObject], pod_uid: str, drivers: Drivers) -> None:
+        """Have all allocated claims of a pod prepared, by one call to each driver.
+
+        The file is written before the calls, with the pod and the devices of earlier tries, and after all of them have
+        succeeded. An error of any driver ends it, and nothing is taken back.
+
+        Raises:
+            NotPreparedError: the pod has to wait, and to be prepared again.
+        """
+        found = []
+        for claim in claims:
+            found.append(self.add(claim, pod_uid))
+            self.write()
+        for driver, asked in self.unprepared(found).items():
+            answer = await drivers.prepare(driver, asked)
+            for each in asked:
+                if each.uid not in answer:
+                    raise NotPreparedError(f"NodePrepareResources skipped {len(asked) - len(answer)} ResourceClaims")
+                devices = answer[each.uid]
+                if isinstance(devices, str):
+                    text = f"NodePrepareResources failed for ResourceClaim {each.key[1]}: {devices}"
+                    raise NotPreparedError(text)
+                for device in devices:
+                    self.add_device(each.key, driver, device)
+        self.mark_prepared(each.key for each in found)
+        self.write()
+
+    async def unprepare(self, keys: Iterable[ClaimKey], pod_uid: str, drivers: Drivers) -> None:
+        """Give up claims of a pod that has ended.
+
+        Raises:
+            NotPreparedError: a driver is away or refuses, and the pod stays Terminating.
+        """
+        asked = self.given_up(keys, pod_uid)
+        for driver, claims in asked.items():
+            await drivers.unprepare(driver, claims)
+        self.forget(each.key for claims in asked.values() for each in claims)
+        self.write()
 
     def add(self, claim: JsonObject, pod_uid: str) -> ClaimInfo:
         """A pod is about to have an allocated claim.

@@ -1,24 +1,9 @@
 """The device manager of the simulated kubelet: who has which device, and which devices a container gets.
 
 It follows ``pkg/kubelet/cm/devicemanager/manager.go`` of Kubernetes 1.36 step by step, faults included, because a
-plugin has to live with them. It has no sockets, no clock and no tasks: its user makes the calls and may do anything
-between two of them. Everything that Go leaves to the order of a map is drawn from the given random source.
-
-One container is allocated like this; an error rejects its pod, and only `restore` gives reserved devices back:
-
-    wanted = manager.wanted(limits)
-    if wanted:
-        manager.forget_pods(uids of the active pods)
-    for resource, count in wanted:
-        selection = manager.devices_to_allocate(uid, container, resource, count)
-        if selection is None:
-            continue                                          # recorded already
-        preferred = plugin.GetPreferredAllocation(selection) if selection.asks else ()
-        ids = manager.complete(selection, preferred)
-        response = plugin.Allocate(ids)                       # an error: manager.restore()
-        manager.record(uid, container, resource, ids, response)
-    write(manager.checkpoint_bytes())                         # if anything was recorded: once per container
-    manager.offer_for_reuse(uid, container, kind)
+plugin has to live with them. It has no sockets, no clock and no tasks: its user makes the calls of `Plugins`, and may
+do anything while one is under way. Everything that Go leaves to the order of a map is drawn from the given random
+source.
 """
 
 from __future__ import annotations
@@ -27,11 +12,11 @@ import base64
 import os
 import tempfile
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -46,6 +31,10 @@ _Item = TypeVar("_Item", str, tuple[str, int])
 
 class AllocationError(Exception):
     """The kubelet cannot allocate the devices of a container. The text is the kubelet's."""
+
+
+class PluginCallError(AllocationError):
+    """A call to a plugin failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +77,16 @@ class Selection:
     must_include: tuple[str, ...] = ()
     asks: bool = False
     sources: tuple[frozenset[str], ...] = ()
+
+
+class Plugins(Protocol):
+    """The plugins, as the allocation for a container calls them. Either call may fail with a `PluginCallError`."""
+
+    async def preferred(self, selection: Selection) -> Collection[str]:
+        """The ids that the plugin of a resource prefers."""
+
+    async def allocate(self, resource: str, ids: Sequence[str]) -> bytes:
+        """The serialised ``ContainerAllocateResponse`` for these ids."""
 
 
 class DeviceManager:
@@ -135,6 +134,34 @@ class DeviceManager:
         return sorted(self._devices)
 
     # Allocation.
+
+    async def allocate(
+        self, pod_uid: str, container: str, limits: Mapping[str, int], active_uids: Collection[str], plugins: Plugins
+    ) -> bool:
+        """Allocate all that a container asks for; True if the checkpoint is to be written now, once per container.
+
+        Afterwards `offer_for_reuse`. An error rejects the pod, and only that of a plugin gives reserved devices back.
+
+        Raises:
+            AllocationError: the pod is to be rejected.
+        """
+        recorded, wanted = False, self.wanted(limits)
+        if wanted:
+            self.forget_pods(active_uids)
+        for resource, count in wanted:
+            selection = self.devices_to_allocate(pod_uid, container, resource, count)
+            if selection is None:
+                continue  # recorded already
+            preferred = await plugins.preferred(selection) if selection.asks else ()
+            ids = self.complete(selection, preferred)
+            try:
+                response = await plugins.allocate(resource, ids)
+            except PluginCallError:
+                self.restore()
+                raise
+            self.record(pod_uid, container, resource, ids, response)
+            recorded = True
+        return recorded
 
     def wanted(self, limits: Mapping[str, int]) -> list[tuple[str, int]]:
         """The limits that the device manager looks at, in random order.

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import os
 import tempfile
-from collections.abc import Awaitable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -28,7 +28,7 @@ from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2_grpc as w
 from neuron_plugin.kubelet.socket_watch import SocketIdentity, channel_to
 from neuron_plugin.kubelet_files import DRA_STATE
 from neuron_plugin.simulation.api_server_kinds import JsonObject
-from neuron_plugin.simulation.kubelet_claims import ClaimInfo, ClaimKey, ClaimMemory, Device, NotPreparedError
+from neuron_plugin.simulation.kubelet_claims import ClaimInfo, ClaimMemory, Device, NotPreparedError
 from neuron_plugin.simulation.kubelet_pods import Container, Pod
 
 PLUGIN_TYPE = "DRAPlugin"
@@ -89,6 +89,8 @@ class DraManager:
         self._drivers: dict[Path, _Driver] = {}
         self._lost_at: dict[str, float] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._calls = _Calls(self._channel, self.times.call)
+        self.memory.write = self._write
 
     @property
     def path(self) -> Path:
@@ -122,39 +124,12 @@ class DraManager:
     # Pods.
 
     async def prepare(self, pod: Pod) -> None:
-        """Have all claims of a pod prepared, by one call to each driver.
-
-        The file is written before the calls, without devices, and after all of them have succeeded.
+        """Have all claims of a pod prepared.
 
         Raises:
             NotPreparedError: the pod has to wait, and to be prepared again.
         """
-        found = [self._checked(pod, name) for name in pod.claims.values()]
-        claims = []
-        for claim in found:
-            claims.append(self.memory.add(claim, pod.uid))
-            self._write()
-        for driver, asked in self.memory.unprepared(claims).items():
-            request = pb.NodePrepareResourcesRequest(claims=map(_claim, asked))
-            stub: pb_grpc.DRAPluginAsyncStub = pb_grpc.DRAPluginStub(self._channel(driver))
-            call = stub.NodePrepareResources(request, timeout=self.times.call)
-            answer = await _answered("NodePrepareResources", call)
-            for claim_info in asked:
-                if claim_info.uid not in answer.claims:
-                    raise NotPreparedError(
-                        f"NodePrepareResources skipped {len(asked) - len(answer.claims)} ResourceClaims"
-                    )
-                one = answer.claims[claim_info.uid]
-                if one.error:
-                    text = f"NodePrepareResources failed for ResourceClaim {claim_info.key[1]}: {one.error}"
-                    raise NotPreparedError(text)
-                for each in one.devices:
-                    device = Device(
-                        each.pool_name, each.device_name, tuple(each.request_names), tuple(each.cdi_device_ids)
-                    )
-                    self.memory.add_device(claim_info.key, driver, device)
-        self.memory.mark_prepared(claim.key for claim in claims)
-        self._write()
+        await self.memory.prepare([self._checked(pod, name) for name in pod.claims.values()], pod.uid, self._calls)
 
     async def unprepare(self, pod: Pod) -> None:
         """Give up the claims of a pod whose containers have ended.
@@ -162,7 +137,8 @@ class DraManager:
         Raises:
             NotPreparedError: a driver is away or refuses, and the pod stays Terminating.
         """
-        await self._give_up(pod.uid, [(pod.namespace, name) for name in pod.claims.values()])
+        keys = [(pod.namespace, name) for name in pod.claims.values()]
+        await self.memory.unprepare(keys, pod.uid, self._calls)
 
     def cdi_devices(self, pod: Pod, container: Container) -> tuple[str, ...]:
         """The CDI devices of a container, as the container runtime is told of them.
@@ -215,20 +191,6 @@ class DraManager:
                 raise NotPreparedError(f"internal error: {text}")
             yield self.memory.claims[key], request
 
-    async def _give_up(self, pod_uid: str, keys: list[ClaimKey]) -> None:
-        asked = self.memory.given_up(keys, pod_uid)
-        for driver, claims in asked.items():
-            request = pb.NodeUnprepareResourcesRequest(claims=map(_claim, claims))
-            stub: pb_grpc.DRAPluginAsyncStub = pb_grpc.DRAPluginStub(self._channel(driver))
-            call = stub.NodeUnprepareResources(request, timeout=self.times.call)
-            answer = await _answered("NodeUnprepareResources", call)
-            for claim in claims:
-                if claim.uid not in answer.claims or answer.claims[claim.uid].error:
-                    why = answer.claims[claim.uid].error or "skipped"
-                    raise NotPreparedError(f"NodeUnprepareResources failed for ResourceClaim {claim.key[1]}: {why}")
-        self.memory.forget(claim.key for claims in asked.values() for claim in claims)
-        self._write()
-
     def _write(self) -> None:
         """Replace the file by rename, as the kubelet does; but without a sync to disk."""
         descriptor, temporary = tempfile.mkstemp(prefix=".", dir=self.directory)
@@ -242,7 +204,7 @@ class DraManager:
             await asyncio.sleep(self.times.reconcile)
             for (_, uid), keys in self.memory.of_inactive(self.active).items():
                 with contextlib.suppress(NotPreparedError):  # tried again at the next turn
-                    await self._give_up(uid, keys)
+                    await self.memory.unprepare(keys, uid, self._calls)
 
     # Drivers.
 
@@ -317,6 +279,36 @@ class DraManager:
 
     def _forget_health(self, driver: str) -> None:
         self.health = {key: value for key, value in self.health.items() if key[0] != driver}
+
+
+@dataclass(frozen=True, slots=True)
+class _Calls:
+    """The calls of drivers over their sockets."""
+
+    channel: Callable[[str], grpc.aio.Channel]
+    timeout: float
+
+    async def prepare(self, driver: str, claims: Sequence[ClaimInfo]) -> Mapping[str, Sequence[Device] | str]:
+        request = pb.NodePrepareResourcesRequest(claims=map(_claim, claims))
+        call = self._stub(driver).NodePrepareResources(request, timeout=self.timeout)
+        answer = await _answered("NodePrepareResources", call)
+        return {uid: one.error or [_device(each) for each in one.devices] for uid, one in answer.claims.items()}
+
+    async def unprepare(self, driver: str, claims: Sequence[ClaimInfo]) -> None:
+        request = pb.NodeUnprepareResourcesRequest(claims=map(_claim, claims))
+        call = self._stub(driver).NodeUnprepareResources(request, timeout=self.timeout)
+        answer = await _answered("NodeUnprepareResources", call)
+        for claim in claims:
+            if claim.uid not in answer.claims or answer.claims[claim.uid].error:
+                why = answer.claims[claim.uid].error or "skipped"
+                raise NotPreparedError(f"NodeUnprepareResources failed for ResourceClaim {claim.key[1]}: {why}")
+
+    def _stub(self, driver: str) -> pb_grpc.DRAPluginAsyncStub:
+        return pb_grpc.DRAPluginStub(self.channel(driver))
+
+
+def _device(device: pb.Device) -> Device:
+    return Device(device.pool_name, device.device_name, tuple(device.request_names), tuple(device.cdi_device_ids))
 
 
 def _claim(claim: ClaimInfo) -> pb.Claim:

@@ -25,6 +25,7 @@ from neuron_plugin.simulation.kubelet_device_manager import (
     CheckpointFile,
     Device,
     DeviceManager,
+    PluginCallError,
     Selection,
 )
 
@@ -33,10 +34,6 @@ _GO_NAMES = {"CANCELLED": "Canceled", "OK": "OK"}
 _NAME_PART = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _DOMAIN = re.compile(r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _Answer = TypeVar("_Answer")
-
-
-class PluginCallError(AllocationError):
-    """A call to a plugin failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +204,18 @@ class PluginClients(pb_grpc.RegistrationServicer):
         for connection in tuple(self._open):
             await connection.close()
         self._open.clear()
+
+    async def preferred(self, selection: Selection) -> Sequence[str]:
+        """See `Plugins`."""
+        return await self.endpoints[selection.resource].preferred(selection)
+
+    async def allocate(self, resource: str, ids: Sequence[str]) -> bytes:
+        """See `Plugins`; the endpoint may be another than the one that was asked for a preference."""
+        answer = await self.endpoints[resource].allocate(ids)
+        if not answer.container_responses:
+            # The ids stay reserved until another pod with devices is removed.
+            raise AllocationError("no containers return in allocation response &AllocateResponse{}")
+        return answer.container_responses[0].SerializeToString()
 
     def capacity(self, resource: str) -> Capacity:
         """What the next node status would show of a resource."""

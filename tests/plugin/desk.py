@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from random import Random
 
 import msgspec
 
@@ -13,11 +14,10 @@ from neuron_plugin.allocation import NeuronPod, NodeInventory, Resource
 from neuron_plugin.decision_log import LoggedDecision
 from neuron_plugin.kubelet import (
     Advertisement,
-    Checkpoint,
-    CheckpointEntry,
-    CheckpointError,
     ContainerAllocation,
 )
+from neuron_plugin.kubelet._proto.deviceplugin.v1beta1.api_pb2 import ContainerAllocateResponse
+from neuron_plugin.kubelet.device_plugin import container_response
 from neuron_plugin.plugin.allocator import Allocator
 from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.inputs import NodePods
@@ -26,34 +26,24 @@ from neuron_plugin.plugin.settings import Numbering, PluginSettings
 from neuron_plugin.plugin.snapshot import Snapshot
 from neuron_plugin.topology import CoreMask
 from tests.plugin.world import FakeClock, given_mask, inventory, texts
+from tests.support.device_manager import StandInDeviceManager
+from tests.support.model_kubelet import ModelKubelet
 
 
-@dataclass
-class MemoryKubelet:
-    """What the kubelet has recorded, and the version of its file.
+class MemoryKubelet(ModelKubelet):
+    """A kubelet that writes on request. ``writes`` says whether a ListAndWatch message leads to a new file."""
 
-    ``unreadable`` makes the file unreadable. ``writes`` says whether a ListAndWatch message leads to a new file.
-    """
-
-    memory: dict[tuple[str, str, str], CheckpointEntry] = field(default_factory=dict)
-    file: tuple[CheckpointEntry, ...] = ()
-    serial: int = 0
-    reads: int = 0
-    messages: int = 0
-    unreadable: str = ""
-    writes: bool = True
-
-    def version(self) -> tuple[int, int, int] | None:
-        return (self.serial, 0, 0) if self.serial else None
-
-    def read(self) -> Checkpoint:
-        self.reads += 1
-        if self.unreadable:
-            raise CheckpointError(self.unreadable)
-        return Checkpoint(self.file, self.version())
+    def __init__(self) -> None:
+        super().__init__(Random(0))  # noqa: S311 - of no consequence
+        self.messages = 0
+        self.writes = True
 
     def write(self) -> None:
-        self.serial, self.file = self.serial + 1, tuple(self.memory.values())
+        self.file.put(self.manager.checkpoint_bytes())
+
+    def write_empty(self) -> None:
+        """An older file, from before anything was allocated, that comes late."""
+        self.file.put(StandInDeviceManager(self._chance).checkpoint_bytes())
 
     def record(
         self,
@@ -66,16 +56,15 @@ class MemoryKubelet:
         write: bool = True,
     ) -> None:
         """The kubelet takes a reply in; ``reply`` None is another plugin's."""
-        annotations = reply.annotations if reply else {}
-        paths = tuple(node.host_path for node in reply.devices) if reply else ()
-        entry = CheckpointEntry(uid, container, resource.value, frozenset(texts(ids)), annotations, paths)
-        self.memory[uid, container, resource.value] = entry
+        response = container_response(reply) if reply else ContainerAllocateResponse()
+        self.manager.record(uid, container, resource.value, texts(ids), response.SerializeToString())
         if write:
             self.write()
 
-    def forget(self, uid: str, *, write: bool = True) -> None:
-        """An ended pod leaves the kubelet's memory."""
-        self.memory = {key: entry for key, entry in self.memory.items() if key[0] != uid}
+    def forget(self, *uids: str, write: bool = True) -> None:
+        """Ended pods leave the kubelet's memory, by default all."""
+        kept = {each.pod_uid for each in self.manager.entries()}
+        self.manager.forget_pods(kept.difference(uids) if uids else ())
         if write:
             self.write()
 
@@ -182,7 +171,7 @@ async def a_desk(
 ) -> AsyncIterator[Desk]:
     """A node with these pods, its kubelet and its allocator. ``listed``: the API server has been heard."""
     kubelet, cgroups = kubelet or MemoryKubelet(), cgroups or FakeCgroups()
-    made = Node(kubelet, cgroups, NodeOptions(cluster=cluster), LoopClock())
+    made = Node(kubelet.file, cgroups, NodeOptions(cluster=cluster), LoopClock())
     if cluster and listed:
         made.see_pods(NodePods().with_list(pods, 0.0))
     made.see_inventory(node or inventory())

@@ -29,8 +29,9 @@ from neuron_plugin.plugin.snapshot import is_explained
 from neuron_plugin.simulation import AllocationError
 from neuron_plugin.topology import CoreMask, Geometry, Unit, catalogue, valid_sets
 from tests.plugin.life_cluster import LifeApi, LifePod, State, follow_pods, mirror_of, physical
-from tests.plugin.life_kubelet import RESOURCES, Connection, Kubelet, RefusedError
+from tests.plugin.life_kubelet import Connection, Kubelet, RefusedError
 from tests.plugin.world import ApiPod, uid_of
+from tests.support.model_kubelet import RESOURCES
 
 CALM_SECONDS = 20.0
 """How long nothing has gone wrong before a refusal needs a reason that really is one."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter, deque
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -29,9 +29,7 @@ from neuron_plugin.allocation.claims import (
 )
 from neuron_plugin.cluster.claims import RESOURCE_CLAIMS as DECODED
 from neuron_plugin.cluster.claims import neuron_claim
-from neuron_plugin.kubelet import Checkpoint, CheckpointError
 from neuron_plugin.kubelet.dra_service import ClaimReference
-from neuron_plugin.kubelet.dra_state import DraState, parse_dra_state
 from neuron_plugin.plugin.claim_watch import ClaimWatch
 from neuron_plugin.plugin.claims import ClaimPreparer, ClaimSource
 from neuron_plugin.plugin.counters import Counters
@@ -40,10 +38,11 @@ from neuron_plugin.plugin.pod_watch import PodWatch
 from neuron_plugin.plugin.settings import Mode, Numbering, PluginSettings
 from neuron_plugin.plugin.snapshot import is_explained
 from neuron_plugin.simulation.api_server_kinds import RESOURCE_CLAIMS, JsonObject
-from neuron_plugin.simulation.kubelet_claims import ClaimInfo, ClaimMemory, Device, NotPreparedError
+from neuron_plugin.simulation.kubelet_claims import ClaimInfo, Device, NotPreparedError
 from neuron_plugin.topology import CoreMask
 from tests.plugin.life_cluster import NODE, LifeApi, follow_pods
 from tests.plugin.world import INF2, inventory, uid_of
+from tests.support.model_kubelet import ModelKubelet
 
 PARTNER = "efa.networking.k8s.aws"
 MOST_PODS = 10
@@ -84,41 +83,13 @@ class LifePod:
         return {"metadata": {"name": self.name, "uid": self.uid}, "spec": spec}
 
 
-class StateFile:
-    """``dra_manager_state``; ``fault`` says why it cannot be read."""
-
-    def __init__(self) -> None:
-        self.data: bytes | None = None
-        self.fault = ""
-        self._edition = 0
-
-    def put(self, data: bytes | None, fault: str = "") -> None:
-        self.data, self.fault, self._edition = data, fault, self._edition + 1
-
-    def version(self) -> tuple[int, int, int] | None:
-        return None if self.data is None else (self._edition, len(self.data), 1)
-
-    def read(self) -> DraState:
-        if self.fault:
-            raise CheckpointError(self.fault)
-        return DraState(parse_dra_state(self.data, {DRA_DRIVER}) if self.data else (), self.version())
-
-
-class _NoCheckpoint:
-    def version(self) -> None:
-        return None
-
-    def read(self) -> Checkpoint:
-        return Checkpoint((), None)
-
-
 class Plugin:
     """One process of the daemon, as far as claims concern it. ``calls`` end when it does."""
 
     def __init__(self, life: ClaimLife) -> None:
         self.life = life
         loop = asyncio.get_running_loop()
-        self.node = Node(_NoCheckpoint(), life, NodeOptions(()), loop.time, life.file)
+        self.node = Node(life.kubelet.file, life, NodeOptions(()), loop.time, life.kubelet.claims_file)
         settings = PluginSettings(node_name=NODE, mode=Mode.DRA, cdi_dir=life.directory, numbering=Numbering.HOST)
         counters = Counters()
         self.pods = PodWatch(self.node, NODE, "", settings.decision_deadline_seconds, counters, connect_seconds=1.0)
@@ -164,22 +135,19 @@ class Plugin:
         self.node.orders_known.set()
 
 
-class Kubelet:
+class Kubelet(ModelKubelet):
     """One node's kubelet; ``admitted`` are the pods whose claims it has prepared."""
 
     def __init__(self, life: ClaimLife) -> None:
+        super().__init__(life.chance)
         self.life = life
-        self.memory = ClaimMemory()
         self.admitted: set[str] = set()
         self.tasks: dict[asyncio.Task[None], None] = {}
 
     def start(self) -> None:
         """Begin with the file, and go on with every pod."""
         life = self.life
-        if life.file.fault:  # the real one does not start, and its operator removes the file
-            life.file.put(None)
-        self.memory = ClaimMemory()
-        self.memory.load(life.file.data)
+        self.begin()
         self.admitted = {each.uid for each in life.pods if each.running}
         for each in life.pods:
             if each.removed or each.over:
@@ -221,25 +189,24 @@ class Kubelet:
             life.start(one)
 
     async def _prepare(self, one: LifePod) -> None:
-        life, chance = self.life, self.life.chance
+        life = self.life
         claim = life.claims.get(one.claim)
         if claim is None or not life.api.up or one.uid not in claim.reserved_for:
             raise NotPreparedError("the claim cannot be read, or is not the pod's")
-        info = self.memory.add(life.api.get(RESOURCE_CLAIMS, one.claim, "default"), one.uid)
-        self._write()
-        asked = list(self.memory.unprepared([info]).items())
-        chance.shuffle(asked)
-        for driver, _ in asked:
-            for device in await (self._ask(info) if driver == DRA_DRIVER else self._ask_partner()):
-                self.memory.add_device(info.key, driver, device)
-        self.memory.mark_prepared([info.key])
-        self._write()
+        await self.memory.prepare([life.api.get(RESOURCE_CLAIMS, one.claim, "default")], one.uid, self)
 
-    async def _ask(self, info: ClaimInfo) -> list[Device]:
+    async def prepare(self, driver: str, claims: Sequence[ClaimInfo]) -> Mapping[str, Sequence[Device] | str]:
+        if driver == PARTNER:
+            await asyncio.sleep(self.life.chance.random() * 0.1)
+            if self.life.chance.random() < 0.5:
+                self.life.seen["half-failed"] += 1
+                raise NotPreparedError("the partner failed")
+            return {each.uid: () for each in claims}
         plugin = self.life.plugin
         if plugin is None:
             raise NotPreparedError("the driver is away")
-        call = asyncio.ensure_future(plugin.preparer.prepare([ClaimReference("default", info.key[1], info.uid)]))
+        asked = [ClaimReference(*each.key, each.uid) for each in claims]
+        call = asyncio.ensure_future(plugin.preparer.prepare(asked))
         plugin.calls[call] = None
         call.add_done_callback(plugin.calls.pop)
         done, _ = await asyncio.wait((call,), timeout=45)
@@ -248,18 +215,18 @@ class Kubelet:
             raise NotPreparedError("no answer")
         if self.life.chance.random() < 0.02:
             raise NotPreparedError("the answer was lost")
-        answer = call.result()[info.uid]
-        if isinstance(answer, str):
-            raise NotPreparedError(answer)
-        self.life.seen["prepared"] += 1
-        return [Device(each.pool, each.device, (each.request,), tuple(each.cdi_devices)) for each in answer]
+        answer = call.result()
+        self.life.seen["prepared"] += sum(not isinstance(each, str) for each in answer.values())
+        return {
+            uid: found
+            if isinstance(found, str)
+            else [Device(each.pool, each.device, (each.request,), tuple(each.cdi_devices)) for each in found]
+            for uid, found in answer.items()
+        }
 
-    async def _ask_partner(self) -> list[Device]:
-        await asyncio.sleep(self.life.chance.random() * 0.1)
-        if self.life.chance.random() < 0.5:
-            self.life.seen["half-failed"] += 1
-            raise NotPreparedError("the partner failed")
-        return []
+    async def unprepare(self, driver: str, claims: Sequence[ClaimInfo]) -> None:  # noqa: ARG002 - the protocol's
+        running = {each.claim for each in self.life.pods if each.running}
+        self.life.seen["unprepared a live pod"] += sum(each.key[1] in running for each in claims)
 
     async def _finish(self, one: LifePod) -> None:
         """The containers end, then the claims are given up; the object of a pod that was deleted gracefully goes."""
@@ -270,21 +237,11 @@ class Kubelet:
             await asyncio.sleep(0.5)
         one.over = True
         for _ in range(2 if life.chance.random() < 0.2 else 1):  # kubernetes#140212
-            claims = [
-                each for found in self.memory.given_up([("default", one.claim)], one.uid).values() for each in found
-            ]
-            for claim in claims:
-                if any(each.running and each.claim == claim.key[1] for each in life.pods):
-                    life.seen["unprepared a live pod"] += 1
-            self.memory.forget({claim.key for claim in claims})
-            self._write()
+            await self.memory.unprepare([("default", one.claim)], one.uid, self)
             await asyncio.sleep(life.chance.random() * 0.1)
         self.admitted.discard(one.uid)
         life.remove(one)
         life.forget(one)
-
-    def _write(self) -> None:
-        self.life.file.put(self.memory.state_bytes())
 
 
 @lru_cache(1000)
@@ -303,7 +260,6 @@ class ClaimLife:
         self.seen: Counter[str] = Counter()
         self.trace: deque[str] = deque(maxlen=60)
         self.pods: list[LifePod] = []
-        self.file = StateFile()
         self.api = LifeApi(self.chance, self.note, lag_seconds)
         self.errors: list[BaseException] = []
         self.plugin: Plugin | None = None
@@ -362,7 +318,8 @@ class ClaimLife:
                 pool = {"request": "neurons", "driver": DRA_DRIVER, "pool": f"{NODE}-neuron"}
                 results = [pool | {"device": each} for each in names]
                 if self.chance.random() < 0.2:
-                    results.append({"request": "links", "driver": PARTNER, "pool": NODE, "device": "link-0"})
+                    link = {"request": "links", "driver": PARTNER, "pool": NODE, "device": "link-0"}
+                    results.insert(self.chance.randrange(2), link)
                 self.api.create(RESOURCE_CLAIMS, {"metadata": {"name": name}}, "default")
                 self._change(name, {"allocation": {"devices": {"results": results}}})
                 return True
@@ -500,12 +457,12 @@ class ClaimLife:
     def lose_file(self) -> None:
         self.note("the file is lost")
         self.seen["file lost"] += 1
-        self.file.put(None)
+        self.kubelet.claims_file.put(None)
 
     def spoil_file(self) -> None:
         self.note("the file is corrupt")
         self.seen["file corrupt"] += 1
-        self.file.put(b"{}", "spoiled")
+        self.kubelet.claims_file.put(b"{}")
 
     def lose_api(self) -> None:
         self.api.go_away()

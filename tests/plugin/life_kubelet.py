@@ -13,55 +13,25 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from neuron_plugin.allocation import ContainerKind, NodeInventory, Resource
+from neuron_plugin.allocation import ContainerKind, NodeInventory
 from neuron_plugin.allocation.requests import ContainerSpec
 from neuron_plugin.allocation.resources import parse_ids
 from neuron_plugin.kubelet import (
-    Checkpoint,
-    CheckpointError,
     PodDevices,
     PodResourcesAbsentError,
 )
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
-from neuron_plugin.kubelet.checkpoint import parse_checkpoint
 from neuron_plugin.kubelet.device_plugin import DevicePluginService
 from neuron_plugin.kubelet.pod_resources import ContainerDevices
 from neuron_plugin.plugin.container import VISIBLE_CORES
-from neuron_plugin.simulation.kubelet_device_manager import AllocationError, Device, Selection
+from neuron_plugin.simulation.kubelet_device_manager import AllocationError, Device, PluginCallError, Selection
 from neuron_plugin.topology import Unit
 from tests.plugin.life_cluster import LifeApi, LifePod, State, physical
-from tests.support.device_manager import StandInDeviceManager
-
-RESOURCES = tuple(resource.value for resource in Resource)
+from tests.support.model_kubelet import RESOURCES, ModelKubelet
 
 
-class RefusedError(AllocationError):
+class RefusedError(PluginCallError):
     """The plugin answered an Allocate with an error."""
-
-
-class CheckpointModel:
-    """The checkpoint as a file: its bytes, a new version with each write, and whether it can be read."""
-
-    def __init__(self) -> None:
-        self.data: bytes | None = None
-        self.fault = ""
-        self.written: Callable[[], None] = lambda: None
-        self._version = 0
-
-    def put(self, data: bytes | None) -> None:
-        self.data = data
-        self._version += 1
-        self.written()
-
-    def version(self) -> tuple[int, int, int] | None:
-        return None if self.data is None else (self._version, len(self.data), 1)
-
-    def read(self) -> Checkpoint:
-        if self.data is None:
-            return Checkpoint((), None)
-        if self.fault:
-            raise CheckpointError(self.fault)
-        return Checkpoint(parse_checkpoint(self.data, RESOURCES), self.version())
 
 
 class CallContext:
@@ -91,7 +61,7 @@ class Connection:
     calls: set[asyncio.Task[Any]] = field(default_factory=set)
 
 
-class Kubelet:
+class Kubelet(ModelKubelet):
     """One node's kubelet; ``stop`` and ``start`` are its restarts. ``given`` and ``refused`` report to the life."""
 
     def __init__(
@@ -104,7 +74,7 @@ class Kubelet:
         refused: Callable[[LifePod, ContainerSpec, str, AllocationError], None],
         numa_affinity: frozenset[int] | None,
     ) -> None:
-        self.file = CheckpointModel()
+        super().__init__(chance, numa_affinity=numa_affinity)
         self.up = False
         self.process = 0
         self.started = asyncio.Event()
@@ -118,13 +88,11 @@ class Kubelet:
         self.admitting: LifePod | None = None
         self._unwritten: tuple[LifePod, str] | None = None
         self.inventory: Callable[[], NodeInventory]
-        self._chance = chance
         self._api = api
         self._note = note
         self._given = given
         self._readmitted = readmitted
         self._refused = refused
-        self._numa_affinity = numa_affinity
         self._masks: dict[bytes, tuple[int, int]] = {}
         self._connection: Connection | None = None
         self._queue: deque[LifePod | None] = deque()
@@ -143,8 +111,7 @@ class Kubelet:
         """Begin from the checkpoint, and admit every pod again."""
         self.up, self.process = True, self.process + 1
         self.started.set()
-        self.manager = StandInDeviceManager(self._chance, numa_affinity=self._numa_affinity)
-        loaded = self.manager.load(self.file.data)
+        loaded = self.begin()
         self.manager.sources_ready = False
         self._sees_api = False
         self._file_lock, self._container = asyncio.Lock(), asyncio.Lock()
@@ -255,7 +222,7 @@ class Kubelet:
     async def _call(self, rpc: Callable[[Any, Any], Awaitable[Any]], request: Any) -> Any:
         connection = self._connection
         if connection is None:
-            raise AllocationError("endpoint has been stopped")
+            raise PluginCallError("endpoint has been stopped")
         context = CallContext()
         task: asyncio.Task[Any] = asyncio.ensure_future(rpc(request, context))
         connection.calls.add(task)
@@ -265,7 +232,7 @@ class Kubelet:
             current = asyncio.current_task()
             if current and current.cancelling():
                 raise
-            raise AllocationError("the plugin has ended during the call") from None
+            raise PluginCallError("the plugin has ended during the call") from None
         finally:
             connection.calls.discard(task)
             context.ended(context)
@@ -354,38 +321,23 @@ class Kubelet:
 
     async def _allocate(self, pod: LifePod, spec: ContainerSpec, *, running: bool = False) -> None:
         """All resources of one container, and then one write of the checkpoint."""
-        manager, recorded = self.manager, False
+        manager, (resource,) = self.manager, spec.limits
         manager.running = {pod.uid: {spec.name}} if running else {}
-        wanted = manager.wanted({name: int(text) for name, text in spec.limits.items()})
-        if wanted:
-            manager.forget_pods(self.active)
-        for resource, count in wanted:
-            try:
-                selection = manager.devices_to_allocate(pod.uid, spec.name, resource, count)
-            except AllocationError as error:
+        limits = {name: int(text) for name, text in spec.limits.items()}
+        try:
+            recorded = await manager.allocate(pod.uid, spec.name, limits, self.active, self)
+        except AllocationError as error:
+            if isinstance(error, RefusedError) or not isinstance(error, PluginCallError):
                 self._refused(pod, spec, resource, error)
-                raise
-            if selection is None:
-                for each in manager.of_container(pod.uid, spec.name) if not pod.processes else ():
-                    pod.given[spec.name], pod.core_size = self._masks[each.response]
-                    self._readmitted(pod)
-                pod.ever_given |= pod.mask_of_all_given  # by an earlier answer: the plugin is not asked again
-                self._given()
-                continue
-            preferred = await self._preferred(selection) if selection.asks else ()
-            ids = manager.complete(selection, preferred)
-            try:
-                response = await self._answer(resource, ids)
-            except AllocationError as error:
-                if isinstance(error, RefusedError):
-                    self._refused(pod, spec, resource, error)
-                manager.restore()
-                raise
-            pod.given[spec.name], pod.core_size = self._masks[response]
-            manager.record(pod.uid, spec.name, resource, ids, response)
-            recorded = True
-            self._note(f"gave {pod} {spec.name} {spec.kind.value} {resource} {sorted(ids, key=int)}")
-            self._given()
+            raise
+        for each in manager.of_container(pod.uid, spec.name) if recorded or not pod.processes else ():
+            pod.given[spec.name], pod.core_size = self._masks[each.response]
+            if recorded:
+                self._note(f"gave {pod} {spec.name} {spec.kind.value} {resource} {sorted(each.ids, key=int)}")
+            else:  # by an earlier answer: the plugin is not asked again
+                self._readmitted(pod)
+        pod.ever_given |= pod.mask_of_all_given
+        self._given()
         if recorded:
             self._unwritten = pod, spec.name
             try:
@@ -394,7 +346,7 @@ class Kubelet:
                 self._unwritten = None
         manager.offer_for_reuse(pod.uid, spec.name, spec.kind)
 
-    async def _preferred(self, selection: Selection) -> Sequence[str]:
+    async def preferred(self, selection: Selection) -> Sequence[str]:
         service = self._service(selection.resource)
         request = pb.PreferredAllocationRequest()
         request.container_requests.add(
@@ -405,7 +357,7 @@ class Kubelet:
         answer = await self._call(service.GetPreferredAllocation, request)
         return tuple(answer.container_responses[0].deviceIDs)
 
-    async def _answer(self, resource: str, ids: tuple[str, ...]) -> bytes:
+    async def allocate(self, resource: str, ids: Sequence[str]) -> bytes:
         request = pb.AllocateRequest()
         request.container_requests.add(devices_ids=ids)
         service = self._service(resource)
@@ -430,7 +382,7 @@ class Kubelet:
 
     def _service(self, resource: str) -> DevicePluginService:
         if self._connection is None:
-            raise AllocationError("endpoint has been stopped")
+            raise PluginCallError("endpoint has been stopped")
         return self._connection.services[resource]
 
     def _reject(self, pod: LifePod, text: str) -> None:

@@ -571,11 +571,11 @@ async def test_p44_an_allocate_is_answered_from_memory_and_one_stat() -> None:
     async with a_desk() as desk:
         desk.kubelet.write()
         desk.node.look_at_checkpoint()
-        reads = desk.kubelet.reads
+        reads = desk.kubelet.file.reads
         answering = desk.allocator.allocate(NEURON.value, ["3"])
         with pytest.raises(StopIteration):
             answering.send(None)  # it never waits
-        assert (desk.kubelet.reads, desk.kubelet.messages, desk.lister.lists) == (reads, 1, 0)
+        assert (desk.kubelet.file.reads, desk.kubelet.messages, desk.lister.lists) == (reads, 1, 0)
 
 
 async def test_p44_an_allocate_takes_far_less_than_a_millisecond_on_a_full_node_of_a_hundred_pods() -> None:

@@ -13,7 +13,6 @@ import pytest
 from neuron_plugin.allocation import NeuronPod, NodeInventory, PodUid
 from neuron_plugin.allocation.claims import ClaimResult, NeuronClaim, PodClaim
 from neuron_plugin.allocation.rejection import INVALID_REQUEST
-from neuron_plugin.kubelet import Checkpoint
 from neuron_plugin.kubelet.dra_service import ClaimReference
 from neuron_plugin.kubelet.dra_state import DraState, PreparedClaim
 from neuron_plugin.plugin.claims import (
@@ -33,6 +32,7 @@ from neuron_plugin.plugin.settings import Mode, Numbering, PluginSettings
 from neuron_plugin.plugin.snapshot import Snapshot, derive
 from neuron_plugin.topology import CoreMask
 from tests.plugin.world import INF2, NEURON, TRN2, FakeClock, app, entry, inputs, inventory, pod, ref, uid_of
+from tests.support.model_kubelet import checkpoint_file
 
 INSIDE = ContainerStyle(Numbering.CONTAINER)
 AS_HOST = ContainerStyle(Numbering.HOST)
@@ -208,14 +208,6 @@ class Files:
         return DraState(self.claims, self.version())
 
 
-class Empty:
-    def version(self) -> None:
-        return None
-
-    def read(self) -> Checkpoint:
-        return Checkpoint((), None)
-
-
 class Desk:
     """A preparer with a node whose pods and claims a test decides."""
 
@@ -227,7 +219,7 @@ class Desk:
     ) -> None:
         self.files, self.alive = Files(), dict[str, bool]()
         self.clock = FakeClock()
-        self.node = Node(Empty(), self, NodeOptions(()), self.clock, self.files)
+        self.node = Node(checkpoint_file(), self, NodeOptions(()), self.clock, self.files)
         self.node.see_inventory(inventory())
         self.claims: dict[tuple[str, str], NeuronClaim] = {}
         settings = PluginSettings(node_name="worker-1", mode=Mode.DRA, cdi_dir=tmp_path, numbering=numbering)

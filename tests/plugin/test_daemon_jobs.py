@@ -42,6 +42,7 @@ from neuron_plugin.simulation import write_node
 from neuron_plugin.topology import catalogue
 from tests.plugin.desk import FakeCgroups, FakeLister, LoopClock, MemoryKubelet
 from tests.plugin.world import CORE, NEURON, STATIC_UID, TRN1, app, inventory, pod, uid_of
+from tests.support.model_kubelet import checkpoint_file
 
 A = uid_of("a")
 TIMES = DaemonTimes()
@@ -93,10 +94,10 @@ class Asking:
     """A daemon on a machine in memory."""
 
     def __init__(self, *, directory: Path | None = None, cluster: bool = True, users: Users | None = None) -> None:
-        self.checkpoint, self.cgroups, self.pod_resources = MemoryKubelet(), FakeCgroups(), FakePodResources()
+        self.kubelet, self.cgroups, self.pod_resources = MemoryKubelet(), FakeCgroups(), FakePodResources()
         settings = PluginSettings(node_name="n", cluster=cluster, kubelet_dir=directory or Path("/nowhere"))
         machine = Machine(
-            self.checkpoint, self.cgroups, self.pod_resources, processes=users or no_users, clock=LoopClock()
+            self.kubelet.file, self.cgroups, self.pod_resources, processes=users or no_users, clock=LoopClock()
         )
         self.daemon = NodeDaemon(settings, catalogue(), machine=machine)
         self.node, self.link = self.daemon.node, self.daemon.kubelet
@@ -135,7 +136,7 @@ async def test_without_hardware_the_kubelet_is_left_alone(asking: Asking) -> Non
 
 @pytest.mark.looptime
 async def test_pods_whose_end_the_api_server_tells_are_no_reason_to_list(asking: Asking) -> None:
-    asking.checkpoint.record(A, "app", NEURON, [3])
+    asking.kubelet.record(A, "app", NEURON, [3])
     asking.node.see_pods(asking.node.pods.with_pod(pod("a", app(1))))
     asking.start()
     assert await asking.lists_within(60) == 0
@@ -143,7 +144,7 @@ async def test_pods_whose_end_the_api_server_tells_are_no_reason_to_list(asking:
 
 @pytest.mark.looptime
 async def test_a_static_pod_whose_cgroup_is_empty_is_a_reason_to_list(asking: Asking) -> None:
-    asking.checkpoint.record(STATIC_UID, "app", NEURON, [3])
+    asking.kubelet.record(STATIC_UID, "app", NEURON, [3])
     asking.start()
     asking.cgroups.alive = {STATIC_UID}
     assert await asking.lists_within(60) == 0
@@ -162,7 +163,7 @@ async def test_a_static_pod_whose_cgroup_is_empty_is_a_reason_to_list(asking: As
 
 @pytest.mark.looptime
 async def test_where_cgroups_cannot_be_seen_the_kubelet_is_asked_now_and_then(asking: Asking) -> None:
-    asking.checkpoint.record(STATIC_UID, "app", NEURON, [3])
+    asking.kubelet.record(STATIC_UID, "app", NEURON, [3])
     asking.start()
     asking.cgroups.alive = None
     assert await asking.lists_within(2 * TIMES.blind) == 2
@@ -171,15 +172,15 @@ async def test_where_cgroups_cannot_be_seen_the_kubelet_is_asked_now_and_then(as
 @pytest.mark.looptime
 async def test_without_an_api_server_the_kubelet_says_of_every_pod_when_it_is_over() -> None:
     asking = Asking(cluster=False)
-    asking.checkpoint.record(A, "app", NEURON, [3])
+    asking.kubelet.record(A, "app", NEURON, [3])
     asking.start()
     assert await asking.lists_within(2 * TIMES.empty) >= 1
 
 
 @pytest.mark.looptime
 async def test_p55_pod_resources_is_never_listed_within_a_second_of_a_call_of_the_kubelet(asking: Asking) -> None:
-    asking.checkpoint.unreadable = "a future format"
-    asking.checkpoint.write()
+    asking.kubelet.file.fault = "a future format"
+    asking.kubelet.write()
     asking.start()
 
     async def calls() -> None:
@@ -197,8 +198,8 @@ async def test_p55_pod_resources_is_never_listed_within_a_second_of_a_call_of_th
 
 @pytest.mark.looptime
 async def test_p62_a_kubelet_that_does_not_answer_is_asked_again(asking: Asking) -> None:
-    asking.checkpoint.unreadable = "a future format"
-    asking.checkpoint.write()
+    asking.kubelet.file.fault = "a future format"
+    asking.kubelet.write()
     asking.start()
     asking.pod_resources.error = PodResourcesError("no answer")
     assert await asking.lists_within(10) > 5
@@ -206,12 +207,12 @@ async def test_p62_a_kubelet_that_does_not_answer_is_asked_again(asking: Asking)
 
 @pytest.mark.looptime
 async def test_what_is_listed_counts_only_where_the_checkpoint_cannot_be_read(asking: Asking) -> None:
-    asking.checkpoint.record(STATIC_UID, "app", NEURON, [3])
+    asking.kubelet.record(STATIC_UID, "app", NEURON, [3])
     asking.start()
     await asking.link.list_pods()
     assert set(asking.node.recorded.entries)
-    asking.checkpoint.unreadable = "a future format"
-    asking.checkpoint.write()
+    asking.kubelet.file.fault = "a future format"
+    asking.kubelet.write()
     asking.node.look_at_checkpoint()
     await asyncio.sleep(1)
     await asking.link.list_pods()
@@ -220,8 +221,8 @@ async def test_what_is_listed_counts_only_where_the_checkpoint_cannot_be_read(as
 
 @pytest.mark.looptime
 async def test_a_list_says_nothing_of_a_pod_that_was_first_listed_after_it_began(asking: Asking) -> None:
-    asking.checkpoint.unreadable = "a future format"
-    asking.checkpoint.write()
+    asking.kubelet.file.fault = "a future format"
+    asking.kubelet.write()
     asking.start()
 
     async def meanwhile() -> None:
@@ -253,8 +254,8 @@ async def test_p61_only_a_kubelet_that_runs_and_serves_no_pod_resources_is_offer
     waited: float | None,
 ) -> None:
     asking = Asking(directory=tmp_path)
-    asking.checkpoint.unreadable = "a future format"
-    asking.checkpoint.write()
+    asking.kubelet.file.fault = "a future format"
+    asking.kubelet.write()
     asking.start()
     if is_up:
         with socket.socket(socket.AF_UNIX) as kubelet:
@@ -276,7 +277,7 @@ async def test_p61_only_a_kubelet_that_runs_and_serves_no_pod_resources_is_offer
 async def test_a_file_that_no_event_announced_is_read_at_the_next_turn(asking: Asking) -> None:
     asking.start()
     async with running(asking.daemon.take_turns()):
-        asking.checkpoint.record(STATIC_UID, "app", NEURON, [3])
+        asking.kubelet.record(STATIC_UID, "app", NEURON, [3])
         await asyncio.sleep(2 * TIMES.turn)
         assert asking.node.recorded.entries
 
@@ -303,7 +304,7 @@ async def test_an_answer_that_the_file_does_not_show_makes_the_kubelet_write_it(
     reply = reply_for(inventory(), "r", TRN1.devices_mask((3,)))
     asking.node.answered(PendingAnswer(reply, NEURON, (3,), asking.node.clock()))
     advertisement = asking.node.advertisements[NEURON]
-    async with running(asking.checkpoint.follow(advertisement)), running(asking.daemon.take_turns()):
+    async with running(asking.kubelet.follow(advertisement)), running(asking.daemon.take_turns()):
         await asyncio.sleep(UNSEEN_SECONDS + 2 * TIMES.turn)
         assert asking.node.snapshot
         assert not asking.node.snapshot.inputs.pending
@@ -344,7 +345,7 @@ async def test_p60_each_unknown_pod_that_uses_a_device_at_the_start_is_held_down
 async def test_a_recorded_pod_that_the_watch_does_not_show_is_a_reason_for_a_list(
     asking: Asking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asking.checkpoint.record(A, "app", NEURON, [3])
+    asking.kubelet.record(A, "app", NEURON, [3])
     asking.start()
     lister = FakeLister(asking.node, [pod("a", app(1))])
     monkeypatch.setattr(asking.cluster.pods, "list_pods", lister.list_pods)
@@ -389,7 +390,7 @@ class Unusable:
 
 
 def link_through(settings: Unusable) -> ClusterLink:
-    machine = Machine(MemoryKubelet(), FakeCgroups(), FakePodResources(), connect=settings.connect)
+    machine = Machine(checkpoint_file(), FakeCgroups(), FakePodResources(), connect=settings.connect)
     daemon = NodeDaemon(PluginSettings(node_name="n"), catalogue(), machine=machine)
     assert daemon.cluster
     return daemon.cluster
@@ -499,7 +500,7 @@ async def test_p53_the_specification_is_kept_and_a_directory_that_cannot_be_writ
 ) -> None:
     caplog.set_level(logging.INFO)
     directory = tmp_path / "cdi"
-    settings, node = PluginSettings(node_name="n", cdi_dir=directory), Node(MemoryKubelet(), FakeCgroups())
+    settings, node = PluginSettings(node_name="n", cdi_dir=directory), Node(checkpoint_file(), FakeCgroups())
     async with running(keep_cdi_specification(settings, node, TIMES)):
         await asyncio.sleep(1)
         assert not directory.exists()

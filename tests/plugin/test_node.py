@@ -48,7 +48,7 @@ class Bench:
     options: NodeOptions = field(default_factory=NodeOptions)
 
     def __post_init__(self) -> None:
-        self.node = Node(self.kubelet, self.cgroups, self.options, self.clock)
+        self.node = Node(self.kubelet.file, self.cgroups, self.options, self.clock)
 
     def started(self) -> Node:
         self.node.see_inventory(inventory())
@@ -122,13 +122,13 @@ def test_a_snapshot_is_the_same_until_an_input_changes() -> None:
 def test_a_file_is_read_only_when_its_version_is_another() -> None:
     bench = Bench()
     node = bench.started()
-    reads = bench.kubelet.reads
+    reads = bench.kubelet.file.reads
     node.look_at_checkpoint()
-    assert bench.kubelet.reads == reads
+    assert bench.kubelet.file.reads == reads
     bench.kubelet.record(A, "app", NEURON, [3], reply(3))
     node.look_at_checkpoint()
     node.look_at_checkpoint()
-    assert bench.kubelet.reads == reads + 1
+    assert bench.kubelet.file.reads == reads + 1
     assert used(node) == devices(3)
 
 
@@ -137,7 +137,7 @@ def test_a_file_that_is_lost_takes_nothing_from_a_live_pod() -> None:
     bench.node.see_pods(NodePods().with_pod(pod("a", app(1))))
     bench.kubelet.record(A, "app", NEURON, [3], reply(3))
     node = bench.started()
-    bench.kubelet.serial, bench.kubelet.file = 0, ()
+    bench.kubelet.file.put(None)
     node.look_at_checkpoint()
     assert used(node) == devices(3)
 
@@ -148,13 +148,13 @@ def test_an_unreadable_file_is_logged_once_and_takes_nothing_away(caplog: pytest
     bench.kubelet.record(STATIC_UID, "app", NEURON, [3], reply(3))
     node = bench.started()
     caplog.clear()
-    bench.kubelet.unreadable = "a future format"
+    bench.kubelet.file.fault = "a future format"
     for _ in range(3):
         bench.kubelet.write()
         node.look_at_checkpoint()
     assert node.recorded.unreadable == "a future format"
     assert used(node) == devices(3)
-    bench.kubelet.unreadable = ""
+    bench.kubelet.file.fault = ""
     bench.kubelet.write()
     node.look_at_checkpoint()
     assert not node.recorded.unreadable
@@ -166,12 +166,12 @@ def test_an_unreadable_file_is_logged_once_and_takes_nothing_away(caplog: pytest
 
 def test_an_unreadable_file_is_not_read_again_before_it_is_another() -> None:
     bench = Bench()
-    bench.kubelet.unreadable = "a future format"
+    bench.kubelet.file.fault = "a future format"
     bench.kubelet.write()
     node = bench.started()
-    reads = bench.kubelet.reads
+    reads = bench.kubelet.file.reads
     node.look_at_checkpoint()
-    assert bench.kubelet.reads == reads
+    assert bench.kubelet.file.reads == reads
 
 
 # PodResources in place of the file.
@@ -184,7 +184,7 @@ def listed(name: str, *ids: int, container: str = "app", resource: str = NEURON.
 @pytest.fixture
 def blind() -> Bench:
     bench = Bench()
-    bench.kubelet.unreadable = "a future format"
+    bench.kubelet.file.fault = "a future format"
     bench.kubelet.write()
     bench.node.see_pods(NodePods().with_pod(pod("a", init(2), app(2))))
     bench.started()
@@ -273,7 +273,7 @@ def test_what_a_plain_init_container_was_given_is_kept_though_pod_resources_does
 
 def test_when_the_file_can_be_read_again_it_takes_the_place_of_what_was_listed(blind: Bench) -> None:
     blind.node.see_listed([listed("static", 5)], 1000.0)
-    blind.kubelet.unreadable = ""
+    blind.kubelet.file.fault = ""
     blind.kubelet.record(STATIC_UID, "app", NEURON, [5], reply(5))
     blind.node.look_at_checkpoint()
     assert blind.node.rewrite_is_due
@@ -315,10 +315,10 @@ def test_an_answer_from_before_the_file_became_unreadable_may_have_been_shown_by
     bench = Bench()
     node = bench.started()
     node.answered(pending(3))
-    bench.kubelet.unreadable = "a future format"
+    bench.kubelet.file.fault = "a future format"
     bench.kubelet.write()
     node.look_at_checkpoint()
-    bench.kubelet.unreadable = ""
+    bench.kubelet.file.fault = ""
     bench.kubelet.write()
     node.kubelet_restarted()
     assert used(node) == devices(3)
@@ -342,7 +342,7 @@ def test_answers_for_unknown_containers_replace_none_of_each_other() -> None:
 
 def test_an_answer_that_a_file_may_have_shown_unread_outlives_a_new_kubelet_and_the_next_files(blind: Bench) -> None:
     blind.node.answered(pending(3))
-    blind.kubelet.unreadable = ""
+    blind.kubelet.file.fault = ""
     blind.kubelet.write()
     blind.node.kubelet_restarted()
     blind.clock.now += 10.0
@@ -481,7 +481,7 @@ def test_p21_numa_nodes_are_advertised_where_they_are_wanted() -> None:
 async def following(*resources: Resource) -> AsyncIterator[tuple[Node, MemoryKubelet]]:
     """A node whose kubelet follows these resources."""
     kubelet = MemoryKubelet()
-    node = Node(kubelet, FakeCgroups(), clock=LoopClock())
+    node = Node(kubelet.file, FakeCgroups(), clock=LoopClock())
     node.see_inventory(inventory())
     streams = [asyncio.create_task(kubelet.follow(node.advertisements[resource])) for resource in resources]
     await asyncio.sleep(0.02)
@@ -534,7 +534,7 @@ async def test_a_kubelet_that_does_not_write_is_waited_for_no_longer_than_a_seco
         kubelet.record(STATIC_UID, "app", NEURON, [3], reply(3))
         node.look_at_checkpoint()
         await asyncio.sleep(1)
-        kubelet.memory.clear()
+        kubelet.forget(write=False)
         began = asyncio.get_running_loop().time()
         assert not await node.rewrite()
         assert asyncio.get_running_loop().time() - began == pytest.approx(NODE_TIMES.rewrite, abs=0.1)
@@ -552,7 +552,7 @@ async def test_a_kubelet_that_cannot_write_is_asked_ever_less_often_and_a_new_on
         clock = asyncio.get_running_loop().time
 
         async def asked_within(seconds: float) -> int:
-            kubelet.memory.clear()
+            kubelet.forget(write=False)
             before, ends = kubelet.messages, clock() + seconds
             while clock() < ends:
                 if node.rewrite_is_due:
@@ -563,7 +563,8 @@ async def test_a_kubelet_that_cannot_write_is_asked_ever_less_often_and_a_new_on
         def lose(device: int) -> None:
             kubelet.record(STATIC_UID, "app", NEURON, [device], reply(device))
             node.look_at_checkpoint()
-            kubelet.writes, kubelet.file, kubelet.serial = False, (), kubelet.serial + 1  # an older file that came late
+            kubelet.writes = False
+            kubelet.write_empty()
             node.look_at_checkpoint()
 
         lose(3)
@@ -587,7 +588,7 @@ async def test_an_older_file_that_is_written_late_ends_nothing() -> None:
         kubelet.record(STATIC_UID, "app", NEURON, [3], reply(3))
         node.look_at_checkpoint()
         await asyncio.sleep(1)
-        kubelet.serial, kubelet.file = kubelet.serial + 1, ()
+        kubelet.write_empty()
         node.look_at_checkpoint()
         assert node.rewrite_is_due
         assert used(node) == devices(3)
@@ -605,18 +606,19 @@ async def test_an_older_file_that_lands_while_a_rewrite_is_asked_for_proves_noth
         node.look_at_checkpoint()
         await asyncio.sleep(1)
         kubelet.writes = False
-        seen = [kubelet.version()]  # by the look before the request
+        seen = [kubelet.file.version()]  # by the look before the request
+        now, recorded = kubelet.file.version, kubelet.file.data
 
         def version() -> tuple[int, int, int] | None:
             if seen:
                 return seen.pop()
-            if kubelet.file:
-                kubelet.serial, kubelet.file = kubelet.serial + 1, ()
-            return (kubelet.serial, 0, 0)
+            if kubelet.file.data == recorded:
+                kubelet.write_empty()
+            return now()
 
-        monkeypatch.setattr(kubelet, "version", version)
+        monkeypatch.setattr(kubelet.file, "version", version)
         assert not await node.rewrite()
-        assert not kubelet.file
+        assert kubelet.file.data != recorded
         assert used(node) == devices(3)
 
 

@@ -13,14 +13,15 @@ import msgspec
 import pytest
 
 from neuron_plugin.allocation.keys import UTILIZATION_KEY
-from neuron_plugin.cluster import KubernetesApi
-from neuron_plugin.cluster.api import send
+from neuron_plugin.cluster import ApiRequest, KubernetesApi
+from neuron_plugin.cluster.api import Response, send
 from neuron_plugin.cluster.client import connect
 from neuron_plugin.cluster.leases import LEASE_PREFIX, ObservedLease
 from neuron_plugin.cluster.objects import LEASES
 from neuron_plugin.cluster.writes import delete_lease
 from neuron_plugin.plugin.node_lease import LeaseTimes, NodeLease, node_lease
-from neuron_plugin.simulation import SimulatedApiServer, api_server
+from neuron_plugin.simulation import api_server
+from neuron_plugin.simulation.api_server_objects import ApiObjects
 from tests.support.api_server import Fault, Match, StandInApiServer
 
 NAMESPACE, NODE = "kube-system", "worker-1"
@@ -91,13 +92,13 @@ async def renewing(api: KubernetesApi, lease: NodeLease, *, often: bool = True) 
 def note_writes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The methods of writes that the API server has done or refused, from now on."""
     served: list[str] = []
-    write = SimulatedApiServer._write
+    answer = api_server.answer
 
-    def noted(http: SimulatedApiServer, request: Any, target: Any, body: Any) -> Any:
-        served.append(request.method)
-        return write(http, request, target, body)
+    def noted(objects: ApiObjects, request: ApiRequest) -> Response:
+        served.extend([request.method] if request.method != "GET" else [])
+        return answer(objects, request)
 
-    monkeypatch.setattr(SimulatedApiServer, "_write", noted)
+    monkeypatch.setattr(api_server, "answer", noted)
     return served
 
 

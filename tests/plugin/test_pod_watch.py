@@ -16,10 +16,11 @@ from neuron_plugin.plugin import pod_watch as module
 from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.node import Node
 from neuron_plugin.plugin.pod_watch import PodWatch
-from tests.plugin.desk import FakeCgroups, LoopClock, MemoryKubelet
+from tests.plugin.desk import FakeCgroups, LoopClock
 from tests.plugin.site import NAMESPACE, NODE, eventually, manifest
 from tests.plugin.world import STATIC_UID, app, inventory, uid_of
 from tests.support.api_server import Fault, Match, StandInApiServer
+from tests.support.model_kubelet import checkpoint_file
 
 
 @dataclass
@@ -54,7 +55,7 @@ async def a_watch(
     async with StandInApiServer() as server:
         for node_name in (NODE, "other"):
             server.create_node({"metadata": {"name": node_name}})
-        node, counters = Node(MemoryKubelet(), FakeCgroups(), clock=LoopClock()), Counters()
+        node, counters = Node(checkpoint_file(), FakeCgroups(), clock=LoopClock()), Counters()
         node.see_inventory(inventory())
         own_uid = uid_of(own) if own else ""
         watch = PodWatch(node, NODE, own_uid, deadline_seconds, counters, connect_seconds=connect_seconds)

@@ -23,9 +23,9 @@ from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as plugin_
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2 as pb
 from neuron_plugin.kubelet_files import CHECKPOINT
 from neuron_plugin.simulation import AdmittedContainer, AdmittedPod, AllocationError, Pod, SimulatedKubelet
-from neuron_plugin.simulation.kubelet_device_manager import CheckpointFile, DeviceManager
+from neuron_plugin.simulation.kubelet_device_manager import CheckpointFile, DeviceManager, PluginCallError
 from neuron_plugin.simulation.kubelet_dra import DraManager
-from neuron_plugin.simulation.kubelet_plugins import PluginCallError, PluginClients, PluginConnection, _worded
+from neuron_plugin.simulation.kubelet_plugins import PluginClients, PluginConnection, _worded
 from neuron_plugin.simulation.kubelet_pod_resources import PodResourcesService
 from neuron_plugin.simulation.kubelet_pods import Container, PodRejectedError
 from tests.support.device_manager import StandInDeviceManager, flat
