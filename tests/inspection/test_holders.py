@@ -5,6 +5,7 @@ import json
 import os
 import socket
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -20,12 +21,14 @@ from neuron_plugin.inspection.holders import (
     read_recorded,
 )
 from neuron_plugin.kubelet import CheckpointEntry
-from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2 as pb
-from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2_grpc as pb_grpc
+from neuron_plugin.kubelet._proto.podresources.v1.api_pb2_grpc import add_PodResourcesListerServicer_to_server
 from neuron_plugin.kubelet.dra_state import API_VERSION, PreparedClaim
 from neuron_plugin.kubelet_files import DRA_STATE
 from neuron_plugin.plugin.container import ALLOCATION_KEY, reply_for
 from neuron_plugin.plugin.settings import PluginSettings
+from neuron_plugin.simulation import kubelet_pods
+from neuron_plugin.simulation.kubelet_device_manager import DeviceManager
+from neuron_plugin.simulation.kubelet_pod_resources import PodResourcesService
 from neuron_plugin.topology import Geometry, Topology
 from tests.inspection.doubles import Container, Pod
 
@@ -188,32 +191,14 @@ def test_a_socket_that_is_not_served_is_unknown_holders(short_directory: Path) -
     assert "no kubelet answers" in said.why
 
 
-class Lister(pb_grpc.PodResourcesListerServicer):
-    """A kubelet with one pod: one entry for each device, as kubelets answer."""
-
-    async def List(  # noqa: N802 - gRPC's name
-        self, _request: pb.ListPodResourcesRequest, _context: object
-    ) -> pb.ListPodResourcesResponse:
-        devices = [pb.ContainerDevices(resource_name=DEVICES, device_ids=[each]) for each in ("3", "2")]
-        container = pb.ContainerResources(name="main", devices=devices)
-        return pb.ListPodResourcesResponse(
-            pod_resources=[pb.PodResources(name="train", namespace="ml", containers=[container])]
-        )
-
-    async def Get(self, _request: object, _context: object) -> pb.GetPodResourcesResponse:  # noqa: N802 - gRPC's name
-        raise NotImplementedError
-
-    async def GetAllocatableResources(  # noqa: N802 - gRPC's name
-        self, _request: object, _context: object
-    ) -> pb.AllocatableResourcesResponse:
-        raise NotImplementedError
-
-
 async def test_p85_the_cli_tells_the_holder_that_the_kubelet_tells(short_directory: Path) -> None:
     import grpc
 
+    devices = DeviceManager(Random(0))  # noqa: S311 - of no consequence
+    train = kubelet_pods.Pod("uid", "ml", "train", (kubelet_pods.Container("main"),))
+    devices.record("uid", "main", DEVICES, ("3", "2"), b"")
     server = grpc.aio.server()
-    pb_grpc.add_PodResourcesListerServicer_to_server(Lister(), server)
+    add_PodResourcesListerServicer_to_server(PodResourcesService(devices, {"uid": train}), server)
     server.add_insecure_port(f"unix:{short_directory / 'k.sock'}")
     await server.start()
     try:

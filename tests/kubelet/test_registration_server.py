@@ -19,6 +19,7 @@ from neuron_plugin.kubelet.device_plugin import OPTIONS, DevicePluginService
 from neuron_plugin.kubelet.registration import REGISTER_DEADLINE_SECONDS, RegistrationError, dial, register
 from neuron_plugin.kubelet.socket_watch import LONGEST_PATH_BYTES, EndpointError, channel_to, endpoint_path
 from tests.kubelet.fakes import CORE, FakeHandler, devices, eventually, running_plugin
+from tests.kubelet.registering import ScriptedRegistration, scripted_kubelet
 
 
 async def start(path: Path, count: int = 2) -> DevicePluginService:
@@ -116,43 +117,19 @@ async def test_a_client_after_the_stop_finds_no_server(directory: Path) -> None:
 # Register
 
 
-class Kubelet(pb_grpc.RegistrationServicer):
-    def __init__(self, refusal: str | None = None, *, silent: bool = False) -> None:
-        self.refusal = refusal
-        self.silent = silent
-        self.requests: list[pb.RegisterRequest] = []
-        self.server = grpc.aio.server()
-
-    async def Register(  # noqa: N802 - the API's name
-        self, request: pb.RegisterRequest, context: grpc.aio.ServicerContext[pb.RegisterRequest, pb.Empty]
-    ) -> pb.Empty:
-        self.requests.append(request)
-        if self.refusal is not None:
-            await context.abort(grpc.StatusCode.UNKNOWN, self.refusal)
-        if self.silent:
-            await asyncio.Event().wait()
-        return pb.Empty()
-
-    async def serve(self, directory: Path) -> Kubelet:
-        pb_grpc.add_RegistrationServicer_to_server(self, self.server)
-        self.server.add_insecure_port(f"unix:{directory / 'kubelet.sock'}")
-        await self.server.start()
-        return self
-
-
 async def test_p1_an_accepted_register_call_names_version_endpoint_and_resource(directory: Path) -> None:
-    kubelet = await Kubelet().serve(directory)
-    await register(directory / "e.sock", CORE)
-    await kubelet.server.stop(None)
+    kubelet = ScriptedRegistration()
+    async with scripted_kubelet(directory, kubelet):
+        await register(directory / "e.sock", CORE)
     expected = pb.RegisterRequest(version="v1beta1", endpoint="e.sock", resource_name=CORE, options=OPTIONS)
     assert kubelet.requests == [expected]
 
 
 async def test_a_refusal_carries_the_kubelets_own_words(directory: Path) -> None:
-    kubelet = await Kubelet("failed to dial device plugin: context deadline exceeded").serve(directory)
-    with pytest.raises(RegistrationError) as error:
-        await register(directory / "e.sock", CORE)
-    await kubelet.server.stop(None)
+    refusing = ScriptedRegistration(refusal="failed to dial device plugin: context deadline exceeded")
+    async with scripted_kubelet(directory, refusing):
+        with pytest.raises(RegistrationError) as error:
+            await register(directory / "e.sock", CORE)
     assert str(error.value) == (f"the kubelet refused {CORE}: failed to dial device plugin: context deadline exceeded")
 
 
@@ -162,10 +139,10 @@ async def test_a_kubelet_that_is_away_is_an_error_that_says_what_to_look_at(dire
 
 
 async def test_no_answer_in_time_says_how_long_it_waited(directory: Path) -> None:
-    kubelet = await Kubelet(silent=True).serve(directory)
-    with pytest.raises(RegistrationError, match=r"did not answer Register of aws.amazon.com/neuroncore within 0.05 s"):
-        await register(directory / "e.sock", CORE, deadline_seconds=0.05)
-    await kubelet.server.stop(None)
+    within = r"did not answer Register of aws.amazon.com/neuroncore within 0.05 s"
+    async with scripted_kubelet(directory, ScriptedRegistration(during=lambda _: asyncio.Event().wait())):
+        with pytest.raises(RegistrationError, match=within):
+            await register(directory / "e.sock", CORE, deadline_seconds=0.05)
 
 
 def test_the_deadline_lies_beyond_the_kubelets_own_dial_of_10_seconds() -> None:

@@ -22,6 +22,7 @@ from neuron_plugin.cluster.writes import delete_lease
 from neuron_plugin.plugin.node_lease import LeaseTimes, NodeLease, node_lease
 from neuron_plugin.simulation import api_server
 from neuron_plugin.simulation.api_server_objects import ApiObjects
+from neuron_plugin.simulation.api_server_requests import answer
 from tests.support.api_server import Fault, Match, StandInApiServer
 
 NAMESPACE, NODE = "kube-system", "worker-1"
@@ -92,13 +93,11 @@ async def renewing(api: KubernetesApi, lease: NodeLease, *, often: bool = True) 
 def note_writes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The methods of writes that the API server has done or refused, from now on."""
     served: list[str] = []
-    answer = api_server.answer
-
     def noted(objects: ApiObjects, request: ApiRequest) -> Response:
         served.extend([request.method] if request.method != "GET" else [])
         return answer(objects, request)
 
-    monkeypatch.setattr(api_server, "answer", noted)
+    monkeypatch.setattr("neuron_plugin.simulation.api_server.answer", noted)
     return served
 
 
