@@ -1,9 +1,8 @@
 """A cluster in memory in which pods are placed by gates while everything else goes wrong.
 
 The simulated API server keeps pods and nodes, and answers when the model says so: at once, late, with its answer lost,
-or not at all. Two replicas follow it with a delay of their own; one leads. A
-scheduler binds released pods late, or never; users edit and delete pods; nodes lose CPU to other pods, vanish and come
-back; devices get sick.
+or not at all. Two replicas follow it with a delay of their own; one leads. A scheduler binds released pods late, or
+never; users edit and delete pods; nodes lose CPU to other pods, vanish and come back; devices get sick.
 """
 
 from __future__ import annotations
@@ -15,33 +14,25 @@ from http import HTTPStatus
 from random import Random
 from typing import NoReturn
 
-import msgspec
-
-from neuron_plugin.allocation import Dialect, NeuronPod, PodUid
+from neuron_plugin.allocation import Dialect
 from neuron_plugin.allocation.keys import GATE, NODE_KEY, POD_UID_KEY
 from neuron_plugin.allocation.resources import parse_ids
 from neuron_plugin.backoff import Clock
 from neuron_plugin.cluster import ApiRequest, UnreachableError
 from neuron_plugin.cluster.api import Response
-from neuron_plugin.cluster.nodes import neuron_node
-from neuron_plugin.cluster.objects import NODES
-from neuron_plugin.cluster.pods import PODS, PodUse
 from neuron_plugin.gates.placer import GateTimes, Placer
 from neuron_plugin.gates.upkeep import Upkeep
 from neuron_plugin.scheduling.assumed import AssumedPods, AssumedTimes
-from neuron_plugin.scheduling.informers import keep_pod
 from neuron_plugin.scheduling.leadership import Readiness
 from neuron_plugin.scheduling.metrics import ExtenderMetrics
-from neuron_plugin.scheduling.state import ClusterState
 from neuron_plugin.simulation.api_server_kinds import NODES as SERVED_NODES
 from neuron_plugin.simulation.api_server_kinds import PODS as SERVED_PODS
 from neuron_plugin.simulation.api_server_kinds import JsonObject, parse_path
 from neuron_plugin.simulation.api_server_store import Change, Inbox
-from neuron_plugin.topology import catalogue
 from tests.support.api_server import StandInApiServer
 from tests.support.manifests import node_manifest
+from tests.support.world import World
 
-TYPES = catalogue()
 NODE_NAMES = ("a", "b", "c")
 SHAPES = (("aws.amazon.com/neuron", (1, 1, 4, 8, 16)), ("aws.amazon.com/neuroncore", (1, 2)))
 GROUP = "neuron-plugin.io/group"
@@ -66,13 +57,13 @@ class Replica:
     def start(self) -> None:
         """A new process: it lists, and knows nothing else."""
         model = self.model
-        self.state = ClusterState()
-        self.others: dict[str, PodUse] = {}
+        self.world = World()
+        self.state = self.world.state
         server = model.server
         server.unfollow(self.changes)
         self.changes = server.follow(SERVED_NODES, SERVED_PODS)
         for manifest in server.objects(SERVED_NODES) + server.objects(SERVED_PODS):
-            self.show(manifest, msgspec.json.encode(manifest), gone=False)
+            self.show(manifest, gone=False)
         self.ready = Readiness({"leader": "not the leader"})
         clock = Clock(now=lambda: model.now, sleep=model.sleep)
         self.placer = Placer(
@@ -109,26 +100,15 @@ class Replica:
         for _ in range(behind if most is None else min(most, behind)):
             change = self.changes.get_nowait()
             assert isinstance(change, Change)
-            self.show(change.new.value, change.new.encoded, gone=change.gone)
+            self.show(change.new.value, gone=change.gone)
 
-    def show(self, manifest: JsonObject, encoded: bytes, *, gone: bool) -> None:
-        if manifest["kind"] == "Node":
-            node = neuron_node(NODES.decode(encoded), TYPES)
-            if gone:
-                self.state.remove_node(node.name, node.uid)
-            else:
-                self.state.put_node(node)
-            return
-        record, uid = None if gone else keep_pod(PODS.decode(encoded)), manifest["metadata"]["uid"]
-        if isinstance(record, PodUse) or uid in self.others:
-            use = record if isinstance(record, PodUse) else None
-            self.state.put_other(uid, self.others.pop(uid, None), use)
-            if use:
-                self.others[uid] = use
-        elif isinstance(record, NeuronPod):
-            self.state.put_pod(record)
+    def show(self, manifest: JsonObject, *, gone: bool) -> None:
+        if manifest["kind"] == "Pod":
+            (self.world.gone if gone else self.world.show)(manifest)
+        elif gone:
+            self.state.remove_node(manifest["metadata"]["name"], manifest["metadata"]["uid"])
         else:
-            self.state.remove_pod(PodUid(uid))
+            self.world.show_node(manifest)
 
 
 class Model:

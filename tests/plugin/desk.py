@@ -1,4 +1,4 @@
-"""A node and an allocator in memory: the kubelet is a dictionary that is written on request."""
+"""A node and an allocator in memory, and a kubelet that does what it is asked for."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ import msgspec
 
 from neuron_plugin.allocation import NeuronPod, NodeInventory, Resource
 from neuron_plugin.decision_log import LoggedDecision
-from neuron_plugin.kubelet import (
-    Advertisement,
-    ContainerAllocation,
-)
+from neuron_plugin.kubelet import Advertisement, ContainerAllocation
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1.api_pb2 import ContainerAllocateResponse
 from neuron_plugin.kubelet.device_plugin import container_response
 from neuron_plugin.plugin.allocator import Allocator

@@ -93,6 +93,7 @@ async def renewing(api: KubernetesApi, lease: NodeLease, *, often: bool = True) 
 def note_writes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The methods of writes that the API server has done or refused, from now on."""
     served: list[str] = []
+
     def noted(objects: ApiObjects, request: ApiRequest) -> Response:
         served.extend([request.method] if request.method != "GET" else [])
         return answer(objects, request)

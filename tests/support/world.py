@@ -59,7 +59,11 @@ class World:
 
     def gone(self, manifest: Mapping[str, Any]) -> None:
         """The watch shows a pod deleted."""
-        self.state.remove_pod(PodUid(manifest["metadata"]["uid"]))
+        uid = manifest["metadata"]["uid"]
+        if uid in self._others:
+            self.state.put_other(uid, self._others.pop(uid), None)
+        else:
+            self.state.remove_pod(PodUid(uid))
 
     def held(self, name: str, node: str, resource: Resource, ids: str, **described: Any) -> dict[str, Any]:
         """A pod is bound and says which ids it was given."""
