@@ -91,6 +91,7 @@ class Collection:
         self._history: list[Change] = []
         self._compacted = 0  # nothing can start below this
         self._snapshots: dict[int, Snapshot] = {}
+        self._listed: list[Stored] | None = None
 
     @property
     def version(self) -> int:
@@ -119,7 +120,9 @@ class Collection:
 
     def objects(self) -> list[Stored]:
         """Return all objects as they are, by their keys."""
-        return [self._objects[key] for key in sorted(self._objects)]
+        if self._listed is None:
+            self._listed = [self._objects[key] for key in sorted(self._objects)]
+        return self._listed
 
     def snapshot(self) -> Snapshot:
         """Return the collection as it is, and remember it for further pages."""
@@ -164,6 +167,7 @@ class Collection:
         return inbox
 
     def _record(self, change: Change) -> None:
+        self._listed = None
         if len(self._history) == _KEPT_CHANGES:
             self.compact()
         self._history.append(change)

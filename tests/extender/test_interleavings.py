@@ -11,6 +11,7 @@ import asyncio
 import os
 import random
 from collections import Counter
+from contextlib import suppress
 from functools import cache
 
 import pytest
@@ -21,7 +22,7 @@ from neuron_plugin.cluster.api import ApiRequest, Response
 from neuron_plugin.extender.binding import SUCCESSES, Binder, Ending, Outcome
 from neuron_plugin.extender.filter import filter_nodes
 from neuron_plugin.scheduling.leadership import Readiness
-from neuron_plugin.simulation.api_server_kinds import PODS, JsonObject
+from neuron_plugin.simulation.api_server_kinds import PODS, JsonObject, Refusal
 from neuron_plugin.simulation.api_server_store import Change, Inbox
 from tests.support.api_server import Fault, StandInApiServer
 from tests.support.manifests import node_manifest, pod_manifest
@@ -128,16 +129,15 @@ class Run:
 
     async def create(self) -> None:
         name = f"pod-{self.chance.randrange(MOST_PODS)}"
-        if any(pod["metadata"]["name"] == name for pod in self.pods):
-            return
-        self.made += 1
         resource = self.chance.choice((CORE, DEVICE))
         manifest = pod_manifest(name, resource, self.chance.choice((1, 1, 2, 4)))
         if self.chance.random() < 0.4:
             memory = {MEMORY_KEY: self.chance.choice(("1024", "5120", "12000"))}
             resources = manifest["spec"]["containers"][0]["resources"]
             resources.update({kind: quantities | memory for kind, quantities in resources.items()})
-        self.server.create_pod(manifest)
+        with suppress(Refusal):  # there is one of this name
+            self.server.create_pod(manifest)
+            self.made += 1
 
     async def schedule(self) -> None:
         """One attempt of kube-scheduler: filter some nodes, bind to one that passed, or had passed a while ago."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -45,15 +46,15 @@ class World:
 
     def show(self, manifest: Mapping[str, Any], **status: str) -> None:
         """The watch shows a pod."""
-        pod = PODS.decode(msgspec.json.encode({**manifest, "status": status or manifest.get("status", {})}))
-        record = keep_pod(pod)
-        if isinstance(record, PodUse) or pod.uid in self._others:
+        record = _kept(msgspec.json.encode({**manifest, "status": status or manifest.get("status", {})}))
+        uid = manifest["metadata"]["uid"]
+        if isinstance(record, PodUse) or uid in self._others:
             after = record if isinstance(record, PodUse) else None
-            self.state.put_other(pod.uid, self._others.pop(pod.uid, None), after)
+            self.state.put_other(uid, self._others.pop(uid, None), after)
             if after:
-                self._others[pod.uid] = after
+                self._others[uid] = after
         elif record is None:
-            self.state.remove_pod(PodUid(pod.uid))
+            self.state.remove_pod(PodUid(uid))
         else:
             self.state.put_pod(record)
 
@@ -87,6 +88,11 @@ class World:
     def scores(self, resource: Resource, amount: int, names: Sequence[str], *, alone: bool = True) -> list[int]:
         request = request_of(record_of(pod_manifest("probe", resource, amount)))
         return score_nodes(self.state, request, list(names), alone=alone)
+
+
+@lru_cache(4096)
+def _kept(encoded: bytes) -> NeuronPod | PodUse | None:
+    return keep_pod(PODS.decode(encoded))
 
 
 def node_of(manifest: Mapping[str, Any]) -> NeuronNode:
