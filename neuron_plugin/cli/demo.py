@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from neuron_plugin.allocation import Resource
-from neuron_plugin.allocation.keys import ALLOCATED_KEY, CORES_KEY, DEVICES_KEY
+from neuron_plugin.allocation.keys import ALLOCATED_KEY, CORES_KEY, DEVICES_KEY, GATE, NODE_KEY
 from neuron_plugin.cli.command import CommandError, Exit, UsageError, program
 from neuron_plugin.cli.main import main
 from neuron_plugin.cli.simulate import known_types
@@ -27,6 +27,7 @@ from neuron_plugin.inspection import plural
 from neuron_plugin.topology import Unit, catalogue
 
 if TYPE_CHECKING:
+    from neuron_plugin.cluster import Pod
     from neuron_plugin.simulation import SimulatedCluster
 
 INSTANCE_TYPE = "trn1.32xlarge"
@@ -37,8 +38,9 @@ LONGEST_ROOT_BYTES = 47
 """A socket's path has 107 bytes at most, and those of the plugin some 50 below the demo's directory."""
 
 DESCRIPTION = f"""\
-Start the plugin on a simulated machine and the scheduler extender, and follow pods from their
-creation to what their containers receive.
+Start the plugin on a simulated machine and the placement controller, and follow pods from their
+creation to what their containers receive. The controller places them before the scheduler sees them
+(gates); with --placement extender the scheduler asks it.
 
 Without --ask: on a {INSTANCE_TYPE} a pod of two containers, a pod of cores, one that must be
 refused, and two that want the same devices under different names. With --ask: the pods that you ask
@@ -46,6 +48,7 @@ for, one after the other."""
 
 EXAMPLES = """
 neuron-plugin demo
+neuron-plugin demo --placement extender
 neuron-plugin demo --type trn2.48xlarge --ask neuron=4 --ask neuron=7
 neuron-plugin demo --keep ./demo && neuron-plugin devices --root ./demo/node-1
 """
@@ -94,6 +97,8 @@ def add_flags(parser: ArgumentParser) -> None:
     add_ask_flag(parser)
     machine = f"the machine, with --ask (default: {INSTANCE_TYPE})"
     parser.add_argument("--type", metavar="TYPE", default=INSTANCE_TYPE, help=machine)
+    placement = "who places the pods (default: gates)"
+    parser.add_argument("--placement", choices=("gates", "extender"), default="gates", help=placement)
     numbering = "device numbers inside containers, as for 'run' (default: auto)"
     parser.add_argument("--numbering", choices=("auto", "host", "container"), default="auto", help=numbering)
     keep = "leave the simulated node and all logs in this directory"
@@ -174,18 +179,18 @@ class EndOnSignals:
 
 
 async def _play(root: Path, arguments: Namespace) -> None:
-    from neuron_plugin.simulation import NODE_NAME, SimulatedCluster
+    from neuron_plugin.simulation import NODE_NAME, PlacedBy, SimulatedCluster
 
     instance = catalogue()[arguments.type]
     _title(f"A simulated {instance.name} with {plural(instance.devices, 'device')}, its kubelet and an API server")
-    async with SimulatedCluster(
-        root, {NODE_NAME: instance.name}, daemon_flags=("--numbering", arguments.numbering)
-    ) as cluster:
+    placed_by, flags = PlacedBy(arguments.placement), ("--numbering", arguments.numbering)
+    async with SimulatedCluster(root, {NODE_NAME: instance.name}, daemon_flags=flags, placed_by=placed_by) as cluster:
         worker = cluster.worker
         cores = instance.devices * instance.cores_per_device // instance.logical_core_size
         counts = {each: cores if each.unit is Unit.CORE else instance.devices for each in Resource}
         for resource, count in counts.items():
             await worker.wait_until_offered(resource, count)
+        await cluster.wait_until_published()
         _step(1, "the plugin found the devices in sysfs and lists them to the kubelet")
         offered = ", ".join(f"{resource.value}: {count}" for resource, count in counts.items())
         _step(2, f"the kubelet advertises them: {offered}")
@@ -195,7 +200,7 @@ async def _play(root: Path, arguments: Namespace) -> None:
                 await _schedule(cluster, name, containers)
             free = worker.kubelet.capacity(Resource.NEURON.value)
             offered = f"{Resource.NEURON.value} has {free.capacity} devices and {free.allocatable} to give"
-            print(f"     The kubelet knows it without the extender, too: {offered}.")
+            print(f"     The kubelet knows it by itself, too: {offered}.")
         for number, requested in enumerate(arguments.ask or (), 1):
             requests = ", ".join(f"{resource.short_name}={count}" for resource, count in requested)
             _title(f"pod-{number} asks for {requests}")
@@ -212,22 +217,12 @@ async def _play(root: Path, arguments: Namespace) -> None:
 
 async def _schedule(cluster: SimulatedCluster, name: str, containers: Mapping[str, tuple[Resource, int]]) -> None:
     """Steps 3 to 11 of a pod that fits, 3 to 5 of one that does not."""
-    from neuron_plugin.simulation import pod_manifest
+    from neuron_plugin.simulation import PlacedBy, pod_manifest
 
     cluster.api.create_pod(pod_manifest(name, containers))
-    _step(3, f"pod {name} is created; the scheduler picks it up")
-    answer = await cluster.filter(name)
-    _step(4, "the scheduler calls the extender's filter with the pod and the nodes")
-    if not answer.nodes:
-        _step(5, f"refused. The pod stays Pending, and its event reads: {answer.message(1)}")
+    by_gates = cluster.placed_by is PlacedBy.GATES
+    if not await (_place(cluster, name) if by_gates else _ask_extender(cluster, name)):
         return
-    _step(5, f"the extender leaves the nodes with a free linked set: {', '.join(answer.nodes)}")
-    await cluster.bind(name)
-    _step(6, f"the scheduler calls the extender's bind with node {answer.nodes[0]}")
-    record = cluster.pod(name)
-    written = [f"{key}: {record.annotations[key]}" for key in (DEVICES_KEY, CORES_KEY) if key in record.annotations]
-    _step(7, f"the extender annotates the pod: {', '.join(written)}")
-    _step(8, f"... and binds it to {record.node_name} in the same request")
     admitted = await cluster.admit(name)
     _step(9, "the kubelet asks which ids are preferred, then calls Allocate, once for each container")
     await cluster.wait_for_annotation(name, ALLOCATED_KEY, "true")
@@ -237,6 +232,44 @@ async def _schedule(cluster: SimulatedCluster, name: str, containers: Mapping[st
         nodes = [f"--device=/dev/{Path(each.host_path).name}:{each.container_path}" for each in container.devices]
         env = [f"--env {variable}={value}" for variable, value in container.envs.items()]
         print(f"      {container.name}: {' '.join([*nodes, *env])}")
+
+
+async def _place(cluster: SimulatedCluster, name: str) -> bool:
+    """Steps 3 to 8 by gates; whether the pod fits."""
+    _step(3, f"pod {name} is created with the gate {GATE}: no scheduler looks at it yet")
+    _step(4, "the placement controller sees it, and looks for the node where it costs later pods least")
+    if why := await cluster.placed(name):
+        _step(5, f"refused. The gate stays, and the pod's event reads: {why}")
+        return False
+    record = cluster.pod(name)
+    node = record.annotations[NODE_KEY]
+    _step(5, f"it chooses {node}, and a free linked set there")
+    _step(6, f"one request writes the set on the pod: {_assignment(record)}")
+    _step(7, f"... adds {node} to its required node affinity, and takes the gate off")
+    await cluster.bind(name)
+    _step(8, f"the scheduler finds one node that fits, and binds the pod to {cluster.pod(name).node_name}")
+    return True
+
+
+async def _ask_extender(cluster: SimulatedCluster, name: str) -> bool:
+    """Steps 3 to 8 where the scheduler asks the extender; whether the pod fits."""
+    _step(3, f"pod {name} is created; the scheduler picks it up")
+    answer = await cluster.filter(name)
+    _step(4, "the scheduler calls the extender's filter with the pod and the nodes")
+    if not answer.nodes:
+        _step(5, f"refused. The pod stays Pending, and its event reads: {answer.message(1)}")
+        return False
+    _step(5, f"the extender leaves the nodes with a free linked set: {', '.join(answer.nodes)}")
+    await cluster.bind(name)
+    _step(6, f"the scheduler calls the extender's bind with node {answer.nodes[0]}")
+    record = cluster.pod(name)
+    _step(7, f"the extender annotates the pod: {_assignment(record)}")
+    _step(8, f"... and binds it to {record.node_name} in the same request")
+    return True
+
+
+def _assignment(pod: Pod) -> str:
+    return ", ".join(f"{key}: {pod.annotations[key]}" for key in (DEVICES_KEY, CORES_KEY) if key in pod.annotations)
 
 
 def _title(text: str) -> None:

@@ -59,7 +59,7 @@ class GateTimes:
 
     ``rest`` is how long the process sleeps between two steps while ``MANY_IN_FLIGHT`` writes are under way. The API
     server is behind then, and nothing that is done here sooner makes it faster. What has come meanwhile, answers and
-    events, is then read and handled in one go, which takes a quarter to a third less CPU a pod than one by one.
+    events, is then read and handled in one go, which takes a third less CPU a pod than one by one.
 
     ``leader`` is how long the first pod of a group may wait for the others before it is placed alone. A pod of which
     the API server refused a write waits for ``refused``. ``tick`` is the longest time between two steps.

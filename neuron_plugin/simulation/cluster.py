@@ -20,17 +20,18 @@ import msgspec
 
 from neuron_plugin.allocation import Resource
 from neuron_plugin.allocation.claims import CORE_CLASS, DRA_DRIVER
-from neuron_plugin.allocation.keys import INVENTORY_KEY
+from neuron_plugin.allocation.keys import INVENTORY_KEY, NODE_KEY
 from neuron_plugin.allocation.node_rules import DEFAULT_SCHEDULER
 from neuron_plugin.cluster import DecodeError
 from neuron_plugin.cluster import Pod as PodRecord
 from neuron_plugin.cluster.leases import LEASE_PREFIX
 from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.extender import SECOND_SCHEDULER
+from neuron_plugin.gates.upkeep import WAITING
 from neuron_plugin.gates.webhook import patch as gate_patch
 from neuron_plugin.scheduling.state import NODE_REFUSALS
 from neuron_plugin.simulation.api_server import SimulatedApiServer
-from neuron_plugin.simulation.api_server_kinds import DEVICE_CLASSES, LEASES, JsonObject
+from neuron_plugin.simulation.api_server_kinds import DEVICE_CLASSES, EVENTS, LEASES, JsonObject
 from neuron_plugin.simulation.api_server_kinds import NODES as SERVED_NODES
 from neuron_plugin.simulation.api_server_kinds import PODS as SERVED_PODS
 from neuron_plugin.simulation.kubelet_pods import AdmittedPod
@@ -243,13 +244,30 @@ class SimulatedCluster:
                     return answer
                 await asyncio.sleep(0.05)
 
+    async def placed(self, name: str) -> str:
+        """Wait for the placement controller to place a gated pod; why it lets the pod wait, empty once it is placed.
+
+        Raises:
+            TimeoutError: it does neither.
+        """
+        async with asyncio.timeout(READY_SECONDS):
+            while (pod := self.pod(name)).spec.scheduling_gates:
+                for event in self.api.objects(EVENTS):
+                    if event["regarding"].get("uid") == pod.uid and event["reason"] == WAITING:
+                        return str(event["note"])
+                await asyncio.sleep(0.02)
+        return ""
+
     async def bind(self, name: str) -> None:
-        """Do the scheduler's part: have the extender bind a pod to the first node.
+        """Do the scheduler's part: bind a pod where it was placed, or have the extender bind it to the first node.
 
         Raises:
             ExtenderCallError: the extender refused or failed.
         """
-        await self.scheduler.bind(self.api.get(SERVED_PODS, name, "default"), self.worker.name)
+        if node := self.pod(name).annotations.get(NODE_KEY):
+            self.api.bind("default", name, node=node)
+        else:
+            await self.scheduler.bind(self.api.get(SERVED_PODS, name, "default"), self.worker.name)
 
     async def wait_for_annotation(self, pod: str, key: str, value: str) -> None:
         """Wait until an annotation of a pod reads so."""

@@ -30,7 +30,8 @@ def installed(values: Manifest) -> set[str]:
 @pytest.mark.parametrize(
     ("placement", "switches", "parts"),
     [
-        ("", OFF, set()),
+        ("", OFF, {EXTENDER, GATES}),
+        ("none", OFF, set()),
         ("", SECOND, {EXTENDER, SCHEDULER}),
         ("", DEFAULT, {EXTENDER, FILES}),
         ("none", SECOND, set()),

@@ -44,6 +44,19 @@ def test_every_step_of_the_flow_is_reported(played: Path) -> None:
         assert f"\n {step:>2}  " in f"\n{printed}"
 
 
+def test_the_pods_are_placed_by_gates(played: Path) -> None:
+    printed = (played / "printed").read_text()
+    assert "pod train is created with the gate neuron-plugin.io/placement" in printed
+    assert "one request writes the set on the pod: NEURON_DEVS: 0|4,5,6,7" in printed
+
+
+def test_the_scheduler_asks_the_extender_where_that_is_wanted(cli: Cli) -> None:
+    shown = cli("demo", "--placement", "extender", "--ask", "neuron=4", "--ask", "neuron=7")
+    assert shown.status == 0
+    assert "the scheduler calls the extender's bind with node node-1" in shown.out
+    assert "refused. The pod stays Pending" in shown.out
+
+
 def test_the_core_pod_gets_the_seeds_devices_and_environment(played: Path) -> None:
     printed = (played / "printed").read_text()
     assert "NEURON_CORES: 2,3" in printed

@@ -15,7 +15,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{/* How pods find node and set: gates, extender, second-scheduler or none. */}}
 {{- define "neuron-plugin.placement" -}}
 {{- if .Values.placement }}{{ .Values.placement }}
-{{- else if not .Values.scheduler.enabled }}none
+{{- else if not .Values.scheduler.enabled }}gates
 {{- else if .Values.scheduler.customScheduler.enabled }}second-scheduler
 {{- else }}extender
 {{- end }}
