@@ -10,12 +10,13 @@ first, and loading them takes some tenths of a second of CPU. ``serve_status`` t
 from __future__ import annotations
 
 import asyncio
-import importlib
 import logging
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn, Protocol
+
+from neuron_plugin.loading import load
 
 if TYPE_CHECKING:
     import ssl
@@ -143,7 +144,7 @@ async def serving(
 async def serve_status(status: Status, address: str, port: int, *, retry_seconds: float = 10.0) -> NoReturn:
     """Serve the four pages until cancelled. An address in use is logged once and tried every ``retry_seconds``."""
     for library in ("aiohttp.web", "prometheus_client"):
-        await asyncio.to_thread(importlib.import_module, library)
+        await load(library)
     logged = False
     while True:
         try:

@@ -34,6 +34,7 @@ from neuron_plugin.cluster.credentials import (
     of_service_account,
     read_token,
 )
+from neuron_plugin.loading import load
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator
@@ -78,7 +79,7 @@ async def connect(source: Source, *, clock: Clock = CLOCK, times: ClientTimes = 
     Raises:
         ConnectionSettingsError: the settings are missing or unusable.
     """
-    await asyncio.to_thread(__import__, "aiohttp")
+    await load("aiohttp")
     return KubernetesApi(await _open_session(source, clock, times), source, clock, times)
 
 
