@@ -22,7 +22,7 @@ from neuron_plugin.topology import (
     Topology,
     Unit,
     cores_in,
-    valid_counts,
+    sets_by_count,
     valid_sets,
 )
 
@@ -65,7 +65,7 @@ def _devices_usable(shape: Geometry, free: int) -> float:
         for count in counts:
             sets = [mask for mask in valid_sets(shape, unit, count) if mask & free == mask]
             used += [most_disjoint(sets) * sets[0].bit_count()] if sets else []
-    sizes = shape.cores_per_device - 1 + len(valid_counts(shape, Unit.DEVICE))
+    sizes = shape.cores_per_device - 1 + len(sets_by_count(shape, Unit.DEVICE))
     return sum(used) / (sizes * shape.cores_per_device)
 
 
@@ -121,7 +121,7 @@ class _SetCatalogue:
 
 @lru_cache(maxsize=MOST_SHAPES)
 def _catalogue(shape: Geometry) -> _SetCatalogue:
-    every = {mask for unit in Unit for count in valid_counts(shape, unit) for mask in valid_sets(shape, unit, count)}
+    every = {mask for unit in Unit for masks in sets_by_count(shape, unit).values() for mask in masks}
     masks = sorted(every, key=lambda mask: (mask.bit_count(), mask))
     rows = [format(mask, f"0{shape.core_count}b") for mask in reversed(masks)]
     columns = reversed(list(zip(*rows, strict=True)))  # each core's family, in a table whose rows are the sets

@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 from neuron_plugin.allocation.inventory import NodeInventory
 from neuron_plugin.allocation.narrowing import NO_FACTS, ByDevice, DeviceFacts
 from neuron_plugin.allocation.node_rules import NodeRules
-from neuron_plugin.allocation.placement import Assignment, Placement, place_healthy
+from neuron_plugin.allocation.placement import Assignment, Placement, place, why_not_ever
 from neuron_plugin.allocation.pod import (
     Allocation,
     Ledger,
@@ -73,7 +73,10 @@ class Capacity:
 
     def place(self, request: PodRequest) -> Placement | Rejection:
         """The best sets for a request, or why there are none."""
-        return place_healthy(self.geometry, self.healthy_mask, self.free_mask, request, self.facts)
+        found = place(self.geometry, self.free_mask, request, self.facts)
+        if not isinstance(found, Rejection) or not found.may_pass:
+            return found
+        return why_not_ever(self.geometry, self.healthy_mask, request, self.facts) or found
 
 
 _capacities: WeakValueDictionary[tuple[Geometry, int, int, DeviceFacts], Capacity] = WeakValueDictionary()

@@ -61,13 +61,13 @@ def fitting(geometry: Geometry, free: int, unit: Unit, count: int, must_include:
 
 @lru_cache(maxsize=_MEMO_SIZE)
 def candidates(
-    geometry: Geometry, free: int, unit: Unit, count: int, must_include: int = NO_CORES
+    geometry: Geometry, free: int, unit: Unit, count: int, must_include: int = NO_CORES, *, usable: int | None = None
 ) -> tuple[CoreMask, ...]:
-    """The same sets, best first: by what they cost later pods, then by lowest ids."""
-    return _cheapest_first(geometry, free, fitting(geometry, free, unit, count, must_include))
+    """The same sets, best first: by what they cost later pods, then by lowest ids.
 
-
-def _cheapest_first(geometry: Geometry, free: int, sets: list[CoreMask]) -> tuple[CoreMask, ...]:
+    They lie inside ``usable``, the part of ``free`` that the pod may have, where only a part is.
+    """
+    sets = fitting(geometry, free if usable is None else usable, unit, count, must_include)
     if len(sets) <= 1:
         return tuple(sets)
     return tuple(mask for _, mask in sorted(zip(costs(geometry, free, sets), sets, strict=True)))
@@ -177,18 +177,13 @@ def place(geometry: Geometry, free: int, request: PodRequest, facts: DeviceFacts
     return tuple(ContainerSet(part, mask) for part, mask in zip(request, masks, strict=True))
 
 
-def place_healthy(
-    geometry: Geometry, healthy: int, free: int, request: PodRequest, facts: DeviceFacts = NO_FACTS
-) -> Placement | Rejection:
-    """Like ``place``; the reason says when no pod's end could help because hardware is missing, unhealthy or disabled.
+def why_not_ever(geometry: Geometry, healthy: int, request: PodRequest, facts: DeviceFacts) -> Rejection | None:
+    """Why no pod's end could help: hardware is missing, unhealthy or disabled. None where it could.
 
     ``healthy`` is what may be handed out.
     """
-    found = place(geometry, free & healthy, request, facts)
-    if not isinstance(found, Rejection) or not found.may_pass:
-        return found
     if _has_room(geometry, healthy & geometry.all_mask, request, facts.unused):
-        return found
+        return None
     on_all = place(geometry, geometry.all_mask, request, facts.unused)
     if isinstance(on_all, Rejection):
         return replace(on_all, may_pass=False)
@@ -207,7 +202,7 @@ def _place_constrained(geometry: Geometry, free: int, request: PodRequest, facts
     narrowing = Narrowing(geometry, free, request, facts)
     if len(request) == 1:
         usable, (part,) = free & usable_mask(geometry, request[0], facts), request
-        sets = _cheapest_first(geometry, free, fitting(geometry, usable, part.resource.unit, part.count))
+        sets = candidates(geometry, free, part.resource.unit, part.count, usable=usable)
         masks = narrowing.options(0, sets, narrowing.start)[:1] or None
     else:
         masks = _search(geometry, free, request, narrowing)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from neuron_plugin.allocation.resources import ranges
-from neuron_plugin.topology import Geometry, Unit, valid_counts
+from neuron_plugin.topology import Geometry, Unit, sets_by_count
 
 _PLURALS = {Unit.DEVICE: "devices", Unit.CORE: "cores"}
 
@@ -51,7 +51,7 @@ TOO_LARGE_TO_SHARE = Rejection(
 
 def unsupported_count(geometry: Geometry, unit: Unit, count: int) -> Rejection:
     """The vendor's own sentences for a count that can never be met on this type, and the counts that can."""
-    supported = ranges(valid_counts(geometry, unit)).replace(",", " or ")
+    supported = ranges(sets_by_count(geometry, unit)).replace(",", " or ")
     return Rejection(
         "unsupported-count",
         f"Instance type {geometry.instance_type} does not support requests for {unit}: {count}. "

@@ -26,7 +26,7 @@ from neuron_plugin.cli.command import (
 from neuron_plugin.hardware import GENERATIONS, ResetState
 from neuron_plugin.inspection import plural
 from neuron_plugin.instance_file import load_catalogue
-from neuron_plugin.topology import Catalogue, Unit, valid_counts
+from neuron_plugin.topology import Catalogue, Unit, sets_by_count
 
 if TYPE_CHECKING:
     from neuron_plugin.simulation import SimulatedNode
@@ -129,7 +129,7 @@ def run_types(arguments: Namespace) -> int:
             "logicalCoreSize": each.logical_core_size,
             "memoryGibPerDevice": each.memory_gib,
             "topology": each.topology.value,
-            "deviceCounts": (counts := valid_counts(each.geometry, Unit.DEVICE)),
+            "deviceCounts": (counts := tuple(sets_by_count(each.geometry, Unit.DEVICE))),
         }
         found.append(report)
         cells = report | {"memoryGibPerDevice": f"{each.memory_gib}Gi", "deviceCounts": ranges(counts)}

@@ -58,7 +58,7 @@ def filter_nodes(
         return Filtered([name for name in names if name == target], {BOUND_ELSEWHERE: others} if others else {})
     if not request:
         return Filtered(names, {})
-    passed, rejected = state.answers(request).split(names)
+    passed, rejected = state.choices.answers(request).split(names)
     if len(passed) + sum(map(len, rejected.values())) < len(names):
         unknown = {name for name in names if name not in state.nodes}
         return Filtered(passed, {**rejected, UNKNOWN_NODE: unknown} if unknown else rejected)
@@ -76,7 +76,7 @@ def score_nodes(
     """Scores 0-10 in the order of ``names``: the best node gets 10, with its equals unless it leads ``alone``."""
     if not request:
         return [HIGHEST_SCORE] * len(names)
-    answers = state.answers(request, strategy)
+    answers = state.choices.answers(request, strategy)
     found = answers.values(names)
     if alone and (best := answers.best(frozenset(names))):
         found[names.index(best)] = min(rank for rank in found if rank is not None) - 1

@@ -248,7 +248,7 @@ class Placer:
         if reason := self._why_plainly(pod, called):
             self._send(pod, writes.release_plainly(pod), reason)
             return True
-        answers = self._state.answers(pod.requests, self._strategy_of(pod))
+        answers = self._state.choices.answers(pod.requests, self._strategy_of(pod))
         node = kept.node if kept else answers.best(called, self._skipped(pod))
         assumed = self._choose(pod, node) if node and node in called else None
         if assumed is None:
@@ -269,7 +269,7 @@ class Placer:
 
     def feasible(self, pod: NeuronPod) -> Collection[str]:
         """The nodes that kube-scheduler leaves to a pod now."""
-        return self._state.feasible(pod.rules, self.volumes.of(pod) or ())
+        return self._state.choices.feasible(pod.rules, self.volumes.of(pod) or ())
 
     def _reads_volumes(self, pods: Iterable[NeuronPod]) -> bool:
         """Whether claims of these pods are to be read first; they are looked at again once they are."""
@@ -383,12 +383,12 @@ class Placer:
         coming: defaultdict[str, list[PodRules]] = defaultdict(list)
 
         def best(pod: NeuronPod, changed: Mapping[str, NodeInfo]) -> str:
-            answers, skipped = self._state.answers(pod.requests, self._strategy_of(pod)), self._skipped(pod)
+            answers, skipped = self._state.choices.answers(pod.requests, self._strategy_of(pod)), self._skipped(pod)
             called = self.feasible(pod)
             if (kept := self._state.reserved.get(pod.uid)) and kept.node in called:
                 return kept.node
             while node := answers.best(called, skipped, changed):
-                if node not in coming or self._state.leaves_room(node, pod.rules, coming[node]):
+                if node not in coming or self._state.choices.has_room(node, pod.rules, coming[node]):
                     coming[node].append(pod.rules)
                     return node
                 skipped.add(node)

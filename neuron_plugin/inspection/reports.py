@@ -19,7 +19,7 @@ from neuron_plugin.inspection.facts import DeviceUsers
 from neuron_plugin.inspection.findings import Unknown
 from neuron_plugin.inspection.holders import Holders
 from neuron_plugin.inspection.machine import Machine
-from neuron_plugin.topology import CoreMask, Geometry, Unit, cores_in, valid_counts, valid_sets
+from neuron_plugin.topology import CoreMask, Geometry, Unit, cores_in, sets_by_count
 
 
 class Health(enum.StrEnum):
@@ -237,12 +237,10 @@ def topology_report(machine: Machine, geometry: Geometry, holders: Holders, repo
     """The report of ``topology``; ``report`` is that of ``devices`` for the same machine."""
     free = machine.usable_mask & ~(holders.ledger.used_mask if holders.ledger else 0)
     links, sets, devices = machine.links, [], []
-    for count in valid_counts(geometry, Unit.DEVICE):
-        masks = valid_sets(geometry, Unit.DEVICE, count)
+    for count, masks in sets_by_count(geometry, Unit.DEVICE).items():
         fitting = tuple(geometry.whole_devices(mask) for mask in masks if mask & free == mask)
         sets.append(DeviceSets(count, tuple(geometry.whole_devices(mask) for mask in masks), fitting))
-    counts = valid_counts(geometry, Unit.CORE)
-    fits = {count: any(mask & free == mask for mask in valid_sets(geometry, Unit.CORE, count)) for count in counts}
+    windows = sets_by_count(geometry, Unit.CORE)
     for device in range(geometry.device_count):
         mask, connected = geometry.device_mask(device), tuple(sorted(links.get(device, ())))
         devices.append(LinkedDevice(device, connected, cores_in(mask), cores_in(mask & free)))
@@ -253,7 +251,7 @@ def topology_report(machine: Machine, geometry: Geometry, holders: Holders, repo
         holders_known=report.holders_known,
         devices=tuple(devices),
         device_sets=tuple(sets),
-        core_counts=counts,
-        free_core_counts=tuple(count for count in counts if fits[count]),
+        core_counts=tuple(windows),
+        free_core_counts=tuple(count for count, masks in windows.items() if any(mask & free == mask for mask in masks)),
         notes=report.notes,
     )

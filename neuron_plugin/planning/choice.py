@@ -15,9 +15,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Container, Iterable, Mapping
-from functools import lru_cache
-from itertools import takewhile
-from typing import Generic, NamedTuple, TypeVar
+from functools import lru_cache, partial
+from itertools import chain, takewhile
+from types import MappingProxyType
+from typing import NamedTuple
 
 from neuron_plugin.allocation import (
     Capacity,
@@ -48,12 +49,12 @@ from neuron_plugin.allocation.requests import Amounts
 from neuron_plugin.topology import Geometry
 
 MOST_CAPACITIES = 32_768
-"""Distinct capacities remembered per demand; then its table starts again."""
+"""Distinct capacities remembered per demand."""
 MOST_DEMANDS = 32
 """Distinct demands remembered, with constraints and without; a cluster's workloads have few."""
 
 PACK = PlacementStrategy.PACK
-_V = TypeVar("_V")
+NO_USES: Mapping[str, NodeUse] = MappingProxyType({})
 _Demand = tuple[PlacementStrategy, tuple[tuple[ContainerKind, Resource, int, Amounts, object], ...]]
 
 
@@ -82,20 +83,6 @@ def _shared(rejection: Rejection) -> Rejection:
     return rejection
 
 
-class ByCapacity(dict[Capacity | Rejection, _V], Generic[_V]):
-    """Answers by capacity, worked out when first asked for."""
-
-    def __init__(self, answer: Callable[[Capacity | Rejection], _V]) -> None:
-        super().__init__()
-        self._answer = answer
-
-    def __missing__(self, capacity: Capacity | Rejection) -> _V:
-        if len(self) >= MOST_CAPACITIES:
-            self.clear()
-        value = self[capacity] = self._answer(capacity)
-        return value
-
-
 class Rank(NamedTuple):
     """How a node that fits compares with others of its ``kind``: the least is the best.
 
@@ -112,16 +99,17 @@ class Rank(NamedTuple):
 class Answers:
     """What one demand meets on every node, the nodes that fit in order.
 
-    ``nodes`` is followed, not copied: ``forget`` names what has changed there. Names of no known node are not kept,
-    because anybody can invent them.
+    ``nodes`` is followed, not copied: ``changed`` are the names of those to judge again. Names of no known node are
+    not kept, because anybody can invent them.
     """
 
     def __init__(self, nodes: Mapping[str, NodeInfo], request: PodRequest, strategy: PlacementStrategy = PACK) -> None:
         self._nodes = nodes
         self._strategy = strategy
-        self._verdicts = ByCapacity(lambda capacity: verdict(capacity, request))
-        self._lost = ByCapacity(lambda capacity: _devices_lost(capacity, request))
-        self._changed = set(nodes)
+        remembered = lru_cache(maxsize=MOST_CAPACITIES)
+        self._verdict = remembered(partial(verdict, request=request))
+        self._devices_lost = remembered(partial(_devices_lost, request=request))
+        self.changed = set(nodes)
         self._ranks: dict[str, Rank] = {}
         self._orders: dict[Geometry | None, list[Rank]] = {}
         self._rejected: dict[Rejection, set[str]] = {}
@@ -136,7 +124,7 @@ class Answers:
         ranks = map(self._ranks.get, names)
         if len(self._orders) <= 1:
             return [rank and rank.cost for rank in ranks]
-        return [rank and self._lost[self._nodes[rank.name].capacity] for rank in ranks]
+        return [rank and self._devices_lost(self._nodes[rank.name].capacity) for rank in ranks]
 
     def best(
         self, called: Container[str], skipped: Container[str] = (), changed: Mapping[str, NodeInfo] | None = None
@@ -159,7 +147,7 @@ class Answers:
                 heads[found.kind] = (found, info.capacity)
         if len(heads) <= 1:
             return next((rank.name for rank, _ in heads.values()), "")
-        return min((self._lost[capacity], rank) for rank, capacity in heads.values())[1].name
+        return min((self._devices_lost(capacity), rank) for rank, capacity in heads.values())[1].name
 
     def equals(self, name: str, called: Container[str], skipped: Container[str] = ()) -> list[str]:
         """The nodes in ``called`` that are as good as this one but for their use and name, itself among them."""
@@ -168,13 +156,9 @@ class Answers:
         alike = takewhile(lambda other: other.cost == rank.cost, order[bisect_left(order, (rank.cost,)) :])
         return [other.name for other in alike if other.name in called and other.name not in skipped]
 
-    def forget(self, names: Iterable[str]) -> None:
-        """The nodes of these names have changed."""
-        self._changed.update(names)
-
     def catch_up(self) -> None:
         """Judge the nodes that have changed."""
-        for name in self._changed:
+        for name in self.changed:
             if known := self._ranks.pop(name, None):
                 order = self._orders[known.kind]
                 del order[bisect_left(order, known)]
@@ -185,18 +169,18 @@ class Answers:
             info = self._nodes.get(name)
             if info is None:
                 continue
-            if isinstance(found := self._verdicts[info.capacity], Rejection):
+            if isinstance(found := self._verdict(info.capacity), Rejection):
                 self._rejected.setdefault(found, set()).add(name)
             elif rank := self._rank(info):
                 insort(self._orders.setdefault(rank.kind, []), rank)
                 self._ranks[name] = rank
-        self._changed.clear()
+        self.changed.clear()
         self._orders = {kind: order for kind, order in self._orders.items() if order}
 
     def _rank(self, info: NodeInfo) -> Rank | None:
         """Where a node stands; None if the pod does not fit there."""
         capacity, name = info.capacity, info.name
-        found = self._verdicts[capacity]
+        found = self._verdict(capacity)
         if isinstance(found, Rejection) or isinstance(capacity, Rejection):
             return None
         geometry, free_mask = capacity.geometry, capacity.free_mask
@@ -213,12 +197,19 @@ def _devices_lost(capacity: Capacity | Rejection, request: PodRequest) -> float:
 
 
 class Choices:
-    """The answers to every demand on the same nodes; ``forget`` names the nodes that have changed."""
+    """What every demand meets on the same nodes, and which of them kube-scheduler leaves to a pod.
 
-    def __init__(self, nodes: Mapping[str, NodeInfo]) -> None:
+    Both are brought up to date node by node: ``forget`` names a node of which something has changed. ``nodes`` and
+    ``uses`` are followed, not copied; ``uses`` has every node, where anybody asks what kube-scheduler leaves.
+    """
+
+    def __init__(self, nodes: Mapping[str, NodeInfo], uses: Mapping[str, NodeUse] = NO_USES) -> None:
         self._nodes = nodes
+        self._uses = uses
         self._plain: dict[_Demand, Answers] = {}
         self._constrained: dict[_Demand, Answers] = {}
+        self._feasible: dict[tuple[PodRules, tuple[Volume, ...]], tuple[set[str], set[str]]] = {}
+        """By rules and volumes: the nodes, and those to look at again."""
 
     def answers(self, request: PodRequest, strategy: PlacementStrategy = PACK) -> Answers:
         """The answers to one request, as of now; the demand that was asked for longest ago makes room for a new one.
@@ -236,58 +227,41 @@ class Choices:
         answers.catch_up()
         return answers
 
-    def forget(self, names: Collection[str]) -> None:
-        """The nodes of these names have changed, have come or are gone."""
-        for remembered in (self._plain, self._constrained):
-            for answers in remembered.values():
-                answers.forget(names)
+    def feasible(self, rules: PodRules, volumes: tuple[Volume, ...] = ()) -> Collection[str]:
+        """The nodes that kube-scheduler leaves to pods of these rules now, as far as that can be judged."""
+        key = rules, volumes
+        known = self._feasible.pop(key) if key in self._feasible else (set[str](), set(self._nodes))
+        found, changed = self._feasible[key] = known
+        if len(self._feasible) > MOST_DEMANDS:
+            del self._feasible[next(iter(self._feasible))]
+        for name in changed:
+            found.discard(name)
+            if (info := self._nodes.get(name)) and _leaves(info, self._uses[name], rules, volumes):
+                found.add(name)
+        changed.clear()
+        return found
 
-
-class Feasibility:
-    """Which nodes kube-scheduler leaves to pods of the same rules: brought up to date node by node.
-
-    ``nodes`` and ``uses`` are followed, not copied, and ``uses`` has every node. ``forget`` names a node of which
-    something has changed.
-    """
-
-    def __init__(self, nodes: Mapping[str, NodeInfo], uses: Mapping[str, NodeUse]) -> None:
-        self._nodes = nodes
-        self._uses = uses
-        self._known: dict[tuple[PodRules, tuple[Volume, ...]], tuple[set[str], set[str]]] = {}
-        """By rules and volumes: the nodes, and those to look at again."""
-
-    def leaves(self, name: str, rules: PodRules, beside: Iterable[PodRules]) -> bool:
-        """Whether a node has room for one more pod if these come to it, too."""
+    def has_room(self, name: str, rules: PodRules, beside: Iterable[PodRules]) -> bool:
+        """Whether a node has room for a pod of these rules, Neuron aside, if others come to it, too."""
         use = self._uses[name]
         pods = [((*other.needs, *other.neuron), other.ports) for other in beside]
         more = node_use([(tuple(use.amounts.items()), use.ports), *pods])
         node = self._nodes[name].node.rules
         return not (lacks_counts(rules, node, more) or any(True for _ in shortages(rules, node, more)))
 
-    def names(self, rules: PodRules, volumes: tuple[Volume, ...] = ()) -> Collection[str]:
-        """The nodes that pods of these rules may go to now."""
-        key = rules, volumes
-        known = self._known.pop(key) if key in self._known else (set[str](), set(self._nodes))
-        found, changed = self._known[key] = known
-        if len(self._known) > MOST_DEMANDS:
-            del self._known[next(iter(self._known))]
-        for name in changed:
-            found.discard(name)
-            if (info := self._nodes.get(name)) and self._leaves(info, rules, volumes):
-                found.add(name)
-        changed.clear()
-        return found
-
     def forget(self, name: str) -> None:
-        """This node, or what its pods ask for, has changed."""
-        for _, changed in self._known.values():
+        """This node, or what its pods ask for, has changed; or it has come or is gone."""
+        for answers in chain(self._plain.values(), self._constrained.values()):
+            answers.changed.add(name)
+        for _, changed in self._feasible.values():
             changed.add(name)
 
-    def _leaves(self, info: NodeInfo, rules: PodRules, volumes: tuple[Volume, ...]) -> bool:
-        node, use = info.node.rules, self._uses[info.name]
-        if lacks_counts(rules, node, use) or any(True for _ in shortages(rules, node, use)):
-            return False
-        return not any(True for _ in objections(rules, info.name, node, volumes))
+
+def _leaves(info: NodeInfo, use: NodeUse, rules: PodRules, volumes: tuple[Volume, ...]) -> bool:
+    node = info.node.rules
+    if lacks_counts(rules, node, use) or any(True for _ in shortages(rules, node, use)):
+        return False
+    return not any(True for _ in objections(rules, info.name, node, volumes))
 
 
 def place_together(

@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from neuron_plugin.allocation import NodeInventory, Resource
 from neuron_plugin.allocation.resources import format_ids, parse_ids
 from neuron_plugin.hardware import GENERATIONS, parse_driver_version
 from neuron_plugin.plugin.settings import Numbering, PluginSettings
-from neuron_plugin.topology import CoreMask, Geometry, Unit, cores_in, valid_counts, valid_sets
+from neuron_plugin.topology import CoreMask, Geometry, Unit, cores_in, sets_by_count
 
 if TYPE_CHECKING:  # the room loads gRPC, and what a reply says is read by commands, too
     from neuron_plugin.kubelet import ContainerAllocation, DeviceNode
@@ -155,8 +156,8 @@ def core_windows(geometry: Geometry) -> frozenset[tuple[int, int]]:
 
     Relative to the first device of a container they are among these, too: every device can be the first one.
     """
-    sets = (mask for count in valid_counts(geometry, Unit.CORE) for mask in valid_sets(geometry, Unit.CORE, count))
-    return frozenset((int(cores[0]), int(cores[-1])) for cores in map(cores_in, sets))
+    windows = chain.from_iterable(sets_by_count(geometry, Unit.CORE).values())
+    return frozenset((int(cores[0]), int(cores[-1])) for cores in map(cores_in, windows))
 
 
 @lru_cache(maxsize=8)

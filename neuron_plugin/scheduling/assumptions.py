@@ -124,7 +124,7 @@ class Assumptions:
 
     def _choose_nodes(self, pod: NeuronPod, called: Container[str], lead: _Lead) -> list[str] | None:
         strategy = self.strategy_of(pod)
-        answers = self._state.answers(pod.requests, strategy)
+        answers = self._state.choices.answers(pod.requests, strategy)
         kept = self._state.reserved.get(pod.uid)
         is_called = kept is not None and kept.node in called and kept.node not in lead.nodes
         if kept and is_called and isinstance(self.choose(pod, kept.node), AssumedPod):
@@ -294,7 +294,7 @@ class Assumptions:
         self, pod: NeuronPod, called: Container[str], avoided: Container[str], changed: Mapping[str, NodeInfo]
     ) -> AssumedPod | None:
         """The pod on its best node while some nodes are ``changed``."""
-        node = self._state.answers(pod.requests, self.strategy_of(pod)).best(called, avoided, changed)
+        node = self._state.choices.answers(pod.requests, self.strategy_of(pod)).best(called, avoided, changed)
         found = self._choose_on(pod, node, changed[node].capacity if node in changed else self._state.capacity(node))
         return found if isinstance(found, AssumedPod) else None
 

@@ -16,7 +16,7 @@ from neuron_plugin.allocation import ContainerKind, NeuronPod, NodeInfo, NodeInv
 from neuron_plugin.build import build
 from neuron_plugin.scheduling.assumptions import AssumptionEnding
 from neuron_plugin.scheduling.state import ClusterState
-from neuron_plugin.topology import Geometry, Unit, valid_counts, valid_sets
+from neuron_plugin.topology import Geometry, Unit, sets_by_count
 
 MOST_SIZED_DEVICES = 16
 """Pods that ask for more devices than this are one size in metrics."""
@@ -209,7 +209,7 @@ def _gauge(name: str, text: str, values: Mapping[tuple[str, ...], float], *label
 def fragmentation(geometry: Geometry, free_mask: int) -> float:
     """Share of the free whole devices outside the largest free linked set: 0 is whole, near 1 is scattered."""
     free = len(geometry.whole_devices(free_mask))
-    for count in reversed(valid_counts(geometry, Unit.DEVICE)):
-        if any(mask & free_mask == mask for mask in valid_sets(geometry, Unit.DEVICE, count)):
+    for count, masks in reversed([*sets_by_count(geometry, Unit.DEVICE).items()]):
+        if any(mask & free_mask == mask for mask in masks):
             return 1 - count / free
     return 0.0

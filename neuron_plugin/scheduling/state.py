@@ -28,20 +28,19 @@ from neuron_plugin.allocation import (
     NeuronPod,
     NodeInfo,
     PlacementStrategy,
-    PodRequest,
     PodUid,
     Rejection,
 )
 from neuron_plugin.allocation.assignment import write_assignment
 from neuron_plugin.allocation.claims import ClaimResult
 from neuron_plugin.allocation.node import OVERLAPPING_ASSIGNMENTS, STALE_PLUGIN, Reservation, node_info
-from neuron_plugin.allocation.node_rules import NO_USE, NodeUse, PodRules, PodSelector, Volume, is_tight, node_use
+from neuron_plugin.allocation.node_rules import NO_USE, NodeUse, PodSelector, Volume, is_tight, node_use
 from neuron_plugin.allocation.pod import claim_user, unknown_products
 from neuron_plugin.allocation.rejection import NO_ASSIGNMENT, UNREADABLE_ASSIGNMENT
 from neuron_plugin.allocation.utilization import ContainerUtilization, Utilization
 from neuron_plugin.cluster.nodes import NO_INVENTORY, NO_NEURON, UNKNOWN_HEALTH, UNREADABLE_INVENTORY
 from neuron_plugin.cluster.pods import PodUse
-from neuron_plugin.planning import PACK, Answers, Choices, Cluster, Feasibility
+from neuron_plugin.planning import PACK, Choices, Cluster
 from neuron_plugin.scheduling.history import History
 
 # Why a node takes no Neuron pod, whatever the pod asks for. The rules for texts are those of ``Rejection``: no names,
@@ -204,7 +203,8 @@ class ClusterState:
 
     ``on_trial`` has nodes whose plugin was away lately, and until when they take their pods one by one, by the clock
     of the watches. ``movable_namespaces`` are those whose pods may be evicted to make room, where a pod does not say
-    otherwise. ``history`` is for people, and decides nothing. ``products`` are the names of the catalogue.
+    otherwise. ``history`` is for people, and decides nothing. ``products`` are the names of the catalogue. ``choices``
+    are the answers to each demand as of now.
     """
 
     def __init__(self, version: int = 0, products: frozenset[str] = frozenset()) -> None:
@@ -228,8 +228,7 @@ class ClusterState:
         self._keeping_off: defaultdict[PodSelector, Counter[str]] = defaultdict(Counter)
         """On which nodes, and how many of each, placed pods keep such pods off where they run."""
         self._stale: frozenset[str] = frozenset()
-        self._choices = Choices(self._nodes)
-        self._feasible = Feasibility(self._nodes, self._uses)
+        self.choices = Choices(self._nodes, self._uses)
         self.nodes: Mapping[str, NodeInfo] = MappingProxyType(self._nodes)
         self.pods: Mapping[PodUid, NeuronPod] = MappingProxyType(self._pods)
         self.assumed: Mapping[PodUid, AssumedPod] = MappingProxyType(self._assumed)
@@ -256,14 +255,6 @@ class ClusterState:
             return refusal
         seen = (info.node.facts.names for info in self._nodes.values())  # a self-made type is in no catalogue
         return unknown_products(pod, self._products.union(*seen))
-
-    def answers(self, request: PodRequest, strategy: PlacementStrategy = PACK) -> Answers:
-        """What a request meets on every node now."""
-        return self._choices.answers(request, strategy)
-
-    def feasible(self, rules: PodRules, volumes: tuple[Volume, ...] = ()) -> Collection[str]:
-        """The nodes that kube-scheduler leaves to a pod of these rules now, as far as that can be judged."""
-        return self._feasible.names(rules, volumes)
 
     def utilization_on(self, name: str) -> Utilization:
         """What a node's containers do with their cores, as its plugin has published it, by the names they have here.
@@ -308,10 +299,6 @@ class ClusterState:
         """How many pods of a group must be placed for any to be: its PodGroup says so, or else its gated pods."""
         sizes = (pod.group_size for pod in self.members.get(group, {}).values() if pod.gated or pod.promised)
         return self.min_counts.get(group, 0) or max(sizes, default=0)
-
-    def leaves_room(self, name: str, rules: PodRules, beside: Iterable[PodRules]) -> bool:
-        """Whether a node has room for a pod of these rules if others come to it, too."""
-        return self._feasible.leaves(name, rules, beside)
 
     def cluster(
         self,
@@ -391,9 +378,8 @@ class ClusterState:
         if before is not None and before.node.uid == uid:
             del self._nodes[name]
             self._uses.pop(name, None)
-            self._feasible.forget(name)
+            self.choices.forget(name)
             self.on_trial.pop(name, None)
-            self._choices.forget([name])
             self.history.unhealthy(name, (), ())
             self.changes.add(name, before, None)
 
@@ -462,10 +448,10 @@ class ClusterState:
             others.pop(uid, None)
             if not others:
                 del self._others[before.node]
-            self._use_changed(before.node)
+            self._judge_again(before.node)
         if use:
             self._others[use.node][uid] = use
-            self._use_changed(use.node)
+            self._judge_again(use.node)
 
     def set_min_count(self, group: tuple[str, str], count: int) -> None:
         """So many pods of a PodGroup must be placed for any to be; 0 if any number may be, or the group is gone."""
@@ -576,11 +562,11 @@ class ClusterState:
         info = self._nodes.get(name)
         return info is not None and bool(info.void)
 
-    def _use_changed(self, name: str) -> None:
-        """What the pods of a node ask for besides Neuron has changed."""
+    def _judge_again(self, name: str) -> None:
+        """A node, or what its pods ask for besides Neuron, has changed."""
         if name in self._nodes:
             self._uses.pop(name, None)
-            self._feasible.forget(name)
+            self.choices.forget(name)
             self.capacity_version += 1
 
     def _use_of(self, name: str) -> NodeUse:
@@ -609,8 +595,7 @@ class ClusterState:
         """Derive a node's state again: it, its pods or what is kept there have changed."""
         name, before = node.name, self._nodes.get(node.name)
         after = self._nodes[name] = self.imagine(node)
-        self._choices.forget([name])
-        self._use_changed(name)
+        self._judge_again(name)
         if after != before:
             self.changes.add(name, before, after)
 

@@ -197,7 +197,7 @@ class Board:
         self._busy += _devices(node) - _devices(before)
         self._empty += (not node.ledger.allocations) - (not before.ledger.allocations)
         self.nodes[node.name] = node
-        self._choices.forget([node.name])
+        self._choices.forget(node.name)
 
 
 def _devices(node: NodeInfo) -> float:

@@ -22,4 +22,4 @@ from neuron_plugin.topology.instances import (
     product_names,
 )
 from neuron_plugin.topology.links import TORUS_SIDE, links_of
-from neuron_plugin.topology.sets import free_sets, valid_counts, valid_sets
+from neuron_plugin.topology.sets import free_sets, sets_by_count, valid_sets

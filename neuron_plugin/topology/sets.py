@@ -7,7 +7,7 @@ is one device, a row, two aligned rows or all. Computed once per shape; callers 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from neuron_plugin.topology.geometry import MOST_SHAPES, CoreMask, Geometry, Unit
@@ -17,12 +17,7 @@ _MOST_STATES = 4096
 
 def valid_sets(geometry: Geometry, unit: Unit, count: int) -> tuple[CoreMask, ...]:
     """Every valid set of ``count`` devices or cores, lowest ids first; empty when the count can never be met."""
-    return _sets_by_count(geometry.shape, unit).get(count, ())
-
-
-def valid_counts(geometry: Geometry, unit: Unit) -> tuple[int, ...]:
-    """Every count that has a valid set, ascending."""
-    return tuple(_sets_by_count(geometry.shape, unit))
+    return sets_by_count(geometry.shape, unit).get(count, ())
 
 
 @lru_cache(maxsize=_MOST_STATES)
@@ -31,39 +26,34 @@ def free_sets(geometry: Geometry, free_mask: CoreMask) -> Mapping[int, int]:
 
     A cluster of thousands of nodes has few different answers, so they are remembered.
     """
-    counts = valid_counts(geometry, Unit.DEVICE)
-    return {
-        count: sum(each & free_mask == each for each in valid_sets(geometry, Unit.DEVICE, count)) for count in counts
-    }
+    every = sets_by_count(geometry, Unit.DEVICE)
+    return {count: sum(mask & free_mask == mask for mask in masks) for count, masks in every.items()}
 
 
 @lru_cache(maxsize=MOST_SHAPES * len(Unit))
-def _sets_by_count(shape: Geometry, unit: Unit) -> dict[int, tuple[CoreMask, ...]]:
+def sets_by_count(geometry: Geometry, unit: Unit) -> Mapping[int, tuple[CoreMask, ...]]:
     """All valid sets by count, ascending: a count from outside is looked up, never computed with."""
-    if not shape.core_count:
+    if not geometry.core_count:
         return {}
-    of_unit = {Unit.DEVICE: (_device_sets, shape.device_count), Unit.CORE: (_core_sets, shape.core_count)}
-    sets, most = of_unit[unit]
-    return {count: found for count in range(1, most + 1) if (found := sets(shape, count))}
+    size = geometry.cores_per_device if unit is Unit.DEVICE else 1
+    sets = {}
+    for count in range(1, geometry.core_count // size + 1):
+        window = (1 << count * size) - 1
+        if starts := _starts(geometry, count * size):
+            sets[count] = tuple(CoreMask(window << start) for start in starts)
+    return sets
 
 
-def _device_sets(geometry: Geometry, count: int) -> tuple[CoreMask, ...]:
-    any_run = not geometry.block_sizes or count in (1, geometry.device_count)
-    if not any_run and count not in geometry.block_sizes:
-        return ()
-    starts = range(0, geometry.device_count - count + 1, 1 if any_run else count)
-    return tuple(geometry.devices_mask(range(start, start + count)) for start in starts)
+def _starts(geometry: Geometry, cores: int) -> Sequence[int]:
+    """The first cores of all valid sets of so many.
 
-
-def _core_sets(geometry: Geometry, count: int) -> tuple[CoreMask, ...]:
-    """Any window inside a device; more from a device boundary, and only whole devices where blocks rule."""
-    per_device, window = geometry.cores_per_device, (1 << count) - 1
-    if count <= per_device:
-        offsets = range(per_device - count + 1)
-        firsts = [device * per_device + offset for device in range(geometry.device_count) for offset in offsets]
-        return tuple(CoreMask(window << first) for first in firsts)
-    devices, rest = divmod(count, per_device)
-    if not rest:
-        return _device_sets(geometry, devices)
-    starts = () if geometry.block_sizes else range(geometry.device_count - devices)
-    return tuple(CoreMask(window << (start * per_device)) for start in starts)
+    Inside a device any window is valid. Larger ones begin with a device; where blocks rule they are whole devices.
+    """
+    size, count = geometry.cores_per_device, geometry.device_count
+    if cores <= size:
+        return [device * size + offset for device in range(count) for offset in range(size - cores + 1)]
+    devices, rest = divmod(cores, size)
+    last = geometry.core_count - cores
+    if not geometry.block_sizes or last == 0:
+        return range(0, last + 1, size)
+    return range(0, last + 1, cores) if not rest and devices in geometry.block_sizes else ()

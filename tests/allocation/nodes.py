@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
+from neuron_plugin.allocation.narrowing import NO_FACTS, DeviceFacts
+from neuron_plugin.allocation.node import Capacity
+from neuron_plugin.allocation.placement import Placement
+from neuron_plugin.allocation.rejection import Rejection
 from neuron_plugin.allocation.requests import ContainerKind, ContainerRequest, PodRequest
 from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.topology import Geometry, Unit, valid_counts
+from neuron_plugin.topology import CoreMask, Geometry, Unit, sets_by_count
 from tests.topology.oracle import INF1, INF2_LINE, TRN1, UNLINKED, distinct_geometries
 
 SMALL = (INF1, INF2_LINE, UNLINKED, TRN1)
@@ -28,7 +32,7 @@ def free_masks(draw: st.DrawFn, geometry: Geometry) -> int:
 @st.composite
 def counts(draw: st.DrawFn, geometry: Geometry, unit: Unit) -> int:
     """Mostly counts that have a set, and some that have none."""
-    valid = st.sampled_from(valid_counts(geometry, unit))
+    valid = st.sampled_from(list(sets_by_count(geometry, unit)))
     return draw(st.one_of(valid, valid, valid, st.integers(1, geometry.core_count + 2)))
 
 
@@ -59,3 +63,10 @@ def pods(
         ContainerRequest(f"c{index}", kind, resource, draw(counts(geometry, resource.unit)))
         for index, (kind, resource) in enumerate(ordered)
     )
+
+
+def place_on(
+    geometry: Geometry, healthy: int, free: int, request: PodRequest, facts: DeviceFacts = NO_FACTS
+) -> Placement | Rejection:
+    """What a node with these healthy cores, of which some are free, has for a pod."""
+    return Capacity(geometry, CoreMask(healthy), CoreMask(free & healthy), facts).place(request)

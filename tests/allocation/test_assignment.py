@@ -20,7 +20,7 @@ from neuron_plugin.allocation.placement import Assignment, ContainerAssignment, 
 from neuron_plugin.allocation.rejection import Rejection
 from neuron_plugin.allocation.requests import ContainerKind, ContainerRequest, PodRequest
 from neuron_plugin.allocation.resources import Resource, parse_ids
-from neuron_plugin.topology import Geometry, Unit, valid_counts, valid_sets
+from neuron_plugin.topology import Geometry, Unit, sets_by_count, valid_sets
 from tests.allocation.nodes import any_geometry, core, device, free_masks, neuron, pods
 from tests.topology.oracle import INF2_LINE, INF2_RING, TRN1, distinct_geometries
 
@@ -102,7 +102,7 @@ def test_nothing_placed_writes_nothing() -> None:
 @pytest.mark.parametrize("dialect", list(Dialect))
 def test_p52_every_set_of_every_geometry_reads_back_as_it_was_written(geometry: Geometry, dialect: Dialect) -> None:
     for resource in (Resource.NEURONDEVICE, Resource.NEURONCORE):
-        for count in valid_counts(geometry, resource.unit):
+        for count in sets_by_count(geometry, resource.unit):
             request = (ContainerRequest("main", ContainerKind.APP, resource, count),)
             for mask in valid_sets(geometry, resource.unit, count):
                 written = write_assignment(assignment_of(geometry, (ContainerSet(request[0], mask),), 99), [dialect])

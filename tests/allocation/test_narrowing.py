@@ -20,13 +20,13 @@ from neuron_plugin.allocation.narrowing import (
     unconstrained,
 )
 from neuron_plugin.allocation.node import amounts_used
-from neuron_plugin.allocation.placement import ContainerSet, Placement, place, place_healthy, placement_mask
+from neuron_plugin.allocation.placement import ContainerSet, Placement, place, placement_mask
 from neuron_plugin.allocation.pod import Allocation, PodReference, PodUid
 from neuron_plugin.allocation.rejection import INVALID_CONSTRAINT, Rejection
 from neuron_plugin.allocation.requests import ContainerKind, ContainerRequest, PodRequest
 from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.topology import CoreMask, Geometry, Topology, Unit, catalogue
-from tests.allocation.nodes import core, device, free_masks, neuron, pods
+from tests.allocation.nodes import core, device, free_masks, neuron, place_on, pods
 from tests.allocation.test_placement import Held, after, next_sets
 from tests.topology.oracle import INF1, INF1_RING, TRN1, TRN2, Cores, as_cores, as_mask, oracle_cost, oracle_sets
 
@@ -59,7 +59,7 @@ def chosen(geometry: Geometry, free: int, request: PodRequest, facts: DeviceFact
 
 
 def refusal(geometry: Geometry, free: int, request: PodRequest, facts: DeviceFacts = NO_FACTS) -> Rejection:
-    found = place_healthy(geometry, geometry.all_mask, free, request, facts)
+    found = place_on(geometry, geometry.all_mask, free, request, facts)
     assert isinstance(found, Rejection)
     return found
 
@@ -343,7 +343,7 @@ def test_allowed_devices_that_are_no_set_or_unhealthy_are_refused_for_good() -> 
     straddling = limited([neuron(4)], allowed_devices=bits(2, 3, 4, 5))
     assert not refusal(TRN1, TRN1.all_mask, straddling).may_pass
     healthy = TRN1.all_mask & ~TRN1.device_mask(7)
-    found = place_healthy(TRN1, healthy, healthy, limited([neuron(1)], allowed_devices=bits(7)))
+    found = place_on(TRN1, healthy, healthy, limited([neuron(1)], allowed_devices=bits(7)))
     assert isinstance(found, Rejection)
     assert found.text == "No free linked set of 1 Neuron devices among the devices that the pod allows"
     assert not found.may_pass

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from neuron_plugin.allocation import placement as module
 from neuron_plugin.allocation.narrowing import DeviceFacts
-from neuron_plugin.allocation.placement import MOST_CONTAINERS, Placement, place, place_healthy, placement_mask
+from neuron_plugin.allocation.placement import MOST_CONTAINERS, Placement, place, placement_mask
 from neuron_plugin.allocation.rejection import Rejection
 from neuron_plugin.allocation.requests import ContainerKind, ContainerRequest, PodRequest
 from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.topology import Geometry, Unit
-from tests.allocation.nodes import SMALL, any_geometry, core, device, free_masks, neuron, pods
+from tests.allocation.nodes import SMALL, any_geometry, core, device, free_masks, neuron, place_on, pods
 from tests.topology.oracle import (
     INF1,
     INF1_RING,
@@ -113,7 +113,7 @@ def test_t8_a_refusal_that_can_pass_does_pass_on_the_free_node(data: st.DataObje
     free = data.draw(free_masks(geometry))
     healthy = free | data.draw(free_masks(geometry))
     request = data.draw(pods(geometry, most=4))
-    found = place_healthy(geometry, healthy, free, request)
+    found = place_on(geometry, healthy, free, request)
     if not isinstance(found, Rejection):
         assert found == place(geometry, free, request)
     elif found.may_pass:
@@ -122,7 +122,7 @@ def test_t8_a_refusal_that_can_pass_does_pass_on_the_free_node(data: st.DataObje
         on_all = place(geometry, geometry.all_mask, request)
         assert isinstance(place(geometry, healthy, request), Rejection)
         whoever_ends = free | data.draw(free_masks(geometry))
-        assert isinstance(place_healthy(geometry, healthy, whoever_ends, request), Rejection)
+        assert isinstance(place_on(geometry, healthy, whoever_ends, request), Rejection)
         assert (found.code == "unhealthy") == (not isinstance(on_all, Rejection))
 
 
@@ -158,7 +158,7 @@ def test_every_count_on_every_shape_gets_the_only_answer(geometry: Geometry, see
     healthy, free = torn(geometry, random), torn(geometry, random)
     counts = [*map(device, range(1, geometry.device_count + 2)), *map(core, range(1, geometry.core_count + 2))]
     for part in counts:
-        found = place_healthy(geometry, healthy, free, (part,))
+        found = place_on(geometry, healthy, free, (part,))
         answer = found.code if isinstance(found, Rejection) else as_cores(placement_mask(found))
         assert answer == the_only_answer(geometry, healthy, free, part), part
 
@@ -172,14 +172,14 @@ def test_the_same_node_and_pod_get_the_same_placement(data: st.DataObject, geome
 
 @given(any_geometry(), st.integers(), st.integers(), st.integers())
 def test_any_numbers_at_all_are_placed_or_refused(geometry: Geometry, healthy: int, free: int, count: int) -> None:
-    found = place_healthy(geometry, healthy, free, (core(count), device(count)))
+    found = place_on(geometry, healthy, free, (core(count), device(count)))
     if not isinstance(found, Rejection):
         assert placement_mask(found) & ~(geometry.all_mask & healthy & free) == 0
 
 
 def test_a_pod_that_requests_nothing_is_placed_nowhere() -> None:
     assert place(TRN1, 0, ()) == ()
-    assert place_healthy(TRN1, 0, 0, ()) == ()
+    assert place_on(TRN1, 0, 0, ()) == ()
     assert placement_mask(()) == 0
 
 
@@ -299,7 +299,7 @@ def test_a_pod_that_needs_more_than_is_free_is_refused_without_a_search(monkeypa
 
 def test_t18_each_alone_but_never_all_together_is_final() -> None:
     for request in ((device(16, "a"), device(1, "b")), (device(8, "a"), device(8, "b"), core(1, "c"))):
-        refusal = place_healthy(TRN1, TRN1.all_mask, TRN1.all_mask & ~1, request)
+        refusal = place_on(TRN1, TRN1.all_mask, TRN1.all_mask & ~1, request)
         assert isinstance(refusal, Rejection)
         assert refusal.code == "too-many"
         assert not refusal.may_pass
@@ -307,7 +307,7 @@ def test_t18_each_alone_but_never_all_together_is_final() -> None:
 
 
 def test_t18_five_windows_of_three_cores_never_fit_four_devices_of_four() -> None:
-    refusal = place_healthy(INF1, INF1.all_mask, INF1.all_mask & ~1, tuple(core(3, f"c{index}") for index in range(5)))
+    refusal = place_on(INF1, INF1.all_mask, INF1.all_mask & ~1, tuple(core(3, f"c{index}") for index in range(5)))
     assert isinstance(refusal, Rejection)
     assert not refusal.may_pass
 
@@ -329,14 +329,14 @@ def test_enough_free_but_no_two_rows_is_fragmented() -> None:
 
 def test_t25_an_unhealthy_device_is_in_no_new_set_whatever_is_free() -> None:
     healthy = TRN1.all_mask & ~TRN1.device_mask(2)
-    found = place_healthy(TRN1, healthy, TRN1.all_mask, (device(4),))
+    found = place_on(TRN1, healthy, TRN1.all_mask, (device(4),))
     assert not isinstance(found, Rejection)
     assert not placement_mask(found) & TRN1.device_mask(2)
 
 
 def test_t17_all_devices_never_fit_beside_an_unhealthy_one() -> None:
     healthy = TRN1.all_mask & ~TRN1.device_mask(2)
-    refusal = place_healthy(TRN1, healthy, healthy, (device(16),))
+    refusal = place_on(TRN1, healthy, healthy, (device(16),))
     assert isinstance(refusal, Rejection)
     assert refusal.code == "unhealthy"
     assert refusal.text == "No set of 16 healthy linked Neuron devices on the node"
@@ -346,17 +346,17 @@ def test_t17_all_devices_never_fit_beside_an_unhealthy_one() -> None:
 def test_a_set_that_only_disabled_devices_prevent_says_so() -> None:
     disabled_mask, sick_mask = TRN1.device_mask(2), TRN1.device_mask(9)
     healthy, facts = TRN1.all_mask & ~disabled_mask, DeviceFacts(disabled_mask=disabled_mask)
-    refusal = place_healthy(TRN1, healthy, healthy, (device(16),), facts)
+    refusal = place_on(TRN1, healthy, healthy, (device(16),), facts)
     assert isinstance(refusal, Rejection)
     assert (refusal.code, refusal.may_pass) == ("disabled", False)
-    refusal = place_healthy(TRN1, healthy & ~sick_mask, healthy, (device(16),), facts)
+    refusal = place_on(TRN1, healthy & ~sick_mask, healthy, (device(16),), facts)
     assert isinstance(refusal, Rejection)
     assert refusal.code == "unhealthy", "it would not fit if the device were enabled"
-    assert not isinstance(place_healthy(TRN1, healthy, healthy, (device(8),), facts), Rejection)
+    assert not isinstance(place_on(TRN1, healthy, healthy, (device(8),), facts), Rejection)
 
 
 def test_t8_a_full_node_may_come_free() -> None:
-    refusal = place_healthy(TRN1, TRN1.all_mask, 0, (device(4),))
+    refusal = place_on(TRN1, TRN1.all_mask, 0, (device(4),))
     assert isinstance(refusal, Rejection)
     assert refusal.code == "not-free"
 

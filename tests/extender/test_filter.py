@@ -16,7 +16,7 @@ from neuron_plugin.allocation.node import STALE_PLUGIN, capacity_of
 from neuron_plugin.allocation.placement import placement_mask
 from neuron_plugin.extender.filter import filter_nodes, scores
 from neuron_plugin.planning import choice as module
-from neuron_plugin.planning.choice import ByCapacity, Choices, verdict
+from neuron_plugin.planning.choice import Choices, verdict
 from neuron_plugin.scheduling.state import NODE_REFUSALS, UNKNOWN_NODE
 from neuron_plugin.topology import CoreMask
 from tests.support.manifests import container, node_manifest, pod_manifest, shipped_geometry
@@ -459,15 +459,15 @@ def test_answers_follow_every_change_of_a_node(world: World) -> None:
         for each in [*nodes, "ghost"]:
             now = verdict(world.state.capacity(each), request)
             assert verdict_on(world, request, each) == (now if isinstance(now, Rejection) else None)
-            assert (world.state.answers(request).values([each]) == [None]) is isinstance(now, Rejection)
+            assert (world.state.choices.answers(request).values([each]) == [None]) is isinstance(now, Rejection)
         called = chance.sample([*nodes, "ghost"], 3)
-        assert world.state.answers(request).best(called) == best_of(world, request, called)
+        assert world.state.choices.answers(request).best(called) == best_of(world, request, called)
 
 
 def test_nodes_in_one_state_are_judged_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     judged: list[object] = []
 
-    def count(capacity: object, _: object) -> int:
+    def count(capacity: object, request: object) -> int:
         judged.append(capacity)
         return 0
 
@@ -507,7 +507,7 @@ def test_t06_names_are_split_by_the_verdict_on_their_node_whatever_was_asked_bef
 def test_t06_a_name_that_comes_twice_has_one_verdict(world: World, amount: int) -> None:
     world.node("node", TRN1)
     for _ in range(2):
-        passed, rejected = world.state.answers(asking(DEVICE, amount)).split(["node", "node"])
+        passed, rejected = world.state.choices.answers(asking(DEVICE, amount)).split(["node", "node"])
         assert [set(passed), *rejected.values()].count({"node"}) == 1
 
 
@@ -516,11 +516,11 @@ def test_pods_whose_containers_have_other_names_share_their_answers(world: World
         request_of(record_of(pod_manifest("pod", containers=[container(name, DEVICE, 4)]))) for name in ("a", "b")
     )
 
-    assert world.state.answers(one) is world.state.answers(other)
+    assert world.state.choices.answers(one) is world.state.choices.answers(other)
 
 
 def test_names_of_no_node_are_not_remembered(world: World) -> None:
-    answers, request = world.state.answers(asking(DEVICE, 4)), asking(DEVICE, 4)
+    answers, request = world.state.choices.answers(asking(DEVICE, 4)), asking(DEVICE, 4)
 
     found = filter_nodes(world.state, PodUid("new"), request, [f"ghost-{number}" for number in range(100)])
     passed, rejected = found.passed, found.rejected
@@ -535,13 +535,13 @@ def test_names_of_no_node_are_not_remembered(world: World) -> None:
 def test_nothing_is_left_of_a_verdict_that_no_node_has_any_more(world: World) -> None:
     world.node("node", TRN1)
     pod = world.held("holder", "node", DEVICE, "0,4,8,12")
-    answers = world.state.answers(asking(DEVICE, 4))
+    answers = world.state.choices.answers(asking(DEVICE, 4))
     answers.split(["node"])
     assert answers._rejected
 
     world.gone(pod)
 
-    assert world.state.answers(asking(DEVICE, 4)) is answers
+    assert world.state.choices.answers(asking(DEVICE, 4)) is answers
     assert answers._rejected == {}
 
 
@@ -554,14 +554,3 @@ def test_the_demand_that_was_asked_for_longest_ago_is_forgotten_when_there_are_t
 
     assert memo.answers(asking(DEVICE, 1)) is first
     assert memo.answers(asking(DEVICE, 2)) is not second
-
-
-def test_a_full_table_of_capacities_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_CAPACITIES", 1)
-    table = ByCapacity(repr)
-
-    first = table[STALE_PLUGIN]
-    table[UNKNOWN_NODE]
-
-    assert list(table) == [UNKNOWN_NODE]
-    assert table[STALE_PLUGIN] == first

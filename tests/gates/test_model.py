@@ -31,7 +31,7 @@ async def test_no_core_is_promised_twice_and_nobody_waits_who_fits(seed: int) ->
         elif gates_of(pod):
             waiting = replica.state.pods[pod["metadata"]["uid"]]
             assert waiting.rules.gates == (GATE,)
-            best = replica.state.answers(waiting.requests).best(replica.state.feasible(waiting.rules))
+            best = replica.state.choices.answers(waiting.requests).best(replica.state.choices.feasible(waiting.rules))
             assert best == "", f"{name} fits {best} and waits"
             assert not isinstance(waiting.request, Rejection)
     torn = {group for group, states in groups.items() if states[True] and states[False]}

@@ -33,7 +33,7 @@ from neuron_plugin.plugin.container import ALLOCATION_KEY, read_reply, reply_for
 from neuron_plugin.plugin.inputs import HoldDown, Inputs, PendingAnswer
 from neuron_plugin.plugin.settings import TopologyPolicy
 from neuron_plugin.plugin.snapshot import derive
-from neuron_plugin.topology import NO_CORES, CoreMask, Geometry, Topology, Unit, valid_counts, valid_sets
+from neuron_plugin.topology import NO_CORES, CoreMask, Geometry, Topology, Unit, sets_by_count, valid_sets
 from tests.plugin.desk import FakeCgroups, MemoryKubelet, a_desk
 from tests.plugin.world import (
     CORE,
@@ -125,7 +125,7 @@ def test_p29_the_answer_has_the_size_is_available_and_includes_what_it_must(
 @given(data=st.data(), resource=st.sampled_from([NEURON, CORE]))
 def test_p31_a_linked_set_is_preferred_whenever_one_is_free(data: st.DataObject, resource: Resource) -> None:
     unit = resource.unit
-    count = data.draw(st.sampled_from(valid_counts(TRN1, unit)))
+    count = data.draw(st.sampled_from(list(sets_by_count(TRN1, unit))))
     target = data.draw(st.sampled_from(valid_sets(TRN1, unit, count)))
     used = CoreMask(data.draw(st.integers(0, TRN1.all_mask)) & ~target)
     ids = preferred(inputs(pending=(pending(used),)), resource, count)

@@ -252,12 +252,12 @@ def test_without_amounts_nodes_in_one_state_are_one_capacity(world: World) -> No
 
 def test_pods_with_ever_new_constraints_make_no_other_pods_verdicts_forgotten(world: World) -> None:
     world.node("node", TRN1)
-    plain = world.state.answers(request_of(record_of(pod_manifest("p", DEVICE, 4))))
+    plain = world.state.choices.answers(request_of(record_of(pod_manifest("p", DEVICE, 4))))
     for number in range(2 * module.MOST_DEMANDS):
         request = request_of(record_of(limited("c", allow_devices=",".join(map(str, range(number % 63 + 1))))))
-        world.state.answers(request)
-    assert world.state.answers(request_of(record_of(pod_manifest("q", DEVICE, 4)))) is plain
-    assert len(world.state._choices._plain) + len(world.state._choices._constrained) <= 2 * module.MOST_DEMANDS
+        world.state.choices.answers(request)
+    assert world.state.choices.answers(request_of(record_of(pod_manifest("q", DEVICE, 4)))) is plain
+    assert len(world.state.choices._plain) + len(world.state.choices._constrained) <= 2 * module.MOST_DEMANDS
 
 
 def test_a_remembered_verdict_follows_the_amounts_on_its_node(world: World) -> None:
@@ -318,8 +318,8 @@ def test_scores_go_by_the_set_that_a_preference_chooses(world: World) -> None:
         world.node(name, TRN1)
     world.held("holder", "used", DEVICE, "0")
     request = request_of(record_of(limited("new", prefer_devices="15")))
-    on_used, on_empty = world.state.answers(request).values(["used", "empty"])
-    plain = world.state.answers(request_of(record_of(pod_manifest("plain", DEVICE, 1)))).values(["used"])
+    on_used, on_empty = world.state.choices.answers(request).values(["used", "empty"])
+    plain = world.state.choices.answers(request_of(record_of(pod_manifest("plain", DEVICE, 1)))).values(["used"])
     assert on_used is not None
     assert on_empty is not None
     assert plain[0] is not None

@@ -10,7 +10,7 @@ from neuron_plugin.topology import Unit
 from neuron_plugin.topology.geometry import MOST_CORES_PER_DEVICE, GeometryError, Topology
 from neuron_plugin.topology.instances import SHIPPED, TORUS_BLOCKS, InstanceType, catalogue, geometry_of
 from neuron_plugin.topology.links import links_of
-from neuron_plugin.topology.sets import valid_counts
+from neuron_plugin.topology.sets import sets_by_count
 
 TABLE = """
 inf1.xlarge 1 4 4 8 single
@@ -116,12 +116,12 @@ def test_p26_an_unknown_type_is_known_by_its_links() -> None:
 def test_p26_an_unknown_type_without_links_gives_one_or_all() -> None:
     geometry = geometry_of(catalogue(), "", device_ids=[0, 1, 3], cores_per_device=2, links={0: frozenset({1})})
     assert geometry.device_count == 4
-    assert valid_counts(geometry, Unit.DEVICE) == (1, 4)
+    assert tuple(sets_by_count(geometry, Unit.DEVICE)) == (1, 4)
 
 
 def test_p26_a_lone_device_behind_a_gap_gives_one_or_all() -> None:
     geometry = geometry_of(catalogue(), "", device_ids=[3], cores_per_device=2, links={3: frozenset()})
-    assert valid_counts(geometry, Unit.DEVICE) == (1, 4)
+    assert tuple(sets_by_count(geometry, Unit.DEVICE)) == (1, 4)
 
 
 def test_more_devices_than_the_type_has_are_believed_over_the_type() -> None:
@@ -136,7 +136,7 @@ def test_a_users_type_replaces_a_shipped_one_and_adds_new_ones() -> None:
     fresh = InstanceType("trn9.48xlarge", "Trainium9", 8, 4, 192, Topology.RING)
     types = catalogue([mine, fresh])
     geometry = geometry_of(types, "trn1.32xlarge", device_ids=range(16), cores_per_device=2, links={})
-    assert valid_counts(geometry, Unit.DEVICE) == (1, 2, 16)
+    assert tuple(sets_by_count(geometry, Unit.DEVICE)) == (1, 2, 16)
     assert types["trn9.48xlarge"] is fresh
     assert catalogue()["trn1.32xlarge"].topology is Topology.TORUS
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from neuron_plugin.topology import Unit
 from neuron_plugin.topology.geometry import MOST_CORES_PER_DEVICE, MOST_DEVICES, CoreMask, Geometry, Topology
-from neuron_plugin.topology.sets import free_sets, valid_counts, valid_sets
+from neuron_plugin.topology.sets import free_sets, sets_by_count, valid_sets
 from tests.topology.oracle import (
     INF1,
     INF2_LINE,
@@ -42,7 +42,7 @@ def test_every_count_has_exactly_the_sets_of_the_oracle_lowest_ids_first() -> No
 
 def test_t15_every_set_is_one_ascending_window_of_consecutive_cores() -> None:
     for geometry, unit in itertools.product(every_geometry(), Unit):
-        for count in valid_counts(geometry, unit):
+        for count in sets_by_count(geometry, unit):
             assert all(is_consecutive(as_cores(mask)) for mask in valid_sets(geometry, unit, count)), (geometry, count)
 
 
@@ -64,7 +64,7 @@ def test_t16_eight_devices_on_a_torus_are_exactly_its_aligned_halves() -> None:
 
 
 def test_t16_no_other_count_of_devices_is_handed_out_on_a_torus() -> None:
-    assert valid_counts(TRN1, Unit.DEVICE) == (1, 4, 8, 16)
+    assert tuple(sets_by_count(TRN1, Unit.DEVICE)) == (1, 4, 8, 16)
 
 
 def test_three_devices_on_a_line_are_consecutive_and_never_every_other_one() -> None:
@@ -103,28 +103,28 @@ def test_t12_odd_core_counts_beyond_a_device_are_never_cut_on_a_torus(count: int
 
 
 def test_t12_cores_beyond_a_device_come_as_whole_devices_in_a_valid_count_on_a_torus() -> None:
-    assert valid_counts(TRN1, Unit.CORE) == (1, 2, 8, 16, 32)
-    assert valid_counts(TRN2, Unit.CORE) == (1, 2, 3, 4, 16, 32, 64)
+    assert tuple(sets_by_count(TRN1, Unit.CORE)) == (1, 2, 8, 16, 32)
+    assert tuple(sets_by_count(TRN2, Unit.CORE)) == (1, 2, 3, 4, 16, 32, 64)
     assert valid_sets(TRN1, Unit.CORE, 8) == valid_sets(TRN1, Unit.DEVICE, 4)
 
 
 def test_p26_unknown_links_give_one_device_or_all_of_them() -> None:
     unknown = Geometry("trn9.big", Topology.UNLINKED, 6, 2, (1,))
-    assert valid_counts(unknown, Unit.DEVICE) == (1, 6)
-    assert valid_counts(unknown, Unit.CORE) == (1, 2, 12)
-    assert valid_counts(UNLINKED, Unit.DEVICE) == (1, 4)
+    assert tuple(sets_by_count(unknown, Unit.DEVICE)) == (1, 6)
+    assert tuple(sets_by_count(unknown, Unit.CORE)) == (1, 2, 12)
+    assert tuple(sets_by_count(UNLINKED, Unit.DEVICE)) == (1, 4)
 
 
 def test_a_torus_of_two_blocks_keeps_rows_and_halves_inside_a_block() -> None:
     double = Geometry("lab", Topology.TORUS, 32, 2, (1, 4, 8, 16))
     assert devices_of(double, 16) == [list(range(16)), list(range(16, 32))]
-    assert valid_counts(double, Unit.DEVICE) == (1, 4, 8, 16, 32)
+    assert tuple(sets_by_count(double, Unit.DEVICE)) == (1, 4, 8, 16, 32)
 
 
 def test_a_node_without_devices_or_cores_hands_out_nothing() -> None:
     for geometry in (Geometry("none", Topology.UNLINKED, 0, 2), Geometry("unread", Topology.RING, 12, 0)):
         for unit in Unit:
-            assert valid_counts(geometry, unit) == ()
+            assert tuple(sets_by_count(geometry, unit)) == ()
             assert valid_sets(geometry, unit, 1) == ()
 
 
@@ -132,7 +132,7 @@ def test_a_node_without_devices_or_cores_hands_out_nothing() -> None:
 def test_t23_any_count_however_large_or_negative_is_looked_up_and_never_computed_with(count: int, name: str) -> None:
     geometry = shipped(name)
     for unit in Unit:
-        assert bool(valid_sets(geometry, unit, count)) == (count in valid_counts(geometry, unit))
+        assert bool(valid_sets(geometry, unit, count)) == (count in sets_by_count(geometry, unit))
 
 
 def test_t23_a_count_of_two_to_the_63_has_no_set() -> None:
@@ -165,7 +165,7 @@ def test_free_sets_are_the_valid_sets_that_lie_in_what_is_free(data: st.DataObje
     geometry = data.draw(st.sampled_from([TRN1, TRN2_LNC1, INF2_LINE, INF2_RING, INF1]))
     free_mask = CoreMask(data.draw(st.integers(0, (1 << geometry.core_count) - 1)))
     found = free_sets(geometry, free_mask)
-    assert list(found) == list(valid_counts(geometry, Unit.DEVICE))
+    assert list(found) == list(sets_by_count(geometry, Unit.DEVICE))
     for count, number in found.items():
         sets = oracle_sets(geometry, Unit.DEVICE, count)
         assert number == len([cores for cores in sets if all(free_mask >> core & 1 for core in cores)])
