@@ -169,8 +169,9 @@ def place(geometry: Geometry, free: int, request: PodRequest, facts: DeviceFacts
     if is_constrained(request):
         return _place_constrained(geometry, within, request, facts)
     if len(request) == 1:  # nearly every pod: half the time, and preemption asks thousands of times
-        chosen = choose(geometry, within, request[0].resource.unit, request[0].count)
-        return chosen if isinstance(chosen, Rejection) else (ContainerSet(request[0], chosen),)
+        unit, count = request[0].resource.unit, request[0].count
+        sets = candidates(geometry, within, unit, count)
+        return (ContainerSet(request[0], sets[0]),) if sets else why_not(geometry, within, unit, count)
     masks = _search(geometry, within, request)
     if masks is None:
         return _why_not(geometry, within, request)

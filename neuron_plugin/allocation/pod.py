@@ -11,12 +11,11 @@ from __future__ import annotations
 import enum
 import hashlib
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NewType, Protocol
 
 from neuron_plugin.allocation.claims import PodClaim
-from neuron_plugin.allocation.constraints import Constraints
 from neuron_plugin.allocation.keys import DEVICE_NAME_KEY, GATE, MOVABLE_KEY, PLACEMENT_KEY
 from neuron_plugin.allocation.node_rules import PodRules
 from neuron_plugin.allocation.placement import Assignment
@@ -157,17 +156,28 @@ class NeuronPod:
     rejection_message: str = ""
     rules: PodRules = NO_RULES
     claims: tuple[PodClaim, ...] = ()
+    uid: PodUid = field(init=False, compare=False, repr=False)
+    """The pod's key in every table."""
+    place: str = field(init=False, compare=False, repr=False)
+    """The node that the pod is bound to, or was placed on; empty while it is free to go anywhere."""
+    requests: PodRequest = field(init=False, compare=False, repr=False)
+    """The request, or nothing where it cannot be served."""
+    refusal: Rejection | None = field(init=False, compare=False, repr=False)
+    """Why no node can serve the pod whatever is free: its request, a constraint or its strategy cannot be read."""
+
+    def __post_init__(self) -> None:
+        requests = () if isinstance(self.request, Rejection) else self.request
+        said = (self.request, requests[0].constraints if requests else None, self.strategy)
+        object.__setattr__(self, "uid", self.reference.uid)
+        object.__setattr__(self, "place", self.node or self.promised)
+        object.__setattr__(self, "requests", requests)
+        object.__setattr__(self, "refusal", next((each for each in said if isinstance(each, Rejection)), None))
 
     @property
     def work_since(self) -> float:
         """From when on an eviction would lose the pod's work, in unix seconds: its assignment or last checkpoint."""
         assigned = self.assignment.alloc_time_ns / 1e9 if isinstance(self.assignment, Assignment) else 0.0
         return max(assigned, self.last_checkpoint)
-
-    @property
-    def uid(self) -> PodUid:
-        """The pod's key in every table."""
-        return self.reference.uid
 
     @property
     def kubelet_uid(self) -> PodUid:
@@ -180,27 +190,9 @@ class NeuronPod:
         return self.phase in TERMINAL_PHASES
 
     @property
-    def place(self) -> str:
-        """The node that the pod is bound to, or was placed on; empty while it is free to go anywhere."""
-        return self.node or self.promised
-
-    @property
     def gated(self) -> bool:
         """Whether our gate holds the pod back."""
         return GATE in self.rules.gates
-
-    @property
-    def requests(self) -> PodRequest:
-        """The request, or nothing where it cannot be served."""
-        return () if isinstance(self.request, Rejection) else self.request
-
-    @property
-    def refusal(self) -> Rejection | None:
-        """Why no node can serve the pod whatever is free: its request, a constraint or its strategy cannot be read."""
-        if isinstance(self.request, Rejection):
-            return self.request
-        constraints = self.request[0].constraints if self.request else None
-        return next((said for said in (constraints, self.strategy) if isinstance(said, Rejection)), None)
 
 
 def node_label(node: str) -> str:
@@ -211,11 +203,9 @@ def node_label(node: str) -> str:
     return f"{node[: _LONGEST_LABEL - _DIGEST - 1].rstrip('.-')}-{digest}"
 
 
-def unknown_products(pod: NeuronPod, known: Collection[str]) -> Rejection | None:
+def unknown_products(named: frozenset[str], known: Collection[str]) -> Rejection | None:
     """The refusal of a pod whose annotation names products that nobody knows: a typing error would wait for ever."""
-    constraints = pod.requests[0].constraints if pod.requests else None
-    unknown = constraints.products.difference(known) if isinstance(constraints, Constraints) else None
-    if not unknown:
+    if not (unknown := named.difference(known)):
         return None
     names = f"{', '.join(sorted(unknown))}; known are {', '.join(sorted(known))}"
     return replace(INVALID_CONSTRAINT, detail=f"annotation {DEVICE_NAME_KEY} has unknown names: {names}")

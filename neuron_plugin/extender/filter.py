@@ -1,6 +1,6 @@
 """Filter and prioritize: which of the nodes that kube-scheduler names can take a pod, and how they compare.
 
-Filter runs inside the scheduler's one scheduling loop; what it answers is looked up in ``scheduling/choice``.
+Filter runs inside the scheduler's one scheduling loop; what it answers is looked up in ``planning/choice``.
 """
 
 from __future__ import annotations

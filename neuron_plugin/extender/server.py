@@ -25,7 +25,7 @@ from typing import NoReturn
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from neuron_plugin.allocation import NeuronPod, NodeInventory, PodReference, PodRequest, PodUid
+from neuron_plugin.allocation import NeuronPod, NodeInventory, PodReference, PodUid
 from neuron_plugin.cluster import DecodeError, Election
 from neuron_plugin.cluster.pods import PODS, neuron_pod
 from neuron_plugin.extender import Answer, wire
@@ -101,7 +101,7 @@ class ExtenderService:
     def answer(self, verb: str, body: bytes) -> bytes:
         """The answer to filter, prioritize or preempt: measured, logged, and never an exception."""
         started = time.perf_counter()
-        if verb == "filter" and (known := self._refused_before(body)):
+        if verb == "filter" and self._refusals and (known := self._refused_before(body)):
             self._measure(verb, started, ok=True)
             return known
         verbs = {"filter": self.filter, "prioritize": self.prioritize, "preempt": self.preempt}
@@ -134,7 +134,7 @@ class ExtenderService:
 
         kube-scheduler asks for each pod of a gang that waits, some hundred times a second and without back-off.
         """
-        known = self._refusals.get(_digest(body)) if self._refusals and not self._readiness.why_not else None
+        known = None if self._readiness.why_not else self._refusals.get(_digest(body))
         if known is None:
             return b""
         version, filtered, answer = known
@@ -148,15 +148,14 @@ class ExtenderService:
     def filter(self, body: bytes) -> tuple[bytes, _Fields]:
         """``ExtenderArgs`` to ``ExtenderFilterResult``: the best node alone, or every node by what it says."""
         args = wire.decode_filter(body)
-        pod, request = self._read(args.pod)
+        pod, fields = self._read(args.uid, body)
         led = None
         is_led = self._answer is Answer.BEST or pod.uid in self._state.reserved
-        if is_led and request and not self._state.bound_to(pod.uid):
-            led = self._assumptions.lead(pod, args.called, one_node=args.called.at_most_one)
+        if is_led and pod.requests and not self._state.bound_to(pod.uid):
+            led = self._assumptions.lead(pod, args.called, one_node=args.one_node)
         if led:
-            fields = _asked(pod, request) | {"passed": len(led), "node": led[0]}
-            return wire.encode_filter(args, led, {}, {}), fields
-        filtered = filter_nodes(self._state, pod.uid, request, args.names)
+            return wire.encode_filter(args, led, {}, {}), fields | {"passed": len(led), "node": led[0]}
+        filtered = filter_nodes(self._state, pod.uid, pod.requests, args.names)
         if filtered.passed and led is not None:  # each node would do for this pod, but its gang has no room
             filtered = Filtered([], {**filtered.rejected, GROUP_DOES_NOT_FIT: filtered.passed})
         texts: Counter[str] = Counter()
@@ -168,7 +167,6 @@ class ExtenderService:
             if len(self._refusals) >= _MOST_REFUSALS:
                 self._refusals.clear()
             self._refusals[_digest(body)] = self._state.version, filtered, answer
-        fields = _asked(pod, request)
         fields |= {"nodes": len(filtered.passed) + texts.total(), "passed": len(filtered.passed)}
         fields["fitting"] = ",".join(filtered.passed[:_MOST_NAMES])
         return answer, fields | {"refused": dict(texts.most_common(_MOST_REASONS))}
@@ -176,29 +174,29 @@ class ExtenderService:
     def prioritize(self, body: bytes) -> tuple[bytes, _Fields]:
         """``ExtenderArgs`` to ``HostPriorityList``."""
         args = wire.decode_filter(body)
-        pod, request = self._read(args.pod)
+        pod, fields = self._read(args.uid, body)
         names, strategy = args.names, self._assumptions.strategy_of(pod)
         if refused := self._assumptions.refused_elsewhere(pod.uid):
             scores = [0 if name in refused else HIGHEST_SCORE for name in names]
         else:
-            scores = score_nodes(self._state, request, names, strategy, alone=not pod.rules.prefers_nodes)
+            scores = score_nodes(self._state, pod.requests, names, strategy, alone=not pod.rules.prefers_nodes)
         best = scores.count(max(scores, default=0))
-        return wire.encode_scores(names, scores), _asked(pod, request) | {"nodes": len(scores), "best": best}
+        return wire.encode_scores(names, scores), fields | {"nodes": len(scores), "best": best}
 
     def preempt(self, body: bytes) -> tuple[bytes, _Fields]:
         """``ExtenderPreemptionArgs`` to ``ExtenderPreemptionResult``."""
         args = wire.decode_preempt(body)
-        pod, request = self._read(args.pod)
+        pod, fields = self._read(args.uid, body)
         below = pod.priority if self._preempt_unoffered else None
         has_place = self._assumptions.has_place(pod)  # or others are moved away for it already
         has_place = has_place or pod.uid in self._state.reserved
-        chosen = {} if has_place else preempt(self._state, request, args.victims, unoffered_below=below)
-        if request and args.victims and not (chosen or has_place):
+        chosen = {} if has_place else preempt(self._state, pod.requests, args.victims, unoffered_below=below)
+        if pod.requests and args.victims and not (chosen or has_place):
             self._state.history.without_victims.append(pod.reference)
         self._state.history.offer((uid for victims in chosen.values() for uid in victims.uids), pod.reference)
         fewest = min((len(victims.uids) for victims in chosen.values()), default=0)
-        fields = {"nodes": len(args.victims), "passed": len(chosen), "fewest_victims": fewest}
-        return wire.encode_victims(chosen), _asked(pod, request) | fields
+        fields |= {"nodes": len(args.victims), "passed": len(chosen), "fewest_victims": fewest}
+        return wire.encode_victims(chosen), fields
 
     async def bind(self, body: bytes) -> bytes:
         """``ExtenderBindingArgs`` to ``ExtenderBindingResult``."""
@@ -241,25 +239,23 @@ class ExtenderService:
         self._metrics.verbs.labels(verb, "ok" if ok else "error").inc()
         return round(seconds * 1e6)
 
-    def _read(self, body: bytes) -> tuple[NeuronPod, PodRequest]:
-        """The pod of a call, and what it asks for."""
+    def _read(self, uid: str, body: bytes) -> tuple[NeuronPod, _Fields]:
+        """The pod of a call, and the log's words for who asks for what.
+
+        Such as ``neuroncore:9``, or ``neuron:1|neuron:4`` of two containers.
+        """
         if why_not := self._readiness.why_not:
             raise WireError(why_not)
         # The watch shows the same pod, already decoded.
-        pod = self._state.pods.get(PodUid(wire.pod_uid(body))) or neuron_pod(PODS.decode(body))
+        pod = self._state.pods.get(PodUid(uid)) or neuron_pod(PODS.decode(wire.pod_of(body)))
         if refusal := self._state.refusal(pod):
             raise PodError(pod.reference, refusal.detail)
-        return pod, pod.requests
+        asked = "|".join(f"{part.resource.short_name}:{part.count}" for part in pod.requests)
+        return pod, {"pod": str(pod.reference), "uid": pod.uid, "request": asked}
 
 
 def _digest(body: bytes) -> bytes:
     return hashlib.blake2b(body, digest_size=16).digest()
-
-
-def _asked(pod: NeuronPod, request: PodRequest) -> _Fields:
-    """Who asks for what, such as ``neuroncore:9`` or ``neuron:1|neuron:4`` of two containers."""
-    text = "|".join(f"{part.resource.short_name}:{part.count}" for part in request)
-    return {"pod": str(pod.reference), "uid": pod.uid, "request": text}
 
 
 def verb_routes(service: ExtenderService, *, body_seconds: float = BODY_SECONDS) -> list[web.RouteDef]:

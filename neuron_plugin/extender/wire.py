@@ -18,9 +18,8 @@ from msgspec import Raw
 from neuron_plugin.scheduling.preemption import Victims
 
 _Message = TypeVar("_Message")
-_NULL = b"null"
 LOOKS_BEFORE_DECODING = 8
-_ABSENT = Raw(_NULL)
+_ABSENT = Raw(b"null")
 
 
 class WireError(ValueError):
@@ -31,12 +30,6 @@ class _NodeList(msgspec.Struct):
     items: list[Raw] | None = None
 
 
-class _Args(msgspec.Struct, rename="pascal"):
-    pod: Raw = _ABSENT
-    nodes: _NodeList | None = None
-    node_names: Raw = _ABSENT
-
-
 class _Metadata(msgspec.Struct):
     name: str = ""
     uid: str = ""
@@ -44,6 +37,16 @@ class _Metadata(msgspec.Struct):
 
 class _Named(msgspec.Struct):
     metadata: _Metadata = msgspec.field(default_factory=_Metadata)
+
+
+class _Args(msgspec.Struct, rename="pascal"):
+    pod: _Named | None = None
+    nodes: _NodeList | None = None
+    node_names: Raw = _ABSENT
+
+
+class _WholePod(msgspec.Struct, rename="pascal"):
+    pod: Raw
 
 
 class _VictimPod(_Named):
@@ -58,7 +61,7 @@ class _Victims(msgspec.Struct):
 
 
 class _PreemptArgs(msgspec.Struct, rename="pascal"):
-    pod: Raw = _ABSENT
+    pod: _Named | None = None
     node_name_to_meta_victims: dict[str, _Victims] | None = None
     node_name_to_victims: dict[str, _Victims] | None = None
 
@@ -77,23 +80,19 @@ class BindArgs(msgspec.Struct, frozen=True):
     node: str = msgspec.field(default="", name="Node")
 
 
+@dataclass
 class Names:
     """The candidates' names as they came. To look for one or two costs a tenth of decoding them all."""
 
-    def __init__(self, text: bytes) -> None:
-        self._text = text
-        self._looks = 0 if b"\\" in text else LOOKS_BEFORE_DECODING
+    text: bytes
+    looks: int = LOOKS_BEFORE_DECODING
+    """How often a name is looked for in the text. In one with escapes it cannot be."""
 
     def __contains__(self, name: object) -> bool:
-        if self._looks and isinstance(name, str):
-            self._looks -= 1
-            return b'"%s"' % name.encode() in self._text
+        if self.looks and isinstance(name, str):
+            self.looks -= 1
+            return b'"%s"' % name.encode() in self.text
         return name in self._as_set
-
-    @property
-    def at_most_one(self) -> bool:
-        """Whether no more than one name is there."""
-        return b"," not in self._text
 
     @cached_property
     def listed(self) -> list[str]:
@@ -102,7 +101,7 @@ class Names:
         Raises:
             WireError: no list of names.
         """
-        return _decoded(list[str], self._text, "ExtenderArgs")
+        return _decoded(list[str], self.text, "ExtenderArgs")
 
     @cached_property
     def _as_set(self) -> frozenset[str]:
@@ -111,15 +110,17 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class FilterArgs:
-    """One filter or prioritize call: the pod's JSON, the candidate names, and whole nodes if those came.
+    """One filter or prioritize call: the pod's UID, the candidate names, and whole nodes if those came.
 
+    ``one_node``: no more than one candidate is there.
     kube-scheduler names a candidate once, so nothing here looks for a name that comes twice: that would cost a third
     of what the decision does.
     """
 
-    pod: bytes
+    uid: str
     called: Names
     nodes: Mapping[str, Raw] | None = None
+    one_node: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -129,9 +130,9 @@ class FilterArgs:
 
 @dataclass(frozen=True, slots=True)
 class PreemptArgs:
-    """One preempt call: the pod's JSON and the victims offered per node."""
+    """One preempt call: the pod's UID and the victims offered per node."""
 
-    pod: bytes
+    uid: str
     victims: Mapping[str, Victims]
 
 
@@ -145,13 +146,13 @@ def decode_filter(body: bytes) -> FilterArgs:
         WireError: no ExtenderArgs, no Pod, or neither NodeNames nor Nodes.
     """
     args = _decoded(_Args, body, "ExtenderArgs")
-    pod = bytes(args.pod)
-    if pod == _NULL:
+    if args.pod is None:
         raise WireError("ExtenderArgs without Pod: send the pod that is to be scheduled")
-    if (names := bytes(args.node_names)) != _NULL:
+    if (names := bytes(args.node_names)) != b"null":
         if not names.startswith(b"["):
             raise WireError("NodeNames is no list, expected ExtenderArgs as JSON")
-        return FilterArgs(pod, Names(names))
+        called = Names(names, 0 if b"\\" in names else LOOKS_BEFORE_DECODING)
+        return FilterArgs(args.pod.metadata.uid, called, one_node=b"," not in names)
     if args.nodes is None:
         raise WireError("ExtenderArgs with neither NodeNames nor Nodes: send the candidate nodes")
     nodes = {}
@@ -160,16 +161,16 @@ def decode_filter(body: bytes) -> FilterArgs:
         if not name:
             raise WireError("Nodes holds a node without metadata.name")
         nodes[name] = node
-    return FilterArgs(pod, Names(_encode(list(nodes))), nodes)
+    return FilterArgs(args.pod.metadata.uid, Names(_encode(list(nodes)), 0), nodes, one_node=len(nodes) <= 1)
 
 
-def pod_uid(pod: bytes) -> str:
-    """The UID of a pod's JSON.
+def pod_of(body: bytes) -> bytes:
+    """The JSON of the pod that a filter, prioritize or preempt call is about.
 
     Raises:
-        WireError: no pod.
+        WireError: there is none.
     """
-    return _decoded(_Named, pod, "a Pod").metadata.uid
+    return bytes(_decoded(_WholePod, body, "a Pod").pod)
 
 
 def decode_bind(body: bytes) -> BindArgs:
@@ -191,14 +192,13 @@ def decode_preempt(body: bytes) -> PreemptArgs:
         WireError: not that, or no Pod.
     """
     args = _decoded(_PreemptArgs, body, "ExtenderPreemptionArgs")
-    pod = bytes(args.pod)
-    if pod == _NULL:
+    if args.pod is None:
         raise WireError("ExtenderPreemptionArgs without Pod: send the pod that is to be scheduled")
     offered = {
         node: Victims(tuple(each.uid or each.metadata.uid for each in found.pods or ()), found.violations)
         for node, found in (args.node_name_to_meta_victims or args.node_name_to_victims or {}).items()
     }
-    return PreemptArgs(pod, offered)
+    return PreemptArgs(args.pod.metadata.uid, offered)
 
 
 def encode_filter(

@@ -142,7 +142,7 @@ class Answers:
                     heads[kind] = (rank, self._nodes[name].capacity)
                     break
         for name, info in changed.items():
-            found = None if name in skipped else self._rank(info)
+            found = None if name in skipped else self._rank(name, info)
             if found and name in called and (found.kind not in heads or found < heads[found.kind][0]):
                 heads[found.kind] = (found, info.capacity)
         if len(heads) <= 1:
@@ -171,15 +171,15 @@ class Answers:
                 continue
             if isinstance(found := self._verdict(info.capacity), Rejection):
                 self._rejected.setdefault(found, set()).add(name)
-            elif rank := self._rank(info):
+            elif rank := self._rank(name, info):
                 insort(self._orders.setdefault(rank.kind, []), rank)
                 self._ranks[name] = rank
         self.changed.clear()
         self._orders = {kind: order for kind, order in self._orders.items() if order}
 
-    def _rank(self, info: NodeInfo) -> Rank | None:
+    def _rank(self, name: str, info: NodeInfo) -> Rank | None:
         """Where a node stands; None if the pod does not fit there."""
-        capacity, name = info.capacity, info.name
+        capacity = info.capacity
         found = self._verdict(capacity)
         if isinstance(found, Rejection) or isinstance(capacity, Rejection):
             return None

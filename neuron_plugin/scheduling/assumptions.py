@@ -25,7 +25,7 @@ from neuron_plugin.allocation import Capacity, Dialect, NeuronPod, NodeInfo, Pla
 from neuron_plugin.allocation.placement import assignment_of
 from neuron_plugin.allocation.pod import assigned_allocations, mask_union
 from neuron_plugin.backoff import Clock
-from neuron_plugin.scheduling.state import AssumedPod, ClusterState
+from neuron_plugin.scheduling.state import UNKNOWN_NODE, AssumedPod, ClusterState
 from neuron_plugin.topology import NO_CORES
 
 EXPECTED_SECONDS = 10.0
@@ -97,17 +97,13 @@ class Assumptions:
         """The pod's own strategy, or that of the extender where the pod states none that exists."""
         return pod.strategy if isinstance(pod.strategy, PlacementStrategy) else self._strategy
 
-    def is_gang(self, pod: NeuronPod) -> bool:
-        """Whether the pod's group is known, and must be placed as a whole."""
-        return pod.group is not None and self._state.min_counts.get(pod.group, 0) > 0
-
     def lead(self, pod: NeuronPod, called: Container[str], *, one_node: bool = False) -> list[str] | None:
         """The nodes of those ``called`` that filter names for an unbound pod, assumed there if it is one.
 
         Empty where none fits, None for all that fit. ``one_node`` says that no more than one was called.
         """
         self._end(pod.uid, AssumptionEnding.ASKED_AGAIN)
-        if self.is_gang(pod):
+        if pod.group in self._state.min_counts:  # its group is known, and must be placed as a whole
             return self._lead_member(pod, called)
         known = pod.uid in self._state.pods
         lead = self._leads.setdefault(pod.uid, _Lead()) if known else _Lead()
@@ -156,11 +152,11 @@ class Assumptions:
         if not pod.request:
             return AssumedPod(replace(pod, node=node), (), self._clock.now())
         earlier, kept = self._state.assumed.get(pod.uid), self._state.reserved.get(pod.uid)
-        capacity = self._state.capacity(node)
+        info = self._state.nodes.get(node)
+        capacity = info.capacity if info else UNKNOWN_NODE
         is_here = (earlier is not None and earlier.pod.node == node) or pod.promised == node
-        if isinstance(capacity, Rejection) or not (is_here or (kept and kept.node == node)):
+        if info is None or isinstance(capacity, Rejection) or not (is_here or (kept and kept.node == node)):
             return self._choose_on(pod, node, capacity)
-        info = self._state.nodes[node]
         own_mask = info.ledger.mask_of(pod.uid)
         if pod.promised == node and own_mask:
             return AssumedPod(replace(pod, node=node), (), self._clock.now())  # the pod says it all
@@ -295,7 +291,8 @@ class Assumptions:
     ) -> AssumedPod | None:
         """The pod on its best node while some nodes are ``changed``."""
         node = self._state.choices.answers(pod.requests, self.strategy_of(pod)).best(called, avoided, changed)
-        found = self._choose_on(pod, node, changed[node].capacity if node in changed else self._state.capacity(node))
+        info = changed.get(node) or self._state.nodes.get(node)
+        found = self._choose_on(pod, node, info.capacity) if info else ""
         return found if isinstance(found, AssumedPod) else None
 
     def _imagine(self, node: str, places: Iterable[AssumedPod]) -> NodeInfo:
@@ -304,7 +301,8 @@ class Assumptions:
 
     def _is_open(self, place: AssumedPod) -> bool:
         """Whether the sets of a plan are still free."""
-        capacity = self._state.capacity(place.pod.node)
+        info = self._state.nodes.get(place.pod.node)
+        capacity = info.capacity if info else UNKNOWN_NODE
         if isinstance(capacity, Rejection):
             return False
         allocations = assigned_allocations(place.pod, capacity.geometry)

@@ -23,6 +23,7 @@ from typing import TypeAlias
 from neuron_plugin.allocation import (
     Assignment,
     Capacity,
+    Constraints,
     Dialect,
     NeuronNode,
     NeuronPod,
@@ -243,18 +244,14 @@ class ClusterState:
         """Another one whenever a decision could be another one."""
         return self.changes.version, self.capacity_version
 
-    def capacity(self, name: str) -> Capacity | Rejection:
-        """What a node can give; a reason for an unknown one."""
-        info = self._nodes.get(name)
-        return info.capacity if info else UNKNOWN_NODE
-
     def refusal(self, pod: NeuronPod) -> Rejection | None:
         """Why no node can serve the pod whatever is free: something that it says cannot be read, or names nothing."""
-        refusal = pod.refusal or unknown_products(pod, self._products)
-        if refusal is None or pod.refusal:
-            return refusal
+        constraints = pod.requests[0].constraints if pod.requests else None
+        products = constraints.products if isinstance(constraints, Constraints) else frozenset[str]()
+        if pod.refusal or products <= self._products:
+            return pod.refusal
         seen = (info.node.facts.names for info in self._nodes.values())  # a self-made type is in no catalogue
-        return unknown_products(pod, self._products.union(*seen))
+        return unknown_products(products, self._products.union(*seen))
 
     def utilization_on(self, name: str) -> Utilization:
         """What a node's containers do with their cores, as its plugin has published it, by the names they have here.

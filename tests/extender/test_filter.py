@@ -282,7 +282,7 @@ def test_e03_single_devices_leave_rows_and_halves_whole_while_leftovers_suffice(
 
 
 def _best(world: World, node: str) -> int:
-    capacity = world.state.capacity(node)
+    capacity = world.state.nodes[node].capacity
     assert isinstance(capacity, Capacity)
     placed = capacity.place(request_of(record_of(pod_manifest("probe", DEVICE, 1))))
     assert not isinstance(placed, Rejection)
@@ -422,7 +422,7 @@ def best_of(world: World, request: PodRequest, called: list[str]) -> str:
     """By looking at every node: the best of each geometry, then the one that loses the fewest devices."""
     best: dict[str, tuple[int, int, str]] = {}
     for name in called:
-        found = world.state.capacity(name)
+        found = world.capacity(name)
         price = verdict(found, request)
         if isinstance(found, Rejection) or isinstance(price, Rejection):
             continue
@@ -431,7 +431,7 @@ def best_of(world: World, request: PodRequest, called: list[str]) -> str:
         best[kind] = min(best.get(kind, (price, use, name)), (price, use, name))
 
     def lost(key: tuple[int, int, str]) -> float:
-        found = world.state.capacity(key[-1])
+        found = world.capacity(key[-1])
         placed = Rejection("", "") if isinstance(found, Rejection) else found.place(request)
         assert not isinstance(found, Rejection)
         assert not isinstance(placed, Rejection)
@@ -457,7 +457,7 @@ def test_answers_follow_every_change_of_a_node(world: World) -> None:
                 held[name] = world.held(name, node, DEVICE, str(chance.randrange(12)))
         request = asking(DEVICE, 1 + step % 4)
         for each in [*nodes, "ghost"]:
-            now = verdict(world.state.capacity(each), request)
+            now = verdict(world.capacity(each), request)
             assert verdict_on(world, request, each) == (now if isinstance(now, Rejection) else None)
             assert (world.state.choices.answers(request).values([each]) == [None]) is isinstance(now, Rejection)
         called = chance.sample([*nodes, "ghost"], 3)
@@ -467,7 +467,7 @@ def test_answers_follow_every_change_of_a_node(world: World) -> None:
 def test_nodes_in_one_state_are_judged_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     judged: list[object] = []
 
-    def count(capacity: object, request: object) -> int:
+    def count(capacity: object, **_: object) -> int:
         judged.append(capacity)
         return 0
 
@@ -491,7 +491,7 @@ def test_t06_names_are_split_by_the_verdict_on_their_node_whatever_was_asked_bef
     request = asking(DEVICE, data.draw(st.sampled_from((1, 2, 4, 7))))
     for _ in range(3):
         names = data.draw(st.lists(st.sampled_from([*known, "ghost", "spirit"]), unique=True))
-        verdicts = {name: verdict(world.state.capacity(name), request) for name in names}
+        verdicts = {name: verdict(world.capacity(name), request) for name in names}
         refusals = {name: found for name, found in verdicts.items() if isinstance(found, Rejection)}
 
         found = filter_nodes(world.state, PodUid("new"), request, names)

@@ -60,11 +60,11 @@ def test_g14_a_trial_leaves_nothing_behind_whatever_its_end(counts: list[int], s
     annotations = {"neuron-plugin.io/same-device": same_device} if same_device and len(counts) > 1 else {}
     containers = [container(f"c{number}", CORE, each) for number, each in enumerate(counts)]
     trial = pod_manifest("trial", containers=containers, annotations=annotations)
-    before = world.state.capacity("node")
+    before = world.state.nodes["node"].capacity
     first = world.filter(trial)
     again = world.filter(trial)
     assert (first.passed, first.failed, first.unresolvable) == (again.passed, again.failed, again.unresolvable)
-    assert world.state.capacity("node") is before
+    assert world.state.nodes["node"].capacity is before
     assert world.fits(CORE, 12, "node")
 
 

@@ -22,13 +22,13 @@ from neuron_plugin.extender.wire import (
 )
 from neuron_plugin.scheduling.preemption import Victims
 
-POD = '{"metadata":{"name":"a"}}'
+POD = '{"metadata":{"name":"a","uid":"u"}}'
 
 
 def test_t03_names_alone_are_taken() -> None:
     args = decode_filter(f'{{"Pod":{POD},"Nodes":null,"NodeNames":["b","a"]}}'.encode())
 
-    assert (args.pod, args.names, args.nodes) == (POD.encode(), ["b", "a"], None)
+    assert (args.uid, args.names, args.nodes) == ("u", ["b", "a"], None)
 
 
 def test_t03_whole_nodes_alone_come_back_byte_for_byte() -> None:
@@ -103,10 +103,10 @@ def test_t04_a_part_of_the_wrong_type_is_named(part: str) -> None:
 
 @given(st.lists(st.text(st.sampled_from('ab",\\-.'), max_size=4), max_size=4), st.lists(st.text("ab-.", max_size=4)))
 def test_a_look_for_a_name_gives_what_the_decoded_list_gives(names: list[str], asked: list[str]) -> None:
-    found = Names(msgspec.json.encode(names))
+    args = decode_filter(b'{"Pod":%s,"NodeNames":%s}' % (POD.encode(), msgspec.json.encode(names)))
 
-    assert [name in found for name in [*asked, *names]] == [name in names for name in [*asked, *names]]
-    assert found.at_most_one is (len(names) < 2 and "," not in "".join(names))
+    assert [name in args.called for name in [*asked, *names]] == [name in names for name in [*asked, *names]]
+    assert args.one_node is (len(names) < 2 and "," not in "".join(names))
 
 
 VALID = f'{{"Pod":{POD},"NodeNames":["a"],"NodeNameToMetaVictims":{{"n":{{"Pods":[{{"UID":"u"}}]}}}}}}'.encode()
@@ -147,7 +147,7 @@ def test_victims_may_come_as_whole_pods() -> None:
 
 
 def test_t05_answers_carry_exactly_gos_names() -> None:
-    args = FilterArgs(b"{}", Names(b'["a","b","c"]'))
+    args = FilterArgs("", Names(b'["a","b","c"]'))
 
     answer = json.loads(encode_filter(args, ["a"], {"b": "full"}, {"c": "never"}))
 

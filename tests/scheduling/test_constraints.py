@@ -236,18 +236,18 @@ async def test_an_annotation_that_a_running_pod_gets_afterwards_frees_and_closes
 def test_without_amounts_nodes_in_one_state_are_one_capacity(world: World) -> None:
     world.node("one", INF1)
     world.node("other", INF1)
-    assert world.state.capacity("one") is world.state.capacity("other")
+    assert world.state.nodes["one"].capacity is world.state.nodes["other"].capacity
     manifest = pod_manifest("m", containers=[with_memory("main", 1, 64)], node="one", annotations={"NEURON_CORES": "0"})
     world.show(manifest)
     world.held("p", "other", CORE, "0")
-    one, other = world.state.capacity("one"), world.state.capacity("other")
+    one, other = world.state.nodes["one"].capacity, world.state.nodes["other"].capacity
     assert not isinstance(one, Rejection)
     assert not isinstance(other, Rejection)
     assert (one.free_mask, one.facts.amounts) == (other.free_mask, other.facts.amounts)
     assert (one.facts.used, other.facts.used) == ((("memory", (64, 0, 0, 0)),), ())
     world.gone(manifest)
     world.gone({"metadata": {"uid": next(iter(world.state.pods))}})
-    assert world.state.capacity("one") is world.state.capacity("other")
+    assert world.state.nodes["one"].capacity is world.state.nodes["other"].capacity
 
 
 def test_pods_with_ever_new_constraints_make_no_other_pods_verdicts_forgotten(world: World) -> None:

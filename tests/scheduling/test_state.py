@@ -334,7 +334,7 @@ def test_t32_whatever_order_events_come_in_the_state_equals_one_made_from_a_fres
                 fresh.state.put_node(record.node)
             for node, record in fresh.state.nodes.items():
                 assert world.state.nodes[node].ledger.by_pod == record.ledger.by_pod
-                assert world.state.capacity(node) == record.capacity
+                assert world.state.nodes[node].capacity == record.capacity
 
 
 def test_a_thousand_comings_and_goings_leave_no_trace(world: World) -> None:

@@ -8,13 +8,22 @@ from typing import Any
 
 import msgspec
 
-from neuron_plugin.allocation import NeuronNode, NeuronPod, PodReference, PodRequest, PodUid, Rejection, Resource
+from neuron_plugin.allocation import (
+    Capacity,
+    NeuronNode,
+    NeuronPod,
+    PodReference,
+    PodRequest,
+    PodUid,
+    Rejection,
+    Resource,
+)
 from neuron_plugin.cluster.nodes import neuron_node
 from neuron_plugin.cluster.objects import NODES
 from neuron_plugin.cluster.pods import PODS, PodUse, neuron_pod
 from neuron_plugin.extender.filter import Filtered, filter_nodes, score_nodes
 from neuron_plugin.scheduling.informers import keep_pod
-from neuron_plugin.scheduling.state import ClusterState
+from neuron_plugin.scheduling.state import UNKNOWN_NODE, ClusterState
 from neuron_plugin.topology import catalogue, product_names
 from tests.support.manifests import node_manifest, pod_manifest
 
@@ -71,6 +80,11 @@ class World:
         key = "NEURON_CORES" if resource is CORE else "NEURON_DEVS"
         amount = len(ids.split(","))
         return self.pod(name, resource, amount, node=node, annotations={key: ids}, **described)
+
+    def capacity(self, node: str) -> Capacity | Rejection:
+        """What a node can give; a reason for an unknown one."""
+        info = self.state.nodes.get(node)
+        return info.capacity if info else UNKNOWN_NODE
 
     def filter(self, manifest: Mapping[str, Any], names: Sequence[str] | None = None) -> Filtered:
         record = record_of(manifest)
