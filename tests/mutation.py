@@ -3,10 +3,11 @@
     python -m tests.mutation --seed 1 --count 300
     python -m tests.mutation --seed 1 --count 25 allocation
 
-A mutant is one comparison, operator, condition, constant or call that is changed or left out. For each, in a copy of
-the repository, the test file of the module runs first, then its room's tests, then those of the rooms that stand on it,
-until one fails. Printed is each mutant that none of them noticed, and the share that was. A mutant may be no fault at
-all (an equal result by another way); the share of one seed before and after a change of the tests says what it cost.
+A mutant is one comparison, operator, condition, constant or call that is changed or left out. The tests of its room,
+and of those that stand on it, run once without a change, to see which of them come to which line. For each mutant, in a
+copy of the repository, those that come to its line run until one fails, the test files of its module first. Printed is
+each mutant that none of them noticed, and the share that was. A mutant may be no fault at all (an equal result by
+another way); the share of one seed before and after a change of the tests says what it cost.
 """
 
 from __future__ import annotations
@@ -21,9 +22,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Final
+
+import coverage
+import pytest
 
 REPOSITORY: Final = Path(__file__).parents[1]
 PACKAGE: Final = "neuron_plugin"
@@ -37,8 +43,12 @@ COVER: Final = {
 }
 """The rooms that are mutated, and whose tests run on a mutant of each, in this order."""
 
-SECONDS: Final = 900
-"""For the tests of one room; what takes longer was noticed."""
+MOST_SECONDS: Final = 3_600
+"""For the tests of one mutant; what takes longer was noticed."""
+
+_PYTEST: Final = ("pytest", "-x", "-q", "-p", "no:randomly", "-p", "no:cacheprovider")
+_LONGEST_STATEMENT: Final = 12
+"""Lines. Python tells of the first line of a statement, not of each."""
 
 _COMPARISONS: Final = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
@@ -66,11 +76,15 @@ class Mutant:
         """The whole file with the change."""
         return self.before[: self.start] + self.text + self.before[self.end :]
 
+    @property
+    def line(self) -> int:
+        """The number of the changed line, from 1."""
+        return self.before.count("\n", 0, self.start) + 1
+
     def __str__(self) -> str:
         """Where, and both lines."""
-        number = self.before.count("\n", 0, self.start)
-        lines = (self.before.splitlines()[number].strip(), self.source().splitlines()[number].strip())
-        return f"{self.path}:{number + 1}\n  - {lines[0]}\n  + {lines[1]}"
+        lines = (text.splitlines()[self.line - 1].strip() for text in (self.before, self.source()))
+        return "\n  ".join((f"{self.path}:{self.line}", *map(" ".join, zip("-+", lines, strict=True))))
 
 
 class _Positions:
@@ -152,42 +166,70 @@ def sample(rooms: list[str], seed: int, count: int) -> list[Mutant]:
     return random.Random(seed).sample(every, min(count, len(every)))  # noqa: S311 - a sample, no secret
 
 
-def _tests(copy: Path, mutant: Mutant) -> Iterator[list[str]]:
-    """What to run on a mutant, the likeliest to notice first."""
-    room, module = mutant.path.parts[1], mutant.path.stem
-    mirrored = sorted(str(file.relative_to(copy)) for file in (copy / "tests" / room).rglob(f"test_{module}*.py"))
-    if mirrored:
-        yield mirrored
-    for directory in COVER[room]:
-        yield [f"tests/{directory}"]
+class _Contexts:
+    """What coverage sees while a test runs is seen by that test."""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        if running := coverage.Coverage.current():
+            running.switch_context(item.nodeid)
+        yield
 
 
-def is_noticed(copy: Path, tests: list[str]) -> bool:
-    """Whether some tests fail in a copy of the repository."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:randomly", "-p", "no:cacheprovider", *tests]
+def pytest_configure(config: pytest.Config) -> None:
+    """As a plugin of pytest, which this module is while the tests run without a change."""
+    config.pluginmanager.register(_Contexts())
+
+
+class Reach:
+    """Which tests come to which line."""
+
+    def __init__(self, copy: Path, rooms: list[str]) -> None:
+        """Run the tests of some rooms; ends with a message if one fails, since no failure would say anything then."""
+        self._copy = copy
+        directories = dict.fromkeys(f"tests/{directory}" for room in rooms for directory in COVER[room])
+        command = ["-m", "coverage", "run", "--branch", f"--source={PACKAGE}", "-m", *_PYTEST, "-p", "tests.mutation"]
+        done = _run(copy, [*command, *directories], MOST_SECONDS)
+        if done is None or done.returncode:
+            end = done.stdout[-2000:] if done else f"they take over {MOST_SECONDS} s"
+            sys.exit(f"tests fail without a change, make them pass first:\n{end}")
+        self._data = coverage.CoverageData(str(copy / ".coverage"))
+        self._data.read()
+
+    def tests(self, mutant: Mutant) -> list[str]:
+        """The tests that come to a mutant's line, the likeliest to notice it first.
+
+        What runs when the module is imported is no test's: then they are all tests of the rooms that cover it.
+        """
+        room, module = mutant.path.parts[1], mutant.path.stem
+        by_line = self._data.contexts_by_lineno(str(self._copy / mutant.path))
+        last = mutant.line
+        first = next((number for number in range(last, max(0, last - _LONGEST_STATEMENT), -1) if number in by_line), 0)
+        found = sorted(filter(None, by_line.get(first, ())))
+        if not found:
+            return [f"tests/{directory}" for directory in COVER[room]]
+        return sorted(found, key=lambda test: (f"tests/{room}/test_{module}" not in test, f"tests/{room}/" not in test))
+
+
+def _run(copy: Path, arguments: list[str], seconds: float) -> subprocess.CompletedProcess[str] | None:
     environment = {**os.environ, "PYTHONPATH": str(copy)}
+    command = [sys.executable, *arguments]
     try:
-        done = subprocess.run(  # noqa: S603 - our own tests
-            command, cwd=copy, env=environment, capture_output=True, check=False, timeout=SECONDS
+        return subprocess.run(  # noqa: S603 - our own tests
+            command, cwd=copy, env=environment, capture_output=True, text=True, check=False, timeout=seconds
         )
     except subprocess.TimeoutExpired:
-        return True
-    return done.returncode != 0
+        return None
 
 
-def refuse_failing_tests(copy: Path, rooms: list[str]) -> None:
-    """End with a message if tests fail without any change: then nothing that they notice would say anything."""
-    for directory in dict.fromkeys(directory for room in rooms for directory in COVER[room]):
-        if is_noticed(copy, [f"tests/{directory}"]):
-            sys.exit(f"tests/{directory} fails, or takes over {SECONDS} s, without a change: make it pass first")
-
-
-def survives(copy: Path, mutant: Mutant) -> bool:
-    """Whether all tests pass on a mutant; the copy is as before afterwards."""
-    file = copy / mutant.path
+def survives(copy: Path, mutant: Mutant, tests: list[str]) -> bool:
+    """Whether all of some tests pass on a mutant; the copy is as before afterwards."""
+    file, chosen = copy / mutant.path, copy / "chosen-tests"
+    chosen.write_text("\n".join(tests), encoding="utf-8")
     try:
         file.write_text(mutant.source(), encoding="utf-8")
-        return not any(is_noticed(copy, tests) for tests in _tests(copy, mutant))
+        done = _run(copy, ["-m", *_PYTEST, f"@{chosen}"], MOST_SECONDS)
+        return done is not None and done.returncode == 0
     finally:
         file.write_text(mutant.before, encoding="utf-8")
 
@@ -198,18 +240,28 @@ def main() -> None:
     parser.add_argument("rooms", nargs="*", choices=[[], *COVER], metavar="ROOM", help=f"of {', '.join(COVER)}: all")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=300)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="mutants at a time: one for each CPU")
     options = parser.parse_args()
     rooms = options.rooms or list(COVER)
     chosen = sample(rooms, options.seed, options.count)
-    survivors = 0
-    with tempfile.TemporaryDirectory(prefix="mutants-") as scratch:
-        copy = Path(scratch) / "copy"
-        shutil.copytree(REPOSITORY, copy, ignore=shutil.ignore_patterns(".*", "__pycache__", "dist"))
-        refuse_failing_tests(copy, rooms)
-        for number, mutant in enumerate(chosen, 1):
-            survived = survives(copy, mutant)
-            survivors += survived
-            print(f"{number}/{len(chosen)} {'SURVIVED ' if survived else 'noticed  '}{mutant}", flush=True)  # noqa: T201
+    with tempfile.TemporaryDirectory(prefix="mutants-") as scratch, ThreadPoolExecutor(options.jobs) as pool:
+        copies = SimpleQueue[Path]()
+        for number in range(options.jobs):
+            copies.put(copy := Path(scratch) / str(number))
+            shutil.copytree(REPOSITORY, copy, ignore=shutil.ignore_patterns(".*", "__pycache__", "dist"))
+        reach = Reach(copy, rooms)
+
+        def survived(mutant: Mutant) -> bool:
+            copy = copies.get()
+            try:
+                return survives(copy, mutant, reach.tests(mutant))
+            finally:
+                copies.put(copy)
+
+        survivors = 0
+        for number, (mutant, is_alive) in enumerate(zip(chosen, pool.map(survived, chosen), strict=True), 1):
+            survivors += is_alive
+            print(f"{number}/{len(chosen)} {'SURVIVED ' if is_alive else 'noticed  '}{mutant}", flush=True)  # noqa: T201
     noticed = len(chosen) - survivors
     print(f"seed {options.seed}: {noticed} of {len(chosen)} noticed, {noticed / len(chosen):.1%}")  # noqa: T201
 

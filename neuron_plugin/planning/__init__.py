@@ -15,6 +15,7 @@ from neuron_plugin.planning.moves import (
     cheapest_move,
     drain,
     how_many_more,
+    lowest_first,
     prospects,
     still_possible,
     why_not_judged,

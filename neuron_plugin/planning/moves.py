@@ -16,8 +16,8 @@ from collections import Counter
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from itertools import combinations
 from operator import itemgetter
+from typing import TypeVar
 
 from neuron_plugin.allocation import (
     Capacity,
@@ -36,6 +36,8 @@ from neuron_plugin.allocation.node_rules import NO_USE, NodeUse, PodRules, Volum
 from neuron_plugin.allocation.placement import cores_asked, place, placement_mask
 from neuron_plugin.planning.choice import PACK, Choices, place_together
 from neuron_plugin.topology import CoreMask, Geometry, valid_sets
+
+_T = TypeVar("_T")
 
 MOST_TRIALS = 2_000
 """Groups of victims looked at on one node for a pod of several requesting containers."""
@@ -347,13 +349,25 @@ def _openings(scene: _Scene, info: NodeInfo, pod: NeuronPod, rules: MoveRules) -
                 if 0 < len(victims) <= most:
                     yield victims
         return
-    groups = (group for size in range(1, most + 1) for group in combinations(movable, size))
+    if rules.preempts:
+        movable.sort(key=lambda each: each[0].priority)
+    groups = (group for size in range(1, most + 1) for group in lowest_first(movable, size))
     for group, _ in zip(groups, range(MOST_TRIALS), strict=False):
         freed = info.without({victim.uid for victim, _ in group}).capacity
         if isinstance(freed, Capacity) and not isinstance(freed.place(pod.requests), Rejection):
             yield tuple(victim for victim, _ in group)
             if rules.preempts:
-                return  # the fewest, and these are looked at from the smallest groups on
+                return  # the fewest, and of these those of the lowest priorities
+
+
+def lowest_first(ranked: Sequence[_T], size: int) -> Iterator[tuple[_T, ...]]:
+    """The groups of so many, ordered by their highest member, then by the next; ``ranked`` has the lowest in front."""
+    if size == 0:
+        yield ()
+        return
+    for top in range(size - 1, len(ranked)):
+        for lower in lowest_first(ranked[:top], size - 1):
+            yield (*lower, ranked[top])
 
 
 def still_possible(cluster: Cluster, move: Move, rules: MoveRules) -> bool:

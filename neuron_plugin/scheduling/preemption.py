@@ -16,7 +16,6 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import merge
-from itertools import combinations
 
 from neuron_plugin.allocation import (
     Allocation,
@@ -34,6 +33,7 @@ from neuron_plugin.allocation.narrowing import unconstrained, usable_mask
 from neuron_plugin.allocation.node import amounts_used
 from neuron_plugin.allocation.placement import cores_asked, is_constrained, place
 from neuron_plugin.allocation.pod import mask_union
+from neuron_plugin.planning import lowest_first
 from neuron_plugin.scheduling.state import ClusterState
 from neuron_plugin.topology import CoreMask, Geometry, valid_sets
 
@@ -42,6 +42,8 @@ _MOST_TRIALS = 1000
 some 30 ms, in which no other verb is answered. One with amounts or a shared device costs a hundred times as much, and
 counts so. Once they are used up, nodes are left out as soon as one has an answer."""
 _COSTLY_TRIALS = 100
+_LOOK = 0.1
+"""What it counts to see that a group of victims has too few cores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ class _Search:
         self._pods = pods
         self._request = request
         self._unoffered_below = unoffered_below
-        self.trials = _MOST_TRIALS
+        self.trials = float(_MOST_TRIALS)
         constraints = request[0].constraints
         shared = isinstance(constraints, Constraints) and constraints.same_device
         self._narrows_only = is_constrained(request) and not shared and not any(part.amounts for part in request)
@@ -161,13 +163,12 @@ class _Search:
         least = next((size for size in range(len(freed) + 1) if sum(freed[:size]) >= missing), len(freed))
         cost = _COSTLY_TRIALS if is_constrained(request) else 1
         for size in range(least, len(candidates) + 1):
-            for evicted in combinations(candidates, size):
+            for evicted in lowest_first(candidates, size):
                 if self.trials <= 0:
                     return self._enough(board, request)
-                if (mask_union(evicted) & board.open_mask).bit_count() < missing:
-                    continue
-                self.trials -= cost
-                if board.fits(request, [each for each in candidates if each not in evicted]):
+                is_enough = (mask_union(evicted) & board.open_mask).bit_count() >= missing
+                self.trials -= cost if is_enough else _LOOK
+                if is_enough and board.fits(request, [each for each in candidates if each not in evicted]):
                     return evicted
         return candidates
 
@@ -227,7 +228,7 @@ class _Board:
         others = [candidate for candidate in self.candidates if candidate not in in_the_way]
         sharing = [candidate for candidate in others if candidate.mask & devices_mask]
         for size in range(len(sharing) + 1):
-            for more in combinations(sharing, size):
+            for more in lowest_first(sharing, size):
                 staying = [candidate.allocations for candidate in others if candidate not in more]
                 facts = replace(self.facts, used=amounts_used(self.geometry, [*self.staying, *staying]))
                 if mask & usable_mask(self.geometry, part, facts) == mask:

@@ -17,6 +17,7 @@ from neuron_plugin.allocation.node_rules import (
     Volume,
 )
 from neuron_plugin.planning import (
+    PREEMPTION,
     Cluster,
     MoveRules,
     Prospect,
@@ -28,7 +29,7 @@ from neuron_plugin.planning import (
     prospects,
     still_possible,
 )
-from neuron_plugin.topology import CoreMask
+from neuron_plugin.topology import CoreMask, Geometry, Topology
 from tests.planning.clusters import (
     HOUR,
     INF2,
@@ -70,6 +71,18 @@ def test_of_two_moves_the_one_that_loses_fewer_device_hours_is_proposed() -> Non
     move = cheapest_move(before, BIG, now=9.5 * HOUR)
     assert move is not None
     assert ([victim.pod.uid for victim in move.victims], move.loss) == (["young"], 2.0)
+
+
+def test_the_pods_of_the_lowest_priorities_go_for_a_pod_of_several_containers() -> None:
+    geometry = Geometry("ring", Topology.RING, 12, 1)
+    ids = {1: (0, 1, 2), 10: (3, 4, 5), 2: (6, 7, 8), 3: (9, 10, 11)}
+    holders = [devices(f"p{each}", *own, geometry=geometry, priority=each) for each, own in ids.items()]
+    parts = ContainerRequest("first", ContainerKind.INIT, Resource.NEURON, 6), parse_shape("neuron=6")[0]
+    move = cheapest_move(
+        cluster(node("a", *holders, geometry=geometry)), pod("new", "", request=parts, priority=20), rules=PREEMPTION
+    )
+    assert move is not None
+    assert sorted(victim.pod.priority for victim in move.victims) == [2, 3]
 
 
 def test_a_pod_that_fits_elsewhere_only_on_other_hardware_is_not_moved() -> None:

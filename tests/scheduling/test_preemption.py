@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuron_plugin.allocation import Rejection, Resource
+from neuron_plugin.allocation import PodRequest, Rejection, Resource
 from neuron_plugin.allocation.node import Reservation
 from neuron_plugin.allocation.placement import place
 from neuron_plugin.scheduling import preemption as module
@@ -135,6 +135,35 @@ def test_one_pod_of_high_priority_goes_before_two_of_low_priority_for_several_co
     request = request_of(record_of(pod_manifest("new", containers=containers)))
 
     assert preempt(world.state, request, {"node": Victims((pair, *singles))})["node"].uids == (pair,)
+
+
+def six_devices_twice() -> PodRequest:
+    """Two containers that get the same six linked devices, one after the other."""
+    init = [container("first", DEVICE, 6)]
+    return request_of(record_of(pod_manifest("new", init_containers=init, containers=[container("then", DEVICE, 6)])))
+
+
+def test_e01_the_lowest_priorities_go_for_several_containers_too(world: World) -> None:
+    world.node("node", "inf2.48xlarge")
+    ids = {1: "0,1,2", 10: "3,4,5", 2: "6,7,8", 3: "9,10,11"}
+    uids = {each: uid(world.held(f"p{each}", "node", DEVICE, text, priority=each)) for each, text in ids.items()}
+
+    chosen = preempt(world.state, six_devices_twice(), {"node": Victims(tuple(uids.values()))})
+
+    assert set(chosen["node"].uids) == {uids[2], uids[3]}
+
+
+def test_groups_of_victims_that_are_too_small_are_not_looked_at_for_ever(world: World) -> None:
+    """Five million groups of eleven lie below the one pod without which none is enough."""
+    world.node("node", TRN1)
+    small = [uid(world.held(f"core-{core}", "node", CORE, str(core), priority=1)) for core in range(26)]
+    large = uid(world.held("large", "node", DEVICE, "13,14,15", priority=9))
+    init = [container("first", CORE, 16)]
+    request = request_of(record_of(pod_manifest("new", init_containers=init, containers=[container("then", CORE, 16)])))
+
+    (victims,) = preempt(world.state, request, {"node": Victims((large, *small))}).values()
+
+    assert set(victims.uids) == set(small[:16])
 
 
 def test_many_victims_for_several_containers_are_thinned_out_when_trying_all_takes_too_long(world: World) -> None:
