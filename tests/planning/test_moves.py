@@ -400,6 +400,12 @@ def test_a_group_whose_pods_are_not_all_there_waits() -> None:
     }
 
 
+def test_a_group_of_which_some_are_placed_needs_room_for_the_others_only() -> None:
+    placed = replace(pod("g2", "neuron=4"), group=("ml", "gang"))
+    before, members = gang(2, "neuron=4", 3, node("a", held(placed, TRN1.devices_mask(range(4)))))
+    assert {prospect.standing for prospect in prospects(before, members)} == {Standing.FITS}
+
+
 # Checks before a move is made, and other names.
 
 

@@ -516,6 +516,18 @@ async def test_an_eviction_that_fails_ends_the_move(room: Room, status: int) -> 
     assert (room.evicted, room.reserved, room.ended()) == ([], {}, {"failed": 1.0})
 
 
+@pytest.mark.parametrize("fault", [{"status": 403}, {"drop": True}])
+async def test_a_move_that_cannot_be_recorded_is_not_made(
+    room: Room, caplog: pytest.LogCaptureFixture, fault: dict[str, Any]
+) -> None:
+    room.server.fail(Fault(match=Match(method="PATCH", path="/leases/"), times=100, **fault))
+    await room.wait_and_look()
+    assert (room.evicted, room.reserved, room.records) == ([], {}, [])
+    assert [line.message for line in caplog.records if line.levelname == "WARNING"] == [
+        "no move: it cannot be recorded"
+    ]
+
+
 async def test_an_api_server_that_is_busy_for_a_moment_is_asked_again(room: Room) -> None:
     room.server.fail(Fault(match=EVICTIONS, status=503, times=2))
     await room.wait_and_look()
