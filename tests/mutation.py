@@ -36,7 +36,7 @@ PACKAGE: Final = "neuron_plugin"
 
 COVER: Final = {
     "plugin": ("plugin", "conformance"),
-    "allocation": ("allocation", "planning", "scheduling", "plugin"),
+    "allocation": ("allocation", "cluster", "planning", "scheduling", "plugin"),
     "planning": ("planning", "scheduling"),
     "scheduling": ("scheduling", "extender", "monitor", "controller"),
     "gates": ("gates", "controller"),

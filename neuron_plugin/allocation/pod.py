@@ -173,6 +173,10 @@ class NeuronPod:
         object.__setattr__(self, "requests", requests)
         object.__setattr__(self, "refusal", next((each for each in said if isinstance(each, Rejection)), None))
 
+    def strategy_or(self, default: PlacementStrategy) -> PlacementStrategy:
+        """The pod's own strategy, or the default where the pod states none that exists."""
+        return self.strategy if isinstance(self.strategy, PlacementStrategy) else default
+
     @property
     def work_since(self) -> float:
         """From when on an eviction would lose the pod's work, in unix seconds: its assignment or last checkpoint."""

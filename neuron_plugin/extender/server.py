@@ -175,7 +175,7 @@ class ExtenderService:
         """``ExtenderArgs`` to ``HostPriorityList``."""
         args = wire.decode_filter(body)
         pod, fields = self._read(args.uid, body)
-        names, strategy = args.names, self._assumptions.strategy_of(pod)
+        names, strategy = args.names, pod.strategy_or(self._assumptions.strategy)
         if refused := self._assumptions.refused_elsewhere(pod.uid):
             scores = [0 if name in refused else HIGHEST_SCORE for name in names]
         else:

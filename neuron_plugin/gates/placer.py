@@ -248,7 +248,7 @@ class Placer:
         if reason := self._why_plainly(pod, called):
             self._send(pod, writes.release_plainly(pod), reason)
             return True
-        answers = self._state.choices.answers(pod.requests, self._strategy_of(pod))
+        answers = self._state.choices.answers(pod.requests, pod.strategy_or(self._strategy))
         node = kept.node if kept else answers.best(called, self._skipped(pod))
         assumed = self._choose(pod, node) if node and node in called else None
         if assumed is None:
@@ -290,9 +290,6 @@ class Placer:
         now = self._clock.now()
         self._avoided = {key: until for key, until in self._avoided.items() if until > now}
         return {node for owner, node in self._avoided if pod.controller and owner == owner_of(pod)}
-
-    def _strategy_of(self, pod: NeuronPod) -> PlacementStrategy:
-        return pod.strategy if isinstance(pod.strategy, PlacementStrategy) else self._strategy
 
     def _choose(self, pod: NeuronPod, node: str) -> AssumedPod | None:
         """The pod with the best sets of a node; None where there are none."""
@@ -383,8 +380,8 @@ class Placer:
         coming: defaultdict[str, list[PodRules]] = defaultdict(list)
 
         def best(pod: NeuronPod, changed: Mapping[str, NodeInfo]) -> str:
-            answers, skipped = self._state.choices.answers(pod.requests, self._strategy_of(pod)), self._skipped(pod)
-            called = self.feasible(pod)
+            answers = self._state.choices.answers(pod.requests, pod.strategy_or(self._strategy))
+            called, skipped = self.feasible(pod), self._skipped(pod)
             if (kept := self._state.reserved.get(pod.uid)) and kept.node in called:
                 return kept.node
             while node := answers.best(called, skipped, changed):

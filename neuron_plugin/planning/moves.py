@@ -63,10 +63,6 @@ class Cluster:
     left_alone: Collection[PodUid] = ()
     strategy: PlacementStrategy = PACK
 
-    def strategy_of(self, pod: NeuronPod) -> PlacementStrategy:
-        """The pod's own strategy, or that of the cluster."""
-        return pod.strategy if isinstance(pod.strategy, PlacementStrategy) else self.strategy
-
     def is_gang(self, pod: NeuronPod) -> bool:
         """Whether the pod is placed with its group or not at all."""
         return pod.group is not None and self.min_counts.get(pod.group, 0) > 0
@@ -214,7 +210,7 @@ class _Scene:
     ) -> tuple[str, Placement] | None:
         """The pod's best node, and its sets there; None if it fits nowhere."""
         called = _Called(self, pod, instance_type)
-        answers = self._choices.answers(pod.requests, self.cluster.strategy_of(pod))
+        answers = self._choices.answers(pod.requests, pod.strategy_or(self.cluster.strategy))
         name = answers.best(called, skipped, self.changed)
         placement = self.place(pod, name) if name else None
         return (name, placement) if placement else None

@@ -87,15 +87,11 @@ class Assumptions:
         self.endings: Counter[AssumptionEnding] = Counter()
         self._state = state
         self._dialects = dialects
-        self._strategy = strategy
+        self.strategy = strategy
         self._clock = clock
         self._unix_ns = unix_ns
         self._leads: dict[PodUid, _Lead] = {}
         self._plans: dict[tuple[str, str], _Plan] = {}
-
-    def strategy_of(self, pod: NeuronPod) -> PlacementStrategy:
-        """The pod's own strategy, or that of the extender where the pod states none that exists."""
-        return pod.strategy if isinstance(pod.strategy, PlacementStrategy) else self._strategy
 
     def lead(self, pod: NeuronPod, called: Container[str], *, one_node: bool = False) -> list[str] | None:
         """The nodes of those ``called`` that filter names for an unbound pod, assumed there if it is one.
@@ -119,7 +115,7 @@ class Assumptions:
         return names
 
     def _choose_nodes(self, pod: NeuronPod, called: Container[str], lead: _Lead) -> list[str] | None:
-        strategy = self.strategy_of(pod)
+        strategy = pod.strategy_or(self.strategy)
         answers = self._state.choices.answers(pod.requests, strategy)
         kept = self._state.reserved.get(pod.uid)
         is_called = kept is not None and kept.node in called and kept.node not in lead.nodes
@@ -290,7 +286,7 @@ class Assumptions:
         self, pod: NeuronPod, called: Container[str], avoided: Container[str], changed: Mapping[str, NodeInfo]
     ) -> AssumedPod | None:
         """The pod on its best node while some nodes are ``changed``."""
-        node = self._state.choices.answers(pod.requests, self.strategy_of(pod)).best(called, avoided, changed)
+        node = self._state.choices.answers(pod.requests, pod.strategy_or(self.strategy)).best(called, avoided, changed)
         info = changed.get(node) or self._state.nodes.get(node)
         found = self._choose_on(pod, node, info.capacity) if info else ""
         return found if isinstance(found, AssumedPod) else None
