@@ -1,7 +1,8 @@
 """A set for every requesting container of a pod, or why the pod does not fit.
 
 Pure functions of (geometry, free cores, request), so the plugin and the extender, given the same node, choose the same
-sets. Among the sets that fit, the one that costs later pods least; ties go to the lowest ids.
+sets. Among the sets that fit, the one that costs later pods least: it breaks the fewest free sets of its size or larger
+(``cost``). Ties go to the lowest ids.
 
 The kubelet walks a pod's containers in order and gives later containers what plain init containers had, per resource
 name. A container that needs no more than that gets a part of it unasked; one that needs more must include all of it

@@ -109,7 +109,7 @@ class NeuronPod:
     it has ``UNHEALTHY_LABEL``.
 
     ``promised`` is the node where a pod that is not bound was placed, with its assignment; empty of one that is being
-    deleted. ``unschedulable``: its scheduler does not find that node good.
+    deleted. ``unschedulable``: its scheduler does not find that node good; never of a pod that was not placed.
 
     ``group`` is the PodGroup, or the group by annotation, that the pod is placed with, as namespace and name.
     ``group_size`` is how many pods it says its group has. ``leads_group``: the others of the group are made once this

@@ -462,6 +462,9 @@ class Placer:
             if nominee_of:
                 answer = await send(self._api, writes.nominate(pod, nominee_of), timeout_seconds=self._times.write / 2)
                 seen = replace(pod, version=PODS.decode(answer).resource_version)
+            if assumed and (nominee_of or assumed.claims) and self._state.assumed.get(uid) is assumed:
+                assumed = replace(assumed, since=self._clock.now())  # this write begins now
+                self._state.assume(assumed)
             await send(self._api, write(seen), timeout_seconds=self._times.write / (2 if nominee_of else 1))
         except ClusterError as error:
             fields = {"pod": str(pod.reference), "uid": uid, "error": str(error)}

@@ -6,9 +6,10 @@ changed. There are few reasons to refuse, so the names stand in one set for each
 set in one step. The nodes that fit stand in order, so the best is found without a look at the others.
 
 Nodes of one geometry are ordered by what the pod costs later pods there. Among equals the most used node comes first,
-so that empty nodes stay empty. That is the one with the most pods on a torus, elsewhere the one with the fewest free
-cores. Then the name decides. Costs count sets, of which each geometry has its own number. So between nodes of unlike
-hardware the devices decide that are lost to later pods; where these are equal, the same order as within one geometry.
+so that empty nodes stay empty. That is the one with the most pods on a torus (Trn1, Trn2), elsewhere (Inf1, Inf2) the
+one with the fewest free cores. Then the name decides. Costs count sets, of which each geometry has its own number. So
+between nodes of unlike hardware the devices decide that are lost to later pods; where these are equal, the same order
+as within one geometry.
 """
 
 from __future__ import annotations

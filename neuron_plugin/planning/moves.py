@@ -276,13 +276,14 @@ class _Called:
 def cheapest_move(cluster: Cluster, pod: NeuronPod, *, now: float = 0.0, rules: MoveRules = RULES) -> Move | None:
     """The move that loses the fewest device-hours, then the one of fewest victims, then of the smallest.
 
-    ``now`` is in unix seconds. A set that is free needs no move and is none.
+    By rules that preempt: of fewest victims, then of the lowest priorities, then of the fewest device-hours. ``now`` is
+    in unix seconds. A set that is free needs no move and is none.
     """
     return _cheapest_move(_Scene(cluster), pod, now, rules)
 
 
 def _cheapest_move(scene: _Scene, pod: NeuronPod, now: float, rules: MoveRules) -> Move | None:
-    """The cheapest move, made in the scene. To preempt, the fewest pods of the lowest priorities go."""
+    """The cheapest move, made in the scene."""
     ranked: list[tuple[tuple[float, ...], str, int, float, tuple[NeuronPod, ...]]] = []
     for name in scene.eligible(pod):
         info = scene.node(name)
@@ -323,7 +324,10 @@ def _cheapest_move(scene: _Scene, pod: NeuronPod, now: float, rules: MoveRules) 
 
 
 def _openings(scene: _Scene, info: NodeInfo, pod: NeuronPod, rules: MoveRules) -> Iterator[tuple[NeuronPod, ...]]:
-    """Who would have to go: for each valid set of one container, else groups of victims, smallest first."""
+    """Who would have to go: for each valid set of one container, else groups of victims, smallest first.
+
+    Of groups that are preempted the first that is enough, which has the lowest priorities, is the only one.
+    """
     inventory, capacity, pods = info.inventory, info.capacity, scene.cluster.pods
     if inventory is None or isinstance(capacity, Rejection):
         return

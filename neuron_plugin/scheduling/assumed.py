@@ -42,7 +42,7 @@ def may_have_happened(error: ClusterError) -> bool:
 
 
 class AssumedPods:
-    """The assumed pods of one state, and how they are looked up."""
+    """The assumed pods of one state, and how they are looked up: the controller's daemon calls ``settle`` in a loop."""
 
     def __init__(
         self, state: ClusterState, api: ApiServer, times: AssumedTimes = AssumedTimes(), clock: Clock = CLOCK

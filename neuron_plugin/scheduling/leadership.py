@@ -2,7 +2,7 @@
 
 Until the lists are in, an answer would be a guess; while another replica leads, a bind could take what that one has
 given away. A write that the last leader sent at its last moment may land after this replica has taken over. It can only
-be the binding of a pod that is not bound yet. So a new leader lists the pods consistently, and if one that asks for
+bind or place a pod that is not bound yet. So a new leader lists the pods consistently, and if one that asks for
 Neuron is unbound it waits until such a write's time is over and lists again; only then is it ready. It need not wait
 where the last leader gave the Lease up with everything settled.
 
@@ -62,7 +62,7 @@ class Readiness:
 
 
 class Successor(Protocol):
-    """What a new leader has to know of the last one's work."""
+    """What a new leader has to know of the last one's work: moves that were begun (``moving.Mover``)."""
 
     async def take_over(self) -> None:
         """Find out. An API server that does not answer must not keep it long."""
@@ -71,9 +71,9 @@ class Successor(Protocol):
 class Leadership:
     """Turns the election's news into readiness, as its observer.
 
-    ``landing_seconds`` is how long after its start a write may still take effect, ``closing_seconds`` how long after
-    the end of the process that sent it. ``patience_seconds`` is how long the Lease may be out of reach before a replica
-    reports that it is of no use as a standby either.
+    ``landing_seconds`` is how long after its start a write may still take effect (``BindTimes.landing``),
+    ``closing_seconds`` how long after the end of the process that sent it. ``patience_seconds`` is how long the Lease
+    may be out of reach before a replica reports that it is of no use as a standby either.
     """
 
     def __init__(

@@ -1,9 +1,10 @@
 """Which pods wait although room can be made for them, and who has to go; moves are made with ``--make-room act``.
 
 The leader looks when a pod has waited long enough, and every half minute after that. A metric and an event on the pod
-say what would help. For gated pods of higher priority room is made as kube-scheduler would: it cannot do it for them.
-The plan is worked out in a thread, from records that do not change, so nobody is kept waiting.
-Volumes are no part of the state. They are read for the pods of a plan that have claims.
+say what would help. For a gated pod others of lower priority are evicted, the fewest and then the lowest:
+kube-scheduler, which does it for all other pods, does not see a gated one. The plan is worked out in a thread, from
+records that do not change, so nobody is kept waiting. Volumes are no part of the state. They are read for the pods of a
+plan that have claims.
 """
 
 from __future__ import annotations

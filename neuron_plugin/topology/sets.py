@@ -1,8 +1,9 @@
 """Which sets of cores may be handed out together, per geometry and count.
 
 A set is *valid* when the hardware links its devices, or it is the whole machine, and the runtime can address it. That
-is consecutive ids on a line or ring, never across the wrap (the driver offsets by the first device only). On a torus it
-is one device, a row, two aligned rows or all. Computed once per shape; callers only test masks against these tuples.
+is consecutive ids on a line or ring (Inf1, Inf2), never across the wrap (the driver offsets by the first device only).
+On a torus (Trn1, Trn2) it is one device, a row, two aligned rows or all. Cores of more than one device begin with a
+device's first. Computed once per shape; callers only test masks against these tuples.
 """
 
 from __future__ import annotations

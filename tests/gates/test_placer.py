@@ -9,6 +9,7 @@ import pytest
 
 from neuron_plugin.allocation.keys import GATE, NODE_KEY, POD_UID_KEY
 from neuron_plugin.gates.placer import FORBIDDEN, MANY_IN_FLIGHT, RELEASED_PLAINLY, TIMES
+from neuron_plugin.scheduling.assumed import AssumedTimes
 from neuron_plugin.scheduling.leadership import CONDITION
 from neuron_plugin.simulation.api_server_kinds import CLAIMS, NODES, VOLUMES, JsonObject
 from tests.gates.bench import CORE, EPOCH, NEURON, GatesBench
@@ -203,6 +204,25 @@ async def test_a_pod_is_nominated_first_where_little_cpu_is_left(
     await gated.step(after=TIMES.refused + 1)
     assert gated.place("train") == "a"
     assert gated.gates("train") == []
+
+
+async def test_what_an_unanswered_patch_may_still_do_is_waited_for_from_its_own_start(gated: GatesBench) -> None:
+    """Not from the choice: a nomination came in between."""
+    gated.node("a", cpu="16")
+    gated.pod("train", cpu="15")
+    nominated = asyncio.Event()
+    gated.server.fail(Fault(Match(method="PATCH", path="/pods/train/status$"), gate=nominated))
+    gated.server.fail(Fault(Match(method="PATCH", path="/pods/train$"), drop=True))
+    gated.placer.step()
+    while not gated.requests():
+        await asyncio.sleep(0)
+    gated.now = 2.0
+    nominated.set()
+    await gated.placer.drain()
+    for now, kept in ((AssumedTimes().landing + 1, True), (2 + AssumedTimes().landing + 1, False)):
+        gated.now = now
+        await gated.assumed.settle()
+        assert bool(gated.state.assumed) is kept
 
 
 async def test_amounts_wait_where_kube_scheduler_knows_none(gated: GatesBench) -> None:
