@@ -76,6 +76,11 @@ class GatesBench:
         self.server.create_node(manifest)
         self.world.show_node(manifest)
 
+    def labelled_node(self, name: str, **labels: str) -> None:
+        self.node(name)
+        self.server.patch_node(name, {"metadata": {"labels": labels}})
+        self.world.show_node(next(node for node in self.server.objects(NODES) if node["metadata"]["name"] == name))
+
     def pod(
         self,
         name: str,

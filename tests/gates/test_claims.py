@@ -15,7 +15,7 @@ from neuron_plugin.cluster.claims import neuron_claim
 from neuron_plugin.cluster.pods import PODS as POD_RECORDS
 from neuron_plugin.cluster.pods import PodUse
 from neuron_plugin.gates.claims import ClaimWriter
-from neuron_plugin.gates.placer import RELEASED_PLAINLY
+from neuron_plugin.gates.placer import RELEASED_PLAINLY, TIMES
 from neuron_plugin.gates.upkeep import TIMES as UPKEEP_TIMES
 from neuron_plugin.gates.upkeep import WAITING
 from neuron_plugin.scheduling.claims import ClaimedPods, Shown
@@ -215,6 +215,25 @@ async def test_a_refused_allocation_is_tried_again_later(bench: ClaimsBench) -> 
     await bench.step(after=60)
     assert len(bench.devices("c")) == 1
     assert bench.gates("train") == []
+
+
+async def test_a_claim_that_is_allocated_as_it_should_be_is_not_written_again_when_another_was_refused(
+    bench: ClaimsBench,
+) -> None:
+    for name in ("one", "two"):
+        bench.claim(name)
+    bench.claiming("train", "one", "two")
+    bench.server.fail(Fault(Match(method="PATCH", path="/two/status$"), status=403))
+    await bench.step()
+    had = bench.devices("one")
+    assert had
+    assert not bench.devices("two")
+    for _ in range(3):
+        await bench.step(after=TIMES.refused + 1)
+    assert bench.devices("one") == had
+    assert bench.devices("two") not in ([], had)
+    assert bench.gates("train") == []
+    assert sum(seen.method == "PATCH" and seen.path.endswith("/one/status") for seen in bench.server.requests) == 1
 
 
 async def test_a_shared_claim_is_allocated_once_and_its_pods_follow_it(bench: ClaimsBench) -> None:

@@ -295,7 +295,7 @@ async def test_a_pod_goes_where_its_bound_volume_is(gated: GatesBench) -> None:
 
 
 async def test_the_anti_affinity_of_pods_that_run_is_left_to_kube_scheduler(gated: GatesBench) -> None:
-    labelled_node(gated, "a", zone="z")
+    gated.labelled_node("a", zone="z")
     term = {"labelSelector": {"matchLabels": {"app": "train"}}, "topologyKey": "zone"}
     anti = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
     gated.pod("alone", gates=(), node="a", spec={"affinity": anti}, annotations={"NEURON_DEVS": "3"})
@@ -304,12 +304,6 @@ async def test_the_anti_affinity_of_pods_that_run_is_left_to_kube_scheduler(gate
     await gated.place_all()
     assert gated.place("other") == "a"
     assert (gated.place("train"), gated.gates("train")) == ("", [])
-
-
-def labelled_node(gated: GatesBench, name: str, **labels: str) -> None:
-    gated.node(name)
-    gated.server.patch_node(name, {"metadata": {"labels": labels}})
-    gated.world.show_node(next(each for each in gated.server.objects(NODES) if each["metadata"]["name"] == name))
 
 
 JOB_KEY = "jobset.sigs.k8s.io/job-key"
@@ -324,7 +318,7 @@ def exclusive(job: str, topology_key: str) -> JsonObject:
 
 async def test_a_group_is_placed_beside_a_job_that_keeps_it_out_of_another_domain(gated: GatesBench) -> None:
     for name in ("a", "b", "c"):
-        labelled_node(gated, name, rack="r1" if name == "a" else "r2")
+        gated.labelled_node(name, rack="r1" if name == "a" else "r2")
     gated.pod("first-0", gates=(), node="a", labels={JOB_KEY: "first"}, spec=exclusive("first", "rack"))
     selector = {"nodeSelector": {"rack": "r2"}}  # of its own leader's domain
     for number in range(2):
@@ -334,8 +328,8 @@ async def test_a_group_is_placed_beside_a_job_that_keeps_it_out_of_another_domai
 
 
 async def test_a_pod_that_a_running_job_keeps_off_a_node_is_left_to_kube_scheduler(gated: GatesBench) -> None:
-    labelled_node(gated, "a", rack="r1")
-    labelled_node(gated, "b", rack="r2")
+    gated.labelled_node("a", rack="r1")
+    gated.labelled_node("b", rack="r2")
     gated.pod("first-0", gates=(), node="a", labels={JOB_KEY: "first"}, spec=exclusive("first", "rack"))
     gated.pod("second", labels={JOB_KEY: "second"})
     gated.pod("third", labels={JOB_KEY: "third"}, spec={"nodeSelector": {"rack": "r2"}})
@@ -363,6 +357,32 @@ async def test_a_group_is_placed_as_a_whole(gated: GatesBench) -> None:
     await gated.place_all()
     assert sorted(gated.place(f"worker-{number}") for number in range(3)) == ["a", "a", "b"]
     assert [gated.gates(f"worker-{number}") for number in range(3)] == [[], [], []]
+
+
+async def test_one_more_pod_of_a_group_that_is_placed_is_placed_alone(gated: GatesBench) -> None:
+    gated.node("a")
+    for number in range(3):
+        await gated.place_all()
+        gated.pod(f"worker-{number}", NEURON, 4, group="job", size=2)
+    await gated.place_all()
+    assert [gated.place(f"worker-{number}") for number in range(3)] == ["a"] * 3
+    assert [gated.gates(f"worker-{number}") for number in range(3)] == [[]] * 3
+
+
+async def test_what_pods_without_neuron_ask_for_counts_from_the_moment_that_they_are_there(gated: GatesBench) -> None:
+    gated.node("a", cpu="16")
+    gated.pod("first", cpu="1")
+    await gated.step()
+    other = gated.pod("other", amount=0, gates=(), node="a")
+    other["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "12"}
+    gated.world.show(other)
+    gated.pod("second", cpu="8")
+    await gated.step()
+    assert (gated.place("first"), gated.place("second")) == ("a", "")
+    gated.server.delete_pod("default", "other", grace_seconds=0)
+    gated.world.gone(other)
+    await gated.step()
+    assert gated.place("second") == "a"
 
 
 async def test_a_group_that_waits_is_looked_at_again_when_its_podgroup_needs_fewer(gated: GatesBench) -> None:

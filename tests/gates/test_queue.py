@@ -79,6 +79,7 @@ def test_a_pod_that_says_something_else_now_is_of_another_kind() -> None:
     queue.hopeless.add(kind_of(pod("train", 8)))
     queue.put(pod("train", 2))
     assert len(queue) == 1
+    assert queue.kinds() == [kind_of(pod("train", 2))]
     assert order(queue) == ["train"]
 
 

@@ -11,7 +11,7 @@ from neuron_plugin.allocation.keys import GATE
 from neuron_plugin.cluster import KubernetesApi
 from neuron_plugin.gates.placer import RELEASED_PLAINLY
 from neuron_plugin.gates.upkeep import MOST_EVENTS, MOST_RELEASED, PIN_FAILED, TIMES, WAITING
-from neuron_plugin.simulation.api_server_kinds import PODS
+from neuron_plugin.simulation.api_server_kinds import CLAIMS, PODS, VOLUMES
 from tests.gates.bench import CORE, NEURON, GatesBench
 from tests.support.api_server import Fault, Match, StandInApiServer
 
@@ -63,6 +63,22 @@ async def test_members_of_a_group_hear_that_it_does_not_fit_as_a_whole(gated: Ga
     for number in range(3):
         ((_, note),) = gated.events(f"worker-{number}")
         assert "its group job does not fit as a whole: 2 of 3" in note
+
+
+async def test_the_reason_keeps_to_the_nodes_that_the_pods_volume_leaves(gated: GatesBench) -> None:
+    hostname = {"key": "kubernetes.io/hostname", "operator": "In", "values": ["b"]}
+    affinity = {"required": {"nodeSelectorTerms": [{"matchExpressions": [hostname]}]}}
+    gated.server.create(VOLUMES, {"metadata": {"name": "disk"}, "spec": {"nodeAffinity": affinity}}, "")
+    gated.server.create(CLAIMS, {"metadata": {"name": "data"}, "spec": {"volumeName": "disk"}}, "default")
+    gated.node("a")
+    gated.labelled_node("b", **{"kubernetes.io/hostname": "b"})
+    gated.pod("holder", NEURON, 16, gates=(), node="b", annotations={"NEURON_DEVS": ",".join(map(str, range(16)))})
+    claim = {"name": "data", "persistentVolumeClaim": {"claimName": "data"}}
+    gated.pod("train", NEURON, 8, spec={"volumes": [claim]})
+    for _ in range(3):
+        await gated.look(after=TIMES.again)
+    ((_, note),) = gated.events("train")
+    assert "Fewer than 8 free Neuron devices (1 of 1 nodes)" in note
 
 
 async def test_members_of_a_group_hear_that_others_are_missing(gated: GatesBench) -> None:
