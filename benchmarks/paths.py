@@ -30,7 +30,7 @@ from neuron_plugin.kubelet_files import CHECKPOINT
 from neuron_plugin.plugin.allocator import Allocator
 from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.inputs import NodePods
-from neuron_plugin.plugin.node import Node
+from neuron_plugin.plugin.node import LocalNode
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.scheduling.leadership import Readiness
 from neuron_plugin.scheduling.metrics import ExtenderMetrics
@@ -103,7 +103,7 @@ async def plugin_paths(*, verbose: bool) -> None:
     """An Allocate and a GetPreferredAllocation of an assigned pod, and that pod's end."""
     pod = assigned("a", app(4), sets=[[4, 5, 6, 7]])
     with tempfile.TemporaryDirectory() as directory:
-        node = Node(CheckpointFile(Path(directory) / CHECKPOINT, [NEURON.value]), _NoCgroups())
+        node = LocalNode(CheckpointFile(Path(directory) / CHECKPOINT, [NEURON.value]), _NoCgroups())
         node.see_inventory(inventory())
         node.see_pods(NodePods({pod.uid: pod}))
         node.advertise()

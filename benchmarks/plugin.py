@@ -37,8 +37,8 @@ from neuron_plugin.hardware.core_counters import CoreCounterReader, PhysicalCore
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb_grpc
 from neuron_plugin.plugin.health import HealthRules
-from neuron_plugin.plugin.utilization import ContainerKey, NodeUse, Reading, is_news, use_after, utilization_of
-from neuron_plugin.simulation import Container, Pod, SimulatedNode, write_node
+from neuron_plugin.plugin.utilization import ContainerKey, Reading, UseByContainer, is_news, use_after, utilization_of
+from neuron_plugin.simulation import KubeletContainer, KubeletPod, SimulatedNode, write_node
 from neuron_plugin.simulation.kubelet_plugins import PluginConnection
 from neuron_plugin.simulation.node_tree import WORK_COUNTERS, work_file
 from tests.support.api_server import StandInApiServer
@@ -219,7 +219,7 @@ class World:
     daemon: Daemon
     numbers: itertools.count[int]
 
-    async def admit(self, **limits: int) -> Pod:
+    async def admit(self, **limits: int) -> KubeletPod:
         """A pod that is bound here without a decision, up to its containers' start."""
         name = f"pod-{next(self.numbers)}"
         ((resource, amount),) = limits.items()
@@ -227,10 +227,10 @@ class World:
         manifest = pod_manifest(name, asked, amount, node="bench")
         manifest["metadata"]["uid"] = str(uuid.uuid5(uuid.NAMESPACE_DNS, name))
         made = self.api.create_pod(manifest)
-        wanted = (Container("main", {asked.value: amount}),)
-        return (await self.kubelet.admit(Pod(made["metadata"]["uid"], "default", name, wanted))).pod
+        wanted = (KubeletContainer("main", {asked.value: amount}),)
+        return (await self.kubelet.admit(KubeletPod(made["metadata"]["uid"], "default", name, wanted))).pod
 
-    async def end(self, pod: Pod) -> None:
+    async def end(self, pod: KubeletPod) -> None:
         """Its containers stop, the kubelet says so, and it is deleted."""
         self.kubelet.finish(pod.uid)
         ended = {"name": "main", "state": {"terminated": {"exitCode": 0}}}
@@ -310,7 +310,7 @@ async def measure_churn(pods: int, idle_seconds: float) -> None:
 
 async def churn(there: World, node: SimulatedNode, pods: int) -> None:
     """Pods of one device or two cores come and go, a few at a time; devices vanish and return, the kubelet restarts."""
-    running: list[Pod] = []
+    running: list[KubeletPod] = []
     for number in range(pods):
         running.append(await (there.admit(neuroncore=2) if number % 2 else there.admit(neuron=1)))
         if len(running) == AT_ONCE:
@@ -361,7 +361,7 @@ def measure_use(readings: int) -> None:
             for device, core in cores:  # a pod on each device
                 key = ContainerKey(PodReference(PodUid(str(uuid.UUID(int=device))), "ml", f"pod-{device}"), "main")
                 holders[key] = holders.get(key, frozenset()) | {(device, core)}
-            use: NodeUse = {}
+            use: UseByContainer = {}
             reader, driver = CoreCounterReader(node.paths.sysfs), node.description.driver
             floor, ours = list[float](), list[float]()
             for number in range(readings):

@@ -35,7 +35,7 @@ _MAX_BODY_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class ProbeAnswer:
     """The answer to a probe.
 
     ``checks`` has the reason why each named check fails, and the empty text for a check that passes. ``notes`` are
@@ -49,10 +49,10 @@ class Health:
 class Status(Protocol):
     """What a daemon says about itself. Every method is called once per request, so answers are never stale."""
 
-    async def liveness(self) -> Health:
+    async def liveness(self) -> ProbeAnswer:
         """``/healthz``: whether the daemon works; a restart is the remedy if not."""
 
-    async def readiness(self) -> Health:
+    async def readiness(self) -> ProbeAnswer:
         """``/readyz``: what a rollout, or a Service, waits for."""
 
     def collect(self) -> Iterable[Metric]:
@@ -94,7 +94,7 @@ def status_application(status: Status, *, max_body_bytes: int = _MAX_BODY_BYTES)
     return app
 
 
-def probe_text(health: Health, *, verbose: bool = False, excluded: Iterable[str] = ()) -> tuple[str, bool]:
+def probe_text(health: ProbeAnswer, *, verbose: bool = False, excluded: Iterable[str] = ()) -> tuple[str, bool]:
     """The body of a probe's answer, and whether the probe passes."""
     left_out = set(excluded)
     checks = {name: failure for name, failure in health.checks.items() if name not in left_out}

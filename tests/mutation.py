@@ -43,7 +43,7 @@ COVER: Final = {
 }
 """The rooms that are mutated, and whose tests run on a mutant of each, in this order."""
 
-MOST_SECONDS: Final = 3_600
+MOST_SECONDS: Final = 900
 """For the tests of one mutant; what takes longer was noticed."""
 
 _PYTEST: Final = ("pytest", "-x", "-q", "-p", "no:randomly", "-p", "no:cacheprovider")
@@ -189,10 +189,9 @@ class Reach:
         self._copy = copy
         directories = dict.fromkeys(f"tests/{directory}" for room in rooms for directory in COVER[room])
         command = ["-m", "coverage", "run", "--branch", f"--source={PACKAGE}", "-m", *_PYTEST, "-p", "tests.mutation"]
-        done = _run(copy, [*command, *directories], MOST_SECONDS)
+        done = _run(copy, [*command, *directories], None)
         if done is None or done.returncode:
-            end = done.stdout[-2000:] if done else f"they take over {MOST_SECONDS} s"
-            sys.exit(f"tests fail without a change, make them pass first:\n{end}")
+            sys.exit(f"tests fail without a change, make them pass first:\n{done.stdout[-2000:] if done else ''}")
         self._data = coverage.CoverageData(str(copy / ".coverage"))
         self._data.read()
 
@@ -211,7 +210,7 @@ class Reach:
         return sorted(found, key=lambda test: (f"tests/{room}/test_{module}" not in test, f"tests/{room}/" not in test))
 
 
-def _run(copy: Path, arguments: list[str], seconds: float) -> subprocess.CompletedProcess[str] | None:
+def _run(copy: Path, arguments: list[str], seconds: float | None) -> subprocess.CompletedProcess[str] | None:
     environment = {**os.environ, "PYTHONPATH": str(copy)}
     command = [sys.executable, *arguments]
     try:

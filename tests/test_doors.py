@@ -76,3 +76,20 @@ def test_every_name_at_a_door_can_be_had(doors: dict[str, set[str]], room: str) 
         assert hasattr(door, name), name
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = door.no_such_name
+
+
+def test_no_two_types_share_a_name() -> None:
+    """Classes and aliases of types; what protoc made is named by the kubelet's texts."""
+    homes = defaultdict[str, list[str]](list)
+    for file in PACKAGE.rglob("*.py"):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body if "_proto" not in file.parts else ():
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            names = (
+                [node.name]
+                if isinstance(node, ast.ClassDef)
+                else [each.id for each in targets if isinstance(each, ast.Name)]
+            )
+            for name in names:
+                if name[0].isupper() and not name.isupper():
+                    homes[name].append(str(file.relative_to(PACKAGE)))
+    assert {name: files for name, files in homes.items() if len(files) > 1} == {}

@@ -19,21 +19,21 @@ from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
-from neuron_plugin.http_server import Health, serve_status, serving, status_application
+from neuron_plugin.http_server import ProbeAnswer, serve_status, serving, status_application
 
-HEALTHY = Health()
+HEALTHY = ProbeAnswer()
 
 
 @dataclass
 class FakeStatus:
-    live: Health = HEALTHY
-    ready: Health = HEALTHY
+    live: ProbeAnswer = HEALTHY
+    ready: ProbeAnswer = HEALTHY
     threads: list[str] = field(default_factory=list)
 
-    async def liveness(self) -> Health:
+    async def liveness(self) -> ProbeAnswer:
         return self.live
 
-    async def readiness(self) -> Health:
+    async def readiness(self) -> ProbeAnswer:
         return self.ready
 
     def collect(self) -> Iterable[Metric]:
@@ -92,27 +92,27 @@ def free_port() -> int:
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz"])
 async def test_p78_a_probe_passes_while_no_check_fails(status: FakeStatus, port: int, path: str) -> None:
-    status.live = status.ready = Health({"synced": "", "leader": ""})
+    status.live = status.ready = ProbeAnswer({"synced": "", "leader": ""})
 
     assert await get(port, path) == (200, "text/plain; charset=utf-8", "ok\n")
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz"])
 async def test_p78_a_failing_probe_gives_every_reason_a_line(status: FakeStatus, port: int, path: str) -> None:
-    status.live = status.ready = Health({"synced": "no list yet", "leader": "", "stopping": "shutting down"})
+    status.live = status.ready = ProbeAnswer({"synced": "no list yet", "leader": "", "stopping": "shutting down"})
 
     assert (await get(port, path))[::2] == (503, "no list yet\nshutting down\n")
 
 
 async def test_liveness_and_readiness_are_two_questions(status: FakeStatus, port: int) -> None:
-    status.ready = Health({"leader": "another replica leads"})
+    status.ready = ProbeAnswer({"leader": "another replica leads"})
 
     assert (await get(port, "/healthz"))[0] == 200
     assert (await get(port, "/readyz"))[0] == 503
 
 
 async def test_verbose_lists_every_check(status: FakeStatus, port: int) -> None:
-    status.ready = Health({"synced": "", "leader": "another replica leads"})
+    status.ready = ProbeAnswer({"synced": "", "leader": "another replica leads"})
 
     assert (await get(port, "/readyz?verbose"))[::2] == (
         503,
@@ -121,14 +121,14 @@ async def test_verbose_lists_every_check(status: FakeStatus, port: int) -> None:
 
 
 async def test_an_excluded_check_does_not_count(status: FakeStatus, port: int) -> None:
-    status.ready = Health({"synced": "no list yet", "leader": "another replica leads"})
+    status.ready = ProbeAnswer({"synced": "no list yet", "leader": "another replica leads"})
 
     assert (await get(port, "/readyz?exclude=leader"))[::2] == (503, "no list yet\n")
     assert (await get(port, "/readyz?exclude=leader&exclude=synced&verbose"))[0] == 200
 
 
 async def test_notes_are_shown_and_fail_nothing(status: FakeStatus, port: int) -> None:
-    status.ready = Health({"registered": ""}, ("uevents are not received: no netlink",))
+    status.ready = ProbeAnswer({"registered": ""}, ("uevents are not received: no netlink",))
 
     assert (await get(port, "/readyz"))[::2] == (200, "ok\nuevents are not received: no netlink\n")
 

@@ -20,7 +20,7 @@ from neuron_plugin.cluster.objects import NODES
 from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.controller import ExtenderSettings
 from neuron_plugin.controller.daemon import ExtenderDaemon
-from neuron_plugin.extender import Answer
+from neuron_plugin.extender import FilterMode
 from neuron_plugin.extender.binding import Binder
 from neuron_plugin.extender.server import ExtenderService
 from neuron_plugin.scheduling.informers import keep_pod
@@ -34,7 +34,7 @@ from tests.support.manifests import container, node_manifest, pod_manifest
 TYPE = "trn1.32xlarge"
 
 
-def filled_service(nodes: int, answer: Answer = Answer.ALL) -> tuple[ExtenderService, ClusterState, list[str]]:
+def filled_service(nodes: int, answer: FilterMode = FilterMode.ALL) -> tuple[ExtenderService, ClusterState, list[str]]:
     """A service over nodes in random, distinct states, two pods a node."""
     state, types = ClusterState(), catalogue()
     names = []
@@ -46,7 +46,7 @@ def filled_service(nodes: int, answer: Answer = Answer.ALL) -> tuple[ExtenderSer
     return service_on(state, answer), state, names
 
 
-def service_on(state: ClusterState, answer: Answer = Answer.ALL) -> ExtenderService:
+def service_on(state: ClusterState, answer: FilterMode = FilterMode.ALL) -> ExtenderService:
     """A service that does not bind."""
     binder = Binder(state, StandInApiServer(), Readiness({}), dialects=(Dialect.NEURON_PLUGIN,))
     return ExtenderService(state, binder, Readiness({}), ExtenderMetrics(), answer=answer)

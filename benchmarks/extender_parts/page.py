@@ -16,7 +16,7 @@ from aiohttp import web
 from extender_parts.clusters import filled_service, record_of
 from extender_parts.measuring import log_to_nowhere, percentile, served
 from neuron_plugin.allocation import Resource
-from neuron_plugin.extender import Answer
+from neuron_plugin.extender import FilterMode
 from neuron_plugin.extender.server import verb_routes
 from neuron_plugin.http_server import serving
 from neuron_plugin.monitor.api import Monitor
@@ -151,7 +151,7 @@ def _serve(pipe: Connection, nodes: int) -> None:
 
 async def _serving(pipe: Connection, nodes: int) -> None:
     """Verbs and page on one port; ``/cpu`` says how much CPU this process has taken."""
-    service, state, names = filled_service(nodes, Answer.BEST)
+    service, state, names = filled_service(nodes, FilterMode.BEST)
     picture = Picture()
 
     async def cpu(request: web.Request) -> web.Response:

@@ -10,7 +10,7 @@ import msgspec
 from extender_parts.clusters import bound_pod, filled_service, record_of
 from extender_parts.measuring import CONSTRAINTS, ROUNDS, echo, filter_body, log_to_nowhere, percentile, seeded, timed
 from neuron_plugin.allocation import Resource
-from neuron_plugin.extender import Answer
+from neuron_plugin.extender import FilterMode
 from neuron_plugin.extender.server import ExtenderService
 from neuron_plugin.scheduling.state import ClusterState
 from tests.support.manifests import pod_manifest
@@ -33,7 +33,7 @@ def verbs() -> None:
     p50, p99 = statistics.median(found), percentile(found, 0.99)
     print(f"5000 nodes, one node's state changed before each filter: p50 {p50:.2f}, p99 {p99:.2f}")
     for nodes in (1000, 5000):
-        found = leading(*filled_service(nodes, Answer.BEST))
+        found = leading(*filled_service(nodes, FilterMode.BEST))
         p50, p99 = statistics.median(found), percentile(found, 0.99)
         print(f"{nodes} nodes, filter names the best and assumes the pod there: p50 {p50:.2f}, p99 {p99:.2f}")
 

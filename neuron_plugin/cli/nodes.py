@@ -11,7 +11,7 @@ from neuron_plugin.cli.cluster_views import Views, add_view_flags, cluster_views
 from neuron_plugin.cli.command import Exit, Form, Line, no_such, plain, show, show_again, table
 from neuron_plugin.cluster.nodes import NO_NEURON
 from neuron_plugin.inspection import plural
-from neuron_plugin.monitor.views import NodeStatus, NodeView
+from neuron_plugin.monitor.views import NodeView, NodeViewStatus
 
 DESCRIPTION = """\
 Show the Neuron nodes of the cluster: what each has, what of it is free, and whether new pods are
@@ -39,7 +39,7 @@ neuron-plugin nodes --extender http://127.0.0.1:12346
 """
 
 
-class Totals(msgspec.Struct, frozen=True, rename="camel"):
+class NodeTotals(msgspec.Struct, frozen=True, rename="camel"):
     """Sums over the nodes that are shown. What is free on a closed node is not counted as free.
 
     Each device is used, free or not available; ``unhealthy_used_devices`` are a part of the used ones, and
@@ -68,7 +68,7 @@ class NodesReport(msgspec.Struct, frozen=True, kw_only=True):
 
     version: int = 1
     nodes: Sequence[NodeView]
-    totals: Totals
+    totals: NodeTotals
 
 
 def add_flags(parser: ArgumentParser) -> None:
@@ -109,7 +109,7 @@ def report_of(views: Views, names: Sequence[str], *, everything: bool) -> NodesR
     counts = [node.status.device_counts for node in shown]
     devices, used_devices = sum(node.spec.devices for node in shown), sum(each.used for each in counts)
     free_devices = sum(each.free for each in counts)
-    totals = Totals(
+    totals = NodeTotals(
         nodes=len(shown),
         closed=len(shown) - len(free),
         devices=devices,
@@ -128,7 +128,7 @@ def report_of(views: Views, names: Sequence[str], *, everything: bool) -> NodesR
     return NodesReport(nodes=shown, totals=totals)
 
 
-def _broken_devices(status: NodeStatus) -> set[int]:
+def _broken_devices(status: NodeViewStatus) -> set[int]:
     return {int(device) for device in (*status.unhealthy_devices, *status.missing_devices.split(",")) if device}
 
 

@@ -43,7 +43,7 @@ neuron-plugin plan --idle                  # what nothing uses, the largest firs
 """
 
 
-class Totals(msgspec.Struct, frozen=True, rename="camel"):
+class PodTotals(msgspec.Struct, frozen=True, rename="camel"):
     """Sums over the pods that are shown; a core counts once, whichever containers of a pod use it.
 
     ``gated`` are those of the waiting ones that our scheduling gate holds back. ``idle_devices`` are devices that idle
@@ -66,7 +66,7 @@ class PodsReport(msgspec.Struct, frozen=True, kw_only=True):
 
     version: int = 1
     pods: Sequence[PodView]
-    totals: Totals
+    totals: PodTotals
 
 
 def add_flags(parser: ArgumentParser) -> None:
@@ -115,7 +115,7 @@ def report_of(views: Views, namespace: str = "", node: str = "") -> PodsReport:
             devices |= had
             idle |= had if each.utilization.idle_since else set()
             cores |= {(place, number) for number in each.cores.split(",") if number}
-    totals = Totals(
+    totals = PodTotals(
         pods=len(shown),
         waiting=sum(pod.status.phase == "Waiting" for pod in shown),
         allocated=sum(pod.status.allocated for pod in shown),

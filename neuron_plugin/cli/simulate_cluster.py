@@ -29,7 +29,7 @@ from neuron_plugin.instance_file import load_catalogue
 from neuron_plugin.planning import RULES, DemandError, MoveRules, parse_shape, shape_text
 from neuron_plugin.settings import read_yaml
 from neuron_plugin.simulation.demand import MIXES, Lifetimes, arrivals, read_trace
-from neuron_plugin.simulation.replay import Board, Outcome, replay, simulated_node
+from neuron_plugin.simulation.replay import Board, ReplayOutcome, replay, simulated_node
 from neuron_plugin.topology import valid_sets
 
 EXAMPLES = """
@@ -186,7 +186,7 @@ def _title(report: ClusterReport) -> str:
     return f"{nodes}; {report.runs} x {report.pods} pods{asked}; refused, lost: parts of the device-hours asked for"
 
 
-def _report(outcomes: Sequence[Outcome]) -> PolicyReport:
+def _report(outcomes: Sequence[ReplayOutcome]) -> PolicyReport:
     refused = [each.refused_share for each in outcomes]
     by_shape = {}
     for request in sorted({request for each in outcomes for request in each.by_request}, key=shape_text):

@@ -18,7 +18,7 @@ from neuron_plugin.cli.command import CommandError, UsageError, server_url
 from neuron_plugin.cluster import ApiServer
 from neuron_plugin.cluster.client import connect
 from neuron_plugin.controller import ExtenderSettings
-from neuron_plugin.inspection import USUAL_FILE, Node, configuration_file, node_of
+from neuron_plugin.inspection import USUAL_FILE, InspectedNode, configuration_file, node_of
 from neuron_plugin.instance_file import load_catalogue
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.settings import SettingsError, description_of, load
@@ -57,7 +57,7 @@ def add_node_flags(parser: ArgumentParser, settings: dict[str, str]) -> None:
         group.add_argument(f"--{name}", metavar=metavar, help=description_of(fields[name]) + below)
 
 
-def node_from(arguments: Namespace) -> Node:
+def node_from(arguments: Namespace) -> InspectedNode:
     """The node that the command line means.
 
     Raises:

@@ -33,7 +33,7 @@ from neuron_plugin.cli.devices import title_of
 from neuron_plugin.cli.target import HOLDERS, add_node_flags, node_from
 from neuron_plugin.inspection import (
     HolderReading,
-    Machine,
+    InspectedMachine,
     TopologyReport,
     disabled_here,
     look,
@@ -43,7 +43,7 @@ from neuron_plugin.inspection import (
 )
 from neuron_plugin.topology import TORUS_SIDE, Geometry, Topology, Unit, cores_in
 
-Links: TypeAlias = Mapping[int, frozenset[int]]
+LinksByDevice: TypeAlias = Mapping[int, frozenset[int]]
 Pairs: TypeAlias = list[tuple[int, int]]
 
 DESCRIPTION = """\
@@ -112,7 +112,7 @@ def run(arguments: Namespace) -> int:
 
 
 def occupancy(
-    machine: Machine, geometry: Geometry, known: Ledger | None
+    machine: InspectedMachine, geometry: Geometry, known: Ledger | None
 ) -> tuple[dict[int, list[Segment]], dict[Segment, str]]:
     """A mark for each core, by device, and what the marks in use mean, pods first. From the 63rd on pods share a mark.
 
@@ -216,7 +216,7 @@ def grids_of(topology: Topology, device_count: int) -> tuple[Grid, ...]:
     return (Grid(places),)
 
 
-def drawn(grid: Grid, links: Links, marks: Mapping[int, Sequence[Segment]]) -> list[Line]:
+def drawn(grid: Grid, links: LinksByDevice, marks: Mapping[int, Sequence[Segment]]) -> list[Line]:
     """The drawing, line by line, without blanks at the ends; ``marks`` has a mark for each core of every device."""
     inner = max(_NARROWEST, *(len(marks[device]) for device in grid.places)) + 2
     middle = inner // 2 + 1
@@ -254,7 +254,7 @@ def drawn(grid: Grid, links: Links, marks: Mapping[int, Sequence[Segment]]) -> l
     return lines
 
 
-def undrawn(grids: Sequence[Grid], links: Links) -> Pairs:
+def undrawn(grids: Sequence[Grid], links: LinksByDevice) -> Pairs:
     """Links that no grid shows, lower id first."""
     shown = {frozenset(pair) for grid in grids for pair in (*grid.neighbours(), *grid.around())}
     pairs = {(min(one, other), max(one, other)) for one, others in links.items() for other in others}

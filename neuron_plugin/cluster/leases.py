@@ -66,7 +66,7 @@ class Terms:
 TERMS = Terms()
 
 
-class Change(enum.Enum):
+class TermChange(enum.Enum):
     """What happened to a candidate's leadership."""
 
     LOST = "lost"
@@ -83,7 +83,7 @@ class Change(enum.Enum):
 class ElectionObserver(Protocol):
     """Learns how an election goes."""
 
-    def changed(self, change: Change) -> None:
+    def changed(self, change: TermChange) -> None:
         """Leadership was won or lost."""
 
     def heard(self, failure: str) -> None:
@@ -118,7 +118,7 @@ class Election:
         self._utc = utc
         self._observed = ObservedLease()
         self._other_leader: Lease | None = None
-        self._way = Change.TAKEN
+        self._way = TermChange.TAKEN
         self._has_led = False
         self._until = float("-inf")
         self._was_leading = False
@@ -202,21 +202,21 @@ class Election:
         await send(self._api, request, timeout_seconds=timeout_seconds)
         return True
 
-    def _way_to_win(self, lease: Lease | None) -> Change:
+    def _way_to_win(self, lease: Lease | None) -> TermChange:
         """How leadership is won from a lease as it was read.
 
         The processes of one holder have one machine's clock, so this one can tell how long ago it acquired the lease.
         """
         if lease is not None and not lease.holder:
-            return Change.HANDED_OVER
+            return TermChange.HANDED_OVER
         if lease is None or self._has_led:
-            return Change.TAKEN
+            return TermChange.TAKEN
         try:
             held = self._utc() - datetime.fromisoformat(lease.acquired_at)
         except (ValueError, TypeError):  # no time, or one without a zone: not a lease as we write it
-            return Change.TAKEN
+            return TermChange.TAKEN
         is_restart = self._lease.holds(lease) and held.total_seconds() > self._terms.renew_deadline
-        return Change.RESTARTED if is_restart else Change.TAKEN
+        return TermChange.RESTARTED if is_restart else TermChange.TAKEN
 
     async def _read(self, timeout_seconds: float) -> Lease | None:
         """Return the lease as it is; None if there is none."""
@@ -251,6 +251,6 @@ class Election:
             return
         self._was_leading = self.leading
         self._has_led |= self._was_leading
-        change = self._way if self._was_leading else Change.LOST
+        change = self._way if self._was_leading else TermChange.LOST
         log.info("leadership changed", extra={"lease": self._lease.name, "leadership": change.value})
         self._observer.changed(change)

@@ -35,7 +35,7 @@ from neuron_plugin.gates.demand_pods import DemandPods, PlaceholderForm
 from neuron_plugin.gates.placer import Placer
 from neuron_plugin.gates.upkeep import Upkeep
 from neuron_plugin.gates.webhook import application as webhook_application
-from neuron_plugin.http_server import Health, serving, status_application
+from neuron_plugin.http_server import ProbeAnswer, serving, status_application
 from neuron_plugin.monitor.api import Monitor
 from neuron_plugin.monitor.pages import inspection_routes
 from neuron_plugin.planning import RULES, MoveRules
@@ -258,16 +258,16 @@ class ExtenderDaemon:
             for task in tasks:
                 task.cancel()
 
-    async def liveness(self) -> Health:
+    async def liveness(self) -> ProbeAnswer:
         """Alive while the event loop answers: an outage of the API server is no reason for a restart."""
-        return Health()
+        return ProbeAnswer()
 
-    async def readiness(self) -> Health:
+    async def readiness(self) -> ProbeAnswer:
         """Ready when synced and leading.
 
         A kubelet asks with ``?exclude=leader``: a standby that can take over or name the leader is as good.
         """
-        return Health(self.ready.conditions)
+        return ProbeAnswer(self.ready.conditions)
 
     def collect(self) -> Iterable[Metric]:
         """Every metric family; called in a scrape's thread."""

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from neuron_plugin.allocation import Dialect, PlacementStrategy
-from neuron_plugin.extender import Answer
+from neuron_plugin.extender import FilterMode
 from neuron_plugin.settings import SettingsError
 from neuron_plugin.telemetry import LogFormat, LogLevel
 
@@ -86,12 +86,12 @@ class ExtenderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     ] = ""
     plugin_leases: Annotated[bool, Meta(description="close a node whose plugin has stopped renewing its Lease")] = True
     answer: Annotated[
-        Answer,
+        FilterMode,
         Meta(
             description="nodes that filter names for a pod: 'best' is the best one alone, where the pod's set is "
             "assumed at once; 'all' is every node that fits, scored by prioritize"
         ),
-    ] = Answer.BEST
+    ] = FilterMode.BEST
     placement: Annotated[
         PlacementStrategy,
         Meta(

@@ -6,7 +6,7 @@ module where it runs.
 
 from neuron_plugin.extender.scheduler_config import (
     SECOND_SCHEDULER,
-    Answer,
     ExtenderEndpoint,
+    FilterMode,
     scheduler_configuration,
 )

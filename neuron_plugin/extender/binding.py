@@ -71,7 +71,7 @@ SUCCESSES = frozenset({Ending.BOUND, Ending.REPEATED, Ending.ADOPTED})
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class BindOutcome:
     """A bind call's end, the text for the scheduler (empty on success) and the annotations that were bound."""
 
     ending: Ending
@@ -127,20 +127,20 @@ class Binder:
         self._times = times
         self._clock = clock
         self._unix_ns = unix_ns
-        self._attempts: dict[PodUid, tuple[str, asyncio.Task[Outcome]]] = {}
+        self._attempts: dict[PodUid, tuple[str, asyncio.Task[BindOutcome]]] = {}
 
     @property
     def under_way(self) -> int:
         """Attempts that have not ended."""
         return len(self._attempts)
 
-    async def bind(self, pod: PodReference, node: str) -> Outcome:
+    async def bind(self, pod: PodReference, node: str) -> BindOutcome:
         """Bind a pod to a node, or say why not, by the deadline.
 
         An attempt is not given up with its caller: its write may land, so it runs on and its end is recorded.
         """
         if why_not := self._readiness.why_not:
-            return Outcome(Ending.NOT_SERVING, why_not)
+            return BindOutcome(Ending.NOT_SERVING, why_not)
         if pod.uid not in self._attempts:
             started = asyncio.create_task(self._attempt(pod, node), name=f"bind {pod}")
             self._attempts[pod.uid] = (node, started)
@@ -150,7 +150,7 @@ class Binder:
             return _bound_elsewhere(pod, target)
         done, _ = await asyncio.wait({attempt}, timeout=self._times.answer)
         if not done:
-            return Outcome(Ending.UNKNOWN, f"binding pod {pod} to {node} took over {self._times.answer:g} s")
+            return BindOutcome(Ending.UNKNOWN, f"binding pod {pod} to {node} took over {self._times.answer:g} s")
         return attempt.result()
 
     async def drain(self) -> None:
@@ -163,24 +163,26 @@ class Binder:
         self.assumptions.expire()
         await self.assumed.settle(self._attempts)
 
-    async def _attempt(self, reference: PodReference, node: str) -> Outcome:
+    async def _attempt(self, reference: PodReference, node: str) -> BindOutcome:
         try:
             pod = self._state.pods.get(reference.uid)
             if pod is None or pod.reference != reference:
                 try:
                     pod = await self.assumed.read(reference)
                 except ClusterError as error:
-                    return Outcome(Ending.REFUSED, f"pod {reference} is not known here and cannot be read: {error}")
+                    return BindOutcome(Ending.REFUSED, f"pod {reference} is not known here and cannot be read: {error}")
                 if pod is None or pod.ended:
                     return _not_the_pod(reference)
             is_new = not self._state.bound_to(pod.uid)
             if is_new and node in self._state.on_trial and (why_not := await self._wait_for_turn(pod, node)):
                 self._state.forget(pod.uid)
-                return Outcome(Ending.ON_TRIAL, why_not)
+                return BindOutcome(Ending.ON_TRIAL, why_not)
             return await self._bind(self._state.pods.get(pod.uid, pod), node)
         except Exception:  # noqa: BLE001 - whatever it is, one pod's bind must not end the daemon
             _log.exception("bind failed", extra={"pod": str(reference), "uid": reference.uid, "node": node})
-            return Outcome(Ending.FAILED, f"binding pod {reference} failed inside the extender; its log has the cause")
+            return BindOutcome(
+                Ending.FAILED, f"binding pod {reference} failed inside the extender; its log has the cause"
+            )
 
     async def _wait_for_turn(self, pod: NeuronPod, node: str) -> str:
         """Wait until the node's kubelet has admitted the pods before this one, if its plugin was away lately; why not.
@@ -200,22 +202,22 @@ class Binder:
             await self._state.changes.wait(self._state.changes.version, within_seconds=TURN_SECONDS / 5)
         return ""
 
-    async def _bind(self, pod: NeuronPod, node: str) -> Outcome:
+    async def _bind(self, pod: NeuronPod, node: str) -> BindOutcome:
         """Bind a pod that is known, unless that has been done. From the choice to ``assume`` nothing else can run."""
         target = self._state.bound_to(pod.uid) or pod.node
         if target and target != node:
             return _bound_elsewhere(pod.reference, target)
         earlier = self._state.assumed.get(pod.uid)
         if earlier and earlier.confirmed:
-            return Outcome(Ending.REPEATED, annotations=earlier.annotations)
+            return BindOutcome(Ending.REPEATED, annotations=earlier.annotations)
         if pod.node:
             if pod.request and pod.assignment is None:
-                return Outcome(
+                return BindOutcome(
                     Ending.BOUND_ELSEWHERE, f"pod {pod.reference} was bound by others, without an assignment"
                 )
-            return Outcome(Ending.REPEATED)
+            return BindOutcome(Ending.REPEATED)
         if self._readiness.why_not or (self._election and self._election.seconds_left() <= self._times.write):
-            return Outcome(Ending.NOT_SERVING, self._readiness.why_not or _OUT_OF_TERM)
+            return BindOutcome(Ending.NOT_SERVING, self._readiness.why_not or _OUT_OF_TERM)
         may_have_landed = earlier is not None and not earlier.expected
         self.assumptions.begin_bind(pod, node)
         if earlier and may_have_landed:
@@ -224,12 +226,12 @@ class Binder:
             assumed = found
         else:
             self._state.forget(pod.uid)
-            return Outcome(Ending.NO_SET, found)
+            return BindOutcome(Ending.NO_SET, found)
         if assumed.annotations:
             self._state.assume(assumed)
         return await self._write(assumed, may_have_landed=may_have_landed)
 
-    async def _write(self, assumed: AssumedPod, *, may_have_landed: bool) -> Outcome:
+    async def _write(self, assumed: AssumedPod, *, may_have_landed: bool) -> BindOutcome:
         """One POST; ``may_have_landed`` says that an earlier one may have taken effect."""
         pod, node, annotations = assumed.pod.reference, assumed.pod.node, assumed.annotations
         request = bind_pod(pod, node, annotations)
@@ -244,30 +246,32 @@ class Binder:
                 made = (self._unix_ns(), Step.BOUND, node, capacity.geometry, each.resource, each.mask)
                 usable = partial(int, capacity.free_mask)
                 self.decisions.record(LoggedDecision(*made, _REASON, pod, each.container, usable))
-        return Outcome(Ending.BOUND, annotations=annotations)
+        return BindOutcome(Ending.BOUND, annotations=annotations)
 
-    async def _look(self, assumed: AssumedPod, error: ClusterError, *, may_have_landed: bool) -> Outcome:
+    async def _look(self, assumed: AssumedPod, error: ClusterError, *, may_have_landed: bool) -> BindOutcome:
         """What became of the pod after a write that failed."""
         pod = assumed.pod.reference
         try:
             seen = await self.assumed.read(pod)
         except ClusterError:
             if may_have_landed or (isinstance(error, ApiError) and error.conflict):
-                return Outcome(Ending.UNKNOWN, f"{error}; the pod cannot be read, its cores stay reserved until it can")
+                return BindOutcome(
+                    Ending.UNKNOWN, f"{error}; the pod cannot be read, its cores stay reserved until it can"
+                )
             self._state.forget(pod.uid)
-            return Outcome(Ending.REFUSED, str(error))
+            return BindOutcome(Ending.REFUSED, str(error))
         if seen is None or seen.ended:
             self._state.forget(pod.uid)
             return _not_the_pod(pod)
         ours = may_have_landed or seen.assignment is not None or not assumed.annotations
         if seen.node == assumed.pod.node and ours:
             self.assumed.adopt(assumed, seen)
-            return Outcome(Ending.ADOPTED, annotations=assumed.annotations)
+            return BindOutcome(Ending.ADOPTED, annotations=assumed.annotations)
         if not seen.node and may_have_landed:
             text = f"{error}; the pod is not bound yet, its cores stay reserved for a while"
-            return Outcome(Ending.UNKNOWN, text)
+            return BindOutcome(Ending.UNKNOWN, text)
         self._state.forget(pod.uid)
-        return _bound_elsewhere(pod, seen.node) if seen.node else Outcome(Ending.REFUSED, str(error))
+        return _bound_elsewhere(pod, seen.node) if seen.node else BindOutcome(Ending.REFUSED, str(error))
 
 
 def bind_pod(pod: PodReference, node: str, annotations: Mapping[str, str]) -> ApiRequest:
@@ -285,10 +289,10 @@ def bind_pod(pod: PodReference, node: str, annotations: Mapping[str, str]) -> Ap
     return ApiRequest("POST", f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/binding", body=body)
 
 
-def _bound_elsewhere(pod: PodReference, node: str) -> Outcome:
-    return Outcome(Ending.BOUND_ELSEWHERE, f"pod {pod} is bound to {node}, or a bind to it is not decided yet")
+def _bound_elsewhere(pod: PodReference, node: str) -> BindOutcome:
+    return BindOutcome(Ending.BOUND_ELSEWHERE, f"pod {pod} is bound to {node}, or a bind to it is not decided yet")
 
 
-def _not_the_pod(pod: PodReference) -> Outcome:
+def _not_the_pod(pod: PodReference) -> BindOutcome:
     text = f"no live pod {pod} with UID {pod.uid}: it is gone, has ended, or another pod has its name now"
-    return Outcome(Ending.NOT_THE_POD, text)
+    return BindOutcome(Ending.NOT_THE_POD, text)

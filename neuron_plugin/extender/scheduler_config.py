@@ -29,7 +29,7 @@ among nodes of equal cost the stock scorers decide, as ever.
 """
 
 
-class Answer(enum.StrEnum):
+class FilterMode(enum.StrEnum):
     """What filter answers for a pod that fits some nodes."""
 
     BEST = "best"

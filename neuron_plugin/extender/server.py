@@ -28,7 +28,7 @@ from aiohttp.typedefs import Handler, Middleware
 from neuron_plugin.allocation import NeuronPod, NodeInventory, PodReference, PodUid
 from neuron_plugin.cluster import DecodeError, Election
 from neuron_plugin.cluster.pods import PODS, neuron_pod
-from neuron_plugin.extender import Answer, wire
+from neuron_plugin.extender import FilterMode, wire
 from neuron_plugin.extender.binding import SUCCESSES, Binder
 from neuron_plugin.extender.filter import HIGHEST_SCORE, Filtered, filter_nodes, score_nodes
 from neuron_plugin.extender.wire import WireError
@@ -83,10 +83,10 @@ class ExtenderService:
         readiness: Readiness,
         metrics: ExtenderMetrics,
         *,
-        answer: Answer = Answer.BEST,
+        answer: FilterMode = FilterMode.BEST,
         preempt_unoffered: bool = True,
     ) -> None:
-        """See ``Answer`` and ``preemption``."""
+        """See ``FilterMode`` and ``preemption``."""
         self._metrics = metrics
         self._state = state
         self._binder = binder
@@ -150,7 +150,7 @@ class ExtenderService:
         args = wire.decode_filter(body)
         pod, fields = self._read(args.uid, body)
         led = None
-        is_led = self._answer is Answer.BEST or pod.uid in self._state.reserved
+        is_led = self._answer is FilterMode.BEST or pod.uid in self._state.reserved
         if is_led and pod.requests and not self._state.bound_to(pod.uid):
             led = self._assumptions.lead(pod, args.called, one_node=args.one_node)
         if led:

@@ -98,7 +98,7 @@ class Observation:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Symptom:
     """One thing that is wrong with a device, in words for the operator."""
 
     signal: Signal
@@ -110,7 +110,7 @@ class Finding:
 class Verdict:
     """Everything found on one device, worst first. No finding: nothing is wrong."""
 
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[Symptom, ...] = ()
 
     @property
     def severity(self) -> Severity:

@@ -47,7 +47,7 @@ _NO_COMPONENT = frozenset({"", "none", "null", "nil", "na", "n/a", "-", "0", "0x
 _NOT_SEARCHED = re.compile(r"(neuron_core\d+|memory_usage|power)\Z")
 """A core has attributes of its device's names, counters of memory are half the tree, power is the kernel's."""
 
-Value = TypeVar("Value")
+SysfsValue = TypeVar("SysfsValue")
 
 
 class SysfsError(Exception):
@@ -78,7 +78,7 @@ def read_text(path: Path) -> str:
         raise _sysfs_error(path, error) from error
 
 
-def read_attribute(path: Path, parse: Callable[[str], Value]) -> Value:
+def read_attribute(path: Path, parse: Callable[[str], SysfsValue]) -> SysfsValue:
     """The value of one attribute.
 
     Raises:
@@ -92,7 +92,7 @@ def read_attribute(path: Path, parse: Callable[[str], Value]) -> Value:
         raise SysfsError(path, problem, empty=not text.strip("\n")) from None
 
 
-def read_or(read: Callable[[], Value], default: Value, problems: list[str]) -> Value:
+def read_or(read: Callable[[], SysfsValue], default: SysfsValue, problems: list[str]) -> SysfsValue:
     """What ``read`` gives, or ``default``; ``problems`` gets the reason, unless the attribute is merely missing."""
     try:
         return read()
@@ -126,7 +126,7 @@ class DeviceTree:
     path: Path
     _by_name: dict[str, Path] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def read(self, usual: str, parse: Callable[[str], Value]) -> Value:
+    def read(self, usual: str, parse: Callable[[str], SysfsValue]) -> SysfsValue:
         """The value of the attribute whose usual path is ``usual``, such as ``info/serial_number``.
 
         Raises:

@@ -5,5 +5,12 @@ from neuron_plugin.inspection.findings import Level, Report, Unknown, named, plu
 from neuron_plugin.inspection.gathering import disabled_here, gather, page_of
 from neuron_plugin.inspection.holders import HolderReading
 from neuron_plugin.inspection.host import gather_users
-from neuron_plugin.inspection.machine import USUAL_FILE, Machine, Node, configuration_file, look, node_of
+from neuron_plugin.inspection.machine import (
+    USUAL_FILE,
+    InspectedMachine,
+    InspectedNode,
+    configuration_file,
+    look,
+    node_of,
+)
 from neuron_plugin.inspection.reports import Health, MachineReport, TopologyReport, machine_report, topology_report

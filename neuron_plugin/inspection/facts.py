@@ -15,7 +15,7 @@ from neuron_plugin.allocation import Ledger, NeuronPod, Resource
 from neuron_plugin.allocation.claims import DRA_DRIVER
 from neuron_plugin.inspection.findings import Unknown
 from neuron_plugin.inspection.holders import Holders, holders_of
-from neuron_plugin.inspection.machine import Machine
+from neuron_plugin.inspection.machine import InspectedMachine
 from neuron_plugin.topology import Geometry
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class NoSuchNode(Unknown):
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class ClusterFacts:
     """The node and all its pods, with Neuron or without, as the API server has them.
 
     ``slice`` are the devices of the driver's slices of this node by name, each with the keys of its taints. It is None
@@ -162,10 +162,10 @@ class Daemon:
 class Facts:
     """What was gathered at one moment, ``now_ns`` in unix nanoseconds."""
 
-    machine: Machine
+    machine: InspectedMachine
     host: Host
     kubelet: Kubelet
-    cluster: Cluster | Unknown
+    cluster: ClusterFacts | Unknown
     users: DeviceUsers | Unknown
     now_ns: int = 0
     daemon: Daemon = field(default_factory=Daemon)
@@ -179,7 +179,7 @@ class Facts:
     def holders(self) -> Holders:
         """Who holds what, and what is uncertain about it. Kubelets before 1.34 list pods that have ended, too."""
         listed, live = self.kubelet.pods, None
-        if isinstance(self.cluster, Cluster):
+        if isinstance(self.cluster, ClusterFacts):
             live = {str(pod.kubelet_uid): pod.reference for pod in self.cluster.pods if not pod.ended}
             ended = {str(pod.reference) for pod in self.cluster.pods if pod.ended}
             if not isinstance(listed, Unknown):

@@ -25,7 +25,7 @@ from neuron_plugin.allocation.keys import DISABLE_KEY
 from neuron_plugin.inspection.facts import (
     OUR_SOCKETS,
     VENDOR_DRIVER,
-    Cluster,
+    ClusterFacts,
     Daemon,
     Facts,
     Kubelet,
@@ -36,7 +36,7 @@ from neuron_plugin.inspection.facts import (
 from neuron_plugin.inspection.findings import Unknown
 from neuron_plugin.inspection.holders import ask, read_prepared, read_recorded
 from neuron_plugin.inspection.host import gather_host, gather_users
-from neuron_plugin.inspection.machine import Node, configuration_file, look, node_of
+from neuron_plugin.inspection.machine import InspectedNode, configuration_file, look, node_of
 from neuron_plugin.instance_file import load_catalogue
 from neuron_plugin.kubelet_files import KUBELET_SOCKET
 from neuron_plugin.plugin.container import CDI_FILE_NAME
@@ -77,7 +77,7 @@ def gather(flags: Mapping[str, object], environ: Mapping[str, str]) -> Facts:
     settings = with_node_name(node.settings, environ)
     name = settings.node_name or platform.node().lower()
 
-    async def ask_servers() -> tuple[Kubelet | BaseException, Cluster | Unknown | BaseException]:
+    async def ask_servers() -> tuple[Kubelet | BaseException, ClusterFacts | Unknown | BaseException]:
         known = settings.kubeconfig is not None or (node.root is None and IN_POD in environ)
         return await asyncio.gather(
             gather_kubelet(settings, expected=expected),
@@ -94,7 +94,7 @@ def gather(flags: Mapping[str, object], environ: Mapping[str, str]) -> Facts:
         cluster = _failed(cluster)
     if isinstance(cluster, NoSuchNode) and not settings.node_name:
         cluster = Unknown(cluster.why, cluster.action)  # the host's name was a guess
-    if isinstance(daemon.disabled, Unknown) and isinstance(cluster, Cluster):
+    if isinstance(daemon.disabled, Unknown) and isinstance(cluster, ClusterFacts):
         with suppress(IdListError):
             machine = replace(machine, disabled=disabled_devices(cluster.annotations.get(DISABLE_KEY, "")))
     files = () if isinstance(host.nodes, Unknown) else host.nodes
@@ -116,7 +116,7 @@ def _failed(error: BaseException) -> Unknown:
     return Unknown(f"looking failed itself ({error!r})", "please report it")
 
 
-def gather_daemon(flags: Mapping[str, object], environ: Mapping[str, str]) -> tuple[Node, Daemon]:
+def gather_daemon(flags: Mapping[str, object], environ: Mapping[str, str]) -> tuple[InspectedNode, Daemon]:
     """The node and its daemon; where the daemon's settings cannot be used, the defaults are taken.
 
     Raises:
@@ -187,7 +187,7 @@ class _CdiFile(msgspec.Struct):
     devices: tuple[_CdiDevice, ...]
 
 
-def disabled_here(node: Node) -> tuple[int, ...]:
+def disabled_here(node: InspectedNode) -> tuple[int, ...]:
     """The devices that an operator has disabled, as the daemon of this machine says; none where no daemon answers."""
     settings = node.settings
     if node.root or not settings.health_port:
@@ -262,7 +262,7 @@ def _unreadable(directory: Path, why: Unknown) -> Kubelet:
 
 async def gather_cluster(
     kubeconfig: Path | None, node_name: str, driver: str = "", *, within_seconds: float = 15.0
-) -> Cluster | Unknown:
+) -> ClusterFacts | Unknown:
     """The node ``node_name`` and its pods; without ``kubeconfig`` by the pod's own service account.
 
     With a ``driver`` also what its slices of the node have. ``within_seconds`` is for all calls to the API server, with
@@ -293,7 +293,7 @@ async def gather_cluster(
         return Unknown(str(error), "see that --kubeconfig is right and the API server can be reached from here")
     except TimeoutError:
         return Unknown(f"the API server did not answer within {within_seconds:g} s", "run this again when it does")
-    return Cluster(node_name, node.annotations, node.allocatable, tuple(pods), shown)
+    return ClusterFacts(node_name, node.annotations, node.allocatable, tuple(pods), shown)
 
 
 async def _slice(api: ApiServer, node_name: str, driver: str) -> Mapping[str, frozenset[str]] | Unknown | None:

@@ -34,7 +34,7 @@ _PATHS = ("sysfs", "dev", "logical_core_file", "kubelet_dir", "pod_resources_soc
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class InspectedNode:
     """``root`` is None for this machine."""
 
     settings: PluginSettings
@@ -47,7 +47,7 @@ class Node:
         return mounted if os.path.isdir(mounted) else Path("/proc")  # noqa: PTH112 - Path.is_dir raises on EACCES
 
 
-def node_of(flags: Mapping[str, object], environ: Mapping[str, str], file: Path | None) -> Node:
+def node_of(flags: Mapping[str, object], environ: Mapping[str, str], file: Path | None) -> InspectedNode:
     """The node that ``flags`` mean: ``root``, and settings of the daemon by their fields' names.
 
     ``file`` is the daemon's configuration, see ``configuration_file``.
@@ -72,7 +72,7 @@ def node_of(flags: Mapping[str, object], environ: Mapping[str, str], file: Path 
             f"--instance-type {name} is not known: see 'neuron-plugin simulate types', "
             "or describe it in a file for --instance-types"
         )
-    return Node(settings, root)
+    return InspectedNode(settings, root)
 
 
 def configuration_file(flags: Mapping[str, object]) -> Path | None:
@@ -89,7 +89,7 @@ def configuration_file(flags: Mapping[str, object]) -> Path | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class InspectedMachine:
     """The hardware. ``geometry`` is None without a device; ``instance`` is the instance type, where it is known.
 
     ``memory`` is what the daemon has recorded of the devices' old errors, ``disabled`` which devices an operator has
@@ -150,7 +150,7 @@ class Machine:
         return tuple(sorted(set(range(self.geometry.device_count if self.geometry else 0)) - listed))
 
 
-def look(settings: PluginSettings, environ: Mapping[str, str], disabled: tuple[int, ...] = ()) -> Machine:
+def look(settings: PluginSettings, environ: Mapping[str, str], disabled: tuple[int, ...] = ()) -> InspectedMachine:
     """Read the machine; health is judged by its daemon's policies and by the daemon's record of old errors.
 
     ``disabled`` are devices that an operator has taken out of service, as the daemon says.
@@ -181,7 +181,7 @@ def look(settings: PluginSettings, environ: Mapping[str, str], disabled: tuple[i
             memory = Unknown(f"{file} is not there", "the daemon writes it when it has seen a device")
         except OSError as error:
             memory = Unknown(f"{file} cannot be read ({error.strerror})", "run this as root")
-    return Machine(
+    return InspectedMachine(
         paths=paths,
         inventory=inventory,
         geometry=geometry if inventory.devices else None,

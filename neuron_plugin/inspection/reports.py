@@ -18,7 +18,7 @@ from neuron_plugin.inspection.core_use import DeviceUse, use_note
 from neuron_plugin.inspection.facts import DeviceUsers
 from neuron_plugin.inspection.findings import Unknown
 from neuron_plugin.inspection.holders import Holders
-from neuron_plugin.inspection.machine import Machine
+from neuron_plugin.inspection.machine import InspectedMachine
 from neuron_plugin.topology import CoreMask, Geometry, Unit, cores_in, sets_by_count
 
 
@@ -115,7 +115,7 @@ class MachineReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def machine_report(
-    machine: Machine,
+    machine: InspectedMachine,
     holders: Holders,
     users: DeviceUsers | Unknown | None = None,
     use: Mapping[int, DeviceUse] | None = None,
@@ -233,7 +233,9 @@ class TopologyReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     notes: tuple[str, ...]
 
 
-def topology_report(machine: Machine, geometry: Geometry, holders: Holders, report: MachineReport) -> TopologyReport:
+def topology_report(
+    machine: InspectedMachine, geometry: Geometry, holders: Holders, report: MachineReport
+) -> TopologyReport:
     """The report of ``topology``; ``report`` is that of ``devices`` for the same machine."""
     free = machine.usable_mask & ~(holders.ledger.used_mask if holders.ledger else 0)
     links, sets, devices = machine.links, [], []

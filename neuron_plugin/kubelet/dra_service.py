@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import grpc
 
@@ -27,7 +27,7 @@ from neuron_plugin.kubelet._proto.drahealth.v1alpha1 import api_pb2 as health_pb
 from neuron_plugin.kubelet._proto.drahealth.v1alpha1 import api_pb2_grpc as health_grpc
 from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2 as watcher_pb
 from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2_grpc as watcher_grpc
-from neuron_plugin.kubelet.device_plugin import KubeletCounters
+from neuron_plugin.kubelet.device_plugin import Context, KubeletCounters
 from neuron_plugin.kubelet.registration import STANDING, RegistrationState
 from neuron_plugin.kubelet.socket_watch import (
     DirectoryWatch,
@@ -47,8 +47,6 @@ VERSIONS = ("v1.DRAPlugin", "v1alpha1.DRAResourceHealth")
 """What is served, as the kubelet names it; v1 is that of Kubernetes 1.34 and newer."""
 LONGEST_MESSAGE = 1024
 _GRACE_SECONDS = 2.0
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +72,7 @@ class PreparedDevice:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceHealth:
+class ReportedHealth:
     """What is wrong with a device; an empty ``fault`` for a healthy one."""
 
     pool: str
@@ -134,7 +132,7 @@ class DraServer(pb_grpc.DRAPluginServicer, health_grpc.DRAResourceHealthServicer
         self._watch = watch
         self._changed = changed or asyncio.Event()
         self._times = times
-        self._health: tuple[DeviceHealth, ...] = ()
+        self._health: tuple[ReportedHealth, ...] = ()
         self._health_changed = asyncio.Event()
         self._look = asyncio.Event()
         self._stopping = False
@@ -170,7 +168,7 @@ class DraServer(pb_grpc.DRAPluginServicer, health_grpc.DRAResourceHealthServicer
         """Why our own socket does not answer, dialled as the kubelet does; None if it does, or there is none now."""
         return await dial_driver(self.socket_path, timeout_seconds) if self.socket_path else None
 
-    def show_health(self, devices: Sequence[DeviceHealth]) -> None:
+    def show_health(self, devices: Sequence[ReportedHealth]) -> None:
         """Make this the health of all devices; the kubelet is told where it differs."""
         if self._health != tuple(devices):
             self._health = tuple(devices)

@@ -22,12 +22,12 @@ from msgspec import Raw
 from neuron_plugin.allocation import NeuronPod, NodeInfo
 from neuron_plugin.monitor.views import API_VERSION, GROUP, node_view, pod_view
 from neuron_plugin.scheduling.leadership import SYNCED, Readiness
-from neuron_plugin.scheduling.state import Change, ClusterState, Record
+from neuron_plugin.scheduling.state import ClusterState, StateChange, StateRecord
 
 MOST_WATCHES = 200
 """At one time; each is sent every change, whether anybody reads it or not."""
 
-_KINDS: Mapping[str, type[Record]] = {"NeuronNode": NodeInfo, "NeuronPod": NeuronPod}
+_KINDS: Mapping[str, type[StateRecord]] = {"NeuronNode": NodeInfo, "NeuronPod": NeuronPod}
 _EXPIRED = (410, "Expired", "the resourceVersion is no longer known here: list again")
 _MOST_DIGITS = 20  # of a 64-bit number
 
@@ -113,7 +113,7 @@ class Monitor:
                 self._lists[kind] = version, time.monotonic(), body
         return web.Response(body=body, content_type="application/json")
 
-    def _encoded(self, kind: str, version: int, found: list[Change]) -> bytes:
+    def _encoded(self, kind: str, version: int, found: list[StateChange]) -> bytes:
         """A whole list."""
         items = [Raw(_encode(self._view(each))) for each in found]
         metadata = {"resourceVersion": str(version)}
@@ -174,14 +174,14 @@ class Monitor:
             self._shared[kind] = (position, version), shared
         return await asyncio.shield(shared), version
 
-    def _current(self, kind: str) -> list[Change]:
+    def _current(self, kind: str) -> list[StateChange]:
         """The records of the moment, as the changes that would bring them about."""
         version_of = self._changes.version_of
         if kind == "NeuronNode":
-            return [Change(version_of(name), None, info) for name, info in self._state.nodes.items()]
-        return [Change(version_of(uid), None, pod) for uid, pod in self._state.pods.items()]
+            return [StateChange(version_of(name), None, info) for name, info in self._state.nodes.items()]
+        return [StateChange(version_of(uid), None, pod) for uid, pod in self._state.pods.items()]
 
-    def _events(self, changes: Iterable[Change], record: type[Record]) -> bytes:
+    def _events(self, changes: Iterable[StateChange], record: type[StateRecord]) -> bytes:
         """The events of these changes for a watcher of one collection.
 
         Pods of a node are shown again when what is wrong with its devices has changed.
@@ -197,7 +197,7 @@ class Monitor:
                 lines += [_event("MODIFIED", view) for view in views]
         return b"".join(lines)
 
-    def _view(self, change: Change) -> object:
+    def _view(self, change: StateChange) -> object:
         """The object after the change, or as it was last; of a change there is always one of them."""
         record = change.after or change.before
         if isinstance(record, NodeInfo):
@@ -205,7 +205,7 @@ class Monitor:
         return pod_view(self._state, record, change.version) if record else None
 
 
-def _is_broken_otherwise(before: Record | None, after: NodeInfo) -> bool:
+def _is_broken_otherwise(before: StateRecord | None, after: NodeInfo) -> bool:
     known, now = before.inventory if isinstance(before, NodeInfo) else None, after.inventory
     return not known or not now or (known.present, known.unhealthy) != (now.present, now.unhealthy)
 

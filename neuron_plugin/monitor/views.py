@@ -68,7 +68,7 @@ class _View(_Part, frozen=True):
         return self.metadata.resource_version
 
 
-class NodeSpec(_Part, frozen=True):
+class NodeViewSpec(_Part, frozen=True):
     """A node's hardware. All is empty where it is not known. ``logical_core_size`` is the LNC in force.
 
     ``block_sizes`` are the device counts that are handed out as aligned blocks; without any every run will do.
@@ -126,7 +126,7 @@ class DeviceCounts(_Part, frozen=True):
     reserved: int = 0
 
 
-class NodeStatus(_Part, frozen=True):
+class NodeViewStatus(_Part, frozen=True):
     """What a node can give. ``open``: new pods are placed there; else ``reason`` and ``details`` say why not.
 
     ``free_devices`` are wholly free and healthy. ``free_sets`` has for each count of devices how many sets of them are
@@ -169,8 +169,8 @@ class NodeView(_View, frozen=True):
     """A NeuronNode: what it has, what of it is free, who has the rest, and what keeps it closed."""
 
     kind: str = "NeuronNode"
-    spec: NodeSpec = NodeSpec()
-    status: NodeStatus = NodeStatus()
+    spec: NodeViewSpec = NodeViewSpec()
+    status: NodeViewStatus = NodeViewStatus()
 
 
 class ContainerDemand(_Part, frozen=True):
@@ -182,7 +182,7 @@ class ContainerDemand(_Part, frozen=True):
     count: int
 
 
-class PodSpec(_Part, frozen=True):
+class PodViewSpec(_Part, frozen=True):
     """``containers`` are those that ask for Neuron, init containers first.
 
     ``constrained``: more than counts decides where the pod goes, or it is scheduled as one of a group. ``controller``
@@ -214,7 +214,7 @@ class ContainerIds(_Part, frozen=True):
     utilization: UtilizationView = UtilizationView()
 
 
-class PodStatus(_Part, frozen=True):
+class PodViewStatus(_Part, frozen=True):
     """``phase`` is Waiting, Promised, Bound or Terminating; ``containers`` is empty until there is an assignment.
 
     Promised: the pod was placed on ``promised_node`` with these ids, which are kept for it, and is not bound yet.
@@ -239,8 +239,8 @@ class PodView(_View, frozen=True):
     """A NeuronPod: one live pod that asks for Neuron, what it asks for, where it is and what it was assigned."""
 
     kind: str = "NeuronPod"
-    spec: PodSpec = PodSpec()
-    status: PodStatus = PodStatus()
+    spec: PodViewSpec = PodViewSpec()
+    status: PodViewStatus = PodViewStatus()
 
 
 NEURON_NODES = ApiResource(GROUP, "neuronnodes", NodeView)
@@ -255,7 +255,7 @@ def node_view(state: ClusterState, info: NodeInfo, version: int = 0) -> NodeView
     inventory = info.node.inventory
     if isinstance(inventory, Rejection):
         details = tuple(filter(None, [inventory.detail]))
-        status = NodeStatus(
+        status = NodeViewStatus(
             reason=closed, details=details, stale=info.stale, last_renewal=renewed, cordoned=info.node.cordoned
         )
         return NodeView(metadata=metadata, status=status)
@@ -264,7 +264,7 @@ def node_view(state: ClusterState, info: NodeInfo, version: int = 0) -> NodeView
     for allocations in info.ledger.by_pod.values():
         pod, mask = allocations[0].pod, mask_union(allocations)
         holders.append(Holder(pod.namespace, pod.name, pod.uid, _cores(mask), _devices(geometry, mask)))
-    spec = NodeSpec(
+    spec = NodeViewSpec(
         instance_type=geometry.instance_type,
         product=inventory.device_name,
         topology=geometry.topology.value,
@@ -276,7 +276,7 @@ def node_view(state: ClusterState, info: NodeInfo, version: int = 0) -> NodeView
         block_sizes=geometry.block_sizes,
     )
     utilization = device_utilization(info, state.utilization_on(info.name))
-    status = NodeStatus(
+    status = NodeViewStatus(
         open=not closed,
         reason=closed,
         details=tuple(reason.detail for _, reason in info.unclear),
@@ -400,7 +400,7 @@ def pod_view(state: ClusterState, pod: NeuronPod, version: int = 0) -> PodView:
             resource_version=str(version),
             labels={NODE_LABEL: pod.node, NAMESPACE_LABEL: namespace},
         ),
-        spec=PodSpec(
+        spec=PodViewSpec(
             pod.node,
             pod.priority,
             tuple(asked),
@@ -411,7 +411,7 @@ def pod_view(state: ClusterState, pod: NeuronPod, version: int = 0) -> PodView:
             group=pod.group[1] if pod.group else "",
             created=pod.created,
         ),
-        status=PodStatus(
+        status=PodViewStatus(
             phase=_phase(pod),
             allocated=isinstance(pod.assignment, Assignment) and pod.assignment.allocated,
             containers=containers,

@@ -1,6 +1,6 @@
 """Which node and set is best, and what would be: moves that open a set, drains. Pure: no I/O and no clock."""
 
-from neuron_plugin.planning.choice import PACK, Answers, Choices, place_together
+from neuron_plugin.planning.choice import PACK, Choices, place_together
 from neuron_plugin.planning.moves import (
     PREEMPTION,
     RULES,

@@ -31,7 +31,7 @@ from neuron_plugin.plugin.call_log import CallLog
 from neuron_plugin.plugin.container import ALLOCATION_KEY, container_allocation, container_style, reply_for
 from neuron_plugin.plugin.counters import Counters, Latencies
 from neuron_plugin.plugin.inputs import PendingAnswer
-from neuron_plugin.plugin.node import Node
+from neuron_plugin.plugin.node import LocalNode
 from neuron_plugin.plugin.settings import PluginSettings, TopologyPolicy
 from neuron_plugin.plugin.snapshot import PodEvent, Snapshot, named
 
@@ -54,7 +54,7 @@ class Allocator:
     something, on the node's clock: PodResources is never listed while a call is under way.
     """
 
-    def __init__(self, node: Node, settings: PluginSettings, pods: PodLister | None, counters: Counters) -> None:
+    def __init__(self, node: LocalNode, settings: PluginSettings, pods: PodLister | None, counters: Counters) -> None:
         """Without ``pods`` there is no API server."""
         self.log = CallLog(settings.node_name)
         self.events: deque[PodEvent] = deque(maxlen=256)

@@ -14,7 +14,7 @@ from neuron_plugin.allocation.claims import NeuronClaim
 from neuron_plugin.cluster import ApiRequest, ApiServer, ClusterError
 from neuron_plugin.cluster.api import send
 from neuron_plugin.cluster.claims import RESOURCE_CLAIMS, neuron_claim
-from neuron_plugin.plugin.node import Node
+from neuron_plugin.plugin.node import LocalNode
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ FIRST_LOOK_SECONDS = 0.05
 class ClaimWatch:
     """Reads claims for as long as ``run`` runs. ``read`` is set once those of all pods were tried."""
 
-    def __init__(self, node: Node, driver: str) -> None:
+    def __init__(self, node: LocalNode, driver: str) -> None:
         self.read = asyncio.Event()
         self._node = node
         self._driver = driver

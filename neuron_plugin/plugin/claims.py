@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from neuron_plugin.allocation import NeuronPod
 from neuron_plugin.allocation.claims import ClaimDevice, ClaimResult, NeuronClaim, pool_of, read_device_name
 from neuron_plugin.allocation.resources import format_ids
-from neuron_plugin.kubelet.dra_service import ClaimReference, DeviceHealth, PreparedDevice
+from neuron_plugin.kubelet.dra_service import ClaimReference, PreparedDevice, ReportedHealth
 from neuron_plugin.plugin.container import (
     CDI_KIND,
     ContainerStyle,
@@ -34,7 +34,7 @@ from neuron_plugin.plugin.container import (
     write_cdi_specification,
 )
 from neuron_plugin.plugin.counters import Counters
-from neuron_plugin.plugin.node import Node
+from neuron_plugin.plugin.node import LocalNode
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.plugin.snapshot import Snapshot, named
 from neuron_plugin.topology import CoreMask, Unit, cores_in
@@ -163,7 +163,7 @@ def held_by_others(snapshot: Snapshot, claim: NeuronClaim, mask: CoreMask) -> st
     return ""
 
 
-def health_of(snapshot: Snapshot, node_name: str) -> tuple[DeviceHealth, ...]:
+def health_of(snapshot: Snapshot, node_name: str) -> tuple[ReportedHealth, ...]:
     """The health of all devices and of what pods have by claims, for the kubelet to show in the status of pods."""
     inventory, pool = snapshot.inventory, pool_of(node_name)
     names = {f"neuron-{device}" for device in range(inventory.geometry.device_count)}
@@ -171,7 +171,7 @@ def health_of(snapshot: Snapshot, node_name: str) -> tuple[DeviceHealth, ...]:
     missing = dict.fromkeys(range(inventory.geometry.device_count), "it is not there")
     faults = {**missing, **dict.fromkeys(inventory.present, ""), **inventory.unhealthy}
     return tuple(
-        DeviceHealth(pool, name, f"neuron{device.device}: {fault}" if fault else "")
+        ReportedHealth(pool, name, f"neuron{device.device}: {fault}" if fault else "")
         for name in sorted(names)
         if (device := read_device_name(name))
         for fault in (faults.get(device.device, ""),)
@@ -203,7 +203,7 @@ class ClaimPreparer:
 
     def __init__(
         self,
-        node: Node,
+        node: LocalNode,
         settings: PluginSettings,
         source: ClaimSource,
         counters: Counters,

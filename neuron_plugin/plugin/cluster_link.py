@@ -17,7 +17,7 @@ from neuron_plugin.plugin.allocator import Allocator
 from neuron_plugin.plugin.claim_watch import ClaimWatch
 from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.machine import Machine
-from neuron_plugin.plugin.node import Node
+from neuron_plugin.plugin.node import LocalNode
 from neuron_plugin.plugin.node_lease import LeaseTimes, NodeLease
 from neuron_plugin.plugin.node_watch import NodeWatch
 from neuron_plugin.plugin.pod_watch import PodWatch
@@ -36,7 +36,7 @@ class ClusterLink:
     def __init__(
         self,
         settings: PluginSettings,
-        node: Node,
+        node: LocalNode,
         rejudged: asyncio.Event,
         counters: Counters,
         machine: Machine,

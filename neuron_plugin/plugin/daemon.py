@@ -1,8 +1,8 @@
 """The node daemon: hardware in, devices out to the kubelet, assignments in from the cluster.
 
-Each job replaces one input of the node, or publishes what follows from all of them; they meet in ``Node``. Start-up is
-in the order of what a pod needs: the hardware, what the kubelet has recorded, registration. The API server's client
-and the HTTP server are slow to import and come after.
+Each job replaces one input of the node, or publishes what follows from all of them; they meet in ``LocalNode``.
+Start-up is in the order of what a pod needs: the hardware, what the kubelet has recorded, registration. The API
+server's client and the HTTP server are slow to import and come after.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from neuron_plugin.plugin.health import Action
 from neuron_plugin.plugin.health_watch import HealthWatch
 from neuron_plugin.plugin.kubelet_link import KubeletLink
 from neuron_plugin.plugin.machine import Machine, machine_of
-from neuron_plugin.plugin.node import Node, NodeOptions
+from neuron_plugin.plugin.node import LocalNode, NodeOptions
 from neuron_plugin.plugin.publisher import Publisher
 from neuron_plugin.plugin.settings import Mode, PluginSettings
 from neuron_plugin.plugin.status import PluginStatus
@@ -60,7 +60,7 @@ class NodeDaemon:
         self._now_ns = machine.now_ns
         self._rejudged = asyncio.Event()
         self.counters = counters
-        self.node = node = Node(
+        self.node = node = LocalNode(
             machine.checkpoint, machine.cgroups, options, machine.clock, machine.dra_state, times.node
         )
         self.cluster = cluster = (
@@ -187,7 +187,7 @@ async def keep_condition(name: str, status: PluginStatus, publisher: Publisher, 
         await asyncio.sleep(times.turn)
 
 
-async def keep_cdi_specification(settings: PluginSettings, node: Node, times: DaemonTimes) -> None:
+async def keep_cdi_specification(settings: PluginSettings, node: LocalNode, times: DaemonTimes) -> None:
     """Keep the CDI specification as the hardware is; somebody may remove it."""
     reported = ""
     while True:

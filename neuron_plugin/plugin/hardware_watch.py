@@ -16,7 +16,7 @@ from neuron_plugin.hardware import Inventory, MachinePaths, read_inventory
 from neuron_plugin.hardware.events import InventoryWatcher, WatchPeriods, open_uevents
 from neuron_plugin.plugin.cluster_link import ClusterLink
 from neuron_plugin.plugin.counters import Counters
-from neuron_plugin.plugin.node import Node
+from neuron_plugin.plugin.node import LocalNode
 from neuron_plugin.plugin.node_inventory import node_inventory
 from neuron_plugin.plugin.settings import Mode, PluginSettings
 from neuron_plugin.topology import Catalogue
@@ -45,7 +45,7 @@ class HardwareWatch:
         self,
         settings: PluginSettings,
         types: Catalogue,
-        node: Node,
+        node: LocalNode,
         health: Judge,
         cluster: ClusterLink | None,
         counters: Counters,

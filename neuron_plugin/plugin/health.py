@@ -29,10 +29,10 @@ from msgspec import Meta
 from neuron_plugin.hardware import Device, Inventory
 from neuron_plugin.hardware.health_signals import (
     MISSING,
-    Finding,
     Observation,
     Severity,
     Signal,
+    Symptom,
     Verdict,
     observe,
     unreadable,
@@ -390,11 +390,11 @@ def _judged(
         resolved = before and before.phase is Phase.FIRING and after.phase is Phase.RESOLVED
         if resolved and rule.only_new_errors and label in counts:
             accepted[label] = counts[label]
-    findings: list[Finding] = []
+    findings: list[Symptom] = []
     for label, condition in conditions.items():
         signal = _signal_of(label)
         if severity := _SEVERITIES.get((condition.phase, rule_of(rules, signal).action)):
-            findings.append(Finding(signal, severity, condition.text))
+            findings.append(Symptom(signal, severity, condition.text))
     order = list(Signal).index
     verdict = Verdict(tuple(sorted(findings, key=lambda one: (-one.severity, order(one.signal), one.text))))
     return DeviceHealth(last.key, device is not None, conditions, verdict, due)
@@ -467,6 +467,6 @@ def judge_once(inventory: Inventory, rules: HealthRules, baseline: Baseline) -> 
         for seen in observe(device):
             rule, is_known = rule_of(rules, seen.signal), seen.label in baseline.get(judged.key, {})
             if seen.count and rule.only_new_errors and rule.action is not Action.IGNORE and not is_known:
-                findings.append(Finding(seen.signal, Severity.WARNING, f"{seen.worded()}, which may be old"))
+                findings.append(Symptom(seen.signal, Severity.WARNING, f"{seen.worded()}, which may be old"))
         verdicts[device.id] = Verdict(tuple(sorted(findings, key=lambda finding: -finding.severity)))
     return verdicts

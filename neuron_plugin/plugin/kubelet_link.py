@@ -25,8 +25,8 @@ from neuron_plugin.kubelet_files import KUBELET_SOCKET
 from neuron_plugin.plugin.allocator import RECONSIDER_SECONDS, Allocator
 from neuron_plugin.plugin.claims import ClaimPreparer, health_of
 from neuron_plugin.plugin.machine import Machine
-from neuron_plugin.plugin.node import Node
-from neuron_plugin.plugin.settings import PluginSettings, Registration
+from neuron_plugin.plugin.node import LocalNode
+from neuron_plugin.plugin.settings import PluginSettings, RegistrationWay
 from neuron_plugin.plugin.snapshot import pods_of_kubelet_alone
 from neuron_plugin.plugin.times import DaemonTimes
 from neuron_plugin.topology import CoreMask
@@ -40,7 +40,7 @@ class KubeletLink:
     def __init__(
         self,
         settings: PluginSettings,
-        node: Node,
+        node: LocalNode,
         allocator: Allocator,
         preparer: ClaimPreparer | None,
         counters: KubeletCounters,
@@ -54,7 +54,7 @@ class KubeletLink:
         self._machine = machine
         self._times = times
         self._socket = settings.kubelet_dir / KUBELET_SOCKET
-        by_watcher = settings.registration is Registration.WATCHER or preparer is not None
+        by_watcher = settings.registration is RegistrationWay.WATCHER or preparer is not None
         self._kubelet_watch = DirectoryWatch(settings.kubelet_dir)
         self._registry_watch = DirectoryWatch(settings.plugins_registry) if by_watcher else self._kubelet_watch
         waits = times.connect + times.read_node + 2 * settings.decision_deadline_seconds

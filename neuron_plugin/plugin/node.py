@@ -114,7 +114,7 @@ class NodeOptions:
         return self.resources or (DEVICE_RESOURCE, Resource.NEURONCORE)
 
 
-class Node:
+class LocalNode:
     """The inputs of one node, the snapshot that follows from them, and what the kubelet is shown of it."""
 
     def __init__(

@@ -17,7 +17,7 @@ from neuron_plugin.allocation.pod import node_label
 from neuron_plugin.cluster import ApiServer, ClusterError, Pod, Reflector, Scope
 from neuron_plugin.cluster.pods import PODS, neuron_pod
 from neuron_plugin.plugin.counters import Counters
-from neuron_plugin.plugin.node import Node
+from neuron_plugin.plugin.node import LocalNode
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class PodWatch:
 
     def __init__(
         self,
-        node: Node,
+        node: LocalNode,
         node_name: str,
         own_uid: str,
         deadline_seconds: float,

@@ -42,7 +42,7 @@ class TopologyPolicy(enum.StrEnum):
     REQUIRED = "required"
 
 
-class Registration(enum.StrEnum):
+class RegistrationWay(enum.StrEnum):
     """How the kubelet learns of the plugin."""
 
     SOCKET = "socket"
@@ -126,9 +126,9 @@ class PluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         "/var/lib/kubelet/device-plugins"
     )
     registration: Annotated[
-        Registration,
+        RegistrationWay,
         Meta(description="how to register: by a call to kubelet.sock, or by the kubelet's plugin watcher"),
-    ] = Registration.SOCKET
+    ] = RegistrationWay.SOCKET
     plugins_registry: Annotated[Path, Meta(description="directory that the kubelet's plugin watcher looks into")] = (
         Path("/var/lib/kubelet/plugins_registry")
     )

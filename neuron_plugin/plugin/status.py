@@ -17,13 +17,13 @@ from neuron_plugin.allocation.inventory import write_inventory
 from neuron_plugin.allocation.keys import DISABLE_KEY, INVENTORY_KEY
 from neuron_plugin.build import Build, build
 from neuron_plugin.decision_log import DecisionLog, decisions_document
-from neuron_plugin.http_server import Health
+from neuron_plugin.http_server import ProbeAnswer
 from neuron_plugin.kubelet import DevicePluginServer, KubeletCounters
 from neuron_plugin.kubelet.dra_service import DraServer
 from neuron_plugin.plugin.cluster_link import ClusterLink
 from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.health_watch import HealthWatch
-from neuron_plugin.plugin.node import Node
+from neuron_plugin.plugin.node import LocalNode
 from neuron_plugin.plugin.snapshot import Snapshot
 from neuron_plugin.plugin.utilization_watch import UtilizationWatch, utilization_samples
 from neuron_plugin.topology import cores_in
@@ -126,7 +126,7 @@ class PluginStatus:
 
     def __init__(
         self,
-        node: Node,
+        node: LocalNode,
         servers: Sequence[DevicePluginServer | DraServer],
         health: HealthWatch,
         decisions: DecisionLog,
@@ -146,18 +146,18 @@ class PluginStatus:
         self._utilization = utilization
         self._own_node = cluster.own_node if cluster else None
 
-    async def liveness(self) -> Health:
+    async def liveness(self) -> ProbeAnswer:
         """``/healthz``: whether every socket of ours answers."""
         faults = await asyncio.gather(*map(self._fault_of, self._servers))
-        return Health({server.resource: fault for server, fault in zip(self._servers, faults, strict=True)})
+        return ProbeAnswer({server.resource: fault for server, fault in zip(self._servers, faults, strict=True)})
 
-    async def readiness(self) -> Health:
+    async def readiness(self) -> ProbeAnswer:
         """``/readyz``: whether the kubelet follows every resource and the Node is there, or what is missing."""
         notes = [f"{source} is not running: {why}" for source, why in self._health.silent_sources.items()]
         snapshot = self._node.snapshot
         checks = {"node": self._own_node.problem} if self._own_node else {}
         if snapshot is None:
-            return Health({"devices": _NO_DEVICE, **checks}, tuple(notes))
+            return ProbeAnswer({"devices": _NO_DEVICE, **checks}, tuple(notes))
         if self._own_node and self._own_node.unreadable:
             notes.append(f"disabled devices are those of before: {self._own_node.unreadable}")
         if snapshot.inputs.recorded.unreadable:
@@ -166,7 +166,7 @@ class PluginStatus:
             server.resource: "" if server.registered.is_set() else f"{server.resource}: {server.state.value}"
             for server in self._servers
         }
-        return Health(checks, tuple(notes))
+        return ProbeAnswer(checks, tuple(notes))
 
     def ready_condition(self) -> tuple[bool, str, str]:
         """Status, reason and message of the condition ``--ready-condition``: whether pods can get devices here.

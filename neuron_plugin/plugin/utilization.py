@@ -36,7 +36,7 @@ class ContainerKey:
     container: str
 
 
-Holders = Mapping[ContainerKey, frozenset[PhysicalCore]]
+CoreHolders = Mapping[ContainerKey, frozenset[PhysicalCore]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +88,10 @@ class ContainerUse:
         return max(0.0, now_unix - self.active_at) if self.known else 0.0
 
 
-NodeUse = Mapping[ContainerKey, ContainerUse]
+UseByContainer = Mapping[ContainerKey, ContainerUse]
 
 
-def holders_of(snapshot: Snapshot) -> Holders:
+def holders_of(snapshot: Snapshot) -> CoreHolders:
     """The physical cores of each container of the pods that the API server shows; of re-used ones, the later has them.
 
     A logical core is so many physical ones in a row. The order within a device is the driver's, and of a device with
@@ -106,7 +106,7 @@ def holders_of(snapshot: Snapshot) -> Holders:
     return found
 
 
-def use_after(before: NodeUse, holders: Holders, reading: Reading, restored: Utilization) -> NodeUse:
+def use_after(before: UseByContainer, holders: CoreHolders, reading: Reading, restored: Utilization) -> UseByContainer:
     """What is known after a reading. Containers without cores are forgotten; a new one begins to be looked at.
 
     ``restored`` is what was published before the plugin was started again. A container whose cores have executed
@@ -149,7 +149,7 @@ def _since(last: CoreCounters, now: CoreCounters) -> int:
     return after - before if after >= before else after
 
 
-def utilization_of(use: NodeUse, now_unix: float, idle_after_seconds: float) -> Utilization:
+def utilization_of(use: UseByContainer, now_unix: float, idle_after_seconds: float) -> Utilization:
     """What is published: whole percents, and idle only what has been so for ``idle_after_seconds``."""
     found: dict[PodUid, dict[str, ContainerUtilization]] = {}
     for key, one in use.items():
@@ -186,6 +186,6 @@ def is_news(published: Utilization, now: Utilization, seconds: float) -> bool:
     return seconds >= MUCH_SECONDS and max(moved, default=0) >= MUCH_PERCENT
 
 
-def idle_for(use: NodeUse, now_unix: float, seconds: float) -> Iterable[ContainerKey]:
+def idle_for(use: UseByContainer, now_unix: float, seconds: float) -> Iterable[ContainerKey]:
     """The containers that have executed nothing for so long."""
     return [key for key, one in use.items() if one.known and one.idle_seconds(now_unix) >= seconds]

@@ -17,13 +17,13 @@ from neuron_plugin.hardware import DriverVersion, parse_driver_version
 from neuron_plugin.hardware.core_counters import CoreCounterReader
 from neuron_plugin.plugin.cluster_link import ClusterLink
 from neuron_plugin.plugin.machine import Machine
-from neuron_plugin.plugin.node import Node
+from neuron_plugin.plugin.node import LocalNode
 from neuron_plugin.plugin.publisher import REPORTER
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.plugin.utilization import (
     ContainerKey,
-    NodeUse,
     Reading,
+    UseByContainer,
     holders_of,
     idle_for,
     is_news,
@@ -39,9 +39,11 @@ _NANOSECONDS = 1e9
 class UtilizationWatch:
     """Keeps ``use`` at what the last reading shows, for as long as ``run`` runs."""
 
-    def __init__(self, settings: PluginSettings, node: Node, machine: Machine, cluster: ClusterLink | None) -> None:
+    def __init__(
+        self, settings: PluginSettings, node: LocalNode, machine: Machine, cluster: ClusterLink | None
+    ) -> None:
         """Without a ``cluster`` only the metrics show it."""
-        self.use: NodeUse = {}
+        self.use: UseByContainer = {}
         self.unix_seconds = 0.0
         """When the last reading was made."""
         self._settings = settings
@@ -120,7 +122,7 @@ def _driver(text: str) -> DriverVersion | None:
         return None
 
 
-def utilization_samples(use: NodeUse, unix_seconds: float) -> Mapping[str, Mapping[tuple[str, ...], float]]:
+def utilization_samples(use: UseByContainer, unix_seconds: float) -> Mapping[str, Mapping[tuple[str, ...], float]]:
     """The metrics of a reading; a container of which nothing is known has none."""
     labels = {key: (key.pod.namespace, key.pod.name, key.container) for key in use}
     known = [(labels[key], one) for key, one in use.items() if one.known]

@@ -38,7 +38,7 @@ _ROW = 4
 _WITH_LNC = frozenset(one.device_name.lower() for one in SHIPPED if one.logical_core_size > 1)
 """The products whose logical core size can be chosen."""
 
-Key = tuple[str, str]
+ClaimName = tuple[str, str]
 """Namespace and name of a claim."""
 
 
@@ -47,7 +47,9 @@ def part_name(claim: str, request: str) -> str:
     return f"{claim}/{request}"
 
 
-def with_claims(pod: NeuronPod, claims: Mapping[Key, NeuronClaim], driver: str, all_devices: int) -> NeuronPod | None:
+def with_claims(
+    pod: NeuronPod, claims: Mapping[ClaimName, NeuronClaim], driver: str, all_devices: int
+) -> NeuronPod | None:
     """A pod with what its claims ask for and were given; None while a claim of it is not known.
 
     ``all_devices`` is what a claim for all devices of a node asks for.
@@ -162,10 +164,10 @@ class ClaimedPods:
     def __init__(self, driver: str, shown: Changed) -> None:
         self.driver = driver
         self._shown = shown
-        self._claims: dict[Key, NeuronClaim] = {}
-        self.claims: Mapping[Key, NeuronClaim] = MappingProxyType(self._claims)
+        self._claims: dict[ClaimName, NeuronClaim] = {}
+        self.claims: Mapping[ClaimName, NeuronClaim] = MappingProxyType(self._claims)
         self._pods: dict[str, NeuronPod] = {}
-        self._users: defaultdict[Key, dict[str, None]] = defaultdict(dict)
+        self._users: defaultdict[ClaimName, dict[str, None]] = defaultdict(dict)
         self._last: dict[str, Shown] = {}
         self._all_devices = 0
 
@@ -183,7 +185,7 @@ class ClaimedPods:
         if before is not None or pod is not None:
             self._shown(uid, before, pod)
 
-    def put_claim(self, key: Key, claim: NeuronClaim | None) -> None:
+    def put_claim(self, key: ClaimName, claim: NeuronClaim | None) -> None:
         """A claim was added or changed, or is gone."""
         if claim:
             self._claims[key] = claim
@@ -232,5 +234,5 @@ class ClaimedPods:
         return replace(pod, request=replace(INVALID_REQUEST, detail=text))
 
 
-def _keys(pod: NeuronPod | None) -> list[Key]:
+def _keys(pod: NeuronPod | None) -> list[ClaimName]:
     return [(pod.reference.namespace, one.claim) for one in pod.claims] if pod else []

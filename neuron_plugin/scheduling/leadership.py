@@ -23,7 +23,7 @@ from typing import Protocol
 
 from neuron_plugin.backoff import CLOCK, Clock
 from neuron_plugin.cluster import ClusterError
-from neuron_plugin.cluster.leases import Change
+from neuron_plugin.cluster.leases import TermChange
 from neuron_plugin.scheduling.informers import Informers
 
 _log = logging.getLogger(__name__)
@@ -96,12 +96,12 @@ class Leadership:
         self._clock = clock
         self._started = clock.now()
         self._news = asyncio.Event()
-        self._won: Change | None = None
+        self._won: TermChange | None = None
         self._heard_at = float("-inf")
 
-    def changed(self, change: Change) -> None:
+    def changed(self, change: TermChange) -> None:
         """Won or lost. Lost takes effect at once."""
-        self._won = None if change is Change.LOST else change
+        self._won = None if change is TermChange.LOST else change
         if self._won is None:
             self._readiness.unmet(CONDITION, NOT_LEADER)
         self._news.set()
@@ -124,9 +124,9 @@ class Leadership:
             won, since = self._won, self._clock.now()
             self._readiness.unmet(CONDITION, _TAKING_OVER)
             await self._list()
-            if won is Change.TAKEN:
+            if won is TermChange.TAKEN:
                 await self._outwait(since + self._landing_seconds)
-            elif won is Change.RESTARTED:
+            elif won is TermChange.RESTARTED:
                 await self._outwait(self._started + self._closing_seconds)
             if self._successor:
                 await self._successor.take_over()
@@ -136,7 +136,7 @@ class Leadership:
     async def lead_alone(self) -> None:
         """Without an election: be the leader, as after one that was killed at the moment this replica started."""
         started = self._clock.now()
-        self._won = Change.TAKEN
+        self._won = TermChange.TAKEN
         self._readiness.unmet(CONDITION, _TAKING_OVER)
         await self._informers.pods_listed()
         await self._outwait(started + self._landing_seconds)

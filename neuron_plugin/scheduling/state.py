@@ -112,16 +112,16 @@ def has_the_same(one: NeuronPod, other: NeuronPod) -> bool:
     return one.place == other.place and first == second and asks_the_same
 
 
-Record = NodeInfo | NeuronPod
+StateRecord = NodeInfo | NeuronPod
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class StateChange:
     """One node or pod before and after; None where it was not or is not there."""
 
     version: int
-    before: Record | None
-    after: Record | None
+    before: StateRecord | None
+    after: StateRecord | None
 
 
 class Changes:
@@ -135,7 +135,7 @@ class Changes:
         self.version = start
         """The version of the last change."""
         self._start = start
-        self._changes: deque[Change] = deque(maxlen=MOST_CHANGES)
+        self._changes: deque[StateChange] = deque(maxlen=MOST_CHANGES)
         self._versions: dict[str, int] = {}
         self._news = asyncio.Event()
 
@@ -148,7 +148,7 @@ class Changes:
         oldest = self._changes[0].version - 1 if self._changes else self.version
         return oldest <= version <= self.version
 
-    def after(self, version: int) -> list[Change]:
+    def after(self, version: int) -> list[StateChange]:
         """The changes after a version that is still known, oldest first."""
         return list(islice(reversed(self._changes), self.version - version))[::-1]
 
@@ -167,10 +167,10 @@ class Changes:
         self._news.set()
         self._news = asyncio.Event()
 
-    def add(self, key: str, before: Record | None, after: Record | None) -> None:
+    def add(self, key: str, before: StateRecord | None, after: StateRecord | None) -> None:
         """Remember one more change."""
         self.version += 1
-        self._changes.append(Change(self.version, before, after))
+        self._changes.append(StateChange(self.version, before, after))
         if after is None:
             self._versions.pop(key, None)
         else:

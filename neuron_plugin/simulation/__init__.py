@@ -13,7 +13,13 @@ if TYPE_CHECKING:
     from neuron_plugin.simulation.cluster import NODE_NAME, SCHEDULERS, PlacedBy, SimulatedCluster, pod_manifest
     from neuron_plugin.simulation.kubelet import SimulatedKubelet
     from neuron_plugin.simulation.kubelet_device_manager import AllocationError, PluginCallError
-    from neuron_plugin.simulation.kubelet_pods import AdmittedContainer, AdmittedPod, Container, Pod, PodRejectedError
+    from neuron_plugin.simulation.kubelet_pods import (
+        AdmittedContainer,
+        AdmittedPod,
+        KubeletContainer,
+        KubeletPod,
+        PodRejectedError,
+    )
     from neuron_plugin.simulation.node import SimulatedNode, write_node
     from neuron_plugin.simulation.node_tree import SimulationError
     from neuron_plugin.simulation.node_writer import write_char_node
@@ -32,8 +38,8 @@ _MODULES = {
     "PluginCallError": "kubelet_device_manager",
     "AdmittedContainer": "kubelet_pods",
     "AdmittedPod": "kubelet_pods",
-    "Container": "kubelet_pods",
-    "Pod": "kubelet_pods",
+    "KubeletContainer": "kubelet_pods",
+    "KubeletPod": "kubelet_pods",
     "PodRejectedError": "kubelet_pods",
     "SimulatedNode": "node",
     "write_node": "node",

@@ -33,7 +33,7 @@ from neuron_plugin.simulation.api_server_kinds import (
     LEASES,
     NODES,
     PODS,
-    JsonObject,
+    AnyJson,
     Refusal,
     ServedKind,
     Target,
@@ -105,7 +105,7 @@ class SimulatedApiServer:
 
     def write_kubeconfig(self, path: Path, user: str = "") -> Path:
         """Write a kubeconfig for this server and return its path (mode 0600); the user's token is its name."""
-        config: JsonObject = {
+        config: AnyJson = {
             "apiVersion": "v1",
             "kind": "Config",
             "current-context": "simulated",
@@ -119,27 +119,25 @@ class SimulatedApiServer:
 
     # What users, schedulers and kubelets do.
 
-    def create_pod(self, manifest: JsonObject) -> JsonObject:
+    def create_pod(self, manifest: AnyJson) -> AnyJson:
         """Create a pod, in namespace ``default`` unless its metadata says otherwise; a UID given is kept."""
         return self.create(PODS, manifest, "default")
 
-    def create_node(self, manifest: JsonObject) -> JsonObject:
+    def create_node(self, manifest: AnyJson) -> AnyJson:
         """Create a node."""
         return self.create(NODES, manifest, "")
 
     def bind(self, namespace: str, name: str, *, node: str, annotations: Mapping[str, str] | None = None) -> None:
         """Bind a pod, as a scheduler would."""
-        metadata: JsonObject = {"name": name, "annotations": dict(annotations or {})}
+        metadata: AnyJson = {"name": name, "annotations": dict(annotations or {})}
         self._objects.bind(namespace, name, {"metadata": metadata, "target": {"kind": "Node", "name": node}})
 
-    def patch_status(self, kind: ServedKind, name: str, status: JsonObject, namespace: str = "") -> JsonObject:
+    def patch_status(self, kind: ServedKind, name: str, status: AnyJson, namespace: str = "") -> AnyJson:
         """Change an object's status; of its conditions those of the given types."""
         target = Target(kind, namespace, name, "status")
         return self._objects.patch(target, {"status": status}, STRATEGIC_MERGE_PATCH).value
 
-    def change(
-        self, kind: ServedKind, name: str, change: JsonObject, namespace: str = "", part: str = ""
-    ) -> JsonObject:
+    def change(self, kind: ServedKind, name: str, change: AnyJson, namespace: str = "", part: str = "") -> AnyJson:
         """Merge a change into an object, or with ``part`` into one of its subresources.
 
         Raises:
@@ -159,7 +157,7 @@ class SimulatedApiServer:
         options = {} if grace_seconds is None else {"gracePeriodSeconds": grace_seconds}
         self._objects.delete(Target(PODS, namespace, name), options)
 
-    def get(self, kind: ServedKind, name: str, namespace: str = "") -> JsonObject:
+    def get(self, kind: ServedKind, name: str, namespace: str = "") -> AnyJson:
         """Return an object.
 
         Raises:
@@ -167,7 +165,7 @@ class SimulatedApiServer:
         """
         return self._objects.read(Target(kind, namespace, name)).value
 
-    def objects(self, kind: ServedKind) -> list[JsonObject]:
+    def objects(self, kind: ServedKind) -> list[AnyJson]:
         """Return all objects of a kind, by namespace and name."""
         return [stored.value for stored in self._objects.collections[kind].objects()]
 
@@ -183,7 +181,7 @@ class SimulatedApiServer:
         for collection in self._objects.collections.values():
             collection.followers.discard(inbox)
 
-    def create(self, kind: ServedKind, manifest: JsonObject, namespace: str) -> JsonObject:
+    def create(self, kind: ServedKind, manifest: AnyJson, namespace: str) -> AnyJson:
         """Create an object, in ``namespace`` unless its metadata says otherwise; a UID given is kept."""
         namespace = (manifest.get("metadata") or {}).get("namespace", namespace)
         return self._objects.create(kind, manifest, namespace).value
@@ -249,7 +247,7 @@ class SimulatedApiServer:
         return shown
 
 
-async def _body(request: web.Request) -> JsonObject:
+async def _body(request: web.Request) -> AnyJson:
     data = await request.read()
     if not data:
         return {}
@@ -263,7 +261,7 @@ async def _body(request: web.Request) -> JsonObject:
         raise Refusal(400, f"the object provided is unrecognized (must be of type JSON): {error}") from error
 
 
-def _json(value: JsonObject, status: int = 200) -> web.Response:
+def _json(value: AnyJson, status: int = 200) -> web.Response:
     return http_answer(Response(status, msgspec.json.encode(value)))
 
 

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from neuron_plugin.simulation.api_server_kinds import RESOURCE_SLICES, JsonObject, Refusal, ServedKind, invalid
+from neuron_plugin.simulation.api_server_kinds import RESOURCE_SLICES, AnyJson, Refusal, ServedKind, invalid
 
 MOST_RESERVED = 256
 """Pods that may use one claim."""
 _IMMUTABLE = "Invalid value: field is immutable"
 
 
-def claim_as_made(claim: JsonObject) -> JsonObject:
+def claim_as_made(claim: AnyJson) -> AnyJson:
     """A new claim: its status is dropped, and its exact requests get their defaults."""
     made = {name: part for name, part in claim.items() if name != "status"}
     return made | {"spec": with_defaults(made.get("spec") or {}), "status": {}}
 
 
-def with_defaults(spec: JsonObject) -> JsonObject:
+def with_defaults(spec: AnyJson) -> AnyJson:
     """A claim's spec with the mode and count that exact requests default to (``pkg/apis/resource/v1/defaults.go``)."""
     devices = dict(spec.get("devices") or {})
     requests = []
@@ -37,7 +37,7 @@ def with_defaults(spec: JsonObject) -> JsonObject:
     return spec | {"devices": devices}
 
 
-def check_claim(old: JsonObject, new: JsonObject) -> None:
+def check_claim(old: AnyJson, new: AnyJson) -> None:
     """Check what a write makes of a claim: its spec stays, and an allocation is only set or cleared as a whole.
 
     Raises:
@@ -47,7 +47,7 @@ def check_claim(old: JsonObject, new: JsonObject) -> None:
         raise _refused("ResourceClaim", old, problems)
 
 
-def _claim_problems(old: JsonObject, new: JsonObject) -> Iterator[str]:
+def _claim_problems(old: AnyJson, new: AnyJson) -> Iterator[str]:
     if new.get("spec") != old.get("spec"):
         yield f"spec: {_IMMUTABLE}"
     before, after = old.get("status") or {}, new.get("status") or {}
@@ -68,7 +68,7 @@ def _claim_problems(old: JsonObject, new: JsonObject) -> Iterator[str]:
         )
 
 
-def check_fixed(kind: ServedKind, old: JsonObject, new: JsonObject) -> None:
+def check_fixed(kind: ServedKind, old: AnyJson, new: AnyJson) -> None:
     """Check that a template stays, and that a slice stays one of the same node, driver and pool.
 
     Raises:
@@ -85,7 +85,7 @@ def check_fixed(kind: ServedKind, old: JsonObject, new: JsonObject) -> None:
         raise _refused(kind.kind, old, problems)
 
 
-def _refused(kind: str, old: JsonObject, problems: list[str]) -> Refusal:
+def _refused(kind: str, old: AnyJson, problems: list[str]) -> Refusal:
     text = problems[0] if len(problems) == 1 else f"[{', '.join(problems)}]"
     return invalid(kind, old["metadata"]["name"], text)
 
@@ -93,7 +93,7 @@ def _refused(kind: str, old: JsonObject, problems: list[str]) -> Refusal:
 # For kubectl's tables (pkg/printers/internalversion/printers.go).
 
 
-def claim_state(claim: JsonObject) -> str:
+def claim_state(claim: AnyJson) -> str:
     """What becomes of a claim, in a word or some."""
     status, deleted = claim.get("status") or {}, bool(claim["metadata"].get("deletionTimestamp"))
     words = ["deleted"] * deleted
@@ -102,7 +102,7 @@ def claim_state(claim: JsonObject) -> str:
     return ",".join(words if deleted or status.get("allocation") else ["pending"])
 
 
-def claim_node(claim: JsonObject) -> str:
+def claim_node(claim: AnyJson) -> str:
     """The node that a claim's allocation names; empty where it names none."""
     allocation = (claim.get("status") or {}).get("allocation") or {}
     for term in (allocation.get("nodeSelector") or {}).get("nodeSelectorTerms") or ():

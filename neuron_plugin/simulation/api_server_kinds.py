@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
-JsonObject = dict[str, Any]
-Selector = Callable[[JsonObject], bool]
+AnyJson = dict[str, Any]
+Selector = Callable[[AnyJson], bool]
 """Whether an object is selected."""
 
 _REASONS = {410: "Expired", 422: "Invalid", 500: "InternalError"}
@@ -40,9 +40,9 @@ class Refusal(Exception):  # noqa: N818 - the field's word for it; an answer, no
         self.message = message
         self.details = details
 
-    def status(self) -> JsonObject:
+    def status(self) -> AnyJson:
         """Return the Status object, as answers and ERROR events carry it."""
-        status: JsonObject = {
+        status: AnyJson = {
             "kind": "Status",
             "apiVersion": "v1",
             "metadata": {},
@@ -201,14 +201,14 @@ def label_selector(text: str) -> Selector:
         tests.append((match["label"], any_of, negated))
         place = match.end()
 
-    def meant(candidate: JsonObject) -> bool:
+    def meant(candidate: AnyJson) -> bool:
         labels = candidate["metadata"].get("labels") or {}
         return all((key in labels and (any_of is None or labels[key] in any_of)) != no for key, any_of, no in tests)
 
     return meant
 
 
-def _field(candidate: JsonObject, path: str) -> str:
+def _field(candidate: AnyJson, path: str) -> str:
     value: Any = candidate
     for step in path.split("."):
         value = value.get(step, "") if isinstance(value, dict) else ""

@@ -28,7 +28,7 @@ from neuron_plugin.simulation.api_server_kinds import (
     RESOURCE_CLAIMS,
     RESOURCE_SLICES,
     VOLUMES,
-    JsonObject,
+    AnyJson,
     ServedKind,
 )
 
@@ -39,7 +39,7 @@ _OPENAPI = "/openapi/v3/"
 _GROUPS = {kind.group: kind.version for kind in KINDS}
 
 
-def discovery(path: str) -> JsonObject | None:
+def discovery(path: str) -> AnyJson | None:
     """The answer to a GET that names no object; None for other paths."""
     if path == "/version":
         return {"major": "1", "minor": "36", "gitVersion": "v1.36.2-simulated"}
@@ -102,7 +102,7 @@ _ENVELOPE: _Fields = {1: ("type", {2: ("kind", bytes.decode)}), 2: ("raw", bytes
 _MAGIC = b"k8s\0"
 
 
-def read_protobuf(body: bytes) -> JsonObject:
+def read_protobuf(body: bytes) -> AnyJson:
     """Read a body of kubectl's in protobuf (``generated.proto`` of policy/v1 and meta/v1).
 
     Raises:
@@ -120,8 +120,8 @@ def read_protobuf(body: bytes) -> JsonObject:
         raise ValueError("the protobuf body is cut off") from error
 
 
-def _message(data: bytes, fields: _Fields) -> JsonObject:
-    found: JsonObject = {}
+def _message(data: bytes, fields: _Fields) -> AnyJson:
+    found: AnyJson = {}
     place = 0
     while place < len(data):
         tag, place = _varint(data, place)
@@ -152,7 +152,7 @@ def _varint(data: bytes, place: int) -> tuple[int, int]:
             return value, place
 
 
-def core_events(events: Iterable[JsonObject], namespace: str, selector: str) -> JsonObject:
+def core_events(events: Iterable[AnyJson], namespace: str, selector: str) -> AnyJson:
     """Events as ``/api/v1`` shows them; ``selector`` may name fields of the object that they are about."""
     wanted = dict(term.partition("=")[::2] for term in selector.split(",") if "=" in term)
     found = []
@@ -175,7 +175,7 @@ def core_events(events: Iterable[JsonObject], namespace: str, selector: str) -> 
     return {"kind": "EventList", "apiVersion": "v1", "metadata": {}, "items": found}
 
 
-def table(kind: ServedKind, listed: JsonObject, pods: Iterable[JsonObject] = ()) -> JsonObject:
+def table(kind: ServedKind, listed: AnyJson, pods: Iterable[AnyJson] = ()) -> AnyJson:
     """A list, or a single object, as kubectl prints it; of a node also what ``pods`` leave of it."""
     objects = listed["items"] if str(listed.get("kind", "")).endswith("List") else [listed]
     partial = {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1"}
@@ -197,7 +197,7 @@ _COLUMNS = {
 }
 
 
-def _used(pods: Iterable[JsonObject]) -> Counter[tuple[str, str]]:
+def _used(pods: Iterable[AnyJson]) -> Counter[tuple[str, str]]:
     """How much pods ask for, by node and resource, as kube-scheduler counts it."""
     used: Counter[tuple[str, str]] = Counter()
     for each in pods:
@@ -207,7 +207,7 @@ def _used(pods: Iterable[JsonObject]) -> Counter[tuple[str, str]]:
     return used
 
 
-def _cells(kind: ServedKind, each: JsonObject, used: Counter[tuple[str, str]]) -> list[str]:
+def _cells(kind: ServedKind, each: AnyJson, used: Counter[tuple[str, str]]) -> list[str]:
     metadata, spec, status = each["metadata"], each.get("spec") or {}, each.get("status") or {}
     name, annotations = metadata["name"], metadata.get("annotations") or {}
     age = datetime.now(UTC) - datetime.fromisoformat(metadata["creationTimestamp"])

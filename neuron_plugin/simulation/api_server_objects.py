@@ -29,7 +29,7 @@ from neuron_plugin.simulation.api_server_kinds import (
     PODS,
     RESOURCE_CLAIMS,
     RESOURCE_SLICES,
-    JsonObject,
+    AnyJson,
     Refusal,
     ServedKind,
     Target,
@@ -48,7 +48,7 @@ from neuron_plugin.simulation.api_server_pods import (
     selected_by,
     unmet,
 )
-from neuron_plugin.simulation.api_server_store import Collection, Key, Stored, Versions
+from neuron_plugin.simulation.api_server_store import Collection, ObjectKey, Stored, Versions
 
 STALE = "the object has been modified; please apply your changes to the latest version and try again"
 
@@ -57,7 +57,7 @@ _DECODERS: dict[ServedKind, Callable[[bytes], object]] = {PODS: POD_RECORDS.deco
 _DEFAULT_GRACE_SECONDS = 30
 _MAX_GENERATED_STEM = 58
 
-Admission = Callable[[JsonObject], JsonObject]
+Admission = Callable[[AnyJson], AnyJson]
 """What a mutating admission makes of a new object."""
 
 
@@ -69,7 +69,7 @@ class ApiObjects:
         self.versions = Versions()
         self.collections: dict[ServedKind, Collection] = {kind: Collection(self.versions) for kind in KINDS}
 
-    def create(self, kind: ServedKind, body: JsonObject, namespace: str = "") -> Stored:
+    def create(self, kind: ServedKind, body: AnyJson, namespace: str = "") -> Stored:
         """Create an object. A UID in the body is kept, so that a test can repeat itself.
 
         Raises:
@@ -97,7 +97,7 @@ class ApiObjects:
             raise Refusal(404, f'{resource} "{target.name}" not found', name=target.name, kind=resource)
         return found
 
-    def patch(self, target: Target, change: JsonObject, content_type: str = MERGE_PATCH) -> Stored:
+    def patch(self, target: Target, change: AnyJson, content_type: str = MERGE_PATCH) -> Stored:
         """Patch an object, or its status.
 
         Raises:
@@ -105,7 +105,7 @@ class ApiObjects:
         """
         return self.replace(target, PATCHES[content_type](self.read(target).value, change))
 
-    def replace(self, target: Target, value: JsonObject) -> Stored:
+    def replace(self, target: Target, value: AnyJson) -> Stored:
         """Write an object anew, or its status. One that is being deleted goes with its last finalizer.
 
         Raises:
@@ -117,7 +117,7 @@ class ApiObjects:
             return self.collections[target.kind].remove(key)
         return self._store(target.kind, key, after)
 
-    def bind(self, namespace: str, name: str, binding: JsonObject) -> JsonObject:
+    def bind(self, namespace: str, name: str, binding: AnyJson) -> AnyJson:
         """Bind a pod: ``pods/binding``. Return the Status of success.
 
         Raises:
@@ -128,7 +128,7 @@ class ApiObjects:
         details = {"name": name, "kind": "pods"}
         return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
 
-    def delete(self, target: Target, options: JsonObject | None = None) -> Stored:
+    def delete(self, target: Target, options: AnyJson | None = None) -> Stored:
         """Delete an object; one with finalizers, and a pod on a node, only begins to end.
 
         Such a pod is gone when it is deleted with a grace period of 0.
@@ -141,7 +141,7 @@ class ApiObjects:
         collection = self.collections[target.kind]
         return collection.remove(key) if after is None else collection.put(key, after)
 
-    def evict(self, namespace: str, name: str, eviction: JsonObject) -> JsonObject:
+    def evict(self, namespace: str, name: str, eviction: AnyJson) -> AnyJson:
         """Delete a pod if its disruption budget allows it: ``pods/eviction``. Return the Status of success.
 
         Raises:
@@ -167,7 +167,7 @@ class ApiObjects:
                 self.collections[PODS].put((namespace, name), evicted(after))
         return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
 
-    def _store(self, kind: ServedKind, key: Key, value: JsonObject) -> Stored:
+    def _store(self, kind: ServedKind, key: ObjectKey, value: AnyJson) -> Stored:
         try:
             if decode := _DECODERS.get(kind):
                 decode(msgspec.json.encode(value))
@@ -182,7 +182,7 @@ class ApiObjects:
 # Creation.
 
 
-def created(kind: ServedKind, namespace: str, body: JsonObject) -> JsonObject:
+def created(kind: ServedKind, namespace: str, body: AnyJson) -> AnyJson:
     """Return the object that a create makes of its body: names, UID, time and the kind's defaults.
 
     Raises:
@@ -220,7 +220,7 @@ def created(kind: ServedKind, namespace: str, body: JsonObject) -> JsonObject:
     return claim_as_made(made) if kind is RESOURCE_CLAIMS else made
 
 
-def _defaulted(spec: JsonObject) -> JsonObject:
+def _defaulted(spec: AnyJson) -> AnyJson:
     """A pod's spec with quantities as texts, with what they default to, and without empty gates."""
     filled = {name: each for name, each in spec.items() if name != "schedulingGates" or each}
     for part in spec.keys() & {"containers", "initContainers"}:
@@ -234,7 +234,7 @@ def _defaulted(spec: JsonObject) -> JsonObject:
     return filled
 
 
-def _quantities(amounts: JsonObject) -> dict[str, str]:
+def _quantities(amounts: AnyJson) -> dict[str, str]:
     for name, amount in amounts.items():
         if "/" in name:  # an extended resource is counted
             parse_count(str(amount))
@@ -244,7 +244,7 @@ def _quantities(amounts: JsonObject) -> dict[str, str]:
 # Changes.
 
 
-def updated(kind: ServedKind, old: JsonObject, new: JsonObject, *, status: bool) -> JsonObject:
+def updated(kind: ServedKind, old: AnyJson, new: AnyJson, *, status: bool) -> AnyJson:
     """Return what a patch makes of the old object, after its preconditions and the rules for pods.
 
     ``status`` is the subresource: it takes status and metadata, the object itself all but the status.
@@ -280,7 +280,7 @@ def updated(kind: ServedKind, old: JsonObject, new: JsonObject, *, status: bool)
 # Deletions.
 
 
-def deleted(kind: ServedKind, value: JsonObject, options: JsonObject) -> JsonObject | None:
+def deleted(kind: ServedKind, value: AnyJson, options: AnyJson) -> AnyJson | None:
     """Return the object as a deletion leaves it; None is gone.
 
     An object with finalizers and a bound, living pod only get their deletion time.
@@ -306,6 +306,6 @@ def deleted(kind: ServedKind, value: JsonObject, options: JsonObject) -> JsonObj
     return value | {"metadata": metadata | timing}
 
 
-def is_released(kind: ServedKind, metadata: JsonObject) -> bool:
+def is_released(kind: ServedKind, metadata: AnyJson) -> bool:
     """Whether a deleted object has lost its last finalizer. Those of pods are not followed."""
     return kind is not PODS and bool(metadata.get("deletionTimestamp")) and not metadata.get("finalizers")

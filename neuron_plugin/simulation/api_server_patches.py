@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from neuron_plugin.cluster.api import MERGE_PATCH, STRATEGIC_MERGE_PATCH
-from neuron_plugin.simulation.api_server_kinds import JsonObject, Refusal
+from neuron_plugin.simulation.api_server_kinds import AnyJson, Refusal
 
 _MERGE_KEYS = {
     "addresses": "type",
@@ -51,7 +51,7 @@ def merge_patched(value: Any, patch: Any) -> Any:
     return merged
 
 
-def strategically_patched(value: JsonObject, patch: JsonObject) -> JsonObject:
+def strategically_patched(value: AnyJson, patch: AnyJson) -> AnyJson:
     """Apply a strategic merge patch, with its directives ``$patch``, ``$retainKeys`` and ``$setElementOrder``.
 
     An entry with ``$patch: delete`` removes the one of its key; without such a one it changes nothing.
@@ -85,7 +85,7 @@ def strategically_patched(value: JsonObject, patch: JsonObject) -> JsonObject:
     return merged
 
 
-def _merged_list(key: str, present: list[Any], patch: list[Any], order: list[Any]) -> list[JsonObject]:
+def _merged_list(key: str, present: list[Any], patch: list[Any], order: list[Any]) -> list[AnyJson]:
     """Entries merged by ``key``: in the patch's ``order`` if it gives one, else new ones last."""
     for entry in patch:
         if not isinstance(entry, dict) or (key not in entry and entry.get("$patch") != "replace"):

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from neuron_plugin.allocation.pod import TERMINAL_PHASES
-from neuron_plugin.simulation.api_server_kinds import JsonObject, Refusal, Selector, conflict, invalid
+from neuron_plugin.simulation.api_server_kinds import AnyJson, Refusal, Selector, conflict, invalid
 
 _CHANGEABLE = (
     "`spec.containers[*].image`,`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only "
@@ -31,7 +31,7 @@ def now_text() -> str:
 # Gates and changes of a spec.
 
 
-def gated(pod: JsonObject) -> JsonObject:
+def gated(pod: AnyJson) -> AnyJson:
     """Return a new pod with the condition that says that it waits for its gates; others as they are.
 
     Raises:
@@ -57,7 +57,7 @@ def gated(pod: JsonObject) -> JsonObject:
     return pod | {"status": status | {"conditions": [*conditions, condition]}}
 
 
-def check_change(old: JsonObject, new: JsonObject) -> None:
+def check_change(old: AnyJson, new: AnyJson) -> None:
     """Check what a write makes of a pod's spec.
 
     A gated pod's node selector and required node affinity may be narrowed; gates may only go.
@@ -70,7 +70,7 @@ def check_change(old: JsonObject, new: JsonObject) -> None:
         raise invalid("Pod", old["metadata"]["name"], text)
 
 
-def _problems(old: JsonObject, new: JsonObject) -> Iterator[str]:
+def _problems(old: AnyJson, new: AnyJson) -> Iterator[str]:
     gates = {gate["name"] for gate in old.get("schedulingGates") or ()}
     for place, gate in enumerate(new.get("schedulingGates") or ()):
         if gate["name"] not in gates:
@@ -91,7 +91,7 @@ def _problems(old: JsonObject, new: JsonObject) -> Iterator[str]:
         yield f"spec: Forbidden: pod updates may not change fields other than {_CHANGEABLE}"
 
 
-def _affinity_problems(old: list[JsonObject], new: list[JsonObject]) -> Iterator[str]:
+def _affinity_problems(old: list[AnyJson], new: list[AnyJson]) -> Iterator[str]:
     path = "spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms"
     if old and len(old) != len(new):
         yield f"{path}: Invalid value: {new}: no additions/deletions to non-empty NodeSelectorTerms list are allowed"
@@ -104,14 +104,14 @@ def _affinity_problems(old: list[JsonObject], new: list[JsonObject]) -> Iterator
             yield f"{path}[{place}]: Invalid value: {after}: {_ONLY_MORE}"
 
 
-def _terms(spec: JsonObject) -> list[JsonObject]:
+def _terms(spec: AnyJson) -> list[AnyJson]:
     found: Any = spec
     for part in ("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms"):
         found = found.get(part) or {}
     return list(found)
 
 
-def _unchangeable(spec: JsonObject, *, gated: bool) -> JsonObject:
+def _unchangeable(spec: AnyJson, *, gated: bool) -> AnyJson:
     """The parts of a spec that no write may change."""
     changeable = {"schedulingGates", "tolerations", "activeDeadlineSeconds", "terminationGracePeriodSeconds"}
     rest = {name: each for name, each in spec.items() if each is not None and name not in changeable}
@@ -128,7 +128,7 @@ def _unchangeable(spec: JsonObject, *, gated: bool) -> JsonObject:
 # Bindings.
 
 
-def bound(pod: JsonObject, binding: JsonObject) -> JsonObject:
+def bound(pod: AnyJson, binding: AnyJson) -> AnyJson:
     """Return the pod as a binding leaves it: node, annotations and condition in one step.
 
     Raises:
@@ -153,7 +153,7 @@ def bound(pod: JsonObject, binding: JsonObject) -> JsonObject:
     }
 
 
-def unmet(metadata: JsonObject, preconditions: JsonObject) -> str:
+def unmet(metadata: AnyJson, preconditions: AnyJson) -> str:
     """Which precondition an object does not meet, in the words of the real server; empty if it meets all."""
     for key, field in (("uid", "UID"), ("resourceVersion", "ResourceVersion")):
         if (wanted := preconditions.get(key)) not in {None, "", metadata[key]}:
@@ -161,7 +161,7 @@ def unmet(metadata: JsonObject, preconditions: JsonObject) -> str:
     return ""
 
 
-def _why_not_bound(pod: JsonObject) -> str:
+def _why_not_bound(pod: AnyJson) -> str:
     metadata, spec = pod["metadata"], pod["spec"]
     if metadata.get("deletionTimestamp"):
         return f"pod {metadata['name']} is being deleted, cannot be assigned to a host"
@@ -175,12 +175,12 @@ def _why_not_bound(pod: JsonObject) -> str:
 # Evictions.
 
 
-def needs_budget(pod: JsonObject) -> bool:
+def needs_budget(pod: AnyJson) -> bool:
     """Whether an eviction asks the budgets: not for a pod that has not started, has ended or is being deleted."""
     return pod["status"].get("phase") == "Running" and not pod["metadata"].get("deletionTimestamp")
 
 
-def disrupted(budget: JsonObject, pod: str) -> JsonObject:
+def disrupted(budget: AnyJson, pod: str) -> AnyJson:
     """Return a PodDisruptionBudget as the eviction of one of its pods leaves it.
 
     Raises:
@@ -197,7 +197,7 @@ def disrupted(budget: JsonObject, pod: str) -> JsonObject:
     return budget | {"status": status | {"disruptionsAllowed": allowed - 1}}
 
 
-def evicted(pod: JsonObject) -> JsonObject:
+def evicted(pod: AnyJson) -> AnyJson:
     """Return a pod that ends because of an eviction, with the condition that says so."""
     condition = {
         "type": "DisruptionTarget",
@@ -210,14 +210,14 @@ def evicted(pod: JsonObject) -> JsonObject:
     return pod | {"status": pod["status"] | {"conditions": [*others, condition]}}
 
 
-def selected_by(budget: JsonObject) -> Selector:
+def selected_by(budget: AnyJson) -> Selector:
     """Which pods a PodDisruptionBudget is about: of its namespace, with its labels; without a selector none."""
     selector = (budget.get("spec") or {}).get("selector")
     rules = [("In", key, [value]) for key, value in ((selector or {}).get("matchLabels") or {}).items()]
     wanted = (selector or {}).get("matchExpressions") or ()
     rules += [(each["operator"], each["key"], each.get("values") or []) for each in wanted]
 
-    def meant(pod: JsonObject) -> bool:
+    def meant(pod: AnyJson) -> bool:
         labels = pod["metadata"].get("labels") or {}
         if selector is None or pod["metadata"]["namespace"] != budget["metadata"]["namespace"]:
             return False
@@ -231,7 +231,7 @@ def selected_by(budget: JsonObject) -> Selector:
     return meant
 
 
-def budget_status(budget: JsonObject, pods: Iterable[JsonObject]) -> JsonObject:
+def budget_status(budget: AnyJson, pods: Iterable[AnyJson]) -> AnyJson:
     """What the disruption controller says of a budget: how many of its pods are healthy, and may be evicted.
 
     Where the real one asks the pods' controllers how many there should be, those that there are count: nothing here

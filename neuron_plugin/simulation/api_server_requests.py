@@ -13,7 +13,7 @@ from neuron_plugin.cluster import ApiRequest
 from neuron_plugin.cluster.api import Response
 from neuron_plugin.simulation.api_server_kinds import (
     PODS,
-    JsonObject,
+    AnyJson,
     Refusal,
     Selector,
     Target,
@@ -74,7 +74,7 @@ def _not_allowed() -> Refusal:
 
 
 def _write(objects: ApiObjects, request: ApiRequest, target: Target) -> Response:
-    body: JsonObject = dict(request.body or {})
+    body: AnyJson = dict(request.body or {})
     if request.query.get("dryRun"):
         raise Refusal(400, "a dry run is not simulated: nothing was written")
     match request.method:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from neuron_plugin.simulation.api_server_kinds import JsonObject, Refusal, Selector, ServedKind
+from neuron_plugin.simulation.api_server_kinds import AnyJson, Refusal, Selector, ServedKind
 
-Key = tuple[str, str]
+ObjectKey = tuple[str, str]
 """Namespace (empty for cluster-wide kinds) and name: the order of lists."""
 
 _KEPT_SNAPSHOTS = 8
@@ -26,13 +26,13 @@ _KEPT_CHANGES = 10_000
 class Stored:
     """One state of one object. Never change ``value`` in place: readers hold it."""
 
-    value: JsonObject
+    value: AnyJson
     encoded: bytes
     version: int
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ObjectChange:
     """One write.
 
     ``old`` None is a creation, ``gone`` an end, whose ``new`` is the last state with the end's version.
@@ -70,14 +70,14 @@ class Versions:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class CollectionSnapshot:
     """A whole collection at one version, in the order of its keys."""
 
     version: int
     objects: list[Stored]
 
 
-Inbox = asyncio.Queue[Change | Exception | None]
+Inbox = asyncio.Queue[ObjectChange | Exception | None]
 """What is next for a watch: a change, its end as an exception (a TimeoutError: its time is up), or None, a bookmark."""
 
 
@@ -87,10 +87,10 @@ class Collection:
     def __init__(self, versions: Versions) -> None:
         self.followers: set[Inbox] = set()
         self._versions = versions
-        self._objects: dict[Key, Stored] = {}
-        self._history: list[Change] = []
+        self._objects: dict[ObjectKey, Stored] = {}
+        self._history: list[ObjectChange] = []
         self._compacted = 0  # nothing can start below this
-        self._snapshots: dict[int, Snapshot] = {}
+        self._snapshots: dict[int, CollectionSnapshot] = {}
         self._listed: list[Stored] | None = None
 
     @property
@@ -98,24 +98,24 @@ class Collection:
         """The newest version of all kinds."""
         return self._versions.current
 
-    def get(self, key: Key) -> Stored | None:
+    def get(self, key: ObjectKey) -> Stored | None:
         """Return the present state, or None."""
         return self._objects.get(key)
 
-    def put(self, key: Key, value: JsonObject) -> Stored:
+    def put(self, key: ObjectKey, value: AnyJson) -> Stored:
         """Write an object; a write that changes nothing is none, as on the real server."""
         old = self._objects.get(key)
         if old is not None and old.value == value:
             return old
         stored = self._objects[key] = _stamped(value, self._versions.step())
-        self._record(Change(stored.version, old, stored))
+        self._record(ObjectChange(stored.version, old, stored))
         return stored
 
-    def remove(self, key: Key) -> Stored:
+    def remove(self, key: ObjectKey) -> Stored:
         """Remove an object; its last state carries the version of its end."""
         old = self._objects.pop(key)
         last = _stamped(old.value, self._versions.step())
-        self._record(Change(last.version, old, last, gone=True))
+        self._record(ObjectChange(last.version, old, last, gone=True))
         return last
 
     def objects(self) -> list[Stored]:
@@ -124,14 +124,14 @@ class Collection:
             self._listed = [self._objects[key] for key in sorted(self._objects)]
         return self._listed
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> CollectionSnapshot:
         """Return the collection as it is, and remember it for further pages."""
-        taken = self._snapshots[self.version] = Snapshot(self.version, self.objects())
+        taken = self._snapshots[self.version] = CollectionSnapshot(self.version, self.objects())
         while len(self._snapshots) > _KEPT_SNAPSHOTS:
             del self._snapshots[min(self._snapshots)]
         return taken
 
-    def snapshot_at(self, version: int) -> Snapshot:
+    def snapshot_at(self, version: int) -> CollectionSnapshot:
         """Return the snapshot an earlier page was read from.
 
         Raises:
@@ -166,7 +166,7 @@ class Collection:
         self.followers.add(inbox)
         return inbox
 
-    def _record(self, change: Change) -> None:
+    def _record(self, change: ObjectChange) -> None:
         self._listed = None
         if len(self._history) == _KEPT_CHANGES:
             self.compact()
@@ -232,7 +232,7 @@ class Watch:
         finally:
             self.collection.followers.discard(inbox)
 
-    def _bookmark(self, more: JsonObject) -> bytes:
+    def _bookmark(self, more: AnyJson) -> bytes:
         if self.query.get("allowWatchBookmarks") != "true":
             return b""
         metadata = {"resourceVersion": str(self.version), "creationTimestamp": None, **more}
@@ -240,7 +240,7 @@ class Watch:
         return event_line("BOOKMARK", msgspec.json.encode(bookmark))
 
 
-async def _next(inbox: Inbox, seconds: float) -> Change | Exception | None:
+async def _next(inbox: Inbox, seconds: float) -> ObjectChange | Exception | None:
     """What comes next, or None, a bookmark, when there is nothing for so long."""
     try:
         async with asyncio.timeout(seconds):
@@ -254,6 +254,6 @@ def event_line(change: str, encoded: bytes) -> bytes:
     return b'{"type":"%s","object":%s}\n' % (change.encode(), encoded)
 
 
-def _stamped(value: JsonObject, version: int) -> Stored:
+def _stamped(value: AnyJson, version: int) -> Stored:
     stamped = value | {"metadata": value["metadata"] | {"resourceVersion": str(version)}}
     return Stored(stamped, msgspec.json.encode(stamped), version)

@@ -15,12 +15,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Any
 
-from neuron_plugin.simulation.api_server_kinds import JsonObject
+from neuron_plugin.simulation.api_server_kinds import AnyJson
 
 NOT_ALLOCATED = "cannot allocate all claims"
 """The scheduler's words for a node that has not the devices."""
 
-DeviceId = tuple[str, str, str]
+PooledDevice = tuple[str, str, str]
 """Driver, pool and device."""
 
 _COMPARISON = re.compile(
@@ -48,9 +48,9 @@ class NotAllocatedError(Exception):
 class OfferedDevice:
     """A device of a slice. ``attributes`` have full names, such as ``neuron.aws.com/deviceId``."""
 
-    id: DeviceId
+    id: PooledDevice
     attributes: Mapping[str, str | int | bool]
-    taints: tuple[JsonObject, ...]
+    taints: tuple[AnyJson, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ _Chosen = tuple[tuple[str, OfferedDevice], ...]
 """Devices with the request that each is for."""
 
 
-def offered_devices(slices: Iterable[JsonObject], node: str) -> list[OfferedDevice]:
+def offered_devices(slices: Iterable[AnyJson], node: str) -> list[OfferedDevice]:
     """The devices of a node, in the order of its slices' names."""
     found = []
     for one in sorted(slices, key=lambda each: str(each["metadata"]["name"])):
@@ -83,15 +83,15 @@ def offered_devices(slices: Iterable[JsonObject], node: str) -> list[OfferedDevi
     return found
 
 
-def taken_devices(claims: Iterable[JsonObject]) -> set[DeviceId]:
+def taken_devices(claims: Iterable[AnyJson]) -> set[PooledDevice]:
     """The devices that are allocated to claims."""
     results = (((each.get("status") or {}).get("allocation") or {}).get("devices") or {} for each in claims)
     return {(each["driver"], each["pool"], each["device"]) for part in results for each in part.get("results") or ()}
 
 
 def allocate(
-    claim: JsonObject, classes: Mapping[str, JsonObject], devices: Sequence[OfferedDevice], taken: Collection[DeviceId]
-) -> JsonObject:
+    claim: AnyJson, classes: Mapping[str, AnyJson], devices: Sequence[OfferedDevice], taken: Collection[PooledDevice]
+) -> AnyJson:
     """The ``devices`` of an allocation for a claim, from the devices of one node without those ``taken``.
 
     Raises:
@@ -121,23 +121,23 @@ def allocate(
     return {"results": results} | ({"config": configs} if configs else {})
 
 
-def allocation(devices: JsonObject, node: str, time: str) -> JsonObject:
+def allocation(devices: AnyJson, node: str, time: str) -> AnyJson:
     """The ``status.allocation`` of devices of one node."""
     field = {"key": "metadata.name", "operator": "In", "values": [node]}
     selector = {"nodeSelectorTerms": [{"matchFields": [field]}]}
     return {"devices": devices, "nodeSelector": selector, "allocationTimestamp": time}
 
 
-def _class_of(request: JsonObject) -> str:
+def _class_of(request: AnyJson) -> str:
     return str((request.get("exactly") or (request.get("firstAvailable") or [{}])[0])["deviceClassName"])
 
 
 def _alternative(
-    request: JsonObject,
-    one: JsonObject,
-    classes: Mapping[str, JsonObject],
+    request: AnyJson,
+    one: AnyJson,
+    classes: Mapping[str, AnyJson],
     devices: Sequence[OfferedDevice],
-    taken: Collection[DeviceId],
+    taken: Collection[PooledDevice],
 ) -> _Alternative:
     """One way to serve a request, with the devices that it may have."""
     name = request["name"] if one is request.get("exactly") else f"{request['name']}/{one['name']}"
@@ -180,7 +180,7 @@ def _test(expression: str) -> Callable[[OfferedDevice], bool]:
     return meets
 
 
-def _tolerates(tolerations: Iterable[JsonObject], taint: JsonObject) -> bool:
+def _tolerates(tolerations: Iterable[AnyJson], taint: AnyJson) -> bool:
     """Whether a taint keeps no new claim off (``resourceclaim/devicetoleration.go``)."""
     if taint.get("effect") not in {"NoSchedule", "NoExecute"}:
         return True
@@ -193,7 +193,7 @@ def _tolerates(tolerations: Iterable[JsonObject], taint: JsonObject) -> bool:
 
 
 def _choices(
-    requests: Sequence[Sequence[_Alternative]], constraints: Sequence[JsonObject], chosen: _Chosen
+    requests: Sequence[Sequence[_Alternative]], constraints: Sequence[AnyJson], chosen: _Chosen
 ) -> Iterator[_Chosen]:
     """Devices for all requests, each way after the other."""
     if not requests:
@@ -207,7 +207,7 @@ def _choices(
 
 
 def _sets(
-    request: str, candidates: Sequence[OfferedDevice], count: int, constraints: Sequence[JsonObject], chosen: _Chosen
+    request: str, candidates: Sequence[OfferedDevice], count: int, constraints: Sequence[AnyJson], chosen: _Chosen
 ) -> Iterator[_Chosen]:
     """The ways to add ``count`` devices for a request, in the order of the candidates."""
     if not count:
@@ -219,7 +219,7 @@ def _sets(
         yield from _sets(request, fitting[place + 1 :], count - 1, constraints, (*chosen, (request, fitting[place])))
 
 
-def _keeps(request: str, device: OfferedDevice, constraints: Sequence[JsonObject], chosen: _Chosen) -> bool:
+def _keeps(request: str, device: OfferedDevice, constraints: Sequence[AnyJson], chosen: _Chosen) -> bool:
     """Whether a device for a request keeps all constraints beside those chosen already."""
     for each in constraints:
         attribute = each.get("matchAttribute") or each.get("distinctAttribute") or ""
@@ -234,6 +234,6 @@ def _keeps(request: str, device: OfferedDevice, constraints: Sequence[JsonObject
     return True
 
 
-def _is_meant(constraint: JsonObject, request: str) -> bool:
+def _is_meant(constraint: AnyJson, request: str) -> bool:
     names = constraint.get("requests")
     return not names or request in names or request.partition("/")[0] in names

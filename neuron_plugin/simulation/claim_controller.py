@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from neuron_plugin.allocation.pod import TERMINAL_PHASES
 from neuron_plugin.cluster.claims import FINALIZER
 from neuron_plugin.simulation.api_server import SimulatedApiServer
-from neuron_plugin.simulation.api_server_kinds import CLAIM_TEMPLATES, PODS, RESOURCE_CLAIMS, JsonObject, Refusal
+from neuron_plugin.simulation.api_server_kinds import CLAIM_TEMPLATES, PODS, RESOURCE_CLAIMS, AnyJson, Refusal
 
 POD_CLAIM_KEY = "resource.kubernetes.io/pod-claim-name"
 """Annotation of a generated claim: the pod's own name for it."""
@@ -36,7 +36,7 @@ def sync_claims(api: SimulatedApiServer) -> Mapping[str, str]:
     return problems
 
 
-def claim_names(pod: JsonObject) -> dict[str, str]:
+def claim_names(pod: AnyJson) -> dict[str, str]:
     """The claims of a pod by its own names for them; empty for one that was not made yet."""
     made = {
         each["name"]: each.get("resourceClaimName") or "" for each in pod["status"].get("resourceClaimStatuses") or ()
@@ -47,12 +47,12 @@ def claim_names(pod: JsonObject) -> dict[str, str]:
     }
 
 
-def consumer(pod: JsonObject) -> JsonObject:
+def consumer(pod: AnyJson) -> AnyJson:
     """A pod as ``reservedFor`` names it."""
     return {"resource": "pods", "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
 
 
-def _make_claims(api: SimulatedApiServer, pod: JsonObject) -> None:
+def _make_claims(api: SimulatedApiServer, pod: AnyJson) -> None:
     """Make what is missing of a pod's claims, and write their names into its status."""
     metadata, namespace = pod["metadata"], pod["metadata"]["namespace"]
     owned = {
@@ -73,7 +73,7 @@ def _make_claims(api: SimulatedApiServer, pod: JsonObject) -> None:
         api.patch_status(PODS, metadata["name"], {"resourceClaimStatuses": statuses}, namespace)
 
 
-def claim_from(pod: JsonObject, name: str, template: JsonObject) -> JsonObject:
+def claim_from(pod: AnyJson, name: str, template: AnyJson) -> AnyJson:
     """The claim that a template means for a pod, which owns it."""
     metadata, meant = pod["metadata"], template["spec"].get("metadata") or {}
     prefix = f"{metadata['name']}-{name}-"
@@ -86,13 +86,13 @@ def claim_from(pod: JsonObject, name: str, template: JsonObject) -> JsonObject:
     return {"metadata": made | {"labels": meant.get("labels") or {}}, "spec": template["spec"].get("spec") or {}}
 
 
-def _owner(claim: JsonObject) -> str:
+def _owner(claim: AnyJson) -> str:
     """The UID of the pod that a claim was made for; empty for others."""
     owners = claim["metadata"].get("ownerReferences") or ()
     return next((str(each["uid"]) for each in owners if each.get("kind") == "Pod" and each.get("controller")), "")
 
 
-def _reserve(api: SimulatedApiServer, claim: JsonObject, pods: Mapping[str, JsonObject]) -> None:
+def _reserve(api: SimulatedApiServer, claim: AnyJson, pods: Mapping[str, AnyJson]) -> None:
     """Reserve an allocated claim for the pods that have it and were bound without a scheduler."""
     metadata, status = claim["metadata"], claim.get("status") or {}
     if not status.get("allocation") or metadata.get("deletionTimestamp"):
@@ -113,7 +113,7 @@ def _reserve(api: SimulatedApiServer, claim: JsonObject, pods: Mapping[str, Json
         api.change(RESOURCE_CLAIMS, metadata["name"], change, metadata["namespace"], "status")
 
 
-def _give_up(api: SimulatedApiServer, namespace: str, name: str, pods: Mapping[str, JsonObject]) -> None:
+def _give_up(api: SimulatedApiServer, namespace: str, name: str, pods: Mapping[str, AnyJson]) -> None:
     """Take ended pods off a claim; where nobody is left also its allocation, its finalizer and the claim itself."""
     claim = api.get(RESOURCE_CLAIMS, name, namespace)
     status = claim.get("status") or {}
@@ -121,7 +121,7 @@ def _give_up(api: SimulatedApiServer, namespace: str, name: str, pods: Mapping[s
     remaining = [each for each in reserved if each.get("resource") != "pods" or _goes_on(pods.get(each["uid"]))]
     deleted = bool(claim["metadata"].get("deletionTimestamp"))
     if len(remaining) < len(reserved) or (deleted and not remaining and status.get("allocation")):
-        change: JsonObject = {"reservedFor": remaining}
+        change: AnyJson = {"reservedFor": remaining}
         if not remaining:
             change["allocation"] = None
         claim = api.change(RESOURCE_CLAIMS, name, {"status": change}, namespace, "status")
@@ -135,11 +135,11 @@ def _give_up(api: SimulatedApiServer, namespace: str, name: str, pods: Mapping[s
         api.delete(RESOURCE_CLAIMS, name, namespace)
 
 
-def _goes_on(pod: JsonObject | None) -> bool:
+def _goes_on(pod: AnyJson | None) -> bool:
     return pod is not None and not _is_done(pod)
 
 
-def _is_done(pod: JsonObject) -> bool:
+def _is_done(pod: AnyJson) -> bool:
     """Whether it is certain that no container of a pod runs or ever will."""
     never_bound = pod["metadata"].get("deletionTimestamp") and not pod["spec"].get("nodeName")
     return pod["status"].get("phase") in TERMINAL_PHASES or bool(never_bound)

@@ -22,8 +22,7 @@ from neuron_plugin.allocation import Resource
 from neuron_plugin.allocation.claims import CORE_CLASS, DRA_DRIVER
 from neuron_plugin.allocation.keys import INVENTORY_KEY, NODE_KEY
 from neuron_plugin.allocation.node_rules import DEFAULT_SCHEDULER
-from neuron_plugin.cluster import DecodeError
-from neuron_plugin.cluster import Pod as PodRecord
+from neuron_plugin.cluster import DecodeError, Pod
 from neuron_plugin.cluster.leases import LEASE_PREFIX
 from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.extender import SECOND_SCHEDULER
@@ -31,7 +30,7 @@ from neuron_plugin.gates.upkeep import WAITING
 from neuron_plugin.gates.webhook import patch as gate_patch
 from neuron_plugin.scheduling.state import NODE_REFUSALS
 from neuron_plugin.simulation.api_server import SimulatedApiServer
-from neuron_plugin.simulation.api_server_kinds import DEVICE_CLASSES, EVENTS, LEASES, JsonObject
+from neuron_plugin.simulation.api_server_kinds import DEVICE_CLASSES, EVENTS, LEASES, AnyJson
 from neuron_plugin.simulation.api_server_kinds import NODES as SERVED_NODES
 from neuron_plugin.simulation.api_server_kinds import PODS as SERVED_PODS
 from neuron_plugin.simulation.kubelet_pods import AdmittedPod
@@ -56,7 +55,7 @@ class PlacedBy(enum.StrEnum):
 _SERVING = re.compile(r'"message":"serving".*?"port":(\d+)')
 
 
-def pod_manifest(name: str, containers: Mapping[str, tuple[Resource, int]]) -> JsonObject:
+def pod_manifest(name: str, containers: Mapping[str, tuple[Resource, int]]) -> AnyJson:
     """A pod as a user would apply it, by what each container asks for."""
     made = [
         {"name": container, "resources": {"limits": {resource.value: str(count)}}}
@@ -65,14 +64,14 @@ def pod_manifest(name: str, containers: Mapping[str, tuple[Resource, int]]) -> J
     return {"metadata": {"name": name, "namespace": "default"}, "spec": {"containers": made}}
 
 
-def _gated(pod: JsonObject, *, claims: bool) -> JsonObject:
+def _gated(pod: AnyJson, *, claims: bool) -> AnyJson:
     """A new pod as the chart's MutatingAdmissionPolicy leaves it; the webhook that is asked here does the same."""
     encoded = msgspec.json.encode(pod)
     try:
         changes = gate_patch(msgspec.Raw(encoded), claims=claims)
     except DecodeError:
         return pod  # which is refused for it
-    made: JsonObject = msgspec.json.decode(encoded)
+    made: AnyJson = msgspec.json.decode(encoded)
     for change in changes:
         *path, last = (part.replace("~1", "/") for part in str(change["path"]).split("/")[1:])
         place: Any = made
@@ -275,7 +274,7 @@ class SimulatedCluster:
             while self.pod(pod).annotations.get(key) != value:  # noqa: ASYNC110 - polled, as a user would
                 await asyncio.sleep(0.02)
 
-    def pod(self, name: str) -> PodRecord:
+    def pod(self, name: str) -> Pod:
         """A pod as the API server has it."""
         return PODS.decode(msgspec.json.encode(self.api.get(SERVED_PODS, name, "default")))
 

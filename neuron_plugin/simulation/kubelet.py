@@ -25,18 +25,18 @@ from neuron_plugin.kubelet._proto.podresources.v1.api_pb2_grpc import add_PodRes
 from neuron_plugin.kubelet_files import KUBELET_SOCKET
 from neuron_plugin.simulation.cdi import UnresolvableError, resolve
 from neuron_plugin.simulation.kubelet_claims import NotPreparedError
-from neuron_plugin.simulation.kubelet_device_manager import AllocationError, CheckpointFile, DeviceManager
+from neuron_plugin.simulation.kubelet_device_manager import AllocationError, CheckpointWriter, DeviceManager
 from neuron_plugin.simulation.kubelet_dra import DraManager
-from neuron_plugin.simulation.kubelet_plugins import Capacity, PluginClients
+from neuron_plugin.simulation.kubelet_plugins import PluginClients, ResourceCapacity
 from neuron_plugin.simulation.kubelet_pod_resources import PodResourcesService
 from neuron_plugin.simulation.kubelet_pods import (
     AdmittedContainer,
     AdmittedPod,
-    Container,
-    Pod,
-    PodCgroups,
+    KubeletContainer,
+    KubeletPod,
     PodGoneError,
     PodRejectedError,
+    SimulatedCgroups,
     received,
 )
 
@@ -65,12 +65,12 @@ class SimulatedKubelet:
         self._preparing: dict[str, asyncio.Task[None]] = {}
         self._directory = directory
         self._pod_resources_directory = pod_resources_directory
-        self._cgroups = PodCgroups(cgroup_root) if cgroup_root else None
+        self._cgroups = SimulatedCgroups(cgroup_root) if cgroup_root else None
         self._random = random or Random()  # noqa: S311 - the order of Go's maps, guards nothing
-        self._pods: dict[str, Pod] = {}
+        self._pods: dict[str, KubeletPod] = {}
         self._admission = asyncio.Lock()
         self._servers: list[tuple[grpc.aio.Server, Path]] = []
-        self.checkpoint = CheckpointFile(directory)
+        self.checkpoint = CheckpointWriter(directory)
         self.devices = DeviceManager(self._random)
         self._clients = PluginClients(directory, self.devices, self.checkpoint)
         self._pod_resources = PodResourcesService(self.devices, self._pods)
@@ -106,11 +106,13 @@ class SimulatedKubelet:
 
     # Resources.
 
-    def capacity(self, resource: str) -> Capacity:
+    def capacity(self, resource: str) -> ResourceCapacity:
         """What the node shows of a resource, without the up to 10 s until the API server hears of it."""
         return self._clients.capacity(resource)
 
-    async def wait_for_capacity(self, resource: str, allocatable: int, *, timeout_seconds: float = 10.0) -> Capacity:
+    async def wait_for_capacity(
+        self, resource: str, allocatable: int, *, timeout_seconds: float = 10.0
+    ) -> ResourceCapacity:
         """Wait until so many devices are allocatable.
 
         Raises:
@@ -137,7 +139,7 @@ class SimulatedKubelet:
                 found.update(node.host_path.rpartition("/")[2] for node in nodes)
         return frozenset(found)
 
-    async def admit(self, pod: Pod) -> AdmittedPod:
+    async def admit(self, pod: KubeletPod) -> AdmittedPod:
         """Allocate for every container in order, one pod at a time; have its claims prepared; start its containers.
 
         A pod whose claims are not prepared waits: it is prepared again after a while, for as long as it is there.
@@ -158,7 +160,7 @@ class SimulatedKubelet:
         containers = [await self.start_container(pod.uid, each.name) for each in pod.containers]
         return AdmittedPod(pod, tuple(containers))
 
-    async def prepare(self, pod: Pod) -> None:
+    async def prepare(self, pod: KubeletPod) -> None:
         """Have the claims of a pod prepared, as before each new sandbox of it, however often that takes.
 
         Raises:
@@ -176,7 +178,7 @@ class SimulatedKubelet:
             raise PodGoneError(f"pod {pod.name} was deleted while its claims were prepared")
         task.result()
 
-    async def _prepare_claims(self, pod: Pod) -> None:
+    async def _prepare_claims(self, pod: KubeletPod) -> None:
         while self.dra:
             try:
                 await self.dra.prepare(pod)
@@ -193,7 +195,7 @@ class SimulatedKubelet:
             self._cgroups.populate(self._pods[uid])
         return received
 
-    def finish(self, uid: str) -> Pod:
+    def finish(self, uid: str) -> KubeletPod:
         """A pod has ended or was deleted and its containers are dead. Its devices come free at some later call.
 
         Its claims are given up by `unprepare`.
@@ -205,7 +207,7 @@ class SimulatedKubelet:
             self._cgroups.remove(pod)
         return pod
 
-    async def unprepare(self, pod: Pod) -> None:
+    async def unprepare(self, pod: KubeletPod) -> None:
         """Give up the claims of a pod that has ended.
 
         Raises:
@@ -227,14 +229,14 @@ class SimulatedKubelet:
         envs = {**received.envs, **(edits.envs or {})}
         return replace(received, envs=envs, devices=(*received.devices, *edits.devices), cdi_devices=names)
 
-    async def _allocate(self, pod: Pod) -> None:
+    async def _allocate(self, pod: KubeletPod) -> None:
         try:
             for container in pod.containers:
                 await self._allocate_container(pod, container)
         except AllocationError as error:
             raise PodRejectedError(pod, str(error)) from error
 
-    async def _allocate_container(self, pod: Pod, container: Container) -> None:
+    async def _allocate_container(self, pod: KubeletPod, container: KubeletContainer) -> None:
         """All resources of one container, and then one write of the checkpoint."""
         devices = self.devices
         if await devices.allocate(pod.uid, container.name, container.limits, self._pods.keys(), self._clients):

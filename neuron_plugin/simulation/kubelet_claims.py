@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import msgspec
 
 from neuron_plugin.kubelet.dra_state import API_VERSION
-from neuron_plugin.simulation.api_server_kinds import JsonObject
+from neuron_plugin.simulation.api_server_kinds import AnyJson
 
 ClaimKey = tuple[str, str]
 """Namespace and name: the kubelet keeps claims by name, not by UID."""
@@ -30,7 +30,7 @@ class NotPreparedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class DriverDevice:
     """A device as its driver has answered for it."""
 
     pool: str
@@ -46,10 +46,10 @@ class ClaimInfo:
     uid: str
     key: ClaimKey
     pods: set[str]
-    drivers: dict[str, list[Device]]
+    drivers: dict[str, list[DriverDevice]]
     prepared: bool = False
 
-    def devices(self, request: str) -> Iterator[tuple[str, Device]]:
+    def devices(self, request: str) -> Iterator[tuple[str, DriverDevice]]:
         """The devices for a request, or for all with an empty one, each with its driver."""
         for driver, devices in self.drivers.items():
             for each in devices:
@@ -60,7 +60,7 @@ class ClaimInfo:
 class Drivers(Protocol):
     """The drivers, as the kubelet calls them. Either call may fail with a `NotPreparedError`."""
 
-    async def prepare(self, driver: str, claims: Sequence[ClaimInfo]) -> Mapping[str, Sequence[Device] | str]:
+    async def prepare(self, driver: str, claims: Sequence[ClaimInfo]) -> Mapping[str, Sequence[DriverDevice] | str]:
         """The devices of each claim by its UID, or why it has none."""
 
     async def unprepare(self, driver: str, claims: Sequence[ClaimInfo]) -> None:
@@ -79,7 +79,7 @@ class ClaimMemory:
     claims: dict[ClaimKey, ClaimInfo] = field(default_factory=dict)
     write: Callable[[], None] = lambda: None
 
-    async def prepare(self, claims: Iterable[JsonObject], pod_uid: str, drivers: Drivers) -> None:
+    async def prepare(self, claims: Iterable[AnyJson], pod_uid: str, drivers: Drivers) -> None:
         """Have all allocated claims of a pod prepared, by one call to each driver.
 
         The file is written before the calls, with the pod and the devices of earlier tries, and after all of them have
@@ -118,7 +118,7 @@ class ClaimMemory:
         self.forget(each.key for claims in asked.values() for each in claims)
         self.write()
 
-    def add(self, claim: JsonObject, pod_uid: str) -> ClaimInfo:
+    def add(self, claim: AnyJson, pod_uid: str) -> ClaimInfo:
         """A pod is about to have an allocated claim.
 
         Raises:
@@ -129,7 +129,7 @@ class ClaimMemory:
         known = self.claims.get(key)
         if known is None:
             results = claim["status"]["allocation"]["devices"].get("results") or ()
-            drivers: dict[str, list[Device]] = {each["driver"]: [] for each in results}
+            drivers: dict[str, list[DriverDevice]] = {each["driver"]: [] for each in results}
             known = self.claims[key] = ClaimInfo(metadata["uid"], key, set(), drivers)
         elif known.uid != metadata["uid"]:
             raise NotPreparedError(
@@ -147,7 +147,7 @@ class ClaimMemory:
                 found.setdefault(driver, []).append(claim)
         return found
 
-    def add_device(self, key: ClaimKey, driver: str, device: Device) -> None:
+    def add_device(self, key: ClaimKey, driver: str, device: DriverDevice) -> None:
         """Take in a part of a driver's answer.
 
         The devices of an earlier answer stay, so each try after a failed one appends (kubernetes#140955).
@@ -245,7 +245,7 @@ class ClaimMemory:
         return claim
 
 
-def _written(device: Device) -> JsonObject:
+def _written(device: DriverDevice) -> AnyJson:
     return {
         "PoolName": device.pool,
         "DeviceName": device.name,
@@ -255,6 +255,6 @@ def _written(device: Device) -> JsonObject:
     }
 
 
-def _read(state: Mapping[str, Any]) -> Device:
+def _read(state: Mapping[str, Any]) -> DriverDevice:
     names, ids = state["RequestNames"] or (), state["CDIDeviceIDs"] or ()
-    return Device(state["PoolName"], state["DeviceName"], tuple(names), tuple(ids))
+    return DriverDevice(state["PoolName"], state["DeviceName"], tuple(names), tuple(ids))

@@ -38,7 +38,7 @@ class PluginCallError(AllocationError):
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class ListedDevice:
     """One device of a ListAndWatch message. Any health other than ``Healthy`` counts as unhealthy."""
 
     id: str
@@ -47,7 +47,7 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class Allocation:
+class DeviceEntry:
     """One entry: the ids of one resource in one container, and the serialised ``ContainerAllocateResponse``."""
 
     pod_uid: str
@@ -98,15 +98,15 @@ class DeviceManager:
     def __init__(self, random: Random, *, numa_affinity: frozenset[int] | None = None) -> None:
         self._random = random
         self._numa_affinity = numa_affinity
-        self._devices: dict[str, dict[str, Device]] = {}
+        self._devices: dict[str, dict[str, ListedDevice]] = {}
         self._healthy: dict[str, set[str]] = {}
-        self._recorded: dict[tuple[str, str, str], Allocation] = {}
+        self._recorded: dict[tuple[str, str, str], DeviceEntry] = {}
         self._allocated: dict[str, set[str]] = {}
         self._reusable: tuple[str, dict[str, set[str]]] = ("", {})
 
     # The lists of the plugins. The kubelet writes the checkpoint after each of these.
 
-    def update_devices(self, resource: str, devices: Iterable[Device]) -> None:
+    def update_devices(self, resource: str, devices: Iterable[ListedDevice]) -> None:
         """Replace the devices of a resource, as each ListAndWatch message does."""
         self._devices[resource] = {device.id: device for device in devices}
         self._healthy[resource] = {device.id for device in self._devices[resource].values() if device.health == HEALTHY}
@@ -114,14 +114,14 @@ class DeviceManager:
     def mark_unhealthy(self, resource: str) -> None:
         """Keep the devices of a resource, as unhealthy ones: its plugin has disconnected."""
         known = self._devices.get(resource, {}).values()
-        self.update_devices(resource, [Device(each.id, "Unhealthy", each.numa_nodes) for each in known])
+        self.update_devices(resource, [ListedDevice(each.id, "Unhealthy", each.numa_nodes) for each in known])
 
     def remove_resource(self, resource: str) -> None:
         """Drop a resource whose plugin has been away for too long. Its recorded allocations stay."""
         self._devices.pop(resource, None)
         self._healthy.pop(resource, None)
 
-    def devices(self, resource: str) -> Mapping[str, Device]:
+    def devices(self, resource: str) -> Mapping[str, ListedDevice]:
         """The devices that the last message listed, by id."""
         return self._devices.get(resource, {})
 
@@ -217,7 +217,7 @@ class DeviceManager:
             device = self._devices.get(resource, {}).get(each)
             for node in (device.numa_nodes if device else ()) or (NO_TOPOLOGY,):
                 by_node[node] = (*by_node.get(node, ()), each)
-        self._recorded[pod_uid, container, resource] = Allocation(pod_uid, container, resource, by_node, response)
+        self._recorded[pod_uid, container, resource] = DeviceEntry(pod_uid, container, resource, by_node, response)
 
     def offer_for_reuse(self, pod_uid: str, container: str, kind: ContainerKind) -> None:
         """After a container's allocations: later containers of the pod may take the devices of an init container."""
@@ -243,7 +243,7 @@ class DeviceManager:
         if gone:
             self.restore()
 
-    def of_container(self, pod_uid: str, container: str) -> Iterator[Allocation]:
+    def of_container(self, pod_uid: str, container: str) -> Iterator[DeviceEntry]:
         """The entries of one container."""
         return (each for each in self._recorded.values() if (each.pod_uid, each.container) == (pod_uid, container))
 
@@ -318,7 +318,7 @@ class DeviceManager:
         return ordered
 
 
-class CheckpointFile:
+class CheckpointWriter:
     """``kubelet_internal_checkpoint``, replaced by rename as the kubelet does; but not synced to disk."""
 
     def __init__(self, directory: Path) -> None:

@@ -27,9 +27,9 @@ from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2 as watche
 from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2_grpc as watcher_grpc
 from neuron_plugin.kubelet.socket_watch import SocketIdentity, channel_to
 from neuron_plugin.kubelet_files import DRA_STATE
-from neuron_plugin.simulation.api_server_kinds import JsonObject
-from neuron_plugin.simulation.kubelet_claims import ClaimInfo, ClaimMemory, Device, NotPreparedError
-from neuron_plugin.simulation.kubelet_pods import Container, Pod
+from neuron_plugin.simulation.api_server_kinds import AnyJson
+from neuron_plugin.simulation.kubelet_claims import ClaimInfo, ClaimMemory, DriverDevice, NotPreparedError
+from neuron_plugin.simulation.kubelet_pods import KubeletContainer, KubeletPod
 
 PLUGIN_TYPE = "DRAPlugin"
 SERVICE, HEALTH_SERVICE = "v1.DRAPlugin", "v1alpha1.DRAResourceHealth"
@@ -40,7 +40,7 @@ _Answer = TypeVar("_Answer")
 class NodeApi(Protocol):
     """What the kubelet asks of the API server about claims."""
 
-    def claim(self, namespace: str, name: str) -> JsonObject | None:
+    def claim(self, namespace: str, name: str) -> AnyJson | None:
         """A claim; None if there is none."""
 
     def delete_slices(self, driver: str) -> None:
@@ -48,7 +48,7 @@ class NodeApi(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class DraTimes:
+class DraManagerTimes:
     """Seconds, by default those of the real kubelet, which tries a refused Prepare again after 60 to 90 of them."""
 
     retry: float = 75.0
@@ -79,7 +79,7 @@ class DraManager:
     directory: Path
     registry: Path
     api: NodeApi
-    times: DraTimes = DraTimes()
+    times: DraManagerTimes = DraManagerTimes()
     active: Collection[str] = ()
     memory: ClaimMemory = field(default_factory=ClaimMemory)
 
@@ -123,7 +123,7 @@ class DraManager:
 
     # Pods.
 
-    async def prepare(self, pod: Pod) -> None:
+    async def prepare(self, pod: KubeletPod) -> None:
         """Have all claims of a pod prepared.
 
         Raises:
@@ -131,7 +131,7 @@ class DraManager:
         """
         await self.memory.prepare([self._checked(pod, name) for name in pod.claims.values()], pod.uid, self._calls)
 
-    async def unprepare(self, pod: Pod) -> None:
+    async def unprepare(self, pod: KubeletPod) -> None:
         """Give up the claims of a pod whose containers have ended.
 
         Raises:
@@ -140,7 +140,7 @@ class DraManager:
         keys = [(pod.namespace, name) for name in pod.claims.values()]
         await self.memory.unprepare(keys, pod.uid, self._calls)
 
-    def cdi_devices(self, pod: Pod, container: Container) -> tuple[str, ...]:
+    def cdi_devices(self, pod: KubeletPod, container: KubeletContainer) -> tuple[str, ...]:
         """The CDI devices of a container, as the container runtime is told of them.
 
         Raises:
@@ -151,12 +151,12 @@ class DraManager:
             found += [name for _, device in claim.devices(request) for name in device.cdi_ids]
         return tuple(found)
 
-    def status(self, pod: Pod, container: Container) -> list[JsonObject]:
+    def status(self, pod: KubeletPod, container: KubeletContainer) -> list[AnyJson]:
         """``allocatedResourcesStatus`` of a container: the health of its devices, each by its first CDI device."""
-        shown: dict[str, list[JsonObject]] = {}
+        shown: dict[str, list[AnyJson]] = {}
         for name, request in container.claims:
             claim = self.memory.claims.get((pod.namespace, pod.claims.get(name, "")))
-            parts: dict[str, JsonObject] = {}
+            parts: dict[str, AnyJson] = {}
             for driver, device in claim.devices(request) if claim else ():
                 health, message = self.health.get((driver, device.pool, device.name), ("Unknown", ""))
                 resource_id = next(iter(device.cdi_ids), f"{driver}/{device.pool}/{device.name}")
@@ -168,7 +168,7 @@ class DraManager:
 
     # Inside.
 
-    def _checked(self, pod: Pod, name: str) -> JsonObject:
+    def _checked(self, pod: KubeletPod, name: str) -> AnyJson:
         """A claim that may be prepared for a pod, before anything is remembered of it."""
         claim = self.api.claim(pod.namespace, name)
         if claim is None:
@@ -183,7 +183,7 @@ class DraManager:
             self._channel(each["driver"])
         return claim
 
-    def _used(self, pod: Pod, container: Container) -> Iterator[tuple[ClaimInfo, str]]:
+    def _used(self, pod: KubeletPod, container: KubeletContainer) -> Iterator[tuple[ClaimInfo, str]]:
         for name, request in container.claims:
             key = pod.namespace, pod.claims.get(name, "")
             if key not in self.memory.claims:
@@ -288,7 +288,7 @@ class _Calls:
     channel: Callable[[str], grpc.aio.Channel]
     timeout: float
 
-    async def prepare(self, driver: str, claims: Sequence[ClaimInfo]) -> Mapping[str, Sequence[Device] | str]:
+    async def prepare(self, driver: str, claims: Sequence[ClaimInfo]) -> Mapping[str, Sequence[DriverDevice] | str]:
         request = pb.NodePrepareResourcesRequest(claims=map(_claim, claims))
         call = self._stub(driver).NodePrepareResources(request, timeout=self.timeout)
         answer = await _answered("NodePrepareResources", call)
@@ -307,8 +307,8 @@ class _Calls:
         return pb_grpc.DRAPluginStub(self.channel(driver))
 
 
-def _device(device: pb.Device) -> Device:
-    return Device(device.pool_name, device.device_name, tuple(device.request_names), tuple(device.cdi_device_ids))
+def _device(device: pb.Device) -> DriverDevice:
+    return DriverDevice(device.pool_name, device.device_name, tuple(device.request_names), tuple(device.cdi_device_ids))
 
 
 def _claim(claim: ClaimInfo) -> pb.Claim:

@@ -22,9 +22,9 @@ from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb_grpc
 from neuron_plugin.simulation.kubelet_device_manager import (
     AllocationError,
-    CheckpointFile,
-    Device,
+    CheckpointWriter,
     DeviceManager,
+    ListedDevice,
     PluginCallError,
     Selection,
 )
@@ -37,7 +37,7 @@ _Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, slots=True)
-class Capacity:
+class ResourceCapacity:
     """What a node shows for a resource."""
 
     capacity: int
@@ -137,7 +137,7 @@ class PluginClients(pb_grpc.RegistrationServicer):
 
     directory: Path
     devices: DeviceManager
-    checkpoint: CheckpointFile
+    checkpoint: CheckpointWriter
     dial_seconds: float = 10.0
     grace_seconds: float = 300.0
 
@@ -217,7 +217,7 @@ class PluginClients(pb_grpc.RegistrationServicer):
             raise AllocationError("no containers return in allocation response &AllocateResponse{}")
         return answer.container_responses[0].SerializeToString()
 
-    def capacity(self, resource: str) -> Capacity:
+    def capacity(self, resource: str) -> ResourceCapacity:
         """What the next node status would show of a resource."""
         endpoint = self.endpoints.get(resource)
         stopped_at = endpoint.stopped_at if endpoint is not None else None
@@ -225,14 +225,14 @@ class PluginClients(pb_grpc.RegistrationServicer):
             del self.endpoints[resource]
             self.devices.remove_resource(resource)
             self.checkpoint.replace(self.devices.checkpoint_bytes())
-        return Capacity(len(self.devices.devices(resource)), len(self.devices.healthy(resource)))
+        return ResourceCapacity(len(self.devices.devices(resource)), len(self.devices.healthy(resource)))
 
     async def _follow(self, connection: PluginConnection) -> None:
         resource = connection.resource
         async with aclosing(connection.messages()) as messages:
             async for message in messages:
                 devices = [
-                    Device(each.ID, each.health, tuple(node.ID for node in each.topology.nodes))
+                    ListedDevice(each.ID, each.health, tuple(node.ID for node in each.topology.nodes))
                     for each in message.devices
                 ]
                 self.devices.update_devices(resource, devices)

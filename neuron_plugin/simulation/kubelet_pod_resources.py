@@ -15,7 +15,7 @@ from neuron_plugin.allocation import ContainerKind
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2_grpc as pb_grpc
 from neuron_plugin.simulation.kubelet_device_manager import DeviceManager
-from neuron_plugin.simulation.kubelet_pods import Pod
+from neuron_plugin.simulation.kubelet_pods import KubeletPod
 
 
 @dataclass(eq=False)
@@ -23,7 +23,7 @@ class PodResourcesService(pb_grpc.PodResourcesListerServicer):
     """What ``devices`` records of the ``pods``, which are by UID."""
 
     devices: DeviceManager
-    pods: Mapping[str, Pod]
+    pods: Mapping[str, KubeletPod]
 
     async def List(
         self,
@@ -52,7 +52,7 @@ class PodResourcesService(pb_grpc.PodResourcesListerServicer):
         healthy = [self._entry(resource, each) for resource in resources for each in self.devices.healthy(resource)]
         return pb.AllocatableResourcesResponse(devices=healthy)
 
-    def _pod(self, pod: Pod) -> pb.PodResources:
+    def _pod(self, pod: KubeletPod) -> pb.PodResources:
         containers = [
             pb.ContainerResources(
                 name=container.name,

@@ -16,7 +16,7 @@ from typing import TypeVar
 from neuron_plugin.allocation import ContainerKind
 from neuron_plugin.kubelet import DeviceNode, in_numeric_order
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
-from neuron_plugin.simulation.kubelet_device_manager import Allocation
+from neuron_plugin.simulation.kubelet_device_manager import DeviceEntry
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
@@ -32,7 +32,7 @@ class Mount:
 
 
 @dataclass(frozen=True, slots=True)
-class Container:
+class KubeletContainer:
     """One container, its limits of extended resources, and the claims of the pod that it uses.
 
     A use is the pod's name for a claim and one of its requests, which is empty for all of them.
@@ -45,7 +45,7 @@ class Container:
 
 
 @dataclass(frozen=True, slots=True)
-class Pod:
+class KubeletPod:
     """One pod; ``containers`` in spec order, init containers and sidecars first, as they are admitted.
 
     ``claims`` are the names of its ResourceClaims, by its own names for them.
@@ -54,10 +54,10 @@ class Pod:
     uid: str
     namespace: str
     name: str
-    containers: tuple[Container, ...]
+    containers: tuple[KubeletContainer, ...]
     claims: Mapping[str, str] = field(default_factory=dict)
 
-    def container(self, name: str) -> Container:
+    def container(self, name: str) -> KubeletContainer:
         """The container of that name; KeyError if there is none."""
         return {container.name: container for container in self.containers}[name]
 
@@ -86,7 +86,7 @@ class AdmittedContainer:
 class AdmittedPod:
     """A pod that the kubelet admitted, and what its containers received, in spec order."""
 
-    pod: Pod
+    pod: KubeletPod
     containers: tuple[AdmittedContainer, ...]
 
     def container(self, name: str) -> AdmittedContainer:
@@ -103,12 +103,12 @@ class PodRejectedError(Exception):
 
     reason = "UnexpectedAdmissionError"
 
-    def __init__(self, pod: Pod, cause: str) -> None:
+    def __init__(self, pod: KubeletPod, cause: str) -> None:
         super().__init__(f"Pod was rejected: Allocate failed due to {cause}, which is unexpected")
         self.pod = pod
 
 
-def received(container: Container, allocations: Sequence[Allocation], waiting: str | None) -> AdmittedContainer:
+def received(container: KubeletContainer, allocations: Sequence[DeviceEntry], waiting: str | None) -> AdmittedContainer:
     """What a container receives from its ``allocations``; of two answers with one key the first wins.
 
     The kubelet draws the order at each start, so two resources of one container that set the same variable differently
@@ -137,7 +137,7 @@ def _first_wins(items: Iterable[tuple[_Key, _Value]]) -> dict[_Key, _Value]:
     return merged
 
 
-class PodCgroups:
+class SimulatedCgroups:
     """A directory like ``/sys/fs/cgroup`` (version 2, named by systemd), with a slice for each pod that has processes.
 
     The process of the pod's sandbox keeps a slice populated between the starts of containers.
@@ -149,23 +149,23 @@ class PodCgroups:
             directory.mkdir(parents=True, exist_ok=True)
             (directory / "cgroup.controllers").write_text("cpuset cpu io memory pids\n")
 
-    def path(self, pod: Pod) -> Path:
+    def path(self, pod: KubeletPod) -> Path:
         """The slice of a pod; its QoS class is a level of its own, here always that of a pod without CPU and memory."""
         name = f"kubepods-besteffort-pod{pod.uid.replace('-', '_')}.slice"
         return self.root / "kubepods.slice" / "kubepods-besteffort.slice" / name
 
-    def populate(self, pod: Pod) -> None:
+    def populate(self, pod: KubeletPod) -> None:
         """The pod has processes."""
         self.path(pod).mkdir(parents=True, exist_ok=True)
         self._write_events(pod, 1)
 
-    def remove(self, pod: Pod) -> None:
+    def remove(self, pod: KubeletPod) -> None:
         """The processes of the pod have ended, and the kubelet removes its slice."""
         with contextlib.suppress(FileNotFoundError):
             self._write_events(pod, 0)
             shutil.rmtree(self.path(pod))
 
-    def _write_events(self, pod: Pod, populated: int) -> None:
+    def _write_events(self, pod: KubeletPod, populated: int) -> None:
         """In place and in one write, as the kernel changes this file: a reader never sees a part of it."""
         events = os.open(self.path(pod) / "cgroup.events", os.O_WRONLY | (os.O_CREAT if populated else 0), 0o644)
         try:

@@ -22,14 +22,13 @@ import msgspec
 from neuron_plugin.allocation import Resource
 from neuron_plugin.allocation.keys import CORES_KEY, DEVICES_KEY, PREFIX
 from neuron_plugin.allocation.node_rules import HostPort, NodeRules, Quantities, node_use
-from neuron_plugin.cluster import ObjectReference
-from neuron_plugin.cluster import Pod as PodRecord
+from neuron_plugin.cluster import ObjectReference, Pod
 from neuron_plugin.cluster.nodes import neuron_node
 from neuron_plugin.cluster.objects import NODES as NODE_RECORDS
 from neuron_plugin.cluster.pods import PODS, neuron_pod
 from neuron_plugin.cluster.writes import create_event, utc_now
 from neuron_plugin.scheduling.events import REPORTER
-from neuron_plugin.simulation.api_server_kinds import BUDGETS, EVENTS, NODES, JsonObject, Refusal
+from neuron_plugin.simulation.api_server_kinds import BUDGETS, EVENTS, NODES, AnyJson, Refusal
 from neuron_plugin.simulation.api_server_kinds import PODS as SERVED_PODS
 from neuron_plugin.simulation.api_server_pods import budget_status
 from neuron_plugin.simulation.api_server_store import Inbox
@@ -59,7 +58,7 @@ _log = logging.getLogger(__name__)
 
 async def live(cluster: SimulatedCluster) -> AsyncIterator[str]:
     """Run the cluster, and say in one line each what happened. Endless."""
-    known: dict[str, PodRecord] = {}  # by UID, as they were when they were last acted on
+    known: dict[str, Pod] = {}  # by UID, as they were when they were last acted on
     said: dict[str, str] = {}
     changes, events = cluster.api.follow(SERVED_PODS), cluster.api.follow(EVENTS)
     worked_at = time.monotonic()
@@ -179,7 +178,7 @@ class _Room:
     placed: list[PlacedPod] = field(default_factory=list)
 
     @classmethod
-    def of(cls, cluster: SimulatedCluster, pods: list[PodRecord]) -> _Room:
+    def of(cls, cluster: SimulatedCluster, pods: list[Pod]) -> _Room:
         """The nodes of a cluster and their pods."""
         records = (NODE_RECORDS.decode(msgspec.json.encode(each)) for each in cluster.api.objects(NODES))
         room = cls({each.name: neuron_node(each, catalogue()).rules for each in records})
@@ -208,17 +207,17 @@ class _Room:
         }
 
 
-async def _schedule(cluster: SimulatedCluster, room: _Room, pod: PodRecord, value: JsonObject) -> str:
+async def _schedule(cluster: SimulatedCluster, room: _Room, pod: Pod, value: AnyJson) -> str:
     """Bind a pod to the best node that takes it, or write into its status why there is none; a line that says which."""
     wanted = pod.spec.scheduler_name
     if wanted not in SCHEDULERS:
         return f"pod {_name(pod)}: waits: no scheduler is called {wanted!r}, only {' and '.join(SCHEDULERS)}"
     asks = neuron_pod(pod)
-    claims: list[JsonObject] = []
+    claims: list[AnyJson] = []
     extender = bool(asks.request) and cluster.asks_extender(wanted)  # which is asked about its managedResources only
     candidate = PlacedPod("", pod.namespace, pod.labels, asks.rules)
     reasons = room.reasons(candidate, extender=extender)
-    allocations: dict[str, list[JsonObject]] = {}
+    allocations: dict[str, list[AnyJson]] = {}
     if asks.claims:
         try:
             claims = claims_of(cluster.api, value)
@@ -258,7 +257,7 @@ async def _schedule(cluster: SimulatedCluster, room: _Room, pod: PodRecord, valu
 
 
 async def _started(
-    worker: SimulatedWorker, pod: PodRecord, starting: dict[str, asyncio.Task[AdmittedPod]], said: dict[str, str]
+    worker: SimulatedWorker, pod: Pod, starting: dict[str, asyncio.Task[AdmittedPod]], said: dict[str, str]
 ) -> list[str]:
     """What a pod that is being started has received, or what it waits for.
 
@@ -274,14 +273,14 @@ async def _started(
     return [f"pod {_name(pod)}: {each}" for each in _received(task.result())]
 
 
-def _news(said: dict[str, str], pod: PodRecord, text: str) -> list[str]:
+def _news(said: dict[str, str], pod: Pod, text: str) -> list[str]:
     """A line about a pod, if it was not the last one."""
     line = f"pod {_name(pod)}: {text}"
     before, said[pod.uid] = said.get(pod.uid), line
     return [line] if line != before else []
 
 
-def _record(cluster: SimulatedCluster, pod: PodRecord, why: str) -> None:
+def _record(cluster: SimulatedCluster, pod: Pod, why: str) -> None:
     """The scheduler's event."""
     event = create_event(
         ObjectReference("Pod", pod.name, pod.uid, "v1", pod.namespace),
@@ -306,5 +305,5 @@ def _received(admitted: AdmittedPod) -> Iterator[str]:
         yield f"{container.name} receives {' '.join([*nodes, *env]) or 'no device'}"
 
 
-def _name(pod: PodRecord) -> str:
+def _name(pod: Pod) -> str:
     return f"{pod.namespace}/{pod.name}"

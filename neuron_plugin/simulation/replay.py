@@ -57,7 +57,7 @@ class Tally:
 
 
 @dataclass
-class Outcome:
+class ReplayOutcome:
     """What became of some arrivals. ``busy`` and ``empty`` are means over time: devices in use, nodes without a pod."""
 
     devices: int
@@ -205,7 +205,7 @@ def _devices(node: NodeInfo) -> float:
     return node.used_mask.bit_count() / node.inventory.geometry.cores_per_device if node.inventory else 0.0
 
 
-def replay(site: Site, arriving: Sequence[Arrival], *, waiting: bool = False) -> Outcome:
+def replay(site: Site, arriving: Sequence[Arrival], *, waiting: bool = False) -> ReplayOutcome:
     """Let pods come to empty nodes.
 
     With ``waiting`` a pod that fits nowhere stays until it fits, the oldest first among those that do; else it is
@@ -213,7 +213,7 @@ def replay(site: Site, arriving: Sequence[Arrival], *, waiting: bool = False) ->
     """
     kinds = [node.inventory.geometry for node in site.nodes.values() if node.inventory]
     kind = kinds[0]
-    outcome = Outcome(sum(geometry.device_count for geometry in kinds), len(kinds))
+    outcome = ReplayOutcome(sum(geometry.device_count for geometry in kinds), len(kinds))
     coming = deque(enumerate(arriving))
     queue: list[tuple[int, Arrival]] = []
     turned_away: list[tuple[int, Arrival]] = []

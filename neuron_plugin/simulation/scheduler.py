@@ -23,7 +23,7 @@ import aiohttp
 import msgspec
 
 from neuron_plugin.allocation.node_rules import ANY_ADDRESS, NodeRules, NodeUse, PodRules, Taint
-from neuron_plugin.simulation.api_server_kinds import JsonObject
+from neuron_plugin.simulation.api_server_kinds import AnyJson
 
 HTTP_TIMEOUT_SECONDS = 5.0
 """The default of an extender's httpTimeout."""
@@ -124,7 +124,7 @@ class SimulatedScheduler:
         if self._session:
             await self._session.close()
 
-    async def filter(self, pod: JsonObject, nodes: Sequence[str]) -> FilterAnswer:
+    async def filter(self, pod: AnyJson, nodes: Sequence[str]) -> FilterAnswer:
         """The filter verb, as with nodeCacheCapable.
 
         Raises:
@@ -142,7 +142,7 @@ class SimulatedScheduler:
         unnamed = dict.fromkeys((name for name in nodes if name not in {*names, *failed, *unresolvable}), _UNRESOLVABLE)
         return FilterAnswer(names, failed, {**unresolvable, **unnamed})
 
-    async def best(self, pod: JsonObject, nodes: Sequence[str]) -> str:
+    async def best(self, pod: AnyJson, nodes: Sequence[str]) -> str:
         """The node that the prioritize verb scores highest, the first of equals; one node is not scored.
 
         Raises:
@@ -154,7 +154,7 @@ class SimulatedScheduler:
         scores = {each["Host"]: each["Score"] for each in answer or ()}
         return max(nodes, key=lambda node: int(scores.get(node, 0)))
 
-    async def bind(self, pod: JsonObject, node: str) -> None:
+    async def bind(self, pod: AnyJson, node: str) -> None:
         """The bind verb.
 
         Raises:
@@ -171,7 +171,7 @@ class SimulatedScheduler:
         if answer.get("Error"):
             raise ExtenderCallError(answer["Error"])
 
-    async def _call(self, verb: str, args: JsonObject) -> Any:
+    async def _call(self, verb: str, args: AnyJson) -> Any:
         if self._session is None:
             raise RuntimeError("the simulated scheduler is not open: use it as 'async with SimulatedScheduler(...)'")
         url = f"{self._prefix}/{verb}"

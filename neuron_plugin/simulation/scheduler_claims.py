@@ -16,7 +16,7 @@ from neuron_plugin.simulation.api_server_kinds import (
     DEVICE_CLASSES,
     RESOURCE_CLAIMS,
     RESOURCE_SLICES,
-    JsonObject,
+    AnyJson,
     Refusal,
 )
 from neuron_plugin.simulation.api_server_pods import now_text
@@ -30,7 +30,7 @@ from neuron_plugin.simulation.claim_allocator import (
 from neuron_plugin.simulation.claim_controller import claim_names, consumer
 
 
-def claims_of(api: SimulatedApiServer, pod: JsonObject) -> list[JsonObject]:
+def claims_of(api: SimulatedApiServer, pod: AnyJson) -> list[AnyJson]:
     """The claims of a pod, before any node is looked at.
 
     Raises:
@@ -54,7 +54,7 @@ def claims_of(api: SimulatedApiServer, pod: JsonObject) -> list[JsonObject]:
     return found
 
 
-def allocations_on(api: SimulatedApiServer, claims: Sequence[JsonObject], node: str) -> list[JsonObject]:
+def allocations_on(api: SimulatedApiServer, claims: Sequence[AnyJson], node: str) -> list[AnyJson]:
     """The allocation of each claim on a node.
 
     Raises:
@@ -62,7 +62,7 @@ def allocations_on(api: SimulatedApiServer, claims: Sequence[JsonObject], node: 
     """
     classes = {each["metadata"]["name"]: each for each in api.objects(DEVICE_CLASSES)}
     devices, taken = offered_devices(api.objects(RESOURCE_SLICES), node), taken_devices(api.objects(RESOURCE_CLAIMS))
-    found: list[JsonObject] = []
+    found: list[AnyJson] = []
     for claim in claims:
         allocated = (claim.get("status") or {}).get("allocation")
         if allocated and claim_node(claim) not in {"", node}:
@@ -74,9 +74,7 @@ def allocations_on(api: SimulatedApiServer, claims: Sequence[JsonObject], node: 
     return found
 
 
-def reserve(
-    api: SimulatedApiServer, pod: JsonObject, claims: Sequence[JsonObject], allocations: Sequence[JsonObject]
-) -> None:
+def reserve(api: SimulatedApiServer, pod: AnyJson, claims: Sequence[AnyJson], allocations: Sequence[AnyJson]) -> None:
     """Write the allocations of claims that had none, and that all of them are for the pod.
 
     An allocation by somebody else without a time is given one, as the real scheduler does.

@@ -20,7 +20,7 @@ import msgspec
 
 from neuron_plugin.allocation import ContainerKind, Resource
 from neuron_plugin.allocation.requests import parse_count
-from neuron_plugin.cluster import Pod as PodRecord
+from neuron_plugin.cluster import Pod
 from neuron_plugin.cluster.pods import neuron_pod
 from neuron_plugin.cluster.writes import utc_now
 from neuron_plugin.simulation.api_server import SimulatedApiServer
@@ -29,12 +29,12 @@ from neuron_plugin.simulation.api_server_kinds import (
     PODS,
     RESOURCE_CLAIMS,
     RESOURCE_SLICES,
-    JsonObject,
+    AnyJson,
     Refusal,
 )
 from neuron_plugin.simulation.kubelet import SimulatedKubelet
-from neuron_plugin.simulation.kubelet_dra import DraManager, DraTimes
-from neuron_plugin.simulation.kubelet_pods import AdmittedPod, Container, Pod, PodRejectedError
+from neuron_plugin.simulation.kubelet_dra import DraManager, DraManagerTimes
+from neuron_plugin.simulation.kubelet_pods import AdmittedPod, KubeletContainer, KubeletPod, PodRejectedError
 from neuron_plugin.simulation.node import SimulatedNode, write_node
 
 READY_SECONDS = 60.0
@@ -50,7 +50,7 @@ from neuron_plugin.__main__ import entry
 entry()
 """
 """A process that is killed with its parent (PR_SET_PDEATHSIG), or has none any more."""
-DRA_TIMES = DraTimes(retry=3.0, watcher=0.2, reconcile=5.0)
+DRA_TIMES = DraManagerTimes(retry=3.0, watcher=0.2, reconcile=5.0)
 """A claim that had to wait is prepared again sooner than by the real kubelet: someone looks on."""
 RESCAN_SECONDS = 2.0
 """Faults are looked for five times as often as by default: someone waits for what they change."""
@@ -65,7 +65,7 @@ class ApiOfNode:
     api: SimulatedApiServer
     node: str
 
-    def claim(self, namespace: str, name: str) -> JsonObject | None:
+    def claim(self, namespace: str, name: str) -> AnyJson | None:
         """A claim; None if there is none."""
         try:
             return self.api.get(RESOURCE_CLAIMS, name, namespace)
@@ -118,7 +118,7 @@ class SimulatedWorker:
         self.health_port = free_port()
         self.daemon: asyncio.subprocess.Process | None = None
         self._daemon_flags = tuple(daemon_flags)
-        self._reported: JsonObject = {}
+        self._reported: AnyJson = {}
 
     @property
     def pod_resources_socket(self) -> Path:
@@ -212,7 +212,7 @@ class SimulatedWorker:
         last = "\n".join(self.log.read_text().splitlines()[-5:])
         return TimeoutError(f"{what}; the daemon's log ends with:\n{last}")
 
-    async def admit(self, api: SimulatedApiServer, record: PodRecord) -> AdmittedPod:
+    async def admit(self, api: SimulatedApiServer, record: Pod) -> AdmittedPod:
         """Do the kubelet's part for a pod that was bound to this node, and return what its containers received.
 
         Raises:
@@ -222,11 +222,11 @@ class SimulatedWorker:
         try:
             admitted = await self.kubelet.admit(pod)
         except PodRejectedError as error:
-            status: JsonObject = {"phase": "Failed", "reason": error.reason, "message": str(error)}
+            status: AnyJson = {"phase": "Failed", "reason": error.reason, "message": str(error)}
             api.patch_status(PODS, record.name, status, record.namespace)
             raise
         since = utc_now().strftime("%Y-%m-%dT%H:%M:%SZ")
-        running: JsonObject = {
+        running: AnyJson = {
             "ready": True,
             "started": True,
             "restartCount": 0,
@@ -243,7 +243,7 @@ class SimulatedWorker:
         held = {int(name.removeprefix("neuron")) for name in self.kubelet.held_nodes()}
         await asyncio.to_thread(self.node.work, seconds, held)
 
-    async def end(self, api: SimulatedApiServer, record: PodRecord) -> None:
+    async def end(self, api: SimulatedApiServer, record: Pod) -> None:
         """The pod's containers have ended, which the kubelet says first, and the object is deleted.
 
         Raises:
@@ -252,7 +252,7 @@ class SimulatedWorker:
         with contextlib.suppress(KeyError):  # never admitted, or ended at an earlier look
             self.kubelet.finish(record.uid)
         await self.kubelet.unprepare(kubelet_pod(record))
-        ended: JsonObject = {"name": "main", "state": {"terminated": {"exitCode": 0}}}
+        ended: AnyJson = {"name": "main", "state": {"terminated": {"exitCode": 0}}}
         status = {"phase": "Succeeded", "containerStatuses": [ended]}
         api.patch_status(PODS, record.name, status, record.namespace)
         api.delete_pod(record.namespace, record.name, grace_seconds=0)
@@ -260,7 +260,7 @@ class SimulatedWorker:
     def report_capacity(self, api: SimulatedApiServer) -> bool:
         """Write what the node has and can give into its status, as the kubelet does; False when nothing changed."""
         counts = {resource.value: self.kubelet.capacity(resource.value) for resource in Resource}
-        status: JsonObject = {
+        status: AnyJson = {
             "capacity": {name: str(count.capacity) for name, count in counts.items()} | _BESIDES_NEURON,
             "allocatable": {name: str(count.allocatable) for name, count in counts.items()} | _BESIDES_NEURON,
             "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}],
@@ -272,11 +272,11 @@ class SimulatedWorker:
         return True
 
 
-def kubelet_pod(record: PodRecord) -> Pod:
+def kubelet_pod(record: Pod) -> KubeletPod:
     """A pod as the kubelet takes it."""
     resources, claims = set(Resource), neuron_pod(record).claims
     containers = [
-        Container(
+        KubeletContainer(
             one.name,
             {key: parse_count(text) for key, text in one.limits.items() if key in resources},
             kind,
@@ -285,7 +285,7 @@ def kubelet_pod(record: PodRecord) -> Pod:
         for one, kind in record.containers
     ]
     named = {each.name: each.claim for each in claims if each.claim}
-    return Pod(record.uid, record.namespace, record.name, tuple(containers), named)
+    return KubeletPod(record.uid, record.namespace, record.name, tuple(containers), named)
 
 
 def free_port() -> int:

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from neuron_plugin.simulation.api_server_kinds import JsonObject
+from neuron_plugin.simulation.api_server_kinds import AnyJson
 
 _BATCH, _JOBSET, _LWS, _RAY = "batch.kubernetes.io/", "jobset.sigs.k8s.io/", "leaderworkerset.sigs.k8s.io/", "ray.io/"
 _EXCLUSIVE_JOB = "alpha.jobset.sigs.k8s.io/exclusive-topology"
@@ -32,7 +32,7 @@ class WorkloadPod:
     value of that label of that pod's node becomes a node selector of this pod.
     """
 
-    manifest: JsonObject
+    manifest: AnyJson
     after: str = ""
     ready: bool = False
     topology_key: str = ""
@@ -62,7 +62,7 @@ def pods_of(manifest: object) -> list[WorkloadPod]:
     return made
 
 
-def _deployment(deployment: JsonObject) -> Iterator[WorkloadPod]:
+def _deployment(deployment: AnyJson) -> Iterator[WorkloadPod]:
     metadata, spec = deployment["metadata"], deployment["spec"]
     replica_set = {**metadata, "name": f"{metadata['name']}-{_key(metadata)[:10]}"}
     for _ in range(int(spec.get("replicas", 1))):
@@ -72,7 +72,7 @@ def _deployment(deployment: JsonObject) -> Iterator[WorkloadPod]:
         )
 
 
-def _job(job: JsonObject) -> Iterator[WorkloadPod]:
+def _job(job: AnyJson) -> Iterator[WorkloadPod]:
     spec, name = job["spec"], job["metadata"]["name"]
     count = int(spec.get("parallelism", 1))
     count = 0 if spec.get("suspend") else min(count, int(spec.get("completions") or count))
@@ -89,7 +89,7 @@ def _job(job: JsonObject) -> Iterator[WorkloadPod]:
         yield WorkloadPod(pod, after=leader if exclusive and index else "", topology_key=exclusive)
 
 
-def _jobset(jobset: JsonObject) -> Iterator[WorkloadPod]:
+def _jobset(jobset: AnyJson) -> Iterator[WorkloadPod]:
     spec, metadata = jobset["spec"], jobset["metadata"]
     ordered = (spec.get("startupPolicy") or {}).get("startupPolicyOrder") == "InOrder"
     if ordered or any(each.get("dependsOn") for each in spec["replicatedJobs"]):
@@ -113,7 +113,7 @@ def _jobset(jobset: JsonObject) -> Iterator[WorkloadPod]:
             yield from _job({"metadata": job, "spec": job_spec | {"template": template}})
 
 
-def _leader_worker_set(workers: JsonObject) -> Iterator[WorkloadPod]:
+def _leader_worker_set(workers: AnyJson) -> Iterator[WorkloadPod]:
     spec, metadata = workers["spec"], workers["metadata"]
     templates = spec["leaderWorkerTemplate"]
     exclusive = (metadata.get("annotations") or {}).get(f"{_LWS}exclusive-topology", "")
@@ -132,7 +132,7 @@ def _leader_worker_set(workers: JsonObject) -> Iterator[WorkloadPod]:
             yield WorkloadPod(pod, after=after, ready=ready, topology_key=exclusive)
 
 
-def _ray_cluster(cluster: JsonObject) -> Iterator[WorkloadPod]:
+def _ray_cluster(cluster: AnyJson) -> Iterator[WorkloadPod]:
     spec, metadata = cluster["spec"], cluster["metadata"]
     groups = [("headgroup", "head", 1, spec["headGroupSpec"]["template"])]
     for each in spec.get("workerGroupSpecs") or ():
@@ -145,7 +145,7 @@ def _ray_cluster(cluster: JsonObject) -> Iterator[WorkloadPod]:
             yield WorkloadPod(_pod(template, name, "RayCluster", metadata, labels, {}))
 
 
-_MAKERS: Mapping[str, Callable[[JsonObject], Iterator[WorkloadPod]]] = {
+_MAKERS: Mapping[str, Callable[[AnyJson], Iterator[WorkloadPod]]] = {
     "Deployment": _deployment,
     "Job": _job,
     "JobSet": _jobset,
@@ -155,8 +155,8 @@ _MAKERS: Mapping[str, Callable[[JsonObject], Iterator[WorkloadPod]]] = {
 
 
 def _pod(
-    template: JsonObject, name: str, kind: str, owner: JsonObject, labels: dict[str, str], annotations: dict[str, str]
-) -> JsonObject:
+    template: AnyJson, name: str, kind: str, owner: AnyJson, labels: dict[str, str], annotations: dict[str, str]
+) -> AnyJson:
     """A pod of a template, with the object that controls it."""
     made = _with(template, labels, annotations)
     owned = {"apiVersion": "v1", "kind": kind, "name": owner["name"], "uid": _uid(kind, owner), "controller": True}
@@ -164,13 +164,13 @@ def _pod(
     return {"apiVersion": "v1", "kind": "Pod", "metadata": made["metadata"] | placed, "spec": made["spec"]}
 
 
-def _with(template: JsonObject, labels: dict[str, str], annotations: dict[str, str]) -> JsonObject:
+def _with(template: AnyJson, labels: dict[str, str], annotations: dict[str, str]) -> AnyJson:
     metadata = template.get("metadata") or {}
     more = {"labels": labels, "annotations": annotations}
     return template | {"metadata": {key: {**(metadata.get(key) or {}), **more[key]} for key in more}}
 
 
-def _kept_together(pod: JsonObject, key: str, topology_key: str) -> JsonObject:
+def _kept_together(pod: AnyJson, key: str, topology_key: str) -> AnyJson:
     """The pod with the affinity to its own group, and the anti-affinity to other groups, of an exclusive topology."""
     own = {"key": key, "operator": "In", "values": [pod["metadata"]["labels"][key]]}
     others = [{"key": key, "operator": "Exists"}, own | {"operator": "NotIn"}]
@@ -186,11 +186,11 @@ def _kept_together(pod: JsonObject, key: str, topology_key: str) -> JsonObject:
     return pod | {"spec": pod["spec"] | {"affinity": affinity}}
 
 
-def _uid(kind: str, owner: JsonObject) -> str:
+def _uid(kind: str, owner: AnyJson) -> str:
     return str(uuid.uuid5(uuid.NAMESPACE_DNS, f"{kind}/{owner.get('namespace', 'default')}/{owner['name']}"))
 
 
-def _key(owner: JsonObject) -> str:
+def _key(owner: AnyJson) -> str:
     """What LeaderWorkerSet and JobSet label the pods of one group with."""
     return hashlib.sha1(f"{owner.get('namespace', 'default')}/{owner['name']}".encode()).hexdigest()  # noqa: S324 - as they do
 

@@ -29,7 +29,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from neuron_plugin.allocation import NodeInfo
 from neuron_plugin.cluster import ApiServer
-from neuron_plugin.monitor.events import PodEvents, pod_events
+from neuron_plugin.monitor.events import EventsView, pod_events
 from neuron_plugin.monitor.plan import PlanOptions, plan
 from neuron_plugin.monitor.views import NodeView, PodView, device_counts, node_view, pod_view
 from neuron_plugin.scheduling.history import HISTORY_SECONDS
@@ -138,7 +138,7 @@ class Picture:
 
         async def events(request: web.Request) -> web.Response:
             namespace, name = request.match_info["namespace"], request.match_info["pod"]
-            found = await pod_events(api, namespace, name) if api else PodEvents()
+            found = await pod_events(api, namespace, name) if api else EventsView()
             return web.Response(body=msgspec.json.encode(found), content_type="application/json", headers=_HEADERS)
 
         async def table(_: web.Request) -> web.Response:

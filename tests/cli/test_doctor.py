@@ -25,7 +25,7 @@ from neuron_plugin.kubelet.socket_watch import endpoint_path
 from neuron_plugin.plugin.daemon import NodeDaemon
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.settings import as_yaml
-from neuron_plugin.simulation import Container, Pod, SimulatedNode, write_node
+from neuron_plugin.simulation import KubeletContainer, KubeletPod, SimulatedNode, write_node
 from neuron_plugin.simulation.api_server_kinds import NODES
 from neuron_plugin.topology import catalogue
 from tests.cli.doubles import Cli
@@ -142,7 +142,7 @@ class Node:
         manifest = pod_manifest(name, resource, count, annotations=annotations, node="worker-1")
         uid = str(manifest["metadata"]["uid"])
         self.api.create_pod(manifest)
-        await self.kubelet.admit(Pod(uid, "default", name, (Container("main", {resource.value: count}),)))
+        await self.kubelet.admit(KubeletPod(uid, "default", name, (KubeletContainer("main", {resource.value: count}),)))
         self.api.set_pod_status("default", name, {"phase": "Running"})
         return uid
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from neuron_plugin.backoff import Clock
 from neuron_plugin.cluster.api import ApiRequest, Response
-from neuron_plugin.cluster.leases import Change, Election
+from neuron_plugin.cluster.leases import Election, TermChange
 from neuron_plugin.cluster.objects import LEASES, Lease
 from neuron_plugin.cluster.writes import LeaseName
 from neuron_plugin.simulation.api_server_kinds import parse_path
@@ -61,10 +61,10 @@ class Link:
 class News:
     """What a candidate's observer was called with, and when."""
 
-    changes: list[tuple[float, Change]] = field(default_factory=list)
+    changes: list[tuple[float, TermChange]] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
-    def changed(self, change: Change) -> None:
+    def changed(self, change: TermChange) -> None:
         self.changes.append((asyncio.get_running_loop().time(), change))
 
     def heard(self, failure: str) -> None:
@@ -80,7 +80,7 @@ class Candidate:
     settled: bool = True
 
     @property
-    def changes(self) -> list[Change]:
+    def changes(self) -> list[TermChange]:
         return [change for _, change in self.news.changes]
 
     async def stop(self) -> None:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from neuron_plugin.cluster.client import KubernetesApi
-from neuron_plugin.cluster.leases import Change, Election, ObservedLease
+from neuron_plugin.cluster.leases import Election, ObservedLease, TermChange
 from neuron_plugin.cluster.objects import LEASES, Lease
 from neuron_plugin.cluster.writes import LeaseName
 from neuron_plugin.simulation import api_server as stand_in
@@ -73,7 +73,7 @@ async def test_e4_one_candidate_leads_at_once_and_stays() -> None:
         only = stand("a")
         await asyncio.sleep(120)
         assert only.election.leading
-        assert only.changes == [Change.TAKEN]
+        assert only.changes == [TermChange.TAKEN]
         assert only.news.changes[0][0] < 0.1
 
 
@@ -97,10 +97,10 @@ async def test_e4_a_leader_that_ends_gives_the_lease_up_and_is_succeeded_soon() 
         ended = asyncio.get_running_loop().time()
         await old.stop()
         assert not old.election.leading
-        assert old.changes[-1] is Change.LOST
+        assert old.changes[-1] is TermChange.LOST
         await asyncio.sleep(5)
         assert new.election.leading
-        assert new.changes == [Change.HANDED_OVER]
+        assert new.changes == [TermChange.HANDED_OVER]
         assert new.news.changes[0][0] - ended < 3
 
 
@@ -151,7 +151,7 @@ async def test_e4_one_that_left_something_undecided_is_taken_over_from_not_hande
         old.settled = False
         await old.stop()
         await asyncio.sleep(5)
-        assert new.changes == [Change.TAKEN]
+        assert new.changes == [TermChange.TAKEN]
 
 
 @pytest.mark.looptime

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from neuron_plugin.cluster.leases import Change
+from neuron_plugin.cluster.leases import TermChange
 from neuron_plugin.simulation.api_server_kinds import parse_path
 from tests.cluster.elections import PATH, Cluster, election_of, leaders
 
@@ -31,7 +31,7 @@ async def test_e4_a_leader_that_cannot_renew_stops_before_another_starts() -> No
         assert (True, True) not in seen
         assert seen[-1] == (False, True)
         (stopped, lost), (started, won) = old.news.changes[-1], new.news.changes[0]
-        assert (lost, won) == (Change.LOST, Change.TAKEN)
+        assert (lost, won) == (TermChange.LOST, TermChange.TAKEN)
         assert started - stopped >= 15 - 10 - 2.5, "the lease's duration less the renew deadline"
 
 
@@ -58,7 +58,7 @@ async def test_a_short_outage_does_not_change_the_leader() -> None:
         await asyncio.sleep(4)
         leader.link.cut = False
         await asyncio.sleep(60)
-        assert leader.changes == [Change.TAKEN]
+        assert leader.changes == [TermChange.TAKEN]
         assert other.changes == []
 
 
@@ -71,7 +71,7 @@ async def test_t45_a_slow_api_server_does_not_change_the_leader() -> None:
         stand("b")
         cluster.delay_seconds = 1.0
         await asyncio.sleep(120)
-        assert leader.changes == [Change.TAKEN]
+        assert leader.changes == [TermChange.TAKEN]
 
 
 @pytest.mark.looptime
@@ -96,7 +96,7 @@ async def test_renewals_that_arrived_but_were_not_confirmed_do_not_count() -> No
         leader.link.lose_answers = True
         await asyncio.sleep(15)
         assert not leader.election.leading
-        assert leader.changes[-1] is Change.LOST
+        assert leader.changes[-1] is TermChange.LOST
 
 
 @pytest.mark.looptime
@@ -114,8 +114,10 @@ async def test_seconds_left_is_what_a_bind_may_take() -> None:
 
 
 @pytest.mark.looptime
-@pytest.mark.parametrize(("led_for", "change"), [(5, Change.TAKEN), (11, Change.RESTARTED)])
-async def test_the_next_container_of_a_killed_leaders_pod_takes_over_at_once(led_for: float, change: Change) -> None:
+@pytest.mark.parametrize(("led_for", "change"), [(5, TermChange.TAKEN), (11, TermChange.RESTARTED)])
+async def test_the_next_container_of_a_killed_leaders_pod_takes_over_at_once(
+    led_for: float, change: TermChange
+) -> None:
     """Once the last leader has led for a term, nothing of the one before it can be under way either."""
     async with election_of(Cluster()) as stand:
         killed = stand("a")
@@ -135,7 +137,7 @@ async def test_a_process_that_takes_its_own_lease_again_did_not_restart() -> Non
         await asyncio.sleep(12)
         only.link.cut = False
         await asyncio.sleep(5)
-        assert only.changes == [Change.TAKEN, Change.LOST, Change.TAKEN]
+        assert only.changes == [TermChange.TAKEN, TermChange.LOST, TermChange.TAKEN]
 
 
 @pytest.mark.looptime
@@ -191,7 +193,7 @@ async def test_a_lease_that_is_annotated_between_read_and_write_is_no_failure() 
         await asyncio.sleep(10)
         assert [call.method for call in leader.link.calls[2:6]] == ["GET", "PATCH", "GET", "PATCH"]
         assert not any(leader.news.failures)
-        assert leader.changes == [Change.TAKEN]
+        assert leader.changes == [TermChange.TAKEN]
 
 
 @pytest.mark.looptime
@@ -203,7 +205,7 @@ async def test_e4_the_end_of_a_term_is_reported_when_it_comes_and_not_at_the_nex
         leader.link.forbidden = "GET"
         await asyncio.sleep(15)
         lost_at, change = leader.news.changes[-1]
-        assert change is Change.LOST
+        assert change is TermChange.LOST
         assert lost_at == pytest.approx(end, abs=0.01)
 
 
@@ -219,7 +221,7 @@ async def test_e4_a_lease_deleted_under_its_leader_makes_no_second_one() -> None
         for _ in range(100):
             await asyncio.sleep(0.3)
             assert leaders(leader, other) == 1
-        assert leader.changes == [Change.TAKEN]
+        assert leader.changes == [TermChange.TAKEN]
         assert cluster.lease().holder == "a"
 
 

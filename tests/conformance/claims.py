@@ -8,18 +8,18 @@ from typing import Any
 from neuron_plugin.allocation.claims import DRA_DRIVER, ClaimResult, pool_of
 from neuron_plugin.cluster.claims import FINALIZER, allocation_of
 from neuron_plugin.cluster.writes import utc_now
-from neuron_plugin.simulation.api_server_kinds import JsonObject
+from neuron_plugin.simulation.api_server_kinds import AnyJson
 
 REQUEST = "neurons"
 
 
-def claim_manifest(name: str) -> JsonObject:
+def claim_manifest(name: str) -> AnyJson:
     """A claim of one request, which nobody is to allocate but the suite."""
     request = {"name": REQUEST, "exactly": {"deviceClassName": DRA_DRIVER}}
     return {"metadata": {"name": name, "finalizers": [FINALIZER]}, "spec": {"devices": {"requests": [request]}}}
 
 
-def allocated(node: str, devices: Iterable[str]) -> JsonObject:
+def allocated(node: str, devices: Iterable[str]) -> AnyJson:
     """The ``status`` of a claim that has these devices of a node."""
     results = [ClaimResult(REQUEST, pool_of(node), device) for device in devices]
     return {"allocation": allocation_of(DRA_DRIVER, node, results, utc_now().strftime("%Y-%m-%dT%H:%M:%SZ"))}

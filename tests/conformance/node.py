@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 from neuron_plugin.allocation import ContainerKind, Resource
 from neuron_plugin.kubelet import PodResourcesClient
 from neuron_plugin.simulation import SimulatedNode
-from neuron_plugin.simulation.api_server_kinds import JsonObject
+from neuron_plugin.simulation.api_server_kinds import AnyJson
 
 NEURON = Resource.NEURON.value
 CORE = Resource.NEURONCORE.value
@@ -63,7 +63,7 @@ class ContainerSpec:
     claims: tuple[str, ...] = ()
 
     @property
-    def resources(self) -> JsonObject:
+    def resources(self) -> AnyJson:
         """As a manifest has them."""
         devices = {resource: str(count) for resource, count in self.limits.items()}
         limits = {**devices, **(self.compute if self.guaranteed else {})}

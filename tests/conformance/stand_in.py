@@ -21,10 +21,10 @@ from neuron_plugin.plugin.daemon import NodeDaemon
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.plugin.times import DaemonTimes
 from neuron_plugin.simulation import AdmittedContainer, PodRejectedError, kubelet_pods, write_node
-from neuron_plugin.simulation.api_server_kinds import PODS, RESOURCE_CLAIMS, RESOURCE_SLICES, JsonObject
+from neuron_plugin.simulation.api_server_kinds import PODS, RESOURCE_CLAIMS, RESOURCE_SLICES, AnyJson
 from neuron_plugin.simulation.claim_controller import sync_claims
 from neuron_plugin.simulation.kubelet_claims import NotPreparedError
-from neuron_plugin.simulation.kubelet_dra import DraManager, DraTimes
+from neuron_plugin.simulation.kubelet_dra import DraManager, DraManagerTimes
 from neuron_plugin.simulation.worker import ApiOfNode
 from neuron_plugin.topology import catalogue
 from tests.conformance.claims import allocated, claim_manifest, health_of, offered
@@ -44,7 +44,7 @@ from tests.support.kubelet import KubeletOptions
 from tests.support.plugin_watcher import WatchingKubelet
 
 NODE = "stand-in"
-DRA_TIMES = DraTimes(retry=0.1, watcher=0.05, health=0.1, wipe=0.5, reconcile=0.2)
+DRA_TIMES = DraManagerTimes(retry=0.1, watcher=0.05, health=0.1, wipe=0.5, reconcile=0.2)
 HOLD = "import os, sys; os.open(sys.argv[1], os.O_RDONLY); print('open', flush=True); sys.stdin.read()"
 LINGER_SECONDS = 0.5
 """How long the process of a pod deleted by force is left alone; a kubelet gives it two seconds."""
@@ -56,12 +56,14 @@ class _LivePod:
 
     def __init__(self, spec: PodSpec, uid: str) -> None:
         self.spec = spec
-        self.pod = kubelet_pods.Pod(
+        self.pod = kubelet_pods.KubeletPod(
             uid,
             NAMESPACE,
             spec.name,
             tuple(
-                kubelet_pods.Container(each.name, each.limits, each.kind, tuple((name, "") for name in each.claims))
+                kubelet_pods.KubeletContainer(
+                    each.name, each.limits, each.kind, tuple((name, "") for name in each.claims)
+                )
                 for each in spec.containers
             ),
             {name: name for name in spec.claims},
@@ -171,7 +173,7 @@ class StandInNode:
     # Pods.
 
     async def create(self, pod: PodSpec) -> None:
-        manifest: JsonObject = {
+        manifest: AnyJson = {
             "metadata": {"name": pod.name, "namespace": NAMESPACE, "annotations": dict(pod.annotations)},
             "spec": {
                 "initContainers": [_container(each) for each in pod.containers if each.kind is not ContainerKind.APP],
@@ -320,7 +322,7 @@ class StandInNode:
 
     def _tell(self, live: _LivePod, phase: str) -> None:
         live.phase = phase
-        status: JsonObject = {"phase": phase, "reason": live.reason, "message": live.message}
+        status: AnyJson = {"phase": phase, "reason": live.reason, "message": live.message}
         self._api.set_pod_status(NAMESPACE, live.spec.name, status)
 
     # The kubelet.
@@ -351,7 +353,7 @@ def _settings(values: Mapping[str, object]) -> PluginSettings:
     return msgspec.structs.replace(settings, rescan_seconds=0.1)  # nobody may set so little
 
 
-def _container(spec: ContainerSpec) -> JsonObject:
+def _container(spec: ContainerSpec) -> AnyJson:
     """A container as the API server has it."""
     sidecar = {"restartPolicy": "Always"} if spec.kind is ContainerKind.SIDECAR else {}
     return {"name": spec.name, "resources": spec.resources, **sidecar}

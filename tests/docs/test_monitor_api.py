@@ -16,10 +16,10 @@ from neuron_plugin.monitor.views import (
     ContainerDemand,
     ContainerIds,
     Holder,
-    NodeSpec,
-    NodeStatus,
-    PodSpec,
-    PodStatus,
+    NodeViewSpec,
+    NodeViewStatus,
+    PodViewSpec,
+    PodViewStatus,
 )
 from neuron_plugin.scheduling.leadership import Readiness
 from tests.support.served import served
@@ -47,7 +47,12 @@ def described(section: str, part: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("section", "part", "kind"),
-    [(NODE, "spec", NodeSpec), (NODE, "status", NodeStatus), (POD, "spec", PodSpec), (POD, "status", PodStatus)],
+    [
+        (NODE, "spec", NodeViewSpec),
+        (NODE, "status", NodeViewStatus),
+        (POD, "spec", PodViewSpec),
+        (POD, "status", PodViewStatus),
+    ],
 )
 def test_p82_every_key_has_its_meaning_and_no_other_is_named(
     section: str, part: str, kind: type[msgspec.Struct]

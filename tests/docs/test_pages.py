@@ -32,7 +32,7 @@ from neuron_plugin.kubelet.device_plugin import checked_ids
 from neuron_plugin.plugin.allocator import Allocator
 from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.inputs import NodePods
-from neuron_plugin.plugin.node import Node
+from neuron_plugin.plugin.node import LocalNode
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.scheduling.events import EVENT_REASONS
 from neuron_plugin.scheduling.state import NODE_REFUSALS
@@ -227,7 +227,7 @@ def admission_texts() -> set[str]:
     return {
         refused_allocate(node, "4", "5", "6", "7"),
         refused_allocate(node, "3"),
-        refused_allocate(Node(NoFile(()), NoProcess())),
+        refused_allocate(LocalNode(NoFile(()), NoProcess())),
         str(both.request),
         *(refused([["3"]], reason) for reason in (in_use, held_down, "1 uncorrected SRAM error")),
         refused([["5"]], DISABLED_REASON),
@@ -257,10 +257,10 @@ class NoProcess:
         return True
 
 
-def a_node() -> Node:
+def a_node() -> LocalNode:
     """A node on which serve has two cores, and processes of old, which was deleted long ago, are alive."""
     old, times = PodUid(uid_of("old")), [0.0]
-    node = Node(
+    node = LocalNode(
         NoFile(
             (
                 CheckpointEntry(uid_of("serve"), "app", CORE.value, frozenset({"8", "9"}), {}, ()),
@@ -280,7 +280,7 @@ def a_node() -> Node:
     return node
 
 
-def refused_allocate(node: Node, *ids: str) -> str:
+def refused_allocate(node: LocalNode, *ids: str) -> str:
     """Why an Allocate of these devices is refused, which only the pod train can have asked for."""
     if node.snapshot:
         wanted = pod("train", app(len(ids)))

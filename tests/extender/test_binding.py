@@ -8,8 +8,8 @@ import pytest
 from neuron_plugin.allocation import Dialect
 from neuron_plugin.cluster import Election
 from neuron_plugin.decision_log import explain_decision
-from neuron_plugin.extender.binding import ADMISSION_SECONDS, TIMES, TURN_SECONDS, Binder, Ending, Outcome
-from neuron_plugin.simulation.api_server_kinds import JsonObject
+from neuron_plugin.extender.binding import ADMISSION_SECONDS, TIMES, TURN_SECONDS, Binder, BindOutcome, Ending
+from neuron_plugin.simulation.api_server_kinds import AnyJson
 from tests.support.api_server import Fault
 from tests.support.bench import BINDS, NOW_NS, READS, Bench, without_annotations
 from tests.support.manifests import container, pod_manifest
@@ -164,7 +164,7 @@ async def test_e04_while_not_ready_nothing_is_reserved_or_written(bench: Bench) 
 
     outcome = await bench.bind(bench.waiting("pod"))
 
-    assert outcome == Outcome(Ending.NOT_SERVING, "another replica leads")
+    assert outcome == BindOutcome(Ending.NOT_SERVING, "another replica leads")
     assert bench.calls == []
     assert bench.used() == 0
 
@@ -316,13 +316,13 @@ async def test_of_many_pods_that_wait_for_a_node_on_trial_only_one_is_under_way(
     assert {(await task).ending for task in waiting} == {Ending.BOUND}
 
 
-def admit(bench: Bench, pod: JsonObject, **annotations: str) -> None:
+def admit(bench: Bench, pod: AnyJson, **annotations: str) -> None:
     """The plugin writes on a pod, and the watch shows it."""
     change = {"metadata": {"annotations": annotations or {"NEURON_ALLOCATED": "true"}}}
     bench.world.show(bench.server.patch_pod("default", pod["metadata"]["name"], change))
 
 
-def _is_admitted_next(pod: JsonObject) -> bool:
+def _is_admitted_next(pod: AnyJson) -> bool:
     return bool(pod["metadata"].get("annotations", {}).get("NEURON_ALLOCATED") == "false")
 
 

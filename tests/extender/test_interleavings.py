@@ -19,11 +19,11 @@ import pytest
 from neuron_plugin.allocation import Dialect, NeuronPod
 from neuron_plugin.backoff import Clock
 from neuron_plugin.cluster.api import ApiRequest, Response
-from neuron_plugin.extender.binding import SUCCESSES, Binder, Ending, Outcome
+from neuron_plugin.extender.binding import SUCCESSES, Binder, BindOutcome, Ending
 from neuron_plugin.extender.filter import filter_nodes
 from neuron_plugin.scheduling.leadership import Readiness
-from neuron_plugin.simulation.api_server_kinds import PODS, JsonObject, Refusal
-from neuron_plugin.simulation.api_server_store import Change, Inbox
+from neuron_plugin.simulation.api_server_kinds import PODS, AnyJson, Refusal
+from neuron_plugin.simulation.api_server_store import Inbox, ObjectChange
 from tests.support.api_server import Fault, StandInApiServer
 from tests.support.manifests import node_manifest, pod_manifest
 from tests.support.world import CORE, DEVICE, World, pod_of, record_of, request_of
@@ -86,7 +86,7 @@ class Run:
         self.server = Unreliable(self.chance)
         self.events: Inbox = self.server.follow(PODS)
         self.now = 0.0
-        self.calls: dict[asyncio.Task[Outcome], JsonObject] = {}
+        self.calls: dict[asyncio.Task[BindOutcome], AnyJson] = {}
         self.seen: Counter[str] = Counter()
         self.made = 0
         self.start()
@@ -114,7 +114,7 @@ class Run:
             self.world.show(manifest)
 
     @property
-    def pods(self) -> list[JsonObject]:
+    def pods(self) -> list[AnyJson]:
         return self.server.objects(PODS)
 
     async def step(self) -> None:
@@ -159,7 +159,7 @@ class Run:
             pod = self.chance.choice(again)
             self.call(pod, pod["spec"].get("nodeName") or self.chance.choice(NODES))
 
-    def call(self, pod: JsonObject, node: str) -> None:
+    def call(self, pod: AnyJson, node: str) -> None:
         self.calls[asyncio.ensure_future(self.binder.bind(pod_of(pod), node))] = pod
 
     async def deliver(self) -> None:
@@ -167,7 +167,7 @@ class Run:
         for _ in range(self.chance.randrange(1, 6)):
             if not self.events.empty():
                 change = self.events.get_nowait()
-                assert isinstance(change, Change)
+                assert isinstance(change, ObjectChange)
                 if change.gone:
                     self.world.gone(change.new.value)
                 else:
@@ -260,7 +260,7 @@ class Run:
 _records: dict[str, NeuronPod] = {}
 
 
-def _record(manifest: JsonObject) -> NeuronPod:
+def _record(manifest: AnyJson) -> NeuronPod:
     """What the pod asks for; read once, which is what makes a hundred thousand steps quick."""
     uid = manifest["metadata"]["uid"]
     if uid not in _records:

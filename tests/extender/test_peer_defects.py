@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neuron_plugin.extender.binding import Ending
-from neuron_plugin.simulation.api_server_kinds import JsonObject
+from neuron_plugin.simulation.api_server_kinds import AnyJson
 from tests.support.bench import Bench
 from tests.support.manifests import container, pod_manifest
 from tests.support.world import CORE, DEVICE, World
@@ -79,7 +79,7 @@ def test_v08_pods_whose_namespace_and_name_join_to_one_text_are_two_pods(world: 
     assert [str(pod.reference) for pod in world.state.pods.values()] == ["a/b-c"]
 
 
-def named(namespace: str, name: str, device: str) -> JsonObject:
+def named(namespace: str, name: str, device: str) -> AnyJson:
     found = pod_manifest(name, DEVICE, 1, node="node", annotations={"NEURON_DEVS": device})
     found["metadata"]["namespace"] = namespace
     return found

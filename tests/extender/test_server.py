@@ -14,9 +14,9 @@ import pytest
 from aiohttp import web
 
 from neuron_plugin.allocation import Dialect
-from neuron_plugin.extender import Answer
+from neuron_plugin.extender import FilterMode
 from neuron_plugin.extender import server as module
-from neuron_plugin.extender.binding import SUCCESSES, Binder, Ending, Outcome
+from neuron_plugin.extender.binding import SUCCESSES, Binder, BindOutcome, Ending
 from neuron_plugin.extender.server import PREFIXES, ExtenderService, verb_routes
 from neuron_plugin.scheduling.assumptions import GROUP_DOES_NOT_FIT
 from neuron_plugin.scheduling.leadership import Readiness
@@ -201,7 +201,7 @@ async def test_a_watch_ends_when_its_client_closes() -> None:
 class Counter:
     """A service on a world, with its metrics and its readiness at hand."""
 
-    def __init__(self, world: World, answer: Answer = Answer.ALL) -> None:
+    def __init__(self, world: World, answer: FilterMode = FilterMode.ALL) -> None:
         self.world = world
         self.server = StandInApiServer()
         self.metrics = ExtenderMetrics()
@@ -234,7 +234,7 @@ def test_a_member_of_a_gang_that_waits_gets_the_answer_of_before_until_something
     """kube-scheduler asks for all of them, some hundred times a second."""
     caplog.set_level(logging.DEBUG, logger="neuron_plugin.extender.flow")
     world.node("node", TRN1)
-    counter = Counter(world, Answer.BEST)
+    counter = Counter(world, FilterMode.BEST)
     world.state.set_min_count(("default", "gang"), 3)
     calls = []
     for number in range(3):
@@ -449,8 +449,8 @@ async def test_a_binds_line_has_what_was_chosen_and_what_is_used_then(
 async def test_a_bind_that_failed_is_a_warning_with_its_reason(
     counter: Counter, lines: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, ending: Ending
 ) -> None:
-    async def failing(*_: object) -> Outcome:
-        return Outcome(ending, "why")
+    async def failing(*_: object) -> BindOutcome:
+        return BindOutcome(ending, "why")
 
     monkeypatch.setattr(Binder, "bind", failing)
 

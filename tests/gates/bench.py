@@ -21,7 +21,7 @@ from neuron_plugin.gates.upkeep import Upkeep
 from neuron_plugin.scheduling.assumed import AssumedPods, AssumedTimes
 from neuron_plugin.scheduling.leadership import CONDITION, Readiness
 from neuron_plugin.scheduling.metrics import ExtenderMetrics
-from neuron_plugin.simulation.api_server_kinds import EVENTS, NODES, PODS, JsonObject
+from neuron_plugin.simulation.api_server_kinds import EVENTS, NODES, PODS, AnyJson
 from tests.support.api_server import Fault, Match, StandInApiServer
 from tests.support.manifests import node_manifest, pod_manifest
 from tests.support.world import World
@@ -94,7 +94,7 @@ class GatesBench:
         owner: str = "",
         cpu: str = "",
         **described: Any,
-    ) -> JsonObject:
+    ) -> AnyJson:
         """A gated pod; ``owner`` is KIND/NAME, and ``spec`` is merged into the manifest's."""
         spec = described.pop("spec", {})
         annotations = dict(described.pop("annotations", {}))
@@ -157,7 +157,7 @@ class GatesBench:
         self.server.set_pod_status("default", name, {"conditions": [condition]})
         self.sync()
 
-    def of(self, name: str) -> JsonObject:
+    def of(self, name: str) -> AnyJson:
         """The pod as the server has it."""
         return self.server.get(PODS, name, "default")
 
@@ -175,10 +175,10 @@ class GatesBench:
         """The node that the pod was promised; empty without."""
         return self.annotations(name).get(NODE_KEY, "")
 
-    def terms(self, name: str) -> list[JsonObject]:
+    def terms(self, name: str) -> list[AnyJson]:
         """The terms of the pod's required node affinity."""
         affinity = self.of(name)["spec"].get("affinity", {}).get("nodeAffinity", {})
-        terms: list[JsonObject] = affinity.get("requiredDuringSchedulingIgnoredDuringExecution", {}).get(
+        terms: list[AnyJson] = affinity.get("requiredDuringSchedulingIgnoredDuringExecution", {}).get(
             "nodeSelectorTerms", []
         )
         return terms
@@ -222,5 +222,5 @@ class DemandBench(GatesBench):
             await self.demand.look()
             self.sync()
 
-    def placeholders(self) -> list[JsonObject]:
+    def placeholders(self) -> list[AnyJson]:
         return [pod for pod in self.server.objects(PODS) if DEMAND_LABEL in pod["metadata"].get("labels", {})]

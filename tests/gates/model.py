@@ -27,8 +27,8 @@ from neuron_plugin.scheduling.leadership import Readiness
 from neuron_plugin.scheduling.metrics import ExtenderMetrics
 from neuron_plugin.simulation.api_server_kinds import NODES as SERVED_NODES
 from neuron_plugin.simulation.api_server_kinds import PODS as SERVED_PODS
-from neuron_plugin.simulation.api_server_kinds import JsonObject, parse_path
-from neuron_plugin.simulation.api_server_store import Change, Inbox
+from neuron_plugin.simulation.api_server_kinds import AnyJson, parse_path
+from neuron_plugin.simulation.api_server_store import Inbox, ObjectChange
 from tests.support.api_server import StandInApiServer
 from tests.support.manifests import node_manifest
 from tests.support.world import World
@@ -99,10 +99,10 @@ class Replica:
         behind = self.changes.qsize()
         for _ in range(behind if most is None else min(most, behind)):
             change = self.changes.get_nowait()
-            assert isinstance(change, Change)
+            assert isinstance(change, ObjectChange)
             self.show(change.new.value, gone=change.gone)
 
-    def show(self, manifest: JsonObject, *, gone: bool) -> None:
+    def show(self, manifest: AnyJson, *, gone: bool) -> None:
         if manifest["kind"] == "Pod":
             (self.world.gone if gone else self.world.show)(manifest)
         elif gone:
@@ -175,7 +175,7 @@ class Model:
         if node:
             self.server.create_pod({"metadata": metadata, "spec": {"nodeName": node, "containers": [container]}})
 
-    def schedule(self, pod: JsonObject) -> None:
+    def schedule(self, pod: AnyJson) -> None:
         """What the cluster's scheduler does with a released pod: its pin leaves one node, if CPU and counts do."""
         affinity = pod["spec"].get("affinity")
         names = list(self.nodes)
@@ -205,7 +205,7 @@ class Model:
                     "default", name, {"metadata": {"annotations": {NODE_KEY: None, POD_UID_KEY: None}}}
                 )
 
-    def has_room(self, pod: JsonObject, name: str) -> bool:
+    def has_room(self, pod: AnyJson, name: str) -> bool:
         allocatable = self.nodes[name]["status"]["allocatable"]
         used: defaultdict[str, int] = defaultdict(int)
         for other in self.pods.values():
@@ -216,14 +216,14 @@ class Model:
         return all(used[key] + int(amount) <= int(allocatable[key]) for key, amount in asked.items())
 
     @property
-    def pods(self) -> dict[str, JsonObject]:
+    def pods(self) -> dict[str, AnyJson]:
         return {pod["metadata"]["name"]: pod for pod in self.server.objects(SERVED_PODS)}
 
     @property
-    def nodes(self) -> dict[str, JsonObject]:
+    def nodes(self) -> dict[str, AnyJson]:
         return {node["metadata"]["name"]: node for node in self.server.objects(SERVED_NODES)}
 
-    def unbound(self) -> list[JsonObject]:
+    def unbound(self) -> list[AnyJson]:
         return [pod for pod in self.pods.values() if not pod["spec"].get("nodeName")]
 
     # One step.
@@ -264,18 +264,18 @@ class Model:
                 await self.let_work()
         self.check()
 
-    def edit(self, pod: JsonObject) -> None:
+    def edit(self, pod: AnyJson) -> None:
         """A user, or another controller, changes a pod that is not bound."""
         if gates_of(pod) - {GATE} and self.chance.random() < 0.7:
             self.open_other_gates(pod)
         else:
             self.change(pod, {"metadata": {"labels": {"edited": str(self.now)}}})
 
-    def open_other_gates(self, pod: JsonObject) -> None:
+    def open_other_gates(self, pod: AnyJson) -> None:
         ours = [{"name": name} for name in gates_of(pod) & {GATE}]
         self.change(pod, {"spec": {"schedulingGates": ours}})
 
-    def change(self, pod: JsonObject, change: JsonObject) -> None:
+    def change(self, pod: AnyJson, change: AnyJson) -> None:
         self.server.patch_pod("default", pod["metadata"]["name"], change)
 
     def delete(self, name: str) -> None:
@@ -393,7 +393,7 @@ class Model:
             self.check_group(self.pods[name])
         return response
 
-    def check_group(self, pod: JsonObject) -> None:
+    def check_group(self, pod: AnyJson) -> None:
         """No pod of a group is released before all of it have, or had, their place."""
         annotations = pod["metadata"].get("annotations", {})
         if group := annotations.get(GROUP):
@@ -459,5 +459,5 @@ class Model:
             self.check()
 
 
-def gates_of(pod: JsonObject) -> set[str]:
+def gates_of(pod: AnyJson) -> set[str]:
     return {gate["name"] for gate in pod["spec"].get("schedulingGates", [])}

@@ -20,7 +20,7 @@ from neuron_plugin.gates.upkeep import TIMES as UPKEEP_TIMES
 from neuron_plugin.gates.upkeep import WAITING
 from neuron_plugin.scheduling.claims import ClaimedPods, Shown
 from neuron_plugin.scheduling.informers import keep_pod, most_devices
-from neuron_plugin.simulation.api_server_kinds import PODS, RESOURCE_CLAIMS, JsonObject
+from neuron_plugin.simulation.api_server_kinds import PODS, RESOURCE_CLAIMS, AnyJson
 from tests.gates.bench import EPOCH, GatesBench
 from tests.simulation.dra import DRIVER, claim_spec, devices_of, exactly, linked
 from tests.support.api_server import Fault, Match, StandInApiServer
@@ -60,12 +60,12 @@ class ClaimsBench(GatesBench):
             if found:
                 self._seen[uid] = found
 
-    def claim(self, name: str, spec: JsonObject | None = None) -> JsonObject:
+    def claim(self, name: str, spec: AnyJson | None = None) -> AnyJson:
         """A claim without an allocation; for one device by default."""
         made = {"metadata": {"name": name}, "spec": spec or claim_spec(exactly())}
         return self.server.create(RESOURCE_CLAIMS, made, "default")
 
-    def claiming(self, name: str, *claims: str, **described: Any) -> JsonObject:
+    def claiming(self, name: str, *claims: str, **described: Any) -> AnyJson:
         """A gated pod that uses claims of these names."""
         uses = [{"name": one, "resourceClaimName": one} for one in claims]
         container = {"name": "main", "resources": {"claims": [{"name": one} for one in claims]}}

@@ -11,13 +11,13 @@ from neuron_plugin.allocation.keys import GATE, NODE_KEY, POD_UID_KEY
 from neuron_plugin.gates.placer import FORBIDDEN, MANY_IN_FLIGHT, RELEASED_PLAINLY, TIMES
 from neuron_plugin.scheduling.assumed import AssumedTimes
 from neuron_plugin.scheduling.leadership import CONDITION
-from neuron_plugin.simulation.api_server_kinds import CLAIMS, NODES, VOLUMES, JsonObject
+from neuron_plugin.simulation.api_server_kinds import CLAIMS, NODES, VOLUMES, AnyJson
 from tests.gates.bench import CORE, EPOCH, NEURON, GatesBench
 from tests.support.api_server import Fault, Match
 from tests.support.manifests import container
 
 
-def container_with_memory(mib: int) -> JsonObject:
+def container_with_memory(mib: int) -> AnyJson:
     found = container("main", CORE, 1)
     for quantities in found["resources"].values():
         quantities["neuron-plugin.io/memory"] = str(mib)
@@ -52,7 +52,7 @@ async def test_a_pod_is_placed_by_one_patch(gated: GatesBench) -> None:
 async def test_the_pin_is_added_to_each_term_that_was_there(gated: GatesBench) -> None:
     gated.node("a")
     zone = {"key": "node.kubernetes.io/instance-type", "operator": "In", "values": ["trn1.32xlarge"]}
-    terms: list[JsonObject] = [
+    terms: list[AnyJson] = [
         {"matchExpressions": [zone]},
         {"matchExpressions": [{"key": "nosuch", "operator": "Exists"}]},
     ]
@@ -309,7 +309,7 @@ async def test_the_anti_affinity_of_pods_that_run_is_left_to_kube_scheduler(gate
 JOB_KEY = "jobset.sigs.k8s.io/job-key"
 
 
-def exclusive(job: str, topology_key: str) -> JsonObject:
+def exclusive(job: str, topology_key: str) -> AnyJson:
     """The anti-affinity by which JobSet keeps the pods of other Jobs out of a Job's topology domain."""
     others = [{"key": JOB_KEY, "operator": "Exists"}, {"key": JOB_KEY, "operator": "NotIn", "values": [job]}]
     term = {"labelSelector": {"matchExpressions": others}, "topologyKey": topology_key}

@@ -13,10 +13,10 @@ from neuron_plugin.allocation.inventory import write_inventory
 from neuron_plugin.allocation.keys import INVENTORY_KEY
 from neuron_plugin.cluster.pods import PODS, neuron_pod
 from neuron_plugin.inspection.checks import CHECKS
-from neuron_plugin.inspection.facts import Cluster, Daemon, DeviceUser, DeviceUsers, Facts, Kubelet, SocketSeen
+from neuron_plugin.inspection.facts import ClusterFacts, Daemon, DeviceUser, DeviceUsers, Facts, Kubelet, SocketSeen
 from neuron_plugin.inspection.findings import Finding, Level, Unknown
 from neuron_plugin.inspection.host import gather_host
-from neuron_plugin.inspection.machine import Machine, look, node_of
+from neuron_plugin.inspection.machine import InspectedMachine, look, node_of
 from neuron_plugin.kubelet.socket_watch import endpoint_path
 from neuron_plugin.simulation import SimulatedNode
 from tests.inspection.doubles import Container, Pod
@@ -26,7 +26,7 @@ NODE = "worker-1"
 POD_UID = "1b4e28ba-2fa1-41d2-883f-0016d3cca427"
 
 
-def looked(node: SimulatedNode, **flags: str | None) -> Machine:
+def looked(node: SimulatedNode, **flags: str | None) -> InspectedMachine:
     """What a look at a simulated machine shows; ``flags`` as for ``node_of``."""
     return look(node_of({"root": str(node.root), **flags}, {}, None).settings, {})
 
@@ -48,7 +48,7 @@ def facts_of(node: SimulatedNode, *, instance_type: str | None = None) -> Facts:
         pods=(),
     )
     inventory = write_inventory(NodeInventory(geometry, seen.inventory.device_ids, {})) if geometry else ""
-    cluster = Cluster(
+    cluster = ClusterFacts(
         NODE,
         annotations={INVENTORY_KEY: inventory},
         allocatable={"cpu": "128", **{name: str(len(ids)) for name, ids in allocatable.items()}},
@@ -96,7 +96,7 @@ def with_host(facts: Facts, **changes: object) -> Facts:
 
 
 def with_cluster(facts: Facts, **changes: object) -> Facts:
-    assert isinstance(facts.cluster, Cluster)
+    assert isinstance(facts.cluster, ClusterFacts)
     return replace(facts, cluster=replace(facts.cluster, **changes))  # type: ignore[arg-type]  # fields by name
 
 

@@ -19,9 +19,9 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from neuron_plugin.allocation import Assignment, Resource
 from neuron_plugin.allocation.keys import DISABLE_KEY
-from neuron_plugin.http_server import Health, probe_text
+from neuron_plugin.http_server import ProbeAnswer, probe_text
 from neuron_plugin.inspection import gathering as everything
-from neuron_plugin.inspection.facts import Cluster, Daemon, DeviceUsers, Facts, Kubelet, NoSuchNode
+from neuron_plugin.inspection.facts import ClusterFacts, Daemon, DeviceUsers, Facts, Kubelet, NoSuchNode
 from neuron_plugin.inspection.findings import Unknown
 from neuron_plugin.inspection.gathering import (
     disabled_here,
@@ -45,9 +45,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path | None, str]]:
     """What the API server is asked for: kubeconfig and node."""
     calls: list[tuple[Path | None, str]] = []
 
-    async def answer(kubeconfig: Path | None, node_name: str, _driver: str) -> Cluster:
+    async def answer(kubeconfig: Path | None, node_name: str, _driver: str) -> ClusterFacts:
         calls.append((kubeconfig, node_name))
-        return Cluster(node_name)
+        return ClusterFacts(node_name)
 
     monkeypatch.setattr(everything, "gather_cluster", answer)
     monkeypatch.setattr("platform.node", lambda: "Host-1")
@@ -81,7 +81,7 @@ def test_the_nodes_name_is_given_or_in_the_environment_or_the_hosts(
     name: str,
 ) -> None:
     facts = look(make_node, environ, kubeconfig="/k", **given)
-    assert facts.cluster == Cluster(name)
+    assert facts.cluster == ClusterFacts(name)
     assert asked == [(Path("/k"), name)]
 
 
@@ -113,8 +113,8 @@ def test_a_node_that_is_not_there_is_a_fault_only_where_its_name_was_given(
 def test_devices_that_the_node_disables_are_known_where_the_daemon_is_not_asked(
     make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def answer(_: object, node_name: str, _driver: str) -> Cluster:
-        return Cluster(node_name, {DISABLE_KEY: "0"})
+    async def answer(_: object, node_name: str, _driver: str) -> ClusterFacts:
+        return ClusterFacts(node_name, {DISABLE_KEY: "0"})
 
     monkeypatch.setattr(everything, "gather_cluster", answer)
     assert look(make_node, {}, kubeconfig="/k").machine.disabled == (0,)
@@ -147,7 +147,7 @@ def test_a_source_that_fails_itself_leaves_the_others(
 
     monkeypatch.setattr(everything, source, fail if source == "gather_users" else fail_later)
     facts = look(make_node, kubeconfig="/k", node_name="worker-1")
-    parts: dict[str, Kubelet | Cluster | DeviceUsers | Unknown | None] = {
+    parts: dict[str, Kubelet | ClusterFacts | DeviceUsers | Unknown | None] = {
         "gather_kubelet": facts.kubelet.unreadable,
         "gather_cluster": facts.cluster,
         "gather_users": facts.users,
@@ -244,7 +244,7 @@ def asked_on(port: int) -> Daemon:
 @pytest.mark.parametrize("failing", ["", "neuron: waiting for kubelet.sock"])
 def test_p70_silent_sources_are_read_off_the_readiness_page(failing: str) -> None:
     notes = ("kernel-log is not running: /dev/kmsg cannot be opened", "uevents is not running: no libudev")
-    body, passes = probe_text(Health({"neuron": failing}, notes))
+    body, passes = probe_text(ProbeAnswer({"neuron": failing}, notes))
     with answering(body, HTTPStatus.OK if passes else HTTPStatus.SERVICE_UNAVAILABLE) as port:
         assert asked_on(port).silent == (
             "kernel-log is not running: /dev/kmsg cannot be opened",
@@ -414,7 +414,7 @@ async def test_the_node_and_its_pods_are_read(tmp_path: Path) -> None:
         api.set_pod_status("default", "done", {"phase": "Succeeded"})
         api.create_pod(pod_manifest("elsewhere", Resource.NEURONCORE, 1, node="worker-2"))
         found = await gather_cluster(api.write_kubeconfig(tmp_path / "kubeconfig"), "worker-1")
-    assert isinstance(found, Cluster)
+    assert isinstance(found, ClusterFacts)
     assert found.allocatable[Resource.NEURONDEVICE.value] == "6"
     assert "neuron-plugin.io/inventory" in found.annotations
     pods = {pod.reference.name: pod for pod in found.pods}

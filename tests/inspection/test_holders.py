@@ -195,7 +195,7 @@ async def test_p85_the_cli_tells_the_holder_that_the_kubelet_tells(short_directo
     import grpc
 
     devices = DeviceManager(Random(0))  # noqa: S311 - of no consequence
-    train = kubelet_pods.Pod("uid", "ml", "train", (kubelet_pods.Container("main"),))
+    train = kubelet_pods.KubeletPod("uid", "ml", "train", (kubelet_pods.KubeletContainer("main"),))
     devices.record("uid", "main", DEVICES, ("3", "2"), b"")
     server = grpc.aio.server()
     add_PodResourcesListerServicer_to_server(PodResourcesService(devices, {"uid": train}), server)

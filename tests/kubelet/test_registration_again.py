@@ -15,7 +15,7 @@ from neuron_plugin.kubelet.device_plugin import DevicePluginService
 from neuron_plugin.kubelet.registration import RegistrationState, RegistrationTimes
 from neuron_plugin.kubelet.socket_watch import identity_of
 from neuron_plugin.kubelet_files import KUBELET_SOCKET
-from neuron_plugin.simulation import Container, Pod
+from neuron_plugin.simulation import KubeletContainer, KubeletPod
 from tests.kubelet.fakes import CORE, DEVICE, QUICK, eventually, running_plugin
 from tests.kubelet.registering import ScriptedRegistration, advertised_again, scripted_kubelet, sockets_of
 from tests.support.kubelet import KubeletOptions, StandInKubelet
@@ -90,7 +90,7 @@ async def test_p6_readiness_falls_with_the_kubelet_and_comes_back_with_it(direct
 
 
 async def test_p8_it_is_back_before_the_first_pod_is_admitted_again(directory: Path) -> None:
-    pod = Pod("uid", "ns", "pod", (Container("c", {CORE: 2}),))
+    pod = KubeletPod("uid", "ns", "pod", (KubeletContainer("c", {CORE: 2}),))
     options = KubeletOptions(sync_delay=1.0)
     async with StandInKubelet(directory, options=options) as kubelet, running_plugin(directory):
         await kubelet.wait_for_capacity(CORE, 4)

@@ -13,7 +13,7 @@ from neuron_plugin.kubelet.advertisement import Advertisement
 from neuron_plugin.kubelet.registration import DevicePluginServer, RegistrationState, RegistrationTimes
 from neuron_plugin.kubelet.socket_watch import DirectoryWatch
 from neuron_plugin.kubelet_files import KUBELET_SOCKET
-from neuron_plugin.simulation import Container, Pod
+from neuron_plugin.simulation import KubeletContainer, KubeletPod
 from tests.kubelet.fakes import CORE, FakeHandler, eventually, running_plugin
 from tests.kubelet.registering import ScriptedRegistration, scripted_kubelet, sockets_of
 from tests.support.kubelet import StandInKubelet
@@ -93,7 +93,7 @@ async def test_stopping_lets_an_admission_finish_that_is_under_way(directory: Pa
         await release.wait()
         return sorted(available, key=int)[:size]
 
-    pod = Pod("uid", "ns", "pod", (Container("c", {CORE: 2}),))
+    pod = KubeletPod("uid", "ns", "pod", (KubeletContainer("c", {CORE: 2}),))
     async with StandInKubelet(directory) as kubelet, running_plugin(directory) as plugin:
         plugin.handler.prefer = slow
         await kubelet.wait_for_capacity(CORE, 4)

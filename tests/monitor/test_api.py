@@ -15,7 +15,7 @@ from neuron_plugin.monitor import api as module
 from neuron_plugin.monitor.api import TIMES, Monitor, MonitorTimes
 from neuron_plugin.monitor.views import NodeView, node_view
 from neuron_plugin.scheduling.leadership import SYNCED, Readiness
-from neuron_plugin.scheduling.state import Change, ClusterState
+from neuron_plugin.scheduling.state import ClusterState, StateChange
 from tests.support.manifests import container
 from tests.support.served import served
 from tests.support.world import CORE, DEVICE, World
@@ -293,7 +293,7 @@ async def test_a_list_is_encoded_once_for_all_clients_until_something_changes_or
     encoded: list[str] = []
     encode = Monitor._encoded
 
-    def counted(monitor: Monitor, kind: str, version: int, found: list[Change]) -> bytes:
+    def counted(monitor: Monitor, kind: str, version: int, found: list[StateChange]) -> bytes:
         encoded.append(kind)
         return encode(monitor, kind, version, found)
 

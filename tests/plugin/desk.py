@@ -18,7 +18,7 @@ from neuron_plugin.kubelet.device_plugin import container_response
 from neuron_plugin.plugin.allocator import Allocator
 from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.inputs import NodePods
-from neuron_plugin.plugin.node import Node, NodeOptions
+from neuron_plugin.plugin.node import LocalNode, NodeOptions
 from neuron_plugin.plugin.settings import Numbering, PluginSettings
 from neuron_plugin.plugin.snapshot import Snapshot
 from neuron_plugin.topology import CoreMask
@@ -97,7 +97,7 @@ class FakeCgroups:
 class FakeLister:
     """The API server: ``pods`` are shown to the node at the next LIST."""
 
-    node: Node
+    node: LocalNode
     pods: Sequence[NeuronPod] | None = None
     lists: int = 0
 
@@ -116,7 +116,7 @@ class LoopClock(FakeClock):
 
 @dataclass
 class Desk:
-    node: Node
+    node: LocalNode
     kubelet: MemoryKubelet
     cgroups: FakeCgroups
     lister: FakeLister
@@ -168,7 +168,7 @@ async def a_desk(
 ) -> AsyncIterator[Desk]:
     """A node with these pods, its kubelet and its allocator. ``listed``: the API server has been heard."""
     kubelet, cgroups = kubelet or MemoryKubelet(), cgroups or FakeCgroups()
-    made = Node(kubelet.file, cgroups, NodeOptions(cluster=cluster), LoopClock())
+    made = LocalNode(kubelet.file, cgroups, NodeOptions(cluster=cluster), LoopClock())
     if cluster and listed:
         made.see_pods(NodePods().with_list(pods, 0.0))
     made.see_inventory(node or inventory())

@@ -14,17 +14,17 @@ import msgspec
 from neuron_plugin.plugin.claims import PrepareTimes
 from neuron_plugin.plugin.daemon import NodeDaemon
 from neuron_plugin.plugin.settings import Mode
-from neuron_plugin.simulation import AdmittedPod, Container, Pod, write_node
+from neuron_plugin.simulation import AdmittedPod, KubeletContainer, KubeletPod, write_node
 from neuron_plugin.simulation.api_server_kinds import (
     CLAIM_TEMPLATES,
     DEVICE_CLASSES,
     PODS,
     RESOURCE_CLAIMS,
     RESOURCE_SLICES,
-    JsonObject,
+    AnyJson,
 )
 from neuron_plugin.simulation.claim_controller import claim_names, sync_claims
-from neuron_plugin.simulation.kubelet_dra import DraManager, DraTimes
+from neuron_plugin.simulation.kubelet_dra import DraManager, DraManagerTimes
 from neuron_plugin.simulation.scheduler_claims import allocations_on, claims_of, reserve
 from neuron_plugin.simulation.worker import ApiOfNode
 from tests.plugin.site import _MEMORY, HASTY, NAMESPACE, NODE, Site, eventually, settings_for
@@ -33,7 +33,7 @@ from tests.simulation.dra import claim_spec, device_class, devices_of, linked
 from tests.support.api_server import StandInApiServer
 from tests.support.kubelet import StandInKubelet
 
-KUBELET = DraTimes(retry=0.1, watcher=0.05, health=0.1, wipe=0.5)
+KUBELET = DraManagerTimes(retry=0.1, watcher=0.05, health=0.1, wipe=0.5)
 
 
 @dataclass
@@ -55,15 +55,15 @@ class ClaimSite(Site):
 
     # Users and the scheduler.
 
-    def template(self, name: str, spec: JsonObject) -> str:
+    def template(self, name: str, spec: AnyJson) -> str:
         self.api.create(CLAIM_TEMPLATES, {"metadata": {"name": name}, "spec": {"spec": spec}}, NAMESPACE)
         return name
 
-    def claim(self, name: str, spec: JsonObject) -> str:
+    def claim(self, name: str, spec: AnyJson) -> str:
         self.api.create(RESOURCE_CLAIMS, {"metadata": {"name": name}, "spec": spec}, NAMESPACE)
         return name
 
-    def place(self, name: str, *templates: str, claim: str = "", uses: tuple[tuple[str, str], ...] = ()) -> Pod:
+    def place(self, name: str, *templates: str, claim: str = "", uses: tuple[tuple[str, str], ...] = ()) -> KubeletPod:
         """A pod of one container is made, its claims are made and allocated, and it is bound here.
 
         It has a claim of each template, called like that, and one of its own name. ``uses`` are claims and requests.
@@ -81,7 +81,7 @@ class ClaimSite(Site):
         claims = claims_of(self.api, pod)
         reserve(self.api, pod, claims, allocations_on(self.api, claims, NODE))
         self.api.bind(NAMESPACE, name, node=NODE)
-        made = Pod(uid_of(name), NAMESPACE, name, (Container("app", claims=uses),), claim_names(pod))
+        made = KubeletPod(uid_of(name), NAMESPACE, name, (KubeletContainer("app", claims=uses),), claim_names(pod))
         self.kubelet_pods[name] = made
         return made
 
@@ -106,7 +106,7 @@ class ClaimSite(Site):
         await self.kubelet.unprepare(pod)
         sync_claims(self.api)
 
-    def delete_by_force(self, name: str) -> Pod:
+    def delete_by_force(self, name: str) -> KubeletPod:
         """The object is gone at once and its claims are free; the processes run on for a while."""
         self.api.delete_pod(NAMESPACE, name, grace_seconds=0)
         sync_claims(self.api)
@@ -114,7 +114,7 @@ class ClaimSite(Site):
 
     # What there is.
 
-    def slices(self) -> list[JsonObject]:
+    def slices(self) -> list[AnyJson]:
         return [
             each for each in self.api.objects(RESOURCE_SLICES) if each["spec"]["driver"] == self.settings.dra_driver
         ]
@@ -128,7 +128,7 @@ class ClaimSite(Site):
         """The devices of each claim."""
         return {each["metadata"]["name"]: devices_of(each) for each in self.api.objects(RESOURCE_CLAIMS)}
 
-    def is_alive(self, pod: Pod) -> bool:
+    def is_alive(self, pod: KubeletPod) -> bool:
         assert self.kubelet._cgroups
         return self.kubelet._cgroups.path(pod).exists()
 

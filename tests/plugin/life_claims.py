@@ -33,12 +33,12 @@ from neuron_plugin.kubelet.dra_service import ClaimReference
 from neuron_plugin.plugin.claim_watch import ClaimWatch
 from neuron_plugin.plugin.claims import ClaimPreparer, ClaimSource
 from neuron_plugin.plugin.counters import Counters
-from neuron_plugin.plugin.node import Node, NodeOptions
+from neuron_plugin.plugin.node import LocalNode, NodeOptions
 from neuron_plugin.plugin.pod_watch import PodWatch
 from neuron_plugin.plugin.settings import Mode, Numbering, PluginSettings
 from neuron_plugin.plugin.snapshot import is_explained
-from neuron_plugin.simulation.api_server_kinds import RESOURCE_CLAIMS, JsonObject
-from neuron_plugin.simulation.kubelet_claims import ClaimInfo, Device, NotPreparedError
+from neuron_plugin.simulation.api_server_kinds import RESOURCE_CLAIMS, AnyJson
+from neuron_plugin.simulation.kubelet_claims import ClaimInfo, DriverDevice, NotPreparedError
 from neuron_plugin.topology import CoreMask
 from tests.plugin.life_cluster import NODE, LifeApi, follow_pods
 from tests.plugin.world import INF2, inventory, uid_of
@@ -76,7 +76,7 @@ class LifePod:
         return f"{self.name}/{self.claim}"
 
     @property
-    def manifest(self) -> JsonObject:
+    def manifest(self) -> AnyJson:
         container = {"name": "app", "resources": {"claims": [{"name": "neurons"}]}}
         claims = [{"name": "neurons", "resourceClaimName": self.claim}]
         spec = {"nodeName": NODE, "containers": [container], "resourceClaims": claims}
@@ -89,7 +89,7 @@ class Plugin:
     def __init__(self, life: ClaimLife) -> None:
         self.life = life
         loop = asyncio.get_running_loop()
-        self.node = Node(life.kubelet.file, life, NodeOptions(()), loop.time, life.kubelet.claims_file)
+        self.node = LocalNode(life.kubelet.file, life, NodeOptions(()), loop.time, life.kubelet.claims_file)
         settings = PluginSettings(node_name=NODE, mode=Mode.DRA, cdi_dir=life.directory, numbering=Numbering.HOST)
         counters = Counters()
         self.pods = PodWatch(self.node, NODE, "", settings.decision_deadline_seconds, counters, connect_seconds=1.0)
@@ -195,7 +195,7 @@ class Kubelet(ModelKubelet):
             raise NotPreparedError("the claim cannot be read, or is not the pod's")
         await self.memory.prepare([life.api.get(RESOURCE_CLAIMS, one.claim, "default")], one.uid, self)
 
-    async def prepare(self, driver: str, claims: Sequence[ClaimInfo]) -> Mapping[str, Sequence[Device] | str]:
+    async def prepare(self, driver: str, claims: Sequence[ClaimInfo]) -> Mapping[str, Sequence[DriverDevice] | str]:
         if driver == PARTNER:
             await asyncio.sleep(self.life.chance.random() * 0.1)
             if self.life.chance.random() < 0.5:
@@ -220,7 +220,7 @@ class Kubelet(ModelKubelet):
         return {
             uid: found
             if isinstance(found, str)
-            else [Device(each.pool, each.device, (each.request,), tuple(each.cdi_devices)) for each in found]
+            else [DriverDevice(each.pool, each.device, (each.request,), tuple(each.cdi_devices)) for each in found]
             for uid, found in answer.items()
         }
 
@@ -325,7 +325,7 @@ class ClaimLife:
                 return True
         return False
 
-    def _change(self, claim: str, status: JsonObject) -> None:
+    def _change(self, claim: str, status: AnyJson) -> None:
         self.api.patch_status(RESOURCE_CLAIMS, claim, status, "default")
 
     def _reserve(self, claim: str, users: Iterable[str]) -> None:

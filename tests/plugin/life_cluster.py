@@ -28,7 +28,7 @@ from neuron_plugin.cluster.pods import neuron_pod
 from neuron_plugin.cluster.reflector import Pace
 from neuron_plugin.plugin.pod_watch import PodWatch
 from neuron_plugin.simulation.api_server_kinds import NODES, PODS
-from neuron_plugin.simulation.api_server_store import Change, Inbox, Watch
+from neuron_plugin.simulation.api_server_store import Inbox, ObjectChange, Watch
 from neuron_plugin.topology import cores_in
 from tests.plugin.world import ApiPod
 from tests.support.api_server import Fault, StandInApiServer
@@ -260,8 +260,8 @@ class _Due(Inbox):
         self._chance = chance
         self._lag_seconds = lag_seconds
 
-    def put_nowait(self, item: Change | Exception | None) -> None:
-        if isinstance(item, Change):
+    def put_nowait(self, item: ObjectChange | Exception | None) -> None:
+        if isinstance(item, ObjectChange):
             lag = self._chance.expovariate(1) * self._lag_seconds
             self.at[item.version] = asyncio.get_running_loop().time() + lag
 

@@ -24,7 +24,7 @@ from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet.device_plugin import DevicePluginService
 from neuron_plugin.kubelet.pod_resources import ContainerDevices
 from neuron_plugin.plugin.container import VISIBLE_CORES
-from neuron_plugin.simulation.kubelet_device_manager import AllocationError, Device, PluginCallError, Selection
+from neuron_plugin.simulation.kubelet_device_manager import AllocationError, ListedDevice, PluginCallError, Selection
 from neuron_plugin.topology import Unit
 from tests.plugin.life_cluster import LifeApi, LifePod, State, physical
 from tests.support.model_kubelet import RESOURCES, ModelKubelet
@@ -202,7 +202,7 @@ class Kubelet(ModelKubelet):
             message = await messages.get()
             await asyncio.sleep(self._chance.random() * 0.005)
             nodes = ((each, tuple(node.ID for node in each.topology.nodes)) for each in message.devices)
-            self.manager.update_devices(resource, [Device(each.ID, each.health, numa) for each, numa in nodes])
+            self.manager.update_devices(resource, [ListedDevice(each.ID, each.health, numa) for each, numa in nodes])
             with suppress(AllocationError):
                 await self._write()
 

@@ -19,8 +19,8 @@ from neuron_plugin.kubelet import DevicePluginServer
 from neuron_plugin.plugin.daemon import NodeDaemon
 from neuron_plugin.plugin.settings import Numbering, PluginSettings
 from neuron_plugin.plugin.times import DaemonTimes
-from neuron_plugin.simulation import AdmittedPod, Container, Pod, SimulatedNode, write_node
-from neuron_plugin.simulation.api_server_kinds import EVENTS, NODES, PODS, JsonObject
+from neuron_plugin.simulation import AdmittedPod, KubeletContainer, KubeletPod, SimulatedNode, write_node
+from neuron_plugin.simulation.api_server_kinds import EVENTS, NODES, PODS, AnyJson
 from neuron_plugin.topology import catalogue
 from tests.plugin.world import TRN1, assignment, uid_of
 from tests.support.api_server import StandInApiServer
@@ -52,7 +52,7 @@ class Site:
     settings: PluginSettings
     times: DaemonTimes = HASTY
     specs: dict[str, tuple[ContainerSpec, ...]] = field(default_factory=dict)
-    kubelet_pods: dict[str, Pod] = field(default_factory=dict)
+    kubelet_pods: dict[str, KubeletPod] = field(default_factory=dict)
 
     @asynccontextmanager
     async def daemon(self, *, registered: bool = True) -> AsyncIterator[NodeDaemon]:
@@ -202,19 +202,19 @@ def settings_for(
     return msgspec.structs.replace(settings, resources=chosen)
 
 
-def kubelet_pod(name: str, uid: str, containers: tuple[ContainerSpec, ...]) -> Pod:
-    return Pod(
+def kubelet_pod(name: str, uid: str, containers: tuple[ContainerSpec, ...]) -> KubeletPod:
+    return KubeletPod(
         uid,
         NAMESPACE,
         name,
         tuple(
-            Container(each.name, {key: int(value) for key, value in each.limits.items()}, each.kind)
+            KubeletContainer(each.name, {key: int(value) for key, value in each.limits.items()}, each.kind)
             for each in containers
         ),
     )
 
 
-def manifest(name: str, uid: str, containers: tuple[ContainerSpec, ...]) -> JsonObject:
+def manifest(name: str, uid: str, containers: tuple[ContainerSpec, ...]) -> AnyJson:
     return {
         "metadata": {"name": name, "uid": uid, "namespace": NAMESPACE},
         "spec": {
@@ -224,7 +224,7 @@ def manifest(name: str, uid: str, containers: tuple[ContainerSpec, ...]) -> Json
     }
 
 
-def _container(spec: ContainerSpec) -> JsonObject:
+def _container(spec: ContainerSpec) -> AnyJson:
     sidecar = {"restartPolicy": "Always"} if spec.kind is ContainerKind.SIDECAR else {}
     return {"name": spec.name, "resources": {"limits": dict(spec.limits)}, **sidecar}
 

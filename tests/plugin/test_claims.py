@@ -27,7 +27,7 @@ from neuron_plugin.plugin.claims import (
 from neuron_plugin.plugin.container import ContainerStyle, core_windows
 from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.inputs import HoldDown, claim_allocations
-from neuron_plugin.plugin.node import Node, NodeOptions
+from neuron_plugin.plugin.node import LocalNode, NodeOptions
 from neuron_plugin.plugin.settings import Mode, Numbering, PluginSettings
 from neuron_plugin.plugin.snapshot import Snapshot, derive
 from neuron_plugin.topology import CoreMask
@@ -219,7 +219,7 @@ class Desk:
     ) -> None:
         self.files, self.alive = Files(), dict[str, bool]()
         self.clock = FakeClock()
-        self.node = Node(checkpoint_file(), self, NodeOptions(()), self.clock, self.files)
+        self.node = LocalNode(checkpoint_file(), self, NodeOptions(()), self.clock, self.files)
         self.node.see_inventory(inventory())
         self.claims: dict[tuple[str, str], NeuronClaim] = {}
         settings = PluginSettings(node_name="worker-1", mode=Mode.DRA, cdi_dir=tmp_path, numbering=numbering)

@@ -14,7 +14,7 @@ from neuron_plugin.allocation.claims import DRA_DRIVER
 from neuron_plugin.kubelet.dra_state import parse_dra_state
 from neuron_plugin.plugin.container import VISIBLE_CORES
 from neuron_plugin.plugin.settings import Mode, Numbering
-from neuron_plugin.simulation import Container, Pod
+from neuron_plugin.simulation import KubeletContainer, KubeletPod
 from neuron_plugin.simulation.api_server_kinds import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES
 from neuron_plugin.simulation.kubelet_claims import NotPreparedError
 from tests.plugin.dra_site import ClaimSite, a_claim_site, numbers
@@ -27,7 +27,7 @@ from tests.support.api_server import Fault, Match
 EFA = "efa.networking.k8s.aws"
 
 
-def rogue_pod(site: ClaimSite, device: str, pool: str = f"{NODE}-neuron") -> Pod:
+def rogue_pod(site: ClaimSite, device: str, pool: str = f"{NODE}-neuron") -> KubeletPod:
     """A pod whose claim somebody has allocated who did not look: nothing keeps two allocators apart."""
     site.claim("rogue", claim_spec())
     result = {"request": "neurons", "driver": DRA_DRIVER, "pool": pool, "device": device}
@@ -37,7 +37,7 @@ def rogue_pod(site: ClaimSite, device: str, pool: str = f"{NODE}-neuron") -> Pod
     claims = [{"name": "rogue", "resourceClaimName": "rogue"}]
     spec = {"nodeName": NODE, "containers": [{"name": "app"}], "resourceClaims": claims}
     site.api.create_pod({"metadata": {"name": "rogue", "uid": uid_of("rogue")}, "spec": spec})
-    return Pod(uid_of("rogue"), NAMESPACE, "rogue", (Container("app"),), {"rogue": "rogue"})
+    return KubeletPod(uid_of("rogue"), NAMESPACE, "rogue", (KubeletContainer("app"),), {"rogue": "rogue"})
 
 
 def mixed_claim(site: ClaimSite) -> str:

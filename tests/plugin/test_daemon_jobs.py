@@ -34,8 +34,8 @@ from neuron_plugin.plugin.daemon import NodeDaemon, keep_cdi_specification, keep
 from neuron_plugin.plugin.hardware_watch import HardwareWatch
 from neuron_plugin.plugin.inputs import UNSEEN_SECONDS, PendingAnswer
 from neuron_plugin.plugin.machine import Machine
-from neuron_plugin.plugin.node import Node
-from neuron_plugin.plugin.settings import PluginSettings, Registration
+from neuron_plugin.plugin.node import LocalNode
+from neuron_plugin.plugin.settings import PluginSettings, RegistrationWay
 from neuron_plugin.plugin.snapshot import PodEvent
 from neuron_plugin.plugin.times import DaemonTimes
 from neuron_plugin.simulation import write_node
@@ -61,7 +61,7 @@ async def running(job: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 
 def test_p12_a_resource_is_registered_by_one_route_and_its_server_knows_the_other() -> None:
     own = NodeDaemon(PluginSettings(node_name="n"), catalogue())
-    watcher = NodeDaemon(PluginSettings(node_name="n", registration=Registration.WATCHER), catalogue())
+    watcher = NodeDaemon(PluginSettings(node_name="n", registration=RegistrationWay.WATCHER), catalogue())
     assert {type(server) for server in own.kubelet.servers} == {DevicePluginServer}
     assert {type(server) for server in watcher.kubelet.servers} == {WatchedPluginServer}
     settings = PluginSettings()
@@ -500,7 +500,7 @@ async def test_p53_the_specification_is_kept_and_a_directory_that_cannot_be_writ
 ) -> None:
     caplog.set_level(logging.INFO)
     directory = tmp_path / "cdi"
-    settings, node = PluginSettings(node_name="n", cdi_dir=directory), Node(checkpoint_file(), FakeCgroups())
+    settings, node = PluginSettings(node_name="n", cdi_dir=directory), LocalNode(checkpoint_file(), FakeCgroups())
     async with running(keep_cdi_specification(settings, node, TIMES)):
         await asyncio.sleep(1)
         assert not directory.exists()

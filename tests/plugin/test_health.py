@@ -10,7 +10,7 @@ import pytest
 
 from neuron_plugin.hardware import Inventory, ResetState
 from neuron_plugin.hardware.device import CoreErrors, EccCounts, NodeState, SkippedDevice
-from neuron_plugin.hardware.health_signals import MISSING, Finding, Severity, Signal, Verdict
+from neuron_plugin.hardware.health_signals import MISSING, Severity, Signal, Symptom, Verdict
 from neuron_plugin.plugin.health import MOST_DEVICES, Action, HealthRules, SignalRule, Transition, health_after
 from neuron_plugin.topology import DeviceId
 from tests.plugin.health_world import HOUR, World, changed, device, error
@@ -371,7 +371,7 @@ def test_a_pending_condition_makes_a_device_wait_and_no_more() -> None:
     world = World()
     world.see_first(reset=ResetState.RESETTING)
     verdict = world.state.devices[0].verdict
-    assert verdict == Verdict((Finding(Signal.RESETTING, Severity.PASSING, "a reset is under way"),))
+    assert verdict == Verdict((Symptom(Signal.RESETTING, Severity.PASSING, "a reset is under way"),))
     assert verdict.healthy
 
 

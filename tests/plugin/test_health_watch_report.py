@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from neuron_plugin.hardware.health_signals import Finding, Severity, Signal, Verdict
+from neuron_plugin.hardware.health_signals import Severity, Signal, Symptom, Verdict
 from neuron_plugin.plugin.health import DeviceHealth, HealthState, Transition
 from neuron_plugin.plugin.health_watch import health_event, log_transition, node_condition
 
@@ -20,7 +20,7 @@ def node(**verdicts: Verdict) -> HealthState:
 
 
 def found(severity: Severity, text: str) -> Verdict:
-    return Verdict((Finding(Signal.NODE, severity, text),))
+    return Verdict((Symptom(Signal.NODE, severity, text),))
 
 
 SOUND = Verdict()

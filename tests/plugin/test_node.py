@@ -15,7 +15,7 @@ from neuron_plugin.kubelet import ContainerAllocation, PodDevices
 from neuron_plugin.kubelet.pod_resources import ContainerDevices
 from neuron_plugin.plugin.container import ALLOCATION_KEY, reply_for
 from neuron_plugin.plugin.inputs import LISTED_SECONDS, NodePods, PendingAnswer
-from neuron_plugin.plugin.node import NODE_TIMES, Node, NodeOptions
+from neuron_plugin.plugin.node import NODE_TIMES, LocalNode, NodeOptions
 from neuron_plugin.plugin.snapshot import VANISHED_SECONDS
 from neuron_plugin.topology import NO_CORES, Unit
 from tests.plugin.desk import FakeCgroups, LoopClock, MemoryKubelet, a_desk
@@ -48,9 +48,9 @@ class Bench:
     options: NodeOptions = field(default_factory=NodeOptions)
 
     def __post_init__(self) -> None:
-        self.node = Node(self.kubelet.file, self.cgroups, self.options, self.clock)
+        self.node = LocalNode(self.kubelet.file, self.cgroups, self.options, self.clock)
 
-    def started(self) -> Node:
+    def started(self) -> LocalNode:
         self.node.see_inventory(inventory())
         return self.node
 
@@ -65,7 +65,7 @@ def pending(*ids: int, at: float = 1000.0, reply_id: str = "r", resource: Resour
     return PendingAnswer(reply_for(inventory(), reply_id, devices(*ids)), resource, ids, at)
 
 
-def used(node: Node) -> int:
+def used(node: LocalNode) -> int:
     assert node.snapshot
     return node.snapshot.ledger.used_mask
 
@@ -478,10 +478,10 @@ def test_p21_numa_nodes_are_advertised_where_they_are_wanted() -> None:
 
 
 @asynccontextmanager
-async def following(*resources: Resource) -> AsyncIterator[tuple[Node, MemoryKubelet]]:
+async def following(*resources: Resource) -> AsyncIterator[tuple[LocalNode, MemoryKubelet]]:
     """A node whose kubelet follows these resources."""
     kubelet = MemoryKubelet()
-    node = Node(kubelet.file, FakeCgroups(), clock=LoopClock())
+    node = LocalNode(kubelet.file, FakeCgroups(), clock=LoopClock())
     node.see_inventory(inventory())
     streams = [asyncio.create_task(kubelet.follow(node.advertisements[resource])) for resource in resources]
     await asyncio.sleep(0.02)

@@ -14,7 +14,7 @@ from neuron_plugin.allocation.keys import NODE_KEY, POD_UID_KEY
 from neuron_plugin.cluster.client import connect
 from neuron_plugin.plugin import pod_watch as module
 from neuron_plugin.plugin.counters import Counters
-from neuron_plugin.plugin.node import Node
+from neuron_plugin.plugin.node import LocalNode
 from neuron_plugin.plugin.pod_watch import PodWatch
 from tests.plugin.desk import FakeCgroups, LoopClock
 from tests.plugin.site import NAMESPACE, NODE, eventually, manifest
@@ -26,7 +26,7 @@ from tests.support.model_kubelet import checkpoint_file
 @dataclass
 class Watched:
     server: StandInApiServer
-    node: Node
+    node: LocalNode
     watch: PodWatch
     counters: Counters
     task: asyncio.Task[object] | None = None
@@ -55,7 +55,7 @@ async def a_watch(
     async with StandInApiServer() as server:
         for node_name in (NODE, "other"):
             server.create_node({"metadata": {"name": node_name}})
-        node, counters = Node(checkpoint_file(), FakeCgroups(), clock=LoopClock()), Counters()
+        node, counters = LocalNode(checkpoint_file(), FakeCgroups(), clock=LoopClock()), Counters()
         node.see_inventory(inventory())
         own_uid = uid_of(own) if own else ""
         watch = PodWatch(node, NODE, own_uid, deadline_seconds, counters, connect_seconds=connect_seconds)

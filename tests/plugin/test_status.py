@@ -28,7 +28,7 @@ from neuron_plugin.plugin.node import NodeOptions
 from neuron_plugin.plugin.publisher import WriteQueue
 from neuron_plugin.plugin.snapshot import derive
 from neuron_plugin.plugin.status import METRICS, PREFIX, PluginStatus
-from neuron_plugin.plugin.utilization import ContainerKey, ContainerUse, NodeUse
+from neuron_plugin.plugin.utilization import ContainerKey, ContainerUse, UseByContainer
 from neuron_plugin.topology import DeviceId
 from tests.kubelet.fakes import FakeHandler
 from tests.plugin.desk import a_desk
@@ -90,7 +90,7 @@ class Parts:
     age: float | None = None
     writes: WriteQueue | None = None
     own_node: Any = None
-    use: NodeUse = field(default_factory=dict)
+    use: UseByContainer = field(default_factory=dict)
 
     @property
     def status(self) -> PluginStatus:

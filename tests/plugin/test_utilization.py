@@ -13,9 +13,9 @@ from neuron_plugin.plugin.snapshot import derive
 from neuron_plugin.plugin.utilization import (
     WINDOW_SECONDS,
     ContainerKey,
-    Holders,
-    NodeUse,
+    CoreHolders,
     Reading,
+    UseByContainer,
     holders_of,
     idle_for,
     is_news,
@@ -36,8 +36,10 @@ def reading(at: float, counts: Mapping[PhysicalCore, int | None], memory: int | 
     return Reading(at, BOOT + at, {core: CoreCounters(count, memory) for core, count in counts.items()})
 
 
-def after(*readings: Reading, holders: Holders | None = None, restored: Utilization | None = None) -> NodeUse:
-    use: NodeUse = {}
+def after(
+    *readings: Reading, holders: CoreHolders | None = None, restored: Utilization | None = None
+) -> UseByContainer:
+    use: UseByContainer = {}
     for one in readings:
         use = use_after(use, {KEY: CORES} if holders is None else holders, one, restored or {})
     return use

@@ -18,7 +18,7 @@ import aiohttp
 from neuron_plugin.allocation import Resource
 from neuron_plugin.allocation.keys import ALLOCATED_KEY
 from neuron_plugin.simulation import AdmittedPod, ExtenderCallError, SimulatedCluster
-from neuron_plugin.simulation.api_server_kinds import EVENTS, PODS, JsonObject
+from neuron_plugin.simulation.api_server_kinds import EVENTS, PODS, AnyJson
 from tests.support.manifests import pod_manifest
 from tests.support.worker import end_pod
 
@@ -72,10 +72,10 @@ class Story:
         self.cluster = cluster
         self.api = cluster.api
 
-    def pod(self, name: str) -> JsonObject:
+    def pod(self, name: str) -> AnyJson:
         return self.api.get(PODS, name, "default")
 
-    def create(self, name: str, *containers: Limits, init: Sequence[Limits] = (), **annotations: Any) -> JsonObject:
+    def create(self, name: str, *containers: Limits, init: Sequence[Limits] = (), **annotations: Any) -> AnyJson:
         """Create a pod; ``allow_devices="0-3"`` is its annotation ``neuron-plugin.io/allow-devices``."""
         made = pod_manifest(
             name,
@@ -155,9 +155,9 @@ class Story:
         async with aiohttp.ClientSession() as session, session.get(url) as answer:
             return await answer.json()
 
-    async def node(self, name: str) -> JsonObject:
+    async def node(self, name: str) -> AnyJson:
         """A node as the monitor API shows it."""
-        found: list[JsonObject] = (await self.monitor("neuronnodes"))["items"]
+        found: list[AnyJson] = (await self.monitor("neuronnodes"))["items"]
         return next(each for each in found if each["metadata"]["name"] == name)
 
     async def command(self, *arguments: str) -> str:
@@ -179,6 +179,6 @@ class Story:
         return [line for line in map(json.loads, lines) if line.get("pod") == f"default/{pod}"]
 
 
-def _container(name: str, limits: Limits) -> JsonObject:
+def _container(name: str, limits: Limits) -> AnyJson:
     quantities = {resource: str(count) for resource, count in limits.items()}
     return {"name": name, "resources": {"limits": quantities, "requests": quantities}}

@@ -11,7 +11,7 @@ import pytest
 
 from neuron_plugin.allocation import Resource
 from neuron_plugin.allocation.keys import DISABLE_KEY, UNHEALTHY_LABEL
-from neuron_plugin.simulation.api_server_kinds import NODES, JsonObject
+from neuron_plugin.simulation.api_server_kinds import NODES, AnyJson
 from tests.scenarios.story import TYPES, Story, cores, devices, until
 from tests.support.worker import kill_daemon
 
@@ -357,7 +357,7 @@ async def test_a_watch_shows_a_pod_from_its_creation_to_its_end(story: Story) ->
     async with aiohttp.ClientSession() as session, session.get(url) as stream:
         await story.run("watched", cores(1), on=["inf1"])
         await story.end("watched")
-        seen: list[JsonObject] = []
+        seen: list[AnyJson] = []
         async with asyncio.timeout(10):
             while not seen or seen[-1]["type"] != "DELETED":
                 seen.append(json.loads(await stream.content.readline()))

@@ -18,7 +18,7 @@ from neuron_plugin.monitor.explain import explain, explain_text, find_pod, quest
 from neuron_plugin.planning import choice as module
 from neuron_plugin.planning.choice import verdict
 from neuron_plugin.scheduling.preemption import Victims, preempt
-from neuron_plugin.simulation.api_server_kinds import JsonObject
+from neuron_plugin.simulation.api_server_kinds import AnyJson
 from neuron_plugin.topology import CoreMask
 from tests.support.api_server import StandInApiServer
 from tests.support.manifests import container, pod_manifest, shipped_geometry
@@ -30,14 +30,14 @@ TRN1, INF1, INF1_ONE, INF2 = "trn1.32xlarge", "inf1.6xlarge", "inf1.xlarge", "in
 PREFIX = "neuron-plugin.io/"
 
 
-def with_memory(name: str, cores: int, mib: int | str) -> JsonObject:
+def with_memory(name: str, cores: int, mib: int | str) -> AnyJson:
     found = container(name, CORE, cores)
     for quantities in found["resources"].values():
         quantities[f"{PREFIX}memory"] = str(mib)
     return found
 
 
-def limited(pod_name: str, amount: int = 1, resource: Any = DEVICE, **constraints: str) -> JsonObject:
+def limited(pod_name: str, amount: int = 1, resource: Any = DEVICE, **constraints: str) -> AnyJson:
     annotations = {PREFIX + key.replace("_", "-"): text for key, text in constraints.items()}
     return pod_manifest(pod_name, resource, amount, annotations=annotations)
 
@@ -55,7 +55,7 @@ class Cluster:
         await add_node(self.server, self.extender, name, instance_type)
         self.nodes.append(name)
 
-    async def schedule(self, manifest: JsonObject) -> Placed:
+    async def schedule(self, manifest: AnyJson) -> Placed:
         """One attempt of kube-scheduler for a new pod; gives its end."""
         created = await add_pod(self.server, self.extender, manifest)
         placed = await self.scheduler.schedule(created, self.nodes)
@@ -150,7 +150,7 @@ async def test_a_pod_that_ends_gives_its_amount_back(cluster: Cluster) -> None:
     ],
 )
 async def test_an_amount_that_cannot_be_met_has_a_text_of_its_own(
-    cluster: Cluster, containers: list[JsonObject], message: str
+    cluster: Cluster, containers: list[AnyJson], message: str
 ) -> None:
     await cluster.node("node", INF1)
     placed = await cluster.scheduler.schedule(pod_manifest("new", containers=containers), ["node"])
@@ -305,7 +305,7 @@ def test_verdict_and_cost_are_those_of_the_set_that_a_bind_would_choose(
         assert verdict(capacity, request) == cost(geometry, free, placement_mask(placed))
 
 
-def fits_empty(capacity: Capacity, manifest: JsonObject) -> bool:
+def fits_empty(capacity: Capacity, manifest: AnyJson) -> bool:
     """Whether the pod would fit if no pod were there."""
     empty = capacity_of(
         capacity.geometry, capacity.healthy_mask, capacity.healthy_mask, replace(capacity.facts, used=())
@@ -340,7 +340,7 @@ def test_preemption_evicts_for_an_amount_and_for_allowed_devices(world: World) -
         held[manifest["metadata"]["uid"]] = device
     offered = {"node": Victims(tuple(held), 0)}
 
-    def evicted(manifest: JsonObject) -> list[int]:
+    def evicted(manifest: AnyJson) -> list[int]:
         chosen = preempt(world.state, request_of(record_of(manifest)), offered)
         return [held[uid] for uid in chosen["node"].uids] if chosen else []
 

@@ -9,7 +9,7 @@ import pytest
 
 from neuron_plugin.backoff import Clock
 from neuron_plugin.cluster import UnreachableError
-from neuron_plugin.cluster.leases import Change
+from neuron_plugin.cluster.leases import TermChange
 from neuron_plugin.scheduling.informers import Informers
 from neuron_plugin.scheduling.leadership import CONDITION, ELECTION, NOT_LEADER, NOT_READ, Leadership, Readiness
 
@@ -81,21 +81,21 @@ async def replica(pods: Pods) -> AsyncIterator[Replica]:
 @pytest.mark.looptime
 async def test_e04_a_new_leader_waits_until_the_last_ones_writes_have_landed_and_lists_after_that() -> None:
     async with replica(Pods()) as found:
-        found.leadership.changed(Change.TAKEN)
+        found.leadership.changed(TermChange.TAKEN)
         await asyncio.sleep(2)
         assert "taking over" in found.readiness.why_not
 
         assert LANDING <= await found.ready_after() < LANDING + 2, "and no longer than that and a list take"
         assert found.lists[-1] >= LANDING
 
-        found.leadership.changed(Change.LOST)
+        found.leadership.changed(TermChange.LOST)
         assert found.readiness.why_not == NOT_LEADER
 
 
 @pytest.mark.looptime
 async def test_e04_where_no_pod_is_unbound_no_write_can_land_and_there_is_nothing_to_wait_for() -> None:
     async with replica(Pods(unbound=False)) as found:
-        found.leadership.changed(Change.TAKEN)
+        found.leadership.changed(TermChange.TAKEN)
 
         assert await found.ready_after() < LANDING
         assert len(found.lists) == 1, "only a list that was asked for since then can say so"
@@ -104,7 +104,7 @@ async def test_e04_where_no_pod_is_unbound_no_write_can_land_and_there_is_nothin
 @pytest.mark.looptime
 async def test_a_leader_that_was_started_again_waits_a_moment_from_its_start_and_lists_after_that() -> None:
     async with replica(Pods()) as found:
-        found.leadership.changed(Change.RESTARTED)
+        found.leadership.changed(TermChange.RESTARTED)
 
         assert await found.ready_after() < LANDING
         assert len(found.lists) == 2, "the second one after that moment"
@@ -113,7 +113,7 @@ async def test_a_leader_that_was_started_again_waits_a_moment_from_its_start_and
 @pytest.mark.looptime
 async def test_e04_handed_over_a_new_leader_only_lists() -> None:
     async with replica(Pods()) as found:
-        found.leadership.changed(Change.HANDED_OVER)
+        found.leadership.changed(TermChange.HANDED_OVER)
 
         assert await found.ready_after() < LANDING
         assert len(found.lists) == 1
@@ -123,10 +123,10 @@ async def test_e04_handed_over_a_new_leader_only_lists() -> None:
 @pytest.mark.parametrize("lost_after", [0.5, 3.0, 5.5])
 async def test_e04_leadership_lost_while_taking_over_makes_no_replica_ready(lost_after: float) -> None:
     async with replica(Pods()) as found:
-        found.leadership.changed(Change.TAKEN)
+        found.leadership.changed(TermChange.TAKEN)
         await asyncio.sleep(lost_after)
 
-        found.leadership.changed(Change.LOST)
+        found.leadership.changed(TermChange.LOST)
         await asyncio.sleep(60)
 
         assert found.readiness.why_not == NOT_LEADER
@@ -136,11 +136,11 @@ async def test_e04_leadership_lost_while_taking_over_makes_no_replica_ready(lost
 @pytest.mark.parametrize("lost_after", [0.5, 3.0, 5.5])
 async def test_e04_leadership_lost_and_won_again_while_taking_over_starts_over(lost_after: float) -> None:
     async with replica(Pods()) as found:
-        found.leadership.changed(Change.TAKEN)
+        found.leadership.changed(TermChange.TAKEN)
         await asyncio.sleep(lost_after)
 
-        found.leadership.changed(Change.LOST)
-        found.leadership.changed(Change.TAKEN)
+        found.leadership.changed(TermChange.LOST)
+        found.leadership.changed(TermChange.TAKEN)
 
         assert await found.ready_after() >= lost_after + LANDING
         assert found.lists[-1] >= lost_after + LANDING
@@ -149,7 +149,7 @@ async def test_e04_leadership_lost_and_won_again_while_taking_over_starts_over(l
 @pytest.mark.looptime
 async def test_a_failing_list_is_tried_again() -> None:
     async with replica(Pods(failures=2, unbound=False)) as found:
-        found.leadership.changed(Change.TAKEN)
+        found.leadership.changed(TermChange.TAKEN)
 
         await found.ready_after()
 

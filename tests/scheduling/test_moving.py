@@ -18,7 +18,7 @@ from neuron_plugin.cluster.api import Response
 from neuron_plugin.controller.daemon import ControllerTimes
 from neuron_plugin.controller.settings import MakeRoom
 from neuron_plugin.decision_log import DecisionLog, Step
-from neuron_plugin.extender import Answer
+from neuron_plugin.extender import FilterMode
 from neuron_plugin.monitor.explain import explain, explain_text, find_pod, question
 from neuron_plugin.monitor.views import node_view
 from neuron_plugin.planning import MoveRules
@@ -34,7 +34,7 @@ from neuron_plugin.scheduling.moving import (
     UNUSED_SECONDS,
     Mover,
 )
-from neuron_plugin.simulation.api_server_kinds import CLAIMS, EVENTS, LEASES, NODES, PODS, VOLUMES, JsonObject
+from neuron_plugin.simulation.api_server_kinds import CLAIMS, EVENTS, LEASES, NODES, PODS, VOLUMES, AnyJson
 from tests.support.api_server import Budget, Fault, Match, StandInApiServer
 from tests.support.manifests import node_manifest, pod_manifest
 from tests.support.running import SETTINGS, add_pod, extender_on, until
@@ -115,7 +115,7 @@ class Room:
         self.server.create_node(manifest)
         self.world.show_node(manifest)
 
-    def pod(self, name: str, devices: str = "", node: str = "", *, count: int = 0, **more: Any) -> JsonObject:
+    def pod(self, name: str, devices: str = "", node: str = "", *, count: int = 0, **more: Any) -> AnyJson:
         """A pod with these devices, or one that waits for a ``count``; of a ReplicaSet with the name up to the dash."""
         annotations = {MOVABLE_KEY: "true"} | ({"NEURON_DEVS": devices} if devices else {})
         amount = count or len(devices.split(","))
@@ -323,7 +323,7 @@ async def test_the_plan_goes_on_with_pods_that_may_go_elsewhere(server: StandInA
     assert room.evicted == ["small-3"]
 
 
-def cpu(amount: str) -> JsonObject:
+def cpu(amount: str) -> AnyJson:
     """The part of a pod's spec by which it asks for CPU."""
     return {"overhead": {"cpu": amount}}
 
@@ -406,7 +406,7 @@ async def test_a_pod_whose_claim_cannot_be_read_is_not_moved(room: Room) -> None
         },
     ],
 )
-async def test_no_room_is_made_where_the_waiting_pod_may_not_go(room: Room, spec: JsonObject) -> None:
+async def test_no_room_is_made_where_the_waiting_pod_may_not_go(room: Room, spec: AnyJson) -> None:
     room.end("big-1")
     room.pod("big-2", count=16, **spec)
     await room.wait_and_look()
@@ -617,9 +617,9 @@ async def test_a_record_that_cannot_be_read_stops_nothing(room: Room, text: str)
     assert room.evicted == ["small-1"]
 
 
-@pytest.mark.parametrize("answer", list(Answer))
+@pytest.mark.parametrize("answer", list(FilterMode))
 async def test_from_waiting_to_bound_by_way_of_a_move(
-    server: StandInApiServer, api: KubernetesApi, answer: Answer
+    server: StandInApiServer, api: KubernetesApi, answer: FilterMode
 ) -> None:
     Room(server, api).fill()
     server.objects(LEASES)[0]["spec"].pop("holderIdentity")

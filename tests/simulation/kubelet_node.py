@@ -15,7 +15,7 @@ from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb_grpc
 from neuron_plugin.kubelet.socket_watch import channel_to
 from neuron_plugin.kubelet_files import KUBELET_SOCKET
-from neuron_plugin.simulation.kubelet_pods import AdmittedContainer, Container, Pod, PodRejectedError
+from neuron_plugin.simulation.kubelet_pods import AdmittedContainer, KubeletContainer, KubeletPod, PodRejectedError
 from tests.kubelet.fakes import CORE, seeded
 from tests.support.kubelet import KubeletOptions, StandInKubelet
 
@@ -156,15 +156,15 @@ async def node(
         yield kubelet, plugin
 
 
-def pod(name: str, *containers: Container, uid: str | None = None) -> Pod:
-    return Pod(uid or f"uid-{name}", "ns", name, containers)
+def pod(name: str, *containers: KubeletContainer, uid: str | None = None) -> KubeletPod:
+    return KubeletPod(uid or f"uid-{name}", "ns", name, containers)
 
 
-def wants(count: int, name: str = "c", kind: ContainerKind = APP, resource: str = CORE) -> Container:
-    return Container(name, {resource: count}, kind)
+def wants(count: int, name: str = "c", kind: ContainerKind = APP, resource: str = CORE) -> KubeletContainer:
+    return KubeletContainer(name, {resource: count}, kind)
 
 
-async def rejection(kubelet: StandInKubelet, candidate: Pod) -> str:
+async def rejection(kubelet: StandInKubelet, candidate: KubeletPod) -> str:
     with pytest.raises(PodRejectedError) as error:
         await kubelet.admit(candidate)
     assert kubelet.rejections[candidate.uid] is error.value

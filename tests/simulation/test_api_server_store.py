@@ -7,7 +7,7 @@ import pytest
 
 from neuron_plugin.simulation import api_server_store
 from neuron_plugin.simulation.api_server_kinds import Refusal
-from neuron_plugin.simulation.api_server_store import Change, Collection, Inbox, Versions, event_line
+from neuron_plugin.simulation.api_server_store import Collection, Inbox, ObjectChange, Versions, event_line
 
 Json = dict[str, Any]
 
@@ -67,9 +67,9 @@ async def test_old_snapshots_are_forgotten(collection: Collection) -> None:
     assert raised.value.code == 410
 
 
-def changes(inbox: Inbox) -> list[Change]:
+def changes(inbox: Inbox) -> list[ObjectChange]:
     found = [inbox.get_nowait() for _ in range(inbox.qsize())]
-    return [each for each in found if isinstance(each, Change)]
+    return [each for each in found if isinstance(each, ObjectChange)]
 
 
 async def test_a_follower_gets_each_change_once(collection: Collection) -> None:

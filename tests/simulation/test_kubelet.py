@@ -11,8 +11,8 @@ import pytest
 
 from neuron_plugin.kubelet import is_served
 from neuron_plugin.kubelet_files import KUBELET_SOCKET
-from neuron_plugin.simulation.kubelet_plugins import Capacity
-from neuron_plugin.simulation.kubelet_pods import Container, PodRejectedError
+from neuron_plugin.simulation.kubelet_plugins import ResourceCapacity
+from neuron_plugin.simulation.kubelet_pods import KubeletContainer, PodRejectedError
 from tests.kubelet.fakes import CORE, eventually
 from tests.simulation.kubelet_node import (
     INIT,
@@ -33,9 +33,9 @@ from tests.support.kubelet import KubeletOptions, KubeletStoppedError, StandInKu
 async def test_an_unhealthy_device_lowers_allocatable_alone(directory: Path) -> None:
     async with node(directory) as (kubelet, plugin):
         plugin.set_health("d1", "Unhealthy")
-        assert await kubelet.wait_for_capacity(CORE, 3) == Capacity(4, 3)
+        assert await kubelet.wait_for_capacity(CORE, 3) == ResourceCapacity(4, 3)
         plugin.set_health("d1", "Healthy")
-        assert await kubelet.wait_for_capacity(CORE, 4) == Capacity(4, 4)
+        assert await kubelet.wait_for_capacity(CORE, 4) == ResourceCapacity(4, 4)
 
 
 async def test_any_other_health_text_is_unhealthy(directory: Path) -> None:
@@ -48,19 +48,19 @@ async def test_a_missing_device_lowers_both(directory: Path) -> None:
     async with node(directory) as (kubelet, plugin):
         plugin.devices.pop()
         plugin.news.set()
-        assert await kubelet.wait_for_capacity(CORE, 3) == Capacity(3, 3)
+        assert await kubelet.wait_for_capacity(CORE, 3) == ResourceCapacity(3, 3)
 
 
 async def test_a_duplicate_id_collapses_silently(directory: Path) -> None:
     async with node(directory, RawPlugin(["a", "b", "a"]), count=2) as (kubelet, _):
-        assert kubelet.capacity(CORE) == Capacity(2, 2)
+        assert kubelet.capacity(CORE) == ResourceCapacity(2, 2)
 
 
 async def test_an_ended_stream_keeps_the_capacity_for_the_grace_and_is_never_opened_again(directory: Path) -> None:
     async with node(directory, options=KubeletOptions(grace_seconds=0.05)) as (kubelet, plugin):
         plugin.end_stream()
-        assert await kubelet.wait_for_capacity(CORE, 0) == Capacity(4, 0)
-        await eventually(lambda: kubelet.capacity(CORE) == Capacity(0, 0))
+        assert await kubelet.wait_for_capacity(CORE, 0) == ResourceCapacity(4, 0)
+        await eventually(lambda: kubelet.capacity(CORE) == ResourceCapacity(0, 0))
         assert plugin.calls == ["options", "stream"]
 
 
@@ -79,7 +79,7 @@ async def test_pod_status_shows_a_bad_device_as_unhealthy_and_an_absent_one_as_h
         assert kubelet.device_health("uid-a", "c") == {"d0": "Unhealthy", "d1": "Healthy"}
         del plugin.devices[0]
         plugin.news.set()
-        await eventually(lambda: kubelet.capacity(CORE) == Capacity(3, 3))
+        await eventually(lambda: kubelet.capacity(CORE) == ResourceCapacity(3, 3))
         assert kubelet.device_health("uid-a", "c") == {"d0": "Healthy", "d1": "Healthy"}
 
 
@@ -91,7 +91,7 @@ async def test_admission_is_serial_a_slow_allocate_delays_every_pod(directory: P
         plugin.gate = asyncio.Event()
         slow = asyncio.create_task(kubelet.admit(pod("slow", wants(1))))
         await eventually(lambda: bool(plugin.allocations))
-        plain = asyncio.create_task(kubelet.admit(pod("plain", Container("c"))))
+        plain = asyncio.create_task(kubelet.admit(pod("plain", KubeletContainer("c"))))
         await asyncio.sleep(0.02)
         assert not plain.done()
         plugin.gate.set()
@@ -160,7 +160,7 @@ async def test_a_restart_remembers_allocations_and_forgets_plugins(directory: Pa
     async with node(directory) as (kubelet, plugin):
         before = (await kubelet.admit(pod("a", wants(3)))).container("c")
         await kubelet.restart()
-        assert kubelet.capacity(CORE) == Capacity(0, 0)
+        assert kubelet.capacity(CORE) == ResourceCapacity(0, 0)
         assert kubelet.rejections == {}
         async with serving(plugin_again := RawPlugin(), directory / "again.sock"):
             await register(directory, "again.sock")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from neuron_plugin.simulation.kubelet_plugins import Capacity
-from neuron_plugin.simulation.kubelet_pods import Container
+from neuron_plugin.simulation.kubelet_plugins import ResourceCapacity
+from neuron_plugin.simulation.kubelet_pods import KubeletContainer
 from tests.kubelet.fakes import CORE, DEVICE, eventually
 from tests.simulation.kubelet_node import (
     INIT,
@@ -227,7 +227,7 @@ async def test_two_resources_that_set_one_variable_flip_between_starts(directory
         plugin.envs = {"WHO": "plugin"}
         await register(directory, "other.sock", DEVICE)
         await kubelet.wait_for_capacity(DEVICE, 1)
-        await kubelet.admit(pod("a", Container("c", {CORE: 1, DEVICE: 1})))
+        await kubelet.admit(pod("a", KubeletContainer("c", {CORE: 1, DEVICE: 1})))
         values = {(await kubelet.start_container("uid-a", "c")).envs["WHO"] for _ in range(20)}
     assert values == {"plugin", "other"}
 
@@ -287,7 +287,7 @@ async def test_after_the_grace_a_restart_fails_even_without_pre_start(directory:
     async with node(directory, options=KubeletOptions(grace_seconds=0.02)) as (kubelet, plugin):
         await kubelet.admit(pod("a", wants(1)))
         plugin.end_stream()
-        await eventually(lambda: kubelet.capacity(CORE) == Capacity(0, 0))
+        await eventually(lambda: kubelet.capacity(CORE) == ResourceCapacity(0, 0))
         held = await kubelet.start_container("uid-a", "c")
         assert "cannot allocate unregistered device" in await rejection(kubelet, pod("b", wants(1)))
     assert held.waiting == f"endpoint not found in cache for a registered resource: {CORE}"

@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from neuron_plugin.kubelet.dra_state import parse_dra_state
-from neuron_plugin.simulation.kubelet_claims import ClaimMemory, Device, KubeletStateError, NotPreparedError
+from neuron_plugin.simulation.kubelet_claims import ClaimMemory, DriverDevice, KubeletStateError, NotPreparedError
 from tests.simulation.dra import DRIVER, Json
 
 KEY = ("default", "c")
-D0 = Device("n1-neuron", "neuron-0", ("neurons",), ("neuron-plugin.io/device=0-0",))
+D0 = DriverDevice("n1-neuron", "neuron-0", ("neurons",), ("neuron-plugin.io/device=0-0",))
 
 
 def claim(uid: str = "uid-c", drivers: tuple[str, ...] = (DRIVER,)) -> Json:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from neuron_plugin.allocation import ContainerKind
-from neuron_plugin.simulation.kubelet_device_manager import AllocationError, Device
+from neuron_plugin.simulation.kubelet_device_manager import AllocationError, ListedDevice
 from tests.kubelet.fakes import CORE, DEVICE, seeded
 from tests.support.device_manager import StandInDeviceManager
 from tests.support.device_manager import flat as to_flat
@@ -21,7 +21,7 @@ FOUR = ("d0", "d1", "d2", "d3")
 
 def manager_of(*ids: str, seed: int = 0, numa_affinity: frozenset[int] | None = None) -> StandInDeviceManager:
     manager = StandInDeviceManager(seeded(seed), numa_affinity=numa_affinity)
-    manager.update_devices(CORE, [Device(each) for each in ids or FOUR])
+    manager.update_devices(CORE, [ListedDevice(each) for each in ids or FOUR])
     return manager
 
 
@@ -127,7 +127,7 @@ def test_a_sidecar_keeps_what_it_took_from_an_init_container() -> None:
 
 def test_numa_affinity_offers_the_aligned_devices_alone_where_they_are_more_than_enough() -> None:
     manager = StandInDeviceManager(seeded(0), numa_affinity=frozenset({1}))
-    manager.update_devices(CORE, [Device(f"d{number}", numa_nodes=(number // 2,)) for number in range(4)])
+    manager.update_devices(CORE, [ListedDevice(f"d{number}", numa_nodes=(number // 2,)) for number in range(4)])
     one = manager.devices_to_allocate(A, "c", CORE, 1)
     manager.restore()
     two = manager.devices_to_allocate(A, "c", CORE, 2)
@@ -150,7 +150,7 @@ def test_resources_of_one_container_come_in_random_order() -> None:
     orders = set()
     for seed in range(8):
         manager = manager_of(seed=seed)
-        manager.update_devices(DEVICE, [Device("0")])
+        manager.update_devices(DEVICE, [ListedDevice("0")])
         orders.add(tuple(manager.wanted({CORE: 1, DEVICE: 1})))
     assert len(orders) == 2
 
@@ -173,7 +173,7 @@ def test_the_texts_of_a_rejection_are_the_kubelets(prepare: Any, text: str) -> N
 def test_a_recorded_device_that_went_bad_is_an_error() -> None:
     manager = manager_of()
     allocate(manager, A, 1, ["d0"])
-    manager.update_devices(CORE, [Device("d0", "Unhealthy"), Device("d1")])
+    manager.update_devices(CORE, [ListedDevice("d0", "Unhealthy"), ListedDevice("d1")])
     with pytest.raises(AllocationError, match="previously allocated devices are no longer healthy"):
         manager.devices_to_allocate(A, "c", CORE, 1)
 
@@ -248,7 +248,7 @@ def test_nothing_is_forgotten_while_the_sources_are_not_ready() -> None:
 def test_a_running_container_gets_no_entry_while_the_sources_are_not_ready() -> None:
     manager = manager_of()
     manager.load(None)  # the checkpoint is lost
-    manager.update_devices(CORE, [Device(each) for each in FOUR])
+    manager.update_devices(CORE, [ListedDevice(each) for each in FOUR])
     manager.sources_ready = False
     manager.running = {A: {"c"}}
     assert manager.devices_to_allocate(A, "c", CORE, 4) is None
@@ -263,7 +263,7 @@ def test_a_running_container_gets_no_entry_while_the_sources_are_not_ready() -> 
 def test_the_checkpoint_has_the_kubelets_form() -> None:
     manager = manager_of()
     allocate(manager, A, 2, ["d0", "d1"], container="train")
-    manager.update_devices(CORE, [Device("d0"), Device("d1"), Device("d2", "Unhealthy")])
+    manager.update_devices(CORE, [ListedDevice("d0"), ListedDevice("d1"), ListedDevice("d2", "Unhealthy")])
     text = manager.checkpoint_bytes()
     assert json.loads(text).keys() == {"Data", "Checksum"}
     assert isinstance(json.loads(text)["Checksum"], int)
@@ -281,7 +281,9 @@ def test_the_checkpoint_has_the_kubelets_form() -> None:
 
 def test_ids_lie_under_each_numa_node_of_their_device() -> None:
     manager = StandInDeviceManager(seeded(0))
-    manager.update_devices(CORE, [Device("d0", numa_nodes=(0,)), Device("d1", numa_nodes=(0, 1)), Device("d2")])
+    manager.update_devices(
+        CORE, [ListedDevice("d0", numa_nodes=(0,)), ListedDevice("d1", numa_nodes=(0, 1)), ListedDevice("d2")]
+    )
     allocate(manager, A, 3)
     (entry,) = data_of(manager.checkpoint_bytes())["PodDeviceEntries"]
     assert {node: sorted(ids) for node, ids in entry["DeviceIDs"].items()} == {
@@ -316,7 +318,7 @@ def test_a_loaded_memory_holds_its_devices_and_knows_resources_without_devices()
     assert again.healthy(CORE) == frozenset()
     with pytest.raises(AllocationError, match="no healthy devices present"):
         again.devices_to_allocate(B, "c", CORE, 1)
-    again.update_devices(CORE, [Device(each) for each in FOUR])
+    again.update_devices(CORE, [ListedDevice(each) for each in FOUR])
     assert available(again) == {"d2", "d3"}
 
 

@@ -15,13 +15,13 @@ from neuron_plugin.kubelet import DeviceNode
 from neuron_plugin.kubelet._proto.drahealth.v1alpha1 import api_pb2 as health_pb
 from neuron_plugin.kubelet.dra_state import parse_dra_state
 from neuron_plugin.simulation.kubelet_claims import KubeletStateError, NotPreparedError
-from neuron_plugin.simulation.kubelet_dra import DraManager, DraTimes
-from neuron_plugin.simulation.kubelet_pods import Container, Pod, PodGoneError
+from neuron_plugin.simulation.kubelet_dra import DraManager, DraManagerTimes
+from neuron_plugin.simulation.kubelet_pods import KubeletContainer, KubeletPod, PodGoneError
 from tests.simulation.dra import DRIVER, Json
 from tests.simulation.dra_driver import RawDriver, serving, until
 from tests.support.kubelet import StandInKubelet
 
-FAST = DraTimes(retry=0.05, call=2.0, watcher=0.02, wipe=0.3, health=0.05, reconcile=60.0)
+FAST = DraManagerTimes(retry=0.05, call=2.0, watcher=0.02, wipe=0.3, health=0.05, reconcile=60.0)
 EFA = "efa.networking.k8s.aws"
 
 
@@ -87,10 +87,10 @@ async def a_site(root: Path, *drivers: RawDriver) -> AsyncIterator[Site]:
                 await context.__aexit__(None, None, None)
 
 
-def pod(name: str = "a", *claims: str, request: str = "") -> Pod:
+def pod(name: str = "a", *claims: str, request: str = "") -> KubeletPod:
     names = {each: each for each in claims or ("c",)}
     uses = tuple((each, request) for each in names)
-    return Pod(f"uid-{name}", "default", name, (Container("app", claims=uses),), names)
+    return KubeletPod(f"uid-{name}", "default", name, (KubeletContainer("app", claims=uses),), names)
 
 
 def describe(root: Path, driver: RawDriver) -> None:
@@ -292,7 +292,7 @@ async def test_claims_of_pods_that_nobody_ended_are_given_up_after_a_while(direc
     async with a_site(directory, driver) as site:
         site.api.add("c", "a")
         await site.dra.prepare(pod())
-        site.dra.times = DraTimes(watcher=0.02, reconcile=0.02)
+        site.dra.times = DraManagerTimes(watcher=0.02, reconcile=0.02)
         await site.kubelet.restart()
         await until(lambda: site.pods_in_file == {})
         assert driver.unprepared == [["c"]]
@@ -362,6 +362,8 @@ async def test_health_is_shown_by_the_first_cdi_device_and_forgotten_with_the_st
         assert shown()[0]["name"] == "claim:c"
         driver.say(health_pb.UNHEALTHY)
         await until(lambda: shown()[0]["resources"][0]["health"] == "Unhealthy")
-        assert site.dra.status(pod(), Container("app", claims=(("c", "neurons"),)))[0]["name"] == "claim:c/neurons"
+        assert (
+            site.dra.status(pod(), KubeletContainer("app", claims=(("c", "neurons"),)))[0]["name"] == "claim:c/neurons"
+        )
         driver.end_streams()
         await until(lambda: shown()[0]["resources"][0]["health"] == "Unknown")

@@ -18,10 +18,10 @@ from asyncinotify import Inotify, Mask
 from neuron_plugin.kubelet import PodResourcesClient
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet_files import CHECKPOINT
-from neuron_plugin.simulation import Container, Pod
+from neuron_plugin.simulation import KubeletContainer, KubeletPod
 from neuron_plugin.simulation.api_server_kinds import PODS
-from neuron_plugin.simulation.kubelet_device_manager import CheckpointFile
-from neuron_plugin.simulation.kubelet_pods import PodCgroups
+from neuron_plugin.simulation.kubelet_device_manager import CheckpointWriter
+from neuron_plugin.simulation.kubelet_pods import SimulatedCgroups
 from tests.kubelet.fakes import CORE, DEVICE, eventually, seeded
 from tests.simulation.kubelet_node import (
     INIT,
@@ -120,13 +120,13 @@ async def test_an_entry_holds_the_uid_and_our_whole_answer(directory: Path) -> N
 
 async def test_two_resources_of_one_container_are_one_write(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writes: list[bytes] = []
-    monkeypatch.setattr(CheckpointFile, "replace", lambda _, content: writes.append(content))
+    monkeypatch.setattr(CheckpointWriter, "replace", lambda _, content: writes.append(content))
     other = RawPlugin(["e0"])
     async with node(directory) as (kubelet, _), serving(other, directory / "other.sock"):
         await register(directory, "other.sock", DEVICE)
         await kubelet.wait_for_capacity(DEVICE, 1)
         writes.clear()
-        await kubelet.admit(pod("a", Container("c", {CORE: 1, DEVICE: 1})))
+        await kubelet.admit(pod("a", KubeletContainer("c", {CORE: 1, DEVICE: 1})))
         assert len(writes) == 1
 
 
@@ -437,7 +437,7 @@ async def node_with_cgroups(
         yield kubelet, plugin, root / "kubepods.slice"
 
 
-def populated(slices: Path, pod: Pod) -> str:
+def populated(slices: Path, pod: KubeletPod) -> str:
     """The content of the pod's cgroup.events, empty without one."""
     uid = pod.uid.replace("-", "_")
     path = slices / "kubepods-besteffort.slice" / f"kubepods-besteffort-pod{uid}.slice" / "cgroup.events"
@@ -499,17 +499,17 @@ async def test_a_pod_rejected_at_a_kubelet_start_runs_on_for_its_grace(directory
 
 
 def test_slices_are_named_by_qos_class_and_uid(tmp_path: Path) -> None:
-    cgroups = PodCgroups(tmp_path)
+    cgroups = SimulatedCgroups(tmp_path)
     uid = API_UID.replace("-", "_")
-    assert cgroups.path(Pod(API_UID, "ns", "a", ())).relative_to(tmp_path) == Path(
+    assert cgroups.path(KubeletPod(API_UID, "ns", "a", ())).relative_to(tmp_path) == Path(
         f"kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{uid}.slice"
     )
     assert (tmp_path / "cgroup.controllers").is_file()
-    cgroups.remove(Pod(API_UID, "ns", "a", ()))  # one that was never there
+    cgroups.remove(KubeletPod(API_UID, "ns", "a", ()))  # one that was never there
 
 
 def test_a_user_who_is_not_root_can_write_a_cgroup_s_events_again(tmp_path: Path) -> None:
     """Root writes a file of mode 0444, too; the demo runs for every user."""
-    cgroups, of = PodCgroups(tmp_path), Pod(API_UID, "ns", "a", ())
+    cgroups, of = SimulatedCgroups(tmp_path), KubeletPod(API_UID, "ns", "a", ())
     cgroups.populate(of)
     assert (cgroups.path(of) / "cgroup.events").stat().st_mode & stat.S_IWUSR

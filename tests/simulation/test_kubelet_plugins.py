@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from neuron_plugin.simulation.kubelet_plugins import Capacity, is_extended_resource_name
+from neuron_plugin.simulation.kubelet_plugins import ResourceCapacity, is_extended_resource_name
 from tests.kubelet.fakes import CORE, DEVICE
 from tests.simulation.kubelet_node import (
     RawPlugin,
@@ -62,7 +62,7 @@ async def test_failing_options_are_refused_and_the_resource_never_appears(direct
     plugin.options_error = "no options today"
     async with StandInKubelet(directory) as kubelet, serving(plugin, directory / "plugin.sock"):
         text = await refusal(directory, "plugin.sock")
-        assert kubelet.capacity(CORE) == Capacity(0, 0)
+        assert kubelet.capacity(CORE) == ResourceCapacity(0, 0)
     assert text == "failed to get device plugin options: rpc error: code = Internal desc = no options today"
     assert plugin.calls == ["options"]
 
@@ -93,7 +93,7 @@ async def test_when_an_old_stream_ends_the_newer_plugin_is_disconnected(director
         await register(directory, "newer.sock")
         await kubelet.wait_for_capacity(CORE, 2)
         older.end_stream()
-        assert await kubelet.wait_for_capacity(CORE, 0) == Capacity(2, 0)
+        assert await kubelet.wait_for_capacity(CORE, 0) == ResourceCapacity(2, 0)
         assert "no healthy devices present" in await rejection(kubelet, pod("a", wants(1)))
 
 
@@ -104,7 +104,7 @@ async def test_stop_wait_start_register_is_never_lost(directory: Path) -> None:
         newer = RawPlugin(["n0", "n1"])
         async with serving(newer, directory / "newer.sock"):
             await register(directory, "newer.sock")
-            assert await kubelet.wait_for_capacity(CORE, 2) == Capacity(2, 2)
+            assert await kubelet.wait_for_capacity(CORE, 2) == ResourceCapacity(2, 2)
 
 
 async def test_a_failed_register_beside_a_live_one_makes_its_end_unnoticed(directory: Path) -> None:
@@ -112,4 +112,4 @@ async def test_a_failed_register_beside_a_live_one_makes_its_end_unnoticed(direc
         await refusal(directory, "absent.sock")
         plugin.end_stream()
         await asyncio.sleep(0.05)
-        assert kubelet.capacity(CORE) == Capacity(4, 4)
+        assert kubelet.capacity(CORE) == ResourceCapacity(4, 4)

@@ -16,7 +16,7 @@ from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2_grpc as pb_grpc
 from neuron_plugin.kubelet.pod_resources import ContainerDevices, PodResourcesError
 from neuron_plugin.kubelet.socket_watch import channel_to
-from neuron_plugin.simulation.kubelet_pods import Container, Pod
+from neuron_plugin.simulation.kubelet_pods import KubeletContainer, KubeletPod
 from tests.kubelet.fakes import CORE, RunningPlugin, eventually, running_plugin
 from tests.support.kubelet import KubeletOptions, RateLimit, StandInKubelet
 from tests.support.pod_resources import get_pod
@@ -43,8 +43,10 @@ async def node(directory: Path, options: KubeletOptions = UNLIMITED) -> AsyncIte
         yield Node(kubelet, plugin, PodResourcesClient(socket), socket)
 
 
-def pod(name: str, *containers: tuple[str, int, ContainerKind]) -> Pod:
-    return Pod(f"uid-{name}", "ns", name, tuple(Container(n, {CORE: count}, kind) for n, count, kind in containers))
+def pod(name: str, *containers: tuple[str, int, ContainerKind]) -> KubeletPod:
+    return KubeletPod(
+        f"uid-{name}", "ns", name, tuple(KubeletContainer(n, {CORE: count}, kind) for n, count, kind in containers)
+    )
 
 
 APP = ContainerKind.APP
@@ -52,8 +54,8 @@ APP = ContainerKind.APP
 
 async def test_the_claims_of_a_pod_are_listed(directory: Path) -> None:
     async with node(directory) as n:
-        container = Container("c", claims=(("dev", ""),))
-        await n.kubelet.admit(Pod("uid-a", "ns", "a", (container,), {"dev": "a-dev-1f"}))
+        container = KubeletContainer("c", claims=(("dev", ""),))
+        await n.kubelet.admit(KubeletPod("uid-a", "ns", "a", (container,), {"dev": "a-dev-1f"}))
         assert await n.client.list() == (PodDevices("ns", "a", (), frozenset({"a-dev-1f"})),)
 
 
@@ -84,7 +86,7 @@ async def test_p74_sidecar_and_app_are_listed_and_the_plain_init_container_is_no
 
 async def test_a_pod_without_devices_is_listed_empty(directory: Path) -> None:
     async with node(directory) as n:
-        await n.kubelet.admit(Pod("uid", "ns", "plain", (Container("c"),)))
+        await n.kubelet.admit(KubeletPod("uid", "ns", "plain", (KubeletContainer("c"),)))
         assert await n.client.list() == (PodDevices("ns", "plain", ()),)
 
 

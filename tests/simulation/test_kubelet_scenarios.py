@@ -13,15 +13,15 @@ import pytest
 
 from neuron_plugin.allocation import ContainerKind
 from neuron_plugin.kubelet import ContainerAllocation
-from neuron_plugin.simulation.kubelet_plugins import Capacity
-from neuron_plugin.simulation.kubelet_pods import Container, Pod, PodRejectedError
+from neuron_plugin.simulation.kubelet_plugins import ResourceCapacity
+from neuron_plugin.simulation.kubelet_pods import KubeletContainer, KubeletPod, PodRejectedError
 from tests.kubelet.fakes import CORE, DEVICE, devices, eventually, running_plugin
 from tests.support.kubelet import KubeletOptions, KubeletStoppedError, StandInKubelet
 from tests.support.pod_resources import get_pod
 
 
-def pod(name: str, count: int = 1) -> Pod:
-    return Pod(f"uid-{name}", "ns", name, (Container("c", {CORE: count}),))
+def pod(name: str, count: int = 1) -> KubeletPod:
+    return KubeletPod(f"uid-{name}", "ns", name, (KubeletContainer("c", {CORE: count}),))
 
 
 # device_plugin_test.go
@@ -67,7 +67,7 @@ async def test_p72_a_kubelet_restart_keeps_pod_and_id(directory: Path, *, contai
         if container_stops:
             kubelet.stop_container("uid-a", "c")
         await kubelet.restart()
-        assert await kubelet.wait_for_capacity(CORE, 4) == Capacity(4, 4)
+        assert await kubelet.wait_for_capacity(CORE, 4) == ResourceCapacity(4, 4)
         assert kubelet.rejections == {}
         assert await kubelet.start_container("uid-a", "c") == first
         assert len(plugin.handler.allocations) == 1
@@ -78,7 +78,7 @@ async def test_p72_a_plugin_restart_keeps_the_assignment(directory: Path) -> Non
         async with running_plugin(directory):
             await kubelet.wait_for_capacity(CORE, 4)
             first = (await kubelet.admit(pod("a", 3))).container("c")
-        assert await kubelet.wait_for_capacity(CORE, 0) == Capacity(4, 0)
+        assert await kubelet.wait_for_capacity(CORE, 0) == ResourceCapacity(4, 0)
         async with running_plugin(directory):
             await kubelet.wait_for_capacity(CORE, 4)
             assert await kubelet.start_container("uid-a", "c") == first
@@ -139,14 +139,14 @@ async def test_p77_a_resize_is_refused_while_a_device_is_bad_and_the_pod_goes_on
 
 
 async def test_p74_init_and_sidecar_share_one_device_and_the_app_has_another(directory: Path) -> None:
-    shared = Pod(
+    shared = KubeletPod(
         "uid",
         "ns",
         "a",
         (
-            Container("init", {CORE: 1}, ContainerKind.INIT),
-            Container("side", {CORE: 1}, ContainerKind.SIDECAR),
-            Container("app", {CORE: 1}),
+            KubeletContainer("init", {CORE: 1}, ContainerKind.INIT),
+            KubeletContainer("side", {CORE: 1}, ContainerKind.SIDECAR),
+            KubeletContainer("app", {CORE: 1}),
         ),
     )
     async with StandInKubelet(directory) as kubelet, running_plugin(directory):
@@ -176,7 +176,7 @@ async def test_p76_one_device_flips_under_a_running_pod(directory: Path) -> None
         await kubelet.wait_for_capacity(CORE, 1)
         await kubelet.admit(pod("a"))
         plugin.advertisement.publish(devices(1, 0))
-        assert await kubelet.wait_for_capacity(CORE, 0) == Capacity(1, 0)
+        assert await kubelet.wait_for_capacity(CORE, 0) == ResourceCapacity(1, 0)
         assert kubelet.device_health("uid-a", "c") == {"0": "Unhealthy"}
         assert (await kubelet.start_container("uid-a", "c")).waiting is None
         plugin.advertisement.publish(devices(1))
@@ -188,15 +188,15 @@ async def test_p76_some_of_four_flip(directory: Path) -> None:
     async with StandInKubelet(directory) as kubelet, running_plugin(directory) as plugin:
         for unhealthy in [(), (1,), (), (0, 3), (3,), ()]:
             plugin.advertisement.publish(devices(4, *unhealthy))
-            assert await kubelet.wait_for_capacity(CORE, 4 - len(unhealthy)) == Capacity(4, 4 - len(unhealthy))
+            assert await kubelet.wait_for_capacity(CORE, 4 - len(unhealthy)) == ResourceCapacity(4, 4 - len(unhealthy))
 
 
 async def test_p76_a_stopped_plugin_leaves_capacity_for_the_grace_and_nothing_after_it(directory: Path) -> None:
     async with StandInKubelet(directory, options=KubeletOptions(grace_seconds=0.1)) as kubelet:
         async with running_plugin(directory):
             await kubelet.wait_for_capacity(CORE, 4)
-        assert await kubelet.wait_for_capacity(CORE, 0) == Capacity(4, 0)
-        await eventually(lambda: kubelet.capacity(CORE) == Capacity(0, 0))
+        assert await kubelet.wait_for_capacity(CORE, 0) == ResourceCapacity(4, 0)
+        await eventually(lambda: kubelet.capacity(CORE) == ResourceCapacity(0, 0))
 
 
 # Beyond upstream's cases
@@ -216,7 +216,7 @@ async def _broken(*_: object) -> list[str]:
 
 
 async def test_two_resources_each_have_a_server_of_their_own(directory: Path) -> None:
-    both = Pod("uid", "ns", "a", (Container("x", {CORE: 2}), Container("y", {DEVICE: 1})))
+    both = KubeletPod("uid", "ns", "a", (KubeletContainer("x", {CORE: 2}), KubeletContainer("y", {DEVICE: 1})))
     async with (
         StandInKubelet(directory) as kubelet,
         running_plugin(directory, CORE) as cores,

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from neuron_plugin.allocation import NodeInfo, PlacementStrategy
 from neuron_plugin.planning import PACK, MoveRules, parse_shape
 from neuron_plugin.simulation.demand import MIXES, Arrival, arrivals
-from neuron_plugin.simulation.replay import Board, Outcome, replay, simulated_node
+from neuron_plugin.simulation.replay import Board, ReplayOutcome, replay, simulated_node
 from tests.planning.clusters import HOUR, LINE, SHAPES, TRN1, held_once
 
 ONE = MoveRules(most_victims=1)
@@ -23,7 +23,7 @@ def node(name: str) -> NodeInfo:
 
 def run(
     nodes: list[NodeInfo], pods: list[Arrival], *, rules: MoveRules | None = None, waiting: bool = False
-) -> Outcome:
+) -> ReplayOutcome:
     return replay(Board(nodes, PACK, rules), pods, waiting=waiting)
 
 

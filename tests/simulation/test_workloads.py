@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from neuron_plugin.simulation import WorkloadError, WorkloadPod, pods_of
-from neuron_plugin.simulation.api_server_kinds import JsonObject
+from neuron_plugin.simulation.api_server_kinds import AnyJson
 from tests.support.world import record_of
 
 TEMPLATE = {
@@ -19,17 +19,17 @@ EXCLUSIVE_JOB = "alpha.jobset.sigs.k8s.io/exclusive-topology"
 EXCLUSIVE_GROUP = "leaderworkerset.sigs.k8s.io/exclusive-topology"
 
 
-def job(**spec: Any) -> JsonObject:
+def job(**spec: Any) -> AnyJson:
     return {"kind": "Job", "metadata": {"name": "train", "namespace": "ml"}, "spec": {"template": TEMPLATE, **spec}}
 
 
-def jobset(replicas: int, annotations: dict[str, str], **spec: Any) -> JsonObject:
+def jobset(replicas: int, annotations: dict[str, str], **spec: Any) -> AnyJson:
     replicated = {"name": "workers", "replicas": replicas, "template": {"spec": job(parallelism=2)["spec"]}}
     metadata = {"name": "set", "annotations": annotations}
     return {"kind": "JobSet", "metadata": metadata, "spec": {"replicatedJobs": [replicated], **spec}}
 
 
-def leader_worker_set(size: int, annotations: dict[str, str], **spec: Any) -> JsonObject:
+def leader_worker_set(size: int, annotations: dict[str, str], **spec: Any) -> AnyJson:
     templates = {"size": size, "workerTemplate": TEMPLATE}
     metadata = {"name": "serve", "annotations": annotations}
     return {"kind": "LeaderWorkerSet", "metadata": metadata, "spec": {"leaderWorkerTemplate": templates, **spec}}
@@ -156,6 +156,6 @@ def test_a_ray_cluster_has_a_head_and_the_hosts_of_each_replica() -> None:
         (jobset(1, {}, startupPolicy={"startupPolicyOrder": "InOrder"}), "an order among its Jobs is not simulated"),
     ],
 )
-def test_what_makes_no_pods_says_why(manifest: JsonObject, why: str) -> None:
+def test_what_makes_no_pods_says_why(manifest: AnyJson, why: str) -> None:
     with pytest.raises(WorkloadError, match=re.escape(why)):
         pods_of(manifest)

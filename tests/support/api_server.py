@@ -31,14 +31,14 @@ from neuron_plugin.simulation.api_server_kinds import (
     BUDGETS,
     NODES,
     PODS,
-    JsonObject,
+    AnyJson,
     Refusal,
     Target,
     invalid,
     parse_path,
 )
 from neuron_plugin.simulation.api_server_requests import answer, refused, watch_of
-from neuron_plugin.simulation.api_server_store import Change, CutError, Inbox, Watch
+from neuron_plugin.simulation.api_server_store import CutError, Inbox, ObjectChange, Watch
 from tests.support.api_validation import ValidatingObjects
 
 _REMEMBERED_REQUESTS = 10_000
@@ -193,15 +193,15 @@ class StandInApiServer(SimulatedApiServer):
 
     # What users, schedulers and kubelets do.
 
-    def set_pod_status(self, namespace: str, name: str, status: JsonObject) -> JsonObject:
+    def set_pod_status(self, namespace: str, name: str, status: AnyJson) -> AnyJson:
         """Merge-patch a pod's status, as a kubelet would: ``{"phase": "Running"}``."""
         return self._objects.patch(Target(PODS, namespace, name, "status"), {"status": status}, MERGE_PATCH).value
 
-    def patch_pod(self, namespace: str, name: str, change: JsonObject) -> JsonObject:
+    def patch_pod(self, namespace: str, name: str, change: AnyJson) -> AnyJson:
         """Merge-patch a pod, as a user would."""
         return self._objects.patch(Target(PODS, namespace, name), change, MERGE_PATCH).value
 
-    def patch_node(self, name: str, change: JsonObject, *, status: bool = False) -> JsonObject:
+    def patch_node(self, name: str, change: AnyJson, *, status: bool = False) -> AnyJson:
         """Merge-patch a node, or its status."""
         return self._objects.patch(Target(NODES, "", name, "status" if status else ""), change, MERGE_PATCH).value
 
@@ -390,7 +390,7 @@ class StandInApiServer(SimulatedApiServer):
         return request.clone(rel_url=request.rel_url.without_query_params("sendInitialEvents"))
 
 
-def _put_end(inbox: Inbox, item: Change | Exception | None) -> None:
+def _put_end(inbox: Inbox, item: ObjectChange | Exception | None) -> None:
     """Leave everything out but the end of a watch."""
     if isinstance(item, Exception):
         asyncio.Queue.put_nowait(inbox, item)

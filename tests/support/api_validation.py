@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from neuron_plugin.simulation.api_server_kinds import EVENTS, LEASES, JsonObject, Refusal, ServedKind, invalid
+from neuron_plugin.simulation.api_server_kinds import EVENTS, LEASES, AnyJson, Refusal, ServedKind, invalid
 from neuron_plugin.simulation.api_server_objects import ApiObjects
-from neuron_plugin.simulation.api_server_store import Key, Stored
+from neuron_plugin.simulation.api_server_store import ObjectKey, Stored
 
 _SUBDOMAIN = re.compile(r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _NAME_PART = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
@@ -36,19 +36,19 @@ class ValidatingObjects(ApiObjects):
         super().__init__()
         self.keep_binding_annotations = True
 
-    def create(self, kind: ServedKind, body: JsonObject, namespace: str = "") -> Stored:
+    def create(self, kind: ServedKind, body: AnyJson, namespace: str = "") -> Stored:
         metadata = body.get("metadata") or {}
         if (prefix := metadata.get("generateName")) and not metadata.get("name"):
             check_prefix(kind, prefix)
         return super().create(kind, body, namespace)
 
-    def bind(self, namespace: str, name: str, binding: JsonObject) -> JsonObject:
+    def bind(self, namespace: str, name: str, binding: AnyJson) -> AnyJson:
         if not self.keep_binding_annotations:
             metadata = {key: value for key, value in binding["metadata"].items() if key != "annotations"}
             binding = {**binding, "metadata": metadata}
         return super().bind(namespace, name, binding)
 
-    def _store(self, kind: ServedKind, key: Key, value: JsonObject) -> Stored:
+    def _store(self, kind: ServedKind, key: ObjectKey, value: AnyJson) -> Stored:
         check(kind, value)
         return super()._store(kind, key, value)
 
@@ -64,7 +64,7 @@ def check_prefix(kind: ServedKind, prefix: str) -> None:
         raise invalid(kind.kind, "", f'metadata.generateName: Invalid value: "{prefix}": a lowercase subdomain')
 
 
-def check(kind: ServedKind, value: JsonObject) -> None:
+def check(kind: ServedKind, value: AnyJson) -> None:
     """Check an object that is about to be stored.
 
     Raises:
@@ -81,7 +81,7 @@ def check(kind: ServedKind, value: JsonObject) -> None:
         raise invalid(kind.resource, value["metadata"]["name"], text)
 
 
-def _check_types(kind: ServedKind, value: JsonObject) -> None:
+def _check_types(kind: ServedKind, value: AnyJson) -> None:
     for part in ("labels", "annotations"):
         for key, text in (value["metadata"].get(part) or {}).items():
             if not isinstance(text, str):
@@ -92,7 +92,7 @@ def _check_types(kind: ServedKind, value: JsonObject) -> None:
             raise Refusal(400, f'parsing time "{times[name]}" as "2006-01-02T15:04:05.000000Z07:00": cannot parse')
 
 
-def _metadata(metadata: JsonObject) -> Iterator[str]:
+def _metadata(metadata: AnyJson) -> Iterator[str]:
     if not _SUBDOMAIN.fullmatch(metadata["name"]):
         yield _bad("metadata.name", metadata["name"], "a lowercase RFC 1123 subdomain is expected")
     for key, text in (metadata.get("labels") or {}).items():
@@ -114,14 +114,14 @@ def _metadata(metadata: JsonObject) -> Iterator[str]:
                 yield _bad(f"metadata.ownerReferences.{part}", "", "must not be empty")
 
 
-def _lease(spec: JsonObject) -> Iterator[str]:
+def _lease(spec: AnyJson) -> Iterator[str]:
     if spec.get("leaseDurationSeconds", 1) <= 0:
         yield _bad("spec.leaseDurationSeconds", spec["leaseDurationSeconds"], "must be greater than 0")
     if spec.get("leaseTransitions", 0) < 0:
         yield _bad("spec.leaseTransitions", spec["leaseTransitions"], "must be greater than or equal to 0")
 
 
-def _event(event: JsonObject) -> Iterator[str]:
+def _event(event: AnyJson) -> Iterator[str]:
     if not event.get("eventTime"):
         yield "eventTime: Required value"
     if event.get("type") not in {"Normal", "Warning"}:

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from neuron_plugin.allocation import Dialect
 from neuron_plugin.backoff import Clock
-from neuron_plugin.extender.binding import Binder, BindTimes, Outcome
+from neuron_plugin.extender.binding import Binder, BindOutcome, BindTimes
 from neuron_plugin.scheduling.leadership import Readiness
-from neuron_plugin.simulation.api_server_kinds import PODS, JsonObject
+from neuron_plugin.simulation.api_server_kinds import PODS, AnyJson
 from tests.support.api_server import Fault, Match, StandInApiServer
 from tests.support.world import DEVICE, World, pod_of
 
@@ -43,7 +43,7 @@ class Bench:
             unix_ns=lambda: NOW_NS,
         )
 
-    def waiting(self, name: str, amount: int = 1) -> JsonObject:
+    def waiting(self, name: str, amount: int = 1) -> AnyJson:
         """A pod that waits, known to the server and to the watch."""
         return self.server.create_pod(self.world.pod(name, DEVICE, amount))
 
@@ -52,7 +52,7 @@ class Bench:
         for fault in faults:
             self.server.fail(replace(fault, match=match))
 
-    def stored(self, manifest: JsonObject) -> JsonObject:
+    def stored(self, manifest: AnyJson) -> AnyJson:
         """A pod as the server has it now."""
         return self.server.get(PODS, manifest["metadata"]["name"], "default")
 
@@ -61,12 +61,12 @@ class Bench:
         """What the server was asked for: to bind or to read."""
         return ["read" if seen.method == "GET" else "bind" for seen in self.server.requests]
 
-    async def bind(self, manifest: JsonObject, node: str = "node") -> Outcome:
+    async def bind(self, manifest: AnyJson, node: str = "node") -> BindOutcome:
         return await self.binder.bind(pod_of(manifest), node)
 
     def used(self, node: str = "node") -> int:
         return self.world.state.nodes[node].used_mask.bit_count() // 2
 
 
-def without_annotations(pod: JsonObject) -> JsonObject:
+def without_annotations(pod: AnyJson) -> AnyJson:
     return pod | {"metadata": pod["metadata"] | {"annotations": {}}}

@@ -12,7 +12,7 @@ import msgspec
 
 from neuron_plugin.simulation.kubelet_device_manager import (
     NO_TOPOLOGY,
-    Allocation,
+    DeviceEntry,
     DeviceManager,
     Selection,
 )
@@ -30,7 +30,7 @@ class StandInDeviceManager(DeviceManager):
         self.sources_ready = True
         self.running: dict[str, set[str]] = {}
 
-    def entries(self) -> tuple[Allocation, ...]:
+    def entries(self) -> tuple[DeviceEntry, ...]:
         """Everything that is recorded, also of ended pods until `forget_pods`."""
         return tuple(self._recorded.values())
 
@@ -60,7 +60,7 @@ class StandInDeviceManager(DeviceManager):
             key = (entry.pod_uid, entry.container_name, entry.resource_name)
             ids = entry.device_ids if isinstance(entry.device_ids, dict) else {str(NO_TOPOLOGY): entry.device_ids}
             by_node = {int(node): tuple(each) for node, each in ids.items()}
-            self._recorded[key] = Allocation(*key, by_node, base64.b64decode(entry.alloc_resp))
+            self._recorded[key] = DeviceEntry(*key, by_node, base64.b64decode(entry.alloc_resp))
         for resource in data.registered_devices if data else ():
             self.update_devices(resource, ())
         self.restore()

@@ -22,12 +22,12 @@ from neuron_plugin.allocation import ContainerKind
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as plugin_pb
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2 as pb
 from neuron_plugin.kubelet_files import CHECKPOINT
-from neuron_plugin.simulation import AdmittedContainer, AdmittedPod, AllocationError, Pod, SimulatedKubelet
-from neuron_plugin.simulation.kubelet_device_manager import CheckpointFile, DeviceManager, PluginCallError
+from neuron_plugin.simulation import AdmittedContainer, AdmittedPod, AllocationError, KubeletPod, SimulatedKubelet
+from neuron_plugin.simulation.kubelet_device_manager import CheckpointWriter, DeviceManager, PluginCallError
 from neuron_plugin.simulation.kubelet_dra import DraManager
 from neuron_plugin.simulation.kubelet_plugins import PluginClients, PluginConnection, _worded
 from neuron_plugin.simulation.kubelet_pod_resources import PodResourcesService
-from neuron_plugin.simulation.kubelet_pods import Container, PodRejectedError
+from neuron_plugin.simulation.kubelet_pods import KubeletContainer, PodRejectedError
 from tests.support.device_manager import StandInDeviceManager, flat
 
 PRE_START_SECONDS = 30.0
@@ -88,7 +88,7 @@ class LimitedPodResources(PodResourcesService):
     def __init__(
         self,
         devices: DeviceManager,
-        pods: Mapping[str, Pod],
+        pods: Mapping[str, KubeletPod],
         *,
         unknown: Collection[str],
         limit: RateLimit,
@@ -131,7 +131,7 @@ class LimitedPodResources(PodResourcesService):
         await self._admit(context)
         return await super().GetAllocatableResources(request, context)
 
-    def _active(self) -> list[Pod]:
+    def _active(self) -> list[KubeletPod]:
         return [pod for uid, pod in self.pods.items() if uid not in self._unknown]
 
     async def _admit(self, context: grpc.aio.ServicerContext[_Request, _Response]) -> None:
@@ -163,7 +163,7 @@ class WriteFault:
     of_list: bool = False
 
 
-class FailingCheckpointFile(CheckpointFile):
+class FailingCheckpointFile(CheckpointWriter):
     """The checkpoint; ``faults`` are those of the writes to come. ``flat_ids`` is the format before 1.20."""
 
     def __init__(self, directory: Path, *, flat_ids: bool) -> None:
@@ -311,7 +311,7 @@ class StandInKubelet(SimulatedKubelet):
 
     # Pods.
 
-    async def admit(self, pod: Pod) -> AdmittedPod:
+    async def admit(self, pod: KubeletPod) -> AdmittedPod:
         """As `SimulatedKubelet`, and remember a rejection.
 
         Raises:
@@ -344,12 +344,12 @@ class StandInKubelet(SimulatedKubelet):
             timer.cancel()  # the same static pod is back
         return await super().start_container(uid, name)
 
-    def finish(self, uid: str) -> Pod:
+    def finish(self, uid: str) -> KubeletPod:
         self._running.pop(uid)
         self._unknown.discard(uid)
         return super().finish(uid)
 
-    async def _prepare(self, pod: Pod, container: Container) -> None:
+    async def _prepare(self, pod: KubeletPod, container: KubeletContainer) -> None:
         """The calls before a container's start (``GetDeviceRunContainerOptions``)."""
         recorded = {each.resource: sorted(each.ids) for each in self.devices.of_container(pod.uid, container.name)}
         resources = list(dict.fromkeys([*recorded, *(name for name, _ in self.devices.wanted(container.limits))]))
@@ -368,7 +368,7 @@ class StandInKubelet(SimulatedKubelet):
         if len(resources) > len(recorded):
             await self._allocate_container(pod, container)
 
-    async def _admit_again(self, pods: Collection[Pod]) -> None:
+    async def _admit_again(self, pods: Collection[KubeletPod]) -> None:
         """After a start every pod goes through admission once more; a failure ends it, whatever its restart policy."""
         async with self._admission:
             for pod in pods:
@@ -388,14 +388,14 @@ class StandInKubelet(SimulatedKubelet):
         self._pods[pod.uid] = pod
         self._terminate(self._forget(pod.uid))
 
-    def _forget(self, uid: str) -> Pod:
+    def _forget(self, uid: str) -> KubeletPod:
         self._running.pop(uid)
         self._unknown.discard(uid)
         if task := self._preparing.get(uid):
             task.cancel()
         return self._pods.pop(uid)
 
-    def _terminate(self, pod: Pod) -> None:
+    def _terminate(self, pod: KubeletPod) -> None:
         """Let the processes of a pod that the kubelet no longer has run on for a while."""
         if self._cgroups:
             loop = asyncio.get_running_loop()
@@ -412,7 +412,7 @@ class StandInKubelet(SimulatedKubelet):
         if content is None:
             self.checkpoint.path.unlink(missing_ok=True)
         else:
-            CheckpointFile.replace(self.checkpoint, content)
+            CheckpointWriter.replace(self.checkpoint, content)
 
     def registration_count(self, resource: str) -> int:
         """Accepted registrations of a resource since the beginning, over all restarts."""
@@ -443,7 +443,7 @@ class StandInKubelet(SimulatedKubelet):
         """A container of a live pod has died; what it holds stays its own."""
         self._running[uid].discard(name)
 
-    def remove_while_running(self, uid: str) -> Pod:
+    def remove_while_running(self, uid: str) -> KubeletPod:
         """A pod is gone though its processes run on: force deletion, a lost Node object, a static manifest removed.
 
         The kubelet keeps its entry until the next cleaning of memory, and may offer its devices from then on. The
@@ -462,7 +462,7 @@ class StandInKubelet(SimulatedKubelet):
         }
 
 
-def is_static(pod: Pod) -> bool:
+def is_static(pod: KubeletPod) -> bool:
     """Whether the pod comes from a manifest on the node: its UID is then a hash of that."""
     return re.fullmatch(r"[0-9a-f]{32}", pod.uid) is not None
 

@@ -9,8 +9,8 @@ from itertools import count
 from neuron_plugin.allocation import ContainerKind, NodeInventory, Resource
 from neuron_plugin.allocation.inventory import write_inventory
 from neuron_plugin.allocation.keys import GATE, INVENTORY_KEY, NODE_KEY, POD_UID_KEY
-from neuron_plugin.simulation import Container, Pod
-from neuron_plugin.simulation.api_server_kinds import JsonObject
+from neuron_plugin.simulation import KubeletContainer, KubeletPod
+from neuron_plugin.simulation.api_server_kinds import AnyJson
 from neuron_plugin.topology import Geometry, catalogue
 
 _uids = count(1)
@@ -31,7 +31,7 @@ def node_manifest(
     held_down: Sequence[int] = (),
     inventory: bool = True,
     claim_driver: str = "",
-) -> JsonObject:
+) -> AnyJson:
     """A node as its kubelet and plugin describe it; without ``inventory`` as the vendor's plugin leaves it.
 
     With a ``claim_driver`` its devices are given by claims, and the kubelet counts none.
@@ -70,21 +70,21 @@ def pod_manifest(
     resource: Resource = Resource.NEURONCORE,
     amount: int = 0,
     *,
-    containers: Sequence[JsonObject] | None = None,
-    init_containers: Sequence[JsonObject] = (),
+    containers: Sequence[AnyJson] | None = None,
+    init_containers: Sequence[AnyJson] = (),
     annotations: Mapping[str, str] | None = None,
     node: str = "",
     priority: int = 0,
-) -> JsonObject:
+) -> AnyJson:
     """A pod of one container that asks for ``amount`` of a resource, or of the containers given."""
-    spec: JsonObject = {
+    spec: AnyJson = {
         "priority": priority,
         "containers": list(containers or [container("main", resource, amount)]),
         "initContainers": list(init_containers),
     }
     if node:
         spec["nodeName"] = node
-    metadata: JsonObject = {
+    metadata: AnyJson = {
         "name": name,
         "namespace": "default",
         "uid": f"pod-{next(_uids)}",
@@ -100,7 +100,7 @@ def gated_manifest(
     *,
     promised: tuple[str, str] = ("", ""),
     gates: Sequence[str] = (GATE,),
-) -> JsonObject:
+) -> AnyJson:
     """A pod that ``gates`` hold back; ``promised`` is where it was placed, and with which ids."""
     manifest = pod_manifest(name, resource, amount)
     manifest["spec"]["schedulingGates"] = [{"name": gate} for gate in gates]
@@ -112,25 +112,25 @@ def gated_manifest(
     return manifest
 
 
-def container(name: str, resource: Resource | str, amount: int | str, *, sidecar: bool = False) -> JsonObject:
+def container(name: str, resource: Resource | str, amount: int | str, *, sidecar: bool = False) -> AnyJson:
     """A container with one extended resource, in limits and requests as the API server's defaulting leaves it."""
     quantities = {str(resource): str(amount)} if amount else {}
-    found: JsonObject = {"name": name, "image": "neuron", "resources": {"limits": quantities, "requests": quantities}}
+    found: AnyJson = {"name": name, "image": "neuron", "resources": {"limits": quantities, "requests": quantities}}
     return {**found, "restartPolicy": "Always"} if sidecar else found
 
 
-def static_pod(namespace: str, name: str, node: str, *containers: Container) -> Pod:
+def static_pod(namespace: str, name: str, node: str, *containers: KubeletContainer) -> KubeletPod:
     """A pod from a manifest file of a node. The same manifest always gives the same UID (``config/common.go``)."""
     manifest = repr((namespace, name, node, containers))
-    return Pod(hashlib.md5(manifest.encode(), usedforsecurity=False).hexdigest(), namespace, name, containers)
+    return KubeletPod(hashlib.md5(manifest.encode(), usedforsecurity=False).hexdigest(), namespace, name, containers)
 
 
-def mirror_manifest(pod: Pod, node: str) -> JsonObject:
+def mirror_manifest(pod: KubeletPod, node: str) -> AnyJson:
     """The pod that a kubelet creates at the API server for an admitted static pod, which may also never happen."""
-    parts: dict[bool, list[JsonObject]] = {True: [], False: []}
+    parts: dict[bool, list[AnyJson]] = {True: [], False: []}
     for one in pod.containers:
         limits = {name: str(amount) for name, amount in one.limits.items()}
-        made: JsonObject = {"name": one.name, "image": "neuron", "resources": {"limits": limits, "requests": limits}}
+        made: AnyJson = {"name": one.name, "image": "neuron", "resources": {"limits": limits, "requests": limits}}
         sidecar = {"restartPolicy": "Always"} if one.kind is ContainerKind.SIDECAR else {}
         parts[one.kind is ContainerKind.APP].append(made | sidecar)
     annotations = {

@@ -16,7 +16,7 @@ from neuron_plugin.cluster import KubernetesApi
 from neuron_plugin.cluster.client import connect
 from neuron_plugin.controller import ExtenderSettings
 from neuron_plugin.controller.daemon import TIMES, ControllerTimes, ExtenderDaemon
-from neuron_plugin.simulation.api_server_kinds import PODS, JsonObject
+from neuron_plugin.simulation.api_server_kinds import PODS, AnyJson
 from neuron_plugin.topology import catalogue
 from tests.support.api_server import Match, StandInApiServer
 from tests.support.manifests import node_manifest
@@ -102,12 +102,12 @@ async def add_node(server: StandInApiServer, extender: Extender, name: str, inst
     await until(lambda: name in extender.daemon.state.nodes)
 
 
-async def add_pod(server: StandInApiServer, extender: Extender, manifest: JsonObject) -> JsonObject:
+async def add_pod(server: StandInApiServer, extender: Extender, manifest: AnyJson) -> AnyJson:
     created = server.create_pod(manifest)
     await until(lambda: created["metadata"]["uid"] in extender.daemon.state.pods)
     return created
 
 
-def written(server: StandInApiServer, name: str) -> JsonObject:
-    found: JsonObject = server.get(PODS, name, "default")["metadata"].get("annotations") or {}
+def written(server: StandInApiServer, name: str) -> AnyJson:
+    found: AnyJson = server.get(PODS, name, "default")["metadata"].get("annotations") or {}
     return found

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from neuron_plugin.simulation import ExtenderCallError, SimulatedScheduler
-from neuron_plugin.simulation.api_server_kinds import JsonObject
+from neuron_plugin.simulation.api_server_kinds import AnyJson
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Placed:
 class StandInScheduler(SimulatedScheduler):
     """A client of one extender. Use it as an asynchronous context manager."""
 
-    async def schedule(self, pod: JsonObject, nodes: Sequence[str]) -> Placed:
+    async def schedule(self, pod: AnyJson, nodes: Sequence[str]) -> Placed:
         """One scheduling attempt; of equally scored nodes the first."""
         try:
             found = await self.filter(pod, nodes)
@@ -33,7 +33,7 @@ class StandInScheduler(SimulatedScheduler):
             return Placed(message=str(error))
         return Placed(node=chosen)
 
-    async def prioritize(self, pod: JsonObject, nodes: Sequence[str]) -> dict[str, int]:
+    async def prioritize(self, pod: AnyJson, nodes: Sequence[str]) -> dict[str, int]:
         """The prioritize verb; like the scheduler, nothing on any failure."""
         try:
             answer = await self._call("prioritize", {"Pod": pod, "Nodes": None, "NodeNames": list(nodes)})
@@ -45,7 +45,7 @@ class StandInScheduler(SimulatedScheduler):
         return {entry["Host"]: entry["Score"] for entry in scores}
 
     async def preempt(
-        self, pod: JsonObject, victims: Mapping[str, Sequence[str]], present: Mapping[str, Collection[str]]
+        self, pod: AnyJson, victims: Mapping[str, Sequence[str]], present: Mapping[str, Collection[str]]
     ) -> dict[str, list[str]]:
         """The preempt verb: victims by UID per node, in falling priority; the answer likewise.
 

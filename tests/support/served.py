@@ -15,7 +15,7 @@ from aiohttp import web
 
 from neuron_plugin import http_server
 from neuron_plugin.allocation import Dialect
-from neuron_plugin.extender import Answer
+from neuron_plugin.extender import FilterMode
 from neuron_plugin.extender.binding import Binder
 from neuron_plugin.extender.server import ExtenderService, verb_routes
 from neuron_plugin.scheduling.leadership import Readiness
@@ -28,7 +28,7 @@ TRN1 = "trn1.32xlarge"
 
 
 def service_on(
-    world: World, dialects: Collection[Dialect] = (Dialect.NEURON_PLUGIN,), answer: Answer = Answer.ALL
+    world: World, dialects: Collection[Dialect] = (Dialect.NEURON_PLUGIN,), answer: FilterMode = FilterMode.ALL
 ) -> ExtenderService:
     binder = Binder(world.state, StandInApiServer(), Readiness({}), dialects=dialects)
     return ExtenderService(world.state, binder, Readiness({}), ExtenderMetrics(), answer=answer)

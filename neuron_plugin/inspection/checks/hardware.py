@@ -13,7 +13,7 @@ from neuron_plugin.allocation.keys import DISABLE_KEY
 from neuron_plugin.allocation.resources import format_ids, ranges
 from neuron_plugin.hardware import joined_by_device
 from neuron_plugin.hardware.health_signals import Severity, Signal
-from neuron_plugin.inspection.facts import NO_DEVICE, Cluster, Facts
+from neuron_plugin.inspection.facts import NO_DEVICE, ClusterFacts, Facts
 from neuron_plugin.inspection.findings import (
     Finding,
     Findings,
@@ -258,7 +258,7 @@ _REMEDIES: Mapping[Signal, str] = {
 def check_disabled(facts: Facts) -> Findings:
     """Which devices an operator has taken out of service, by the Node's annotation or the daemon's word."""
     disabled, by_daemon = facts.daemon.disabled, not isinstance(facts.daemon.disabled, Unknown)
-    if isinstance(facts.cluster, Cluster):
+    if isinstance(facts.cluster, ClusterFacts):
         text = facts.cluster.annotations.get(DISABLE_KEY, "")
         try:
             disabled = disabled_devices(text)

@@ -13,7 +13,7 @@ from neuron_plugin.allocation import Ledger, Resource
 from neuron_plugin.allocation.pod import mask_union
 from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.inspection.checks.claims import followed
-from neuron_plugin.inspection.facts import OCI_HOOK, OUR_SOCKETS, VENDOR_DRIVER, VENDOR_SOCKETS, Cluster, Facts
+from neuron_plugin.inspection.facts import OCI_HOOK, OUR_SOCKETS, VENDOR_DRIVER, VENDOR_SOCKETS, ClusterFacts, Facts
 from neuron_plugin.inspection.findings import (
     Finding,
     Findings,
@@ -142,7 +142,7 @@ def check_registration(facts: Facts) -> Findings:
         for resource in Resource:
             yield from _resource(facts, resource, allocatable.get(resource.value, ()))
     # A node without any status, not even cpu, has no kubelet that writes one.
-    if isinstance(facts.cluster, Cluster) and facts.cluster.allocatable:
+    if isinstance(facts.cluster, ClusterFacts) and facts.cluster.allocatable:
         counts = {resource.value: str(len(allocatable.get(resource.value, ()))) for resource in Resource}
         shown = {name: facts.cluster.allocatable.get(name, "0") for name in counts}
         if odd := [

@@ -14,7 +14,7 @@ from neuron_plugin.allocation import Allocation, Assignment, ContainerKind, Inve
 from neuron_plugin.allocation.inventory import read_inventory
 from neuron_plugin.allocation.keys import INVENTORY_KEY
 from neuron_plugin.allocation.resources import ranges
-from neuron_plugin.inspection.facts import Cluster, Facts, NoSuchNode
+from neuron_plugin.inspection.facts import ClusterFacts, Facts, NoSuchNode
 from neuron_plugin.inspection.findings import (
     Finding,
     Findings,
@@ -215,7 +215,11 @@ def check_processes(facts: Facts) -> Findings:
     users, cluster, ledger, geometry = known(facts.users), facts.cluster, facts.ledger, facts.machine.geometry
     if users.hidden:
         yield unchecked(users.hidden)
-    live = {uid for pod in cluster.pods for uid in (pod.uid, pod.kubelet_uid)} if isinstance(cluster, Cluster) else None
+    live = (
+        {uid for pod in cluster.pods for uid in (pod.uid, pod.kubelet_uid)}
+        if isinstance(cluster, ClusterFacts)
+        else None
+    )
     for user in users.users:
         name, devices = f"process {user.pid} ({user.command or 'its name is not known'})", named("device", user.devices)
         if not user.pod_uid:

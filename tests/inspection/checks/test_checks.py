@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 
 from neuron_plugin.inspection.checks import CHECKS, Check, examine
-from neuron_plugin.inspection.facts import Cluster, Facts
+from neuron_plugin.inspection.facts import ClusterFacts, Facts
 from neuron_plugin.inspection.findings import Finding, Findings, Level, Unknown, note, ok
 from tests.inspection.cases import facts_of, with_host, with_kubelet
 from tests.inspection.doubles import MakeNode
@@ -62,6 +62,6 @@ def test_a_machine_without_anything_gives_answers_too(make_node: MakeNode) -> No
     node = make_node("trn1.2xlarge")
     node.unload_driver()
     facts = with_kubelet(facts_of(node), missing=True, own_socket=None, plugins=(), allocatable=UNKNOWN, pods=UNKNOWN)
-    found = list(examine(replace(facts, cluster=Cluster("worker-1"))))
+    found = list(examine(replace(facts, cluster=ClusterFacts("worker-1"))))
     assert not [finding for finding in found if "failed itself" in finding.seen]
     assert next(finding.seen for finding in found if finding.level is Level.PROBLEM).startswith("the Neuron driver")

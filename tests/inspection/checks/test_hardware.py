@@ -8,7 +8,7 @@ import pytest
 
 from neuron_plugin.allocation.keys import DISABLE_KEY
 from neuron_plugin.hardware import ResetState
-from neuron_plugin.inspection.facts import Cluster, Daemon, Facts, NodeFile
+from neuron_plugin.inspection.facts import ClusterFacts, Daemon, Facts, NodeFile
 from neuron_plugin.inspection.findings import Level, Unknown
 from neuron_plugin.plugin.health import Action, HealthRules, SignalRule, judge_once
 from neuron_plugin.simulation import SimulatedNode, write_node
@@ -359,7 +359,7 @@ def test_without_a_device_nothing_is_checked(make_node: MakeNode) -> None:
 
 def disabling(facts: Facts, text: str, *daemon: int) -> Facts:
     """What the Node's annotation says, and what the daemon has out of service."""
-    assert isinstance(facts.cluster, Cluster)
+    assert isinstance(facts.cluster, ClusterFacts)
     annotations = {**facts.cluster.annotations, DISABLE_KEY: text}
     return replace(
         facts,
