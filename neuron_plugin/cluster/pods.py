@@ -64,7 +64,7 @@ STATIC_POD_UID_KEY = "kubernetes.io/config.hash"
 """On a mirror pod: the UID under which the kubelet knows the static pod (pkg/kubelet/types/constants.go)."""
 
 _LWS_WORKER_INDEX = "leaderworkerset.sigs.k8s.io/worker-index"
-_JOBSET_EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
+JOBSET_EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
 _COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
 _GROUP_SIZE = re.compile(r"[1-9][0-9]{0,4}")
 _NOT_MADE_AGAIN = frozenset({"Node", "DaemonSet"})
@@ -519,7 +519,7 @@ def _is_unschedulable(pod: Pod) -> bool:
 
 def _is_leader_of_job(pod: Pod) -> bool:
     """Whether JobSet makes the other pods of the job once this one is scheduled (exclusive placement)."""
-    return _JOBSET_EXCLUSIVE in pod.annotations and pod.annotations.get(_COMPLETION_INDEX) == "0"
+    return JOBSET_EXCLUSIVE in pod.annotations and pod.annotations.get(_COMPLETION_INDEX) == "0"
 
 
 def _group_size(text: str) -> int:

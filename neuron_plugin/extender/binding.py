@@ -16,22 +16,19 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from math import inf
 
-from neuron_plugin.allocation import Dialect, NeuronPod, PlacementStrategy, PodReference, PodUid, Rejection
-from neuron_plugin.allocation.pod import assigned_allocations
+from neuron_plugin.allocation import Dialect, NeuronPod, PlacementStrategy, PodReference, PodUid
 from neuron_plugin.backoff import CLOCK, Clock
 from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, ClusterError, Election
 from neuron_plugin.cluster.api import JsonObject, send
-from neuron_plugin.decision_log import DecisionLog, LoggedDecision, Step
-from neuron_plugin.scheduling.assumed import AssumedPods, AssumedTimes, may_have_happened
+from neuron_plugin.decision_log import DecisionLog
+from neuron_plugin.scheduling.assumed import AssumedPods, AssumedTimes, log_choice, may_have_happened
 from neuron_plugin.scheduling.assumptions import Assumptions
 from neuron_plugin.scheduling.leadership import Readiness
 from neuron_plugin.scheduling.state import AssumedPod, ClusterState
 
 _OUT_OF_TERM = "no bind now: the leader's lease was not renewed lately and may run out before the bind ends"
-_REASON = "takes least from later pods"
 _log = logging.getLogger(__name__)
 
 
@@ -240,12 +237,7 @@ class Binder:
         except ClusterError as error:
             return await self._look(assumed, error, may_have_landed=may_have_landed or may_have_happened(error))
         self._state.confirm(pod.uid)
-        if (capacity := assumed.chosen_from) is not None:
-            allocations = assigned_allocations(assumed.pod, capacity.geometry)
-            for each in () if isinstance(allocations, Rejection) else allocations:
-                made = (self._unix_ns(), Step.BOUND, node, capacity.geometry, each.resource, each.mask)
-                usable = partial(int, capacity.free_mask)
-                self.decisions.record(LoggedDecision(*made, _REASON, pod, each.container, usable))
+        log_choice(self.decisions, assumed, self._unix_ns())
         return BindOutcome(Ending.BOUND, annotations=annotations)
 
     async def _look(self, assumed: AssumedPod, error: ClusterError, *, may_have_landed: bool) -> BindOutcome:

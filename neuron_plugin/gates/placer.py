@@ -28,17 +28,16 @@ from neuron_plugin.allocation import Dialect, NeuronPod, NodeInfo, Placement, Pl
 from neuron_plugin.allocation.keys import GATE
 from neuron_plugin.allocation.node_rules import PodRules
 from neuron_plugin.allocation.placement import assignment_of
-from neuron_plugin.allocation.pod import assigned_allocations
 from neuron_plugin.backoff import CLOCK, Clock
 from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, ClusterError, Election
 from neuron_plugin.cluster.api import send
 from neuron_plugin.cluster.pods import PODS
-from neuron_plugin.decision_log import DecisionLog, LoggedDecision, Step
+from neuron_plugin.decision_log import DecisionLog
 from neuron_plugin.gates import writes
 from neuron_plugin.gates.claims import ClaimWriter, TermEndsError, results_of
 from neuron_plugin.gates.queue import Kind, Queue
 from neuron_plugin.planning import PACK, place_together, why_not_judged
-from neuron_plugin.scheduling.assumed import may_have_happened
+from neuron_plugin.scheduling.assumed import log_choice, may_have_happened
 from neuron_plugin.scheduling.events import about_pod, write_event
 from neuron_plugin.scheduling.leadership import Readiness
 from neuron_plugin.scheduling.metrics import ExtenderMetrics
@@ -49,7 +48,6 @@ from neuron_plugin.scheduling.volumes import ClaimedVolumes
 RELEASED_PLAINLY = "NeuronReleasedPlainly"
 FORBIDDEN = "NeuronPlacementForbidden"
 """The reason of the event on a pod that this account, or a policy, may not place."""
-_REASON = "takes least from later pods"
 _log = logging.getLogger(__name__)
 
 
@@ -493,15 +491,4 @@ class Placer:
             note = f"No node was chosen for the pod: {reason}. Its scheduler chooses the node, the plugin the devices."
             await write_event(self._api, about_pod(pod.reference), RELEASED_PLAINLY, note, self._instance)
         elif assumed:
-            self._record(assumed)
-
-    def _record(self, assumed: AssumedPod) -> None:
-        """Remember the decision, for ``neuron-plugin decisions``."""
-        capacity, pod = assumed.chosen_from, assumed.pod
-        if capacity is None:
-            return
-        allocations = assigned_allocations(pod, capacity.geometry)
-        for one in () if isinstance(allocations, Rejection) else allocations:
-            made = (self._unix_ns(), Step.BOUND, pod.promised, capacity.geometry, one.resource, one.mask)
-            usable = partial(int, capacity.free_mask)
-            self._decisions.record(LoggedDecision(*made, _REASON, pod.reference, one.container, usable))
+            log_choice(self._decisions, assumed, self._unix_ns())

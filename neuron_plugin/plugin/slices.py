@@ -20,7 +20,7 @@ import msgspec
 
 from neuron_plugin import __version__
 from neuron_plugin.allocation import NodeInventory
-from neuron_plugin.allocation.claims import PLACED_TAINT, UNHEALTHY_TAINT, ClaimDevice, pool_of
+from neuron_plugin.allocation.claims import DRA_DRIVER, PLACED_TAINT, UNHEALTHY_TAINT, ClaimDevice, pool_of
 from neuron_plugin.backoff import CLOCK, Backoff
 from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, ClusterError, Reflector, Scope
 from neuron_plugin.cluster.api import JsonObject, send
@@ -33,7 +33,6 @@ logger = logging.getLogger(__name__)
 
 TIMEOUT_SECONDS = 10.0
 CONFLICT_SECONDS = 0.2
-_DOMAIN = "neuron.aws.com"
 _ROW = 4
 
 
@@ -46,20 +45,20 @@ def slice_spec(inventory: NodeInventory, node_name: str, driver: str, *, placed:
     groups = device_groups(geometry.instance_type)
     for device in range(geometry.device_count):
         attributes: JsonObject = {
-            f"{_DOMAIN}/deviceId": {"int": device},
-            f"{_DOMAIN}/resourceType": {"string": "neuron_device"},
-            f"{_DOMAIN}/instanceType": {"string": geometry.instance_type},
-            f"{_DOMAIN}/draDriverVersion": {"version": __version__},
+            f"{DRA_DRIVER}/deviceId": {"int": device},
+            f"{DRA_DRIVER}/resourceType": {"string": "neuron_device"},
+            f"{DRA_DRIVER}/instanceType": {"string": geometry.instance_type},
+            f"{DRA_DRIVER}/draDriverVersion": {"version": __version__},
         }
         if inventory.driver_version:
-            attributes[f"{_DOMAIN}/neuronDriverVersion"] = {"string": inventory.driver_version}
+            attributes[f"{DRA_DRIVER}/neuronDriverVersion"] = {"string": inventory.driver_version}
         if geometry.topology is Topology.TORUS:
             row, column = divmod(device, _ROW)
             attributes |= {
-                f"{_DOMAIN}/topology_x": {"int": row},
-                f"{_DOMAIN}/topology_y": {"int": column},
-                f"{_DOMAIN}/topology4_id": {"int": row},
-                f"{_DOMAIN}/topology8_id": {"int": row // 2},
+                f"{DRA_DRIVER}/topology_x": {"int": row},
+                f"{DRA_DRIVER}/topology_y": {"int": column},
+                f"{DRA_DRIVER}/topology4_id": {"int": row},
+                f"{DRA_DRIVER}/topology8_id": {"int": row // 2},
             }
         if device < len(groups):
             attributes |= {

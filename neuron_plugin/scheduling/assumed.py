@@ -9,13 +9,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Container
 from dataclasses import dataclass, replace
+from functools import partial
 
-from neuron_plugin.allocation import Assignment, NeuronPod, PodReference, PodUid
+from neuron_plugin.allocation import Assignment, NeuronPod, PodReference, PodUid, Rejection
+from neuron_plugin.allocation.pod import assigned_allocations
 from neuron_plugin.backoff import CLOCK, Clock
 from neuron_plugin.cluster import ApiError, ApiServer, ClusterError, UnreachableError
 from neuron_plugin.cluster.api import send
 from neuron_plugin.cluster.pods import PODS, neuron_pod
 from neuron_plugin.cluster.writes import read_pod
+from neuron_plugin.decision_log import DecisionLog, LoggedDecision, Step
 from neuron_plugin.scheduling.state import AssumedPod, ClusterState
 
 _SERVER_ERRORS = 500
@@ -39,6 +42,18 @@ def may_have_happened(error: ClusterError) -> bool:
     if isinstance(error, UnreachableError):
         return error.may_have_arrived
     return not isinstance(error, ApiError) or error.status >= _SERVER_ERRORS
+
+
+def log_choice(decisions: DecisionLog, assumed: AssumedPod, at_ns: int) -> None:
+    """Remember why a pod got these sets, for ``neuron-plugin decisions``; nothing where nothing had to be chosen."""
+    capacity, pod = assumed.chosen_from, assumed.pod
+    if capacity is None:
+        return
+    allocations = assigned_allocations(pod, capacity.geometry)
+    for one in () if isinstance(allocations, Rejection) else allocations:
+        made = (at_ns, Step.BOUND, pod.place, capacity.geometry, one.resource, one.mask)
+        usable = partial(int, capacity.free_mask)
+        decisions.record(LoggedDecision(*made, "takes least from later pods", pod.reference, one.container, usable))
 
 
 class AssumedPods:

@@ -14,10 +14,10 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from neuron_plugin.cluster.pods import JOBSET_EXCLUSIVE
 from neuron_plugin.simulation.api_server_kinds import AnyJson
 
 _BATCH, _JOBSET, _LWS, _RAY = "batch.kubernetes.io/", "jobset.sigs.k8s.io/", "leaderworkerset.sigs.k8s.io/", "ray.io/"
-_EXCLUSIVE_JOB = "alpha.jobset.sigs.k8s.io/exclusive-topology"
 
 
 class WorkloadError(Exception):
@@ -82,7 +82,7 @@ def _job(job: AnyJson) -> Iterator[WorkloadPod]:
     for index in range(count):
         numbered = {f"{_BATCH}job-completion-index": str(index)} if spec.get("completionMode") == "Indexed" else {}
         pod = _pod(spec["template"], f"{name}-{index}-{_suffix()}", "Job", job["metadata"], labels | numbered, numbered)
-        exclusive = pod["metadata"]["annotations"].get(_EXCLUSIVE_JOB, "")
+        exclusive = pod["metadata"]["annotations"].get(JOBSET_EXCLUSIVE, "")
         if exclusive and index == 0:
             leader = pod["metadata"]["name"]
             pod = _kept_together(pod, f"{_JOBSET}job-key", exclusive)
@@ -107,7 +107,7 @@ def _jobset(jobset: AnyJson) -> Iterator[WorkloadPod]:
                 f"{_JOBSET}job-index": str(index),
                 f"{_JOBSET}job-key": _key(job),
             }
-            annotations = keys | {key: value for key, value in exclusive.items() if key == _EXCLUSIVE_JOB}
+            annotations = keys | {key: value for key, value in exclusive.items() if key == JOBSET_EXCLUSIVE}
             job_spec = {"completionMode": "Indexed", **each["template"]["spec"]}
             template = _with(job_spec["template"], keys, annotations)
             yield from _job({"metadata": job, "spec": job_spec | {"template": template}})
