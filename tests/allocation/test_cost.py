@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
-from neuron_plugin.allocation.cost import cost, costs
+from neuron_plugin.allocation.cost import cost, costs, devices_lost
 from neuron_plugin.allocation.placement import choose
 from neuron_plugin.allocation.rejection import Rejection
 from neuron_plugin.topology import (
@@ -97,6 +97,15 @@ def test_taking_everything_breaks_nothing_that_is_larger() -> None:
 def test_the_largest_geometry_has_costs_too() -> None:
     largest = Geometry("largest", Topology.TORUS, MOST_DEVICES, MOST_CORES_PER_DEVICE, (1, 4, 8, 16, 32))
     assert cost(largest, largest.all_mask, largest.device_mask(63)) == 4 + 8 + 16 + 32 + 64
+
+
+def test_what_a_node_can_take_less_is_counted_in_devices_on_average_over_the_sizes() -> None:
+    """A line of four devices of one core: sizes 1 to 4, of which 4, 4, 3 and 4 devices are used together."""
+    line = Geometry("line", Topology.LINE, 4, 1)
+    assert devices_lost(line, line.all_mask, 0b0001) == ((4 + 4 + 3 + 4) - (3 + 2 + 3 + 0)) / 4
+    assert devices_lost(line, line.all_mask, 0b0010) == ((4 + 4 + 3 + 4) - (3 + 2 + 0 + 0)) / 4
+    assert devices_lost(line, 0b0001, 0b0001) == 1 / 4
+    assert devices_lost(line, 0, 0) == 0
 
 
 ROWS = [frozenset(range(first, first + 4)) for first in range(0, 16, 4)]

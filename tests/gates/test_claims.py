@@ -306,6 +306,23 @@ async def test_a_pod_that_asks_by_a_claim_is_none_for_which_an_autoscaler_is_ask
     assert bench.upkeep.lack_links() == {}
 
 
+async def test_a_claim_that_is_reserved_for_somebody_is_not_freed(bench: ClaimsBench) -> None:
+    for name in ("held", "unused"):
+        bench.claim(name)
+    bench.claiming("train", "held", "unused")
+    await bench.step()
+    bench.reserve("held", "train")
+    (pod,) = bench.state.pods.values()
+    assert bench.placer.claims
+    await bench.placer.claims.free(pod, timeout_seconds=5.0)
+    assert bench.devices("held")
+    assert bench.devices("unused") == []
+    bench.sync()
+    written = len(bench.server.requests)
+    await bench.placer.claims.free(pod, timeout_seconds=5.0)
+    assert len(bench.server.requests) == written
+
+
 async def test_a_void_placement_gives_its_claim_back(bench: ClaimsBench) -> None:
     bench.claim("c")
     bench.claiming("train", "c")

@@ -406,6 +406,22 @@ def test_a_group_of_which_some_are_placed_needs_room_for_the_others_only() -> No
     assert {prospect.standing for prospect in prospects(before, members)} == {Standing.FITS}
 
 
+def test_pods_of_a_group_that_need_not_be_placed_together_are_looked_at_one_by_one() -> None:
+    before, members = gang(3, "neuron=8", 0, node("a"))
+    for known in (before, replace(before, min_counts={})):
+        standings = [prospect.standing for prospect in prospects(known, members)]
+        assert standings == [Standing.FITS, Standing.FITS, Standing.SHORT]
+
+
+def test_what_each_member_of_a_group_needs_besides_neuron_is_counted() -> None:
+    before, members = gang(3, "neuron=1", 3, with_rules(node("a"), allocatable=(("cpu", 5000),)))
+    needy = [replace(member, rules=PodRules(needs=(("cpu", 2000),))) for member in members]
+    known = replace(before, pods={member.uid: member for member in needy}, uses={"a": NodeUse({"cpu": 0})})
+    assert Standing.FITS not in {prospect.standing for prospect in prospects(known, needy)}
+    two = replace(known, min_counts={("ml", "gang"): 2})
+    assert [prospect.standing for prospect in prospects(two, needy)].count(Standing.FITS) == 2
+
+
 # Checks before a move is made, and other names.
 
 

@@ -84,6 +84,17 @@ def test_a_shared_claim_counts_for_the_first_of_its_pods() -> None:
     assert len(joined(pod("first"), shared).requests) == 1
 
 
+def test_a_pod_that_is_gone_is_shown_no_more_when_its_claim_changes() -> None:
+    shown = list[tuple[str, Shown]]()
+    pods = ClaimedPods(DRIVER, lambda uid, _, now: shown.append((uid, now)))
+    pods.put_claim(KEY, claim())
+    pods.put_pod("p", None, pod())
+    pods.put_pod("p", pod(), None)
+    assert [now is None for _, now in shown] == [False, True]
+    pods.put_claim(KEY, allocated("neuron-4"))
+    assert len(shown) == 2
+
+
 def test_a_pod_waits_for_a_claim_that_is_not_known() -> None:
     assert with_claims(pod(), {}, DRIVER, 16) is None
 

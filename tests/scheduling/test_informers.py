@@ -34,7 +34,9 @@ from neuron_plugin.scheduling.informers import (
     survey,
 )
 from neuron_plugin.scheduling.state import ClusterState
-from neuron_plugin.simulation.api_server_kinds import POD_GROUPS
+from neuron_plugin.simulation.api_server_kinds import POD_GROUPS, RESOURCE_CLAIMS
+from tests.simulation.dra import DRIVER, claim_spec, exactly
+from tests.simulation.dra import pod as claiming_pod
 from tests.support.api_server import Fault, Match, StandInApiServer
 from tests.support.manifests import container, node_manifest, pod_manifest
 from tests.support.running import Extender, until
@@ -230,6 +232,26 @@ STOPPED = {"phase": "Succeeded", "containerStatuses": [{"name": "main", "state":
 def running_on_all_of(node: str) -> dict[str, Any]:
     held = pod_manifest("first", DEVICE, 16, node=node, annotations={"NEURON_DEVS": ",".join(map(str, range(16)))})
     return {**held, "status": RUNNING}
+
+
+@pytest.mark.looptime
+async def test_what_pods_without_neuron_ask_for_is_followed(world: World) -> None:
+    server, node = StandInApiServer(), node_manifest("node", "trn1.32xlarge")
+    node["status"]["allocatable"] |= {"cpu": "16"}
+    server.create_node(node)
+    rules = record_of(pod_manifest("needy", containers=[with_cpu("8")])).rules
+    async with following(server, world):
+        await until(lambda: list(world.state.choices.feasible(rules)) == ["node"])
+        server.create_pod(pod_manifest("other", containers=[with_cpu("12", amount=0)], node="node"))
+        await until(lambda: not world.state.choices.feasible(rules))
+        server.delete_pod("default", "other", grace_seconds=0)
+        await until(lambda: bool(world.state.choices.feasible(rules)))
+
+
+def with_cpu(cpu: str, amount: int = 1) -> dict[str, Any]:
+    made = container("main", DEVICE, amount)
+    made["resources"]["requests"] |= {"cpu": cpu}
+    return made
 
 
 @pytest.mark.looptime
@@ -472,6 +494,17 @@ async def test_a_survey_sees_what_a_running_extender_sees(
 
     assert dict(found.pods) == dict(extender.daemon.state.pods)
     assert found.nodes["node"] == extender.daemon.state.nodes["node"]
+
+
+async def test_a_survey_sees_what_pods_have_by_claims(server: StandInApiServer, api: KubernetesApi) -> None:
+    server.create_node(node_manifest("a-by-count", "trn1.32xlarge"))
+    server.create_node(node_manifest("b-by-claim", "trn1.32xlarge", claim_driver=DRIVER))
+    server.create(RESOURCE_CLAIMS, {"metadata": {"name": "c"}, "spec": claim_spec(exactly(count=4))}, "default")
+    server.create_pod(claiming_pod("train", claim="c"))
+
+    (seen,) = (await survey(api, TYPES)).pods.values()
+
+    assert [part.count for part in seen.requests] == [4]
 
 
 async def test_an_absent_api_server_is_an_error(server: StandInApiServer, api: KubernetesApi) -> None:

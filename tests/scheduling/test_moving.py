@@ -58,7 +58,7 @@ class Room:
         server.create(LEASES, {"metadata": {"name": NAME}, "spec": {"holderIdentity": "one"}}, "kube-system")
         self.lead("one")
 
-    def lead(self, identity: str) -> None:
+    def lead(self, identity: str, *, makes_moves: bool = True) -> None:
         """A new process of this name leads, and knows what the watches show."""
         self.world = World()
         for node in self.server.objects(NODES):
@@ -91,7 +91,7 @@ class Room:
             after_seconds=AFTER,
             instance=identity,
             mover=self.mover,
-            makes_moves=True,
+            makes_moves=makes_moves,
             clock=clock,
             unix_seconds=lambda: 1e9 + self.now,
         )
@@ -221,6 +221,7 @@ async def test_no_other_pod_gets_the_reserved_set_and_the_waiting_one_does(room:
     room.bind("big-1", "trn-1", ",".join(map(str, range(16))))
     await room.look(after=1.0)
     assert room.reserved == {}
+    await room.look(after=1.0)
     assert room.ended() == {"placed": 1.0}
     assert room.world.filter(room.pod("third-1", count=1)).passed == ["trn-2"]
 
@@ -286,6 +287,15 @@ async def test_a_refused_move_is_tried_again_only_after_a_while(room: Room) -> N
     assert room.evicted == []
     await room.look(after=2.0)
     assert room.evicted == ["small-1"]
+
+
+async def test_no_pod_is_reported_as_evicted_that_was_only_asked_about(room: Room) -> None:
+    room.pod("other-1", "5", "trn-1")
+    room.server.limit_disruptions(Budget("default", {"app": "small"}, 0))
+    await room.wait_and_look()
+    assert room.evicted == []
+    assert "NeuronEvictedForMove" not in {reason for reason, _ in room.events}
+    assert room.metrics.registry.get_sample_value("neuron_extender_evictions_total") == 0
 
 
 async def test_a_budget_that_stops_a_move_half_way_leaves_nothing_reserved(room: Room) -> None:
@@ -443,6 +453,26 @@ async def test_the_reservation_outlives_the_leader(room: Room) -> None:
     assert (room.reserved, room.ended()) == ({}, {"pod-ended": 1.0})
 
 
+async def test_a_new_leader_reserves_nothing_for_a_pod_that_is_gone_or_placed(room: Room) -> None:
+    await room.wait_and_look()
+    room.end("small-1")
+    room.bind("big-1", "trn-1", ",".join(map(str, range(16))))
+    room.lead("two")
+    await room.mover.take_over()
+    assert room.reserved == {}
+    room.end("big-1")
+    room.lead("one")
+    await room.mover.take_over()
+    assert room.reserved == {}
+
+
+async def test_without_act_a_move_is_told_and_not_made(room: Room) -> None:
+    room.lead("one", makes_moves=False)
+    await room.wait_and_look()
+    assert (room.evicted, room.reserved) == ([], {})
+    assert [name for _, name in room.events] == ["big-1"]
+
+
 class Killed(Exception):  # noqa: N818 - what happens to the process, not an error
     """The process is gone."""
 
@@ -516,20 +546,20 @@ async def test_an_eviction_that_fails_ends_the_move(room: Room, status: int) -> 
     assert (room.evicted, room.reserved, room.ended()) == ([], {}, {"failed": 1.0})
 
 
-@pytest.mark.parametrize("fault", [{"status": 403}, {"drop": True}])
+@pytest.mark.parametrize("fault", [{"status": 403}, {"status": 409}, {"drop": True}])
 async def test_a_move_that_cannot_be_recorded_is_not_made(
     room: Room, caplog: pytest.LogCaptureFixture, fault: dict[str, Any]
 ) -> None:
     room.server.fail(Fault(match=Match(method="PATCH", path="/leases/"), times=100, **fault))
     await room.wait_and_look()
     assert (room.evicted, room.reserved, room.records) == ([], {}, [])
-    assert [line.message for line in caplog.records if line.levelname == "WARNING"] == [
-        "no move: it cannot be recorded"
-    ]
+    warnings = [line.message for line in caplog.records if line.levelname == "WARNING"]
+    assert warnings == ["no move: it cannot be recorded"] * (fault != {"status": 409})
 
 
-async def test_an_api_server_that_is_busy_for_a_moment_is_asked_again(room: Room) -> None:
-    room.server.fail(Fault(match=EVICTIONS, status=503, times=2))
+@pytest.mark.parametrize("status", [429, 503])
+async def test_an_api_server_that_is_busy_for_a_moment_is_asked_again(room: Room, status: int) -> None:
+    room.server.fail(Fault(match=EVICTIONS, status=status, times=2))
     await room.wait_and_look()
     assert room.evicted == ["small-1"]
 
