@@ -110,7 +110,7 @@ def soak(session: nox.Session) -> None:
 
 @nox.session
 def mutants(session: nox.Session) -> None:
-    """Faults that no test notices; arguments such as `-- --seed 1 --count 25 allocation`. Hours for the usual 300."""
+    """Faults that no test notices; arguments such as `-- --seed 1 --count 25 allocation`. 300 take an hour."""
     session.run("python", "-m", "tests.mutation", *session.posargs)
 
 
