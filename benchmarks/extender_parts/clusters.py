@@ -27,7 +27,7 @@ from neuron_plugin.scheduling.informers import keep_pod
 from neuron_plugin.scheduling.leadership import Readiness
 from neuron_plugin.scheduling.metrics import ExtenderMetrics
 from neuron_plugin.scheduling.state import ClusterState
-from neuron_plugin.topology import catalogue
+from neuron_plugin.topology import catalogue, product_names
 from tests.support.api_server import Fault, Match, StandInApiServer
 from tests.support.manifests import container, node_manifest, pod_manifest
 
@@ -36,8 +36,8 @@ TYPE = "trn1.32xlarge"
 
 def filled_service(nodes: int, answer: FilterMode = FilterMode.ALL) -> tuple[ExtenderService, ClusterState, list[str]]:
     """A service over nodes in random, distinct states, two pods a node."""
-    state, types = ClusterState(), catalogue()
-    names = []
+    types = catalogue()
+    state, names = ClusterState(products=product_names(types)), list[str]()
     for node, *pods in cluster(nodes):
         names.append(node["metadata"]["name"])
         state.put_node(neuron_node(NODES.decode(msgspec.json.encode(node)), types))

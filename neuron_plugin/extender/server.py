@@ -148,7 +148,7 @@ class ExtenderService:
     def filter(self, body: bytes) -> tuple[bytes, _Fields]:
         """``ExtenderArgs`` to ``ExtenderFilterResult``: the best node alone, or every node by what it says."""
         args = wire.decode_filter(body)
-        pod, fields = self._read(args.uid, body)
+        pod, fields = self._read(args.pod, args.uid)
         led = None
         is_led = self._answer is FilterMode.BEST or pod.uid in self._state.reserved
         if is_led and pod.requests and not self._state.bound_to(pod.uid):
@@ -174,7 +174,7 @@ class ExtenderService:
     def prioritize(self, body: bytes) -> tuple[bytes, _Fields]:
         """``ExtenderArgs`` to ``HostPriorityList``."""
         args = wire.decode_filter(body)
-        pod, fields = self._read(args.uid, body)
+        pod, fields = self._read(args.pod, args.uid)
         names, strategy = args.names, pod.strategy_or(self._assumptions.strategy)
         if refused := self._assumptions.refused_elsewhere(pod.uid):
             scores = [0 if name in refused else HIGHEST_SCORE for name in names]
@@ -186,7 +186,7 @@ class ExtenderService:
     def preempt(self, body: bytes) -> tuple[bytes, _Fields]:
         """``ExtenderPreemptionArgs`` to ``ExtenderPreemptionResult``."""
         args = wire.decode_preempt(body)
-        pod, fields = self._read(args.uid, body)
+        pod, fields = self._read(args.pod, args.uid)
         below = pod.priority if self._preempt_unoffered else None
         has_place = self._assumptions.has_place(pod)  # or others are moved away for it already
         has_place = has_place or pod.uid in self._state.reserved
@@ -239,7 +239,7 @@ class ExtenderService:
         self._metrics.verbs.labels(verb, "ok" if ok else "error").inc()
         return round(seconds * 1e6)
 
-    def _read(self, uid: str, body: bytes) -> tuple[NeuronPod, _Fields]:
+    def _read(self, body: bytes, uid: str) -> tuple[NeuronPod, _Fields]:
         """The pod of a call, and the log's words for who asks for what.
 
         Such as ``neuroncore:9``, or ``neuron:1|neuron:4`` of two containers.
@@ -247,7 +247,7 @@ class ExtenderService:
         if why_not := self._readiness.why_not:
             raise WireError(why_not)
         # The watch shows the same pod, already decoded.
-        pod = self._state.pods.get(PodUid(uid)) or neuron_pod(PODS.decode(wire.pod_of(body)))
+        pod = self._state.pods.get(PodUid(uid)) or neuron_pod(PODS.decode(body))
         if refusal := self._state.refusal(pod):
             raise PodError(pod.reference, refusal.detail)
         asked = "|".join(f"{part.resource.short_name}:{part.count}" for part in pod.requests)

@@ -18,8 +18,9 @@ from msgspec import Raw
 from neuron_plugin.scheduling.preemption import Victims
 
 _Message = TypeVar("_Message")
+_NULL = b"null"
 LOOKS_BEFORE_DECODING = 8
-_ABSENT = Raw(b"null")
+_ABSENT = Raw(_NULL)
 
 
 class WireError(ValueError):
@@ -40,13 +41,9 @@ class _Named(msgspec.Struct):
 
 
 class _Args(msgspec.Struct, rename="pascal"):
-    pod: _Named | None = None
+    pod: Raw = _ABSENT
     nodes: _NodeList | None = None
     node_names: Raw = _ABSENT
-
-
-class _WholePod(msgspec.Struct, rename="pascal"):
-    pod: Raw
 
 
 class _VictimPod(_Named):
@@ -61,7 +58,7 @@ class _Victims(msgspec.Struct):
 
 
 class _PreemptArgs(msgspec.Struct, rename="pascal"):
-    pod: _Named | None = None
+    pod: Raw = _ABSENT
     node_name_to_meta_victims: dict[str, _Victims] | None = None
     node_name_to_victims: dict[str, _Victims] | None = None
 
@@ -110,13 +107,13 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class FilterArgs:
-    """One filter or prioritize call: the pod's UID, the candidate names, and whole nodes if those came.
+    """One filter or prioritize call: the pod's JSON and UID, the candidate names, and whole nodes if those came.
 
-    ``one_node``: no more than one candidate is there.
-    kube-scheduler names a candidate once, so nothing here looks for a name that comes twice: that would cost a third
-    of what the decision does.
+    ``one_node``: no more than one candidate is there. kube-scheduler names a candidate once, so nothing here looks for
+    a name that comes twice: that would cost a third of what the decision does.
     """
 
+    pod: bytes
     uid: str
     called: Names
     nodes: Mapping[str, Raw] | None = None
@@ -130,8 +127,9 @@ class FilterArgs:
 
 @dataclass(frozen=True, slots=True)
 class PreemptArgs:
-    """One preempt call: the pod's UID and the victims offered per node."""
+    """One preempt call: the pod's JSON and UID, and the victims offered per node."""
 
+    pod: bytes
     uid: str
     victims: Mapping[str, Victims]
 
@@ -146,13 +144,14 @@ def decode_filter(body: bytes) -> FilterArgs:
         WireError: no ExtenderArgs, no Pod, or neither NodeNames nor Nodes.
     """
     args = _decoded(_Args, body, "ExtenderArgs")
-    if args.pod is None:
+    if (pod := bytes(args.pod)) == _NULL:
         raise WireError("ExtenderArgs without Pod: send the pod that is to be scheduled")
-    if (names := bytes(args.node_names)) != b"null":
+    uid = _decoded(_Named, pod, "a Pod").metadata.uid
+    if (names := bytes(args.node_names)) != _NULL:
         if not names.startswith(b"["):
             raise WireError("NodeNames is no list, expected ExtenderArgs as JSON")
         called = Names(names, 0 if b"\\" in names else LOOKS_BEFORE_DECODING)
-        return FilterArgs(args.pod.metadata.uid, called, one_node=b"," not in names)
+        return FilterArgs(pod, uid, called, one_node=b"," not in names)
     if args.nodes is None:
         raise WireError("ExtenderArgs with neither NodeNames nor Nodes: send the candidate nodes")
     nodes = {}
@@ -161,16 +160,7 @@ def decode_filter(body: bytes) -> FilterArgs:
         if not name:
             raise WireError("Nodes holds a node without metadata.name")
         nodes[name] = node
-    return FilterArgs(args.pod.metadata.uid, Names(_encode(list(nodes)), 0), nodes, one_node=len(nodes) <= 1)
-
-
-def pod_of(body: bytes) -> bytes:
-    """The JSON of the pod that a filter, prioritize or preempt call is about.
-
-    Raises:
-        WireError: there is none.
-    """
-    return bytes(_decoded(_WholePod, body, "a Pod").pod)
+    return FilterArgs(pod, uid, Names(_encode(list(nodes)), 0), nodes, one_node=len(nodes) <= 1)
 
 
 def decode_bind(body: bytes) -> BindArgs:
@@ -192,13 +182,13 @@ def decode_preempt(body: bytes) -> PreemptArgs:
         WireError: not that, or no Pod.
     """
     args = _decoded(_PreemptArgs, body, "ExtenderPreemptionArgs")
-    if args.pod is None:
+    if (pod := bytes(args.pod)) == _NULL:
         raise WireError("ExtenderPreemptionArgs without Pod: send the pod that is to be scheduled")
     offered = {
         node: Victims(tuple(each.uid or each.metadata.uid for each in found.pods or ()), found.violations)
         for node, found in (args.node_name_to_meta_victims or args.node_name_to_victims or {}).items()
     }
-    return PreemptArgs(args.pod.metadata.uid, offered)
+    return PreemptArgs(pod, _decoded(_Named, pod, "a Pod").metadata.uid, offered)
 
 
 def encode_filter(

@@ -147,7 +147,7 @@ def test_victims_may_come_as_whole_pods() -> None:
 
 
 def test_t05_answers_carry_exactly_gos_names() -> None:
-    args = FilterArgs("", Names(b'["a","b","c"]'))
+    args = FilterArgs(b"{}", "", Names(b'["a","b","c"]'))
 
     answer = json.loads(encode_filter(args, ["a"], {"b": "full"}, {"c": "never"}))
 
