@@ -129,11 +129,22 @@ def render_notes_with_helm(values: Path) -> str:
         return str(json.loads(render_with_helm(values, copy).split("notes: ", 1)[1])) + "\n"
 
 
+def beside(base: str, text: str) -> str:
+    """A rendering in which a manifest that the base has word for word is a line that names it."""
+    known, shown = base.split("---\n"), list[str]()
+    for manifest in text.split("---\n"):
+        found = yaml.safe_load(manifest) if manifest in known else None
+        line = f"# {found['kind']} {found['metadata']['name']}: as in {KEPT[0]}.yaml\n" if found else ""
+        shown.append(line or manifest)
+    return "---\n".join(shown)
+
+
 def kept() -> Iterator[tuple[Path, str]]:
     """Every kept file and what it should say."""
+    base = render(read(VALUES / f"{KEPT[0]}.yaml"))
     for name in KEPT:
         values = read(VALUES / f"{name}.yaml")
-        yield GOLDEN / f"{name}.yaml", render(values)
+        yield GOLDEN / f"{name}.yaml", base if name == KEPT[0] else beside(base, render(values))
         yield NOTES / f"{name}.txt", render_notes(values)
     for file in sorted(PLAIN_VALUES.glob("*.yaml")):
         yield PLAIN / file.name, render_plain(read(file))
