@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -211,6 +212,24 @@ async def test_a_pod_that_is_made_again_is_deleted_and_keeps_off_that_node(gated
     gated.pod("again", owner=owner)
     await gated.step()
     assert gated.place("again") == "b"
+
+
+async def test_a_pod_that_was_bound_before_it_could_be_deleted_stays(gated: GatesBench) -> None:
+    gated.node("a")
+    gated.pod("train", owner="ReplicaSet/web")
+    await gated.step(after=TIMES.stuck)
+    gated.unschedulable("train")
+    await gated.look()
+    bound = asyncio.Event()
+    gated.server.fail(Fault(Match(method="DELETE", path="/pods/train$"), gate=bound))
+    gated.now += TIMES.stuck + 1
+    looking = asyncio.create_task(gated.upkeep.look())
+    while not gated.requests("DELETE"):
+        await asyncio.sleep(0)
+    gated.server.bind("default", "train", node="a")
+    bound.set()
+    await looking
+    assert is_there(gated, "train")
 
 
 async def test_a_bare_pod_stays_and_is_told(gated: GatesBench) -> None:
