@@ -177,7 +177,7 @@ async def test_t50_a_start_takes_one_list_per_resource(server: StandInApiServer,
     async with extender_on(api) as extender:
         await extender.ready()
         leases = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"  # which nothing waits for
-        await until(lambda: any(request.path == leases for request in server.requests))
+        await until(lambda: any(request.path == leases and request.query.get("limit") for request in server.requests))
         requests = Counter(request.path for request in server.requests if request.query.get("limit"))
 
     groups = {f"/apis/scheduling.k8s.io/{version}/podgroups": 1 for version in ("v1beta1", "v1alpha2")}
