@@ -480,6 +480,7 @@ class Placer:
             return
         except Exception:  # noqa: BLE001 - whatever it is, one pod's placement must not end the daemon
             _log.exception("placing failed", extra={"pod": str(pod.reference), "uid": uid})
+            self._answered[uid] = pod.version, self._clock.now() + self._times.refused
             self._state.forget(uid)
             return
         self._answered[uid] = pod.version, inf

@@ -69,6 +69,8 @@ class Queue:
     def put(self, pod: NeuronPod) -> None:
         """A pod waits, or what it says has changed."""
         kind, known = kind_of(pod), self._kinds.get(pod.uid)
+        if kind.group:
+            self.hopeless.discard(kind)  # the group may be complete now, or all of its pods can be served
         if known == kind:
             self._lines[kind].pods[pod.uid] = pod
             return
@@ -77,8 +79,6 @@ class Queue:
         self._kinds[pod.uid] = kind
         line.pods[pod.uid] = pod
         heappush(line.order, (pod.created, pod.reference.name, pod.uid))
-        if kind.group:
-            self.hopeless.discard(kind)  # the group may be complete now
 
     def remove(self, uid: PodUid) -> None:
         """A pod waits no more."""

@@ -116,7 +116,7 @@ async def plan(api: ApiServer | None, state: ClusterState, options: PlanOptions)
     Raises:
         DemandError: the shape is none.
         UnknownNodeError: the node of the drain is not there.
-        UnreachableError: the server did not answer.
+        ClusterError: the server did not answer, or could not this time.
     """
     if options.idle:
         idle, unmeasured = idle_containers(state, time.time())

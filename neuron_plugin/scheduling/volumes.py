@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from http import HTTPStatus
 from typing import NamedTuple
 
 from neuron_plugin.allocation import NeuronPod
@@ -23,6 +24,7 @@ AGAIN_SECONDS = 10.0
 """For how long a claim counts as not bound, or as not readable, before it is read again."""
 MOST_CLAIMS = 10_000
 _REQUEST_SECONDS = 5.0
+_NEVER = frozenset({HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND})
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +67,7 @@ class ClaimedVolumes:
         """Read the claims that are not known; whether there were any.
 
         Raises:
-            UnreachableError: the server did not answer.
+            ClusterError: the server did not answer, or could not this time.
         """
         claims = {(pod.reference.namespace, name) for pod in pods for name in pod.rules.claims}
         unknown = [claim for claim in claims if self._get(claim) is None]
@@ -73,6 +75,8 @@ class ClaimedVolumes:
             try:
                 volume, readable = await self._read(namespace, name), True
             except ApiError as error:
+                if error.status not in _NEVER:
+                    raise
                 _log.info("volume not read", extra={"claim": f"{namespace}/{name}", "error": str(error)})
                 volume, readable = None, False
             until = self._clock.now() + (BOUND_SECONDS if volume else AGAIN_SECONDS)

@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 
 from neuron_plugin.allocation.keys import GATE, NODE_KEY, POD_UID_KEY
+from neuron_plugin.cluster import ApiRequest
+from neuron_plugin.gates import writes
 from neuron_plugin.gates.placer import FORBIDDEN, MANY_IN_FLIGHT, RELEASED_PLAINLY, TIMES
 from neuron_plugin.scheduling.assumed import AssumedTimes
 from neuron_plugin.scheduling.leadership import CONDITION
+from neuron_plugin.scheduling.state import MOST_CHANGES
 from neuron_plugin.simulation.api_server_kinds import CLAIMS, NODES, VOLUMES, AnyJson
 from tests.gates.bench import CORE, EPOCH, NEURON, GatesBench
 from tests.support.api_server import Fault, Match
@@ -357,6 +360,60 @@ async def test_a_group_is_placed_as_a_whole(gated: GatesBench) -> None:
     await gated.place_all()
     assert sorted(gated.place(f"worker-{number}") for number in range(3)) == ["a", "a", "b"]
     assert [gated.gates(f"worker-{number}") for number in range(3)] == [[], [], []]
+
+
+async def test_a_group_with_a_pod_that_no_node_may_have_waits_as_a_whole(gated: GatesBench) -> None:
+    gated.node("a")
+    gated.pod("worker-0", group="job", size=2)
+    gated.pod("worker-1", group="job", size=2, annotations={"neuron-plugin.io/placement": "spraed"})
+    await gated.place_all()
+    assert gated.requests() == 0
+    gated.server.patch_pod("default", "worker-1", {"metadata": {"annotations": {"neuron-plugin.io/placement": None}}})
+    await gated.place_all()
+    assert [gated.place(f"worker-{number}") for number in range(2)] == ["a", "a"]
+
+
+async def test_a_pod_whose_placing_fails_for_a_fault_of_ours_is_tried_again_later_and_ends_nothing(
+    gated: GatesBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object, **__: object) -> ApiRequest:
+        raise ValueError("a fault of ours")
+
+    gated.node("a")
+    gated.pod("train")
+    with monkeypatch.context() as patched:
+        patched.setattr(writes, "place", broken)
+        for _ in range(3):
+            await gated.step(after=1)
+    assert [line.message for line in caplog.records if line.levelname == "ERROR"] == ["placing failed"]
+    assert not gated.state.assumed
+    await gated.step(after=TIMES.refused)
+    assert gated.place("train") == "a"
+
+
+async def test_a_placer_that_has_missed_changes_looks_at_all_pods_again(gated: GatesBench) -> None:
+    gated.node("a")
+    gated.pod("big", NEURON, 16)
+    gated.pod("late", NEURON, 16)
+    await gated.step()
+    gated.server.delete_pod("default", "big", grace_seconds=0)
+    for _ in range(MOST_CHANGES + 1):
+        gated.state.changes.add("other", None, None)
+    await gated.step()
+    assert gated.place("late") == "a"
+
+
+async def test_volumes_that_cannot_be_read_are_read_again_later(gated: GatesBench) -> None:
+    gated.server.create(VOLUMES, {"metadata": {"name": "disk"}, "spec": {}}, "")
+    gated.server.create(CLAIMS, {"metadata": {"name": "data"}, "spec": {"volumeName": "disk"}}, "default")
+    gated.server.fail(Fault(Match(path="/persistentvolumeclaims/data$"), status=500))
+    gated.node("a")
+    claim = {"name": "data", "persistentVolumeClaim": {"claimName": "data"}}
+    gated.pod("train", spec={"volumes": [claim]})
+    await gated.step()
+    assert gated.place("train") == ""
+    await gated.place_all()
+    assert gated.place("train") == "a"
 
 
 async def test_one_more_pod_of_a_group_that_is_placed_is_placed_alone(gated: GatesBench) -> None:
