@@ -442,6 +442,17 @@ def test_a_move_that_was_found_is_possible_until_something_of_it_changes() -> No
     assert not still_possible(cluster(node("a", small), node("b", other)), move, MoveRules())
 
 
+def test_a_move_is_not_possible_any_more_once_the_victim_lacks_cpu_where_it_was_to_go() -> None:
+    victim = Held(replace(devices("small", 0).pod, rules=PodRules(needs=(("cpu", 3000),))), TRN1.device_mask(0))
+    target = with_rules(node("b", devices("other", *range(8))), allocatable=(("cpu", 4000),))
+    before = cluster(node("a", victim), target, waiting=(BIG,))
+    for used, is_possible in ((1000, True), (1001, False)):
+        known = replace(before, uses={"a": NodeUse({}), "b": NodeUse({"cpu": used})})
+        move = cheapest_move(replace(before, uses={}), BIG)
+        assert move is not None
+        assert still_possible(known, move, MoveRules()) is is_possible
+
+
 def test_devices_that_pods_of_lower_priority_hold_under_another_name_are_named() -> None:
     asked = pod("high", "neurondevice=4", priority=10)
     others = [devices(f"p{number}", number, movable=False) for number in range(16)]
