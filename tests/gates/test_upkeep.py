@@ -131,6 +131,20 @@ async def test_a_pod_that_fits_nowhere_by_count_is_released_for_an_autoscaler(
     assert (RELEASED_PLAINLY in [reason for reason, _ in gated.events("second")]) is released
 
 
+async def test_an_autoscaler_is_not_taken_for_gone_while_the_server_cannot_answer(
+    server: StandInApiServer, api: KubernetesApi
+) -> None:
+    server.fail(Fault(Match(method="GET", path="/apis/karpenter.sh"), body=b"{}"))
+    gated = GatesBench(server, api, release_when_full="auto")
+    await gated.look()
+    server.fail(Fault(Match(method="GET", path="karpenter.sh|cluster-autoscaler-status"), status=503, times=100))
+    await gated.look(after=TIMES.autoscaler)
+    assert gated.upkeep.has_autoscaler
+    server.forgive()
+    await gated.look(after=TIMES.autoscaler)
+    assert not gated.upkeep.has_autoscaler
+
+
 async def test_many_pods_are_released_for_an_autoscaler_in_several_looks(
     server: StandInApiServer, api: KubernetesApi
 ) -> None:
