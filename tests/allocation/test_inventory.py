@@ -115,6 +115,11 @@ def test_a_device_that_is_held_down_is_known_from_one_that_is_broken() -> None:
     assert refusal(heldDown=[16]) == "heldDown is 16, expected a whole number from 0 to 15"
 
 
+@pytest.mark.parametrize("texts", ["uid", [1], ["a", None], {"uid": "b"}])
+def test_vanished_pods_that_are_no_list_of_texts_are_refused(texts: object) -> None:
+    assert "expected a list of short texts" in refusal(vanishedPods=texts)
+
+
 def test_disabled_devices_that_are_no_ids_of_the_node_are_refused() -> None:
     assert refusal(disabled=[16]) == "disabled is 16, expected a whole number from 0 to 15"
     assert refusal(disabled="5") == "disabled is '5', expected a list of whole numbers"

@@ -309,6 +309,23 @@ async def test_the_anti_affinity_of_pods_that_run_is_left_to_kube_scheduler(gate
     assert (gated.place("train"), gated.gates("train")) == ("", [])
 
 
+async def test_anti_affinity_is_kept_until_the_last_pod_that_has_it_is_gone(gated: GatesBench) -> None:
+    gated.labelled_node("a", zone="z")
+    term = {"labelSelector": {"matchLabels": {"app": "train"}}, "topologyKey": "zone"}
+    anti = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    for device in range(2):
+        has = {"NEURON_DEVS": str(device)}
+        gated.pod(f"alone-{device}", gates=(), node="a", spec={"affinity": anti}, annotations=has)
+    placed = []
+    for number in range(3):
+        gated.pod(f"train-{number}", labels={"app": "train"})
+        await gated.place_all()
+        placed.append(gated.place(f"train-{number}"))
+        if number < 2:
+            gated.server.delete_pod("default", f"alone-{number}", grace_seconds=0)
+    assert placed == ["", "", "a"]
+
+
 JOB_KEY = "jobset.sigs.k8s.io/job-key"
 
 

@@ -73,6 +73,12 @@ def test_of_two_moves_the_one_that_loses_fewer_device_hours_is_proposed() -> Non
     assert ([victim.pod.uid for victim in move.victims], move.loss) == (["young"], 2.0)
 
 
+@pytest.mark.parametrize(("priority", "goes"), [(19, True), (20, False)])
+def test_only_pods_of_lower_priority_are_preempted(priority: int, goes: bool) -> None:  # noqa: FBT001 - a table
+    before = cluster(node("a", devices("held", *range(16), priority=priority)))
+    assert (cheapest_move(before, pod("new", "neuron=4", priority=20), rules=PREEMPTION) is not None) is goes
+
+
 def test_the_pods_of_the_lowest_priorities_go_for_a_pod_of_several_containers() -> None:
     geometry = Geometry("ring", Topology.RING, 12, 1)
     ids = {1: (0, 1, 2), 10: (3, 4, 5), 2: (6, 7, 8), 3: (9, 10, 11)}

@@ -131,6 +131,9 @@ def test_selectors_narrow_the_devices_and_the_nodes() -> None:
     row = with_attributes(("topology4_id", 2)).requests[0].constraints
     assert isinstance(row, Constraints)
     assert row.allowed_devices == 0xF00
+    half = with_attributes(("topology8_id", 1)).requests[0].constraints
+    assert isinstance(half, Constraints)
+    assert half.allowed_devices == 0xFF00
 
 
 def test_a_claim_with_a_logical_core_size_goes_to_products_that_have_one() -> None:
