@@ -420,6 +420,13 @@ async def test_a_placer_that_has_missed_changes_looks_at_all_pods_again(gated: G
     assert gated.place("late") == "a"
 
 
+async def test_a_pod_that_asks_for_two_resources_is_placed(gated: GatesBench) -> None:
+    gated.node("a")
+    gated.pod("train", containers=[container("one", NEURON, 4), container("two", CORE, 2)])
+    await gated.step()
+    assert gated.place("train") == "a"
+
+
 async def test_volumes_that_cannot_be_read_are_read_again_later(gated: GatesBench) -> None:
     gated.server.create(VOLUMES, {"metadata": {"name": "disk"}, "spec": {}}, "")
     gated.server.create(CLAIMS, {"metadata": {"name": "data"}, "spec": {"volumeName": "disk"}}, "default")
