@@ -101,6 +101,11 @@ class ApiError(ClusterError):
         return self.status == HTTPStatus.NOT_FOUND
 
     @property
+    def withheld(self) -> bool:
+        """For this account there is no such object, and asking again soon would not help: missing, or no right."""
+        return self.missing or self.status == HTTPStatus.FORBIDDEN
+
+    @property
     def conflict(self) -> bool:
         """Another writer was faster, or a precondition does not hold."""
         return self.status == HTTPStatus.CONFLICT

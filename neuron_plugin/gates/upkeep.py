@@ -13,7 +13,6 @@ import asyncio
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import NoReturn
 
 import msgspec
@@ -66,7 +65,6 @@ MOST_RELEASED = 50
 """In one look: a cluster that is all wrong shows in metrics, not in a storm of writes."""
 
 _AUTOSCALERS = ("/apis/karpenter.sh", "/api/v1/namespaces/kube-system/configmaps/cluster-autoscaler-status")
-_NOT_THERE = frozenset({HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND})
 _MADE_AGAIN = ("ReplicaSet/", "StatefulSet/")
 
 
@@ -213,7 +211,7 @@ class Upkeep:
                 await send(self._api, ApiRequest("GET", path), timeout_seconds=self._times.request)
                 found = True
             except ClusterError as error:
-                if not (isinstance(error, ApiError) and error.status in _NOT_THERE):
+                if not (isinstance(error, ApiError) and error.withheld):
                     return  # a server that cannot answer now says nothing
         if found is not self.has_autoscaler:
             self.has_autoscaler = found

@@ -55,7 +55,7 @@ MOST_DEMANDS = 32
 """Distinct demands remembered, with constraints and without; a cluster's workloads have few."""
 
 PACK = PlacementStrategy.PACK
-NO_USES: Mapping[str, NodeUse] = MappingProxyType({})
+_NO_USES: Mapping[str, NodeUse] = MappingProxyType({})
 _Demand = tuple[PlacementStrategy, tuple[tuple[ContainerKind, Resource, int, Amounts, object], ...]]
 
 
@@ -204,7 +204,7 @@ class Choices:
     ``uses`` are followed, not copied; ``uses`` has every node, where anybody asks what kube-scheduler leaves.
     """
 
-    def __init__(self, nodes: Mapping[str, NodeInfo], uses: Mapping[str, NodeUse] = NO_USES) -> None:
+    def __init__(self, nodes: Mapping[str, NodeInfo], uses: Mapping[str, NodeUse] = _NO_USES) -> None:
         self._nodes = nodes
         self._uses = uses
         self._plain: dict[_Demand, Answers] = {}
@@ -243,7 +243,7 @@ class Choices:
         return found
 
     def has_room(self, name: str, rules: PodRules, beside: Iterable[PodRules]) -> bool:
-        """Whether a node has room for a pod of these rules, Neuron aside, if others come to it, too."""
+        """Whether kube-scheduler's counts leave room on a node for a pod of these rules if others come to it, too."""
         use = self._uses[name]
         pods = [((*other.needs, *other.neuron), other.ports) for other in beside]
         more = node_use([(tuple(use.amounts.items()), use.ports), *pods])

@@ -12,6 +12,7 @@ victims before it.
 from __future__ import annotations
 
 import enum
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from copy import copy
@@ -326,7 +327,8 @@ def _cheapest_move(scene: _Scene, pod: NeuronPod, now: float, rules: MoveRules) 
 def _openings(scene: _Scene, info: NodeInfo, pod: NeuronPod, rules: MoveRules) -> Iterator[tuple[NeuronPod, ...]]:
     """Who would have to go: for each valid set of one container, else groups of victims, smallest first.
 
-    Of groups that are preempted the first that is enough, which has the lowest priorities, is the only one.
+    Of groups that are preempted the first that is enough, which has the lowest priorities, is the only one. Where there
+    are too many to look at each, it is the shortest list of those of the lowest priorities.
     """
     inventory, capacity, pods = info.inventory, info.capacity, scene.cluster.pods
     if inventory is None or isinstance(capacity, Rejection):
@@ -351,13 +353,25 @@ def _openings(scene: _Scene, info: NodeInfo, pod: NeuronPod, rules: MoveRules) -
         return
     if rules.preempts:
         movable.sort(key=lambda each: each[0].priority)
-    groups = (group for size in range(1, most + 1) for group in lowest_first(movable, size))
+    candidates = [victim for victim, _ in movable]
+
+    def is_enough(group: Sequence[NeuronPod]) -> bool:
+        freed = info.without({victim.uid for victim in group}).capacity
+        return isinstance(freed, Capacity) and not isinstance(freed.place(pod.requests), Rejection)
+
+    if not is_enough(candidates):
+        return
+    groups = (group for size in range(1, most + 1) for group in lowest_first(candidates, size))
     for group, _ in zip(groups, range(MOST_TRIALS), strict=False):
-        freed = info.without({victim.uid for victim, _ in group}).capacity
-        if isinstance(freed, Capacity) and not isinstance(freed.place(pod.requests), Rejection):
-            yield tuple(victim for victim, _ in group)
+        if is_enough(group):
+            yield group
             if rules.preempts:
                 return  # the fewest, and of these those of the lowest priorities
+    if rules.preempts:
+        sizes = range(len(candidates) + 1)
+        size = bisect_left(sizes, 1, key=lambda size: int(is_enough(candidates[:size])))
+        if size <= min(most, len(candidates)):
+            yield tuple(candidates[:size])
 
 
 def lowest_first(ranked: Sequence[_T], size: int) -> Iterator[tuple[_T, ...]]:

@@ -43,7 +43,7 @@ some 30 ms, in which no other verb is answered. One with amounts or a shared dev
 counts so. Once they are used up, nodes are left out as soon as one has an answer."""
 _COSTLY_TRIALS = 100
 _LOOK = 0.1
-"""What it counts to see that a group of victims has too few cores."""
+"""The part of a trial that a group of victims counts for which is seen to have too few cores, without a placement."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from http import HTTPStatus
 from typing import NamedTuple
 
 from neuron_plugin.allocation import NeuronPod
@@ -24,7 +23,6 @@ AGAIN_SECONDS = 10.0
 """For how long a claim counts as not bound, or as not readable, before it is read again."""
 MOST_CLAIMS = 10_000
 _REQUEST_SECONDS = 5.0
-_NEVER = frozenset({HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND})
 
 _log = logging.getLogger(__name__)
 
@@ -75,7 +73,7 @@ class ClaimedVolumes:
             try:
                 volume, readable = await self._read(namespace, name), True
             except ApiError as error:
-                if error.status not in _NEVER:
+                if not error.withheld:
                     raise
                 _log.info("volume not read", extra={"claim": f"{namespace}/{name}", "error": str(error)})
                 volume, readable = None, False

@@ -91,6 +91,16 @@ def test_the_pods_of_the_lowest_priorities_go_for_a_pod_of_several_containers() 
     assert sorted(victim.pod.priority for victim in move.victims) == [2, 3]
 
 
+def test_many_pods_are_preempted_for_several_containers_though_not_every_group_can_be_looked_at() -> None:
+    holders = [devices(f"p{number}", number, priority=number) for number in range(16)]
+    parts = tuple(ContainerRequest(name, ContainerKind.APP, Resource.NEURON, 4) for name in ("a", "b"))
+    full = cluster(node("a", *holders))
+    move = cheapest_move(full, pod("new", "", request=parts, priority=20), rules=PREEMPTION)
+    assert move is not None
+    assert sorted(victim.pod.priority for victim in move.victims) == list(range(8))
+    assert cheapest_move(full, pod("new", "", request=parts, priority=7), rules=PREEMPTION) is None
+
+
 def test_a_pod_that_fits_elsewhere_only_on_other_hardware_is_not_moved() -> None:
     assert cheapest_move(cluster(node("a", devices("small", 0)), node("b", geometry=INF2)), BIG) is None
 
