@@ -32,6 +32,7 @@ IDLE_SECONDS = 10.0
 """How long a connection may stay open without a complete request; probes and scrapers open new ones."""
 
 _MAX_BODY_BYTES = 64 << 10
+"""Of a request to a server that only shows what there is."""
 
 
 @dataclass(frozen=True, slots=True)

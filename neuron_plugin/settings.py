@@ -58,13 +58,16 @@ def load(
     """
     values: dict[str, Any] = {}
     if file:
-        found, fields = read_yaml(file) or {}, {field.encode_name: field for field in msgspec.structs.fields(settings)}
-        if not isinstance(found, dict):
-            kind = type(found).__name__
+        content, fields = (
+            read_yaml(file) or {},
+            {field.encode_name: field for field in msgspec.structs.fields(settings)},
+        )
+        if not isinstance(content, dict):
+            kind = type(content).__name__
             raise SettingsError(f"{file} holds {kind}, expected settings by name, such as 'cdi: true'")
-        if unknown := sorted(str(key) for key in found if key not in fields):
+        if unknown := sorted(str(key) for key in content if key not in fields):
             raise SettingsError(f"{file} has the unknown key {unknown[0]!r}; known keys: {', '.join(sorted(fields))}")
-        values |= {key: _checked(fields[key], value, f"{key} in {file}", strict=True) for key, value in found.items()}
+        values |= {key: _checked(fields[key], value, f"{key} in {file}", strict=True) for key, value in content.items()}
     for field in _flat_fields(settings):
         variable = ENVIRONMENT_PREFIX + field.name.upper()
         if environment.get(variable):
@@ -84,8 +87,8 @@ def as_text(value: object) -> str:
     if value is None:
         return ""
     if isinstance(value, msgspec.Struct):
-        given, default = (msgspec.to_builtins(each, enc_hook=str) for each in (value, type(value)()))
-        return msgspec.json.encode({key: part for key, part in given.items() if part != default[key]}).decode()
+        given, default = (msgspec.to_builtins(record, enc_hook=str) for record in (value, type(value)()))
+        return msgspec.json.encode({key: setting for key, setting in given.items() if setting != default[key]}).decode()
     if isinstance(value, tuple):
         return ",".join(as_text(item) for item in value)
     return str(value).lower() if isinstance(value, bool) else str(value)

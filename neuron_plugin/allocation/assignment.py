@@ -29,9 +29,11 @@ _UNIT_KEYS = {Unit.DEVICE: DEVICES_KEY, Unit.CORE: CORES_KEY}
 _LIST_SEPARATOR = "|"
 _READ_KEYS = (DEVICES_KEY, CORES_KEY, VENDOR_IDS_KEY, VENDOR_RESOURCE_KEY)
 _REMEMBERED = 1024
+"""Texts whose reading is remembered."""
 _LONGEST_REMEMBERED = 1024
 """In characters, so that no annotations can exhaust memory."""
 _MOST_DIGITS = 19
+"""Of a time in nanoseconds: 64 bits."""
 
 
 class Dialect(enum.StrEnum):
@@ -63,13 +65,13 @@ def write_assignment(
     keys = {ALLOC_TIME_KEY: str(assignment.alloc_time_ns), ALLOCATED_KEY: "false"}
     if Dialect.NEURON_PLUGIN in dialects:
         for unit, key in _UNIT_KEYS.items():
-            if of_unit := [part for part in containers if part.request.resource.unit is unit]:
+            if of_unit := [container for container in containers if container.request.resource.unit is unit]:
                 keys[key] = _list_each(of_unit)
-    resources = {part.request.resource for part in containers}
+    resources = {container.request.resource for container in containers}
     if Dialect.VENDOR in dialects and len(resources) == 1:  # one list for the whole pod: it cannot say two resources
         text = format_ids(number for _, number in _all_ids(containers))
         alone = Dialect.NEURON_PLUGIN not in dialects  # with nothing beside it to say whose is what
-        if alone and _deal("", text, tuple(part.request for part in containers)) != containers:
+        if alone and _deal("", text, tuple(container.request for container in containers)) != containers:
             text = _list_each(containers)
         keys |= {VENDOR_IDS_KEY: text, VENDOR_RESOURCE_KEY: resources.pop().value}
     return keys
@@ -121,7 +123,7 @@ def _read(said: tuple[tuple[str, str], ...], request: PodRequest) -> tuple[Conta
 
 
 def _list_each(containers: Iterable[ContainerAssignment]) -> str:
-    return _LIST_SEPARATOR.join(",".join(map(str, part.ids)) for part in containers)
+    return _LIST_SEPARATOR.join(",".join(map(str, container.ids)) for container in containers)
 
 
 def _read_ours(pod: str, annotations: Mapping[str, str], request: PodRequest) -> tuple[ContainerAssignment, ...]:
@@ -130,14 +132,14 @@ def _read_ours(pod: str, annotations: Mapping[str, str], request: PodRequest) ->
         return ()
     lists = {}
     for unit, key in _UNIT_KEYS.items():
-        parts, value = [part for part in request if part.resource.unit is unit], annotations.get(key, "")
+        parts, value = [container for container in request if container.resource.unit is unit], annotations.get(key, "")
         texts = value.split(_LIST_SEPARATOR) if key in annotations else []
         if len(texts) != len(parts):
             missing = "" if key in annotations else ": the key is missing"
             raise AssignmentError(pod, key, value, f"expected {_expectation(parts)}{missing}")
-        held = [_held_against(pod, key, value, part, text) for part, text in zip(parts, texts, strict=True)]
+        held = [_held_against(pod, key, value, container, text) for container, text in zip(parts, texts, strict=True)]
         lists[unit] = iter(held)
-    return tuple(next(lists[part.resource.unit]) for part in request)
+    return tuple(next(lists[container.resource.unit]) for container in request)
 
 
 def _read_vendors(pod: str, annotations: Mapping[str, str], request: PodRequest) -> tuple[ContainerAssignment, ...]:
@@ -145,7 +147,7 @@ def _read_vendors(pod: str, annotations: Mapping[str, str], request: PodRequest)
     value = annotations.get(VENDOR_IDS_KEY)
     if value is None:
         return ()
-    units = {part.resource.unit for part in request}
+    units = {container.resource.unit for container in request}
     if len(units) > 1:
         expected = "expected a pod that requests devices or cores, this one requests both"
         raise AssignmentError(pod, VENDOR_IDS_KEY, value, expected)
@@ -158,7 +160,8 @@ def _read_vendors(pod: str, annotations: Mapping[str, str], request: PodRequest)
         if len(texts) != len(request):
             raise AssignmentError(pod, VENDOR_IDS_KEY, value, f"expected {_expectation(list(request))}")
         return tuple(
-            _held_against(pod, VENDOR_IDS_KEY, value, part, text) for part, text in zip(request, texts, strict=True)
+            _held_against(pod, VENDOR_IDS_KEY, value, container, text)
+            for container, text in zip(request, texts, strict=True)
         )
     return _deal(pod, value, request)
 
@@ -168,32 +171,32 @@ def _deal(pod: str, value: str, request: PodRequest) -> tuple[ContainerAssignmen
     fresh = list(_parsed(pod, VENDOR_IDS_KEY, value, value))
     dealt: list[ContainerAssignment] = []
     reusable: dict[Resource, list[int]] = {resource: [] for resource in Resource}
-    for part in request:
-        held = reusable[part.resource]
-        again, unused = held[: part.count], held[part.count :]
-        missing = part.count - len(again)
+    for container in request:
+        held = reusable[container.resource]
+        again, unused = held[: container.count], held[container.count :]
+        missing = container.count - len(again)
         ids, fresh = [*again, *fresh[:missing]], fresh[missing:]
-        dealt.append(ContainerAssignment(part, tuple(sorted(ids))))
-        reusable[part.resource] = [*ids, *unused] if part.kind is ContainerKind.INIT else unused
-    if fresh or any(len(part.ids) != part.request.count for part in dealt):
+        dealt.append(ContainerAssignment(container, tuple(sorted(ids))))
+        reusable[container.resource] = [*ids, *unused] if container.kind is ContainerKind.INIT else unused
+    if fresh or any(len(container.ids) != container.request.count for container in dealt):
         raise AssignmentError(pod, VENDOR_IDS_KEY, value, f"expected {_expectation(list(request))}")
     return tuple(dealt)
 
 
 def _all_ids(containers: tuple[ContainerAssignment, ...]) -> set[tuple[Unit, int]]:
-    return {(part.request.resource.unit, number) for part in containers for number in part.ids}
+    return {(container.request.resource.unit, number) for container in containers for number in container.ids}
 
 
 def _refuse_sharing(pod: str, annotations: Mapping[str, str], containers: tuple[ContainerAssignment, ...]) -> None:
     """Containers share an id only where a later one re-uses a plain init container's, under the same resource name."""
     taken: dict[Unit, set[int]] = {unit: set() for unit in Unit}
     reusable: dict[Resource, set[int]] = {resource: set() for resource in Resource}
-    for part in containers:
-        request, ids = part.request, set(part.ids)
+    for container in containers:
+        request, ids = container.request, set(container.ids)
         if shared := (ids - reusable[request.resource]) & taken[request.resource.unit]:
             unit_key = _UNIT_KEYS[request.resource.unit]
             key = unit_key if unit_key in annotations else VENDOR_IDS_KEY
-            expected = f"the id {min(shared)} of container {request.container} is another container's, expected its own"
+            expected = f"the id {min(shared)} of container {request.name} is another container's, expected its own"
             raise AssignmentError(pod, key, annotations[key], expected)
         taken[request.resource.unit] |= ids
         reusable[request.resource] -= ids
@@ -201,11 +204,11 @@ def _refuse_sharing(pod: str, annotations: Mapping[str, str], containers: tuple[
             reusable[request.resource] |= ids
 
 
-def _held_against(pod: str, key: str, value: str, part: ContainerRequest, text: str) -> ContainerAssignment:
+def _held_against(pod: str, key: str, value: str, container: ContainerRequest, text: str) -> ContainerAssignment:
     ids = _parsed(pod, key, value, text)
-    if len(ids) != part.count:
-        raise AssignmentError(pod, key, value, f"expected {part.count} ids for container {part.container}")
-    return ContainerAssignment(part, ids)
+    if len(ids) != container.count:
+        raise AssignmentError(pod, key, value, f"expected {container.count} ids for container {container.name}")
+    return ContainerAssignment(container, ids)
 
 
 def _parsed(pod: str, key: str, value: str, text: str) -> tuple[int, ...]:
@@ -218,5 +221,5 @@ def _parsed(pod: str, key: str, value: str, text: str) -> tuple[int, ...]:
 def _expectation(parts: list[ContainerRequest]) -> str:
     if not parts:
         return "no list: no container requests that unit"
-    lists = ", ".join(f"{part.count} for {part.container}" for part in parts)
+    lists = ", ".join(f"{container.count} for {container.name}" for container in parts)
     return f"{len(parts)} list(s) of ids joined by {_LIST_SEPARATOR!r} ({lists})"

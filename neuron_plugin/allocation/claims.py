@@ -101,11 +101,11 @@ def devices_of(geometry: Geometry, unit: Unit, mask: int, logical_core_size: int
     """
     if unit is Unit.DEVICE:
         return tuple(ClaimDevice(device) for device in geometry.whole_devices(mask))
-    found = []
+    devices = []
     for device in geometry.devices_touched(mask):
         cores = cores_in(mask & geometry.device_mask(device))
-        found.append(ClaimDevice(int(device), (int(cores[0]), int(cores[-1])), logical_core_size))
-    return tuple(found)
+        devices.append(ClaimDevice(int(device), (int(cores[0]), int(cores[-1])), logical_core_size))
+    return tuple(devices)
 
 
 def pool_of(node: str) -> str:
@@ -180,7 +180,7 @@ class NeuronClaim:
 
     def mask_on(self, geometry: Geometry, logical_core_size: int) -> CoreMask:
         """Every core of the claim's devices on a node."""
-        return names_mask((one.device for one in self.results), geometry, logical_core_size)
+        return names_mask((result.device for result in self.results), geometry, logical_core_size)
 
 
 def names_mask(names: Iterable[str], geometry: Geometry, logical_core_size: int) -> CoreMask:

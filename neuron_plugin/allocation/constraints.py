@@ -64,43 +64,43 @@ def read_constraints(
     for key, text in texts.items():
         if len(text) > LONGEST_CONSTRAINT:
             return _refused(key, text, f"expected at most {LONGEST_CONSTRAINT} characters")
-    found = Constraints()
+    constraints = Constraints()
     for key, text in texts.items():
         try:
-            found = _with(found, key, text.strip(), asked)
+            constraints = _with(constraints, key, text.strip(), asked)
         except ValueError as error:
             return _refused(key, text, str(error))
-    return found if texts else None
+    return constraints if texts else None
 
 
-def _with(found: Constraints, key: str, text: str, asked: Sequence[tuple[str, Unit]]) -> Constraints:
+def _with(constraints: Constraints, key: str, text: str, asked: Sequence[tuple[str, Unit]]) -> Constraints:
     """The constraints with one annotation more; a ValueError says what was expected."""
     if key == DEVICE_NAME_KEY:
-        return replace(found, products=frozenset(name.lower() for name in _names(text)))
+        return replace(constraints, products=frozenset(name.lower() for name in _names(text)))
     if key == ALLOW_KEY:
-        return replace(found, allowed_devices=found.allowed_devices & _devices(text))
+        return replace(constraints, allowed_devices=constraints.allowed_devices & _devices(text))
     if key == DENY_KEY:
-        return replace(found, allowed_devices=found.allowed_devices & ~_devices(text))
+        return replace(constraints, allowed_devices=constraints.allowed_devices & ~_devices(text))
     if key == PREFER_KEY:
-        return replace(found, preferred_devices=_devices(text))
+        return replace(constraints, preferred_devices=_devices(text))
     if key == SAME_DEVICE_KEY:
         places, names = {name: place for place, (name, unit) in enumerate(asked) if unit is Unit.CORE}, _names(text)
         if wrong := next((name for name in names if name not in places), None):
             raise ValueError(f"{wrong!r} is no container that asks for neuroncore")
         if len(set(names)) < max(2, len(names)):
             raise ValueError("expected two or more containers, each once")
-        return replace(found, same_device=tuple(sorted(places[name] for name in names)))
+        return replace(constraints, same_device=tuple(sorted(places[name] for name in names)))
     if key == PREFER_NUMA_KEY:
         if text not in {"true", "false"}:
             raise ValueError("expected true or false")
-        return replace(found, prefer_numa=text == "true")
+        return replace(constraints, prefer_numa=text == "true")
     if not _NAME.fullmatch(text):
         raise ValueError("expected the name of an amount, such as memory")
-    return replace(found, balance=text)
+    return replace(constraints, balance=text)
 
 
 def _names(text: str) -> list[str]:
-    names = [part.strip() for part in text.split(",")]
+    names = [name.strip() for name in text.split(",")]
     for name in names:
         if not _NAME.fullmatch(name):
             raise ValueError(f"{name[:40]!r} is no name, expected names joined by commas")

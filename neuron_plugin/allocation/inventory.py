@@ -19,11 +19,13 @@ from neuron_plugin.allocation.resources import parse_ids
 from neuron_plugin.topology import MOST_CORES_PER_DEVICE, MOST_DEVICES, CoreMask, Geometry, Topology, Unit
 
 VERSION = 1
+"""Of the annotation's form."""
 
 DISABLED_REASON = f"disabled by the node's annotation {DISABLE_KEY}"
 """Why such a device is not handed out."""
 
 _LONGEST_TEXT = 65_536
+"""Characters of an annotation that are read."""
 LONGEST_WORD = 256
 """Characters of a name; a longer one is refused."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -180,7 +182,7 @@ class _Fields:
     def words(self, key: str) -> dict[str, str]:
         """Short texts by name, none from an older plugin."""
         value = self._fields.get(key, {})
-        if not isinstance(value, dict) or not all(_is_word(part) for item in value.items() for part in item):
+        if not isinstance(value, dict) or not all(_is_word(word) for item in value.items() for word in item):
             raise InventoryError(f"{key} is {_short(value)}, expected short texts by name")
         return value
 

@@ -70,7 +70,7 @@ def device_facts(device_name: str, instance_type: str, known: InstanceType | Non
 
 def unconstrained(request: PodRequest) -> PodRequest:
     """The same counts and nothing else."""
-    return tuple(replace(part, amounts=(), constraints=None) for part in request)
+    return tuple(replace(container, amounts=(), constraints=None) for container in request)
 
 
 @lru_cache(maxsize=_REMEMBERED)
@@ -85,22 +85,24 @@ def never_met(geometry: Geometry, request: PodRequest, facts: DeviceFacts) -> Re
         if not constraints.products & facts.names:
             return WRONG_PRODUCT
     has = dict(facts.amounts)
-    for part in request:
-        devices = devices_of(geometry, part)
-        for name, amount in part.amounts:
-            each, rest = divmod(amount, devices)
+    for container in request:
+        devices = devices_of(geometry, container)
+        for name, amount in container.amounts:
+            per_device, rest = divmod(amount, devices)
             if rest:
                 return amount_not_divisible(PREFIX + name, amount, devices)
             if name not in has:
                 return amount_unknown(PREFIX + name)
-            if each > has[name]:
-                return amount_too_large(PREFIX + name, each, has[name])
+            if per_device > has[name]:
+                return amount_too_large(PREFIX + name, per_device, has[name])
     sharing = [request[place] for place in constraints.same_device] if constraints else []
-    if _lasting(sharing) > geometry.cores_per_device or any(devices_of(geometry, part) > 1 for part in sharing):
+    if _lasting(sharing) > geometry.cores_per_device or any(
+        devices_of(geometry, container) > 1 for container in sharing
+    ):
         return TOO_LARGE_TO_SHARE
     totals: defaultdict[str, int] = defaultdict(int)
-    for part in sharing:
-        for name, amount in part.amounts if part.kind is not ContainerKind.INIT else ():
+    for container in sharing:
+        for name, amount in container.amounts if container.kind is not ContainerKind.INIT else ():
             totals[name] += amount
     for name, amount in totals.items():
         if amount > has[name]:
@@ -108,18 +110,18 @@ def never_met(geometry: Geometry, request: PodRequest, facts: DeviceFacts) -> Re
     return None
 
 
-def usable_mask(geometry: Geometry, part: ContainerRequest, facts: DeviceFacts) -> int:
+def usable_mask(geometry: Geometry, container: ContainerRequest, facts: DeviceFacts) -> int:
     """The cores that constraints and amounts leave to a container by itself, in use or not; all bits without any."""
-    return _usable_mask(geometry, part, facts) if part.amounts or part.constraints else -1
+    return _usable_mask(geometry, container, facts) if container.amounts or container.constraints else -1
 
 
 @lru_cache(maxsize=_REMEMBERED)
-def _usable_mask(geometry: Geometry, part: ContainerRequest, facts: DeviceFacts) -> CoreMask:
-    if isinstance(part.constraints, Constraints):
-        part = replace(part, constraints=replace(part.constraints, same_device=()))
-    if never_met(geometry, (part,), facts):
+def _usable_mask(geometry: Geometry, container: ContainerRequest, facts: DeviceFacts) -> CoreMask:
+    if isinstance(container.constraints, Constraints):
+        container = replace(container, constraints=replace(container.constraints, same_device=()))
+    if never_met(geometry, (container,), facts):
         return NO_CORES
-    narrowing = Narrowing(geometry, geometry.all_mask, (part,), facts)
+    narrowing = Narrowing(geometry, geometry.all_mask, (container,), facts)
     return narrowing.usable_mask(0, narrowing.start)
 
 
@@ -142,7 +144,7 @@ def constraint_not_kept(
     allowed = _cores_of(geometry, constraints.allowed_devices)
     if outside := geometry.devices_touched(reduce(or_, has.values(), 0) & ~allowed):
         return f"device {format_ids(outside)} is not among those that {ALLOW_KEY} and {DENY_KEY} leave"
-    names = [request[place].container for place in constraints.same_device if request[place].container in has]
+    names = [request[place].name for place in constraints.same_device if request[place].name in has]
     shared = geometry.devices_touched(reduce(or_, (has[name] for name in names), 0))
     if len(shared) > 1:
         return f"{SAME_DEVICE_KEY} names containers {', '.join(names)}, and they have devices {format_ids(shared)}"
@@ -175,54 +177,56 @@ class Narrowing:
                 device for device in devices if (geometry.device_mask(device) & usable).bit_count() >= asked
             )
         balanced = {self._constraints.balance} - {""}
-        names = balanced.union(name for part in request for name, _ in part.amounts)
+        names = balanced.union(name for container in request for name, _ in container.amounts)
         used = dict(facts.used)
         none = (0,) * geometry.device_count
         amounts = tuple(
-            (name, tuple(has - each for each in used.get(name, none))) for name, has in facts.amounts if name in names
+            (name, tuple(has - amount for amount in used.get(name, none)))
+            for name, has in facts.amounts
+            if name in names
         )
         self.start = Left(eligible, amounts)
 
     @property
     def is_mask(self) -> bool:
         """Whether all containers may have the same cores, however many of them are placed."""
-        return not self._constraints.same_device and not any(part.amounts for part in self._request)
+        return not self._constraints.same_device and not any(container.amounts for container in self._request)
 
     def options(self, place: int, sets: Sequence[CoreMask], left: Left) -> tuple[CoreMask, ...]:
         """Those of some sets that a container may have, the preferred ones first and else in the order given."""
         usable = self.usable_mask(place, left)
-        found = [mask for mask in sets if mask & usable == mask]
+        usable_sets = [mask for mask in sets if mask & usable == mask]
         if self._constraints.has_preference:
             row = dict(left.amounts).get(self._constraints.balance, ())
-            found.sort(key=lambda mask: self._rank(mask, row))
-        return tuple(found)
+            usable_sets.sort(key=lambda mask: self._rank(mask, row))
+        return tuple(usable_sets)
 
     def usable_mask(self, place: int, left: Left) -> CoreMask:
         """The cores that a container may have, in use or not."""
         usable, rows = int(self.allowed_mask), dict(left.amounts)
         if place in self._constraints.same_device:
             usable &= left.shared_mask
-        for name, each in self._needs(self._request[place]):
-            usable &= self._geometry.devices_mask(device for device, has in enumerate(rows[name]) if has >= each)
+        for name, need in self._needs(self._request[place]):
+            usable &= self._geometry.devices_mask(device for device, has in enumerate(rows[name]) if has >= need)
         return CoreMask(usable)
 
     def after(self, place: int, mask: CoreMask, left: Left) -> Left:
         """What is left once a container has these cores. What init containers had of amounts comes back."""
-        part, devices = self._request[place], self._geometry.devices_touched(mask)
+        container, devices = self._request[place], self._geometry.devices_touched(mask)
         shared_mask, amounts = left
         if place in self._constraints.same_device:
             shared_mask = self._geometry.devices_mask(devices)
-        if part.amounts and part.kind is not ContainerKind.INIT:
-            needs = dict(self._needs(part))
+        if container.amounts and container.kind is not ContainerKind.INIT:
+            needs = dict(self._needs(container))
             amounts = tuple(
                 (name, tuple(has - needs.get(name, 0) * (device in devices) for device, has in enumerate(row)))
                 for name, row in amounts
             )
         return Left(shared_mask, amounts)
 
-    def _needs(self, part: ContainerRequest) -> Amounts:
-        devices = devices_of(self._geometry, part)
-        return tuple((name, amount // devices) for name, amount in part.amounts)
+    def _needs(self, container: ContainerRequest) -> Amounts:
+        devices = devices_of(self._geometry, container)
+        return tuple((name, amount // devices) for name, amount in container.amounts)
 
     def _rank(self, mask: CoreMask, row: tuple[int, ...]) -> tuple[int, int, int]:
         """Devices that are not preferred, NUMA nodes, and the least that is left of what is to be balanced."""
@@ -233,14 +237,16 @@ class Narrowing:
         return others, len(nodes) if self._constraints.prefer_numa else 0, -least
 
 
-def devices_of(geometry: Geometry, part: ContainerRequest) -> int:
+def devices_of(geometry: Geometry, container: ContainerRequest) -> int:
     """How many devices each valid set of a container's count touches."""
-    return part.count if part.resource.unit is Unit.DEVICE else -(-part.count // max(geometry.cores_per_device, 1))
+    if container.resource.unit is Unit.DEVICE:
+        return container.count
+    return -(-container.count // max(geometry.cores_per_device, 1))
 
 
 def _lasting(parts: Iterable[ContainerRequest]) -> int:
     """The cores of the containers that run at the same time."""
-    return sum(part.count for part in parts if part.kind is not ContainerKind.INIT)
+    return sum(container.count for container in parts if container.kind is not ContainerKind.INIT)
 
 
 @lru_cache(maxsize=1024)

@@ -73,10 +73,10 @@ class Capacity:
 
     def place(self, request: PodRequest) -> Placement | Rejection:
         """The best sets for a request, or why there are none."""
-        found = place(self.geometry, self.free_mask, request, self.facts)
-        if not isinstance(found, Rejection) or not found.may_pass:
-            return found
-        return why_not_ever(self.geometry, self.healthy_mask, request, self.facts) or found
+        placement = place(self.geometry, self.free_mask, request, self.facts)
+        if not isinstance(placement, Rejection) or not placement.may_pass:
+            return placement
+        return why_not_ever(self.geometry, self.healthy_mask, request, self.facts) or placement
 
 
 _capacities: WeakValueDictionary[tuple[Geometry, int, int, DeviceFacts], Capacity] = WeakValueDictionary()
@@ -161,13 +161,13 @@ class NodeInfo:
         more = tuple(
             Allocation(
                 pod,
-                part.request.container,
-                part.request.resource,
-                part.mask,
-                amounts=part.request.amounts,
-                kind=part.request.kind,
+                container.request.name,
+                container.request.resource,
+                container.mask,
+                amounts=container.request.amounts,
+                kind=container.request.kind,
             )
-            for part in placement
+            for container in placement
         )
         return _node_info(
             self.node, (*self.ledger.allocations, *more), self.unclear, stale=self.stale, reservations=self.reservations
@@ -177,7 +177,7 @@ class NodeInfo:
         """The node as it would be without these pods, and without what is kept for them."""
         return _node_info(
             self.node,
-            tuple(one for one in self.ledger.allocations if one.pod.uid not in uids),
+            tuple(allocation for allocation in self.ledger.allocations if allocation.pod.uid not in uids),
             tuple((pod, reason) for pod, reason in self.unclear if pod.uid not in uids),
             stale=self.stale,
             reservations=tuple(kept for kept in self.reservations if kept.pod.uid not in uids),
@@ -236,8 +236,9 @@ def _node_info(
     inventory, ledger = node.inventory, Ledger(allocations)
     if isinstance(inventory, Rejection):
         return NodeInfo(node, ledger, unclear, stale, inventory, reservations)
-    unclear = tuple(one for one in unclear if one[1] != OVERLAPPING_ASSIGNMENTS)
-    if sum(one.mask.bit_count() for one in allocations) > ledger.used_mask.bit_count():  # some containers share cores
+    unclear = tuple(entry for entry in unclear if entry[1] != OVERLAPPING_ASSIGNMENTS)
+    held = sum(allocation.mask.bit_count() for allocation in allocations)
+    if held > ledger.used_mask.bit_count():  # some containers share cores
         unclear = (*unclear, *_overlaps(ledger))
     reasons = [reason for _, reason in unclear] + [STALE_PLUGIN] * stale
     if reasons:
@@ -245,7 +246,7 @@ def _node_info(
         return NodeInfo(node, ledger, unclear, stale, reason, reservations)
     taken_mask = ledger.used_mask | mask_union(reservations)
     free_mask, facts = CoreMask(inventory.healthy_mask & ~taken_mask), node.facts
-    if any(one.amounts for one in allocations):
+    if any(allocation.amounts for allocation in allocations):
         facts = replace(facts, used=amounts_used(inventory.geometry, ledger.by_pod.values()))
     capacity = capacity_of(inventory.geometry, inventory.healthy_mask, free_mask, facts)
     return NodeInfo(node, ledger, (), stale, capacity, reservations)
@@ -261,7 +262,9 @@ def _overlaps(ledger: Ledger) -> list[tuple[PodReference, Rejection]]:
     for uid, (first, *_) in ledger.by_pod.items():
         mask = ledger.mask_of(uid)
         if mask & seen:
-            others = dict.fromkeys(str(one.pod) for one in ledger.overlapping(mask) if one.pod.uid != uid)
+            others = dict.fromkeys(
+                str(allocation.pod) for allocation in ledger.overlapping(mask) if allocation.pod.uid != uid
+            )
             detail = f"pod {first.pod} is assigned cores that are assigned to {', '.join(others)} as well"
             overlapping.append((first.pod, replace(OVERLAPPING_ASSIGNMENTS, detail=detail)))
         seen |= mask
@@ -277,15 +280,15 @@ def amounts_used(geometry: Geometry, pods: Iterable[Iterable[Allocation]]) -> By
     for allocations in pods:
         lasting: defaultdict[tuple[str, int], int] = defaultdict(int)
         peak: defaultdict[tuple[str, int], int] = defaultdict(int)
-        for one in allocations:
-            devices = geometry.devices_touched(one.mask) if one.amounts else ()
-            for name, amount in one.amounts:
-                each = -(-amount // max(len(devices), 1))
+        for allocation in allocations:
+            devices = geometry.devices_touched(allocation.mask) if allocation.amounts else ()
+            for name, amount in allocation.amounts:
+                per_device = -(-amount // max(len(devices), 1))
                 for device in devices:
                     key = name, device
-                    peak[key] = max(peak[key], lasting[key] + each)
-                    if one.kind is not ContainerKind.INIT:
-                        lasting[key] += each
+                    peak[key] = max(peak[key], lasting[key] + per_device)
+                    if allocation.kind is not ContainerKind.INIT:
+                        lasting[key] += per_device
         for (name, number), amount in peak.items():
             totals[name][number] += amount
     return tuple((name, tuple(totals[name])) for name in sorted(totals))

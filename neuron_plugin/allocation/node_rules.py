@@ -103,7 +103,9 @@ class NodeSelectorTerm:
         if not (self.expressions or self.fields):
             return False
         named = {"metadata.name": name}
-        return all(one.is_met(labels) for one in self.expressions) and all(one.is_met(named) for one in self.fields)
+        return all(requirement.is_met(labels) for requirement in self.expressions) and all(
+            requirement.is_met(named) for requirement in self.fields
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,7 @@ class PodSelector:
     def matches(self, namespace: str, labels: Mapping[str, str]) -> bool:
         """Whether a pod may be meant."""
         here = self.namespaces is None or namespace in self.namespaces
-        return here and all(one.is_met(labels) for one in self.labels)
+        return here and all(requirement.is_met(labels) for requirement in self.labels)
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,8 +137,10 @@ class Assignment:
 
 def assignment_of(geometry: Geometry, placement: Placement, alloc_time_ns: int) -> Assignment:
     """A placement on a node of this geometry as ids."""
-    parts = [(part.request, geometry.ids_of(part.request.resource.unit, part.mask)) for part in placement]
-    return Assignment(tuple(ContainerAssignment(*part) for part in parts), alloc_time_ns)
+    parts = [
+        (container.request, geometry.ids_of(container.request.resource.unit, container.mask)) for container in placement
+    ]
+    return Assignment(tuple(ContainerAssignment(*container) for container in parts), alloc_time_ns)
 
 
 _Reusable = Mapping[Resource, CoreMask]
@@ -148,14 +150,14 @@ _Reusable = Mapping[Resource, CoreMask]
 def placement_mask(placement: Placement) -> CoreMask:
     """Every core a placement uses."""
     mask = 0
-    for part in placement:
-        mask |= part.mask
+    for container in placement:
+        mask |= container.mask
     return CoreMask(mask)
 
 
 def is_constrained(request: PodRequest) -> bool:
     """Whether anything but counts decides about a request."""
-    return any(part.amounts or part.constraints for part in request)
+    return any(container.amounts or container.constraints for container in request)
 
 
 def place(geometry: Geometry, free: int, request: PodRequest, facts: DeviceFacts = NO_FACTS) -> Placement | Rejection:
@@ -176,7 +178,7 @@ def place(geometry: Geometry, free: int, request: PodRequest, facts: DeviceFacts
     masks = _search(geometry, within, request)
     if masks is None:
         return _why_not(geometry, within, request)
-    return tuple(ContainerSet(part, mask) for part, mask in zip(request, masks, strict=True))
+    return tuple(ContainerSet(container, mask) for container, mask in zip(request, masks, strict=True))
 
 
 def why_not_ever(geometry: Geometry, healthy: int, request: PodRequest, facts: DeviceFacts) -> Rejection | None:
@@ -192,7 +194,7 @@ def why_not_ever(geometry: Geometry, healthy: int, request: PodRequest, facts: D
     without_pods = place(geometry, healthy, request, facts.unused)
     if isinstance(without_pods, Rejection) and _has_room(geometry, healthy, unconstrained(request), facts):
         return replace(without_pods, may_pass=False)
-    largest = max(request, key=lambda part: cores_asked(geometry, part))
+    largest = max(request, key=lambda container: cores_asked(geometry, container))
     enabled = healthy | facts.disabled_mask
     by_hand = facts.disabled_mask and not isinstance(place(geometry, enabled, request, facts.unused), Rejection)
     return (disabled if by_hand else unhealthy)(largest.resource.unit, largest.count)
@@ -203,13 +205,13 @@ def _place_constrained(geometry: Geometry, free: int, request: PodRequest, facts
         return reason
     narrowing = Narrowing(geometry, free, request, facts)
     if len(request) == 1:
-        usable, (part,) = free & usable_mask(geometry, request[0], facts), request
-        sets = candidates(geometry, free, part.resource.unit, part.count, usable=usable)
+        usable, (container,) = free & usable_mask(geometry, request[0], facts), request
+        sets = candidates(geometry, free, container.resource.unit, container.count, usable=usable)
         masks = narrowing.options(0, sets, narrowing.start)[:1] or None
     else:
         masks = _search(geometry, free, request, narrowing)
     if masks is not None:
-        return tuple(ContainerSet(part, mask) for part, mask in zip(request, masks, strict=True))
+        return tuple(ContainerSet(container, mask) for container, mask in zip(request, masks, strict=True))
     plain = unconstrained(request)
     if _has_room(geometry, free, plain, facts):
         return _why_constrained(geometry, free, request, facts)
@@ -221,41 +223,43 @@ def _has_room(geometry: Geometry, free: int, request: PodRequest, facts: DeviceF
     if len(request) != 1:
         narrowing = Narrowing(geometry, free, request, facts) if is_constrained(request) else None
         return _search(geometry, free, request, narrowing) is not None
-    part = request[0]
-    return bool(fitting(geometry, free & usable_mask(geometry, part, facts), part.resource.unit, part.count))
+    container = request[0]
+    return bool(
+        fitting(geometry, free & usable_mask(geometry, container, facts), container.resource.unit, container.count)
+    )
 
 
 def _why_constrained(geometry: Geometry, free: int, request: PodRequest, facts: DeviceFacts) -> Rejection:
     """The first constraint that leaves nothing: allowed devices, then amounts, then a shared device."""
     constraints = request[0].constraints
     allowed = replace(constraints, same_device=()) if isinstance(constraints, Constraints) else constraints
-    with_amounts = tuple(replace(part, constraints=allowed) for part in request)
-    without = tuple(replace(part, amounts=()) for part in with_amounts)
-    largest = max(request, key=lambda part: cores_asked(geometry, part))
+    with_amounts = tuple(replace(container, constraints=allowed) for container in request)
+    without = tuple(replace(container, amounts=()) for container in with_amounts)
+    largest = max(request, key=lambda container: cores_asked(geometry, container))
     if not _has_room(geometry, free, without, facts):
         return not_allowed(largest.resource.unit, largest.count)
     if not _has_room(geometry, free, with_amounts, facts):
         return _why_amounts(geometry, free, with_amounts, facts)
-    if _has_room(geometry, free, tuple(replace(part, amounts=()) for part in request), facts):
-        name, _ = next(part.amounts[0] for part in request if part.amounts)
+    if _has_room(geometry, free, tuple(replace(container, amounts=()) for container in request), facts):
+        name, _ = next(container.amounts[0] for container in request if container.amounts)
         return amount_used_together(PREFIX + name, on_one_device=True)
     return SHARED_DEVICE
 
 
 def _why_amounts(geometry: Geometry, free: int, request: PodRequest, facts: DeviceFacts) -> Rejection:
     """The amount of which a container finds too little by itself, else one that they do not have together."""
-    named = [(part, name, amount) for part in request for name, amount in part.amounts]
-    for part, name, amount in named:
-        if not _has_room(geometry, free, (replace(part, amounts=((name, amount),)),), facts):
-            return amount_used(PREFIX + name, amount // devices_of(geometry, part))
+    named = [(container, name, amount) for container in request for name, amount in container.amounts]
+    for container, name, amount in named:
+        if not _has_room(geometry, free, (replace(container, amounts=((name, amount),)),), facts):
+            return amount_used(PREFIX + name, amount // devices_of(geometry, container))
     return amount_used_together(PREFIX + named[0][1], on_one_device=False)
 
 
 def _search(
     geometry: Geometry, free: int, request: PodRequest, narrowing: Narrowing | None = None
 ) -> tuple[CoreMask, ...] | None:
-    lasting = [part for part in request if part.kind is not ContainerKind.INIT]
-    if sum(cores_asked(geometry, part) for part in lasting) > free.bit_count():
+    lasting = [container for container in request if container.kind is not ContainerKind.INIT]
+    if sum(cores_asked(geometry, container) for container in lasting) > free.bit_count():
         return None  # seen without a search: a full node is the commonest of all
     masks = _Walk(geometry, request, narrowing).solve(0, free, {}, narrowing.start if narrowing else None)
     if masks is not None or len(lasting) < len(request) or (narrowing and not narrowing.is_mask):
@@ -281,44 +285,48 @@ class _Walk:
         if state in self._dead or self._steps <= 0:
             return None
         self._steps -= 1
-        part = self._request[index]
-        held = reusable.get(part.resource, NO_CORES)
-        options = self._options(part, free, held)
+        container = self._request[index]
+        held = reusable.get(container.resource, NO_CORES)
+        options = self._options(container, free, held)
         if self._narrowing and left:
             options = self._narrowing.options(index, options, left)
         for mask in options:
             then = self._narrowing.after(index, mask, left) if self._narrowing and left else None
             # Plain init containers leave what they had to later ones; sidecars and apps keep theirs.
-            left_over = CoreMask(held | mask if part.kind is ContainerKind.INIT else held & ~mask)
-            rest = self.solve(index + 1, free & ~mask, {**reusable, part.resource: left_over}, then)
+            left_over = CoreMask(held | mask if container.kind is ContainerKind.INIT else held & ~mask)
+            rest = self.solve(index + 1, free & ~mask, {**reusable, container.resource: left_over}, then)
             if rest is not None:
                 return (mask, *rest)
         self._dead.add(state)
         return None
 
-    def _options(self, part: ContainerRequest, free: int, held: CoreMask) -> tuple[CoreMask, ...]:
-        unit = part.resource.unit
-        if cores_asked(self._geometry, part) <= held.bit_count():
-            return candidates(self._geometry, held, unit, part.count)
-        return candidates(self._geometry, free | held, unit, part.count, held)
+    def _options(self, container: ContainerRequest, free: int, held: CoreMask) -> tuple[CoreMask, ...]:
+        unit = container.resource.unit
+        if cores_asked(self._geometry, container) <= held.bit_count():
+            return candidates(self._geometry, held, unit, container.count)
+        return candidates(self._geometry, free | held, unit, container.count, held)
 
 
 def _why_not(geometry: Geometry, free: int, request: PodRequest) -> Rejection:
     """The refusal of the first container that has no set of its own, else of all of them together."""
-    for part in request:
-        alone = choose(geometry, free, part.resource.unit, part.count)
+    for container in request:
+        alone = choose(geometry, free, container.resource.unit, container.count)
         if isinstance(alone, Rejection):
             return alone
     if free == geometry.all_mask:
         return too_many_together(geometry)
-    lasting = [part for part in request if part.kind is not ContainerKind.INIT]
-    unit, needed, available = Unit.CORE, sum(cores_asked(geometry, part) for part in lasting), free.bit_count()
-    if all(part.resource.unit is Unit.DEVICE for part in request):
-        unit, needed = Unit.DEVICE, sum(part.count for part in lasting)
+    lasting = [container for container in request if container.kind is not ContainerKind.INIT]
+    unit, needed, available = (
+        Unit.CORE,
+        sum(cores_asked(geometry, container) for container in lasting),
+        free.bit_count(),
+    )
+    if all(container.resource.unit is Unit.DEVICE for container in request):
+        unit, needed = Unit.DEVICE, sum(container.count for container in lasting)
         available = len(geometry.whole_devices(free))
     if available < needed:
         return not_free(unit, needed)
-    largest = max(request, key=lambda part: cores_asked(geometry, part))
+    largest = max(request, key=lambda container: cores_asked(geometry, container))
     return fragmented(largest.resource.unit, largest.count)
 
 
@@ -333,18 +341,18 @@ def pack(geometry: Geometry, free: int, request: PodRequest) -> tuple[CoreMask, 
 
     None when there are none, or none was found within the bound.
     """
-    ranks = [(-cores_asked(geometry, part), part.resource.unit) for part in request]
+    ranks = [(-cores_asked(geometry, container), container.resource.unit) for container in request]
     order = sorted(range(len(request)), key=ranks.__getitem__)  # largest first, and like ones side by side
-    found = _Packing(geometry, [request[index] for index in order]).solve(0, free, 0)
-    if found is None:
+    masks = _Packing(geometry, [request[index] for index in order]).solve(0, free, 0)
+    if masks is None:
         return None
-    by_index = dict(zip(order, found, strict=True))
+    by_index = dict(zip(order, masks, strict=True))
     return tuple(by_index[index] for index in range(len(request)))
 
 
-def cores_asked(geometry: Geometry, part: ContainerRequest) -> int:
+def cores_asked(geometry: Geometry, container: ContainerRequest) -> int:
     """How many cores a container asks for, in whatever unit it counts."""
-    return part.count * (geometry.cores_per_device if part.resource.unit is Unit.DEVICE else 1)
+    return container.count * (geometry.cores_per_device if container.resource.unit is Unit.DEVICE else 1)
 
 
 class _Packing:
@@ -352,7 +360,7 @@ class _Packing:
 
     def __init__(self, geometry: Geometry, parts: list[ContainerRequest]) -> None:
         self._geometry = geometry
-        self._demands = [(part.resource.unit, part.count) for part in parts]
+        self._demands = [(container.resource.unit, container.count) for container in parts]
         self._looks = _LOOKS
         self._dead: set[tuple[int, int, int]] = set()
 

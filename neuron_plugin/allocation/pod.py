@@ -33,7 +33,9 @@ from neuron_plugin.topology import NO_CORES, CoreMask, Geometry, Unit
 TERMINAL_PHASES = frozenset({"Succeeded", "Failed"})
 NO_RULES = PodRules()
 _LONGEST_LABEL = 63
+"""Of a label's value (apimachinery/pkg/util/validation)."""
 _DIGEST = 8
+"""Hexadecimal digits that tell two long names with the same beginning apart."""
 
 
 PodUid = NewType("PodUid", str)
@@ -171,7 +173,9 @@ class NeuronPod:
         object.__setattr__(self, "uid", self.reference.uid)
         object.__setattr__(self, "place", self.node or self.promised)
         object.__setattr__(self, "requests", requests)
-        object.__setattr__(self, "refusal", next((each for each in said if isinstance(each, Rejection)), None))
+        object.__setattr__(
+            self, "refusal", next((rejection for rejection in said if isinstance(rejection, Rejection)), None)
+        )
 
     def strategy_or(self, default: PlacementStrategy) -> PlacementStrategy:
         """The pod's own strategy, or the default where the pod states none that exists."""
@@ -246,17 +250,18 @@ def assigned_allocations(pod: NeuronPod, geometry: Geometry) -> tuple[Allocation
     if pod.assignment is None:
         return replace(NO_ASSIGNMENT, detail=f"pod {pod.reference} is bound and has no assignment yet")
     allocations = []
-    for part in pod.assignment.containers:
-        unit = part.request.resource.unit
-        mask = geometry.mask_of(unit, part.ids)
-        if mask.bit_count() != len(part.ids) * (geometry.cores_per_device if unit is Unit.DEVICE else 1):
+    for container in pod.assignment.containers:
+        unit = container.request.resource.unit
+        mask = geometry.mask_of(unit, container.ids)
+        if mask.bit_count() != len(container.ids) * (geometry.cores_per_device if unit is Unit.DEVICE else 1):
             return replace(
                 UNREADABLE_ASSIGNMENT,
-                detail=f"pod {pod.reference} has {unit} ids {part.ids}, and its node is a {geometry.instance_type} "
-                f"of {geometry.device_count} devices with {geometry.cores_per_device} cores each",
+                detail=f"pod {pod.reference} has {unit} ids {container.ids}, and its node is a "
+                f"{geometry.instance_type} of {geometry.device_count} devices with {geometry.cores_per_device} "
+                "cores each",
             )
-        asked = part.request
-        what = (pod.reference, asked.container, asked.resource, CoreMask(mask))
+        asked = container.request
+        what = (pod.reference, asked.name, asked.resource, CoreMask(mask))
         allocations.append(Allocation(*what, amounts=asked.amounts, kind=asked.kind))
     return tuple(allocations)
 
@@ -278,10 +283,10 @@ class Ledger:
     @cached_property
     def by_pod(self) -> Mapping[PodUid, tuple[Allocation, ...]]:
         """The allocations of each pod, in the order in which they were given here."""
-        found: dict[PodUid, tuple[Allocation, ...]] = {}
-        for one in self.allocations:
-            found[one.pod.uid] = (*found.get(one.pod.uid, ()), one)
-        return found
+        allocations: dict[PodUid, tuple[Allocation, ...]] = {}
+        for allocation in self.allocations:
+            allocations[allocation.pod.uid] = (*allocations.get(allocation.pod.uid, ()), allocation)
+        return allocations
 
     def of(self, uid: PodUid) -> tuple[Allocation, ...]:
         """What one pod has."""
@@ -293,11 +298,11 @@ class Ledger:
 
     def used_as(self, resource: Resource) -> CoreMask:
         """Every core that is in use under one resource name."""
-        return mask_union(one for one in self.allocations if one.resource is resource)
+        return mask_union(allocation for allocation in self.allocations if allocation.resource is resource)
 
     def overlapping(self, mask: int) -> tuple[Allocation, ...]:
         """The allocations that share a core with ``mask``."""
-        return tuple(one for one in self.allocations if one.mask & mask)
+        return tuple(allocation for allocation in self.allocations if allocation.mask & mask)
 
 
 class HasCores(Protocol):
@@ -311,6 +316,6 @@ class HasCores(Protocol):
 def mask_union(parts: Iterable[HasCores]) -> CoreMask:
     """Every core of some allocations."""
     mask = 0
-    for one in parts:
-        mask |= one.mask
+    for holding in parts:
+        mask |= holding.mask
     return CoreMask(mask)

@@ -107,9 +107,11 @@ def not_allowed(unit: Unit, count: int) -> Rejection:
     )
 
 
-def amount_used(name: str, each: int) -> Rejection:
+def amount_used(name: str, per_device: int) -> Rejection:
     """It would fit, but too little of an amount is left on the devices that are free."""
-    return Rejection("amount-used", f"No free linked Neuron devices with {each} {name} left on each", may_pass=True)
+    return Rejection(
+        "amount-used", f"No free linked Neuron devices with {per_device} {name} left on each", may_pass=True
+    )
 
 
 def amount_used_together(name: str, *, on_one_device: bool) -> Rejection:
@@ -119,10 +121,10 @@ def amount_used_together(name: str, *, on_one_device: bool) -> Rejection:
     return Rejection("amount-used", text if on_one_device else f"{text} for all containers of the pod", may_pass=True)
 
 
-def amount_too_large(name: str, each: int, has: int) -> Rejection:
+def amount_too_large(name: str, per_device: int, has: int) -> Rejection:
     """More of an amount than a device has with no pod on it."""
     return Rejection(
-        "amount-too-large", f"The node's Neuron devices have {has} {name} each and {each} of each were requested"
+        "amount-too-large", f"The node's Neuron devices have {has} {name} each and {per_device} of each were requested"
     )
 
 

@@ -29,6 +29,7 @@ _SUFFIXES = {"n": Fraction(1, 10**9), "u": Fraction(1, 10**6), "m": Fraction(1, 
 _SUFFIXES |= {suffix: Fraction(1000**power) for power, suffix in enumerate("kMGTPE", 1)}
 _SUFFIXES |= {f"{suffix}i": Fraction(1024**power) for power, suffix in enumerate("KMGTPE", 1)}
 _LONGEST_QUANTITY = 64
+"""Characters; 2^63-1 has 19."""
 MOST_AMOUNTS = 8
 """Amounts one container may ask for."""
 
@@ -66,7 +67,7 @@ class ContainerRequest:
     annotation cannot be read: the same for each of its containers.
     """
 
-    container: str
+    name: str
     kind: ContainerKind
     resource: Resource
     count: int
@@ -86,7 +87,7 @@ def pod_request(containers: Iterable[ContainerSpec]) -> PodRequest:
             the kubelet merges the two answers in random order, so their environments would collide
             (pkg/kubelet/cm/devicemanager/pod_devices.go). Or it asks for an amount and for no Neuron resource.
     """
-    found = []
+    requests = []
     for container in containers:
         counts = {resource: _count(container, resource.value) for resource in Resource}
         asked = [(resource, count) for resource, count in counts.items() if count]
@@ -102,8 +103,8 @@ def pod_request(containers: Iterable[ContainerSpec]) -> PodRequest:
             names = " and ".join(resource.value for resource, _ in asked)
             raise RequestError(f"{asks} {names}: ask for one Neuron resource per container")
         if asked:
-            found.append(ContainerRequest(container.name, container.kind, *asked[0], amounts))
-    return tuple(found)
+            requests.append(ContainerRequest(container.name, container.kind, *asked[0], amounts))
+    return tuple(requests)
 
 
 @lru_cache(4096)

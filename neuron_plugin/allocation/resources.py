@@ -16,6 +16,7 @@ HIGHEST_ID = 4095
 """More than 64 devices of 8 cores have (the driver's limits), and small enough that no text can exhaust memory."""
 
 _LONGEST_TEXT = 65_536
+"""Characters of a list that are read; every core of a node of 512, each by itself, is some 2 000."""
 
 
 class Resource(enum.StrEnum):
@@ -68,12 +69,12 @@ def parse_ids(text: str) -> tuple[int, ...]:
     if len(text) > _LONGEST_TEXT:
         raise IdListError(f"a list of {len(text)} characters, expected at most {_LONGEST_TEXT}")
     ids: set[int] = set()
-    for part in map(str.strip, text.split(",")):
-        first, dash, last = part.partition("-")
-        low = _parse_id(first, part)
-        high = _parse_id(last, part) if dash else low
+    for word in map(str.strip, text.split(",")):
+        first, dash, last = word.partition("-")
+        low = _parse_id(first, word)
+        high = _parse_id(last, word) if dash else low
         if high < low:
-            raise IdListError(f"the range {part!r} runs backwards")
+            raise IdListError(f"the range {word!r} runs backwards")
         more = range(low, high + 1)
         if twice := ids.intersection(more):
             raise IdListError(f"the id {min(twice)} is twice in the list")
@@ -81,9 +82,9 @@ def parse_ids(text: str) -> tuple[int, ...]:
     return tuple(sorted(ids))
 
 
-def _parse_id(text: str, part: str) -> int:
+def _parse_id(text: str, word: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= len(str(HIGHEST_ID))):
-        raise IdListError(f"{part[:40]!r} is no id: expected decimal ids from 0 to {HIGHEST_ID} such as 2,3 or 0-3")
+        raise IdListError(f"{word[:40]!r} is no id: expected decimal ids from 0 to {HIGHEST_ID} such as 2,3 or 0-3")
     number = int(text)
     if number > HIGHEST_ID:
         raise IdListError(f"the id {number} is above {HIGHEST_ID}")

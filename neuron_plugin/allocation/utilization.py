@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from neuron_plugin.allocation.pod import PodUid
 
 VERSION = 1
+"""Of the annotation's form."""
 _MIB = 2**20
 _LONGEST_TEXT = 262_144
+"""Characters: an object may have so many bytes of annotations (apimachinery/pkg/api/validation)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,9 @@ Utilization = Mapping[PodUid, Mapping[str, ContainerUtilization]]
 """By pod and container; what is not known is not in it."""
 
 _MOST = 2**53
+"""From here on JSON has not every whole number."""
 _PARTS = 4
+"""Of one container: busy percent, idle since, MiB, busy seconds."""
 _MINUTES_OF_HOUR, _HOURS_OF_DAY = 60, 24
 
 
@@ -48,8 +52,8 @@ def write_utilization(utilization: Utilization) -> str:
     """
     pods = {
         uid: {
-            name: [one.busy_percent, one.idle_since, one.memory_bytes // _MIB, one.busy_seconds]
-            for name, one in sorted(containers.items())
+            name: [use.busy_percent, use.idle_since, use.memory_bytes // _MIB, use.busy_seconds]
+            for name, use in sorted(containers.items())
         }
         for uid, containers in sorted(utilization.items())
     }
@@ -63,19 +67,21 @@ def read_utilization(text: str) -> Utilization:
     except (ValueError, RecursionError):
         value = None
     pods = value.get("pods") if isinstance(value, dict) and value.get("version") == VERSION else None
-    found: dict[PodUid, dict[str, ContainerUtilization]] = {}
+    utilization: dict[PodUid, dict[str, ContainerUtilization]] = {}
     for uid, containers in pods.items() if isinstance(pods, dict) else ():
         for name, numbers in containers.items() if isinstance(containers, dict) else ():
             if _are_numbers(numbers):
                 percent, since, mib, seconds = numbers
-                one = ContainerUtilization(min(percent, 100), mib * _MIB, since, seconds)
-                found.setdefault(PodUid(uid), {})[name] = one
-    return found
+                use = ContainerUtilization(min(percent, 100), mib * _MIB, since, seconds)
+                utilization.setdefault(PodUid(uid), {})[name] = use
+    return utilization
 
 
 def _are_numbers(value: object) -> bool:
     return (
-        isinstance(value, list) and len(value) == _PARTS and all(type(one) is int and 0 <= one < _MOST for one in value)
+        isinstance(value, list)
+        and len(value) == _PARTS
+        and all(type(number) is int and 0 <= number < _MOST for number in value)
     )
 
 

@@ -77,7 +77,7 @@ def _pod(pod: NeuronPod, began: float, info: NodeInfo | None = None) -> object:
     annotations = {MOVABLE_KEY: "true", LAST_CHECKPOINT_KEY: since.isoformat(timespec="seconds")}
     if info and info.inventory:
         sets = zip(pod.requests, info.ledger.of(pod.uid), strict=True)
-        placement = tuple(ContainerSet(part, allocation.mask) for part, allocation in sets)
+        placement = tuple(ContainerSet(container, allocation.mask) for container, allocation in sets)
         annotations |= write_assignment(assignment_of(info.inventory.geometry, placement, 0))
     kind, _, name = pod.controller.partition("/")
     metadata = {
@@ -88,8 +88,8 @@ def _pod(pod: NeuronPod, began: float, info: NodeInfo | None = None) -> object:
         "ownerReferences": [{"apiVersion": "v1", "kind": kind, "name": name, "uid": name, "controller": True}],
     }
     containers = [
-        {"name": part.container, "resources": {"limits": {part.resource.value: str(part.count)}}}
-        for part in pod.requests
+        {"name": container.name, "resources": {"limits": {container.resource.value: str(container.count)}}}
+        for container in pod.requests
     ]
     spec = {"containers": containers, "priority": pod.priority} | ({"nodeName": pod.node} if info else {})
     status = {"phase": "Running" if info else "Pending"}

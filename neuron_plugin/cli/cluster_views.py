@@ -15,6 +15,7 @@ from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.cli.command import CommandError, Form, add_output_flag, server_url
 from neuron_plugin.cli.target import add_cluster_flags, kubeconfig_of, settings_here
 from neuron_plugin.cluster import ApiServer, ClusterError, Reflector, UnreachableError
+from neuron_plugin.cluster.api import PAGE_SECONDS
 from neuron_plugin.cluster.client import connect
 from neuron_plugin.instance_file import load_catalogue
 from neuron_plugin.monitor.views import NEURON_NODES, NEURON_PODS, NodeView, PodView, node_view, pod_view
@@ -22,8 +23,8 @@ from neuron_plugin.scheduling.informers import Informers, survey
 from neuron_plugin.scheduling.state import ClusterState
 from neuron_plugin.topology import Catalogue
 
-PAGE_SECONDS = 30.0
 LEASES_SECONDS = 2.0
+"""How long the first view waits for the Leases."""
 SETTLE_SECONDS = 0.5
 """After a change, for what comes with it: one binding changes a pod and a node."""
 
@@ -60,7 +61,7 @@ def cluster_views(arguments: Namespace, *, leases: bool) -> Iterator[Views]:
         kubeconfig = kubeconfig_of(arguments.kubeconfig or here.kubeconfig)
         namespace = here.lease_namespace if arguments.lease_namespace is None else arguments.lease_namespace
 
-    async def found() -> AsyncIterator[Views]:
+    async def updates() -> AsyncIterator[Views]:
         async with await connect(url or kubeconfig) as api:
             worked_out = None if url else _worked_out(api, types, namespace, judge=leases, watch=arguments.watch)
             async for views in worked_out or _asked(api):
@@ -71,7 +72,7 @@ def cluster_views(arguments: Namespace, *, leases: bool) -> Iterator[Views]:
 
     last = None
     with asyncio.Runner() as runner:
-        stream = found()
+        stream = updates()
         while last is None or arguments.watch:
             try:
                 views = runner.run(following(stream))

@@ -43,6 +43,9 @@ class Exit(enum.IntEnum):
     """The reader of the output has closed it, as shells report it (128 + SIGPIPE)."""
 
 
+VERSION = 1
+"""Of every command's JSON and YAML: a higher one where a field has gone or means something else."""
+
 EXIT_STATUSES = """\
 exit status: 0 success; 1 failure, explained in one line on standard error;
 2 unusable arguments or settings; 130 interrupted"""
@@ -72,10 +75,10 @@ class Parser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
         """Refuse an unknown argument here: argparse would leave it to the topmost parser and name its help."""
-        found, unknown = super().parse_known_args(args, namespace)
+        parsed, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}{_meant(unknown[0], self._option_string_actions)}")
-        return found, unknown
+        return parsed, unknown
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
         """Name the choice that is spelled nearly so, where there is one, instead of all."""
@@ -245,7 +248,7 @@ def table(headers: Sequence[str], rows: Iterable[Line]) -> list[Line]:
     """Cells two or more blanks apart; ``-`` for an empty one. Only cells of the last column may hold blanks."""
     cells = [
         [(printable(text) or "-", style) for text, style in row]
-        for row in ([(each, "bold") for each in headers], *rows)
+        for row in ([(header, "bold") for header in headers], *rows)
     ]
     widths = [max(len(text) for text, _ in column) + 2 for column in zip(*cells, strict=True)]
     lines: list[Line] = []

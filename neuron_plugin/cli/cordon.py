@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 from neuron_plugin.allocation import IdListError
 from neuron_plugin.allocation.resources import parse_ids, ranges
-from neuron_plugin.cli.command import CommandError, Exit, add_output_flag, plain, show
+from neuron_plugin.cli.command import VERSION, CommandError, Exit, add_output_flag, plain, show
 from neuron_plugin.cli.target import add_kubeconfig_flag, kubeconfig_of
 from neuron_plugin.inspection import named
 
@@ -24,8 +24,6 @@ neuron-plugin cordon worker-1 5,7
 neuron-plugin cordon worker-1 0-3
 neuron-plugin uncordon worker-1 5
 """
-
-VERSION = 1
 
 
 def add_flags(parser: ArgumentParser) -> None:

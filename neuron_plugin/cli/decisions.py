@@ -8,7 +8,17 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from neuron_plugin.cli.command import CommandError, Exit, UsageError, add_output_flag, count, no_such, show, table
+from neuron_plugin.cli.command import (
+    VERSION,
+    CommandError,
+    Exit,
+    UsageError,
+    add_output_flag,
+    count,
+    no_such,
+    show,
+    table,
+)
 from neuron_plugin.cli.target import settings_here
 from neuron_plugin.inspection import Unknown, page_of
 
@@ -30,7 +40,6 @@ neuron-plugin decisions --pod ml/train
 kubectl -n kube-system exec ds/neuron-plugin -- neuron-plugin decisions
 """
 
-VERSION = 1
 HEADERS = ("TIME", "STEP", "POD", "CONTAINER", "RESOURCE", "IDS", "CANDIDATES", "REASON")
 SERVER = "127.0.0.1:12347"
 
@@ -61,17 +70,23 @@ def run(arguments: Namespace) -> int:
     try:
         decisions: Sequence[Mapping[str, Any]] = json.loads(page)["decisions"]
         wanted = arguments.pod if "/" in arguments.pod or not arguments.pod else f"default/{arguments.pod}"
-        if wanted and wanted not in (known := {each["pod"] for each in decisions}):
+        if wanted and wanted not in (known := {decision["pod"] for decision in decisions}):
             raise no_such("decision kept about pod", wanted, filter(None, known))
-        chosen = [each for each in decisions if wanted in {"", each["pod"]}][-arguments.last :]
+        chosen = [decision for decision in decisions if wanted in {"", decision["pod"]}][-arguments.last :]
         rows = []
-        for each in chosen:
-            candidates = [f"{one['ids']}({one['cost']})" for one in each["candidates"]]
-            if (more := each["candidateCount"] - len(candidates)) > 0:
+        for decision in chosen:
+            candidates = [f"{candidate['ids']}({candidate['cost']})" for candidate in decision["candidates"]]
+            if (more := decision["candidateCount"] - len(candidates)) > 0:
                 candidates.append(f"+{more}")
-            at = datetime.fromtimestamp(each["timeNs"] / 1e9, UTC).isoformat(timespec="milliseconds")
-            names = [each["step"], each["pod"], each["container"], each["resource"].rpartition("/")[2], each["ids"]]
-            cells = (at.replace("+00:00", "Z"), *names, ";".join(candidates), each["reason"])
+            at = datetime.fromtimestamp(decision["timeNs"] / 1e9, UTC).isoformat(timespec="milliseconds")
+            names = [
+                decision["step"],
+                decision["pod"],
+                decision["container"],
+                decision["resource"].rpartition("/")[2],
+                decision["ids"],
+            ]
+            cells = (at.replace("+00:00", "Z"), *names, ";".join(candidates), decision["reason"])
             rows.append([(cell, "") for cell in cells])
     except (ValueError, KeyError, TypeError):
         raise CommandError(f"{host}:{port} answers /decisions with something else: is it a neuron-plugin?") from None

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 INSTANCE_TYPE = "trn1.32xlarge"
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 MOST_ASKED = 9999
+"""Devices or cores in one request."""
 _COUNT = re.compile(r"0*[1-9]\d{,3}", re.ASCII)
 LONGEST_ROOT_BYTES = 47
 """A socket's path has 107 bytes at most, and those of the plugin some 50 below the demo's directory."""
@@ -76,14 +77,14 @@ STORY = (
 
 def _asked(text: str) -> Asked:
     """``neuron=4,neuroncore=2``: two containers."""
-    resources, found = {resource.short_name: resource for resource in Resource}, []
-    for part in text.split(","):
-        name, _, number = part.partition("=")
+    resources, asked = {resource.short_name: resource for resource in Resource}, []
+    for word in text.split(","):
+        name, _, number = word.partition("=")
         if name not in resources or not _COUNT.fullmatch(number):
             expected = f"one of {', '.join(resources)}, =, and a count from 1 to {MOST_ASKED}"
-            raise ArgumentTypeError(f"{part!r} is no request: expected {expected}")
-        found.append((resources[name], int(number)))
-    return tuple(found)
+            raise ArgumentTypeError(f"{word!r} is no request: expected {expected}")
+        asked.append((resources[name], int(number)))
+    return tuple(asked)
 
 
 def add_ask_flag(parser: ArgumentParser) -> None:
@@ -187,7 +188,7 @@ async def _play(root: Path, arguments: Namespace) -> None:
     async with SimulatedCluster(root, {NODE_NAME: instance.name}, daemon_flags=flags, placed_by=placed_by) as cluster:
         worker = cluster.worker
         cores = instance.devices * instance.cores_per_device // instance.logical_core_size
-        counts = {each: cores if each.unit is Unit.CORE else instance.devices for each in Resource}
+        counts = {resource: cores if resource.unit is Unit.CORE else instance.devices for resource in Resource}
         for resource, count in counts.items():
             await worker.wait_until_offered(resource, count)
         await cluster.wait_until_published()
@@ -229,7 +230,7 @@ async def _schedule(cluster: SimulatedCluster, name: str, containers: Mapping[st
     _step(10, "the plugin prefers the annotated ids, and confirms them on the pod: NEURON_ALLOCATED: true")
     _step(11, "the containers receive:")
     for container in admitted.containers:
-        nodes = [f"--device=/dev/{Path(each.host_path).name}:{each.container_path}" for each in container.devices]
+        nodes = [f"--device=/dev/{Path(device.host_path).name}:{device.container_path}" for device in container.devices]
         env = [f"--env {variable}={value}" for variable, value in container.envs.items()]
         print(f"      {container.name}: {' '.join([*nodes, *env])}")
 

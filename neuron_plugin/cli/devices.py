@@ -65,6 +65,7 @@ neuron-plugin devices --root ./trn1        # a simulated machine, see: neuron-pl
 """
 
 WATCH_SECONDS = 2.0
+"""Between two looks with ``--watch``."""
 _HEALTHY_STYLES = {Health.HEALTHY: "green", Health.WARNING: "yellow", Health.RESETTING: "yellow"}
 
 
@@ -141,10 +142,10 @@ def device_lines(form: Form, report: MachineReport) -> list[Line]:
     rows = []
     for device in report.devices:
         ecc, holders = device.ecc, []
-        for each in device.holders or ():
-            part = "" if each.cores == device.cores else f"[{ranges(each.cores)}]"
-            user = f"claim:{each.claim}" if each.claim else each.container
-            holders.append(f"{each.namespace}/{each.pod}/{user}{part}")
+        for holder in device.holders or ():
+            cores = "" if holder.cores == device.cores else f"[{ranges(holder.cores)}]"
+            user = f"claim:{holder.claim}" if holder.claim else holder.container
+            holders.append(f"{holder.namespace}/{holder.pod}/{user}{cores}")
         if device.holders is None and device.cores:
             holders = ["?"]
         cells = {
@@ -166,14 +167,14 @@ def device_lines(form: Form, report: MachineReport) -> list[Line]:
                 "ECC(SRAM/MEM/REPAIRABLE)": f"{ecc.sram}/{ecc.memory}/{ecc.repairable}" if ecc else "",
                 "DRIVER": report.driver_version or "",
             }
-        if any(each.used_memory_bytes is not None or each.busy_percent is not None for each in report.devices):
+        if any(device.used_memory_bytes is not None or device.busy_percent is not None for device in report.devices):
             used = device.used_memory_bytes
             cells["USE"] = "?" if device.busy_percent is None else f"{device.busy_percent}%"
             cells["USED"] = "?" if used is None else f"{used / 2**30:.1f}Gi"
-        if any(each.processes is not None for each in report.devices):
-            users = (f"{each.pid}:{''.join(each.command.split())}" for each in device.processes or ())
+        if any(device.processes is not None for device in report.devices):
+            users = (f"{process.pid}:{''.join(process.command.split())}" for process in device.processes or ())
             cells["PROCESSES"] = ",".join(users)
-        if any(each.reasons for each in report.devices):
+        if any(device.reasons for device in report.devices):
             cells["REASON"] = "; ".join(device.reasons)
         styles = {
             "HEALTH": _HEALTHY_STYLES.get(device.health, "bold red"),
@@ -198,8 +199,8 @@ def title_of(report: MachineReport) -> str:
     )
     if not report.holders_known:
         return title
-    usable = [one for one in report.devices if one.health in _HEALTHY_STYLES and not one.disabled]
-    free = sum(not one.holders for one in usable)
-    held = sum(len({core for holder in one.holders or () for core in holder.cores}) for one in usable)
-    cores = sum(len(one.cores) for one in usable) - held
+    usable = [device for device in report.devices if device.health in _HEALTHY_STYLES and not device.disabled]
+    free = sum(not device.holders for device in usable)
+    held = sum(len({core for holder in device.holders or () for core in holder.cores}) for device in usable)
+    cores = sum(len(device.cores) for device in usable) - held
     return f"{title}; {plural(free, 'device')} and {plural(cores, 'core')} free"

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from neuron_plugin.cli.command import CommandError, Exit, UsageError, add_output_flag, no_such, plain, show
+from neuron_plugin.cli.command import VERSION, CommandError, Exit, UsageError, add_output_flag, no_such, plain, show
 from neuron_plugin.cli.target import add_cluster_flags, api_from, ask_extender, types_from
 from neuron_plugin.cluster import ClusterError
 from neuron_plugin.monitor.explain import Explanation, explain, explain_text, find_pod, question, unknown_pod_text
@@ -31,8 +31,6 @@ neuron-plugin explain ml/training-0 --kubeconfig ~/.kube/config -o json
 neuron-plugin explain training-0 --extender http://127.0.0.1:12346
 """
 
-VERSION = 1
-
 
 def add_flags(parser: ArgumentParser) -> None:
     """The pod, and what to ask."""
@@ -51,15 +49,17 @@ def run(arguments: Namespace) -> int:
     namespace = namespace or "default"
     if arguments.extender:
         path = f"/explain/{quote(namespace)}/{quote(name)}"
-        found = ask_extender(arguments.extender, path, {"format": "json"}, Explanation)
+        explanation = ask_extender(arguments.extender, path, {"format": "json"}, Explanation)
     else:
-        found = asyncio.run(_work_out(arguments, namespace, name))
-    if missing := sorted({*arguments.node} - {node.node for node in found.nodes}) if found.nodes else []:
-        raise no_such("node", missing[0], (node.node for node in found.nodes))
+        explanation = asyncio.run(_work_out(arguments, namespace, name))
+    if missing := sorted({*arguments.node} - {node.node for node in explanation.nodes}) if explanation.nodes else []:
+        raise no_such("node", missing[0], (node.node for node in explanation.nodes))
     if arguments.node:
-        found = msgspec.structs.replace(found, nodes=tuple(node for node in found.nodes if node.node in arguments.node))
-    lines = plain(*explain_text(found, arguments.node).splitlines())
-    show(arguments.output, {"version": VERSION, **msgspec.to_builtins(found)}, lines)
+        explanation = msgspec.structs.replace(
+            explanation, nodes=tuple(node for node in explanation.nodes if node.node in arguments.node)
+        )
+    lines = plain(*explain_text(explanation, arguments.node).splitlines())
+    show(arguments.output, {"version": VERSION, **msgspec.to_builtins(explanation)}, lines)
     return Exit.SUCCESS
 
 

@@ -9,7 +9,7 @@ from argparse import ArgumentParser, Namespace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from neuron_plugin.cli.command import CommandError, Exit, UsageError, add_output_flag, plain, show
+from neuron_plugin.cli.command import VERSION, CommandError, Exit, UsageError, add_output_flag, plain, show
 from neuron_plugin.cli.target import EVERYTHING, add_node_flags, kubeconfig_of, settings_here
 from neuron_plugin.cluster import ClusterError
 from neuron_plugin.cluster.client import connect
@@ -33,8 +33,6 @@ kubectl -n kube-system exec POD-OF-THE-PLUGIN -- neuron-plugin gather --file /tm
 neuron-plugin gather --root ./trn1 --file report.tar.gz
 """
 
-VERSION = 1
-
 
 def add_flags(parser: ArgumentParser) -> None:
     """Where to look, and where to write."""
@@ -56,12 +54,12 @@ def run(arguments: Namespace) -> int:
     file = arguments.file or Path(f"neuron-plugin-{where}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.tar.gz")
     if file.exists():
         raise UsageError(f"--file {file} exists: give a new name")
-    found = asyncio.run(_of_cluster(arguments)) if arguments.cluster else node_report(vars(arguments), os.environ)
-    found.write(file)
-    report = {"version": VERSION, "archive": str(file), "files": found.names, "notGathered": found.missing}
+    gathered = asyncio.run(_of_cluster(arguments)) if arguments.cluster else node_report(vars(arguments), os.environ)
+    gathered.write(file)
+    report = {"version": VERSION, "archive": str(file), "files": gathered.names, "notGathered": gathered.missing}
     lines = [
-        f"{file}: {len(found.names)} files",
-        *(f"not gathered: {name}: {why}" for name, why in found.missing.items()),
+        f"{file}: {len(gathered.names)} files",
+        *(f"not gathered: {name}: {why}" for name, why in gathered.missing.items()),
     ]
     show(arguments.output, report, plain(*lines))
     return Exit.SUCCESS

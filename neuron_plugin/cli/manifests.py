@@ -54,7 +54,7 @@ _VERSION = r"v?(\d+\.\d+\.\d+)([-+].*)?"
 
 def add_flags(parser: ArgumentParser) -> None:
     """Which manifests, and what replaces their placeholders."""
-    parts = "; ".join(f"{part}: {text}" for part, text in PARTS.items())
+    parts = "; ".join(f"{name}: {text}" for name, text in PARTS.items())
     parser.add_argument("part", metavar="PART", choices=tuple(PARTS), help=parts)
     add_output_flag(parser, OBJECTS)
     image = f"neuron-plugin:{__version__}"
@@ -94,7 +94,7 @@ def run(arguments: Namespace) -> int:
     import yaml
 
     print(before, end="", file=sys.stderr)  # JSON has no comments
-    items = [each for each in yaml.safe_load_all(text) if each]
+    items = [document for document in yaml.safe_load_all(text) if document]
     print(document(Form.JSON, {"apiVersion": "v1", "kind": "List", "items": items}), end="")
     return Exit.SUCCESS
 

@@ -107,20 +107,22 @@ def report_of(views: Views, names: Sequence[str], *, everything: bool) -> NodesR
     free = [node.status for node in shown if node.status.open]
     holders = {holder.uid for node in shown for holder in node.status.holders}
     counts = [node.status.device_counts for node in shown]
-    devices, used_devices = sum(node.spec.devices for node in shown), sum(each.used for each in counts)
-    free_devices = sum(each.free for each in counts)
+    devices, used_devices = sum(node.spec.devices for node in shown), sum(count.used for count in counts)
+    free_devices = sum(count.free for count in counts)
     totals = NodeTotals(
         nodes=len(shown),
         closed=len(shown) - len(free),
         devices=devices,
         free_devices=free_devices,
-        unhealthy_devices=sum(each.unhealthy + each.missing + each.held_down + each.used_broken for each in counts),
+        unhealthy_devices=sum(
+            count.unhealthy + count.missing + count.held_down + count.used_broken for count in counts
+        ),
         cores=sum(node.spec.devices * node.spec.cores_per_device for node in shown),
         free_cores=counted(status.free_cores for status in free),
         pods=len(holders),
         waiting_pods=sum(pod.status.phase == "Waiting" for pod in views.pods),
         used_devices=used_devices,
-        unhealthy_used_devices=sum(each.used_broken for each in counts),
+        unhealthy_used_devices=sum(count.used_broken for count in counts),
         unavailable_devices=devices - used_devices - free_devices,
         gated_pods=sum(pod.status.phase == "Waiting" and pod.status.gated for pod in views.pods),
         promised_pods=sum(pod.status.phase == "Promised" for pod in views.pods),

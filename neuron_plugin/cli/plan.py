@@ -122,11 +122,20 @@ async def _planned(arguments: Namespace, options: PlanOptions) -> PlanReport:
 
 def _idle_lines(report: PlanReport) -> Iterator[Line]:
     rows, now = [], time.time()
-    for one in report.idle:
-        memory = f"{one.memory_bytes / 2**30:.1f}Gi"
-        idle, hours = duration_text(now - one.idle_since), f"{one.device_hours:.1f}"
-        ids = one.ids.replace(" ", ":")
-        cells = (one.pod, one.container, one.node, ids, idle, hours, memory, one.controller or "-")
+    for container in report.idle:
+        memory = f"{container.memory_bytes / 2**30:.1f}Gi"
+        idle, hours = duration_text(now - container.idle_since), f"{container.device_hours:.1f}"
+        ids = container.ids.replace(" ", ":")
+        cells = (
+            container.pod,
+            container.container,
+            container.node,
+            ids,
+            idle,
+            hours,
+            memory,
+            container.controller or "-",
+        )
         rows.append([(cell, "") for cell in cells])
     headers = ("POD", "CONTAINER", "NODE", "IDS", "IDLE", "DEVICE-HOURS", "MEMORY", "CONTROLLER")
     yield from table(headers, rows) if rows else plain("no container is known to be idle")
@@ -168,3 +177,4 @@ def _lines(report: PlanReport) -> Iterator[Line]:
 
 
 _STANDING = 2
+"""The column that is coloured."""

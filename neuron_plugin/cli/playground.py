@@ -27,6 +27,7 @@ from neuron_plugin.allocation.node_rules import DEFAULT_SCHEDULER
 from neuron_plugin.cli.command import CommandError, Exit, Parser, UsageError, add_command, program
 from neuron_plugin.cli.demo import EndOnSignals, add_ask_flag
 from neuron_plugin.cli.simulate import add_faults, known_types, run_fault
+from neuron_plugin.cluster.api import PAGE_SECONDS
 from neuron_plugin.inspection import named, plural
 
 if TYPE_CHECKING:
@@ -61,8 +62,11 @@ MOST_NODES = 16
 LONGEST_DIRECTORY_BYTES = 40
 """A socket's path has 107 bytes at most, and those of a node some 65 below the playground's directory."""
 START_SECONDS = 60.0
+"""How long another command waits for a playground that is starting."""
 PLACE_SECONDS = 30.0
+"""How long a new pod is waited for until it has a node or cannot have one."""
 SETTLE_SECONDS = 0.3
+"""Between two looks at what has become of a pod."""
 NOTICE_SECONDS = 15.0
 """For the plugin of a node to see a change: it looks every few seconds."""
 _LOCK = ".playground"
@@ -71,19 +75,19 @@ _CLAIMS = {"ResourceClaim": "resourceclaims", "ResourceClaimTemplate": "resource
 
 def _nodes(text: str) -> dict[str, str]:
     """Instance types by node name: ``trn1.32xlarge=2`` is trn1-1 and trn1-2."""
-    found: dict[str, str] = {}
+    nodes: dict[str, str] = {}
     numbers: Counter[str] = Counter()
-    for part in text.split(","):
-        name, _, digits = part.partition("=")
+    for word in text.split(","):
+        name, _, digits = word.partition("=")
         if not (name and digits.isascii() and digits.isdecimal() and 0 < int(digits) <= MOST_NODES):
-            raise ArgumentTypeError(f"{part!r} is no TYPE=COUNT, such as trn1.32xlarge=2, of at most {MOST_NODES}")
+            raise ArgumentTypeError(f"{word!r} is no TYPE=COUNT, such as trn1.32xlarge=2, of at most {MOST_NODES}")
         family = name.partition(".")[0]
         for _ in range(int(digits)):
             numbers[family] += 1
-            found[f"{family}-{numbers[family]}"] = name
-    if len(found) > MOST_NODES:
-        raise ArgumentTypeError(f"{text!r} is {len(found)} nodes, expected at most {MOST_NODES}")
-    return found
+            nodes[f"{family}-{numbers[family]}"] = name
+    if len(nodes) > MOST_NODES:
+        raise ArgumentTypeError(f"{text!r} is {len(nodes)} nodes, expected at most {MOST_NODES}")
+    return nodes
 
 
 def add_flags(parser: Parser) -> None:
@@ -145,8 +149,8 @@ def _directory(path: Path) -> Iterator[Path]:
     try:
         path.mkdir(mode=0o700, parents=True)
     except FileExistsError:
-        found = path.lstat()
-        if path.is_symlink() or found.st_uid != os.getuid() or not (path / _LOCK).is_file():
+        status = path.lstat()
+        if path.is_symlink() or status.st_uid != os.getuid() or not (path / _LOCK).is_file():
             raise UsageError(f"{path} exists and is no playground: give another --directory, or remove it") from None
     with (path / _LOCK).open("a") as lock:
         try:
@@ -227,9 +231,9 @@ def run_pods(arguments: Namespace) -> int:
         manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": {}, "spec": {"containers": containers}}
         given.append(WorkloadPod(manifest))
     if arguments.filename:
-        found = _read_objects(arguments.filename)
-        claims = [each for each in found if isinstance(each, dict) and each.get("kind") in _CLAIMS]
-        given += _pods_of([each for each in found if each not in claims], arguments.filename)
+        objects = _read_objects(arguments.filename)
+        claims = [manifest for manifest in objects if isinstance(manifest, dict) and manifest.get("kind") in _CLAIMS]
+        given += _pods_of([manifest for manifest in objects if manifest not in claims], arguments.filename)
     if not (given or claims):
         raise UsageError("no pod: give --ask neuron=1, or --filename FILE")
     kubeconfig = _kubeconfig(arguments.directory)
@@ -244,14 +248,16 @@ def _read_objects(name: str) -> list[Any]:
 
     try:
         text = sys.stdin.read() if name == "-" else Path(name).read_text("utf-8")
-        documents: list[Any] = [each for each in yaml.safe_load_all(text) if each is not None]
+        documents: list[Any] = [document for document in yaml.safe_load_all(text) if document is not None]
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"{name} is no YAML: {error}") from None
-    found: list[Any] = []
-    for each in documents:
-        is_list = isinstance(each, dict) and each.get("kind") == "List" and isinstance(each.get("items"), list)
-        found += each["items"] if is_list else [each]
-    return found
+    objects: list[Any] = []
+    for document in documents:
+        is_list = (
+            isinstance(document, dict) and document.get("kind") == "List" and isinstance(document.get("items"), list)
+        )
+        objects += document["items"] if is_list else [document]
+    return objects
 
 
 def _pods_of(objects: list[Any], name: str) -> list[WorkloadPod]:
@@ -259,7 +265,7 @@ def _pods_of(objects: list[Any], name: str) -> list[WorkloadPod]:
     from neuron_plugin.simulation import WorkloadError, pods_of
 
     try:
-        return [pod for each in objects for pod in pods_of(each)]
+        return [pod for manifest in objects for pod in pods_of(manifest)]
     except WorkloadError as error:
         raise UsageError(f"{name}: {error}") from None
 
@@ -286,13 +292,13 @@ async def _create(kubeconfig: Path, given: list[WorkloadPod], claims: list[dict[
     lines = []
     try:
         async with await connect(kubeconfig) as api:
-            lines += [await _create_claim(api, each) for each in claims]
-            made = [await _create_pod(api, each.manifest) for each in given if not each.after]
-            for leader in dict.fromkeys(each.after for each in given if each.after):
-                led = [each for each in given if each.after == leader]
+            lines += [await _create_claim(api, claim) for claim in claims]
+            made = [await _create_pod(api, pod.manifest) for pod in given if not pod.after]
+            for leader in dict.fromkeys(pod.after for pod in given if pod.after):
+                led = [pod for pod in given if pod.after == leader]
                 first, _ = await _settled(api, next(pod for pod in made if pod.name == leader))
                 if first.node_name and (first.phase == "Running" or not led[0].ready):
-                    made += [await _create_pod(api, await _led_to(api, each, first.node_name)) for each in led]
+                    made += [await _create_pod(api, await _led_to(api, pod, first.node_name)) for pod in led]
                 else:
                     lines.append(f"{plural(len(led), 'pod')} more would be made once {leader} is scheduled")
             for pod in made:
@@ -310,11 +316,11 @@ async def _led_to(api: KubernetesApi, led: WorkloadPod, node: str) -> dict[str, 
 
     if not led.topology_key:
         return led.manifest
-    found = NODES.decode(await send(api, read_node(node), timeout_seconds=PLACE_SECONDS))
-    if led.topology_key not in found.labels:
+    record = NODES.decode(await send(api, read_node(node), timeout_seconds=PAGE_SECONDS))
+    if led.topology_key not in record.labels:
         raise CommandError(f"node {node} has no label {led.topology_key}: no other pod of {led.after}'s group is made")
     spec = led.manifest["spec"]
-    selector = {**(spec.get("nodeSelector") or {}), led.topology_key: found.labels[led.topology_key]}
+    selector = {**(spec.get("nodeSelector") or {}), led.topology_key: record.labels[led.topology_key]}
     return led.manifest | {"spec": spec | {"nodeSelector": selector}}
 
 
@@ -344,7 +350,7 @@ async def _create_claim(api: KubernetesApi, manifest: dict[str, Any]) -> str:
     name = f"{plural_name.removesuffix('s')} {namespace}/{metadata['name']}"
     path = f"/apis/resource.k8s.io/v1/namespaces/{namespace}/{plural_name}"
     try:
-        await send(api, ApiRequest("POST", path, body=manifest), timeout_seconds=PLACE_SECONDS)
+        await send(api, ApiRequest("POST", path, body=manifest), timeout_seconds=PAGE_SECONDS)
     except ApiError as error:
         if not error.conflict:
             raise
@@ -361,11 +367,11 @@ async def _claimed(api: KubernetesApi, pod: Pod) -> list[str]:
     from neuron_plugin.cluster.pods import neuron_pod
 
     texts = []
-    for one in neuron_pod(pod).claims:
-        path = RESOURCE_CLAIMS.item(one.claim, pod.namespace)
-        found = RESOURCE_CLAIMS.decode(await send(api, ApiRequest("GET", path), timeout_seconds=PLACE_SECONDS))
-        devices = [result.device for result in neuron_claim(found, DRA_DRIVER).results]
-        texts.append(f"claim {one.name}: {' '.join(devices) or 'no Neuron device'}")
+    for pod_claim in neuron_pod(pod).claims:
+        path = RESOURCE_CLAIMS.item(pod_claim.claim, pod.namespace)
+        claim = RESOURCE_CLAIMS.decode(await send(api, ApiRequest("GET", path), timeout_seconds=PAGE_SECONDS))
+        devices = [result.device for result in neuron_claim(claim, DRA_DRIVER).results]
+        texts.append(f"claim {pod_claim.name}: {' '.join(devices) or 'no Neuron device'}")
     return texts
 
 
@@ -381,7 +387,7 @@ async def _create_pod(api: KubernetesApi, manifest: dict[str, Any]) -> Pod:
         body = manifest | {"metadata": {"name": f"pod-{number}", **metadata}}
         request = ApiRequest("POST", path, body=body)
         try:
-            return PODS.decode(await send(api, request, timeout_seconds=PLACE_SECONDS))
+            return PODS.decode(await send(api, request, timeout_seconds=PAGE_SECONDS))
         except ApiError as error:
             if metadata or not error.conflict:
                 raise
@@ -401,10 +407,12 @@ async def _settled(api: KubernetesApi, pod: Pod) -> tuple[Pod, str]:
         if wanted not in SCHEDULERS:
             return pod, f"no scheduler is called {wanted!r}, only {' and '.join(SCHEDULERS)}"
     while True:
-        body = await send(api, read_pod(namespace=pod.namespace, name=pod.name), timeout_seconds=PLACE_SECONDS)
+        body = await send(api, read_pod(namespace=pod.namespace, name=pod.name), timeout_seconds=PAGE_SECONDS)
         pod, status = PODS.decode(body), msgspec.json.decode(body)["status"]
         conditions = status.get("conditions") or ()
-        waits = next((each["message"] for each in conditions if each.get("reason") == "Unschedulable"), "")
+        waits = next(
+            (condition["message"] for condition in conditions if condition.get("reason") == "Unschedulable"), ""
+        )
         if gates := [gate.name for gate in pod.spec.scheduling_gates or ()]:
             others = [gate for gate in gates if gate != GATE]
             waits = f"its gates {', '.join(others)} are for others to take off" if others else await _told(api, pod)
@@ -424,9 +432,9 @@ async def _told(api: KubernetesApi, pod: Pod) -> str:
     from neuron_plugin.gates.upkeep import WAITING
 
     path = f"/apis/events.k8s.io/v1/namespaces/{pod.namespace}/events"
-    events = msgspec.json.decode(await send(api, ApiRequest("GET", path), timeout_seconds=PLACE_SECONDS))["items"]
-    about = [each for each in events if (each.get("regarding") or {}).get("uid") == pod.uid]
-    return next((str(each["note"]) for each in reversed(about) if each.get("reason") == WAITING), "")
+    events = msgspec.json.decode(await send(api, ApiRequest("GET", path), timeout_seconds=PAGE_SECONDS))["items"]
+    about = [event for event in events if (event.get("regarding") or {}).get("uid") == pod.uid]
+    return next((str(event["note"]) for event in reversed(about) if event.get("reason") == WAITING), "")
 
 
 def break_node(arguments: Namespace) -> int:
@@ -465,13 +473,15 @@ async def _break(arguments: Namespace, root: Path, kubeconfig: Path) -> str:
     from neuron_plugin.simulation import SimulatedNode
 
     async def published() -> str:
-        node = NODES.decode(await send(api, read_node(arguments.node), timeout_seconds=PLACE_SECONDS))
+        node = NODES.decode(await send(api, read_node(arguments.node), timeout_seconds=PAGE_SECONDS))
         return node.annotations.get(INVENTORY_KEY, "")
 
     def knows_all(text: str) -> bool:
-        found, tree = read_inventory(text), SimulatedNode.open(root).paths.sysfs / "class/neuron_device"
-        seen = {each for each in found.present if not found.unhealthy.get(each, "").startswith("missing")}
-        return seen == {each for each in range(found.geometry.device_count) if (tree / f"neuron{each}").exists()}
+        inventory, tree = read_inventory(text), SimulatedNode.open(root).paths.sysfs / "class/neuron_device"
+        seen = {device for device in inventory.present if not inventory.unhealthy.get(device, "").startswith("missing")}
+        return seen == {
+            device for device in range(inventory.geometry.device_count) if (tree / f"neuron{device}").exists()
+        }
 
     try:
         async with await connect(kubeconfig) as api:
@@ -488,10 +498,10 @@ async def _break(arguments: Namespace, root: Path, kubeconfig: Path) -> str:
                 earlier, after = after, await published()
     except ClusterError as error:
         raise CommandError(str(error)) from None
-    found = read_inventory(after)
+    inventory = read_inventory(after)
     broken = {
-        **dict.fromkeys(set(range(found.geometry.device_count)) - set(found.present), "missing"),
-        **found.unhealthy,
+        **dict.fromkeys(set(range(inventory.geometry.device_count)) - set(inventory.present), "missing"),
+        **inventory.unhealthy,
     }
     alike: dict[str, list[int]] = {}
     for device, why in sorted(broken.items()):

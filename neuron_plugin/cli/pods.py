@@ -97,8 +97,8 @@ def _check_names(views: Views, namespace: str, node: str) -> None:
     Raises:
         CommandError: there is not; it names what there is.
     """
-    if node and node not in {each.name for each in views.nodes}:
-        raise no_such("node", node, (each.name for each in views.nodes if each.spec.devices))
+    if node and node not in {view.name for view in views.nodes}:
+        raise no_such("node", node, (view.name for view in views.nodes if view.spec.devices))
     namespaces = sorted({pod.metadata.namespace for pod in views.pods})
     if namespace and namespace not in namespaces:
         there = f"such pods are in {', '.join(namespaces)}" if namespaces else "nor does one in any other"
@@ -110,11 +110,11 @@ def report_of(views: Views, namespace: str = "", node: str = "") -> PodsReport:
     shown = [pod for pod in views.pods if namespace in {"", pod.metadata.namespace} and node in {"", _place(pod)}]
     devices, cores, idle = set[tuple[str, str]](), set[tuple[str, str]](), set[tuple[str, str]]()
     for pod in shown:
-        for each in pod.status.containers if (place := _place(pod)) else ():
-            had = {(place, number) for number in each.devices.split(",") if number}
+        for container in pod.status.containers if (place := _place(pod)) else ():
+            had = {(place, number) for number in container.devices.split(",") if number}
             devices |= had
-            idle |= had if each.utilization.idle_since else set()
-            cores |= {(place, number) for number in each.cores.split(",") if number}
+            idle |= had if container.utilization.idle_since else set()
+            cores |= {(place, number) for number in container.cores.split(",") if number}
     totals = PodTotals(
         pods=len(shown),
         waiting=sum(pod.status.phase == "Waiting" for pod in shown),
@@ -159,20 +159,20 @@ def pod_lines(form: Form, report: PodsReport) -> list[Line]:
     """A row for each container, and the totals."""
     rows, now = [], time.time()
     for pod in report.pods:
-        has = {each.name: each for each in pod.status.containers}
-        for part in pod.spec.containers or (None,):
-            ids = has.get(part.name) if part else None
+        has = {container.name: container for container in pod.status.containers}
+        for demand in pod.spec.containers or (None,):
+            ids = has.get(demand.name) if demand else None
             cells = {
                 "POD": f"{pod.metadata.namespace}/{pod.name}",
-                "CONTAINER": part.name if part else "",
+                "CONTAINER": demand.name if demand else "",
                 "NODE": _place(pod),
-                "REQUEST": f"{part.resource.rpartition('/')[2]}:{part.count}" if part else "",
+                "REQUEST": f"{demand.resource.rpartition('/')[2]}:{demand.count}" if demand else "",
                 "DEVICES": in_ranges(ids.devices) if ids else "",
                 "CORES": in_ranges(ids.cores) if ids else "",
                 **use_cells(ids.utilization if ids and pod.spec.node_name else None, now),
             }
             if form is Form.WIDE:
-                cells |= {"KIND": part.kind if part else "", "PRIORITY": str(pod.spec.priority)}
+                cells |= {"KIND": demand.kind if demand else "", "PRIORITY": str(pod.spec.priority)}
                 cells["MEMORY"] = _memory(ids) if ids else ""
             cells["STATE"] = _state(pod)
             style = "bold red" if pod.status.problem else "green" if cells["STATE"] == "Allocated" else "yellow"

@@ -57,8 +57,8 @@ def run(arguments: Namespace) -> int:
         raise UsageError(f"{given[0]} is for TLS, and --url is {url}: give an https:// URL, or leave {given[0]} out")
     endpoint = ExtenderEndpoint(url, arguments.ca_file, arguments.client_cert, arguments.client_key)
     name = DEFAULT_SCHEDULER if arguments.default_scheduler else arguments.scheduler_name
-    found = scheduler_configuration(
+    configuration = scheduler_configuration(
         endpoint, scheduler_name=name, kubeconfig=arguments.kubeconfig, amounts=("memory", *arguments.amount)
     )
-    print(document(arguments.output, found), end="")
+    print(document(arguments.output, configuration), end="")
     return Exit.SUCCESS

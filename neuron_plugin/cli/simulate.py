@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from neuron_plugin.allocation import IdListError
 from neuron_plugin.allocation.resources import parse_ids, ranges
 from neuron_plugin.cli.command import (
+    VERSION,
     Exit,
     Parser,
     Run,
@@ -61,7 +62,6 @@ neuron-plugin simulate fault ./trn1 device 5 gone
 neuron-plugin simulate fault ./trn1 attribute 3 core_count --text garbage
 """
 
-VERSION = 1
 HEADERS = ("TYPE", "DEVICES", "PRODUCT", "CORES/DEVICE", "LNC", "MEMORY/DEVICE", "TOPOLOGY", "DEVICE-COUNTS")
 _CORE_ERRORS = ("hw_error", "hw_nc_ue_error", "hw_hbm_ue_error", "hw_dma_abort_error")
 
@@ -82,8 +82,8 @@ def add_flags(parser: Parser) -> None:
     node.add_argument("--char-nodes", action="store_true", help=devices)
     counters = "leave out the counters that only monitors read, 100 files for each core"
     node.add_argument("--no-usage-counters", dest="usage_counters", action="store_false", help=counters)
-    for each in (types, node):
-        each.add_argument("--instance-types", type=Path, metavar="FILE", help="YAML file of further instance types")
+    for command in (types, node):
+        command.add_argument("--instance-types", type=Path, metavar="FILE", help="YAML file of further instance types")
     summary = "break something on a simulated machine, or repair it"
     fault = add_command(actions, "fault", run_fault, summary=summary, examples=FAULT_EXAMPLES)
     fault.add_argument("directory", type=Path, metavar="DIR", help="a directory that 'simulate node' wrote")
@@ -119,22 +119,22 @@ def known_types(name: str, file: Path | None = None, *, flag: str = "--type") ->
 
 def run_types(arguments: Namespace) -> int:
     """List the instance types that are known."""
-    found, rows = [], []
-    for _, each in sorted(load_catalogue(arguments.instance_types).items()):
+    reports, rows = [], []
+    for _, instance in sorted(load_catalogue(arguments.instance_types).items()):
         report = {
-            "name": each.name,
-            "devices": each.devices,
-            "product": each.device_name,
-            "coresPerDevice": each.cores_per_device,
-            "logicalCoreSize": each.logical_core_size,
-            "memoryGibPerDevice": each.memory_gib,
-            "topology": each.topology.value,
-            "deviceCounts": (counts := tuple(sets_by_count(each.geometry, Unit.DEVICE))),
+            "name": instance.name,
+            "devices": instance.devices,
+            "product": instance.device_name,
+            "coresPerDevice": instance.cores_per_device,
+            "logicalCoreSize": instance.logical_core_size,
+            "memoryGibPerDevice": instance.memory_gib,
+            "topology": instance.topology.value,
+            "deviceCounts": (counts := tuple(sets_by_count(instance.geometry, Unit.DEVICE))),
         }
-        found.append(report)
-        cells = report | {"memoryGibPerDevice": f"{each.memory_gib}Gi", "deviceCounts": ranges(counts)}
+        reports.append(report)
+        cells = report | {"memoryGibPerDevice": f"{instance.memory_gib}Gi", "deviceCounts": ranges(counts)}
         rows.append([(str(cell), "") for cell in cells.values()])
-    show(arguments.output, {"version": VERSION, "types": found}, table(HEADERS, rows))
+    show(arguments.output, {"version": VERSION, "types": reports}, table(HEADERS, rows))
     return Exit.SUCCESS
 
 

@@ -15,6 +15,7 @@ from msgspec import Meta
 from neuron_plugin.allocation import NodeInfo, PlacementStrategy, PodRequest
 from neuron_plugin.cli.cluster_file import write_cluster
 from neuron_plugin.cli.command import (
+    VERSION,
     Exit,
     Subparsers,
     UsageError,
@@ -55,7 +56,6 @@ policies:
 
 mixes: {mixes}, or a YAML file of shapes with their shares, such as "neuron=4: 0.2"."""
 
-VERSION = 1
 _DEFAULT_POLICIES = "spread,pack,pack+moves"
 
 
@@ -161,16 +161,16 @@ def run(arguments: Namespace) -> int:
         last = outcomes[list(policies)[-1]][0]
         write_cluster(arguments.save, last.last, last.last_pods, last.waiting, last.last_time)
     rows = []
-    for name, each in reports.items():
+    for name, summary in reports.items():
         cells = (
             name,
-            f"{each.refused:.4f}",
-            f"{each.refused_standard_error:.4f}",
-            f"{each.wait:.3f}",
-            f"{each.utilisation:.1%}",
-            f"{each.empty_nodes:.1f}",
-            f"{each.moved_pods:.2%}",
-            f"{each.lost:.2%}",
+            f"{summary.refused:.4f}",
+            f"{summary.refused_standard_error:.4f}",
+            f"{summary.wait:.3f}",
+            f"{summary.utilisation:.1%}",
+            f"{summary.empty_nodes:.1f}",
+            f"{summary.moved_pods:.2%}",
+            f"{summary.lost:.2%}",
         )
         rows.append([(cell, "") for cell in cells])
     show(arguments.output, report, [*plain(_title(report)), *table(HEADERS, rows)])
@@ -187,29 +187,29 @@ def _title(report: ClusterReport) -> str:
 
 
 def _report(outcomes: Sequence[ReplayOutcome]) -> PolicyReport:
-    refused = [each.refused_share for each in outcomes]
+    refused = [outcome.refused_share for outcome in outcomes]
     by_shape = {}
-    for request in sorted({request for each in outcomes for request in each.by_request}, key=shape_text):
-        tallies = [each.by_request[request] for each in outcomes if request in each.by_request]
-        asked = sum(each.asked for each in tallies)
+    for request in sorted({request for outcome in outcomes for request in outcome.by_request}, key=shape_text):
+        tallies = [outcome.by_request[request] for outcome in outcomes if request in outcome.by_request]
+        asked = sum(tally.asked for tally in tallies)
         by_shape[shape_text(request)] = SizeReport(
-            sum(each.pods for each in tallies),
+            sum(tally.pods for tally in tallies),
             asked,
-            sum(each.refused_pods for each in tallies),
-            sum(each.refused for each in tallies) / asked,
-            sum(each.waited for each in tallies) / asked,
+            sum(tally.refused_pods for tally in tallies),
+            sum(tally.refused for tally in tallies) / asked,
+            sum(tally.waited for tally in tallies) / asked,
         )
-    pods = [sum(tally.pods for tally in each.by_request.values()) or 1 for each in outcomes]
+    pods = [sum(tally.pods for tally in outcome.by_request.values()) or 1 for outcome in outcomes]
     return PolicyReport(
         refused=mean(refused),
         refused_standard_error=stdev(refused) / len(refused) ** 0.5 if len(refused) > 1 else 0.0,
         refused_by_run=tuple(refused),
-        wait=mean(each.mean_wait for each in outcomes),
-        utilisation=mean(each.busy / each.devices for each in outcomes),
-        empty_nodes=mean(each.empty for each in outcomes),
-        moves=mean(each.moves / number for each, number in zip(outcomes, pods, strict=True)),
-        moved_pods=mean(each.moved_pods / number for each, number in zip(outcomes, pods, strict=True)),
-        lost=mean(each.lost / (each.asked or 1.0) for each in outcomes),
+        wait=mean(outcome.mean_wait for outcome in outcomes),
+        utilisation=mean(outcome.busy / outcome.devices for outcome in outcomes),
+        empty_nodes=mean(outcome.empty for outcome in outcomes),
+        moves=mean(outcome.moves / number for outcome, number in zip(outcomes, pods, strict=True)),
+        moved_pods=mean(outcome.moved_pods / number for outcome, number in zip(outcomes, pods, strict=True)),
+        lost=mean(outcome.lost / (outcome.asked or 1.0) for outcome in outcomes),
         by_shape=by_shape,
     )
 
@@ -229,18 +229,19 @@ def _positive(text: str) -> float:
 
 def _nodes(arguments: Namespace) -> list[NodeInfo]:
     types, nodes = load_catalogue(arguments.instance_types), list[NodeInfo]()
-    for part in arguments.nodes.split(","):
-        name, _, number = part.partition("=")
+    for word in arguments.nodes.split(","):
+        name, _, number = word.partition("=")
         if name not in types:
-            raise UsageError(f"--nodes {part}: the type is not known, see 'neuron-plugin simulate types'")
+            raise UsageError(f"--nodes {word}: the type is not known, see 'neuron-plugin simulate types'")
         if not (number.isascii() and number.isdecimal() and 0 < int(number) <= _MOST_NODES):
-            raise UsageError(f"--nodes {part}: expected TYPE=N with N from 1 to {_MOST_NODES}")
+            raise UsageError(f"--nodes {word}: expected TYPE=N with N from 1 to {_MOST_NODES}")
         geometry = types[name].geometry
         nodes += [simulated_node(f"{name}-{index:05}", geometry) for index in range(int(number))]
     return nodes
 
 
 _MOST_NODES = 10_000
+"""Of one type."""
 
 
 def _policy(text: str) -> tuple[PlacementStrategy, MoveRules | None]:
@@ -259,14 +260,14 @@ def _mix(text: str, nodes: Sequence[NodeInfo]) -> Mapping[PodRequest, float]:
         mix = MIXES[text]
     else:
         try:
-            found = msgspec.convert(read_yaml(Path(text)), dict[str, _Share])
-            mix = {parse_shape(shape): share for shape, share in found.items()}
+            shares = msgspec.convert(read_yaml(Path(text)), dict[str, _Share])
+            mix = {parse_shape(shape): share for shape, share in shares.items()}
         except (msgspec.ValidationError, DemandError) as error:
             raise UsageError(f"--mix {text}: {error}; expected lines such as 'neuron=4: 0.2'") from None
     geometries = {node.inventory.geometry for node in nodes if node.inventory}
     for request in mix:
-        if not any(valid_sets(each, request[0].resource.unit, request[0].count) for each in geometries):
-            names = ", ".join(sorted(each.instance_type for each in geometries))
+        if not any(valid_sets(geometry, request[0].resource.unit, request[0].count) for geometry in geometries):
+            names = ", ".join(sorted(geometry.instance_type for geometry in geometries))
             raise UsageError(f"--mix {text}: {shape_text(request)} never fits {names}: take another mix or other nodes")
     if not mix:
         raise UsageError(f"--mix {text} is empty: expected lines such as 'neuron=4: 0.2'")

@@ -38,6 +38,7 @@ EVERYTHING = HOLDERS | {"kubeconfig": "FILE", "node-name": "NAME", "mode": "MODE
 
 _USUAL_KUBECONFIG = "~/.kube/config"
 _ANSWER_SECONDS = 10.0
+"""How long the extender may take for an answer."""
 _Answer = TypeVar("_Answer")
 
 

@@ -90,9 +90,9 @@ def run(arguments: Namespace) -> int:
         raise CommandError(f"no Neuron device: {machine.inventory.absence}")
     holders = HolderReading(node.settings).read(has)
     report = machine_report(machine, holders)
-    found = topology_report(machine, machine.geometry, holders, report)
+    topology = topology_report(machine, machine.geometry, holders, report)
     if arguments.output != Form.TEXT:
-        show(arguments.output, found, ())
+        show(arguments.output, topology, ())
         return Exit.SUCCESS
     unicode = (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf") and not arguments.ascii
     marks, legend = occupancy(machine, machine.geometry, holders.ledger)
@@ -103,9 +103,9 @@ def run(arguments: Namespace) -> int:
         lines += box if unicode else [[(text.translate(TO_ASCII), style) for text, style in line] for line in box]
         lines.append([])
     if further := undrawn(grids, machine.links):
-        lines += plain("also linked: " + ", ".join(f"{one}-{other}" for one, other in further), "")
+        lines += plain("also linked: " + ", ".join(f"{device}-{other}" for device, other in further), "")
     lines += [[mark, *plain(f"  {text}")[0]] for mark, text in legend.items()]
-    print_lines([*lines, *plain("", *request_lines(found))])
+    print_lines([*lines, *plain("", *request_lines(topology))])
     for note in report.notes:
         complain(f"note: {note}")
     return Exit.SUCCESS
@@ -121,16 +121,18 @@ def occupancy(
     ledger = known or Ledger()
     letters = [(letter, f"bold {_COLOURS[number % len(_COLOURS)]}") for number, letter in enumerate(_LETTERS)]
     containers: dict[str, list[str]] = {}
-    for each in ledger.allocations:
-        whole = each.resource.unit is Unit.DEVICE
-        ids = geometry.whole_devices(each.mask) if whole else cores_in(each.mask)
-        containers.setdefault(str(each.pod), []).append(f"{each.user} {named(each.resource.unit.value, ids)}")
+    for allocation in ledger.allocations:
+        whole = allocation.resource.unit is Unit.DEVICE
+        ids = geometry.whole_devices(allocation.mask) if whole else cores_in(allocation.mask)
+        containers.setdefault(str(allocation.pod), []).append(
+            f"{allocation.user} {named(allocation.resource.unit.value, ids)}"
+        )
     letter_of = dict(zip(containers, letters, strict=False))
     marks: dict[int, list[Segment]] = {}
     for device in range(geometry.device_count):
         marks[device] = []
         for core in cores_in(geometry.device_mask(device)):
-            pods = {str(each.pod) for each in ledger.overlapping(1 << core)}
+            pods = {str(allocation.pod) for allocation in ledger.overlapping(1 << core)}
             if device not in machine.inventory.device_ids:
                 mark = ABSENT
             elif pods:
@@ -152,9 +154,9 @@ def request_lines(report: TopologyReport) -> Iterator[str]:
     yield f"Counts that can be requested: devices {devices}; cores {cores}."
     known = report.holders_known
     yield "Sets of devices that are free now:" if known else "Sets of devices, free unless a pod holds them:"
-    for each in report.device_sets:
-        listed = "  ".join(ranges(ids) for ids in each.free_sets)
-        yield f"  {each.count:>2}: {len(each.free_sets):>2} of {len(each.sets):<2}  {listed}".rstrip()
+    for device_set in report.device_sets:
+        listed = "  ".join(ranges(ids) for ids in device_set.free_sets)
+        yield f"  {device_set.count:>2}: {len(device_set.free_sets):>2} of {len(device_set.sets):<2}  {listed}".rstrip()
     state = "free now" if known else "free unless a pod holds them"
     yield f"Counts of cores that are {state}: {ranges(report.free_core_counts) if report.free_core_counts else 'none'}."
 
@@ -165,7 +167,9 @@ LONGEST_ROW = 8
 _GAP = 2  # columns between boxes; the link is as long
 _MARGIN = 2  # columns before the first box, for stubs
 _BOX_HEIGHT = 4
+"""Lines from the top of a box to the one below it, less one."""
 _NARROWEST = 4
+"""Characters inside a box."""
 
 
 TO_ASCII = str.maketrans("┌┐└┘─│╌╎├┤┬┴", "++++-|~:||++")
@@ -212,7 +216,7 @@ def grids_of(topology: Topology, device_count: int) -> tuple[Grid, ...]:
         width = min(LONGEST_ROW, (device_count + 1) // 2)
     places = {device: divmod(device, width) for device in range(device_count)}
     if topology in {Topology.LINE, Topology.RING}:
-        places = {each: (row, width - 1 - at if row % 2 else at) for each, (row, at) in places.items()}
+        places = {device: (row, width - 1 - at if row % 2 else at) for device, (row, at) in places.items()}
     return (Grid(places),)
 
 
@@ -234,12 +238,12 @@ def drawn(grid: Grid, links: LinksByDevice, marks: Mapping[int, Sequence[Segment
         write(line + 1, column + 2, str(device), style="bold")
         canvas.update({(line + 2, column + 2 + number): mark for number, mark in enumerate(marks[device])})
     joined = [(pair, "──", "│") for pair in grid.neighbours()] + [(pair, "╌╌", "╎") for pair in grid.around()]
-    for (one, other), across, down in joined:
-        if other not in links.get(one, frozenset()):
+    for (first, other), across, down in joined:
+        if other not in links.get(first, frozenset()):
             continue
-        (line, column), (far_line, far_column) = corners[one], corners[other]
+        (line, column), (far_line, far_column) = corners[first], corners[other]
         # A link is written after the one box and before the other: beside each other that is the same place.
-        if grid.places[one][0] == grid.places[other][0]:
+        if grid.places[first][0] == grid.places[other][0]:
             write(line + 1, column + inner + 1, "├" + across)
             write(far_line + 1, far_column - _GAP, across + "┤")
         else:
@@ -257,5 +261,5 @@ def drawn(grid: Grid, links: LinksByDevice, marks: Mapping[int, Sequence[Segment
 def undrawn(grids: Sequence[Grid], links: LinksByDevice) -> Pairs:
     """Links that no grid shows, lower id first."""
     shown = {frozenset(pair) for grid in grids for pair in (*grid.neighbours(), *grid.around())}
-    pairs = {(min(one, other), max(one, other)) for one, others in links.items() for other in others}
+    pairs = {(min(device, other), max(device, other)) for device, others in links.items() for other in others}
     return sorted(pair for pair in pairs if frozenset(pair) not in shown)

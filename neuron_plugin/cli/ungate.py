@@ -6,7 +6,7 @@ import asyncio
 from argparse import ArgumentParser, Namespace
 from collections.abc import Collection, Mapping
 
-from neuron_plugin.cli.command import CommandError, Exit, UsageError, add_output_flag, plain, show
+from neuron_plugin.cli.command import VERSION, CommandError, Exit, UsageError, add_output_flag, plain, show
 from neuron_plugin.cli.target import add_kubeconfig_flag, kubeconfig_of
 
 DESCRIPTION = """\
@@ -21,8 +21,6 @@ neuron-plugin ungate training-0
 neuron-plugin ungate ml/training-0 ml/training-1 --kubeconfig ~/.kube/config
 neuron-plugin ungate --all
 """
-
-VERSION = 1
 
 
 def add_flags(parser: ArgumentParser) -> None:

@@ -7,7 +7,7 @@ import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
 
-from neuron_plugin.cli.command import CommandError, Exit, UsageError, add_output_flag, plain, show
+from neuron_plugin.cli.command import VERSION, CommandError, Exit, UsageError, add_output_flag, plain, show
 from neuron_plugin.cli.target import add_kubeconfig_flag, kubeconfig_of
 from neuron_plugin.plugin.settings import TAKEN_CONDITIONS, PluginSettings
 
@@ -30,7 +30,6 @@ neuron-plugin uninstall-node --all --node-condition NeuronDevicesHealthy
 NODE_NAME=worker-1 neuron-plugin uninstall-node
 """
 
-VERSION = 1
 _NAMESPACE = PluginSettings().lease_namespace
 
 
@@ -66,9 +65,9 @@ def run(arguments: Namespace) -> int:
     async def uninstall() -> tuple[list[str], Mapping[str, tuple[str, ...]]]:
         written = arguments.lease_namespace, arguments.node_condition
         async with await connect(kubeconfig) as api:
-            found = names or await installed_nodes(api, *written)
-            kept = {} if arguments.force else await claims_in_use(api, found)
-            return await uninstall_nodes(api, [name for name in found if name not in kept], *written), kept
+            installed = names or await installed_nodes(api, *written)
+            kept = {} if arguments.force else await claims_in_use(api, installed)
+            return await uninstall_nodes(api, [name for name in installed if name not in kept], *written), kept
 
     try:
         done, kept = asyncio.run(uninstall())

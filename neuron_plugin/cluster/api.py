@@ -27,6 +27,13 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What msgspec raises for bytes it cannot decode: another form than expected, no UTF-8, nested too deep."""
 
 _MAX_QUOTED = 200
+"""Bytes of an answer that is no Status, in an error's text."""
+
+REQUEST_SECONDS = 5.0
+"""How long one small request may take where something waits for it."""
+
+PAGE_SECONDS = 30.0
+"""How long one page of a list may take, or a request that nothing waits for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ CONFIG_KIND = "NeuronConfig"
 FINALIZER = "resource.kubernetes.io/delete-protection"
 """On an allocated claim, so that it does not go while a pod uses it (pkg/controller/resourceclaim)."""
 MOST_CORES = 512
+"""Of a node: 64 devices with eight cores each."""
 
 _COMPARISON = re.compile(
     r"""device\.attributes\[(?P<quote>["'])(?P<domain>[a-z0-9.-]+)(?P=quote)\]\.(?P<name>[A-Za-z_][A-Za-z0-9_]*)"""
@@ -155,7 +156,9 @@ class ResourceSlice(ApiObject, frozen=True):
     @property
     def taints(self) -> dict[str, frozenset[str]]:
         """The keys of each device's taints, by its name."""
-        return {one.name: frozenset(taint.key for taint in one.taints or ()) for one in self._read.devices or ()}
+        return {
+            device.name: frozenset(taint.key for taint in device.taints or ()) for device in self._read.devices or ()
+        }
 
     @property
     def _read(self) -> _SliceSpec:
@@ -191,14 +194,18 @@ def neuron_claim(claim: ResourceClaim, driver: str) -> NeuronClaim:
         version=claim.resource_version,
         requests=config if isinstance(config, Rejection) else requests,
         fault=config.detail if isinstance(config, Rejection) else "",
-        others=any(classes.isdisjoint(_classes(one)) for one in devices.requests or ()),
+        others=any(classes.isdisjoint(_classes(request)) for request in devices.requests or ()),
         allocated=allocation is not None,
         allocated_at=unix_seconds(allocation.allocation_timestamp or "") if allocation else 0.0,
-        results=tuple(ClaimResult(one.request, one.pool, one.device) for one in results if one.driver == driver),
+        results=tuple(
+            ClaimResult(result.request, result.pool, result.device) for result in results if result.driver == driver
+        ),
         node=_node(allocation.node_selector) if allocation and allocation.node_selector else "",
         logical_core_size=0 if isinstance(config, Rejection) else config.logical_neuron_core or 0,
         reserved_for=tuple(
-            PodUid(one.uid) for one in claim.status.reserved_for or () if one.resource == "pods" and one.uid
+            PodUid(consumer.uid)
+            for consumer in claim.status.reserved_for or ()
+            if consumer.resource == "pods" and consumer.uid
         ),
         finalizers=claim.metadata.finalizers or (),
     )
@@ -209,7 +216,7 @@ class _UnservedError(ValueError):
 
 
 def _classes(request: _Request) -> set[str]:
-    return {one.device_class_name for one in (request.exactly, *(request.first_available or ())) if one}
+    return {exact.device_class_name for exact in (request.exactly, *(request.first_available or ())) if exact}
 
 
 def _requests(devices: _Devices, driver: str, cores: int) -> tuple[ClaimRequest, ...]:
@@ -218,7 +225,7 @@ def _requests(devices: _Devices, driver: str, cores: int) -> tuple[ClaimRequest,
     Raises:
         _UnservedError: one of them cannot be judged here, with the reason.
     """
-    found = []
+    requests = []
     for request in devices.requests or ():
         if {driver, CORE_CLASS}.isdisjoint(_classes(request)):
             continue
@@ -234,8 +241,8 @@ def _requests(devices: _Devices, driver: str, cores: int) -> tuple[ClaimRequest,
                 raise _UnservedError(f"request {request.name} asks for all cores: ask for all devices instead")
             count = cores or count
         attributes = _attributes(request.name, exact.selectors or (), driver)
-        found.append(ClaimRequest(request.name, unit, count, attributes))
-    ours = {one.name for one in found}
+        requests.append(ClaimRequest(request.name, unit, count, attributes))
+    ours = {request.name for request in requests}
     for constraint in devices.constraints or ():
         meant = set(constraint.requests or ()) or ours
         attribute = constraint.match_attribute or constraint.distinct_attribute or "a constraint"
@@ -243,11 +250,13 @@ def _requests(devices: _Devices, driver: str, cores: int) -> tuple[ClaimRequest,
         if not (meant & ours) or (constraint.match_attribute or "") in _SAME_ON_A_NODE:
             continue
         # Linked devices of a valid count are in one group by themselves (topology/sets.py).
-        one = next((one for one in found if one.name in meant), None)
-        fits = group and len(meant) == 1 and one and one.unit is Unit.DEVICE and 0 < one.count <= int(group[1])
+        grouped = next((grouped for grouped in requests if grouped.name in meant), None)
+        fits = (
+            group and len(meant) == 1 and grouped and grouped.unit is Unit.DEVICE and 0 < grouped.count <= int(group[1])
+        )
         if not fits:
             raise _UnservedError(f"constraint {attribute} over {', '.join(sorted(meant))} cannot be judged here")
-    return tuple(found)
+    return tuple(requests)
 
 
 _SAME_ON_A_NODE = frozenset(
@@ -262,10 +271,10 @@ def _attributes(name: str, selectors: Iterable[_Selector], driver: str) -> tuple
     Raises:
         _UnservedError: a selector says something else.
     """
-    found: list[tuple[str, str | int | bool]] = []
+    attributes: list[tuple[str, str | int | bool]] = []
     for selector in selectors:
-        for part in selector.cel.expression.split("&&"):
-            text = part.strip().removeprefix("(").removesuffix(")").strip()
+        for term in selector.cel.expression.split("&&"):
+            text = term.strip().removeprefix("(").removesuffix(")").strip()
             if (match := _DRIVER_COMPARISON.fullmatch(text)) and match["driver"] == driver:
                 continue
             match = _COMPARISON.fullmatch(text)
@@ -279,8 +288,8 @@ def _attributes(name: str, selectors: Iterable[_Selector], driver: str) -> tuple
                 value = int(match["number"])
             elif match["bool"] is not None:
                 value = match["bool"] == "true"
-            found.append((f"{match['domain']}/{match['name']}", value))
-    return tuple(found)
+            attributes.append((f"{match['domain']}/{match['name']}", value))
+    return tuple(attributes)
 
 
 def _config(configs: Iterable[_Config], drivers: Collection[str]) -> _NeuronConfig | Rejection:
@@ -289,11 +298,11 @@ def _config(configs: Iterable[_Config], drivers: Collection[str]) -> _NeuronConf
     All requests of a claim have one: two that differ are refused.
     """
     last, from_claim = _NeuronConfig(), set[_NeuronConfig]()
-    for one in configs:
-        if one.opaque is None or one.opaque.driver not in drivers:
+    for stated in configs:
+        if stated.opaque is None or stated.opaque.driver not in drivers:
             continue
         try:
-            config = msgspec.json.decode(one.opaque.parameters, type=_NeuronConfig)
+            config = msgspec.json.decode(stated.opaque.parameters, type=_NeuronConfig)
         except UNREADABLE as error:
             return replace(INVALID_REQUEST, detail=f"the claim's configuration cannot be read: {error}")
         if config.kind != CONFIG_KIND:
@@ -305,7 +314,7 @@ def _config(configs: Iterable[_Config], drivers: Collection[str]) -> _NeuronConf
         if config.cores is not None and not 0 < config.cores <= MOST_CORES:
             return replace(INVALID_REQUEST, detail=f"the claim's cores are {config.cores}, expected 1 to {MOST_CORES}")
         last = config
-        if one.source != "FromClass":
+        if stated.source != "FromClass":
             from_claim.add(config)
     if len(from_claim) > 1:
         detail = f"the claim has {len(from_claim)} configurations that differ, expected one for all of its requests"
@@ -316,9 +325,9 @@ def _config(configs: Iterable[_Config], drivers: Collection[str]) -> _NeuronConf
 def _node(selector: WireNodeSelector) -> str:
     """The node that an allocation names, which both kube-scheduler and the placement controller write by its name."""
     for term in selector.terms:
-        for one in (*term.fields, *term.expressions):
-            if one.key in {"metadata.name", "kubernetes.io/hostname"} and len(one.values) == 1:
-                return one.values[0]
+        for requirement in (*term.fields, *term.expressions):
+            if requirement.key in {"metadata.name", "kubernetes.io/hostname"} and len(requirement.values) == 1:
+                return requirement.values[0]
     return ""
 
 
@@ -331,7 +340,8 @@ def allocation_of(driver: str, node: str, results: Iterable[ClaimResult], time: 
     return {
         "devices": {
             "results": [
-                {"request": one.request, "driver": driver, "pool": one.pool, "device": one.device} for one in results
+                {"request": result.request, "driver": driver, "pool": result.pool, "device": result.device}
+                for result in results
             ]
         },
         "nodeSelector": {

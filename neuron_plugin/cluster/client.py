@@ -1,8 +1,8 @@
 """The connection to the API server: sending, under deadlines, with fresh credentials.
 
-Tokens expire and CAs are rotated. A service account's token is read every minute. When the server refuses the
-credentials, when those of an exec plugin have expired, or when the handshake fails, a new session is made from what the
-files say now, without a restart.
+Tokens expire and CAs are rotated. A service account's token is read every minute. A new session is made from what the
+files say now, without a restart: when the server refuses the credentials, when those of an exec plugin have expired, or
+when the handshake fails.
 
 aiohttp takes some tenths of a second to import, and the plugin serves the sockets that the kubelet waits for first. So
 ``connect`` imports it, in a thread.
@@ -292,8 +292,8 @@ async def _open_session(source: Source, clock: Clock, times: ClientTimes) -> _Se
         if isinstance(source, str):
             return _Session(Credentials(source.rstrip("/")), _environment_proxy(source), clock, times.connect)
         async with asyncio.timeout(times.loading):
-            found = await of_kubeconfig(source)
-        return _Session(found, found.proxy or _environment_proxy(found.server), clock, times.connect)
+            credentials = await of_kubeconfig(source)
+        return _Session(credentials, credentials.proxy or _environment_proxy(credentials.server), clock, times.connect)
     except TimeoutError:
         cause = f"not loaded within {times.loading:g} s; does its exec plugin wait for input?"
     except OSError as error:

@@ -163,10 +163,10 @@ async def of_kubeconfig(path: Path) -> Credentials:
         OSError: the file, or one that it names, cannot be read.
         CredentialsError: it is no kubeconfig, or its exec plugin gives nothing.
     """
-    found = await asyncio.to_thread(_read, path)
-    context = _named(found.contexts, found.current_context, "context").context
-    cluster = _named(found.clusters, context.cluster, "cluster").cluster
-    user = _named(found.users or (), context.user, "user").user if context.user else _User()
+    config = await asyncio.to_thread(_read, path)
+    context = _named(config.contexts, config.current_context, "context").context
+    cluster = _named(config.clusters, context.cluster, "cluster").cluster
+    user = _named(config.users or (), context.user, "user").user if context.user else _User()
     if user.auth_provider is not None:
         raise CredentialsError("the user has an auth-provider, which kubectl does not know since 1.26")
     answer = await _ask_exec_plugin(user.exec, cluster, path.parent) if user.exec else _ExecStatus()
@@ -199,10 +199,10 @@ _Named = TypeVar("_Named", _NamedCluster, _NamedUser, _NamedContext)
 
 
 def _named(parts: tuple[_Named, ...], name: str, kind: str) -> _Named:
-    for part in parts:
-        if part.name == name:
-            return part
-    known = ", ".join(repr(part.name) for part in parts) or "none"
+    for entry in parts:
+        if entry.name == name:
+            return entry
+    known = ", ".join(repr(entry.name) for entry in parts) or "none"
     raise CredentialsError(f"there is no {kind} {name!r}, only {known}")
 
 
@@ -259,7 +259,7 @@ async def _ask_exec_plugin(plugin: _Exec, cluster: _Cluster, directory: Path) ->
             "tls-server-name": cluster.tls_server_name,
         }
     asked = {"kind": "ExecCredential", "apiVersion": plugin.api_version, "spec": spec}
-    environment = {**os.environ, **{one.name: one.value for one in plugin.env or ()}}
+    environment = {**os.environ, **{variable.name: variable.value for variable in plugin.env or ()}}
     environment["KUBERNETES_EXEC_INFO"] = msgspec.json.encode(asked).decode()
     command = str(directory / plugin.command) if "/" in plugin.command else plugin.command
     process = await asyncio.create_subprocess_exec(

@@ -26,6 +26,7 @@ PAGE_SIZE = 500
 
 _NONE: Mapping[str, str] = {}
 _MAX_QUOTED = 120
+"""Characters of what cannot be read, in an error's text."""
 _MAX_VERSION_DIGITS = 20  # of a 64-bit number
 
 

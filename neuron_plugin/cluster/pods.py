@@ -71,8 +71,10 @@ _NOT_MADE_AGAIN = frozenset({"Node", "DaemonSet"})
 """Controllers that make a pod again on the same node only, or not at all (static pods)."""
 _RESOURCE_NAMES = tuple(resource.value for resource in Resource)
 _FIRST_YEAR = 1970
+"""A time of this year is one that is not set."""
 _RFC_3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:[0-5]\d)", re.ASCII)
 _REMEMBERED = 4_096
+"""Of each of the caches here: the pods of one controller have the same requests and terms."""
 _NONE: Mapping[str, str] = {}
 
 
@@ -147,8 +149,10 @@ class WireNodeSelector(Wire, frozen=True):
         )
 
 
-def _requirements(found: tuple[WireRequirement, ...] | None) -> tuple[Requirement, ...]:
-    return tuple(Requirement(one.key, one.operator, one.values or ()) for one in found or ())
+def _requirements(listed: tuple[WireRequirement, ...] | None) -> tuple[Requirement, ...]:
+    return tuple(
+        Requirement(requirement.key, requirement.operator, requirement.values or ()) for requirement in listed or ()
+    )
 
 
 class _NodeAffinity(Wire, frozen=True):
@@ -485,7 +489,7 @@ def _claims(pod: Pod) -> tuple[PodClaim, ...]:
     A template of which none was made, and of which the status says so, asks for nothing (PodResourceClaimStatus in
     staging/src/k8s.io/api/core/v1/types.go).
     """
-    made = {one.name: one.resource_claim_name or "" for one in pod.status.resource_claim_statuses or ()}
+    made = {status.name: status.resource_claim_name or "" for status in pod.status.resource_claim_statuses or ()}
     uses = [
         (use.name, (container.name, use.request or ""))
         for container, _ in pod.containers
@@ -493,12 +497,12 @@ def _claims(pod: Pod) -> tuple[PodClaim, ...]:
     ]
     return tuple(
         PodClaim(
-            one.name,
-            one.resource_claim_name or made.get(one.name, ""),
-            tuple(user for name, user in uses if name == one.name),
+            claim.name,
+            claim.resource_claim_name or made.get(claim.name, ""),
+            tuple(user for name, user in uses if name == claim.name),
         )
-        for one in pod.spec.resource_claims or ()
-        if one.resource_claim_name or made.get(one.name, one.name)
+        for claim in pod.spec.resource_claims or ()
+        if claim.resource_claim_name or made.get(claim.name, claim.name)
     )
 
 
@@ -513,7 +517,10 @@ def _is_meant_for_another(pod: Pod) -> bool:
 
 def _is_unschedulable(pod: Pod) -> bool:
     """Whether its scheduler has found no node for it, and does not make room for it either."""
-    refused = any(one.type == "PodScheduled" and one.reason == "Unschedulable" for one in pod.status.conditions or ())
+    refused = any(
+        condition.type == "PodScheduled" and condition.reason == "Unschedulable"
+        for condition in pod.status.conditions or ()
+    )
     return refused and not pod.status.nominated_node_name
 
 
@@ -541,7 +548,10 @@ _Texts = tuple[tuple[str, str], ...]
 def _asked(pod: Pod, constraint_texts: _Texts) -> _Asked:
     spec = pod.spec
     containers = tuple(
-        [(each.name, kind, tuple(each.limits.items()), tuple(each.requests.items())) for each, kind in pod.containers]
+        [
+            (container.name, kind, tuple(container.limits.items()), tuple(container.requests.items()))
+            for container, kind in pod.containers
+        ]
     )
     whole = tuple(((spec.resources and spec.resources.requests) or _NONE).items())
     gated = any(gate.name == GATE for gate in spec.scheduling_gates or ())
@@ -566,9 +576,9 @@ def _asked_by(
     except RequestError as error:
         request = replace(INVALID_REQUEST, detail=str(error))
     if constraint_texts and not isinstance(request, Rejection):
-        parts = [(part.container, part.resource.unit) for part in request]
+        parts = [(container.name, container.resource.unit) for container in request]
         constraints = read_constraints(dict(constraint_texts), parts)
-        request = tuple(replace(part, constraints=constraints) for part in request)
+        request = tuple(replace(container, constraints=constraints) for container in request)
     # The API server writes a request for each limit of an extended resource; other objects may lack them.
     amounts = [
         (kind, tuple({**{name: text for name, text in limits if name in _RESOURCE_NAMES}, **dict(requests)}.items()))
@@ -628,14 +638,18 @@ def _rules(pod: Pod, asked: _Asked) -> PodRules:
         ports=_ports(pod),
         # A generic ephemeral volume has a claim that is named after pod and volume.
         claims=(
-            *[one.persistent_volume_claim.claim_name for one in volumes if one.persistent_volume_claim],
-            *[f"{pod.name}-{one.name}" for one in volumes if one.ephemeral is not None],
+            *[volume.persistent_volume_claim.claim_name for volume in volumes if volume.persistent_volume_claim],
+            *[f"{pod.name}-{volume.name}" for volume in volumes if volume.ephemeral is not None],
         ),
         resource_claims=bool(spec.resource_claims),
-        depends_on_pods=any(one.when_unsatisfiable == "DoNotSchedule" for one in spreads)
-        or any(bool(one and one.required_during_scheduling_ignored_during_execution) for one in among_pods),
-        prefers_nodes=any(one.when_unsatisfiable == "ScheduleAnyway" for one in spreads)
-        or any(bool(one and one.preferred_during_scheduling_ignored_during_execution) for one in preferring),
+        depends_on_pods=any(spread.when_unsatisfiable == "DoNotSchedule" for spread in spreads)
+        or any(
+            bool(affinity and affinity.required_during_scheduling_ignored_during_execution) for affinity in among_pods
+        ),
+        prefers_nodes=any(spread.when_unsatisfiable == "ScheduleAnyway" for spread in spreads)
+        or any(
+            bool(affinity and affinity.preferred_during_scheduling_ignored_during_execution) for affinity in preferring
+        ),
         keeps_off=_keeps_off(pod),
     )
 
@@ -643,7 +657,8 @@ def _rules(pod: Pod, asked: _Asked) -> PodRules:
 @lru_cache(maxsize=_REMEMBERED)
 def _tolerations(tolerations: tuple[_Toleration, ...]) -> tuple[Toleration, ...]:
     return tuple(
-        Toleration(one.key or "", one.operator or "", one.value or "", one.effect or "") for one in tolerations
+        Toleration(toleration.key or "", toleration.operator or "", toleration.value or "", toleration.effect or "")
+        for toleration in tolerations
     )
 
 

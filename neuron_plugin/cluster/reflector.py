@@ -1,10 +1,10 @@
 """A local copy of one resource that follows the API server through everything that happens to a watch.
 
-Watches end: after minutes by themselves, at once when a server restarts, with a 410 when the client was away too long
-(as a status, or as an ERROR event inside a stream that answered 200), or never, when a connection died silently.
-All of these are handled in one place: wait, then continue from the last version known, or list again where the server
-may not have that version any more. The library's own informer is not used: it re-opened a watch that ended at once
-9 470 times in three seconds.
+Watches end after minutes by themselves, and at once when a server restarts. They end with a 410 when the client was
+away too long: as a status, or as an ERROR event inside a stream that answered 200. When a connection died silently they
+never end. All of these are handled in one place: wait, then continue from the last version known, or list again where
+the server may not have that version any more. The library's own informer is not used: it re-opened a watch that ended
+at once 9 470 times in three seconds.
 
 Nothing is served before the first list is in: ``synced`` says when.
 """

@@ -43,7 +43,7 @@ def describe_pod(
     needed. A pod with another UID under this name is not changed: see ``ApiError.other_object``.
     """
     named = {"annotations": annotations, "labels": labels}
-    body: JsonObject = {"metadata": {"uid": uid, **{part: dict(values) for part, values in named.items() if values}}}
+    body: JsonObject = {"metadata": {"uid": uid, **{field: dict(values) for field, values in named.items() if values}}}
     return ApiRequest("PATCH", f"{PODS.item(name, namespace)}/status", body=body, content_type=MERGE_PATCH)
 
 
@@ -87,7 +87,7 @@ def describe_node(
     With a ``version`` the server answers 409 if the node is of another one.
     """
     named = {"annotations": annotations, "labels": labels}
-    metadata: JsonObject = {part: dict(values) for part, values in named.items() if values}
+    metadata: JsonObject = {field: dict(values) for field, values in named.items() if values}
     if version:
         metadata["resourceVersion"] = version
     return ApiRequest("PATCH", NODES.item(name), body={"metadata": metadata}, content_type=MERGE_PATCH)

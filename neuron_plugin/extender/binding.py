@@ -190,8 +190,8 @@ class Binder:
         until = self._clock.now() + TURN_SECONDS
         while self._clock.now() < self._state.on_trial.get(node, -inf):
             since = self._unix_ns() - ADMISSION_SECONDS * 1e9
-            before = [each for each in self._state.admitting(node) if each.uid != pod.uid]
-            before = [each for each in before if getattr(each.assignment, "alloc_time_ns", 0) > since]
+            before = [other for other in self._state.admitting(node) if other.uid != pod.uid]
+            before = [other for other in before if getattr(other.assignment, "alloc_time_ns", 0) > since]
             if not before:
                 break
             if self._clock.now() >= until:
@@ -219,11 +219,11 @@ class Binder:
         self.assumptions.begin_bind(pod, node)
         if earlier and may_have_landed:
             assumed = replace(earlier, since=self._clock.now())
-        elif isinstance(found := self.assumptions.choose(pod, node), AssumedPod):
-            assumed = found
+        elif isinstance(choice := self.assumptions.choose(pod, node), AssumedPod):
+            assumed = choice
         else:
             self._state.forget(pod.uid)
-            return BindOutcome(Ending.NO_SET, found)
+            return BindOutcome(Ending.NO_SET, choice)
         if assumed.annotations:
             self._state.assume(assumed)
         return await self._write(assumed, may_have_landed=may_have_landed)

@@ -77,21 +77,21 @@ def score_nodes(
     if not request:
         return [HIGHEST_SCORE] * len(names)
     answers = state.choices.answers(request, strategy)
-    found = answers.values(names)
+    ranks = answers.values(names)
     if alone and (best := answers.best(frozenset(names))):
-        found[names.index(best)] = min(rank for rank in found if rank is not None) - 1
-    return scores(found)
+        ranks[names.index(best)] = min(rank for rank in ranks if rank is not None) - 1
+    return scores(ranks)
 
 
-def scores(found: list[float | None]) -> list[int]:
+def scores(ranks: list[float | None]) -> list[int]:
     """Ranks as scores 0-10 in the same order: the least gets 10, equal ranks get equal scores.
 
     Places, not amounts: however close two costs are, the better node leads by a whole point, which the shipped weight
     makes worth more than all of the scheduler's own scorers together. Beyond eleven distinct ranks the dearer ones
     share the points below. A node that was filled between filter and prioritize (None) gets 0: it must not win.
     """
-    places = {value: place for place, value in enumerate(sorted(value for value in set(found) if value is not None))}
+    places = {value: place for place, value in enumerate(sorted(value for value in set(ranks) if value is not None))}
     worst = max(len(places) - 1, HIGHEST_SCORE)
     by_rank: dict[float | None, int] = {None: 0}
     by_rank |= {value: HIGHEST_SCORE - -(-place * HIGHEST_SCORE // worst) for value, place in places.items()}
-    return list(map(by_rank.__getitem__, found))
+    return list(map(by_rank.__getitem__, ranks))

@@ -1,9 +1,9 @@
 """The kube-scheduler configuration that the extender is meant for, as data.
 
-Each of these values was seen to matter with kube-scheduler 1.36: ``ignorable: true`` would turn a failed bind into a
-binding without devices, without ``nodeCacheCapable`` every call carries whole nodes, and a scheduler that samples
-nodes reports a pod unschedulable although nodes it never showed us would fit (pkg/scheduler/extender.go,
-schedule_one.go). The configuration is decoded strictly: a key it does not know stops the scheduler.
+Each of these values was seen to matter with kube-scheduler 1.36. ``ignorable: true`` would turn a failed bind into a
+binding without devices. Without ``nodeCacheCapable`` every call carries whole nodes. A scheduler that samples nodes
+reports a pod unschedulable although nodes it never showed us would fit (pkg/scheduler/extender.go, schedule_one.go).
+The configuration is decoded strictly: a key it does not know stops the scheduler.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ def scheduler_configuration(
     A second scheduler needs a Lease of its own, or it would wait for the first one's for ever. No node advertises
     ``amounts``: the scheduler asks the extender about a pod that has some, and does not count them itself.
     """
-    found: dict[str, object] = {"apiVersion": API_VERSION, "kind": "KubeSchedulerConfiguration"}
+    configuration: dict[str, object] = {"apiVersion": API_VERSION, "kind": "KubeSchedulerConfiguration"}
     if kubeconfig:
-        found["clientConnection"] = {"kubeconfig": kubeconfig}
+        configuration["clientConnection"] = {"kubeconfig": kubeconfig}
     if scheduler_name != DEFAULT_SCHEDULER:
-        found["leaderElection"] = {"leaderElect": True, "resourceName": scheduler_name}
-    found["profiles"] = [{"schedulerName": scheduler_name, "percentageOfNodesToScore": 100}]
+        configuration["leaderElection"] = {"leaderElect": True, "resourceName": scheduler_name}
+    configuration["profiles"] = [{"schedulerName": scheduler_name, "percentageOfNodesToScore": 100}]
     extender: dict[str, object] = {
         "urlPrefix": endpoint.url.rstrip("/"),
         "filterVerb": "filter",
@@ -92,4 +92,4 @@ def scheduler_configuration(
         }
         extender["enableHTTPS"] = True
         extender["tlsConfig"] = {key: value for key, value in tls.items() if value}
-    return found | {"extenders": [extender]}
+    return configuration | {"extenders": [extender]}

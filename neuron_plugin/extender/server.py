@@ -19,6 +19,7 @@ import logging
 import ssl
 import time
 from collections import Counter
+from http import HTTPStatus
 from pathlib import Path
 from typing import NoReturn
 
@@ -48,9 +49,10 @@ BODY_SECONDS = 5.0
 CHECK_SECONDS = 10.0
 """Between two looks at the certificate's files."""
 
-_TEMPORARY_REDIRECT = 307
 _MOST_REASONS = 8
+"""In a filter call's log line."""
 _MOST_NAMES = 5
+"""Nodes in a filter call's log line."""
 _MOST_ANSWERS = 8_192
 """Pods and verbs whose last answer is remembered, for the log."""
 _MOST_REFUSALS, _LONGEST_REFUSAL = 1_024, 65_536
@@ -106,7 +108,7 @@ class ExtenderService:
             return known
         verbs = {"filter": self.filter, "prioritize": self.prioritize, "preempt": self.preempt}
         try:
-            found, fields = verbs[verb](body)
+            reply, fields = verbs[verb](body)
         except Exception as error:  # noqa: BLE001 - a fault of ours, too, is read only in the body of a 200
             return self.failed(verb, error, started)
         refused = fields.get("refused")
@@ -115,7 +117,7 @@ class ExtenderService:
         level = self._level((verb, str(fields["uid"])), shown)
         self._logged.pop((verb, ""), None)
         _flow.log(level, verb, extra={**fields, "us": self._measure(verb, started, ok=True)})
-        return found
+        return reply
 
     def _level(self, key: tuple[str, str], answer: object, level: int = logging.INFO) -> int:
         """``level`` when the answer to a verb about a pod is not the last one again, else debug.
@@ -250,7 +252,7 @@ class ExtenderService:
         pod = self._state.pods.get(PodUid(uid)) or neuron_pod(PODS.decode(body))
         if refusal := self._state.refusal(pod):
             raise PodError(pod.reference, refusal.detail)
-        asked = "|".join(f"{part.resource.short_name}:{part.count}" for part in pod.requests)
+        asked = "|".join(f"{container.resource.short_name}:{container.count}" for container in pod.requests)
         return pod, {"pod": str(pod.reference), "uid": pod.uid, "request": asked}
 
 
@@ -315,7 +317,7 @@ def redirect_to_leader(election: Election, *, body_seconds: float = BODY_SECONDS
             with contextlib.suppress(TimeoutError, ConnectionError, web.HTTPRequestEntityTooLarge):
                 async with asyncio.timeout(body_seconds):
                     await request.read()
-            answer = web.Response(status=_TEMPORARY_REDIRECT, headers={"Location": url + request.path_qs})
+            answer = web.Response(status=HTTPStatus.TEMPORARY_REDIRECT, headers={"Location": url + request.path_qs})
         answer.force_close()
         return answer
 
@@ -382,16 +384,16 @@ class ServerCertificate:
             raise SettingsError(f"client-ca is {client_ca}: {_reason(error)}; expected certificates in PEM") from None
 
     def _contents(self) -> tuple[bytes, ...]:
-        found = []
+        contents = []
         for setting, file in self._files.items():
             kind = b"PRIVATE KEY-----" if setting == "tls-key" else b"CERTIFICATE-----"
             try:
-                found.append(file.read_bytes())
+                contents.append(file.read_bytes())
             except OSError as error:
                 raise SettingsError(f"{setting} is {file}: {error.strerror}") from None
-            if kind not in found[-1]:
+            if kind not in contents[-1]:
                 raise SettingsError(f"{setting} is {file}, which holds no {kind.decode().strip('-').lower()} in PEM")
-        return tuple(found)
+        return tuple(contents)
 
 
 def _reason(error: ssl.SSLError) -> str:

@@ -20,6 +20,7 @@ from neuron_plugin.scheduling.preemption import Victims
 _Message = TypeVar("_Message")
 _NULL = b"null"
 LOOKS_BEFORE_DECODING = 8
+"""From so many single names on, decoding the whole list costs less."""
 _ABSENT = Raw(_NULL)
 
 
@@ -185,8 +186,8 @@ def decode_preempt(body: bytes) -> PreemptArgs:
     if (pod := bytes(args.pod)) == _NULL:
         raise WireError("ExtenderPreemptionArgs without Pod: send the pod that is to be scheduled")
     offered = {
-        node: Victims(tuple(each.uid or each.metadata.uid for each in found.pods or ()), found.violations)
-        for node, found in (args.node_name_to_meta_victims or args.node_name_to_victims or {}).items()
+        node: Victims(tuple(victim.uid or victim.metadata.uid for victim in victims.pods or ()), victims.violations)
+        for node, victims in (args.node_name_to_meta_victims or args.node_name_to_victims or {}).items()
     }
     return PreemptArgs(pod, _decoded(_Named, pod, "a Pod").metadata.uid, offered)
 

@@ -27,14 +27,14 @@ Results = tuple[tuple[str, tuple[ClaimResult, ...]], ...]
 
 def results_of(pod: NeuronPod, placement: Placement, inventory: NodeInventory, node: str) -> Results:
     """The devices that a placement means, for each claim of a pod that it is for."""
-    found: dict[str, list[ClaimResult]] = {}
-    names, pool = {one.name: one.claim for one in pod.claims}, pool_of(node)
-    for part in placement:
-        claim, _, request = part.request.container.partition("/")
-        unit = part.request.resource.unit
-        devices = devices_of(inventory.geometry, unit, part.mask, inventory.logical_core_size)
-        found.setdefault(names[claim], []).extend(ClaimResult(request, pool, device.name) for device in devices)
-    return tuple((claim, tuple(results)) for claim, results in found.items())
+    by_claim: dict[str, list[ClaimResult]] = {}
+    names, pool = {pod_claim.name: pod_claim.claim for pod_claim in pod.claims}, pool_of(node)
+    for container in placement:
+        claim, _, request = container.request.name.partition("/")
+        unit = container.request.resource.unit
+        devices = devices_of(inventory.geometry, unit, container.mask, inventory.logical_core_size)
+        by_claim.setdefault(names[claim], []).extend(ClaimResult(request, pool, device.name) for device in devices)
+    return tuple((claim, tuple(results)) for claim, results in by_claim.items())
 
 
 class TermEndsError(ClusterError):
@@ -83,19 +83,21 @@ class ClaimWriter:
         Raises:
             ClusterError: one of them was not written, or that is not known.
         """
-        for one in pod.claims:
-            claim = self._known.get((pod.reference.namespace, one.claim))
+        for pod_claim in pod.claims:
+            claim = self._known.get((pod.reference.namespace, pod_claim.claim))
             if claim and claim.results and not claim.reserved_for:
                 await self._write(claim, None, timeout_seconds)
 
     async def _write(self, claim: NeuronClaim, allocation: JsonObject | None, timeout_seconds: float) -> NeuronClaim:
         return await self._patch(claim, "/status", {"status": {"allocation": allocation}}, timeout_seconds)
 
-    async def _patch(self, claim: NeuronClaim, part: str, body: JsonObject, timeout_seconds: float) -> NeuronClaim:
+    async def _patch(
+        self, claim: NeuronClaim, subresource: str, body: JsonObject, timeout_seconds: float
+    ) -> NeuronClaim:
         """One PATCH of a claim as it was read; gives the claim with its new version."""
         metadata = body.get("metadata")
         versioned = {**(metadata if isinstance(metadata, dict) else {}), "resourceVersion": claim.version}
-        path = RESOURCE_CLAIMS.item(claim.name, claim.namespace) + part
+        path = RESOURCE_CLAIMS.item(claim.name, claim.namespace) + subresource
         request = ApiRequest("PATCH", path, body={**body, "metadata": versioned}, content_type=MERGE_PATCH)
         written = RESOURCE_CLAIMS.decode(await send(self._api, request, timeout_seconds=timeout_seconds))
         finalizers = written.metadata.finalizers or ()

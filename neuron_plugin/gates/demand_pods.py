@@ -42,6 +42,7 @@ from neuron_plugin.scheduling.leadership import Readiness
 DEMAND = "NeuronDemand"
 """The reason of the event on a pod for which a placeholder was made."""
 MOST_PLACEHOLDERS = 10
+"""At a time: each may bring a node."""
 _PRIORITY_CLASSES = ApiResource("/apis/scheduling.k8s.io/v1", "priorityclasses", ApiObject)
 _log = logging.getLogger(__name__)
 
@@ -134,16 +135,16 @@ class DemandPods:
         there: dict[str, Pod] = {}
         async for page in pages(self._api, PODS, scope, page_timeout_seconds=self._times.request):
             there |= {pod.name: pod for pod in page.records}
-        in_order = sorted(lacking.items(), key=lambda each: (self._since[each[0]], each[1].created, each[1].uid))
+        in_order = sorted(lacking.items(), key=lambda entry: (self._since[entry[0]], entry[1].created, entry[1].uid))
         waiting = in_order[:MOST_PLACEHOLDERS]  # those that have waited for longest, so that none comes and goes
         self._manifests = {(pod.uid, pod.version): await self._placeholder_for(pod) for _, pod in waiting}
         wanted = {_name_of(made): (made, kind, pod) for kind, pod in waiting if (made := self._manifest_of(pod))}
         self._may_be_some = bool(there or due)
-        for name, found in there.items():
-            if found.node_name:
+        for name, placeholder in there.items():
+            if placeholder.node_name:
                 self._bound[name] = now
-            if (found.node_name or name not in wanted) and not found.terminating:
-                await self._delete(found)
+            if (placeholder.node_name or name not in wanted) and not placeholder.terminating:
+                await self._delete(placeholder)
         self._bound = {name: at for name, at in self._bound.items() if now - at < self._times.again}
         for name, (manifest, kind, pod) in wanted.items():
             if kind in due and name not in there and name not in self._bound:
@@ -168,8 +169,8 @@ class DemandPods:
     async def _create(self, manifest: JsonObject, waiting: NeuronPod) -> None:
         path, name = PODS.collection(self._form.namespace), _name_of(manifest)
         look = ApiRequest("GET", _PRIORITY_CLASSES.item(self._form.priority_class))
-        found = _PRIORITY_CLASSES.decode(await send(self._api, look, timeout_seconds=self._times.request))
-        owner = ObjectReference("PriorityClass", found.name, found.uid, "scheduling.k8s.io/v1")
+        priority_class = _PRIORITY_CLASSES.decode(await send(self._api, look, timeout_seconds=self._times.request))
+        owner = ObjectReference("PriorityClass", priority_class.name, priority_class.uid, "scheduling.k8s.io/v1")
         owned = {**_part(manifest, "metadata"), "ownerReferences": [msgspec.to_builtins(owner)]}
         request = ApiRequest("POST", path, body={**manifest, "metadata": owned})
         try:
@@ -182,15 +183,15 @@ class DemandPods:
         note = f"Enough devices are free but not linked: {self._form.namespace}/{name} asks an autoscaler for a node."
         await write_event(self._api, about_pod(waiting.reference), DEMAND, note, self._instance, warning=False)
 
-    async def _delete(self, found: Pod) -> None:
-        options: JsonObject = {"gracePeriodSeconds": 0, "preconditions": {"uid": found.uid}}
-        request = ApiRequest("DELETE", PODS.item(found.name, found.namespace), body=options)
+    async def _delete(self, placeholder: Pod) -> None:
+        options: JsonObject = {"gracePeriodSeconds": 0, "preconditions": {"uid": placeholder.uid}}
+        request = ApiRequest("DELETE", PODS.item(placeholder.name, placeholder.namespace), body=options)
         try:
             await send(self._api, request, timeout_seconds=self._times.request)
         except ApiError as error:
             if not (error.missing or error.conflict):
                 raise
-        _log.info("placeholder deleted", extra={"placeholder": found.name, "node": found.node_name})
+        _log.info("placeholder deleted", extra={"placeholder": placeholder.name, "node": placeholder.node_name})
 
 
 def placeholder(pod: JsonObject, form: PlaceholderForm) -> JsonObject:
@@ -219,7 +220,7 @@ def placeholder(pod: JsonObject, form: PlaceholderForm) -> JsonObject:
     for key in ("initContainers", "containers"):
         listed = asks.get(key)
         if isinstance(listed, list) and listed:
-            spec[key] = [_container(one, form.image) for one in listed]
+            spec[key] = [_container(container, form.image) for container in listed]
     digest = hashlib.sha256(msgspec.json.encode(spec, order="deterministic")).hexdigest()[:10]
     metadata = {"name": f"neuron-demand-{digest}", "namespace": form.namespace, "labels": {DEMAND_LABEL: "true"}}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
@@ -233,8 +234,8 @@ def _container(asks: JsonObject, image: str) -> JsonObject:
 
 
 def _part(of: JsonObject, key: str) -> JsonObject:
-    found = of.get(key)
-    return found if isinstance(found, dict) else {}
+    value = of.get(key)
+    return value if isinstance(value, dict) else {}
 
 
 def _name_of(manifest: JsonObject) -> str:

@@ -308,7 +308,7 @@ class Placer:
         if by_claims and self.claims is None:
             return None
         only_vendors = not by_claims and Dialect.NEURON_PLUGIN not in self._dialects
-        if only_vendors and len({part.resource for part in pod.requests}) > 1:
+        if only_vendors and len({container.resource for container in pod.requests}) > 1:
             return None  # two resources, which the vendor's dialect cannot say
         assignment = assignment_of(info.inventory.geometry, placement, self._unix_ns())
         return AssumedPod(

@@ -6,12 +6,11 @@ from collections.abc import Collection
 
 from neuron_plugin.allocation.keys import GATE
 from neuron_plugin.cluster import ApiError, ApiServer, Scope
-from neuron_plugin.cluster.api import send
+from neuron_plugin.cluster.api import PAGE_SECONDS, send
 from neuron_plugin.cluster.objects import pages
 from neuron_plugin.cluster.pods import PODS, neuron_pod
 from neuron_plugin.gates.writes import release_plainly
 
-TIMEOUT_SECONDS = 30.0
 _UNBOUND = Scope(field_selector="spec.nodeName=")
 _ROUNDS = 5
 """A pod that somebody else changed at the same moment is looked at again in the next one."""
@@ -28,13 +27,13 @@ async def release_gated(api: ApiServer, names: Collection[str] | None) -> tuple[
     for _ in range(_ROUNDS):
         refused.clear()
         changed = False
-        async for page in pages(api, PODS, _UNBOUND, page_timeout_seconds=TIMEOUT_SECONDS):
+        async for page in pages(api, PODS, _UNBOUND, page_timeout_seconds=PAGE_SECONDS):
             for pod in map(neuron_pod, page.records):
                 name = str(pod.reference)
                 if GATE not in pod.rules.gates or not (names is None or name in names):
                     continue
                 try:
-                    await send(api, release_plainly(pod), timeout_seconds=TIMEOUT_SECONDS)
+                    await send(api, release_plainly(pod), timeout_seconds=PAGE_SECONDS)
                     released.append(name)
                 except ApiError as error:
                     if not error.missing:

@@ -60,7 +60,9 @@ class UpkeepTimes:
 
 TIMES = UpkeepTimes()
 MOST_KINDS = 20
+"""Kinds of pods that are looked at again in one round."""
 MOST_EVENTS = 20
+"""Events written in one round."""
 MOST_RELEASED = 50
 """In one look: a cluster that is all wrong shows in metrics, not in a storm of writes."""
 
@@ -189,33 +191,33 @@ class Upkeep:
         """
         if not self._placer.has_judged:
             return None
-        found = {}
+        lacking = {}
         for kind in self._placer.queue.hopeless:
             if kind.group or kind.rules.claim_driver or isinstance(kind.request, Rejection):
                 continue
             nodes = self._with_enough(kind)
             machines = {(info.inventory.geometry, info.node.facts) for info in nodes if info.inventory}
             placements = (place(geometry, geometry.all_mask, kind.request, facts) for geometry, facts in machines)
-            if any(not isinstance(each, Rejection) for each in placements):
-                found[kind] = self._placer.queue.pods(kind)[0]
-        return found
+            if any(not isinstance(placement, Rejection) for placement in placements):
+                lacking[kind] = self._placer.queue.pods(kind)[0]
+        return lacking
 
     async def _find_autoscaler(self) -> None:
         """Look for Karpenter's API group, and for the status of cluster-autoscaler."""
         now = self._clock.now()
         if self._release_when_full != "auto" or now - self._looked_for_autoscaler < self._times.autoscaler:
             return
-        self._looked_for_autoscaler, found = now, False
+        self._looked_for_autoscaler, has_autoscaler = now, False
         for path in _AUTOSCALERS:
             try:
                 await send(self._api, ApiRequest("GET", path), timeout_seconds=self._times.request)
-                found = True
+                has_autoscaler = True
             except ClusterError as error:
                 if not (isinstance(error, ApiError) and error.withheld):
                     return  # a server that cannot answer now says nothing
-        if found is not self.has_autoscaler:
-            self.has_autoscaler = found
-            _log.info("autoscaler looked for", extra={"found": found})
+        if has_autoscaler is not self.has_autoscaler:
+            self.has_autoscaler = has_autoscaler
+            _log.info("autoscaler looked for", extra={"found": has_autoscaler})
 
     # Pods that were placed.
 
@@ -233,10 +235,10 @@ class Upkeep:
         """Take a placement off a pod that is not bound; gives its version after that, empty if it was not done."""
         path = PODS.item(pod.reference.name, pod.reference.namespace)
         try:
-            found = PODS.decode(await send(self._api, ApiRequest("GET", path), timeout_seconds=self._times.request))
-            if found.uid != pod.uid or found.node_name:
+            current = PODS.decode(await send(self._api, ApiRequest("GET", path), timeout_seconds=self._times.request))
+            if current.uid != pod.uid or current.node_name:
                 return ""
-            request = writes.withdraw(neuron_pod(found))
+            request = writes.withdraw(neuron_pod(current))
             written = PODS.decode(await send(self._api, request, timeout_seconds=self._times.request))
             if self._placer.claims and pod.rules.claim_driver:
                 await self._placer.claims.free(pod, timeout_seconds=self._times.request)
@@ -320,6 +322,7 @@ class _Job(msgspec.Struct):
         """Whether a pod that is disrupted does not count as failed."""
         rules: Iterable[_FailureRule] = (self.spec.pod_failure_policy and self.spec.pod_failure_policy.rules) or ()
         return any(
-            rule.action == "Ignore" and any(one.type == "DisruptionTarget" for one in rule.on_pod_conditions or ())
+            rule.action == "Ignore"
+            and any(condition.type == "DisruptionTarget" for condition in rule.on_pod_conditions or ())
             for rule in rules
         )

@@ -96,7 +96,7 @@ def patch(manifest: msgspec.Raw, former: str = "", *, claims: bool = False) -> l
         changes.append({"op": "add", "path": "/spec/schedulingGates/-", "value": {"name": GATE}})
     ours = [("annotations", key) for key in WRITTEN_KEYS if key in pod.annotations]
     ours += [("labels", key) for key in (NODE_KEY,) if key in pod.labels]
-    return changes + [{"op": "remove", "path": f"/metadata/{part}/{key.replace('/', '~1')}"} for part, key in ours]
+    return changes + [{"op": "remove", "path": f"/metadata/{field}/{key.replace('/', '~1')}"} for field, key in ours]
 
 
 def application(*, claims: bool = False) -> web.Application:

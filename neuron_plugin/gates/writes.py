@@ -105,12 +105,16 @@ def pinned(terms: tuple[NodeSelectorTerm, ...] | None, node: str) -> tuple[NodeS
 
 def _term(term: NodeSelectorTerm) -> JsonObject:
     parts = {"matchExpressions": term.expressions, "matchFields": term.fields}
-    return {name: [_requirement(one) for one in requirements] for name, requirements in parts.items() if requirements}
+    return {
+        name: [_requirement(requirement) for requirement in requirements]
+        for name, requirements in parts.items()
+        if requirements
+    }
 
 
-def _requirement(one: Requirement) -> JsonObject:
-    written: JsonObject = {"key": one.key, "operator": one.operator}
-    return {**written, "values": list(one.values)} if one.values else written
+def _requirement(requirement: Requirement) -> JsonObject:
+    written: JsonObject = {"key": requirement.key, "operator": requirement.operator}
+    return {**written, "values": list(requirement.values)} if requirement.values else written
 
 
 def _request(pod: NeuronPod, metadata: JsonObject, **parts: JsonObject) -> ApiRequest:

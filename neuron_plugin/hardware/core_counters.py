@@ -63,13 +63,13 @@ class CoreCounterReader:
         """The counters of these cores now; blocks for some microseconds each."""
         live = driver is not None and driver.at_least(*HAS_LIVE_TIME)
         self._turn = (self._turn + 1) % _MEMORY_TURNS
-        known, self._memory, found = self._memory, {}, {}
+        known, self._memory, counters = self._memory, {}, {}
         for core in cores:
             time = self._count(core, TIME_IN_USE) if live else None
             fresh = known.get(core) is None or sum(core) % _MEMORY_TURNS == self._turn
             memory = self._memory[core] = self._count(core, DEVICE_MEMORY) if fresh else known[core]
-            found[core] = CoreCounters(time, memory)
-        return found
+            counters[core] = CoreCounters(time, memory)
+        return counters
 
     def _count(self, core: PhysicalCore, name: str) -> int | None:
         return _read_count(self._paths.get((core, name)) or self._located(core, name))

@@ -174,12 +174,12 @@ _DEVICE = re.compile(r"\bneuron(\d+)\b")
 
 def joined_by_device(texts: Iterable[str]) -> list[str]:
     """Texts that say the same of several devices as one, with their ids as ranges: ``neuron0-3 is skipped``."""
-    found: dict[str, set[int]] = {}
+    by_text: dict[str, set[int]] = {}
     for text in texts:
         ids = set(map(int, _DEVICE.findall(text)))
         alike = _DEVICE.sub("neuron{}", text) if len(ids) == 1 else text
-        found.setdefault(alike, set()).update(ids)
-    return [alike.replace("neuron{}", f"neuron{ranges(ids)}") for alike, ids in found.items()]
+        by_text.setdefault(alike, set()).update(ids)
+    return [alike.replace("neuron{}", f"neuron{ranges(ids)}") for alike, ids in by_text.items()]
 
 
 def read_device(
@@ -201,13 +201,13 @@ def read_device(
         return SkippedDevice(device, f"{tree.path} is beyond the {MOST_DEVICES} devices that the runtime looks for")
     node = node_state(sysfs, dev, device)
     try:
-        found: Device | SkippedDevice = _Reading(tree, settled=settled).device(device, node, known, driver)
+        reading: Device | SkippedDevice = _Reading(tree, settled=settled).device(device, node, known, driver)
     except SysfsError as error:
         incomplete = (error.missing or error.empty) and not settled
         reason = f"{error}; the driver is still making its attributes" if incomplete else str(error)
-        found = SkippedDevice(device, reason, incomplete=incomplete)
+        reading = SkippedDevice(device, reason, incomplete=incomplete)
     # Checked last: between listing and reading the driver may have taken the device away.
-    return found if os.path.isdir(tree.path) else None  # noqa: PTH112 - Path.is_dir raises on EACCES
+    return reading if os.path.isdir(tree.path) else None  # noqa: PTH112 - Path.is_dir raises on EACCES
 
 
 def node_state(sysfs: Sysfs, dev: Path, device: DeviceId) -> NodeState:

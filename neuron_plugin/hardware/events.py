@@ -218,5 +218,7 @@ def _log_change(last: Inventory | None, inventory: Inventory) -> None:
 
 
 def _problems(inventory: Inventory) -> set[str]:
-    skipped = {f"neuron{one.id} is skipped: {one.reason}" for one in inventory.skipped if not one.incomplete}
-    return {*inventory.problems, *(problem for one in inventory.devices for problem in one.problems), *skipped}
+    skipped = {
+        f"neuron{device.id} is skipped: {device.reason}" for device in inventory.skipped if not device.incomplete
+    }
+    return {*inventory.problems, *(problem for device in inventory.devices for problem in device.problems), *skipped}

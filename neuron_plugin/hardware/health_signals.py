@@ -150,12 +150,12 @@ def observe(device: Device) -> Iterator[Observation]:
         yield Observation(Signal.MEMORY_ECC, "uncorrected memory error", count=ecc.memory)
         yield Observation(Signal.REPAIRABLE_ECC, "repairable memory error", count=ecc.repairable)
     for signal, text, name in _CORE_ERRORS if readings.core_errors else ():  # since the driver was loaded
-        counts = {one.core: getattr(one, name) for one in readings.core_errors}
+        counts = {errors.core: getattr(errors, name) for errors in readings.core_errors}
         cores = [str(core) for core, count in sorted(counts.items()) if count]
         where = f" on physical core{'' if len(cores) == 1 else 's'} {', '.join(cores)}" if cores else ""
         yield Observation(signal, text, count=sum(counts.values()), where=where)
     if readings.core_errors:  # counted on every core of the device that a reset fails on
-        failures = max(one.reset_fail_count for one in readings.core_errors)
+        failures = max(errors.reset_fail_count for errors in readings.core_errors)
         yield Observation(Signal.RESET_FAILURES, "failed reset", count=failures)
     for file, count in readings.status_counts:
         yield Observation(Signal.HEALTH_STATUS, "error", part=file, count=count, where=f" in health_status/{file}")

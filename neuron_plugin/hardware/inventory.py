@@ -149,13 +149,19 @@ def read_inventory(
         for device in listed
     ]
     complete = [device for device in read if isinstance(device, Device)]
-    kinds = {one.id: f"{one.device_name or 'unnamed'} with core_count {one.cores}" for one in complete}
+    kinds = {device.id: f"{device.device_name or 'unnamed'} with core_count {device.cores}" for device in complete}
     usual = Counter(kinds.values()).most_common(1)[0][0] if kinds else ""
     devices = tuple(device for device in complete if kinds[device.id] == usual)
     # Core ids are device * cores + k, so one device with another number of cores would move the ids of all.
     reason = "neuron{} is {}, most devices here are {}"
-    odd = [SkippedDevice(one, reason.format(one, kind, usual)) for one, kind in kinds.items() if kind != usual]
-    skipped = sorted([*(device for device in read if isinstance(device, SkippedDevice)), *odd], key=lambda one: one.id)
+    odd = [
+        SkippedDevice(device_id, reason.format(device_id, kind, usual))
+        for device_id, kind in kinds.items()
+        if kind != usual
+    ]
+    skipped = sorted(
+        [*(device for device in read if isinstance(device, SkippedDevice)), *odd], key=lambda device: device.id
+    )
     host_file = read_or(partial(read_text, paths.logical_nc_config), "", problems)
     first = devices[0] if devices else None
     lnc = choose_logical_core_size(
@@ -220,10 +226,10 @@ def read_ultraserver(sysfs: Sysfs) -> dict[str, str]:
     list of possible modes, such as ``1,3,4``; it differs between versions and is kept as read. Source: Neuron driver
     2.24.7, class attributes.
     """
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for name, attribute in ELECTED.items():
         with suppress(SysfsError):  # other products have other files, and none of them matters to what is handed out
             text = read_attribute(sysfs.class_dir / attribute, parse_elected)
             if text not in _NOT_ELECTED:
-                found[name] = text
-    return found if found.keys() & {"serverId2", "serverId4"} else {}
+                values[name] = text
+    return values if values.keys() & {"serverId2", "serverId4"} else {}

@@ -42,7 +42,9 @@ _SYSLOG_LINE = re.compile(rb"<(\d{1,10})>(?:\[ *(\d{1,10}\.\d{6})\])?(?:\[ *[TC]
 _RECORD = re.compile(rb"(\d{1,10}),\d{1,20},(\d{1,20}),[^;\n]*;(.*)\Z")
 """``priority,sequence,microseconds,flags;text``; lines of a record's dictionary do not match."""
 _KERNEL_FACILITY = 0
+"""The kernel's own messages (LOG_KERN of syslog)."""
 _FACILITY_BITS = 3
+"""The lower bits of a message's prefix are its level."""
 
 _ERROR = re.compile(r"(?:\A|\s)NEURON_HW_ERR=([A-Za-z0-9_]{1,64})(?=\s|[,;:.]|\Z)")
 _DEVICE = re.compile(

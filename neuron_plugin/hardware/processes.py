@@ -30,6 +30,7 @@ _FLAGS = re.compile(r"^flags:\s*([0-7]+)$", re.MULTILINE)
 _MOST_BYTES = 65_536
 """Of one file of a process: some are written by others and may be very long, as a command line may."""
 _COMMAND_BYTES = 4096
+"""Of a command line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +57,10 @@ def device_processes(
     """
     wanted = {identity_of(node): node for node in nodes}
     wanted.pop(None, None)
-    found: dict[Path, list[Process]] = {}
+    users: dict[Path, list[Process]] = {}
     for process in sorted(
-        (each for each in _directories(proc) if each.name.isdigit()), key=lambda each: int(each.name)
+        (directory for directory in _directories(proc) if directory.name.isdigit()),
+        key=lambda directory: int(directory.name),
     ):
         opened: dict[Path, list[str]] = {}
         try:
@@ -80,14 +82,14 @@ def device_processes(
             named = _POD_IN_PATH.search(_text(process / "cgroup"))
             # The driver looks at the lowest bit of the open flags alone (O_WRONLY); unreadable flags count as ordinary.
             flags = [_FLAGS.search(_text(process / "fdinfo" / descriptor)) for descriptor in descriptors]
-            each = Process(
+            user = Process(
                 pid=int(process.name),
                 command=_text(process / "cmdline", _COMMAND_BYTES).replace("\0", " ").strip(),
                 pod_uid=named[1].replace("_", "-") if named else "",
-                uses=any(not found or not int(found[1], 8) & os.O_WRONLY for found in flags),
+                uses=any(not match or not int(match[1], 8) & os.O_WRONLY for match in flags),
             )
-            found.setdefault(node, []).append(each)
-    return {node: tuple(processes) for node, processes in found.items()}
+            users.setdefault(node, []).append(user)
+    return {node: tuple(processes) for node, processes in users.items()}
 
 
 def identity_of(path: Path) -> tuple[str, int, int] | None:
@@ -133,7 +135,7 @@ def is_populated(cgroup_root: Path, uid: str) -> bool | None:
             has_process = "populated 1" in _text(pod / "cgroup.events").splitlines()
         else:  # a cgroup that is gone has none
             tasks = (Path(directory, name) for directory, _, _ in os.walk(pod) for name in ("cgroup.procs", "tasks"))
-            has_process = any(_text(each, 1) for each in tasks)
+            has_process = any(_text(task, 1) for task in tasks)
         if has_process:
             return True
     return False

@@ -152,12 +152,12 @@ class DeviceTree:
 
 def by_name(root: Path) -> dict[str, Path]:
     """Every file and directory below ``root`` by its name; one that is there twice is left out: nothing is guessed."""
-    found: dict[str, list[str]] = {}
+    candidates: dict[str, list[str]] = {}
     for directory, directories, files in os.walk(root):  # links are not followed; what is closed to us is empty
         for name in (*directories, *files):
-            found.setdefault(name, []).append(directory)
+            candidates.setdefault(name, []).append(directory)
         directories[:] = [name for name in directories if not _NOT_SEARCHED.match(name)]
-    return {name: Path(places[0], name) for name, places in found.items() if len(places) == 1}
+    return {name: Path(places[0], name) for name, places in candidates.items() if len(places) == 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +240,9 @@ def parse_connected_devices(text: str) -> frozenset[DeviceId]:
     stripped = text.removesuffix("\n")
     if not stripped:
         return frozenset()
-    ids = frozenset(DeviceId(_decimal(part.strip(" "), 'device ids joined by ", "')) for part in stripped.split(","))
+    ids = frozenset(
+        DeviceId(_decimal(number.strip(" "), 'device ids joined by ", "')) for number in stripped.split(",")
+    )
     if max(ids) >= MOST_DEVICES:
         raise ValueError(f"device ids below {MOST_DEVICES}")
     return ids
@@ -291,7 +293,7 @@ def parse_driver_version(text: str) -> DriverVersion:
     match = _VERSION.match(version)
     if match is None:
         raise ValueError("a version such as 2.26.5.0")
-    return DriverVersion(version, tuple(int(part) for part in match[1].split(".")))
+    return DriverVersion(version, tuple(int(number) for number in match[1].split(".")))
 
 
 def parse_elected(text: str) -> str:

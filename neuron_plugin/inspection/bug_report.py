@@ -42,7 +42,9 @@ from neuron_plugin.topology import Catalogue
 MOST_PODS = 20
 """Pods of ours whose log and pages are asked for: every extender, and plugins of nodes with something wrong first."""
 LOG_LINES = 3_000
+"""The last ones of each container."""
 PAGE_SECONDS = 20.0
+"""Shorter than for a daemon: somebody waits for the report."""
 PAGES = ("/readyz?verbose", "/metrics", "/decisions")
 OUR_KEYS = ("neuron-plugin.io/", "NEURON_", "AWS_NEURON_")
 
@@ -107,31 +109,31 @@ def versions() -> dict[str, str]:
 
 def node_report(flags: Mapping[str, object], environ: Mapping[str, str]) -> BugReport:
     """What this node shows, or the one that ``flags`` mean; as for ``gather``."""
-    found = BugReport()
+    gathered = BugReport()
     facts, (node, daemon) = gather(flags, environ), gather_daemon(flags, environ)
     machine, holders = facts.machine, facts.holders
-    found.add("versions.json", versions())
-    found.add("doctor.json", report_of(examine(facts, CHECKS), as_root=os.geteuid() == 0))
+    gathered.add("versions.json", versions())
+    gathered.add("doctor.json", report_of(examine(facts, CHECKS), as_root=os.geteuid() == 0))
     report = machine_report(machine, holders, facts.users)
-    found.add("devices.json", report)
+    gathered.add("devices.json", report)
     if machine.geometry:
-        found.add("topology.json", topology_report(machine, machine.geometry, holders, report))
-    found.add("settings.yaml", as_yaml(node.settings))
-    found.add("checkpoint.json", facts.kubelet.recorded)
-    found.add("pod-resources.json", facts.kubelet.pods)
+        gathered.add("topology.json", topology_report(machine, machine.geometry, holders, report))
+    gathered.add("settings.yaml", as_yaml(node.settings))
+    gathered.add("checkpoint.json", facts.kubelet.recorded)
+    gathered.add("pod-resources.json", facts.kubelet.pods)
     if isinstance(facts.cluster, Unknown):
-        found.add("node.json", facts.cluster)
+        gathered.add("node.json", facts.cluster)
     else:
         ours = {key: text for key, text in facts.cluster.annotations.items() if key.startswith(OUR_KEYS)}
-        found.add("node.json", {"name": facts.cluster.node_name, "annotations": ours})
+        gathered.add("node.json", {"name": facts.cluster.node_name, "annotations": ours})
     for page in PAGES:
         name = f"daemon{page.partition('?')[0]}.txt"
         if isinstance(daemon.silent, Unknown):
-            found.add(name, daemon.silent)
+            gathered.add(name, daemon.silent)
         else:
-            found.add(name, page_of(node.settings.health_address, node.settings.health_port, page))
-    found.add("log.txt", Unknown("a daemon's log is the kubelet's", "kubectl logs, or gather with --cluster"))
-    return found
+            gathered.add(name, page_of(node.settings.health_address, node.settings.health_port, page))
+    gathered.add("log.txt", Unknown("a daemon's log is the kubelet's", "kubectl logs, or gather with --cluster"))
+    return gathered
 
 
 async def cluster_report(
@@ -144,12 +146,12 @@ async def cluster_report(
     Raises:
         ClusterError: nodes and pods cannot be listed.
     """
-    found = BugReport()
-    found.add("versions.json", versions())
+    gathered = BugReport()
+    gathered.add("versions.json", versions())
     state = await survey(api, types, lease_namespace=lease_namespace)
     views = [node_view(state, info) for info in state.nodes.values()]
-    found.add("nodes.json", views)
-    found.add("pods.json", [pod_view(state, pod) for pod in state.pods.values()])
+    gathered.add("nodes.json", views)
+    gathered.add("pods.json", [pod_view(state, pod) for pod in state.pods.values()])
     problems = {view.name for view in views if not view.status.open or view.status.unhealthy_devices}
     nodes: dict[str, Node] = {}
     async for page in pages(api, NODES, page_timeout_seconds=PAGE_SECONDS):
@@ -158,22 +160,22 @@ async def cluster_report(
         name: {key: text for key, text in (*node.annotations.items(), *node.labels.items()) if key.startswith(OUR_KEYS)}
         for name, node in sorted(nodes.items())
     }
-    found.add("annotations.json", annotations)
+    gathered.add("annotations.json", annotations)
     try:
         leases = []
         async for listed in pages(api, LEASES, Scope(lease_namespace), page_timeout_seconds=PAGE_SECONDS):
-            named = (one for one in listed.records if one.name.startswith(LEASE_PREFIX) or "neuron" in one.name)
-            leases += [{"name": one.name, "holder": one.holder, "renewed": one.renewed_at} for one in named]
-        found.add("leases.json", leases)
+            named = (lease for lease in listed.records if lease.name.startswith(LEASE_PREFIX) or "neuron" in lease.name)
+            leases += [{"name": lease.name, "holder": lease.holder, "renewed": lease.renewed_at} for lease in named]
+        gathered.add("leases.json", leases)
     except ClusterError as error:
-        found.add("leases.json", Unknown(str(error)))
+        gathered.add("leases.json", Unknown(str(error)))
     try:
         selector = {"labelSelector": "app.kubernetes.io/name=neuron-plugin"}
         asked_for = ApiRequest("GET", PODS.collection(namespace), selector)
         ours = PODS.decode_page(await send(api, asked_for, timeout_seconds=PAGE_SECONDS)).records
     except ClusterError as error:
-        found.add("our-pods", Unknown(str(error)))
-        return found
+        gathered.add("our-pods", Unknown(str(error)))
+        return gathered
     plugins = [pod for pod in ours if _component(pod) == "device-plugin" and (not only or pod.node_name in only)]
     plugins.sort(key=lambda pod: (pod.node_name not in problems, pod.node_name))
     chosen = [*(pod for pod in ours if _component(pod) == "extender"), *plugins][:MOST_PODS]
@@ -187,10 +189,10 @@ async def cluster_report(
             asked[f"{plain[1:]}.txt"] = ApiRequest("GET", f"{proxied}/proxy{plain}", {query: ""} if query else {})
         for name, request in asked.items():
             try:
-                found.add(f"{folder}/{name}", await send(api, request, timeout_seconds=PAGE_SECONDS))
+                gathered.add(f"{folder}/{name}", await send(api, request, timeout_seconds=PAGE_SECONDS))
             except ClusterError as error:
-                found.add(f"{folder}/{name}", Unknown(str(error)))
-    return found
+                gathered.add(f"{folder}/{name}", Unknown(str(error)))
+    return gathered
 
 
 def _component(pod: Pod) -> str:

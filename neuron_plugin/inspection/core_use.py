@@ -41,17 +41,17 @@ def device_use(first: CountersRead, last: CountersRead) -> dict[int, DeviceUse]:
     for core in last.cores:
         by_device.setdefault(core[0], []).append(core)
     microseconds = (last.at - first.at) * _MICROSECONDS
-    found = {}
+    use = {}
     for device, cores in by_device.items():
         executed = [_executed(first.cores.get(core, CoreCounters()), last.cores[core]) for core in cores]
         memory = [last.cores[core].memory_bytes for core in cores]
-        found[device] = DeviceUse(
+        use[device] = DeviceUse(
             None
             if None in executed
             else min(100, round(100 * sum(filter(None, executed)) / microseconds / len(cores))),
             None if None in memory else sum(filter(None, memory)),
         )
-    return found
+    return use
 
 
 def use_note(inventory: Inventory) -> str:

@@ -114,10 +114,12 @@ _FOR_ROOT = {
 
 def report_of(findings: Iterable[Finding], *, as_root: bool = False) -> Report:
     """The findings as one document; ``as_root``: the reader is root already."""
-    found, order = tuple(findings), list(Level)
+    listed, order = tuple(findings), list(Level)
     for words, instead in _FOR_ROOT.items() if as_root else ():  # no text has two of them
-        found = tuple(msgspec.structs.replace(each, action=each.action.replace(words, instead)) for each in found)
-    return Report(worst=max((each.level for each in found), key=order.index, default=Level.OK), findings=found)
+        listed = tuple(
+            msgspec.structs.replace(finding, action=finding.action.replace(words, instead)) for finding in listed
+        )
+    return Report(worst=max((finding.level for finding in listed), key=order.index, default=Level.OK), findings=listed)
 
 
 def named(noun: str, ids: Iterable[int]) -> str:

@@ -22,6 +22,7 @@ import msgspec
 from neuron_plugin.allocation import IdListError
 from neuron_plugin.allocation.inventory import disabled_devices
 from neuron_plugin.allocation.keys import DISABLE_KEY
+from neuron_plugin.cluster.api import REQUEST_SECONDS
 from neuron_plugin.inspection.facts import (
     OUR_SOCKETS,
     VENDOR_DRIVER,
@@ -52,10 +53,12 @@ REGISTRY = "plugins_registry"
 """Beside the directory of device plugins, made by every kubelet: drivers have the sockets there that it discovers."""
 
 PAGE_SECONDS = 10.0
+"""Shorter than for a daemon: somebody waits for the report."""
 DAEMON_SECONDS = 2.0
-CALL_SECONDS = 5.0
+"""How long a daemon on this node may take for a page."""
 
 _MOST_BYTES = 64 << 20
+"""Of a daemon's page."""
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where to ask a daemon that listens everywhere
 _SILENT = " is not running: "
 """In the readiness page's line about a source."""
@@ -139,7 +142,7 @@ def gather_daemon(flags: Mapping[str, object], environ: Mapping[str, str]) -> tu
     settings = node.settings
     said = Daemon(
         file,
-        resources=frozenset(each.resource for each in settings.resources) if file else None,
+        resources=frozenset(entry.resource for entry in settings.resources) if file else None,
         visible_devices_env=settings.visible_devices_env,
     )
     if settings.mode is Mode.DRA:
@@ -169,14 +172,14 @@ def read_cdi(directory: Path) -> frozenset[str] | Unknown:
     """The names of the devices in the daemon's CDI file."""
     file = directory / CDI_FILE_NAME
     try:
-        found = msgspec.json.decode(file.read_bytes(), type=_CdiFile)
+        spec = msgspec.json.decode(file.read_bytes(), type=_CdiFile)
     except FileNotFoundError:
         return Unknown(f"there is no CDI file {file}", "see the plugin's log; compare its mount of this directory")
     except PermissionError:
         return Unknown(f"{file} may not be read", "run this as root")
     except (OSError, msgspec.DecodeError) as error:
         return Unknown(f"the CDI file {file} cannot be read: {error}", "delete it: the plugin writes it again")
-    return frozenset(each.name for each in found.devices)
+    return frozenset(device.name for device in spec.devices)
 
 
 class _CdiDevice(msgspec.Struct):
@@ -279,9 +282,9 @@ async def gather_cluster(
     scope = Scope(field_selector=f"spec.nodeName={node_name}")
     try:
         async with asyncio.timeout(within_seconds), await connect(kubeconfig) as api:
-            answer = await send(api, ApiRequest("GET", NODES.item(node_name)), timeout_seconds=CALL_SECONDS)
+            answer = await send(api, ApiRequest("GET", NODES.item(node_name)), timeout_seconds=REQUEST_SECONDS)
             node, pods = NODES.decode(answer), []
-            async for page in pages(api, PODS, scope, page_timeout_seconds=CALL_SECONDS):
+            async for page in pages(api, PODS, scope, page_timeout_seconds=REQUEST_SECONDS):
                 pods += [neuron_pod(record) for record in page.records]
             shown = await _slice(api, node_name, driver) if driver else None
     except ApiError as error:
@@ -306,14 +309,14 @@ async def _slice(api: ApiServer, node_name: str, driver: str) -> Mapping[str, fr
     from neuron_plugin.cluster.claims import RESOURCE_SLICES
     from neuron_plugin.cluster.objects import pages
 
-    found, scope = dict[str, frozenset[str]](), Scope(field_selector=f"spec.nodeName={node_name}")
+    taints, scope = dict[str, frozenset[str]](), Scope(field_selector=f"spec.nodeName={node_name}")
     there = False
     try:
-        async for page in pages(api, RESOURCE_SLICES, scope, page_timeout_seconds=CALL_SECONDS):
-            for one in page.records:
-                if one.driver == driver:
+        async for page in pages(api, RESOURCE_SLICES, scope, page_timeout_seconds=REQUEST_SECONDS):
+            for record in page.records:
+                if record.driver == driver:
                     there = True
-                    found |= one.taints
+                    taints |= record.taints
     except ApiError as error:
         return Unknown(str(error), "give a --kubeconfig whose user may list resourceslices")
-    return found if there else None
+    return taints if there else None

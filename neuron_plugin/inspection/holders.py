@@ -103,8 +103,8 @@ def holders_of(
     elif entries:
         uids = {(entry.container, entry.resource, entry.ids): entry.pod_uid for entry in entries}
         for pod in listed:
-            for part in pod.containers:
-                if uid := uids.get((part.container, part.resource, frozenset(part.ids))):
+            for container in pod.containers:
+                if uid := uids.get((container.container, container.resource, frozenset(container.ids))):
                     pods.setdefault(uid, PodReference(PodUid(uid), pod.namespace, pod.name))
     else:
         from neuron_plugin.kubelet import CheckpointEntry as Entry
@@ -115,7 +115,10 @@ def holders_of(
             pods[name] = references.get(name, PodReference(PodUid(name), pod.namespace, pod.name))
             entries = (
                 *entries,
-                *(Entry(name, part.container, part.resource, frozenset(part.ids), {}, ()) for part in pod.containers),
+                *(
+                    Entry(name, container.container, container.resource, frozenset(container.ids), {}, ())
+                    for container in pod.containers
+                ),
             )
     allocations, foreign = [], []
     for entry in entries:

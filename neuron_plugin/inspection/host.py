@@ -47,6 +47,7 @@ _RUNTIME_FILES = (
 )
 _HOOK_FILES = (f"opt/aws/neuron/bin/*{OCI_HOOK}*", f"opt/aws/neuron/share/*{OCI_HOOK}*")
 _MOST_BYTES = 1 << 20
+"""Of a file in /proc or /etc."""
 
 
 def gather_host(root: Path | None, paths: MachinePaths, *, in_pod: bool) -> Host:
@@ -121,14 +122,14 @@ def gather_users(nodes: Mapping[int, Path], proc: Path, kubelet_socket: Path) ->
         return Unknown(f"there is no {proc}", "run this on the machine itself")
     denied: list[Path] = []
     opened = device_processes(list(nodes.values()), proc, denied)
-    found: dict[int, tuple[Process, list[int]]] = {}
+    by_pid: dict[int, tuple[Process, list[int]]] = {}
     for device, node in sorted(nodes.items()):
         for process in opened.get(node, ()):
             if process.uses:
-                found.setdefault(process.pid, (process, []))[1].append(device)
+                by_pid.setdefault(process.pid, (process, []))[1].append(device)
     users = tuple(
         DeviceUser(pid, process.command, tuple(devices), process.pod_uid)
-        for pid, (process, devices) in sorted(found.items())
+        for pid, (process, devices) in sorted(by_pid.items())
     )
     hidden = None
     if not shows_containers(kubelet_socket, proc):

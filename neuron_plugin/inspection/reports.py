@@ -153,22 +153,22 @@ def machine_report(
             ecc=device.health.ecc,
             holders=tuple(
                 HolderReport(
-                    each.pod.namespace,
-                    each.pod.name,
-                    each.container,
-                    each.resource.value,
-                    cores_in(each.mask & mask),
-                    each.claim,
+                    holder.pod.namespace,
+                    holder.pod.name,
+                    holder.container,
+                    holder.resource.value,
+                    cores_in(holder.mask & mask),
+                    holder.claim,
                 )
-                for each in held
+                for holder in held
             )
             if holders.ledger is not None
             else None,
             disabled=device.id in machine.disabled,
             processes=tuple(
-                ProcessReport(each.pid, each.command, each.pod_uid)
-                for each in users.users
-                if int(device.id) in each.devices
+                ProcessReport(process.pid, process.command, process.pod_uid)
+                for process in users.users
+                if int(device.id) in process.devices
             )
             if isinstance(users, DeviceUsers)
             else None,
@@ -194,7 +194,7 @@ def machine_report(
         logical_core_size=inventory.logical_core_size.size,
         driver_version=inventory.driver_version.text if inventory.driver_version else None,
         links_from="instance-type" if machine.links_are_assumed else "driver",
-        devices=tuple(sorted(devices, key=lambda each: each.id)),
+        devices=tuple(sorted(devices, key=lambda device: device.id)),
         holders_known=holders.ledger is not None,
         absence=inventory.absence,
         notes=tuple(note for note in notes if note),

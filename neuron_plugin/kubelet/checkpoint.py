@@ -82,17 +82,17 @@ class CheckpointFile:
         """
         try:
             with self.path.open("rb") as file:
-                found = os.fstat(file.fileno())
+                status = os.fstat(file.fileno())
                 data = file.read(MOST_BYTES + 1)
-            return Checkpoint(parse_checkpoint(data, self.resources), _version_of(found))
+            return Checkpoint(parse_checkpoint(data, self.resources), _version_of(status))
         except FileNotFoundError:
             return Checkpoint((), None)
         except (OSError, CheckpointError) as error:
             raise CheckpointError(f"cannot read the kubelet's checkpoint {self.path}: {error}") from error
 
 
-def _version_of(found: os.stat_result) -> Version:
-    return found.st_mtime_ns, found.st_size, found.st_ino
+def _version_of(status: os.stat_result) -> Version:
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 class _ResourceName(msgspec.Struct, frozen=True):

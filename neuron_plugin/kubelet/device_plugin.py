@@ -211,9 +211,9 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
         """Choose ids for each container; never an error, which would fail the pod for good."""
         self._begin_call(context)
         response = pb.PreferredAllocationResponse()
-        for each in request.container_requests:
-            available, must_include = tuple(each.available_deviceIDs), tuple(each.must_include_deviceIDs)
-            ids = await self._preferred(available, must_include, each.allocation_size)
+        for container in request.container_requests:
+            available, must_include = tuple(container.available_deviceIDs), tuple(container.must_include_deviceIDs)
+            ids = await self._preferred(available, must_include, container.allocation_size)
             response.container_responses.add(deviceIDs=ids)
         self._allocate_due_until = asyncio.get_running_loop().time() + _ALLOCATE_FOLLOWS_SECONDS
         return response
@@ -239,7 +239,7 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
         """Answer one response for each container, in order, or an error; never an empty answer."""
         self._begin_call(context)
         try:
-            containers = [each.devices_ids for each in request.container_requests]
+            containers = [container.devices_ids for container in request.container_requests]
             checked = checked_ids(self.resource, self.advertisement.latest, containers)
             responses = [container_response(await self.handler.allocate(self.resource, ids)) for ids in checked]
         except AllocationRefusedError as error:
@@ -282,17 +282,19 @@ def checked_ids(resource: str, edition: Edition, containers: Sequence[Sequence[s
     malformed = grpc.StatusCode.INVALID_ARGUMENT
     if not containers or not all(containers):
         raise AllocationRefusedError(f"a request for {resource} names no device ids, expected at least one", malformed)
-    everything = [each for ids in containers for each in ids]
+    everything = [device_id for ids in containers for device_id in ids]
     if len(set(everything)) != len(everything):
-        twice = [each for each, count in Counter(everything).items() if count > 1]
+        twice = [device_id for device_id, count in Counter(everything).items() if count > 1]
         text = f"a request for {resource} names {_listed(twice)} twice, expected each id once"
         raise AllocationRefusedError(text, malformed)
     known = {device.id: device for device in edition.devices}
-    if unknown := [each for each in everything if each not in known]:
+    if unknown := [device_id for device_id in everything if device_id not in known]:
         text = f"{resource} has no device {_listed(unknown)}: it was never advertised, or is gone"
         raise AllocationRefusedError(text, grpc.StatusCode.NOT_FOUND)
-    if unhealthy := [each for each in everything if not known[each].healthy]:
-        reasons = (f"device {each}: {known[each].reason or 'unhealthy'}" for each in in_numeric_order(unhealthy))
+    if unhealthy := [device_id for device_id in everything if not known[device_id].healthy]:
+        reasons = (
+            f"device {device_id}: {known[device_id].reason or 'unhealthy'}" for device_id in in_numeric_order(unhealthy)
+        )
         raise AllocationRefusedError(f"{resource} cannot be allocated: {'; '.join(reasons)}")
     return [list(filter(set(ids).__contains__, known)) for ids in containers]
 

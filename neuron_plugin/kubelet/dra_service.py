@@ -46,7 +46,9 @@ PLUGIN_TYPE = "DRAPlugin"
 VERSIONS = ("v1.DRAPlugin", "v1alpha1.DRAResourceHealth")
 """What is served, as the kubelet names it; v1 is that of Kubernetes 1.34 and newer."""
 LONGEST_MESSAGE = 1024
+"""Characters of why a device is unhealthy."""
 _GRACE_SECONDS = 2.0
+"""For calls that are under way when the server stops."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,12 +243,14 @@ class DraServer(pb_grpc.DRAPluginServicer, health_grpc.DRAResourceHealthServicer
         self, request: pb.NodePrepareResourcesRequest, context: Context
     ) -> pb.NodePrepareResourcesResponse:
         """Prepare the claims of a pod; each has devices or an error of its own."""
-        claims = [ClaimReference(each.namespace, each.name, each.uid) for each in request.claims]
+        claims = [ClaimReference(claim.namespace, claim.name, claim.uid) for claim in request.claims]
         try:
             prepared = await self._handler.prepare(claims)
         except Exception as error:  # noqa: BLE001 - the kubelet gets every error as a text, and asks again
-            _log.exception("Prepare failed", extra={"claims": [str(each) for each in claims]})
-            prepared = dict.fromkeys((each.uid for each in claims), f"Prepare failed: {type(error).__name__}: {error}")
+            _log.exception("Prepare failed", extra={"claims": [str(claim) for claim in claims]})
+            prepared = dict.fromkeys(
+                (claim.uid for claim in claims), f"Prepare failed: {type(error).__name__}: {error}"
+            )
         response = pb.NodePrepareResourcesResponse()
         for claim in claims:
             answer = prepared.get(claim.uid, "the driver gave no answer")
@@ -255,12 +259,12 @@ class DraServer(pb_grpc.DRAPluginServicer, health_grpc.DRAResourceHealthServicer
                 response.claims[claim.uid].error = answer
                 continue
             response.claims[claim.uid].SetInParent()
-            for each in answer:
+            for device in answer:
                 response.claims[claim.uid].devices.add(
-                    request_names=[each.request],
-                    pool_name=each.pool,
-                    device_name=each.device,
-                    cdi_device_ids=each.cdi_devices,
+                    request_names=[device.request],
+                    pool_name=device.pool,
+                    device_name=device.device,
+                    cdi_device_ids=device.cdi_devices,
                 )
         return response
 
@@ -268,7 +272,7 @@ class DraServer(pb_grpc.DRAPluginServicer, health_grpc.DRAResourceHealthServicer
         self, request: pb.NodeUnprepareResourcesRequest, context: Context
     ) -> pb.NodeUnprepareResourcesResponse:
         """Take note; who still uses the devices shows elsewhere."""
-        claims = [ClaimReference(each.namespace, each.name, each.uid) for each in request.claims]
+        claims = [ClaimReference(claim.namespace, claim.name, claim.uid) for claim in request.claims]
         await self._handler.unprepare(claims)
         response = pb.NodeUnprepareResourcesResponse()
         for claim in claims:
@@ -283,13 +287,13 @@ class DraServer(pb_grpc.DRAPluginServicer, health_grpc.DRAResourceHealthServicer
             changed = self._health_changed
             now, counts = int(time.time()), self._times.health_counts
             response = health_pb.NodeWatchResourcesResponse()
-            for each in self._health:
+            for device in self._health:
                 response.devices.add(
-                    device=health_pb.DeviceIdentifier(pool_name=each.pool, device_name=each.device),
-                    health=health_pb.UNHEALTHY if each.fault else health_pb.HEALTHY,
+                    device=health_pb.DeviceIdentifier(pool_name=device.pool, device_name=device.device),
+                    health=health_pb.UNHEALTHY if device.fault else health_pb.HEALTHY,
                     last_updated_time=now,
                     health_check_timeout_seconds=counts,
-                    message=each.fault[:LONGEST_MESSAGE],
+                    message=device.fault[:LONGEST_MESSAGE],
                 )
             await context.write(response)
             with suppress(TimeoutError):

@@ -54,12 +54,12 @@ class DraStateFile:
         (0, 0, 0) if the stat fails for another reason: that is no version of any file, so `read` is called and raises.
         """
         try:
-            found = os.stat(self.path)  # noqa: PTH116 - half the time of Path.stat, in every call of the kubelet
+            status = os.stat(self.path)  # noqa: PTH116 - half the time of Path.stat, in every call of the kubelet
         except FileNotFoundError:
             return None
         except OSError:
             return _CANNOT_STAT
-        return found.st_mtime_ns, found.st_size, found.st_ino
+        return status.st_mtime_ns, status.st_size, status.st_ino
 
     def read(self) -> DraState:
         """Read the whole file. ``version`` is that of the file which was read, also if it is replaced meanwhile.
@@ -69,14 +69,14 @@ class DraStateFile:
         """
         try:
             with self.path.open("rb") as file:
-                found = os.fstat(file.fileno())
+                status = os.fstat(file.fileno())
                 data = file.read(MOST_BYTES + 1)
             claims = parse_dra_state(data, self.drivers)
         except FileNotFoundError:
             return DraState((), None)
         except (OSError, CheckpointError) as error:
             raise CheckpointError(f"cannot read the kubelet's file of claims {self.path}: {error}") from error
-        return DraState(claims, (found.st_mtime_ns, found.st_size, found.st_ino))
+        return DraState(claims, (status.st_mtime_ns, status.st_size, status.st_ino))
 
 
 class _Device(msgspec.Struct, frozen=True):
@@ -117,11 +117,11 @@ def parse_dra_state(data: bytes, drivers: Collection[str]) -> tuple[PreparedClai
     if len(data) > MOST_BYTES:
         raise CheckpointError(f"more than {MOST_BYTES} bytes, expected less")
     try:
-        found = msgspec.json.decode(msgspec.json.decode(data, type=_File).data, type=_Data)
+        document = msgspec.json.decode(msgspec.json.decode(data, type=_File).data, type=_Data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointError(f"expected a JSON object with Data of {API_VERSION}: {error}") from error
-    if found.api_version != API_VERSION:
-        raise CheckpointError(f"its apiVersion is {found.api_version!r}, expected {API_VERSION}")
+    if document.api_version != API_VERSION:
+        raise CheckpointError(f"its apiVersion is {document.api_version!r}, expected {API_VERSION}")
     return tuple(
         PreparedClaim(
             driver,
@@ -131,7 +131,7 @@ def parse_dra_state(data: bytes, drivers: Collection[str]) -> tuple[PreparedClai
             tuple(sorted(claim.pod_uids or ())),
             tuple(device.name for device in state.devices),
         )
-        for claim in found.claims or ()
+        for claim in document.claims or ()
         for driver, state in (claim.drivers or {}).items()
         if driver in drivers and state.devices
     )

@@ -105,7 +105,7 @@ def _pod_devices(pod: pb.PodResources) -> PodDevices:
         for container in pod.containers
         for resource, ids in _summed_up(container.devices).items()
     ]
-    claims = {each.claim_name for container in pod.containers for each in container.dynamic_resources}
+    claims = {resource.claim_name for container in pod.containers for resource in container.dynamic_resources}
     return PodDevices(pod.namespace, pod.name, tuple(containers), frozenset(claims))
 
 
@@ -114,4 +114,4 @@ def _summed_up(entries: Iterable[pb.ContainerDevices]) -> dict[str, tuple[str, .
     ids: dict[str, set[str]] = {}
     for entry in entries:
         ids.setdefault(entry.resource_name, set()).update(entry.device_ids)
-    return {resource: tuple(in_numeric_order(found)) for resource, found in ids.items()}
+    return {resource: tuple(in_numeric_order(listed)) for resource, listed in ids.items()}

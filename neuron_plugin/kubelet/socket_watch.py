@@ -48,12 +48,12 @@ class EndpointError(Exception):
 def identity_of(path: Path) -> SocketIdentity | None:
     """The identity of the socket at ``path``, or None if there is none, or something that is no socket."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except OSError:
         return None
-    if not stat.S_ISSOCK(found.st_mode):
+    if not stat.S_ISSOCK(status.st_mode):
         return None
-    return found.st_dev, found.st_ino, found.st_ctime_ns
+    return status.st_dev, status.st_ino, status.st_ctime_ns
 
 
 def is_served(path: Path) -> bool:
@@ -120,7 +120,9 @@ def connection_fault(error: grpc.aio.AioRpcError) -> str:
 def endpoint_prefix(resource: str) -> str:
     """How the names of all sockets of a resource begin, and those of no other resource."""
     digest = hashlib.sha256(resource.encode()).hexdigest()[:8]
-    readable = "".join(each if each.isalnum() and each.isascii() else "-" for each in resource.rpartition("/")[2])
+    readable = "".join(
+        character if character.isalnum() and character.isascii() else "-" for character in resource.rpartition("/")[2]
+    )
     return f"neuron-plugin.{readable[:24]}.{digest}."
 
 
@@ -145,8 +147,8 @@ def clear_strays(directory: Path, resource: str) -> None:
         EndpointError: one of them is alive. After two registrations of one resource the kubelet drops both in the end.
     """
     prefix = endpoint_prefix(resource)
-    found = directory.iterdir() if directory.is_dir() else ()  # glob hides errors from Python 3.13 on
-    strays = [path for path in found if path.match(f"{prefix}*.sock") and identity_of(path)]
+    entries = directory.iterdir() if directory.is_dir() else ()  # glob hides errors from Python 3.13 on
+    strays = [path for path in entries if path.match(f"{prefix}*.sock") and identity_of(path)]
     for path in strays:
         if is_served(path):
             raise EndpointError(

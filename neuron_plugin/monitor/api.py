@@ -78,7 +78,7 @@ class Monitor:
             about = {"namespaced": False, "verbs": ["list", "watch"]}
             names = [{"name": f"{kind.lower()}s", "singularName": kind.lower(), "kind": kind} for kind in _KINDS]
             head = {"apiVersion": "v1", "kind": "APIResourceList", "groupVersion": API_VERSION}
-            return _json(head | {"resources": [each | about for each in names]})
+            return _json(head | {"resources": [entry | about for entry in names]})
 
         async def nodes(request: web.Request) -> web.StreamResponse:
             return await self._answer(request, "NeuronNode")
@@ -108,14 +108,14 @@ class Monitor:
         async with self._listing:
             version, at, body = self._lists.get(kind, (-1, 0.0, b""))
             if version != self._changes.version or time.monotonic() - at > self._times.shared:
-                version, found = self._changes.version, self._current(kind)
-                body = await asyncio.to_thread(self._encoded, kind, version, found)
+                version, changes = self._changes.version, self._current(kind)
+                body = await asyncio.to_thread(self._encoded, kind, version, changes)
                 self._lists[kind] = version, time.monotonic(), body
         return web.Response(body=body, content_type="application/json")
 
-    def _encoded(self, kind: str, version: int, found: list[StateChange]) -> bytes:
+    def _encoded(self, kind: str, version: int, changes: list[StateChange]) -> bytes:
         """A whole list."""
-        items = [Raw(_encode(self._view(each))) for each in found]
+        items = [Raw(_encode(self._view(change))) for change in changes]
         metadata = {"resourceVersion": str(version)}
         return _encode({"apiVersion": API_VERSION, "kind": f"{kind}List", "metadata": metadata, "items": items})
 
@@ -142,8 +142,8 @@ class Monitor:
         await response.prepare(request)
         lines = b""
         if not position:
-            found, position = self._current(kind), self._changes.version
-            lines = await asyncio.to_thread(self._events, found, _KINDS[kind])
+            changes, position = self._current(kind), self._changes.version
+            lines = await asyncio.to_thread(self._events, changes, _KINDS[kind])
         clock = asyncio.get_running_loop().time
         times, ends, marked = self._times, clock() + seconds, clock()
         while True:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from neuron_plugin.cluster import ApiServer, ClusterError, Scope
+from neuron_plugin.cluster.api import REQUEST_SECONDS
 from neuron_plugin.cluster.events import EVENTS
 from neuron_plugin.cluster.objects import pages
-
-_REQUEST_SECONDS = 5.0
 
 
 class EventView(msgspec.Struct, frozen=True, rename="camel"):
@@ -33,11 +32,13 @@ async def pod_events(api: ApiServer, namespace: str, name: str) -> EventsView:
     """Read them; a refusal, such as for a missing right, is a part of the answer."""
     about = Scope(namespace, field_selector=f"involvedObject.kind=Pod,involvedObject.name={name}")
     try:
-        found = [
-            EventView(one.last_seen, one.type, one.reason, one.message, one.count or 1, one.involved_object.uid)
-            async for page in pages(api, EVENTS, about, page_timeout_seconds=_REQUEST_SECONDS)
-            for one in page.records
+        events = [
+            EventView(
+                event.last_seen, event.type, event.reason, event.message, event.count or 1, event.involved_object.uid
+            )
+            async for page in pages(api, EVENTS, about, page_timeout_seconds=REQUEST_SECONDS)
+            for event in page.records
         ]
     except ClusterError as error:
         return EventsView(problem=str(error))
-    return EventsView(tuple(sorted(found, key=lambda event: event.at, reverse=True)))
+    return EventsView(tuple(sorted(events, key=lambda event: event.at, reverse=True)))

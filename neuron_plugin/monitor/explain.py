@@ -198,15 +198,18 @@ def _bound_text(asked: Question) -> str:
     if isinstance(allocations, Rejection):
         return f"{text}: {allocations.detail}."
     geometry = info.inventory.geometry
-    has = (f"{one.container}: {_ids(geometry, one.resource.unit, one.mask)}" for one in allocations)
+    has = (
+        f"{allocation.container}: {_ids(geometry, allocation.resource.unit, allocation.mask)}"
+        for allocation in allocations
+    )
     return f"{text}. It was assigned {'; '.join(has)}."
 
 
 def _request_text(request: PodRequest) -> str:
     texts = []
-    for part in request:
-        amounts = [f"{amount} {PREFIX}{name}" for name, amount in part.amounts]
-        texts.append(f"{part.container}: {' with '.join([f'{part.count} {part.resource.value}', *amounts])}")
+    for container in request:
+        amounts = [f"{amount} {PREFIX}{name}" for name, amount in container.amounts]
+        texts.append(f"{container.name}: {' with '.join([f'{container.count} {container.resource.value}', *amounts])}")
     return ", ".join(texts)
 
 
@@ -224,10 +227,14 @@ def explain_node(cluster: Cluster, info: NodeInfo, pod: NeuronPod, volumes: Coll
         )
     geometry, placed, facts = info.capacity.geometry, info.capacity.place(request), info.capacity.facts
     details = [
-        _left_text(facts, geometry, name) for name in sorted({name for part in request for name, _ in part.amounts})
+        _left_text(facts, geometry, name)
+        for name in sorted({name for container in request for name, _ in container.amounts})
     ]
     if not isinstance(placed, Rejection):
-        sets = (f"{part.request.container}: {_ids(geometry, part.request.resource.unit, part.mask)}" for part in placed)
+        sets = (
+            f"{container.request.name}: {_ids(geometry, container.request.resource.unit, container.mask)}"
+            for container in placed
+        )
         return NodeExplanation(
             info.name, fits=True, reason="", sets=tuple(sets), details=tuple(details), objections=tuple(against)
         )
@@ -238,12 +245,12 @@ def explain_node(cluster: Cluster, info: NodeInfo, pod: NeuronPod, volumes: Coll
         devices = range(geometry.device_count)
         left_out = [device for device in devices if not constraints.allowed_devices >> device & 1]
         details += [f"the pod's annotations leave out {_ids_text(Unit.DEVICE, left_out)}"] if left_out else []
-    blocked = [(part, _blocked(info, part, facts.unused)) for part in request]
+    blocked = [(container, _blocked(info, container, facts.unused)) for container in request]
     return NodeExplanation(
         info.name,
         fits=False,
         reason=placed.text,
-        blocked=tuple(one for _, sets in blocked for one in sets[:MOST_SETS]),
+        blocked=tuple(blocked_set for _, sets in blocked for blocked_set in sets[:MOST_SETS]),
         more_blocked=sum(max(len(sets) - MOST_SETS, 0) for _, sets in blocked),
         details=tuple(details),
         objections=tuple(against),
@@ -262,23 +269,23 @@ def _left_text(facts: DeviceFacts, geometry: Geometry, name: str) -> str:
     return f"of {has} {PREFIX}{name} are left: {', '.join(texts)}"
 
 
-def _blocked(info: NodeInfo, part: ContainerRequest, facts: DeviceFacts) -> list[BlockedSet]:
+def _blocked(info: NodeInfo, container: ContainerRequest, facts: DeviceFacts) -> list[BlockedSet]:
     """The sets of one container that its constraints allow, those nearest to being free first."""
-    inventory, unit = info.inventory, part.resource.unit
+    inventory, unit = info.inventory, container.resource.unit
     if inventory is None:
         return []
     geometry, disabled_mask, free_mask = inventory.geometry, inventory.disabled_mask, info.free_mask
     may_be_used = inventory.healthy_mask | disabled_mask
-    usable, blocked = usable_mask(geometry, part, facts), []
-    for mask in valid_sets(geometry, unit, part.count):
+    usable, blocked = usable_mask(geometry, container, facts), []
+    for mask in valid_sets(geometry, unit, container.count):
         if mask & usable == mask and mask & ~free_mask:
             unhealthy = geometry.devices_touched(mask & ~may_be_used)
             disabled = geometry.devices_touched(mask & disabled_mask)
             kept = [f"{reservation.pod} (reserved)" for reservation in info.reservations if reservation.mask & mask]
-            holders = dict.fromkeys([*(str(one.pod) for one in info.ledger.overlapping(mask)), *kept])
+            holders = dict.fromkeys([*(str(allocation.pod) for allocation in info.ledger.overlapping(mask)), *kept])
             ids = _ids(geometry, unit, mask)
-            blocked.append(BlockedSet(part.container, ids, tuple(holders), unhealthy, disabled))
-    return sorted(blocked, key=lambda one: one.weight)
+            blocked.append(BlockedSet(container.name, ids, tuple(holders), unhealthy, disabled))
+    return sorted(blocked, key=lambda blocked_set: blocked_set.weight)
 
 
 def _ids(geometry: Geometry, unit: Unit, mask: int) -> str:
@@ -305,7 +312,7 @@ def explain_text(explanation: Explanation, names: Collection[str] = ()) -> str:
         if not names or node.node in names:
             alike[node.fits, node.reason, node.sets, node.objections].append(node)
     for nodes in alike.values():
-        nodes.sort(key=lambda node: [one.weight for one in node.blocked])
+        nodes.sort(key=lambda node: [blocked_set.weight for blocked_set in node.blocked])
         differ = len({(node.blocked, node.details) for node in nodes}) > 1
         shown = nodes if names else nodes[: MOST_NODES if differ else 1]
         more = [node.node for node in nodes[len(shown) :]]
@@ -327,12 +334,14 @@ def _node_lines(node: NodeExplanation, *, several: bool) -> Iterator[str]:
     yield f"{node.node}: {verdict}"
     yield from (f"  {detail}" for detail in node.details)
     together = defaultdict[tuple[str, str], list[str]](list)  # sets with the same in their way stand in one line
-    for one in node.blocked:
-        held = f"held by {_named(one.holders, MOST_HOLDERS)}" if one.holders else ""
-        broken = f"unhealthy or missing: {ranges(one.unhealthy_devices)}" if one.unhealthy_devices else ""
-        disabled = f"disabled: {ranges(one.disabled_devices)}" if one.disabled_devices else ""
+    for blocked_set in node.blocked:
+        held = f"held by {_named(blocked_set.holders, MOST_HOLDERS)}" if blocked_set.holders else ""
+        broken = (
+            f"unhealthy or missing: {ranges(blocked_set.unhealthy_devices)}" if blocked_set.unhealthy_devices else ""
+        )
+        disabled = f"disabled: {ranges(blocked_set.disabled_devices)}" if blocked_set.disabled_devices else ""
         why = "; ".join(filter(None, (held, broken, disabled)))
-        together[one.container, why or "free, but not all at once"].append(one.ids)
+        together[blocked_set.container, why or "free, but not all at once"].append(blocked_set.ids)
     for (container, why), ids in together.items():
         yield f"  {f'{container}: ' if several else ''}{' or '.join(ids)}: {why}"
     if node.more_blocked:

@@ -37,26 +37,28 @@ def idle_containers(state: ClusterState, now: float) -> tuple[list[IdleReport], 
 
     A plain init container has ended by the time at which anybody looks.
     """
-    found, unknown = list[IdleReport](), 0
+    reports, unknown = list[IdleReport](), 0
     for name, info in state.nodes.items():
         known = state.utilization_on(name)
-        for one in info.ledger.allocations if info.inventory else ():
-            pod, used = state.pods.get(one.pod.uid), known.get(one.pod.uid, {}).get(one.user)
-            if pod and pod.node and info.inventory and one.kind is not ContainerKind.INIT:
+        for allocation in info.ledger.allocations if info.inventory else ():
+            pod, used = state.pods.get(allocation.pod.uid), known.get(allocation.pod.uid, {}).get(allocation.user)
+            if pod and pod.node and info.inventory and allocation.kind is not ContainerKind.INIT:
                 unknown += used is None
                 if used and used.idle_since:
-                    found.append(_report(pod, one, used, info.inventory.geometry, now))
-    return sorted(found, key=lambda each: (-each.device_hours, each.pod, each.container)), unknown
+                    reports.append(_report(pod, allocation, used, info.inventory.geometry, now))
+    return sorted(reports, key=lambda report: (-report.device_hours, report.pod, report.container)), unknown
 
 
-def _report(pod: NeuronPod, one: Allocation, used: ContainerUtilization, geometry: Geometry, now: float) -> IdleReport:
-    devices, cores = geometry.devices_touched(one.mask), cores_in(one.mask)
-    has_whole = geometry.devices_mask(devices) == one.mask
+def _report(
+    pod: NeuronPod, allocation: Allocation, used: ContainerUtilization, geometry: Geometry, now: float
+) -> IdleReport:
+    devices, cores = geometry.devices_touched(allocation.mask), cores_in(allocation.mask)
+    has_whole = geometry.devices_mask(devices) == allocation.mask
     unit, ids = (Unit.DEVICE, list[int](devices)) if has_whole else (Unit.CORE, list[int](cores))
     hours = max(0.0, now - used.idle_since) / _HOUR
     return IdleReport(
         pod=str(pod.reference),
-        container=one.user,
+        container=allocation.user,
         node=pod.node,
         devices=format_ids(devices),
         cores=format_ids(cores),

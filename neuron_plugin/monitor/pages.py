@@ -33,7 +33,7 @@ def inspection_routes(state: ClusterState, api: ApiServer | None = None) -> list
         name = request.match_info.get("node")
         if name and name not in state.nodes:
             raise web.HTTPNotFound(text=f"node {name} is not known here\n")
-        nodes = [state.nodes[each] for each in ([name] if name else sorted(state.nodes))]
+        nodes = [state.nodes[node_name] for node_name in ([name] if name else sorted(state.nodes))]
         if request.query.get("format") == "json":
             body = await asyncio.to_thread(lambda: msgspec.json.encode([node_view(state, info) for info in nodes]))
             return web.Response(body=body, content_type="application/json")
@@ -44,10 +44,10 @@ def inspection_routes(state: ClusterState, api: ApiServer | None = None) -> list
         pod = find_pod(state, namespace, name)
         if pod is None:
             raise web.HTTPNotFound(text=f"{unknown_pod_text(state, namespace, name)}\n")
-        found = await asyncio.to_thread(explain, question(state, pod, await volumes_of(api, pod)))
+        explanation = await asyncio.to_thread(explain, question(state, pod, await volumes_of(api, pod)))
         if request.query.get("format") == "json":
-            return web.Response(body=msgspec.json.encode(found), content_type="application/json")
-        return web.Response(text=explain_text(found, request.query.getall("node", [])))
+            return web.Response(body=msgspec.json.encode(explanation), content_type="application/json")
+        return web.Response(text=explain_text(explanation, request.query.getall("node", [])))
 
     async def plan_for(request: web.Request) -> web.Response:
         try:

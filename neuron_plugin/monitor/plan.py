@@ -136,7 +136,9 @@ async def plan(api: ApiServer | None, state: ClusterState, options: PlanOptions)
         asked |= {pod.uid: pod for pod in about if pod.rules.claims}
         if volumes:
             await volumes.read(asked.values())
-        known = {uid: found for uid, pod in asked.items() if volumes and (found := volumes.of(pod)) is not None}
+        known = {
+            uid: pod_volumes for uid, pod in asked.items() if volumes and (pod_volumes := volumes.of(pod)) is not None
+        }
         unknown = asked.keys() - known.keys() if volumes else ()
         cluster = state.cluster(volumes=known, left_alone=unknown)
         if options.drain:
@@ -152,11 +154,11 @@ async def plan(api: ApiServer | None, state: ClusterState, options: PlanOptions)
 
 
 def _drained(cluster: Cluster, name: str) -> PlanReport:
-    found = drain(cluster, name)
+    outcome = drain(cluster, name)
     return PlanReport(
-        drained=tuple(_move_report(cluster, relocation) for relocation in found.moved),
-        stuck=tuple(_name(pod) for pod, _ in found.stuck),
-        reasons={_name(pod): reason for pod, reason in found.stuck},
+        drained=tuple(_move_report(cluster, relocation) for relocation in outcome.moved),
+        stuck=tuple(_name(pod) for pod, _ in outcome.stuck),
+        reasons={_name(pod): reason for pod, reason in outcome.stuck},
     )
 
 
@@ -188,9 +190,9 @@ def _pod_report(cluster: Cluster, prospect: Prospect) -> PodReport:
     )
 
 
-def _move_report(cluster: Cluster, found: Relocation) -> MoveReport:
-    texts = _id_texts(cluster, found.target, found.placement)
-    return MoveReport(_name(found.pod), found.source, found.target, *texts)
+def _move_report(cluster: Cluster, relocation: Relocation) -> MoveReport:
+    texts = _id_texts(cluster, relocation.target, relocation.placement)
+    return MoveReport(_name(relocation.pod), relocation.source, relocation.target, *texts)
 
 
 def _name(pod: NeuronPod) -> str:
@@ -203,6 +205,6 @@ def _id_texts(cluster: Cluster, node: str, placement: Placement) -> tuple[str, s
     if inventory is None:
         return "", "", ""
     devices, cores = inventory.geometry.devices_touched(mask), cores_in(mask)
-    in_devices = all(part.request.resource.unit is Unit.DEVICE for part in placement)
+    in_devices = all(container.request.resource.unit is Unit.DEVICE for container in placement)
     unit, ids = (Unit.DEVICE, list[int](devices)) if in_devices else (Unit.CORE, list[int](cores))
     return format_ids(devices), format_ids(cores), f"{unit}{'s' if len(ids) > 1 else ''} {ranges(ids)}"

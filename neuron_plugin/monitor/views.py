@@ -29,6 +29,7 @@ API_VERSION = "neuron-plugin.io/v1"
 NODE_LABEL = "neuron-plugin.io/node"
 NAMESPACE_LABEL = "neuron-plugin.io/namespace"
 _MOST_MASKS = 8192
+"""Texts of device sets that are remembered."""
 
 
 class _Part(msgspec.Struct, frozen=True, rename="camel", gc=False):
@@ -291,13 +292,13 @@ def node_view(state: ClusterState, info: NodeInfo, version: int = 0) -> NodeView
         missing_devices=format_ids(set(range(geometry.device_count)) - set(inventory.present)),
         disabled_devices=format_ids(inventory.disabled),
         held_down_devices=format_ids(inventory.held_down),
-        reserved={format_ids(cores_in(each.mask)): str(each.pod) for each in info.reservations},
+        reserved={format_ids(cores_in(reservation.mask)): str(reservation.pod) for reservation in info.reservations},
         stale=info.stale,
         last_renewal=renewed,
         cordoned=info.node.cordoned,
         holders=tuple(sorted(holders, key=lambda holder: (holder.namespace, holder.name, holder.uid))),
-        utilization={str(device): one for device, one in utilization.items()},
-        idle_devices=format_ids(device for device, one in utilization.items() if one.idle_since),
+        utilization={str(device): use for device, use in utilization.items()},
+        idle_devices=format_ids(device for device, use in utilization.items() if use.idle_since),
         device_counts=device_counts(info),
     )
     return NodeView(metadata=metadata, spec=spec, status=status)
@@ -311,28 +312,28 @@ def device_utilization(info: NodeInfo, utilization: Utilization) -> dict[int, Ut
     inventory = info.inventory
     if not (inventory and utilization):
         return {}
-    geometry, found = inventory.geometry, dict[int, UtilizationView]()
+    geometry, by_device = inventory.geometry, dict[int, UtilizationView]()
     for device in geometry.devices_touched(info.used_mask):
         mask = geometry.device_mask(device)
         holders = [
-            (one.mask, known)
-            for one in info.ledger.overlapping(mask)
-            if (known := utilization.get(one.pod.uid, {}).get(one.user))
+            (allocation.mask, known)
+            for allocation in info.ledger.overlapping(mask)
+            if (known := utilization.get(allocation.pod.uid, {}).get(allocation.user))
         ]
-        known_mask = reduce(or_, (each for each, _ in holders), 0)
+        known_mask = reduce(or_, (held_mask for held_mask, _ in holders), 0)
         if mask & info.used_mask & ~known_mask:
             continue
-        parts = [((each & mask).bit_count(), each.bit_count(), known) for each, known in holders]
+        parts = [((held_mask & mask).bit_count(), held_mask.bit_count(), known) for held_mask, known in holders]
         busy = sum(cores * known.busy_percent for cores, _, known in parts) / geometry.cores_per_device
         idle = [known.idle_since for _, _, known in parts]
         memory = sum(known.memory_bytes * cores // of for cores, of, known in parts)
-        found[int(device)] = UtilizationView(
+        by_device[int(device)] = UtilizationView(
             known=True,
             busy_percent=min(100, round(busy)),
             memory_bytes=memory,
             idle_since=max(idle) if all(idle) else 0,
         )
-    return found
+    return by_device
 
 
 def _container_utilization(known: ContainerUtilization | None) -> UtilizationView:
@@ -380,13 +381,16 @@ def _broken(inventory: NodeInventory, devices: Iterable[int]) -> dict[int, str]:
 def pod_view(state: ClusterState, pod: NeuronPod, version: int = 0) -> PodView:
     """A pod; its cores and devices follow from the assignment and from the geometry that its node has now."""
     namespace = pod.reference.namespace
-    asked = (ContainerDemand(each.container, each.kind.value, each.resource.value, each.count) for each in pod.requests)
+    asked = (
+        ContainerDemand(container.name, container.kind.value, container.resource.value, container.count)
+        for container in pod.requests
+    )
     info = state.nodes.get(pod.place)
     inventory = info.inventory if info else None
     containers, problem = _containers(pod, inventory.geometry if inventory else None)
     if used := state.utilization_of(pod.uid, pod.node):
         containers = tuple(
-            replace(each, utilization=_container_utilization(used.get(each.name))) for each in containers
+            replace(container, utilization=_container_utilization(used.get(container.name))) for container in containers
         )
     if inventory and not problem:
         problem = _broken_text(inventory, containers)
@@ -437,20 +441,23 @@ def _containers(pod: NeuronPod, geometry: Geometry | None) -> tuple[tuple[Contai
         return (), pod.assignment.detail if pod.assignment else ""
     if geometry is None:
         named = []
-        for part in pod.assignment.containers:
-            ids, unit = format_ids(part.ids), part.request.resource.unit
-            named.append(ContainerIds(part.request.container, *((ids, "") if unit is Unit.DEVICE else ("", ids))))
+        for container in pod.assignment.containers:
+            ids, unit = format_ids(container.ids), container.request.resource.unit
+            named.append(ContainerIds(container.request.name, *((ids, "") if unit is Unit.DEVICE else ("", ids))))
         return tuple(named), ""
     assigned = assigned_allocations(pod, geometry)
     if isinstance(assigned, Rejection):
         return (), assigned.detail
-    found = ((one.container, _devices(geometry, one.mask), format_ids(cores_in(one.mask))) for one in assigned)
-    return tuple(ContainerIds(*each) for each in found), ""
+    assigned_ids = (
+        (allocation.container, _devices(geometry, allocation.mask), format_ids(cores_in(allocation.mask)))
+        for allocation in assigned
+    )
+    return tuple(ContainerIds(*fields) for fields in assigned_ids), ""
 
 
 def _broken_text(inventory: NodeInventory, containers: Iterable[ContainerIds]) -> str:
     """What is wrong with the devices that a pod has; empty if nothing is."""
-    devices = {int(device) for each in containers for device in each.devices.split(",") if device}
+    devices = {int(device) for container in containers for device in container.devices.split(",") if device}
     alike = defaultdict[str, list[int]](list)
     for device, why in sorted(_broken(inventory, devices).items()):
         alike[why].append(device)
@@ -475,7 +482,7 @@ def _whole_devices(geometry: Geometry, mask: CoreMask) -> str:
 def _largest_free_set(geometry: Geometry, free_mask: CoreMask) -> str:
     most = max((count for count, number in free_sets(geometry, free_mask).items() if number), default=0)
     sets = valid_sets(geometry, Unit.DEVICE, most)
-    return next((_devices(geometry, each) for each in sets if each & free_mask == each), "")
+    return next((_devices(geometry, mask) for mask in sets if mask & free_mask == mask), "")
 
 
 @lru_cache(maxsize=_MOST_MASKS)

@@ -68,11 +68,11 @@ def verdict(capacity: Capacity | Rejection, request: PodRequest) -> int | Reject
         return 0
     if isinstance(capacity, Rejection):
         return capacity
-    geometry, free, part = capacity.geometry, capacity.free_mask, request[0]
-    prefers = isinstance(part.constraints, Constraints) and part.constraints.has_preference
+    geometry, free, container = capacity.geometry, capacity.free_mask, request[0]
+    prefers = isinstance(container.constraints, Constraints) and container.constraints.has_preference
     if len(request) == 1 and not prefers:
-        usable = free & usable_mask(geometry, part, capacity.facts) if is_constrained(request) else free
-        if sets := fitting(geometry, usable, part.resource.unit, part.count):
+        usable = free & usable_mask(geometry, container, capacity.facts) if is_constrained(request) else free
+        if sets := fitting(geometry, usable, container.resource.unit, container.count):
             return min(costs(geometry, free, sets))
     placed = capacity.place(request)
     return _shared(placed) if isinstance(placed, Rejection) else cost(geometry, free, placement_mask(placed))
@@ -143,9 +143,9 @@ class Answers:
                     heads[kind] = (rank, self._nodes[name].capacity)
                     break
         for name, info in changed.items():
-            found = None if name in skipped else self._rank(name, info)
-            if found and name in called and (found.kind not in heads or found < heads[found.kind][0]):
-                heads[found.kind] = (found, info.capacity)
+            own_rank = None if name in skipped else self._rank(name, info)
+            if own_rank and name in called and (own_rank.kind not in heads or own_rank < heads[own_rank.kind][0]):
+                heads[own_rank.kind] = (own_rank, info.capacity)
         if len(heads) <= 1:
             return next((rank.name for rank, _ in heads.values()), "")
         return min((self._devices_lost(capacity), rank) for rank, capacity in heads.values())[1].name
@@ -170,8 +170,8 @@ class Answers:
             info = self._nodes.get(name)
             if info is None:
                 continue
-            if isinstance(found := self._verdict(info.capacity), Rejection):
-                self._rejected.setdefault(found, set()).add(name)
+            if isinstance(verdict := self._verdict(info.capacity), Rejection):
+                self._rejected.setdefault(verdict, set()).add(name)
             elif rank := self._rank(name, info):
                 insort(self._orders.setdefault(rank.kind, []), rank)
                 self._ranks[name] = rank
@@ -181,13 +181,13 @@ class Answers:
     def _rank(self, name: str, info: NodeInfo) -> Rank | None:
         """Where a node stands; None if the pod does not fit there."""
         capacity = info.capacity
-        found = self._verdict(capacity)
-        if isinstance(found, Rejection) or isinstance(capacity, Rejection):
+        verdict = self._verdict(capacity)
+        if isinstance(verdict, Rejection) or isinstance(capacity, Rejection):
             return None
         geometry, free_mask = capacity.geometry, capacity.free_mask
         if self._strategy is PlacementStrategy.SPREAD:
-            return Rank(-len(geometry.whole_devices(free_mask)), found, name, None)
-        return Rank(found, tie_rank(geometry, free_mask, len(info.ledger.by_pod)), name, geometry)
+            return Rank(-len(geometry.whole_devices(free_mask)), verdict, name, None)
+        return Rank(verdict, tie_rank(geometry, free_mask, len(info.ledger.by_pod)), name, geometry)
 
 
 def _devices_lost(capacity: Capacity | Rejection, request: PodRequest) -> float:
@@ -218,7 +218,10 @@ class Choices:
         Containers' names are no part of a demand: every workload has its own, and would have its own answers. However
         many constraints pods invent, demands without any stay remembered.
         """
-        parts = tuple((part.kind, part.resource, part.count, part.amounts, part.constraints) for part in request)
+        parts = tuple(
+            (container.kind, container.resource, container.count, container.amounts, container.constraints)
+            for container in request
+        )
         demand = (strategy, parts)
         remembered = self._constrained if is_constrained(request) else self._plain
         answers = remembered.pop(demand, None) or Answers(self._nodes, request, strategy)
@@ -232,15 +235,15 @@ class Choices:
         """The nodes that kube-scheduler leaves to pods of these rules now, as far as that can be judged."""
         key = rules, volumes
         known = self._feasible.pop(key) if key in self._feasible else (set[str](), set(self._nodes))
-        found, changed = self._feasible[key] = known
+        feasible, changed = self._feasible[key] = known
         if len(self._feasible) > MOST_DEMANDS:
             del self._feasible[next(iter(self._feasible))]
         for name in changed:
-            found.discard(name)
+            feasible.discard(name)
             if (info := self._nodes.get(name)) and _leaves(info, self._uses[name], rules, volumes):
-                found.add(name)
+                feasible.add(name)
         changed.clear()
-        return found
+        return feasible
 
     def has_room(self, name: str, rules: PodRules, beside: Iterable[PodRules]) -> bool:
         """Whether kube-scheduler's counts leave room on a node for a pod of these rules if others come to it, too."""
@@ -274,7 +277,7 @@ def place_together(
     """
     changed: dict[str, NodeInfo] = {}
     places: dict[PodUid, tuple[str, Placement]] = {}
-    for pod in sorted(pods, key=lambda pod: (-sum(part.count for part in pod.requests), pod.reference.name)):
+    for pod in sorted(pods, key=lambda pod: (-sum(container.count for container in pod.requests), pod.reference.name)):
         name = best(pod, changed) if pod.requests else ""
         info = changed.get(name) or nodes.get(name)
         if info and any(kept.pod.uid == pod.uid for kept in info.reservations):

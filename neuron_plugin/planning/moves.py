@@ -293,7 +293,9 @@ def _cheapest_move(scene: _Scene, pod: NeuronPod, now: float, rules: MoveRules) 
             continue
         key = name, pod.requests, pod.priority, rules
         if key not in scene.openings or scene.openings[key][0] is not info:
-            openings = {tuple(one.uid for one in victims): victims for victims in _openings(scene, info, pod, rules)}
+            openings = {
+                tuple(victim.uid for victim in victims): victims for victims in _openings(scene, info, pod, rules)
+            }
             scene.openings[key] = info, list(openings.values())
         for number, victims in enumerate(scene.openings[key][1]):
             cores = [info.ledger.mask_of(victim.uid).bit_count() for victim in victims]
@@ -340,19 +342,19 @@ def _openings(scene: _Scene, info: NodeInfo, pod: NeuronPod, rules: MoveRules) -
         if (victim := pods.get(uid)) and victim.node and rules.may_move(scene.cluster, victim, pod)
     ]
     if len(pod.requests) == 1:
-        part, geometry = pod.requests[0], inventory.geometry
+        container, geometry = pod.requests[0], inventory.geometry
         within = int(info.free_mask)
         for _, mask in movable:
             within |= mask & inventory.healthy_mask & ~info.reserved_mask
-        within &= usable_mask(geometry, part, capacity.facts.unused)
-        for chosen in valid_sets(geometry, part.resource.unit, part.count):
+        within &= usable_mask(geometry, container, capacity.facts.unused)
+        for chosen in valid_sets(geometry, container.resource.unit, container.count):
             if chosen & within == chosen:
                 victims = tuple(victim for victim, mask in movable if mask & chosen)
                 if 0 < len(victims) <= most:
                     yield victims
         return
     if rules.preempts:
-        movable.sort(key=lambda each: each[0].priority)
+        movable.sort(key=lambda candidate: candidate[0].priority)
     candidates = [victim for victim, _ in movable]
 
     def is_enough(group: Sequence[NeuronPod]) -> bool:
@@ -597,7 +599,7 @@ def _standing(scene: _Scene, pod: NeuronPod) -> Standing:
                 possible.add(geometry)
     if not possible:
         return Standing.NEVER
-    asked = {kind: sum(cores_asked(kind, part) for part in pod.requests) for kind in possible}
+    asked = {kind: sum(cores_asked(kind, container) for container in pod.requests) for kind in possible}
     return Standing.PIECES if any(free[kind] >= asked[kind] for kind in possible) else Standing.SHORT
 
 
@@ -610,11 +612,11 @@ def _held_under_another_name(scene: _Scene, pod: NeuronPod) -> bool:
     cluster = scene.cluster
     if not pod.preempts or all(other.priority >= pod.priority for other in cluster.pods.values() if other.node):
         return False
-    asked = {part.resource for part in pod.requests}
+    asked = {container.resource for container in pod.requests}
     for name in scene.eligible(pod):
         info = cluster.nodes[name]
         lower = {
-            uid: {one.resource for one in allocations}
+            uid: {allocation.resource for allocation in allocations}
             for uid, allocations in info.ledger.by_pod.items()
             if uid in cluster.pods and cluster.pods[uid].priority < pod.priority
         }
@@ -644,7 +646,7 @@ def _reason(scene: _Scene, pod: NeuronPod, standing: Standing) -> str:
     if not texts:
         volumes = scene.cluster.volumes.get(pod.uid, ())
         objected = (objections(pod.rules, name, info.node.rules, volumes) for name, info in scene.cluster.nodes.items())
-        texts = Counter(next(each, "") for each in objected)
+        texts = Counter(next(reasons, "") for reasons in objected)
         ((text, count),) = texts.most_common(1) or (("", 0),)
         why = f": {text} ({count} of {len(scene.cluster.nodes)} nodes)" if text else ""
         return f"kube-scheduler's own rules leave it no node{why}"

@@ -30,4 +30,4 @@ def parse_shape(text: str) -> PodRequest:
 
 def shape_text(request: PodRequest) -> str:
     """A request in the form that ``parse_shape`` reads; several containers joined by "+"."""
-    return "+".join(f"{part.resource.short_name}={part.count}" for part in request)
+    return "+".join(f"{container.resource.short_name}={container.count}" for container in request)

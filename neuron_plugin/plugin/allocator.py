@@ -41,6 +41,7 @@ RECONSIDER_SECONDS = 4.0
 After a force deletion a container runtime took 2.6 to 3.7 s to end the processes of one that ignores SIGTERM (1.36).
 """
 POLL_SECONDS = 0.1
+"""Between two looks at what an Allocate waits for."""
 
 
 class PodLister(Protocol):
@@ -99,8 +100,8 @@ class Allocator:
         """Give a container its devices for exactly these ids.
 
         Raises:
-            AllocationRefusedError: another pod has some of them or its processes still use them, they are not linked
-                and must be, or only a pod whose request cannot be served can have asked.
+            AllocationRefusedError: another pod has some of them, or its processes still use them. Or they are not
+                linked and must be. Or only a pod whose request cannot be served can have asked.
         """
         with self._counted(self._counters.allocate_seconds, resource):
             await self._node.orders_known.wait()  # at the start of the daemon only
@@ -131,7 +132,7 @@ class Allocator:
         inputs = self._snapshot().inputs
         if self._node.numa_nodes and inputs.recorded.rewritten_at < began:
             return None
-        pending = [inputs.uid_of(one) for one in inputs.pending if one.reply.id == self._latest_reply]
+        pending = [inputs.uid_of(answer) for answer in inputs.pending if answer.reply.id == self._latest_reply]
         recorded = inputs.recorded.entries.items()
         known = [key.uid for key, entry in recorded if entry.reply and entry.reply.id == self._latest_reply]
         return next(iter((*pending, *known)), None)
@@ -189,12 +190,12 @@ class Allocator:
     def _candidates(self, resource: Resource, count: int) -> list[NeuronPod]:
         """The pods that may have made a call."""
         snapshot = self._snapshot()
-        waiting = {one.pod.uid for one in snapshot.waiting}
+        waiting = {assignment.pod.uid for assignment in snapshot.waiting}
         return [
             pod
             for pod in snapshot.inputs.pods.asking
             if (pod.uid in waiting or pod in snapshot.unassigned)
-            and any((part.resource, part.count) == (resource, count) for part in pod.requests)
+            and any((container.resource, container.count) == (resource, count) for container in pod.requests)
         ]
 
     def _refused(self, call: AllocateCall, text: str) -> AllocationRefusedError:

@@ -127,17 +127,22 @@ def preference_for(snapshot: Snapshot, request: PreferenceRequest) -> Preference
     available, must = reuse.as_given(offered), reuse.as_given(must)
     usable = (available & snapshot.offered_mask) | must
 
-    for one in snapshot.waiting:
-        fits = one.resource is request.resource and len(one.ids) == request.size
-        if fits and one.mask & usable == one.mask and one.mask & must == must and bool(one.reused_mask) == bool(must):
-            ids = geometry.ids_of(unit, reuse.as_recorded(one.mask)) if reuse.pod else one.ids
-            return Preference(ids, Fit.ASSIGNED, one)
+    for assignment in snapshot.waiting:
+        fits = assignment.resource is request.resource and len(assignment.ids) == request.size
+        if (
+            fits
+            and assignment.mask & usable == assignment.mask
+            and assignment.mask & must == must
+            and bool(assignment.reused_mask) == bool(must)
+        ):
+            ids = geometry.ids_of(unit, reuse.as_recorded(assignment.mask)) if reuse.pod else assignment.ids
+            return Preference(ids, Fit.ASSIGNED, assignment)
     free = snapshot.free_mask
     if not request.must_include and (planned := _first_of_all(snapshot, request, available)):
         return Preference(planned, Fit.LINKED)
-    found = choose(geometry, (available & free) | must, unit, request.size, must)
-    if not isinstance(found, Rejection):
-        return Preference(geometry.ids_of(unit, reuse.as_recorded(found)), Fit.LINKED)
+    linked = choose(geometry, (available & free) | must, unit, request.size, must)
+    if not isinstance(linked, Rejection):
+        return Preference(geometry.ids_of(unit, reuse.as_recorded(linked)), Fit.LINKED)
     chosen: tuple[int, ...] = request.must_include
     unheld = snapshot.offered_mask & ~snapshot.ledger.used_mask
     # Then what unbound pods were promised, what bound ones wait for, and at last what is in use, which Allocate judges.
@@ -164,16 +169,26 @@ def answer_for(snapshot: Snapshot, call: AllocateCall) -> Answer | Conflict:
     must = snapshot.mask_of(resource, call.after.must_include if call.after else ())
     reuse = _reuse(snapshot, resource, must, count, call.latest)
     pod, mask = reuse.pod, reuse.as_given(snapshot.mask_of(resource, call.ids))
-    for one in snapshot.waiting:
-        if one.resource is resource and one.mask == mask and not mask & ~snapshot.offered_mask & ~one.reused_mask:
-            return Answer(mask, "a set that the scheduler assigned", one.pod, one.container, assigned=True)
-    if call.after is None and (found := _of_init_containers(snapshot, resource, mask, count, call.latest)):
-        return found
+    for assignment in snapshot.waiting:
+        if (
+            assignment.resource is resource
+            and assignment.mask == mask
+            and not mask & ~snapshot.offered_mask & ~assignment.reused_mask
+        ):
+            return Answer(
+                mask, "a set that the scheduler assigned", assignment.pod, assignment.container, assigned=True
+            )
+    if call.after is None and (answer := _of_init_containers(snapshot, resource, mask, count, call.latest)):
+        return answer
     texts = []
-    for each in snapshot.ledger.overlapping(mask):
-        if pod is None or (each.pod.uid, each.resource) != (pod.uid, resource):
-            shared = format_ids(one for one in call.ids if snapshot.mask_of(resource, (one,)) & each.mask & mask)
-            texts.append(f"{resource.value} {shared} is in use by {named(each.pod)} as {each.resource.value}")
+    for allocation in snapshot.ledger.overlapping(mask):
+        if pod is None or (allocation.pod.uid, allocation.resource) != (pod.uid, resource):
+            shared = format_ids(
+                number for number in call.ids if snapshot.mask_of(resource, (number,)) & allocation.mask & mask
+            )
+            texts.append(
+                f"{resource.value} {shared} is in use by {named(allocation.pod)} as {allocation.resource.value}"
+            )
     if texts:
         return Conflict("; ".join(dict.fromkeys(texts)))
     if reasons := snapshot.kept_back(mask & ~reuse.given, snapshot.inputs.hold_downs):
@@ -190,17 +205,17 @@ def _reuse(snapshot: Snapshot, resource: Resource, must: CoreMask, count: int, l
 
     The kubelet takes what it thinks init containers have left. With NUMA hints it says so of what is aligned, too.
     """
-    for one in snapshot.ledger.allocations if must else ():
-        part = CoreMask(one.kubelet_mask & must)
-        if not part or one.resource is not resource:
+    for allocation in snapshot.ledger.allocations if must else ():
+        overlap = CoreMask(allocation.kubelet_mask & must)
+        if not overlap or allocation.resource is not resource:
             continue
-        known = snapshot.inputs.pods.pods.get(one.pod.uid)
-        if known and _next_container(snapshot, one.pod, resource, count):
+        known = snapshot.inputs.pods.pods.get(allocation.pod.uid)
+        if known and _next_container(snapshot, allocation.pod, resource, count):
             recorded, given = snapshot.reusable_masks(known, resource)
             if recorded and not recorded & ~must and recorded.bit_count() == given.bit_count():
-                return Reuse(one.pod, recorded, given)
-        elif latest and known is None and one.pod == snapshot.inputs.reference(latest):
-            return Reuse(one.pod, part, part)
+                return Reuse(allocation.pod, recorded, given)
+        elif latest and known is None and allocation.pod == snapshot.inputs.reference(latest):
+            return Reuse(allocation.pod, overlap, overlap)
     return Reuse()
 
 
@@ -222,18 +237,18 @@ def _of_init_containers(
         if snapshot.inputs.recorded.unreadable and drawn & reusable == drawn:
             # PodResources does not say what was given in place of these ids.
             return Answer(drawn, "a part of what the init containers have", pod.reference, container)
-        waiting = next((one for one in snapshot.waiting if one.pod == pod.reference), None)
+        waiting = next((assignment for assignment in snapshot.waiting if assignment.pod == pod.reference), None)
         if waiting and waiting.mask & reusable == waiting.mask:
             return Answer(
                 waiting.mask, "its share of what the init containers have", pod.reference, container, assigned=True
             )
-        part = choose(geometry, reusable, unit, count)
-        if drawn & reusable == drawn and (isinstance(part, Rejection) or not snapshot.unlinked_text(resource, drawn)):
+        chosen = choose(geometry, reusable, unit, count)
+        if drawn & reusable == drawn and (isinstance(chosen, Rejection) or not snapshot.unlinked_text(resource, drawn)):
             return Answer(drawn, "a part of what the init containers have", pod.reference, container)
-        if isinstance(part, Rejection):  # the kubelet drew what a sidecar was given in place of other ids
+        if isinstance(chosen, Rejection):  # the kubelet drew what a sidecar was given in place of other ids
             left = _tightest(geometry.ids_of(unit, reusable), (), count)
-            part = geometry.mask_of(unit, left)
-        return Answer(part, "a linked part of what the init containers have", pod.reference, container)
+            chosen = geometry.mask_of(unit, left)
+        return Answer(chosen, "a linked part of what the init containers have", pod.reference, container)
     if latest and latest not in snapshot.inputs.pods.by_kubelet_uid:
         being_admitted = PodReference(latest, "", "")
         if _counted(snapshot, being_admitted, resource, drawn):
@@ -244,10 +259,12 @@ def _of_init_containers(
 def _counted(snapshot: Snapshot, pod: PodReference, resource: Resource, drawn: CoreMask) -> bool:
     """Whether the kubelet has all of these ids on its account for one pod, and no other pod has their cores."""
     own = NO_CORES
-    for one in snapshot.ledger.of(pod.uid):
-        if one.resource is resource:
-            own = CoreMask(own | one.kubelet_mask)
-    return drawn & own == drawn and all(one.pod.uid == pod.uid for one in snapshot.ledger.overlapping(drawn))
+    for allocation in snapshot.ledger.of(pod.uid):
+        if allocation.resource is resource:
+            own = CoreMask(own | allocation.kubelet_mask)
+    return drawn & own == drawn and all(
+        allocation.pod.uid == pod.uid for allocation in snapshot.ledger.overlapping(drawn)
+    )
 
 
 def _next_container(snapshot: Snapshot, pod: PodReference, resource: Resource, count: int) -> str:
@@ -255,9 +272,9 @@ def _next_container(snapshot: Snapshot, pod: PodReference, resource: Resource, c
     known = snapshot.inputs.pods.pods.get(pod.uid)
     if known is None:
         return ""
-    served = {one.container for one in snapshot.ledger.of(pod.uid)}
-    part = next((part for part in known.requests if part.container not in served), None)
-    return part.container if part and (part.resource, part.count) == (resource, count) else ""
+    served = {allocation.container for allocation in snapshot.ledger.of(pod.uid)}
+    container = next((container for container in known.requests if container.name not in served), None)
+    return container.name if container and (container.resource, container.count) == (resource, count) else ""
 
 
 def _first_of_all(snapshot: Snapshot, request: PreferenceRequest, available: int) -> tuple[int, ...] | None:

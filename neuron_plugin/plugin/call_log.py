@@ -34,12 +34,14 @@ class CallLog:
 
     def preferred(self, snapshot: Snapshot, request: PreferenceRequest, preference: Preference) -> None:
         """Take in a preference that was answered."""
-        one, resource = preference.waiting, request.resource
+        assignment, resource = preference.waiting, request.resource
         chosen, must = snapshot.mask_of(resource, preference.ids), snapshot.mask_of(resource, request.must_include)
         reason = (
-            "the oldest waiting assignment of this size" if one else "no assignment fits: the best set that is free"
+            "the oldest waiting assignment of this size"
+            if assignment
+            else "no assignment fits: the best set that is free"
         )
-        free = snapshot.offered_mask & ~snapshot.ledger.used_mask if one else snapshot.free_mask
+        free = snapshot.offered_mask & ~snapshot.ledger.used_mask if assignment else snapshot.free_mask
         self._preferred = self._record(
             snapshot,
             Step.PREFERRED,
@@ -47,8 +49,8 @@ class CallLog:
             chosen,
             reason,
             request.available,
-            pod=one.pod if one else None,
-            container=one.container if one else "",
+            pod=assignment.pod if assignment else None,
+            container=assignment.container if assignment else "",
             usable=snapshot.mask_of(resource, request.available) & free | must,
             must_include=must,
         )
@@ -79,23 +81,25 @@ class CallLog:
 
     def corrected(self, snapshot: Snapshot, write: PodWrite) -> None:
         """Take in that a pod's assignment was corrected to what it was given."""
-        for one in snapshot.ledger.of(write.pod.uid):
-            what = (one.resource, one.mask, write.correction)
-            self._record(snapshot, Step.CORRECTED, *what, pod=write.pod, container=one.container, usable=NO_CORES)
+        for allocation in snapshot.ledger.of(write.pod.uid):
+            what = (allocation.resource, allocation.mask, write.correction)
+            self._record(
+                snapshot, Step.CORRECTED, *what, pod=write.pod, container=allocation.container, usable=NO_CORES
+            )
 
     def name_recorded(self, snapshot: Snapshot) -> None:
         """Log the answers that the kubelet has recorded by now, and put their pods into the decisions."""
         if not self._unrecorded:
             return
         inputs = snapshot.inputs
-        pending = {one.reply.id for one in inputs.pending}
+        pending = {answer.reply.id for answer in inputs.pending}
         recorded = {
             entry.reply.id: key
             for entries in (inputs.recorded.over, inputs.recorded.entries)
             for key, entry in entries.items()
             if entry.reply
         }
-        for reply_id in [one for one in self._unrecorded if one in recorded or one not in pending]:
+        for reply_id in [reply for reply in self._unrecorded if reply in recorded or reply not in pending]:
             decisions, fields = self._unrecorded[reply_id]
             key = recorded.get(reply_id)
             pod = inputs.reference(key.uid) if key else None

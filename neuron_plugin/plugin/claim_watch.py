@@ -12,14 +12,14 @@ import logging
 
 from neuron_plugin.allocation.claims import NeuronClaim
 from neuron_plugin.cluster import ApiRequest, ApiServer, ClusterError
-from neuron_plugin.cluster.api import send
+from neuron_plugin.cluster.api import REQUEST_SECONDS, send
 from neuron_plugin.cluster.claims import RESOURCE_CLAIMS, neuron_claim
 from neuron_plugin.plugin.node import LocalNode
 
 logger = logging.getLogger(__name__)
 
-READ_SECONDS = 5.0
 LOOK_SECONDS = 1.0
+"""Between two looks at which claims this node's pods have."""
 FIRST_LOOK_SECONDS = 0.05
 """While the pods are not listed yet: the kubelet's first calls wait for their claims."""
 
@@ -39,10 +39,10 @@ class ClaimWatch:
         try:
             while True:
                 named = {
-                    (pod.reference.namespace, one.claim): pod.uid
+                    (pod.reference.namespace, pod_claim.claim): pod.uid
                     for pod in self._node.pods.pods.values()
-                    for one in pod.claims
-                    if one.claim
+                    for pod_claim in pod.claims
+                    if pod_claim.claim
                 }
                 fresh = {}
                 for key, uid in named.items():
@@ -63,8 +63,8 @@ class ClaimWatch:
             return None
         request = ApiRequest("GET", RESOURCE_CLAIMS.item(name, namespace))
         try:
-            found = RESOURCE_CLAIMS.decode(await send(self._api, request, timeout_seconds=READ_SECONDS))
+            claim = RESOURCE_CLAIMS.decode(await send(self._api, request, timeout_seconds=REQUEST_SECONDS))
         except ClusterError as error:
             logger.debug("claim not read", extra={"claim": f"{namespace}/{name}", "error": str(error)})
             return None
-        return neuron_claim(found, self._driver)
+        return neuron_claim(claim, self._driver)

@@ -73,31 +73,31 @@ def cdi_devices(
     Raises:
         NotNumberedError: containers would need different names for one device, or one variable would need two values.
     """
-    found: dict[Part, tuple[str, ...]] = {}
+    given: dict[Part, tuple[str, ...]] = {}
     first_user: dict[Part, str] = {}
     for pod in pods:
         used: dict[str, list[Part]] = {"": []}
-        for each in pod.claims:
-            claim = claims.get((pod.reference.namespace, each.claim))
+        for pod_claim in pod.claims:
+            claim = claims.get((pod.reference.namespace, pod_claim.claim))
             if claim is None:
                 continue
-            for container, request in each.users or (("", ""),):
+            for container, request in pod_claim.users or (("", ""),):
                 names = (request, f"{request}/")  # ``request/alternative`` is one of its alternatives
                 parts = [
-                    (claim.uid, one)
-                    for one in claim.results
-                    if not request or one.request == request or one.request.startswith(names[1])
+                    (claim.uid, result)
+                    for result in claim.results
+                    if not request or result.request == request or result.request.startswith(names[1])
                 ]
                 used.setdefault(container, []).extend(parts)
         sizes = {claim.uid: claim.logical_core_size for claim in claims.values()}
         for container, parts in used.items():
             user = f"container {container} of {named(pod.reference)}"
             for part, names_of_part in _names(parts, sizes, style, snapshot, user).items():
-                if found.setdefault(part, names_of_part) != names_of_part:
+                if given.setdefault(part, names_of_part) != names_of_part:
                     text = f"{part[1].device} would have other numbers in {first_user[part]} than in {user}"
                     raise NotNumberedError(f"{text}: let both use the same requests, or give each a claim of its own")
                 first_user.setdefault(part, user)
-    return found
+    return given
 
 
 def _names(
@@ -138,7 +138,7 @@ def _names(
             text = f"cores of this node are of logicalNeuronCore {style.logical_core_size}"
             raise NotNumberedError(f"{user} asks for {size}, and {text}: ask for whole devices")
         names[next(iter(devices))].append(cdi_size_name(size))
-    return {part: tuple(each) for part, each in names.items()}
+    return {part: tuple(listed) for part, listed in names.items()}
 
 
 def held_by_others(snapshot: Snapshot, claim: NeuronClaim, mask: CoreMask) -> str:
@@ -152,10 +152,11 @@ def held_by_others(snapshot: Snapshot, claim: NeuronClaim, mask: CoreMask) -> st
         for key, entry in inputs.recorded.entries.items()
         if key.claim != claim.uid
     ]
-    for one in (*held, *(answer.on(snapshot.inventory) for answer in inputs.pending)):
-        if one.mask & mask:
-            devices = format_ids(geometry.devices_touched(one.mask & mask))
-            return f"{named(one.pod)} has neuron devices {devices}{f' by claim {one.claim}' if one.claim else ''}"
+    for allocation in (*held, *(answer.on(snapshot.inventory) for answer in inputs.pending)):
+        if allocation.mask & mask:
+            devices = format_ids(geometry.devices_touched(allocation.mask & mask))
+            by_claim = f" by claim {allocation.claim}" if allocation.claim else ""
+            return f"{named(allocation.pod)} has neuron devices {devices}{by_claim}"
     for hold_down in inputs.hold_downs:
         if hold_down.mask & mask:
             devices = format_ids(geometry.devices_touched(hold_down.mask & mask))
@@ -233,12 +234,12 @@ class ClaimPreparer:
             if call and not text:
                 break
             if text != reported:
-                logger.info("claims wait", extra={"claims": [str(each) for each in claims], "reason": text})
+                logger.info("claims wait", extra={"claims": [str(claim) for claim in claims], "reason": text})
             reported = text
             until = loop.time() + self._times.reread
             while text and loop.time() < until:
                 if loop.time() >= deadline:
-                    return {each.uid: text for each in claims}
+                    return {claim.uid: text for claim in claims}
                 await asyncio.sleep(self._times.poll)
                 self._node.look_again()
                 if call:
@@ -246,40 +247,42 @@ class ClaimPreparer:
         self._counters.prepare_seconds[self._settings.dra_driver].observe(time.perf_counter() - started)
         for claim in call.wanted:
             self._node.prepared(claim)
-            names = [one.device for one in claim.results]
+            names = [result.device for result in claim.results]
             logger.info("claim prepared", extra={"claim": str(claim), "uid": claim.uid, "devices": names})
         return {
             claim.uid: [
                 PreparedDevice(
-                    one.request,
-                    one.pool,
-                    one.device,
-                    tuple(f"{CDI_KIND}={name}" for name in call.names[claim.uid, one]),
+                    result.request,
+                    result.pool,
+                    result.device,
+                    tuple(f"{CDI_KIND}={name}" for name in call.names[claim.uid, result]),
                 )
-                for one in claim.results
+                for result in claim.results
             ]
             for claim in call.wanted
         }
 
     async def unprepare(self, claims: Sequence[ClaimReference]) -> None:
         """Say so in the log. An end is seen by pods and cgroups: the kubelet counts pods, not which (#140212)."""
-        for each in claims:
-            logger.info("claim no longer needed, says the kubelet", extra={"claim": str(each), "uid": each.uid})
+        for claim in claims:
+            logger.info("claim no longer needed, says the kubelet", extra={"claim": str(claim), "uid": claim.uid})
 
     async def _read_all(self, wanted: Sequence[ClaimReference]) -> _Call:
         """Read the claims of a call, and whatever else decides about the numbers inside the containers."""
         claims = {}
-        for each in wanted:
-            claim = await self._read(each.namespace, each.name)
-            if claim.uid != each.uid:
-                raise ClaimsUnreadError(f"claim {each} has UID {claim.uid} now, expected {each.uid}: it was made again")
+        for reference in wanted:
+            claim = await self._read(reference.namespace, reference.name)
+            if claim.uid != reference.uid:
+                raise ClaimsUnreadError(
+                    f"claim {reference} has UID {claim.uid} now, expected {reference.uid}: it was made again"
+                )
             if not claim.results:
-                raise ClaimsUnreadError(f"claim {each} has no device of {self._settings.dra_driver} allocated")
+                raise ClaimsUnreadError(f"claim {reference} has no device of {self._settings.dra_driver} allocated")
             # A pod that names its node itself may come with a claim of another node.
             pool = pool_of(self._settings.node_name)
-            if others := sorted({one.pool for one in claim.results} - {pool}):
-                raise ClaimsUnreadError(f"claim {each} has devices of pool {', '.join(others)}, expected {pool}")
-            claims[each.namespace, each.name] = claim
+            if others := sorted({result.pool for result in claim.results} - {pool}):
+                raise ClaimsUnreadError(f"claim {reference} has devices of pool {', '.join(others)}, expected {pool}")
+            claims[reference.namespace, reference.name] = claim
         read = tuple(claims.values())
         uids = {uid for claim in read for uid in claim.reserved_for}
         if not uids <= self._node.pods.pods.keys():
@@ -288,9 +291,9 @@ class ClaimPreparer:
             uids = {uid for claim in claims.values() for uid in claim.reserved_for}
             pods = [pod for uid, pod in self._node.pods.pods.items() if uid in uids]
             for pod in pods:
-                for one in pod.claims:
-                    key = (pod.reference.namespace, one.claim)
-                    if one.claim and key not in claims:
+                for pod_claim in pod.claims:
+                    key = (pod.reference.namespace, pod_claim.claim)
+                    if pod_claim.claim and key not in claims:
                         claims[key] = await self._read(*key)
         self._node.see_claims({**self._node.claims, **claims})
         snapshot = self._snapshot()
@@ -315,7 +318,9 @@ class ClaimPreparer:
             if not any(uid in pods for uid in claim.reserved_for):
                 return f"the API server shows no pod of claim {claim} on this node"
             mask = claim.mask_on(geometry, snapshot.inventory.logical_core_size)
-            if missing := [one for one in geometry.devices_touched(mask) if one not in snapshot.inventory.present]:
+            if missing := [
+                device for device in geometry.devices_touched(mask) if device not in snapshot.inventory.present
+            ]:
                 return f"neuron devices {format_ids(missing)} are not there"
             if text := held_by_others(snapshot, claim, mask):
                 return text

@@ -187,7 +187,9 @@ def cdi_specification(geometry: Geometry, style: ContainerStyle, *, claims: bool
         for node in [_node(style, host, inside)]
     ]
     if claims:  # Allocate says the same by variables of its own answer
-        cores = {cdi_cores_name(*each): format_ids(range(each[0], each[1] + 1)) for each in core_windows(geometry)}
+        cores = {
+            cdi_cores_name(*window): format_ids(range(window[0], window[1] + 1)) for window in core_windows(geometry)
+        }
         variables = {name: f"{VISIBLE_CORES}={text}" for name, text in sorted(cores.items())}
         variables |= {cdi_size_name(size): f"{LOGICAL_CORE_CONFIG}={size}" for size in LOGICAL_CORE_SIZES}
         devices += [{"name": name, "containerEdits": {"env": [text]}} for name, text in variables.items()]

@@ -14,11 +14,10 @@ from neuron_plugin.allocation.inventory import disabled_devices, read_inventory
 from neuron_plugin.allocation.keys import DISABLE_KEY, INVENTORY_KEY
 from neuron_plugin.allocation.resources import format_ids
 from neuron_plugin.cluster import ApiError, ApiServer, Node
-from neuron_plugin.cluster.api import send
+from neuron_plugin.cluster.api import PAGE_SECONDS, send
 from neuron_plugin.cluster.objects import NODES
 from neuron_plugin.cluster.writes import describe_node, read_node
 
-TIMEOUT_SECONDS = 30.0
 ATTEMPTS = 5
 """Writes in a row that others may overtake: the kubelet writes its status, an operator another annotation."""
 
@@ -40,12 +39,12 @@ async def change_disabled(api: ApiServer, node_name: str, ids: Collection[int], 
     while True:
         attempt += 1
         try:
-            node = NODES.decode(await send(api, read_node(node_name), timeout_seconds=TIMEOUT_SECONDS))
+            node = NODES.decode(await send(api, read_node(node_name), timeout_seconds=PAGE_SECONDS))
             before, after = with_disabled(node, ids) if disable else without_disabled(node, ids)
             value = format_ids(after) or None
             if node.annotations.get(DISABLE_KEY) != value:
                 change = describe_node(node_name, annotations={DISABLE_KEY: value}, version=node.resource_version)
-                await send(api, change, timeout_seconds=TIMEOUT_SECONDS)
+                await send(api, change, timeout_seconds=PAGE_SECONDS)
         except ApiError as error:
             if error.missing:
                 raise CordonError(f"there is no node {node_name}: see 'kubectl get nodes' for the names") from error
@@ -66,7 +65,7 @@ def with_disabled(node: Node, ids: Collection[int]) -> tuple[Ids, Ids]:
         count = read_inventory(node.annotations.get(INVENTORY_KEY, "")).geometry.device_count
     except InventoryError:
         count = max(ids) + 1
-    if unknown := [each for each in ids if each >= count]:
+    if unknown := [number for number in ids if number >= count]:
         raise CordonError(
             f"node {node.name} has no devices {format_ids(unknown)}: expected ids from 0 to {count - 1}, its plugin's "
             "inventory"

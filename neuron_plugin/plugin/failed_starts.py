@@ -22,6 +22,7 @@ from neuron_plugin.hardware.health_signals import Observation, Signal
 from neuron_plugin.plugin.snapshot import Snapshot
 
 MOST_NAMES = 3
+"""Pods in one reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +51,9 @@ def failed_starts(snapshot: Snapshot, rules: StartRules, now: float) -> Mapping[
 
     Pods whose devices are not known are left out.
     """
-    starts = sorted(_starts(snapshot, rules, now), key=lambda each: each.at)
-    starts = [each for each in starts if not each.failed or now - each.at <= rules.window_seconds]
-    running = [each for each in starts if not each.failed and _runs(each.pod)]
+    starts = sorted(_starts(snapshot, rules, now), key=lambda start: start.at)
+    starts = [start for start in starts if not start.failed or now - start.at <= rules.window_seconds]
+    running = [start for start in starts if not start.failed and _runs(start.pod)]
     return {device: _observed(device, starts, running) for device in snapshot.inventory.present}
 
 
@@ -62,10 +63,10 @@ def _starts(snapshot: Snapshot, rules: StartRules, now: float) -> Iterable[_Star
         assigned = assigned_allocations(pod, geometry) if pod.runs else ()
         if isinstance(assigned, Rejection):
             continue
-        for one in assigned:
-            devices = frozenset(map(int, geometry.devices_touched(one.mask)))
+        for allocation in assigned:
+            devices = frozenset(map(int, geometry.devices_touched(allocation.mask)))
             for run in pod.runs:
-                if run.container != one.container:
+                if run.container != allocation.container:
                     continue
                 lasted = (run.ended or now) - run.started
                 if lasted > rules.quick_seconds:
@@ -81,10 +82,10 @@ def _runs(pod: NeuronPod) -> bool:
 def _observed(device: int, starts: Iterable[_Start], running: Iterable[_Start]) -> Observation:
     """The failures in a row on one device, if they say something about it."""
     row: dict[str, NeuronPod] = {}
-    for each in starts:
-        if device in each.devices:
-            row = {**row, each.pod.uid: each.pod} if each.failed else {}
-    elsewhere = [each.pod for each in running if device not in each.devices]
+    for start in starts:
+        if device in start.devices:
+            row = {**row, start.pod.uid: start.pod} if start.failed else {}
+    elsewhere = [start.pod for start in running if device not in start.devices]
     makers = {pod.controller or pod.uid for pod in row.values()}
     same_runs = any(pod.controller and pod.controller in makers for pod in elsewhere)
     counted = row if elsewhere and (len(makers) > 1 or same_runs) else {}

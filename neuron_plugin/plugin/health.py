@@ -231,6 +231,7 @@ def next_change(condition: Condition, rule: SignalRule, rules: HealthRules, *, s
 
 FILE_NAME = "health.json"
 _VERSION = 2
+"""Of the file's form."""
 MOST_DEVICES = 256
 """Of devices that were here once; the oldest are forgotten."""
 
@@ -293,12 +294,12 @@ class HealthState:
     @property
     def unhealthy(self) -> dict[int, str]:
         """Devices that must not be handed out, and why."""
-        return {number: one.verdict.reason for number, one in self.devices.items() if not one.verdict.healthy}
+        return {number: health.verdict.reason for number, health in self.devices.items() if not health.verdict.healthy}
 
     @property
     def next_change(self) -> float:
         """When to call ``health_after`` again if nothing happens before; infinity for never."""
-        return min((one.next_change for one in self.devices.values()), default=float("inf"))
+        return min((health.next_change for health in self.devices.values()), default=float("inf"))
 
 
 def health_after(
@@ -327,12 +328,12 @@ def health_after(
     present = {device.id: device for device in inventory.devices}
     skipped = {device.id: device.reason for device in inventory.skipped}
     for number, last in sorted(devices.items()):
-        found = present.get(DeviceId(number))
+        present_device = present.get(DeviceId(number))
         missing = Observation(Signal.MISSING, skipped.get(DeviceId(number), MISSING))
         counted = (starts[number],) if number in starts else ()
-        observed = (*observe(found), *counted) if found else (missing,)
+        observed = (*observe(present_device), *counted) if present_device else (missing,)
         accepted = dict(baseline.pop(last.key, {}))
-        devices[number] = _judged(last, found, observed, messages.get(number, {}), accepted, rules, now)
+        devices[number] = _judged(last, present_device, observed, messages.get(number, {}), accepted, rules, now)
         baseline[last.key] = accepted  # those that are here come last
     return HealthState(dict(list(baseline.items())[-MOST_DEVICES:]), dict(sorted(devices.items())))
 
@@ -341,10 +342,10 @@ def _messages(
     errors: Iterable[KernelError], devices: Mapping[int, DeviceHealth], rules: HealthRules, now: float
 ) -> dict[int, dict[str, Sighting]]:
     """What kernel errors say of each device: of the devices they name, else of all."""
-    found: dict[int, dict[str, Sighting]] = {}
+    messages: dict[int, dict[str, Sighting]] = {}
     for error in errors:
         if error.serial_number:  # says more than any number
-            named = {number for number, one in devices.items() if one.key == error.serial_number}
+            named = {number for number, device in devices.items() if device.key == error.serial_number}
         else:
             named = devices.keys() & {int(device) for device in error.devices}
         signal = Signal.KERNEL_MESSAGE if named and error.proves else Signal.KERNEL_MESSAGE_UNNAMED
@@ -353,8 +354,8 @@ def _messages(
         if believed and now - error.at < rule.keep_firing_for_seconds:  # else it is over already
             text = f"kernel message NEURON_HW_ERR={error.kind}" + ("" if named else ", naming no device of this node")
             for number in named or devices:
-                found.setdefault(number, {})[signal.value] = Sighting(text, error.at)
-    return found
+                messages.setdefault(number, {})[signal.value] = Sighting(text, error.at)
+    return messages
 
 
 def _judged(
@@ -396,7 +397,9 @@ def _judged(
         if severity := _SEVERITIES.get((condition.phase, rule_of(rules, signal).action)):
             findings.append(Symptom(signal, severity, condition.text))
     order = list(Signal).index
-    verdict = Verdict(tuple(sorted(findings, key=lambda one: (-one.severity, order(one.signal), one.text))))
+    verdict = Verdict(
+        tuple(sorted(findings, key=lambda finding: (-finding.severity, order(finding.signal), finding.text)))
+    )
     return DeviceHealth(last.key, device is not None, conditions, verdict, due)
 
 
@@ -404,7 +407,7 @@ def _sightings(
     observed: Iterable[Observation], accepted: dict[str, int], rules: HealthRules, now: float
 ) -> dict[str, Sighting]:
     """What is wrong now: counters only above their baseline, which is brought up to date in ``accepted``."""
-    found: dict[str, Sighting] = {}
+    sightings: dict[str, Sighting] = {}
     for seen in observed:
         rule = rule_of(rules, seen.signal)
         if seen.count is not None:
@@ -414,8 +417,8 @@ def _sightings(
                 accepted[seen.label] = 0
         old = accepted.get(seen.label, 0)
         if rule.action is not Action.IGNORE and (seen.count is None or seen.count - old >= rule.threshold):
-            found[seen.label] = Sighting(seen.worded(old), now, seen.count or 0)
-    return found
+            sightings[seen.label] = Sighting(seen.worded(old), now, seen.count or 0)
+    return sightings
 
 
 _SEVERITIES = {
@@ -445,9 +448,9 @@ def transitions(before: HealthState, after: HealthState) -> tuple[Transition, ..
     Conditions that are only pending are left out: they would be reported each time they come and go.
     """
     news: dict[tuple[Severity, Severity, str], list[int]] = {}
-    for number, one in after.devices.items():
+    for number, health in after.devices.items():
         last = before.devices[number].verdict if number in before.devices else Verdict()
-        was, now = last.lasting, one.verdict.lasting
+        was, now = last.lasting, health.verdict.lasting
         if (was.severity, was.reason) != (now.severity, now.reason):
             news.setdefault((was.severity, now.severity, now.reason), []).append(number)
     return tuple(Transition(tuple(devices), *change) for change, devices in news.items())

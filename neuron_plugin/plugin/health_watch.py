@@ -42,6 +42,7 @@ UEVENTS, KERNEL_LOG, SYSFS, MEMORY = "uevents", "kernel-log", "sysfs", "memory"
 """Sources of what is known about health, by the names under which their problems are reported."""
 
 _MOST_MESSAGE = 1024
+"""Characters of a node condition's message that are shown."""
 
 
 class HealthWatch:
@@ -198,9 +199,9 @@ def node_condition(state: HealthState) -> tuple[bool | None, str, str]:
         (Severity.WARNING, True, "DevicesWithWarnings"),
     ):
         by_reason: dict[str, list[int]] = {}
-        for number, one in state.devices.items():
-            if one.verdict.severity is severity:
-                by_reason.setdefault(one.verdict.reason, []).append(number)
+        for number, health in state.devices.items():
+            if health.verdict.severity is severity:
+                by_reason.setdefault(health.verdict.reason, []).append(number)
         if by_reason:
             message = ". ".join(f"{_named(numbers)}: {reason}" for reason, numbers in by_reason.items())
             return status, name, message[:_MOST_MESSAGE]

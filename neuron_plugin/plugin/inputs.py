@@ -42,6 +42,7 @@ MOST_VANISHED = 32
 
 _API_SERVER_UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 _MOST_DIGITS = 4
+"""Of a device or core number; ids with more are not ours."""
 _DEVICE_PATH = re.compile(r"/neuron([0-9]{1,4})")
 
 
@@ -107,7 +108,9 @@ class RecordedAllocation:
             mask = given_mask(self.reply, inventory)
         elif self.device_paths:
             explained = geometry.devices_touched(drawn)
-            mask = CoreMask(drawn | geometry.devices_mask(one for one in self.device_paths if one not in explained))
+            mask = CoreMask(
+                drawn | geometry.devices_mask(device for device in self.device_paths if device not in explained)
+            )
         return Allocation(pod, self.key.container, self.key.resource, mask, drawn)
 
 
@@ -129,7 +132,7 @@ class Recorded:
 
     def with_file(
         self,
-        found: Iterable[RecordedAllocation],
+        listed: Iterable[RecordedAllocation],
         now: float,
         *,
         rewritten_at: float | None = None,
@@ -139,7 +142,7 @@ class Recorded:
         others = {key: entry for key, entry in self.entries.items() if key.claim}
         entries: dict[AllocationKey, RecordedAllocation] = {**others}
         over = {key: entry for key, entry in self.over.items() if key.claim}
-        for entry in found:
+        for entry in listed:
             if entry.is_same(self.over.get(entry.key)):
                 over[entry.key] = entry
                 continue
@@ -152,7 +155,7 @@ class Recorded:
         asked = self.rewritten_at if rewritten_at is None else max(self.rewritten_at, rewritten_at)
         return Recorded(entries, now, asked, unreadable, over)
 
-    def with_claims(self, found: Iterable[RecordedAllocation], now: float, *, whole: bool = True) -> Recorded:
+    def with_claims(self, listed: Iterable[RecordedAllocation], now: float, *, whole: bool = True) -> Recorded:
         """Take in what pods have by claims: a version of the kubelet's file, or (not ``whole``) what was just prepared.
 
         The kubelet removes lines of pods that run, and adds one only after all drivers and claims of a pod have
@@ -160,7 +163,7 @@ class Recorded:
         """
         entries, over = dict(self.entries), dict(self.over)
         shown = set()
-        for entry in found:
+        for entry in listed:
             shown.add(entry.key)
             if entry.is_same(self.over.get(entry.key)):
                 continue
@@ -188,7 +191,7 @@ class Recorded:
 def recorded_allocation(entry: CheckpointEntry) -> RecordedAllocation:
     """Read an entry of the checkpoint. Ids that are no numbers are another plugin's and name no core of ours."""
     numbers = tuple(
-        sorted(int(one) for one in entry.ids if one.isascii() and one.isdecimal() and len(one) <= _MOST_DIGITS)
+        sorted(int(text) for text in entry.ids if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS)
     )
     paths = (match for path in entry.device_paths if (match := _DEVICE_PATH.search(path)))
     return RecordedAllocation(
@@ -203,8 +206,8 @@ def claim_allocations(
     pods: Iterable[PodUid], uid: str, name: str, devices: Sequence[str], *, missing: bool = False
 ) -> Iterator[RecordedAllocation]:
     """What each of some pods has by a claim. ``missing``: the kubelet's file does not show it."""
-    ours = [read_device_name(one) for one in devices]
-    cores = bool(ours) and all(one is not None and one.unit is Unit.CORE for one in ours)
+    ours = [read_device_name(name) for name in devices]
+    cores = bool(ours) and all(device is not None and device.unit is Unit.CORE for device in ours)
     resource = Resource.NEURONCORE if cores else DEVICE_RESOURCE
     for pod in pods:
         key = AllocationKey(pod, "", resource, uid)
@@ -354,12 +357,12 @@ class Inputs:
     @property
     def advertised_hold_downs(self) -> tuple[HoldDown, ...]:
         """The hold-downs that the kubelet should see."""
-        return tuple(one for one in self.hold_downs if one.advertised_from <= self.now)
+        return tuple(hold_down for hold_down in self.hold_downs if hold_down.advertised_from <= self.now)
 
     @property
     def published_hold_downs(self) -> tuple[HoldDown, ...]:
         """The hold-downs that whoever chooses nodes and sets should see."""
-        return tuple(one for one in self.hold_downs if one.published_from <= self.now)
+        return tuple(hold_down for hold_down in self.hold_downs if hold_down.published_from <= self.now)
 
     def with_inventory(self, inventory: NodeInventory) -> Inputs:
         """Take in other hardware. A change of LNC gives core ids a new meaning: hold-downs then keep whole devices."""
@@ -367,8 +370,8 @@ class Inputs:
         hold_downs = self.hold_downs
         if before.cores_per_device != inventory.geometry.cores_per_device:
             hold_downs = tuple(
-                replace(one, mask=inventory.geometry.devices_mask(before.devices_touched(one.mask)))
-                for one in hold_downs
+                replace(hold_down, mask=inventory.geometry.devices_mask(before.devices_touched(hold_down.mask)))
+                for hold_down in hold_downs
             )
         return replace(self, inventory=inventory, hold_downs=hold_downs)
 

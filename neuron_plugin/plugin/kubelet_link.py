@@ -88,9 +88,9 @@ class KubeletLink:
         """All that the kubelet may follow here: the resources, or the driver of claims."""
         return (self.dra,) if self.dra else tuple(self.servers)
 
-    async def serve(self, found: asyncio.Event) -> None:
+    async def serve(self, device_found: asyncio.Event) -> None:
         """Once there is a device (``found``): learn who has what, advertise, and keep every resource registered."""
-        await found.wait()
+        await device_found.wait()
         await self.list_if_unreadable()
         await self.look_for_unknown_pods()
         self.show()

@@ -164,12 +164,12 @@ class LocalNode:
             inputs = with_lost_records(replace(self._inputs, now=self.clock()))
             populated = {uid: self.is_populated(uid) for uid in pods_to_look_at(inputs)}
             settled = settle(inputs, populated, self.options.hold_down_seconds)
-            for one in settled.hold_downs:
-                if one not in inputs.hold_downs:
-                    logger.info("holding down", extra={"pod": named(one.pod), "reason": one.reason})
-            for one in inputs.hold_downs:
-                if one not in settled.hold_downs:
-                    logger.info("no longer holding down", extra={"pod": named(one.pod)})
+            for hold_down in settled.hold_downs:
+                if hold_down not in inputs.hold_downs:
+                    logger.info("holding down", extra={"pod": named(hold_down.pod), "reason": hold_down.reason})
+            for hold_down in inputs.hold_downs:
+                if hold_down not in settled.hold_downs:
+                    logger.info("no longer holding down", extra={"pod": named(hold_down.pod)})
             self._inputs = settled
             self._snapshot = derive(settled)
         return self._snapshot
@@ -208,7 +208,7 @@ class LocalNode:
             self._version = version
             if str(error) != recorded.unreadable:
                 logger.warning("checkpoint not readable, asking PodResources instead", extra={"error": str(error)})
-                pending = tuple(replace(one, unseen=True) for one in self._inputs.pending)
+                pending = tuple(replace(answer, unseen=True) for answer in self._inputs.pending)
                 recorded = replace(recorded, unreadable=str(error))
                 self._replace(replace(self._inputs, recorded=recorded, pending=pending))
             return
@@ -218,9 +218,9 @@ class LocalNode:
         rewritten_at = None
         if self._rewrite_asked_at is not None and checkpoint.version != self._before_rewrite:
             rewritten_at, self._rewrite_asked_at = self._rewrite_asked_at, None
-        found = [recorded_allocation(entry) for entry in checkpoint.entries]
+        entries = [recorded_allocation(entry) for entry in checkpoint.entries]
         self._replace(
-            replace(self._inputs, recorded=recorded.with_file(found, self.clock(), rewritten_at=rewritten_at))
+            replace(self._inputs, recorded=recorded.with_file(entries, self.clock(), rewritten_at=rewritten_at))
         )
 
     def look_at_claims(self) -> None:
@@ -243,12 +243,12 @@ class LocalNode:
             return
         self.dra_unreadable = ""
         self._dra_version = state.version
-        found = [
+        entries = [
             entry
-            for one in state.claims
-            for entry in claim_allocations(map(PodUid, one.pod_uids), one.uid, one.name, one.devices)
+            for claim in state.claims
+            for entry in claim_allocations(map(PodUid, claim.pod_uids), claim.uid, claim.name, claim.devices)
         ]
-        self._replace(replace(self._inputs, recorded=self._inputs.recorded.with_claims(found, self.clock())))
+        self._replace(replace(self._inputs, recorded=self._inputs.recorded.with_claims(entries, self.clock())))
 
     def see_claims(self, claims: Mapping[tuple[str, str], NeuronClaim]) -> None:
         """Take in the claims of this node's pods, as the API server has them."""
@@ -263,9 +263,9 @@ class LocalNode:
         if self._inputs is None:
             return
         pods = [uid for uid in claim.reserved_for if uid in self.pods.pods]
-        devices = [one.device for one in claim.results]
-        found = claim_allocations(pods, claim.uid, claim.name, devices, missing=True)
-        recorded = self._inputs.recorded.with_claims(found, self.clock(), whole=False)
+        devices = [result.device for result in claim.results]
+        entries = claim_allocations(pods, claim.uid, claim.name, devices, missing=True)
+        recorded = self._inputs.recorded.with_claims(entries, self.clock(), whole=False)
         self._replace(replace(self._inputs, recorded=recorded))
 
     def see_listed(self, listed: Iterable[PodDevices], began_at: float) -> None:
@@ -279,26 +279,28 @@ class LocalNode:
             return
         uids = {(pod.reference.namespace, pod.reference.name): pod.kubelet_uid for pod in self.pods.pods.values()}
         known = {entry.key: entry for entry in self._inputs.recorded.entries.values()}
-        found = []
+        entries = []
         for pod in listed:
             uid = uids.get((pod.namespace, pod.name), PodUid(f"{pod.namespace}/{pod.name}"))
-            for one in pod.containers:
-                if one.resource not in (self.options.resources or tuple(Resource)):
+            for container in pod.containers:
+                if container.resource not in (self.options.resources or tuple(Resource)):
                     continue
-                key = AllocationKey(uid, one.container, Resource(one.resource))
-                ids = tuple(sorted(int(each) for each in one.ids if each.isdecimal()))
+                key = AllocationKey(uid, container.container, Resource(container.resource))
+                ids = tuple(sorted(int(text) for text in container.ids if text.isdecimal()))
                 answers = [
-                    each.reply for each in self._inputs.pending if (each.resource, each.ids) == (key.resource, ids)
+                    answer.reply
+                    for answer in self._inputs.pending
+                    if (answer.resource, answer.ids) == (key.resource, ids)
                 ]
                 before = known.get(key)
                 reply = answers[-1] if answers else before.reply if before and before.ids == ids else None
-                found.append(RecordedAllocation(key, ids, reply))
+                entries.append(RecordedAllocation(key, ids, reply))
         recorded = self._inputs.recorded
         proof = began_at if began_at >= self._kubelet_restarted_at + LISTED_SECONDS else None
         self._replace(
             replace(
                 self._inputs,
-                recorded=recorded.with_file(found, self.clock(), rewritten_at=proof, unreadable=recorded.unreadable),
+                recorded=recorded.with_file(entries, self.clock(), rewritten_at=proof, unreadable=recorded.unreadable),
             )
         )
 
@@ -307,9 +309,9 @@ class LocalNode:
         if self._inputs is None:
             return
         kept = tuple(
-            one
-            for one in self._inputs.pending
-            if not (answer.container and (one.pod, one.container) == (answer.pod, answer.container))
+            pending
+            for pending in self._inputs.pending
+            if not (answer.container and (pending.pod, pending.container) == (answer.pod, answer.container))
         )
         answer = replace(answer, unseen=bool(self._inputs.recorded.unreadable))
         self._replace(replace(self._inputs, pending=(*kept, answer)))
@@ -321,7 +323,7 @@ class LocalNode:
         self._next_rewrite_at = float("-inf")
         self.look_at_checkpoint()
         if self._inputs and self._inputs.pending and not self._inputs.recorded.unreadable:
-            unseen = tuple(one for one in self._inputs.pending if one.unseen)
+            unseen = tuple(answer for answer in self._inputs.pending if answer.unseen)
             self._replace(replace(self._inputs, pending=unseen))
 
     def hold_down(self, uid: PodUid, mask: CoreMask, reason: str) -> None:
@@ -331,10 +333,10 @@ class LocalNode:
         """
         if self._inputs is None or is_explained(self._inputs, uid):
             return
-        if any(one.uid == uid for one in self._inputs.hold_downs):
+        if any(hold_down.uid == uid for hold_down in self._inputs.hold_downs):
             return
         now = self.clock()
-        one = HoldDown(
+        hold_down = HoldDown(
             uid=uid,
             pod=self._inputs.reference(uid),
             mask=mask,
@@ -346,8 +348,8 @@ class LocalNode:
             reason=reason,
             unknown=True,
         )
-        logger.info("holding down", extra={"pod": named(one.pod), "reason": reason})
-        self._replace(replace(self._inputs, hold_downs=(*self._inputs.hold_downs, one)))
+        logger.info("holding down", extra={"pod": named(hold_down.pod), "reason": reason})
+        self._replace(replace(self._inputs, hold_downs=(*self._inputs.hold_downs, hold_down)))
 
     def look_again(self) -> None:
         """Derive the snapshot again where time or cgroups may have changed it."""
@@ -385,7 +387,7 @@ class LocalNode:
     def record_is_awaited(self) -> bool:
         """Whether the kubelet is about to record an answer."""
         pending = self.snapshot.inputs.pending if self.snapshot else ()
-        return any(self.clock() - one.at < self._times.record for one in pending)
+        return any(self.clock() - answer.at < self._times.record for answer in pending)
 
     async def rewrite(self) -> bool:
         """Make the kubelet write its whole memory, and read it; whether a new file came.
@@ -394,7 +396,9 @@ class LocalNode:
         come together share one message: each costs the kubelet an fsync.
         """
         self.look_at_checkpoint()
-        followed = next((one for one in self.advertisements.values() if one.streams), None)
+        followed = next(
+            (advertisement for advertisement in self.advertisements.values() if advertisement.streams), None
+        )
         if followed is None:
             return False
         if self._rewrite_asked_at is None:

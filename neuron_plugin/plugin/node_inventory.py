@@ -37,7 +37,9 @@ def node_inventory(
             after = replace(before, present=(), unhealthy=gone)
         else:
             known = latest.geometry, before.geometry  # the driver lists no links while a device is missing
-            geometry = max(known, key=lambda each: (each.device_count, each.topology is not Topology.UNLINKED))
+            geometry = max(
+                known, key=lambda geometry: (geometry.device_count, geometry.topology is not Topology.UNLINKED)
+            )
             after = replace(latest, geometry=geometry, unhealthy={**latest.unhealthy, **gone})
     if after is None:
         return None

@@ -27,6 +27,7 @@ from neuron_plugin.plugin.publisher import REPORTER, Publisher
 logger = logging.getLogger(__name__)
 
 _MOST_QUOTED = 60
+"""Characters of an annotation, in an error's text."""
 
 
 class NodeWatch:

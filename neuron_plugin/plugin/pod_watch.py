@@ -85,8 +85,8 @@ class PodWatch:
 
     def _if_promised(self, pod: Pod) -> NeuronPod | None:
         """A pod that was placed on this very node: of a long name the label has only a part."""
-        found = neuron_pod(pod)
-        return found if found.promised == self._node_name and not found.ended else None
+        known = neuron_pod(pod)
+        return known if known.promised == self._node_name and not known.ended else None
 
     async def list_pods(self) -> None:
         """Take in this node's pods as the API server knows them now; returns quietly at the deadline.

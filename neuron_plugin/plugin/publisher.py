@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from http import HTTPStatus
 from types import MappingProxyType
 
 from neuron_plugin.allocation import NodeInventory, PodReference, PodUid
@@ -42,8 +43,6 @@ them two pods seem to have the same devices, and the extender closes the node.""
 MOST_EVENTS = 4096
 """Events remembered, so that each is written once."""
 
-_SERVER_ERROR = 500
-_TOO_MANY_REQUESTS = 429
 _NOT_PERMITTED = frozenset({401, 403})
 
 
@@ -93,7 +92,7 @@ class WriteQueue:
         while True:
             while self._unsent:
                 first = list(self._unsent.items())[:MOST_AT_ONCE]
-                if all(await asyncio.gather(*(self._send(api, *one) for one in first))):
+                if all(await asyncio.gather(*(self._send(api, *write) for write in first))):
                     self._backoff.reset()
                 else:
                     await asyncio.sleep(self._backoff.next_seconds())
@@ -109,8 +108,8 @@ class WriteQueue:
         try:
             await send(api, request, timeout_seconds=self._times.timeout)
         except ClusterError as error:
-            status = error.status if isinstance(error, ApiError) else _SERVER_ERROR
-            if status >= _SERVER_ERROR or status == _TOO_MANY_REQUESTS:
+            status = error.status if isinstance(error, ApiError) else HTTPStatus.INTERNAL_SERVER_ERROR
+            if status >= HTTPStatus.INTERNAL_SERVER_ERROR or status == HTTPStatus.TOO_MANY_REQUESTS:
                 logger.debug("not written yet", extra={"subject": subject, "error": str(error)})
                 self._unsent[subject] = self._unsent.pop(subject)
                 return False
@@ -308,6 +307,7 @@ PUBLISHED_LABELS = frozenset(
 
 _NOT_IN_LABELS = re.compile(r"[^A-Za-z0-9._-]")
 _LONGEST_LABEL = 63
+"""Of a label's value (apimachinery/pkg/util/validation)."""
 
 
 def node_labels(inventory: NodeInventory) -> dict[str, str | None]:

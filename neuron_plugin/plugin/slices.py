@@ -32,8 +32,11 @@ from neuron_plugin.topology.device_groups import device_groups
 logger = logging.getLogger(__name__)
 
 TIMEOUT_SECONDS = 10.0
+"""For each request."""
 CONFLICT_SECONDS = 0.2
+"""Before the next try after a conflict."""
 _ROW = 4
+"""Devices in one row of the torus."""
 
 
 def slice_spec(inventory: NodeInventory, node_name: str, driver: str, *, placed: bool) -> JsonObject:
@@ -67,8 +70,8 @@ def slice_spec(inventory: NodeInventory, node_name: str, driver: str, *, placed:
         taints = [{"key": PLACED_TAINT, "effect": "NoSchedule"}] if placed else []
         if why := _why_tainted(inventory, device):
             taints.append({"key": UNHEALTHY_TAINT, "value": why, "effect": "NoSchedule"})
-        one: JsonObject = {"name": ClaimDevice(device).name, "attributes": attributes}
-        devices.append({**one, "taints": taints})
+        entry: JsonObject = {"name": ClaimDevice(device).name, "attributes": attributes}
+        devices.append({**entry, "taints": taints})
     pool = {"name": pool_of(node_name), "generation": 1, "resourceSliceCount": 1}
     return {"driver": driver, "nodeName": node_name, "pool": pool, "devices": devices}
 
@@ -119,7 +122,11 @@ class SliceKeeper:
         """Follow the slices of this node and mend what differs, until cancelled."""
         scope = Scope(field_selector=f"spec.nodeName={self._node_name}")
         reflector: Reflector[ResourceSlice, ResourceSlice] = Reflector(
-            api, RESOURCE_SLICES, lambda one: one if one.driver == self._driver else None, scope=scope, observer=self
+            api,
+            RESOURCE_SLICES,
+            lambda resource_slice: resource_slice if resource_slice.driver == self._driver else None,
+            scope=scope,
+            observer=self,
         )
         reflector.subscribe(lambda _uid, _old, _new: self._look.set())
         backoff = Backoff(CLOCK.chance, first_seconds=0.2, longest_seconds=30.0)
@@ -128,7 +135,9 @@ class SliceKeeper:
             await reflector.synced.wait()
             while True:
                 try:
-                    await self._mend(api, {one.name: one for one in reflector.values.values()})
+                    await self._mend(
+                        api, {resource_slice.name: resource_slice for resource_slice in reflector.values.values()}
+                    )
                     backoff.reset()
                 except ClusterError as error:
                     if isinstance(error, ApiError) and error.conflict:
@@ -140,13 +149,13 @@ class SliceKeeper:
                 await self._look.wait()
                 self._look.clear()
 
-    async def _mend(self, api: ApiServer, found: Mapping[str, ResourceSlice]) -> None:
+    async def _mend(self, api: ApiServer, slices: Mapping[str, ResourceSlice]) -> None:
         """Write the slice unless it is there as it should be, and remove others of ours."""
         if self._spec is None:
             return
-        for name in found.keys() - {self.name}:
+        for name in slices.keys() - {self.name}:
             await send(api, ApiRequest("DELETE", RESOURCE_SLICES.item(name)), timeout_seconds=TIMEOUT_SECONDS)
-        has = found.get(self.name)
+        has = slices.get(self.name)
         wanted = self._spec
         differs = _differences(wanted, msgspec.json.decode(has.spec)) if has is not None else ["spec"]
         self.published = set(differs) <= set(self.dropped)  # what the server drops it would drop again
@@ -188,11 +197,17 @@ def _differences(wanted: object, has: object, path: str = "spec") -> list[str]:
     if isinstance(wanted, dict):
         parts = has if isinstance(has, dict) else {}
         keys = [*wanted, *(key for key in parts if key not in wanted and key != "timeAdded")]
-        return [each for key in keys for each in _differences(wanted.get(key), parts.get(key), f"{path}.{key}")]
+        return [
+            difference for key in keys for difference in _differences(wanted.get(key), parts.get(key), f"{path}.{key}")
+        ]
     if isinstance(wanted, list):
         items = has if isinstance(has, list) else []
         if len(items) != len(wanted):
             return [path]
         pairs = enumerate(zip(wanted, items, strict=True))
-        return [each for place, (one, other) in pairs for each in _differences(one, other, f"{path}[{place}]")]
+        return [
+            difference
+            for place, (first, other) in pairs
+            for difference in _differences(first, other, f"{path}[{place}]")
+        ]
     return [] if wanted == has else [path]

@@ -65,16 +65,18 @@ def settle(inputs: Inputs, populated: Mapping[PodUid, bool | None], hold_down_se
     one ends.
     """
     over, now = _over(inputs), inputs.now
-    lost = [one for one in inputs.pending if _is_never_recorded(one, inputs)]
-    pending = tuple(one for one in inputs.pending if one not in lost and one.reply.id not in inputs.recorded.reply_ids)
-    hold_downs = [one for one in inputs.hold_downs if _holds(one, inputs, populated)]
+    lost = [answer for answer in inputs.pending if _is_never_recorded(answer, inputs)]
+    pending = tuple(
+        answer for answer in inputs.pending if answer not in lost and answer.reply.id not in inputs.recorded.reply_ids
+    )
+    hold_downs = [hold_down for hold_down in inputs.hold_downs if _holds(hold_down, inputs, populated)]
     ended: dict[PodUid, tuple[PodReference, CoreMask, bool]] = {}
     for key, stopped in over.items():
         pod, mask, _ = ended.get(key.uid, (inputs.reference(key.uid), NO_CORES, stopped))
         mask = CoreMask(mask | inputs.recorded.entries[key].on(inputs.inventory, pod).mask)
         ended[key.uid] = pod, mask, stopped
-    for one in lost:
-        allocation, uid = one.on(inputs.inventory), inputs.uid_of(one)
+    for answer in lost:
+        allocation, uid = answer.on(inputs.inventory), inputs.uid_of(answer)
         _, mask, _ = ended.get(uid, (allocation.pod, NO_CORES, False))
         ended[uid] = allocation.pod, CoreMask(mask | allocation.mask), False
     for uid, (pod, mask, stopped) in ended.items():
@@ -105,38 +107,38 @@ def settle(inputs: Inputs, populated: Mapping[PodUid, bool | None], hold_down_se
 def with_lost_records(inputs: Inputs) -> Inputs:
     """The inputs with what annotations say of containers that may run and of which the kubelet has lost its record."""
     entries, inventory = inputs.recorded.entries, inputs.inventory
-    answered = {(one.pod.uid, one.container) for one in inputs.pending if one.pod}
-    found = {}
+    answered = {(answer.pod.uid, answer.container) for answer in inputs.pending if answer.pod}
+    lost = {}
     for pod in inputs.pods.asking:
         assigned = assigned_allocations(pod, inventory.geometry) if pod.started else ()
-        for one in () if isinstance(assigned, Rejection) else assigned:
-            key = AllocationKey(pod.kubelet_uid, one.container, one.resource)
-            if key not in entries and (pod.uid, one.container) not in answered:
-                ids = inventory.geometry.ids_of(one.resource.unit, one.mask)
-                found[key] = RecordedAllocation(key, ids, None, seen_at=inputs.now, missing=True, annotated=True)
+        for allocation in () if isinstance(assigned, Rejection) else assigned:
+            key = AllocationKey(pod.kubelet_uid, allocation.container, allocation.resource)
+            if key not in entries and (pod.uid, allocation.container) not in answered:
+                ids = inventory.geometry.ids_of(allocation.resource.unit, allocation.mask)
+                lost[key] = RecordedAllocation(key, ids, None, seen_at=inputs.now, missing=True, annotated=True)
     for pod in inputs.pods.pods.values() if inputs.claims else ():
         for claim in claims_of(inputs, pod) if pod.started else ():
-            devices = [one.device for one in claim.results]
+            devices = [result.device for result in claim.results]
             for entry in claim_allocations([pod.kubelet_uid], claim.uid, claim.name, devices, missing=True):
                 if devices and entry.key not in entries:
-                    found[entry.key] = replace(entry, seen_at=inputs.now)
-    if not found:
+                    lost[entry.key] = replace(entry, seen_at=inputs.now)
+    if not lost:
         return inputs
-    return replace(inputs, recorded=replace(inputs.recorded, entries={**entries, **found}))
+    return replace(inputs, recorded=replace(inputs.recorded, entries={**entries, **lost}))
 
 
 def claims_of(inputs: Inputs, pod: NeuronPod) -> Iterator[NeuronClaim]:
     """The claims of a pod that were read and are reserved for it."""
-    for one in pod.claims:
-        claim = inputs.claims.get((pod.reference.namespace, one.claim))
+    for pod_claim in pod.claims:
+        claim = inputs.claims.get((pod.reference.namespace, pod_claim.claim))
         if claim and pod.uid in claim.reserved_for:
             yield claim
 
 
 def pods_to_look_at(inputs: Inputs) -> frozenset[PodUid]:
     """The pods whose cgroups decide something now."""
-    answered = {inputs.uid_of(one) for one in inputs.pending if _is_never_recorded(one, inputs)}
-    return frozenset({key.uid for key in _over(inputs)} | {one.uid for one in inputs.hold_downs} | answered)
+    answered = {inputs.uid_of(answer) for answer in inputs.pending if _is_never_recorded(answer, inputs)}
+    return frozenset({key.uid for key in _over(inputs)} | {hold_down.uid for hold_down in inputs.hold_downs} | answered)
 
 
 def pods_of_kubelet_alone(inputs: Inputs) -> frozenset[PodUid]:
@@ -161,7 +163,7 @@ def is_explained(inputs: Inputs, uid: PodUid) -> bool:
         return True
     if pod is None or pod.request:
         return False
-    claims = [inputs.claims.get((pod.reference.namespace, one.claim)) for one in pod.claims]
+    claims = [inputs.claims.get((pod.reference.namespace, pod_claim.claim)) for pod_claim in pod.claims]
     return not any(claim is None or claim.results for claim in claims)
 
 
@@ -173,7 +175,7 @@ def rewrite_is_due(inputs: Inputs, now: float) -> bool:
         entry.missing and not (entry.gone or key.claim) and key.uid in alone and not _is_shown(entry, inputs.pods)
         for key, entry in recorded.entries.items()
     )
-    return not recorded.unreadable and (any(missing) or any(now >= one.doubtful_at for one in inputs.pending))
+    return not recorded.unreadable and (any(missing) or any(now >= answer.doubtful_at for answer in inputs.pending))
 
 
 def named(pod: PodReference) -> str:
@@ -238,7 +240,7 @@ class Snapshot:
 
     def kept_back(self, mask: int, hold_downs: Sequence[HoldDown]) -> tuple[str, ...]:
         """Why healthy cores of ``mask`` are not given to a pod that has not got them yet: each reason once."""
-        reasons = [one.reason for one in hold_downs if one.mask & mask]
+        reasons = [hold_down.reason for hold_down in hold_downs if hold_down.mask & mask]
         by_hand = mask & self.inventory.disabled_mask
         return tuple(dict.fromkeys([DISABLED_REASON] * bool(by_hand) + reasons))
 
@@ -255,22 +257,22 @@ class Snapshot:
     def unassigned_mask(self) -> CoreMask:
         """Offered cores that no pod has and no assignment waits for; a pod that is not bound yet may expect some."""
         free = self.offered_mask & ~self.ledger.used_mask
-        for one in self.waiting:
-            free &= ~one.mask
+        for assignment in self.waiting:
+            free &= ~assignment.mask
         return CoreMask(free)
 
     @cached_property
     def counted_once(self) -> tuple[Allocation, ...]:
         """What each container has, of pods that have a name; cores that a later container re-uses are that one's."""
-        found = []
+        once = []
         for uid, allocations in self.ledger.by_pod.items():
             pod, counted = self.inputs.pods.pods.get(uid), 0
-            order = {part.container: place for place, part in enumerate(pod.requests if pod else ())}
-            for one in sorted(allocations, key=lambda one: -order.get(one.container, 0)):
-                if one.pod.name and (mask := CoreMask(one.mask & ~counted)):
-                    found.append(replace(one, mask=mask))
-                counted |= one.mask
-        return tuple(found)
+            order = {container.name: place for place, container in enumerate(pod.requests if pod else ())}
+            for allocation in sorted(allocations, key=lambda allocation: -order.get(allocation.container, 0)):
+                if allocation.pod.name and (mask := CoreMask(allocation.mask & ~counted)):
+                    once.append(replace(allocation, mask=mask))
+                counted |= allocation.mask
+        return tuple(once)
 
     @cached_property
     def waiting(self) -> tuple[WaitingAssignment, ...]:
@@ -279,33 +281,38 @@ class Snapshot:
         A pod with a started container waits for nothing: if the kubelet has lost its record of that pod, no other pod
         may be given its set.
         """
-        found = []
+        assignments = []
         for pod in self.inputs.pods.asking:
-            served = {one.container for one in self.ledger.of(pod.uid)}
-            if pod.started or all(part.container in served for part in pod.requests):
+            served = {allocation.container for allocation in self.ledger.of(pod.uid)}
+            if pod.started or all(container.name in served for container in pod.requests):
                 continue
-            place = next(place for place, part in enumerate(pod.requests) if part.container not in served)
+            place = next(place for place, container in enumerate(pod.requests) if container.name not in served)
             assigned = self._usable_assignment(pod)
             if assigned:
-                one = assigned[place]
-                _, left = self.reusable_masks(pod, one.resource)
-                if one.mask & self.ledger.mask_of(pod.uid) & ~left:
+                allocation = assigned[place]
+                _, left = self.reusable_masks(pod, allocation.resource)
+                if allocation.mask & self.ledger.mask_of(pod.uid) & ~left:
                     continue  # an earlier container was given other cores than its own, and some of these
-                ids = self.inventory.geometry.ids_of(one.resource.unit, one.mask)
-                reused = CoreMask(one.mask & left)
-                found.append(WaitingAssignment(pod.reference, one.container, one.resource, ids, one.mask, reused))
-        return tuple(found)
+                ids = self.inventory.geometry.ids_of(allocation.resource.unit, allocation.mask)
+                reused = CoreMask(allocation.mask & left)
+                assignments.append(
+                    WaitingAssignment(
+                        pod.reference, allocation.container, allocation.resource, ids, allocation.mask, reused
+                    )
+                )
+        return tuple(assignments)
 
     @cached_property
     def unassigned(self) -> tuple[NeuronPod, ...]:
         """The pods that have not been served yet and have no assignment that could be given to them."""
-        waiting = {one.pod.uid for one in self.waiting}
+        waiting = {assignment.pod.uid for assignment in self.waiting}
         return tuple(
             pod
             for pod in self.inputs.pods.asking
             if pod.uid not in waiting
             and not pod.started
-            and {part.container for part in pod.requests} - {one.container for one in self.ledger.of(pod.uid)}
+            and {container.name for container in pod.requests}
+            - {allocation.container for allocation in self.ledger.of(pod.uid)}
         )
 
     def reusable_masks(self, pod: NeuronPod, resource: Resource) -> tuple[CoreMask, CoreMask]:
@@ -314,15 +321,15 @@ class Snapshot:
         First by the kubelet's ids, then by what was given: the same until a container was given a linked part of what
         init containers have, in place of the kubelet's random one.
         """
-        init = {part.container for part in pod.requests if part.kind is ContainerKind.INIT}
+        init = {container.name for container in pod.requests if container.kind is ContainerKind.INIT}
         recorded = given = recorded_later = given_later = 0
-        for one in self.ledger.of(pod.uid):
-            if one.resource is not resource:
+        for allocation in self.ledger.of(pod.uid):
+            if allocation.resource is not resource:
                 continue
-            if one.container in init:
-                recorded, given = recorded | one.kubelet_mask, given | one.mask
+            if allocation.container in init:
+                recorded, given = recorded | allocation.kubelet_mask, given | allocation.mask
             else:
-                recorded_later, given_later = recorded_later | one.kubelet_mask, given_later | one.mask
+                recorded_later, given_later = recorded_later | allocation.kubelet_mask, given_later | allocation.mask
         return CoreMask(recorded & ~recorded_later), CoreMask(given & ~given_later)
 
     def advertised(self, resource: Resource, numa_nodes: Sequence[int] = ()) -> tuple[AdvertisedDevice, ...]:
@@ -333,8 +340,8 @@ class Snapshot:
         """
         geometry, unit = self.inventory.geometry, resource.unit
         counted = 0
-        for one in self.ledger.allocations:
-            counted |= one.kubelet_mask if one.resource is resource else 0
+        for allocation in self.ledger.allocations:
+            counted |= allocation.kubelet_mask if allocation.resource is resource else 0
         used, kept_back = self.ledger.used_mask & ~counted, self.inventory.disabled_mask & ~counted
         for hold_down in self.inputs.advertised_hold_downs:
             kept_back |= hold_down.mask & ~counted
@@ -346,9 +353,9 @@ class Snapshot:
                 continue
             reason = self.inventory.unhealthy.get(owner, "")
             if not reason and mask & used:
-                one = self.ledger.overlapping(mask & used)[0]
-                how = f"by claim {one.claim}" if one.claim else f"as {one.resource.value}"
-                reason = f"in use by {named(one.pod)} {how}"
+                allocation = self.ledger.overlapping(mask & used)[0]
+                how = f"by claim {allocation.claim}" if allocation.claim else f"as {allocation.resource.value}"
+                reason = f"in use by {named(allocation.pod)} {how}"
             elif not reason and mask & kept_back:
                 reason = self.kept_back(mask & kept_back, self.inputs.advertised_hold_downs)[0]
             node = numa_nodes[owner] if owner < len(numa_nodes) else -1
@@ -365,12 +372,14 @@ class Snapshot:
         """
         published = self.inputs.published_hold_downs
         held = {
-            int(device): one.reason
-            for one in published
-            for device in self.inventory.geometry.devices_touched(one.mask & ~self.ledger.used_mask)
+            int(device): hold_down.reason
+            for hold_down in published
+            for device in self.inventory.geometry.devices_touched(hold_down.mask & ~self.ledger.used_mask)
         }
         vanished = dict.fromkeys(uid for uid in self.inputs.pods.vanished if uid not in self.ledger.by_pod)
-        vanished |= dict.fromkeys(one.uid for one in published if made_by_api_server(one.uid) and not one.unknown)
+        vanished |= dict.fromkeys(
+            hold_down.uid for hold_down in published if made_by_api_server(hold_down.uid) and not hold_down.unknown
+        )
         if not held and not vanished:
             return self.inventory
         unhealthy, only = {**held, **self.inventory.unhealthy}, held.keys() - self.inventory.unhealthy.keys()
@@ -388,52 +397,58 @@ class Snapshot:
         for pod in self.inputs.pods.asking:  # one that was not served takes over the set which another pod left
             assigned = () if self.ledger.of(pod.uid) else self._usable_assignment(pod)
             if assigned and assigned != assigned_allocations(pod, self.inventory.geometry):
-                handed_over.append(self._assignment_write(pod, [one.mask for one in assigned], allocated=False))
+                handed_over.append(
+                    self._assignment_write(pod, [allocation.mask for allocation in assigned], allocated=False)
+                )
         return (*handed_over, *(write for pod in self.inputs.pods.asking if (write := self._served(pod))))
 
     @cached_property
     def events(self) -> tuple[PodEvent, ...]:
         """What the owners of this node's pods should know. Equal events of later snapshots are the same news."""
-        found, geometry = [], self.inventory.geometry
+        events, geometry = [], self.inventory.geometry
         for pod in self.inputs.pods.pods.values():
             if isinstance(pod.request, Rejection):
-                found.append(PodEvent(pod.reference, "InvalidNeuronRequest", str(pod.request)))
+                events.append(PodEvent(pod.reference, "InvalidNeuronRequest", str(pod.request)))
             elif pod.request and pod.assignment is not None:
                 assigned = assigned_allocations(pod, geometry)
                 if isinstance(assigned, Rejection):
-                    found.append(PodEvent(pod.reference, "InvalidNeuronAssignment", str(assigned)))
+                    events.append(PodEvent(pod.reference, "InvalidNeuronAssignment", str(assigned)))
             if is_constrained(pod.requests):
                 constraints = pod.requests[0].constraints
-                has = {one.container: one.mask for one in self.ledger.of(pod.uid)}
+                has = {allocation.container: allocation.mask for allocation in self.ledger.of(pod.uid)}
                 if isinstance(constraints, Rejection):
-                    found.append(PodEvent(pod.reference, "InvalidNeuronConstraint", str(constraints)))
+                    events.append(PodEvent(pod.reference, "InvalidNeuronConstraint", str(constraints)))
                 elif text := constraint_not_kept(geometry, pod.requests, self.device_facts, has):
-                    found.append(PodEvent(pod.reference, "ConstraintNotKept", text))
+                    events.append(PodEvent(pod.reference, "ConstraintNotKept", text))
         for entry in self.inputs.recorded.entries.values():
             if entry.key.claim or (known := self.inputs.pods.by_kubelet_uid.get(entry.key.uid)) is None:
                 continue
-            one, assigned = entry.on(self.inventory, known.reference), assigned_allocations(known, geometry)
+            allocation, assigned = entry.on(self.inventory, known.reference), assigned_allocations(known, geometry)
             chosen = () if isinstance(assigned, Rejection) else assigned
-            as_chosen = any((other.container, other.mask) == (one.container, one.mask) for other in chosen)
-            if not as_chosen and (why := self.unlinked_text(one.resource, one.mask)):
-                ids = ", ".join(map(str, geometry.ids_of(one.resource.unit, one.mask)))
-                text = f"{one.resource.value} ids {ids} of container {one.container} are not linked: {why}"
-                found.append(PodEvent(known.reference, "UnlinkedDevices", text))
-        found += [
+            as_chosen = any(
+                (other.container, other.mask) == (allocation.container, allocation.mask) for other in chosen
+            )
+            if not as_chosen and (why := self.unlinked_text(allocation.resource, allocation.mask)):
+                ids = ", ".join(map(str, geometry.ids_of(allocation.resource.unit, allocation.mask)))
+                text = (
+                    f"{allocation.resource.value} ids {ids} of container {allocation.container} are not linked: {why}"
+                )
+                events.append(PodEvent(known.reference, "UnlinkedDevices", text))
+        events += [
             PodEvent(write.pod, "AssignmentCorrected", write.correction) for write in self.writes if write.correction
         ]
-        return tuple(found)
+        return tuple(events)
 
     @cached_property
     def unhealthy_devices(self) -> Mapping[PodReference, Mapping[int, str]]:
         """Which devices of the pods that the API server shows are unhealthy, and why."""
-        found: dict[PodReference, Mapping[int, str]] = {}
+        by_pod: dict[PodReference, Mapping[int, str]] = {}
         for uid in self.ledger.by_pod if self.inventory.unhealthy else ():
             pod = self.inputs.pods.pods.get(uid)
             devices = self.inventory.geometry.devices_touched(self.ledger.mask_of(uid))
             if pod and (sick := [device for device in devices if device in self.inventory.unhealthy]):
-                found[pod.reference] = {int(device): self.inventory.unhealthy[device] for device in sick}
-        return found
+                by_pod[pod.reference] = {int(device): self.inventory.unhealthy[device] for device in sick}
+        return by_pod
 
     @cached_property
     def wrongly_labelled(self) -> tuple[NeuronPod, ...]:
@@ -468,12 +483,12 @@ class Snapshot:
             return ()
         if self._is_free_for(pod, own):
             return own
-        wanted = [(one.resource, one.mask) for one in own]
+        wanted = [(allocation.resource, allocation.mask) for allocation in own]
         for other in self.inputs.pods.asking:
             if other.uid == pod.uid:
                 continue
-            given = {one.container: one.mask for one in self.ledger.of(other.uid)}
-            if [(part.resource, given.get(part.container)) for part in other.requests] != wanted:
+            given = {allocation.container: allocation.mask for allocation in self.ledger.of(other.uid)}
+            if [(container.resource, given.get(container.name)) for container in other.requests] != wanted:
                 continue
             left = assigned_allocations(other, geometry)
             if isinstance(left, Rejection):
@@ -484,7 +499,7 @@ class Snapshot:
         return ()
 
     def _is_free_for(self, pod: NeuronPod, sets: Sequence[Allocation]) -> bool:
-        return all(one.pod.uid == pod.uid for one in self.ledger.overlapping(mask_union(sets)))
+        return all(allocation.pod.uid == pod.uid for allocation in self.ledger.overlapping(mask_union(sets)))
 
     def _served(self, pod: NeuronPod) -> PodWrite | None:
         """The annotations of a pod whose containers are all in the kubelet's record.
@@ -498,18 +513,20 @@ class Snapshot:
             if key.uid == pod.kubelet_uid
         }
         assigned = assigned_allocations(pod, self.inventory.geometry)
-        missing = [part for part in pod.requests if part.container not in recorded]
+        missing = [container for container in pod.requests if container.name not in recorded]
         if not isinstance(assigned, Rejection) and recorded:
             unlisted = bool(self.inputs.recorded.unreadable) and all(
-                part.kind is ContainerKind.INIT for part in missing
+                container.kind is ContainerKind.INIT for container in missing
             )
-            as_assigned = all(recorded.get(one.container, one.mask) == one.mask for one in assigned)
+            as_assigned = all(
+                recorded.get(allocation.container, allocation.mask) == allocation.mask for allocation in assigned
+            )
             if as_assigned and (not missing or unlisted):
                 done = isinstance(pod.assignment, Assignment) and pod.assignment.allocated
                 return None if done else PodWrite(pod.reference, {ALLOCATED_KEY: "true"})
         if missing:
             return None
-        return self._assignment_write(pod, [recorded[part.container] for part in pod.requests], allocated=True)
+        return self._assignment_write(pod, [recorded[container.name] for container in pod.requests], allocated=True)
 
     def _assignment_write(self, pod: NeuronPod, masks: Sequence[CoreMask], *, allocated: bool) -> PodWrite:
         """The sets in the dialects that the pod has, in place of every assignment that it had.
@@ -517,7 +534,7 @@ class Snapshot:
         The time of an assignment is kept; 0 stands for the time of the write.
         """
         dialects = {Dialect.NEURON_PLUGIN} | ({Dialect.VENDOR} if VENDOR_IDS_KEY in pod.assignment_keys else set())
-        placement = tuple(ContainerSet(part, mask) for part, mask in zip(pod.requests, masks, strict=True))
+        placement = tuple(ContainerSet(container, mask) for container, mask in zip(pod.requests, masks, strict=True))
         time_ns = pod.assignment.alloc_time_ns if isinstance(pod.assignment, Assignment) else 0
         annotations: dict[str, str | None] = dict.fromkeys(pod.assignment_keys)
         annotations |= write_assignment(assignment_of(self.inventory.geometry, placement, time_ns), dialects)
@@ -533,7 +550,7 @@ def derive(inputs: Inputs) -> Snapshot:
     allocations = [
         entry.on(inputs.inventory, inputs.reference(key.uid)) for key, entry in inputs.recorded.entries.items()
     ]
-    allocations += [one.on(inputs.inventory) for one in inputs.pending]
+    allocations += [answer.on(inputs.inventory) for answer in inputs.pending]
     snapshot = Snapshot(inputs, inputs.inventory, Ledger(tuple(allocations)))
     _ = snapshot.free_mask, snapshot.unassigned  # so that no call of the kubelet has to wait for them
     return snapshot
@@ -565,35 +582,37 @@ def _is_shown(entry: RecordedAllocation, pods: NodePods) -> bool:
     return entry.annotated and entry.key.uid in pods.by_kubelet_uid
 
 
-def _holds(one: HoldDown, inputs: Inputs, populated: Mapping[PodUid, bool | None]) -> bool:
+def _holds(hold_down: HoldDown, inputs: Inputs, populated: Mapping[PodUid, bool | None]) -> bool:
     """Whether a hold-down goes on: until ``not_before``, and then while a process of the pod lives, however long.
 
     Only where that cannot be seen, or may be a process of the same pod that came back, does ``until`` end it.
     """
-    if one.unknown and is_explained(inputs, one.uid):
+    if hold_down.unknown and is_explained(inputs, hold_down.uid):
         return False
-    is_recorded = any(key.uid == one.uid for key in inputs.recorded.entries)
-    if inputs.now < one.not_before:
+    is_recorded = any(key.uid == hold_down.uid for key in inputs.recorded.entries)
+    if inputs.now < hold_down.not_before:
         return True
-    alive = populated.get(one.uid)
+    alive = populated.get(hold_down.uid)
     if alive is None or is_recorded:  # a static pod came back under its UID: its processes may be new ones
-        return inputs.now < one.until and alive is not False
+        return inputs.now < hold_down.until and alive is not False
     return alive
 
 
-def _is_never_recorded(one: PendingAnswer, inputs: Inputs) -> bool:
+def _is_never_recorded(answer: PendingAnswer, inputs: Inputs) -> bool:
     """Whether an answer is not in the kubelet's record and certainly will never be.
 
     Such a pod may still start: the kubelet forgets a pod that is removed during its admission.
     """
     recorded = inputs.recorded
-    if one.reply.id in recorded.reply_ids:
+    if answer.reply.id in recorded.reply_ids:
         return False
     if not recorded.unreadable:
-        return recorded.rewritten_at >= one.doubtful_at
+        return recorded.rewritten_at >= answer.doubtful_at
     may_be_init = any(
-        part.kind is ContainerKind.INIT and part.resource is one.resource and part.count == len(one.ids)
+        container.kind is ContainerKind.INIT
+        and container.resource is answer.resource
+        and container.count == len(answer.ids)
         for pod in inputs.pods.asking
-        for part in pod.requests
+        for container in pod.requests
     )
-    return not may_be_init and recorded.read_at >= one.at + LISTED_SECONDS
+    return not may_be_init and recorded.read_at >= answer.at + LISTED_SECONDS

@@ -259,15 +259,17 @@ def _of_snapshot(snapshot: Snapshot, resources: Sequence[Resource]) -> dict[str,
     allocated: Counter[tuple[str, ...]] = Counter()
     core_holders: dict[tuple[str, ...], float] = {}
     size = geometry.cores_per_device
-    for one in snapshot.counted_once:
-        container = (one.pod.namespace, one.pod.name, one.user)
-        allocated[*container, one.resource.value] += len(geometry.ids_of(one.resource.unit, one.mask))
-        core_holders |= {(str(core), str(core // size), *container): 1 for core in cores_in(one.mask)}
+    for allocation in snapshot.counted_once:
+        container = (allocation.pod.namespace, allocation.pod.name, allocation.user)
+        allocated[*container, allocation.resource.value] += len(
+            geometry.ids_of(allocation.resource.unit, allocation.mask)
+        )
+        core_holders |= {(str(core), str(core // size), *container): 1 for core in cores_in(allocation.mask)}
     return {
         "info": {(__version__, inventory.driver_version, inventory.device_name, geometry.instance_type): 1},
         "devices": _devices(snapshot, resources),
-        "device_healthy": {(str(one),): one not in inventory.unhealthy for one in inventory.listed},
-        "device_disabled": {(str(one),): one in inventory.disabled for one in inventory.listed},
+        "device_healthy": {(str(device),): device not in inventory.unhealthy for device in inventory.listed},
+        "device_disabled": {(str(device),): device in inventory.disabled for device in inventory.listed},
         "allocated_pods": {(): len(snapshot.ledger.by_pod)},
         "allocated": allocated,
         "core_holder": core_holders,
@@ -284,16 +286,16 @@ def _devices(snapshot: Snapshot, resources: Sequence[Resource]) -> Samples:
     inventory, ledger = snapshot.inventory, snapshot.ledger
     geometry, held_down = inventory.geometry, snapshot.inputs.held_down_mask
     listed = geometry.devices_mask(inventory.listed)
-    found: Counter[tuple[str, ...]] = Counter()
+    counts: Counter[tuple[str, ...]] = Counter()
     for resource in resources:
         own = ledger.used_as(resource)
         other = ledger.used_mask & ~own
-        found.update({(resource.value, state): 0 for state in _STATES})
+        counts.update({(resource.value, state): 0 for state in _STATES})
         for number in geometry.ids_of(resource.unit, listed):
             mask = geometry.mask_of(resource.unit, (number,))
             state = "cooling_down" if mask & held_down else "free"
             state = "unhealthy" if mask & ~inventory.healthy_mask else state
             state = "disabled" if mask & inventory.disabled_mask else state
             state = "allocated" if mask & own else "allocated_as_other" if mask & other else state
-            found[resource.value, state] += 1
-    return found
+            counts[resource.value, state] += 1
+    return counts

@@ -17,7 +17,7 @@ class DaemonTimes:
     inotify.
 
     ``quiet``: PodResources ``List`` makes the kubelet forget the reservations of an Allocate that is under way
-    (kubernetes#137534), so it is called only when the kubelet has asked us nothing for so long. ``empty``: how long a
+    (kubernetes#137534). So it is called only when the kubelet has asked us nothing for so long. ``empty``: how long a
     pod's cgroup must be empty before the kubelet is asked whether it still knows the pod; ``blind``: between two such
     questions where cgroups cannot be seen.
 

@@ -12,15 +12,13 @@ from collections.abc import Collection, Iterable, Mapping
 
 from neuron_plugin.allocation.claims import pool_of
 from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, Node, Scope
-from neuron_plugin.cluster.api import send
+from neuron_plugin.cluster.api import PAGE_SECONDS, send
 from neuron_plugin.cluster.claims import RESOURCE_CLAIMS
 from neuron_plugin.cluster.leases import LEASE_PREFIX
 from neuron_plugin.cluster.objects import LEASES, NODES, pages
 from neuron_plugin.cluster.writes import delete_lease, read_node, remove_node_condition
 from neuron_plugin.plugin.node_lease import node_lease
 from neuron_plugin.plugin.publisher import withdrawal
-
-TIMEOUT_SECONDS = 30.0
 
 
 async def uninstall_nodes(
@@ -36,10 +34,10 @@ async def uninstall_nodes(
     """
     done = []
     for name in names:
-        found = await _answer(api, read_node(name))
-        patches = _patches(NODES.decode(found), conditions) if found is not None else []
+        body = await _answer(api, read_node(name))
+        patches = _patches(NODES.decode(body), conditions) if body is not None else []
         for patch in patches:
-            await send(api, patch, timeout_seconds=TIMEOUT_SECONDS)
+            await send(api, patch, timeout_seconds=PAGE_SECONDS)
         lease = await _answer(api, delete_lease(node_lease(namespace, name)))
         if lease is not None or patches:
             done.append(name)
@@ -54,18 +52,18 @@ async def claims_in_use(api: ApiServer, names: Iterable[str]) -> Mapping[str, tu
     Raises:
         ClusterError: as above. An API server without claims is no error.
     """
-    found, pools = defaultdict[str, set[str]](set), {pool_of(name): name for name in names}
+    claims_by_node, pools = defaultdict[str, set[str]](set), {pool_of(name): name for name in names}
     try:
-        async for page in pages(api, RESOURCE_CLAIMS, page_timeout_seconds=TIMEOUT_SECONDS):
+        async for page in pages(api, RESOURCE_CLAIMS, page_timeout_seconds=PAGE_SECONDS):
             for claim in page.records:
                 allocation = claim.status.allocation if claim.status.reserved_for else None
-                for one in (allocation.devices.results if allocation else None) or ():
-                    if one.pool in pools:
-                        found[pools[one.pool]].add(f"{claim.namespace}/{claim.name}")
+                for result in (allocation.devices.results if allocation else None) or ():
+                    if result.pool in pools:
+                        claims_by_node[pools[result.pool]].add(f"{claim.namespace}/{claim.name}")
     except ApiError as error:
         if not error.missing:
             raise
-    return {name: tuple(sorted(claims)) for name, claims in found.items()}
+    return {name: tuple(sorted(claims)) for name, claims in claims_by_node.items()}
 
 
 async def installed_nodes(api: ApiServer, namespace: str, conditions: Collection[str] = ()) -> list[str]:
@@ -75,21 +73,23 @@ async def installed_nodes(api: ApiServer, namespace: str, conditions: Collection
         ClusterError: as above.
     """
     described: dict[str, bool] = {}
-    async for nodes in pages(api, NODES, page_timeout_seconds=TIMEOUT_SECONDS):
+    async for nodes in pages(api, NODES, page_timeout_seconds=PAGE_SECONDS):
         described |= {node.name: bool(_patches(node, conditions)) for node in nodes.records}
-    found = {name for name, is_described in described.items() if is_described}
-    async for leases in pages(api, LEASES, Scope(namespace), page_timeout_seconds=TIMEOUT_SECONDS):
+    installed = {name for name, is_described in described.items() if is_described}
+    async for leases in pages(api, LEASES, Scope(namespace), page_timeout_seconds=PAGE_SECONDS):
         for lease in leases.records:
             name = lease.name.removeprefix(LEASE_PREFIX)
             given_up = not lease.holder and name in described  # such a Lease may only have a similar name
             if lease.name != name and (lease.holder == name or given_up):
-                found.add(name)
-    return sorted(found)
+                installed.add(name)
+    return sorted(installed)
 
 
 def _patches(node: Node, conditions: Collection[str]) -> list[ApiRequest]:
     """What takes back all that is said of a node; nothing where nothing is."""
-    removals = [remove_node_condition(node.name, each) for each in conditions if each in node.condition_types]
+    removals = [
+        remove_node_condition(node.name, condition) for condition in conditions if condition in node.condition_types
+    ]
     patch = withdrawal(node)
     return [patch, *removals] if patch else removals
 
@@ -97,7 +97,7 @@ def _patches(node: Node, conditions: Collection[str]) -> list[ApiRequest]:
 async def _answer(api: ApiServer, request: ApiRequest) -> bytes | None:
     """The API server's answer; None where the object is gone."""
     try:
-        return await send(api, request, timeout_seconds=TIMEOUT_SECONDS)
+        return await send(api, request, timeout_seconds=PAGE_SECONDS)
     except ApiError as error:
         if error.missing:
             return None

@@ -75,13 +75,13 @@ class ContainerUse:
     @property
     def memory_bytes(self) -> int | None:
         """Device memory allocated on the cores; None where that of one is not known."""
-        parts = [one.memory_bytes for one in self.counters.values()]
+        parts = [core.memory_bytes for core in self.counters.values()]
         return None if None in parts else sum(filter(None, parts))
 
     @property
     def busy_seconds(self) -> int:
         """What the driver has counted on the cores altogether."""
-        return int(sum(one.busy_microseconds or 0 for one in self.counters.values()) / _MICROSECONDS)
+        return int(sum(core.busy_microseconds or 0 for core in self.counters.values()) / _MICROSECONDS)
 
     def idle_seconds(self, now_unix: float) -> float:
         """For how long nothing was executed, as far as that is known."""
@@ -94,16 +94,19 @@ UseByContainer = Mapping[ContainerKey, ContainerUse]
 def holders_of(snapshot: Snapshot) -> CoreHolders:
     """The physical cores of each container of the pods that the API server shows; of re-used ones, the later has them.
 
-    A logical core is so many physical ones in a row. The order within a device is the driver's, and of a device with
-    another order the share of a container that has only a part of it could be that of its neighbour.
+    A logical core is so many physical ones in a row. The order within a device is the driver's. Of a device with
+    another order, the share of a container that has only a part of it could be its neighbour's.
     """
     per_device, size = snapshot.inventory.geometry.cores_per_device, snapshot.inventory.logical_core_size
-    found: dict[ContainerKey, frozenset[PhysicalCore]] = {}
-    for one in snapshot.counted_once:
-        key, placed = ContainerKey(one.pod, one.user), (divmod(core, per_device) for core in cores_in(one.mask))
-        cores = frozenset((device, core * size + part) for device, core in placed for part in range(size))
-        found[key] = found.get(key, frozenset()) | cores
-    return found
+    holders: dict[ContainerKey, frozenset[PhysicalCore]] = {}
+    for allocation in snapshot.counted_once:
+        key, placed = (
+            ContainerKey(allocation.pod, allocation.user),
+            (divmod(core, per_device) for core in cores_in(allocation.mask)),
+        )
+        cores = frozenset((device, core * size + offset) for device, core in placed for offset in range(size))
+        holders[key] = holders.get(key, frozenset()) | cores
+    return holders
 
 
 def use_after(before: UseByContainer, holders: CoreHolders, reading: Reading, restored: Utilization) -> UseByContainer:
@@ -115,7 +118,7 @@ def use_after(before: UseByContainer, holders: CoreHolders, reading: Reading, re
     after: dict[ContainerKey, ContainerUse] = {}
     for key, cores in holders.items():
         counters = {core: reading.cores.get(core, CoreCounters()) for core in sorted(cores)}
-        known, last = all(one.busy_microseconds is not None for one in counters.values()), before.get(key)
+        known, last = all(core.busy_microseconds is not None for core in counters.values()), before.get(key)
         if last is None or last.counters.keys() != counters.keys():
             after[key] = _first(counters, reading, restored.get(key.pod.uid, {}).get(key.container), known=known)
             continue
@@ -125,7 +128,7 @@ def use_after(before: UseByContainer, holders: CoreHolders, reading: Reading, re
             continue
         executed = sum(_since(last.counters[core], now) for core, now in counters.items())
         total = last.samples[-1][1] + executed
-        begun = [one for one in last.samples if one[0] >= reading.at - WINDOW_SECONDS] or [last.samples[-1]]
+        begun = [sample for sample in last.samples if sample[0] >= reading.at - WINDOW_SECONDS] or [last.samples[-1]]
         active_at = reading.unix if executed else last.active_at
         after[key] = ContainerUse(counters, (*begun, (reading.at, total)), active_at)
     return after
@@ -151,17 +154,17 @@ def _since(last: CoreCounters, now: CoreCounters) -> int:
 
 def utilization_of(use: UseByContainer, now_unix: float, idle_after_seconds: float) -> Utilization:
     """What is published: whole percents, and idle only what has been so for ``idle_after_seconds``."""
-    found: dict[PodUid, dict[str, ContainerUtilization]] = {}
-    for key, one in use.items():
-        if one.known:
-            idle = one.idle_seconds(now_unix) >= idle_after_seconds
-            found.setdefault(key.pod.uid, {})[key.container] = ContainerUtilization(
-                round(100 * one.busy_share),
-                one.memory_bytes or 0,
-                int(one.active_at) if idle else 0,
-                one.busy_seconds,
+    utilization: dict[PodUid, dict[str, ContainerUtilization]] = {}
+    for key, container_use in use.items():
+        if container_use.known:
+            idle = container_use.idle_seconds(now_unix) >= idle_after_seconds
+            utilization.setdefault(key.pod.uid, {})[key.container] = ContainerUtilization(
+                round(100 * container_use.busy_share),
+                container_use.memory_bytes or 0,
+                int(container_use.active_at) if idle else 0,
+                container_use.busy_seconds,
             )
-    return found
+    return utilization
 
 
 def is_news(published: Utilization, now: Utilization, seconds: float) -> bool:
@@ -173,19 +176,27 @@ def is_news(published: Utilization, now: Utilization, seconds: float) -> bool:
     if published == now:
         return False
     shapes = [
-        {(uid, name): bool(one.idle_since) for uid, each in values.items() for name, one in each.items()}
+        {
+            (uid, name): bool(container_use.idle_since)
+            for uid, containers in values.items()
+            for name, container_use in containers.items()
+        }
         for values in (published, now)
     ]
     if shapes[0] != shapes[1] or seconds >= PUBLISH_SECONDS:
         return True
     moved = (
-        abs(one.busy_percent - published[uid][name].busy_percent)
-        for uid, each in now.items()
-        for name, one in each.items()
+        abs(container_use.busy_percent - published[uid][name].busy_percent)
+        for uid, containers in now.items()
+        for name, container_use in containers.items()
     )
     return seconds >= MUCH_SECONDS and max(moved, default=0) >= MUCH_PERCENT
 
 
 def idle_for(use: UseByContainer, now_unix: float, seconds: float) -> Iterable[ContainerKey]:
     """The containers that have executed nothing for so long."""
-    return [key for key, one in use.items() if one.known and one.idle_seconds(now_unix) >= seconds]
+    return [
+        key
+        for key, container_use in use.items()
+        if container_use.known and container_use.idle_seconds(now_unix) >= seconds
+    ]

@@ -92,12 +92,12 @@ class UtilizationWatch:
         """Write an event for each container that has just been idle for the time that is set, if one is."""
         if not (self._cluster and self._settings.idle_event_after_seconds):
             return
-        found = frozenset(idle)
-        for key in sorted(found - self._reported, key=str):
+        idle_now = frozenset(idle)
+        for key in sorted(idle_now - self._reported, key=str):
             subject = f"event NeuronCoresIdle of {key.pod}/{key.container} with UID {key.pod.uid}"
             request = idle_event(key, self._settings.idle_event_after_seconds, self._settings.node_name)
             self._cluster.publisher.write(subject, request)
-        self._reported = found
+        self._reported = idle_now
 
 
 def idle_event(key: ContainerKey, seconds: float, node_name: str) -> ApiRequest:
@@ -125,10 +125,10 @@ def _driver(text: str) -> DriverVersion | None:
 def utilization_samples(use: UseByContainer, unix_seconds: float) -> Mapping[str, Mapping[tuple[str, ...], float]]:
     """The metrics of a reading; a container of which nothing is known has none."""
     labels = {key: (key.pod.namespace, key.pod.name, key.container) for key in use}
-    known = [(labels[key], one) for key, one in use.items() if one.known]
-    memory = [(labels[key], one.memory_bytes) for key, one in use.items()]
+    known = [(labels[key], container_use) for key, container_use in use.items() if container_use.known]
+    memory = [(labels[key], container_use.memory_bytes) for key, container_use in use.items()]
     return {
-        "container_busy_ratio": {label: one.busy_share for label, one in known},
-        "container_idle_seconds": {label: one.idle_seconds(unix_seconds) for label, one in known},
+        "container_busy_ratio": {label: container_use.busy_share for label, container_use in known},
+        "container_idle_seconds": {label: container_use.idle_seconds(unix_seconds) for label, container_use in known},
         "container_device_memory_bytes": {label: count for label, count in memory if count is not None},
     }

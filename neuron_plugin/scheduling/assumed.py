@@ -10,6 +10,7 @@ import logging
 from collections.abc import Container
 from dataclasses import dataclass, replace
 from functools import partial
+from http import HTTPStatus
 
 from neuron_plugin.allocation import Assignment, NeuronPod, PodReference, PodUid, Rejection
 from neuron_plugin.allocation.pod import assigned_allocations
@@ -21,7 +22,6 @@ from neuron_plugin.cluster.writes import read_pod
 from neuron_plugin.decision_log import DecisionLog, LoggedDecision, Step
 from neuron_plugin.scheduling.state import AssumedPod, ClusterState
 
-_SERVER_ERRORS = 500
 _log = logging.getLogger(__name__)
 
 
@@ -41,7 +41,7 @@ def may_have_happened(error: ClusterError) -> bool:
     """Whether a write that ended in this error may be in place, or may still come to be."""
     if isinstance(error, UnreachableError):
         return error.may_have_arrived
-    return not isinstance(error, ApiError) or error.status >= _SERVER_ERRORS
+    return not isinstance(error, ApiError) or error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
 
 
 def log_choice(decisions: DecisionLog, assumed: AssumedPod, at_ns: int) -> None:
@@ -50,10 +50,12 @@ def log_choice(decisions: DecisionLog, assumed: AssumedPod, at_ns: int) -> None:
     if capacity is None:
         return
     allocations = assigned_allocations(pod, capacity.geometry)
-    for one in () if isinstance(allocations, Rejection) else allocations:
-        made = (at_ns, Step.BOUND, pod.place, capacity.geometry, one.resource, one.mask)
+    for allocation in () if isinstance(allocations, Rejection) else allocations:
+        made = (at_ns, Step.BOUND, pod.place, capacity.geometry, allocation.resource, allocation.mask)
         usable = partial(int, capacity.free_mask)
-        decisions.record(LoggedDecision(*made, "takes least from later pods", pod.reference, one.container, usable))
+        decisions.record(
+            LoggedDecision(*made, "takes least from later pods", pod.reference, allocation.container, usable)
+        )
 
 
 class AssumedPods:
@@ -103,12 +105,12 @@ class AssumedPods:
         """
         request = read_pod(namespace=pod.namespace, name=pod.name)
         try:
-            found = PODS.decode(await send(self._api, request, timeout_seconds=self._times.read))
+            current = PODS.decode(await send(self._api, request, timeout_seconds=self._times.read))
         except ApiError as error:
             if error.missing:
                 return None
             raise
-        return neuron_pod(found) if found.uid == pod.uid else None
+        return neuron_pod(current) if current.uid == pod.uid else None
 
     def _is_due(self, assumed: AssumedPod) -> bool:
         """Whether so much time has passed that the watch should have shown this pod, and has not."""

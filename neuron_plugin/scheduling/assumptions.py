@@ -1,7 +1,7 @@
 """Which node filter names for a pod, and the set that the pod is assumed to get there until its bind comes.
 
-kube-scheduler takes a single feasible node as it is, so filter names the best node alone and assumes the pod there in
-the same step, as kube-scheduler assumes pods in its cache: the next pod finds that set in use. Only a pod that the
+kube-scheduler takes a single feasible node as it is, so filter names the best node alone. In the same step it assumes
+the pod there, as kube-scheduler assumes pods in its cache: the next pod finds that set in use. Only a pod that the
 watch shows is assumed, so nothing is kept for one that has ended. An assumption ends with the bind, with the pod, with
 the pod's next filter call, or after some seconds. That next call means that something after filter refused the node. So
 it leads to the next best node, then to two, to four and to all: no node is insisted on.
@@ -168,7 +168,7 @@ class Assumptions:
         placement = capacity.place(pod.requests)
         if isinstance(placement, Rejection):
             return placement.text
-        if Dialect.NEURON_PLUGIN not in self._dialects and len({part.resource for part in pod.requests}) > 1:
+        if Dialect.NEURON_PLUGIN not in self._dialects and len({container.resource for container in pod.requests}) > 1:
             return f"pod {pod.reference} asks for two resources, which the vendor's dialect cannot say"
         assignment = assignment_of(capacity.geometry, placement, self._unix_ns())
         bound = replace(pod, node=node, assignment=assignment)
@@ -230,11 +230,11 @@ class Assumptions:
         place = plan.places[pod.uid]
         if place.pod.node not in called or not self._is_open(place):
             others = [other for uid, other in plan.places.items() if uid != pod.uid]
-            changed = {each.pod.node: self._imagine(each.pod.node, others) for each in others}
-            found = self._place(pod, called, (), changed)
-            if found is None:
+            changed = {member.pod.node: self._imagine(member.pod.node, others) for member in others}
+            assumed = self._place(pod, called, (), changed)
+            if assumed is None:
                 return []
-            plan.places[pod.uid] = place = found
+            plan.places[pod.uid] = place = assumed
         plan.asked.add(pod.uid)
         return [place.pod.node]
 
@@ -261,13 +261,15 @@ class Assumptions:
             avoided = last.avoided.union(place.pod.node for place in last.places.values())
         members = self._state.members.get(group, {})
         waiting = [
-            each for uid, each in members.items() if not (each.place or each.terminating or uid in self._state.assumed)
+            member
+            for uid, member in members.items()
+            if not (member.place or member.terminating or uid in self._state.assumed)
         ]
-        missing = min_count - sum(bool(each.place) or uid in self._state.assumed for uid, each in members.items())
+        missing = min_count - sum(bool(member.place) or uid in self._state.assumed for uid, member in members.items())
         places = self._places(waiting, avoided)
         if avoided and len(places) < max(missing, len(waiting)):
             avoided, places = frozenset(), self._places(waiting, ())
-        may_preempt = any(each.priority < pod.priority for each in self._state.pods.values() if each.node)
+        may_preempt = any(other.priority < pod.priority for other in self._state.pods.values() if other.node)
         plan = _Plan(version, places, len(places) >= missing, may_preempt, avoided)
         self._plans[group] = plan
         return plan
@@ -276,7 +278,9 @@ class Assumptions:
         """A place for each that fits beside the others, the largest first."""
         changed: dict[str, NodeInfo] = {}
         places: dict[PodUid, AssumedPod] = {}
-        for pod in sorted(waiting, key=lambda each: (-sum(part.count for part in each.requests), each.reference.name)):
+        for pod in sorted(
+            waiting, key=lambda member: (-sum(container.count for container in member.requests), member.reference.name)
+        ):
             if pod.requests and (place := self._place(pod, self._state.nodes, avoided, changed)):
                 places[pod.uid] = place
                 changed[place.pod.node] = self._imagine(place.pod.node, places.values())
@@ -288,8 +292,8 @@ class Assumptions:
         """The pod on its best node while some nodes are ``changed``."""
         node = self._state.choices.answers(pod.requests, pod.strategy_or(self.strategy)).best(called, avoided, changed)
         info = changed.get(node) or self._state.nodes.get(node)
-        found = self._choose_on(pod, node, info.capacity) if info else ""
-        return found if isinstance(found, AssumedPod) else None
+        choice = self._choose_on(pod, node, info.capacity) if info else ""
+        return choice if isinstance(choice, AssumedPod) else None
 
     def _imagine(self, node: str, places: Iterable[AssumedPod]) -> NodeInfo:
         beside = [place.pod for place in places if place.pod.node == node]

@@ -35,7 +35,8 @@ from neuron_plugin.topology.instances import SHIPPED
 
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 _ROW = 4
-_WITH_LNC = frozenset(one.device_name.lower() for one in SHIPPED if one.logical_core_size > 1)
+"""Devices in one row of the torus."""
+_WITH_LNC = frozenset(instance.device_name.lower() for instance in SHIPPED if instance.logical_core_size > 1)
 """The products whose logical core size can be chosen."""
 
 ClaimName = tuple[str, str]
@@ -54,18 +55,18 @@ def with_claims(
 
     ``all_devices`` is what a claim for all devices of a node asks for.
     """
-    named = [(one, claims.get((pod.reference.namespace, one.claim))) for one in pod.claims]
-    found = [(one, claim) for one, claim in named if claim is not None]
-    if len(found) < len(named):
+    named = [(pod_claim, claims.get((pod.reference.namespace, pod_claim.claim))) for pod_claim in pod.claims]
+    known = [(pod_claim, claim) for pod_claim, claim in named if claim is not None]
+    if len(known) < len(named):
         return None
-    ours = [(one, claim) for one, claim in found if claim.requests or claim.results]
+    ours = [(pod_claim, claim) for pod_claim, claim in known if claim.requests or claim.results]
     if not ours:
         return pod
     rules = replace(pod.rules, resource_claims=False, claim_driver=driver)
     if refusal := _refusal(pod, [claim for _, claim in ours]):
         return replace(pod, request=refusal, rules=rules)
     parts, judged = list[ContainerAssignment](), True
-    for one, claim in ours:
+    for pod_claim, claim in ours:
         if claim.reserved_for and claim.reserved_for[0] != pod.uid:
             continue  # shared: counted for the first of its pods
         asked = () if isinstance(claim.requests, Rejection) else claim.requests
@@ -77,20 +78,20 @@ def with_claims(
             if isinstance(constraints, Rejection) and not claim.allocated:
                 return replace(pod, request=constraints, rules=rules)
             judged &= request is not None and not isinstance(constraints, Rejection)
-            part = ContainerRequest(
-                part_name(one.name, name),
+            container = ContainerRequest(
+                part_name(pod_claim.name, name),
                 ContainerKind.APP,
                 Resource.NEURONCORE if unit is Unit.CORE else DEVICE_RESOURCE,
                 len(ids) or (request.count if request else 0) or all_devices,
                 constraints=None if isinstance(constraints, Rejection) else constraints,
             )
-            parts.append(ContainerAssignment(part, ids))
+            parts.append(ContainerAssignment(container, ids))
     allocated = all(claim.allocated for _, claim in ours)
     allocated_ns = int(max(claim.allocated_at for _, claim in ours) * 1e9)
     node = next((claim.node for _, claim in ours), "") if allocated else ""
     return replace(
         pod,
-        request=tuple(part.request for part in parts),
+        request=tuple(container.request for container in parts),
         assignment=Assignment(tuple(parts), allocated_ns, allocated=bool(pod.node)) if allocated else None,
         promised="" if pod.node or pod.terminating else node,
         movable=pod.movable if judged else False,  # its replacement is one that nobody here could place
@@ -115,11 +116,11 @@ def _refusal(pod: NeuronPod, claims: Iterable[NeuronClaim]) -> Rejection | None:
 
 def _given(claim: NeuronClaim, request: str) -> tuple[Unit, tuple[int, ...]]:
     """What was allocated for a request, by whomever: cores if all of it is cores, else whole devices."""
-    found = [read_device_name(one.device) for one in claim.results if one.request == request]
-    devices = [device for device in found if device]
+    names = [read_device_name(result.device) for result in claim.results if result.request == request]
+    devices = [device for device in names if device]
     if devices and all(device.cores for device in devices):
         cores = (range(device.cores[0], device.cores[1] + 1) for device in devices if device.cores)
-        return Unit.CORE, tuple(sorted({core for each in cores for core in each}))
+        return Unit.CORE, tuple(sorted({core for window in cores for core in window}))
     return Unit.DEVICE, tuple(sorted({device.device for device in devices}))
 
 
@@ -210,8 +211,8 @@ class ClaimedPods:
                 self._shown(uid, before, after)
 
     def _joined(self, pod: NeuronPod, before: Shown) -> Shown:
-        found = with_claims(pod, self._claims, self.driver, self._all_devices)
-        if found is None:
+        joined = with_claims(pod, self._claims, self.driver, self._all_devices)
+        if joined is None:
             if pod.gated and not (isinstance(before, NeuronPod) and before.requests):
                 return self._without_claim(pod)
             if isinstance(before, NeuronPod) and before.request:  # its claim went first: it has what it had
@@ -219,15 +220,17 @@ class ClaimedPods:
                 had = before.request, before.assignment, before.rules
                 return replace(pod, request=had[0], assignment=had[1], rules=had[2], promised=promised)
             return None
-        if found.request or found.gated:
-            return found
+        if joined.request or joined.gated:
+            return joined
         if not pod.node or pod.ended:
             return None
         return PodUse(pod.node, pod.rules.needs, pod.rules.ports, pod.rules.keeps_off)
 
     def _without_claim(self, pod: NeuronPod) -> NeuronPod:
         """A gated pod that waits for a claim."""
-        missing = next(one for one in pod.claims if (pod.reference.namespace, one.claim) not in self._claims)
+        missing = next(
+            pod_claim for pod_claim in pod.claims if (pod.reference.namespace, pod_claim.claim) not in self._claims
+        )
         text = f"pod {pod.reference} waits for the ResourceClaim {missing.claim}, which does not exist"
         if not missing.claim:
             text = f"pod {pod.reference} waits for the ResourceClaim that its template for {missing.name} makes"
@@ -235,4 +238,4 @@ class ClaimedPods:
 
 
 def _keys(pod: NeuronPod | None) -> list[ClaimName]:
-    return [(pod.reference.namespace, one.claim) for one in pod.claims] if pod else []
+    return [(pod.reference.namespace, pod_claim.claim) for pod_claim in pod.claims] if pod else []

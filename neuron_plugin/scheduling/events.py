@@ -1,9 +1,9 @@
 """Events on what closes nodes: which pod keeps a node from taking new Neuron pods, and why.
 
-Scheduling texts must not name pods, so a pod and reason is reported once: by a warning event on the pod (on the node,
-where its kubelet got no devices for a pod, or where its plugin is silent), a log line and a metric. A pod of another
-scheduler has no assignment for the second until its plugin has written one, and two pods that the kubelet swapped
-overlap for as long: what ends by itself within ``PATIENCE_SECONDS`` is not reported.
+Scheduling texts must not name pods, so a pod and reason is reported once: by a warning event on the pod, a log line and
+a metric. Where the kubelet got no devices for a pod, or the plugin is silent, the event is on the node. A pod of
+another scheduler has no assignment for the second until its plugin has written one, and two pods that the kubelet
+swapped overlap for as long: what ends by itself within ``PATIENCE_SECONDS`` is not reported.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from neuron_plugin.allocation.node import OVERLAPPING_ASSIGNMENTS
 from neuron_plugin.allocation.rejection import NO_ASSIGNMENT, UNREADABLE_ASSIGNMENT
 from neuron_plugin.backoff import CLOCK, Clock
 from neuron_plugin.cluster import ApiServer, ClusterError, ObjectReference
-from neuron_plugin.cluster.api import send
+from neuron_plugin.cluster.api import REQUEST_SECONDS, send
 from neuron_plugin.cluster.writes import create_event, utc_now
 from neuron_plugin.scheduling.leadership import Readiness
 from neuron_plugin.scheduling.metrics import ExtenderMetrics
@@ -26,7 +26,9 @@ from neuron_plugin.scheduling.state import ClusterState
 
 REPORTER = "neuron-plugin.io/extender"
 PERIOD_SECONDS = 2.0
+"""Between two looks at what closes nodes."""
 PATIENCE_SECONDS = 10.0
+"""What ends by itself within it is not reported."""
 SILENT_SECONDS = 60.0
 """How long a plugin must not renew its Lease before that is reported: a rollout takes less."""
 MOST_AT_ONCE = 20
@@ -47,7 +49,6 @@ NO_PREEMPTION = "NeuronNoPreemption"
 PLUGIN_SILENT = "NeuronPluginSilent"
 """The reason of the event on a node whose plugin does not renew its Lease."""
 
-_TIMEOUT_SECONDS = 5.0
 _REPORTED = float("inf")
 _log = logging.getLogger(__name__)
 
@@ -152,10 +153,10 @@ class PodEvents:
                 note = "The Neuron plugin does not renew its Lease: no new Neuron pod comes here until it does."
                 await write_event(self._api, regarding, PLUGIN_SILENT, f"{note} Does its pod run?", self._instance)
 
-    async def _report_without_victims(self, found: Mapping[PodUid, PodReference]) -> None:
+    async def _report_without_victims(self, pods: Mapping[PodUid, PodReference]) -> None:
         """kube-scheduler says of such a pod only that no node is a candidate; it asks again and again."""
         self._without_victims &= self._state.pods.keys()
-        due = [pod for uid, pod in found.items() if uid not in self._without_victims][:MOST_AT_ONCE]
+        due = [pod for uid, pod in pods.items() if uid not in self._without_victims][:MOST_AT_ONCE]
         self._without_victims.update(pod.uid for pod in due)
         for pod in due:
             note = (
@@ -185,6 +186,6 @@ async def write_event(
         warning=warning,
     )
     try:
-        await send(api, request, timeout_seconds=_TIMEOUT_SECONDS)
+        await send(api, request, timeout_seconds=REQUEST_SECONDS)
     except ClusterError as error:
         _log.info("event not written", extra={"object": regarding.name, "reason": reason, "cause": str(error)})

@@ -23,9 +23,11 @@ from neuron_plugin.allocation.utilization import Utilization
 HISTORY_SECONDS = 3600.0
 """How far back the time line goes."""
 MOST_EVICTIONS = 1000
+"""Those kept for metrics and reports."""
 OFFER_SECONDS = 60.0
 """How long after an answer to preempt an offered pod's end is taken for an eviction; kube-scheduler evicts at once."""
 MOST_OFFERED = 10_000
+"""Pods whose victims are remembered."""
 MOST_REPORTS = 256
 """Pods remembered until they are reported."""
 
@@ -101,7 +103,7 @@ class History:
     def evictions(self) -> list[Eviction]:
         """Those of the last hour, oldest first."""
         since = self._now() - HISTORY_SECONDS
-        return [each for each in self._evictions if each.at >= since]
+        return [eviction for eviction in self._evictions if eviction.at >= since]
 
     def unhealthy(self, node: str, before: Collection[int], after: Collection[int]) -> None:
         """A node's unhealthy devices were ``before`` and are ``after``; those of both may be so for longer."""

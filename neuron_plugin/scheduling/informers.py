@@ -34,7 +34,7 @@ from neuron_plugin.cluster import (
     Reflector,
     Scope,
 )
-from neuron_plugin.cluster.api import send
+from neuron_plugin.cluster.api import PAGE_SECONDS, send
 from neuron_plugin.cluster.claims import RESOURCE_CLAIMS, ResourceClaim, neuron_claim
 from neuron_plugin.cluster.leases import LEASE_PREFIX, ObservedLease
 from neuron_plugin.cluster.nodes import neuron_node
@@ -47,8 +47,8 @@ from neuron_plugin.topology import Catalogue, product_names
 
 _log = logging.getLogger(__name__)
 _NAMESPACES = ApiResource("/api/v1", "namespaces", ApiObject)
-PAGE_SECONDS = 30.0
 LOOK_SECONDS = 1.0
+"""Between two looks at a Lease that shows whether it is renewed."""
 PATIENCE_SECONDS = 20.0
 """How long ``survey`` looks whether a plugin's Lease is renewed or runs out: by default it lasts 8 s."""
 
@@ -113,9 +113,9 @@ class PluginLeases:
 
     def doubt(self, node: str) -> bool:
         """The node's kubelet got no devices from the plugin: it is stale until its Lease is renewed, if it has one."""
-        found = [uid for uid, (lease, _) in self._leases.items() if nodes_of([lease]) == {node}]
-        self._doubted.update(found)
-        return bool(found)
+        uids = [uid for uid, (lease, _) in self._leases.items() if nodes_of([lease]) == {node}]
+        self._doubted.update(uids)
+        return bool(uids)
 
     def away(self) -> frozenset[str]:
         """The nodes whose Lease was given up, or has not been renewed since a doubt: one look shows it."""
@@ -307,16 +307,16 @@ class Informers:
             self._judge()
 
     def _group_changed(self, _: str, before: PodGroup | None, group: PodGroup | None) -> None:
-        for each, count in ((before, 0), (group, group.min_count if group else 0)):
-            if each:
-                self._state.set_min_count((each.namespace, each.name), count)
+        for record, count in ((before, 0), (group, group.min_count if group else 0)):
+            if record:
+                self._state.set_min_count((record.namespace, record.name), count)
 
     def _node_changed(self, uid: str, before: NeuronNode | None, node: NeuronNode | None) -> None:
         if node is not None:
             self._state.put_node(node)
         elif before is not None:
             self._state.remove_node(before.name, uid)
-        if self._claimed and any(one and one.rules.claim_driver for one in (before, node)):
+        if self._claimed and any(record and record.rules.claim_driver for record in (before, node)):
             self._claimed.see_devices(most_devices(self._state, self._claimed.driver))
 
     def _lease_changed(self, uid: str, before: Lease | None, lease: Lease | None) -> None:
@@ -334,13 +334,15 @@ class Informers:
 def most_devices(state: ClusterState, driver: str) -> int:
     """The most devices that a node of a driver of DRA has."""
     inventories = (info.inventory for info in state.nodes.values())
-    counts = (one.geometry.device_count for one in inventories if one and one.claim_driver == driver)
+    counts = (
+        inventory.geometry.device_count for inventory in inventories if inventory and inventory.claim_driver == driver
+    )
     return max(counts, default=0)
 
 
 def _see_utilization(state: ClusterState, before: Lease | None, lease: Lease | None) -> None:
     """Take in what a Lease says of its node's containers; most renewals change nothing of it."""
-    texts = [each.annotations.get(UTILIZATION_KEY, "") if each else "" for each in (before, lease)]
+    texts = [record.annotations.get(UTILIZATION_KEY, "") if record else "" for record in (before, lease)]
     named = lease or before
     if named and texts[0] != texts[1]:
         state.see_utilization(named.name.removeprefix(LEASE_PREFIX), read_utilization(texts[1]))
@@ -362,7 +364,9 @@ async def movable_namespaces(api: ApiServer) -> frozenset[str]:
     """
     try:
         listed = pages(api, _NAMESPACES, page_timeout_seconds=PAGE_SECONDS)
-        return frozenset([each.name async for page in listed for each in page.records if is_movable(each.annotations)])
+        return frozenset(
+            [record.name async for page in listed for record in page.records if is_movable(record.annotations)]
+        )
     except ApiError as error:
         _log.info("namespaces not read", extra={"error": str(error)})
         return frozenset()
@@ -375,7 +379,7 @@ async def _claimed(api: ApiServer, state: ClusterState) -> ClaimedPods | None:
         UnreachableError: the server did not answer.
     """
     inventories = (info.inventory for info in state.nodes.values())
-    driver = next((one.claim_driver for one in inventories if one and one.claim_driver), "")
+    driver = next((inventory.claim_driver for inventory in inventories if inventory and inventory.claim_driver), "")
     if not driver:
         return None
     claimed = ClaimedPods(driver, lambda uid, _, pod: _put_pod(state, uid, pod))
@@ -452,10 +456,10 @@ async def _stale_plugins(
         now = clock.now()
         try:
             listed = pages(api, LEASES, Scope(namespace), page_timeout_seconds=PAGE_SECONDS)
-            found = [lease async for page in listed for lease in filter(_keep_plugin_lease, page.records)]
+            plugin_leases = [lease async for page in listed for lease in filter(_keep_plugin_lease, page.records)]
         except ApiError:
             return frozenset()
-        for lease in found:
+        for lease in plugin_leases:
             leases.changed(lease.uid, lease, now)
             first_versions.setdefault(lease.uid, lease.resource_version)
             state.history.renewals[lease.name.removeprefix(LEASE_PREFIX)] = lease.renewed_at
@@ -463,7 +467,7 @@ async def _stale_plugins(
         if not judge:
             return frozenset()
         stale = leases.stale(now)
-        renewed = nodes_of(lease for lease in found if lease.resource_version != first_versions[lease.uid])
-        if now - began >= PATIENCE_SECONDS or renewed | stale >= nodes_of(found):
+        renewed = nodes_of(lease for lease in plugin_leases if lease.resource_version != first_versions[lease.uid])
+        if now - began >= PATIENCE_SECONDS or renewed | stale >= nodes_of(plugin_leases):
             return stale
         await clock.sleep(LOOK_SECONDS)

@@ -7,7 +7,7 @@ Neuron is unbound it waits until such a write's time is over and lists again; on
 where the last leader gave the Lease up with everything settled.
 
 Where the last leader was an earlier process of this very replica, that process has ended before this one began. Its
-connections were closed with it, the API server ends a request with its connection, and what had reached the store is
+connections were closed with it, and the API server ends a request with its connection. What had reached the store is
 older there than this replica's own write of the Lease. Then a moment after the start and a list are enough.
 
 The other side is in ``binding``: no bind starts that could outlive this replica's own term.
@@ -38,7 +38,9 @@ CLOSING_SECONDS = 0.5
 """A process has ended, and with it its connections, when the next one of its container begins to load; this comes on
 top of the loading."""
 _LIST_SECONDS = 60.0
+"""For the lists that a new leader takes before it decides."""
 _RETRY_SECONDS = 1.0
+"""Before these lists are asked for again."""
 
 
 class Readiness:

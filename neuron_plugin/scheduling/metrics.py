@@ -154,7 +154,7 @@ def state_metrics(
     text = "Age of the oldest pod without a place, by the devices it asks for: 1 to 16, more, or cores."
     yield _gauge("waiting_oldest_seconds", text, ages_by_size, "devices")
     assumed = list(state.assumed.values())
-    waiting = [now - each.since for each in assumed if each.expected]
+    waiting = [now - pod.since for pod in assumed if pod.expected]
     yield _gauge("assumed_pods", "Pods placed by filter or binds that the watch has not shown yet.", {(): len(assumed)})
     text = "Age of the oldest assumption of filter for which no bind has come; 0 without one."
     yield _gauge("assumption_age_seconds", text, {(): max(waiting, default=0.0)})
@@ -175,7 +175,9 @@ def _age(pod: NeuronPod, unix_now: float) -> float:
 def _size(pod: NeuronPod) -> str:
     """How many devices a pod asks for, as one of few values; init containers take theirs before the others run."""
     counts = [
-        (part.kind is ContainerKind.INIT, part.count) for part in pod.requests if part.resource.unit is Unit.DEVICE
+        (container.kind is ContainerKind.INIT, container.count)
+        for container in pod.requests
+        if container.resource.unit is Unit.DEVICE
     ]
     together = sum(count for is_init, count in counts if not is_init)
     devices = max([together, *(count for is_init, count in counts if is_init)])

@@ -26,7 +26,7 @@ from neuron_plugin.allocation.node import Reservation
 from neuron_plugin.allocation.resources import parse_ids, ranges
 from neuron_plugin.backoff import CLOCK, Clock
 from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, ClusterError, Lease, LeaseName
-from neuron_plugin.cluster.api import send
+from neuron_plugin.cluster.api import REQUEST_SECONDS, send
 from neuron_plugin.cluster.objects import LEASES
 from neuron_plugin.cluster.writes import annotate_lease, evict_pod
 from neuron_plugin.decision_log import DecisionLog, LoggedDecision, Step
@@ -55,8 +55,9 @@ PREEMPTED_REASON = "NeuronPreempted"
 RESERVED_REASON = "NeuronRoomReserved"
 
 _TRIES = 3
-_TIMEOUT_SECONDS = 5.0
+"""Of a write that conflicts or fails."""
 _PAUSE_SECONDS = 1.0
+"""Between two tries."""
 _MINUTE = 60.0
 _TO_TRY_AGAIN = frozenset({429, 500, 502, 503, 504})
 """Statuses of an API server that is busy or starting."""
@@ -148,7 +149,7 @@ class Mover:
         try:
             lease = await self._read_lease()
             text = lease.annotations.get(MOVES_KEY, "[]")
-            records = {each: each.reservation for each in msgspec.json.decode(text, type=tuple[MoveRecord, ...])}
+            records = {record: record.reservation for record in msgspec.json.decode(text, type=tuple[MoveRecord, ...])}
         except (ClusterError, msgspec.MsgspecError, ValueError) as error:
             fields = {"lease": self._lease.path, "error": str(error)}
             _log.warning("what the last leader has reserved is not known", extra=fields)
@@ -207,7 +208,7 @@ class Mover:
         if too_many or not self._is_possible(move):
             return False
         self._state.reserve(Reservation(pod, move.node, move.mask))
-        victims = [self._state.pods[each.pod.uid] for each in move.victims]
+        victims = [self._state.pods[victim.pod.uid] for victim in move.victims]
         record = MoveRecord(
             uid=pod.uid,
             namespace=pod.namespace,
@@ -234,7 +235,7 @@ class Mover:
             return False
         if (info := self._state.nodes.get(move.node)) and info.inventory:
             self._metrics.devices_opened.inc(len(info.inventory.geometry.devices_touched(move.mask)))
-        names = ", ".join(str(each.pod.reference) for each in move.victims)
+        names = ", ".join(str(victim.pod.reference) for victim in move.victims)
         evicted = f"Evicted {names}: cores" if names else "Cores"
         note = f"{evicted} {record.cores} of node {move.node} are reserved for this pod."
         await write_event(self._api, about_pod(pod), RESERVED_REASON, note, self._instance, warning=False)
@@ -258,7 +259,7 @@ class Mover:
             if self._readiness.why_not or move.pod.uid not in self._state.reserved:
                 return MoveEnding.FAILED
             try:
-                await send(self._api, request, timeout_seconds=_TIMEOUT_SECONDS)
+                await send(self._api, request, timeout_seconds=REQUEST_SECONDS)
             except ClusterError as error:
                 if isinstance(error, ApiError) and (error.missing or (error.conflict and "UID" in error.message)):
                     return None
@@ -294,9 +295,11 @@ class Mover:
         if (info := self._state.nodes.get(victim.source)) and info.inventory:
             made = (round(self._unix_seconds() * 1e9), Step.EVICTED, info.name, info.inventory.geometry)
             why = f"makes room for pod {waiting}"
-            for each in info.ledger.by_pod.get(pod.uid, ()):
-                had = partial(int, each.mask)
-                self._decisions.record(LoggedDecision(*made, each.resource, each.mask, why, pod, each.container, had))
+            for allocation in info.ledger.by_pod.get(pod.uid, ()):
+                had = partial(int, allocation.mask)
+                self._decisions.record(
+                    LoggedDecision(*made, allocation.resource, allocation.mask, why, pod, allocation.container, had)
+                )
 
     async def _write_records(self) -> MoveEnding | None:
         """Write all records into the Lease, if this replica holds it."""
@@ -307,7 +310,7 @@ class Mover:
                 if not self._lease.holds(lease):
                     return MoveEnding.FAILED
                 request = annotate_lease(self._lease, lease, {MOVES_KEY: text})
-                await send(self._api, request, timeout_seconds=_TIMEOUT_SECONDS)
+                await send(self._api, request, timeout_seconds=REQUEST_SECONDS)
             except ClusterError as error:
                 if not (isinstance(error, ApiError) and error.conflict):  # the Lease was renewed in between
                     _log.warning(
@@ -320,7 +323,7 @@ class Mover:
 
     async def _read_lease(self) -> Lease:
         return LEASES.decode(
-            await send(self._api, ApiRequest("GET", self._lease.path), timeout_seconds=_TIMEOUT_SECONDS)
+            await send(self._api, ApiRequest("GET", self._lease.path), timeout_seconds=REQUEST_SECONDS)
         )
 
     def _is_possible(self, move: Move) -> bool:

@@ -42,6 +42,7 @@ _MOST_TRIALS = 1000
 some 30 ms, in which no other verb is answered. One with amounts or a shared device costs a hundred times as much, and
 counts so. Once they are used up, nodes are left out as soon as one has an answer."""
 _COSTLY_TRIALS = 100
+"""A trial with amounts or constraints counts as so many without."""
 _LOOK = 0.1
 """The part of a trial that a group of victims counts for which is seen to have too few cores, without a placement."""
 
@@ -97,7 +98,9 @@ class _Search:
         self.trials = float(_MOST_TRIALS)
         constraints = request[0].constraints
         shared = isinstance(constraints, Constraints) and constraints.same_device
-        self._narrows_only = is_constrained(request) and not shared and not any(part.amounts for part in request)
+        self._narrows_only = (
+            is_constrained(request) and not shared and not any(container.amounts for container in request)
+        )
 
     def victims_on(self, info: NodeInfo, offered: Victims) -> Victims | None:
         """The victims to evict, by falling priority; None when no eviction helps.
@@ -113,11 +116,13 @@ class _Search:
             for uid, allocations in info.ledger.by_pod.items()
             if uid not in unclear and (uid in offered.uids or self._may_go(uid, info.name))
         ]
-        own = [each for each in candidates if each.uid in offered.uids]
+        own = [candidate for candidate in candidates if candidate.uid in offered.uids]
         for among in (own, candidates):
             evicted = self._fewest(info, among, unclear)
             if evicted is not None:
-                return self._answer(offered, {each.uid for each in own}, {each.uid for each in evicted})
+                return self._answer(
+                    offered, {candidate.uid for candidate in own}, {candidate.uid for candidate in evicted}
+                )
         return None
 
     def _priority_of(self, uid: str) -> float:
@@ -139,13 +144,13 @@ class _Search:
         inventory = info.inventory
         if inventory is None:
             return None
-        leaving = unclear.union(each.uid for each in candidates)
+        leaving = unclear.union(candidate.uid for candidate in candidates)
         open_mask = inventory.healthy_mask & ~info.reserved_mask
         for allocation in info.ledger.allocations:
             if allocation.pod.uid not in leaving:
                 open_mask &= ~allocation.mask
-        staying = [each for uid, each in info.ledger.by_pod.items() if uid not in leaving]
-        ranked, request = sorted(candidates, key=lambda each: each.rank), self._request
+        staying = [allocations for uid, allocations in info.ledger.by_pod.items() if uid not in leaving]
+        ranked, request = sorted(candidates, key=lambda candidate: candidate.rank), self._request
         if self._narrows_only:
             open_mask &= usable_mask(inventory.geometry, request[0], info.node.facts)
             request = unconstrained(request)
@@ -157,9 +162,11 @@ class _Search:
     def _fewest_for_all(self, board: _Board, request: PodRequest) -> Sequence[_Candidate]:
         """Exact while there are trials left; then the first that are enough, ranked by who is to go first."""
         geometry, candidates = board.geometry, board.candidates
-        lasting = sum(cores_asked(geometry, part) for part in request if part.kind is not ContainerKind.INIT)
+        lasting = sum(
+            cores_asked(geometry, container) for container in request if container.kind is not ContainerKind.INIT
+        )
         missing = lasting - (board.open_mask & ~mask_union(candidates)).bit_count()
-        freed = sorted(((each.mask & board.open_mask).bit_count() for each in candidates), reverse=True)
+        freed = sorted(((candidate.mask & board.open_mask).bit_count() for candidate in candidates), reverse=True)
         least = next((size for size in range(len(freed) + 1) if sum(freed[:size]) >= missing), len(freed))
         cost = _COSTLY_TRIALS if is_constrained(request) else 1
         for size in range(least, len(candidates) + 1):
@@ -168,7 +175,9 @@ class _Search:
                     return self._enough(board, request)
                 is_enough = (mask_union(evicted) & board.open_mask).bit_count() >= missing
                 self.trials -= cost if is_enough else _LOOK
-                if is_enough and board.fits(request, [each for each in candidates if each not in evicted]):
+                if is_enough and board.fits(
+                    request, [candidate for candidate in candidates if candidate not in evicted]
+                ):
                     return evicted
         return candidates
 
@@ -205,24 +214,28 @@ class _Board:
     def fits(self, request: PodRequest, spared: Sequence[_Candidate] = ()) -> bool:
         """Whether the request fits if these stay all the same."""
         open_mask, facts = self.open_mask, self.facts
-        for each in spared:
-            open_mask &= ~each.mask
+        for candidate in spared:
+            open_mask &= ~candidate.mask
         if is_constrained(request):
-            pods = [*self.staying, *(each.allocations for each in spared)]
+            pods = [*self.staying, *(candidate.allocations for candidate in spared)]
             facts = replace(facts, used=amounts_used(self.geometry, pods))
         return not isinstance(place(self.geometry, open_mask, request, facts), Rejection)
 
-    def fewest_for(self, part: ContainerRequest) -> Sequence[_Candidate]:
+    def fewest_for(self, container: ContainerRequest) -> Sequence[_Candidate]:
         """Exact: every valid set names the pods in its way, and the best of these lists wins."""
-        within = self.open_mask & usable_mask(self.geometry, part, self.facts.unused)
-        sets = [mask for mask in valid_sets(self.geometry, part.resource.unit, part.count) if mask & within == mask]
-        ways = [way for mask in sets if (way := self._way_to(part, mask)) is not None]
+        within = self.open_mask & usable_mask(self.geometry, container, self.facts.unused)
+        sets = [
+            mask
+            for mask in valid_sets(self.geometry, container.resource.unit, container.count)
+            if mask & within == mask
+        ]
+        ways = [way for mask in sets if (way := self._way_to(container, mask)) is not None]
         return min(ways, key=lambda way: (len(way), [candidate.rank for candidate in way]))
 
-    def _way_to(self, part: ContainerRequest, mask: CoreMask) -> list[_Candidate] | None:
+    def _way_to(self, container: ContainerRequest, mask: CoreMask) -> list[_Candidate] | None:
         """Who has to go for one set: those that have some of it, and those that leave too little of an amount there."""
         in_the_way = [candidate for candidate in self.candidates if candidate.mask & mask]
-        if not part.amounts:
+        if not container.amounts:
             return in_the_way[::-1]
         devices_mask = self.geometry.devices_mask(self.geometry.devices_touched(mask))
         others = [candidate for candidate in self.candidates if candidate not in in_the_way]
@@ -231,6 +244,6 @@ class _Board:
             for more in lowest_first(sharing, size):
                 staying = [candidate.allocations for candidate in others if candidate not in more]
                 facts = replace(self.facts, used=amounts_used(self.geometry, [*self.staying, *staying]))
-                if mask & usable_mask(self.geometry, part, facts) == mask:
+                if mask & usable_mask(self.geometry, container, facts) == mask:
                     return [candidate for candidate in self.candidates[::-1] if candidate in (*in_the_way, *more)]
         return None

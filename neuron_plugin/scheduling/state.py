@@ -101,15 +101,15 @@ class AssumedPod:
         return self.until < inf
 
 
-def has_the_same(one: NeuronPod, other: NeuronPod) -> bool:
+def has_the_same(pod: NeuronPod, other: NeuronPod) -> bool:
     """Whether two states of a pod have the same of the same node, as far as is known: cores and all else."""
-    assignments = one.assignment, other.assignment
+    assignments = pod.assignment, other.assignment
     if not all(isinstance(assignment, Assignment) for assignment in assignments):
         return False
-    first, second = (each.containers for each in assignments if isinstance(each, Assignment))
-    ours, theirs = one.rules, other.rules
+    first, second = (assignment.containers for assignment in assignments if isinstance(assignment, Assignment))
+    ours, theirs = pod.rules, other.rules
     asks_the_same = (ours.needs, ours.neuron, ours.ports) == (theirs.needs, theirs.neuron, theirs.ports)
-    return one.place == other.place and first == second and asks_the_same
+    return pod.place == other.place and first == second and asks_the_same
 
 
 StateRecord = NodeInfo | NeuronPod
@@ -265,8 +265,8 @@ class ClusterState:
         known, pod = self.history.utilization.get(name, {}).get(uid, {}), self._pods.get(uid)
         if pod is None or not pod.claims:
             return known
-        users = {one.name: claim_user(one.claim) for one in pod.claims}
-        asked = {part.container: users.get(part.container.partition("/")[0], "") for part in pod.requests}
+        users = {pod_claim.name: claim_user(pod_claim.claim) for pod_claim in pod.claims}
+        asked = {container.name: users.get(container.name.partition("/")[0], "") for container in pod.requests}
         return {request: known[user] for request, user in asked.items() if user in known}
 
     def is_kept_off(self, pod: NeuronPod, names: Collection[str]) -> bool:
@@ -285,7 +285,7 @@ class ClusterState:
             return True
         domain = self._nodes[holder].node.rules.labels.get(topology_key)
         labels = (self._nodes[name].node.rules.labels for name in names)
-        return domain is not None and any(each.get(topology_key) == domain for each in labels)
+        return domain is not None and any(node_labels.get(topology_key) == domain for node_labels in labels)
 
     def is_tight(self, name: str) -> bool:
         """Whether little CPU or memory of a node is left beside its pods, those assumed there included."""

@@ -15,14 +15,15 @@ from neuron_plugin.allocation import NeuronPod
 from neuron_plugin.allocation.node_rules import Volume
 from neuron_plugin.backoff import CLOCK, Clock
 from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, ClusterError
-from neuron_plugin.cluster.api import send
+from neuron_plugin.cluster.api import REQUEST_SECONDS, send
 from neuron_plugin.cluster.volumes import CLAIMS, PERSISTENT_VOLUMES
 
 BOUND_SECONDS = 3600.0
+"""How long a claim that has its volume is known: its volume does not change."""
 AGAIN_SECONDS = 10.0
 """For how long a claim counts as not bound, or as not readable, before it is read again."""
 MOST_CLAIMS = 10_000
-_REQUEST_SECONDS = 5.0
+"""Known at a time; then the oldest goes."""
 
 _log = logging.getLogger(__name__)
 
@@ -48,10 +49,10 @@ class ClaimedVolumes:
 
         A claim without a volume gets one where the pod goes.
         """
-        found = list(self._claims(pod))
-        if not all(known and known.readable for known in found):
+        claims = list(self._claims(pod))
+        if not all(known and known.readable for known in claims):
             return None
-        return tuple(known.volume for known in found if known and known.volume)
+        return tuple(known.volume for known in claims if known and known.volume)
 
     def are_bound(self, pod: NeuronPod) -> bool:
         """Whether each claim of the pod is known to have its volume."""
@@ -85,11 +86,11 @@ class ClaimedVolumes:
 
     async def _read(self, namespace: str, name: str) -> Volume | None:
         request = ApiRequest("GET", CLAIMS.item(name, namespace))
-        claim = CLAIMS.decode(await send(self._api, request, timeout_seconds=_REQUEST_SECONDS))
+        claim = CLAIMS.decode(await send(self._api, request, timeout_seconds=REQUEST_SECONDS))
         if not claim.volume_name:
             return None
         request = ApiRequest("GET", PERSISTENT_VOLUMES.item(claim.volume_name))
-        return PERSISTENT_VOLUMES.decode(await send(self._api, request, timeout_seconds=_REQUEST_SECONDS)).volume
+        return PERSISTENT_VOLUMES.decode(await send(self._api, request, timeout_seconds=REQUEST_SECONDS)).volume
 
     def _claims(self, pod: NeuronPod) -> Iterator[_Known | None]:
         return (self._get((pod.reference.namespace, name)) for name in pod.rules.claims)

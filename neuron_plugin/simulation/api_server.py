@@ -58,6 +58,7 @@ _CORE_EVENTS = re.compile(r"/api/v1(?:/namespaces/([^/]+))?/events")
 _PROTOBUF = "application/vnd.kubernetes.protobuf"
 _LOOPBACK = "127.0.0.1"
 _MAX_BODY_BYTES = 4 << 20
+"""Of a request."""
 _TURNS_OF_AN_ACCEPT = 5
 """Turns of the event loop from accepting a connection until aiohttp knows of it: three in asyncio, and some."""
 
@@ -137,13 +138,15 @@ class SimulatedApiServer:
         target = Target(kind, namespace, name, "status")
         return self._objects.patch(target, {"status": status}, STRATEGIC_MERGE_PATCH).value
 
-    def change(self, kind: ServedKind, name: str, change: AnyJson, namespace: str = "", part: str = "") -> AnyJson:
+    def change(
+        self, kind: ServedKind, name: str, change: AnyJson, namespace: str = "", subresource: str = ""
+    ) -> AnyJson:
         """Merge a change into an object, or with ``part`` into one of its subresources.
 
         Raises:
             Refusal: 404, there is none; 422, it would break a rule.
         """
-        return self._objects.patch(Target(kind, namespace, name, part), change).value
+        return self._objects.patch(Target(kind, namespace, name, subresource), change).value
 
     def delete(self, kind: ServedKind, name: str, namespace: str = "") -> None:
         """Delete an object; one with finalizers only begins to go."""
@@ -201,8 +204,8 @@ class SimulatedApiServer:
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         try:
             events = _CORE_EVENTS.fullmatch(request.path) if request.method == "GET" else None
-            if request.method == "GET" and (found := discovery(request.path)):
-                return _json(found)
+            if request.method == "GET" and (document := discovery(request.path)):
+                return _json(document)
             if events:  # as kubectl asks for them: events as /api/v1 has them
                 labelled = label_selector(request.query.get("labelSelector", ""))
                 wanted = request.query.get("fieldSelector", "")

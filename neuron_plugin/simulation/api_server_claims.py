@@ -18,7 +18,7 @@ _IMMUTABLE = "Invalid value: field is immutable"
 
 def claim_as_made(claim: AnyJson) -> AnyJson:
     """A new claim: its status is dropped, and its exact requests get their defaults."""
-    made = {name: part for name, part in claim.items() if name != "status"}
+    made = {name: value for name, value in claim.items() if name != "status"}
     return made | {"spec": with_defaults(made.get("spec") or {}), "status": {}}
 
 
@@ -26,12 +26,12 @@ def with_defaults(spec: AnyJson) -> AnyJson:
     """A claim's spec with the mode and count that exact requests default to (``pkg/apis/resource/v1/defaults.go``)."""
     devices = dict(spec.get("devices") or {})
     requests = []
-    for each in devices.get("requests") or ():
-        exact = each.get("exactly")
+    for request in devices.get("requests") or ():
+        exact = request.get("exactly")
         if exact is not None:
             exact = {"allocationMode": "ExactCount", **exact}
             exact = {"count": 1, **exact} if exact["allocationMode"] == "ExactCount" else exact
-        requests.append(each if exact is None else {**each, "exactly": exact})
+        requests.append(request if exact is None else {**request, "exactly": exact})
     if requests:
         devices["requests"] = requests
     return spec | {"devices": devices}
@@ -57,11 +57,11 @@ def _claim_problems(old: AnyJson, new: AnyJson) -> Iterator[str]:
     known, reserved = before.get("reservedFor") or [], after.get("reservedFor") or []
     if len(reserved) > MOST_RESERVED:
         yield f"status.reservedFor: Too many: {len(reserved)}: must have at most {MOST_RESERVED} items"
-    if len({each.get("uid") for each in reserved}) < len(reserved):
+    if len({consumer.get("uid") for consumer in reserved}) < len(reserved):
         yield "status.reservedFor: Duplicate value"
     if reserved and not has:
         yield "status.reservedFor: Forbidden: may not be specified when `allocated` is not set"
-    elif old["metadata"].get("deletionTimestamp") and any(each not in known for each in reserved):
+    elif old["metadata"].get("deletionTimestamp") and any(consumer not in known for consumer in reserved):
         yield (
             "status.reservedFor: Forbidden: new entries may not be added while `deallocationRequested` or "
             "`deletionTimestamp` are set"
@@ -106,7 +106,7 @@ def claim_node(claim: AnyJson) -> str:
     """The node that a claim's allocation names; empty where it names none."""
     allocation = (claim.get("status") or {}).get("allocation") or {}
     for term in (allocation.get("nodeSelector") or {}).get("nodeSelectorTerms") or ():
-        for each in (*(term.get("matchFields") or ()), *(term.get("matchExpressions") or ())):
-            if each.get("key") in {"metadata.name", "kubernetes.io/hostname"} and each.get("values"):
-                return str(each["values"][0])
+        for requirement in (*(term.get("matchFields") or ()), *(term.get("matchExpressions") or ())):
+            if requirement.get("key") in {"metadata.name", "kubernetes.io/hostname"} and requirement.get("values"):
+                return str(requirement["values"][0])
     return ""

@@ -193,10 +193,10 @@ def label_selector(text: str) -> Selector:
     while place < end:
         match = _REQUIREMENT.match(text, place)
         if match is None:
-            found = f"found '{text[place:]}', expected: a label, an operator and values"
-            raise Refusal(400, f"unable to parse requirement: {found}")
+            problem = f"found '{text[place:]}', expected: a label, an operator and values"
+            raise Refusal(400, f"unable to parse requirement: {problem}")
         values = [match["value"]] if match["equals"] else (match["values"] or "").split(",")
-        any_of = {each.strip() for each in values} if match["equals"] or match["among"] else None
+        any_of = {value.strip() for value in values} if match["equals"] or match["among"] else None
         negated = bool(match["absent"]) or match["equals"] == "!=" or match["among"] == "notin"
         tests.append((match["label"], any_of, negated))
         place = match.end()

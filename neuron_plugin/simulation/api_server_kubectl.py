@@ -47,10 +47,10 @@ def discovery(path: str) -> AnyJson | None:
         return {"kind": "APIVersions", "versions": ["v1"]}
     if path == "/apis":
         named = [version for group, version in _GROUPS.items() if group.startswith("/apis/")]
-        versions = [{"groupVersion": each, "version": each.rpartition("/")[2]} for each in named]
+        versions = [{"groupVersion": name, "version": name.rpartition("/")[2]} for name in named]
         groups = [
-            {"name": each["groupVersion"].partition("/")[0], "versions": [each], "preferredVersion": each}
-            for each in versions
+            {"name": version["groupVersion"].partition("/")[0], "versions": [version], "preferredVersion": version}
+            for version in versions
         ]
         return {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
     if path in _GROUPS:
@@ -72,10 +72,10 @@ def discovery(path: str) -> AnyJson | None:
             resources.append({**evictions, "singularName": "", "kind": "Eviction", "verbs": ["create"]})
         return {"kind": "APIResourceList", "groupVersion": _GROUPS[path], "resources": resources}
     if path == _OPENAPI.rstrip("/"):
-        return {"paths": {each.lstrip("/"): {"serverRelativeURL": _OPENAPI + each.lstrip("/")} for each in _GROUPS}}
+        return {"paths": {group.lstrip("/"): {"serverRelativeURL": _OPENAPI + group.lstrip("/")} for group in _GROUPS}}
     if (group := "/" + path.removeprefix(_OPENAPI)) in _GROUPS and path.startswith(_OPENAPI):
         operations = {}
-        for kind in (each for each in KINDS if each.group == group):
+        for kind in (served for served in KINDS if served.group == group):
             name, _, version = kind.version.rpartition("/")
             patch = {
                 "parameters": [{"name": "fieldValidation", "in": "query"}],
@@ -121,7 +121,7 @@ def read_protobuf(body: bytes) -> AnyJson:
 
 
 def _message(data: bytes, fields: _Fields) -> AnyJson:
-    found: AnyJson = {}
+    message: AnyJson = {}
     place = 0
     while place < len(data):
         tag, place = _varint(data, place)
@@ -138,41 +138,41 @@ def _message(data: bytes, fields: _Fields) -> AnyJson:
                 raise ValueError(f"a protobuf field of wire type {kind}, expected 0 or 2")
         if tag >> 3 in fields:
             name, made = fields[tag >> 3]
-            found[name] = _message(value, made) if isinstance(made, dict) else made(value)
-    return found
+            message[name] = _message(value, made) if isinstance(made, dict) else made(value)
+    return message
 
 
 def _varint(data: bytes, place: int) -> tuple[int, int]:
     value = shift = 0
     while True:
-        part = data[place]
-        value |= (part & 0x7F) << shift
+        byte = data[place]
+        value |= (byte & 0x7F) << shift
         shift, place = shift + 7, place + 1
-        if part < 0x80:  # noqa: PLR2004 - the last one
+        if byte < 0x80:  # noqa: PLR2004 - the last one
             return value, place
 
 
 def core_events(events: Iterable[AnyJson], namespace: str, selector: str) -> AnyJson:
     """Events as ``/api/v1`` shows them; ``selector`` may name fields of the object that they are about."""
     wanted = dict(term.partition("=")[::2] for term in selector.split(",") if "=" in term)
-    found = []
-    for each in events:
-        about, at = each.get("regarding") or {}, each["metadata"]["creationTimestamp"]
+    items = []
+    for event in events:
+        about, at = event.get("regarding") or {}, event["metadata"]["creationTimestamp"]
         fields = {f"involvedObject.{key}": value for key, value in about.items()}
-        if namespace in {"", each["metadata"]["namespace"]} and wanted.items() <= {**wanted, **fields}.items():
-            found.append(
+        if namespace in {"", event["metadata"]["namespace"]} and wanted.items() <= {**wanted, **fields}.items():
+            items.append(
                 {
-                    "metadata": each["metadata"],
+                    "metadata": event["metadata"],
                     "involvedObject": about,
-                    "message": each.get("note", ""),
-                    "source": {"component": each.get("reportingController", "")},
+                    "message": event.get("note", ""),
+                    "source": {"component": event.get("reportingController", "")},
                     "firstTimestamp": at,
                     "lastTimestamp": at,
                     "count": 1,
-                    **{key: each.get(key, "") for key in ("reason", "type")},
+                    **{key: event.get(key, "") for key in ("reason", "type")},
                 }
             )
-    return {"kind": "EventList", "apiVersion": "v1", "metadata": {}, "items": found}
+    return {"kind": "EventList", "apiVersion": "v1", "metadata": {}, "items": items}
 
 
 def table(kind: ServedKind, listed: AnyJson, pods: Iterable[AnyJson] = ()) -> AnyJson:
@@ -180,7 +180,10 @@ def table(kind: ServedKind, listed: AnyJson, pods: Iterable[AnyJson] = ()) -> An
     objects = listed["items"] if str(listed.get("kind", "")).endswith("List") else [listed]
     partial = {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1"}
     used = _used(pods) if kind is NODES else Counter()
-    rows = [{"cells": _cells(kind, each, used), "object": partial | {"metadata": each["metadata"]}} for each in objects]
+    rows = [
+        {"cells": _cells(kind, record, used), "object": partial | {"metadata": record["metadata"]}}
+        for record in objects
+    ]
     columns = [{"name": name, "type": "string"} for name in _COLUMNS.get(kind, ("Name", "Age"))]
     head = {"kind": "Table", "apiVersion": "meta.k8s.io/v1", "metadata": listed.get("metadata") or {}}
     return head | {"columnDefinitions": columns, "rows": rows}
@@ -200,22 +203,22 @@ _COLUMNS = {
 def _used(pods: Iterable[AnyJson]) -> Counter[tuple[str, str]]:
     """How much pods ask for, by node and resource, as kube-scheduler counts it."""
     used: Counter[tuple[str, str]] = Counter()
-    for each in pods:
-        pod = POD_RECORDS.decode(msgspec.json.encode(each))
+    for bound in pods:
+        pod = POD_RECORDS.decode(msgspec.json.encode(bound))
         if pod.node_name and not pod.terminal:
             used.update({(pod.node_name, name): amount // 1000 for name, amount in neuron_pod(pod).rules.neuron})
     return used
 
 
-def _cells(kind: ServedKind, each: AnyJson, used: Counter[tuple[str, str]]) -> list[str]:
-    metadata, spec, status = each["metadata"], each.get("spec") or {}, each.get("status") or {}
+def _cells(kind: ServedKind, record: AnyJson, used: Counter[tuple[str, str]]) -> list[str]:
+    metadata, spec, status = record["metadata"], record.get("spec") or {}, record.get("status") or {}
     name, annotations = metadata["name"], metadata.get("annotations") or {}
     age = datetime.now(UTC) - datetime.fromisoformat(metadata["creationTimestamp"])
     aged = f"{int(age.total_seconds())}s"
     if kind is PODS:
-        ready = sum(bool(one.get("ready")) for one in status.get("containerStatuses") or ())
+        ready = sum(bool(container.get("ready")) for container in status.get("containerStatuses") or ())
         ids = annotations.get("NEURON_DEVS") or annotations.get("NEURON_CORES") or ""
-        gated = any(one.get("reason") == "SchedulingGated" for one in status.get("conditions") or ())
+        gated = any(condition.get("reason") == "SchedulingGated" for condition in status.get("conditions") or ())
         phase = "SchedulingGated" if gated and spec.get("schedulingGates") else status.get("phase", "")
         shown = "Terminating" if metadata.get("deletionTimestamp") else status.get("reason") or phase
         return [name, f"{ready}/{len(spec.get('containers') or ())}", shown, spec.get("nodeName", ""), ids, aged]
@@ -224,22 +227,33 @@ def _cells(kind: ServedKind, each: AnyJson, used: Counter[tuple[str, str]]) -> l
         keys = ("aws.amazon.com/neuron", "aws.amazon.com/neuroncore")
         free = (max(int(allocatable.get(key, 0)) - used[name, key], 0) for key in keys)
         counts = [f"{left}/{capacity.get(key, 0)}" for left, key in zip(free, keys, strict=True)]
-        ready = any(one["type"] == "Ready" and one["status"] == "True" for one in status.get("conditions") or ())
+        ready = any(
+            condition["type"] == "Ready" and condition["status"] == "True"
+            for condition in status.get("conditions") or ()
+        )
         cordoned = ",SchedulingDisabled" if spec.get("unschedulable") else ""
         return [name, ("Ready" if ready else "NotReady") + cordoned, *counts, aged]
-    if each.get("kind", "Event") == "Event":
-        about = each.get("involvedObject") or each.get("regarding") or {}
+    if record.get("kind", "Event") == "Event":
+        about = record.get("involvedObject") or record.get("regarding") or {}
         named = f"{str(about.get('kind', '')).lower()}/{about.get('name', '')}"
-        return [aged, each.get("type", ""), each.get("reason", ""), named, each.get("message") or each.get("note", "")]
+        return [
+            aged,
+            record.get("type", ""),
+            record.get("reason", ""),
+            named,
+            record.get("message") or record.get("note", ""),
+        ]
     if kind is RESOURCE_CLAIMS:
         results = (status.get("allocation") or {}).get("devices", {}).get("results") or ()
-        return [name, claim_state(each), ",".join(one["device"] for one in results), claim_node(each), aged]
+        return [name, claim_state(record), ",".join(result["device"] for result in results), claim_node(record), aged]
     if kind is RESOURCE_SLICES:
         devices = spec.get("devices") or ()
-        tainted = [f"{one['name']}={taint.get('value', '')}" for one in devices for taint in one.get("taints") or ()]
+        tainted = [
+            f"{device['name']}={taint.get('value', '')}" for device in devices for taint in device.get("taints") or ()
+        ]
         pool = (spec.get("pool") or {}).get("name", "")
         counts = [str(len(devices)), ",".join(tainted)]
         return [name, spec.get("nodeName", ""), spec.get("driver", ""), pool, *counts, aged]
     if kind is DEVICE_CLASSES:
-        return [name, " && ".join(one["cel"]["expression"] for one in spec.get("selectors") or ()), aged]
+        return [name, " && ".join(selector["cel"]["expression"] for selector in spec.get("selectors") or ()), aged]
     return [name, aged]

@@ -55,7 +55,9 @@ STALE = "the object has been modified; please apply your changes to the latest v
 _DECODERS: dict[ServedKind, Callable[[bytes], object]] = {PODS: POD_RECORDS.decode, NODES: NODE_RECORDS.decode}
 """Kinds of which every program reads all: one that cannot be read is not kept."""
 _DEFAULT_GRACE_SECONDS = 30
+"""A pod's (pkg/apis/core/v1/defaults.go)."""
 _MAX_GENERATED_STEM = 58
+"""Characters before the five random ones (apiserver/pkg/storage/names)."""
 
 Admission = Callable[[AnyJson], AnyJson]
 """What a mutating admission makes of a new object."""
@@ -91,11 +93,11 @@ class ApiObjects:
         Raises:
             Refusal: 404, there is none.
         """
-        found = self.collections[target.kind].get((target.namespace, target.name))
-        if found is None:
+        stored = self.collections[target.kind].get((target.namespace, target.name))
+        if stored is None:
             resource = target.kind.resource
             raise Refusal(404, f'{resource} "{target.name}" not found', name=target.name, kind=resource)
-        return found
+        return stored
 
     def patch(self, target: Target, change: AnyJson, content_type: str = MERGE_PATCH) -> Stored:
         """Patch an object, or its status.
@@ -152,12 +154,12 @@ class ApiObjects:
         if (eviction.get("metadata") or {}).get("name") != name:
             raise Refusal(400, "name in URL does not match name in Eviction object")
         after = deleted(PODS, pod, options)
-        all_budgets = [each.value for each in self.collections[BUDGETS].objects()]
-        budgets = [each for each in all_budgets if needs_budget(pod) and selected_by(each)(pod)]
+        all_budgets = [stored.value for stored in self.collections[BUDGETS].objects()]
+        budgets = [budget for budget in all_budgets if needs_budget(pod) and selected_by(budget)(pod)]
         if len(budgets) > 1:
             text = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."
             raise Refusal(500, text)
-        spent = [disrupted(each, name) for each in budgets]
+        spent = [disrupted(budget, name) for budget in budgets]
         if not options.get("dryRun"):
             for budget in spent:
                 self.collections[BUDGETS].put((namespace, budget["metadata"]["name"]), budget)
@@ -222,14 +224,16 @@ def created(kind: ServedKind, namespace: str, body: AnyJson) -> AnyJson:
 
 def _defaulted(spec: AnyJson) -> AnyJson:
     """A pod's spec with quantities as texts, with what they default to, and without empty gates."""
-    filled = {name: each for name, each in spec.items() if name != "schedulingGates" or each}
-    for part in spec.keys() & {"containers", "initContainers"}:
-        filled[part] = [dict(container) for container in spec[part]]
-        for container in filled[part]:  # a limit without a request is requested (pkg/apis/core/v1/defaults.go)
+    filled = {name: value for name, value in spec.items() if name != "schedulingGates" or value}
+    for field in spec.keys() & {"containers", "initContainers"}:
+        filled[field] = [dict(container) for container in spec[field]]
+        for container in filled[field]:  # a limit without a request is requested (pkg/apis/core/v1/defaults.go)
             resources = container.get("resources") or {}
             limits = _quantities(resources.get("limits") or {})
             requests = {**limits, **_quantities(resources.get("requests") or {})}
-            amounts = {name: each for name, each in (("limits", limits), ("requests", requests)) if each}
+            amounts = {
+                name: quantities for name, quantities in (("limits", limits), ("requests", requests)) if quantities
+            }
             container["resources"] = {**resources, **amounts}
     return filled
 

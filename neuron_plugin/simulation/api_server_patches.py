@@ -62,13 +62,13 @@ def strategically_patched(value: AnyJson, patch: AnyJson) -> AnyJson:
     if (directive := patch.get("$patch", "merge")) != "merge":
         if directive not in {"replace", "delete"}:
             raise Refusal(400, f"Unknown patch type: {directive}")
-        return {} if directive == "delete" else {name: each for name, each in patch.items() if name != "$patch"}
+        return {} if directive == "delete" else {name: entry for name, entry in patch.items() if name != "$patch"}
     kept = patch.get("$retainKeys")
-    merged = {name: each for name, each in value.items() if kept is None or name in kept}
+    merged = {name: entry for name, entry in value.items() if kept is None or name in kept}
     for name, change in patch.items():
         if name.startswith(_DELETE):
             listed = name.removeprefix(_DELETE)
-            merged[listed] = [each for each in merged.get(listed) or [] if each not in change]
+            merged[listed] = [entry for entry in merged.get(listed) or [] if entry not in change]
         if name.startswith("$"):
             continue
         present = merged.get(name)

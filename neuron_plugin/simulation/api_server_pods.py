@@ -52,7 +52,7 @@ def gated(pod: AnyJson) -> AnyJson:
         "lastTransitionTime": None,
     }
     conditions = status.get("conditions") or []
-    if any(each["type"] == "PodScheduled" for each in conditions):
+    if any(condition["type"] == "PodScheduled" for condition in conditions):
         return pod
     return pod | {"status": status | {"conditions": [*conditions, condition]}}
 
@@ -77,7 +77,7 @@ def _problems(old: AnyJson, new: AnyJson) -> Iterator[str]:
             field = f"spec.schedulingGates[{place}].name"
             yield f"{field}: Forbidden: only deletion is allowed, but found new scheduling gate '{gate['name']}'"
     kept = old.get("tolerations") or []
-    if not all(each in (new.get("tolerations") or []) for each in kept):
+    if not all(toleration in (new.get("tolerations") or []) for toleration in kept):
         yield "spec.tolerations: Forbidden: existing toleration can not be modified except its tolerationSeconds"
     if gates:
         before, after = old.get("nodeSelector") or {}, new.get("nodeSelector") or {}
@@ -98,30 +98,32 @@ def _affinity_problems(old: list[AnyJson], new: list[AnyJson]) -> Iterator[str]:
         return
     for place, (before, after) in enumerate(zip(old, new, strict=False)):
         parts = ("matchExpressions", "matchFields")
-        was, now = ([term.get(part) or [] for part in parts] for term in (before, after))
+        was, now = ([term.get(field) or [] for field in parts] for term in (before, after))
         appended = all(left == right[: len(left)] for left, right in zip(was, now, strict=True))
         if not appended or (now != was and not any(was)):
             yield f"{path}[{place}]: Invalid value: {after}: {_ONLY_MORE}"
 
 
 def _terms(spec: AnyJson) -> list[AnyJson]:
-    found: Any = spec
-    for part in ("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms"):
-        found = found.get(part) or {}
-    return list(found)
+    value: Any = spec
+    for field in ("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms"):
+        value = value.get(field) or {}
+    return list(value)
 
 
 def _unchangeable(spec: AnyJson, *, gated: bool) -> AnyJson:
     """The parts of a spec that no write may change."""
     changeable = {"schedulingGates", "tolerations", "activeDeadlineSeconds", "terminationGracePeriodSeconds"}
-    rest = {name: each for name, each in spec.items() if each is not None and name not in changeable}
+    rest = {name: value for name, value in spec.items() if value is not None and name not in changeable}
     if gated:
         rest.pop("nodeSelector", None)
-        affinity = {name: each for name, each in (rest.pop("affinity", None) or {}).items() if name != "nodeAffinity"}
+        affinity = {name: value for name, value in (rest.pop("affinity", None) or {}).items() if name != "nodeAffinity"}
         rest |= {"affinity": affinity} if affinity else {}
-    for part in ("containers", "initContainers"):
-        if part in rest:
-            rest[part] = [{name: each for name, each in one.items() if name != "image"} for one in rest[part]]
+    for field in ("containers", "initContainers"):
+        if field in rest:
+            rest[field] = [
+                {name: value for name, value in container.items() if name != "image"} for container in rest[field]
+            ]
     return rest
 
 
@@ -206,7 +208,7 @@ def evicted(pod: AnyJson) -> AnyJson:
         "message": "Eviction API: evicting",
         "lastTransitionTime": now_text(),
     }
-    others = [each for each in pod["status"].get("conditions") or [] if each["type"] != condition["type"]]
+    others = [known for known in pod["status"].get("conditions") or [] if known["type"] != condition["type"]]
     return pod | {"status": pod["status"] | {"conditions": [*others, condition]}}
 
 
@@ -215,7 +217,7 @@ def selected_by(budget: AnyJson) -> Selector:
     selector = (budget.get("spec") or {}).get("selector")
     rules = [("In", key, [value]) for key, value in ((selector or {}).get("matchLabels") or {}).items()]
     wanted = (selector or {}).get("matchExpressions") or ()
-    rules += [(each["operator"], each["key"], each.get("values") or []) for each in wanted]
+    rules += [(expression["operator"], expression["key"], expression.get("values") or []) for expression in wanted]
 
     def meant(pod: AnyJson) -> bool:
         labels = pod["metadata"].get("labels") or {}
@@ -241,7 +243,10 @@ def budget_status(budget: AnyJson, pods: Iterable[AnyJson]) -> AnyJson:
     chosen = [pod for pod in pods if meant(pod) and pod["status"].get("phase") not in TERMINAL_PHASES]
     healthy = sum(
         not pod["metadata"].get("deletionTimestamp")
-        and any(each["type"] == "Ready" and each["status"] == "True" for each in pod["status"].get("conditions") or ())
+        and any(
+            condition["type"] == "Ready" and condition["status"] == "True"
+            for condition in pod["status"].get("conditions") or ()
+        )
         for pod in chosen
     )
     expected = len(chosen)

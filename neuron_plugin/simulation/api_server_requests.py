@@ -99,8 +99,8 @@ def _write(objects: ApiObjects, request: ApiRequest, target: Target) -> Response
             if target.name:
                 return Response(200, objects.delete(target, body).encoded)
             listed = _list(objects, target, request)
-            for each in msgspec.json.decode(listed)["items"]:
-                metadata = each["metadata"]
+            for record in msgspec.json.decode(listed)["items"]:
+                metadata = record["metadata"]
                 objects.delete(Target(target.kind, metadata.get("namespace", ""), metadata["name"]), body)
             return Response(200, listed)
     raise _not_allowed()

@@ -1,8 +1,8 @@
 """The memory of the simulated API server: objects, the one counter of versions, their history and the watches on it.
 
-Like etcd it numbers every write with one counter for all kinds, keeps what happened until it is compacted, and serves a
-list's further pages from the version of its first. Objects are kept as values with their bytes beside them: a list of
-ten thousand pods costs no encoding.
+Like etcd it numbers every write with one counter for all kinds, and keeps what happened until it is compacted. A list's
+further pages are served from the version of its first. Objects are kept as values with their bytes beside them: a list
+of ten thousand pods costs no encoding.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ ObjectKey = tuple[str, str]
 """Namespace (empty for cluster-wide kinds) and name: the order of lists."""
 
 _KEPT_SNAPSHOTS = 8
+"""Lists whose further pages may still be asked for."""
 _KEPT_CHANGES = 10_000
+"""From which a watch may continue; then it gets a 410."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,14 +217,14 @@ class Watch:
             if snapshot and self.query.get("sendInitialEvents") == "true":
                 yield self._bookmark({"annotations": {"k8s.io/initial-events-end": "true"}})
             while (left := ends_at - loop.time()) > 0:
-                found = await _next(inbox, min(left, self.bookmark_seconds))
-                if isinstance(found, TimeoutError):
+                event = await _next(inbox, min(left, self.bookmark_seconds))
+                if isinstance(event, TimeoutError):
                     return
-                if isinstance(found, Exception):
-                    raise found
-                if found is not None:
-                    self.version = found.version
-                    yield found.line(self.meant) or b""
+                if isinstance(event, Exception):
+                    raise event
+                if event is not None:
+                    self.version = event.version
+                    yield event.line(self.meant) or b""
                 elif loop.time() < ends_at:
                     if inbox.empty():
                         self.version = self.collection.version  # which no change of this kind comes before

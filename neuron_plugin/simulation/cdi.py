@@ -41,9 +41,9 @@ def resolve(directory: Path, names: Iterable[str]) -> CdiEdits:
     nodes: dict[str, DeviceNode] = {}
     envs: dict[str, str] = {}
     for name in names:
-        for each in known[name].get("deviceNodes") or ():
-            path = each["path"]
-            nodes[path] = DeviceNode(each.get("hostPath") or path, path, each.get("permissions") or "rwm")
+        for node in known[name].get("deviceNodes") or ():
+            path = node["path"]
+            nodes[path] = DeviceNode(node.get("hostPath") or path, path, node.get("permissions") or "rwm")
         envs.update(text.split("=", 1) for text in known[name].get("env") or ())
     return CdiEdits(tuple(nodes.values()), envs)
 
@@ -52,8 +52,8 @@ def _described(directory: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The devices of all files by full name. A file that describes one name twice is invalid as a whole."""
     for path in sorted(directory.glob("*.json")):
         try:
-            found = msgspec.json.decode(path.read_bytes())
-            devices = [(f"{found['kind']}={each['name']}", each["containerEdits"]) for each in found["devices"]]
+            spec = msgspec.json.decode(path.read_bytes())
+            devices = [(f"{spec['kind']}={device['name']}", device["containerEdits"]) for device in spec["devices"]]
         except (OSError, msgspec.DecodeError, KeyError, TypeError):
             continue
         if len(dict(devices)) == len(devices):

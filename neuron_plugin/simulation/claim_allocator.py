@@ -68,25 +68,29 @@ _Chosen = tuple[tuple[str, OfferedDevice], ...]
 
 def offered_devices(slices: Iterable[AnyJson], node: str) -> list[OfferedDevice]:
     """The devices of a node, in the order of its slices' names."""
-    found = []
-    for one in sorted(slices, key=lambda each: str(each["metadata"]["name"])):
-        spec = one["spec"]
+    offered = []
+    for resource_slice in sorted(slices, key=lambda resource_slice: str(resource_slice["metadata"]["name"])):
+        spec = resource_slice["spec"]
         if spec.get("nodeName") != node:
             continue
-        for each in spec.get("devices") or ():
+        for entry in spec.get("devices") or ():
             attributes = {
                 name if "/" in name else f"{spec['driver']}/{name}": next(iter(value.values()))
-                for name, value in (each.get("attributes") or {}).items()
+                for name, value in (entry.get("attributes") or {}).items()
             }
-            device = spec["driver"], spec["pool"]["name"], each["name"]
-            found.append(OfferedDevice(device, attributes, tuple(each.get("taints") or ())))
-    return found
+            device = spec["driver"], spec["pool"]["name"], entry["name"]
+            offered.append(OfferedDevice(device, attributes, tuple(entry.get("taints") or ())))
+    return offered
 
 
 def taken_devices(claims: Iterable[AnyJson]) -> set[PooledDevice]:
     """The devices that are allocated to claims."""
-    results = (((each.get("status") or {}).get("allocation") or {}).get("devices") or {} for each in claims)
-    return {(each["driver"], each["pool"], each["device"]) for part in results for each in part.get("results") or ()}
+    results = (((claim.get("status") or {}).get("allocation") or {}).get("devices") or {} for claim in claims)
+    return {
+        (result["driver"], result["pool"], result["device"])
+        for allocated in results
+        for result in allocated.get("results") or ()
+    }
 
 
 def allocate(
@@ -100,22 +104,23 @@ def allocate(
     spec = (claim.get("spec") or {}).get("devices") or {}
     requests = [
         [
-            _alternative(each, one, classes, devices, taken)
-            for one in each.get("firstAvailable") or [each.get("exactly")]
+            _alternative(request, alternative, classes, devices, taken)
+            for alternative in request.get("firstAvailable") or [request.get("exactly")]
         ]
-        for each in spec.get("requests") or ()
+        for request in spec.get("requests") or ()
     ]
     constraints = spec.get("constraints") or ()
     chosen = next(_choices(requests, constraints, ()), None)
     if chosen is None:
         raise NotAllocatedError(NOT_ALLOCATED)
     results = [
-        {"request": request, "driver": one.id[0], "pool": one.id[1], "device": one.id[2]} for request, one in chosen
+        {"request": request, "driver": device.id[0], "pool": device.id[1], "device": device.id[2]}
+        for request, device in chosen
     ]
     configs = [
-        {"source": "FromClass", "requests": [each["name"]], **config}
-        for each in spec.get("requests") or ()
-        for config in classes[_class_of(each)]["spec"].get("config") or ()
+        {"source": "FromClass", "requests": [request["name"]], **config}
+        for request in spec.get("requests") or ()
+        for config in classes[_class_of(request)]["spec"].get("config") or ()
     ]
     configs += [{"source": "FromClaim", **config} for config in spec.get("config") or ()]
     return {"results": results} | ({"config": configs} if configs else {})
@@ -134,35 +139,37 @@ def _class_of(request: AnyJson) -> str:
 
 def _alternative(
     request: AnyJson,
-    one: AnyJson,
+    alternative: AnyJson,
     classes: Mapping[str, AnyJson],
     devices: Sequence[OfferedDevice],
     taken: Collection[PooledDevice],
 ) -> _Alternative:
     """One way to serve a request, with the devices that it may have."""
-    name = request["name"] if one is request.get("exactly") else f"{request['name']}/{one['name']}"
-    known = classes.get(one["deviceClassName"])
+    name = request["name"] if alternative is request.get("exactly") else f"{request['name']}/{alternative['name']}"
+    known = classes.get(alternative["deviceClassName"])
     if known is None:
-        raise NotAllocatedError(f"request {name}: device class {one['deviceClassName']} does not exist")
-    selectors = [*(known["spec"].get("selectors") or ()), *(one.get("selectors") or ())]
-    tests = [_test(each["cel"]["expression"]) for each in selectors]
-    meant = [each for each in devices if all(test(each) for test in tests)]
-    tolerations = one.get("tolerations") or ()
+        raise NotAllocatedError(f"request {name}: device class {alternative['deviceClassName']} does not exist")
+    selectors = [*(known["spec"].get("selectors") or ()), *(alternative.get("selectors") or ())]
+    tests = [_test(selector["cel"]["expression"]) for selector in selectors]
+    meant = [device for device in devices if all(test(device) for test in tests)]
+    tolerations = alternative.get("tolerations") or ()
     free = [
-        each for each in meant if each.id not in taken and all(_tolerates(tolerations, taint) for taint in each.taints)
+        device
+        for device in meant
+        if device.id not in taken and all(_tolerates(tolerations, taint) for taint in device.taints)
     ]
-    if one.get("allocationMode") != "All":
-        return _Alternative(name, int(one.get("count") or 1), tuple(free))
+    if alternative.get("allocationMode") != "All":
+        return _Alternative(name, int(alternative.get("count") or 1), tuple(free))
     return _Alternative(name, None, tuple(free) if len(free) == len(meant) else ())
 
 
 def _test(expression: str) -> Callable[[OfferedDevice], bool]:
     """A selector as a function: a conjunction of comparisons. An attribute that a device has not meets none."""
     tests = []
-    for part in expression.split("&&"):
-        match = _COMPARISON.fullmatch(part.strip().removeprefix("(").removesuffix(")").strip())
+    for term in expression.split("&&"):
+        match = _COMPARISON.fullmatch(term.strip().removeprefix("(").removesuffix(")").strip())
         if match is None:
-            raise NotAllocatedError(f"the selector {part.strip()!r} is not simulated")
+            raise NotAllocatedError(f"the selector {term.strip()!r} is not simulated")
         wanted: str | int | bool = match["text"] or ""
         if match["number"] is not None:
             wanted = int(match["number"])
@@ -185,10 +192,10 @@ def _tolerates(tolerations: Iterable[AnyJson], taint: AnyJson) -> bool:
     if taint.get("effect") not in {"NoSchedule", "NoExecute"}:
         return True
     return any(
-        each.get("effect") in {None, "", taint["effect"]}
-        and each.get("key") in {None, "", taint["key"]}
-        and (each.get("operator") == "Exists" or each.get("value", "") == taint.get("value", ""))
-        for each in tolerations
+        toleration.get("effect") in {None, "", taint["effect"]}
+        and toleration.get("key") in {None, "", taint["key"]}
+        and (toleration.get("operator") == "Exists" or toleration.get("value", "") == taint.get("value", ""))
+        for toleration in tolerations
     )
 
 
@@ -199,10 +206,10 @@ def _choices(
     if not requests:
         yield chosen
         return
-    for one in requests[0]:
-        count = len(one.fitting) if one.count is None else one.count
+    for alternative in requests[0]:
+        count = len(alternative.fitting) if alternative.count is None else alternative.count
         if count:
-            for more in _sets(one.name, one.fitting, count, constraints, chosen):
+            for more in _sets(alternative.name, alternative.fitting, count, constraints, chosen):
                 yield from _choices(requests[1:], constraints, more)
 
 
@@ -213,23 +220,27 @@ def _sets(
     if not count:
         yield chosen
         return
-    held = {one.id for _, one in chosen}
-    fitting = [one for one in candidates if one.id not in held and _keeps(request, one, constraints, chosen)]
+    held = {device.id for _, device in chosen}
+    fitting = [
+        candidate
+        for candidate in candidates
+        if candidate.id not in held and _keeps(request, candidate, constraints, chosen)
+    ]
     for place in range(len(fitting) - count + 1):
         yield from _sets(request, fitting[place + 1 :], count - 1, constraints, (*chosen, (request, fitting[place])))
 
 
 def _keeps(request: str, device: OfferedDevice, constraints: Sequence[AnyJson], chosen: _Chosen) -> bool:
     """Whether a device for a request keeps all constraints beside those chosen already."""
-    for each in constraints:
-        attribute = each.get("matchAttribute") or each.get("distinctAttribute") or ""
-        if not _is_meant(each, request):
+    for constraint in constraints:
+        attribute = constraint.get("matchAttribute") or constraint.get("distinctAttribute") or ""
+        if not _is_meant(constraint, request):
             continue
         if attribute not in device.attributes:
             return False
-        others = [one.attributes[attribute] for name, one in chosen if _is_meant(each, name)]
+        others = [device.attributes[attribute] for name, device in chosen if _is_meant(constraint, name)]
         value = device.attributes[attribute]
-        if any(other != value for other in others) if each.get("matchAttribute") else value in others:
+        if any(other != value for other in others) if constraint.get("matchAttribute") else value in others:
             return False
     return True
 

@@ -1,8 +1,8 @@
 """What kube-controller-manager does with claims: makes those of pods from templates, and gives up what is not used.
 
-It makes the claims of gated pods, too, at once. A claim goes when its pod has ended, is deallocated when no pod is left
-that it is reserved for, and keeps its finalizer for as long as it is allocated. Facts: ``pkg/controller/resourceclaim``
-of 1.36.2, and of the garbage collector that what a pod owns goes with the pod.
+It makes the claims of gated pods, too, at once. A claim goes when its pod has ended. It is deallocated when no pod is
+left that it is reserved for, and keeps its finalizer for as long as it is allocated. Facts:
+``pkg/controller/resourceclaim`` of 1.36.2, and of the garbage collector that what a pod owns goes with the pod.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from neuron_plugin.simulation.api_server_kinds import CLAIM_TEMPLATES, PODS, RES
 POD_CLAIM_KEY = "resource.kubernetes.io/pod-claim-name"
 """Annotation of a generated claim: the pod's own name for it."""
 _LONGEST_PREFIX = 57
+"""Characters of a claim's name before the random ones."""
 
 
 def sync_claims(api: SimulatedApiServer) -> Mapping[str, str]:
@@ -39,11 +40,12 @@ def sync_claims(api: SimulatedApiServer) -> Mapping[str, str]:
 def claim_names(pod: AnyJson) -> dict[str, str]:
     """The claims of a pod by its own names for them; empty for one that was not made yet."""
     made = {
-        each["name"]: each.get("resourceClaimName") or "" for each in pod["status"].get("resourceClaimStatuses") or ()
+        status["name"]: status.get("resourceClaimName") or ""
+        for status in pod["status"].get("resourceClaimStatuses") or ()
     }
     return {
-        each["name"]: each.get("resourceClaimName") or made.get(each["name"], "")
-        for each in pod["spec"].get("resourceClaims") or ()
+        status["name"]: status.get("resourceClaimName") or made.get(status["name"], "")
+        for status in pod["spec"].get("resourceClaims") or ()
     }
 
 
@@ -61,8 +63,8 @@ def _make_claims(api: SimulatedApiServer, pod: AnyJson) -> None:
         if claim["metadata"]["namespace"] == namespace and _owner(claim) == metadata["uid"]
     }
     known, statuses = claim_names(pod), []
-    for each in pod["spec"]["resourceClaims"]:
-        template, name = each.get("resourceClaimTemplateName"), each["name"]
+    for entry in pod["spec"]["resourceClaims"]:
+        template, name = entry.get("resourceClaimTemplateName"), entry["name"]
         if not template or (name in owned and known[name] == owned[name]):
             continue
         if name not in owned:
@@ -78,7 +80,7 @@ def claim_from(pod: AnyJson, name: str, template: AnyJson) -> AnyJson:
     metadata, meant = pod["metadata"], template["spec"].get("metadata") or {}
     prefix = f"{metadata['name']}-{name}-"
     if len(prefix) > _LONGEST_PREFIX:  # both parts lose the same share
-        parts = (part[: len(part) * _LONGEST_PREFIX // len(prefix)] for part in (metadata["name"], name))
+        parts = (word[: len(word) * _LONGEST_PREFIX // len(prefix)] for word in (metadata["name"], name))
         prefix = "-".join(parts)
     owner = {"apiVersion": "v1", "kind": "Pod", "name": metadata["name"], "uid": metadata["uid"], "controller": True}
     annotations = {**(meant.get("annotations") or {}), POD_CLAIM_KEY: name}
@@ -89,7 +91,7 @@ def claim_from(pod: AnyJson, name: str, template: AnyJson) -> AnyJson:
 def _owner(claim: AnyJson) -> str:
     """The UID of the pod that a claim was made for; empty for others."""
     owners = claim["metadata"].get("ownerReferences") or ()
-    return next((str(each["uid"]) for each in owners if each.get("kind") == "Pod" and each.get("controller")), "")
+    return next((str(owner["uid"]) for owner in owners if owner.get("kind") == "Pod" and owner.get("controller")), "")
 
 
 def _reserve(api: SimulatedApiServer, claim: AnyJson, pods: Mapping[str, AnyJson]) -> None:
@@ -98,7 +100,7 @@ def _reserve(api: SimulatedApiServer, claim: AnyJson, pods: Mapping[str, AnyJson
     if not status.get("allocation") or metadata.get("deletionTimestamp"):
         return
     reserved = status.get("reservedFor") or []
-    known = {each["uid"] for each in reserved}
+    known = {consumer["uid"] for consumer in reserved}
     missing = [
         consumer(pod)
         for uid, pod in pods.items()
@@ -118,7 +120,9 @@ def _give_up(api: SimulatedApiServer, namespace: str, name: str, pods: Mapping[s
     claim = api.get(RESOURCE_CLAIMS, name, namespace)
     status = claim.get("status") or {}
     reserved = status.get("reservedFor") or []
-    remaining = [each for each in reserved if each.get("resource") != "pods" or _goes_on(pods.get(each["uid"]))]
+    remaining = [
+        consumer for consumer in reserved if consumer.get("resource") != "pods" or _goes_on(pods.get(consumer["uid"]))
+    ]
     deleted = bool(claim["metadata"].get("deletionTimestamp"))
     if len(remaining) < len(reserved) or (deleted and not remaining and status.get("allocation")):
         change: AnyJson = {"reservedFor": remaining}
@@ -128,7 +132,7 @@ def _give_up(api: SimulatedApiServer, namespace: str, name: str, pods: Mapping[s
     finalizers = claim["metadata"].get("finalizers") or []
     freed = len(remaining) < len(reserved) or deleted
     if FINALIZER in finalizers and freed and not claim["status"].get("allocation"):
-        kept = [each for each in finalizers if each != FINALIZER]
+        kept = [finalizer for finalizer in finalizers if finalizer != FINALIZER]
         api.change(RESOURCE_CLAIMS, name, {"metadata": {"finalizers": kept}}, namespace)
     owner = _owner(claim)
     if owner and not remaining and not deleted and not _goes_on(pods.get(owner)):

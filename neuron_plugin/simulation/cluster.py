@@ -73,10 +73,10 @@ def _gated(pod: AnyJson, *, claims: bool) -> AnyJson:
         return pod  # which is refused for it
     made: AnyJson = msgspec.json.decode(encoded)
     for change in changes:
-        *path, last = (part.replace("~1", "/") for part in str(change["path"]).split("/")[1:])
+        *path, last = (word.replace("~1", "/") for word in str(change["path"]).split("/")[1:])
         place: Any = made
-        for part in path:
-            place = place[part]
+        for word in path:
+            place = place[word]
         if change["op"] == "remove":
             del place[last]
         elif last == "-":
@@ -218,7 +218,7 @@ class SimulatedCluster:
             worker.report_capacity(self.api)
 
     def _is_published(self, node: str) -> bool:
-        held = {each["metadata"]["name"] for each in self.api.objects(LEASES) if each["spec"].get("holderIdentity")}
+        held = {lease["metadata"]["name"] for lease in self.api.objects(LEASES) if lease["spec"].get("holderIdentity")}
         annotations = self.api.get(SERVED_NODES, node)["metadata"].get("annotations") or {}
         return INVENTORY_KEY in annotations and f"{LEASE_PREFIX}{node}" in held
 

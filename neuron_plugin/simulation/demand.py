@@ -53,7 +53,7 @@ MIXES: Mapping[str, Mapping[PodRequest, float]] = {
 
 def devices_asked(geometry: Geometry, request: PodRequest) -> float:
     """How many devices of such a node a request asks for."""
-    return sum(cores_asked(geometry, part) for part in request) / geometry.cores_per_device
+    return sum(cores_asked(geometry, container) for container in request) / geometry.cores_per_device
 
 
 def arrivals(
@@ -74,11 +74,11 @@ def arrivals(
     asked = [devices_asked(geometries[0], request) for request in kinds]
     mean_asked = sum(size * weight for size, weight in zip(asked, mix.values(), strict=True)) / sum(mix.values())
     rate = load * sum(geometry.device_count for geometry in geometries) / mean_asked
-    now, found = 0.0, []
+    now, coming = 0.0, []
     for request in random.choices(kinds, list(mix.values()), k=pods):
         now += random.expovariate(rate)
-        found.append(Arrival(now, _stay(random, lifetimes), request))
-    return found
+        coming.append(Arrival(now, _stay(random, lifetimes), request))
+    return coming
 
 
 def _stay(random: Random, lifetimes: Lifetimes) -> float:
@@ -102,7 +102,7 @@ def read_trace(text: str) -> list[Arrival]:
     if not {"time", "duration"} <= columns or columns.isdisjoint(_COLUMNS):
         heading = ",".join(rows.fieldnames or ())
         raise DemandError(f"the heading is {heading[:80]!r}, expected the columns time, duration, and devices or cores")
-    return sorted(_arrivals(rows), key=lambda each: each.comes)
+    return sorted(_arrivals(rows), key=lambda arrival: arrival.comes)
 
 
 def _arrivals(rows: csv.DictReader[str]) -> Iterable[Arrival]:
@@ -114,7 +114,7 @@ def _arrivals(rows: csv.DictReader[str]) -> Iterable[Arrival]:
         except (TypeError, ValueError):
             arrival = _UNREADABLE
         if not (isfinite(arrival.comes) and 0 < arrival.stays < inf):
-            found = ",".join(str(each) for each in row.values())
-            text = f"line {rows.line_num} is {found[:80]!r}, expected a time, a duration above 0, and devices or cores"
+            line = ",".join(str(value) for value in row.values())
+            text = f"line {rows.line_num} is {line[:80]!r}, expected a time, a duration above 0, and devices or cores"
             raise DemandError(text)
         yield arrival

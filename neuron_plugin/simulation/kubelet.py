@@ -1,8 +1,8 @@
 """A simulated kubelet: the part of one that device plugins see, over the same sockets, messages and files.
 
 For the demo and the playground; tests have one that also starts again. It serves Registration and PodResources, dials
-plugins back, admits pods one after the other, remembers what it allocated and writes that into its checkpoint, with the
-order, the texts and the faults of Kubernetes 1.36 as far as they concern a plugin. It runs no containers: what a
+plugins back, and admits pods one after the other. It remembers what it allocated and writes that into its checkpoint.
+Order, texts and faults are those of Kubernetes 1.36, as far as they concern a plugin. It runs no containers: what a
 container would have received can be read, and the cgroup of a pod says whether it would have processes.
 
     kubelet = SimulatedKubelet(Path("/run/sim/device-plugins"), Path("/run/sim/pod-resources"))
@@ -131,13 +131,13 @@ class SimulatedKubelet:
 
     def held_nodes(self) -> frozenset[str]:
         """The names of the device nodes that containers of live pods have, such as ``neuron3``."""
-        found = set[str]()
+        held = set[str]()
         for pod in self._pods.values():
             for container in pod.containers:
                 by_count = received(container, list(self.devices.of_container(pod.uid, container.name)), None)
                 nodes = self._with_claims(pod.uid, by_count).devices
-                found.update(node.host_path.rpartition("/")[2] for node in nodes)
-        return frozenset(found)
+                held.update(node.host_path.rpartition("/")[2] for node in nodes)
+        return frozenset(held)
 
     async def admit(self, pod: KubeletPod) -> AdmittedPod:
         """Allocate for every container in order, one pod at a time; have its claims prepared; start its containers.
@@ -157,7 +157,7 @@ class SimulatedKubelet:
                 raise
         if self.dra and pod.claims:
             await self.prepare(pod)
-        containers = [await self.start_container(pod.uid, each.name) for each in pod.containers]
+        containers = [await self.start_container(pod.uid, container.name) for container in pod.containers]
         return AdmittedPod(pod, tuple(containers))
 
     async def prepare(self, pod: KubeletPod) -> None:

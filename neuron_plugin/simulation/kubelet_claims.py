@@ -52,9 +52,9 @@ class ClaimInfo:
     def devices(self, request: str) -> Iterator[tuple[str, DriverDevice]]:
         """The devices for a request, or for all with an empty one, each with its driver."""
         for driver, devices in self.drivers.items():
-            for each in devices:
-                if not request or not each.requests or request in each.requests:
-                    yield driver, each
+            for device in devices:
+                if not request or not device.requests or request in device.requests:
+                    yield driver, device
 
 
 class Drivers(Protocol):
@@ -88,22 +88,22 @@ class ClaimMemory:
         Raises:
             NotPreparedError: the pod has to wait, and to be prepared again.
         """
-        found = []
+        known = []
         for claim in claims:
-            found.append(self.add(claim, pod_uid))
+            known.append(self.add(claim, pod_uid))
             self.write()
-        for driver, asked in self.unprepared(found).items():
+        for driver, asked in self.unprepared(known).items():
             answer = await drivers.prepare(driver, asked)
-            for each in asked:
-                if each.uid not in answer:
+            for info in asked:
+                if info.uid not in answer:
                     raise NotPreparedError(f"NodePrepareResources skipped {len(asked) - len(answer)} ResourceClaims")
-                devices = answer[each.uid]
+                devices = answer[info.uid]
                 if isinstance(devices, str):
-                    text = f"NodePrepareResources failed for ResourceClaim {each.key[1]}: {devices}"
+                    text = f"NodePrepareResources failed for ResourceClaim {info.key[1]}: {devices}"
                     raise NotPreparedError(text)
                 for device in devices:
-                    self.add_device(each.key, driver, device)
-        self.mark_prepared(each.key for each in found)
+                    self.add_device(info.key, driver, device)
+        self.mark_prepared(claim.key for claim in known)
         self.write()
 
     async def unprepare(self, keys: Iterable[ClaimKey], pod_uid: str, drivers: Drivers) -> None:
@@ -115,7 +115,7 @@ class ClaimMemory:
         asked = self.given_up(keys, pod_uid)
         for driver, claims in asked.items():
             await drivers.unprepare(driver, claims)
-        self.forget(each.key for claims in asked.values() for each in claims)
+        self.forget(claim.key for claims in asked.values() for claim in claims)
         self.write()
 
     def add(self, claim: AnyJson, pod_uid: str) -> ClaimInfo:
@@ -129,7 +129,7 @@ class ClaimMemory:
         known = self.claims.get(key)
         if known is None:
             results = claim["status"]["allocation"]["devices"].get("results") or ()
-            drivers: dict[str, list[DriverDevice]] = {each["driver"]: [] for each in results}
+            drivers: dict[str, list[DriverDevice]] = {result["driver"]: [] for result in results}
             known = self.claims[key] = ClaimInfo(metadata["uid"], key, set(), drivers)
         elif known.uid != metadata["uid"]:
             raise NotPreparedError(
@@ -141,11 +141,11 @@ class ClaimMemory:
 
     def unprepared(self, claims: Iterable[ClaimInfo]) -> dict[str, list[ClaimInfo]]:
         """The claims that each driver is to be asked for."""
-        found: dict[str, list[ClaimInfo]] = {}
+        by_driver: dict[str, list[ClaimInfo]] = {}
         for claim in claims:
             for driver in () if claim.prepared else claim.drivers:
-                found.setdefault(driver, []).append(claim)
-        return found
+                by_driver.setdefault(driver, []).append(claim)
+        return by_driver
 
     def add_device(self, key: ClaimKey, driver: str, device: DriverDevice) -> None:
         """Take in a part of a driver's answer.
@@ -168,7 +168,7 @@ class ClaimMemory:
 
     def given_up(self, keys: Iterable[ClaimKey], pod_uid: str) -> dict[str, list[ClaimInfo]]:
         """The claims that each driver is told of when a pod ends; those of other pods, too, only lose this pod."""
-        found: dict[str, list[ClaimInfo]] = {}
+        by_driver: dict[str, list[ClaimInfo]] = {}
         for key in keys:
             claim = self.claims.get(key)
             if claim is None or (self.looks_at_pod and pod_uid not in claim.pods):
@@ -177,8 +177,8 @@ class ClaimMemory:
                 claim.pods.discard(pod_uid)
                 continue
             for driver in claim.drivers:
-                found.setdefault(driver, []).append(claim)
-        return found
+                by_driver.setdefault(driver, []).append(claim)
+        return by_driver
 
     def forget(self, keys: Iterable[ClaimKey]) -> None:
         """The drivers know that claims are given up."""
@@ -187,11 +187,11 @@ class ClaimMemory:
 
     def of_inactive(self, active: Collection[str]) -> dict[tuple[str, str], list[ClaimKey]]:
         """The claims of pods that the kubelet no longer has, by namespace and UID of the pod."""
-        found: dict[tuple[str, str], list[ClaimKey]] = {}
+        keys: dict[tuple[str, str], list[ClaimKey]] = {}
         for claim in self.claims.values():
             for uid in claim.pods.difference(active):
-                found.setdefault((claim.key[0], uid), []).append(claim.key)
-        return found
+                keys.setdefault((claim.key[0], uid), []).append(claim.key)
+        return keys
 
     # The file.
 
@@ -204,7 +204,7 @@ class ClaimMemory:
                 "Namespace": claim.key[0],
                 "PodUIDs": {uid: {} for uid in sorted(claim.pods)},
                 "DriverState": {
-                    driver: {"Devices": [_written(each) for each in devices] or None}
+                    driver: {"Devices": [_written(device) for device in devices] or None}
                     for driver, devices in claim.drivers.items()
                 },
             }
@@ -227,13 +227,13 @@ class ClaimMemory:
             file = msgspec.json.decode(content)
             if zlib.crc32(file["Data"].encode()) != file["Checksum"]:
                 raise KubeletStateError("checkpoint is corrupted: please drain node and remove DRA state file")
-            for each in msgspec.json.decode(file["Data"])["ClaimInfoStateList"] or ():
+            for entry in msgspec.json.decode(file["Data"])["ClaimInfoStateList"] or ():
                 drivers = {
-                    driver: [_read(one) for one in state["Devices"] or ()]
-                    for driver, state in (each["DriverState"] or {}).items()
+                    driver: [_read(device) for device in state["Devices"] or ()]
+                    for driver, state in (entry["DriverState"] or {}).items()
                 }
-                key = each["Namespace"], each["ClaimName"]
-                self.claims[key] = ClaimInfo(each["ClaimUID"], key, set(each["PodUIDs"] or ()), drivers)
+                key = entry["Namespace"], entry["ClaimName"]
+                self.claims[key] = ClaimInfo(entry["ClaimUID"], key, set(entry["PodUIDs"] or ()), drivers)
         except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
             raise KubeletStateError(f"please drain node and remove DRA state file: {error!r}") from error
 

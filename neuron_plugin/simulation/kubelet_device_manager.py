@@ -25,6 +25,7 @@ from neuron_plugin.kubelet_files import CHECKPOINT
 
 HEALTHY = "Healthy"
 NO_TOPOLOGY = -1
+"""The NUMA node of a device that says none (pkg/kubelet/cm/devicemanager/manager.go)."""
 
 _Item = TypeVar("_Item", str, tuple[str, int])
 
@@ -59,7 +60,7 @@ class DeviceEntry:
     @property
     def ids(self) -> frozenset[str]:
         """The ids of all NUMA nodes."""
-        return frozenset(each for ids in self.ids_by_node.values() for each in ids)
+        return frozenset(device_id for ids in self.ids_by_node.values() for device_id in ids)
 
 
 @dataclass(slots=True)
@@ -114,7 +115,7 @@ class DeviceManager:
     def mark_unhealthy(self, resource: str) -> None:
         """Keep the devices of a resource, as unhealthy ones: its plugin has disconnected."""
         known = self._devices.get(resource, {}).values()
-        self.update_devices(resource, [ListedDevice(each.id, "Unhealthy", each.numa_nodes) for each in known])
+        self.update_devices(resource, [ListedDevice(device.id, "Unhealthy", device.numa_nodes) for device in known])
 
     def remove_resource(self, resource: str) -> None:
         """Drop a resource whose plugin has been away for too long. Its recorded allocations stay."""
@@ -207,26 +208,26 @@ class DeviceManager:
     def restore(self) -> None:
         """Give back what is reserved and not recorded, as after a failed Allocate."""
         self._allocated = {}
-        for each in self._recorded.values():
-            self._allocated.setdefault(each.resource, set()).update(each.ids)
+        for allocation in self._recorded.values():
+            self._allocated.setdefault(allocation.resource, set()).update(allocation.ids)
 
     def record(self, pod_uid: str, container: str, resource: str, ids: Iterable[str], response: bytes) -> None:
         """Remember an Allocate that was answered. This does not repair a reservation that was lost meanwhile."""
         by_node: dict[int, tuple[str, ...]] = {}
-        for each in ids:
-            device = self._devices.get(resource, {}).get(each)
+        for device_id in ids:
+            device = self._devices.get(resource, {}).get(device_id)
             for node in (device.numa_nodes if device else ()) or (NO_TOPOLOGY,):
-                by_node[node] = (*by_node.get(node, ()), each)
+                by_node[node] = (*by_node.get(node, ()), device_id)
         self._recorded[pod_uid, container, resource] = DeviceEntry(pod_uid, container, resource, by_node, response)
 
     def offer_for_reuse(self, pod_uid: str, container: str, kind: ContainerKind) -> None:
         """After a container's allocations: later containers of the pod may take the devices of an init container."""
         reusable = self._reusable_by(pod_uid)
-        for each in self.of_container(pod_uid, container):
+        for allocation in self.of_container(pod_uid, container):
             if kind is ContainerKind.INIT:
-                reusable.setdefault(each.resource, set()).update(each.ids)
+                reusable.setdefault(allocation.resource, set()).update(allocation.ids)
             else:
-                reusable.setdefault(each.resource, set()).difference_update(each.ids)
+                reusable.setdefault(allocation.resource, set()).difference_update(allocation.ids)
 
     # Memory.
 
@@ -245,7 +246,11 @@ class DeviceManager:
 
     def of_container(self, pod_uid: str, container: str) -> Iterator[DeviceEntry]:
         """The entries of one container."""
-        return (each for each in self._recorded.values() if (each.pod_uid, each.container) == (pod_uid, container))
+        return (
+            allocation
+            for allocation in self._recorded.values()
+            if (allocation.pod_uid, allocation.container) == (pod_uid, container)
+        )
 
     def checkpoint_bytes(self) -> bytes:
         """The whole memory as ``kubelet_internal_checkpoint``.
@@ -254,13 +259,13 @@ class DeviceManager:
         """
         entries = [
             {
-                "PodUID": each.pod_uid,
-                "ContainerName": each.container,
-                "ResourceName": each.resource,
-                "DeviceIDs": {str(node): ids for node, ids in each.ids_by_node.items()},
-                "AllocResp": base64.b64encode(each.response).decode(),
+                "PodUID": allocation.pod_uid,
+                "ContainerName": allocation.container,
+                "ResourceName": allocation.resource,
+                "DeviceIDs": {str(node): ids for node, ids in allocation.ids_by_node.items()},
+                "AllocResp": base64.b64encode(allocation.response).decode(),
             }
-            for each in self._recorded.values()
+            for allocation in self._recorded.values()
         ]
         registered = {resource: sorted(ids) for resource, ids in self._healthy.items()}
         data = {"PodDeviceEntries": entries or None, "RegisteredDevices": registered}
@@ -287,8 +292,10 @@ class DeviceManager:
                 f"Requested: {needed}, Available: {len(available)}"
             )
         devices, affinity = self._devices[selection.resource], self._numa_affinity or frozenset()
-        with_topology = frozenset(each for each in available if affinity and devices[each].numa_nodes)
-        aligned = frozenset(each for each in with_topology if affinity.intersection(devices[each].numa_nodes))
+        with_topology = frozenset(device_id for device_id in available if affinity and devices[device_id].numa_nodes)
+        aligned = frozenset(
+            device_id for device_id in with_topology if affinity.intersection(devices[device_id].numa_nodes)
+        )
         if needed < len(aligned):
             candidates, selection.sources = aligned, (aligned,)
         else:

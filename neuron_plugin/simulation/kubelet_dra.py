@@ -100,7 +100,7 @@ class DraManager:
     @property
     def drivers(self) -> set[str]:
         """The drivers that are registered."""
-        return {each.name for each in self._drivers.values()}
+        return {driver.name for driver in self._drivers.values()}
 
     async def start(self) -> None:
         """Read the file of claims, delete the node's slices, and look for drivers from now on.
@@ -146,10 +146,10 @@ class DraManager:
         Raises:
             NotPreparedError: a claim of it was given up.
         """
-        found: list[str] = []
+        names: list[str] = []
         for claim, request in self._used(pod, container):
-            found += [name for _, device in claim.devices(request) for name in device.cdi_ids]
-        return tuple(found)
+            names += [name for _, device in claim.devices(request) for name in device.cdi_ids]
+        return tuple(names)
 
     def status(self, pod: KubeletPod, container: KubeletContainer) -> list[AnyJson]:
         """``allocatedResourcesStatus`` of a container: the health of its devices, each by its first CDI device."""
@@ -160,8 +160,8 @@ class DraManager:
             for driver, device in claim.devices(request) if claim else ():
                 health, message = self.health.get((driver, device.pool, device.name), ("Unknown", ""))
                 resource_id = next(iter(device.cdi_ids), f"{driver}/{device.pool}/{device.name}")
-                one = {"resourceID": resource_id, "health": health} | ({"message": message} if message else {})
-                parts.setdefault(resource_id, one)
+                entry = {"resourceID": resource_id, "health": health} | ({"message": message} if message else {})
+                parts.setdefault(resource_id, entry)
             if parts:
                 shown[f"claim:{name}" + (f"/{request}" if request else "")] = list(parts.values())
         return [{"name": name, "resources": resources} for name, resources in shown.items()]
@@ -174,13 +174,13 @@ class DraManager:
         if claim is None:
             raise NotPreparedError(f'fetch ResourceClaim {name}: resourceclaims.resource.k8s.io "{name}" not found')
         status = claim.get("status") or {}
-        if pod.uid not in {each["uid"] for each in status.get("reservedFor") or ()}:
+        if pod.uid not in {consumer["uid"] for consumer in status.get("reservedFor") or ()}:
             uid = claim["metadata"]["uid"]
             raise NotPreparedError(f"pod {pod.name} ({pod.uid}) is not allowed to use ResourceClaim {name} ({uid})")
         if not status.get("allocation"):
             raise NotPreparedError(f"ResourceClaim {name}: not allocated")
-        for each in status["allocation"]["devices"].get("results") or ():
-            self._channel(each["driver"])
+        for result in status["allocation"]["devices"].get("results") or ():
+            self._channel(result["driver"])
         return claim
 
     def _used(self, pod: KubeletPod, container: KubeletContainer) -> Iterator[tuple[ClaimInfo, str]]:
@@ -210,24 +210,24 @@ class DraManager:
 
     def _channel(self, driver: str) -> grpc.aio.Channel:
         """The latest connection to a driver."""
-        found = [each.channel for each in self._drivers.values() if each.name == driver]
-        if not found:
+        channels = [known.channel for known in self._drivers.values() if known.name == driver]
+        if not channels:
             raise NotPreparedError(f"DRA driver {driver} is not registered")
-        return found[-1]
+        return channels[-1]
 
     async def _watch(self) -> None:
         """Compare what lies in the registry with what is registered, and delete slices that nobody stands for."""
         loop = asyncio.get_running_loop()
         while True:
-            found = {path: identity for path in self.registry.glob("[!.]*") if (identity := identity_of(path))}
+            sockets = {path: identity for path in self.registry.glob("[!.]*") if (identity := identity_of(path))}
             for path, driver in list(self._drivers.items()):
-                if found.get(path) != driver.identity:
+                if sockets.get(path) != driver.identity:
                     await self._unregister(path)
                     self._lost_at.setdefault(driver.name, loop.time())
-            for path in found.keys() - self._drivers.keys():
+            for path in sockets.keys() - self._drivers.keys():
                 with contextlib.suppress(grpc.aio.AioRpcError):  # no server yet: it is tried again
-                    await self._register(path, found[path])
-            usable = {each.name for each in self._drivers.values() if _is_connected(each.channel)}
+                    await self._register(path, sockets[path])
+            usable = {known.name for known in self._drivers.values() if _is_connected(known.channel)}
             for name in self._lost_at.keys() | self.drivers:
                 if name in usable:
                     self._lost_at.pop(name, None)
@@ -268,9 +268,9 @@ class DraManager:
             try:
                 async for message in stub.NodeWatchResources(health_pb.NodeWatchResourcesRequest()):
                     self._forget_health(driver.name)
-                    for each in message.devices:
-                        key = driver.name, each.device.pool_name, each.device.device_name
-                        self.health[key] = _HEALTHS.get(each.health, "Unknown"), each.message
+                    for device in message.devices:
+                        key = driver.name, device.device.pool_name, device.device.device_name
+                        self.health[key] = _HEALTHS.get(device.health, "Unknown"), device.message
             except grpc.aio.AioRpcError:
                 pass
             finally:
@@ -292,7 +292,10 @@ class _Calls:
         request = pb.NodePrepareResourcesRequest(claims=map(_claim, claims))
         call = self._stub(driver).NodePrepareResources(request, timeout=self.timeout)
         answer = await _answered("NodePrepareResources", call)
-        return {uid: one.error or [_device(each) for each in one.devices] for uid, one in answer.claims.items()}
+        return {
+            uid: prepared.error or [_device(device) for device in prepared.devices]
+            for uid, prepared in answer.claims.items()
+        }
 
     async def unprepare(self, driver: str, claims: Sequence[ClaimInfo]) -> None:
         request = pb.NodeUnprepareResourcesRequest(claims=map(_claim, claims))

@@ -46,10 +46,10 @@ class ResourceCapacity:
 
 def is_extended_resource_name(name: str) -> bool:
     """Whether a kubelet takes a resource of that name (``IsExtendedResourceName`` in ``pkg/apis/core/v1/helper``)."""
-    domain, slash, part = name.partition("/")
+    domain, slash, base = name.partition("/")
     if not slash or "kubernetes.io/" in name or name.startswith("requests."):
         return False
-    return bool(_DOMAIN.fullmatch(f"requests.{domain}") and _NAME_PART.fullmatch(part))
+    return bool(_DOMAIN.fullmatch(f"requests.{domain}") and _NAME_PART.fullmatch(base))
 
 
 class PluginConnection:
@@ -232,8 +232,8 @@ class PluginClients(pb_grpc.RegistrationServicer):
         async with aclosing(connection.messages()) as messages:
             async for message in messages:
                 devices = [
-                    ListedDevice(each.ID, each.health, tuple(node.ID for node in each.topology.nodes))
-                    for each in message.devices
+                    ListedDevice(device.ID, device.health, tuple(node.ID for node in device.topology.nodes))
+                    for device in message.devices
                 ]
                 self.devices.update_devices(resource, devices)
                 self.changed.set()
@@ -248,7 +248,7 @@ async def _worded(call: Awaitable[_Answer], prefix: str = "") -> _Answer:
         return await call
     except grpc.aio.AioRpcError as error:
         name = error.code().name
-        go_name = _GO_NAMES.get(name, "".join(part.capitalize() for part in name.split("_")))
+        go_name = _GO_NAMES.get(name, "".join(word.capitalize() for word in name.split("_")))
         raise PluginCallError(f"{prefix}rpc error: code = {go_name} desc = {error.details()}") from error
     except asyncio.CancelledError:
         _raise_own_cancellation()

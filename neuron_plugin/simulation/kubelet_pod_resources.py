@@ -49,7 +49,9 @@ class PodResourcesService(pb_grpc.PodResourcesListerServicer):
     ) -> pb.AllocatableResourcesResponse:
         """The healthy devices, free or not."""
         resources = self.devices.resources()
-        healthy = [self._entry(resource, each) for resource in resources for each in self.devices.healthy(resource)]
+        healthy = [
+            self._entry(resource, device_id) for resource in resources for device_id in self.devices.healthy(resource)
+        ]
         return pb.AllocatableResourcesResponse(devices=healthy)
 
     def _pod(self, pod: KubeletPod) -> pb.PodResources:
@@ -57,9 +59,9 @@ class PodResourcesService(pb_grpc.PodResourcesListerServicer):
             pb.ContainerResources(
                 name=container.name,
                 devices=[
-                    self._entry(allocation.resource, each)
+                    self._entry(allocation.resource, device_id)
                     for allocation in self.devices.of_container(pod.uid, container.name)
-                    for each in allocation.ids
+                    for device_id in allocation.ids
                 ],
                 dynamic_resources=[
                     pb.DynamicResource(claim_name=claim, claim_namespace=pod.namespace)

@@ -114,18 +114,20 @@ def received(container: KubeletContainer, allocations: Sequence[DeviceEntry], wa
     The kubelet draws the order at each start, so two resources of one container that set the same variable differently
     give it a value that flips (``dm/pod_devices.go``).
     """
-    answers = [pb.ContainerAllocateResponse.FromString(each.response) for each in allocations]
-    nodes = (DeviceNode(each.host_path, each.container_path, each.permissions) for a in answers for each in a.devices)
-    mounts = (Mount(each.host_path, each.container_path, each.read_only) for a in answers for each in a.mounts)
+    answers = [pb.ContainerAllocateResponse.FromString(allocation.response) for allocation in allocations]
+    nodes = (
+        DeviceNode(device.host_path, device.container_path, device.permissions) for a in answers for device in a.devices
+    )
+    mounts = (Mount(mount.host_path, mount.container_path, mount.read_only) for a in answers for mount in a.mounts)
     return AdmittedContainer(
         name=container.name,
         kind=container.kind,
-        ids={each.resource: tuple(in_numeric_order(each.ids)) for each in allocations},
-        envs=_first_wins(item for each in answers for item in each.envs.items()),
+        ids={allocation.resource: tuple(in_numeric_order(allocation.ids)) for allocation in allocations},
+        envs=_first_wins(item for answer in answers for item in answer.envs.items()),
         devices=tuple(_first_wins((node.container_path, node) for node in nodes).values()),
         mounts=tuple(_first_wins((mount.container_path, mount) for mount in mounts).values()),
-        annotations=_first_wins(item for each in answers for item in each.annotations.items()),
-        cdi_devices=tuple(dict.fromkeys(device.name for each in answers for device in each.cdi_devices)),
+        annotations=_first_wins(item for answer in answers for item in answer.annotations.items()),
+        cdi_devices=tuple(dict.fromkeys(device.name for answer in answers for device in answer.cdi_devices)),
         waiting=waiting,
     )
 

@@ -77,7 +77,7 @@ async def live(cluster: SimulatedCluster) -> AsyncIterator[str]:
         for line in _new_events(events):
             yield line
         objects = cluster.api.objects(SERVED_PODS)
-        pods = [PODS.decode(msgspec.json.encode(each)) for each in objects]
+        pods = [PODS.decode(msgspec.json.encode(manifest)) for manifest in objects]
         for uid in known.keys() - {pod.uid for pod in pods}:  # deleted by force
             gone = known.pop(uid)
             said.pop(uid, None)
@@ -139,7 +139,7 @@ async def _upkeep(cluster: SimulatedCluster) -> AsyncIterator[str]:
     if (status := cluster.extender_status) is not None:
         yield f"the extender has ended with {status} and is started again"
         await cluster.restart_extender()
-    nodes = {each["metadata"]["name"] for each in cluster.api.objects(NODES)}
+    nodes = {node["metadata"]["name"] for node in cluster.api.objects(NODES)}
     for worker in cluster.workers.values():
         if worker.name not in nodes:
             yield f"node {worker.name}: its object is gone, and its kubelet makes it again"
@@ -148,7 +148,9 @@ async def _upkeep(cluster: SimulatedCluster) -> AsyncIterator[str]:
             yield f"node {worker.name}: its plugin has ended with {status} and is started again"
             await worker.start_daemon()
         if worker.report_capacity(cluster.api):
-            counts = (f"{worker.kubelet.capacity(each.value).allocatable} {each.short_name}" for each in Resource)
+            counts = (
+                f"{worker.kubelet.capacity(resource.value).allocatable} {resource.short_name}" for resource in Resource
+            )
             yield f"node {worker.name}: allocatable are {', '.join(counts)}"
     for budget in cluster.api.objects(BUDGETS):
         metadata = budget["metadata"]
@@ -180,8 +182,8 @@ class _Room:
     @classmethod
     def of(cls, cluster: SimulatedCluster, pods: list[Pod]) -> _Room:
         """The nodes of a cluster and their pods."""
-        records = (NODE_RECORDS.decode(msgspec.json.encode(each)) for each in cluster.api.objects(NODES))
-        room = cls({each.name: neuron_node(each, catalogue()).rules for each in records})
+        records = (NODE_RECORDS.decode(msgspec.json.encode(manifest)) for manifest in cluster.api.objects(NODES))
+        room = cls({record.name: neuron_node(record, catalogue()).rules for record in records})
         for pod in pods:
             if pod.node_name and not pod.terminal:
                 room.take(PlacedPod(pod.node_name, pod.namespace, pod.labels, neuron_pod(pod).rules))
@@ -223,13 +225,13 @@ async def _schedule(cluster: SimulatedCluster, room: _Room, pod: Pod, value: Any
             claims = claims_of(cluster.api, value)
         except NotAllocatedError as error:
             return f"pod {_name(pod)}: waits: {error}"
-        for name, found in reasons.items():
+        for name, objections in reasons.items():
             try:
-                allocations[name] = [] if found else allocations_on(cluster.api, claims, name)
+                allocations[name] = [] if objections else allocations_on(cluster.api, claims, name)
             except NotAllocatedError as error:
                 reasons[name] = [str(error)]
-    fitting = [name for name, found in reasons.items() if not found]
-    against = [each for found in reasons.values() for each in found]
+    fitting = [name for name, objections in reasons.items() if not objections]
+    against = [objection for objections in reasons.values() for objection in objections]
     try:
         if extender and fitting:
             answer = await cluster.scheduler.filter(value, fitting)
@@ -247,10 +249,10 @@ async def _schedule(cluster: SimulatedCluster, room: _Room, pod: Pod, value: Any
             bound = PODS.decode(msgspec.json.encode(cluster.api.get(SERVED_PODS, pod.name, pod.namespace)))
             room.take(replace(candidate, node=bound.node_name))
             ids = [f"{key} {bound.annotations[key]}" for key in (DEVICES_KEY, CORES_KEY) if key in bound.annotations]
-            return f"pod {_name(pod)}: bound to {bound.node_name}" + "".join(f", {each}" for each in ids)
+            return f"pod {_name(pod)}: bound to {bound.node_name}" + "".join(f", {text}" for text in ids)
         why = message(len(reasons), against) if reasons else "no nodes available to schedule pods"
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": why}
-    if not any(condition.items() <= each.items() for each in value["status"].get("conditions") or ()):
+    if not any(condition.items() <= known.items() for known in value["status"].get("conditions") or ()):
         cluster.api.patch_status(SERVED_PODS, pod.name, {"conditions": [condition]}, pod.namespace)
         _record(cluster, pod, why)
     return f"pod {_name(pod)}: waits: {why}"
@@ -270,7 +272,7 @@ async def _started(
         return _news(said, pod, worker.kubelet.waiting.get(pod.uid, "its claims are being prepared"))
     del starting[pod.uid]
     said.pop(pod.uid, None)
-    return [f"pod {_name(pod)}: {each}" for each in _received(task.result())]
+    return [f"pod {_name(pod)}: {text}" for text in _received(task.result())]
 
 
 def _news(said: dict[str, str], pod: Pod, text: str) -> list[str]:
@@ -298,7 +300,7 @@ def _record(cluster: SimulatedCluster, pod: Pod, why: str) -> None:
 def _received(admitted: AdmittedPod) -> Iterator[str]:
     """What each container was given, a line each."""
     for container in admitted.containers:
-        nodes = [f"--device=/dev/{Path(each.host_path).name}:{each.container_path}" for each in container.devices]
+        nodes = [f"--device=/dev/{Path(device.host_path).name}:{device.container_path}" for device in container.devices]
         if len(nodes) > MOST_SHOWN:
             nodes = [nodes[0], "...", nodes[-1]]
         env = [f"--env {variable}={value}" for variable, value in container.envs.items()]

@@ -39,6 +39,7 @@ from neuron_plugin.simulation.node_writer import (
 from neuron_plugin.topology import Catalogue, catalogue
 
 HELD_PERCENT = 60
+"""How busy the cores of a held device are, where nothing else was said."""
 HELD_MEMORY = 6 * 2**30
 """What the cores of a device that a pod has do by themselves, and have allocated each."""
 

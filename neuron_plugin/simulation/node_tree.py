@@ -1,7 +1,7 @@
 """What a simulated machine is, which faults it has, and every file that the driver makes for it: values, no I/O.
 
-The tree follows from the description alone, so a fault is a change of the description, the difference of two trees is
-what has to be written, and another process can make a fault without knowing who wrote the machine. Sources: Neuron
+The tree follows from the description alone. So a fault is a change of the description, and the difference of two trees
+is what has to be written. Another process can make a fault without knowing who wrote the machine. Sources: Neuron
 driver 2.24.7 and 2.25.4 (names, formats, modes), SDK documentation to 2.32 for what came later, captures of
 inf1.6xlarge, inf2.24xlarge and trn2.48xlarge. What lies below ``health_status`` is unpublished: a comma-separated line
 is assumed, and a counter named ``hw_error_events``. Left out: ``power/*``, the kernel's own for every device, which
@@ -191,7 +191,7 @@ def device_files(description: NodeDescription, device: int) -> dict[str, File]:
         if description.usage_counters:
             files.update(_core_counters(core, tensor_engine=arch != "NCv1"))
             for name, count in state.core_errors.get(core, {}).items():
-                files |= {f"neuron_core{core}/stats/status/{name}/{part}": File(f"{count}\n") for part in _COUNTER}
+                files |= {f"neuron_core{core}/stats/status/{name}/{figure}": File(f"{count}\n") for figure in _COUNTER}
         elif description.work_counters:
             files |= {work_file(core, name): File("0\n") for name in WORK_COUNTERS}
         if (failed := work_file(core, RESET_FAILURES)) in files:
@@ -269,10 +269,10 @@ def _hardware(description: NodeDescription, state: SimulatedDevice) -> dict[str,
 @lru_cache(maxsize=64)
 def _core_counters(core: int, *, tensor_engine: bool) -> Mapping[str, File]:
     stats = f"neuron_core{core}/stats"
-    files = {f"{stats}/status/{name}/{part}": File("0\n") for name in _STATUS for part in _COUNTER}
-    files |= {f"{stats}/other_info/{name}/{part}": File("0\n") for name in _OTHER for part in _COUNTER}
-    files |= {f"{stats}/memory_usage/host_mem/{part}": File("0\n") for part in _MEMORY_COUNTER}
-    files |= {f"{stats}/memory_usage/device_mem/{part}": File("0\n") for part in _MEMORY_COUNTER}
+    files = {f"{stats}/status/{name}/{figure}": File("0\n") for name in _STATUS for figure in _COUNTER}
+    files |= {f"{stats}/other_info/{name}/{figure}": File("0\n") for name in _OTHER for figure in _COUNTER}
+    files |= {f"{stats}/memory_usage/host_mem/{figure}": File("0\n") for figure in _MEMORY_COUNTER}
+    files |= {f"{stats}/memory_usage/device_mem/{figure}": File("0\n") for figure in _MEMORY_COUNTER}
     files |= _memory(f"{stats}/memory_usage/device_mem", _DEVICE_MEMORY)
     if tensor_engine:
         files[f"{stats}/tensor_engine/pe_cntrs"] = File("xrow_grp,mm_active,wl_active,idle\n")
@@ -280,14 +280,17 @@ def _core_counters(core: int, *, tensor_engine: bool) -> Mapping[str, File]:
 
 
 def _memory(directory: str, kinds: tuple[str, ...]) -> dict[str, File]:
-    return {f"{directory}/{kind}/{part}": File("0\n") for kind in kinds for part in _MEMORY_COUNTER}
+    return {f"{directory}/{kind}/{figure}": File("0\n") for kind in kinds for figure in _MEMORY_COUNTER}
 
 
 # Links.
 
 _TORUS_SIZE = 16
+"""Devices of a four by four torus."""
 _INF2_RING = 12
+"""Devices of an inf2.48xlarge."""
 _INF2_LINE = 6
+"""Devices of an inf2.24xlarge."""
 
 # Up, left, down, right: the order for Trainium1.
 _TRN1 = tuple(
@@ -332,13 +335,13 @@ def connected_devices_text(device_name: str, device: int, present: Collection[in
     if device_name == "Inferentia":  # east first; inf1.6xlarge is a line [captured], inf1.24xlarge a ring [documented]
         if device_count == _TORUS_SIZE:
             east, west = east % device_count, west % device_count
-        neighbours = tuple(each for each in (east, west) if each in present and each != device)
+        neighbours = tuple(neighbour for neighbour in (east, west) if neighbour in present and neighbour != device)
     elif device_name == "Inferentia2" and count == _INF2_RING:
         neighbours = (west % _INF2_RING, east % _INF2_RING)
     elif device_name == "Inferentia2" and count == _INF2_LINE:
-        neighbours = tuple(each for each in (west, east) if 0 <= each < _INF2_LINE)
+        neighbours = tuple(neighbour for neighbour in (west, east) if 0 <= neighbour < _INF2_LINE)
     elif device_name != "Inferentia2" and count and not count % _TORUS_SIZE:
         place = device % _TORUS_SIZE
         table = _TRN1 if device_name == "Trainium1" else _TRN2
-        neighbours = tuple(device - place + each for each in table[place])
+        neighbours = tuple(device - place + neighbour for neighbour in table[place])
     return ", ".join(map(str, neighbours)) + "\n"

@@ -28,7 +28,9 @@ _LOCK = ".lock"
 KMSG = "kmsg"
 
 _ERROR_LEVEL = 3
+"""LOG_ERR of syslog."""
 _USER_FACILITY = 1 << 3
+"""LOG_USER of syslog: what a process writes into the kernel log."""
 
 
 def read_description(root: Path) -> NodeDescription:

@@ -80,17 +80,17 @@ class ReplayOutcome:
     @property
     def asked(self) -> float:
         """Device-hours that all pods asked for."""
-        return sum(each.asked for each in self.by_request.values())
+        return sum(tally.asked for tally in self.by_request.values())
 
     @property
     def refused_share(self) -> float:
         """Device-hours refused, in parts of those asked for."""
-        return sum(each.refused for each in self.by_request.values()) / (self.asked or 1.0)
+        return sum(tally.refused for tally in self.by_request.values()) / (self.asked or 1.0)
 
     @property
     def mean_wait(self) -> float:
         """How long a requested device waits on average, in parts of the mean time that it is asked for."""
-        return sum(each.waited for each in self.by_request.values()) / (self.asked or 1.0)
+        return sum(tally.waited for tally in self.by_request.values()) / (self.asked or 1.0)
 
     def ask(self, kind: Geometry, arrival: Arrival) -> None:
         """A pod has come."""
@@ -154,8 +154,8 @@ class Board:
     def start(self, uid: str, request: PodRequest, now: float) -> bool:
         """Give a pod the best sets of the best node; where there are none, make room for it by a move."""
         pod = simulated_pod(uid, request, now)
-        if found := self.choose(pod):
-            name, placement = found
+        if choice := self.choose(pod):
+            name, placement = choice
             self._put(self.nodes[name].with_pod(pod.reference, placement))
             self.pods[pod.uid] = simulated_pod(uid, request, now, name)
             return True

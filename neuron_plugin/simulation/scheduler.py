@@ -17,6 +17,7 @@ import ssl
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any, Self
 
 import aiohttp
@@ -28,7 +29,6 @@ from neuron_plugin.simulation.api_server_kinds import AnyJson
 HTTP_TIMEOUT_SECONDS = 5.0
 """The default of an extender's httpTimeout."""
 
-_FINE = 200
 _UNRESOLVABLE = "unresolvable"
 
 
@@ -99,10 +99,12 @@ class PlacedPod:
 
 def why_apart(pod: PlacedPod, placed: Iterable[PlacedPod], nodes: Mapping[str, NodeRules]) -> list[str]:
     """Why InterPodAffinity does not let a pod be with the placed ones; of its rules the required anti-affinity only."""
-    there = [each for each in placed if each.node in nodes]
-    if any(each.keeps_off(pod, nodes) for each in there):
+    there = [other for other in placed if other.node in nodes]
+    if any(other.keeps_off(pod, nodes) for other in there):
         return ["node(s) didn't satisfy existing pods anti-affinity rules"]
-    return ["node(s) didn't match pod anti-affinity rules"] if any(pod.keeps_off(each, nodes) for each in there) else []
+    return (
+        ["node(s) didn't match pod anti-affinity rules"] if any(pod.keeps_off(other, nodes) for other in there) else []
+    )
 
 
 class SimulatedScheduler:
@@ -151,7 +153,7 @@ class SimulatedScheduler:
         if len(nodes) == 1:
             return nodes[0]
         answer = await self._call("prioritize", {"Pod": pod, "Nodes": None, "NodeNames": list(nodes)})
-        scores = {each["Host"]: each["Score"] for each in answer or ()}
+        scores = {entry["Host"]: entry["Score"] for entry in answer or ()}
         return max(nodes, key=lambda node: int(scores.get(node, 0)))
 
     async def bind(self, pod: AnyJson, node: str) -> None:
@@ -177,7 +179,7 @@ class SimulatedScheduler:
         url = f"{self._prefix}/{verb}"
         try:
             async with self._session.post(url, data=msgspec.json.encode(args)) as response:
-                if response.status != _FINE:
+                if response.status != HTTPStatus.OK:
                     raise ExtenderCallError(f"failed {verb} with extender at URL {url}, code {response.status}")
                 return msgspec.json.decode(await response.read())
         except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError) as error:

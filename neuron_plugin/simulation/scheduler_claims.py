@@ -36,7 +36,7 @@ def claims_of(api: SimulatedApiServer, pod: AnyJson) -> list[AnyJson]:
     Raises:
         NotAllocatedError: one of them is not there, goes, or is full.
     """
-    metadata, found = pod["metadata"], []
+    metadata, claims = pod["metadata"], []
     for name in claim_names(pod).values():
         if not name:
             raise NotAllocatedError(f'pod "{metadata["namespace"]}/{metadata["name"]}": ResourceClaim not created yet')
@@ -48,10 +48,10 @@ def claims_of(api: SimulatedApiServer, pod: AnyJson) -> list[AnyJson]:
         if claim["metadata"].get("deletionTimestamp"):
             raise NotAllocatedError(f'resourceclaim "{name}" is being deleted')
         reserved = status.get("reservedFor") or ()
-        if len(reserved) >= MOST_RESERVED and metadata["uid"] not in {each["uid"] for each in reserved}:
+        if len(reserved) >= MOST_RESERVED and metadata["uid"] not in {consumer["uid"] for consumer in reserved}:
             raise NotAllocatedError("resourceclaim in use")
-        found.append(claim)
-    return found
+        claims.append(claim)
+    return claims
 
 
 def allocations_on(api: SimulatedApiServer, claims: Sequence[AnyJson], node: str) -> list[AnyJson]:
@@ -60,9 +60,9 @@ def allocations_on(api: SimulatedApiServer, claims: Sequence[AnyJson], node: str
     Raises:
         NotAllocatedError: the node has not the devices, or a claim is allocated elsewhere.
     """
-    classes = {each["metadata"]["name"]: each for each in api.objects(DEVICE_CLASSES)}
+    classes = {device_class["metadata"]["name"]: device_class for device_class in api.objects(DEVICE_CLASSES)}
     devices, taken = offered_devices(api.objects(RESOURCE_SLICES), node), taken_devices(api.objects(RESOURCE_CLAIMS))
-    found: list[AnyJson] = []
+    allocations: list[AnyJson] = []
     for claim in claims:
         allocated = (claim.get("status") or {}).get("allocation")
         if allocated and claim_node(claim) not in {"", node}:
@@ -70,8 +70,8 @@ def allocations_on(api: SimulatedApiServer, claims: Sequence[AnyJson], node: str
         if not allocated:
             allocated = allocation(allocate(claim, classes, devices, taken), node, now_text())
             taken |= taken_devices([{"status": {"allocation": allocated}}])
-        found.append(allocated)
-    return found
+        allocations.append(allocated)
+    return allocations
 
 
 def reserve(api: SimulatedApiServer, pod: AnyJson, claims: Sequence[AnyJson], allocations: Sequence[AnyJson]) -> None:

@@ -38,9 +38,11 @@ from neuron_plugin.simulation.kubelet_pods import AdmittedPod, KubeletContainer,
 from neuron_plugin.simulation.node import SimulatedNode, write_node
 
 READY_SECONDS = 60.0
+"""How long a started daemon may take until its node has its devices."""
 _BESIDES_NEURON = {"cpu": "128", "memory": "512Gi", "pods": "247"}
 """What a kubelet says that a node has of everything else: that of a trn1.32xlarge."""
 STOP_SECONDS = 10.0
+"""How long a daemon may take to end."""
 _CHILD = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))
@@ -74,9 +76,9 @@ class ApiOfNode:
 
     def delete_slices(self, driver: str) -> None:
         """Delete the slices of this node and driver, of all drivers with an empty name."""
-        for each in self.api.objects(RESOURCE_SLICES):
-            if each["spec"].get("nodeName") == self.node and driver in {"", each["spec"]["driver"]}:
-                self.api.delete(RESOURCE_SLICES, each["metadata"]["name"])
+        for resource_slice in self.api.objects(RESOURCE_SLICES):
+            if resource_slice["spec"].get("nodeName") == self.node and driver in {"", resource_slice["spec"]["driver"]}:
+                self.api.delete(RESOURCE_SLICES, resource_slice["metadata"]["name"])
 
 
 class SimulatedWorker:
@@ -195,7 +197,7 @@ class SimulatedWorker:
     def _not_registered(self) -> list[str]:
         if self.dra:
             return [] if self.dra.drivers else ["a driver of claims"]
-        return [each.value for each in Resource if not self.kubelet.capacity(each.value).allocatable]
+        return [resource.value for resource in Resource if not self.kubelet.capacity(resource.value).allocatable]
 
     async def wait_until_offered(self, resource: Resource, count: int) -> None:
         """Wait until the kubelet has so many healthy ids of a resource.
@@ -232,7 +234,9 @@ class SimulatedWorker:
             "restartCount": 0,
             "state": {"running": {"startedAt": since}},
         }
-        apps = [{"name": each.name, **running} for each in pod.containers if each.kind is ContainerKind.APP]
+        apps = [
+            {"name": container.name, **running} for container in pod.containers if container.kind is ContainerKind.APP
+        ]
         ready = [{"type": "Ready", "status": "True", "lastTransitionTime": since}]
         running = {"phase": "Running", "containerStatuses": apps, "conditions": ready}
         api.patch_status(PODS, record.name, running, record.namespace)
@@ -277,14 +281,14 @@ def kubelet_pod(record: Pod) -> KubeletPod:
     resources, claims = set(Resource), neuron_pod(record).claims
     containers = [
         KubeletContainer(
-            one.name,
-            {key: parse_count(text) for key, text in one.limits.items() if key in resources},
+            container.name,
+            {key: parse_count(text) for key, text in container.limits.items() if key in resources},
             kind,
-            tuple((each.name, request) for each in claims for user, request in each.users if user == one.name),
+            tuple((claim.name, request) for claim in claims for user, request in claim.users if user == container.name),
         )
-        for one, kind in record.containers
+        for container, kind in record.containers
     ]
-    named = {each.name: each.claim for each in claims if each.claim}
+    named = {claim.name: claim.claim for claim in claims if claim.claim}
     return KubeletPod(record.uid, record.namespace, record.name, tuple(containers), named)
 
 

@@ -92,23 +92,23 @@ def _job(job: AnyJson) -> Iterator[WorkloadPod]:
 def _jobset(jobset: AnyJson) -> Iterator[WorkloadPod]:
     spec, metadata = jobset["spec"], jobset["metadata"]
     ordered = (spec.get("startupPolicy") or {}).get("startupPolicyOrder") == "InOrder"
-    if ordered or any(each.get("dependsOn") for each in spec["replicatedJobs"]):
+    if ordered or any(job.get("dependsOn") for job in spec["replicatedJobs"]):
         raise ValueError("an order among its Jobs is not simulated")
-    for each in () if spec.get("suspend") else spec["replicatedJobs"]:
+    for replicated in () if spec.get("suspend") else spec["replicatedJobs"]:
         exclusive = {
             **(metadata.get("annotations") or {}),
-            **(each["template"].get("metadata") or {}).get("annotations", {}),
+            **(replicated["template"].get("metadata") or {}).get("annotations", {}),
         }
-        for index in range(int(each.get("replicas", 1))):
-            job = {**metadata, "name": f"{metadata['name']}-{each['name']}-{index}"}
+        for index in range(int(replicated.get("replicas", 1))):
+            job = {**metadata, "name": f"{metadata['name']}-{replicated['name']}-{index}"}
             keys = {
                 f"{_JOBSET}jobset-name": metadata["name"],
-                f"{_JOBSET}replicatedjob-name": each["name"],
+                f"{_JOBSET}replicatedjob-name": replicated["name"],
                 f"{_JOBSET}job-index": str(index),
                 f"{_JOBSET}job-key": _key(job),
             }
             annotations = keys | {key: value for key, value in exclusive.items() if key == JOBSET_EXCLUSIVE}
-            job_spec = {"completionMode": "Indexed", **each["template"]["spec"]}
+            job_spec = {"completionMode": "Indexed", **replicated["template"]["spec"]}
             template = _with(job_spec["template"], keys, annotations)
             yield from _job({"metadata": job, "spec": job_spec | {"template": template}})
 
@@ -135,9 +135,9 @@ def _leader_worker_set(workers: AnyJson) -> Iterator[WorkloadPod]:
 def _ray_cluster(cluster: AnyJson) -> Iterator[WorkloadPod]:
     spec, metadata = cluster["spec"], cluster["metadata"]
     groups = [("headgroup", "head", 1, spec["headGroupSpec"]["template"])]
-    for each in spec.get("workerGroupSpecs") or ():
-        count = int(each.get("replicas", 0)) * int(each.get("numOfHosts", 1))
-        groups.append((each["groupName"], "worker", count, each["template"]))
+    for workers in spec.get("workerGroupSpecs") or ():
+        count = int(workers.get("replicas", 0)) * int(workers.get("numOfHosts", 1))
+        groups.append((workers["groupName"], "worker", count, workers["template"]))
     for group, kind, count, template in () if spec.get("suspend") else groups:
         labels = {f"{_RAY}cluster": metadata["name"], f"{_RAY}node-type": kind, f"{_RAY}group": group}
         for _ in range(count):

@@ -14,6 +14,7 @@ from functools import lru_cache
 
 GROUP_SIZES = (1, 4, 8, 16)
 _ID_DIGITS = 16
+"""Hexadecimal digits."""
 
 _INTERFACES: Mapping[str, str] = {
     "trn1": "10:1a 10:1a a0:1a a0:1a 20:19 20:19 90:19 90:19 20:1a 20:1a 90:1a 90:1a 10:19 10:19 a0:19 a0:19",
@@ -41,7 +42,7 @@ def device_groups(instance_type: str) -> tuple[Mapping[int, str], ...]:
     family = _FAMILIES.get(match[1]) if match else None
     if family is None:
         return ()
-    addresses = [f"0000:{each}.0" for each in _INTERFACES[family].split()]
+    addresses = [f"0000:{slot}.0" for slot in _INTERFACES[family].split()]
     return tuple(
         {size: _group_id(addresses, device - device % size, size) for size in GROUP_SIZES}
         for device in range(len(addresses))

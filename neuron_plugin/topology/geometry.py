@@ -26,6 +26,7 @@ CoreMask = NewType("CoreMask", int)
 NO_CORES = CoreMask(0)
 
 MOST_DEVICES = 64
+"""Of one node: four times as many as the largest there is."""
 MOST_CORES_PER_DEVICE = 8
 """The Neuron driver's own limits (2.24.7 and 2.25.4); they bound every mask and table made from a geometry."""
 

@@ -74,7 +74,7 @@ def catalogue(extra: Iterable[InstanceType] = ()) -> dict[str, InstanceType]:
 
 def product_names(types: Catalogue) -> frozenset[str]:
     """The products and families of a catalogue, lower case: ``trainium1`` and ``trn1``."""
-    names = (name for each in types.values() for name in (each.device_name.lower(), family_of(each.name)))
+    names = (name for instance in types.values() for name in (instance.device_name.lower(), family_of(instance.name)))
     return frozenset(filter(None, names))
 
 

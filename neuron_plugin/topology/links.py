@@ -25,13 +25,13 @@ def topology_of(links: Links) -> Topology:
 
     ``links`` must cover the ids 0..n-1 without a gap to be recognised: a hole may hide any topology.
     """
-    found, count = dict(links), len(links)
+    known, count = dict(links), len(links)
     if not count:
         return Topology.UNLINKED
     candidates = [Topology.LINE, Topology.RING] if count > 1 else [Topology.SINGLE]
     if count % TORUS_BLOCK == 0:  # a torus comes in whole blocks of 4 by 4
         candidates.append(Topology.TORUS)
-    return next((topology for topology in candidates if found == links_of(topology, count)), Topology.UNLINKED)
+    return next((topology for topology in candidates if known == links_of(topology, count)), Topology.UNLINKED)
 
 
 def _neighbours(topology: Topology, device_count: int, device: int) -> set[int]:

@@ -14,6 +14,7 @@ from functools import lru_cache
 from neuron_plugin.topology.geometry import MOST_SHAPES, CoreMask, Geometry, Unit
 
 _MOST_STATES = 4096
+"""Free masks whose sets are remembered."""
 
 
 def valid_sets(geometry: Geometry, unit: Unit, count: int) -> tuple[CoreMask, ...]:

@@ -37,6 +37,7 @@ from neuron_plugin.scheduling.state import ClusterState
 from neuron_plugin.topology import free_sets
 
 SAMPLE_SECONDS = 30.0
+"""Between two points of the use over time."""
 MOST_SAMPLES = 960
 """Eight hours, some 100 KB."""
 
@@ -98,7 +99,7 @@ class Picture:
         folder = resources.files("neuron_plugin.ui").joinpath("static")
         self._planning = asyncio.Lock()
         self._planned = -SHARED_SECONDS, b""
-        self._files = {each.name: each.read_bytes() for each in folder.iterdir() if each.is_file()}
+        self._files = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
 
     async def run(self, state: ClusterState) -> NoReturn:
         """Count the devices every half minute; some 10 ms for a thousand nodes, in a thread."""
@@ -138,13 +139,13 @@ class Picture:
 
         async def events(request: web.Request) -> web.Response:
             namespace, name = request.match_info["namespace"], request.match_info["pod"]
-            found = await pod_events(api, namespace, name) if api else EventsView()
-            return web.Response(body=msgspec.json.encode(found), content_type="application/json", headers=_HEADERS)
+            events = await pod_events(api, namespace, name) if api else EventsView()
+            return web.Response(body=msgspec.json.encode(events), content_type="application/json", headers=_HEADERS)
 
         async def table(_: web.Request) -> web.Response:
             nodes, pods = list(state.nodes.values()), list(state.pods.values())
             text = await asyncio.to_thread(
-                lambda: table_page((node_view(state, each) for each in nodes), (pod_view(state, each) for each in pods))
+                lambda: table_page((node_view(state, node) for node in nodes), (pod_view(state, pod) for pod in pods))
             )
             return web.Response(text=text, content_type="text/html", headers=_HEADERS)
 
@@ -195,7 +196,7 @@ def table_page(nodes: Iterable[NodeView], pods: Iterable[PodView]) -> str:
             node.spec.instance_type,
             node.status.free_devices,
             ", ".join(f"{number} of {count}" for count, number in node.status.free_sets.items() if number),
-            ", ".join(f"{each.namespace}/{each.name}: {each.devices}" for each in node.status.holders),
+            ", ".join(f"{holder.namespace}/{holder.name}: {holder.devices}" for holder in node.status.holders),
             "; ".join(f"{device}: {why}" for device, why in node.status.unhealthy_devices.items()),
             "open" if node.status.open else node.status.reason,
         )
@@ -205,7 +206,7 @@ def table_page(nodes: Iterable[NodeView], pods: Iterable[PodView]) -> str:
         (
             pod.metadata.namespace,
             pod.name,
-            ", ".join(f"{each.name}: {each.count} {each.resource}" for each in pod.spec.containers),
+            ", ".join(f"{container.name}: {container.count} {container.resource}" for container in pod.spec.containers),
             pod.status.phase + (", gated" if pod.status.gated else ""),
             pod.spec.node_name or pod.status.promised_node,
             pod.status.problem,
@@ -223,6 +224,6 @@ def table_page(nodes: Iterable[NodeView], pods: Iterable[PodView]) -> str:
 
 
 def _table(caption: str, head: Iterable[str], rows: Iterable[tuple[str, ...]]) -> str:
-    cells = "".join(f'<th scope="col">{escape(each)}</th>' for each in head)
+    cells = "".join(f'<th scope="col">{escape(title)}</th>' for title in head)
     lines = "".join("<tr>" + "".join(f"<td>{escape(cell) or '-'}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table><caption>{escape(caption)}</caption><thead><tr>{cells}</tr></thead><tbody>{lines}</tbody></table>"

@@ -91,7 +91,7 @@ def test_t21_both_keys_when_containers_ask_for_both_units() -> None:
     assert "|" not in written[CORES_KEY]
     decision = read_assignment(POD, written, request)
     assert decision is not None
-    assert [part.request.container for part in decision.containers] == ["a", "b", "c"]
+    assert [part.request.name for part in decision.containers] == ["a", "b", "c"]
 
 
 def test_nothing_placed_writes_nothing() -> None:

@@ -211,7 +211,7 @@ def test_init_containers_use_an_amount_one_after_the_other_and_beside_the_sideca
 
 def test_only_the_containers_that_are_to_share_a_device_are_found_apart() -> None:
     names = ("a", "b", "c")
-    request = limited([replace(core(1), container=name) for name in names], same_device=(0, 1))
+    request = limited([replace(core(1), name=name) for name in names], same_device=(0, 1))
     has = {name: LINE.device_mask(device) for name, device in zip(names, (0, 0, 1), strict=True)}
     assert constraint_not_kept(LINE, request, NO_FACTS, has) == ""
     assert "same-device" in constraint_not_kept(LINE, request, NO_FACTS, {**has, "b": has["c"]})
@@ -224,7 +224,7 @@ def used_by(geometry: Geometry, placed: list[Placement]) -> ByDevice:
 
 def allocation(pod: PodReference, part: ContainerSet) -> Allocation:
     asked = part.request
-    return Allocation(pod, asked.container, asked.resource, part.mask, amounts=asked.amounts, kind=asked.kind)
+    return Allocation(pod, asked.name, asked.resource, part.mask, amounts=asked.amounts, kind=asked.kind)
 
 
 def unzipped(pod: Placement) -> tuple[PodRequest, list[Cores]]:

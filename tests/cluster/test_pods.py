@@ -48,7 +48,7 @@ def test_a_pod_is_decoded_with_what_decides_about_it() -> None:
     decoded = pod({DEVICE: "2"}, {"NEURON_DEVS": "2,3", "NEURON_ALLOC_TIME": "17", "kubernetes.io/config.hash": "abc"})
     assert str(decoded.reference) == "ml/train"
     assert (decoded.node, decoded.priority, decoded.started, decoded.ended) == ("node-1", 7, True, False)
-    assert [(part.container, part.count) for part in decoded.requests] == [("main", 2)]
+    assert [(part.name, part.count) for part in decoded.requests] == [("main", 2)]
     assert (decoded.uid, decoded.kubelet_uid) == ("uid-1", "abc")
     allocations = assigned_allocations(decoded, INF2)
     assert not isinstance(allocations, Rejection)

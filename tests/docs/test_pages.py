@@ -190,8 +190,8 @@ def refusal_texts() -> set[str]:
         unit, count = QUOTED_REFUSALS[name]
         known: dict[str, object] = {"geometry": TRN1, "unit": unit, "count": count}
         known |= {"name": "neuron-plugin.io/memory", "amount": 5121, "devices": 2, "has": 8192}
-        known |= {"each": 9000 if name == "amount_too_large" else 5120}
-        texts.add(function(**{each: known[each] for each in inspect.signature(function).parameters}).text)
+        known |= {"per_device": 9000 if name == "amount_too_large" else 5120}
+        texts.add(function(**{field: known[field] for field in inspect.signature(function).parameters}).text)
     return texts
 
 

@@ -150,7 +150,7 @@ def test_no_set_is_opened_on_a_closed_node_and_no_pod_is_moved_to_one() -> None:
 
 def test_a_pod_of_two_containers_gets_room_for_both() -> None:
     row = ContainerRequest("a", ContainerKind.APP, Resource.NEURON, 4)
-    waiting = pod("two", "", request=(row, replace(row, container="b", count=8)))
+    waiting = pod("two", "", request=(row, replace(row, name="b", count=8)))
     pinned = devices("w", *range(8, 16), movable=False)
     before = cluster(node("a", devices("x", 0), devices("y", 4)), node("b", devices("z", 0, movable=False), pinned))
     move = cheapest_move(before, waiting)

@@ -125,7 +125,7 @@ class Site:
         """Whether the daemon has read all of the pod's containers in the kubelet's checkpoint."""
         uid = self.kubelet_pods[name].uid
         recorded = {key.container for key in daemon.node.recorded.entries if key.uid == uid}
-        return recorded >= {part.container for part in pod_request(self.specs[name])}
+        return recorded >= {part.name for part in pod_request(self.specs[name])}
 
     async def annotated(self, *names: str) -> None:
         await eventually(lambda: all(self.annotations(name).get("NEURON_ALLOCATED") == "true" for name in names))

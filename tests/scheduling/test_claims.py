@@ -43,7 +43,7 @@ def joined(one: NeuronPod, known: NeuronClaim) -> NeuronPod:
 def test_a_pod_asks_for_what_its_claim_asks_for() -> None:
     found = joined(pod(), claim(4))
     (part,) = found.requests
-    assert (part.container, part.resource, part.count) == ("dev/r", Resource.NEURON, 4)
+    assert (part.name, part.resource, part.count) == ("dev/r", Resource.NEURON, 4)
     assert found.rules.claim_driver == DRIVER
     assert not found.rules.resource_claims
     assert (found.assignment, found.promised) == (None, "")

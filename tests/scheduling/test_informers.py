@@ -586,7 +586,7 @@ async def test_without_the_right_to_read_leases_or_a_place_to_look_for_them_plug
 
 def counts(*containers: dict[str, Any], init: Sequence[dict[str, Any]] = ()) -> list[tuple[str, ContainerKind, int]]:
     manifest = pod_manifest("pod", containers=containers, init_containers=init)
-    return [(part.container, part.kind, part.count) for part in request_of(record_of(manifest))]
+    return [(part.name, part.kind, part.count) for part in request_of(record_of(manifest))]
 
 
 def test_t19_t20_requesting_containers_come_init_first_and_others_count_for_nothing() -> None:

@@ -22,14 +22,14 @@ class Check:
 
     def findings(self, facts: Facts) -> list[Finding]:
         """What the check finds, or that its subject is fine."""
-        found, asked = list[Finding](), self.ask(facts)
+        findings, asked = list[Finding](), self.ask(facts)
         while True:
             try:
-                found.append(next(asked))
+                findings.append(next(asked))
             except StopIteration as end:
-                return found or [ok(end.value)]
+                return findings or [ok(end.value)]
             except NotCheckedError as error:
-                return [*found, unchecked(error.unknown)]
+                return [*findings, unchecked(error.unknown)]
 
 
 CHECKS = (
@@ -60,7 +60,7 @@ def examine(facts: Facts, checks: Iterable[Check] = CHECKS) -> Iterator[Finding]
     """Make the checks. Each yields at least one finding, and an error in one does not end the others."""
     for check in checks:
         try:
-            found = check.findings(facts)
+            findings = check.findings(facts)
         except Exception as error:  # noqa: BLE001 - on a broken node the other checks are wanted most
-            found = [unchecked(Unknown(f"this check failed itself ({error!r})", "please report it"))]
-        yield from (msgspec.structs.replace(finding, check=check.name) for finding in found)
+            findings = [unchecked(Unknown(f"this check failed itself ({error!r})", "please report it"))]
+        yield from (msgspec.structs.replace(finding, check=check.name) for finding in findings)

@@ -27,7 +27,7 @@ def followed(facts: Facts, driver: str) -> Iterator[Finding]:
             "plugins_registry",
         )
     allocatable = {} if isinstance(facts.kubelet.allocatable, Unknown) else facts.kubelet.allocatable
-    if counted := [each.value for each in Resource if allocatable.get(each.value)]:
+    if counted := [resource.value for resource in Resource if allocatable.get(resource.value)]:
         yield problem(
             f"the kubelet offers {', '.join(counted)}, though this node gives devices by claims",
             "another plugin hands out the same devices without knowing of claims",
@@ -59,7 +59,7 @@ def check_claims(facts: Facts) -> Findings:
         yield problem(names.why, "containers with claims fail with CreateContainerError", names.action)
         return ""
     devices = facts.machine.geometry.device_count if facts.machine.geometry else 0
-    if lacking := [device for device in range(devices) if not any(each.startswith(f"{device}-") for each in names)]:
+    if lacking := [device for device in range(devices) if not any(name.startswith(f"{device}-") for name in names)]:
         yield problem(
             f"the CDI file lacks devices {ranges(lacking)} of this machine",
             "containers with them fail with CreateContainerError",

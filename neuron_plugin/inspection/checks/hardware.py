@@ -35,6 +35,7 @@ _SEE_DMESG = "look for 'neuron' in 'dmesg'; reboot, and replace the instance if 
 _NO_INF1 = (2, 25)
 _RUNTIME_2_32 = (2, 27)
 _ALL_USERS = 0o666
+"""Read and write for owner, group and others."""
 
 _ISSUES = (
     (
@@ -119,8 +120,8 @@ def check_devices(facts: Facts) -> Findings:
         )
     elif geometry:
         devices = plural(len(inventory.devices), f"{inventory.device_name or 'Neuron'} device")
-        each = " each" if len(inventory.devices) > 1 else ""
-        seen = f"{devices} with {plural(geometry.cores_per_device, 'logical core')}{each}"
+        per_device = " each" if len(inventory.devices) > 1 else ""
+        seen = f"{devices} with {plural(geometry.cores_per_device, 'logical core')}{per_device}"
         if machine.instance:
             yield ok(f"{seen}, {machine.instance.name}")
         else:
@@ -129,14 +130,14 @@ def check_devices(facts: Facts) -> Findings:
                 "a missing device cannot be noticed, and the valid sets follow from the driver's links alone",
                 "describe the type in a YAML file for --instance-types, or name it with --instance-type",
             )
-    denied = [one for one in inventory.skipped if _is_denied(one.reason)]
-    incomplete = [one for one in inventory.skipped if one.incomplete and one not in denied]
-    unusable = [one for one in inventory.skipped if one not in denied and one not in incomplete]
-    for text in joined_by_device(f"neuron{one.id}: {one.reason}" for one in denied):
+    denied = [device for device in inventory.skipped if _is_denied(device.reason)]
+    incomplete = [device for device in inventory.skipped if device.incomplete and device not in denied]
+    unusable = [device for device in inventory.skipped if device not in denied and device not in incomplete]
+    for text in joined_by_device(f"neuron{device.id}: {device.reason}" for device in denied):
         yield unchecked(Unknown(text, "run this as root"))
-    for text in joined_by_device(f"neuron{one.id} is not complete: {one.reason}" for one in incomplete):
+    for text in joined_by_device(f"neuron{device.id} is not complete: {device.reason}" for device in incomplete):
         yield warning(text, "offered as soon as the driver has made its attributes", "run this again in some seconds")
-    for text in joined_by_device(f"neuron{one.id} cannot be used: {one.reason}" for one in unusable):
+    for text in joined_by_device(f"neuron{device.id} cannot be used: {device.reason}" for device in unusable):
         yield problem(
             text,
             "not offered, and neither is any set that needs it",
@@ -270,13 +271,13 @@ def check_disabled(facts: Facts) -> Findings:
             )
     ids = known(disabled)
     count = known(facts.geometry).device_count
-    if unknown := [each for each in ids if each >= count]:
+    if unknown := [number for number in ids if number >= count]:
         yield warning(
             f"the node's annotation {DISABLE_KEY} names {named('device', unknown)}, this machine has 0 to {count - 1}",
             "these ids disable nothing; the others of the list hold",
             "correct the list, if another device was meant",
         )
-    if listed := [each for each in ids if each < count]:
+    if listed := [number for number in ids if number < count]:
         yield note(
             f"{named('device', listed)} {'is' if len(listed) == 1 else 'are'} out of service",
             "an operator disabled them: no new pod gets them, pods that have them keep them",

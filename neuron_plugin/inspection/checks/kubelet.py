@@ -168,9 +168,9 @@ def _resource(facts: Facts, resource: Resource, ids: tuple[str, ...]) -> Iterato
         )
     usable, expected = set(geometry.ids_of(unit, facts.machine.healthy_mask)), set[int]()
     if isinstance(ledger := facts.ledger, Ledger):
-        elsewhere = mask_union(each for each in ledger.allocations if each.resource is not resource)
+        elsewhere = mask_union(allocation for allocation in ledger.allocations if allocation.resource is not resource)
         in_service = geometry.ids_of(unit, facts.machine.usable_mask)
-        expected = {each for each in in_service if not geometry.mask_of(unit, (each,)) & elsewhere}
+        expected = {number for number in in_service if not geometry.mask_of(unit, (number,)) & elsewhere}
     configured, served = facts.daemon.resources, facts.sockets_of(resource)
     unusable, withheld = offered - usable, expected - offered
     if not ids and not served:
@@ -240,10 +240,10 @@ def check_vendor(facts: Facts) -> Findings:
     kubelet = facts.kubelet
     if kubelet.unreadable:
         raise NotCheckedError(kubelet.unreadable)
-    sockets = [each.name for each in kubelet.plugins if each.served and each.name in VENDOR_SOCKETS]
-    registered = [each.name for each in kubelet.plugins if each.served and VENDOR_DRIVER in each.name]
+    sockets = [plugin.name for plugin in kubelet.plugins if plugin.served and plugin.name in VENDOR_SOCKETS]
+    registered = [plugin.name for plugin in kubelet.plugins if plugin.served and VENDOR_DRIVER in plugin.name]
     drivers = [name for name in registered if not name.startswith(OUR_SOCKETS)]
-    for what, found, removal in (
+    for what, signs, removal in (
         (
             "the vendor's device plugin",
             sockets,
@@ -251,15 +251,15 @@ def check_vendor(facts: Facts) -> Findings:
         ),
         (f"the vendor's DRA driver {VENDOR_DRIVER}", drivers, "keep it away by a nodeSelector, or uninstall it"),
     ):
-        if found and facts.we_serve:
+        if signs and facts.we_serve:
             yield problem(
-                f"{what} runs beside neuron-plugin ({', '.join(found)})",
+                f"{what} runs beside neuron-plugin ({', '.join(signs)})",
                 "both hand out the same devices without knowing of the other: one device ends up with two pods",
                 f"run one of the two on a node: {removal}; or remove neuron-plugin",
             )
-        elif found:
+        elif signs:
             action = "remove it before neuron-plugin is installed"
-            yield note(f"{what} serves this node ({', '.join(found)})", "", action)
+            yield note(f"{what} serves this node ({', '.join(signs)})", "", action)
     if not kubelet.registry_seen:
         return "the vendor's device plugin does not run here; a socket of its DRA driver could not be seen from here"
     return "neither the vendor's device plugin nor its DRA driver runs here"

@@ -43,35 +43,40 @@ def check_holders(facts: Facts) -> Findings:
             "another plugin gave it, or LNC was changed under it: what the pod really uses is not known",
             "delete the pod; leave one plugin on the node, and drain the node before LNC is changed",
         )
-    for one, other in combinations(ledger.allocations, 2):
+    for allocation, other in combinations(ledger.allocations, 2):
         # Within a pod and a resource the kubelet gives ids again only if a plain init container had them. Pods that
         # share a claim share its devices.
-        reused = one.pod.uid == other.pod.uid and one.resource is other.resource
-        reused |= bool(one.claim) and (one.pod.namespace, one.claim) == (other.pod.namespace, other.claim)
-        if (shared := one.mask & other.mask) and not reused:
+        reused = allocation.pod.uid == other.pod.uid and allocation.resource is other.resource
+        reused |= bool(allocation.claim) and (allocation.pod.namespace, allocation.claim) == (
+            other.pod.namespace,
+            other.claim,
+        )
+        if (shared := allocation.mask & other.mask) and not reused:
             devices = geometry.devices_touched(shared)
             whole = geometry.devices_mask(devices) == shared
             both = named("device", devices) if whole else named("core", cores_in(shared))
             yield problem(
-                f"{_container(one)} and {_container(other)} both hold {both}",
+                f"{_container(allocation)} and {_container(other)} both hold {both}",
                 "the second to start fails, or one disturbs the other's work",
                 "delete one of the two, unless one has ended (kubelets before 1.34 still list it); if it comes again, "
                 "see that one plugin alone serves this node",
             )
-    for each in ledger.allocations:
-        unit = each.resource.unit
-        if (ids := geometry.ids_of(unit, each.mask)) and each.mask not in valid_sets(geometry, unit, len(ids)):
+    for allocation in ledger.allocations:
+        unit = allocation.resource.unit
+        if (ids := geometry.ids_of(unit, allocation.mask)) and allocation.mask not in valid_sets(
+            geometry, unit, len(ids)
+        ):
             choose = "ask for a count that has a set (see the README) and let neuron-plugin choose"
-            if each.claim:
+            if allocation.claim:
                 choose = "let its devices match in one resource.aws.com/devicegroupN_id, or neuron-plugin allocate"
             yield warning(
-                f"{_container(each)} holds {each.resource} {ranges(ids)}, which is no linked set here",
+                f"{_container(allocation)} holds {allocation.resource} {ranges(ids)}, which is no linked set here",
                 "the Neuron runtime needs consecutive ids, and collectives need linked devices: it may fail at start",
                 f"{choose}; then delete the pod",
             )
-        if lost := geometry.devices_touched(each.mask & ~facts.machine.healthy_mask):
+        if lost := geometry.devices_touched(allocation.mask & ~facts.machine.healthy_mask):
             yield warning(
-                f"{_container(each)} runs on {named('device', lost)}, missing or unhealthy",
+                f"{_container(allocation)} runs on {named('device', lost)}, missing or unhealthy",
                 "running pods are left alone; its work may fail, and it cannot be admitted again as it is",
                 "delete the pod, so that its controller makes another one on good devices",
             )
@@ -91,7 +96,7 @@ def check_annotations(facts: Facts) -> Findings:
         yield from _annotated(facts, pod)
     names = {str(pod.reference) for pod in cluster.pods}
     held = facts.ledger.allocations if isinstance(facts.ledger, Ledger) else ()
-    for reference in dict.fromkeys(each.pod for each in held):
+    for reference in dict.fromkeys(allocation.pod for allocation in held):
         if str(reference) not in names:
             yield warning(
                 f"the kubelet lists {reference} with devices, the API server has no such pod here",
@@ -103,7 +108,7 @@ def check_annotations(facts: Facts) -> Findings:
 
 def _annotated(facts: Facts, pod: NeuronPod) -> Iterator[Finding]:
     """Whether a pod's annotations can be read, are confirmed, and say what its app containers and sidecars hold."""
-    rejected = next((each for each in (pod.request, pod.assignment) if isinstance(each, Rejection)), None)
+    rejected = next((answer for answer in (pod.request, pod.assignment) if isinstance(answer, Rejection)), None)
     if rejected:
         yield problem(
             str(rejected) if str(pod.reference) in str(rejected) else f"pod {pod.reference}: {rejected}",
@@ -137,19 +142,21 @@ def _annotated(facts: Facts, pod: NeuronPod) -> Iterator[Finding]:
         )
     if not isinstance(ledger := facts.ledger, Ledger) or not isinstance(geometry := facts.geometry, Geometry):
         return
-    if isinstance(facts.kubelet.recorded, Unknown) and any(part.kind is ContainerKind.INIT for part in pod.requests):
+    if isinstance(facts.kubelet.recorded, Unknown) and any(
+        container.kind is ContainerKind.INIT for container in pod.requests
+    ):
         return  # without the checkpoint it is not known what was given of a re-used init container's set
     given = {
-        (each.container, each.resource): geometry.ids_of(each.resource.unit, each.mask)
-        for each in ledger.allocations
-        if str(each.pod) == str(pod.reference)
+        (allocation.container, allocation.resource): geometry.ids_of(allocation.resource.unit, allocation.mask)
+        for allocation in ledger.allocations
+        if str(allocation.pod) == str(pod.reference)
     }
-    for part in assignment.containers:
-        resource, ids = part.request.resource, given.get((part.request.container, part.request.resource))
+    for container in assignment.containers:
+        resource, ids = container.request.resource, given.get((container.request.name, container.request.resource))
         # Before the pod runs, a container that holds nothing may still be in admission.
-        if part.request.kind is not ContainerKind.INIT and ids != part.ids and (ids or runs):
+        if container.request.kind is not ContainerKind.INIT and ids != container.ids and (ids or runs):
             yield problem(
-                f"{pod.reference}/{part.request.container}: annotated {resource} {ranges(part.ids)}, "
+                f"{pod.reference}/{container.request.name}: annotated {resource} {ranges(container.ids)}, "
                 f"the kubelet gave {ranges(ids) if ids else 'nothing'}",
                 "the extender plans with the annotation: it may give these devices to another pod",
                 "the plugin corrects it within 10 s: see its log; if it does not run here, delete the pod",
@@ -194,8 +201,9 @@ def check_node_annotations(facts: Facts) -> Findings:
         return ""
     if here and published.geometry != here.geometry:
         there, machine = (
-            f"{each.instance_type}, {plural(each.device_count, 'device')} of {each.cores_per_device} logical cores"
-            for each in (published.geometry, here.geometry)
+            f"{instance.instance_type}, {plural(instance.device_count, 'device')} of "
+            f"{instance.cores_per_device} logical cores"
+            for instance in (published.geometry, here.geometry)
         )
         yield problem(
             f"the inventory of node {node} is of {there}, this machine is {machine}",
