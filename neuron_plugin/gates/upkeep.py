@@ -238,10 +238,11 @@ class Upkeep:
             current = PODS.decode(await send(self._api, ApiRequest("GET", path), timeout_seconds=self._times.request))
             if current.uid != pod.uid or current.node_name:
                 return ""
+            if self._placer.claims and pod.rules.claim_driver:
+                # First: a pod that was withdrawn is not looked at again. Reserved for a bound pod, it is a conflict.
+                await self._placer.claims.free(pod, timeout_seconds=self._times.request)
             request = writes.withdraw(neuron_pod(current))
             written = PODS.decode(await send(self._api, request, timeout_seconds=self._times.request))
-            if self._placer.claims and pod.rules.claim_driver:
-                await self._placer.claims.free(pod, timeout_seconds=self._times.request)
         except ClusterError as error:
             _log.info("placement not withdrawn", extra={"pod": str(pod.reference), "uid": pod.uid, "error": str(error)})
             self._withdrawn.discard(pod.uid)

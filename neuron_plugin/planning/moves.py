@@ -49,10 +49,11 @@ SECONDS_AN_HOUR = 3600.0
 class Cluster:
     """A cluster at one moment.
 
-    ``uses`` has by node what all its pods ask for besides Neuron. ``volumes`` has by pod the volumes of its claims;
-    a pod that is not there may go wherever else it may. ``movable_namespaces`` are those whose pods may be moved where
-    they do not say otherwise; those of ``left_alone`` are not. ``min_counts`` has by PodGroup how many of its pods must
-    be placed for any to be. ``strategy`` is that of a pod without one.
+    ``uses`` has by node what all its pods ask for besides Neuron. ``volumes`` has by pod the volumes of its claims; a
+    pod that is not there may go wherever else it may. ``movable_namespaces`` are those whose pods may be moved where
+    they do not say otherwise; those of ``left_alone`` are not. ``protected`` are pods whose eviction a budget has
+    refused lately. ``min_counts`` has by PodGroup how many of its pods must be placed for any to be. ``strategy`` is
+    that of a pod without one.
     """
 
     nodes: Mapping[str, NodeInfo]
@@ -62,6 +63,7 @@ class Cluster:
     min_counts: Mapping[tuple[str, str], int] = field(default_factory=dict)
     movable_namespaces: Collection[str] = ()
     left_alone: Collection[PodUid] = ()
+    protected: Collection[PodUid] = ()
     strategy: PlacementStrategy = PACK
 
     def is_gang(self, pod: NeuronPod) -> bool:
@@ -125,11 +127,11 @@ class MoveRules:
 
         Nothing would make a pod without a controller again, and a member of a group would tear the group.
         """
-        if victim.terminating or victim.uid in cluster.left_alone:
+        if victim.terminating or victim.uid in cluster.protected:
             return False
         if self.preempts:
             return victim.priority < waiting.priority
-        if not victim.controller or victim.group:
+        if victim.uid in cluster.left_alone or not victim.controller or victim.group:
             return False
         namespace = victim.reference.namespace
         movable = namespace in cluster.movable_namespaces if victim.movable is None else victim.movable
@@ -513,11 +515,13 @@ def prospects(
     now: float = 0.0,
     rules: MoveRules = RULES,
     preempting: Container[PodUid] = (),
+    unmoved: Container[PodUid] = (),
 ) -> list[Prospect]:
     """The prospects of waiting pods, in the order given; each has its sets, or its move, before the next is looked at.
 
     So what is promised to two pods can be had by both. A group is looked at as a whole when its first member comes.
-    Pods of lower priority may go for those of ``preempting``, where no move helps.
+    Pods of lower priority may go for those of ``preempting``, where no move helps. For a pod of ``unmoved`` no move
+    would be made, so it preempts though one would help.
     """
     scene, expected = _Scene(cluster), list[Prospect]()
     together: dict[tuple[str, str], tuple[dict[PodUid, Prospect], str]] = {}
@@ -540,9 +544,10 @@ def prospects(
             expected.append(Prospect(pod, Standing.FITS, *home))
         else:
             standing = _standing(scene, pod)
-            move = _cheapest_move(scene, pod, now, rules) if standing is Standing.PIECES else None
-            if move is None and pod.uid in preempting and pod.preempts and standing is not Standing.NEVER:
-                move = _cheapest_move(scene, pod, now, PREEMPTION)
+            ways = [rules] if standing is Standing.PIECES else []
+            if pod.uid in preempting and pod.preempts and standing is not Standing.NEVER:
+                ways = [PREEMPTION, *ways] if pod.uid in unmoved else [*ways, PREEMPTION]
+            move = next((move for way in ways if (move := _cheapest_move(scene, pod, now, way))), None)
             reason = "" if move else _reason(scene, pod, standing)
             helps_itself = pod.uid in preempting or standing is Standing.NEVER
             crossed = not helps_itself and _held_under_another_name(scene, pod)

@@ -133,8 +133,7 @@ class RoomPlanner:
         self._reported = {uid: at for uid, at in self._reported.items() if uid in self._planned}
         for move in moves:
             uid, now = move.pod.uid, self._clock.now()
-            makes = self._makes_moves and self._mover and self._mover.may_move_for(uid)
-            if makes and self._mover and await self._mover.make(move):
+            if self._mover and self._would_move_for(uid) and await self._mover.make(move):
                 self._reported[uid] = now
             elif now - self._reported.get(uid, -inf) >= self._times.repeat:
                 self._reported[uid] = now
@@ -155,8 +154,12 @@ class RoomPlanner:
             if prospect.pod.group in groups and prospect.standing is Standing.FITS
         ]
         for move in (*kept, *preempting):
-            if self._mover.may_move_for(move.pod.uid):
+            if self._mover.may_move_for(move.pod.uid, preempting=True):
                 await self._mover.make(move)
+
+    def _would_move_for(self, uid: PodUid) -> bool:
+        """Whether a move that helps a pod would be made."""
+        return self._makes_moves and self._mover is not None and self._mover.may_move_for(uid)
 
     async def _report_other_names(self, pods: Iterable[NeuronPod]) -> None:
         """kube-scheduler sees no victims for such a pod, and says of it only that no node is a candidate."""
@@ -190,7 +193,8 @@ class RoomPlanner:
                 now, cluster = self._unix_seconds(), self._cluster()
                 gated = {pod.uid for pod in judged if pod.gated}
                 rules = self._rules if self._plans_moves else MoveRules(most_victims=0)
-                plan = partial(prospects, cluster, judged, now=now, rules=rules, preempting=gated)
+                unmoved = {uid for uid in gated if not self._would_move_for(uid)} if self._mover else ()
+                plan = partial(prospects, cluster, judged, now=now, rules=rules, preempting=gated, unmoved=unmoved)
                 expected = await asyncio.to_thread(plan)
                 moves = [prospect.move for prospect in expected if prospect.move]
                 if not await self._volumes.read(victim.pod for move in moves for victim in move.victims):
@@ -204,7 +208,10 @@ class RoomPlanner:
         known = {pod.uid: volumes for pod in claiming if (volumes := self._volumes.of(pod)) is not None}
         unknown = {pod.uid for pod in claiming} - known.keys()
         alone = self._mover.left_alone(self._state.pods.values()) if self._mover else set()
-        return self._state.cluster(strategy=self._strategy, volumes=known, left_alone=unknown | alone)
+        protected = self._mover.protected if self._mover else ()
+        return self._state.cluster(
+            strategy=self._strategy, volumes=known, left_alone=unknown | alone, protected=protected
+        )
 
 
 def note_of(move: Move) -> str:

@@ -49,6 +49,8 @@ OWNER_SECONDS = 600.0
 """How long the pods of a controller are left alone after one of them was moved."""
 REFUSED_SECONDS = 300.0
 """How long a pod is left alone after a budget has refused its eviction, and a waiting pod after a failed move."""
+PREEMPT_AGAIN_SECONDS = 10.0
+"""As the latter, of a pod that preempts: kube-scheduler's longest pause before it takes a pod up again."""
 
 EVICTED_REASON = "NeuronEvictedForMove"
 PREEMPTED_REASON = "NeuronPreempted"
@@ -83,7 +85,7 @@ class MoveEnding(enum.StrEnum):
 class MoveRecord(msgspec.Struct, frozen=True, rename="camel"):
     """A move as the next leader finds it. ``cores`` are reserved on ``node``; ``at`` is in unix seconds.
 
-    ``owners`` are the controllers of the ``victims``, as NAMESPACE/KIND/NAME; ``victims`` are UIDs.
+    ``victims`` are UIDs. ``owners`` are their controllers, as NAMESPACE/KIND/NAME, unless they were preempted.
     """
 
     uid: str
@@ -138,9 +140,11 @@ class Mover:
         self._records: dict[PodUid, MoveRecord] = {}
         self._free_since: dict[PodUid, float | None] = {}
         """Of the moves under way: since when the set is free; None while a victim has some of it."""
-        self._failed_until: dict[PodUid, float] = {}
+        self._failed_until: dict[tuple[PodUid, bool], float] = {}
+        """By the waiting pod, and whether it was to preempt."""
         self._left_alone_until: dict[str, float] = {}
-        """By UID of a pod that a budget protects, or by controller."""
+        """By controller."""
+        self._protected_until: dict[PodUid, float] = {}
         self._evictions: deque[float] = deque()
 
     async def take_over(self) -> None:
@@ -173,8 +177,9 @@ class Mover:
             self._forget()
             return
         now, unix_now = self._clock.now(), self._unix_seconds()
-        self._failed_until = {uid: until for uid, until in self._failed_until.items() if until > now}
+        self._failed_until = {attempt: until for attempt, until in self._failed_until.items() if until > now}
         self._left_alone_until = {owner: until for owner, until in self._left_alone_until.items() if until > now}
+        self._protected_until = {uid: until for uid, until in self._protected_until.items() if until > now}
         for uid, record in list(self._records.items()):
             pod, is_old = self._state.pods.get(uid), unix_now >= record.at + LONGEST_SECONDS
             if uid in self._free_since:
@@ -189,15 +194,22 @@ class Mover:
             if pod is None or pod.place or is_old:
                 del self._records[uid]
 
-    def may_move_for(self, uid: PodUid) -> bool:
-        """Whether no move was made for this pod lately, and none has failed."""
-        return uid not in self._records and uid not in self._failed_until
+    def may_move_for(self, uid: PodUid, *, preempting: bool = False) -> bool:
+        """Whether no move was made for this pod lately, and none has failed; it may preempt after a move that has."""
+        record = self._records.get(uid)
+        is_free = record is None or (preempting and bool(record.owners) and uid not in self._free_since)
+        return is_free and (uid, preempting) not in self._failed_until
 
     def left_alone(self, pods: Iterable[NeuronPod]) -> set[PodUid]:
-        """Those of some pods that a budget has protected lately, or of whose controller a pod was moved."""
+        """Those of some pods of whose controller a pod was moved lately."""
         if not (known := self._left_alone_until):
             return set()
-        return {pod.uid for pod in pods if pod.uid in known or owner_of(pod) in known}
+        return {pod.uid for pod in pods if owner_of(pod) in known}
+
+    @property
+    def protected(self) -> frozenset[PodUid]:
+        """The pods whose eviction a budget has refused lately."""
+        return frozenset(self._protected_until)
 
     async def make(self, move: Move) -> bool:
         """Reserve the set and evict the victims; whether all of them go."""
@@ -216,21 +228,23 @@ class Mover:
             node=move.node,
             cores=ranges(cores_in(move.mask)),
             victims=tuple(victim.uid for victim in victims),
-            owners=tuple(sorted(set(map(owner_of, victims)))),
+            owners=() if move.preempts else tuple(sorted(set(map(owner_of, victims)))),
             at=self._unix_seconds(),
         )
         self._free_since[pod.uid] = None
         self._records[pod.uid] = record
         failure = await self._evict_all(move, dry_run=True) or await self._write_records()
-        if failure:
-            self._records.pop(pod.uid, None)
-            if failure is MoveEnding.FAILED:
-                self._failed_until[pod.uid] = self._clock.now() + REFUSED_SECONDS
-        else:
-            for owner in () if move.preempts else record.owners:
+        may_try_again = move.preempts or failure is not None  # of a move that was begun there is no second one
+        if not failure:
+            for owner in record.owners:
                 self._left_alone_until[owner] = now + OWNER_SECONDS
             failure = await self._evict_all(move)
         if failure:
+            if may_try_again:
+                self._records.pop(pod.uid, None)
+                if failure is MoveEnding.FAILED:
+                    pause = PREEMPT_AGAIN_SECONDS if move.preempts else REFUSED_SECONDS
+                    self._failed_until[pod.uid, move.preempts] = self._clock.now() + pause
             self._end(record, failure)
             return False
         if (info := self._state.nodes.get(move.node)) and info.inventory:
@@ -246,7 +260,7 @@ class Mover:
         for victim in move.victims:
             if failure := await self._evict(victim, move, dry_run=dry_run):
                 if failure is MoveEnding.REFUSED:
-                    self._left_alone_until[victim.pod.uid] = self._clock.now() + REFUSED_SECONDS
+                    self._protected_until[victim.pod.uid] = self._clock.now() + REFUSED_SECONDS
                 return failure
         return None
 
@@ -329,7 +343,8 @@ class Mover:
     def _is_possible(self, move: Move) -> bool:
         """Whether the move can still be made: it was found in a state of some tenths of a second ago."""
         waits = not self._state.bound_to(move.pod.uid) and move.pod.uid not in self._state.assumed
-        cluster = self._state.cluster(left_alone=self.left_alone(victim.pod for victim in move.victims))
+        alone = self.left_alone(victim.pod for victim in move.victims)
+        cluster = self._state.cluster(left_alone=alone, protected=self.protected)
         return waits and still_possible(cluster, move, PREEMPTION if move.preempts else self._rules)
 
     def _is_useless(self, record: MoveRecord) -> bool:
@@ -359,6 +374,7 @@ class Mover:
         self._records.clear()
         self._free_since.clear()
         self._left_alone_until.clear()
+        self._protected_until.clear()
 
 
 def owner_of(pod: NeuronPod) -> str:

@@ -303,6 +303,7 @@ class ClusterState:
         strategy: PlacementStrategy = PACK,
         volumes: Mapping[PodUid, tuple[Volume, ...]] | None = None,
         left_alone: Collection[PodUid] = (),
+        protected: Collection[PodUid] = (),
     ) -> Cluster:
         """The state of this moment as plans see it. It does not change, so any thread may plan with it."""
         return Cluster(
@@ -317,6 +318,7 @@ class ClusterState:
             },
             self.movable_namespaces,
             left_alone,
+            protected,
             strategy,
         )
 

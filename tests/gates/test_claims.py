@@ -331,3 +331,18 @@ async def test_a_void_placement_gives_its_claim_back(bench: ClaimsBench) -> None
     bench.node("a", claim_driver=DRIVER, unhealthy={int(device.rpartition("-")[2]): "broken"})
     await bench.look()
     assert bench.devices("c") == []
+
+
+async def test_a_void_placement_s_claim_that_could_not_be_written_is_given_back_at_the_next_look(
+    bench: ClaimsBench,
+) -> None:
+    bench.claim("c")
+    bench.claiming("train", "c")
+    await bench.step()
+    (device,) = bench.devices("c")
+    bench.node("a", claim_driver=DRIVER, unhealthy={int(device.rpartition("-")[2]): "broken"})
+    bench.server.fail(Fault(match=STATUS, status=500))
+    await bench.look()
+    assert (bench.devices("c"), bench.place("train")) == ([device], "a")
+    await bench.look()
+    assert (bench.devices("c"), bench.place("train")) == ([], "")

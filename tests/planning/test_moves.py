@@ -140,6 +140,15 @@ def test_a_namespace_speaks_for_its_pods_and_a_pod_that_is_left_alone_stays() ->
     assert cheapest_move(replace(before, movable_namespaces={"ml"}, left_alone={SILENT.pod.uid}), BIG) is None
 
 
+def test_whom_moves_leave_alone_may_be_preempted_unless_a_budget_protects_it() -> None:
+    before = cluster(node("a", devices("v", 0)))
+    (victim,) = before.pods
+    waiting = pod("new", "neuron=16", priority=20)
+    assert cheapest_move(replace(before, left_alone={victim}), waiting, rules=PREEMPTION) is not None
+    assert cheapest_move(replace(before, protected={victim}), waiting, rules=PREEMPTION) is None
+    assert cheapest_move(replace(before, protected={victim}), waiting, rules=MoveRules(by_priority=True)) is None
+
+
 def test_no_set_is_opened_on_a_closed_node_and_no_pod_is_moved_to_one() -> None:
     small = devices("small", 0)
     assert cheapest_move(cluster(node("a", small, is_open=False), node("b", devices("o", 1))), BIG) is None

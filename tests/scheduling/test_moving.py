@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from neuron_plugin.allocation import Resource
-from neuron_plugin.allocation.keys import MOVABLE_KEY
+from neuron_plugin.allocation.keys import GATE, MOVABLE_KEY
 from neuron_plugin.backoff import Clock
 from neuron_plugin.cluster import ApiRequest, KubernetesApi, LeaseName
 from neuron_plugin.cluster.api import Response
@@ -30,6 +30,7 @@ from neuron_plugin.scheduling.moving import (
     LONGEST_SECONDS,
     MOVES_KEY,
     OWNER_SECONDS,
+    PREEMPT_AGAIN_SECONDS,
     REFUSED_SECONDS,
     UNUSED_SECONDS,
     Mover,
@@ -612,6 +613,68 @@ async def test_pods_of_one_controller_are_moved_one_at_a_time(server: StandInApi
     assert len(room.evicted) == 1
     await room.look(after=OWNER_SECONDS)
     assert len(room.evicted) == 2
+
+
+def preempting(room: Room) -> None:
+    """A gated pod that is worth more than all others waits for a whole node."""
+    room.pod("urgent-1", count=16, priority=1000, schedulingGates=[{"name": GATE}])
+
+
+async def test_a_pod_is_preempted_though_another_of_its_controller_was_moved_lately(room: Room) -> None:
+    await room.wait_and_look()
+    room.pod("small-2", "4", "trn-2")
+    preempting(room)
+    await room.look(after=1.0)
+    assert room.evicted == ["fixed-1", "small-1", "small-2"]
+
+
+async def test_a_pod_is_preempted_though_it_cannot_be_seen_where_its_volume_is(room: Room) -> None:
+    room.end("big-1")
+    room.end("fixed-1")
+    room.server.fail(Fault(match=Match(path="/persistentvolumeclaims/"), status=403, times=100))
+    for name in ("kept-1", "kept-2"):
+        volume = {"name": "data", "persistentVolumeClaim": {"claimName": "data"}}
+        room.pod(name, "5", f"trn-{name[-1]}", volumes=[volume])
+    preempting(room)
+    await room.look(after=1.0)
+    assert len(room.evicted) == 1
+
+
+async def test_where_moves_are_only_told_a_gated_pod_preempts_though_one_would_help(room: Room) -> None:
+    room.end("big-1")
+    room.lead("one", makes_moves=False)
+    preempting(room)
+    await room.look(after=1.0)
+    assert room.evicted == ["small-1"]
+    assert room.reserved == {"urgent-1": ("trn-1", 32)}
+    assert room.metrics.registry.get_sample_value("neuron_extender_waiting_pods_by_move") == 0
+
+
+async def test_a_preemption_that_failed_is_tried_again_soon(room: Room) -> None:
+    room.end("big-1")
+    room.server.patch_pod("default", "small-1", {"metadata": {"annotations": {MOVABLE_KEY: "false"}}})
+    preempting(room)
+    room.server.fail(Fault(match=EVICTIONS, status=403))
+    await room.look(after=1.0)
+    assert (room.evicted, room.ended()) == ([], {"failed": 1.0})
+    await room.look(after=PREEMPT_AGAIN_SECONDS + 1.0)
+    assert len(room.evicted) == 1
+
+
+async def test_a_budget_that_stops_a_preemption_half_way_leads_to_other_victims(room: Room) -> None:
+    for name in ("big-1", "small-1", "fixed-1"):
+        room.end(name)
+    for devices, name in enumerate(("twin-1", "twin-2")):
+        room.pod(name, str(devices), "trn-1", priority=1)
+    for devices, name in enumerate(("a-1", "b-1", "c-1")):
+        room.pod(name, str(devices), "trn-2", priority=1)
+    room.server.limit_disruptions(Budget("default", {"app": "twin"}, 1))  # each alone may go
+    preempting(room)
+    await room.look(after=1.0)
+    assert (room.evicted, room.ended()) == (["twin-1"], {"refused-by-budget": 1.0})
+    await room.look(after=1.0)
+    assert room.evicted == ["a-1", "b-1", "c-1", "twin-1"]
+    assert room.reserved == {"urgent-1": ("trn-2", 32)}
 
 
 def two_moves(
