@@ -247,8 +247,10 @@ class Placer:
             self._send(pod, writes.release_plainly(pod), reason)
             return True
         answers = self._state.choices.answers(pod.requests, pod.strategy_or(self._strategy))
-        node = kept.node if kept else answers.best(called, self._skipped(pod))
-        assumed = self._choose(pod, node) if node and node in called else None
+        node = kept.node if kept and kept.node in called else ""
+        assumed = self._choose(pod, node) if node else None
+        if assumed is None and (node := answers.best(called, self._skipped(pod)) or ""):
+            assumed = self._choose(pod, node)
         if assumed is None:
             return False
         self._state.assume(assumed)

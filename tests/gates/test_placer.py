@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from neuron_plugin.allocation.keys import GATE, NODE_KEY, POD_UID_KEY
+from neuron_plugin.allocation.node import Reservation
 from neuron_plugin.cluster import ApiRequest
 from neuron_plugin.gates import writes
 from neuron_plugin.gates.placer import FORBIDDEN, MANY_IN_FLIGHT, RELEASED_PLAINLY, TIMES
@@ -15,6 +16,7 @@ from neuron_plugin.scheduling.assumed import AssumedTimes
 from neuron_plugin.scheduling.leadership import CONDITION
 from neuron_plugin.scheduling.state import MOST_CHANGES
 from neuron_plugin.simulation.api_server_kinds import CLAIMS, NODES, VOLUMES, AnyJson
+from neuron_plugin.topology import CoreMask
 from tests.gates.bench import CORE, EPOCH, NEURON, GatesBench
 from tests.support.api_server import Fault, Match
 from tests.support.manifests import container
@@ -534,3 +536,17 @@ async def test_pods_of_an_owner_keep_off_a_node_that_did_not_take_one(gated: Gat
     gated.placer.queue.hopeless.clear()
     await gated.step()
     assert gated.place("web-1") == "b"
+
+
+async def test_a_pod_goes_elsewhere_where_the_node_with_room_made_for_it_is_not_good_any_more(
+    gated: GatesBench,
+) -> None:
+    gated.node("a")
+    gated.pod("train", NEURON, 4, cpu="2")
+    gated.state.reserve(Reservation(gated.record("train").reference, "a", CoreMask(0xFF)))
+    gated.node("a", cpu="1")
+    await gated.step()
+    assert gated.place("train") == ""
+    gated.node("b")
+    await gated.step()
+    assert gated.place("train") == "b"
