@@ -141,7 +141,7 @@ class Upkeep:
         for kind in due:
             _, reason = self._reasons.get(kind, (0.0, ""))
             gist = reason.partition(" (")[0]  # how many nodes say so is no news
-            for pod in queue.pods(kind) if gist else ():
+            for pod in self._without_room(kind) if gist else ():
                 if self._told.get(pod.uid) != gist and written < MOST_EVENTS:
                     self._told[pod.uid] = gist
                     written += 1
@@ -169,13 +169,17 @@ class Upkeep:
         self._full_since = {kind: self._full_since.get(kind, now) for kind in full}
         for kind, since in self._full_since.items():
             if now - since >= after:
-                for pod in queue.pods(kind)[: MOST_RELEASED - released]:
+                for pod in self._without_room(kind)[: MOST_RELEASED - released]:
                     released += 1
                     self._placer.release_plainly(pod, "no open node has enough, and an autoscaler may make one")
 
     def _is_full(self, kind: Kind) -> bool:
         """Whether no open node has enough for the pods of a kind, as kube-scheduler counts."""
         return not isinstance(kind.request, Rejection) and not self._with_enough(kind)
+
+    def _without_room(self, kind: Kind) -> list[NeuronPod]:
+        """The waiting pods of a kind for which no room was made; where it was, others end or are moved for them."""
+        return [pod for pod in self._placer.queue.pods(kind) if pod.uid not in self._state.reserved]
 
     def _with_enough(self, kind: Kind) -> list[NodeInfo]:
         """The open nodes that have enough for a pod of a kind, as kube-scheduler counts."""
@@ -198,8 +202,9 @@ class Upkeep:
             nodes = self._with_enough(kind)
             machines = {(info.inventory.geometry, info.node.facts) for info in nodes if info.inventory}
             placements = (place(geometry, geometry.all_mask, kind.request, facts) for geometry, facts in machines)
-            if any(not isinstance(placement, Rejection) for placement in placements):
-                lacking[kind] = self._placer.queue.pods(kind)[0]
+            pods = self._without_room(kind)
+            if pods and any(not isinstance(placement, Rejection) for placement in placements):
+                lacking[kind] = pods[0]
         return lacking
 
     async def _find_autoscaler(self) -> None:

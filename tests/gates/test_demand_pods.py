@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from neuron_plugin.allocation.keys import DEMAND_LABEL, NODE_KEY
+from neuron_plugin.allocation.node import Reservation
 from neuron_plugin.cluster import ApiError, KubernetesApi
 from neuron_plugin.gates.demand_pods import DEMAND, TIMES, placeholder
 from neuron_plugin.simulation.api_server_kinds import PODS
+from neuron_plugin.topology import CoreMask
 from tests.gates.bench import FORM, NEURON, DemandBench
 from tests.support.api_server import Fault, Match, StandInApiServer
 
@@ -35,6 +37,17 @@ async def test_pods_that_lack_only_links_get_one_placeholder_for_each_kind(waiti
     assert owner["apiVersion"] == "scheduling.k8s.io/v1"
     assert [reason for reason, _ in waiting.events("train-1")].count(DEMAND) == 1
     assert DEMAND not in [reason for reason, _ in waiting.events("train-2")]
+
+
+async def test_a_pod_for_which_room_was_made_gets_no_placeholder(waiting: DemandBench) -> None:
+    waiting.pod("train", NEURON, 4)
+    waiting.state.reserve(Reservation(waiting.record("train").reference, "a", CoreMask(0xFF)))
+    await waiting.looks()
+    assert waiting.placeholders() == []
+    waiting.pod("other", NEURON, 4)
+    await waiting.looks()
+    assert len(waiting.placeholders()) == 1
+    assert DEMAND in [reason for reason, _ in waiting.events("other")]
 
 
 async def test_a_placeholder_is_no_pod_that_waits(waiting: DemandBench) -> None:

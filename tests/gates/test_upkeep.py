@@ -9,10 +9,12 @@ import msgspec
 import pytest
 
 from neuron_plugin.allocation.keys import GATE
+from neuron_plugin.allocation.node import Reservation
 from neuron_plugin.cluster import KubernetesApi
 from neuron_plugin.gates.placer import RELEASED_PLAINLY
 from neuron_plugin.gates.upkeep import MOST_EVENTS, MOST_RELEASED, PIN_FAILED, TIMES, WAITING
 from neuron_plugin.simulation.api_server_kinds import CLAIMS, PODS, VOLUMES
+from neuron_plugin.topology import CoreMask
 from tests.gates.bench import CORE, NEURON, GatesBench
 from tests.support.api_server import Fault, Match, StandInApiServer
 
@@ -129,6 +131,25 @@ async def test_a_pod_that_fits_nowhere_by_count_is_released_for_an_autoscaler(
     assert gated.gates("second") == ([] if released else [GATE])
     assert gated.terms("second") == []
     assert (RELEASED_PLAINLY in [reason for reason, _ in gated.events("second")]) is released
+
+
+async def test_a_pod_for_which_room_was_made_waits_for_it_and_for_no_autoscaler(
+    server: StandInApiServer, api: KubernetesApi
+) -> None:
+    gated = GatesBench(server, api, release_when_full=3.0)
+    gated.node("a")
+    gated.pod("first", NEURON, 16)
+    await gated.step()
+    gated.bind("first", "a")
+    gated.pod("urgent", NEURON, 16)
+    gated.state.reserve(Reservation(gated.record("urgent").reference, "a", CoreMask(2**32 - 1)))
+    for _ in range(3):
+        await gated.look(after=TIMES.full)
+    assert (gated.gates("urgent"), gated.events("urgent")) == ([GATE], [])
+    gated.state.release(gated.record("urgent").uid)
+    await gated.look(after=TIMES.full)
+    await gated.look(after=TIMES.full)
+    assert gated.gates("urgent") == []
 
 
 async def test_an_autoscaler_is_not_taken_for_gone_while_the_server_cannot_answer(
