@@ -117,7 +117,8 @@ def question(state: ClusterState, pod: NeuronPod, volumes: tuple[Volume, ...] | 
     """What is asked about a pod now."""
     move = ""
     if kept := state.reserved.get(pod.uid):
-        move = f"Cores {ranges(cores_in(kept.mask))} of node {kept.node} are reserved for it: others are moved away."
+        cores = f"Cores {ranges(cores_in(kept.mask))} of node {kept.node} are reserved for it"
+        move = f"{cores}: it is placed there once the pods that have some of them have ended."
     cluster = state.cluster(volumes={pod.uid: volumes} if volumes else None)
     bound_to, released = state.bound_to(pod.uid) or pod.node, state.history.released.get(pod.uid, "")
     return Question(cluster, pod, bound_to, state.refusal(pod), move, volumes, released)
