@@ -1,4 +1,4 @@
-"""How a kubelet names its files, for whoever looks at a node without loading gRPC."""
+"""How a kubelet names its files, for commands that look at a node without loading gRPC."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Claims of Dynamic Resource Allocation: what a pod asks for, what it was given, and what a device's name says.
 
 The kubelet may lose what a driver has answered, and asks a driver again for what it has prepared. So the name of a
-device in an allocation says which silicon it is, and nobody chooses anything after the allocation was written:
+device in an allocation says which silicon it is, and nothing is chosen after the allocation was written:
 ``neuron-3`` is device 3, ``neuron-3-cores-6-7`` are the logical cores 6 and 7 of the host, which device 3 has.
 """
 
@@ -86,7 +86,7 @@ def mask_of_name(name: str, geometry: Geometry, logical_core_size: int) -> CoreM
     """The cores behind a device's name, of whatever driver of Neuron devices.
 
     The number at the end of another driver's name is taken for the device. A name without one may mean anything, and
-    counts as all devices: a device that is given twice is worse than one that is given to nobody.
+    counts as all devices: a device that is given twice is worse than one that is not given.
     """
     if ours := read_device_name(name):
         return ours.mask_on(geometry, logical_core_size)
@@ -153,7 +153,7 @@ class NeuronClaim:
     """What decides about a ResourceClaim.
 
     ``requests`` are those for our devices, or why the placement controller cannot serve them; kube-scheduler may have.
-    ``fault`` is what is wrong with the configuration for our devices, which nobody can follow. ``others``: it has
+    ``fault`` is what is wrong with the configuration for our devices, which cannot be followed. ``others``: it has
     requests for other devices, too. ``results`` are the devices of our driver that were allocated, ``allocated`` says
     whether anything was, and ``allocated_at`` when, in unix seconds. ``node`` is the one that the allocation names,
     empty where it names none. ``logical_core_size`` is the LNC that the claim's configuration asks for, 0 for the

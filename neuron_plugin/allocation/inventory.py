@@ -43,7 +43,7 @@ class NodeInventory:
     devices that an operator has taken out of service, healthy or not.
     ``held_down`` are unhealthy only because of a pod that has ended and may still use them. ``vanished_pods`` are the
     UIDs of the latest pods whose end the node has seen before they were seen to stop. What they may still use is held
-    down, so whoever waits for one of them need not wait any longer.
+    down, so a wait for one of them may end.
     ``logical_core_size`` is the LNC in force. ``claim_driver`` is the driver of DRA by whose claims the devices are
     given, empty where they are counted as extended resources. What follows is for people, nothing is decided by it:
     ``physical_cores_per_device`` is 0 when unknown, ``ultraserver`` has the ids in an UltraServer by name.

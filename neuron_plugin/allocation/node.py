@@ -112,7 +112,7 @@ class NodeInfo:
     ``unclear`` are pods whose allocation is not known for certain, with the reason. A node with one is closed: to guess
     would hand the same cores out twice. ``capacity`` is the reason where a node takes no Neuron pod at all. ``void``
     are pods whose promise cannot be kept, because an older one or a bound pod has the cores, or a device is not healthy
-    any more. Their cores are given to nobody else before the promise is taken off.
+    any more. Their cores are given to no other pod before the promise is taken off.
     """
 
     node: NeuronNode

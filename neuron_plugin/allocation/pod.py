@@ -204,7 +204,7 @@ class NeuronPod:
 
 
 def node_label(node: str) -> str:
-    """A node's name as the value of a label, which may have 63 characters; a longer name is cut and told apart."""
+    """A node's name as a label's value, which may have 63 characters; a longer one is cut and ends with a digest."""
     if len(node) <= _LONGEST_LABEL:
         return node
     digest = hashlib.sha256(node.encode()).hexdigest()[:_DIGEST]
@@ -212,7 +212,7 @@ def node_label(node: str) -> str:
 
 
 def unknown_products(named: frozenset[str], known: Collection[str]) -> Rejection | None:
-    """The refusal of a pod whose annotation names products that nobody knows: a typing error would wait for ever."""
+    """The refusal of a pod whose annotation names unknown products: a typing error would wait for ever."""
     if not (unknown := named.difference(known)):
         return None
     names = f"{', '.join(sorted(unknown))}; known are {', '.join(sorted(known))}"

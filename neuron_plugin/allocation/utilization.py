@@ -26,7 +26,7 @@ class ContainerUtilization:
     ``busy_percent`` is how much of the last minutes its cores have executed, on average over all of them.
     ``memory_bytes`` is the device memory that is allocated on them. ``idle_since`` is from when on none of them has
     executed anything, in unix seconds, and 0 while the container is not idle. ``busy_seconds`` is what they have
-    executed since the driver counts, all together: whoever compares two of them knows whether anything ran in between.
+    executed since the driver counts, all together: two of them show whether anything ran in between.
     """
 
     busy_percent: int

@@ -26,7 +26,7 @@ COMMANDS = {
     "plan": "say what would make room for waiting pods, what a drain takes, and what else fits",
     "cordon": "take devices of a node out of service: no new pod gets them",
     "uncordon": "put devices of a node back into service",
-    "ungate": "hand gated pods to their scheduler without a place, while nobody places them",
+    "ungate": "hand gated pods to their scheduler without a place, while no controller runs",
     "simulate": "write a simulated machine into a directory and break it; compare policies on a cluster on paper",
     "run": "serve this node's Neuron devices to its kubelet (the daemon)",
     "extender": "serve kube-scheduler as its extender (a daemon, once or twice a cluster)",

@@ -1,4 +1,4 @@
-"""``neuron-plugin ungate``: hand gated pods to their scheduler without a place, while nobody places them."""
+"""``neuron-plugin ungate``: hand gated pods to their scheduler without a place, while no controller runs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """ResourceClaims and ResourceSlices as the API server sends them, and the one decoder of a claim.
 
-Group ``resource.k8s.io``, version v1 (Kubernetes 1.34). A selector is CEL, which nobody here evaluates: a conjunction
+Group ``resource.k8s.io``, version v1 (Kubernetes 1.34). A selector is CEL, which is not evaluated here: a conjunction
 of comparisons with attributes of ours is read, and a claim with any other selector is one that cannot be judged.
 """
 

@@ -1,6 +1,6 @@
 """Pods as the API server sends them, and the one decoder that makes ``NeuronPod`` of them.
 
-The structs follow the wire and skip what nobody reads. Plugin, placement controller and command line share the decoder,
+The structs follow the wire and skip what is not read. Plugin, placement controller and command line share the decoder,
 so they can never disagree about what a pod asks for, what it was assigned and where it may go.
 """
 

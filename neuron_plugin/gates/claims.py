@@ -6,7 +6,7 @@ its own choice off, because nothing else keeps two allocators apart.
 
 An allocated claim has a finalizer, which is written first. Each write carries the version that was read, so of two
 writers one gets a conflict. A pod whose claims were allocated, and whose own PATCH was not sent, has its place by its
-claims: whoever leads then completes it.
+claims: the next leader completes it.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class ClaimWriter:
             await self._write(claim, allocation_of(self._driver, node, devices, time), timeout_seconds)
 
     async def free(self, pod: NeuronPod, *, timeout_seconds: float) -> None:
-        """Take the allocation off the claims of a pod that are reserved for nobody.
+        """Take the allocation off the claims of a pod that are not reserved for any pod.
 
         Raises:
             ClusterError: one of them was not written, or that is not known.

@@ -337,7 +337,7 @@ class Placer:
         """Place the waiting pods of a group that fit if the group has its least number then, else none.
 
         Each gets its placement first, with its gate still there; once the group is whole a second PATCH releases each
-        (``_complete``). So whoever leads next can complete it. Gives whether some were placed.
+        (``_complete``). So the next leader can complete it. Gives whether some were placed.
         """
         group = kind.group or ("", "")
         members = self._state.members.get(group, {})

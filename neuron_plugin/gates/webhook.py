@@ -1,8 +1,8 @@
 """The mutating admission webhook that puts the gate on new pods, for API servers without MutatingAdmissionPolicy.
 
-The API server is told which pods to send (``matchConditions``); the same conditions are read here again, because a
-webhook that is set up by hand may be sent every pod. Any replica answers. A pod that is not gated is scheduled as
-without us, so what cannot be read is let in as it is, and the answer says why.
+The API server's configuration says which pods to send (``matchConditions``). The same conditions are read here again,
+because a webhook that is set up by hand may be sent every pod. Any replica answers. A pod that is not gated is
+scheduled as without us, so what cannot be read is let in as it is, and the answer says why.
 
 The API server has no client certificate that a webhook could know, so this is an application of its own, on a port
 where nothing else can be asked for.

@@ -5,7 +5,7 @@ names and keeps entries of ended pods for a while: PodResources or the API serve
 checkpoint cannot be read or has no entry, PodResources' own list is taken.
 
 What pods have by claims stands in another file of the kubelet's, by the UIDs of pods, too. A claim stays there until
-the kubelet has told the driver that nobody needs it, so each of its lines counts.
+the kubelet has had the driver unprepare it, so each of its lines counts.
 
 PodResources ``List`` may, in rare moments, lose a reservation that is being made (kubernetes/kubernetes#137534), so a
 command that keeps watching asks seldom, however often it looks at the hardware.
@@ -85,7 +85,7 @@ def holders_of(
 
     ``live_pods`` are the API server's, by the UID that the kubelet uses. An entry of a pod that neither PodResources
     nor the API server has is of an ended pod and left out; if both are unknown, its pod is named ``uid/UID``. So is a
-    pod of a ``prepared`` claim that nobody else knows.
+    pod of a ``prepared`` claim that no other source shows.
     """
     if node is None:
         return Holders(None)

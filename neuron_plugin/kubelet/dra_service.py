@@ -171,7 +171,7 @@ class DraServer(pb_grpc.DRAPluginServicer, health_grpc.DRAResourceHealthServicer
         return await dial_driver(self.socket_path, timeout_seconds) if self.socket_path else None
 
     def show_health(self, devices: Sequence[ReportedHealth]) -> None:
-        """Make this the health of all devices; the kubelet is told where it differs."""
+        """Make this the health of all devices; the kubelet gets what differs."""
         if self._health != tuple(devices):
             self._health = tuple(devices)
             self._wake()

@@ -1,8 +1,8 @@
 """Why does a pod fit a node or not: which set would it get, or which pods are in the way of which sets?
 
 The functions that decide are asked, so an explanation cannot differ from the answer that the pod gets. An explanation
-is worked out from records that do not change, in a thread: thousands of nodes take some 0.1-0.4 s, and nobody waits for
-it but the one who asked.
+is worked out from records that do not change, in a thread: thousands of nodes take some 0.1-0.4 s, and no other call
+waits for it.
 """
 
 from __future__ import annotations

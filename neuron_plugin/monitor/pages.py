@@ -1,7 +1,7 @@
 """``GET /inspect[/NODE]``, ``/explain/NAMESPACE/POD`` and ``/plan``: the state of the moment for people at a terminal.
 
 Plain text by default, JSON for ``?format=json``; a plan is always JSON. Answers are worked out in threads, from records
-that do not change: nobody but the one who asked waits for them.
+that do not change: only the request waits for them.
 """
 
 from __future__ import annotations

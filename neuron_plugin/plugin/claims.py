@@ -142,7 +142,7 @@ def _names(
 
 
 def held_by_others(snapshot: Snapshot, claim: NeuronClaim, mask: CoreMask) -> str:
-    """Who else has some of a claim's cores, or may still use them; empty if nobody does.
+    """Who else has some of a claim's cores, or may still use them; empty if there is none.
 
     The other pods of a claim that is shared have the same cores by right.
     """
@@ -287,7 +287,7 @@ class ClaimPreparer:
         uids = {uid for claim in read for uid in claim.reserved_for}
         if not uids <= self._node.pods.pods.keys():
             await self._source.list_pods()  # the watch may be behind the kubelet
-        for _ in range(2):  # the pods of these claims, and whoever shares another claim with one of them
+        for _ in range(2):  # the pods of these claims, and those that share another claim with one of them
             uids = {uid for claim in claims.values() for uid in claim.reserved_for}
             pods = [pod for uid, pod in self._node.pods.pods.items() if uid in uids]
             for pod in pods:

@@ -319,10 +319,10 @@ class HoldDown:
     """Cores that are not offered because a pod that is over, or is not known, may still use them.
 
     A hold-down lasts until no process of the pod's cgroup lives, and at least until ``not_before``. Where cgroups
-    cannot be seen it lasts until ``until``. From ``published_from`` on the cluster is told, so that nobody chooses the
-    cores for another pod. From ``advertised_from`` on the kubelet is shown the cores as unhealthy, which rejects a pod
-    that is bound already; before, a pod that is given them waits in its admission. ``unknown`` pods are found at the
-    start by the devices that their processes have open. Their hold-down ends as soon as it is known what they have, if
+    cannot be seen it lasts until ``until``. From ``published_from`` on it is published, so that the cores are chosen
+    for no other pod. From ``advertised_from`` on the kubelet is shown the cores as unhealthy, which rejects a pod that
+    is bound already; before, a pod that is given them waits in its admission. ``unknown`` pods are found at the start
+    by the devices that their processes have open. Their hold-down ends as soon as it is known what they have, if
     anything. ``uid`` is the kubelet's.
     """
 
@@ -361,7 +361,7 @@ class Inputs:
 
     @property
     def published_hold_downs(self) -> tuple[HoldDown, ...]:
-        """The hold-downs that whoever chooses nodes and sets should see."""
+        """The hold-downs that are published for the choice of nodes and sets."""
         return tuple(hold_down for hold_down in self.hold_downs if hold_down.published_from <= self.now)
 
     def with_inventory(self, inventory: NodeInventory) -> Inputs:

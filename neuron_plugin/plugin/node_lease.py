@@ -10,7 +10,7 @@ At SIGTERM the Lease is given up: the kubelet reports its devices gone only with
 and a pod that is bound in between fails at its admission. It is not deleted: a node without a Lease is not judged, as
 those of the vendor's plugin. ``uninstall`` deletes it.
 
-The renewal carries how much the node's containers use their cores: it is written anyway, and read by whoever shows that
+The renewal carries how much the node's containers use their cores: it is written anyway, and read where that is shown
 (docs/decisions/0041-utilization-rides-on-the-lease.md).
 
 A write without an answer may land later. So a renewal names the version of the Lease that was seen last, and the Lease

@@ -1,4 +1,4 @@
-"""The node's devices as a ResourceSlice, for whoever allocates claims.
+"""The node's devices as a ResourceSlice, for the allocator of claims.
 
 One slice of fixed names in a fixed order, with the attributes of AWS's own driver, so that AWS's claim templates work
 unchanged. It follows from the machine alone. What changes are taints: a device that leaves the slice would be forgotten

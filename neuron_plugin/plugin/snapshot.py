@@ -367,7 +367,7 @@ class Snapshot:
     def published_inventory(self) -> NodeInventory:
         """What the cluster should know: devices that a hold-down keeps back are unhealthy, too.
 
-        With them, in one annotation, the pods that went while they ran: whoever chooses keeps the cores of such a pod
+        With them, in one annotation, the pods that went while they ran: the scheduler keeps the cores of such a pod
         until its node has seen the end, and from then on follows what is held down.
         """
         published = self.inputs.published_hold_downs

@@ -2,7 +2,7 @@
 
 What such a pod asks for stands in its ResourceClaims, and so does what it was assigned. The two watches are not ordered
 with each other. A pod of which a claim is not known yet is not shown, but for a gated one: it waits for that claim, for
-ever if nobody makes it, and has to say so. A bound pod whose claim shows no allocation yet closes its node, as one
+ever if it is never made, and has to say so. A bound pod whose claim shows no allocation yet closes its node, as one
 without an assignment does.
 
 Pods may share a claim. Its devices count for the first pod that it is reserved for; the others have them, too, and only
@@ -94,13 +94,13 @@ def with_claims(
         request=tuple(container.request for container in parts),
         assignment=Assignment(tuple(parts), allocated_ns, allocated=bool(pod.node)) if allocated else None,
         promised="" if pod.node or pod.terminating else node,
-        movable=pod.movable if judged else False,  # its replacement is one that nobody here could place
+        movable=pod.movable if judged else False,  # its replacement could not be placed here
         rules=rules,
     )
 
 
 def _refusal(pod: NeuronPod, claims: Iterable[NeuronClaim]) -> Rejection | None:
-    """Why nobody here can allocate the claims of a pod; None for claims that were allocated, by whomever."""
+    """Why the claims of a pod cannot be allocated here; None for claims that are allocated, by any allocator."""
     if pod.request:
         return replace(INVALID_REQUEST, detail=f"pod {pod.reference} asks for Neuron by count and by claim")
     for claim in claims:

@@ -98,7 +98,7 @@ class PluginLeases:
         """A Lease was seen at ``now``, or is gone; whether that ends a doubt.
 
         A plugin makes its Lease before it holds it. Until it has written a time there, be it to give the Lease up,
-        nobody is judged by it, as where there is none.
+        no plugin is judged by it, as where there is none.
         """
         known, observed = self._leases.pop(uid, (None, ObservedLease()))
         is_renewal = not lease or not known or lease.resource_version != known.resource_version
@@ -253,7 +253,7 @@ class Informers:
             await self._claims.synced.wait()  # no deadline: what pods have by claims decides as much as the rest
 
     async def leases_listed(self, within_seconds: float) -> None:
-        """Wait until the first list of Leases is in, at most so long: whoever may not read them goes without."""
+        """Wait until the first list of Leases is in, at most so long: without the right to read them there is none."""
         if leases := self._followed.get("leases"):
             with suppress(TimeoutError):
                 async with asyncio.timeout(within_seconds):

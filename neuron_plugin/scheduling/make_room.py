@@ -3,7 +3,7 @@
 The leader looks when a pod has waited long enough, and every half minute after that. A metric and an event on the pod
 say what would help. For a gated pod others of lower priority are evicted, the fewest and then the lowest:
 kube-scheduler, which does it for all other pods, does not see a gated one. The plan is worked out in a thread, from
-records that do not change, so nobody is kept waiting. Volumes are no part of the state. They are read for the pods of a
+records that do not change, so no call has to wait. Volumes are no part of the state. They are read for the pods of a
 plan that have claims.
 """
 
@@ -81,7 +81,7 @@ class RoomPlanner:
         clock: Clock = CLOCK,
         unix_seconds: Callable[[], float] = time.time,
     ) -> None:
-        """A pod is planned for once it is ``after_seconds`` old and waits. Without a ``mover`` nobody is evicted.
+        """A pod is planned for once it is ``after_seconds`` old and waits. Without a ``mover`` no pod is evicted.
 
         ``plans_moves`` looks for moves, and ``makes_moves`` makes them. Gated pods preempt in any case.
         """

@@ -1,7 +1,7 @@
 """The cluster as every door to the choice sees it: nodes, Neuron pods, and pods assumed to be where they were put.
 
 One event loop owns it and every method is synchronous, so "choose and assume" is one step without a lock, and a slow
-API server delays nobody. Pods are the only store: a node's ``NodeInfo`` follows from the pods bound there and from
+API server delays no decision. Pods are the only store: a node's ``NodeInfo`` follows from the pods bound there and from
 assumed pods that the watch has not shown yet. Nothing is added to or subtracted from it, so nothing can leak, go
 negative or go stale; a pod's cores are free when its UID is forgotten.
 

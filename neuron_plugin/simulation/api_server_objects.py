@@ -108,7 +108,7 @@ class ApiObjects:
         return self.replace(target, PATCHES[content_type](self.read(target).value, change))
 
     def replace(self, target: Target, value: AnyJson) -> Stored:
-        """Write an object anew, or its status. One that is being deleted goes with its last finalizer.
+        """Replace an object, or its status. One that is being deleted goes with its last finalizer.
 
         Raises:
             Refusal: as `patch`.

@@ -116,7 +116,7 @@ def _reserve(api: SimulatedApiServer, claim: AnyJson, pods: Mapping[str, AnyJson
 
 
 def _give_up(api: SimulatedApiServer, namespace: str, name: str, pods: Mapping[str, AnyJson]) -> None:
-    """Take ended pods off a claim; where nobody is left also its allocation, its finalizer and the claim itself."""
+    """Take ended pods off a claim; where no pod is left also its allocation, its finalizer and the claim itself."""
     claim = api.get(RESOURCE_CLAIMS, name, namespace)
     status = claim.get("status") or {}
     reserved = status.get("reservedFor") or []

@@ -202,7 +202,7 @@ class SimulatedCluster:
     async def wait_until_published(self) -> None:
         """Wait until the plugin of each node has published its inventory and that it serves; its kubelet says the same.
 
-        A pod that comes before that is told that it does not fit.
+        A pod that comes before that is refused.
 
         Raises:
             TimeoutError: names the nodes that are late.

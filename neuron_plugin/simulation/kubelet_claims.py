@@ -167,7 +167,7 @@ class ClaimMemory:
             self._known(key).prepared = True
 
     def given_up(self, keys: Iterable[ClaimKey], pod_uid: str) -> dict[str, list[ClaimInfo]]:
-        """The claims that each driver is told of when a pod ends; those of other pods, too, only lose this pod."""
+        """The claims to unprepare by each driver when a pod ends; those of other pods, too, only lose this pod."""
         by_driver: dict[str, list[ClaimInfo]] = {}
         for key in keys:
             claim = self.claims.get(key)

@@ -141,7 +141,7 @@ class DraManager:
         await self.memory.unprepare(keys, pod.uid, self._calls)
 
     def cdi_devices(self, pod: KubeletPod, container: KubeletContainer) -> tuple[str, ...]:
-        """The CDI devices of a container, as the container runtime is told of them.
+        """The CDI devices of a container, as the container runtime gets them.
 
         Raises:
             NotPreparedError: a claim of it was given up.
@@ -216,7 +216,7 @@ class DraManager:
         return channels[-1]
 
     async def _watch(self) -> None:
-        """Compare what lies in the registry with what is registered, and delete slices that nobody stands for."""
+        """Compare what lies in the registry with what is registered, and delete slices without a driver."""
         loop = asyncio.get_running_loop()
         while True:
             sockets = {path: identity for path in self.registry.glob("[!.]*") if (identity := identity_of(path))}

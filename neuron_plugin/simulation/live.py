@@ -154,7 +154,7 @@ async def _upkeep(cluster: SimulatedCluster) -> AsyncIterator[str]:
             yield f"node {worker.name}: allocatable are {', '.join(counts)}"
     for budget in cluster.api.objects(BUDGETS):
         metadata = budget["metadata"]
-        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):  # a budget that nobody can follow
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):  # a budget that cannot be followed
             status_of_budget = budget_status(budget, cluster.api.objects(SERVED_PODS))
             cluster.api.patch_status(BUDGETS, metadata["name"], status_of_budget, metadata["namespace"])
 

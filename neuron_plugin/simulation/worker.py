@@ -305,7 +305,7 @@ async def start_process(log: Path, *arguments: str) -> asyncio.subprocess.Proces
         starting = asyncio.ensure_future(asyncio.create_subprocess_exec(*command, stderr=stream))
         try:
             return await asyncio.shield(starting)
-        except asyncio.CancelledError:  # nobody will hear of it
+        except asyncio.CancelledError:  # the caller is gone
             process = await starting
             process.kill()
             await process.wait()

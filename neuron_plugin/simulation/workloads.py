@@ -121,13 +121,13 @@ def _leader_worker_set(workers: AnyJson) -> Iterator[WorkloadPod]:
     for group in range(int(spec.get("replicas", 1))):
         leader = {**metadata, "name": f"{metadata['name']}-{group}"}
         labels = {f"{_LWS}name": metadata["name"], f"{_LWS}group-index": str(group), f"{_LWS}group-key": _key(leader)}
-        told = {f"{_LWS}size": str(templates.get("size", 1))}
+        size = {f"{_LWS}size": str(templates.get("size", 1))}
         template = templates.get("leaderTemplate") or templates["workerTemplate"]
-        pod = _pod(template, leader["name"], "StatefulSet", metadata, labels | {f"{_LWS}worker-index": "0"}, told)
+        pod = _pod(template, leader["name"], "StatefulSet", metadata, labels | {f"{_LWS}worker-index": "0"}, size)
         yield WorkloadPod(_kept_together(pod, f"{_LWS}group-key", exclusive) if exclusive else pod)
         for index in range(1, int(templates.get("size", 1))):
             numbered, name = labels | {f"{_LWS}worker-index": str(index)}, f"{leader['name']}-{index}"
-            pod = _pod(templates["workerTemplate"], name, "StatefulSet", leader, numbered, told)
+            pod = _pod(templates["workerTemplate"], name, "StatefulSet", leader, numbered, size)
             after = leader["name"] if exclusive or ready else ""
             yield WorkloadPod(pod, after=after, ready=ready, topology_key=exclusive)
 

@@ -18,7 +18,7 @@ _AGAIN = "run this again in 10 s; if it stays, see the plugin's log"
 
 
 def followed(facts: Facts, driver: str) -> Iterator[Finding]:
-    """A driver of claims is followed, and nobody offers the same devices by count."""
+    """A driver of claims is followed, and no device plugin offers the same devices by count."""
     if not known(facts.daemon.registered):
         yield problem(
             f"the kubelet does not follow the driver {driver}",
@@ -77,7 +77,7 @@ def check_slice(facts: Facts) -> Findings:
     if shown is None:
         yield problem(
             f"the API server has no ResourceSlice of {driver} for this node",
-            "nobody can allocate a device of it",
+            "no allocator can give a device of it",
             "run this again in 10 s; if it stays, see the plugin's log for 'slice', and its right to write them",
         )
         return ""
