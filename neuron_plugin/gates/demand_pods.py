@@ -20,6 +20,7 @@ import msgspec
 
 from neuron_plugin.allocation import NeuronPod
 from neuron_plugin.allocation.keys import DEMAND_LABEL, NODE_KEY
+from neuron_plugin.allocation.pod import PodKind
 from neuron_plugin.backoff import CLOCK, Clock
 from neuron_plugin.cluster import (
     ApiError,
@@ -34,7 +35,6 @@ from neuron_plugin.cluster import (
 from neuron_plugin.cluster.api import JsonObject, send
 from neuron_plugin.cluster.objects import ApiObject, pages
 from neuron_plugin.cluster.pods import PODS
-from neuron_plugin.gates.queue import Kind
 from neuron_plugin.gates.upkeep import Upkeep
 from neuron_plugin.scheduling.events import about_pod, write_event
 from neuron_plugin.scheduling.leadership import Readiness
@@ -97,7 +97,7 @@ class DemandPods:
         self._times = times
         self._clock = clock
         self._may_be_some = True
-        self._since: dict[Kind, float] = {}
+        self._since: dict[PodKind, float] = {}
         self._bound: dict[str, float] = {}
         self._manifests: dict[tuple[str, str], JsonObject | None] = {}
         """By UID and version of a pod that waits, a placeholder like it."""

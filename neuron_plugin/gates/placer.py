@@ -28,6 +28,7 @@ from neuron_plugin.allocation import Dialect, NeuronPod, NodeInfo, Placement, Pl
 from neuron_plugin.allocation.keys import GATE
 from neuron_plugin.allocation.node_rules import PodRules
 from neuron_plugin.allocation.placement import assignment_of
+from neuron_plugin.allocation.pod import PodKind
 from neuron_plugin.backoff import CLOCK, Clock
 from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, ClusterError, Election
 from neuron_plugin.cluster.api import send
@@ -35,7 +36,7 @@ from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.decision_log import DecisionLog
 from neuron_plugin.gates import writes
 from neuron_plugin.gates.claims import ClaimWriter, TermEndsError, results_of
-from neuron_plugin.gates.queue import Kind, Queue
+from neuron_plugin.gates.queue import Queue
 from neuron_plugin.planning import PACK, place_together, why_not_judged
 from neuron_plugin.scheduling.assumed import log_choice, may_have_happened
 from neuron_plugin.scheduling.events import about_pod, write_event
@@ -333,7 +334,7 @@ class Placer:
 
     # Groups.
 
-    def _place_group(self, kind: Kind) -> bool:
+    def _place_group(self, kind: PodKind) -> bool:
         """Place the waiting pods of a group that fit if the group has its least number then, else none.
 
         Each gets its placement first, with its gate still there; once the group is whole a second PATCH releases each

@@ -11,32 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from typing import NamedTuple
 
-from neuron_plugin.allocation import NeuronPod, PlacementStrategy, PodRequest, PodUid, Rejection
-from neuron_plugin.allocation.node_rules import PodRules
-
-
-class Kind(NamedTuple):
-    """What pods of one kind have in common. Pods of a group have only the group: even priorities may differ.
-
-    ``claims_in`` is the namespace of their claims, if they have any.
-    """
-
-    priority: int
-    request: PodRequest | Rejection
-    strategy: PlacementStrategy | Rejection | None
-    rules: PodRules
-    group: tuple[str, str] | None
-    claims_in: str = ""
-
-
-def kind_of(pod: NeuronPod) -> Kind:
-    """The kind of a pod."""
-    if pod.group:
-        return Kind(0, (), None, PodRules(), pod.group)
-    claims_in = pod.reference.namespace if pod.rules.claims else ""
-    return Kind(pod.priority, pod.request, pod.strategy, pod.rules, None, claims_in)
+from neuron_plugin.allocation import NeuronPod, PodUid
+from neuron_plugin.allocation.pod import PodKind, kind_of
 
 
 @dataclass
@@ -58,9 +35,9 @@ class Queue:
     """Gated pods by kind."""
 
     def __init__(self) -> None:
-        self._lines: dict[Kind, _Line] = {}
-        self._kinds: dict[PodUid, Kind] = {}
-        self.hopeless: set[Kind] = set()
+        self._lines: dict[PodKind, _Line] = {}
+        self._kinds: dict[PodUid, PodKind] = {}
+        self.hopeless: set[PodKind] = set()
         """Kinds that fitted nowhere when they were last looked at."""
 
     def __len__(self) -> int:
@@ -89,22 +66,22 @@ class Queue:
                 del self._lines[kind]
                 self.hopeless.discard(kind)
 
-    def pods(self, kind: Kind) -> list[NeuronPod]:
+    def pods(self, kind: PodKind) -> list[NeuronPod]:
         """The waiting pods of a kind, the oldest first."""
         pods = self._lines[kind].pods.values() if kind in self._lines else ()
         return sorted(pods, key=lambda pod: (pod.created, pod.reference.name))
 
-    def kinds(self) -> list[Kind]:
+    def kinds(self) -> list[PodKind]:
         """The kinds of which a pod waits."""
         return list(self._lines)
 
-    def in_order(self) -> Iterator[tuple[Kind, NeuronPod]]:
+    def in_order(self) -> Iterator[tuple[PodKind, NeuronPod]]:
         """The pods to be looked at, each once, in their order.
 
         The caller puts a kind that fits nowhere into ``hopeless`` and gets no other pod of it. It may remove the pod
         that it was given.
         """
-        heads: list[tuple[int, float, str, int, Kind]] = []
+        heads: list[tuple[int, float, str, int, PodKind]] = []
         for number, (kind, line) in enumerate(self._lines.items()):
             if kind not in self.hopeless and (pod := line.first()):
                 heads.append((*self._rank(kind, pod), number, kind))
@@ -122,7 +99,7 @@ class Queue:
             if following and following.uid != looked_at.uid:
                 heappush(heads, (*self._rank(kind, following), number, kind))
 
-    def _rank(self, kind: Kind, first: NeuronPod) -> tuple[int, float, str]:
+    def _rank(self, kind: PodKind, first: NeuronPod) -> tuple[int, float, str]:
         """Where a kind stands among others, by its first pod and the highest priority in it."""
         pods = self._lines[kind].pods.values() if kind.group else (first,)
         return -max(pod.priority for pod in pods), first.created, first.reference.name

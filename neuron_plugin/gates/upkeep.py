@@ -19,6 +19,7 @@ import msgspec
 
 from neuron_plugin.allocation import NeuronPod, NodeInfo, PodUid, Rejection
 from neuron_plugin.allocation.placement import place
+from neuron_plugin.allocation.pod import PodKind
 from neuron_plugin.backoff import CLOCK, Clock
 from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, ClusterError
 from neuron_plugin.cluster.api import JsonObject, send
@@ -26,7 +27,6 @@ from neuron_plugin.cluster.pods import PODS, neuron_pod
 from neuron_plugin.cluster.writes import evict_pod
 from neuron_plugin.gates import writes
 from neuron_plugin.gates.placer import Placer
-from neuron_plugin.gates.queue import Kind
 from neuron_plugin.planning import prospects
 from neuron_plugin.scheduling.events import about_pod, write_event
 from neuron_plugin.scheduling.leadership import Readiness
@@ -99,9 +99,9 @@ class Upkeep:
         self._release_when_full = release_when_full
         self._times = times
         self._clock = clock
-        self._since: dict[Kind, float] = {}
-        self._full_since: dict[Kind, float] = {}
-        self._reasons: dict[Kind, tuple[float, str]] = {}
+        self._since: dict[PodKind, float] = {}
+        self._full_since: dict[PodKind, float] = {}
+        self._reasons: dict[PodKind, tuple[float, str]] = {}
         self._told: dict[PodUid, str] = {}
         self._stuck_since: dict[PodUid, float] = {}
         self._withdrawn: set[PodUid] = set()
@@ -173,21 +173,21 @@ class Upkeep:
                     released += 1
                     self._placer.release_plainly(pod, "no open node has enough, and an autoscaler may make one")
 
-    def _is_full(self, kind: Kind) -> bool:
+    def _is_full(self, kind: PodKind) -> bool:
         """Whether no open node has enough for the pods of a kind, as kube-scheduler counts."""
         return not isinstance(kind.request, Rejection) and not self._with_enough(kind)
 
-    def _without_room(self, kind: Kind) -> list[NeuronPod]:
+    def _without_room(self, kind: PodKind) -> list[NeuronPod]:
         """The waiting pods of a kind for which no room was made; where it was, others end or are moved for them."""
         return [pod for pod in self._placer.queue.pods(kind) if pod.uid not in self._state.reserved]
 
-    def _with_enough(self, kind: Kind) -> list[NodeInfo]:
+    def _with_enough(self, kind: PodKind) -> list[NodeInfo]:
         """The open nodes that have enough for a pod of a kind, as kube-scheduler counts."""
         pods = self._placer.queue.pods(kind)
         nodes = (self._state.nodes[name] for name in (self._placer.feasible(pods[0]) if pods else ()))
         return [info for info in nodes if not isinstance(info.capacity, Rejection)]
 
-    def lack_links(self) -> dict[Kind, NeuronPod] | None:
+    def lack_links(self) -> dict[PodKind, NeuronPod] | None:
         """The oldest pod of each kind that lacks nothing but linked devices: a node that has enough could link them.
 
         Groups are left out, and pods that ask by claims: an autoscaler could not tell what they need. None while it is

@@ -59,10 +59,9 @@ class History:
     """Evictions, bounded in time and number, and unhealthy devices by node.
 
     ``rejections`` are pods that their kubelets got no devices for, and ``without_victims`` those for which no eviction
-    opens a set, until they are reported. ``moves`` says of waiting pods which move of others would give them room, as
-    of the planner's last look. ``released`` says why this replica has handed live pods to their schedulers without a
-    place. ``renewals`` has by node name when its plugin last renewed its Lease, as the Lease says.
-    A renewal is no change of the state: on a large cluster there are thousands a second.
+    opens a set, until they are reported. ``released`` says why this replica has handed live pods to their schedulers
+    without a place. ``renewals`` has by node name when its plugin last renewed its Lease, as the Lease says. A renewal
+    is no change of the state: on a large cluster there are thousands a second.
     ``utilization`` has by node name how much containers use their cores, as its plugin has published it last.
     """
 
@@ -74,7 +73,6 @@ class History:
         self._unhealthy: dict[str, Mapping[int, float]] = {}
         self.rejections: deque[NeuronPod] = deque(maxlen=MOST_REPORTS)
         self.without_victims: deque[PodReference] = deque(maxlen=MOST_REPORTS)
-        self.moves: Mapping[PodUid, str] = {}
         self.released: dict[PodUid, str] = {}
         self.renewals: dict[str, str] = {}
         self.utilization: dict[str, Utilization] = {}

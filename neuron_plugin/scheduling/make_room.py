@@ -12,13 +12,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from math import inf
+from operator import itemgetter
 from typing import NoReturn
 
 from neuron_plugin.allocation import NeuronPod, PlacementStrategy, PodUid
+from neuron_plugin.allocation.pod import PodKind, kind_of
 from neuron_plugin.backoff import CLOCK, Clock
 from neuron_plugin.cluster import ApiServer, ClusterError
 from neuron_plugin.planning import PACK, Cluster, Move, MoveRules, Prospect, Standing, prospects
@@ -31,7 +34,7 @@ from neuron_plugin.scheduling.state import ClusterState
 from neuron_plugin.scheduling.volumes import ClaimedVolumes
 
 MOST_PODS = 20
-"""Waiting pods planned for in one look, those of high priority first."""
+"""Waiting pods planned for in one look; a gang counts as one."""
 MOST_PLANS = 5
 """Plans of one look: the next one knows the volumes of the victims of the last one."""
 EVENT_REASON = "NeuronRoomByMove"
@@ -48,10 +51,13 @@ _log = logging.getLogger(__name__)
 class RoomTimes:
     """Seconds. Pods are planned for every ``period``, and at the next ``tick`` once one has waited long enough.
 
-    For ``namespaces`` the namespaces are taken to be as they were read. For ``repeat`` a pod gets no other event.
+    While a gated pod waits that may preempt, they are planned for every ``preempting``: what was placed can be evicted
+    only once it is bound. For ``namespaces`` the namespaces are taken to be as they were read. For ``repeat`` a pod
+    gets no other event.
     """
 
     period: float = 30.0
+    preempting: float = 10.0
     tick: float = 1.0
     namespaces: float = 300.0
     repeat: float = 3600.0
@@ -100,6 +106,7 @@ class RoomPlanner:
         self._clock = clock
         self._unix_seconds = unix_seconds
         self._planned: set[PodUid] = set()
+        self._had_turn: set[PodKind] = set()
         self._reported: dict[PodUid, float] = {}
         self._without_victims: set[PodUid] = set()
         self._namespaces_until = -inf
@@ -114,21 +121,21 @@ class RoomPlanner:
             is_new = any(pod.uid not in self._planned for pod in self._due())
             if is_new or self._clock.now() >= next_look:
                 await self.look()
-                next_look = self._clock.now() + self._times.period
+                may_preempt = any(self._preempting(self._due()))
+                next_look = self._clock.now() + (self._times.preempting if may_preempt else self._times.period)
             await asyncio.sleep(self._times.tick)
 
     async def look(self) -> None:
         """Plan for the pods that have waited long enough; report what would help them, or make the moves."""
         due = [] if self._readiness.why_not else self._due()
         self._planned = {pod.uid for pod in due}
-        expected = await self._plan(due[:MOST_PODS]) if due else []
+        expected = await self._plan(self._in_turn(due)) if due else []
         await self._report_other_names(prospect.pod for prospect in expected if prospect.held_under_another_name)
         for standing in Standing:
             number = sum(prospect.standing is standing for prospect in expected)
             self._metrics.waiting_pods.labels(standing.value).set(number)
         moves = [prospect.move for prospect in expected if prospect.move and not prospect.move.preempts]
         self._metrics.waiting_pods_by_move.set(len(moves))
-        self._state.history.moves = {move.pod.uid: note_of(move) for move in moves}
         await self._preempt(expected)
         self._reported = {uid: at for uid, at in self._reported.items() if uid in self._planned}
         for move in moves:
@@ -137,7 +144,7 @@ class RoomPlanner:
                 self._reported[uid] = now
             elif now - self._reported.get(uid, -inf) >= self._times.repeat:
                 self._reported[uid] = now
-                pod, note = move.pod.reference, self._state.history.moves[uid]
+                pod, note = move.pod.reference, note_of(move)
                 fields = {"pod": str(pod), "uid": uid, "node": move.node, "note": note}
                 _log.info("a move would make room", extra=fields)
                 await write_event(self._api, about_pod(pod), EVENT_REASON, note, self._instance, warning=False)
@@ -173,13 +180,37 @@ class RoomPlanner:
     def _due(self) -> list[NeuronPod]:
         """The pods that have waited long enough, those of high priority first; gated ones that may preempt at once."""
         oldest = self._unix_seconds() - self._after_seconds if self._plans_moves else 0.0
-        least = min((pod.priority for pod in self._state.pods.values() if pod.node), default=0)
-        return [
-            pod
-            for pod in self._state.waiting()
-            if pod.uid not in self._state.reserved
-            and (pod.created <= oldest or (pod.gated and self._mover and pod.preempts and pod.priority > least))
-        ]
+        waiting = [pod for pod in self._state.waiting() if pod.uid not in self._state.reserved]
+        preempting = {pod.uid for pod in self._preempting(waiting)}
+        return [pod for pod in waiting if pod.created <= oldest or pod.uid in preempting]
+
+    def _in_turn(self, due: list[NeuronPod]) -> list[NeuronPod]:
+        """Those of the pods that are planned for in this look, in their order.
+
+        First comes one pod of each kind, and of the kinds those that had no turn lately: many pods that cannot be
+        helped keep no other from being looked at. A gang is looked at as a whole.
+        """
+        units = defaultdict[object, list[NeuronPod]](list)
+        for pod in due:
+            is_gang = pod.group is not None and self._state.least_of(pod.group) > 0
+            units[pod.group if is_gang else pod.uid].append(pod)
+        turns, seen = list[tuple[bool, int, int, PodKind, list[NeuronPod]]](), Counter[PodKind]()
+        for number, pods in enumerate(units.values()):
+            kind = kind_of(pods[0])
+            turns.append((kind in self._had_turn, seen[kind], number, kind, pods))
+            seen[kind] += 1
+        turns.sort(key=itemgetter(slice(3)))
+        self._had_turn = {kind for kind in self._had_turn if kind in seen} | {turn[3] for turn in turns[:MOST_PODS]}
+        if len(self._had_turn) == len(seen):
+            self._had_turn.clear()
+        uids = {pod.uid for turn in turns[:MOST_PODS] for pod in turn[4]}
+        return [pod for pod in due if pod.uid in uids]
+
+    def _preempting(self, waiting: Iterable[NeuronPod]) -> Iterator[NeuronPod]:
+        """The gated pods of higher priority than some pod that is bound."""
+        least = min((pod.priority for pod in self._state.pods.values() if pod.node), default=inf)
+        if self._mover:
+            yield from (pod for pod in waiting if pod.gated and pod.preempts and pod.priority > least)
 
     async def _plan(self, due: list[NeuronPod]) -> list[Prospect]:
         """The prospects of these pods, as far as they can be judged."""

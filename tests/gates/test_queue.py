@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from neuron_plugin.allocation import NeuronPod
-from neuron_plugin.gates.queue import Queue, kind_of
+from neuron_plugin.allocation.pod import kind_of
+from neuron_plugin.gates.queue import Queue
 from tests.support.manifests import pod_manifest
 from tests.support.world import CORE, record_of
 

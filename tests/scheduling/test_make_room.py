@@ -14,9 +14,9 @@ from neuron_plugin.backoff import Clock
 from neuron_plugin.cluster import KubernetesApi
 from neuron_plugin.controller.daemon import ControllerTimes
 from neuron_plugin.controller.settings import MakeRoom
-from neuron_plugin.planning import MoveRules
+from neuron_plugin.planning import MoveRules, Standing
 from neuron_plugin.scheduling.leadership import Readiness
-from neuron_plugin.scheduling.make_room import TIMES, RoomPlanner, RoomTimes
+from neuron_plugin.scheduling.make_room import MOST_PODS, TIMES, RoomPlanner, RoomTimes
 from neuron_plugin.scheduling.metrics import ExtenderMetrics
 from neuron_plugin.simulation.api_server_kinds import EVENTS
 from tests.support.api_server import Fault, Match, StandInApiServer
@@ -124,6 +124,38 @@ async def test_pods_of_lower_priority_count_only_where_the_setting_says_so() -> 
         await planner.at(60.0)
     assert (len(strict.server.objects(EVENTS)), strict.by_move()) == (0, 0)
     assert (len(by_priority.server.objects(EVENTS)), by_priority.by_move()) == (1, 1)
+
+
+async def test_many_pods_that_cannot_be_helped_keep_no_other_from_a_plan(world: World) -> None:
+    for number in range(MOST_PODS + 5):
+        world.pod(f"never-{number}", NEURON, 7, priority=1000)
+    planner = Planner(world)
+    await planner.at(0.0)
+    (event,) = await planner.at(60.0)
+    assert event["regarding"]["name"] == "big"
+
+
+async def test_kinds_of_pods_take_turns_where_there_are_many(world: World) -> None:
+    for number in range(2 * MOST_PODS):
+        world.pod(f"never-{number}", NEURON, 7, priority=1000 + number)
+    planner = Planner(world)
+    await planner.at(0.0)
+    looks = [[event["regarding"]["name"] for event in await planner.at(60.0 + number)] for number in range(4)]
+    assert looks == [[], [], ["big"], []]
+    assert planner.waiting("never") == MOST_PODS, "those of the highest priorities have the first turn again"
+
+
+async def test_a_gang_is_planned_for_as_a_whole_and_keeps_no_other_from_a_plan(world: World) -> None:
+    world.state.set_min_count(("default", "gang"), MOST_PODS + 5)
+    for number in range(MOST_PODS + 5):
+        manifest = pod_manifest(f"gang-{number}", NEURON, 16, priority=1000)
+        manifest["spec"]["schedulingGroup"] = {"podGroupName": "gang"}
+        world.show(manifest)
+    planner = Planner(world)
+    await planner.at(0.0)
+    (event,) = await planner.at(60.0)
+    assert event["regarding"]["name"] == "big"
+    assert sum(planner.waiting(standing) or 0 for standing in Standing) == MOST_PODS + 6
 
 
 async def test_a_pod_that_is_bound_or_gone_waits_no_more(world: World) -> None:
