@@ -35,6 +35,8 @@ from neuron_plugin.scheduling.volumes import ClaimedVolumes
 
 MOST_PODS = 20
 """Waiting pods planned for in one look; a gang counts as one."""
+PAUSE_FACTOR = 10.0
+"""Looks that follow each other sooner than every ``period`` pause for so many times as long as the last one took."""
 MOST_PLANS = 5
 """Plans of one look: the next one knows the volumes of the victims of the last one."""
 EVENT_REASON = "NeuronRoomByMove"
@@ -120,9 +122,12 @@ class RoomPlanner:
                 self._mover.tend()
             is_new = any(pod.uid not in self._planned for pod in self._due())
             if is_new or self._clock.now() >= next_look:
+                began = self._clock.now()
                 await self.look()
-                may_preempt = any(self._preempting(self._due()))
-                next_look = self._clock.now() + (self._times.preempting if may_preempt else self._times.period)
+                now, pause = self._clock.now(), self._times.period
+                if any(self._preempting(self._due())):
+                    pause = min(pause, max(self._times.preempting, PAUSE_FACTOR * (now - began)))
+                next_look = now + pause
             await asyncio.sleep(self._times.tick)
 
     async def look(self) -> None:

@@ -93,6 +93,7 @@ class Room:
             instance=identity,
             mover=self.mover,
             makes_moves=makes_moves,
+            times=RoomTimes(tick=0.001),
             clock=clock,
             unix_seconds=lambda: 1e9 + self.now,
         )
@@ -659,6 +660,20 @@ async def test_a_preemption_that_failed_is_tried_again_soon(room: Room) -> None:
     assert (room.evicted, room.ended()) == ([], {"failed": 1.0})
     await room.look(after=PREEMPT_AGAIN_SECONDS + 1.0)
     assert len(room.evicted) == 1
+
+
+async def test_a_pod_that_may_preempt_is_planned_for_again_after_ten_seconds(room: Room) -> None:
+    room.end("big-1")
+    room.server.patch_pod("default", "small-1", {"metadata": {"annotations": {MOVABLE_KEY: "false"}}})
+    preempting(room)
+    room.server.fail(Fault(match=EVICTIONS, status=403))
+    planner = asyncio.create_task(room.planner.run())
+    await until(lambda: room.ended() == {"failed": 1.0})
+    await asyncio.sleep(0.05)
+    assert room.evicted == []
+    room.now += RoomTimes().preempting
+    await until(lambda: room.evicted)
+    planner.cancel()
 
 
 async def test_a_budget_that_stops_a_preemption_half_way_leads_to_other_victims(room: Room) -> None:
