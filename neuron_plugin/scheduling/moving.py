@@ -195,10 +195,10 @@ class Mover:
                 del self._records[uid]
 
     def may_move_for(self, uid: PodUid, *, preempting: bool = False) -> bool:
-        """Whether no move was made for this pod lately, and none has failed; it may preempt after a move that has."""
+        """Whether no room was made for this pod lately, and no attempt has failed; it may preempt after a move."""
         record = self._records.get(uid)
-        is_free = record is None or (preempting and bool(record.owners) and uid not in self._free_since)
-        return is_free and (uid, preempting) not in self._failed_until
+        is_first = record is None or (preempting and bool(record.owners))  # only moves have owners
+        return is_first and (uid, preempting) not in self._failed_until
 
     def left_alone(self, pods: Iterable[NeuronPod]) -> set[PodUid]:
         """Those of some pods of whose controller a pod was moved lately."""

@@ -676,13 +676,47 @@ async def test_a_pod_that_may_preempt_is_planned_for_again_after_ten_seconds(roo
     planner.cancel()
 
 
-async def test_a_budget_that_stops_a_preemption_half_way_leads_to_other_victims(room: Room) -> None:
+async def test_a_pod_preempts_once_in_half_an_hour(room: Room) -> None:
+    room.end("big-1")
+    room.server.patch_pod("default", "small-1", {"metadata": {"annotations": {MOVABLE_KEY: "false"}}})
+    preempting(room)
+    await room.look(after=1.0)
+    (first,) = room.evicted
+    (node,) = (node for node, _ in room.reserved.values())
+    room.world.show_node(node_manifest(node, TRN1, unhealthy={7: "uncorrected"}))
+    for _ in range(3):
+        await room.look(after=REFUSED_SECONDS)
+    assert (room.evicted, room.ended()) == ([first], {"expired": 1.0})
+    await room.look(after=LONGEST_SECONDS)
+    await room.look(after=1.0)
+    assert len(room.evicted) == 2
+
+
+async def test_looks_that_take_long_pause_for_longer(room: Room) -> None:
+    room.end("big-1")
+    room.server.patch_pod("default", "small-1", {"metadata": {"annotations": {MOVABLE_KEY: "false"}}})
+    preempting(room)
+    room.server.fail(Fault(match=EVICTIONS, status=503, times=3))  # tried three times, a second apart
+    planner = asyncio.create_task(room.planner.run())
+    await until(lambda: room.ended() == {"failed": 1.0})
+    room.now += 2 * RoomTimes().preempting
+    await asyncio.sleep(0.05)
+    assert room.evicted == []
+    room.now += RoomTimes().preempting
+    await until(lambda: room.evicted)
+    planner.cancel()
+
+
+@pytest.mark.parametrize("movable", ["true", "false"])
+async def test_a_budget_that_stops_room_half_way_leads_to_the_preemption_of_others(room: Room, movable: str) -> None:
     for name in ("big-1", "small-1", "fixed-1"):
         room.end(name)
     for devices, name in enumerate(("twin-1", "twin-2")):
         room.pod(name, str(devices), "trn-1", priority=1)
     for devices, name in enumerate(("a-1", "b-1", "c-1")):
         room.pod(name, str(devices), "trn-2", priority=1)
+    for name in ("twin-1", "twin-2", "a-1", "b-1", "c-1"):
+        room.server.patch_pod("default", name, {"metadata": {"annotations": {MOVABLE_KEY: movable}}})
     room.server.limit_disruptions(Budget("default", {"app": "twin"}, 1))  # each alone may go
     preempting(room)
     await room.look(after=1.0)
