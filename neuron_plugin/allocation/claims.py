@@ -29,6 +29,8 @@ PLACED_TAINT = "neuron-plugin.io/placed-by-gates"
 """A taint of every device where the placement controller allocates: kube-scheduler's own choice stays off."""
 UNHEALTHY_TAINT = "neuron-plugin.io/unhealthy"
 """A taint of a device that is given to no new claim; its value says why in one word."""
+TORUS_ROW = 4
+"""Devices in one row of the torus, which AWS's topology attributes count in."""
 DEVICE_RESOURCE = Resource.NEURON
 """Under which name whole devices of a claim stand where resources are counted."""
 

@@ -20,7 +20,7 @@ import msgspec
 
 from neuron_plugin import __version__
 from neuron_plugin.allocation import NodeInventory
-from neuron_plugin.allocation.claims import DRA_DRIVER, PLACED_TAINT, UNHEALTHY_TAINT, ClaimDevice, pool_of
+from neuron_plugin.allocation.claims import DRA_DRIVER, PLACED_TAINT, TORUS_ROW, UNHEALTHY_TAINT, ClaimDevice, pool_of
 from neuron_plugin.backoff import CLOCK, Backoff
 from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, ClusterError, Reflector, Scope
 from neuron_plugin.cluster.api import JsonObject, send
@@ -35,8 +35,6 @@ TIMEOUT_SECONDS = 10.0
 """For each request."""
 CONFLICT_SECONDS = 0.2
 """Before the next try after a conflict."""
-_ROW = 4
-"""Devices in one row of the torus."""
 
 
 def slice_spec(inventory: NodeInventory, node_name: str, driver: str, *, placed: bool) -> JsonObject:
@@ -56,7 +54,7 @@ def slice_spec(inventory: NodeInventory, node_name: str, driver: str, *, placed:
         if inventory.driver_version:
             attributes[f"{DRA_DRIVER}/neuronDriverVersion"] = {"string": inventory.driver_version}
         if geometry.topology is Topology.TORUS:
-            row, column = divmod(device, _ROW)
+            row, column = divmod(device, TORUS_ROW)
             attributes |= {
                 f"{DRA_DRIVER}/topology_x": {"int": row},
                 f"{DRA_DRIVER}/topology_y": {"int": column},

@@ -100,10 +100,8 @@ def holders_of(snapshot: Snapshot) -> CoreHolders:
     per_device, size = snapshot.inventory.geometry.cores_per_device, snapshot.inventory.logical_core_size
     holders: dict[ContainerKey, frozenset[PhysicalCore]] = {}
     for allocation in snapshot.counted_once:
-        key, placed = (
-            ContainerKey(allocation.pod, allocation.user),
-            (divmod(core, per_device) for core in cores_in(allocation.mask)),
-        )
+        key = ContainerKey(allocation.pod, allocation.user)
+        placed = (divmod(core, per_device) for core in cores_in(allocation.mask))
         cores = frozenset((device, core * size + offset) for device, core in placed for offset in range(size))
         holders[key] = holders.get(key, frozenset()) | cores
     return holders

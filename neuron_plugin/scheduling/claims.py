@@ -25,7 +25,7 @@ from neuron_plugin.allocation import (
     Rejection,
     Resource,
 )
-from neuron_plugin.allocation.claims import DEVICE_RESOURCE, ClaimRequest, NeuronClaim, read_device_name
+from neuron_plugin.allocation.claims import DEVICE_RESOURCE, TORUS_ROW, ClaimRequest, NeuronClaim, read_device_name
 from neuron_plugin.allocation.node_rules import NodeSelectorTerm, PodRules, Requirement
 from neuron_plugin.allocation.placement import ContainerAssignment
 from neuron_plugin.allocation.rejection import INVALID_REQUEST
@@ -34,8 +34,6 @@ from neuron_plugin.topology import MOST_DEVICES, Unit
 from neuron_plugin.topology.instances import SHIPPED
 
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
-_ROW = 4
-"""Devices in one row of the torus."""
 _WITH_LNC = frozenset(instance.device_name.lower() for instance in SHIPPED if instance.logical_core_size > 1)
 """The products whose logical core size can be chosen."""
 
@@ -135,10 +133,10 @@ def _narrowed(
                 continue
             case "deviceId", int(device) if 0 <= device < MOST_DEVICES:
                 allowed &= 1 << device
-            case "topology4_id", int(row) if 0 <= row < MOST_DEVICES // _ROW:
-                allowed &= ((1 << _ROW) - 1) << (_ROW * row)
-            case "topology8_id", int(half) if 0 <= half < MOST_DEVICES // (2 * _ROW):
-                allowed &= ((1 << 2 * _ROW) - 1) << (2 * _ROW * half)
+            case "topology4_id", int(row) if 0 <= row < MOST_DEVICES // TORUS_ROW:
+                allowed &= ((1 << TORUS_ROW) - 1) << (TORUS_ROW * row)
+            case "topology8_id", int(half) if 0 <= half < MOST_DEVICES // (2 * TORUS_ROW):
+                allowed &= ((1 << 2 * TORUS_ROW) - 1) << (2 * TORUS_ROW * half)
             case "instanceType", str(text):
                 wanted = Requirement(INSTANCE_TYPE, "In", (text,))
                 terms = (NodeSelectorTerm(),) if rules.terms is None else rules.terms

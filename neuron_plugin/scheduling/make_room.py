@@ -12,12 +12,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice, zip_longest
 from math import inf
-from operator import itemgetter
 from typing import NoReturn
 
 from neuron_plugin.allocation import NeuronPod, PlacementStrategy, PodUid
@@ -195,26 +195,26 @@ class RoomPlanner:
         First comes one pod of each kind, and of the kinds those that had no turn lately: many pods that cannot be
         helped keep no other from being looked at. A gang is looked at as a whole.
         """
-        units = defaultdict[object, list[NeuronPod]](list)
+        by_kind = defaultdict[PodKind, list[list[NeuronPod]]](list)
         for pod in due:
-            is_gang = pod.group is not None and self._state.least_of(pod.group) > 0
-            units[pod.group if is_gang else pod.uid].append(pod)
-        turns, seen = list[tuple[bool, int, int, PodKind, list[NeuronPod]]](), Counter[PodKind]()
-        for number, pods in enumerate(units.values()):
-            kind = kind_of(pods[0])
-            turns.append((kind in self._had_turn, seen[kind], number, kind, pods))
-            seen[kind] += 1
-        turns.sort(key=itemgetter(slice(3)))
-        self._had_turn = {kind for kind in self._had_turn if kind in seen} | {turn[3] for turn in turns[:MOST_PODS]}
-        if len(self._had_turn) == len(seen):
+            units = by_kind[kind_of(pod)]
+            if units and pod.group and self._state.least_of(pod.group) > 0:
+                units[0].append(pod)
+            else:
+                units.append([pod])
+        kinds = sorted(by_kind, key=self._had_turn.__contains__)  # else as in ``due``
+        rounds = zip_longest(*(by_kind[kind] for kind in kinds))
+        chosen = list(islice((unit for units in rounds for unit in units if unit), MOST_PODS))
+        self._had_turn = (self._had_turn & by_kind.keys()) | {kind_of(unit[0]) for unit in chosen}
+        if self._had_turn == by_kind.keys():
             self._had_turn.clear()
-        uids = {pod.uid for turn in turns[:MOST_PODS] for pod in turn[4]}
+        uids = {pod.uid for unit in chosen for pod in unit}
         return [pod for pod in due if pod.uid in uids]
 
     def _preempting(self, waiting: Iterable[NeuronPod]) -> Iterator[NeuronPod]:
         """The gated pods of higher priority than some pod that is bound."""
-        least = min((pod.priority for pod in self._state.pods.values() if pod.node), default=inf)
         if self._mover:
+            least = min((pod.priority for pod in self._state.pods.values() if pod.node), default=inf)
             yield from (pod for pod in waiting if pod.gated and pod.preempts and pod.priority > least)
 
     async def _plan(self, due: list[NeuronPod]) -> list[Prospect]:

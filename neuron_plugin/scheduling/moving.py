@@ -50,7 +50,7 @@ OWNER_SECONDS = 600.0
 REFUSED_SECONDS = 300.0
 """How long a pod is left alone after a budget has refused its eviction, and a waiting pod after a failed move."""
 PREEMPT_AGAIN_SECONDS = 10.0
-"""As the latter, of a pod that preempts: kube-scheduler's longest pause before it takes a pod up again."""
+"""As the latter, of a pod that preempts: kube-scheduler's longest back-off (podMaxBackoffSeconds)."""
 
 EVICTED_REASON = "NeuronEvictedForMove"
 PREEMPTED_REASON = "NeuronPreempted"

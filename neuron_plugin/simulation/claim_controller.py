@@ -44,8 +44,8 @@ def claim_names(pod: AnyJson) -> dict[str, str]:
         for status in pod["status"].get("resourceClaimStatuses") or ()
     }
     return {
-        status["name"]: status.get("resourceClaimName") or made.get(status["name"], "")
-        for status in pod["spec"].get("resourceClaims") or ()
+        entry["name"]: entry.get("resourceClaimName") or made.get(entry["name"], "")
+        for entry in pod["spec"].get("resourceClaims") or ()
     }
 
 

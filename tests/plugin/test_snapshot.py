@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,14 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuron_plugin.allocation import NeuronPod, PodReference, PodUid, Resource
-from neuron_plugin.plugin.container import reply_for
 from neuron_plugin.plugin.inputs import (
     LISTED_SECONDS,
     UNSEEN_SECONDS,
     HoldDown,
     Inputs,
     NodePods,
-    PendingAnswer,
     RecordedAllocation,
 )
 from neuron_plugin.plugin.snapshot import (
@@ -37,52 +34,32 @@ from neuron_plugin.topology import NO_CORES, Unit
 from tests.plugin.world import (
     CORE,
     DEVICE,
+    HOLD_DOWN_SECONDS,
     NEURON,
     STATIC_UID,
     TRN1,
+    answer,
     app,
     assigned,
     assignment,
     devices,
     entry,
+    healthy,
     init,
     inputs,
     inventory,
     pod,
+    reasons,
     ref,
+    settled,
     uid_of,
 )
 
 A, B, C = uid_of("a"), uid_of("b"), uid_of("c")
-HOLD_DOWN_SECONDS = 30.0
-
-
-def settled(
-    before: Inputs, now: float = 10.0, populated: Mapping[PodUid, bool | None] | None = None, **alive: bool | None
-) -> Inputs:
-    """``alive`` says by name of a pod whether a process of it lives; False for every other pod."""
-    by_uid = {uid_of(name): value for name, value in alive.items()} | dict(populated or {})
-    seen = {uid: by_uid.get(uid, False) for uid in pods_to_look_at(before)}
-    return settle(replace(before, now=now), seen, HOLD_DOWN_SECONDS)
 
 
 def holders(snapshot: Snapshot) -> set[PodUid]:
     return set(snapshot.ledger.by_pod)
-
-
-def healthy(snapshot: Snapshot, resource: Resource) -> set[str]:
-    return {one.id for one in snapshot.advertised(resource) if one.healthy}
-
-
-def reasons(snapshot: Snapshot, resource: Resource = NEURON) -> dict[str, str]:
-    return {one.id: one.reason for one in snapshot.advertised(resource) if one.reason}
-
-
-def answer(
-    *ids: int, resource: Resource = NEURON, at: float = 0.0, reply_id: str = "r", **fields: Any
-) -> PendingAnswer:
-    mask = devices(*ids) if resource.unit is Unit.DEVICE else TRN1.mask_of(Unit.CORE, ids)
-    return PendingAnswer(reply_for(inventory(), reply_id, mask), resource, ids, at, **fields)
 
 
 def forgotten(before: Inputs, uid: PodUid, *, rewritten: bool = True, now: float = 5.0) -> Inputs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,21 +12,17 @@ from neuron_plugin.allocation import NeuronPod, NodeInventory, PodReference, Pod
 from neuron_plugin.allocation.inventory import DISABLED_REASON
 from neuron_plugin.allocation.keys import UNHEALTHY_LABEL
 from neuron_plugin.hardware.health_signals import MISSING
-from neuron_plugin.plugin.container import reply_for
 from neuron_plugin.plugin.inputs import (
     PENDING,
     Inputs,
-    PendingAnswer,
 )
 from neuron_plugin.plugin.snapshot import (
     Snapshot,
     derive,
     named,
-    pods_to_look_at,
-    settle,
     with_lost_records,
 )
-from neuron_plugin.topology import NO_CORES, Geometry, Unit
+from neuron_plugin.topology import NO_CORES, Geometry
 from tests.plugin.world import (
     CORE,
     DEVICE,
@@ -34,45 +30,24 @@ from tests.plugin.world import (
     NEURON,
     STATIC_UID,
     TRN1,
+    answer,
     app,
     assigned,
     devices,
     entry,
+    healthy,
     init,
     inputs,
     inventory,
     pod,
+    reasons,
     ref,
+    settled,
     sidecar,
     uid_of,
 )
 
 A, B, C = uid_of("a"), uid_of("b"), uid_of("c")
-HOLD_DOWN_SECONDS = 30.0
-
-
-def settled(
-    before: Inputs, now: float = 10.0, populated: Mapping[PodUid, bool | None] | None = None, **alive: bool | None
-) -> Inputs:
-    """``alive`` says by name of a pod whether a process of it lives; False for every other pod."""
-    by_uid = {uid_of(name): value for name, value in alive.items()} | dict(populated or {})
-    seen = {uid: by_uid.get(uid, False) for uid in pods_to_look_at(before)}
-    return settle(replace(before, now=now), seen, HOLD_DOWN_SECONDS)
-
-
-def healthy(snapshot: Snapshot, resource: Resource) -> set[str]:
-    return {one.id for one in snapshot.advertised(resource) if one.healthy}
-
-
-def reasons(snapshot: Snapshot, resource: Resource = NEURON) -> dict[str, str]:
-    return {one.id: one.reason for one in snapshot.advertised(resource) if one.reason}
-
-
-def answer(
-    *ids: int, resource: Resource = NEURON, at: float = 0.0, reply_id: str = "r", **fields: Any
-) -> PendingAnswer:
-    mask = devices(*ids) if resource.unit is Unit.DEVICE else TRN1.mask_of(Unit.CORE, ids)
-    return PendingAnswer(reply_for(inventory(), reply_id, mask), resource, ids, at, **fields)
 
 
 # Who waits for what.

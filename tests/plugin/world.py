@@ -35,7 +35,8 @@ from neuron_plugin.cluster.pods import (
 )
 from neuron_plugin.kubelet import ContainerAllocation
 from neuron_plugin.plugin.container import VISIBLE_CORES, reply_for
-from neuron_plugin.plugin.inputs import AllocationKey, Inputs, NodePods, Recorded, RecordedAllocation
+from neuron_plugin.plugin.inputs import AllocationKey, Inputs, NodePods, PendingAnswer, Recorded, RecordedAllocation
+from neuron_plugin.plugin.snapshot import Snapshot, pods_to_look_at, settle
 from neuron_plugin.topology import CoreMask, Geometry, Topology, Unit
 
 NEURON = Resource.NEURON
@@ -47,6 +48,7 @@ TRN2 = Geometry("trn2.48xlarge", Topology.TORUS, 16, 4, (1, 4, 8, 16))
 INF2 = Geometry("inf2.48xlarge", Topology.RING, 12, 2)
 LINE = Geometry("inf1.6xlarge", Topology.LINE, 4, 4)
 
+HOLD_DOWN_SECONDS = 30.0
 STATIC_UID = PodUid("0123456789abcdef0123456789abcdef")
 
 
@@ -220,3 +222,27 @@ def shuffled(chance: Random, items: Iterable[int]) -> list[int]:
     order = sorted(items)
     chance.shuffle(order)
     return order
+
+
+def settled(
+    before: Inputs, now: float = 10.0, populated: Mapping[PodUid, bool | None] | None = None, **alive: bool | None
+) -> Inputs:
+    """``alive`` says by name of a pod whether a process of it lives; False for every other pod."""
+    by_uid = {uid_of(name): value for name, value in alive.items()} | dict(populated or {})
+    seen = {uid: by_uid.get(uid, False) for uid in pods_to_look_at(before)}
+    return settle(replace(before, now=now), seen, HOLD_DOWN_SECONDS)
+
+
+def healthy(snapshot: Snapshot, resource: Resource) -> set[str]:
+    return {one.id for one in snapshot.advertised(resource) if one.healthy}
+
+
+def reasons(snapshot: Snapshot, resource: Resource = NEURON) -> dict[str, str]:
+    return {one.id: one.reason for one in snapshot.advertised(resource) if one.reason}
+
+
+def answer(
+    *ids: int, resource: Resource = NEURON, at: float = 0.0, reply_id: str = "r", **fields: Any
+) -> PendingAnswer:
+    mask = devices(*ids) if resource.unit is Unit.DEVICE else TRN1.mask_of(Unit.CORE, ids)
+    return PendingAnswer(reply_for(inventory(), reply_id, mask), resource, ids, at, **fields)

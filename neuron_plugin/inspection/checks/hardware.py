@@ -120,8 +120,8 @@ def check_devices(facts: Facts) -> Findings:
         )
     elif geometry:
         devices = plural(len(inventory.devices), f"{inventory.device_name or 'Neuron'} device")
-        per_device = " each" if len(inventory.devices) > 1 else ""
-        seen = f"{devices} with {plural(geometry.cores_per_device, 'logical core')}{per_device}"
+        suffix = " each" if len(inventory.devices) > 1 else ""
+        seen = f"{devices} with {plural(geometry.cores_per_device, 'logical core')}{suffix}"
         if machine.instance:
             yield ok(f"{seen}, {machine.instance.name}")
         else:
