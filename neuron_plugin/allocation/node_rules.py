@@ -1,16 +1,15 @@
-"""What keeps kube-scheduler from placing a pod on a node, besides Neuron.
+"""What a pod and a node say that kube-scheduler's own plugins look at, besides Neuron: values, without a judgement.
 
-Cordon, taints, nodeSelector, node affinity, where the pod's volumes are, CPU, memory and other resources, host ports.
-The rules are those of the plugins NodeUnschedulable, TaintToleration, NodeAffinity, VolumeBinding, NodeResourcesFit and
-NodePorts (pkg/scheduler/framework/plugins, Kubernetes 1.36). The extender's verbs decide nothing by them, because
-kube-scheduler asks only about nodes that meet them. Explanations, plans and moves do.
+``planning/rules`` judges by them. Of a pod that is placed, labels and anti-affinity matter to others, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from sys import intern
+from weakref import WeakValueDictionary
 
 VOLUMES = "volumes"
 NOT_LOOKED_AT = ("how many volumes can be attached", "pod affinity", "topology spread constraints")
@@ -108,22 +107,89 @@ class NodeSelectorTerm:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class PodSelector:
-    """Pods that a required anti-affinity keeps off: by namespace, None for any, and by labels.
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class PodLabels:
+    """Namespace and labels of a pod, by which other pods' rules mean it. Equal ones are one object: ``pod_labels``.
 
-    They are kept off nodes with the same value of the label ``topology_key`` as the node of the pod that has it.
-    Namespaces that are chosen by label count as any: who may match is not placed, so too many are better than too few.
+    The pods of a template mostly share theirs, so a cluster has far fewer of them than pods.
     """
 
-    namespaces: tuple[str, ...] | None
-    labels: tuple[Requirement, ...]
+    namespace: str
+    labels: Mapping[str, str]
+
+    def __repr__(self) -> str:
+        return f"PodLabels({self.namespace!r}, {dict(self.labels)!r})"
+
+
+_pod_labels: WeakValueDictionary[tuple[str, tuple[tuple[str, str], ...]], PodLabels] = WeakValueDictionary()
+
+
+def pod_labels(namespace: str, labels: Mapping[str, str]) -> PodLabels:
+    """The one ``PodLabels`` of a namespace and these labels."""
+    key = namespace, tuple(sorted(labels.items()))
+    known = _pod_labels.get(key)
+    if known is None:
+        texts = {intern(name): intern(value) for name, value in key[1]}
+        known = _pod_labels[intern(namespace), tuple(texts.items())] = PodLabels(intern(namespace), texts)
+    return known
+
+
+NO_LABELS = pod_labels("", {})
+
+
+@dataclass(frozen=True, slots=True)
+class PodSelector:
+    """Which pods a rule means: by namespace, named or chosen by its labels, and by their own labels.
+
+    ``labels`` of None mean no pod, an empty tuple any. ``namespace_labels`` of None choose no namespace.
+    """
+
+    namespaces: tuple[str, ...]
+    labels: tuple[Requirement, ...] | None
+    namespace_labels: tuple[Requirement, ...] | None = None
+
+    def matches(self, pod: PodLabels, namespaces: Mapping[str, Mapping[str, str]]) -> bool:
+        """Whether a pod is meant; ``namespaces`` has the labels of each namespace."""
+        if pod.namespace not in self.namespaces:
+            chosen, labels = self.namespace_labels, namespaces.get(pod.namespace, {})
+            if chosen is None or not all(requirement.is_met(labels) for requirement in chosen):
+                return False
+        return self.labels is not None and all(requirement.is_met(pod.labels) for requirement in self.labels)
+
+
+@dataclass(frozen=True, slots=True)
+class PodTerm:
+    """One term of a pod affinity or anti-affinity: with or apart from such pods, by the domains of a node label."""
+
+    selector: PodSelector
     topology_key: str
 
-    def matches(self, namespace: str, labels: Mapping[str, str]) -> bool:
-        """Whether a pod may be meant."""
-        here = self.namespaces is None or namespace in self.namespaces
-        return here and all(requirement.is_met(labels) for requirement in self.labels)
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A topology spread constraint; ``hard`` is ``DoNotSchedule``. Policies that are not set have their defaults here.
+
+    ``labels`` choose pods of the pod's own namespace; those of ``matchLabelKeys`` are among them.
+    """
+
+    topology_key: str
+    labels: tuple[Requirement, ...] | None
+    max_skew: int = 1
+    min_domains: int = 1
+    hard: bool = True
+    honors_affinity: bool = True
+    honors_taints: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Preferences:
+    """What the pod itself would rather have, each with its weight; a negative weight keeps apart from such pods."""
+
+    nodes: tuple[tuple[int, NodeSelectorTerm], ...] = ()
+    pods: tuple[tuple[int, PodTerm], ...] = ()
+
+
+NO_PREFERENCES = Preferences()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +197,10 @@ class PodRules:
     """The part of a pod by which kube-scheduler chooses nodes. Pods of one template have equal rules.
 
     ``terms`` are those of the required node affinity, of which a node has to match one; None without an affinity.
-    ``needs`` has one pod of ``pods``. ``depends_on_pods``: other pods decide where it may go, by a required pod
-    affinity or anti-affinity or a hard topology spread. ``prefers_nodes``: the spec prefers some nodes to others.
-    ``claims`` are the names of its PersistentVolumeClaims. A pod with ``gates`` is not scheduled yet. ``neuron`` is
-    what kube-scheduler counts of Neuron, by resource name. ``resource_claims``: it has claims of DRA, which only their
-    own driver can judge. ``claim_driver`` is the driver by whose claims it asks for Neuron. ``keeps_off`` are pods that
-    its anti-affinity keeps off where it runs.
+    ``needs`` has one pod of ``pods``. ``claims`` are the names of its PersistentVolumeClaims. A pod with ``gates`` is
+    not scheduled yet. ``neuron`` is what kube-scheduler counts of Neuron, by resource name. ``resource_claims``: it has
+    claims of DRA, which only their own driver can judge. ``claim_driver`` is the driver by whose claims it asks for
+    Neuron. ``affinity`` and ``anti_affinity`` are the required terms, and ``spread`` all constraints.
     """
 
     scheduler_name: str = DEFAULT_SCHEDULER
@@ -150,9 +214,27 @@ class PodRules:
     claims: tuple[str, ...] = ()
     resource_claims: bool = False
     claim_driver: str = ""
-    depends_on_pods: bool = False
-    prefers_nodes: bool = False
-    keeps_off: tuple[PodSelector, ...] = ()
+    affinity: tuple[PodTerm, ...] = ()
+    anti_affinity: tuple[PodTerm, ...] = ()
+    spread: tuple[Spread, ...] = ()
+    preferences: Preferences = NO_PREFERENCES
+
+    @property
+    def selectors(self) -> tuple[PodSelector, ...]:
+        """The pods that decide where this one may go, and those that it prefers or avoids."""
+        terms = (*self.affinity, *self.anti_affinity, *(term for _, term in self.preferences.pods))
+        return tuple(term.selector for term in terms)
+
+    @property
+    def depends_on_pods(self) -> bool:
+        """Whether pods that are there decide where this one may go."""
+        return bool(self.affinity or self.anti_affinity or any(spread.hard for spread in self.spread))
+
+    @property
+    def prefers_nodes(self) -> bool:
+        """Whether the spec prefers some nodes to others."""
+        soft = any(not spread.hard for spread in self.spread)
+        return soft or self.preferences != NO_PREFERENCES
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,74 +276,3 @@ def node_use(pods: Iterable[tuple[Quantities, frozenset[HostPort]]]) -> NodeUse:
         if ports:
             all_ports |= ports
     return NodeUse(amounts, all_ports)
-
-
-@dataclass(frozen=True, slots=True)
-class Volume:
-    """A PersistentVolume that a pod's claim is bound to; ``terms`` say which nodes can use it, None means all."""
-
-    name: str
-    terms: tuple[NodeSelectorTerm, ...] | None = None
-
-
-def objections(pod: PodRules, name: str, node: NodeRules, volumes: Iterable[Volume] = ()) -> Iterator[str]:
-    """Why kube-scheduler does not place the pod on the node of this name, whatever other pods are there."""
-    taints = [taint for taint in node.taints if taint.effect in {"NoSchedule", "NoExecute"}]
-    if node.cordoned:
-        taints = [taint for taint in taints if taint.key != _CORDON_TAINT]
-        cordon = Taint(_CORDON_TAINT, "NoSchedule")
-        if not any(toleration.tolerates(cordon) for toleration in pod.tolerations):
-            yield "it is cordoned"
-    for taint in taints:
-        if not any(toleration.tolerates(taint) for toleration in pod.tolerations):
-            yield f"the pod does not tolerate its taint {taint}"
-    if pod.claim_driver != node.claim_driver and (pod.claim_driver or pod.neuron):
-        how = f"by claims of {node.claim_driver} only" if node.claim_driver else "by count, and the pod has claims"
-        yield f"its Neuron devices are given {how}"
-    for key, value in pod.node_selector:
-        if node.labels.get(key) != value:
-            label = repr(node.labels[key]) if key in node.labels else "absent"
-            yield f"nodeSelector wants {key}={value}, the label is {label}"
-    if pod.terms is not None and not any(term.matches(name, node.labels) for term in pod.terms):
-        yield f"node affinity wants {' or '.join(filter(None, map(str, pod.terms))) or 'what no node has'}"
-    for volume in volumes:
-        if volume.terms is not None and not any(term.matches(name, node.labels) for term in volume.terms):
-            yield f"its volume {volume.name} cannot be used there"
-
-
-def shortages(pod: PodRules, node: NodeRules, use: NodeUse) -> Iterator[str]:
-    """What the node has too little of for the pod, beside the pods that use it.
-
-    A node that does not say how many pods it takes has room for more.
-    """
-    allocatable = dict(node.allocatable)
-    for name, asked in pod.needs:
-        left = max(allocatable.get(name, 0) - use.amounts.get(name, 0), 0)
-        if asked > left and (name != "pods" or name in allocatable):
-            yield f"it has {_text(name, left)} of {name} left, the pod asks for {_text(name, asked)}"
-    for address, protocol, number in sorted(pod.ports):
-        taken = (at for at, kind, other in use.ports if (kind, other) == (protocol, number))
-        if any(at == address or ANY_ADDRESS in {at, address} for at in taken):
-            yield f"host port {number}/{protocol} is in use there"
-
-
-def is_tight(node: NodeRules, use: NodeUse) -> bool:
-    """Whether less than a tenth of the node's CPU or memory is left: another pod may take it before a bind."""
-    taken = ((most, most - use.amounts.get(name, 0)) for name, most in node.allocatable if name in _TAKEN_BY_OTHERS)
-    return any(10 * left < most for most, left in taken)
-
-
-def lacks_counts(pod: PodRules, node: NodeRules, use: NodeUse) -> bool:
-    """Whether kube-scheduler counts too little Neuron on the node for the pod, whatever is really free.
-
-    It counts each resource name by itself. What pods have under one name lowers what the kubelet offers under the
-    others, some seconds later.
-    """
-    offered = dict(node.neuron)
-    return any(asked > offered.get(name, 0) - use.amounts.get(name, 0) for name, asked in pod.neuron)
-
-
-def _text(name: str, thousandths: int) -> str:
-    """Bytes in GiB, all else as it is."""
-    of_bytes = name in {"memory", "ephemeral-storage"} or name.startswith("hugepages-")
-    return f"{thousandths / 1000 / 1024**3:.4g}Gi" if of_bytes else f"{thousandths / 1000:.6g}"

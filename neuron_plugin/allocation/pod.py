@@ -16,8 +16,9 @@ from functools import cached_property
 from typing import NamedTuple, NewType, Protocol
 
 from neuron_plugin.allocation.claims import PodClaim
+from neuron_plugin.allocation.group import GroupMember, GroupName
 from neuron_plugin.allocation.keys import DEVICE_NAME_KEY, GATE, MOVABLE_KEY, PLACEMENT_KEY
-from neuron_plugin.allocation.node_rules import PodRules
+from neuron_plugin.allocation.node_rules import NO_LABELS, PodLabels, PodRules
 from neuron_plugin.allocation.placement import Assignment
 from neuron_plugin.allocation.rejection import (
     INVALID_CONSTRAINT,
@@ -113,9 +114,8 @@ class NeuronPod:
     ``promised`` is the node where a pod that is not bound was placed, with its assignment; empty of one that is being
     deleted. ``unschedulable``: its scheduler does not find that node good; never of a pod that was not placed.
 
-    ``group`` is the PodGroup, or the group by annotation, that the pod is placed with, as namespace and name.
-    ``group_size`` is how many pods it says its group has. ``leads_group``: the others of the group are made once this
-    one is placed. ``version`` and ``labels`` are the object's, while our gate holds it. ``strategy`` is what the
+    ``member`` says with which other pods it is placed. ``tried``: some scheduler has looked at it. ``ready``: it is
+    Ready. ``version`` is the object's, while our gate holds it. ``labels`` are its own, with its namespace. ``strategy`` is what the
     annotation says, a ``Rejection`` if it says nothing that exists. ``rules`` is what kube-scheduler's own plugins
     look at.
     ``preempts``: pods of lower priority may be evicted for this one.
@@ -140,16 +140,16 @@ class NeuronPod:
     terminating: bool = False
     started: bool = False
     running: bool = False
+    ready: bool = False
+    tried: bool = False
     runs: tuple[ContainerRun, ...] = ()
     created: float = 0.0
     static_uid: str = ""
     assignment_keys: tuple[str, ...] = ()
     refused_demands: frozenset[tuple[Resource, int]] = frozenset()
-    group: tuple[str, str] | None = None
-    group_size: int = 0
-    leads_group: bool = False
+    member: GroupMember | None = None
     version: str = ""
-    labels: tuple[tuple[str, str], ...] = ()
+    labels: PodLabels = NO_LABELS
     strategy: PlacementStrategy | Rejection | None = None
     labelled_unhealthy: bool = False
     controller: str = ""
@@ -169,13 +169,23 @@ class NeuronPod:
 
     def __post_init__(self) -> None:
         requests = () if isinstance(self.request, Rejection) else self.request
-        said = (self.request, requests[0].constraints if requests else None, self.strategy)
+        said = (
+            self.request,
+            requests[0].constraints if requests else None,
+            self.strategy,
+            self.member.unreadable if self.member else None,
+        )
         object.__setattr__(self, "uid", self.reference.uid)
         object.__setattr__(self, "place", self.node or self.promised)
         object.__setattr__(self, "requests", requests)
         object.__setattr__(
             self, "refusal", next((rejection for rejection in said if isinstance(rejection, Rejection)), None)
         )
+
+    @property
+    def group(self) -> GroupName | None:
+        """The group that the pod is placed with."""
+        return self.member.group if self.member else None
 
     def strategy_or(self, default: PlacementStrategy) -> PlacementStrategy:
         """The pod's own strategy, or the default where the pod states none that exists."""

@@ -30,6 +30,33 @@ class Rejection:
     def __str__(self) -> str:
         return self.detail or self.text
 
+    @property
+    def predicate(self) -> str:
+        """The same said of a node, such as ``has no Neuron devices``: so nodes are counted by what is said of them."""
+        for beginning, verb in (
+            ("The node's ", "has a "),
+            ("The node ", ""),
+            ("No ", "has no "),
+            ("Fewer ", "has fewer "),
+        ):
+            if self.text.startswith(beginning):
+                said = self.text.removeprefix(beginning)
+                return _PREDICATES.get(self.code, f"{verb}{said}")
+        return _PREDICATES.get(self.code, self.text)
+
+
+_PREDICATES = {
+    "unreadable-assignment": "has a pod whose Neuron assignment cannot be read",
+    "no-assignment": "has a pod whose Neuron assignment is not known yet",
+    "overlapping-assignments": "has two pods with the same Neuron devices",
+    "unreadable-inventory": "has a Neuron inventory that cannot be read",
+    "unknown-health": "has devices that are missing or unhealthy, and no inventory that says which",
+    "stale-plugin": "has a Neuron plugin that does not renew its Lease",
+    "wrong-product": "has devices of another product than the pod asks for",
+    "unknown-product": "has devices whose product is not known",
+}
+"""By code, where the text is about the node's pods or does not begin with the node."""
+
 
 UNREADABLE_ASSIGNMENT = Rejection(
     "unreadable-assignment", "A pod on the node has a Neuron assignment that cannot be read", may_pass=True

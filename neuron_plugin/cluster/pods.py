@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache
 from math import ceil
+from sys import intern
 from typing import NamedTuple
 
 import msgspec
@@ -30,12 +31,11 @@ from neuron_plugin.allocation import (
 from neuron_plugin.allocation.assignment import AssignmentError, read_assignment
 from neuron_plugin.allocation.claims import PodClaim
 from neuron_plugin.allocation.constraints import LONGEST_CONSTRAINT, read_constraints
+from neuron_plugin.allocation.group import GroupMember
 from neuron_plugin.allocation.keys import (
     ASSIGNMENT_KEYS,
     CONSTRAINT_KEYS,
     GATE,
-    GROUP_KEY,
-    GROUP_SIZE_KEY,
     LAST_CHECKPOINT_KEY,
     NODE_KEY,
     PLACEMENT_KEY,
@@ -46,27 +46,30 @@ from neuron_plugin.allocation.keys import (
 from neuron_plugin.allocation.node_rules import (
     ANY_ADDRESS,
     DEFAULT_SCHEDULER,
+    NO_PREFERENCES,
     HostPort,
     NodeSelectorTerm,
     PodRules,
     PodSelector,
+    PodTerm,
+    Preferences,
     Quantities,
     Requirement,
+    Spread,
     Toleration,
+    pod_labels,
 )
 from neuron_plugin.allocation.pod import TERMINAL_PHASES, is_movable, placement_strategy
 from neuron_plugin.allocation.rejection import INVALID_REQUEST, UNREADABLE_ASSIGNMENT
 from neuron_plugin.allocation.requests import ContainerSpec, RequestError, parse_count, parse_quantity, pod_request
 from neuron_plugin.allocation.runs import ContainerRun
+from neuron_plugin.cluster.groups import group_member
 from neuron_plugin.cluster.objects import ApiObject, ApiResource, Wire
+from neuron_plugin.planning.population import PlacedPod
 
 STATIC_POD_UID_KEY = "kubernetes.io/config.hash"
 """On a mirror pod: the UID under which the kubelet knows the static pod (pkg/kubelet/types/constants.go)."""
 
-_LWS_WORKER_INDEX = "leaderworkerset.sigs.k8s.io/worker-index"
-JOBSET_EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
-_COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
-_GROUP_SIZE = re.compile(r"[1-9][0-9]{0,4}")
 _NOT_MADE_AGAIN = frozenset({"Node", "DaemonSet"})
 """Controllers that make a pod again on the same node only, or not at all (static pods)."""
 _RESOURCE_NAMES = tuple(resource.value for resource in Resource)
@@ -143,10 +146,11 @@ class WireNodeSelector(Wire, frozen=True):
     @property
     def terms(self) -> tuple[NodeSelectorTerm, ...]:
         """The terms as values."""
-        return tuple(
-            NodeSelectorTerm(_requirements(term.match_expressions), _requirements(term.match_fields))
-            for term in self.node_selector_terms or ()
-        )
+        return tuple(_node_term(term) for term in self.node_selector_terms or ())
+
+
+def _node_term(term: WireTerm) -> NodeSelectorTerm:
+    return NodeSelectorTerm(_requirements(term.match_expressions), _requirements(term.match_fields))
 
 
 def _requirements(listed: tuple[WireRequirement, ...] | None) -> tuple[Requirement, ...]:
@@ -155,35 +159,65 @@ def _requirements(listed: tuple[WireRequirement, ...] | None) -> tuple[Requireme
     )
 
 
+class _PreferredTerm(Wire, frozen=True):
+    weight: int = 0
+    preference: WireTerm = WireTerm()
+
+
 class _NodeAffinity(Wire, frozen=True):
     required_during_scheduling_ignored_during_execution: WireNodeSelector | None = None
-    preferred_during_scheduling_ignored_during_execution: tuple[Present, ...] | None = None
+    preferred_during_scheduling_ignored_during_execution: tuple[_PreferredTerm, ...] | None = None
 
 
-class _LabelSelector(Wire, frozen=True):
+class WireLabelSelector(Wire, frozen=True):
+    """A label selector; an empty one matches everything."""
+
     match_labels: dict[str, str] | None = None
     match_expressions: tuple[WireRequirement, ...] | None = None
 
+    @property
+    def requirements(self) -> tuple[Requirement, ...]:
+        """All of which have to be met."""
+        labels = [Requirement(key, "In", (value,)) for key, value in (self.match_labels or {}).items()]
+        return (*labels, *_requirements(self.match_expressions))
+
 
 class _PodAffinityTerm(Wire, frozen=True):
-    label_selector: _LabelSelector | None = None
+    label_selector: WireLabelSelector | None = None
     topology_key: str = ""
     namespaces: tuple[str, ...] | None = None
-    namespace_selector: Present | None = None
+    namespace_selector: WireLabelSelector | None = None
+    match_label_keys: tuple[str, ...] | None = None
+    mismatch_label_keys: tuple[str, ...] | None = None
 
-    def selector(self, namespace: str) -> PodSelector | None:
-        """The pods that are meant, for a pod of this namespace; without a selector none are."""
-        if self.label_selector is None:
-            return None
-        labels = [Requirement(key, "In", (value,)) for key, value in (self.label_selector.match_labels or {}).items()]
-        labels += _requirements(self.label_selector.match_expressions)
-        named = None if self.namespace_selector is not None else self.namespaces or (namespace,)
-        return PodSelector(named, tuple(labels), self.topology_key)
+    def of(self, pod: Pod) -> PodTerm:
+        """The term of a pod. Its namespace is meant where none is named or chosen."""
+        chosen = self.namespace_selector
+        namespaces = self.namespaces or (() if chosen is not None else (pod.namespace,))
+        labels = None
+        if self.label_selector is not None:
+            labels = _with_own(self.label_selector.requirements, pod.labels, self.match_label_keys, "In")
+            labels = _with_own(labels, pod.labels, self.mismatch_label_keys, "NotIn")
+        selector = PodSelector(namespaces, labels, chosen.requirements if chosen is not None else None)
+        return PodTerm(selector, self.topology_key)
+
+
+def _with_own(
+    labels: tuple[Requirement, ...], own: Mapping[str, str], keys: tuple[str, ...] | None, operator: str
+) -> tuple[Requirement, ...]:
+    """Requirements and those that follow from the pod's own labels, which the API server has mostly added already."""
+    added = (Requirement(key, operator, (own[key],)) for key in keys or () if key in own)
+    return (*labels, *(requirement for requirement in added if requirement not in labels))
+
+
+class _WeightedPodAffinityTerm(Wire, frozen=True):
+    weight: int = 0
+    pod_affinity_term: _PodAffinityTerm = _PodAffinityTerm()
 
 
 class _PodAffinity(Wire, frozen=True):
     required_during_scheduling_ignored_during_execution: tuple[_PodAffinityTerm, ...] | None = None
-    preferred_during_scheduling_ignored_during_execution: tuple[Present, ...] | None = None
+    preferred_during_scheduling_ignored_during_execution: tuple[_WeightedPodAffinityTerm, ...] | None = None
 
 
 class _Affinity(Wire, frozen=True):
@@ -193,7 +227,28 @@ class _Affinity(Wire, frozen=True):
 
 
 class _SpreadConstraint(Wire, frozen=True):
+    max_skew: int = 1
+    topology_key: str = ""
     when_unsatisfiable: str = ""
+    label_selector: WireLabelSelector | None = None
+    min_domains: int | None = None
+    node_affinity_policy: str | None = None
+    node_taints_policy: str | None = None
+    match_label_keys: tuple[str, ...] | None = None
+
+    def of(self, pod: Pod) -> Spread:
+        """The constraint of a pod."""
+        chosen = self.label_selector
+        labels = None if chosen is None else _with_own(chosen.requirements, pod.labels, self.match_label_keys, "In")
+        return Spread(
+            self.topology_key,
+            labels,
+            self.max_skew,
+            self.min_domains or 1,
+            hard=self.when_unsatisfiable == "DoNotSchedule",
+            honors_affinity=self.node_affinity_policy != "Ignore",
+            honors_taints=self.node_taints_policy == "Honor",
+        )
 
 
 class SchedulingGroup(Wire, frozen=True):
@@ -371,6 +426,17 @@ class Pod(ApiObject, frozen=True):
         return any(status.state and status.state.running for status in self._container_statuses)
 
     @property
+    def ready(self) -> bool:
+        """Whether its condition Ready is True."""
+        return any(known.type == "Ready" and known.status == "True" for known in self.status.conditions or ())
+
+    @property
+    def tried(self) -> bool:
+        """Whether a scheduler has looked at it and said so. The API server itself writes that it is gated."""
+        conditions = self.status.conditions or ()
+        return any(known.type == "PodScheduled" and known.reason != "SchedulingGated" for known in conditions)
+
+    @property
     def runs(self) -> tuple[ContainerRun, ...]:
         """The latest run of each container that ever ran."""
         return tuple(run for status in self._container_statuses if (run := _latest_run(status)))
@@ -400,12 +466,16 @@ def _latest_run(status: ContainerStatus) -> ContainerRun | None:
 
 @dataclass(frozen=True, slots=True)
 class PodUse:
-    """A bound pod without Neuron: what it takes of its node, which Neuron pods then cannot have."""
+    """A bound pod without Neuron: what it takes of its node, and what the rules among pods look at."""
 
-    node: str
+    placed: PlacedPod
     needs: Quantities
     ports: frozenset[HostPort]
-    keeps_off: tuple[PodSelector, ...] = ()
+
+    @property
+    def node(self) -> str:
+        """Where it is."""
+        return self.placed.node
 
 
 def asks_for_neuron(pod: Pod) -> bool:
@@ -421,7 +491,15 @@ def pod_use(pod: Pod) -> PodUse | None:
     """What a pod takes of its node; None of one that is not bound or has ended."""
     if not pod.node_name or pod.terminal:
         return None
-    return PodUse(pod.node_name, _asked(pod, ()).needs, _ports(pod), _keeps_off(pod))
+    affinity = pod.spec.affinity
+    placed = PlacedPod(
+        intern(pod.node_name),
+        pod_labels(pod.namespace, pod.labels),
+        terminating=pod.terminating,
+        anti_affinity=_required_terms(pod, affinity.pod_anti_affinity) if affinity else (),
+        claims=_volume_claims(pod) if pod.spec.volumes else (),
+    )
+    return PodUse(placed, _asked(pod, ()).needs, _ports(pod))
 
 
 def neuron_pod(pod: Pod, *, progress: bool = True) -> NeuronPod:
@@ -445,8 +523,6 @@ def neuron_pod(pod: Pod, *, progress: bool = True) -> NeuronPod:
             assignment = replace(UNREADABLE_ASSIGNMENT, detail=str(error))
     if isinstance(assignment, Assignment) and not assignment.allocated and _is_meant_for_another(pod):
         assignment = None
-    named = spec.scheduling_group and spec.scheduling_group.pod_group_name
-    group = named or annotations.get(GROUP_KEY, "") or labels.get(GROUP_KEY, "")
     own = annotations.get(POD_UID_KEY) == pod.uid and not (pod.node_name or pod.terminating)
     controller, phase = pod.controller, pod.phase
     return NeuronPod(
@@ -455,6 +531,7 @@ def neuron_pod(pod: Pod, *, progress: bool = True) -> NeuronPod:
         node=pod.node_name,
         promised=annotations.get(NODE_KEY, "") if own else "",
         unschedulable=own and _is_unschedulable(pod),
+        tried=pod.tried,
         assignment=assignment,
         priority=spec.priority or 0,
         preempts=spec.preemption_policy != "Never",
@@ -462,16 +539,15 @@ def neuron_pod(pod: Pod, *, progress: bool = True) -> NeuronPod:
         terminating=pod.terminating,
         started=progress and (pod.started or phase == "Running"),
         running=pod.running,
+        ready=pod.ready,
         runs=pod.runs if progress and request and not isinstance(request, Rejection) else (),
         created=unix_seconds(pod.metadata.creation_timestamp or ""),
         static_uid=annotations.get(STATIC_POD_UID_KEY, ""),
         assignment_keys=tuple([key for key in ASSIGNMENT_KEYS if key in annotations]),
         refused_demands=_refused_demands(pod) if isinstance(request, Rejection) else frozenset(),
-        group=(pod.namespace, group) if group else None,
-        group_size=_group_size(annotations.get(GROUP_SIZE_KEY, "") or labels.get(GROUP_SIZE_KEY, "")),
-        leads_group=labels.get(_LWS_WORKER_INDEX) == "0" or _is_leader_of_job(pod),
+        member=_member(pod, controller[0]),
         version=pod.resource_version if gated else "",
-        labels=tuple(labels.items()) if gated else (),
+        labels=pod_labels(pod.namespace, labels),
         strategy=placement_strategy(annotations.get(PLACEMENT_KEY, "")),
         labelled_unhealthy=UNHEALTHY_LABEL in labels,
         controller="" if controller[0] in _NOT_MADE_AGAIN else "/".join(filter(None, controller)),
@@ -524,14 +600,12 @@ def _is_unschedulable(pod: Pod) -> bool:
     return refused and not pod.status.nominated_node_name
 
 
-def _is_leader_of_job(pod: Pod) -> bool:
-    """Whether JobSet makes the other pods of the job once this one is scheduled (exclusive placement)."""
-    return JOBSET_EXCLUSIVE in pod.annotations and pod.annotations.get(_COMPLETION_INDEX) == "0"
-
-
-def _group_size(text: str) -> int:
-    text = text.strip()
-    return int(text) if _GROUP_SIZE.fullmatch(text) else 0
+def _member(pod: Pod, owner_kind: str) -> GroupMember | None:
+    group = pod.spec.scheduling_group
+    pod_group = (group.pod_group_name if group else "") or ""
+    if not (pod_group or pod.labels or pod.annotations):
+        return None
+    return group_member(pod.namespace, pod.annotations, pod.labels, pod_group, owner_kind)
 
 
 class _Asked(NamedTuple):
@@ -622,11 +696,9 @@ _equal_rules = lru_cache(maxsize=_REMEMBERED)(PodRules)
 
 def _rules(pod: Pod, asked: _Asked) -> PodRules:
     spec, affinity = pod.spec, pod.spec.affinity
-    spreads, volumes, gates = spec.topology_spread_constraints or (), spec.volumes or (), spec.scheduling_gates or ()
-    among_pods = (affinity.pod_affinity, affinity.pod_anti_affinity) if affinity else ()
+    gates = spec.scheduling_gates or ()
     by_node = affinity.node_affinity if affinity else None
     required = by_node and by_node.required_during_scheduling_ignored_during_execution
-    preferring = (by_node, *among_pods)
     return _equal_rules(
         scheduler_name=spec.scheduler_name,
         gates=tuple([gate.name for gate in gates]),
@@ -636,22 +708,39 @@ def _rules(pod: Pod, asked: _Asked) -> PodRules:
         needs=asked.needs,
         neuron=asked.neuron,
         ports=_ports(pod),
-        # A generic ephemeral volume has a claim that is named after pod and volume.
-        claims=(
-            *[volume.persistent_volume_claim.claim_name for volume in volumes if volume.persistent_volume_claim],
-            *[f"{pod.name}-{volume.name}" for volume in volumes if volume.ephemeral is not None],
-        ),
+        claims=_volume_claims(pod),
         resource_claims=bool(spec.resource_claims),
-        depends_on_pods=any(spread.when_unsatisfiable == "DoNotSchedule" for spread in spreads)
-        or any(
-            bool(affinity and affinity.required_during_scheduling_ignored_during_execution) for affinity in among_pods
-        ),
-        prefers_nodes=any(spread.when_unsatisfiable == "ScheduleAnyway" for spread in spreads)
-        or any(
-            bool(affinity and affinity.preferred_during_scheduling_ignored_during_execution) for affinity in preferring
-        ),
-        keeps_off=_keeps_off(pod),
+        affinity=_required_terms(pod, affinity.pod_affinity) if affinity else (),
+        anti_affinity=_required_terms(pod, affinity.pod_anti_affinity) if affinity else (),
+        spread=tuple([spread.of(pod) for spread in spec.topology_spread_constraints or ()]),
+        preferences=_preferences(pod, affinity) if affinity else NO_PREFERENCES,
     )
+
+
+def _volume_claims(pod: Pod) -> tuple[str, ...]:
+    """The pod's PersistentVolumeClaims. A generic ephemeral volume has one that is named after pod and volume."""
+    volumes = pod.spec.volumes or ()
+    return (
+        *[volume.persistent_volume_claim.claim_name for volume in volumes if volume.persistent_volume_claim],
+        *[f"{pod.name}-{volume.name}" for volume in volumes if volume.ephemeral is not None],
+    )
+
+
+def _required_terms(pod: Pod, affinity: _PodAffinity | None) -> tuple[PodTerm, ...]:
+    terms = affinity.required_during_scheduling_ignored_during_execution if affinity else None
+    return tuple([term.of(pod) for term in terms or ()])
+
+
+def _preferences(pod: Pod, affinity: _Affinity) -> Preferences:
+    """Weights of anti-affinity are negative. A node term without any requirement prefers no node."""
+    by_node = affinity.node_affinity
+    preferred = (by_node and by_node.preferred_during_scheduling_ignored_during_execution) or ()
+    nodes = [(term.weight, _node_term(term.preference)) for term in preferred]
+    pods = list[tuple[int, PodTerm]]()
+    for sign, among in ((1, affinity.pod_affinity), (-1, affinity.pod_anti_affinity)):
+        terms = (among and among.preferred_during_scheduling_ignored_during_execution) or ()
+        pods += [(sign * term.weight, term.pod_affinity_term.of(pod)) for term in terms]
+    return Preferences(tuple(nodes), tuple(pods)) if nodes or pods else NO_PREFERENCES
 
 
 @lru_cache(maxsize=_REMEMBERED)
@@ -679,13 +768,6 @@ def _terms(required: WireNodeSelector, pinned_to: str) -> tuple[NodeSelectorTerm
         return terms
     left = tuple(replace(term, fields=term.fields[:-1]) if term.fields[-1:] == (pin,) else term for term in terms)
     return left if left == terms or any(term.expressions or term.fields for term in left) else None
-
-
-def _keeps_off(pod: Pod) -> tuple[PodSelector, ...]:
-    """The pods that the required anti-affinity of this pod keeps off where it runs (interpodaffinity/filtering.go)."""
-    anti = pod.spec.affinity.pod_anti_affinity if pod.spec.affinity else None
-    terms = (anti.required_during_scheduling_ignored_during_execution if anti else None) or ()
-    return tuple(filter(None, (term.selector(pod.namespace) for term in terms)))
 
 
 def _ports(pod: Pod) -> frozenset[HostPort]:

@@ -1,23 +1,19 @@
-"""Which node and set is best, and what would be: moves that open a set, drains. Pure: no I/O and no clock."""
+"""What is thought of waiting pods, as values: where they fit, why they wait, who would have to go. No I/O, no clock."""
 
-from neuron_plugin.planning.choice import PACK, Choices, place_together
-from neuron_plugin.planning.moves import (
+from neuron_plugin.planning.choice import PACK, Choices
+from neuron_plugin.planning.judgement import Judgement, Standing, judge, judge_all
+from neuron_plugin.planning.scene import Cluster, Scene
+from neuron_plugin.planning.shapes import DemandError, parse_shape, shape_text
+from neuron_plugin.planning.victims import (
     PREEMPTION,
     RULES,
-    SECONDS_AN_HOUR,
-    Cluster,
     Move,
     MoveRules,
-    Prospect,
     Relocation,
-    Standing,
     after,
     cheapest_move,
     drain,
     how_many_more,
     lowest_first,
-    prospects,
     still_possible,
-    why_not_judged,
 )
-from neuron_plugin.planning.shapes import DemandError, parse_shape, shape_text

@@ -15,8 +15,8 @@ as within one geometry.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Collection, Container, Iterable, Mapping
-from functools import lru_cache, partial
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from functools import cached_property, lru_cache, partial
 from itertools import chain, takewhile
 from types import MappingProxyType
 from typing import NamedTuple
@@ -25,28 +25,20 @@ from neuron_plugin.allocation import (
     Capacity,
     Constraints,
     ContainerKind,
-    NeuronPod,
     NodeInfo,
-    Placement,
     PlacementStrategy,
     PodRequest,
-    PodUid,
     Rejection,
     Resource,
 )
 from neuron_plugin.allocation.cost import cost, costs, devices_lost, tie_rank
 from neuron_plugin.allocation.narrowing import usable_mask
-from neuron_plugin.allocation.node_rules import (
-    NodeUse,
-    PodRules,
-    Volume,
-    lacks_counts,
-    node_use,
-    objections,
-    shortages,
-)
+from neuron_plugin.allocation.node_rules import NO_USE, NodeUse, PodRules
 from neuron_plugin.allocation.placement import fitting, is_constrained, placement_mask
 from neuron_plugin.allocation.requests import Amounts
+from neuron_plugin.planning.domains import Domains
+from neuron_plugin.planning.rules import SpreadNodes, has_soft_taints, neuron_shortages, objections, shortages
+from neuron_plugin.planning.volumes import NO_VOLUMES, PodVolumes
 from neuron_plugin.topology import Geometry
 
 MOST_CAPACITIES = 32_768
@@ -55,7 +47,18 @@ MOST_DEMANDS = 32
 """Distinct demands remembered, with constraints and without; a cluster's workloads have few."""
 
 PACK = PlacementStrategy.PACK
-_NO_USES: Mapping[str, NodeUse] = MappingProxyType({})
+
+
+class NodeUses(dict[str, NodeUse]):
+    """What the pods of each node ask for; nothing of a node that is not there."""
+
+    def __missing__(self, name: str) -> NodeUse:
+        return NO_USE
+
+
+NO_USES: Mapping[str, NodeUse] = MappingProxyType(NodeUses())
+Prefer = Callable[[Sequence[str]], Mapping[str, int]]
+"""How much a pod would rather go to each of some nodes: the highest is the best."""
 _Demand = tuple[PlacementStrategy, tuple[tuple[ContainerKind, Resource, int, Amounts, object], ...]]
 
 
@@ -128,13 +131,23 @@ class Answers:
         return [rank and self._devices_lost(self._nodes[rank.name].capacity) for rank in ranks]
 
     def best(
-        self, called: Container[str], skipped: Container[str] = (), changed: Mapping[str, NodeInfo] | None = None
+        self,
+        called: Container[str],
+        skipped: Container[str] = (),
+        changed: Mapping[str, NodeInfo] | None = None,
+        prefer: Prefer | None = None,
     ) -> str:
         """The best node of those in ``called`` that are not ``skipped``; empty when the pod fits none of them.
 
-        ``changed`` are nodes as they would be.
+        ``changed`` are nodes as they would be. What the pod itself prefers comes first, where it ``prefer``s any.
         """
         changed = changed or {}
+        if prefer:
+            names = [rank.name for rank in chain.from_iterable(self._orders.values()) if rank.name not in changed]
+            names += [name for name, info in changed.items() if self._rank(name, info)]
+            scores = prefer([name for name in names if name in called and name not in skipped])
+            most = max(scores.values(), default=0)
+            called = {name for name, score in scores.items() if score == most}
         heads: dict[Geometry | None, tuple[Rank, Capacity | Rejection]] = {}
         for kind, order in self._orders.items():
             for rank in order:
@@ -198,19 +211,39 @@ def _devices_lost(capacity: Capacity | Rejection, request: PodRequest) -> float:
 
 
 class Choices:
-    """What every demand meets on the same nodes, and which of them kube-scheduler leaves to a pod.
+    """What every demand meets on the same nodes, and which of them kube-scheduler leaves to a pod by itself.
 
     Both are brought up to date node by node: ``forget`` names a node of which something has changed. ``nodes`` and
-    ``uses`` are followed, not copied; ``uses`` has every node, where anybody asks what kube-scheduler leaves.
+    ``uses`` are followed, not copied.
     """
 
-    def __init__(self, nodes: Mapping[str, NodeInfo], uses: Mapping[str, NodeUse] = _NO_USES) -> None:
+    def __init__(
+        self, nodes: Mapping[str, NodeInfo], uses: Mapping[str, NodeUse] = NO_USES, levels: Sequence[str] = ()
+    ) -> None:
+        """``levels`` are the node labels of the network's levels, where they are not those that are known."""
         self._nodes = nodes
         self._uses = uses
         self._plain: dict[_Demand, Answers] = {}
         self._constrained: dict[_Demand, Answers] = {}
-        self._feasible: dict[tuple[PodRules, tuple[Volume, ...]], tuple[set[str], set[str]]] = {}
+        self._feasible: dict[tuple[PodRules, PodVolumes], tuple[set[str], set[str]]] = {}
         """By rules and volumes: the nodes, and those to look at again."""
+        self._levels = levels
+        self._soft = {name for name, info in nodes.items() if has_soft_taints(info.node.rules)}
+
+    @cached_property
+    def spread_nodes(self) -> SpreadNodes:
+        """The nodes that count for topology spread, once they are asked for."""
+        return SpreadNodes(self._nodes)
+
+    @cached_property
+    def domains(self) -> Domains:
+        """The network of the nodes, once it is asked for."""
+        return Domains(self._nodes, self._levels)
+
+    @property
+    def any_soft_taints(self) -> bool:
+        """Whether some node would rather have no pods that do not tolerate one of its taints."""
+        return bool(self._soft)
 
     def answers(self, request: PodRequest, strategy: PlacementStrategy = PACK) -> Answers:
         """The answers to one request, as of now; the demand that was asked for longest ago makes room for a new one.
@@ -231,8 +264,8 @@ class Choices:
         answers.catch_up()
         return answers
 
-    def feasible(self, rules: PodRules, volumes: tuple[Volume, ...] = ()) -> Collection[str]:
-        """The nodes that kube-scheduler leaves to pods of these rules now, as far as that can be judged."""
+    def feasible(self, rules: PodRules, volumes: PodVolumes = NO_VOLUMES) -> Collection[str]:
+        """The nodes that kube-scheduler leaves to pods of these rules now, but for what other pods' labels decide."""
         key = rules, volumes
         known = self._feasible.pop(key) if key in self._feasible else (set[str](), set(self._nodes))
         feasible, changed = self._feasible[key] = known
@@ -240,50 +273,35 @@ class Choices:
             del self._feasible[next(iter(self._feasible))]
         for name in changed:
             feasible.discard(name)
-            if (info := self._nodes.get(name)) and _leaves(info, self._uses[name], rules, volumes):
+            if (info := self._nodes.get(name)) and leaves(info, self._uses[name], rules, volumes):
                 feasible.add(name)
         changed.clear()
         return feasible
 
-    def has_room(self, name: str, rules: PodRules, beside: Iterable[PodRules]) -> bool:
-        """Whether kube-scheduler's counts leave room on a node for a pod of these rules if others come to it, too."""
-        use = self._uses[name]
-        pods = [((*other.needs, *other.neuron), other.ports) for other in beside]
-        more = node_use([(tuple(use.amounts.items()), use.ports), *pods])
-        node = self._nodes[name].node.rules
-        return not (lacks_counts(rules, node, more) or any(True for _ in shortages(rules, node, more)))
-
-    def forget(self, name: str) -> None:
+    def forget(self, name: str, *, node_changed: bool = True) -> None:
         """This node, or what its pods ask for, has changed; or it has come or is gone."""
         for answers in chain(self._plain.values(), self._constrained.values()):
             answers.changed.add(name)
         for _, changed in self._feasible.values():
             changed.add(name)
+        if node_changed:
+            for derived in ("spread_nodes", "domains"):
+                if known := vars(self).get(derived):
+                    known.forget(name)
+            info = self._nodes.get(name)
+            if info and has_soft_taints(info.node.rules):
+                self._soft.add(name)
+            else:
+                self._soft.discard(name)
 
 
-def _leaves(info: NodeInfo, use: NodeUse, rules: PodRules, volumes: tuple[Volume, ...]) -> bool:
+def leaves(info: NodeInfo, use: NodeUse, rules: PodRules, volumes: PodVolumes) -> bool:
+    """Whether kube-scheduler leaves a node to such pods, but for what other pods' labels decide."""
     node = info.node.rules
-    if lacks_counts(rules, node, use) or any(True for _ in shortages(rules, node, use)):
-        return False
-    return not any(True for _ in objections(rules, info.name, node, volumes))
-
-
-def place_together(
-    pods: Iterable[NeuronPod], nodes: Mapping[str, NodeInfo], best: Callable[[NeuronPod, Mapping[str, NodeInfo]], str]
-) -> dict[PodUid, tuple[str, Placement]]:
-    """A node and its sets for each pod that fits beside the others, the largest first.
-
-    ``best`` is asked for a pod's best node, empty where there is none, while some nodes are as they would be by then.
-    """
-    changed: dict[str, NodeInfo] = {}
-    places: dict[PodUid, tuple[str, Placement]] = {}
-    for pod in sorted(pods, key=lambda pod: (-sum(container.count for container in pod.requests), pod.reference.name)):
-        name = best(pod, changed) if pod.requests else ""
-        info = changed.get(name) or nodes.get(name)
-        if info and any(kept.pod.uid == pod.uid for kept in info.reservations):
-            info = info.without((pod.uid,))
-        placement = info.capacity.place(pod.requests) if info and isinstance(info.capacity, Capacity) else None
-        if info and placement and not isinstance(placement, Rejection):
-            changed[name] = info.with_pod(pod.reference, placement)
-            places[pod.uid] = name, placement
-    return places
+    against = chain(
+        neuron_shortages(rules, node, use),
+        shortages(rules, node, use),
+        objections(rules, info.name, node),
+        volumes.objections(info.name, node.labels),
+    )
+    return not any(True for _ in against)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -20,7 +21,7 @@ from neuron_plugin.allocation import (
     PodUid,
 )
 from neuron_plugin.allocation.node import node_info
-from neuron_plugin.planning import Cluster, Move, after, parse_shape
+from neuron_plugin.planning import Cluster, Judgement, Move, Scene, after, judge_all, parse_shape
 from neuron_plugin.topology import CoreMask, Geometry, Topology, valid_sets
 from tests.support.manifests import shipped_geometry
 
@@ -95,6 +96,10 @@ def node(name: str, *pods: Held, geometry: Geometry = TRN1, is_open: bool = True
 def cluster(*nodes: OnNode, waiting: tuple[NeuronPod, ...] = ()) -> Cluster:
     placed = [replace(one.pod, node=on.info.name) for on in nodes for one in on.held]
     return Cluster({on.info.name: on.info for on in nodes}, {one.uid: one for one in (*placed, *waiting)})
+
+
+def judged(before: Cluster, waiting: Iterable[NeuronPod], **more: Any) -> list[Judgement]:
+    return judge_all(Scene(before), waiting, **more)
 
 
 def with_pod(before: Cluster, name: str, waiting: NeuronPod, placement: Placement) -> Cluster:

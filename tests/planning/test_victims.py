@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuron_plugin.allocation import Constraints, ContainerKind, ContainerRequest, NeuronPod, Rejection, Resource
+from neuron_plugin.allocation.group import GroupMember
 from neuron_plugin.allocation.node_rules import (
     NodeRules,
     NodeSelectorTerm,
@@ -14,21 +15,23 @@ from neuron_plugin.allocation.node_rules import (
     PodRules,
     Requirement,
     Taint,
-    Volume,
 )
 from neuron_plugin.planning import (
     PREEMPTION,
     Cluster,
+    Judgement,
     MoveRules,
-    Prospect,
+    Scene,
     Standing,
     cheapest_move,
     drain,
     how_many_more,
     parse_shape,
-    prospects,
     still_possible,
 )
+from neuron_plugin.planning.choice import NodeUses
+from neuron_plugin.planning.judgement import PREEMPTED_BY_NAME
+from neuron_plugin.planning.volumes import Claim, Storage, Volume
 from neuron_plugin.topology import CoreMask, Geometry, Topology
 from tests.planning.clusters import (
     HOUR,
@@ -44,6 +47,7 @@ from tests.planning.clusters import (
     devices,
     held,
     held_once,
+    judged,
     node,
     one_victim_moves,
     pod,
@@ -52,13 +56,14 @@ from tests.planning.clusters import (
     with_pod,
 )
 
+GANG = GroupMember(("ml", "gang"))
 ONE = MoveRules(most_victims=1)
 BIG = pod("big", "neuron=16")
 
 
 def test_the_one_pod_on_an_otherwise_empty_node_makes_room_for_a_pod_of_the_whole_node() -> None:
     before = cluster(node("a", devices("small", 0)), node("b", devices("other", *range(8))))
-    move = cheapest_move(before, BIG)
+    move = cheapest_move(Scene(before), BIG)
     assert move is not None
     assert (move.node, move.mask) == ("a", TRN1.all_mask)
     assert [(victim.pod.uid, victim.source, victim.target) for victim in move.victims] == [("small", "a", "b")]
@@ -68,7 +73,7 @@ def test_the_one_pod_on_an_otherwise_empty_node_makes_room_for_a_pod_of_the_whol
 def test_of_two_moves_the_one_that_loses_fewer_device_hours_is_proposed() -> None:
     young, old = devices("young", 0, 1, 2, 3, since=9.0), devices("old", 0, since=0.0)
     before = cluster(node("a", old), node("b", young), node("c", *(devices(f"c{i}", i) for i in range(5))))
-    move = cheapest_move(before, BIG, now=9.5 * HOUR)
+    move = cheapest_move(Scene(before), BIG, now=9.5 * HOUR)
     assert move is not None
     assert ([victim.pod.uid for victim in move.victims], move.loss) == (["young"], 2.0)
 
@@ -76,7 +81,7 @@ def test_of_two_moves_the_one_that_loses_fewer_device_hours_is_proposed() -> Non
 @pytest.mark.parametrize(("priority", "goes"), [(19, True), (20, False)])
 def test_only_pods_of_lower_priority_are_preempted(priority: int, goes: bool) -> None:  # noqa: FBT001 - a table
     before = cluster(node("a", devices("held", *range(16), priority=priority)))
-    assert (cheapest_move(before, pod("new", "neuron=4", priority=20), rules=PREEMPTION) is not None) is goes
+    assert (cheapest_move(Scene(before), pod("new", "neuron=4", priority=20), rules=PREEMPTION) is not None) is goes
 
 
 def test_the_pods_of_the_lowest_priorities_go_for_a_pod_of_several_containers() -> None:
@@ -85,7 +90,9 @@ def test_the_pods_of_the_lowest_priorities_go_for_a_pod_of_several_containers() 
     holders = [devices(f"p{each}", *own, geometry=geometry, priority=each) for each, own in ids.items()]
     parts = ContainerRequest("first", ContainerKind.INIT, Resource.NEURON, 6), parse_shape("neuron=6")[0]
     move = cheapest_move(
-        cluster(node("a", *holders, geometry=geometry)), pod("new", "", request=parts, priority=20), rules=PREEMPTION
+        Scene(cluster(node("a", *holders, geometry=geometry))),
+        pod("new", "", request=parts, priority=20),
+        rules=PREEMPTION,
     )
     assert move is not None
     assert sorted(victim.pod.priority for victim in move.victims) == [2, 3]
@@ -95,19 +102,19 @@ def test_many_pods_are_preempted_for_several_containers_though_not_every_group_c
     holders = [devices(f"p{number}", number, priority=number) for number in range(16)]
     parts = tuple(ContainerRequest(name, ContainerKind.APP, Resource.NEURON, 4) for name in ("a", "b"))
     full = cluster(node("a", *holders))
-    move = cheapest_move(full, pod("new", "", request=parts, priority=20), rules=PREEMPTION)
+    move = cheapest_move(Scene(full), pod("new", "", request=parts, priority=20), rules=PREEMPTION)
     assert move is not None
     assert sorted(victim.pod.priority for victim in move.victims) == list(range(8))
-    assert cheapest_move(full, pod("new", "", request=parts, priority=7), rules=PREEMPTION) is None
+    assert cheapest_move(Scene(full), pod("new", "", request=parts, priority=7), rules=PREEMPTION) is None
 
 
 def test_a_pod_that_fits_elsewhere_only_on_other_hardware_is_not_moved() -> None:
-    assert cheapest_move(cluster(node("a", devices("small", 0)), node("b", geometry=INF2)), BIG) is None
+    assert cheapest_move(Scene(cluster(node("a", devices("small", 0)), node("b", geometry=INF2))), BIG) is None
 
 
 STAYS = devices("v", 0, movable=False)
 ORPHAN = Held(replace(devices("v", 0).pod, controller=""), TRN1.device_mask(0))
-GROUPED = Held(replace(devices("v", 0).pod, group=("ml", "gang")), TRN1.device_mask(0))
+GROUPED = Held(replace(devices("v", 0).pod, member=GANG), TRN1.device_mask(0))
 LEAVING = Held(replace(devices("v", 0).pod, terminating=True), TRN1.device_mask(0))
 SILENT = devices("v", 0, movable=None)
 
@@ -129,32 +136,32 @@ def test_a_pod_is_moved_only_if_it_says_so_or_by_priority_and_if_a_controller_ma
     victim: Held, priority: int, rules: MoveRules, *, moved: bool
 ) -> None:
     before = cluster(node("a", victim), node("b", devices("o", 0, movable=False, priority=1000)))
-    move = cheapest_move(before, pod("big", "neuron=16", priority=priority), rules=rules)
+    move = cheapest_move(Scene(before), pod("big", "neuron=16", priority=priority), rules=rules)
     assert (move is not None) is moved
 
 
 def test_a_namespace_speaks_for_its_pods_and_a_pod_that_is_left_alone_stays() -> None:
     before = cluster(node("a", SILENT), node("b", devices("o", 0, movable=False)))
-    assert cheapest_move(replace(before, movable_namespaces={"ml"}), BIG) is not None
-    assert cheapest_move(replace(before, movable_namespaces={"web"}), BIG) is None
-    assert cheapest_move(replace(before, movable_namespaces={"ml"}, left_alone={SILENT.pod.uid}), BIG) is None
+    assert cheapest_move(Scene(replace(before, movable_namespaces={"ml"})), BIG) is not None
+    assert cheapest_move(Scene(replace(before, movable_namespaces={"web"})), BIG) is None
+    assert cheapest_move(Scene(replace(before, movable_namespaces={"ml"}, left_alone={SILENT.pod.uid})), BIG) is None
 
 
 def test_whom_moves_leave_alone_may_be_preempted_unless_a_budget_protects_it() -> None:
     before = cluster(node("a", devices("v", 0)))
     (victim,) = before.pods
     waiting = pod("new", "neuron=16", priority=20)
-    assert cheapest_move(replace(before, left_alone={victim}), waiting, rules=PREEMPTION) is not None
-    assert cheapest_move(replace(before, protected={victim}), waiting, rules=PREEMPTION) is None
-    assert cheapest_move(replace(before, protected={victim}), waiting, rules=MoveRules(by_priority=True)) is None
+    assert cheapest_move(Scene(replace(before, left_alone={victim})), waiting, rules=PREEMPTION) is not None
+    assert cheapest_move(Scene(replace(before, protected={victim})), waiting, rules=PREEMPTION) is None
+    assert cheapest_move(Scene(replace(before, protected={victim})), waiting, rules=MoveRules(by_priority=True)) is None
 
 
 def test_no_set_is_opened_on_a_closed_node_and_no_pod_is_moved_to_one() -> None:
     small = devices("small", 0)
-    assert cheapest_move(cluster(node("a", small, is_open=False), node("b", devices("o", 1))), BIG) is None
+    assert cheapest_move(Scene(cluster(node("a", small, is_open=False), node("b", devices("o", 1)))), BIG) is None
     full = [devices(f"b{i}", i, movable=False) for i in range(15)]
-    assert cheapest_move(cluster(node("a", small), node("b", *full)), BIG) is not None
-    assert cheapest_move(cluster(node("a", small), node("b", *full, is_open=False)), BIG) is None
+    assert cheapest_move(Scene(cluster(node("a", small), node("b", *full))), BIG) is not None
+    assert cheapest_move(Scene(cluster(node("a", small), node("b", *full, is_open=False))), BIG) is None
 
 
 def test_a_pod_of_two_containers_gets_room_for_both() -> None:
@@ -162,7 +169,7 @@ def test_a_pod_of_two_containers_gets_room_for_both() -> None:
     waiting = pod("two", "", request=(row, replace(row, name="b", count=8)))
     pinned = devices("w", *range(8, 16), movable=False)
     before = cluster(node("a", devices("x", 0), devices("y", 4)), node("b", devices("z", 0, movable=False), pinned))
-    move = cheapest_move(before, waiting)
+    move = cheapest_move(Scene(before), waiting)
     assert move is not None
     assert len(move.victims) == 1
     assert move.mask.bit_count() == 24
@@ -173,10 +180,10 @@ def test_a_pod_of_two_containers_gets_room_for_both() -> None:
 @given(clusters(), st.sampled_from(SHAPES))
 def test_a_move_of_one_pod_is_found_whenever_there_is_one_and_it_is_the_cheapest(before: Cluster, shape: str) -> None:
     waiting = pod("waiting", shape)
-    (expected,) = prospects(before, [waiting], now=NOW * HOUR, rules=ONE)
+    (expected,) = judged(before, [waiting], now=NOW * HOUR, rules=ONE)
     if expected.standing is Standing.FITS:
         return
-    move = cheapest_move(before, waiting, now=NOW * HOUR, rules=ONE)
+    move = cheapest_move(Scene(before), waiting, now=NOW * HOUR, rules=ONE)
     possible = list(one_victim_moves(before, waiting))
     assert (move is None) == (not possible)
     if move:
@@ -190,9 +197,9 @@ def test_a_move_of_one_pod_is_found_whenever_there_is_one_and_it_is_the_cheapest
 def test_what_is_promised_to_several_waiting_pods_can_be_had_by_all(before: Cluster, shapes: list[str]) -> None:
     waiting = [pod(f"w{number}", shape) for number, shape in enumerate(shapes)]
     now = before
-    for expected in prospects(before, waiting, rules=MoveRules(most_victims=3)):
+    for expected in judged(before, waiting, rules=MoveRules(most_victims=3)):
         if expected.standing is Standing.FITS:
-            now = with_pod(now, expected.node, expected.pod, expected.placement)
+            now = with_pod(now, expected.place[0], expected.pod, expected.place[1])
         elif expected.move:
             assert all(victim.pod.movable for victim in expected.move.victims)
             now = with_move(now, expected.move)
@@ -200,7 +207,7 @@ def test_what_is_promised_to_several_waiting_pods_can_be_had_by_all(before: Clus
     assert now.pods.keys() >= before.pods.keys()
 
 
-def located(prospect: Prospect) -> Prospect:
+def located(prospect: Judgement) -> Judgement:
     """Each victim's record on the node that it is moved from: a plan keeps the records of its beginning."""
     if prospect.move is None:
         return prospect
@@ -212,11 +219,11 @@ def located(prospect: Prospect) -> Prospect:
 def test_equal_pods_are_planned_for_as_if_each_were_looked_at_alone(before: Cluster, shape: str) -> None:
     now = before
     # They stay: one that has its sets could be moved by the time that the next one is looked at alone.
-    for expected in prospects(before, [pod(f"w{number}", shape, movable=False) for number in range(3)]):
-        (alone,) = prospects(now, [expected.pod])
+    for expected in judged(before, [pod(f"w{number}", shape, movable=False) for number in range(3)]):
+        (alone,) = judged(now, [expected.pod])
         assert located(expected) == located(alone)
-        if expected.node:
-            now = with_pod(now, expected.node, expected.pod, expected.placement)
+        if expected.place:
+            now = with_pod(now, expected.place[0], expected.pod, expected.place[1])
         now = with_move(now, expected.move) if expected.move else now
 
 
@@ -225,7 +232,7 @@ def test_a_pod_that_is_moved_for_two_goes_from_where_the_first_move_put_it() -> 
     x, y = (Held(pod(name, "neuroncore=1"), CoreMask(1 << core)) for name, core in (("x", 0), ("y", 4)))
     pinned = Held(pod("z", "neuroncore=1", movable=False), CoreMask(1))
     before = cluster(node("a", x, y, geometry=LINE), node("b", pinned, geometry=LINE))
-    expected = prospects(before, [pod(name, "neuron=2", movable=False) for name in ("first", "second", "third")])
+    expected = judged(before, [pod(name, "neuron=2", movable=False) for name in ("first", "second", "third")])
     ways = [each for prospect in expected if prospect.move for each in prospect.move.victims if each.pod.uid == "x"]
     assert [(way.source, way.had_mask, way.target) for way in ways] == [("a", 1, "a"), ("a", 1 << 5, "b")]
 
@@ -233,7 +240,7 @@ def test_a_pod_that_is_moved_for_two_goes_from_where_the_first_move_put_it() -> 
 def test_two_equal_pods_get_room_on_different_nodes() -> None:
     small = [node(name, devices(f"on-{name}", 0)) for name in ("a", "b")]
     before = cluster(*small, node("c", devices("row", 0, 1, 2, 3, movable=False)))
-    expected = prospects(before, [pod("first", "neuron=16"), pod("second", "neuron=16")])
+    expected = judged(before, [pod("first", "neuron=16"), pod("second", "neuron=16")])
     assert [prospect.move.node for prospect in expected if prospect.move] == ["a", "b"]
 
 
@@ -241,26 +248,30 @@ def test_two_equal_pods_get_room_on_different_nodes() -> None:
     ("shape", "standing", "reason"),
     [
         ("neuron=1", "fits", ""),
-        ("neuron=4", "pieces", "No free linked set of 4 Neuron devices (1 of 1 nodes); no move of pods that may be "),
-        ("neuron=8", "short", "Fewer than 8 free Neuron devices (1 of 1 nodes)"),
-        ("neuron=7", "never", "Instance type trn1.32xlarge does not support requests for device: 7."),
+        ("neuron=4", "short", "0 of 1 Neuron node: 1 has 4 of 16 devices free, but no linked set of 4"),
+        ("neuron=8", "short", "0 of 1 Neuron node: 1 has 4 of 16 devices free"),
+        (
+            "neuron=7",
+            "never",
+            "0 of 1 Neuron node: 1: Instance type trn1.32xlarge does not support requests for device",
+        ),
     ],
 )
 def test_how_a_waiting_pod_stands_and_why(shape: str, standing: str, reason: str) -> None:
     full = [devices(str(i), i, movable=False) for i in range(16) if i % 4]
-    (expected,) = prospects(cluster(node("a", *full)), [pod("w", shape)])
+    (expected,) = judged(cluster(node("a", *full)), [pod("w", shape)])
     assert expected.standing.value == standing
-    assert expected.reason.startswith(reason)
+    assert expected.sentence.startswith(reason)
 
 
-def test_a_pod_that_no_node_may_have_hears_what_most_of_them_object() -> None:
+def test_a_pod_that_no_node_may_have_hears_what_all_of_them_object() -> None:
     labels = {"a": {}, "b": {}, "c": {"pool": "other"}}
     nodes = [with_rules(node(name), labels=known) for name, known in labels.items()]
     wants = pod("w", "neuron=4")
     wants = replace(wants, rules=replace(wants.rules, node_selector=(("pool", "mine"),)))
-    (expected,) = prospects(cluster(*nodes, waiting=(wants,)), [wants])
-    why = "nodeSelector wants pool=mine, the label is absent (2 of 3 nodes)"
-    assert expected.reason == f"kube-scheduler's own rules leave it no node: {why}"
+    (expected,) = judged(cluster(*nodes, waiting=(wants,)), [wants])
+    why = "2 have no label pool, the pod's nodeSelector wants mine, 1 has pool=other, the pod's nodeSelector wants mine"
+    assert (expected.standing, expected.sentence) == (Standing.RULES, f"0 of 3 Neuron nodes: {why}")
 
 
 def test_a_drain_names_the_pods_that_fit_nowhere_else() -> None:
@@ -269,6 +280,7 @@ def test_a_drain_names_the_pods_that_fit_nowhere_else() -> None:
     found = drain(before, "a")
     assert [(relocation.pod.uid, relocation.target) for relocation in found.moved] == [("one", "b")]
     assert [(stuck.uid, why) for stuck, why in found.stuck] == [("row", "fits on no other node now")]
+    assert found.warnings == ()
 
 
 @given(clusters(), st.sampled_from(SHAPES))
@@ -293,8 +305,8 @@ def test_so_many_more_pods_fit_as_can_be_placed_one_after_the_other_and_not_one_
 def test_halves_of_devices_are_pieces_that_a_move_puts_together() -> None:
     half = held(pod("one", "neuroncore=1"), 0b01), held(pod("two", "neuroncore=1"), 0b0100)
     before = cluster(node("a", *half, geometry=replace(LINE, device_count=2)))
-    (expected,) = prospects(before, [pod("waiting", "neuron=1")])
-    assert expected.standing is Standing.PIECES
+    (expected,) = judged(before, [pod("waiting", "neuron=1")])
+    assert expected.standing is Standing.LINKS
     assert expected.move is not None
 
 
@@ -339,7 +351,7 @@ def test_a_pod_that_asks_for_a_product_is_planned_for() -> None:
     made = node("a", devices("small", 0))
     facts = replace(made.info.node.facts, names=frozenset({"trainium1", "trn1"}))
     named = OnNode(replace(made.info, node=replace(made.info.node, facts=facts)).without(set()), made.held)
-    (expected,) = prospects(cluster(named, node("b")), [waiting])
+    (expected,) = judged(cluster(named, node("b")), [waiting])
     assert expected.move is not None
     assert expected.move.node == "a"
 
@@ -358,7 +370,7 @@ def test_nothing_is_promised_on_a_node_that_kube_scheduler_leaves_out(
     rules: PodRules, node_rules: dict[str, object]
 ) -> None:
     waiting = replace(BIG, rules=rules)
-    (expected,) = prospects(cluster(with_rules(node("a"), **node_rules)), [waiting])
+    (expected,) = judged(cluster(with_rules(node("a"), **node_rules)), [waiting])
     assert expected.standing is not Standing.FITS
     assert expected.move is None
 
@@ -366,8 +378,13 @@ def test_nothing_is_promised_on_a_node_that_kube_scheduler_leaves_out(
 def test_a_volume_keeps_its_pod_where_it_can_be_used() -> None:
     before = cluster(with_rules(node("a"), labels={"zone": "a"}), with_rules(node("b"), labels={"zone": "b"}))
     local = Volume("local", (NodeSelectorTerm((Requirement("zone", "In", ("b",)),)),))
-    (expected,) = prospects(replace(before, volumes={BIG.uid: (local,)}), [BIG])
-    assert expected.node == "b"
+    storage = Storage({("ml", "data"): Claim("local")}, {"local": local})
+    waiting = replace(BIG, rules=PodRules(claims=("data",)))
+    (expected,) = judged(replace(before, storage=storage), [waiting])
+    assert expected.place is not None
+    assert expected.place[0] == "b"
+    (waits,) = judged(before, [waiting])
+    assert (waits.standing, waits.sentence) == (Standing.RULES, "PersistentVolumeClaim data does not exist")
 
 
 def test_what_victims_free_and_what_moved_pods_take_is_counted() -> None:
@@ -377,23 +394,23 @@ def test_what_victims_free_and_what_moved_pods_take_is_counted() -> None:
     has = {"allocatable": (("cpu", 4000),)}
     kept = devices("kept", 5, movable=False)
     before = cluster(with_rules(node("a", victim), **has), with_rules(node("b", kept), **has))
-    uses = {"a": NodeUse({"cpu": 3000}), "b": NodeUse({"cpu": 1000})}
-    assert cheapest_move(replace(before, uses=uses), waiting) is not None
+    uses = NodeUses({"a": NodeUse({"cpu": 3000}), "b": NodeUse({"cpu": 1000})})
+    assert cheapest_move(Scene(replace(before, uses=uses)), waiting) is not None
     uses["b"] = NodeUse({"cpu": 1001})
-    assert cheapest_move(replace(before, uses=uses), waiting) is None
+    assert cheapest_move(Scene(replace(before, uses=uses)), waiting) is None
 
 
 def test_a_pod_that_cannot_be_judged_is_listed_with_its_own_reason() -> None:
     pods = [
-        replace(BIG, rules=PodRules(depends_on_pods=True)),
+        replace(BIG, rules=PodRules(resource_claims=True)),
         replace(BIG, rules=PodRules(gates=("kueue.x-k8s.io/admission",))),
         constrained(BIG, Rejection("invalid", "it cannot be read")),
     ]
-    expected = prospects(cluster(node("a")), pods)
-    assert [prospect.standing for prospect in expected] == [Standing.UNKNOWN, Standing.UNKNOWN, Standing.NEVER]
-    reasons = [prospect.reason for prospect in expected]
-    assert "other pods decide where it may go" in reasons[0]
-    assert reasons[1] == "it waits for its scheduling gate to be lifted: kueue.x-k8s.io/admission"
+    expected = judged(cluster(node("a")), pods)
+    assert [prospect.standing for prospect in expected] == [Standing.UNKNOWN, Standing.GATE, Standing.NEVER]
+    reasons = [prospect.sentence for prospect in expected]
+    assert reasons[0] == "It has resource claims of another driver, which cannot be judged here"
+    assert reasons[1] == "Waits for its scheduling gate to be lifted: kueue.x-k8s.io/admission"
     assert reasons[2] == "it cannot be read"
 
 
@@ -401,50 +418,50 @@ def test_a_pod_that_cannot_be_judged_is_listed_with_its_own_reason() -> None:
 
 
 def gang(count: int, shape: str, least: int, *nodes: OnNode) -> tuple[Cluster, list[NeuronPod]]:
-    members = [replace(pod(f"g{number}", shape), group=("ml", "gang")) for number in range(count)]
+    members = [replace(pod(f"g{number}", shape), member=GANG) for number in range(count)]
     return replace(cluster(*nodes, waiting=tuple(members)), min_counts={("ml", "gang"): least}), members
 
 
 def test_a_group_fits_as_a_whole_or_none_of_it_does() -> None:
     before, members = gang(8, "neuron=4", 8, node("a"), node("b"))
-    expected = prospects(before, members)
+    expected = judged(before, members)
     assert {prospect.standing for prospect in expected} == {Standing.FITS}
     before, members = gang(9, "neuron=4", 9, node("a"), node("b"))
-    expected = prospects(before, members)
+    expected = judged(before, members)
     assert Standing.FITS not in {prospect.standing for prospect in expected}
-    text = "its group gang does not fit as a whole: 8 of 9 waiting pods have room, at least 9 need it"
-    assert {prospect.reason for prospect in expected} == {text}
-    (alone,) = prospects(before, [*members, pod("single", "neuron=16")])[-1:]
+    text = "Its group gang does not fit as a whole: 8 of 9 waiting pods have room together, at least 9 need it"
+    assert {prospect.sentence for prospect in expected} == {text}
+    (alone,) = judged(before, [*members, pod("single", "neuron=16")])[-1:]
     assert alone.standing is Standing.FITS
 
 
 def test_a_group_whose_pods_are_not_all_there_waits() -> None:
     before, members = gang(2, "neuron=4", 3, node("a"))
-    assert {prospect.reason for prospect in prospects(before, members)} == {
+    assert {prospect.sentence for prospect in judged(before, members)} == {
         "2 of the 3 pods of its group gang are there"
     }
 
 
 def test_a_group_of_which_some_are_placed_needs_room_for_the_others_only() -> None:
-    placed = replace(pod("g2", "neuron=4"), group=("ml", "gang"))
+    placed = replace(pod("g2", "neuron=4"), member=GANG)
     before, members = gang(2, "neuron=4", 3, node("a", held(placed, TRN1.devices_mask(range(4)))))
-    assert {prospect.standing for prospect in prospects(before, members)} == {Standing.FITS}
+    assert {prospect.standing for prospect in judged(before, members)} == {Standing.FITS}
 
 
 def test_pods_of_a_group_that_need_not_be_placed_together_are_looked_at_one_by_one() -> None:
     before, members = gang(3, "neuron=8", 0, node("a"))
     for known in (before, replace(before, min_counts={})):
-        standings = [prospect.standing for prospect in prospects(known, members)]
+        standings = [prospect.standing for prospect in judged(known, members)]
         assert standings == [Standing.FITS, Standing.FITS, Standing.SHORT]
 
 
 def test_what_each_member_of_a_group_needs_besides_neuron_is_counted() -> None:
     before, members = gang(3, "neuron=1", 3, with_rules(node("a"), allocatable=(("cpu", 5000),)))
     needy = [replace(member, rules=PodRules(needs=(("cpu", 2000),))) for member in members]
-    known = replace(before, pods={member.uid: member for member in needy}, uses={"a": NodeUse({"cpu": 0})})
-    assert Standing.FITS not in {prospect.standing for prospect in prospects(known, needy)}
+    known = replace(before, pods={member.uid: member for member in needy}, uses=NodeUses())
+    assert Standing.FITS not in {prospect.standing for prospect in judged(known, needy)}
     two = replace(known, min_counts={("ml", "gang"): 2})
-    assert [prospect.standing for prospect in prospects(two, needy)].count(Standing.FITS) == 2
+    assert [prospect.standing for prospect in judged(two, needy)].count(Standing.FITS) == 2
 
 
 # Checks before a move is made, and other names.
@@ -453,7 +470,7 @@ def test_what_each_member_of_a_group_needs_besides_neuron_is_counted() -> None:
 def test_a_move_that_was_found_is_possible_until_something_of_it_changes() -> None:
     small, other = devices("small", 0), devices("other", *range(8))
     before = cluster(node("a", small), node("b", other), waiting=(BIG,))
-    move = cheapest_move(before, BIG)
+    move = cheapest_move(Scene(before), BIG)
     assert move is not None
     assert still_possible(before, move, MoveRules())
     grown = cluster(node("a", small, devices("new", 5)), node("b", other), waiting=(BIG,))
@@ -472,8 +489,8 @@ def test_a_move_is_not_possible_any_more_once_the_victim_lacks_cpu_where_it_was_
     target = with_rules(node("b", devices("other", *range(8))), allocatable=(("cpu", 4000),))
     before = cluster(node("a", victim), target, waiting=(BIG,))
     for used, is_possible in ((1000, True), (1001, False)):
-        known = replace(before, uses={"a": NodeUse({}), "b": NodeUse({"cpu": used})})
-        move = cheapest_move(replace(before, uses={}), BIG)
+        known = replace(before, uses=NodeUses({"b": NodeUse({"cpu": used})}))
+        move = cheapest_move(Scene(replace(before, uses=NodeUses())), BIG)
         assert move is not None
         assert still_possible(known, move, MoveRules()) is is_possible
 
@@ -488,12 +505,12 @@ def test_devices_that_pods_of_lower_priority_hold_under_another_name_are_named()
         replace(asked, preempts=False): False,
     }
     for waiting, is_crossed in cases.items():
-        (expected,) = prospects(cluster(node("a", *others)), [waiting])
-        assert expected.held_under_another_name is is_crossed
+        (expected,) = judged(cluster(node("a", *others)), [waiting])
+        assert (expected.helps == PREEMPTED_BY_NAME) is is_crossed
 
 
 def test_the_mask_of_a_placement_is_all_that_it_uses() -> None:
-    move = cheapest_move(cluster(node("a", devices("small", 0)), node("b")), BIG)
+    move = cheapest_move(Scene(cluster(node("a", devices("small", 0)), node("b"))), BIG)
     assert move is not None
     assert move.victims[0].had_mask == CoreMask(0b11)
     assert move.victims[0].mask.bit_count() == 2

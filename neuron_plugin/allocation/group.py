@@ -1,0 +1,48 @@
+"""Pods that are placed together, or not at all: who is one of them, in which order, and how near to each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from neuron_plugin.allocation.rejection import Rejection
+
+GroupName = tuple[str, str]
+"""Namespace and name. That of a LeaderWorkerSet's replica has its index behind a slash."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyWish:
+    """How near to each other a group's pods are to be, by the levels of ``planning/domains``.
+
+    ``required`` and ``preferred`` name a level, or a node label; ``anywhere`` says that distance does not matter. With
+    ``slice_size``, so many pods in the order of their ranks have to be in one domain of ``slice_level``. Without
+    ``any_window`` the group's pods have the same sets on every node.
+    """
+
+    required: str = ""
+    preferred: str = ""
+    slice_size: int = 0
+    slice_level: str = ""
+    anywhere: bool = False
+    any_window: bool = False
+
+
+NO_WISH = TopologyWish()
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMember:
+    """What a pod says of its group.
+
+    ``size`` is how many pods the group has, 0 where the pod does not say. ``rank`` orders the pods, as the index of
+    their framework does; None where no index is known. ``leads``: the others are made once this pod runs or is placed.
+    ``unreadable`` says what of its wish cannot be read. ``leader_worker_set`` is the LeaderWorkerSet whose replica the group is, by name.
+    """
+
+    group: GroupName
+    size: int = 0
+    rank: tuple[int, ...] | None = None
+    leads: bool = False
+    wish: TopologyWish = NO_WISH
+    unreadable: Rejection | None = None
+    leader_worker_set: str = ""

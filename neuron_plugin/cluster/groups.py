@@ -1,0 +1,134 @@
+"""What a pod says of the group that it is placed with: by a PodGroup, our annotations, or what its framework writes.
+
+Frameworks number their pods by labels of their own. The number is the rank by which pods are put near each other. Of
+pods that were replaced the name stays the same, so what belongs together goes by what each pod says, and not by names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from neuron_plugin.allocation import Rejection
+from neuron_plugin.allocation.group import NO_WISH, GroupMember, GroupName, TopologyWish
+from neuron_plugin.allocation.keys import GROUP_KEY, GROUP_SIZE_KEY, RANK_KEY, SLICE_KEY, TOPOLOGY_KEY, WINDOW_KEY
+from neuron_plugin.allocation.rejection import INVALID_CONSTRAINT
+
+_LWS = "leaderworkerset.sigs.k8s.io/"
+_KUEUE = "kueue.x-k8s.io/"
+_KUBEFLOW = "training.kubeflow.org/"
+_JOBSET = "jobset.sigs.k8s.io/"
+JOBSET_EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
+_COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
+_POD_INDEX = "apps.kubernetes.io/pod-index"
+_NUMBER = re.compile(r"[0-9]{1,6}")
+_SIZE = re.compile(r"[1-9][0-9]{0,4}")
+_MASTERS = frozenset({"master", "launcher", "chief"})
+
+Texts = Mapping[str, str]
+
+
+def group_member(
+    namespace: str, annotations: Texts, labels: Texts, pod_group: str, owner_kind: str
+) -> GroupMember | None:
+    """Which group a pod is one of, and what it says of it; None if it is placed by itself.
+
+    ``pod_group`` is the PodGroup of its spec. The pods of one replica of a LeaderWorkerSet are a group without a word
+    of ours. So is a pod group of Kueue, unless its pods serve one by one.
+    """
+    said = {**labels, **annotations}
+    name, size, lws = "", 0, ""
+    leads = labels.get(f"{_LWS}worker-index") == "0"
+    if pod_group:
+        name = pod_group
+    elif own := said.get(GROUP_KEY, ""):
+        name, size = own, _number(said.get(GROUP_SIZE_KEY, ""), _SIZE) or 0
+    elif (lws := labels.get(f"{_LWS}name", "")) and (index := labels.get(f"{_LWS}group-index", "")):
+        name, size = f"{lws}/{index}", _number(annotations.get(f"{_LWS}size", ""), _SIZE) or 0
+    elif (kueue := said.get(f"{_KUEUE}pod-group-name", "")) and not _serves(said):
+        name, size = kueue, _number(annotations.get(f"{_KUEUE}pod-group-total-count", ""), _SIZE) or 0
+    if not name:
+        return None
+    leads |= JOBSET_EXCLUSIVE in annotations and annotations.get(_COMPLETION_INDEX) == "0"
+    leads |= owner_kind == "StatefulSet" and labels.get(_POD_INDEX) == "0"
+    group: GroupName = namespace, name
+    wish = topology_wish(annotations)
+    readable, unreadable = (NO_WISH, wish) if isinstance(wish, Rejection) else (wish, None)
+    return GroupMember(group, size, _rank(said), leads, readable, unreadable, lws)
+
+
+def _serves(said: Texts) -> bool:
+    return any(said.get(f"{_KUEUE}pod-group-{mode}", "").lower() == "true" for mode in ("serving", "fast-admission"))
+
+
+def _number(text: str, pattern: re.Pattern[str] = _NUMBER) -> int | None:
+    text = text.strip()
+    return int(text) if pattern.fullmatch(text) else None
+
+
+def _rank(said: Texts) -> tuple[int, ...] | None:
+    """The index that a framework has given to the pod, with that of its job in front where there are several."""
+    offset = _number(said.get(f"{_KUEUE}pod-index-offset", "")) or 0
+    if (own := _number(said.get(RANK_KEY, ""))) is not None:
+        return (own,)
+    if (index := _number(said.get(_COMPLETION_INDEX, ""))) is not None:
+        jobs = (_number(said.get(f"{_JOBSET}{key}", "")) for key in ("job-global-index", "job-index"))
+        job = next((number for number in jobs if number is not None), None)
+        return (index + offset,) if job is None else (job, index + offset)
+    if (index := _number(said.get(f"{_LWS}worker-index", ""))) is not None:
+        return (index + offset,)
+    if (index := _number(said.get(f"{_KUBEFLOW}replica-index", ""))) is not None:
+        role = said.get(f"{_KUBEFLOW}replica-type", said.get(f"{_KUBEFLOW}job-role", "")).lower()
+        return int(role not in _MASTERS), index + offset
+    for key in (f"{_KUEUE}pod-group-pod-index", _POD_INDEX):
+        if (index := _number(said.get(key, ""))) is not None:
+            return (index + offset,)
+    return None
+
+
+def topology_wish(annotations: Texts) -> TopologyWish | Rejection:
+    """How near to each other the pods of a group are to be.
+
+    Kueue's annotations count where Kueue does not place the pod itself: its gate is gone by the time at which the pod
+    is looked at, but it says which workload it is of.
+    """
+    wish = NO_WISH
+    if text := annotations.get(TOPOLOGY_KEY, "").strip():
+        fields = _fields(text)
+        if text == "none":
+            wish = TopologyWish(anywhere=True)
+        elif fields is None or not fields.keys() <= {"required", "preferred"}:
+            return _unreadable(TOPOLOGY_KEY, text, "required=LEVEL, preferred=LEVEL or none")
+        else:
+            wish = TopologyWish(fields.get("required", ""), fields.get("preferred", ""))
+    elif f"{_KUEUE}workload" not in annotations:
+        wish = TopologyWish(
+            annotations.get(f"{_KUEUE}podset-required-topology", ""),
+            annotations.get(f"{_KUEUE}podset-preferred-topology", ""),
+            anywhere=annotations.get(f"{_KUEUE}podset-unconstrained-topology", "") == "true",
+        )
+        level = annotations.get(f"{_KUEUE}podset-slice-required-topology", "")
+        size = _number(annotations.get(f"{_KUEUE}podset-slice-size", ""), _SIZE)
+        wish = replace(wish, slice_size=size, slice_level=level) if level and size else wish
+    if text := annotations.get(SLICE_KEY, "").strip():
+        fields = _fields(text) or {}
+        size = _number(fields.get("size", ""), _SIZE)
+        if size is None or fields.keys() != {"size", "required"}:
+            return _unreadable(SLICE_KEY, text, "size=NUMBER,required=LEVEL")
+        wish = replace(wish, slice_size=size, slice_level=fields["required"])
+    if text := annotations.get(WINDOW_KEY, "").strip():
+        if text != "any":
+            return _unreadable(WINDOW_KEY, text, "any")
+        wish = replace(wish, any_window=True)
+    return wish
+
+
+def _fields(text: str) -> dict[str, str] | None:
+    parts = [part.partition("=") for part in text.split(",")]
+    fields = {name.strip(): value.strip() for name, _, value in parts}
+    return fields if all(fields.values()) and len(fields) == len(parts) else None
+
+
+def _unreadable(key: str, text: str, expected: str) -> Rejection:
+    return replace(INVALID_CONSTRAINT, detail=f"annotation {key} is {text[:60]!r}, expected {expected}")

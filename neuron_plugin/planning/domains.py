@@ -1,0 +1,142 @@
+"""Parts of the network that nodes share, in a tree that is found on the nodes' labels, without configuration.
+
+Every EKS node says where it is: its zone, the network nodes above it from the broadest to the nearest
+(``topology.k8s.aws/network-node-layer-N``, three or four of them), and on Trn2u and Trn3 its UltraServer and its pair.
+A level that no node has does not exist. A node without a label that others have is a domain by itself at that level.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from neuron_plugin.allocation import NodeInfo
+from neuron_plugin.allocation.keys import PREFIX
+
+_LAYER = re.compile(r"topology\.k8s\.aws/network-node-layer-([1-9])")
+_VENDOR = "neuron.amazonaws.com/"
+ZONE, ULTRASERVER, PAIR, LEAF, NODE = "zone", "ultraserver", "pair", "leaf", "node"
+_ZONE_KEYS = ("topology.kubernetes.io/zone",)
+_ULTRASERVER_KEYS = (
+    f"{PREFIX}ultraserver-server-id-4",
+    f"{_VENDOR}ultraserver-server-id-4",
+    "topology.k8s.aws/ultraserver-id",
+    "topology.k8s.aws/capacity-block-id",
+)
+_PAIR_KEYS = (f"{PREFIX}ultraserver-server-id-2", f"{_VENDOR}ultraserver-server-id-2")
+_NODE_ID_KEYS = tuple(f"{prefix}ultraserver-node-id-{size}" for size in (4, 2) for prefix in (PREFIX, _VENDOR))
+
+Path = tuple[str, ...]
+"""The domains of a node, the broadest first and the node itself last. A beginning of it names one domain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One level of the tree: its name, and the labels of which a node has one. ``keys`` of the nodes themselves: ()."""
+
+    name: str
+    keys: tuple[str, ...]
+
+    def value(self, labels: Mapping[str, str]) -> str:
+        """The domain that these labels name; empty if none."""
+        return next((labels[key] for key in self.keys if labels.get(key)), "")
+
+
+NODE_LEVEL = Level(NODE, ())
+
+
+class Domains:
+    """The tree. ``nodes`` is followed, not copied: ``forget`` names one that has changed, has come or is gone.
+
+    ``named`` are node labels, broad to narrow, that stand in place of those that are known.
+    """
+
+    def __init__(self, nodes: Mapping[str, NodeInfo], named: Sequence[str] = ()) -> None:
+        self._nodes = nodes
+        self._named = tuple(Level(key, (key,)) for key in named)
+        self._present = Counter[str]()
+        self._keys: dict[str, tuple[str, ...]] = {}
+        self._levels: tuple[Level, ...] | None = None
+        self._paths: dict[str, Path] = {}
+        for name in nodes:
+            self.forget(name)
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """Those that exist, the broadest first; the last one is the node."""
+        if self._levels is None:
+            layers = sorted(key for key in self._present if _LAYER.fullmatch(key))
+            found = [Level(ZONE, _ZONE_KEYS), *(Level(key, (key,)) for key in layers)]
+            found += [Level(ULTRASERVER, _ULTRASERVER_KEYS), Level(PAIR, _PAIR_KEYS)]
+            found = list(self._named) or [level for level in found if any(map(self._present.__contains__, level.keys))]
+            self._levels = (*found, NODE_LEVEL)
+        return self._levels
+
+    def path(self, name: str) -> Path:
+        """The domains of a node, one for each level."""
+        path = self._paths.get(name)
+        if path is None:
+            labels = self._nodes[name].node.rules.labels
+            domains = (level.value(labels) or f"/{name}" for level in self.levels[:-1])
+            path = self._paths[name] = (*domains, name)
+        return path
+
+    def depth_of(self, level: str) -> int | None:
+        """How many domains of a path name one of a level, which is a name or a node label; None if there is none."""
+        names = [known.name for known in self.levels]
+        if level == LEAF:
+            layers = [number for number, name in enumerate(names) if _LAYER.fullmatch(name)]
+            return layers[-1] + 1 if layers else None
+        for number, known in enumerate(self.levels):
+            if level in {known.name, *known.keys} or (known is NODE_LEVEL and level == "kubernetes.io/hostname"):
+                return number + 1
+        return None
+
+    def level_names(self) -> list[str]:
+        """The names under which levels can be asked for, the broadest first."""
+        names = [known.name for known in self.levels]
+        leaf = self.depth_of(LEAF)
+        return [*names[:leaf], *([LEAF] if leaf else []), *names[leaf or 0 :]] if leaf else names
+
+    def rank_key(self, name: str) -> tuple[Path, int, str]:
+        """By which nodes are put in order: by their domains, and in an UltraServer by their node ids."""
+        labels = self._nodes[name].node.rules.labels
+        ids = (labels[key] for key in _NODE_ID_KEYS if labels.get(key, "").isdecimal())
+        return self.path(name)[:-1], int(next(ids, "0")), name
+
+    def forget(self, name: str) -> None:
+        """This node is another one now."""
+        info = self._nodes.get(name)
+        keys = tuple(_known_keys(info.node.rules.labels)) if info and info.inventory else ()
+        before = self._keys.pop(name, ())
+        if keys:
+            self._keys[name] = keys
+        if keys != before:
+            known = set(self._present)
+            self._present.subtract(before)
+            self._present.update(keys)
+            self._present = +self._present
+            if known != set(self._present):
+                self._levels = None
+                self._paths.clear()
+        self._paths.pop(name, None)
+
+
+def _known_keys(labels: Mapping[str, str]) -> Iterable[str]:
+    fixed = (*_ZONE_KEYS, *_ULTRASERVER_KEYS, *_PAIR_KEYS)
+    return [*(key for key in fixed if labels.get(key)), *(key for key in labels if _LAYER.fullmatch(key))]
+
+
+def common_depth(paths: Iterable[Path]) -> int:
+    """How many domains all of some paths share."""
+    listed = list(paths)
+    if not listed:
+        return 0
+    depth = 0
+    for domains in zip(*listed, strict=True):
+        if len(set(domains)) > 1:
+            break
+        depth += 1
+    return depth

@@ -1,0 +1,419 @@
+"""Places for the pods of a group, all at once: where the network is short, on few nodes, ranks in order.
+
+The lowest domain that holds the group is taken, and of those the tightest. Inside it as few domains as possible are
+used, level by level, and as few nodes. Ranks that follow each other fill a domain before the next one begins. All nodes
+are of one type. Where pods have parts of nodes, every node gives the same sets in the same order: collectives address
+cores by their local index.
+
+That is a walk over counts by domain, and no search over nodes. Groups whose pods are unlike, or which rules among pods
+spread, are placed pod by pod, domain by domain.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import combinations
+
+from neuron_plugin.allocation import Capacity, NeuronPod, NodeInfo, PodRequest, PodUid, Rejection
+from neuron_plugin.allocation.cost import tie_rank
+from neuron_plugin.allocation.group import NO_WISH, TopologyWish
+from neuron_plugin.allocation.narrowing import usable_mask
+from neuron_plugin.allocation.placement import cores_asked, fitting, place, placement_mask
+from neuron_plugin.allocation.requests import ContainerKind
+from neuron_plugin.planning.domains import Domains, Path, common_depth
+from neuron_plugin.planning.scene import Allowed, Place, Scene
+from neuron_plugin.topology import CoreMask, Geometry
+
+MOST_PATTERNS = 64
+"""Arrangements of windows that are looked at for one group."""
+MOST_COMMON = 10
+"""The commonest free windows of nodes, of which two may have some in common."""
+MOST_DOMAINS = 64
+"""Domains in which unlike pods are tried one by one."""
+
+Windows = tuple[CoreMask, ...]
+"""Disjoint sets of one node, one for each pod there."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlan:
+    """A place for each pod. ``depth`` is how many levels all of the group share; its ``domain`` is named by them."""
+
+    places: Mapping[PodUid, Place]
+    depth: int = 0
+    domain: Path = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GroupShort:
+    """Why a group does not fit. ``most`` is how many of its pods would fit together."""
+
+    reason: str
+    most: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """Where a pod of the group is already: others come near to it, on hardware of the same type, with the same sets."""
+
+    node: str
+    mask: CoreMask
+
+
+def place_group(
+    scene: Scene,
+    pods: Sequence[NeuronPod],
+    *,
+    least: int = 0,
+    wish: TopologyWish = NO_WISH,
+    anchors: Sequence[Anchor] = (),
+) -> GroupPlan | GroupShort:
+    """A place for each of the waiting pods of a group, which are in the order of their ranks; of at least so many.
+
+    Pods beyond ``least`` may be left out, the last first. What is kept for a pod is its place.
+    """
+    kept = _kept_places(scene, pods)
+    others = [pod for pod in pods if pod.uid not in kept]
+    trial = scene.fork()
+    for pod in pods:
+        if pod.uid in kept:
+            trial.put(pod, *kept[pod.uid])
+    anchors = [*anchors, *(Anchor(node, placement_mask(placement)) for node, placement in kept.values())]
+    search = _Search(trial, wish, anchors)
+    if search.problem:
+        return GroupShort(search.problem)
+    least = min(least or len(pods), len(pods))
+    number, most = len(others), 0
+    while len(kept) + number >= least:
+        found = search.place(others[:number]) if number else {}
+        if isinstance(found, dict):
+            places = {**kept, **found}
+            if not places:
+                break
+            paths = [
+                trial.choices.domains.path(node) for node, _ in (*places.values(), *((a.node, ()) for a in anchors))
+            ]
+            depth = common_depth(paths)
+            return GroupPlan(places, depth, paths[0][:depth])
+        most = max(most, len(kept) + found)
+        number = min(number - 1, found)
+    return GroupShort(search.why(len(others)), most)
+
+
+def _kept_places(scene: Scene, pods: Iterable[NeuronPod]) -> dict[PodUid, Place]:
+    places = {}
+    for pod in pods:
+        reservation = scene.cluster.kept.get(pod.uid)
+        if reservation and reservation.node in scene.cluster.nodes and reservation.node in scene.allowed(pod):
+            if placement := scene.place_in(pod, reservation.node, reservation.mask):
+                places[pod.uid] = reservation.node, placement
+    return places
+
+
+class _Search:
+    """One group's search. ``problem`` says what it asks for that no node has."""
+
+    def __init__(self, scene: Scene, wish: TopologyWish, anchors: Sequence[Anchor]) -> None:
+        self._scene = scene
+        self._wish = wish
+        self._anchors = anchors
+        self._domains: Domains = scene.choices.domains
+        self.problem = ""
+        self._required = self._depth(wish.required)
+        self._slice = self._depth(wish.slice_level) if wish.slice_size else 0
+        self._held: Counter[str] = Counter()
+        """How many pods the best domains of the required level hold, for the reason."""
+
+    def _depth(self, level: str) -> int:
+        if not level:
+            return 0
+        depth = self._domains.depth_of(level)
+        if depth is None:
+            known = ", ".join(self._domains.level_names())
+            self.problem = f"no node has the topology level {level}; there are {known}"
+        return depth or 0
+
+    def why(self, pods: int) -> str:
+        """Why the last group did not fit."""
+        if self._held:
+            level = self._wish.required
+            named = ", ".join(f"{domain} has {count}" for domain, count in self._held.most_common(3))
+            return f"it needs room for {pods} pods in one {level}; {named}"
+        return ""
+
+    def place(self, pods: Sequence[NeuronPod]) -> dict[PodUid, Place] | int:
+        """A place for each pod; or how many would fit together."""
+        first = pods[0]
+        alike = all(pod.requests == first.requests and pod.rules == first.rules for pod in pods)
+        by_type = self._by_type(pods)
+        most = 0
+        best: tuple[tuple[float, ...], dict[PodUid, Place]] | None = None
+        for geometry, nodes in by_type.items():
+            found = self._place_alike(pods, nodes) if alike else None
+            if not isinstance(found, tuple) and (not alike or first.rules.depends_on_pods):
+                found = self._place_one_by_one(pods, nodes, geometry)
+            if isinstance(found, tuple):
+                best = min(best, found, key=lambda one: one[0]) if best else found
+            else:
+                most = max(most, found or 0)
+        return best[1] if best else most
+
+    def _by_type(self, pods: Sequence[NeuronPod]) -> dict[Geometry, dict[str, NodeInfo]]:
+        """The open nodes that some of the pods may go to, by the type that all of the group have to be on."""
+        allowed = [self._scene.allowed(pod) for pod in {pod.rules: pod for pod in pods}.values()]
+        types = {
+            info.inventory.geometry for anchor in self._anchors if (info := self._info(anchor.node)) and info.inventory
+        }
+        by_type = defaultdict[Geometry, dict[str, NodeInfo]](dict)
+        for name in self._scene.cluster.nodes:
+            info = self._scene.node(name)
+            if not isinstance(info.capacity, Rejection) and any(name in nodes for nodes in allowed):
+                if not types or info.capacity.geometry in types:
+                    by_type[info.capacity.geometry][name] = info
+        return by_type
+
+    def _info(self, name: str) -> NodeInfo | None:
+        return self._scene.node(name) if name in self._scene.cluster.nodes else None
+
+    # Pods that are alike: counts by domain.
+
+    def _place_alike(
+        self, pods: Sequence[NeuronPod], nodes: Mapping[str, NodeInfo]
+    ) -> tuple[tuple[float, ...], dict[PodUid, Place]] | int:
+        request, wanted = pods[0].requests, len(pods)
+        windows, room = dict[str, Windows](), dict[str, int]()
+        for name, info in nodes.items():
+            if isinstance(info.capacity, Capacity) and (free := _windows(info.capacity, request)):
+                room[name] = self._room(pods[0], name, len(free))
+                if room[name]:
+                    windows[name] = free
+        if on_one_node := self._place_on_one_node(pods, nodes, room):
+            return on_one_node
+        most, options = max(room.values(), default=0), list[tuple[tuple[float, ...], list[tuple[str, Windows]]]]()
+        for pattern in self._patterns(windows, wanted):
+            union = sum(pattern)
+            supporting = {
+                name: self._cost(nodes[name], union)
+                for name, free in windows.items()
+                if union & sum(free) == union and room[name] >= len(pattern)
+            }
+            most = max(most, len(pattern) * len(supporting))
+            if chosen := self._choose(supporting, pattern, wanted):
+                options.append(chosen)
+        for rank, assigned in sorted(options, key=lambda option: option[0]):
+            places = self._assign(pods, assigned)
+            if places is not None:
+                return rank, places
+        return min(most, wanted - 1)
+
+    def _place_on_one_node(
+        self, pods: Sequence[NeuronPod], nodes: Mapping[str, NodeInfo], room: Mapping[str, int]
+    ) -> tuple[tuple[float, ...], dict[PodUid, Place]] | None:
+        """All of the group on the node that the least is left of then."""
+        own = {anchor.node for anchor in self._anchors}
+        fitting_all = [name for name, count in room.items() if count >= len(pods) and own <= {name}]
+        request = pods[0].requests * len(pods)
+        for name in sorted(fitting_all, key=lambda name: self._cost(nodes[name], 0)):
+            capacity = nodes[name].capacity
+            placed = capacity if isinstance(capacity, Rejection) else capacity.place(request)
+            if isinstance(placed, Rejection):
+                continue
+            size = len(pods[0].requests)
+            parts = [placed[start : start + size] for start in range(0, len(placed), size)]
+            parts.sort(key=placement_mask)
+            slots = [(name, placement_mask(part)) for part in parts]
+            places = self._assign_slots(pods, slots)
+            if places is not None:
+                return (float(-len(self._domains.levels)), 1.0, 0.0, self._cost(nodes[name], 0)[0]), places
+        return None
+
+    def _room(self, pod: NeuronPod, name: str, most: int) -> int:
+        """How many such pods a node takes by kube-scheduler's counts, at most so many."""
+        beside = self._scene.most_beside(pod, name)
+        return most if beside is None else min(most, beside)
+
+    def _patterns(self, windows: Mapping[str, Windows], wanted: int) -> list[Windows]:
+        """The arrangements of windows that may be used on every node, those of many pods first.
+
+        Once some of the group are placed, the others have sets that these have.
+        """
+        if self._anchors and not self._wish.any_window:
+            own = tuple(sorted({anchor.mask for anchor in self._anchors}))
+            return [own[:size] for size in range(len(own), 0, -1)]
+        common = Counter(windows.values()).most_common(MOST_COMMON)
+        patterns = {free[:wanted]: None for free, _ in common}
+        for (first, _), (second, _) in combinations(common, 2):
+            if both := tuple(window for window in first if window in second)[:wanted]:
+                patterns[both] = None
+        support = Counter(window for free in windows.values() for window in free)
+        greedy: Windows = ()
+        having = list(windows.values())
+        while support and len(greedy) < wanted:
+            window = max(support, key=lambda one: (support[one], -one))
+            greedy, having = tuple(sorted((*greedy, window))), [free for free in having if window in free]
+            patterns[greedy] = None
+            support = Counter(other for free in having for other in free if other not in greedy)
+        sized = sorted(patterns, key=lambda pattern: (-len(pattern), pattern))
+        return sized[:MOST_PATTERNS]
+
+    @staticmethod
+    def _cost(info: NodeInfo, union: int) -> tuple[float, str]:
+        """By which nodes of one domain are taken: those that are used most, so that empty ones stay empty."""
+        capacity = info.capacity
+        if isinstance(capacity, Rejection):
+            return 0.0, info.name
+        left = (capacity.free_mask & ~union).bit_count()
+        return left + tie_rank(capacity.geometry, capacity.free_mask, len(info.ledger.by_pod)) / 1e6, info.name
+
+    def _choose(
+        self, supporting: Mapping[str, tuple[float, str]], pattern: Windows, wanted: int
+    ) -> tuple[tuple[float, ...], list[tuple[str, Windows]]] | None:
+        """The tightest of the lowest domains that hold the group, and its nodes in the order of the ranks."""
+        size = len(pattern)
+        needed = -(-wanted // size)
+        depths = len(self._domains.levels)
+        paths = {name: self._domains.path(name) for name in supporting}
+        anchor_paths = [self._domains.path(anchor.node) for anchor in self._anchors if self._info(anchor.node)]
+        per_slice = -(-self._wish.slice_size // size) if self._slice else 0
+        lowest = 0 if self._wish.anywhere else depths
+        for depth in range(lowest, self._required - 1, -1):
+            by_domain = defaultdict[Path, list[str]](list)
+            for name, path in paths.items():
+                by_domain[path[:depth]].append(name)
+            fits = dict[Path, int]()
+            for domain, names in by_domain.items():
+                if any(path[:depth] != domain for path in anchor_paths):
+                    continue
+                held = len(names)
+                if per_slice and depth < self._slice:
+                    slices = Counter(paths[name][: self._slice] for name in names)
+                    held = sum(count // per_slice for count in slices.values()) * per_slice
+                if held >= needed:
+                    fits[domain] = len(names)
+            if not fits and depth == self._required and self._required:
+                counts = {domain[-1]: len(names) * size for domain, names in by_domain.items()}
+                self._held = Counter(counts)
+            if fits:
+                domain = min(fits, key=lambda one: (fits[one], one))
+                names = self._pick(
+                    {name: paths[name] for name in by_domain[domain]}, supporting, depth, needed, per_slice
+                )
+                spare = sum(supporting[name][0] for name in names)
+                rank = float(-depth), float(needed), float(fits[domain] - needed), spare
+                ordered = sorted(names, key=self._domains.rank_key)
+                return rank, [(name, pattern) for name in ordered]
+        return None
+
+    def _pick(
+        self,
+        paths: Mapping[str, Path],
+        costs: Mapping[str, tuple[float, str]],
+        depth: int,
+        needed: int,
+        per_slice: int,
+    ) -> list[str]:
+        """So many nodes of a domain, from as few of its parts as possible, level by level."""
+        if depth >= len(self._domains.levels) - 1 or needed >= len(paths):
+            return sorted(paths, key=costs.__getitem__)[:needed]
+        parts = defaultdict[str, dict[str, Path]](dict)
+        for name, path in paths.items():
+            parts[path[depth]][name] = path
+        unit = per_slice if per_slice and depth + 1 == self._slice else 1
+        chosen = list[str]()
+        left = {part: len(nodes) // unit * unit for part, nodes in parts.items()}
+        while len(chosen) < needed and any(left.values()):
+            missing = needed - len(chosen)
+            enough = [part for part, count in left.items() if count >= missing]
+            part = (
+                min(enough, key=lambda one: (left[one], one)) if enough else max(left, key=lambda one: (left[one], one))
+            )
+            taken = min(missing, left.pop(part))
+            chosen += self._pick(parts[part], costs, depth + 1, taken, per_slice)
+        return chosen
+
+    def _assign(self, pods: Sequence[NeuronPod], nodes: Sequence[tuple[str, Windows]]) -> dict[PodUid, Place] | None:
+        """The pods in the order of their ranks on nodes and windows; None if the rules of some pod do not let it."""
+        return self._assign_slots(pods, [(name, window) for name, pattern in nodes for window in pattern])
+
+    def _assign_slots(self, pods: Sequence[NeuronPod], slots: Sequence[tuple[str, int]]) -> dict[PodUid, Place] | None:
+        scene, rules, places = self._scene, pods[0].rules, dict[PodUid, Place]()
+        checks = rules.depends_on_pods or scene.population.keeps_any_off() or bool(rules.claims)
+        trial = scene.fork() if checks else scene
+        for pod, (name, window) in zip(pods, slots, strict=False):
+            if checks and name not in trial.allowed(pod):
+                return None
+            placement = scene.place_in(pod, name, window)
+            if placement is None:
+                return None
+            places[pod.uid] = name, placement
+            if checks:
+                trial.put(pod, name, placement)
+        return places
+
+    # Pods that are not: one by one, in one domain after the other.
+
+    def _place_one_by_one(
+        self, pods: Sequence[NeuronPod], nodes: Mapping[str, NodeInfo], geometry: Geometry
+    ) -> tuple[tuple[float, ...], dict[PodUid, Place]] | int:
+        asked = sum(_lasting_cores(pod.requests, geometry) for pod in pods)
+        free = {name: info.free_mask.bit_count() for name, info in nodes.items()}
+        paths = {name: self._domains.path(name) for name in nodes}
+        anchor_paths = [self._domains.path(anchor.node) for anchor in self._anchors if self._info(anchor.node)]
+        order = sorted(pods, key=lambda pod: (-sum(container.count for container in pod.requests), pod.reference.name))
+        most, tried = 0, 0
+        lowest = 0 if self._wish.anywhere else len(self._domains.levels)
+        for depth in range(lowest, self._required - 1, -1):
+            by_domain = defaultdict[Path, list[str]](list)
+            for name, path in paths.items():
+                by_domain[path[:depth]].append(name)
+            sizes = {domain: sum(free[name] for name in names) for domain, names in by_domain.items()}
+            for domain in sorted(sizes, key=lambda one: (sizes[one], one)):
+                is_apart = any(path[:depth] != domain for path in anchor_paths)
+                if is_apart or (sizes[domain] < asked and depth) or tried >= MOST_DOMAINS:
+                    continue
+                tried += 1
+                places = self._fill(order, set(by_domain[domain]))
+                if len(places) == len(pods):
+                    used = {name for name, _ in places.values()}
+                    return (float(-depth), float(len(used)), float(sizes[domain] - asked), 0.0), places
+                most = max(most, len(places))
+        return most
+
+    def _fill(self, pods: Sequence[NeuronPod], names: set[str]) -> dict[PodUid, Place]:
+        trial, places = self._scene.fork(), dict[PodUid, Place]()
+        for pod in pods:
+            allowed = Allowed(trial, pod, among_nodes=names)
+            if pod.requests and (found := trial.best(pod, allowed=allowed)):
+                trial.put(pod, *found)
+                places[pod.uid] = found
+        return places
+
+
+def _lasting_cores(request: PodRequest, geometry: Geometry) -> int:
+    return sum(cores_asked(geometry, container) for container in request if container.kind is not ContainerKind.INIT)
+
+
+@lru_cache(maxsize=4_096)
+def _windows(capacity: Capacity, request: PodRequest) -> Windows:
+    """The disjoint sets that copies of a request have on a node, lowest ids first."""
+    geometry, free, found = capacity.geometry, int(capacity.free_mask), list[CoreMask]()
+    if len(request) == 1 and not request[0].amounts:
+        container = request[0]
+        usable = free & usable_mask(geometry, container, capacity.facts)
+        for mask in fitting(geometry, usable, container.resource.unit, container.count):
+            if mask & usable == mask:
+                found.append(mask)
+                usable &= ~mask
+        return tuple(found)
+    facts = capacity.facts
+    while not isinstance(placed := place(geometry, free, request * (len(found) + 1), facts), Rejection):
+        part = CoreMask(placement_mask(placed) & ~sum(found))
+        if not part:
+            break
+        found.append(part)
+        if len(found) >= geometry.core_count:
+            break
+    return tuple(found)

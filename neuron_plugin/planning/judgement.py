@@ -1,0 +1,592 @@
+"""What is thought of a waiting pod: where it fits, or why it waits, who is in the way and what would help.
+
+This is the one place that says why a pod waits. Doors decide by it, and events, ``explain``, ``plan``, the page and
+metrics print its value and add nothing.
+
+A judgement holds for one kind of pod at one state of the cluster: what speaks against each node, all of it, and not the
+first reason alone. What kube-scheduler counts is a part of it: a node that looks free and is not for kube-scheduler is
+not free.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from neuron_plugin.allocation import (
+    Capacity,
+    Constraints,
+    ContainerRequest,
+    DeviceFacts,
+    NeuronPod,
+    NodeInfo,
+    Placement,
+    PodReference,
+    PodRequest,
+    PodUid,
+    Rejection,
+    Resource,
+)
+from neuron_plugin.allocation.group import NO_WISH
+from neuron_plugin.allocation.keys import GATE, PREFIX
+from neuron_plugin.allocation.narrowing import usable_mask
+from neuron_plugin.allocation.placement import cores_asked, place
+from neuron_plugin.allocation.rejection import WRONG_PRODUCT
+from neuron_plugin.allocation.resources import ranges
+from neuron_plugin.planning.groups import Anchor, GroupPlan, place_group
+from neuron_plugin.planning.rules import neuron_shortages
+from neuron_plugin.planning.scene import Place, Scene
+from neuron_plugin.planning.victims import PREEMPTION, RULES, Move, MoveRules, cheapest_move
+from neuron_plugin.topology import CoreMask, Geometry, Unit, valid_sets
+
+MOST_REASONS = 6
+"""Different reasons in one sentence; the others are counted."""
+MOST_HOLDERS = 3
+"""Pods in the way that a sentence names; the others are counted."""
+NO_NEURON = "no-neuron"
+UNTRIED_SECONDS = 10.0
+"""How old a pod has to be before it says something that no scheduler has looked at it."""
+PREEMPTED_BY_NAME = (
+    "Pods of lower priority hold Neuron devices under another resource name, and kube-scheduler does not preempt "
+    "across resource names. Evict them by hand, or let the controller do it: make-room: act, make-room-by-priority."
+)
+
+
+class Standing(enum.StrEnum):
+    """How a waiting pod stands."""
+
+    FITS = "fits"
+    LINKS = "links"
+    """Enough is free, but not linked or not on one node, and a move of other pods would help."""
+    SHORT = "short"
+    """Too little is free, and no move helps."""
+    RULES = "rules"
+    """kube-scheduler's own rules leave it no node that has room."""
+    NEVER = "never"
+    """No open node could take it even if it were empty."""
+    GROUP = "group"
+    """The pods of its group are not all there, or have no room together."""
+    GATE = "gate"
+    """Another scheduling gate holds it back."""
+    NOBODY = "nobody"
+    """No scheduler has looked at it."""
+    UNKNOWN = "unknown"
+    """Something that cannot be judged decides; the sentence says what."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockedSet:
+    """A set that would do for a container, and what is in its way: pods, and devices that no pod's end would free."""
+
+    container: str
+    unit: Unit
+    ids: tuple[int, ...]
+    holders: tuple[PodReference, ...]
+    unhealthy: tuple[int, ...] = ()
+    disabled: tuple[int, ...] = ()
+    reserved_for: tuple[PodReference, ...] = ()
+
+    @property
+    def weight(self) -> tuple[int, int]:
+        """How much is in the way: devices that no pod's end would free, then pods."""
+        return len(self.unhealthy) + len(self.disabled), len(self.holders) + len(self.reserved_for)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAnswer:
+    """What one node says to a pod. It fits where there are no ``reasons``, which are predicates of the node.
+
+    ``placement`` has the sets that are free, whatever kube-scheduler says. ``blocked`` are sets that would do and are
+    not free, and ``details`` what else a person wants to know.
+    """
+
+    name: str
+    has_neuron: bool
+    reasons: tuple[str, ...] = ()
+    placement: Placement = ()
+    blocked: tuple[BlockedSet, ...] = ()
+    details: tuple[str, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        """Whether the pod could go there now."""
+        return not self.reasons and bool(self.placement)
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A waiting pod: its ``place``, or why it waits.
+
+    ``sentence`` is empty for one that fits. ``move`` would make room. ``in_the_way`` are the pods that hold what is
+    nearest to being free, and ``helps`` says what would help besides a move.
+    """
+
+    pod: NeuronPod
+    standing: Standing
+    place: Place | None = None
+    sentence: str = ""
+    move: Move | None = None
+    in_the_way: tuple[PodReference, ...] = ()
+    helps: str = ""
+
+    @property
+    def text(self) -> str:
+        """All of it, for an event."""
+        if self.move:
+            return f"{self.sentence}. {note_of(self.move)}"
+        parts = [self.sentence]
+        if self.in_the_way:
+            parts.append(f"In the way: {_named(self.in_the_way)}")
+        parts.append(self.helps)
+        return ". ".join(filter(None, parts))
+
+
+def note_of(move: Move) -> str:
+    """What a move would do, for people."""
+    moves = ", ".join(
+        f"{victim.pod.reference} from node {victim.source} to {victim.target}"
+        if victim.target
+        else f"{victim.pod.reference} off node {victim.source}"
+        for victim in move.victims
+    )
+    return f"Node {move.node} would have room after a move of {moves}: see neuron-plugin plan"
+
+
+# Who judges many pods at once: each has its sets before the next is looked at.
+
+
+def judge_all(
+    scene: Scene,
+    pods: Iterable[NeuronPod],
+    *,
+    now: float = 0.0,
+    rules: MoveRules | None = RULES,
+    preempting: Container[PodUid] = (),
+    unmoved: Container[PodUid] = (),
+) -> list[Judgement]:
+    """Waiting pods in the order given; each has its sets, or its move, before the next is looked at.
+
+    So what is promised to two pods can be had by both. A group is looked at as a whole when its first member comes.
+    ``rules`` of None look for no moves. Pods of lower priority may go for those of ``preempting``, where no move helps.
+    For a pod of ``unmoved`` no move would be made, so it preempts though one would help. ``now`` is in unix seconds.
+    """
+    judged = list[Judgement]()
+    together: dict[tuple[str, str], dict[PodUid, Judgement]] = {}
+    for pod in pods:
+        if pod.group and scene.cluster.is_gang(pod) and not _why_not_judged(scene, pod, now):
+            if pod.group not in together:
+                together[pod.group] = _judge_group(scene, pod, now, preempting)
+            judged.append(together[pod.group].get(pod.uid) or judge(scene, pod, now=now, rules=None))
+            continue
+        ways = [rules] if rules else []
+        if pod.uid in preempting and pod.preempts:
+            ways = [PREEMPTION, *ways] if pod.uid in unmoved else [*ways, PREEMPTION]
+        judgement = judge(scene, pod, now=now, ways=ways)
+        if judgement.place:
+            scene.put(pod, *judgement.place)
+        judged.append(judgement)
+    return judged
+
+
+def judge(
+    scene: Scene,
+    pod: NeuronPod,
+    *,
+    now: float = 0.0,
+    rules: MoveRules | None = RULES,
+    ways: Sequence[MoveRules] | None = None,
+) -> Judgement:
+    """One waiting pod by itself. ``ways`` are the rules by which room may be made, in their order: ``rules`` alone."""
+    if why := _why_not_judged(scene, pod, now):
+        return why
+    if found := scene.best(pod):
+        if doubt := scene.doubt(pod):
+            return Judgement(pod, Standing.UNKNOWN, sentence=_capital(f"{doubt}, which cannot be judged here"))
+        return Judgement(pod, Standing.FITS, found)
+    answers = node_answers(scene, pod)
+    standing = _standing(scene, pod, answers)
+    waits = scene.volumes(pod).waits
+    sentence = waits or sentence_of(answers)
+    if standing is not Standing.NEVER and not waits:
+        for way in ways if ways is not None else [rules] if rules else []:
+            if (way.preempts or standing is Standing.LINKS) and (move := cheapest_move(scene, pod, now=now, rules=way)):
+                return Judgement(pod, standing, sentence=sentence, move=move)
+    if standing is Standing.LINKS:
+        standing = Standing.SHORT  # no move helps
+    in_the_way = _nearest_holders(answers) if standing is Standing.SHORT else ()
+    return Judgement(pod, standing, None, sentence, None, in_the_way, _what_helps(scene, pod, standing, in_the_way))
+
+
+def _why_not_judged(scene: Scene, pod: NeuronPod, now: float) -> Judgement | None:
+    """Why no node is looked at for a pod."""
+    if refusal := pod.refusal:
+        return Judgement(pod, Standing.NEVER, sentence=str(refusal))
+    if others := [gate for gate in pod.rules.gates if gate != GATE]:
+        return Judgement(
+            pod, Standing.GATE, sentence=f"Waits for its scheduling gate to be lifted: {', '.join(others)}"
+        )
+    is_old = now and pod.created and now - pod.created > UNTRIED_SECONDS
+    if is_old and not (pod.gated or pod.tried):
+        name = pod.rules.scheduler_name
+        served = {other.rules.scheduler_name for other in scene.cluster.pods.values() if other.node}
+        if name not in served:
+            known = f"; pods with Neuron run here under {', '.join(sorted(served))}" if served else ""
+            sentence = f"No scheduler has looked at it: schedulerName {name} is served by nobody here{known}"
+            return Judgement(pod, Standing.NOBODY, sentence=sentence)
+    return None
+
+
+# One node.
+
+
+def node_answers(scene: Scene, pod: NeuronPod) -> list[NodeAnswer]:
+    """What every node says to a pod, all of it."""
+    among, volumes = scene.among(pod), scene.volumes(pod)
+    return [
+        node_answer(scene, pod, name, tuple(scene.against(pod, name, among, volumes))) for name in scene.cluster.nodes
+    ]
+
+
+def node_answer(scene: Scene, pod: NeuronPod, name: str, against: tuple[str, ...] = ()) -> NodeAnswer:
+    """What one node says to a pod; ``against`` is what kube-scheduler says besides what it counts of Neuron."""
+    info = scene.node_for(pod, name)
+    capacity = info.capacity
+    if isinstance(capacity, Rejection):
+        if capacity.code == NO_NEURON:
+            return NodeAnswer(name, has_neuron=False, reasons=(capacity.predicate,))
+        details = [reason.detail for _, reason in info.unclear]
+        if isinstance(info.node.inventory, Rejection) and info.node.inventory.detail:
+            details.append(info.node.inventory.detail)
+        return NodeAnswer(name, has_neuron=True, reasons=(capacity.predicate, *against), details=tuple(details))
+    placed = capacity.place(pod.requests)
+    details = [*_amount_details(capacity, pod.requests)]
+    counts = []
+    for resource, counted, asked in neuron_shortages(pod.rules, info.node.rules, scene.use(name)):
+        if isinstance(placed, Rejection):
+            break  # it is short of more than kube-scheduler's counts
+        counts.append(f"has {counted} of {resource} left as kube-scheduler counts, the pod asks for {asked}")
+        details += _why_counted_less(info, resource, counted)
+    if not isinstance(placed, Rejection):
+        return NodeAnswer(name, has_neuron=True, reasons=(*counts, *against), placement=placed, details=tuple(details))
+    if placed is WRONG_PRODUCT:
+        details.append(f"its devices are {' or '.join(sorted(capacity.facts.names))}")
+    details += _left_out(capacity.geometry, pod.requests)
+    blocked = [one for container in pod.requests for one in _blocked(info, container, capacity.facts.unused)]
+    reasons = (_neuron_reason(info, capacity, pod.requests, placed), *against)
+    return NodeAnswer(name, has_neuron=True, reasons=reasons, blocked=tuple(blocked), details=tuple(details))
+
+
+def _neuron_reason(info: NodeInfo, capacity: Capacity, request: PodRequest, rejection: Rejection) -> str:
+    """Why there are no sets, with the numbers of this node."""
+    geometry, free = capacity.geometry, capacity.free_mask
+    in_devices = all(container.resource.unit is Unit.DEVICE for container in request)
+    has, most = (
+        (len(geometry.whole_devices(free)), geometry.device_count)
+        if in_devices
+        else (
+            free.bit_count(),
+            geometry.core_count,
+        )
+    )
+    free_text = f"has {has} of {most} {'devices' if in_devices else 'cores'} free"
+    match rejection.code:
+        case "not-free":
+            return free_text
+        case "fragmented":
+            return f"{free_text}, but no linked set of {max(container.count for container in request)}"
+        case "unhealthy":
+            inventory = info.inventory
+            lacking = geometry.devices_touched(geometry.all_mask & ~capacity.healthy_mask) if inventory else ()
+            return f"lacks device{'s' if len(lacking) > 1 else ''} {ranges(lacking)}"
+        case "disabled":
+            off = geometry.devices_touched(capacity.facts.disabled_mask)
+            return f"has device{'s' if len(off) > 1 else ''} {ranges(off)} disabled"
+        case _:
+            return rejection.predicate
+
+
+def _why_counted_less(info: NodeInfo, resource: str, counted: int) -> Iterator[str]:
+    """What makes kube-scheduler count fewer devices than are free."""
+    inventory = info.inventory
+    if inventory is None:
+        return
+    geometry = inventory.geometry
+    for device in inventory.unhealthy:
+        held = info.ledger.overlapping(geometry.device_mask(device))
+        holders = dict.fromkeys(str(allocation.pod) for allocation in held if allocation.resource.value == resource)
+        if holders:
+            who = ", ".join(holders)
+            yield f"kube-scheduler counts {counted}: device {device}, which {who} has, is broken and counts twice"
+
+
+def _amount_details(capacity: Capacity, request: PodRequest) -> Iterator[str]:
+    """What is left of the amounts that are asked for, by device."""
+    facts, geometry = capacity.facts, capacity.geometry
+    for name in sorted({name for container in request for name, _ in container.amounts}):
+        has, used = dict(facts.amounts).get(name), dict(facts.used).get(name, (0,) * geometry.device_count)
+        if has is None:
+            yield f"how much {PREFIX}{name} a device has is not known"
+            continue
+        devices: dict[int, list[int]] = {}
+        for device, amount in enumerate(used):
+            devices.setdefault(has - amount, []).append(device)
+        texts = (f"{left} on {ids_text(Unit.DEVICE, ids)}" for left, ids in sorted(devices.items()))
+        yield f"of {has} {PREFIX}{name} are left: {', '.join(texts)}"
+
+
+def _left_out(geometry: Geometry, request: PodRequest) -> Iterator[str]:
+    constraints = request[0].constraints
+    if isinstance(constraints, Constraints):
+        devices = range(geometry.device_count)
+        if left_out := [device for device in devices if not constraints.allowed_devices >> device & 1]:
+            yield f"the pod's annotations leave out {ids_text(Unit.DEVICE, left_out)}"
+
+
+def _blocked(info: NodeInfo, container: ContainerRequest, facts: DeviceFacts) -> list[BlockedSet]:
+    """The sets of one container that its constraints allow, those nearest to being free first."""
+    inventory, unit = info.inventory, container.resource.unit
+    if inventory is None:
+        return []
+    geometry, disabled_mask, free_mask = inventory.geometry, inventory.disabled_mask, info.free_mask
+    may_be_used = inventory.healthy_mask | disabled_mask
+    usable, blocked = usable_mask(geometry, container, facts), []
+    for mask in valid_sets(geometry, unit, container.count):
+        if mask & usable == mask and mask & ~free_mask:
+            holders = dict.fromkeys(allocation.pod for allocation in info.ledger.overlapping(mask))
+            kept = dict.fromkeys(kept.pod for kept in info.reservations if kept.mask & mask)
+            blocked.append(
+                BlockedSet(
+                    container.name,
+                    unit,
+                    tuple(map(int, geometry.ids_of(unit, mask))),
+                    tuple(holders),
+                    tuple(map(int, geometry.devices_touched(CoreMask(mask & ~may_be_used)))),
+                    tuple(map(int, geometry.devices_touched(CoreMask(mask & disabled_mask)))),
+                    tuple(kept),
+                )
+            )
+    return sorted(blocked, key=lambda blocked_set: blocked_set.weight)
+
+
+def ids_text(unit: Unit, ids: Sequence[int]) -> str:
+    """Ids for people, such as ``devices 0-3``."""
+    return f"{unit}{'s' if len(ids) > 1 else ''} {ranges(ids)}"
+
+
+# All nodes.
+
+
+def sentence_of(answers: Sequence[NodeAnswer]) -> str:
+    """Why a pod fits nowhere, as kube-scheduler counts it: nodes with Neuron first, every reason with its count."""
+    neuron = [answer for answer in answers if answer.has_neuron]
+    without = len(answers) - len(neuron)
+    others = f"{_nodes(without)} {'has' if without == 1 else 'have'} no Neuron" if without else ""
+    if not neuron:
+        return f"No node has Neuron devices{f': {others}' if others else ''}"
+    counted = Counter(reason for answer in neuron for reason in answer.reasons)
+    in_order = sorted(counted.items(), key=lambda one: (-one[1], one[0]))
+    texts = [_counted(count, reason) for reason, count in in_order[:MOST_REASONS]]
+    if more := len(in_order) - MOST_REASONS:
+        texts.append(f"and {more} more reasons") if more > 0 else None
+    said = ", ".join(texts) or "nothing speaks against them one by one"
+    return "; ".join(
+        filter(None, [f"0 of {len(neuron)} Neuron {'node' if len(neuron) == 1 else 'nodes'}: {said}", others])
+    )
+
+
+_PLURALS = {"has": "have", "is": "are", "lacks": "lack", "does": "do", "gives": "give", "matches": "match"}
+
+
+def _counted(count: int, reason: str) -> str:
+    verb, _, rest = reason.partition(" ")
+    if verb not in {*_PLURALS, "cannot"}:
+        return f"{count}: {reason}"
+    return f"{count} {verb if count == 1 else _PLURALS.get(verb, verb)} {rest}"
+
+
+def _nodes(count: int) -> str:
+    return f"{count} node{'' if count == 1 else 's'}"
+
+
+def _standing(scene: Scene, pod: NeuronPod, answers: Sequence[NodeAnswer]) -> Standing:
+    """Of a pod that fits nowhere now. Free devices where it may not go itself count, too: others can move there."""
+    eligible, free = scene.eligible(pod), Counter[Geometry]()
+    kinds: dict[tuple[Geometry, CoreMask, object], bool] = {}
+    possible = set[Geometry]()
+    for name in scene.cluster.nodes:
+        info = scene.node(name)
+        if info.inventory is None or isinstance(info.capacity, Rejection):
+            continue
+        geometry, healthy_mask, facts = info.inventory.geometry, info.inventory.healthy_mask, info.node.facts
+        free[geometry] += info.free_mask.bit_count()
+        if name in eligible:
+            key = geometry, healthy_mask, facts
+            if key not in kinds:
+                kinds[key] = not isinstance(place(geometry, healthy_mask, pod.requests, facts), Rejection)
+            if kinds[key]:
+                possible.add(geometry)
+    if not possible:
+        could = any(
+            info.inventory
+            and not isinstance(
+                place(info.inventory.geometry, info.inventory.healthy_mask, pod.requests, info.node.facts), Rejection
+            )
+            for info in scene.cluster.nodes.values()
+            if not isinstance(info.capacity, Rejection)
+        )
+        return Standing.RULES if could else Standing.NEVER
+    if any(answer.placement and answer.reasons for answer in answers):
+        return Standing.RULES
+    asked = {kind: sum(cores_asked(kind, container) for container in pod.requests) for kind in possible}
+    return Standing.LINKS if any(free[kind] >= asked[kind] for kind in possible) else Standing.SHORT
+
+
+def _nearest_holders(answers: Sequence[NodeAnswer]) -> tuple[PodReference, ...]:
+    """Who has the set that is nearest to being free, of the nodes that nothing else speaks against."""
+    sets = [one for answer in answers if len(answer.reasons) == 1 for one in answer.blocked if not one.unhealthy]
+    if not sets:
+        return ()
+    nearest = min(sets, key=lambda one: one.weight)
+    return (*nearest.holders, *nearest.reserved_for)
+
+
+def _what_helps(scene: Scene, pod: NeuronPod, standing: Standing, in_the_way: Sequence[PodReference]) -> str:
+    if standing is Standing.NEVER or not in_the_way:
+        return ""
+    holders = [scene.cluster.pods.get(holder.uid) for holder in in_the_way]
+    own = _deployment_of(pod)
+    if own and all(
+        holder and _deployment_of(holder) == own and holder.controller != pod.controller for holder in holders
+    ):
+        return "The old pods of the same Deployment hold it: with strategy.rollingUpdate.maxSurge 0 they end first"
+    return PREEMPTED_BY_NAME if _held_under_another_name(scene, pod) else ""
+
+
+def _deployment_of(pod: NeuronPod) -> str:
+    """The Deployment of a pod, by the name of its ReplicaSet and the hash in it; empty if it has none."""
+    kind, _, name = pod.controller.partition("/")
+    template = pod.labels.labels.get("pod-template-hash", "")
+    return name.removesuffix(f"-{template}") if kind == "ReplicaSet" and template and name.endswith(template) else ""
+
+
+def _held_under_another_name(scene: Scene, pod: NeuronPod) -> bool:
+    """Whether evictions of lower priority would open a node, though kube-scheduler sees no victims there.
+
+    kube-scheduler looks for victims by the count of the resource that the pod asks for. Pods that hold the devices
+    under another name lower what the node offers under this one, and are never its victims.
+    """
+    cluster = scene.cluster
+    if (
+        pod.gated
+        or not pod.preempts
+        or all(other.priority >= pod.priority for other in cluster.pods.values() if other.node)
+    ):
+        return False
+    asked = {container.resource for container in pod.requests}
+    for name in scene.eligible(pod):
+        info = cluster.nodes[name]
+        lower: dict[PodUid, set[Resource]] = {
+            uid: {allocation.resource for allocation in allocations}
+            for uid, allocations in info.ledger.by_pod.items()
+            if uid in cluster.pods and cluster.pods[uid].priority < pod.priority
+        }
+        if isinstance(info.capacity, Rejection) or all(names <= asked for names in lower.values()):
+            continue
+        opened = info.without(set(lower)).capacity
+        under_this_name = info.without({uid for uid, names in lower.items() if names <= asked}).capacity
+        if not isinstance(opened, Capacity) or isinstance(opened.place(pod.requests), Rejection):
+            continue
+        if isinstance(under_this_name, Rejection) or isinstance(under_this_name.place(pod.requests), Rejection):
+            return True
+    return False
+
+
+# Groups.
+
+
+def waiting_members(scene: Scene, group: tuple[str, str]) -> list[NeuronPod]:
+    """The members of a group that have no node yet, in the order of their ranks."""
+    placed = {uid for info in scene.cluster.nodes.values() for uid in info.ledger.by_pod}
+    members = (pod for pod in scene.cluster.pods.values() if pod.group == group)
+    return sorted((pod for pod in members if not (pod.place or pod.terminating or pod.uid in placed)), key=rank_of)
+
+
+def rank_of(pod: NeuronPod) -> tuple[bool, tuple[int, ...], str]:
+    """By which the pods of a group are put in order: by their ranks, and those without one by their names."""
+    rank = pod.member.rank if pod.member else None
+    return rank is None, rank or (), pod.reference.name
+
+
+def anchors_of(scene: Scene, group: tuple[str, str]) -> list[Anchor]:
+    """Where pods of a group are already."""
+    members = [pod for pod in scene.cluster.pods.values() if pod.group == group and not pod.terminating]
+    anchors = []
+    for pod in members:
+        for name in {pod.place, pod.node} - {""}:
+            if (info := scene.cluster.nodes.get(name)) and (mask := info.ledger.mask_of(pod.uid)):
+                anchors.append(Anchor(name, mask))
+    return anchors
+
+
+def _judge_group(scene: Scene, first: NeuronPod, now: float, preempting: Container[PodUid]) -> dict[PodUid, Judgement]:
+    """The waiting members of a group: places for at least so many as are missing, or why the group waits."""
+    group = first.group or ("", "")
+    cluster, name = scene.cluster, group[1]
+    waiting = waiting_members(scene, group)
+    there = sum(pod.group == group and not pod.terminating for pod in cluster.pods.values())
+    missing = max(cluster.min_counts[group] - (there - len(waiting)), 0)
+    if len(waiting) < missing:
+        text = f"{there} of the {cluster.min_counts[group]} pods of its group {name} are there"
+        return {pod.uid: Judgement(pod, Standing.GROUP, sentence=text) for pod in waiting}
+    wish = first.member.wish if first.member else NO_WISH
+    placed = place_group(scene, waiting, least=missing, wish=wish, anchors=anchors_of(scene, group))
+    if isinstance(placed, GroupPlan):
+        judged = {}
+        for pod in waiting:
+            if place_of := placed.places.get(pod.uid):
+                scene.put(pod, *place_of)
+                judged[pod.uid] = Judgement(pod, Standing.FITS, place_of)
+            else:
+                judged[pod.uid] = Judgement(pod, Standing.SHORT, sentence="The rest of its group is placed without it")
+        return judged
+    if found := _preempt_for_group(scene, waiting, missing, now, preempting):
+        return found
+    answers = node_answers(scene, waiting[0])
+    most = f"{placed.most} of {len(waiting)} waiting pods have room together, at least {missing} need it"
+    sentence = f"Its group {name} does not fit as a whole: {placed.reason or most}"
+    in_the_way = _nearest_holders(answers)
+    # What speaks against single nodes says more where not one pod has room.
+    sentence = f"{sentence}. {sentence_of(answers)}" if not placed.most and not placed.reason else sentence
+    return {pod.uid: Judgement(pod, Standing.GROUP, None, sentence, None, in_the_way) for pod in waiting}
+
+
+def _preempt_for_group(
+    scene: Scene, waiting: Sequence[NeuronPod], missing: int, now: float, preempting: Container[PodUid]
+) -> dict[PodUid, Judgement]:
+    """Places and preemptions for as many of a group as are missing; nothing where that is not enough."""
+    trial, judged = scene.fork(), dict[PodUid, Judgement]()
+    for pod in waiting:
+        if found := trial.best(pod):
+            trial.put(pod, *found)
+            judged[pod.uid] = Judgement(pod, Standing.FITS, found)
+    for pod in waiting:
+        may_preempt = pod.uid not in judged and pod.uid in preempting and pod.preempts
+        if len(judged) < missing and may_preempt:
+            if move := cheapest_move(trial, pod, now=now, rules=PREEMPTION):
+                judged[pod.uid] = Judgement(pod, Standing.SHORT, sentence="Room is made for its group", move=move)
+    if len(judged) < max(missing, 1) or not any(one.move for one in judged.values()):
+        return {}
+    scene.adopt(trial)
+    return judged
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _named(pods: Sequence[PodReference], most: int = MOST_HOLDERS) -> str:
+    """The first pods, and how many others there are."""
+    listed = ", ".join(map(str, pods[:most]))
+    return f"{listed} and {len(pods) - most} others" if len(pods) > most else listed

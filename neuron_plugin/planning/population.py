@@ -1,0 +1,247 @@
+"""Which pods are where, by their labels: what pod affinity, topology spread and shared volumes are judged by.
+
+A pod counts from the moment at which its place is chosen, as it does in kube-scheduler's cache. Where a rule *needs*
+another pod, such as a required affinity, only bound pods count: a promise may never be kept, and kube-scheduler takes
+promises up in any order.
+
+What a rule asks is tallied once and then kept up to date with each pod that comes and goes. So a decision costs what
+its answer costs, and not a walk over all pods.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from neuron_plugin.allocation import NeuronPod
+from neuron_plugin.allocation.node_rules import PodLabels, PodSelector, PodTerm
+
+MOST_TALLIES = 256
+"""Remembered at a time; the one that was asked for longest ago makes room for a new one."""
+
+_NO_NAMESPACES: Mapping[str, Mapping[str, str]] = MappingProxyType({})
+
+
+class PlacedPod(NamedTuple):
+    """A pod on a node, bound or promised there. ``anti_affinity`` and PersistentVolumeClaims as ``PodRules`` has them."""
+
+    node: str
+    labels: PodLabels
+    bound: bool = True
+    terminating: bool = False
+    anti_affinity: tuple[PodTerm, ...] = ()
+    claims: tuple[str, ...] = ()
+
+
+def placed_pod(pod: NeuronPod, node: str) -> PlacedPod:
+    """A Neuron pod as it counts on a node where it is, or would be."""
+    rules, bound = pod.rules, pod.node == node
+    return PlacedPod(node, pod.labels, bound, pod.terminating, rules.anti_affinity, rules.claims)
+
+
+class Counts(NamedTuple):
+    """Pods of one node that a rule means. ``lasting`` are not being deleted, as topology spread counts them."""
+
+    placed: int = 0
+    bound: int = 0
+    lasting: int = 0
+    lasting_bound: int = 0
+
+    def plus(self, pod: PlacedPod, change: int) -> Counts:
+        """With one pod more or less."""
+        bound, lasting = change * pod.bound, change * (not pod.terminating)
+        return Counts(
+            self.placed + change, self.bound + bound, self.lasting + lasting, self.lasting_bound + bound * lasting
+        )
+
+
+NO_COUNTS = Counts()
+Tally = Mapping[str, Counts]
+"""By node, where there is any such pod."""
+Selectors = tuple[PodSelector, ...]
+"""A pod is meant if all of them match it."""
+
+
+class _Tallied:
+    """The pods that some selectors mean, and which labels they were seen to mean."""
+
+    def __init__(self, selectors: Selectors, namespaces: Mapping[str, Mapping[str, str]]) -> None:
+        self._selectors = selectors
+        self._namespaces = namespaces
+        self._known: dict[PodLabels, bool] = {}
+        self.by_node: dict[str, Counts] = {}
+
+    def means(self, labels: PodLabels) -> bool:
+        known = self._known.get(labels)
+        if known is None:
+            known = all(selector.matches(labels, self._namespaces) for selector in self._selectors)
+            if len(self._known) > 2 * MOST_TALLIES * MOST_TALLIES:
+                self._known.clear()  # labels of pods that are gone
+            self._known[labels] = known
+        return known
+
+    def count(self, pod: PlacedPod, change: int) -> None:
+        if self.means(pod.labels):
+            counts = self.by_node.pop(pod.node, NO_COUNTS).plus(pod, change)
+            if counts.placed:
+                self.by_node[pod.node] = counts
+
+
+class Population:
+    """The placed pods of a cluster. ``namespaces`` has the labels of each namespace; it is followed, not copied.
+
+    ``version`` is another one after each change. ``anti_keys`` are the labels of pods that the anti-affinity of placed
+    pods looks at: pods that have the same of these are alike to it.
+    """
+
+    def __init__(
+        self, namespaces: Mapping[str, Mapping[str, str]] = _NO_NAMESPACES, pods: Mapping[str, PlacedPod] | None = None
+    ) -> None:
+        self.namespaces = namespaces
+        self.version = 0
+        self._pods: dict[str, PlacedPod] = {}
+        self._tallies: dict[Selectors, _Tallied] = {}
+        self._keeping_off: defaultdict[PodTerm, Counter[str]] = defaultdict(Counter)
+        self._anti_keys = Counter[str]()
+        self._claimants: defaultdict[str, dict[str, PlacedPod]] = defaultdict(dict)
+        self._claims = Counter[tuple[str, str]]()
+        for uid, pod in (pods or {}).items():
+            self.put(uid, pod)
+
+    def copy(self) -> Population:
+        """The same pods as of now, for another thread."""
+        return Population(dict(self.namespaces), self._pods)
+
+    def get(self, uid: str) -> PlacedPod | None:
+        """A pod, if it is placed."""
+        return self._pods.get(uid)
+
+    def put(self, uid: str, pod: PlacedPod | None) -> None:
+        """A pod is placed, or has changed; None if it is not placed any more."""
+        before = self._pods.get(uid)
+        if before == pod:
+            return
+        if before:
+            del self._pods[uid]
+            self._count(uid, before, -1)
+        if pod:
+            self._pods[uid] = pod
+            self._count(uid, pod, 1)
+        self.version += 1
+
+    def namespaces_changed(self) -> None:
+        """The labels of a namespace have changed: all is tallied again when it is asked for."""
+        self._tallies.clear()
+        self.version += 1
+
+    def tally(self, selectors: Selectors) -> Tally:
+        """The pods that all of these selectors mean, by node."""
+        tallied = self._tallies.pop(selectors, None)
+        if tallied is None:
+            tallied = _Tallied(selectors, self.namespaces)
+            for pod in self._pods.values():
+                tallied.count(pod, 1)
+        self._tallies[selectors] = tallied
+        if len(self._tallies) > MOST_TALLIES:
+            del self._tallies[next(iter(self._tallies))]
+        return tallied.by_node
+
+    def keeping_off(self, labels: PodLabels) -> Iterator[tuple[PodTerm, Counter[str]]]:
+        """Each anti-affinity of placed pods that means a pod of these labels, and how many have it by node."""
+        for term, holders in self._keeping_off.items():
+            if term.selector.matches(labels, self.namespaces):
+                yield term, holders
+
+    def keeps_any_off(self) -> bool:
+        """Whether any placed pod has a required anti-affinity."""
+        return bool(self._keeping_off)
+
+    @property
+    def anti_keys(self) -> Iterable[str]:
+        """See the class."""
+        return self._anti_keys.keys()
+
+    def claimants(self, node: str) -> Iterable[PlacedPod]:
+        """The pods on a node that have PersistentVolumeClaims."""
+        return self._claimants.get(node, {}).values()
+
+    def uses_claim(self, namespace: str, claim: str) -> bool:
+        """Whether a placed pod uses a PersistentVolumeClaim."""
+        return self.users_of(namespace, claim) > 0
+
+    def users_of(self, namespace: str, claim: str) -> int:
+        """How many placed pods use a PersistentVolumeClaim."""
+        return self._claims[namespace, claim]
+
+    def _count(self, uid: str, pod: PlacedPod, change: int) -> None:
+        for tallied in self._tallies.values():
+            tallied.count(pod, change)
+        for term in pod.anti_affinity:
+            holders = self._keeping_off[term]
+            holders[pod.node] += change
+            if not holders[pod.node]:
+                del holders[pod.node]
+            if not holders:
+                del self._keeping_off[term]
+            for requirement in term.selector.labels or ():
+                self._anti_keys[requirement.key] += change
+                if not self._anti_keys[requirement.key]:
+                    del self._anti_keys[requirement.key]
+        if pod.claims:
+            if change > 0:
+                self._claimants[pod.node][uid] = pod
+            else:
+                del self._claimants[pod.node][uid]
+            for claim in pod.claims:
+                self._claims[pod.labels.namespace, claim] += change
+
+
+class Altered:
+    """A population in thought: some pods have gone from their nodes, and others have come."""
+
+    def __init__(self, population: Population, gone: Iterable[str], come: Mapping[str, PlacedPod]) -> None:
+        self.namespaces = population.namespaces
+        self._population = population
+        went = {uid: pod for uid in gone if (pod := population.get(uid))}
+        self._changes = [*((uid, pod, -1) for uid, pod in went.items()), *((uid, pod, 1) for uid, pod in come.items())]
+
+    def tally(self, selectors: Selectors) -> Tally:
+        """As ``Population.tally``."""
+        tallied = _Tallied(selectors, self.namespaces)
+        tallied.by_node = dict(self._population.tally(selectors))
+        for _, pod, change in self._changes:
+            tallied.count(pod, change)
+        return tallied.by_node
+
+    def keeping_off(self, labels: PodLabels) -> Iterator[tuple[PodTerm, Counter[str]]]:
+        """As ``Population.keeping_off``."""
+        holders = {term: by_node.copy() for term, by_node in self._population.keeping_off(labels)}
+        for _, pod, change in self._changes:
+            for term in pod.anti_affinity:
+                if term.selector.matches(labels, self.namespaces):
+                    holders.setdefault(term, Counter())[pod.node] += change
+        for term, by_node in holders.items():
+            yield term, +by_node
+
+    def keeps_any_off(self) -> bool:
+        """As ``Population.keeps_any_off``."""
+        came = any(pod.anti_affinity for _, pod, change in self._changes if change > 0)
+        return came or self._population.keeps_any_off()
+
+    def claimants(self, node: str) -> list[PlacedPod]:
+        """As ``Population.claimants``."""
+        left = list(self._population.claimants(node))
+        for _, pod, change in self._changes:
+            if pod.node == node and pod.claims:
+                left.append(pod) if change > 0 else left.remove(pod)
+        return left
+
+    def uses_claim(self, namespace: str, claim: str) -> bool:
+        """As ``Population.uses_claim``."""
+        uses = [change for _, pod, change in self._changes if claim in pod.claims and pod.labels.namespace == namespace]
+        return self._population.users_of(namespace, claim) + sum(uses) > 0
+
+
+AnyPopulation = Population | Altered

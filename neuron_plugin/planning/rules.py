@@ -1,0 +1,414 @@
+"""What kube-scheduler's own plugins say of a pod on a node, besides Neuron: filters, and what the pod prefers.
+
+Pure functions of what pods and nodes say, and of which pods are where. They follow kube-scheduler 1.36
+(pkg/scheduler/framework/plugins) and are held against what a real one has left to thousands of pods
+(``tests/planning/verdicts``). A reason is a predicate of the node, such as ``is cordoned``: it is counted over nodes.
+
+A placement by gates pins a pod to its node by node affinity. Topology spread then looks at that node only, so
+kube-scheduler does not keep a hard spread any more: it is judged here as the pod was written, and is ours to keep.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from math import log
+from typing import NamedTuple
+
+from neuron_plugin.allocation import NodeInfo
+from neuron_plugin.allocation.node_rules import (
+    ANY_ADDRESS,
+    NodeRules,
+    NodeUse,
+    PodLabels,
+    PodRules,
+    PodSelector,
+    Spread,
+    Taint,
+)
+from neuron_plugin.planning.population import NO_COUNTS, AnyPopulation, Tally
+
+_CORDON = Taint("node.kubernetes.io/unschedulable", "NoSchedule")
+_HARD_EFFECTS = frozenset({"NoSchedule", "NoExecute"})
+_SOFT_EFFECT = "PreferNoSchedule"
+_TAKEN_BY_OTHERS = frozenset({"cpu", "memory"})
+"""What pods without Neuron take, too."""
+_HOSTNAME = "kubernetes.io/hostname"
+_MOST_SCORE = 100
+"""framework.MaxNodeScore."""
+_WEIGHTS = {"taints": 3, "nodes": 2, "pods": 2, "spread": 2}
+"""Of kube-scheduler's default plugins (pkg/scheduler/apis/config/v1/default_plugins.go)."""
+
+
+# A node by itself: NodeUnschedulable, TaintToleration, NodeAffinity.
+
+
+def objections(pod: PodRules, name: str, node: NodeRules) -> Iterator[str]:
+    """Why kube-scheduler does not place the pod on the node of this name, whatever pods and volumes there are."""
+    if node.cordoned and not _is_tolerated(pod, _CORDON):
+        yield "is cordoned"
+    for taint in node.taints:
+        if taint.effect in _HARD_EFFECTS and not (node.cordoned and taint.key == _CORDON.key):
+            if not _is_tolerated(pod, taint):
+                yield f"has the taint {taint}, which the pod does not tolerate"
+    if pod.claim_driver != node.claim_driver and (pod.claim_driver or pod.neuron):
+        how = f"by claims of {node.claim_driver} only" if node.claim_driver else "by count, and the pod has claims"
+        yield f"gives its Neuron devices {how}"
+    for key, value in pod.node_selector:
+        if node.labels.get(key) != value:
+            label = f"{key}={node.labels[key]}" if key in node.labels else f"no label {key}"
+            yield f"has {label}, the pod's nodeSelector wants {value}"
+    if pod.terms is not None and not any(term.matches(name, node.labels) for term in pod.terms):
+        wanted = " or ".join(filter(None, map(str, pod.terms)))
+        yield f"does not match the pod's node affinity: {wanted}" if wanted else "matches no term of an empty affinity"
+
+
+def _is_tolerated(pod: PodRules, taint: Taint) -> bool:
+    return any(toleration.tolerates(taint) for toleration in pod.tolerations)
+
+
+def _is_selected(pod: PodRules, name: str, labels: Mapping[str, str]) -> bool:
+    """Whether the required node affinity and the nodeSelector match."""
+    if any(labels.get(key) != value for key, value in pod.node_selector):
+        return False
+    return pod.terms is None or any(term.matches(name, labels) for term in pod.terms)
+
+
+# A node and the pods on it: NodeResourcesFit, NodePorts.
+
+
+def shortages(pod: PodRules, node: NodeRules, use: NodeUse) -> Iterator[str]:
+    """What the node has too little of for the pod, beside the pods that use it.
+
+    A node that does not say how many pods it takes has room for more.
+    """
+    allocatable = dict(node.allocatable)
+    for name, asked in pod.needs:
+        left = max(allocatable.get(name, 0) - use.amounts.get(name, 0), 0)
+        if asked > left and (name != "pods" or name in allocatable):
+            yield f"has {amount_text(name, left)} of {name} left, the pod asks for {amount_text(name, asked)}"
+    for address, protocol, number in sorted(pod.ports):
+        taken = (at for at, kind, other in use.ports if (kind, other) == (protocol, number))
+        if any(at == address or ANY_ADDRESS in {at, address} for at in taken):
+            yield f"has host port {number}/{protocol} in use"
+
+
+def neuron_shortages(pod: PodRules, node: NodeRules, use: NodeUse) -> Iterator[tuple[str, int, int]]:
+    """Of which Neuron resource kube-scheduler counts too little: its name, how many it counts, how many are asked for.
+
+    kube-scheduler counts each resource name by itself, whatever is really free. What pods have under one name lowers
+    what the kubelet offers under the others, some seconds later.
+    """
+    offered = dict(node.neuron)
+    for name, asked in pod.neuron:
+        left = offered.get(name, 0) - use.amounts.get(name, 0)
+        if asked > left:
+            yield name, max(left, 0) // 1000, asked // 1000
+
+
+def most_beside(pod: PodRules, node: NodeRules, use: NodeUse) -> int | None:
+    """How many pods that ask for the same fit a node by kube-scheduler's counts; None if nothing bounds them."""
+    has = dict((*node.allocatable, *node.neuron))
+    asked = [(name, amount) for name, amount in (*pod.needs, *pod.neuron) if amount and (name != "pods" or name in has)]
+    counts = [max(has.get(name, 0) - use.amounts.get(name, 0), 0) // amount for name, amount in asked]
+    return min([*counts, *([1] if pod.ports else [])], default=None)
+
+
+def is_tight(node: NodeRules, use: NodeUse) -> bool:
+    """Whether less than a tenth of the node's CPU or memory is left: another pod may take it before a bind."""
+    taken = ((most, most - use.amounts.get(name, 0)) for name, most in node.allocatable if name in _TAKEN_BY_OTHERS)
+    return any(10 * left < most for most, left in taken)
+
+
+def amount_text(name: str, thousandths: int) -> str:
+    """Bytes in GiB, all else as it is."""
+    of_bytes = name in {"memory", "ephemeral-storage"} or name.startswith("hugepages-")
+    return f"{thousandths / 1000 / 1024**3:.4g}Gi" if of_bytes else f"{thousandths / 1000:.6g}"
+
+
+# A node and the pods of the whole cluster: InterPodAffinity, PodTopologySpread.
+
+
+class SpreadNodes:
+    """The nodes that count for a topology spread constraint, each with its domain.
+
+    ``nodes`` is followed, not copied: ``forget`` names one that has changed, has come or is gone.
+    """
+
+    def __init__(self, nodes: Mapping[str, NodeInfo]) -> None:
+        self._nodes = nodes
+        self._known: dict[object, tuple[PodRules, Spread, Sequence[str], dict[str, str], Counter[str]]] = {}
+
+    def of(self, pod: PodRules, spread: Spread, keys: Sequence[str]) -> tuple[Mapping[str, str], Mapping[str, int]]:
+        """The domain of each node that counts, and how many nodes each domain has.
+
+        A node counts that has all the ``keys`` of the pod's constraints, and that the policies do not leave out.
+        """
+        by_affinity = (pod.node_selector, pod.terms) if spread.honors_affinity else None
+        key = spread.topology_key, tuple(keys), by_affinity, pod.tolerations if spread.honors_taints else None
+        if key not in self._known:
+            self._known[key] = pod, spread, keys, {}, Counter[str]()
+            for name in self._nodes:
+                self._look(name, *self._known[key])
+        *_, domains, counted = self._known[key]
+        return domains, counted
+
+    def forget(self, name: str) -> None:
+        """This node is another one now."""
+        for known in self._known.values():
+            self._look(name, *known)
+
+    def _look(
+        self,
+        name: str,
+        pod: PodRules,
+        spread: Spread,
+        keys: Sequence[str],
+        domains: dict[str, str],
+        counted: Counter[str],
+    ) -> None:
+        info = self._nodes.get(name)
+        domain = self._domain(name, info.node.rules, pod, spread, keys) if info else None
+        before = domains.pop(name, None)
+        if before is not None:
+            counted[before] -= 1
+            if not counted[before]:
+                del counted[before]
+        if domain is not None:
+            domains[name] = domain
+            counted[domain] += 1
+
+    def _domain(self, name: str, node: NodeRules, pod: PodRules, spread: Spread, keys: Sequence[str]) -> str | None:
+        if not all(key in node.labels for key in keys):
+            return None
+        if spread.honors_affinity and not _is_selected(pod, name, node.labels):
+            return None
+        if spread.honors_taints:
+            taints = [taint for taint in node.taints if taint.effect in _HARD_EFFECTS]
+            if not all(_is_tolerated(pod, taint) for taint in taints):
+                return None
+        return node.labels[spread.topology_key]
+
+
+class _Check(NamedTuple):
+    """What one rule says of the domains of a node label: which are ``closed``, or the only ones that are ``open``."""
+
+    key: str
+    closed: Collection[str]
+    open: Collection[str] | None
+    needs_label: bool
+    text: str
+
+    def why_not(self, labels: Mapping[str, str]) -> str:
+        value = labels.get(self.key)
+        if value is None:
+            return f"has no label {self.key}, {self.text}" if self.needs_label else ""
+        if value in self.closed or (self.open is not None and value not in self.open):
+            return f"is in {self.key}={value}, {self.text}"
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class PodInCluster:
+    """One pod as the rules among pods see it. ``pinned``: it will be bound to its node by node affinity."""
+
+    rules: PodRules
+    labels: PodLabels
+    pinned: bool = False
+
+
+class AmongPods:
+    """What the pods that are there say about one more on each node."""
+
+    def __init__(
+        self,
+        pod: PodInCluster,
+        nodes: Mapping[str, NodeInfo],
+        population: AnyPopulation,
+        spread_nodes: SpreadNodes,
+    ) -> None:
+        self._nodes = nodes
+        self._population = population
+        self._spread_nodes = spread_nodes
+        self._single_nodes: list[tuple[Spread, Tally, int]] = []
+        self._checks = tuple(
+            chain(self._affinity(pod), self._anti_affinity(pod), self._kept_off(pod), self._spread(pod))
+        )
+
+    def __bool__(self) -> bool:
+        """Whether there is any such rule."""
+        return bool(self._checks or self._single_nodes)
+
+    def why_not(self, name: str) -> Iterator[str]:
+        """Why the pod cannot be with, or apart from, the pods that are there."""
+        labels = self._nodes[name].node.rules.labels
+        yield from filter(None, (check.why_not(labels) for check in self._checks))
+        for spread, tally, own in self._single_nodes:
+            if tally.get(name, NO_COUNTS).lasting + own > spread.max_skew:
+                yield (
+                    f"has {spread.max_skew} pods of the pod's spread over {spread.topology_key} or more, and minDomains "
+                    "lets a pod that is bound to one node have no more beside it"
+                )
+
+    def _domains(self, key: str, names: Iterable[str]) -> set[str]:
+        """The domains of some nodes; those of nodes that are not known, or have no such label, are none."""
+        infos = (self._nodes.get(name) for name in names)
+        values = (info.node.rules.labels.get(key) for info in infos if info)
+        return {value for value in values if value is not None}
+
+    def _affinity(self, pod: PodInCluster) -> Iterator[_Check]:
+        """A pod that is wanted by all terms has to be there, bound; the first of a series may come by itself."""
+        terms = pod.rules.affinity
+        selectors = tuple(_of_incoming(term.selector) for term in terms)
+        tally = self._population.tally(selectors) if terms else {}
+        bound = [name for name, counts in tally.items() if counts.bound]
+        meant = any(self._domains(term.topology_key, tally) for term in terms)
+        is_first = not meant and all(
+            selector.matches(pod.labels, self._population.namespaces) for selector in selectors
+        )
+        for term in terms:
+            values = None if is_first else self._domains(term.topology_key, bound)
+            yield _Check(term.topology_key, (), values, True, "where no pod runs that the pod's affinity wants")
+
+    def _anti_affinity(self, pod: PodInCluster) -> Iterator[_Check]:
+        for term in pod.rules.anti_affinity:
+            if closed := self._domains(term.topology_key, self._population.tally((_of_incoming(term.selector),))):
+                text = "where a pod is from which the pod's anti-affinity keeps it apart"
+                yield _Check(term.topology_key, closed, None, False, text)
+
+    def _kept_off(self, pod: PodInCluster) -> Iterator[_Check]:
+        for term, names in self._population.keeping_off(pod.labels):
+            if closed := self._domains(term.topology_key, names):
+                yield _Check(
+                    term.topology_key, closed, None, False, "where the anti-affinity of another pod keeps the pod off"
+                )
+
+    def _spread(self, pod: PodInCluster) -> Iterator[_Check]:
+        hard = [spread for spread in pod.rules.spread if spread.hard]
+        keys = [spread.topology_key for spread in hard]
+        for spread in hard:
+            tally, own = self._matching(pod, spread)
+            domains, counted = self._spread_nodes.of(pod.rules, spread, keys)
+            if pod.pinned and spread.honors_affinity and spread.min_domains > 1:
+                self._single_nodes.append((spread, tally, own))
+            placed, least = Counter[str](), Counter[str]()
+            for name, counts in tally.items():
+                if (domain := domains.get(name)) is not None:
+                    placed[domain] += counts.lasting
+                    # With the policy Ignore kube-scheduler judges after the pin, too, and knows no promises.
+                    least[domain] += counts.lasting if spread.honors_affinity else counts.lasting_bound
+            fewest = min(map(least.__getitem__, counted), default=0) if len(counted) >= spread.min_domains else 0
+            closed = {domain for domain, count in placed.items() if count + own - fewest > spread.max_skew}
+            text = f"where a pod more would break the pod's spread: {spread.max_skew} more than the least at most"
+            yield _Check(spread.topology_key, closed, None, True, text)
+
+    def _matching(self, pod: PodInCluster, spread: Spread) -> tuple[Tally, int]:
+        """The pods that a constraint counts, and whether the pod itself is one of them.
+
+        An empty selector counts no pod that is there, and yet the pod itself (podtopologyspread/common.go).
+        """
+        selector = PodSelector((pod.labels.namespace,), spread.labels)
+        own = int(selector.matches(pod.labels, self._population.namespaces))
+        return ({} if spread.labels == () else self._population.tally((selector,))), own
+
+    # What the pod prefers.
+
+    def scores(self, pod: PodInCluster, names: Sequence[str]) -> dict[str, int]:
+        """How much the pod would rather go to each of these nodes, all of which it fits: the highest is the best.
+
+        The scores and weights of TaintToleration, NodeAffinity, InterPodAffinity and PodTopologySpread. The terms of
+        pods that are there, and constraints that a cluster has for all pods, do not count: the pod does not state them.
+        """
+        totals = dict.fromkeys(names, 0)
+        labels = {name: self._nodes[name].node.rules.labels for name in names}
+        rules, preferences = pod.rules, pod.rules.preferences
+        untolerated = {name: _soft_taints(rules, self._nodes[name].node.rules) for name in names}
+        if most := max(untolerated.values(), default=0):
+            _add(
+                totals,
+                {name: _MOST_SCORE - _MOST_SCORE * count // most for name, count in untolerated.items()},
+                "taints",
+            )
+        if preferences.nodes:
+            terms = {
+                name: sum(weight for weight, term in preferences.nodes if term.matches(name, labels[name]))
+                for name in names
+            }
+            if most := max(terms.values(), default=0):
+                _add(totals, {name: _MOST_SCORE * sum_of // most for name, sum_of in terms.items()}, "nodes")
+        if preferences.pods:
+            _add(totals, self._pod_scores(pod, labels), "pods")
+        if soft := [spread for spread in rules.spread if not spread.hard]:
+            _add(totals, self._spread_scores(pod, soft, labels), "spread")
+        return totals
+
+    def _pod_scores(self, pod: PodInCluster, labels: Mapping[str, Mapping[str, str]]) -> dict[str, int]:
+        sums = dict.fromkeys(labels, 0)
+        for weight, term in pod.rules.preferences.pods:
+            by_domain = Counter[str]()
+            for name, counts in self._population.tally((_of_incoming(term.selector),)).items():
+                info = self._nodes.get(name)
+                if info and (domain := info.node.rules.labels.get(term.topology_key)) is not None:
+                    by_domain[domain] += weight * counts.placed
+            for name, node_labels in labels.items():
+                sums[name] += by_domain[node_labels.get(term.topology_key, "")]
+        least, most = min(sums.values()), max(sums.values())
+        return {
+            name: int(_MOST_SCORE * (count - least) / (most - least)) if most > least else 0
+            for name, count in sums.items()
+        }
+
+    def _spread_scores(
+        self, pod: PodInCluster, soft: Sequence[Spread], labels: Mapping[str, Mapping[str, str]]
+    ) -> dict[str, int]:
+        keys = [spread.topology_key for spread in soft]
+        scored = [name for name, node_labels in labels.items() if all(key in node_labels for key in keys)]
+        sums = dict.fromkeys(scored, 0.0)
+        for spread in soft:
+            tally, _ = self._matching(pod, spread)
+            values = {labels[name][spread.topology_key] for name in scored}
+            by_node = spread.topology_key == _HOSTNAME
+            counts = Counter[str]()
+            if not by_node:
+                for name, domain in self._spread_nodes.of(pod.rules, spread, keys)[0].items():
+                    counts[domain] += tally.get(name, NO_COUNTS).lasting if domain in values else 0
+            weight = log((len(scored) if by_node else len(values)) + 2)
+            for name in scored:
+                count = tally.get(name, NO_COUNTS).lasting if by_node else counts[labels[name][spread.topology_key]]
+                sums[name] += count * weight + spread.max_skew - 1
+        rounded = {name: int(count + 0.5) for name, count in sums.items()}
+        least, most = min(rounded.values(), default=0), max(rounded.values(), default=0)
+        scores = {
+            name: _MOST_SCORE * (most + least - count) // most if most else _MOST_SCORE
+            for name, count in rounded.items()
+        }
+        return {name: scores.get(name, 0) for name in labels}
+
+
+def _of_incoming(selector: PodSelector) -> PodSelector:
+    """A selector of the pod that is placed, as kube-scheduler reads it.
+
+    It compares the namespaceSelector with no labels at all, too (interpodaffinity/plugin.go,
+    mergeAffinityTermNamespacesIfNotEmpty). So one that is met by an absent label, such as NotIn, chooses every
+    namespace.
+    """
+    chosen = selector.namespace_labels
+    if not chosen or not all(requirement.is_met({}) for requirement in chosen):
+        return selector
+    return replace(selector, namespace_labels=())
+
+
+def has_soft_taints(node: NodeRules) -> bool:
+    """Whether a node would rather have no pods that do not tolerate one of its taints."""
+    return any(taint.effect == _SOFT_EFFECT for taint in node.taints)
+
+
+def _soft_taints(pod: PodRules, node: NodeRules) -> int:
+    return sum(taint.effect == _SOFT_EFFECT and not _is_tolerated(pod, taint) for taint in node.taints)
+
+
+def _add(totals: dict[str, int], scores: Mapping[str, int], plugin: str) -> None:
+    for name, score in scores.items():
+        totals[name] += _WEIGHTS[plugin] * score

@@ -1,0 +1,288 @@
+"""A cluster at one moment, and what would be of it: pods that come and go in thought.
+
+The placement controller decides in a scene of its own state, without a change in it. Plans, groups and preemption fork
+it and try: which node would be the best for one pod when another has gone, and what would kube-scheduler say then?
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from itertools import chain
+
+from neuron_plugin.allocation import (
+    NeuronPod,
+    NodeInfo,
+    Placement,
+    PlacementStrategy,
+    PodUid,
+    Rejection,
+)
+from neuron_plugin.allocation.node import Reservation
+from neuron_plugin.allocation.node_rules import NodeUse, PodRules
+from neuron_plugin.allocation.placement import place
+from neuron_plugin.planning.budgets import Budget
+from neuron_plugin.planning.choice import NO_USES, PACK, Choices
+from neuron_plugin.planning.population import Altered, AnyPopulation, PlacedPod, Population, placed_pod
+from neuron_plugin.planning.rules import AmongPods, PodInCluster, most_beside, neuron_shortages, objections, shortages
+from neuron_plugin.planning.volumes import NO_STORAGE, NO_VOLUMES, PodVolumes, Storage
+
+Place = tuple[str, Placement]
+"""A node, and the sets of each container there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """A cluster at one moment.
+
+    ``uses`` has by node what all its pods ask for. ``population`` has all placed pods by their labels, ``storage`` the
+    claims and volumes. ``kept`` is what is reserved for pods that are not bound. ``movable_namespaces`` are those whose
+    pods may be moved where they do not say otherwise; those of ``left_alone`` are not. ``protected`` are pods whose
+    eviction a budget has refused lately. ``min_counts`` has by PodGroup how many of its pods must be placed for any to
+    be. ``strategy`` is that of a pod without one.
+    """
+
+    nodes: Mapping[str, NodeInfo]
+    pods: Mapping[PodUid, NeuronPod]
+    uses: Mapping[str, NodeUse] = field(default_factory=lambda: NO_USES)
+    population: Population = field(default_factory=Population)
+    storage: Storage = NO_STORAGE
+    kept: Mapping[PodUid, Reservation] = field(default_factory=dict)
+    min_counts: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    movable_namespaces: Collection[str] = ()
+    left_alone: Collection[PodUid] = ()
+    protected: Collection[PodUid] = ()
+    budgets: Collection[Budget] = ()
+    strategy: PlacementStrategy = PACK
+
+    def is_movable(self, pod: NeuronPod) -> bool:
+        """Whether a pod, or its namespace, says that it may be evicted where that makes room."""
+        return pod.reference.namespace in self.movable_namespaces if pod.movable is None else pod.movable
+
+    def is_gang(self, pod: NeuronPod) -> bool:
+        """Whether the pod is placed with its group or not at all."""
+        return pod.group is not None and self.min_counts.get(pod.group, 0) > 0
+
+
+class Scene:
+    """The cluster while something is tried: some nodes are as they would be, and pods have gone and come in thought."""
+
+    def __init__(self, cluster: Cluster, choices: Choices | None = None) -> None:
+        """``choices`` are those of the cluster's nodes, where they are remembered."""
+        self.cluster = cluster
+        self.choices = choices or Choices(cluster.nodes, cluster.uses)
+        self.changed: dict[str, NodeInfo] = {}
+        self.gone: dict[str, tuple[NeuronPod, ...]] = {}
+        self.come: dict[str, tuple[NeuronPod, ...]] = {}
+        self._eligible: dict[tuple[PodRules, PodVolumes], frozenset[str]] = {}
+        self.openings: dict[object, tuple[NodeInfo, list[tuple[NeuronPod, ...]]]] = {}
+        """Groups of victims by kind of pod, and the node as it was looked at: ``victims``."""
+
+    def fork(self) -> Scene:
+        """The same scene, to be changed on trial; what was worked out is shared."""
+        trial = copy(self)
+        trial.changed, trial.gone, trial.come = dict(self.changed), dict(self.gone), dict(self.come)
+        return trial
+
+    def adopt(self, trial: Scene) -> None:
+        """What was tried holds."""
+        vars(self).update(vars(trial))
+
+    def node(self, name: str) -> NodeInfo:
+        """A node as it would be."""
+        return self.changed.get(name) or self.cluster.nodes[name]
+
+    def remove(self, pods: Collection[NeuronPod], name: str) -> None:
+        """These pods have gone from the node."""
+        uids = {pod.uid for pod in pods}
+        self.changed[name] = self.node(name).without(uids)
+        came = self.come.get(name, ())
+        self.gone[name] = (*self.gone.get(name, ()), *(pod for pod in pods if pod not in came))
+        if came:
+            self.come[name] = tuple(pod for pod in came if pod.uid not in uids)
+
+    def put(self, pod: NeuronPod, name: str, placement: Placement) -> None:
+        """The pod has come to the node; what was kept for it there is its own now."""
+        self.changed[name] = self.node_for(pod, name).with_pod(pod.reference, placement)
+        self.come[name] = (*self.come.get(name, ()), pod)
+
+    # What kube-scheduler says.
+
+    @property
+    def population(self) -> AnyPopulation:
+        """The placed pods as they would be."""
+        gone = {pod.uid for pods in self.gone.values() for pod in pods}
+        come: dict[str, PlacedPod] = {
+            pod.uid: placed_pod(pod, name) for name, pods in self.come.items() for pod in pods
+        }
+        return Altered(self.cluster.population, gone, come) if gone or come else self.cluster.population
+
+    def use(self, name: str) -> NodeUse:
+        """What the pods of a node ask for besides Neuron, as they would be."""
+        use = self.cluster.uses[name]
+        gone, come = self.gone.get(name, ()), self.come.get(name, ())
+        if not (gone or come):
+            return use
+        amounts, ports = Counter(use.amounts), use.ports
+        for other in gone:
+            amounts.subtract(dict((*other.rules.needs, *other.rules.neuron)))
+            ports -= other.rules.ports
+        for other in come:
+            amounts.update(dict((*other.rules.needs, *other.rules.neuron)))
+            ports |= other.rules.ports
+        return NodeUse(amounts, ports)
+
+    def most_beside(self, pod: NeuronPod, name: str) -> int | None:
+        """How many such pods a node takes by kube-scheduler's counts; None if nothing bounds them."""
+        return most_beside(pod.rules, self.node(name).node.rules, self.use(name))
+
+    def volumes(self, pod: NeuronPod) -> PodVolumes:
+        """What the pod's PersistentVolumeClaims ask of a node."""
+        if not pod.rules.claims:
+            return NO_VOLUMES
+        return self.cluster.storage.of(pod.reference.namespace, pod.rules.claims, self.population)
+
+    def among(self, pod: NeuronPod) -> AmongPods | None:
+        """What the pods that are there say about the pod; None where nothing can be said."""
+        population = self.population
+        if not (pod.rules.depends_on_pods or population.keeps_any_off()):
+            return None
+        return AmongPods(self.in_cluster(pod), self.cluster.nodes, population, self.choices.spread_nodes)
+
+    def doubt(self, pod: NeuronPod) -> str:
+        """What kube-scheduler looks at, too, and cannot be judged here; empty if nothing."""
+        if pod.rules.resource_claims:
+            return "it has resource claims of another driver"
+        return self.volumes(pod).doubt
+
+    def against(self, pod: NeuronPod, name: str, among: AmongPods | None, volumes: PodVolumes) -> Iterator[str]:
+        """All that kube-scheduler says against the pod on a node, but for what it counts of Neuron."""
+        node, rules = self.node(name).node, pod.rules
+        yield from objections(rules, name, node.rules)
+        yield from shortages(rules, node.rules, self.use(name))
+        yield from volumes.objections(name, node.rules.labels)
+        if volumes.attached:
+            yield from filter(None, [self.too_many_attached(name, volumes)])
+        if among:
+            yield from among.why_not(name)
+
+    def too_many_attached(self, name: str, volumes: PodVolumes) -> str:
+        """Of which driver a node would have more volumes attached than it can; empty if of none."""
+        return self.cluster.storage.too_many_attached(name, volumes, self.population.claimants(name))
+
+    @staticmethod
+    def in_cluster(pod: NeuronPod) -> PodInCluster:
+        """A pod as the rules among pods see it; a gated one will be pinned to its node."""
+        return PodInCluster(pod.rules, pod.labels, pinned=pod.gated)
+
+    # The best place.
+
+    def eligible(self, pod: NeuronPod) -> frozenset[str]:
+        """The nodes that kube-scheduler would leave to the pod whatever other pods are there."""
+        volumes = self.volumes(pod)
+        key = pod.rules, volumes
+        if key not in self._eligible:
+            nodes = self.cluster.nodes.items() if not volumes.waits else ()
+            self._eligible[key] = frozenset(
+                name
+                for name, info in nodes
+                if not any(True for _ in objections(pod.rules, name, info.node.rules))
+                and not any(True for _ in volumes.objections(name, info.node.rules.labels))
+            )
+        return self._eligible[key]
+
+    def allowed(self, pod: NeuronPod, *, instance_type: str = "") -> Allowed:
+        """The nodes that kube-scheduler would let the pod go to; of one instance type, if one is given."""
+        return Allowed(self, pod, instance_type)
+
+    def best(
+        self, pod: NeuronPod, *, skipped: Collection[str] = (), instance_type: str = "", allowed: Allowed | None = None
+    ) -> Place | None:
+        """The pod's best node, and its sets there; None if it fits nowhere. What is kept for it comes first."""
+        allowed = allowed or self.allowed(pod, instance_type=instance_type)
+        kept = self.cluster.kept.get(pod.uid)
+        if kept and kept.node not in skipped and kept.node in allowed and (placement := self.place(pod, kept.node)):
+            return kept.node, placement
+        answers = self.choices.answers(pod.requests, pod.strategy_or(self.cluster.strategy))
+        prefers = pod.rules.prefers_nodes or self.choices.any_soft_taints
+        name = answers.best(allowed, skipped, self.changed, allowed.scores if prefers else None)
+        placement = self.place(pod, name) if name else None
+        return (name, placement) if placement else None
+
+    def place(self, pod: NeuronPod, name: str) -> Placement | None:
+        """The best sets that a node has for the pod, what is kept for it included."""
+        capacity = self.node_for(pod, name).capacity
+        placed = capacity if isinstance(capacity, Rejection) else capacity.place(pod.requests)
+        return None if isinstance(placed, Rejection) else placed
+
+    def place_in(self, pod: NeuronPod, name: str, mask: int) -> Placement | None:
+        """The pod's sets out of these cores of a node, if they are free or kept for the pod."""
+        capacity = self.node_for(pod, name).capacity
+        if isinstance(capacity, Rejection) or mask & ~capacity.free_mask:
+            return None
+        placed = place(capacity.geometry, mask, pod.requests, capacity.facts)
+        return None if isinstance(placed, Rejection) else placed
+
+    def node_for(self, pod: NeuronPod, name: str) -> NodeInfo:
+        """A node as it would be for a pod: what is kept for the pod there is free."""
+        info = self.node(name)
+        is_kept = any(kept.pod.uid == pod.uid for kept in info.reservations)
+        return info.without((pod.uid,)) if is_kept else info
+
+
+class Allowed:
+    """The nodes that kube-scheduler would let a pod go to, looked at one by one, as the choice comes to them."""
+
+    def __init__(
+        self, scene: Scene, pod: NeuronPod, instance_type: str = "", among_nodes: Collection[str] | None = None
+    ) -> None:
+        """Those ``among_nodes`` alone, if any are given."""
+        self._scene = scene
+        self._pod = pod
+        self._instance_type = instance_type
+        self._among_nodes = among_nodes
+        self._volumes = scene.volumes(pod)
+        self._among = scene.among(pod)
+        self._feasible = () if self._volumes.waits else scene.choices.feasible(pod.rules, self._volumes)
+        self._plain = not (instance_type or self._among or self._volumes.attached)
+
+    def __contains__(self, name: object) -> bool:
+        scene = self._scene
+        if not isinstance(name, str) or (self._among_nodes is not None and name not in self._among_nodes):
+            return False
+        if name in scene.gone or name in scene.come:
+            if not self._leaves_as_changed(name):
+                return False
+        elif name not in self._feasible:
+            return False
+        return self._plain or self._is_allowed_among_others(name)
+
+    def _is_allowed_among_others(self, name: str) -> bool:
+        if self._instance_type:
+            inventory = self._scene.cluster.nodes[name].inventory
+            if not inventory or inventory.geometry.instance_type != self._instance_type:
+                return False
+        if self._volumes.attached and self._scene.too_many_attached(name, self._volumes):
+            return False
+        return not (self._among and any(True for _ in self._among.why_not(name)))
+
+    def _leaves_as_changed(self, name: str) -> bool:
+        """As ``choice.leaves``. Where pods have gone the kubelet's counts follow, so they are not looked at."""
+        scene, rules = self._scene, self._pod.rules
+        node, use = scene.cluster.nodes[name].node.rules, scene.use(name)
+        if self._volumes.waits or (name not in scene.gone and any(True for _ in neuron_shortages(rules, node, use))):
+            return False
+        against = chain(
+            shortages(rules, node, use), objections(rules, name, node), self._volumes.objections(name, node.labels)
+        )
+        return not any(True for _ in against)
+
+    def scores(self, names: Sequence[str]) -> dict[str, int]:
+        """How much the pod would rather go to each of these nodes."""
+        scene, pod = self._scene, self._pod
+        among = self._among or AmongPods(
+            scene.in_cluster(pod), scene.cluster.nodes, scene.population, scene.choices.spread_nodes
+        )
+        return among.scores(scene.in_cluster(pod), names)

@@ -1,0 +1,369 @@
+"""Who has to go so that a pod fits: the one search behind moves, preemption and drains.
+
+Often enough is free and nothing fits: the free devices are spread over nodes, or are not linked. Moving a pod that fits
+elsewhere *now* mends that. Where no move helps, pods of lower priority may be evicted for one of higher priority, the
+fewest and then the lowest.
+
+A search is made in thought on the records from which the placement controller decides, with the same choice of node and
+set. A move is only proposed if every victim has its set elsewhere. The opened set counts as given to the waiting pod by
+then, and so do the sets of the victims before it. Disruption budgets are summed over the victims that use them: what
+needs more than a budget allows now is proposed only if it can go on once the first victims run elsewhere.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import TypeVar
+
+from neuron_plugin.allocation import Capacity, NeuronPod, NodeInfo, Placement, PodRequest, Rejection
+from neuron_plugin.allocation.narrowing import usable_mask
+from neuron_plugin.allocation.placement import placement_mask
+from neuron_plugin.planning.budgets import Budget, beyond_budgets, is_protected
+from neuron_plugin.planning.scene import Cluster, Scene
+from neuron_plugin.topology import CoreMask, valid_sets
+
+_T = TypeVar("_T")
+
+MOST_TRIALS = 2_000
+"""Groups of victims looked at on one node for a pod of several requesting containers."""
+SECONDS_AN_HOUR = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Relocation:
+    """A pod that goes from one node to another, or to another set of the same. ``had_mask`` is what it has now.
+
+    A pod that is preempted has no ``target``: where it goes is not looked at.
+    """
+
+    pod: NeuronPod
+    source: str
+    had_mask: CoreMask
+    target: str
+    placement: Placement
+
+    @property
+    def mask(self) -> CoreMask:
+        """The cores that it gets."""
+        return placement_mask(self.placement)
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Victims that make room, and the sets that a pod gets then. ``loss`` is what they lose, in device-hours.
+
+    ``over_budget`` is how many more victims there are than disruption budgets allow now: it is made in stages.
+    """
+
+    pod: NeuronPod
+    node: str
+    placement: Placement
+    victims: tuple[Relocation, ...]
+    loss: float
+    over_budget: int = 0
+
+    @property
+    def mask(self) -> CoreMask:
+        """The cores that the pod gets."""
+        return placement_mask(self.placement)
+
+    @property
+    def preempts(self) -> bool:
+        """Whether the victims go because their priority is lower, wherever they may find another place."""
+        return any(not victim.target for victim in self.victims)
+
+
+@dataclass(frozen=True, slots=True)
+class MoveRules:
+    """Who may be moved. ``by_priority``: also a pod of lower priority than the waiting one's, without its consent.
+
+    With ``preempts`` every pod of lower priority may go, and none is looked for a new place.
+    """
+
+    most_victims: int = 4
+    by_priority: bool = False
+    preempts: bool = False
+
+    def may_move(self, cluster: Cluster, victim: NeuronPod, waiting: NeuronPod) -> bool:
+        """Whether a pod may be evicted for the waiting one.
+
+        Nothing would make a pod without a controller again, and a member of a group would tear the group.
+        """
+        if victim.terminating or victim.uid in cluster.protected or is_protected(cluster.budgets, victim):
+            return False
+        if self.preempts:
+            return victim.priority < waiting.priority
+        if victim.uid in cluster.left_alone or not victim.controller or victim.group:
+            return False
+        return not victim.refusal and (
+            cluster.is_movable(victim) or (self.by_priority and victim.priority < waiting.priority)
+        )
+
+
+RULES = MoveRules()
+PREEMPTION = MoveRules(most_victims=64, preempts=True)
+
+
+def cheapest_move(scene: Scene, pod: NeuronPod, *, now: float = 0.0, rules: MoveRules = RULES) -> Move | None:
+    """The move that loses the fewest device-hours, then the one of fewest victims, then of the smallest.
+
+    By rules that preempt: of fewest victims, then of the lowest priorities, then of the fewest device-hours. What
+    budgets allow at once comes before all else. ``now`` is in unix seconds. A set that is free needs no move and is
+    none. The move is made in the scene.
+    """
+    ranked: list[tuple[tuple[float, ...], str, int, float, tuple[NeuronPod, ...]]] = []
+    for name in scene.eligible(pod):
+        info = scene.node(name)
+        inventory = info.inventory
+        if inventory is None or isinstance(info.capacity, Rejection):
+            continue
+        for number, victims in enumerate(_known_openings(scene, info, pod, rules)):
+            cores = [info.ledger.mask_of(victim.uid).bit_count() for victim in victims]
+            hours = (max(0.0, now - victim.work_since) / SECONDS_AN_HOUR for victim in victims)
+            core_hours = sum(held * hour for held, hour in zip(cores, hours, strict=True))
+            loss = core_hours / inventory.geometry.cores_per_device
+            over = sum(len(pods) - budget.allowed for budget, pods in _beyond(scene, victims).items())
+            rank: tuple[float, ...] = over, loss, len(victims), sum(cores)
+            if rules.preempts:
+                rank = over, len(victims), *sorted((victim.priority for victim in victims), reverse=True), loss
+            ranked.append((rank, name, number, loss, victims))
+    ranked.sort(key=itemgetter(slice(3)))
+    for rank, name, _, loss, victims in ranked:
+        if move := _tried(scene, pod, name, victims, loss, int(rank[0]), rules):
+            return move
+    return None
+
+
+def _tried(
+    scene: Scene, pod: NeuronPod, name: str, victims: Sequence[NeuronPod], loss: float, over: int, rules: MoveRules
+) -> Move | None:
+    """The move of these victims, if it serves the pod; then it is made in the scene."""
+    trial, source = scene.fork(), scene.node(name)
+    trial.remove(victims, name)
+    placement = trial.place(pod, name)
+    if placement is None or name not in trial.allowed(pod):
+        return None
+    trial.put(pod, name, placement)
+    if not rules.preempts:
+        relocations = rehome(trial, victims, source)
+        if len(relocations) < len(victims):
+            return None
+    else:
+        # What is evicted in stages has to run elsewhere before the budget allows more.
+        staged = [victim for pods in _beyond(scene, victims).values() for victim in pods] if over else []
+        if staged and len(rehome(trial.fork(), staged, source)) < len(staged):
+            return None
+        relocations = tuple(Relocation(victim, name, source.ledger.mask_of(victim.uid), "", ()) for victim in victims)
+    scene.adopt(trial)
+    return Move(pod, name, placement, relocations, loss, over)
+
+
+def _beyond(scene: Scene, victims: Collection[NeuronPod]) -> dict[Budget, list[NeuronPod]]:
+    return beyond_budgets(scene.cluster.budgets, victims) if scene.cluster.budgets else {}
+
+
+def _known_openings(scene: Scene, info: NodeInfo, pod: NeuronPod, rules: MoveRules) -> Sequence[tuple[NeuronPod, ...]]:
+    """The openings of a node for a kind of pod, worked out once for each state of the node."""
+    key = info.name, pod.requests, pod.priority, rules
+    known = scene.openings.get(key)
+    if known is None or known[0] is not info:
+        pods = scene.cluster.pods
+        candidates = [
+            victim
+            for uid in info.ledger.by_pod
+            if (victim := pods.get(uid)) and victim.node and rules.may_move(scene.cluster, victim, pod)
+        ]
+        unlike = {
+            tuple(victim.uid for victim in victims): victims
+            for victims in openings(info, pod.requests, candidates, rules)
+        }
+        known = scene.openings[key] = info, list(unlike.values())
+    return known[1]
+
+
+def openings(
+    info: NodeInfo, request: PodRequest, candidates: Sequence[NeuronPod], rules: MoveRules
+) -> Iterator[tuple[NeuronPod, ...]]:
+    """Who of the candidates would have to go from a node: for each valid set of one container, else groups of them.
+
+    Groups come smallest first. Of groups that are preempted the first that is enough, which has the lowest priorities,
+    is the only one. Where there are too many to look at each, it is the shortest list of those of the lowest
+    priorities.
+    """
+    inventory, capacity, most = info.inventory, info.capacity, rules.most_victims
+    if inventory is None or isinstance(capacity, Rejection):
+        return
+    if len(request) == 1 and not request[0].amounts:
+        container, geometry = request[0], inventory.geometry
+        masks = [(victim, info.ledger.mask_of(victim.uid)) for victim in candidates]
+        within = int(info.free_mask)
+        for _, mask in masks:
+            within |= mask & inventory.healthy_mask & ~info.reserved_mask
+        within &= usable_mask(geometry, container, capacity.facts.unused)
+        for chosen in valid_sets(geometry, container.resource.unit, container.count):
+            if chosen & within == chosen:
+                victims = tuple(victim for victim, mask in masks if mask & chosen)
+                if 0 < len(victims) <= most:
+                    yield victims
+        return
+    if rules.preempts:
+        candidates = sorted(candidates, key=lambda victim: victim.priority)
+
+    def is_enough(group: Sequence[NeuronPod]) -> bool:
+        freed = info.without({victim.uid for victim in group}).capacity
+        return isinstance(freed, Capacity) and not isinstance(freed.place(request), Rejection)
+
+    if not is_enough(candidates):
+        return
+    groups = (group for size in range(1, most + 1) for group in lowest_first(candidates, size))
+    for group, _ in zip(groups, range(MOST_TRIALS), strict=False):
+        if is_enough(group):
+            yield group
+            if rules.preempts:
+                return  # the fewest, and of these those of the lowest priorities
+    if rules.preempts:
+        sizes = range(len(candidates) + 1)
+        size = bisect_left(sizes, 1, key=lambda size: int(is_enough(candidates[:size])))
+        if size <= min(most, len(candidates)):
+            yield tuple(candidates[:size])
+
+
+def lowest_first(ranked: Sequence[_T], size: int) -> Iterator[tuple[_T, ...]]:
+    """The groups of so many, ordered by their highest member, then by the next; ``ranked`` has the lowest in front."""
+    if size == 0:
+        yield ()
+        return
+    for top in range(size - 1, len(ranked)):
+        for lower in lowest_first(ranked[:top], size - 1):
+            yield (*lower, ranked[top])
+
+
+def rehome(
+    scene: Scene, pods: Iterable[NeuronPod], source: NodeInfo, *, skipped: Collection[str] = ()
+) -> tuple[Relocation, ...]:
+    """New sets for pods that have left ``source``, the node as it was with them, largest first.
+
+    Pods that fit nowhere are left out. A pod stays on hardware of the kind that it has: what it runs was compiled for
+    that.
+    """
+    instance_type = source.inventory.geometry.instance_type if source.inventory else ""
+    ledger, relocations = source.ledger, list[Relocation]()
+    for pod in sorted(pods, key=lambda pod: (-ledger.mask_of(pod.uid).bit_count(), pod.reference.name)):
+        if pod.requests and (home := scene.best(pod, skipped=skipped, instance_type=instance_type)):
+            scene.put(pod, *home)
+            relocations.append(Relocation(pod, source.name, ledger.mask_of(pod.uid), *home))
+    return tuple(relocations)
+
+
+def still_possible(cluster: Cluster, move: Move, rules: MoveRules) -> bool:
+    """Whether a move that was found in an earlier state of the cluster can be made as it is."""
+    scene = Scene(cluster)
+    waiting = cluster.pods.get(move.pod.uid)
+    if waiting is None or waiting.node or waiting.terminating:
+        return False
+    for victim in move.victims:
+        now, source = cluster.pods.get(victim.pod.uid), cluster.nodes.get(victim.source)
+        if now is None or source is None or source.ledger.mask_of(now.uid) != victim.had_mask:
+            return False
+        if not rules.may_move(cluster, now, waiting):
+            return False
+        scene.remove((now,), victim.source)
+    sets = [(waiting, move.node, move.placement)]
+    sets += [(victim.pod, victim.target, victim.placement) for victim in move.victims if victim.target]
+    for pod, name, placement in sets:
+        if name not in cluster.nodes or isinstance(scene.node(name).capacity, Rejection):
+            return False
+        mask = placement_mask(placement)
+        if mask & scene.node(name).free_mask != mask or name not in scene.allowed(pod):
+            return False
+        scene.put(pod, name, placement)
+    return True
+
+
+def after(nodes: Mapping[str, NodeInfo], move: Move) -> dict[str, NodeInfo]:
+    """The nodes that a move changes, with the move made and the waiting pod in its sets."""
+    changed: dict[str, NodeInfo] = {}
+    for victim in move.victims:
+        source = changed.get(victim.source) or nodes[victim.source]
+        changed[victim.source] = source.without({victim.pod.uid})
+    for name, pod, placement in (
+        (move.node, move.pod, move.placement),
+        *((victim.target, victim.pod, victim.placement) for victim in move.victims),
+    ):
+        changed[name] = (changed.get(name) or nodes[name]).with_pod(pod.reference, placement)
+    return changed
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """What emptying a node takes: where its pods fit now, and those that fit nowhere or cannot be judged, with why.
+
+    ``warnings`` say what ``kubectl drain`` would say: pods that nothing makes again, and budgets that refuse.
+    """
+
+    node: str
+    moved: tuple[Relocation, ...]
+    stuck: tuple[tuple[NeuronPod, str], ...]
+    warnings: tuple[str, ...] = ()
+
+
+def drain(cluster: Cluster, name: str) -> Drain:
+    """Find each pod of a node a set on another node of the same type, largest first, as if all were free to move."""
+    scene = Scene(cluster)
+    pods = [pod for pod in cluster.pods.values() if pod.node == name and pod.request and not pod.terminating]
+    doubts = {pod.uid: str(pod.refusal or scene.doubt(pod)) for pod in pods if pod.refusal or scene.doubt(pod)}
+    scene.remove(pods, name)
+    moved = rehome(scene, [pod for pod in pods if pod.uid not in doubts], cluster.nodes[name], skipped={name})
+    homes = {relocation.pod.uid for relocation in moved}
+    stuck = [(pod, doubts.get(pod.uid) or _why_stuck(scene, pod, name)) for pod in pods if pod.uid not in homes]
+    return Drain(name, moved, tuple(stuck), tuple(_drain_warnings(cluster, pods)))
+
+
+def _why_stuck(scene: Scene, pod: NeuronPod, name: str) -> str:
+    own = scene.cluster.nodes[name].inventory
+    instance_type = own.geometry.instance_type if own else ""
+    if scene.best(pod, skipped={name}):
+        return f"fits on no other {instance_type} now, only on other hardware than it was compiled for"
+    alike = [
+        info
+        for other, info in scene.cluster.nodes.items()
+        if other != name and info.inventory and info.inventory.geometry.instance_type == instance_type
+    ]
+    return "fits on no other node now" if alike else f"there is no other {instance_type} node"
+
+
+def _drain_warnings(cluster: Cluster, pods: Sequence[NeuronPod]) -> Iterator[str]:
+    for pod in pods:
+        if not pod.controller:
+            yield f"{pod.reference} has no controller: kubectl drain evicts it with --force only, and nothing makes it again"
+    for budget, own in beyond_budgets(cluster.budgets, pods).items():
+        allows = f"allows {budget.allowed} disruptions now, {len(own)} are needed"
+        then = "kubectl drain waits" if budget.allowed or budget.recovers else "kubectl drain does not end"
+        yield f"PodDisruptionBudget {budget.namespace}/{budget.name} {allows}: {then}"
+    shared = [pod for pod in pods if sum(budget.is_for(pod.labels) for budget in cluster.budgets) > 1]
+    yield from (f"{pod.reference} has several PodDisruptionBudgets: the API server never evicts it" for pod in shared)
+
+
+def how_many_more(cluster: Cluster, pod: NeuronPod) -> dict[str, int]:
+    """How many copies of a pod fit each node beside what is there, where any does.
+
+    Copies count towards CPU, memory and the like, but not towards rules among pods.
+    """
+    scene, more = Scene(cluster), dict[str, int]()
+    allowed, known = scene.allowed(pod), dict[Capacity, int]()
+    for name in sorted(cluster.nodes):
+        capacity = cluster.nodes[name].capacity
+        if isinstance(capacity, Rejection) or name not in allowed:
+            continue
+        if capacity not in known:
+            copies = 0
+            while not isinstance(capacity.place(pod.requests * (copies + 1)), Rejection):
+                copies += 1
+            known[capacity] = copies
+        beside = scene.most_beside(pod, name)
+        if count := known[capacity] if beside is None else min(known[capacity], beside):
+            more[name] = count
+    return more

@@ -1,0 +1,178 @@
+"""Where a pod's PersistentVolumeClaims let it go: VolumeBinding, VolumeZone, NodeVolumeLimits and ReadWriteOncePod.
+
+The rules are those of kube-scheduler 1.36 (pkg/scheduler/framework/plugins/volumebinding, volumezone,
+nodevolumelimits, volumerestrictions). A claim that waits for its first consumer is provisioned where its StorageClass
+allows. What cannot be judged is said: a class whose volumes are made by hand, and drivers that publish how much storage
+is left where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from neuron_plugin.allocation.node_rules import NodeSelectorTerm
+from neuron_plugin.planning.population import AnyPopulation, PlacedPod
+
+NO_PROVISIONER = "kubernetes.io/no-provisioner"
+_GENERAL = {
+    "failure-domain.beta.kubernetes.io/zone": "topology.kubernetes.io/zone",
+    "failure-domain.beta.kubernetes.io/region": "topology.kubernetes.io/region",
+}
+"""Labels of old volumes, and the ones that nodes have now."""
+ZONE_LABELS = frozenset({*_GENERAL, *_GENERAL.values()})
+
+Attached = tuple[str, str]
+"""A driver, and what tells its volumes apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A PersistentVolumeClaim: the volume that it is bound to, if any, else what it waits for.
+
+    ``once``: its access mode is ReadWriteOncePod. ``lost``: its volume is gone. ``selected_node`` is where its volume
+    is being made.
+    """
+
+    volume: str = ""
+    storage_class: str = ""
+    once: bool = False
+    lost: bool = False
+    terminating: bool = False
+    selected_node: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Volume:
+    """A PersistentVolume: the nodes that can use it by ``terms``, None means all, and by ``zones`` of its labels.
+
+    ``driver`` and ``handle`` are those of CSI.
+    """
+
+    name: str
+    terms: tuple[NodeSelectorTerm, ...] | None = None
+    zones: tuple[tuple[str, frozenset[str]], ...] = ()
+    driver: str = ""
+    handle: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StorageClass:
+    """How volumes of a class are made. ``waits`` is WaitForFirstConsumer; ``topologies`` of () allow every node."""
+
+    provisioner: str
+    waits: bool = False
+    topologies: tuple[NodeSelectorTerm, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PodVolumes:
+    """What the claims of a pod ask of a node.
+
+    ``waits`` says why no node will do for now, and ``doubt`` what cannot be judged; empty texts otherwise. A node has
+    to meet one term of each of ``wants``, by name of the volume or claim.
+    """
+
+    wants: tuple[tuple[str, tuple[NodeSelectorTerm, ...]], ...] = ()
+    zones: tuple[tuple[str, str, frozenset[str]], ...] = ()
+    nodes: frozenset[str] = frozenset()
+    attached: frozenset[Attached] = frozenset()
+    waits: str = ""
+    doubt: str = ""
+
+    def objections(self, name: str, labels: Mapping[str, str]) -> Iterator[str]:
+        """Why the volumes cannot be used on a node of this name and these labels."""
+        for volume, terms in self.wants:
+            if not any(term.matches(name, labels) for term in terms):
+                yield f"cannot use the volume {volume}"
+        if self.nodes - {name}:
+            yield "is not where a volume of the pod is being made"
+        if self.zones and not ZONE_LABELS.isdisjoint(labels):
+            for volume, key, values in self.zones:
+                if labels.get(key, labels.get(_GENERAL.get(key, key))) not in values:
+                    yield f"is not in a zone of the volume {volume}"
+
+
+NO_VOLUMES = PodVolumes()
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """The storage of a cluster: claims by namespace and name, volumes and classes by name.
+
+    ``limits`` has for each node how many volumes of a driver can be attached (CSINode). ``with_capacity`` are the
+    drivers that publish how much storage is left where. ``doubt`` says why claims cannot be looked up, if so.
+    """
+
+    claims: Mapping[tuple[str, str], Claim] = field(default_factory=dict)
+    volumes: Mapping[str, Volume] = field(default_factory=dict)
+    classes: Mapping[str, StorageClass] = field(default_factory=dict)
+    limits: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    with_capacity: frozenset[str] = frozenset()
+    doubt: str = ""
+
+    def of(self, namespace: str, names: Iterable[str], population: AnyPopulation) -> PodVolumes:
+        """What a pod's claims ask of a node, beside the placed pods."""
+        wants, zones, nodes = list[tuple[str, tuple[NodeSelectorTerm, ...]]](), [], set[str]()
+        attached, doubt = set[Attached](), self.doubt
+        for name in names if not doubt else ():
+            claim = self.claims.get((namespace, name))
+            if waits := self._why_not_yet(namespace, name, claim, population):
+                return PodVolumes(waits=waits)
+            attached.update(self._attached(namespace, name))
+            if claim is None:
+                continue
+            if claim.volume:
+                volume = self.volumes[claim.volume]
+                wants += [(volume.name, volume.terms)] if volume.terms is not None else []
+                zones += [(volume.name, key, values) for key, values in volume.zones]
+                continue
+            storage_class = self.classes[claim.storage_class]
+            if claim.selected_node:
+                nodes.add(claim.selected_node)
+            if storage_class.topologies:
+                wants.append((name, storage_class.topologies))
+            if storage_class.provisioner == NO_PROVISIONER:
+                doubt = f"volumes of StorageClass {claim.storage_class} are made by hand"
+            elif storage_class.provisioner in self.with_capacity:
+                doubt = f"driver {storage_class.provisioner} publishes where storage is left"
+        return PodVolumes(tuple(wants), tuple(zones), frozenset(nodes), frozenset(attached), doubt=doubt)
+
+    def _why_not_yet(self, namespace: str, name: str, claim: Claim | None, population: AnyPopulation) -> str:
+        if claim is None:
+            return f"PersistentVolumeClaim {name} does not exist"
+        if claim.terminating or claim.lost:
+            return f"PersistentVolumeClaim {name} {'is being deleted' if claim.terminating else 'lost its volume'}"
+        if claim.once and population.uses_claim(namespace, name):
+            return f"PersistentVolumeClaim {name} is ReadWriteOncePod, and a pod uses it"
+        if claim.volume:
+            return "" if claim.volume in self.volumes else f"PersistentVolume {claim.volume} does not exist"
+        if (storage_class := self.classes.get(claim.storage_class)) is None:
+            return f"PersistentVolumeClaim {name} has no volume and no StorageClass"
+        return "" if storage_class.waits else f"PersistentVolumeClaim {name} is not bound yet"
+
+    def _attached(self, namespace: str, name: str) -> Iterator[Attached]:
+        """The volume of a claim as its driver's limit counts it (nodevolumelimits/csi.go)."""
+        if claim := self.claims.get((namespace, name)):
+            volume, storage_class = self.volumes.get(claim.volume), self.classes.get(claim.storage_class)
+            if volume and volume.driver:
+                yield volume.driver, volume.handle
+            elif not claim.volume and storage_class:
+                yield storage_class.provisioner, f"{namespace}/{name}"
+
+    def too_many_attached(self, node: str, pod: PodVolumes, there: Iterable[PlacedPod]) -> str:
+        """Which driver's limit a node would exceed with a pod beside those that are there; empty if none."""
+        limits = self.limits.get(node, {})
+        if not pod.attached or not limits:
+            return ""
+        attached = {
+            one for other in there for name in other.claims for one in self._attached(other.labels.namespace, name)
+        }
+        for driver in {driver for driver, _ in pod.attached - attached}:
+            count = sum(name == driver for name, _ in attached | pod.attached)
+            if driver in limits and count > limits[driver]:
+                return f"has {limits[driver]} volumes of {driver} at most, with the pod {count}"
+        return ""
+
+
+NO_STORAGE = Storage()
