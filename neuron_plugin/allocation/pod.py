@@ -112,7 +112,8 @@ class NeuronPod:
     it has ``UNHEALTHY_LABEL``.
 
     ``promised`` is the node where a pod that is not bound was placed, with its assignment; empty of one that is being
-    deleted. ``unschedulable``: its scheduler does not find that node good; never of a pod that was not placed.
+    deleted. ``released``: it was handed to its scheduler without a node, but for nodes that it may not go to.
+    ``unschedulable``: its scheduler does not find a node good; never of a pod on which nothing of ours was written.
 
     ``member`` says with which other pods it is placed. ``tried``: some scheduler has looked at it. ``ready``: it is
     Ready. ``version`` is the object's, while our gate holds it. ``labels`` are its own, with its namespace. ``strategy`` is what the
@@ -132,6 +133,7 @@ class NeuronPod:
     request: PodRequest | Rejection
     node: str = ""
     promised: str = ""
+    released: bool = False
     unschedulable: bool = False
     assignment: Assignment | Rejection | None = None
     priority: int = 0
@@ -206,6 +208,11 @@ class NeuronPod:
     def ended(self) -> bool:
         """The phase is terminal. All containers have stopped for good, unless PodGC has set the phase."""
         return self.phase in TERMINAL_PHASES
+
+    @property
+    def roams(self) -> bool:
+        """Whether its scheduler is free to choose a node for it, among those that have linked sets."""
+        return self.released and not (self.node or self.terminating or self.gated or self.unschedulable)
 
     @property
     def gated(self) -> bool:

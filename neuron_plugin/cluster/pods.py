@@ -41,6 +41,7 @@ from neuron_plugin.allocation.keys import (
     PLACEMENT_KEY,
     POD_UID_KEY,
     PREFIX,
+    RELEASED_KEY,
     UNHEALTHY_LABEL,
 )
 from neuron_plugin.allocation.node_rules import (
@@ -530,6 +531,7 @@ def neuron_pod(pod: Pod, *, progress: bool = True) -> NeuronPod:
         request=request,
         node=pod.node_name,
         promised=annotations.get(NODE_KEY, "") if own else "",
+        released=own and RELEASED_KEY in annotations,
         unschedulable=own and _is_unschedulable(pod),
         tried=pod.tried,
         assignment=assignment,

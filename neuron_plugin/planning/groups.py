@@ -106,7 +106,7 @@ def place_group(
 def _kept_places(scene: Scene, pods: Iterable[NeuronPod]) -> dict[PodUid, Place]:
     places = {}
     for pod in pods:
-        reservation = scene.cluster.kept.get(pod.uid)
+        reservation = scene.cluster.kept_for(pod)
         if reservation and reservation.node in scene.cluster.nodes and reservation.node in scene.allowed(pod):
             if placement := scene.place_in(pod, reservation.node, reservation.mask):
                 places[pod.uid] = reservation.node, placement

@@ -29,7 +29,6 @@ from neuron_plugin.allocation import (
     Rejection,
     Resource,
 )
-from neuron_plugin.allocation.group import NO_WISH
 from neuron_plugin.allocation.keys import GATE, PREFIX
 from neuron_plugin.allocation.narrowing import usable_mask
 from neuron_plugin.allocation.placement import cores_asked, place
@@ -509,8 +508,8 @@ def _held_under_another_name(scene: Scene, pod: NeuronPod) -> bool:
 def waiting_members(scene: Scene, group: tuple[str, str]) -> list[NeuronPod]:
     """The members of a group that have no node yet, in the order of their ranks."""
     placed = {uid for info in scene.cluster.nodes.values() for uid in info.ledger.by_pod}
-    members = (pod for pod in scene.cluster.pods.values() if pod.group == group)
-    return sorted((pod for pod in members if not (pod.place or pod.terminating or pod.uid in placed)), key=rank_of)
+    members = scene.cluster.members_of(group)
+    return sorted((pod for pod in members if not (pod.place or pod.uid in placed)), key=rank_of)
 
 
 def rank_of(pod: NeuronPod) -> tuple[bool, tuple[int, ...], str]:
@@ -521,9 +520,8 @@ def rank_of(pod: NeuronPod) -> tuple[bool, tuple[int, ...], str]:
 
 def anchors_of(scene: Scene, group: tuple[str, str]) -> list[Anchor]:
     """Where pods of a group are already."""
-    members = [pod for pod in scene.cluster.pods.values() if pod.group == group and not pod.terminating]
     anchors = []
-    for pod in members:
+    for pod in scene.cluster.members_of(group):
         for name in {pod.place, pod.node} - {""}:
             if (info := scene.cluster.nodes.get(name)) and (mask := info.ledger.mask_of(pod.uid)):
                 anchors.append(Anchor(name, mask))
@@ -535,13 +533,12 @@ def _judge_group(scene: Scene, first: NeuronPod, now: float, preempting: Contain
     group = first.group or ("", "")
     cluster, name = scene.cluster, group[1]
     waiting = waiting_members(scene, group)
-    there = sum(pod.group == group and not pod.terminating for pod in cluster.pods.values())
+    there = len(cluster.members_of(group))
     missing = max(cluster.min_counts[group] - (there - len(waiting)), 0)
     if len(waiting) < missing:
         text = f"{there} of the {cluster.min_counts[group]} pods of its group {name} are there"
         return {pod.uid: Judgement(pod, Standing.GROUP, sentence=text) for pod in waiting}
-    wish = first.member.wish if first.member else NO_WISH
-    placed = place_group(scene, waiting, least=missing, wish=wish, anchors=anchors_of(scene, group))
+    placed = place_group(scene, waiting, least=missing, wish=cluster.wish_of(first), anchors=anchors_of(scene, group))
     if isinstance(placed, GroupPlan):
         judged = {}
         for pod in waiting:

@@ -96,9 +96,7 @@ class Population:
     pods looks at: pods that have the same of these are alike to it.
     """
 
-    def __init__(
-        self, namespaces: Mapping[str, Mapping[str, str]] = _NO_NAMESPACES, pods: Mapping[str, PlacedPod] | None = None
-    ) -> None:
+    def __init__(self, namespaces: Mapping[str, Mapping[str, str]] = _NO_NAMESPACES) -> None:
         self.namespaces = namespaces
         self.version = 0
         self._pods: dict[str, PlacedPod] = {}
@@ -107,12 +105,16 @@ class Population:
         self._anti_keys = Counter[str]()
         self._claimants: defaultdict[str, dict[str, PlacedPod]] = defaultdict(dict)
         self._claims = Counter[tuple[str, str]]()
-        for uid, pod in (pods or {}).items():
-            self.put(uid, pod)
 
     def copy(self) -> Population:
-        """The same pods as of now, for another thread."""
-        return Population(dict(self.namespaces), self._pods)
+        """The same pods as of now, for another thread. What was tallied is tallied again there."""
+        made = Population(dict(self.namespaces))
+        made._pods = dict(self._pods)
+        made._keeping_off.update((term, holders.copy()) for term, holders in self._keeping_off.items())
+        made._anti_keys.update(self._anti_keys)
+        made._claimants.update((node, dict(pods)) for node, pods in self._claimants.items() if pods)
+        made._claims.update(self._claims)
+        return made
 
     def get(self, uid: str) -> PlacedPod | None:
         """A pod, if it is placed."""

@@ -7,7 +7,7 @@ it and try: which node would be the best for one pod when another has gone, and 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import chain
@@ -20,6 +20,7 @@ from neuron_plugin.allocation import (
     PodUid,
     Rejection,
 )
+from neuron_plugin.allocation.group import NO_WISH, GroupName, TopologyWish
 from neuron_plugin.allocation.node import Reservation
 from neuron_plugin.allocation.node_rules import NodeUse, PodRules
 from neuron_plugin.allocation.placement import place
@@ -38,10 +39,10 @@ class Cluster:
     """A cluster at one moment.
 
     ``uses`` has by node what all its pods ask for. ``population`` has all placed pods by their labels, ``storage`` the
-    claims and volumes. ``kept`` is what is reserved for pods that are not bound. ``movable_namespaces`` are those whose
+    claims and volumes. ``kept`` is what is reserved for pods that are not bound, by their ``kept_keys``. ``movable_namespaces`` are those whose
     pods may be moved where they do not say otherwise; those of ``left_alone`` are not. ``protected`` are pods whose
-    eviction a budget has refused lately. ``min_counts`` has by PodGroup how many of its pods must be placed for any to
-    be. ``strategy`` is that of a pod without one.
+    eviction a budget has refused lately. ``min_counts`` has by group how many of its pods must be placed for any to
+    be, and ``wishes`` how near to each other its PodGroup wants them. ``strategy`` is that of a pod without one.
     """
 
     nodes: Mapping[str, NodeInfo]
@@ -49,8 +50,9 @@ class Cluster:
     uses: Mapping[str, NodeUse] = field(default_factory=lambda: NO_USES)
     population: Population = field(default_factory=Population)
     storage: Storage = NO_STORAGE
-    kept: Mapping[PodUid, Reservation] = field(default_factory=dict)
-    min_counts: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    kept: Mapping[str, Reservation] = field(default_factory=dict)
+    min_counts: Mapping[GroupName, int] = field(default_factory=dict)
+    wishes: Mapping[GroupName, TopologyWish] = field(default_factory=dict)
     movable_namespaces: Collection[str] = ()
     left_alone: Collection[PodUid] = ()
     protected: Collection[PodUid] = ()
@@ -64,6 +66,42 @@ class Cluster:
     def is_gang(self, pod: NeuronPod) -> bool:
         """Whether the pod is placed with its group or not at all."""
         return pod.group is not None and self.min_counts.get(pod.group, 0) > 0
+
+    def members_of(self, group: GroupName) -> list[NeuronPod]:
+        """The pods of a group as it is now, without those that are being deleted."""
+        return current_members(pod for pod in self.pods.values() if pod.group == group)
+
+    def wish_of(self, pod: NeuronPod) -> TopologyWish:
+        """How near to each other the pods of a pod's group are to be."""
+        own = pod.member.wish if pod.member else NO_WISH
+        return self.wishes.get(pod.group or ("", ""), own) if own == NO_WISH else own
+
+    def kept_for(self, pod: NeuronPod) -> Reservation | None:
+        """What is reserved for a pod, or for whichever pod has its rank in its group."""
+        return next((self.kept[key] for key in kept_keys(pod) if key in self.kept), None)
+
+
+def current_members(pods: Iterable[NeuronPod]) -> list[NeuronPod]:
+    """The pods of a group as it is now.
+
+    A replica of a LeaderWorkerSet that was made again has the name of the last one, and some pods of that one may still
+    be there: they were made before its leader.
+    """
+    members = [pod for pod in pods if not pod.terminating]
+    leaders = [pod.created for pod in members if pod.member and pod.member.leader_worker_set and pod.member.leads]
+    since = max(leaders, default=0.0)
+    return [pod for pod in members if pod.created >= since]
+
+
+def kept_keys(pod: NeuronPod) -> tuple[str, ...]:
+    """Under which names something may be reserved for a pod: its own, and that of its rank in its group."""
+    rank = pod.member.rank if pod.member else None
+    return (pod.uid, rank_key(pod.member.group, rank)) if pod.member and rank is not None else (pod.uid,)
+
+
+def rank_key(group: GroupName, rank: tuple[int, ...]) -> str:
+    """The name of a rank of a group, which no pod's UID is."""
+    return f"{'/'.join(group)}#{'.'.join(map(str, rank))}"
 
 
 class Scene:
@@ -202,7 +240,7 @@ class Scene:
     ) -> Place | None:
         """The pod's best node, and its sets there; None if it fits nowhere. What is kept for it comes first."""
         allowed = allowed or self.allowed(pod, instance_type=instance_type)
-        kept = self.cluster.kept.get(pod.uid)
+        kept = self.cluster.kept_for(pod)
         if kept and kept.node not in skipped and kept.node in allowed and (placement := self.place(pod, kept.node)):
             return kept.node, placement
         answers = self.choices.answers(pod.requests, pod.strategy_or(self.cluster.strategy))
@@ -228,8 +266,10 @@ class Scene:
     def node_for(self, pod: NeuronPod, name: str) -> NodeInfo:
         """A node as it would be for a pod: what is kept for the pod there is free."""
         info = self.node(name)
-        is_kept = any(kept.pod.uid == pod.uid for kept in info.reservations)
-        return info.without((pod.uid,)) if is_kept else info
+        if not info.reservations:
+            return info
+        keys = {PodUid(key) for key in kept_keys(pod)}
+        return info.without(keys) if any(kept.pod.uid in keys for kept in info.reservations) else info
 
 
 class Allowed:

@@ -9,7 +9,7 @@ is left where.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from neuron_plugin.allocation.node_rules import NodeSelectorTerm
 from neuron_plugin.planning.population import AnyPopulation, PlacedPod
@@ -110,6 +110,16 @@ class Storage:
     limits: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     with_capacity: frozenset[str] = frozenset()
     doubt: str = ""
+
+    def copy(self) -> Storage:
+        """The same as of now, for another thread."""
+        return replace(
+            self,
+            claims=dict(self.claims),
+            volumes=dict(self.volumes),
+            classes=dict(self.classes),
+            limits=dict(self.limits),
+        )
 
     def of(self, namespace: str, names: Iterable[str], population: AnyPopulation) -> PodVolumes:
         """What a pod's claims ask of a node, beside the placed pods."""

@@ -26,22 +26,22 @@ from prometheus_client import Metric
 from neuron_plugin.backoff import CLOCK, keep_running
 from neuron_plugin.cluster import ApiServer, Election, LeaseName
 from neuron_plugin.cluster.leases import Terms
-from neuron_plugin.controller.settings import ExtenderSettings, MakeRoom
+from neuron_plugin.placement.settings import ExtenderSettings, MakeRoom
 from neuron_plugin.decision_log import DecisionLog, decisions_document
-from neuron_plugin.extender.binding import Binder, BindTimes
-from neuron_plugin.extender.server import ExtenderService, ServerCertificate, redirect_to_leader, verb_routes
-from neuron_plugin.gates.claims import ClaimWriter
-from neuron_plugin.gates.demand_pods import DemandPods, PlaceholderForm
-from neuron_plugin.gates.placer import Placer
-from neuron_plugin.gates.upkeep import Upkeep
-from neuron_plugin.gates.webhook import application as webhook_application
+from neuron_plugin.placement.extender.binding import Binder, BindTimes
+from neuron_plugin.placement.extender.server import ExtenderService, ServerCertificate, redirect_to_leader, verb_routes
+from neuron_plugin.placement.gates.claims import ClaimWriter
+from neuron_plugin.placement.gates.demand_pods import DemandPods, PlaceholderForm
+from neuron_plugin.placement.gates.placer import Placer
+from neuron_plugin.placement.gates.upkeep import Upkeep
+from neuron_plugin.placement.gates.webhook import application as webhook_application
 from neuron_plugin.http_server import ProbeAnswer, serving, status_application
 from neuron_plugin.monitor.api import Monitor
 from neuron_plugin.monitor.pages import inspection_routes
 from neuron_plugin.planning import RULES, MoveRules
-from neuron_plugin.scheduling.events import PERIOD_SECONDS, PodEvents
-from neuron_plugin.scheduling.informers import Informers, InformerTimes
-from neuron_plugin.scheduling.leadership import (
+from neuron_plugin.placement.events import PERIOD_SECONDS, PodEvents
+from neuron_plugin.placement.informers import Informers, InformerTimes
+from neuron_plugin.placement.leadership import (
     CONDITION,
     ELECTION,
     NOT_LEADER,
@@ -50,10 +50,10 @@ from neuron_plugin.scheduling.leadership import (
     Leadership,
     Readiness,
 )
-from neuron_plugin.scheduling.make_room import RoomPlanner, RoomTimes
-from neuron_plugin.scheduling.metrics import ExtenderMetrics, state_metrics
-from neuron_plugin.scheduling.moving import Mover
-from neuron_plugin.scheduling.state import ClusterState
+from neuron_plugin.placement.make_room import RoomPlanner, RoomTimes
+from neuron_plugin.placement.metrics import ExtenderMetrics, state_metrics
+from neuron_plugin.placement.moving import Mover
+from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.topology import Catalogue, product_names
 
 _log = logging.getLogger(__name__)

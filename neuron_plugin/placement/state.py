@@ -11,14 +11,11 @@ by asking for the changes since the version it knows.
 
 from __future__ import annotations
 
-import asyncio
-from collections import Counter, defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from itertools import islice
 from math import inf
 from types import MappingProxyType
-from typing import TypeAlias
 
 from neuron_plugin.allocation import (
     Assignment,
@@ -34,15 +31,22 @@ from neuron_plugin.allocation import (
 )
 from neuron_plugin.allocation.assignment import write_assignment
 from neuron_plugin.allocation.claims import ClaimResult
+from neuron_plugin.allocation.group import GroupName, TopologyWish
 from neuron_plugin.allocation.node import OVERLAPPING_ASSIGNMENTS, STALE_PLUGIN, Reservation, node_info
-from neuron_plugin.allocation.node_rules import NO_USE, NodeUse, PodSelector, Volume, is_tight, node_use
+from neuron_plugin.allocation.node_rules import NO_USE, NodeUse, node_use
 from neuron_plugin.allocation.pod import claim_user, unknown_products
 from neuron_plugin.allocation.rejection import NO_ASSIGNMENT, UNREADABLE_ASSIGNMENT
 from neuron_plugin.allocation.utilization import ContainerUtilization, Utilization
 from neuron_plugin.cluster.nodes import NO_INVENTORY, NO_NEURON, UNKNOWN_HEALTH, UNREADABLE_INVENTORY
 from neuron_plugin.cluster.pods import PodUse
-from neuron_plugin.planning import PACK, Choices, Cluster
-from neuron_plugin.scheduling.history import History
+from neuron_plugin.placement.changes import Changes
+from neuron_plugin.placement.history import History
+from neuron_plugin.planning import PACK, Choices, Cluster, Scene
+from neuron_plugin.planning.budgets import Budget
+from neuron_plugin.planning.population import Population, placed_pod
+from neuron_plugin.planning.rules import is_tight
+from neuron_plugin.planning.scene import current_members, kept_keys
+from neuron_plugin.planning.volumes import Storage
 
 # Why a node takes no Neuron pod, whatever the pod asks for. The rules for texts are those of ``Rejection``: no names,
 # because kube-scheduler prints a count per distinct text. Log, event and /inspect say which pod or value it is.
@@ -112,72 +116,6 @@ def has_the_same(pod: NeuronPod, other: NeuronPod) -> bool:
     return pod.place == other.place and first == second and asks_the_same
 
 
-StateRecord = NodeInfo | NeuronPod
-
-
-@dataclass(frozen=True, slots=True)
-class StateChange:
-    """One node or pod before and after; None where it was not or is not there."""
-
-    version: int
-    before: StateRecord | None
-    after: StateRecord | None
-
-
-class Changes:
-    """The latest changes of a state, numbered. ``start`` is the version before the first of them.
-
-    Readers go through them at their own speed, and nothing is sent to them: a slow reader delays no other, and it finds
-    out when the change that it needs next is no longer here.
-    """
-
-    def __init__(self, start: int) -> None:
-        self.version = start
-        """The version of the last change."""
-        self._start = start
-        self._changes: deque[StateChange] = deque(maxlen=MOST_CHANGES)
-        self._versions: dict[str, int] = {}
-        self._news = asyncio.Event()
-
-    def version_of(self, key: str) -> int:
-        """The version of the last change of one object: a node's name or a pod's UID."""
-        return self._versions.get(key, self._start)
-
-    def knows(self, version: int) -> bool:
-        """Whether every change after ``version`` is still here; never for a version of another process."""
-        oldest = self._changes[0].version - 1 if self._changes else self.version
-        return oldest <= version <= self.version
-
-    def after(self, version: int) -> list[StateChange]:
-        """The changes after a version that is still known, oldest first."""
-        return list(islice(reversed(self._changes), self.version - version))[::-1]
-
-    async def wait(self, version: int, *, within_seconds: float) -> None:
-        """Wait until there is a change after ``version``, or ``wake`` is called, at most so long."""
-        if self.version > version:
-            return
-        try:
-            async with asyncio.timeout(within_seconds):
-                await self._news.wait()
-        except TimeoutError:
-            return
-
-    def wake(self) -> None:
-        """End every ``wait``."""
-        self._news.set()
-        self._news = asyncio.Event()
-
-    def add(self, key: str, before: StateRecord | None, after: StateRecord | None) -> None:
-        """Remember one more change."""
-        self.version += 1
-        self._changes.append(StateChange(self.version, before, after))
-        if after is None:
-            self._versions.pop(key, None)
-        else:
-            self._versions[key] = self.version
-        self.wake()
-
-
 class _Uses(dict[str, NodeUse]):
     """What the pods of each node ask for besides Neuron, summed up when it is first asked for."""
 
@@ -195,46 +133,62 @@ class ClusterState:
 
     ``nodes`` by name, live ``pods`` that ask for Neuron as the watch shows them, and pods that filter or binds have
     ``assumed`` and the watch has not shown yet. ``departed`` are pods that were deleted while they ran: their nodes
-    have not said yet that nothing of them uses its devices. ``reserved`` are cores kept for unbound pods. ``uses`` has
-    what all pods of a node ask for besides Neuron. ``members`` are the live pods of each PodGroup; ``min_counts`` how
-    many of them must be placed for any to be. ``version`` is the one before the first of ``changes``.
+    have not said yet that nothing of them uses its devices. ``reserved`` are cores kept for unbound pods, by the pod's
+    UID or by its rank in its group. ``uses`` has what all pods of a node ask for, and ``population`` has all placed
+    pods by their labels. ``min_counts`` and ``wishes`` are what PodGroups ask for.
 
-    ``gated`` are the pods that our gate holds back and that have no place yet. ``capacity_version`` counts the changes
-    of what any node can give, hardware and all else, and of what groups need.
+    ``gated`` are the pods that our gate holds back and that have no place yet. ``roaming`` are those that were handed
+    to their schedulers without a node. ``capacity_version`` counts the changes of what any node can give, hardware and
+    all else, and of what groups need.
 
     ``on_trial`` has nodes whose plugin was away lately, and until when they take their pods one by one, by the clock
     of the watches. ``movable_namespaces`` are those whose pods may be evicted to make room, where a pod does not say
-    otherwise. ``history`` is for people, and decides nothing. ``products`` are the names of the catalogue. ``choices``
-    are the answers to each demand as of now.
+    otherwise. ``history`` is for people, and decides nothing. ``choices`` are the answers to each demand as of now.
     """
 
-    def __init__(self, version: int = 0, products: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        version: int = 0,
+        products: frozenset[str] = frozenset(),
+        *,
+        strategy: PlacementStrategy = PACK,
+        levels: Collection[str] = (),
+    ) -> None:
+        """``version`` is the one before the first of ``changes``, ``products`` the names of the catalogue.
+
+        ``strategy`` is that of pods that name none, and ``levels`` are those of the network, if they are named.
+        """
         self.changes = Changes(version)
         self._products = products
+        self._strategy = strategy
         self.history = History()
-        self.min_counts: dict[tuple[str, str], int] = {}
-        self.members: defaultdict[tuple[str, str], dict[PodUid, NeuronPod]] = defaultdict(dict)
+        self.min_counts: dict[GroupName, int] = {}
+        self.wishes: dict[GroupName, TopologyWish] = {}
+        self._members: defaultdict[GroupName, dict[PodUid, NeuronPod]] = defaultdict(dict)
         self.on_trial: dict[str, float] = {}
         self.gated: dict[PodUid, NeuronPod] = {}
+        self.roaming: dict[PodUid, NeuronPod] = {}
         self.capacity_version = 0
         self.movable_namespaces: frozenset[str] = frozenset()
+        self.namespaces: dict[str, Mapping[str, str]] = {}
+        self.storage = Storage()
+        self.budgets: dict[str, Budget] = {}
         self._nodes: dict[str, NodeInfo] = {}
         self._pods: dict[PodUid, NeuronPod] = {}
         self._assumed: dict[PodUid, AssumedPod] = {}
         self._departed: dict[PodUid, tuple[NeuronPod, float]] = {}
-        self._reserved: dict[PodUid, Reservation] = {}
+        self._reserved: dict[str, Reservation] = {}
         self._by_node: defaultdict[str, dict[PodUid, None]] = defaultdict(dict)
         self._others: defaultdict[str, dict[str, PodUse]] = defaultdict(dict)
         self._uses = _Uses(self._use_of)
-        self._keeping_off: defaultdict[PodSelector, Counter[str]] = defaultdict(Counter)
-        """On which nodes, and how many of each, placed pods keep such pods off where they run."""
         self._stale: frozenset[str] = frozenset()
-        self.choices = Choices(self._nodes, self._uses)
+        self.population = Population(self.namespaces)
+        self.choices = Choices(self._nodes, self._uses, tuple(levels))
         self.nodes: Mapping[str, NodeInfo] = MappingProxyType(self._nodes)
         self.pods: Mapping[PodUid, NeuronPod] = MappingProxyType(self._pods)
         self.assumed: Mapping[PodUid, AssumedPod] = MappingProxyType(self._assumed)
         self.departed: Mapping[PodUid, tuple[NeuronPod, float]] = MappingProxyType(self._departed)
-        self.reserved: Mapping[PodUid, Reservation] = MappingProxyType(self._reserved)
+        self.reserved: Mapping[str, Reservation] = MappingProxyType(self._reserved)
         self.uses: Mapping[str, NodeUse] = MappingProxyType(self._uses)
 
     # What is asked of it.
@@ -269,80 +223,65 @@ class ClusterState:
         asked = {container.name: users.get(container.name.partition("/")[0], "") for container in pod.requests}
         return {request: known[user] for request, user in asked.items() if user in known}
 
-    def is_kept_off(self, pod: NeuronPod, names: Collection[str]) -> bool:
-        """Whether the anti-affinity of some placed pod may keep a gated pod off one of these nodes."""
-        labels = dict(pod.labels)
-        return any(
-            self._shares_domain(selector.topology_key, holder, names)
-            for selector, holders in self._keeping_off.items()
-            if selector.matches(pod.reference.namespace, labels)
-            for holder in holders
-        )
-
-    def _shares_domain(self, topology_key: str, holder: str, names: Collection[str]) -> bool:
-        """Whether one of some nodes is in the topology domain of another one, of which the labels may be unknown."""
-        if holder not in self._nodes:
-            return True
-        domain = self._nodes[holder].node.rules.labels.get(topology_key)
-        labels = (self._nodes[name].node.rules.labels for name in names)
-        return domain is not None and any(node_labels.get(topology_key) == domain for node_labels in labels)
-
     def is_tight(self, name: str) -> bool:
         """Whether little CPU or memory of a node is left beside its pods, those assumed there included."""
         info = self._nodes.get(name)
         return info is not None and is_tight(info.node.rules, self._uses[name])
 
-    def least_of(self, group: tuple[str, str]) -> int:
+    def members_of(self, group: GroupName) -> list[NeuronPod]:
+        """The pods of a group as it is now, without those that are being deleted."""
+        return current_members(self._members.get(group, {}).values())
+
+    def least_of(self, group: GroupName) -> int:
         """How many pods of a group must be placed for any to be: its PodGroup says so, or else its gated pods."""
-        sizes = (pod.group_size for pod in self.members.get(group, {}).values() if pod.gated or pod.promised)
+        members = self._members.get(group, {}).values()
+        sizes = (pod.member.size for pod in members if pod.member and (pod.gated or pod.promised))
         return self.min_counts.get(group, 0) or max(sizes, default=0)
 
-    def cluster(
-        self,
-        *,
-        strategy: PlacementStrategy = PACK,
-        volumes: Mapping[PodUid, tuple[Volume, ...]] | None = None,
-        left_alone: Collection[PodUid] = (),
-        protected: Collection[PodUid] = (),
-    ) -> Cluster:
+    def scene(self) -> Scene:
+        """The state of this moment as decisions see it. It follows the state: use it before anything else can run."""
+        return Scene(self._cluster(self._nodes, self._pods, self._uses, self.population, self.storage), self.choices)
+
+    def snapshot(self, *, left_alone: Collection[PodUid] = (), protected: Collection[PodUid] = ()) -> Cluster:
         """The state of this moment as plans see it. It does not change, so any thread may plan with it."""
+        for name in self._nodes:
+            _ = self._uses[name]
+        cluster = self._cluster(
+            dict(self._nodes), dict(self._pods), dict(self._uses), self.population.copy(), self.storage.copy()
+        )
+        return replace(cluster, left_alone=left_alone, protected=protected)
+
+    def _cluster(
+        self,
+        nodes: Mapping[str, NodeInfo],
+        pods: Mapping[PodUid, NeuronPod],
+        uses: Mapping[str, NodeUse],
+        population: Population,
+        storage: Storage,
+    ) -> Cluster:
+        groups = {*self.min_counts, *(pod.group for pod in self.gated.values() if pod.group)}
         return Cluster(
-            dict(self._nodes),
-            dict(self._pods),
-            {name: self._uses[name] for name in self._nodes},
-            volumes or {},
-            {
-                group: self.least_of(group)
-                for group in {*self.min_counts, *(pod.group for pod in self.gated.values())}
-                if group
-            },
+            nodes,
+            pods,
+            uses,
+            population,
+            storage,
+            dict(self._reserved),
+            {group: self.least_of(group) for group in groups},
+            self.wishes,
             self.movable_namespaces,
-            left_alone,
-            protected,
-            strategy,
+            budgets=tuple(self.budgets.values()),
+            strategy=self._strategy,
         )
 
     def waiting(self) -> list[NeuronPod]:
-        """The pods that ask for Neuron and have no node, those of high priority first, then the oldest."""
+        """The pods that ask for Neuron and have no place, those of high priority first, then the oldest."""
         pods = [
             pod
             for pod in self._pods.values()
             if pod.request and not (pod.terminating or pod.place or pod.uid in self._assumed)
         ]
         return sorted(pods, key=lambda pod: (-pod.priority, pod.created, pod.reference.namespace, pod.reference.name))
-
-    def imagine(self, node: NeuronNode, *, without: str = "", beside: Iterable[NeuronPod] = ()) -> NodeInfo:
-        """A node as it is, or would be without one pod and what is kept for it, or with others beside them.
-
-        An assumed pod counts by what was assumed, not by what the watch shows of it.
-        """
-        name = node.name
-        pods = [self._counted_on(uid, name) for uid in self._by_node.get(name, ()) if uid != without]
-        promised = [pod for pod in pods if pod.node != name]
-        bound = [pod for pod in pods if pod.node == name] if promised else pods
-        kept = tuple(kept for uid, kept in self._reserved.items() if kept.node == name and uid != without)
-        is_stale = name in self._stale
-        return node_info(node, (*bound, *beside), stale=is_stale, reservations=kept, promised=promised)
 
     def admitting(self, node: str) -> list[NeuronPod]:
         """The pods that are bound to a node or being bound, and whose devices its kubelet has not confirmed."""
@@ -394,21 +333,25 @@ class ClusterState:
             self.history.ended(pod.reference, pod.node)
         touched, counted = self._nodes_of(pod.uid), self._counted(pod.uid)
         self._pods[pod.uid] = pod
-        self._count_keeping_off(_kept_off(before), _kept_off(pod))
+        if before and before.group and before.group != pod.group:
+            self._leave_group(before)
         if pod.group:
-            self.members[pod.group][pod.uid] = pod
+            self._members[pod.group][pod.uid] = pod
         assumed = self._assumed.get(pod.uid)
         if assumed and pod.place and (assumed.expected or pod.assignment is not None or pod.place != assumed.pod.place):
             del self._assumed[pod.uid]
         is_kept = counted is not None and has_the_same(counted, pod) and touched == self._nodes_of(pod.uid)
         if not is_kept or (counted and counted.promised and pod.node and self._has_void(pod.node)):
             self._moved(pod.uid, touched)
+        self._count_placed(pod.uid)
         if pod.place:
-            self.release(pod.uid)
-        if pod.gated and not pod.place:
-            self.gated[pod.uid] = pod
-        else:
-            self.gated.pop(pod.uid, None)
+            for key in kept_keys(pod):
+                self.release(key)
+        for table, belongs in ((self.gated, pod.gated and not pod.place), (self.roaming, pod.roams)):
+            if belongs:
+                table[pod.uid] = pod
+            else:
+                table.pop(pod.uid, None)
         self.changes.add(pod.uid, before, pod)
 
     def remove_pod(self, uid: PodUid, *, kept_until: float = 0.0) -> None:
@@ -418,15 +361,14 @@ class ClusterState:
         """
         touched = self._nodes_of(uid)
         before = self._pods.pop(uid, None)
-        self._count_keeping_off(_kept_off(before), _NOBODY)
         self._assumed.pop(uid, None)
+        self._count_placed(uid)
         self.gated.pop(uid, None)
+        self.roaming.pop(uid, None)
         if before and before.node and kept_until:
             self._departed[uid] = before, kept_until
         if before and before.group:
-            del self.members[before.group][uid]
-            if not self.members[before.group]:
-                del self.members[before.group]
+            self._leave_group(before)
         self._moved(uid, touched)
         self.release(uid)
         if before is not None:
@@ -439,9 +381,7 @@ class ClusterState:
 
     def put_other(self, uid: str, before: PodUse | None, use: PodUse | None) -> None:
         """A bound pod without Neuron was added or changed, or is gone."""
-        self._count_keeping_off(
-            (before.keeps_off, before.node) if before else _NOBODY, (use.keeps_off, use.node) if use else _NOBODY
-        )
+        self.population.put(uid, use.placed if use else None)
         if before and (use is None or use.node != before.node):
             others = self._others[before.node]
             others.pop(uid, None)
@@ -459,6 +399,30 @@ class ClusterState:
             self.changes.wake()
         if count:
             self.min_counts[group] = count
+
+    def set_wish(self, group: GroupName, wish: TopologyWish | None) -> None:
+        """How near to each other a PodGroup wants its pods; None if it does not say, or is gone."""
+        if wish != self.wishes.pop(group, None):
+            self.needs_changed()
+        if wish:
+            self.wishes[group] = wish
+
+    def needs_changed(self) -> None:
+        """Storage, namespaces or budgets have changed: what fitted nowhere is judged again."""
+        self.capacity_version += 1
+        self.changes.wake()
+
+    def put_namespace(self, name: str, labels: Mapping[str, str] | None, *, movable: bool = False) -> None:
+        """A namespace was added or changed; None if it is gone."""
+        if labels is None:
+            self.namespaces.pop(name, None)
+        elif self.namespaces.get(name) != labels:
+            self.namespaces[name] = labels
+        self.movable_namespaces = (self.movable_namespaces - {name}) | (
+            {name} if movable and labels is not None else set()
+        )
+        self.population.namespaces_changed()
+        self.needs_changed()
 
     def set_stale(self, names: frozenset[str]) -> None:
         """The nodes whose plugin has stopped renewing its Lease."""
@@ -486,6 +450,12 @@ class ClusterState:
                 del self._departed[uid]
                 self._moved(uid, touched)
 
+    def _leave_group(self, pod: NeuronPod) -> None:
+        group = pod.group or ("", "")
+        self._members[group].pop(pod.uid, None)
+        if not self._members[group]:
+            del self._members[group]
+
     # What is decided.
 
     def assume(self, assumed: AssumedPod) -> None:
@@ -498,6 +468,7 @@ class ClusterState:
             touched = self._nodes_of(uid)
             self._assumed[uid] = assumed
             self._moved(uid, touched)
+            self._count_placed(uid)
 
     def confirm(self, uid: PodUid) -> None:
         """The API server has this pod's binding. Nothing happens if the pod has ended meanwhile."""
@@ -510,6 +481,7 @@ class ClusterState:
             touched = self._nodes_of(uid)
             del self._assumed[uid]
             self._moved(uid, touched)
+            self._count_placed(uid)
 
     def reserve(self, reservation: Reservation) -> None:
         """Keep cores for a pod that is not bound yet, in place of what was kept for it before."""
@@ -518,9 +490,9 @@ class ClusterState:
         if known := self._nodes.get(reservation.node):
             self._rebuild(known.node)
 
-    def release(self, uid: PodUid) -> None:
-        """Keep nothing for this pod any more."""
-        reservation = self._reserved.pop(uid, None)
+    def release(self, key: str) -> None:
+        """Keep nothing for this pod, or for this rank of a group, any more."""
+        reservation = self._reserved.pop(key, None)
         if reservation and (known := self._nodes.get(reservation.node)):
             self._rebuild(known.node)
 
@@ -561,11 +533,11 @@ class ClusterState:
         info = self._nodes.get(name)
         return info is not None and bool(info.void)
 
-    def _judge_again(self, name: str) -> None:
+    def _judge_again(self, name: str, *, node_changed: bool = False) -> None:
         """A node, or what its pods ask for besides Neuron, has changed."""
         if name in self._nodes:
             self._uses.pop(name, None)
-            self.choices.forget(name)
+            self.choices.forget(name, node_changed=node_changed)
             self.capacity_version += 1
 
     def _use_of(self, name: str) -> NodeUse:
@@ -578,31 +550,24 @@ class ClusterState:
         pods += [(other.needs, other.ports) for other in self._others.get(name, {}).values()]
         return node_use(pods)
 
-    def _count_keeping_off(self, before: _KeptOff, after: _KeptOff) -> None:
-        if before == after:
-            return
-        for (selectors, node), change in ((after, 1), (before, -1)):
-            for selector in selectors:
-                holders = self._keeping_off[selector]
-                holders[node] += change
-                if not holders[node]:
-                    del holders[node]
-                if not holders:
-                    del self._keeping_off[selector]
+    def _count_placed(self, uid: PodUid) -> None:
+        """Count a pod by its labels where it is, as the rules among pods see it."""
+        assumed = self._assumed.get(uid)
+        pod = assumed.pod if assumed else self._pods.get(uid)
+        self.population.put(uid, placed_pod(pod, pod.place) if pod and pod.place else None)
 
     def _rebuild(self, node: NeuronNode) -> None:
-        """Derive a node's state again: it, its pods or what is kept there have changed."""
+        """Derive a node's state again: it, its pods or what is kept there have changed.
+
+        An assumed pod counts by what was assumed, not by what the watch shows of it.
+        """
         name, before = node.name, self._nodes.get(node.name)
-        after = self._nodes[name] = self.imagine(node)
-        self._judge_again(name)
+        pods = [self._counted_on(uid, name) for uid in self._by_node.get(name, ())]
+        promised = [pod for pod in pods if pod.node != name]
+        bound = [pod for pod in pods if pod.node == name] if promised else pods
+        kept = tuple(kept for kept in self._reserved.values() if kept.node == name)
+        after = node_info(node, bound, stale=name in self._stale, reservations=kept, promised=promised)
+        self._nodes[name] = after
+        self._judge_again(name, node_changed=before is None or before.node is not node)
         if after != before:
             self.changes.add(name, before, after)
-
-
-_KeptOff: TypeAlias = tuple[tuple[PodSelector, ...], str]
-"""Which pods a placed pod keeps off, and the node where it is."""
-_NOBODY: _KeptOff = ((), "")
-
-
-def _kept_off(pod: NeuronPod | None) -> _KeptOff:
-    return (pod.rules.keeps_off, pod.place) if pod and pod.place else _NOBODY

@@ -21,7 +21,7 @@ from neuron_plugin.allocation.node_rules import DEFAULT_SCHEDULER
 from neuron_plugin.cluster import DecodeError
 from neuron_plugin.cluster.api import JsonObject
 from neuron_plugin.cluster.pods import PODS, neuron_pod
-from neuron_plugin.gates.writes import WRITTEN_KEYS
+from neuron_plugin.placement.gates.writes import WRITTEN_KEYS
 
 PATH = "/gate"
 """Followed by the name of a scheduler that is no more, if there is one: its pods are ours to place, too."""

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from neuron_plugin.allocation import Dialect, PlacementStrategy
-from neuron_plugin.extender import FilterMode
+from neuron_plugin.placement.extender import FilterMode
 from neuron_plugin.settings import SettingsError
 from neuron_plugin.telemetry import LogFormat, LogLevel
 

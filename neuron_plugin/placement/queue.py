@@ -8,12 +8,46 @@ group is a kind of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
+from typing import NamedTuple
 
-from neuron_plugin.allocation import NeuronPod, PodUid
-from neuron_plugin.allocation.pod import PodKind, kind_of
+from neuron_plugin.allocation import NeuronPod, PlacementStrategy, PodRequest, PodUid, Rejection
+from neuron_plugin.allocation.group import GroupName
+from neuron_plugin.allocation.node_rules import PodRules
+from neuron_plugin.planning.judgement import rank_of
+
+_GROUP_RULES = PodRules()
+
+
+class PodKind(NamedTuple):
+    """What pods of one kind have in common. Pods of a group have only the group: even priorities may differ.
+
+    ``seen_as`` is how other pods' rules, and the pod's own, see it: its namespace, and those of its labels that some
+    rule looks at. It is empty where none does.
+    """
+
+    priority: int
+    request: PodRequest | Rejection
+    strategy: PlacementStrategy | Rejection | None
+    rules: PodRules
+    group: GroupName | None
+    seen_as: tuple[str, ...] = ()
+
+
+def kind_of(pod: NeuronPod, anti_keys: Collection[str] = ()) -> PodKind:
+    """The kind of a pod; ``anti_keys`` are the labels that the anti-affinity of placed pods looks at."""
+    if pod.group:
+        return PodKind(0, (), None, _GROUP_RULES, pod.group)
+    rules, seen_as = pod.rules, tuple[str, ...]()
+    if anti_keys or rules.claims or rules.spread or rules.selectors:
+        own = {requirement.key for selector in rules.selectors for requirement in selector.labels or ()}
+        own |= {requirement.key for spread in rules.spread for requirement in spread.labels or ()}
+        labels = pod.labels.labels
+        known = sorted(key for key in own.union(anti_keys) if key in labels)
+        seen_as = (pod.reference.namespace, *(f"{key}={labels[key]}" for key in known))
+    return PodKind(pod.priority, pod.request, pod.strategy, rules, None, seen_as)
 
 
 @dataclass
@@ -37,15 +71,23 @@ class Queue:
     def __init__(self) -> None:
         self._lines: dict[PodKind, _Line] = {}
         self._kinds: dict[PodUid, PodKind] = {}
+        self._anti_keys = frozenset[str]()
         self.hopeless: set[PodKind] = set()
         """Kinds that fitted nowhere when they were last looked at."""
 
     def __len__(self) -> int:
         return len(self._kinds)
 
+    def look_at(self, anti_keys: Collection[str]) -> None:
+        """The anti-affinity of placed pods looks at these labels now: pods that were alike may not be any more."""
+        if self._anti_keys != frozenset(anti_keys):
+            self._anti_keys = frozenset(anti_keys)
+            for pod in [pod for line in self._lines.values() for pod in line.pods.values()]:
+                self.put(pod)
+
     def put(self, pod: NeuronPod) -> None:
         """A pod waits, or what it says has changed."""
-        kind, known = kind_of(pod), self._kinds.get(pod.uid)
+        kind, known = kind_of(pod, self._anti_keys), self._kinds.get(pod.uid)
         if kind.group:
             self.hopeless.discard(kind)  # the group may be complete now, or all of its pods can be served
         if known == kind:
@@ -67,13 +109,21 @@ class Queue:
                 self.hopeless.discard(kind)
 
     def pods(self, kind: PodKind) -> list[NeuronPod]:
-        """The waiting pods of a kind, the oldest first."""
+        """The waiting pods of a kind, the oldest first; those of a group in the order of their ranks."""
         pods = self._lines[kind].pods.values() if kind in self._lines else ()
+        if kind.group:
+            return sorted(pods, key=rank_of)
         return sorted(pods, key=lambda pod: (pod.created, pod.reference.name))
 
     def kinds(self) -> list[PodKind]:
         """The kinds of which a pod waits."""
         return list(self._lines)
+
+    def clear(self) -> None:
+        """No pod waits."""
+        self._lines.clear()
+        self._kinds.clear()
+        self.hopeless.clear()
 
     def in_order(self) -> Iterator[tuple[PodKind, NeuronPod]]:
         """The pods to be looked at, each once, in their order.

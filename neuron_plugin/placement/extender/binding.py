@@ -13,22 +13,19 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from http import HTTPStatus
 from math import inf
 
-from neuron_plugin.allocation import Dialect, NeuronPod, PlacementStrategy, PodReference, PodUid
-from neuron_plugin.backoff import CLOCK, Clock
-from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, ClusterError, Election
-from neuron_plugin.cluster.api import JsonObject, send
-from neuron_plugin.decision_log import DecisionLog
-from neuron_plugin.scheduling.assumed import AssumedPods, AssumedTimes, log_choice, may_have_happened
-from neuron_plugin.scheduling.assumptions import Assumptions
-from neuron_plugin.scheduling.leadership import Readiness
-from neuron_plugin.scheduling.state import AssumedPod, ClusterState
+from neuron_plugin.allocation import NeuronPod, PodReference, PodUid
+from neuron_plugin.cluster import ApiRequest, ClusterError
+from neuron_plugin.cluster.api import JsonObject
+from neuron_plugin.placement.context import Context
+from neuron_plugin.placement.extender.filter import Leads
+from neuron_plugin.placement.state import AssumedPod
+from neuron_plugin.placement.writer import Attempt, Outcome, Writer
 
-_OUT_OF_TERM = "no bind now: the leader's lease was not renewed lately and may run out before the bind ends"
 _log = logging.getLogger(__name__)
 
 
@@ -76,54 +73,15 @@ class BindOutcome:
     annotations: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class BindTimes:
-    """Seconds. ``answer`` ends a call, below the scheduler's 5; ``write`` and ``read`` end single requests.
-
-    ``landing`` is how long after its start an unanswered write may still take effect; ``doubt`` is how long a
-    confirmed binding may go unseen by the watch before it is looked up.
-    """
-
-    answer: float = 4.0
-    write: float = 2.5
-    read: float = 1.2
-    landing: float = 5.0
-    doubt: float = 30.0
-
-
-TIMES = BindTimes()
-
-
 class Binder:
-    """Every bind of this process.
+    """Every bind of this process. ``answer_seconds`` ends a call, below the scheduler's time-out."""
 
-    Without an ``election`` the term of this replica has no end. ``unix_ns`` is the time that is written on pods.
-    """
-
-    def __init__(
-        self,
-        state: ClusterState,
-        api: ApiServer,
-        readiness: Readiness,
-        *,
-        election: Election | None = None,
-        dialects: Collection[Dialect],
-        strategy: PlacementStrategy = PlacementStrategy.PACK,
-        decisions: DecisionLog | None = None,
-        times: BindTimes = TIMES,
-        clock: Clock = CLOCK,
-        unix_ns: Callable[[], int] = time.time_ns,
-    ) -> None:
-        self.decisions = decisions or DecisionLog()
-        self.assumptions = Assumptions(state, dialects, strategy, clock, unix_ns)
-        self.assumed = AssumedPods(state, api, AssumedTimes(times.landing, times.doubt, times.read), clock)
-        self._state = state
-        self._api = api
-        self._readiness = readiness
-        self._election = election
-        self._times = times
-        self._clock = clock
-        self._unix_ns = unix_ns
+    def __init__(self, context: Context, writer: Writer, leads: Leads, *, answer_seconds: float = 4.0) -> None:
+        self._context = context
+        self._state = context.state
+        self._writer = writer
+        self._leads = leads
+        self._answer_seconds = answer_seconds
         self._attempts: dict[PodUid, tuple[str, asyncio.Task[BindOutcome]]] = {}
 
     @property
@@ -136,7 +94,7 @@ class Binder:
 
         An attempt is not given up with its caller: its write may land, so it runs on and its end is recorded.
         """
-        if why_not := self._readiness.why_not:
+        if why_not := self._context.ready.why_not:
             return BindOutcome(Ending.NOT_SERVING, why_not)
         if pod.uid not in self._attempts:
             started = asyncio.create_task(self._attempt(pod, node), name=f"bind {pod}")
@@ -145,9 +103,9 @@ class Binder:
         target, attempt = self._attempts[pod.uid]
         if target != node:
             return _bound_elsewhere(pod, target)
-        done, _ = await asyncio.wait({attempt}, timeout=self._times.answer)
+        done, _ = await asyncio.wait({attempt}, timeout=self._answer_seconds)
         if not done:
-            return BindOutcome(Ending.UNKNOWN, f"binding pod {pod} to {node} took over {self._times.answer:g} s")
+            return BindOutcome(Ending.UNKNOWN, f"binding pod {pod} to {node} took over {self._answer_seconds:g} s")
         return attempt.result()
 
     async def drain(self) -> None:
@@ -157,15 +115,15 @@ class Binder:
 
     async def settle(self) -> None:
         """Look up the assumed pods that the watch should have shown by now, and forget or confirm them."""
-        self.assumptions.expire()
-        await self.assumed.settle(self._attempts)
+        self._leads.expire()
+        await self._writer.settle(self._attempts)
 
     async def _attempt(self, reference: PodReference, node: str) -> BindOutcome:
         try:
             pod = self._state.pods.get(reference.uid)
             if pod is None or pod.reference != reference:
                 try:
-                    pod = await self.assumed.read(reference)
+                    pod = await self._writer.read(reference)
                 except ClusterError as error:
                     return BindOutcome(Ending.REFUSED, f"pod {reference} is not known here and cannot be read: {error}")
                 if pod is None or pod.ended:
@@ -187,14 +145,14 @@ class Binder:
         What waits for such a node comes all at once when it opens again. If the plugin goes once more, each pod that is
         bound and not admitted is rejected for good.
         """
-        until = self._clock.now() + TURN_SECONDS
-        while self._clock.now() < self._state.on_trial.get(node, -inf):
-            since = self._unix_ns() - ADMISSION_SECONDS * 1e9
+        until = self._context.clock.now() + TURN_SECONDS
+        while self._context.clock.now() < self._state.on_trial.get(node, -inf):
+            since = self._context.unix_ns() - ADMISSION_SECONDS * 1e9
             before = [other for other in self._state.admitting(node) if other.uid != pod.uid]
             before = [other for other in before if getattr(other.assignment, "alloc_time_ns", 0) > since]
             if not before:
                 break
-            if self._clock.now() >= until:
+            if self._context.clock.now() >= until:
                 return f"node {node}: its plugin was away lately, and pod {before[0].reference} is not admitted yet"
             await self._state.changes.wait(self._state.changes.version, within_seconds=TURN_SECONDS / 5)
         return ""
@@ -213,57 +171,51 @@ class Binder:
                     Ending.BOUND_ELSEWHERE, f"pod {pod.reference} was bound by others, without an assignment"
                 )
             return BindOutcome(Ending.REPEATED)
-        if self._readiness.why_not or (self._election and self._election.seconds_left() <= self._times.write):
-            return BindOutcome(Ending.NOT_SERVING, self._readiness.why_not or _OUT_OF_TERM)
+        if why_not := self._context.why_not_write():
+            return BindOutcome(Ending.NOT_SERVING, why_not)
         may_have_landed = earlier is not None and not earlier.expected
-        self.assumptions.begin_bind(pod, node)
+        self._leads.begin_bind(pod, node)
         if earlier and may_have_landed:
-            assumed = replace(earlier, since=self._clock.now())
-        elif isinstance(choice := self.assumptions.choose(pod, node), AssumedPod):
+            assumed = replace(earlier, since=self._context.clock.now())
+        elif isinstance(choice := self._leads.choose(pod, node), AssumedPod):
             assumed = choice
         else:
             self._state.forget(pod.uid)
             return BindOutcome(Ending.NO_SET, choice)
         if assumed.annotations:
             self._state.assume(assumed)
-        return await self._write(assumed, may_have_landed=may_have_landed)
-
-    async def _write(self, assumed: AssumedPod, *, may_have_landed: bool) -> BindOutcome:
-        """One POST; ``may_have_landed`` says that an earlier one may have taken effect."""
-        pod, node, annotations = assumed.pod.reference, assumed.pod.node, assumed.annotations
-        request = bind_pod(pod, node, annotations)
-        try:
-            await send(self._api, request, timeout_seconds=self._times.write)
-        except ClusterError as error:
-            return await self._look(assumed, error, may_have_landed=may_have_landed or may_have_happened(error))
+        attempt = await self._writer.send(bind_pod(pod.reference, node, assumed.annotations))
+        if not attempt.done:
+            return await self._look(assumed, attempt, may_have_landed=may_have_landed)
         self._state.confirm(pod.uid)
-        log_choice(self.decisions, assumed, self._unix_ns())
-        return BindOutcome(Ending.BOUND, annotations=annotations)
+        self._writer.log_choice(assumed)
+        return BindOutcome(Ending.BOUND, annotations=assumed.annotations)
 
-    async def _look(self, assumed: AssumedPod, error: ClusterError, *, may_have_landed: bool) -> BindOutcome:
-        """What became of the pod after a write that failed."""
-        pod = assumed.pod.reference
+    async def _look(self, assumed: AssumedPod, attempt: Attempt, *, may_have_landed: bool) -> BindOutcome:
+        """What became of the pod after a write that failed; ``may_have_landed``: an earlier one may have taken effect."""
+        pod, error = assumed.pod.reference, str(attempt.error)
+        may_have_landed |= attempt.outcome is Outcome.UNKNOWN
         try:
-            seen = await self.assumed.read(pod)
+            seen = await self._writer.read(pod)
         except ClusterError:
-            if may_have_landed or (isinstance(error, ApiError) and error.conflict):
+            if may_have_landed or attempt.status == HTTPStatus.CONFLICT:
                 return BindOutcome(
                     Ending.UNKNOWN, f"{error}; the pod cannot be read, its cores stay reserved until it can"
                 )
             self._state.forget(pod.uid)
-            return BindOutcome(Ending.REFUSED, str(error))
+            return BindOutcome(Ending.REFUSED, error)
         if seen is None or seen.ended:
             self._state.forget(pod.uid)
             return _not_the_pod(pod)
         ours = may_have_landed or seen.assignment is not None or not assumed.annotations
         if seen.node == assumed.pod.node and ours:
-            self.assumed.adopt(assumed, seen)
+            self._writer.adopt(assumed, seen)
             return BindOutcome(Ending.ADOPTED, annotations=assumed.annotations)
         if not seen.node and may_have_landed:
             text = f"{error}; the pod is not bound yet, its cores stay reserved for a while"
             return BindOutcome(Ending.UNKNOWN, text)
         self._state.forget(pod.uid)
-        return _bound_elsewhere(pod, seen.node) if seen.node else BindOutcome(Ending.REFUSED, str(error))
+        return _bound_elsewhere(pod, seen.node) if seen.node else BindOutcome(Ending.REFUSED, error)
 
 
 def bind_pod(pod: PodReference, node: str, annotations: Mapping[str, str]) -> ApiRequest:

@@ -9,7 +9,7 @@ from neuron_plugin.cluster import ApiError, ApiServer, Scope
 from neuron_plugin.cluster.api import PAGE_SECONDS, send
 from neuron_plugin.cluster.objects import pages
 from neuron_plugin.cluster.pods import PODS, neuron_pod
-from neuron_plugin.gates.writes import release_plainly
+from neuron_plugin.placement.gates.writes import release_plainly
 
 _UNBOUND = Scope(field_selector="spec.nodeName=")
 _ROUNDS = 5

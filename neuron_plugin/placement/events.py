@@ -20,9 +20,9 @@ from neuron_plugin.backoff import CLOCK, Clock
 from neuron_plugin.cluster import ApiServer, ClusterError, ObjectReference
 from neuron_plugin.cluster.api import REQUEST_SECONDS, send
 from neuron_plugin.cluster.writes import create_event, utc_now
-from neuron_plugin.scheduling.leadership import Readiness
-from neuron_plugin.scheduling.metrics import ExtenderMetrics
-from neuron_plugin.scheduling.state import ClusterState
+from neuron_plugin.placement.leadership import Readiness
+from neuron_plugin.placement.metrics import ExtenderMetrics
+from neuron_plugin.placement.state import ClusterState
 
 REPORTER = "neuron-plugin.io/extender"
 PERIOD_SECONDS = 2.0

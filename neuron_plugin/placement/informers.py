@@ -41,8 +41,8 @@ from neuron_plugin.cluster.nodes import neuron_node
 from neuron_plugin.cluster.objects import LEASES, NODES, POD_GROUPS, ApiObject, PodGroup, pages
 from neuron_plugin.cluster.pods import PODS, PodUse, asks_for_neuron, neuron_pod, pod_use
 from neuron_plugin.cluster.reflector import Observer
-from neuron_plugin.scheduling.claims import ClaimedPods
-from neuron_plugin.scheduling.state import ClusterState
+from neuron_plugin.placement.claims import ClaimedPods
+from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.topology import Catalogue, product_names
 
 _log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ terms are replaced as a list.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from neuron_plugin.allocation import NeuronPod
@@ -16,9 +16,12 @@ from neuron_plugin.allocation.keys import (
     ALLOC_TIME_KEY,
     ALLOCATED_KEY,
     ASSIGNMENT_KEYS,
+    DOMAIN_KEY,
     GATE,
     NODE_KEY,
     POD_UID_KEY,
+    RANK_KEY,
+    RELEASED_KEY,
     VENDOR_RESOURCE_KEY,
 )
 from neuron_plugin.allocation.node_rules import NodeSelectorTerm, Requirement
@@ -27,8 +30,21 @@ from neuron_plugin.cluster import ApiRequest
 from neuron_plugin.cluster.api import STRATEGIC_MERGE_PATCH, JsonObject
 from neuron_plugin.cluster.pods import PODS
 
-WRITTEN_KEYS = (*ASSIGNMENT_KEYS, ALLOC_TIME_KEY, ALLOCATED_KEY, VENDOR_RESOURCE_KEY, NODE_KEY, POD_UID_KEY)
-"""Every annotation that some placement writes, in any dialect: those that are taken off with it."""
+WRITTEN_KEYS = (
+    *ASSIGNMENT_KEYS,
+    ALLOC_TIME_KEY,
+    ALLOCATED_KEY,
+    VENDOR_RESOURCE_KEY,
+    NODE_KEY,
+    POD_UID_KEY,
+    DOMAIN_KEY,
+    RELEASED_KEY,
+)
+"""Every annotation that some placement writes, in any dialect: those that are taken off with it.
+
+Not the rank, which users may write, too.
+"""
+_NAME_FIELD = "metadata.name"
 
 
 def place(pod: NeuronPod, node: str, annotations: Mapping[str, str]) -> ApiRequest:
@@ -60,6 +76,21 @@ def release_plainly(pod: NeuronPod) -> ApiRequest:
     return _request(pod, _without_placement(pod), spec=_released(pod, ""))
 
 
+def release_among(pod: NeuronPod, without: Iterable[str]) -> ApiRequest:
+    """Hand a pod to its scheduler, which may choose any node but those ``without`` a linked set for it."""
+    metadata = _without_placement(pod)
+    kept: JsonObject = {RELEASED_KEY: "excluded", POD_UID_KEY: pod.uid}
+    metadata["annotations"] = {**dict.fromkeys(WRITTEN_KEYS), **kept}
+    pins = tuple(Requirement(_NAME_FIELD, "NotIn", (name,)) for name in without)
+    return _request(pod, metadata, spec=_released_to(pod, pins))
+
+
+def group_annotations(rank: int | None, domain: Sequence[str]) -> dict[str, str]:
+    """What is written with the assignment of a pod of a group: its rank, and the domains that all of the group share."""
+    said = {} if rank is None else {RANK_KEY: str(rank)}
+    return said | ({DOMAIN_KEY: "/".join(domain)} if domain else {})
+
+
 def withdraw(pod: NeuronPod) -> ApiRequest:
     """Take a placement off a pod. The node affinity of a pod that was released stays: it cannot be taken back."""
     return _request(pod, _without_placement(pod))
@@ -82,24 +113,27 @@ def _without_placement(pod: NeuronPod) -> JsonObject:
 
 def _released(pod: NeuronPod, node: str) -> JsonObject:
     """The ``spec`` of a pod without our gate, to be bound to ``node`` alone if there is one."""
+    return _released_to(pod, (Requirement(_NAME_FIELD, "In", (node,)),) if node else ())
+
+
+def _released_to(pod: NeuronPod, pins: tuple[Requirement, ...]) -> JsonObject:
     spec: JsonObject = {"schedulingGates": [{"$patch": "delete", "name": GATE}]}
-    if node:
-        terms = [_term(term) for term in pinned(pod.rules.terms, node)]
+    if pins:
+        terms = [_term(term) for term in pinned(pod.rules.terms, pins)]
         required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
         spec["affinity"] = {"nodeAffinity": required}
     return spec
 
 
-def pinned(terms: tuple[NodeSelectorTerm, ...] | None, node: str) -> tuple[NodeSelectorTerm, ...]:
-    """Required terms that leave one node: each as it was, and the node's name.
+def pinned(terms: tuple[NodeSelectorTerm, ...] | None, pins: tuple[Requirement, ...]) -> tuple[NodeSelectorTerm, ...]:
+    """Required terms with more requirements of a node's name: each as it was, and these.
 
     A term without any requirement matches nothing, and has to stay so.
     """
-    pin = Requirement("metadata.name", "In", (node,))
     if terms is None:
-        return (NodeSelectorTerm(fields=(pin,)),)
+        return (NodeSelectorTerm(fields=pins),)
     return tuple(
-        replace(term, fields=(*term.fields, pin)) if term.expressions or term.fields else term for term in terms
+        replace(term, fields=(*term.fields, *pins)) if term.expressions or term.fields else term for term in terms
     )
 
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import Raw
 
-from neuron_plugin.scheduling.preemption import Victims
+from neuron_plugin.placement.extender.preempt import Victims
 
 _Message = TypeVar("_Message")
 _NULL = b"null"

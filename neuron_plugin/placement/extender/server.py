@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 import ssl
 import time
@@ -26,18 +25,16 @@ from typing import NoReturn
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from neuron_plugin.allocation import NeuronPod, NodeInventory, PodReference, PodUid
+from neuron_plugin.allocation import NeuronPod, NodeInventory, PlacementStrategy, PodReference, PodUid
 from neuron_plugin.cluster import DecodeError, Election
 from neuron_plugin.cluster.pods import PODS, neuron_pod
-from neuron_plugin.extender import FilterMode, wire
-from neuron_plugin.extender.binding import SUCCESSES, Binder
-from neuron_plugin.extender.filter import HIGHEST_SCORE, Filtered, filter_nodes, score_nodes
-from neuron_plugin.extender.wire import WireError
-from neuron_plugin.scheduling.assumptions import GROUP_DOES_NOT_FIT
-from neuron_plugin.scheduling.leadership import Readiness
-from neuron_plugin.scheduling.metrics import ExtenderMetrics
-from neuron_plugin.scheduling.preemption import preempt
-from neuron_plugin.scheduling.state import ClusterState
+from neuron_plugin.placement.context import Context
+from neuron_plugin.placement.extender import FilterMode, wire
+from neuron_plugin.placement.extender.binding import SUCCESSES, Binder
+from neuron_plugin.placement.extender.filter import Leads, filter_nodes, score_nodes
+from neuron_plugin.placement.extender.preempt import preempt
+from neuron_plugin.placement.extender.wire import WireError
+from neuron_plugin.planning import PACK
 from neuron_plugin.settings import SettingsError
 from neuron_plugin.topology import cores_in
 
@@ -55,8 +52,6 @@ _MOST_NAMES = 5
 """Nodes in a filter call's log line."""
 _MOST_ANSWERS = 8_192
 """Pods and verbs whose last answer is remembered, for the log."""
-_MOST_REFUSALS, _LONGEST_REFUSAL = 1_024, 65_536
-"""Refusals that are remembered, and bytes in each."""
 _log = logging.getLogger(__name__)
 _flow = logging.getLogger("neuron_plugin.extender.flow")
 
@@ -80,32 +75,26 @@ class ExtenderService:
 
     def __init__(
         self,
-        state: ClusterState,
+        context: Context,
         binder: Binder,
-        readiness: Readiness,
-        metrics: ExtenderMetrics,
+        leads: Leads,
         *,
         answer: FilterMode = FilterMode.BEST,
-        preempt_unoffered: bool = True,
+        strategy: PlacementStrategy = PACK,
     ) -> None:
-        """See ``FilterMode`` and ``preemption``."""
-        self._metrics = metrics
-        self._state = state
+        """For ``answer`` see ``FilterMode``; ``strategy`` is that of pods that name none."""
+        self._metrics = context.metrics
+        self._state = context.state
         self._binder = binder
-        self._readiness = readiness
-        self._preempt_unoffered = preempt_unoffered
+        self._readiness = context.ready
         self._answer = answer
-        self._assumptions = binder.assumptions
+        self._strategy = strategy
+        self._leads = leads
         self._logged: dict[tuple[str, str], object] = {}
-        self._refusals: dict[bytes, tuple[tuple[int, int], Filtered, bytes]] = {}
-        """Answers for members of gangs that do not fit, by a digest of the call, each with the state's version."""
 
     def answer(self, verb: str, body: bytes) -> bytes:
         """The answer to filter, prioritize or preempt: measured, logged, and never an exception."""
         started = time.perf_counter()
-        if verb == "filter" and self._refusals and (known := self._refused_before(body)):
-            self._measure(verb, started, ok=True)
-            return known
         verbs = {"filter": self.filter, "prioritize": self.prioritize, "preempt": self.preempt}
         try:
             reply, fields = verbs[verb](body)
@@ -131,57 +120,31 @@ class ExtenderService:
             del self._logged[next(iter(self._logged))]
         return level
 
-    def _refused_before(self, body: bytes) -> bytes:
-        """The answer to the same filter call at the same state; empty if there was none.
-
-        kube-scheduler asks for each pod of a gang that waits, some hundred times a second and without back-off.
-        """
-        known = None if self._readiness.why_not else self._refusals.get(_digest(body))
-        if known is None:
-            return b""
-        version, filtered, answer = known
-        if version != self._state.version:
-            self._refusals.clear()
-            return b""
-        for rejection, names in filtered.rejected.items():
-            self._metrics.rejected_nodes.labels(rejection.code).inc(len(names))
-        return answer
-
     def filter(self, body: bytes) -> tuple[bytes, _Fields]:
         """``ExtenderArgs`` to ``ExtenderFilterResult``: the best node alone, or every node by what it says."""
         args = wire.decode_filter(body)
         pod, fields = self._read(args.pod, args.uid)
-        led = None
         is_led = self._answer is FilterMode.BEST or pod.uid in self._state.reserved
         if is_led and pod.requests and not self._state.bound_to(pod.uid):
-            led = self._assumptions.lead(pod, args.called, one_node=args.one_node)
-        if led:
-            return wire.encode_filter(args, led, {}, {}), fields | {"passed": len(led), "node": led[0]}
+            if led := self._leads.lead(pod, args.called, one_node=args.one_node):
+                return wire.encode_filter(args, [led], {}, {}), fields | {"passed": 1, "node": led}
         filtered = filter_nodes(self._state, pod.uid, pod.requests, args.names)
-        if filtered.passed and led is not None:  # each node would do for this pod, but its gang has no room
-            filtered = Filtered([], {**filtered.rejected, GROUP_DOES_NOT_FIT: filtered.passed})
         texts: Counter[str] = Counter()
         for rejection, names in filtered.rejected.items():
             self._metrics.rejected_nodes.labels(rejection.code).inc(len(names))
             texts[rejection.text] += len(names)
-        answer = wire.encode_filter(args, filtered.passed, filtered.failed, filtered.unresolvable)
-        if led is not None and self._assumptions.has_no_room(pod) and len(answer) < _LONGEST_REFUSAL:
-            if len(self._refusals) >= _MOST_REFUSALS:
-                self._refusals.clear()
-            self._refusals[_digest(body)] = self._state.version, filtered, answer
+        failed, unresolvable = filtered.texts(may_pass=True), filtered.texts(may_pass=False)
         fields |= {"nodes": len(filtered.passed) + texts.total(), "passed": len(filtered.passed)}
         fields["fitting"] = ",".join(filtered.passed[:_MOST_NAMES])
-        return answer, fields | {"refused": dict(texts.most_common(_MOST_REASONS))}
+        fields["refused"] = dict(texts.most_common(_MOST_REASONS))
+        return wire.encode_filter(args, filtered.passed, failed, unresolvable), fields
 
     def prioritize(self, body: bytes) -> tuple[bytes, _Fields]:
         """``ExtenderArgs`` to ``HostPriorityList``."""
         args = wire.decode_filter(body)
         pod, fields = self._read(args.pod, args.uid)
-        names, strategy = args.names, pod.strategy_or(self._assumptions.strategy)
-        if refused := self._assumptions.refused_elsewhere(pod.uid):
-            scores = [0 if name in refused else HIGHEST_SCORE for name in names]
-        else:
-            scores = score_nodes(self._state, pod.requests, names, strategy, alone=not pod.rules.prefers_nodes)
+        names, strategy = args.names, pod.strategy_or(self._strategy)
+        scores = score_nodes(self._state, pod.requests, names, strategy, alone=not pod.rules.prefers_nodes)
         best = scores.count(max(scores, default=0))
         return wire.encode_scores(names, scores), fields | {"nodes": len(scores), "best": best}
 
@@ -189,10 +152,9 @@ class ExtenderService:
         """``ExtenderPreemptionArgs`` to ``ExtenderPreemptionResult``."""
         args = wire.decode_preempt(body)
         pod, fields = self._read(args.pod, args.uid)
-        below = pod.priority if self._preempt_unoffered else None
-        has_place = self._assumptions.has_place(pod)  # or others are moved away for it already
-        has_place = has_place or pod.uid in self._state.reserved
-        chosen = {} if has_place else preempt(self._state, pod.requests, args.victims, unoffered_below=below)
+        # It has a place already, or others are moved away for it.
+        has_place = self._leads.has_place(pod.uid) or pod.uid in self._state.reserved
+        chosen = {} if has_place else preempt(self._state, pod.requests, args.victims)
         if pod.requests and args.victims and not (chosen or has_place):
             self._state.history.without_victims.append(pod.reference)
         self._state.history.offer((uid for victims in chosen.values() for uid in victims.uids), pod.reference)
@@ -254,10 +216,6 @@ class ExtenderService:
             raise PodError(pod.reference, refusal.detail)
         asked = "|".join(f"{container.resource.short_name}:{container.count}" for container in pod.requests)
         return pod, {"pod": str(pod.reference), "uid": pod.uid, "request": asked}
-
-
-def _digest(body: bytes) -> bytes:
-    return hashlib.blake2b(body, digest_size=16).digest()
 
 
 def verb_routes(service: ExtenderService, *, body_seconds: float = BODY_SECONDS) -> list[web.RouteDef]:

@@ -24,7 +24,7 @@ from typing import Protocol
 from neuron_plugin.backoff import CLOCK, Clock
 from neuron_plugin.cluster import ClusterError
 from neuron_plugin.cluster.leases import TermChange
-from neuron_plugin.scheduling.informers import Informers
+from neuron_plugin.placement.informers import Informers
 
 _log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from neuron_plugin.allocation import ContainerKind, NeuronPod, NodeInfo, NodeInventory
 from neuron_plugin.build import build
-from neuron_plugin.scheduling.assumptions import AssumptionEnding
-from neuron_plugin.scheduling.state import ClusterState
+from neuron_plugin.placement.assumptions import AssumptionEnding
+from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.topology import Geometry, Unit, sets_by_count
 
 MOST_SIZED_DEVICES = 16

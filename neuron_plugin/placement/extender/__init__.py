@@ -4,7 +4,7 @@ Importing this is cheap, because the command line does it at every start. What l
 module where it runs.
 """
 
-from neuron_plugin.extender.scheduler_config import (
+from neuron_plugin.placement.extender.scheduler_config import (
     SECOND_SCHEDULER,
     ExtenderEndpoint,
     FilterMode,

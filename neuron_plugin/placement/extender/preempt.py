@@ -1,0 +1,66 @@
+"""Preempt: which of the pods that kube-scheduler would evict have to go so that a linked set comes free.
+
+The scheduler's dry run counts devices and does not know links, so the victims that it offers may leave a hole of the
+right size in the wrong places. Here the one search for victims is asked: the fewest, then those of the lowest priority,
+that open a valid set. kube-scheduler evicts whichever pods of the node it is given, and checks nothing again
+(pkg/scheduler/extender.go, framework/preemption/preemption.go).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from neuron_plugin.allocation import Allocation, Capacity, NeuronPod, NodeInfo, PodRequest, PodUid, Rejection
+from neuron_plugin.placement.state import ClusterState
+from neuron_plugin.planning import PREEMPTION
+from neuron_plugin.planning.victims import openings
+
+
+@dataclass(frozen=True, slots=True)
+class Victims:
+    """Pods to evict from one node, in the order that the scheduler gave them."""
+
+    uids: tuple[str, ...]
+    pdb_violations: int = 0
+
+
+def preempt(state: ClusterState, request: PodRequest, offered: Mapping[str, Victims]) -> dict[str, Victims]:
+    """The offered nodes where evicting pods lets the request fit, with the victims it takes.
+
+    For a pod that asks for no Neuron the offer stands as it is. A node without victims would end the whole preemption.
+    """
+    offered = {name: victims for name, victims in offered.items() if victims.uids}
+    if not request:
+        return offered
+    nodes = {name: info for name in offered if (info := state.nodes.get(name)) and not info.stale}
+    chosen = {name: _victims_on(state, info, request, offered[name]) for name, info in nodes.items()}
+    return {name: victims for name, victims in chosen.items() if victims}
+
+
+def _victims_on(state: ClusterState, info: NodeInfo, request: PodRequest, offered: Victims) -> Victims | None:
+    """The victims to evict, by falling priority; None when no eviction helps.
+
+    A victim that has no Neuron cores here was offered for something else, CPU or memory, which is not ours to judge: it
+    stays a victim. So does one whose allocation is unclear, because it keeps the node closed.
+    """
+    unclear = {pod.uid for pod, _ in info.unclear}
+    if unclear.difference(offered.uids):
+        return None
+    opened = info.without(unclear) if unclear else info
+    uids = [PodUid(uid) for uid in offered.uids if PodUid(uid) in opened.ledger.by_pod]
+    candidates = [state.pods.get(uid) or _unseen(opened.ledger.by_pod[uid]) for uid in uids]
+    if isinstance(opened.capacity, Capacity) and not isinstance(opened.capacity.place(request), Rejection):
+        return offered  # none of them is in the way of a set: they were offered for something else
+    ways = [*openings(opened, request, candidates, PREEMPTION)]
+    if not ways:
+        return None
+    best = min(ways, key=lambda way: (len(way), sorted((victim.priority for victim in way), reverse=True)))
+    evicted = {victim.uid for victim in best}
+    kept = tuple(uid for uid in offered.uids if uid in evicted or uid not in opened.ledger.by_pod)
+    return Victims(kept, offered.pdb_violations)
+
+
+def _unseen(allocations: tuple[Allocation, ...]) -> NeuronPod:
+    """A pod that the watch does not show yet, of which only the allocation is known: it goes last."""
+    return NeuronPod(allocations[0].pod, (), priority=1 << 31)

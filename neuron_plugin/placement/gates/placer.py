@@ -1,0 +1,462 @@
+"""Placing gated pods: judge and assume in one step, then write node, assignment and the end of the gate.
+
+A single pod takes one PATCH; a pod of a group is planned by one and released by another. Two things come before it: on
+a node with little CPU or memory left the pod is nominated, and its claims are allocated.
+
+One step looks at all pods that may fit, without waiting once, so nothing can come between a choice and the next. Each
+PATCH is sent by itself and carries the version of the pod that was read. A pod is counted on its node from the choice
+on: as assumed until the watch shows the promise on the pod, then by the pod itself, until it is bound or ends.
+
+A pod of which something cannot be judged is handed to its scheduler without a node, but for those nodes that the
+scheduler would take by its counts and that have no linked set. Until it is bound, no other pod takes the last set of a
+node to which it may go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from http import HTTPStatus
+from math import inf
+from typing import NoReturn
+
+from neuron_plugin.allocation import Capacity, NeuronPod, PodUid, Rejection
+from neuron_plugin.allocation.group import GroupName
+from neuron_plugin.allocation.keys import GATE
+from neuron_plugin.cluster import ApiRequest
+from neuron_plugin.cluster.pods import PODS
+from neuron_plugin.placement.context import Context
+from neuron_plugin.placement.gates import writes
+from neuron_plugin.placement.queue import PodKind, Queue
+from neuron_plugin.placement.room import Room, owner_of
+from neuron_plugin.placement.state import AssumedPod
+from neuron_plugin.placement.writer import Attempt, Outcome, Writer
+from neuron_plugin.planning.groups import Anchor, GroupPlan, place_group
+from neuron_plugin.planning.judgement import rank_of
+from neuron_plugin.planning.rules import neuron_shortages
+from neuron_plugin.planning.scene import Place, Scene
+
+RELEASED = "NeuronReleasedPlainly"
+FORBIDDEN = "NeuronPlacementForbidden"
+"""The reason of the event on a pod that this account, or a policy, may not place."""
+MANY_IN_FLIGHT = 16
+"""With so many writes under way the API server is behind, and nothing that is done here sooner makes it faster."""
+REST_SECONDS = 0.015
+"""How long a step then waits for answers and events, to handle them in one go: a third less CPU a pod."""
+MOST_IN_FLIGHT = 64
+"""Writes under way at one time. Their order does not matter: each pod has its own set."""
+MOST_EXCLUDED = 1_000
+"""Nodes that one pod's node affinity may leave out; each is a requirement of some 80 bytes."""
+_log = logging.getLogger(__name__)
+
+
+class Placer:
+    """The gated pods of one replica; only the leader places any."""
+
+    def __init__(self, context: Context, writer: Writer, room: Room) -> None:
+        self.queue = Queue()
+        self._context = context
+        self._state = context.state
+        self._writer = writer
+        self._room = room
+        self._seen = -1
+        self._judged_capacity = -1
+        self._in_flight: dict[PodUid, asyncio.Task[None]] = {}
+        self._planned: set[GroupName] = set()
+        """Groups of which some pod has its placement and is gated still."""
+        self._allocated: set[PodUid] = set()
+        """Pods that have their place by claims that were allocated, and are gated still."""
+        self._avoided: dict[tuple[str, str], float] = {}
+        self._undecided: set[PodUid] = set()
+        """Pods on which something was written, and the watch does not show yet what came of it."""
+        self._answered: dict[PodUid, tuple[str, float]] = {}
+        """By pod, the version on which a write was answered, and until when it is not written on again."""
+
+    @property
+    def under_way(self) -> int:
+        """Writes that have not ended."""
+        return len(self._in_flight)
+
+    @property
+    def has_judged(self) -> bool:
+        """Whether all pods that wait have been looked at once."""
+        return self._judged_capacity >= 0
+
+    async def run(self) -> NoReturn:
+        """Place pods as they come and as room comes, until cancelled."""
+        clock, times = self._context.clock, self._context.times
+        while True:
+            seen = self._state.changes.version
+            self.step()
+            await self._state.changes.wait(seen, within_seconds=times.tick)
+            # What comes together is placed together.
+            await clock.sleep(REST_SECONDS if len(self._in_flight) >= MANY_IN_FLIGHT else times.gather)
+
+    async def drain(self) -> None:
+        """Wait until the writes under way have ended; each does by its own deadline."""
+        while self._in_flight:
+            await asyncio.wait(self._in_flight.values())
+
+    def step(self) -> None:
+        """Place all pods that fit now."""
+        self._follow()
+        if self._context.why_not_write():
+            return
+        if self._state.capacity_version != self._judged_capacity:
+            self.queue.hopeless.clear()
+        for group in list(self._planned):
+            self._complete(group)
+        for uid in list(self._allocated):
+            self._release_allocated(uid)
+        for kind, pod in self.queue.in_order():
+            if len(self._in_flight) >= MOST_IN_FLIGHT:
+                break
+            placed = self._place_group(kind) if kind.group else self._place_pod(pod)
+            if not placed:
+                self.queue.hopeless.add(kind)
+        else:
+            self._judged_capacity = self._state.capacity_version
+
+    def _follow(self) -> None:
+        """Bring the queue to what the state shows."""
+        changes = self._state.changes
+        self.queue.look_at(self._state.population.anti_keys)
+        if not changes.knows(self._seen):
+            self.queue.clear()
+            for pod in self._state.gated.values():
+                self._put(pod)
+            pods = [pod for pod in self._state.pods.values() if pod.gated and pod.promised]
+            self._planned = {pod.group for pod in pods if pod.group}
+            self._allocated = {pod.uid for pod in pods if not pod.group}
+        else:
+            for change in changes.after(self._seen):
+                record = change.after or change.before
+                if isinstance(record, NeuronPod):
+                    if isinstance(change.before, NeuronPod):
+                        self._room.see_member(change.before, gone=change.after is None)
+                    self._see(record)
+        self._seen = changes.version
+        for uid in list(self._undecided):
+            self._undecided.discard(uid)
+            if gated := self._state.gated.get(uid):
+                self._put(gated)
+
+    def _see(self, record: NeuronPod) -> None:
+        gated = self._state.gated.get(record.uid)
+        if record.gated and record.promised and record.group:
+            self._planned.add(record.group)
+        elif record.gated and record.promised:
+            self._allocated.add(record.uid)
+        if gated:
+            self._put(gated)
+        else:
+            self.queue.remove(record.uid)
+            self._answered.pop(record.uid, None)
+
+    def _put(self, pod: NeuronPod) -> None:
+        """A gated pod waits for us once ours is its last gate, and nothing may be written on it already."""
+        if pod.uid in self._in_flight:
+            return  # it is out of the queue, and is looked at again once the write has ended
+        if pod.uid in self._state.assumed or self._is_answered(pod):
+            self._undecided.add(pod.uid)
+        elif pod.rules.gates == (GATE,):
+            self.queue.put(pod)
+            return
+        self.queue.remove(pod.uid)
+
+    def _is_answered(self, pod: NeuronPod) -> bool:
+        version, until = self._answered.get(pod.uid, ("", 0.0))
+        return version == pod.version and self._context.clock.now() < until
+
+    def avoid(self, owner: str, node: str, until: float) -> None:
+        """Place no pod of this owner on this node for a while: its scheduler did not find it good."""
+        self._avoided[owner, node] = until
+
+    def _skipped(self, pod: NeuronPod) -> set[str]:
+        """The nodes that other pods of the same owner could not get on to lately."""
+        now = self._context.clock.now()
+        self._avoided = {key: until for key, until in self._avoided.items() if until > now}
+        return {node for owner, node in self._avoided if pod.controller and owner == owner_of(pod)}
+
+    # One pod.
+
+    def _place_pod(self, pod: NeuronPod) -> bool:
+        """Place a pod, or hand it to its scheduler where it cannot be judged; whether either was done."""
+        if self._state.refusal(pod):
+            return False  # no scheduler could serve it: its event says why, and it waits until it is changed
+        scene = self._state.scene()
+        if doubt := scene.doubt(pod):
+            return self._release_among(scene, pod, doubt)
+        place = self._best(scene, pod)
+        assumed = self._writer.assumed_at(pod, *place) if place else ""
+        if not place or not isinstance(assumed, AssumedPod):
+            return False
+        self._state.assume(assumed)
+        self._hand_over(pod, place[0], partial(writes.place, node=place[0], annotations=assumed.annotations))
+        return True
+
+    def _best(self, scene: Scene, pod: NeuronPod) -> Place | None:
+        """The pod's best place that leaves a set to every pod that may choose for itself."""
+        skipped = self._skipped(pod)
+        while place := scene.best(pod, skipped=skipped):
+            if self._leaves_room(scene, pod, place):
+                return place
+            skipped.add(place[0])
+        return None
+
+    def _leaves_room(self, scene: Scene, pod: NeuronPod, place: Place) -> bool:
+        """Whether a node still has a linked set for each pod that its scheduler may send there, once a pod is placed."""
+        roaming = [other for other in self._state.roaming.values() if other.uid != pod.uid]
+        if not roaming:
+            return True
+        after, name = scene.fork(), place[0]
+        after.put(pod, *place)
+        node, use = after.node(name).node.rules, after.use(name)
+        may_come = [other for other in roaming if not any(True for _ in neuron_shortages(other.rules, node, use))]
+        return not may_come or _has_sets(after, name, may_come)
+
+    def _release_among(self, scene: Scene, pod: NeuronPod, doubt: str) -> bool:
+        """Hand a pod to its scheduler, but for nodes without a linked set for it; whether any node is left to it."""
+        if pod.rules.claim_driver:
+            return False  # only we may allocate its claims
+        roaming = list(self._state.roaming.values())
+        allowed = scene.allowed(pod)
+        names = [name for name in scene.cluster.nodes if name in allowed]
+        without = [name for name in names if not _has_sets(scene, name, [*roaming, pod])]
+        if len(without) == len(names) or len(without) > MOST_EXCLUDED:
+            return False
+        self._state.roaming[pod.uid] = pod
+        reason = f"{doubt}, which cannot be judged here"
+        self._send(pod, writes.release_among(pod, without), reason)
+        return True
+
+    def release_plainly(self, pod: NeuronPod, reason: str) -> None:
+        """Hand a pod to its scheduler without a place."""
+        if pod.uid not in self._in_flight and not self._context.why_not_write():
+            self._send(pod, writes.release_plainly(pod), reason)
+
+    def _release_allocated(self, uid: PodUid) -> None:
+        """Hand over a pod whose claims are allocated: by a leader before us, or for another of their pods."""
+        pod = self._state.pods.get(uid)
+        if pod is None or not (pod.gated and pod.promised):
+            self._allocated.discard(uid)
+            return
+        if not self._is_under_way(pod) and pod.rules.gates == (GATE,):
+            self._hand_over(pod, pod.promised, partial(writes.place, node=pod.promised, annotations={}))
+
+    def _is_under_way(self, pod: NeuronPod) -> bool:
+        return pod.uid in self._in_flight or pod.uid in self._state.assumed or self._is_answered(pod)
+
+    # Groups.
+
+    def _place_group(self, kind: PodKind) -> bool:
+        """Place the waiting pods of a group that fit if the group has its least number then, else none.
+
+        Each gets its placement first, with its gate still there; once the group is whole a second PATCH releases each
+        (``_complete``). So the next leader can complete it. Gives whether some were placed.
+        """
+        group = kind.group or ("", "")
+        members = self._state.members_of(group)
+        current = {pod.uid for pod in members}
+        waiting = [pod for pod in self.queue.pods(kind) if pod.uid in current]
+        least = self._state.least_of(group)
+        missing = least - sum(bool(pod.place) or pod.uid in self._state.assumed for pod in members)
+        if not waiting:
+            return False
+        if len(waiting) < missing:
+            return self._place_leader(group, waiting, members, least)
+        scene = self._state.scene()
+        if any(self._state.refusal(pod) or scene.doubt(pod) for pod in waiting):
+            return False
+        if any(self._room.place_ends(pod) for pod in waiting):
+            return False  # its own place is about to be free
+        wish, anchors = scene.cluster.wish_of(waiting[0]), self._anchors(members)
+        plan = place_group(scene, waiting, least=max(missing, 1), wish=wish, anchors=anchors)
+        made = self._assumed_by(plan) if isinstance(plan, GroupPlan) else None
+        if made is None or not isinstance(plan, GroupPlan):
+            self._withdraw([pod for pod in members if pod.gated and pod.promised])
+            return False
+        for assumed in made:
+            self._state.assume(assumed)
+            self.queue.remove(assumed.pod.uid)
+        said = self._said_of(plan, [*members])
+        placed = sum(bool(pod.place) for pod in members if not pod.gated)
+        for assumed in made:
+            node, annotations = assumed.pod.promised, {**assumed.annotations, **said.get(assumed.pod.uid, {})}
+            if len(made) == 1 and least <= 1 + placed:
+                pod = self._state.gated[assumed.pod.uid]
+                self._hand_over(pod, node, partial(writes.place, node=node, annotations=annotations))
+            else:
+                self._send(assumed.pod, writes.plan(assumed.pod, node, annotations))
+        return True
+
+    def _anchors(self, members: Iterable[NeuronPod]) -> list[Anchor]:
+        anchors = []
+        for pod in members:
+            assumed = self._state.assumed.get(pod.uid)
+            place = assumed.pod.place if assumed else pod.place
+            if place and (info := self._state.nodes.get(place)) and (mask := info.ledger.mask_of(pod.uid)):
+                anchors.append(Anchor(place, mask))
+        return anchors
+
+    def _assumed_by(self, plan: GroupPlan) -> list[AssumedPod] | None:
+        made = [self._writer.assumed_at(self._state.gated[uid], *place) for uid, place in plan.places.items()]
+        assumed = [one for one in made if isinstance(one, AssumedPod)]
+        return assumed if len(assumed) == len(made) else None
+
+    def _said_of(self, plan: GroupPlan, members: Sequence[NeuronPod]) -> dict[PodUid, dict[str, str]]:
+        """The rank and the domain that are written with each pod's assignment."""
+        order = sorted(members, key=rank_of)
+        ranks = {pod.uid: number for number, pod in enumerate(order)}
+        said = {}
+        for uid in plan.places:
+            pod = self._state.gated[uid]
+            rank = pod.member.rank if pod.member else None
+            number = rank[0] if rank and len(rank) == 1 else ranks.get(uid, 0)
+            said[uid] = writes.group_annotations(number if rank is not None else None, plan.domain)
+        return said
+
+    def _withdraw(self, planned: Iterable[NeuronPod]) -> None:
+        """Take a plan off that was cut off half way: others may need the room."""
+        for pod in planned:
+            if pod.uid not in self._in_flight and not self._is_answered(pod):
+                self._start(pod.uid, self._free_and_withdraw(pod))
+
+    async def _free_and_withdraw(self, pod: NeuronPod) -> None:
+        attempt = await self._writer.withdraw(pod)
+        self._note(pod, attempt)
+
+    def _place_leader(
+        self, group: GroupName, waiting: Sequence[NeuronPod], members: Sequence[NeuronPod], least: int
+    ) -> bool:
+        """Place the pod that the others of its group wait for, where the whole group fits.
+
+        They are made once it is placed, or runs: what they need is kept for them. Before the leader has waited long
+        enough the group is looked at again at the next step.
+        """
+        leader = next((pod for pod in waiting if pod.member and pod.member.leads), None)
+        if leader is None:
+            return False
+        if leader.created > self._context.unix_seconds() - self._context.times.leader:
+            return True
+        others = self._room.others_of(leader, members, least)
+        if others is None:
+            self._start(leader.uid, self._look_for_others(leader, least))
+            return True
+        if not others:
+            return self._place_pod(leader)
+        scene = self._state.scene()
+        wish = scene.cluster.wish_of(leader)
+        plan = place_group(scene, [leader, *others], wish=wish, anchors=self._anchors(members))
+        if not isinstance(plan, GroupPlan):
+            return False
+        assumed = self._writer.assumed_at(leader, *plan.places[leader.uid])
+        if not isinstance(assumed, AssumedPod):
+            return False
+        self._state.assume(assumed)
+        self._room.keep_for(group, {pod: plan.places[pod.uid] for pod in others})
+        node = assumed.pod.promised
+        said = writes.group_annotations(0, plan.domain)
+        write = partial(writes.place, node=node, annotations={**assumed.annotations, **said})
+        self._start(leader.uid, self._place_with_record(leader, write))
+        return True
+
+    async def _look_for_others(self, leader: NeuronPod, least: int) -> None:
+        await self._room.look_for_others(leader, least)
+
+    async def _place_with_record(self, pod: NeuronPod, write: Callable[[NeuronPod], ApiRequest]) -> None:
+        """What is kept for the others is written down before the leader is placed, for the next leader of ours."""
+        await self._room.record()
+        await self._write(pod, write)
+
+    def _complete(self, group: GroupName) -> None:
+        """Release the planned pods of a group of which no placement is missing any more."""
+        members = self._state.members_of(group)
+        planned = [pod for pod in members if pod.gated and pod.promised]
+        least = self._state.least_of(group)
+        if not planned:
+            self._planned.discard(group)
+        is_whole = sum(bool(pod.place) for pod in members) >= least
+        if is_whole and not any(pod.uid in self._state.assumed for pod in members):
+            for pod in planned:
+                if pod.uid not in self._in_flight and not self._is_answered(pod):
+                    self._hand_over(pod, pod.promised, writes.release_planned)
+
+    # Writing.
+
+    def _send(self, pod: NeuronPod, request: ApiRequest, reason: str = "") -> None:
+        """Send a PATCH; ``reason`` says why a pod is released without a node."""
+        self._start(pod.uid, self._write(pod, lambda _: request, reason=reason))
+
+    def _hand_over(self, pod: NeuronPod, node: str, write: Callable[[NeuronPod], ApiRequest]) -> None:
+        """Hand a placed pod to its scheduler, nominated before that where pods without Neuron may come first."""
+        self._start(pod.uid, self._write(pod, write, nominee_of=node if self._state.is_tight(node) else ""))
+
+    def _start(self, uid: PodUid, job: Coroutine[None, None, None]) -> None:
+        """Do something about a pod that waits; it is not looked at before that has ended."""
+        self.queue.remove(uid)
+        self._in_flight[uid] = task = asyncio.create_task(job, name=f"place {uid}")
+        task.add_done_callback(lambda _: self._ended(uid))
+
+    def _ended(self, uid: PodUid) -> None:
+        self._in_flight.pop(uid, None)
+        self._undecided.add(uid)
+        self._state.changes.wake()
+
+    async def _write(
+        self,
+        pod: NeuronPod,
+        write: Callable[[NeuronPod], ApiRequest],
+        *,
+        reason: str = "",
+        nominee_of: str = "",
+    ) -> None:
+        assumed = self._state.assumed.get(pod.uid)
+        try:
+            attempt = await self._writer.place(pod, write, nominee_of=nominee_of)
+        except Exception:  # noqa: BLE001 - whatever it is, one pod's placement must not end the daemon
+            _log.exception("placing failed", extra={"pod": str(pod.reference), "uid": pod.uid})
+            self._answered[pod.uid] = pod.version, self._context.clock.now() + self._context.times.refused
+            self._state.forget(pod.uid)
+            return
+        is_new = self._answered.get(pod.uid, ("", 0.0))[0] != pod.version
+        self._note(pod, attempt)
+        if attempt.done and reason:
+            await self._say_released(pod, reason)
+        elif attempt.done and assumed:
+            self._writer.log_choice(assumed)
+        elif is_new and attempt.status == HTTPStatus.FORBIDDEN:
+            note = f"The pod cannot be placed, its gate stays: {attempt.error}"
+            await self._context.report(pod.reference, FORBIDDEN, note)
+
+    def _note(self, pod: NeuronPod, attempt: Attempt) -> None:
+        """Remember that a write was answered: it is not written again before the watch shows another version."""
+        if attempt.outcome is Outcome.UNKNOWN:
+            return  # it stays assumed until a read says what became of it
+        until = inf
+        if not attempt.done:
+            self._state.roaming.pop(pod.uid, None)
+            path = getattr(attempt.error, "path", "")
+            is_other_version = attempt.status == HTTPStatus.CONFLICT and path.startswith(PODS.group)
+            until = inf if is_other_version else self._context.clock.now() + self._context.times.refused
+        self._answered[pod.uid] = pod.version, until
+
+    async def _say_released(self, pod: NeuronPod, reason: str) -> None:
+        self._state.history.released[pod.uid] = reason
+        self._context.metrics.released_plainly.inc()
+        _log.info("pod released without a place", extra={"pod": str(pod.reference), "uid": pod.uid, "reason": reason})
+        among = " Nodes without a linked set are left out." if pod.uid in self._state.roaming else ""
+        note = f"No node was chosen for the pod: {reason}. Its scheduler chooses the node, the plugin the devices.{among}"
+        await self._context.report(pod.reference, RELEASED, note)
+
+
+def _has_sets(scene: Scene, name: str, pods: Sequence[NeuronPod]) -> bool:
+    """Whether a node has linked sets for all of these pods at once."""
+    capacity = scene.node(name).capacity
+    request = tuple(container for pod in pods for container in pod.requests)
+    return isinstance(capacity, Capacity) and not isinstance(capacity.place(request), Rejection)
+
+

@@ -1,0 +1,256 @@
+"""What becomes of gated pods that find no place, and of placements that turn out wrong.
+
+Once a second, by the leader. A pod that waits gets an event that says why, as it was judged, and another one only when
+the reason changes. A pod of which no open node has enough even by count is handed to its scheduler after a while, so
+that an autoscaler sees it; a pod that only lacks linked devices is not. A promise that cannot be kept is taken off its
+pod: the plugin then chooses on the node. So is one whose node the pod's scheduler has not found good for a while, and
+the pod is deleted if its controller makes it again; any other stays, bound to that node by its affinity.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+import msgspec
+
+from neuron_plugin.allocation import NeuronPod, PodUid, Rejection
+from neuron_plugin.cluster import ApiError, ApiRequest, ClusterError
+from neuron_plugin.cluster.api import JsonObject, send
+from neuron_plugin.cluster.pods import PODS
+from neuron_plugin.cluster.writes import evict_pod
+from neuron_plugin.placement.context import Context
+from neuron_plugin.placement.gates.placer import Placer
+from neuron_plugin.placement.queue import PodKind
+from neuron_plugin.placement.room import owner_of
+from neuron_plugin.placement.writer import Writer
+from neuron_plugin.planning import Scene, judge_all
+from neuron_plugin.planning.judgement import Judgement
+
+WAITING = "NeuronWaiting"
+"""The reason of the event on a gated pod that finds no place."""
+PIN_FAILED = "NeuronPlacementFailed"
+"""The reason of the event on a pod whose scheduler does not find its node good."""
+MOST_KINDS = 20
+"""Kinds of pods that are judged again in one round."""
+MOST_EVENTS = 20
+"""Events written in one round."""
+MOST_RELEASED = 50
+"""In one look: a cluster that is all wrong shows in metrics, not in a storm of writes."""
+
+_AUTOSCALERS = ("/apis/karpenter.sh", "/api/v1/namespaces/kube-system/configmaps/cluster-autoscaler-status")
+_MADE_AGAIN = ("ReplicaSet/", "StatefulSet/")
+_log = logging.getLogger(__name__)
+
+
+class Upkeep:
+    """The gated pods that wait, why, and since when; and the released ones that are not bound.
+
+    ``release_when_full`` is after how many seconds a pod that fits nowhere by count is handed to its scheduler: None
+    for never, and ``auto`` for ``Times.full`` where the cluster has an autoscaler.
+    """
+
+    def __init__(
+        self, context: Context, writer: Writer, placer: Placer, *, release_when_full: float | str | None = "auto"
+    ) -> None:
+        self.has_autoscaler: bool | None = None
+        """Whether the cluster has an autoscaler; None before the first look, and where it does not matter."""
+        self._context = context
+        self._state = context.state
+        self._writer = writer
+        self._placer = placer
+        self._release_when_full = release_when_full
+        self._since: dict[PodKind, float] = {}
+        self._full_since: dict[PodKind, float] = {}
+        self._judged: dict[PodKind, tuple[float, Judgement]] = {}
+        self._said: dict[PodUid, str] = {}
+        self._stuck_since: dict[PodUid, float] = {}
+        self._withdrawn: set[PodUid] = set()
+        self._looked_for_autoscaler = float("-inf")
+
+    async def look(self) -> None:
+        """One look at the pods that wait and at those that were placed."""
+        if self._context.ready.why_not:
+            return
+        await self._find_autoscaler()
+        await self._explain()
+        self._release_full()
+        await self._withdraw_void()
+        await self._take_back_stuck()
+
+    # Pods that wait.
+
+    async def _explain(self) -> None:
+        """Say on each waiting pod why it waits, when that is new."""
+        now, times, queue = self._context.clock.now(), self._context.times, self._placer.queue
+        self._since = {kind: self._since.get(kind, now) for kind in queue.hopeless}
+        self._judged = {kind: judged for kind, judged in self._judged.items() if kind in self._since}
+        self._said = {uid: said for uid, said in self._said.items() if uid in self._state.gated}
+        due = [kind for kind, since in self._since.items() if now - since >= times.patience]
+        stale = [kind for kind in due if kind not in self._judged or now - self._judged[kind][0] >= times.again]
+        firsts = {kind: pods[0] for kind in stale[:MOST_KINDS] if (pods := queue.pods(kind))}
+        if firsts:
+            judged = await asyncio.to_thread(self._judge, Scene(self._state.snapshot()), list(firsts.values()))
+            self._judged |= {kind: (now, judgement) for kind, judgement in zip(firsts, judged, strict=True)}
+        written = 0
+        for kind in due:
+            if kind not in self._judged:
+                continue
+            text = self._judged[kind][1].text
+            gist = "".join(letter for letter in text if not letter.isdigit())  # how many nodes say so is no news
+            for pod in self._without_room(kind) if gist else ():
+                if self._said.get(pod.uid) != gist and written < MOST_EVENTS:
+                    self._said[pod.uid] = gist
+                    written += 1
+                    _log.info("pod waits", extra={"pod": str(pod.reference), "uid": pod.uid, "reason": text})
+                    await self._context.report(pod.reference, WAITING, text)
+
+    def _judge(self, scene: Scene, pods: Iterable[NeuronPod]) -> list[Judgement]:
+        """Each kind by itself: what one would get keeps another from nothing, as none of them fits."""
+        now = self._context.unix_seconds()
+        return [judge_all(scene.fork(), [pod], now=now)[0] for pod in pods]
+
+    def _release_full(self) -> None:
+        """Hand pods to their scheduler where no open node has enough by count, so that an autoscaler acts."""
+        after = self._context.times.full if self._release_when_full == "auto" else self._release_when_full
+        if not isinstance(after, int | float) or (self._release_when_full == "auto" and not self.has_autoscaler):
+            return
+        now, queue, released = self._context.clock.now(), self._placer.queue, 0
+        # Only we may allocate claims: a scheduler could do nothing with their pods, on no node whatever.
+        hopeless = (kind for kind in queue.hopeless if not (kind.group or kind.rules.claim_driver))
+        full = {kind for kind in hopeless if self._is_full(kind)}
+        self._full_since = {kind: self._full_since.get(kind, now) for kind in full}
+        for kind, since in self._full_since.items():
+            if now - since >= after:
+                for pod in self._without_room(kind)[: MOST_RELEASED - released]:
+                    released += 1
+                    self._placer.release_plainly(pod, "no open node has enough, and an autoscaler may make one")
+
+    def _is_full(self, kind: PodKind) -> bool:
+        """Whether no open node has enough for the pods of a kind, as kube-scheduler counts."""
+        pods = self._placer.queue.pods(kind)
+        if isinstance(kind.request, Rejection) or not pods or self._state.scene().volumes(pods[0]).waits:
+            return False
+        allowed = self._state.scene().allowed(pods[0])
+        infos = (info for name, info in self._state.nodes.items() if name in allowed)
+        return all(isinstance(info.capacity, Rejection) for info in infos)
+
+    def _without_room(self, kind: PodKind) -> list[NeuronPod]:
+        """The waiting pods of a kind for which no room was made; where it was, others end or are moved for them."""
+        return [pod for pod in self._placer.queue.pods(kind) if pod.uid not in self._state.reserved]
+
+    async def _find_autoscaler(self) -> None:
+        """Look for Karpenter's API group, and for the status of cluster-autoscaler."""
+        now, times = self._context.clock.now(), self._context.times
+        if self._release_when_full != "auto" or now - self._looked_for_autoscaler < times.autoscaler:
+            return
+        self._looked_for_autoscaler, has_autoscaler = now, False
+        for path in _AUTOSCALERS:
+            try:
+                await send(self._context.api, ApiRequest("GET", path), timeout_seconds=times.request)
+                has_autoscaler = True
+            except ClusterError as error:
+                if not (isinstance(error, ApiError) and error.withheld):
+                    return  # a server that cannot answer now says nothing
+        if has_autoscaler is not self.has_autoscaler:
+            self.has_autoscaler = has_autoscaler
+            _log.info("autoscaler looked for", extra={"found": has_autoscaler})
+
+    # Pods that were placed.
+
+    async def _withdraw_void(self) -> None:
+        """Take promises off that cannot be kept. The pod stays on its node, and the plugin chooses there."""
+        void = {pod.uid for info in list(self._state.nodes.values()) for pod in info.void}
+        gone = {pod.uid for pod in self._state.pods.values() if pod.promised and pod.promised not in self._state.nodes}
+        self._withdrawn &= void | gone
+        for uid in (void | gone) - self._withdrawn:
+            if pod := self._state.pods.get(uid):
+                self._withdrawn.add(uid)
+                await self._withdraw(pod, "its node is gone" if uid in gone else "another pod has its devices")
+
+    async def _withdraw(self, pod: NeuronPod, reason: str) -> str:
+        """Take a placement off a pod that is not bound; gives its version after that, empty if it was not done."""
+        attempt = await self._writer.withdraw(pod, read_first=True)
+        fields = {"pod": str(pod.reference), "uid": pod.uid, "node": pod.promised}
+        if not attempt.done:
+            if attempt.error:
+                _log.info("placement not withdrawn", extra={**fields, "error": str(attempt.error)})
+                self._withdrawn.discard(pod.uid)
+            return ""
+        _log.warning("placement withdrawn", extra={**fields, "reason": reason})
+        return PODS.decode(attempt.body).resource_version
+
+    async def _take_back_stuck(self) -> None:
+        """Take back the pods whose scheduler has not found their node good for a while."""
+        now, times = self._context.clock.now(), self._context.times
+        stuck = {pod.uid: pod for pod in self._state.pods.values() if pod.unschedulable and pod.promised and not pod.gated}
+        self._stuck_since = {uid: self._stuck_since.get(uid, now) for uid in stuck}
+        for uid, since in list(self._stuck_since.items()):
+            if now - since < times.stuck:
+                continue
+            pod = stuck[uid]
+            version = await self._withdraw(pod, "its scheduler does not find the node good")
+            if not version:
+                continue
+            self._placer.avoid(owner_of(pod), pod.promised, now + times.avoid)
+            if await self._is_made_again(pod):
+                await self._delete(pod, version)
+            note = f"The scheduler did not find node {pod.promised} good for the pod: see its condition PodScheduled."
+            await self._context.report(pod.reference, PIN_FAILED, note)
+
+    async def _is_made_again(self, pod: NeuronPod) -> bool:
+        """Whether the pod's controller makes it again, and does not count its end as a failure."""
+        if pod.controller.startswith(_MADE_AGAIN):
+            return True
+        kind, _, name = pod.controller.partition("/")
+        if kind != "Job":
+            return False
+        request = ApiRequest("GET", f"/apis/batch/v1/namespaces/{pod.reference.namespace}/jobs/{name}")
+        try:
+            answer = await send(self._context.api, request, timeout_seconds=self._context.times.request)
+            return msgspec.json.decode(answer, type=_Job).ignores_disruption
+        except (ClusterError, msgspec.MsgspecError):
+            return False
+
+    async def _delete(self, pod: NeuronPod, version: str) -> None:
+        """Delete a pod as it was read; of a Job by an eviction, which its failure policy knows."""
+        reference = pod.reference
+        request = evict_pod(namespace=reference.namespace, name=reference.name, uid=pod.uid)
+        if pod.controller.startswith(_MADE_AGAIN):
+            options: JsonObject = {"preconditions": {"uid": pod.uid, "resourceVersion": version}}
+            request = ApiRequest("DELETE", PODS.item(reference.name, reference.namespace), body=options)
+        attempt = await self._writer.send(request, timeout_seconds=self._context.times.request)
+        if not attempt.done:
+            _log.info("pod not taken back", extra={"pod": str(reference), "uid": pod.uid, "error": str(attempt.error)})
+
+
+class _OnCondition(msgspec.Struct):
+    type: str = ""
+
+
+class _FailureRule(msgspec.Struct, rename="camel"):
+    action: str = ""
+    on_pod_conditions: tuple[_OnCondition, ...] | None = None
+
+
+class _FailurePolicy(msgspec.Struct):
+    rules: tuple[_FailureRule, ...] | None = None
+
+
+class _JobSpec(msgspec.Struct, rename="camel"):
+    pod_failure_policy: _FailurePolicy | None = None
+
+
+class _Job(msgspec.Struct):
+    spec: _JobSpec = msgspec.field(default_factory=_JobSpec)
+
+    @property
+    def ignores_disruption(self) -> bool:
+        """Whether a pod that is disrupted does not count as failed."""
+        rules: Iterable[_FailureRule] = (self.spec.pod_failure_policy and self.spec.pod_failure_policy.rules) or ()
+        return any(
+            rule.action == "Ignore"
+            and any(condition.type == "DisruptionTarget" for condition in rule.on_pod_conditions or ())
+            for rule in rules
+        )

@@ -1,0 +1,181 @@
+"""Which pods wait although room can be made for them; the leader's look every half minute.
+
+A metric and an event on the pod say what would help; with ``make-room: act`` the move is made. For a gated pod others of
+lower priority are evicted: kube-scheduler, which does it for all other pods, does not see a gated one. The plan is
+worked out in a thread, from records that do not change, so no call has to wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from functools import partial
+from itertools import islice, zip_longest
+from math import inf
+from typing import NoReturn
+
+from neuron_plugin.allocation import NeuronPod, PodUid
+from neuron_plugin.placement.context import Context
+from neuron_plugin.placement.events import NO_PREEMPTION
+from neuron_plugin.placement.queue import PodKind, kind_of
+from neuron_plugin.placement.room import Room
+from neuron_plugin.planning import Judgement, Move, MoveRules, Scene, Standing, judge_all
+from neuron_plugin.planning.judgement import PREEMPTED_BY_NAME, note_of
+
+MOST_PODS = 20
+"""Waiting pods planned for in one look; a gang counts as one."""
+PAUSE_FACTOR = 10.0
+"""Looks that follow each other sooner than every ``Times.plan`` pause for so many times as long as the last one took."""
+EVENT_REASON = "NeuronRoomByMove"
+_log = logging.getLogger(__name__)
+
+
+class Planner:
+    """The waiting pods of one state, and when each was reported.
+
+    A pod is planned for once it is ``after_seconds`` old and waits. ``plans_moves`` looks for moves, and ``makes_moves``
+    makes them. Gated pods preempt in any case.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        room: Room,
+        *,
+        rules: MoveRules,
+        after_seconds: float,
+        plans_moves: bool = True,
+        makes_moves: bool = False,
+    ) -> None:
+        self._context = context
+        self._state = context.state
+        self._room = room
+        self._rules = rules
+        self._after_seconds = after_seconds
+        self._plans_moves = plans_moves
+        self._makes_moves = makes_moves
+        self._planned: set[PodUid] = set()
+        self._had_turn: set[PodKind] = set()
+        self._reported: dict[PodUid, float] = {}
+        self._without_victims: set[PodUid] = set()
+        self._looked_at: object = None
+
+    async def run(self) -> NoReturn:
+        """Look periodically, and as soon as a pod has waited long enough, until cancelled."""
+        clock, times = self._context.clock, self._context.times
+        next_look = clock.now()
+        while True:
+            await self._room.tend()
+            due = self._due()
+            is_new = any(pod.uid not in self._planned for pod in due)
+            # What a budget has refused may be allowed once budgets or pods change.
+            changed = self._looked_at != tuple(self._state.budgets.values())
+            if is_new or changed or clock.now() >= next_look:
+                began = clock.now()
+                await self.look()
+                now, pause = clock.now(), times.plan
+                if any(self._preempting(self._due())):
+                    pause = min(pause, max(times.preempt, PAUSE_FACTOR * (now - began)))
+                next_look = now + pause
+            await clock.sleep(times.tick)
+
+    async def look(self) -> None:
+        """Plan for the pods that have waited long enough; report what would help them, or make the moves."""
+        self._looked_at = tuple(self._state.budgets.values())
+        due = [] if self._context.ready.why_not else self._due()
+        self._planned = {pod.uid for pod in due}
+        judged = await self._plan(self._in_turn(due)) if due else []
+        await self._report_other_names(one.pod for one in judged if one.helps == PREEMPTED_BY_NAME)
+        for standing in Standing:
+            number = sum(one.standing is standing for one in judged)
+            self._context.metrics.waiting_pods.labels(standing.value).set(number)
+        moves = [one.move for one in judged if one.move and not one.move.preempts]
+        self._context.metrics.waiting_pods_by_move.set(len(moves))
+        await self._preempt(judged)
+        self._reported = {uid: at for uid, at in self._reported.items() if uid in self._planned}
+        for move in moves:
+            uid, now = move.pod.uid, self._context.clock.now()
+            if self._would_move_for(move.pod) and await self._room.make(move):
+                self._reported[uid] = now
+            elif now - self._reported.get(uid, -inf) >= self._context.times.repeat:
+                self._reported[uid] = now
+                note = f"Enough Neuron devices are free, but not together. {note_of(move)}."
+                _log.info("a move would make room", extra={"pod": str(move.pod.reference), "uid": uid, "note": note})
+                await self._context.report(move.pod.reference, EVENT_REASON, note, warning=False)
+
+    async def _preempt(self, judged: list[Judgement]) -> None:
+        """Make room for gated pods of higher priority; of a group, what fits already is kept for it as well."""
+        if not self._room.may_evict:
+            return
+        preempting = [one.move for one in judged if one.move and one.move.preempts]
+        groups = {move.pod.group for move in preempting} - {None}
+        kept = [Move(one.pod, *one.place, (), 0.0) for one in judged if one.pod.group in groups and one.place]
+        for move in (*kept, *preempting):
+            if self._room.may_move_for(move.pod, preempting=True):
+                await self._room.make(move)
+
+    def _would_move_for(self, pod: NeuronPod) -> bool:
+        """Whether a move that helps a pod would be made."""
+        return self._makes_moves and self._room.may_evict and self._room.may_move_for(pod)
+
+    async def _report_other_names(self, pods: Iterable[NeuronPod]) -> None:
+        """kube-scheduler sees no victims for such a pod, and says of it only that no node is a candidate."""
+        self._without_victims &= self._planned
+        for pod in pods:
+            if pod.uid not in self._without_victims:
+                self._without_victims.add(pod.uid)
+                _log.info("no preemption across resource names", extra={"pod": str(pod.reference), "uid": pod.uid})
+                await self._context.report(pod.reference, NO_PREEMPTION, PREEMPTED_BY_NAME)
+
+    def _due(self) -> list[NeuronPod]:
+        """The pods that have waited long enough, those of high priority first; gated ones that may preempt at once."""
+        oldest = self._context.unix_seconds() - self._after_seconds if self._plans_moves else 0.0
+        waiting = [pod for pod in self._state.waiting() if pod.uid not in self._state.reserved]
+        preempting = {pod.uid for pod in self._preempting(waiting)}
+        return [pod for pod in waiting if pod.created <= oldest or pod.uid in preempting]
+
+    def _in_turn(self, due: list[NeuronPod]) -> list[NeuronPod]:
+        """Those of the pods that are planned for in this look, in their order.
+
+        First comes one pod of each kind, and of the kinds those that had no turn lately: many pods that cannot be
+        helped keep no other from being looked at. A gang is looked at as a whole.
+        """
+        by_kind = defaultdict[PodKind, list[list[NeuronPod]]](list)
+        for pod in due:
+            units = by_kind[kind_of(pod)]
+            if units and pod.group and self._state.least_of(pod.group) > 0:
+                units[0].append(pod)
+            else:
+                units.append([pod])
+        kinds = sorted(by_kind, key=self._had_turn.__contains__)  # else as in ``due``
+        rounds = zip_longest(*(by_kind[kind] for kind in kinds))
+        chosen = list(islice((unit for units in rounds for unit in units if unit), MOST_PODS))
+        self._had_turn = (self._had_turn & by_kind.keys()) | {kind_of(unit[0]) for unit in chosen}
+        if self._had_turn == by_kind.keys():
+            self._had_turn.clear()
+        uids = {pod.uid for unit in chosen for pod in unit}
+        return [pod for pod in due if pod.uid in uids]
+
+    def _preempting(self, waiting: Iterable[NeuronPod]) -> Iterator[NeuronPod]:
+        """The gated pods of higher priority than some pod that is bound."""
+        if self._room.may_evict:
+            least = min((pod.priority for pod in self._state.pods.values() if pod.node), default=inf)
+            yield from (pod for pod in waiting if pod.gated and pod.preempts and pod.priority > least)
+
+    async def _plan(self, due: list[NeuronPod]) -> list[Judgement]:
+        """What is thought of these pods, each having its sets or its move before the next is looked at."""
+        alone = self._room.left_alone(self._state.pods.values())
+        cluster = self._state.snapshot(left_alone=alone, protected=self._room.protected)
+        gated = {pod.uid for pod in due if pod.gated}
+        plan = partial(
+            judge_all,
+            Scene(cluster),
+            due,
+            now=self._context.unix_seconds(),
+            rules=self._rules if self._plans_moves else None,
+            preempting=gated,
+            unmoved={pod.uid for pod in due if pod.gated and not self._would_move_for(pod)},
+        )
+        return await asyncio.to_thread(plan)

@@ -1,0 +1,634 @@
+"""Room for pods that wait: what is reserved for whom, and who is evicted for it.
+
+A set is reserved first, in the same step that checks that the move is still possible, so nothing can take it while its
+cores come free. Then the pods in its way are evicted, as many at a time as disruption budgets allow. A move that needs
+more goes in stages: it holds what is free, and goes on when the budget allows. It is given back after a while, and pods
+of that kind then wait before another try. A move is not begun where its budget cannot recover.
+
+What a group needs is reserved here, too: for pods that are made once their leader runs, and for the place of a pod that
+was lost, which the pod that takes its rank gets. A reserve ends when it is used, when nothing of the group is left,
+after a while without progress, or when a device of it gets sick.
+
+Each record is written into an annotation of the leader's Lease, before the first eviction. Only the holder of the Lease
+can write it, so the next leader knows what is reserved. A move that was cut off half way it does not go on with: it
+reserves nothing for it and evicts nothing more.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from http import HTTPStatus
+
+import msgspec
+
+from neuron_plugin.allocation import NeuronPod, PodReference, PodUid
+from neuron_plugin.allocation.group import GroupMember, GroupName
+from neuron_plugin.allocation.node import Reservation
+from neuron_plugin.allocation.placement import placement_mask
+from neuron_plugin.allocation.resources import parse_ids, ranges
+from neuron_plugin.cluster import ApiError, ApiRequest, ClusterError, LeaseName
+from neuron_plugin.cluster.api import send
+from neuron_plugin.cluster.objects import LEASES
+from neuron_plugin.cluster.pods import PODS, neuron_pod
+from neuron_plugin.cluster.writes import annotate_lease, evict_pod
+from neuron_plugin.decision_log import LoggedDecision, Step
+from neuron_plugin.placement.context import Context
+from neuron_plugin.placement.history import Cause
+from neuron_plugin.placement.leadership import CONDITION
+from neuron_plugin.placement.queue import PodKind, kind_of
+from neuron_plugin.placement.writer import Outcome, Writer
+from neuron_plugin.planning import PREEMPTION, Move, MoveRules, Relocation, still_possible
+from neuron_plugin.planning.budgets import beyond_budgets
+from neuron_plugin.planning.scene import Place, rank_key
+from neuron_plugin.topology import CoreMask, cores_in
+
+RECORDS_KEY = "neuron-plugin.io/moves"
+"""Annotation of the leader's Lease: what is reserved, and for whom pods were moved lately."""
+EVICTED_REASON = "NeuronEvictedForMove"
+PREEMPTED_REASON = "NeuronPreempted"
+RESERVED_REASON = "NeuronRoomReserved"
+ROOM_GIVEN_BACK = "NeuronRoomGivenBack"
+NO_RESERVE = "NeuronGroupNotReserved"
+"""The reason of the event on the leader of a group whose other pods' needs cannot be looked up."""
+MOST_RESERVED_GROUPS = 8
+"""Groups of one namespace for whose pods, not made yet, something is kept at a time."""
+_MINUTE = 60.0
+_log = logging.getLogger(__name__)
+
+
+class MoveEnding(enum.StrEnum):
+    """How a move ended; the label of its metric."""
+
+    PLACED = "placed"
+    """The waiting pod was bound to the node where room was made."""
+    ELSEWHERE = "placed-elsewhere"
+    POD_ENDED = "pod-ended"
+    """The waiting pod was gone before it was bound."""
+    EXPIRED = "expired"
+    """The set stayed unused, or a device of it got sick, or its budget did not allow the rest in time."""
+    REFUSED = "refused-by-budget"
+    """A disruption budget did not allow the first eviction."""
+    FAILED = "failed"
+    """The API server was away, the right to evict is missing, or another replica leads now."""
+
+
+class Record(msgspec.Struct, frozen=True, rename="camel"):
+    """A reserve as the next leader finds it. ``cores`` are reserved on ``node``; ``at`` is in unix seconds.
+
+    ``uid`` is the waiting pod's, or the name of a rank of a group. ``victims`` are UIDs. ``owners`` are the controllers
+    of pods that were moved, as NAMESPACE/KIND/NAME. ``group`` is that of a rank, as NAMESPACE/NAME.
+    """
+
+    uid: str
+    namespace: str
+    name: str
+    node: str
+    cores: str
+    victims: tuple[str, ...] = ()
+    owners: tuple[str, ...] = ()
+    at: float = 0.0
+    group: str = ""
+
+    @property
+    def reservation(self) -> Reservation:
+        """What is kept for the waiting pod, or for the rank."""
+        mask = sum(1 << core for core in parse_ids(self.cores))
+        return Reservation(PodReference(PodUid(self.uid), self.namespace, self.name), self.node, CoreMask(mask))
+
+    @property
+    def group_name(self) -> GroupName:
+        """The group of a rank."""
+        namespace, _, name = self.group.partition("/")
+        return namespace, name
+
+
+@dataclass
+class _Staged:
+    """A move under way: the victims that are still to be evicted, and since when its set is free."""
+
+    move: Move
+    kind: PodKind
+    left: deque[Relocation]
+    began: float
+    said: str = ""
+
+
+@dataclass
+class _Progress:
+    """When a group came on last, and what its missing pods ask for."""
+
+    at: float
+    others: NeuronPod | None = None
+    looked: bool = False
+    problem: str = field(default="")
+
+
+class Room:
+    """The reserves and moves of one replica. Only the leader makes any.
+
+    ``lease`` keeps the records; without it there is no election, nothing is written down and no pod is evicted.
+    ``evictions_per_minute`` bounds what all moves together may do.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        writer: Writer,
+        *,
+        lease: LeaseName | None = None,
+        rules: MoveRules = MoveRules(),
+        evictions_per_minute: int = 4,
+    ) -> None:
+        self._context = context
+        self._state = context.state
+        self._writer = writer
+        self._lease = lease
+        self._rules = rules
+        self._evictions_per_minute = evictions_per_minute
+        self._records: dict[str, Record] = {}
+        self._staged: dict[PodUid, _Staged] = {}
+        self._free_since: dict[str, float | None] = {}
+        """Of what is reserved for a pod: since when the set is free; None while a victim has some of it."""
+        self._failed_until: dict[tuple[PodKind, bool], float] = {}
+        """By the kind of the waiting pod, and whether it was to preempt."""
+        self._left_alone_until: dict[str, float] = {}
+        """By controller."""
+        self._protected_until: dict[PodUid, float] = {}
+        self._evictions: deque[float] = deque()
+        self._groups: dict[GroupName, _Progress] = {}
+        self._unwritten = False
+
+    @property
+    def may_evict(self) -> bool:
+        """Whether this replica may evict at all."""
+        return self._lease is not None
+
+    # What the last leader has left, and what ends.
+
+    async def take_over(self) -> None:
+        """Read what the last leader has reserved, and go on reserving what it opened."""
+        self._forget()
+        if self._lease is None:
+            return
+        try:
+            lease = LEASES.decode(await self._read_lease(self._lease))
+            text = lease.annotations.get(RECORDS_KEY, "[]")
+            records = {record: record.reservation for record in msgspec.json.decode(text, type=tuple[Record, ...])}
+        except (ClusterError, msgspec.MsgspecError, ValueError) as error:
+            fields = {"lease": self._lease.path, "error": str(error)}
+            _log.warning("what the last leader has reserved is not known", extra=fields)
+            return
+        now, times = self._context.unix_seconds(), self._context.times
+        for record, reservation in records.items():
+            for owner in record.owners:
+                self._left_alone_until[owner] = self._context.clock.now() + times.moved - (now - record.at)
+            if record.group:
+                if now < record.at + times.reserve and self._state.members_of(record.group_name):
+                    self._groups.setdefault(record.group_name, _Progress(record.at))
+                    self._keep(record)
+                continue
+            pod = self._state.pods.get(reservation.pod.uid)
+            if pod is None or pod.place or now >= record.at + times.stages:
+                continue
+            self._records[record.uid] = record
+            victims = (self._state.pods.get(PodUid(uid)) for uid in record.victims)
+            if all(victim is None or victim.terminating for victim in victims):
+                self._keep(record)
+
+    def _keep(self, record: Record) -> None:
+        self._records[record.uid] = record
+        self._free_since[record.uid] = None
+        self._state.reserve(record.reservation)
+
+    async def tend(self) -> None:
+        """End the reserves that are used, not needed or useless; all of them once another replica leads."""
+        if self._context.ready.conditions.get(CONDITION):
+            self._forget()
+            return
+        now, unix_now, times = self._context.clock.now(), self._context.unix_seconds(), self._context.times
+        for table in (self._failed_until, self._left_alone_until, self._protected_until):
+            for key in [key for key, until in table.items() if until <= now]:  # type: ignore[attr-defined]  # by key
+                del table[key]  # type: ignore[attr-defined]  # as above
+        for key, record in list(self._records.items()):
+            if record.group:
+                self._tend_rank(record, unix_now)
+                continue
+            pod, is_old = self._state.pods.get(PodUid(key)), unix_now >= record.at + times.stages
+            if key in self._free_since:
+                if pod is None:
+                    self._end(record, MoveEnding.POD_ENDED)
+                elif pod.place:
+                    self._end(record, MoveEnding.PLACED if pod.place == record.node else MoveEnding.ELSEWHERE)
+                elif is_old or self._is_useless(record):
+                    await self._give_back(record, pod)
+                else:
+                    await self._go_on(pod)
+                    continue
+            if pod is None or pod.place or is_old:
+                self._records.pop(key, None)
+        if self._unwritten:
+            await self.record()
+
+    def _tend_rank(self, record: Record, unix_now: float) -> None:
+        """A rank's place is kept while its group lives and comes on."""
+        group, times = record.group_name, self._context.times
+        progress = self._groups.get(group)
+        is_used = record.uid not in self._state.reserved
+        is_over = progress is None or unix_now >= progress.at + times.reserve
+        if is_used or is_over or not self._may_come(group) or self._is_sick(record):
+            self._records.pop(record.uid, None)
+            self._free_since.pop(record.uid, None)
+            self._state.release(record.uid)
+            self._unwritten = True
+            if not any(other.group == record.group for other in self._records.values()):
+                self._groups.pop(group, None)
+
+    def _may_come(self, group: GroupName) -> bool:
+        """Whether pods of a group may still come: some are there, or its controller makes all of them again."""
+        return bool(self._state.members_of(group)) or "/" in group[1]
+
+    def _is_sick(self, record: Record) -> bool:
+        info = self._state.nodes.get(record.node)
+        return info is None or info.inventory is None or bool(record.reservation.mask & ~info.inventory.healthy_mask)
+
+    def _is_useless(self, record: Record) -> bool:
+        """Whether a device of the reserved set got sick, or the set has been free and unused for too long."""
+        info = self._state.nodes.get(record.node)
+        if info is None or self._is_sick(record):
+            return True
+        if record.reservation.mask & info.used_mask:
+            self._free_since[record.uid] = None
+            return False
+        now, since = self._context.clock.now(), self._free_since[record.uid]
+        self._free_since[record.uid] = now if since is None else since
+        return since is not None and now >= since + self._context.times.unused
+
+    def _end(self, record: Record, ending: MoveEnding) -> None:
+        self._context.metrics.moves.labels(ending.value).inc()
+        fields = {"pod": f"{record.namespace}/{record.name}", "uid": record.uid, "node": record.node}
+        _log.info("move ended", extra={**fields, "ending": ending.value})
+        self._free_since.pop(record.uid, None)
+        self._staged.pop(PodUid(record.uid), None)
+        self._state.release(record.uid)
+
+    def _forget(self) -> None:
+        for key in [*self._free_since]:
+            self._state.release(key)
+        for table in (self._records, self._staged, self._free_since, self._left_alone_until, self._protected_until):
+            table.clear()  # type: ignore[attr-defined]  # each is a dictionary
+        self._groups.clear()
+
+    # Who may be moved for whom.
+
+    def may_move_for(self, pod: NeuronPod, *, preempting: bool = False) -> bool:
+        """Whether no room was made for this pod lately, and no attempt for its kind failed; it may preempt after a move."""
+        record = self._records.get(pod.uid)
+        is_first = record is None or (preempting and bool(record.owners))  # only moves have owners
+        return is_first and (kind_of(pod), preempting) not in self._failed_until
+
+    def left_alone(self, pods: Iterable[NeuronPod]) -> set[PodUid]:
+        """Those of some pods of whose controller a pod was moved lately."""
+        if not (known := self._left_alone_until):
+            return set()
+        return {pod.uid for pod in pods if owner_of(pod) in known}
+
+    @property
+    def protected(self) -> frozenset[PodUid]:
+        """The pods whose eviction the API server has refused lately, though no budget is known to forbid it."""
+        return frozenset(self._protected_until)
+
+    # Making room.
+
+    async def make(self, move: Move) -> bool:
+        """Reserve the set and evict the victims, as far as budgets allow now; whether the move is under way."""
+        now, pod, kind = self._context.clock.now(), move.pod.reference, kind_of(move.pod)
+        while self._evictions and self._evictions[0] <= now - _MINUTE:
+            self._evictions.popleft()
+        too_many = len(self._evictions) + len(move.victims) > self._evictions_per_minute and not move.preempts
+        if self._lease is None or too_many or not self._is_possible(move):
+            return False
+        victims = [self._state.pods[victim.pod.uid] for victim in move.victims]
+        record = Record(
+            uid=pod.uid,
+            namespace=pod.namespace,
+            name=pod.name,
+            node=move.node,
+            cores=ranges(cores_in(move.mask)),
+            victims=tuple(victim.uid for victim in victims),
+            owners=() if move.preempts else tuple(sorted(set(map(owner_of, victims)))),
+            at=self._context.unix_seconds(),
+        )
+        self._keep(record)
+        self._staged[pod.uid] = _Staged(move, kind, deque(move.victims), now)
+        tried = await self._try_first(move)
+        if tried is None and not await self.record():
+            tried = MoveEnding.FAILED
+        if tried:
+            self._fail(record, tried, move)
+            return False
+        for owner in record.owners:
+            self._left_alone_until[owner] = now + self._context.times.moved
+        names = ", ".join(str(victim.pod.reference) for victim in move.victims)
+        evicted = f"Evicting {names}: cores" if names else "Cores"
+        note = f"{evicted} {record.cores} of node {move.node} are reserved for this pod."
+        await self._context.report(pod, RESERVED_REASON, note, warning=False)
+        if (info := self._state.nodes.get(move.node)) and info.inventory:
+            self._context.metrics.devices_opened.inc(len(info.inventory.geometry.devices_touched(move.mask)))
+        await self._go_on(move.pod)
+        return pod.uid in self._staged
+
+    async def _try_first(self, move: Move) -> MoveEnding | None:
+        """Try without effect whether the evictions that budgets allow now would be done; how the move ends if not."""
+        later = {victim.uid for pods in self._beyond(move.victims).values() for victim in pods}
+        for victim in move.victims:
+            attempt = await self._evict(victim, dry_run=True)
+            if attempt is Outcome.DONE or victim.pod.uid in later:
+                continue
+            if attempt is Outcome.REFUSED:
+                self._protected_until[victim.pod.uid] = self._context.clock.now() + self._context.times.retry
+                return MoveEnding.REFUSED
+            return MoveEnding.FAILED
+        return None
+
+    def _beyond(self, victims: Iterable[Relocation]) -> dict[object, list[NeuronPod]]:
+        pods = [known for victim in victims if (known := self._state.pods.get(victim.pod.uid))]
+        return {budget: own for budget, own in beyond_budgets(self._state.budgets.values(), pods).items()}
+
+    async def _go_on(self, pod: NeuronPod) -> None:
+        """Evict those victims of a move that may be evicted now; the others wait for their budgets."""
+        staged = self._staged.get(pod.uid)
+        if staged is None or not staged.left:
+            return
+        for victim in list(staged.left):
+            if pod.uid not in self._state.reserved:
+                return
+            known = self._state.pods.get(victim.pod.uid)
+            if known and not known.terminating:
+                attempt = await self._evict(victim)
+                if attempt is not Outcome.DONE:
+                    continue  # its budget, or the API server: looked at again with the next tick
+                self._note_eviction(victim, staged.move)
+                await self._report_eviction(victim, staged.move)
+            staged.left.remove(victim)
+        if staged.left and not staged.said:
+            waiting = ", ".join(str(victim.pod.reference) for victim in staged.left)
+            staged.said = f"The evictions of {waiting} wait for their disruption budgets; what is free is kept."
+            await self._context.report(pod.reference, RESERVED_REASON, staged.said, warning=False)
+
+    async def _give_back(self, record: Record, pod: NeuronPod) -> None:
+        """End a move that did not come to its end in time, and let pods of that kind wait before another."""
+        staged = self._staged.get(pod.uid)
+        if staged:
+            self._failed_until[staged.kind, staged.move.preempts] = self._context.clock.now() + self._context.times.stages
+        self._end(record, MoveEnding.EXPIRED)
+        left = [str(victim.pod.reference) for victim in staged.left] if staged else []
+        why = f"disruption budgets did not allow the eviction of {', '.join(left)}" if left else "it was not used"
+        note = f"Cores {record.cores} of node {record.node} are not reserved for this pod any more: {why}."
+        await self._context.report(pod.reference, ROOM_GIVEN_BACK, note)
+        for victim in staged.move.victims if staged else ():
+            if left and str(victim.pod.reference) not in left:
+                text = f"The eviction of this pod did not make room for pod {pod.reference} after all: {why}."
+                await self._context.report(victim.pod.reference, ROOM_GIVEN_BACK, text)
+
+    def _fail(self, record: Record, ending: MoveEnding, move: Move) -> None:
+        self._records.pop(record.uid, None)
+        if ending is MoveEnding.FAILED:
+            until = self._context.clock.now() + self._context.times.retry
+            self._failed_until[kind_of(move.pod), move.preempts] = until
+        self._end(record, ending)
+
+    async def _evict(self, victim: Relocation, *, dry_run: bool = False) -> Outcome:
+        """Evict a pod, or try it without effect. One that is gone already makes room, too."""
+        pod = victim.pod.reference
+        request = evict_pod(namespace=pod.namespace, name=pod.name, uid=pod.uid, dry_run=dry_run)
+        attempt = await self._writer.send(request, timeout_seconds=self._context.times.request)
+        error = attempt.error
+        if isinstance(error, ApiError) and (error.missing or (error.conflict and "UID" in error.message)):
+            return Outcome.DONE
+        if error:
+            _log.warning("not evicted", extra={"pod": str(pod), "uid": pod.uid, "error": str(error)})
+        if attempt.status == HTTPStatus.TOO_MANY_REQUESTS:
+            return Outcome.REFUSED
+        return Outcome.DONE if attempt.done else Outcome.UNKNOWN
+
+    def _note_eviction(self, victim: Relocation, move: Move) -> None:
+        if not move.preempts:
+            self._evictions.append(self._context.clock.now())
+        self._context.metrics.evictions.inc()
+        cause = Cause.MOVE if victim.target else Cause.PREEMPTION
+        pod, waiting = victim.pod.reference, move.pod.reference
+        self._state.history.evicted(cause, pod, victim.source, waiting, victim.target)
+        if (info := self._state.nodes.get(victim.source)) and info.inventory:
+            made = (self._context.unix_ns(), Step.EVICTED, info.name, info.inventory.geometry)
+            why = f"makes room for pod {waiting}"
+            for allocation in info.ledger.by_pod.get(pod.uid, ()):
+                had = partial(int, allocation.mask)
+                self._context.decisions.record(
+                    LoggedDecision(*made, allocation.resource, allocation.mask, why, pod, allocation.container, had)
+                )
+
+    async def _report_eviction(self, victim: Relocation, move: Move) -> None:
+        pod, waiting = victim.pod.reference, move.pod.reference
+        fields = {"pod": str(pod), "uid": pod.uid, "node": victim.source, "for": str(waiting)}
+        _log.warning("evicted to make room", extra=fields)
+        reason, note = PREEMPTED_REASON, f"Evicted to make room for pod {waiting} on node {move.node}."
+        if victim.target:
+            reason, note = EVICTED_REASON, f"{note} Node {victim.target} has a set for this one."
+        await self._context.report(pod, reason, note, warning=False)
+
+    def _is_possible(self, move: Move) -> bool:
+        """Whether the move can still be made: it was found in a state of some tenths of a second ago."""
+        waits = not self._state.bound_to(move.pod.uid) and move.pod.uid not in self._state.assumed
+        alone = self.left_alone(victim.pod for victim in move.victims)
+        cluster = replace(self._state.scene().cluster, left_alone=alone, protected=self.protected)
+        return waits and still_possible(cluster, move, PREEMPTION if move.preempts else self._rules)
+
+    # The records.
+
+    async def record(self) -> bool:
+        """Write all records into the Lease, if this replica holds it; whether they stand there."""
+        self._unwritten = False
+        if self._lease is None:
+            return True
+        text = msgspec.json.encode(list(self._records.values())).decode()
+        for _ in range(3):
+            try:
+                lease = LEASES.decode(await self._read_lease(self._lease))
+            except ClusterError as error:
+                _log.warning("reserves not recorded", extra={"lease": self._lease.path, "error": str(error)})
+                return False
+            if not self._lease.holds(lease):
+                return False
+            attempt = await self._writer.send(
+                annotate_lease(self._lease, lease, {RECORDS_KEY: text}), timeout_seconds=self._context.times.request
+            )
+            if attempt.done:
+                return True
+            if attempt.status != HTTPStatus.CONFLICT:  # the Lease was renewed in between
+                _log.warning("reserves not recorded", extra={"lease": self._lease.path, "error": str(attempt.error)})
+                return False
+        return False
+
+    async def _read_lease(self, lease: LeaseName) -> bytes:
+        return await send(self._context.api, ApiRequest("GET", lease.path), timeout_seconds=self._context.times.request)
+
+    # Groups.
+
+    def see_member(self, before: NeuronPod, *, gone: bool) -> None:
+        """A pod of a group has changed, or is gone. Of one that is lost the place is kept for its rank."""
+        group, member = before.group, before.member
+        if group is None or member is None:
+            return
+        now = self._state.pods.get(before.uid)
+        if progress := self._groups.get(group):
+            if gone or (now and (now.node != before.node or now.ready != before.ready)):
+                progress.at = self._context.unix_seconds()
+        is_lost = before.node and not before.ended and (gone or (now is not None and now.terminating and not before.terminating))
+        if is_lost and member.rank is not None and self._may_come(group) and not self._context.ready.why_not:
+            info = self._state.nodes.get(before.node)
+            mask = info.ledger.mask_of(before.uid) if info else CoreMask(0)
+            key = rank_key(group, member.rank)
+            if mask and key not in self._state.reserved:
+                self._groups.setdefault(group, _Progress(self._context.unix_seconds())).at = self._context.unix_seconds()
+                self._keep_rank(group, key, f"{group[1]} rank {member.rank[-1]}", before.node, mask)
+
+    def _keep_rank(self, group: GroupName, key: str, name: str, node: str, mask: CoreMask) -> None:
+        record = Record(
+            uid=key,
+            namespace=group[0],
+            name=name,
+            node=node,
+            cores=ranges(cores_in(mask)),
+            at=self._context.unix_seconds(),
+            group="/".join(group),
+        )
+        self._keep(record)
+        self._unwritten = True
+
+    def place_ends(self, pod: NeuronPod) -> bool:
+        """Whether the place that is kept for a pod is still held by the pod before it, which is being deleted."""
+        kept = self._state.scene().cluster.kept_for(pod)
+        info = self._state.nodes.get(kept.node) if kept else None
+        if kept is None or info is None or info.stale or _is_lost(info.node.rules.taints):
+            return False
+        holders = {allocation.pod.uid for allocation in info.ledger.overlapping(kept.mask)}
+        pods = [self._state.pods.get(uid) for uid in holders]
+        return bool(holders) and all(holder is not None and holder.terminating for holder in pods)
+
+    def others_of(self, leader: NeuronPod, members: Collection[NeuronPod], least: int) -> list[NeuronPod] | None:
+        """The pods of a leader's group that are not there yet, in thought; none where their needs cannot be known.
+
+        None says that their needs are to be looked up first.
+        """
+        group, member = leader.group or ("", ""), leader.member
+        progress = self._groups.setdefault(group, _Progress(self._context.unix_seconds()))
+        if not progress.looked:
+            return None
+        if progress.others is None or member is None or self._reserved_groups(group[0]) >= MOST_RESERVED_GROUPS:
+            return []
+        ranks = {pod.member.rank for pod in members if pod.member}
+        made = []
+        for number in range(least):
+            if (number,) not in ranks:
+                rank = GroupMember(group, member.size, (number,), False, member.wish)
+                uid = PodUid(rank_key(group, (number,)))
+                reference = PodReference(uid, group[0], f"{group[1]} rank {number}")
+                made.append(replace(progress.others, reference=reference, member=rank))
+        return made
+
+    def _reserved_groups(self, namespace: str) -> int:
+        return len({record.group for record in self._records.values() if record.group and record.namespace == namespace})
+
+    async def look_for_others(self, leader: NeuronPod, least: int) -> None:
+        """Read what the other pods of a leader's group ask for, where their controller says it."""
+        group = leader.group or ("", "")
+        progress = self._groups.setdefault(group, _Progress(self._context.unix_seconds()))
+        progress.looked = True
+        path, member = _template_of(leader), leader.member
+        if not path or member is None:
+            return
+        try:
+            request = ApiRequest("GET", path)
+            found = msgspec.json.decode(
+                await send(self._context.api, request, timeout_seconds=self._context.times.request), type=_Owner
+            )
+        except (ClusterError, msgspec.MsgspecError) as error:
+            progress.problem = str(error)
+            note = f"Nothing is kept for the other pods of group {group[1]}: {error}"
+            await self._context.report(leader.reference, NO_RESERVE, note)
+            return
+        if not found.makes(least):
+            return
+        template = found.worker_template
+        if template is None:
+            progress.others = leader
+            return
+        try:
+            pod = PODS.decode(msgspec.json.encode({**msgspec.to_builtins(template), "kind": "Pod"}))
+        except ClusterError:
+            return
+        worker = neuron_pod(pod)
+        progress.others = replace(worker, rules=replace(worker.rules, gates=leader.rules.gates), labels=leader.labels)
+
+    def keep_for(self, group: GroupName, places: Mapping[NeuronPod, Place] | Mapping[object, Place]) -> None:
+        """Keep places for pods of a group that are not there yet."""
+        self._groups.setdefault(group, _Progress(self._context.unix_seconds())).at = self._context.unix_seconds()
+        for pod, (node, placement) in places.items():
+            if isinstance(pod, NeuronPod):
+                reference = pod.reference
+                self._keep_rank(group, reference.uid, reference.name, node, placement_mask(placement))
+
+
+class _Template(msgspec.Struct):
+    metadata: dict[str, object] = {}
+    spec: dict[str, object] = {}
+
+
+class _LeaderWorkerTemplate(msgspec.Struct, rename="camel"):
+    size: int = 1
+    worker_template: _Template | None = None
+
+
+class _OwnerSpec(msgspec.Struct, rename="camel"):
+    replicas: int | None = None
+    leader_worker_template: _LeaderWorkerTemplate | None = None
+
+
+class _Owner(msgspec.Struct):
+    """A LeaderWorkerSet or a StatefulSet, as far as it says what other pods it makes."""
+
+    spec: _OwnerSpec = msgspec.field(default_factory=_OwnerSpec)
+
+    def makes(self, pods: int) -> bool:
+        template = self.spec.leader_worker_template
+        return (template.size if template else self.spec.replicas or 1) >= pods
+
+    @property
+    def worker_template(self) -> _Template | None:
+        template = self.spec.leader_worker_template
+        return template.worker_template if template else None
+
+
+def _template_of(leader: NeuronPod) -> str:
+    """Where it stands what the other pods of a leader's group ask for; empty if nowhere that is known."""
+    namespace, member = leader.reference.namespace, leader.member
+    if member and member.leader_worker_set:
+        return f"/apis/leaderworkerset.x-k8s.io/v1/namespaces/{namespace}/leaderworkersets/{member.leader_worker_set}"
+    kind, _, name = leader.controller.partition("/")
+    return f"/apis/apps/v1/namespaces/{namespace}/statefulsets/{name}" if kind == "StatefulSet" else ""
+
+
+def _is_lost(taints: Sequence[object]) -> bool:
+    """Whether a node is not ready, or cannot be reached: what ends there may never be seen to end."""
+    keys = {"node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready"}
+    return any(getattr(taint, "key", "") in keys for taint in taints)
+
+
+def owner_of(pod: NeuronPod) -> str:
+    """The pod's controller, as NAMESPACE/KIND/NAME."""
+    return f"{pod.reference.namespace}/{pod.controller}"
