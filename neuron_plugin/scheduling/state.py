@@ -395,6 +395,8 @@ class ClusterState:
         touched, counted = self._nodes_of(pod.uid), self._counted(pod.uid)
         self._pods[pod.uid] = pod
         self._count_keeping_off(_kept_off(before), _kept_off(pod))
+        if before and before.group != pod.group:
+            self._leave_group(before)
         if pod.group:
             self.members[pod.group][pod.uid] = pod
         assumed = self._assumed.get(pod.uid)
@@ -423,15 +425,19 @@ class ClusterState:
         self.gated.pop(uid, None)
         if before and before.node and kept_until:
             self._departed[uid] = before, kept_until
-        if before and before.group:
-            del self.members[before.group][uid]
-            if not self.members[before.group]:
-                del self.members[before.group]
+        if before:
+            self._leave_group(before)
         self._moved(uid, touched)
         self.release(uid)
         if before is not None:
             self.history.ended(before.reference, before.node)
             self.changes.add(uid, before, None)
+
+    def _leave_group(self, pod: NeuronPod) -> None:
+        if pod.group:
+            del self.members[pod.group][pod.uid]
+            if not self.members[pod.group]:
+                del self.members[pod.group]
 
     def end_departed(self, now: float) -> None:
         """Free what was kept until now for pods that were deleted while they ran."""
