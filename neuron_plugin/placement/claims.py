@@ -1,12 +1,13 @@
 """Pods that ask for Neuron by claims, as the state sees them: joined with their claims, they are pods like any other.
 
 What such a pod asks for stands in its ResourceClaims, and so does what it was assigned. The two watches are not ordered
-with each other. A pod of which a claim is not known yet is not shown, but for a gated one: it waits for that claim, for
-ever if it is never made, and has to say so. A bound pod whose claim shows no allocation yet closes its node, as one
-without an assignment does.
+with each other, so what is shown of a pod follows from the pods and claims that are known, and from nothing that was
+shown before. A pod of which a claim is not known is not shown while it is free to go anywhere. A gated one is: it waits
+for that claim, for ever if it is never made, and has to say so. A bound one closes its node, as one without an
+assignment does, and so does one whose claim shows no allocation yet.
 
-Pods may share a claim. Its devices count for the first pod that it is reserved for; the others have them, too, and only
-have to be on the same node.
+Pods may share a claim. Its devices count for the first live pod that it is reserved for; the others have them, too, and
+only have to be on the same node.
 
 Claims of gated pods are allocated before a pod is handed to its scheduler, and taken back where its place is.
 kube-scheduler takes a claim that is allocated as it is, and no allocator of its own runs
@@ -19,7 +20,7 @@ were allocated, and whose own PATCH was not sent, has its place by its claims: t
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from types import MappingProxyType
@@ -32,6 +33,7 @@ from neuron_plugin.allocation import (
     NeuronPod,
     NodeInventory,
     Placement,
+    PodUid,
     Rejection,
     Resource,
 )
@@ -41,13 +43,14 @@ from neuron_plugin.allocation.claims import (
     ClaimRequest,
     ClaimResult,
     NeuronClaim,
+    PodClaim,
     devices_of,
     pool_of,
     read_device_name,
 )
 from neuron_plugin.allocation.node_rules import NodeSelectorTerm, PodRules, Requirement
 from neuron_plugin.allocation.placement import ContainerAssignment
-from neuron_plugin.allocation.rejection import INVALID_REQUEST
+from neuron_plugin.allocation.rejection import INVALID_REQUEST, NO_ASSIGNMENT
 from neuron_plugin.cluster import ApiRequest, ApiServer
 from neuron_plugin.cluster.api import MERGE_PATCH, JsonObject, send
 from neuron_plugin.cluster.claims import FINALIZER, RESOURCE_CLAIMS, allocation_of
@@ -70,11 +73,16 @@ def part_name(claim: str, request: str) -> str:
 
 
 def with_claims(
-    pod: NeuronPod, claims: Mapping[ClaimName, NeuronClaim], driver: str, all_devices: int
+    pod: NeuronPod,
+    claims: Mapping[ClaimName, NeuronClaim],
+    driver: str,
+    all_devices: int,
+    elsewhere: Collection[ClaimName] = (),
 ) -> NeuronPod | None:
     """A pod with what its claims ask for and were given; None while a claim of it is not known.
 
-    ``all_devices`` is what a claim for all devices of a node asks for.
+    ``all_devices`` is what a claim for all devices of a node asks for. The devices of the claims ``elsewhere`` count
+    for other pods, which share them.
     """
     named = [(pod_claim, claims.get((pod.reference.namespace, pod_claim.claim))) for pod_claim in pod.claims]
     known = [(pod_claim, claim) for pod_claim, claim in named if claim is not None]
@@ -88,8 +96,8 @@ def with_claims(
         return replace(pod, request=refusal, rules=rules)
     parts, judged = list[ContainerAssignment](), True
     for pod_claim, claim in ours:
-        if claim.reserved_for and claim.reserved_for[0] != pod.uid:
-            continue  # shared: counted for the first of its pods
+        if (claim.namespace, claim.name) in elsewhere:
+            continue
         asked = () if isinstance(claim.requests, Rejection) else claim.requests
         by_name = {request.name: request for request in asked}
         for name in dict.fromkeys(result.request for result in claim.results) if claim.allocated else by_name:
@@ -197,15 +205,17 @@ class ClaimedPods:
         """A pod was added or changed, or is gone."""
         known = self._pods.pop(uid, None)
         for key in _keys(known):
-            self._users[key].pop(uid, None)
-        before = self._last.pop(uid, before)
+            del self._users[key][uid]
+        before, now = self._last.pop(uid, before), None
         if isinstance(pod, NeuronPod) and pod.claims:
-            self._pods[uid] = pod
-            for key in _keys(pod):
+            now = self._pods[uid] = pod
+            for key in _keys(now):
                 self._users[key][uid] = None
-            pod = self._last[uid] = self._joined(pod, before)
+            pod = self._last[uid] = self._joined(now)
         if before is not None or pod is not None:
             self._shown(uid, before, pod)
+        for key in dict.fromkeys((*_keys(known), *_keys(now))):
+            self._show_users(key)
 
     def put_claim(self, key: ClaimName, claim: NeuronClaim | None) -> None:
         """A claim was added or changed, or is gone."""
@@ -213,9 +223,7 @@ class ClaimedPods:
             self._claims[key] = claim
         else:
             self._claims.pop(key, None)
-        self._show_again(self._users.get(key, ()))
-        if not self._users.get(key):
-            self._users.pop(key, None)
+        self._show_users(key)
 
     def see_devices(self, most: int) -> None:
         """The most devices that a node of the driver has: what a claim for all of them asks for."""
@@ -223,35 +231,65 @@ class ClaimedPods:
             self._all_devices = most
             self._show_again(self._pods)
 
+    def is_shared(self, pod: NeuronPod) -> bool:
+        """Whether another live pod uses a claim of this one, and so has its devices, too."""
+        return any(uid != pod.uid for key in _keys(pod) for uid in self._live_users(key))
+
+    def _show_users(self, key: ClaimName) -> None:
+        self._show_again(self._users.get(key, ()))
+        if not self._users.get(key):
+            self._users.pop(key, None)
+
     def _show_again(self, uids: Iterable[str]) -> None:
         for uid in list(uids):
-            before = self._last[uid]
-            after = self._joined(self._pods[uid], before)
+            before, after = self._last[uid], self._joined(self._pods[uid])
             if after != before:
                 self._last[uid] = after
                 self._shown(uid, before, after)
 
-    def _joined(self, pod: NeuronPod, before: Shown) -> Shown:
-        joined = with_claims(pod, self._claims, self.driver, self._all_devices)
+    def _live_users(self, key: ClaimName) -> Iterator[PodUid]:
+        return (PodUid(uid) for uid in self._users.get(key, ()) if not self._pods[uid].ended)
+
+    def _is_counted_elsewhere(self, key: ClaimName, pod: NeuronPod) -> bool:
+        """Whether the devices of an allocated claim count for another live pod that uses it.
+
+        They count for the first one that the claim is reserved for. Where it is reserved for none of them yet, they
+        count for the oldest one, and for a bound one first.
+        """
+        claim, users = self._claims.get(key), list(self._live_users(key))
+        if claim is None or not claim.allocated or users in ([], [pod.uid]):
+            return False
+        reserved = next((uid for uid in claim.reserved_for if uid in users), None)
+        return pod.uid != (reserved or min(users, key=self._seniority))
+
+    def _seniority(self, uid: str) -> tuple[bool, float, str]:
+        pod = self._pods[uid]
+        return not pod.node, pod.created, uid
+
+    def _joined(self, pod: NeuronPod) -> Shown:
+        elsewhere = [key for key in _keys(pod) if self._is_counted_elsewhere(key, pod)]
+        joined = with_claims(pod, self._claims, self.driver, self._all_devices, elsewhere)
         if joined is None:
-            if pod.gated and not (isinstance(before, NeuronPod) and before.requests):
+            if pod.gated:
                 return self._without_claim(pod)
-            if isinstance(before, NeuronPod) and before.request:  # its claim went first: it has what it had
-                promised = "" if pod.node or pod.terminating else before.promised
-                had = before.request, before.assignment, before.rules
-                return replace(pod, request=had[0], assignment=had[1], rules=had[2], promised=promised)
-            return None
+            if not pod.node or pod.ended:
+                return None
+            text = f"pod {pod.reference} is bound, and its ResourceClaim {self._missing(pod).claim} is not known"
+            return replace(pod, assignment=replace(NO_ASSIGNMENT, detail=text))
         if joined.request or joined.gated:
             return joined
         if not pod.node or pod.ended:
             return None
         return PodUse(placed_pod(pod, pod.node), pod.rules.needs, pod.rules.ports)
 
+    def _missing(self, pod: NeuronPod) -> PodClaim:
+        """A claim of a pod that is not known."""
+        namespace = pod.reference.namespace
+        return next(pod_claim for pod_claim in pod.claims if (namespace, pod_claim.claim) not in self._claims)
+
     def _without_claim(self, pod: NeuronPod) -> NeuronPod:
         """A gated pod that waits for a claim."""
-        missing = next(
-            pod_claim for pod_claim in pod.claims if (pod.reference.namespace, pod_claim.claim) not in self._claims
-        )
+        missing = self._missing(pod)
         text = f"pod {pod.reference} waits for the ResourceClaim {missing.claim}, which does not exist"
         if not missing.claim:
             text = f"pod {pod.reference} waits for the ResourceClaim that its template for {missing.name} makes"
@@ -259,7 +297,9 @@ class ClaimedPods:
 
 
 def _keys(pod: NeuronPod | None) -> list[ClaimName]:
-    return [(pod.reference.namespace, pod_claim.claim) for pod_claim in pod.claims] if pod else []
+    """The claims of a pod that were made; each once."""
+    claims = (pod_claim.claim for pod_claim in pod.claims if pod_claim.claim) if pod else ()
+    return [(pod.reference.namespace, claim) for claim in dict.fromkeys(claims)] if pod else []
 
 
 # Writing allocations.

@@ -41,7 +41,7 @@ from neuron_plugin.cluster.nodes import neuron_node
 from neuron_plugin.cluster.objects import LEASES, NODES, POD_GROUPS, ApiObject, PodGroup, pages
 from neuron_plugin.cluster.pods import PODS, PodUse, asks_for_neuron, neuron_pod, pod_use
 from neuron_plugin.cluster.reflector import Observer
-from neuron_plugin.placement.claims import ClaimedPods
+from neuron_plugin.placement.claims import ClaimedPods, Shown
 from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.topology import Catalogue, product_names
 
@@ -288,18 +288,15 @@ class Informers:
 
     def _pod_changed(self, uid: str, before: NeuronPod | PodUse | None, pod: NeuronPod | PodUse | None) -> None:
         """One that was seen alive with an assignment of ours and was rejected says that its node's plugin is away."""
-        if isinstance(before, PodUse) or isinstance(pod, PodUse):
-            if before != pod and not (isinstance(before, NeuronPod) or isinstance(pod, NeuronPod)):
-                self._state.put_other(uid, before, pod)
-            return
-        if pod is not None and not pod.ended:
-            self._state.put_pod(pod)
-            return
-        was_running = before is not None and before.running and not before.ended
+        was_running = isinstance(before, NeuronPod) and before.running and not before.ended
         was_deleted_running = was_running and pod is None and uid not in self._stopped
-        self._stopped.discard(uid)
-        kept_until = self._clock.now() + self._times.departed if was_deleted_running else 0.0
-        self._state.remove_pod(PodUid(uid), kept_until=kept_until)
+        if isinstance(before, NeuronPod) and self._claimed and self._claimed.is_shared(before):
+            was_deleted_running = False  # another pod has its devices
+        show_pod(self._state, uid, before, pod, self._clock.now() + self._times.departed if was_deleted_running else 0)
+        if pod is None or (isinstance(pod, NeuronPod) and pod.ended):
+            self._stopped.discard(uid)
+        if isinstance(before, PodUse) or isinstance(pod, PodUse) or (pod and not pod.ended):
+            return
         was_ours = pod and before and not before.ended and isinstance(before.assignment, Assignment)
         if pod and before and was_ours and self._leases.doubt(before.node):
             self._state.on_trial[before.node] = self._clock.now() + self._times.trial
@@ -329,6 +326,21 @@ class Informers:
         was_held = before is None or bool(before.holder)
         if lease and (was_held != bool(lease.holder) or was_doubted):
             self._judge()  # a plugin stops or is back: the next pod should know
+
+
+def show_pod(state: ClusterState, uid: str, before: Shown, pod: Shown, kept_until: float = 0.0) -> None:
+    """Bring a pod in the state from what it was to what it is now: either may ask for Neuron, or not, or be gone.
+
+    One that shares a claim asks for its devices once the pod is gone for which they have counted. For ``kept_until``
+    see ``ClusterState.remove_pod``.
+    """
+    use_before, use = (record if isinstance(record, PodUse) else None for record in (before, pod))
+    if use_before != use:
+        state.put_other(uid, use_before, use)
+    if isinstance(pod, NeuronPod) and not pod.ended:
+        state.put_pod(pod)
+    elif isinstance(pod, NeuronPod) or isinstance(before, NeuronPod):
+        state.remove_pod(PodUid(uid), kept_until=kept_until)
 
 
 def most_devices(state: ClusterState, driver: str) -> int:
@@ -382,7 +394,7 @@ async def _claimed(api: ApiServer, state: ClusterState) -> ClaimedPods | None:
     driver = next((inventory.claim_driver for inventory in inventories if inventory and inventory.claim_driver), "")
     if not driver:
         return None
-    claimed = ClaimedPods(driver, lambda uid, _, pod: _put_pod(state, uid, pod))
+    claimed = ClaimedPods(driver, partial(show_pod, state))
     claimed.see_devices(most_devices(state, driver))
     try:
         async for page in pages(api, RESOURCE_CLAIMS, page_timeout_seconds=PAGE_SECONDS):
@@ -406,14 +418,7 @@ def surveyed(nodes: Iterable[Node], pods: Iterable[Pod], types: Catalogue) -> Cl
 
 
 def _take_pod(state: ClusterState, record: Pod) -> None:
-    _put_pod(state, record.uid, keep_pod(record))
-
-
-def _put_pod(state: ClusterState, uid: str, pod: NeuronPod | PodUse | None) -> None:
-    if isinstance(pod, PodUse):
-        state.put_other(uid, None, pod)
-    elif pod and not pod.ended:
-        state.put_pod(pod)
+    show_pod(state, record.uid, None, keep_pod(record))
 
 
 async def survey(

@@ -333,7 +333,7 @@ class ClusterState:
             self.history.ended(pod.reference, pod.node)
         touched, counted = self._nodes_of(pod.uid), self._counted(pod.uid)
         self._pods[pod.uid] = pod
-        if before and before.group and before.group != pod.group:
+        if before and before.group != pod.group:
             self._leave_group(before)
         if pod.group:
             self._members[pod.group][pod.uid] = pod
@@ -367,13 +367,19 @@ class ClusterState:
         self.roaming.pop(uid, None)
         if before and before.node and kept_until:
             self._departed[uid] = before, kept_until
-        if before and before.group:
+        if before:
             self._leave_group(before)
         self._moved(uid, touched)
         self.release(uid)
         if before is not None:
             self.history.ended(before.reference, before.node)
             self.changes.add(uid, before, None)
+
+    def _leave_group(self, pod: NeuronPod) -> None:
+        if pod.group:
+            del self._members[pod.group][pod.uid]
+            if not self._members[pod.group]:
+                del self._members[pod.group]
 
     def end_departed(self, now: float) -> None:
         """Free what was kept until now for pods that were deleted while they ran."""
@@ -449,12 +455,6 @@ class ClusterState:
                 touched = self._nodes_of(uid)
                 del self._departed[uid]
                 self._moved(uid, touched)
-
-    def _leave_group(self, pod: NeuronPod) -> None:
-        group = pod.group or ("", "")
-        self._members[group].pop(pod.uid, None)
-        if not self._members[group]:
-            del self._members[group]
 
     # What is decided.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -13,13 +14,12 @@ from neuron_plugin.cluster import KubernetesApi
 from neuron_plugin.cluster.claims import RESOURCE_CLAIMS as CLAIM_RECORDS
 from neuron_plugin.cluster.claims import neuron_claim
 from neuron_plugin.cluster.pods import PODS as POD_RECORDS
-from neuron_plugin.cluster.pods import PodUse
 from neuron_plugin.gates.claims import ClaimWriter
 from neuron_plugin.gates.placer import RELEASED_PLAINLY, TIMES
 from neuron_plugin.gates.upkeep import TIMES as UPKEEP_TIMES
 from neuron_plugin.gates.upkeep import WAITING
-from neuron_plugin.scheduling.claims import ClaimedPods, Shown
-from neuron_plugin.scheduling.informers import keep_pod, most_devices
+from neuron_plugin.scheduling.claims import ClaimedPods
+from neuron_plugin.scheduling.informers import keep_pod, most_devices, show_pod
 from neuron_plugin.simulation.api_server_kinds import PODS, RESOURCE_CLAIMS, AnyJson
 from tests.gates.bench import EPOCH, GatesBench
 from tests.simulation.dra import DRIVER, claim_spec, devices_of, exactly, linked
@@ -34,17 +34,9 @@ class ClaimsBench(GatesBench):
 
     def __init__(self, server: StandInApiServer, api: KubernetesApi) -> None:
         super().__init__(server, api, release_when_full="auto")
-        self.joined = ClaimedPods(DRIVER, self._show)
+        self.joined = ClaimedPods(DRIVER, partial(show_pod, self.state))
         self.placer.claims = ClaimWriter(api, DRIVER, self.joined.claims, lambda: int((EPOCH + self.now) * 1e9))
         self._seen: dict[str, Any] = {}
-
-    def _show(self, uid: str, before: Shown, pod: Shown) -> None:
-        if isinstance(before, PodUse) or isinstance(pod, PodUse):
-            self.state.put_other(uid, None, pod if isinstance(pod, PodUse) else None)
-        elif pod:
-            self.state.put_pod(pod)
-        else:
-            self.state.remove_pod(PodUid(uid))
 
     def sync(self) -> None:
         """The watches show what the server has."""
@@ -247,6 +239,36 @@ async def test_a_shared_claim_is_allocated_once_and_its_pods_follow_it(bench: Cl
     await bench.place_all()
     assert (bench.devices("c"), bench.place("second"), bench.gates("second")) == (had, where, [])
     assert not any(info.closed for info in bench.state.nodes.values())
+
+
+async def test_what_a_shared_claim_holds_is_nobody_elses_after_its_first_pod_ended(bench: ClaimsBench) -> None:
+    for name, count in (("shared", 4), ("other", 4)):
+        bench.claim(name, linked(count))
+    for name in ("first", "second"):
+        bench.claiming(name, "shared")
+        await bench.place_all()
+    for name in ("first", "second"):
+        bench.server.bind("default", name, node="a")
+    bench.reserve("shared", "first", "second")
+    bench.server.delete_pod("default", "first", grace_seconds=0)
+    bench.sync()
+    bench.claiming("third", "other")
+    await bench.place_all()
+    assert len({*bench.devices("shared"), *bench.devices("other")}) == 8
+    bench.reserve("shared", "second")
+    assert bench.state.nodes["a"].closed is None
+    assert len(bench.state.nodes["a"].ledger.of(PodUid(bench.of("second")["metadata"]["uid"]))) == 1
+
+
+async def test_pods_of_a_claim_that_is_reserved_for_none_of_them_yet_keep_it(bench: ClaimsBench) -> None:
+    bench.claim("shared", linked(4))
+    for name in ("first", "second"):
+        bench.claiming(name, "shared")
+    await bench.place_all()
+    had = bench.devices("shared")
+    await bench.look()
+    assert (bench.devices("shared"), bench.gates("first"), bench.gates("second")) == (had, [], [])
+    assert bench.state.nodes["a"].void == ()
 
 
 async def test_a_group_of_claims_is_placed_whole_or_not_at_all(bench: ClaimsBench) -> None:

@@ -77,13 +77,6 @@ def test_a_bound_pod_is_promised_nothing_and_is_confirmed() -> None:
     assert (found.promised, found.assignment.allocated) == ("", True)
 
 
-def test_a_shared_claim_counts_for_the_first_of_its_pods() -> None:
-    shared = allocated("neuron-4", reserved_for=(PodUid("first"), PodUid("p")))
-    other = joined(pod(), shared)
-    assert (other.requests, other.promised) == ((), "a")
-    assert len(joined(pod("first"), shared).requests) == 1
-
-
 def test_a_pod_that_is_gone_is_shown_no_more_when_its_claim_changes() -> None:
     shown = list[tuple[str, Shown]]()
     pods = ClaimedPods(DRIVER, lambda uid, _, now: shown.append((uid, now)))
@@ -204,12 +197,12 @@ def test_only_a_gated_pod_is_shown_before_its_claim_is_known() -> None:
     assert "the ResourceClaim that its template for dev makes" in str(seen.of("q").refusal)
 
 
-def test_a_gated_pod_whose_claim_goes_keeps_what_it_asks_for() -> None:
+def test_a_gated_pod_whose_claim_goes_waits_for_it_as_one_that_never_had_it() -> None:
     seen = Seen()
     seen.pods.put_claim(KEY, claim(4))
     seen.pods.put_pod("p", None, pod())
     seen.pods.put_claim(KEY, None)
-    assert seen.of().requests[0].count == 4
+    assert "ResourceClaim c, which does not exist" in str(seen.of().refusal)
 
 
 def test_an_allocation_that_appears_is_shown() -> None:
@@ -220,15 +213,59 @@ def test_an_allocation_that_appears_is_shown() -> None:
     assert seen.of().promised == "a"
 
 
-def test_a_claim_that_goes_first_takes_nothing_from_its_pod() -> None:
+def test_a_bound_pod_whose_claim_is_not_known_closes_its_node_until_it_goes() -> None:
     seen = Seen()
     seen.pods.put_claim(KEY, allocated("neuron-4"))
     seen.pods.put_pod("p", None, pod(gated=False, node="a"))
-    had = seen.of()
     seen.pods.put_claim(KEY, None)
-    assert seen.of() == had
+    assert isinstance(seen.of().assignment, Rejection)
+    assert "its ResourceClaim c is not known" in str(seen.of().assignment)
     seen.pods.put_pod("p", pod(gated=False, node="a"), None)
     assert seen.last["p"] is None
+
+
+def bound(name: str, **fields: Any) -> NeuronPod:
+    return pod(name, gated=False, node="a", **fields)
+
+
+def asks(seen: Seen) -> dict[str, int]:
+    """How many devices each pod has that was shown."""
+    return {
+        uid: sum(part.count for part in shown.requests) if isinstance(shown, NeuronPod) else 0
+        for uid, shown in seen.last.items()
+        if shown is not None
+    }
+
+
+def test_the_devices_of_a_shared_claim_count_for_the_first_live_pod_that_it_is_reserved_for() -> None:
+    seen = Seen()
+    for name in ("a", "b", "c"):
+        seen.pods.put_pod(name, None, bound(name))
+    seen.pods.put_claim(KEY, allocated("neuron-4", reserved_for=(PodUid("gone"), PodUid("b"), PodUid("c"))))
+    assert asks(seen) == {"a": 0, "b": 1, "c": 0}
+    seen.pods.put_pod("b", bound("b"), None)
+    assert asks(seen) == {"a": 0, "c": 1}
+    seen.pods.put_pod("c", bound("c"), bound("c", phase="Failed"))
+    assert asks(seen)["a"] == 1
+
+
+def test_a_shared_claim_that_is_reserved_for_no_pod_yet_counts_for_a_bound_one_or_else_the_oldest() -> None:
+    seen = Seen()
+    seen.pods.put_claim(KEY, allocated("neuron-4"))
+    for name, created in (("young", 2.0), ("old", 1.0)):
+        seen.pods.put_pod(name, None, pod(name, created=created))
+    assert asks(seen) == {"young": 0, "old": 1}
+    assert [seen.of(name).promised for name in ("young", "old")] == ["a", "a"]
+    seen.pods.put_pod("young", pod("young", created=2.0), bound("young", created=2.0))
+    assert asks(seen) == {"young": 1, "old": 0}
+
+
+def test_each_pod_of_a_shared_claim_asks_for_it_until_it_is_allocated() -> None:
+    seen = Seen()
+    seen.pods.put_claim(KEY, claim(4))
+    for name in ("p", "q"):
+        seen.pods.put_pod(name, None, pod(name))
+    assert asks(seen) == {"p": 4, "q": 4}
 
 
 def test_a_pod_with_claims_of_others_takes_only_cpu_of_its_node_and_is_released_if_it_is_gated() -> None:

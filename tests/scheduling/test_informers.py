@@ -183,11 +183,11 @@ async def test_e04_a_pod_is_unbound_while_it_lives_and_has_no_node(
 
 
 @asynccontextmanager
-async def following(server: StandInApiServer, world: World) -> AsyncIterator[None]:
+async def following(server: StandInApiServer, world: World, dra_driver: str = "") -> AsyncIterator[None]:
     """The informers of a state, synced, for the length of the block."""
     loop = asyncio.get_running_loop()
     clock = Clock(now=loop.time, sleep=asyncio.sleep)
-    informers = Informers(server, world.state, TYPES, lease_namespace="kube-system", clock=clock)
+    informers = Informers(server, world.state, TYPES, lease_namespace="kube-system", dra_driver=dra_driver, clock=clock)
     task = asyncio.create_task(informers.run())
     await informers.synced()
     try:
@@ -232,6 +232,36 @@ STOPPED = {"phase": "Succeeded", "containerStatuses": [{"name": "main", "state":
 def running_on_all_of(node: str) -> dict[str, Any]:
     held = pod_manifest("first", DEVICE, 16, node=node, annotations={"NEURON_DEVS": ",".join(map(str, range(16)))})
     return {**held, "status": RUNNING}
+
+
+@pytest.mark.looptime
+async def test_what_a_shared_claim_holds_stays_held_when_its_first_pod_is_deleted(world: World) -> None:
+    server, uses = StandInApiServer(), []
+    server.create_node(node_manifest("node", "trn1.32xlarge", claim_driver=DRIVER))
+    for name in ("first", "second"):
+        made = server.create_pod(claiming_pod(name, claim="c", nodeName="node"))
+        server.set_pod_status("default", name, RUNNING)
+        uses.append({"resource": "pods", "name": name, "uid": made["metadata"]["uid"]})
+    results = [
+        {"request": "neurons", "driver": DRIVER, "pool": "node-neuron", "device": f"neuron-{device}"}
+        for device in range(4)
+    ]
+    allocation = {"devices": {"results": results}}
+    server.create(RESOURCE_CLAIMS, {"metadata": {"name": "c"}, "spec": claim_spec(exactly(count=4))}, "default")
+    server.patch_status(RESOURCE_CLAIMS, "c", {"allocation": allocation, "reservedFor": uses}, "default")
+    async with following(server, world, DRIVER):
+        assert world.state.nodes["node"].used_mask.bit_count() == 8
+        server.delete_pod("default", "first", grace_seconds=0)
+        await until(lambda: len(world.state.pods) == 1 and "first" not in str(world.state.pods))
+        info = world.state.nodes["node"]
+        assert (info.used_mask, info.closed) == (0xFF, None)
+        assert info.free_mask.bit_count() == 24
+
+        server.patch_status(RESOURCE_CLAIMS, "c", {"reservedFor": uses[1:]}, "default")
+        await asyncio.sleep(TIMES.departed + TIMES.tick)
+        assert world.state.nodes["node"].used_mask == 0xFF
+        server.delete_pod("default", "second", grace_seconds=0)
+        await until(lambda: not world.state.nodes["node"].used_mask)
 
 
 @pytest.mark.looptime
