@@ -18,15 +18,15 @@ from neuron_plugin.cluster import KubernetesApi
 from neuron_plugin.cluster.nodes import neuron_node
 from neuron_plugin.cluster.objects import NODES
 from neuron_plugin.cluster.pods import PODS
-from neuron_plugin.controller import ExtenderSettings
-from neuron_plugin.controller.daemon import ExtenderDaemon
-from neuron_plugin.extender import FilterMode
-from neuron_plugin.extender.binding import Binder
-from neuron_plugin.extender.server import ExtenderService
-from neuron_plugin.scheduling.informers import keep_pod
-from neuron_plugin.scheduling.leadership import Readiness
-from neuron_plugin.scheduling.metrics import ExtenderMetrics
-from neuron_plugin.scheduling.state import ClusterState
+from neuron_plugin.placement import ExtenderSettings
+from neuron_plugin.placement.daemon import ExtenderDaemon
+from neuron_plugin.placement.extender.scheduler_config import FilterMode
+from neuron_plugin.placement.extender.binding import Binder
+from neuron_plugin.placement.extender.server import ExtenderService
+from neuron_plugin.placement.informers import keep_pod
+from neuron_plugin.placement.leadership import Readiness
+from neuron_plugin.placement.metrics import ExtenderMetrics
+from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.topology import catalogue, product_names
 from tests.support.api_server import Fault, Match, StandInApiServer
 from tests.support.manifests import container, node_manifest, pod_manifest

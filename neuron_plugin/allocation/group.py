@@ -36,7 +36,8 @@ class GroupMember:
 
     ``size`` is how many pods the group has, 0 where the pod does not say. ``rank`` orders the pods, as the index of
     their framework does; None where no index is known. ``leads``: the others are made once this pod runs or is placed.
-    ``unreadable`` says what of its wish cannot be read. ``leader_worker_set`` is the LeaderWorkerSet whose replica the group is, by name.
+    ``unreadable`` says what of its wish cannot be read. ``leader_worker_set`` is the name of the LeaderWorkerSet whose
+    replica the group is.
     """
 
     group: GroupName

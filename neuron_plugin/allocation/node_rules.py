@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from sys import intern
+from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 VOLUMES = "volumes"
@@ -163,6 +164,17 @@ class PodTerm:
 
     selector: PodSelector
     topology_key: str
+
+
+class PlacedPod(NamedTuple):
+    """A pod on a node, bound or promised there; ``anti_affinity`` and ``claims`` as ``PodRules`` has them."""
+
+    node: str
+    labels: PodLabels
+    bound: bool = True
+    terminating: bool = False
+    anti_affinity: tuple[PodTerm, ...] = ()
+    claims: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,10 +116,9 @@ class NeuronPod:
     ``unschedulable``: its scheduler does not find a node good; never of a pod on which nothing of ours was written.
 
     ``member`` says with which other pods it is placed. ``tried``: some scheduler has looked at it. ``ready``: it is
-    Ready. ``version`` is the object's, while our gate holds it. ``labels`` are its own, with its namespace. ``strategy`` is what the
-    annotation says, a ``Rejection`` if it says nothing that exists. ``rules`` is what kube-scheduler's own plugins
-    look at.
-    ``preempts``: pods of lower priority may be evicted for this one.
+    Ready. ``version`` is the object's, while our gate holds it. ``labels`` are its own, with its namespace.
+    ``strategy`` is what the annotation says, a ``Rejection`` if it says nothing that exists. ``rules`` is what
+    kube-scheduler's own plugins look at. ``preempts``: pods of lower priority may be evicted for this one.
 
     ``controller`` is what makes the pod again somewhere else, as KIND/NAME; empty without such a controller.
     ``movable`` says whether the pod may be evicted to make room, None where that is for its namespace to say.

@@ -18,8 +18,8 @@ from neuron_plugin.cli.command import UsageError
 from neuron_plugin.cluster import DecodeError
 from neuron_plugin.cluster.objects import NODES
 from neuron_plugin.cluster.pods import PODS
-from neuron_plugin.scheduling.informers import surveyed
-from neuron_plugin.scheduling.state import ClusterState
+from neuron_plugin.placement.informers import surveyed
+from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.topology import Catalogue
 
 _SECONDS_AN_HOUR = 3600.0

@@ -19,8 +19,8 @@ from neuron_plugin.cluster.api import PAGE_SECONDS
 from neuron_plugin.cluster.client import connect
 from neuron_plugin.instance_file import load_catalogue
 from neuron_plugin.monitor.views import NEURON_NODES, NEURON_PODS, NodeView, PodView, node_view, pod_view
-from neuron_plugin.scheduling.informers import Informers, survey
-from neuron_plugin.scheduling.state import ClusterState
+from neuron_plugin.placement.informers import Informers, survey
+from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.topology import Catalogue
 
 LEASES_SECONDS = 2.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from argparse import ArgumentParser, Namespace
 from urllib.parse import quote
 
@@ -12,8 +13,7 @@ from neuron_plugin.cli.command import VERSION, CommandError, Exit, UsageError, a
 from neuron_plugin.cli.target import add_cluster_flags, api_from, ask_extender, types_from
 from neuron_plugin.cluster import ClusterError
 from neuron_plugin.monitor.explain import Explanation, explain, explain_text, find_pod, question, unknown_pod_text
-from neuron_plugin.scheduling.informers import survey
-from neuron_plugin.scheduling.volumes import volumes_of
+from neuron_plugin.placement.informers import survey
 
 DESCRIPTION = """\
 Say for each node which set a pod would get there, or what it lacks and who holds the sets in its
@@ -71,6 +71,6 @@ async def _work_out(arguments: Namespace, namespace: str, name: str) -> Explanat
             pod = find_pod(state, namespace, name)
             if pod is None:
                 raise CommandError(unknown_pod_text(state, namespace, name))
-            return explain(question(state, pod, await volumes_of(api, pod)))
+            return explain(question(state, pod, time.time()))
     except ClusterError as error:
         raise CommandError(str(error)) from None

@@ -7,8 +7,8 @@ from argparse import ArgumentParser, Namespace
 
 from neuron_plugin.cli.command import CommandError, Exit
 from neuron_plugin.cli.daemons import add_settings, load_settings, printed_settings, run_daemon
-from neuron_plugin.controller import ExtenderSettings, check
 from neuron_plugin.instance_file import load_catalogue
+from neuron_plugin.placement import ExtenderSettings, check
 from neuron_plugin.settings import SettingsError
 
 DESCRIPTION = """\
@@ -41,7 +41,8 @@ def run(arguments: Namespace) -> int:
     async def serve(stop: asyncio.Event) -> None:
         from neuron_plugin.cluster import ClusterError
         from neuron_plugin.cluster.client import connect
-        from neuron_plugin.controller.daemon import ExtenderDaemon
+        from neuron_plugin.monitor.pages import MonitorPages
+        from neuron_plugin.placement.daemon import ExtenderDaemon, Pages
         from neuron_plugin.ui import Picture
 
         try:
@@ -49,7 +50,8 @@ def run(arguments: Namespace) -> int:
         except ClusterError as error:
             raise CommandError(str(error)) from error
         async with api:
-            await ExtenderDaemon(settings, types, api, pages=Picture(token) if settings.ui else None).run(stop)
+            pages: list[Pages] = [MonitorPages(), *([Picture(token)] if settings.ui else [])]
+            await ExtenderDaemon(settings, types, api, pages=pages).run(stop)
 
     run_daemon("neuron-plugin extender", settings, settings.log_format, settings.log_level, serve)
     return Exit.SUCCESS

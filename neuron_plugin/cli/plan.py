@@ -26,8 +26,8 @@ from neuron_plugin.cli.target import add_cluster_flags, api_from, ask_extender, 
 from neuron_plugin.cluster import ClusterError
 from neuron_plugin.inspection import plural
 from neuron_plugin.monitor.plan import PlanOptions, PlanReport, UnknownNodeError, plan
+from neuron_plugin.placement.informers import survey
 from neuron_plugin.planning import RULES, DemandError, Standing
-from neuron_plugin.scheduling.informers import survey
 
 DESCRIPTION = """\
 Say what would make room for the pods that wait, and change nothing.
@@ -45,9 +45,8 @@ columns:
   LOST      device-hours that the moved pods have worked since their start, or since their annotation
             neuron-plugin.io/last-checkpoint
 
-Constraints, cordon, taints, selectors, node affinity, volumes, ports, CPU, memory and other resources
-are looked at. A pod with pod affinity or a hard topology spread is listed as not judged. Exit status 1
-also says that a pod of those asked about fits nowhere now."""
+All that kube-scheduler's own plugins look at is looked at: taints, affinity, spread, volumes, CPU,
+memory and the rest. Exit status 1 also says that a pod of those asked about fits nowhere now."""
 
 EXAMPLES = """
 neuron-plugin plan
@@ -114,10 +113,9 @@ async def _planned(arguments: Namespace, options: PlanOptions) -> PlanReport:
 
     types = types_from(arguments)
     if arguments.cluster:
-        return await plan(None, read_cluster(arguments.cluster, types), options)
+        return await plan(read_cluster(arguments.cluster, types), options)
     async with api_from(arguments) as (api, lease_namespace):
-        state = await survey(api, types, lease_namespace=lease_namespace, judge=not options.idle)
-        return await plan(api, state, options)
+        return await plan(await survey(api, types, lease_namespace=lease_namespace, judge=not options.idle), options)
 
 
 def _idle_lines(report: PlanReport) -> Iterator[Line]:
@@ -147,12 +145,14 @@ def _drain_lines(report: PlanReport, node: str) -> Iterator[Line]:
     rows = [[(cell, "") for cell in (move.pod, move.target, move.ids)] for move in report.drained]
     rows += [[(name, ""), ("-", ""), (report.reasons[name], "bold red")] for name in report.stuck]
     yield from table(("POD", "NODE", "IDS"), rows) if rows else plain(f"{node} has no pod with Neuron devices")
+    if report.warnings:
+        yield from plain("", *report.warnings)
 
 
 def _lines(report: PlanReport) -> Iterator[Line]:
     """A row for each pod, the moves of each below, why others have no room, and how many more fit."""
     if not report.waiting:
-        yield from plain("no pod waits for Neuron devices" if not report.left_out else "no waiting pod can be judged")
+        yield from plain("no pod waits for Neuron devices")
     else:
         rows = []
         for pod in report.waiting:
@@ -168,7 +168,6 @@ def _lines(report: PlanReport) -> Iterator[Line]:
         for move in pod.moves
     ]
     below += [f"{pod.pod}: {pod.reason}" for pod in report.waiting if pod.reason]
-    below += [f"{name} is not judged: {report.reasons[name]}" for name in report.left_out]
     if below:
         yield from plain("", *below)
     if report.more:

@@ -429,7 +429,7 @@ async def _told(api: KubernetesApi, pod: Pod) -> str:
     """Why the placement controller lets a pod wait, as its event says; empty while there is none."""
     from neuron_plugin.cluster import ApiRequest
     from neuron_plugin.cluster.api import send
-    from neuron_plugin.gates.upkeep import WAITING
+    from neuron_plugin.placement.gates.upkeep import WAITING
 
     path = f"/apis/events.k8s.io/v1/namespaces/{pod.namespace}/events"
     events = msgspec.json.decode(await send(api, ApiRequest("GET", path), timeout_seconds=PAGE_SECONDS))["items"]

@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 
 from neuron_plugin.allocation.node_rules import DEFAULT_SCHEDULER
 from neuron_plugin.cli.command import OBJECTS, Exit, UsageError, add_output_flag, document, matching, server_url
-from neuron_plugin.extender import (
+from neuron_plugin.placement.extender.scheduler_config import (
     SECOND_SCHEDULER,
     ExtenderEndpoint,
     scheduler_configuration,

@@ -17,9 +17,9 @@ import msgspec
 from neuron_plugin.cli.command import CommandError, UsageError, server_url
 from neuron_plugin.cluster import ApiServer
 from neuron_plugin.cluster.client import connect
-from neuron_plugin.controller import ExtenderSettings
 from neuron_plugin.inspection import USUAL_FILE, InspectedNode, configuration_file, node_of
 from neuron_plugin.instance_file import load_catalogue
+from neuron_plugin.placement import ExtenderSettings
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.settings import SettingsError, description_of, load
 from neuron_plugin.topology import Catalogue

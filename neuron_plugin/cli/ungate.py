@@ -40,7 +40,7 @@ def run(arguments: Namespace) -> int:
     kubeconfig = kubeconfig_of(arguments.kubeconfig)
     from neuron_plugin.cluster import ClusterError
     from neuron_plugin.cluster.client import connect
-    from neuron_plugin.gates.ungate import release_gated
+    from neuron_plugin.placement.gates.ungate import release_gated
 
     async def released() -> tuple[Collection[str], Mapping[str, str]]:
         async with await connect(kubeconfig) as api:

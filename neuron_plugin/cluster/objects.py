@@ -59,6 +59,7 @@ class Metadata(Wire, frozen=True):
     namespace: str = ""
     uid: str = ""
     resource_version: str = ""
+    generation: int = 0
     creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
     annotations: dict[str, str] | None = None
@@ -205,8 +206,17 @@ class _SchedulingPolicy(Wire, frozen=True):
     gang: _Gang | None = None
 
 
+class _GroupTopology(Wire, frozen=True):
+    key: str = ""
+
+
+class _SchedulingConstraints(Wire, frozen=True):
+    topology: tuple[_GroupTopology, ...] | None = None
+
+
 class _PodGroupSpec(Wire, frozen=True):
     scheduling_policy: _SchedulingPolicy = _SchedulingPolicy()
+    scheduling_constraints: _SchedulingConstraints | None = None
 
 
 class PodGroup(ApiObject, frozen=True):
@@ -219,6 +229,12 @@ class PodGroup(ApiObject, frozen=True):
         """How many of its pods must be placed for any to be; 0 if it is no gang."""
         gang = self.spec.scheduling_policy.gang
         return gang.min_count if gang else 0
+
+    @property
+    def topology_key(self) -> str:
+        """The node label of which all of its pods have to see one value; empty if it asks for none."""
+        constraints = self.spec.scheduling_constraints
+        return next((topology.key for topology in (constraints and constraints.topology) or ()), "")
 
 
 # Resources of the API.

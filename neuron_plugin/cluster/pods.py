@@ -50,6 +50,7 @@ from neuron_plugin.allocation.node_rules import (
     NO_PREFERENCES,
     HostPort,
     NodeSelectorTerm,
+    PlacedPod,
     PodRules,
     PodSelector,
     PodTerm,
@@ -66,7 +67,6 @@ from neuron_plugin.allocation.requests import ContainerSpec, RequestError, parse
 from neuron_plugin.allocation.runs import ContainerRun
 from neuron_plugin.cluster.groups import group_member
 from neuron_plugin.cluster.objects import ApiObject, ApiResource, Wire
-from neuron_plugin.planning.population import PlacedPod
 
 STATIC_POD_UID_KEY = "kubernetes.io/config.hash"
 """On a mirror pod: the UID under which the kubelet knows the static pod (pkg/kubelet/types/constants.go)."""

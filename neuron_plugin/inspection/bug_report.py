@@ -28,14 +28,14 @@ from neuron_plugin.cluster.api import send
 from neuron_plugin.cluster.leases import LEASE_PREFIX
 from neuron_plugin.cluster.objects import LEASES, NODES, pages
 from neuron_plugin.cluster.pods import PODS
-from neuron_plugin.controller import ExtenderSettings
 from neuron_plugin.inspection.checks import CHECKS, examine
 from neuron_plugin.inspection.findings import Unknown, report_of
 from neuron_plugin.inspection.gathering import gather, gather_daemon, page_of
 from neuron_plugin.inspection.reports import machine_report, topology_report
 from neuron_plugin.monitor.views import node_view, pod_view
+from neuron_plugin.placement import ExtenderSettings
+from neuron_plugin.placement.informers import survey
 from neuron_plugin.plugin.settings import PluginSettings
-from neuron_plugin.scheduling.informers import survey
 from neuron_plugin.settings import as_yaml
 from neuron_plugin.topology import Catalogue
 

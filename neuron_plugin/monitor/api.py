@@ -21,8 +21,9 @@ from msgspec import Raw
 
 from neuron_plugin.allocation import NeuronPod, NodeInfo
 from neuron_plugin.monitor.views import API_VERSION, GROUP, node_view, pod_view
-from neuron_plugin.scheduling.leadership import SYNCED, Readiness
-from neuron_plugin.scheduling.state import ClusterState, StateChange, StateRecord
+from neuron_plugin.placement.changes import StateChange, StateRecord
+from neuron_plugin.placement.leadership import SYNCED, Readiness
+from neuron_plugin.placement.state import ClusterState
 
 MOST_WATCHES = 200
 """At one time; each is sent every change, whether anybody reads it or not."""

@@ -1,8 +1,7 @@
-"""Why does a pod fit a node or not: which set would it get, or which pods are in the way of which sets?
+"""A judgement of one pod, for people: where it fits, or why it waits; of a pod that has its devices, how they are.
 
-The functions that decide are asked, so an explanation cannot differ from the answer that the pod gets. An explanation
-is worked out from records that do not change, in a thread: thousands of nodes take some 0.1-0.4 s, and no other call
-waits for it.
+Nothing is judged here: ``planning/judgement`` is printed. An explanation is worked out from records that do not change,
+in a thread: thousands of nodes take some tenths of a second, and no other call waits for it.
 """
 
 from __future__ import annotations
@@ -12,87 +11,73 @@ from collections.abc import Collection, Iterator, Sequence
 
 import msgspec
 
-from neuron_plugin.allocation import (
-    Constraints,
-    ContainerRequest,
-    DeviceFacts,
-    NeuronPod,
-    NodeInfo,
-    PodRequest,
-    Rejection,
-)
+from neuron_plugin.allocation import NeuronPod, PodRequest, Rejection
 from neuron_plugin.allocation.keys import GATE, PREFIX
-from neuron_plugin.allocation.narrowing import usable_mask
-from neuron_plugin.allocation.node_rules import NO_USE, NOT_LOOKED_AT, VOLUMES, Volume, objections, shortages
 from neuron_plugin.allocation.pod import assigned_allocations
-from neuron_plugin.allocation.rejection import WRONG_PRODUCT
 from neuron_plugin.allocation.resources import ranges
-from neuron_plugin.planning import Cluster, Prospect, Standing, prospects
-from neuron_plugin.scheduling.assumptions import GROUP_DOES_NOT_FIT
-from neuron_plugin.scheduling.make_room import OTHER_NAME, note_of
-from neuron_plugin.scheduling.state import ClusterState
-from neuron_plugin.topology import Geometry, Unit, cores_in, valid_sets
+from neuron_plugin.monitor.views import pod_problem
+from neuron_plugin.placement.state import ClusterState
+from neuron_plugin.planning import Cluster, Scene, judge_all
+from neuron_plugin.planning.judgement import BlockedSet, NodeAnswer, Standing, ids_text, node_answers, note_of
+from neuron_plugin.topology import Unit, cores_in
 
 MOST_SETS = 4
-"""Sets shown per container and node: those with the fewest pods in their way; the others are counted."""
+"""Sets shown for each node: those with the fewest pods in their way; the others are counted."""
 MOST_NODES = 3
 """Nodes shown in text of those that give the same answer; the others are counted."""
 MOST_NAMES = 10
 """Pods named when another one is not known; the others are counted."""
 MOST_HOLDERS = 5
-"""Holders named in text per set; the others are counted."""
+"""Holders named in text for each set; the others are counted."""
 
 
-class BlockedSet(msgspec.Struct, frozen=True, rename="camel"):
-    """A set that would do for ``container``, and what is in its way.
+class SetView(msgspec.Struct, frozen=True, rename="camel"):
+    """A set of a container, and what is in its way if anything is.
 
-    ``holders`` are pods that have a part of it. No pod's end would change the state of ``unhealthy_devices`` and
-    ``disabled_devices``.
+    ``unit`` is ``device`` or ``core``. ``holders`` are pods that have a part of it. No pod's end would change the state
+    of ``unhealthy_devices`` and ``disabled_devices``.
     """
 
     container: str
-    ids: str
-    holders: tuple[str, ...]
-    unhealthy_devices: tuple[int, ...]
+    unit: str
+    ids: tuple[int, ...]
+    holders: tuple[str, ...] = ()
+    unhealthy_devices: tuple[int, ...] = ()
     disabled_devices: tuple[int, ...] = ()
-
-    @property
-    def weight(self) -> tuple[int, int]:
-        """How much is in the way: devices that no pod's end would free, then pods."""
-        return len(self.unhealthy_devices) + len(self.disabled_devices), len(self.holders)
 
 
 class NodeExplanation(msgspec.Struct, frozen=True, rename="camel"):
-    """One node's answer. ``fits`` is about its Neuron devices alone; ``sets`` has what each container would get.
+    """One node's answer: all its ``reasons`` against the pod, and the ``sets`` that are free for it all the same.
 
-    ``blocked`` has what is in the way if nothing, and ``more_blocked`` how many such sets are not shown. ``objections``
-    are why kube-scheduler does not place the pod there whatever its devices are.
+    ``blocked`` has what is in the way if nothing is free, and ``more_blocked`` how many such sets are not shown.
     """
 
     node: str
     fits: bool
-    reason: str
-    sets: tuple[str, ...] = ()
-    blocked: tuple[BlockedSet, ...] = ()
+    reasons: tuple[str, ...] = ()
+    sets: tuple[SetView, ...] = ()
+    blocked: tuple[SetView, ...] = ()
     more_blocked: int = 0
     details: tuple[str, ...] = ()
-    objections: tuple[str, ...] = ()
 
 
 class Explanation(msgspec.Struct, frozen=True, rename="camel"):
-    """A pod's prospects. ``note`` has what holds for all nodes, such as that it is bound already.
+    """A pod as it is judged. ``standing`` is one of ``planning.Standing``, or ``placed`` for a pod that has its place.
 
-    ``scheduler`` is the pod's schedulerName. ``gate`` says what our scheduling gate, or its end, means for a pod that
-    is not bound. ``move`` says which move of other pods would make room, or that room is being made.
+    ``sentence`` says why it waits, or where it is and how its devices are; ``helps`` what would help, ``move`` which
+    move of other pods would make room, or that room is being made. ``in_the_way`` are the pods that hold what is
+    nearest to being free. ``gate`` says what our scheduling gate, or its end, means for a pod that is not bound.
     """
 
     pod: str
     request: str
-    note: str
-    nodes: tuple[NodeExplanation, ...]
+    standing: str
+    sentence: str
+    nodes: tuple[NodeExplanation, ...] = ()
     scheduler: str = ""
+    helps: str = ""
     move: str = ""
-    not_looked_at: tuple[str, ...] = NOT_LOOKED_AT
+    in_the_way: tuple[str, ...] = ()
     gate: str = ""
 
 
@@ -100,28 +85,29 @@ class Question(msgspec.Struct, frozen=True):
     """A pod, and all that an explanation of it depends on, as of one moment.
 
     ``bound_to`` is the node that the pod is bound to, being bound to or was placed on. ``released`` says why it was
-    handed to its scheduler without a place. ``refusal`` is why no node can serve the pod.
-    ``move`` says that room is being made for it. ``volumes`` are those of its claims, None if they are not known.
+    handed to its scheduler without a place. ``refusal`` is why no node can serve the pod, ``move`` that room is being
+    made for it, and ``problem`` what is wrong with the devices that it has. ``now`` is in unix seconds.
     """
 
     cluster: Cluster
     pod: NeuronPod
     bound_to: str
     refusal: Rejection | None
-    move: str
-    volumes: tuple[Volume, ...] | None
+    move: str = ""
     released: str = ""
+    problem: str = ""
+    now: float = 0.0
 
 
-def question(state: ClusterState, pod: NeuronPod, volumes: tuple[Volume, ...] | None = ()) -> Question:
-    """What is asked about a pod now."""
+def question(state: ClusterState, pod: NeuronPod, now: float = 0.0) -> Question:
+    """What an explanation of a pod needs of the state as it is now."""
     move = ""
     if kept := state.reserved.get(pod.uid):
         cores = f"Cores {ranges(cores_in(kept.mask))} of node {kept.node} are reserved for it"
         move = f"{cores}: it is placed there once the pods that have some of them have ended."
-    cluster = state.cluster(volumes={pod.uid: volumes} if volumes else None)
     bound_to, released = state.bound_to(pod.uid) or pod.node, state.history.released.get(pod.uid, "")
-    return Question(cluster, pod, bound_to, state.refusal(pod), move, volumes, released)
+    problem = pod_problem(state, pod)
+    return Question(state.snapshot(), pod, bound_to, state.refusal(pod), move, released, problem, now)
 
 
 def find_pod(state: ClusterState, namespace: str, name: str) -> NeuronPod | None:
@@ -140,32 +126,55 @@ def unknown_pod_text(state: ClusterState, namespace: str, name: str) -> str:
 
 
 def explain(asked: Question) -> Explanation:
-    """A pod's prospects on every node, fitting ones first."""
-    pod, cluster = asked.pod, asked.cluster
-    name, scheduler = str(pod.reference), pod.rules.scheduler_name
+    """A pod as it is judged, with every node's answer; those where it fits first."""
+    pod = asked.pod
+    name, scheduler, request = str(pod.reference), pod.rules.scheduler_name, request_text(pod.requests)
     gate = _gate_text(asked)
-    if asked.refusal:
-        return Explanation(name, _request_text(pod.requests), str(asked.refusal), (), scheduler, gate=gate)
-    if not pod.requests:
-        return Explanation(name, "", "The pod asks for no Neuron resource: it fits every node.", (), scheduler)
     if asked.bound_to:
-        return Explanation(name, _request_text(pod.requests), _bound_text(asked), (), scheduler, gate=gate)
-    (expected,) = prospects(cluster, [pod])
-    nodes = [explain_node(cluster, info, pod, asked.volumes or ()) for info in cluster.nodes.values()]
-    note = "" if expected.standing is Standing.FITS else expected.reason
-    if cluster.is_gang(pod) and expected.standing is not Standing.FITS:
-        torn = {"fits": False, "reason": GROUP_DOES_NOT_FIT.text}
-        nodes = [msgspec.structs.replace(node, **torn) if node.fits else node for node in nodes]
-    elif expected.standing in {Standing.PIECES, Standing.SHORT, Standing.NEVER}:
-        note = OTHER_NAME if expected.held_under_another_name else ""
-    nodes.sort(key=lambda node: (not node.fits, bool(node.objections), node.node))
-    unknown = NOT_LOOKED_AT if asked.volumes is not None else (VOLUMES, *NOT_LOOKED_AT)
-    move = asked.move or _move_text(expected)
-    return Explanation(name, _request_text(pod.requests), note, tuple(nodes), scheduler, move, unknown, gate)
+        sentence = " ".join(filter(None, [_bound_text(asked), asked.problem and f"Its {asked.problem}."]))
+        return Explanation(name, request, "placed", sentence, scheduler=scheduler, gate=gate)
+    if asked.refusal:
+        return Explanation(name, request, Standing.NEVER, str(asked.refusal), scheduler=scheduler, gate=gate)
+    if not pod.requests:
+        sentence = "The pod asks for no Neuron resource: it fits every node."
+        return Explanation(name, "", Standing.FITS, sentence, scheduler=scheduler)
+    scene = Scene(asked.cluster)
+    (judged,) = judge_all(scene.fork(), [pod], now=asked.now)
+    nodes = [_explained(answer) for answer in node_answers(scene, pod)]
+    nodes.sort(key=lambda node: (not node.fits, not (node.sets or node.blocked), len(node.reasons), node.node))
+    return Explanation(
+        name,
+        request,
+        judged.standing,
+        judged.sentence,
+        tuple(nodes),
+        scheduler,
+        judged.helps,
+        asked.move or (f"{note_of(judged.move)}." if judged.move else ""),
+        tuple(map(str, judged.in_the_way)),
+        gate,
+    )
 
 
-def _move_text(expected: Prospect) -> str:
-    return note_of(expected.move) if expected.move else ""
+def _explained(answer: NodeAnswer) -> NodeExplanation:
+    sets = (
+        SetView(part.request.name, part.request.resource.unit, tuple(ids)) for part, ids in answer.ids_of_placement()
+    )
+    shown = answer.blocked[:MOST_SETS]
+    return NodeExplanation(
+        answer.name,
+        answer.fits,
+        answer.reasons,
+        tuple(sets),
+        tuple(map(_blocked, shown)),
+        len(answer.blocked) - len(shown),
+        answer.details,
+    )
+
+
+def _blocked(blocked: BlockedSet) -> SetView:
+    holders = (*map(str, blocked.holders), *(f"{pod} (reserved)" for pod in blocked.reserved_for))
+    return SetView(blocked.container, blocked.unit, blocked.ids, holders, blocked.unhealthy, blocked.disabled)
 
 
 def _gate_text(asked: Question) -> str:
@@ -175,8 +184,6 @@ def _gate_text(asked: Question) -> str:
         return ""
     if pod.gated and pod.promised:
         return f"The gate {GATE} holds it back until all of its group have a place."
-    if others := ", ".join(gate for gate in pod.rules.gates if gate != GATE):
-        return f"It is not scheduled before this gate is lifted: {others}."
     if pod.gated:
         return f"The gate {GATE} holds it back until it can be placed."
     if asked.released and not pod.promised:
@@ -199,14 +206,13 @@ def _bound_text(asked: Question) -> str:
     if isinstance(allocations, Rejection):
         return f"{text}: {allocations.detail}."
     geometry = info.inventory.geometry
-    has = (
-        f"{allocation.container}: {_ids(geometry, allocation.resource.unit, allocation.mask)}"
-        for allocation in allocations
-    )
+    units = ((allocation, allocation.resource.unit) for allocation in allocations)
+    has = (f"{one.container}: {ids_text(unit, geometry.ids_of(unit, one.mask))}" for one, unit in units)
     return f"{text}. It was assigned {'; '.join(has)}."
 
 
-def _request_text(request: PodRequest) -> str:
+def request_text(request: PodRequest) -> str:
+    """What each container asks for, for people."""
     texts = []
     for container in request:
         amounts = [f"{amount} {PREFIX}{name}" for name, amount in container.amounts]
@@ -214,87 +220,7 @@ def _request_text(request: PodRequest) -> str:
     return ", ".join(texts)
 
 
-def explain_node(cluster: Cluster, info: NodeInfo, pod: NeuronPod, volumes: Collection[Volume] = ()) -> NodeExplanation:
-    """What one node says to a pod."""
-    rules, request = info.node.rules, pod.requests
-    against = [*objections(pod.rules, info.name, rules, volumes)]
-    against += shortages(pod.rules, rules, cluster.uses.get(info.name, NO_USE)) if info.inventory else []
-    if isinstance(info.capacity, Rejection):
-        details = [reason.detail for _, reason in info.unclear]
-        if isinstance(info.node.inventory, Rejection) and info.node.inventory.detail:
-            details.append(info.node.inventory.detail)
-        return NodeExplanation(
-            info.name, fits=False, reason=info.capacity.text, details=tuple(details), objections=tuple(against)
-        )
-    geometry, placed, facts = info.capacity.geometry, info.capacity.place(request), info.capacity.facts
-    details = [
-        _left_text(facts, geometry, name)
-        for name in sorted({name for container in request for name, _ in container.amounts})
-    ]
-    if not isinstance(placed, Rejection):
-        sets = (
-            f"{container.request.name}: {_ids(geometry, container.request.resource.unit, container.mask)}"
-            for container in placed
-        )
-        return NodeExplanation(
-            info.name, fits=True, reason="", sets=tuple(sets), details=tuple(details), objections=tuple(against)
-        )
-    if placed is WRONG_PRODUCT:
-        details.append(f"its devices are {' or '.join(sorted(facts.names))}")
-    constraints = request[0].constraints
-    if isinstance(constraints, Constraints):
-        devices = range(geometry.device_count)
-        left_out = [device for device in devices if not constraints.allowed_devices >> device & 1]
-        details += [f"the pod's annotations leave out {_ids_text(Unit.DEVICE, left_out)}"] if left_out else []
-    blocked = [(container, _blocked(info, container, facts.unused)) for container in request]
-    return NodeExplanation(
-        info.name,
-        fits=False,
-        reason=placed.text,
-        blocked=tuple(blocked_set for _, sets in blocked for blocked_set in sets[:MOST_SETS]),
-        more_blocked=sum(max(len(sets) - MOST_SETS, 0) for _, sets in blocked),
-        details=tuple(details),
-        objections=tuple(against),
-    )
-
-
-def _left_text(facts: DeviceFacts, geometry: Geometry, name: str) -> str:
-    """What is left of an amount, by device."""
-    has, used = dict(facts.amounts).get(name), dict(facts.used).get(name, (0,) * geometry.device_count)
-    if has is None:
-        return f"how much {PREFIX}{name} a device has is not known"
-    devices: dict[int, list[int]] = {}
-    for device, amount in enumerate(used):
-        devices.setdefault(has - amount, []).append(device)
-    texts = (f"{left} on {_ids_text(Unit.DEVICE, ids)}" for left, ids in sorted(devices.items()))
-    return f"of {has} {PREFIX}{name} are left: {', '.join(texts)}"
-
-
-def _blocked(info: NodeInfo, container: ContainerRequest, facts: DeviceFacts) -> list[BlockedSet]:
-    """The sets of one container that its constraints allow, those nearest to being free first."""
-    inventory, unit = info.inventory, container.resource.unit
-    if inventory is None:
-        return []
-    geometry, disabled_mask, free_mask = inventory.geometry, inventory.disabled_mask, info.free_mask
-    may_be_used = inventory.healthy_mask | disabled_mask
-    usable, blocked = usable_mask(geometry, container, facts), []
-    for mask in valid_sets(geometry, unit, container.count):
-        if mask & usable == mask and mask & ~free_mask:
-            unhealthy = geometry.devices_touched(mask & ~may_be_used)
-            disabled = geometry.devices_touched(mask & disabled_mask)
-            kept = [f"{reservation.pod} (reserved)" for reservation in info.reservations if reservation.mask & mask]
-            holders = dict.fromkeys([*(str(allocation.pod) for allocation in info.ledger.overlapping(mask)), *kept])
-            ids = _ids(geometry, unit, mask)
-            blocked.append(BlockedSet(container.name, ids, tuple(holders), unhealthy, disabled))
-    return sorted(blocked, key=lambda blocked_set: blocked_set.weight)
-
-
-def _ids(geometry: Geometry, unit: Unit, mask: int) -> str:
-    return _ids_text(unit, geometry.ids_of(unit, mask))
-
-
-def _ids_text(unit: Unit, ids: Sequence[int]) -> str:
-    return f"{unit}{'s' if len(ids) > 1 else ''} {ranges(ids)}"
+# As text.
 
 
 def explain_text(explanation: Explanation, names: Collection[str] = ()) -> str:
@@ -304,52 +230,53 @@ def explain_text(explanation: Explanation, names: Collection[str] = ()) -> str:
     """
     scheduler = f" (schedulerName: {explanation.scheduler})" if explanation.scheduler else ""
     lines = [f"{explanation.pod} asks for {explanation.request or 'nothing'}{scheduler}"]
-    if explanation.note:
-        lines.append(explanation.note[0].upper() + explanation.note[1:])
-    if explanation.gate:
-        lines.append(explanation.gate)
+    if explanation.sentence:
+        lines.append(f"{explanation.sentence.removesuffix('.')}.")
+    lines += [explanation.gate] if explanation.gate else []
     alike = defaultdict[object, list[NodeExplanation]](list)
     for node in explanation.nodes:
         if not names or node.node in names:
-            alike[node.fits, node.reason, node.sets, node.objections].append(node)
+            alike[node.fits, node.reasons, node.sets].append(node)
     for nodes in alike.values():
-        nodes.sort(key=lambda node: [blocked_set.weight for blocked_set in node.blocked])
+        nodes.sort(key=lambda node: [_weight(blocked) for blocked in node.blocked])
         differ = len({(node.blocked, node.details) for node in nodes}) > 1
         shown = nodes if names else nodes[: MOST_NODES if differ else 1]
-        more = [node.node for node in nodes[len(shown) :]]
         for node in shown:
             lines += _node_lines(node, several=", " in explanation.request)
-        if more:
+        if more := [node.node for node in nodes[len(shown) :]]:
             lines.append(f"  {len(more)} more like this: {_named(sorted(more), MOST_NODES)}")
-    if explanation.move:
-        lines.append(explanation.move)
-    if explanation.nodes:
-        lines.append(f"Not looked at: {', '.join(explanation.not_looked_at)}.")
+    lines += [f"{text.removesuffix('.')}." for text in (explanation.move, explanation.helps) if text]
     return "\n".join(lines) + "\n"
 
 
+def _weight(blocked: SetView) -> tuple[int, int]:
+    return len(blocked.unhealthy_devices) + len(blocked.disabled_devices), len(blocked.holders)
+
+
+def _set_text(view: SetView) -> str:
+    return ids_text(Unit(view.unit), view.ids)
+
+
 def _node_lines(node: NodeExplanation, *, several: bool) -> Iterator[str]:
-    verdict = f"fits, would get {'; '.join(node.sets)}" if node.fits else node.reason
-    if node.objections:
-        verdict += f"{', but' if node.fits else '; and'} kube-scheduler leaves it out: {'; '.join(node.objections)}"
+    sets = "; ".join(f"{view.container}: {_set_text(view)}" for view in node.sets)
+    free = f"has {sets} free, but " if sets else ""
+    verdict = f"fits, would get {sets}" if node.fits else free + "; ".join(node.reasons)
     yield f"{node.node}: {verdict}"
     yield from (f"  {detail}" for detail in node.details)
     together = defaultdict[tuple[str, str], list[str]](list)  # sets with the same in their way stand in one line
-    for blocked_set in node.blocked:
-        held = f"held by {_named(blocked_set.holders, MOST_HOLDERS)}" if blocked_set.holders else ""
-        broken = (
-            f"unhealthy or missing: {ranges(blocked_set.unhealthy_devices)}" if blocked_set.unhealthy_devices else ""
-        )
-        disabled = f"disabled: {ranges(blocked_set.disabled_devices)}" if blocked_set.disabled_devices else ""
+    for blocked in node.blocked:
+        held = f"held by {_named(blocked.holders, MOST_HOLDERS)}" if blocked.holders else ""
+        broken = f"unhealthy or missing: {ranges(blocked.unhealthy_devices)}" if blocked.unhealthy_devices else ""
+        disabled = f"disabled: {ranges(blocked.disabled_devices)}" if blocked.disabled_devices else ""
         why = "; ".join(filter(None, (held, broken, disabled)))
-        together[blocked_set.container, why or "free, but not all at once"].append(blocked_set.ids)
+        together[blocked.container, why or "free, but not all at once"].append(_set_text(blocked))
     for (container, why), ids in together.items():
         yield f"  {f'{container}: ' if several else ''}{' or '.join(ids)}: {why}"
     if node.more_blocked:
         yield f"  and {node.more_blocked} more sets with as much or more in their way"
 
 
-def _named(names: Collection[str], most: int) -> str:
+def _named(names: Sequence[str], most: int) -> str:
     """The first names, and how many others there are."""
-    listed = ", ".join(list(names)[:most])
+    listed = ", ".join(names[:most])
     return f"{listed} and {len(names) - most} others" if len(names) > most else listed

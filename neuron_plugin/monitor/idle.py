@@ -7,7 +7,7 @@ import msgspec
 from neuron_plugin.allocation import Allocation, ContainerKind, NeuronPod
 from neuron_plugin.allocation.resources import format_ids, ranges
 from neuron_plugin.allocation.utilization import ContainerUtilization
-from neuron_plugin.scheduling.state import ClusterState
+from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.topology import Geometry, Unit, cores_in
 
 _HOUR = 3600

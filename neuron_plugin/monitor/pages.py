@@ -7,27 +7,57 @@ that do not change: only the request waits for them.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable
 
 import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from neuron_plugin.allocation import NodeInfo
 from neuron_plugin.allocation.resources import ranges
-from neuron_plugin.cluster import ApiServer, ClusterError
+from neuron_plugin.cluster import ApiServer
+from neuron_plugin.monitor.api import Monitor
 from neuron_plugin.monitor.explain import explain, explain_text, find_pod, question, unknown_pod_text
 from neuron_plugin.monitor.plan import PlanOptions, UnknownNodeError, plan
 from neuron_plugin.monitor.views import node_view
+from neuron_plugin.placement.leadership import Readiness
+from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.planning import DemandError
-from neuron_plugin.scheduling.state import ClusterState
-from neuron_plugin.scheduling.volumes import volumes_of
 from neuron_plugin.topology import cores_in
 
 _HEADINGS = ("NODE", "TYPE", "FREE DEVICES", "USED CORES", "PODS", "STATE")
 
 
-def inspection_routes(state: ClusterState, api: ApiServer | None = None) -> list[web.RouteDef]:
-    """The routes; volumes are not looked at without an ``api``."""
+class MonitorPages:
+    """The monitor API and these pages, as the placement controller serves them."""
+
+    on_both_ports = True
+
+    def __init__(self) -> None:
+        self._monitors: list[Monitor] = []
+
+    def routes(self, state: ClusterState, api: ApiServer, ready: Readiness) -> list[web.RouteDef]:  # noqa: ARG002 - a protocol
+        """What is served."""
+        monitor = Monitor(state, ready)
+        self._monitors.append(monitor)
+        return [*monitor.routes(), *inspection_routes(state)]
+
+    def guard(self) -> list[Middleware]:
+        """Nothing is asked of callers."""
+        return []
+
+    async def run(self, state: ClusterState) -> None:
+        """Nothing has to be done."""
+
+    def stop(self) -> None:
+        """Send watchers away."""
+        for monitor in self._monitors:
+            monitor.stop()
+
+
+def inspection_routes(state: ClusterState) -> list[web.RouteDef]:
+    """The routes of a state."""
 
     async def inspect(request: web.Request) -> web.Response:
         name = request.match_info.get("node")
@@ -44,7 +74,7 @@ def inspection_routes(state: ClusterState, api: ApiServer | None = None) -> list
         pod = find_pod(state, namespace, name)
         if pod is None:
             raise web.HTTPNotFound(text=f"{unknown_pod_text(state, namespace, name)}\n")
-        explanation = await asyncio.to_thread(explain, question(state, pod, await volumes_of(api, pod)))
+        explanation = await asyncio.to_thread(explain, question(state, pod, time.time()))
         if request.query.get("format") == "json":
             return web.Response(body=msgspec.json.encode(explanation), content_type="application/json")
         return web.Response(text=explain_text(explanation, request.query.getall("node", [])))
@@ -52,13 +82,11 @@ def inspection_routes(state: ClusterState, api: ApiServer | None = None) -> list
     async def plan_for(request: web.Request) -> web.Response:
         try:
             options = msgspec.convert(dict(request.query), PlanOptions, strict=False)
-            report = await plan(api, state, options)
+            report = await plan(state, options)
         except (msgspec.ValidationError, DemandError) as error:
             raise web.HTTPBadRequest(text=f"{error}\n") from None
         except UnknownNodeError as error:
             raise web.HTTPNotFound(text=f"{error}\n") from None
-        except ClusterError as error:
-            raise web.HTTPServiceUnavailable(text=f"{error}\n") from None
         return web.Response(body=msgspec.json.encode(report), content_type="application/json")
 
     return [

@@ -21,7 +21,7 @@ from neuron_plugin.allocation.pod import assigned_allocations, mask_union
 from neuron_plugin.allocation.resources import format_ids, ranges
 from neuron_plugin.allocation.utilization import ContainerUtilization, Utilization
 from neuron_plugin.cluster import ApiResource
-from neuron_plugin.scheduling.state import ClusterState
+from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.topology import CoreMask, Geometry, Unit, cores_in, free_sets, valid_sets
 
 GROUP = "/apis/neuron-plugin.io/v1"
@@ -387,15 +387,12 @@ def pod_view(state: ClusterState, pod: NeuronPod, version: int = 0) -> PodView:
     )
     info = state.nodes.get(pod.place)
     inventory = info.inventory if info else None
-    containers, problem = _containers(pod, inventory.geometry if inventory else None)
+    containers, _ = _containers(pod, inventory.geometry if inventory else None)
     if used := state.utilization_of(pod.uid, pod.node):
         containers = tuple(
             replace(container, utilization=_container_utilization(used.get(container.name))) for container in containers
         )
-    if inventory and not problem:
-        problem = _broken_text(inventory, containers)
-    if info and pod.reference in info.void:
-        problem = f"what it was promised on {info.name} is not free any more: the plugin chooses there"
+    problem = pod_problem(state, pod)
     return PodView(
         metadata=ViewMetadata(
             pod.reference.name,
@@ -425,6 +422,16 @@ def pod_view(state: ClusterState, pod: NeuronPod, version: int = 0) -> PodView:
             released_plainly="" if pod.place else state.history.released.get(pod.uid, ""),
         ),
     )
+
+
+def pod_problem(state: ClusterState, pod: NeuronPod) -> str:
+    """Why a pod's request or assignment cannot be followed, or what is wrong with its devices; empty if nothing is."""
+    info = state.nodes.get(pod.place)
+    inventory = info.inventory if info else None
+    containers, problem = _containers(pod, inventory.geometry if inventory else None)
+    if info and pod.reference in info.void:
+        return f"what it was promised on {info.name} is not free any more: the plugin chooses there"
+    return problem or (_broken_text(inventory, containers) if inventory else "")
 
 
 def _phase(pod: NeuronPod) -> str:

@@ -105,7 +105,9 @@ class Context:
             return "the leader's lease was not renewed lately and may run out before a write ends"
         return ""
 
-    async def report(self, about: PodReference | ObjectReference, reason: str, note: str, *, warning: bool = True) -> None:
+    async def report(
+        self, about: PodReference | ObjectReference, reason: str, note: str, *, warning: bool = True
+    ) -> None:
         """Write an event. One that cannot be written is no error: a log line and a metric have reported the same."""
         regarding = about_pod(about) if isinstance(about, PodReference) else about
         request = create_event(

@@ -1,7 +1,7 @@
-"""The extender put together: informers, election, binds and the servers, from start to SIGTERM.
+"""The placement controller put together: informers, election, the placer, binds and the servers, from start to SIGTERM.
 
 The order of the end matters: unready first, so that the scheduler's Service stops sending; then watchers are sent away
-and binds under way are waited for; only then the Lease is given up and the server closed.
+and writes under way are waited for; only then the Lease is given up and the server closed.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import Protocol
 
 from aiohttp.typedefs import Middleware
 from aiohttp.web import RouteDef
@@ -26,20 +26,22 @@ from prometheus_client import Metric
 from neuron_plugin.backoff import CLOCK, keep_running
 from neuron_plugin.cluster import ApiServer, Election, LeaseName
 from neuron_plugin.cluster.leases import Terms
-from neuron_plugin.placement.settings import ExtenderSettings, MakeRoom
 from neuron_plugin.decision_log import DecisionLog, decisions_document
-from neuron_plugin.placement.extender.binding import Binder, BindTimes
-from neuron_plugin.placement.extender.server import ExtenderService, ServerCertificate, redirect_to_leader, verb_routes
-from neuron_plugin.placement.gates.claims import ClaimWriter
-from neuron_plugin.placement.gates.demand_pods import DemandPods, PlaceholderForm
+from neuron_plugin.http_server import ProbeAnswer, serving, status_application
+from neuron_plugin.placement.claims import ClaimWriter
+from neuron_plugin.placement.context import Context, Times, every
+from neuron_plugin.placement.events import NodeEvents
+from neuron_plugin.placement.extender.binding import Binder
+from neuron_plugin.placement.extender.filter import LeadEnding, Leads
+from neuron_plugin.placement.extender.server import (
+    ExtenderService,
+    ServerCertificate,
+    redirect_to_leader,
+    verb_routes,
+)
 from neuron_plugin.placement.gates.placer import Placer
 from neuron_plugin.placement.gates.upkeep import Upkeep
 from neuron_plugin.placement.gates.webhook import application as webhook_application
-from neuron_plugin.http_server import ProbeAnswer, serving, status_application
-from neuron_plugin.monitor.api import Monitor
-from neuron_plugin.monitor.pages import inspection_routes
-from neuron_plugin.planning import RULES, MoveRules
-from neuron_plugin.placement.events import PERIOD_SECONDS, PodEvents
 from neuron_plugin.placement.informers import Informers, InformerTimes
 from neuron_plugin.placement.leadership import (
     CONDITION,
@@ -50,10 +52,13 @@ from neuron_plugin.placement.leadership import (
     Leadership,
     Readiness,
 )
-from neuron_plugin.placement.make_room import RoomPlanner, RoomTimes
 from neuron_plugin.placement.metrics import ExtenderMetrics, state_metrics
-from neuron_plugin.placement.moving import Mover
+from neuron_plugin.placement.planner import Planner
+from neuron_plugin.placement.room import Room
+from neuron_plugin.placement.settings import ExtenderSettings, MakeRoom
 from neuron_plugin.placement.state import ClusterState
+from neuron_plugin.placement.writer import Writer
+from neuron_plugin.planning import RULES, MoveRules
 from neuron_plugin.topology import Catalogue, product_names
 
 _log = logging.getLogger(__name__)
@@ -61,22 +66,20 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ControllerTimes:
-    """The times of the parts, and those of the daemon itself, in seconds. ``binds.answer`` is the setting's instead.
+    """The times of the parts, and those of the daemon itself, in seconds.
 
-    ``events``: between two looks at what closes nodes. ``settle``: between two looks at assumed pods. ``leases``: how
-    long a start waits for the plugins' Leases, which it need not have the right to read. ``idle``: longer than Go keeps
-    idle connections (90 s), so that the scheduler never writes into one that is just being closed.
+    ``settle``: between two looks at assumed pods. ``leases``: how long a start waits for the plugins' Leases, which it
+    need not have the right to read. ``idle``: longer than Go keeps idle connections (90 s), so that the scheduler never
+    writes into one that is just being closed.
 
-    ``drain`` is for the binds at the end, of the five seconds a shutdown may take: giving up the Lease may take two,
-    closing the servers some tenths. A bind that is not decided by then is answered as undecided, and the next process
+    ``drain`` is for the writes at the end, of the five seconds a shutdown may take: giving up the Lease may take two,
+    closing the servers some tenths. A write that is not decided by then is answered as undecided, and the next process
     finds what became of it.
     """
 
     terms: Terms = field(default_factory=Terms)
-    binds: BindTimes = field(default_factory=BindTimes)
+    placing: Times = field(default_factory=Times)
     informers: InformerTimes = field(default_factory=InformerTimes)
-    room: RoomTimes = field(default_factory=RoomTimes)
-    events: float = PERIOD_SECONDS
     settle: float = 1.0
     leases: float = 1.0
     idle: float = 120.0
@@ -87,20 +90,26 @@ TIMES = ControllerTimes()
 
 
 class Pages(Protocol):
-    """Further pages of the health port, about a state that the daemon keeps."""
+    """Further pages about a state that the daemon keeps: the monitor API, explanations, the live page."""
 
-    def routes(self, state: ClusterState, api: ApiServer | None = None) -> list[RouteDef]:
+    on_both_ports: bool
+    """Whether they are served on the scheduler's port, too, and not on the health port alone."""
+
+    def routes(self, state: ClusterState, api: ApiServer, ready: Readiness) -> list[RouteDef]:
         """What is served; ``api`` is asked for what the state does not have."""
 
     def guard(self) -> list[Middleware]:
-        """What every request of the port goes through."""
+        """What every request of the health port goes through."""
 
-    async def run(self, state: ClusterState) -> NoReturn:
+    async def run(self, state: ClusterState) -> None:
         """What the pages need to be done meanwhile."""
+
+    def stop(self) -> None:
+        """The daemon ends: send watchers away."""
 
 
 class ExtenderDaemon:
-    """One replica of the extender; ``run`` ends when ``stop`` is set. It is the ``Status`` of its HTTP servers."""
+    """One replica of the controller; ``run`` ends when ``stop`` is set. It is the ``Status`` of its HTTP servers."""
 
     def __init__(
         self,
@@ -109,113 +118,85 @@ class ExtenderDaemon:
         api: ApiServer,
         *,
         times: ControllerTimes = TIMES,
-        pages: Pages | None = None,
+        pages: Sequence[Pages] = (),
     ) -> None:
         """Nothing runs or is read before ``run``."""
+        self._api = api
         self._settings = settings
         self._times = times
-        self._api = api
         self._pages = pages
-        self._identity = settings.identity or socket.gethostname()
-        self._metrics = ExtenderMetrics()
+        identity = settings.identity or socket.gethostname()
         unmet = {SYNCED: "the first lists are not in yet", CONDITION: NOT_LEADER}
         self.ready = Readiness(unmet | ({ELECTION: NOT_READ} if settings.leader_election else {}))
         # So fine that no two replicas number different changes alike.
-        self.state = ClusterState(time.time_ns(), product_names(types))
-        self._monitor = Monitor(self.state, self.ready)
-        namespace = settings.lease_namespace if settings.plugin_leases else ""
-        driver = settings.dra_driver
-        self._informers = Informers(
-            api, self.state, types, self._metrics, lease_namespace=namespace, dra_driver=driver, times=times.informers
+        self.state = ClusterState(
+            time.time_ns(),
+            product_names(types),
+            strategy=settings.placement,
+            preferences=settings.preferences,
+            levels=settings.topology_levels,
         )
-        decisions = DecisionLog()
-        lease = LeaseName(settings.lease_namespace, settings.lease_name, self._identity, url=settings.url)
-        per_minute = settings.make_room_evictions_per_minute
-        rules = MoveRules(most_victims=min(RULES.most_victims, per_minute), by_priority=settings.make_room_by_priority)
-        mover = None
-        if settings.leader_election:  # the leader's Lease keeps what is reserved
-            mover = Mover(
-                api,
-                self.state,
-                self.ready,
-                self._metrics,
-                decisions,
-                lease=lease,
-                instance=self._identity,
-                rules=rules,
-                evictions_per_minute=per_minute,
-            )
+        self._metrics = ExtenderMetrics()
+        self._informers = Informers(
+            api,
+            self.state,
+            types,
+            self._metrics,
+            lease_namespace=settings.lease_namespace if settings.plugin_leases else "",
+            dra_driver=settings.dra_driver,
+            times=times.informers,
+        )
+        lease = LeaseName(settings.lease_namespace, settings.lease_name, identity, url=settings.url)
         self._leadership = Leadership(
             self.ready,
             self._informers,
-            landing_seconds=times.binds.landing,
+            landing_seconds=times.placing.landing,
             patience_seconds=times.terms.renew_deadline,
-            successor=mover,
         )
         self._election: Election | None = None
         if settings.leader_election:
             self._election = Election(api, lease, self._leadership, settled=self._settled, terms=times.terms)
-        self.binder = Binder(
-            self.state,
+        context = Context(
             api,
-            self.ready,
-            election=self._election,
-            dialects=settings.dialects,
-            strategy=settings.placement,
-            decisions=decisions,
-            times=replace(times.binds, answer=settings.answer_seconds),
-        )
-        self.service = ExtenderService(
             self.state,
-            self.binder,
             self.ready,
-            self._metrics,
-            answer=settings.answer,
-            preempt_unoffered=settings.preempt_unoffered,
+            identity,
+            metrics=self._metrics,
+            decisions=DecisionLog(),
+            election=self._election,
+            times=replace(times.placing, reserve=settings.group_reserve),
         )
+        self._context = context
         claims = None
         if settings.dra_driver:
-            claims = ClaimWriter(api, settings.dra_driver, self._informers.claims, time.time_ns)
-        self._placer = Placer(
-            api,
-            self.state,
-            self.ready,
-            self._metrics,
-            instance=self._identity,
-            election=self._election,
-            dialects=settings.dialects,
-            strategy=settings.placement,
-            decisions=decisions,
-            claims=claims,
+            claims = ClaimWriter(api, settings.dra_driver, self._informers.claims, context.unix_ns)
+        self._writer = Writer(context, settings.dialects, claims)
+        per_minute = settings.make_room_evictions_per_minute
+        rules = MoveRules(most_victims=min(RULES.most_victims, per_minute), by_priority=settings.make_room_by_priority)
+        # The leader's Lease keeps what is reserved: without an election nobody is evicted.
+        self._room = Room(
+            context,
+            self._writer,
+            lease=lease if settings.leader_election else None,
+            rules=rules,
+            evictions_per_minute=per_minute,
         )
-        self._upkeep = Upkeep(
-            api,
-            self.state,
-            self.ready,
-            self._placer,
-            instance=self._identity,
-            release_when_full=settings.release_after,
+        self._leadership.successor = self._room
+        self._leads = Leads(context, self._writer)
+        self.binder = Binder(context, self._writer, self._leads, answer_seconds=settings.answer_seconds)
+        self.service = ExtenderService(
+            context, self.binder, self._leads, answer=settings.answer, strategy=settings.placement
         )
-        self._demand: DemandPods | None = None
-        if settings.demand_image:
-            form = PlaceholderForm(settings.lease_namespace, settings.demand_image, settings.demand_priority_class)
-            self._demand = DemandPods(api, self.ready, self._upkeep, form, instance=self._identity)
-        self._events = PodEvents(
-            api, self.state, self.ready, self._metrics, instance=self._identity, period_seconds=times.events
-        )
-        self._room = RoomPlanner(
-            api,
-            self.state,
-            self.ready,
-            self._metrics,
+        self._placer = Placer(context, self._writer, self._room)
+        self._upkeep = Upkeep(context, self._writer, self._placer, release_when_full=settings.release_after)
+        self._events = NodeEvents(context)
+        self._planner = Planner(
+            context,
+            self._room,
             rules=rules,
             after_seconds=settings.make_room_after,
-            instance=self._identity,
-            strategy=settings.placement,
-            mover=mover,
             plans_moves=settings.make_room is not MakeRoom.OFF,
             makes_moves=settings.make_room is MakeRoom.ACT,
-            times=times.room,
         )
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -226,29 +207,29 @@ class ExtenderDaemon:
         Raises:
             OSError: an address cannot be listened on, or a certificate not be read.
         """
+        placing = self._times.placing
         async with self._serving(), asyncio.TaskGroup() as group:
             jobs: dict[str, Coroutine[None, None, None]] = {
                 "informers": self._informers.run(),
-                "settle": self._settle(),
+                "settle": every(self._times.settle, self.binder.settle),
                 "synced": self._synced(),
                 "gates": self._placer.run(),
-                "upkeep": keep_running("upkeep", self._upkeep.run),
-                "events": keep_running("events", self._events.run),
-                "room": keep_running("room", self._room.run),
+                "upkeep": keep_running("upkeep", partial(every, placing.tick, self._upkeep.look)),
+                "events": keep_running("events", partial(every, placing.events, self._events.look)),
+                "room": keep_running("room", self._planner.run),
             }
-            if self._demand:
-                jobs["demand"] = keep_running("demand", self._demand.run)
             if self._election:
                 jobs |= {"election": self._election.run(), "leadership": self._leadership.run()}
             else:
                 jobs["lead"] = self._leadership.lead_alone()
-            if self._pages:
-                jobs["pages"] = keep_running("pages", partial(self._pages.run, self.state))
+            for number, pages in enumerate(self._pages):
+                jobs[f"pages {number}"] = keep_running("pages", partial(pages.run, self.state))
             tasks = [group.create_task(job, name=name) for name, job in jobs.items()]
             await stop.wait()
             _log.info("stopping", extra={"binds_under_way": self.binder.under_way})
             self.ready.unmet("stopping", "this replica is shutting down")
-            self._monitor.stop()
+            for pages in self._pages:
+                pages.stop()
             try:
                 async with asyncio.timeout(self._times.drain):
                     await self.binder.drain()
@@ -276,16 +257,16 @@ class ExtenderDaemon:
             self.state,
             leading=not self.ready.conditions[CONDITION],
             ages=self._informers.ages(),
-            unseen=self.binder.assumed.unseen(),
+            unseen=self._writer.unseen(),
             under_way=self.binder.under_way,
-            endings=self.binder.assumptions.endings,
+            endings={ending.value: self._leads.endings[ending] for ending in LeadEnding},
             now=CLOCK.now(),
             unix_now=time.time(),
         )
 
     def decisions(self) -> bytes:
         """What was bound lately and what else there was; worked out now, some 10 ms in all, in a thread."""
-        return decisions_document(self.binder.decisions)
+        return decisions_document(self._context.decisions)
 
     async def _synced(self) -> None:
         """Serve once the first lists are in, and take what they brought out of the collector's sight.
@@ -299,11 +280,6 @@ class ExtenderDaemon:
         self.ready.met(SYNCED)
         gc.freeze()
 
-    async def _settle(self) -> None:
-        while True:
-            await self.binder.settle()
-            await asyncio.sleep(self._times.settle)
-
     def _settled(self) -> bool:
         """Whether nothing that this replica wrote may still take effect."""
         return not (self.binder.under_way or self._placer.under_way) and all(
@@ -316,14 +292,14 @@ class ExtenderDaemon:
         settings = self._settings
         app = status_application(self, max_body_bytes=settings.max_body_mib << 20)
         app.add_routes(verb_routes(self.service))
-        app.add_routes([*self._monitor.routes(), *inspection_routes(self.state, self._api)])
         if self._election:
             app.middlewares.append(redirect_to_leader(self._election))
         health_app = status_application(self)
-        health_app.add_routes([*self._monitor.routes(), *inspection_routes(self.state, self._api)])
-        if self._pages:
-            health_app.add_routes(self._pages.routes(self.state, self._api))
-            health_app.middlewares.extend(self._pages.guard())
+        for pages in self._pages:
+            routes = pages.routes(self.state, self._api, self.ready)
+            health_app.add_routes(routes)
+            app.add_routes(routes if pages.on_both_ports else [])
+            health_app.middlewares.extend(pages.guard())
         async with AsyncExitStack() as stack:
             tls = stack.enter_context(self._certificate(settings.client_ca))
             served = serving(app, settings.address, settings.port, tls=tls, idle_seconds=self._times.idle)

@@ -18,14 +18,13 @@ from functools import partial
 
 from neuron_plugin.allocation import Assignment, NeuronNode, NeuronPod, PodUid
 from neuron_plugin.allocation.claims import NeuronClaim
-from neuron_plugin.allocation.keys import DEMAND_LABEL, UTILIZATION_KEY
-from neuron_plugin.allocation.pod import is_movable
+from neuron_plugin.allocation.group import TopologyWish
+from neuron_plugin.allocation.keys import UTILIZATION_KEY
 from neuron_plugin.allocation.utilization import read_utilization
 from neuron_plugin.backoff import CLOCK, Clock
 from neuron_plugin.cluster import (
     ApiError,
     ApiRequest,
-    ApiResource,
     ApiServer,
     ClusterError,
     Lease,
@@ -38,17 +37,19 @@ from neuron_plugin.cluster.api import PAGE_SECONDS, send
 from neuron_plugin.cluster.claims import RESOURCE_CLAIMS, ResourceClaim, neuron_claim
 from neuron_plugin.cluster.leases import LEASE_PREFIX, ObservedLease
 from neuron_plugin.cluster.nodes import neuron_node
-from neuron_plugin.cluster.objects import LEASES, NODES, POD_GROUPS, ApiObject, PodGroup, pages
+from neuron_plugin.cluster.objects import LEASES, NODES, POD_GROUPS, PodGroup, pages
 from neuron_plugin.cluster.pods import PODS, PodUse, asks_for_neuron, neuron_pod, pod_use
 from neuron_plugin.cluster.reflector import Observer
+from neuron_plugin.placement import storage
 from neuron_plugin.placement.claims import ClaimedPods, Shown
 from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.topology import Catalogue, product_names
 
 _log = logging.getLogger(__name__)
-_NAMESPACES = ApiResource("/api/v1", "namespaces", ApiObject)
 LOOK_SECONDS = 1.0
 """Between two looks at a Lease that shows whether it is renewed."""
+_STORAGE_LOOK_SECONDS = 0.1
+"""Between two looks whether the first lists of storage are in."""
 PATIENCE_SECONDS = 20.0
 """How long ``survey`` looks whether a plugin's Lease is renewed or runs out: by default it lasts 8 s."""
 
@@ -76,13 +77,12 @@ def keep_pod(pod: Pod, *, claims: bool = False) -> NeuronPod | PodUse | None:
 
     With ``claims``, pods that have claims may ask for Neuron by them: they are kept whole.
 
-    A terminal pod is as good as gone, unless its kubelet got no devices for it. A placeholder waits for an autoscaler,
-    not for devices; only once it is bound does it take some. Phase and start decide nothing here:
+    A terminal pod is as good as gone, unless its kubelet got no devices for it. Phase and start decide nothing here:
     they are left out, so that a change of them is no change of the state.
     """
     if not asks_for_neuron(pod) and not (claims and pod.spec.resource_claims):
         return pod_use(pod)
-    if (pod.terminal and not pod.rejected_at_admission) or (DEMAND_LABEL in pod.labels and not pod.node_name):
+    if pod.terminal and not pod.rejected_at_admission:
         return None
     return neuron_pod(pod, progress=False)
 
@@ -186,6 +186,9 @@ class Informers:
             leases = Reflector(api, LEASES, _keep_plugin_lease, scope=Scope(lease_namespace), observer=observer)
             leases.subscribe(self._lease_changed)
             self._followed["leases"] = leases
+        self._around = storage.reflectors(api, state, storage.ALWAYS, observer)
+        self._storage = storage.reflectors(api, state, storage.STORAGE, observer)
+        self._storage_wanted = asyncio.Event()
 
     def ages(self) -> Mapping[str, float]:
         """By kind, how long ago the server was last heard of, in seconds."""
@@ -211,9 +214,10 @@ class Informers:
     async def run(self) -> None:
         """Follow everything until cancelled."""
         async with asyncio.TaskGroup() as group:
-            for kind, followed in self._followed.items():
+            for kind, followed in (*self._followed.items(), *self._around.items()):
                 group.create_task(followed.run(), name=f"follow {kind}")
             group.create_task(self._follow_groups(), name="follow podgroups")
+            group.create_task(self._follow_storage(), name="follow storage")
             while True:
                 self._judge()
                 self._state.end_departed(self._clock.now())
@@ -237,6 +241,24 @@ class Informers:
                 groups.subscribe(self._group_changed)
                 await groups.run()
             await self._clock.sleep(self._times.groups)
+
+    async def _follow_storage(self) -> None:
+        """Follow claims and volumes once a pod that waits has some."""
+        await self._storage_wanted.wait()  # no deadline: most clusters have no such pod
+        async with asyncio.TaskGroup() as group:
+            for kind, followed in self._storage.items():
+                group.create_task(followed.run(), name=f"follow {kind}")
+            until = self._clock.now() + storage.PATIENCE_SECONDS
+            while not storage.listed(self._storage.values()):
+                missing = [kind for kind, followed in self._storage.items() if not followed.synced.is_set()]
+                if self._clock.now() >= until and not self._state.storage.doubt:
+                    self._see_storage(doubt=f"{', '.join(missing)} cannot be read")
+                await self._clock.sleep(_STORAGE_LOOK_SECONDS)
+            self._see_storage()
+
+    def _see_storage(self, doubt: str = "") -> None:
+        self._state.storage = replace(self._state.storage, doubt=doubt, waits="")
+        self._state.needs_changed()
 
     async def pods_listed(self) -> None:
         """Wait until the first list of pods is in."""
@@ -292,6 +314,9 @@ class Informers:
         was_deleted_running = was_running and pod is None and uid not in self._stopped
         if isinstance(before, NeuronPod) and self._claimed and self._claimed.is_shared(before):
             was_deleted_running = False  # another pod has its devices
+        if isinstance(pod, NeuronPod) and pod.rules.claims and not (pod.node or self._storage_wanted.is_set()):
+            self._state.storage = replace(self._state.storage, waits=storage.NOT_READ)
+            self._storage_wanted.set()
         show_pod(self._state, uid, before, pod, self._clock.now() + self._times.departed if was_deleted_running else 0)
         if pod is None or (isinstance(pod, NeuronPod) and pod.ended):
             self._stopped.discard(uid)
@@ -304,9 +329,12 @@ class Informers:
             self._judge()
 
     def _group_changed(self, _: str, before: PodGroup | None, group: PodGroup | None) -> None:
-        for record, count in ((before, 0), (group, group.min_count if group else 0)):
+        for record, is_there in ((before, False), (group, True)):
             if record:
-                self._state.set_min_count((record.namespace, record.name), count)
+                name = record.namespace, record.name
+                self._state.set_min_count(name, record.min_count if is_there else 0)
+                level = record.topology_key if is_there else ""
+                self._state.set_wish(name, TopologyWish(required=level) if level else None)
 
     def _node_changed(self, uid: str, before: NeuronNode | None, node: NeuronNode | None) -> None:
         if node is not None:
@@ -361,27 +389,11 @@ def _see_utilization(state: ClusterState, before: Lease | None, lease: Lease | N
 
 
 def _keep_gang(group: PodGroup) -> PodGroup | None:
-    return group if group.min_count > 0 else None
+    return group if group.min_count > 0 or group.topology_key else None
 
 
 def _keep_plugin_lease(lease: Lease) -> Lease | None:
     return lease if lease.name.startswith(LEASE_PREFIX) else None
-
-
-async def movable_namespaces(api: ApiServer) -> frozenset[str]:
-    """The namespaces whose annotation allows their pods to be evicted to make room; none without the right to look.
-
-    Raises:
-        UnreachableError: the server did not answer.
-    """
-    try:
-        listed = pages(api, _NAMESPACES, page_timeout_seconds=PAGE_SECONDS)
-        return frozenset(
-            [record.name async for page in listed for record in page.records if is_movable(record.annotations)]
-        )
-    except ApiError as error:
-        _log.info("namespaces not read", extra={"error": str(error)})
-        return frozenset()
 
 
 async def _claimed(api: ApiServer, state: ClusterState) -> ClaimedPods | None:
@@ -442,7 +454,8 @@ async def survey(
                 claimed.put_pod(pod.uid, None, keep_pod(pod, claims=True))
             else:
                 _take_pod(state, pod)
-    state.movable_namespaces = await movable_namespaces(api)
+    waiting = any(pod.rules.claims for pod in state.pods.values())
+    await storage.survey(api, state, storage=waiting)
     if lease_namespace:
         state.set_stale(await _stale_plugins(api, state, lease_namespace, clock, judge=judge))
     return state

@@ -64,7 +64,7 @@ class Readiness:
 
 
 class Successor(Protocol):
-    """What a new leader has to know of the last one's work: moves that were begun (``moving.Mover``)."""
+    """What a new leader has to know of the last one's work: what was reserved (``room.Room``)."""
 
     async def take_over(self) -> None:
         """Find out. An API server that does not answer must not keep it long."""
@@ -94,7 +94,8 @@ class Leadership:
         self._landing_seconds = landing_seconds
         self._patience_seconds = patience_seconds
         self._closing_seconds = closing_seconds
-        self._successor = successor
+        self.successor = successor
+        """Who takes over what the last leader has begun."""
         self._clock = clock
         self._started = clock.now()
         self._news = asyncio.Event()
@@ -130,8 +131,8 @@ class Leadership:
                 await self._outwait(since + self._landing_seconds)
             elif won is TermChange.RESTARTED:
                 await self._outwait(self._started + self._closing_seconds)
-            if self._successor:
-                await self._successor.take_over()
+            if self.successor:
+                await self.successor.take_over()
             if not self._news.is_set():
                 self._readiness.met(CONDITION)
 

@@ -14,7 +14,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from neuron_plugin.allocation import ContainerKind, NeuronPod, NodeInfo, NodeInventory
 from neuron_plugin.build import build
-from neuron_plugin.placement.assumptions import AssumptionEnding
 from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.topology import Geometry, Unit, sets_by_count
 
@@ -53,7 +52,7 @@ class ExtenderMetrics:
         )
         self.waiting_pods = Gauge(
             "neuron_extender_waiting_pods",
-            "Pods that have waited for longer than make-room-after, by how they stand: fits, pieces, short or never.",
+            "Pods that have waited for longer than make-room-after, by how they stand, as explain says it.",
             ["standing"],
             registry=own,
         )
@@ -110,7 +109,7 @@ def state_metrics(
     ages: Mapping[str, float],
     unseen: int,
     under_way: int,
-    endings: Mapping[AssumptionEnding, int],
+    endings: Mapping[str, int],
     now: float,
     unix_now: float,
 ) -> Iterator[Metric]:
@@ -161,8 +160,8 @@ def state_metrics(
     ended = CounterMetricFamily(
         "neuron_extender_assumptions", "Assumptions of filter by how they ended.", labels=["ending"]
     )
-    for ending in AssumptionEnding:
-        ended.add_metric([ending.value], endings.get(ending, 0))
+    for ending, count in endings.items():
+        ended.add_metric([ending], count)
     yield ended
     yield _gauge("binds_under_way", "Binds that have not ended.", {(): under_way})
     yield _gauge("cache_drift", "Confirmed bindings that the watch should have shown and has not.", {(): unseen})

@@ -1,7 +1,7 @@
 """Which pods wait although room can be made for them; the leader's look every half minute.
 
-A metric and an event on the pod say what would help; with ``make-room: act`` the move is made. For a gated pod others of
-lower priority are evicted: kube-scheduler, which does it for all other pods, does not see a gated one. The plan is
+A metric and an event on the pod say what would help; with ``make-room: act`` the move is made. For a gated pod others
+of lower priority are evicted: kube-scheduler, which does it for all other pods, does not see a gated one. The plan is
 worked out in a thread, from records that do not change, so no call has to wait.
 """
 
@@ -27,7 +27,7 @@ from neuron_plugin.planning.judgement import PREEMPTED_BY_NAME, note_of
 MOST_PODS = 20
 """Waiting pods planned for in one look; a gang counts as one."""
 PAUSE_FACTOR = 10.0
-"""Looks that follow each other sooner than every ``Times.plan`` pause for so many times as long as the last one took."""
+"""A look that comes sooner than ``Times.plan`` after the last one waits this many times as long as that one took."""
 EVENT_REASON = "NeuronRoomByMove"
 _log = logging.getLogger(__name__)
 
@@ -35,8 +35,8 @@ _log = logging.getLogger(__name__)
 class Planner:
     """The waiting pods of one state, and when each was reported.
 
-    A pod is planned for once it is ``after_seconds`` old and waits. ``plans_moves`` looks for moves, and ``makes_moves``
-    makes them. Gated pods preempt in any case.
+    A pod is planned for once it is ``after_seconds`` old and waits. ``plans_moves`` looks for moves, and
+    ``makes_moves`` makes them. Gated pods preempt in any case.
     """
 
     def __init__(

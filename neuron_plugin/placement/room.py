@@ -42,8 +42,8 @@ from neuron_plugin.placement.history import Cause
 from neuron_plugin.placement.leadership import CONDITION
 from neuron_plugin.placement.queue import PodKind, kind_of
 from neuron_plugin.placement.writer import Outcome, Writer
-from neuron_plugin.planning import PREEMPTION, Move, MoveRules, Relocation, still_possible
-from neuron_plugin.planning.budgets import beyond_budgets
+from neuron_plugin.planning import PREEMPTION, RULES, Move, MoveRules, Relocation, still_possible
+from neuron_plugin.planning.budgets import Budget, beyond_budgets
 from neuron_plugin.planning.scene import Place, rank_key
 from neuron_plugin.topology import CoreMask, cores_in
 
@@ -141,7 +141,7 @@ class Room:
         writer: Writer,
         *,
         lease: LeaseName | None = None,
-        rules: MoveRules = MoveRules(),
+        rules: MoveRules = RULES,
         evictions_per_minute: int = 4,
     ) -> None:
         self._context = context
@@ -211,9 +211,9 @@ class Room:
             self._forget()
             return
         now, unix_now, times = self._context.clock.now(), self._context.unix_seconds(), self._context.times
-        for table in (self._failed_until, self._left_alone_until, self._protected_until):
-            for key in [key for key, until in table.items() if until <= now]:  # type: ignore[attr-defined]  # by key
-                del table[key]  # type: ignore[attr-defined]  # as above
+        self._failed_until = {key: until for key, until in self._failed_until.items() if until > now}
+        self._left_alone_until = {owner: until for owner, until in self._left_alone_until.items() if until > now}
+        self._protected_until = {uid: until for uid, until in self._protected_until.items() if until > now}
         for key, record in list(self._records.items()):
             if record.group:
                 self._tend_rank(record, unix_now)
@@ -280,13 +280,16 @@ class Room:
         for key in [*self._free_since]:
             self._state.release(key)
         for table in (self._records, self._staged, self._free_since, self._left_alone_until, self._protected_until):
-            table.clear()  # type: ignore[attr-defined]  # each is a dictionary
+            table.clear()
         self._groups.clear()
 
     # Who may be moved for whom.
 
     def may_move_for(self, pod: NeuronPod, *, preempting: bool = False) -> bool:
-        """Whether no room was made for this pod lately, and no attempt for its kind failed; it may preempt after a move."""
+        """Whether no room was made for this pod lately, and no attempt for its kind failed.
+
+        It may preempt after a move.
+        """
         record = self._records.get(pod.uid)
         is_first = record is None or (preempting and bool(record.owners))  # only moves have owners
         return is_first and (kind_of(pod), preempting) not in self._failed_until
@@ -355,9 +358,9 @@ class Room:
             return MoveEnding.FAILED
         return None
 
-    def _beyond(self, victims: Iterable[Relocation]) -> dict[object, list[NeuronPod]]:
+    def _beyond(self, victims: Iterable[Relocation]) -> dict[Budget, list[NeuronPod]]:
         pods = [known for victim in victims if (known := self._state.pods.get(victim.pod.uid))]
-        return {budget: own for budget, own in beyond_budgets(self._state.budgets.values(), pods).items()}
+        return beyond_budgets(self._state.budgets.values(), pods)
 
     async def _go_on(self, pod: NeuronPod) -> None:
         """Evict those victims of a move that may be evicted now; the others wait for their budgets."""
@@ -384,7 +387,9 @@ class Room:
         """End a move that did not come to its end in time, and let pods of that kind wait before another."""
         staged = self._staged.get(pod.uid)
         if staged:
-            self._failed_until[staged.kind, staged.move.preempts] = self._context.clock.now() + self._context.times.stages
+            self._failed_until[staged.kind, staged.move.preempts] = (
+                self._context.clock.now() + self._context.times.stages
+            )
         self._end(record, MoveEnding.EXPIRED)
         left = [str(victim.pod.reference) for victim in staged.left] if staged else []
         why = f"disruption budgets did not allow the eviction of {', '.join(left)}" if left else "it was not used"
@@ -485,16 +490,22 @@ class Room:
         if group is None or member is None:
             return
         now = self._state.pods.get(before.uid)
-        if progress := self._groups.get(group):
-            if gone or (now and (now.node != before.node or now.ready != before.ready)):
-                progress.at = self._context.unix_seconds()
-        is_lost = before.node and not before.ended and (gone or (now is not None and now.terminating and not before.terminating))
+        comes_on = gone or (now is not None and (now.node, now.ready) != (before.node, before.ready))
+        if comes_on and (progress := self._groups.get(group)):
+            progress.at = self._context.unix_seconds()
+        is_lost = (
+            before.node
+            and not before.ended
+            and (gone or (now is not None and now.terminating and not before.terminating))
+        )
         if is_lost and member.rank is not None and self._may_come(group) and not self._context.ready.why_not:
             info = self._state.nodes.get(before.node)
             mask = info.ledger.mask_of(before.uid) if info else CoreMask(0)
             key = rank_key(group, member.rank)
             if mask and key not in self._state.reserved:
-                self._groups.setdefault(group, _Progress(self._context.unix_seconds())).at = self._context.unix_seconds()
+                self._groups.setdefault(
+                    group, _Progress(self._context.unix_seconds())
+                ).at = self._context.unix_seconds()
                 self._keep_rank(group, key, f"{group[1]} rank {member.rank[-1]}", before.node, mask)
 
     def _keep_rank(self, group: GroupName, key: str, name: str, node: str, mask: CoreMask) -> None:
@@ -535,14 +546,16 @@ class Room:
         made = []
         for number in range(least):
             if (number,) not in ranks:
-                rank = GroupMember(group, member.size, (number,), False, member.wish)
+                rank = GroupMember(group, member.size, (number,), wish=member.wish)
                 uid = PodUid(rank_key(group, (number,)))
                 reference = PodReference(uid, group[0], f"{group[1]} rank {number}")
                 made.append(replace(progress.others, reference=reference, member=rank))
         return made
 
     def _reserved_groups(self, namespace: str) -> int:
-        return len({record.group for record in self._records.values() if record.group and record.namespace == namespace})
+        return len(
+            {record.group for record in self._records.values() if record.group and record.namespace == namespace}
+        )
 
     async def look_for_others(self, leader: NeuronPod, least: int) -> None:
         """Read what the other pods of a leader's group ask for, where their controller says it."""

@@ -10,7 +10,8 @@ import msgspec
 from msgspec import Meta
 
 from neuron_plugin.allocation import Dialect, PlacementStrategy
-from neuron_plugin.placement.extender import FilterMode
+from neuron_plugin.placement.extender.scheduler_config import FilterMode
+from neuron_plugin.planning.choice import PreferenceOrder
 from neuron_plugin.settings import SettingsError
 from neuron_plugin.telemetry import LogFormat, LogLevel
 
@@ -99,13 +100,6 @@ class ExtenderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             "devices; a pod's annotation neuron-plugin.io/placement decides for that pod"
         ),
     ] = PlacementStrategy.PACK
-    preempt_unoffered: Annotated[
-        bool,
-        Meta(
-            description="where the victims that the scheduler offers open no linked set, evict other Neuron pods of "
-            "lower priority on that node, each counted as a violation of a disruption budget"
-        ),
-    ] = True
     release_when_full: Annotated[
         str,
         Meta(
@@ -115,16 +109,29 @@ class ExtenderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             "cluster-autoscaler, else never",
         ),
     ] = "auto"
-    demand_image: Annotated[
-        str,
+    preferences: Annotated[
+        PreferenceOrder,
         Meta(
-            description="image of placeholder pods, one for each kind of gated pod that lacks only linked devices, so "
-            "that an autoscaler adds a node; none are made when empty. This program's own does"
+            description="when a pod's own preferences (preferred affinities, ScheduleAnyway, PreferNoSchedule) decide: "
+            "'first' before packing, 'ties' among nodes that packing finds equal"
         ),
-    ] = ""
-    demand_priority_class: Annotated[
-        str, Meta(description="PriorityClass of placeholder pods: below all others, but not below -10")
-    ] = ""
+    ] = PreferenceOrder.FIRST
+    topology_levels: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="node labels of the network's levels, broad to narrow, comma separated; when empty those of "
+            "EKS and of UltraServers that nodes have"
+        ),
+    ] = ()
+    group_reserve: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=86400,
+            description="seconds for which room is kept for pods of a group that are not there yet, or were lost, "
+            "since the group came on last",
+        ),
+    ] = 600.0
     dra_driver: Annotated[
         str,
         Meta(
@@ -196,11 +203,6 @@ def check(settings: ExtenderSettings) -> None:
         raise SettingsError("tls-cert and tls-key go together: give both or neither")
     if settings.client_ca and not settings.tls:
         raise SettingsError(f"client-ca is {settings.client_ca}, but without tls-cert no certificate is asked for")
-    if settings.demand_image and not settings.demand_priority_class:
-        raise SettingsError(
-            f"demand-image is {settings.demand_image}, but without demand-priority-class placeholders would be as "
-            "important as pods that work: name a PriorityClass of negative value"
-        )
     if settings.webhook_port and not settings.tls:
         raise SettingsError(
             f"webhook-port is {settings.webhook_port}, but the API server calls a webhook by TLS only: give tls-cert "

@@ -43,6 +43,7 @@ from neuron_plugin.placement.changes import Changes
 from neuron_plugin.placement.history import History
 from neuron_plugin.planning import PACK, Choices, Cluster, Scene
 from neuron_plugin.planning.budgets import Budget
+from neuron_plugin.planning.choice import PreferenceOrder
 from neuron_plugin.planning.population import Population, placed_pod
 from neuron_plugin.planning.rules import is_tight
 from neuron_plugin.planning.scene import current_members, kept_keys
@@ -152,15 +153,18 @@ class ClusterState:
         products: frozenset[str] = frozenset(),
         *,
         strategy: PlacementStrategy = PACK,
+        preferences: PreferenceOrder = PreferenceOrder.FIRST,
         levels: Collection[str] = (),
     ) -> None:
         """``version`` is the one before the first of ``changes``, ``products`` the names of the catalogue.
 
-        ``strategy`` is that of pods that name none, and ``levels`` are those of the network, if they are named.
+        ``strategy`` is that of pods that name none, ``preferences`` says when those of a pod count, and ``levels`` are
+        those of the network, if they are named.
         """
         self.changes = Changes(version)
         self._products = products
         self._strategy = strategy
+        self._preferences = preferences
         self.history = History()
         self.min_counts: dict[GroupName, int] = {}
         self.wishes: dict[GroupName, TopologyWish] = {}
@@ -272,6 +276,7 @@ class ClusterState:
             self.movable_namespaces,
             budgets=tuple(self.budgets.values()),
             strategy=self._strategy,
+            preferences=self._preferences,
         )
 
     def waiting(self) -> list[NeuronPod]:

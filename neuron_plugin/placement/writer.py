@@ -113,18 +113,16 @@ class Writer:
         if only_vendors and len({container.resource for container in pod.requests}) > 1:
             return f"pod {pod.reference} asks for two resources, which the vendor's dialect cannot say"
         assignment = assignment_of(info.inventory.geometry, placement, self._context.unix_ns())
-        placed = replace(pod, **({"node": node} if bound else {"promised": node}), assignment=assignment)
+        placed = replace(pod, node=node if bound else pod.node, promised=pod.promised if bound else node)
         return AssumedPod(
-            placed,
+            replace(placed, assignment=assignment),
             () if by_claims else self._dialects,
             self._context.clock.now(),
             chosen_from=info.capacity if isinstance(info.capacity, Capacity) else None,
             claims=results_of(pod, placement, info.inventory, node) if by_claims else (),
         )
 
-    async def place(
-        self, pod: NeuronPod, write: Callable[[NeuronPod], ApiRequest], *, nominee_of: str = ""
-    ) -> Attempt:
+    async def place(self, pod: NeuronPod, write: Callable[[NeuronPod], ApiRequest], *, nominee_of: str = "") -> Attempt:
         """Write a placement: the claims, a nomination where CPU is short, then the one PATCH with the version read.
 
         What was assumed of the pod is forgotten where the write is known not to have happened.
@@ -133,7 +131,9 @@ class Writer:
         assumed, seen, half = self._state.assumed.get(uid), pod, times.write / 2
         if self.claims and assumed and assumed.claims:
             try:
-                await self.claims.allocate(pod, assumed.pod.promised, assumed.claims, timeout_seconds=half, check=self._check)
+                await self.claims.allocate(
+                    pod, assumed.pod.promised, assumed.claims, timeout_seconds=half, check=self._check
+                )
             except ClusterError as error:
                 return self._ended(pod, attempt_of(error))
         if nominee_of:

@@ -7,6 +7,7 @@ from neuron_plugin.planning.shapes import DemandError, parse_shape, shape_text
 from neuron_plugin.planning.victims import (
     PREEMPTION,
     RULES,
+    SECONDS_AN_HOUR,
     Move,
     MoveRules,
     Relocation,

@@ -1,4 +1,4 @@
-"""How many pods may be disrupted at a time, by PodDisruptionBudgets: a forecast, since the API server has the last word."""
+"""How many pods PodDisruptionBudgets let go at a time: a forecast, since the API server has the last word."""
 
 from __future__ import annotations
 

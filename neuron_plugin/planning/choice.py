@@ -14,10 +14,11 @@ as within one geometry.
 
 from __future__ import annotations
 
+import enum
 from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
-from itertools import chain, takewhile
+from itertools import chain
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -100,6 +101,15 @@ class Rank(NamedTuple):
     kind: Geometry | None
 
 
+class PreferenceOrder(enum.StrEnum):
+    """When the preferences that a pod states decide."""
+
+    FIRST = "first"
+    """Before packing."""
+    TIES = "ties"
+    """Among nodes that packing finds equal."""
+
+
 class Answers:
     """What one demand meets on every node, the nodes that fit in order.
 
@@ -136,16 +146,22 @@ class Answers:
         skipped: Container[str] = (),
         changed: Mapping[str, NodeInfo] | None = None,
         prefer: Prefer | None = None,
+        when: PreferenceOrder = PreferenceOrder.FIRST,
     ) -> str:
         """The best node of those in ``called`` that are not ``skipped``; empty when the pod fits none of them.
 
-        ``changed`` are nodes as they would be. What the pod itself prefers comes first, where it ``prefer``s any.
+        ``changed`` are nodes as they would be. What the pod itself prefers comes first, where it ``prefer``s any; or
+        among equals, as ``when`` says.
         """
         changed = changed or {}
         if prefer:
-            names = [rank.name for rank in chain.from_iterable(self._orders.values()) if rank.name not in changed]
-            names += [name for name, info in changed.items() if self._rank(name, info)]
-            scores = prefer([name for name in names if name in called and name not in skipped])
+            ranks = [rank for rank in chain.from_iterable(self._orders.values()) if rank.name not in changed]
+            ranks += filter(None, (self._rank(name, info) for name, info in changed.items()))
+            ranks = [rank for rank in ranks if rank.name in called and rank.name not in skipped]
+            if when is PreferenceOrder.TIES and (best := self.best(called, skipped, changed)):
+                equals = {(rank.kind, rank.cost) for rank in ranks if rank.name == best}
+                ranks = [rank for rank in ranks if (rank.kind, rank.cost) in equals]
+            scores = prefer([rank.name for rank in ranks])
             most = max(scores.values(), default=0)
             called = {name for name, score in scores.items() if score == most}
         heads: dict[Geometry | None, tuple[Rank, Capacity | Rejection]] = {}
@@ -162,13 +178,6 @@ class Answers:
         if len(heads) <= 1:
             return next((rank.name for rank, _ in heads.values()), "")
         return min((self._devices_lost(capacity), rank) for rank, capacity in heads.values())[1].name
-
-    def equals(self, name: str, called: Container[str], skipped: Container[str] = ()) -> list[str]:
-        """The nodes in ``called`` that are as good as this one but for their use and name, itself among them."""
-        rank = self._ranks[name]
-        order = self._orders[rank.kind]
-        alike = takewhile(lambda other: other.cost == rank.cost, order[bisect_left(order, (rank.cost,)) :])
-        return [other.name for other in alike if other.name in called and other.name not in skipped]
 
     def catch_up(self) -> None:
         """Judge the nodes that have changed."""

@@ -19,6 +19,7 @@ from neuron_plugin.allocation import (
     Capacity,
     Constraints,
     ContainerRequest,
+    ContainerSet,
     DeviceFacts,
     NeuronPod,
     NodeInfo,
@@ -105,8 +106,15 @@ class NodeAnswer:
     has_neuron: bool
     reasons: tuple[str, ...] = ()
     placement: Placement = ()
+    geometry: Geometry | None = None
     blocked: tuple[BlockedSet, ...] = ()
     details: tuple[str, ...] = ()
+
+    def ids_of_placement(self) -> Iterator[tuple[ContainerSet, tuple[int, ...]]]:
+        """The free sets, each with its ids."""
+        for part in self.placement if self.geometry else ():
+            if self.geometry:
+                yield part, tuple(map(int, self.geometry.ids_of(part.request.resource.unit, part.mask)))
 
     @property
     def fits(self) -> bool:
@@ -268,7 +276,15 @@ def node_answer(scene: Scene, pod: NeuronPod, name: str, against: tuple[str, ...
         counts.append(f"has {counted} of {resource} left as kube-scheduler counts, the pod asks for {asked}")
         details += _why_counted_less(info, resource, counted)
     if not isinstance(placed, Rejection):
-        return NodeAnswer(name, has_neuron=True, reasons=(*counts, *against), placement=placed, details=tuple(details))
+        reasons = (*counts, *against)
+        return NodeAnswer(
+            name,
+            has_neuron=True,
+            reasons=reasons,
+            placement=placed,
+            geometry=capacity.geometry,
+            details=tuple(details),
+        )
     if placed is WRONG_PRODUCT:
         details.append(f"its devices are {' or '.join(sorted(capacity.facts.names))}")
     details += _left_out(capacity.geometry, pod.requests)
@@ -520,12 +536,12 @@ def rank_of(pod: NeuronPod) -> tuple[bool, tuple[int, ...], str]:
 
 def anchors_of(scene: Scene, group: tuple[str, str]) -> list[Anchor]:
     """Where pods of a group are already."""
-    anchors = []
-    for pod in scene.cluster.members_of(group):
-        for name in {pod.place, pod.node} - {""}:
-            if (info := scene.cluster.nodes.get(name)) and (mask := info.ledger.mask_of(pod.uid)):
-                anchors.append(Anchor(name, mask))
-    return anchors
+    return [
+        Anchor(name, mask)
+        for pod in scene.cluster.members_of(group)
+        for name in {pod.place, pod.node} - {""}
+        if (info := scene.cluster.nodes.get(name)) and (mask := info.ledger.mask_of(pod.uid))
+    ]
 
 
 def _judge_group(scene: Scene, first: NeuronPod, now: float, preempting: Container[PodUid]) -> dict[PodUid, Judgement]:

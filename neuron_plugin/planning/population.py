@@ -16,23 +16,12 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from neuron_plugin.allocation import NeuronPod
-from neuron_plugin.allocation.node_rules import PodLabels, PodSelector, PodTerm
+from neuron_plugin.allocation.node_rules import PlacedPod, PodLabels, PodSelector, PodTerm
 
 MOST_TALLIES = 256
 """Remembered at a time; the one that was asked for longest ago makes room for a new one."""
 
 _NO_NAMESPACES: Mapping[str, Mapping[str, str]] = MappingProxyType({})
-
-
-class PlacedPod(NamedTuple):
-    """A pod on a node, bound or promised there. ``anti_affinity`` and PersistentVolumeClaims as ``PodRules`` has them."""
-
-    node: str
-    labels: PodLabels
-    bound: bool = True
-    terminating: bool = False
-    anti_affinity: tuple[PodTerm, ...] = ()
-    claims: tuple[str, ...] = ()
 
 
 def placed_pod(pod: NeuronPod, node: str) -> PlacedPod:

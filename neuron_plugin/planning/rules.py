@@ -248,8 +248,8 @@ class AmongPods:
         for spread, tally, own in self._single_nodes:
             if tally.get(name, NO_COUNTS).lasting + own > spread.max_skew:
                 yield (
-                    f"has {spread.max_skew} pods of the pod's spread over {spread.topology_key} or more, and minDomains "
-                    "lets a pod that is bound to one node have no more beside it"
+                    f"has {spread.max_skew} pods of the pod's spread over {spread.topology_key} or more, and "
+                    "minDomains lets a pod that is bound to one node have no more beside it"
                 )
 
     def _domains(self, key: str, names: Iterable[str]) -> set[str]:
@@ -270,20 +270,21 @@ class AmongPods:
         )
         for term in terms:
             values = None if is_first else self._domains(term.topology_key, bound)
-            yield _Check(term.topology_key, (), values, True, "where no pod runs that the pod's affinity wants")
+            yield _Check(
+                term.topology_key, (), values, needs_label=True, text="where no pod runs that the pod's affinity wants"
+            )
 
     def _anti_affinity(self, pod: PodInCluster) -> Iterator[_Check]:
         for term in pod.rules.anti_affinity:
             if closed := self._domains(term.topology_key, self._population.tally((_of_incoming(term.selector),))):
                 text = "where a pod is from which the pod's anti-affinity keeps it apart"
-                yield _Check(term.topology_key, closed, None, False, text)
+                yield _Check(term.topology_key, closed, None, needs_label=False, text=text)
 
     def _kept_off(self, pod: PodInCluster) -> Iterator[_Check]:
         for term, names in self._population.keeping_off(pod.labels):
             if closed := self._domains(term.topology_key, names):
-                yield _Check(
-                    term.topology_key, closed, None, False, "where the anti-affinity of another pod keeps the pod off"
-                )
+                text = "where the anti-affinity of another pod keeps the pod off"
+                yield _Check(term.topology_key, closed, None, needs_label=False, text=text)
 
     def _spread(self, pod: PodInCluster) -> Iterator[_Check]:
         hard = [spread for spread in pod.rules.spread if spread.hard]
@@ -302,7 +303,7 @@ class AmongPods:
             fewest = min(map(least.__getitem__, counted), default=0) if len(counted) >= spread.min_domains else 0
             closed = {domain for domain, count in placed.items() if count + own - fewest > spread.max_skew}
             text = f"where a pod more would break the pod's spread: {spread.max_skew} more than the least at most"
-            yield _Check(spread.topology_key, closed, None, True, text)
+            yield _Check(spread.topology_key, closed, None, needs_label=True, text=text)
 
     def _matching(self, pod: PodInCluster, spread: Spread) -> tuple[Tally, int]:
         """The pods that a constraint counts, and whether the pod itself is one of them.

@@ -22,11 +22,11 @@ from neuron_plugin.allocation import (
 )
 from neuron_plugin.allocation.group import NO_WISH, GroupName, TopologyWish
 from neuron_plugin.allocation.node import Reservation
-from neuron_plugin.allocation.node_rules import NodeUse, PodRules
+from neuron_plugin.allocation.node_rules import NodeUse, PlacedPod, PodRules
 from neuron_plugin.allocation.placement import place
 from neuron_plugin.planning.budgets import Budget
-from neuron_plugin.planning.choice import NO_USES, PACK, Choices
-from neuron_plugin.planning.population import Altered, AnyPopulation, PlacedPod, Population, placed_pod
+from neuron_plugin.planning.choice import NO_USES, PACK, Choices, PreferenceOrder
+from neuron_plugin.planning.population import Altered, AnyPopulation, Population, placed_pod
 from neuron_plugin.planning.rules import AmongPods, PodInCluster, most_beside, neuron_shortages, objections, shortages
 from neuron_plugin.planning.volumes import NO_STORAGE, NO_VOLUMES, PodVolumes, Storage
 
@@ -39,10 +39,11 @@ class Cluster:
     """A cluster at one moment.
 
     ``uses`` has by node what all its pods ask for. ``population`` has all placed pods by their labels, ``storage`` the
-    claims and volumes. ``kept`` is what is reserved for pods that are not bound, by their ``kept_keys``. ``movable_namespaces`` are those whose
-    pods may be moved where they do not say otherwise; those of ``left_alone`` are not. ``protected`` are pods whose
-    eviction a budget has refused lately. ``min_counts`` has by group how many of its pods must be placed for any to
-    be, and ``wishes`` how near to each other its PodGroup wants them. ``strategy`` is that of a pod without one.
+    claims and volumes. ``kept`` is what is reserved for pods that are not bound, by their ``kept_keys``.
+    ``movable_namespaces`` are those whose pods may be moved where they do not say otherwise; those of ``left_alone``
+    are not. ``protected`` are pods whose eviction a budget has refused lately. ``min_counts`` has by group how many of
+    its pods must be placed for any to be, and ``wishes`` how near to each other its PodGroup wants them. ``strategy``
+    is that of a pod without one, and ``preferences`` says when those of a pod decide.
     """
 
     nodes: Mapping[str, NodeInfo]
@@ -58,6 +59,7 @@ class Cluster:
     protected: Collection[PodUid] = ()
     budgets: Collection[Budget] = ()
     strategy: PlacementStrategy = PACK
+    preferences: PreferenceOrder = PreferenceOrder.FIRST
 
     def is_movable(self, pod: NeuronPod) -> bool:
         """Whether a pod, or its namespace, says that it may be evicted where that makes room."""
@@ -245,7 +247,8 @@ class Scene:
             return kept.node, placement
         answers = self.choices.answers(pod.requests, pod.strategy_or(self.cluster.strategy))
         prefers = pod.rules.prefers_nodes or self.choices.any_soft_taints
-        name = answers.best(allowed, skipped, self.changed, allowed.scores if prefers else None)
+        prefer = allowed.scores if prefers else None
+        name = answers.best(allowed, skipped, self.changed, prefer, self.cluster.preferences)
         placement = self.place(pod, name) if name else None
         return (name, placement) if placement else None
 

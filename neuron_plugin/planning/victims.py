@@ -338,7 +338,7 @@ def _why_stuck(scene: Scene, pod: NeuronPod, name: str) -> str:
 def _drain_warnings(cluster: Cluster, pods: Sequence[NeuronPod]) -> Iterator[str]:
     for pod in pods:
         if not pod.controller:
-            yield f"{pod.reference} has no controller: kubectl drain evicts it with --force only, and nothing makes it again"
+            yield f"{pod.reference} has no controller: kubectl drain needs --force, and it is not made again"
     for budget, own in beyond_budgets(cluster.budgets, pods).items():
         allows = f"allows {budget.allowed} disruptions now, {len(own)} are needed"
         then = "kubectl drain waits" if budget.allowed or budget.recovers else "kubectl drain does not end"

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from neuron_plugin.allocation.node_rules import NodeSelectorTerm
-from neuron_plugin.planning.population import AnyPopulation, PlacedPod
+from neuron_plugin.allocation.node_rules import NodeSelectorTerm, PlacedPod
+from neuron_plugin.planning.population import AnyPopulation
 
 NO_PROVISIONER = "kubernetes.io/no-provisioner"
 _GENERAL = {
@@ -101,7 +101,8 @@ class Storage:
     """The storage of a cluster: claims by namespace and name, volumes and classes by name.
 
     ``limits`` has for each node how many volumes of a driver can be attached (CSINode). ``with_capacity`` are the
-    drivers that publish how much storage is left where. ``doubt`` says why claims cannot be looked up, if so.
+    drivers that publish how much storage is left where. ``waits`` says that nothing is known yet, and ``doubt`` why
+    claims cannot be looked up, if so.
     """
 
     claims: Mapping[tuple[str, str], Claim] = field(default_factory=dict)
@@ -109,6 +110,7 @@ class Storage:
     classes: Mapping[str, StorageClass] = field(default_factory=dict)
     limits: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     with_capacity: frozenset[str] = frozenset()
+    waits: str = ""
     doubt: str = ""
 
     def copy(self) -> Storage:
@@ -123,6 +125,8 @@ class Storage:
 
     def of(self, namespace: str, names: Iterable[str], population: AnyPopulation) -> PodVolumes:
         """What a pod's claims ask of a node, beside the placed pods."""
+        if self.waits:
+            return PodVolumes(waits=self.waits)
         wants, zones, nodes = list[tuple[str, tuple[NodeSelectorTerm, ...]]](), [], set[str]()
         attached, doubt = set[Attached](), self.doubt
         for name in names if not doubt else ():

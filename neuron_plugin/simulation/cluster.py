@@ -25,10 +25,10 @@ from neuron_plugin.allocation.node_rules import DEFAULT_SCHEDULER
 from neuron_plugin.cluster import DecodeError, Pod
 from neuron_plugin.cluster.leases import LEASE_PREFIX
 from neuron_plugin.cluster.pods import PODS
-from neuron_plugin.extender import SECOND_SCHEDULER
-from neuron_plugin.gates.upkeep import WAITING
-from neuron_plugin.gates.webhook import patch as gate_patch
-from neuron_plugin.scheduling.state import NODE_REFUSALS
+from neuron_plugin.placement.extender.scheduler_config import SECOND_SCHEDULER
+from neuron_plugin.placement.gates.upkeep import WAITING
+from neuron_plugin.placement.gates.webhook import patch as gate_patch
+from neuron_plugin.placement.state import NODE_REFUSALS
 from neuron_plugin.simulation.api_server import SimulatedApiServer
 from neuron_plugin.simulation.api_server_kinds import DEVICE_CLASSES, EVENTS, LEASES, AnyJson
 from neuron_plugin.simulation.api_server_kinds import NODES as SERVED_NODES

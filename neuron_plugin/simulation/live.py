@@ -27,7 +27,7 @@ from neuron_plugin.cluster.nodes import neuron_node
 from neuron_plugin.cluster.objects import NODES as NODE_RECORDS
 from neuron_plugin.cluster.pods import PODS, neuron_pod
 from neuron_plugin.cluster.writes import create_event, utc_now
-from neuron_plugin.scheduling.events import REPORTER
+from neuron_plugin.placement.context import REPORTER
 from neuron_plugin.simulation.api_server_kinds import BUDGETS, EVENTS, NODES, AnyJson, Refusal
 from neuron_plugin.simulation.api_server_kinds import PODS as SERVED_PODS
 from neuron_plugin.simulation.api_server_pods import budget_status

@@ -27,7 +27,7 @@ from neuron_plugin.allocation import (
     Rejection,
 )
 from neuron_plugin.allocation.node import node_info
-from neuron_plugin.planning import PACK, SECONDS_AN_HOUR, Choices, Cluster, Move, MoveRules, after, cheapest_move
+from neuron_plugin.planning import PACK, SECONDS_AN_HOUR, Choices, Cluster, Move, MoveRules, Scene, after, cheapest_move
 from neuron_plugin.simulation.demand import Arrival, devices_asked
 from neuron_plugin.topology import Geometry
 
@@ -160,7 +160,7 @@ class Board:
             self.pods[pod.uid] = simulated_pod(uid, request, now, name)
             return True
         move = self._rules and cheapest_move(
-            Cluster(self.nodes, {**self.pods, pod.uid: pod}), pod, now=now * SECONDS_AN_HOUR, rules=self._rules
+            Scene(Cluster(self.nodes, {**self.pods, pod.uid: pod})), pod, now=now * SECONDS_AN_HOUR, rules=self._rules
         )
         if not move:
             return False

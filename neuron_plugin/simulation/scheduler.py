@@ -23,7 +23,7 @@ from typing import Any, Self
 import aiohttp
 import msgspec
 
-from neuron_plugin.allocation.node_rules import ANY_ADDRESS, NodeRules, NodeUse, PodRules, Taint
+from neuron_plugin.allocation.node_rules import ANY_ADDRESS, NodeRules, NodeUse, PodRules, Taint, pod_labels
 from neuron_plugin.simulation.api_server_kinds import AnyJson
 
 HTTP_TIMEOUT_SECONDS = 5.0
@@ -90,10 +90,10 @@ class PlacedPod:
     def keeps_off(self, other: PlacedPod, nodes: Mapping[str, NodeRules]) -> bool:
         """Whether its required anti-affinity does not let another pod be where that one is."""
         return any(
-            selector.matches(other.namespace, other.labels)
-            and (domain := nodes[self.node].labels.get(selector.topology_key)) is not None
-            and nodes[other.node].labels.get(selector.topology_key) == domain
-            for selector in self.rules.keeps_off
+            term.selector.matches(pod_labels(other.namespace, other.labels), {})
+            and (domain := nodes[self.node].labels.get(term.topology_key)) is not None
+            and nodes[other.node].labels.get(term.topology_key) == domain
+            for term in self.rules.anti_affinity
         )
 
 

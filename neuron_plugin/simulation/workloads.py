@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from neuron_plugin.cluster.pods import JOBSET_EXCLUSIVE
+from neuron_plugin.cluster.groups import JOBSET_EXCLUSIVE
 from neuron_plugin.simulation.api_server_kinds import AnyJson
 
 _BATCH, _JOBSET, _LWS, _RAY = "batch.kubernetes.io/", "jobset.sigs.k8s.io/", "leaderworkerset.sigs.k8s.io/", "ray.io/"

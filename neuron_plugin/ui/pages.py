@@ -32,8 +32,9 @@ from neuron_plugin.cluster import ApiServer
 from neuron_plugin.monitor.events import EventsView, pod_events
 from neuron_plugin.monitor.plan import PlanOptions, plan
 from neuron_plugin.monitor.views import NodeView, PodView, device_counts, node_view, pod_view
-from neuron_plugin.scheduling.history import HISTORY_SECONDS
-from neuron_plugin.scheduling.state import ClusterState
+from neuron_plugin.placement.history import HISTORY_SECONDS
+from neuron_plugin.placement.leadership import Readiness
+from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.topology import free_sets
 
 SAMPLE_SECONDS = 30.0
@@ -93,6 +94,8 @@ def use_of(infos: Iterable[NodeInfo], at: int) -> Use:
 class Picture:
     """The page of one extender. ``token`` empty asks for none."""
 
+    on_both_ports = False
+
     def __init__(self, token: str = "") -> None:
         self._token = token.encode()
         self._samples: deque[Use] = deque(maxlen=MOST_SAMPLES)
@@ -109,7 +112,15 @@ class Picture:
                 self._samples.append(use)
             await asyncio.sleep(SAMPLE_SECONDS)
 
-    def routes(self, state: ClusterState, api: ApiServer | None = None) -> list[web.RouteDef]:
+    def stop(self) -> None:
+        """Nothing is left to do."""
+
+    def routes(
+        self,
+        state: ClusterState,
+        api: ApiServer | None = None,
+        ready: Readiness | None = None,  # noqa: ARG002 - a protocol
+    ) -> list[web.RouteDef]:
         """The page, its files, its table and its numbers; without an ``api`` pods have no events."""
 
         async def index(_: web.Request) -> web.Response:
@@ -133,7 +144,7 @@ class Picture:
             async with self._planning:
                 at, body = self._planned
                 if time.monotonic() - at > SHARED_SECONDS:
-                    body = msgspec.json.encode(await plan(None, state, PlanOptions()))
+                    body = msgspec.json.encode(await plan(state, PlanOptions()))
                     self._planned = time.monotonic(), body
             return web.Response(body=body, content_type="application/json", headers=_HEADERS)
 

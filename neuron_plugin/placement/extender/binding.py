@@ -192,7 +192,7 @@ class Binder:
         return BindOutcome(Ending.BOUND, annotations=assumed.annotations)
 
     async def _look(self, assumed: AssumedPod, attempt: Attempt, *, may_have_landed: bool) -> BindOutcome:
-        """What became of the pod after a write that failed; ``may_have_landed``: an earlier one may have taken effect."""
+        """What became of the pod after a write that failed; ``may_have_landed``: an earlier write may have worked."""
         pod, error = assumed.pod.reference, str(attempt.error)
         may_have_landed |= attempt.outcome is Outcome.UNKNOWN
         try:

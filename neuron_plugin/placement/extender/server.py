@@ -29,10 +29,11 @@ from neuron_plugin.allocation import NeuronPod, NodeInventory, PlacementStrategy
 from neuron_plugin.cluster import DecodeError, Election
 from neuron_plugin.cluster.pods import PODS, neuron_pod
 from neuron_plugin.placement.context import Context
-from neuron_plugin.placement.extender import FilterMode, wire
+from neuron_plugin.placement.extender import wire
 from neuron_plugin.placement.extender.binding import SUCCESSES, Binder
 from neuron_plugin.placement.extender.filter import Leads, filter_nodes, score_nodes
 from neuron_plugin.placement.extender.preempt import preempt
+from neuron_plugin.placement.extender.scheduler_config import FilterMode
 from neuron_plugin.placement.extender.wire import WireError
 from neuron_plugin.planning import PACK
 from neuron_plugin.settings import SettingsError
@@ -125,9 +126,9 @@ class ExtenderService:
         args = wire.decode_filter(body)
         pod, fields = self._read(args.pod, args.uid)
         is_led = self._answer is FilterMode.BEST or pod.uid in self._state.reserved
-        if is_led and pod.requests and not self._state.bound_to(pod.uid):
-            if led := self._leads.lead(pod, args.called, one_node=args.one_node):
-                return wire.encode_filter(args, [led], {}, {}), fields | {"passed": 1, "node": led}
+        free = is_led and pod.requests and not self._state.bound_to(pod.uid)
+        if free and (led := self._leads.lead(pod, args.called, one_node=args.one_node)):
+            return wire.encode_filter(args, [led], {}, {}), fields | {"passed": 1, "node": led}
         filtered = filter_nodes(self._state, pod.uid, pod.requests, args.names)
         texts: Counter[str] = Counter()
         for rejection, names in filtered.rejected.items():

@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from math import inf
@@ -123,7 +122,7 @@ class Placer:
     def _follow(self) -> None:
         """Bring the queue to what the state shows."""
         changes = self._state.changes
-        self.queue.look_at(self._state.population.anti_keys)
+        self.queue.look_at(frozenset(self._state.population.anti_keys))
         if not changes.knows(self._seen):
             self.queue.clear()
             for pod in self._state.gated.values():
@@ -208,7 +207,7 @@ class Placer:
         return None
 
     def _leaves_room(self, scene: Scene, pod: NeuronPod, place: Place) -> bool:
-        """Whether a node still has a linked set for each pod that its scheduler may send there, once a pod is placed."""
+        """Whether a node still has a linked set for each pod that may be sent there by its scheduler, with this pod."""
         roaming = [other for other in self._state.roaming.values() if other.uid != pod.uid]
         if not roaming:
             return True
@@ -449,7 +448,9 @@ class Placer:
         self._context.metrics.released_plainly.inc()
         _log.info("pod released without a place", extra={"pod": str(pod.reference), "uid": pod.uid, "reason": reason})
         among = " Nodes without a linked set are left out." if pod.uid in self._state.roaming else ""
-        note = f"No node was chosen for the pod: {reason}. Its scheduler chooses the node, the plugin the devices.{among}"
+        note = (
+            f"No node was chosen for the pod: {reason}. Its scheduler chooses the node, the plugin the devices.{among}"
+        )
         await self._context.report(pod.reference, RELEASED, note)
 
 
@@ -458,5 +459,3 @@ def _has_sets(scene: Scene, name: str, pods: Sequence[NeuronPod]) -> bool:
     capacity = scene.node(name).capacity
     request = tuple(container for pod in pods for container in pod.requests)
     return isinstance(capacity, Capacity) and not isinstance(capacity.place(request), Rejection)
-
-

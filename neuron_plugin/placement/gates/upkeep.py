@@ -184,7 +184,9 @@ class Upkeep:
     async def _take_back_stuck(self) -> None:
         """Take back the pods whose scheduler has not found their node good for a while."""
         now, times = self._context.clock.now(), self._context.times
-        stuck = {pod.uid: pod for pod in self._state.pods.values() if pod.unschedulable and pod.promised and not pod.gated}
+        stuck = {
+            pod.uid: pod for pod in self._state.pods.values() if pod.unschedulable and pod.promised and not pod.gated
+        }
         self._stuck_since = {uid: self._stuck_since.get(uid, now) for uid in stuck}
         for uid, since in list(self._stuck_since.items()):
             if now - since < times.stuck:

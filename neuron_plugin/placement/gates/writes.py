@@ -86,7 +86,7 @@ def release_among(pod: NeuronPod, without: Iterable[str]) -> ApiRequest:
 
 
 def group_annotations(rank: int | None, domain: Sequence[str]) -> dict[str, str]:
-    """What is written with the assignment of a pod of a group: its rank, and the domains that all of the group share."""
+    """What is written with the assignment of a pod of a group: its rank, and the domains that all its pods share."""
     said = {} if rank is None else {RANK_KEY: str(rank)}
     return said | ({DOMAIN_KEY: "/".join(domain)} if domain else {})
 

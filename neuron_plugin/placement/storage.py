@@ -1,0 +1,133 @@
+"""Namespaces, disruption budgets and storage, as the state sees them: what rules ask about besides pods and nodes.
+
+Namespaces and budgets are followed from the start. Storage is followed once a pod that waits has volumes: most pods
+with Neuron have none, and a large cluster has many claims. Until the first lists are in, such a pod waits. Where the
+right to read is missing, what storage would say cannot be judged, which is not the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from neuron_plugin.cluster import ApiError, ApiResource, ApiServer, Reflector
+from neuron_plugin.cluster.api import PAGE_SECONDS
+from neuron_plugin.cluster.objects import ApiObject, pages
+from neuron_plugin.cluster.reflector import Observer
+from neuron_plugin.cluster.storage import (
+    BUDGETS,
+    CLAIMS,
+    CSI_DRIVERS,
+    CSI_NODES,
+    NAMESPACES,
+    PERSISTENT_VOLUMES,
+    STORAGE_CLASSES,
+    WireBudget,
+    WireCsiDriver,
+    WireNamespace,
+)
+from neuron_plugin.placement.state import ClusterState
+
+NOT_READ = "its volumes are being looked up"
+PATIENCE_SECONDS = 10.0
+"""How long the first lists may take before what storage would say cannot be judged."""
+
+Put = Callable[[ClusterState, str, Any, Any], None]
+"""Brings one object into the state: its UID, what it was and what it is now, None where it was not or is not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of objects: how it is read, what of it is kept, and what the state does with it."""
+
+    resource: ApiResource[Any]
+    keep: Callable[[Any], object]
+    put: Put
+
+
+def _put_namespace(state: ClusterState, _: str, before: WireNamespace | None, now: WireNamespace | None) -> None:
+    if known := now or before:
+        state.put_namespace(known.name, dict(known.labels) if now else None, movable=bool(now and now.movable))
+
+
+def _put_budget(state: ClusterState, uid: str, _: WireBudget | None, now: WireBudget | None) -> None:
+    if now:
+        state.budgets[uid] = now.value
+    else:
+        state.budgets.pop(uid, None)
+    state.needs_changed()
+
+
+def _put_in(table: str, state: ClusterState, _: str, before: ApiObject | None, now: ApiObject | None) -> None:
+    """Into one of the tables of ``Storage``, by name, or by namespace and name."""
+    known = getattr(state.storage, table)
+    for record, is_there in ((before, False), (now, True)):
+        if record is None:
+            continue
+        key = (record.namespace, record.name) if table == "claims" else record.name
+        if is_there:
+            known[key] = record.value  # type: ignore[attr-defined]  # each wire record of storage has one
+        else:
+            known.pop(key, None)
+    state.needs_changed()
+
+
+def _put_driver(state: ClusterState, _: str, before: WireCsiDriver | None, now: WireCsiDriver | None) -> None:
+    names = state.storage.with_capacity - ({before.name} if before else set())
+    if now and now.spec.storage_capacity:
+        names |= {now.name}
+    state.storage = replace(state.storage, with_capacity=frozenset(names))
+    state.needs_changed()
+
+
+def _whole(record: ApiObject) -> ApiObject:
+    return record
+
+
+ALWAYS: Mapping[str, Kind] = {
+    "namespaces": Kind(NAMESPACES, _whole, _put_namespace),
+    "poddisruptionbudgets": Kind(BUDGETS, _whole, _put_budget),
+}
+"""What is followed from the start."""
+STORAGE: Mapping[str, Kind] = {
+    "persistentvolumeclaims": Kind(CLAIMS, _whole, partial(_put_in, "claims")),
+    "persistentvolumes": Kind(PERSISTENT_VOLUMES, _whole, partial(_put_in, "volumes")),
+    "storageclasses": Kind(STORAGE_CLASSES, _whole, partial(_put_in, "classes")),
+    "csinodes": Kind(CSI_NODES, _whole, partial(_put_in, "limits")),
+    "csidrivers": Kind(CSI_DRIVERS, _whole, _put_driver),
+}
+"""What is followed once a pod that waits has volumes."""
+
+
+def reflectors(
+    api: ApiServer, state: ClusterState, kinds: Mapping[str, Kind], observer: Observer | None
+) -> dict[str, Reflector[Any, Any]]:
+    """One for each kind, which brings what it shows into the state."""
+    made: dict[str, Reflector[Any, Any]] = {}
+    for name, kind in kinds.items():
+        made[name] = Reflector(api, kind.resource, kind.keep, observer=observer)
+        made[name].subscribe(partial(kind.put, state))
+    return made
+
+
+async def survey(api: ApiServer, state: ClusterState, *, storage: bool) -> None:
+    """Read all of it once; what may not be read is left out, and said.
+
+    Raises:
+        UnreachableError: the server did not answer.
+    """
+    for name, kind in {**ALWAYS, **(STORAGE if storage else {})}.items():
+        try:
+            async for page in pages(api, kind.resource, page_timeout_seconds=PAGE_SECONDS):
+                for record in page.records:
+                    kind.put(state, record.uid, None, kind.keep(record))
+        except ApiError as error:
+            if name in STORAGE:
+                state.storage = replace(state.storage, doubt=f"{name} cannot be read: {error}")
+
+
+def listed(followed: Iterable[Reflector[Any, Any]]) -> bool:
+    """Whether the first lists of all are in."""
+    return all(one.synced.is_set() for one in followed)
