@@ -35,7 +35,10 @@ COMMANDS = {
     "uninstall-node": "remove the plugin's annotation, labels, Lease and condition from nodes, after the plugin itself",
     "completion": "print a script that completes this command in your shell",
 }
-"""Names and summaries, in the order of the help. Each is a module of this package."""
+"""Names and summaries, in the order of the help. Each is a module of ``ROOMS`` or of this package."""
+
+ROOMS = dict.fromkeys(("demo", "playground", "simulate"), "neuron_plugin.simulation.commands")
+"""Where commands of another room are: the simulation, of which the product imports nothing."""
 
 DESCRIPTION = """\
 AWS Neuron devices for Kubernetes: the daemon of a node (run), the scheduler's extender (extender),
@@ -107,7 +110,7 @@ def build_parser(only: str | None = None, name: str = "neuron-plugin") -> Parser
         if only not in {None, command}:
             subparsers.add_parser(command, help=summary)
             continue
-        module = importlib.import_module(f"neuron_plugin.cli.{command.replace('-', '_')}")
+        module = importlib.import_module(f"{ROOMS.get(command, 'neuron_plugin.cli')}.{command.replace('-', '_')}")
         texts = {"description": module.DESCRIPTION, "examples": module.EXAMPLES}
         module.add_flags(add_command(subparsers, command, module.run, summary=summary, **texts))
     return parser

@@ -1,9 +1,11 @@
 """A simulated Kubernetes API server, for the demo, tests and planning.
 
-It keeps pods, nodes, leases and events in memory and speaks their API over HTTP on loopback: lists with selectors and
-pages, watches with bookmarks and everything that ends them, bindings, patches, preconditions, graceful deletion. It
-promises what Kubernetes 1.36 documents and does for the few calls that this project makes, and nothing about others.
-There is no admission, no validation and no garbage collection, and every client is let in.
+It keeps its objects in memory and has two doors. Once started it speaks the API over HTTP on loopback; and it is an
+``ApiServer`` itself, which answers in its caller's task, without I/O and on the clock of the caller's loop. It serves
+lists with selectors and pages, watches with bookmarks and everything that ends them, bindings, patches, preconditions,
+graceful deletion, and validates what this project writes. It promises what Kubernetes 1.36 documents and does for the
+few calls that this project and kubectl make, and nothing about others. There is no garbage collection, and every client
+is let in unless a token or a guard says otherwise. ``fail`` tells it what to do wrong.
 
     api = SimulatedApiServer()
     await api.start()
@@ -18,16 +20,22 @@ Objects handed out are the server's own: read them, do not change them.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import re
+import base64
 import socket
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Protocol, Self
 
 import msgspec
 from aiohttp import web
 
 from neuron_plugin.cluster import ApiRequest
-from neuron_plugin.cluster.api import JSON, STRATEGIC_MERGE_PATCH, Response
+from neuron_plugin.cluster.api import JSON, STRATEGIC_MERGE_PATCH, Response, UnreachableError, refusal
+from neuron_plugin.simulation.api_server_faults import Fault, UnsentError, WatchList, take_fault
 from neuron_plugin.simulation.api_server_kinds import (
     EVENTS,
     LEASES,
@@ -37,50 +45,87 @@ from neuron_plugin.simulation.api_server_kinds import (
     Refusal,
     ServedKind,
     Target,
-    label_selector,
+    invalid,
     parse_path,
 )
-from neuron_plugin.simulation.api_server_kubectl import core_events, discovery, read_protobuf, table
+from neuron_plugin.simulation.api_server_kubectl import read_protobuf
 from neuron_plugin.simulation.api_server_objects import Admission, ApiObjects
 from neuron_plugin.simulation.api_server_patches import PATCHES
-from neuron_plugin.simulation.api_server_requests import answer, refused, unsupported, watch_of
-from neuron_plugin.simulation.api_server_store import CutError, Inbox, Watch
+from neuron_plugin.simulation.api_server_requests import answer, as_table, refused, unsupported, watch_of
+from neuron_plugin.simulation.api_server_store import CutError, Inbox, ObjectChange, Watch
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Mapping
     from pathlib import Path
 
 
 __all__ = ["EVENTS", "LEASES", "NODES", "PODS", "SimulatedApiServer"]
 
-_CORE_EVENTS = re.compile(r"/api/v1(?:/namespaces/([^/]+))?/events")
 _PROTOBUF = "application/vnd.kubernetes.protobuf"
 _LOOPBACK = "127.0.0.1"
 _MAX_BODY_BYTES = 4 << 20
 """Of a request."""
+_REMEMBERED_REQUESTS = 10_000
 _TURNS_OF_AN_ACCEPT = 5
 """Turns of the event loop from accepting a connection until aiohttp knows of it: three in asyncio, and some."""
+_SWITCHED_OFF = (
+    "sendInitialEvents: Forbidden: "
+    "sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled"
+)
+_NEEDS_MATCH = (
+    "resourceVersionMatch: Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"
+)
+
+
+class Guard(Protocol):
+    """Decides who may do what. Without one every user may do everything."""
+
+    def check(self, user: str, method: str, target: Target, *, watch: bool) -> None:
+        """Let a request pass, or raise a `Refusal`. A user's token is its name."""
 
 
 class SimulatedApiServer:
     """The server. Its methods play all others: users, schedulers, kubelets.
 
     It listens on a free port, and keeps it over ``stop`` and ``start``. ``admit_pod`` makes of each new pod what is
-    stored.
+    stored. An empty ``token`` lets every client in. ``watch_list`` says how it takes requests for
+    ``sendInitialEvents``. With ``tls`` it serves HTTPS; ``ca`` is then the PEM text of the authority that clients are
+    to trust.
     """
 
-    def __init__(self, admit_pod: Admission | None = None) -> None:
+    def __init__(
+        self,
+        admit_pod: Admission | None = None,
+        *,
+        token: str = "",
+        watch_list: WatchList = WatchList.SERVED,
+        bookmark_seconds: float = 60.0,
+        tls: ssl.SSLContext | None = None,
+        ca: str = "",
+    ) -> None:
+        self.watch_list = watch_list
         self._objects = ApiObjects(admit_pod)
-        self._bookmark_seconds = 60.0
-        self._tls: ssl.SSLContext | None = None
+        self._bookmark_seconds = bookmark_seconds
+        self._token, self._tls, self._ca = token, tls, ca
+        self._guard: Guard | None = None
+        self._faults: list[Fault] = []
+        self._seen: deque[ApiRequest] = deque(maxlen=_REMEMBERED_REQUESTS)
         self._port = 0
         self._runner: web.AppRunner | None = None
         self._listening: socket.socket | None = None
 
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
     async def start(self) -> None:
         """Listen, after a ``stop`` again on the same port and with the same objects."""
-        self._runner = web.AppRunner(self._application(), shutdown_timeout=1.0, access_log=None)
+        application = web.Application(client_max_size=_MAX_BODY_BYTES)
+        application.router.add_route("*", "/{path:.*}", self._handle)
+        self._runner = web.AppRunner(application, shutdown_timeout=1.0, access_log=None)
         await self._runner.setup()
         self._listening = socket.create_server((_LOOPBACK, self._port))
         self._port = self._listening.getsockname()[1]
@@ -90,7 +135,7 @@ class SimulatedApiServer:
         """Stop listening and cut all watches."""
         runner, self._runner = self._runner, None
         if runner is not None:
-            self._send_to_watches(CutError())
+            self.cut_watches()
             # asyncio (3.11) leaks, open, a connection whose server is closed between its acceptance and its
             # announcement; its client would wait for ever. So accept no more, and let the accepted ones arrive.
             if self._listening is not None:
@@ -105,18 +150,32 @@ class SimulatedApiServer:
         return f"{'https' if self._tls else 'http'}://{_LOOPBACK}:{self._port}"
 
     def write_kubeconfig(self, path: Path, user: str = "") -> Path:
-        """Write a kubeconfig for this server and return its path (mode 0600); the user's token is its name."""
+        """Write a kubeconfig for this server and return its path (mode 0600).
+
+        A user's token is its name; without a user it is the server's token, if there is one.
+        """
+        cluster, token = {"server": self.url}, user or self._token
+        if self._ca:
+            cluster["certificate-authority-data"] = base64.b64encode(self._ca.encode()).decode()
         config: AnyJson = {
             "apiVersion": "v1",
             "kind": "Config",
             "current-context": "simulated",
-            "clusters": [{"name": "simulated", "cluster": {"server": self.url}}],
-            "users": [{"name": "simulated", "user": {"token": user} if user else {}}],
+            "clusters": [{"name": "simulated", "cluster": cluster}],
+            "users": [{"name": "simulated", "user": {"token": token} if token else {}}],
             "contexts": [{"name": "simulated", "context": {"cluster": "simulated", "user": "simulated"}}],
         }
         path.touch(mode=0o600)
         path.write_bytes(msgspec.json.encode(config))  # JSON is YAML
         return path
+
+    def rotate(self, *, token: str = "", tls: ssl.SSLContext | None = None, ca: str = "") -> None:
+        """Change the token at once; a certificate and its CA at the next ``start``."""
+        self._token, self._tls, self._ca = token or self._token, tls or self._tls, ca or self._ca
+
+    def guard_by(self, guard: Guard) -> None:
+        """Ask ``guard`` about every request over HTTP from now on."""
+        self._guard = guard
 
     # What users, schedulers and kubelets do.
 
@@ -147,6 +206,22 @@ class SimulatedApiServer:
             Refusal: 404, there is none; 422, it would break a rule.
         """
         return self._objects.patch(Target(kind, namespace, name, subresource), change).value
+
+    def patch_pod(self, namespace: str, name: str, change: AnyJson) -> AnyJson:
+        """Merge a change into a pod, as a user would."""
+        return self.change(PODS, name, change, namespace)
+
+    def set_pod_status(self, namespace: str, name: str, status: AnyJson) -> AnyJson:
+        """Merge a change into a pod's status, as a kubelet would: ``{"phase": "Running"}``."""
+        return self.change(PODS, name, {"status": status}, namespace, "status")
+
+    def patch_node(self, name: str, change: AnyJson, *, status: bool = False) -> AnyJson:
+        """Merge a change into a node, or into its status."""
+        return self.change(NODES, name, change, "", "status" if status else "")
+
+    def delete_node(self, name: str) -> None:
+        """Delete a node."""
+        self.delete(NODES, name)
 
     def delete(self, kind: ServedKind, name: str, namespace: str = "") -> None:
         """Delete an object; one with finalizers only begins to go."""
@@ -189,59 +264,188 @@ class SimulatedApiServer:
         namespace = (manifest.get("metadata") or {}).get("namespace", namespace)
         return self._objects.create(kind, manifest, namespace).value
 
-    def _send_to_watches(self, what: Exception | None) -> None:
+    # What goes wrong, when it is told to.
+
+    def fail(self, fault: Fault) -> None:
+        """Let a fault happen to the next requests that match it."""
+        self._faults.append(fault)
+
+    def forgive(self) -> None:
+        """Remove all faults that have not happened yet."""
+        self._faults.clear()
+
+    def compact(self) -> None:
+        """Forget the history: watches from older versions and further pages of older lists get a 410.
+
+        Open watches stay.
+        """
         for collection in self._objects.collections.values():
-            for inbox in collection.followers:
-                inbox.put_nowait(what)
+            collection.compact()
+
+    def expire_watches(self) -> None:
+        """End all open watches with a 410 inside the stream."""
+        version = self._objects.versions.current
+        self._send_to_watches(Refusal(410, f"too old resource version: {version} ({version + 1})"))
+
+    def end_watches(self) -> None:
+        """End all open watches cleanly."""
+        self._send_to_watches(TimeoutError())
+
+    def cut_watches(self) -> None:
+        """Cut the connections of all open watches."""
+        self._send_to_watches(CutError())
+
+    def send_bookmarks(self) -> None:
+        """Send a bookmark on every open watch that asked for them, now."""
+        self._send_to_watches(None)
+
+    def mute_watches(self) -> None:
+        """Keep all open watches open and silent, as behind a dead connection; what they leave out is never sent."""
+        for inbox in self._inboxes():
+            inbox.put_nowait = partial(_put_end, inbox)  # type: ignore[method-assign]  # a dead connection
+
+    @property
+    def requests(self) -> list[ApiRequest]:
+        """The latest requests, oldest first, also those that came to nothing."""
+        return list(self._seen)
+
+    @property
+    def open_watches(self) -> int:
+        """How many watches are being served."""
+        return len(self._inboxes())
+
+    def _inboxes(self) -> list[Inbox]:
+        return [inbox for collection in self._objects.collections.values() for inbox in collection.followers]
+
+    def _send_to_watches(self, what: Exception | None) -> None:
+        for inbox in self._inboxes():
+            inbox.put_nowait(what)
 
     # Requests.
 
-    def _application(self) -> web.Application:
-        application = web.Application(client_max_size=_MAX_BODY_BYTES)
-        application.router.add_route("*", "/{path:.*}", self._handle)
-        return application
+    def answer(self, request: ApiRequest) -> Response:
+        """Answer a request at once, whatever faults are to come."""
+        try:
+            return answer(self._objects, _own(request))
+        except Refusal as refusal:
+            return refused(refusal)
+
+    async def _serve(self, request: ApiRequest, user: str | None = None) -> Response | Watch:
+        """The answer to a request, or its watch; ``user`` is the token that came with it over HTTP.
+
+        Raises:
+            CutError: the connection is to be cut without an answer.
+        """
+        self._seen.append(request)
+        fault = take_fault(self._faults, request)
+        try:
+            if fault and (injected := await fault.before()):
+                return injected
+            if user is not None:
+                self._admit(request, user)
+            request = self._initial_events(request)
+            done = watch_of(self._objects, request, self._bookmark_seconds) or answer(self._objects, request)
+            if fault:
+                fault.after()
+        except Refusal as refusal:
+            return refused(refusal)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:  # a list for an object, say
+            return refused(Refusal(400, f"the request cannot be handled: {error}"))
+        return done
+
+    def _admit(self, request: ApiRequest, user: str) -> None:
+        if self._token and user != self._token:
+            raise Refusal(401, "Unauthorized")
+        if self._guard:
+            watch = request.query.get("watch") == "true"
+            self._guard.check(user, request.method, parse_path(request.path), watch=watch)
+
+    def _initial_events(self, request: ApiRequest) -> ApiRequest:
+        """The request for ``sendInitialEvents`` as this server takes it."""
+        query = dict(request.query)
+        if query.get("watch") != "true" or query.get("sendInitialEvents") != "true":
+            return request
+        if self.watch_list is WatchList.REFUSED:
+            raise invalid("ListOptions.meta.k8s.io", "", _SWITCHED_OFF)
+        if query.get("resourceVersionMatch") != "NotOlderThan":
+            raise invalid("ListOptions.meta.k8s.io", "", _NEEDS_MATCH)
+        if self.watch_list is WatchList.IGNORED:
+            del query["sendInitialEvents"]
+        return replace(request, query=query)
+
+    # Without sockets: this is an ``ApiServer``.
+
+    async def request(self, request: ApiRequest, *, timeout_seconds: float) -> Response:
+        """See ``ApiServer``."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                response = await self._serve(_own(request))
+        except TimeoutError:
+            raise _unreachable(request, "no answer in time") from None
+        except CutError as cut:
+            raise _unreachable(request, cut) from None
+        if isinstance(response, Watch):
+            raise TypeError("a watch is opened by stream()")
+        return response
+
+    @asynccontextmanager
+    async def stream(self, request: ApiRequest, *, silence_seconds: float) -> AsyncIterator[AsyncIterator[bytes]]:
+        """See ``ApiServer``."""
+        try:
+            opened = await self._serve(request)
+        except CutError as cut:
+            raise _unreachable(request, cut) from None
+        if isinstance(opened, Watch):
+            async with aclosing(self._heard(opened, request, silence_seconds)) as lines:
+                yield lines
+        elif opened.status >= HTTPStatus.BAD_REQUEST:
+            raise refusal(opened, request)
+        else:
+            yield _lines(opened.body)
+
+    async def _heard(self, watch: Watch, request: ApiRequest, silence_seconds: float) -> AsyncGenerator[bytes, None]:
+        """The lines of a watch as its client hears them."""
+        loop = asyncio.get_running_loop()
+        heard_at = loop.time()
+        async with aclosing(watch.lines()) as lines:
+            try:
+                async for line in lines:
+                    if line:
+                        heard_at = loop.time()
+                        yield line.rstrip(b"\n")
+                    elif loop.time() - heard_at >= silence_seconds:
+                        raise _unreachable(request, "silence")
+            except CutError as cut:
+                raise _unreachable(request, cut) from None
+
+    # Over HTTP.
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         try:
-            events = _CORE_EVENTS.fullmatch(request.path) if request.method == "GET" else None
-            if request.method == "GET" and (document := discovery(request.path)):
-                return _json(document)
-            if events:  # as kubectl asks for them: events as /api/v1 has them
-                labelled = label_selector(request.query.get("labelSelector", ""))
-                wanted = request.query.get("fieldSelector", "")
-                listed = core_events(filter(labelled, self.objects(EVENTS)), events[1] or "", wanted)
-                listed["metadata"]["resourceVersion"] = str(self._objects.collections[EVENTS].version)
-                as_table = "as=Table" in request.headers.get("Accept", "")
-                return _json(table(EVENTS, listed) if as_table else listed)
-            return await self._serve(request)
+            body = None if request.method == "GET" else await _body(request)
+            asked = ApiRequest(request.method, request.path, dict(request.query), body, request.content_type)
+            done = await self._serve(asked, token if scheme.lower() == "bearer" else "")
+            if isinstance(done, Watch):
+                return await self._show(done, request)
         except Refusal as refusal:
-            return http_answer(refused(refusal))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:  # a list for an object, say
-            return http_answer(refused(Refusal(400, f"the request cannot be handled: {error}")))
+            done = refused(refusal)
         except CutError:
             if request.transport is not None:
                 request.transport.abort()
             return web.Response(status=500)  # never sent
-
-    async def _serve(self, request: web.Request) -> web.StreamResponse:
-        target, query = parse_path(request.path), dict(request.query)
-        body = None if request.method == "GET" else await _body(request)
-        asked = ApiRequest(request.method, request.path, query, body, request.content_type)
-        if watch := watch_of(self._objects, asked, self._bookmark_seconds):
-            return await self._show(watch, request)
-        response = answer(self._objects, asked)
-        if request.method == "GET" and "as=Table" in request.headers.get("Accept", ""):
-            return _json(table(target.kind, msgspec.json.decode(response.body), self.objects(PODS)))
-        return http_answer(response)
+        if request.method == "GET" and done.status == HTTPStatus.OK and "as=Table" in request.headers.get("Accept", ""):
+            done = as_table(self._objects, asked, done)
+        return web.Response(body=done.body, status=done.status, content_type="application/json")
 
     async def _show(self, watch: Watch, request: web.Request) -> web.StreamResponse:
         """Speak until the watch ends, or the client has left."""
         shown = web.StreamResponse(headers={"Content-Type": "application/json"})
-        with contextlib.suppress(ConnectionError):  # the client left
+        with suppress(ConnectionError):  # the client left
             await shown.prepare(request)
             if self._runner is None:  # it would be waited for
                 raise CutError
-            async with contextlib.aclosing(watch.lines()) as lines:
+            async with aclosing(watch.lines()) as lines:
                 async for line in lines:
                     if request.transport is None or request.transport.is_closing():
                         break
@@ -254,19 +458,37 @@ async def _body(request: web.Request) -> AnyJson:
     data = await request.read()
     if not data:
         return {}
-    if request.content_type == _PROTOBUF:
-        return read_protobuf(data)
-    if request.content_type not in (JSON, *PATCHES):
-        raise unsupported(JSON, *PATCHES)
     try:
+        if request.content_type == _PROTOBUF:
+            return read_protobuf(data)
+        if request.content_type not in (JSON, *PATCHES):
+            raise unsupported(JSON, *PATCHES)
         return msgspec.json.decode(data, type=dict)
     except msgspec.DecodeError as error:
         raise Refusal(400, f"the object provided is unrecognized (must be of type JSON): {error}") from error
+    except ValueError as error:
+        raise Refusal(400, f"the request cannot be handled: {error}") from error
 
 
-def _json(value: AnyJson, status: int = 200) -> web.Response:
-    return http_answer(Response(status, msgspec.json.encode(value)))
+def _own(request: ApiRequest) -> ApiRequest:
+    """A request with a body of its own: what comes without a socket stays its caller's."""
+    if request.body is None:
+        return request
+    return replace(request, body=msgspec.json.decode(msgspec.json.encode(request.body)))
 
 
-def http_answer(response: Response) -> web.Response:
-    return web.Response(body=response.body, status=response.status, content_type="application/json")
+def _unreachable(request: ApiRequest, why: str | CutError) -> UnreachableError:
+    unsent = isinstance(why, UnsentError)
+    cause = "connection refused" if unsent else "cut" if isinstance(why, CutError) else why
+    return UnreachableError(request.method, request.path, cause, may_have_arrived=not unsent)
+
+
+async def _lines(body: bytes) -> AsyncIterator[bytes]:
+    for line in body.splitlines():
+        yield line
+
+
+def _put_end(inbox: Inbox, item: ObjectChange | Exception | None) -> None:
+    """Leave everything out but the end of a watch."""
+    if isinstance(item, Exception):
+        asyncio.Queue.put_nowait(inbox, item)

@@ -49,6 +49,7 @@ from neuron_plugin.simulation.api_server_pods import (
     unmet,
 )
 from neuron_plugin.simulation.api_server_store import Collection, ObjectKey, Stored, Versions
+from neuron_plugin.simulation.api_server_validation import check, check_prefix
 
 STALE = "the object has been modified; please apply your changes to the latest version and try again"
 
@@ -170,6 +171,7 @@ class ApiObjects:
         return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
 
     def _store(self, kind: ServedKind, key: ObjectKey, value: AnyJson) -> Stored:
+        check(kind, value)
         try:
             if decode := _DECODERS.get(kind):
                 decode(msgspec.json.encode(value))
@@ -201,6 +203,7 @@ def created(kind: ServedKind, namespace: str, body: AnyJson) -> AnyJson:
         raise Refusal(400, "the namespace of the provided object does not match the namespace sent on the request")
     prefix = metadata.pop("generateName", "") if not metadata.get("name") else ""
     if prefix:
+        check_prefix(kind, prefix)
         metadata["name"] = f"{prefix[:_MAX_GENERATED_STEM]}{uuid.uuid4().hex[:5]}"
     if not metadata.get("name"):
         raise invalid(kind.kind, "", "metadata.name: Required value: name or generateName is required")

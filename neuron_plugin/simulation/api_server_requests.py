@@ -6,12 +6,14 @@ A request and its answer are values. Only a watch takes time: its lines are the 
 from __future__ import annotations
 
 import base64
+import re
 
 import msgspec
 
 from neuron_plugin.cluster import ApiRequest
 from neuron_plugin.cluster.api import Response
 from neuron_plugin.simulation.api_server_kinds import (
+    EVENTS,
     PODS,
     AnyJson,
     Refusal,
@@ -21,10 +23,12 @@ from neuron_plugin.simulation.api_server_kinds import (
     parse_path,
     selector,
 )
+from neuron_plugin.simulation.api_server_kubectl import core_events, discovery, table
 from neuron_plugin.simulation.api_server_objects import ApiObjects
 from neuron_plugin.simulation.api_server_patches import PATCHES
 from neuron_plugin.simulation.api_server_store import Stored, Watch
 
+_CORE_EVENTS = re.compile(r"/api/v1(?:/namespaces/([^/]+))?/events")
 _WRITTEN_ONLY = ("binding", "eviction")
 
 
@@ -34,6 +38,8 @@ def answer(objects: ApiObjects, request: ApiRequest) -> Response:
     Raises:
         Refusal: it is not done.
     """
+    if request.method == "GET" and (document := discovery(request.path) or _old_events(objects, request)):
+        return Response(200, msgspec.json.encode(document))
     target = parse_path(request.path)
     if request.method != "GET":
         return _write(objects, request, target)
@@ -42,16 +48,35 @@ def answer(objects: ApiObjects, request: ApiRequest) -> Response:
     return Response(200, objects.read(target).encoded if target.name else _list(objects, target, request))
 
 
+def as_table(objects: ApiObjects, request: ApiRequest, response: Response) -> Response:
+    """Return what was read as kubectl prints it."""
+    kind = EVENTS if _CORE_EVENTS.fullmatch(request.path) else parse_path(request.path).kind
+    pods = [stored.value for stored in objects.collections[PODS].objects()]
+    return Response(200, msgspec.json.encode(table(kind, msgspec.json.decode(response.body), pods)))
+
+
+def _old_events(objects: ApiObjects, request: ApiRequest) -> AnyJson | None:
+    """Events as ``/api/v1`` has them, which kubectl asks for; None for other paths."""
+    path = _CORE_EVENTS.fullmatch(request.path)
+    if path is None:
+        return None
+    labelled = label_selector(request.query.get("labelSelector", ""))
+    events = [stored.value for stored in objects.collections[EVENTS].objects() if labelled(stored.value)]
+    listed = core_events(events, path[1] or "", request.query.get("fieldSelector", ""))
+    return listed | {"metadata": {"resourceVersion": str(objects.versions.current)}}
+
+
 def watch_of(objects: ApiObjects, request: ApiRequest, bookmark_seconds: float) -> Watch | None:
     """Return the watch that a request asks for, with bookmarks after so many seconds of silence; None if it asks none.
 
     Raises:
         Refusal: 404 or 400, there can be no such watch.
     """
-    target = parse_path(request.path)
+    if request.method != "GET" or _CORE_EVENTS.fullmatch(request.path):
+        return None
     for name in ("limit", "resourceVersion", "timeoutSeconds"):
         int(request.query.get(name) or 0)
-    if request.method != "GET" or target.name or request.query.get("watch") not in {"true", "1"}:
+    if request.query.get("watch") not in {"true", "1"} or (target := parse_path(request.path)).name:
         return None
     return Watch(
         target.kind, objects.collections[target.kind], _meant(target, request), request.query, bookmark_seconds

@@ -1,9 +1,10 @@
-"""A simulated kubelet: the part of one that device plugins see, over the same sockets, messages and files.
+"""A simulated kubelet: the part of one that device plugins and drivers of claims see, over the same sockets and files.
 
-For the demo and the playground; tests have one that also starts again. It serves Registration and PodResources, dials
-plugins back, and admits pods one after the other. It remembers what it allocated and writes that into its checkpoint.
-Order, texts and faults are those of Kubernetes 1.36, as far as they concern a plugin. It runs no containers: what a
-container would have received can be read, and the cgroup of a pod says whether it would have processes.
+It serves Registration and PodResources, watches for plugins, dials them back, and admits pods one after the other. It
+remembers what it allocated and writes that into its checkpoint; after a start it knows what its files say. Order, texts
+and faults are those of Kubernetes 1.36, as far as they concern a plugin. What else is to go wrong it is told:
+`KubeletOptions`, `WriteFault`, `SimulatedKubelet.spoil_checkpoint`. It runs no containers: what a container would have
+received can be read, and the cgroup of a pod says whether it would have processes.
 
     kubelet = SimulatedKubelet(Path("/run/sim/device-plugins"), Path("/run/sim/pod-resources"))
     await kubelet.start()
@@ -14,21 +15,36 @@ container would have received can be read, and the cgroup of a pod says whether 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+import contextlib
+import re
+import socket
+import stat
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
+from typing import Self
 
 import grpc
 
+from neuron_plugin.allocation import ContainerKind
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1.api_pb2_grpc import add_RegistrationServicer_to_server
 from neuron_plugin.kubelet._proto.podresources.v1.api_pb2_grpc import add_PodResourcesListerServicer_to_server
 from neuron_plugin.kubelet_files import KUBELET_SOCKET
 from neuron_plugin.simulation.cdi import UnresolvableError, resolve
 from neuron_plugin.simulation.kubelet_claims import NotPreparedError
-from neuron_plugin.simulation.kubelet_device_manager import AllocationError, CheckpointWriter, DeviceManager
-from neuron_plugin.simulation.kubelet_dra import DraManager
+from neuron_plugin.simulation.kubelet_device_manager import (
+    AllocationError,
+    CheckpointFile,
+    DeviceManager,
+    PluginCallError,
+    replace_file,
+)
+from neuron_plugin.simulation.kubelet_dra import PLUGIN_TYPE, DraManager
+from neuron_plugin.simulation.kubelet_plugin_watcher import PluginHandler, PluginWatcher
 from neuron_plugin.simulation.kubelet_plugins import PluginClients, ResourceCapacity
-from neuron_plugin.simulation.kubelet_pod_resources import PodResourcesService
+from neuron_plugin.simulation.kubelet_pod_resources import PodResourcesService, RateLimit
 from neuron_plugin.simulation.kubelet_pods import (
     AdmittedContainer,
     AdmittedPod,
@@ -40,13 +56,40 @@ from neuron_plugin.simulation.kubelet_pods import (
     received,
 )
 
+_DEVICE_PLUGIN = "DevicePlugin"
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletOptions:
+    """How a kubelet is set; the defaults are Kubernetes 1.36's, times in seconds.
+
+    ``sync_delay`` is how long after kubelet.sock appeared the pods of before are admitted again,
+    ``termination_seconds`` how long processes run on after their pod was deleted by force, ``watcher_seconds`` how
+    often it looks for plugins in its registry. ``flat_device_ids`` is the checkpoint of a kubelet before 1.20.
+    """
+
+    dial_seconds: float = 10.0
+    grace_seconds: float = 300.0
+    sync_delay: float = 0.1
+    pod_resources_per_second: float = 100.0
+    pod_resources_burst: int = 10
+    pod_resources_get: bool = True
+    numa_affinity: frozenset[int] | None = None
+    termination_seconds: float = 2.0
+    watcher_seconds: float = 1.0
+    flat_device_ids: bool = False
+
+
+class KubeletStoppedError(Exception):
+    """The kubelet ended in the middle of an admission; at its next start the pod is admitted again."""
+
 
 class SimulatedKubelet:
-    """One node's kubelet, on ``directory`` and, if given, ``pod_resources_directory``.
+    """One node's kubelet, on ``directory`` and, if given, ``pod_resources_directory`` and ``plugins_registry``.
 
     ``cgroup_root`` is a directory that it keeps like ``/sys/fs/cgroup``. ``checkpoint`` is its file. With ``dra`` it
     knows claims, and its container runtime looks for CDI devices in ``cdi_dir``. ``waiting`` says of each pod that
-    waits for its claims why they are not prepared, by UID.
+    waits for its claims why they are not prepared, ``rejections`` are the pods that it failed, both by UID.
     """
 
     def __init__(
@@ -54,37 +97,86 @@ class SimulatedKubelet:
         directory: Path,
         pod_resources_directory: Path | None = None,
         *,
+        plugins_registry: Path | None = None,
         random: Random | None = None,
+        options: KubeletOptions | None = None,
         cgroup_root: Path | None = None,
         dra: DraManager | None = None,
         cdi_dir: Path | None = None,
     ) -> None:
         self.dra = dra
         self.waiting: dict[str, str] = {}
-        self._cdi_dir = cdi_dir
-        self._preparing: dict[str, asyncio.Task[None]] = {}
+        self.rejections: dict[str, PodRejectedError] = {}
+        options = options or KubeletOptions()
+        self.checkpoint = CheckpointFile(directory, flat_ids=options.flat_device_ids)
         self._directory = directory
         self._pod_resources_directory = pod_resources_directory
+        self._plugins_registry = plugins_registry
+        self._options = options
+        self._cdi_dir = cdi_dir
         self._cgroups = SimulatedCgroups(cgroup_root) if cgroup_root else None
         self._random = random or Random()  # noqa: S311 - the order of Go's maps, guards nothing
         self._pods: dict[str, KubeletPod] = {}
+        self._running: dict[str, set[str]] = {}
+        """The containers that run, by the UIDs of all pods."""
+        self._unknown: set[str] = set()
+        """UIDs of pods of the API server that this process has not asked it about yet."""
+        self._preparing: dict[str, asyncio.Task[None]] = {}
+        self._terminating: dict[str, asyncio.TimerHandle] = {}
+        self._registrations: Counter[str] = Counter()
         self._admission = asyncio.Lock()
         self._servers: list[tuple[grpc.aio.Server, Path]] = []
-        self.checkpoint = CheckpointWriter(directory)
-        self.devices = DeviceManager(self._random)
-        self._clients = PluginClients(directory, self.devices, self.checkpoint)
-        self._pod_resources = PodResourcesService(self.devices, self._pods)
+        self._watching: asyncio.Task[None] | None = None
+        self._stops = 0
+        self._begin_process()
         if dra:
             dra.active = self._pods.keys()
 
-    async def start(self) -> None:
-        """Serve.
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    # The process.
+
+    def _begin_process(self) -> None:
+        """What a kubelet process knows at its beginning: its checkpoint, and no plugin."""
+        options = self._options
+        self.devices = DeviceManager(self._random, numa_affinity=options.numa_affinity)
+        self.devices.load(self.checkpoint.read())
+        self.devices.sources_ready = False
+        self.devices.running = self._running
+        seconds = options.dial_seconds, options.grace_seconds
+        self._clients = PluginClients(self._directory, self.devices, self.checkpoint, self._registrations, *seconds)
+        limit = RateLimit(options.pod_resources_per_second, options.pod_resources_burst)
+        self._pod_resources = PodResourcesService(
+            self.devices, self._pods, self._unknown, limit, options.pod_resources_get
+        )
+        self._registered_before = frozenset(self.devices.resources())
+
+    async def start(self, *, api_reachable: bool = True) -> None:
+        """Wipe the directory's sockets, serve, and admit the pods of before again.
+
+        Without the API server these are the static pods alone, and nothing is freed until `reach_api`.
 
         Raises:
             KubeletStateError: the file of claims cannot be read.
         """
+        for path in self._directory.iterdir():  # the checkpoint, plain files and sub-directories stay
+            with contextlib.suppress(FileNotFoundError):  # a plugin may remove its own at this moment
+                if stat.S_ISSOCK(path.lstat().st_mode):
+                    path.unlink()
+        self._begin_process()
         if self.dra:
             await self.dra.start()
+        if self._plugins_registry:
+            handlers: dict[str, PluginHandler] = {_DEVICE_PLUGIN: self._clients}
+            if self.dra:
+                handlers[PLUGIN_TYPE] = self.dra
+            watcher = PluginWatcher(self._plugins_registry, handlers, seconds=self._options.watcher_seconds)
+            self._watching = asyncio.create_task(watcher.run(), name="plugin watcher")
         registration = grpc.aio.server()
         add_RegistrationServicer_to_server(self._clients, registration)
         await self._serve(registration, self._directory / KUBELET_SOCKET)
@@ -92,17 +184,45 @@ class SimulatedKubelet:
             pod_resources = grpc.aio.server()
             add_PodResourcesListerServicer_to_server(self._pod_resources, pod_resources)
             await self._serve(pod_resources, self._pod_resources_directory / KUBELET_SOCKET)
+        self._unknown.update(self._pods)
+        if self._pods:
+            await asyncio.sleep(self._options.sync_delay)
+        await self._admit_again([pod for pod in self._pods.values() if is_static(pod)])
+        if api_reachable:
+            await self.reach_api()
+
+    async def reach_api(self) -> None:
+        """The API server has answered: admit its pods again, and free devices of ended pods from now on."""
+        await self._admit_again([pod for uid, pod in self._pods.items() if uid in self._unknown])
+        self.devices.sources_ready = True
 
     async def stop(self) -> None:
-        """End as a kubelet does: streams end, calls are cut off."""
-        for task in tuple(self._preparing.values()):
+        """End as a kubelet does: streams end, calls are cut off, dead socket files stay behind."""
+        self._stops += 1
+        self.checkpoint.abandon_writes()
+        tasks = [*self._preparing.values(), *([self._watching] if self._watching else [])]
+        for task in tasks:
             task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self.dra:
             await self.dra.stop()
         await self._clients.close()
-        for server, _ in self._servers:
+        for server, path in self._servers:
             await server.stop(None)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
+                dead.bind(str(path))
         self._servers.clear()
+        self._begin_process()
+
+    async def restart(self) -> None:
+        """Stop and start; running containers go on, allocations are remembered, plugins are not."""
+        await self.stop()
+        await self.start()
+
+    async def _serve(self, server: grpc.aio.Server, path: Path) -> None:
+        server.add_insecure_port(f"unix:{path}")
+        await server.start()
+        self._servers.append((server, path))
 
     # Resources.
 
@@ -127,17 +247,33 @@ class SimulatedKubelet:
             raise TimeoutError(f"{resource}: {self.capacity(resource)} after {timeout_seconds:g} s") from error
         return shown
 
-    # Pods.
+    def registration_count(self, resource: str) -> int:
+        """Accepted registrations of a resource since the beginning, over all restarts."""
+        return self._registrations[resource]
 
-    def held_nodes(self) -> frozenset[str]:
-        """The names of the device nodes that containers of live pods have, such as ``neuron3``."""
-        held = set[str]()
-        for pod in self._pods.values():
-            for container in pod.containers:
-                by_count = received(container, list(self.devices.of_container(pod.uid, container.name)), None)
-                nodes = self._with_claims(pod.uid, by_count).devices
-                held.update(node.host_path.rpartition("/")[2] for node in nodes)
-        return frozenset(held)
+    async def connect(self, resource: str, socket: Path) -> None:
+        """Register a plugin by its socket, as the plugin watcher does.
+
+        Raises:
+            PluginCallError: an impossible name, or the plugin does not answer.
+        """
+        await self._clients.connect(resource, socket)
+
+    async def disconnect(self, resource: str) -> None:
+        """Drop a live plugin for no reason it could know of, as the kubelet's book-keeping by name can."""
+        await self._clients.disconnect(resource)
+
+    def spoil_checkpoint(self, content: bytes | None = b"spoiled") -> None:
+        """Put other content in the checkpoint's place; None removes the file.
+
+        A kubelet that runs replaces it at its next write, one that starts cannot read what was allocated and goes on.
+        """
+        if content is None:
+            self.checkpoint.path.unlink(missing_ok=True)
+        else:
+            replace_file(self.checkpoint.path, content)
+
+    # Pods.
 
     async def admit(self, pod: KubeletPod) -> AdmittedPod:
         """Allocate for every container in order, one pod at a time; have its claims prepared; start its containers.
@@ -146,19 +282,64 @@ class SimulatedKubelet:
 
         Raises:
             PodRejectedError: the pod has failed for good.
-            PodGoneError: the pod was deleted, or the kubelet has ended, while it waited.
+            PodGoneError: the pod was deleted, or the kubelet has ended, while it waited for its claims.
+            KubeletStoppedError: the kubelet has ended before it was admitted or rejected.
         """
+        self._running[pod.uid] = set()
+        self._unknown.discard(pod.uid)
         async with self._admission:
             self._pods[pod.uid] = pod
+            stops = self._stops
             try:
                 await self._allocate(pod)
-            except PodRejectedError:
-                del self._pods[pod.uid]
+            except PodRejectedError as rejection:
+                self._reject(rejection, stops)
                 raise
         if self.dra and pod.claims:
             await self.prepare(pod)
         containers = [await self.start_container(pod.uid, container.name) for container in pod.containers]
         return AdmittedPod(pod, tuple(containers))
+
+    async def _admit_again(self, pods: Collection[KubeletPod]) -> None:
+        """After a start every pod goes through admission once more; a failure ends it, whatever its restart policy."""
+        async with self._admission:
+            for pod in pods:
+                self._unknown.discard(pod.uid)
+                stops = self._stops
+                try:
+                    await self._allocate(pod)
+                except PodRejectedError as rejection:
+                    self._reject(rejection, stops)
+
+    def _reject(self, rejection: PodRejectedError, stops: int) -> None:
+        pod = rejection.pod
+        if self._stops != stops:
+            raise KubeletStoppedError(f"the kubelet stopped under the admission of {pod.name}") from rejection
+        self.rejections[pod.uid] = rejection
+        self.remove_while_running(pod.uid)
+
+    async def resize(self, uid: str) -> None:
+        """Admit a live pod again with other CPU or memory; no plugin is asked, and nothing a pod holds changes.
+
+        Raises:
+            PodRejectedError: it is not granted, and the pod runs on as it was.
+        """
+        async with self._admission:
+            await self._allocate(self._pods[uid])
+
+    async def _allocate(self, pod: KubeletPod) -> None:
+        try:
+            for container in pod.containers:
+                await self._allocate_container(pod, container)
+        except AllocationError as error:
+            raise PodRejectedError(pod, str(error)) from error
+
+    async def _allocate_container(self, pod: KubeletPod, container: KubeletContainer) -> None:
+        """All resources of one container, and then one write of the checkpoint."""
+        devices = self.devices
+        if await devices.allocate(pod.uid, container.name, container.limits, self._pods.keys(), self._clients):
+            await self.checkpoint.write(devices)
+        devices.offer_for_reuse(pod.uid, container.name, container.kind)
 
     async def prepare(self, pod: KubeletPod) -> None:
         """Have the claims of a pod prepared, as before each new sandbox of it, however often that takes.
@@ -188,23 +369,111 @@ class SimulatedKubelet:
             else:
                 return
 
+    # Containers.
+
     async def start_container(self, uid: str, name: str) -> AdmittedContainer:
-        """Start a container of a live pod. One whose CDI devices cannot be found does not start (``waiting``)."""
-        received = self._with_claims(uid, self._received(uid, name))
-        if self._cgroups and not received.waiting:
-            self._cgroups.populate(self._pods[uid])
-        return received
+        """Start or restart a container of a live pod: PreStartContainer where a plugin asked for it.
+
+        Allocate is called only for a container with nothing recorded, as after a lost checkpoint. If a call fails, or
+        its CDI devices cannot be found, the answer says so (``waiting``) and the container may be started again.
+        """
+        pod, container = self._pods[uid], self._pods[uid].container(name)
+        try:
+            await self._prepare_start(pod, container)
+            started = self._with_claims(pod, container)
+        except (AllocationError, NotPreparedError, UnresolvableError) as error:
+            return self._received(pod, container, str(error))
+        if container.kind is not ContainerKind.INIT:
+            self._running[uid].add(name)
+        if timer := self._terminating.pop(uid, None):
+            timer.cancel()  # the same static pod is back
+        if self._cgroups:
+            self._cgroups.populate(pod)
+        return started
+
+    async def _prepare_start(self, pod: KubeletPod, container: KubeletContainer) -> None:
+        """The calls before a container's start (``GetDeviceRunContainerOptions``)."""
+        recorded = {entry.resource: sorted(entry.ids) for entry in self.devices.of_container(pod.uid, container.name)}
+        resources = list(dict.fromkeys([*recorded, *(name for name, _ in self.devices.wanted(container.limits))]))
+        self._random.shuffle(resources)
+        for resource in resources:
+            endpoint = self._clients.endpoints.get(resource)
+            if endpoint is None and resource not in self._registered_before:
+                raise PluginCallError(f"endpoint not found in cache for a registered resource: {resource}")
+            if endpoint is None or not endpoint.options.pre_start_required:
+                continue
+            if resource not in recorded:
+                where = f"pod {pod.uid}, container {container.name}, resource {resource}"
+                raise PluginCallError(f"no devices found allocated in local cache for {where}")
+            self._random.shuffle(recorded[resource])
+            await endpoint.pre_start(recorded[resource])
+        if len(resources) > len(recorded):
+            await self._allocate_container(pod, container)
+
+    def _received(self, pod: KubeletPod, container: KubeletContainer, waiting: str | None = None) -> AdmittedContainer:
+        allocations = list(self.devices.of_container(pod.uid, container.name))
+        self._random.shuffle(allocations)
+        return received(container, allocations, waiting)
+
+    def _with_claims(self, pod: KubeletPod, container: KubeletContainer) -> AdmittedContainer:
+        """What a container receives, with the devices of its claims as the runtime adds them: last, so they win.
+
+        Raises:
+            NotPreparedError: a claim of it was given up.
+            UnresolvableError: its CDI devices are not described.
+        """
+        by_count = self._received(pod, container)
+        if not (self.dra and self._cdi_dir and pod.claims):
+            return by_count
+        names = self.dra.cdi_devices(pod, container)
+        edits = resolve(self._cdi_dir, names)
+        envs = {**by_count.envs, **(edits.envs or {})}
+        return replace(by_count, envs=envs, devices=(*by_count.devices, *edits.devices), cdi_devices=names)
+
+    def stop_container(self, uid: str, name: str) -> None:
+        """A container of a live pod has died; what it holds stays its own."""
+        self._running[uid].discard(name)
+
+    def held_nodes(self) -> frozenset[str]:
+        """The names of the device nodes that containers of live pods have, such as ``neuron3``."""
+        held = set[str]()
+        for pod in self._pods.values():
+            for container in pod.containers:
+                with contextlib.suppress(NotPreparedError, UnresolvableError):
+                    nodes = self._with_claims(pod, container).devices
+                    held.update(node.host_path.rpartition("/")[2] for node in nodes)
+        return frozenset(held)
+
+    def device_health(self, uid: str, container: str) -> Mapping[str, str]:
+        """The health of each id a container holds, as the pod's status shows it: an absent device looks Healthy."""
+        return {
+            device_id: device.health if (device := self.devices.devices(entry.resource).get(device_id)) else "Healthy"
+            for entry in self.devices.of_container(uid, container)
+            for device_id in entry.ids
+        }
+
+    # Ends.
 
     def finish(self, uid: str) -> KubeletPod:
         """A pod has ended or was deleted and its containers are dead. Its devices come free at some later call.
 
         Its claims are given up by `unprepare`.
         """
-        pod = self._pods.pop(uid)
-        if task := self._preparing.get(uid):
-            task.cancel()
+        pod = self._forget(uid)
         if self._cgroups:
             self._cgroups.remove(pod)
+        return pod
+
+    def remove_while_running(self, uid: str) -> KubeletPod:
+        """A pod is gone though its processes run on: force deletion, a lost Node object, a static manifest removed.
+
+        The kubelet keeps its entry until the next cleaning of memory, and may offer its devices from then on. The
+        processes run for ``termination_seconds``.
+        """
+        pod = self._forget(uid)
+        if self._cgroups:
+            loop, seconds = asyncio.get_running_loop(), self._options.termination_seconds
+            self._terminating[uid] = loop.call_later(seconds, self._cgroups.remove, pod)
         return pod
 
     async def unprepare(self, pod: KubeletPod) -> None:
@@ -216,39 +485,14 @@ class SimulatedKubelet:
         if self.dra and pod.claims:
             await self.dra.unprepare(pod)
 
-    def _with_claims(self, uid: str, received: AdmittedContainer) -> AdmittedContainer:
-        """A container with the devices of its claims, as the container runtime adds them: last, so they win."""
-        pod = self._pods[uid]
-        if not (self.dra and self._cdi_dir and pod.claims):
-            return received
-        try:
-            names = self.dra.cdi_devices(pod, pod.container(received.name))
-            edits = resolve(self._cdi_dir, names)
-        except (NotPreparedError, UnresolvableError) as error:
-            return replace(received, waiting=str(error))
-        envs = {**received.envs, **(edits.envs or {})}
-        return replace(received, envs=envs, devices=(*received.devices, *edits.devices), cdi_devices=names)
+    def _forget(self, uid: str) -> KubeletPod:
+        self._running.pop(uid, None)
+        self._unknown.discard(uid)
+        if task := self._preparing.get(uid):
+            task.cancel()
+        return self._pods.pop(uid)
 
-    async def _allocate(self, pod: KubeletPod) -> None:
-        try:
-            for container in pod.containers:
-                await self._allocate_container(pod, container)
-        except AllocationError as error:
-            raise PodRejectedError(pod, str(error)) from error
 
-    async def _allocate_container(self, pod: KubeletPod, container: KubeletContainer) -> None:
-        """All resources of one container, and then one write of the checkpoint."""
-        devices = self.devices
-        if await devices.allocate(pod.uid, container.name, container.limits, self._pods.keys(), self._clients):
-            await self.checkpoint.write(devices)
-        devices.offer_for_reuse(pod.uid, container.name, container.kind)
-
-    def _received(self, uid: str, name: str, waiting: str | None = None) -> AdmittedContainer:
-        allocations = list(self.devices.of_container(uid, name))
-        self._random.shuffle(allocations)
-        return received(self._pods[uid].container(name), allocations, waiting)
-
-    async def _serve(self, server: grpc.aio.Server, path: Path) -> None:
-        server.add_insecure_port(f"unix:{path}")
-        await server.start()
-        self._servers.append((server, path))
+def is_static(pod: KubeletPod) -> bool:
+    """Whether the pod comes from a manifest on the node: its UID is then a hash of that."""
+    return re.fullmatch(r"[0-9a-f]{32}", pod.uid) is not None

@@ -8,7 +8,10 @@ source.
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import contextlib
+import errno
 import os
 import tempfile
 import zlib
@@ -93,10 +96,14 @@ class Plugins(Protocol):
 class DeviceManager:
     """The memory of one kubelet process.
 
-    ``numa_affinity`` is the hint of the topology manager; None is its policy "none".
+    ``numa_affinity`` is the hint of the topology manager; None is its policy "none". While ``sources_ready`` is False
+    the kubelet does not know all its pods yet: it forgets none, and does not allocate for containers that already run,
+    which ``running`` names by pod UID.
     """
 
     def __init__(self, random: Random, *, numa_affinity: frozenset[int] | None = None) -> None:
+        self.sources_ready = True
+        self.running: Mapping[str, Collection[str]] = {}
         self._random = random
         self._numa_affinity = numa_affinity
         self._devices: dict[str, dict[str, ListedDevice]] = {}
@@ -181,6 +188,8 @@ class DeviceManager:
             AllocationError: the pod is to be rejected.
         """
         recorded_ids = self._recorded_ids(pod_uid, container, resource, count)
+        if container in self.running.get(pod_uid, ()) and not self.sources_ready:
+            return None
         healthy = self._healthy.get(resource)
         if healthy is None:
             raise AllocationError(f"cannot allocate unregistered device {resource}")
@@ -238,11 +247,15 @@ class DeviceManager:
         writes the checkpoint for it, and rebuilds the allocated devices from the recorded ones: a reservation whose
         Allocate is under way is lost (kubernetes/kubernetes#137534).
         """
-        gone = [key for key in self._recorded if key[0] not in active_uids]
+        gone = [key for key in self._recorded if self.sources_ready and key[0] not in active_uids]
         for key in gone:
             del self._recorded[key]
         if gone:
             self.restore()
+
+    def entries(self) -> tuple[DeviceEntry, ...]:
+        """Everything that is recorded, also of ended pods until `forget_pods`."""
+        return tuple(self._recorded.values())
 
     def of_container(self, pod_uid: str, container: str) -> Iterator[DeviceEntry]:
         """The entries of one container."""
@@ -270,6 +283,28 @@ class DeviceManager:
         registered = {resource: sorted(ids) for resource, ids in self._healthy.items()}
         data = {"PodDeviceEntries": entries or None, "RegisteredDevices": registered}
         return msgspec.json.encode({"Data": data, "Checksum": zlib.crc32(msgspec.json.encode(data))})
+
+    def load(self, checkpoint: bytes | None) -> bool:
+        """Begin with what a checkpoint holds; False, and an empty memory, if it is lost, corrupt or of another format.
+
+        Resources that were registered are known from the beginning, without any device. DeviceIDs may be a flat list,
+        as before Kubernetes 1.20.
+        """
+        self._recorded, self._devices, self._healthy = {}, {}, {}
+        data = None
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+            file = msgspec.json.decode(checkpoint or b"", type=_File)
+            if file.checksum == zlib.crc32(file.data):
+                data = msgspec.json.decode(file.data, type=_Data)
+        for entry in (data and data.pod_device_entries) or ():
+            key = (entry.pod_uid, entry.container_name, entry.resource_name)
+            ids = entry.device_ids if isinstance(entry.device_ids, dict) else {str(NO_TOPOLOGY): entry.device_ids}
+            by_node = {int(node): tuple(of_node) for node, of_node in ids.items()}
+            self._recorded[key] = DeviceEntry(*key, by_node, base64.b64decode(entry.alloc_resp))
+        for resource in data.registered_devices if data else ():
+            self.update_devices(resource, ())
+        self.restore()
+        return data is not None
 
     # Choosing.
 
@@ -325,23 +360,89 @@ class DeviceManager:
         return ordered
 
 
-class CheckpointWriter:
-    """``kubelet_internal_checkpoint``, replaced by rename as the kubelet does; but not synced to disk."""
+class _Entry(msgspec.Struct, frozen=True, rename="pascal"):
+    pod_uid: str = msgspec.field(name="PodUID")
+    container_name: str
+    resource_name: str
+    device_ids: dict[str, list[str]] | list[str] = msgspec.field(name="DeviceIDs")
+    alloc_resp: str
 
-    def __init__(self, directory: Path) -> None:
+
+class _Data(msgspec.Struct, frozen=True, rename="pascal"):
+    pod_device_entries: list[_Entry] | None
+    registered_devices: dict[str, list[str]]
+
+
+class _File(msgspec.Struct, frozen=True, rename="pascal"):
+    data: msgspec.Raw
+    checksum: int
+
+
+def flat(checkpoint: bytes) -> bytes:
+    """A checkpoint in the format before Kubernetes 1.20: the ids of an entry are one list."""
+    data = msgspec.json.decode(checkpoint)["Data"]
+    for entry in data["PodDeviceEntries"] or ():
+        entry["DeviceIDs"] = sorted(each for ids in entry["DeviceIDs"].values() for each in ids)
+    return msgspec.json.encode({"Data": data, "Checksum": zlib.crc32(msgspec.json.encode(data))})
+
+
+@dataclass(slots=True)
+class WriteFault:
+    """What happens to the next write of the checkpoint after an allocation or, with ``of_list``, after a device list.
+
+    The kubelet takes the snapshot and writes it under different locks. So a write that is held back ``until`` an event
+    can be overtaken, and an older snapshot then overwrites a newer one.
+    """
+
+    until: asyncio.Event | None = None
+    fails: bool = False
+    of_list: bool = False
+
+
+class CheckpointFile:
+    """``kubelet_internal_checkpoint``, replaced by rename as the kubelet does; but not synced to disk.
+
+    ``faults`` are those of the writes to come. ``flat_ids`` is the format before Kubernetes 1.20.
+    """
+
+    def __init__(self, directory: Path, *, flat_ids: bool = False) -> None:
         self.path = directory / CHECKPOINT
+        self.faults: list[WriteFault] = []
+        self._flat_ids = flat_ids
+        self._process = 0
 
-    async def write(self, devices: DeviceManager, *, of_list: bool = False) -> None:  # noqa: ARG002 - for one that fails
+    async def write(self, devices: DeviceManager, *, of_list: bool = False) -> None:
         """Write the whole memory of the device manager, after an allocation or, with ``of_list``, a device list.
 
         Raises:
             AllocationError: the write failed; memory keeps everything.
         """
-        self.replace(devices.checkpoint_bytes())
+        snapshot, process = devices.checkpoint_bytes(), self._process
+        if fault := next((known for known in self.faults if known.of_list == of_list), None):
+            self.faults.remove(fault)
+            if fault.until:
+                await fault.until.wait()
+            if fault.fails or process != self._process:
+                why = f"open {self.path}: {os.strerror(errno.ENOSPC).lower()}"
+                raise AllocationError(f'failed to write checkpoint file "{CHECKPOINT}": {why}')
+        self.replace(snapshot)
 
-    def replace(self, content: bytes) -> None:
-        """Put any content in place, through a temporary file ``.<random>`` beside it."""
-        descriptor, temporary = tempfile.mkstemp(prefix=".", dir=self.path.parent)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        Path(temporary).replace(self.path)
+    def replace(self, snapshot: bytes) -> None:
+        """Write a snapshot of a memory, whatever faults are to come."""
+        replace_file(self.path, flat(snapshot) if self._flat_ids else snapshot)
+
+    def read(self) -> bytes | None:
+        """The content; None if there is no file."""
+        return self.path.read_bytes() if self.path.exists() else None
+
+    def abandon_writes(self) -> None:
+        """The kubelet has ended: a write that is held back never happens."""
+        self._process += 1
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Replace a file by rename as the kubelet does, through ``.<random>`` beside it; without a sync to disk."""
+    descriptor, temporary = tempfile.mkstemp(prefix=".", dir=path.parent)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+    Path(temporary).replace(path)

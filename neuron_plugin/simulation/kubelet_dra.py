@@ -1,16 +1,14 @@
 """Drivers of claims as the simulated kubelet sees them: registration, the calls, the health of devices.
 
-A driver is found by its socket in ``plugins_registry``. While none of its sockets answers, the kubelet waits a while
-and then deletes the node's slices of it; at its own start it deletes those of all drivers. Sources of 1.36.2:
-``pkg/kubelet/cm/dra/manager.go``, ``plugin/dra_plugin_manager.go`` and ``pkg/kubelet/pluginmanager``.
+The plugin watcher finds a driver by its socket. While none of its sockets answers, the kubelet waits a while and then
+deletes the node's slices of it; at its own start it deletes those of all drivers. Sources of 1.36.2:
+``pkg/kubelet/cm/dra/manager.go`` and ``plugin/dra_plugin_manager.go``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import tempfile
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,17 +16,16 @@ from typing import Protocol, TypeVar
 
 import grpc
 
-from neuron_plugin.kubelet import identity_of
 from neuron_plugin.kubelet._proto.dra.v1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.dra.v1 import api_pb2_grpc as pb_grpc
 from neuron_plugin.kubelet._proto.drahealth.v1alpha1 import api_pb2 as health_pb
 from neuron_plugin.kubelet._proto.drahealth.v1alpha1 import api_pb2_grpc as health_grpc
-from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2 as watcher_pb
-from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2_grpc as watcher_grpc
-from neuron_plugin.kubelet.socket_watch import SocketIdentity, channel_to
+from neuron_plugin.kubelet._proto.pluginregistration.v1.api_pb2 import PluginInfo
+from neuron_plugin.kubelet.socket_watch import channel_to
 from neuron_plugin.kubelet_files import DRA_STATE
 from neuron_plugin.simulation.api_server_kinds import AnyJson
 from neuron_plugin.simulation.kubelet_claims import ClaimInfo, ClaimMemory, DriverDevice, NotPreparedError
+from neuron_plugin.simulation.kubelet_device_manager import PluginCallError, replace_file
 from neuron_plugin.simulation.kubelet_pods import KubeletContainer, KubeletPod
 
 PLUGIN_TYPE = "DRAPlugin"
@@ -64,7 +61,6 @@ class _Driver:
     """A registered driver, by one of its sockets."""
 
     name: str
-    identity: SocketIdentity
     channel: grpc.aio.Channel
     health: asyncio.Task[None] | None = None
 
@@ -77,7 +73,6 @@ class DraManager:
     """
 
     directory: Path
-    registry: Path
     api: NodeApi
     times: DraManagerTimes = DraManagerTimes()
     active: Collection[str] = ()
@@ -103,22 +98,24 @@ class DraManager:
         return {driver.name for driver in self._drivers.values()}
 
     async def start(self) -> None:
-        """Read the file of claims, delete the node's slices, and look for drivers from now on.
+        """Read the file of claims, and delete the node's slices.
 
         Raises:
             KubeletStateError: the file cannot be read, and the kubelet does not start.
         """
         self.memory.load(self.path.read_bytes() if self.path.exists() else None)
         self.api.delete_slices("")
-        self._tasks = [asyncio.create_task(job(), name=job.__name__) for job in (self._watch, self._reconcile)]
+        self._tasks = [
+            asyncio.create_task(job(), name=job.__name__) for job in (self._watch_connections, self._reconcile)
+        ]
 
     async def stop(self) -> None:
         """End as a kubelet does: drivers are forgotten, streams end, calls are cut off."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for path in list(self._drivers):
-            await self._unregister(path)
+        for path, driver in list(self._drivers.items()):
+            await self.deregister(driver.name, path)
         self._lost_at.clear()
 
     # Pods.
@@ -192,11 +189,7 @@ class DraManager:
             yield self.memory.claims[key], request
 
     def _write(self) -> None:
-        """Replace the file by rename, as the kubelet does; but without a sync to disk."""
-        descriptor, temporary = tempfile.mkstemp(prefix=".", dir=self.directory)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(self.memory.state_bytes())
-        Path(temporary).replace(self.path)
+        replace_file(self.path, self.memory.state_bytes())
 
     async def _reconcile(self) -> None:
         """Give up the claims of pods that the kubelet no longer has."""
@@ -215,18 +208,29 @@ class DraManager:
             raise NotPreparedError(f"DRA driver {driver} is not registered")
         return channels[-1]
 
-    async def _watch(self) -> None:
-        """Compare what lies in the registry with what is registered, and delete slices without a driver."""
+    async def register(self, info: PluginInfo, socket: Path) -> None:
+        """See `PluginHandler`."""
+        if SERVICE not in info.supported_versions:
+            raise PluginCallError(f"none of services supported by the plugin are supported: {SERVICE}")
+        if socket in self._drivers:  # which has not heard of its registration
+            await self.deregister(info.name, socket)
+        driver = self._drivers[socket] = _Driver(info.name, channel_to(socket))
+        if HEALTH_SERVICE in info.supported_versions:
+            driver.health = asyncio.create_task(self._follow_health(driver), name=f"health of {info.name}")
+
+    async def deregister(self, name: str, socket: Path) -> None:
+        """See `PluginHandler`."""
+        driver = self._drivers.pop(socket)
+        self._lost_at.setdefault(name, asyncio.get_running_loop().time())
+        if driver.health:
+            driver.health.cancel()
+            await asyncio.gather(driver.health, return_exceptions=True)
+        await driver.channel.close()
+
+    async def _watch_connections(self) -> None:
+        """Delete the slices of a driver that has had no connection for a while."""
         loop = asyncio.get_running_loop()
         while True:
-            sockets = {path: identity for path in self.registry.glob("[!.]*") if (identity := identity_of(path))}
-            for path, driver in list(self._drivers.items()):
-                if sockets.get(path) != driver.identity:
-                    await self._unregister(path)
-                    self._lost_at.setdefault(driver.name, loop.time())
-            for path in sockets.keys() - self._drivers.keys():
-                with contextlib.suppress(grpc.aio.AioRpcError):  # no server yet: it is tried again
-                    await self._register(path, sockets[path])
             usable = {known.name for known in self._drivers.values() if _is_connected(known.channel)}
             for name in self._lost_at.keys() | self.drivers:
                 if name in usable:
@@ -235,31 +239,6 @@ class DraManager:
                     self._lost_at[name] = float("inf")  # once, until it is back
                     self.api.delete_slices(name)
             await asyncio.sleep(self.times.watcher)
-
-    async def _register(self, path: Path, identity: SocketIdentity) -> None:
-        channel = channel_to(path)
-        try:
-            stub: watcher_grpc.RegistrationAsyncStub = watcher_grpc.RegistrationStub(channel)
-            info = await stub.GetInfo(watcher_pb.InfoRequest(), timeout=1)
-            ours = info.type == PLUGIN_TYPE and SERVICE in info.supported_versions
-            if ours:
-                driver = self._drivers[path] = _Driver(info.name, identity, channel)
-                if HEALTH_SERVICE in info.supported_versions:
-                    driver.health = asyncio.create_task(self._follow_health(driver), name=f"health of {info.name}")
-            if info.type == PLUGIN_TYPE:
-                error = "" if ours else f"none of services supported by the plugin are supported: {SERVICE}"
-                status = watcher_pb.RegistrationStatus(plugin_registered=ours, error=error)
-                await stub.NotifyRegistrationStatus(status, timeout=5)
-        finally:
-            if path not in self._drivers:
-                await channel.close()
-
-    async def _unregister(self, path: Path) -> None:
-        driver = self._drivers.pop(path)
-        if driver.health:
-            driver.health.cancel()
-            await asyncio.gather(driver.health, return_exceptions=True)
-        await driver.channel.close()
 
     async def _follow_health(self, driver: _Driver) -> None:
         """Keep what a driver says of its devices while its stream lasts, and open the stream again when it ends."""

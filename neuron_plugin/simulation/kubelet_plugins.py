@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -20,16 +21,19 @@ import grpc
 
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb_grpc
+from neuron_plugin.kubelet._proto.pluginregistration.v1.api_pb2 import PluginInfo
 from neuron_plugin.simulation.kubelet_device_manager import (
     AllocationError,
-    CheckpointWriter,
+    CheckpointFile,
     DeviceManager,
     ListedDevice,
     PluginCallError,
     Selection,
 )
 
-_VERSION = "v1beta1"
+VERSION = "v1beta1"
+PRE_START_SECONDS = 30.0
+"""How long a plugin may take to prepare a container's start."""
 _GO_NAMES = {"CANCELLED": "Canceled", "OK": "OK"}
 _NAME_PART = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _DOMAIN = re.compile(r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -118,6 +122,17 @@ class PluginConnection:
         request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=ids)])
         return await _worded(self._stub.Allocate(request))
 
+    async def pre_start(self, ids: Sequence[str]) -> None:
+        """Announce the start of a container that has these devices.
+
+        Raises:
+            PluginCallError: the plugin refuses it, or is away.
+        """
+        prefix = "device plugin PreStartContainer rpc failed with err: "
+        self._require_running(prefix)
+        request = pb.PreStartContainerRequest(devices_ids=ids)
+        await _worded(self._stub.PreStartContainer(request, timeout=PRE_START_SECONDS), prefix)
+
     async def close(self) -> None:
         """Close the connection; calls under way are cancelled."""
         await self._channel.close()
@@ -131,13 +146,14 @@ class PluginConnection:
 class PluginClients(pb_grpc.RegistrationServicer):
     """Takes registrations and follows the plugins' streams, in tasks of its own; `close` ends them.
 
-    ``changed`` is set by everything that may change a capacity. For ``grace_seconds`` after its stream ended a resource
-    is still shown.
+    ``changed`` is set by everything that may change a capacity, ``registrations`` counts those that were accepted. For
+    ``grace_seconds`` after its stream ended a resource is still shown.
     """
 
     directory: Path
     devices: DeviceManager
-    checkpoint: CheckpointWriter
+    checkpoint: CheckpointFile
+    registrations: Counter[str]
     dial_seconds: float = 10.0
     grace_seconds: float = 300.0
 
@@ -155,9 +171,9 @@ class PluginClients(pb_grpc.RegistrationServicer):
 
         Every refusal has the status UNKNOWN, as Go gives it to a plain error.
         """
-        if request.version != _VERSION:
+        if request.version != VERSION:
             text = f'requested API version "{request.version}" is not supported by kubelet. '
-            await context.abort(grpc.StatusCode.UNKNOWN, f'{text}Supported version is ["{_VERSION}"]')
+            await context.abort(grpc.StatusCode.UNKNOWN, f'{text}Supported version is ["{VERSION}"]')
         try:
             # A path joined the way Go does it: an absolute endpoint ends up below the directory, and is not there.
             await self.connect(request.resource_name, self.directory / request.endpoint.lstrip("/"))
@@ -183,6 +199,17 @@ class PluginClients(pb_grpc.RegistrationServicer):
         follower = asyncio.create_task(self._follow(connection), name=f"ListAndWatch of {resource}")
         self._followers.add(follower)
         follower.add_done_callback(self._followers.discard)
+        self.registrations[resource] += 1
+
+    async def register(self, info: PluginInfo, socket: Path) -> None:
+        """See `PluginHandler`: a plugin that the plugin watcher has found."""
+        if VERSION not in info.supported_versions:
+            raise PluginCallError(f"manager for {info.name} does not support any of {list(info.supported_versions)}")
+        await self.connect(info.name, Path(info.endpoint) if info.endpoint else socket)
+
+    async def deregister(self, name: str, socket: Path) -> None:
+        """See `PluginHandler`."""
+        await self.disconnect(name)
 
     async def disconnect(self, resource: str) -> None:
         """Drop the client that is found under the name now: its devices stay, as unhealthy ones, for the grace."""

@@ -6,8 +6,10 @@ True to the kubelet's shape, not only to its contents: one entry for each id, no
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 import grpc
 
@@ -17,13 +19,42 @@ from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2_grpc as pb_grpc
 from neuron_plugin.simulation.kubelet_device_manager import DeviceManager
 from neuron_plugin.simulation.kubelet_pods import KubeletPod
 
+_Request = TypeVar("_Request")
+_Response = TypeVar("_Response")
+
+
+class RateLimit:
+    """A token bucket: ``per_second`` calls, ``burst`` at once; zero per second is no limit."""
+
+    def __init__(self, per_second: float, burst: int) -> None:
+        self._per_second = per_second
+        self._burst = burst
+        self._tokens = float(burst)
+        self._filled_at = 0.0
+
+    def allows(self, now: float) -> bool:
+        """Take a token, if there is one."""
+        self._tokens = min(self._burst, self._tokens + (now - self._filled_at) * self._per_second)
+        self._filled_at = now
+        if self._per_second and self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
 
 @dataclass(eq=False)
 class PodResourcesService(pb_grpc.PodResourcesListerServicer):
-    """What ``devices`` records of the ``pods``, which are by UID."""
+    """What ``devices`` records of the ``pods``, which are by UID, without those that are ``unknown``.
+
+    There is one rate limit for all clients. ``serves_get`` False is a kubelet whose gate for ``Get`` is off. Errors of
+    the kubelet's own have the status UNKNOWN.
+    """
 
     devices: DeviceManager
     pods: Mapping[str, KubeletPod]
+    unknown: Collection[str] = ()
+    limit: RateLimit = field(default_factory=lambda: RateLimit(0, 1))
+    serves_get: bool = True
 
     async def List(
         self,
@@ -31,16 +62,24 @@ class PodResourcesService(pb_grpc.PodResourcesListerServicer):
         context: grpc.aio.ServicerContext[pb.ListPodResourcesRequest, pb.ListPodResourcesResponse],
     ) -> pb.ListPodResourcesResponse:
         """Every active pod; forgets what ended pods had, which may lose a reservation under way."""
+        await self._admit(context)
         self.devices.forget_pods(self.pods.keys())
-        return pb.ListPodResourcesResponse(pod_resources=[self._pod(pod) for pod in self.pods.values()])
+        return pb.ListPodResourcesResponse(pod_resources=[self._pod(pod) for pod in self._active()])
 
     async def Get(
         self,
         request: pb.GetPodResourcesRequest,
         context: grpc.aio.ServicerContext[pb.GetPodResourcesRequest, pb.GetPodResourcesResponse],
     ) -> pb.GetPodResourcesResponse:
-        """Refuse, as a kubelet whose gate for it is off."""
-        return await context.abort(grpc.StatusCode.UNKNOWN, "PodResources API Get method disabled")
+        """One active pod."""
+        await self._admit(context)
+        if not self.serves_get:
+            return await context.abort(grpc.StatusCode.UNKNOWN, "PodResources API Get method disabled")
+        for pod in self._active():
+            if (pod.namespace, pod.name) == (request.pod_namespace, request.pod_name):
+                return pb.GetPodResourcesResponse(pod_resources=self._pod(pod))
+        text = f"pod {request.pod_name} in namespace {request.pod_namespace} not found"
+        return await context.abort(grpc.StatusCode.UNKNOWN, text)
 
     async def GetAllocatableResources(
         self,
@@ -48,11 +87,19 @@ class PodResourcesService(pb_grpc.PodResourcesListerServicer):
         context: grpc.aio.ServicerContext[pb.AllocatableResourcesRequest, pb.AllocatableResourcesResponse],
     ) -> pb.AllocatableResourcesResponse:
         """The healthy devices, free or not."""
+        await self._admit(context)
         resources = self.devices.resources()
         healthy = [
             self._entry(resource, device_id) for resource in resources for device_id in self.devices.healthy(resource)
         ]
         return pb.AllocatableResourcesResponse(devices=healthy)
+
+    def _active(self) -> list[KubeletPod]:
+        return [pod for uid, pod in self.pods.items() if uid not in self.unknown]
+
+    async def _admit(self, context: grpc.aio.ServicerContext[_Request, _Response]) -> None:
+        if not self.limit.allows(asyncio.get_running_loop().time()):
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
 
     def _pod(self, pod: KubeletPod) -> pb.PodResources:
         containers = [

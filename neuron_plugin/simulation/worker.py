@@ -107,11 +107,12 @@ class SimulatedWorker:
             directory.mkdir()
         self.dra: DraManager | None = None
         if claims_at:
-            self.dra = DraManager(root, self.registry_dir, ApiOfNode(claims_at, name), DRA_TIMES)
+            self.dra = DraManager(root, ApiOfNode(claims_at, name), DRA_TIMES)
         chance = Random(0)  # noqa: S311 - chooses ids, guards nothing; every demo goes the same way
         self.kubelet = SimulatedKubelet(
             self.kubelet_dir,
             self.pod_resources_dir,
+            plugins_registry=self.registry_dir,
             random=chance,
             cgroup_root=self.cgroup_root,
             dra=self.dra,

@@ -14,6 +14,7 @@ import pytest
 from neuron_plugin import __version__
 from neuron_plugin.cli import scheduler_config
 from neuron_plugin.cli.command import CommandError, Exit, UsageError
+from neuron_plugin.cli.main import ROOMS
 from neuron_plugin.settings import SettingsError
 from tests.cli.doubles import Cli, CliProcess
 from tests.inspection.doubles import MakeNode
@@ -214,7 +215,9 @@ finally:
 @pytest.mark.parametrize("words", [["--help"], ["devices", "--help"], ["scheduler-config"]])
 def test_starting_loads_nothing_heavy_and_no_command_but_the_one_that_runs(words: list[str]) -> None:
     heavy = "{'rich', 'grpc', 'aiohttp', 'kubernetes', 'pyudev', 'google', 'shtab'}"
-    others = [f"neuron_plugin.cli.{each.replace('-', '_')}" for each in COMMANDS if each not in words]
+    others = [
+        f"{ROOMS.get(each, 'neuron_plugin.cli')}.{each.replace('-', '_')}" for each in COMMANDS if each not in words
+    ]
     script = f"""
 import contextlib, io, sys
 from neuron_plugin.cli.main import main

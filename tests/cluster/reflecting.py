@@ -16,11 +16,11 @@ LISTS = Match(method="GET", path="/pods$", watch=False)
 
 
 def watches(server: StandInApiServer) -> list[dict[str, str]]:
-    return [seen.query for seen in server.requests if seen.query.get("watch") == "true"]
+    return [dict(seen.query) for seen in server.requests if seen.query.get("watch") == "true"]
 
 
 def lists(server: StandInApiServer) -> list[dict[str, str]]:
-    return [seen.query for seen in server.requests if seen.query.get("watch") != "true"]
+    return [dict(seen.query) for seen in server.requests if seen.query.get("watch") != "true"]
 
 
 BOOKMARK = b'{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"9"}}}'

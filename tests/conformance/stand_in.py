@@ -23,6 +23,7 @@ from neuron_plugin.plugin.times import DaemonTimes
 from neuron_plugin.simulation import AdmittedContainer, PodRejectedError, kubelet_pods, write_node
 from neuron_plugin.simulation.api_server_kinds import PODS, RESOURCE_CLAIMS, RESOURCE_SLICES, AnyJson
 from neuron_plugin.simulation.claim_controller import sync_claims
+from neuron_plugin.simulation.kubelet import KubeletOptions, SimulatedKubelet
 from neuron_plugin.simulation.kubelet_claims import NotPreparedError
 from neuron_plugin.simulation.kubelet_dra import DraManager, DraManagerTimes
 from neuron_plugin.simulation.worker import ApiOfNode
@@ -40,8 +41,6 @@ from tests.conformance.node import (
     Received,
 )
 from tests.support.api_server import StandInApiServer
-from tests.support.kubelet import KubeletOptions
-from tests.support.plugin_watcher import WatchingKubelet
 
 NODE = "stand-in"
 DRA_TIMES = DraManagerTimes(retry=0.1, watcher=0.05, health=0.1, wipe=0.5, reconcile=0.2)
@@ -94,16 +93,17 @@ class StandInNode:
         for name in ("dp", "pr", "reg"):
             (root / name).mkdir()
         self._api = StandInApiServer()
-        self._dra = DraManager(root, root / "reg", ApiOfNode(self._api, NODE), DRA_TIMES)
-        options = KubeletOptions(grace_seconds=self.grace_seconds, termination_seconds=LINGER_SECONDS)
-        self._kubelet = WatchingKubelet(
+        self._dra = DraManager(root, ApiOfNode(self._api, NODE), DRA_TIMES)
+        options = KubeletOptions(
+            grace_seconds=self.grace_seconds, termination_seconds=LINGER_SECONDS, watcher_seconds=0.05
+        )
+        self._kubelet = SimulatedKubelet(
             self.kubelet_dir,
             root / "pr",
             random=Random(1),  # noqa: S311 - the order of Go's maps
             options=options,
             plugins_registry=root / "reg",
             cgroup_root=root / "cgroup",
-            reconcile_seconds=0.05,
             dra=self._dra,
             cdi_dir=root / "cdi",
         )

@@ -10,7 +10,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from neuron_plugin.cluster import KubernetesApi, LeaseName
+from neuron_plugin.cluster import ApiRequest, KubernetesApi, LeaseName
 from neuron_plugin.cluster.api import send
 from neuron_plugin.cluster.objects import LEASES
 from neuron_plugin.cluster.writes import create_lease, release_lease, renew_lease, utc_now
@@ -20,7 +20,7 @@ from neuron_plugin.scheduling.events import PodEvents
 from neuron_plugin.scheduling.make_room import RoomPlanner
 from neuron_plugin.simulation import ExtenderCallError
 from neuron_plugin.simulation.api_server_kinds import EVENTS, PODS
-from tests.support.api_server import Fault, Match, SeenRequest, StandInApiServer
+from tests.support.api_server import Fault, Match, StandInApiServer
 from tests.support.manifests import container, node_manifest, pod_manifest
 from tests.support.running import BINDING, SETTINGS, TRN1, Extender, add_node, add_pod, extender_on, until, written
 from tests.support.scheduler import StandInScheduler
@@ -185,7 +185,7 @@ async def test_t50_a_start_takes_one_list_per_resource(server: StandInApiServer,
     assert lists == {"/api/v1/pods": 1, "/api/v1/nodes": 1, leases: 1, pod_groups: 1}
 
 
-def _lists(request: SeenRequest) -> bool:
+def _lists(request: ApiRequest) -> bool:
     return request.query.get("limit", "1") != "1"
 
 

@@ -16,7 +16,6 @@ from neuron_plugin.kubelet.registration import STANDING, RegistrationState, Watc
 from neuron_plugin.kubelet.socket_watch import channel_to, endpoint_path, identity_of
 from tests.kubelet.fakes import CORE, DEVICE, QUICK, RunningPlugin, devices, eventually, running_plugin
 from tests.support.kubelet import KubeletOptions, StandInKubelet
-from tests.support.plugin_watcher import WatchingKubelet
 
 State = RegistrationState
 
@@ -37,8 +36,8 @@ def watched(registry: Path, resource: str = CORE) -> AbstractAsyncContextManager
 async def kubelet_on(registry: Path) -> AsyncIterator[StandInKubelet]:
     sockets = registry.parent / "sockets"
     sockets.mkdir(exist_ok=True)
-    options = KubeletOptions(sync_delay=0.0)
-    async with WatchingKubelet(sockets, plugins_registry=registry, options=options, reconcile_seconds=0.05) as kubelet:
+    options = KubeletOptions(sync_delay=0.0, watcher_seconds=0.05)
+    async with StandInKubelet(sockets, plugins_registry=registry, options=options) as kubelet:
         yield kubelet
 
 

@@ -21,9 +21,9 @@ from neuron_plugin.plugin.inputs import NodePods
 from neuron_plugin.plugin.node import LocalNode, NodeOptions
 from neuron_plugin.plugin.settings import Numbering, PluginSettings
 from neuron_plugin.plugin.snapshot import Snapshot
+from neuron_plugin.simulation.kubelet_device_manager import DeviceManager
 from neuron_plugin.topology import CoreMask
 from tests.plugin.world import FakeClock, given_mask, inventory, texts
-from tests.support.device_manager import StandInDeviceManager
 from tests.support.model_kubelet import ModelKubelet
 
 
@@ -40,7 +40,7 @@ class MemoryKubelet(ModelKubelet):
 
     def write_empty(self) -> None:
         """An older file, from before anything was allocated, that comes late."""
-        self.file.put(StandInDeviceManager(self._chance).checkpoint_bytes())
+        self.file.put(DeviceManager(self._chance).checkpoint_bytes())
 
     def record(
         self,

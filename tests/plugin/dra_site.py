@@ -31,7 +31,7 @@ from tests.plugin.site import _MEMORY, HASTY, NAMESPACE, NODE, Site, eventually,
 from tests.plugin.world import uid_of
 from tests.simulation.dra import claim_spec, device_class, devices_of, linked
 from tests.support.api_server import StandInApiServer
-from tests.support.kubelet import StandInKubelet
+from tests.support.kubelet import KubeletOptions, StandInKubelet
 
 KUBELET = DraManagerTimes(retry=0.1, watcher=0.05, health=0.1, wipe=0.5)
 
@@ -153,12 +153,14 @@ async def a_claim_site(
             api = await stack.enter_async_context(StandInApiServer())
             api.create_node({"metadata": {"name": NODE}})
             api.create(DEVICE_CLASSES, device_class(), "")
-            dra = DraManager(root, root / "registry", ApiOfNode(api, NODE), KUBELET)
+            dra = DraManager(root, ApiOfNode(api, NODE), KUBELET)
             random = Random(1)  # noqa: S311 - the order of Go's maps
             kubelet = StandInKubelet(
                 root / "dp",
                 root / "pr",
+                plugins_registry=root / "registry",
                 random=random,
+                options=KubeletOptions(watcher_seconds=KUBELET.watcher),
                 cgroup_root=root / "cgroup",
                 dra=dra,
                 cdi_dir=root / "cdi",

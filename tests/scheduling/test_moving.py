@@ -36,7 +36,7 @@ from neuron_plugin.scheduling.moving import (
     Mover,
 )
 from neuron_plugin.simulation.api_server_kinds import CLAIMS, EVENTS, LEASES, NODES, PODS, VOLUMES, AnyJson
-from tests.support.api_server import Budget, Fault, Match, StandInApiServer
+from tests.support.api_server import Budget, Fault, Match, StandInApiServer, limit_disruptions
 from tests.support.manifests import node_manifest, pod_manifest
 from tests.support.running import SETTINGS, add_pod, extender_on, until
 from tests.support.world import World
@@ -242,10 +242,10 @@ async def test_explain_names_the_move_and_then_the_reservation(room: Room) -> No
         assert pod is not None
         return explain_text(explain(question(room.world.state, pod)))
 
-    room.server.limit_disruptions(Budget("default", {"app": "small"}, 0))
+    limit_disruptions(room.server, Budget("default", {"app": "small"}, 0))
     await room.wait_and_look()
     assert "Node trn-1 would have room after a move of default/small-1 from node trn-1 to trn-2" in explained("big-1")
-    room.server.limit_disruptions(Budget("default", {"app": "small"}, 1))
+    limit_disruptions(room.server, Budget("default", {"app": "small"}, 1))
     await room.look(after=REFUSED_SECONDS + 1.0)
     assert "Cores 0-31 of node trn-1 are reserved for it" in explained("big-1")
     room.pod("other-1", count=16)
@@ -262,7 +262,7 @@ async def test_a_pod_is_evicted_for_a_waiting_one_once_only(room: Room) -> None:
 
 @pytest.mark.parametrize("allowed", [0, 1])
 async def test_a_disruption_budget_holds(room: Room, allowed: int) -> None:
-    room.server.limit_disruptions(Budget("default", {"app": "small"}, allowed))
+    limit_disruptions(room.server, Budget("default", {"app": "small"}, allowed))
     await room.wait_and_look()
     assert room.evicted == ["small-1"] * allowed
     assert bool(room.reserved) is bool(allowed)
@@ -272,8 +272,8 @@ async def test_a_disruption_budget_holds(room: Room, allowed: int) -> None:
 
 async def test_a_plan_does_without_a_pod_that_a_budget_protects(room: Room) -> None:
     room.server.patch_pod("default", "fixed-1", {"metadata": {"annotations": {MOVABLE_KEY: "true"}}})
-    room.server.limit_disruptions(Budget("default", {"app": "fixed"}, 0))
-    room.server.limit_disruptions(Budget("default", {"app": "small"}, 0))
+    limit_disruptions(room.server, Budget("default", {"app": "fixed"}, 0))
+    limit_disruptions(room.server, Budget("default", {"app": "small"}, 0))
     await room.wait_and_look()
     assert room.evicted == []
     await room.look(after=30.0)
@@ -282,9 +282,9 @@ async def test_a_plan_does_without_a_pod_that_a_budget_protects(room: Room) -> N
 
 
 async def test_a_refused_move_is_tried_again_only_after_a_while(room: Room) -> None:
-    room.server.limit_disruptions(Budget("default", {"app": "small"}, 0))
+    limit_disruptions(room.server, Budget("default", {"app": "small"}, 0))
     await room.wait_and_look()
-    room.server.limit_disruptions(Budget("default", {"app": "small"}, 1))
+    limit_disruptions(room.server, Budget("default", {"app": "small"}, 1))
     await room.look(after=REFUSED_SECONDS - 1.0)
     assert room.evicted == []
     await room.look(after=2.0)
@@ -293,7 +293,7 @@ async def test_a_refused_move_is_tried_again_only_after_a_while(room: Room) -> N
 
 async def test_no_pod_is_reported_as_evicted_that_was_only_asked_about(room: Room) -> None:
     room.pod("other-1", "5", "trn-1")
-    room.server.limit_disruptions(Budget("default", {"app": "small"}, 0))
+    limit_disruptions(room.server, Budget("default", {"app": "small"}, 0))
     await room.wait_and_look()
     assert room.evicted == []
     assert "NeuronEvictedForMove" not in {reason for reason, _ in room.events}
@@ -302,7 +302,7 @@ async def test_no_pod_is_reported_as_evicted_that_was_only_asked_about(room: Roo
 
 async def test_a_budget_that_stops_a_move_half_way_leaves_nothing_reserved(room: Room) -> None:
     room.pod("small-2", "4", "trn-1")
-    room.server.limit_disruptions(Budget("default", {"app": "small"}, 1))  # each alone may go
+    limit_disruptions(room.server, Budget("default", {"app": "small"}, 1))  # each alone may go
     await room.wait_and_look()
     assert room.evicted == ["small-1"]
     assert room.reserved == {}
@@ -436,7 +436,7 @@ async def test_room_is_made_once_the_waiting_pod_has_no_gate_any_more(room: Room
 
 
 async def test_a_node_that_has_just_come_is_part_of_the_next_plan(room: Room) -> None:
-    room.server.limit_disruptions(Budget("default", {"app": "small"}, 0))
+    limit_disruptions(room.server, Budget("default", {"app": "small"}, 0))
     await room.wait_and_look()
     room.node("trn-3", zone="c")
     await room.look(after=30.0)
@@ -717,7 +717,7 @@ async def test_a_budget_that_stops_room_half_way_leads_to_the_preemption_of_othe
         room.pod(name, str(devices), "trn-2", priority=1)
     for name in ("twin-1", "twin-2", "a-1", "b-1", "c-1"):
         room.server.patch_pod("default", name, {"metadata": {"annotations": {MOVABLE_KEY: movable}}})
-    room.server.limit_disruptions(Budget("default", {"app": "twin"}, 1))  # each alone may go
+    limit_disruptions(room.server, Budget("default", {"app": "twin"}, 1))  # each alone may go
     preempting(room)
     await room.look(after=1.0)
     assert (room.evicted, room.ended()) == (["twin-1"], {"refused-by-budget": 1.0})

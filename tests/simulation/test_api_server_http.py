@@ -8,9 +8,13 @@ from typing import Any
 import aiohttp
 import pytest
 
+from neuron_plugin.cluster import ApiRequest
+from neuron_plugin.simulation.api_server_faults import take_fault
 from neuron_plugin.simulation.api_server_kinds import EVENTS, PODS
 from tests.simulation.api_client import LEASES_PATH, MERGE, PODS_PATH, Client, Json, names, pod, until_watched
-from tests.support.api_server import Fault, Match, StandInApiServer, take_fault
+from tests.support.api_server import Fault, Match, StandInApiServer
+
+GET = ApiRequest("GET", "/")
 
 
 def labelled(name: str, **labels: str) -> Json:
@@ -260,18 +264,6 @@ async def test_a_binding_of_a_pod_that_is_gone_is_404(client: Client) -> None:
     assert (await client.ask("POST", f"{PODS_PATH}/a/binding", binding()))[0] == 404
 
 
-async def test_a_server_can_lose_a_bindings_annotations(client: Client, server: StandInApiServer) -> None:
-    server.create_pod(pod("a"))
-    server.drop_binding_annotations()
-    await client.ask("POST", f"{PODS_PATH}/a/binding", binding(annotations={"NEURON_DEVS": "0"}))
-    bound = server.get(PODS, "a", "default")
-    assert bound["spec"]["nodeName"] == "n1"
-    assert "annotations" not in bound["metadata"]
-
-
-# Deletions.
-
-
 async def test_a_pod_on_a_node_ends_gracefully(client: Client, server: StandInApiServer) -> None:
     server.create_pod(pod("a", nodeName="n1", terminationGracePeriodSeconds=7))
     _, after = await client.ask("DELETE", f"{PODS_PATH}/a")
@@ -341,34 +333,34 @@ def test_a_match_says_which_requests(match: Match, meets: bool) -> None:  # noqa
 
 
 def test_without_faults_nothing_happens() -> None:
-    assert take_fault([], "GET", "/", watch=False) is None
+    assert take_fault([], GET) is None
 
 
 def test_a_fault_is_used_up() -> None:
     faults: list[Fault] = []
     faults.append(Fault(times=2, status=500))
-    taken = [take_fault(faults, "GET", "/", watch=False) for _ in range(3)]
+    taken = [take_fault(faults, GET) for _ in range(3)]
     assert [fault.status if fault else None for fault in taken] == [500, 500, None]
 
 
 def test_faults_happen_in_their_order() -> None:
     faults = [Fault(status=status) for status in (500, 503)]
-    taken = [take_fault(faults, "GET", "/", watch=False) for _ in range(2)]
+    taken = [take_fault(faults, GET) for _ in range(2)]
     assert [fault.status for fault in taken if fault] == [500, 503]
 
 
 def test_a_fault_waits_for_the_request_it_is_meant_for() -> None:
     faults: list[Fault] = []
     faults.append(Fault(Match(method="POST"), status=500))
-    assert take_fault(faults, "GET", "/", watch=False) is None
-    assert take_fault(faults, "POST", "/", watch=False) is not None
+    assert take_fault(faults, GET) is None
+    assert take_fault(faults, ApiRequest("POST", "/")) is not None
 
 
 def test_what_was_cleared_does_not_happen() -> None:
     faults: list[Fault] = []
     faults.append(Fault(times=9))
     faults.clear()
-    assert take_fault(faults, "GET", "/", watch=False) is None
+    assert take_fault(faults, GET) is None
 
 
 # Over HTTP.

@@ -13,24 +13,21 @@ import pytest
 from neuron_plugin.allocation import Resource
 from neuron_plugin.allocation.keys import ALLOCATED_KEY
 from neuron_plugin.plugin.settings import PluginSettings
-from neuron_plugin.simulation import worker
 from neuron_plugin.simulation.cluster import NODE_NAME, SimulatedCluster, pod_manifest
 from neuron_plugin.simulation.kubelet_pods import AdmittedPod
 from neuron_plugin.simulation.scheduler import ExtenderCallError
 from neuron_plugin.simulation.worker import end_process
-from tests.support.kubelet import StandInKubelet
 from tests.support.worker import end_pod, kill_daemon
 
 CORE, DEVICE = Resource.NEURONCORE.value, Resource.NEURONDEVICE.value
 
 
 @pytest.fixture
-async def cluster(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SimulatedCluster]:
+async def cluster() -> AsyncIterator[SimulatedCluster]:
     """An inf2.24xlarge, six devices of two cores in a line, with plugin and extender up; its kubelet can restart.
 
     In a short directory, because the path of a socket has 107 bytes at most.
     """
-    monkeypatch.setattr(worker, "SimulatedKubelet", StandInKubelet)
     with TemporaryDirectory(prefix="np-") as directory:
         types = {NODE_NAME: "inf2.24xlarge"}
         async with SimulatedCluster(Path(directory), types, daemon_flags=("--numbering", "host")) as simulated:
@@ -60,7 +57,6 @@ async def test_pods_keep_their_silicon_through_every_restart(cluster: SimulatedC
     assert second.container("main").envs == {"AWS_NEURON_VISIBLE_DEVICES": "2,3,4"}
 
     kubelet = cluster.worker.kubelet
-    assert isinstance(kubelet, StandInKubelet)
     await kubelet.restart()
     await cluster.worker.wait_until_offered(Resource.NEURONCORE, 6)
     assert kubelet.rejections == {}

@@ -10,23 +10,22 @@ from typing import Any
 import pytest
 
 from neuron_plugin.allocation import ContainerKind
-from neuron_plugin.simulation.kubelet_device_manager import AllocationError, ListedDevice
+from neuron_plugin.simulation.kubelet_device_manager import AllocationError, DeviceManager, ListedDevice
+from neuron_plugin.simulation.kubelet_device_manager import flat as to_flat
 from tests.kubelet.fakes import CORE, DEVICE, seeded
-from tests.support.device_manager import StandInDeviceManager
-from tests.support.device_manager import flat as to_flat
 
 A, B = "uid-a", "uid-b"
 FOUR = ("d0", "d1", "d2", "d3")
 
 
-def manager_of(*ids: str, seed: int = 0, numa_affinity: frozenset[int] | None = None) -> StandInDeviceManager:
-    manager = StandInDeviceManager(seeded(seed), numa_affinity=numa_affinity)
+def manager_of(*ids: str, seed: int = 0, numa_affinity: frozenset[int] | None = None) -> DeviceManager:
+    manager = DeviceManager(seeded(seed), numa_affinity=numa_affinity)
     manager.update_devices(CORE, [ListedDevice(each) for each in ids or FOUR])
     return manager
 
 
 def allocate(
-    manager: StandInDeviceManager,
+    manager: DeviceManager,
     uid: str,
     count: int,
     preferred: Iterable[str] = (),
@@ -45,7 +44,7 @@ def allocate(
     return set(ids)
 
 
-def available(manager: StandInDeviceManager, uid: str = "uid-other") -> set[str]:
+def available(manager: DeviceManager, uid: str = "uid-other") -> set[str]:
     """What the kubelet offers to the next pod."""
     selection = manager.devices_to_allocate(uid, "c", CORE, 1)
     assert selection is not None
@@ -126,7 +125,7 @@ def test_a_sidecar_keeps_what_it_took_from_an_init_container() -> None:
 
 
 def test_numa_affinity_offers_the_aligned_devices_alone_where_they_are_more_than_enough() -> None:
-    manager = StandInDeviceManager(seeded(0), numa_affinity=frozenset({1}))
+    manager = DeviceManager(seeded(0), numa_affinity=frozenset({1}))
     manager.update_devices(CORE, [ListedDevice(f"d{number}", numa_nodes=(number // 2,)) for number in range(4)])
     one = manager.devices_to_allocate(A, "c", CORE, 1)
     manager.restore()
@@ -280,7 +279,7 @@ def test_the_checkpoint_has_the_kubelets_form() -> None:
 
 
 def test_ids_lie_under_each_numa_node_of_their_device() -> None:
-    manager = StandInDeviceManager(seeded(0))
+    manager = DeviceManager(seeded(0))
     manager.update_devices(
         CORE, [ListedDevice("d0", numa_nodes=(0,)), ListedDevice("d1", numa_nodes=(0, 1)), ListedDevice("d2")]
     )
@@ -303,7 +302,7 @@ def test_the_format_before_1_20_has_one_list_of_ids_and_is_read_too() -> None:
     allocate(manager, A, 2, ["d3", "d1"])
     flat = to_flat(manager.checkpoint_bytes())
     assert data_of(flat)["PodDeviceEntries"][0]["DeviceIDs"] == ["d1", "d3"]
-    again = StandInDeviceManager(seeded(1))
+    again = DeviceManager(seeded(1))
     assert again.load(flat)
     assert again.entries()[0].ids == {"d1", "d3"}
 
@@ -311,7 +310,7 @@ def test_the_format_before_1_20_has_one_list_of_ids_and_is_read_too() -> None:
 def test_a_loaded_memory_holds_its_devices_and_knows_resources_without_devices() -> None:
     manager = manager_of()
     allocate(manager, A, 2, ["d0", "d1"])
-    again = StandInDeviceManager(seeded(1))
+    again = DeviceManager(seeded(1))
     assert again.load(manager.checkpoint_bytes())
     assert again.entries() == manager.entries()
     assert again.resources() == [CORE]
@@ -327,7 +326,7 @@ def test_entries_of_ended_pods_come_back_with_the_checkpoint() -> None:
     allocate(manager, A, 1)
     text = manager.checkpoint_bytes()
     manager.forget_pods(())
-    again = StandInDeviceManager(seeded(1))
+    again = DeviceManager(seeded(1))
     again.load(text)
     assert [each.pod_uid for each in again.entries()] == [A]
 

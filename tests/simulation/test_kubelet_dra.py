@@ -19,7 +19,7 @@ from neuron_plugin.simulation.kubelet_dra import DraManager, DraManagerTimes
 from neuron_plugin.simulation.kubelet_pods import KubeletContainer, KubeletPod, PodGoneError
 from tests.simulation.dra import DRIVER, Json
 from tests.simulation.dra_driver import RawDriver, serving, until
-from tests.support.kubelet import StandInKubelet
+from tests.support.kubelet import KubeletOptions, StandInKubelet
 
 FAST = DraManagerTimes(retry=0.05, call=2.0, watcher=0.02, wipe=0.3, health=0.05, reconcile=60.0)
 EFA = "efa.networking.k8s.aws"
@@ -73,8 +73,15 @@ async def a_site(root: Path, *drivers: RawDriver) -> AsyncIterator[Site]:
     for name in ("dp", "registry", "cdi"):
         (root / name).mkdir()
     api = Api()
-    dra = DraManager(root, root / "registry", api, FAST)
-    kubelet = StandInKubelet(root / "dp", cgroup_root=root / "cgroup", dra=dra, cdi_dir=root / "cdi")
+    dra = DraManager(root, api, FAST)
+    kubelet = StandInKubelet(
+        root / "dp",
+        plugins_registry=root / "registry",
+        options=KubeletOptions(watcher_seconds=FAST.watcher),
+        cgroup_root=root / "cgroup",
+        dra=dra,
+        cdi_dir=root / "cdi",
+    )
     async with kubelet:
         contexts = [serving(each, root / "registry") for each in drivers]
         for context in contexts:
@@ -105,8 +112,8 @@ async def test_a_driver_is_told_that_it_is_registered_and_other_plugins_are_left
     driver, other = RawDriver(), RawDriver("csi")
     other.type = "CSIPlugin"
     async with a_site(directory, driver) as site, serving(other, directory / "registry"):
-        await until(lambda: driver.notified)
-        assert (driver.notified, other.notified, site.dra.drivers) == ([True], [], {DRIVER})
+        await until(lambda: driver.notified and other.notified)
+        assert (driver.notified, other.notified, site.dra.drivers) == ([True], [False], {DRIVER})
 
 
 async def test_a_driver_of_another_version_is_refused(directory: Path) -> None:

@@ -20,7 +20,8 @@ from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet_files import CHECKPOINT
 from neuron_plugin.simulation import KubeletContainer, KubeletPod
 from neuron_plugin.simulation.api_server_kinds import PODS
-from neuron_plugin.simulation.kubelet_device_manager import CheckpointWriter
+from neuron_plugin.simulation.kubelet import is_static
+from neuron_plugin.simulation.kubelet_device_manager import CheckpointFile, WriteFault
 from neuron_plugin.simulation.kubelet_pods import SimulatedCgroups
 from tests.kubelet.fakes import CORE, DEVICE, eventually, seeded
 from tests.simulation.kubelet_node import (
@@ -35,7 +36,7 @@ from tests.simulation.kubelet_node import (
     wants,
 )
 from tests.support.api_server import StandInApiServer
-from tests.support.kubelet import KubeletOptions, KubeletStoppedError, StandInKubelet, WriteFault, is_static
+from tests.support.kubelet import KubeletOptions, KubeletStoppedError, StandInKubelet
 from tests.support.manifests import mirror_manifest, static_pod
 
 API_UID = "0f1c2d3e-4a5b-6c7d-8e9f-001122334455"
@@ -120,7 +121,7 @@ async def test_an_entry_holds_the_uid_and_our_whole_answer(directory: Path) -> N
 
 async def test_two_resources_of_one_container_are_one_write(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writes: list[bytes] = []
-    monkeypatch.setattr(CheckpointWriter, "replace", lambda _, content: writes.append(content))
+    monkeypatch.setattr(CheckpointFile, "replace", lambda _, content: writes.append(content))
     other = RawPlugin(["e0"])
     async with node(directory) as (kubelet, _), serving(other, directory / "other.sock"):
         await register(directory, "other.sock", DEVICE)

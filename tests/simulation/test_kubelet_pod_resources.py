@@ -16,9 +16,10 @@ from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2_grpc as pb_grpc
 from neuron_plugin.kubelet.pod_resources import ContainerDevices, PodResourcesError
 from neuron_plugin.kubelet.socket_watch import channel_to
+from neuron_plugin.simulation.kubelet_pod_resources import RateLimit
 from neuron_plugin.simulation.kubelet_pods import KubeletContainer, KubeletPod
 from tests.kubelet.fakes import CORE, RunningPlugin, eventually, running_plugin
-from tests.support.kubelet import KubeletOptions, RateLimit, StandInKubelet
+from tests.support.kubelet import KubeletOptions, StandInKubelet
 from tests.support.pod_resources import get_pod
 
 UNLIMITED = KubeletOptions(pod_resources_per_second=0)

@@ -1,4 +1,4 @@
-"""A simulated cluster that runs by itself; the whole of it is tried in tests/cli/test_playground.py."""
+"""A simulated cluster that runs by itself; the whole of it is tried in tests/simulation/commands/test_playground.py."""
 
 from __future__ import annotations
 

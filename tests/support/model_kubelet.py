@@ -16,7 +16,7 @@ from neuron_plugin.kubelet import Checkpoint, CheckpointError
 from neuron_plugin.kubelet.checkpoint import parse_checkpoint
 from neuron_plugin.kubelet.dra_state import DraState, parse_dra_state
 from neuron_plugin.simulation.kubelet_claims import ClaimMemory, KubeletStateError
-from tests.support.device_manager import StandInDeviceManager
+from neuron_plugin.simulation.kubelet_device_manager import DeviceManager
 
 RESOURCES = tuple(resource.value for resource in Resource)
 Version = tuple[int, int, int] | None
@@ -75,7 +75,7 @@ class ModelKubelet:
 
         With a file of claims that it cannot read the real one does not start until somebody has removed it.
         """
-        self.manager = StandInDeviceManager(self._chance, numa_affinity=self._numa_affinity)
+        self.manager = DeviceManager(self._chance, numa_affinity=self._numa_affinity)
         self.memory = ClaimMemory(write=self._write_claims)
         try:
             self.memory.load(self.claims_file.data)

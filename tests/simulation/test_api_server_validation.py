@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from neuron_plugin.simulation.api_server_kinds import EVENTS, LEASES, NODES, PODS, Refusal, ServedKind, Target
-from tests.support.api_validation import ValidatingObjects
+from neuron_plugin.simulation.api_server_objects import ApiObjects
 
 Json = dict[str, Any]
 
@@ -27,13 +27,13 @@ EVENT: Json = {
 def refusal_of(kind: ServedKind, body: Json) -> str:
     namespace = "ns" if kind.namespaced else ""
     with pytest.raises(Refusal) as raised:
-        ValidatingObjects().create(kind, body, namespace)
+        ApiObjects().create(kind, body, namespace)
     assert raised.value.code in {400, 422}
     return raised.value.message
 
 
 def kept(kind: ServedKind, body: Json) -> Json:
-    return ValidatingObjects().create(kind, body, "ns" if kind.namespaced else "").value
+    return ApiObjects().create(kind, body, "ns" if kind.namespaced else "").value
 
 
 @pytest.mark.parametrize("name", ["A", "a_b", "-a", "a.", "a..b", "a" * 254])
@@ -74,14 +74,14 @@ def test_metadata_at_its_limits_is_kept() -> None:
 
 @pytest.mark.parametrize("subresource", ["", "status"])
 def test_a_patch_is_judged_by_what_it_leaves(subresource: str) -> None:
-    objects = ValidatingObjects()
+    objects = ApiObjects()
     objects.create(NODES, {"metadata": {"name": "n", "annotations": {"a": "b" * (200 << 10)}}})
     with pytest.raises(Refusal, match="Too long: may not be more than 262144 bytes"):
         objects.patch(Target(NODES, "", "n", subresource), {"metadata": {"annotations": {"c": "d" * (60 << 10)}}})
 
 
 def test_a_binding_is_not_judged_but_the_next_patch_of_its_pod_is() -> None:
-    objects = ValidatingObjects()
+    objects = ApiObjects()
     objects.create(PODS, {"metadata": {"name": "p"}, "spec": {}}, "ns")
     objects.bind("ns", "p", {"metadata": {"annotations": {"no key": "x"}}, "target": {"name": "n"}})
     with pytest.raises(Refusal, match="a qualified name is expected"):
@@ -147,12 +147,12 @@ def test_an_event_that_breaks_a_rule_is_refused(field: str, value: object) -> No
 
 @pytest.mark.parametrize("namespace", ["default", "kube-system"])
 def test_an_event_about_a_node_lives_in_one_of_two_namespaces(namespace: str) -> None:
-    made = ValidatingObjects().create(EVENTS, EVENT | {"regarding": {"kind": "Node", "name": "n"}}, namespace).value
+    made = ApiObjects().create(EVENTS, EVENT | {"regarding": {"kind": "Node", "name": "n"}}, namespace).value
     assert made["metadata"]["namespace"] == namespace
 
 
 @pytest.mark.parametrize("prefix", ["pod-a.", "Pod-a-", "-", "a" * 254])
 def test_a_prefix_that_kubernetes_takes_for_no_name_is_refused(prefix: str) -> None:
     with pytest.raises(Refusal) as raised:
-        ValidatingObjects().create(EVENTS, {"metadata": {"generateName": prefix}}, "ns")
+        ApiObjects().create(EVENTS, {"metadata": {"generateName": prefix}}, "ns")
     assert raised.value.code == 422

@@ -14,13 +14,13 @@ import pytest
 
 from neuron_plugin.allocation import Resource
 from neuron_plugin.cli.command import Exit
-from neuron_plugin.cli.demo import LONGEST_ROOT_BYTES, EndOnSignals
 from neuron_plugin.cli.main import main
 from neuron_plugin.kubelet.socket_watch import endpoint_path
 from neuron_plugin.simulation import NODE_NAME, SimulatedCluster
+from neuron_plugin.simulation.commands.demo import LONGEST_ROOT_BYTES, EndOnSignals
 from tests.cli.doubles import Cli
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")

@@ -89,7 +89,7 @@ def add_flags(parser: Parser) -> None:
     fault.add_argument("directory", type=Path, metavar="DIR", help="a directory that 'simulate node' wrote")
     add_faults(fault, run_fault)
     # Here, because the demo and the playground take the faults from this module, and neither replays a demand.
-    from neuron_plugin.cli.simulate_cluster import add_cluster_command
+    from neuron_plugin.simulation.commands.simulate_cluster import add_cluster_command
 
     add_cluster_command(actions)
 

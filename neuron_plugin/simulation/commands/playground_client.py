@@ -1,22 +1,14 @@
-"""``neuron-plugin playground``: a simulated cluster that stays up, for kubectl, for our commands and for faults.
+"""What a second shell asks of a playground that is up: pods that are created, and faults.
 
-It lives in one directory, which other shells need no other way to: the kubeconfig, and for each node its machine and
-its daemon's configuration. The directory is there for as long as the playground is.
+Its directory is all that the two have in common: the kubeconfig, and for each node its machine.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import fcntl
-import os
-import shutil
 import sys
-import tempfile
 import time
-from argparse import SUPPRESS, ArgumentTypeError, Namespace
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,43 +16,17 @@ import msgspec
 
 from neuron_plugin.allocation.keys import CORES_KEY, DEVICES_KEY, GATE
 from neuron_plugin.allocation.node_rules import DEFAULT_SCHEDULER
-from neuron_plugin.cli.command import CommandError, Exit, Parser, UsageError, add_command, program
-from neuron_plugin.cli.demo import EndOnSignals, add_ask_flag
-from neuron_plugin.cli.simulate import add_faults, known_types, run_fault
+from neuron_plugin.cli.command import CommandError, Exit, UsageError, program
 from neuron_plugin.cluster.api import PAGE_SECONDS
 from neuron_plugin.inspection import named, plural
+from neuron_plugin.simulation.commands.simulate import run_fault
 
 if TYPE_CHECKING:
     from neuron_plugin.cluster import KubernetesApi, Pod
-    from neuron_plugin.simulation import SimulatedCluster, WorkloadPod
+    from neuron_plugin.simulation import WorkloadPod
 
-DESCRIPTION = """\
-Start a simulated cluster and keep it up until Ctrl-C: machines, kubelets, API server and scheduler
-are simulated, the plugin of each node and the extender are the real ones. Without an action it
-starts the playground; the actions are for a second shell.
-
-New pods are gated, and the placement controller chooses node and devices before the scheduler sees
-them; with --placement extender the scheduler asks the extender instead. The simulated schedulers
-(default-scheduler and neuron-scheduler, which asks the extender always) look at cordons, taints,
-nodeSelector, node affinity, host ports, CPU, memory and other counts, and at nothing else (pod
-affinity, spread, volumes, preemption); pods run until they are deleted."""
-
-EXAMPLES = """
-neuron-plugin playground --nodes trn1.32xlarge=2,inf2.48xlarge=1
-neuron-plugin playground --placement extender
-neuron-plugin playground --mode dra
-neuron-plugin playground run --ask neuron=4 --ask neuron=7
-neuron-plugin playground run -f job.yaml
-neuron-plugin playground fault trn1-1 device 5 gone
-neuron-plugin playground fault trn1-1 device 5 back
-neuron-plugin playground fault trn1-1 use 0-3 idle
-"""
-
-DEFAULT_NODES = "trn1.32xlarge=2,inf2.48xlarge=1"
-MOST_NODES = 16
-"""Each node's daemon takes some 70 MB of memory and 2 s of CPU at its start."""
-LONGEST_DIRECTORY_BYTES = 40
-"""A socket's path has 107 bytes at most, and those of a node some 65 below the playground's directory."""
+LOCK = ".playground"
+"""In the directory for as long as a playground is up, or a killed one has left it."""
 START_SECONDS = 60.0
 """How long another command waits for a playground that is starting."""
 PLACE_SECONDS = 30.0
@@ -69,148 +35,7 @@ SETTLE_SECONDS = 0.3
 """Between two looks at what has become of a pod."""
 NOTICE_SECONDS = 15.0
 """For the plugin of a node to see a change: it looks every few seconds."""
-_LOCK = ".playground"
 _CLAIMS = {"ResourceClaim": "resourceclaims", "ResourceClaimTemplate": "resourceclaimtemplates"}
-
-
-def _nodes(text: str) -> dict[str, str]:
-    """Instance types by node name: ``trn1.32xlarge=2`` is trn1-1 and trn1-2."""
-    nodes: dict[str, str] = {}
-    numbers: Counter[str] = Counter()
-    for word in text.split(","):
-        name, _, digits = word.partition("=")
-        if not (name and digits.isascii() and digits.isdecimal() and 0 < int(digits) <= MOST_NODES):
-            raise ArgumentTypeError(f"{word!r} is no TYPE=COUNT, such as trn1.32xlarge=2, of at most {MOST_NODES}")
-        family = name.partition(".")[0]
-        for _ in range(int(digits)):
-            numbers[family] += 1
-            nodes[f"{family}-{numbers[family]}"] = name
-    if len(nodes) > MOST_NODES:
-        raise ArgumentTypeError(f"{text!r} is {len(nodes)} nodes, expected at most {MOST_NODES}")
-    return nodes
-
-
-def add_flags(parser: Parser) -> None:
-    """Which nodes and where; and what to do with a playground that is up."""
-    nodes = f"instance types and how many nodes of each (default: {DEFAULT_NODES})"
-    parser.add_argument("--nodes", metavar="TYPE=COUNT[,...]", type=_nodes, default=_nodes(DEFAULT_NODES), help=nodes)
-    mode = "by what the nodes give their devices: a device plugin, or claims of DRA (default: device-plugin)"
-    parser.add_argument("--mode", choices=("device-plugin", "dra"), default="device-plugin", help=mode)
-    placement = "who places the pods of the default scheduler (default: gates)"
-    parser.add_argument("--placement", choices=("gates", "extender"), default="gates", help=placement)
-    room = "what is done for a pod that waits though enough is free, 5 s after it came (default: plan)"
-    parser.add_argument("--make-room", choices=("off", "plan", "act"), default="plan", help=room)
-    where = "the playground's directory (default: neuron-playground in TMPDIR or /tmp)"
-    usual = Path(tempfile.gettempdir()) / "neuron-playground"
-    parser.add_argument("--directory", metavar="DIR", type=Path, default=usual, help=where)
-    actions = parser.add_subparsers(title="actions, in a second shell", metavar="ACTION", dest="action")
-    pods = add_command(actions, "run", run_pods, summary="create pods and say what becomes of them")
-    add_ask_flag(pods)
-    files = (
-        "pods, Deployments, Jobs, JobSets, LeaderWorkerSets, RayClusters, and claims and their templates, as YAML or "
-        "JSON; - is standard input"
-    )
-    pods.add_argument("-f", "--filename", metavar="FILE", help=files)
-    summary = "break something on a node, or repair it"
-    fault = add_command(actions, "fault", break_node, summary=summary)
-    fault.add_argument("node", metavar="NODE", help="a node of the playground, such as trn1-1")
-    add_faults(fault, break_node)
-    for action in (pods, fault):
-        action.add_argument("--directory", metavar="DIR", type=Path, default=SUPPRESS, help=where)
-
-
-def run(arguments: Namespace) -> int:
-    """Start the playground and say what happens in it, until Ctrl-C.
-
-    Raises:
-        UsageError: an unknown type, or a directory that is in use or too long.
-        CommandError: the simulated cluster was not ready in time.
-    """
-    for instance_type in arguments.nodes.values():
-        known_types(instance_type, flag="--nodes")
-    ending = EndOnSignals()
-    with ending, _directory(arguments.directory) as root, contextlib.suppress(asyncio.CancelledError):
-        try:
-            ending.run(lambda: _play(root, arguments))
-        except TimeoutError as error:
-            raise CommandError(f"the playground was too slow to start ({error}): is this machine very busy?") from error
-    return Exit.INTERRUPTED
-
-
-@contextlib.contextmanager
-def _directory(path: Path) -> Iterator[Path]:
-    """A new directory that is gone afterwards; what a killed playground left there goes first.
-
-    Raises:
-        UsageError: it is not the playground's, a playground is up in it, or its name is too long.
-    """
-    if (length := len(os.fsencode(path))) > LONGEST_DIRECTORY_BYTES:
-        raise UsageError(f"{path} has {length} bytes, expected at most {LONGEST_DIRECTORY_BYTES}: give --directory")
-    try:
-        path.mkdir(mode=0o700, parents=True)
-    except FileExistsError:
-        status = path.lstat()
-        if path.is_symlink() or status.st_uid != os.getuid() or not (path / _LOCK).is_file():
-            raise UsageError(f"{path} exists and is no playground: give another --directory, or remove it") from None
-    with (path / _LOCK).open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(f"a playground is up in {path}: end it, or give another --directory") from None
-        try:
-            for left in path.iterdir():
-                if left.name != _LOCK:
-                    shutil.rmtree(left) if left.is_dir() else left.unlink()
-            yield path
-        finally:
-            shutil.rmtree(path)
-
-
-async def _play(root: Path, arguments: Namespace) -> None:
-    from neuron_plugin.simulation import PlacedBy, SimulatedCluster
-    from neuron_plugin.simulation.live import live
-
-    nodes: Mapping[str, str] = arguments.nodes
-    flags = ("--ui", "--make-room", arguments.make_room, "--make-room-after", "5")
-    number = plural(len(nodes), "node")
-    print(f"Starting {number}, an API server, a scheduler and the extender in {root} ...", flush=True)
-    started = time.monotonic()
-    placed_by, by_claims = PlacedBy(arguments.placement), arguments.mode == "dra"
-    cluster = SimulatedCluster(root, nodes, extender_flags=flags, placed_by=placed_by, by_claims=by_claims)
-    async with cluster:
-        for worker in cluster.workers.values():
-            await worker.wait_until_registered()
-        await cluster.wait_until_published()
-        (root / ".kubeconfig").touch(mode=0o600)
-        cluster.api.write_kubeconfig(root / ".kubeconfig", "admin").rename(
-            root / "kubeconfig"
-        )  # the sign that it is up
-        print(f"Ready after {time.monotonic() - started:.0f} s; Ctrl-C ends it and leaves nothing.", flush=True)
-        print("\n".join(_hints(cluster)), flush=True)
-        async for line in live(cluster):
-            print(f"{time.strftime('%H:%M:%S')}  {line}", flush=True)
-
-
-def _hints(cluster: SimulatedCluster) -> Iterator[str]:
-    """What can be done now, to paste into a second shell."""
-    neuron, root, worker = program(), cluster.root, cluster.worker
-    where = "" if root == Path(tempfile.gettempdir()) / "neuron-playground" else f" --directory {root}"
-    play = f"{neuron} playground{where}"
-    yield ""
-    yield f"In a browser: {cluster.health_url}/ui/"
-    yield "In a second shell:"
-    if cluster.by_claims:
-        yield f"  {play} run -f FILE   # pods with claims and their templates: docs/dra.md"
-    else:
-        yield f"  {play} run --ask neuron=4 --ask neuron=13   # or: {play} run -f POD.YAML"
-    yield f"  {play} fault {worker.name} device 5 gone"
-    yield f"  {neuron} devices --config {worker.config}"
-    yield f"  {neuron} doctor --config {worker.config}"
-    yield f"  {neuron} decisions --server 127.0.0.1:{worker.health_port}"
-    yield f"  {neuron} explain pod-2 --kubeconfig {root / 'kubeconfig'}"
-    if shutil.which("kubectl"):
-        yield f"  export KUBECONFIG={root / 'kubeconfig'}; kubectl get pods,nodes"
-    yield ""
 
 
 def run_pods(arguments: Namespace) -> int:
@@ -274,7 +99,7 @@ def _kubeconfig(directory: Path) -> Path:
     """The kubeconfig of the playground that is up, or is just being started."""
     path, ends = directory / "kubeconfig", time.monotonic() + START_SECONDS
     while not path.exists():
-        if not (directory / _LOCK).exists():
+        if not (directory / LOCK).exists():
             raise CommandError(f"no playground is up in {directory}: start one with {program()} playground")
         if time.monotonic() > ends:
             raise CommandError(

@@ -15,9 +15,9 @@ from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as plugin_
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as plugin_grpc
 from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2_grpc as pb_grpc
+from neuron_plugin.simulation.kubelet_plugin_watcher import PluginWatcher
 from tests.kubelet.fakes import eventually
-from tests.support.kubelet import StandInKubelet
-from tests.support.plugin_watcher import PluginWatcher, WatchingKubelet
+from tests.support.kubelet import KubeletOptions, StandInKubelet
 
 RESOURCE = "example.com/dummy"
 
@@ -86,7 +86,8 @@ async def kubelet(directory: Path) -> AsyncIterator[StandInKubelet]:
     (directory / "sockets").mkdir()
     (directory / "registry").mkdir()
     sockets, registry = directory / "sockets", directory / "registry"
-    async with WatchingKubelet(sockets, plugins_registry=registry, reconcile_seconds=0.02) as kubelet:
+    options = KubeletOptions(watcher_seconds=0.02)
+    async with StandInKubelet(sockets, plugins_registry=registry, options=options) as kubelet:
         yield kubelet
 
 
@@ -187,8 +188,9 @@ async def test_sockets_survive_a_kubelet_start_and_are_found_again(kubelet: Stan
         assert len(plugin.streams) == 2
 
 
-async def test_a_dead_socket_is_counted_and_disturbs_nobody(kubelet: StandInKubelet, directory: Path) -> None:
-    watcher = PluginWatcher(directory / "registry", kubelet)
+async def test_a_dead_socket_is_counted_and_disturbs_nobody(directory: Path) -> None:
+    (directory / "registry").mkdir()
+    watcher = PluginWatcher(directory / "registry", {})
     dead = dummy()
     async with serving_dummy(dead, directory / "registry/a.sock"):
         (directory / "registry/a.sock").rename(directory / "registry/b.sock")

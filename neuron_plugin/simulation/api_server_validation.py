@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from neuron_plugin.simulation.api_server_kinds import EVENTS, LEASES, AnyJson, Refusal, ServedKind, invalid
-from neuron_plugin.simulation.api_server_objects import ApiObjects
-from neuron_plugin.simulation.api_server_store import ObjectKey, Stored
 
 _SUBDOMAIN = re.compile(r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _NAME_PART = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
@@ -24,33 +22,6 @@ _MAX_EVENT_WORD = 128
 _MAX_NOTE_BYTES = 1024
 
 _MICRO_TIMES = {LEASES: ("renewTime", "acquireTime"), EVENTS: ("eventTime",)}
-
-
-class ValidatingObjects(ApiObjects):
-    """Objects that are checked before they are stored.
-
-    ``keep_binding_annotations`` False plays a server that forgets the annotations of a binding.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.keep_binding_annotations = True
-
-    def create(self, kind: ServedKind, body: AnyJson, namespace: str = "") -> Stored:
-        metadata = body.get("metadata") or {}
-        if (prefix := metadata.get("generateName")) and not metadata.get("name"):
-            check_prefix(kind, prefix)
-        return super().create(kind, body, namespace)
-
-    def bind(self, namespace: str, name: str, binding: AnyJson) -> AnyJson:
-        if not self.keep_binding_annotations:
-            metadata = {key: value for key, value in binding["metadata"].items() if key != "annotations"}
-            binding = {**binding, "metadata": metadata}
-        return super().bind(namespace, name, binding)
-
-    def _store(self, kind: ServedKind, key: ObjectKey, value: AnyJson) -> Stored:
-        check(kind, value)
-        return super()._store(kind, key, value)
 
 
 def check_prefix(kind: ServedKind, prefix: str) -> None:

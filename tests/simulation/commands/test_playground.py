@@ -18,9 +18,10 @@ from typing import Any
 import pytest
 
 from neuron_plugin.cli.command import Exit, program
-from neuron_plugin.cli.playground import LONGEST_DIRECTORY_BYTES, SETTLE_SECONDS
 from neuron_plugin.kubelet.socket_watch import endpoint_path
 from neuron_plugin.simulation import SimulatedCluster, write_node
+from neuron_plugin.simulation.commands.playground import LONGEST_DIRECTORY_BYTES
+from neuron_plugin.simulation.commands.playground_client import SETTLE_SECONDS
 from tests.cli.doubles import Cli
 from tests.support.api_server import StandInApiServer
 from tests.support.manifests import node_manifest

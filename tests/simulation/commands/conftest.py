@@ -1,0 +1,5 @@
+from __future__ import annotations
+
+from tests.cli.conftest import cli, cli_process, short_directory
+
+__all__ = ["cli", "cli_process", "short_directory"]
