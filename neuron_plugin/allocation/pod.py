@@ -324,7 +324,8 @@ def mask_union(parts: Iterable[HasCores]) -> CoreMask:
 class PodKind(NamedTuple):
     """What pods of one kind have in common. Pods of a group have only the group: even priorities may differ.
 
-    ``claims_in`` is the namespace of their claims, if they have any.
+    ``claims_in`` is the namespace of their claims, if they have any. ``labels`` are those of pods that ask by claims:
+    such a pod is placed where no anti-affinity of others keeps it off, which goes by labels.
     """
 
     priority: int
@@ -333,6 +334,7 @@ class PodKind(NamedTuple):
     rules: PodRules
     group: tuple[str, str] | None
     claims_in: str = ""
+    labels: tuple[tuple[str, str], ...] = ()
 
 
 def kind_of(pod: NeuronPod) -> PodKind:
@@ -340,4 +342,5 @@ def kind_of(pod: NeuronPod) -> PodKind:
     if pod.group:
         return PodKind(0, (), None, PodRules(), pod.group)
     claims_in = pod.reference.namespace if pod.rules.claims else ""
-    return PodKind(pod.priority, pod.request, pod.strategy, pod.rules, None, claims_in)
+    labels = pod.labels if pod.rules.claim_driver else ()
+    return PodKind(pod.priority, pod.request, pod.strategy, pod.rules, None, claims_in, labels)

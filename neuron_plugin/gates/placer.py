@@ -159,6 +159,7 @@ class Placer:
             return
         if self._state.capacity_version != self._judged_capacity:
             self.queue.hopeless.clear()
+        self.queue.hopeless -= {kind for kind in self.queue.hopeless if self._waits_for_volumes(kind)}
         for group in list(self._planned):
             self._complete(group)
         for uid in list(self._allocated):
@@ -243,8 +244,10 @@ class Placer:
             return False  # no scheduler could serve it: its event says why, and it waits until it is changed
         if self._reads_volumes([pod]):
             return True
-        kept, called = self._state.reserved.get(pod.uid), self.feasible(pod)
-        if reason := self._why_plainly(pod, called):
+        kept, called = self._state.reserved.get(pod.uid), self._open_to(pod)
+        if reason := self._why_not_judged(pod, called):
+            if pod.rules.claim_driver:
+                return False  # no scheduler can allocate its claims: its event says why, and it waits
             self._send(pod, writes.release_plainly(pod), reason)
             return True
         answers = self._state.choices.answers(pod.requests, pod.strategy_or(self._strategy))
@@ -258,19 +261,39 @@ class Placer:
         self._hand_over(pod, node, partial(writes.place, node=node, annotations=assumed.annotations))
         return True
 
-    def _why_plainly(self, pod: NeuronPod, called: Collection[str]) -> str:
-        """Why a pod that may go to the nodes ``called`` is released without one of them; empty if it can be judged."""
+    def why_not_judged(self, pod: NeuronPod) -> str:
+        """Why it cannot be judged where a pod may go; empty if it can."""
+        return self._why_not_judged(pod, self._open_to(pod))
+
+    def _why_not_judged(self, pod: NeuronPod, called: Collection[str]) -> str:
+        """Why it cannot be judged whether a pod may go to the nodes ``called``; empty if it can."""
         if pod.rules.resource_claims:
             return "it has resource claims"
         if not self.volumes.are_bound(pod):
             return "not all of its volumes are there yet"
-        if self._state.is_kept_off(pod, called):
+        is_kept_off_all = bool(pod.rules.claim_driver and not called and self.feasible(pod))
+        if is_kept_off_all or self._state.is_kept_off(pod, called):
             return "the anti-affinity of other pods keeps it off some nodes"
         return why_not_judged(pod)
+
+    def _open_to(self, pod: NeuronPod) -> Collection[str]:
+        """The nodes where a pod may be placed.
+
+        A pod that asks by claims cannot be left to its scheduler: it gets a node that no other pod keeps it off.
+        """
+        called = self.feasible(pod)
+        if pod.rules.claim_driver and self._state.is_kept_off(pod, called):
+            return {name for name in called if not self._state.is_kept_off(pod, (name,))}
+        return called
 
     def feasible(self, pod: NeuronPod) -> Collection[str]:
         """The nodes that kube-scheduler leaves to a pod now."""
         return self._state.choices.feasible(pod.rules, self.volumes.of(pod) or ())
+
+    def _waits_for_volumes(self, kind: PodKind) -> bool:
+        """Whether the volumes of a kind are to be read again: a pod that waits for one is not told of it by a watch."""
+        pods = self.queue.pods(kind) if kind.rules.claims or kind.group else ()
+        return any(not self.volumes.are_known(pod) for pod in pods)
 
     def _reads_volumes(self, pods: Iterable[NeuronPod]) -> bool:
         """Whether claims of these pods are to be read first; they are looked at again once they are."""
@@ -351,7 +374,7 @@ class Placer:
             return self._place_leader(waiting)
         if self._reads_volumes(waiting):
             return True
-        if any(self._state.refusal(pod) or self._why_plainly(pod, self.feasible(pod)) for pod in waiting):
+        if any(self._state.refusal(pod) or self.why_not_judged(pod) for pod in waiting):
             return False
         places = self._places(waiting)
         if len(places) < max(missing, 1):
@@ -382,7 +405,7 @@ class Placer:
 
         def best(pod: NeuronPod, changed: Mapping[str, NodeInfo]) -> str:
             answers = self._state.choices.answers(pod.requests, pod.strategy_or(self._strategy))
-            called, skipped = self.feasible(pod), self._skipped(pod)
+            called, skipped = self._open_to(pod), self._skipped(pod)
             if (kept := self._state.reserved.get(pod.uid)) and kept.node in called:
                 return kept.node
             while node := answers.best(called, skipped, changed):

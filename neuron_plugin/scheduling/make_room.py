@@ -225,7 +225,7 @@ class RoomPlanner:
                 self._namespaces_until = self._clock.now() + self._times.namespaces
             await self._volumes.read(due)
             for _ in range(MOST_PLANS):
-                judged = [pod for pod in due if self._volumes.of(pod) is not None]
+                judged = [pod for pod in due if self._volumes.of(pod) is not None and not self._keeps_its_gate(pod)]
                 now, cluster = self._unix_seconds(), self._cluster()
                 gated = {pod.uid for pod in judged if pod.gated}
                 rules = self._rules if self._plans_moves else MoveRules(most_victims=0)
@@ -238,6 +238,12 @@ class RoomPlanner:
         except ClusterError as error:
             _log.info("namespaces or volumes not read: no plan", extra={"error": str(error)})
         return []  # or more of the same: the next look knows these volumes
+
+    def _keeps_its_gate(self, pod: NeuronPod) -> bool:
+        """Whether room would not help: a pod that asks by claims waits for volumes, or is kept off by other pods."""
+        if not (pod.gated and pod.rules.claim_driver):
+            return False
+        return not self._volumes.are_bound(pod) or self._state.is_kept_off(pod, self._state.nodes.keys())
 
     def _cluster(self) -> Cluster:
         claiming = [pod for pod in self._state.pods.values() if pod.rules.claims and self._volumes.are_known(pod)]
