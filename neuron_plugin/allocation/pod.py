@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple, NewType, Protocol
+from typing import NewType, Protocol
 
 from neuron_plugin.allocation.claims import PodClaim
 from neuron_plugin.allocation.group import GroupMember, GroupName
@@ -335,25 +335,3 @@ def mask_union(parts: Iterable[HasCores]) -> CoreMask:
     for holding in parts:
         mask |= holding.mask
     return CoreMask(mask)
-
-
-class PodKind(NamedTuple):
-    """What pods of one kind have in common. Pods of a group have only the group: even priorities may differ.
-
-    ``claims_in`` is the namespace of their claims, if they have any.
-    """
-
-    priority: int
-    request: PodRequest | Rejection
-    strategy: PlacementStrategy | Rejection | None
-    rules: PodRules
-    group: tuple[str, str] | None
-    claims_in: str = ""
-
-
-def kind_of(pod: NeuronPod) -> PodKind:
-    """The kind of a pod."""
-    if pod.group:
-        return PodKind(0, (), None, PodRules(), pod.group)
-    claims_in = pod.reference.namespace if pod.rules.claims else ""
-    return PodKind(pod.priority, pod.request, pod.strategy, pod.rules, None, claims_in)

@@ -14,7 +14,10 @@ Take the gate neuron-plugin.io/placement off pods, so that their scheduler takes
 
 For when the placement controller is away for long, or gone for good. No node is chosen for such a pod
 and no other pod is looked at: kube-scheduler counts devices, and the plugin of the node chooses among
-those that are free there. What was planned for members of a group goes."""
+those that are free there. What was planned for members of a group goes.
+
+A pod whose ResourceClaims are not allocated keeps its gate while all devices have the taint
+neuron-plugin.io/placed-by-gates: no scheduler could allocate them."""
 
 EXAMPLES = """
 neuron-plugin ungate training-0

@@ -210,7 +210,9 @@ def judge(
         return why
     if found := scene.best(pod):
         if doubt := scene.doubt(pod):
-            return Judgement(pod, Standing.UNKNOWN, sentence=_capital(f"{doubt}, which cannot be judged here"))
+            kept = ". The pod keeps its gate: only the placement controller allocates its claims"
+            text = f"{doubt}, which cannot be judged here{kept if pod.rules.claim_driver else ''}"
+            return Judgement(pod, Standing.UNKNOWN, sentence=_capital(text))
         return Judgement(pod, Standing.FITS, found)
     answers = node_answers(scene, pod)
     standing = _standing(scene, pod, answers)

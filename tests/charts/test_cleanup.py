@@ -54,6 +54,7 @@ def test_pods_that_wait_behind_the_gate_are_released_by_the_command_for_it() -> 
     assert rules(of_kind("gates", "ClusterRole")[UNGATE]) == {
         ("", "pods", "list", ""),
         ("", "pods", "patch", ""),
+        *(("resource.k8s.io", kind, "list", "") for kind in ("resourceclaims", "resourceslices")),
         ("neuron-plugin.io", "placements", "ungate", ""),
     }
 

@@ -48,7 +48,8 @@ def test_claims_are_offered_only_where_that_is_asked_for() -> None:
     assert [name for name in NAMES if of_kind(name, "DeviceClass")] == [ALL, SOME]
     for name in set(NAMES) - {ALL, SOME}:
         roles = of_kind(name, "ClusterRole")
-        roles.pop("neuron-plugin-cleanup", None)  # which has to know that there are none
+        for role in ("cleanup", "ungate", "ungate-all"):  # which have to know that there are none
+            roles.pop(f"neuron-plugin-{role}", None)
         assert GROUP not in str(list(roles.values()))
         assert not [each for each in of_kind(name, "DaemonSet") if each.endswith("-dra")]
 

@@ -11,10 +11,11 @@ from neuron_plugin.cluster import KubernetesApi
 from neuron_plugin.gates.demand_pods import TIMES as DEMAND_TIMES
 from neuron_plugin.gates.ungate import release_gated
 from neuron_plugin.gates.upkeep import TIMES
-from neuron_plugin.simulation.api_server_kinds import CLAIMS, PODS, VOLUMES
+from neuron_plugin.simulation.api_server_kinds import CLAIMS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES, VOLUMES
 from tests.charts.manifests import of_kind
 from tests.charts.test_rbac import EVENTS, Rule, rules
 from tests.gates.bench import NEURON, DemandBench, GatesBench
+from tests.simulation.dra import claim_spec, node_slice
 from tests.support.api_server import Fault, Match, StandInApiServer
 
 VERBS = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}
@@ -104,8 +105,11 @@ async def test_p81_placeholders_need_the_right_to_create_pods_and_no_other(
 
 async def test_p81_releasing_by_hand_needs_what_its_roles_have(gated: GatesBench, server: StandInApiServer) -> None:
     gated.pod("waits")
+    gated.pod("claims", spec={"resourceClaims": [{"name": "c", "resourceClaimName": "c"}]})
+    server.create(RESOURCE_SLICES, node_slice(placed=True), "")
+    server.create(RESOURCE_CLAIMS, {"metadata": {"name": "c"}, "spec": claim_spec()}, "default")
     released, refused = await release_gated(gated.api, None)
-    assert (released, refused) == (["default/waits"], {})
+    assert (released, list(refused)) == (["default/waits"], ["default/claims"])
     for role in ("neuron-plugin-ungate-all", "neuron-plugin-ungate"):
         granted = rules(of_kind("gates", "ClusterRole")[role])
         assert asked(server) <= granted

@@ -16,13 +16,22 @@ from neuron_plugin.cluster.claims import neuron_claim
 from neuron_plugin.cluster.pods import PODS as POD_RECORDS
 from neuron_plugin.gates.claims import ClaimWriter
 from neuron_plugin.gates.placer import RELEASED_PLAINLY, TIMES
+from neuron_plugin.gates.ungate import release_gated
+from neuron_plugin.gates.upkeep import PIN_FAILED, WAITING
 from neuron_plugin.gates.upkeep import TIMES as UPKEEP_TIMES
-from neuron_plugin.gates.upkeep import WAITING
 from neuron_plugin.scheduling.claims import ClaimedPods
 from neuron_plugin.scheduling.informers import keep_pod, most_devices, show_pod
-from neuron_plugin.simulation.api_server_kinds import PODS, RESOURCE_CLAIMS, AnyJson
+from neuron_plugin.scheduling.volumes import AGAIN_SECONDS
+from neuron_plugin.simulation.api_server_kinds import (
+    CLAIMS,
+    PODS,
+    RESOURCE_CLAIMS,
+    RESOURCE_SLICES,
+    VOLUMES,
+    AnyJson,
+)
 from tests.gates.bench import EPOCH, GatesBench
-from tests.simulation.dra import DRIVER, claim_spec, devices_of, exactly, linked
+from tests.simulation.dra import DRIVER, claim_spec, devices_of, exactly, linked, node_slice
 from tests.support.api_server import Fault, Match, StandInApiServer
 
 FINALIZER = "resource.kubernetes.io/delete-protection"
@@ -345,26 +354,174 @@ async def test_a_claim_that_is_reserved_for_somebody_is_not_freed(bench: ClaimsB
     assert len(bench.server.requests) == written
 
 
-async def test_a_void_placement_gives_its_claim_back(bench: ClaimsBench) -> None:
+@pytest.mark.parametrize("fault", [None, Fault(match=STATUS, status=500)], ids=["at once", "at the next look"])
+async def test_a_void_placement_gives_its_claim_back_if_the_pod_is_made_again(
+    bench: ClaimsBench, fault: Fault | None
+) -> None:
+    bench.claim("c")
+    bench.claiming("train", "c", owner="ReplicaSet/train")
+    await bench.step()
+    (device,) = bench.devices("c")
+    bench.node("a", claim_driver=DRIVER, unhealthy={int(device.rpartition("-")[2]): "broken"})
+    if fault:
+        bench.server.fail(fault)
+        await bench.look()
+        assert (bench.devices("c"), bench.place("train")) == ([device], "a")
+    await bench.look()
+    assert bench.devices("c") == []
+    assert not bench.server.objects(PODS)
+
+
+async def test_a_released_pod_that_nobody_makes_again_keeps_its_claims_and_is_told(bench: ClaimsBench) -> None:
+    """No scheduler would allocate them again; with them it runs once what is in its way has gone."""
     bench.claim("c")
     bench.claiming("train", "c")
     await bench.step()
     (device,) = bench.devices("c")
     bench.node("a", claim_driver=DRIVER, unhealthy={int(device.rpartition("-")[2]): "broken"})
-    await bench.look()
-    assert bench.devices("c") == []
+    for _ in range(3):
+        await bench.look(after=1)
+    ((reason, note),) = bench.events("train")
+    assert reason == PIN_FAILED
+    assert "where its claims are allocated" in note
+    assert (bench.devices("c"), bench.place("train")) == ([device], "a")
 
 
-async def test_a_void_placement_s_claim_that_could_not_be_written_is_given_back_at_the_next_look(
+async def test_a_stuck_pod_that_nobody_makes_again_keeps_its_claims_and_is_told_now_and_then(
     bench: ClaimsBench,
 ) -> None:
     bench.claim("c")
     bench.claiming("train", "c")
     await bench.step()
-    (device,) = bench.devices("c")
-    bench.node("a", claim_driver=DRIVER, unhealthy={int(device.rpartition("-")[2]): "broken"})
-    bench.server.fail(Fault(match=STATUS, status=500))
-    await bench.look()
-    assert (bench.devices("c"), bench.place("train")) == ([device], "a")
-    await bench.look()
-    assert (bench.devices("c"), bench.place("train")) == ([], "")
+    had = bench.devices("c")
+    bench.unschedulable("train")
+    for _ in range(4):
+        await bench.look(after=UPKEEP_TIMES.stuck)
+    assert [reason for reason, _ in bench.events("train")] == [PIN_FAILED]
+    assert (bench.devices("c"), bench.place("train")) == (had, "a")
+    await bench.look(after=UPKEEP_TIMES.avoid + UPKEEP_TIMES.stuck)
+    assert len(bench.events("train")) == 2
+
+
+# Pods of which it cannot be judged where they may go.
+
+SPREAD = {
+    "topologySpreadConstraints": [
+        {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule"}
+    ]
+}
+APART = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "zone"}]}}
+VOLUME = {"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "not-bound-yet"}}]}
+
+
+@pytest.mark.parametrize(
+    ("spec", "word"), [(SPREAD, "spread"), ({"affinity": APART}, "affinity"), (VOLUME, "volumes")], ids=str
+)
+@pytest.mark.parametrize("group", ["", "g"])
+async def test_a_pod_with_claims_that_cannot_be_judged_keeps_its_gate_and_says_why(
+    bench: ClaimsBench, spec: AnyJson, word: str, group: str
+) -> None:
+    bench.claim("c", linked(4))
+    bench.claiming("train", "c", spec=spec, group=group, size=1)
+    for _ in range(8):
+        await bench.look(after=UPKEEP_TIMES.tick)
+    assert (bench.gates("train"), bench.devices("c")) == ([GATE], [])
+    ((reason, note),) = bench.events("train")
+    assert reason == WAITING
+    assert word in note
+    assert "only the placement controller allocates its claims" in note
+
+
+async def test_a_pod_with_claims_is_placed_once_its_volume_is_there(bench: ClaimsBench) -> None:
+    bench.claim("c")
+    bench.claiming("train", "c", spec=VOLUME)
+    await bench.look(after=5)
+    bench.server.create(VOLUMES, {"metadata": {"name": "disk"}, "spec": {}}, "")
+    made = {"metadata": {"name": "not-bound-yet"}, "spec": {"volumeName": "disk"}}
+    bench.server.create(CLAIMS, made, "default")
+    for _ in range(3):
+        await bench.step(after=AGAIN_SECONDS)
+    assert (bench.gates("train"), len(bench.devices("c"))) == ([], 1)
+
+
+def keeps_off(app: str) -> AnyJson:
+    term = {"labelSelector": {"matchLabels": {"app": app}}, "topologyKey": "kubernetes.io/hostname"}
+    return {"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}}
+
+
+async def test_a_pod_with_claims_goes_where_no_other_pod_keeps_it_off(bench: ClaimsBench) -> None:
+    """Pods that ask for the same and have other labels are no reason for each other to wait."""
+    for name in ("a", "b"):
+        bench.node(name, claim_driver=DRIVER)
+        labels = {"metadata": {"labels": {"kubernetes.io/hostname": name}}}
+        bench.world.show_node(bench.server.patch_node(name, labels))
+    bench.pod("jealous", gates=(), node="a", spec=keeps_off("web"), containers=[{"name": "main"}])
+    for name, app in (("first", "web"), ("second", "web"), ("third", "other")):
+        bench.claim(name, linked(8))
+        bench.claiming(name, name, labels={"app": app})
+    await bench.place_all()
+    assert [bench.place(name) for name in ("first", "second")] == ["b", "b"]
+    assert bench.place("third") == "a"
+    for name, app in (("fourth", "web"), ("fifth", "other")):
+        bench.claim(name, linked(8))
+        bench.claiming(name, name, labels={"app": app})
+    for _ in range(3):
+        await bench.look(after=UPKEEP_TIMES.again)
+    assert (bench.gates("fourth"), bench.place("fifth")) == ([GATE], "a")
+
+
+async def test_a_pod_with_claims_that_others_keep_off_everywhere_says_so(bench: ClaimsBench) -> None:
+    bench.world.show_node(bench.server.patch_node("a", {"metadata": {"labels": {"kubernetes.io/hostname": "a"}}}))
+    bench.pod("jealous", gates=(), node="a", spec=keeps_off("web"), containers=[{"name": "main"}])
+    bench.claim("c")
+    bench.claiming("train", "c", labels={"app": "web"})
+    for _ in range(3):
+        await bench.look(after=UPKEEP_TIMES.again)
+    assert bench.gates("train") == [GATE]
+    assert any("the anti-affinity of other pods" in note for _, note in bench.events("train"))
+
+
+# By hand.
+
+
+async def test_a_pod_whose_claims_no_scheduler_could_allocate_keeps_its_gate_when_pods_are_released_by_hand(
+    bench: ClaimsBench,
+) -> None:
+    for name, spec in {
+        "ours": claim_spec(),
+        "unread": claim_spec({"name": "r", "firstAvailable": [{"name": "s", "deviceClassName": DRIVER}]}),
+        "gpu": claim_spec(exactly(deviceClassName="gpu.example.com")),
+    }.items():
+        bench.claim(name, spec)
+        bench.claiming(name, name)
+    bench.claiming("without", "not-made")
+    bench.pod("by-count")
+    bench.server.create(RESOURCE_SLICES, node_slice(placed=True), "")
+    released, refused = await release_gated(bench.api, None)
+    assert sorted(released) == ["default/by-count", "default/gpu"]
+    assert sorted(refused) == ["default/ours", "default/unread", "default/without"]
+    assert "its ResourceClaim ours is not allocated" in refused["default/ours"]
+    bench.server.create(RESOURCE_SLICES, node_slice("n2"), "")
+    released, refused = await release_gated(bench.api, None)
+    assert (len(released), refused) == (3, {})
+
+
+async def test_a_pod_whose_claims_are_allocated_is_released_by_hand(bench: ClaimsBench) -> None:
+    bench.claim("c")
+    bench.claiming("train", "c")
+    bench.server.fail(Fault(Match(method="PATCH", path="/pods/"), status=409, times=1))
+    await bench.step()
+    bench.server.create(RESOURCE_SLICES, node_slice(placed=True), "")
+    assert await release_gated(bench.api, None) == (["default/train"], {})
+    assert len(bench.devices("c")) == 1
+
+
+async def test_without_the_right_to_look_at_slices_a_pod_with_claims_is_not_released_by_hand(
+    bench: ClaimsBench,
+) -> None:
+    bench.claiming("train", "c")
+    bench.server.fail(Fault(Match(path="/resourceslices$"), status=403))
+    released, refused = await release_gated(bench.api, None)
+    assert (released, list(refused)) == ([], ["default/train"])
+    bench.server.fail(Fault(Match(path="/resourceslices$"), status=404))
+    assert await release_gated(bench.api, None) == (["default/train"], {})

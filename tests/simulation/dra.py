@@ -39,9 +39,13 @@ def device_class(name: str = DRIVER, expression: str = "") -> Json:
     return {"metadata": {"name": name}, "spec": {"selectors": [{"cel": {"expression": text}}]}}
 
 
-def node_slice(node: str = "n1", count: int = 16, tainted: tuple[int, ...] = (), driver: str = DRIVER) -> Json:
+def node_slice(
+    node: str = "n1", count: int = 16, tainted: tuple[int, ...] = (), driver: str = DRIVER, *, placed: bool = False
+) -> Json:
+    """``tainted`` devices are not healthy; ``placed``: the placement controller allocates."""
     groups = device_groups("trn1.32xlarge")
     taints = [{"key": "neuron-plugin.io/unhealthy", "effect": "NoSchedule"}]
+    always = [{"key": "neuron-plugin.io/placed-by-gates", "effect": "NoSchedule"}] * placed
     devices = [
         {
             "name": f"neuron-{number}",
@@ -50,7 +54,7 @@ def node_slice(node: str = "n1", count: int = 16, tainted: tuple[int, ...] = (),
                 "resourceType": {"string": "neuron_device"},
                 **{f"resource.aws.com/devicegroup{size}_id": {"string": at} for size, at in groups[number].items()},
             },
-            "taints": taints if number in tainted else [],
+            "taints": always + (taints if number in tainted else []),
         }
         for number in range(count)
     ]

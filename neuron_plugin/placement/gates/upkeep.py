@@ -5,6 +5,8 @@ the reason changes. A pod of which no open node has enough even by count is hand
 that an autoscaler sees it; a pod that only lacks linked devices is not. A promise that cannot be kept is taken off its
 pod: the plugin then chooses on the node. So is one whose node the pod's scheduler has not found good for a while, and
 the pod is deleted if its controller makes it again; any other stays, bound to that node by its affinity.
+
+A pod that asks by claims is never handed over without their allocation, because no scheduler could allocate them.
 """
 
 from __future__ import annotations
@@ -167,7 +169,12 @@ class Upkeep:
         for uid in (void | gone) - self._withdrawn:
             if pod := self._state.pods.get(uid):
                 self._withdrawn.add(uid)
-                await self._withdraw(pod, "its node is gone" if uid in gone else "another pod has its devices")
+                reason = "its node is gone" if uid in gone else "it cannot have its devices any more"
+                if pod.rules.claim_driver and not pod.gated:
+                    note = f"The pod cannot run on node {pod.promised}, where its claims are allocated: {reason}."
+                    await self._take_back(pod, reason, note)
+                else:
+                    await self._withdraw(pod, reason)
 
     async def _withdraw(self, pod: NeuronPod, reason: str) -> str:
         """Take a placement off a pod that is not bound; gives its version after that, empty if it was not done."""
@@ -192,14 +199,29 @@ class Upkeep:
             if now - since < times.stuck:
                 continue
             pod = stuck[uid]
-            version = await self._withdraw(pod, "its scheduler does not find the node good")
-            if not version:
-                continue
-            self._placer.avoid(owner_of(pod), pod.promised, now + times.avoid)
-            if await self._is_made_again(pod):
-                await self._delete(pod, version)
             note = f"The scheduler did not find node {pod.promised} good for the pod: see its condition PodScheduled."
-            await self._context.report(pod.reference, PIN_FAILED, note)
+            if await self._take_back(pod, "its scheduler does not find the node good", note):
+                self._placer.avoid(owner_of(pod), pod.promised, now + times.avoid)
+                self._stuck_since[uid] = now + times.avoid  # one that keeps its claims is told again then
+
+    async def _take_back(self, pod: NeuronPod, reason: str, note: str) -> bool:
+        """Take a pod that was released and is not bound back; whether it was done.
+
+        It is deleted if its controller makes it again. Any other is bound to its node by its affinity. Of counts the
+        plugin there may give it others. Claims it keeps: no scheduler would allocate them again, so without them it
+        could not run even when what is in its way has gone.
+        """
+        is_made_again = await self._is_made_again(pod)
+        if is_made_again or not pod.rules.claim_driver:
+            version = await self._withdraw(pod, reason)
+            if not version:
+                return False
+            if is_made_again:
+                await self._delete(pod, version)
+        else:
+            note += " It keeps its claims. Delete it to have them allocated elsewhere."
+        await self._context.report(pod.reference, PIN_FAILED, note)
+        return True
 
     async def _is_made_again(self, pod: NeuronPod) -> bool:
         """Whether the pod's controller makes it again, and does not count its end as a failure."""
