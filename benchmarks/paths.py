@@ -21,19 +21,19 @@ from typing import Any
 
 import neuron_plugin
 from neuron_plugin.allocation import Dialect
-from neuron_plugin.placement.extender.binding import Binder
-from neuron_plugin.placement.extender.server import ExtenderService
 from neuron_plugin.kubelet import CheckpointFile
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet.device_plugin import DevicePluginService
 from neuron_plugin.kubelet_files import CHECKPOINT
+from neuron_plugin.placement.extender.binding import Binder
+from neuron_plugin.placement.extender.server import ExtenderService
+from neuron_plugin.placement.leadership import Readiness
+from neuron_plugin.placement.metrics import ExtenderMetrics
 from neuron_plugin.plugin.allocator import Allocator
 from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.inputs import NodePods
 from neuron_plugin.plugin.node import LocalNode
 from neuron_plugin.plugin.settings import PluginSettings
-from neuron_plugin.placement.leadership import Readiness
-from neuron_plugin.placement.metrics import ExtenderMetrics
 from tests.plugin.world import NEURON, app, assigned, inventory
 from tests.support.api_server import StandInApiServer
 from tests.support.world import World

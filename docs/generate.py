@@ -22,10 +22,10 @@ import msgspec
 from neuron_plugin.build import build
 from neuron_plugin.cli.main import build_parser
 from neuron_plugin.placement import ExtenderSettings
-from neuron_plugin.plugin.settings import PluginSettings
-from neuron_plugin.plugin.status import METRICS, PREFIX
 from neuron_plugin.placement.metrics import ExtenderMetrics, state_metrics
 from neuron_plugin.placement.state import ClusterState
+from neuron_plugin.plugin.settings import PluginSettings
+from neuron_plugin.plugin.status import METRICS, PREFIX
 from neuron_plugin.settings import ENVIRONMENT_PREFIX, as_text, description_of
 from neuron_plugin.topology import catalogue
 

@@ -32,15 +32,11 @@ unspent, long after another has taken over.
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """``now`` in seconds that only go forward, ``sleep``, and ``chance`` from 0 to 1; tests replace each.
-
-    ``halt`` lets the whole process sleep, its event loop and all. It is for moments only.
-    """
+    """``now`` in seconds that only go forward, ``sleep``, and ``chance`` from 0 to 1; tests replace each."""
 
     now: Callable[[], float] = steady_seconds
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     chance: Callable[[], float] = random.random
-    halt: Callable[[float], None] = time.sleep
 
 
 CLOCK = Clock()

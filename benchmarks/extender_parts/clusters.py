@@ -20,8 +20,8 @@ from neuron_plugin.cluster.objects import NODES
 from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.placement import ExtenderSettings
 from neuron_plugin.placement.daemon import ExtenderDaemon
-from neuron_plugin.placement.extender.scheduler_config import FilterMode
 from neuron_plugin.placement.extender.binding import Binder
+from neuron_plugin.placement.extender.scheduler_config import FilterMode
 from neuron_plugin.placement.extender.server import ExtenderService
 from neuron_plugin.placement.informers import keep_pod
 from neuron_plugin.placement.leadership import Readiness

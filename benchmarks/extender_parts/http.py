@@ -10,8 +10,8 @@ from aiohttp import web
 
 from extender_parts.clusters import cluster, filled_service
 from extender_parts.measuring import echo, filter_body, latencies, log_to_nowhere, served
-from neuron_plugin.placement.extender.server import verb_routes
 from neuron_plugin.http_server import serving
+from neuron_plugin.placement.extender.server import verb_routes
 
 
 async def http() -> None:

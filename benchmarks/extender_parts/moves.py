@@ -14,10 +14,10 @@ from neuron_plugin.allocation import Capacity, Resource
 from neuron_plugin.allocation.keys import MOVABLE_KEY
 from neuron_plugin.allocation.placement import fitting
 from neuron_plugin.cluster.client import connect
-from neuron_plugin.planning import RULES
 from neuron_plugin.placement.leadership import Readiness
-from neuron_plugin.placement.make_room import MOST_PODS, RoomPlanner
 from neuron_plugin.placement.metrics import ExtenderMetrics
+from neuron_plugin.placement.planner import MOST_PODS
+from neuron_plugin.planning import RULES
 from neuron_plugin.topology import Unit
 from tests.support.api_server import StandInApiServer
 from tests.support.manifests import node_manifest, pod_manifest

@@ -20,6 +20,8 @@ _KUEUE = "kueue.x-k8s.io/"
 _KUBEFLOW = "training.kubeflow.org/"
 _JOBSET = "jobset.sigs.k8s.io/"
 JOBSET_EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
+_EXCLUSIVE = (JOBSET_EXCLUSIVE, f"{_LWS}exclusive-topology")
+"""Annotations with the node label whose domain a group has for itself; the others are made where its leader is."""
 _COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
 _POD_INDEX = "apps.kubernetes.io/pod-index"
 _NUMBER = re.compile(r"[0-9]{1,6}")
@@ -50,11 +52,14 @@ def group_member(
         name, size = kueue, _number(annotations.get(f"{_KUEUE}pod-group-total-count", ""), _SIZE) or 0
     if not name:
         return None
-    leads |= JOBSET_EXCLUSIVE in annotations and annotations.get(_COMPLETION_INDEX) == "0"
+    exclusive = next((annotations[key] for key in _EXCLUSIVE if key in annotations), "")
+    leads |= bool(exclusive) and annotations.get(_COMPLETION_INDEX) == "0"
     leads |= owner_kind == "StatefulSet" and labels.get(_POD_INDEX) == "0"
     group: GroupName = namespace, name
     wish = topology_wish(annotations)
     readable, unreadable = (NO_WISH, wish) if isinstance(wish, Rejection) else (wish, None)
+    if exclusive and readable == NO_WISH:
+        readable = TopologyWish(required=exclusive)
     return GroupMember(group, size, _rank(said), leads, readable, unreadable, lws)
 
 

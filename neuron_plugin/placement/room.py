@@ -19,17 +19,18 @@ from __future__ import annotations
 import enum
 import logging
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from http import HTTPStatus
 
 import msgspec
 
-from neuron_plugin.allocation import NeuronPod, PodReference, PodUid
+from neuron_plugin.allocation import NeuronPod, PodReference, PodUid, Rejection
 from neuron_plugin.allocation.group import GroupMember, GroupName
 from neuron_plugin.allocation.node import Reservation
 from neuron_plugin.allocation.placement import placement_mask
+from neuron_plugin.allocation.pod import assigned_allocations, mask_union
 from neuron_plugin.allocation.resources import parse_ids, ranges
 from neuron_plugin.cluster import ApiError, ApiRequest, ClusterError, LeaseName
 from neuron_plugin.cluster.api import send
@@ -346,17 +347,24 @@ class Room:
         return pod.uid in self._staged
 
     async def _try_first(self, move: Move) -> MoveEnding | None:
-        """Try without effect whether the evictions that budgets allow now would be done; how the move ends if not."""
+        """Try without effect whether the evictions that budgets allow now would be done; how the move ends if not.
+
+        A move in stages is begun only if some victim can be evicted at once.
+        """
         later = {victim.uid for pods in self._beyond(move.victims).values() for victim in pods}
+        refused, can_begin = list[PodUid](), not move.victims
         for victim in move.victims:
             attempt = await self._evict(victim, dry_run=True)
-            if attempt is Outcome.DONE or victim.pod.uid in later:
-                continue
+            if attempt is Outcome.UNKNOWN:
+                return MoveEnding.FAILED
+            can_begin |= attempt is Outcome.DONE
             if attempt is Outcome.REFUSED:
-                self._protected_until[victim.pod.uid] = self._context.clock.now() + self._context.times.retry
-                return MoveEnding.REFUSED
-            return MoveEnding.FAILED
-        return None
+                refused.append(victim.pod.uid)
+        if can_begin and later.issuperset(refused):
+            return None
+        until = self._context.clock.now() + self._context.times.retry
+        self._protected_until.update(dict.fromkeys(refused, until))
+        return MoveEnding.REFUSED
 
     def _beyond(self, victims: Iterable[Relocation]) -> dict[Budget, list[NeuronPod]]:
         pods = [known for victim in victims if (known := self._state.pods.get(victim.pod.uid))]
@@ -499,14 +507,22 @@ class Room:
             and (gone or (now is not None and now.terminating and not before.terminating))
         )
         if is_lost and member.rank is not None and self._may_come(group) and not self._context.ready.why_not:
-            info = self._state.nodes.get(before.node)
-            mask = info.ledger.mask_of(before.uid) if info else CoreMask(0)
-            key = rank_key(group, member.rank)
+            mask, key = self._had(before), rank_key(group, member.rank)
             if mask and key not in self._state.reserved:
-                self._groups.setdefault(
-                    group, _Progress(self._context.unix_seconds())
-                ).at = self._context.unix_seconds()
+                self._come_on(group)
                 self._keep_rank(group, key, f"{group[1]} rank {member.rank[-1]}", before.node, mask)
+
+    def _had(self, pod: NeuronPod) -> CoreMask:
+        """The cores of a bound pod, which may be gone."""
+        info = self._state.nodes.get(pod.node)
+        if info is None or info.inventory is None:
+            return CoreMask(0)
+        assigned = assigned_allocations(pod, info.inventory.geometry)
+        return info.ledger.mask_of(pod.uid) or mask_union(() if isinstance(assigned, Rejection) else assigned)
+
+    def _come_on(self, group: GroupName) -> None:
+        now = self._context.unix_seconds()
+        self._groups.setdefault(group, _Progress(now)).at = now
 
     def _keep_rank(self, group: GroupName, key: str, name: str, node: str, mask: CoreMask) -> None:
         record = Record(
@@ -579,7 +595,8 @@ class Room:
             return
         template = found.worker_template
         if template is None:
-            progress.others = leader
+            # What keeps the leader near or away from others is not said of the pods that are made where it is.
+            progress.others = replace(leader, rules=replace(leader.rules, affinity=(), anti_affinity=()))
             return
         try:
             pod = PODS.decode(msgspec.json.encode({**msgspec.to_builtins(template), "kind": "Pod"}))
@@ -588,13 +605,11 @@ class Room:
         worker = neuron_pod(pod)
         progress.others = replace(worker, rules=replace(worker.rules, gates=leader.rules.gates), labels=leader.labels)
 
-    def keep_for(self, group: GroupName, places: Mapping[NeuronPod, Place] | Mapping[object, Place]) -> None:
+    def keep_for(self, group: GroupName, places: Iterable[tuple[NeuronPod, Place]]) -> None:
         """Keep places for pods of a group that are not there yet."""
-        self._groups.setdefault(group, _Progress(self._context.unix_seconds())).at = self._context.unix_seconds()
-        for pod, (node, placement) in places.items():
-            if isinstance(pod, NeuronPod):
-                reference = pod.reference
-                self._keep_rank(group, reference.uid, reference.name, node, placement_mask(placement))
+        self._come_on(group)
+        for pod, (node, placement) in places:
+            self._keep_rank(group, pod.uid, pod.reference.name, node, placement_mask(placement))
 
 
 class _Template(msgspec.Struct):
@@ -609,17 +624,18 @@ class _LeaderWorkerTemplate(msgspec.Struct, rename="camel"):
 
 class _OwnerSpec(msgspec.Struct, rename="camel"):
     replicas: int | None = None
+    parallelism: int | None = None
     leader_worker_template: _LeaderWorkerTemplate | None = None
 
 
 class _Owner(msgspec.Struct):
-    """A LeaderWorkerSet or a StatefulSet, as far as it says what other pods it makes."""
+    """A LeaderWorkerSet, a StatefulSet or a Job, as far as it says what other pods it makes."""
 
     spec: _OwnerSpec = msgspec.field(default_factory=_OwnerSpec)
 
     def makes(self, pods: int) -> bool:
         template = self.spec.leader_worker_template
-        return (template.size if template else self.spec.replicas or 1) >= pods
+        return (template.size if template else self.spec.replicas or self.spec.parallelism or 1) >= pods
 
     @property
     def worker_template(self) -> _Template | None:
@@ -633,7 +649,8 @@ def _template_of(leader: NeuronPod) -> str:
     if member and member.leader_worker_set:
         return f"/apis/leaderworkerset.x-k8s.io/v1/namespaces/{namespace}/leaderworkersets/{member.leader_worker_set}"
     kind, _, name = leader.controller.partition("/")
-    return f"/apis/apps/v1/namespaces/{namespace}/statefulsets/{name}" if kind == "StatefulSet" else ""
+    group = {"StatefulSet": "apps/v1", "Job": "batch/v1"}.get(kind)
+    return f"/apis/{group}/namespaces/{namespace}/{kind.lower()}s/{name}" if group else ""
 
 
 def _is_lost(taints: Sequence[object]) -> bool:

@@ -352,11 +352,14 @@ class ClusterState:
         if pod.place:
             for key in kept_keys(pod):
                 self.release(key)
-        for table, belongs in ((self.gated, pod.gated and not pod.place), (self.roaming, pod.roams)):
-            if belongs:
-                table[pod.uid] = pod
-            else:
-                table.pop(pod.uid, None)
+        if pod.gated and not pod.place:
+            self.gated[pod.uid] = pod
+        else:
+            self.gated.pop(pod.uid, None)
+        if pod.roams:
+            self.roaming[pod.uid] = pod
+        elif not pod.gated:
+            self.roams_no_more(pod.uid)
         self.changes.add(pod.uid, before, pod)
 
     def remove_pod(self, uid: PodUid, *, kept_until: float = 0.0) -> None:
@@ -369,7 +372,7 @@ class ClusterState:
         self._assumed.pop(uid, None)
         self._count_placed(uid)
         self.gated.pop(uid, None)
-        self.roaming.pop(uid, None)
+        self.roams_no_more(uid)
         if before and before.node and kept_until:
             self._departed[uid] = before, kept_until
         if before:
@@ -379,6 +382,11 @@ class ClusterState:
         if before is not None:
             self.history.ended(before.reference, before.node)
             self.changes.add(uid, before, None)
+
+    def roams_no_more(self, uid: PodUid) -> None:
+        """A pod that was handed to its scheduler without a node is bound, gone, or was not handed over after all."""
+        if self.roaming.pop(uid, None):
+            self.capacity_version += 1
 
     def _leave_group(self, pod: NeuronPod) -> None:
         if pod.group:
@@ -392,7 +400,9 @@ class ClusterState:
 
     def put_other(self, uid: str, before: PodUse | None, use: PodUse | None) -> None:
         """A bound pod without Neuron was added or changed, or is gone."""
-        self.population.put(uid, use.placed if use else None)
+        if self.population.put(uid, use.placed if use else None):
+            self.capacity_version += 1
+            self.changes.wake()
         if before and (use is None or use.node != before.node):
             others = self._others[before.node]
             others.pop(uid, None)
@@ -559,7 +569,8 @@ class ClusterState:
         """Count a pod by its labels where it is, as the rules among pods see it."""
         assumed = self._assumed.get(uid)
         pod = assumed.pod if assumed else self._pods.get(uid)
-        self.population.put(uid, placed_pod(pod, pod.place) if pod and pod.place else None)
+        if self.population.put(uid, placed_pod(pod, pod.place) if pod and pod.place else None):
+            self.capacity_version += 1
 
     def _rebuild(self, node: NeuronNode) -> None:
         """Derive a node's state again: it, its pods or what is kept there have changed.

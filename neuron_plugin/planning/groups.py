@@ -128,13 +128,20 @@ class _Search:
         """How many pods the best domains of the required level hold, for the reason."""
 
     def _depth(self, level: str) -> int:
+        """How many domains of a path name one of the level; 0 for none, and for a label that is no level."""
         if not level:
             return 0
         depth = self._domains.depth_of(level)
+        if depth is None and level == self._wish.required and any(map(self._value, self._scene.cluster.nodes)):
+            return 0
         if depth is None:
             known = ", ".join(self._domains.level_names())
             self.problem = f"no node has the topology level {level}; there are {known}"
         return depth or 0
+
+    def _value(self, name: str) -> str:
+        """What a node has as the label that the group has to share."""
+        return self._scene.node(name).node.rules.labels.get(self._wish.required, "")
 
     def why(self, pods: int) -> str:
         """Why the last group did not fit."""
@@ -148,10 +155,9 @@ class _Search:
         """A place for each pod; or how many would fit together."""
         first = pods[0]
         alike = all(pod.requests == first.requests and pod.rules == first.rules for pod in pods)
-        by_type = self._by_type(pods)
         most = 0
         best: tuple[tuple[float, ...], dict[PodUid, Place]] | None = None
-        for geometry, nodes in by_type.items():
+        for (geometry, _), nodes in self._pools(pods).items():
             found = self._place_alike(pods, nodes) if alike else None
             if not isinstance(found, tuple) and (not alike or first.rules.depends_on_pods):
                 found = self._place_one_by_one(pods, nodes, geometry)
@@ -161,19 +167,26 @@ class _Search:
                 most = max(most, found or 0)
         return best[1] if best else most
 
-    def _by_type(self, pods: Sequence[NeuronPod]) -> dict[Geometry, dict[str, NodeInfo]]:
-        """The open nodes that some of the pods may go to, by the type that all of the group have to be on."""
+    def _pools(self, pods: Sequence[NeuronPod]) -> dict[tuple[Geometry, str], dict[str, NodeInfo]]:
+        """The open nodes that some of the pods may go to, by what all of the group have to share.
+
+        That is their type, and a label that is wanted of all and is no level of the network.
+        """
         allowed = [self._scene.allowed(pod) for pod in {pod.rules: pod for pod in pods}.values()]
         types = {
             info.inventory.geometry for anchor in self._anchors if (info := self._info(anchor.node)) and info.inventory
         }
-        by_type = defaultdict[Geometry, dict[str, NodeInfo]](dict)
+        shares_label = bool(self._wish.required and not self._required)
+        values = {self._value(anchor.node) for anchor in self._anchors if self._info(anchor.node)}
+        pools = defaultdict[tuple[Geometry, str], dict[str, NodeInfo]](dict)
         for name in self._scene.cluster.nodes:
             info = self._scene.node(name)
             if not isinstance(info.capacity, Rejection) and any(name in nodes for nodes in allowed):
-                if not types or info.capacity.geometry in types:
-                    by_type[info.capacity.geometry][name] = info
-        return by_type
+                value = self._value(name) if shares_label else ""
+                fits_anchors = not types or (info.capacity.geometry in types and (not shares_label or value in values))
+                if fits_anchors and (value or not shares_label):
+                    pools[info.capacity.geometry, value][name] = info
+        return pools
 
     def _info(self, name: str) -> NodeInfo | None:
         return self._scene.node(name) if name in self._scene.cluster.nodes else None

@@ -209,11 +209,7 @@ def judge(
     if why := _why_not_judged(scene, pod, now):
         return why
     if found := scene.best(pod):
-        if doubt := scene.doubt(pod):
-            kept = ". The pod keeps its gate: only the placement controller allocates its claims"
-            text = f"{doubt}, which cannot be judged here{kept if pod.rules.claim_driver else ''}"
-            return Judgement(pod, Standing.UNKNOWN, sentence=_capital(text))
-        return Judgement(pod, Standing.FITS, found)
+        return _in_doubt(scene, pod) or Judgement(pod, Standing.FITS, found)
     answers = node_answers(scene, pod)
     standing = _standing(scene, pod, answers)
     waits = scene.volumes(pod).waits
@@ -224,7 +220,7 @@ def judge(
                 return Judgement(pod, standing, sentence=sentence, move=move)
     if standing is Standing.LINKS:
         standing = Standing.SHORT  # no move helps
-    in_the_way = _nearest_holders(answers) if standing is Standing.SHORT else ()
+    in_the_way = _nearest_holders(answers) if standing in {Standing.SHORT, Standing.RULES} else ()
     return Judgement(pod, standing, None, sentence, None, in_the_way, _what_helps(scene, pod, standing, in_the_way))
 
 
@@ -245,6 +241,15 @@ def _why_not_judged(scene: Scene, pod: NeuronPod, now: float) -> Judgement | Non
             sentence = f"No scheduler has looked at it: schedulerName {name} is served by nobody here{known}"
             return Judgement(pod, Standing.NOBODY, sentence=sentence)
     return None
+
+
+def _in_doubt(scene: Scene, pod: NeuronPod) -> Judgement | None:
+    """What is thought of a pod that fits by all that can be judged, where that is not all."""
+    if not (doubt := scene.doubt(pod)):
+        return None
+    kept = ". The pod keeps its gate: only the placement controller allocates its claims"
+    text = f"Where it can run cannot be judged here, because {doubt}{kept if pod.rules.claim_driver else ''}"
+    return Judgement(pod, Standing.UNKNOWN, sentence=text)
 
 
 # One node.
@@ -454,7 +459,8 @@ def _standing(scene: Scene, pod: NeuronPod, answers: Sequence[NodeAnswer]) -> St
             if not isinstance(info.capacity, Rejection)
         )
         return Standing.RULES if could else Standing.NEVER
-    if any(answer.placement and answer.reasons for answer in answers):
+    lacks_sets_alone = any(answer.blocked and len(answer.reasons) == 1 for answer in answers)
+    if any(answer.placement and answer.reasons for answer in answers) and not lacks_sets_alone:
         return Standing.RULES
     asked = {kind: sum(cores_asked(kind, container) for container in pod.requests) for kind in possible}
     return Standing.LINKS if any(free[kind] >= asked[kind] for kind in possible) else Standing.SHORT
@@ -562,12 +568,14 @@ def _judge_group(scene: Scene, first: NeuronPod, now: float, preempting: Contain
         for pod in waiting:
             if place_of := placed.places.get(pod.uid):
                 scene.put(pod, *place_of)
-                judged[pod.uid] = Judgement(pod, Standing.FITS, place_of)
+                judged[pod.uid] = _in_doubt(scene, pod) or Judgement(pod, Standing.FITS, place_of)
             else:
                 judged[pod.uid] = Judgement(pod, Standing.SHORT, sentence="The rest of its group is placed without it")
         return judged
     if found := _preempt_for_group(scene, waiting, missing, now, preempting):
         return found
+    if waits := next(filter(None, (scene.volumes(pod).waits for pod in waiting)), ""):
+        return {pod.uid: Judgement(pod, Standing.GROUP, sentence=waits) for pod in waiting}
     answers = node_answers(scene, waiting[0])
     most = f"{placed.most} of {len(waiting)} waiting pods have room together, at least {missing} need it"
     sentence = f"Its group {name} does not fit as a whole: {placed.reason or most}"
@@ -595,10 +603,6 @@ def _preempt_for_group(
         return {}
     scene.adopt(trial)
     return judged
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _named(pods: Sequence[PodReference], most: int = MOST_HOLDERS) -> str:

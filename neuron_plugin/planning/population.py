@@ -71,11 +71,14 @@ class _Tallied:
             self._known[labels] = known
         return known
 
-    def count(self, pod: PlacedPod, change: int) -> None:
-        if self.means(pod.labels):
+    def count(self, pod: PlacedPod, change: int) -> bool:
+        """Count a pod, or one less; whether it is meant."""
+        is_meant = self.means(pod.labels)
+        if is_meant:
             counts = self.by_node.pop(pod.node, NO_COUNTS).plus(pod, change)
             if counts.placed:
                 self.by_node[pod.node] = counts
+        return is_meant
 
 
 class Population:
@@ -90,6 +93,8 @@ class Population:
         self.version = 0
         self._pods: dict[str, PlacedPod] = {}
         self._tallies: dict[Selectors, _Tallied] = {}
+        self._forgot = False
+        """Whether some tally made room for others."""
         self._keeping_off: defaultdict[PodTerm, Counter[str]] = defaultdict(Counter)
         self._anti_keys = Counter[str]()
         self._claimants: defaultdict[str, dict[str, PlacedPod]] = defaultdict(dict)
@@ -109,18 +114,22 @@ class Population:
         """A pod, if it is placed."""
         return self._pods.get(uid)
 
-    def put(self, uid: str, pod: PlacedPod | None) -> None:
-        """A pod is placed, or has changed; None if it is not placed any more."""
-        before = self._pods.get(uid)
+    def put(self, uid: str, pod: PlacedPod | None) -> bool:
+        """A pod is placed, or has changed; None if it is not placed any more. Gives whether that may matter to others.
+
+        It does not where nothing that was asked before means the pod.
+        """
+        before, matters = self._pods.get(uid), False
         if before == pod:
-            return
+            return False
         if before:
             del self._pods[uid]
-            self._count(uid, before, -1)
+            matters = self._count(uid, before, -1)
         if pod:
             self._pods[uid] = pod
-            self._count(uid, pod, 1)
+            matters |= self._count(uid, pod, 1)
         self.version += 1
+        return matters or self._forgot
 
     def namespaces_changed(self) -> None:
         """The labels of a namespace have changed: all is tallied again when it is asked for."""
@@ -137,6 +146,7 @@ class Population:
         self._tallies[selectors] = tallied
         if len(self._tallies) > MOST_TALLIES:
             del self._tallies[next(iter(self._tallies))]
+            self._forgot = True
         return tallied.by_node
 
     def keeping_off(self, labels: PodLabels) -> Iterator[tuple[PodTerm, Counter[str]]]:
@@ -166,9 +176,10 @@ class Population:
         """How many placed pods use a PersistentVolumeClaim."""
         return self._claims[namespace, claim]
 
-    def _count(self, uid: str, pod: PlacedPod, change: int) -> None:
+    def _count(self, uid: str, pod: PlacedPod, change: int) -> bool:
+        matters = bool(pod.anti_affinity or pod.claims)
         for tallied in self._tallies.values():
-            tallied.count(pod, change)
+            matters |= tallied.count(pod, change)
         for term in pod.anti_affinity:
             holders = self._keeping_off[term]
             holders[pod.node] += change
@@ -187,6 +198,7 @@ class Population:
                 del self._claimants[pod.node][uid]
             for claim in pod.claims:
                 self._claims[pod.labels.namespace, claim] += change
+        return matters
 
 
 class Altered:

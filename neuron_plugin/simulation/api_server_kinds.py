@@ -102,6 +102,16 @@ LEASES = ServedKind("/apis/coordination.k8s.io/v1", "coordination.k8s.io/v1", "l
 EVENTS = ServedKind("/apis/events.k8s.io/v1", "events.k8s.io/v1", "events", "Event", fields=("reason", "type"))
 CLAIMS = ServedKind("/api/v1", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
 VOLUMES = ServedKind("/api/v1", "v1", "persistentvolumes", "PersistentVolume", namespaced=False)
+_STORAGE = ("/apis/storage.k8s.io/v1", "storage.k8s.io/v1")
+STORAGE_CLASSES = ServedKind(*_STORAGE, "storageclasses", "StorageClass", namespaced=False)
+CSI_NODES = ServedKind(*_STORAGE, "csinodes", "CSINode", namespaced=False)
+CSI_DRIVERS = ServedKind(*_STORAGE, "csidrivers", "CSIDriver", namespaced=False)
+NAMESPACES = ServedKind("/api/v1", "v1", "namespaces", "Namespace", namespaced=False)
+_APPS = ("/apis/apps/v1", "apps/v1")
+STATEFUL_SETS = ServedKind(*_APPS, "statefulsets", "StatefulSet")
+LEADER_WORKER_SETS = ServedKind(
+    "/apis/leaderworkerset.x-k8s.io/v1", "leaderworkerset.x-k8s.io/v1", "leaderworkersets", "LeaderWorkerSet"
+)
 BUDGETS = ServedKind(
     "/apis/policy/v1", "policy/v1", "poddisruptionbudgets", "PodDisruptionBudget", subresources=("status",)
 )
@@ -120,6 +130,12 @@ KINDS = (
     EVENTS,
     CLAIMS,
     VOLUMES,
+    STORAGE_CLASSES,
+    CSI_NODES,
+    CSI_DRIVERS,
+    NAMESPACES,
+    STATEFUL_SETS,
+    LEADER_WORKER_SETS,
     BUDGETS,
     RESOURCE_CLAIMS,
     CLAIM_TEMPLATES,

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from neuron_plugin.allocation.node_rules import DEFAULT_SCHEDULER
-from neuron_plugin.gates.webhook import PATH
+from neuron_plugin.placement.gates.webhook import PATH
 from tests.charts.manifests import embedded, of_kind
 from tests.charts.rendering import CHART, Manifest, default_values, render
 from tests.charts.templates import TemplateFailError

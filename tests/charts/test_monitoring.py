@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from neuron_plugin.allocation.node import CORDONED
+from neuron_plugin.placement.metrics import ExtenderMetrics, state_metrics
+from neuron_plugin.placement.state import NODE_REFUSALS, ClusterState
 from neuron_plugin.plugin.status import METRICS, PREFIX
-from neuron_plugin.scheduling.metrics import ExtenderMetrics, state_metrics
-from neuron_plugin.scheduling.state import NODE_REFUSALS, ClusterState
 from tests.charts.manifests import of_each, of_kind, pod_templates
 from tests.charts.rendering import CHART, Manifest
 

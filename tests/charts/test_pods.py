@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from neuron_plugin.controller import ExtenderSettings
 from neuron_plugin.kubelet_files import DRA_STATE
+from neuron_plugin.placement.leadership import CONDITION
+from neuron_plugin.placement.settings import ExtenderSettings
 from neuron_plugin.plugin.settings import PluginSettings
-from neuron_plugin.scheduling.leadership import CONDITION
 from neuron_plugin.settings import load
 from tests.charts.manifests import NAMES, containers, embedded, of_each, of_kind, pod_templates
 from tests.charts.rendering import Manifest

@@ -32,7 +32,7 @@ from neuron_plugin.allocation.keys import (
 )
 from neuron_plugin.allocation.requests import MOST_AMOUNTS, ContainerSpec, RequestError, pod_request
 from neuron_plugin.cluster.leases import LEASE_PREFIX
-from neuron_plugin.gates.writes import WRITTEN_KEYS
+from neuron_plugin.placement.gates.writes import WRITTEN_KEYS
 from neuron_plugin.plugin.publisher import LABEL_PREFIX, PRESENT_LABEL, PUBLISHED_LABELS
 from neuron_plugin.topology import MOST_CORES_PER_DEVICE, MOST_DEVICES, Unit
 from tests.charts import annotation_table

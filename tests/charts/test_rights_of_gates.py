@@ -8,13 +8,13 @@ import msgspec
 import pytest
 
 from neuron_plugin.cluster import KubernetesApi
-from neuron_plugin.gates.demand_pods import TIMES as DEMAND_TIMES
-from neuron_plugin.gates.ungate import release_gated
-from neuron_plugin.gates.upkeep import TIMES
+from neuron_plugin.placement.daemon import TIMES
+from neuron_plugin.placement.daemon import TIMES as DEMAND_TIMES
+from neuron_plugin.placement.gates.ungate import release_gated
 from neuron_plugin.simulation.api_server_kinds import CLAIMS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES, VOLUMES
 from tests.charts.manifests import of_kind
 from tests.charts.test_rbac import EVENTS, Rule, rules
-from tests.gates.bench import NEURON, DemandBench, GatesBench
+from tests.placement.gates.bench import NEURON, DemandBench, GatesBench
 from tests.simulation.dra import claim_spec, node_slice
 from tests.support.api_server import Fault, Match, StandInApiServer
 

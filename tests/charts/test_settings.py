@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from neuron_plugin.cli.main import build_parser
-from neuron_plugin.controller import ExtenderSettings, check
 from neuron_plugin.inspection import USUAL_FILE
 from neuron_plugin.instance_file import load_catalogue
+from neuron_plugin.placement.settings import ExtenderSettings, check
 from neuron_plugin.plugin.health import Action, HealthRules, SignalRule
 from neuron_plugin.plugin.settings import TAKEN_CONDITIONS, PluginSettings
 from neuron_plugin.plugin.settings import check as check_plugin

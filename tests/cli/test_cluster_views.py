@@ -18,7 +18,7 @@ from neuron_plugin.allocation.rejection import NO_ASSIGNMENT
 from neuron_plugin.allocation.utilization import ContainerUtilization
 from neuron_plugin.cli.cluster_views import Views, cluster_views
 from neuron_plugin.monitor.api import Monitor
-from neuron_plugin.scheduling.leadership import Readiness
+from neuron_plugin.placement.leadership import Readiness
 from neuron_plugin.simulation.api_server_kinds import LEASES
 from tests.cli.doubles import Background, Cli
 from tests.support.api_server import StandInApiServer

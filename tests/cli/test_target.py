@@ -9,7 +9,7 @@ import pytest
 
 from neuron_plugin.cli.command import UsageError
 from neuron_plugin.cli.target import kubeconfig_of, settings_here
-from neuron_plugin.controller import ExtenderSettings
+from neuron_plugin.placement.settings import ExtenderSettings
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.settings import SettingsError
 from neuron_plugin.simulation import SimulatedNode

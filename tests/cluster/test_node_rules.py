@@ -7,11 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from neuron_plugin.allocation.node_rules import NodeRules, PodRules, node_use, objections, shortages
+from neuron_plugin.allocation.node_rules import NodeRules, PodRules, node_use
 from neuron_plugin.cluster.nodes import neuron_node
 from neuron_plugin.cluster.objects import NODES
 from neuron_plugin.cluster.pods import PODS, PodUse, neuron_pod, pod_use
-from neuron_plugin.cluster.volumes import PERSISTENT_VOLUMES
+from neuron_plugin.cluster.storage import PERSISTENT_VOLUMES
+from neuron_plugin.planning.rules import objections, shortages
 
 LABELS = {"zone": "a", "cores": "32"}
 

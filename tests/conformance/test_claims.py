@@ -30,7 +30,7 @@ from neuron_plugin.allocation.keys import GATE
 from neuron_plugin.cluster import Pod
 from neuron_plugin.cluster.claims import FINALIZER, ResourceClaim, neuron_claim
 from neuron_plugin.cluster.pods import neuron_pod
-from neuron_plugin.gates.claims import ClaimWriter
+from neuron_plugin.placement.claims import ClaimWriter
 from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.slices import SliceKeeper, slice_spec
 from neuron_plugin.topology import geometry_of

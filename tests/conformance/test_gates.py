@@ -35,10 +35,9 @@ from neuron_plugin.allocation import NeuronPod
 from neuron_plugin.allocation.keys import GATE, NODE_KEY, POD_UID_KEY
 from neuron_plugin.cluster import ApiError, ApiRequest, Pod
 from neuron_plugin.cluster.pods import neuron_pod
-from neuron_plugin.gates import writes
-from neuron_plugin.gates.demand_pods import PlaceholderForm, placeholder
-from neuron_plugin.gates.webhook import application
 from neuron_plugin.http_server import serving
+from neuron_plugin.placement.gates import writes
+from neuron_plugin.placement.gates.webhook import application
 from tests.charts.manifests import manifests, of_kind
 from tests.conformance.policy_server import CORE, DEVICE, NEURON, REGISTRATION, Body, Server, opened, pod
 

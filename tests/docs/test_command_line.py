@@ -30,10 +30,11 @@ from neuron_plugin.inspection.reports import (
     ProcessReport,
     TopologyReport,
 )
-from neuron_plugin.monitor.explain import BlockedSet, Explanation, NodeExplanation
+from neuron_plugin.monitor.explain import Explanation, NodeExplanation
 from neuron_plugin.monitor.idle import IdleReport
 from neuron_plugin.monitor.plan import MoveReport, PlanReport, PodReport
 from neuron_plugin.monitor.views import NodeView, PodView
+from neuron_plugin.planning.judgement import BlockedSet
 from tests.topology.oracle import TRN1
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs/command-line.md").read_text(encoding="utf-8")

@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from neuron_plugin.cli.main import build_parser, main
-from neuron_plugin.controller import ExtenderSettings
+from neuron_plugin.placement.settings import ExtenderSettings
 from tests.charts.rendering import CHART, coalesced, render
 from tests.docs.shell import Typed, typed
 

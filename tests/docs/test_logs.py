@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from neuron_plugin.extender.server import VERBS
+from neuron_plugin.placement.extender.server import VERBS
 from neuron_plugin.telemetry import LogLevel
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -21,7 +21,7 @@ from neuron_plugin.monitor.views import (
     PodViewSpec,
     PodViewStatus,
 )
-from neuron_plugin.scheduling.leadership import Readiness
+from neuron_plugin.placement.leadership import Readiness
 from tests.support.served import served
 from tests.support.world import World
 

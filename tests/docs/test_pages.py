@@ -29,13 +29,13 @@ from neuron_plugin.inspection.checks import CHECKS
 from neuron_plugin.kubelet import AdvertisedDevice, AllocationRefusedError, Checkpoint, CheckpointEntry
 from neuron_plugin.kubelet.advertisement import Edition
 from neuron_plugin.kubelet.device_plugin import checked_ids
+from neuron_plugin.placement.events import EVENT_REASONS
+from neuron_plugin.placement.state import NODE_REFUSALS
 from neuron_plugin.plugin.allocator import Allocator
 from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.inputs import NodePods
 from neuron_plugin.plugin.node import LocalNode
 from neuron_plugin.plugin.settings import PluginSettings
-from neuron_plugin.scheduling.events import EVENT_REASONS
-from neuron_plugin.scheduling.state import NODE_REFUSALS
 from neuron_plugin.topology import Unit
 from tests.charts.rendering import CHART
 from tests.plugin.world import CORE, NEURON, TRN1, app, inventory, pod, uid_of

@@ -14,8 +14,9 @@ from neuron_plugin.allocation import NodeInfo
 from neuron_plugin.monitor import api as module
 from neuron_plugin.monitor.api import TIMES, Monitor, MonitorTimes
 from neuron_plugin.monitor.views import NodeView, node_view
-from neuron_plugin.scheduling.leadership import SYNCED, Readiness
-from neuron_plugin.scheduling.state import ClusterState, StateChange
+from neuron_plugin.placement.changes import StateChange
+from neuron_plugin.placement.leadership import SYNCED, Readiness
+from neuron_plugin.placement.state import ClusterState
 from tests.support.manifests import container
 from tests.support.served import served
 from tests.support.world import CORE, DEVICE, World

@@ -26,8 +26,8 @@ from neuron_plugin.monitor.views import (
     node_view,
     pod_view,
 )
-from neuron_plugin.scheduling.claims import with_claims
-from neuron_plugin.scheduling.history import History
+from neuron_plugin.placement.claims import with_claims
+from neuron_plugin.placement.history import History
 from neuron_plugin.topology import Unit
 from tests.support.manifests import container, node_manifest, pod_manifest, shipped_geometry
 from tests.support.world import CORE, DEVICE, World, record_of

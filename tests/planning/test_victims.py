@@ -8,14 +8,7 @@ from hypothesis import strategies as st
 
 from neuron_plugin.allocation import Constraints, ContainerKind, ContainerRequest, NeuronPod, Rejection, Resource
 from neuron_plugin.allocation.group import GroupMember
-from neuron_plugin.allocation.node_rules import (
-    NodeRules,
-    NodeSelectorTerm,
-    NodeUse,
-    PodRules,
-    Requirement,
-    Taint,
-)
+from neuron_plugin.allocation.node_rules import NodeRules, NodeSelectorTerm, NodeUse, PodRules, Requirement, Taint
 from neuron_plugin.planning import (
     PREEMPTION,
     Cluster,

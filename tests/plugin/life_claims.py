@@ -20,13 +20,7 @@ from random import Random
 from typing import Any
 
 from neuron_plugin.allocation import PodUid
-from neuron_plugin.allocation.claims import (
-    DRA_DRIVER,
-    ClaimDevice,
-    NeuronClaim,
-    mask_of_name,
-    names_mask,
-)
+from neuron_plugin.allocation.claims import DRA_DRIVER, ClaimDevice, NeuronClaim, mask_of_name, names_mask
 from neuron_plugin.cluster.claims import RESOURCE_CLAIMS as DECODED
 from neuron_plugin.cluster.claims import neuron_claim
 from neuron_plugin.kubelet.dra_service import ClaimReference

@@ -12,7 +12,7 @@ from neuron_plugin.allocation.keys import GATE, NODE_KEY
 from neuron_plugin.cluster import ApiRequest
 from neuron_plugin.cluster.pods import PODS as POD_RECORDS
 from neuron_plugin.cluster.pods import neuron_pod
-from neuron_plugin.gates import writes
+from neuron_plugin.placement.gates import writes
 from neuron_plugin.simulation.api_server_kinds import BUDGETS, NODES, PODS, Refusal, Target
 from neuron_plugin.simulation.api_server_objects import ApiObjects, created
 from neuron_plugin.simulation.api_server_patches import merge_patched

@@ -6,8 +6,11 @@ from dataclasses import replace
 
 from neuron_plugin.allocation import Dialect
 from neuron_plugin.backoff import Clock
-from neuron_plugin.extender.binding import Binder, BindOutcome, BindTimes
-from neuron_plugin.scheduling.leadership import Readiness
+from neuron_plugin.placement.context import Context
+from neuron_plugin.placement.extender.binding import Binder, BindOutcome
+from neuron_plugin.placement.extender.filter import Leads
+from neuron_plugin.placement.leadership import Readiness
+from neuron_plugin.placement.writer import Writer
 from neuron_plugin.simulation.api_server_kinds import PODS, AnyJson
 from tests.support.api_server import Fault, Match, StandInApiServer
 from tests.support.world import DEVICE, World, pod_of
@@ -33,15 +36,17 @@ class Bench:
         world.node("other", TRN1)
 
     def make(self, answer: float = 4.0) -> Binder:
-        return Binder(
-            self.world.state,
+        self.context = Context(
             self.server,
+            self.world.state,
             self.ready,
-            dialects=self.dialects,
-            times=BindTimes(answer=answer),
+            "one",
             clock=Clock(now=lambda: self.now),
-            unix_ns=lambda: NOW_NS,
+            unix_seconds=lambda: NOW_NS / 1e9,
         )
+        writer = Writer(self.context, self.dialects)
+        self.leads = Leads(self.context, writer)
+        return Binder(self.context, writer, self.leads, answer_seconds=answer)
 
     def waiting(self, name: str, amount: int = 1) -> AnyJson:
         """A pod that waits, known to the server and to the watch."""

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from neuron_plugin.cluster import KubernetesApi
-from neuron_plugin.controller.daemon import ControllerTimes
-from neuron_plugin.scheduling.informers import InformerTimes
+from neuron_plugin.placement.daemon import ControllerTimes
+from neuron_plugin.placement.informers import InformerTimes
 from tests.support.api_server import StandInApiServer
 from tests.support.bench import Bench
 from tests.support.running import Extender, client_of, extender_on

@@ -14,8 +14,8 @@ import msgspec
 
 from neuron_plugin.cluster import KubernetesApi
 from neuron_plugin.cluster.client import connect
-from neuron_plugin.controller import ExtenderSettings
-from neuron_plugin.controller.daemon import TIMES, ControllerTimes, ExtenderDaemon
+from neuron_plugin.placement.daemon import TIMES, ControllerTimes, ExtenderDaemon
+from neuron_plugin.placement.settings import ExtenderSettings
 from neuron_plugin.simulation.api_server_kinds import PODS, AnyJson
 from neuron_plugin.topology import catalogue
 from tests.support.api_server import Match, StandInApiServer

@@ -15,11 +15,13 @@ from aiohttp import web
 
 from neuron_plugin import http_server
 from neuron_plugin.allocation import Dialect
-from neuron_plugin.extender import FilterMode
-from neuron_plugin.extender.binding import Binder
-from neuron_plugin.extender.server import ExtenderService, verb_routes
-from neuron_plugin.scheduling.leadership import Readiness
-from neuron_plugin.scheduling.metrics import ExtenderMetrics
+from neuron_plugin.placement.context import Context
+from neuron_plugin.placement.extender.binding import Binder
+from neuron_plugin.placement.extender.filter import Leads
+from neuron_plugin.placement.extender.scheduler_config import FilterMode
+from neuron_plugin.placement.extender.server import ExtenderService, verb_routes
+from neuron_plugin.placement.leadership import Readiness
+from neuron_plugin.placement.writer import Writer
 from tests.support.api_server import StandInApiServer
 from tests.support.manifests import pod_manifest
 from tests.support.world import DEVICE, World
@@ -30,8 +32,10 @@ TRN1 = "trn1.32xlarge"
 def service_on(
     world: World, dialects: Collection[Dialect] = (Dialect.NEURON_PLUGIN,), answer: FilterMode = FilterMode.ALL
 ) -> ExtenderService:
-    binder = Binder(world.state, StandInApiServer(), Readiness({}), dialects=dialects)
-    return ExtenderService(world.state, binder, Readiness({}), ExtenderMetrics(), answer=answer)
+    context = Context(StandInApiServer(), world.state, Readiness({}), "one")
+    writer = Writer(context, dialects)
+    leads = Leads(context, writer)
+    return ExtenderService(context, Binder(context, writer, leads), leads, answer=answer)
 
 
 @asynccontextmanager

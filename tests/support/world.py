@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -21,10 +21,13 @@ from neuron_plugin.allocation import (
 from neuron_plugin.cluster.nodes import neuron_node
 from neuron_plugin.cluster.objects import NODES
 from neuron_plugin.cluster.pods import PODS, PodUse, neuron_pod
-from neuron_plugin.extender.filter import Filtered, filter_nodes, score_nodes
-from neuron_plugin.scheduling.informers import keep_pod
-from neuron_plugin.scheduling.state import UNKNOWN_NODE, ClusterState
+from neuron_plugin.placement.extender.filter import Filtered, filter_nodes, score_nodes
+from neuron_plugin.placement.informers import keep_pod
+from neuron_plugin.placement.state import UNKNOWN_NODE, ClusterState
+from neuron_plugin.placement.storage import ALWAYS, STORAGE
+from neuron_plugin.simulation.api_server_kinds import KINDS
 from neuron_plugin.topology import catalogue, product_names
+from tests.support.api_server import StandInApiServer
 from tests.support.manifests import node_manifest, pod_manifest
 
 CORE, DEVICE = Resource.NEURONCORE, Resource.NEURON
@@ -39,6 +42,7 @@ class World:
     def __init__(self, version: int = 0) -> None:
         self.state = ClusterState(version, product_names(TYPES))
         self._others: dict[str, PodUse] = {}
+        self._kept: dict[str, object] = {}
 
     def node(self, name: str, instance_type: str, **described: Any) -> None:
         """A node is there, or has changed."""
@@ -52,6 +56,23 @@ class World:
         manifest = pod_manifest(name, resource, amount, **described)
         self.show(manifest)
         return manifest
+
+    def show_kept(self, plural: str, manifest: Mapping[str, Any]) -> None:
+        """A namespace, a disruption budget or an object of storage is there, or has changed."""
+        kind = {**ALWAYS, **STORAGE}[plural]
+        uid = manifest["metadata"]["uid"]
+        record = kind.keep(kind.resource.decode(msgspec.json.encode(manifest)))
+        if record != self._kept.get(uid):
+            kind.put(self.state, uid, self._kept.get(uid), record)
+        self._kept[uid] = record
+
+    def kept_gone(self, plural: str, uids: Collection[str]) -> None:
+        """Of these objects of a kind only those are left."""
+        kind = {**ALWAYS, **STORAGE}[plural]
+        for uid in [
+            uid for uid, record in self._kept.items() if uid not in uids and isinstance(record, kind.resource.record)
+        ]:
+            kind.put(self.state, uid, self._kept.pop(uid), None)
 
     def show(self, manifest: Mapping[str, Any], **status: str) -> None:
         """The watch shows a pod."""
@@ -125,3 +146,13 @@ def request_of(record: NeuronPod) -> PodRequest:
 def pod_of(manifest: Mapping[str, Any]) -> PodReference:
     metadata = manifest["metadata"]
     return PodReference(PodUid(metadata["uid"]), metadata["namespace"], metadata["name"])
+
+
+def show_kept(world: World, server: StandInApiServer) -> None:
+    """The watches show the namespaces, budgets and storage that a server has."""
+    for kind in KINDS:
+        if kind.plural in {**ALWAYS, **STORAGE}:
+            objects = server.objects(kind)
+            for manifest in objects:
+                world.show_kept(kind.plural, manifest)
+            world.kept_gone(kind.plural, {manifest["metadata"]["uid"] for manifest in objects})

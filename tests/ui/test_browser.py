@@ -16,7 +16,7 @@ import pytest
 from neuron_plugin.allocation import PodReference, PodUid, Resource
 from neuron_plugin.allocation.node import Reservation
 from neuron_plugin.allocation.utilization import ContainerUtilization
-from neuron_plugin.scheduling.history import Cause
+from neuron_plugin.placement.history import Cause
 from neuron_plugin.topology import CoreMask
 from neuron_plugin.ui.pages import Use
 from tests.support.browser import CHROMIUM, Browser

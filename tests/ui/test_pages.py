@@ -14,8 +14,8 @@ import aiohttp
 import pytest
 
 from neuron_plugin.allocation import PodReference, PodUid, Resource
-from neuron_plugin.controller import ExtenderSettings, check
-from neuron_plugin.scheduling.history import Cause
+from neuron_plugin.placement.history import Cause
+from neuron_plugin.placement.settings import ExtenderSettings, check
 from neuron_plugin.settings import SettingsError
 from neuron_plugin.ui.pages import Use, use_of
 from tests.cli.doubles import Cli

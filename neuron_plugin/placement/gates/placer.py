@@ -47,6 +47,8 @@ REST_SECONDS = 0.015
 """How long a step then waits for answers and events, to handle them in one go: a third less CPU a pod."""
 MOST_IN_FLIGHT = 64
 """Writes under way at one time. Their order does not matter: each pod has its own set."""
+MOST_ROAMING = 32
+"""Pods that were handed to their schedulers without a node and are not bound yet. Each choice looks at all of them."""
 MOST_EXCLUDED = 1_000
 """Nodes that one pod's node affinity may leave out; each is a requirement of some 80 bytes."""
 _log = logging.getLogger(__name__)
@@ -186,9 +188,12 @@ class Placer:
         """Place a pod, or hand it to its scheduler where it cannot be judged; whether either was done."""
         if self._state.refusal(pod):
             return False  # no scheduler could serve it: its event says why, and it waits until it is changed
+        if not pod.requests:
+            self._send(pod, writes.release_plainly(pod), "it asks for no Neuron devices")
+            return True
         scene = self._state.scene()
         if doubt := scene.doubt(pod):
-            return self._release_among(scene, pod, doubt)
+            return self._release_among(scene, [pod], doubt)
         place = self._best(scene, pod)
         assumed = self._writer.assumed_at(pod, *place) if place else ""
         if not place or not isinstance(assumed, AssumedPod):
@@ -207,7 +212,7 @@ class Placer:
         return None
 
     def _leaves_room(self, scene: Scene, pod: NeuronPod, place: Place) -> bool:
-        """Whether a node still has a linked set for each pod that may be sent there by its scheduler, with this pod."""
+        """Whether each pod that was handed to its scheduler without a node still has a linked set, wherever it goes."""
         roaming = [other for other in self._state.roaming.values() if other.uid != pod.uid]
         if not roaming:
             return True
@@ -215,21 +220,27 @@ class Placer:
         after.put(pod, *place)
         node, use = after.node(name).node.rules, after.use(name)
         may_come = [other for other in roaming if not any(True for _ in neuron_shortages(other.rules, node, use))]
-        return not may_come or _has_sets(after, name, may_come)
+        return (not may_come or _has_sets(after, name, may_come)) and _have_places(after, roaming)
 
-    def _release_among(self, scene: Scene, pod: NeuronPod, doubt: str) -> bool:
-        """Hand a pod to its scheduler, but for nodes without a linked set for it; whether any node is left to it."""
-        if pod.rules.claim_driver:
-            return False  # only we may allocate its claims
+    def _release_among(self, scene: Scene, pods: Sequence[NeuronPod], doubt: str) -> bool:
+        """Hand pods to their schedulers, but for nodes without a linked set for them; whether all have a place."""
         roaming = list(self._state.roaming.values())
-        allowed = scene.allowed(pod)
-        names = [name for name in scene.cluster.nodes if name in allowed]
-        without = [name for name in names if not _has_sets(scene, name, [*roaming, pod])]
-        if len(without) == len(names) or len(without) > MOST_EXCLUDED:
+        if any(pod.rules.claim_driver for pod in pods) or (roaming and len(roaming) + len(pods) > MOST_ROAMING):
+            return False  # only we may allocate its claims
+        if not _have_places(scene.fork(), [*roaming, *pods]):
             return False
-        self._state.roaming[pod.uid] = pod
-        reason = f"{doubt}, which cannot be judged here"
-        self._send(pod, writes.release_among(pod, without), reason)
+        without: dict[PodUid, list[str]] = {}
+        for pod in pods:
+            allowed = scene.allowed(pod)
+            names = [name for name in scene.cluster.nodes if name in allowed]
+            without[pod.uid] = [name for name in names if not _has_sets(scene, name, [*roaming, pod])]
+            if len(without[pod.uid]) == len(names) or len(without[pod.uid]) > MOST_EXCLUDED:
+                return False
+            roaming.append(pod)
+        for pod in pods:
+            self._state.roaming[pod.uid] = pod
+            request = writes.release_among(pod, without[pod.uid])
+            self._send(pod, request, f"where it can run cannot be judged here, because {doubt}")
         return True
 
     def release_plainly(self, pod: NeuronPod, reason: str) -> None:
@@ -268,8 +279,10 @@ class Placer:
         if len(waiting) < missing:
             return self._place_leader(group, waiting, members, least)
         scene = self._state.scene()
-        if any(self._state.refusal(pod) or scene.doubt(pod) for pod in waiting):
+        if any(self._state.refusal(pod) for pod in waiting):
             return False
+        if doubt := next(filter(None, map(scene.doubt, waiting)), ""):
+            return self._release_among(scene, waiting, doubt)
         if any(self._room.place_ends(pod) for pod in waiting):
             return False  # its own place is about to be free
         wish, anchors = scene.cluster.wish_of(waiting[0]), self._anchors(members)
@@ -356,7 +369,7 @@ class Placer:
         if not isinstance(assumed, AssumedPod):
             return False
         self._state.assume(assumed)
-        self._room.keep_for(group, {pod: plan.places[pod.uid] for pod in others})
+        self._room.keep_for(group, [(pod, plan.places[pod.uid]) for pod in others])
         node = assumed.pod.promised
         said = writes.group_annotations(0, plan.domain)
         write = partial(writes.place, node=node, annotations={**assumed.annotations, **said})
@@ -437,7 +450,7 @@ class Placer:
             return  # it stays assumed until a read says what became of it
         until = inf
         if not attempt.done:
-            self._state.roaming.pop(pod.uid, None)
+            self._state.roams_no_more(pod.uid)
             path = getattr(attempt.error, "path", "")
             is_other_version = attempt.status == HTTPStatus.CONFLICT and path.startswith(PODS.group)
             until = inf if is_other_version else self._context.clock.now() + self._context.times.refused
@@ -452,6 +465,16 @@ class Placer:
             f"No node was chosen for the pod: {reason}. Its scheduler chooses the node, the plugin the devices.{among}"
         )
         await self._context.report(pod.reference, RELEASED, note)
+
+
+def _have_places(scene: Scene, pods: Iterable[NeuronPod]) -> bool:
+    """Whether all of these pods have a place at once; the scene is used up by that."""
+    for pod in pods:
+        place = scene.best(pod)
+        if place is None:
+            return False
+        scene.put(pod, *place)
+    return True
 
 
 def _has_sets(scene: Scene, name: str, pods: Sequence[NeuronPod]) -> bool:

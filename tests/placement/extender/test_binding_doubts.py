@@ -1,0 +1,361 @@
+"""What a bind does when it is not known how its write ended (T40), and what becomes of it afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from neuron_plugin.allocation import Dialect
+from neuron_plugin.backoff import Clock
+from neuron_plugin.cluster import ApiError, ApiRequest, KubernetesApi, UnreachableError
+from neuron_plugin.cluster.api import Response
+from neuron_plugin.placement.daemon import TIMES
+from neuron_plugin.placement.extender.binding import Binder, Ending
+from neuron_plugin.placement.leadership import Readiness
+from neuron_plugin.simulation.api_server_kinds import PODS
+from tests.support.api_server import Fault, StandInApiServer
+from tests.support.bench import BINDS, CUT, LOST, READS, TRN1, UNSENT, Bench, without_annotations
+from tests.support.manifests import node_manifest, pod_manifest
+from tests.support.world import CORE, DEVICE, World, pod_of
+
+
+@pytest.mark.parametrize("status", [500, 503, 504, 0])
+async def test_t40_a_lost_answer_to_a_bind_that_was_done_is_a_success(bench: Bench, status: int) -> None:
+    pod = bench.waiting("pod", 4)
+    bench.fail(BINDS, replace(LOST, status=status))
+
+    outcome = await bench.bind(pod)
+
+    assert outcome.ending is Ending.ADOPTED
+    assert outcome.error == ""
+    assert bench.calls == ["bind", "read"]
+    assert bench.used() == 4
+
+
+@pytest.mark.parametrize("fault", [Fault(status=500), CUT], ids=str)
+async def test_t40_t41_without_an_answer_an_unbound_pod_stays_reserved_until_its_write_cannot_land(
+    bench: Bench, fault: Fault
+) -> None:
+    pod = bench.waiting("pod", 4)
+    bench.fail(BINDS, fault)
+
+    outcome = await bench.bind(pod)
+    assert outcome.ending is Ending.UNKNOWN
+    assert outcome.error
+    assert bench.used() == 4
+
+    bench.now += 1
+    await bench.binder.settle()
+    assert bench.used() == 4
+
+    bench.now += 10
+    await bench.binder.settle()
+    assert bench.used() == 0
+
+
+async def test_t40_a_write_that_lands_late_is_kept(bench: Bench) -> None:
+    pod = bench.waiting("pod", 4)
+    bench.fail(BINDS, CUT)
+    await bench.bind(pod)
+    held = bench.world.state.assumed[pod_of(pod).uid]
+    bench.server.bind("default", "pod", node="node", annotations=held.annotations)
+
+    bench.now += 10
+    await bench.binder.settle()
+
+    assert bench.used() == 4
+    assert (await bench.bind(pod)).ending is Ending.REPEATED
+
+
+async def test_t40_a_write_that_lands_late_on_a_node_that_is_gone_is_remembered_for_its_return(bench: Bench) -> None:
+    pod = bench.waiting("pod", 4)
+    bench.fail(BINDS, LOST)
+    bench.fail(READS, CUT)
+    await bench.bind(pod)
+    bench.world.state.remove_node("node", bench.world.state.nodes["node"].node.uid)
+
+    bench.now += 10
+    await bench.binder.settle()
+    bench.world.node("node", TRN1)
+
+    assert bench.used() == 4
+
+
+async def test_t40_a_retry_of_an_undecided_bind_sends_the_same_ids_again(bench: Bench) -> None:
+    pod = bench.waiting("pod", 4)
+    bench.fail(BINDS, CUT)
+    await bench.bind(pod)
+    held = bench.world.state.assumed[pod_of(pod).uid].annotations
+
+    assert bench.world.filter(pod, ["node", "other"]).passed == ["node"]
+    outcome = await bench.bind(pod)
+
+    assert outcome.ending is Ending.BOUND
+    assert outcome.annotations == held
+    assert bench.used() == 4
+
+
+async def test_t40_a_retry_that_is_refused_decides_nothing_about_its_first_write(bench: Bench) -> None:
+    pod = bench.waiting("pod", 4)
+    bench.fail(BINDS, CUT, Fault(status=403))
+    await bench.bind(pod)
+
+    assert (await bench.bind(pod)).ending is Ending.UNKNOWN
+    assert bench.used() == 4, "the first may still land"
+
+
+async def test_t40_a_retry_that_finds_its_first_write_done_adopts_it(bench: Bench) -> None:
+    pod = bench.waiting("pod", 4)
+    bench.fail(BINDS, CUT)
+    await bench.bind(pod)
+    held = bench.world.state.assumed[pod_of(pod).uid]
+    bench.server.bind("default", "pod", node="node", annotations=held.annotations)
+
+    outcome = await bench.bind(pod)
+
+    assert outcome.ending is Ending.ADOPTED
+    assert bench.used() == 4
+
+
+async def test_t40_a_conflict_with_another_binder_adopts_or_releases(bench: Bench) -> None:
+    same, elsewhere, bare = (bench.waiting(name, 4) for name in ("same", "elsewhere", "bare"))
+    bench.server.bind("default", "same", node="node", annotations={"NEURON_DEVS": "12,13,14,15"})
+    bench.server.bind("default", "elsewhere", node="other", annotations={"NEURON_DEVS": "0,1,2,3"})
+    bench.server.bind("default", "bare", node="node")
+
+    endings = [(await bench.bind(pod)).ending for pod in (same, elsewhere, bare)]
+
+    assert endings == [Ending.ADOPTED, Ending.BOUND_ELSEWHERE, Ending.BOUND_ELSEWHERE]
+    assert bench.world.state.nodes["node"].used_mask == 0xFF << 24
+    assert bench.used("other") == 0
+
+
+@pytest.mark.parametrize("fault", [*(Fault(status=status) for status in (403, 409, 422)), UNSENT], ids=str)
+async def test_t40_a_refusal_releases_at_once(bench: Bench, fault: Fault) -> None:
+    bench.fail(BINDS, fault)
+
+    outcome = await bench.bind(bench.waiting("pod", 4))
+
+    assert outcome.ending is Ending.REFUSED
+    assert str(fault.status or "connection refused") in outcome.error
+    assert bench.used() == 0
+
+
+async def test_t40_a_pod_that_is_gone_or_replaced_under_its_name_releases(bench: Bench) -> None:
+    gone, replaced = bench.waiting("gone", 4), bench.waiting("replaced", 4)
+    bench.server.delete_pod("default", "gone")
+    bench.server.delete_pod("default", "replaced")
+    bench.server.create_pod(pod_manifest("replaced", DEVICE, 4))
+
+    endings = [(await bench.bind(pod)).ending for pod in (gone, replaced)]
+
+    assert endings == [Ending.NOT_THE_POD, Ending.NOT_THE_POD]
+    assert bench.used() == 0
+
+
+async def test_t40_a_pod_that_has_ended_releases_though_its_write_was_not_answered(bench: Bench) -> None:
+    pod = bench.waiting("pod", 4)
+    bench.server.set_pod_status("default", "pod", {"phase": "Failed"})
+    bench.fail(BINDS, CUT)
+
+    assert (await bench.bind(pod)).ending is Ending.NOT_THE_POD
+    assert bench.used() == 0
+
+
+async def test_t40_when_neither_write_nor_read_is_answered_the_silicon_stays_reserved(bench: Bench) -> None:
+    pod = bench.waiting("pod", 4)
+    bench.fail(BINDS, CUT)
+    bench.fail(READS, CUT, CUT)
+
+    assert (await bench.bind(pod)).ending is Ending.UNKNOWN
+    bench.now += 100
+    assert bench.binder.assumed.unseen() == 0, "it is not confirmed, so the watch need not have shown it"
+    await bench.binder.settle()
+    assert bench.used() == 4
+
+    await bench.binder.settle()
+    assert bench.used() == 0
+
+
+async def test_a_conflict_that_cannot_be_looked_into_stays_reserved(bench: Bench) -> None:
+    bench.fail(BINDS, Fault(status=409))
+    bench.fail(READS, CUT)
+
+    assert (await bench.bind(bench.waiting("pod", 4))).ending is Ending.UNKNOWN
+    assert bench.used() == 4
+
+
+@pytest.mark.parametrize("fault", [Fault(status=403), UNSENT], ids=str)
+async def test_a_refusal_that_cannot_be_looked_into_releases(bench: Bench, fault: Fault) -> None:
+    bench.fail(BINDS, fault)
+    bench.fail(READS, CUT)
+
+    assert (await bench.bind(bench.waiting("pod", 4))).ending is Ending.REFUSED
+    assert bench.used() == 0
+
+
+async def test_t42_a_pod_without_neuron_that_another_binder_puts_there_first_is_bound_all_the_same(
+    bench: Bench,
+) -> None:
+    pod = bench.server.create_pod(pod_manifest("plain", CORE, 0))
+    gate = asyncio.Event()
+    bench.fail(BINDS, Fault(gate=gate))
+    binding = asyncio.create_task(bench.bind(pod))
+    await asyncio.sleep(0.01)
+    bench.server.bind("default", "plain", node="node")
+    gate.set()
+
+    assert (await binding).ending is Ending.ADOPTED
+
+
+async def test_t42_a_lost_answer_for_a_pod_without_neuron_is_looked_up(bench: Bench) -> None:
+    pod = bench.server.create_pod(pod_manifest("plain", CORE, 0))
+    bench.fail(BINDS, LOST)
+
+    assert (await bench.bind(pod)).ending is Ending.ADOPTED
+
+
+@pytest.mark.parametrize("end", ["gone", "finished"])
+async def test_a_confirmed_binding_the_watch_never_shows_is_looked_up_and_freed_when_the_pod_has_ended(
+    bench: Bench, end: str
+) -> None:
+    pod = bench.server.create_pod(pod_manifest("pod", DEVICE, 4))
+    await bench.bind(pod)
+    bench.now += 20
+    await bench.binder.settle()
+    assert bench.binder.assumed.unseen() == 0
+
+    bench.now += 20
+    assert bench.binder.assumed.unseen() == 1
+    await bench.binder.settle()
+    assert bench.used() == 4
+
+    if end == "gone":
+        bench.server.delete_pod("default", "pod", grace_seconds=0)
+    else:
+        bench.server.set_pod_status("default", "pod", {"phase": "Succeeded"})
+    bench.now += 40
+    await bench.binder.settle()
+    assert bench.used() == 0
+
+
+async def test_t40_what_a_retry_has_bound_while_it_was_looked_up_is_not_released(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod = bench.waiting("pod", 4)
+    bench.fail(BINDS, CUT)
+    await bench.bind(pod)
+    request = bench.server.request
+
+    async def read_slowly(sent: ApiRequest, *, timeout_seconds: float) -> Response:
+        answer = await request(sent, timeout_seconds=timeout_seconds)
+        if sent.method == "GET":
+            assert (await bench.bind(pod)).ending is Ending.BOUND
+        return answer
+
+    monkeypatch.setattr(bench.server, "request", read_slowly)
+    bench.now += 10
+    await bench.binder.settle()
+
+    assert bench.used() == 4
+
+
+async def test_what_is_unseen_can_be_counted_while_binds_go_on(bench: Bench) -> None:
+    """A scrape counts in a thread of its own."""
+    state, bound = (
+        bench.world.state,
+        [bench.server.create_pod(pod_manifest(name, DEVICE, 1)) for name in ("first", "second")],
+    )
+    for pod in bound:
+        await bench.bind(pod)
+    counting = bench.make()
+
+    def meanwhile() -> float:
+        state.forget(pod_of(bound[0]).uid)
+        return bench.now + 100
+
+    counting.assumed._clock = Clock(now=meanwhile)
+
+    assert counting.assumed.unseen() == 2
+
+
+async def test_what_the_watch_has_shown_is_not_looked_up(bench: Bench) -> None:
+    pod = bench.waiting("pod", 4)
+    await bench.bind(pod)
+    bench.world.show(without_annotations(bench.stored(pod)))
+
+    bench.now += 1000
+    await bench.binder.settle()
+
+    assert bench.calls == ["bind"]
+    assert bench.used() == 4
+
+
+async def test_on_an_api_server_a_binding_carries_node_and_annotations_in_one_request(
+    server: StandInApiServer, api: KubernetesApi, world: World
+) -> None:
+    server.create_node(node_manifest("node", TRN1))
+    world.node("node", TRN1)
+    created = server.create_pod(pod_manifest("pod", DEVICE, 1))
+    world.show(created)
+    before = len(server.requests)
+
+    outcome = await Binder(world.state, api, Readiness({}), dialects=tuple(Dialect)).bind(pod_of(created), "node")
+
+    found = server.get(PODS, "pod", "default")
+    assert found["spec"]["nodeName"] == "node"
+    assert found["metadata"]["annotations"] == outcome.annotations
+    assert len(server.requests) - before == 1
+
+
+async def test_on_an_api_server_another_pod_under_the_name_is_not_bound(
+    server: StandInApiServer, api: KubernetesApi, world: World
+) -> None:
+    server.create_node(node_manifest("node", TRN1))
+    world.node("node", TRN1)
+    server.create_pod(pod_manifest("pod", DEVICE, 1))
+    old = world.pod("pod", DEVICE, 1)
+
+    outcome = await Binder(world.state, api, Readiness({}), dialects=tuple(Dialect)).bind(pod_of(old), "node")
+
+    assert outcome.ending is Ending.NOT_THE_POD
+    assert not server.get(PODS, "pod", "default")["spec"].get("nodeName")
+    assert world.state.nodes["node"].used_mask == 0
+
+
+def refused(status: int) -> ApiError:
+    return ApiError(status=status, reason="Test", message="refused", method="POST", path="/binding")
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        *((refused(status), False) for status in (400, 403, 404, 409, 429)),
+        (refused(500), True),
+        (refused(504), True),
+        (UnreachableError("POST", "/binding", "no answer", may_have_arrived=True), True),
+        (UnreachableError("POST", "/binding", "connection refused", may_have_arrived=False), False),
+    ],
+    ids=str,
+)
+def test_t40_a_write_may_be_in_place_after_any_end_but_a_refusal(
+    error: ApiError | UnreachableError, *, expected: bool
+) -> None:
+    assert may_have_happened(error) is expected
+
+
+async def test_every_call_hands_its_deadline_on(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds: list[float] = []
+    request = bench.server.request
+
+    async def timed(sent: ApiRequest, *, timeout_seconds: float) -> Response:
+        seconds.append(timeout_seconds)
+        return await request(sent, timeout_seconds=timeout_seconds)
+
+    monkeypatch.setattr(bench.server, "request", timed)
+    bench.fail(BINDS, CUT)
+    await bench.bind(bench.waiting("pod"))
+
+    assert seconds == [TIMES.write, TIMES.read]

@@ -1,0 +1,444 @@
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+from neuron_plugin.allocation import NeuronPod, NodeInfo, PodUid
+from neuron_plugin.allocation.node import Reservation
+from neuron_plugin.placement.state import AssumedPod
+from neuron_plugin.topology import CoreMask
+from tests.support.manifests import pod_manifest
+from tests.support.world import CORE, DEVICE, World, pod_of, record_of
+
+TRN1 = "trn1.32xlarge"
+
+
+def assumed(manifest: dict[str, Any], node: str) -> AssumedPod:
+    """A bind puts the pod on device 0."""
+    keys = {"NEURON_DEVS": "0"}
+    metadata = {**manifest["metadata"], "annotations": keys}
+    pod = record_of({**manifest, "metadata": metadata, "spec": {**manifest["spec"], "nodeName": node}})
+    return AssumedPod(pod, (), since=0.0)
+
+
+def test_t26_a_lone_delete_frees_exactly_that_pods_silicon(world: World) -> None:
+    world.node("node", TRN1)
+    first = world.held("first", "node", DEVICE, "0")
+    world.held("second", "node", DEVICE, "1")
+
+    world.gone(first)
+
+    assert world.state.nodes["node"].used_mask == 0b1100
+    assert len(world.state.pods) == 1
+
+
+def test_t27_a_terminating_pod_holds_until_it_is_gone(world: World) -> None:
+    world.node("node", TRN1)
+    pod = world.held("pod", "node", DEVICE, "0")
+
+    pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    world.show(pod, phase="Running")
+    assert world.state.nodes["node"].used_mask == 0b11
+
+    world.gone(pod)
+    assert world.state.nodes["node"].used_mask == 0
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+def test_t28_a_terminal_phase_frees_though_the_object_stays(world: World, phase: str) -> None:
+    world.node("node", TRN1)
+    pod = world.held("pod", "node", DEVICE, "0")
+
+    world.show(pod, phase=phase)
+
+    assert world.state.nodes["node"].used_mask == 0
+    assert not world.state.pods
+
+
+def test_t29_finished_pods_of_the_first_list_hold_nothing(world: World) -> None:
+    manifest = pod_manifest("done", DEVICE, 1, node="node", annotations={"NEURON_DEVS": "0"})
+    world.show(manifest, phase="Succeeded")
+    world.node("node", TRN1)
+
+    assert world.fits(DEVICE, 16, "node")
+
+
+def test_t30_unbound_pods_hold_nothing_and_bound_ones_do_whatever_their_state(world: World) -> None:
+    world.node("node", TRN1)
+    world.pod("annotated", DEVICE, 1, annotations={"AWS_NEURON_IDS": "0", "NEURON_RESOURCE_TYPE": DEVICE.value})
+    assert world.state.nodes["node"].used_mask == 0
+
+    world.held("not-allocated-yet", "node", DEVICE, "1")
+    ending = world.held("ending", "node", DEVICE, "2")
+    ending["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    world.show(ending, phase="Running")
+
+    assert world.state.nodes["node"].used_mask == 0b111100
+
+
+def test_t31_two_pods_of_one_name_are_two_records_in_either_order(world: World) -> None:
+    world.node("node", TRN1)
+    old = world.held("web-0", "node", DEVICE, "0")
+    world.held("web-0", "node", DEVICE, "1")
+    assert world.state.nodes["node"].used_mask == 0b1111
+
+    world.gone(old)
+    assert world.state.nodes["node"].used_mask == 0b1100
+
+    world.gone(old)
+    assert world.state.nodes["node"].used_mask == 0b1100
+
+
+def test_t33_a_node_made_anew_is_judged_by_its_new_geometry(world: World) -> None:
+    world.node("node", TRN1)
+    old = world.state.nodes["node"]
+    assert world.fits(DEVICE, 16, "node")
+
+    world.state.remove_node("node", old.node.uid)
+    assert world.why_not(DEVICE, 1, "node") == "The node is not known to the Neuron extender yet"
+    world.node("node", "inf2.24xlarge")
+
+    assert world.fits(DEVICE, 6, "node")
+    assert not world.fits(DEVICE, 16, "node")
+
+
+def test_t33_a_late_delete_of_the_old_node_leaves_the_new_one(world: World) -> None:
+    world.node("node", TRN1)
+    old = world.state.nodes["node"].node.uid
+    world.node("node", "inf2.24xlarge")
+
+    world.state.remove_node("node", old)
+
+    assert world.fits(DEVICE, 6, "node")
+
+
+def test_t33_the_end_of_a_node_that_is_not_known_any_more_changes_nothing(world: World) -> None:
+    world.node("node", TRN1)
+    uid = world.state.nodes["node"].node.uid
+
+    for _ in range(2):
+        world.state.remove_node("node", uid)
+
+    assert not world.state.nodes
+
+
+@pytest.mark.parametrize(
+    "annotations",
+    [
+        {"NEURON_DEVS": "x"},
+        {"NEURON_DEVS": "0,1,2"},
+        {"NEURON_DEVS": "98"},
+        {"NEURON_CORES": "0"},
+        {"NEURON_DEVS": "0", "AWS_NEURON_IDS": "1"},
+        {"NEURON_DEVS": "0", "NEURON_ALLOC_TIME": "yesterday"},
+    ],
+    ids=str,
+)
+def test_t34_an_assignment_that_cannot_be_read_closes_its_node_until_the_pod_ends(
+    world: World, annotations: dict[str, str]
+) -> None:
+    world.node("node", TRN1)
+    world.node("other", TRN1)
+    pod = world.pod("odd", DEVICE, 1, node="node", annotations=annotations)
+
+    found = world.filter(pod_manifest("new", DEVICE, 4))
+    assert found.passed == ["other"]
+    assert found.failed == {"node": "A pod on the node has a Neuron assignment that cannot be read"}
+
+    world.gone(pod)
+    assert world.fits(DEVICE, 4, "node")
+
+
+def test_t35_a_pod_bound_by_others_closes_its_node_until_the_plugin_says_what_it_holds(world: World) -> None:
+    world.node("node", TRN1)
+    pod = world.pod("stock", DEVICE, 1, node="node")
+    assert world.why_not(DEVICE, 4, "node") == "A pod on the node uses Neuron and its assignment is not known yet"
+
+    pod["metadata"]["annotations"] = {"NEURON_DEVS": "5", "NEURON_ALLOCATED": "true"}
+    world.show(pod, phase="Running")
+
+    assert world.fits(DEVICE, 4, "node")
+    assert world.state.nodes["node"].used_mask == 0b11 << 10
+
+
+def test_t44_between_the_two_patches_of_a_swap_the_node_gives_nothing_away(world: World) -> None:
+    world.node("node", TRN1)
+    first = world.held("first", "node", DEVICE, "0")
+    second = world.held("second", "node", DEVICE, "1")
+
+    first["metadata"]["annotations"] = {"NEURON_DEVS": "1"}
+    world.show(first)
+    assert world.why_not(DEVICE, 1, "node") == "Two pods on the node are assigned the same Neuron devices"
+
+    second["metadata"]["annotations"] = {"NEURON_DEVS": "0"}
+    world.show(second)
+    assert world.fits(DEVICE, 4, "node")
+    holders = {str(each.pod): each.mask for each in world.state.nodes["node"].ledger.allocations}
+    assert holders == {"default/first": 0b1100, "default/second": 0b11}
+
+
+def test_e10_the_vendors_dialect_counts_like_our_own(world: World) -> None:
+    world.node("node", TRN1)
+    keys = {"AWS_NEURON_IDS": "4,5", "NEURON_RESOURCE_TYPE": CORE.value, "NEURON_ALLOCATED": "false"}
+    world.pod("vendors", CORE, 2, node="node", annotations=keys)
+
+    assert world.state.nodes["node"].used_mask == 0b110000
+
+
+def test_a_reservation_holds_until_the_watch_shows_the_assignment(world: World) -> None:
+    world.node("node", TRN1)
+    pod = world.pod("pod", DEVICE, 1)
+    world.state.assume(assumed(pod, "node"))
+    assert world.state.nodes["node"].used_mask == 0b11
+
+    pod["spec"]["nodeName"] = "node"
+    world.show(pod)
+    assert world.state.nodes["node"].used_mask == 0b11
+    assert world.fits(DEVICE, 1, "node"), "bound and not annotated, but we know what we reserved"
+
+    pod["metadata"]["annotations"] = {"NEURON_DEVS": "1"}
+    world.show(pod)
+    assert world.state.nodes["node"].used_mask == 0b1100
+    assert not world.state.assumed
+
+
+@pytest.mark.parametrize(("annotations", "used"), [({"NEURON_DEVS": "3"}, 0b11 << 6), ({}, 0)], ids=["ours", "bare"])
+def test_a_pod_that_shows_up_on_another_node_gives_its_reservation_back(
+    world: World, annotations: dict[str, str], used: int
+) -> None:
+    world.node("here", TRN1)
+    world.node("there", TRN1)
+    pod = world.pod("pod", DEVICE, 1)
+    world.state.assume(assumed(pod, "here"))
+
+    pod["spec"]["nodeName"] = "there"
+    pod["metadata"]["annotations"] = annotations
+    world.show(pod)
+
+    assert not world.state.assumed
+    assert world.state.nodes["here"].used_mask == 0
+    assert world.state.nodes["there"].used_mask == used
+
+
+def test_an_assignment_on_a_pod_that_is_not_bound_yet_ends_no_reservation(world: World) -> None:
+    """The vendor's scheduler extension annotates before it binds."""
+    world.node("node", TRN1)
+    pod = world.pod("pod", DEVICE, 1)
+    world.state.assume(assumed(pod, "node"))
+
+    pod["metadata"]["annotations"] = {"NEURON_DEVS": "0"}
+    world.show(pod)
+
+    assert world.state.nodes["node"].used_mask == 0b11
+
+
+def test_what_is_reserved_and_what_is_bound_on_two_nodes_counts_on_each_by_itself(world: World) -> None:
+    world.node("here", TRN1)
+    world.node("there", TRN1)
+    pod = world.held("pod", "there", DEVICE, "3")
+    world.state.assume(assumed(pod, "here"))
+
+    assert world.state.nodes["here"].used_mask == 0b11
+    assert world.state.nodes["there"].used_mask == 0b11 << 6
+
+
+def test_a_deleted_pods_reservation_is_gone_with_it_and_releasing_again_changes_nothing(world: World) -> None:
+    world.node("node", TRN1)
+    pod = world.pod("pod", DEVICE, 1)
+    world.state.assume(assumed(pod, "node"))
+
+    world.gone(pod)
+    world.state.forget(pod_of(pod).uid)
+    world.state.confirm(pod_of(pod).uid)
+
+    assert world.state.nodes["node"].used_mask == 0
+    assert not world.state.assumed
+
+
+def test_reservations_of_a_node_that_comes_back_are_remembered(world: World) -> None:
+    world.node("node", TRN1)
+    uid = world.state.nodes["node"].node.uid
+    world.state.assume(assumed(pod_manifest("pod", DEVICE, 1), "node"))
+
+    world.state.remove_node("node", uid)
+    world.node("node", TRN1)
+
+    assert world.state.nodes["node"].used_mask == 0b11
+
+
+def test_e07_a_stale_plugin_closes_its_node_and_frees_nothing(world: World) -> None:
+    world.node("node", TRN1)
+    world.held("holder", "node", DEVICE, "0")
+
+    world.state.set_stale(frozenset({"node", "unknown"}))
+    assert world.why_not(DEVICE, 1, "node") == "The node's Neuron plugin does not renew its lease"
+    assert world.state.nodes["node"].used_mask == 0b11
+
+    world.state.set_stale(frozenset())
+    assert world.fits(DEVICE, 1, "node")
+
+
+def test_changes_are_numbered_and_repetitions_are_none(world: World) -> None:
+    world.node("node", TRN1)
+    pod = world.held("pod", "node", DEVICE, "0")
+    world.show(pod)
+    world.gone(pod)
+    world.gone(pod)
+
+    changes = world.state.changes.after(0)
+    assert [(type(each.after or each.before), each.before is not None, each.after is not None) for each in changes] == [
+        (NodeInfo, False, True),
+        (NodeInfo, True, True),
+        (NeuronPod, False, True),
+        (NodeInfo, True, True),
+        (NeuronPod, True, False),
+    ]
+
+
+def test_a_pod_that_starts_is_no_change_of_the_state(world: World) -> None:
+    world.node("node", TRN1)
+    pod = world.held("pod", "node", DEVICE, "0")
+    version = world.state.changes.version
+
+    world.show(pod, phase="Running")
+
+    assert world.state.changes.version == version
+
+
+def test_t32_whatever_order_events_come_in_the_state_equals_one_made_from_a_fresh_list() -> None:
+    """Relists, repeated and late events of 40 pods over 5 nodes, in a thousand random steps."""
+    chance = random.Random(7)  # noqa: S311 - a reproducible shuffle
+    world = World()
+    truth: dict[str, dict[str, Any]] = {}
+    for index in range(5):
+        world.node(f"node-{index}", TRN1)
+    nodes = dict(world.state.nodes)
+    for step in range(1000):
+        name = f"pod-{chance.randrange(40)}"
+        if name in truth and chance.random() < 0.5:
+            world.gone(truth.pop(name))
+        elif name not in truth:
+            ids = str(chance.randrange(16))
+            truth[name] = world.held(name, f"node-{chance.randrange(5)}", DEVICE, ids)
+        else:
+            world.show(truth[name], phase="Running")
+        if step % 100 == 99:
+            fresh = World()
+            for manifest in truth.values():
+                fresh.show(manifest)
+            for record in nodes.values():
+                fresh.state.put_node(record.node)
+            for node, record in fresh.state.nodes.items():
+                assert world.state.nodes[node].ledger.by_pod == record.ledger.by_pod
+                assert world.state.nodes[node].capacity == record.capacity
+
+
+def test_a_thousand_comings_and_goings_leave_no_trace(world: World) -> None:
+    world.node("node", TRN1)
+    empty = world.state.nodes["node"]
+    for number in range(1000):
+        manifest = pod_manifest(f"pod-{number}", DEVICE, 1)
+        world.show(manifest)
+        world.state.assume(assumed(manifest, "node"))
+        world.gone(manifest)
+
+    assert world.state.nodes["node"] == empty
+    assert not world.state.pods
+    assert not world.state.assumed
+    assert world.state.bound_to(PodUid("pod-1")) == ""
+
+
+@pytest.fixture
+def numbered() -> World:
+    return World(version=100)
+
+
+def test_versions_rise_by_one_with_every_change_and_belong_to_their_objects(numbered: World) -> None:
+    changes = numbered.state.changes
+    assert changes.version == 100
+    numbered.node("node", TRN1)
+    pod = numbered.held("pod", "node", DEVICE, "0")
+    uid = pod["metadata"]["uid"]
+
+    assert changes.version == 103
+    assert changes.version_of("node") == 102
+    assert changes.version_of(uid) == 103
+    numbered.gone(pod)
+    assert changes.version_of(uid) == 100
+
+
+def test_changes_after_a_version_come_in_order_with_both_sides(numbered: World) -> None:
+    numbered.node("a", TRN1)
+    numbered.node("b", TRN1)
+    numbered.state.remove_node("a", numbered.state.nodes["a"].node.uid)
+
+    after = numbered.state.changes.after(100)
+
+    assert [(change.version, change.before is None, change.after is None) for change in after] == [
+        (101, True, False),
+        (102, True, False),
+        (103, False, True),
+    ]
+    assert numbered.state.changes.after(103) == []
+
+
+@pytest.mark.parametrize(("version", "known"), [(99, False), (100, True), (102, True), (103, False)])
+def test_a_version_of_another_process_is_not_known(numbered: World, version: int, *, known: bool) -> None:
+    numbered.node("a", TRN1)
+    numbered.node("b", TRN1)
+
+    assert numbered.state.changes.knows(version) is known
+
+
+def test_the_oldest_changes_are_forgotten_and_no_gap_goes_unnoticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_CHANGES", 3)
+    world = World()
+    changes = world.state.changes
+    for number in range(10):
+        world.node(f"node-{number}", TRN1)
+        for version in range(changes.version + 1):
+            assert changes.knows(version) is (changes.version - version <= 3)
+            if changes.knows(version):
+                after = [change.version for change in changes.after(version)]
+                assert after == list(range(version + 1, changes.version + 1))
+
+
+async def test_a_change_wakes_every_waiter_and_silence_ends_by_the_clock(numbered: World) -> None:
+    changes = numbered.state.changes
+    waiters = [asyncio.create_task(changes.wait(100, within_seconds=10)) for _ in range(3)]
+    await asyncio.sleep(0)
+
+    numbered.node("node", TRN1)
+    await asyncio.wait_for(asyncio.gather(*waiters), 1)
+    await asyncio.wait_for(changes.wait(100, within_seconds=10), 1)
+    await asyncio.wait_for(changes.wait(101, within_seconds=0.001), 1)
+
+
+async def test_waking_without_a_change_lets_watchers_see_that_the_server_stops(numbered: World) -> None:
+    changes = numbered.state.changes
+    waiter = asyncio.create_task(changes.wait(100, within_seconds=10))
+    await asyncio.sleep(0)
+
+    changes.wake()
+
+    await asyncio.wait_for(waiter, 1)
+    assert changes.version == 100
+
+
+@pytest.mark.parametrize("node", ["node", "other", ""])
+def test_a_reservation_ends_when_its_pod_is_bound_anywhere_or_gone(world: World, node: str) -> None:
+    world.node("node", TRN1)
+    world.node("other", TRN1)
+    pod = world.pod("pod", DEVICE, 1)
+    world.state.reserve(Reservation(pod_of(pod), "node", CoreMask(0b1111)))
+    assert world.state.nodes["node"].free_mask & 0b1111 == 0
+    if node:
+        metadata = {**pod["metadata"], "annotations": {"NEURON_DEVS": "8"}}
+        world.show({**pod, "metadata": metadata, "spec": {**pod["spec"], "nodeName": node}})
+    else:
+        world.gone(pod)
+    assert not world.state.reserved
+    assert world.state.nodes["node"].free_mask & 0b1111 == 0b1111
