@@ -41,8 +41,9 @@ class Times:
 
     Plans for room are made every ``plan``, and every ``preempt`` while a pod waits that may preempt. ``repeat`` is how
     long a pod gets no second event about them. ``stages`` bounds a move that waits for a disruption budget, and
-    ``moved`` is how long the pods of a controller are left alone after one of them was moved. A set that was opened
-    stays reserved for ``unused``. After an attempt that failed a pod of its kind has none for ``retry``.
+    ``longest`` any move, whose victims may need long to end. ``moved`` is how long the pods of a controller are left
+    alone after one of them was moved. A set that was opened stays reserved for ``unused``. After an attempt that failed
+    a pod of its kind has none for ``retry``.
 
     What closes nodes is looked at every ``events``, and said after ``closed``; a silent plugin after ``silent``.
     """
@@ -67,6 +68,7 @@ class Times:
     preempt: float = 10.0
     repeat: float = 3600.0
     stages: float = 600.0
+    longest: float = 1800.0
     moved: float = 600.0
     unused: float = 300.0
     retry: float = 10.0

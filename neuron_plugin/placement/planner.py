@@ -22,6 +22,7 @@ from neuron_plugin.placement.events import NO_PREEMPTION
 from neuron_plugin.placement.queue import PodKind, kind_of
 from neuron_plugin.placement.room import Room
 from neuron_plugin.planning import Judgement, Move, MoveRules, Scene, Standing, judge_all
+from neuron_plugin.planning.budgets import Budget
 from neuron_plugin.planning.judgement import PREEMPTED_BY_NAME, note_of
 
 MOST_PODS = 20
@@ -60,30 +61,30 @@ class Planner:
         self._had_turn: set[PodKind] = set()
         self._reported: dict[PodUid, float] = {}
         self._without_victims: set[PodUid] = set()
-        self._looked_at: object = None
+        self._budgets: tuple[Budget, ...] = ()
+        """As they were at the last look."""
 
     async def run(self) -> NoReturn:
         """Look periodically, and as soon as a pod has waited long enough, until cancelled."""
         clock, times = self._context.clock, self._context.times
-        next_look = clock.now()
+        next_look = rested = clock.now()
         while True:
             await self._room.tend()
-            due = self._due()
-            is_new = any(pod.uid not in self._planned for pod in due)
-            # What a budget has refused may be allowed once budgets or pods change.
-            changed = self._looked_at != tuple(self._state.budgets.values())
-            if is_new or changed or clock.now() >= next_look:
+            is_new = any(pod.uid not in self._planned for pod in self._due())
+            # What a budget has refused may be allowed now.
+            budgets_changed = self._budgets != tuple(self._state.budgets.values()) and clock.now() >= rested
+            if is_new or budgets_changed or clock.now() >= next_look:
                 began = clock.now()
                 await self.look()
-                now, pause = clock.now(), times.plan
-                if any(self._preempting(self._due())):
-                    pause = min(pause, max(times.preempt, PAUSE_FACTOR * (now - began)))
-                next_look = now + pause
+                now = clock.now()
+                rested = now + PAUSE_FACTOR * (now - began)
+                is_urgent = any(self._preempting(self._due()))
+                next_look = now + (min(times.plan, max(times.preempt, rested - now)) if is_urgent else times.plan)
             await clock.sleep(times.tick)
 
     async def look(self) -> None:
         """Plan for the pods that have waited long enough; report what would help them, or make the moves."""
-        self._looked_at = tuple(self._state.budgets.values())
+        self._budgets = tuple(self._state.budgets.values())
         due = [] if self._context.ready.why_not else self._due()
         self._planned = {pod.uid for pod in due}
         judged = await self._plan(self._in_turn(due)) if due else []

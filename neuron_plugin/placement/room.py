@@ -194,7 +194,7 @@ class Room:
                     self._keep(record)
                 continue
             pod = self._state.pods.get(reservation.pod.uid)
-            if pod is None or pod.place or now >= record.at + times.stages:
+            if pod is None or pod.place or now >= record.at + times.longest:
                 continue
             self._records[record.uid] = record
             victims = (self._state.pods.get(PodUid(uid)) for uid in record.victims)
@@ -219,7 +219,7 @@ class Room:
             if record.group:
                 self._tend_rank(record, unix_now)
                 continue
-            pod, is_old = self._state.pods.get(PodUid(key)), unix_now >= record.at + times.stages
+            pod, is_old = self._state.pods.get(PodUid(key)), unix_now >= record.at + self._longest(key)
             if key in self._free_since:
                 if pod is None:
                     self._end(record, MoveEnding.POD_ENDED)
@@ -234,6 +234,11 @@ class Room:
                 self._records.pop(key, None)
         if self._unwritten:
             await self.record()
+
+    def _longest(self, key: str) -> float:
+        """How long a move may take: less while it waits for disruption budgets than for victims to end."""
+        staged, times = self._staged.get(PodUid(key)), self._context.times
+        return times.stages if staged and staged.left else times.longest
 
     def _tend_rank(self, record: Record, unix_now: float) -> None:
         """A rank's place is kept while its group lives and comes on."""

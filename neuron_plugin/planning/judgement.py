@@ -35,6 +35,7 @@ from neuron_plugin.allocation.narrowing import usable_mask
 from neuron_plugin.allocation.placement import cores_asked, place
 from neuron_plugin.allocation.rejection import WRONG_PRODUCT
 from neuron_plugin.allocation.resources import ranges
+from neuron_plugin.planning.budgets import beyond_budgets
 from neuron_plugin.planning.groups import Anchor, GroupPlan, place_group
 from neuron_plugin.planning.rules import neuron_shortages
 from neuron_plugin.planning.scene import Place, Scene
@@ -484,7 +485,15 @@ def _what_helps(scene: Scene, pod: NeuronPod, standing: Standing, in_the_way: Se
         holder and _deployment_of(holder) == own and holder.controller != pod.controller for holder in holders
     ):
         return "The old pods of the same Deployment hold it: with strategy.rollingUpdate.maxSurge 0 they end first"
-    return PREEMPTED_BY_NAME if _held_under_another_name(scene, pod) else ""
+    if _held_under_another_name(scene, pod):
+        return PREEMPTED_BY_NAME
+    budgets = {
+        f"{budget.namespace}/{budget.name}"
+        for holder in holders
+        if holder
+        for budget in beyond_budgets(scene.cluster.budgets, [holder])
+    }
+    return f"No eviction is allowed now by PodDisruptionBudget {', '.join(sorted(budgets))}" if budgets else ""
 
 
 def _deployment_of(pod: NeuronPod) -> str:

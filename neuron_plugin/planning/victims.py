@@ -125,7 +125,10 @@ def cheapest_move(scene: Scene, pod: NeuronPod, *, now: float = 0.0, rules: Move
             hours = (max(0.0, now - victim.work_since) / SECONDS_AN_HOUR for victim in victims)
             core_hours = sum(held * hour for held, hour in zip(cores, hours, strict=True))
             loss = core_hours / inventory.geometry.cores_per_device
-            over = sum(len(pods) - budget.allowed for budget, pods in _beyond(scene, victims).items())
+            beyond = _beyond(scene, victims)
+            if not all(budget.recovers for budget in beyond):
+                continue  # what was begun could not be ended
+            over = sum(len(pods) - budget.allowed for budget, pods in beyond.items())
             rank: tuple[float, ...] = over, loss, len(victims), sum(cores)
             if rules.preempts:
                 rank = over, len(victims), *sorted((victim.priority for victim in victims), reverse=True), loss

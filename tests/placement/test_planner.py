@@ -12,43 +12,37 @@ from neuron_plugin.allocation import Resource
 from neuron_plugin.allocation.keys import MOVABLE_KEY
 from neuron_plugin.backoff import Clock
 from neuron_plugin.cluster import KubernetesApi
-from neuron_plugin.placement.daemon import TIMES, ControllerTimes
+from neuron_plugin.placement.context import Context, Times
+from neuron_plugin.placement.daemon import ControllerTimes
 from neuron_plugin.placement.leadership import Readiness
-from neuron_plugin.placement.metrics import ExtenderMetrics
-from neuron_plugin.placement.planner import MOST_PODS
+from neuron_plugin.placement.planner import MOST_PODS, Planner
+from neuron_plugin.placement.room import Room
 from neuron_plugin.placement.settings import MakeRoom
+from neuron_plugin.placement.writer import Writer
 from neuron_plugin.planning import MoveRules, Standing
 from neuron_plugin.simulation.api_server_kinds import EVENTS
-from tests.support.api_server import Fault, Match, StandInApiServer
+from tests.support.api_server import Fault, StandInApiServer
 from tests.support.manifests import node_manifest, pod_manifest
 from tests.support.running import SETTINGS, extender_on, until
-from tests.support.scripted_server import listed
 from tests.support.world import World
 
+TIMES = Times()
 NEURON, TRN1 = Resource.NEURON, "trn1.32xlarge"
 
 
-class Planner:
-    """A planner on a world, and the API server that takes its events, or is away; no namespace says anything."""
+class PlannerBench:
+    """A planner on a world, and the API server that takes its events, or is away."""
 
     def __init__(self, world: World, *unmet: str, away: bool = False, by_priority: bool = False) -> None:
         self.now = 0.0
         self.server = StandInApiServer()
-        self.server.fail(Fault(Match(path="/namespaces$"), times=1000, body=listed().body))
         if away:
             self.server.fail(Fault(unsent=True, times=1000))
-        self.metrics = ExtenderMetrics()
-        self.planner = RoomPlanner(
-            self.server,
-            world.state,
-            Readiness(dict.fromkeys(unmet, "not the leader")),
-            self.metrics,
-            rules=MoveRules(by_priority=by_priority),
-            after_seconds=60.0,
-            instance="replica-1",
-            clock=Clock(now=lambda: self.now),
-            unix_seconds=lambda: self.now,
-        )
+        ready = Readiness(dict.fromkeys(unmet, "not the leader"))
+        clock = Clock(now=lambda: self.now)
+        context = Context(self.server, world.state, ready, "replica-1", clock=clock, unix_seconds=lambda: self.now)
+        self.metrics, rules = context.metrics, MoveRules(by_priority=by_priority)
+        self.planner = Planner(context, Room(context, Writer(context)), rules=rules, after_seconds=60.0)
 
     async def at(self, now: float) -> list[dict[str, Any]]:
         """The events that a look at this time writes."""
@@ -90,17 +84,17 @@ def show_small(world: World, name: str, node: str, device: str, *, movable: bool
 async def test_an_event_on_a_pod_that_has_waited_long_enough_says_which_move_would_give_it_room(
     world: World,
 ) -> None:
-    planner = Planner(world)
+    planner = PlannerBench(world)
     assert await planner.at(0.0) == []
     assert await planner.at(59.0) == []
     (event,) = await planner.at(60.0)
     assert (event["reason"], event["type"], event["regarding"]["name"]) == ("NeuronRoomByMove", "Normal", "big")
     assert "Node trn-1 would have room after a move of default/small from node trn-1 to trn-2" in event["note"]
-    assert (planner.waiting("pieces"), planner.by_move()) == (1, 1)
+    assert (planner.waiting("links"), planner.by_move()) == (1, 1)
 
 
 async def test_the_event_is_not_repeated_before_its_time(world: World) -> None:
-    planner = Planner(world)
+    planner = PlannerBench(world)
     await planner.at(0.0)
     assert len(await planner.at(60.0)) == 1
     assert await planner.at(59.0 + TIMES.repeat) == []
@@ -110,15 +104,15 @@ async def test_the_event_is_not_repeated_before_its_time(world: World) -> None:
 async def test_a_pod_that_no_move_helps_is_counted_and_gets_no_event(world: World) -> None:
     show_small(world, "more", "trn-1", "7", movable=False)
     world.pod("never", NEURON, 7)
-    planner = Planner(world)
+    planner = PlannerBench(world)
     await planner.at(0.0)
     assert await planner.at(100.0) == []
-    assert (planner.waiting("pieces"), planner.waiting("never"), planner.by_move()) == (1, 1, 0)
+    assert (planner.waiting("short"), planner.waiting("never"), planner.by_move()) == (1, 1, 0)
 
 
 async def test_pods_of_lower_priority_count_only_where_the_setting_says_so() -> None:
     world = world_of(movable=False)
-    strict, by_priority = Planner(world), Planner(world, by_priority=True)
+    strict, by_priority = PlannerBench(world), PlannerBench(world, by_priority=True)
     for planner in (strict, by_priority):
         await planner.at(0.0)
         await planner.at(60.0)
@@ -129,7 +123,7 @@ async def test_pods_of_lower_priority_count_only_where_the_setting_says_so() -> 
 async def test_many_pods_that_cannot_be_helped_keep_no_other_from_a_plan(world: World) -> None:
     for number in range(MOST_PODS + 5):
         world.pod(f"never-{number}", NEURON, 7, priority=1000)
-    planner = Planner(world)
+    planner = PlannerBench(world)
     await planner.at(0.0)
     (event,) = await planner.at(60.0)
     assert event["regarding"]["name"] == "big"
@@ -138,12 +132,12 @@ async def test_many_pods_that_cannot_be_helped_keep_no_other_from_a_plan(world: 
 async def test_kinds_of_pods_take_turns_where_there_are_many(world: World) -> None:
     for number in range(2 * MOST_PODS):
         world.pod(f"never-{number}", NEURON, 7, priority=1000 + number)
-    planner = Planner(world)
+    planner = PlannerBench(world)
     await planner.at(0.0)
     looks = []
     for number in range(6):
         await planner.at(60.0 + number)
-        looks.append(planner.waiting("pieces"))
+        looks.append(planner.waiting("links"))
     assert looks == [0, 0, 1, 0, 0, 1]
 
 
@@ -153,7 +147,7 @@ async def test_a_gang_is_planned_for_as_a_whole_and_keeps_no_other_from_a_plan(w
         manifest = pod_manifest(f"gang-{number}", NEURON, 16, priority=1000)
         manifest["spec"]["schedulingGroup"] = {"podGroupName": "gang"}
         world.show(manifest)
-    planner = Planner(world)
+    planner = PlannerBench(world)
     await planner.at(0.0)
     (event,) = await planner.at(60.0)
     assert event["regarding"]["name"] == "big"
@@ -161,13 +155,13 @@ async def test_a_gang_is_planned_for_as_a_whole_and_keeps_no_other_from_a_plan(w
 
 
 async def test_a_pod_that_is_bound_or_gone_waits_no_more(world: World) -> None:
-    planner = Planner(world)
+    planner = PlannerBench(world)
     await planner.at(0.0)
     await planner.at(60.0)
     (waiting,) = [pod for pod in world.state.pods.values() if not pod.node]
     world.state.remove_pod(waiting.uid)
     assert await planner.at(120.0) == []
-    assert (planner.waiting("pieces"), planner.by_move()) == (0, 0)
+    assert (planner.waiting("links"), planner.by_move()) == (0, 0)
 
 
 async def test_a_pod_that_kube_scheduler_cannot_preempt_for_across_names_is_told_so_once() -> None:
@@ -176,7 +170,7 @@ async def test_a_pod_that_kube_scheduler_cannot_preempt_for_across_names_is_told
     for device in range(16):
         show_small(world, f"p{device}", "trn-1", str(device), movable=False)
     world.pod("high", Resource.NEURONDEVICE, 4, priority=1000)
-    planner = Planner(world)
+    planner = PlannerBench(world)
     (event,) = await planner.at(60.0)
     assert (event["reason"], event["regarding"]["name"]) == ("NeuronNoPreemption", "high")
     assert "kube-scheduler does not preempt across resource names" in event["note"]
@@ -184,14 +178,14 @@ async def test_a_pod_that_kube_scheduler_cannot_preempt_for_across_names_is_told
 
 
 async def test_only_the_leader_plans(world: World) -> None:
-    planner = Planner(world, "leader")
+    planner = PlannerBench(world, "leader")
     await planner.at(0.0)
     assert await planner.at(100.0) == []
-    assert planner.waiting("pieces") == 0
+    assert planner.waiting("links") == 0
 
 
 async def test_an_api_server_that_is_away_stops_nothing(world: World) -> None:
-    planner = Planner(world, away=True)
+    planner = PlannerBench(world, away=True)
     await planner.at(0.0)
     assert await planner.at(100.0) == []
     assert planner.by_move() == 1
@@ -199,7 +193,7 @@ async def test_an_api_server_that_is_away_stops_nothing(world: World) -> None:
 
 async def test_a_node_that_is_closed_is_not_promised(world: World) -> None:
     world.state.set_stale(frozenset({"trn-1"}))
-    planner = Planner(world)
+    planner = PlannerBench(world)
     await planner.at(0.0)
     assert await planner.at(100.0) == []
     assert planner.by_move() == 0
@@ -218,7 +212,7 @@ async def test_the_daemon_plans_unless_it_is_switched_off(
     for manifest in (small, other, pod_manifest("big", NEURON, 16)):
         server.create_pod(manifest)
     settings = msgspec.structs.replace(SETTINGS, make_room=mode, make_room_after=0.0)
-    async with extender_on(api, settings, ControllerTimes(room=RoomTimes(period=0.02, tick=0.02))) as extender:
+    async with extender_on(api, settings, ControllerTimes(placing=Times(plan=0.02, tick=0.02))) as extender:
         await extender.ready()
         if mode is MakeRoom.PLAN:
             await until(lambda: server.objects(EVENTS))

@@ -28,7 +28,17 @@ from neuron_plugin.placement.room import RECORDS_KEY, Room
 from neuron_plugin.placement.settings import MakeRoom
 from neuron_plugin.placement.writer import Writer
 from neuron_plugin.planning import MoveRules
-from neuron_plugin.simulation.api_server_kinds import CLAIMS, EVENTS, LEASES, NODES, PODS, VOLUMES, AnyJson
+from neuron_plugin.simulation.api_server_kinds import (
+    BUDGETS,
+    CLAIMS,
+    EVENTS,
+    LEASES,
+    NODES,
+    PODS,
+    VOLUMES,
+    AnyJson,
+    Refusal,
+)
 from tests.support.api_server import Budget, Fault, Match, StandInApiServer, limit_disruptions
 from tests.support.manifests import node_manifest, pod_manifest
 from tests.support.running import SETTINGS, add_pod, extender_on, until
@@ -50,6 +60,7 @@ class MovingBench:
         self.now = 0.0
         self.created: dict[str, float] = {}
         self.per_minute = per_minute
+        self.unseen: tuple[str, ...] = ()
         server.create(LEASES, {"metadata": {"name": NAME}, "spec": {"holderIdentity": "one"}}, "kube-system")
         self.lead("one")
 
@@ -84,8 +95,10 @@ class MovingBench:
         self.server.patch_pod("default", "fixed-1", {"metadata": {"annotations": {MOVABLE_KEY: "false"}}})
         self.pod("big-1", count=16)
 
-    async def _sleep(self, seconds: float) -> None:
-        self.now += seconds
+    @staticmethod
+    async def _sleep(seconds: float) -> None:
+        del seconds
+        await asyncio.sleep(0)
 
     def node(self, name: str, cpu: str = "64", **labels: str) -> None:
         manifest = node_manifest(name, TRN1)
@@ -109,7 +122,9 @@ class MovingBench:
         manifest["metadata"] |= {"ownerReferences": [owner], "labels": {"app": name.split("-", maxsplit=1)[0]}}
         manifest["spec"] |= more
         if node:
-            manifest["status"] = {"phase": "Running"}
+            runs = [{"name": "main", "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}}]
+            ready = [{"type": "Ready", "status": "True"}]
+            manifest["status"] = {"phase": "Running", "conditions": ready, "containerStatuses": runs}
         created = self.server.create_pod(manifest)
         self.sync()
         return created
@@ -119,10 +134,11 @@ class MovingBench:
         there = {pod["metadata"]["uid"] for pod in self.server.objects(PODS)}
         for pod in self.server.objects(PODS):
             since = datetime.fromtimestamp(self.created.setdefault(pod["metadata"]["uid"], 1e9 + self.now), UTC)
-            self.world.show({**pod, "metadata": {**pod["metadata"], "creationTimestamp": since.isoformat()}})
+            metadata = {**pod["metadata"], "creationTimestamp": since.isoformat()}
+            self.world.show({**pod, "metadata": metadata}, **pod.get("status", {}))
         for uid in self.world.state.pods.keys() - there:
             self.world.state.remove_pod(uid)
-        show_kept(self.world, self.server)
+        show_kept(self.world, self.server, self.unseen)
 
     async def look(self, *, after: float = 0.0) -> None:
         """What the planner does at its next look."""
@@ -158,6 +174,10 @@ class MovingBench:
     @property
     def events(self) -> list[tuple[str, str]]:
         return [(event["reason"], event["regarding"]["name"]) for event in self.server.objects(EVENTS)]
+
+    @property
+    def notes(self) -> list[tuple[str, str, str]]:
+        return [(event["reason"], event["regarding"]["name"], event["note"]) for event in self.server.objects(EVENTS)]
 
     @property
     def records(self) -> list[dict[str, Any]]:
@@ -223,10 +243,12 @@ async def test_explain_names_the_move_and_then_the_reservation(room: MovingBench
         return explain_text(explain(question(room.world.state, pod)))
 
     limit_disruptions(room.server, Budget("default", {"app": "small"}, 0))
-    await room.wait_and_look()
-    assert "Node trn-1 would have room after a move of default/small-1 from node trn-1 to trn-2" in explained("big-1")
+    await room.look()
+    assert "No eviction is allowed now by PodDisruptionBudget default/small" in explained("big-1")
     limit_disruptions(room.server, Budget("default", {"app": "small"}, 1))
-    await room.look(after=TIMES.retry + 1.0)
+    room.sync()
+    assert "Node trn-1 would have room after a move of default/small-1 from node trn-1 to trn-2" in explained("big-1")
+    await room.look(after=AFTER)
     assert "Cores 0-31 of node trn-1 are reserved for it" in explained("big-1")
     room.pod("other-1", count=16)
     assert "held by default/small-1, default/big-1 (reserved)" in explained("other-1")
@@ -246,7 +268,7 @@ async def test_a_disruption_budget_holds(room: MovingBench, allowed: int) -> Non
     await room.wait_and_look()
     assert room.evicted == ["small-1"] * allowed
     assert bool(room.reserved) is bool(allowed)
-    assert room.ended() == ({} if allowed else {"refused-by-budget": 1.0})
+    assert room.ended() == {}
     assert bool(room.records) is bool(allowed)
 
 
@@ -257,13 +279,25 @@ async def test_a_plan_does_without_a_pod_that_a_budget_protects(room: MovingBenc
     await room.wait_and_look()
     assert room.evicted == []
     await room.look(after=30.0)
-    assert room.evicted == []
-    assert room.ended() == {"refused-by-budget": 2.0}
+    assert (room.evicted, room.ended()) == ([], {})
 
 
-async def test_a_refused_move_is_tried_again_only_after_a_while(room: MovingBench) -> None:
+async def test_a_move_is_made_as_soon_as_a_budget_allows_it(room: MovingBench) -> None:
     limit_disruptions(room.server, Budget("default", {"app": "small"}, 0))
     await room.wait_and_look()
+    planner = asyncio.create_task(room.planner.run())
+    limit_disruptions(room.server, Budget("default", {"app": "small"}, 1))
+    room.sync()
+    await until(lambda: room.evicted)
+    planner.cancel()
+    assert room.evicted == ["small-1"]
+
+
+async def test_a_budget_that_is_not_seen_here_refuses_and_is_asked_again_after_a_while(room: MovingBench) -> None:
+    room.unseen = ("poddisruptionbudgets",)
+    limit_disruptions(room.server, Budget("default", {"app": "small"}, 0))
+    await room.wait_and_look()
+    assert (room.evicted, room.reserved, room.ended()) == ([], {}, {"refused-by-budget": 1.0})
     limit_disruptions(room.server, Budget("default", {"app": "small"}, 1))
     await room.look(after=TIMES.retry - 1.0)
     assert room.evicted == []
@@ -280,15 +314,83 @@ async def test_no_pod_is_reported_as_evicted_that_was_only_asked_about(room: Mov
     assert room.metrics.registry.get_sample_value("neuron_extender_evictions_total") == 0
 
 
-async def test_a_budget_that_stops_a_move_half_way_leaves_nothing_reserved(room: MovingBench) -> None:
+def one_at_a_time(room: MovingBench, *, allowed: int, healthy: int) -> None:
+    """Of the two pods ``small`` one may be away."""
+    with contextlib.suppress(Refusal):
+        room.server.delete(BUDGETS, "small", "default")
+    spec = {"maxUnavailable": 1, "selector": {"matchLabels": {"app": "small"}}}
+    counts = {"expectedPods": 2, "desiredHealthy": 1, "currentHealthy": healthy, "disruptionsAllowed": allowed}
+    room.server.create(BUDGETS, {"metadata": {"name": "small"}, "spec": spec, "status": counts}, "default")
+
+
+@pytest.fixture
+def staged(room: MovingBench) -> MovingBench:
+    """Two pods are in the way, of which one at a time may go."""
     room.pod("small-2", "4", "trn-1")
-    limit_disruptions(room.server, Budget("default", {"app": "small"}, 1))  # each alone may go
+    one_at_a_time(room, allowed=1, healthy=2)
+    return room
+
+
+async def test_a_move_that_needs_more_than_a_budget_allows_goes_in_stages(staged: MovingBench) -> None:
+    await staged.wait_and_look()
+    assert (staged.evicted, staged.reserved) == (["small-1"], {"big-1": ("trn-1", 32)})
+    notes = [note for reason, name, note in staged.notes if (reason, name) == ("NeuronRoomReserved", "big-1")]
+    assert "The evictions of default/small-2 wait for their disruption budgets; what is free is kept." in notes
+    staged.end("small-1")
+    await staged.look(after=30.0)
+    assert (staged.evicted, staged.ended()) == ([], {}), "held, and not looked for elsewhere"
+    staged.pod("small-3", "4", "trn-2")
+    one_at_a_time(staged, allowed=1, healthy=2)
+    await staged.look(after=1.0)
+    assert (staged.evicted, staged.reserved) == (["small-2"], {"big-1": ("trn-1", 32)})
+    staged.end("small-2")
+    staged.bind("big-1", "trn-1", ",".join(map(str, range(16))))
+    await staged.look(after=1.0)
+    assert (staged.reserved, staged.ended()) == ({}, {"placed": 1.0})
+
+
+async def test_a_move_in_stages_ends_in_time_and_is_not_begun_again_at_once(staged: MovingBench) -> None:
+    await staged.wait_and_look()
+    staged.end("small-1")
+    one_at_a_time(staged, allowed=0, healthy=1)
+    await staged.look(after=TIMES.stages)
+    assert (staged.evicted, staged.reserved, staged.ended()) == ([], {}, {"expired": 1.0})
+    given_back = {name: note for reason, name, note in staged.notes if reason == "NeuronRoomGivenBack"}
+    why = "disruption budgets did not allow the eviction of default/small-2."
+    assert given_back["big-1"].endswith(why)
+    assert given_back["small-1"] == f"The eviction of this pod did not make room for pod default/big-1 after all: {why}"
+    staged.pod("small-3", "4", "trn-2")
+    one_at_a_time(staged, allowed=1, healthy=2)
+    for _ in range(5):
+        await staged.look(after=TIMES.plan)
+    assert staged.evicted == []
+    await staged.look(after=TIMES.stages)
+    assert staged.evicted == ["small-2"]
+
+
+async def test_nothing_is_begun_that_a_budget_would_never_let_end(room: MovingBench) -> None:
+    room.pod("small-2", "4", "trn-1")
+    limit_disruptions(room.server, Budget("default", {"app": "small"}, 1))  # and none after that
     await room.wait_and_look()
-    assert room.evicted == ["small-1"]
-    assert room.reserved == {}
-    assert room.ended() == {"refused-by-budget": 1.0}
-    await room.look(after=TIMES.retry + 1.0)
-    assert room.evicted == ["small-1"]
+    assert (room.evicted, room.reserved, room.ended()) == ([], {}, {})
+
+
+async def test_many_replicas_of_which_one_may_be_away_are_not_evicted_one_after_the_other_for_nothing(
+    server: StandInApiServer, api: KubernetesApi
+) -> None:
+    """A budget lets each go alone, and a set needs more than one to go."""
+    room = MovingBench(server, api)
+    for number in range(4):
+        room.node(f"trn-{number}")
+        for device in range(16):
+            room.pod(f"small-{16 * number + device}", str(device), f"trn-{number}")
+    one_at_a_time(room, allowed=1, healthy=64)
+    preempting(room)
+    for _ in range(10):
+        await room.look(after=TIMES.preempt)
+        for name in room.evicted:
+            room.end(name)
+    assert len(room.server.objects(PODS)) >= 64, "what is evicted in stages has no place elsewhere"
 
 
 async def test_a_victim_must_be_allowed_where_it_fits(server: StandInApiServer, api: KubernetesApi) -> None:
@@ -386,20 +488,25 @@ async def test_a_pod_whose_claim_cannot_be_read_is_not_moved(room: MovingBench) 
     assert room.evicted == []
 
 
+def required(term: AnyJson) -> AnyJson:
+    return {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+
+
+NOBODY, HOLDER = {"matchLabels": {"app": "nobody"}}, {"matchLabels": {"app": "holder"}}
+
+
 @pytest.mark.parametrize(
     "spec",
     [
         {"nodeSelector": {"zone": "b"}},
-        {"topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}]},
-        {
-            "affinity": {
-                "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "zone"}]}
-            }
-        },
+        {"affinity": {"podAffinity": required({"labelSelector": NOBODY, "topologyKey": "zone"})}},
+        {"affinity": {"podAntiAffinity": required({"labelSelector": HOLDER, "topologyKey": "zone"})}},
     ],
 )
 async def test_no_room_is_made_where_the_waiting_pod_may_not_go(room: MovingBench, spec: AnyJson) -> None:
     room.end("big-1")
+    holder = {"metadata": {"name": "holder", "labels": {"app": "holder"}}}
+    room.server.create_pod(holder | {"spec": {"nodeName": "trn-1", "containers": [{"name": "main"}]}})
     room.pod("big-2", count=16, **spec)
     await room.wait_and_look()
     assert (room.evicted, room.reserved) == ([], {})
@@ -503,7 +610,7 @@ async def test_a_leader_that_is_killed_at_any_point_of_a_move_leaves_it_clean(
     if room.reserved:
         room.bind("big-1", "trn-1", ",".join(map(str, range(16))))
     for _ in range(4):
-        await room.look(after=TIMES.stages)
+        await room.look(after=TIMES.longest)
     assert room.reserved == {}
 
 
@@ -536,13 +643,14 @@ async def test_a_move_that_cannot_be_recorded_is_not_made(
     await room.wait_and_look()
     assert (room.evicted, room.reserved, room.records) == ([], {}, [])
     warnings = [line.message for line in caplog.records if line.levelname == "WARNING"]
-    assert warnings == ["no move: it cannot be recorded"] * (fault != {"status": 409})
+    assert warnings == ["reserves not recorded"] * (fault != {"status": 409})
 
 
 @pytest.mark.parametrize("status", [429, 503])
 async def test_an_api_server_that_is_busy_for_a_moment_is_asked_again(room: MovingBench, status: int) -> None:
-    room.server.fail(Fault(match=EVICTIONS, status=status, times=2))
+    room.server.fail(Fault(match=EVICTIONS, status=status))
     await room.wait_and_look()
+    await room.look(after=TIMES.retry + 1.0)
     assert room.evicted == ["small-1"]
 
 
@@ -560,7 +668,7 @@ async def test_a_set_that_stays_unused_is_free_for_others_again(room: MovingBenc
 
 async def test_a_victim_that_never_ends_does_not_reserve_for_ever(room: MovingBench) -> None:
     await room.wait_and_look()
-    await room.look(after=TIMES.stages + 1.0)
+    await room.look(after=TIMES.longest + 1.0)
     assert (room.reserved, room.ended()) == ({}, {"expired": 1.0})
 
 
@@ -667,7 +775,7 @@ async def test_a_pod_preempts_once_in_half_an_hour(room: MovingBench) -> None:
     for _ in range(3):
         await room.look(after=TIMES.retry)
     assert (room.evicted, room.ended()) == ([first], {"expired": 1.0})
-    await room.look(after=TIMES.stages)
+    await room.look(after=TIMES.longest)
     await room.look(after=1.0)
     assert len(room.evicted) == 2
 
@@ -676,8 +784,12 @@ async def test_looks_that_take_long_pause_for_longer(room: MovingBench) -> None:
     room.end("big-1")
     room.server.patch_pod("default", "small-1", {"metadata": {"annotations": {MOVABLE_KEY: "false"}}})
     preempting(room)
-    room.server.fail(Fault(match=EVICTIONS, status=503, times=3))  # tried three times, a second apart
+    slow = asyncio.Event()
+    room.server.fail(Fault(match=EVICTIONS, status=503, gate=slow))
     planner = asyncio.create_task(room.planner.run())
+    await until(lambda: any("/eviction" in seen.path for seen in room.server.requests))
+    room.now += 0.3 * TIMES.preempt
+    slow.set()
     await until(lambda: room.ended() == {"failed": 1.0})
     room.now += 2 * TIMES.preempt
     await asyncio.sleep(0.05)
@@ -688,7 +800,7 @@ async def test_looks_that_take_long_pause_for_longer(room: MovingBench) -> None:
 
 
 @pytest.mark.parametrize("movable", ["true", "false"])
-async def test_a_budget_that_stops_room_half_way_leads_to_the_preemption_of_others(
+async def test_pods_are_preempted_rather_than_begun_with_others_whose_budget_never_lets_all_go(
     room: MovingBench, movable: str
 ) -> None:
     for name in ("big-1", "small-1", "fixed-1"):
@@ -702,9 +814,7 @@ async def test_a_budget_that_stops_room_half_way_leads_to_the_preemption_of_othe
     limit_disruptions(room.server, Budget("default", {"app": "twin"}, 1))  # each alone may go
     preempting(room)
     await room.look(after=1.0)
-    assert (room.evicted, room.ended()) == (["twin-1"], {"refused-by-budget": 1.0})
-    await room.look(after=1.0)
-    assert room.evicted == ["a-1", "b-1", "c-1", "twin-1"]
+    assert room.evicted == ["a-1", "b-1", "c-1"]
     assert room.reserved == {"urgent-1": ("trn-2", 32)}
 
 

@@ -148,10 +148,10 @@ def pod_of(manifest: Mapping[str, Any]) -> PodReference:
     return PodReference(PodUid(metadata["uid"]), metadata["namespace"], metadata["name"])
 
 
-def show_kept(world: World, server: StandInApiServer) -> None:
-    """The watches show the namespaces, budgets and storage that a server has."""
+def show_kept(world: World, server: StandInApiServer, unseen: Collection[str] = ()) -> None:
+    """The watches show the namespaces, budgets and storage that a server has, but for kinds that are ``unseen``."""
     for kind in KINDS:
-        if kind.plural in {**ALWAYS, **STORAGE}:
+        if kind.plural in {**ALWAYS, **STORAGE} and kind.plural not in unseen:
             objects = server.objects(kind)
             for manifest in objects:
                 world.show_kept(kind.plural, manifest)

@@ -215,7 +215,11 @@ class Binder:
             text = f"{error}; the pod is not bound yet, its cores stay reserved for a while"
             return BindOutcome(Ending.UNKNOWN, text)
         self._state.forget(pod.uid)
-        return _bound_elsewhere(pod, seen.node) if seen.node else BindOutcome(Ending.REFUSED, error)
+        if seen.node:
+            return _bound_elsewhere(pod, seen.node)
+        if attempt.status not in {0, HTTPStatus.TOO_MANY_REQUESTS}:
+            self._leads.refused(pod.uid)
+        return BindOutcome(Ending.REFUSED, error)
 
 
 def bind_pod(pod: PodReference, node: str, annotations: Mapping[str, str]) -> ApiRequest:

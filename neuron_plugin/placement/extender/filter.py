@@ -4,7 +4,7 @@ kube-scheduler takes a single feasible node as it is, so filter names the best n
 the pod there, as kube-scheduler assumes pods in its cache: the next pod finds that set in use. Only a pod that the
 watch shows is assumed, so nothing is kept for one that has ended. An assumption ends with the bind, with the pod, with
 the pod's next filter call, or after some seconds. That next call means that something after filter refused the node: it
-is answered with every node that fits, and no node is insisted on.
+is answered with every node that fits, all scored alike, and no node is insisted on.
 
 kube-scheduler asks only about nodes that meet its own rules, so Neuron alone decides here, and what the pod prefers.
 """
@@ -55,17 +55,15 @@ class Leads:
         self._state = context.state
         self._writer = writer
         self._led: dict[PodUid, str] = {}
-        """By pod, the node that it is assumed on; empty once it was led there in vain."""
+        """By pod, the node that it is assumed on; empty once it was led there in vain, until its bind comes."""
 
     def lead(self, pod: NeuronPod, called: Container[str], *, one_node: bool = False) -> str | None:
         """The node of those ``called`` that filter names for an unbound pod, where it is assumed.
 
         Empty where none fits, None where all that fit are to be named. ``one_node``: no more than one was called.
         """
-        was_led = pod.uid in self._led
-        self._end(pod.uid, LeadEnding.ASKED_AGAIN)
-        if was_led:
-            self._led[pod.uid] = ""
+        if pod.uid in self._led:
+            self._end(pod.uid, LeadEnding.ASKED_AGAIN)
             return None
         scene = self._state.scene()
         kept = scene.cluster.kept_for(pod)
@@ -73,7 +71,8 @@ class Leads:
         if not node:
             answers = self._state.choices.answers(pod.requests, pod.strategy_or(scene.cluster.strategy))
             prefers = pod.rules.prefers_nodes or self._state.choices.any_soft_taints
-            node = answers.best(called, prefer=scene.allowed(pod).scores if prefers else None)
+            prefer = scene.allowed(pod).scores if prefers else None
+            node = answers.best(called, prefer=prefer, when=scene.cluster.preferences)
         made = self.choose(pod, node) if node and pod.uid in self._state.pods else ""
         if isinstance(made, AssumedPod):
             seconds = ONE_NODE_SECONDS if one_node else EXPECTED_SECONDS
@@ -92,10 +91,11 @@ class Leads:
         if info is None:
             return UNKNOWN_NODE.text
         earlier, own_mask = self._state.assumed.get(pod.uid), info.ledger.mask_of(pod.uid)
-        if pod.promised == node and own_mask:
-            return AssumedPod(replace(pod, node=node), (), now)  # the pod says it all
-        if earlier and earlier.pod.node == node and isinstance(info.capacity, Capacity):
-            if own_mask & info.capacity.healthy_mask == own_mask:
+        if isinstance(info.capacity, Capacity):
+            if pod.promised == node and own_mask:
+                return AssumedPod(replace(pod, node=node), (), now)  # the pod says it all
+            is_healthy = own_mask & info.capacity.healthy_mask == own_mask
+            if earlier and earlier.pod.node == node and is_healthy:
                 return replace(earlier, since=now, until=inf)
         capacity = self._state.scene().node_for(pod, node).without((pod.uid,)).capacity
         placement = capacity if isinstance(capacity, Rejection) else capacity.place(pod.requests)
@@ -104,31 +104,39 @@ class Leads:
         return self._writer.assumed_at(pod, node, placement, bound=True)
 
     def begin_bind(self, pod: NeuronPod, node: str) -> None:
-        """A pod's bind has come."""
-        assumed = self._state.assumed.get(pod.uid)
-        if self._led.pop(pod.uid, "") and assumed and assumed.expected:
-            here = assumed.pod.node == node
-            self.endings[LeadEnding.BOUND if here else LeadEnding.ELSEWHERE] += 1
+        """A pod's bind has come; what is assumed of the pod is the bind's from now on."""
+        if led := self._led.pop(pod.uid, ""):
+            self.endings[LeadEnding.BOUND if led == node else LeadEnding.ELSEWHERE] += 1
+
+    def refused(self, uid: PodUid) -> None:
+        """The API server does not let the pod be bound to the node, perhaps by an admission policy."""
+        if uid in self._state.pods:
+            self._led[uid] = ""
 
     def expire(self) -> None:
         """End what was assumed for pods whose bind has not come, or that are gone."""
         now = self._context.clock.now()
-        for uid, node in list(self._led.items()):
-            assumed = self._state.assumed.get(uid)
-            if uid not in self._state.pods or self._state.pods[uid].node:
+        for uid in list(self._led):
+            pod, assumed = self._state.pods.get(uid), self._state.assumed.get(uid)
+            if pod is None or pod.node:
                 self._end(uid, LeadEnding.POD_ENDED)
-            elif node and assumed and assumed.until <= now:
+                del self._led[uid]
+            elif assumed and assumed.until <= now:
                 self._end(uid, LeadEnding.EXPIRED)
 
     def has_place(self, uid: PodUid) -> bool:
         """Whether a pod is assumed somewhere by filter: it needs nobody's end."""
         return bool(self._led.get(uid))
 
+    def in_vain(self, uid: PodUid) -> bool:
+        """Whether something after filter has refused the node that a pod was led to."""
+        return self._led.get(uid) == ""
+
     def _end(self, uid: PodUid, ending: LeadEnding) -> None:
-        assumed = self._state.assumed.get(uid)
-        if self._led.pop(uid, "") and ending:
+        if self._led[uid]:
             self.endings[ending] += 1
-        if assumed and assumed.expected:
+            self._led[uid] = ""
+        if (assumed := self._state.assumed.get(uid)) and assumed.expected:
             self._state.forget(uid)
 
 
@@ -152,7 +160,7 @@ def filter_nodes(state: ClusterState, uid: PodUid, request: PodRequest, names: l
     """Which of the named nodes can take the pod now.
 
     A pod that is bound, or whose bind is under way or undecided, fits that one node only: the scheduler asks again
-    when a bind call timed out, and must not carry the pod elsewhere.
+    when a bind call timed out, and must not carry the pod elsewhere. What is kept for a pod is free for it.
     """
     if target := state.bound_to(uid):
         others = set(names) - {target}
@@ -160,6 +168,11 @@ def filter_nodes(state: ClusterState, uid: PodUid, request: PodRequest, names: l
     if not request:
         return Filtered(names, {})
     passed, rejected = state.choices.answers(request).split(names)
+    if (kept := state.reserved.get(uid)) and kept.node in names and kept.node not in passed:
+        capacity = state.nodes[kept.node].without((uid,)).capacity if kept.node in state.nodes else UNKNOWN_NODE
+        if isinstance(capacity, Capacity) and not isinstance(capacity.place(request), Rejection):
+            passed.append(kept.node)
+            rejected = {reason: hit - {kept.node} for reason, hit in rejected.items() if hit != {kept.node}}
     if len(passed) + sum(map(len, rejected.values())) < len(names):
         unknown = {name for name in names if name not in state.nodes}
         return Filtered(passed, {**rejected, UNKNOWN_NODE: unknown} if unknown else rejected)

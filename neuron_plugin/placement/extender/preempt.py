@@ -8,13 +8,17 @@ that open a valid set. kube-scheduler evicts whichever pods of the node it is gi
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from neuron_plugin.allocation import Allocation, Capacity, NeuronPod, NodeInfo, PodRequest, PodUid, Rejection
+from neuron_plugin.allocation import Allocation, NeuronPod, NodeInfo, PodRequest, PodUid, Rejection
 from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.planning import PREEMPTION
 from neuron_plugin.planning.victims import openings
+
+SEARCH_SECONDS = 0.05
+"""No other verb is answered, and no Lease renewed, while victims are looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +33,20 @@ def preempt(state: ClusterState, request: PodRequest, offered: Mapping[str, Vict
     """The offered nodes where evicting pods lets the request fit, with the victims it takes.
 
     For a pod that asks for no Neuron the offer stands as it is. A node without victims would end the whole preemption.
+    Once the search has taken its time, the nodes that are left are left out.
     """
     offered = {name: victims for name, victims in offered.items() if victims.uids}
     if not request:
         return offered
     nodes = {name: info for name in offered if (info := state.nodes.get(name)) and not info.stale}
-    chosen = {name: _victims_on(state, info, request, offered[name]) for name, info in nodes.items()}
-    return {name: victims for name, victims in chosen.items() if victims}
+    chosen = dict[str, Victims]()
+    ends = time.perf_counter() + SEARCH_SECONDS
+    for name, info in nodes.items():
+        if chosen and time.perf_counter() > ends:
+            break
+        if victims := _victims_on(state, info, request, offered[name]):
+            chosen[name] = victims
+    return chosen
 
 
 def _victims_on(state: ClusterState, info: NodeInfo, request: PodRequest, offered: Victims) -> Victims | None:
@@ -50,15 +61,16 @@ def _victims_on(state: ClusterState, info: NodeInfo, request: PodRequest, offere
     opened = info.without(unclear) if unclear else info
     uids = [PodUid(uid) for uid in offered.uids if PodUid(uid) in opened.ledger.by_pod]
     candidates = [state.pods.get(uid) or _unseen(opened.ledger.by_pod[uid]) for uid in uids]
-    if isinstance(opened.capacity, Capacity) and not isinstance(opened.capacity.place(request), Rejection):
-        return offered  # none of them is in the way of a set: they were offered for something else
-    ways = [*openings(opened, request, candidates, PREEMPTION)]
-    if not ways:
-        return None
-    best = min(ways, key=lambda way: (len(way), sorted((victim.priority for victim in way), reverse=True)))
+    best: tuple[NeuronPod, ...] = ()
+    if isinstance(opened.capacity, Rejection) or isinstance(opened.capacity.place(request), Rejection):
+        ways = [*openings(opened, request, candidates, replace(PREEMPTION, most_victims=len(candidates)))]
+        if not ways:
+            return None
+        best = min(ways, key=lambda way: (len(way), sorted((victim.priority for victim in way), reverse=True)))
     evicted = {victim.uid for victim in best}
     kept = tuple(uid for uid in offered.uids if uid in evicted or uid not in opened.ledger.by_pod)
-    return Victims(kept, offered.pdb_violations)
+    # None of them is in the way of a set: they were offered for something else.
+    return Victims(kept, offered.pdb_violations) if kept else offered
 
 
 def _unseen(allocations: tuple[Allocation, ...]) -> NeuronPod:

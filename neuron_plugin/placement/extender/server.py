@@ -31,7 +31,7 @@ from neuron_plugin.cluster.pods import PODS, neuron_pod
 from neuron_plugin.placement.context import Context
 from neuron_plugin.placement.extender import wire
 from neuron_plugin.placement.extender.binding import SUCCESSES, Binder
-from neuron_plugin.placement.extender.filter import Leads, filter_nodes, score_nodes
+from neuron_plugin.placement.extender.filter import HIGHEST_SCORE, Leads, filter_nodes, score_nodes
 from neuron_plugin.placement.extender.preempt import preempt
 from neuron_plugin.placement.extender.scheduler_config import FilterMode
 from neuron_plugin.placement.extender.wire import WireError
@@ -145,7 +145,10 @@ class ExtenderService:
         args = wire.decode_filter(body)
         pod, fields = self._read(args.pod, args.uid)
         names, strategy = args.names, pod.strategy_or(self._strategy)
-        scores = score_nodes(self._state, pod.requests, names, strategy, alone=not pod.rules.prefers_nodes)
+        if self._leads.in_vain(pod.uid):
+            scores = [HIGHEST_SCORE] * len(names)
+        else:
+            scores = score_nodes(self._state, pod.requests, names, strategy, alone=not pod.rules.prefers_nodes)
         best = scores.count(max(scores, default=0))
         return wire.encode_scores(names, scores), fields | {"nodes": len(scores), "best": best}
 
