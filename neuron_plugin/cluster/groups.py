@@ -7,7 +7,7 @@ pods that were replaced the name stays the same, so what belongs together goes b
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from neuron_plugin.allocation import Rejection
@@ -26,6 +26,8 @@ _COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
 _POD_INDEX = "apps.kubernetes.io/pod-index"
 _NUMBER = re.compile(r"[0-9]{1,6}")
 _SIZE = re.compile(r"[1-9][0-9]{0,4}")
+_LEVEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,315}[A-Za-z0-9])?")
+"""The name of a level of the network, or the key of a node label."""
 _MASTERS = frozenset({"master", "launcher", "chief"})
 
 Texts = Mapping[str, str]
@@ -100,13 +102,10 @@ def topology_wish(annotations: Texts) -> TopologyWish | Rejection:
     """
     wish = NO_WISH
     if text := annotations.get(TOPOLOGY_KEY, "").strip():
-        fields = _fields(text)
-        if text == "none":
-            wish = TopologyWish(anywhere=True)
-        elif fields is None or not fields.keys() <= {"required", "preferred"}:
+        fields = _fields(text, ("required", "preferred"))
+        if text != "none" and not fields:
             return _unreadable(TOPOLOGY_KEY, text, "required=LEVEL, preferred=LEVEL or none")
-        else:
-            wish = TopologyWish(fields.get("required", ""), fields.get("preferred", ""))
+        wish = TopologyWish(fields.get("required", ""), fields.get("preferred", ""), anywhere=text == "none")
     elif f"{_KUEUE}workload" not in annotations:
         wish = TopologyWish(
             annotations.get(f"{_KUEUE}podset-required-topology", ""),
@@ -117,9 +116,9 @@ def topology_wish(annotations: Texts) -> TopologyWish | Rejection:
         size = _number(annotations.get(f"{_KUEUE}podset-slice-size", ""), _SIZE)
         wish = replace(wish, slice_size=size, slice_level=level) if level and size else wish
     if text := annotations.get(SLICE_KEY, "").strip():
-        fields = _fields(text) or {}
+        fields = _fields(text, ("size", "required"))
         size = _number(fields.get("size", ""), _SIZE)
-        if size is None or fields.keys() != {"size", "required"}:
+        if size is None or "required" not in fields:
             return _unreadable(SLICE_KEY, text, "size=NUMBER,required=LEVEL")
         wish = replace(wish, slice_size=size, slice_level=fields["required"])
     if text := annotations.get(WINDOW_KEY, "").strip():
@@ -129,10 +128,11 @@ def topology_wish(annotations: Texts) -> TopologyWish | Rejection:
     return wish
 
 
-def _fields(text: str) -> dict[str, str] | None:
+def _fields(text: str, names: Collection[str]) -> dict[str, str]:
+    """The parts NAME=LEVEL of a text, each name once; nothing of a text that has others."""
     parts = [part.partition("=") for part in text.split(",")]
-    fields = {name.strip(): value.strip() for name, _, value in parts}
-    return fields if all(fields.values()) and len(fields) == len(parts) else None
+    fields = {name: value for name, _, value in parts if name in names and _LEVEL.fullmatch(value)}
+    return fields if len(fields) == len(parts) else {}
 
 
 def _unreadable(key: str, text: str, expected: str) -> Rejection:

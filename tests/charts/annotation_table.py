@@ -18,11 +18,16 @@ from neuron_plugin.allocation.inventory import disabled_devices
 from neuron_plugin.allocation.keys import (
     CONSTRAINT_KEYS,
     DISABLE_KEY,
+    GROUP_KEY,
     GROUP_SIZE_KEY,
     LAST_CHECKPOINT_KEY,
     MOVABLE_KEY,
     PLACEMENT_KEY,
     PREFIX,
+    RANK_KEY,
+    SLICE_KEY,
+    TOPOLOGY_KEY,
+    WINDOW_KEY,
 )
 from neuron_plugin.allocation.pod import is_movable
 from neuron_plugin.cluster import Pod
@@ -38,6 +43,10 @@ KEYS: Final = (
     MOVABLE_KEY,
     LAST_CHECKPOINT_KEY,
     GROUP_SIZE_KEY,
+    RANK_KEY,
+    SLICE_KEY,
+    TOPOLOGY_KEY,
+    WINDOW_KEY,
     DISABLE_KEY,
     OPT_OUT_KEY,
 )
@@ -112,6 +121,25 @@ TABLE: Final = (
     ),
     Texts(_keys("placement"), ("pack", "spread", " spread ", ""), ("foo", "Pack", "spraed", "pack,spread")),
     Texts(_keys("group-size"), ("4", " 16\n", "99999"), ("", "0", "01", "-1", "four", "4.0", "100000", "1,2", "٤")),
+    Texts(_keys("rank"), ("0", " 17", "999999"), ("", "-1", "1.0", "1000000", "first", "٤")),
+    Texts(
+        _keys("topology"),
+        ("", "none", " required=leaf", "preferred=zone", "required=example.com/rack,preferred=node"),
+        ("ultraserver", "required", "required=", "required=a,required=b", "required = leaf", "near=leaf", "required=-"),
+    ),
+    Texts(
+        _keys("slice"),
+        ("", "size=4,required=ultraserver", "required=topology.k8s.aws/network-node-layer-3,size=16 "),
+        (
+            "size=4",
+            "required=leaf",
+            "size=0,required=leaf",
+            "size=4,required=leaf,size=4",
+            "4,leaf",
+            "size=4;required=a",
+        ),
+    ),
+    Texts(_keys("window"), ("any", " any", ""), ("same", "ANY", "any,any")),
     Texts(_keys("movable"), ("true", "True", "FALSE", " false", "true\n"), ("", "maybe", "yes", "1", "true,false")),
     Texts(
         _keys("last-checkpoint"),
@@ -183,12 +211,18 @@ def reads(key: str, text: str) -> bool:
         return _disables(text)
     limits = {Resource.NEURON.value: "1"}
     container = {"name": "main", "resources": {"limits": limits}}
-    found = {"metadata": {"name": "p", "annotations": {key: text}}, "spec": {"containers": [container]}}
+    annotations = {GROUP_KEY: "g", key: text}
+    found = {"metadata": {"name": "p", "annotations": annotations}, "spec": {"containers": [container]}}
     pod = neuron_pod(msgspec.convert(found, Pod))
     if key == PLACEMENT_KEY:
         return not isinstance(pod.strategy, Rejection)
+    assert pod.member
     if key == GROUP_SIZE_KEY:
-        return pod.group_size > 0
+        return pod.member.size > 0
+    if key == RANK_KEY:
+        return pod.member.rank is not None
+    if key in {SLICE_KEY, TOPOLOGY_KEY, WINDOW_KEY}:
+        return pod.member.unreadable is None
     if key == LAST_CHECKPOINT_KEY:
         return pod.last_checkpoint > 0
     word = text.strip()

@@ -22,8 +22,8 @@ def rules(role: Manifest) -> set[Rule]:
     }
 
 
-def follows(resource: str) -> set[Rule]:
-    return {("", resource, verb, "") for verb in ("list", "watch")}
+def follows(resource: str, group: str = "") -> set[Rule]:
+    return {(group, resource, verb, "") for verb in ("list", "watch")}
 
 
 def leases(*verbs: str, name: str = "") -> set[Rule]:
@@ -35,6 +35,9 @@ NONROOT = "system:openshift:scc:nonroot-v2"
 
 EVENTS = {("events.k8s.io", "events", "create", "")}
 
+STORAGE = follows("persistentvolumeclaims") | follows("persistentvolumes")
+STORAGE |= {rule for kind in ("storageclasses", "csinodes", "csidrivers") for rule in follows(kind, "storage.k8s.io")}
+
 CLUSTER_WIDE = {
     "neuron-plugin": follows("pods")
     | follows("nodes")
@@ -42,9 +45,11 @@ CLUSTER_WIDE = {
     | EVENTS,
     "neuron-plugin-extender": follows("pods")
     | follows("nodes")
-    | {("", "pods", "get", ""), ("", "pods/binding", "create", ""), ("", "namespaces", "list", "")}
-    | {("", resource, "get", "") for resource in ("persistentvolumeclaims", "persistentvolumes")}
-    | {("scheduling.k8s.io", "podgroups", verb, "") for verb in ("list", "watch")}
+    | {("", "pods", "get", ""), ("", "pods/binding", "create", "")}
+    | STORAGE
+    | follows("namespaces")
+    | follows("poddisruptionbudgets", "policy")
+    | follows("podgroups", "scheduling.k8s.io")
     | EVENTS,
 }
 IN_ITS_NAMESPACE = {
@@ -77,7 +82,6 @@ def test_p81_rights_in_the_namespace_are_exactly_these() -> None:
 FENCED_WRITES = {
     ("neuron-plugin-extender", "patch"),
     ("neuron-plugin-extender", "delete"),
-    ("neuron-plugin-extender", "create"),  # placeholders
     ("neuron-plugin-ungate", "patch"),
     ("neuron-plugin-ungate-all", "patch"),
 }

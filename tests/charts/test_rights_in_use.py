@@ -100,6 +100,9 @@ async def test_p81_the_daemons_need_every_right_they_have_and_no_other(
     second["metadata"]["annotations"] = {"NEURON_CORES": "all of them"}
     second["spec"]["nodeName"] = NODE_NAME
     cluster.api.create_pod(second)
+    waits = pod_manifest("waits", {"main": (Resource.NEURONCORE, 1)})
+    waits["spec"]["volumes"] = [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]
+    cluster.api.create_pod(waits)
     await until(lambda: {"neuron-plugin.io/plugin", "neuron-plugin.io/extender"} <= reporters(server))
     for user in ("plugin", "extender"):
         await until_all_are_used(access, user)

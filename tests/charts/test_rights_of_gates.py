@@ -8,13 +8,12 @@ import msgspec
 import pytest
 
 from neuron_plugin.cluster import KubernetesApi
-from neuron_plugin.placement.daemon import TIMES
-from neuron_plugin.placement.daemon import TIMES as DEMAND_TIMES
+from neuron_plugin.placement.context import Times
 from neuron_plugin.placement.gates.ungate import release_gated
-from neuron_plugin.simulation.api_server_kinds import CLAIMS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES, VOLUMES
+from neuron_plugin.simulation.api_server_kinds import RESOURCE_CLAIMS, RESOURCE_SLICES
 from tests.charts.manifests import of_kind
 from tests.charts.test_rbac import EVENTS, Rule, rules
-from tests.placement.gates.bench import NEURON, DemandBench, GatesBench
+from tests.placement.gates.bench import GatesBench
 from tests.simulation.dra import claim_spec, node_slice
 from tests.support.api_server import Fault, Match, StandInApiServer
 
@@ -24,8 +23,7 @@ PATH = re.compile(
 )
 OPEN_TO_ALL = "/apis/karpenter.sh"
 """Discovery: Kubernetes itself lets every account see which groups there are."""
-OWNER = ("scheduling.k8s.io", "priorityclasses", "get", "neuron-plugin-demand")
-"""Of placeholders."""
+TIMES = Times()
 IGNORES = {
     "spec": {"podFailurePolicy": {"rules": [{"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}]}}
 }
@@ -41,7 +39,7 @@ def asked(server: StandInApiServer) -> set[Rule]:
         found = PATH.fullmatch(path)
         assert found, path
         verb = VERBS.get(request.method) or ("get" if found["name"] else "list")
-        named = found["name"] if found["kind"] in {"configmaps", "priorityclasses"} else ""
+        named = found["name"] if found["kind"] == "configmaps" else ""
         rights.add((found["group"] or "", found["kind"] + (found["part"] or ""), verb, named))
     return rights
 
@@ -64,43 +62,23 @@ async def test_p81_the_placement_controller_needs_every_right_it_has_for_gates_a
     gated: GatesBench, server: StandInApiServer
 ) -> None:
     server.fail(Fault(Match(method="GET", path="/jobs/train$"), body=msgspec.json.encode(IGNORES), times=10))
-    server.create(VOLUMES, {"metadata": {"name": "disk"}, "spec": {}}, "")
-    server.create(CLAIMS, {"metadata": {"name": "data"}, "spec": {"volumeName": "disk"}}, "default")
     gated.node("a", cpu="64")
-    claim = {"name": "data", "persistentVolumeClaim": {"claimName": "data"}}
-    gated.pod("with-a-volume", spec={"volumes": [claim]})
-    await gated.place_all()
     await stuck(gated, "of-a-replica-set", "ReplicaSet/web")
     await stuck(gated, "of-a-job", "Job/train")
     gated.pod("that-leaves-little-cpu", cpu="60")
     await gated.place_all()
+    replica = {f"leaderworkerset.sigs.k8s.io/{key}": "0" for key in ("name", "group-index", "worker-index")}
+    gated.pod("that-its-workers-wait-for", labels=replica, annotations={"leaderworkerset.sigs.k8s.io/size": "2"})
+    first = {"apps.kubernetes.io/pod-index": "0"}
+    gated.pod("that-its-set-waits-for", labels=first, owner="StatefulSet/set", group="set", size=2)
+    await gated.step(after=TIMES.leader + 1)
 
     granted = rules(of_kind("gates", "ClusterRole")["neuron-plugin-extender"])
     granted |= rules(of_kind("gates", "Role")["neuron-plugin-autoscaler-status"])
     for_extenders = rules(of_kind("second-scheduler", "ClusterRole")["neuron-plugin-extender"])
     assert asked(server) <= granted
-    assert granted - for_extenders - {OWNER} <= asked(server)
-    claims = {("", kind, "get", "") for kind in ("persistentvolumeclaims", "persistentvolumes")}
-    assert asked(server) & for_extenders == EVENTS | claims | {("", "pods", "get", "")}
-
-
-async def test_p81_placeholders_need_the_right_to_create_pods_and_no_other(
-    server: StandInApiServer, api: KubernetesApi
-) -> None:
-    bench = DemandBench(server, api)
-    waiting = bench.pod("waits", NEURON, 4)
-    await bench.looks()
-    assert len(bench.placeholders()) == 1
-    server.delete(PODS, waiting["metadata"]["name"], "default")
-    await bench.looks(2 * DEMAND_TIMES.tick)
-    assert bench.placeholders() == []
-
-    granted = rules(of_kind("gates", "ClusterRole")["neuron-plugin-extender"])
-    granted |= rules(of_kind("gates", "Role")["neuron-plugin-autoscaler-status"])
-    own = rules(of_kind("gates", "Role")["neuron-plugin-extender"])
-    for_demand = own - rules(of_kind("second-scheduler", "Role")["neuron-plugin-extender"])
-    assert for_demand == {("", "pods", "create", "")}
-    assert for_demand | {OWNER} <= asked(server) <= granted | for_demand
+    assert granted - for_extenders <= asked(server)
+    assert asked(server) & for_extenders == EVENTS | {("", "pods", "get", "")}
 
 
 async def test_p81_releasing_by_hand_needs_what_its_roles_have(gated: GatesBench, server: StandInApiServer) -> None:

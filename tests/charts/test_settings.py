@@ -34,8 +34,7 @@ SET_BY_THE_CHART = {
     "extenderSettings": {
         "address", "port", "tls-cert", "tls-key", "client-ca", "insecure", "health-address", "health-port",
         "kubeconfig", "instance-types", "leader-election", "lease-name", "lease-namespace", "identity",
-        "advertise-address", "ui-token-file", "webhook-port", "dra-driver",
-        "demand-image", "demand-priority-class",
+        "advertise-address", "ui-token-file", "webhook-port", "dra-driver", "topology-levels",
     },
 }  # fmt: skip
 """Settings that follow from mounts, ports and names, and that values cannot change."""

@@ -22,10 +22,17 @@ from neuron_plugin.cluster.api import Response, send
 from neuron_plugin.cluster.objects import LEASES
 from neuron_plugin.cluster.pods import PODS, asks_for_neuron
 from neuron_plugin.cluster.writes import claim_lease, create_lease, delete_lease, renew_lease, utc_now
-from neuron_plugin.placement.daemon import TIMES
-from neuron_plugin.placement.informers import LOOK_SECONDS, Informers, InformerTimes, PluginLeases, keep_pod
+from neuron_plugin.placement.informers import (
+    LOOK_SECONDS,
+    PATIENCE_SECONDS,
+    TIMES,
+    Informers,
+    InformerTimes,
+    PluginLeases,
+    keep_pod,
+    survey,
+)
 from neuron_plugin.placement.state import ClusterState
-from neuron_plugin.placement.storage import PATIENCE_SECONDS, survey
 from neuron_plugin.simulation.api_server_kinds import POD_GROUPS, RESOURCE_CLAIMS
 from tests.simulation.dra import DRIVER, claim_spec, exactly
 from tests.simulation.dra import pod as claiming_pod
@@ -496,11 +503,6 @@ async def test_a_server_without_pod_groups_is_asked_again_now_and_then_without_a
 
         assert world.state.min_counts == {("ml", "train"): 2}
     assert not caplog.records
-
-
-def test_leases_of_others_are_not_kept() -> None:
-    assert module._keep_plugin_lease(plugin_lease("kube-scheduler", 1)) is None
-    assert module._keep_plugin_lease(plugin_lease("neuron-plugin-a", 1)) is not None
 
 
 async def test_a_survey_sees_what_a_running_extender_sees(

@@ -44,9 +44,9 @@ class Bench:
             clock=Clock(now=lambda: self.now),
             unix_seconds=lambda: NOW_NS / 1e9,
         )
-        writer = Writer(self.context, self.dialects)
-        self.leads = Leads(self.context, writer)
-        return Binder(self.context, writer, self.leads, answer_seconds=answer)
+        self.writer = Writer(self.context, self.dialects)
+        self.leads = Leads(self.context, self.writer)
+        return Binder(self.context, self.writer, self.leads, answer_seconds=answer)
 
     def waiting(self, name: str, amount: int = 1) -> AnyJson:
         """A pod that waits, known to the server and to the watch."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from neuron_plugin.cluster import KubernetesApi
+from neuron_plugin.placement.context import Times
 from neuron_plugin.placement.daemon import ControllerTimes
 from neuron_plugin.placement.informers import InformerTimes
 from tests.support.api_server import StandInApiServer
@@ -43,7 +44,8 @@ async def api(server: StandInApiServer, tmp_path: Path) -> AsyncIterator[Kuberne
 @pytest.fixture
 async def extender(api: KubernetesApi) -> AsyncIterator[Extender]:
     """A single replica, ready, that looks often."""
-    async with extender_on(api, times=ControllerTimes(informers=InformerTimes(tick=0.02), events=0.02)) as extender:
+    times = ControllerTimes(placing=Times(events=0.02), informers=InformerTimes(tick=0.02))
+    async with extender_on(api, times=times) as extender:
         yield await extender.ready()
 
 

@@ -8,7 +8,7 @@ from itertools import count
 
 from neuron_plugin.allocation import ContainerKind, NodeInventory, Resource
 from neuron_plugin.allocation.inventory import write_inventory
-from neuron_plugin.allocation.keys import GATE, INVENTORY_KEY, NODE_KEY, POD_UID_KEY
+from neuron_plugin.allocation.keys import GATE, INVENTORY_KEY, NODE_KEY, POD_UID_KEY, PREFIX
 from neuron_plugin.simulation import KubeletContainer, KubeletPod
 from neuron_plugin.simulation.api_server_kinds import AnyJson
 from neuron_plugin.topology import Geometry, catalogue
@@ -117,6 +117,14 @@ def container(name: str, resource: Resource | str, amount: int | str, *, sidecar
     quantities = {str(resource): str(amount)} if amount else {}
     found: AnyJson = {"name": name, "image": "neuron", "resources": {"limits": quantities, "requests": quantities}}
     return {**found, "restartPolicy": "Always"} if sidecar else found
+
+
+def with_memory(name: str, cores: int, mib: int | str) -> AnyJson:
+    """A container that asks for cores and for so much memory of their devices, shared evenly."""
+    found = container(name, Resource.NEURONCORE, cores)
+    for quantities in found["resources"].values():
+        quantities[f"{PREFIX}memory"] = str(mib)
+    return found
 
 
 def static_pod(namespace: str, name: str, node: str, *containers: KubeletContainer) -> KubeletPod:

@@ -117,8 +117,8 @@ class World:
 
     def why_not(self, resource: Resource, amount: int, node: str) -> str:
         """The reason a new pod of one container is refused with."""
-        found = self.filter(pod_manifest("probe", resource, amount), [node])
-        return (dict(found.failed) | dict(found.unresolvable))[node]
+        ((rejection, _),) = self.filter(pod_manifest("probe", resource, amount), [node]).rejected.items()
+        return rejection.text
 
     def scores(self, resource: Resource, amount: int, names: Sequence[str], *, alone: bool = True) -> list[int]:
         request = request_of(record_of(pod_manifest("probe", resource, amount)))

@@ -58,11 +58,6 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{ if and (eq (include "neuron-plugin.placement" .) "gates") (eq .Values.devicePlugin.mode "dra") .Values.gates.claims }}true{{ end }}
 {{- end }}
 
-{{/* Whether placeholder pods make an autoscaler add nodes; empty for no. */}}
-{{- define "neuron-plugin.makesDemand" -}}
-{{ if and (eq (include "neuron-plugin.placement" .) "gates") .Values.gates.demandPods }}true{{ end }}
-{{- end }}
-
 {{/* What selects a component's pods; it never changes, so it holds no version. */}}
 {{- define "neuron-plugin.selector" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
@@ -138,11 +133,6 @@ matchExpressions:
 # Nothing schedules a pod that names its node, such as the mirror of a static pod.
 - name: to-be-scheduled
   expression: object.spec.?nodeName.orValue('') == ''
-{{- if include "neuron-plugin.makesDemand" . }}
-# A placeholder waits for an autoscaler, which sees no gated pod.
-- name: not-a-placeholder
-  expression: request.userInfo.username != 'system:serviceaccount:{{ .Release.Namespace }}:{{ include "neuron-plugin.name" . }}-extender'
-{{- end }}
 # Its node is chosen already, by affinity.
 - name: not-of-a-daemonset
   expression: >-
@@ -152,8 +142,8 @@ matchExpressions:
 {{/* The keys of an assignment on a pod, as a CEL list. */}}
 {{- define "neuron-plugin.assignmentKeys" -}}
 {{- $keys := list "NEURON_DEVS" "NEURON_CORES" "NEURON_ALLOC_TIME" "NEURON_ALLOCATED" "AWS_NEURON_IDS" "NEURON_RESOURCE_TYPE" }}
-{{- /* A pod that is not bound says for which node its assignment is, and for which pod. */}}
-{{- if eq (include "neuron-plugin.placement" .) "gates" }}{{ $keys = concat $keys (list "neuron-plugin.io/node" "neuron-plugin.io/pod-uid") }}{{ end -}}
+{{- /* A pod that is not bound says for which node its assignment is, and for which pod; or that it was released without one. */}}
+{{- if eq (include "neuron-plugin.placement" .) "gates" }}{{ $keys = concat $keys (list "neuron-plugin.io/node" "neuron-plugin.io/pod-uid" "neuron-plugin.io/domain" "neuron-plugin.io/released") }}{{ end -}}
 ['{{ join "', '" $keys }}']
 {{- end }}
 
