@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 VOLUMES = "volumes"
 NOT_LOOKED_AT = ("how many volumes can be attached", "pod affinity", "topology spread constraints")
@@ -106,6 +106,22 @@ class NodeSelectorTerm:
         return all(requirement.is_met(labels) for requirement in self.expressions) and all(
             requirement.is_met(named) for requirement in self.fields
         )
+
+
+def pinned(terms: tuple[NodeSelectorTerm, ...] | None, node: str) -> tuple[NodeSelectorTerm, ...]:
+    """Required terms that leave one node: each as it was, and the node's name.
+
+    A term without any requirement matches nothing, and has to stay so.
+    """
+    pin = Requirement("metadata.name", "In", (node,))
+    if terms is None:
+        return (NodeSelectorTerm(fields=(pin,)),)
+    return tuple(
+        replace(term, fields=(*term.fields, pin))
+        if (term.expressions or term.fields) and pin not in term.fields
+        else term
+        for term in terms
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from neuron_plugin.allocation.keys import (
     POD_UID_KEY,
     VENDOR_RESOURCE_KEY,
 )
-from neuron_plugin.allocation.node_rules import NodeSelectorTerm, Requirement
+from neuron_plugin.allocation.node_rules import NodeSelectorTerm, Requirement, pinned
 from neuron_plugin.allocation.pod import node_label
 from neuron_plugin.cluster import ApiRequest
 from neuron_plugin.cluster.api import STRATEGIC_MERGE_PATCH, JsonObject
@@ -88,19 +88,6 @@ def _released(pod: NeuronPod, node: str) -> JsonObject:
         required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
         spec["affinity"] = {"nodeAffinity": required}
     return spec
-
-
-def pinned(terms: tuple[NodeSelectorTerm, ...] | None, node: str) -> tuple[NodeSelectorTerm, ...]:
-    """Required terms that leave one node: each as it was, and the node's name.
-
-    A term without any requirement matches nothing, and has to stay so.
-    """
-    pin = Requirement("metadata.name", "In", (node,))
-    if terms is None:
-        return (NodeSelectorTerm(fields=(pin,)),)
-    return tuple(
-        replace(term, fields=(*term.fields, pin)) if term.expressions or term.fields else term for term in terms
-    )
 
 
 def _term(term: NodeSelectorTerm) -> JsonObject:

@@ -34,6 +34,7 @@ from neuron_plugin.allocation import (
     Rejection,
     Resource,
 )
+from neuron_plugin.allocation.claims import Attributes
 from neuron_plugin.allocation.cost import cost, costs, devices_lost, tie_rank
 from neuron_plugin.allocation.narrowing import usable_mask
 from neuron_plugin.allocation.node_rules import (
@@ -56,7 +57,7 @@ MOST_DEMANDS = 32
 
 PACK = PlacementStrategy.PACK
 _NO_USES: Mapping[str, NodeUse] = MappingProxyType({})
-_Demand = tuple[PlacementStrategy, tuple[tuple[ContainerKind, Resource, int, Amounts, object], ...]]
+_Demand = tuple[PlacementStrategy, tuple[tuple[ContainerKind, Resource, int, Amounts, object, Attributes], ...]]
 
 
 def verdict(capacity: Capacity | Rejection, request: PodRequest) -> int | Rejection:
@@ -219,8 +220,7 @@ class Choices:
         many constraints pods invent, demands without any stay remembered.
         """
         parts = tuple(
-            (container.kind, container.resource, container.count, container.amounts, container.constraints)
-            for container in request
+            (part.kind, part.resource, part.count, part.amounts, part.constraints, part.attributes) for part in request
         )
         demand = (strategy, parts)
         remembered = self._constrained if is_constrained(request) else self._plain

@@ -43,7 +43,7 @@ from neuron_plugin.cluster.pods import PODS, PodUse, asks_for_neuron, neuron_pod
 from neuron_plugin.cluster.reflector import Observer
 from neuron_plugin.scheduling.claims import ClaimedPods, Shown
 from neuron_plugin.scheduling.state import ClusterState
-from neuron_plugin.topology import Catalogue, product_names
+from neuron_plugin.topology import Catalogue, Geometry, product_names
 
 _log = logging.getLogger(__name__)
 _NAMESPACES = ApiResource("/api/v1", "namespaces", ApiObject)
@@ -314,7 +314,7 @@ class Informers:
         elif before is not None:
             self._state.remove_node(before.name, uid)
         if self._claimed and any(record and record.rules.claim_driver for record in (before, node)):
-            self._claimed.see_devices(most_devices(self._state, self._claimed.driver))
+            self._claimed.see_machines(machines_of(self._state, self._claimed.driver))
 
     def _lease_changed(self, uid: str, before: Lease | None, lease: Lease | None) -> None:
         was_doubted = self._leases.changed(uid, lease, self._clock.now())
@@ -343,13 +343,10 @@ def show_pod(state: ClusterState, uid: str, before: Shown, pod: Shown, kept_unti
         state.remove_pod(PodUid(uid), kept_until=kept_until)
 
 
-def most_devices(state: ClusterState, driver: str) -> int:
-    """The most devices that a node of a driver of DRA has."""
+def machines_of(state: ClusterState, driver: str) -> frozenset[Geometry]:
+    """The machines that the nodes of a driver of DRA are."""
     inventories = (info.inventory for info in state.nodes.values())
-    counts = (
-        inventory.geometry.device_count for inventory in inventories if inventory and inventory.claim_driver == driver
-    )
-    return max(counts, default=0)
+    return frozenset(inventory.geometry for inventory in inventories if inventory and inventory.claim_driver == driver)
 
 
 def _see_utilization(state: ClusterState, before: Lease | None, lease: Lease | None) -> None:
@@ -395,7 +392,7 @@ async def _claimed(api: ApiServer, state: ClusterState) -> ClaimedPods | None:
     if not driver:
         return None
     claimed = ClaimedPods(driver, partial(show_pod, state))
-    claimed.see_devices(most_devices(state, driver))
+    claimed.see_machines(machines_of(state, driver))
     try:
         async for page in pages(api, RESOURCE_CLAIMS, page_timeout_seconds=PAGE_SECONDS):
             for record in page.records:
