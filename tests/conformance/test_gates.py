@@ -49,7 +49,7 @@ RBAC = "/apis/rbac.authorization.k8s.io/v1"
 ACCOUNTS = ("neuron-plugin", "neuron-plugin-extender", "editor", "ungater", "neuron-plugin-ungate-all")
 BINDER = [{"apiGroups": [""], "resources": ["pods/binding"], "verbs": ["create"]}]
 """What the placement controller may do where a scheduler asks it, too."""
-JUDGED = ("gates", "placement", "bindings", "demand", "ungate", "decisions", "own-pods")
+JUDGED = ("gates", "copies", "placement", "bindings", "demand", "ungate", "decisions", "own-pods")
 (_EXTENDER,) = of_kind("gates", "Deployment")["neuron-plugin-extender"]["spec"]["template"]["spec"]["containers"]
 IMAGE = _EXTENDER["image"]
 PLACED = {"NEURON_DEVS": "0-3", "NEURON_ALLOC_TIME": "1", "NEURON_ALLOCATED": "false", NODE_KEY: "n1", POD_UID_KEY: "u"}
@@ -233,7 +233,9 @@ async def in_force(run: Cluster) -> None:
             await asyncio.sleep(0.2)
         while not await run.editor.why_not("PATCH", path, {"spec": {"schedulingGates": []}}):
             await asyncio.sleep(0.2)
-        while "NEURON" not in await run.editor.why_not("POST", run.pods, described(pod({}), annotations=PLACED)):
+        while "NEURON" not in await run.editor.why_not("PATCH", path, {"metadata": {"annotations": PLACED}}):
+            await asyncio.sleep(0.2)
+        while (await run.create(pod({}), annotations=PLACED))["metadata"].get("annotations"):
             await asyncio.sleep(0.2)
         while "422" not in await run.controller.why_not("POST", run.pods, described(pod({"cpu": "1"}))):
             await asyncio.sleep(0.2)
@@ -335,10 +337,31 @@ async def test_what_only_the_controller_says_is_taken_off_a_copied_manifest(clus
     assert gates(stored) == [GATE]
 
 
-@pytest.mark.parametrize("metadata", [{"annotations": PLACED}, {"labels": {NODE_KEY: "n1"}}])
-async def test_a_pod_that_is_not_gated_may_not_bring_it_either(cluster: Cluster, metadata: Body) -> None:
-    spec = pod({NEURON: "4"}, schedulerName="volcano")
-    assert "422" in await cluster.editor.why_not("POST", cluster.pods, described(spec, **metadata))
+@pytest.mark.parametrize(
+    ("spec", "metadata"),
+    [
+        (pod({NEURON: "4"}, nodeName="n1"), {}),  # as kubectl replace --force writes it
+        (pod({NEURON: "4"}, nodeName="n1"), {"annotations": {"kubernetes.io/config.mirror": "h"}}),
+        (pod({NEURON: "4"}, schedulerName="volcano"), {}),
+        (pod({"cpu": "1"}), {}),
+    ],
+)
+async def test_it_is_taken_off_a_pod_that_is_not_gated_as_well(cluster: Cluster, spec: Body, metadata: Body) -> None:
+    kept = metadata.get("annotations", {})
+    for user in (cluster.admin, cluster.editor):
+        made = described(spec, annotations={**PLACED, **kept}, labels={NODE_KEY: "n1"})
+        stored = await user.ask("POST", cluster.pods, made, dryRun="All")
+        assert (stored["metadata"].get("annotations", {}), stored["metadata"].get("labels")) == (kept, None)
+        assert gates(stored) == []
+
+
+async def test_a_pod_that_was_placed_can_be_made_again_from_what_the_server_shows_of_it(cluster: Cluster) -> None:
+    path = await cluster.bound()
+    seen = await cluster.admin.ask("GET", path)
+    said = {key: seen["metadata"][key] for key in ("annotations", "labels")}
+    stored = await cluster.create(seen["spec"], **said)
+    assert stored["spec"]["nodeName"] == "n1"
+    assert not {*PLACED} & {*stored["metadata"].get("annotations", {})}
 
 
 # ---- what the placement controller may do
