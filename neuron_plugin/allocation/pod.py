@@ -338,8 +338,8 @@ class PodKind(NamedTuple):
 
 
 def kind_of(pod: NeuronPod) -> PodKind:
-    """The kind of a pod."""
-    if pod.group:
+    """The kind of a pod. One that asks for nothing has no part in what its group gets."""
+    if pod.group and (pod.request or pod.rules.claim_driver):
         return PodKind(0, (), None, PodRules(), pod.group)
     claims_in = pod.reference.namespace if pod.rules.claims else ""
     labels = pod.labels if pod.rules.claim_driver else ()

@@ -24,7 +24,16 @@ from http import HTTPStatus
 from math import inf
 from typing import NoReturn
 
-from neuron_plugin.allocation import Dialect, NeuronPod, NodeInfo, Placement, PlacementStrategy, PodUid, Rejection
+from neuron_plugin.allocation import (
+    Dialect,
+    NeuronPod,
+    NodeInfo,
+    Placement,
+    PlacementStrategy,
+    PodUid,
+    Rejection,
+    Resource,
+)
 from neuron_plugin.allocation.keys import GATE
 from neuron_plugin.allocation.node_rules import PodRules
 from neuron_plugin.allocation.placement import assignment_of
@@ -269,6 +278,8 @@ class Placer:
         """Why it cannot be judged whether a pod may go to the nodes ``called``; empty if it can."""
         if pod.rules.resource_claims:
             return "it has resource claims"
+        if not (pod.request or pod.rules.claim_driver):
+            return f"it has the gate and asks for none of {', '.join(Resource)}"
         if not self.volumes.are_bound(pod):
             return "not all of its volumes are there yet"
         is_kept_off_all = bool(pod.rules.claim_driver and not called and self.feasible(pod))
@@ -515,7 +526,8 @@ class Placer:
             self._state.history.released[uid] = reason
             self._metrics.released_plainly.inc()
             _log.info("pod released without a place", extra={"pod": str(pod.reference), "uid": uid, "reason": reason})
-            note = f"No node was chosen for the pod: {reason}. Its scheduler chooses the node, the plugin the devices."
+            chosen = "node, the plugin the devices" if pod.request else "node"
+            note = f"No node was chosen for the pod: {reason}. Its scheduler chooses the {chosen}."
             await write_event(self._api, about_pod(pod.reference), RELEASED_PLAINLY, note, self._instance)
         elif assumed:
             log_choice(self._decisions, assumed, self._unix_ns())

@@ -18,7 +18,7 @@ from functools import partial
 
 from neuron_plugin.allocation import Assignment, NeuronNode, NeuronPod, PodUid
 from neuron_plugin.allocation.claims import NeuronClaim
-from neuron_plugin.allocation.keys import DEMAND_LABEL, UTILIZATION_KEY
+from neuron_plugin.allocation.keys import DEMAND_LABEL, GATE, UTILIZATION_KEY
 from neuron_plugin.allocation.pod import is_movable
 from neuron_plugin.allocation.utilization import read_utilization
 from neuron_plugin.backoff import CLOCK, Clock
@@ -74,13 +74,15 @@ TIMES = InformerTimes()
 def keep_pod(pod: Pod, *, claims: bool = False) -> NeuronPod | PodUse | None:
     """Live pods that ask for Neuron, and what other bound pods take of their nodes.
 
-    With ``claims``, pods that have claims may ask for Neuron by them: they are kept whole.
+    With ``claims``, pods that have claims may ask for Neuron by them: they are kept whole. So are pods that our gate
+    holds back whatever they ask for: nobody else lets them go.
 
     A terminal pod is as good as gone, unless its kubelet got no devices for it. A placeholder waits for an autoscaler,
     not for devices; only once it is bound does it take some. Phase and start decide nothing here:
     they are left out, so that a change of them is no change of the state.
     """
-    if not asks_for_neuron(pod) and not (claims and pod.spec.resource_claims):
+    is_gated = any(gate.name == GATE for gate in pod.spec.scheduling_gates or ())
+    if not (asks_for_neuron(pod) or is_gated or (claims and pod.spec.resource_claims)):
         return pod_use(pod)
     if (pod.terminal and not pod.rejected_at_admission) or (DEMAND_LABEL in pod.labels and not pod.node_name):
         return None
