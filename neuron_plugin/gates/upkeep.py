@@ -141,9 +141,11 @@ class Upkeep:
                 self._reasons[kind] = now, await self._reason(pods[0])
         written = 0
         for kind in due:
-            _, reason = self._reasons.get(kind, (0.0, ""))
-            gist = reason.partition(" (")[0]  # how many nodes say so is no news
-            for pod in self._without_room(kind) if gist else ():
+            _, shared = self._reasons.get(kind, (0.0, ""))
+            for pod in self._without_room(kind) if shared else ():
+                # Pods of a kind are refused for the same, each with a claim or annotation of its own.
+                reason = str(self._state.refusal(pod) or shared)
+                gist = reason.partition(" (")[0]  # how many nodes say so is no news
                 if self._told.get(pod.uid) != gist and written < MOST_EVENTS:
                     self._told[pod.uid] = gist
                     written += 1

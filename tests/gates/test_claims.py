@@ -362,6 +362,20 @@ async def test_a_claim_that_cannot_be_judged_keeps_its_gate_and_says_why(bench: 
     assert any("expected" in note for _, note in bench.events("train"))
 
 
+async def test_each_pod_that_is_refused_hears_of_its_own_claim(bench: ClaimsBench) -> None:
+    either = {"name": "chips", "firstAvailable": [{"name": "four", "deviceClassName": DRIVER, "count": 4}]}
+    bench.claim("of-a", claim_spec(either))
+    bench.claim("of-b", claim_spec(exactly(adminAccess=True)))
+    for name in ("a", "b", "c"):
+        bench.claiming(f"pod-{name}", f"of-{name}")
+    for _ in range(3):
+        await bench.look(after=UPKEEP_TIMES.again)
+    for name, word in {"a": "firstAvailable", "b": "admin access", "c": "does not exist"}.items():
+        ((_, note),) = bench.events(f"pod-{name}")
+        assert f"of-{name}" in note
+        assert word in note
+
+
 async def test_a_gated_pod_with_claims_of_others_is_released_plainly(bench: ClaimsBench) -> None:
     bench.claim("gpu", claim_spec(exactly(deviceClassName="gpu.example.com")))
     bench.claiming("train", "gpu")
