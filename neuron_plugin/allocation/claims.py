@@ -8,13 +8,15 @@ device in an allocation says which silicon it is, and nothing is chosen after th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from neuron_plugin.allocation.rejection import Rejection
 from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.topology import NO_CORES, CoreMask, Geometry, Unit, cores_in
+from neuron_plugin.topology import MOST_SHAPES, NO_CORES, CoreMask, Geometry, Topology, Unit, cores_in
+from neuron_plugin.topology.device_groups import GROUP_SIZES, device_groups
 
 if TYPE_CHECKING:
     from neuron_plugin.allocation.pod import PodUid
@@ -29,8 +31,21 @@ PLACED_TAINT = "neuron-plugin.io/placed-by-gates"
 """A taint of every device where the placement controller allocates: kube-scheduler's own choice stays off."""
 UNHEALTHY_TAINT = "neuron-plugin.io/unhealthy"
 """A taint of a device that is given to no new claim; its value says why in one word."""
-TORUS_ROW = 4
+_TORUS_ROW = 4
 """Devices in one row of the torus, which AWS's topology attributes count in."""
+Attributes = tuple[tuple[str, str | int | bool | None], ...]
+"""What a device must have, as attribute and value; None for any value."""
+GROUP_ATTRIBUTES: Mapping[str, int] = {
+    f"{DRA_DRIVER}/deviceId": 1,
+    f"{DRA_DRIVER}/topology_x": _TORUS_ROW,
+    f"{DRA_DRIVER}/topology_y": 1,
+    f"{DRA_DRIVER}/topology4_id": _TORUS_ROW,
+    f"{DRA_DRIVER}/topology8_id": 2 * _TORUS_ROW,
+    **{f"resource.aws.com/devicegroup{size}_id": size for size in GROUP_SIZES},
+}
+"""Attributes by which devices are grouped: the largest valid set that is in one group wherever it lies."""
+MACHINE_ATTRIBUTES = frozenset({f"{DRA_DRIVER}/instanceType", f"{DRA_DRIVER}/resourceType"})
+"""Attributes that each device has, and all of a node have in common."""
 DEVICE_RESOURCE = Resource.NEURON
 """Under which name whole devices of a claim stand where resources are counted."""
 
@@ -96,6 +111,41 @@ def mask_of_name(name: str, geometry: Geometry, logical_core_size: int) -> CoreM
     return geometry.devices_mask((int(number[1]),)) if number else geometry.all_mask
 
 
+@lru_cache(maxsize=MOST_SHAPES)
+def device_attributes(geometry: Geometry) -> tuple[Mapping[str, str | int], ...]:
+    """The attributes of each device of a machine as its slice has them, those that follow from the machine's type.
+
+    Names and values are those of AWS's own driver. Types without EFA have no groups, and only a torus has rows.
+    """
+    groups, devices = device_groups(geometry.instance_type), []
+    for device in range(geometry.device_count):
+        attributes: dict[str, str | int] = {
+            f"{DRA_DRIVER}/deviceId": device,
+            f"{DRA_DRIVER}/resourceType": "neuron_device",
+            f"{DRA_DRIVER}/instanceType": geometry.instance_type,
+        }
+        if geometry.topology is Topology.TORUS:
+            row, column = divmod(device, _TORUS_ROW)
+            rows = {"topology_x": row, "topology_y": column, "topology4_id": row, "topology8_id": row // 2}
+            attributes |= {f"{DRA_DRIVER}/{name}": value for name, value in rows.items()}
+        if device < len(groups):
+            attributes |= {f"resource.aws.com/devicegroup{size}_id": text for size, text in groups[device].items()}
+        devices.append(attributes)
+    return tuple(devices)
+
+
+def devices_with(geometry: Geometry, attributes: Attributes) -> tuple[int, ...]:
+    """The devices of a machine that have all of these attributes. One that a device lacks matches nothing."""
+    return tuple(
+        device
+        for device, has in enumerate(device_attributes(geometry))
+        if all(
+            name in has and (value is None or (type(value) is type(has[name]) and value == has[name]))
+            for name, value in attributes
+        )
+    )
+
+
 def devices_of(geometry: Geometry, unit: Unit, mask: int, logical_core_size: int) -> tuple[ClaimDevice, ...]:
     """The devices that name the cores of a set: one for each Neuron device that the set touches.
 
@@ -132,13 +182,13 @@ class PodClaim:
 class ClaimRequest:
     """One request of a claim for our devices: ``count`` of a unit, 0 for all devices of a node.
 
-    ``attributes`` are what a device must have by its selectors, as attribute and value.
+    ``attributes`` are what a device must have by its selectors and constraints.
     """
 
     name: str
     unit: Unit
     count: int
-    attributes: tuple[tuple[str, str | int | bool], ...] = ()
+    attributes: Attributes = ()
 
 
 @dataclass(frozen=True, slots=True)

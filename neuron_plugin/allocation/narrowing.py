@@ -14,11 +14,13 @@ from functools import lru_cache, reduce
 from operator import or_
 from typing import NamedTuple
 
+from neuron_plugin.allocation.claims import Attributes, devices_with
 from neuron_plugin.allocation.constraints import ANY_DEVICE, Constraints
 from neuron_plugin.allocation.keys import ALLOW_KEY, DENY_KEY, DEVICE_NAME_KEY, PREFIX, SAME_DEVICE_KEY
 from neuron_plugin.allocation.rejection import (
     TOO_LARGE_TO_SHARE,
     UNKNOWN_PRODUCT,
+    WRONG_ATTRIBUTES,
     WRONG_PRODUCT,
     Rejection,
     amount_not_divisible,
@@ -70,7 +72,7 @@ def device_facts(device_name: str, instance_type: str, known: InstanceType | Non
 
 def unconstrained(request: PodRequest) -> PodRequest:
     """The same counts and nothing else."""
-    return tuple(replace(container, amounts=(), constraints=None) for container in request)
+    return tuple(replace(container, amounts=(), constraints=None, attributes=()) for container in request)
 
 
 @lru_cache(maxsize=_REMEMBERED)
@@ -87,6 +89,8 @@ def never_met(geometry: Geometry, request: PodRequest, facts: DeviceFacts) -> Re
     has = dict(facts.amounts)
     for container in request:
         devices = devices_of(geometry, container)
+        if container.attributes and len(devices_with(geometry, container.attributes)) < devices:
+            return WRONG_ATTRIBUTES
         for name, amount in container.amounts:
             per_device, rest = divmod(amount, devices)
             if rest:
@@ -112,7 +116,8 @@ def never_met(geometry: Geometry, request: PodRequest, facts: DeviceFacts) -> Re
 
 def usable_mask(geometry: Geometry, container: ContainerRequest, facts: DeviceFacts) -> int:
     """The cores that constraints and amounts leave to a container by itself, in use or not; all bits without any."""
-    return _usable_mask(geometry, container, facts) if container.amounts or container.constraints else -1
+    narrows = container.amounts or container.constraints or container.attributes
+    return _usable_mask(geometry, container, facts) if narrows else -1
 
 
 @lru_cache(maxsize=_REMEMBERED)
@@ -167,11 +172,11 @@ class Narrowing:
         self._geometry = geometry
         self._request = request
         self._facts = facts
-        self.allowed_mask = _cores_of(geometry, self._constraints.allowed_devices)
+        self._allowed_mask = _cores_of(geometry, self._constraints.allowed_devices)
         shared = [request[place] for place in self._constraints.same_device]
         eligible = geometry.all_mask
         if shared:
-            usable, asked = free & self.allowed_mask, _lasting(shared)
+            usable, asked = free & self._allowed_mask, _lasting(shared)
             devices = range(geometry.device_count)
             eligible = geometry.devices_mask(
                 device for device in devices if (geometry.device_mask(device) & usable).bit_count() >= asked
@@ -190,7 +195,8 @@ class Narrowing:
     @property
     def is_mask(self) -> bool:
         """Whether all containers may have the same cores, however many of them are placed."""
-        return not self._constraints.same_device and not any(container.amounts for container in self._request)
+        differ = any(container.attributes != self._request[0].attributes for container in self._request)
+        return not (self._constraints.same_device or differ or any(container.amounts for container in self._request))
 
     def options(self, place: int, sets: Sequence[CoreMask], left: Left) -> tuple[CoreMask, ...]:
         """Those of some sets that a container may have, the preferred ones first and else in the order given."""
@@ -203,7 +209,8 @@ class Narrowing:
 
     def usable_mask(self, place: int, left: Left) -> CoreMask:
         """The cores that a container may have, in use or not."""
-        usable, rows = int(self.allowed_mask), dict(left.amounts)
+        usable, rows = int(self._allowed_mask), dict(left.amounts)
+        usable &= _cores_with(self._geometry, self._request[place].attributes)
         if place in self._constraints.same_device:
             usable &= left.shared_mask
         for name, need in self._needs(self._request[place]):
@@ -247,6 +254,11 @@ def devices_of(geometry: Geometry, container: ContainerRequest) -> int:
 def _lasting(parts: Iterable[ContainerRequest]) -> int:
     """The cores of the containers that run at the same time."""
     return sum(container.count for container in parts if container.kind is not ContainerKind.INIT)
+
+
+@lru_cache(maxsize=1024)
+def _cores_with(geometry: Geometry, attributes: Attributes) -> CoreMask:
+    return geometry.devices_mask(devices_with(geometry, attributes)) if attributes else geometry.all_mask
 
 
 @lru_cache(maxsize=1024)

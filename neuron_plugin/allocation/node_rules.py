@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from sys import intern
 from typing import NamedTuple
 from weakref import WeakValueDictionary
@@ -106,6 +106,19 @@ class NodeSelectorTerm:
         return all(requirement.is_met(labels) for requirement in self.expressions) and all(
             requirement.is_met(named) for requirement in self.fields
         )
+
+
+def pinned(terms: tuple[NodeSelectorTerm, ...] | None, pins: tuple[Requirement, ...]) -> tuple[NodeSelectorTerm, ...]:
+    """Required terms with more requirements of a node's name: each as it was, and these.
+
+    A term without any requirement matches nothing, and has to stay so.
+    """
+    if terms is None:
+        return (NodeSelectorTerm(fields=pins),)
+    return tuple(
+        replace(term, fields=tuple(dict.fromkeys((*term.fields, *pins)))) if term.expressions or term.fields else term
+        for term in terms
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)

@@ -157,7 +157,7 @@ def placement_mask(placement: Placement) -> CoreMask:
 
 def is_constrained(request: PodRequest) -> bool:
     """Whether anything but counts decides about a request."""
-    return any(container.amounts or container.constraints for container in request)
+    return any(container.amounts or container.constraints or container.attributes for container in request)
 
 
 def place(geometry: Geometry, free: int, request: PodRequest, facts: DeviceFacts = NO_FACTS) -> Placement | Rejection:
@@ -264,7 +264,7 @@ def _search(
     masks = _Walk(geometry, request, narrowing).solve(0, free, {}, narrowing.start if narrowing else None)
     if masks is not None or len(lasting) < len(request) or (narrowing and not narrowing.is_mask):
         return masks
-    return pack(geometry, free & narrowing.allowed_mask if narrowing else free, request)
+    return pack(geometry, free & narrowing.usable_mask(0, narrowing.start) if narrowing else free, request)
 
 
 class _Walk:

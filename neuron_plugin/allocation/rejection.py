@@ -68,6 +68,9 @@ INVALID_REQUEST = Rejection("invalid-request", "The pod's request for Neuron can
 INVALID_CONSTRAINT = Rejection("invalid-constraint", "An annotation that constrains the pod's devices cannot be read")
 WRONG_PRODUCT = Rejection("wrong-product", "The node's Neuron devices are not of a product that the pod asks for")
 UNKNOWN_PRODUCT = Rejection("unknown-product", "The product of the node's Neuron devices is not known")
+WRONG_ATTRIBUTES = Rejection(
+    "wrong-attributes", "The node's Neuron devices do not have the attributes that a claim of the pod asks for"
+)
 SHARED_DEVICE = Rejection(
     "no-shared-device", "No Neuron device has free cores for all containers that share one", may_pass=True
 )

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
 
+from neuron_plugin.allocation.claims import Attributes
 from neuron_plugin.allocation.constraints import Constraints
 from neuron_plugin.allocation.keys import PREFIX
 from neuron_plugin.allocation.rejection import Rejection
@@ -64,7 +65,8 @@ class ContainerRequest:
     """One container's demand: ``count`` of one resource.
 
     ``amounts`` are shared evenly by the container's devices. ``constraints`` are those of the whole pod, or which
-    annotation cannot be read: the same for each of its containers.
+    annotation cannot be read: the same for each of its containers. ``attributes`` are what each device has to have, by
+    the claim that is asked for.
     """
 
     name: str
@@ -73,6 +75,7 @@ class ContainerRequest:
     count: int
     amounts: Amounts = ()
     constraints: Constraints | Rejection | None = None
+    attributes: Attributes = ()
 
 
 PodRequest = tuple[ContainerRequest, ...]

@@ -13,7 +13,15 @@ from dataclasses import replace
 import msgspec
 
 from neuron_plugin.allocation import PodUid, Rejection
-from neuron_plugin.allocation.claims import CORE_CLASS, ClaimRequest, ClaimResult, NeuronClaim
+from neuron_plugin.allocation.claims import (
+    CORE_CLASS,
+    GROUP_ATTRIBUTES,
+    MACHINE_ATTRIBUTES,
+    Attributes,
+    ClaimRequest,
+    ClaimResult,
+    NeuronClaim,
+)
 from neuron_plugin.allocation.rejection import INVALID_REQUEST
 from neuron_plugin.cluster.api import UNREADABLE, JsonObject
 from neuron_plugin.cluster.objects import ApiObject, ApiResource, Wire
@@ -245,33 +253,31 @@ def _requests(devices: _Devices, driver: str, cores: int) -> tuple[ClaimRequest,
     ours = {request.name for request in requests}
     for constraint in devices.constraints or ():
         meant = set(constraint.requests or ()) or ours
-        attribute = constraint.match_attribute or constraint.distinct_attribute or "a constraint"
-        group = re.fullmatch(r"resource\.aws\.com/devicegroup(1|4|8|16)_id", constraint.match_attribute or "")
-        if not (meant & ours) or (constraint.match_attribute or "") in _SAME_ON_A_NODE:
+        attribute = constraint.match_attribute or ""
+        if not (meant & ours) or attribute in _SAME_ON_A_NODE:
             continue
-        # Linked devices of a valid count are in one group by themselves (topology/sets.py).
-        grouped = next((grouped for grouped in requests if grouped.name in meant), None)
-        fits = (
-            group and len(meant) == 1 and grouped and grouped.unit is Unit.DEVICE and 0 < grouped.count <= int(group[1])
-        )
-        if not fits:
-            raise _UnservedError(f"constraint {attribute} over {', '.join(sorted(meant))} cannot be judged here")
+        place = next((place for place, grouped in enumerate(requests) if grouped.name in meant), 0)
+        grouped = requests[place]
+        size = GROUP_ATTRIBUTES.get(attribute, 0)
+        if len(meant) > 1 or grouped.unit is not Unit.DEVICE or not 0 < grouped.count <= size:
+            named = attribute or constraint.distinct_attribute or "a constraint"
+            raise _UnservedError(f"constraint {named} over {', '.join(sorted(meant))} cannot be judged here")
+        # Linked devices of a valid count are in one group by themselves (topology/sets.py), on nodes that have groups.
+        requests[place] = replace(grouped, attributes=(*grouped.attributes, (attribute, None)))
     return tuple(requests)
 
 
-_SAME_ON_A_NODE = frozenset(
-    f"neuron.aws.com/{name}" for name in ("instanceType", "resourceType", "neuronDriverVersion", "draDriverVersion")
-)
+_SAME_ON_A_NODE = MACHINE_ATTRIBUTES | {"neuron.aws.com/neuronDriverVersion", "neuron.aws.com/draDriverVersion"}
 """Attributes that all devices of a node share, so that asking for equal ones asks for nothing."""
 
 
-def _attributes(name: str, selectors: Iterable[_Selector], driver: str) -> tuple[tuple[str, str | int | bool], ...]:
+def _attributes(name: str, selectors: Iterable[_Selector], driver: str) -> Attributes:
     """What selectors compare, each text a conjunction of comparisons of attributes with constants.
 
     Raises:
         _UnservedError: a selector says something else.
     """
-    attributes: list[tuple[str, str | int | bool]] = []
+    attributes: list[tuple[str, str | int | bool | None]] = []
     for selector in selectors:
         for term in selector.cel.expression.split("&&"):
             text = term.strip().removeprefix("(").removesuffix(")").strip()
@@ -288,7 +294,10 @@ def _attributes(name: str, selectors: Iterable[_Selector], driver: str) -> tuple
                 value = int(match["number"])
             elif match["bool"] is not None:
                 value = match["bool"] == "true"
-            attributes.append((f"{match['domain']}/{match['name']}", value))
+            attribute = f"{match['domain']}/{match['name']}"
+            if attribute not in GROUP_ATTRIBUTES and attribute not in MACHINE_ATTRIBUTES:
+                raise _UnservedError(f"request {name} wants {attribute} to be {value!r}, which cannot be judged here")
+            attributes.append((attribute, value))
     return tuple(attributes)
 
 

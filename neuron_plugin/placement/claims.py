@@ -39,16 +39,16 @@ from neuron_plugin.allocation import (
 )
 from neuron_plugin.allocation.claims import (
     DEVICE_RESOURCE,
-    TORUS_ROW,
-    ClaimRequest,
+    Attributes,
     ClaimResult,
     NeuronClaim,
     PodClaim,
     devices_of,
+    devices_with,
     pool_of,
     read_device_name,
 )
-from neuron_plugin.allocation.node_rules import NodeSelectorTerm, PodRules, Requirement
+from neuron_plugin.allocation.node_rules import Requirement, pinned
 from neuron_plugin.allocation.placement import ContainerAssignment
 from neuron_plugin.allocation.rejection import INVALID_REQUEST, NO_ASSIGNMENT
 from neuron_plugin.cluster import ApiRequest, ApiServer
@@ -56,10 +56,9 @@ from neuron_plugin.cluster.api import MERGE_PATCH, JsonObject, send
 from neuron_plugin.cluster.claims import FINALIZER, RESOURCE_CLAIMS, allocation_of
 from neuron_plugin.cluster.pods import PodUse
 from neuron_plugin.planning.population import placed_pod
-from neuron_plugin.topology import MOST_DEVICES, Unit
+from neuron_plugin.topology import Geometry, Unit
 from neuron_plugin.topology.instances import SHIPPED
 
-INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 _WITH_LNC = frozenset(instance.device_name.lower() for instance in SHIPPED if instance.logical_core_size > 1)
 """The products whose logical core size can be chosen."""
 
@@ -76,13 +75,13 @@ def with_claims(
     pod: NeuronPod,
     claims: Mapping[ClaimName, NeuronClaim],
     driver: str,
-    all_devices: int,
+    machines: Collection[Geometry],
     elsewhere: Collection[ClaimName] = (),
 ) -> NeuronPod | None:
     """A pod with what its claims ask for and were given; None while a claim of it is not known.
 
-    ``all_devices`` is what a claim for all devices of a node asks for. The devices of the claims ``elsewhere`` count
-    for other pods, which share them.
+    A claim for all devices of a node asks for the most that one of the driver's ``machines`` has. The devices of the
+    claims ``elsewhere`` count for other pods, which share them.
     """
     named = [(pod_claim, claims.get((pod.reference.namespace, pod_claim.claim))) for pod_claim in pod.claims]
     known = [(pod_claim, claim) for pod_claim, claim in named if claim is not None]
@@ -94,29 +93,33 @@ def with_claims(
     rules = replace(pod.rules, resource_claims=False, claim_driver=driver)
     if refusal := _refusal(pod, [claim for _, claim in ours]):
         return replace(pod, request=refusal, rules=rules)
-    parts, judged = list[ContainerAssignment](), True
+    parts, judged, node = list[ContainerAssignment](), True, ""
+    with_core_size = any(claim.logical_core_size for _, claim in ours)
+    constraints = Constraints(_WITH_LNC) if with_core_size else None  # all claims of a pod are on one node
     for pod_claim, claim in ours:
         if (claim.namespace, claim.name) in elsewhere:
+            node = claim.node
             continue
         asked = () if isinstance(claim.requests, Rejection) else claim.requests
         by_name = {request.name: request for request in asked}
         for name in dict.fromkeys(result.request for result in claim.results) if claim.allocated else by_name:
             request = by_name.get(name)
-            rules, constraints = _narrowed(rules, request, claim.logical_core_size) if request else (rules, None)
             unit, ids = _given(claim, name) if claim.allocated or request is None else (request.unit, ())
-            if isinstance(constraints, Rejection) and not claim.allocated:
-                return replace(pod, request=constraints, rules=rules)
-            judged &= request is not None and not isinstance(constraints, Rejection)
+            judged &= request is not None
+            attributes = request.attributes if request else ()
             container = ContainerRequest(
                 part_name(pod_claim.name, name),
                 ContainerKind.APP,
                 Resource.NEURONCORE if unit is Unit.CORE else DEVICE_RESOURCE,
-                len(ids) or (request.count if request else 0) or all_devices,
-                constraints=None if isinstance(constraints, Rejection) else constraints,
+                len(ids) or (request.count if request else 0) or most_devices(machines, attributes),
+                constraints=constraints,
+                attributes=attributes,
             )
             parts.append(ContainerAssignment(container, ids))
     allocated = all(claim.allocated for _, claim in ours)
     allocated_ns = int(max(claim.allocated_at for _, claim in ours) * 1e9)
+    if node and not allocated:  # it has to go where the claim is that it shares
+        rules = replace(rules, terms=pinned(rules.terms, (Requirement("metadata.name", "In", (node,)),)))
     node = next((claim.node for _, claim in ours), "") if allocated else ""
     return replace(
         pod,
@@ -126,6 +129,12 @@ def with_claims(
         movable=pod.movable if judged else False,  # its replacement could not be placed here
         rules=rules,
     )
+
+
+def most_devices(machines: Iterable[Geometry], attributes: Attributes) -> int:
+    """The most devices with these attributes that one of some machines has; where none has any, the most of all."""
+    counts = {geometry: len(devices_with(geometry, attributes)) for geometry in machines}
+    return max(counts.values(), default=0) or max((geometry.device_count for geometry in counts), default=0)
 
 
 def _refusal(pod: NeuronPod, claims: Iterable[NeuronClaim]) -> Rejection | None:
@@ -153,34 +162,6 @@ def _given(claim: NeuronClaim, request: str) -> tuple[Unit, tuple[int, ...]]:
     return Unit.DEVICE, tuple(sorted({device.device for device in devices}))
 
 
-def _narrowed(
-    rules: PodRules, request: ClaimRequest, logical_core_size: int
-) -> tuple[PodRules, Constraints | Rejection | None]:
-    """The rules and constraints that follow from a request's selectors, and from the LNC that its claim asks for."""
-    allowed = (1 << MOST_DEVICES) - 1
-    for name, value in request.attributes:
-        match name.removeprefix("neuron.aws.com/"), value:
-            case "resourceType", "neuron_device":
-                continue
-            case "deviceId", int(device) if 0 <= device < MOST_DEVICES:
-                allowed &= 1 << device
-            case "topology4_id", int(row) if 0 <= row < MOST_DEVICES // TORUS_ROW:
-                allowed &= ((1 << TORUS_ROW) - 1) << (TORUS_ROW * row)
-            case "topology8_id", int(half) if 0 <= half < MOST_DEVICES // (2 * TORUS_ROW):
-                allowed &= ((1 << 2 * TORUS_ROW) - 1) << (2 * TORUS_ROW * half)
-            case "instanceType", str(text):
-                wanted = Requirement(INSTANCE_TYPE, "In", (text,))
-                terms = (NodeSelectorTerm(),) if rules.terms is None else rules.terms
-                terms = tuple(replace(term, expressions=(*term.expressions, wanted)) for term in terms)
-                rules = replace(rules, terms=terms)
-            case _:
-                detail = f"request {request.name} of a claim wants {name} to be {value!r}, which cannot be judged here"
-                return rules, replace(INVALID_REQUEST, detail=detail)
-    if allowed == (1 << MOST_DEVICES) - 1 and not logical_core_size:
-        return rules, None
-    return rules, Constraints(_WITH_LNC if logical_core_size else frozenset(), allowed)
-
-
 Shown = NeuronPod | PodUse | None
 Changed = Callable[[str, Shown, Shown], None]
 
@@ -199,7 +180,7 @@ class ClaimedPods:
         self._pods: dict[str, NeuronPod] = {}
         self._users: defaultdict[ClaimName, dict[str, None]] = defaultdict(dict)
         self._last: dict[str, Shown] = {}
-        self._all_devices = 0
+        self._machines: frozenset[Geometry] = frozenset()
 
     def put_pod(self, uid: str, before: Shown, pod: Shown) -> None:
         """A pod was added or changed, or is gone."""
@@ -225,10 +206,10 @@ class ClaimedPods:
             self._claims.pop(key, None)
         self._show_users(key)
 
-    def see_devices(self, most: int) -> None:
-        """The most devices that a node of the driver has: what a claim for all of them asks for."""
-        if most != self._all_devices:
-            self._all_devices = most
+    def see_machines(self, machines: frozenset[Geometry]) -> None:
+        """The machines that the driver's nodes are: what a claim for all devices asks for depends on them."""
+        if machines != self._machines:
+            self._machines = machines
             self._show_again(self._pods)
 
     def is_shared(self, pod: NeuronPod) -> bool:
@@ -268,7 +249,7 @@ class ClaimedPods:
 
     def _joined(self, pod: NeuronPod) -> Shown:
         elsewhere = [key for key in _keys(pod) if self._is_counted_elsewhere(key, pod)]
-        joined = with_claims(pod, self._claims, self.driver, self._all_devices, elsewhere)
+        joined = with_claims(pod, self._claims, self.driver, self._machines, elsewhere)
         if joined is None:
             if pod.gated:
                 return self._without_claim(pod)

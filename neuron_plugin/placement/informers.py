@@ -19,7 +19,7 @@ from functools import partial
 from neuron_plugin.allocation import Assignment, NeuronNode, NeuronPod, PodUid
 from neuron_plugin.allocation.claims import NeuronClaim
 from neuron_plugin.allocation.group import TopologyWish
-from neuron_plugin.allocation.keys import UTILIZATION_KEY
+from neuron_plugin.allocation.keys import GATE, UTILIZATION_KEY
 from neuron_plugin.allocation.utilization import read_utilization
 from neuron_plugin.backoff import CLOCK, Clock
 from neuron_plugin.cluster import (
@@ -43,7 +43,7 @@ from neuron_plugin.cluster.reflector import Observer
 from neuron_plugin.placement import storage
 from neuron_plugin.placement.claims import ClaimedPods, Shown
 from neuron_plugin.placement.state import ClusterState
-from neuron_plugin.topology import Catalogue, product_names
+from neuron_plugin.topology import Catalogue, Geometry, product_names
 
 _log = logging.getLogger(__name__)
 LOOK_SECONDS = 1.0
@@ -75,12 +75,14 @@ TIMES = InformerTimes()
 def keep_pod(pod: Pod, *, claims: bool = False) -> NeuronPod | PodUse | None:
     """Live pods that ask for Neuron, and what other bound pods take of their nodes.
 
-    With ``claims``, pods that have claims may ask for Neuron by them: they are kept whole.
+    With ``claims``, pods that have claims may ask for Neuron by them: they are kept whole. So are pods that our gate
+    holds back whatever they ask for: nobody else lets them go.
 
     A terminal pod is as good as gone, unless its kubelet got no devices for it. Phase and start decide nothing here:
     they are left out, so that a change of them is no change of the state.
     """
-    if not asks_for_neuron(pod) and not (claims and pod.spec.resource_claims):
+    is_gated = any(gate.name == GATE for gate in pod.spec.scheduling_gates or ())
+    if not (asks_for_neuron(pod) or is_gated or (claims and pod.spec.resource_claims)):
         return pod_use(pod)
     if pod.terminal and not pod.rejected_at_admission:
         return None
@@ -342,7 +344,7 @@ class Informers:
         elif before is not None:
             self._state.remove_node(before.name, uid)
         if self._claimed and any(record and record.rules.claim_driver for record in (before, node)):
-            self._claimed.see_devices(most_devices(self._state, self._claimed.driver))
+            self._claimed.see_machines(machines_of(self._state, self._claimed.driver))
 
     def _lease_changed(self, uid: str, before: Lease | None, lease: Lease | None) -> None:
         was_doubted = self._leases.changed(uid, lease, self._clock.now())
@@ -371,13 +373,10 @@ def show_pod(state: ClusterState, uid: str, before: Shown, pod: Shown, kept_unti
         state.remove_pod(PodUid(uid), kept_until=kept_until)
 
 
-def most_devices(state: ClusterState, driver: str) -> int:
-    """The most devices that a node of a driver of DRA has."""
+def machines_of(state: ClusterState, driver: str) -> frozenset[Geometry]:
+    """The machines that the nodes of a driver of DRA are."""
     inventories = (info.inventory for info in state.nodes.values())
-    counts = (
-        inventory.geometry.device_count for inventory in inventories if inventory and inventory.claim_driver == driver
-    )
-    return max(counts, default=0)
+    return frozenset(inventory.geometry for inventory in inventories if inventory and inventory.claim_driver == driver)
 
 
 def _see_utilization(state: ClusterState, before: Lease | None, lease: Lease | None) -> None:
@@ -407,7 +406,7 @@ async def _claimed(api: ApiServer, state: ClusterState) -> ClaimedPods | None:
     if not driver:
         return None
     claimed = ClaimedPods(driver, partial(show_pod, state))
-    claimed.see_devices(most_devices(state, driver))
+    claimed.see_machines(machines_of(state, driver))
     try:
         async for page in pages(api, RESOURCE_CLAIMS, page_timeout_seconds=PAGE_SECONDS):
             for record in page.records:

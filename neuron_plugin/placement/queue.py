@@ -37,8 +37,11 @@ class PodKind(NamedTuple):
 
 
 def kind_of(pod: NeuronPod, anti_keys: Collection[str] = ()) -> PodKind:
-    """The kind of a pod; ``anti_keys`` are the labels that the anti-affinity of placed pods looks at."""
-    if pod.group:
+    """The kind of a pod; ``anti_keys`` are the labels that the anti-affinity of placed pods looks at.
+
+    A pod that asks for nothing has no part in what its group gets.
+    """
+    if pod.group and pod.request:
         return PodKind(0, (), None, _GROUP_RULES, pod.group)
     rules, seen_as = pod.rules, tuple[str, ...]()
     if anti_keys or rules.claims or rules.spread or rules.selectors:

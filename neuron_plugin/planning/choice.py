@@ -32,6 +32,7 @@ from neuron_plugin.allocation import (
     Rejection,
     Resource,
 )
+from neuron_plugin.allocation.claims import Attributes
 from neuron_plugin.allocation.cost import cost, costs, devices_lost, tie_rank
 from neuron_plugin.allocation.narrowing import usable_mask
 from neuron_plugin.allocation.node_rules import NO_USE, NodeUse, PodRules
@@ -60,7 +61,7 @@ class NodeUses(dict[str, NodeUse]):
 NO_USES: Mapping[str, NodeUse] = MappingProxyType(NodeUses())
 Prefer = Callable[[Sequence[str]], Mapping[str, int]]
 """How much a pod would rather go to each of some nodes: the highest is the best."""
-_Demand = tuple[PlacementStrategy, tuple[tuple[ContainerKind, Resource, int, Amounts, object], ...]]
+_Demand = tuple[PlacementStrategy, tuple[tuple[ContainerKind, Resource, int, Amounts, object, Attributes], ...]]
 
 
 def verdict(capacity: Capacity | Rejection, request: PodRequest) -> int | Rejection:
@@ -261,8 +262,7 @@ class Choices:
         many constraints pods invent, demands without any stay remembered.
         """
         parts = tuple(
-            (container.kind, container.resource, container.count, container.amounts, container.constraints)
-            for container in request
+            (part.kind, part.resource, part.count, part.amounts, part.constraints, part.attributes) for part in request
         )
         demand = (strategy, parts)
         remembered = self._constrained if is_constrained(request) else self._plain

@@ -20,14 +20,19 @@ import msgspec
 
 from neuron_plugin import __version__
 from neuron_plugin.allocation import NodeInventory
-from neuron_plugin.allocation.claims import DRA_DRIVER, PLACED_TAINT, TORUS_ROW, UNHEALTHY_TAINT, ClaimDevice, pool_of
+from neuron_plugin.allocation.claims import (
+    DRA_DRIVER,
+    PLACED_TAINT,
+    UNHEALTHY_TAINT,
+    ClaimDevice,
+    device_attributes,
+    pool_of,
+)
 from neuron_plugin.backoff import CLOCK, Backoff
 from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, ClusterError, Reflector, Scope
 from neuron_plugin.cluster.api import JsonObject, send
 from neuron_plugin.cluster.claims import RESOURCE_SLICES, ResourceSlice
 from neuron_plugin.plugin.counters import Counters
-from neuron_plugin.topology import Topology
-from neuron_plugin.topology.device_groups import device_groups
 
 logger = logging.getLogger(__name__)
 
@@ -42,29 +47,14 @@ def slice_spec(inventory: NodeInventory, node_name: str, driver: str, *, placed:
 
     ``placed``: the placement controller allocates claims, so a taint keeps kube-scheduler's own choice off.
     """
-    geometry, devices = inventory.geometry, []
-    groups = device_groups(geometry.instance_type)
-    for device in range(geometry.device_count):
+    devices = []
+    for device, has in enumerate(device_attributes(inventory.geometry)):
         attributes: JsonObject = {
-            f"{DRA_DRIVER}/deviceId": {"int": device},
-            f"{DRA_DRIVER}/resourceType": {"string": "neuron_device"},
-            f"{DRA_DRIVER}/instanceType": {"string": geometry.instance_type},
-            f"{DRA_DRIVER}/draDriverVersion": {"version": __version__},
+            name: {"string" if isinstance(value, str) else "int": value} for name, value in has.items()
         }
+        attributes[f"{DRA_DRIVER}/draDriverVersion"] = {"version": __version__}
         if inventory.driver_version:
             attributes[f"{DRA_DRIVER}/neuronDriverVersion"] = {"string": inventory.driver_version}
-        if geometry.topology is Topology.TORUS:
-            row, column = divmod(device, TORUS_ROW)
-            attributes |= {
-                f"{DRA_DRIVER}/topology_x": {"int": row},
-                f"{DRA_DRIVER}/topology_y": {"int": column},
-                f"{DRA_DRIVER}/topology4_id": {"int": row},
-                f"{DRA_DRIVER}/topology8_id": {"int": row // 2},
-            }
-        if device < len(groups):
-            attributes |= {
-                f"resource.aws.com/devicegroup{size}_id": {"string": text} for size, text in groups[device].items()
-            }
         taints = [{"key": PLACED_TAINT, "effect": "NoSchedule"}] if placed else []
         if why := _why_tainted(inventory, device):
             taints.append({"key": UNHEALTHY_TAINT, "value": why, "effect": "NoSchedule"})

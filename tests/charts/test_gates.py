@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from neuron_plugin.allocation.node_rules import DEFAULT_SCHEDULER
-from neuron_plugin.placement.gates.webhook import PATH
+from neuron_plugin.placement.gates.webhook import COPIES_PATH, PATH
 from tests.charts.manifests import embedded, of_kind
 from tests.charts.rendering import CHART, Manifest, default_values, render
 from tests.charts.templates import TemplateFailError
@@ -25,15 +25,16 @@ def rendered(values: Manifest, **asked: Any) -> dict[tuple[str, str], Manifest]:
     return {(each["kind"], each["metadata"]["name"]): each for each in found}
 
 
-def webhook(found: dict[tuple[str, str], Manifest] | None = None) -> Manifest:
+def webhook(found: dict[tuple[str, str], Manifest] | None = None, name: str = "gates") -> Manifest:
     made = found["MutatingWebhookConfiguration", "neuron-plugin-gates"] if found else None
-    (hook,) = (made or of_kind(NAME, "MutatingWebhookConfiguration")["neuron-plugin-gates"])["webhooks"]
+    hooks = (made or of_kind(NAME, "MutatingWebhookConfiguration")["neuron-plugin-gates"])["webhooks"]
+    (hook,) = (each for each in hooks if each["name"] == f"{name}.neuron-plugin.io")
     assert isinstance(hook, dict)
     return hook
 
 
-def policy() -> Manifest:
-    spec = of_kind("gates", "MutatingAdmissionPolicy")["neuron-plugin-gates"]["spec"]
+def policy(name: str = "gates") -> Manifest:
+    spec = of_kind("gates", "MutatingAdmissionPolicy")[f"neuron-plugin-{name}"]["spec"]
     assert isinstance(spec, dict)
     return spec
 
@@ -55,7 +56,7 @@ def test_what_the_cluster_serves_decides_who_gives_the_gate(
     admission: str, kubernetes: str, served: tuple[str, ...], chosen: str
 ) -> None:
     found = rendered({"gates": {"admission": admission}}, kubernetes=kubernetes, served=served)
-    assert [KINDS[kind] for kind, _ in found if kind in KINDS] == [chosen]
+    assert [KINDS[kind] for kind, name in found if kind in KINDS and name == "neuron-plugin-gates"] == [chosen]
     ports = found["Service", "neuron-plugin-extender"]["spec"]["ports"]
     assert ("webhook" in {port["name"] for port in ports}) == (chosen == "webhook")
     settings = yaml.safe_load(found["ConfigMap", "neuron-plugin-extender"]["data"]["config.yaml"])
@@ -69,6 +70,31 @@ def test_policy_and_webhook_gate_the_same_pods() -> None:
     selector = {"matchLabels": {"neuron": "yes"}}
     chosen = webhook(rendered({"gates": {"admission": "webhook", "namespaceSelector": selector}}))
     assert (chosen["namespaceSelector"], "namespaceSelector" in webhook()) == (selector, False)
+
+
+def test_policy_and_webhook_take_the_same_off_the_same_pods_of_any_namespace() -> None:
+    hook = webhook(name="copies")
+    assert hook["matchConditions"] == policy("copies")["matchConditions"]
+    (rule,) = policy("copies")["matchConstraints"]["resourceRules"]
+    assert hook["rules"] == [{**rule, "scope": "Namespaced"}]
+    assert hook["clientConfig"]["service"]["path"] == COPIES_PATH
+    assert (hook["failurePolicy"], policy("copies")["failurePolicy"]) == ("Ignore", "Ignore")
+    selected = rendered({"gates": {"admission": "webhook", "namespaceSelector": {"matchLabels": {"neuron": "yes"}}}})
+    assert "namespaceSelector" not in webhook(selected, "copies")
+    assert "matchResources" not in of_kind("gates", "MutatingAdmissionPolicyBinding")["neuron-plugin-copies"]["spec"]
+
+
+@pytest.mark.parametrize("kubernetes", ["1.35.9", "1.36.0"])
+@pytest.mark.parametrize("policies", [True, False])
+@pytest.mark.parametrize("placement", ["none", "gates"])
+def test_copied_assignments_are_taken_off_wherever_somebody_would_be_refused_for_them(
+    placement: str, kubernetes: str, *, policies: bool
+) -> None:
+    found = rendered({"placement": placement, "policies": {"enabled": policies}}, kubernetes=kubernetes)
+    served = kubernetes == "1.36.0"
+    expected = served and (policies or placement == "gates")
+    assert (("MutatingAdmissionPolicy", "neuron-plugin-copies") in found) is expected
+    assert (("MutatingWebhookConfiguration", "neuron-plugin-gates") in found) is (not served and placement == "gates")
 
 
 def test_a_webhook_that_does_not_answer_stops_no_pod() -> None:

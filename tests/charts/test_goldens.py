@@ -74,6 +74,10 @@ def test_a_release_may_have_any_name_that_helm_allows(release: str) -> None:
             {"devicePlugin": {"nodeAffinity": {"instanceTypes": [], "labels": []}}},
             "devicePlugin.nodeAffinity has neither instanceTypes nor labels: name one",
         ),
+        (
+            {"scheduler": {"customScheduler": {"fullnameOverride": "my-scheduler"}}},
+            "calls it so, here it is scheduler.customScheduler.schedulerName=my-scheduler",
+        ),
         ({"npd": {"enabled": True}}, "npd.enabled is true, but this chart has no node problem detector"),
         (
             {"scheduler": {"enabled": True, "extender": {"uiTokenSecret": "t"}}},

@@ -141,6 +141,17 @@ def test_p82_a_promise_is_fenced_as_an_assignment(kind: str) -> None:
     assert set(yaml.safe_load(more or "[]")) == ({RANK_KEY} if kind == "placement" else set())
 
 
+@pytest.mark.parametrize(("name", "keys"), [("gates", set(WRITTEN_KEYS)), ("device-plugin", ASSIGNMENT)])
+def test_p82_what_is_fenced_is_taken_off_a_copied_pod(name: str, keys: set[str]) -> None:
+    spec = of_kind(name, "MutatingAdmissionPolicy")["neuron-plugin-copies"]["spec"]
+    assert resources({**spec, "validations": []}) == {("CREATE", "pods")}
+    (found,) = (each["expression"] for each in spec["variables"] if each["name"] == "keys")
+    assert set(yaml.safe_load(found)) == keys
+    (condition,) = spec["matchConditions"]
+    assert condition["expression"].startswith(f"{found}.exists(")
+    assert f"'{NODE_KEY}' in object.metadata.?labels" in str(spec["mutations"])
+
+
 def test_pods_are_gated_only_where_that_is_asked_for() -> None:
     mutating = {name: set(of_kind(name, "MutatingAdmissionPolicy")) for name in NAMES}
     assert [name for name, found in mutating.items() if "neuron-plugin-gates" in found] == ["gates", "gates-claims"]
@@ -151,7 +162,6 @@ def test_pods_are_gated_only_where_that_is_asked_for() -> None:
     assert binding["matchResources"]["namespaceSelector"]["matchExpressions"][0]["values"] == ["kube-system"]
     mutations = str(spec["mutations"])
     assert set(re.findall(r"'name': '([^']+)'", mutations)) == {GATE}
-    assert f"'{NODE_KEY}' in object.metadata.?labels" in mutations
 
 
 def test_the_fences_of_the_placement_controller_stand_where_it_may_write() -> None:

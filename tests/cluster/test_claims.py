@@ -89,10 +89,20 @@ def test_another_drivers_configuration_says_nothing() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 4, 8, 16])
-def test_the_constraint_of_awss_templates_is_what_linked_sets_keep_anyway(count: int) -> None:
-    constraint = {"requests": ["r"], "matchAttribute": f"resource.aws.com/devicegroup{count}_id"}
-    found = decoded({"requests": [request(count=count)], "constraints": [constraint]})
-    assert found.requests == (ClaimRequest("r", Unit.DEVICE, count),)
+def test_the_constraint_of_awss_templates_asks_for_devices_that_have_a_group(count: int) -> None:
+    """Linked sets of the count are in one group by themselves."""
+    attribute = f"resource.aws.com/devicegroup{count}_id"
+    constraint = {"requests": ["r"], "matchAttribute": attribute}
+    found = decoded({"requests": [request("other"), request(count=count)], "constraints": [constraint]})
+    asked = (ClaimRequest("other", Unit.DEVICE, 1), ClaimRequest("r", Unit.DEVICE, count, ((attribute, None),)))
+    assert found.requests == asked
+
+
+@pytest.mark.parametrize("name", ["instanceType", "neuronDriverVersion"])
+def test_what_all_devices_of_a_node_share_they_have_in_common(name: str) -> None:
+    constraint = {"matchAttribute": f"neuron.aws.com/{name}"}
+    found = decoded({"requests": [request("a"), request("b")], "constraints": [constraint]})
+    assert found.requests == (ClaimRequest("a", Unit.DEVICE, 1), ClaimRequest("b", Unit.DEVICE, 1))
 
 
 @pytest.mark.parametrize(
@@ -116,6 +126,13 @@ def test_a_conjunction_of_comparisons_is_read() -> None:
     found = selected(f"device.driver == '{DRIVER}' && {text}")
     assert not isinstance(found, Rejection)
     assert found[0].attributes == (("neuron.aws.com/deviceId", 5), ("neuron.aws.com/resourceType", "x"))
+
+
+@pytest.mark.parametrize("attribute", ['neuron.aws.com"].networkNodeLayer1', 'example.com"].rack'])
+def test_a_selector_for_an_attribute_that_is_not_known_is_a_rejection(attribute: str) -> None:
+    found = selected(f'device.attributes["{attribute} == "x"')
+    assert isinstance(found, Rejection)
+    assert "cannot be judged here" in str(found)
 
 
 @pytest.mark.parametrize("text", ["true", "device.attributes['a.b'].c > 3", "a || b", "device.driver == 'other'"])

@@ -6,10 +6,11 @@ namespace. Objects that are not only tried (``dryRun``) are deleted in the end.
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 import tempfile
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +30,8 @@ PLURALS = {
     for part in ("", "Binding")
 }
 LABEL = "np-conformance"
+IN_FORCE_SECONDS = 60.0
+"""Within which a policy that was written holds: the API server compiles one after the other."""
 NEURON, DEVICE, CORE = (resource.value for resource in Resource)
 
 Body = dict[str, Any]
@@ -90,6 +93,12 @@ class Server:
                 mine["spec"]["matchResources"] = matches
             await self.make(f"{REGISTRATION}/{PLURALS[mine['kind']]}", mine)
 
+    async def installed(self) -> list[str]:
+        """The names of the chart's own policies in the cluster, which hold for what a run does, too."""
+        path = f"{REGISTRATION}/validatingadmissionpolicies"
+        listed = await self.ask("GET", path, labelSelector="app.kubernetes.io/name=neuron-plugin")
+        return [policy["metadata"]["name"] for policy in listed["items"]]
+
     async def as_account(self, namespace: str, name: str, kubeconfig: Path, bound: Body | None = None) -> Server:
         """The same server, asked with a token of a service account, which may be bound to a pod."""
         spec = {"audiences": [], "expirationSeconds": 3600}
@@ -105,6 +114,20 @@ class Server:
             file.flush()
             api = await self.undo.enter_async_context(await connect(Path(file.name)))
         return Server(api, self.run, self.undo)
+
+
+async def in_force(what: str, holds: Callable[[], Awaitable[object]]) -> None:
+    """Wait until what a policy does is seen.
+
+    Raises:
+        TimeoutError: it is not after ``IN_FORCE_SECONDS``; the text names it.
+    """
+    try:
+        async with asyncio.timeout(IN_FORCE_SECONDS):
+            while not await holds():
+                await asyncio.sleep(0.2)
+    except TimeoutError:
+        raise TimeoutError(f"after {IN_FORCE_SECONDS:g} s it does not hold yet: {what}") from None
 
 
 @asynccontextmanager

@@ -182,7 +182,7 @@ def refusal_texts() -> set[str]:
         if inspect.signature(function).return_annotation == "Rejection" and name != "amount_used_together"
     }
     assert made.keys() == QUOTED_REFUSALS.keys()
-    fixed = ("SHARED_DEVICE", "TOO_LARGE_TO_SHARE", "WRONG_PRODUCT", "UNKNOWN_PRODUCT")
+    fixed = ("SHARED_DEVICE", "TOO_LARGE_TO_SHARE", "WRONG_PRODUCT", "UNKNOWN_PRODUCT", "WRONG_ATTRIBUTES")
     texts = {getattr(rejections, name).text for name in fixed}
     shared = rejections.amount_used_together
     texts |= {shared("neuron-plugin.io/memory", on_one_device=on_one).text for on_one in (True, False)}

@@ -257,7 +257,7 @@ def test_what_the_users_of_a_claim_do_is_shown_at_its_request(world: World) -> N
     results = tuple(ClaimResult("neurons", "node-neuron", f"neuron-{number}") for number in range(4))
     request = ClaimRequest("neurons", Unit.DEVICE, 4)
     claim = NeuronClaim("c", "ml", "pod-dev-1f", requests=(request,), results=results, allocated=True, node="node")
-    pod = with_claims(alone, {("ml", "pod-dev-1f"): claim}, DRA_DRIVER, 16)
+    pod = with_claims(alone, {("ml", "pod-dev-1f"): claim}, DRA_DRIVER, ())
     assert pod
     world.state.put_pod(pod)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from neuron_plugin.allocation import Assignment, Constraints, NeuronPod, PodReference, PodUid, Rejection, Resource
 from neuron_plugin.allocation.claims import ClaimRequest, ClaimResult, NeuronClaim, PodClaim
 from neuron_plugin.allocation.keys import GATE
@@ -12,10 +14,11 @@ from neuron_plugin.allocation.node_rules import PodRules
 from neuron_plugin.allocation.rejection import INVALID_REQUEST
 from neuron_plugin.cluster.pods import PodUse
 from neuron_plugin.placement.claims import ClaimedPods, Shown, with_claims
-from neuron_plugin.topology import Unit
+from neuron_plugin.topology import Unit, catalogue
 
 DRIVER = "neuron.aws.com"
 KEY = ("ml", "c")
+TRN1, INF2 = (catalogue()[name].geometry for name in ("trn1.32xlarge", "inf2.48xlarge"))
 
 
 def pod(name: str = "p", *, gated: bool = True, node: str = "", **fields: Any) -> NeuronPod:
@@ -35,7 +38,7 @@ def allocated(*names: str, node: str = "a", unit: Unit = Unit.DEVICE, **fields: 
 
 
 def joined(one: NeuronPod, known: NeuronClaim) -> NeuronPod:
-    found = with_claims(one, {KEY: known}, DRIVER, 16)
+    found = with_claims(one, {KEY: known}, DRIVER, [TRN1])
     assert found is not None
     return found
 
@@ -89,7 +92,7 @@ def test_a_pod_that_is_gone_is_shown_no_more_when_its_claim_changes() -> None:
 
 
 def test_a_pod_waits_for_a_claim_that_is_not_known() -> None:
-    assert with_claims(pod(), {}, DRIVER, 16) is None
+    assert with_claims(pod(), {}, DRIVER, [TRN1]) is None
 
 
 def test_a_claim_for_other_devices_leaves_the_pod_as_it_is() -> None:
@@ -110,23 +113,10 @@ def test_a_pod_that_asks_by_count_and_by_claim_is_refused() -> None:
     assert "by count and by claim" in str(joined(both, claim()).refusal)
 
 
-def with_attributes(*attributes: tuple[str, str | int]) -> NeuronPod:
-    named = tuple((f"neuron.aws.com/{name}", value) for name, value in attributes)
-    return joined(pod(), replace(claim(), requests=(ClaimRequest("r", Unit.DEVICE, 1, named),)))
-
-
-def test_selectors_narrow_the_devices_and_the_nodes() -> None:
-    one = with_attributes(("deviceId", 5), ("resourceType", "neuron_device"), ("instanceType", "trn1.32xlarge"))
-    assert one.requests[0].constraints == Constraints(allowed_devices=1 << 5)
-    (term,) = one.rules.terms or ()
-    assert term.matches("a", {"node.kubernetes.io/instance-type": "trn1.32xlarge"})
-    assert not term.matches("a", {"node.kubernetes.io/instance-type": "trn2.48xlarge"})
-    row = with_attributes(("topology4_id", 2)).requests[0].constraints
-    assert isinstance(row, Constraints)
-    assert row.allowed_devices == 0xF00
-    half = with_attributes(("topology8_id", 1)).requests[0].constraints
-    assert isinstance(half, Constraints)
-    assert half.allowed_devices == 0xFF00
+def test_what_a_devices_attributes_have_to_be_is_part_of_the_request() -> None:
+    attributes = (("neuron.aws.com/topology4_id", 2),)
+    found = joined(pod(), replace(claim(), requests=(ClaimRequest("r", Unit.DEVICE, 4, attributes),)))
+    assert found.requests[0].attributes == attributes
 
 
 def test_a_claim_with_a_logical_core_size_goes_to_products_that_have_one() -> None:
@@ -135,18 +125,20 @@ def test_a_claim_with_a_logical_core_size_goes_to_products_that_have_one() -> No
     assert constraints.products == {"trainium2", "trainium3"}
 
 
-def test_a_selector_for_an_attribute_that_is_not_known_is_refused() -> None:
-    assert isinstance(with_attributes(("networkNodeLayer1", "x")).refusal, Rejection)
+def test_a_logical_core_size_of_one_claim_holds_for_the_pod() -> None:
+    two = replace(pod(), claims=(PodClaim("dev", "c"), PodClaim("other", "o")))
+    claims = {KEY: claim(), ("ml", "o"): replace(claim(), name="o", logical_core_size=2)}
+    found = with_claims(two, claims, DRIVER, [TRN1])
+    assert found
+    assert [isinstance(part.constraints, Constraints) for part in found.requests] == [True, True]
 
 
 def test_what_kube_scheduler_has_allocated_counts_whether_it_can_be_judged_here_or_not() -> None:
     unjudged = replace(allocated("neuron-4", "neuron-5"), requests=replace(INVALID_REQUEST, detail="firstAvailable"))
-    unknown = (ClaimRequest("r", Unit.DEVICE, 2, (("neuron.aws.com/networkNodeLayer1", "x"),)),)
-    for known in (unjudged, replace(unjudged, requests=unknown)):
-        found = joined(pod(gated=False, node="a", movable=True), known)
-        assert isinstance(found.assignment, Assignment)
-        assert [part.ids for part in found.assignment.containers] == [(4, 5)]
-        assert found.movable is False
+    found = joined(pod(gated=False, node="a", movable=True), unjudged)
+    assert isinstance(found.assignment, Assignment)
+    assert [part.ids for part in found.assignment.containers] == [(4, 5)]
+    assert found.movable is False
     assert joined(pod(gated=False, node="a", movable=True), allocated("neuron-4")).movable
 
 
@@ -286,9 +278,37 @@ def test_pods_without_claims_pass_through() -> None:
     assert seen.last["p"] is None
 
 
-def test_a_larger_node_changes_what_all_devices_are() -> None:
+def test_a_larger_machine_changes_what_all_devices_are() -> None:
     seen = Seen()
     seen.pods.put_claim(KEY, claim(0))
     seen.pods.put_pod("p", None, pod())
-    seen.pods.see_devices(12)
-    assert seen.of().requests[0].count == 12
+    for machines, most in (([INF2], 12), ([INF2, TRN1], 16)):
+        seen.pods.see_machines(frozenset(machines))
+        assert seen.of().requests[0].count == most
+
+
+@pytest.mark.parametrize(
+    ("attribute", "count"),
+    [
+        (("neuron.aws.com/instanceType", "inf2.48xlarge"), 12),
+        (("neuron.aws.com/topology4_id", 3), 4),
+        (("neuron.aws.com/instanceType", "trn2.48xlarge"), 16),
+    ],
+    ids=str,
+)
+def test_all_devices_are_all_that_have_what_a_selector_wants(attribute: tuple[str, str | int], count: int) -> None:
+    asked = replace(claim(), requests=(ClaimRequest("r", Unit.DEVICE, 0, (attribute,)),))
+    found = with_claims(pod(), {KEY: asked}, DRIVER, [TRN1, INF2])
+    assert found
+    assert found.requests[0].count == count
+
+
+def test_a_pod_goes_where_the_claim_is_that_it_shares() -> None:
+    pods = replace(pod(), claims=(PodClaim("dev", "c"), PodClaim("own", "own")))
+    claims = {KEY: allocated("neuron-4", node="a"), ("ml", "own"): replace(claim(), name="own")}
+    found = with_claims(pods, claims, DRIVER, [TRN1], [KEY])
+    assert found
+    assert [part.name for part in found.requests] == ["own/r"]
+    (term,) = found.rules.terms or ()
+    assert term.matches("a", {})
+    assert not term.matches("b", {})

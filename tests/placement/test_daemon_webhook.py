@@ -54,6 +54,9 @@ async def test_the_api_server_has_new_pods_gated_without_a_certificate_of_its_ow
         pod["spec"]["schedulerName"] = "neuron-scheduler"
         async with session.post(f"{url}/gate/neuron-scheduler", json=review(pod)) as answer:
             former = msgspec.json.decode(b64decode((await answer.json())["response"]["patch"]))
+        copy = {**pod, "metadata": {**pod["metadata"], "annotations": {"NEURON_DEVS": "0"}}}
+        async with session.post(f"{url}/copies", json=review(copy)) as answer:
+            taken_off = msgspec.json.decode(b64decode((await answer.json())["response"]["patch"]))
         async with session.post(f"{url}/gate", json={"kind": "Pod"}) as answer:
             refused = answer.status, await answer.text()
         others = [(await session.post(f"{url}/{path}", json={})).status for path in ("filter", "bind", "metrics")]
@@ -62,6 +65,7 @@ async def test_the_api_server_has_new_pods_gated_without_a_certificate_of_its_ow
 
     assert patch == [{"op": "add", "path": "/spec/schedulingGates", "value": [{"name": GATE}]}]
     assert [change["path"] for change in former] == ["/spec/schedulerName", "/spec/schedulingGates"]
+    assert [change["path"] for change in taken_off] == ["/metadata/annotations/NEURON_DEVS"]
     assert refused[0] == 400
     assert "expected admission.k8s.io/v1" in refused[1]
     assert others == [404] * 3

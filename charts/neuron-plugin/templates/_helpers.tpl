@@ -38,11 +38,15 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- define "neuron-plugin.admission" -}}
 {{- if ne (include "neuron-plugin.placement" .) "gates" }}
 {{- else if ne .Values.gates.admission "auto" }}{{ .Values.gates.admission }}
-{{- /* A cluster names the kinds that it serves; where none is asked, there is its version only. */}}
-{{- else if .Capabilities.APIVersions.Has "v1/Pod" }}
-{{- ternary "policy" "webhook" (.Capabilities.APIVersions.Has "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy") }}
-{{- else }}{{ ternary "webhook" "policy" (semverCompare "<1.36.0-0" .Capabilities.KubeVersion.Version) }}
+{{- else }}{{ ternary "policy" "webhook" (eq (include "neuron-plugin.mutates" .) "true") }}
 {{- end }}
+{{- end }}
+
+{{/* Whether the cluster serves MutatingAdmissionPolicy; empty for no. It names the kinds that it serves; where none is asked, there is its version only. */}}
+{{- define "neuron-plugin.mutates" -}}
+{{- if .Capabilities.APIVersions.Has "v1/Pod" }}
+{{- if .Capabilities.APIVersions.Has "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy" }}true{{ end }}
+{{- else if not (semverCompare "<1.36.0-0" .Capabilities.KubeVersion.Version) }}true{{ end }}
 {{- end }}
 
 {{/* How nodes offer their devices, as a JSON list: a DaemonSet for each. */}}
@@ -145,6 +149,11 @@ matchExpressions:
 {{- /* A pod that is not bound says for which node its assignment is, and for which pod; or that it was released without one. */}}
 {{- if eq (include "neuron-plugin.placement" .) "gates" }}{{ $keys = concat $keys (list "neuron-plugin.io/node" "neuron-plugin.io/pod-uid" "neuron-plugin.io/domain" "neuron-plugin.io/released") }}{{ end -}}
 ['{{ join "', '" $keys }}']
+{{- end }}
+
+{{/* Whether a new pod, a copy of one that was placed, says what only the placement controller and the plugin may say, in CEL. */}}
+{{- define "neuron-plugin.isCopy" -}}
+{{ include "neuron-plugin.assignmentKeys" . }}.exists(key, key in object.metadata.?annotations.orValue({})) || 'neuron-plugin.io/node' in object.metadata.?labels.orValue({})
 {{- end }}
 
 {{/* The labels under the vendor's prefix that the plugin describes its node with, as a CEL list. */}}

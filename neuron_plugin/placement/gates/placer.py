@@ -22,7 +22,7 @@ from http import HTTPStatus
 from math import inf
 from typing import NoReturn
 
-from neuron_plugin.allocation import Capacity, NeuronPod, PodUid, Rejection
+from neuron_plugin.allocation import Capacity, NeuronPod, PodUid, Rejection, Resource
 from neuron_plugin.allocation.group import GroupName
 from neuron_plugin.allocation.keys import GATE
 from neuron_plugin.cluster import ApiRequest
@@ -189,7 +189,8 @@ class Placer:
         if self._state.refusal(pod):
             return False  # no scheduler could serve it: its event says why, and it waits until it is changed
         if not pod.requests:
-            self._send(pod, writes.release_plainly(pod), "it asks for no Neuron devices")
+            reason = f"it has the gate and asks for none of {', '.join(Resource)}"
+            self._send(pod, writes.release_plainly(pod), reason)
             return True
         scene = self._state.scene()
         if doubt := scene.doubt(pod):
@@ -461,9 +462,8 @@ class Placer:
         self._context.metrics.released_plainly.inc()
         _log.info("pod released without a place", extra={"pod": str(pod.reference), "uid": pod.uid, "reason": reason})
         among = " Nodes without a linked set are left out." if pod.uid in self._state.roaming else ""
-        note = (
-            f"No node was chosen for the pod: {reason}. Its scheduler chooses the node, the plugin the devices.{among}"
-        )
+        chosen = "node, the plugin the devices" if pod.request else "node"
+        note = f"No node was chosen for the pod: {reason}. Its scheduler chooses the {chosen}.{among}"
         await self._context.report(pod.reference, RELEASED, note)
 
 

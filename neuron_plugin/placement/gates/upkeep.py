@@ -99,9 +99,11 @@ class Upkeep:
         for kind in due:
             if kind not in self._judged:
                 continue
-            text = self._judged[kind][1].text
-            gist = "".join(letter for letter in text if not letter.isdigit())  # how many nodes say so is no news
-            for pod in self._without_room(kind) if gist else ():
+            shared = self._judged[kind][1].text
+            for pod in self._without_room(kind) if shared else ():
+                # Pods of a kind are refused for the same, each with a claim or annotation of its own.
+                text = str(self._state.refusal(pod) or shared)
+                gist = "".join(letter for letter in text if not letter.isdigit())  # how many nodes say so is no news
                 if self._said.get(pod.uid) != gist and written < MOST_EVENTS:
                     self._said[pod.uid] = gist
                     written += 1

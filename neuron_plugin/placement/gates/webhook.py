@@ -1,5 +1,8 @@
 """The mutating admission webhook that puts the gate on new pods, for API servers without MutatingAdmissionPolicy.
 
+It also takes off any new pod what only the placement controller and the plugin may say: a copied manifest has it, and
+the policy that fences it would refuse the pod, which ``kubectl replace --force`` has deleted by then.
+
 The API server's configuration says which pods to send (``matchConditions``). The same conditions are read here again,
 because a webhook that is set up by hand may be sent every pod. Any replica answers. A pod that is not gated is
 scheduled as without us, so what cannot be read is let in as it is, and the answer says why.
@@ -11,6 +14,8 @@ where nothing else can be asked for.
 from __future__ import annotations
 
 from base64 import b64encode
+from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
 
 import msgspec
@@ -18,13 +23,14 @@ from aiohttp import web
 
 from neuron_plugin.allocation.keys import GATE, NODE_KEY
 from neuron_plugin.allocation.node_rules import DEFAULT_SCHEDULER
-from neuron_plugin.cluster import DecodeError
+from neuron_plugin.cluster import DecodeError, Pod
 from neuron_plugin.cluster.api import JsonObject
 from neuron_plugin.cluster.pods import PODS, neuron_pod
 from neuron_plugin.placement.gates.writes import WRITTEN_KEYS
 
 PATH = "/gate"
 """Followed by the name of a scheduler that is no more, if there is one: its pods are ours to place, too."""
+COPIES_PATH = "/copies"
 MOST_BYTES = 4 << 20
 """The API server itself takes no larger object than 3 MiB."""
 
@@ -52,15 +58,26 @@ def admit(body: bytes, former: str = "", *, claims: bool = False) -> bytes:
     Raises:
         ReviewError: the body is no ``admission.k8s.io/v1`` AdmissionReview with a UID.
     """
+    return _answer(body, partial(patch, former=former, claims=claims))
+
+
+def admit_copy(body: bytes) -> bytes:
+    """The answer to an AdmissionReview: the pod without what only we may say of it.
+
+    Raises:
+        ReviewError: as ``admit``.
+    """
+    return _answer(body, lambda manifest: _without_placement(PODS.decode(manifest)))
+
+
+def _answer(body: bytes, changes_of: Callable[[msgspec.Raw], list[JsonObject]]) -> bytes:
     try:
         review = msgspec.json.decode(body, type=_Review)
     except msgspec.MsgspecError as error:
         raise ReviewError(f"not an AdmissionReview: {error}; expected admission.k8s.io/v1 with a request") from None
     response: JsonObject = {"uid": review.request.uid, "allowed": True}
     try:
-        changes = []
-        if review.request.operation == "CREATE":
-            changes = patch(review.request.object, former, claims=claims)
+        changes = changes_of(review.request.object) if review.request.operation == "CREATE" else []
     except DecodeError as error:
         changes, response["warnings"] = [], [f"neuron-plugin does not place the pod: {error}"]
     if changes:
@@ -94,9 +111,14 @@ def patch(manifest: msgspec.Raw, former: str = "", *, claims: bool = False) -> l
         changes.append({"op": "add", "path": "/spec/schedulingGates", "value": [{"name": GATE}]})
     elif GATE not in rules.gates:
         changes.append({"op": "add", "path": "/spec/schedulingGates/-", "value": {"name": GATE}})
+    return changes + _without_placement(pod)
+
+
+def _without_placement(pod: Pod) -> list[JsonObject]:
+    """Take off a new pod what only the placement controller and the plugin may say; nothing may trust it there."""
     ours = [("annotations", key) for key in WRITTEN_KEYS if key in pod.annotations]
     ours += [("labels", key) for key in (NODE_KEY,) if key in pod.labels]
-    return changes + [{"op": "remove", "path": f"/metadata/{field}/{key.replace('/', '~1')}"} for field, key in ours]
+    return [{"op": "remove", "path": f"/metadata/{field}/{key.replace('/', '~1')}"} for field, key in ours]
 
 
 def application(*, claims: bool = False) -> web.Application:
@@ -104,11 +126,14 @@ def application(*, claims: bool = False) -> web.Application:
 
     async def handle(request: web.Request) -> web.Response:
         try:
-            answer = admit(await request.read(), request.match_info.get("former", ""), claims=claims)
+            body = await request.read()
+            is_copy = request.path == COPIES_PATH
+            former = request.match_info.get("former", "")
+            answer = admit_copy(body) if is_copy else admit(body, former, claims=claims)
         except ReviewError as error:
             return web.Response(status=HTTPStatus.BAD_REQUEST, text=f"{error}\n")
         return web.Response(body=answer, content_type="application/json")
 
     app = web.Application(client_max_size=MOST_BYTES)
-    app.add_routes([web.post(PATH, handle), web.post(PATH + "/{former}", handle)])
+    app.add_routes([web.post(PATH, handle), web.post(PATH + "/{former}", handle), web.post(COPIES_PATH, handle)])
     return app

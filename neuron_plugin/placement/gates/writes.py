@@ -24,7 +24,7 @@ from neuron_plugin.allocation.keys import (
     RELEASED_KEY,
     VENDOR_RESOURCE_KEY,
 )
-from neuron_plugin.allocation.node_rules import NodeSelectorTerm, Requirement
+from neuron_plugin.allocation.node_rules import NodeSelectorTerm, Requirement, pinned
 from neuron_plugin.allocation.pod import node_label
 from neuron_plugin.cluster import ApiRequest
 from neuron_plugin.cluster.api import STRATEGIC_MERGE_PATCH, JsonObject
@@ -123,18 +123,6 @@ def _released_to(pod: NeuronPod, pins: tuple[Requirement, ...]) -> JsonObject:
         required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
         spec["affinity"] = {"nodeAffinity": required}
     return spec
-
-
-def pinned(terms: tuple[NodeSelectorTerm, ...] | None, pins: tuple[Requirement, ...]) -> tuple[NodeSelectorTerm, ...]:
-    """Required terms with more requirements of a node's name: each as it was, and these.
-
-    A term without any requirement matches nothing, and has to stay so.
-    """
-    if terms is None:
-        return (NodeSelectorTerm(fields=pins),)
-    return tuple(
-        replace(term, fields=(*term.fields, *pins)) if term.expressions or term.fields else term for term in terms
-    )
 
 
 def _term(term: NodeSelectorTerm) -> JsonObject:

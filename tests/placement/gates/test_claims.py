@@ -19,7 +19,7 @@ from neuron_plugin.placement.context import Times
 from neuron_plugin.placement.gates.placer import RELEASED
 from neuron_plugin.placement.gates.ungate import release_gated
 from neuron_plugin.placement.gates.upkeep import PIN_FAILED, WAITING
-from neuron_plugin.placement.informers import keep_pod, most_devices, show_pod
+from neuron_plugin.placement.informers import keep_pod, machines_of, show_pod
 from neuron_plugin.simulation.api_server_kinds import (
     CLAIMS,
     PODS,
@@ -32,6 +32,7 @@ from neuron_plugin.simulation.api_server_kinds import (
 from tests.placement.gates.bench import GatesBench
 from tests.simulation.dra import DRIVER, claim_spec, devices_of, exactly, linked, node_slice
 from tests.support.api_server import Fault, Match, StandInApiServer
+from tests.support.manifests import node_manifest
 from tests.support.world import show_kept
 
 TIMES = Times()
@@ -52,7 +53,7 @@ class ClaimsBench(GatesBench):
     def sync(self) -> None:
         """The watches show what the server has."""
         show_kept(self.world, self.server)
-        self.joined.see_devices(most_devices(self.state, DRIVER))
+        self.joined.see_machines(machines_of(self.state, DRIVER))
         records = [CLAIM_RECORDS.decode(msgspec.json.encode(one)) for one in self.server.objects(RESOURCE_CLAIMS)]
         claims = {(one.namespace, one.name): neuron_claim(one, DRIVER) for one in records}
         for key in {*claims, *self.joined.claims}:
@@ -141,6 +142,66 @@ async def test_all_devices_of_a_node_and_one_that_a_selector_names(bench: Claims
     bench.node("b", claim_driver=DRIVER)
     await bench.step()
     assert bench.devices("all") == [f"neuron-{device}" for device in range(16)]
+
+
+def inf2(bench: ClaimsBench, name: str) -> None:
+    bench.server.create_node(manifest := node_manifest(name, "inf2.48xlarge", claim_driver=DRIVER))
+    bench.world.show_node(manifest)
+
+
+async def test_a_claim_gets_no_device_that_lacks_an_attribute_it_asks_for(bench: ClaimsBench) -> None:
+    """A template for linked devices of a Trn, and one that names a row of it."""
+    inf2(bench, "inferentia")
+    bench.claim("held", claim_spec(exactly(allocationMode="All")))
+    bench.claiming("held", "held")
+    await bench.step()
+    assert bench.place("held") == "a"
+    row = 'device.attributes["neuron.aws.com"].topology4_id == 1'
+    by_row = [{"cel": {"expression": row}}]
+    for name, spec in {"linked": linked(4), "row": claim_spec(exactly(count=4, selectors=by_row))}.items():
+        bench.claim(name, spec)
+        bench.claiming(name, name)
+    await bench.place_all()
+    assert (bench.devices("linked"), bench.devices("row")) == ([], [])
+    bench.node("b", claim_driver=DRIVER)
+    await bench.place_all()
+    assert bench.devices("row") == [f"neuron-{device}" for device in range(4, 8)]
+    assert (bench.place("linked"), len(bench.devices("linked"))) == ("b", 4)
+
+
+async def test_each_request_of_a_claim_keeps_to_its_own_selector(bench: ClaimsBench) -> None:
+    def device(number: int) -> AnyJson:
+        text = f'device.attributes["neuron.aws.com"].deviceId == {number}'
+        return exactly(f"n{number}", selectors=[{"cel": {"expression": text}}])
+
+    bench.claim("c", claim_spec(device(9), device(2)))
+    bench.claiming("train", "c")
+    await bench.step()
+    assert bench.devices("c") == ["neuron-9", "neuron-2"]
+
+
+async def test_all_devices_of_an_instance_type_are_all_that_it_has(bench: ClaimsBench) -> None:
+    inf2(bench, "inferentia")
+    by_type = 'device.attributes["neuron.aws.com"].instanceType == "inf2.48xlarge"'
+    bench.claim("c", claim_spec(exactly(allocationMode="All", selectors=[{"cel": {"expression": by_type}}])))
+    bench.claiming("train", "c")
+    await bench.place_all()
+    assert (bench.place("train"), len(bench.devices("c"))) == ("inferentia", 12)
+    (term,) = bench.terms("train")
+    assert list(term) == ["matchFields"]
+
+
+async def test_a_pod_with_a_claim_of_its_own_goes_where_the_one_is_that_it_shares(bench: ClaimsBench) -> None:
+    bench.claim("shared")
+    bench.claiming("first", "shared")
+    await bench.step()
+    bench.node("b", claim_driver=DRIVER)
+    bench.reserve("shared", "first")
+    bench.claim("own", linked(8))
+    bench.claiming("second", "own", "shared")
+    await bench.place_all()
+    assert (bench.place("second"), bench.gates("second")) == ("a", [])
+    assert len(bench.terms("second")[0]["matchFields"]) == 1
 
 
 async def test_a_pod_with_two_claims_gets_both_on_one_node(bench: ClaimsBench) -> None:
@@ -302,6 +363,20 @@ async def test_a_claim_that_cannot_be_judged_keeps_its_gate_and_says_why(bench: 
     await bench.look(after=5)
     assert bench.gates("train") == [GATE]
     assert any("expected" in note for _, note in bench.events("train"))
+
+
+async def test_each_pod_that_is_refused_hears_of_its_own_claim(bench: ClaimsBench) -> None:
+    either = {"name": "chips", "firstAvailable": [{"name": "four", "deviceClassName": DRIVER, "count": 4}]}
+    bench.claim("of-a", claim_spec(either))
+    bench.claim("of-b", claim_spec(exactly(adminAccess=True)))
+    for name in ("a", "b", "c"):
+        bench.claiming(f"pod-{name}", f"of-{name}")
+    for _ in range(3):
+        await bench.look(after=UPKEEP_TIMES.again)
+    for name, word in {"a": "firstAvailable", "b": "admin access", "c": "does not exist"}.items():
+        ((_, note),) = bench.events(f"pod-{name}")
+        assert f"of-{name}" in note
+        assert word in note
 
 
 async def test_a_gated_pod_with_claims_of_others_is_released_plainly(bench: ClaimsBench) -> None:

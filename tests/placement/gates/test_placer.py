@@ -364,6 +364,25 @@ async def test_a_pod_that_was_let_go_counts_as_a_promise_until_it_is_bound(gated
     assert gated.place("next") in {"a", "b"}, "one of the nodes is left to the first"
 
 
+@pytest.mark.parametrize("limits", [{"aws.amazon.com/neuron-core": "1"}, {"cpu": "1"}, {}], ids=str)
+@pytest.mark.parametrize("group", ["", "g"])
+async def test_a_pod_with_the_gate_that_asks_for_no_neuron_is_let_go_and_told(
+    gated: GatesBench, limits: dict[str, str], group: str
+) -> None:
+    gated.node("a")
+    asked = {"name": "main", "resources": {"limits": limits, "requests": limits}}
+    gated.pod("wrong", containers=[asked], group=group, size=2)
+    gated.pod("queued", containers=[asked], gates=(GATE, "kueue.x-k8s.io/admission"))
+    await gated.place_all()
+    assert (gated.gates("wrong"), gated.terms("wrong"), gated.place("wrong")) == ([], [], "")
+    ((event, note),) = gated.events("wrong")
+    assert event == RELEASED
+    assert "asks for none of aws.amazon.com/neuron, aws.amazon.com/neurondevice, aws.amazon.com/neuroncore" in note
+    assert note.endswith("Its scheduler chooses the node.")
+    assert GATE in gated.gates("queued"), "the last gate is ours"
+    assert not [pod for pod in gated.state.pods.values() if pod.reference.name == "wrong"]
+
+
 async def test_a_pod_goes_where_its_bound_volume_is(gated: GatesBench) -> None:
     hostname = {"key": "kubernetes.io/hostname", "operator": "In", "values": ["b"]}
     affinity = {"required": {"nodeSelectorTerms": [{"matchExpressions": [hostname]}]}}

@@ -8,7 +8,8 @@ import pytest
 
 from neuron_plugin.allocation import Resource
 from neuron_plugin.allocation.keys import GATE
-from neuron_plugin.placement.gates.webhook import ReviewError, admit
+from neuron_plugin.placement.gates.webhook import ReviewError, admit, admit_copy
+from neuron_plugin.placement.gates.writes import WRITTEN_KEYS
 from tests.support.manifests import pod_manifest
 
 KUEUE = {"name": "kueue.x-k8s.io/admission"}
@@ -31,6 +32,15 @@ def changes(pod: object, operation: str = "CREATE", former: str = "", *, claims:
         return []
     assert response["patchType"] == "JSONPatch"
     return list(msgspec.json.decode(b64decode(response["patch"])))
+
+
+def copied(pod: object, operation: str = "CREATE") -> list[dict[str, Any]]:
+    """What is changed of a pod that was copied."""
+    request = {"uid": "review-1", "operation": operation, "object": pod}
+    body = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+    response = msgspec.json.decode(admit_copy(msgspec.json.encode(body)))["response"]
+    assert response["allowed"] is True
+    return list(msgspec.json.decode(b64decode(response["patch"]))) if "patch" in response else []
 
 
 def manifest(**spec: Any) -> dict[str, Any]:
@@ -108,6 +118,18 @@ def test_what_a_copied_manifest_says_of_a_place_is_taken_off() -> None:
         {"op": "remove", "path": "/metadata/annotations/neuron-plugin.io~1node"},
         {"op": "remove", "path": "/metadata/labels/neuron-plugin.io~1node"},
     ]
+
+
+@pytest.mark.parametrize("spec", [{"nodeName": "node"}, {"schedulerName": "another"}, {"containers": []}], ids=str)
+def test_a_copy_of_any_kind_loses_it_and_nothing_else_changes(spec: dict[str, Any]) -> None:
+    """As ``kubectl replace --force`` makes of a pod that was placed: it names its node."""
+    pod = manifest(**spec)
+    assert copied(pod) == []
+    pod["metadata"]["annotations"] = dict.fromkeys(WRITTEN_KEYS, "0") | {"mine": "stays"}
+    pod["metadata"]["labels"] = {"neuron-plugin.io/node": "node"}
+    removed = [change["path"] for change in copied(pod) if change["op"] == "remove"]
+    assert len(removed) == len(copied(pod)) == len(WRITTEN_KEYS) + 1
+    assert copied(pod, "UPDATE") == []
 
 
 def test_what_is_no_pod_is_let_in_with_a_warning() -> None:
