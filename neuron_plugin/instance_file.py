@@ -10,7 +10,8 @@ It extends the catalogue where a new EC2 type is out before a release of ours, o
         memory-gib: 144
         topology: torus            # single, line, ring, torus or unlinked
         logical-core-size: 2
-        block-sizes: [1, 4, 8, 16] # leave out for any run of consecutive devices
+        block-sizes: [1, 4, 8, 16] # leave out for any run of consecutive devices, unless it is a torus
+        core-block-sizes: [1, 2, 4, 8, 16] # of slices of cores, in devices; leave out for those of block-sizes
         numa-nodes: []
         amounts: {shares: 100}     # what pods may ask of a device beside memory, as neuron-plugin.io/shares
 """
@@ -51,6 +52,7 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     topology: Topology
     logical_core_size: _Cores = 1
     block_sizes: tuple[_Devices, ...] | None = None
+    core_block_sizes: tuple[_Devices, ...] = ()
     numa_nodes: tuple[Annotated[int, Meta(ge=0)], ...] = ()
     amounts: dict[_Amount, Annotated[int, Meta(ge=0)]] = {}
 

@@ -18,6 +18,7 @@ instance-types:
     topology: torus
     logical-core-size: 2
     block-sizes: [1, 4, 8, 16]
+    core-block-sizes: [1, 2, 4]
     numa-nodes: [0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 1]
 """
 
@@ -39,7 +40,7 @@ def test_without_a_file_the_shipped_types_are_known() -> None:
 def test_a_type_is_added_with_everything_it_says(tmp_path: Path) -> None:
     types = load(tmp_path, FULL)
     assert types["trn9.48xlarge"] == InstanceType(
-        "trn9.48xlarge", "Trainium9", 16, 8, 144, Topology.TORUS, 2, (1, 4, 8, 16), (0, 0, 1, 1) * 4
+        "trn9.48xlarge", "Trainium9", 16, 8, 144, Topology.TORUS, 2, (1, 4, 8, 16), (1, 2, 4), (0, 0, 1, 1) * 4
     )
     assert types.keys() == catalogue().keys() | {"trn9.48xlarge"}
 
