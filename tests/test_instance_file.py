@@ -93,7 +93,7 @@ def test_what_is_left_out_is_modest(tmp_path: Path) -> None:
         ("devices: 4, cores-per-device: 2, topology: line, colour: red", "unknown field `colour`"),
         ("devices: four, cores-per-device: 2, topology: line", "Expected `int`, got `str`"),
         ("devices: 4, cores-per-device: 2, topology: line, numa-nodes: [0]", "1 numa-nodes, expected one for each of"),
-        ("devices: 12, cores-per-device: 2, topology: torus", "a torus of 12 devices, expected 16"),
+        ("devices: 12, cores-per-device: 2, topology: torus", "torus with 12 devices"),
         ("devices: 2, cores-per-device: 2, topology: single", "single with 2 devices"),
         ("devices: 1, cores-per-device: 2, topology: single, amounts: {memory: 1}", "expected it as memory-gib"),
         ("devices: 1, cores-per-device: 2, topology: single, amounts: {a/b: 1}", "Expected `str` matching regex"),
