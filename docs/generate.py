@@ -19,6 +19,7 @@ os.environ["COLUMNS"] = "110"  # argparse wraps help to the terminal's width, wh
 import health_reference
 import msgspec
 
+from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.build import build
 from neuron_plugin.cli.main import build_parser
 from neuron_plugin.placement import ExtenderSettings
@@ -27,7 +28,7 @@ from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.plugin.status import METRICS, PREFIX
 from neuron_plugin.settings import ENVIRONMENT_PREFIX, as_text, description_of
-from neuron_plugin.topology import catalogue
+from neuron_plugin.topology import Geometry, Unit, catalogue, sets_by_count
 
 DIRECTORY = Path(__file__).parent
 NOTICE = "<!-- Made by docs/generate.py from the code: change the code, then run `make docs`. -->"
@@ -49,7 +50,8 @@ state at each scrape, so the series of a pod or device that is gone goes with it
 TYPES_INTRODUCTION = """\
 What is known about each type. The machine's own sysfs comes first; describe a further type in a file for
 `--instance-types` (`neuron_plugin/instance_file.py` says in which form). Cores are physical; `neuroncore`s are logical,
-at the product's default LNC."""
+at the product's default LNC. *Aligned*: a power of two of cores begins at a multiple of itself, also inside a device,
+any other number of them at a device."""
 
 
 def configuration() -> str:
@@ -111,6 +113,7 @@ def instance_types() -> str:
             f"{one.memory_gib} GiB",
             one.topology.value,
             ", ".join(map(str, one.block_sizes)) or "any",
+            _core_counts(one.geometry),
         )
         for one in catalogue().values()
     ]
@@ -123,6 +126,7 @@ def instance_types() -> str:
         "memory a device",
         "links",
         "device counts",
+        "`neuroncore` counts",
     )
     parts = [
         "# Instance types",
@@ -130,6 +134,13 @@ def instance_types() -> str:
         _table(head, rows),
     ]
     return "\n\n".join(parts)
+
+
+def _core_counts(geometry: Geometry) -> str:
+    if not (geometry.core_block_sizes or geometry.block_sizes):
+        return "any"
+    counts = ranges(sets_by_count(geometry, Unit.CORE)).replace(",", ", ")
+    return f"{counts}, aligned" if geometry.core_block_sizes else counts
 
 
 PAGES: dict[str, Callable[[], str]] = {

@@ -10,7 +10,8 @@ It extends the catalogue where a new EC2 type is out before a release of ours, o
         memory-gib: 144
         topology: torus            # single, line, ring, torus or unlinked
         logical-core-size: 2
-        block-sizes: [1, 4, 8, 16] # leave out for any run of consecutive devices
+        block-sizes: [1, 4, 8, 16] # leave out for any run of consecutive devices, unless it is a torus
+        core-block-sizes: [1, 2, 4, 8, 16] # of slices of cores, in devices; leave out for those of block-sizes
         numa-nodes: []
         amounts: {shares: 100}     # what pods may ask of a device beside memory, as neuron-plugin.io/shares
 """
@@ -30,13 +31,12 @@ from neuron_plugin.topology import (
     BLOCKS,
     MOST_CORES_PER_DEVICE,
     MOST_DEVICES,
-    TORUS_SIDE,
     InstanceType,
     Topology,
+    can_link,
     catalogue,
 )
 
-_TORUS_DEVICES = TORUS_SIDE * TORUS_SIDE
 _Devices = Annotated[int, Meta(ge=1, le=MOST_DEVICES)]
 _Cores = Annotated[int, Meta(ge=1, le=MOST_CORES_PER_DEVICE)]
 _Amount = Annotated[str, Meta(pattern="^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$")]
@@ -51,6 +51,7 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     topology: Topology
     logical_core_size: _Cores = 1
     block_sizes: tuple[_Devices, ...] | None = None
+    core_block_sizes: tuple[_Devices, ...] = ()
     numa_nodes: tuple[Annotated[int, Meta(ge=0)], ...] = ()
     amounts: dict[_Amount, Annotated[int, Meta(ge=0)]] = {}
 
@@ -87,10 +88,8 @@ def _contradictions(entry: _Entry) -> Iterator[str]:
     """What no machine can be: single values are checked already, these contradict each other."""
     if entry.numa_nodes and len(entry.numa_nodes) != entry.devices:
         yield f"{len(entry.numa_nodes)} numa-nodes, expected one for each of its {entry.devices} devices, or none"
-    if entry.topology is Topology.TORUS and entry.devices % _TORUS_DEVICES:
-        yield f"a torus of {entry.devices} devices, expected {_TORUS_DEVICES} or a multiple of it"
-    if entry.topology is Topology.SINGLE and entry.devices != 1:
-        yield f"single with {entry.devices} devices: say how they are linked, or unlinked"
+    if not can_link(entry.topology, entry.devices):
+        yield f"{entry.topology} with {entry.devices} devices, which cannot be: say how they are linked, or unlinked"
     if "memory" in entry.amounts:
         yield "memory among its amounts, expected it as memory-gib"
     if entry.cores_per_device % entry.logical_core_size:

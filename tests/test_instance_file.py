@@ -18,6 +18,7 @@ instance-types:
     topology: torus
     logical-core-size: 2
     block-sizes: [1, 4, 8, 16]
+    core-block-sizes: [1, 2, 4]
     numa-nodes: [0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 1]
 """
 
@@ -39,7 +40,7 @@ def test_without_a_file_the_shipped_types_are_known() -> None:
 def test_a_type_is_added_with_everything_it_says(tmp_path: Path) -> None:
     types = load(tmp_path, FULL)
     assert types["trn9.48xlarge"] == InstanceType(
-        "trn9.48xlarge", "Trainium9", 16, 8, 144, Topology.TORUS, 2, (1, 4, 8, 16), (0, 0, 1, 1) * 4
+        "trn9.48xlarge", "Trainium9", 16, 8, 144, Topology.TORUS, 2, (1, 4, 8, 16), (1, 2, 4), (0, 0, 1, 1) * 4
     )
     assert types.keys() == catalogue().keys() | {"trn9.48xlarge"}
 
@@ -92,7 +93,7 @@ def test_what_is_left_out_is_modest(tmp_path: Path) -> None:
         ("devices: 4, cores-per-device: 2, topology: line, colour: red", "unknown field `colour`"),
         ("devices: four, cores-per-device: 2, topology: line", "Expected `int`, got `str`"),
         ("devices: 4, cores-per-device: 2, topology: line, numa-nodes: [0]", "1 numa-nodes, expected one for each of"),
-        ("devices: 12, cores-per-device: 2, topology: torus", "a torus of 12 devices, expected 16"),
+        ("devices: 12, cores-per-device: 2, topology: torus", "torus with 12 devices"),
         ("devices: 2, cores-per-device: 2, topology: single", "single with 2 devices"),
         ("devices: 1, cores-per-device: 2, topology: single, amounts: {memory: 1}", "expected it as memory-gib"),
         ("devices: 1, cores-per-device: 2, topology: single, amounts: {a/b: 1}", "Expected `str` matching regex"),

@@ -23,7 +23,6 @@ from neuron_plugin.topology import (
     Unit,
     cores_in,
     sets_by_count,
-    valid_sets,
 )
 
 
@@ -56,17 +55,15 @@ def devices_lost(geometry: Geometry, free: int, chosen: int) -> float:
 
 @lru_cache(maxsize=4_096)
 def _devices_usable(shape: Geometry, free: int) -> float:
-    """The devices that as many pods of one size as fit would use together, on average over the sizes."""
-    used = []
-    for unit, counts in (
-        (Unit.CORE, range(1, shape.cores_per_device)),
-        (Unit.DEVICE, range(1, shape.device_count + 1)),
-    ):
-        for count in counts:
-            sets = [mask for mask in valid_sets(shape, unit, count) if mask & free == mask]
-            used += [most_disjoint(sets) * sets[0].bit_count()] if sets else []
-    sizes = shape.cores_per_device - 1 + len(sets_by_count(shape, Unit.DEVICE))
-    return sum(used) / (sizes * shape.cores_per_device)
+    """The devices that as many pods of one size as fit would use together, on average over the sizes.
+
+    A size is a part of a device, or whole devices: by count, or as cores, which may be two devices on Trn2.
+    """
+    per_device, every = shape.cores_per_device, dict(sets_by_count(shape, Unit.CORE))
+    every |= {count * per_device: masks for count, masks in sets_by_count(shape, Unit.DEVICE).items()}
+    sizes = [cores for cores in every if cores < per_device or not cores % per_device]
+    used = [cores * most_disjoint(mask for mask in every[cores] if mask & free == mask) for cores in sizes]
+    return sum(used) / (len(sizes) * per_device)
 
 
 def most_disjoint(masks: Iterable[CoreMask]) -> int:

@@ -109,6 +109,8 @@ def write_inventory(inventory: NodeInventory) -> str:
         "driverVersion": inventory.driver_version,
         "logicalCoreSize": inventory.logical_core_size,
     }
+    if geometry.core_block_sizes:
+        fields["coreBlockSizes"] = list(geometry.core_block_sizes)
     if inventory.physical_cores_per_device:
         fields["physicalCoresPerDevice"] = inventory.physical_cores_per_device
     if inventory.ultraserver:
@@ -149,6 +151,7 @@ def read_inventory(text: str) -> NodeInventory:
         device_count=devices,
         cores_per_device=fields.integer("coresPerDevice", 0, MOST_CORES_PER_DEVICE),
         block_sizes=fields.integers("blockSizes", 1, MOST_DEVICES),
+        core_block_sizes=fields.integers("coreBlockSizes", 1, MOST_DEVICES, absent=[]),
     )
     disabled, unhealthy = fields.integers("disabled", 0, devices - 1, absent=[]), fields.reasons("unhealthy", devices)
     return NodeInventory(

@@ -93,7 +93,7 @@ def why_not(geometry: Geometry, free: int, unit: Unit, count: int) -> Rejection:
     if not valid_sets(geometry, unit, count):
         return unsupported_count(geometry, unit, count)
     available = len(fitting(geometry, free, unit, 1))
-    return not_free(unit, count) if available < count else fragmented(unit, count)
+    return not_free(unit, count) if available < count else fragmented(geometry, unit, count)
 
 
 _DETOURS = 200
@@ -327,7 +327,7 @@ def _why_not(geometry: Geometry, free: int, request: PodRequest) -> Rejection:
     if available < needed:
         return not_free(unit, needed)
     largest = max(request, key=lambda container: cores_asked(geometry, container))
-    return fragmented(largest.resource.unit, largest.count)
+    return fragmented(geometry, largest.resource.unit, largest.count)
 
 
 # Disjoint sets for many containers at once.

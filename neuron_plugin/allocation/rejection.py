@@ -79,6 +79,11 @@ TOO_LARGE_TO_SHARE = Rejection(
 )
 
 
+def set_kind(geometry: Geometry, unit: Unit) -> str:
+    """What makes ids a valid set, in one word: devices are linked, and cores aligned where they have to be."""
+    return "aligned" if unit is Unit.CORE and geometry.core_block_sizes else "linked"
+
+
 def unsupported_count(geometry: Geometry, unit: Unit, count: int) -> Rejection:
     """The vendor's own sentences for a count that can never be met on this type, and the counts that can."""
     supported = ranges(sets_by_count(geometry, unit)).replace(",", " or ")
@@ -123,9 +128,11 @@ def not_free(unit: Unit, count: int) -> Rejection:
     return Rejection("not-free", text, may_pass=True)
 
 
-def fragmented(unit: Unit, count: int) -> Rejection:
-    """Enough are free, but not linked."""
-    return Rejection("fragmented", f"No free linked set of {count} Neuron {_PLURALS[unit]}", may_pass=True)
+def fragmented(geometry: Geometry, unit: Unit, count: int) -> Rejection:
+    """Enough are free, but not linked, or where cores have to be aligned, not that."""
+    return Rejection(
+        "fragmented", f"No free {set_kind(geometry, unit)} set of {count} Neuron {_PLURALS[unit]}", may_pass=True
+    )
 
 
 def not_allowed(unit: Unit, count: int) -> Rejection:

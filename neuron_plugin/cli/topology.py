@@ -152,6 +152,8 @@ def request_lines(report: TopologyReport) -> Iterator[str]:
     """Which counts a pod can request, and which sets of them are free."""
     devices, cores = ranges(sets.count for sets in report.device_sets), ranges(report.core_counts)
     yield f"Counts that can be requested: devices {devices}; cores {cores}."
+    if report.core_block_sizes:
+        yield "Cores are aligned: 2, 4, 8 and so on begin at a multiple of their number, others at a device."
     known = report.holders_known
     yield "Sets of devices that are free now:" if known else "Sets of devices, free unless a pod holds them:"
     for device_set in report.device_sets:

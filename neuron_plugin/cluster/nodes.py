@@ -93,7 +93,7 @@ def _by_instance_type(node: Node, types: Catalogue) -> NodeInventory | Rejection
         disabled = disabled_devices(node.annotations.get(DISABLE_KEY, ""))
     except IdListError as error:
         return replace(UNREADABLE_INVENTORY, detail=f"annotation {DISABLE_KEY}: {error}")
-    geometry = shared_geometry(Geometry(known.name, known.topology, known.devices, cores_per_device, known.block_sizes))
+    geometry = shared_geometry(known.geometry_with(cores_per_device))
     present = tuple(range(geometry.device_count))
     return NodeInventory(geometry, present, disabled=tuple(device for device in disabled if device in present))
 

@@ -43,7 +43,10 @@ ELECTED = {
     "serverId4": "server_id_4",
     "nodeId4": "node_id_4",
 }
-"""What the driver elects about UltraServers of two and of four nodes: our names and the class attributes."""
+"""What the driver elects about UltraServers of two and of four nodes: our names and the class attributes.
+
+Where devices are linked by a switch (Trn3pds), nothing is elected: ``reservation_id`` and ``node_id`` say the same.
+"""
 _NOT_ELECTED = frozenset({"", "0000000000000000", "-1", "busy"})
 
 
@@ -226,10 +229,31 @@ def read_ultraserver(sysfs: Sysfs) -> dict[str, str]:
     list of possible modes, such as ``1,3,4``; it differs between versions and is kept as read. Source: Neuron driver
     2.24.7, class attributes.
     """
-    values: dict[str, str] = {}
-    for name, attribute in ELECTED.items():
-        with suppress(SysfsError):  # other products have other files, and none of them matters to what is handed out
-            text = read_attribute(sysfs.class_dir / attribute, parse_elected)
-            if text not in _NOT_ELECTED:
-                values[name] = text
+    values = {name: text for name, attribute in ELECTED.items() if (text := _elected(sysfs, attribute))}
+    server, node = _elected(sysfs, "reservation_id"), _elected(sysfs, "node_id")
+    if server and node.isdigit():
+        values |= _reserved_ids(values.get("mode", "").split(","), server, int(node))
     return values if values.keys() & {"serverId2", "serverId4"} else {}
+
+
+def _elected(sysfs: Sysfs, attribute: str) -> str:
+    """A class attribute; empty where there is none or it names nothing. None of them decides what is handed out."""
+    with suppress(SysfsError):  # other products have other files
+        text = read_attribute(sysfs.class_dir / attribute, parse_elected)
+        return "" if text in _NOT_ELECTED else text
+    return ""
+
+
+def _reserved_ids(modes: list[str], reservation: str, node: int) -> dict[str, str]:
+    """The ids by ``ELECTED`` of a node in a reservation of two or of four, whose size only the modes tell.
+
+    Mode 1 is for four nodes, 2 and 3 are for two. Of four, nodes 0 and 1 stand in one rack, 2 and 3 in the other
+    (driver 2.27.4). So these are the pairs; the driver has no id for a pair. AWS reads the same files in its
+    k8s-ultraserver-init-script.sh (SDK 2.32).
+    """
+    pair = {"serverId2": reservation, "nodeId2": str(node % 2)} if {"2", "3"} & {*modes} else {}
+    if "1" not in modes:
+        return pair
+    if pair:
+        pair["serverId2"] = f"{reservation}-{node // 2}"
+    return {**pair, "serverId4": reservation, "nodeId4": str(node)}

@@ -219,7 +219,10 @@ class DeviceSets(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class TopologyReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One machine. Without ``holders_known``, what is called free is free unless a pod holds it."""
+    """One machine. Without ``holders_known``, what is called free is free unless a pod holds it.
+
+    ``core_block_sizes``: of how many devices slices of cores are, where these are aligned; empty where they are not.
+    """
 
     version: int = 1
     instance_type: str
@@ -230,6 +233,7 @@ class TopologyReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     device_sets: tuple[DeviceSets, ...]
     core_counts: tuple[int, ...]
     free_core_counts: tuple[int, ...]
+    core_block_sizes: tuple[int, ...]
     notes: tuple[str, ...]
 
 
@@ -255,5 +259,6 @@ def topology_report(
         device_sets=tuple(sets),
         core_counts=tuple(windows),
         free_core_counts=tuple(count for count, masks in windows.items() if any(mask & free == mask for mask in masks)),
+        core_block_sizes=geometry.core_block_sizes,
         notes=report.notes,
     )

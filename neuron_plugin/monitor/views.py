@@ -73,6 +73,7 @@ class NodeViewSpec(_Part, frozen=True):
     """A node's hardware. All is empty where it is not known. ``logical_core_size`` is the LNC in force.
 
     ``block_sizes`` are the device counts that are handed out as aligned blocks; without any every run will do.
+    ``core_block_sizes`` are those of slices of cores where they differ, as on Trn2 and Trn3.
     """
 
     instance_type: str = ""
@@ -84,6 +85,7 @@ class NodeViewSpec(_Part, frozen=True):
     logical_core_size: int = 0
     driver_version: str = ""
     block_sizes: tuple[int, ...] = ()
+    core_block_sizes: tuple[int, ...] = ()
 
 
 class UtilizationView(_Part, frozen=True):
@@ -275,6 +277,7 @@ def node_view(state: ClusterState, info: NodeInfo, version: int = 0) -> NodeView
         logical_core_size=inventory.logical_core_size,
         driver_version=inventory.driver_version,
         block_sizes=geometry.block_sizes,
+        core_block_sizes=geometry.core_block_sizes,
     )
     utilization = device_utilization(info, state.utilization_on(info.name))
     status = NodeViewStatus(

@@ -211,7 +211,7 @@ class Room:
         if self._context.ready.conditions.get(CONDITION):
             self._forget()
             return
-        now, unix_now, times = self._context.clock.now(), self._context.unix_seconds(), self._context.times
+        now, unix_now = self._context.clock.now(), self._context.unix_seconds()
         self._failed_until = {key: until for key, until in self._failed_until.items() if until > now}
         self._left_alone_until = {owner: until for owner, until in self._left_alone_until.items() if until > now}
         self._protected_until = {uid: until for uid, until in self._protected_until.items() if until > now}

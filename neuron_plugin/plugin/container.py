@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, combinations_with_replacement
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -152,12 +152,14 @@ class _Annotation(msgspec.Struct, frozen=True):
 
 @lru_cache(maxsize=8)
 def core_windows(geometry: Geometry) -> frozenset[tuple[int, int]]:
-    """First and last core of every set of cores that a node hands out.
+    """First and last core of every set of cores that a container may have.
 
-    Relative to the first device of a container they are among these, too: every device can be the first one.
+    Relative to the first device of a container they are among these, too: every device can be the first one. So is
+    every window inside a device: earlier versions did not align cores, and what they gave stays its pod's.
     """
-    windows = chain.from_iterable(sets_by_count(geometry, Unit.CORE).values())
-    return frozenset((int(cores[0]), int(cores[-1])) for cores in map(cores_in, windows))
+    sets = map(cores_in, chain.from_iterable(sets_by_count(geometry, Unit.CORE).values()))
+    inside = (combinations_with_replacement(cores_in(own), 2) for own in geometry.device_masks)
+    return frozenset(chain(((cores[0], cores[-1]) for cores in sets), *inside))
 
 
 @lru_cache(maxsize=8)

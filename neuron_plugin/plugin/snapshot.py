@@ -32,6 +32,7 @@ from neuron_plugin.allocation.keys import ALLOC_TIME_KEY, ALLOCATED_KEY, ASSIGNM
 from neuron_plugin.allocation.narrowing import constraint_not_kept, device_facts
 from neuron_plugin.allocation.placement import assignment_of, is_constrained, why_not
 from neuron_plugin.allocation.pod import assigned_allocations, mask_union
+from neuron_plugin.allocation.rejection import set_kind
 from neuron_plugin.kubelet import AdvertisedDevice
 from neuron_plugin.plugin.inputs import (
     LISTED_SECONDS,
@@ -429,10 +430,10 @@ class Snapshot:
                 (other.container, other.mask) == (allocation.container, allocation.mask) for other in chosen
             )
             if not as_chosen and (why := self.unlinked_text(allocation.resource, allocation.mask)):
-                ids = ", ".join(map(str, geometry.ids_of(allocation.resource.unit, allocation.mask)))
-                text = (
-                    f"{allocation.resource.value} ids {ids} of container {allocation.container} are not linked: {why}"
-                )
+                unit, resource = allocation.resource.unit, allocation.resource.value
+                ids = ", ".join(map(str, geometry.ids_of(unit, allocation.mask)))
+                what = f"{resource} ids {ids} of container {allocation.container}"
+                text = f"{what} are not {set_kind(geometry, unit)}: {why}"
                 events.append(PodEvent(known.reference, "UnlinkedDevices", text))
         events += [
             PodEvent(write.pod, "AssignmentCorrected", write.correction) for write in self.writes if write.correction

@@ -157,7 +157,7 @@ _STATUS = (
 CORE_ERRORS = ("hw_error", "hw_nc_ue_error", "hw_hbm_ue_error", "hw_dma_abort_error")
 """Those of ``_STATUS`` that say something of the hardware."""
 _SWITCHED_FAMILIES = frozenset({"trn2es", "trn3s", "trn3s-es", "trn3-dev0", "trn3-dev1"})
-"""Types whose devices are linked by a switch have other class attributes (driver 2.25.4)."""
+"""Types whose devices are linked by a switch (Trn3pds) have other class attributes (driver 2.27.4)."""
 _OTHER = ("model_load_count", "reset_req_count", "reset_fail_count", "inference_count", "flop_count", "nc_time_in_use")
 _COUNTER = ("total", "present")
 TIME_IN_USE, DEVICE_MEMORY = "other_info/nc_time_in_use", "memory_usage/device_mem"
@@ -212,10 +212,10 @@ def work_file(core: int, name: str) -> str:
 def class_files(description: NodeDescription) -> dict[str, File]:
     """The plain files beside the devices: this machine is in no UltraServer."""
     if description.instance_type.partition(".")[0] in _SWITCHED_FAMILIES:
-        return {"node_id": File("-1\n", 0o444), "reservation_id": File("0000000000000000\n", 0o444)}
-    ids = {f"node_id_{size}": File("-1\n", 0o444) for size in (2, 4)}
-    servers = {f"server_id_{size}": File("0000000000000000\n", 0o444) for size in (2, 4)}
-    return {**ids, **servers, "ultraserver_mode": File("\n", 0o444)}
+        ids = {"node_id": "-1", "node_cnt": "-1", "reservation_id": "0" * 16}
+    else:
+        ids = dict.fromkeys(("node_id_2", "node_id_4"), "-1") | dict.fromkeys(("server_id_2", "server_id_4"), "0" * 16)
+    return {name: File(f"{text}\n", 0o444) for name, text in {**ids, "ultraserver_mode": ""}.items()}
 
 
 def serial_number(device: int) -> str:

@@ -21,5 +21,5 @@ from neuron_plugin.topology.instances import (
     geometry_of,
     product_names,
 )
-from neuron_plugin.topology.links import TORUS_SIDE, links_of
+from neuron_plugin.topology.links import TORUS_SIDE, can_link, links_of
 from neuron_plugin.topology.sets import free_sets, sets_by_count, valid_sets

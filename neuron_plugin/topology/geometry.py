@@ -63,7 +63,8 @@ class Geometry:
     ``device_count`` is the nominal count of the type: ids run from 0 to ``device_count - 1`` even when a chip is
     missing. ``cores_per_device`` is logical (LNC applied), and 0 while no device has said so: nothing can be handed out
     then. ``block_sizes`` are the device counts that are handed out as aligned blocks; empty means any run of
-    consecutive devices.
+    consecutive devices. ``core_block_sizes`` are the same for requests for cores, which are then aligned inside a
+    device, too; empty means those of devices.
 
     Raises:
         GeometryError: a count is negative or above ``MOST_DEVICES`` or ``MOST_CORES_PER_DEVICE``.
@@ -74,6 +75,7 @@ class Geometry:
     device_count: int
     cores_per_device: int
     block_sizes: tuple[int, ...] = ()
+    core_block_sizes: tuple[int, ...] = ()
     core_count: int = field(init=False, compare=False, repr=False)
     """Logical cores of the whole node."""
     all_mask: CoreMask = field(init=False, compare=False, repr=False)
@@ -92,7 +94,8 @@ class Geometry:
         object.__setattr__(self, "all_mask", CoreMask((1 << count) - 1))
         object.__setattr__(self, "device_masks", _device_masks(self.device_count, self.cores_per_device))
         is_shape = (self.instance_type, self.topology) == ("", Topology.UNLINKED)
-        shape = self if is_shape else _shape(self.device_count, self.cores_per_device, self.block_sizes)
+        decides = self.device_count, self.cores_per_device, self.block_sizes, self.core_block_sizes
+        shape = self if is_shape else _shape(*decides)
         object.__setattr__(self, "shape", shape)
 
     def masks(self, unit: Unit) -> tuple[CoreMask, ...]:
@@ -137,8 +140,10 @@ def _device_masks(device_count: int, cores_per_device: int) -> tuple[CoreMask, .
 
 
 @lru_cache(maxsize=MOST_SHAPES)
-def _shape(device_count: int, cores_per_device: int, block_sizes: tuple[int, ...]) -> Geometry:
-    return Geometry("", Topology.UNLINKED, device_count, cores_per_device, block_sizes)
+def _shape(
+    device_count: int, cores_per_device: int, block_sizes: tuple[int, ...], core_block_sizes: tuple[int, ...]
+) -> Geometry:
+    return Geometry("", Topology.UNLINKED, device_count, cores_per_device, block_sizes, core_block_sizes)
 
 
 def cores_in(mask: int) -> tuple[CoreId, ...]:

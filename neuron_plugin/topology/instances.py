@@ -22,6 +22,10 @@ TORUS_BLOCKS = (1, 4, 8, 16)
 BLOCKS: Mapping[Topology, tuple[int, ...]] = {Topology.TORUS: TORUS_BLOCKS, Topology.UNLINKED: (1,)}
 """Device counts that are handed out as aligned blocks, where nothing else is said; elsewhere any run will do."""
 
+TORUS_CORE_BLOCKS = (1, 2, 4, 8, 16)
+"""The same for slices of cores on Trn2 and Trn3: two neighbouring devices, too. AWS's tutorial for vLLM puts eight
+slices of eight logical cores on a trn2.48xlarge (LNC 2). Two devices by count are refused, as by AWS."""
+
 _FAMILY = re.compile(r"[a-z]+[0-9]+")
 
 
@@ -29,9 +33,9 @@ _FAMILY = re.compile(r"[a-z]+[0-9]+")
 class InstanceType:
     """One EC2 type. ``cores_per_device`` is physical; ``logical_core_size`` is the default LNC.
 
-    ``block_sizes`` empty means any run of consecutive devices. ``numa_nodes`` gives the NUMA node of each device by
-    id, and is empty where it is not known. ``amounts`` says how much of something each device has, for pods that share
-    a device by its cores; memory is among them by itself.
+    ``block_sizes`` and ``core_block_sizes`` are those of ``Geometry``. ``numa_nodes`` gives the NUMA node of each
+    device by id, and is empty where it is not known. ``amounts`` says how much of something each device has, for pods
+    that share a device by its cores; memory is among them by itself.
     """
 
     name: str
@@ -42,6 +46,7 @@ class InstanceType:
     topology: Topology
     logical_core_size: int = 1
     block_sizes: tuple[int, ...] = ()
+    core_block_sizes: tuple[int, ...] = ()
     numa_nodes: tuple[int, ...] = ()
     amounts: tuple[tuple[str, int], ...] = ()
 
@@ -54,8 +59,16 @@ class InstanceType:
     @property
     def geometry(self) -> Geometry:
         """That of a complete machine with the default LNC."""
-        cores = self.cores_per_device // self.logical_core_size
-        return Geometry(self.name, self.topology, self.devices, cores, self.block_sizes)
+        return self.geometry_with(self.cores_per_device // self.logical_core_size)
+
+    def geometry_with(self, cores_per_device: int) -> Geometry:
+        """That of a complete machine with so many logical cores a device.
+
+        Raises:
+            GeometryError: a count is beyond the driver's limits.
+        """
+        blocks = self.block_sizes, self.core_block_sizes
+        return Geometry(self.name, self.topology, self.devices, cores_per_device, *blocks)
 
 
 Catalogue = Mapping[str, InstanceType]
@@ -93,7 +106,7 @@ def geometry_of(
     seen = max((device for device in device_ids if device < MOST_DEVICES), default=-1) + 1
     known = types.get(instance_type) or types.get(instance_type.removeprefix("ml."))
     if known and seen <= known.devices:
-        return Geometry(known.name, known.topology, known.devices, cores_per_device, known.block_sizes)
+        return known.geometry_with(cores_per_device)
     topology = topology_of(links)
     return Geometry(instance_type or "unknown", topology, seen, cores_per_device, BLOCKS.get(topology, ()))
 
@@ -106,8 +119,16 @@ def _inf2(name: str, devices: int, topology: Topology, numa: tuple[int, ...] = (
     return InstanceType(name, "Inferentia2", devices, 2, 32, topology, numa_nodes=numa)
 
 
-def _torus(name: str, device_name: str, cores: int, memory: int, lnc: int, numa: tuple[int, ...] = ()) -> InstanceType:
-    return InstanceType(name, device_name, 16, cores, memory, Topology.TORUS, lnc, TORUS_BLOCKS, numa)
+def _trn1(name: str, numa: tuple[int, ...] = ()) -> InstanceType:
+    return InstanceType(name, "Trainium1", 16, 2, 32, Topology.TORUS, 1, TORUS_BLOCKS, numa_nodes=numa)
+
+
+def _trn2(name: str, numa: tuple[int, ...] = ()) -> InstanceType:
+    return InstanceType(name, "Trainium2", 16, 8, 96, Topology.TORUS, 2, TORUS_BLOCKS, TORUS_CORE_BLOCKS, numa)
+
+
+def _trn3(name: str) -> InstanceType:
+    return InstanceType(name, "Trainium3", 16, 8, 144, Topology.TORUS, 2, TORUS_BLOCKS, TORUS_CORE_BLOCKS)
 
 
 _TRN1_NUMA = (0, 0, 1, 1) * 4
@@ -123,18 +144,15 @@ SHIPPED: tuple[InstanceType, ...] = (
     _inf2("inf2.24xlarge", 6, Topology.LINE, (1, 1, 0, 0, 0, 1)),
     _inf2("inf2.48xlarge", 12, Topology.RING, (2, 3, 2, 3, 2, 3, 1, 1, 0, 0, 0, 1)),
     InstanceType("trn1.2xlarge", "Trainium1", 1, 2, 32, Topology.SINGLE),
-    _torus("trn1.32xlarge", "Trainium1", 2, 32, 1, _TRN1_NUMA),
-    _torus("trn1n.32xlarge", "Trainium1", 2, 32, 1),
-    InstanceType("trn2.3xlarge", "Trainium2", 1, 8, 96, Topology.SINGLE, 2, numa_nodes=(0,)),
-    _torus("trn2.48xlarge", "Trainium2", 8, 96, 2, _TRN2_NUMA),
+    _trn1("trn1.32xlarge", _TRN1_NUMA),
+    _trn1("trn1n.32xlarge"),
+    InstanceType("trn2.3xlarge", "Trainium2", 1, 8, 96, Topology.SINGLE, 2, (), (1,), (0,)),
+    _trn2("trn2.48xlarge", _TRN2_NUMA),
+    *(_trn2(f"{name}.48xlarge") for name in ("trn2n", "trn2u", "trn2p", "trn2eu", "trn2e", "trn2es")),
     *(
-        _torus(f"{name}.48xlarge", "Trainium2", 8, 96, 2)
-        for name in ("trn2n", "trn2u", "trn2p", "trn2eu", "trn2e", "trn2es")
-    ),
-    *(
-        _torus(f"{name}.48xlarge", "Trainium3", 8, 144, 2)
+        _trn3(f"{name}.48xlarge")
         for name in ("trn3", "trn3n", "trn3p", "trn3pd98", "trn3s", "trn3s-es", "trn3-dev0", "trn3-dev1")
     ),
-    InstanceType("trn3en.24xlarge", "Trainium3", 4, 8, 144, Topology.UNLINKED, 2, (1, 4)),
-    InstanceType("trn3pd98.3xlarge", "Trainium3", 1, 8, 144, Topology.SINGLE, 2),
+    InstanceType("trn3en.24xlarge", "Trainium3", 4, 8, 144, Topology.UNLINKED, 2, (1, 4), (1, 2, 4)),
+    InstanceType("trn3pd98.3xlarge", "Trainium3", 1, 8, 144, Topology.SINGLE, 2, (), (1,)),
 )

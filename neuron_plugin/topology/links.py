@@ -26,12 +26,14 @@ def topology_of(links: Links) -> Topology:
     ``links`` must cover the ids 0..n-1 without a gap to be recognised: a hole may hide any topology.
     """
     known, count = dict(links), len(links)
-    if not count:
-        return Topology.UNLINKED
-    candidates = [Topology.LINE, Topology.RING] if count > 1 else [Topology.SINGLE]
-    if count % TORUS_BLOCK == 0:  # a torus comes in whole blocks of 4 by 4
-        candidates.append(Topology.TORUS)
-    return next((topology for topology in candidates if known == links_of(topology, count)), Topology.UNLINKED)
+    fitting = (topology for topology in Topology if can_link(topology, count) and known == links_of(topology, count))
+    return next(fitting, Topology.UNLINKED)
+
+
+def can_link(topology: Topology, device_count: int) -> bool:
+    """Whether so many devices can be linked so. A torus comes in whole blocks of 4 by 4."""
+    whole = {Topology.SINGLE: device_count == 1, Topology.TORUS: device_count % TORUS_BLOCK == 0}
+    return device_count > 0 and whole.get(topology, True)
 
 
 def _neighbours(topology: Topology, device_count: int, device: int) -> set[int]:

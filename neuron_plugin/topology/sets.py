@@ -3,7 +3,9 @@
 A set is *valid* when the hardware links its devices, or it is the whole machine, and the runtime can address it. That
 is consecutive ids on a line or ring (Inf1, Inf2), never across the wrap (the driver offsets by the first device only).
 On a torus (Trn1, Trn2) it is one device, a row, two aligned rows or all. Cores of more than one device begin with a
-device's first. Computed once per shape; callers only test masks against these tuples.
+device's first. Where blocks rule, cores are aligned inside a device, too. On Trn2 a slice that does not start at a
+multiple of its own width fails in warm-up, long after its pod started (AWS's tutorial for vLLM,
+tutorial-epd-1e-1pd-xeypd.md). Computed once per shape; callers only test masks against these tuples.
 """
 
 from __future__ import annotations
@@ -37,25 +39,29 @@ def sets_by_count(geometry: Geometry, unit: Unit) -> Mapping[int, tuple[CoreMask
     """All valid sets by count, ascending: a count from outside is looked up, never computed with."""
     if not geometry.core_count:
         return {}
-    size = geometry.cores_per_device if unit is Unit.DEVICE else 1
+    size, blocks = geometry.cores_per_device, geometry.block_sizes
+    if unit is Unit.CORE:
+        size, blocks = 1, geometry.core_block_sizes or blocks
     sets = {}
     for count in range(1, geometry.core_count // size + 1):
         window = (1 << count * size) - 1
-        if starts := _starts(geometry, count * size):
+        if starts := _starts(geometry, count * size, blocks):
             sets[count] = tuple(CoreMask(window << start) for start in starts)
     return sets
 
 
-def _starts(geometry: Geometry, cores: int) -> Sequence[int]:
+def _starts(geometry: Geometry, cores: int, blocks: tuple[int, ...]) -> Sequence[int]:
     """The first cores of all valid sets of so many.
 
-    Inside a device any window is valid. Larger ones begin with a device; where blocks rule they are whole devices.
+    Inside a device any window is valid. Larger ones begin with a device. Where blocks rule, larger ones are whole
+    devices, and inside a device a power of two begins at a multiple of itself, any other number with the device.
     """
     size, count = geometry.cores_per_device, geometry.device_count
     if cores <= size:
-        return [device * size + offset for device in range(count) for offset in range(size - cores + 1)]
+        step = 1 if not blocks else cores if cores.bit_count() == 1 else size
+        return [device * size + offset for device in range(count) for offset in range(0, size - cores + 1, step)]
     devices, rest = divmod(cores, size)
     last = geometry.core_count - cores
-    if not geometry.block_sizes or last == 0:
+    if not blocks or last == 0:
         return range(0, last + 1, size)
-    return range(0, last + 1, cores) if not rest and devices in geometry.block_sizes else ()
+    return range(0, last + 1, cores) if not rest and devices in blocks else ()

@@ -108,6 +108,12 @@ def test_what_a_node_can_take_less_is_counted_in_devices_on_average_over_the_siz
     assert devices_lost(line, 0, 0) == 0
 
 
+def test_slices_of_cores_that_are_no_count_of_devices_are_among_the_sizes() -> None:
+    """Four devices of one core; two of them are a slice of cores, never a count of devices."""
+    pairs = Geometry("pairs", Topology.UNLINKED, 4, 1, (1, 4), (1, 2, 4))
+    assert devices_lost(pairs, pairs.all_mask, 0b0001) == (4 + 4 + 4) / 3 - (3 + 2 + 0) / 3
+
+
 ROWS = [frozenset(range(first, first + 4)) for first in range(0, 16, 4)]
 HALVES = [frozenset(range(8)), frozenset(range(8, 16))]
 

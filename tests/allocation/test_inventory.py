@@ -19,7 +19,7 @@ from neuron_plugin.allocation.inventory import (
 )
 from neuron_plugin.allocation.resources import IdListError
 from neuron_plugin.topology import Geometry, Topology
-from tests.topology.oracle import INF2_LINE, TRN1, every_geometry
+from tests.topology.oracle import INF2_LINE, TRN1, TRN2, every_geometry
 
 TORN = NodeInventory(
     geometry=TRN1,
@@ -78,6 +78,12 @@ def test_physical_cores_and_the_ultraserver_are_told_where_they_are_known() -> N
 def test_an_inventory_of_an_older_plugin_tells_neither() -> None:
     inventory = read_inventory(write_inventory(TORN))
     assert (inventory.physical_cores_per_device, inventory.ultraserver) == (0, {})
+
+
+def test_the_blocks_of_cores_are_told_where_they_are_not_those_of_devices() -> None:
+    text = write_inventory(NodeInventory(TRN2, (0,)))
+    assert '"coreBlockSizes":[1,2,4,8,16]' in text
+    assert read_inventory(text).geometry == TRN2
 
 
 @pytest.mark.parametrize("value", [[], "x", {"mode": 1}, {"mode": "x" * 300}, {"y" * 300: ""}])
@@ -187,6 +193,8 @@ def test_e9_a_missing_field_is_named(key: str) -> None:
         ("blockSizes", [0]),
         ("blockSizes", ["4"]),
         ("blockSizes", [1] * 65),
+        ("coreBlockSizes", 4),
+        ("coreBlockSizes", [0]),
         ("present", [16]),
         ("present", [-1]),
         ("present", [True]),

@@ -22,7 +22,9 @@ from tests.topology.oracle import (
     INF2_LINE,
     INF2_RING,
     TRN1,
+    TRN2,
     TRN2_LNC1,
+    WIDE_LINE,
     Cores,
     as_cores,
     distinct_geometries,
@@ -261,8 +263,8 @@ def test_what_an_init_container_leaves_cannot_be_left_aside() -> None:
 
 def test_a_search_that_would_never_end_is_given_up() -> None:
     """One window of four fits in each of sixteen devices; to find that out by trying all would take for ever."""
-    torn_everywhere = TRN2_LNC1.mask_of(Unit.CORE, (number for number in range(128) if number % 8 != 7))
-    assert refused(TRN2_LNC1, torn_everywhere, *(core(4, f"c{index}") for index in range(17))).may_pass
+    torn_everywhere = WIDE_LINE.mask_of(Unit.CORE, (number for number in range(128) if number % 8 != 7))
+    assert refused(WIDE_LINE, torn_everywhere, *(core(4, f"c{index}") for index in range(17))).may_pass
 
 
 def test_a_dead_end_of_the_cheapest_sets_is_left_again() -> None:
@@ -374,3 +376,43 @@ def test_more_containers_than_any_pod_has_are_refused_without_a_search(kind: Con
     assert refused(TRN1, TRN1.all_mask, *crowd).code == "too-many"
     most = place(INF1_RING, INF1_RING.all_mask, crowd[:MOST_CONTAINERS])
     assert isinstance(most, Rejection) == (kind is not ContainerKind.INIT), "init containers all use the same core"
+
+
+# Cores that have to be aligned.
+
+
+def cores_free(*held: int) -> int:
+    return TRN2.all_mask & ~TRN2.mask_of(Unit.CORE, held)
+
+
+def only_cores(*ids: int) -> int:
+    return TRN2.mask_of(Unit.CORE, ids)
+
+
+def test_each_container_of_a_pod_gets_an_aligned_slice() -> None:
+    assert placed(TRN2, cores_free(0, *range(8, 64)), core(2, "a"), core(2, "b")) == [[2, 3], [4, 5]]
+    assert placed(TRN2, cores_free(*range(4, 8)), core(3, "a"), core(8, "b")) == [[0, 1, 2], list(range(8, 16))]
+
+
+def test_a_container_is_aligned_in_what_init_containers_leave() -> None:
+    init = core(4, "i", ContainerKind.INIT)
+    assert placed(TRN2, only_cores(*range(4)), init, core(2, "a"), core(2, "b")) == [[0, 1, 2, 3], [0, 1], [2, 3]]
+    side = core(1, "s", ContainerKind.SIDECAR)
+    assert placed(TRN2, only_cores(*range(4)), init, side, core(3, "a")) == [[0, 1, 2, 3], [3], [0, 1, 2]]
+
+
+@pytest.mark.parametrize(("free", "count"), [((1, 2), 2), ((1, 2, 3), 3), (tuple(range(4, 12)), 8)])
+def test_cores_that_lie_side_by_side_and_are_not_aligned_are_refused(free: tuple[int, ...], count: int) -> None:
+    refusal = refused(TRN2, only_cores(*free), core(count))
+    assert (refusal.text, refusal.may_pass) == (f"No free aligned set of {count} Neuron cores", True)
+
+
+def test_where_a_pod_of_an_older_version_has_cores_that_are_not_aligned_the_others_are_given_out_aligned() -> None:
+    assert placed(TRN2, cores_free(1, 2, *range(8, 64)), core(2)) == [[4, 5]]
+    assert placed(TRN2, cores_free(1, 2, *range(8, 64)), core(1)) == [[0]]
+
+
+def test_a_single_core_leaves_two_devices_whole_for_a_slice_of_eight() -> None:
+    """Device 0 is broken: its neighbour serves no slice of two devices any more."""
+    assert placed(TRN2, cores_free(*range(4)), neuron(1)) == [[1]]
+    assert placed(TRN2, cores_free(*range(4), *range(4, 8)), core(4)) == [[8, 9, 10, 11]]

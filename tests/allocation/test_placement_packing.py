@@ -9,7 +9,7 @@ from neuron_plugin.allocation.placement import pack
 from neuron_plugin.allocation.requests import ContainerKind, ContainerRequest, PodRequest
 from neuron_plugin.topology import Geometry, Unit
 from tests.allocation.nodes import SMALL, any_geometry, core, device, free_masks, pods
-from tests.topology.oracle import INF1, INF2_RING, TRN2_LNC1, Cores, as_cores, oracle_sets
+from tests.topology.oracle import INF1, INF2_RING, WIDE_LINE, Cores, as_cores, oracle_sets
 
 LASTING = (ContainerKind.APP, ContainerKind.SIDECAR)
 
@@ -67,16 +67,16 @@ def test_sets_come_back_in_the_order_of_the_request() -> None:
 
 
 def test_one_container_more_than_there_are_windows_is_seen_at_once() -> None:
-    torn = TRN2_LNC1.mask_of(Unit.CORE, (core for core in range(128) if core % 8 not in (2, 5)))
-    assert pack(TRN2_LNC1, torn, like(core(3), 1)) is None
-    assert pack(TRN2_LNC1, torn, like(core(2), 48)) is not None
-    assert pack(TRN2_LNC1, torn, like(core(2), 49)) is None
+    torn = WIDE_LINE.mask_of(Unit.CORE, (core for core in range(128) if core % 8 not in (2, 5)))
+    assert pack(WIDE_LINE, torn, like(core(3), 1)) is None
+    assert pack(WIDE_LINE, torn, like(core(2), 48)) is not None
+    assert pack(WIDE_LINE, torn, like(core(2), 49)) is None
 
 
 def test_a_search_without_end_is_given_up() -> None:
     """Eleven unlike containers that miss by one core: more arrangements than could ever be tried."""
-    torn = TRN2_LNC1.mask_of(Unit.CORE, (core for core in range(128) if core % 8 != 7))
-    assert pack(TRN2_LNC1, torn, (*like(core(4), 16), *like(core(3), 16), core(1))) is None
+    torn = WIDE_LINE.mask_of(Unit.CORE, (core for core in range(128) if core % 8 != 7))
+    assert pack(WIDE_LINE, torn, (*like(core(4), 16), *like(core(3), 16), core(1))) is None
 
 
 def test_no_containers_need_no_sets() -> None:

@@ -15,7 +15,7 @@ from neuron_plugin.allocation.rejection import (
     unsupported_count,
 )
 from neuron_plugin.topology import Unit
-from tests.topology.oracle import INF1, TRN1
+from tests.topology.oracle import INF1, TRN1, TRN2
 
 TEXTS = [
     (
@@ -40,7 +40,17 @@ TEXTS = [
     (not_free(Unit.CORE, 3), "Fewer than 3 free Neuron cores"),
     (not_free(Unit.DEVICE, 1), "No free Neuron device"),
     (unhealthy(Unit.CORE, 1), "No healthy Neuron core on the node"),
-    (fragmented(Unit.DEVICE, 4), "No free linked set of 4 Neuron devices"),
+    (fragmented(TRN1, Unit.DEVICE, 4), "No free linked set of 4 Neuron devices"),
+    (fragmented(TRN1, Unit.CORE, 8), "No free linked set of 8 Neuron cores"),
+    (fragmented(TRN2, Unit.DEVICE, 8), "No free linked set of 8 Neuron devices"),
+    (fragmented(TRN2, Unit.CORE, 2), "No free aligned set of 2 Neuron cores"),
+    (
+        unsupported_count(TRN2, Unit.CORE, 12),
+        (
+            "Instance type trn2.48xlarge does not support requests for core: 12. "
+            "Please request a different number of cores. It supports 1-4 or 8 or 16 or 32 or 64"
+        ),
+    ),
 ]
 
 

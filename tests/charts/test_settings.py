@@ -147,8 +147,8 @@ def test_further_instance_types_reach_both_daemons_and_the_affinity(tmp_path: Pa
 
 def test_a_schema_s_instance_type_is_an_entry_of_the_file(tmp_path: Path) -> None:
     entry = dict.fromkeys(DEFINITIONS["instanceType"]["properties"], 1) | {
-        "name": "x", "device-name": "X", "topology": "single", "block-sizes": [1], "numa-nodes": [0],
-        "amounts": {"shares": 100},
+        "name": "x", "device-name": "X", "topology": "single", "numa-nodes": [0], "amounts": {"shares": 100},
+        "block-sizes": [1], "core-block-sizes": [1],
     }  # fmt: skip
     file = tmp_path / "types.yaml"
     file.write_text(yaml.safe_dump({"instance-types": [entry]}), encoding="utf-8")

@@ -38,7 +38,7 @@ from neuron_plugin.plugin.node import LocalNode
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.topology import Unit
 from tests.charts.rendering import CHART
-from tests.plugin.world import CORE, NEURON, TRN1, app, inventory, pod, uid_of
+from tests.plugin.world import CORE, NEURON, TRN1, TRN2, app, inventory, pod, uid_of
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -186,6 +186,7 @@ def refusal_texts() -> set[str]:
     texts = {getattr(rejections, name).text for name in fixed}
     shared = rejections.amount_used_together
     texts |= {shared("neuron-plugin.io/memory", on_one_device=on_one).text for on_one in (True, False)}
+    texts.add(rejections.fragmented(TRN2, Unit.CORE, 2).text)
     for name, function in made.items():
         unit, count = QUOTED_REFUSALS[name]
         known: dict[str, object] = {"geometry": TRN1, "unit": unit, "count": count}

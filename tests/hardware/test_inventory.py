@@ -494,5 +494,45 @@ def test_what_no_election_prints_is_not_published(make_node: MakeNode) -> None:
     assert read_ultraserver(sysfs) == {"serverId2": "00000000000000aa"}
 
 
+def reserved(node: SimulatedNode, node_id: str, modes: str) -> dict[str, str]:
+    """What a node behind a switch is told, of which the driver names one server and one node."""
+    texts = {"reservation_id": "0000004005590728\n", "node_id": f"{node_id}\n", "ultraserver_mode": f"{modes}\n"}
+    return read_ultraserver(with_class_files(node, **texts))
+
+
+@pytest.mark.parametrize(
+    ("node_id", "pair", "in_pair"), [("0", "0", "0"), ("1", "0", "1"), ("2", "1", "0"), ("3", "1", "1")]
+)
+def test_a_node_of_a_reservation_of_four_has_the_ids_of_four_and_of_its_pair(
+    make_node: MakeNode, node_id: str, pair: str, in_pair: str
+) -> None:
+    assert reserved(make_node("trn3s.48xlarge"), node_id, "1,3,4") == {
+        "mode": "1,3,4",
+        "serverId2": f"0000004005590728-{pair}",
+        "nodeId2": in_pair,
+        "serverId4": "0000004005590728",
+        "nodeId4": node_id,
+    }
+
+
+@pytest.mark.parametrize("node_id", ["0", "1"])
+def test_a_node_of_a_reservation_of_two_has_no_ids_of_four(make_node: MakeNode, node_id: str) -> None:
+    ids = {"mode": "3,4", "serverId2": "0000004005590728", "nodeId2": node_id}
+    assert reserved(make_node("trn3s.48xlarge"), node_id, "3,4") == ids
+
+
+def test_four_that_cannot_work_as_pairs_have_no_pair(make_node: MakeNode) -> None:
+    assert "serverId2" not in reserved(make_node("trn3s.48xlarge"), "0", "1,4")
+
+
+@pytest.mark.parametrize(
+    ("node_id", "modes"), [("busy", "busy"), ("-1", "1,3,4"), ("x", "1,3,4"), ("0", "4"), ("0", "")]
+)
+def test_a_node_behind_a_switch_without_its_place_or_size_is_in_none(
+    make_node: MakeNode, node_id: str, modes: str
+) -> None:
+    assert reserved(make_node("trn3s.48xlarge"), node_id, modes) == {}
+
+
 def test_a_switched_type_has_other_files_and_is_in_none(make_node: MakeNode) -> None:
     assert read_ultraserver(Sysfs(make_node("trn3s.48xlarge").paths.sysfs)) == {}

@@ -435,6 +435,21 @@ async def test_p47_preferred_serves_it_and_says_so_on_the_pod_and_in_the_log(cap
     assert any(SEVEN in vars(record).get("reason", "") for record in caplog.records)
 
 
+async def test_required_refuses_cores_that_are_not_aligned() -> None:
+    one = pod("a", app(2, CORE))
+    async with a_desk(one, node=inventory(TRN2), topology_policy=TopologyPolicy.REQUIRED) as desk:
+        with pytest.raises(AllocationRefusedError, match="No free aligned set of 2 Neuron cores"):
+            await desk.allocate(CORE, 1, 2)
+        await desk.allocate(CORE, 2, 3)
+
+
+async def test_preferred_serves_cores_that_are_not_aligned_and_says_so_on_the_pod() -> None:
+    async with a_desk(pod("a", app(2, CORE)), node=inventory(TRN2)) as desk:
+        await desk.admit(A, "app", CORE, 1, 2)
+        (event,) = desk.snapshot.events
+        assert event.text.startswith("aws.amazon.com/neuroncore ids 1, 2 of container app are not aligned: ")
+
+
 async def test_p47_a_set_that_was_assigned_is_taken_as_linked() -> None:
     async with a_desk(assigned("a", app(2), sets=[[3, 4]]), topology_policy=TopologyPolicy.REQUIRED) as desk:
         assert given_mask(TRN1, await desk.allocate(NEURON, 3, 4)) == devices(3, 4)

@@ -35,6 +35,7 @@ from tests.plugin.world import (
     NEURON,
     STATIC_UID,
     TRN1,
+    TRN2,
     app,
     assigned,
     assignment,
@@ -113,16 +114,46 @@ def test_p29_the_answer_has_the_size_is_available_and_includes_what_it_must(
     assert must <= set(ids) <= available
 
 
-@given(data=st.data(), resource=st.sampled_from([NEURON, CORE]))
-def test_p31_a_linked_set_is_preferred_whenever_one_is_free(data: st.DataObject, resource: Resource) -> None:
-    unit = resource.unit
-    count = data.draw(st.sampled_from(list(sets_by_count(TRN1, unit))))
-    target = data.draw(st.sampled_from(valid_sets(TRN1, unit, count)))
-    used = CoreMask(data.draw(st.integers(0, TRN1.all_mask)) & ~target)
-    ids = preferred(inputs(pending=(pending(used),)), resource, count)
-    mask = TRN1.mask_of(unit, ids)
-    assert mask in valid_sets(TRN1, unit, count)
+@given(data=st.data(), geometry=st.sampled_from([TRN1, TRN2]), resource=st.sampled_from([NEURON, CORE]))
+def test_p31_a_valid_set_is_preferred_whenever_one_is_free(
+    data: st.DataObject, geometry: Geometry, resource: Resource
+) -> None:
+    unit, node = resource.unit, inventory(geometry)
+    count = data.draw(st.sampled_from(list(sets_by_count(geometry, unit))))
+    target = data.draw(st.sampled_from(valid_sets(geometry, unit, count)))
+    used = CoreMask(data.draw(st.integers(0, geometry.all_mask)) & ~target)
+    ids = preferred(inputs(node=node, pending=(pending(used, node),)), resource, count)
+    mask = geometry.mask_of(unit, ids)
+    assert mask in valid_sets(geometry, unit, count)
     assert not mask & used
+
+
+def test_cores_that_are_not_aligned_are_preferred_only_where_no_aligned_ones_are_free() -> None:
+    before = inputs(node=inventory(TRN2))
+    assert preferred(before, CORE, 2, [1, 2, 3]) == (2, 3)
+    request = PreferenceRequest(CORE, (1, 2, 5), (), 2)
+    assert (preference_for(derive(before), request).ids, preference_for(derive(before), request).fit) == (
+        (1, 2),
+        Fit.UNLINKED,
+    )
+
+
+def test_a_container_gets_an_aligned_part_of_what_the_init_containers_have() -> None:
+    node = inventory(TRN2)
+    before = inputs(
+        pod("a", init(4, CORE), app(2, CORE)), recorded=[entry(A, "init", CORE, *ROW0, node=node)], node=node
+    )
+    assert TRN2.ids_of(Unit.CORE, answered(before, CORE, 1, 2).mask) == (0, 1)
+
+
+def test_an_assignment_of_an_older_version_that_is_not_aligned_is_given_as_it_is() -> None:
+    node, waiting = inventory(TRN2), assigned("a", app(2, CORE), sets=[[1, 2]], geometry=TRN2)
+    before = inputs(waiting, node=node)
+    assert preferred(before, CORE, 2) == (1, 2)
+    assert answered(before, CORE, 1, 2).assigned
+    held = inputs(waiting, recorded=[entry(A, "app", CORE, 1, 2, node=node)], node=node)
+    assert TRN2.ids_of(Unit.CORE, derive(held).ledger.used_mask) == (1, 2)
+    assert preferred(held, CORE, 2) == (4, 5)
 
 
 def test_p32_a_single_device_comes_from_a_broken_row() -> None:

@@ -154,6 +154,18 @@ def test_every_window_of_cores_has_a_name_in_both_numberings(geometry: Any) -> N
         assert (first - start, last - start) in core_windows(geometry)
 
 
+def test_a_claim_that_an_older_version_gave_cores_that_are_not_aligned_is_prepared_as_before() -> None:
+    one, node = claiming("a", {"x": (("main", ""),)}), inventory(TRN2)
+    found = names(one, claim("x", "neuron-3-cores-13-14"), node=node)
+    assert found == {"neuron-3-cores-13-14": ("3-0", "cores-1-2")}
+
+
+def test_a_claim_may_have_the_cores_of_two_devices() -> None:
+    one, node = claiming("a", {"x": (("main", ""),)}), inventory(TRN2)
+    found = names(one, claim("x", "neuron-2-cores-8-11", "neuron-3-cores-12-15"), node=node)
+    assert found["neuron-2-cores-8-11"] == ("2-0", "cores-0-7")
+
+
 # Who holds what.
 
 

@@ -21,10 +21,10 @@ from neuron_plugin.plugin.container import (
     write_cdi_specification,
 )
 from neuron_plugin.plugin.settings import Numbering, PluginSettings
-from neuron_plugin.topology import Geometry, Topology, Unit, cores_in, sets_by_count, valid_sets
+from neuron_plugin.topology import Geometry, Topology, Unit, catalogue, cores_in, sets_by_count, valid_sets
 
 TRN1 = Geometry("trn1.32xlarge", Topology.TORUS, 16, 2, (1, 4, 8, 16))
-TRN2 = Geometry("trn2.48xlarge", Topology.TORUS, 16, 4, (1, 4, 8, 16))
+TRN2 = catalogue()["trn2.48xlarge"].geometry
 HOST = ContainerStyle(Numbering.HOST)
 CONTAINER = ContainerStyle(Numbering.CONTAINER)
 

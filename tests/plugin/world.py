@@ -37,14 +37,14 @@ from neuron_plugin.kubelet import ContainerAllocation
 from neuron_plugin.plugin.container import VISIBLE_CORES, reply_for
 from neuron_plugin.plugin.inputs import AllocationKey, Inputs, NodePods, PendingAnswer, Recorded, RecordedAllocation
 from neuron_plugin.plugin.snapshot import Snapshot, pods_to_look_at, settle
-from neuron_plugin.topology import CoreMask, Geometry, Topology, Unit
+from neuron_plugin.topology import CoreMask, Geometry, Topology, Unit, catalogue
 
 NEURON = Resource.NEURON
 DEVICE = Resource.NEURONDEVICE
 CORE = Resource.NEURONCORE
 
 TRN1 = Geometry("trn1.32xlarge", Topology.TORUS, 16, 2, (1, 4, 8, 16))
-TRN2 = Geometry("trn2.48xlarge", Topology.TORUS, 16, 4, (1, 4, 8, 16))
+TRN2 = catalogue()["trn2.48xlarge"].geometry
 INF2 = Geometry("inf2.48xlarge", Topology.RING, 12, 2)
 LINE = Geometry("inf1.6xlarge", Topology.LINE, 4, 4)
 

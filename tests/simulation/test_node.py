@@ -159,7 +159,12 @@ def test_inf1_cores_have_no_tensor_engine_counters(make_node: MakeNode) -> None:
 
 def test_a_switched_type_has_other_class_files(make_node: MakeNode) -> None:
     class_dir = make_node("trn3s.48xlarge").root / "sys/class/neuron_device"
-    assert {path.name for path in class_dir.iterdir() if not path.is_symlink()} == {"node_id", "reservation_id"}
+    assert {path.name: path.read_text() for path in class_dir.iterdir() if not path.is_symlink()} == {
+        "node_id": "-1\n",
+        "node_cnt": "-1\n",
+        "reservation_id": "0000000000000000\n",
+        "ultraserver_mode": "\n",
+    }
 
 
 def test_p24_missing_chips_leave_a_gap(make_node: MakeNode) -> None:

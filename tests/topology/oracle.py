@@ -1,7 +1,8 @@
 """Which sets there are, from first principles and as slowly as it takes.
 
-Written from the documentation's words (runs of ids, rows and halves of the torus, windows of cores), on frozensets of
-core ids, and sharing no code with the package: what it says and the package does not is a fault in one of them.
+Written from the documentation's words (runs of ids, rows and halves of the torus, windows of cores, which Trn2 and Trn3
+align), on frozensets of core ids, and sharing no code with the package: what it says and the package does not is a
+fault in one of them.
 """
 
 from __future__ import annotations
@@ -19,8 +20,7 @@ LINEAR = (Topology.SINGLE, Topology.LINE, Topology.RING)
 
 
 def geometry_with(instance: InstanceType, logical_core_size: int) -> Geometry:
-    cores = instance.cores_per_device // logical_core_size
-    return Geometry(instance.name, instance.topology, instance.devices, cores, instance.block_sizes)
+    return instance.geometry_with(instance.cores_per_device // logical_core_size)
 
 
 def shipped(name: str, logical_core_size: int = 1) -> Geometry:
@@ -41,7 +41,7 @@ def every_geometry() -> list[Geometry]:
 def distinct_geometries() -> list[Geometry]:
     """One type of each shape, with the logical core sizes in use: the others differ by name only."""
     shapes = {
-        (geometry.topology, geometry.device_count, geometry.cores_per_device, geometry.block_sizes): geometry
+        (geometry.topology, geometry.shape): geometry
         for geometry in reversed(every_geometry())
         if geometry.cores_per_device > 1
     }
@@ -56,6 +56,8 @@ INF1_RING = shipped("inf1.24xlarge")
 INF2_LINE = shipped("inf2.24xlarge")
 INF2_RING = shipped("inf2.48xlarge")
 UNLINKED = shipped("trn3en.24xlarge", 2)
+WIDE_LINE = Geometry("wide-line", Topology.LINE, 16, 8)
+"""Where any window of a device will do: no shipped type has so many."""
 
 
 def cores_of_devices(geometry: Geometry, devices: frozenset[int]) -> Cores:
@@ -99,6 +101,13 @@ def oracle_sets(geometry: Geometry, unit: Unit, count: int) -> frozenset[Cores]:
     if unit is Unit.DEVICE:
         return frozenset(cores_of_devices(geometry, group) for group in _device_groups(geometry, count))
     runs = [tuple(range(first, first + count)) for first in range(geometry.core_count - count + 1)]
+    if geometry.instance_type.startswith(("trn2", "trn3")):
+        if (count < per_device and count in (1, 2, 4)) or count == 2 * per_device:
+            runs = [run for run in runs if run[0] % count == 0]
+        else:
+            runs = [run for run in runs if run[0] % per_device == 0]
+        if count == 2 * per_device:
+            return frozenset(map(frozenset, runs))
     if count <= per_device:
         return frozenset(frozenset(run) for run in runs if run[0] // per_device == run[-1] // per_device)
     if geometry.topology in LINEAR:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -104,8 +105,37 @@ def test_t12_odd_core_counts_beyond_a_device_are_never_cut_on_a_torus(count: int
 
 def test_t12_cores_beyond_a_device_come_as_whole_devices_in_a_valid_count_on_a_torus() -> None:
     assert tuple(sets_by_count(TRN1, Unit.CORE)) == (1, 2, 8, 16, 32)
-    assert tuple(sets_by_count(TRN2, Unit.CORE)) == (1, 2, 3, 4, 16, 32, 64)
+    assert tuple(sets_by_count(TRN2, Unit.CORE)) == (1, 2, 3, 4, 8, 16, 32, 64)
     assert valid_sets(TRN1, Unit.CORE, 8) == valid_sets(TRN1, Unit.DEVICE, 4)
+
+
+def first_cores(geometry: Geometry, count: int) -> list[int]:
+    return [min(as_cores(mask)) for mask in valid_sets(geometry, Unit.CORE, count)]
+
+
+def test_a_power_of_two_of_cores_begins_at_a_multiple_of_itself_on_trn2_also_inside_a_device() -> None:
+    for count in (1, 2, 4, 8, 16, 32, 64):
+        assert first_cores(TRN2, count) == list(range(0, 64, count))
+        assert first_cores(TRN2_LNC1, count) == list(range(0, 128, count))
+
+
+def test_another_number_of_cores_begins_at_a_device_where_cores_are_aligned() -> None:
+    assert first_cores(TRN2, 3) == list(range(0, 64, 4))
+    for count in (3, 5, 6, 7):
+        assert first_cores(TRN2_LNC1, count) == list(range(0, 128, 8))
+
+
+def test_two_neighbouring_devices_are_a_slice_of_cores_on_trn2_and_never_a_count_of_devices() -> None:
+    for geometry in (TRN2, TRN2_LNC1):
+        slices = valid_sets(geometry, Unit.CORE, 2 * geometry.cores_per_device)
+        assert [geometry.devices_touched(mask) for mask in slices] == [(first, first + 1) for first in range(0, 16, 2)]
+        assert not valid_sets(geometry, Unit.DEVICE, 2)
+
+
+def test_a_node_of_a_plugin_that_says_no_core_blocks_hands_out_aligned_cores_in_the_counts_of_its_devices() -> None:
+    older = Geometry("trn2.48xlarge", Topology.TORUS, 16, 4, (1, 4, 8, 16))
+    assert tuple(sets_by_count(older, Unit.CORE)) == (1, 2, 3, 4, 16, 32, 64)
+    assert first_cores(older, 2) == first_cores(TRN2, 2)
 
 
 def test_p26_unknown_links_give_one_device_or_all_of_them() -> None:
@@ -149,14 +179,16 @@ def test_the_largest_line_the_driver_allows_is_tabled(topology: Topology) -> Non
 
 
 def test_types_that_differ_by_name_only_share_what_was_computed() -> None:
-    trn2, trn3 = (Geometry(name, Topology.TORUS, 16, 4, (1, 4, 8, 16)) for name in ("trn2.48xlarge", "trn3.48xlarge"))
+    trn2, trn3 = (shipped(name, 2) for name in ("trn2.48xlarge", "trn3.48xlarge"))
     assert trn2 != trn3
     assert trn2.shape == trn3.shape
     assert valid_sets(trn2, Unit.DEVICE, 4) is valid_sets(trn3, Unit.DEVICE, 4)
 
 
-@pytest.mark.parametrize("other", [(16, 2, ()), (16, 4, (1, 4, 8, 16)), (12, 2, (1, 4, 8, 16))])
-def test_what_decides_the_sets_is_in_the_shape(other: tuple[int, int, tuple[int, ...]]) -> None:
+@pytest.mark.parametrize(
+    "other", [(16, 2, ()), (16, 4, (1, 4, 8, 16)), (12, 2, (1, 4, 8, 16)), (16, 2, (1, 4, 8, 16), (1, 2))]
+)
+def test_what_decides_the_sets_is_in_the_shape(other: Any) -> None:
     assert Geometry("trn1.32xlarge", Topology.TORUS, *other).shape != TRN1.shape
 
 

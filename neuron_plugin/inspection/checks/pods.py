@@ -13,6 +13,7 @@ from itertools import combinations
 from neuron_plugin.allocation import Allocation, Assignment, ContainerKind, InventoryError, Ledger, NeuronPod, Rejection
 from neuron_plugin.allocation.inventory import read_inventory
 from neuron_plugin.allocation.keys import INVENTORY_KEY
+from neuron_plugin.allocation.rejection import set_kind
 from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.inspection.facts import ClusterFacts, Facts, NoSuchNode
 from neuron_plugin.inspection.findings import (
@@ -66,12 +67,18 @@ def check_holders(facts: Facts) -> Findings:
         if (ids := geometry.ids_of(unit, allocation.mask)) and allocation.mask not in valid_sets(
             geometry, unit, len(ids)
         ):
+            kind = set_kind(geometry, unit)
+            fails = (
+                "the Neuron runtime needs consecutive ids, and collectives need linked devices: it may fail at start"
+            )
+            if kind == "aligned":
+                fails = "a slice of cores that does not begin at a multiple of its size may fail in warm-up"
             choose = "ask for a count that has a set (see the README) and let neuron-plugin choose"
             if allocation.claim:
                 choose = "let its devices match in one resource.aws.com/devicegroupN_id, or neuron-plugin allocate"
             yield warning(
-                f"{_container(allocation)} holds {allocation.resource} {ranges(ids)}, which is no linked set here",
-                "the Neuron runtime needs consecutive ids, and collectives need linked devices: it may fail at start",
+                f"{_container(allocation)} holds {allocation.resource} {ranges(ids)}, which is no {kind} set here",
+                fails,
                 f"{choose}; then delete the pod",
             )
         if lost := geometry.devices_touched(allocation.mask & ~facts.machine.healthy_mask):

@@ -38,14 +38,14 @@ def preempt(state: ClusterState, request: PodRequest, offered: Mapping[str, Vict
     offered = {name: victims for name, victims in offered.items() if victims.uids}
     if not request:
         return offered
-    nodes = {name: info for name in offered if (info := state.nodes.get(name)) and not info.stale}
     chosen = dict[str, Victims]()
     ends = time.perf_counter() + SEARCH_SECONDS
-    for name, info in nodes.items():
+    for name, victims in offered.items():
         if chosen and time.perf_counter() > ends:
             break
-        if victims := _victims_on(state, info, request, offered[name]):
-            chosen[name] = victims
+        info = state.nodes.get(name)
+        if info and (fewest := _victims_on(state, info, request, victims)):
+            chosen[name] = fewest
     return chosen
 
 

@@ -62,7 +62,10 @@ neuron-plugin simulate fault ./trn1 device 5 gone
 neuron-plugin simulate fault ./trn1 attribute 3 core_count --text garbage
 """
 
-HEADERS = ("TYPE", "DEVICES", "PRODUCT", "CORES/DEVICE", "LNC", "MEMORY/DEVICE", "TOPOLOGY", "DEVICE-COUNTS")
+HEADERS = (
+    *("TYPE", "DEVICES", "PRODUCT", "CORES/DEVICE", "LNC"),
+    *("MEMORY/DEVICE", "TOPOLOGY", "DEVICE-COUNTS", "CORE-COUNTS"),
+)
 _CORE_ERRORS = ("hw_error", "hw_nc_ue_error", "hw_hbm_ue_error", "hw_dma_abort_error")
 
 
@@ -129,10 +132,12 @@ def run_types(arguments: Namespace) -> int:
             "logicalCoreSize": instance.logical_core_size,
             "memoryGibPerDevice": instance.memory_gib,
             "topology": instance.topology.value,
-            "deviceCounts": (counts := tuple(sets_by_count(instance.geometry, Unit.DEVICE))),
+            "deviceCounts": (devices := tuple(sets_by_count(instance.geometry, Unit.DEVICE))),
+            "coreCounts": (cores := tuple(sets_by_count(instance.geometry, Unit.CORE))),
         }
         reports.append(report)
-        cells = report | {"memoryGibPerDevice": f"{instance.memory_gib}Gi", "deviceCounts": ranges(counts)}
+        cells = report | {"memoryGibPerDevice": f"{instance.memory_gib}Gi"}
+        cells |= {"deviceCounts": ranges(devices), "coreCounts": ranges(cores)}
         rows.append([(str(cell), "") for cell in cells.values()])
     show(arguments.output, {"version": VERSION, "types": reports}, table(HEADERS, rows))
     return Exit.SUCCESS

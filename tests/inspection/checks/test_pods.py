@@ -77,6 +77,12 @@ def test_unlinked_sets_are_a_warning(well: Facts, resource: str, ids: str) -> No
     assert "no linked set" in finding.seen
 
 
+def test_cores_that_are_not_aligned_are_a_warning_where_they_have_to_be(make_node: MakeNode) -> None:
+    facts = facts_of(make_node("trn2.3xlarge"))
+    finding = the_finding("holders", holding(facts, ("train", "main", "neuroncore", "1,2")))
+    assert "holds aws.amazon.com/neuroncore 1-2, which is no aligned set here" in finding.seen
+
+
 def test_a_container_counts_by_the_set_of_our_reply_and_not_by_the_kubelets_ids(well: Facts) -> None:
     assert well.machine.node_inventory is not None
     node = well.machine.node_inventory

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -7,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuron_plugin.allocation import Rejection
+from neuron_plugin.allocation import NodeInventory, Rejection
+from neuron_plugin.allocation.inventory import write_inventory
+from neuron_plugin.allocation.keys import INVENTORY_KEY, PREFIX
 from neuron_plugin.allocation.node import Reservation
 from neuron_plugin.allocation.placement import place
 from neuron_plugin.placement.extender import preempt as module
@@ -15,11 +18,10 @@ from neuron_plugin.placement.extender.preempt import Victims, preempt
 from neuron_plugin.placement.state import AssumedPod
 from neuron_plugin.simulation.api_server_kinds import AnyJson
 from neuron_plugin.topology import CoreMask
-from tests.support.manifests import container, pod_manifest, with_memory
+from tests.support.manifests import container, node_manifest, pod_manifest, shipped_geometry, with_memory
 from tests.support.world import CORE, DEVICE, World, pod_of, record_of, request_of
 
 TRN1, INF1, INF2, LINE = "trn1.32xlarge", "inf1.6xlarge", "inf2.48xlarge", "inf2.24xlarge"
-PREFIX = "neuron-plugin.io/"
 
 
 def uid(manifest: AnyJson) -> str:
@@ -200,6 +202,16 @@ def test_groups_of_victims_that_are_too_small_are_not_looked_at_for_ever(world: 
     )
 
     assert set(chosen["node"].uids) == set(small[:16])
+
+
+def test_as_many_pods_are_evicted_as_a_whole_node_holds(world: World) -> None:
+    manifest = node_manifest("node", "trn2.48xlarge")
+    geometry = replace(shipped_geometry("trn2.48xlarge"), cores_per_device=8)
+    manifest["metadata"]["annotations"][INVENTORY_KEY] = write_inventory(NodeInventory(geometry, tuple(range(16))))
+    world.show_node(manifest)
+    uids = [uid(world.held(f"core-{core}", "node", CORE, str(core))) for core in range(128)]
+
+    assert victims_of(world, 16, uids) == tuple(uids)
 
 
 def test_a_call_about_many_nodes_leaves_those_out_that_it_has_no_time_for(

@@ -372,7 +372,7 @@ async def test_each_pod_that_is_refused_hears_of_its_own_claim(bench: ClaimsBenc
     for name in ("a", "b", "c"):
         bench.claiming(f"pod-{name}", f"of-{name}")
     for _ in range(3):
-        await bench.look(after=UPKEEP_TIMES.again)
+        await bench.look(after=TIMES.again)
     for name, word in {"a": "firstAvailable", "b": "admin access", "c": "does not exist"}.items():
         ((_, note),) = bench.events(f"pod-{name}")
         assert f"of-{name}" in note
