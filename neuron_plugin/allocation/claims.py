@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from neuron_plugin.allocation.rejection import Rejection
 from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.topology import MOST_SHAPES, NO_CORES, CoreMask, Geometry, Topology, Unit, cores_in
+from neuron_plugin.topology import MOST_SHAPES, NO_CORES, TORUS_SIDE, CoreMask, Geometry, Topology, Unit, cores_in
 from neuron_plugin.topology.device_groups import GROUP_SIZES, device_groups
 
 if TYPE_CHECKING:
@@ -31,16 +31,16 @@ PLACED_TAINT = "neuron-plugin.io/placed-by-gates"
 """A taint of every device where the placement controller allocates: kube-scheduler's own choice stays off."""
 UNHEALTHY_TAINT = "neuron-plugin.io/unhealthy"
 """A taint of a device that is given to no new claim; its value says why in one word."""
-_TORUS_ROW = 4
-"""Devices in one row of the torus, which AWS's topology attributes count in."""
+
+
 Attributes = tuple[tuple[str, str | int | bool | None], ...]
 """What a device must have, as attribute and value; None for any value."""
 GROUP_ATTRIBUTES: Mapping[str, int] = {
     f"{DRA_DRIVER}/deviceId": 1,
-    f"{DRA_DRIVER}/topology_x": _TORUS_ROW,
+    f"{DRA_DRIVER}/topology_x": TORUS_SIDE,
     f"{DRA_DRIVER}/topology_y": 1,
-    f"{DRA_DRIVER}/topology4_id": _TORUS_ROW,
-    f"{DRA_DRIVER}/topology8_id": 2 * _TORUS_ROW,
+    f"{DRA_DRIVER}/topology4_id": TORUS_SIDE,
+    f"{DRA_DRIVER}/topology8_id": 2 * TORUS_SIDE,
     **{f"resource.aws.com/devicegroup{size}_id": size for size in GROUP_SIZES},
 }
 """Attributes by which devices are grouped: the largest valid set that is in one group wherever it lies."""
@@ -125,7 +125,7 @@ def device_attributes(geometry: Geometry) -> tuple[Mapping[str, str | int], ...]
             f"{DRA_DRIVER}/instanceType": geometry.instance_type,
         }
         if geometry.topology is Topology.TORUS:
-            row, column = divmod(device, _TORUS_ROW)
+            row, column = divmod(device, TORUS_SIDE)
             rows = {"topology_x": row, "topology_y": column, "topology4_id": row, "topology8_id": row // 2}
             attributes |= {f"{DRA_DRIVER}/{name}": value for name, value in rows.items()}
         if device < len(groups):

@@ -365,12 +365,13 @@ def show_pod(state: ClusterState, uid: str, before: Shown, pod: Shown, kept_unti
     see ``ClusterState.remove_pod``.
     """
     use_before, use = (record if isinstance(record, PodUse) else None for record in (before, pod))
+    asks = pod if isinstance(pod, NeuronPod) and not pod.ended else None
+    if asks is None and (isinstance(pod, NeuronPod) or isinstance(before, NeuronPod)):
+        state.remove_pod(PodUid(uid), kept_until=kept_until)
     if use_before != use:
         state.put_other(uid, use_before, use)
-    if isinstance(pod, NeuronPod) and not pod.ended:
-        state.put_pod(pod)
-    elif isinstance(pod, NeuronPod) or isinstance(before, NeuronPod):
-        state.remove_pod(PodUid(uid), kept_until=kept_until)
+    if asks:
+        state.put_pod(asks)
 
 
 def machines_of(state: ClusterState, driver: str) -> frozenset[Geometry]:

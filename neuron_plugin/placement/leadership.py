@@ -73,7 +73,7 @@ class Successor(Protocol):
 class Leadership:
     """Turns the election's news into readiness, as its observer.
 
-    ``landing_seconds`` is how long after its start a write may still take effect (``BindTimes.landing``),
+    ``landing_seconds`` is how long after its start a write may still take effect (``Times.landing``),
     ``closing_seconds`` how long after the end of the process that sent it. ``patience_seconds`` is how long the Lease
     may be out of reach before a replica reports that it is of no use as a standby either.
     """

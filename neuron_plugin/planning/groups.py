@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import combinations
+from functools import lru_cache, partial
+from typing import NamedTuple
 
 from neuron_plugin.allocation import Capacity, NeuronPod, NodeInfo, PodRequest, PodUid, Rejection
 from neuron_plugin.allocation.cost import tie_rank
@@ -27,15 +27,25 @@ from neuron_plugin.planning.domains import Domains, Path, common_depth
 from neuron_plugin.planning.scene import Allowed, Place, Scene
 from neuron_plugin.topology import CoreMask, Geometry
 
-MOST_PATTERNS = 64
-"""Arrangements of windows that are looked at for one group."""
 MOST_COMMON = 10
-"""The commonest free windows of nodes, of which two may have some in common."""
+"""The commonest packings of nodes, each of which is looked at as it is."""
+MOST_SEEDS = 4
+"""Windows that the most nodes have, to which others are added one by one."""
+MOST_MASKS = 256
+"""Different free cores of nodes by which windows are chosen, the commonest."""
 MOST_DOMAINS = 64
 """Domains in which unlike pods are tried one by one."""
 
 Windows = tuple[CoreMask, ...]
 """Disjoint sets of one node, one for each pod there."""
+
+
+class _Free(NamedTuple):
+    """What a node has for pods that are alike: the cores that they may have, the sets, and as many as fit at once."""
+
+    mask: CoreMask
+    sets: Windows
+    packed: Windows
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +169,8 @@ class _Search:
         best: tuple[tuple[float, ...], dict[PodUid, Place]] | None = None
         for (geometry, _), nodes in self._pools(pods).items():
             found = self._place_alike(pods, nodes) if alike else None
-            if not isinstance(found, tuple) and (not alike or first.rules.depends_on_pods):
+            may_differ = not alike or first.rules.depends_on_pods or self._wish.any_window
+            if not isinstance(found, tuple) and may_differ:
                 found = self._place_one_by_one(pods, nodes, geometry)
             if isinstance(found, tuple):
                 best = min(best, found, key=lambda one: one[0]) if best else found
@@ -197,10 +208,10 @@ class _Search:
         self, pods: Sequence[NeuronPod], nodes: Mapping[str, NodeInfo]
     ) -> tuple[tuple[float, ...], dict[PodUid, Place]] | int:
         request, wanted = pods[0].requests, len(pods)
-        windows, room = dict[str, Windows](), dict[str, int]()
+        windows, room = dict[str, _Free](), dict[str, int]()
         for name, info in nodes.items():
-            if isinstance(info.capacity, Capacity) and (free := _windows(info.capacity, request)):
-                room[name] = self._room(pods[0], name, len(free))
+            if isinstance(info.capacity, Capacity) and (free := _free(info.capacity, request)).packed:
+                room[name] = self._room(pods[0], name, len(free.packed))
                 if room[name]:
                     windows[name] = free
         if on_one_node := self._place_on_one_node(pods, nodes, room):
@@ -211,7 +222,7 @@ class _Search:
             supporting = {
                 name: self._cost(nodes[name], union)
                 for name, free in windows.items()
-                if union & sum(free) == union and room[name] >= len(pattern)
+                if union & free.mask == union and room[name] >= len(pattern)
             }
             most = max(most, len(pattern) * len(supporting))
             if chosen := self._choose(supporting, pattern, wanted):
@@ -248,7 +259,7 @@ class _Search:
         beside = self._scene.most_beside(pod, name)
         return most if beside is None else min(most, beside)
 
-    def _patterns(self, windows: Mapping[str, Windows], wanted: int) -> list[Windows]:
+    def _patterns(self, windows: Mapping[str, _Free], wanted: int) -> list[Windows]:
         """The arrangements of windows that may be used on every node, those of many pods first.
 
         Once some of the group are placed, the others have sets that these have.
@@ -256,21 +267,23 @@ class _Search:
         if self._anchors and not self._wish.any_window:
             own = tuple(sorted({anchor.mask for anchor in self._anchors}))
             return [own[:size] for size in range(len(own), 0, -1)]
-        common = Counter(windows.values()).most_common(MOST_COMMON)
-        patterns = {free[:wanted]: None for free, _ in common}
-        for (first, _), (second, _) in combinations(common, 2):
-            if both := tuple(window for window in first if window in second)[:wanted]:
-                patterns[both] = None
-        support = Counter(window for free in windows.values() for window in free)
-        greedy: Windows = ()
-        having = list(windows.values())
-        while support and len(greedy) < wanted:
-            window = max(support, key=lambda one: (support[one], -one))
-            greedy, having = tuple(sorted((*greedy, window))), [free for free in having if window in free]
-            patterns[greedy] = None
-            support = Counter(other for free in having for other in free if other not in greedy)
-        sized = sorted(patterns, key=lambda pattern: (-len(pattern), pattern))
-        return sized[:MOST_PATTERNS]
+        packings = Counter(free.packed for free in windows.values()).most_common(MOST_COMMON)
+        patterns = {packed[:wanted]: None for packed, _ in packings}
+        sets = sorted({one for free in windows.values() for one in free.sets})
+        masks = dict(Counter(free.mask for free in windows.values()).most_common(MOST_MASKS))
+        seeds = sorted(sets, key=lambda one: -_support(masks, one))[:MOST_SEEDS]
+        for seed in seeds:
+            pattern: Windows = (seed,)
+            union, having = int(seed), masks
+            patterns[pattern] = None
+            while len(pattern) < wanted:
+                having = {mask: count for mask, count in having.items() if union & mask == union}
+                window = max((one for one in sets if not one & union), key=partial(_support, having), default=None)
+                if window is None or not _support(having, window):
+                    break
+                pattern, union = tuple(sorted((*pattern, window))), union | window
+                patterns[pattern] = None
+        return sorted(patterns, key=lambda pattern: (-len(pattern), pattern))
 
     @staticmethod
     def _cost(info: NodeInfo, union: int) -> tuple[float, str]:
@@ -409,18 +422,24 @@ def _lasting_cores(request: PodRequest, geometry: Geometry) -> int:
     return sum(cores_asked(geometry, container) for container in request if container.kind is not ContainerKind.INIT)
 
 
+def _support(masks: Mapping[CoreMask, int], window: int) -> int:
+    """How many nodes have a window, by the cores that they have free."""
+    return sum(count for mask, count in masks.items() if window & mask == window)
+
+
 @lru_cache(maxsize=4_096)
-def _windows(capacity: Capacity, request: PodRequest) -> Windows:
-    """The disjoint sets that copies of a request have on a node, lowest ids first."""
+def _free(capacity: Capacity, request: PodRequest) -> _Free:
+    """What copies of a request have on a node, lowest ids first."""
     geometry, free, found = capacity.geometry, int(capacity.free_mask), list[CoreMask]()
     if len(request) == 1 and not request[0].amounts:
         container = request[0]
         usable = free & usable_mask(geometry, container, capacity.facts)
-        for mask in fitting(geometry, usable, container.resource.unit, container.count):
-            if mask & usable == mask:
+        sets, left = tuple(fitting(geometry, usable, container.resource.unit, container.count)), usable
+        for mask in sets:
+            if mask & left == mask:
                 found.append(mask)
-                usable &= ~mask
-        return tuple(found)
+                left &= ~mask
+        return _Free(CoreMask(usable), sets, tuple(found))
     facts = capacity.facts
     while not isinstance(placed := place(geometry, free, request * (len(found) + 1), facts), Rejection):
         part = CoreMask(placement_mask(placed) & ~sum(found))
@@ -429,4 +448,4 @@ def _windows(capacity: Capacity, request: PodRequest) -> Windows:
         found.append(part)
         if len(found) >= geometry.core_count:
             break
-    return tuple(found)
+    return _Free(CoreMask(sum(found)), tuple(found), tuple(found))

@@ -40,9 +40,12 @@ class Counts(NamedTuple):
 
     def plus(self, pod: PlacedPod, change: int) -> Counts:
         """With one pod more or less."""
-        bound, lasting = change * pod.bound, change * (not pod.terminating)
+        lasts = not pod.terminating
         return Counts(
-            self.placed + change, self.bound + bound, self.lasting + lasting, self.lasting_bound + bound * lasting
+            self.placed + change,
+            self.bound + change * pod.bound,
+            self.lasting + change * lasts,
+            self.lasting_bound + change * (pod.bound and lasts),
         )
 
 
@@ -229,7 +232,7 @@ class Altered:
             yield term, +by_node
 
     def keeps_any_off(self) -> bool:
-        """As ``Population.keeps_any_off``."""
+        """As ``Population.keeps_any_off``; also where only pods that have gone do."""
         came = any(pod.anti_affinity for _, pod, change in self._changes if change > 0)
         return came or self._population.keeps_any_off()
 

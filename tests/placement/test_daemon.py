@@ -15,6 +15,9 @@ from neuron_plugin.cluster.api import send
 from neuron_plugin.cluster.objects import LEASES
 from neuron_plugin.cluster.writes import create_lease, release_lease, renew_lease, utc_now
 from neuron_plugin.placement.daemon import ControllerTimes
+from neuron_plugin.placement.events import NodeEvents
+from neuron_plugin.placement.gates.upkeep import Upkeep
+from neuron_plugin.placement.planner import Planner
 from neuron_plugin.placement.settings import ExtenderSettings
 from neuron_plugin.simulation import ExtenderCallError
 from neuron_plugin.simulation.api_server_kinds import EVENTS, PODS
@@ -79,28 +82,25 @@ async def test_t19_t20_init_containers_share_and_lists_come_in_spec_order(
     assert not main & side
 
 
-@pytest.mark.parametrize("asked_for", [True, False])
-async def test_e01_a_row_of_a_node_full_of_single_devices_is_preempted_unoffered_only_if_asked_for(
-    server: StandInApiServer, api: KubernetesApi, *, asked_for: bool
+@pytest.mark.parametrize(("offered", "chosen"), [((1, 6, 11, 12), ()), ((6, 4, 9, 5, 7), (6, 4, 5, 7))], ids=str)
+async def test_e01_of_a_node_full_of_single_devices_those_of_a_row_are_preempted_if_all_of_it_is_offered(
+    server: StandInApiServer,
+    extender: Extender,
+    scheduler: StandInScheduler,
+    offered: tuple[int, ...],
+    chosen: tuple[int, ...],
 ) -> None:
-    async with extender_on(api, msgspec.structs.replace(SETTINGS, preempt_unoffered=asked_for)) as extender:
-        await extender.ready()
-        await add_node(server, extender, "node")
-        held = [
-            await add_pod(
-                server, extender, pod_manifest(f"low-{device}", DEVICE, 1, node="node", annotations=annotated)
-            )
-            for device in range(16)
-            for annotated in ({"NEURON_DEVS": str(device), "NEURON_ALLOCATED": "true"},)
-        ]
-        uids = [each["metadata"]["uid"] for each in held]
-        async with StandInScheduler(extender.url) as scheduler:
-            high = pod_manifest("high", DEVICE, 4, priority=10)
-            chosen = await scheduler.preempt(
-                high, {"node": [uids[device] for device in (1, 6, 11, 12)]}, {"node": uids}
-            )
-    rows = [set(uids[first : first + 4]) for first in (0, 4, 8, 12)]
-    assert set(chosen["node"]) in rows if asked_for else chosen == {}
+    await add_node(server, extender, "node")
+    uids = []
+    for device in range(16):
+        given = {"NEURON_DEVS": str(device), "NEURON_ALLOCATED": "true"}
+        low = pod_manifest(f"low-{device}", DEVICE, 1, node="node", annotations=given)
+        uids.append((await add_pod(server, extender, low))["metadata"]["uid"])
+
+    high = pod_manifest("high", DEVICE, 4, priority=10)
+    victims = await scheduler.preempt(high, {"node": [uids[device] for device in offered]}, {"node": uids})
+
+    assert victims == ({"node": [uids[device] for device in chosen]} if chosen else {})
 
 
 async def test_t36_the_first_filter_after_the_watch_shows_a_pods_end_sees_its_silicon_free(
@@ -180,7 +180,10 @@ async def test_t50_a_start_takes_one_list_per_resource(server: StandInApiServer,
         await until(lambda: any(request.path == pod_groups and _lists(request) for request in server.requests))
         lists = Counter(request.path for request in server.requests if _lists(request))
 
-    assert lists == {"/api/v1/pods": 1, "/api/v1/nodes": 1, leases: 1, pod_groups: 1}
+    budgets = "/apis/policy/v1/poddisruptionbudgets"
+    assert lists == dict.fromkeys(
+        ("/api/v1/pods", "/api/v1/nodes", "/api/v1/namespaces", budgets, leases, pod_groups), 1
+    )
 
 
 def _lists(request: ApiRequest) -> bool:
@@ -343,9 +346,9 @@ async def test_the_collector_goes_no_longer_through_what_the_first_lists_brought
         assert id(extender.daemon.state.nodes["node"]) not in looked_through
 
 
-@pytest.mark.parametrize("job", [PodEvents, RoomPlanner])
+@pytest.mark.parametrize("job", [NodeEvents, Planner, Upkeep])
 async def test_an_unforeseen_error_in_what_only_reports_leaves_the_scheduler_served(
-    job: type[PodEvents | RoomPlanner],
+    job: type[NodeEvents | Planner | Upkeep],
     server: StandInApiServer,
     api: KubernetesApi,
     monkeypatch: pytest.MonkeyPatch,

@@ -15,7 +15,7 @@ import trustme
 from neuron_plugin.allocation import Resource
 from neuron_plugin.allocation.keys import GATE
 from neuron_plugin.cluster import KubernetesApi
-from tests.controller.test_daemon_standby import free_port
+from tests.placement.test_daemon_standby import free_port
 from tests.support.manifests import pod_manifest
 from tests.support.running import SETTINGS, extender_on
 

@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 
 from neuron_plugin.backoff import Clock
-from neuron_plugin.placement.events import MOST_AT_ONCE
+from neuron_plugin.placement.context import Context, Times
+from neuron_plugin.placement.events import MOST_AT_ONCE, NodeEvents
 from neuron_plugin.placement.leadership import Readiness
-from neuron_plugin.placement.metrics import ExtenderMetrics
-from neuron_plugin.placement.storage import PATIENCE_SECONDS
 from neuron_plugin.simulation.api_server_kinds import EVENTS
 from tests.support.api_server import Fault, StandInApiServer
 from tests.support.manifests import pod_manifest
 from tests.support.world import DEVICE, World, record_of
 
 TRN1 = "trn1.32xlarge"
+CLOSED, SILENT = Times().closed, Times().silent
 
 
 class Reports:
@@ -26,12 +26,11 @@ class Reports:
         self._server = StandInApiServer()
         if away:
             self._server.fail(Fault(unsent=True, times=MOST_AT_ONCE))
-        self.metrics = ExtenderMetrics()
         self.readiness = Readiness(dict.fromkeys(unmet, "not the leader"))
         clock = Clock(now=lambda: self.now)
-        self._events = PodEvents(
-            self._server, world.state, self.readiness, self.metrics, instance="replica-1", clock=clock
-        )
+        context = Context(self._server, world.state, self.readiness, "replica-1", clock=clock)
+        self.metrics = context.metrics
+        self._events = NodeEvents(context)
 
     async def at(self, now: float) -> list[dict[str, Any]]:
         """The events that a look at this time writes."""
@@ -78,8 +77,8 @@ async def test_t35_a_pod_without_assignment_is_reported_only_when_the_plugin_sta
     world.pod("stock", DEVICE, 1, node="node")
 
     assert await reports.at(0.0) == []
-    assert await reports.at(PATIENCE_SECONDS - 1) == []
-    assert [each["reason"] for each in await reports.at(PATIENCE_SECONDS)] == ["NeuronAssignmentMissing"]
+    assert await reports.at(CLOSED - 1) == []
+    assert [each["reason"] for each in await reports.at(CLOSED)] == ["NeuronAssignmentMissing"]
 
 
 async def test_what_ended_and_comes_again_is_reported_again(world: World, reports: Reports) -> None:
@@ -97,7 +96,7 @@ async def test_overlapping_assignments_name_the_other_pod(world: World, reports:
     world.held("second", "node", DEVICE, "0")
     await reports.at(0.0)
 
-    (event,) = await reports.at(PATIENCE_SECONDS)
+    (event,) = await reports.at(CLOSED)
 
     assert event["reason"] == "NeuronAssignmentOverlaps"
     assert "default/first" in event["note"]
@@ -153,11 +152,11 @@ async def test_a_silent_plugin_is_reported_on_its_node_once_and_when_it_is_back(
     world.state.set_stale(frozenset({"node"}))
 
     assert await reports.at(0.0) == []
-    assert await reports.at(SILENT_SECONDS - 1) == []
-    (event,) = await reports.at(SILENT_SECONDS)
-    assert await reports.at(10 * SILENT_SECONDS) == []
+    assert await reports.at(SILENT - 1) == []
+    (event,) = await reports.at(SILENT)
+    assert await reports.at(10 * SILENT) == []
     world.state.set_stale(frozenset())
-    assert await reports.at(10 * SILENT_SECONDS + 1) == []
+    assert await reports.at(10 * SILENT + 1) == []
 
     assert (event["regarding"]["kind"], event["regarding"]["name"]) == ("Node", "node")
     assert event["reason"] == "NeuronPluginSilent"
@@ -169,7 +168,7 @@ async def test_a_silent_plugin_is_reported_on_its_node_once_and_when_it_is_back(
 
 async def test_a_rollout_is_no_silence(world: World, reports: Reports, caplog: pytest.LogCaptureFixture) -> None:
     for now in range(0, 600, 2):
-        world.state.set_stale(frozenset({"node"}) if now % 60 < SILENT_SECONDS - 2 else frozenset())
+        world.state.set_stale(frozenset({"node"}) if now % 60 < SILENT - 2 else frozenset())
         assert await reports.at(now) == []
     world.state.set_stale(frozenset({"node"}))
     await reports.at(600)

@@ -467,7 +467,7 @@ def seen(state: ClusterState) -> AnyJson:
                 "node": info.node,
                 "has": {uid: int(info.ledger.mask_of(uid)) for uid in info.ledger.by_pod},
                 "closed": info.closed is not None,
-                "unclear": {(pod.uid, reason.code) for pod, reason in info.unclear},
+                "unclear": sorted(reason.code for _, reason in info.unclear),  # of two that overlap either is named
                 "stale": info.stale,
                 "free": int(info.free_mask),
                 "void": {pod.uid for pod in info.void},

@@ -93,30 +93,20 @@ async def test_e04_a_new_leader_waits_until_the_last_ones_writes_have_landed_and
 
 
 @pytest.mark.looptime
-async def test_e04_where_no_pod_is_unbound_no_write_can_land_and_there_is_nothing_to_wait_for() -> None:
-    async with replica(Pods(unbound=False)) as found:
-        found.leadership.changed(TermChange.TAKEN)
+@pytest.mark.parametrize(
+    ("won", "unbound", "lists"),
+    [(TermChange.TAKEN, False, 1), (TermChange.RESTARTED, True, 2), (TermChange.HANDED_OVER, True, 1)],
+    ids=["no pod is unbound", "started again", "handed over"],
+)
+async def test_e04_where_no_write_can_land_any_more_a_new_leader_only_lists(
+    won: TermChange, *, unbound: bool, lists: int
+) -> None:
+    """One that was started again lists once more after a moment."""
+    async with replica(Pods(unbound=unbound)) as found:
+        found.leadership.changed(won)
 
         assert await found.ready_after() < LANDING
-        assert len(found.lists) == 1, "only a list that was asked for since then can say so"
-
-
-@pytest.mark.looptime
-async def test_a_leader_that_was_started_again_waits_a_moment_from_its_start_and_lists_after_that() -> None:
-    async with replica(Pods()) as found:
-        found.leadership.changed(TermChange.RESTARTED)
-
-        assert await found.ready_after() < LANDING
-        assert len(found.lists) == 2, "the second one after that moment"
-
-
-@pytest.mark.looptime
-async def test_e04_handed_over_a_new_leader_only_lists() -> None:
-    async with replica(Pods()) as found:
-        found.leadership.changed(TermChange.HANDED_OVER)
-
-        assert await found.ready_after() < LANDING
-        assert len(found.lists) == 1
+        assert len(found.lists) == lists
 
 
 @pytest.mark.looptime

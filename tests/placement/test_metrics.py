@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.registry import Collector
 
 from neuron_plugin.build import build
+from neuron_plugin.placement.extender.filter import LeadEnding
 from neuron_plugin.placement.metrics import ExtenderMetrics, fragmentation, state_metrics
 from neuron_plugin.placement.state import AssumedPod
 from tests.support.manifests import container, gated_manifest, node_manifest, pod_manifest, shipped_geometry
@@ -20,14 +21,13 @@ NOW = 1_795_363_200.0  # 2026-11-22T16:00:00Z
 def gauges(world: World) -> list[str]:
     class Gauges(Collector):
         def collect(self) -> Iterable[Metric]:
-            endings = {AssumptionEnding.EXPIRED: 4}
             return state_metrics(
                 world.state,
                 ages={"pods": 1.5},
                 unseen=2,
                 under_way=3,
                 leading=True,
-                endings=endings,
+                endings={LeadEnding.EXPIRED.value: 4},
                 now=100.0,
                 unix_now=NOW,
             )

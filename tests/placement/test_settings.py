@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from neuron_plugin.placement.settings import ExtenderSettings, check
+from neuron_plugin.placement.settings import ExtenderSettings, MakeRoom, check
 from neuron_plugin.settings import SettingsError, load
 
 
@@ -29,6 +29,8 @@ def test_t11_loopback_tls_and_what_was_allowed_by_name_are_accepted(settings: Ex
         (ExtenderSettings(tls_key=Path("k")), "go together"),
         (ExtenderSettings(client_ca=Path("a")), "without tls-cert"),
         (ExtenderSettings(webhook_port=9443), "by TLS only"),
+        (ExtenderSettings(make_room=MakeRoom.ACT, leader_election=False), "leader-election is off"),
+        (ExtenderSettings(ui_token_file=Path("t")), "ui is off"),
     ],
 )
 def test_t11_what_would_serve_less_safely_than_it_looks_is_refused(settings: ExtenderSettings, text: str) -> None:

@@ -402,7 +402,7 @@ def test_a_pod_that_cannot_be_judged_is_listed_with_its_own_reason() -> None:
     expected = judged(cluster(node("a")), pods)
     assert [prospect.standing for prospect in expected] == [Standing.UNKNOWN, Standing.GATE, Standing.NEVER]
     reasons = [prospect.sentence for prospect in expected]
-    assert reasons[0] == "It has resource claims of another driver, which cannot be judged here"
+    assert reasons[0] == "Where it can run cannot be judged here, because it has resource claims of another driver"
     assert reasons[1] == "Waits for its scheduling gate to be lifted: kueue.x-k8s.io/admission"
     assert reasons[2] == "it cannot be read"
 

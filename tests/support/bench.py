@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from neuron_plugin.allocation import Dialect
 from neuron_plugin.backoff import Clock
+from neuron_plugin.cluster import ApiServer, Election
 from neuron_plugin.placement.context import Context
 from neuron_plugin.placement.extender.binding import Binder, BindOutcome
 from neuron_plugin.placement.extender.filter import Leads
@@ -35,12 +36,14 @@ class Bench:
         world.node("node", TRN1)
         world.node("other", TRN1)
 
-    def make(self, answer: float = 4.0) -> Binder:
+    def make(self, answer: float = 4.0, api: ApiServer | None = None, election: Election | None = None) -> Binder:
+        """Another binder on the same state."""
         self.context = Context(
-            self.server,
+            api or self.server,
             self.world.state,
             self.ready,
             "one",
+            election=election,
             clock=Clock(now=lambda: self.now),
             unix_seconds=lambda: NOW_NS / 1e9,
         )

@@ -14,6 +14,7 @@ import msgspec
 
 from neuron_plugin.cluster import KubernetesApi
 from neuron_plugin.cluster.client import connect
+from neuron_plugin.monitor.pages import MonitorPages
 from neuron_plugin.placement.daemon import TIMES, ControllerTimes, ExtenderDaemon
 from neuron_plugin.placement.settings import ExtenderSettings
 from neuron_plugin.simulation.api_server_kinds import PODS, AnyJson
@@ -80,7 +81,7 @@ async def extender_on(
 ) -> AsyncIterator[Extender]:
     """A replica that is started, not yet ready, and stopped in the end."""
     stop = asyncio.Event()
-    daemon = ExtenderDaemon(settings, catalogue(), api, times=times)
+    daemon = ExtenderDaemon(settings, catalogue(), api, times=times, pages=[MonitorPages()])
     task = asyncio.create_task(daemon.run(stop), name="extender")
     await until(lambda: task.done() or hasattr(daemon, "health_port"))
     try:

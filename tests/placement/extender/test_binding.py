@@ -8,13 +8,13 @@ import pytest
 from neuron_plugin.allocation import Dialect
 from neuron_plugin.cluster import Election
 from neuron_plugin.decision_log import explain_decision
-from neuron_plugin.placement.daemon import TIMES
-from neuron_plugin.placement.extender.binding import ADMISSION_SECONDS, TURN_SECONDS, Binder, BindOutcome, Ending
+from neuron_plugin.placement.context import Times
+from neuron_plugin.placement.extender.binding import ADMISSION_SECONDS, TURN_SECONDS, BindOutcome, Ending
 from neuron_plugin.simulation.api_server_kinds import AnyJson
 from tests.support.api_server import Fault
 from tests.support.bench import BINDS, NOW_NS, READS, Bench, without_annotations
-from tests.support.manifests import container, pod_manifest
-from tests.support.world import CORE, DEVICE, World, pod_of
+from tests.support.manifests import container, pod_manifest, with_memory
+from tests.support.world import CORE, DEVICE, World
 
 
 async def test_a_bind_is_one_post_that_carries_the_assignment_in_both_dialects(bench: Bench) -> None:
@@ -51,37 +51,21 @@ async def test_t37_of_two_binds_for_the_last_set_one_wins_and_the_other_is_refus
 
 
 async def test_t38_the_same_bind_again_gives_the_same_devices_and_is_counted_once(bench: Bench) -> None:
+    """Also where the watch shows it without its annotations: a person may have removed them."""
     pod = bench.waiting("pod", 4)
 
-    first = await bench.bind(pod)
+    shared = await asyncio.gather(*(bench.bind(pod) for _ in range(5)))
     again = await bench.bind(pod)
+    bench.world.show(without_annotations(bench.stored(pod)))
+    bare = await bench.bind(pod)
     bench.world.show(bench.stored(pod))
     seen = await bench.bind(pod)
 
-    assert (first.ending, again.ending, seen.ending) == (Ending.BOUND, Ending.REPEATED, Ending.REPEATED)
-    assert first.annotations == again.annotations
+    assert {outcome.ending for outcome in shared} == {Ending.BOUND}
+    assert {outcome.ending for outcome in (again, bare, seen)} == {Ending.REPEATED}
+    assert shared[0].annotations == again.annotations == bare.annotations
     assert bench.calls == ["bind"]
     assert bench.used() == 4
-
-
-async def test_t38_a_bind_of_ours_is_repeated_though_the_watch_shows_it_without_its_annotations(bench: Bench) -> None:
-    """A person may have removed them."""
-    pod = bench.waiting("pod", 4)
-    first = await bench.bind(pod)
-    bench.world.show(without_annotations(bench.stored(pod)))
-
-    again = await bench.bind(pod)
-
-    assert (again.ending, again.annotations) == (Ending.REPEATED, first.annotations)
-
-
-async def test_t38_concurrent_calls_for_a_pod_share_one_attempt(bench: Bench) -> None:
-    pod = bench.waiting("pod", 4)
-
-    outcomes = await asyncio.gather(*(bench.bind(pod) for _ in range(5)))
-
-    assert {outcome.ending for outcome in outcomes} == {Ending.BOUND}
-    assert bench.calls == ["bind"]
 
 
 async def test_a_second_call_for_another_node_names_the_node_that_the_pod_goes_to(bench: Bench) -> None:
@@ -113,32 +97,26 @@ async def test_t39_a_uid_that_is_not_the_pods_reserves_and_writes_nothing(bench:
     assert bench.used() == 0
 
 
-async def test_t39_a_pod_the_watch_has_not_shown_yet_is_read_first(bench: Bench) -> None:
-    pod = bench.server.create_pod(pod_manifest("pod", DEVICE, 4))
-
-    outcome = await bench.bind(pod)
-
-    assert outcome.ending is Ending.BOUND
-    assert bench.calls == ["read", "bind"]
-    assert bench.used() == 4
-
-
-async def test_t39_a_pod_that_the_watch_does_not_show_because_it_has_ended_is_not_bound(bench: Bench) -> None:
-    pod = bench.server.create_pod(pod_manifest("pod", DEVICE, 4))
-    bench.server.set_pod_status("default", "pod", {"phase": "Failed"})
-
-    assert (await bench.bind(pod)).ending is Ending.NOT_THE_POD
-    assert bench.calls == ["read"]
-
-
-@pytest.mark.parametrize(("node", "ending"), [("node", Ending.REPEATED), ("other", Ending.BOUND_ELSEWHERE)])
-async def test_t38_t41_a_pod_that_is_bound_and_not_shown_by_the_watch_yet_is_where_it_was_read_to_be(
-    bench: Bench, node: str, ending: Ending
+@pytest.mark.parametrize(
+    ("bound_to", "phase", "ending", "calls"),
+    [
+        ("", "Pending", Ending.BOUND, ["read", "bind"]),
+        ("", "Failed", Ending.NOT_THE_POD, ["read"]),
+        ("node", "Pending", Ending.REPEATED, ["read"]),
+        ("other", "Pending", Ending.BOUND_ELSEWHERE, ["read"]),
+    ],
+    ids=["t39: waits", "t39: has ended", "t38: bound there", "t41: bound elsewhere"],
+)
+async def test_t38_t39_t41_a_pod_that_the_watch_has_not_shown_is_read_first(
+    bench: Bench, bound_to: str, phase: str, ending: Ending, calls: list[str]
 ) -> None:
-    pod = bench.server.create_pod(pod_manifest("pod", DEVICE, 1, node="node", annotations={"NEURON_DEVS": "0"}))
+    assigned = {"NEURON_DEVS": "0"} if bound_to else {}
+    pod = bench.server.create_pod(pod_manifest("pod", DEVICE, 1, node=bound_to, annotations=assigned))
+    bench.server.set_pod_status("default", "pod", {"phase": phase})
 
-    assert (await bench.bind(pod, node)).ending is ending
-    assert bench.calls == ["read"]
+    assert (await bench.bind(pod)).ending is ending
+    assert bench.calls == calls
+    assert bench.used() == (ending is Ending.BOUND)
 
 
 async def test_t02_an_unknown_pod_while_the_api_is_away_is_an_error(bench: Bench) -> None:
@@ -230,14 +208,27 @@ async def test_a_node_that_closed_since_the_filter_is_refused_with_its_reason(be
     assert bench.calls == []
 
 
-async def test_t23_an_unreadable_request_is_refused_and_reserves_nothing(bench: Bench) -> None:
-    pod = bench.world.pod("pod", containers=[container("main", CORE, "1.5")])
+@pytest.mark.parametrize(
+    ("asked", "why_not"),
+    [
+        (container("main", CORE, "1.5"), "1.5"),
+        (with_memory("main", 0, 64), "asks for neuron-plugin.io/memory and for no Neuron device or core"),
+    ],
+    ids=["no whole number", "an amount alone"],
+)
+async def test_t23_an_unreadable_request_is_refused_and_reserves_nothing(
+    bench: Bench, asked: AnyJson, why_not: str
+) -> None:
+    pod = bench.world.pod("pod", containers=[asked])
+    if not bench.world.state.pods:  # the watch keeps no pod without Neuron, so it is read
+        bench.server.create_pod(pod)
 
     outcome = await bench.bind(pod)
 
     assert outcome.ending is Ending.NO_SET
-    assert "1.5" in outcome.error
-    assert bench.calls == []
+    assert why_not in outcome.error
+    assert "bind" not in bench.calls
+    assert not bench.world.state.assumed
 
 
 async def test_the_vendors_dialect_alone_cannot_say_two_resources(world: World) -> None:
@@ -253,21 +244,17 @@ async def test_the_vendors_dialect_alone_cannot_say_two_resources(world: World) 
     assert "vendor's dialect" in outcome.error
 
 
-async def test_a_bind_is_remembered_with_what_else_there_was(bench: Bench) -> None:
+async def test_a_bind_is_remembered_with_what_else_there_was_and_one_that_failed_is_not(bench: Bench) -> None:
     await bench.bind(bench.waiting("first", 4))
     await bench.bind(bench.waiting("second", 4))
-    first, second = (explain_decision(entry) for entry in bench.binder.decisions.entries())
+    bench.ready.unmet("leader", "not the leader")
+    await bench.bind(bench.waiting("third", 4))
+
+    first, second = (explain_decision(entry) for entry in bench.context.decisions.entries())
     assert (first["step"], first["node"], first["ids"]) == ("bound", "node", "0,1,2,3")
     assert first["candidateCount"] == 4
     assert (second["ids"], second["candidateCount"]) == ("4,5,6,7", 3)
     assert second["candidates"][0] == {"ids": "4,5,6,7", "cost": second["candidates"][0]["cost"]}  # type: ignore[index]  # plain values
-
-
-async def test_a_bind_that_failed_is_not_remembered_as_one(bench: Bench) -> None:
-    manifest = bench.waiting("pod", 4)
-    bench.ready.unmet("leader", "not the leader")
-    await bench.bind(manifest)
-    assert bench.binder.decisions.entries() == ()
 
 
 class Term:
@@ -278,14 +265,13 @@ class Term:
         return self.seconds
 
 
-@pytest.mark.parametrize(("seconds_left", "ending"), [(10.0, Ending.BOUND), (TIMES.write, Ending.NOT_SERVING)])
+@pytest.mark.parametrize(("seconds_left", "ending"), [(10.0, Ending.BOUND), (Times().write, Ending.NOT_SERVING)])
 async def test_e04_no_bind_starts_that_the_lease_could_run_out_under(
     bench: Bench, seconds_left: float, ending: Ending
 ) -> None:
-    term = cast("Election", Term(seconds_left))
-    binder = Binder(bench.world.state, bench.server, bench.ready, election=term, dialects=bench.dialects)
+    bench.binder = bench.make(election=cast("Election", Term(seconds_left)))
 
-    outcome = await binder.bind(pod_of(bench.waiting("pod")), "node")
+    outcome = await bench.bind(bench.waiting("pod"))
 
     assert outcome.ending is ending
     assert ("lease" in outcome.error) is bool(outcome.error)

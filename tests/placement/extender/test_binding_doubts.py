@@ -7,18 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from neuron_plugin.allocation import Dialect
 from neuron_plugin.backoff import Clock
-from neuron_plugin.cluster import ApiError, ApiRequest, KubernetesApi, UnreachableError
+from neuron_plugin.cluster import ApiError, ApiRequest, ClusterError, KubernetesApi, UnreachableError
 from neuron_plugin.cluster.api import Response
-from neuron_plugin.placement.daemon import TIMES
-from neuron_plugin.placement.extender.binding import Binder, Ending
-from neuron_plugin.placement.leadership import Readiness
+from neuron_plugin.placement.context import Times
+from neuron_plugin.placement.extender.binding import Ending
+from neuron_plugin.placement.writer import NotSentError, Outcome, Writer, attempt_of
 from neuron_plugin.simulation.api_server_kinds import PODS
 from tests.support.api_server import Fault, StandInApiServer
 from tests.support.bench import BINDS, CUT, LOST, READS, TRN1, UNSENT, Bench, without_annotations
 from tests.support.manifests import node_manifest, pod_manifest
-from tests.support.world import CORE, DEVICE, World, pod_of
+from tests.support.world import CORE, DEVICE, pod_of
 
 
 @pytest.mark.parametrize("status", [500, 503, 504, 0])
@@ -55,12 +54,17 @@ async def test_t40_t41_without_an_answer_an_unbound_pod_stays_reserved_until_its
     assert bench.used() == 0
 
 
+def lands(bench: Bench, name: str) -> None:
+    """The write that bench's binder was not answered takes effect after all."""
+    (assumed,) = bench.world.state.assumed.values()
+    bench.server.bind("default", name, node="node", annotations=assumed.annotations)
+
+
 async def test_t40_a_write_that_lands_late_is_kept(bench: Bench) -> None:
     pod = bench.waiting("pod", 4)
     bench.fail(BINDS, CUT)
     await bench.bind(pod)
-    held = bench.world.state.assumed[pod_of(pod).uid]
-    bench.server.bind("default", "pod", node="node", annotations=held.annotations)
+    lands(bench, "pod")
 
     bench.now += 10
     await bench.binder.settle()
@@ -83,39 +87,30 @@ async def test_t40_a_write_that_lands_late_on_a_node_that_is_gone_is_remembered_
     assert bench.used() == 4
 
 
-async def test_t40_a_retry_of_an_undecided_bind_sends_the_same_ids_again(bench: Bench) -> None:
+@pytest.mark.parametrize(
+    ("landed", "fault", "ending"),
+    [
+        (False, None, Ending.BOUND),
+        (True, None, Ending.ADOPTED),
+        (False, Fault(status=403), Ending.UNKNOWN),
+    ],
+    ids=["done", "the first was done", "refused, which decides nothing about the first"],
+)
+async def test_t40_a_retry_of_an_undecided_bind_sends_the_same_ids_again(
+    bench: Bench, fault: Fault | None, ending: Ending, *, landed: bool
+) -> None:
     pod = bench.waiting("pod", 4)
-    bench.fail(BINDS, CUT)
+    bench.fail(BINDS, CUT, *([fault] if fault else []))
     await bench.bind(pod)
     held = bench.world.state.assumed[pod_of(pod).uid].annotations
+    if landed:
+        lands(bench, "pod")
 
     assert bench.world.filter(pod, ["node", "other"]).passed == ["node"]
     outcome = await bench.bind(pod)
 
-    assert outcome.ending is Ending.BOUND
-    assert outcome.annotations == held
-    assert bench.used() == 4
-
-
-async def test_t40_a_retry_that_is_refused_decides_nothing_about_its_first_write(bench: Bench) -> None:
-    pod = bench.waiting("pod", 4)
-    bench.fail(BINDS, CUT, Fault(status=403))
-    await bench.bind(pod)
-
-    assert (await bench.bind(pod)).ending is Ending.UNKNOWN
-    assert bench.used() == 4, "the first may still land"
-
-
-async def test_t40_a_retry_that_finds_its_first_write_done_adopts_it(bench: Bench) -> None:
-    pod = bench.waiting("pod", 4)
-    bench.fail(BINDS, CUT)
-    await bench.bind(pod)
-    held = bench.world.state.assumed[pod_of(pod).uid]
-    bench.server.bind("default", "pod", node="node", annotations=held.annotations)
-
-    outcome = await bench.bind(pod)
-
-    assert outcome.ending is Ending.ADOPTED
+    assert outcome.ending is ending
+    assert outcome.annotations == ({} if outcome.error else held)
     assert bench.used() == 4
 
 
@@ -171,7 +166,7 @@ async def test_t40_when_neither_write_nor_read_is_answered_the_silicon_stays_res
 
     assert (await bench.bind(pod)).ending is Ending.UNKNOWN
     bench.now += 100
-    assert bench.binder.assumed.unseen() == 0, "it is not confirmed, so the watch need not have shown it"
+    assert bench.writer.unseen() == 0, "it is not confirmed, so the watch need not have shown it"
     await bench.binder.settle()
     assert bench.used() == 4
 
@@ -225,10 +220,10 @@ async def test_a_confirmed_binding_the_watch_never_shows_is_looked_up_and_freed_
     await bench.bind(pod)
     bench.now += 20
     await bench.binder.settle()
-    assert bench.binder.assumed.unseen() == 0
+    assert bench.writer.unseen() == 0
 
     bench.now += 20
-    assert bench.binder.assumed.unseen() == 1
+    assert bench.writer.unseen() == 1
     await bench.binder.settle()
     assert bench.used() == 4
 
@@ -264,21 +259,15 @@ async def test_t40_what_a_retry_has_bound_while_it_was_looked_up_is_not_released
 
 async def test_what_is_unseen_can_be_counted_while_binds_go_on(bench: Bench) -> None:
     """A scrape counts in a thread of its own."""
-    state, bound = (
-        bench.world.state,
-        [bench.server.create_pod(pod_manifest(name, DEVICE, 1)) for name in ("first", "second")],
-    )
-    for pod in bound:
+    pods = [bench.server.create_pod(pod_manifest(name, DEVICE, 1)) for name in ("first", "second")]
+    for pod in pods:
         await bench.bind(pod)
-    counting = bench.make()
 
     def meanwhile() -> float:
-        state.forget(pod_of(bound[0]).uid)
+        bench.world.state.forget(pod_of(pods[0]).uid)
         return bench.now + 100
 
-    counting.assumed._clock = Clock(now=meanwhile)
-
-    assert counting.assumed.unseen() == 2
+    assert Writer(replace(bench.context, clock=Clock(now=meanwhile))).unseen() == 2
 
 
 async def test_what_the_watch_has_shown_is_not_looked_up(bench: Bench) -> None:
@@ -293,36 +282,24 @@ async def test_what_the_watch_has_shown_is_not_looked_up(bench: Bench) -> None:
     assert bench.used() == 4
 
 
-async def test_on_an_api_server_a_binding_carries_node_and_annotations_in_one_request(
-    server: StandInApiServer, api: KubernetesApi, world: World
+@pytest.mark.parametrize("same", [True, False])
+async def test_on_an_api_server_a_binding_carries_node_and_annotations_in_one_request_for_one_uid(
+    server: StandInApiServer, api: KubernetesApi, bench: Bench, *, same: bool
 ) -> None:
     server.create_node(node_manifest("node", TRN1))
-    world.node("node", TRN1)
     created = server.create_pod(pod_manifest("pod", DEVICE, 1))
-    world.show(created)
+    asked = created if same else pod_manifest("pod", DEVICE, 1)
+    bench.world.show(asked)
     before = len(server.requests)
 
-    outcome = await Binder(world.state, api, Readiness({}), dialects=tuple(Dialect)).bind(pod_of(created), "node")
+    outcome = await bench.make(api=api).bind(pod_of(asked), "node")
 
+    assert outcome.ending is (Ending.BOUND if same else Ending.NOT_THE_POD)
     found = server.get(PODS, "pod", "default")
-    assert found["spec"]["nodeName"] == "node"
-    assert found["metadata"]["annotations"] == outcome.annotations
-    assert len(server.requests) - before == 1
-
-
-async def test_on_an_api_server_another_pod_under_the_name_is_not_bound(
-    server: StandInApiServer, api: KubernetesApi, world: World
-) -> None:
-    server.create_node(node_manifest("node", TRN1))
-    world.node("node", TRN1)
-    server.create_pod(pod_manifest("pod", DEVICE, 1))
-    old = world.pod("pod", DEVICE, 1)
-
-    outcome = await Binder(world.state, api, Readiness({}), dialects=tuple(Dialect)).bind(pod_of(old), "node")
-
-    assert outcome.ending is Ending.NOT_THE_POD
-    assert not server.get(PODS, "pod", "default")["spec"].get("nodeName")
-    assert world.state.nodes["node"].used_mask == 0
+    assert found["spec"].get("nodeName", "") == ("node" if same else "")
+    assert found["metadata"].get("annotations", {}) == outcome.annotations
+    assert bench.used() == same
+    assert [seen.method for seen in server.requests[before:]] == (["POST"] if same else ["POST", "GET"])
 
 
 def refused(status: int) -> ApiError:
@@ -330,20 +307,19 @@ def refused(status: int) -> ApiError:
 
 
 @pytest.mark.parametrize(
-    ("error", "expected"),
+    ("error", "outcome"),
     [
-        *((refused(status), False) for status in (400, 403, 404, 409, 429)),
-        (refused(500), True),
-        (refused(504), True),
-        (UnreachableError("POST", "/binding", "no answer", may_have_arrived=True), True),
-        (UnreachableError("POST", "/binding", "connection refused", may_have_arrived=False), False),
+        *((refused(status), Outcome.REFUSED) for status in (400, 403, 404, 409, 429)),
+        (refused(500), Outcome.UNKNOWN),
+        (refused(504), Outcome.UNKNOWN),
+        (UnreachableError("POST", "/binding", "no answer", may_have_arrived=True), Outcome.UNKNOWN),
+        (UnreachableError("POST", "/binding", "connection refused", may_have_arrived=False), Outcome.REFUSED),
+        (NotSentError("not the leader"), Outcome.REFUSED),
     ],
     ids=str,
 )
-def test_t40_a_write_may_be_in_place_after_any_end_but_a_refusal(
-    error: ApiError | UnreachableError, *, expected: bool
-) -> None:
-    assert may_have_happened(error) is expected
+def test_t40_a_write_may_be_in_place_after_any_end_but_a_refusal(error: ClusterError, outcome: Outcome) -> None:
+    assert attempt_of(error).outcome is outcome
 
 
 async def test_every_call_hands_its_deadline_on(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,4 +334,4 @@ async def test_every_call_hands_its_deadline_on(bench: Bench, monkeypatch: pytes
     bench.fail(BINDS, CUT)
     await bench.bind(bench.waiting("pod"))
 
-    assert seconds == [TIMES.write, TIMES.read]
+    assert seconds == [Times().write, Times().read]

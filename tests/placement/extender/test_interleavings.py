@@ -1,8 +1,8 @@
-"""Binds, watch events, lost answers, duplicates and restarts in random order, against an oracle.
+"""Filter calls, binds, watch events, lost answers, duplicates and restarts in random order, against an oracle.
 
 The oracle is the API server's truth alone: which live pod is bound where with which cores. After every step no core
-has two live holders, no device more pods than its memory is enough for, and nothing that is bound looks free to the
-extender; at the end nothing is left.
+has two live holders, no device more pods than its memory is enough for, and nothing that is bound, or that a pod was
+led to, looks free to the extender; at the end nothing is left.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from functools import cache
 
 import pytest
 
-from neuron_plugin.allocation import Dialect, NeuronPod
+from neuron_plugin.allocation import Assignment, NeuronPod
 from neuron_plugin.backoff import Clock
 from neuron_plugin.cluster.api import ApiRequest, Response
+from neuron_plugin.placement.context import Context
 from neuron_plugin.placement.extender.binding import SUCCESSES, Binder, BindOutcome, Ending
-from neuron_plugin.placement.extender.filter import filter_nodes
+from neuron_plugin.placement.extender.filter import EXPECTED_SECONDS, LeadEnding, Leads, filter_nodes
 from neuron_plugin.placement.leadership import Readiness
+from neuron_plugin.placement.writer import Writer
 from neuron_plugin.simulation.api_server_kinds import PODS, AnyJson, Refusal
 from neuron_plugin.simulation.api_server_store import Inbox, ObjectChange
 from tests.support.api_server import Fault, StandInApiServer
@@ -88,6 +90,7 @@ class Run:
         self.now = 0.0
         self.calls: dict[asyncio.Task[BindOutcome], AnyJson] = {}
         self.seen: Counter[str] = Counter()
+        self.endings: Counter[LeadEnding] = Counter()
         self.made = 0
         self.start()
 
@@ -97,14 +100,12 @@ class Run:
         for manifest in NODE_MANIFESTS.values():
             self.world.show_node(manifest)
         self.read_list()
-        self.binder = Binder(
-            self.world.state,
-            self.server,
-            Readiness({}),
-            dialects=(Dialect.NEURON_PLUGIN,),
-            clock=Clock(now=lambda: self.now),
-            unix_ns=lambda: 1,
-        )
+        clock = Clock(now=lambda: self.now)
+        context = Context(self.server, self.world.state, Readiness({}), "one", clock=clock, unix_seconds=lambda: 1.0)
+        writer = Writer(context)
+        self.leads = Leads(context, writer)
+        self.leads.endings = self.endings
+        self.binder = Binder(context, writer, self.leads)
 
     def read_list(self) -> None:
         """What a list shows; the watch goes on from there."""
@@ -119,8 +120,18 @@ class Run:
 
     async def step(self) -> None:
         action = self.chance.choices(
-            (self.create, self.schedule, self.deliver, self.end, self.repeat, self.wait, self.relist, self.restart),
-            (20, 40, 45, 12, 4, 3, 0.3, 0.05),
+            (
+                self.create,
+                self.schedule,
+                self.deliver,
+                self.end,
+                self.repeat,
+                self.look,
+                self.wait,
+                self.relist,
+                self.restart,
+            ),
+            (20, 40, 45, 12, 4, 4, 3, 0.3, 0.05),
         )[0]
         await action()
         self.seen[action.__name__] += 1
@@ -140,16 +151,23 @@ class Run:
             self.made += 1
 
     async def schedule(self) -> None:
-        """One attempt of kube-scheduler: filter some nodes, bind to one that passed, or had passed a while ago."""
+        """One attempt of kube-scheduler: filter some nodes, bind to one that passed, or had passed a while ago.
+
+        Sometimes something after filter refuses the node, and sometimes another scheduler asks for all that fit.
+        """
         pods = self.pods
         some = self.chance.sample(pods, min(8, len(pods)))
         pod = next((pod for pod in some if not pod["spec"].get("nodeName")), None)
         if pod is None:
             return
-        names = self.chance.sample(NODES, 8)
-        found = filter_nodes(self.world.state, pod_of(pod).uid, request_of(_record(pod)), names)
-        passed = found.passed if self.chance.random() < 0.9 else names
-        if passed:
+        names, record = self.chance.sample(NODES, 8), _record(pod)
+        led = None
+        if self.chance.random() < 0.8 and not self.world.state.bound_to(record.uid):
+            led = self.leads.lead(record, names)
+        passed = [led] if led else filter_nodes(self.world.state, record.uid, request_of(record), names).passed
+        if self.chance.random() < 0.1:
+            passed = names
+        if passed and self.chance.random() < 0.8:
             self.call(pod, self.chance.choice(passed))
 
     async def repeat(self) -> None:
@@ -178,19 +196,26 @@ class Run:
         pods = self.pods
         if not pods:
             return
-        manifest = self.chance.choice(pods)
+        led = [pod for pod in pods if self.leads.has_place(pod["metadata"]["uid"])]
+        manifest = self.chance.choice(led if led and self.chance.random() < 0.2 else pods)
         name = manifest["metadata"]["name"]
         if manifest["spec"].get("nodeName") and self.chance.random() < 0.5:
             self.server.set_pod_status("default", name, {"phase": self.chance.choice(("Succeeded", "Failed"))})
         else:
             self.server.delete_pod("default", name, grace_seconds=0)
 
+    async def look(self) -> None:
+        """Half a second passes, and what filter assumed for pods that are gone ends."""
+        self.now += 0.5
+        self.leads.expire()
+
     async def wait(self) -> None:
         """Time passes until no write can be under way any more, and doubts are settled."""
         await self.finish_calls()
         self.server.land()
-        self.now += LANDING + 1
+        self.now += self.chance.choice((LANDING + 1, EXPECTED_SECONDS))
         await self.binder.settle()
+        assert not any(assumed.until <= self.now for assumed in self.world.state.assumed.values())
 
     async def relist(self) -> None:
         """The watch broke off: the events are lost, a list takes their place."""
@@ -248,6 +273,17 @@ class Run:
             assert max(used.values()) <= MEMORY[node], f"too much memory of a device of {node}: {pods}"
             assert not taken & ~self.world.state.nodes[node].used_mask, f"{node} would give away what is held: {pods}"
             self.seen["shared"] += any(0 < memory < amount for (_, memory) in pods for amount in used.values())
+        self.counts_once()
+
+    def counts_once(self) -> None:
+        """Every pod that is bound or assumed, as far as is known here, counts once on its node; no two share a core."""
+        state, held = self.world.state, Counter[str]()
+        for pod in {**state.pods, **{uid: assumed.pod for uid, assumed in state.assumed.items()}}.values():
+            if pod.node and isinstance(pod.assignment, Assignment):
+                (part,) = pod.assignment.containers
+                ids, per_device = ",".join(map(str, part.ids)), CORES_PER_DEVICE[pod.node]
+                held[pod.node] += _mask(ids if part.request.resource is CORE else "", ids, per_device).bit_count()
+        assert held == {name: info.used_mask.bit_count() for name, info in state.nodes.items() if info.used_mask}
 
     def agrees_with_the_list(self) -> None:
         """What a fresh process knows is what the server says, and nothing else."""
@@ -298,7 +334,11 @@ async def test_t37_to_t43_no_core_has_two_live_holders_and_nothing_leaks(seed: i
         run.server.delete_pod("default", manifest["metadata"]["name"], grace_seconds=0)
     while not run.events.empty():
         await run.deliver()
+    run.leads.expire()
+    assert not run.leads._led
     assert all(record.used_mask == 0 for record in run.world.state.nodes.values())
+    print(run.endings, run.seen)
+    assert {*run.endings} == {*LeadEnding}
     endings = set(run.seen) & set(Ending)
     assert {Ending.BOUND, Ending.ADOPTED, Ending.REPEATED, Ending.UNKNOWN, Ending.NO_SET} <= endings
     assert run.made > STEPS // 25

@@ -14,17 +14,21 @@ import pytest
 from aiohttp import web
 
 from neuron_plugin.allocation import Dialect
+from neuron_plugin.allocation.keys import PREFIX
+from neuron_plugin.allocation.node import Reservation
+from neuron_plugin.placement.extender import server as module
 from neuron_plugin.placement.extender.binding import SUCCESSES, Binder, BindOutcome, Ending
 from neuron_plugin.placement.extender.scheduler_config import FilterMode
 from neuron_plugin.placement.extender.server import PREFIXES, ExtenderService, verb_routes
-from neuron_plugin.placement.leadership import Readiness
-from neuron_plugin.placement.metrics import ExtenderMetrics
-from tests.support.api_server import StandInApiServer
+from neuron_plugin.topology import CoreMask
+from tests.support.bench import Bench
 from tests.support.manifests import container, node_manifest, pod_manifest
 from tests.support.running import until
 from tests.support.scheduler import StandInScheduler
 from tests.support.served import TRN1, answers, args, closed, error_of, post, request_for, served, service_on
 from tests.support.world import CORE, DEVICE, World, pod_of
+
+MEMORY = f"{PREFIX}memory"
 
 
 @pytest.mark.parametrize(
@@ -77,12 +81,26 @@ async def test_t04_a_compressed_body_is_refused_before_it_can_grow(port: int) ->
     assert "Content-Encoding" in error_of(await post(port, "/filter", bomb, Content_Encoding="gzip"))
 
 
-async def test_t02_an_impossible_request_is_an_error_in_the_body(port: int) -> None:
-    both = {"name": "main", "resources": {"limits": {CORE.value: "1", DEVICE.value: "1"}}}
-    body = json.dumps({"Pod": pod_manifest("pod", containers=[both]), "NodeNames": ["node"]}).encode()
+@pytest.mark.parametrize(
+    ("limits", "annotations", "error"),
+    [
+        ({CORE: "1", DEVICE: "1"}, {}, "one Neuron resource per container"),
+        ({CORE: "1", MEMORY: "9223372036854775808"}, {}, f"{MEMORY}: '9223372036854775808' is not a whole number from"),
+        ({MEMORY: "64"}, {}, f"{MEMORY} and for no Neuron device or core: ask for aws.amazon.com/neuroncore beside it"),
+        ({CORE: "1"}, {"device-name": "trainum1,trn1"}, "unknown names: trainum1; known are inf1, inf2, inferentia,"),
+        ({CORE: "1"}, {"allow-devices": "1;2"}, "allow-devices is '1;2': '1;2' is no id"),
+    ],
+    ids=["two resources", "too large", "an amount alone", "no product", "no devices"],
+)
+async def test_t02_an_impossible_request_is_an_error_in_the_body(
+    port: int, limits: dict[str, str], annotations: dict[str, str], error: str
+) -> None:
+    keys = {PREFIX + key: text for key, text in annotations.items()}
+    pod = pod_manifest("pod", containers=[{"name": "main", "resources": {"limits": limits}}], annotations=keys)
+    body = json.dumps({"Pod": pod, "NodeNames": ["node"]}).encode()
 
-    assert "one Neuron resource per container" in error_of(await post(port, "/filter", body))
-    assert "one Neuron resource per container" in error_of(await post(port, "/prioritize", body))
+    for verb in ("filter", "prioritize"):
+        assert error in error_of(await post(port, f"/{verb}", body))
 
 
 async def test_t03_whole_nodes_are_answered_whole(port: int) -> None:
@@ -199,22 +217,18 @@ async def test_a_watch_ends_when_its_client_closes() -> None:
 class Counter:
     """A service on a world, with its metrics and its readiness at hand."""
 
-    def __init__(self, world: World, answer: FilterMode = FilterMode.ALL) -> None:
-        self.world = world
-        self.server = StandInApiServer()
-        self.metrics = ExtenderMetrics()
-        self.readiness = Readiness({})
-        binder = Binder(world.state, self.server, self.readiness, dialects=list(Dialect))
-        self.service = ExtenderService(world.state, binder, self.readiness, self.metrics, answer=answer)
+    def __init__(self, bench: Bench, answer: FilterMode = FilterMode.ALL) -> None:
+        self.world, self.server, self.readiness = bench.world, bench.server, bench.ready
+        self.service = ExtenderService(bench.context, bench.binder, bench.leads, answer=answer)
+        self._registry = bench.context.metrics.registry
 
     def count(self, name: str, **labels: str) -> float | None:
-        return self.metrics.registry.get_sample_value(name, labels)
+        return self._registry.get_sample_value(name, labels)
 
 
 @pytest.fixture
-def counter(world: World) -> Counter:
-    world.node("node", TRN1)
-    return Counter(world)
+def counter(bench: Bench) -> Counter:
+    return Counter(bench)
 
 
 def asking(amount: int, *names: str) -> bytes:
@@ -226,44 +240,34 @@ def bind_args(manifest: dict[str, Any], node: str) -> bytes:
     return json.dumps({"PodName": pod.name, "PodNamespace": pod.namespace, "PodUID": pod.uid, "Node": node}).encode()
 
 
-def test_a_member_of_a_gang_that_waits_gets_the_answer_of_before_until_something_changes(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
-    """kube-scheduler asks for all of them, some hundred times a second."""
-    caplog.set_level(logging.DEBUG, logger="neuron_plugin.extender.flow")
-    world.node("node", TRN1)
-    counter = Counter(world, FilterMode.BEST)
-    world.state.set_min_count(("default", "gang"), 3)
-    calls = []
-    for number in range(3):
-        manifest = pod_manifest(f"pod-{number}", DEVICE, 8)
-        manifest["spec"]["schedulingGroup"] = {"podGroupName": "gang"}
-        world.show(manifest)
-        calls.append(json.dumps({"Pod": manifest, "NodeNames": ["node", "next"]}).encode())
+def test_the_best_node_alone_is_named_then_all_that_fit_with_equal_scores(bench: Bench) -> None:
+    service, pod = Counter(bench, FilterMode.BEST).service, bench.waiting("pod", 4)
+    bench.world.node("full", "inf1.xlarge")
+    bench.world.held("holder", "other", DEVICE, "0")
+    body = json.dumps({"Pod": pod, "NodeNames": ["full", "node", "other"]}).encode()
 
-    def ask() -> list[Any]:
-        return [json.loads(counter.service.answer("filter", call)) for call in calls]
+    first, second = (json.loads(service.answer("filter", body)) for _ in range(2))
+    scores = json.loads(service.answer("prioritize", body))
 
-    def asked_for_room() -> float | None:
-        return counter.count("neuron_extender_refused_nodes_total", reason="group-does-not-fit")
+    assert (first["NodeNames"], first["FailedAndUnresolvableNodes"]) == (["other"], {})
+    assert (second["NodeNames"], [*second["FailedAndUnresolvableNodes"]]) == (["node", "other"], ["full"])
+    assert [entry["Score"] for entry in scores] == [10, 10, 10]
 
-    first, counted = ask(), asked_for_room()
-    caplog.clear()
-    assert {text for answer in first for text in answer["FailedNodes"].values()} == {GROUP_DOES_NOT_FIT.text}
-    assert (ask(), asked_for_room()) == (first, 2 * (counted or 0))
-    assert counter.count("neuron_extender_verbs_total", verb="filter", result="ok") == 6
-    assert not caplog.records, "nothing was worked out again"
 
-    world.node("next", TRN1)
-    assert {name for answer in ask() for name in answer["NodeNames"]} == {"node", "next"}
-    world.state.set_min_count(("default", "gang"), 9)
-    assert [answer["NodeNames"] for answer in ask()] == [[], [], []]
-    world.state.set_min_count(("default", "gang"), 2)
-    assert all(answer["NodeNames"] for answer in ask())
-    world.state.set_min_count(("default", "gang"), 9)
-    ask()
-    counter.readiness.unmet("leader", "another replica leads")
-    assert [answer["Error"] for answer in ask()] == ["another replica leads"] * 3
+@pytest.mark.parametrize("why", ["led", "kept for it"])
+def test_for_a_pod_that_has_a_place_nobody_is_evicted(bench: Bench, why: str) -> None:
+    service, pod = Counter(bench, FilterMode.BEST).service, bench.waiting("pod", 4)
+    held = [bench.world.held(f"pod-{device}", "other", DEVICE, str(device)) for device in range(16)]
+    if why == "led":
+        service.answer("filter", json.dumps({"Pod": pod, "NodeNames": ["node", "other"]}).encode())
+    else:
+        bench.world.state.reserve(Reservation(pod_of(pod), "node", CoreMask(0xFF)))
+    offered = {"other": {"Pods": [{"UID": each["metadata"]["uid"]} for each in held]}}
+
+    answer = service.answer("preempt", json.dumps({"Pod": pod, "NodeNameToMetaVictims": offered}).encode())
+
+    assert json.loads(answer) == {"NodeNameToMetaVictims": {}}
+    assert not bench.world.state.history.without_victims
 
 
 def test_a_filter_counts_nodes_by_reason_and_itself_by_result(counter: Counter) -> None:
@@ -331,17 +335,14 @@ def test_e01_preempt_answers_by_uid_and_leaves_out_what_does_not_help(counter: C
     assert len(answer["node"]["Pods"]) == 4
 
 
-@pytest.mark.parametrize(("priority", "is_reported"), [(0, True), (10, False)])
-def test_a_pod_that_no_eviction_helps_is_to_be_reported(counter: Counter, priority: int, *, is_reported: bool) -> None:
+def test_a_pod_that_no_eviction_helps_is_to_be_reported(counter: Counter) -> None:
     held = [counter.world.held(f"pod-{device}", "node", DEVICE, str(device)) for device in range(16)]
-    pod = pod_manifest("new", DEVICE, 4)
-    pod["spec"]["priority"] = priority
     offered = {"Pods": [{"UID": held[0]["metadata"]["uid"]}], "NumPDBViolations": 0}
-    body = {"Pod": pod, "NodeNameToVictims": None, "NodeNameToMetaVictims": {"node": offered}}
+    body = {"Pod": pod_manifest("new", DEVICE, 4), "NodeNameToMetaVictims": {"node": offered}}
 
     counter.service.answer("preempt", json.dumps(body).encode())
 
-    assert [each.name for each in counter.world.state.history.without_victims] == ["new"] * is_reported
+    assert [each.name for each in counter.world.state.history.without_victims] == ["new"]
 
 
 def test_prioritize_scores_every_name_it_was_sent_known_or_not(counter: Counter) -> None:

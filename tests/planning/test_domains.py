@@ -1,0 +1,72 @@
+"""The tree of the network, as it stands on the nodes' labels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from neuron_plugin.allocation import NodeInfo
+from neuron_plugin.planning.domains import Domains, common_depth
+from tests.planning.clusters import node
+
+ZONE, LAYER = "topology.kubernetes.io/zone", "topology.k8s.aws/network-node-layer-{}"
+ULTRASERVER, PAIR = "neuron-plugin.io/ultraserver-server-id-4", "neuron.amazonaws.com/ultraserver-server-id-2"
+
+
+def labelled(name: str, labels: dict[str, str]) -> NodeInfo:
+    info = node(name).info
+    return replace(info, node=replace(info.node, rules=replace(info.node.rules, labels=labels)))
+
+
+def tree(nodes: dict[str, dict[str, str]], *named: str) -> Domains:
+    return Domains({name: labelled(name, labels) for name, labels in nodes.items()}, named)
+
+
+def layers(*names: str) -> dict[str, str]:
+    return {LAYER.format(number + 1): name for number, name in enumerate(names)}
+
+
+def test_only_levels_that_some_node_has_exist_broad_to_narrow() -> None:
+    domains = tree({"a": {ZONE: "z", **layers("t", "s", "l")}, "b": {PAIR: "p"}, "c": {}})
+    assert domains.level_names() == ["zone", *(LAYER.format(n) for n in (1, 2, 3)), "leaf", "pair", "node"]
+    assert domains.path("a") == ("z", "t", "s", "l", "/a", "a")
+    assert domains.path("c") == (*["/c"] * 5, "c")
+
+
+@pytest.mark.parametrize(
+    ("level", "depth"),
+    [("zone", 1), (ZONE, 1), ("leaf", 5), (LAYER.format(4), 5), ("ultraserver", 6), (ULTRASERVER, 6), ("node", 7)],
+)
+def test_a_level_is_asked_for_by_its_name_or_its_label(level: str, depth: int) -> None:
+    """The leaf is the highest layer that there is: the fourth where nodes have four."""
+    domains = tree({"a": {ZONE: "z", **layers("t", "s", "x", "l"), ULTRASERVER: "u"}})
+    assert domains.depth_of(level) == depth
+
+
+def test_a_level_that_no_node_has_is_none() -> None:
+    assert [tree({"a": {}}).depth_of(level) for level in ("leaf", "ultraserver", "rack")] == [None] * 3
+
+
+def test_levels_that_are_named_stand_in_place_of_those_that_are_known() -> None:
+    domains = tree({"a": {ZONE: "z", "row": "1", "rack": "2"}}, "row", "rack")
+    assert (domains.path("a"), domains.level_names()) == (("1", "2", "a"), ["row", "rack", "node"])
+
+
+def test_a_label_that_changes_changes_the_tree() -> None:
+    nodes = {"a": labelled("a", {ZONE: "z"}), "b": labelled("b", {ZONE: "z"})}
+    domains = Domains(nodes)
+    assert common_depth(map(domains.path, nodes)) == 1
+    nodes["b"] = labelled("b", {ZONE: "y", ULTRASERVER: "u"})
+    domains.forget("b")
+    assert domains.path("b") == ("y", "u", "b")
+    assert domains.path("a") == ("z", "/a", "a")
+    del nodes["b"]
+    domains.forget("b")
+    assert domains.path("a") == ("z", "a")
+
+
+def test_nodes_of_an_ultraserver_are_in_the_order_of_their_node_ids() -> None:
+    ids = {"a": "3", "b": "0", "c": "12", "d": "2"}
+    domains = tree({name: {ULTRASERVER: "u", "neuron-plugin.io/ultraserver-node-id-4": ids[name]} for name in ids})
+    assert sorted(ids, key=domains.rank_key) == ["b", "d", "a", "c"]
