@@ -202,7 +202,7 @@ def node_info(
     allocations: list[Allocation] = []
     unclear: list[tuple[PodReference, Rejection]] = []
     for pod in pods:
-        assigned = assigned_allocations(pod, inventory.geometry)
+        assigned = _all_of_node(pod, inventory) or assigned_allocations(pod, inventory.geometry)
         if isinstance(assigned, Rejection):
             unclear.append((pod.reference, assigned))
         else:
@@ -219,6 +219,17 @@ def node_info(
             allocations += assigned
     info = _node_info(node, tuple(allocations), tuple(unclear), stale=stale, reservations=reservations)
     return replace(info, void=tuple(void)) if void else info
+
+
+def _all_of_node(pod: NeuronPod, inventory: NodeInventory) -> tuple[Allocation, ...]:
+    """What a pod without an assignment has whose one container asks for as much as its node has: it can be only that."""
+    if pod.assignment is not None or isinstance(pod.request, Rejection) or len(pod.request) != 1:
+        return ()
+    (asked,) = pod.request
+    mask = inventory.geometry.devices_mask(inventory.present)
+    if len(inventory.geometry.ids_of(asked.resource.unit, mask)) != asked.count:
+        return ()
+    return (Allocation(pod.reference, asked.name, asked.resource, mask, amounts=asked.amounts, kind=asked.kind),)
 
 
 def _promise_age(pod: NeuronPod) -> tuple[int, str]:

@@ -22,7 +22,7 @@ from neuron_plugin.planning.judgement import BlockedSet, NodeAnswer, Standing, i
 from neuron_plugin.topology import Unit, cores_in
 
 MOST_SETS = 4
-"""Sets shown for each node: those with the fewest pods in their way; the others are counted."""
+"""Sets shown for each container on a node: those with the fewest pods in their way; the others are counted."""
 MOST_NODES = 3
 """Nodes shown in text of those that give the same answer; the others are counted."""
 MOST_NAMES = 10
@@ -131,8 +131,7 @@ def explain(asked: Question) -> Explanation:
     name, scheduler, request = str(pod.reference), pod.rules.scheduler_name, request_text(pod.requests)
     gate = _gate_text(asked)
     if asked.bound_to:
-        sentence = " ".join(filter(None, [_bound_text(asked), asked.problem and f"Its {asked.problem}."]))
-        return Explanation(name, request, "placed", sentence, scheduler=scheduler, gate=gate)
+        return Explanation(name, request, "placed", _bound_text(asked), scheduler=scheduler, gate=gate)
     if asked.refusal:
         return Explanation(name, request, Standing.NEVER, str(asked.refusal), scheduler=scheduler, gate=gate)
     if not pod.requests:
@@ -141,7 +140,7 @@ def explain(asked: Question) -> Explanation:
     scene = Scene(asked.cluster)
     (judged,) = judge_all(scene.fork(), [pod], now=asked.now)
     nodes = [_explained(answer) for answer in node_answers(scene, pod)]
-    nodes.sort(key=lambda node: (not node.fits, not (node.sets or node.blocked), len(node.reasons), node.node))
+    nodes.sort(key=_how_far)
     return Explanation(
         name,
         request,
@@ -156,16 +155,25 @@ def explain(asked: Question) -> Explanation:
     )
 
 
+def _how_far(node: NodeExplanation) -> tuple[object, ...]:
+    """By which nodes are put in order: where the pod fits first, then where the least is in its way."""
+    in_the_way = [_weight(blocked) for blocked in node.blocked]
+    return not node.fits, not (node.sets or node.blocked), len(node.reasons), in_the_way, node.node
+
+
 def _explained(answer: NodeAnswer) -> NodeExplanation:
-    sets = (
+    free = (
         SetView(part.request.name, part.request.resource.unit, tuple(ids)) for part, ids in answer.ids_of_placement()
     )
-    shown = answer.blocked[:MOST_SETS]
+    by_container = defaultdict[str, list[BlockedSet]](list)
+    for blocked in answer.blocked:
+        by_container[blocked.container].append(blocked)
+    shown = [blocked for sets in by_container.values() for blocked in sets[:MOST_SETS]]
     return NodeExplanation(
         answer.name,
         answer.fits,
         answer.reasons,
-        tuple(sets),
+        tuple(free),
         tuple(map(_blocked, shown)),
         len(answer.blocked) - len(shown),
         answer.details,
@@ -192,7 +200,7 @@ def _gate_text(asked: Question) -> str:
 
 
 def _bound_text(asked: Question) -> str:
-    """Where a pod is or was placed, and what it has there."""
+    """Where a pod is or was placed, what it has there, and what is wrong with that."""
     pod, name = asked.pod, asked.bound_to
     text = f"The pod is bound, or being bound, to {name}"
     info = asked.cluster.nodes.get(name)
@@ -208,7 +216,8 @@ def _bound_text(asked: Question) -> str:
     geometry = info.inventory.geometry
     units = ((allocation, allocation.resource.unit) for allocation in allocations)
     has = (f"{one.container}: {ids_text(unit, geometry.ids_of(unit, one.mask))}" for one, unit in units)
-    return f"{text}. It was assigned {'; '.join(has)}."
+    wrong = f" What is wrong: {asked.problem}." if asked.problem else ""
+    return f"{text}. It was assigned {'; '.join(has)}.{wrong}"
 
 
 def request_text(request: PodRequest) -> str:
@@ -226,7 +235,8 @@ def request_text(request: PodRequest) -> str:
 def explain_text(explanation: Explanation, names: Collection[str] = ()) -> str:
     """An explanation as lines of text; of the nodes of these ``names`` alone, if there are any.
 
-    Nodes that give the same answer are shown once, those with the least in the way first, and counted.
+    Nodes that give the same answer are shown once and counted. Of those that only differ in what is in the way the
+    first ones are shown.
     """
     scheduler = f" (schedulerName: {explanation.scheduler})" if explanation.scheduler else ""
     lines = [f"{explanation.pod} asks for {explanation.request or 'nothing'}{scheduler}"]
@@ -236,15 +246,17 @@ def explain_text(explanation: Explanation, names: Collection[str] = ()) -> str:
     alike = defaultdict[object, list[NodeExplanation]](list)
     for node in explanation.nodes:
         if not names or node.node in names:
-            alike[node.fits, node.reasons, node.sets].append(node)
+            # The first reason has the numbers of the node where something is in the way.
+            reasons = node.reasons[1:] if node.blocked else node.reasons
+            alike[node.fits, bool(node.blocked), reasons, node.sets].append(node)
     for nodes in alike.values():
-        nodes.sort(key=lambda node: [_weight(blocked) for blocked in node.blocked])
         differ = len({(node.blocked, node.details) for node in nodes}) > 1
         shown = nodes if names else nodes[: MOST_NODES if differ else 1]
         for node in shown:
             lines += _node_lines(node, several=", " in explanation.request)
         if more := [node.node for node in nodes[len(shown) :]]:
-            lines.append(f"  {len(more)} more like this: {_named(sorted(more), MOST_NODES)}")
+            how = "like this" if len({node.reasons for node in nodes}) == 1 else "with as much or more in the way"
+            lines.append(f"  {len(more)} more {how}: {_named(sorted(more), MOST_NODES)}")
     lines += [f"{text.removesuffix('.')}." for text in (explanation.move, explanation.helps) if text]
     return "\n".join(lines) + "\n"
 

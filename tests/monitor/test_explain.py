@@ -10,7 +10,6 @@ import pytest
 from neuron_plugin.allocation import NodeInventory, PodUid
 from neuron_plugin.allocation.inventory import write_inventory
 from neuron_plugin.allocation.keys import INVENTORY_KEY
-from neuron_plugin.allocation.node_rules import NOT_LOOKED_AT
 from neuron_plugin.allocation.rejection import unsupported_count
 from neuron_plugin.monitor.pages import inspection_routes
 from neuron_plugin.monitor.views import pod_view
@@ -80,42 +79,69 @@ async def test_explain_says_which_sets_are_in_whose_way(stage: Stage) -> None:
     assert text.splitlines() == [
         "default/new asks for main: 4 aws.amazon.com/neuron (schedulerName: default-scheduler)",
         "free: fits, would get main: devices 0-3",
-        "closed: A pod on the node uses Neuron and its assignment is not known yet",
-        "  pod default/stock is bound and has no assignment yet",
-        "full: No free linked set of 4 Neuron devices",
+        "full: has 12 of 16 devices free, but no linked set of 4",
         "  devices 0-3: held by default/holder-0",
         "  devices 4-7: held by default/holder-4",
         "  devices 8-11: disabled: 8",
         "  devices 12-15: unhealthy or missing: 12",
-        f"Not looked at: {', '.join(NOT_LOOKED_AT)}.",
+        "closed: has a pod whose Neuron assignment is not known yet",
+        "  pod default/stock is bound and has no assignment yet",
     ]
+    assert (as_json["standing"], as_json["sentence"], as_json["inTheWay"]) == ("fits", "", [])
+    nothing: dict[str, list[int]] = {"holders": [], "unhealthyDevices": [], "disabledDevices": []}
     assert as_json["nodes"][0] == {
         "node": "free",
         "fits": True,
-        "reason": "",
-        "sets": ["main: devices 0-3"],
+        "reasons": [],
+        "sets": [{"container": "main", "unit": "device", "ids": [0, 1, 2, 3], **nothing}],
         "blocked": [],
         "moreBlocked": 0,
         "details": [],
-        "objections": [],
     }
-    assert as_json["nodes"][2]["blocked"][-1] == {
+    sick = {**nothing, "unhealthyDevices": [12]}
+    assert as_json["nodes"][1]["reasons"] == ["has 12 of 16 devices free, but no linked set of 4"]
+    assert as_json["nodes"][1]["blocked"][-1] == {
         "container": "main",
-        "ids": "devices 12-15",
-        "holders": [],
-        "unhealthyDevices": [12],
-        "disabledDevices": [],
+        "unit": "device",
+        "ids": [12, 13, 14, 15],
+        **sick,
     }
     assert (await stage.get("/explain/default/ghost"))[0] == 404
 
 
-async def test_explain_of_a_bound_or_unreadable_pod_says_so(stage: Stage) -> None:
+async def test_explain_says_why_a_pod_waits_who_is_in_the_way_and_what_would_help(stage: Stage) -> None:
+    for name in ("a", "b"):
+        stage.world.node(name, TRN1)
+        for device in (0, 4, 8, 12) if name == "a" else range(16):
+            stage.world.held(f"{name}{device}", name, DEVICE, str(device), priority=1)
+    stage.world.show_node({"metadata": {"name": "plain", "uid": "p"}})
+    stage.world.pod("row", DEVICE, 4)
+    stage.world.pod("all", DEVICE, 16)
+
+    (_, row), (_, whole) = [await stage.get(f"/explain/default/{name}?format=json") for name in ("row", "all")]
+    _, text = await stage.get("/explain/default/row")
+
+    counted = "0 of 2 Neuron nodes: 1 has 0 of 16 devices free, 1 has 12 of 16 devices free, but no linked set of 4"
+    assert (row["standing"], row["sentence"]) == ("short", f"{counted}; 1 node has no Neuron")
+    assert row["inTheWay"] == ["default/a0"]
+    assert (whole["standing"], whole["inTheWay"]) == ("short", [f"default/a{device}" for device in (0, 4, 8, 12)])
+    assert text.splitlines()[1] == f"{counted}; 1 node has no Neuron."
+    assert [line.partition(":")[0] for line in text.splitlines() if not line.startswith(" ")][2:] == ["a", "b", "plain"]
+
+
+async def test_explain_of_a_bound_or_unreadable_pod_says_so_and_what_is_wrong_with_its_devices(stage: Stage) -> None:
     stage.world.node("node", TRN1)
     stage.world.held("bound", "node", DEVICE, "0")
     stage.world.pod("odd", containers=[container("main", CORE, "1.5")])
 
-    assert "is bound, or being bound, to node" in (await stage.get("/explain/default/bound"))[1]
+    text = (await stage.get("/explain/default/bound"))[1]
+    assert "The pod is bound, or being bound, to node. It was assigned main: device 0." in text
     assert "1.5" in (await stage.get("/explain/default/odd"))[1]
+
+    stage.world.node("node", TRN1, unhealthy={0: "ECC"})
+    _, as_json = await stage.get("/explain/default/bound?format=json")
+    assert as_json["standing"] == "placed"
+    assert as_json["sentence"].endswith("It was assigned main: device 0. What is wrong: device 0 unhealthy: ECC.")
 
 
 async def test_who_has_a_disabled_device_is_named_all_the_same(stage: Stage) -> None:
@@ -148,14 +174,15 @@ async def test_explain_knows_gated_promised_void_and_plainly_released_pods(stage
         return str((await stage.get(f"/explain/default/{name}"))[1])
 
     assert "The gate neuron-plugin.io/placement holds it back until it can be placed." in await said("waits")
-    assert "It is not scheduled before this gate is lifted: example.com/quota." in await said("twice")
+    assert "Waits for its scheduling gate to be lifted: example.com/quota." in await said("twice")
     text = await said("placed")
     assert "placed on node, where its scheduler is to bind it. It was assigned main: devices 0-3." in text
     assert "holds it back until all of its group have a place" in await said("member")
     assert "No node was chosen for it: it has resource claims. Its scheduler chooses the node" in await said("plain")
 
     stage.world.held("thief", "node", DEVICE, "0")
-    assert "What it was promised there is not free any more" in await said("placed")
+    void = "What it was promised there is not free any more: the plugin chooses on the node.\n"
+    assert (await said("placed")).endswith(void)
     (pod,) = [pod for pod in stage.world.state.pods.values() if pod.reference.name == "placed"]
     assert "what it was promised on node is not free any more" in pod_view(stage.world.state, pod).status.problem
     stage.world.gone(plain)
@@ -174,23 +201,20 @@ async def test_nodes_that_give_the_same_answer_are_shown_once_and_counted(stage:
     _, text = await stage.get("/explain/default/new")
     _, one = await stage.get("/explain/default/new?node=full-5")
 
-    assert text.splitlines()[1:-1] == [
+    assert text.splitlines()[1:] == [
         "free-0: fits, would get main: devices 0-15",
         "  5 more like this: free-1, free-2, free-3 and 2 others",
-        "full-0: Fewer than 16 free Neuron devices",
+        "full-0: has 0 of 16 devices free",
         "  devices 0-15: held by default/all-0",
-        "full-1: Fewer than 16 free Neuron devices",
+        "full-1: has 0 of 16 devices free",
         "  devices 0-15: held by default/all-1",
-        "full-2: Fewer than 16 free Neuron devices",
+        "full-2: has 0 of 16 devices free",
         "  devices 0-15: held by default/all-2",
         "  3 more like this: full-3, full-4, full-5",
         "small-1: Instance type inf2.xlarge has 1 Neuron devices and 16 were requested",
         "  1 more like this: small-2",
     ]
-    assert one.splitlines()[1:-1] == [
-        "full-5: Fewer than 16 free Neuron devices",
-        "  devices 0-15: held by default/all-5",
-    ]
+    assert one.splitlines()[1:] == ["full-5: has 0 of 16 devices free", "  devices 0-15: held by default/all-5"]
 
 
 async def test_the_nodes_with_the_fewest_pods_in_the_way_are_shown_first(stage: Stage) -> None:
@@ -202,8 +226,9 @@ async def test_the_nodes_with_the_fewest_pods_in_the_way_are_shown_first(stage: 
 
     _, text = await stage.get("/explain/default/new")
 
-    nodes = [line.partition(":")[0] for line in text.splitlines()[1:-1] if not line.startswith(" ")]
+    nodes = [line.partition(":")[0] for line in text.splitlines()[2:] if not line.startswith(" ")]
     assert nodes == ["node-4", "node-3", "node-2"]
+    assert "  2 more with as much or more in the way: node-0, node-1" in text
     held = ", ".join(f"default/pod-4-{device}" for device in range(5))
     assert f"  devices 0-15: held by {held} and 3 others" in text
 
@@ -231,7 +256,6 @@ async def test_a_count_that_is_never_linked_comes_with_those_that_are(stage: Sta
 
     _, text = await stage.get("/explain/default/seven")
 
-    assert text.splitlines()[1:-1] == [
-        f"trn-0: {unsupported_count(shipped_geometry(TRN1), Unit.DEVICE, 7).text}",
-        "  2 more like this: trn-1, trn-2",
-    ]
+    reason = unsupported_count(shipped_geometry(TRN1), Unit.DEVICE, 7).predicate
+    assert reason in text.splitlines()[1]
+    assert text.splitlines()[2:] == [f"trn-0: {reason}", "  2 more like this: trn-1, trn-2"]

@@ -29,10 +29,7 @@ GROUP = ("ml", "job")
 
 def members(number: int, shape: str = "neuron=16") -> list[NeuronPod]:
     """So many pods of one group, with ranks."""
-    return [
-        replace(pod(f"w{rank}", shape), member=GroupMember(GROUP, number, (rank,)))
-        for rank in range(number)
-    ]
+    return [replace(pod(f"w{rank}", shape), member=GroupMember(GROUP, number, (rank,))) for rank in range(number)]
 
 
 def at(on: OnNode, **labels: str) -> OnNode:

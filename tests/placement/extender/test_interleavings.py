@@ -131,7 +131,7 @@ class Run:
                 self.relist,
                 self.restart,
             ),
-            (20, 40, 45, 12, 4, 4, 3, 0.3, 0.05),
+            (20, 40, 45, 12, 4, 4, 3, 0.8, 0.4),
         )[0]
         await action()
         self.seen[action.__name__] += 1
@@ -160,7 +160,7 @@ class Run:
         pod = next((pod for pod in some if not pod["spec"].get("nodeName")), None)
         if pod is None:
             return
-        names, record = self.chance.sample(NODES, 8), _record(pod)
+        names, record = self.chance.sample(NODES[: self.chance.choice((12, 100))], 8), _record(pod)
         led = None
         if self.chance.random() < 0.8 and not self.world.state.bound_to(record.uid):
             led = self.leads.lead(record, names)
@@ -337,11 +337,10 @@ async def test_t37_to_t43_no_core_has_two_live_holders_and_nothing_leaks(seed: i
     run.leads.expire()
     assert not run.leads._led
     assert all(record.used_mask == 0 for record in run.world.state.nodes.values())
-    print(run.endings, run.seen)
     assert {*run.endings} == {*LeadEnding}
     endings = set(run.seen) & set(Ending)
     assert {Ending.BOUND, Ending.ADOPTED, Ending.REPEATED, Ending.UNKNOWN, Ending.NO_SET} <= endings
     assert run.made > STEPS // 25
     assert run.seen["shared"] > 20
-    assert run.seen["restart"] >= STEPS // 6250
+    assert run.seen["restart"] >= STEPS // 2500
     assert run.seen["relist"] >= STEPS // 1250

@@ -1,0 +1,215 @@
+"""What is said of a pod that waits: every reason with its count, who is in the way, what would help."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from neuron_plugin.allocation import NeuronPod, PodUid, Resource
+from neuron_plugin.allocation.keys import GATE, MOVABLE_KEY
+from neuron_plugin.planning import Judgement, Standing, judge, judge_all
+from neuron_plugin.planning.judgement import node_answers
+from tests.support.manifests import container, node_manifest, pod_manifest
+from tests.support.world import World
+
+NEURON, CORE, TRN1 = Resource.NEURON, Resource.NEURONCORE, "trn1.32xlarge"
+SIXTEEN = ",".join(map(str, range(16)))
+
+
+def offered(name: str, *, cpu: str = "64", pods: str = "110", **described: Any) -> dict[str, Any]:
+    manifest = node_manifest(name, TRN1, **described)
+    manifest["status"]["allocatable"] = {**manifest["status"]["allocatable"], "cpu": cpu, "pods": pods}
+    return manifest
+
+
+def cpu_node(name: str) -> dict[str, Any]:
+    return {"metadata": {"name": name, "uid": name}, "status": {"allocatable": {"cpu": "8", "pods": "110"}}}
+
+
+def of(world: World, name: str) -> NeuronPod:
+    return next(pod for pod in world.state.pods.values() if pod.reference.name == name)
+
+
+def judged(world: World, name: str, **more: Any) -> Judgement:
+    return judge(world.state.scene(), of(world, name), **more)
+
+
+def waiting(world: World, name: str, amount: int, resource: Resource = NEURON, **more: Any) -> dict[str, Any]:
+    labels, owner, spec = more.pop("labels", {}), more.pop("owner", ""), more.pop("spec", {})
+    manifest = pod_manifest(name, resource, amount, **more)
+    manifest["metadata"]["labels"] = labels
+    if owner:
+        kind, _, made_by = owner.partition("/")
+        manifest["metadata"]["ownerReferences"] = [{"kind": kind, "name": made_by, "controller": True}]
+    manifest["spec"] |= spec
+    world.show(manifest)
+    return manifest
+
+
+def test_nodes_with_neuron_come_first_and_each_reason_with_its_count(world: World) -> None:
+    world.show_node(offered("trn"))
+    for number in range(3):
+        world.show_node(cpu_node(f"cpu-{number}"))
+    world.held("first", "trn", NEURON, SIXTEEN)
+    waiting(world, "second", 4)
+    found = judged(world, "second")
+    assert found.standing is Standing.SHORT
+    assert found.text == (
+        "0 of 1 Neuron node: 1 has 0 of 16 devices free; 3 nodes have no Neuron. In the way: default/first"
+    )
+
+
+def test_all_reasons_are_said_and_not_the_commonest_alone(world: World) -> None:
+    world.show_node(offered("a", unhealthy={3: "ECC"}))
+    world.show_node(offered("b", cpu="2"))
+    tainted = offered("c")
+    tainted["spec"] = {"taints": [{"key": "team", "value": "x", "effect": "NoSchedule"}]}
+    world.show_node(tainted)
+    waiting(world, "train", 16, containers=[_with_cpu("8")])
+    assert judged(world, "train").sentence == (
+        "0 of 3 Neuron nodes: 1 has 2 of cpu left, the pod asks for 8, 1 has the taint team=x:NoSchedule, which the "
+        "pod does not tolerate, 1 lacks device 3"
+    )
+
+
+def _with_cpu(amount: str) -> dict[str, Any]:
+    asked = container("main", NEURON, 16)
+    asked["resources"]["requests"] = {**asked["resources"]["requests"], "cpu": amount}
+    return asked
+
+
+def test_a_cluster_without_neuron_says_so(world: World) -> None:
+    world.show_node(cpu_node("cpu"))
+    waiting(world, "train", 1)
+    assert judged(world, "train").sentence == "No node has Neuron devices: 1 node has no Neuron"
+
+
+def test_a_pod_that_no_scheduler_looks_at_says_by_whom_pods_are_served_here(world: World) -> None:
+    world.show_node(offered("trn"))
+    world.held("other", "trn", NEURON, "0")
+    manifest = waiting(world, "sample", 2, CORE, spec={"schedulerName": "my-scheduler"})
+    manifest["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+    world.show(manifest)
+    found = judged(world, "sample", now=1.8e9)
+    assert found.standing is Standing.NOBODY
+    assert found.sentence == (
+        "No scheduler has looked at it: schedulerName my-scheduler is served by nobody here; pods with Neuron run here "
+        "under default-scheduler"
+    )
+    assert judged(world, "sample", now=of(world, "sample").created + 1).standing is Standing.FITS, "not at once"
+
+
+def test_the_old_pod_of_a_deployment_is_in_the_way_of_the_new_one(world: World) -> None:
+    world.show_node(offered("trn"))
+    for name, template, node in (("serve-aaaa-1", "aaaa", "trn"), ("serve-bbbb-1", "bbbb", "")):
+        labels = {"app": "serve", "pod-template-hash": template}
+        ids = {"NEURON_DEVS": SIXTEEN} if node else {}
+        waiting(world, name, 16, labels=labels, owner=f"ReplicaSet/serve-{template}", node=node, annotations=ids)
+    found = judged(world, "serve-bbbb-1")
+    assert found.helps == (
+        "The old pods of the same Deployment hold it: with strategy.rollingUpdate.maxSurge 0 they end first"
+    )
+    assert [str(pod) for pod in found.in_the_way] == ["default/serve-aaaa-1"]
+
+
+def test_a_pod_with_all_devices_of_its_node_needs_no_annotation_to_be_in_the_way(world: World) -> None:
+    world.show_node(offered("trn", inventory=False))
+    world.pod("whole", NEURON, 16, node="trn")
+    waiting(world, "next", 16)
+    found = judged(world, "next")
+    assert (found.standing, [str(pod) for pod in found.in_the_way]) == (Standing.SHORT, ["default/whole"])
+
+
+def test_what_kube_scheduler_counts_is_part_of_it(world: World) -> None:
+    """A device that a pod has and that broke is off the allocatable and counts as the pod's, too."""
+    manifest = offered("trn", unhealthy={3: "ECC"})
+    manifest["status"]["allocatable"]["aws.amazon.com/neuron"] = "8"
+    world.show_node(manifest)
+    world.held("has-it", "trn", NEURON, "3")
+    waiting(world, "train", 8)
+    found = judged(world, "train")
+    assert found.standing is Standing.RULES
+    assert "1 has 7 of aws.amazon.com/neuron left as kube-scheduler counts, the pod asks for 8" in found.sentence
+    (answer,) = node_answers(world.state.scene(), of(world, "train"))
+    assert answer.details == (
+        "kube-scheduler counts 7: device 3, which default/has-it has, is broken and counts twice",
+    )
+
+
+@pytest.mark.parametrize(("movable", "standing"), [("true", Standing.LINKS), ("false", Standing.SHORT)])
+def test_links_are_what_is_lacking_only_where_a_move_would_help(world: World, movable: str, standing: Standing) -> None:
+    for name in ("a", "b"):
+        world.show_node(offered(name))
+        annotations = {"NEURON_DEVS": "3", MOVABLE_KEY: movable if name == "a" else "false"}
+        waiting(world, f"small-{name}", 1, owner="ReplicaSet/web", node=name, annotations=annotations)
+    waiting(world, "big", 16)
+    found = judged(world, "big")
+    assert found.standing is standing
+    assert bool(found.move) is (standing is Standing.LINKS)
+
+
+def test_a_set_that_no_node_could_ever_give_is_never(world: World) -> None:
+    world.show_node(offered("trn"))
+    waiting(world, "seven", 7)
+    assert judged(world, "seven").standing is Standing.NEVER
+
+
+def test_a_gate_of_another_is_named(world: World) -> None:
+    world.show_node(offered("trn"))
+    waiting(world, "queued", 1, spec={"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]})
+    found = judged(world, "queued")
+    assert (found.standing, found.sentence) == (
+        Standing.GATE,
+        "Waits for its scheduling gate to be lifted: kueue.x-k8s.io/admission",
+    )
+
+
+def test_what_is_promised_to_one_is_not_promised_to_the_next(world: World) -> None:
+    world.show_node(offered("trn"))
+    for number in range(3):
+        waiting(world, f"half-{number}", 8)
+    pods = [of(world, f"half-{number}") for number in range(3)]
+    assert [one.standing for one in judge_all(world.state.scene(), pods)] == [
+        Standing.FITS,
+        Standing.FITS,
+        Standing.SHORT,
+    ]
+
+
+def test_a_group_says_what_it_lacks_and_who_is_in_its_way(world: World) -> None:
+    world.show_node(offered("trn"))
+    world.held("other", "trn", NEURON, "0,1,2,3")
+    for number in range(2):
+        says = {"neuron-plugin.io/group": "job", "neuron-plugin.io/group-size": "2"}
+        waiting(world, f"w-{number}", 16, annotations=says, spec={"schedulingGates": [{"name": GATE}]})
+    found = judge_all(world.state.scene(), [of(world, "w-0")])[0]
+    assert found.standing is Standing.GROUP
+    assert found.text == (
+        "Its group job does not fit as a whole: 0 of 2 waiting pods have room together, at least 2 need it. 0 of 1 "
+        "Neuron node: 1 has 12 of 16 devices free. In the way: default/other"
+    )
+
+
+def test_a_claim_that_is_not_there_is_what_the_pod_waits_for(world: World) -> None:
+    world.show_node(offered("trn"))
+    waiting(world, "train", 1, spec={"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]})
+    found = judged(world, "train")
+    assert (found.standing, found.sentence) == (Standing.RULES, "PersistentVolumeClaim data does not exist")
+
+
+def test_of_pods_of_one_kind_each_has_its_own_reason(world: World) -> None:
+    world.show_node(offered("trn"))
+    for name in ("a", "b"):
+        waiting(world, name, 1, annotations={"neuron-plugin.io/allow-devices": f"{name}"})
+    texts = [judged(world, name).sentence for name in ("a", "b")]
+    assert texts[0] != texts[1]
+
+
+def test_a_pod_is_judged_without_itself(world: World) -> None:
+    world.show_node(offered("trn"))
+    waiting(world, "train", 16)
+    found = judged(world, "train")
+    assert found.place is not None
+    assert found.place[0] == "trn"
+    assert PodUid(of(world, "train").uid) not in world.state.nodes["trn"].ledger.by_pod
