@@ -9,18 +9,19 @@ from pathlib import Path
 
 import msgspec
 
-from neuron_plugin.allocation import ContainerSet, NeuronPod, NodeInfo, PodUid
+from neuron_plugin.allocation import ContainerSet, NeuronPod, NodeInfo, PodUid, Resource
 from neuron_plugin.allocation.assignment import write_assignment
 from neuron_plugin.allocation.inventory import write_inventory
 from neuron_plugin.allocation.keys import INVENTORY_KEY, LAST_CHECKPOINT_KEY, MOVABLE_KEY
 from neuron_plugin.allocation.placement import assignment_of
+from neuron_plugin.allocation.pod import mask_union
 from neuron_plugin.cli.command import UsageError
 from neuron_plugin.cluster import DecodeError
 from neuron_plugin.cluster.objects import NODES
 from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.placement.informers import surveyed
 from neuron_plugin.placement.state import ClusterState
-from neuron_plugin.topology import Catalogue
+from neuron_plugin.topology import Catalogue, CoreMask, Unit
 
 _SECONDS_AN_HOUR = 3600.0
 
@@ -69,7 +70,20 @@ def write_cluster(
 def _node(info: NodeInfo) -> object:
     annotations = {INVENTORY_KEY: write_inventory(info.inventory)} if info.inventory else {}
     metadata = {"name": info.name, "uid": info.node.uid, "annotations": annotations}
-    return {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
+    return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "status": {"allocatable": _offered(info)}}
+
+
+def _offered(info: NodeInfo) -> dict[str, str]:
+    """What the plugin offers by each name, by which kube-scheduler counts: not what pods have by another name."""
+    if info.inventory is None:
+        return {}
+    geometry, counts = info.inventory.geometry, dict[str, str]()
+    for resource in Resource:
+        by_others = mask_union(held for held in info.ledger.allocations if held.resource is not resource)
+        mask = CoreMask(info.inventory.healthy_mask & ~by_others)
+        whole = len(geometry.whole_devices(mask))
+        counts[resource.value] = str(whole if resource.unit is Unit.DEVICE else mask.bit_count())
+    return counts
 
 
 def _pod(pod: NeuronPod, began: float, info: NodeInfo | None = None) -> object:

@@ -21,8 +21,7 @@ way. Nodes that give the same answer are shown once and counted; --node shows on
 
 Works it out from the API server, which takes some seconds: whether a node's plugin still renews its
 Lease shows only then. With --extender a running extender is asked, which says the same at once. Cordon,
-taints, nodeSelector, node affinity, volumes, ports, CPU, memory and other resources are looked at, too,
-and what is not looked at is named."""
+taints, affinities, topology spread, volumes, ports, CPU, memory and other resources are looked at, too."""
 
 EXAMPLES = """
 neuron-plugin explain training-0

@@ -39,8 +39,10 @@ with --by-priority also if its priority is lower than that of the waiting pod. W
 pod is taken into account for the next, pods of high priority first.
 
 columns:
-  STANDING  fits: now; pieces: enough is free, but not together; short: less is free; never: no open
-            node could take it
+  STANDING  fits: now; links: enough is free, but not together, and a move helps; short: too little is
+            free, and no move helps; rules: kube-scheduler allows no node that has room; group: its group
+            does not fit; gate, nobody: another gate holds it back, no scheduler has looked at it; never: no
+            open node could take it; unknown: what decides cannot be judged
   NODE      where it would go now, or after the move
   LOST      device-hours that the moved pods have worked since their start, or since their annotation
             neuron-plugin.io/last-checkpoint

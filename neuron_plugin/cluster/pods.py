@@ -705,7 +705,7 @@ def _rules(pod: Pod, asked: _Asked) -> PodRules:
         scheduler_name=spec.scheduler_name,
         gates=tuple([gate.name for gate in gates]),
         node_selector=tuple((spec.node_selector or _NONE).items()),
-        terms=_terms(required, _pinned_to(pod)) if required else None,
+        terms=_terms(required, _pinned_to(pod), is_released=_was_released(pod)) if required else None,
         tolerations=_tolerations(spec.tolerations) if spec.tolerations else (),
         needs=asked.needs,
         neuron=asked.neuron,
@@ -759,17 +759,28 @@ def _pinned_to(pod: Pod) -> str:
     return pod.node_name if pod.node_name and said == (pod.node_name, pod.uid) else ""
 
 
-@lru_cache(maxsize=_REMEMBERED)
-def _terms(required: WireNodeSelector, pinned_to: str) -> tuple[NodeSelectorTerm, ...] | None:
-    """The required terms without the node that a placement by gates has added.
+def _was_released(pod: Pod) -> bool:
+    """Whether a pod is bound that was handed to its scheduler but for some nodes."""
+    return bool(pod.node_name) and RELEASED_KEY in pod.annotations and pod.annotations.get(POD_UID_KEY) == pod.uid
 
-    The pod is where it was placed. Its replacement is a new pod that has no place, so plans may send it anywhere.
+
+@lru_cache(maxsize=_REMEMBERED)
+def _terms(required: WireNodeSelector, pinned_to: str, *, is_released: bool) -> tuple[NodeSelectorTerm, ...] | None:
+    """The required terms of a bound pod without the nodes that its way through the gate has added.
+
+    The pod is where it is. Its replacement is a new pod that has no place, so plans may send it anywhere.
     """
     terms, pin = required.terms, Requirement("metadata.name", "In", (pinned_to,))
-    if not pinned_to:
+    if not (pinned_to or is_released):
         return terms
-    left = tuple(replace(term, fields=term.fields[:-1]) if term.fields[-1:] == (pin,) else term for term in terms)
-    return left if left == terms or any(term.expressions or term.fields for term in left) else None
+    left = []
+    for term in terms:
+        fields = term.fields[:-1] if term.fields[-1:] == (pin,) else term.fields
+        if is_released:
+            fields = tuple(field for field in fields if (field.key, field.operator) != ("metadata.name", "NotIn"))
+        left.append(term if fields == term.fields else replace(term, fields=fields))
+    own = tuple(left)
+    return own if own == terms or any(term.expressions or term.fields for term in own) else None
 
 
 def _ports(pod: Pod) -> frozenset[HostPort]:

@@ -240,8 +240,8 @@ def explain_text(explanation: Explanation, names: Collection[str] = ()) -> str:
     """
     scheduler = f" (schedulerName: {explanation.scheduler})" if explanation.scheduler else ""
     lines = [f"{explanation.pod} asks for {explanation.request or 'nothing'}{scheduler}"]
-    if explanation.sentence:
-        lines.append(f"{explanation.sentence.removesuffix('.')}.")
+    if sentence := explanation.sentence.removesuffix("."):
+        lines.append(f"{sentence[0].upper()}{sentence[1:]}.")
     lines += [explanation.gate] if explanation.gate else []
     alike = defaultdict[object, list[NodeExplanation]](list)
     for node in explanation.nodes:

@@ -62,7 +62,7 @@ def test_the_move_that_makes_room_for_a_waiting_pod_is_shown(cli: Cli, kubeconfi
     assert shown.err == "neuron-plugin: 1 pod of those asked about fits nowhere now\n"
     header, row, _, move = shown.rows
     assert header == ["POD", "REQUEST", "STANDING", "NODE", "LOST", "IDS", "NEEDS"]
-    assert row[:4] == ["default/big", "neuron=16", "pieces", "trn-1"]
+    assert row[:4] == ["default/big", "neuron=16", "links", "trn-1"]
     assert row[5:] == ["devices:0-15", "move", "1", "pod"]
     assert " ".join(move) == "for default/big: default/small from trn-1 to trn-2, device 8"
 
@@ -82,7 +82,10 @@ def test_a_pod_that_no_controller_makes_again_elsewhere_is_not_moved(
     server.delete_pod("default", "small", grace_seconds=0)
     server.create_pod(bound("small", "trn-1", "5", controller))
     (found,) = plan(cli, kubeconfig)["waiting"]
-    assert (found["standing"], found["node"], found["moves"]) == ("pieces", "", [])
+    assert (found["standing"], found["node"], found["moves"]) == ("short", "", [])
+    assert found["reason"] == (
+        "0 of 2 Neuron nodes: 1 has 15 of 16 devices free, 1 has 8 of 16 devices free. In the way: default/small"
+    )
 
 
 def test_a_cordoned_node_is_no_place_to_go(cli: Cli, server: StandInApiServer, kubeconfig: Path) -> None:
@@ -96,17 +99,19 @@ def test_a_pod_with_constraints_is_planned_for_and_one_that_cannot_be_judged_is_
     cli: Cli, server: StandInApiServer, kubeconfig: Path
 ) -> None:
     server.create_pod(pod_manifest("listed", NEURON, 4, annotations={"neuron-plugin.io/allow-devices": "12-15"}))
-    beside = pod_manifest("beside", NEURON, 1)
+    beside, claims = pod_manifest("beside", NEURON, 1), pod_manifest("claims", NEURON, 1)
     term = {"topologyKey": "zone", "labelSelector": {}}
     beside["spec"]["affinity"] = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    claims["spec"]["resourceClaims"] = [{"name": "nic", "resourceClaimName": "nic"}]
     server.create_pod(beside)
-    found = plan(cli, kubeconfig)
-    (listed,) = [pod for pod in found["waiting"] if pod["pod"] == "default/listed"]
-    assert (listed["standing"], listed["ids"]) == ("fits", "devices 12-15")
-    assert found["leftOut"] == ["default/beside"]
-    assert "other pods decide where it may go" in found["reasons"]["default/beside"]
+    server.create_pod(claims)
+    found = {pod["pod"].removeprefix("default/"): pod for pod in plan(cli, kubeconfig)["waiting"]}
+    assert (found["listed"]["standing"], found["listed"]["ids"]) == ("fits", "devices 12-15")
+    assert (found["beside"]["standing"], found["claims"]["standing"]) == ("rules", "unknown")
     shown = cli("plan", "--kubeconfig", kubeconfig, "--lease-namespace", "")
-    assert "default/beside is not judged: pod affinity or a hard topology spread" in shown.out
+    assert "default/beside: 0 of 2 Neuron nodes: 2 have no label zone" in shown.out
+    text = "default/claims: Where it can run cannot be judged here, because it has resource claims of another driver"
+    assert text in shown.out
 
 
 def test_a_drain_keeps_what_a_pod_asks_of_its_devices(cli: Cli, server: StandInApiServer, kubeconfig: Path) -> None:
@@ -159,7 +164,7 @@ def test_a_simulated_cluster_can_be_planned(cli: Cli, tmp_path: Path) -> None:
     assert cli("simulate", "cluster", *small, "--policy", "spread,pack", "--save", file).status == 0
     found = json.loads(cli("plan", "--cluster", file, "-o", "json").out)
     assert found["waiting"]
-    assert {pod["standing"] for pod in found["waiting"]} <= {"fits", "pieces", "short"}
+    assert {pod["standing"] for pod in found["waiting"]} <= {"fits", "links", "short"}
     assert any(pod["moves"] for pod in found["waiting"])
 
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from neuron_plugin.allocation import Constraints, NeuronPod, Rejection, Resource
-from neuron_plugin.allocation.keys import NODE_KEY, POD_UID_KEY
+from neuron_plugin.allocation.keys import NODE_KEY, POD_UID_KEY, RELEASED_KEY
 from neuron_plugin.allocation.pod import assigned_allocations
 from neuron_plugin.allocation.runs import ContainerRun
 from neuron_plugin.cluster import Pod
@@ -230,6 +230,16 @@ def test_a_placed_pod_is_bound_to_its_node_but_its_replacement_is_not(terms: lis
     without: Json = required_terms(*own) if own else {}
     placed: Json = {"annotations": PLACED, **required_terms(*terms)}
     assert neuron_pod(wire(asked, **placed)).rules == neuron_pod(wire(asked, **without)).rules
+
+
+def test_the_replacement_of_a_pod_that_was_let_go_may_go_where_that_one_might_not() -> None:
+    kept_off = {"key": "metadata.name", "operator": "NotIn", "values": ["node-2"]}
+    asked = container(limits={DEVICE: "2"})
+    released: Json = {"annotations": {RELEASED_KEY: "excluded", POD_UID_KEY: "uid-1"}}
+    found = neuron_pod(wire(asked, **released, **required_terms(ZONE_A | {"matchFields": [kept_off]})))
+    assert found.rules == neuron_pod(wire(asked, **required_terms(ZONE_A))).rules
+    waits = neuron_pod(wire(asked, **released, **required_terms({"matchFields": [kept_off]}), nodeName=""))
+    assert waits.rules.terms is not None
 
 
 @pytest.mark.parametrize(

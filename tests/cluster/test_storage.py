@@ -70,23 +70,30 @@ def test_a_node_says_how_many_volumes_of_a_driver_can_be_attached() -> None:
 
 
 @pytest.mark.parametrize(
-    ("generation", "policy", "status", "budget"),
+    ("generation", "policy", "status", "allowed", "recovers", "counts_unready"),
     [
-        (2, None, {"disruptionsAllowed": 3, "observedGeneration": 2}, Budget("ml", "name", APP, 3)),
-        (2, None, {"disruptionsAllowed": 3, "observedGeneration": 1}, Budget("ml", "name", APP, 0)),
-        (0, None, {"expectedPods": 3, "desiredHealthy": 2}, Budget("ml", "name", APP, 0, recovers=True)),
-        (0, "AlwaysAllow", {}, Budget("ml", "name", APP, 0, counts_unready=False)),
-        (0, None, {"currentHealthy": 2, "desiredHealthy": 2}, Budget("ml", "name", APP, 0, counts_unready=False)),
-        (0, None, {"currentHealthy": 1, "desiredHealthy": 2}, Budget("ml", "name", APP, 0)),
+        (2, None, {"disruptionsAllowed": 3, "observedGeneration": 2}, 3, False, True),
+        (2, None, {"disruptionsAllowed": 3, "observedGeneration": 1}, 0, False, True),
+        (0, None, {"expectedPods": 3, "desiredHealthy": 2}, 0, True, True),
+        (0, "AlwaysAllow", {}, 0, False, False),
+        (0, None, {"currentHealthy": 2, "desiredHealthy": 2}, 0, False, False),
+        (0, None, {"currentHealthy": 1, "desiredHealthy": 2}, 0, False, True),
     ],
     ids=str,
 )
 def test_a_budget_allows_what_its_status_says_once_it_has_seen_the_last_change(
-    generation: int, policy: str | None, status: dict[str, int], budget: Budget
+    generation: int,
+    policy: str | None,
+    status: dict[str, int],
+    allowed: int,
+    *,
+    recovers: bool,
+    counts_unready: bool,
 ) -> None:
     spec = {"selector": {"matchLabels": {"app": "serve"}}, "unhealthyPodEvictionPolicy": policy}
+    budget = read(BUDGETS, metadata={"generation": generation}, spec=spec, status=status).value
 
-    assert read(BUDGETS, metadata={"generation": generation}, spec=spec, status=status).value == budget
+    assert budget == Budget("ml", "name", APP, allowed, recovers, counts_unready)
 
 
 @pytest.mark.parametrize(("text", "movable"), [("true", True), ("false", False), (None, False)])

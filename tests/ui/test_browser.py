@@ -351,7 +351,7 @@ async def test_waiting_pods_are_lines_with_what_they_can_expect_and_why_when_ope
         assert await browser.value(lines) == [
             ["default/urgent", "priority 1000", "never"],
             ["default/all", "", "no room"],
-            ["default/row", "", "no linked room"],
+            ["default/row", "", "no room"],
         ]
         assert "does not support" not in await browser.value("document.getElementById('waiting').innerText")
         await browser.value("document.querySelectorAll('#waiting summary')[2].click()")

@@ -13,12 +13,17 @@ const MOST_BLOCKED = 3;
 export const waitingOf = (pods) => pods.filter((pod) => pod.status.phase === "Waiting").sort((a, b) =>
   b.spec.priority - a.spec.priority || a.spec.created - b.spec.created || (nameOf(a.metadata) < nameOf(b.metadata) ? -1 : 1));
 
+const VERDICTS = {
+  fits: ["fits", "free"], links: ["no linked room", "warn"], short: ["no room", "warn"], rules: ["no node is allowed", "warn"],
+  group: ["waits for its group", "warn"], gate: ["another gate", "warn"], nobody: ["no scheduler", "bad"], never: ["never", "bad"],
+};
+
 /** What a pod can expect, in a word or three, and how bad that is. */
 function verdictOf(pod, prospect) {
   if (pod.status.problem) return ["never", "bad"];
   if (!prospect) return ["...", ""];
   if (prospect.moves?.length) return ["a move would help", "warn"];
-  return { fits: ["fits", "free"], pieces: ["no linked room", "warn"], short: ["no room", "warn"], never: ["never", "bad"] }[prospect.standing] || ["not judged", ""];
+  return VERDICTS[prospect.standing] || ["not judged", ""];
 }
 
 export class Waiting {
@@ -70,7 +75,8 @@ export class Waiting {
     const moves = prospect?.moves || [];
     if (moves.length) lines.push(`${moves.map((each) => `${each.pod} to ${each.target}`).join(", ")}: would open ${prospect.ids} of ${prospect.node}`);
     const why = this.reasons.get(name);
-    if (why) lines.push(why.note === problem ? "" : why.note, why.gate);
+    const { sentence, inTheWay, helps, move, gate } = why || {};
+    if (why) lines.push(sentence === problem ? "" : sentence, inTheWay.length ? `in the way: ${inTheWay.join(", ")}` : "", helps, moves.length ? "" : move, gate);
     else if (!problem) lines.push("...");
     return [...lines.filter(Boolean).map((each) => html("p", {}, each)), ...(why?.nodes.length ? [nodesTable(why.nodes)] : [])];
   }
@@ -92,8 +98,8 @@ export class Waiting {
       for (const kept of [this.prospects, this.reasons]) for (const name of kept.keys()) if (!names.has(name)) kept.delete(name);
       if (names.size && !document.hidden) {
         try {
-          const { waiting, reasons } = await (await fetched("waiting.json")).json();
-          this.prospects = new Map([...Object.entries(reasons).map(([name, reason]) => [name, { reason }]), ...waiting.map((each) => [each.pod, each])]);
+          const { waiting } = await (await fetched("waiting.json")).json();
+          this.prospects = new Map(waiting.map((each) => [each.pod, each]));
           this.changed();
         } catch {
           // The last ones stay.
@@ -105,19 +111,20 @@ export class Waiting {
   }
 }
 
-/** Nodes that give the same answer stand in one row, those with the least in the way first. */
+const setText = ({ unit, ids }) => `${unit}${ids.length > 1 ? "s" : ""} ${ranges(ids)}`;
+
+/** Nodes that give the same answer stand in one row; they come with the least in the way first, with numbers of their own. */
 function nodesTable(nodes) {
-  const alike = Map.groupBy(nodes, (each) => JSON.stringify([each.fits, each.reason, each.sets, each.objections]));
-  const weight = ({ blocked: [first] }) => (first ? 100 * first.unhealthyDevices.length + first.holders.length : 0);
+  const alike = Map.groupBy(nodes, (each) => JSON.stringify([each.fits, each.blocked.length > 0, each.reasons.slice(each.blocked.length ? 1 : 0), each.sets]));
   const rows = [...alike.values()].map((members) => {
-    members.sort((a, b) => weight(a) - weight(b));
-    const [{ fits, reason, sets, objections, details, blocked }] = members;
+    const [{ fits, reasons, sets, details, blocked }] = members;
     const names = members.slice(0, MOST_NAMES).map((each) => each.node).join(", ");
     const more = members.length > MOST_NAMES ? ` and ${members.length - MOST_NAMES} more` : "";
-    const answer = [fits ? `fits: ${sets.join("; ")}` : reason, ...objections, ...details].filter(Boolean).join("; ");
+    const free = sets.map((each) => `${each.container}: ${setText(each)}`).join("; ");
+    const answer = [fits ? `fits: ${free}` : free && `has ${free} free, but`, ...reasons, ...details].filter(Boolean).join("; ");
     const inTheWay = blocked.slice(0, MOST_BLOCKED).map((each) => {
       const why = [...each.holders, each.unhealthyDevices.length && `broken ${ranges(each.unhealthyDevices)}`, each.disabledDevices.length && `disabled ${ranges(each.disabledDevices)}`];
-      return `${each.ids}: ${why.filter(Boolean).join(", ") || "free, but not all at once"}`;
+      return `${setText(each)}: ${why.filter(Boolean).join(", ") || "free, but not all at once"}`;
     });
     return [names + more, answer, inTheWay.join("; ")];
   });

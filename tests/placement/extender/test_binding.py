@@ -14,7 +14,7 @@ from neuron_plugin.simulation.api_server_kinds import AnyJson
 from tests.support.api_server import Fault
 from tests.support.bench import BINDS, NOW_NS, READS, Bench, without_annotations
 from tests.support.manifests import container, pod_manifest, with_memory
-from tests.support.world import CORE, DEVICE, World
+from tests.support.world import CORE, DEVICE, World, record_of
 
 
 async def test_a_bind_is_one_post_that_carries_the_assignment_in_both_dialects(bench: Bench) -> None:
@@ -317,8 +317,10 @@ async def test_a_bind_waits_for_its_turn_for_a_while_and_lets_its_set_go(bench: 
     bench.world.state.on_trial["node"] = bench.now + 60.0
     first, second = bench.waiting("first"), bench.waiting("second")
     await bench.bind(first)
+    bench.leads.lead(record_of(second), ["node"])
     waiting = asyncio.create_task(bench.bind(second))
     await asyncio.sleep(0.02)
+    assert bench.used() == 2
     bench.now += TURN_SECONDS
     bench.world.state.changes.wake()
     outcome = await waiting

@@ -20,51 +20,89 @@ from tests.support.manifests import node_manifest, pod_manifest
 from tests.support.world import CORE, DEVICE, pod_of
 
 
-@pytest.mark.parametrize("status", [500, 503, 504, 0])
-async def test_t40_a_lost_answer_to_a_bind_that_was_done_is_a_success(bench: Bench, status: int) -> None:
-    pod = bench.waiting("pod", 4)
-    bench.fail(BINDS, replace(LOST, status=status))
+def happens(bench: Bench, event: str) -> None:
+    """What becomes of the pod at the server before its bind comes."""
+    match event.split():
+        case ["waits"]:
+            return
+        case ["ends"]:
+            bench.server.set_pod_status("default", "pod", {"phase": "Failed"})
+        case ["bound", node, *ids]:
+            annotations = {"NEURON_DEVS": ids[0]} if ids else {}
+            bench.server.bind("default", "pod", node=node, annotations=annotations)
+        case _:
+            bench.server.delete_pod("default", "pod")
+            if event == "replaced":
+                bench.server.create_pod(pod_manifest("pod", DEVICE, 4))
 
-    outcome = await bench.bind(pod)
 
-    assert outcome.ending is Ending.ADOPTED
-    assert outcome.error == ""
-    assert bench.calls == ["bind", "read"]
-    assert bench.used() == 4
-
-
-@pytest.mark.parametrize("fault", [Fault(status=500), CUT], ids=str)
-async def test_t40_t41_without_an_answer_an_unbound_pod_stays_reserved_until_its_write_cannot_land(
-    bench: Bench, fault: Fault
+@pytest.mark.parametrize(
+    ("event", "write", "read", "ending", "used"),
+    [
+        *(("waits", replace(LOST, status=status), None, Ending.ADOPTED, 0xFF) for status in (500, 503, 504, 0)),
+        *(("waits", fault, None, Ending.UNKNOWN, 0xFF) for fault in (Fault(status=500), CUT)),
+        *(("waits", Fault(status=status), None, Ending.REFUSED, 0) for status in (403, 409, 422)),
+        ("waits", UNSENT, None, Ending.REFUSED, 0),
+        ("ends", CUT, None, Ending.NOT_THE_POD, 0),
+        ("gone", None, None, Ending.NOT_THE_POD, 0),
+        ("replaced", None, None, Ending.NOT_THE_POD, 0),
+        ("bound node 12,13,14,15", None, None, Ending.ADOPTED, 0xFF << 24),
+        ("bound other 0,1,2,3", None, None, Ending.BOUND_ELSEWHERE, 0),
+        ("bound node", None, None, Ending.BOUND_ELSEWHERE, 0),
+        ("waits", CUT, CUT, Ending.UNKNOWN, 0xFF),
+        ("waits", Fault(status=409), CUT, Ending.UNKNOWN, 0xFF),
+        ("waits", Fault(status=403), CUT, Ending.REFUSED, 0),
+        ("waits", UNSENT, CUT, Ending.REFUSED, 0),
+    ],
+    ids=str,
+)
+async def test_t40_t41_after_a_write_that_failed_the_pod_is_read_and_the_silicon_is_kept_unless_it_is_known_to_be_free(
+    bench: Bench, event: str, write: Fault | None, read: Fault | None, ending: Ending, used: int
 ) -> None:
     pod = bench.waiting("pod", 4)
-    bench.fail(BINDS, fault)
+    happens(bench, event)
+    bench.fail(BINDS, *filter(None, [write]))
+    bench.fail(READS, *filter(None, [read]))
 
     outcome = await bench.bind(pod)
-    assert outcome.ending is Ending.UNKNOWN
-    assert outcome.error
-    assert bench.used() == 4
 
-    bench.now += 1
-    await bench.binder.settle()
-    assert bench.used() == 4
-
-    bench.now += 10
-    await bench.binder.settle()
-    assert bench.used() == 0
+    assert outcome.ending is ending
+    assert bool(outcome.error) is (ending is not Ending.ADOPTED)
+    assert str(write.status if write and write.status and outcome.error else "") in outcome.error
+    assert bench.calls == ["bind", "read"]
+    assert bench.world.state.nodes["node"].used_mask == used
+    assert bench.used("other") == 0
 
 
-def lands(bench: Bench, name: str) -> None:
-    """The write that bench's binder was not answered takes effect after all."""
+@pytest.mark.parametrize("reads", [0, 1])
+async def test_t40_what_may_still_land_stays_reserved_until_a_read_after_that_says_it_has_not(
+    bench: Bench, reads: int
+) -> None:
+    pod = bench.waiting("pod", 4)
+    bench.fail(BINDS, CUT)
+    bench.fail(READS, *[CUT] * (reads and 1 + reads))
+    assert (await bench.bind(pod)).ending is Ending.UNKNOWN
+    used = []
+    for seconds in (1, 100, 0):
+        bench.now += seconds
+        assert bench.writer.unseen() == 0, "it is not confirmed, so the watch need not have shown it"
+        await bench.binder.settle()
+        used.append(bench.used())
+
+    assert used == ([4, 4, 0] if reads else [4, 0, 0])
+
+
+def lands(bench: Bench) -> None:
+    """The write that was not answered takes effect after all."""
     (assumed,) = bench.world.state.assumed.values()
-    bench.server.bind("default", name, node="node", annotations=assumed.annotations)
+    bench.server.bind("default", "pod", node="node", annotations=assumed.annotations)
 
 
 async def test_t40_a_write_that_lands_late_is_kept(bench: Bench) -> None:
     pod = bench.waiting("pod", 4)
     bench.fail(BINDS, CUT)
     await bench.bind(pod)
-    lands(bench, "pod")
+    lands(bench)
 
     bench.now += 10
     await bench.binder.settle()
@@ -104,7 +142,7 @@ async def test_t40_a_retry_of_an_undecided_bind_sends_the_same_ids_again(
     await bench.bind(pod)
     held = bench.world.state.assumed[pod_of(pod).uid].annotations
     if landed:
-        lands(bench, "pod")
+        lands(bench)
 
     assert bench.world.filter(pod, ["node", "other"]).passed == ["node"]
     outcome = await bench.bind(pod)
@@ -114,102 +152,19 @@ async def test_t40_a_retry_of_an_undecided_bind_sends_the_same_ids_again(
     assert bench.used() == 4
 
 
-async def test_t40_a_conflict_with_another_binder_adopts_or_releases(bench: Bench) -> None:
-    same, elsewhere, bare = (bench.waiting(name, 4) for name in ("same", "elsewhere", "bare"))
-    bench.server.bind("default", "same", node="node", annotations={"NEURON_DEVS": "12,13,14,15"})
-    bench.server.bind("default", "elsewhere", node="other", annotations={"NEURON_DEVS": "0,1,2,3"})
-    bench.server.bind("default", "bare", node="node")
-
-    endings = [(await bench.bind(pod)).ending for pod in (same, elsewhere, bare)]
-
-    assert endings == [Ending.ADOPTED, Ending.BOUND_ELSEWHERE, Ending.BOUND_ELSEWHERE]
-    assert bench.world.state.nodes["node"].used_mask == 0xFF << 24
-    assert bench.used("other") == 0
-
-
-@pytest.mark.parametrize("fault", [*(Fault(status=status) for status in (403, 409, 422)), UNSENT], ids=str)
-async def test_t40_a_refusal_releases_at_once(bench: Bench, fault: Fault) -> None:
-    bench.fail(BINDS, fault)
-
-    outcome = await bench.bind(bench.waiting("pod", 4))
-
-    assert outcome.ending is Ending.REFUSED
-    assert str(fault.status or "connection refused") in outcome.error
-    assert bench.used() == 0
-
-
-async def test_t40_a_pod_that_is_gone_or_replaced_under_its_name_releases(bench: Bench) -> None:
-    gone, replaced = bench.waiting("gone", 4), bench.waiting("replaced", 4)
-    bench.server.delete_pod("default", "gone")
-    bench.server.delete_pod("default", "replaced")
-    bench.server.create_pod(pod_manifest("replaced", DEVICE, 4))
-
-    endings = [(await bench.bind(pod)).ending for pod in (gone, replaced)]
-
-    assert endings == [Ending.NOT_THE_POD, Ending.NOT_THE_POD]
-    assert bench.used() == 0
-
-
-async def test_t40_a_pod_that_has_ended_releases_though_its_write_was_not_answered(bench: Bench) -> None:
-    pod = bench.waiting("pod", 4)
-    bench.server.set_pod_status("default", "pod", {"phase": "Failed"})
-    bench.fail(BINDS, CUT)
-
-    assert (await bench.bind(pod)).ending is Ending.NOT_THE_POD
-    assert bench.used() == 0
-
-
-async def test_t40_when_neither_write_nor_read_is_answered_the_silicon_stays_reserved(bench: Bench) -> None:
-    pod = bench.waiting("pod", 4)
-    bench.fail(BINDS, CUT)
-    bench.fail(READS, CUT, CUT)
-
-    assert (await bench.bind(pod)).ending is Ending.UNKNOWN
-    bench.now += 100
-    assert bench.writer.unseen() == 0, "it is not confirmed, so the watch need not have shown it"
-    await bench.binder.settle()
-    assert bench.used() == 4
-
-    await bench.binder.settle()
-    assert bench.used() == 0
-
-
-async def test_a_conflict_that_cannot_be_looked_into_stays_reserved(bench: Bench) -> None:
-    bench.fail(BINDS, Fault(status=409))
-    bench.fail(READS, CUT)
-
-    assert (await bench.bind(bench.waiting("pod", 4))).ending is Ending.UNKNOWN
-    assert bench.used() == 4
-
-
-@pytest.mark.parametrize("fault", [Fault(status=403), UNSENT], ids=str)
-async def test_a_refusal_that_cannot_be_looked_into_releases(bench: Bench, fault: Fault) -> None:
-    bench.fail(BINDS, fault)
-    bench.fail(READS, CUT)
-
-    assert (await bench.bind(bench.waiting("pod", 4))).ending is Ending.REFUSED
-    assert bench.used() == 0
-
-
-async def test_t42_a_pod_without_neuron_that_another_binder_puts_there_first_is_bound_all_the_same(
-    bench: Bench,
+@pytest.mark.parametrize("by", ["us", "another binder"])
+async def test_t42_a_pod_without_neuron_that_is_found_there_after_a_write_that_failed_is_bound(
+    bench: Bench, by: str
 ) -> None:
-    pod = bench.server.create_pod(pod_manifest("plain", CORE, 0))
-    gate = asyncio.Event()
-    bench.fail(BINDS, Fault(gate=gate))
+    pod, gate = bench.server.create_pod(pod_manifest("plain", CORE, 0)), asyncio.Event()
+    bench.fail(BINDS, replace(LOST, gate=gate) if by == "us" else Fault(gate=gate))
     binding = asyncio.create_task(bench.bind(pod))
     await asyncio.sleep(0.01)
-    bench.server.bind("default", "plain", node="node")
+    if by != "us":
+        bench.server.bind("default", "plain", node="node")
     gate.set()
 
     assert (await binding).ending is Ending.ADOPTED
-
-
-async def test_t42_a_lost_answer_for_a_pod_without_neuron_is_looked_up(bench: Bench) -> None:
-    pod = bench.server.create_pod(pod_manifest("plain", CORE, 0))
-    bench.fail(BINDS, LOST)
-
-    assert (await bench.bind(pod)).ending is Ending.ADOPTED
 
 
 @pytest.mark.parametrize("end", ["gone", "finished"])

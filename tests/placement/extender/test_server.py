@@ -32,18 +32,23 @@ MEMORY = f"{PREFIX}memory"
 
 
 @pytest.mark.parametrize(
-    "kind",
-    ["application/json", "application/json; charset=utf-8", "Application/JSON;q=1", "text/json", "application/x+json"],
+    ("kind", "error"),
+    [
+        ("application/json", ""),
+        ("application/json; charset=utf-8", ""),
+        ("Application/JSON;q=1", ""),
+        ("text/json", ""),
+        ("application/x+json", ""),
+        ("text/plain", "Content-Type is text/plain, expected application/json"),
+    ],
 )
-async def test_t01_any_json_content_type_is_served(port: int, kind: str) -> None:
+async def test_t01_any_json_content_type_is_served_and_another_is_an_error_with_200(
+    port: int, kind: str, error: str
+) -> None:
     answer = await post(port, "/filter", args(), Content_Type=kind)
 
     assert isinstance(answer, dict)
-    assert answer["NodeNames"] == ["node"]
-
-
-async def test_t01_another_content_type_is_an_error_with_200(port: int) -> None:
-    assert "expected application/json" in error_of(await post(port, "/filter", args(), Content_Type="text/plain"))
+    assert (answer.get("NodeNames"), answer["Error"]) == (None if error else ["node"], error)
 
 
 @pytest.mark.parametrize("prefix", PREFIXES)
@@ -254,6 +259,16 @@ def test_the_best_node_alone_is_named_then_all_that_fit_with_equal_scores(bench:
     assert [entry["Score"] for entry in scores] == [10, 10, 10]
 
 
+def test_a_pod_is_led_to_what_is_kept_for_it_though_all_nodes_are_to_be_answered(counter: Counter) -> None:
+    pod = counter.world.pod("pod", DEVICE, 4)
+    body = json.dumps({"Pod": pod, "NodeNames": ["node", "other"]}).encode()
+    assert json.loads(counter.service.answer("filter", body))["NodeNames"] == ["node", "other"]
+
+    counter.world.state.reserve(Reservation(pod_of(pod), "other", CoreMask(0xFF)))
+
+    assert json.loads(counter.service.answer("filter", body))["NodeNames"] == ["other"]
+
+
 @pytest.mark.parametrize("why", ["led", "kept for it"])
 def test_for_a_pod_that_has_a_place_nobody_is_evicted(bench: Bench, why: str) -> None:
     service, pod = Counter(bench, FilterMode.BEST).service, bench.waiting("pod", 4)
@@ -321,7 +336,8 @@ def test_t02_a_fault_of_ours_is_an_error_in_the_body_and_its_cause_in_the_log(
 def test_e01_preempt_answers_by_uid_and_leaves_out_what_does_not_help(counter: Counter) -> None:
     held = [counter.world.held(f"pod-{device}", "node", DEVICE, str(device)) for device in range(16)]
     counter.world.node("other", "inf1.xlarge")
-    offered = {"Pods": [{"UID": each["metadata"]["uid"]} for each in held], "NumPDBViolations": 2}
+    uids = [{"UID": each["metadata"]["uid"]} for each in held]
+    offered = {"Pods": uids, "NumPDBViolations": 2}
     body = {
         "Pod": pod_manifest("new", DEVICE, 4),
         "NodeNameToVictims": None,
@@ -332,7 +348,10 @@ def test_e01_preempt_answers_by_uid_and_leaves_out_what_does_not_help(counter: C
 
     assert list(answer) == ["node"]
     assert answer["node"]["NumPDBViolations"] == 2
-    assert len(answer["node"]["Pods"]) == 4
+    assert answer["node"]["Pods"] == uids[:4]
+    counter.world.gone(held[0])
+    (eviction,) = counter.world.state.history.evictions()
+    assert (eviction.pod, eviction.made_for) == ("default/pod-0", "default/new")
 
 
 def test_a_pod_that_no_eviction_helps_is_to_be_reported(counter: Counter) -> None:
@@ -345,10 +364,22 @@ def test_a_pod_that_no_eviction_helps_is_to_be_reported(counter: Counter) -> Non
     assert [each.name for each in counter.world.state.history.without_victims] == ["new"]
 
 
-def test_prioritize_scores_every_name_it_was_sent_known_or_not(counter: Counter) -> None:
-    answer = json.loads(counter.service.answer("prioritize", asking(1, "node", "ghost")))
+@pytest.mark.parametrize(("prefers", "scored"), [(False, [9, 10, 0]), (True, [10, 10, 0])])
+def test_prioritize_scores_every_name_it_was_sent_known_or_not(
+    counter: Counter, scored: list[int], *, prefers: bool
+) -> None:
+    """One of equal nodes leads, unless the pod has preferences, which kube-scheduler knows."""
+    pod = pod_manifest("pod", DEVICE, 1)
+    if prefers:
+        spread = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}
+        pod["spec"]["topologySpreadConstraints"] = [spread]
+    body = json.dumps({"Pod": pod, "NodeNames": ["other", "node", "ghost"]}).encode()
 
-    assert [entry["Host"] for entry in answer] == ["node", "ghost"]
+    answer = json.loads(counter.service.answer("prioritize", body))
+
+    assert answer == [
+        {"Host": name, "Score": score} for name, score in zip(("other", "node", "ghost"), scored, strict=True)
+    ]
 
 
 def test_a_pod_that_is_no_pod_is_an_error_in_the_body(counter: Counter) -> None:
@@ -376,17 +407,21 @@ def test_a_verbs_line_has_the_request_container_by_container(counter: Counter, l
     assert [vars(record)["request"] for record in lines.records] == ["neuroncore:9", "neuron:1|neuroncore:4"]
 
 
-def test_a_filters_line_counts_nodes_and_reasons(counter: Counter, lines: pytest.LogCaptureFixture) -> None:
-    counter.world.node("full", TRN1)
+def test_a_filters_line_counts_nodes_and_reasons_and_names_up_to_five_nodes_that_fit(
+    counter: Counter, lines: pytest.LogCaptureFixture
+) -> None:
+    fitting = ["node", *(f"node-{number}" for number in range(6))]
+    for name in (*fitting, "full"):
+        counter.world.node(name, TRN1)
     counter.world.held("holder", "full", DEVICE, ",".join(map(str, range(16))))
     pod = pod_manifest("pod", DEVICE, 4)
 
-    counter.service.answer(
-        "filter", json.dumps({"Pod": pod, "NodeNames": ["node", "full", "ghost", "spirit"]}).encode()
-    )
+    body = {"Pod": pod, "NodeNames": [*fitting, "full", "ghost", "spirit"]}
+    counter.service.answer("filter", json.dumps(body).encode())
 
     refused = {"Fewer than 4 free Neuron devices": 1, "The node is not known to the Neuron extender yet": 2}
-    expected = {"pod": "default/pod", "uid": pod["metadata"]["uid"], "nodes": 4, "passed": 1, "refused": refused}
+    expected = {"pod": "default/pod", "uid": pod["metadata"]["uid"], "nodes": 10, "passed": 7, "refused": refused}
+    expected["fitting"] = "node,node-0,node-1,node-2,node-3"
     assert only(lines) | expected == only(lines)
     assert only(lines)["us"] > 0
 
@@ -459,14 +494,6 @@ async def test_a_bind_that_failed_is_a_warning_with_its_reason(
     assert (line["levelname"], line["result"], line["error"]) == ("WARNING", ending.value, "why")
 
 
-def test_a_verb_that_was_not_decided_is_a_warning(counter: Counter, lines: pytest.LogCaptureFixture) -> None:
-    counter.service.answer("filter", b"garbage")
-
-    line = only(lines)
-    assert (line["levelname"], line["message"]) == ("WARNING", "filter")
-    assert "expected ExtenderArgs" in line["error"]
-
-
 def levels(lines: pytest.LogCaptureFixture) -> list[str]:
     found = [record.levelname for record in lines.records if record.name == "neuron_plugin.extender.flow"]
     lines.clear()
@@ -514,15 +541,5 @@ def test_p84_a_warning_comes_once_and_again_after_a_call_that_was_served(
     for body in (bad, bad, good, bad):
         counter.service.answer("filter", body)
 
+    assert "expected ExtenderArgs" in vars(lines.records[0])["error"]
     assert levels(lines) == ["WARNING", "INFO", "WARNING"]
-
-
-def test_a_filters_line_names_up_to_five_nodes_that_fit(counter: Counter, lines: pytest.LogCaptureFixture) -> None:
-    names = [f"node-{number}" for number in range(7)]
-    for name in names:
-        counter.world.node(name, TRN1)
-
-    counter.service.answer("filter", asking(4, *names))
-
-    assert only(lines)["fitting"] == "node-0,node-1,node-2,node-3,node-4"
-    assert only(lines)["passed"] == 7

@@ -1,8 +1,10 @@
-"""A cluster in memory in which pods are placed by gates while everything else goes wrong.
+"""A cluster in memory in which pods are placed by both doors while everything else goes wrong.
 
-The simulated API server keeps pods and nodes, and answers when the model says so: at once, late, with its answer lost,
-or not at all. Two replicas follow it with a delay of their own; one leads. A scheduler binds released pods late, or
-never; users edit and delete pods; nodes lose CPU to other pods, vanish and come back; devices get sick.
+The simulated API server keeps pods, claims and nodes, and answers when the model says so: at once, late, with its
+answer lost, or not at all. Two replicas follow it with a delay of their own; one leads. A scheduler binds released pods
+late, or never, and asks the extender about pods without the gate; users edit and delete pods; the leader moves and
+preempts pods, which end when they like and are made again; nodes lose CPU to other pods, vanish and come back; devices
+get sick.
 """
 
 from __future__ import annotations
@@ -10,30 +12,51 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict, deque
 from collections.abc import Iterator
+from datetime import UTC, datetime
+from functools import partial
 from http import HTTPStatus
 from random import Random
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from neuron_plugin.allocation.keys import GATE, NODE_KEY, POD_UID_KEY
+import msgspec
+
+from neuron_plugin.allocation import PodReference, PodUid
+from neuron_plugin.allocation.keys import GATE, MOVABLE_KEY, NODE_KEY, POD_UID_KEY
 from neuron_plugin.allocation.resources import parse_ids
 from neuron_plugin.backoff import Clock
-from neuron_plugin.cluster import ApiRequest, UnreachableError
+from neuron_plugin.cluster import ApiRequest, LeaseName, UnreachableError
 from neuron_plugin.cluster.api import Response
+from neuron_plugin.cluster.claims import RESOURCE_CLAIMS as CLAIM_RECORDS
+from neuron_plugin.cluster.claims import neuron_claim
+from neuron_plugin.cluster.pods import PODS as POD_RECORDS
+from neuron_plugin.placement.claims import ClaimedPods, ClaimWriter
 from neuron_plugin.placement.context import Context
+from neuron_plugin.placement.extender.binding import Binder
+from neuron_plugin.placement.extender.filter import Leads
+from neuron_plugin.placement.extender.server import ExtenderService
 from neuron_plugin.placement.gates.placer import Placer
 from neuron_plugin.placement.gates.upkeep import Upkeep
+from neuron_plugin.placement.informers import keep_pod, machines_of, show_pod
 from neuron_plugin.placement.leadership import Readiness
+from neuron_plugin.placement.planner import Planner
 from neuron_plugin.placement.room import Room
 from neuron_plugin.placement.writer import Writer
+from neuron_plugin.planning import RULES
+from neuron_plugin.simulation.api_server_kinds import LEASES as SERVED_LEASES
 from neuron_plugin.simulation.api_server_kinds import NODES as SERVED_NODES
 from neuron_plugin.simulation.api_server_kinds import PODS as SERVED_PODS
+from neuron_plugin.simulation.api_server_kinds import RESOURCE_CLAIMS as SERVED_CLAIMS
 from neuron_plugin.simulation.api_server_kinds import AnyJson, parse_path
 from neuron_plugin.simulation.api_server_store import Inbox, ObjectChange
+from tests.simulation.dra import DRIVER, devices_of, linked
 from tests.support.api_server import StandInApiServer
 from tests.support.manifests import node_manifest
 from tests.support.world import World
 
-NODE_NAMES = ("a", "b", "c")
+NODE_NAMES = ("a", "b", "c", "claims")
+CLAIM_NODE = "claims"
+"""Its devices are given by claims, and the kubelet counts none."""
+LEASE = "neuron-extender"
 SHAPES = (("aws.amazon.com/neuron", (1, 1, 4, 8, 16)), ("aws.amazon.com/neuroncore", (1, 2)))
 GROUP = "neuron-plugin.io/group"
 LANDING = 5.0
@@ -61,23 +84,33 @@ class Replica:
         self.state = self.world.state
         server = model.server
         server.unfollow(self.changes)
-        self.changes = server.follow(SERVED_NODES, SERVED_PODS)
-        for manifest in server.objects(SERVED_NODES) + server.objects(SERVED_PODS):
-            self.show(manifest, gone=False)
+        self.changes = server.follow(SERVED_NODES, SERVED_PODS, SERVED_CLAIMS)
+        self.joined = ClaimedPods(DRIVER, partial(show_pod, self.state))
+        self.seen: dict[str, Any] = {}
+        for kind in (SERVED_NODES, SERVED_PODS, SERVED_CLAIMS):
+            for manifest in server.objects(kind):
+                self.show(manifest, gone=False)
         self.ready = Readiness({"leader": "not the leader"})
         clock = Clock(now=lambda: model.now, sleep=model.sleep)
         context = Context(
             self, self.state, self.ready, str(self.number), clock=clock, unix_seconds=lambda: model.unix_ns() / 1e9
         )
-        self.writer = Writer(context)
-        self.room = Room(context, self.writer)
+        self.writer = Writer(context, claims=ClaimWriter(self, DRIVER, self.joined.claims, context.unix_ns))
+        lease = LeaseName("kube-system", LEASE, str(self.number))
+        self.room = Room(context, self.writer, lease=lease, evictions_per_minute=100)
         self.placer = Placer(context, self.writer, self.room)
         self.upkeep = Upkeep(context, self.writer, self.placer, release_when_full=None)
+        self.planner = Planner(context, self.room, rules=RULES, after_seconds=2.0, makes_moves=True)
+        self.leads = Leads(context, self.writer)
+        self.binder = Binder(context, self.writer, self.leads)
+        self.service = ExtenderService(context, self.binder, self.leads)
         self.busy: asyncio.Task[None] | None = None
+        self.taking_over: asyncio.Task[None] | None = None
+        self.binds: set[asyncio.Task[object]] = set()
 
     async def request(self, request: ApiRequest, *, timeout_seconds: float) -> Response:
         """An ``ApiServer``: the model answers when it likes, but not later than the time-out."""
-        if request.method == "POST":  # an event
+        if request.method == "POST" and not request.path.endswith(("/eviction", "/binding")):  # an event
             return self.model.server.answer(request)
         future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
         self.flights.append((self.model.now + timeout_seconds, request, future))
@@ -95,12 +128,39 @@ class Replica:
             self.show(change.new.value, gone=change.gone)
 
     def show(self, manifest: AnyJson, *, gone: bool) -> None:
+        metadata = manifest["metadata"]
         if manifest["kind"] == "Pod":
-            (self.world.gone if gone else self.world.show)(manifest)
+            created = self.model.created.get(metadata["uid"], 0.0)
+            shown = {**manifest, "metadata": {**metadata, "creationTimestamp": utc_text(created)}}
+            found = None if gone else keep_pod(POD_RECORDS.decode(msgspec.json.encode(shown)), claims=True)
+            self.joined.put_pod(metadata["uid"], self.seen.pop(metadata["uid"], None), found)
+            if found:
+                self.seen[metadata["uid"]] = found
+        elif manifest["kind"] == "ResourceClaim":
+            record = CLAIM_RECORDS.decode(msgspec.json.encode(manifest))
+            self.joined.put_claim((record.namespace, record.name), None if gone else neuron_claim(record, DRIVER))
         elif gone:
-            self.state.remove_node(manifest["metadata"]["name"], manifest["metadata"]["uid"])
+            self.state.remove_node(metadata["name"], metadata["uid"])
         else:
             self.world.show_node(manifest)
+        self.joined.see_machines(machines_of(self.state, DRIVER))
+
+    async def tend(self) -> None:
+        """What a leader does beside placing."""
+        await self.room.tend()
+        await self.binder.settle()
+        await self.planner.look()
+        await self.upkeep._withdraw_void()
+        await self.upkeep._take_back_stuck()
+
+    def lead(self) -> None:
+        """Take over what the last leader has reserved, and then be ready."""
+        if self.taking_over is None:
+            self.follow()  # a new leader lists consistently
+            self.taking_over = asyncio.create_task(self.room.take_over())
+        elif self.taking_over.done():
+            self.taking_over = None
+            self.ready.met("leader")
 
 
 class Model:
@@ -112,6 +172,10 @@ class Model:
         self.ticks = 0
         self.names = 0
         self.server = StandInApiServer()
+        self.created: dict[str, float] = {}
+        """When pods were made, by their UIDs."""
+        self.evicted = 0
+        self.server.create(SERVED_LEASES, {"metadata": {"name": LEASE}, "spec": {}}, "kube-system")
         self.placed_in_group: defaultdict[str, set[str]] = defaultdict(set)
         """By group, the pods that had a place at some time."""
         for name in NODE_NAMES:
@@ -136,7 +200,8 @@ class Model:
     # What happens in the cluster.
 
     def add_node(self, name: str, sick: tuple[int, ...] = ()) -> None:
-        manifest = node_manifest(name, "trn1.32xlarge", unhealthy=dict.fromkeys(sick, "ECC"))
+        driver = DRIVER if name == CLAIM_NODE else ""
+        manifest = node_manifest(name, "trn1.32xlarge", unhealthy=dict.fromkeys(sick, "ECC"), claim_driver=driver)
         manifest["metadata"]["uid"] = f"node-{name}"
         manifest["status"]["allocatable"] = {**manifest["status"]["allocatable"], "cpu": "64", "pods": "110"}
         if name in self.nodes:
@@ -144,18 +209,38 @@ class Model:
         else:
             self.server.create_node(manifest)
 
-    def create(self, *, group: str = "", size: int = 0, count: int = 0, other_gate: bool = False) -> None:
+    def create(
+        self, *, group: str = "", size: int = 0, count: int = 0, other_gate: bool = False, door: str = "gates"
+    ) -> None:
+        """A pod: with the gate, by the ``second`` door, or asking by a ``claim``."""
         self.names += 1
         resource, counts = self.chance.choice(SHAPES)
         if group:
             resource = "aws.amazon.com/neuron"
-        amounts = {resource: str(count or self.chance.choice(counts)), "cpu": str(self.chance.choice((1, 4, 16)))}
+        limits = {resource: str(count or self.chance.choice(counts))}
         gates = [{"name": GATE}] + [{"name": "kueue.x-k8s.io/admission"}] * other_gate
         annotations = {GROUP: group, f"{GROUP}-size": str(size)} if group else {}
         name = f"pod-{self.names}"
         metadata = {"name": name, "namespace": "default", "uid": f"uid-{self.names}", "annotations": annotations}
-        container = {"name": "main", "resources": {"limits": amounts, "requests": amounts}}
-        spec = {"containers": [container], "schedulingGates": gates, "priority": self.chance.choice((0, 0, 10))}
+        if not group and self.chance.random() < 0.5:
+            annotations[MOVABLE_KEY] = "true"
+            owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web", "uid": "u", "controller": True}
+            metadata["ownerReferences"] = [owner]
+        spec: AnyJson = {"schedulingGates": gates, "priority": self.chance.choice((0, 0, 10))}
+        if door == "second":
+            spec["schedulingGates"] = []
+        if door == "claim":
+            self.server.create(
+                SERVED_CLAIMS, {"metadata": {"name": name}, "spec": linked(self.chance.choice((4, 4, 8, 16)))}, "default"
+            )
+            spec["resourceClaims"] = [{"name": "c", "resourceClaimName": name}]
+            limits = {}
+        amounts = {**limits, "cpu": str(self.chance.choice((1, 4, 16)))}
+        resources: AnyJson = {"limits": amounts, "requests": amounts}
+        if door == "claim":
+            resources["claims"] = [{"name": "c"}]
+        spec["containers"] = [{"name": "main", "resources": resources}]
+        self.created[f"uid-{self.names}"] = self.now
         self.server.create_pod({"metadata": metadata, "spec": spec})
 
     def create_other(self) -> None:
@@ -176,6 +261,15 @@ class Model:
             names = [name for name in names if name in terms[0]["matchFields"][0]["values"]]
         names = [name for name in names if self.has_room(pod, name)]
         name = pod["metadata"]["name"]
+        if names and not affinity and not pod["metadata"].get("annotations", {}).get(POD_UID_KEY):
+            self.ask_extender(pod, names)
+            return
+        if names and (claim := claim_of(pod)):
+            if not devices_of(self.server.get(SERVED_CLAIMS, claim, "default")):
+                names = []
+            else:
+                uses = [{"resource": "pods", "name": name, "uid": pod["metadata"]["uid"]}]
+                self.server.patch_status(SERVED_CLAIMS, claim, {"reservedFor": uses}, "default")
         if names:
             self.server.bind("default", name, node=self.chance.choice(names))
             self.allocate(name)
@@ -183,6 +277,19 @@ class Model:
         else:
             condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
             self.server.set_pod_status("default", name, {"nominatedNodeName": None, "conditions": [condition]})
+
+    def ask_extender(self, pod: AnyJson, names: list[str]) -> None:
+        """Of a pod without a promise the scheduler asks whoever leads, and has that bind it."""
+        replica, metadata = self.leader, pod["metadata"]
+        if replica is None or replica.ready.why_not:
+            return
+        body = msgspec.json.encode({"Pod": pod, "NodeNames": names})
+        answer = msgspec.json.decode(replica.service.answer("filter", body))
+        if passed := answer.get("NodeNames"):
+            reference = PodReference(PodUid(metadata["uid"]), "default", metadata["name"])
+            bind: asyncio.Task[object] = asyncio.create_task(replica.binder.bind(reference, self.chance.choice(passed)))
+            replica.binds.add(bind)
+            bind.add_done_callback(replica.binds.discard)
 
     def allocate(self, name: str) -> None:
         """What the plugin does when a pod comes: one whose devices another pod has gets others."""
@@ -193,9 +300,8 @@ class Model:
         for other in bound - {name}:
             if placements[other][0] == node and placements[other][1] & cores:
                 assert {name, other} & self.too_late, f"{name} was placed on what {other} has"
-                self.server.patch_pod(
-                    "default", name, {"metadata": {"annotations": {NODE_KEY: None, POD_UID_KEY: None}}}
-                )
+                keys = (NODE_KEY, POD_UID_KEY, "NEURON_DEVS", "NEURON_CORES")
+                self.server.patch_pod("default", name, {"metadata": {"annotations": dict.fromkeys(keys)}})
 
     def has_room(self, pod: AnyJson, name: str) -> bool:
         allocatable = self.nodes[name]["status"]["allocatable"]
@@ -205,7 +311,7 @@ class Model:
                 for key, amount in other["spec"]["containers"][0]["resources"]["requests"].items():
                     used[key] += int(amount)
         asked = pod["spec"]["containers"][0]["resources"]["requests"]
-        return all(used[key] + int(amount) <= int(allocatable[key]) for key, amount in asked.items())
+        return all(used[key] + int(amount) <= int(allocatable.get(key, 0)) for key, amount in asked.items())
 
     @property
     def pods(self) -> dict[str, AnyJson]:
@@ -224,9 +330,14 @@ class Model:
         chance, pods = self.chance, self.pods
         self.now += chance.choice((0.0, 0.01, 0.05, 0.3, 2.0))
         self.land_late()  # first: what lands within its time is there when somebody looks after it
-        match chance.randrange(26):
+        match chance.randrange(30):
             case 0 | 1 if len(pods) < self.most_pods:
-                self.create(other_gate=chance.random() < 0.1)
+                door = chance.choice(("gates", "gates", "second", "claim"))
+                self.create(other_gate=door == "gates" and chance.random() < 0.1, door=door)
+            case 26 | 27:
+                for name, pod in pods.items():
+                    if pod["metadata"].get("deletionTimestamp") and chance.random() < 0.7:
+                        self.end(name)
             case 3 | 2 if len(pods) < self.most_pods:
                 size = chance.choice((2, 3, 4))
                 group = f"g{self.names}"
@@ -276,7 +387,18 @@ class Model:
         whole = group and self.chance.random() < 0.8
         for other, pod in self.pods.items():
             if other == name or (whole and pod["metadata"].get("annotations", {}).get(GROUP) == group):
-                self.server.delete_pod("default", other, grace_seconds=0)
+                self.end(other)
+
+    def end(self, name: str) -> None:
+        """The last container of a pod has stopped. What was evicted is made again; a claim goes with its pod."""
+        pod = self.pods[name]
+        self.server.delete_pod("default", name, grace_seconds=0)
+        if claim := claim_of(pod):
+            self.server.patch_status(SERVED_CLAIMS, claim, {"allocation": None, "reservedFor": None}, "default")
+            self.server.change(SERVED_CLAIMS, claim, {"metadata": {"finalizers": None}}, "default")
+            self.server.delete(SERVED_CLAIMS, claim, "default")
+        elif pod["metadata"].get("deletionTimestamp") and "ownerReferences" in pod["metadata"]:
+            self.create()
 
     def change_node(self, name: str) -> None:
         if name not in self.nodes:
@@ -294,6 +416,11 @@ class Model:
             self.leader.ready.unmet("leader", "not the leader")
             self.lose_all(self.leader)
         self.leader, self.leads_from = replica, self.now + LANDING
+        self.hold_lease()
+
+    def hold_lease(self) -> None:
+        holder = str(self.leader.number) if self.leader else ""
+        self.server.change(SERVED_LEASES, LEASE, {"spec": {"holderIdentity": holder}}, "kube-system")
 
     def restart(self, replica: Replica) -> None:
         """A process is killed. The next one may take the Lease over before another replica does."""
@@ -304,13 +431,15 @@ class Model:
         for until, request, is_frozen, sender in late:  # its requests end with its connections
             is_over = sender is replica and not is_frozen
             self.late.append((min(until, self.now + CLOSING) if is_over else until, request, is_frozen, sender))
-        if replica.busy:
-            replica.busy.cancel()
+        for task in (replica.busy, replica.taking_over, *replica.binds):
+            if task:
+                task.cancel()
         replica.start()
         if is_leader:
             self.leader = None
         if is_leader and self.chance.random() < 0.7:
             self.leader, self.leads_from = replica, max(self.leads_from, self.now + CLOSING)
+        self.hold_lease()
 
     def lose_all(self, replica: Replica) -> None:
         """What a replica has sent may land later, and is never answered."""
@@ -346,11 +475,11 @@ class Model:
         replica.follow(self.chance.choice((0, 1, 3, 20)))
         if replica is self.leader and self.now >= self.leads_from:
             if replica.ready.why_not:
-                replica.follow()  # a new leader lists consistently
-                replica.ready.met("leader")
-            replica.placer.step()
-            if self.chance.random() < 0.3 and (replica.busy is None or replica.busy.done()):
-                replica.busy = asyncio.create_task(self.tend(replica))
+                replica.lead()
+            else:
+                replica.placer.step()
+                if self.chance.random() < 0.3 and (replica.busy is None or replica.busy.done()):
+                    replica.busy = asyncio.create_task(replica.tend())
         for _ in range(3):
             await asyncio.sleep(0)
         for deadline, request, future in list(replica.flights):
@@ -366,23 +495,26 @@ class Model:
         for _ in range(3):
             await asyncio.sleep(0)
 
-    async def tend(self, replica: Replica) -> None:
-        await replica.writer.settle(())
-        await replica.upkeep._withdraw_void()
-        await replica.upkeep._take_back_stuck()
-
     def answer(self, request: ApiRequest, future: asyncio.Future[Response]) -> None:
         future.set_result(Response(500, b"{}") if self.chance.random() < 0.03 else self.apply(request))
 
     def apply(self, request: ApiRequest) -> Response:
         """What the API server does with a request, and what has to hold of it."""
-        name, body = parse_path(request.path).name, request.body or {}
-        before = self.pods.get(name)
+        target, body = parse_path(request.path), request.body or {}
+        before = self.pods.get(target.name) if target.kind is SERVED_PODS else None
         response = self.server.answer(request)
-        if request.method == "PATCH" and response.status < HTTPStatus.BAD_REQUEST:
-            assert before
-            assert not body.get("spec") or gates_of(before) == {GATE}, f"{name} released before other gates went"
-            self.check_group(self.pods[name])
+        if response.status >= HTTPStatus.BAD_REQUEST or target.kind is not SERVED_PODS:
+            return response
+        assert before or request.method == "GET"
+        if before and request.method == "PATCH" and not target.subresource:
+            assert not body.get("spec") or gates_of(before) == {GATE}, f"{target.name} released before other gates went"
+            self.check_group(self.pods[target.name])
+        elif before and target.subresource == "eviction" and "dryRun" not in body["deleteOptions"]:
+            is_movable = before["metadata"].get("annotations", {}).get(MOVABLE_KEY) == "true"
+            assert is_movable or before["spec"]["priority"] < 10, f"{target.name} was evicted, and nothing is above it"
+            self.evicted += 1
+        elif before and target.subresource == "binding":
+            self.allocate(target.name)
         return response
 
     def check_group(self, pod: AnyJson) -> None:
@@ -400,14 +532,19 @@ class Model:
     def held(self) -> Iterator[tuple[str, str, frozenset[int], str]]:
         """Node, pod and cores of each placement that a pod carries, and the node that it is bound to."""
         for pod in self.pods.values():
-            annotations = pod["metadata"].get("annotations", {})
-            if annotations.get(POD_UID_KEY) != pod["metadata"]["uid"]:
-                continue
+            annotations, node = pod["metadata"].get("annotations", {}), pod["spec"].get("nodeName", "")
+            is_placed = annotations.get(POD_UID_KEY) == pod["metadata"]["uid"]
             devices, cores = annotations.get("NEURON_DEVS"), annotations.get("NEURON_CORES")
-            ids = (
-                {2 * one + k for one in parse_ids(devices) for k in (0, 1)} if devices else set(parse_ids(cores or ""))
-            )
-            yield annotations[NODE_KEY], pod["metadata"]["name"], frozenset(ids), pod["spec"].get("nodeName", "")
+            if claim := claim_of(pod):
+                names = devices_of(self.server.get(SERVED_CLAIMS, claim, "default")) if node else []
+                devices = ",".join(name.removeprefix("neuron-") for name in names)
+            if devices or cores:
+                ids = (
+                    {2 * one + k for one in parse_ids(devices) for k in (0, 1)}
+                    if devices
+                    else set(parse_ids(cores or ""))
+                )
+                yield annotations[NODE_KEY] if is_placed else node, pod["metadata"]["name"], frozenset(ids), node
 
     def check(self) -> None:
         """No core is in two placements of bound pods, and a placed pod is bound where it was placed."""
@@ -416,7 +553,10 @@ class Model:
             if bound_to:
                 assert bound_to == node
                 for core in cores:
-                    assert used.setdefault((node, core), name) == name, (node, core, used[node, core], name)
+                    other = used.setdefault((node, core), name)
+                    # Of claims the driver refuses what another pod has; the second pod does not start.
+                    is_refused = node == CLAIM_NODE and {other, name} & self.too_late
+                    assert other == name or is_refused, (node, core, other, name)
 
     async def settle(self) -> None:
         """Nothing goes wrong any more, and time passes."""
@@ -432,11 +572,13 @@ class Model:
         for second in range(60):
             self.now += 1.0
             replica.follow()
-            replica.ready.met("leader")
-            replica.placer.step()
-            if replica.busy is None or replica.busy.done():
-                replica.busy = asyncio.create_task(self.tend(replica))
-            for _ in range(4):
+            if replica.ready.why_not:
+                replica.lead()
+            else:
+                replica.placer.step()
+                if replica.busy is None or replica.busy.done():
+                    replica.busy = asyncio.create_task(replica.tend())
+            for _ in range(8):
                 await asyncio.sleep(0)
                 for flight in list(replica.flights):
                     replica.flights.remove(flight)
@@ -444,6 +586,9 @@ class Model:
                         flight[2].set_result(self.apply(flight[1]))
             if second == UNTANGLED:  # of promises of one core, all but one are taken back before it comes to devices
                 self.too_late.clear()
+            for name, pod in self.pods.items():
+                if pod["metadata"].get("deletionTimestamp"):
+                    self.end(name)
             if second >= UNTANGLED:
                 for pod in self.unbound():
                     if not gates_of(pod):
@@ -453,3 +598,12 @@ class Model:
 
 def gates_of(pod: AnyJson) -> set[str]:
     return {gate["name"] for gate in pod["spec"].get("schedulingGates", [])}
+
+
+def claim_of(pod: AnyJson) -> str:
+    """The name of a pod's claim; empty without."""
+    return next((str(one["resourceClaimName"]) for one in pod["spec"].get("resourceClaims") or ()), "")
+
+
+def utc_text(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat()
