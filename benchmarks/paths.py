@@ -19,23 +19,34 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import msgspec
+
 import neuron_plugin
-from neuron_plugin.allocation import Dialect
+from neuron_plugin.allocation import NeuronPod
+from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.kubelet import CheckpointFile
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet.device_plugin import DevicePluginService
 from neuron_plugin.kubelet_files import CHECKPOINT
+from neuron_plugin.monitor.explain import explain, explain_text, question
+from neuron_plugin.placement.context import Context
 from neuron_plugin.placement.extender.binding import Binder
+from neuron_plugin.placement.extender.filter import Leads
 from neuron_plugin.placement.extender.server import ExtenderService
+from neuron_plugin.placement.gates.placer import Placer
+from neuron_plugin.placement.informers import keep_pod
 from neuron_plugin.placement.leadership import Readiness
-from neuron_plugin.placement.metrics import ExtenderMetrics
+from neuron_plugin.placement.room import Room
+from neuron_plugin.placement.writer import Writer
 from neuron_plugin.plugin.allocator import Allocator
 from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.inputs import NodePods
 from neuron_plugin.plugin.node import LocalNode
 from neuron_plugin.plugin.settings import PluginSettings
+from neuron_plugin.simulation.api_server_kinds import PODS as SERVED_PODS
 from tests.plugin.world import NEURON, app, assigned, inventory
 from tests.support.api_server import StandInApiServer
+from tests.support.manifests import gated_manifest
 from tests.support.world import World
 
 _ROOT = str(Path(neuron_plugin.__file__).parent)
@@ -140,8 +151,9 @@ async def extender_paths(*, verbose: bool) -> None:
     """A filter of one node, the first, and the bind that follows."""
     world, server = World(), StandInApiServer()
     world.node("node", "trn1.32xlarge")
-    binder = Binder(world.state, server, Readiness({}), dialects=(Dialect.NEURON_PLUGIN,))
-    service = ExtenderService(world.state, binder, Readiness({}), ExtenderMetrics())
+    context = Context(server, world.state, Readiness({}), "one")
+    leads = Leads(context, writer := Writer(context))
+    service = ExtenderService(context, Binder(context, writer, leads), leads)
     manifest = world.pod("first", NEURON, 4)
     server.create_pod(manifest)
     body = json.dumps({"Pod": manifest, "NodeNames": ["node"]}).encode()
@@ -155,11 +167,38 @@ async def extender_paths(*, verbose: bool) -> None:
     show("bind", path, verbose=verbose)
 
 
+async def gates_paths(*, verbose: bool) -> None:
+    """A gated pod from its event to the PATCH that places it; and why another one waits."""
+    world, server = World(), StandInApiServer()
+    context = Context(server, world.state, Readiness({}), "one")
+    writer = Writer(context)
+    placer = Placer(context, writer, Room(context, writer))
+    world.node("node", "trn1.32xlarge")
+    placer.step()
+    for name in ("first", "second"):
+        server.create_pod(gated_manifest(name, NEURON, 16))
+    first, second = (msgspec.json.encode(pod) for pod in server.objects(SERVED_PODS))
+    with traced() as path:
+        record = keep_pod(PODS.decode(first))
+        assert isinstance(record, NeuronPod)
+        world.state.put_pod(record)
+        placer.step()
+        await placer.drain()
+    assert not server.get(SERVED_PODS, "first", "default")["spec"].get("schedulingGates")
+    show("gated pod", path, verbose=verbose)
+    waits = keep_pod(PODS.decode(second))
+    assert isinstance(waits, NeuronPod)
+    world.state.put_pod(waits)
+    with traced() as path:
+        explain_text(explain(question(world.state, waits)))
+    show("explain", path, verbose=verbose)
+
+
 class _NoCgroups:
     def is_populated(self, _uid: str) -> bool | None:
         return None
 
 
 if __name__ == "__main__":
-    for paths in (plugin_paths, extender_paths):
+    for paths in (plugin_paths, extender_paths, gates_paths):
         asyncio.run(paths(verbose="-v" in sys.argv))

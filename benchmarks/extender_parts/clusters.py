@@ -13,20 +13,22 @@ from typing import Any
 import msgspec
 
 from extender_parts.measuring import seeded
-from neuron_plugin.allocation import Dialect, Resource
+from neuron_plugin.allocation import Resource
 from neuron_plugin.cluster import KubernetesApi
 from neuron_plugin.cluster.nodes import neuron_node
 from neuron_plugin.cluster.objects import NODES
 from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.placement import ExtenderSettings
+from neuron_plugin.placement.context import Context
 from neuron_plugin.placement.daemon import ExtenderDaemon
 from neuron_plugin.placement.extender.binding import Binder
+from neuron_plugin.placement.extender.filter import Leads
 from neuron_plugin.placement.extender.scheduler_config import FilterMode
 from neuron_plugin.placement.extender.server import ExtenderService
 from neuron_plugin.placement.informers import keep_pod
 from neuron_plugin.placement.leadership import Readiness
-from neuron_plugin.placement.metrics import ExtenderMetrics
 from neuron_plugin.placement.state import ClusterState
+from neuron_plugin.placement.writer import Writer
 from neuron_plugin.topology import catalogue, product_names
 from tests.support.api_server import Fault, Match, StandInApiServer
 from tests.support.manifests import container, node_manifest, pod_manifest
@@ -48,8 +50,10 @@ def filled_service(nodes: int, answer: FilterMode = FilterMode.ALL) -> tuple[Ext
 
 def service_on(state: ClusterState, answer: FilterMode = FilterMode.ALL) -> ExtenderService:
     """A service that does not bind."""
-    binder = Binder(state, StandInApiServer(), Readiness({}), dialects=(Dialect.NEURON_PLUGIN,))
-    return ExtenderService(state, binder, Readiness({}), ExtenderMetrics(), answer=answer)
+    context = Context(StandInApiServer(), state, Readiness({}), "one")
+    writer = Writer(context)
+    leads = Leads(context, writer)
+    return ExtenderService(context, Binder(context, writer, leads), leads, answer=answer)
 
 
 def cluster(nodes: int) -> Iterator[list[dict[str, Any]]]:

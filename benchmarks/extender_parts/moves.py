@@ -14,9 +14,11 @@ from neuron_plugin.allocation import Capacity, Resource
 from neuron_plugin.allocation.keys import MOVABLE_KEY
 from neuron_plugin.allocation.placement import fitting
 from neuron_plugin.cluster.client import connect
+from neuron_plugin.placement.context import Context
 from neuron_plugin.placement.leadership import Readiness
-from neuron_plugin.placement.metrics import ExtenderMetrics
-from neuron_plugin.placement.planner import MOST_PODS
+from neuron_plugin.placement.planner import MOST_PODS, Planner
+from neuron_plugin.placement.room import Room
+from neuron_plugin.placement.writer import Writer
 from neuron_plugin.planning import RULES
 from neuron_plugin.topology import Unit
 from tests.support.api_server import StandInApiServer
@@ -73,22 +75,20 @@ def _look(pipe: Connection, kubeconfig: str) -> None:
 async def _measure(pipe: Connection, kubeconfig: Path) -> None:
     log_to_nowhere()
     async with await connect(kubeconfig) as api, running(api) as daemon:
-        metrics = ExtenderMetrics()
-        planner = RoomPlanner(
-            *(api, daemon.state, Readiness({}), metrics), rules=RULES, after_seconds=0.0, instance="benchmark"
-        )
+        context = Context(api, daemon.state, Readiness({}), "benchmark")
+        planner = Planner(context, Room(context, Writer(context)), rules=RULES, after_seconds=0.0)
         seconds = []
         for _ in range(3):
             began = time.process_time()
             await planner.look()
             seconds.append(time.process_time() - began)
         began, state = time.process_time(), daemon.state
-        cluster = state.cluster()
+        cluster = state.snapshot()
         for pod in state.waiting():
             for info in cluster.nodes.values():
                 if isinstance(info.capacity, Capacity):
                     fitting(info.capacity.geometry, info.capacity.free_mask, Unit.DEVICE, pod.requests[0].count)
         floor = time.process_time() - began
-        moves = metrics.registry.get_sample_value("neuron_extender_waiting_pods_by_move") or 0.0
+        moves = context.metrics.registry.get_sample_value("neuron_extender_waiting_pods_by_move") or 0.0
         pipe.send((seconds[0], min(seconds[1:]), floor, int(moves)))
         await asyncio.Event().wait()

@@ -222,7 +222,7 @@ def node_info(
 
 
 def _all_of_node(pod: NeuronPod, inventory: NodeInventory) -> tuple[Allocation, ...]:
-    """What a pod without an assignment has whose one container asks for as much as its node has: it can be only that."""
+    """What a pod without an assignment has if its one container asks for all that its node has: it can be only that."""
     if pod.assignment is not None or isinstance(pod.request, Rejection) or len(pod.request) != 1:
         return ()
     (asked,) = pod.request

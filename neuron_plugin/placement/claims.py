@@ -1,16 +1,16 @@
 """Pods that ask for Neuron by claims, as the state sees them: joined with their claims, they are pods like any other.
 
 What such a pod asks for stands in its ResourceClaims, and so does what it was assigned. The two watches are not ordered
-with each other, so what is shown of a pod follows from the pods and claims that are known, and from nothing that was
-shown before. A pod of which a claim is not known is not shown while it is free to go anywhere. A gated one is: it waits
-for that claim, for ever if it is never made, and has to say so. A bound one closes its node, as one without an
-assignment does, and so does one whose claim shows no allocation yet.
+with each other. So what is shown of a pod follows from the pods and claims that are known alone. A pod of which a claim
+is not known is not shown while it is free to go anywhere. A gated one is: it waits for that claim, for ever if it is
+never made, and has to say so. A bound one closes its node, as one without an assignment does, and so does one whose
+claim shows no allocation yet.
 
 Pods may share a claim. Its devices count for the first live pod that it is reserved for; the others have them, too, and
 only have to be on the same node.
 
-Claims of gated pods are allocated before a pod is handed to its scheduler, and taken back where its place is.
-kube-scheduler takes a claim that is allocated as it is, and no allocator of its own runs
+Claims of gated pods are allocated before a pod is handed to its scheduler, and taken back where its place is. What is
+allocated kube-scheduler takes as it is, and runs no allocator of its own
 (pkg/scheduler/framework/plugins/dynamicresources). It only reserves the claim for the pod. A taint on the devices keeps
 its own choice off, because nothing else keeps two allocators apart. An allocated claim has a finalizer, which is
 written first. Each write carries the version that was read, so of two writers one gets a conflict. A pod whose claims

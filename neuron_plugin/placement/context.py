@@ -27,8 +27,8 @@ class Times:
     """Seconds.
 
     ``write`` ends a write that places a pod, ``read`` a look at what became of it. ``landing`` is how long after its
-    start an unanswered write may still take effect, and ``doubt`` how long a confirmed one may go unseen by the watch
-    before it is looked up. A pod of which the API server refused a write waits for ``refused``.
+    start an unanswered write may still take effect. A confirmed one may go unseen by the watch for ``doubt`` before it
+    is looked up. A pod of which the API server refused a write waits for ``refused``.
 
     A step of the placer waits ``gather`` for more pods to come. It looks again after ``tick`` at the latest. ``leader``
     is how long the first pod of a group waits for the others before it is placed without them. What is kept for the

@@ -1,7 +1,7 @@
 """The placement controller put together: informers, election, the placer, binds and the servers, from start to SIGTERM.
 
-The order of the end matters: unready first, so that the scheduler's Service stops sending; then watchers are sent away
-and writes under way are waited for; only then the Lease is given up and the server closed.
+The order of the end matters. It is unready first, so that the scheduler's Service stops sending. Then watchers are sent
+away, and writes under way are waited for. Only then the Lease is given up and the server closed.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Scheduling texts must not name pods, so a pod and reason is reported once: by a warning event on the pod, a log line and
 a metric. Where the kubelet got no devices for a pod, or the plugin is silent, the event is on the node. A pod of
-another scheduler has no assignment for the second until its plugin has written one, and two pods that the kubelet
-swapped overlap for as long: what ends by itself within ``Times.closed`` is not reported.
+another scheduler has no assignment for the second until its plugin has written one. Two pods that the kubelet swapped
+overlap for as long. What ends by itself within ``Times.closed`` is not reported.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ PATIENCE_SECONDS = 20.0
 class InformerTimes:
     """Seconds. ``tick``: between two looks at the Leases; ``groups``: at whether the server has PodGroups by now.
 
-    A pod that was deleted while it ran keeps what it had for ``departed``: its node needs some tenths to see that, and
+    A pod that was deleted while it ran keeps what it had for ``departed``. Its node needs some tenths to see that, and
     to say which devices processes of the pod still use. ``trial`` is how long after its kubelet got no devices for a
     pod a node takes its pods one by one.
     """
@@ -240,7 +240,7 @@ class Informers:
                 groups: Reflector[PodGroup, PodGroup] = Reflector(
                     self._api, resource, _keep_gang, observer=self._observer
                 )
-                groups.subscribe(self._group_changed)
+                groups.subscribe(partial(_show_group, self._state))
                 await groups.run()
             await self._clock.sleep(self._times.groups)
 
@@ -330,14 +330,6 @@ class Informers:
             self._state.history.rejections.append(replace(before, rejection_message=pod.rejection_message))
             self._judge()
 
-    def _group_changed(self, _: str, before: PodGroup | None, group: PodGroup | None) -> None:
-        for record, is_there in ((before, False), (group, True)):
-            if record:
-                name = record.namespace, record.name
-                self._state.set_min_count(name, record.min_count if is_there else 0)
-                level = record.topology_key if is_there else ""
-                self._state.set_wish(name, TopologyWish(required=level) if level else None)
-
     def _node_changed(self, uid: str, before: NeuronNode | None, node: NeuronNode | None) -> None:
         if node is not None:
             self._state.put_node(node)
@@ -372,6 +364,15 @@ def show_pod(state: ClusterState, uid: str, before: Shown, pod: Shown, kept_unti
         state.put_other(uid, use_before, use)
     if asks:
         state.put_pod(asks)
+
+
+def _show_group(state: ClusterState, _: str, before: PodGroup | None, group: PodGroup | None) -> None:
+    for record, is_there in ((before, False), (group, True)):
+        if record:
+            name = record.namespace, record.name
+            state.set_min_count(name, record.min_count if is_there else 0)
+            level = record.topology_key if is_there else ""
+            state.set_wish(name, TopologyWish(required=level) if level else None)
 
 
 def machines_of(state: ClusterState, driver: str) -> frozenset[Geometry]:
@@ -454,11 +455,22 @@ async def survey(
                 claimed.put_pod(pod.uid, None, keep_pod(pod, claims=True))
             else:
                 _take_pod(state, pod)
-    waiting = any(pod.rules.claims for pod in state.pods.values())
+    await _survey_groups(api, state)
+    waiting = any(pod.rules.claims for pod in state.waiting())
     await storage.survey(api, state, storage=waiting)
     if lease_namespace:
         state.set_stale(await _stale_plugins(api, state, lease_namespace, clock, judge=judge))
     return state
+
+
+async def _survey_groups(api: ApiServer, state: ClusterState) -> None:
+    """Read the PodGroups; a server without them, or without the right to read them, has none."""
+    for resource in POD_GROUPS:
+        with suppress(ApiError):
+            async for page in pages(api, resource, page_timeout_seconds=PAGE_SECONDS):
+                for group in page.records:
+                    _show_group(state, group.uid, None, _keep_gang(group))
+            return
 
 
 async def _stale_plugins(

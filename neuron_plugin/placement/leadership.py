@@ -2,9 +2,9 @@
 
 Until the lists are in, an answer would be a guess; while another replica leads, a bind could take what that one has
 given away. A write that the last leader sent at its last moment may land after this replica has taken over. It can only
-bind or place a pod that is not bound yet. So a new leader lists the pods consistently, and if one that asks for
-Neuron is unbound it waits until such a write's time is over and lists again; only then is it ready. It need not wait
-where the last leader gave the Lease up with everything settled.
+bind or place a pod that is not bound yet. So a new leader lists the pods consistently. If one that asks for Neuron is
+unbound it waits until such a write's time is over, and lists again. Only then is it ready. It need not wait where the
+last leader gave the Lease up with everything settled.
 
 Where the last leader was an earlier process of this very replica, that process has ended before this one began. Its
 connections were closed with it, and the API server ends a request with its connection. What had reached the store is

@@ -115,9 +115,9 @@ def state_metrics(
 ) -> Iterator[Metric]:
     """Every gauge, from one look at the state. Only the leader reports nodes, or sums would count them twice.
 
-    ``ages`` are the seconds since each watch was last heard of, by kind; ``unseen`` the confirmed bindings that the
-    watch should have shown; ``under_way`` the binds that have not ended; ``endings`` how assumptions of filter ended.
-    ``now`` is of the clock of assumptions, ``unix_now`` the time of day.
+    ``ages`` are the seconds since each watch was last heard of, by kind. ``unseen`` are the confirmed bindings that the
+    watch should have shown, and ``under_way`` the binds that have not ended. ``endings`` says how what filter assumed
+    has ended. ``now`` is of the clock of assumptions, ``unix_now`` the time of day.
     """
     nodes = list(state.nodes.values()) if leading else []
     cores, scattered, closed = _Values(), _Values(), _Values()

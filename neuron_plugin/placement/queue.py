@@ -1,7 +1,7 @@
 """The gated pods, in the order in which they are placed.
 
 Order is priority, then creation; a group has the highest priority of its pods. Pods that ask for the same, may go to
-the same nodes and have the same priority are of one kind: what is true of the first of them is true of all, so kinds
+the same nodes and have the same priority are of one kind. What is true of the first of them is true of all, so kinds
 are judged and not pods. A kind that fits nowhere is not looked at again before something changes that nodes can give. A
 group is a kind of its own.
 """

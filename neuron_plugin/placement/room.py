@@ -5,8 +5,8 @@ cores come free. Then the pods in its way are evicted, as many at a time as disr
 more goes in stages: it holds what is free, and goes on when the budget allows. It is given back after a while, and pods
 of that kind then wait before another try. A move is not begun where its budget cannot recover.
 
-What a group needs is reserved here, too: for pods that are made once their leader runs, and for the place of a pod that
-was lost, which the pod that takes its rank gets. A reserve ends when it is used, when nothing of the group is left,
+What a group needs is reserved here, too. That is room for pods that are made once their leader runs, and the place of a
+pod that was lost, for the pod that takes its rank. A reserve ends when it is used, when nothing of the group is left,
 after a while without progress, or when a device of it gets sick.
 
 Each record is written into an annotation of the leader's Lease, before the first eviction. Only the holder of the Lease

@@ -168,6 +168,7 @@ class ClusterState:
         self.history = History()
         self.min_counts: dict[GroupName, int] = {}
         self.wishes: dict[GroupName, TopologyWish] = {}
+        self._leasts: dict[GroupName, int] = {}
         self._members: defaultdict[GroupName, dict[PodUid, NeuronPod]] = defaultdict(dict)
         self.on_trial: dict[str, float] = {}
         self.gated: dict[PodUid, NeuronPod] = {}
@@ -238,40 +239,39 @@ class ClusterState:
 
     def least_of(self, group: GroupName) -> int:
         """How many pods of a group must be placed for any to be: its PodGroup says so, or else its gated pods."""
-        members = self._members.get(group, {}).values()
-        sizes = (pod.member.size for pod in members if pod.member and (pod.gated or pod.promised))
-        return self.min_counts.get(group, 0) or max(sizes, default=0)
+        return self._leasts.get(group, 0)
 
     def scene(self) -> Scene:
         """The state of this moment as decisions see it. It follows the state: use it before anything else can run."""
-        return Scene(self._cluster(self._nodes, self._pods, self._uses, self.population, self.storage), self.choices)
+        return Scene(self._cluster(), self.choices)
 
     def snapshot(self, *, left_alone: Collection[PodUid] = (), protected: Collection[PodUid] = ()) -> Cluster:
         """The state of this moment as plans see it. It does not change, so any thread may plan with it."""
         for name in self._nodes:
             _ = self._uses[name]
-        cluster = self._cluster(
-            dict(self._nodes), dict(self._pods), dict(self._uses), self.population.copy(), self.storage.copy()
+        return replace(
+            self._cluster(),
+            nodes=dict(self._nodes),
+            pods=dict(self._pods),
+            uses=dict(self._uses),
+            population=self.population.copy(),
+            storage=self.storage.copy(),
+            kept=dict(self._reserved),
+            min_counts=dict(self._leasts),
+            wishes=dict(self.wishes),
+            left_alone=left_alone,
+            protected=protected,
         )
-        return replace(cluster, left_alone=left_alone, protected=protected)
 
-    def _cluster(
-        self,
-        nodes: Mapping[str, NodeInfo],
-        pods: Mapping[PodUid, NeuronPod],
-        uses: Mapping[str, NodeUse],
-        population: Population,
-        storage: Storage,
-    ) -> Cluster:
-        groups = {*self.min_counts, *(pod.group for pod in self.gated.values() if pod.group)}
+    def _cluster(self) -> Cluster:
         return Cluster(
-            nodes,
-            pods,
-            uses,
-            population,
-            storage,
-            dict(self._reserved),
-            {group: self.least_of(group) for group in groups},
+            self._nodes,
+            self._pods,
+            self._uses,
+            self.population,
+            self.storage,
+            self._reserved,
+            self._leasts,
             self.wishes,
             self.movable_namespaces,
             budgets=tuple(self.budgets.values()),
@@ -342,6 +342,7 @@ class ClusterState:
             self._leave_group(before)
         if pod.group:
             self._members[pod.group][pod.uid] = pod
+            self._count_group(pod.group)
         assumed = self._assumed.get(pod.uid)
         if assumed and pod.place and (assumed.expected or pod.assignment is not None or pod.place != assumed.pod.place):
             del self._assumed[pod.uid]
@@ -393,6 +394,15 @@ class ClusterState:
             del self._members[pod.group][pod.uid]
             if not self._members[pod.group]:
                 del self._members[pod.group]
+            self._count_group(pod.group)
+
+    def _count_group(self, group: GroupName) -> None:
+        members = self._members.get(group, {}).values()
+        sizes = (pod.member.size for pod in members if pod.member and (pod.gated or pod.promised))
+        if least := self.min_counts.get(group, 0) or max(sizes, default=0):
+            self._leasts[group] = least
+        else:
+            self._leasts.pop(group, None)
 
     def end_departed(self, now: float) -> None:
         """Free what was kept until now for pods that were deleted while they ran."""
@@ -420,6 +430,7 @@ class ClusterState:
             self.changes.wake()
         if count:
             self.min_counts[group] = count
+        self._count_group(group)
 
     def set_wish(self, group: GroupName, wish: TopologyWish | None) -> None:
         """How near to each other a PodGroup wants its pods; None if it does not say, or is gone."""

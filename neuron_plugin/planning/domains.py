@@ -1,8 +1,9 @@
 """Parts of the network that nodes share, in a tree that is found on the nodes' labels, without configuration.
 
-Every EKS node says where it is: its zone, the network nodes above it from the broadest to the nearest
-(``topology.k8s.aws/network-node-layer-N``, three or four of them), and on Trn2u and Trn3 its UltraServer and its pair.
-A level that no node has does not exist. A node without a label that others have is a domain by itself at that level.
+Every EKS node says where it is. There is its zone, then the network nodes above it from the broadest to the nearest
+(``topology.k8s.aws/network-node-layer-N``, three or four of them). On Trn2u and Trn3 its UltraServer and its pair
+follow. A level that no node has does not exist. A node without a label that others have is a domain by itself at that
+level.
 """
 
 from __future__ import annotations

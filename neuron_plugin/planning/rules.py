@@ -4,8 +4,8 @@ Pure functions of what pods and nodes say, and of which pods are where. They fol
 (pkg/scheduler/framework/plugins) and are held against what a real one has left to thousands of pods
 (``tests/planning/verdicts``). A reason is a predicate of the node, such as ``is cordoned``: it is counted over nodes.
 
-A placement by gates pins a pod to its node by node affinity. Topology spread then looks at that node only, so
-kube-scheduler does not keep a hard spread any more: it is judged here as the pod was written, and is ours to keep.
+A placement by gates pins a pod to its node by node affinity. Topology spread then looks at that node only, and
+kube-scheduler keeps a hard spread no more. So it is judged here as the pod was written, and is ours to keep.
 """
 
 from __future__ import annotations

@@ -86,8 +86,8 @@ class Cluster:
 def current_members(pods: Iterable[NeuronPod]) -> list[NeuronPod]:
     """The pods of a group as it is now.
 
-    A replica of a LeaderWorkerSet that was made again has the name of the last one, and some pods of that one may still
-    be there: they were made before its leader.
+    A replica of a LeaderWorkerSet that was made again has the name of the last one. Some pods of that one may still be
+    there; they were made before its leader.
     """
     members = [pod for pod in pods if not pod.terminating]
     leaders = [pod.created for pod in members if pod.member and pod.member.leader_worker_set and pod.member.leads]

@@ -6,7 +6,7 @@ fewest and then the lowest.
 
 A search is made in thought on the records from which the placement controller decides, with the same choice of node and
 set. A move is only proposed if every victim has its set elsewhere. The opened set counts as given to the waiting pod by
-then, and so do the sets of the victims before it. Disruption budgets are summed over the victims that use them: what
+then, and so do the sets of the victims before it. Disruption budgets are summed over the victims that use them. What
 needs more than a budget allows now is proposed only if it can go on once the first victims run elsewhere.
 """
 
@@ -188,7 +188,12 @@ def _known_openings(scene: Scene, info: NodeInfo, pod: NeuronPod, rules: MoveRul
 
 
 def openings(
-    info: NodeInfo, request: PodRequest, candidates: Sequence[NeuronPod], rules: MoveRules
+    info: NodeInfo,
+    request: PodRequest,
+    candidates: Sequence[NeuronPod],
+    rules: MoveRules,
+    *,
+    most_trials: int = MOST_TRIALS,
 ) -> Iterator[tuple[NeuronPod, ...]]:
     """Who of the candidates would have to go from a node: for each valid set of one container, else groups of them.
 
@@ -222,7 +227,7 @@ def openings(
     if not is_enough(candidates):
         return
     groups = (group for size in range(1, most + 1) for group in lowest_first(candidates, size))
-    for group, _ in zip(groups, range(MOST_TRIALS), strict=False):
+    for group, _ in zip(groups, range(most_trials), strict=False):
         if is_enough(group):
             yield group
             if rules.preempts:

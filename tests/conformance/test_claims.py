@@ -267,9 +267,7 @@ async def test_the_placement_controller_allocates_a_claim_and_frees_it(cluster: 
     claim = await cluster.claim()
     devices = (ClaimResult("device", pool_of("n1"), "neuron-3-cores-6-7"),)
     pods = pod_of(claim)
-    await writer(cluster, claim).allocate(
-        pods, "n1", ((claim.name, devices),), timeout_seconds=10, check_term=lambda: None
-    )
+    await writer(cluster, claim).allocate(pods, "n1", ((claim.name, devices),), timeout_seconds=10, check=lambda: None)
     written = await cluster.read(claim.name)
     assert (written.results, written.node, written.finalizers) == (devices, "n1", (FINALIZER,))
     stored = await cluster.admin.ask("GET", f"{cluster.claims}/{claim.name}")

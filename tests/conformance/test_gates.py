@@ -47,9 +47,7 @@ RBAC = "/apis/rbac.authorization.k8s.io/v1"
 ACCOUNTS = ("neuron-plugin", "neuron-plugin-extender", "editor", "ungater", "neuron-plugin-ungate-all")
 BINDER = [{"apiGroups": [""], "resources": ["pods/binding"], "verbs": ["create"]}]
 """What the placement controller may do where a scheduler asks it, too."""
-JUDGED = ("gates", "copies", "placement", "bindings", "demand", "ungate", "decisions", "own-pods")
-(_EXTENDER,) = of_kind("gates", "Deployment")["neuron-plugin-extender"]["spec"]["template"]["spec"]["containers"]
-IMAGE = _EXTENDER["image"]
+JUDGED = ("gates", "copies", "placement", "bindings", "ungate", "decisions", "own-pods")
 PLACED = {"NEURON_DEVS": "0-3", "NEURON_ALLOC_TIME": "1", "NEURON_ALLOCATED": "false", NODE_KEY: "n1", POD_UID_KEY: "u"}
 
 
@@ -133,19 +131,13 @@ async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
         for account in ACCOUNTS:
             await admin.make(f"/api/v1/namespaces/{namespace}/serviceaccounts", {"metadata": {"name": account}})
         # The policies name the accounts of the namespace that they were rendered for.
-        own = json.loads(
-            json.dumps(manifests("gates"))
-            .replace("serviceaccount:kube-system:", f"serviceaccount:{namespace}:")
-            .replace("== 'neuron-plugin-demand'", f"== '{demand_form(namespace).priority_class}'")
-        )
+        rendered = json.dumps(manifests("gates"))
+        own = json.loads(rendered.replace("serviceaccount:kube-system:", f"serviceaccount:{namespace}:"))
         await grant(admin, namespace, "editor", "edit")
         await grant(admin, namespace, "ungater", "edit")
         for manifest in own:
             name = manifest["metadata"]["name"]
-            if manifest["kind"] == "PriorityClass":
-                name = demand_form(namespace).priority_class
-                await admin.make("/apis/scheduling.k8s.io/v1/priorityclasses", {**manifest, "metadata": {"name": name}})
-            elif manifest["kind"] == "ClusterRole" or (manifest["kind"], name) == ("Role", "neuron-plugin-extender"):
+            if manifest["kind"] == "ClusterRole" or (manifest["kind"], name) == ("Role", "neuron-plugin-extender"):
                 role_name = f"{name}-{manifest['kind'].lower()}-{admin.run}"
                 role = {"metadata": {"name": role_name}, "rules": manifest["rules"]}
                 await admin.make(f"{RBAC}/clusterroles", role)
@@ -205,11 +197,6 @@ async def webhook(run: Cluster, selected: Body) -> AsyncIterator[None]:
             hook |= {"clientConfig": {"url": f"https://127.0.0.1:{port}{path}", "caBundle": trusted}, **selected}
         await run.admin.make(f"{REGISTRATION}/mutatingwebhookconfigurations", configuration)
         yield
-
-
-def demand_form(namespace: str) -> PlaceholderForm:
-    """What the placeholders of the run have in common; the image is the rendering's."""
-    return PlaceholderForm(namespace, IMAGE, f"{namespace}-demand")
 
 
 async def grant(admin: Server, namespace: str, account: str, role: str) -> None:
@@ -611,51 +598,6 @@ async def test_a_gated_pod_may_be_deleted_and_labelled_by_its_owner(cluster: Clu
     path = await cluster.made(pod({NEURON: "4"}))
     assert await cluster.editor.why_not("PATCH", path, {"metadata": {"labels": {"a": "b"}}}) == ""
     assert await cluster.editor.why_not("DELETE", path) == ""
-
-
-def for_demand(cluster: Cluster, spec: Body | None = None, **metadata: Any) -> Body:
-    """What the controller creates for a pod that waits for links, changed as a test says."""
-    waiting = described(pod({NEURON: "4", "cpu": "8"}, {"cpu": "1"}, tolerations=[{"operator": "Exists"}]))
-    made: Body = json.loads(json.dumps(placeholder(waiting, demand_form(cluster.namespace))))
-    made["metadata"] |= metadata
-    made["spec"] |= spec or {}
-    return made
-
-
-async def test_the_controller_makes_placeholders_which_are_not_gated(cluster: Cluster) -> None:
-    stored = await cluster.controller.ask("POST", cluster.pods, for_demand(cluster), dryRun="All")
-    assert gates(stored) == []
-    assert stored["spec"]["priority"] == -10
-    assert gates(await cluster.create(for_demand(cluster)["spec"])) == [GATE], "of anybody else they are"
-
-
-@pytest.mark.parametrize(
-    ("metadata", "spec"),
-    [
-        ({"labels": {}}, {}),
-        ({}, {"serviceAccountName": "neuron-plugin"}),
-        ({}, {"automountServiceAccountToken": True}),
-        ({}, {"hostNetwork": True}),
-        ({}, {"hostPID": True}),
-        ({}, {"nodeName": "n1"}),
-        ({}, {"volumes": [{"name": "host", "hostPath": {"path": "/"}}]}),
-        ({}, {"priorityClassName": "system-node-critical"}),
-        ({}, {"terminationGracePeriodSeconds": 30}),
-        ({}, {"securityContext": {"runAsUser": 0}}),
-        ({}, {"containers": [{"name": "c", "image": "another"}]}),
-        ({}, {"containers": [{"name": "c", "image": IMAGE, "command": ["sh"]}]}),
-        ({}, {"containers": [{"name": "c", "image": IMAGE, "securityContext": {"privileged": True}}]}),
-        ({}, {"initContainers": [{"name": "c", "image": IMAGE, "env": [{"name": "A", "value": "B"}]}]}),
-    ],
-)
-async def test_the_controller_creates_no_other_pod(cluster: Cluster, metadata: Body, spec: Body) -> None:
-    why_not = await cluster.controller.why_not("POST", cluster.pods, for_demand(cluster, spec, **metadata))
-    assert "ValidatingAdmissionPolicy 'neuron-plugin-demand-" in why_not
-
-
-async def test_a_placeholder_goes_when_the_controller_says_so(cluster: Cluster) -> None:
-    stored = await cluster.admin.make(cluster.pods, for_demand(cluster, name="neuron-demand-for-nobody"))
-    assert await cluster.controller.why_not("DELETE", f"{cluster.pods}/{stored['metadata']['name']}") == ""
 
 
 async def test_the_role_has_no_right_that_no_policy_fences(cluster: Cluster) -> None:

@@ -30,11 +30,10 @@ from neuron_plugin.inspection.reports import (
     ProcessReport,
     TopologyReport,
 )
-from neuron_plugin.monitor.explain import Explanation, NodeExplanation
+from neuron_plugin.monitor.explain import Explanation, NodeExplanation, SetView
 from neuron_plugin.monitor.idle import IdleReport
 from neuron_plugin.monitor.plan import MoveReport, PlanReport, PodReport
 from neuron_plugin.monitor.views import NodeView, PodView
-from neuron_plugin.planning.judgement import BlockedSet
 from tests.topology.oracle import TRN1
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs/command-line.md").read_text(encoding="utf-8")
@@ -83,7 +82,7 @@ PROMISED: list[tuple[str, Iterable[str]]] = [
     ("gather", ["version", "archive", "files", "notGathered"]),
     ("explain", ["version", *keys(Explanation)]),
     ("nodes", keys(NodeExplanation)),
-    ("blocked", keys(BlockedSet)),
+    ("blocked", keys(SetView)),
     ("plan", keys(PlanReport)),
     ("waiting", keys(PodReport)),
     ("moves", keys(MoveReport)),

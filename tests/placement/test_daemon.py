@@ -7,7 +7,6 @@ import time
 from collections import Counter
 
 import aiohttp
-import msgspec
 import pytest
 
 from neuron_plugin.cluster import ApiRequest, KubernetesApi, LeaseName

@@ -70,26 +70,23 @@ async def post(url: str, body: bytes = b"{}") -> tuple[int, CIMultiDictProxy[str
         return response.status, response.headers, await response.text()
 
 
-async def test_a_standby_names_the_leader_and_ends_the_connection() -> None:
-    async with answering(Candidate(leader_url="https://[fd00::1]:12345")) as url:
-        status, headers, _ = await post(url)
-    assert status == 307
-    assert headers["Location"] == "https://[fd00::1]:12345/scheduler/filter"
-    assert headers["Connection"] == "close"
-
-
-async def test_the_leader_answers_itself_and_keeps_the_connection() -> None:
-    async with answering(Candidate(leading=True, leader_url="https://other:12345")) as url:
-        status, headers, text = await post(url)
-    assert (status, text) == (200, "2 bytes")
-    assert "Connection" not in headers
-
-
-async def test_without_a_known_leader_the_verb_says_so_itself_and_the_connection_ends() -> None:
+@pytest.mark.parametrize(
+    ("candidate", "status", "location", "connection"),
+    [
+        (Candidate(leader_url="https://[fd00::1]:1"), 307, "https://[fd00::1]:1/scheduler/filter", "close"),
+        (Candidate(leading=True, leader_url="https://other:12345"), 200, None, None),
+        (Candidate(), 200, None, "close"),
+    ],
+    ids=["standby", "leader", "no leader is known"],
+)
+async def test_a_standby_names_the_leader_and_only_the_leader_keeps_the_connection(
+    candidate: Candidate, status: int, location: str | None, connection: str | None
+) -> None:
     """The scheduler holds on to a connection that works, also to one that only ever refuses."""
-    async with answering(Candidate()) as url:
-        status, headers, text = await post(url)
-    assert (status, text, headers["Connection"]) == (200, "2 bytes", "close")
+    async with answering(candidate) as url:
+        answered, headers, text = await post(url)
+    assert (answered, headers.get("Location"), headers.get("Connection")) == (status, location, connection)
+    assert (text == "2 bytes") is (status == 200)
 
 
 async def test_readings_are_as_good_from_a_standby() -> None:

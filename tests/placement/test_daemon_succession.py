@@ -18,7 +18,7 @@ from tests.support.scheduler import StandInScheduler
 from tests.support.world import DEVICE
 
 QUICK = ControllerTimes(
-    Terms(duration=1.0, renew_deadline=0.6, retry_period=0.1), Times(write=0.3, read=0.3, landing=0.2)
+    Terms(duration=1.5, renew_deadline=1.0, retry_period=0.1), Times(write=0.3, read=0.3, landing=0.2)
 )
 ELECTED = ExtenderSettings(port=0, health_port=0, health_address="127.0.0.1")
 

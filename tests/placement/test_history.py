@@ -39,29 +39,22 @@ def pod(name: str) -> PodReference:
     return PodReference(PodUid(f"uid-{name}"), "ml", name)
 
 
-def test_an_offered_pod_that_ends_soon_was_preempted(timeline: History, clock: Clock) -> None:
-    timeline.offer(["uid-a", "uid-b"], URGENT)
-    clock.now += OFFER_SECONDS
+@pytest.mark.parametrize(
+    ("offers", "after", "made_for"),
+    [([URGENT], OFFER_SECONDS, "ml/urgent"), ([URGENT], OFFER_SECONDS + 1, ""), ([URGENT, OTHER], 60, "ml/other")],
+    ids=["soon", "later", "the last offer counts"],
+)
+def test_an_offered_pod_that_ends_soon_was_preempted(
+    timeline: History, clock: Clock, offers: list[PodReference], after: float, made_for: str
+) -> None:
+    for offered_for in offers:
+        timeline.offer(["uid-a", "uid-b"], offered_for)
+        clock.now += after
     timeline.ended(pod("a"), "node-1")
     timeline.ended(pod("a"), "node-1")  # terminating, then gone
     timeline.ended(pod("not-offered"), "node-1")
-    assert timeline.evictions() == [Eviction(clock.now, Cause.PREEMPTION, "ml/a", "node-1", "ml/urgent")]
-
-
-def test_an_offered_pod_that_ends_later_ended_by_itself(timeline: History, clock: Clock) -> None:
-    timeline.offer(["uid-a"], URGENT)
-    clock.now += OFFER_SECONDS + 1
-    timeline.ended(pod("a"), "node-1")
-    assert timeline.evictions() == []
-
-
-def test_the_last_offer_of_a_pod_counts(timeline: History, clock: Clock) -> None:
-    timeline.offer(["uid-a"], URGENT)
-    clock.now += OFFER_SECONDS
-    timeline.offer(["uid-a"], OTHER)
-    clock.now += OFFER_SECONDS
-    timeline.ended(pod("a"), "node-1")
-    assert [each.made_for for each in timeline.evictions()] == ["ml/other"]
+    seen = [Eviction(clock.now, Cause.PREEMPTION, "ml/a", "node-1", made_for)]
+    assert timeline.evictions() == (seen if made_for else [])
 
 
 def test_a_move_says_where_the_pod_is_to_go(timeline: History, clock: Clock) -> None:

@@ -33,7 +33,7 @@ from neuron_plugin.placement.informers import (
     survey,
 )
 from neuron_plugin.placement.state import ClusterState
-from neuron_plugin.simulation.api_server_kinds import POD_GROUPS, RESOURCE_CLAIMS
+from neuron_plugin.simulation.api_server_kinds import BUDGETS, NAMESPACES, POD_GROUPS, RESOURCE_CLAIMS
 from tests.simulation.dra import DRIVER, claim_spec, exactly
 from tests.simulation.dra import pod as claiming_pod
 from tests.support.api_server import Fault, Match, StandInApiServer
@@ -136,11 +136,14 @@ async def test_a_replica_that_has_just_started_knows_which_plugins_gave_their_le
         await send(api, create_lease(lease, duration_seconds=600, now=utc_now()), timeout_seconds=5)
         given_up = renew_lease(replace(lease, holder=holder), duration_seconds=600, now=utc_now())
         await send(api, given_up, timeout_seconds=5)
+    others = replace(LEASE, name="kube-scheduler", holder="")
+    await send(api, create_lease(others, duration_seconds=600, now=utc_now()), timeout_seconds=5)
     running = asyncio.create_task(informers.run(), name="informers")
     await informers.synced()
     await informers.leases_listed(5)
 
     assert {name: info.stale for name, info in state.nodes.items()} == {"gone": True, "here": False}
+    assert state.history.renewals.keys() == {"gone", "here"}
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 
@@ -196,21 +199,31 @@ async def following(server: StandInApiServer, world: World, dra_driver: str = ""
         await asyncio.wait([task])
 
 
+RUNNING = {"phase": "Running", "containerStatuses": [{"name": "main", "state": {"running": {}}}]}
+STOPPED = {"phase": "Succeeded", "containerStatuses": [{"name": "main", "state": {"terminated": {"exitCode": 0}}}]}
+
+
+def running_on_all_of(node: str) -> dict[str, Any]:
+    held = pod_manifest("first", DEVICE, 16, node=node, annotations={"NEURON_DEVS": ",".join(map(str, range(16)))})
+    return {**held, "status": RUNNING}
+
+
 @pytest.mark.looptime
 @pytest.mark.parametrize(
-    "status", [{}, {"phase": "Succeeded"}, {"phase": "Failed"}], ids=["deleted", "succeeded", "failed"]
+    ("before", "status"),
+    [({}, {}), ({}, {"phase": "Succeeded"}), ({}, {"phase": "Failed"}), (RUNNING, STOPPED)],
+    ids=["deleted", "succeeded", "failed", "seen to stop"],
 )
 async def test_t36_a_filter_within_100_ms_of_a_pods_end_sees_its_silicon_free(
-    world: World, status: dict[str, str]
+    world: World, before: dict[str, Any], status: dict[str, Any]
 ) -> None:
     """Time is faked: what passes here is timers and batches on the way from the event to the verdict, and none may be.
 
     So it holds on any machine, which the time on a clock would not.
     """
     server, loop = StandInApiServer(), asyncio.get_running_loop()
-    held = pod_manifest("first", DEVICE, 16, node="node", annotations={"NEURON_DEVS": ",".join(map(str, range(16)))})
     server.create_node(node_manifest("node", "trn1.32xlarge"))
-    server.create_pod(held)
+    server.create_pod({**running_on_all_of("node"), "status": before})
     async with following(server, world):
         assert not world.fits(DEVICE, 16, "node")
 
@@ -222,15 +235,6 @@ async def test_t36_a_filter_within_100_ms_of_a_pods_end_sees_its_silicon_free(
         await until(lambda: world.fits(DEVICE, 16, "node"))
 
         assert loop.time() - started <= 0.1
-
-
-RUNNING = {"phase": "Running", "containerStatuses": [{"name": "main", "state": {"running": {}}}]}
-STOPPED = {"phase": "Succeeded", "containerStatuses": [{"name": "main", "state": {"terminated": {"exitCode": 0}}}]}
-
-
-def running_on_all_of(node: str) -> dict[str, Any]:
-    held = pod_manifest("first", DEVICE, 16, node=node, annotations={"NEURON_DEVS": ",".join(map(str, range(16)))})
-    return {**held, "status": RUNNING}
 
 
 @pytest.mark.looptime
@@ -281,19 +285,6 @@ def with_cpu(cpu: str, amount: int = 1) -> dict[str, Any]:
     made = container("main", DEVICE, amount)
     made["resources"]["requests"] |= {"cpu": cpu}
     return made
-
-
-@pytest.mark.looptime
-async def test_a_running_pod_that_is_seen_to_stop_gives_its_silicon_back_at_once(world: World) -> None:
-    server, held = StandInApiServer(), running_on_all_of("node")
-    server.create_node(node_manifest("node", "trn1.32xlarge"))
-    server.create_pod(held)
-    async with following(server, world):
-        assert not world.fits(DEVICE, 16, "node")
-        server.set_pod_status("default", "first", STOPPED)
-        started = asyncio.get_running_loop().time()
-        await until(lambda: world.fits(DEVICE, 16, "node"))
-        assert asyncio.get_running_loop().time() - started <= 0.1
 
 
 @pytest.mark.looptime
@@ -389,14 +380,6 @@ async def test_a_plugin_that_makes_its_lease_does_not_close_its_node(
     await until(lambda: state.nodes["node"].stale)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-
-
-def test_a_lease_that_was_given_up_before_it_was_ever_held_is_stale() -> None:
-    given_up = {"holderIdentity": "", "leaseDurationSeconds": 8, "renewTime": ACQUIRED}
-    metadata = {"name": "neuron-plugin-a", "uid": "u", "resourceVersion": "2"}
-    leases = PluginLeases()
-    leases.changed("u", LEASES.decode(msgspec.json.encode({"metadata": metadata, "spec": given_up})), 0.0)
-    assert leases.stale(0.0) == {"a"}
 
 
 def test_a_lease_that_was_given_up_is_stale_and_one_that_is_gone_is_not_judged() -> None:
@@ -512,12 +495,18 @@ async def test_a_survey_sees_what_a_running_extender_sees(
     server.create_pod(pod_manifest("bound", DEVICE, 1, node="node", annotations={"NEURON_DEVS": "3"}))
     server.create_pod(pod_manifest("waiting", DEVICE, 4))
     server.create_pod(pod_manifest("plain", DEVICE, 0))
-    await until(lambda: extender.daemon.state.nodes and len(extender.daemon.state.pods) == 2)
+    server.create(NAMESPACES, {"metadata": {"name": "ml", "labels": {"team": "red"}}}, "")
+    server.create(BUDGETS, {"metadata": {"name": "budget"}, "status": {"disruptionsAllowed": 1}}, "ml")
+    spec = {"schedulingPolicy": {"gang": {"minCount": 2}}, "schedulingConstraints": {"topology": [{"key": "zone"}]}}
+    server.create(POD_GROUPS, {"metadata": {"name": "train"}, "spec": spec}, "ml")
+    state = extender.daemon.state
+    await until(lambda: state.nodes and len(state.pods) == 2 and state.namespaces and state.budgets and state.wishes)
 
     found = await survey(api, TYPES)
 
-    assert dict(found.pods) == dict(extender.daemon.state.pods)
-    assert found.nodes["node"] == extender.daemon.state.nodes["node"]
+    assert (dict(found.pods), dict(found.nodes)) == (dict(state.pods), dict(state.nodes))
+    assert (found.namespaces, found.budgets, found.storage) == (state.namespaces, state.budgets, state.storage)
+    assert (found.min_counts, found.wishes) == (state.min_counts, state.wishes) != ({}, {})
 
 
 async def test_a_survey_sees_what_pods_have_by_claims(server: StandInApiServer, api: KubernetesApi) -> None:

@@ -191,7 +191,8 @@ def test_what_is_promised_to_several_waiting_pods_can_be_had_by_all(before: Clus
     waiting = [pod(f"w{number}", shape) for number, shape in enumerate(shapes)]
     now = before
     for expected in judged(before, waiting, rules=MoveRules(most_victims=3)):
-        if expected.standing is Standing.FITS:
+        if expected.place:
+            assert expected.standing is Standing.FITS
             now = with_pod(now, expected.place[0], expected.pod, expected.place[1])
         elif expected.move:
             assert all(victim.pod.movable for victim in expected.move.victims)

@@ -17,6 +17,7 @@ from neuron_plugin.allocation.node_rules import (
     NodeUse,
     PodRules,
     PodSelector,
+    PodTerm,
     Requirement,
     Taint,
     Toleration,
@@ -211,7 +212,7 @@ ALONE = PlacedPod(
     "a",
     "ml",
     {"app": "alone"},
-    PodRules(keeps_off=(PodSelector(("ml",), (Requirement("app", "Exists", ()),), "rack"),)),
+    PodRules(anti_affinity=(PodTerm(PodSelector(("ml",), (Requirement("app", "Exists", ()),)), "rack"),)),
 )
 WEB = PlacedPod("a", "ml", {"app": "web"}, PodRules())
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from neuron_plugin.allocation import NeuronPod
 from neuron_plugin.simulation import WorkloadError, WorkloadPod, pods_of
 from neuron_plugin.simulation.api_server_kinds import AnyJson
 from tests.support.world import record_of
@@ -79,6 +80,10 @@ def test_the_pods_of_an_indexed_job_have_their_index_and_their_owner() -> None:
     assert "neuron-plugin.io/group" in metadata_of(last)["annotations"]
 
 
+def leads(pod: NeuronPod) -> bool:
+    return pod.member is not None and pod.member.leads
+
+
 def test_all_pods_of_a_job_set_are_made_at_once() -> None:
     made = pods_of(jobset(2, {}))
     assert names(made) == [f"set-workers-{job}-{pod}-*" for job in (0, 1) for pod in (0, 1)]
@@ -92,7 +97,7 @@ def test_the_other_pods_of_an_exclusive_job_follow_the_first_of_their_own_job() 
     for leader, follower in (made[:2], made[2:]):
         assert (leader.after, follower.after) == ("", metadata_of(leader)["name"])
         assert follower.topology_key == "rack"
-        assert record_of(leader.manifest).leads_group
+        assert leads(record_of(leader.manifest))
         assert "affinity" not in follower.manifest["spec"]
     term = made[0].manifest["spec"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][0]
     key = metadata_of(made[0])["labels"]["jobset.sigs.k8s.io/job-key"]
@@ -117,7 +122,7 @@ def test_workers_wait_for_their_leader_as_the_set_says(
     assert names(made) == ["serve-0", "serve-0-1", "serve-0-2", "serve-1", "serve-1-1", "serve-1-2"]
     leader, *workers = made[3:]
     assert [(each.after, each.ready, each.topology_key) for each in workers] == [waits_for] * 2
-    assert record_of(leader.manifest).leads_group
+    assert leads(record_of(leader.manifest))
     assert ("affinity" in leader.manifest["spec"]) == bool(annotations)
     labels = metadata_of(workers[0])["labels"]
     assert labels["leaderworkerset.sigs.k8s.io/group-index"] == "1"

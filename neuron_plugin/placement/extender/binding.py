@@ -1,6 +1,6 @@
 """Bind: take up what filter has assumed, or choose and assume now, then write node and assignment in one request.
 
-Binds of different pods run side by side, and a slow API server delays none of them, nor any filter: nothing is locked,
+Binds of different pods run side by side, and a slow API server delays none of them, nor any filter. Nothing is locked,
 and assuming a pod is one synchronous call on the state. Repeated calls for a pod share its attempt. Success is answered
 only for a binding that the API server has confirmed. No bind starts that could outlive this replica's term as leader.
 

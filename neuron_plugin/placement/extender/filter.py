@@ -159,8 +159,8 @@ class Filtered:
 def filter_nodes(state: ClusterState, uid: PodUid, request: PodRequest, names: list[str]) -> Filtered:
     """Which of the named nodes can take the pod now.
 
-    A pod that is bound, or whose bind is under way or undecided, fits that one node only: the scheduler asks again
-    when a bind call timed out, and must not carry the pod elsewhere. What is kept for a pod is free for it.
+    A pod that is bound, or whose bind is under way or undecided, fits that one node only. The scheduler asks again when
+    a bind call timed out, and must not carry the pod elsewhere. What is kept for a pod is free for it.
     """
     if target := state.bound_to(uid):
         others = set(names) - {target}
@@ -200,9 +200,9 @@ def score_nodes(
 def scores(ranks: list[float | None]) -> list[int]:
     """Ranks as scores 0-10 in the same order: the least gets 10, equal ranks get equal scores.
 
-    Places, not amounts: however close two costs are, the better node leads by a whole point, which the shipped weight
-    makes worth more than all of the scheduler's own scorers together. Beyond eleven distinct ranks the dearer ones
-    share the points below. A node that was filled between filter and prioritize (None) gets 0: it must not win.
+    Places, not amounts: however close two costs are, the better node leads by a whole point. The shipped weight makes
+    that worth more than all of the scheduler's own scorers together. Beyond eleven distinct ranks the dearer ones share
+    the points below. A node that was filled between filter and prioritize (None) gets 0: it must not win.
     """
     places = {value: place for place, value in enumerate(sorted(value for value in set(ranks) if value is not None))}
     worst = max(len(places) - 1, HIGHEST_SCORE)

@@ -24,8 +24,8 @@ WEIGHT = 200
 """One point of ours is worth ``WEIGHT`` * 10, 2000; all stock scorers together differ by 15 * 100, 1500, at most
 (pkg/scheduler/apis/config/v1/default_plugins.go).
 
-Our scores are ranks (`filter.scores`), so the node that costs later pods least leads by a point and always wins;
-among nodes of equal cost the stock scorers decide, as ever.
+Our scores are ranks (`filter.scores`), so the node that costs later pods least leads by a point and always wins. Among
+nodes of equal cost the stock scorers decide, as ever.
 """
 
 

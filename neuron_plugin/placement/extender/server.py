@@ -2,12 +2,12 @@
 
 Every verb is served at the root and under the two prefixes that existing scheduler configurations use. A request is
 taken in whole, under a deadline and a size limit, before anything looks at it, so a slow or endless caller costs a
-connection and no more. kube-scheduler reads no body but that of a 200, so every failure is answered in ``Error``.
+connection and no more. Only the body of a 200 is read by kube-scheduler, so every failure is answered in ``Error``.
 Filter, prioritize and preempt run to their end without giving up the event loop once; only bind waits.
 
-Each verb writes one log line with counts, never one per node: at level info when a pod's answer is another one than
-last, else at level debug, because kube-scheduler asks about a waiting pod again and again. The vendor's scheduler logs
-the same facts: which nodes fit, which ids a bind chose, what is used on the node afterwards.
+Each verb writes one log line with counts, never one per node. It is at level info when a pod's answer is another one
+than last, else at level debug, because kube-scheduler asks about a waiting pod again and again. The vendor's scheduler
+logs the same facts: which nodes fit, which ids a bind chose, what is used on the node afterwards.
 """
 
 from __future__ import annotations
@@ -259,13 +259,13 @@ async def _body(request: web.Request, body_seconds: float) -> bytes:
 def redirect_to_leader(election: Election, *, body_seconds: float = BODY_SECONDS) -> Middleware:
     """Send the scheduler on to the leader, whose URL stands in the Lease, while this replica does not lead.
 
-    So all replicas can stand behind one ordinary Service. kube-scheduler's client (Go's ``net/http``) follows a 307
-    with the same verb, body and client certificate, and checks the server by the name that its configuration gives.
+    So all replicas can stand behind one ordinary Service. Go's ``net/http``, kube-scheduler's client, follows a 307
+    with the same verb, body and client certificate. It checks the server by the name that its configuration gives.
     Nothing rests on it: a replica that no longer leads refuses, and the scheduler tries again.
 
-    A standby also ends the connection behind its answer. kube-scheduler keeps two and uses them for as long as they
-    work, so it would be redirected for ever; now it dials the Service again until it has the leader itself. Pages for
-    people (GET) are as good from a standby.
+    A standby also ends the connection behind its answer. Of those kube-scheduler keeps two, and uses them for as long
+    as they work, so it would be redirected for ever. Now it dials the Service again until it has the leader itself.
+    Pages for people (GET) are as good from a standby.
     """
 
     @web.middleware

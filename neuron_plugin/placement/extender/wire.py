@@ -110,8 +110,8 @@ class Names:
 class FilterArgs:
     """One filter or prioritize call: the pod's JSON and UID, the candidate names, and whole nodes if those came.
 
-    ``one_node``: no more than one candidate is there. kube-scheduler names a candidate once, so nothing here looks for
-    a name that comes twice: that would cost a third of what the decision does.
+    ``one_node``: no more than one candidate is there. A candidate is named once, so nothing here looks for a name that
+    comes twice: that would cost a third of what the decision does.
     """
 
     pod: bytes

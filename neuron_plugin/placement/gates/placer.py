@@ -5,10 +5,10 @@ a node with little CPU or memory left the pod is nominated, and its claims are a
 
 One step looks at all pods that may fit, without waiting once, so nothing can come between a choice and the next. Each
 PATCH is sent by itself and carries the version of the pod that was read. A pod is counted on its node from the choice
-on: as assumed until the watch shows the promise on the pod, then by the pod itself, until it is bound or ends.
+on. It is assumed until the watch shows the promise on the pod, and then counts by itself, until it is bound or ends.
 
-A pod of which something cannot be judged is handed to its scheduler without a node, but for those nodes that the
-scheduler would take by its counts and that have no linked set. Until it is bound, no other pod takes the last set of a
+A pod of which something cannot be judged is handed to its scheduler without a node. Left out are those nodes that the
+scheduler would take by its counts, and that have no linked set. Until it is bound, no other pod takes the last set of a
 node to which it may go.
 """
 

@@ -1,7 +1,7 @@
 """Releasing gated pods by hand, while no controller places them or after it is gone for good.
 
 A pod with claims that are not allocated keeps its gate while all devices of their driver have the taint that keeps
-kube-scheduler's allocator off: without the gate no one would ever allocate them.
+kube-scheduler's allocator off. Without the gate no one would ever allocate them.
 """
 
 from __future__ import annotations

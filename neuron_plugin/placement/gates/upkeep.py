@@ -2,9 +2,9 @@
 
 Once a second, by the leader. A pod that waits gets an event that says why, as it was judged, and another one only when
 the reason changes. A pod of which no open node has enough even by count is handed to its scheduler after a while, so
-that an autoscaler sees it; a pod that only lacks linked devices is not. A promise that cannot be kept is taken off its
-pod: the plugin then chooses on the node. So is one whose node the pod's scheduler has not found good for a while, and
-the pod is deleted if its controller makes it again; any other stays, bound to that node by its affinity.
+that an autoscaler sees it. A pod that only lacks linked devices is not. A promise that cannot be kept is taken off its
+pod: the plugin then chooses on the node. So is one whose node the pod's scheduler has not found good for a while. The
+pod is deleted if its controller makes it again; any other stays, bound to that node by its affinity.
 
 A pod that asks by claims is never handed over without their allocation, because no scheduler could allocate them.
 """
@@ -49,8 +49,8 @@ _log = logging.getLogger(__name__)
 class Upkeep:
     """The gated pods that wait, why, and since when; and the released ones that are not bound.
 
-    ``release_when_full`` is after how many seconds a pod that fits nowhere by count is handed to its scheduler: None
-    for never, and ``auto`` for ``Times.full`` where the cluster has an autoscaler.
+    ``release_when_full`` is after how many seconds a pod that fits nowhere by count is handed to its scheduler. None is
+    never, and ``auto`` is ``Times.full`` where the cluster has an autoscaler.
     """
 
     def __init__(

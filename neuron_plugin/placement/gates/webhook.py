@@ -1,6 +1,6 @@
 """The mutating admission webhook that puts the gate on new pods, for API servers without MutatingAdmissionPolicy.
 
-It also takes off any new pod what only the placement controller and the plugin may say: a copied manifest has it, and
+It also takes off any new pod what only the placement controller and the plugin may say. A copied manifest has it, and
 the policy that fences it would refuse the pod, which ``kubectl replace --force`` has deleted by then.
 
 The API server's configuration says which pods to send (``matchConditions``). The same conditions are read here again,

@@ -280,27 +280,23 @@ async def test_e04_no_bind_starts_that_the_lease_could_run_out_under(
 
 async def test_a_node_whose_plugin_was_away_takes_its_pods_one_by_one(bench: Bench) -> None:
     bench.world.state.on_trial["node"] = bench.now + 60.0
-    first, second, elsewhere = (bench.waiting(name) for name in ("first", "second", "elsewhere"))
-    assert (await bench.bind(first)).ending is Ending.BOUND
-    waiting = asyncio.create_task(bench.bind(second))
-    assert (await bench.bind(elsewhere, "other")).ending is Ending.BOUND, "no other node waits"
-    bench.world.show(bench.stored(first))
-    await asyncio.sleep(0.05)
-    assert not waiting.done()
-    admit(bench, first)
-    assert (await waiting).ending is Ending.BOUND
-
-
-async def test_of_many_pods_that_wait_for_a_node_on_trial_only_one_is_under_way(bench: Bench) -> None:
-    bench.world.state.on_trial["node"] = bench.now + 60.0
     pods = [bench.waiting(f"pod-{number}") for number in range(5)]
     waiting = [asyncio.create_task(bench.bind(pod)) for pod in pods]
     for done in range(1, len(pods) + 1):
         await asyncio.sleep(0.02)
         assert bench.calls == ["bind"] * done
         (bound,) = [pod for pod in pods if _is_admitted_next(bench.stored(pod))]
+        bench.world.show(bench.stored(bound))
+        await asyncio.sleep(0.02)
+        assert bench.calls == ["bind"] * done
         admit(bench, bound)
     assert {(await task).ending for task in waiting} == {Ending.BOUND}
+
+
+async def test_no_other_node_waits_for_one_on_trial(bench: Bench) -> None:
+    bench.world.state.on_trial["node"] = bench.now + 60.0
+    await bench.bind(bench.waiting("first"))
+    assert (await bench.bind(bench.waiting("elsewhere"), "other")).ending is Ending.BOUND
 
 
 def admit(bench: Bench, pod: AnyJson, **annotations: str) -> None:

@@ -221,7 +221,8 @@ class Model:
         gates = [{"name": GATE}] + [{"name": "kueue.x-k8s.io/admission"}] * other_gate
         annotations = {GROUP: group, f"{GROUP}-size": str(size)} if group else {}
         name = f"pod-{self.names}"
-        metadata = {"name": name, "namespace": "default", "uid": f"uid-{self.names}", "annotations": annotations}
+        metadata: AnyJson = {"name": name, "namespace": "default", "uid": f"uid-{self.names}"}
+        metadata["annotations"] = annotations
         if not group and self.chance.random() < 0.5:
             annotations[MOVABLE_KEY] = "true"
             owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web", "uid": "u", "controller": True}
@@ -230,9 +231,8 @@ class Model:
         if door == "second":
             spec["schedulingGates"] = []
         if door == "claim":
-            self.server.create(
-                SERVED_CLAIMS, {"metadata": {"name": name}, "spec": linked(self.chance.choice((4, 4, 8, 16)))}, "default"
-            )
+            claim = {"metadata": {"name": name}, "spec": linked(self.chance.choice((4, 4, 8, 16)))}
+            self.server.create(SERVED_CLAIMS, claim, "default")
             spec["resourceClaims"] = [{"name": "c", "resourceClaimName": name}]
             limits = {}
         amounts = {**limits, "cpu": str(self.chance.choice((1, 4, 16)))}
@@ -500,7 +500,8 @@ class Model:
 
     def apply(self, request: ApiRequest) -> Response:
         """What the API server does with a request, and what has to hold of it."""
-        target, body = parse_path(request.path), request.body or {}
+        target = parse_path(request.path)
+        body: AnyJson = dict(request.body or {})
         before = self.pods.get(target.name) if target.kind is SERVED_PODS else None
         response = self.server.answer(request)
         if response.status >= HTTPStatus.BAD_REQUEST or target.kind is not SERVED_PODS:

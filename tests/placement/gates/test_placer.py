@@ -653,7 +653,7 @@ async def test_the_leader_of_a_job_of_its_own_rack_is_placed_where_the_job_fits(
         gated.labelled_node(name, rack=rack)
     gated.pod("used", NEURON, 8, gates=(), node="a", annotations={"NEURON_DEVS": "0,1,2,3,4,5,6,7"})
     says = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "rack", "batch.kubernetes.io/job-completion-index": "0"}
-    own = {"labels": {JOB_KEY: "set"}, "spec": exclusive("set", "rack"), "owner": "Job/set"}
+    own: AnyJson = {"labels": {JOB_KEY: "set"}, "spec": exclusive("set", "rack"), "owner": "Job/set"}
     gated.pod("leader", NEURON, 8, group="set", size=3, annotations=says, **own)
     for _ in range(3):
         await gated.step(after=TIMES.leader)
