@@ -101,9 +101,9 @@ def soak(session: nox.Session) -> None:
     steps = session.posargs[0] if session.posargs else "1000000"
     lives = ("tests/plugin/test_node_life.py", "tests/plugin/test_claims_life.py")
     session.run("pytest", *lives, "-q", "--timeout=600", env={"NODE_LIFE_STEPS": steps})
-    session.run("pytest", "tests/gates/test_model.py", "-q", "--timeout=3600", env={"GATES_STEPS": steps})
-    session.run("pytest", "tests/extender/test_interleavings.py", "-q", env={"INTERLEAVINGS_STEPS": "25000"})
-    clusters = "tests/scheduling/test_informers_random.py"
+    session.run("pytest", "tests/placement/gates/test_model.py", "-q", "--timeout=3600", env={"GATES_STEPS": steps})
+    session.run("pytest", "tests/placement/extender/test_interleavings.py", "-q", env={"INTERLEAVINGS_STEPS": "25000"})
+    clusters = "tests/placement/test_informers_random.py"
     session.run("pytest", clusters, "-q", "--timeout=3600", env={"CLUSTER_STEPS": "6000"})
     session.run("pytest", "tests/cluster/test_leases_outages.py", "-q", env={"LEASES_SEEDS": "200"})
     session.run("pytest", "-m", "hypothesis", "--hypothesis-profile", "soak", "-q", "--timeout=3600")

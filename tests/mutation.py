@@ -36,10 +36,9 @@ PACKAGE: Final = "neuron_plugin"
 
 COVER: Final = {
     "plugin": ("plugin", "conformance"),
-    "allocation": ("allocation", "cluster", "planning", "scheduling", "extender", "gates", "monitor", "plugin"),
-    "planning": ("planning", "scheduling", "extender", "gates", "monitor"),
-    "scheduling": ("scheduling", "extender", "gates", "monitor", "controller"),
-    "gates": ("gates", "controller"),
+    "allocation": ("allocation", "cluster", "planning", "placement", "monitor", "plugin"),
+    "planning": ("planning", "placement", "monitor"),
+    "placement": ("placement", "monitor"),
 }
 """The rooms that are mutated, and whose tests run on a mutant of each, in this order."""
 

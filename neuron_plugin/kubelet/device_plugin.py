@@ -35,7 +35,7 @@ _CALLS_SECONDS = 1.0  # for running calls before a stop; with the grace below th
 _GRACE_SECONDS = 0.5  # for a stream that is stuck in a write
 _ALLOCATE_FOLLOWS_SECONDS = 0.1  # after a preference the kubelet does nothing else first (``dm/manager.go``)
 
-Context = grpc.aio.ServicerContext[Any, Any]
+GrpcContext = grpc.aio.ServicerContext[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,13 +179,13 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
         self._ending = True
         self.advertisement.wake()
 
-    async def GetDevicePluginOptions(self, request: pb.Empty, context: Context) -> pb.DevicePluginOptions:
+    async def GetDevicePluginOptions(self, request: pb.Empty, context: GrpcContext) -> pb.DevicePluginOptions:
         """Say what the kubelet may ask for; it asks while our Register call is still waiting."""
         return OPTIONS
 
     # A coroutine that writes, which grpc.aio accepts, and not the generator of the stubs: a generator cancelled in a
     # write is closed by the garbage collector only, and would be counted as an open stream until then.
-    async def ListAndWatch(self, request: pb.Empty, context: Context) -> None:  # type: ignore[override]
+    async def ListAndWatch(self, request: pb.Empty, context: GrpcContext) -> None:  # type: ignore[override]
         """Send the whole list, and again with each newer edition, until the kubelet or `end_streams` ends it."""
         self.streams_open += 1
         self.streams_begun += 1
@@ -206,7 +206,7 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
             self.stream_changed.set()
 
     async def GetPreferredAllocation(
-        self, request: pb.PreferredAllocationRequest, context: Context
+        self, request: pb.PreferredAllocationRequest, context: GrpcContext
     ) -> pb.PreferredAllocationResponse:
         """Choose ids for each container; never an error, which would fail the pod for good."""
         self._begin_call(context)
@@ -235,7 +235,7 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
         self.counters.preferences_replaced[self.resource] += 1
         return lowest_ids(available, must_include, size)
 
-    async def Allocate(self, request: pb.AllocateRequest, context: Context) -> pb.AllocateResponse:
+    async def Allocate(self, request: pb.AllocateRequest, context: GrpcContext) -> pb.AllocateResponse:
         """Answer one response for each container, in order, or an error; never an empty answer."""
         self._begin_call(context)
         try:
@@ -255,12 +255,12 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
         return await context.abort(code, text)
 
     async def PreStartContainer(
-        self, request: pb.PreStartContainerRequest, context: Context
+        self, request: pb.PreStartContainerRequest, context: GrpcContext
     ) -> pb.PreStartContainerResponse:
         """Let every container start; the options do not ask for this call."""
         return pb.PreStartContainerResponse()
 
-    def _begin_call(self, context: Context) -> None:
+    def _begin_call(self, context: GrpcContext) -> None:
         """Count the call until gRPC has sent its answer, which is after the handler has returned."""
         self._calls += 1
         self._idle.clear()

@@ -27,7 +27,7 @@ from neuron_plugin.kubelet._proto.drahealth.v1alpha1 import api_pb2 as health_pb
 from neuron_plugin.kubelet._proto.drahealth.v1alpha1 import api_pb2_grpc as health_grpc
 from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2 as watcher_pb
 from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2_grpc as watcher_grpc
-from neuron_plugin.kubelet.device_plugin import Context, KubeletCounters
+from neuron_plugin.kubelet.device_plugin import GrpcContext, KubeletCounters
 from neuron_plugin.kubelet.registration import STANDING, RegistrationState
 from neuron_plugin.kubelet.socket_watch import (
     DirectoryWatch,
@@ -221,12 +221,12 @@ class DraServer(pb_grpc.DRAPluginServicer, health_grpc.DRAResourceHealthServicer
 
     # What the kubelet calls.
 
-    async def GetInfo(self, request: watcher_pb.InfoRequest, context: Context) -> watcher_pb.PluginInfo:
+    async def GetInfo(self, request: watcher_pb.InfoRequest, context: GrpcContext) -> watcher_pb.PluginInfo:
         """Say what this socket is. No endpoint: the services are on this very socket."""
         return watcher_pb.PluginInfo(type=PLUGIN_TYPE, name=self.resource, supported_versions=VERSIONS)
 
     async def NotifyRegistrationStatus(
-        self, request: watcher_pb.RegistrationStatus, context: Context
+        self, request: watcher_pb.RegistrationStatus, context: GrpcContext
     ) -> watcher_pb.RegistrationStatusResponse:
         """Take the outcome. After a refusal the kubelet calls GetInfo again after a while, by itself."""
         if request.plugin_registered:
@@ -240,7 +240,7 @@ class DraServer(pb_grpc.DRAPluginServicer, health_grpc.DRAResourceHealthServicer
         return watcher_pb.RegistrationStatusResponse()
 
     async def NodePrepareResources(
-        self, request: pb.NodePrepareResourcesRequest, context: Context
+        self, request: pb.NodePrepareResourcesRequest, context: GrpcContext
     ) -> pb.NodePrepareResourcesResponse:
         """Prepare the claims of a pod; each has devices or an error of its own."""
         claims = [ClaimReference(claim.namespace, claim.name, claim.uid) for claim in request.claims]
@@ -269,7 +269,7 @@ class DraServer(pb_grpc.DRAPluginServicer, health_grpc.DRAResourceHealthServicer
         return response
 
     async def NodeUnprepareResources(
-        self, request: pb.NodeUnprepareResourcesRequest, context: Context
+        self, request: pb.NodeUnprepareResourcesRequest, context: GrpcContext
     ) -> pb.NodeUnprepareResourcesResponse:
         """Take note; who still uses the devices shows elsewhere."""
         claims = [ClaimReference(claim.namespace, claim.name, claim.uid) for claim in request.claims]
@@ -280,7 +280,7 @@ class DraServer(pb_grpc.DRAPluginServicer, health_grpc.DRAResourceHealthServicer
         return response
 
     async def NodeWatchResources(  # type: ignore[override]  # a coroutine that writes: see ``device_plugin.ListAndWatch``
-        self, request: health_pb.NodeWatchResourcesRequest, context: Context
+        self, request: health_pb.NodeWatchResourcesRequest, context: GrpcContext
     ) -> None:
         """Send the health of all devices: at once, on each change, and again before it stops to count."""
         while not self._stopping:

@@ -30,9 +30,9 @@ from neuron_plugin.kubelet.advertisement import Advertisement
 from neuron_plugin.kubelet.device_plugin import (
     API_VERSION,
     OPTIONS,
-    Context,
     DeviceHandler,
     DevicePluginService,
+    GrpcContext,
     KubeletCounters,
 )
 from neuron_plugin.kubelet.socket_watch import (
@@ -325,12 +325,12 @@ class WatchedPluginServer(DevicePluginServer, watcher_grpc.RegistrationServicer)
             await self._wait_to_look()
         return None
 
-    async def GetInfo(self, request: watcher_pb.InfoRequest, context: Context) -> watcher_pb.PluginInfo:
+    async def GetInfo(self, request: watcher_pb.InfoRequest, context: GrpcContext) -> watcher_pb.PluginInfo:
         """Say what this socket is. No endpoint: the device plugin service is on this very socket."""
         return watcher_pb.PluginInfo(type="DevicePlugin", name=self.resource, supported_versions=[API_VERSION])
 
     async def NotifyRegistrationStatus(
-        self, request: watcher_pb.RegistrationStatus, context: Context
+        self, request: watcher_pb.RegistrationStatus, context: GrpcContext
     ) -> watcher_pb.RegistrationStatusResponse:
         """Take the outcome. After a refusal the kubelet calls GetInfo again after a while, by itself."""
         if request.plugin_registered:

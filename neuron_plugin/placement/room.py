@@ -78,7 +78,7 @@ class MoveEnding(enum.StrEnum):
     """The API server was away, the right to evict is missing, or another replica leads now."""
 
 
-class Record(msgspec.Struct, frozen=True, rename="camel"):
+class ReserveRecord(msgspec.Struct, frozen=True, rename="camel"):
     """A reserve as the next leader finds it. ``cores`` are reserved on ``node``; ``at`` is in unix seconds.
 
     ``uid`` is the waiting pod's, or the name of a rank of a group. ``victims`` are UIDs. ``owners`` are the controllers
@@ -151,7 +151,7 @@ class Room:
         self._lease = lease
         self._rules = rules
         self._evictions_per_minute = evictions_per_minute
-        self._records: dict[str, Record] = {}
+        self._records: dict[str, ReserveRecord] = {}
         self._staged: dict[PodUid, _Staged] = {}
         self._free_since: dict[str, float | None] = {}
         """Of what is reserved for a pod: since when the set is free; None while a victim has some of it."""
@@ -179,7 +179,9 @@ class Room:
         try:
             lease = LEASES.decode(await self._read_lease(self._lease))
             text = lease.annotations.get(RECORDS_KEY, "[]")
-            records = {record: record.reservation for record in msgspec.json.decode(text, type=tuple[Record, ...])}
+            records = {
+                record: record.reservation for record in msgspec.json.decode(text, type=tuple[ReserveRecord, ...])
+            }
         except (ClusterError, msgspec.MsgspecError, ValueError) as error:
             fields = {"lease": self._lease.path, "error": str(error)}
             _log.warning("what the last leader has reserved is not known", extra=fields)
@@ -201,7 +203,7 @@ class Room:
             if all(victim is None or victim.terminating for victim in victims):
                 self._keep(record)
 
-    def _keep(self, record: Record) -> None:
+    def _keep(self, record: ReserveRecord) -> None:
         self._records[record.uid] = record
         self._free_since[record.uid] = None
         self._state.reserve(record.reservation)
@@ -240,7 +242,7 @@ class Room:
         staged, times = self._staged.get(PodUid(key)), self._context.times
         return times.stages if staged and staged.left else times.longest
 
-    def _tend_rank(self, record: Record, unix_now: float) -> None:
+    def _tend_rank(self, record: ReserveRecord, unix_now: float) -> None:
         """A rank's place is kept while its group lives and comes on."""
         group, times = record.group_name, self._context.times
         progress = self._groups.get(group)
@@ -258,11 +260,11 @@ class Room:
         """Whether pods of a group may still come: some are there, or its controller makes all of them again."""
         return bool(self._state.members_of(group)) or "/" in group[1]
 
-    def _is_sick(self, record: Record) -> bool:
+    def _is_sick(self, record: ReserveRecord) -> bool:
         info = self._state.nodes.get(record.node)
         return info is None or info.inventory is None or bool(record.reservation.mask & ~info.inventory.healthy_mask)
 
-    def _is_useless(self, record: Record) -> bool:
+    def _is_useless(self, record: ReserveRecord) -> bool:
         """Whether a device of the reserved set got sick, or the set has been free and unused for too long."""
         info = self._state.nodes.get(record.node)
         if info is None or self._is_sick(record):
@@ -274,7 +276,7 @@ class Room:
         self._free_since[record.uid] = now if since is None else since
         return since is not None and now >= since + self._context.times.unused
 
-    def _end(self, record: Record, ending: MoveEnding) -> None:
+    def _end(self, record: ReserveRecord, ending: MoveEnding) -> None:
         self._context.metrics.moves.labels(ending.value).inc()
         fields = {"pod": f"{record.namespace}/{record.name}", "uid": record.uid, "node": record.node}
         _log.info("move ended", extra={**fields, "ending": ending.value})
@@ -322,7 +324,7 @@ class Room:
         if self._lease is None or too_many or not self._is_possible(move):
             return False
         victims = [self._state.pods[victim.pod.uid] for victim in move.victims]
-        record = Record(
+        record = ReserveRecord(
             uid=pod.uid,
             namespace=pod.namespace,
             name=pod.name,
@@ -396,7 +398,7 @@ class Room:
             staged.said = f"The evictions of {waiting} wait for their disruption budgets; what is free is kept."
             await self._context.report(pod.reference, RESERVED_REASON, staged.said, warning=False)
 
-    async def _give_back(self, record: Record, pod: NeuronPod) -> None:
+    async def _give_back(self, record: ReserveRecord, pod: NeuronPod) -> None:
         """End a move that did not come to its end in time, and let pods of that kind wait before another."""
         staged = self._staged.get(pod.uid)
         if staged:
@@ -413,7 +415,7 @@ class Room:
                 text = f"The eviction of this pod did not make room for pod {pod.reference} after all: {why}."
                 await self._context.report(victim.pod.reference, ROOM_GIVEN_BACK, text)
 
-    def _fail(self, record: Record, ending: MoveEnding, move: Move) -> None:
+    def _fail(self, record: ReserveRecord, ending: MoveEnding, move: Move) -> None:
         self._records.pop(record.uid, None)
         if ending is MoveEnding.FAILED:
             until = self._context.clock.now() + self._context.times.retry
@@ -530,7 +532,7 @@ class Room:
         self._groups.setdefault(group, _Progress(now)).at = now
 
     def _keep_rank(self, group: GroupName, key: str, name: str, node: str, mask: CoreMask) -> None:
-        record = Record(
+        record = ReserveRecord(
             uid=key,
             namespace=group[0],
             name=name,

@@ -1,7 +1,7 @@
 """What is thought of waiting pods, as values: where they fit, why they wait, who would have to go. No I/O, no clock."""
 
 from neuron_plugin.planning.choice import PACK, Choices
-from neuron_plugin.planning.judgement import Judgement, Standing, judge, judge_all
+from neuron_plugin.planning.judgement import Judgement, Standing, judge_all
 from neuron_plugin.planning.scene import Cluster, Scene
 from neuron_plugin.planning.shapes import DemandError, parse_shape, shape_text
 from neuron_plugin.planning.victims import (
@@ -15,6 +15,5 @@ from neuron_plugin.planning.victims import (
     cheapest_move,
     drain,
     how_many_more,
-    lowest_first,
     still_possible,
 )

@@ -34,7 +34,7 @@ Path = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class NetworkLevel:
     """One level of the tree: its name, and the labels of which a node has one. ``keys`` of the nodes themselves: ()."""
 
     name: str
@@ -45,7 +45,7 @@ class Level:
         return next((labels[key] for key in self.keys if labels.get(key)), "")
 
 
-NODE_LEVEL = Level(NODE, ())
+NODE_LEVEL = NetworkLevel(NODE, ())
 
 
 class Domains:
@@ -56,21 +56,21 @@ class Domains:
 
     def __init__(self, nodes: Mapping[str, NodeInfo], named: Sequence[str] = ()) -> None:
         self._nodes = nodes
-        self._named = tuple(Level(key, (key,)) for key in named)
+        self._named = tuple(NetworkLevel(key, (key,)) for key in named)
         self._present = Counter[str]()
         self._keys: dict[str, tuple[str, ...]] = {}
-        self._levels: tuple[Level, ...] | None = None
+        self._levels: tuple[NetworkLevel, ...] | None = None
         self._paths: dict[str, Path] = {}
         for name in nodes:
             self.forget(name)
 
     @property
-    def levels(self) -> tuple[Level, ...]:
+    def levels(self) -> tuple[NetworkLevel, ...]:
         """Those that exist, the broadest first; the last one is the node."""
         if self._levels is None:
             layers = sorted(key for key in self._present if _LAYER.fullmatch(key))
-            found = [Level(ZONE, _ZONE_KEYS), *(Level(key, (key,)) for key in layers)]
-            found += [Level(ULTRASERVER, _ULTRASERVER_KEYS), Level(PAIR, _PAIR_KEYS)]
+            found = [NetworkLevel(ZONE, _ZONE_KEYS), *(NetworkLevel(key, (key,)) for key in layers)]
+            found += [NetworkLevel(ULTRASERVER, _ULTRASERVER_KEYS), NetworkLevel(PAIR, _PAIR_KEYS)]
             found = list(self._named) or [level for level in found if any(map(self._present.__contains__, level.keys))]
             self._levels = (*found, NODE_LEVEL)
         return self._levels

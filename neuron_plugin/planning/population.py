@@ -50,7 +50,7 @@ class Counts(NamedTuple):
 
 
 NO_COUNTS = Counts()
-Tally = Mapping[str, Counts]
+NodeCounts = Mapping[str, Counts]
 """By node, where there is any such pod."""
 Selectors = tuple[PodSelector, ...]
 """A pod is meant if all of them match it."""
@@ -139,7 +139,7 @@ class Population:
         self._tallies.clear()
         self.version += 1
 
-    def tally(self, selectors: Selectors) -> Tally:
+    def tally(self, selectors: Selectors) -> NodeCounts:
         """The pods that all of these selectors mean, by node."""
         tallied = self._tallies.pop(selectors, None)
         if tallied is None:
@@ -213,7 +213,7 @@ class Altered:
         went = {uid: pod for uid in gone if (pod := population.get(uid))}
         self._changes = [*((uid, pod, -1) for uid, pod in went.items()), *((uid, pod, 1) for uid, pod in come.items())]
 
-    def tally(self, selectors: Selectors) -> Tally:
+    def tally(self, selectors: Selectors) -> NodeCounts:
         """As ``Population.tally``."""
         tallied = _Tallied(selectors, self.namespaces)
         tallied.by_node = dict(self._population.tally(selectors))

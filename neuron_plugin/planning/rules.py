@@ -28,7 +28,7 @@ from neuron_plugin.allocation.node_rules import (
     Spread,
     Taint,
 )
-from neuron_plugin.planning.population import NO_COUNTS, AnyPopulation, Tally
+from neuron_plugin.planning.population import NO_COUNTS, AnyPopulation, NodeCounts
 
 _CORDON = Taint("node.kubernetes.io/unschedulable", "NoSchedule")
 _HARD_EFFECTS = frozenset({"NoSchedule", "NoExecute"})
@@ -232,7 +232,7 @@ class AmongPods:
         self._nodes = nodes
         self._population = population
         self._spread_nodes = spread_nodes
-        self._single_nodes: list[tuple[Spread, Tally, int]] = []
+        self._single_nodes: list[tuple[Spread, NodeCounts, int]] = []
         self._checks = tuple(
             chain(self._affinity(pod), self._anti_affinity(pod), self._kept_off(pod), self._spread(pod))
         )
@@ -305,7 +305,7 @@ class AmongPods:
             text = f"where a pod more would break the pod's spread: {spread.max_skew} more than the least at most"
             yield _Check(spread.topology_key, closed, None, needs_label=True, text=text)
 
-    def _matching(self, pod: PodInCluster, spread: Spread) -> tuple[Tally, int]:
+    def _matching(self, pod: PodInCluster, spread: Spread) -> tuple[NodeCounts, int]:
         """The pods that a constraint counts, and whether the pod itself is one of them.
 
         An empty selector counts no pod that is there, and yet the pod itself (podtopologyspread/common.go).

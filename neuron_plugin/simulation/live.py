@@ -37,7 +37,7 @@ from neuron_plugin.simulation.claim_controller import sync_claims
 from neuron_plugin.simulation.cluster import SCHEDULERS, SimulatedCluster
 from neuron_plugin.simulation.kubelet_claims import NotPreparedError
 from neuron_plugin.simulation.kubelet_pods import AdmittedPod, PodRejectedError
-from neuron_plugin.simulation.scheduler import ExtenderCallError, PlacedPod, message, why_apart, why_not
+from neuron_plugin.simulation.scheduler import BoundPod, ExtenderCallError, message, why_apart, why_not
 from neuron_plugin.simulation.scheduler_claims import allocations_on, claims_of, reserve
 from neuron_plugin.simulation.worker import SimulatedWorker
 from neuron_plugin.topology import catalogue
@@ -177,7 +177,7 @@ class _Room:
 
     nodes: dict[str, NodeRules]
     pods: dict[str, list[tuple[Quantities, frozenset[HostPort]]]] = field(default_factory=dict)
-    placed: list[PlacedPod] = field(default_factory=list)
+    placed: list[BoundPod] = field(default_factory=list)
 
     @classmethod
     def of(cls, cluster: SimulatedCluster, pods: list[Pod]) -> _Room:
@@ -186,15 +186,15 @@ class _Room:
         room = cls({record.name: neuron_node(record, catalogue()).rules for record in records})
         for pod in pods:
             if pod.node_name and not pod.terminal:
-                room.take(PlacedPod(pod.node_name, pod.namespace, pod.labels, neuron_pod(pod).rules))
+                room.take(BoundPod(pod.node_name, pod.namespace, pod.labels, neuron_pod(pod).rules))
         return room
 
-    def take(self, pod: PlacedPod) -> None:
+    def take(self, pod: BoundPod) -> None:
         """A pod is on a node."""
         self.placed.append(pod)
         self.pods.setdefault(pod.node, []).append((pod.rules.needs + pod.rules.neuron, pod.rules.ports))
 
-    def reasons(self, pod: PlacedPod, *, extender: bool) -> dict[str, list[str]]:
+    def reasons(self, pod: BoundPod, *, extender: bool) -> dict[str, list[str]]:
         """By node, what the scheduler's own filters say against it.
 
         What the extender alone counts is left out where there is one (``ignoredByScheduler``).
@@ -217,7 +217,7 @@ async def _schedule(cluster: SimulatedCluster, room: _Room, pod: Pod, value: Any
     asks = neuron_pod(pod)
     claims: list[AnyJson] = []
     extender = bool(asks.request) and cluster.asks_extender(wanted)  # which is asked about its managedResources only
-    candidate = PlacedPod("", pod.namespace, pod.labels, asks.rules)
+    candidate = BoundPod("", pod.namespace, pod.labels, asks.rules)
     reasons = room.reasons(candidate, extender=extender)
     allocations: dict[str, list[AnyJson]] = {}
     if asks.claims:

@@ -79,7 +79,7 @@ def why_not(pod: PodRules, name: str, node: NodeRules, use: NodeUse) -> list[str
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedPod:
+class BoundPod:
     """A pod on a node, or thought to be there."""
 
     node: str
@@ -87,7 +87,7 @@ class PlacedPod:
     labels: Mapping[str, str]
     rules: PodRules
 
-    def keeps_off(self, other: PlacedPod, nodes: Mapping[str, NodeRules]) -> bool:
+    def keeps_off(self, other: BoundPod, nodes: Mapping[str, NodeRules]) -> bool:
         """Whether its required anti-affinity does not let another pod be where that one is."""
         return any(
             term.selector.matches(pod_labels(other.namespace, other.labels), {})
@@ -97,7 +97,7 @@ class PlacedPod:
         )
 
 
-def why_apart(pod: PlacedPod, placed: Iterable[PlacedPod], nodes: Mapping[str, NodeRules]) -> list[str]:
+def why_apart(pod: BoundPod, placed: Iterable[BoundPod], nodes: Mapping[str, NodeRules]) -> list[str]:
     """Why InterPodAffinity does not let a pod be with the placed ones; of its rules the required anti-affinity only."""
     there = [other for other in placed if other.node in nodes]
     if any(other.keeps_off(pod, nodes) for other in there):

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from neuron_plugin.allocation import Constraints, NeuronPod, Rejection, Resource
+from neuron_plugin.allocation import Constraints, ContainerKind, NeuronPod, Rejection, Resource
 from neuron_plugin.allocation.keys import NODE_KEY, POD_UID_KEY, RELEASED_KEY
 from neuron_plugin.allocation.pod import assigned_allocations
 from neuron_plugin.allocation.runs import ContainerRun
@@ -157,6 +157,16 @@ def test_work_would_be_lost_since_the_assignment_or_a_later_checkpoint(checkpoin
         "neuron-plugin.io/last-checkpoint": checkpoint,
     }
     assert pod({DEVICE: "1"}, annotations).work_since == since
+
+
+def test_t19_t20_requesting_containers_come_init_first_and_others_count_for_nothing() -> None:
+    init = [container("setup", {CORE: "4"}), container("proxy", {CORE: "1"}, restartPolicy="Always"), container("no")]
+    decoded = neuron_pod(wire(container("main", {CORE: "2"}), container("log"), initContainers=init))
+    assert [(part.name, part.kind, part.count) for part in decoded.requests] == [
+        ("setup", ContainerKind.INIT, 4),
+        ("proxy", ContainerKind.SIDECAR, 1),
+        ("main", ContainerKind.APP, 2),
+    ]
 
 
 def test_equal_requests_are_one_object() -> None:

@@ -5,14 +5,12 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
-from itertools import count
 from typing import Any
 
 import msgspec
 import pytest
 
-from neuron_plugin.allocation import ContainerKind, PodUid, Rejection
+from neuron_plugin.allocation import PodUid
 from neuron_plugin.allocation.inventory import read_inventory, write_inventory
 from neuron_plugin.allocation.keys import INVENTORY_KEY, UTILIZATION_KEY
 from neuron_plugin.allocation.utilization import ContainerUtilization, write_utilization
@@ -20,7 +18,7 @@ from neuron_plugin.backoff import Clock
 from neuron_plugin.cluster import ApiError, ApiRequest, KubernetesApi, Lease, LeaseName, UnreachableError
 from neuron_plugin.cluster.api import Response, send
 from neuron_plugin.cluster.objects import LEASES
-from neuron_plugin.cluster.pods import PODS, asks_for_neuron
+from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.cluster.writes import claim_lease, create_lease, delete_lease, renew_lease, utc_now
 from neuron_plugin.placement.informers import (
     LOOK_SECONDS,
@@ -40,7 +38,7 @@ from tests.support.api_server import Fault, Match, StandInApiServer
 from tests.support.manifests import container, node_manifest, pod_manifest
 from tests.support.running import Extender, until
 from tests.support.scripted_server import ScriptedServer, listed
-from tests.support.world import CORE, DEVICE, TYPES, World, record_of, request_of
+from tests.support.world import CORE, DEVICE, TYPES, World
 
 LEASE = LeaseName("kube-system", "neuron-plugin-node", "node")
 ACQUIRED = "2026-11-26T12:00:00.000000Z"
@@ -98,28 +96,34 @@ async def test_e07_a_plugin_that_stops_closes_its_node_with_its_word_and_not_wit
             task.cancel()
 
 
-async def test_what_a_lease_says_of_containers_is_kept_until_the_lease_is_gone(
+async def test_e07_what_a_lease_says_is_known_by_node_and_a_renewal_is_no_change(
     server: StandInApiServer, api: KubernetesApi
 ) -> None:
+    """And a survey knows it without judging the plugin by it."""
     state, busy = ClusterState(), {PodUid("uid"): {"main": ContainerUtilization(7, 0)}}
     informers = Informers(api, state, TYPES, lease_namespace="kube-system")
     server.create_node(node_manifest("node", "trn1.32xlarge"))
-    seen = LEASES.decode(await send(api, create_lease(LEASE, duration_seconds=600, now=utc_now()), timeout_seconds=5))
+    times = [datetime(2026, 1, 1, second=second, tzinfo=UTC) for second in range(3)]
+    seen = LEASES.decode(await send(api, create_lease(LEASE, duration_seconds=600, now=times[0]), timeout_seconds=5))
     text = {UTILIZATION_KEY: write_utilization(busy)}
-    claim = claim_lease(LEASE, seen, duration_seconds=600, now=utc_now(), annotations=text)
     running = asyncio.create_task(informers.run(), name="informers")
-    await until(lambda: "node" in state.nodes and "node" in state.history.renewals)
+    await until(lambda: "node" in state.nodes and state.history.renewals == {"node": "2026-01-01T00:00:00.000000Z"})
 
+    claim = claim_lease(LEASE, seen, duration_seconds=600, now=times[1], annotations=text)
     await send(api, claim, timeout_seconds=5)
     await until(lambda: state.history.utilization == {"node": busy})
+    version = state.changes.version
+    await send(api, renew_lease(LEASE, duration_seconds=600, now=times[2]), timeout_seconds=5)
+    await until(lambda: state.history.renewals == {"node": "2026-01-01T00:00:02.000000Z"})
+    assert state.changes.version == version
 
-    version, renewed = state.changes.version, state.history.renewals["node"]
-    await send(api, renew_lease(LEASE, duration_seconds=600, now=utc_now()), timeout_seconds=5)
-    await until(lambda: state.history.renewals["node"] != renewed)
-    assert state.changes.version == version, "a renewal is no change"
+    await send(api, renew_lease(replace(LEASE, holder=""), duration_seconds=600, now=times[2]), timeout_seconds=5)
+    found = await survey(api, TYPES, lease_namespace="kube-system", judge=False)
+    assert (found.history.utilization, found.history.renewals) == ({"node": busy}, state.history.renewals)
+    assert not found.nodes["node"].stale
 
     await send(api, delete_lease(LEASE), timeout_seconds=5)
-    await until(lambda: not state.history.utilization)
+    await until(lambda: not (state.history.utilization or state.history.renewals))
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 
@@ -146,24 +150,6 @@ async def test_a_replica_that_has_just_started_knows_which_plugins_gave_their_le
     assert state.history.renewals.keys() == {"gone", "here"}
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-
-
-async def test_a_survey_reads_what_leases_say_of_containers_without_judging_them(
-    server: StandInApiServer, api: KubernetesApi
-) -> None:
-    busy = {PodUid("uid"): {"main": ContainerUtilization(7, 0)}}
-    server.create_node(node_manifest("node", "trn1.32xlarge"))
-    seen = LEASES.decode(
-        await send(api, create_lease(replace(LEASE, holder=""), duration_seconds=600, now=utc_now()), timeout_seconds=5)
-    )
-    text = {UTILIZATION_KEY: write_utilization(busy)}
-    claim = claim_lease(replace(LEASE, holder=""), seen, duration_seconds=600, now=utc_now(), annotations=text)
-    await send(api, claim, timeout_seconds=5)
-
-    state = await survey(api, TYPES, lease_namespace="kube-system", judge=False)
-
-    assert state.history.utilization == {"node": busy}
-    assert not state.nodes["node"].stale
 
 
 async def test_e04_a_pod_is_unbound_while_it_lives_and_has_no_node(
@@ -265,26 +251,6 @@ async def test_what_a_shared_claim_holds_stays_held_when_its_first_pod_is_delete
         assert world.state.nodes["node"].used_mask == 0xFF
         server.delete_pod("default", "second", grace_seconds=0)
         await until(lambda: not world.state.nodes["node"].used_mask)
-
-
-@pytest.mark.looptime
-async def test_what_pods_without_neuron_ask_for_is_followed(world: World) -> None:
-    server, node = StandInApiServer(), node_manifest("node", "trn1.32xlarge")
-    node["status"]["allocatable"] |= {"cpu": "16"}
-    server.create_node(node)
-    rules = record_of(pod_manifest("needy", containers=[with_cpu("8")])).rules
-    async with following(server, world):
-        await until(lambda: list(world.state.choices.feasible(rules)) == ["node"])
-        server.create_pod(pod_manifest("other", containers=[with_cpu("12", amount=0)], node="node"))
-        await until(lambda: not world.state.choices.feasible(rules))
-        server.delete_pod("default", "other", grace_seconds=0)
-        await until(lambda: bool(world.state.choices.feasible(rules)))
-
-
-def with_cpu(cpu: str, amount: int = 1) -> dict[str, Any]:
-    made = container("main", DEVICE, amount)
-    made["resources"]["requests"] |= {"cpu": cpu}
-    return made
 
 
 @pytest.mark.looptime
@@ -457,19 +423,6 @@ async def test_other_failures_close_no_node(world: World, annotations: dict[str,
 
 
 @pytest.mark.looptime
-async def test_pod_groups_are_followed_where_the_server_has_them(world: World) -> None:
-    server = StandInApiServer()
-    policy = {"schedulingPolicy": {"gang": {"minCount": 4}}}
-    server.create(POD_GROUPS, {"metadata": {"name": "train"}, "spec": policy}, "ml")
-    basic: dict[str, Any] = {"schedulingPolicy": {"basic": {}}}
-    server.create(POD_GROUPS, {"metadata": {"name": "any"}, "spec": basic}, "ml")
-    async with following(server, world):
-        await until(lambda: world.state.min_counts == {("ml", "train"): 4})
-        server.delete(POD_GROUPS, "train", "ml")
-        await until(lambda: not world.state.min_counts)
-
-
-@pytest.mark.looptime
 async def test_a_server_without_pod_groups_is_asked_again_now_and_then_without_a_warning(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -597,57 +550,6 @@ async def test_without_the_right_to_read_leases_or_a_place_to_look_for_them_plug
     assert await surveyed([lease(1, holder="")], namespace="") == (False, 0.0)
 
 
-def counts(*containers: dict[str, Any], init: Sequence[dict[str, Any]] = ()) -> list[tuple[str, ContainerKind, int]]:
-    manifest = pod_manifest("pod", containers=containers, init_containers=init)
-    return [(part.name, part.kind, part.count) for part in request_of(record_of(manifest))]
-
-
-def test_t19_t20_requesting_containers_come_init_first_and_others_count_for_nothing() -> None:
-    init = [container("setup", CORE, 4), container("proxy", CORE, 1, sidecar=True), container("plain", CORE, 0)]
-
-    assert counts(container("main", CORE, 2), container("log", CORE, 0), init=init) == [
-        ("setup", ContainerKind.INIT, 4),
-        ("proxy", ContainerKind.SIDECAR, 1),
-        ("main", ContainerKind.APP, 2),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("limits", "requests", "expected"),
-    [({CORE: "2"}, {}, 2), ({}, {CORE: "3"}, 3), ({CORE: "2"}, {CORE: "3"}, 2), ({CORE: "1k"}, {}, 1000)],
-    ids=str,
-)
-def test_t22_t23_limits_decide_and_requests_stand_in(
-    limits: dict[str, str], requests: dict[str, str], expected: int
-) -> None:
-    given = {"name": "main", "resources": {"limits": limits, "requests": requests}}
-
-    assert counts(given) == [("main", ContainerKind.APP, expected)]
-
-
-@pytest.mark.parametrize("amount", ["-1", "1.5", "1m", "x", "9223372036854775808", "1e99"])
-def test_t23_an_impossible_quantity_is_refused_with_a_reason(amount: str) -> None:
-    request = record_of(pod_manifest("pod", containers=[container("main", CORE, amount)])).request
-
-    assert isinstance(request, Rejection)
-    assert "container main asks for aws.amazon.com/neuroncore" in request.detail
-
-
-def test_t21_two_neuron_resources_in_one_container_are_refused_with_a_reason() -> None:
-    both = {"name": "main", "resources": {"limits": {CORE: "1", DEVICE: "1"}}}
-
-    request = record_of(pod_manifest("pod", containers=[both])).request
-
-    assert isinstance(request, Rejection)
-    assert "ask for one Neuron resource per container" in request.detail
-
-
-def test_equal_requests_of_many_pods_are_one_object() -> None:
-    first, second = (record_of(pod_manifest(name, CORE, 3)) for name in ("a", "b"))
-
-    assert first.request is second.request
-
-
 def test_only_live_pods_that_ask_for_neuron_are_kept() -> None:
     def kept(manifest: object) -> bool:
         return keep_pod(PODS.decode(msgspec.json.encode(manifest))) is not None
@@ -656,33 +558,3 @@ def test_only_live_pods_that_ask_for_neuron_are_kept() -> None:
     assert kept(pod_manifest("init", containers=[container("a", CORE, 0)], init_containers=[container("b", CORE, 1)]))
     assert not kept(pod_manifest("plain", CORE, 0))
     assert not kept({**pod_manifest("done", CORE, 1), "status": {"phase": "Failed"}})
-
-
-def test_a_quantity_of_zero_still_makes_the_scheduler_ask_about_the_pod() -> None:
-    zero = {"name": "main", "resources": {"limits": {CORE: "0"}}}
-    pod = PODS.decode(msgspec.json.encode(pod_manifest("pod", containers=[zero])))
-
-    assert asks_for_neuron(pod)
-
-
-async def test_e07_renewals_are_known_by_node_and_change_nothing_else(
-    server: StandInApiServer, api: KubernetesApi, extender: Extender
-) -> None:
-    state = extender.daemon.state
-    server.create_node(node_manifest("node", "trn1.32xlarge"))
-    await until(lambda: "node" in state.nodes)
-    version = state.changes.version
-    times = [datetime(2026, 1, 1, second=second, tzinfo=UTC) for second in range(2)]
-
-    await send(api, create_lease(LEASE, duration_seconds=3600, now=times[0]), timeout_seconds=5)
-    await until(lambda: state.history.renewals.get("node") == "2026-01-01T00:00:00.000000Z")
-    await send(api, renew_lease(LEASE, duration_seconds=3600, now=times[1]), timeout_seconds=5)
-    await until(lambda: state.history.renewals.get("node") == "2026-01-01T00:00:01.000000Z")
-    assert state.changes.version == version
-    hasty = Clock(now=partial(next, count(0, 30)))
-    assert (
-        await survey(api, TYPES, lease_namespace="kube-system", clock=hasty)
-    ).history.renewals == state.history.renewals
-
-    await send(api, ApiRequest("DELETE", LEASE.path), timeout_seconds=5)
-    await until(lambda: not state.history.renewals)

@@ -22,7 +22,7 @@ from neuron_plugin.allocation.node_rules import (
     Taint,
     Toleration,
 )
-from neuron_plugin.simulation.scheduler import ExtenderCallError, PlacedPod, why_apart, why_not
+from neuron_plugin.simulation.scheduler import ExtenderCallError, BoundPod, why_apart, why_not
 from tests.support.manifests import pod_manifest
 from tests.support.scheduler import StandInScheduler
 
@@ -208,13 +208,13 @@ RACKS = {
     "b": NodeRules(labels={"rack": "r1"}),
     "c": NodeRules(labels={"rack": "r2"}),
 }
-ALONE = PlacedPod(
+ALONE = BoundPod(
     "a",
     "ml",
     {"app": "alone"},
     PodRules(anti_affinity=(PodTerm(PodSelector(("ml",), (Requirement("app", "Exists", ()),)), "rack"),)),
 )
-WEB = PlacedPod("a", "ml", {"app": "web"}, PodRules())
+WEB = BoundPod("a", "ml", {"app": "web"}, PodRules())
 
 
 @pytest.mark.parametrize(("node", "kept_apart"), [("a", True), ("b", True), ("c", False)])
