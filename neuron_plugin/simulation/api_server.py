@@ -23,7 +23,7 @@ import asyncio
 import base64
 import socket
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -191,6 +191,10 @@ class SimulatedApiServer:
         """Bind a pod, as a scheduler would."""
         metadata: AnyJson = {"name": name, "annotations": dict(annotations or {})}
         self._objects.bind(namespace, name, {"metadata": metadata, "target": {"kind": "Node", "name": node}})
+
+    def serve_logs(self, logs: Callable[[str, str, str], str | None]) -> None:
+        """Ask for what a container has printed there: by namespace, pod and container."""
+        self._objects.logs = logs
 
     def patch_status(self, kind: ServedKind, name: str, status: AnyJson, namespace: str = "") -> AnyJson:
         """Change an object's status; of its conditions those of the given types."""
@@ -436,7 +440,9 @@ class SimulatedApiServer:
             return web.Response(status=500)  # never sent
         if request.method == "GET" and done.status == HTTPStatus.OK and "as=Table" in request.headers.get("Accept", ""):
             done = as_table(self._objects, asked, done)
-        return web.Response(body=done.body, status=done.status, content_type="application/json")
+        is_text = request.path.endswith("/log") and done.status == HTTPStatus.OK
+        content_type = "text/plain" if is_text else "application/json"
+        return web.Response(body=done.body, status=done.status, content_type=content_type)
 
     async def _show(self, watch: Watch, request: web.Request) -> web.StreamResponse:
         """Speak until the watch ends, or the client has left."""

@@ -45,6 +45,8 @@ def answer(objects: ApiObjects, request: ApiRequest) -> Response:
         return _write(objects, request, target)
     if target.subresource in _WRITTEN_ONLY:
         raise _not_allowed()
+    if target.subresource == "log":
+        return Response(200, objects.log(target.namespace, target.name, request.query.get("container", "")).encode())
     return Response(200, objects.read(target).encoded if target.name else _list(objects, target, request))
 
 

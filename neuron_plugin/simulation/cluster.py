@@ -1,7 +1,7 @@
 """A cluster of simulated nodes: machines, kubelets, API server and scheduler are simulated, our daemons are real.
 
 The daemons run as processes of their own and meet the simulated parts over the same sockets, files and messages as in a
-real cluster. Here the cluster is built and does what it is asked to, step by step; ``live`` lets it run by itself.
+real cluster. Here the cluster is built and does what it is asked to, step by step; ``supervise`` lets it run by itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from neuron_plugin.allocation.node_rules import DEFAULT_SCHEDULER
 from neuron_plugin.cluster import DecodeError, Pod
 from neuron_plugin.cluster.leases import LEASE_PREFIX
 from neuron_plugin.cluster.pods import PODS
-from neuron_plugin.extender import SECOND_SCHEDULER
 from neuron_plugin.gates.upkeep import WAITING
 from neuron_plugin.gates.webhook import patch as gate_patch
 from neuron_plugin.scheduling.state import NODE_REFUSALS
@@ -39,8 +38,6 @@ from neuron_plugin.simulation.worker import READY_SECONDS, SimulatedWorker, end_
 
 NODE_NAME = "node-1"
 """Of the only node, where there is one."""
-SCHEDULERS = (DEFAULT_SCHEDULER, SECOND_SCHEDULER)
-"""The schedulers that run."""
 
 
 class PlacedBy(enum.StrEnum):
@@ -112,9 +109,9 @@ class SimulatedCluster:
         if by_claims and gates:
             daemon_flags = (*daemon_flags, "--placed-claims")
             extender_flags = (*extender_flags, "--dra-driver", DRA_DRIVER)
-        claims_at = self.api if by_claims else None
+        flags = tuple(daemon_flags)
         self.workers = {
-            name: SimulatedWorker(root / name, name, instance_type, daemon_flags=daemon_flags, claims_at=claims_at)
+            name: SimulatedWorker(self.api, root / name, name, instance_type, daemon_flags=flags, by_claims=by_claims)
             for name, instance_type in instance_types.items()
         }
         self.extender_url = ""
@@ -132,7 +129,7 @@ class SimulatedCluster:
                 selector = {"cel": {"expression": f"device.driver == '{DRA_DRIVER}'"}}
                 self.api.create(DEVICE_CLASSES, {"metadata": {"name": name}, "spec": {"selectors": [selector]}}, "")
             for worker in self.workers.values():
-                await worker.start(self.api, self._kubeconfig("plugin"))
+                await worker.start(self._kubeconfig("plugin"))
             await self._start_extender()
         except BaseException:
             await self.__aexit__()
@@ -215,7 +212,7 @@ class SimulatedCluster:
         except TimeoutError as error:
             raise TimeoutError(f"no inventory of {', '.join(late)} after {READY_SECONDS:g} s") from error
         for worker in self.workers.values():
-            worker.report_capacity(self.api)
+            worker.report_capacity()
 
     def _is_published(self, node: str) -> bool:
         held = {lease["metadata"]["name"] for lease in self.api.objects(LEASES) if lease["spec"].get("holderIdentity")}
@@ -279,6 +276,6 @@ class SimulatedCluster:
         return PODS.decode(msgspec.json.encode(self.api.get(SERVED_PODS, name, "default")))
 
     async def admit(self, name: str) -> AdmittedPod:
-        """Do the kubelet's part for a pod that was bound; see ``SimulatedWorker.admit``."""
-        record = self.pod(name)
-        return await self.workers[record.node_name].admit(self.api, record)
+        """Do the kubelet's part for a pod that was bound; see ``PodSync.admit``."""
+        manifest = self.api.get(SERVED_PODS, name, "default")
+        return await self.workers[manifest["spec"]["nodeName"]].pods.admit(manifest)

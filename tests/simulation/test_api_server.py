@@ -72,7 +72,7 @@ async def test_a_taken_name_is_refused(client: Client, server: StandInApiServer)
         ("/apis/apps/v1/deployments", "the server could not find the requested resource"),
         ("/api/v1/namespaces/default/nodes", "the server could not find the requested resource"),
         ("/api/v1/pods/a", "the server could not find the requested resource"),
-        (f"{PODS_PATH}/a/log", "the server could not find the requested resource"),
+        (f"{PODS_PATH}/a/exec", "the server could not find the requested resource"),
         ("/", "the server could not find the requested resource"),
     ],
 )

@@ -152,7 +152,7 @@ def _directory(path: Path) -> Iterator[Path]:
 
 async def _play(root: Path, arguments: Namespace) -> None:
     from neuron_plugin.simulation import PlacedBy, SimulatedCluster
-    from neuron_plugin.simulation.live import live
+    from neuron_plugin.simulation.supervisor import supervise
 
     nodes: Mapping[str, str] = arguments.nodes
     flags = ("--ui", "--make-room", arguments.make_room, "--make-room-after", "5")
@@ -171,7 +171,7 @@ async def _play(root: Path, arguments: Namespace) -> None:
         )  # the sign that it is up
         print(f"Ready after {time.monotonic() - started:.0f} s; Ctrl-C ends it and leaves nothing.", flush=True)
         print("\n".join(_hints(cluster)), flush=True)
-        async for line in live(cluster):
+        async for line in supervise(cluster):
             print(f"{time.strftime('%H:%M:%S')}  {line}", flush=True)
 
 
