@@ -355,7 +355,7 @@ async def _kill(worker: _Worker) -> None:
 
 def _compute(manifest: AnyJson) -> AnyJson:
     """What the first container of a pod asks for of CPU and memory."""
-    first = next(iter(manifest["spec"].get("containers") or ()), {})
+    first: AnyJson = next(iter(manifest["spec"].get("containers") or ()), {})
     requests = (first.get("resources") or {}).get("requests") or {}
     return {name: requests[name] for name in ("cpu", "memory") if name in requests}
 
