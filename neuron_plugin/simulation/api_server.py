@@ -50,7 +50,7 @@ from neuron_plugin.simulation.api_server_kinds import (
 )
 from neuron_plugin.simulation.api_server_kubectl import read_protobuf
 from neuron_plugin.simulation.api_server_objects import Admission, ApiObjects
-from neuron_plugin.simulation.api_server_patches import PATCHES
+from neuron_plugin.simulation.api_server_patches import JSON_PATCH, PATCHES
 from neuron_plugin.simulation.api_server_requests import answer, as_table, refused, unsupported, watch_of
 from neuron_plugin.simulation.api_server_store import CutError, Inbox, ObjectChange, Watch
 
@@ -469,11 +469,13 @@ async def _body(request: web.Request) -> AnyJson:
             return read_protobuf(data)
         if request.content_type not in (JSON, *PATCHES):
             raise unsupported(JSON, *PATCHES)
-        return msgspec.json.decode(data, type=dict)
+        kind = list if request.content_type == JSON_PATCH else dict
+        body: AnyJson = msgspec.json.decode(data, type=kind)
     except msgspec.DecodeError as error:
         raise Refusal(400, f"the object provided is unrecognized (must be of type JSON): {error}") from error
     except ValueError as error:
         raise Refusal(400, f"the request cannot be handled: {error}") from error
+    return body
 
 
 def _own(request: ApiRequest) -> ApiRequest:

@@ -101,7 +101,7 @@ def _not_allowed() -> Refusal:
 
 
 def _write(objects: ApiObjects, request: ApiRequest, target: Target) -> Response:
-    body: AnyJson = dict(request.body or {})
+    body: AnyJson = request.body or {}
     if request.query.get("dryRun"):
         raise Refusal(400, "a dry run is not simulated: nothing was written")
     match request.method:
@@ -110,10 +110,11 @@ def _write(objects: ApiObjects, request: ApiRequest, target: Target) -> Response
         case "POST" if target.subresource == "eviction":
             return Response(201, msgspec.json.encode(objects.evict(target.namespace, target.name, body)))
         case "POST" if not target.name:
-            body.setdefault("metadata", {}).pop("uid", None)  # the server chooses it
+            metadata = {name: value for name, value in (body.get("metadata") or {}).items() if name != "uid"}
+            made = {**body, "metadata": metadata}  # the server chooses the UID
             if target.kind is PODS:
-                body.pop("status", None)
-            return Response(201, objects.create(target.kind, body, target.namespace).encoded)
+                made.pop("status", None)
+            return Response(201, objects.create(target.kind, made, target.namespace).encoded)
         case "PATCH" if target.name and target.subresource not in _WRITTEN_ONLY:
             if request.content_type not in PATCHES:
                 raise unsupported(*PATCHES)

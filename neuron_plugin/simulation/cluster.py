@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import aiohttp
 import msgspec
@@ -32,6 +32,7 @@ from neuron_plugin.simulation.api_server import SimulatedApiServer
 from neuron_plugin.simulation.api_server_kinds import DEVICE_CLASSES, EVENTS, LEASES, AnyJson
 from neuron_plugin.simulation.api_server_kinds import NODES as SERVED_NODES
 from neuron_plugin.simulation.api_server_kinds import PODS as SERVED_PODS
+from neuron_plugin.simulation.api_server_patches import json_patched
 from neuron_plugin.simulation.kubelet_pods import AdmittedPod
 from neuron_plugin.simulation.scheduler import FilterAnswer, SimulatedScheduler
 from neuron_plugin.simulation.worker import READY_SECONDS, SimulatedWorker, end_process, free_port, start_process
@@ -63,23 +64,11 @@ def pod_manifest(name: str, containers: Mapping[str, tuple[Resource, int]]) -> A
 
 def _gated(pod: AnyJson, *, claims: bool) -> AnyJson:
     """A new pod as the chart's MutatingAdmissionPolicy leaves it; the webhook that is asked here does the same."""
-    encoded = msgspec.json.encode(pod)
     try:
-        changes = gate_patch(msgspec.Raw(encoded), claims=claims)
+        changes = gate_patch(msgspec.Raw(msgspec.json.encode(pod)), claims=claims)
     except DecodeError:
         return pod  # which is refused for it
-    made: AnyJson = msgspec.json.decode(encoded)
-    for change in changes:
-        *path, last = (word.replace("~1", "/") for word in str(change["path"]).split("/")[1:])
-        place: Any = made
-        for word in path:
-            place = place[word]
-        if change["op"] == "remove":
-            del place[last]
-        elif last == "-":
-            place.append(change["value"])
-        else:
-            place[last] = change["value"]
+    made: AnyJson = json_patched(pod, changes)
     return made
 
 
