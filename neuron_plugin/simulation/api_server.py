@@ -23,7 +23,7 @@ import asyncio
 import base64
 import socket
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -108,6 +108,7 @@ class SimulatedApiServer:
         self._bookmark_seconds = bookmark_seconds
         self._token, self._tls, self._ca = token, tls, ca
         self._guard: Guard | None = None
+        self._mounted: dict[str, Callable[[ApiRequest], Awaitable[Response]]] = {}
         self._faults: list[Fault] = []
         self._seen: deque[ApiRequest] = deque(maxlen=_REMEMBERED_REQUESTS)
         self._port = 0
@@ -191,6 +192,10 @@ class SimulatedApiServer:
         """Bind a pod, as a scheduler would."""
         metadata: AnyJson = {"name": name, "annotations": dict(annotations or {})}
         self._objects.bind(namespace, name, {"metadata": metadata, "target": {"kind": "Node", "name": node}})
+
+    def mount(self, path: str, handler: Callable[[ApiRequest], Awaitable[Response]]) -> None:
+        """Have what is asked below a path answered there: it is none of Kubernetes."""
+        self._mounted[path] = handler
 
     def serve_logs(self, logs: Callable[[str, str, str], str | None]) -> None:
         """Ask for what a container has printed there: by namespace, pod and container."""
@@ -347,6 +352,9 @@ class SimulatedApiServer:
                 return injected
             if user is not None:
                 self._admit(request, user)
+            for path, handler in self._mounted.items():
+                if request.path.startswith(path):
+                    return await handler(request)
             request = self._initial_events(request)
             done = watch_of(self._objects, request, self._bookmark_seconds) or answer(self._objects, request)
             if fault:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import enum
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,8 @@ from neuron_plugin.simulation.api_server_kinds import NODES as SERVED_NODES
 from neuron_plugin.simulation.api_server_kinds import PODS as SERVED_PODS
 from neuron_plugin.simulation.api_server_patches import json_patched
 from neuron_plugin.simulation.kubelet_pods import AdmittedPod
+from neuron_plugin.simulation.machines import CPU_NODE, MOST_PLUGINS
+from neuron_plugin.simulation.played_node import PlayedNode
 from neuron_plugin.simulation.scheduler import FilterAnswer, SimulatedScheduler
 from neuron_plugin.simulation.worker import READY_SECONDS, SimulatedWorker, end_process, free_port, start_process
 
@@ -75,7 +78,8 @@ def _gated(pod: AnyJson, *, claims: bool) -> AnyJson:
 class SimulatedCluster:
     """An async context: everything is up inside it, and gone after it. All files are made under ``root``.
 
-    ``instance_types`` are the nodes' by name. ``extender_url`` is where the extender serves the ``scheduler``, which is
+    ``instance_types`` are the nodes' by name. The first ``plugins`` of those with Neuron are machines with the real
+    plugin, the others are played. ``extender_url`` is where the extender serves the ``scheduler``, which is
     there once everything is up, ``health_url`` where it serves pages for people. ``by_claims``: the nodes' devices are
     given by claims of Dynamic Resource Allocation.
     """
@@ -89,6 +93,7 @@ class SimulatedCluster:
         extender_flags: Sequence[str] = (),
         placed_by: PlacedBy = PlacedBy.EXTENDER,
         by_claims: bool = False,
+        plugins: int = MOST_PLUGINS,
     ) -> None:
         self.root = root
         self.placed_by = placed_by
@@ -98,11 +103,18 @@ class SimulatedCluster:
         if by_claims and gates:
             daemon_flags = (*daemon_flags, "--placed-claims")
             extender_flags = (*extender_flags, "--dra-driver", DRA_DRIVER)
-        flags = tuple(daemon_flags)
-        self.workers = {
-            name: SimulatedWorker(self.api, root / name, name, instance_type, daemon_flags=flags, by_claims=by_claims)
-            for name, instance_type in instance_types.items()
-        }
+        flags, places = tuple(daemon_flags), Counter[str]()
+        self.workers: dict[str, SimulatedWorker] = {}
+        self.played: dict[str, PlayedNode] = {}
+        for name, instance_type in instance_types.items():
+            family = instance_type.partition(".")[0]
+            place, places[family] = places[family], places[family] + 1
+            if instance_type == CPU_NODE or len(self.workers) >= plugins:
+                self.played[name] = PlayedNode(self.api, name, instance_type, place)
+            else:
+                self.workers[name] = SimulatedWorker(
+                    self.api, root / name, name, instance_type, place, daemon_flags=flags, by_claims=by_claims
+                )
         self.extender_url = ""
         self.health_url = ""
         self._extender_flags = tuple(extender_flags)
@@ -117,6 +129,8 @@ class SimulatedCluster:
             for name in self._device_classes():
                 selector = {"cel": {"expression": f"device.driver == '{DRA_DRIVER}'"}}
                 self.api.create(DEVICE_CLASSES, {"metadata": {"name": name}, "spec": {"selectors": [selector]}}, "")
+            for played in self.played.values():
+                played.register()
             for worker in self.workers.values():
                 await worker.start(self._kubeconfig("plugin"))
             await self._start_extender()
@@ -140,6 +154,15 @@ class SimulatedCluster:
     def worker(self) -> SimulatedWorker:
         """The first node, which may be the only one."""
         return next(iter(self.workers.values()))
+
+    def node(self, name: str) -> SimulatedWorker | PlayedNode | None:
+        """A node by its name."""
+        return self.workers.get(name) or self.played.get(name)
+
+    def silent_nodes(self) -> set[str]:
+        """The nodes whose kubelet does not run."""
+        nodes: dict[str, SimulatedWorker | PlayedNode] = {**self.workers, **self.played}
+        return {name for name, node in nodes.items() if not node.up}
 
     @property
     def extender_status(self) -> int | None:

@@ -452,6 +452,12 @@ class SimulatedKubelet:
         """A container of a live pod has died; what it holds stays its own."""
         self._running[uid].discard(name)
 
+    def lose_containers(self) -> None:
+        """The machine is off: no container of any pod runs any more."""
+        for uid, pod in self._pods.items():
+            self._running[uid] = set()
+            self.end_processes(pod)
+
     def held_nodes(self) -> frozenset[str]:
         """The names of the device nodes that containers of live pods have, such as ``neuron3``."""
         held = set[str]()

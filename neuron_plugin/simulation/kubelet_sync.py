@@ -136,6 +136,7 @@ class PodSync:
             elif "deletionTimestamp" in pods[uid]["metadata"] and self._kubelet.has(uid):
                 self._kubelet.finish(uid)
             self._notice_exits(worker)
+            worker.shown = {}  # others have written while it was away
         await self._kubelet.start()
         self._up = True
 
@@ -143,6 +144,15 @@ class PodSync:
         """Stop and start; containers run on."""
         await self.stop()
         await self.start()
+
+    async def lose_containers(self) -> None:
+        """The machine is off; its kubelet has stopped. What is there at its next start is admitted and started anew."""
+        self._kubelet.lose_containers()
+        for worker in self._workers.values():
+            await _kill(worker)
+            worker.runs.clear()
+            worker.started.clear()
+            worker.admitted = False
 
     async def close(self) -> None:
         """End the kubelet and all containers."""
@@ -195,8 +205,8 @@ class PodSync:
                 self._tell(worker, "deleted")
             else:
                 await self._sync(worker)
-        except PodRejectedError as rejection:
-            self._tell(worker, str(rejection))
+        except PodRejectedError:
+            return  # as its status says
         except NotPreparedError as error:
             self._tell(worker, f"its claims are not given up yet: {error}")
         except (PodGoneError, KubeletStoppedError, Refusal):
@@ -303,7 +313,8 @@ class PodSync:
 
     def _report(self, worker: _Worker) -> None:
         """Write the status of a pod, if it has changed."""
-        rejection = self._kubelet.rejections.get(worker.pod.uid)
+        if rejection := self._kubelet.rejections.get(worker.pod.uid):
+            self._tell(worker, str(rejection))
         phase = "Failed" if rejection else worker.phase
         ready = {"type": "Ready", "status": str(phase == "Running"), "lastTransitionTime": worker.since}
         pending = {"type": "PodResizePending", "$patch": "delete"}

@@ -57,6 +57,7 @@ class NodeDescription(msgspec.Struct, frozen=True, omit_defaults=True, forbid_un
     """A simulated machine. ``devices`` holds those that are not as new; ``missing`` chips never came up at boot.
 
     ``work_counters``: without ``usage_counters`` there still are those few that tell how much a core is used.
+    ``ultraserver`` are class attributes of a machine that is in one.
     """
 
     instance_type: str
@@ -69,6 +70,7 @@ class NodeDescription(msgspec.Struct, frozen=True, omit_defaults=True, forbid_un
     usage_counters: bool = True
     work_counters: bool = False
     driver_loaded: bool = True
+    ultraserver: dict[str, str] = {}
     devices: dict[int, SimulatedDevice] = {}
 
     @property
@@ -210,12 +212,13 @@ def work_file(core: int, name: str) -> str:
 
 
 def class_files(description: NodeDescription) -> dict[str, File]:
-    """The plain files beside the devices: this machine is in no UltraServer."""
+    """The plain files beside the devices, which say whether the machine is in an UltraServer."""
     if description.instance_type.partition(".")[0] in _SWITCHED_FAMILIES:
         return {"node_id": File("-1\n", 0o444), "reservation_id": File("0000000000000000\n", 0o444)}
     ids = {f"node_id_{size}": File("-1\n", 0o444) for size in (2, 4)}
     servers = {f"server_id_{size}": File("0000000000000000\n", 0o444) for size in (2, 4)}
-    return {**ids, **servers, "ultraserver_mode": File("\n", 0o444)}
+    elected = {name: File(f"{text}\n", 0o444) for name, text in description.ultraserver.items()}
+    return {**ids, **servers, "ultraserver_mode": File("\n", 0o444), **elected}
 
 
 def serial_number(device: int) -> str:

@@ -7,13 +7,15 @@ alone. Source: ``pkg/scheduler/schedule_one.go`` of 1.36.2.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 import msgspec
 
+from neuron_plugin.allocation import NeuronPod
 from neuron_plugin.allocation.keys import CORES_KEY, DEVICES_KEY, PREFIX
-from neuron_plugin.allocation.node_rules import DEFAULT_SCHEDULER, HostPort, NodeRules, Quantities, node_use
+from neuron_plugin.allocation.node_rules import DEFAULT_SCHEDULER, HostPort, NodeRules, NodeUse, Quantities, node_use
 from neuron_plugin.cluster import ObjectReference, Pod
 from neuron_plugin.cluster.nodes import neuron_node
 from neuron_plugin.cluster.objects import NODES as NODE_RECORDS
@@ -22,7 +24,7 @@ from neuron_plugin.cluster.pods import neuron_pod
 from neuron_plugin.cluster.writes import create_event, utc_now
 from neuron_plugin.extender import SECOND_SCHEDULER
 from neuron_plugin.simulation.api_server import SimulatedApiServer
-from neuron_plugin.simulation.api_server_kinds import EVENTS, NODES, PODS, AnyJson, Refusal
+from neuron_plugin.simulation.api_server_kinds import CLAIMS, EVENTS, NODES, PODS, AnyJson, Refusal, ServedKind
 from neuron_plugin.simulation.claim_allocator import NotAllocatedError
 from neuron_plugin.simulation.scheduler import (
     ExtenderCallError,
@@ -46,23 +48,34 @@ class _Room:
     nodes: dict[str, NodeRules]
     pods: dict[str, list[tuple[Quantities, frozenset[HostPort]]]] = field(default_factory=dict)
     placed: list[PlacedPod] = field(default_factory=list)
+    choosy: list[PlacedPod] = field(default_factory=list)
+    """Those of the placed ones that keep others off."""
+    uses: dict[str, NodeUse] = field(default_factory=dict)
 
     def take(self, pod: PlacedPod) -> None:
         """A pod is on a node."""
         self.placed.append(pod)
+        if pod.rules.keeps_off:
+            self.choosy.append(pod)
         self.pods.setdefault(pod.node, []).append((pod.rules.needs + pod.rules.neuron, pod.rules.ports))
+        self.uses.pop(pod.node, None)
+
+    def use(self, node: str) -> NodeUse:
+        """What the pods of a node ask for together."""
+        if node not in self.uses:
+            self.uses[node] = node_use(self.pods.get(node, ()))
+        return self.uses[node]
 
     def reasons(self, pod: PlacedPod, *, extender: bool) -> dict[str, list[str]]:
         """By node, what the scheduler's own filters say against it.
 
         What the extender alone counts is left out where there is one (``ignoredByScheduler``).
         """
-        rules = pod.rules
+        rules, near = pod.rules, self.placed if pod.rules.keeps_off else self.choosy
         if extender:
             rules = replace(rules, needs=tuple(need for need in rules.needs if not need[0].startswith(PREFIX)))
         return {
-            name: why_not(rules, name, node, node_use(self.pods.get(name, ())))
-            or why_apart(replace(pod, node=name), self.placed, self.nodes)
+            name: why_not(rules, name, node, self.use(name)) or why_apart(replace(pod, node=name), near, self.nodes)
             for name, node in self.nodes.items()
         }
 
@@ -83,7 +96,10 @@ class Scheduling:
         self._say = say
         self._said: dict[str, str] = {}
         """The last line about each pod, by UID."""
-        self._records: dict[str, tuple[AnyJson, Pod]] = {}
+        self._records: dict[str, tuple[AnyJson, Pod, NeuronPod]] = {}
+        """Pods by UID as they were last decoded."""
+        self._rules: dict[str, tuple[AnyJson, NodeRules]] = {}
+        """What the scheduler looks at of nodes, by name."""
 
     async def look(self) -> None:
         """Try all pods that wait."""
@@ -97,9 +113,9 @@ class Scheduling:
             return
         room = self._room(manifests)
         for manifest in waiting:
-            pod = self._record(manifest)
+            pod, asks = self._record(manifest)
             try:
-                text = await self._schedule(room, pod, manifest)
+                text = await self._schedule(room, pod, asks, manifest)
             except Refusal:
                 continue  # changed or deleted since it was listed: the next look sees that
             except (KeyError, TypeError, ValueError) as error:  # whatever a client made of one pod, the others go on
@@ -111,28 +127,38 @@ class Scheduling:
 
     def _room(self, manifests: Iterable[AnyJson]) -> _Room:
         """The nodes of the cluster and their pods."""
-        records = (NODE_RECORDS.decode(msgspec.json.encode(manifest)) for manifest in self._api.objects(NODES))
-        room = _Room({record.name: neuron_node(record, catalogue()).rules for record in records})
+        rules = dict[str, tuple[AnyJson, NodeRules]]()
+        for manifest in self._api.objects(NODES):
+            name = manifest["metadata"]["name"]
+            known, found = self._rules.get(name, (None, None))
+            if found is None or known is not manifest:
+                found = neuron_node(NODE_RECORDS.decode(msgspec.json.encode(manifest)), catalogue()).rules
+            rules[name] = manifest, found
+        self._rules = rules
+        room = _Room({name: found for name, (_, found) in rules.items()})
         pods = [self._record(manifest) for manifest in manifests]
-        self._records = {pod.uid: self._records[pod.uid] for pod in pods}
-        for pod in pods:
+        self._records = {pod.uid: self._records[pod.uid] for pod, _ in pods}
+        for pod, asks in pods:
             if pod.node_name and not pod.terminal:
-                room.take(PlacedPod(pod.node_name, pod.namespace, pod.labels, neuron_pod(pod).rules))
+                room.take(PlacedPod(pod.node_name, pod.namespace, pod.labels, asks.rules))
         return room
 
-    def _record(self, manifest: AnyJson) -> Pod:
+    def _record(self, manifest: AnyJson) -> tuple[Pod, NeuronPod]:
         """A pod as it is decoded, once for each version of it."""
         uid = manifest["metadata"]["uid"]
         if uid not in self._records or self._records[uid][0] is not manifest:
-            self._records[uid] = manifest, POD_RECORDS.decode(msgspec.json.encode(manifest))
-        return self._records[uid][1]
+            pod = POD_RECORDS.decode(msgspec.json.encode(manifest))
+            self._records[uid] = manifest, pod, neuron_pod(pod)
+        return self._records[uid][1:]
 
-    async def _schedule(self, room: _Room, pod: Pod, manifest: AnyJson) -> str:
+    async def _schedule(self, room: _Room, pod: Pod, asks: NeuronPod, manifest: AnyJson) -> str:
         """Bind a pod to the best node that takes it, or write into its status why there is none; what is to say."""
         wanted = pod.spec.scheduler_name
         if wanted not in SCHEDULERS:
             return f"waits: no scheduler is called {wanted!r}, only {' and '.join(SCHEDULERS)}"
-        asks = neuron_pod(pod)
+        if absent := [name for name in asks.rules.claims if not self._is_there(CLAIMS, name, pod.namespace)]:
+            text = f'0/{len(room.nodes)} nodes are available: persistentvolumeclaim "{absent[0]}" not found.'
+            return self._leave(pod, manifest, text)
         claims: list[AnyJson] = []
         extender = bool(asks.request) and self._asks_extender(wanted)  # which is asked about its managedResources only
         candidate = PlacedPod("", pod.namespace, pod.labels, asks.rules)
@@ -165,10 +191,15 @@ class Scheduling:
         if not fitting:
             why = message(len(reasons), against) if reasons else "no nodes available to schedule pods"
             return self._leave(pod, manifest, why)
-        bound = self._record(self._api.get(PODS, pod.name, pod.namespace))
+        bound, _ = self._record(self._api.get(PODS, pod.name, pod.namespace))
         room.take(replace(candidate, node=bound.node_name))
         ids = [f"{key} {bound.annotations[key]}" for key in (DEVICES_KEY, CORES_KEY) if key in bound.annotations]
         return ", ".join([f"bound to {bound.node_name}", *ids])
+
+    def _is_there(self, kind: ServedKind, name: str, namespace: str) -> bool:
+        with contextlib.suppress(Refusal):
+            return bool(self._api.get(kind, name, namespace))
+        return False
 
     def _leave(self, pod: Pod, manifest: AnyJson, why: str) -> str:
         """Say on a pod, and in an event, why it waits."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import operator
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator
@@ -15,10 +16,20 @@ from collections.abc import AsyncIterator
 from neuron_plugin.allocation import Resource
 from neuron_plugin.scheduling.events import REPORTER
 from neuron_plugin.simulation.api_server import SimulatedApiServer
-from neuron_plugin.simulation.api_server_kinds import BUDGETS, EVENTS, NODES, PODS, AnyJson, ServedKind
+from neuron_plugin.simulation.api_server_kinds import (
+    BUDGETS,
+    CLAIMS,
+    EVENTS,
+    NODES,
+    PODS,
+    VOLUMES,
+    AnyJson,
+    ServedKind,
+)
 from neuron_plugin.simulation.api_server_pods import budget_status
 from neuron_plugin.simulation.claim_controller import sync_claims
 from neuron_plugin.simulation.cluster import SimulatedCluster
+from neuron_plugin.simulation.node_lifecycle import NodeLifecycle
 from neuron_plugin.simulation.schedule_one import Scheduling
 
 LOOK_SECONDS = 1.0
@@ -65,20 +76,26 @@ async def _kubelets(cluster: SimulatedCluster, lines: asyncio.Queue[str]) -> Non
     """Each kubelet looks at the pods of its node."""
     for worker in cluster.workers.values():
         worker.pods.say = lines.put_nowait
+    pods = defaultdict[str, list[AnyJson]](list)
     async for _ in turns(cluster.api, PODS):
-        pods = defaultdict[str, list[AnyJson]](list)
+        before, pods = pods, defaultdict(list)
         for manifest in cluster.api.objects(PODS):
             pods[manifest["spec"].get("nodeName", "")].append(manifest)
         for worker in cluster.workers.values():
             worker.pods.look(pods[worker.name])
+        for name in before.keys() | pods.keys() if cluster.played else ():
+            same = len(before[name]) == len(pods[name]) and all(map(operator.is_, before[name], pods[name]))
+            if name in cluster.played and not same:
+                cluster.played[name].look(pods[name])
 
 
 async def _control_plane(cluster: SimulatedCluster, lines: asyncio.Queue[str]) -> None:
-    """Claims are made and given up, budgets counted, and waiting pods scheduled."""
+    """Claims are made and given up, volumes provisioned, budgets counted, and waiting pods scheduled."""
     scheduling = Scheduling(cluster.api, cluster.scheduler, cluster.asks_extender, lines.put_nowait)
-    async for _ in turns(cluster.api, PODS, NODES):
+    async for _ in turns(cluster.api, PODS, NODES, CLAIMS):
         if cluster.by_claims:
             sync_claims(cluster.api)
+        provision(cluster.api)
         for budget in cluster.api.objects(BUDGETS):
             metadata = budget["metadata"]
             with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):  # one that cannot be followed
@@ -87,14 +104,31 @@ async def _control_plane(cluster: SimulatedCluster, lines: asyncio.Queue[str]) -
         await scheduling.look()
 
 
+def provision(api: SimulatedApiServer) -> None:
+    """Give each new PersistentVolumeClaim a volume of its own that every node can use."""
+    for claim in api.objects(CLAIMS):
+        metadata, spec = claim["metadata"], claim.get("spec") or {}
+        if not spec.get("volumeName"):
+            name = f"pvc-{metadata['uid']}"
+            volume = {key: spec[key] for key in ("accessModes", "storageClassName") if key in spec}
+            api.create(VOLUMES, {"metadata": {"name": name}, "spec": volume, "status": {"phase": "Bound"}}, "")
+            api.change(CLAIMS, metadata["name"], {"spec": {"volumeName": name}}, metadata["namespace"])
+            api.patch_status(CLAIMS, metadata["name"], {"phase": "Bound"}, metadata["namespace"])
+
+
 async def _upkeep(cluster: SimulatedCluster, lines: asyncio.Queue[str]) -> None:
-    """What has ended is brought back, and what the nodes have is written down."""
+    """What has ended is brought back, nodes that are silent are marked, and what the nodes have is written down."""
+    lifecycle = NodeLifecycle(cluster.api)
     async for _ in turns(cluster.api, NODES):
         if (status := cluster.extender_status) is not None:
             lines.put_nowait(f"the extender has ended with {status} and is started again")
             await cluster.restart_extender()
+        for played in cluster.played.values():
+            played.upkeep(time.monotonic())
         nodes = {node["metadata"]["name"] for node in cluster.api.objects(NODES)}
-        for worker in cluster.workers.values():
+        for line in lifecycle.look(cluster.silent_nodes(), time.monotonic()):
+            lines.put_nowait(line)
+        for worker in (worker for worker in cluster.workers.values() if worker.up):
             if worker.name not in nodes:
                 lines.put_nowait(f"node {worker.name}: its object is gone, and its kubelet makes it again")
                 worker.register()

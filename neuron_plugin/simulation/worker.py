@@ -28,12 +28,11 @@ from neuron_plugin.simulation.api_server_kinds import (
 from neuron_plugin.simulation.kubelet import SimulatedKubelet
 from neuron_plugin.simulation.kubelet_dra import DraManager, DraManagerTimes
 from neuron_plugin.simulation.kubelet_sync import PodSync
+from neuron_plugin.simulation.machines import labels_of, resources_of, ultraserver_of
 from neuron_plugin.simulation.node import SimulatedNode, write_node
 
 READY_SECONDS = 60.0
 """How long a started daemon may take until its node has its devices."""
-_BESIDES_NEURON = {"cpu": "128", "memory": "512Gi", "pods": "247"}
-"""What a kubelet says that a node has of everything else: that of a trn1.32xlarge."""
 STOP_SECONDS = 10.0
 """How long a daemon may take to end."""
 _CHILD = """
@@ -75,10 +74,12 @@ class ApiOfNode:
 
 
 class SimulatedWorker:
-    """A node named ``name``; its files are made in ``root``, and ``cgroup_root`` is its ``/sys/fs/cgroup``.
+    """A node named ``name``, the ``place``-th of its family, from 0.
+
+    Its files are made in ``root``, and ``cgroup_root`` is its ``/sys/fs/cgroup``.
 
     ``config`` is the file with all settings of its daemon: commands that inspect the node read it. ``pods`` are its
-    pods as its kubelet has them. With ``by_claims`` the node's devices are given by claims.
+    pods as its kubelet has them, ``up`` says whether that runs. With ``by_claims`` the node's devices are given by claims.
     """
 
     def __init__(
@@ -87,13 +88,18 @@ class SimulatedWorker:
         root: Path,
         name: str,
         instance_type: str,
+        place: int = 0,
         *,
         daemon_flags: Sequence[str] = (),
         by_claims: bool = False,
     ) -> None:
         self._api = api
         self.name = name
-        self.node: SimulatedNode = write_node(root, instance_type, usage_counters=False, work_counters=True)
+        self._place = place
+        server = ultraserver_of(instance_type, place)
+        self.node: SimulatedNode = write_node(
+            root, instance_type, usage_counters=False, work_counters=True, ultraserver=server
+        )
         self.config = root / "plugin.json"
         self.log = root / "plugin.log"
         self.kubelet_dir, self.pod_resources_dir, self.cgroup_root = root / "dp", root / "pr", root / "cgroup"
@@ -114,6 +120,7 @@ class SimulatedWorker:
             cdi_dir=self.cdi_dir,
         )
         self.pods = PodSync(api, self.kubelet)
+        self.up = True
         self.health_port = free_port()
         self.daemon: asyncio.subprocess.Process | None = None
         self._daemon_flags = tuple(daemon_flags)
@@ -152,12 +159,7 @@ class SimulatedWorker:
 
     def register(self) -> None:
         """Make the node's object, with the labels that a kubelet and a cloud provider write, and what it has by now."""
-        labels = {
-            "kubernetes.io/hostname": self.name,
-            "kubernetes.io/os": "linux",
-            "kubernetes.io/arch": "amd64",
-            "node.kubernetes.io/instance-type": self.node.description.instance_type,
-        }
+        labels = labels_of(self.name, self.node.description.instance_type, self._place)
         self._api.create_node({"metadata": {"name": self.name, "labels": labels}})
         self._reported = {}
         self.report_capacity()
@@ -175,6 +177,38 @@ class SimulatedWorker:
         """Ask the node daemon to end, as Kubernetes would; its exit status, or None when it did not run."""
         daemon, self.daemon = self.daemon, None
         return await end_process(daemon)
+
+    # What befalls the whole node.
+
+    async def stop_kubelet(self) -> None:
+        """End the kubelet; containers run on, and nobody starts the daemon again."""
+        self.up = False
+        await self.pods.stop()
+
+    async def start_kubelet(self) -> None:
+        """Start it again."""
+        await self.pods.start()
+        self.up = True
+        self._reported = {}
+
+    async def power_off(self) -> None:
+        """Take the machine away at once, with all that runs on it."""
+        was_up, self.up = self.up, False
+        daemon, self.daemon = self.daemon, None
+        if daemon and daemon.returncode is None:
+            daemon.kill()
+            await daemon.wait()
+        if was_up:
+            await self.pods.stop()
+        await self.pods.lose_containers()
+        for written in self.cdi_dir.glob("*"):  # /var/run is memory
+            written.unlink()
+
+    async def power_on(self) -> None:
+        """Start the machine and its kubelet; then the daemon's pod is started, too."""
+        await asyncio.to_thread(self.node.reboot)
+        await self.start_kubelet()
+        await self.start_daemon()
 
     async def wait_until_registered(self) -> None:
         """Wait until the daemon has offered every device of the machine to the kubelet, or is its driver of claims.
@@ -219,9 +253,10 @@ class SimulatedWorker:
     def report_capacity(self) -> bool:
         """Write what the node has and can give into its status, as the kubelet does; False when nothing changed."""
         counts = {resource.value: self.kubelet.capacity(resource.value) for resource in Resource}
+        others = resources_of(self.node.description.instance_type)
         status: AnyJson = {
-            "capacity": {name: str(count.capacity) for name, count in counts.items()} | _BESIDES_NEURON,
-            "allocatable": {name: str(count.allocatable) for name, count in counts.items()} | _BESIDES_NEURON,
+            "capacity": {name: str(count.capacity) for name, count in counts.items()} | others,
+            "allocatable": {name: str(count.allocatable) for name, count in counts.items()} | others,
             "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}],
         }
         if status == self._reported:
