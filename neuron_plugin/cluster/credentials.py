@@ -169,7 +169,8 @@ async def of_kubeconfig(path: Path) -> Credentials:
     user = _named(config.users or (), context.user, "user").user if context.user else _User()
     if user.auth_provider is not None:
         raise CredentialsError("the user has an auth-provider, which kubectl does not know since 1.26")
-    answer = await _ask_exec_plugin(user.exec, cluster, path.parent) if user.exec else _ExecStatus()
+    known = user.token or user.token_file  # which kubectl sends in any case
+    answer = await _ask_exec_plugin(user.exec, cluster, path.parent) if user.exec and not known else _ExecStatus()
     certificate, key = answer.client_certificate_data.encode(), answer.client_key_data.encode()
     if not certificate:
         certificate = _content(user.client_certificate, user.client_certificate_data, path)
@@ -181,7 +182,7 @@ async def of_kubeconfig(path: Path) -> Credentials:
         tls_server_name=cluster.tls_server_name,
         proxy=cluster.proxy_url,
         authorization=_authorization(user, answer),
-        token_file=path.parent / user.token_file if user.token_file and not answer.token else None,
+        token_file=path.parent / user.token_file if user.token_file else None,
         expires_at=answer.expiration_timestamp.timestamp() if answer.expiration_timestamp else float("inf"),
     )
 
@@ -199,11 +200,13 @@ _Named = TypeVar("_Named", _NamedCluster, _NamedUser, _NamedContext)
 
 
 def _named(parts: tuple[_Named, ...], name: str, kind: str) -> _Named:
-    for entry in parts:
-        if entry.name == name:
-            return entry
+    meant = [entry for entry in parts if entry.name == name]
+    if len(meant) == 1:
+        return meant[0]
     known = ", ".join(repr(entry.name) for entry in parts) or "none"
-    raise CredentialsError(f"there is no {kind} {name!r}, only {known}")
+    raise CredentialsError(
+        f"there are {len(meant)} of the {kind} {name!r}" if meant else f"there is no {kind} {name!r}, only {known}"
+    )
 
 
 def _content(file: str, data: str, kubeconfig: Path) -> bytes:
@@ -211,7 +214,7 @@ def _content(file: str, data: str, kubeconfig: Path) -> bytes:
     if not data:
         return (kubeconfig.parent / file).read_bytes() if file else b""
     try:
-        return base64.b64decode(data, validate=True)
+        return base64.b64decode("".join(data.split()), validate=True)  # it may stand in several lines
     except binascii.Error as error:
         raise CredentialsError(f"a value is not base64: {error}") from error
 

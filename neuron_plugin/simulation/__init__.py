@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from neuron_plugin.simulation.api_server import SimulatedApiServer
-    from neuron_plugin.simulation.cluster import NODE_NAME, SCHEDULERS, PlacedBy, SimulatedCluster, pod_manifest
+    from neuron_plugin.simulation.cluster import NODE_NAME, PlacedBy, SimulatedCluster, pod_manifest
     from neuron_plugin.simulation.kubelet import SimulatedKubelet
     from neuron_plugin.simulation.kubelet_device_manager import AllocationError, PluginCallError
     from neuron_plugin.simulation.kubelet_pods import (
@@ -23,13 +23,14 @@ if TYPE_CHECKING:
     from neuron_plugin.simulation.node import SimulatedNode, write_node
     from neuron_plugin.simulation.node_tree import SimulationError
     from neuron_plugin.simulation.node_writer import write_char_node
+    from neuron_plugin.simulation.schedule_one import SCHEDULERS
     from neuron_plugin.simulation.scheduler import ExtenderCallError, SimulatedScheduler
     from neuron_plugin.simulation.workloads import WorkloadError, WorkloadPod, pods_of
 
 _MODULES = {
     "SimulatedApiServer": "api_server",
     "NODE_NAME": "cluster",
-    "SCHEDULERS": "cluster",
+    "SCHEDULERS": "schedule_one",
     "PlacedBy": "cluster",
     "SimulatedCluster": "cluster",
     "pod_manifest": "cluster",

@@ -23,7 +23,7 @@ import asyncio
 import base64
 import socket
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -50,7 +50,7 @@ from neuron_plugin.simulation.api_server_kinds import (
 )
 from neuron_plugin.simulation.api_server_kubectl import read_protobuf
 from neuron_plugin.simulation.api_server_objects import Admission, ApiObjects
-from neuron_plugin.simulation.api_server_patches import PATCHES
+from neuron_plugin.simulation.api_server_patches import JSON_PATCH, PATCHES
 from neuron_plugin.simulation.api_server_requests import answer, as_table, refused, unsupported, watch_of
 from neuron_plugin.simulation.api_server_store import CutError, Inbox, ObjectChange, Watch
 
@@ -108,6 +108,7 @@ class SimulatedApiServer:
         self._bookmark_seconds = bookmark_seconds
         self._token, self._tls, self._ca = token, tls, ca
         self._guard: Guard | None = None
+        self._mounted: dict[str, Callable[[ApiRequest], Awaitable[Response]]] = {}
         self._faults: list[Fault] = []
         self._seen: deque[ApiRequest] = deque(maxlen=_REMEMBERED_REQUESTS)
         self._port = 0
@@ -191,6 +192,14 @@ class SimulatedApiServer:
         """Bind a pod, as a scheduler would."""
         metadata: AnyJson = {"name": name, "annotations": dict(annotations or {})}
         self._objects.bind(namespace, name, {"metadata": metadata, "target": {"kind": "Node", "name": node}})
+
+    def mount(self, path: str, handler: Callable[[ApiRequest], Awaitable[Response]]) -> None:
+        """Have what is asked below a path answered there: it is none of Kubernetes."""
+        self._mounted[path] = handler
+
+    def serve_logs(self, logs: Callable[[str, str, str], str | None]) -> None:
+        """Ask for what a container has printed there: by namespace, pod and container."""
+        self._objects.logs = logs
 
     def patch_status(self, kind: ServedKind, name: str, status: AnyJson, namespace: str = "") -> AnyJson:
         """Change an object's status; of its conditions those of the given types."""
@@ -343,6 +352,9 @@ class SimulatedApiServer:
                 return injected
             if user is not None:
                 self._admit(request, user)
+            for path, handler in self._mounted.items():
+                if request.path.startswith(path):
+                    return await handler(request)
             request = self._initial_events(request)
             done = watch_of(self._objects, request, self._bookmark_seconds) or answer(self._objects, request)
             if fault:
@@ -436,7 +448,9 @@ class SimulatedApiServer:
             return web.Response(status=500)  # never sent
         if request.method == "GET" and done.status == HTTPStatus.OK and "as=Table" in request.headers.get("Accept", ""):
             done = as_table(self._objects, asked, done)
-        return web.Response(body=done.body, status=done.status, content_type="application/json")
+        is_text = request.path.endswith("/log") and done.status == HTTPStatus.OK
+        content_type = "text/plain" if is_text else "application/json"
+        return web.Response(body=done.body, status=done.status, content_type=content_type)
 
     async def _show(self, watch: Watch, request: web.Request) -> web.StreamResponse:
         """Speak until the watch ends, or the client has left."""
@@ -463,11 +477,13 @@ async def _body(request: web.Request) -> AnyJson:
             return read_protobuf(data)
         if request.content_type not in (JSON, *PATCHES):
             raise unsupported(JSON, *PATCHES)
-        return msgspec.json.decode(data, type=dict)
+        kind = list if request.content_type == JSON_PATCH else dict
+        body: AnyJson = msgspec.json.decode(data, type=kind)
     except msgspec.DecodeError as error:
         raise Refusal(400, f"the object provided is unrecognized (must be of type JSON): {error}") from error
     except ValueError as error:
         raise Refusal(400, f"the request cannot be handled: {error}") from error
+    return body
 
 
 def _own(request: ApiRequest) -> ApiRequest:

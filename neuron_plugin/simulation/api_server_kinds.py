@@ -94,7 +94,8 @@ _POD_FIELDS = (
     "status.podIP",
     "status.nominatedNodeName",
 )
-PODS = ServedKind("/api/v1", "v1", "pods", "Pod", fields=_POD_FIELDS, subresources=("status", "binding", "eviction"))
+_POD_PARTS = ("status", "binding", "eviction", "log", "resize")
+PODS = ServedKind("/api/v1", "v1", "pods", "Pod", fields=_POD_FIELDS, subresources=_POD_PARTS)
 NODES = ServedKind(
     "/api/v1", "v1", "nodes", "Node", namespaced=False, fields=("spec.unschedulable",), subresources=("status",)
 )

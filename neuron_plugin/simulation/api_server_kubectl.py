@@ -41,8 +41,10 @@ _GROUPS = {kind.group: kind.version for kind in KINDS}
 
 def discovery(path: str) -> AnyJson | None:
     """The answer to a GET that names no object; None for other paths."""
+    path = path.rstrip("/") or path
     if path == "/version":
-        return {"major": "1", "minor": "36", "gitVersion": "v1.36.2-simulated"}
+        unknown = dict.fromkeys(("gitCommit", "gitTreeState", "buildDate", "goVersion", "compiler", "platform"), "")
+        return {"major": "1", "minor": "36", "gitVersion": "v1.36.2-simulated", **unknown}
     if path == "/api":
         return {"kind": "APIVersions", "versions": ["v1"]}
     if path == "/apis":

@@ -45,6 +45,7 @@ from neuron_plugin.simulation.api_server_pods import (
     gated,
     needs_budget,
     now_text,
+    resized,
     selected_by,
     unmet,
 )
@@ -69,6 +70,8 @@ class ApiObjects:
 
     def __init__(self, admit_pod: Admission | None = None) -> None:
         self._admit_pod = admit_pod
+        self.logs: Callable[[str, str, str], str | None] = lambda *_: None
+        """What a container has printed, by namespace, pod and its name: a kubelet's answer."""
         self.versions = Versions()
         self.collections: dict[ServedKind, Collection] = {kind: Collection(self.versions) for kind in KINDS}
 
@@ -114,7 +117,10 @@ class ApiObjects:
         Raises:
             Refusal: as `patch`.
         """
-        after = updated(target.kind, self.read(target).value, value, status=target.subresource == "status")
+        old = self.read(target).value
+        if target.subresource == "resize":
+            value = resized(old, value)
+        after = updated(target.kind, old, value, part=target.subresource)
         key = (target.namespace, target.name)
         if is_released(target.kind, after["metadata"]):
             return self.collections[target.kind].remove(key)
@@ -130,6 +136,18 @@ class ApiObjects:
         self.collections[PODS].put((namespace, name), bound(pod, binding))
         details = {"name": name, "kind": "pods"}
         return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
+
+    def log(self, namespace: str, name: str, container: str) -> str:
+        """Return what a container has printed.
+
+        Raises:
+            Refusal: 404, there is no such pod; 400, it has not started.
+        """
+        self.read(Target(PODS, namespace, name))
+        text = self.logs(namespace, name, container)
+        if text is None:
+            raise Refusal(400, f'container "{container}" in pod "{name}" is waiting to start: ContainerCreating')
+        return text
 
     def delete(self, target: Target, options: AnyJson | None = None) -> Stored:
         """Delete an object; one with finalizers, and a pod on a node, only begins to end.
@@ -251,14 +269,15 @@ def _quantities(amounts: AnyJson) -> dict[str, str]:
 # Changes.
 
 
-def updated(kind: ServedKind, old: AnyJson, new: AnyJson, *, status: bool) -> AnyJson:
+def updated(kind: ServedKind, old: AnyJson, new: AnyJson, *, part: str) -> AnyJson:
     """Return what a patch makes of the old object, after its preconditions and the rules for pods.
 
-    ``status`` is the subresource: it takes status and metadata, the object itself all but the status.
+    ``part`` is the subresource: the status takes status and metadata, the object itself all but the status.
 
     Raises:
         Refusal: 409 or 422, a precondition does not hold, or a pod would change in what is fixed.
     """
+    status = part == "status"
     before, after = old["metadata"], new.get("metadata") or {}
     name, version, uid = before["name"], after.get("resourceVersion", ""), after.get("uid") or before["uid"]
     if version and version != before["resourceVersion"]:
@@ -276,7 +295,8 @@ def updated(kind: ServedKind, old: AnyJson, new: AnyJson, *, status: bool) -> An
     parts = {key: value for key, value in {**kept, **taken}.items() if value is not None}
     if kind is PODS and not status:
         parts["spec"] = _defaulted(parts.get("spec") or {})
-        check_change(old, parts)
+        if part != "resize":
+            check_change(old, parts)
     if kind is RESOURCE_CLAIMS:
         check_claim(old, parts)
     elif kind in {CLAIM_TEMPLATES, RESOURCE_SLICES}:

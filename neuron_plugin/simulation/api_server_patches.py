@@ -7,7 +7,10 @@ A strategic merge knows which lists are merged, and by which key of their entrie
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+
+import msgspec
 
 from neuron_plugin.cluster.api import MERGE_PATCH, STRATEGIC_MERGE_PATCH
 from neuron_plugin.simulation.api_server_kinds import AnyJson, Refusal
@@ -49,6 +52,57 @@ def merge_patched(value: Any, patch: Any) -> Any:
         else:
             merged[name] = merge_patched(merged.get(name), change)
     return merged
+
+
+def json_patched(value: Any, patch: Iterable[AnyJson]) -> Any:
+    """Apply a JSON patch (RFC 6902) without ``move`` and ``copy``.
+
+    Raises:
+        Refusal: 422, a test fails or a place is not there; 400, an operation is unknown.
+    """
+    patched = msgspec.json.decode(msgspec.json.encode(value))
+    for step in patch:
+        operation, path = step["op"], str(step["path"])
+        *above, last = (word.replace("~1", "/").replace("~0", "~") for word in path.split("/")[1:])
+        try:
+            place: Any = patched
+            for word in above:
+                place = place[int(word) if isinstance(place, list) else word]
+            _JSON_PATCH_STEPS[operation](place, last, step)
+        except (IndexError, KeyError, TypeError, ValueError) as error:
+            if operation not in _JSON_PATCH_STEPS:
+                raise Refusal(400, f"Unexpected kind: {operation}") from error
+            text = "the server rejected our request due to an error in our request"
+            raise Refusal(422, f"{text}: {operation} {path}") from error
+    return patched
+
+
+def _add(place: Any, key: str, step: AnyJson) -> None:
+    if isinstance(place, list):
+        place.insert(len(place) if key == "-" else int(key), step["value"])
+    else:
+        place[key] = step["value"]
+
+
+def _remove(place: Any, key: str, step: AnyJson) -> None:  # noqa: ARG001 - as the others
+    del place[int(key) if isinstance(place, list) else key]
+
+
+def _replace(place: Any, key: str, step: AnyJson) -> None:
+    place[int(key) if isinstance(place, list) else key] = step["value"]
+
+
+def _test(place: Any, key: str, step: AnyJson) -> None:
+    if place[int(key) if isinstance(place, list) else key] != step["value"]:
+        raise KeyError(key)
+
+
+_JSON_PATCH_STEPS: Mapping[str, Callable[[Any, str, AnyJson], None]] = {
+    "add": _add,
+    "remove": _remove,
+    "replace": _replace,
+    "test": _test,
+}
 
 
 def strategically_patched(value: AnyJson, patch: AnyJson) -> AnyJson:
@@ -102,5 +156,10 @@ def _merged_list(key: str, present: list[Any], patch: list[Any], order: list[Any
     return sorted(entries.values(), key=lambda entry: places.get(entry[key], len(places)))
 
 
-PATCHES = {MERGE_PATCH: merge_patched, STRATEGIC_MERGE_PATCH: strategically_patched}
+JSON_PATCH = "application/json-patch+json"
+PATCHES: Mapping[str, Callable[[Any, Any], Any]] = {
+    JSON_PATCH: json_patched,
+    MERGE_PATCH: merge_patched,
+    STRATEGIC_MERGE_PATCH: strategically_patched,
+}
 """The patch formats by content type."""

@@ -127,6 +127,16 @@ def _unchangeable(spec: AnyJson, *, gated: bool) -> AnyJson:
     return rest
 
 
+def resized(old: AnyJson, new: AnyJson) -> AnyJson:
+    """Return a pod with the resources that a write to its subresource ``resize`` gives its containers, and no more."""
+    wanted = {container["name"]: container.get("resources") or {} for container in new["spec"].get("containers") or ()}
+    containers = [
+        container | {"resources": wanted.get(container["name"], container.get("resources") or {})}
+        for container in old["spec"]["containers"]
+    ]
+    return old | {"spec": old["spec"] | {"containers": containers}}
+
+
 # Bindings.
 
 

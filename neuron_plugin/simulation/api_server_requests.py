@@ -45,6 +45,8 @@ def answer(objects: ApiObjects, request: ApiRequest) -> Response:
         return _write(objects, request, target)
     if target.subresource in _WRITTEN_ONLY:
         raise _not_allowed()
+    if target.subresource == "log":
+        return Response(200, objects.log(target.namespace, target.name, request.query.get("container", "")).encode())
     return Response(200, objects.read(target).encoded if target.name else _list(objects, target, request))
 
 
@@ -99,7 +101,7 @@ def _not_allowed() -> Refusal:
 
 
 def _write(objects: ApiObjects, request: ApiRequest, target: Target) -> Response:
-    body: AnyJson = dict(request.body or {})
+    body: AnyJson = request.body or {}
     if request.query.get("dryRun"):
         raise Refusal(400, "a dry run is not simulated: nothing was written")
     match request.method:
@@ -108,10 +110,11 @@ def _write(objects: ApiObjects, request: ApiRequest, target: Target) -> Response
         case "POST" if target.subresource == "eviction":
             return Response(201, msgspec.json.encode(objects.evict(target.namespace, target.name, body)))
         case "POST" if not target.name:
-            body.setdefault("metadata", {}).pop("uid", None)  # the server chooses it
+            metadata = {name: value for name, value in (body.get("metadata") or {}).items() if name != "uid"}
+            made = {**body, "metadata": metadata}  # the server chooses the UID
             if target.kind is PODS:
-                body.pop("status", None)
-            return Response(201, objects.create(target.kind, body, target.namespace).encoded)
+                made.pop("status", None)
+            return Response(201, objects.create(target.kind, made, target.namespace).encoded)
         case "PATCH" if target.name and target.subresource not in _WRITTEN_ONLY:
             if request.content_type not in PATCHES:
                 raise unsupported(*PATCHES)

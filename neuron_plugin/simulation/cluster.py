@@ -1,7 +1,7 @@
 """A cluster of simulated nodes: machines, kubelets, API server and scheduler are simulated, our daemons are real.
 
 The daemons run as processes of their own and meet the simulated parts over the same sockets, files and messages as in a
-real cluster. Here the cluster is built and does what it is asked to, step by step; ``live`` lets it run by itself.
+real cluster. Here the cluster is built and does what it is asked to, step by step; ``supervise`` lets it run by itself.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import asyncio
 import contextlib
 import enum
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import aiohttp
 import msgspec
@@ -25,7 +26,6 @@ from neuron_plugin.allocation.node_rules import DEFAULT_SCHEDULER
 from neuron_plugin.cluster import DecodeError, Pod
 from neuron_plugin.cluster.leases import LEASE_PREFIX
 from neuron_plugin.cluster.pods import PODS
-from neuron_plugin.placement.extender.scheduler_config import SECOND_SCHEDULER
 from neuron_plugin.placement.gates.upkeep import WAITING
 from neuron_plugin.placement.gates.webhook import patch as gate_patch
 from neuron_plugin.placement.state import NODE_REFUSALS
@@ -33,14 +33,15 @@ from neuron_plugin.simulation.api_server import SimulatedApiServer
 from neuron_plugin.simulation.api_server_kinds import DEVICE_CLASSES, EVENTS, LEASES, AnyJson
 from neuron_plugin.simulation.api_server_kinds import NODES as SERVED_NODES
 from neuron_plugin.simulation.api_server_kinds import PODS as SERVED_PODS
+from neuron_plugin.simulation.api_server_patches import json_patched
 from neuron_plugin.simulation.kubelet_pods import AdmittedPod
+from neuron_plugin.simulation.machines import CPU_NODE, MOST_PLUGINS
+from neuron_plugin.simulation.played_node import PlayedNode
 from neuron_plugin.simulation.scheduler import FilterAnswer, SimulatedScheduler
 from neuron_plugin.simulation.worker import READY_SECONDS, SimulatedWorker, end_process, free_port, start_process
 
 NODE_NAME = "node-1"
 """Of the only node, where there is one."""
-SCHEDULERS = (DEFAULT_SCHEDULER, SECOND_SCHEDULER)
-"""The schedulers that run."""
 
 
 class PlacedBy(enum.StrEnum):
@@ -66,30 +67,19 @@ def pod_manifest(name: str, containers: Mapping[str, tuple[Resource, int]]) -> A
 
 def _gated(pod: AnyJson, *, claims: bool) -> AnyJson:
     """A new pod as the chart's MutatingAdmissionPolicy leaves it; the webhook that is asked here does the same."""
-    encoded = msgspec.json.encode(pod)
     try:
-        changes = gate_patch(msgspec.Raw(encoded), claims=claims)
+        changes = gate_patch(msgspec.Raw(msgspec.json.encode(pod)), claims=claims)
     except DecodeError:
         return pod  # which is refused for it
-    made: AnyJson = msgspec.json.decode(encoded)
-    for change in changes:
-        *path, last = (word.replace("~1", "/") for word in str(change["path"]).split("/")[1:])
-        place: Any = made
-        for word in path:
-            place = place[word]
-        if change["op"] == "remove":
-            del place[last]
-        elif last == "-":
-            place.append(change["value"])
-        else:
-            place[last] = change["value"]
+    made: AnyJson = json_patched(pod, changes)
     return made
 
 
 class SimulatedCluster:
     """An async context: everything is up inside it, and gone after it. All files are made under ``root``.
 
-    ``instance_types`` are the nodes' by name. ``extender_url`` is where the extender serves the ``scheduler``, which is
+    ``instance_types`` are the nodes' by name. The first ``plugins`` of those with Neuron are machines with the real
+    plugin, the others are played. ``extender_url`` is where the extender serves the ``scheduler``, which is
     there once everything is up, ``health_url`` where it serves pages for people. ``by_claims``: the nodes' devices are
     given by claims of Dynamic Resource Allocation.
     """
@@ -103,6 +93,7 @@ class SimulatedCluster:
         extender_flags: Sequence[str] = (),
         placed_by: PlacedBy = PlacedBy.EXTENDER,
         by_claims: bool = False,
+        plugins: int = MOST_PLUGINS,
     ) -> None:
         self.root = root
         self.placed_by = placed_by
@@ -112,11 +103,18 @@ class SimulatedCluster:
         if by_claims and gates:
             daemon_flags = (*daemon_flags, "--placed-claims")
             extender_flags = (*extender_flags, "--dra-driver", DRA_DRIVER)
-        claims_at = self.api if by_claims else None
-        self.workers = {
-            name: SimulatedWorker(root / name, name, instance_type, daemon_flags=daemon_flags, claims_at=claims_at)
-            for name, instance_type in instance_types.items()
-        }
+        flags, places = tuple(daemon_flags), Counter[str]()
+        self.workers: dict[str, SimulatedWorker] = {}
+        self.played: dict[str, PlayedNode] = {}
+        for name, instance_type in instance_types.items():
+            family = instance_type.partition(".")[0]
+            place, places[family] = places[family], places[family] + 1
+            if instance_type == CPU_NODE or len(self.workers) >= plugins:
+                self.played[name] = PlayedNode(self.api, name, instance_type, place)
+            else:
+                self.workers[name] = SimulatedWorker(
+                    self.api, root / name, name, instance_type, place, daemon_flags=flags, by_claims=by_claims
+                )
         self.extender_url = ""
         self.health_url = ""
         self._extender_flags = tuple(extender_flags)
@@ -131,8 +129,10 @@ class SimulatedCluster:
             for name in self._device_classes():
                 selector = {"cel": {"expression": f"device.driver == '{DRA_DRIVER}'"}}
                 self.api.create(DEVICE_CLASSES, {"metadata": {"name": name}, "spec": {"selectors": [selector]}}, "")
+            for played in self.played.values():
+                played.register()
             for worker in self.workers.values():
-                await worker.start(self.api, self._kubeconfig("plugin"))
+                await worker.start(self._kubeconfig("plugin"))
             await self._start_extender()
         except BaseException:
             await self.__aexit__()
@@ -154,6 +154,15 @@ class SimulatedCluster:
     def worker(self) -> SimulatedWorker:
         """The first node, which may be the only one."""
         return next(iter(self.workers.values()))
+
+    def node(self, name: str) -> SimulatedWorker | PlayedNode | None:
+        """A node by its name."""
+        return self.workers.get(name) or self.played.get(name)
+
+    def silent_nodes(self) -> set[str]:
+        """The nodes whose kubelet does not run."""
+        nodes: dict[str, SimulatedWorker | PlayedNode] = {**self.workers, **self.played}
+        return {name for name, node in nodes.items() if not node.up}
 
     @property
     def extender_status(self) -> int | None:
@@ -215,7 +224,7 @@ class SimulatedCluster:
         except TimeoutError as error:
             raise TimeoutError(f"no inventory of {', '.join(late)} after {READY_SECONDS:g} s") from error
         for worker in self.workers.values():
-            worker.report_capacity(self.api)
+            worker.report_capacity()
 
     def _is_published(self, node: str) -> bool:
         held = {lease["metadata"]["name"] for lease in self.api.objects(LEASES) if lease["spec"].get("holderIdentity")}
@@ -279,6 +288,6 @@ class SimulatedCluster:
         return PODS.decode(msgspec.json.encode(self.api.get(SERVED_PODS, name, "default")))
 
     async def admit(self, name: str) -> AdmittedPod:
-        """Do the kubelet's part for a pod that was bound; see ``SimulatedWorker.admit``."""
-        record = self.pod(name)
-        return await self.workers[record.node_name].admit(self.api, record)
+        """Do the kubelet's part for a pod that was bound; see ``PodSync.admit``."""
+        manifest = self.api.get(SERVED_PODS, name, "default")
+        return await self.workers[manifest["spec"]["nodeName"]].pods.admit(manifest)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import enum
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,17 +15,6 @@ from neuron_plugin.planning import DemandError, parse_shape
 from neuron_plugin.topology import Geometry
 
 _COLUMNS = {"devices": "neuron", "cores": "neuroncore"}
-_SIGMA = 1.5
-"""Of the heavy-tailed lifetimes: a pod in twelve stays longer than three times the mean, together half of all time."""
-
-
-class Lifetimes(enum.StrEnum):
-    """How long pods stay, in parts of the mean."""
-
-    EXPONENTIAL = "exponential"
-    EQUAL = "equal"
-    HEAVY = "heavy"
-    """Log-normal: most pods are short, a few very long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +51,8 @@ def arrivals(
     pods: int,
     *,
     seed: int = 0,
-    lifetimes: Lifetimes = Lifetimes.EXPONENTIAL,
 ) -> list[Arrival]:
-    """Pods that come at random and stay for an hour on average.
+    """Pods that come at random and stay for an exponential time, an hour on average.
 
     ``load`` is what is asked for on average, in parts of all devices of nodes with these geometries.
     """
@@ -77,18 +64,8 @@ def arrivals(
     now, coming = 0.0, []
     for request in random.choices(kinds, list(mix.values()), k=pods):
         now += random.expovariate(rate)
-        coming.append(Arrival(now, _stay(random, lifetimes), request))
+        coming.append(Arrival(now, random.expovariate(1.0), request))
     return coming
-
-
-def _stay(random: Random, lifetimes: Lifetimes) -> float:
-    match lifetimes:
-        case Lifetimes.EXPONENTIAL:
-            return random.expovariate(1.0)
-        case Lifetimes.HEAVY:
-            return random.lognormvariate(-(_SIGMA**2) / 2, _SIGMA)
-        case Lifetimes.EQUAL:
-            return 1.0
 
 
 def read_trace(text: str) -> list[Arrival]:

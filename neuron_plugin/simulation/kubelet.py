@@ -24,11 +24,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import Self
+from typing import Any, Self
 
 import grpc
 
 from neuron_plugin.allocation import ContainerKind
+from neuron_plugin.kubelet import in_numeric_order
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1.api_pb2_grpc import add_RegistrationServicer_to_server
 from neuron_plugin.kubelet._proto.podresources.v1.api_pb2_grpc import add_PodResourcesListerServicer_to_server
 from neuron_plugin.kubelet_files import KUBELET_SOCKET
@@ -36,7 +37,7 @@ from neuron_plugin.simulation.cdi import UnresolvableError, resolve
 from neuron_plugin.simulation.kubelet_claims import NotPreparedError
 from neuron_plugin.simulation.kubelet_device_manager import (
     AllocationError,
-    CheckpointFile,
+    CheckpointRecords,
     DeviceManager,
     PluginCallError,
     replace_file,
@@ -108,7 +109,7 @@ class SimulatedKubelet:
         self.waiting: dict[str, str] = {}
         self.rejections: dict[str, PodRejectedError] = {}
         options = options or KubeletOptions()
-        self.checkpoint = CheckpointFile(directory, flat_ids=options.flat_device_ids)
+        self.checkpoint = CheckpointRecords(directory, flat_ids=options.flat_device_ids)
         self._directory = directory
         self._pod_resources_directory = pod_resources_directory
         self._plugins_registry = plugins_registry
@@ -275,6 +276,15 @@ class SimulatedKubelet:
 
     # Pods.
 
+    def has(self, uid: str) -> bool:
+        """Whether a pod is one of this kubelet's, admitted or under admission."""
+        return uid in self._pods
+
+    @property
+    def termination_seconds(self) -> float:
+        """How long the processes of a pod run on that was deleted by force."""
+        return self._options.termination_seconds
+
     async def admit(self, pod: KubeletPod) -> AdmittedPod:
         """Allocate for every container in order, one pod at a time; have its claims prepared; start its containers.
 
@@ -316,7 +326,8 @@ class SimulatedKubelet:
         if self._stops != stops:
             raise KubeletStoppedError(f"the kubelet stopped under the admission of {pod.name}") from rejection
         self.rejections[pod.uid] = rejection
-        self.remove_while_running(pod.uid)
+        if self.has(pod.uid):
+            self.remove_while_running(pod.uid)
 
     async def resize(self, uid: str) -> None:
         """Admit a live pod again with other CPU or memory; no plugin is asked, and nothing a pod holds changes.
@@ -376,11 +387,16 @@ class SimulatedKubelet:
 
         Allocate is called only for a container with nothing recorded, as after a lost checkpoint. If a call fails, or
         its CDI devices cannot be found, the answer says so (``waiting``) and the container may be started again.
+
+        Raises:
+            PodGoneError: the pod was deleted.
         """
+        if uid not in self._pods:
+            raise PodGoneError(f"pod {uid} was deleted before container {name} was started")
         pod, container = self._pods[uid], self._pods[uid].container(name)
         try:
             await self._prepare_start(pod, container)
-            started = self._with_claims(pod, container)
+            started = self._with_cdi(pod, container)
         except (AllocationError, NotPreparedError, UnresolvableError) as error:
             return self._received(pod, container, str(error))
         if container.kind is not ContainerKind.INIT:
@@ -415,17 +431,19 @@ class SimulatedKubelet:
         self._random.shuffle(allocations)
         return received(container, allocations, waiting)
 
-    def _with_claims(self, pod: KubeletPod, container: KubeletContainer) -> AdmittedContainer:
-        """What a container receives, with the devices of its claims as the runtime adds them: last, so they win.
+    def _with_cdi(self, pod: KubeletPod, container: KubeletContainer) -> AdmittedContainer:
+        """What a container receives, with its CDI devices as the runtime adds them: last, so they win.
 
         Raises:
             NotPreparedError: a claim of it was given up.
             UnresolvableError: its CDI devices are not described.
         """
         by_count = self._received(pod, container)
-        if not (self.dra and self._cdi_dir and pod.claims):
+        names = by_count.cdi_devices
+        if self.dra and pod.claims:
+            names += self.dra.cdi_devices(pod, container)
+        if not (self._cdi_dir and names):
             return by_count
-        names = self.dra.cdi_devices(pod, container)
         edits = resolve(self._cdi_dir, names)
         envs = {**by_count.envs, **(edits.envs or {})}
         return replace(by_count, envs=envs, devices=(*by_count.devices, *edits.devices), cdi_devices=names)
@@ -434,13 +452,19 @@ class SimulatedKubelet:
         """A container of a live pod has died; what it holds stays its own."""
         self._running[uid].discard(name)
 
+    def lose_containers(self) -> None:
+        """The machine is off: no container of any pod runs any more."""
+        for uid, pod in self._pods.items():
+            self._running[uid] = set()
+            self.end_processes(pod)
+
     def held_nodes(self) -> frozenset[str]:
         """The names of the device nodes that containers of live pods have, such as ``neuron3``."""
         held = set[str]()
         for pod in self._pods.values():
             for container in pod.containers:
                 with contextlib.suppress(NotPreparedError, UnresolvableError):
-                    nodes = self._with_claims(pod, container).devices
+                    nodes = self._with_cdi(pod, container).devices
                     held.update(node.host_path.rpartition("/")[2] for node in nodes)
         return frozenset(held)
 
@@ -449,10 +473,27 @@ class SimulatedKubelet:
         return {
             device_id: device.health if (device := self.devices.devices(entry.resource).get(device_id)) else "Healthy"
             for entry in self.devices.of_container(uid, container)
-            for device_id in entry.ids
+            for device_id in in_numeric_order(entry.ids)
         }
 
+    def resource_health(self, pod: KubeletPod, container: KubeletContainer) -> list[dict[str, Any]]:
+        """``allocatedResourcesStatus`` of a container: the health of all that it holds, by count and by claims."""
+        health = self.device_health(pod.uid, container.name)
+        by_count = [
+            {
+                "name": entry.resource,
+                "resources": [{"resourceID": device_id, "health": health[device_id]} for device_id in entry.ids],
+            }
+            for entry in self.devices.of_container(pod.uid, container.name)
+        ]
+        return [*by_count, *(self.dra.status(pod, container) if self.dra else ())]
+
     # Ends.
+
+    def end_processes(self, pod: KubeletPod) -> None:
+        """The containers of a pod are dead."""
+        if self._cgroups:
+            self._cgroups.remove(pod)
 
     def finish(self, uid: str) -> KubeletPod:
         """A pod has ended or was deleted and its containers are dead. Its devices come free at some later call.
@@ -460,8 +501,7 @@ class SimulatedKubelet:
         Its claims are given up by `unprepare`.
         """
         pod = self._forget(uid)
-        if self._cgroups:
-            self._cgroups.remove(pod)
+        self.end_processes(pod)
         return pod
 
     def remove_while_running(self, uid: str) -> KubeletPod:

@@ -7,7 +7,7 @@ description; readers may scan meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from neuron_plugin.simulation.node_tree import (
     work_file,
 )
 from neuron_plugin.simulation.node_writer import (
+    KMSG,
     TreeWriter,
     add_to_counter,
     append_record,
@@ -54,6 +55,7 @@ def write_node(
     char_nodes: bool = False,
     usage_counters: bool = True,
     work_counters: bool = False,
+    ultraserver: Mapping[str, str] | None = None,
     types: Catalogue | None = None,
 ) -> SimulatedNode:
     """Write a machine of ``instance_type`` into ``root``, which must be empty or not exist.
@@ -63,7 +65,7 @@ def write_node(
     devices, which takes root and which a real container runtime needs; else plain files take their place.
     ``usage_counters=False`` leaves out the counters of memory and of the cores' work, which hardly any program but a
     monitor reads: 100 files for each core, 13 000 on a Trn2. ``work_counters`` leaves those three in that tell how much
-    a core is used, and whether its resets fail.
+    a core is used, and whether its resets fail. ``ultraserver`` are the driver's class attributes of one.
 
     Raises:
         SimulationError: an unknown type, a directory in use, or a machine that cannot be.
@@ -85,6 +87,7 @@ def write_node(
         char_nodes=char_nodes,
         usage_counters=usage_counters,
         work_counters=work_counters,
+        ultraserver=dict(ultraserver or {}),
     )
     check(description)
     root.mkdir(parents=True, exist_ok=True)
@@ -218,6 +221,11 @@ class SimulatedNode:
     def load_driver(self) -> None:
         """Load the module again; the devices come back with the counters they had."""
         self._change(driver_loaded=True)
+
+    def reboot(self) -> None:
+        """Start the machine again: devices that came up at its start are back and well, and the kernel log is empty."""
+        self._change(devices={}, driver_loaded=True)
+        (self.root / KMSG).write_bytes(b"")
 
     def set_logical_core_size(self, size: int | None) -> None:
         """Change LNC in the host's file; None removes the file."""

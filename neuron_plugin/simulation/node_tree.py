@@ -57,6 +57,7 @@ class NodeDescription(msgspec.Struct, frozen=True, omit_defaults=True, forbid_un
     """A simulated machine. ``devices`` holds those that are not as new; ``missing`` chips never came up at boot.
 
     ``work_counters``: without ``usage_counters`` there still are those few that tell how much a core is used.
+    ``ultraserver`` are class attributes of a machine that is in one.
     """
 
     instance_type: str
@@ -69,6 +70,7 @@ class NodeDescription(msgspec.Struct, frozen=True, omit_defaults=True, forbid_un
     usage_counters: bool = True
     work_counters: bool = False
     driver_loaded: bool = True
+    ultraserver: dict[str, str] = {}
     devices: dict[int, SimulatedDevice] = {}
 
     @property
@@ -210,12 +212,13 @@ def work_file(core: int, name: str) -> str:
 
 
 def class_files(description: NodeDescription) -> dict[str, File]:
-    """The plain files beside the devices: this machine is in no UltraServer."""
+    """The plain files beside the devices, which say whether the machine is in an UltraServer."""
     if description.instance_type.partition(".")[0] in _SWITCHED_FAMILIES:
         ids = {"node_id": "-1", "node_cnt": "-1", "reservation_id": "0" * 16}
     else:
         ids = dict.fromkeys(("node_id_2", "node_id_4"), "-1") | dict.fromkeys(("server_id_2", "server_id_4"), "0" * 16)
-    return {name: File(f"{text}\n", 0o444) for name, text in {**ids, "ultraserver_mode": ""}.items()}
+    said = {**ids, "ultraserver_mode": "", **description.ultraserver}
+    return {name: File(f"{text}\n", 0o444) for name, text in said.items()}
 
 
 def serial_number(device: int) -> str:

@@ -15,6 +15,7 @@ from math import inf
 from typing import Protocol
 
 from neuron_plugin.allocation import (
+    ContainerSet,
     NeuronNode,
     NeuronPod,
     NodeInfo,
@@ -29,7 +30,7 @@ from neuron_plugin.allocation import (
 from neuron_plugin.allocation.node import node_info
 from neuron_plugin.planning import PACK, SECONDS_AN_HOUR, Choices, Cluster, Move, MoveRules, Scene, after, cheapest_move
 from neuron_plugin.simulation.demand import Arrival, devices_asked
-from neuron_plugin.topology import Geometry
+from neuron_plugin.topology import CoreMask, Geometry, valid_sets
 
 
 def simulated_node(name: str, geometry: Geometry) -> NodeInfo:
@@ -198,6 +199,43 @@ class Board:
         self._empty += (not node.ledger.allocations) - (not before.ledger.allocations)
         self.nodes[node.name] = node
         self._choices.forget(node.name)
+
+
+class AwsBoard(Board):
+    """The same nodes under AWS's way: kube-scheduler counts and takes the emptiest node, ids are given from the lowest.
+
+    With AWS's scheduler ``extension`` a pod needs a free linked set. Without it AWS's plugin refuses at admission what
+    asks for more than one and less than all of a node ("invalid without the k8s-neuron-scheduler", 2.32.0.0).
+    """
+
+    def __init__(self, nodes: Iterable[NodeInfo], *, extension: bool) -> None:
+        super().__init__(nodes)
+        self._extension = extension
+        self._sets: dict[tuple[Geometry, CoreMask, PodRequest], Placement | None] = {}
+
+    def choose(self, pod: NeuronPod) -> tuple[str, Placement] | None:
+        """The node and the sets that a pod gets now."""
+        options = []
+        for name, node in self.nodes.items():
+            if node.inventory is None:
+                continue
+            key = node.inventory.geometry, node.free_mask, pod.requests
+            if key not in self._sets:
+                self._sets[key] = self._lowest(*key)
+            if placed := self._sets[key]:
+                options.append((-node.free_mask.bit_count(), name, placed))
+        return min(options)[1:] if options else None
+
+    def _lowest(self, geometry: Geometry, free: CoreMask, request: PodRequest) -> Placement | None:
+        placed = list[ContainerSet]()
+        for part in request:
+            sets = valid_sets(geometry, part.resource.unit, part.count)
+            mask = next((mask for mask in sets if mask & free == mask), None)
+            if mask is None or not (self._extension or part.count == 1 or mask == geometry.all_mask):
+                return None
+            free = CoreMask(free & ~mask)
+            placed.append(ContainerSet(part, mask))
+        return tuple(placed)
 
 
 def _devices(node: NodeInfo) -> float:

@@ -1,13 +1,11 @@
 """One simulated node with the real node daemon on it: a machine, its kubelet, and our plugin as a process of its own.
 
-What a kubelet does between the API server and the node is done here: admit a bound pod, end one that is deleted, and
-report the node's capacity.
+The node's object is kept here: its labels, and what the kubelet says that it has.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
 import sys
@@ -18,15 +16,10 @@ from random import Random
 
 import msgspec
 
-from neuron_plugin.allocation import ContainerKind, Resource
-from neuron_plugin.allocation.requests import parse_count
-from neuron_plugin.cluster import Pod
-from neuron_plugin.cluster.pods import neuron_pod
-from neuron_plugin.cluster.writes import utc_now
+from neuron_plugin.allocation import Resource
 from neuron_plugin.simulation.api_server import SimulatedApiServer
 from neuron_plugin.simulation.api_server_kinds import (
     NODES,
-    PODS,
     RESOURCE_CLAIMS,
     RESOURCE_SLICES,
     AnyJson,
@@ -34,13 +27,12 @@ from neuron_plugin.simulation.api_server_kinds import (
 )
 from neuron_plugin.simulation.kubelet import SimulatedKubelet
 from neuron_plugin.simulation.kubelet_dra import DraManager, DraManagerTimes
-from neuron_plugin.simulation.kubelet_pods import AdmittedPod, KubeletContainer, KubeletPod, PodRejectedError
+from neuron_plugin.simulation.kubelet_sync import PodSync
+from neuron_plugin.simulation.machines import labels_of, resources_of, ultraserver_of
 from neuron_plugin.simulation.node import SimulatedNode, write_node
 
 READY_SECONDS = 60.0
 """How long a started daemon may take until its node has its devices."""
-_BESIDES_NEURON = {"cpu": "128", "memory": "512Gi", "pods": "247"}
-"""What a kubelet says that a node has of everything else: that of a trn1.32xlarge."""
 STOP_SECONDS = 10.0
 """How long a daemon may take to end."""
 _CHILD = """
@@ -82,23 +74,33 @@ class ApiOfNode:
 
 
 class SimulatedWorker:
-    """A node named ``name``; its files are made in ``root``, and ``cgroup_root`` is its ``/sys/fs/cgroup``.
+    """A node named ``name``, the ``place``-th of its family, from 0.
 
-    ``config`` is the file with all settings of its daemon: commands that inspect the node read it. With ``claims_at``
-    the node's devices are given by claims, which its kubelet reads at that API server.
+    Its files are made in ``root``, and ``cgroup_root`` is its ``/sys/fs/cgroup``.
+
+    ``config`` is the file with all settings of its daemon: commands that inspect the node read it. ``pods`` are its
+    pods as its kubelet has them, ``up`` says whether that runs. With ``by_claims`` the node's devices are given by
+    claims.
     """
 
     def __init__(
         self,
+        api: SimulatedApiServer,
         root: Path,
         name: str,
         instance_type: str,
+        place: int = 0,
         *,
         daemon_flags: Sequence[str] = (),
-        claims_at: SimulatedApiServer | None = None,
+        by_claims: bool = False,
     ) -> None:
+        self._api = api
         self.name = name
-        self.node: SimulatedNode = write_node(root, instance_type, usage_counters=False, work_counters=True)
+        self._place = place
+        server = ultraserver_of(instance_type, place)
+        self.node: SimulatedNode = write_node(
+            root, instance_type, usage_counters=False, work_counters=True, ultraserver=server
+        )
         self.config = root / "plugin.json"
         self.log = root / "plugin.log"
         self.kubelet_dir, self.pod_resources_dir, self.cgroup_root = root / "dp", root / "pr", root / "cgroup"
@@ -106,8 +108,8 @@ class SimulatedWorker:
         for directory in (self.kubelet_dir, self.pod_resources_dir, self.state_dir, self.registry_dir):
             directory.mkdir()
         self.dra: DraManager | None = None
-        if claims_at:
-            self.dra = DraManager(root, ApiOfNode(claims_at, name), DRA_TIMES)
+        if by_claims:
+            self.dra = DraManager(root, ApiOfNode(api, name), DRA_TIMES)
         chance = Random(0)  # noqa: S311 - chooses ids, guards nothing; every demo goes the same way
         self.kubelet = SimulatedKubelet(
             self.kubelet_dir,
@@ -118,6 +120,8 @@ class SimulatedWorker:
             dra=self.dra,
             cdi_dir=self.cdi_dir,
         )
+        self.pods = PodSync(api, self.kubelet)
+        self.up = True
         self.health_port = free_port()
         self.daemon: asyncio.subprocess.Process | None = None
         self._daemon_flags = tuple(daemon_flags)
@@ -128,9 +132,9 @@ class SimulatedWorker:
         """Where the kubelet serves PodResources."""
         return self.pod_resources_dir / "kubelet.sock"
 
-    async def start(self, api: SimulatedApiServer, kubeconfig: Path) -> None:
+    async def start(self, kubeconfig: Path) -> None:
         """The node joins the cluster: its object, its kubelet, its daemon."""
-        self.register(api)
+        self.register()
         settings = {
             "mode": "dra" if self.dra else "device-plugin",
             "node-name": self.name,
@@ -154,22 +158,17 @@ class SimulatedWorker:
         await self.kubelet.start()
         await self.start_daemon()
 
-    def register(self, api: SimulatedApiServer) -> None:
+    def register(self) -> None:
         """Make the node's object, with the labels that a kubelet and a cloud provider write, and what it has by now."""
-        labels = {
-            "kubernetes.io/hostname": self.name,
-            "kubernetes.io/os": "linux",
-            "kubernetes.io/arch": "amd64",
-            "node.kubernetes.io/instance-type": self.node.description.instance_type,
-        }
-        api.create_node({"metadata": {"name": self.name, "labels": labels}})
+        labels = labels_of(self.name, self.node.description.instance_type, self._place)
+        self._api.create_node({"metadata": {"name": self.name, "labels": labels}})
         self._reported = {}
-        self.report_capacity(api)
+        self.report_capacity()
 
     async def stop(self) -> None:
         """End the daemon, then the kubelet."""
         await self.stop_daemon()
-        await self.kubelet.stop()
+        await self.pods.close()
 
     async def start_daemon(self) -> None:
         """Start the node daemon; its log goes to ``log``."""
@@ -179,6 +178,38 @@ class SimulatedWorker:
         """Ask the node daemon to end, as Kubernetes would; its exit status, or None when it did not run."""
         daemon, self.daemon = self.daemon, None
         return await end_process(daemon)
+
+    # What befalls the whole node.
+
+    async def stop_kubelet(self) -> None:
+        """End the kubelet; containers run on, and nobody starts the daemon again."""
+        self.up = False
+        await self.pods.stop()
+
+    async def start_kubelet(self) -> None:
+        """Start it again."""
+        await self.pods.start()
+        self.up = True
+        self._reported = {}
+
+    async def power_off(self) -> None:
+        """Take the machine away at once, with all that runs on it."""
+        was_up, self.up = self.up, False
+        daemon, self.daemon = self.daemon, None
+        if daemon and daemon.returncode is None:
+            daemon.kill()
+            await daemon.wait()
+        if was_up:
+            await self.pods.stop()
+        await self.pods.lose_containers()
+        for written in self.cdi_dir.glob("*"):  # /var/run is memory
+            written.unlink()
+
+    async def power_on(self) -> None:
+        """Start the machine and its kubelet; then the daemon's pod is started, too."""
+        await asyncio.to_thread(self.node.reboot)
+        await self.start_kubelet()
+        await self.start_daemon()
 
     async def wait_until_registered(self) -> None:
         """Wait until the daemon has offered every device of the machine to the kubelet, or is its driver of claims.
@@ -215,82 +246,25 @@ class SimulatedWorker:
         last = "\n".join(self.log.read_text().splitlines()[-5:])
         return TimeoutError(f"{what}; the daemon's log ends with:\n{last}")
 
-    async def admit(self, api: SimulatedApiServer, record: Pod) -> AdmittedPod:
-        """Do the kubelet's part for a pod that was bound to this node, and return what its containers received.
-
-        Raises:
-            PodRejectedError: the kubelet failed the pod, as its phase then says.
-        """
-        pod = kubelet_pod(record)
-        try:
-            admitted = await self.kubelet.admit(pod)
-        except PodRejectedError as error:
-            status: AnyJson = {"phase": "Failed", "reason": error.reason, "message": str(error)}
-            api.patch_status(PODS, record.name, status, record.namespace)
-            raise
-        since = utc_now().strftime("%Y-%m-%dT%H:%M:%SZ")
-        running: AnyJson = {
-            "ready": True,
-            "started": True,
-            "restartCount": 0,
-            "state": {"running": {"startedAt": since}},
-        }
-        apps = [
-            {"name": container.name, **running} for container in pod.containers if container.kind is ContainerKind.APP
-        ]
-        ready = [{"type": "Ready", "status": "True", "lastTransitionTime": since}]
-        running = {"phase": "Running", "containerStatuses": apps, "conditions": ready}
-        api.patch_status(PODS, record.name, running, record.namespace)
-        return admitted
-
     async def work(self, seconds: float) -> None:
         """Let so much time pass for the cores of the node: the containers of its pods use them."""
         held = {int(name.removeprefix("neuron")) for name in self.kubelet.held_nodes()}
         await asyncio.to_thread(self.node.work, seconds, held)
 
-    async def end(self, api: SimulatedApiServer, record: Pod) -> None:
-        """The pod's containers have ended, which the kubelet says first, and the object is deleted.
-
-        Raises:
-            NotPreparedError: its claims cannot be given up, and the pod stays Terminating.
-        """
-        with contextlib.suppress(KeyError):  # never admitted, or ended at an earlier look
-            self.kubelet.finish(record.uid)
-        await self.kubelet.unprepare(kubelet_pod(record))
-        ended: AnyJson = {"name": "main", "state": {"terminated": {"exitCode": 0}}}
-        status = {"phase": "Succeeded", "containerStatuses": [ended]}
-        api.patch_status(PODS, record.name, status, record.namespace)
-        api.delete_pod(record.namespace, record.name, grace_seconds=0)
-
-    def report_capacity(self, api: SimulatedApiServer) -> bool:
+    def report_capacity(self) -> bool:
         """Write what the node has and can give into its status, as the kubelet does; False when nothing changed."""
         counts = {resource.value: self.kubelet.capacity(resource.value) for resource in Resource}
+        others = resources_of(self.node.description.instance_type)
         status: AnyJson = {
-            "capacity": {name: str(count.capacity) for name, count in counts.items()} | _BESIDES_NEURON,
-            "allocatable": {name: str(count.allocatable) for name, count in counts.items()} | _BESIDES_NEURON,
+            "capacity": {name: str(count.capacity) for name, count in counts.items()} | others,
+            "allocatable": {name: str(count.allocatable) for name, count in counts.items()} | others,
             "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}],
         }
         if status == self._reported:
             return False
         self._reported = status
-        api.patch_status(NODES, self.name, status)
+        self._api.patch_status(NODES, self.name, status)
         return True
-
-
-def kubelet_pod(record: Pod) -> KubeletPod:
-    """A pod as the kubelet takes it."""
-    resources, claims = set(Resource), neuron_pod(record).claims
-    containers = [
-        KubeletContainer(
-            container.name,
-            {key: parse_count(text) for key, text in container.limits.items() if key in resources},
-            kind,
-            tuple((claim.name, request) for claim in claims for user, request in claim.users if user == container.name),
-        )
-        for container, kind in record.containers
-    ]
-    named = {claim.name: claim.claim for claim in claims if claim.claim}
-    return KubeletPod(record.uid, record.namespace, record.name, tuple(containers), named)
 
 
 def free_port() -> int:

@@ -1,27 +1,40 @@
-"""The pods that controllers make of a Deployment, Job, JobSet, LeaderWorkerSet or RayCluster, in their order.
+"""The pods that controllers make of people's objects, in their order.
 
 The playground has no controllers, and no objects of these kinds. What matters to placement is made as they make it:
-owners, labels, annotations, affinities, and which pods exist only once another one is scheduled or ready. Left out are
-finalizers, services, volumes, restarts and rolling updates. Facts: pkg/controller/job of Kubernetes 1.36; the sources
-of 2026-08 of JobSet (pkg/controllers/jobset_controller.go, pkg/webhooks/pod_webhook.go), LeaderWorkerSet
-(the files of the same names) and KubeRay (ray-operator/controllers/ray/common/pod.go).
+owners, labels, annotations, affinities, and which pods exist only once another one is scheduled or ready. An object is
+told by group and kind: there are three kinds of Job. Left out are finalizers, services, volumes of a template, restarts
+and rolling updates. Facts: pkg/controller/{job,statefulset,daemon,cronjob} of Kubernetes 1.36; the sources of 2026-08
+of JobSet (pkg/controllers/jobset_controller.go, pkg/webhooks/pod_webhook.go), LeaderWorkerSet (the files of the same
+names), KubeRay (ray-operator/controllers/ray/common/pod.go), mpi-operator (pkg/controller/mpi_job_controller.go), the
+training operator (pkg/controller.v1/common/pod.go), its trainer v2 and Volcano (pkg/controllers/job).
 """
 
 from __future__ import annotations
 
 import hashlib
+import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from neuron_plugin.cluster.groups import JOBSET_EXCLUSIVE
 from neuron_plugin.simulation.api_server_kinds import AnyJson
 
 _BATCH, _JOBSET, _LWS, _RAY = "batch.kubernetes.io/", "jobset.sigs.k8s.io/", "leaderworkerset.sigs.k8s.io/", "ray.io/"
+_DAEMON_TOLERATIONS = [
+    {"key": f"node.kubernetes.io/{key}", "operator": "Exists", "effect": effect}
+    for effect, keys in (("NoExecute", ("not-ready", "unreachable")), ("NoSchedule", ("unschedulable",)))
+    for key in keys
+]
+_KUBEFLOW, _VOLCANO = "training.kubeflow.org/", "volcano.sh/"
 
 
 class WorkloadError(Exception):
     """No pods can be made of an object; the text says why."""
+
+
+class NoPodsError(WorkloadError):
+    """The controller of an object makes no pods of it as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,28 +51,95 @@ class WorkloadPod:
     topology_key: str = ""
 
 
-def pods_of(manifest: object) -> list[WorkloadPod]:
-    """The pods of an object; a pod is its own.
+def kind_of(manifest: object) -> tuple[str, str]:
+    """Group and kind of an object; the group of Kubernetes' core is empty.
 
     Raises:
-        WorkloadError: a kind without a controller here, or an object of which its controller makes no pods.
+        WorkloadError: it is no object of Kubernetes.
     """
-    kind = str(manifest.get("kind", "nothing")) if isinstance(manifest, dict) else type(manifest).__name__
-    metadata = manifest.get("metadata") if isinstance(manifest, dict) else None
-    name = metadata.get("name") if isinstance(metadata, dict) else None
-    if not isinstance(manifest, dict) or not name:
-        raise WorkloadError(f"{kind} has no name, expected an object of Kubernetes with metadata.name")
-    if kind == "Pod":
-        return [WorkloadPod(manifest)]
-    if kind not in _MAKERS:
-        raise WorkloadError(f"{kind} has no controller in the playground, expected Pod or {', '.join(_MAKERS)}")
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("kind"), str):
+        raise WorkloadError(f"{type(manifest).__name__} has no name, expected objects of Kubernetes with a kind")
+    metadata = manifest.get("metadata")
+    if not isinstance(metadata, dict) or not (metadata.get("name") or metadata.get("generateName")):
+        raise WorkloadError(f"{manifest['kind']} has no name, expected an object of Kubernetes with metadata.name")
+    if not isinstance(manifest.get("apiVersion"), str):
+        raise WorkloadError(f"{manifest['kind']} has no apiVersion: there is more than one kind of this name")
+    return manifest["apiVersion"].rpartition("/")[0], manifest["kind"]
+
+
+def makes_pods(manifest: object) -> bool:
+    """Whether pods are made of such an object here.
+
+    Raises:
+        WorkloadError: it is no object of Kubernetes.
+    """
+    return kind_of(manifest) in _MAKERS
+
+
+def pods_of(manifest: AnyJson, nodes: Sequence[str] = ()) -> list[WorkloadPod]:
+    """The pods of an object; a pod is its own. ``nodes`` are those that a DaemonSet may have a pod on.
+
+    Raises:
+        WorkloadError: a kind without a controller here, or an object that cannot be read.
+        NoPodsError: its controller makes no pods of it.
+    """
+    group, kind = kind_of(manifest)
+    if (group, kind) not in _MAKERS:
+        raise WorkloadError(f"{kind}{f' of {group}' if group else ''} has no controller in the playground")
+    metadata = manifest["metadata"]
+    name = metadata.get("name") or f"{metadata['generateName']}{_suffix()}"
+    owner = manifest if kind == "Pod" else manifest | {"metadata": {**metadata, "name": name}}
     try:
-        made = list(_MAKERS[kind](manifest))
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise WorkloadError(f"{kind} {name} cannot be read: {error!r}") from None
+        made = list(_daemon_set(owner, nodes) if kind == "DaemonSet" else _MAKERS[group, kind](owner))
+    except KeyError as error:
+        raise WorkloadError(f"{kind} {name} cannot be read: {error} is missing") from None
+    except (TypeError, AttributeError, ValueError, IndexError, StopIteration) as error:
+        raise WorkloadError(f"{kind} {name} cannot be read: a part has another form than expected") from error
     if not made:
-        raise WorkloadError(f"{kind} {name} is suspended or of size 0: its controller makes no pods")
+        why = "no node is one for it" if kind == "DaemonSet" else "it is suspended or of size 0"
+        raise NoPodsError(f"{kind} {name}: its controller makes no pods: {why}")
     return made
+
+
+def _bare(pod: AnyJson) -> Iterator[WorkloadPod]:
+    yield WorkloadPod(pod)
+
+
+def _replicas(owner: AnyJson) -> Iterator[WorkloadPod]:
+    """A ReplicaSet, or the ReplicationController of old."""
+    metadata, kind = owner["metadata"], owner["kind"]
+    for _ in range(int(owner["spec"].get("replicas", 1))):
+        yield WorkloadPod(_pod(owner["spec"]["template"], f"{metadata['name']}-{_suffix()}", kind, metadata, {}, {}))
+
+
+def _stateful_set(owner: AnyJson) -> Iterator[WorkloadPod]:
+    metadata, spec = owner["metadata"], owner["spec"]
+    first, before = int((spec.get("ordinals") or {}).get("start", 0)), ""
+    ordered = spec.get("podManagementPolicy", "OrderedReady") == "OrderedReady"
+    for ordinal in range(first, first + int(spec.get("replicas", 1))):
+        name = f"{metadata['name']}-{ordinal}"
+        labels = {"statefulset.kubernetes.io/pod-name": name, "apps.kubernetes.io/pod-index": str(ordinal)}
+        pod = _pod(spec["template"], name, "StatefulSet", metadata, labels, {})
+        yield WorkloadPod(pod, after=before, ready=bool(before))
+        before = name if ordered else ""
+
+
+def _daemon_set(owner: AnyJson, nodes: Sequence[str]) -> Iterator[WorkloadPod]:
+    metadata = owner["metadata"]
+    for node in nodes:
+        pod = _pod(owner["spec"]["template"], f"{metadata['name']}-{_suffix()}", "DaemonSet", metadata, {}, {})
+        field = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
+        affinity = {**(pod["spec"].get("affinity") or {})}
+        required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [field]}}
+        affinity["nodeAffinity"] = {**(affinity.get("nodeAffinity") or {}), **required}
+        tolerations = [*(pod["spec"].get("tolerations") or ()), *_DAEMON_TOLERATIONS]
+        yield WorkloadPod(pod | {"spec": pod["spec"] | {"affinity": affinity, "tolerations": tolerations}})
+
+
+def _cron_job(owner: AnyJson) -> Iterator[WorkloadPod]:
+    """As if its time had come."""
+    job, name = owner["spec"]["jobTemplate"], f"{owner['metadata']['name']}-{int(time.time()) // 60}"
+    yield from () if owner["spec"].get("suspend") else _job(job | {"metadata": {**owner["metadata"], "name": name}})
 
 
 def _deployment(deployment: AnyJson) -> Iterator[WorkloadPod]:
@@ -92,13 +172,13 @@ def _job(job: AnyJson) -> Iterator[WorkloadPod]:
 def _jobset(jobset: AnyJson) -> Iterator[WorkloadPod]:
     spec, metadata = jobset["spec"], jobset["metadata"]
     ordered = (spec.get("startupPolicy") or {}).get("startupPolicyOrder") == "InOrder"
-    if ordered or any(job.get("dependsOn") for job in spec["replicatedJobs"]):
-        raise ValueError("an order among its Jobs is not simulated")
+    last: dict[str, str] = {}
     for replicated in () if spec.get("suspend") else spec["replicatedJobs"]:
         exclusive = {
             **(metadata.get("annotations") or {}),
             **(replicated["template"].get("metadata") or {}).get("annotations", {}),
         }
+        made = list[WorkloadPod]()
         for index in range(int(replicated.get("replicas", 1))):
             job = {**metadata, "name": f"{metadata['name']}-{replicated['name']}-{index}"}
             keys = {
@@ -110,7 +190,14 @@ def _jobset(jobset: AnyJson) -> Iterator[WorkloadPod]:
             annotations = keys | {key: value for key, value in exclusive.items() if key == JOBSET_EXCLUSIVE}
             job_spec = {"completionMode": "Indexed", **replicated["template"]["spec"]}
             template = _with(job_spec["template"], keys, annotations)
-            yield from _job({"metadata": job, "spec": job_spec | {"template": template}})
+            earlier = (
+                [*last.values()][-1:] if ordered else [last[each["name"]] for each in replicated.get("dependsOn") or ()]
+            )
+            for pod in _job({"metadata": job, "spec": job_spec | {"template": template}}):
+                made.append(pod if pod.after or not earlier else replace(pod, after=earlier[-1], ready=True))
+        yield from made
+        if made:
+            last[replicated["name"]] = made[-1].manifest["metadata"]["name"]
 
 
 def _leader_worker_set(workers: AnyJson) -> Iterator[WorkloadPod]:
@@ -145,12 +232,107 @@ def _ray_cluster(cluster: AnyJson) -> Iterator[WorkloadPod]:
             yield WorkloadPod(_pod(template, name, "RayCluster", metadata, labels, {}))
 
 
-_MAKERS: Mapping[str, Callable[[AnyJson], Iterator[WorkloadPod]]] = {
-    "Deployment": _deployment,
-    "Job": _job,
-    "JobSet": _jobset,
-    "LeaderWorkerSet": _leader_worker_set,
-    "RayCluster": _ray_cluster,
+def _ray_service(service: AnyJson) -> Iterator[WorkloadPod]:
+    cluster = {**service["metadata"], "name": f"{service['metadata']['name']}-raycluster-{_suffix()}"}
+    yield from _ray_cluster({"metadata": cluster, "spec": service["spec"]["rayClusterConfig"]})
+
+
+def _ray_job(job: AnyJson) -> Iterator[WorkloadPod]:
+    """Its cluster, unless it goes to one that is there, and the pod that submits it once the head runs."""
+    spec, metadata = job["spec"], job["metadata"]
+    head = ""
+    if spec.get("rayClusterSpec") and not spec.get("suspend"):
+        cluster = {**metadata, "name": f"{metadata['name']}-raycluster-{_suffix()}"}
+        made = list(_ray_cluster({"metadata": cluster, "spec": spec["rayClusterSpec"]}))
+        head = made[0].manifest["metadata"]["name"]
+        yield from made
+    if not spec.get("suspend") and spec.get("submissionMode", "K8sJobMode") == "K8sJobMode":
+        plain = {"spec": {"containers": [{"name": "ray-job-submitter", "image": "ray"}], "restartPolicy": "Never"}}
+        template = spec.get("submitterPodTemplate") or plain
+        pod = _pod(template, f"{metadata['name']}-{_suffix()}", "Job", metadata, {"job-name": metadata["name"]}, {})
+        yield WorkloadPod(pod, after=head, ready=bool(head))
+
+
+def _training_job(job: AnyJson) -> Iterator[WorkloadPod]:
+    """PyTorchJob, MPIJob and their kin: roles with replicas, all of which are made at once."""
+    spec, metadata, kind = job["spec"], job["metadata"], job["kind"]
+    roles: Mapping[str, AnyJson] = next(roles for key, roles in spec.items() if key.lower().endswith("replicaspecs"))
+    last = ""
+    waits = spec.get("launcherCreationPolicy") == "WaitForWorkersReady"
+    for role, replicas in sorted(roles.items(), key=lambda entry: entry[0] == "Launcher"):  # which may wait for workers
+        is_launcher = role == "Launcher"
+        for index in range(0 if (spec.get("runPolicy") or {}).get("suspend") else int(replicas.get("replicas", 1))):
+            name = f"{metadata['name']}-{role.lower()}{f'-{_suffix()}' if is_launcher else f'-{index}'}"
+            labels = {
+                f"{_KUBEFLOW}job-name": metadata["name"],
+                f"{_KUBEFLOW}operator-name": f"{kind.lower()}-controller",
+                f"{_KUBEFLOW}job-role": role.lower(),
+                f"{_KUBEFLOW}replica-type": role.lower(),
+                f"{_KUBEFLOW}replica-index": str(index),
+            }
+            pod = _pod(replicas["template"], name, kind, metadata, labels, {})
+            after = last if is_launcher and waits else ""
+            yield WorkloadPod(pod, after=after, ready=bool(after))
+            last = name
+
+
+def _train_job(job: AnyJson) -> Iterator[WorkloadPod]:
+    """A TrainJob of the runtime ``torch-distributed`` and its like: one Job of so many nodes.
+
+    The playground has no runtimes; theirs is a container called ``node``.
+    """
+    spec, metadata = job["spec"], job["metadata"]
+    trainer: AnyJson = spec.get("trainer") or {}
+    container = {"name": "node", "image": trainer.get("image", "pytorch")}
+    container |= {"resources": trainer["resourcesPerNode"]} if trainer.get("resourcesPerNode") else {}
+    pod_spec: AnyJson = {"restartPolicy": "Never"}
+    for override in spec.get("podTemplateOverrides") or ():
+        pod_spec |= override.get("spec") or {}
+    template = {
+        "metadata": {"labels": spec.get("labels") or {}, "annotations": spec.get("annotations") or {}},
+        "spec": pod_spec | {"containers": [container]},
+    }
+    count = int(trainer.get("numNodes", 1))
+    job_spec = {"parallelism": count, "completions": count, "template": template}
+    replicated = {"name": "node", "template": {"spec": job_spec}}
+    yield from _jobset({"metadata": metadata, "spec": {"replicatedJobs": [replicated], "suspend": spec.get("suspend")}})
+
+
+def _volcano_job(job: AnyJson) -> Iterator[WorkloadPod]:
+    spec, metadata = job["spec"], job["metadata"]
+    for task in spec["tasks"]:
+        for index in range(int(task.get("replicas", 1))):
+            told = {
+                f"{_VOLCANO}job-name": metadata["name"],
+                f"{_VOLCANO}job-namespace": metadata.get("namespace", "default"),
+                f"{_VOLCANO}queue-name": spec.get("queue", "default"),
+                f"{_VOLCANO}task-spec": task.get("name", "default"),
+                f"{_VOLCANO}task-index": str(index),
+            }
+            group = {"scheduling.k8s.io/group-name": f"{metadata['name']}-{_uid('Job', metadata)}"}
+            name = f"{metadata['name']}-{task.get('name', 'default0')}-{index}"
+            pod = _pod(task["template"], name, "Job", metadata, told, told | group)
+            scheduler = {"schedulerName": spec.get("schedulerName") or "volcano"}
+            yield WorkloadPod(pod | {"spec": pod["spec"] | scheduler})
+
+
+_MAKERS: Mapping[tuple[str, str], Callable[[AnyJson], Iterator[WorkloadPod]]] = {
+    ("", "Pod"): _bare,
+    ("", "ReplicationController"): _replicas,
+    ("apps", "ReplicaSet"): _replicas,
+    ("apps", "Deployment"): _deployment,
+    ("apps", "StatefulSet"): _stateful_set,
+    ("apps", "DaemonSet"): lambda owner: _daemon_set(owner, ()),
+    ("batch", "Job"): _job,
+    ("batch", "CronJob"): _cron_job,
+    ("jobset.x-k8s.io", "JobSet"): _jobset,
+    ("leaderworkerset.x-k8s.io", "LeaderWorkerSet"): _leader_worker_set,
+    ("ray.io", "RayCluster"): _ray_cluster,
+    ("ray.io", "RayService"): _ray_service,
+    ("ray.io", "RayJob"): _ray_job,
+    **{("kubeflow.org", f"{name}Job"): _training_job for name in ("MPI", "PyTorch", "TF", "XGBoost", "JAX", "Paddle")},
+    ("trainer.kubeflow.org", "TrainJob"): _train_job,
+    ("batch.volcano.sh", "Job"): _volcano_job,
 }
 
 

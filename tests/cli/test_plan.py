@@ -161,7 +161,7 @@ def test_what_kubectl_prints_makes_the_same_plan(
 def test_a_simulated_cluster_can_be_planned(cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "cluster.json"
     small = ("--nodes", "trn1.32xlarge=4", "--pods", "300", "--seeds", "1", "--load", "1.5", "--waiting")
-    assert cli("simulate", "cluster", *small, "--policy", "spread,pack", "--save", file).status == 0
+    assert cli("simulate", "cluster", *small, "--save", file).status == 0
     found = json.loads(cli("plan", "--cluster", file, "-o", "json").out)
     assert found["waiting"]
     assert {pod["standing"] for pod in found["waiting"]} <= {"fits", "links", "short"}

@@ -1,13 +1,15 @@
-"""The suite's node without a cluster: stand-in kubelet and API server, the daemon in this process.
+"""The suite's node without a cluster: the simulated kubelet and API server, the daemon in this process.
 
-What a kubelet does between the API server and its containers is done here: admit, start again, tell phases.
+What is judged here is also what a playground shows: the same kubelet between the same API server and its containers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import sys
+from collections import defaultdict
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,71 +17,89 @@ from random import Random
 
 import msgspec
 
-from neuron_plugin.allocation import ContainerKind, Resource
+from neuron_plugin.allocation import Resource
 from neuron_plugin.kubelet import PodResourcesClient
 from neuron_plugin.plugin.daemon import NodeDaemon
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.plugin.times import DaemonTimes
-from neuron_plugin.simulation import AdmittedContainer, PodRejectedError, kubelet_pods, write_node
-from neuron_plugin.simulation.api_server_kinds import PODS, RESOURCE_CLAIMS, RESOURCE_SLICES, AnyJson
+from neuron_plugin.simulation import SimulatedApiServer, write_node
+from neuron_plugin.simulation.api_server_kinds import PODS, RESOURCE_CLAIMS, AnyJson
 from neuron_plugin.simulation.claim_controller import sync_claims
 from neuron_plugin.simulation.kubelet import KubeletOptions, SimulatedKubelet
-from neuron_plugin.simulation.kubelet_claims import NotPreparedError
 from neuron_plugin.simulation.kubelet_dra import DraManager, DraManagerTimes
+from neuron_plugin.simulation.kubelet_sync import PodSync
+from neuron_plugin.simulation.supervisor import turns
 from neuron_plugin.simulation.worker import ApiOfNode
 from neuron_plugin.topology import catalogue
-from tests.conformance.claims import allocated, claim_manifest, health_of, offered
-from tests.conformance.node import (
-    INSTANCE_TYPE,
-    OPENABLE,
-    Ability,
-    Capacity,
-    ContainerSpec,
-    ContainerView,
-    PodSpec,
-    PodView,
-    Received,
-)
-from tests.support.api_server import StandInApiServer
+from tests.conformance.cluster_node import OPEN, ClusterNode
+from tests.conformance.node import INSTANCE_TYPE, OPENABLE, Ability, Capacity
 
 NODE = "stand-in"
 DRA_TIMES = DraManagerTimes(retry=0.1, watcher=0.05, health=0.1, wipe=0.5, reconcile=0.2)
 HOLD = "import os, sys; os.open(sys.argv[1], os.O_RDONLY); print('open', flush=True); sys.stdin.read()"
 LINGER_SECONDS = 0.5
-"""How long the process of a pod deleted by force is left alone; a kubelet gives it two seconds."""
-NAMESPACE = "default"
+"""How long the processes of a pod deleted by force are left alone; a kubelet gives them two seconds."""
+RUN_SECONDS = 1.0
+"""How long a container runs that exits."""
+LOOK_SECONDS = 0.05
+"""Between two looks of the kubelet at its pods."""
+KILLED = 137
 
 
-class _LivePod:
-    """A pod from its creation to its end, with the last start of each container."""
+class Scripts:
+    """What the suite's containers do, by their scripts. Those that open a device do it in a process of their own."""
 
-    def __init__(self, spec: PodSpec, uid: str) -> None:
-        self.spec = spec
-        self.pod = kubelet_pods.KubeletPod(
-            uid,
-            NAMESPACE,
-            spec.name,
-            tuple(
-                kubelet_pods.KubeletContainer(
-                    each.name, each.limits, each.kind, tuple((name, "") for name in each.claims)
-                )
-                for each in spec.containers
-            ),
-            {name: name for name in spec.claims},
+    def __init__(self, device: Path) -> None:
+        self.processes: dict[str, asyncio.subprocess.Process] = {}
+        """By pod UID."""
+        self._device = device
+        self._kills: dict[str, list[asyncio.Event]] = defaultdict(list)
+
+    async def run(self, pod: AnyJson, container: str) -> int:
+        """See ``Runtime``."""
+        parts = [*(pod["spec"].get("initContainers") or ()), *pod["spec"]["containers"]]
+        script = next(part["command"][-1] for part in parts if part["name"] == container)
+        uid, killed = pod["metadata"]["uid"], asyncio.Event()
+        self._kills[uid].append(killed)
+        if OPEN in script:
+            process = await self._open()
+            self.processes[uid] = process
+        try:
+            if exits := re.search(r"exit (\d+)$", script):
+                await asyncio.sleep(RUN_SECONDS)
+                return int(exits[1])
+            await killed.wait()
+            return KILLED
+        finally:
+            self._kills[uid].remove(killed)
+            if OPEN in script:
+                process.kill()
+                await process.communicate()
+
+    async def kill(self, uid: str) -> None:
+        """End the containers of a pod; returns when they have ended."""
+        for killed in self._kills[uid]:
+            killed.set()
+        while self._kills[uid]:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    def has_begun(self, pod: AnyJson) -> bool:
+        """Whether the containers of a pod have opened what they open."""
+        opens = any(OPEN in part["command"][-1] for part in pod["spec"]["containers"])
+        return not opens or pod["metadata"]["uid"] in self.processes
+
+    async def _open(self) -> asyncio.subprocess.Process:
+        """A process that keeps a device open as one of a container does."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", HOLD, str(self._device), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
         )
-        self.admission: asyncio.Task[None] | None = None
-        self.phase, self.reason, self.message = "Pending", "", ""
-        self.started: dict[str, AdmittedContainer] = {}
-        self.starts: dict[str, int] = {}
-        self.resize, self.cpu = "", next((each.compute.get("cpu", "") for each in spec.containers), "")
-
-    def start(self, container: AdmittedContainer) -> None:
-        self.started[container.name] = container
-        if container.waiting is None:
-            self.starts[container.name] = self.starts.get(container.name, 0) + 1
+        assert process.stdout is not None
+        await process.stdout.readline()
+        return process
 
 
-class StandInNode:
+class StandInNode(ClusterNode):
     """See ``node.Node``."""
 
     patience_seconds = 10.0
@@ -87,15 +107,15 @@ class StandInNode:
     grace_seconds = 0.5
 
     def __init__(self, root: Path) -> None:
+        self._server = SimulatedApiServer()
+        super().__init__(self._server, NODE, "none")
         self.machine = write_node(root / "node", INSTANCE_TYPE, usage_counters=False)
         self.kubelet_dir = root / "dp"
         self._root = root
         for name in ("dp", "pr", "reg"):
             (root / name).mkdir()
-        self._api = StandInApiServer()
-        self._dra = DraManager(root, ApiOfNode(self._api, NODE), DRA_TIMES)
         options = KubeletOptions(
-            grace_seconds=self.grace_seconds, termination_seconds=LINGER_SECONDS, watcher_seconds=0.05
+            grace_seconds=self.grace_seconds, termination_seconds=LINGER_SECONDS, watcher_seconds=LOOK_SECONDS
         )
         self._kubelet = SimulatedKubelet(
             self.kubelet_dir,
@@ -104,14 +124,14 @@ class StandInNode:
             options=options,
             plugins_registry=root / "reg",
             cgroup_root=root / "cgroup",
-            dra=self._dra,
+            dra=DraManager(root, ApiOfNode(self._server, NODE), DRA_TIMES),
             cdi_dir=root / "cdi",
         )
+        self._scripts = Scripts(self.machine.paths.dev / f"neuron{OPENABLE}")
+        self._pods = PodSync(self._server, self._kubelet, runtime=self._scripts)
+        self._server.serve_logs(self._log)
         self.pod_resources_socket = root / "pr/kubelet.sock"
         self.pod_resources = PodResourcesClient(self.pod_resources_socket)
-        self._pods: dict[str, _LivePod] = {}
-        self._processes: dict[str, asyncio.subprocess.Process] = {}
-        self._kubelet_runs = True
         self._stop_plugin = asyncio.Event()
         self._plugin: asyncio.Task[None] | None = None
 
@@ -120,12 +140,23 @@ class StandInNode:
     async def running(cls, root: Path) -> AsyncIterator[StandInNode]:
         """The node while the block lasts, without a plugin."""
         node = cls(root)
-        async with node._api, node._kubelet:
-            node._api.create_node({"metadata": {"name": NODE}})
+        async with node._server, node._kubelet:
+            node._server.create_node({"metadata": {"name": NODE}})
+            looking = asyncio.create_task(node._look(), name="kubelet sync")
             yield node
+            looking.cancel()
+            await asyncio.gather(looking, return_exceptions=True)
             await node.stop_plugin()
-            for process in node._processes.values():
-                await _kill(process)
+            await node._pods.close()
+
+    async def _look(self) -> None:
+        async for _ in turns(self._server, PODS, RESOURCE_CLAIMS, seconds=LOOK_SECONDS):
+            sync_claims(self._server)
+            self._pods.look(self._server.objects(PODS))
+
+    def _log(self, namespace: str, name: str, container: str) -> str | None:
+        begun = self._scripts.has_begun(self._server.get(PODS, name, namespace))
+        return self._pods.log(namespace, name, container) if begun else None
 
     def require(self, ability: Ability) -> None:
         del ability  # it can do everything
@@ -136,7 +167,7 @@ class StandInNode:
         paths = self.machine.paths
         fixed: dict[str, object] = {
             "node_name": NODE,
-            "kubeconfig": self._api.write_kubeconfig(self._root / "kubeconfig"),
+            "kubeconfig": self._server.write_kubeconfig(self._root / "kubeconfig"),
             "sysfs": paths.sysfs,
             "dev": paths.dev,
             "logical_core_file": paths.logical_nc_config,
@@ -170,160 +201,14 @@ class StandInNode:
     async def kill_plugin(self) -> None:
         await self.stop_plugin()
 
-    # Pods.
-
-    async def create(self, pod: PodSpec) -> None:
-        manifest: AnyJson = {
-            "metadata": {"name": pod.name, "namespace": NAMESPACE, "annotations": dict(pod.annotations)},
-            "spec": {
-                "initContainers": [_container(each) for each in pod.containers if each.kind is not ContainerKind.APP],
-                "containers": [_container(each) for each in pod.containers if each.kind is ContainerKind.APP],
-                "resourceClaims": [{"name": name, "resourceClaimName": name} for name in pod.claims],
-            },
-        }
-        created = self._api.create_pod(manifest)
-        live = self._pods[pod.name] = _LivePod(pod, created["metadata"]["uid"])
-        self._api.bind(NAMESPACE, pod.name, node=NODE)
-        if pod.claims:  # which may have to wait
-            sync_claims(self._api)
-            live.admission = asyncio.create_task(self._admit(live), name=f"admit {pod.name}")
-        else:
-            await self._admit(live)
-
-    async def _admit(self, live: _LivePod) -> None:
-        pod = live.spec
-        try:
-            admitted = await self._kubelet.admit(live.pod)
-        except PodRejectedError as rejection:
-            self._reject(live, rejection)
-            return
-        except kubelet_pods.PodGoneError:
-            return
-        for container in admitted.containers:
-            live.start(container)
-        if any(each.opens for each in pod.containers):
-            self._processes[pod.name] = await self._open()
-        exits = [each.exits for each in pod.containers if each.kind is ContainerKind.APP and each.exits is not None]
-        if exits:
-            self._end(live, "Failed" if any(exits) else "Succeeded")
-        else:
-            self._tell(live, "Running")
-
-    async def view(self, name: str) -> PodView | None:
-        live = self._pods.get(name)
-        if live is None:
-            return None
-        if live.phase == "Running":
-            rejection = self._kubelet.rejections.get(live.pod.uid)
-            if rejection:
-                self._reject(live, rejection)
-            elif self._kubelet_runs:
-                await self._start_waiting(live)
-        containers = {each.name: self._container_view(live, each.name) for each in live.spec.containers}
-        metadata = self._api.get(PODS, name, NAMESPACE)["metadata"]
-        return PodView(
-            uid=live.pod.uid,
-            phase=live.phase,
-            reason=live.reason,
-            message=live.message,
-            containers=containers,
-            annotations=metadata.get("annotations") or {},
-            labels=metadata.get("labels") or {},
-            resize=live.resize,
-            cpu=live.cpu,
-        )
-
-    async def delete(self, name: str, *, force: bool = False) -> None:
-        live = self._pods.pop(name)
-        if live.phase in ("Pending", "Running"):
-            if force:
-                self._kubelet.remove_while_running(live.pod.uid)
-            else:
-                self._kubelet.finish(live.pod.uid)
-                with contextlib.suppress(NotPreparedError):  # the kubelet does it later
-                    await self._kubelet.unprepare(live.pod)
-                self._tell(live, "Succeeded")
-        if live.admission:
-            await live.admission
-        self._api.delete_pod(NAMESPACE, name, grace_seconds=0)
-        sync_claims(self._api)
-        if process := self._processes.get(name):
-            asyncio.get_running_loop().call_later(LINGER_SECONDS if force else 0, process.kill)
+    # Its containers.
 
     async def end_containers(self, name: str) -> None:
-        live = self._pods[name]
-        for container in live.spec.containers:
-            if container.kind is not ContainerKind.INIT:
-                self._kubelet.stop_container(live.pod.uid, container.name)
-                del live.started[container.name]
+        await self._scripts.kill(self.uids[name])
 
     async def processes(self, name: str) -> Collection[int]:
-        process = self._processes.get(name)
+        process = self._scripts.processes.get(self.uids[name])
         return {process.pid} if process and process.returncode is None else set()
-
-    async def _open(self) -> asyncio.subprocess.Process:
-        """A process that keeps a device open as one of a container does."""
-        path = self.machine.paths.dev / f"neuron{OPENABLE}"
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", HOLD, str(path), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-        )
-        assert process.stdout is not None
-        await process.stdout.readline()
-        return process
-
-    async def claim(self, name: str, *devices: str) -> None:
-        self._api.create(RESOURCE_CLAIMS, claim_manifest(name), NAMESPACE)
-        self._api.change(RESOURCE_CLAIMS, name, {"status": allocated(NODE, devices)}, NAMESPACE, "status")
-
-    async def slice(self) -> Mapping[str, tuple[str, ...]]:
-        return offered(self._api.objects(RESOURCE_SLICES), NODE)
-
-    async def annotate_node(self, key: str, value: str | None) -> None:
-        self._api.patch_node(NODE, {"metadata": {"annotations": {key: value}}})
-
-    async def resize(self, name: str, cpu: str) -> None:
-        live = self._pods[name]
-        try:
-            await self._kubelet.resize(live.pod.uid)
-            live.resize, live.cpu = "", cpu
-        except PodRejectedError as rejection:
-            live.resize = f"{rejection.reason}: {rejection}"
-
-    async def _start_waiting(self, live: _LivePod) -> None:
-        for container in live.spec.containers:
-            started = live.started.get(container.name)
-            if started is None or started.waiting:
-                live.start(await self._kubelet.start_container(live.pod.uid, container.name))
-
-    def _container_view(self, live: _LivePod, name: str) -> ContainerView:
-        container = live.started.get(name)
-        by_claims = self._dra.status(live.pod, live.pod.container(name)) if live.phase == "Running" else []
-        health = {**self._kubelet.device_health(live.pod.uid, name), **health_of(by_claims)}
-        if container is None:
-            return ContainerView(starts=live.starts.get(name, 0), health=health)
-        nodes = (node.container_path.rpartition("/")[2] for node in container.devices)
-        # Those of claims are resolved already.
-        cdi = (f"neuron{device.rpartition('-')[2]}" for device in container.cdi_devices if not live.pod.claims)
-        return ContainerView(
-            running=live.phase == "Running" and container.waiting is None,
-            starts=live.starts.get(name, 0),
-            waiting=container.waiting or "",
-            received=Received(container.envs, tuple(sorted((*nodes, *cdi)))),
-            health=health,
-        )
-
-    def _reject(self, live: _LivePod, rejection: PodRejectedError) -> None:
-        live.reason, live.message = rejection.reason, str(rejection)
-        self._tell(live, "Failed")
-
-    def _end(self, live: _LivePod, phase: str) -> None:
-        self._kubelet.finish(live.pod.uid)
-        self._tell(live, phase)
-
-    def _tell(self, live: _LivePod, phase: str) -> None:
-        live.phase = phase
-        status: AnyJson = {"phase": phase, "reason": live.reason, "message": live.message}
-        self._api.set_pod_status(NAMESPACE, live.spec.name, status)
 
     # The kubelet.
 
@@ -332,15 +217,13 @@ class StandInNode:
         return Capacity(shown.capacity, shown.allocatable)
 
     async def restart_kubelet(self) -> None:
-        await self._kubelet.restart()
+        await self._pods.restart()
 
     async def stop_kubelet(self) -> None:
-        self._kubelet_runs = False
-        await self._kubelet.stop()
+        await self._pods.stop()
 
     async def start_kubelet(self) -> None:
-        await self._kubelet.start()
-        self._kubelet_runs = True
+        await self._pods.start()
 
     async def spoil_checkpoint(self) -> None:
         self._kubelet.spoil_checkpoint()
@@ -351,15 +234,3 @@ def _settings(values: Mapping[str, object]) -> PluginSettings:
     plain = msgspec.to_builtins({name.replace("_", "-"): value for name, value in values.items()}, enc_hook=str)
     settings = msgspec.convert(plain, PluginSettings, dec_hook=lambda kind, value: kind(value))
     return msgspec.structs.replace(settings, rescan_seconds=0.1)  # nobody may set so little
-
-
-def _container(spec: ContainerSpec) -> AnyJson:
-    """A container as the API server has it."""
-    sidecar = {"restartPolicy": "Always"} if spec.kind is ContainerKind.SIDECAR else {}
-    return {"name": spec.name, "resources": spec.resources, **sidecar}
-
-
-async def _kill(process: asyncio.subprocess.Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.kill()
-    await process.communicate()

@@ -58,8 +58,8 @@ TYPES = printed("simulate", "types")
 with TemporaryDirectory() as directory:
     NODE = printed("simulate", "node", f"{directory}/node", "--type", "inf2.xlarge", "--no-usage-counters")
 
-CLUSTER = printed("simulate", "cluster", "--pods", "1", "--seeds", "1", "--policy", "pack")
-POLICY = CLUSTER["policies"]["pack"]
+CLUSTER = printed("simulate", "cluster", "--pods", "1", "--seeds", "1")
+POLICY = CLUSTER["policies"]["neuron-plugin"]
 
 PROMISED: list[tuple[str, Iterable[str]]] = [
     ("devices", keys(MachineReport)),

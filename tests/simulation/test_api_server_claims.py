@@ -38,14 +38,6 @@ def resource_slice(name: str = "n1-neuron", node: str = "n1", driver: str = "neu
     }
 
 
-async def test_a_new_claim_has_no_status_and_its_requests_have_their_defaults(client: Client) -> None:
-    status, made = await client.ask("POST", CLAIMS, claim() | {"status": allocation()})
-    assert status == 201
-    assert made["status"] == {}
-    (request,) = made["spec"]["devices"]["requests"]
-    assert request["exactly"] == {"deviceClassName": "neuron.aws.com", "allocationMode": "ExactCount", "count": 1}
-
-
 async def test_a_claim_with_a_finalizer_goes_when_it_is_taken_off(client: Client) -> None:
     await client.ask("POST", CLAIMS, claim(finalizers=[FINALIZER]))
     _, left = await client.ask("DELETE", f"{CLAIMS}/c")
@@ -55,12 +47,6 @@ async def test_a_claim_with_a_finalizer_goes_when_it_is_taken_off(client: Client
     assert (await client.get(f"{CLAIMS}/c"))["metadata"] == again
     status, _ = await client.ask("PATCH", f"{CLAIMS}/c", {"metadata": {"finalizers": None}}, headers=MERGE)
     assert status == 200
-    assert names(await client.get(CLAIMS)) == []
-
-
-async def test_a_claim_without_finalizers_goes_at_once(client: Client) -> None:
-    await client.ask("POST", CLAIMS, claim())
-    await client.ask("DELETE", f"{CLAIMS}/c")
     assert names(await client.get(CLAIMS)) == []
 
 

@@ -60,15 +60,6 @@ def test_what_is_not_served_is_404(path: str) -> None:
     assert raised.value.code == 404
 
 
-def test_messages_name_a_kind_with_its_group() -> None:
-    assert [kind.resource for kind in (PODS, NODES, LEASES, EVENTS)] == [
-        "pods",
-        "nodes",
-        "leases.coordination.k8s.io",
-        "events.events.k8s.io",
-    ]
-
-
 # Field selectors.
 
 POD: dict[str, Any] = {
@@ -96,21 +87,11 @@ def test_fields(fields: str, meant: bool) -> None:  # noqa: FBT001 - a table's c
     assert selector(PODS, fields)(POD) is meant
 
 
-def test_truth_is_written_as_a_word() -> None:
-    cordoned = {"metadata": {"name": "n"}, "spec": {"unschedulable": True}}
-    assert selector(NODES, "spec.unschedulable=true")(cordoned)
-
-
 @pytest.mark.parametrize("fields", ["spec.priority=1", "spec.nodeName", "metadata.uid=1", "spec.nodeName in (a)"])
 def test_fields_that_the_server_cannot_select_by_are_refused(fields: str) -> None:
     with pytest.raises(Refusal) as raised:
         selector(PODS, fields)
     assert raised.value.code == 400
-
-
-def test_each_kind_has_its_own_fields() -> None:
-    with pytest.raises(Refusal, match=r"field label not supported: spec\.nodeName"):
-        selector(LEASES, "spec.nodeName=n1")
 
 
 # Label selectors.
@@ -155,14 +136,6 @@ LABELLED: dict[str, Any] = {"metadata": {"labels": {"app": "x", "team.example.co
 )
 def test_labels(text: str, meant: bool) -> None:  # noqa: FBT001 - a table's column
     assert label_selector(text)(LABELLED) is meant
-
-
-def test_an_object_without_labels_has_none() -> None:
-    bare: dict[str, Any] = {"metadata": {}}
-    assert [label_selector(text)(bare) for text in ("", "app", "app=x", "!app", "app!=x")] == [
-        *(True, False, False),
-        *(True, True),
-    ]
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,3 @@ def test_a_second_deletion_does_not_move_the_time() -> None:
     assert ending is not None
     assert deleted(PODS, ending, {}) == ending
     assert deleted(PODS, ending, {"gracePeriodSeconds": 0}) is None
-
-
-def test_other_kinds_are_gone_at_once() -> None:
-    assert deleted(NODES, {"metadata": {"name": "n", "uid": "u", "resourceVersion": "1"}}, {}) is None

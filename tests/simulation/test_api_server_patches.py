@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from neuron_plugin.simulation.api_server_kinds import Refusal
@@ -45,12 +44,6 @@ Tree = st.recursive(
 )
 
 
-@given(value=Tree, patch=Tree)
-def test_a_merge_patch_twice_is_the_same_as_once(value: Any, patch: Any) -> None:
-    once = merge_patched(value, patch)
-    assert merge_patched(once, patch) == once
-
-
 def test_a_strategic_merge_knows_conditions_by_their_type() -> None:
     old = {"type": "X", "status": "True", "reason": "r"}
     node = {"status": {"conditions": [{"type": "Ready", "status": "True"}, old]}}
@@ -61,13 +54,6 @@ def test_a_strategic_merge_knows_conditions_by_their_type() -> None:
         {"type": "Y", "status": "True"},
     ]
     assert old["status"] == "True", "the old value stays what it was"
-
-
-def test_a_strategic_merge_removes_the_conditions_marked_for_deletion() -> None:
-    ready = {"type": "Ready", "status": "True"}
-    node = {"status": {"conditions": [ready, {"type": "X", "status": "True"}]}}
-    patch = {"status": {"conditions": [{"$patch": "delete", "type": kind} for kind in ("X", "never-was")]}}
-    assert strategically_patched(node, patch)["status"]["conditions"] == [ready]
 
 
 GATES = [{"name": "quota"}, {"name": "ours"}]

@@ -72,31 +72,12 @@ def test_metadata_at_its_limits_is_kept() -> None:
     assert kept(NODES, {"metadata": metadata})["metadata"]["labels"] == metadata["labels"]
 
 
-@pytest.mark.parametrize("subresource", ["", "status"])
-def test_a_patch_is_judged_by_what_it_leaves(subresource: str) -> None:
-    objects = ApiObjects()
-    objects.create(NODES, {"metadata": {"name": "n", "annotations": {"a": "b" * (200 << 10)}}})
-    with pytest.raises(Refusal, match="Too long: may not be more than 262144 bytes"):
-        objects.patch(Target(NODES, "", "n", subresource), {"metadata": {"annotations": {"c": "d" * (60 << 10)}}})
-
-
 def test_a_binding_is_not_judged_but_the_next_patch_of_its_pod_is() -> None:
     objects = ApiObjects()
     objects.create(PODS, {"metadata": {"name": "p"}, "spec": {}}, "ns")
     objects.bind("ns", "p", {"metadata": {"annotations": {"no key": "x"}}, "target": {"name": "n"}})
     with pytest.raises(Refusal, match="a qualified name is expected"):
         objects.patch(Target(PODS, "ns", "p", "status"), {"metadata": {"annotations": {"a": "b"}}})
-
-
-def test_all_that_is_wrong_is_said_at_once() -> None:
-    text = refusal_of(NODES, {"metadata": {"name": "N", "labels": {"a": "?"}}})
-    assert text.startswith('nodes "N" is invalid: [metadata.name: ')
-    assert ", metadata.labels: " in text
-
-
-@pytest.mark.parametrize("body", [{"kind": "Pod"}, {"apiVersion": "v1"}])
-def test_an_object_of_another_kind_is_refused(body: Json) -> None:
-    assert "cannot be handled as a Lease" in refusal_of(LEASES, {"metadata": {"name": "l"}, **body})
 
 
 # Leases.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from neuron_plugin.simulation.api_server_kinds import CLAIM_TEMPLATES, PODS, RESOURCE_CLAIMS
-from neuron_plugin.simulation.claim_controller import POD_CLAIM_KEY, claim_from, claim_names, sync_claims
+from neuron_plugin.simulation.claim_controller import POD_CLAIM_KEY, claim_names, sync_claims
 from neuron_plugin.simulation.scheduler_claims import allocations_on, claims_of, reserve
 from tests.simulation.dra import a_cluster, claim_spec, claims, devices_of, only_claim, pod, pod_object
 from tests.support.api_server import StandInApiServer
@@ -43,17 +43,6 @@ def test_also_of_a_gated_pod_and_of_none_that_is_being_deleted(server: StandInAp
     assert only_claim(server)["metadata"]["name"].startswith("gated-neurons-")
 
 
-def test_a_claim_that_was_deleted_by_accident_is_made_again(server: StandInApiServer) -> None:
-    server.create_pod(pod(template="one"))
-    sync_claims(server)
-    before = only_claim(server)["metadata"]["name"]
-    server.delete(RESOURCE_CLAIMS, before, "default")
-    sync_claims(server)
-    again = only_claim(server)["metadata"]["name"]
-    assert again != before
-    assert claim_names(pod_object(server)) == {"neurons": again}
-
-
 def test_a_template_that_is_not_there_is_a_problem_until_it_is(server: StandInApiServer) -> None:
     made = server.create_pod(pod(template="late"))
     problems = sync_claims(server)
@@ -71,15 +60,6 @@ def test_the_claim_of_a_pod_that_has_ended_is_freed_and_deleted(server: StandInA
     sync_claims(server)
     assert devices_of(only_claim(server)) == ["neuron-0"]
     server.patch_status(PODS, "a", {"phase": "Succeeded"}, "default")
-    sync_claims(server)
-    assert claims(server) == []
-
-
-def test_a_claim_of_a_pod_that_was_deleted_by_force_is_free_at_once(server: StandInApiServer) -> None:
-    server.create_pod(pod(template="one"))
-    sync_claims(server)
-    place(server)
-    server.delete_pod("default", "a", grace_seconds=0)
     sync_claims(server)
     assert claims(server) == []
 
@@ -137,9 +117,3 @@ def test_a_pod_that_names_its_node_itself_gets_an_allocated_claim_reserved(serve
     server.create_pod(pod("b", claim="shared", nodeName="n1"))
     sync_claims(server)
     assert [each["name"] for each in only_claim(server)["status"]["reservedFor"]] == ["a", "b"]
-
-
-def test_long_names_are_shortened_alike() -> None:
-    owner = {"metadata": {"name": "p" * 60, "uid": "u"}}
-    made = claim_from(owner, "c" * 60, {"spec": {"spec": claim_spec()}})
-    assert made["metadata"]["generateName"] == "p" * 28 + "-" + "c" * 28

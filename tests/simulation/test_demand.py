@@ -5,13 +5,12 @@ from statistics import mean
 import pytest
 
 from neuron_plugin.planning import DemandError, shape_text
-from neuron_plugin.simulation.demand import MIXES, Lifetimes, arrivals, devices_asked, read_trace
+from neuron_plugin.simulation.demand import MIXES, arrivals, devices_asked, read_trace
 from tests.planning.clusters import TRN1
 
 
-@pytest.mark.parametrize("lifetimes", Lifetimes)
-def test_arrivals_ask_for_the_load_on_average(lifetimes: Lifetimes) -> None:
-    pods = arrivals([TRN1] * 10, MIXES["train"], 0.5, 20_000, seed=1, lifetimes=lifetimes)
+def test_arrivals_ask_for_the_load_on_average() -> None:
+    pods = arrivals([TRN1] * 10, MIXES["train"], 0.5, 20_000, seed=1)
     asked = sum(devices_asked(TRN1, each.request) * each.stays for each in pods)
     assert asked / (pods[-1].comes * 160) == pytest.approx(0.5, rel=0.1)
     assert mean(each.stays for each in pods) == pytest.approx(1.0, rel=0.1)

@@ -30,30 +30,10 @@ from tests.support.kubelet import KubeletOptions, KubeletStoppedError, StandInKu
 # Capacity and health
 
 
-async def test_an_unhealthy_device_lowers_allocatable_alone(directory: Path) -> None:
-    async with node(directory) as (kubelet, plugin):
-        plugin.set_health("d1", "Unhealthy")
-        assert await kubelet.wait_for_capacity(CORE, 3) == ResourceCapacity(4, 3)
-        plugin.set_health("d1", "Healthy")
-        assert await kubelet.wait_for_capacity(CORE, 4) == ResourceCapacity(4, 4)
-
-
 async def test_any_other_health_text_is_unhealthy(directory: Path) -> None:
     async with node(directory) as (kubelet, plugin):
         plugin.set_health("d1", "healthy")
         await kubelet.wait_for_capacity(CORE, 3)
-
-
-async def test_a_missing_device_lowers_both(directory: Path) -> None:
-    async with node(directory) as (kubelet, plugin):
-        plugin.devices.pop()
-        plugin.news.set()
-        assert await kubelet.wait_for_capacity(CORE, 3) == ResourceCapacity(3, 3)
-
-
-async def test_a_duplicate_id_collapses_silently(directory: Path) -> None:
-    async with node(directory, RawPlugin(["a", "b", "a"]), count=2) as (kubelet, _):
-        assert kubelet.capacity(CORE) == ResourceCapacity(2, 2)
 
 
 async def test_an_ended_stream_keeps_the_capacity_for_the_grace_and_is_never_opened_again(directory: Path) -> None:
@@ -62,25 +42,6 @@ async def test_an_ended_stream_keeps_the_capacity_for_the_grace_and_is_never_ope
         assert await kubelet.wait_for_capacity(CORE, 0) == ResourceCapacity(4, 0)
         await eventually(lambda: kubelet.capacity(CORE) == ResourceCapacity(0, 0))
         assert plugin.calls == ["options", "stream"]
-
-
-async def test_waiting_in_vain_says_what_the_node_shows(directory: Path) -> None:
-    async with node(directory) as (kubelet, _):
-        with pytest.raises(TimeoutError, match=r"Capacity\(capacity=4, allocatable=4\) after 0.01 s"):
-            await kubelet.wait_for_capacity(CORE, 5, timeout_seconds=0.01)
-
-
-async def test_pod_status_shows_a_bad_device_as_unhealthy_and_an_absent_one_as_healthy(directory: Path) -> None:
-    async with node(directory) as (kubelet, plugin):
-        plugin.preference = ["d0", "d1"]
-        await kubelet.admit(pod("a", wants(2)))
-        plugin.set_health("d0", "Unhealthy")
-        await kubelet.wait_for_capacity(CORE, 3)
-        assert kubelet.device_health("uid-a", "c") == {"d0": "Unhealthy", "d1": "Healthy"}
-        del plugin.devices[0]
-        plugin.news.set()
-        await eventually(lambda: kubelet.capacity(CORE) == ResourceCapacity(3, 3))
-        assert kubelet.device_health("uid-a", "c") == {"d0": "Healthy", "d1": "Healthy"}
 
 
 # Admission and freeing
@@ -96,26 +57,6 @@ async def test_admission_is_serial_a_slow_allocate_delays_every_pod(directory: P
         assert not plain.done()
         plugin.gate.set()
         await asyncio.gather(slow, plain)
-
-
-async def test_devices_of_an_ended_pod_come_free_at_the_next_allocation(directory: Path) -> None:
-    async with node(directory) as (kubelet, _):
-        await kubelet.admit(pod("a", wants(4)))
-        kubelet.finish("uid-a")
-        assert len(ids_of((await kubelet.admit(pod("b", wants(4)))).container("c"))) == 4
-
-
-async def test_a_rejected_pods_earlier_containers_come_free_too(directory: Path) -> None:
-    async with node(directory) as (kubelet, _):
-        assert "Requested: 3, Available: 2" in await rejection(kubelet, pod("a", wants(2, "x"), wants(3, "y")))
-        await kubelet.admit(pod("b", wants(4)))
-
-
-async def test_a_changed_request_of_a_known_container_is_rejected(directory: Path) -> None:
-    async with node(directory) as (kubelet, _):
-        await kubelet.admit(pod("a", wants(1)))
-        text = await rejection(kubelet, pod("a", wants(2)))
-    assert f'pod "uid-a" container "c" changed request for resource "{CORE}" from 1 to 2' in text
 
 
 async def test_a_stream_that_ends_under_an_allocate_rejects_the_pod(directory: Path) -> None:
@@ -171,41 +112,11 @@ async def test_a_restart_remembers_allocations_and_forgets_plugins(directory: Pa
     assert len(plugin.allocations) == 1
 
 
-async def test_a_pod_with_a_stopped_container_dies_if_the_plugin_is_not_back(directory: Path) -> None:
-    async with node(directory, options=KubeletOptions(sync_delay=0)) as (kubelet, _):
-        await kubelet.admit(pod("a", wants(1)))
-        await kubelet.admit(pod("b", wants(1)))
-        kubelet.stop_container("uid-a", "c")
-        await kubelet.restart()
-        assert list(kubelet.rejections) == ["uid-a"]
-        assert "no healthy devices present; cannot allocate unhealthy devices" in str(kubelet.rejections["uid-a"])
-
-
 async def test_a_pod_with_devices_in_init_and_app_dies_as_well(directory: Path) -> None:
     async with node(directory, options=KubeletOptions(sync_delay=0)) as (kubelet, _):
         await kubelet.admit(pod("a", wants(1, "i", INIT), wants(1)))
         await kubelet.restart()
         assert list(kubelet.rejections) == ["uid-a"]
-
-
-async def test_a_stopped_container_whose_device_went_bad_is_refused_at_the_restart(directory: Path) -> None:
-    plugin = RawPlugin()
-    kubelet = StandInKubelet(directory, options=KubeletOptions(sync_delay=0.3))
-    async with kubelet, serving(plugin, directory / "plugin.sock"):
-        await register(directory, "plugin.sock")
-        await kubelet.wait_for_capacity(CORE, 4)
-        plugin.preference = ["d0"]
-        await kubelet.admit(pod("a", wants(1)))
-        kubelet.stop_container("uid-a", "c")
-        plugin.set_health("d0", "Unhealthy")
-        await kubelet.stop()
-        restart = asyncio.create_task(kubelet.start())
-        async with serving(second := RawPlugin(), directory.parent / f"{directory.name}-second.sock"):
-            second.devices[0].health = "Unhealthy"
-            await eventually(lambda: is_served(directory / KUBELET_SOCKET))
-            await register(directory, f"../{directory.name}-second.sock")
-            await restart
-    assert "previously allocated devices are no longer healthy" in str(kubelet.rejections["uid-a"])
 
 
 async def test_a_stop_within_an_allocate_rejects_nothing_and_the_next_start_admits_again(directory: Path) -> None:
@@ -225,15 +136,3 @@ async def test_a_stop_within_an_allocate_rejects_nothing_and_the_next_start_admi
             assert kubelet.rejections == {}
             assert len(again.allocations) == 1
             assert len(ids_of(await kubelet.start_container("uid-a", "c"))) == 2
-
-
-async def test_p73_a_pod_deleted_while_the_kubelet_is_down_leaves_nothing_assigned(directory: Path) -> None:
-    async with node(directory) as (kubelet, _):
-        await kubelet.admit(pod("a", wants(4)))
-        await kubelet.stop()
-        kubelet.finish("uid-a")
-        await kubelet.start()
-        async with serving(RawPlugin(), directory / "again.sock"):
-            await register(directory, "again.sock")
-            await kubelet.wait_for_capacity(CORE, 4)
-            await kubelet.admit(pod("b", wants(4)))

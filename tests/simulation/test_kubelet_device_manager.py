@@ -12,7 +12,7 @@ import pytest
 from neuron_plugin.allocation import ContainerKind
 from neuron_plugin.simulation.kubelet_device_manager import AllocationError, DeviceManager, ListedDevice
 from neuron_plugin.simulation.kubelet_device_manager import flat as to_flat
-from tests.kubelet.fakes import CORE, DEVICE, seeded
+from tests.kubelet.fakes import CORE, seeded
 
 A, B = "uid-a", "uid-b"
 FOUR = ("d0", "d1", "d2", "d3")
@@ -86,12 +86,6 @@ def test_a_wrong_size_of_the_preference_is_cut_or_filled_up_at_random() -> None:
     assert all("d2" in ids for ids in filled)
 
 
-def test_recorded_ids_need_no_further_call() -> None:
-    manager = manager_of()
-    allocate(manager, A, 2)
-    assert manager.devices_to_allocate(A, "c", CORE, 2) is None
-
-
 def test_a_changed_count_of_a_recorded_container_is_an_error() -> None:
     manager = manager_of()
     allocate(manager, A, 1)
@@ -139,19 +133,6 @@ def test_numa_affinity_offers_the_aligned_devices_alone_where_they_are_more_than
     assert not two.asks
     assert set(manager.complete(two)) == {"d2", "d3"}
     assert (set(three.available), set(three.must_include)) == (set(FOUR), {"d2", "d3"})
-
-
-def test_a_resource_that_no_plugin_registered_is_not_looked_at() -> None:
-    assert manager_of().wanted({CORE: 1, DEVICE: 1, "cpu": 2}) == [(CORE, 1)]
-
-
-def test_resources_of_one_container_come_in_random_order() -> None:
-    orders = set()
-    for seed in range(8):
-        manager = manager_of(seed=seed)
-        manager.update_devices(DEVICE, [ListedDevice("0")])
-        orders.add(tuple(manager.wanted({CORE: 1, DEVICE: 1})))
-    assert len(orders) == 2
 
 
 @pytest.mark.parametrize(
@@ -293,10 +274,6 @@ def test_ids_lie_under_each_numa_node_of_their_device() -> None:
     assert manager.entries()[0].ids == {"d0", "d1", "d2"}
 
 
-def test_an_empty_memory_has_null_entries() -> None:
-    assert data_of(manager_of().checkpoint_bytes())["PodDeviceEntries"] is None
-
-
 def test_the_format_before_1_20_has_one_list_of_ids_and_is_read_too() -> None:
     manager = manager_of()
     allocate(manager, A, 2, ["d3", "d1"])
@@ -351,12 +328,3 @@ def test_a_lost_corrupt_or_unknown_checkpoint_is_an_empty_memory(spoil: Any) -> 
     assert not again.load(spoil(manager.checkpoint_bytes()))
     assert again.entries() == ()
     assert again.resources() == []
-
-
-def test_random_choices_repeat_with_their_seed() -> None:
-    def ids(seed: int) -> list[set[str]]:
-        manager = manager_of(*map(str, range(32)), seed=seed)
-        return [allocate(manager, f"uid-{number}", 3) for number in range(8)]
-
-    assert ids(5) == ids(5)
-    assert ids(5) != ids(6)

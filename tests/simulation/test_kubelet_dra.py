@@ -11,10 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from neuron_plugin.kubelet import DeviceNode
 from neuron_plugin.kubelet._proto.drahealth.v1alpha1 import api_pb2 as health_pb
 from neuron_plugin.kubelet.dra_state import parse_dra_state
-from neuron_plugin.simulation.kubelet_claims import KubeletStateError, NotPreparedError
+from neuron_plugin.simulation.kubelet_claims import NotPreparedError
 from neuron_plugin.simulation.kubelet_dra import DraManager, DraManagerTimes
 from neuron_plugin.simulation.kubelet_pods import KubeletContainer, KubeletPod, PodGoneError
 from tests.simulation.dra import DRIVER, Json
@@ -108,36 +107,6 @@ def describe(root: Path, driver: RawDriver) -> None:
     (root / "cdi" / f"{driver.name}.json").write_bytes(msgspec.json.encode(content))
 
 
-async def test_a_driver_is_told_that_it_is_registered_and_other_plugins_are_left_alone(directory: Path) -> None:
-    driver, other = RawDriver(), RawDriver("csi")
-    other.type = "CSIPlugin"
-    async with a_site(directory, driver) as site, serving(other, directory / "registry"):
-        await until(lambda: driver.notified and other.notified)
-        assert (driver.notified, other.notified, site.dra.drivers) == ([True], [False], {DRIVER})
-
-
-async def test_a_driver_of_another_version_is_refused(directory: Path) -> None:
-    driver = RawDriver("old")
-    driver.services = ["v1alpha4.Node"]
-    async with a_site(directory) as site, serving(driver, directory / "registry"):
-        await until(lambda: driver.notified)
-        assert driver.notified[0] is False
-        assert site.dra.drivers == set()
-
-
-async def test_a_pods_claims_are_prepared_in_one_call_and_its_container_gets_their_devices(directory: Path) -> None:
-    driver = RawDriver()
-    async with a_site(directory, driver) as site:
-        describe(directory, driver)
-        site.api.add("c", "a")
-        site.api.add("d", "a")
-        app = (await site.kubelet.admit(pod("a", "c", "d"))).container("app")
-        assert driver.prepared == [["c", "d"]]
-        assert app.devices == (DeviceNode("/dev/d0", "/dev/d0", "rwm"),)
-        assert app.envs == {"NEU": "1"}
-        assert site.recorded == {"c": ("d0",), "d": ("d0",)}
-
-
 async def test_a_container_whose_cdi_device_is_not_described_does_not_start(directory: Path) -> None:
     driver = RawDriver()
     async with a_site(directory, driver) as site:
@@ -145,44 +114,6 @@ async def test_a_container_whose_cdi_device_is_not_described_does_not_start(dire
         app = (await site.kubelet.admit(pod())).container("app")
         assert app.waiting
         assert "unresolvable CDI devices" in app.waiting
-
-
-async def test_the_file_names_claim_and_pod_before_the_driver_is_called(directory: Path) -> None:
-    driver = RawDriver()
-    driver.gate = asyncio.Event()
-    async with a_site(directory, driver) as site:
-        site.api.add("c", "a")
-        admitted = asyncio.create_task(site.kubelet.admit(pod()))
-        await until(lambda: driver.prepared)
-        assert (site.pods_in_file, site.recorded) == ({"c": ["uid-a"]}, {})
-        driver.gate.set()
-        await admitted
-        assert site.recorded == {"c": ("d0",)}
-
-
-@pytest.mark.parametrize(
-    ("attributes", "text"),
-    [
-        ({"error": "busy"}, "NodePrepareResources failed for ResourceClaim c: busy"),
-        ({"skips": True}, "NodePrepareResources skipped 1 ResourceClaims"),
-        ({"fails": True}, "NodePrepareResources: rpc error: code = INTERNAL desc = no device"),
-    ],
-)
-async def test_a_pod_waits_while_its_driver_refuses_and_then_runs(
-    directory: Path, attributes: dict[str, object], text: str
-) -> None:
-    driver = RawDriver()
-    for name, value in attributes.items():
-        setattr(driver, name, value)
-    async with a_site(directory, driver) as site:
-        describe(directory, driver)
-        site.api.add("c", "a")
-        admitted = asyncio.create_task(site.kubelet.admit(pod()))
-        await until(lambda: len(driver.prepared) > 2)
-        assert site.kubelet.waiting == {"uid-a": text}
-        driver.error, driver.skips, driver.fails = "", False, False
-        assert (await admitted).container("app").devices
-        assert site.kubelet.waiting == {}
 
 
 async def test_a_pod_waits_whose_driver_goes_under_the_call_and_then_runs(directory: Path) -> None:
@@ -218,24 +149,6 @@ async def test_a_pod_whose_driver_is_not_there_or_whose_claim_is_not_its_own_wai
         assert not site.dra.path.exists()
 
 
-async def test_kubernetes_140955_devices_are_written_after_all_drivers_and_each_retry_appends(directory: Path) -> None:
-    """What is written before the calls has the devices of earlier tries: the memory is written as it is."""
-    driver, partner = RawDriver(), RawDriver(EFA)
-    partner.error = "no interface"
-    async with a_site(directory, driver, partner) as site:
-        site.api.add("c", "a", drivers=(DRIVER, EFA))
-        for written in ({}, {"c": ("d0",)}):
-            with pytest.raises(NotPreparedError, match="no interface"):
-                await site.dra.prepare(pod())
-            assert site.recorded == written
-        assert driver.prepared == [["c"], ["c"]]
-        partner.error = ""
-        await site.dra.prepare(pod())
-        assert site.recorded == {"c": ("d0", "d0", "d0")}
-        await site.dra.prepare(pod())
-        assert len(driver.prepared) == 3
-
-
 async def test_a_pod_that_is_deleted_while_it_waits_is_gone(directory: Path) -> None:
     driver = RawDriver()
     driver.error = "busy"
@@ -249,35 +162,6 @@ async def test_a_pod_that_is_deleted_while_it_waits_is_gone(directory: Path) -> 
         driver.error = ""
         await site.kubelet.unprepare(left)
         assert (driver.unprepared, site.pods_in_file) == ([["c"]], {})
-
-
-async def test_a_shared_claim_is_unprepared_with_its_last_pod(directory: Path) -> None:
-    driver = RawDriver()
-    async with a_site(directory, driver) as site:
-        describe(directory, driver)
-        site.api.add("c", "a", "b")
-        await site.kubelet.admit(pod("a"))
-        await site.kubelet.admit(pod("b"))
-        assert driver.prepared == [["c"]]
-        await site.kubelet.unprepare(site.kubelet.finish("uid-a"))
-        assert (driver.unprepared, site.pods_in_file) == ([], {"c": ["uid-b"]})
-        await site.kubelet.unprepare(site.kubelet.finish("uid-b"))
-        assert (driver.unprepared, site.pods_in_file) == ([["c"]], {})
-
-
-async def test_kubernetes_140212_the_second_end_of_a_pod_takes_the_claim_of_another_that_runs(directory: Path) -> None:
-    driver = RawDriver()
-    async with a_site(directory, driver) as site:
-        describe(directory, driver)
-        site.api.add("c", "a", "b")
-        await site.kubelet.admit(pod("a"))
-        await site.kubelet.admit(pod("b"))
-        ended = site.kubelet.finish("uid-a")
-        await site.kubelet.unprepare(ended)
-        await site.kubelet.unprepare(ended)
-        assert (driver.unprepared, site.pods_in_file) == ([["c"]], {})
-        again = await site.kubelet.start_container("uid-b", "app")
-        assert again.waiting == "internal error: unable to get claim info for ResourceClaim c in namespace default"
 
 
 async def test_a_pod_stays_terminating_while_its_driver_is_away_or_refuses(directory: Path) -> None:
@@ -303,56 +187,6 @@ async def test_claims_of_pods_that_nobody_ended_are_given_up_after_a_while(direc
         await site.kubelet.restart()
         await until(lambda: site.pods_in_file == {})
         assert driver.unprepared == [["c"]]
-
-
-async def test_after_a_restart_the_file_is_known_drivers_register_again_and_claims_are_prepared_again(
-    directory: Path,
-) -> None:
-    driver = RawDriver()
-    async with a_site(directory, driver) as site:
-        describe(directory, driver)
-        site.api.add("c", "a")
-        await site.kubelet.admit(pod())
-        await site.kubelet.restart()
-        assert (await site.kubelet.start_container("uid-a", "app")).devices
-        await until(lambda: len(driver.notified) == 2)
-        await site.kubelet.prepare(pod())  # as for a new sandbox
-        assert driver.prepared == [["c"], ["c"]]
-
-
-async def test_a_corrupt_file_keeps_the_kubelet_from_starting(directory: Path) -> None:
-    async with a_site(directory) as site:
-        await site.kubelet.stop()
-        site.dra.path.write_bytes(b"{}")
-        with pytest.raises(KubeletStateError):
-            await site.kubelet.start()
-        site.dra.path.unlink()
-        await site.kubelet.start()
-
-
-async def test_slices_are_deleted_at_each_start_and_some_time_after_a_drivers_socket_is_gone(directory: Path) -> None:
-    driver = RawDriver()
-    async with a_site(directory) as site:
-        assert site.api.wiped == [""]
-        async with serving(driver, directory / "registry"):
-            await until(lambda: site.dra.drivers)
-        await until(lambda: len(site.api.wiped) == 2)
-        assert site.api.wiped == ["", DRIVER]
-        await asyncio.sleep(0.4)
-        assert len(site.api.wiped) == 2
-        await site.kubelet.restart()
-        assert site.api.wiped == ["", DRIVER, ""]
-
-
-async def test_a_driver_that_is_back_in_time_keeps_its_slices(directory: Path) -> None:
-    driver = RawDriver()
-    async with a_site(directory) as site:
-        for _ in range(3):
-            async with serving(driver, directory / "registry"):
-                await until(lambda: site.dra.drivers)
-                await asyncio.sleep(0.2)
-            await until(lambda: not site.dra.drivers)
-        assert site.api.wiped == [""]
 
 
 async def test_health_is_shown_by_the_first_cdi_device_and_forgotten_with_the_stream(directory: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import stat
 from collections.abc import AsyncIterator
@@ -17,11 +16,11 @@ from asyncinotify import Inotify, Mask
 
 from neuron_plugin.kubelet import PodResourcesClient
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
+from neuron_plugin.kubelet.checkpoint import CheckpointRecords
 from neuron_plugin.kubelet_files import CHECKPOINT
 from neuron_plugin.simulation import KubeletContainer, KubeletPod
-from neuron_plugin.simulation.api_server_kinds import PODS
 from neuron_plugin.simulation.kubelet import is_static
-from neuron_plugin.simulation.kubelet_device_manager import CheckpointFile, WriteFault
+from neuron_plugin.simulation.kubelet_device_manager import WriteFault
 from neuron_plugin.simulation.kubelet_pods import SimulatedCgroups
 from tests.kubelet.fakes import CORE, DEVICE, eventually, seeded
 from tests.simulation.kubelet_node import (
@@ -35,9 +34,8 @@ from tests.simulation.kubelet_node import (
     serving,
     wants,
 )
-from tests.support.api_server import StandInApiServer
 from tests.support.kubelet import KubeletOptions, KubeletStoppedError, StandInKubelet
-from tests.support.manifests import mirror_manifest, static_pod
+from tests.support.manifests import static_pod
 
 API_UID = "0f1c2d3e-4a5b-6c7d-8e9f-001122334455"
 
@@ -105,23 +103,9 @@ async def test_each_containers_entry_is_in_the_file_before_the_kubelets_next_cal
     ]
 
 
-async def test_an_entry_holds_the_uid_and_our_whole_answer(directory: Path) -> None:
-    async with node(directory) as (kubelet, plugin):
-        plugin.preference = ["d1"]
-        await kubelet.admit(pod("a", wants(1), uid=API_UID))
-    (entry,) = entries(directory)
-    response = pb.ContainerAllocateResponse.FromString(base64.b64decode(entry.pop("AllocResp")))
-    assert entry == {"PodUID": API_UID, "ContainerName": "c", "ResourceName": CORE, "DeviceIDs": {"-1": ["d1"]}}
-    assert response.annotations == {"by": "plugin"}
-    assert response.devices[0].host_path == "/dev/d1"
-    file = json.loads((directory / CHECKPOINT).read_bytes())
-    assert file["Data"]["RegisteredDevices"] == {CORE: ["d0", "d1", "d2", "d3"]}
-    assert file["Checksum"] > 0
-
-
 async def test_two_resources_of_one_container_are_one_write(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writes: list[bytes] = []
-    monkeypatch.setattr(CheckpointFile, "replace", lambda _, content: writes.append(content))
+    monkeypatch.setattr(CheckpointRecords, "replace", lambda _, content: writes.append(content))
     other = RawPlugin(["e0"])
     async with node(directory) as (kubelet, _), serving(other, directory / "other.sock"):
         await register(directory, "other.sock", DEVICE)
@@ -166,14 +150,6 @@ async def test_entries_of_an_ended_pod_stay_in_the_file_until_the_next_write(dir
         await eventually(lambda: not recorded(plugins))
 
 
-async def test_entries_of_a_pod_rejected_in_the_middle_leave_with_the_next_allocation(directory: Path) -> None:
-    async with node(directory) as (kubelet, _):
-        await rejection(kubelet, pod("a", wants(2, "x"), wants(3, "y")))
-        assert set(recorded(directory)) == {("uid-a", "x")}
-        await kubelet.admit(pod("b", wants(1)))
-        assert set(recorded(directory)) == {("uid-b", "c")}
-
-
 async def test_an_identical_list_writes_the_whole_memory_also_during_a_preferred_allocation(directory: Path) -> None:
     async with node(directory, ReadingPlugin(directory)) as (kubelet, plugin):
         assert isinstance(plugin, ReadingPlugin)
@@ -215,32 +191,6 @@ async def test_nothing_is_cleaned_until_the_api_server_answered_after_a_start(di
             list_again(again)
             await eventually(lambda: {uid for uid, _ in recorded(plugins)} == {"uid-live", static.uid})
             assert len(again.allocations) == 1
-
-
-async def test_the_format_before_1_20_has_one_flat_list(directory: Path) -> None:
-    async with node(directory, options=KubeletOptions(flat_device_ids=True, sync_delay=0.0)) as (kubelet, plugin):
-        plugin.preference = ["d1", "d3"]
-        await kubelet.admit(pod("a", wants(2)))
-        assert entries(directory)[0]["DeviceIDs"] == ["d1", "d3"]
-        await kubelet.restart()
-        assert [each.ids for each in kubelet.devices.entries()] == [{"d1", "d3"}]
-
-
-async def test_entries_of_another_plugin_of_the_same_resource_stay_with_its_answers(directory: Path) -> None:
-    async with node(directory) as (kubelet, other):
-        other.name = "another"
-        await kubelet.admit(pod("old", wants(1)))
-        other.end_stream()
-        await kubelet.wait_for_capacity(CORE, 0)
-        async with serving(RawPlugin(), directory / "ours.sock"):
-            await register(directory, "ours.sock")
-            await kubelet.wait_for_capacity(CORE, 4)
-            await kubelet.admit(pod("new", wants(1)))
-            old, new = recorded(directory).values()
-    assert old.isdisjoint(new)
-    assert "devices" in repr(
-        pb.ContainerAllocateResponse.FromString(base64.b64decode(entries(directory)[0]["AllocResp"]))
-    )
 
 
 # Section 14: writes that fail, are late or overtaken
@@ -329,34 +279,6 @@ async def test_a_kubelet_killed_between_allocate_and_write_has_no_entry_and_allo
 # Sections 7 and 14: a checkpoint that is lost, corrupt or of another format
 
 
-@pytest.mark.parametrize("content", [None, b"spoiled", b'{"Data":{"V2":{}},"Checksum":1}'])
-async def test_after_a_spoilt_checkpoint_running_containers_get_no_entry_and_their_ids_are_offered(
-    directory: Path, content: bytes | None
-) -> None:
-    async with node(directory, options=KubeletOptions(sync_delay=0.0)) as (kubelet, _):
-        held = ids_of((await kubelet.admit(pod("a", wants(4)))).container("c"))
-        await kubelet.stop()
-        kubelet.spoil_checkpoint(content)
-        await kubelet.start()
-        assert kubelet.rejections == {}
-        async with serving(again := RawPlugin(), directory / "again.sock"):
-            await register(directory, "again.sock")
-            await kubelet.wait_for_capacity(CORE, 4)
-            await kubelet.admit(pod("b", wants(1)))
-            ((available, _, _),) = again.preferences
-            assert available == held
-            assert set(recorded(directory)) == {("uid-b", "c")}
-
-
-async def test_a_file_spoilt_under_a_running_kubelet_is_whole_after_its_next_write(directory: Path) -> None:
-    async with node(directory) as (kubelet, plugin):
-        await kubelet.admit(pod("a", wants(1)))
-        kubelet.spoil_checkpoint(b"spoiled")
-        list_again(plugin)
-        await eventually(lambda: (directory / CHECKPOINT).read_bytes() != b"spoiled")
-        assert set(recorded(directory)) == {("uid-a", "c")}
-
-
 async def test_137534_the_file_names_the_holder_of_an_id_that_is_offered_again(directory: Path) -> None:
     plugins, pods = directory / "dp", directory / "pr"
     plugins.mkdir()
@@ -392,24 +314,6 @@ def test_a_static_pods_uid_is_a_hash_and_comes_back_with_its_manifest() -> None:
     assert "-" not in first.uid
     assert static_pod("kube-system", "train", "worker", wants(2)).uid != first.uid
     assert not is_static(pod("a", uid=API_UID))
-
-
-async def test_a_mirror_pod_is_created_after_admission_and_names_the_static_pod(directory: Path) -> None:
-    static = static_pod("default", "train", "worker", wants(2))
-    async with node(directory) as (kubelet, _), StandInApiServer() as api:
-        await kubelet.admit(static)
-        assert api.objects(PODS) == []
-        mirror = api.create_pod(mirror_manifest(static, "worker"))
-        assert set(recorded(directory)) == {(static.uid, "c")}
-        api.delete_pod("default", mirror["metadata"]["name"], grace_seconds=0)
-        assert (await kubelet.start_container(static.uid, "c")).waiting is None, "the static pod runs on"
-    annotations = mirror["metadata"]["annotations"]
-    assert annotations["kubernetes.io/config.hash"] == annotations["kubernetes.io/config.mirror"] == static.uid
-    assert annotations["kubernetes.io/config.source"] == "file"
-    assert mirror["metadata"]["name"] == "train-worker"
-    assert mirror["metadata"]["uid"] != static.uid
-    assert mirror["spec"]["nodeName"] == "worker"
-    assert mirror["spec"]["containers"][0]["resources"]["limits"] == {CORE: "2"}
 
 
 async def test_a_static_pod_that_returns_has_its_entry_again_without_an_allocate(directory: Path) -> None:
@@ -464,19 +368,6 @@ async def test_a_pods_slice_is_populated_from_its_first_start_to_its_end(directo
         await kubelet.start()
 
 
-async def test_force_deletion_offers_ids_while_the_entry_stays_and_the_processes_run(directory: Path) -> None:
-    a = pod("a", wants(4), uid=API_UID)
-    async with node_with_cgroups(directory, KubeletOptions(termination_seconds=0.1)) as (kubelet, plugin, slices):
-        await kubelet.admit(a)
-        kubelet.remove_while_running(a.uid)
-        assert recorded(directory / "dp") == {(API_UID, "c"): {"d0", "d1", "d2", "d3"}}
-        await kubelet.admit(pod("b", wants(1)))
-        available, _, _ = plugin.preferences[-1]
-        assert available == {"d0", "d1", "d2", "d3"}
-        assert populated(slices, a) == "populated 1\nfrozen 0\n"
-        await eventually(lambda: populated(slices, a) == "")
-
-
 async def test_a_removed_static_pod_runs_out_its_grace_and_may_come_back(directory: Path) -> None:
     static = static_pod("default", "train", "worker", wants(1))
     async with node_with_cgroups(directory, KubeletOptions(termination_seconds=0.05)) as (kubelet, _, slices):
@@ -486,17 +377,6 @@ async def test_a_removed_static_pod_runs_out_its_grace_and_may_come_back(directo
         await kubelet.admit(static)
         await asyncio.sleep(0.1)
         assert populated(slices, static), "the earlier end does not end the same pod's new processes"
-
-
-async def test_a_pod_rejected_at_a_kubelet_start_runs_on_for_its_grace(directory: Path) -> None:
-    a = pod("a", wants(1, "i", INIT), wants(1), uid=API_UID)
-    options = KubeletOptions(sync_delay=0.0, termination_seconds=0.2)
-    async with node_with_cgroups(directory, options) as (kubelet, _, slices):
-        await kubelet.admit(a)
-        await kubelet.restart()
-        assert list(kubelet.rejections) == [API_UID]
-        assert populated(slices, a)
-        await eventually(lambda: populated(slices, a) == "")
 
 
 def test_slices_are_named_by_qos_class_and_uid(tmp_path: Path) -> None:

@@ -91,59 +91,6 @@ async def kubelet(directory: Path) -> AsyncIterator[StandInKubelet]:
         yield kubelet
 
 
-async def test_a_socket_is_asked_connected_and_notified(kubelet: StandInKubelet, directory: Path) -> None:
-    plugin = dummy()
-    async with serving_dummy(plugin, directory / "registry/dummy.sock"):
-        await kubelet.wait_for_capacity(RESOURCE, 1)
-        await eventually(lambda: bool(plugin.statuses))
-        assert plugin.statuses[0].plugin_registered
-
-
-async def test_sockets_in_subdirectories_count_and_hidden_ones_do_not(kubelet: StandInKubelet, directory: Path) -> None:
-    (directory / "registry/sub").mkdir()
-    hidden, plugin = dummy(), dummy()
-    async with (
-        serving_dummy(hidden, directory / "registry/.dummy.sock"),
-        serving_dummy(plugin, directory / "registry/sub/dummy.sock"),
-    ):
-        await kubelet.wait_for_capacity(RESOURCE, 1)
-        assert not hidden.streams
-
-
-async def test_the_endpoint_may_be_another_socket(kubelet: StandInKubelet, directory: Path) -> None:
-    elsewhere = directory / "plugin.sock"
-    front, plugin = dummy(), dummy()
-    front.info.endpoint = str(elsewhere)
-    async with serving_dummy(plugin, elsewhere), serving_dummy(front, directory / "registry/dummy.sock"):
-        await kubelet.wait_for_capacity(RESOURCE, 1)
-        assert plugin.streams
-        assert not front.streams
-
-
-async def test_a_removed_socket_deregisters_by_name(kubelet: StandInKubelet, directory: Path) -> None:
-    plugin = dummy()
-    path = directory / "registry/dummy.sock"
-    async with serving_dummy(plugin, path):
-        await kubelet.wait_for_capacity(RESOURCE, 1)
-        path.unlink()
-        assert (await kubelet.wait_for_capacity(RESOURCE, 0)).capacity == 1
-
-
-async def test_a_lost_stream_is_not_noticed_until_the_socket_is_made_again(
-    kubelet: StandInKubelet, directory: Path
-) -> None:
-    plugin = dummy()
-    path = directory / "registry/dummy.sock"
-    async with serving_dummy(plugin, path):
-        await kubelet.wait_for_capacity(RESOURCE, 1)
-        plugin.streams[0].set()
-        await kubelet.wait_for_capacity(RESOURCE, 0)
-        await asyncio.sleep(0.1)
-        assert kubelet.registration_count(RESOURCE) == 1
-    async with serving_dummy(plugin, path):
-        await kubelet.wait_for_capacity(RESOURCE, 1)
-
-
 @pytest.mark.parametrize(
     ("info", "error"),
     [
@@ -175,17 +122,6 @@ async def test_a_registration_that_failed_is_tried_again_after_a_pause(
         await asyncio.sleep(0.1)
         assert len(plugin.statuses) == 1
         await kubelet.wait_for_capacity(RESOURCE, 1)
-
-
-async def test_sockets_survive_a_kubelet_start_and_are_found_again(kubelet: StandInKubelet, directory: Path) -> None:
-    plugin = dummy()
-    path = directory / "registry/dummy.sock"
-    async with serving_dummy(plugin, path):
-        await kubelet.wait_for_capacity(RESOURCE, 1)
-        await kubelet.restart()
-        await kubelet.wait_for_capacity(RESOURCE, 1)
-        assert path.exists()
-        assert len(plugin.streams) == 2
 
 
 async def test_a_dead_socket_is_counted_and_disturbs_nobody(directory: Path) -> None:

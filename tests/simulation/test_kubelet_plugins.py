@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from neuron_plugin.simulation.kubelet_plugins import ResourceCapacity, is_extended_resource_name
-from tests.kubelet.fakes import CORE, DEVICE
+from tests.kubelet.fakes import CORE
 from tests.simulation.kubelet_node import (
     RawPlugin,
     node,
@@ -57,33 +57,6 @@ async def test_a_socket_that_does_not_answer_is_refused_after_the_dial_time_out(
     assert text == "failed to dial device plugin: context deadline exceeded"
 
 
-async def test_failing_options_are_refused_and_the_resource_never_appears(directory: Path) -> None:
-    plugin = RawPlugin()
-    plugin.options_error = "no options today"
-    async with StandInKubelet(directory) as kubelet, serving(plugin, directory / "plugin.sock"):
-        text = await refusal(directory, "plugin.sock")
-        assert kubelet.capacity(CORE) == ResourceCapacity(0, 0)
-    assert text == "failed to get device plugin options: rpc error: code = Internal desc = no options today"
-    assert plugin.calls == ["options"]
-
-
-async def test_options_are_asked_for_before_register_returns_and_the_stream_follows(directory: Path) -> None:
-    plugin = RawPlugin()
-    async with StandInKubelet(directory) as kubelet, serving(plugin, directory / "plugin.sock"):
-        await register(directory, "plugin.sock")
-        assert plugin.calls[0] == "options"
-        await kubelet.wait_for_capacity(CORE, 4)
-        assert plugin.calls == ["options", "stream"]
-        assert kubelet.registration_count(CORE) == 1
-
-
-async def test_one_socket_may_serve_several_resources(directory: Path) -> None:
-    async with node(directory) as (kubelet, plugin):
-        await register(directory, "plugin.sock", DEVICE)
-        await kubelet.wait_for_capacity(DEVICE, 4)
-        assert plugin.calls == ["options", "stream"] * 2
-
-
 # The book-keeping by name
 
 
@@ -95,16 +68,6 @@ async def test_when_an_old_stream_ends_the_newer_plugin_is_disconnected(director
         older.end_stream()
         assert await kubelet.wait_for_capacity(CORE, 0) == ResourceCapacity(2, 0)
         assert "no healthy devices present" in await rejection(kubelet, pod("a", wants(1)))
-
-
-async def test_stop_wait_start_register_is_never_lost(directory: Path) -> None:
-    async with node(directory) as (kubelet, older):
-        older.end_stream()
-        await kubelet.wait_for_capacity(CORE, 0)
-        newer = RawPlugin(["n0", "n1"])
-        async with serving(newer, directory / "newer.sock"):
-            await register(directory, "newer.sock")
-            assert await kubelet.wait_for_capacity(CORE, 2) == ResourceCapacity(2, 2)
 
 
 async def test_a_failed_register_beside_a_live_one_makes_its_end_unnoticed(directory: Path) -> None:

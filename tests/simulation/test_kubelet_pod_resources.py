@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from random import Random
 
 import grpc
 import pytest
@@ -14,7 +13,7 @@ from neuron_plugin.allocation import ContainerKind
 from neuron_plugin.kubelet import AdvertisedDevice, PodDevices, PodResourcesClient
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2_grpc as pb_grpc
-from neuron_plugin.kubelet.pod_resources import ContainerDevices, PodResourcesError
+from neuron_plugin.kubelet.pod_resources import ContainerDevices
 from neuron_plugin.kubelet.socket_watch import channel_to
 from neuron_plugin.simulation.kubelet_pod_resources import RateLimit
 from neuron_plugin.simulation.kubelet_pods import KubeletContainer, KubeletPod
@@ -60,14 +59,6 @@ async def test_the_claims_of_a_pod_are_listed(directory: Path) -> None:
         assert await n.client.list() == (PodDevices("ns", "a", (), frozenset({"a-dev-1f"})),)
 
 
-async def test_a_pod_is_listed_with_its_ids(directory: Path) -> None:
-    async with node(directory) as n:
-        await n.kubelet.admit(pod("a", ("c", 2, APP)))
-        expected = PodDevices("ns", "a", (ContainerDevices("c", CORE, ("0", "1")),))
-        assert await n.client.list() == (expected,)
-        assert await get_pod(n.socket, "ns", "a") == expected
-
-
 async def test_there_is_one_entry_for_each_id(directory: Path) -> None:
     async with node(directory) as n, channel_to(n.socket) as channel:
         await n.kubelet.admit(pod("a", ("c", 3, APP)))
@@ -83,21 +74,6 @@ async def test_p74_sidecar_and_app_are_listed_and_the_plain_init_container_is_no
         await n.kubelet.admit(pod("a", *containers))
         (listed,) = await n.client.list()
     assert [each.container for each in listed.containers] == ["s", "c"]
-
-
-async def test_a_pod_without_devices_is_listed_empty(directory: Path) -> None:
-    async with node(directory) as n:
-        await n.kubelet.admit(KubeletPod("uid", "ns", "plain", (KubeletContainer("c"),)))
-        assert await n.client.list() == (PodDevices("ns", "plain", ()),)
-
-
-async def test_unknown_and_ended_pods_are_not_found(directory: Path) -> None:
-    async with node(directory) as n:
-        await n.kubelet.admit(pod("a", ("c", 1, APP)))
-        n.kubelet.finish("uid-a")
-        assert await get_pod(n.socket, "ns", "a") is None
-        assert await get_pod(n.socket, "ns", "never") is None
-        assert await n.client.list() == ()
 
 
 async def test_a_pod_under_admission_is_already_known_but_holds_nothing_yet(directory: Path) -> None:
@@ -118,33 +94,12 @@ async def test_a_pod_under_admission_is_already_known_but_holds_nothing_yet(dire
         assert (await get_pod(n.socket, "ns", "a")) == PodDevices("ns", "a", (ContainerDevices("c", CORE, ("0",)),))
 
 
-async def test_allocatable_lists_healthy_devices_whether_free_or_not(directory: Path) -> None:
-    async with node(directory) as n:
-        await n.kubelet.admit(pod("a", ("c", 2, APP)))
-        n.plugin.advertisement.publish([AdvertisedDevice("0"), AdvertisedDevice("1", healthy=False)])
-        await n.kubelet.wait_for_capacity(CORE, 1)
-        assert await n.client.allocatable() == {CORE: ("0",)}
-        await n.plugin.server.stop()
-        await n.kubelet.wait_for_capacity(CORE, 0)
-        assert await n.client.allocatable() == {}
-
-
 async def test_numa_nodes_are_passed_on_node_zero_included(directory: Path) -> None:
     async with node(directory) as n, channel_to(n.socket) as channel:
         n.plugin.advertisement.publish([AdvertisedDevice("0", numa_nodes=(0, 1))])
         await n.kubelet.wait_for_capacity(CORE, 1)
         answer = await pb_grpc.PodResourcesListerStub(channel).GetAllocatableResources(pb.AllocatableResourcesRequest())
     assert [entry.ID for entry in answer.devices[0].topology.nodes] == [0, 1]
-
-
-async def test_assignments_outlive_a_dead_plugin_and_a_restarted_kubelet(directory: Path) -> None:
-    async with node(directory) as n:
-        await n.kubelet.admit(pod("a", ("c", 2, APP)))
-        before = await n.client.list()
-        await n.plugin.server.stop()
-        assert await n.client.list() == before
-        await n.kubelet.restart()
-        assert await n.client.list() == before
 
 
 async def test_a_list_frees_what_ended_pods_held_and_get_does_not(directory: Path) -> None:
@@ -182,21 +137,6 @@ async def test_a_kubelet_whose_gate_is_off_says_that_get_is_disabled(directory: 
     async with node(directory, KubeletOptions(pod_resources_get=False)) as n:
         with pytest.raises(grpc.aio.AioRpcError, match="PodResources API Get method disabled"):
             await get_pod(n.socket, "ns", "a")
-
-
-class NoJitter(Random):
-    """The longest waits, so that each attempt has time enough to be answered before the deadline."""
-
-    def uniform(self, a: float, b: float) -> float:
-        return max(a, b)
-
-
-async def test_a_tight_loop_is_throttled(directory: Path) -> None:
-    async with node(directory, KubeletOptions(pod_resources_per_second=0.001, pod_resources_burst=3)) as n:
-        for _ in range(3):
-            await n.client.list()
-        with pytest.raises(PodResourcesError, match="rejected by rate limit"):
-            await PodResourcesClient(n.socket, deadline_seconds=2.0, random=NoJitter()).list()
 
 
 def test_the_rate_limit_fills_up_again_with_time() -> None:

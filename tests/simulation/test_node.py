@@ -18,7 +18,7 @@ from neuron_plugin.hardware import ResetState, read_inventory
 from neuron_plugin.hardware.kernel_log import parse_error, parse_line
 from neuron_plugin.simulation.node import HELD_MEMORY, HELD_PERCENT, SimulatedNode, write_node
 from neuron_plugin.simulation.node_tree import WORK_COUNTERS, SimulationError
-from neuron_plugin.simulation.node_writer import DESCRIPTION_FILE, TreeWriter, append_record
+from neuron_plugin.simulation.node_writer import TreeWriter
 from neuron_plugin.topology import InstanceType, Topology
 from tests.simulation.node_tree import MakeNode, device_dir, everything, mode, text
 
@@ -59,17 +59,6 @@ def test_the_bytes_are_the_drivers(
     assert text(node, device, "neuron_core0/info/architecture/arch_type") == core_arch
 
 
-def test_the_machine_says_which_it_is(make_node: MakeNode) -> None:
-    node = make_node("trn1.2xlarge", driver_version="2.26.5.0", logical_core_size=1)
-    assert (node.root / "sys/class/dmi/id/product_name").read_bytes() == b"trn1.2xlarge\n"
-    assert (node.root / "sys/module/neuron/version").read_bytes() == b"2.26.5.0\n"
-    assert (node.root / "opt/aws/neuron/logical_nc_config").read_bytes() == b"NEURON_LOGICAL_NC_CONFIG=1\n"
-
-
-def test_without_lnc_there_is_no_file_for_it(make_node: MakeNode) -> None:
-    assert not (make_node("trn2.3xlarge").root / "opt").exists()
-
-
 def test_the_class_links_to_the_devices_and_holds_plain_files(make_node: MakeNode) -> None:
     class_dir = make_node("inf2.xlarge").root / "sys/class/neuron_device"
     assert str((class_dir / "neuron0").readlink()) == "../../devices/virtual/neuron_device/neuron0"
@@ -95,16 +84,6 @@ def test_p27_modes_follow_the_driver(make_node: MakeNode, driver: str, expected:
     assert mode(directory / "stats/hardware/mem_ecc_uncorrected") == 0o644
 
 
-def test_modes_do_not_depend_on_the_umask(make_node: MakeNode) -> None:
-    previous = os.umask(0o077)
-    try:
-        node = make_node("inf2.xlarge", driver_version="2.28.0.0")
-    finally:
-        os.umask(previous)
-    assert mode(device_dir(node, 0) / "core_count") == 0o444
-    assert mode(node.root / "dev/neuron0") == 0o666
-
-
 @pytest.mark.parametrize(
     ("driver", "attribute", "exists"),
     [
@@ -127,36 +106,6 @@ def test_attributes_come_with_the_driver_that_brought_them(
     assert (device_dir(make_node("inf2.xlarge", driver_version=driver), 0) / attribute).exists() is exists
 
 
-def test_inf1_has_neither_serial_number_nor_hardware_counters(make_node: MakeNode) -> None:
-    directory = device_dir(make_node("inf1.xlarge"), 0)
-    assert not (directory / "info/serial_number").exists()
-    assert not (directory / "stats/hardware").exists()
-    assert (directory / "stats/power/utilization").exists()
-
-
-def test_serial_numbers_are_sixteen_digits_and_differ(make_node: MakeNode) -> None:
-    node = make_node("trn1.32xlarge")
-    serials = {text(node, device, "info/serial_number") for device in range(16)}
-    assert len(serials) == 16
-    assert {len(serial) for serial in serials} == {17}
-
-
-def test_core_counters_are_written_for_every_core(make_node: MakeNode) -> None:
-    node = make_node("inf2.xlarge", usage_counters=True)
-    core = "neuron_core1/stats"
-    assert text(node, 0, f"{core}/status/hw_nc_ue_error/total") == "0\n"
-    assert text(node, 0, f"{core}/memory_usage/device_mem/collectives/peak") == "0\n"
-    assert text(node, 0, f"{core}/memory_usage/host_mem/present") == "0\n"
-    assert text(node, 0, f"{core}/other_info/nc_time_in_use/present") == "0\n"
-    assert text(node, 0, f"{core}/tensor_engine/pe_cntrs") == "xrow_grp,mm_active,wl_active,idle\n"
-    assert len(list((device_dir(node, 0) / "neuron_core1").rglob("total"))) == 24 + 6 + 1 + 1 + 11
-
-
-def test_inf1_cores_have_no_tensor_engine_counters(make_node: MakeNode) -> None:
-    node = make_node("inf1.xlarge", usage_counters=True)
-    assert not (device_dir(node, 0) / "neuron_core0/stats/tensor_engine").exists()
-
-
 def test_a_switched_type_has_other_class_files(make_node: MakeNode) -> None:
     class_dir = make_node("trn3s.48xlarge").root / "sys/class/neuron_device"
     assert {path.name: path.read_text() for path in class_dir.iterdir() if not path.is_symlink()} == {
@@ -165,13 +114,6 @@ def test_a_switched_type_has_other_class_files(make_node: MakeNode) -> None:
         "reservation_id": "0000000000000000\n",
         "ultraserver_mode": "\n",
     }
-
-
-def test_p24_missing_chips_leave_a_gap(make_node: MakeNode) -> None:
-    node = make_node("trn1.32xlarge", missing=(3, 7, 3))
-    assert read_inventory(node.paths).device_ids == (0, 1, 2, 4, 5, 6, *range(8, 16))
-    assert not (node.root / "dev/neuron3").exists()
-    assert text(node, 0, "connected_devices") == "\n"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="making character devices takes root")
@@ -188,14 +130,6 @@ def test_character_devices_are_made_on_request(make_node: MakeNode) -> None:
     assert not (node.root / "dev/neuron5").exists()
     node.restore_node(5)
     assert (node.root / "dev/neuron5").is_char_device()
-
-
-def test_the_default_driver_is_the_newest_that_has_the_product(tmp_path: Path) -> None:
-    versions = {
-        name: write_node(tmp_path / name, name, usage_counters=False).description.driver_version
-        for name in ("inf1.xlarge", "inf2.xlarge", "trn3pd98.3xlarge")
-    }
-    assert versions == {"inf1.xlarge": "2.24.7.0", "inf2.xlarge": "2.30.2.0", "trn3pd98.3xlarge": "2.30.2.0"}
 
 
 # Faults.
@@ -241,23 +175,6 @@ def test_p68_every_fault_changes_the_tree_and_every_remedy_restores_its_bytes(
     assert everything(node.root) == before
 
 
-def test_faults_read_as_the_driver_would_print_them(make_node: MakeNode) -> None:
-    node = make_node()
-    node.set_ecc(2, sram=1, memory=2, repairable=3)
-    node.set_ecc(2, memory=7)
-    node.set_reset(2, ResetState.RESETTING)
-    node.set_unhealthy_components(2, ["hbm", "link_host"])
-    node.set_error_events(2, 9)
-    hardware = "stats/hardware"
-    assert text(node, 2, f"{hardware}/sram_ecc_uncorrected") == "1\n"
-    assert text(node, 2, f"{hardware}/mem_ecc_uncorrected") == "7\n"
-    assert text(node, 2, f"{hardware}/mem_ecc_repairable_uncorrected") == "3\n"
-    assert text(node, 2, f"{hardware}/health_status/unhealthy_components") == "hbm,link_host\n"
-    assert text(node, 2, f"{hardware}/health_status/hw_error_events") == "9\n"
-    assert text(node, 2, "reset") == "0\n"
-    assert text(node, 1, "reset") == "1\n"
-
-
 def test_p25_faults_survive_a_driver_reload_because_counters_live_in_firmware(make_node: MakeNode) -> None:
     node = make_node()
     node.set_ecc(2, memory=4)
@@ -269,39 +186,6 @@ def test_p25_faults_survive_a_driver_reload_because_counters_live_in_firmware(ma
     node.load_driver()
     assert text(node, 2, "stats/hardware/mem_ecc_uncorrected") == "4\n"
     assert text(node, 2, "stats/hardware/sram_ecc_uncorrected") == "1\n"
-
-
-def test_a_device_that_goes_blanks_the_links_of_the_others_until_it_is_back(make_node: MakeNode) -> None:
-    node = make_node("inf2.48xlarge")
-    node.remove_device(3)
-    assert text(node, 8, "connected_devices") == "\n"
-    node.restore_device(3)
-    assert text(node, 8, "connected_devices") == "7, 9\n"
-
-
-def test_another_process_finds_the_machine_with_its_faults(make_node: MakeNode) -> None:
-    node = make_node()
-    node.set_ecc(2, memory=1)
-    again = SimulatedNode.open(node.root)
-    again.remove_device(4)
-    assert read_inventory(node.paths).device_ids == (0, 1, 2, 3, 5)
-    assert again.description.device(2).memory_ecc == 1
-    node.restore_device(4)
-    assert text(node, 2, "stats/hardware/mem_ecc_uncorrected") == "1\n"
-
-
-def test_faults_from_many_sides_at_once_are_all_kept(make_node: MakeNode) -> None:
-    node = make_node()
-    threads = [
-        threading.Thread(target=SimulatedNode.open(node.root).set_ecc, args=(device,), kwargs={"memory": device + 1})
-        for device in range(6)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    ecc = [device.health.ecc for device in read_inventory(node.paths).devices]
-    assert [counts.memory for counts in ecc if counts] == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_reader_that_scans_during_changes_sees_whole_files_only(make_node: MakeNode) -> None:
@@ -407,19 +291,6 @@ def test_an_error_counts_on_its_core_only_in_total_and_at_present(node: Simulate
     assert counter(node, 0, "hw_error") == "0\n"
 
 
-def test_counters_that_are_not_given_stay(node: SimulatedNode) -> None:
-    node.set_core_errors(0, 0, hw_nc_ue_error=1)
-    node.set_core_errors(0, 0, hw_hbm_ue_error=3)
-    assert counter(node, 0, "hw_nc_ue_error") == "1\n"
-    assert counter(node, 0, "hw_hbm_ue_error") == "3\n"
-
-
-@pytest.mark.parametrize(("core", "name"), [(2, "hw_error"), (-1, "hw_error"), (0, "success")])
-def test_an_error_that_cannot_be_is_refused(node: SimulatedNode, core: int, name: str) -> None:
-    with pytest.raises(SimulationError, match=r"expected a core from 0 to 1 and one of hw_error, hw_nc_ue_error"):
-        node.set_core_errors(0, core, **{name: 1})
-
-
 def test_the_kernel_log_grows_by_records_in_the_kernels_form(tmp_path: Path) -> None:
     node = write_node(tmp_path / "node", "inf1.xlarge", usage_counters=False)
     log = node.paths.dev / "kmsg"
@@ -436,11 +307,6 @@ def test_the_kernel_log_grows_by_records_in_the_kernels_form(tmp_path: Path) -> 
     error = parse_error(first)
     assert error
     assert error.devices == {0}
-
-
-def test_a_log_needs_a_machine(tmp_path: Path) -> None:
-    with pytest.raises(SimulationError, match="write a simulated node first"):
-        append_record(tmp_path, "text", by_kernel=True)
 
 
 # Refusals.
@@ -465,21 +331,6 @@ def test_a_machine_that_cannot_be_is_refused_and_nothing_is_written(
     assert not (tmp_path / "node").exists()
 
 
-def test_a_directory_in_use_is_refused_and_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "precious").write_text("data")
-    with pytest.raises(SimulationError, match="is not empty"):
-        write_node(tmp_path, "inf2.xlarge")
-    assert [path.name for path in tmp_path.iterdir()] == ["precious"]
-
-
-def test_opening_what_is_no_simulated_machine_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SimulationError, match="holds no simulated node"):
-        SimulatedNode.open(tmp_path)
-    (tmp_path / DESCRIPTION_FILE).write_text('{"instance_type": 1}')
-    with pytest.raises(SimulationError, match="does not describe a simulated node"):
-        SimulatedNode.open(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("fault", "complaint"),
     [
@@ -500,27 +351,6 @@ def test_a_fault_that_cannot_be_is_refused_and_changes_nothing(
     with pytest.raises(SimulationError, match=complaint):
         fault(node)
     assert everything(node.root) == before
-
-
-@pytest.mark.parametrize(
-    ("instance_type", "devices"), [("trn1.2xlarge", "device 0"), ("trn2.48xlarge", "devices 0 to 15")]
-)
-def test_a_device_that_is_not_there_is_refused_with_those_that_are(
-    make_node: MakeNode, instance_type: str, devices: str
-) -> None:
-    with pytest.raises(SimulationError, match=f"^device 99: {instance_type} has {devices}$"):
-        make_node(instance_type).remove_device(99)
-
-
-def test_inf1_refuses_ecc_errors_it_could_not_show(make_node: MakeNode) -> None:
-    with pytest.raises(SimulationError, match="no ECC counters"):
-        make_node("inf1.xlarge").set_ecc(0, memory=1)
-
-
-def test_a_product_that_no_driver_has_is_refused(make_node: MakeNode) -> None:
-    strange = InstanceType("trn9.huge", "Trainium9", 4, 8, 1, Topology.UNLINKED)
-    with pytest.raises(SimulationError, match="devices named 'Trainium9', which no known driver has"):
-        make_node("trn9.huge", types={"trn9.huge": strange})
 
 
 COUNTERS = {name: f"neuron_core1/stats/{name}/total" for name in WORK_COUNTERS}
@@ -551,18 +381,3 @@ def test_what_was_counted_stays_when_something_else_of_the_device_changes(make_n
     node.work(10, held={1})
     node.restore_device(1)
     assert counters(node, 1) == [0, 0, 2]
-
-
-def test_an_older_driver_counts_nothing_while_a_process_runs(make_node: MakeNode) -> None:
-    node = make_node("inf2.24xlarge", usage_counters=True, driver_version="2.28.0.0")
-    node.work(10, held={1})
-    assert counters(node, 1) == [0, HELD_MEMORY, 0]
-
-
-def test_without_the_counters_of_work_there_is_nothing_to_change(make_node: MakeNode) -> None:
-    node = make_node("inf2.24xlarge")
-    node.work(10, held={1})
-    with pytest.raises(SimulationError, match="without usage counters"):
-        node.set_busy(1, 5)
-    with pytest.raises(SimulationError, match="without usage counters"):
-        node.set_reset_failures(1, 5)

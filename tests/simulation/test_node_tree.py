@@ -9,13 +9,11 @@ import pytest
 
 from neuron_plugin.hardware.sysfs import parse_connected_devices
 from neuron_plugin.simulation.node_tree import (
-    File,
     NodeDescription,
     SimulatedDevice,
     SimulationError,
     check,
     connected_devices_text,
-    device_files,
     serial_number,
 )
 from neuron_plugin.simulation.node_writer import DESCRIPTION_FILE, read_description
@@ -30,21 +28,10 @@ def changed(**fields: object) -> NodeDescription:
     return msgspec.structs.replace(WHOLE, **fields)
 
 
-def test_a_machine_as_new_has_all_its_devices() -> None:
-    assert WHOLE.chips == WHOLE.loaded == (0, 1, 2, 3, 4, 5)
-    assert WHOLE.device(3) == SimulatedDevice()
-
-
 def test_missing_chips_and_removed_devices_are_not_listed_by_the_driver() -> None:
     description = changed(missing=(1,), devices={4: SimulatedDevice(loaded=False), 5: SimulatedDevice(node=False)})
     assert description.chips == (0, 2, 3, 4, 5)
     assert description.loaded == (0, 2, 3, 5)
-
-
-def test_without_a_driver_nothing_is_listed_and_the_chips_stay() -> None:
-    description = changed(driver_loaded=False)
-    assert description.loaded == ()
-    assert len(description.chips) == 6
 
 
 def test_a_description_survives_its_file(tmp_path: Path) -> None:
@@ -53,30 +40,6 @@ def test_a_description_survives_its_file(tmp_path: Path) -> None:
     )
     (tmp_path / DESCRIPTION_FILE).write_bytes(msgspec.json.encode(description))
     assert read_description(tmp_path) == description
-
-
-def test_only_what_is_not_as_new_is_written() -> None:
-    assert msgspec.json.decode(msgspec.json.encode(WHOLE)) == {
-        "instance_type": "inf2.24xlarge",
-        "device_name": "Inferentia2",
-        "device_count": 6,
-        "driver_version": "2.26.5.0",
-    }
-
-
-@pytest.mark.parametrize(
-    "text", ["", "{}", "[]", '{"instance_type": 1}', '{"instance_type": "a", "device_name": "b", "colour": "red"}']
-)
-def test_another_file_of_that_name_is_refused_by_name(tmp_path: Path, text: str) -> None:
-    (tmp_path / DESCRIPTION_FILE).write_text(text)
-    with pytest.raises(SimulationError, match=f"{DESCRIPTION_FILE} does not describe a simulated node"):
-        read_description(tmp_path)
-
-
-def test_two_descriptions_share_no_faults() -> None:
-    first, second = SimulatedDevice(), SimulatedDevice()
-    first.overrides["core_count"] = "x"
-    assert second.overrides == {}
 
 
 @pytest.mark.parametrize(
@@ -103,41 +66,6 @@ def test_a_driver_has_the_products_it_was_made_for(device_name: str, driver: str
 TRN2_NODE = NodeDescription(
     instance_type="trn2.48xlarge", device_name="Trainium2", device_count=16, driver_version="2.30.2.0"
 )
-
-
-def overridden(**texts: str | None) -> dict[str, File]:
-    devices = {0: SimulatedDevice(overrides={name.replace("__", "/"): text for name, text in texts.items()})}
-    return device_files(msgspec.structs.replace(TRN2_NODE, devices=devices), 0)
-
-
-def test_a_device_of_trn2_has_some_hundred_files_of_which_monitors_read_most() -> None:
-    quiet = msgspec.structs.replace(TRN2_NODE, usage_counters=False)
-    assert len(device_files(TRN2_NODE, 0)) > 800
-    assert len(device_files(quiet, 0)) < 30
-    assert device_files(quiet, 0).items() <= device_files(TRN2_NODE, 0).items()
-
-
-def test_devices_differ_in_what_names_them_only() -> None:
-    first, second = device_files(TRN2_NODE, 0), device_files(TRN2_NODE, 1)
-    assert first.keys() == second.keys()
-    differing = {name for name, file in first.items() if second[name] != file}
-    assert differing == {"dev", "uevent", "connected_devices", "info/serial_number"}
-
-
-def test_an_override_keeps_the_mode_of_the_file_it_replaces() -> None:
-    assert overridden(reset="9\n")["reset"] == File("9\n", 0o600)
-    assert overridden(info__new="1\n")["info/new"] == File("1\n", 0o644)
-
-
-def test_an_override_with_nothing_takes_the_file_away() -> None:
-    assert device_files(TRN2_NODE, 0).keys() - overridden(core_count=None).keys() == {"core_count"}
-    assert overridden(not_there=None) == device_files(TRN2_NODE, 0)
-
-
-@pytest.mark.parametrize(("device_name", "beats"), [("Trainium1", False), ("Inferentia2", False), ("Trainium2", True)])
-def test_only_trn2_and_trn3_have_a_heartbeat(device_name: str, beats: bool) -> None:  # noqa: FBT001 - parametrized
-    files = device_files(msgspec.structs.replace(TRN2_NODE, device_name=device_name), 0)
-    assert ("stats/hardware/health_status/healthcheck_heartbeat" in files) is beats
 
 
 def test_a_serial_number_is_sixteen_hexadecimal_digits_up_to_the_last_device() -> None:
@@ -177,11 +105,6 @@ def test_lines_and_single_devices_are_printed_as_captured(device_name: str, coun
     assert [connected_devices_text(device_name, device, range(count), count) for device in range(count)] == texts
 
 
-def test_the_ring_of_inf2_48xlarge_is_printed_lower_neighbour_first_and_wraps() -> None:
-    texts = [connected_devices_text("Inferentia2", device, range(12), 12) for device in (0, 1, 10, 11)]
-    assert texts == ["11, 1\n", "0, 2\n", "9, 11\n", "10, 0\n"]
-
-
 @pytest.mark.parametrize(
     ("device_name", "count", "topology"),
     [
@@ -210,7 +133,3 @@ def test_one_missing_chip_blanks_every_list(device_name: str, count: int) -> Non
 def test_on_inf1_a_missing_chip_is_missing_from_its_neighbours_lists_only() -> None:
     texts = [connected_devices_text("Inferentia", device, (0, 2, 3), 4) for device in (0, 2, 3)]
     assert texts == ["\n", "3\n", "2\n"]
-
-
-def test_a_second_block_of_sixteen_has_its_own_torus() -> None:
-    assert connected_devices_text("Trainium1", 16, range(32), 32) == "28, 19, 20, 17\n"

@@ -18,14 +18,6 @@ def test_a_file_is_replaced_not_overwritten(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o400
 
 
-def test_a_directory_appears_with_everything_in_it(tmp_path: Path) -> None:
-    path = tmp_path / "tree/neuron0"
-    write_directory(tmp_path, path, {"a": File("1"), "b/c/d": File("2")}, {"subsystem": "../elsewhere"})
-    assert (path / "a").read_text() == "1"
-    assert (path / "b/c/d").read_text() == "2"
-    assert str((path / "subsystem").readlink()) == "../elsewhere"
-
-
 def test_removing_takes_files_links_and_directories_and_forgives_what_is_not_there(tmp_path: Path) -> None:
     write_file(tmp_path, tmp_path / "tree/file", File("1"))
     write_directory(tmp_path, tmp_path / "tree/directory", {"a/b": File("1")}, {})
@@ -33,13 +25,6 @@ def test_removing_takes_files_links_and_directories_and_forgives_what_is_not_the
     for name in ("link", "file", "directory", "nothing"):
         remove(tmp_path, tmp_path / "tree" / name)
     assert list((tmp_path / "tree").iterdir()) == []
-
-
-def test_removing_a_link_leaves_what_it_points_to(tmp_path: Path) -> None:
-    write_directory(tmp_path, tmp_path / "tree/directory", {"a": File("1")}, {})
-    write_link(tmp_path, tmp_path / "tree/link", "directory")
-    remove(tmp_path, tmp_path / "tree/link")
-    assert (tmp_path / "tree/directory/a").read_text() == "1"
 
 
 def test_only_what_differs_is_written(tmp_path: Path) -> None:

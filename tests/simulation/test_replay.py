@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from neuron_plugin.allocation import NodeInfo, PlacementStrategy
 from neuron_plugin.planning import PACK, MoveRules, parse_shape
 from neuron_plugin.simulation.demand import MIXES, Arrival, arrivals
-from neuron_plugin.simulation.replay import Board, ReplayOutcome, replay, simulated_node
+from neuron_plugin.simulation.replay import AwsBoard, Board, ReplayOutcome, replay, simulated_node
 from tests.planning.clusters import HOUR, LINE, SHAPES, TRN1, held_once
 
 ONE = MoveRules(most_victims=1)
@@ -68,6 +68,23 @@ def test_means_over_time_weigh_states_by_how_long_they_last() -> None:
     found = run([node("a"), node("b")], come((0, 1, "neuron=16"), (4, 1, "neuron=1")))
     assert found.busy == 16 * 1 / 4
     assert found.empty == (1 * 1 + 2 * 3) / 4
+
+
+@pytest.mark.parametrize(
+    ("shape", "alone", "extended"),
+    [("neuroncore=1", 0, 0), ("neuron=16", 0, 0), ("neuron=4", 1, 0), ("neuron=7", 1, 1)],
+)
+def test_aws_s_plugin_alone_gives_one_device_or_all_and_its_extension_any_linked_set(
+    shape: str, alone: int, extended: int
+) -> None:
+    boards = [AwsBoard([node("a")], extension=extension) for extension in (False, True)]
+    assert [replay(board, come((0, 1, shape))).refused_share for board in boards] == [alone, extended]
+
+
+def test_aws_s_way_takes_the_emptiest_node_so_that_none_stays_empty() -> None:
+    pods = come((0, 9, "neuron=1"), (1, 9, "neuron=1"), (2, 9, "neuron=16"))
+    assert replay(AwsBoard([node("a"), node("b")], extension=True), pods).by_request[pods[2].request].refused_pods == 1
+    assert replay(Board([node("a"), node("b")]), pods).refused_share == 0
 
 
 @given(

@@ -22,7 +22,7 @@ from neuron_plugin.allocation.node_rules import (
     Taint,
     Toleration,
 )
-from neuron_plugin.simulation.scheduler import ExtenderCallError, BoundPod, why_apart, why_not
+from neuron_plugin.simulation.scheduler import BoundPod, ExtenderCallError, why_apart, why_not
 from tests.support.manifests import pod_manifest
 from tests.support.scheduler import StandInScheduler
 
@@ -76,13 +76,6 @@ async def test_an_attempt_filters_prioritizes_and_binds_to_the_best_node() -> No
     }
 
 
-async def test_a_single_feasible_node_is_not_scored() -> None:
-    answers: Answers = {"filter": lambda _: {"NodeNames": ["a"]}, "bind": lambda _: {"Error": ""}}
-    async with extender(answers) as (scheduler, asked):
-        assert (await scheduler.schedule(POD, ["a", "b"])).node == "a"
-    assert [verb for verb, _ in asked] == ["filter", "bind"]
-
-
 async def test_refused_nodes_make_the_schedulers_message_with_a_count_per_text() -> None:
     answers: Answers = {
         "filter": lambda _: {
@@ -125,11 +118,6 @@ async def test_a_prioritize_that_fails_is_ignored_as_the_scheduler_does() -> Non
         assert await scheduler.prioritize(POD, ["a"]) == {}, "Go reads no 5.0 into an integer"
 
 
-async def test_a_bind_error_is_the_attempts_message() -> None:
-    async with extender({"filter": passing, "bind": lambda _: {"Error": "taken"}}) as (scheduler, _):
-        assert (await scheduler.schedule(POD, ["a"])).message == "taken"
-
-
 async def test_preempt_offers_uids_and_takes_any_pods_of_the_node_as_victims() -> None:
     offered: Answers = {"preempt": lambda args: {"NodeNameToMetaVictims": args["NodeNameToMetaVictims"]}}
     async with extender(offered) as (scheduler, _):
@@ -148,17 +136,6 @@ async def test_preempt_refuses_victims_of_another_node_and_a_node_without_victim
     async with extender({"preempt": lambda _: empty}) as (scheduler, _):
         with pytest.raises(ExtenderCallError, match='expected at least one victim pod on node "a"'):
             await scheduler.preempt(POD, {"a": ["u1"]}, {"a": ["u1"]})
-
-
-async def test_an_extender_that_is_away_fails_the_attempt() -> None:
-    async with StandInScheduler("http://127.0.0.1:1") as scheduler:
-        with pytest.raises(ExtenderCallError, match="Post"):
-            await scheduler.filter(POD, ["a"])
-
-
-async def test_it_must_be_opened_before_use() -> None:
-    with pytest.raises(RuntimeError, match="not open"):
-        await StandInScheduler("http://127.0.0.1:1").filter(POD, ["a"])
 
 
 # The scheduler's own filters.

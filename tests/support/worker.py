@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from neuron_plugin.simulation import SimulatedCluster
+from neuron_plugin.simulation.api_server_kinds import PODS
 from neuron_plugin.simulation.worker import SimulatedWorker
 
 
@@ -16,5 +17,5 @@ async def kill_daemon(worker: SimulatedWorker) -> None:
 
 async def end_pod(cluster: SimulatedCluster, name: str) -> None:
     """The pod's containers have ended, and the object is deleted."""
-    record = cluster.pod(name)
-    await cluster.workers[record.node_name].end(cluster.api, record)
+    manifest = cluster.api.get(PODS, name, "default")
+    await cluster.workers[manifest["spec"]["nodeName"]].pods.end(manifest)

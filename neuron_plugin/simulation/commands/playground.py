@@ -19,11 +19,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from neuron_plugin.cli.command import CommandError, Exit, Parser, UsageError, add_command, program
+from neuron_plugin.cli.command import CommandError, Exit, Parser, UsageError, add_command, count, program
 from neuron_plugin.inspection import plural
 from neuron_plugin.simulation.commands.demo import EndOnSignals, add_ask_flag
-from neuron_plugin.simulation.commands.playground_client import LOCK, break_node, run_pods
+from neuron_plugin.simulation.commands.playground_client import LOCK, befall_node, break_node, run_pods
 from neuron_plugin.simulation.commands.simulate import add_faults, known_types
+from neuron_plugin.simulation.machines import CPU_NODE, MOST_PLUGINS, NODE_FAULTS, NODE_FAULTS_PATH
 
 if TYPE_CHECKING:
     from neuron_plugin.simulation import SimulatedCluster
@@ -48,22 +49,24 @@ neuron-plugin playground run -f job.yaml
 neuron-plugin playground fault trn1-1 device 5 gone
 neuron-plugin playground fault trn1-1 device 5 back
 neuron-plugin playground fault trn1-1 use 0-3 idle
+neuron-plugin playground fault trn1-1 machine reboot
 """
 
 DEFAULT_NODES = "trn1.32xlarge=2,inf2.48xlarge=1"
-MOST_NODES = 16
-"""Each node's daemon takes some 70 MB of memory and 2 s of CPU at its start."""
+MOST_NODES = 1000
 LONGEST_DIRECTORY_BYTES = 40
 """A socket's path has 107 bytes at most, and those of a node some 65 below the playground's directory."""
 
 
 def _nodes(text: str) -> dict[str, str]:
-    """Instance types by node name: ``trn1.32xlarge=2`` is trn1-1 and trn1-2."""
+    """Instance types by node name: ``trn1.32xlarge=2`` is trn1-1 and trn1-2. Without a word of ``cpu`` one is added."""
     nodes: dict[str, str] = {}
     numbers: Counter[str] = Counter()
-    for word in text.split(","):
+    words = text.split(",")
+    for word in words if any(word.partition("=")[0] == CPU_NODE for word in words) else (*words, f"{CPU_NODE}=1"):
         name, _, digits = word.partition("=")
-        if not (name and digits.isascii() and digits.isdecimal() and 0 < int(digits) <= MOST_NODES):
+        least = 0 if name == CPU_NODE else 1
+        if not (name and digits.isascii() and digits.isdecimal() and least <= int(digits) <= MOST_NODES):
             raise ArgumentTypeError(f"{word!r} is no TYPE=COUNT, such as trn1.32xlarge=2, of at most {MOST_NODES}")
         family = name.partition(".")[0]
         for _ in range(int(digits)):
@@ -76,8 +79,11 @@ def _nodes(text: str) -> dict[str, str]:
 
 def add_flags(parser: Parser) -> None:
     """Which nodes and where; and what to do with a playground that is up."""
-    nodes = f"instance types and how many nodes of each (default: {DEFAULT_NODES})"
+    default = f"{DEFAULT_NODES},{CPU_NODE}=1"
+    nodes = f"instance types and how many nodes of each, {CPU_NODE}=N without Neuron (default: {default})"
     parser.add_argument("--nodes", metavar="TYPE=COUNT[,...]", type=_nodes, default=_nodes(DEFAULT_NODES), help=nodes)
+    plugins = f"nodes with the real plugin; those of the others are played (default: the first {MOST_PLUGINS})"
+    parser.add_argument("--plugins", metavar="N", type=count(1), default=MOST_PLUGINS, help=plugins)
     mode = "by what the nodes give their devices: a device plugin, or claims of DRA (default: device-plugin)"
     parser.add_argument("--mode", choices=("device-plugin", "dra"), default="device-plugin", help=mode)
     placement = "who places the pods of the default scheduler (default: gates)"
@@ -98,7 +104,10 @@ def add_flags(parser: Parser) -> None:
     summary = "break something on a node, or repair it"
     fault = add_command(actions, "fault", break_node, summary=summary)
     fault.add_argument("node", metavar="NODE", help="a node of the playground, such as trn1-1")
-    add_faults(fault, break_node)
+    kinds = add_faults(fault, break_node)
+    for what, deeds in NODE_FAULTS.items():
+        kind = add_command(kinds, what, befall_node, summary=f"the node's {what}, as a whole: {', '.join(deeds)}")
+        kind.add_argument("deed", choices=deeds)
     for action in (pods, fault):
         action.add_argument("--directory", metavar="DIR", type=Path, default=SUPPRESS, help=where)
 
@@ -110,8 +119,15 @@ def run(arguments: Namespace) -> int:
         UsageError: an unknown type, or a directory that is in use or too long.
         CommandError: the simulated cluster was not ready in time.
     """
-    for instance_type in arguments.nodes.values():
+    for instance_type in set(arguments.nodes.values()) - {CPU_NODE}:
         known_types(instance_type, flag="--nodes")
+    neuron = sum(instance_type != CPU_NODE for instance_type in arguments.nodes.values())
+    if not neuron:
+        raise UsageError("--nodes has no node with Neuron: expected one, such as trn1.32xlarge=1")
+    if arguments.mode == "dra" and neuron > arguments.plugins:
+        raise UsageError(
+            f"--mode dra takes {arguments.plugins} nodes at most (--plugins): others have no ResourceSlice"
+        )
     ending = EndOnSignals()
     with ending, _directory(arguments.directory) as root, contextlib.suppress(asyncio.CancelledError):
         try:
@@ -152,15 +168,21 @@ def _directory(path: Path) -> Iterator[Path]:
 
 async def _play(root: Path, arguments: Namespace) -> None:
     from neuron_plugin.simulation import PlacedBy, SimulatedCluster
-    from neuron_plugin.simulation.live import live
+    from neuron_plugin.simulation.node_faults import NodeFaults
+    from neuron_plugin.simulation.supervisor import supervise
 
     nodes: Mapping[str, str] = arguments.nodes
     flags = ("--ui", "--make-room", arguments.make_room, "--make-room-after", "5")
+    placed_by, by_claims = PlacedBy(arguments.placement), arguments.mode == "dra"
+    cluster = SimulatedCluster(
+        root, nodes, extender_flags=flags, placed_by=placed_by, by_claims=by_claims, plugins=arguments.plugins
+    )
+    cluster.api.mount(NODE_FAULTS_PATH, NodeFaults(cluster).answer)
     number = plural(len(nodes), "node")
+    if played := len(cluster.played) - list(nodes.values()).count(CPU_NODE):
+        number += f" ({played} without a machine and a plugin of their own)"
     print(f"Starting {number}, an API server, a scheduler and the extender in {root} ...", flush=True)
     started = time.monotonic()
-    placed_by, by_claims = PlacedBy(arguments.placement), arguments.mode == "dra"
-    cluster = SimulatedCluster(root, nodes, extender_flags=flags, placed_by=placed_by, by_claims=by_claims)
     async with cluster:
         for worker in cluster.workers.values():
             await worker.wait_until_registered()
@@ -171,7 +193,7 @@ async def _play(root: Path, arguments: Namespace) -> None:
         )  # the sign that it is up
         print(f"Ready after {time.monotonic() - started:.0f} s; Ctrl-C ends it and leaves nothing.", flush=True)
         print("\n".join(_hints(cluster)), flush=True)
-        async for line in live(cluster):
+        async for line in supervise(cluster):
             print(f"{time.strftime('%H:%M:%S')}  {line}", flush=True)
 
 

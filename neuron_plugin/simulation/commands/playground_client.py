@@ -6,9 +6,13 @@ Its directory is all that the two have in common: the kubeconfig, and for each n
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import re
 import sys
 import time
 from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +21,10 @@ import msgspec
 from neuron_plugin.allocation.keys import CORES_KEY, DEVICES_KEY, GATE
 from neuron_plugin.allocation.node_rules import DEFAULT_SCHEDULER
 from neuron_plugin.cli.command import CommandError, Exit, UsageError, program
-from neuron_plugin.cluster.api import PAGE_SECONDS
+from neuron_plugin.cluster.api import PAGE_SECONDS, JsonObject
 from neuron_plugin.inspection import named, plural
 from neuron_plugin.simulation.commands.simulate import run_fault
+from neuron_plugin.simulation.machines import NODE_FAULTS_PATH
 
 if TYPE_CHECKING:
     from neuron_plugin.cluster import KubernetesApi, Pod
@@ -35,7 +40,17 @@ SETTLE_SECONDS = 0.3
 """Between two looks at what has become of a pod."""
 NOTICE_SECONDS = 15.0
 """For the plugin of a node to see a change: it looks every few seconds."""
-_CLAIMS = {"ResourceClaim": "resourceclaims", "ResourceClaimTemplate": "resourceclaimtemplates"}
+
+
+@dataclass
+class _Wanted:
+    """What is to be created: pods, manifests of controllers (which make pods), and other objects; and what is not."""
+
+    pods: list[WorkloadPod] = field(default_factory=list)
+    owners: list[JsonObject] = field(default_factory=list)
+    others: list[tuple[str, JsonObject]] = field(default_factory=list)
+    """Manifests with the path of their collection."""
+    passed: list[str] = field(default_factory=list)
 
 
 def run_pods(arguments: Namespace) -> int:
@@ -45,24 +60,29 @@ def run_pods(arguments: Namespace) -> int:
         UsageError: no pod is given, or an object that cannot be read.
         CommandError: no playground is up, or it refuses a pod.
     """
-    from neuron_plugin.simulation import WorkloadPod
+    from neuron_plugin.simulation import WorkloadError, WorkloadPod, pods_of
+    from neuron_plugin.simulation.workloads import NoPodsError
 
-    given, claims = list[WorkloadPod](), list[dict[str, Any]]()
+    wanted = _Wanted()
     for asked in arguments.ask or ():
         containers = [
             {"name": f"container-{place}", "image": "none", "resources": {"limits": {resource.value: str(count)}}}
             for place, (resource, count) in enumerate(asked, 1)
         ]
         manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": {}, "spec": {"containers": containers}}
-        given.append(WorkloadPod(manifest))
-    if arguments.filename:
-        objects = _read_objects(arguments.filename)
-        claims = [manifest for manifest in objects if isinstance(manifest, dict) and manifest.get("kind") in _CLAIMS]
-        given += _pods_of([manifest for manifest in objects if manifest not in claims], arguments.filename)
-    if not (given or claims):
-        raise UsageError("no pod: give --ask neuron=1, or --filename FILE")
+        wanted.pods.append(WorkloadPod(manifest))
+    try:
+        if arguments.filename:
+            _sort(_read_objects(arguments.filename), wanted)
+        if not (wanted.pods or wanted.owners or wanted.others):
+            raise UsageError("; ".join(["no pod: give --ask neuron=1, or --filename FILE with one", *wanted.passed]))
+        for owner in wanted.owners:  # before anything is created
+            with contextlib.suppress(NoPodsError):
+                pods_of(owner)
+    except WorkloadError as error:
+        raise UsageError(f"{arguments.filename}: {error}") from None
     kubeconfig = _kubeconfig(arguments.directory)
-    for line in asyncio.run(_create(kubeconfig, given, claims)):
+    for line in asyncio.run(_create(kubeconfig, wanted)):
         print(line)
     return Exit.SUCCESS
 
@@ -75,24 +95,55 @@ def _read_objects(name: str) -> list[Any]:
         text = sys.stdin.read() if name == "-" else Path(name).read_text("utf-8")
         documents: list[Any] = [document for document in yaml.safe_load_all(text) if document is not None]
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{name} is no YAML: {error}") from None
+        raise UsageError(f"{name} is no YAML: {' '.join(str(error).split())}") from None
     objects: list[Any] = []
-    for document in documents:
-        is_list = (
-            isinstance(document, dict) and document.get("kind") == "List" and isinstance(document.get("items"), list)
-        )
-        objects += document["items"] if is_list else [document]
+    while documents:
+        document = documents.pop(0)
+        is_list = isinstance(document, dict) and isinstance(document.get("items"), list)
+        if is_list and str(document.get("kind", "")).endswith("List"):
+            documents[:0] = document["items"]
+        else:
+            objects.append(document)
     return objects
 
 
-def _pods_of(objects: list[Any], name: str) -> list[WorkloadPod]:
-    """The pods among objects, or that controllers would make of them."""
-    from neuron_plugin.simulation import WorkloadError, pods_of
+def _sort(objects: list[Any], wanted: _Wanted) -> None:
+    """Tell objects of which pods are made from those that the API server keeps, and from all others.
 
-    try:
-        return [pod for manifest in objects for pod in pods_of(manifest)]
-    except WorkloadError as error:
-        raise UsageError(f"{name}: {error}") from None
+    Raises:
+        WorkloadError: one is no object of Kubernetes.
+    """
+    from neuron_plugin.simulation.api_server_kinds import KINDS
+    from neuron_plugin.simulation.workloads import WorkloadError, kind_of, makes_pods
+
+    served = {(kind.version.rpartition("/")[0], kind.kind): kind for kind in KINDS}
+    for manifest in objects:
+        group, kind = kind_of(manifest)
+        metadata = manifest["metadata"]
+        if blanks := sorted(set(_blanks(manifest))):
+            raise WorkloadError(f"{kind} has {', '.join(blanks)} to be filled in: see what comes with it, and envsubst")
+        if makes_pods(manifest):
+            wanted.owners.append(manifest)
+        elif known := served.get((group, kind)):
+            namespace = f"/namespaces/{metadata.get('namespace') or 'default'}" if known.namespaced else ""
+            wanted.others.append((f"{known.group}{namespace}/{known.plural}", manifest))
+        else:
+            name = metadata.get("name") or metadata.get("generateName")
+            wanted.passed.append(f"{kind} {name}: makes no pods here, passed over")
+
+
+def _blanks(part: Any, key: str = "") -> Iterator[str]:
+    """What is left to be filled in: ``${NAME}``, except in what containers read."""
+    if key in {"command", "args", "env", "data", "stringData"}:
+        return
+    if isinstance(part, dict):
+        for name, value in part.items():
+            yield from _blanks(value, name)
+    elif isinstance(part, list):
+        for value in part:
+            yield from _blanks(value, key)
+    else:
+        yield from re.findall(r"\$\{\w+\}", str(part))
 
 
 def _kubeconfig(directory: Path) -> Path:
@@ -109,28 +160,62 @@ def _kubeconfig(directory: Path) -> Path:
     return path
 
 
-async def _create(kubeconfig: Path, given: list[WorkloadPod], claims: list[dict[str, Any]]) -> list[str]:
-    """Create claims and pods, and say in a line for each pod what became of it."""
+async def _create(kubeconfig: Path, wanted: _Wanted) -> list[str]:
+    """Create what is wanted, and say in a line for each pod what became of it."""
     from neuron_plugin.cluster import ClusterError
     from neuron_plugin.cluster.client import connect
 
-    lines = []
+    lines = list(wanted.passed)
     try:
         async with await connect(kubeconfig) as api:
-            lines += [await _create_claim(api, claim) for claim in claims]
+            lines += [await _create_other(api, path, manifest) for path, manifest in wanted.others]
+            given = wanted.pods + [pod for owner in wanted.owners for pod in await _made_of(api, owner, lines)]
             made = [await _create_pod(api, pod.manifest) for pod in given if not pod.after]
             for leader in dict.fromkeys(pod.after for pod in given if pod.after):
                 led = [pod for pod in given if pod.after == leader]
-                first, _ = await _settled(api, next(pod for pod in made if pod.name == leader))
-                if first.node_name and (first.phase == "Running" or not led[0].ready):
+                leading = next((pod for pod in made if pod.name == leader), None)
+                first = (await _settled(api, leading))[0] if leading else None
+                if first and first.node_name and (first.phase == "Running" or not led[0].ready):
                     made += [await _create_pod(api, await _led_to(api, pod, first.node_name)) for pod in led]
                 else:
-                    lines.append(f"{plural(len(led), 'pod')} more would be made once {leader} is scheduled")
+                    state = "runs" if led[0].ready else "is scheduled"
+                    lines.append(f"{plural(len(led), 'pod')} more would be made once {leader} {state}")
             for pod in made:
                 lines += await _became_of(api, pod, kubeconfig)
     except ClusterError as error:
         raise CommandError(str(error)) from None
     return lines
+
+
+async def _made_of(api: KubernetesApi, owner: JsonObject, lines: list[str]) -> list[WorkloadPod]:
+    """The pods of an object; of a DaemonSet one for each node that its template lets it have one on."""
+    from neuron_plugin.simulation import pods_of
+    from neuron_plugin.simulation.workloads import NoPodsError
+
+    try:
+        return pods_of(owner, await _nodes_for(api, owner) if owner["kind"] == "DaemonSet" else ())
+    except NoPodsError as error:
+        lines.append(str(error))
+        return []
+
+
+async def _nodes_for(api: KubernetesApi, daemon_set: Any) -> list[str]:
+    """The nodes whose labels and taints let a DaemonSet have a pod there."""
+    from neuron_plugin.allocation.node_rules import node_use
+    from neuron_plugin.cluster import ApiRequest
+    from neuron_plugin.cluster.api import send
+    from neuron_plugin.cluster.nodes import neuron_node
+    from neuron_plugin.cluster.objects import NODES
+    from neuron_plugin.cluster.pods import PODS, neuron_pod
+    from neuron_plugin.simulation.scheduler import why_not
+    from neuron_plugin.topology import catalogue
+
+    spec = daemon_set["spec"]["template"]["spec"] | {"containers": [], "initContainers": []}  # labels and taints decide
+    probe = {"metadata": {"name": "probe", "namespace": "default", "uid": "probe"}, "spec": spec}
+    rules = neuron_pod(PODS.decode(msgspec.json.encode(probe))).rules
+    listed = msgspec.json.decode(await send(api, ApiRequest("GET", "/api/v1/nodes"), timeout_seconds=PAGE_SECONDS))
+    nodes = [neuron_node(NODES.decode(msgspec.json.encode(node)), catalogue()) for node in listed["items"]]
+    return [node.name for node in nodes if not why_not(rules, node.name, node.rules, node_use(()))]
 
 
 async def _led_to(api: KubernetesApi, led: WorkloadPod, node: str) -> dict[str, Any]:
@@ -163,24 +248,26 @@ async def _became_of(api: KubernetesApi, pod: Pod, kubeconfig: Path) -> list[str
     return [f"pod {name} waits: {message or 'the scheduler has not looked at it yet'}", why]
 
 
-async def _create_claim(api: KubernetesApi, manifest: dict[str, Any]) -> str:
-    """Create a claim or a template, unless there is one of its name already; a line that says so."""
+async def _create_other(api: KubernetesApi, path: str, manifest: JsonObject) -> str:
+    """Create an object that is no pod, unless there is one of its name already; a line that says so."""
     from neuron_plugin.cluster import ApiError, ApiRequest
     from neuron_plugin.cluster.api import send
 
-    metadata = manifest.get("metadata")
-    if not isinstance(metadata, dict) or not metadata.get("name"):
-        raise UsageError(f"{manifest['kind']} has no name, expected an object of Kubernetes with metadata.name")
-    namespace, plural_name = metadata.get("namespace") or "default", _CLAIMS[manifest["kind"]]
-    name = f"{plural_name.removesuffix('s')} {namespace}/{metadata['name']}"
-    path = f"/apis/resource.k8s.io/v1/namespaces/{namespace}/{plural_name}"
     try:
-        await send(api, ApiRequest("POST", path, body=manifest), timeout_seconds=PAGE_SECONDS)
+        body = await send(api, ApiRequest("POST", path, body=manifest), timeout_seconds=PAGE_SECONDS)
     except ApiError as error:
         if not error.conflict:
             raise
-        return f"{name} is there already, and is left as it is"
-    return f"{name} is created"
+        return f"{named_object(manifest)} is there already, and is left as it is"
+    return f"{named_object(msgspec.json.decode(body))} is created"
+
+
+def named_object(manifest: Any) -> str:
+    """Kind, namespace and name of an object."""
+    metadata = manifest["metadata"]
+    name = metadata.get("name") or f"{metadata.get('generateName')}..."
+    where = f"{metadata['namespace']}/" if metadata.get("namespace") else ""
+    return f"{manifest['kind'].lower()} {where}{name}"
 
 
 async def _claimed(api: KubernetesApi, pod: Pod) -> list[str]:
@@ -209,7 +296,8 @@ async def _create_pod(api: KubernetesApi, manifest: dict[str, Any]) -> Pod:
     metadata = msgspec.convert(manifest["metadata"], dict[str, object])
     path = PODS.collection(str(metadata.get("namespace") or "default"))
     for number in range(1, 1000):
-        body = manifest | {"metadata": {"name": f"pod-{number}", **metadata}}
+        name = {} if metadata.get("generateName") else {"name": f"pod-{number}"}
+        body = manifest | {"metadata": {**name, **metadata}}
         request = ApiRequest("POST", path, body=body)
         try:
             return PODS.decode(await send(api, request, timeout_seconds=PAGE_SECONDS))
@@ -260,6 +348,34 @@ async def _told(api: KubernetesApi, pod: Pod) -> str:
     events = msgspec.json.decode(await send(api, ApiRequest("GET", path), timeout_seconds=PAGE_SECONDS))["items"]
     about = [event for event in events if (event.get("regarding") or {}).get("uid") == pod.uid]
     return next((str(event["note"]) for event in reversed(about) if event.get("reason") == WAITING), "")
+
+
+def befall_node(arguments: Namespace) -> int:
+    """Let something befall a whole node, and say what is so then.
+
+    Raises:
+        CommandError: there is no such node, or it cannot be now.
+    """
+    kubeconfig = _kubeconfig(arguments.directory)
+    path = f"{NODE_FAULTS_PATH}{arguments.node}/{arguments.what}/{arguments.deed}"
+    print(asyncio.run(_befall(kubeconfig, path)))
+    print(f"  look: {program()} nodes --kubeconfig {kubeconfig}")
+    return Exit.SUCCESS
+
+
+async def _befall(kubeconfig: Path, path: str) -> str:
+    from neuron_plugin.cluster import ApiError, ApiRequest, ClusterError
+    from neuron_plugin.cluster.api import send
+    from neuron_plugin.cluster.client import connect
+
+    try:
+        async with await connect(kubeconfig) as api:
+            body = await send(api, ApiRequest("POST", path, body={}), timeout_seconds=START_SECONDS)
+    except ApiError as error:
+        raise CommandError(error.message) from None
+    except ClusterError as error:
+        raise CommandError(str(error)) from None
+    return str(msgspec.json.decode(body)["message"])
 
 
 def break_node(arguments: Namespace) -> int:

@@ -14,6 +14,7 @@ from neuron_plugin.cli.command import (
     Exit,
     Parser,
     Run,
+    Subparsers,
     UsageError,
     add_command,
     add_output_flag,
@@ -97,14 +98,15 @@ def add_flags(parser: Parser) -> None:
     add_cluster_command(actions)
 
 
-def add_faults(parser: Parser, run: Run) -> None:
-    """Add everything that can break, done by ``run``."""
+def add_faults(parser: Parser, run: Run) -> Subparsers:
+    """Add everything that can break, done by ``run``; where more of it can be added."""
     kinds = parser.add_subparsers(title="what breaks", metavar="WHAT", dest="what", required=True)
     for name, (summary, _, arguments) in FAULTS.items():
         kind = add_command(kinds, name, run, summary=summary)
         group = kind.add_mutually_exclusive_group(required=True) if name == "attribute" else kind
         for argument in arguments.split():
             (group if argument.startswith("--") else kind).add_argument(argument, **ARGUMENTS[argument])
+    return kinds
 
 
 def known_types(name: str, file: Path | None = None, *, flag: str = "--type") -> Catalogue:

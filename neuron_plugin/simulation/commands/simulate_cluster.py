@@ -1,10 +1,10 @@
-"""``neuron-plugin simulate cluster``: pods come to a cluster on paper, under one way of choosing and another."""
+"""``neuron-plugin simulate cluster``: an operator's pods come to their nodes on paper, here and under AWS's way."""
 
 from __future__ import annotations
 
 from argparse import ArgumentTypeError, Namespace
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Annotated
@@ -12,7 +12,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from neuron_plugin.allocation import NodeInfo, PlacementStrategy, PodRequest
+from neuron_plugin.allocation import NodeInfo, PodRequest
 from neuron_plugin.cli.cluster_file import write_cluster
 from neuron_plugin.cli.command import (
     VERSION,
@@ -27,36 +27,44 @@ from neuron_plugin.cli.command import (
     table,
 )
 from neuron_plugin.instance_file import load_catalogue
-from neuron_plugin.planning import RULES, DemandError, MoveRules, parse_shape, shape_text
+from neuron_plugin.planning import RULES, DemandError, parse_shape, shape_text
 from neuron_plugin.settings import read_yaml
-from neuron_plugin.simulation.demand import MIXES, Lifetimes, arrivals, read_trace
-from neuron_plugin.simulation.replay import Board, ReplayOutcome, replay, simulated_node
+from neuron_plugin.simulation.demand import MIXES, arrivals, read_trace
+from neuron_plugin.simulation.replay import AwsBoard, Board, ReplayOutcome, replay, simulated_node
 from neuron_plugin.topology import valid_sets
 
 EXAMPLES = """
 neuron-plugin simulate cluster --pods 2000
 neuron-plugin simulate cluster --nodes inf2.48xlarge=10 --mix infer --waiting --pods 2000
-neuron-plugin simulate cluster --nodes trn1.32xlarge=50 --trace jobs.csv --policy pack+moves -o json
-neuron-plugin simulate cluster --nodes trn1.32xlarge=8 --policy pack --pods 1000 --save cluster.json
+neuron-plugin simulate cluster --nodes trn1.32xlarge=50 --trace jobs.csv -o json
+neuron-plugin simulate cluster --nodes trn1.32xlarge=8 --pods 1000 --save cluster.json
 """
 
 DESCRIPTION = """\
-Let pods come to a cluster on paper, and see how much is refused.
+Let your pods come to your nodes on paper, and see how much is refused, here and with AWS's plugin.
 
 Pods come at random, stay for a random time and go; or they are those of a trace, a CSV file with the
 columns time, duration (both in hours) and devices or cores. A pod that fits nowhere is refused, or with
 --waiting waits. Node and set are chosen by the placement controller's own code. What counts is
 device-hours: those refused, in parts of those asked for.
 
-policies:
-  pack        the node where the pod takes least from later pods: the default of the placement controller
-  spread      the node with the most free devices
-  NAME+moves  a pod that fits nowhere is given room by one move of up to {most} pods that fit elsewhere;
-              NAME+moves=1 for one pod at most
+rows, all with the same pods:
+  aws-plugin           AWS's device plugin alone: kube-scheduler counts, and what asks for more than one
+                       and less than all of a node is refused at admission
+  aws-extension        with AWS's scheduler extension: the emptiest node, the lowest linked ids
+  neuron-plugin        the placement controller
+  neuron-plugin+moves  with make-room: act, a pod that fits nowhere is given room by one move of up to
+                       {most} pods that fit elsewhere
 
 mixes: {mixes}, or a YAML file of shapes with their shares, such as "neuron=4: 0.2"."""
 
-_DEFAULT_POLICIES = "spread,pack,pack+moves"
+OURS = "neuron-plugin"
+_BOARDS: Mapping[str, Callable[[Sequence[NodeInfo]], Board]] = {
+    "aws-plugin": lambda nodes: AwsBoard(nodes, extension=False),
+    "aws-extension": lambda nodes: AwsBoard(nodes, extension=True),
+    OURS: Board,
+    f"{OURS}+moves": lambda nodes: Board(nodes, rules=RULES),
+}
 
 
 class SizeReport(msgspec.Struct, frozen=True, rename="camel"):
@@ -70,10 +78,13 @@ class SizeReport(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class PolicyReport(msgspec.Struct, frozen=True, rename="camel"):
-    """Means over the runs: device-hours refused in parts of those asked for, waiting in parts of the time asked for."""
+    """Means over the runs: device-hours refused in parts of those asked for, waiting in parts of the time asked for.
+
+    One run has no standard error.
+    """
 
     refused: float
-    refused_standard_error: float
+    refused_standard_error: float | None
     refused_by_run: tuple[float, ...]
     wait: float
     utilisation: float
@@ -99,7 +110,7 @@ class ClusterReport(msgspec.Struct, frozen=True, rename="camel"):
 def add_cluster_command(actions: Subparsers) -> None:
     """Add ``cluster`` to the actions of ``simulate``."""
     text = DESCRIPTION.format(most=RULES.most_victims, mixes=", ".join(MIXES))
-    summary = "how much of what pods ask for is refused, on a cluster on paper"
+    summary = "how much of what your pods ask for your nodes would refuse, here and with AWS's plugin"
     parser = add_command(actions, "cluster", run, summary=summary, description=text, examples=EXAMPLES)
     parser.add_argument(
         "--nodes", default="trn1.32xlarge=25", metavar="TYPE=N,...", help="the nodes (default: %(default)s)"
@@ -107,30 +118,24 @@ def add_cluster_command(actions: Subparsers) -> None:
     parser.add_argument("--mix", default="train", metavar="MIX", help="what pods ask for (default: %(default)s)")
     asked = "devices asked for on average, in parts of all (default: %(default)s)"
     parser.add_argument("--load", type=_positive, default=0.85, metavar="SHARE", help=asked)
-    stays = f"how long pods stay: {', '.join(Lifetimes)} (default: {Lifetimes.EXPONENTIAL})"
-    parser.add_argument(
-        "--lifetimes", choices=list(Lifetimes), default=Lifetimes.EXPONENTIAL, metavar="FORM", help=stays
-    )
     parser.add_argument("--pods", type=count(1), default=3000, metavar="N", help="pods a run (default: %(default)s)")
-    runs = "runs, each with pods of its own, the same for every policy (default: %(default)s)"
+    runs = "runs, each with pods of its own, the same for every row (default: %(default)s)"
     parser.add_argument("--seeds", type=count(1), default=2, metavar="N", help=runs)
-    parser.add_argument("--policy", default=_DEFAULT_POLICIES, metavar="NAME,...", help="default: %(default)s")
     parser.add_argument("--waiting", action="store_true", help="a pod that fits nowhere waits until it fits")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="pods from a CSV file, in place of --mix and --load")
-    saved = "write the last state of the first run under the last policy, for: neuron-plugin plan --cluster FILE"
+    saved = f"write the last state of the first run under {OURS}, for: neuron-plugin plan --cluster FILE"
     parser.add_argument("--save", type=Path, metavar="FILE", help=saved)
     parser.add_argument("--instance-types", type=Path, metavar="FILE", help="YAML file of further instance types")
     add_output_flag(parser)
 
 
 def run(arguments: Namespace) -> int:
-    """Simulate every policy on the same pods and print a line for each.
+    """Let the same pods come to each board and print a line for each.
 
     Raises:
-        UsageError: a type, policy, mix or trace that cannot be used.
+        UsageError: a type, mix or trace that cannot be used.
     """
     nodes = _nodes(arguments)
-    policies = {name: _policy(name) for name in dict.fromkeys(arguments.policy.split(","))}
     mix: Mapping[PodRequest, float]
     if arguments.trace:
         try:
@@ -143,14 +148,10 @@ def run(arguments: Namespace) -> int:
     else:
         mix = _mix(arguments.mix, nodes)
         geometries = [node.inventory.geometry for node in nodes if node.inventory]
-        forms = Lifetimes(arguments.lifetimes)
-        runs = [
-            arrivals(geometries, mix, arguments.load, arguments.pods, seed=seed, lifetimes=forms)
-            for seed in range(arguments.seeds)
-        ]
+        runs = [arrivals(geometries, mix, arguments.load, arguments.pods, seed=seed) for seed in range(arguments.seeds)]
     outcomes = {
-        name: [replay(Board(nodes, strategy, rules), pods, waiting=arguments.waiting) for pods in runs]
-        for name, (strategy, rules) in policies.items()
+        name: [replay(board(nodes), pods, waiting=arguments.waiting) for pods in runs]
+        for name, board in _BOARDS.items()
     }
     reports = {name: _report(runs_of_one) for name, runs_of_one in outcomes.items()}
     counts = Counter(node.inventory.geometry.instance_type for node in nodes if node.inventory)
@@ -158,21 +159,20 @@ def run(arguments: Namespace) -> int:
     load = None if arguments.trace else arguments.load
     report = ClusterReport(VERSION, counts, len(runs[0]), len(runs), load, shares, reports)
     if arguments.save:
-        last = outcomes[list(policies)[-1]][0]
+        last = outcomes[OURS][0]
         write_cluster(arguments.save, last.last, last.last_pods, last.waiting, last.last_time)
     rows = []
     for name, summary in reports.items():
-        cells = (
-            name,
-            f"{summary.refused:.4f}",
-            f"{summary.refused_standard_error:.4f}",
-            f"{summary.wait:.3f}",
-            f"{summary.utilisation:.1%}",
-            f"{summary.empty_nodes:.1f}",
-            f"{summary.moved_pods:.2%}",
-            f"{summary.lost:.2%}",
+        shares_of_all = (
+            summary.refused,
+            summary.refused_standard_error,
+            summary.wait,
+            summary.utilisation,
+            summary.empty_nodes / len(nodes),
+            summary.moved_pods,
+            summary.lost,
         )
-        rows.append([(cell, "") for cell in cells])
+        rows.append([(name, ""), *(("" if share is None else f"{share:.1%}", "") for share in shares_of_all)])
     show(arguments.output, report, [*plain(_title(report)), *table(HEADERS, rows)])
     return Exit.SUCCESS
 
@@ -202,7 +202,7 @@ def _report(outcomes: Sequence[ReplayOutcome]) -> PolicyReport:
     pods = [sum(tally.pods for tally in outcome.by_request.values()) or 1 for outcome in outcomes]
     return PolicyReport(
         refused=mean(refused),
-        refused_standard_error=stdev(refused) / len(refused) ** 0.5 if len(refused) > 1 else 0.0,
+        refused_standard_error=stdev(refused) / len(refused) ** 0.5 if len(refused) > 1 else None,
         refused_by_run=tuple(refused),
         wait=mean(outcome.mean_wait for outcome in outcomes),
         utilisation=mean(outcome.busy / outcome.devices for outcome in outcomes),
@@ -242,17 +242,6 @@ def _nodes(arguments: Namespace) -> list[NodeInfo]:
 
 _MOST_NODES = 10_000
 """Of one type."""
-
-
-def _policy(text: str) -> tuple[PlacementStrategy, MoveRules | None]:
-    """The strategy, and the rules of its moves."""
-    name, _, moves = text.partition("+")
-    word, _, most = moves.partition("=")
-    known = name in set(PlacementStrategy) and (not moves or word == "moves") and (not most or most.isdecimal())
-    if not known or (moves and int(most or RULES.most_victims) < 1) or text.endswith(("+", "=")):
-        names = " or ".join(PlacementStrategy)
-        raise UsageError(f"--policy {text} is not known: expected {names}, or such as pack+moves or pack+moves=1")
-    return PlacementStrategy(name), MoveRules(int(most or RULES.most_victims)) if moves else None
 
 
 def _mix(text: str, nodes: Sequence[NodeInfo]) -> Mapping[PodRequest, float]:

@@ -13,7 +13,7 @@ import pytest
 from neuron_plugin.allocation.keys import GATE, NODE_KEY
 from neuron_plugin.simulation import PlacedBy, SimulatedCluster
 from neuron_plugin.simulation.api_server_kinds import NODES, PODS
-from neuron_plugin.simulation.live import live
+from neuron_plugin.simulation.supervisor import supervise
 
 TYPES = {"inf2-1": "inf2.xlarge", "trn1-1": "trn1.2xlarge"}
 
@@ -29,7 +29,7 @@ async def lines(placed_by: PlacedBy) -> AsyncIterator[tuple[SimulatedCluster, li
     said: list[str] = []
 
     async def listen(cluster: SimulatedCluster) -> None:
-        async for line in live(cluster):
+        async for line in supervise(cluster):
             said.append(line)  # noqa: PERF401 - one by one, as they come
 
     with TemporaryDirectory(prefix="np-") as directory:

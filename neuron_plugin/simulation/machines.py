@@ -1,0 +1,106 @@
+"""What simulated nodes have besides Neuron, and where they stand in the network: values.
+
+A node has the CPU, memory and EFA of its instance type, huge pages where EKS's image reserves them (with EFA), and
+room on its disk. Trainium instances have labels of their place in the network as cloud-controller-manager writes them:
+layer 1 is the broadest, the highest number the leaf. Eight nodes of a family share a leaf, and four of a trn2u an
+UltraServer. Sources: EC2's tables of instance types; ``pkg/providers/v1/topology.go`` of cloud-provider-aws (2026-07).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+CPU_NODE = "cpu"
+"""The type of nodes without Neuron."""
+MOST_PLUGINS = 16
+"""Nodes that run the real plugin where nothing is said: each takes some 70 MB of memory and 2 s of CPU at its start."""
+LEAF_NODES = 8
+"""Nodes of a family that share a leaf of the network."""
+ULTRASERVER_NODES = 4
+"""Of a trn2u."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """An instance type besides its Neuron devices; ``layers`` of the network are told of it."""
+
+    cpus: int
+    memory_gib: int
+    efa: int = 0
+    layers: int = 0
+
+
+_USUAL, _TRN2 = Machine(128, 512), Machine(192, 2048, efa=16, layers=4)
+_MACHINES: Mapping[str, Machine] = {
+    CPU_NODE: Machine(32, 128),
+    "inf1.xlarge": Machine(4, 8),
+    "inf1.2xlarge": Machine(8, 16),
+    "inf1.6xlarge": Machine(24, 48),
+    "inf1.24xlarge": Machine(96, 192, efa=1),
+    "inf2.xlarge": Machine(4, 16),
+    "inf2.8xlarge": Machine(32, 128),
+    "inf2.24xlarge": Machine(96, 384),
+    "inf2.48xlarge": Machine(192, 768),
+    "trn1.2xlarge": Machine(8, 32, layers=3),
+    "trn1.32xlarge": Machine(128, 512, efa=8, layers=3),
+    "trn1n.32xlarge": Machine(128, 512, efa=16, layers=3),
+    "trn2.3xlarge": Machine(12, 128, efa=1, layers=4),
+}
+NODE_FAULTS = {"kubelet": ("restart", "stop", "start"), "machine": ("reboot", "lost", "back")}
+"""What can befall a whole node."""
+NODE_FAULTS_PATH = "/playground/nodes/"
+"""Where that is asked for, followed by the node's name, what it befalls, and the deed."""
+_CPU_INSTANCE = "m7i.8xlarge"
+_ZONE_NODES = 256
+_LAYER_NODES = {3: (_ZONE_NODES, 32, LEAF_NODES), 4: (_ZONE_NODES, 64, 16, LEAF_NODES)}
+"""Nodes of a family in one domain of each layer, by how many layers there are."""
+
+
+def machine_of(instance_type: str) -> Machine:
+    """What is known of a type, else what is usual for its kind."""
+    newer = instance_type.startswith(("trn2", "trn3"))
+    return _MACHINES.get(instance_type, _TRN2 if newer else _USUAL)
+
+
+def resources_of(instance_type: str) -> dict[str, str]:
+    """What the kubelet of a node of this type says that it has besides Neuron."""
+    machine = machine_of(instance_type)
+    huge = {"hugepages-2Mi": "10256Mi", "vpc.amazonaws.com/efa": str(machine.efa)} if machine.efa else {}
+    plain = {"cpu": str(machine.cpus), "memory": f"{machine.memory_gib}Gi", "ephemeral-storage": "200Gi", "pods": "247"}
+    return plain | huge
+
+
+def labels_of(name: str, instance_type: str, place: int) -> dict[str, str]:
+    """The labels that kubelet and cloud-controller-manager write on the ``place``-th node of its family, from 0."""
+    zone = "abcdef"[place // _ZONE_NODES % 6]
+    family, layers = instance_type.partition(".")[0], machine_of(instance_type).layers
+    network = {
+        f"topology.k8s.aws/network-node-layer-{layer}": f"nn-{_digest(f'{family}/{layer}/{place // nodes}', 17)}"
+        for layer, nodes in enumerate(_LAYER_NODES.get(layers, ()), 1)
+    }
+    return {
+        "kubernetes.io/hostname": name,
+        "kubernetes.io/os": "linux",
+        "kubernetes.io/arch": "amd64",
+        "node.kubernetes.io/instance-type": _CPU_INSTANCE if instance_type == CPU_NODE else instance_type,
+        "topology.kubernetes.io/region": "us-west-2",
+        "topology.kubernetes.io/zone": f"us-west-2{zone}",
+        "topology.k8s.aws/zone-id": f"usw2-az{'abcdef'.index(zone) + 1}",
+        **network,
+    }
+
+
+def ultraserver_of(instance_type: str, place: int) -> dict[str, str]:
+    """The driver's class attributes of a node in an UltraServer; none for other types."""
+    if not re.match(r"trn2\w*u\.", instance_type):
+        return {}
+    family, sizes = instance_type.partition(".")[0], (2, ULTRASERVER_NODES)
+    servers = {f"server_id_{size}": _digest(f"{family}/server/{size}/{place // size}", 16) for size in sizes}
+    return {**servers, **{f"node_id_{size}": str(place % size) for size in sizes}, "ultraserver_mode": "1,2,4"}
+
+
+def _digest(text: str, length: int) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:length]
