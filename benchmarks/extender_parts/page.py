@@ -23,7 +23,7 @@ from neuron_plugin.monitor.api import Monitor
 from neuron_plugin.monitor.pages import inspection_routes
 from neuron_plugin.scheduling.leadership import Readiness
 from neuron_plugin.ui import Picture
-from tests.support.browser import CHROMIUM, Browser
+from tests.support.browser import CHROMIUM, chromium, tab
 from tests.support.manifests import pod_manifest
 
 NODES = 1000
@@ -95,8 +95,8 @@ async def first_paint(port: int) -> None:
     there = f"document.querySelectorAll('.card .device.free').length === {PAINTED_NODES}"
     painted = "requestAnimationFrame(() => { window.painted = performance.now(); })"
     script = f"(() => {{ const look = () => {there} ? {painted} : requestAnimationFrame(look); look(); }})()"
-    async with Browser() as browser:
-        await browser.call("Page.addScriptToEvaluateOnNewDocument", source=script)
+    async with chromium() as started, tab(started) as browser:
+        await browser.page.add_init_script(script)
         for _ in range(TURNS):
             await browser.open("about:blank")
             await browser.open(f"http://127.0.0.1:{port}/ui/")

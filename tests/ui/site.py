@@ -45,8 +45,10 @@ async def site(
     app.add_routes([web.get("/decisions", decisions), web.get("/readyz", ready)])
     sampling = asyncio.create_task(picture.run(world.state), name="picture")
     async with serving(app, "127.0.0.1", port) as served_port:
-        yield f"http://127.0.0.1:{served_port}"
-        monitor.stop()
-        sampling.cancel()
-        with suppress(asyncio.CancelledError):
-            await sampling
+        try:
+            yield f"http://127.0.0.1:{served_port}"
+        finally:
+            monitor.stop()
+            sampling.cancel()
+            with suppress(asyncio.CancelledError):
+                await sampling

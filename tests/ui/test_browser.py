@@ -10,8 +10,11 @@ import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
+from typing import Literal
 
 import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, Error
 
 from neuron_plugin.allocation import PodReference, PodUid, Resource
 from neuron_plugin.allocation.node import Reservation
@@ -19,7 +22,8 @@ from neuron_plugin.allocation.utilization import ContainerUtilization
 from neuron_plugin.scheduling.history import Cause
 from neuron_plugin.topology import CoreMask
 from neuron_plugin.ui.pages import Use
-from tests.support.browser import CHROMIUM, Browser
+from tests.support import browser as support
+from tests.support.browser import CHROMIUM, Tab, chromium, tab
 from tests.support.manifests import container, gated_manifest, node_manifest, pod_manifest
 from tests.support.playground import Playground
 from tests.support.world import World
@@ -29,6 +33,7 @@ CI = bool(os.environ.get("CI"))
 pytestmark = [
     pytest.mark.skipif(not (CHROMIUM or CI), reason="no Chromium is installed"),
     pytest.mark.timeout(180),
+    pytest.mark.asyncio(loop_scope="module"),
 ]
 
 TRN1, INF2 = "trn1.32xlarge", "inf2.48xlarge"
@@ -39,18 +44,25 @@ LEAST_CONTRAST = 4.5
 """Of text, by WCAG 2.2 AA."""
 
 
-@pytest.fixture
-async def browser() -> AsyncIterator[Browser]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def started() -> AsyncIterator[Browser]:
     async with AsyncExitStack() as stack:
         try:
-            started = await stack.enter_async_context(Browser())
-        except (TimeoutError, asyncio.CancelledError):  # as in a container that forbids what it needs
+            browser = await stack.enter_async_context(chromium())
+        except Error:  # as in a container that forbids what it needs
             if CI:
                 raise
             pytest.skip("Chromium is installed and does not start")
-        yield started
+        yield browser
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def browser(started: Browser) -> AsyncIterator[Tab]:
+    """A tab of an empty profile."""
+    async with tab(started) as opened:
+        yield opened
         # A server that a test has ended refuses connections, which the browser logs.
-        assert [each for each in started.problems if "net::ERR_" not in each] == []
+        assert [each for each in opened.problems if "net::ERR_" not in each] == []
 
 
 def small() -> World:
@@ -83,7 +95,19 @@ def marked(node: str) -> str:
         `translate(${{Number(frame.getAttribute('x')) + 20}} ${{Number(frame.getAttribute('y')) + 20}})`))"""
 
 
-async def test_pods_and_faults_show_without_a_reload_and_heal(browser: Browser) -> None:
+async def test_a_page_that_hangs_does_not_hide_what_was_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def look_at_it() -> None:
+        async with chromium() as started, tab(started) as hung:
+            monkeypatch.setattr(support, "SECONDS", 0.5)
+            monkeypatch.setattr(support, "END_SECONDS", 0.5)
+            await hung.value("setTimeout(() => { for (;;); })")
+            await hung.until("window.never")
+
+    with pytest.raises(AssertionError, match=r"(?s)never true: window.never.*it hangs"):
+        await asyncio.wait_for(look_at_it(), 30)
+
+
+async def test_pods_and_faults_show_without_a_reload_and_heal(browser: Tab) -> None:
     world = small()
     async with site(world) as url:
         await browser.open(f"{url}/ui/")
@@ -107,7 +131,7 @@ async def test_pods_and_faults_show_without_a_reload_and_heal(browser: Browser) 
         assert await browser.value("window.same === document"), "nothing was loaded again"
 
 
-async def test_a_node_is_shown_once_its_hardware_is_known(browser: Browser) -> None:
+async def test_a_node_is_shown_once_its_hardware_is_known(browser: Tab) -> None:
     world = small()
     world.show_node({"metadata": {"name": "late", "uid": "1"}})
     async with site(world) as url:
@@ -119,7 +143,7 @@ async def test_a_node_is_shown_once_its_hardware_is_known(browser: Browser) -> N
         await browser.until(f"{NAMES} === 'trn1-a,trn1-b,inf2-a'")
 
 
-async def test_nodes_are_grouped_sorted_filtered_and_coloured_as_chosen(browser: Browser) -> None:
+async def test_nodes_are_grouped_sorted_filtered_and_coloured_as_chosen(browser: Tab) -> None:
     world = small()
     world.held("full", "inf2-a", DEVICE, ",".join(map(str, range(12))))
     async with site(world) as url:
@@ -150,7 +174,7 @@ async def test_nodes_are_grouped_sorted_filtered_and_coloured_as_chosen(browser:
         assert "used" in await browser.value("document.getElementById('legend').innerText")
 
 
-async def test_pods_of_one_group_have_one_colour_though_they_come_after_their_nodes(browser: Browser) -> None:
+async def test_pods_of_one_group_have_one_colour_though_they_come_after_their_nodes(browser: Tab) -> None:
     world = small()
     async with site(world) as url:
         await browser.open(f"{url}/ui/")
@@ -169,7 +193,7 @@ async def test_pods_of_one_group_have_one_colour_though_they_come_after_their_no
         assert {"default/gang", "default/rank-2"} <= set(await browser.value(names))
 
 
-async def test_a_held_down_device_is_no_broken_one_and_has_its_reason_and_end(browser: Browser) -> None:
+async def test_a_held_down_device_is_no_broken_one_and_has_its_reason_and_end(browser: Tab) -> None:
     world, reason = small(), "processes of pod ml/old, which has ended, may still use it"
     async with site(world) as url:
         await browser.open(f"{url}/ui/#node/trn1-b")
@@ -184,7 +208,7 @@ async def test_a_held_down_device_is_no_broken_one_and_has_its_reason_and_end(br
         assert "held down" in await browser.value("document.getElementById('legend').innerText")
 
 
-async def test_a_device_that_is_kept_for_a_waiting_pod_is_not_shown_as_free(browser: Browser) -> None:
+async def test_a_device_that_is_kept_for_a_waiting_pod_is_not_shown_as_free(browser: Tab) -> None:
     world = small()
     pod = PodReference(PodUid("w"), "ml", "waits")
     world.state.reserve(Reservation(pod, "trn1-b", CoreMask(0b1111)))
@@ -197,7 +221,7 @@ async def test_a_device_that_is_kept_for_a_waiting_pod_is_not_shown_as_free(brow
         assert re.search(r"0-1\s+0-3\s+reserved: for ml/waits", await browser.value("document.body.innerText"))
 
 
-async def test_a_broken_device_keeps_its_pod_s_fill_under_a_cross_and_the_numbers_add_up(browser: Browser) -> None:
+async def test_a_broken_device_keeps_its_pod_s_fill_under_a_cross_and_the_numbers_add_up(browser: Tab) -> None:
     world = small()
     async with site(world) as url:
         await browser.open(f"{url}/ui/")
@@ -220,7 +244,7 @@ async def test_a_broken_device_keeps_its_pod_s_fill_under_a_cross_and_the_number
         await browser.until(f"document.querySelector('#use svg').getAttribute('aria-label') === '{now}'")  # drawn later
 
 
-async def test_a_cordoned_node_is_marked_and_its_devices_do_not_count_as_free(browser: Browser) -> None:
+async def test_a_cordoned_node_is_marked_and_its_devices_do_not_count_as_free(browser: Tab) -> None:
     world = small()
     async with site(world) as url:
         await browser.open(f"{url}/ui/#node/trn1-b")
@@ -233,7 +257,7 @@ async def test_a_cordoned_node_is_marked_and_its_devices_do_not_count_as_free(br
         assert "Takes no pods: The node is cordoned." in await browser.value("document.body.innerText")
 
 
-async def test_what_needs_attention_is_one_sentence_whose_parts_filter_the_nodes(browser: Browser) -> None:
+async def test_what_needs_attention_is_one_sentence_whose_parts_filter_the_nodes(browser: Tab) -> None:
     world = World()
     for number in range(1, 4):
         world.node(f"trn1-{number}", TRN1)
@@ -258,7 +282,7 @@ async def test_what_needs_attention_is_one_sentence_whose_parts_filter_the_nodes
         await browser.until(f"{NAMES} === 'trn1-1,trn1-2,trn1-3'")
 
 
-async def test_a_pod_s_set_is_one_shape_with_its_name_and_stands_out_with_its_group(browser: Browser) -> None:
+async def test_a_pod_s_set_is_one_shape_with_its_name_and_stands_out_with_its_group(browser: Tab) -> None:
     world = small()
     for number, node in enumerate(["trn1-b", "inf2-a"]):
         manifest = pod_manifest(f"rank-{number}", DEVICE, 4, node=node, annotations={"NEURON_DEVS": "0,1,2,3"})
@@ -279,7 +303,7 @@ async def test_a_pod_s_set_is_one_shape_with_its_name_and_stands_out_with_its_gr
         assert await browser.value("document.querySelectorAll('.set.traced').length") == 0
 
 
-async def test_the_largest_free_set_is_outlined_and_the_free_sizes_are_named(browser: Browser) -> None:
+async def test_the_largest_free_set_is_outlined_and_the_free_sizes_are_named(browser: Tab) -> None:
     world = small()
     async with site(world) as url:
         await browser.open(f"{url}/ui/")
@@ -295,7 +319,7 @@ async def test_the_largest_free_set_is_outlined_and_the_free_sizes_are_named(bro
         await browser.until(f"{box} === '12,112,190,90'")
 
 
-async def test_gated_and_promised_pods_are_shown_as_such_until_they_are_bound(browser: Browser) -> None:
+async def test_gated_and_promised_pods_are_shown_as_such_until_they_are_bound(browser: Tab) -> None:
     world = small()
     world.show(gated_manifest("waits", DEVICE, 16))
     promised = gated_manifest("coming", DEVICE, 4, promised=("trn1-b", "4,5,6,7"), gates=())
@@ -316,7 +340,7 @@ async def test_gated_and_promised_pods_are_shown_as_such_until_they_are_bound(br
         assert "promised, not bound yet" not in await browser.value("document.body.innerText")
 
 
-async def test_no_two_pods_have_the_same_paint(browser: Browser) -> None:
+async def test_no_two_pods_have_the_same_paint(browser: Tab) -> None:
     world = World()
     for node in range(10):
         world.node(f"node-{node}", TRN1)
@@ -335,7 +359,7 @@ async def test_no_two_pods_have_the_same_paint(browser: Browser) -> None:
         assert len(set(looks)) == len(looks), "and each mark looks otherwise"
 
 
-async def test_waiting_pods_are_lines_with_what_they_can_expect_and_why_when_opened(browser: Browser) -> None:
+async def test_waiting_pods_are_lines_with_what_they_can_expect_and_why_when_opened(browser: Tab) -> None:
     world = World()
     world.node("trn1-a", TRN1)
     for number in range(4):
@@ -390,13 +414,13 @@ class Freezer:
         await asyncio.gather(copy(reader, to_server), copy(from_server, writer))
 
 
-async def test_a_frozen_extender_dims_the_page_which_says_since_when(browser: Browser) -> None:
+async def test_a_frozen_extender_dims_the_page_which_says_since_when(browser: Tab) -> None:
     world = small()
     async with site(world) as url:
         freezer = Freezer(url)
         server = await asyncio.start_server(freezer, "127.0.0.1")
         quicker = "const slow = window.setTimeout; window.setTimeout = (f, ms) => slow(f, ms / 3);"
-        await browser.call("Page.addScriptToEvaluateOnNewDocument", source=quicker)
+        await browser.page.add_init_script(quicker)
         await browser.open(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/ui/")
         await browser.until("document.getElementById('connection').textContent === 'live'")
         freezer.freeze()
@@ -413,7 +437,7 @@ async def test_a_frozen_extender_dims_the_page_which_says_since_when(browser: Br
         server.close()
 
 
-async def test_without_javascript_the_tables_are_shown(browser: Browser) -> None:
+async def test_without_javascript_the_tables_are_shown(browser: Tab) -> None:
     world = small()
     world.pod("seven", DEVICE, 7)
     async with site(world) as url:
@@ -425,7 +449,7 @@ async def test_without_javascript_the_tables_are_shown(browser: Browser) -> None
         assert "seven" in text
 
 
-async def test_who_was_evicted_to_make_room_stands_on_a_time_line(browser: Browser) -> None:
+async def test_who_was_evicted_to_make_room_stands_on_a_time_line(browser: Tab) -> None:
     world = small()
     victim = world.held("victim", "trn1-b", DEVICE, "0,1,2,3")
     urgent = PodReference(PodUid("u"), "ml", "urgent")
@@ -445,7 +469,7 @@ async def test_who_was_evicted_to_make_room_stands_on_a_time_line(browser: Brows
         assert re.search(r"preempted\s+default/victim\s+trn1-b\s+-\s+ml/urgent", text)
 
 
-async def test_a_change_elsewhere_leaves_focus_and_closed_reasons_as_they_are(browser: Browser) -> None:
+async def test_a_change_elsewhere_leaves_focus_and_closed_reasons_as_they_are(browser: Tab) -> None:
     world = small()
     world.pod("seven", DEVICE, 7)
     async with site(world) as url:
@@ -464,7 +488,7 @@ async def test_a_change_elsewhere_leaves_focus_and_closed_reasons_as_they_are(br
         assert await browser.value("document.querySelector('#waiting details').open") is False
 
 
-async def test_the_keyboard_alone_leads_to_a_node_its_devices_a_pod_and_back(browser: Browser) -> None:
+async def test_the_keyboard_alone_leads_to_a_node_its_devices_a_pod_and_back(browser: Tab) -> None:
     world = small()
     async with site(world) as url:
         await browser.open(f"{url}/ui/")
@@ -505,7 +529,7 @@ async def test_the_keyboard_alone_leads_to_a_node_its_devices_a_pod_and_back(bro
         assert await browser.value("document.activeElement.querySelector('strong').textContent") == "trn1-b"
 
 
-async def test_a_pod_s_drawer_has_its_containers_health_group_and_the_way_to_its_node(browser: Browser) -> None:
+async def test_a_pod_s_drawer_has_its_containers_health_group_and_the_way_to_its_node(browser: Tab) -> None:
     world = small()
     for number in range(2):
         manifest = pod_manifest(
@@ -531,7 +555,7 @@ async def test_a_pod_s_drawer_has_its_containers_health_group_and_the_way_to_its
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-async def test_every_text_stands_out_from_its_background(browser: Browser, theme: str) -> None:
+async def test_every_text_stands_out_from_its_background(browser: Tab, theme: str) -> None:
     contrast = """(() => {
         const light = (text) => { const [r, g, b] = text.match(/[\\d.]+/g).map((part) => part / 255)
             .map((part) => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
@@ -557,7 +581,7 @@ async def test_every_text_stands_out_from_its_background(browser: Browser, theme
         assert [each for each in found if each[0] < LEAST_CONTRAST] == []
 
 
-async def test_states_differ_by_their_mark_and_not_by_colour_alone(browser: Browser) -> None:
+async def test_states_differ_by_their_mark_and_not_by_colour_alone(browser: Tab) -> None:
     world = World()
     world.node("trn1-a", TRN1, unhealthy={1: "ECC", 3: "held"}, missing=[2], held_down=[3], disabled=[4])
     world.state.reserve(Reservation(PodReference(PodUid("w"), "ml", "waits"), "trn1-a", CoreMask(0b11 << 10)))
@@ -599,7 +623,7 @@ QUESTIONS = {
 }
 
 
-async def test_a_newcomer_s_questions_are_answered_within_three_clicks(browser: Browser) -> None:
+async def test_a_newcomer_s_questions_are_answered_within_three_clicks(browser: Tab) -> None:
     world = small()
     world.show_node({**node_manifest("inf2-a", INF2), "spec": {"unschedulable": True}})
     world.held("other", "trn1-b", DEVICE, "15")
@@ -617,7 +641,7 @@ async def test_a_newcomer_s_questions_are_answered_within_three_clicks(browser: 
             await browser.until(f"new RegExp({pattern}).test(document.body.innerText)")
 
 
-async def test_use_over_time_goes_in_steps_can_be_read_and_downloaded(browser: Browser) -> None:
+async def test_use_over_time_goes_in_steps_can_be_read_and_downloaded(browser: Tab) -> None:
     world, now = small(), int(time.time())
     samples = [Use(now - 3600, 0, 40, 0, 0), Use(now - 1800, 20, 19, 0, 0, 1)]
     async with site(world, samples=samples) as url:
@@ -642,7 +666,7 @@ async def test_use_over_time_goes_in_steps_can_be_read_and_downloaded(browser: B
         assert "fill: rgb" in text, "it is drawn without the page's style sheet"
 
 
-async def test_theme_and_filters_are_as_they_were_left(browser: Browser) -> None:
+async def test_theme_and_filters_are_as_they_were_left(browser: Tab) -> None:
     async with site(small()) as url:
         await browser.open(f"{url}/ui/")
         await browser.until(f"{NAMES} === 'trn1-a,trn1-b,inf2-a'")
@@ -659,13 +683,13 @@ async def test_theme_and_filters_are_as_they_were_left(browser: Browser) -> None
         assert await browser.value(chosen) == f"{INF2},namespace"
 
 
-async def test_without_javascript_the_tables_are_dark_where_that_is_preferred(browser: Browser) -> None:
+async def test_without_javascript_the_tables_are_dark_where_that_is_preferred(browser: Tab) -> None:
     async with site(small()) as url:
         await browser.call("Emulation.setScriptExecutionDisabled", value=True)
         light = []
-        for scheme in ("light", "dark"):
-            features = [{"name": "prefers-color-scheme", "value": scheme}]
-            await browser.call("Emulation.setEmulatedMedia", features=features)
+        schemes: tuple[Literal["light", "dark"], ...] = ("light", "dark")
+        for scheme in schemes:
+            await browser.page.emulate_media(color_scheme=scheme)
             await browser.open("about:blank")
             await browser.open(f"{url}/ui/table")
             await browser.until("location.pathname === '/ui/table' && document.readyState === 'complete'")
@@ -675,7 +699,7 @@ async def test_without_javascript_the_tables_are_dark_where_that_is_preferred(br
 
 
 @pytest.mark.parametrize("opened", ["", "#node/trn1-a", "#pod/default%2Ftrain"])
-async def test_on_a_phone_nothing_is_wider_than_the_screen(browser: Browser, opened: str) -> None:
+async def test_on_a_phone_nothing_is_wider_than_the_screen(browser: Tab, opened: str) -> None:
     world, name = small(), "a-pod-with-quite-a-long-name-as-controllers-make-them-7f9c6d5b8-x2x4z"
     world.held(name, "inf2-a", DEVICE, "0,2,4,6,8,10")
     world.pod(f"waiting-{name}", DEVICE, 7)
@@ -690,19 +714,18 @@ async def test_on_a_phone_nothing_is_wider_than_the_screen(browser: Browser, ope
         assert await browser.value("document.documentElement.scrollWidth") == 390
 
 
-async def test_nodes_are_in_sight_in_a_small_window_though_pods_wait(browser: Browser) -> None:
+async def test_nodes_are_in_sight_in_a_small_window_though_pods_wait(browser: Tab) -> None:
     world = small()
     for number in range(20):
         world.pod(f"waits-{number}", DEVICE, 16)
     async with site(world) as url:
-        size = {"width": 800, "height": 600, "deviceScaleFactor": 1, "mobile": False}
-        await browser.call("Emulation.setDeviceMetricsOverride", **size)
+        await browser.page.set_viewport_size({"width": 800, "height": 600})
         await browser.open(f"{url}/ui/")
         await browser.until("document.querySelectorAll('#waiting li').length === 20")
         assert await browser.value("document.querySelector('.card svg').getBoundingClientRect().bottom") < 600
 
 
-async def test_the_page_says_that_the_extender_is_away_and_goes_on_when_it_is_back(browser: Browser) -> None:
+async def test_the_page_says_that_the_extender_is_away_and_goes_on_when_it_is_back(browser: Tab) -> None:
     world = small()
     async with site(world) as url:
         await browser.open(f"{url}/ui/")
@@ -714,7 +737,7 @@ async def test_the_page_says_that_the_extender_is_away_and_goes_on_when_it_is_ba
         await browser.until("document.getElementById('connection').textContent === 'live'")
 
 
-async def test_names_from_outside_are_shown_as_text(browser: Browser) -> None:
+async def test_names_from_outside_are_shown_as_text(browser: Tab) -> None:
     world = World()
     world.node("<img src=x onerror=alert(1)>", TRN1, unhealthy={1: "<i>"})
     world.held("<b>x</b>", "<img src=x onerror=alert(1)>", DEVICE, "0")
@@ -724,7 +747,7 @@ async def test_names_from_outside_are_shown_as_text(browser: Browser) -> None:
         assert await browser.value("document.querySelectorAll('main img, aside img, aside b, aside i').length") == 0
 
 
-async def test_many_nodes_are_small_fit_on_one_screen_and_are_drawn_once(browser: Browser) -> None:
+async def test_many_nodes_are_small_fit_on_one_screen_and_are_drawn_once(browser: Tab) -> None:
     world = World()
     for number in range(500):
         world.node(f"node-{number}", TRN1 if number % 3 else INF2, missing=[15] if number == 400 else ())
@@ -750,7 +773,7 @@ async def test_many_nodes_are_small_fit_on_one_screen_and_are_drawn_once(browser
         )
 
 
-async def test_the_playground_s_page_shows_pods_a_refusal_and_a_fault_that_heals(browser: Browser) -> None:
+async def test_the_playground_s_page_shows_pods_a_refusal_and_a_fault_that_heals(browser: Tab) -> None:
     with Playground("--nodes", "trn1.32xlarge=1,inf2.48xlarge=1") as up:
         up.wait_for("In a second shell:")
         url = re.findall(r"In a browser: (\S+)", up.printed())[0]
@@ -769,7 +792,7 @@ async def test_the_playground_s_page_shows_pods_a_refusal_and_a_fault_that_heals
         await browser.until(f"{device('trn1-1', 13)}.dataset.state !== 'missing'")
 
 
-async def test_a_device_shows_how_busy_it_is_and_slanted_lines_while_it_is_idle(browser: Browser) -> None:
+async def test_a_device_shows_how_busy_it_is_and_slanted_lines_while_it_is_idle(browser: Tab) -> None:
     world = small()
     uid = next(pod.uid for pod in world.state.pods.values() if pod.reference.name == "train")
     async with site(world) as url:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import re
 import time
@@ -48,6 +49,18 @@ class Parts(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.texts.append(data)
+
+
+async def test_a_failure_beside_an_open_watch_ends_the_site_at_once() -> None:
+    async def fail(session: aiohttp.ClientSession) -> None:
+        async with site(World()) as url:
+            await session.get(f"{url}/apis/neuron-plugin.io/v1/neuronnodes?watch=true")
+            raise ZeroDivisionError
+
+    async with aiohttp.ClientSession() as session:
+        with pytest.raises(ZeroDivisionError):
+            await fail(session)
+    assert {task.get_name() for task in asyncio.all_tasks()} & {"picture"} == set()
 
 
 async def test_every_file_is_served_and_nothing_else() -> None:
