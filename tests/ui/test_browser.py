@@ -131,6 +131,69 @@ async def test_pods_and_faults_show_without_a_reload_and_heal(browser: Tab) -> N
         assert await browser.value("window.same === document"), "nothing was loaded again"
 
 
+ALL_SHOWN = "document.querySelectorAll('#nodes .device').length === 44"
+LATE = f"{device('trn1-b', 4)}?.dataset.state === 'used'"
+WITHOUT_SHARING = {
+    "there is none": "delete self.SharedWorker",
+    "it fails": """self.SharedWorker = class { port = new MessageChannel().port1;
+        constructor() { setTimeout(() => this.onerror()); } }""",
+    "it says nothing": """self.SharedWorker = class { port = new MessageChannel().port1; };
+        const slow = setInterval; self.setInterval = (work, ms) => slow(work, ms / 50);""",
+}
+
+
+async def test_more_tabs_than_a_browser_opens_connections_to_a_host_are_all_live(browser: Tab) -> None:
+    world, tabs = small(), [browser]
+    async with site(world) as url:
+        for _ in range(8):
+            await tabs[-1].open(f"{url}/ui/")
+            await tabs[-1].until(ALL_SHOWN)
+            tabs.append(await browser.another())
+        world.held("late", "trn1-b", DEVICE, "4,5,6,7")
+        for each in tabs[:-1]:
+            await each.until(LATE)
+        await tabs[0].page.close()  # the one that came first
+        world.node("trn1-b", TRN1, unhealthy={0: "ECC"})
+        for each in tabs[1:-1]:
+            await each.until(f"{device('trn1-b', 0)}.dataset.state === 'unhealthy'")
+
+
+@pytest.mark.parametrize("without", ["", *WITHOUT_SHARING.values()], ids=["shared", *WITHOUT_SHARING])
+async def test_a_page_that_is_left_keeps_no_stream_and_is_live_when_one_comes_back_to_it(
+    browser: Tab, without: str
+) -> None:
+    world = small()
+    await browser.page.add_init_script(without)
+    async with site(world) as url:
+        for number in range(8):
+            await browser.open(f"{url}/ui/")
+            await browser.until(ALL_SHOWN)
+            await browser.open(f"{url}/readyz?{number}")
+        world.held("late", "trn1-b", DEVICE, "4,5,6,7")
+        await browser.until("location.pathname === '/readyz'")
+        await browser.value("void setTimeout(() => history.back())")
+        await browser.until(LATE)
+        assert await browser.value("document.getElementById('connection').textContent") == "live"
+
+
+async def test_a_tab_in_the_background_keeps_no_stream_where_streams_cannot_be_shared(browser: Tab) -> None:
+    world, tabs = small(), [browser]
+    async with site(world) as url:
+        for hidden in [True] * 8 + [False]:
+            await tabs[-1].page.add_init_script(WITHOUT_SHARING["there is none"])
+            await tabs[-1].open(f"{url}/ui/")
+            await tabs[-1].until(ALL_SHOWN)
+            turn = "Object.defineProperty(document, 'hidden', {{value: {}, configurable: true}}); "
+            turn += "document.dispatchEvent(new Event('visibilitychange'))"
+            if hidden:
+                await tabs[-1].value(turn.format("true"))
+                tabs.append(await browser.another())
+        world.held("late", "trn1-b", DEVICE, "4,5,6,7")
+        await tabs[-1].until(LATE)
+        await tabs[0].value(turn.format("false"))
+        await tabs[0].until(LATE)
+
+
 async def test_a_node_is_shown_once_its_hardware_is_known(browser: Tab) -> None:
     world = small()
     world.show_node({"metadata": {"name": "late", "uid": "1"}})

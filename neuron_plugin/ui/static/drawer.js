@@ -4,7 +4,7 @@ import { deviceText, picture, update } from "./draw.js";
 import { ageOf, asks, byName, factsOf, ids, nameOf, plural, ranges, short, sizesOf, useText } from "./facts.js";
 import { hashOf, html, link, put, table } from "./html.js";
 import { element } from "./paint.js";
-import { fetched } from "./watch.js";
+import { fetched } from "./stream.js";
 
 const MOST_DECISIONS = 10;
 const PAUSE_MS = 2000;

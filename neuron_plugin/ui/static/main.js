@@ -6,11 +6,12 @@ import { MARKS } from "./draw.js";
 import { Drawer } from "./drawer.js";
 import { STATES, byName, factsOf, nameOf } from "./facts.js";
 import { hashOf, html, put } from "./html.js";
+import { Live } from "./live.js";
 import { assign, element, hatch, paint } from "./paint.js";
 import { drawRoom, readRoom } from "./room.js";
+import { SILENCE_MS } from "./stream.js";
 import { Use } from "./use.js";
 import { Waiting, waitingOf } from "./waiting.js";
-import { Collection, SILENCE_MS } from "./watch.js";
 
 const MOST_LARGE = 48; // more nodes than these are shown small
 const MOST_IN_LEGEND = 16;
@@ -18,15 +19,14 @@ const CHOICES = ["text", "colour", "group", "sort", "size", "type", "namespace"]
 const FILTERS = ["text", "type", "namespace"];
 
 const at = (id) => document.getElementById(id);
-const lost = new Map();
 let due = false;
 let recolour = true;
 let traced = false; // whether one stands out
 let pointed = ""; // the pod under the pointer, or with the focus
 
-const nodes = new Collection("neuronnodes", (object, before) => touch((object || before).metadata.name), connection);
-const pods = new Collection("neuronpods", podChanged, connection);
-const cards = new Cards(at("nodes"), nodes.objects, look);
+const live = new Live(changed, drawConnection);
+const { nodes, pods } = live;
+const cards = new Cards(at("nodes"), nodes, look);
 const drawer = new Drawer(at("drawer"), draw);
 const waiting = new Waiting(at("waiting"), draw);
 const attention = new Attention(at("attention"), at("numbers"), draw);
@@ -40,15 +40,20 @@ const KEYS = {
 };
 
 function groupOf({ uid, namespace, name }) {
-  const { group, controller } = (pods.objects.get(uid) || { spec: {} }).spec;
+  const { group, controller } = (pods.get(uid) || { spec: {} }).spec;
   return `${namespace}/${group || controller || name}`;
 }
 
 /** How a holder looks: its paint, and whether it was only promised what it has. */
 function look(holder) {
   const key = KEYS[at("colour").value];
-  const promised = pods.objects.get(holder.uid)?.status.phase === "Promised";
+  const promised = pods.get(holder.uid)?.status.phase === "Promised";
   return { paint: key ? paint(key(holder)) : { colour: "var(--used)", mark: "", dark: true }, promised };
+}
+
+function changed(object, before) {
+  if ((object || before).kind === "NeuronPod") podChanged(object, before);
+  else touch((object || before).metadata.name);
 }
 
 /** A node shows its pods by itself; what a pod adds is that it was only promised its devices, and its group. */
@@ -71,10 +76,9 @@ function draw() {
   due = true;
   requestAnimationFrame(() => {
     due = false;
-    const all = [...nodes.objects.values()].filter((node) => node.spec.devices); // other nodes have nothing to show
-    const live = [...pods.objects.values()];
-    const wait = waitingOf(live);
-    const promised = live.filter((pod) => pod.status.phase === "Promised");
+    const all = [...nodes.values()].filter((node) => node.spec.devices); // other nodes have nothing to show
+    const wait = waitingOf([...pods.values()]);
+    const promised = [...pods.values()].filter((pod) => pod.status.phase === "Promised");
     if (recolour) {
       recolour = false;
       const key = KEYS[at("colour").value];
@@ -94,7 +98,7 @@ function draw() {
     waiting.draw(wait);
     drawRoom(at("room"));
     requestAnimationFrame(() => setTimeout(() => use.draw(all))); // it measures the page: once the nodes are painted
-    drawer.draw({ nodes: nodes.objects, pods: pods.objects, look, order: cards.order, waiting, groupOf });
+    drawer.draw({ nodes, pods, look, order: cards.order, waiting, groupOf });
     trace();
   });
 }
@@ -148,7 +152,7 @@ function trace() {
   const own = pointed || (drawer.kind === "pod" ? drawer.name : "");
   if (!own && !traced) return;
   const parts = document.querySelectorAll(".set, .name");
-  const groups = new Map(own ? [...pods.objects.values()].map(({ metadata }) => [nameOf(metadata), groupOf(metadata)]) : []);
+  const groups = new Map(own ? [...pods.values()].map(({ metadata }) => [nameOf(metadata), groupOf(metadata)]) : []);
   traced = own && [...parts].some((each) => each.dataset.pod === own);
   document.body.classList.toggle("tracing", Boolean(traced));
   for (const each of parts) {
@@ -166,20 +170,13 @@ function point({ target, type }) {
   trace();
 }
 
-function connection(plural, problem) {
-  if (problem) lost.set(plural, problem);
-  else lost.delete(plural);
-  drawConnection();
-}
-
 function drawConnection() {
-  const heard = Math.min(nodes.heard, pods.heard);
-  const silent = Date.now() - heard > SILENCE_MS ? "the extender is silent" : "";
-  const problem = [...lost.values()][0] || silent;
+  if (!live.heard && !live.problem) return; // it says that it is connecting
+  const problem = live.problem || (Date.now() - live.heard > SILENCE_MS ? "the extender is silent" : "");
   document.body.classList.toggle("lost", Boolean(problem));
   const text = problem ? `not live: ${problem}; trying again` : "live";
   if (at("connection").textContent !== text) at("connection").textContent = text;
-  at("as-of").textContent = `as of ${new Date(heard).toLocaleTimeString([], { hour12: false })}`;
+  if (live.heard) at("as-of").textContent = `as of ${new Date(live.heard).toLocaleTimeString([], { hour12: false })}`;
 }
 
 // What the user does.
@@ -242,7 +239,7 @@ for (const id of CHOICES) {
   field.addEventListener("input", () => {
     store.set(id, field.value);
     field.dataset.wanted = field.value;
-    if (id === "colour") for (const name of nodes.objects.keys()) touch(name);
+    if (id === "colour") for (const name of nodes.keys()) touch(name);
     draw();
   });
 }
@@ -264,10 +261,8 @@ addEventListener("keydown", keys);
 addEventListener("resize", draw);
 
 use.remember().then(draw);
-nodes.run();
-pods.run();
 route(false);
 readRoom(draw, 0);
-waiting.run(() => (drawer.kind === "pod" ? drawer.pod(pods.objects) : null));
+waiting.run(() => (drawer.kind === "pod" ? drawer.pod(pods) : null));
 setInterval(drawConnection, 1000);
 setInterval(draw, 10000); // times go on while nothing changes

@@ -3,7 +3,7 @@
 import { clock } from "./facts.js";
 import { html, put, table } from "./html.js";
 import { element } from "./paint.js";
-import { fetched } from "./watch.js";
+import { fetched } from "./stream.js";
 
 const WIDTH = 720;
 const HEIGHT = 70;

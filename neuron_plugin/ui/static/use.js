@@ -3,7 +3,7 @@
 import { clock, factsOf } from "./facts.js";
 import { html, put } from "./html.js";
 import { element } from "./paint.js";
-import { fetched } from "./watch.js";
+import { fetched } from "./stream.js";
 
 // Name, class, and how many devices of a sample [time, used, free, unlinked, other, broken]: from the bottom up.
 const SERIES = [

@@ -2,7 +2,7 @@
 
 import { ageOf, asks, nameOf, ranges } from "./facts.js";
 import { html, link, put, table } from "./html.js";
-import { fetched } from "./watch.js";
+import { fetched } from "./stream.js";
 
 const ASK_MS = 5000;
 const MOST_LISTED = 100;
