@@ -48,8 +48,9 @@ def run(arguments: Namespace) -> int:
             api = await connect(settings.kubeconfig)
         except ClusterError as error:
             raise CommandError(str(error)) from error
+        pages = Picture(token, settings.prometheus_url) if settings.ui else None
         async with api:
-            await ExtenderDaemon(settings, types, api, pages=Picture(token) if settings.ui else None).run(stop)
+            await ExtenderDaemon(settings, types, api, pages=pages).run(stop)
 
     run_daemon("neuron-plugin extender", settings, settings.log_format, settings.log_level, serve)
     return Exit.SUCCESS

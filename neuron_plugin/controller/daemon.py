@@ -38,6 +38,7 @@ from neuron_plugin.gates.webhook import application as webhook_application
 from neuron_plugin.http_server import ProbeAnswer, serving, status_application
 from neuron_plugin.monitor.api import Monitor
 from neuron_plugin.monitor.pages import inspection_routes
+from neuron_plugin.monitor.use import use_metric
 from neuron_plugin.planning import RULES, MoveRules
 from neuron_plugin.scheduling.events import PERIOD_SECONDS, PodEvents
 from neuron_plugin.scheduling.informers import Informers, InformerTimes
@@ -271,10 +272,12 @@ class ExtenderDaemon:
 
     def collect(self) -> Iterable[Metric]:
         """Every metric family; called in a scrape's thread."""
+        leading = not self.ready.conditions[CONDITION]
         yield from self._metrics.registry.collect()
+        yield use_metric(list(self.state.nodes.values()) if leading else [])
         yield from state_metrics(
             self.state,
-            leading=not self.ready.conditions[CONDITION],
+            leading=leading,
             ages=self._informers.ages(),
             unseen=self.binder.assumed.unseen(),
             under_way=self.binder.under_way,
