@@ -68,6 +68,13 @@ class Tab:
             raise AssertionError(f"never true: {script}; {self.problems}; the page reads:\n{text}") from None
         return found
 
+    async def click(self, script: str) -> None:
+        """Click on the element that an expression gives, once it is there, as a mouse does."""
+        await self.until(f"!!({script})")
+        element = (await self.page.evaluate_handle(script)).as_element()
+        assert element, f"{script} is no element"
+        await element.click(timeout=1000 * SECONDS)
+
     async def press(self, key: str) -> None:
         """Press and release one key."""
         await self.page.keyboard.press(key)

@@ -18,8 +18,8 @@ from playwright.async_api import Browser
 
 from neuron_plugin.allocation import PodReference, PodUid, Resource
 from neuron_plugin.allocation.node import Reservation
+from neuron_plugin.monitor.use import Use, use_of
 from neuron_plugin.topology import CoreMask
-from neuron_plugin.ui.pages import Use, use_of
 from tests.support.browser import chromium, tab
 from tests.support.manifests import gated_manifest, node_manifest, pod_manifest
 from tests.support.world import World
@@ -30,6 +30,14 @@ TRN1, TRN2, INF2 = "trn1.32xlarge", "trn2.48xlarge", "inf2.48xlarge"
 DEVICE, CORE = Resource.NEURON, Resource.NEURONCORE
 SAMPLES, SAMPLE_SECONDS = 240, 120
 MINUTE, HOUR = 60, 3600
+WORKLOADS = {
+    3: ("serving/rerank", "serving/embed"),
+    4: ("research/moe", "research/vit", "research/sweep", "ml/distil", "ml/lora"),
+    6: ("serving/vllm", "serving/whisper"),
+    8: ("ml/llama-8b", "ml/qwen-14b", "research/diffusion"),
+    16: ("ml/llama-70b", "ml/mixtral", "research/pretrain"),
+}
+"""Of ``many``, by the devices of each pod."""
 PHONE = 390
 
 
@@ -134,8 +142,7 @@ def many(nodes: int = 200) -> Cluster:
         first = 0
         for size in chance.choice([(4, 4, 4, 4), (8, 8), (16,)]) if kind != INF2 else (3, 3, 6):
             if chance.random() < 0.8:
-                namespace = chance.choice(["ml", "research", "serving"])
-                cluster.runs(f"{namespace}/job{number}-{first}", name, ids(first, size))
+                cluster.runs(f"{chance.choice(WORKLOADS[size])}-{number}{first:02}", name, ids(first, size))
             first += size
     cluster.state.set_stale(frozenset(["trn2-27"]))
     for number in range(4):

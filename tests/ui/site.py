@@ -13,9 +13,9 @@ from neuron_plugin.decision_log import DecisionLog, decisions_document
 from neuron_plugin.http_server import serving
 from neuron_plugin.monitor.api import Monitor
 from neuron_plugin.monitor.pages import inspection_routes
+from neuron_plugin.monitor.use import Use
 from neuron_plugin.scheduling.leadership import Readiness
 from neuron_plugin.ui import Picture
-from neuron_plugin.ui.pages import Use
 from tests.support.world import World
 
 

@@ -3,108 +3,39 @@ where no Chromium is installed."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import re
 import time
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, suppress
 from typing import Literal
 
 import pytest
-import pytest_asyncio
-from playwright.async_api import Browser, Error
 
-from neuron_plugin.allocation import PodReference, PodUid, Resource
+from neuron_plugin.allocation import PodReference, PodUid
 from neuron_plugin.allocation.node import Reservation
 from neuron_plugin.allocation.utilization import ContainerUtilization
+from neuron_plugin.monitor.use import Use
 from neuron_plugin.scheduling.history import Cause
 from neuron_plugin.topology import CoreMask
-from neuron_plugin.ui.pages import Use
-from tests.support import browser as support
-from tests.support.browser import CHROMIUM, Tab, chromium, tab
+from tests.support.browser import Tab
 from tests.support.manifests import container, gated_manifest, node_manifest, pod_manifest
 from tests.support.playground import Playground
 from tests.support.world import World
+from tests.ui.looking import (
+    BROWSER_TESTS,
+    DEVICE,
+    INF2,
+    NAMES,
+    TRN1,
+    card,
+    device,
+    fill,
+    marked,
+    small,
+    with_text,
+)
 from tests.ui.site import site
 
-CI = bool(os.environ.get("CI"))
-pytestmark = [
-    pytest.mark.skipif(not (CHROMIUM or CI), reason="no Chromium is installed"),
-    pytest.mark.timeout(180),
-    pytest.mark.asyncio(loop_scope="module"),
-]
-
-TRN1, INF2 = "trn1.32xlarge", "inf2.48xlarge"
-DEVICE, CORE = Resource.NEURON, Resource.NEURONCORE
-NAMES = "[...document.querySelectorAll('#nodes li:not([hidden])')].map(each => each.dataset.node).join()"
-CLICK = "new MouseEvent('click', {bubbles: true, cancelable: true})"
-LEAST_CONTRAST = 4.5
-"""Of text, by WCAG 2.2 AA."""
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def started() -> AsyncIterator[Browser]:
-    async with AsyncExitStack() as stack:
-        try:
-            browser = await stack.enter_async_context(chromium())
-        except Error:  # as in a container that forbids what it needs
-            if CI:
-                raise
-            pytest.skip("Chromium is installed and does not start")
-        yield browser
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def browser(started: Browser) -> AsyncIterator[Tab]:
-    """A tab of an empty profile."""
-    async with tab(started) as opened:
-        yield opened
-        # A server that a test has ended refuses connections, which the browser logs.
-        assert [each for each in opened.problems if "net::ERR_" not in each] == []
-
-
-def small() -> World:
-    world = World()
-    world.node("trn1-a", TRN1, unhealthy={9: "uncorrected ECC errors: 1"}, missing=[15])
-    world.node("trn1-b", TRN1)
-    world.node("inf2-a", INF2)
-    world.held("train", "trn1-a", DEVICE, "0,1,2,3")
-    world.held("serve", "trn1-a", CORE, "8")
-    return world
-
-
-def card(node: str) -> str:
-    return f'document.querySelector(`.card[href="#node/{node}"]`)'
-
-
-def device(node: str, number: int) -> str:
-    return f"{card(node)}?.querySelector('[data-device=\"{number}\"] .device')"
-
-
-def fill(node: str, pod: str) -> str:
-    """What a pod's set is filled with."""
-    return f"{card(node)}?.querySelector('.set[data-pod=\"{pod}\"]')?.style.fill"
-
-
-def marked(node: str) -> str:
-    """The marks that lie over devices: the state, and the device whose place they have."""
-    return f"""[...{card(node)}.querySelectorAll('.mark')].map((each) => each.classList[1] + " " +
-        [...{card(node)}.querySelectorAll('.frame')].findIndex((frame) => each.getAttribute('transform') ===
-        `translate(${{Number(frame.getAttribute('x')) + 20}} ${{Number(frame.getAttribute('y')) + 20}})`))"""
-
-
-async def test_a_page_that_hangs_does_not_hide_what_was_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def look_at_it() -> None:
-        async with chromium() as started, tab(started) as hung:
-            monkeypatch.setattr(support, "SECONDS", 0.5)
-            monkeypatch.setattr(support, "END_SECONDS", 0.5)
-            await hung.value("setTimeout(() => { for (;;); })")
-            await hung.until("window.never")
-
-    with pytest.raises(AssertionError, match=r"(?s)never true: window.never.*it hangs"):
-        await asyncio.wait_for(look_at_it(), 30)
+pytestmark = BROWSER_TESTS
 
 
 async def test_pods_and_faults_show_without_a_reload_and_heal(browser: Tab) -> None:
@@ -131,79 +62,16 @@ async def test_pods_and_faults_show_without_a_reload_and_heal(browser: Tab) -> N
         assert await browser.value("window.same === document"), "nothing was loaded again"
 
 
-ALL_SHOWN = "document.querySelectorAll('#nodes .device').length === 44"
-LATE = f"{device('trn1-b', 4)}?.dataset.state === 'used'"
-WITHOUT_SHARING = {
-    "there is none": "delete self.SharedWorker",
-    "it fails": """self.SharedWorker = class { port = new MessageChannel().port1;
-        constructor() { setTimeout(() => this.onerror()); } }""",
-    "it says nothing": """self.SharedWorker = class { port = new MessageChannel().port1; };
-        const slow = setInterval; self.setInterval = (work, ms) => slow(work, ms / 50);""",
-}
-
-
-async def test_more_tabs_than_a_browser_opens_connections_to_a_host_are_all_live(browser: Tab) -> None:
-    world, tabs = small(), [browser]
-    async with site(world) as url:
-        for _ in range(8):
-            await tabs[-1].open(f"{url}/ui/")
-            await tabs[-1].until(ALL_SHOWN)
-            tabs.append(await browser.another())
-        world.held("late", "trn1-b", DEVICE, "4,5,6,7")
-        for each in tabs[:-1]:
-            await each.until(LATE)
-        await tabs[0].page.close()  # the one that came first
-        world.node("trn1-b", TRN1, unhealthy={0: "ECC"})
-        for each in tabs[1:-1]:
-            await each.until(f"{device('trn1-b', 0)}.dataset.state === 'unhealthy'")
-
-
-@pytest.mark.parametrize("without", ["", *WITHOUT_SHARING.values()], ids=["shared", *WITHOUT_SHARING])
-async def test_a_page_that_is_left_keeps_no_stream_and_is_live_when_one_comes_back_to_it(
-    browser: Tab, without: str
-) -> None:
-    world = small()
-    await browser.page.add_init_script(without)
-    async with site(world) as url:
-        for number in range(8):
-            await browser.open(f"{url}/ui/")
-            await browser.until(ALL_SHOWN)
-            await browser.open(f"{url}/readyz?{number}")
-        world.held("late", "trn1-b", DEVICE, "4,5,6,7")
-        await browser.until("location.pathname === '/readyz'")
-        await browser.value("void setTimeout(() => history.back())")
-        await browser.until(LATE)
-        assert await browser.value("document.getElementById('connection').textContent") == "live"
-
-
-async def test_a_tab_in_the_background_keeps_no_stream_where_streams_cannot_be_shared(browser: Tab) -> None:
-    world, tabs = small(), [browser]
-    async with site(world) as url:
-        for hidden in [True] * 8 + [False]:
-            await tabs[-1].page.add_init_script(WITHOUT_SHARING["there is none"])
-            await tabs[-1].open(f"{url}/ui/")
-            await tabs[-1].until(ALL_SHOWN)
-            turn = "Object.defineProperty(document, 'hidden', {{value: {}, configurable: true}}); "
-            turn += "document.dispatchEvent(new Event('visibilitychange'))"
-            if hidden:
-                await tabs[-1].value(turn.format("true"))
-                tabs.append(await browser.another())
-        world.held("late", "trn1-b", DEVICE, "4,5,6,7")
-        await tabs[-1].until(LATE)
-        await tabs[0].value(turn.format("false"))
-        await tabs[0].until(LATE)
-
-
 async def test_a_node_is_shown_once_its_hardware_is_known(browser: Tab) -> None:
     world = small()
     world.show_node({"metadata": {"name": "late", "uid": "1"}})
     async with site(world) as url:
         await browser.open(f"{url}/ui/")
-        await browser.until(f"{NAMES} === 'trn1-a,trn1-b,inf2-a'")
+        await browser.until(f"{NAMES} === 'trn1-a,inf2-a,trn1-b'")
         world.node("late", INF2)
-        await browser.until(f"{NAMES} === 'trn1-a,trn1-b,inf2-a,late'")
+        await browser.until(f"{NAMES} === 'trn1-a,inf2-a,late,trn1-b'")
         world.show_node({"metadata": {"name": "late", "uid": "1"}})
-        await browser.until(f"{NAMES} === 'trn1-a,trn1-b,inf2-a'")
+        await browser.until(f"{NAMES} === 'trn1-a,inf2-a,trn1-b'")
 
 
 async def test_nodes_are_grouped_sorted_filtered_and_coloured_as_chosen(browser: Tab) -> None:
@@ -211,10 +79,11 @@ async def test_nodes_are_grouped_sorted_filtered_and_coloured_as_chosen(browser:
     world.held("full", "inf2-a", DEVICE, ",".join(map(str, range(12))))
     async with site(world) as url:
         await browser.open(f"{url}/ui/")
-        await browser.until(f"{NAMES} === 'trn1-a,trn1-b,inf2-a'")  # by type, the worst first
-        assert "trn1.32xlarge" in await browser.value("document.querySelector('#nodes h3').textContent")
+        await browser.until(f"{NAMES} === 'trn1-a,inf2-a,trn1-b'")  # the worst, then by type
+        headings = "[...document.querySelectorAll('#nodes h3')].map((each) => each.firstChild.textContent).join()"
+        assert await browser.value(headings) == f"Need attention,{INF2},{TRN1}"
         await browser.choose("#group", "fullness")
-        await browser.until(f"{NAMES} === 'inf2-a,trn1-a,trn1-b'")
+        await browser.until(f"{headings} === 'Need attention,full,empty'")
         await browser.choose("#group", "none")
         await browser.until(f"{NAMES} === 'trn1-a,inf2-a,trn1-b'")
         await browser.choose("#sort", "name")
@@ -226,6 +95,8 @@ async def test_nodes_are_grouped_sorted_filtered_and_coloured_as_chosen(browser:
         world.held("more", "trn1-b", DEVICE, "0,1,2,3,4,5,6,7")
         await browser.choose("#sort", "use")
         await browser.until(f"{NAMES} === 'inf2-a,trn1-b,trn1-a'")
+        await browser.choose("#group", "fullness")
+        await browser.until(f"{headings} === 'full,half used or less'")
         await browser.press("/")
         for key in "serve":
             await browser.press(key)
@@ -237,12 +108,11 @@ async def test_nodes_are_grouped_sorted_filtered_and_coloured_as_chosen(browser:
         assert "used" in await browser.value("document.getElementById('legend').innerText")
 
 
-async def test_pods_of_one_group_have_one_colour_though_they_come_after_their_nodes(browser: Tab) -> None:
+async def test_pods_of_one_workload_have_one_colour_though_they_come_after_their_nodes(browser: Tab) -> None:
     world = small()
     async with site(world) as url:
         await browser.open(f"{url}/ui/")
         await browser.until("document.querySelectorAll('.card').length === 3")
-        await browser.choose("#colour", "group")
         for number, group in enumerate(["gang", "gang", ""]):
             manifest = pod_manifest(
                 f"rank-{number}", DEVICE, 1, node="inf2-a", annotations={"NEURON_DEVS": str(number)}
@@ -266,8 +136,11 @@ async def test_a_held_down_device_is_no_broken_one_and_has_its_reason_and_end(br
         assert await browser.value(f"{device('trn1-b', 5)}.dataset.state") == "unhealthy"
         assert await browser.value(marked("trn1-b")) == ["unhealthy 5", "held-down 3"]
         text = await browser.value("document.getElementById('drawer').innerText")
-        assert re.search(rf"Hold-downs\s+Device\s+Reason\s+Until\s+3\s+{reason}\s+no process of the pod is alive", text)
-        assert re.search(r"5\s+10-11\s+unhealthy: ECC\s+\d+/\d+/\d+", text), "since when it is unhealthy"
+        held = (
+            rf"Out of service\s+Device\s+State\s+Since\s+Until\s+3\s+held down: {reason}\s+\S+\s+no process of the pod"
+        )
+        assert re.search(held, text)
+        assert re.search(r"5\s+unhealthy: ECC\s+\d\d:\d\d:\d\d", text), "since when it is unhealthy"
         assert "held down" in await browser.value("document.getElementById('legend').innerText")
 
 
@@ -281,7 +154,7 @@ async def test_a_device_that_is_kept_for_a_waiting_pod_is_not_shown_as_free(brow
         assert await browser.value(f"{device('trn1-b', 2)}.dataset.state") == "free"
         assert await browser.value(marked("trn1-b")) == ["reserved 0", "reserved 1"]
         assert await browser.value(f"{card('trn1-b')}.querySelector('.badge').textContent") == "reserved"
-        assert re.search(r"0-1\s+0-3\s+reserved: for ml/waits", await browser.value("document.body.innerText"))
+        assert re.search(r"0-1\s+reserved: for ml/waits", await browser.value("document.body.innerText"))
 
 
 async def test_a_broken_device_keeps_its_pod_s_fill_under_a_cross_and_the_numbers_add_up(browser: Tab) -> None:
@@ -302,7 +175,7 @@ async def test_a_broken_device_keeps_its_pod_s_fill_under_a_cross_and_the_number
         state = await browser.value(f"{card('trn1-a')}.querySelector('.state').textContent")
         assert state == "5 of 5 used broken; 11 missing"
         chips = (await browser.value("document.getElementById('numbers').innerText")).split("\n")
-        assert {"44 devices", "5 used", "28 free", "5 used and broken", "11 missing"} <= set(chips)
+        assert {"44 devices", "5 used", "28 free", "5 used and broken", "16 missing"} <= set(chips)
         now = "Devices now: 5 used and broken; 0 used; 28 free, linked; 0 free, not linked; 11 not available"
         await browser.until(f"document.querySelector('#use svg').getAttribute('aria-label') === '{now}'")  # drawn later
 
@@ -403,7 +276,7 @@ async def test_gated_and_promised_pods_are_shown_as_such_until_they_are_bound(br
         assert "promised, not bound yet" not in await browser.value("document.body.innerText")
 
 
-async def test_no_two_pods_have_the_same_paint(browser: Tab) -> None:
+async def test_coloured_by_pod_no_two_have_the_same_paint(browser: Tab) -> None:
     world = World()
     for node in range(10):
         world.node(f"node-{node}", TRN1)
@@ -411,6 +284,8 @@ async def test_no_two_pods_have_the_same_paint(browser: Tab) -> None:
             world.held(f"pod-{node}-{number}", f"node-{node}", DEVICE, str(number))
     async with site(world) as url:
         await browser.open(f"{url}/ui/")
+        await browser.until("document.querySelectorAll('.set').length > 0")
+        await browser.choose("#colour", "pod")
         paints = """[...document.querySelectorAll('.set:not(.marks)')].map((each) => [each.style.fill,
             each.nextSibling?.matches('.marks') ? each.nextSibling.style.fill : ""])"""
         await browser.until(f"{paints}.length === 160")
@@ -447,57 +322,6 @@ async def test_waiting_pods_are_lines_with_what_they_can_expect_and_why_when_ope
         assert re.search(r"Node\s+Answer\s+In the way\s+trn1-a\s.* linked .*devices 0-3: default/small-0", text)
         world.gone(urgent)
         await browser.until(f"{lines}.length === 2")
-
-
-class Freezer:
-    """Passes connections on to a server until it is frozen, as a process that is stopped: connections stay open."""
-
-    def __init__(self, url: str) -> None:
-        self._port = int(url.rpartition(":")[2])
-        self._flows = asyncio.Event()
-        self._flows.set()
-
-    def freeze(self) -> None:
-        self._flows.clear()
-
-    def thaw(self) -> None:
-        self._flows.set()
-
-    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        from_server, to_server = await asyncio.open_connection("127.0.0.1", self._port)
-
-        async def copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-            with suppress(ConnectionError):
-                while data := await source.read(65536):
-                    await self._flows.wait()
-                    target.write(data)
-                    await target.drain()
-            target.close()
-
-        await asyncio.gather(copy(reader, to_server), copy(from_server, writer))
-
-
-async def test_a_frozen_extender_dims_the_page_which_says_since_when(browser: Tab) -> None:
-    world = small()
-    async with site(world) as url:
-        freezer = Freezer(url)
-        server = await asyncio.start_server(freezer, "127.0.0.1")
-        quicker = "const slow = window.setTimeout; window.setTimeout = (f, ms) => slow(f, ms / 3);"
-        await browser.page.add_init_script(quicker)
-        await browser.open(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/ui/")
-        await browser.until("document.getElementById('connection').textContent === 'live'")
-        freezer.freeze()
-        await browser.until("document.body.classList.contains('lost')")
-        text = await browser.value("document.getElementById('connection').textContent")
-        assert text == "not live: the extender is silent; trying again"
-        as_of = await browser.value("document.getElementById('as-of').textContent")
-        assert re.fullmatch(r"as of \d\d:\d\d:\d\d", as_of)
-        assert float(await browser.value("getComputedStyle(document.querySelector('main')).opacity")) < 1
-        freezer.thaw()
-        world.held("meanwhile", "trn1-b", DEVICE, "0")
-        await browser.until(f"{device('trn1-b', 0)}.dataset.state === 'used'")
-        await browser.until("!document.body.classList.contains('lost')")
-        server.close()
 
 
 async def test_without_javascript_the_tables_are_shown(browser: Tab) -> None:
@@ -560,14 +384,14 @@ async def test_the_keyboard_alone_leads_to_a_node_its_devices_a_pod_and_back(bro
         )
         await browser.value("document.querySelector('.card').focus()")
         await browser.press("ArrowRight")
-        await browser.until("document.activeElement.querySelector('strong').textContent === 'trn1-b'")
+        await browser.until("document.activeElement.querySelector('strong').textContent === 'inf2-a'")
         await browser.press("ArrowLeft")
         await browser.press("Enter")
         await browser.until("document.activeElement.id === 'drawer'")
         text = await browser.until("document.getElementById('drawer').innerText")
         assert re.search(r"trn1-a\s+trn1.32xlarge: 16 devices of 2 cores", text)
         assert re.search(r"default/train\s+main\s+0-3\s+0-7\s+chosen, not confirmed yet", text)
-        assert re.search(r"9\s+18-19\s+unhealthy: uncorrected ECC errors: 1", text)
+        assert re.search(r"9\s+unhealthy: uncorrected ECC errors: 1", text)
         assert re.search(r"Free sets\s*1 .9\s*4 .0", text)
         for _ in ("next", "Close", *range(10)):  # devices 0 to 9; no node comes before this one
             await browser.press("Tab")
@@ -586,10 +410,10 @@ async def test_the_keyboard_alone_leads_to_a_node_its_devices_a_pod_and_back(bro
         await browser.value("location.hash = '#node/trn1-a'")
         await browser.until("document.activeElement.id === 'drawer'")
         await browser.value("document.querySelector('#drawer a[aria-label^=next]').click()")
-        await browser.until("document.getElementById('drawer-title').innerText === 'trn1-b'")
+        await browser.until("document.getElementById('drawer-title').innerText === 'inf2-a'")
         await browser.press("Escape")
         await browser.until("document.getElementById('drawer').hidden")
-        assert await browser.value("document.activeElement.querySelector('strong').textContent") == "trn1-b"
+        assert await browser.value("document.activeElement.querySelector('strong').textContent") == "inf2-a"
 
 
 async def test_a_pod_s_drawer_has_its_containers_health_group_and_the_way_to_its_node(browser: Tab) -> None:
@@ -605,43 +429,14 @@ async def test_a_pod_s_drawer_has_its_containers_health_group_and_the_way_to_its
     async with site(world) as url:
         await browser.open(f"{url}/ui/")
         await browser.until(f"!!{fill('trn1-b', 'default/rank-0')}")
-        await browser.value(
-            f"{device('trn1-b', 0)}.dispatchEvent(new MouseEvent('click', {{bubbles: true, cancelable: true}}))"
-        )
+        await browser.click(device("trn1-b", 0))
         await browser.until("document.getElementById('drawer').innerText.includes('default/rank-1')")
         text = await browser.value("document.getElementById('drawer').innerText")
         assert re.search(r"Node\s+trn1-b\s+Health\s+device 1 unhealthy: ECC\s", text)
         assert re.search(r"main\s+app\s+1 neuron\s+0\s+0-1\s+not known\s+side\s+app\s+1 neuron\s+1\s+2-3\s", text)
-        assert re.search(r"The others of its group\s.*default/rank-1\s+Bound\s+trn1-b\s+8-9", text, re.DOTALL)
+        assert re.search(r"The others of its workload\s.*default/rank-1\s+Bound\s+trn1-b\s+8-9", text, re.DOTALL)
         await browser.value("location.hash = '#pod/default%2Fnobody'")
         await browser.until("document.getElementById('drawer').innerText.includes('There is no such pod.')")
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-async def test_every_text_stands_out_from_its_background(browser: Tab, theme: str) -> None:
-    contrast = """(() => {
-        const light = (text) => { const [r, g, b] = text.match(/[\\d.]+/g).map((part) => part / 255)
-            .map((part) => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
-            return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
-        const back = (node) => { for (; node; node = node.parentElement) {
-            const found = getComputedStyle(node).backgroundColor;
-            if (found !== "rgba(0, 0, 0, 0)") return found; } return "rgb(255, 255, 255)"; };
-        const texts = [...document.querySelectorAll("body *")].filter((each) => !each.closest("svg, noscript")
-            && [...each.childNodes].some((child) => child.nodeType === 3 && child.textContent.trim()));
-        return texts.map((each) => { const [a, b] = [light(getComputedStyle(each).color), light(back(each))];
-            return [(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), each.outerHTML.slice(0, 90)]; });
-    })()"""
-    world = small()
-    async with site(world) as url:
-        await browser.open(f"{url}/ui/#node/trn1-a")
-        await browser.until(
-            "document.querySelectorAll('.card').length === 3 && !document.getElementById('drawer').hidden"
-        )
-        if (await browser.value("document.documentElement.dataset.theme")) != theme:
-            await browser.value("document.getElementById('theme').click()")
-        found = await browser.until(contrast)
-        assert len(found) > 40
-        assert [each for each in found if each[0] < LEAST_CONTRAST] == []
 
 
 async def test_states_differ_by_their_mark_and_not_by_colour_alone(browser: Tab) -> None:
@@ -662,10 +457,6 @@ async def test_states_differ_by_their_mark_and_not_by_colour_alone(browser: Tab)
         assert await browser.value(labels)
 
 
-def with_text(selector: str, text: str) -> str:
-    return f"[...document.querySelectorAll('{selector}')].find((each) => each.textContent.includes('{text}'))"
-
-
 QUESTIONS = {
     "Who has device 2 of trn1-a?": ([device("trn1-a", 2)], r"Pod\s+.\s+default/train\s"),
     "Which cores has each of its containers?": ([device("trn1-a", 2)], r"main\s+app\s+4 neuron\s+0-3\s+0-7"),
@@ -678,8 +469,11 @@ QUESTIONS = {
         [with_text("#waiting summary", "default/big"), with_text("#waiting a", "All about")],
         r"Asks for\s+main: 16 neuron\s+Priority\s+7",
     ),
-    "Which node is worst?": ([], r"trn1.32xlarge\s+2 nodes . 24 of 32 free\s+trn1-a\s"),
-    "What is wrong with it, and since when?": ([card("trn1-a")], r"9\s+18-19\s+unhealthy: uncorrected .*\s+before the"),
+    "Which node is worst?": ([], r"Need attention\s+2 nodes . 9 of 28 free\s+trn1-a\s"),
+    "What is wrong with it, and since when?": (
+        [card("trn1-a") + ".querySelector('strong')"],
+        r"9\s+unhealthy: uncorrected .*\s+before the",
+    ),
     "Which node is cordoned?": ([], r"inf2-a cordoned"),
     "Which nodes could take a pod of 16 devices?": ([with_text("#attention button", "waits")], r"2 of 3 nodes"),
     "How many devices are free, and how many linked?": ([], r"24 free\s+8 largest free set"),
@@ -698,8 +492,7 @@ async def test_a_newcomer_s_questions_are_answered_within_three_clicks(browser: 
             await browser.open(f"{url}/ui/")
             await browser.until("document.querySelectorAll('#nodes .device').length === 44")
             for place in clicks:
-                await browser.until(f"!!{place}")
-                await browser.value(f"{place}.dispatchEvent({CLICK})")
+                await browser.click(place)
             pattern = json.dumps(answer)
             await browser.until(f"new RegExp({pattern}).test(document.body.innerText)")
 
@@ -732,7 +525,7 @@ async def test_use_over_time_goes_in_steps_can_be_read_and_downloaded(browser: T
 async def test_theme_and_filters_are_as_they_were_left(browser: Tab) -> None:
     async with site(small()) as url:
         await browser.open(f"{url}/ui/")
-        await browser.until(f"{NAMES} === 'trn1-a,trn1-b,inf2-a'")
+        await browser.until(f"{NAMES} === 'trn1-a,inf2-a,trn1-b'")
         before = await browser.value("document.documentElement.dataset.theme")
         await browser.value("document.getElementById('theme').click()")
         await browser.choose("#type", INF2)
@@ -788,18 +581,6 @@ async def test_nodes_are_in_sight_in_a_small_window_though_pods_wait(browser: Ta
         assert await browser.value("document.querySelector('.card svg').getBoundingClientRect().bottom") < 600
 
 
-async def test_the_page_says_that_the_extender_is_away_and_goes_on_when_it_is_back(browser: Tab) -> None:
-    world = small()
-    async with site(world) as url:
-        await browser.open(f"{url}/ui/")
-        await browser.until("document.getElementById('connection').textContent === 'live'")
-    await browser.until("document.getElementById('connection').textContent.startsWith('not live')")
-    world.held("meanwhile", "trn1-b", DEVICE, "0")
-    async with site(world, port=int(url.rpartition(":")[2])):
-        await browser.until(f"{device('trn1-b', 0)}.dataset.state === 'used'")
-        await browser.until("document.getElementById('connection').textContent === 'live'")
-
-
 async def test_names_from_outside_are_shown_as_text(browser: Tab) -> None:
     world = World()
     world.node("<img src=x onerror=alert(1)>", TRN1, unhealthy={1: "<i>"})
@@ -821,7 +602,7 @@ async def test_many_nodes_are_small_fit_on_one_screen_and_are_drawn_once(browser
         await browser.until("document.querySelectorAll('.card.small .set:not(.marks)').length === 500")
         print(f"500 nodes shown after {time.monotonic() - started:.2f} s")  # noqa: T201 - a figure to look at with pytest -s
         assert await browser.value("document.querySelector('#nodes').getBoundingClientRect().bottom") < 1000
-        assert (await browser.value(NAMES)).startswith("node-400,node-1,"), "the worst first"
+        assert (await browser.value(NAMES)).startswith("node-400,node-0,node-3,"), "the worst first"
         assert await browser.value(f"{card('node-400')}.querySelectorAll('.cross').length") == 1
         await browser.value("window.first = document.querySelector('.card')")
         world.held("late", "node-1", DEVICE, "4,5,6,7")

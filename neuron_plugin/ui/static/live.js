@@ -73,7 +73,7 @@ export class Live {
       for (const object of objects) this.put(object, false);
     }
     for (const { type, object } of events) this.put(object, type === "DELETED");
-    [this.heard, this.problem] = [heard, problem];
+    [this.heard, this.problem] = [Math.max(heard, this.heard), problem];
     this.said();
   }
 

@@ -109,7 +109,7 @@ async function within(promised, abort) {
   let timer;
   const silent = new Promise((_, fail) => {
     timer = setTimeout(() => {
-      fail(new Error("the extender is silent"));
+      fail(new Error("the controller is silent"));
       abort();
     }, SILENCE_MS);
   });
@@ -121,7 +121,7 @@ async function within(promised, abort) {
 }
 
 export async function fetched(path, control = new AbortController()) {
-  const answer = await within(fetch(path, { cache: "no-store", signal: control.signal }), () => control.abort());
+  const answer = await within(fetch(path, { signal: control.signal }), () => control.abort());
   if (answer.ok) return answer;
   throw Object.assign(new Error(`${answer.status} ${answer.statusText}`), { status: answer.status });
 }
