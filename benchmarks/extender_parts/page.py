@@ -23,7 +23,7 @@ from neuron_plugin.placement.extender.scheduler_config import FilterMode
 from neuron_plugin.placement.extender.server import verb_routes
 from neuron_plugin.placement.leadership import Readiness
 from neuron_plugin.ui import Picture
-from tests.support.browser import CHROMIUM, Browser
+from tests.support.browser import CHROMIUM, chromium, tab
 from tests.support.manifests import pod_manifest
 
 NODES = 1000
@@ -34,7 +34,9 @@ TURNS = 7
 CALLS = 60
 PAUSE_SECONDS = 0.04
 """Some 25 new pods a second, each of which changes a node: more than a busy cluster has."""
-LISTS = ("neuronnodes", "neuronpods")
+BOTH = "neuronnodes,neuronpods"
+"""What a viewer lists and watches."""
+LISTS = ("neuronnodes", "neuronpods", BOTH)
 ASK_SECONDS = 5.0
 _GROUP = "apis/neuron-plugin.io/v1"
 _numbers = count()
@@ -95,8 +97,8 @@ async def first_paint(port: int) -> None:
     there = f"document.querySelectorAll('.card .device.free').length === {PAINTED_NODES}"
     painted = "requestAnimationFrame(() => { window.painted = performance.now(); })"
     script = f"(() => {{ const look = () => {there} ? {painted} : requestAnimationFrame(look); look(); }})()"
-    async with Browser() as browser:
-        await browser.call("Page.addScriptToEvaluateOnNewDocument", source=script)
+    async with chromium() as started, tab(started) as browser:
+        await browser.page.add_init_script(script)
         for _ in range(TURNS):
             await browser.open("about:blank")
             await browser.open(f"http://127.0.0.1:{port}/ui/")
@@ -188,8 +190,8 @@ async def _viewing(pipe: Connection, port: int) -> None:
     async with aiohttp.ClientSession(
         f"http://127.0.0.1:{port}", connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout()
     ) as session:
-        ready = asyncio.Barrier(VIEWERS * len(LISTS) + 1)
-        watching = [asyncio.create_task(_watch(session, name, ready)) for name in LISTS for _ in range(VIEWERS)]
+        ready = asyncio.Barrier(VIEWERS + 1)
+        watching = [asyncio.create_task(_watch(session, ready)) for _ in range(VIEWERS)]
         watching += [asyncio.create_task(_ask_what_waits(session)) for _ in range(VIEWERS)]
         await ready.wait()
         pipe.send("viewing")
@@ -203,10 +205,10 @@ async def _ask_what_waits(session: aiohttp.ClientSession) -> None:
         await _get(session, "/ui/waiting.json")
 
 
-async def _watch(session: aiohttp.ClientSession, name: str, ready: asyncio.Barrier) -> None:
-    version = msgspec.json.decode(await _get(session, f"/{_GROUP}/{name}"))["metadata"]["resourceVersion"]
+async def _watch(session: aiohttp.ClientSession, ready: asyncio.Barrier) -> None:
+    version = msgspec.json.decode(await _get(session, f"/{_GROUP}/{BOTH}"))["metadata"]["resourceVersion"]
     query = f"?watch=true&allowWatchBookmarks=true&resourceVersion={version}"
-    async with session.get(f"/{_GROUP}/{name}{query}") as answer:
+    async with session.get(f"/{_GROUP}/{BOTH}{query}") as answer:
         assert answer.ok
         await ready.wait()
         async for _ in answer.content.iter_any():

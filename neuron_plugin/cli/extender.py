@@ -49,8 +49,9 @@ def run(arguments: Namespace) -> int:
             api = await connect(settings.kubeconfig)
         except ClusterError as error:
             raise CommandError(str(error)) from error
+        picture = Picture(token, settings.prometheus_url) if settings.ui else None
         async with api:
-            pages: list[Pages] = [MonitorPages(), *([Picture(token)] if settings.ui else [])]
+            pages: list[Pages] = [MonitorPages(), *([picture] if picture else [])]
             await ExtenderDaemon(settings, types, api, pages=pages).run(stop)
 
     run_daemon("neuron-plugin extender", settings, settings.log_format, settings.log_level, serve)

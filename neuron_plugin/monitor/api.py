@@ -2,8 +2,9 @@
 
 Read-only, for people, dashboards and controllers; ``views`` has the objects. Lists carry a resourceVersion, watches go
 on from one, bookmarks move it, and a client that falls behind gets the 410 that every Kubernetes client answers with a
-new list. Answers are worked out in threads, from records that do not change: thousands of objects take some tenths of a
-second, and the scheduler must not wait for a dashboard. The health port serves it without credentials, so lists are
+new list. Both collections can be had in one list and one watch: a browser opens six connections to a host, for all of
+its pages. Answers are worked out in threads, from records that do not change: thousands of objects take some tenths of
+a second, and the scheduler must not wait for a dashboard. The health port serves it without credentials, so lists are
 worked out one at a time, and watches are limited.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ import msgspec
 from aiohttp import web
 from msgspec import Raw
 
-from neuron_plugin.allocation import NeuronPod, NodeInfo
+from neuron_plugin.allocation import NodeInfo
 from neuron_plugin.monitor.views import API_VERSION, GROUP, node_view, pod_view
 from neuron_plugin.placement.changes import StateChange, StateRecord
 from neuron_plugin.placement.leadership import SYNCED, Readiness
@@ -28,7 +29,10 @@ from neuron_plugin.placement.state import ClusterState
 MOST_WATCHES = 200
 """At one time; each is sent every change, whether anybody reads it or not."""
 
-_KINDS: Mapping[str, type[StateRecord]] = {"NeuronNode": NodeInfo, "NeuronPod": NeuronPod}
+Kinds = tuple[str, ...]
+"""The kinds of a collection."""
+
+_NODE, _POD = "NeuronNode", "NeuronPod"
 _EXPIRED = (410, "Expired", "the resourceVersion is no longer known here: list again")
 _MOST_DIGITS = 20  # of a 64-bit number
 
@@ -67,35 +71,38 @@ class Monitor:
         self._ready = ready
         self._changes = state.changes
         self._listing = asyncio.Lock()
-        self._lists: dict[str, tuple[int, float, bytes]] = {}
-        self._shared: dict[str, tuple[tuple[int, int], asyncio.Task[bytes]]] = {}
+        self._lists: dict[Kinds, tuple[int, float, bytes]] = {}
+        self._shared: dict[Kinds, tuple[tuple[int, int], asyncio.Task[bytes]]] = {}
         self._watches = 0
         self._stopping = False
 
     def routes(self) -> list[web.RouteDef]:
-        """Discovery and the two collections."""
+        """Discovery, the two collections, and both in one."""
 
         async def discovery(_: web.Request) -> web.Response:
             about = {"namespaced": False, "verbs": ["list", "watch"]}
-            names = [{"name": f"{kind.lower()}s", "singularName": kind.lower(), "kind": kind} for kind in _KINDS]
+            names = [{"name": f"{kind.lower()}s", "singularName": kind.lower(), "kind": kind} for kind in (_NODE, _POD)]
             head = {"apiVersion": "v1", "kind": "APIResourceList", "groupVersion": API_VERSION}
             return _json(head | {"resources": [entry | about for entry in names]})
 
         async def nodes(request: web.Request) -> web.StreamResponse:
-            return await self._answer(request, "NeuronNode")
+            return await self._answer(request, (_NODE,))
 
         async def pods(request: web.Request) -> web.StreamResponse:
-            return await self._answer(request, "NeuronPod")
+            return await self._answer(request, (_POD,))
 
-        paths = {GROUP: discovery, f"{GROUP}/neuronnodes": nodes, f"{GROUP}/neuronpods": pods}
-        return [web.get(path, handler) for path, handler in paths.items()]
+        async def both(request: web.Request) -> web.StreamResponse:
+            return await self._answer(request, (_NODE, _POD))
+
+        paths = {"": discovery, "/neuronnodes": nodes, "/neuronpods": pods, "/neuronnodes,neuronpods": both}
+        return [web.get(GROUP + path, handler) for path, handler in paths.items()]
 
     def stop(self) -> None:
         """End every watch: the server goes down."""
         self._stopping = True
         self._changes.wake()
 
-    async def _answer(self, request: web.Request, kind: str) -> web.StreamResponse:
+    async def _answer(self, request: web.Request, kinds: Kinds) -> web.StreamResponse:
         if why_not := self._ready.conditions.get(SYNCED):
             return _failure(503, "ServiceUnavailable", f"{why_not}: try again in some seconds")
         try:
@@ -103,24 +110,24 @@ class Monitor:
                 text = "selectors are not supported, expected a request for the whole collection"
                 raise _QueryError(text)  # noqa: TRY301 - answered below like other queries that are not understood
             if request.query.get("watch") in ("true", "1"):
-                return await self._watch(request, kind)
+                return await self._watch(request, kinds)
         except _QueryError as error:
             return _failure(400, "BadRequest", str(error))
         async with self._listing:
-            version, at, body = self._lists.get(kind, (-1, 0.0, b""))
+            version, at, body = self._lists.get(kinds, (-1, 0.0, b""))
             if version != self._changes.version or time.monotonic() - at > self._times.shared:
-                version, changes = self._changes.version, self._current(kind)
-                body = await asyncio.to_thread(self._encoded, kind, version, changes)
-                self._lists[kind] = version, time.monotonic(), body
+                version, changes = self._changes.version, self._current(kinds)
+                body = await asyncio.to_thread(self._encoded, kinds, version, changes)
+                self._lists[kinds] = version, time.monotonic(), body
         return web.Response(body=body, content_type="application/json")
 
-    def _encoded(self, kind: str, version: int, changes: list[StateChange]) -> bytes:
+    def _encoded(self, kinds: Kinds, version: int, changes: list[StateChange]) -> bytes:
         """A whole list."""
         items = [Raw(_encode(self._view(change))) for change in changes]
-        metadata = {"resourceVersion": str(version)}
-        return _encode({"apiVersion": API_VERSION, "kind": f"{kind}List", "metadata": metadata, "items": items})
+        head = {"apiVersion": API_VERSION, "kind": "List" if len(kinds) > 1 else f"{kinds[0]}List"}
+        return _encode(head | {"metadata": {"resourceVersion": str(version)}, "items": items})
 
-    async def _watch(self, request: web.Request, kind: str) -> web.StreamResponse:
+    async def _watch(self, request: web.Request, kinds: Kinds) -> web.StreamResponse:
         position = _number(request, "resourceVersion")
         longest = self._times.longest_watch
         seconds = min(_number(request, "timeoutSeconds") or longest, longest)
@@ -131,20 +138,20 @@ class Monitor:
             return _failure(429, "TooManyRequests", f"{MOST_WATCHES} watches are open, which is the limit")
         self._watches += 1
         try:
-            return await self._stream(request, kind, position, seconds, bookmarks=bookmarks)
+            return await self._stream(request, kinds, position, seconds, bookmarks=bookmarks)
         finally:
             self._watches -= 1
 
     async def _stream(
-        self, request: web.Request, kind: str, position: int, seconds: float, *, bookmarks: bool
+        self, request: web.Request, kinds: Kinds, position: int, seconds: float, *, bookmarks: bool
     ) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         response.enable_chunked_encoding()
         await response.prepare(request)
         lines = b""
         if not position:
-            changes, position = self._current(kind), self._changes.version
-            lines = await asyncio.to_thread(self._events, changes, _KINDS[kind])
+            current, position = self._current(kinds), self._changes.version
+            lines = await asyncio.to_thread(lambda: b"".join(_event("ADDED", self._view(each)) for each in current))
         clock = asyncio.get_running_loop().time
         times, ends, marked = self._times, clock() + seconds, clock()
         while True:
@@ -159,41 +166,43 @@ class Monitor:
             if not self._changes.knows(position):
                 await response.write(_event("ERROR", _status(*_EXPIRED)))
                 return response
-            lines, position = await self._since(position, kind)
+            lines, position = await self._since(position, kinds)
             if bookmarks and clock() - marked >= times.bookmark:
                 marked, metadata = clock(), {"resourceVersion": str(position)}
-                lines += _event("BOOKMARK", {"apiVersion": API_VERSION, "kind": kind, "metadata": metadata})
+                lines += _event("BOOKMARK", {"apiVersion": API_VERSION, "kind": kinds[0], "metadata": metadata})
 
-    async def _since(self, position: int, kind: str) -> tuple[bytes, int]:
+    async def _since(self, position: int, kinds: Kinds) -> tuple[bytes, int]:
         """The events after a version that is still known, and the version after them; watchers in step share them."""
         version = self._changes.version
-        known, shared = self._shared.get(kind, ((-1, -1), None))
+        known, shared = self._shared.get(kinds, ((-1, -1), None))
         if shared is None or known != (position, version):
             changes = self._changes.after(position)
-            work = asyncio.to_thread(self._events, changes, _KINDS[kind])
-            shared = asyncio.create_task(work, name=f"events of {kind}")
-            self._shared[kind] = (position, version), shared
+            work = asyncio.to_thread(self._events, changes, kinds)
+            shared = asyncio.create_task(work, name="events for watchers")
+            self._shared[kinds] = (position, version), shared
         return await asyncio.shield(shared), version
 
-    def _current(self, kind: str) -> list[StateChange]:
+    def _current(self, kinds: Kinds) -> list[StateChange]:
         """The records of the moment, as the changes that would bring them about."""
+        nodes = self._state.nodes.items() if _NODE in kinds else ()
+        pods = self._state.pods.items() if _POD in kinds else ()
         version_of = self._changes.version_of
-        if kind == "NeuronNode":
-            return [StateChange(version_of(name), None, info) for name, info in self._state.nodes.items()]
-        return [StateChange(version_of(uid), None, pod) for uid, pod in self._state.pods.items()]
+        current = [StateChange(version_of(name), None, node) for name, node in nodes]
+        return current + [StateChange(version_of(uid), None, pod) for uid, pod in pods]
 
-    def _events(self, changes: Iterable[StateChange], record: type[StateRecord]) -> bytes:
-        """The events of these changes for a watcher of one collection.
+    def _events(self, changes: Iterable[StateChange], kinds: Kinds) -> bytes:
+        """The events of these changes for a watcher of a collection.
 
         Pods of a node are shown again when what is wrong with its devices has changed.
         """
         lines = []
         for change in changes:
-            if isinstance(change.after or change.before, record):
+            if (_NODE if isinstance(change.after or change.before, NodeInfo) else _POD) in kinds:
                 kind = "DELETED" if change.after is None else "MODIFIED" if change.before else "ADDED"
                 lines.append(_event(kind, self._view(change)))
-            elif isinstance(change.after, NodeInfo) and _is_broken_otherwise(change.before, change.after):
-                here = (self._state.pods.get(uid) for uid in change.after.ledger.by_pod)
+            after = change.after
+            if _POD in kinds and isinstance(after, NodeInfo) and _is_broken_otherwise(change.before, after):
+                here = (self._state.pods.get(uid) for uid in after.ledger.by_pod)
                 views = (pod_view(self._state, pod, change.version) for pod in here if pod)
                 lines += [_event("MODIFIED", view) for view in views]
         return b"".join(lines)

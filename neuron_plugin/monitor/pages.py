@@ -13,6 +13,7 @@ from collections.abc import Iterable
 import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Middleware
+from prometheus_client import Metric
 
 from neuron_plugin.allocation import NodeInfo
 from neuron_plugin.allocation.resources import ranges
@@ -20,6 +21,7 @@ from neuron_plugin.cluster import ApiServer
 from neuron_plugin.monitor.api import Monitor
 from neuron_plugin.monitor.explain import explain, explain_text, find_pod, question, unknown_pod_text
 from neuron_plugin.monitor.plan import PlanOptions, UnknownNodeError, plan
+from neuron_plugin.monitor.use import use_metric
 from neuron_plugin.monitor.views import node_view
 from neuron_plugin.placement.leadership import Readiness
 from neuron_plugin.placement.state import ClusterState
@@ -46,6 +48,10 @@ class MonitorPages:
     def guard(self) -> list[Middleware]:
         """Nothing is asked of callers."""
         return []
+
+    def metrics(self, state: ClusterState, *, leading: bool) -> Iterable[Metric]:
+        """The devices by state, from the leader alone."""
+        yield use_metric(list(state.nodes.values()) if leading else [])
 
     async def run(self, state: ClusterState) -> None:
         """Nothing has to be done."""

@@ -101,6 +101,9 @@ class Pages(Protocol):
     def guard(self) -> list[Middleware]:
         """What every request of the health port goes through."""
 
+    def metrics(self, state: ClusterState, *, leading: bool) -> Iterable[Metric]:
+        """What they measure; called in a scrape's thread."""
+
     async def run(self, state: ClusterState) -> None:
         """What the pages need to be done meanwhile."""
 
@@ -252,10 +255,13 @@ class ExtenderDaemon:
 
     def collect(self) -> Iterable[Metric]:
         """Every metric family; called in a scrape's thread."""
+        leading = not self.ready.conditions[CONDITION]
         yield from self._metrics.registry.collect()
+        for pages in self._pages:
+            yield from pages.metrics(self.state, leading=leading)
         yield from state_metrics(
             self.state,
-            leading=not self.ready.conditions[CONDITION],
+            leading=leading,
             ages=self._informers.ages(),
             unseen=self._writer.unseen(),
             under_way=self.binder.under_way,

@@ -165,6 +165,14 @@ class ExtenderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             "bearer token or password"
         ),
     ] = None
+    prometheus_url: Annotated[
+        str,
+        Meta(
+            pattern=r"^(https?://.+)?$",
+            description="URL of a Prometheus that scrapes this program, of this cluster alone: from it the live page "
+            "has the hours before a restart",
+        ),
+    ] = ""
     answer_seconds: Annotated[
         float, Meta(gt=0, le=60, description="deadline of a bind call; below the scheduler's httpTimeout")
     ] = 4.0
@@ -215,6 +223,8 @@ def check(settings: ExtenderSettings) -> None:
         )
     if settings.ui_token_file and not settings.ui:
         raise SettingsError(f"ui-token-file is {settings.ui_token_file}, but ui is off: switch it on, too")
+    if settings.prometheus_url and not settings.ui:
+        raise SettingsError(f"prometheus-url is {settings.prometheus_url}, but ui is off: switch it on, too")
     if not settings.tls and not settings.insecure and settings.address not in LOOPBACK:
         raise SettingsError(
             f"address is {settings.address!r} and there is no tls-cert: any caller on the network can bind pods. "

@@ -16,26 +16,29 @@ import asyncio
 import base64
 import binascii
 import hmac
+import logging
 import time
 from collections import deque
 from collections.abc import Iterable
 from html import escape
 from importlib import resources
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
+from prometheus_client import Metric
 
-from neuron_plugin.allocation import NodeInfo
 from neuron_plugin.cluster import ApiServer
 from neuron_plugin.monitor.events import EventsView, pod_events
 from neuron_plugin.monitor.plan import PlanOptions, plan
-from neuron_plugin.monitor.views import NodeView, PodView, device_counts, node_view, pod_view
+from neuron_plugin.monitor.use import Use, UseError, past_use, use_of
+from neuron_plugin.monitor.views import NodeView, PodView, node_view, pod_view
 from neuron_plugin.placement.history import HISTORY_SECONDS
 from neuron_plugin.placement.leadership import Readiness
 from neuron_plugin.placement.state import ClusterState
-from neuron_plugin.topology import free_sets
+
+_log = logging.getLogger(__name__)
 
 SAMPLE_SECONDS = 30.0
 """Between two points of the use over time."""
@@ -51,7 +54,7 @@ OPEN_PAGES = frozenset({"/healthz", "/readyz", "/metrics"})
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "connect-src 'self'; worker-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
@@ -60,44 +63,18 @@ _NODE_HEAD = ("Node", "Type", "Free devices", "Free sets", "Pods and their devic
 _ASK_FOR_TOKEN = {"WWW-Authenticate": 'Basic realm="neuron-plugin: the token is the password", charset="UTF-8"'}
 
 
-class Use(NamedTuple):
-    """How many devices of the cluster are in use at a time (Unix seconds). Each device counts once.
-
-    ``used`` are those of pods that work, ``broken`` those of pods that are unhealthy or missing. ``free`` are healthy
-    and in the largest free set of their node, ``unlinked`` are free beside it. ``other`` are without pods and may not
-    be used: unhealthy, missing, disabled, reserved, or on a node that is closed.
-    """
-
-    at: int
-    used: int
-    free: int
-    unlinked: int
-    other: int
-    broken: int = 0
-
-
-def use_of(infos: Iterable[NodeInfo], at: int) -> Use:
-    """Count the devices of all nodes."""
-    used = free = unlinked = other = broken = 0
-    for info in infos:
-        if info.inventory is None:
-            continue
-        geometry, counts, linked = info.inventory.geometry, device_counts(info), 0
-        if counts.free:
-            linked = max(count for count, number in free_sets(geometry, info.free_mask).items() if number)
-        used, broken = used + counts.used - counts.used_broken, broken + counts.used_broken
-        free, unlinked = free + linked, unlinked + counts.free - linked
-        other += geometry.device_count - counts.used - counts.free
-    return Use(at, used, free, unlinked, other, broken)
-
-
 class Picture:
-    """The page of one extender. ``token`` empty asks for none."""
+    """The page of one extender. ``token`` empty asks for none.
+
+    ``prometheus_url``: who remembers the use before this process began; empty: nobody.
+    """
 
     on_both_ports = False
 
-    def __init__(self, token: str = "") -> None:
+    def __init__(self, token: str = "", prometheus_url: str = "") -> None:
         self._token = token.encode()
+        self._prometheus_url = prometheus_url
+        self._complained = False
         self._samples: deque[Use] = deque(maxlen=MOST_SAMPLES)
         folder = resources.files("neuron_plugin.ui").joinpath("static")
         self._planning = asyncio.Lock()
@@ -106,14 +83,34 @@ class Picture:
 
     async def run(self, state: ClusterState) -> NoReturn:
         """Count the devices every half minute; some 10 ms for a thousand nodes, in a thread."""
+        asked = not self._prometheus_url
         while True:
             use = await asyncio.to_thread(use_of, list(state.nodes.values()), int(time.time()))
             if any(use[1:]):  # at the start no node is known yet
                 self._samples.append(use)
+            asked = asked or await self._remember()
             await asyncio.sleep(SAMPLE_SECONDS)
 
     def stop(self) -> None:
         """Nothing is left to do."""
+
+    def metrics(self, state: ClusterState, *, leading: bool) -> Iterable[Metric]:  # noqa: ARG002 - a protocol
+        """None: the page shows what others measure."""
+        return ()
+
+    async def _remember(self) -> bool:
+        """Put what Prometheus knows before the first sample; whether it has answered. Else it is asked again."""
+        until = self._samples[0].at - SAMPLE_SECONDS if self._samples else time.time()
+        room = MOST_SAMPLES - len(self._samples)
+        try:
+            past = await past_use(self._prometheus_url, until - room * SAMPLE_SECONDS, until, SAMPLE_SECONDS)
+        except UseError as error:
+            if not self._complained:
+                _log.warning("the use before the start is not known; asking again", extra={"error": str(error)})
+            self._complained = True
+            return False
+        self._samples.extendleft(past[::-1])
+        return True
 
     def routes(
         self,

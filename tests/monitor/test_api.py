@@ -171,6 +171,32 @@ async def test_e06_a_watch_from_a_lists_version_shows_what_came_after_it(stage: 
         assert (await watcher.event())[0] == "DELETED"
 
 
+async def test_both_collections_are_had_in_one_list_and_one_watch(stage: Stage) -> None:
+    stage.world.node("node", TRN1)
+    stage.world.held("pod", "node", DEVICE, "0,1")
+    _, found = await stage.get(f"{BASE}/neuronnodes,neuronpods")
+    assert found["kind"] == "List"
+    assert [(each["kind"], each["metadata"]["name"]) for each in found["items"]] == [
+        ("NeuronNode", "node"),
+        ("NeuronPod", "pod"),
+    ]
+    version = found["metadata"]["resourceVersion"]
+    watch = f"{BASE}/neuronnodes,neuronpods?watch=true"
+    async with Watcher(stage, watch) as watcher:
+        begun = [await watcher.event() for _ in range(2)]
+    assert begun == [("ADDED", each) for each in found["items"]]
+    async with Watcher(stage, f"{watch}&resourceVersion={version}") as watcher:
+        stage.world.node("node", TRN1, missing=[1])
+        stage.world.pod("late", CORE, 1)
+        seen = [await watcher.event() for _ in range(3)]
+    assert [(change, each["kind"], each["metadata"]["name"]) for change, each in seen] == [
+        ("MODIFIED", "NeuronNode", "node"),
+        ("MODIFIED", "NeuronPod", "pod"),
+        ("ADDED", "NeuronPod", "late"),
+    ]
+    assert "missing" in seen[1][1]["status"]["problem"]
+
+
 async def test_e06_a_watch_without_a_version_begins_with_what_is_there(stage: Stage) -> None:
     stage.world.node("a", TRN1)
     stage.world.node("b", TRN1)
@@ -294,9 +320,9 @@ async def test_a_list_is_encoded_once_for_all_clients_until_something_changes_or
     encoded: list[str] = []
     encode = Monitor._encoded
 
-    def counted(monitor: Monitor, kind: str, version: int, found: list[StateChange]) -> bytes:
-        encoded.append(kind)
-        return encode(monitor, kind, version, found)
+    def counted(monitor: Monitor, kinds: tuple[str, ...], version: int, found: list[StateChange]) -> bytes:
+        encoded.extend(kinds)
+        return encode(monitor, kinds, version, found)
 
     monkeypatch.setattr(Monitor, "_encoded", counted)
     stage.world.node("a", TRN1)

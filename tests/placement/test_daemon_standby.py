@@ -207,10 +207,11 @@ async def test_e04_p78_a_standby_is_ready_for_the_kubelet_and_not_for_verbs(pair
 
 
 async def test_only_the_leader_reports_nodes_so_that_sums_over_replicas_are_right(pair: Pair) -> None:
-    series = 'neuron_extender_node_cores{node="node",state="free"} 32.0'
+    cores, devices = 'node_cores{node="node",state="free"} 32.0', 'devices{state="free"} 16.0'
     for extender, leads in ((pair.leader, True), (pair.standby, False)):
         metrics = (await extender.get("/metrics", health=True))[1]
-        assert (series in metrics) is leads
+        for series in (cores, devices):
+            assert (f"neuron_extender_{series}" in metrics) is leads
         assert f"neuron_extender_leader {float(leads)}" in metrics
 
 

@@ -12,13 +12,15 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+from playwright.async_api import Browser
 
 from neuron_plugin.allocation import PodReference, PodUid, Resource
 from neuron_plugin.allocation.node import Reservation
+from neuron_plugin.monitor.use import Use, use_of
 from neuron_plugin.topology import CoreMask
-from neuron_plugin.ui.pages import Use, use_of
-from tests.support.browser import Browser
+from tests.support.browser import chromium, tab
 from tests.support.manifests import gated_manifest, node_manifest, pod_manifest
 from tests.support.world import World
 from tests.ui.site import site
@@ -28,6 +30,14 @@ TRN1, TRN2, INF2 = "trn1.32xlarge", "trn2.48xlarge", "inf2.48xlarge"
 DEVICE, CORE = Resource.NEURON, Resource.NEURONCORE
 SAMPLES, SAMPLE_SECONDS = 240, 120
 MINUTE, HOUR = 60, 3600
+WORKLOADS = {
+    3: ("serving/rerank", "serving/embed"),
+    4: ("research/moe", "research/vit", "research/sweep", "ml/distil", "ml/lora"),
+    6: ("serving/vllm", "serving/whisper"),
+    8: ("ml/llama-8b", "ml/qwen-14b", "research/diffusion"),
+    16: ("ml/llama-70b", "ml/mixtral", "research/pretrain"),
+}
+"""Of ``many``, by the devices of each pod."""
 PHONE = 390
 
 
@@ -132,8 +142,7 @@ def many(nodes: int = 200) -> Cluster:
         first = 0
         for size in chance.choice([(4, 4, 4, 4), (8, 8), (16,)]) if kind != INF2 else (3, 3, 6):
             if chance.random() < 0.8:
-                namespace = chance.choice(["ml", "research", "serving"])
-                cluster.runs(f"{namespace}/job{number}-{first}", name, ids(first, size))
+                cluster.runs(f"{chance.choice(WORKLOADS[size])}-{number}{first:02}", name, ids(first, size))
             first += size
     cluster.state.set_stale(frozenset(["trn2-27"]))
     for number in range(4):
@@ -161,7 +170,7 @@ class State(NamedTuple):
 
     name: str
     cluster: Callable[[], Cluster]
-    theme: str = "light"
+    theme: Literal["light", "dark"] = "light"
     width: int = 1400
     height: int = 1000
     opened: str = ""
@@ -176,13 +185,11 @@ STATES = (
 )
 
 
-async def take(state: State, folder: Path) -> Path:
+async def take(started: Browser, state: State, folder: Path) -> Path:
     """Make one picture; the file."""
     cluster = state.cluster()
-    async with Browser(state.width, state.height) as browser, site(cluster, samples=hours(cluster)) as url:
-        features = [{"name": "prefers-color-scheme", "value": state.theme}]
-        features.append({"name": "prefers-reduced-motion", "value": "reduce"})
-        await browser.call("Emulation.setEmulatedMedia", features=features)
+    async with tab(started, state.width, state.height) as browser, site(cluster, samples=hours(cluster)) as url:
+        await browser.page.emulate_media(color_scheme=state.theme, reduced_motion="reduce")
         if state.width == PHONE:
             size = {"width": state.width, "height": state.height, "deviceScaleFactor": 2, "mobile": True}
             await browser.call("Emulation.setDeviceMetricsOverride", **size)
@@ -193,15 +200,15 @@ async def take(state: State, folder: Path) -> Path:
         await browser.until("!!document.querySelector('#use path.used')")
         await asyncio.sleep(0.5)  # what has come into sight is drawn
         file = folder / f"{state.name}.png"
-        await browser.screenshot(file)
+        await browser.page.screenshot(path=file)
         return file
 
 
 async def main(names: Sequence[str] = ()) -> None:
     """Make all pictures, or those of these names."""
-    for state in STATES:
-        if not names or state.name in names:
-            print(await take(state, PICTURES))  # noqa: T201 - what the chore has made
+    async with chromium() as started:
+        for state in [each for each in STATES if not names or each.name in names]:
+            print(await take(started, state, PICTURES))  # noqa: T201 - what the chore has made
 
 
 if __name__ == "__main__":

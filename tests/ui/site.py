@@ -13,9 +13,9 @@ from neuron_plugin.decision_log import DecisionLog, decisions_document
 from neuron_plugin.http_server import serving
 from neuron_plugin.monitor.api import Monitor
 from neuron_plugin.monitor.pages import inspection_routes
+from neuron_plugin.monitor.use import Use
 from neuron_plugin.placement.leadership import Readiness
 from neuron_plugin.ui import Picture
-from neuron_plugin.ui.pages import Use
 from tests.support.world import World
 
 
@@ -45,8 +45,10 @@ async def site(
     app.add_routes([web.get("/decisions", decisions), web.get("/readyz", ready)])
     sampling = asyncio.create_task(picture.run(world.state), name="picture")
     async with serving(app, "127.0.0.1", port) as served_port:
-        yield f"http://127.0.0.1:{served_port}"
-        monitor.stop()
-        sampling.cancel()
-        with suppress(asyncio.CancelledError):
-            await sampling
+        try:
+            yield f"http://127.0.0.1:{served_port}"
+        finally:
+            monitor.stop()
+            sampling.cancel()
+            with suppress(asyncio.CancelledError):
+                await sampling

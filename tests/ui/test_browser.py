@@ -3,87 +3,42 @@ where no Chromium is installed."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import re
 import time
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, suppress
+from typing import Literal
 
 import pytest
 
-from neuron_plugin.allocation import PodReference, PodUid, Resource
+from neuron_plugin.allocation import PodReference, PodUid
 from neuron_plugin.allocation.node import Reservation
 from neuron_plugin.allocation.utilization import ContainerUtilization
+from neuron_plugin.monitor.use import Use
 from neuron_plugin.placement.history import Cause
 from neuron_plugin.topology import CoreMask
-from neuron_plugin.ui.pages import Use
-from tests.support.browser import CHROMIUM, Browser
+from tests.support.browser import Tab
 from tests.support.manifests import container, gated_manifest, node_manifest, pod_manifest
 from tests.support.playground import Playground
 from tests.support.world import World
+from tests.ui.looking import (
+    BROWSER_TESTS,
+    DEVICE,
+    INF2,
+    NAMES,
+    TRN1,
+    card,
+    device,
+    fill,
+    marked,
+    small,
+    with_text,
+)
 from tests.ui.site import site
 
-CI = bool(os.environ.get("CI"))
-pytestmark = [
-    pytest.mark.skipif(not (CHROMIUM or CI), reason="no Chromium is installed"),
-    pytest.mark.timeout(180),
-]
-
-TRN1, INF2 = "trn1.32xlarge", "inf2.48xlarge"
-DEVICE, CORE = Resource.NEURON, Resource.NEURONCORE
-NAMES = "[...document.querySelectorAll('#nodes li:not([hidden])')].map(each => each.dataset.node).join()"
-CLICK = "new MouseEvent('click', {bubbles: true, cancelable: true})"
-LEAST_CONTRAST = 4.5
-"""Of text, by WCAG 2.2 AA."""
+pytestmark = BROWSER_TESTS
 
 
-@pytest.fixture
-async def browser() -> AsyncIterator[Browser]:
-    async with AsyncExitStack() as stack:
-        try:
-            started = await stack.enter_async_context(Browser())
-        except (TimeoutError, asyncio.CancelledError):  # as in a container that forbids what it needs
-            if CI:
-                raise
-            pytest.skip("Chromium is installed and does not start")
-        yield started
-        # A server that a test has ended refuses connections, which the browser logs.
-        assert [each for each in started.problems if "net::ERR_" not in each] == []
-
-
-def small() -> World:
-    world = World()
-    world.node("trn1-a", TRN1, unhealthy={9: "uncorrected ECC errors: 1"}, missing=[15])
-    world.node("trn1-b", TRN1)
-    world.node("inf2-a", INF2)
-    world.held("train", "trn1-a", DEVICE, "0,1,2,3")
-    world.held("serve", "trn1-a", CORE, "8")
-    return world
-
-
-def card(node: str) -> str:
-    return f'document.querySelector(`.card[href="#node/{node}"]`)'
-
-
-def device(node: str, number: int) -> str:
-    return f"{card(node)}?.querySelector('[data-device=\"{number}\"] .device')"
-
-
-def fill(node: str, pod: str) -> str:
-    """What a pod's set is filled with."""
-    return f"{card(node)}?.querySelector('.set[data-pod=\"{pod}\"]')?.style.fill"
-
-
-def marked(node: str) -> str:
-    """The marks that lie over devices: the state, and the device whose place they have."""
-    return f"""[...{card(node)}.querySelectorAll('.mark')].map((each) => each.classList[1] + " " +
-        [...{card(node)}.querySelectorAll('.frame')].findIndex((frame) => each.getAttribute('transform') ===
-        `translate(${{Number(frame.getAttribute('x')) + 20}} ${{Number(frame.getAttribute('y')) + 20}})`))"""
-
-
-async def test_pods_and_faults_show_without_a_reload_and_heal(browser: Browser) -> None:
+async def test_pods_and_faults_show_without_a_reload_and_heal(browser: Tab) -> None:
     world = small()
     async with site(world) as url:
         await browser.open(f"{url}/ui/")
@@ -107,27 +62,28 @@ async def test_pods_and_faults_show_without_a_reload_and_heal(browser: Browser) 
         assert await browser.value("window.same === document"), "nothing was loaded again"
 
 
-async def test_a_node_is_shown_once_its_hardware_is_known(browser: Browser) -> None:
+async def test_a_node_is_shown_once_its_hardware_is_known(browser: Tab) -> None:
     world = small()
     world.show_node({"metadata": {"name": "late", "uid": "1"}})
     async with site(world) as url:
         await browser.open(f"{url}/ui/")
-        await browser.until(f"{NAMES} === 'trn1-a,trn1-b,inf2-a'")
+        await browser.until(f"{NAMES} === 'trn1-a,inf2-a,trn1-b'")
         world.node("late", INF2)
-        await browser.until(f"{NAMES} === 'trn1-a,trn1-b,inf2-a,late'")
+        await browser.until(f"{NAMES} === 'trn1-a,inf2-a,late,trn1-b'")
         world.show_node({"metadata": {"name": "late", "uid": "1"}})
-        await browser.until(f"{NAMES} === 'trn1-a,trn1-b,inf2-a'")
+        await browser.until(f"{NAMES} === 'trn1-a,inf2-a,trn1-b'")
 
 
-async def test_nodes_are_grouped_sorted_filtered_and_coloured_as_chosen(browser: Browser) -> None:
+async def test_nodes_are_grouped_sorted_filtered_and_coloured_as_chosen(browser: Tab) -> None:
     world = small()
     world.held("full", "inf2-a", DEVICE, ",".join(map(str, range(12))))
     async with site(world) as url:
         await browser.open(f"{url}/ui/")
-        await browser.until(f"{NAMES} === 'trn1-a,trn1-b,inf2-a'")  # by type, the worst first
-        assert "trn1.32xlarge" in await browser.value("document.querySelector('#nodes h3').textContent")
+        await browser.until(f"{NAMES} === 'trn1-a,inf2-a,trn1-b'")  # the worst, then by type
+        headings = "[...document.querySelectorAll('#nodes h3')].map((each) => each.firstChild.textContent).join()"
+        assert await browser.value(headings) == f"Need attention,{INF2},{TRN1}"
         await browser.choose("#group", "fullness")
-        await browser.until(f"{NAMES} === 'inf2-a,trn1-a,trn1-b'")
+        await browser.until(f"{headings} === 'Need attention,full,empty'")
         await browser.choose("#group", "none")
         await browser.until(f"{NAMES} === 'trn1-a,inf2-a,trn1-b'")
         await browser.choose("#sort", "name")
@@ -139,6 +95,8 @@ async def test_nodes_are_grouped_sorted_filtered_and_coloured_as_chosen(browser:
         world.held("more", "trn1-b", DEVICE, "0,1,2,3,4,5,6,7")
         await browser.choose("#sort", "use")
         await browser.until(f"{NAMES} === 'inf2-a,trn1-b,trn1-a'")
+        await browser.choose("#group", "fullness")
+        await browser.until(f"{headings} === 'full,half used or less'")
         await browser.press("/")
         for key in "serve":
             await browser.press(key)
@@ -150,12 +108,11 @@ async def test_nodes_are_grouped_sorted_filtered_and_coloured_as_chosen(browser:
         assert "used" in await browser.value("document.getElementById('legend').innerText")
 
 
-async def test_pods_of_one_group_have_one_colour_though_they_come_after_their_nodes(browser: Browser) -> None:
+async def test_pods_of_one_workload_have_one_colour_though_they_come_after_their_nodes(browser: Tab) -> None:
     world = small()
     async with site(world) as url:
         await browser.open(f"{url}/ui/")
         await browser.until("document.querySelectorAll('.card').length === 3")
-        await browser.choose("#colour", "group")
         for number, group in enumerate(["gang", "gang", ""]):
             manifest = pod_manifest(
                 f"rank-{number}", DEVICE, 1, node="inf2-a", annotations={"NEURON_DEVS": str(number)}
@@ -169,7 +126,7 @@ async def test_pods_of_one_group_have_one_colour_though_they_come_after_their_no
         assert {"default/gang", "default/rank-2"} <= set(await browser.value(names))
 
 
-async def test_a_held_down_device_is_no_broken_one_and_has_its_reason_and_end(browser: Browser) -> None:
+async def test_a_held_down_device_is_no_broken_one_and_has_its_reason_and_end(browser: Tab) -> None:
     world, reason = small(), "processes of pod ml/old, which has ended, may still use it"
     async with site(world) as url:
         await browser.open(f"{url}/ui/#node/trn1-b")
@@ -179,12 +136,15 @@ async def test_a_held_down_device_is_no_broken_one_and_has_its_reason_and_end(br
         assert await browser.value(f"{device('trn1-b', 5)}.dataset.state") == "unhealthy"
         assert await browser.value(marked("trn1-b")) == ["unhealthy 5", "held-down 3"]
         text = await browser.value("document.getElementById('drawer').innerText")
-        assert re.search(rf"Hold-downs\s+Device\s+Reason\s+Until\s+3\s+{reason}\s+no process of the pod is alive", text)
-        assert re.search(r"5\s+10-11\s+unhealthy: ECC\s+\d+/\d+/\d+", text), "since when it is unhealthy"
+        held = (
+            rf"Out of service\s+Device\s+State\s+Since\s+Until\s+3\s+held down: {reason}\s+\S+\s+no process of the pod"
+        )
+        assert re.search(held, text)
+        assert re.search(r"5\s+unhealthy: ECC\s+\d\d:\d\d:\d\d", text), "since when it is unhealthy"
         assert "held down" in await browser.value("document.getElementById('legend').innerText")
 
 
-async def test_a_device_that_is_kept_for_a_waiting_pod_is_not_shown_as_free(browser: Browser) -> None:
+async def test_a_device_that_is_kept_for_a_waiting_pod_is_not_shown_as_free(browser: Tab) -> None:
     world = small()
     pod = PodReference(PodUid("w"), "ml", "waits")
     world.state.reserve(Reservation(pod, "trn1-b", CoreMask(0b1111)))
@@ -194,10 +154,10 @@ async def test_a_device_that_is_kept_for_a_waiting_pod_is_not_shown_as_free(brow
         assert await browser.value(f"{device('trn1-b', 2)}.dataset.state") == "free"
         assert await browser.value(marked("trn1-b")) == ["reserved 0", "reserved 1"]
         assert await browser.value(f"{card('trn1-b')}.querySelector('.badge').textContent") == "reserved"
-        assert re.search(r"0-1\s+0-3\s+reserved: for ml/waits", await browser.value("document.body.innerText"))
+        assert re.search(r"0-1\s+reserved: for ml/waits", await browser.value("document.body.innerText"))
 
 
-async def test_a_broken_device_keeps_its_pod_s_fill_under_a_cross_and_the_numbers_add_up(browser: Browser) -> None:
+async def test_a_broken_device_keeps_its_pod_s_fill_under_a_cross_and_the_numbers_add_up(browser: Tab) -> None:
     world = small()
     async with site(world) as url:
         await browser.open(f"{url}/ui/")
@@ -215,12 +175,12 @@ async def test_a_broken_device_keeps_its_pod_s_fill_under_a_cross_and_the_number
         state = await browser.value(f"{card('trn1-a')}.querySelector('.state').textContent")
         assert state == "5 of 5 used broken; 11 missing"
         chips = (await browser.value("document.getElementById('numbers').innerText")).split("\n")
-        assert {"44 devices", "5 used", "28 free", "5 used and broken", "11 missing"} <= set(chips)
+        assert {"44 devices", "5 used", "28 free", "5 used and broken", "16 missing"} <= set(chips)
         now = "Devices now: 5 used and broken; 0 used; 28 free, linked; 0 free, not linked; 11 not available"
         await browser.until(f"document.querySelector('#use svg').getAttribute('aria-label') === '{now}'")  # drawn later
 
 
-async def test_a_cordoned_node_is_marked_and_its_devices_do_not_count_as_free(browser: Browser) -> None:
+async def test_a_cordoned_node_is_marked_and_its_devices_do_not_count_as_free(browser: Tab) -> None:
     world = small()
     async with site(world) as url:
         await browser.open(f"{url}/ui/#node/trn1-b")
@@ -233,7 +193,7 @@ async def test_a_cordoned_node_is_marked_and_its_devices_do_not_count_as_free(br
         assert "Takes no pods: The node is cordoned." in await browser.value("document.body.innerText")
 
 
-async def test_what_needs_attention_is_one_sentence_whose_parts_filter_the_nodes(browser: Browser) -> None:
+async def test_what_needs_attention_is_one_sentence_whose_parts_filter_the_nodes(browser: Tab) -> None:
     world = World()
     for number in range(1, 4):
         world.node(f"trn1-{number}", TRN1)
@@ -258,7 +218,7 @@ async def test_what_needs_attention_is_one_sentence_whose_parts_filter_the_nodes
         await browser.until(f"{NAMES} === 'trn1-1,trn1-2,trn1-3'")
 
 
-async def test_a_pod_s_set_is_one_shape_with_its_name_and_stands_out_with_its_group(browser: Browser) -> None:
+async def test_a_pod_s_set_is_one_shape_with_its_name_and_stands_out_with_its_group(browser: Tab) -> None:
     world = small()
     for number, node in enumerate(["trn1-b", "inf2-a"]):
         manifest = pod_manifest(f"rank-{number}", DEVICE, 4, node=node, annotations={"NEURON_DEVS": "0,1,2,3"})
@@ -279,7 +239,7 @@ async def test_a_pod_s_set_is_one_shape_with_its_name_and_stands_out_with_its_gr
         assert await browser.value("document.querySelectorAll('.set.traced').length") == 0
 
 
-async def test_the_largest_free_set_is_outlined_and_the_free_sizes_are_named(browser: Browser) -> None:
+async def test_the_largest_free_set_is_outlined_and_the_free_sizes_are_named(browser: Tab) -> None:
     world = small()
     async with site(world) as url:
         await browser.open(f"{url}/ui/")
@@ -295,7 +255,7 @@ async def test_the_largest_free_set_is_outlined_and_the_free_sizes_are_named(bro
         await browser.until(f"{box} === '12,112,190,90'")
 
 
-async def test_gated_and_promised_pods_are_shown_as_such_until_they_are_bound(browser: Browser) -> None:
+async def test_gated_and_promised_pods_are_shown_as_such_until_they_are_bound(browser: Tab) -> None:
     world = small()
     world.show(gated_manifest("waits", DEVICE, 16))
     promised = gated_manifest("coming", DEVICE, 4, promised=("trn1-b", "4,5,6,7"), gates=())
@@ -316,7 +276,7 @@ async def test_gated_and_promised_pods_are_shown_as_such_until_they_are_bound(br
         assert "promised, not bound yet" not in await browser.value("document.body.innerText")
 
 
-async def test_no_two_pods_have_the_same_paint(browser: Browser) -> None:
+async def test_coloured_by_pod_no_two_have_the_same_paint(browser: Tab) -> None:
     world = World()
     for node in range(10):
         world.node(f"node-{node}", TRN1)
@@ -324,6 +284,8 @@ async def test_no_two_pods_have_the_same_paint(browser: Browser) -> None:
             world.held(f"pod-{node}-{number}", f"node-{node}", DEVICE, str(number))
     async with site(world) as url:
         await browser.open(f"{url}/ui/")
+        await browser.until("document.querySelectorAll('.set').length > 0")
+        await browser.choose("#colour", "pod")
         paints = """[...document.querySelectorAll('.set:not(.marks)')].map((each) => [each.style.fill,
             each.nextSibling?.matches('.marks') ? each.nextSibling.style.fill : ""])"""
         await browser.until(f"{paints}.length === 160")
@@ -335,7 +297,7 @@ async def test_no_two_pods_have_the_same_paint(browser: Browser) -> None:
         assert len(set(looks)) == len(looks), "and each mark looks otherwise"
 
 
-async def test_waiting_pods_are_lines_with_what_they_can_expect_and_why_when_opened(browser: Browser) -> None:
+async def test_waiting_pods_are_lines_with_what_they_can_expect_and_why_when_opened(browser: Tab) -> None:
     world = World()
     world.node("trn1-a", TRN1)
     for number in range(4):
@@ -362,58 +324,7 @@ async def test_waiting_pods_are_lines_with_what_they_can_expect_and_why_when_ope
         await browser.until(f"{lines}.length === 2")
 
 
-class Freezer:
-    """Passes connections on to a server until it is frozen, as a process that is stopped: connections stay open."""
-
-    def __init__(self, url: str) -> None:
-        self._port = int(url.rpartition(":")[2])
-        self._flows = asyncio.Event()
-        self._flows.set()
-
-    def freeze(self) -> None:
-        self._flows.clear()
-
-    def thaw(self) -> None:
-        self._flows.set()
-
-    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        from_server, to_server = await asyncio.open_connection("127.0.0.1", self._port)
-
-        async def copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-            with suppress(ConnectionError):
-                while data := await source.read(65536):
-                    await self._flows.wait()
-                    target.write(data)
-                    await target.drain()
-            target.close()
-
-        await asyncio.gather(copy(reader, to_server), copy(from_server, writer))
-
-
-async def test_a_frozen_extender_dims_the_page_which_says_since_when(browser: Browser) -> None:
-    world = small()
-    async with site(world) as url:
-        freezer = Freezer(url)
-        server = await asyncio.start_server(freezer, "127.0.0.1")
-        quicker = "const slow = window.setTimeout; window.setTimeout = (f, ms) => slow(f, ms / 3);"
-        await browser.call("Page.addScriptToEvaluateOnNewDocument", source=quicker)
-        await browser.open(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/ui/")
-        await browser.until("document.getElementById('connection').textContent === 'live'")
-        freezer.freeze()
-        await browser.until("document.body.classList.contains('lost')")
-        text = await browser.value("document.getElementById('connection').textContent")
-        assert text == "not live: the extender is silent; trying again"
-        as_of = await browser.value("document.getElementById('as-of').textContent")
-        assert re.fullmatch(r"as of \d\d:\d\d:\d\d", as_of)
-        assert float(await browser.value("getComputedStyle(document.querySelector('main')).opacity")) < 1
-        freezer.thaw()
-        world.held("meanwhile", "trn1-b", DEVICE, "0")
-        await browser.until(f"{device('trn1-b', 0)}.dataset.state === 'used'")
-        await browser.until("!document.body.classList.contains('lost')")
-        server.close()
-
-
-async def test_without_javascript_the_tables_are_shown(browser: Browser) -> None:
+async def test_without_javascript_the_tables_are_shown(browser: Tab) -> None:
     world = small()
     world.pod("seven", DEVICE, 7)
     async with site(world) as url:
@@ -425,7 +336,7 @@ async def test_without_javascript_the_tables_are_shown(browser: Browser) -> None
         assert "seven" in text
 
 
-async def test_who_was_evicted_to_make_room_stands_on_a_time_line(browser: Browser) -> None:
+async def test_who_was_evicted_to_make_room_stands_on_a_time_line(browser: Tab) -> None:
     world = small()
     victim = world.held("victim", "trn1-b", DEVICE, "0,1,2,3")
     urgent = PodReference(PodUid("u"), "ml", "urgent")
@@ -445,7 +356,7 @@ async def test_who_was_evicted_to_make_room_stands_on_a_time_line(browser: Brows
         assert re.search(r"preempted\s+default/victim\s+trn1-b\s+-\s+ml/urgent", text)
 
 
-async def test_a_change_elsewhere_leaves_focus_and_closed_reasons_as_they_are(browser: Browser) -> None:
+async def test_a_change_elsewhere_leaves_focus_and_closed_reasons_as_they_are(browser: Tab) -> None:
     world = small()
     world.pod("seven", DEVICE, 7)
     async with site(world) as url:
@@ -464,7 +375,7 @@ async def test_a_change_elsewhere_leaves_focus_and_closed_reasons_as_they_are(br
         assert await browser.value("document.querySelector('#waiting details').open") is False
 
 
-async def test_the_keyboard_alone_leads_to_a_node_its_devices_a_pod_and_back(browser: Browser) -> None:
+async def test_the_keyboard_alone_leads_to_a_node_its_devices_a_pod_and_back(browser: Tab) -> None:
     world = small()
     async with site(world) as url:
         await browser.open(f"{url}/ui/")
@@ -473,14 +384,14 @@ async def test_the_keyboard_alone_leads_to_a_node_its_devices_a_pod_and_back(bro
         )
         await browser.value("document.querySelector('.card').focus()")
         await browser.press("ArrowRight")
-        await browser.until("document.activeElement.querySelector('strong').textContent === 'trn1-b'")
+        await browser.until("document.activeElement.querySelector('strong').textContent === 'inf2-a'")
         await browser.press("ArrowLeft")
         await browser.press("Enter")
         await browser.until("document.activeElement.id === 'drawer'")
         text = await browser.until("document.getElementById('drawer').innerText")
         assert re.search(r"trn1-a\s+trn1.32xlarge: 16 devices of 2 cores", text)
         assert re.search(r"default/train\s+main\s+0-3\s+0-7\s+chosen, not confirmed yet", text)
-        assert re.search(r"9\s+18-19\s+unhealthy: uncorrected ECC errors: 1", text)
+        assert re.search(r"9\s+unhealthy: uncorrected ECC errors: 1", text)
         assert re.search(r"Free sets\s*1 .9\s*4 .0", text)
         for _ in ("next", "Close", *range(10)):  # devices 0 to 9; no node comes before this one
             await browser.press("Tab")
@@ -499,13 +410,13 @@ async def test_the_keyboard_alone_leads_to_a_node_its_devices_a_pod_and_back(bro
         await browser.value("location.hash = '#node/trn1-a'")
         await browser.until("document.activeElement.id === 'drawer'")
         await browser.value("document.querySelector('#drawer a[aria-label^=next]').click()")
-        await browser.until("document.getElementById('drawer-title').innerText === 'trn1-b'")
+        await browser.until("document.getElementById('drawer-title').innerText === 'inf2-a'")
         await browser.press("Escape")
         await browser.until("document.getElementById('drawer').hidden")
-        assert await browser.value("document.activeElement.querySelector('strong').textContent") == "trn1-b"
+        assert await browser.value("document.activeElement.querySelector('strong').textContent") == "inf2-a"
 
 
-async def test_a_pod_s_drawer_has_its_containers_health_group_and_the_way_to_its_node(browser: Browser) -> None:
+async def test_a_pod_s_drawer_has_its_containers_health_group_and_the_way_to_its_node(browser: Tab) -> None:
     world = small()
     for number in range(2):
         manifest = pod_manifest(
@@ -518,46 +429,17 @@ async def test_a_pod_s_drawer_has_its_containers_health_group_and_the_way_to_its
     async with site(world) as url:
         await browser.open(f"{url}/ui/")
         await browser.until(f"!!{fill('trn1-b', 'default/rank-0')}")
-        await browser.value(
-            f"{device('trn1-b', 0)}.dispatchEvent(new MouseEvent('click', {{bubbles: true, cancelable: true}}))"
-        )
+        await browser.click(device("trn1-b", 0))
         await browser.until("document.getElementById('drawer').innerText.includes('default/rank-1')")
         text = await browser.value("document.getElementById('drawer').innerText")
         assert re.search(r"Node\s+trn1-b\s+Health\s+device 1 unhealthy: ECC\s", text)
         assert re.search(r"main\s+app\s+1 neuron\s+0\s+0-1\s+not known\s+side\s+app\s+1 neuron\s+1\s+2-3\s", text)
-        assert re.search(r"The others of its group\s.*default/rank-1\s+Bound\s+trn1-b\s+8-9", text, re.DOTALL)
+        assert re.search(r"The others of its workload\s.*default/rank-1\s+Bound\s+trn1-b\s+8-9", text, re.DOTALL)
         await browser.value("location.hash = '#pod/default%2Fnobody'")
         await browser.until("document.getElementById('drawer').innerText.includes('There is no such pod.')")
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-async def test_every_text_stands_out_from_its_background(browser: Browser, theme: str) -> None:
-    contrast = """(() => {
-        const light = (text) => { const [r, g, b] = text.match(/[\\d.]+/g).map((part) => part / 255)
-            .map((part) => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
-            return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
-        const back = (node) => { for (; node; node = node.parentElement) {
-            const found = getComputedStyle(node).backgroundColor;
-            if (found !== "rgba(0, 0, 0, 0)") return found; } return "rgb(255, 255, 255)"; };
-        const texts = [...document.querySelectorAll("body *")].filter((each) => !each.closest("svg, noscript")
-            && [...each.childNodes].some((child) => child.nodeType === 3 && child.textContent.trim()));
-        return texts.map((each) => { const [a, b] = [light(getComputedStyle(each).color), light(back(each))];
-            return [(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), each.outerHTML.slice(0, 90)]; });
-    })()"""
-    world = small()
-    async with site(world) as url:
-        await browser.open(f"{url}/ui/#node/trn1-a")
-        await browser.until(
-            "document.querySelectorAll('.card').length === 3 && !document.getElementById('drawer').hidden"
-        )
-        if (await browser.value("document.documentElement.dataset.theme")) != theme:
-            await browser.value("document.getElementById('theme').click()")
-        found = await browser.until(contrast)
-        assert len(found) > 40
-        assert [each for each in found if each[0] < LEAST_CONTRAST] == []
-
-
-async def test_states_differ_by_their_mark_and_not_by_colour_alone(browser: Browser) -> None:
+async def test_states_differ_by_their_mark_and_not_by_colour_alone(browser: Tab) -> None:
     world = World()
     world.node("trn1-a", TRN1, unhealthy={1: "ECC", 3: "held"}, missing=[2], held_down=[3], disabled=[4])
     world.state.reserve(Reservation(PodReference(PodUid("w"), "ml", "waits"), "trn1-a", CoreMask(0b11 << 10)))
@@ -575,10 +457,6 @@ async def test_states_differ_by_their_mark_and_not_by_colour_alone(browser: Brow
         assert await browser.value(labels)
 
 
-def with_text(selector: str, text: str) -> str:
-    return f"[...document.querySelectorAll('{selector}')].find((each) => each.textContent.includes('{text}'))"
-
-
 QUESTIONS = {
     "Who has device 2 of trn1-a?": ([device("trn1-a", 2)], r"Pod\s+.\s+default/train\s"),
     "Which cores has each of its containers?": ([device("trn1-a", 2)], r"main\s+app\s+4 neuron\s+0-3\s+0-7"),
@@ -591,15 +469,18 @@ QUESTIONS = {
         [with_text("#waiting summary", "default/big"), with_text("#waiting a", "All about")],
         r"Asks for\s+main: 16 neuron\s+Priority\s+7",
     ),
-    "Which node is worst?": ([], r"trn1.32xlarge\s+2 nodes . 24 of 32 free\s+trn1-a\s"),
-    "What is wrong with it, and since when?": ([card("trn1-a")], r"9\s+18-19\s+unhealthy: uncorrected .*\s+before the"),
+    "Which node is worst?": ([], r"Need attention\s+2 nodes . 9 of 28 free\s+trn1-a\s"),
+    "What is wrong with it, and since when?": (
+        [card("trn1-a") + ".querySelector('strong')"],
+        r"9\s+unhealthy: uncorrected .*\s+before the",
+    ),
     "Which node is cordoned?": ([], r"inf2-a cordoned"),
     "Which nodes could take a pod of 16 devices?": ([with_text("#attention button", "waits")], r"2 of 3 nodes"),
     "How many devices are free, and how many linked?": ([], r"24 free\s+8 largest free set"),
 }
 
 
-async def test_a_newcomer_s_questions_are_answered_within_three_clicks(browser: Browser) -> None:
+async def test_a_newcomer_s_questions_are_answered_within_three_clicks(browser: Tab) -> None:
     world = small()
     world.show_node({**node_manifest("inf2-a", INF2), "spec": {"unschedulable": True}})
     world.held("other", "trn1-b", DEVICE, "15")
@@ -611,13 +492,12 @@ async def test_a_newcomer_s_questions_are_answered_within_three_clicks(browser: 
             await browser.open(f"{url}/ui/")
             await browser.until("document.querySelectorAll('#nodes .device').length === 44")
             for place in clicks:
-                await browser.until(f"!!{place}")
-                await browser.value(f"{place}.dispatchEvent({CLICK})")
+                await browser.click(place)
             pattern = json.dumps(answer)
             await browser.until(f"new RegExp({pattern}).test(document.body.innerText)")
 
 
-async def test_use_over_time_goes_in_steps_can_be_read_and_downloaded(browser: Browser) -> None:
+async def test_use_over_time_goes_in_steps_can_be_read_and_downloaded(browser: Tab) -> None:
     world, now = small(), int(time.time())
     samples = [Use(now - 3600, 0, 40, 0, 0), Use(now - 1800, 20, 19, 0, 0, 1)]
     async with site(world, samples=samples) as url:
@@ -642,10 +522,10 @@ async def test_use_over_time_goes_in_steps_can_be_read_and_downloaded(browser: B
         assert "fill: rgb" in text, "it is drawn without the page's style sheet"
 
 
-async def test_theme_and_filters_are_as_they_were_left(browser: Browser) -> None:
+async def test_theme_and_filters_are_as_they_were_left(browser: Tab) -> None:
     async with site(small()) as url:
         await browser.open(f"{url}/ui/")
-        await browser.until(f"{NAMES} === 'trn1-a,trn1-b,inf2-a'")
+        await browser.until(f"{NAMES} === 'trn1-a,inf2-a,trn1-b'")
         before = await browser.value("document.documentElement.dataset.theme")
         await browser.value("document.getElementById('theme').click()")
         await browser.choose("#type", INF2)
@@ -659,13 +539,13 @@ async def test_theme_and_filters_are_as_they_were_left(browser: Browser) -> None
         assert await browser.value(chosen) == f"{INF2},namespace"
 
 
-async def test_without_javascript_the_tables_are_dark_where_that_is_preferred(browser: Browser) -> None:
+async def test_without_javascript_the_tables_are_dark_where_that_is_preferred(browser: Tab) -> None:
     async with site(small()) as url:
         await browser.call("Emulation.setScriptExecutionDisabled", value=True)
         light = []
-        for scheme in ("light", "dark"):
-            features = [{"name": "prefers-color-scheme", "value": scheme}]
-            await browser.call("Emulation.setEmulatedMedia", features=features)
+        schemes: tuple[Literal["light", "dark"], ...] = ("light", "dark")
+        for scheme in schemes:
+            await browser.page.emulate_media(color_scheme=scheme)
             await browser.open("about:blank")
             await browser.open(f"{url}/ui/table")
             await browser.until("location.pathname === '/ui/table' && document.readyState === 'complete'")
@@ -675,7 +555,7 @@ async def test_without_javascript_the_tables_are_dark_where_that_is_preferred(br
 
 
 @pytest.mark.parametrize("opened", ["", "#node/trn1-a", "#pod/default%2Ftrain"])
-async def test_on_a_phone_nothing_is_wider_than_the_screen(browser: Browser, opened: str) -> None:
+async def test_on_a_phone_nothing_is_wider_than_the_screen(browser: Tab, opened: str) -> None:
     world, name = small(), "a-pod-with-quite-a-long-name-as-controllers-make-them-7f9c6d5b8-x2x4z"
     world.held(name, "inf2-a", DEVICE, "0,2,4,6,8,10")
     world.pod(f"waiting-{name}", DEVICE, 7)
@@ -690,31 +570,18 @@ async def test_on_a_phone_nothing_is_wider_than_the_screen(browser: Browser, ope
         assert await browser.value("document.documentElement.scrollWidth") == 390
 
 
-async def test_nodes_are_in_sight_in_a_small_window_though_pods_wait(browser: Browser) -> None:
+async def test_nodes_are_in_sight_in_a_small_window_though_pods_wait(browser: Tab) -> None:
     world = small()
     for number in range(20):
         world.pod(f"waits-{number}", DEVICE, 16)
     async with site(world) as url:
-        size = {"width": 800, "height": 600, "deviceScaleFactor": 1, "mobile": False}
-        await browser.call("Emulation.setDeviceMetricsOverride", **size)
+        await browser.page.set_viewport_size({"width": 800, "height": 600})
         await browser.open(f"{url}/ui/")
         await browser.until("document.querySelectorAll('#waiting li').length === 20")
         assert await browser.value("document.querySelector('.card svg').getBoundingClientRect().bottom") < 600
 
 
-async def test_the_page_says_that_the_extender_is_away_and_goes_on_when_it_is_back(browser: Browser) -> None:
-    world = small()
-    async with site(world) as url:
-        await browser.open(f"{url}/ui/")
-        await browser.until("document.getElementById('connection').textContent === 'live'")
-    await browser.until("document.getElementById('connection').textContent.startsWith('not live')")
-    world.held("meanwhile", "trn1-b", DEVICE, "0")
-    async with site(world, port=int(url.rpartition(":")[2])):
-        await browser.until(f"{device('trn1-b', 0)}.dataset.state === 'used'")
-        await browser.until("document.getElementById('connection').textContent === 'live'")
-
-
-async def test_names_from_outside_are_shown_as_text(browser: Browser) -> None:
+async def test_names_from_outside_are_shown_as_text(browser: Tab) -> None:
     world = World()
     world.node("<img src=x onerror=alert(1)>", TRN1, unhealthy={1: "<i>"})
     world.held("<b>x</b>", "<img src=x onerror=alert(1)>", DEVICE, "0")
@@ -724,7 +591,7 @@ async def test_names_from_outside_are_shown_as_text(browser: Browser) -> None:
         assert await browser.value("document.querySelectorAll('main img, aside img, aside b, aside i').length") == 0
 
 
-async def test_many_nodes_are_small_fit_on_one_screen_and_are_drawn_once(browser: Browser) -> None:
+async def test_many_nodes_are_small_fit_on_one_screen_and_are_drawn_once(browser: Tab) -> None:
     world = World()
     for number in range(500):
         world.node(f"node-{number}", TRN1 if number % 3 else INF2, missing=[15] if number == 400 else ())
@@ -735,7 +602,7 @@ async def test_many_nodes_are_small_fit_on_one_screen_and_are_drawn_once(browser
         await browser.until("document.querySelectorAll('.card.small .set:not(.marks)').length === 500")
         print(f"500 nodes shown after {time.monotonic() - started:.2f} s")  # noqa: T201 - a figure to look at with pytest -s
         assert await browser.value("document.querySelector('#nodes').getBoundingClientRect().bottom") < 1000
-        assert (await browser.value(NAMES)).startswith("node-400,node-1,"), "the worst first"
+        assert (await browser.value(NAMES)).startswith("node-400,node-0,node-3,"), "the worst first"
         assert await browser.value(f"{card('node-400')}.querySelectorAll('.cross').length") == 1
         await browser.value("window.first = document.querySelector('.card')")
         world.held("late", "node-1", DEVICE, "4,5,6,7")
@@ -750,7 +617,7 @@ async def test_many_nodes_are_small_fit_on_one_screen_and_are_drawn_once(browser
         )
 
 
-async def test_the_playground_s_page_shows_pods_a_refusal_and_a_fault_that_heals(browser: Browser) -> None:
+async def test_the_playground_s_page_shows_pods_a_refusal_and_a_fault_that_heals(browser: Tab) -> None:
     with Playground("--nodes", "trn1.32xlarge=1,inf2.48xlarge=1") as up:
         up.wait_for("In a second shell:")
         url = re.findall(r"In a browser: (\S+)", up.printed())[0]
@@ -769,7 +636,7 @@ async def test_the_playground_s_page_shows_pods_a_refusal_and_a_fault_that_heals
         await browser.until(f"{device('trn1-1', 13)}.dataset.state !== 'missing'")
 
 
-async def test_a_device_shows_how_busy_it_is_and_slanted_lines_while_it_is_idle(browser: Browser) -> None:
+async def test_a_device_shows_how_busy_it_is_and_slanted_lines_while_it_is_idle(browser: Tab) -> None:
     world = small()
     uid = next(pod.uid for pod in world.state.pods.values() if pod.reference.name == "train")
     async with site(world) as url:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import re
 import time
@@ -14,10 +15,13 @@ import aiohttp
 import pytest
 
 from neuron_plugin.allocation import PodReference, PodUid, Resource
+from neuron_plugin.monitor.use import Use, UseError
+from neuron_plugin.placement import ExtenderSettings, check
 from neuron_plugin.placement.history import Cause
-from neuron_plugin.ui.pages import Use, use_of
+from neuron_plugin.settings import SettingsError
+from neuron_plugin.ui import Picture, pages
+from neuron_plugin.ui.pages import MOST_SAMPLES
 from tests.cli.doubles import Cli
-from tests.support.manifests import node_manifest
 from tests.support.world import World
 from tests.ui.site import site
 
@@ -46,6 +50,18 @@ class Parts(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.texts.append(data)
+
+
+async def test_a_failure_beside_an_open_watch_ends_the_site_at_once() -> None:
+    async def fail(session: aiohttp.ClientSession) -> None:
+        async with site(World()) as url:
+            await session.get(f"{url}/apis/neuron-plugin.io/v1/neuronnodes?watch=true")
+            raise ZeroDivisionError
+
+    async with aiohttp.ClientSession() as session:
+        with pytest.raises(ZeroDivisionError):
+            await fail(session)
+    assert {task.get_name() for task in asyncio.all_tasks()} & {"picture"} == set()
 
 
 async def test_every_file_is_served_and_nothing_else() -> None:
@@ -120,28 +136,6 @@ async def test_with_a_token_every_page_about_the_cluster_asks_for_it(path: str) 
         assert (await get(f"{url}/readyz"))[0] == 200
 
 
-def test_used_free_unlinked_and_other_devices_are_counted() -> None:
-    world = World()
-    world.node("torus", TRN1, unhealthy={15: "ECC"}, missing=[14])
-    world.held("row", "torus", DEVICE, "0,1,2,3")
-    world.held("half", "torus", CORE, "8")
-    world.node("ring", INF2)
-    world.node("closed", INF2)
-    world.held("unreadable", "closed", DEVICE, "77")
-    # torus: 4 + 1 used, 9 free with a linked row of 4, 2 not usable; ring: all free; closed: nothing can be given.
-    assert use_of(world.state.nodes.values(), 5) == Use(5, 5, 4 + 12, 5, 2 + 12, 0)
-
-
-def test_devices_of_pods_that_break_and_those_of_a_cordoned_node_are_not_counted_as_before() -> None:
-    world = World()
-    world.node("torus", TRN1, missing=[0, 1], unhealthy={2: "ECC"})
-    world.held("row", "torus", DEVICE, "0,1,2,3")
-    cordoned = node_manifest("ring", INF2)
-    world.show_node({**cordoned, "spec": {"unschedulable": True}})
-    # torus: 3 of 4 used ones are broken, 12 free with a linked block of 8; ring: takes no pod.
-    assert use_of(world.state.nodes.values(), 5) == Use(5, 1, 8, 4, 12, 3)
-
-
 async def test_the_bare_address_leads_to_the_page_and_an_icon_is_there() -> None:
     async with site(World()) as url:
         for path in ("/", "/ui"):
@@ -167,6 +161,35 @@ async def test_use_over_time_is_remembered() -> None:
     (sample,) = found["samples"]
     assert sample[1:] == [0, 12, 0, 0, 0]
     assert abs(sample[0] - time.time()) < 60
+
+
+async def test_use_before_a_restart_comes_from_prometheus_as_soon_as_it_answers(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(pages, "SAMPLE_SECONDS", 0.02)
+    world, broken = World(), 2
+
+    async def remembered(url: str, since: float, until: float, step_seconds: float) -> list[Use]:
+        nonlocal broken
+        assert (url, step_seconds) == ("http://prometheus", 0.02)
+        assert until - since == pytest.approx(0.02 * (MOST_SAMPLES - len(picture._samples)))
+        broken -= 1
+        if broken >= 0:
+            raise UseError("it is away")
+        return [Use(int(since), 1, 2, 3, 4, 5), Use(int(until), 5, 4, 3, 2, 1)]
+
+    monkeypatch.setattr(pages, "past_use", remembered)
+    world.node("ring", INF2)
+    picture = Picture(prometheus_url="http://prometheus")
+    running = asyncio.create_task(picture.run(world.state))
+    while broken >= 0 or len(picture._samples) < 6:
+        await asyncio.sleep(0.01)
+    running.cancel()
+    found = list(picture._samples)
+    assert [each[1:] for each in found[:2]] == [(1, 2, 3, 4, 5), (5, 4, 3, 2, 1)]
+    assert {each[1:] for each in found[2:]} == {(0, 12, 0, 0, 0)}
+    assert [each.at for each in found] == sorted(each.at for each in found)
+    assert len(caplog.records) == 1, "it is said once"
 
 
 async def test_what_waiting_pods_can_expect_is_worked_out_once_for_all_pages() -> None:
@@ -205,7 +228,11 @@ async def test_evictions_of_the_last_hour_are_served() -> None:
     ]
 
 
-def test_an_empty_token_is_refused(tmp_path: Path, cli: Cli) -> None:
+def test_a_token_or_prometheus_without_the_page_and_an_empty_token_are_refused(tmp_path: Path, cli: Cli) -> None:
+    with pytest.raises(SettingsError, match="ui is off"):
+        check(ExtenderSettings(ui_token_file=tmp_path / "token"))
+    with pytest.raises(SettingsError, match="prometheus-url is http://x, but ui is off"):
+        check(ExtenderSettings(prometheus_url="http://x"))
     (tmp_path / "token").write_text("\n")
     shown = cli("extender", "--ui", "--ui-token-file", tmp_path / "token")
     assert shown.status == 2

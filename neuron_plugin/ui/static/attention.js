@@ -1,6 +1,6 @@
 // What needs attention, as one sentence, and the cluster in numbers. Each part of both is a filter of the nodes.
 
-import { STATES, factsOf, ids, plural } from "./facts.js";
+import { STATES, factsOf, ids, plural, when } from "./facts.js";
 import { html, put } from "./html.js";
 
 const MOST_NAMES = 2;
@@ -45,10 +45,11 @@ export class Attention {
     return test ? nodes.filter((node) => test(factsOf(node), node, waiting, promised)) : nodes;
   }
 
-  draw(nodes, waiting, promised) {
+  /** `live` says whether all this is still so: nothing is calm while nothing is known. */
+  draw(nodes, waiting, promised, live) {
     const facts = nodes.map(factsOf);
     const sum = (count) => facts.reduce((total, each) => total + count(each), 0);
-    this.drawSentence(nodes, facts, waiting, sum);
+    this.drawSentence(nodes, facts, waiting, sum, live);
     this.drawNumbers(nodes, facts, waiting, promised, sum);
   }
 
@@ -56,8 +57,8 @@ export class Attention {
     return html("button", { type: "button", class: tone, "data-filter": filter, "aria-pressed": `${this.chosen === filter}` }, ...text);
   }
 
-  drawSentence(nodes, facts, waiting, sum) {
-    const parts = [];
+  drawSentence(nodes, facts, waiting, sum, { heard, lost }) {
+    const parts = lost ? [html("span", { class: "bad" }, `Nothing is known ${heard ? `since ${when(heard / 1000)}` : "yet"}: ${lost}.`)] : [];
     const onBroken = sum(({ brokenHolders }) => brokenHolders);
     if (onBroken) parts.push(this.button("on broken devices", "bad", `${plural(onBroken, "pod")} on broken devices`));
     if (waiting.length) parts.push(this.button("waiting", "warn", `${plural(waiting.length, "pod")} ${waiting.length === 1 ? "waits" : "wait"}`));
@@ -70,7 +71,7 @@ export class Attention {
     if (broken) parts.push(this.button("broken", "warn", `${plural(broken, "unused device")} broken`));
     const idle = sum((each) => each.idle);
     if (idle) parts.push(this.button("idle", "", `${plural(idle, "device")} idle`));
-    const calm = nodes.length ? "Nothing needs attention." : "No node with Neuron devices is known.";
+    const calm = nodes.length ? "Nothing needs attention." : heard ? "No node with Neuron devices is known." : "";
     put(this.sentence, ...(parts.length ? parts : [html("span", {}, calm)]));
   }
 
@@ -82,14 +83,13 @@ export class Attention {
       ["largest free set", largest, "free"],
       ["used and broken", sum(({ usedBroken }) => usedBroken), "bad", "on broken devices"],
       ["idle", sum(({ idle }) => idle), "calm", "idle"],
-      ...STATES.map((state) => [state, sum(({ unused }) => unused[state] || 0), state === "reserved" ? "calm" : "warn", state]),
+      ...STATES.map((state) => [state, sum(({ states }) => states[state]), state === "reserved" ? "calm" : "warn", state]),
       ["free on closed nodes", sum(({ unused }) => unused["on closed nodes"]), "warn", "on closed nodes"],
       ["waiting", waiting.length, "warn", "waiting"], ["promised", promised.length, "calm", "promised"],
     ];
-    put(this.numbers, ...chips.map(([name, number, tone = "", filter = ""]) => {
+    put(this.numbers, ...chips.filter(([, number]) => number).map(([name, number, tone = "", filter = ""]) => {
       const text = [html("b", {}, `${number}`), ` ${name}`];
-      const colour = number ? tone : "none";
-      return html("li", {}, filter && number ? this.button(filter, colour, ...text) : html("span", { class: colour }, ...text));
+      return html("li", {}, filter ? this.button(filter, tone, ...text) : html("span", { class: tone }, ...text));
     }));
   }
 }

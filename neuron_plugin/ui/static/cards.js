@@ -1,4 +1,4 @@
-// One card for each node that is shown: a picture with its name and free sizes, or of many nodes the picture alone.
+// One card for each node that is shown: a picture with its name and free sizes, or of many nodes picture and name alone.
 
 import { picture, update } from "./draw.js";
 import { byName, described, factsOf, plural, sizesOf, wrongWith } from "./facts.js";
@@ -12,6 +12,8 @@ function fullnessOf({ used, count }) {
 }
 
 const MANY = 250; // of so many, 500 fit on one screen
+const ATTENTION = "Need attention";
+const [LEAST_TILE, MOST_TILE] = [24, 480]; // on a wall
 const AT_ONCE = 500; // small pictures that are complete from the start: to see which are in sight costs another frame
 
 const ORDERS = {
@@ -58,6 +60,7 @@ export class Cards {
   }
 
   forget(name) {
+    this.arranged = "";
     this.observer.unobserve(this.cards.get(name).item);
     this.cards.delete(name);
   }
@@ -93,37 +96,43 @@ export class Cards {
 
   make(name, node, shape) {
     const drawn = picture(node, this.size);
-    const [badges, type, about, sizes, state] = ["badges", "type", "about", "sizes", "state"].map((each) => html("span", { class: each }));
-    const parts = this.size === "small" ? [drawn.root]
+    const [badges, type, about, sizes, state, short] = ["badges", "type", "about", "sizes", "state", "short"].map((each) => html("span", { class: each }));
+    const parts = this.size === "small" ? [drawn.root, short]
       : [html("span", { class: "head" }, html("strong", {}, name), badges, about, type), drawn.root, sizes, state];
     const link = html("a", { href: hashOf("node", name) }, ...parts);
     const item = html("li", { "data-node": name }, link);
     const complete = this.size === "small" && this.cards.size < AT_ONCE;
-    const card = { item, link, drawn, badges, type, about, sizes, state, shape, complete, drawnOnce: false };
+    const card = { item, link, drawn, badges, type, about, sizes, state, short, shape, complete, drawnOnce: false };
     this.cards.set(name, card);
     if (!complete) this.observer.observe(item);
     return card;
   }
 
-  /** The list is touched only when its order has changed. */
+  /** The list is touched only when its order has changed. The worst come first, whatever the groups. */
   arrange(names, group, sort) {
     const at = (name) => this.nodes.get(name);
-    const titleOf = { none: () => "", type: (node) => node.spec.instanceType || "unknown type", fullness: (node) => fullnessOf(factsOf(node)) }[group];
+    const groupOf = { none: () => "", type: (node) => node.spec.instanceType || "unknown type", fullness: (node) => fullnessOf(factsOf(node)) }[group];
+    const titleOf = (node) => (group !== "none" && sort === "worst" && factsOf(node).worst ? ATTENTION : groupOf(node));
     const sorted = [...names].sort((a, b) => ORDERS[sort](at(a), at(b)) || byName(a, b));
     const groups = [...Map.groupBy(sorted, (name) => titleOf(at(name)))];
-    if (group === "type" && sort !== "worst") groups.sort(([a], [b]) => byName(a, b));
-    if (group === "fullness") groups.sort(([a], [b]) => FULLNESS.indexOf(a) - FULLNESS.indexOf(b));
-    this.container.dataset.group = group;
-    this.container.style.setProperty("--tile", names.length > MANY ? "36px" : "46px");
+    groups.sort(([a], [b]) => (b === ATTENTION) - (a === ATTENTION) || FULLNESS.indexOf(a) - FULLNESS.indexOf(b) || byName(a, b));
+    this.container.style.setProperty("--tile", names.length > MANY ? "30px" : "46px");
     this.order = groups.flatMap(([, members]) => members);
     const arranged = JSON.stringify(groups);
     if (arranged !== this.arranged) {
       this.arranged = arranged;
+      const [start, end] = alike(names);
+      const most = names.length > MANY ? 6 : 9; // letters; names differ at their end
+      for (const [name, { short }] of this.cards) {
+        const own = name.slice(start, name.length - end) || name;
+        short.textContent = own.length > most ? `…${own.slice(1 - most)}` : own;
+      }
       const focused = document.activeElement;
       this.container.replaceChildren(...groups.map(([title, members]) => {
         const list = html("ul", { "aria-label": title || "Nodes" }, ...members.map((name) => this.cards.get(name).item));
         const section = html("section", {}, ...(title ? [html("h3", {}, title, html("span"))] : []), list);
         section.style.setProperty("--cards", members.length);
+        section.classList.toggle("typed", group === "type" && title !== ATTENTION);
         return section;
       }));
       if (this.container.contains(focused)) focused.focus({ preventScroll: true });
@@ -131,6 +140,18 @@ export class Cards {
     groups.forEach(([title, members], place) => {
       if (title) this.container.children[place].querySelector("h3 span").textContent = aboutGroup(members.map(at));
     });
+  }
+
+  /** Make the cards as large as they can be while nothing is below the screen. */
+  fit() {
+    let [least, most] = [LEAST_TILE, MOST_TILE];
+    while (most - least > 1) {
+      const tile = (least + most) / 2;
+      this.container.style.setProperty("--tile", `${tile}px`);
+      if (document.documentElement.scrollHeight <= innerHeight) least = tile;
+      else most = tile;
+    }
+    this.container.style.setProperty("--tile", `${least}px`);
   }
 
   /** The card next to one, as the arrow keys go: the nearest in that direction. */
@@ -152,4 +173,21 @@ function aboutGroup(nodes) {
   const facts = nodes.map(factsOf);
   const sum = (key) => facts.reduce((total, each) => total + each[key], 0);
   return `${plural(nodes.length, "node")} · ${sum("free")} of ${sum("count")} free`;
+}
+
+/** How many letters all names begin and end with, whole words alone: they need not be said of each. */
+function alike(names) {
+  const [first = "", ...others] = names;
+  const parts = (text) => text.split(/(?<=[-.])|(?=[-.])/);
+  const common = (from) => {
+    const words = from(parts(first));
+    let count = others.length ? words.length - 1 : 0;
+    for (const name of others) {
+      const here = from(parts(name));
+      for (let place = 0; place < count; place++) if (here[place] !== words[place]) count = place;
+      count = Math.min(count, here.length - 1);
+    }
+    return words.slice(0, count).join("").length;
+  };
+  return [common((words) => words), common((words) => words.reverse())];
 }

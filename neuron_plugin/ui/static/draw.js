@@ -6,8 +6,9 @@ import { element, hatch } from "./paint.js";
 const LARGE = { cell: 40, gap: 10, edge: 12, corner: 7 };
 const SMALL = { cell: 9, gap: 1.5, edge: 1, corner: 0 }; // corners of hundreds of pictures take a browser time to paint
 const COLUMNS = 4;
-const LETTER = 7.4; // of a label, in units of the picture
-const TIGHT = 6; // letters in a line over one device
+const MARGIN = 6; // beside a name
+const [NAME_FONT, TIGHT_FONT] = ["600 13px system-ui, sans-serif", "600 10px system-ui, sans-serif"]; // as in style.css
+const ruler = document.createElement("canvas").getContext("2d");
 const BROKEN = ["unhealthy", "missing"];
 // What lies over a device, around its middle: no state is known by a colour alone.
 export const MARKS = {
@@ -176,7 +177,9 @@ function heldBy(drawn, { spec }, holder) {
 function shape(drawn, node, holder, look) {
   const { whole, d } = heldBy(drawn, node, holder);
   const { paint: { colour, mark, dark }, promised } = look(holder);
-  const made = element("path", { class: `set${promised ? " promised" : ""}`, d, "data-pod": nameOf(holder) });
+  const { devices, usedBroken } = factsOf(node);
+  const hurt = usedBroken && ids(holder.devices).some((id) => devices[id]?.broken);
+  const made = element("path", { class: `set${promised ? " promised" : ""}${hurt ? " hurt" : ""}`, d, "data-pod": nameOf(holder) });
   const pale = `color-mix(in srgb, ${colour}, var(--card) 55%)`;
   made.style.fill = promised ? pale : colour;
   if (drawn.size === "large") made.style.setProperty("--own", colour);
@@ -185,54 +188,61 @@ function shape(drawn, node, holder, look) {
     shapes.push(element("path", { class: "set marks", d, "data-pod": nameOf(holder) }));
     shapes[1].style.fill = mark;
   }
-  if (drawn.size === "small" || !whole.length) return { shapes };
-  const name = label(drawn, whole, holder.name);
+  const name = drawn.size === "large" && label(drawn, whole.filter((id) => devices[id].health === "healthy"), holder.name);
+  if (!name) return { shapes };
   name.dataset.pod = nameOf(holder);
   name.classList.toggle("on-dark", dark && !promised);
   name.style.setProperty("--own", promised ? pale : colour);
   return { shapes, name };
 }
 
-/** The pod's name in the widest part of its shape, in the middle of as many rows as that is high. */
-function label({ placed, measures: { cell: side, gap } }, whole, name) {
-  const rows = Map.groupBy(whole.map((id) => placed[id]).sort((a, b) => a[0] - b[0]), ([, y]) => y);
-  let widest = [];
-  for (const places of rows.values()) {
-    let run = [];
-    for (const place of places) {
-      run = run.length && place[0] - run[run.length - 1][0] > side + gap ? [place] : [...run, place];
-      if (run.length > widest.length) widest = run;
+/** The pod's name in the longest part of its shape that no mark covers: from below where that is higher than wide. */
+function label({ placed, measures: { cell: side, gap } }, clear, name) {
+  const step = side + gap;
+  const here = new Set(clear.map((id) => placed[id].join()));
+  let best = { score: 0 };
+  for (const [x, y] of clear.map((id) => placed[id])) {
+    let wide = COLUMNS;
+    for (let high = 1; here.has([x, y + (high - 1) * step].join()); high++) {
+      for (let column = 1; column < wide; column++) if (!here.has([x + column * step, y + (high - 1) * step].join())) wide = column;
+      const score = 10 * Math.max(wide, high) + 5 * (wide >= high) + Math.min(wide, high);
+      if (score > best.score) best = { score, x, y, wide, high };
     }
   }
-  const [[x, top]] = widest;
-  const right = widest[widest.length - 1][0];
-  let bottom = top;
-  while (rows.get(bottom + side + gap)?.filter((each) => each[0] >= x && each[0] <= right).length === widest.length) bottom += side + gap;
-  const width = right - x + side;
-  const tight = widest.length === 1;
-  const middle = (top + bottom + side) / 2;
-  const lines = tight ? inTwo(shortened(name, 2 * TIGHT)) : [shortened(name, Math.floor((width - 6) / LETTER))];
+  if (!best.score) return null;
+  const { x, y, wide, high } = best;
+  const tight = wide === 1 && high === 1;
+  const room = Math.max(wide, high) * step - gap - MARGIN;
+  const lines = tight ? inTwo(name, room) : [fitting(name, room, NAME_FONT)];
+  const [middle, center] = [x + (wide * step - gap) / 2, y + (high * step - gap) / 2];
   const made = element("text", { class: `name${tight ? " tight" : ""}`, "text-anchor": "middle" });
+  if (high > wide) made.setAttribute("transform", `rotate(-90 ${middle} ${center})`);
   lines.forEach((line, place) => {
-    const y = middle + (tight ? 3 + 10 * (place - (lines.length - 1) / 2) : 4);
-    made.append(element("tspan", { x: x + width / 2, y }, line));
+    made.append(element("tspan", { x: middle, y: center + (tight ? 3 + 10 * (place - (lines.length - 1) / 2) : 4) }, line));
   });
   return made;
 }
 
 /** A short name in one line, another one in two: broken after a dash where there is one in the right place. */
-function inTwo(text) {
-  if (text.length <= TIGHT) return [text];
-  const dash = text.lastIndexOf("-", TIGHT - 1) + 1;
-  const at = text.length - dash <= TIGHT ? dash : Math.ceil(text.length / 2);
-  return [text.slice(0, at), text.slice(at)];
+function inTwo(name, room) {
+  const text = fitting(name, 2 * room, TIGHT_FONT);
+  if (fitting(text, room, TIGHT_FONT) === text) return [text];
+  const cut = (at) => [text.slice(0, at), text.slice(at)];
+  const fits = (line) => fitting(line, room, TIGHT_FONT) === line;
+  const dashes = [...text.matchAll(/-/g)].map(({ index }) => cut(index + 1));
+  return dashes.find((lines) => lines.every(fits)) || cut(Math.ceil(text.length / 2)).map((line) => fitting(line, room, TIGHT_FONT));
 }
 
-/** Names of a group differ at their end, so the middle is left out. */
-function shortened(text, most) {
-  if (text.length <= most) return text;
-  const end = Math.ceil((most - 1) / 2);
-  return `${text.slice(0, most - 1 - end)}…${text.slice(-end)}`;
+/** As much of a name as has room. Names of a workload differ at their end, so the middle is left out. */
+function fitting(text, room, font) {
+  ruler.font = font;
+  const fits = (some) => ruler.measureText(some).width <= room;
+  let [shown, most] = [text, text.length];
+  while (most > 2 && !fits(shown)) {
+    const end = Math.ceil((--most - 1) / 2);
+    shown = `${text.slice(0, most - 1 - end)}…${text.slice(-end)}`;
+  }
+  return shown;
 }
 
 /** The marks of these devices: a path for each state, over a wider one that keeps it apart from any fill. */

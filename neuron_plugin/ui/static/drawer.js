@@ -1,12 +1,13 @@
 // What is known of one node or of one pod, beside all the others.
 
 import { deviceText, picture, update } from "./draw.js";
-import { ageOf, asks, byName, factsOf, ids, nameOf, plural, ranges, short, sizesOf, useText } from "./facts.js";
+import { ageOf, asks, byName, factsOf, ids, nameOf, plural, ranges, short, sizesOf, useText, when } from "./facts.js";
 import { hashOf, html, link, put, table } from "./html.js";
 import { element } from "./paint.js";
-import { fetched } from "./watch.js";
+import { fetched } from "./stream.js";
 
 const MOST_DECISIONS = 10;
+const UNTIL = { "held down": "no process of the pod is alive; where that cannot be seen, hold-down-seconds are over" };
 const PAUSE_MS = 2000;
 
 /** What no watch brings: asked once for each version of what is shown, and at most every two seconds. */
@@ -31,7 +32,7 @@ class Asked {
       if (this.version === version) this.found = found;
       this.changed();
     } catch {
-      // It is shown without; the watch says that the extender is away.
+      // It is shown without; the stream says that the controller is away.
     }
     setTimeout(() => {
       this.asking = false;
@@ -135,36 +136,32 @@ export class Drawer {
       const number = status.open ? status.freeSets[count] : 0;
       return html("span", { class: `size${number ? " some" : ""}` }, `${count}`, html("small", {}, ` ×${number}`));
     });
-    const alike = Map.groupBy(devices, ({ id, health, why, holders, free }) => JSON.stringify([
-      health === "healthy" || why.startsWith(health) ? why || health : `${health}${why ? `: ${why}` : ""}`,
-      id in status.unhealthyDevices ? when(status.unhealthySince[id]) || "before the extender started" : "",
-      holders.map(nameOf), free ? "free" : "not free",
+    const alike = Map.groupBy(devices.filter((each) => each.health !== "healthy"), ({ id, health, why, holders }) => JSON.stringify([
+      why.startsWith(health) ? why : `${health}${why ? `: ${why}` : ""}`,
+      id in status.unhealthyDevices ? (status.unhealthySince[id] ? when(status.unhealthySince[id]) : "before the controller started") : "",
+      UNTIL[health] || "", holders.map(nameOf),
     ]));
     const rows = [...alike].map(([text, members]) => {
-      const [health, since, names, otherwise] = JSON.parse(text);
-      const cores = members.flatMap(({ id }) => coresOf(id, spec));
-      const owners = names.length ? html("span", {}, ...names.map((name) => link("pod", name))) : otherwise;
-      return [ranges(members.map(({ id }) => id)), ranges(cores), health, since, owners];
+      const [health, since, until, names] = JSON.parse(text);
+      return [ranges(members.map(({ id }) => id)), health, since, until, html("span", {}, ...names.map((name) => link("pod", name)))];
     });
-    const held = devices.filter((each) => each.health === "held down")
-      .map(({ id, why }) => [id, why, "no process of the pod is alive; where that cannot be seen, hold-down-seconds are over"]);
     const holders = status.holders.flatMap((holder) => {
       const pod = pods.get(holder.uid);
       const parts = pod?.status.containers.length ? pod.status.containers : [{ name: "", ...holder }];
       return parts.map((part) => [link("pod", nameOf(holder)), part.name, ranges(ids(part.devices)), ranges(ids(part.cores)), standingOf(pod)]);
     });
     const uids = new Set(status.holders.map((each) => each.uid));
-    const found = [html("p", { class: "sizes" }, html("span", {}, "Free sets"), ...sizes)];
+    const free = status.open && status.freeDevices ? `Free: ${ranges(ids(status.freeDevices))}. ` : "";
+    const found = [html("p", { class: "sizes" }, html("span", {}, `${free}Free sets`), ...sizes)];
+    if (rows.length) found.push(table("Out of service", ["Device", "State", "Since", "Until", "Pods"], rows));
     if (holders.length) found.push(table("Who has what", ["Pod", "Container", "Devices", "Cores", "State"], holders));
-    found.push(table("Devices", ["Device", "Cores", "Health", "Since", "Pods"], rows));
-    if (held.length) found.push(table("Hold-downs", ["Device", "Reason", "Until"], held));
     found.push(...this.decided((each) => uids.has(each.uid) || each.node === this.name));
     return [...this.head(badges, beside), html("p", {}, `${about} ${state}`), this.pictureOf(node, look), this.reading(node, look), ...found];
   }
 
   decided(about) {
     const rows = this.decisions.found.filter(about).slice(-MOST_DECISIONS).reverse().map((each) => [
-      new Date(each.timeNs / 1e6).toLocaleTimeString(), each.step, each.pod, `${each.count} ${short(each.resource)}`, ranges(ids(each.ids)),
+      when(each.timeNs / 1e9), each.step, each.pod, `${each.count} ${short(each.resource)}`, ranges(ids(each.ids)),
       each.candidates.map((one) => `${ranges(ids(one.ids))} (${one.cost})`).join("; "),
     ]);
     return rows.length ? [table("Last decisions", ["Time", "Step", "Pod", "Asked", "Ids", "Candidates (cost to later pods)"], rows)] : [];
@@ -176,7 +173,7 @@ export class Drawer {
     return named.find((each) => each.status.phase !== "Terminating") || named[0];
   }
 
-  podParts({ nodes, pods, look, waiting, groupOf }) {
+  podParts({ nodes, pods, look, waiting, workloadOf }) {
     const pod = this.pod(pods);
     if (!pod) return null;
     const { metadata, spec, status } = pod;
@@ -190,8 +187,8 @@ export class Drawer {
       const has = given.get(each.name) || { devices: "", cores: "" };
       return [each.name, each.kind, `${each.count} ${short(each.resource)}`, ranges(ids(has.devices)), ranges(ids(has.cores)), useText(has.utilization) || "not known"];
     });
-    const group = groupOf(metadata);
-    const mates = [...pods.values()].filter((each) => each !== pod && groupOf(each.metadata) === group);
+    const group = workloadOf(metadata);
+    const mates = [...pods.values()].filter((each) => each !== pod && workloadOf(each.metadata) === group);
     const facts = [
       ["Phase", status.phase + (status.gated ? ", gated" : "")],
       ["Node", where ? link("node", where) : "none yet"],
@@ -213,7 +210,7 @@ export class Drawer {
         link("pod", nameOf(each.metadata)), each.status.phase, each.spec.nodeName || each.status.promisedNode,
         ranges(each.status.containers.flatMap((one) => ids(one.devices))),
       ]);
-      found.push(table("The others of its group", ["Pod", "Phase", "Node", "Devices"], rows));
+      found.push(table("The others of its workload", ["Pod", "Phase", "Node", "Devices"], rows));
     }
     const now = Date.now() / 1000;
     const events = this.events.found.map((each) => [each.at ? ageOf(now - Date.parse(each.at) / 1000) : "", each.reason || "", each.note, each.count]);
@@ -229,4 +226,3 @@ function standingOf(pod) {
 }
 
 const coresOf = (id, { coresPerDevice }) => Array.from({ length: coresPerDevice }, (_, core) => id * coresPerDevice + core);
-const when = (seconds) => (seconds ? new Date(1000 * seconds).toLocaleString() : "");

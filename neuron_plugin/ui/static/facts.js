@@ -27,7 +27,11 @@ export function ageOf(seconds) {
   return `${Math.max(0, Math.floor(seconds / size))}${unit}`;
 }
 
-export const clock = (seconds) => new Date(1000 * seconds).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" });
+/** "16:50:17", and the date before it unless it is today: the one form of times. */
+export function when(seconds) {
+  const [day, time] = new Date(1000 * seconds).toLocaleString("sv").split(" ");
+  return day === new Date().toLocaleDateString("sv") ? time : `${day} ${time}`;
+}
 
 /** What can be wrong with a device, the worst first. */
 export const STATES = ["unhealthy", "missing", "held down", "disabled", "reserved"];
@@ -59,7 +63,7 @@ function devicesOf({ spec, status }) {
 /** "73 % busy", and since when it is idle; empty where that is not known. */
 export function useText(use) {
   if (!use?.known) return "";
-  return `${use.busyPercent} % busy${use.idleSince ? `, idle since ${clock(use.idleSince)}` : ""}`;
+  return `${use.busyPercent} % busy${use.idleSince ? `, idle since ${when(use.idleSince)}` : ""}`;
 }
 
 /** What a card says about its node before anything else; the reason is in its title. */
@@ -73,7 +77,7 @@ const known = new WeakMap(); // an object of the API does not change
 
 /**
  * A node in numbers of devices, as the extender counts them: each is used, free or one of `unused`; `usedBroken` are a
- * part of the used ones. `largest` is the size of the largest set that could be given now. `worst` grows with what is
+ * part of the used ones. `states` count all devices, used ones too, as they are marked. `largest` is the size of the largest set that could be given now. `worst` grows with what is
  * wrong: first what pods feel, then what later pods will.
  */
 export function factsOf(node) {
@@ -83,9 +87,12 @@ export function factsOf(node) {
   const unused = { ...rest, "held down": heldDown, "on closed nodes": closed };
   const badges = badgesOf(status);
   const devices = devicesOf(node);
+  const states = Object.fromEntries(STATES.map((state) => [state, 0]));
+  for (const { health } of devices) if (health in states) states[health]++;
   const found = {
     devices, used, usedBroken, free, unused, badges,
     count: spec.devices,
+    states,
     idle: ids(status.idleDevices).length,
     largest: status.open ? ids(status.largestFreeSet).length : 0,
     brokenHolders: new Set(devices.filter((each) => each.broken).flatMap((each) => each.holders)).size,

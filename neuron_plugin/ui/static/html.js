@@ -11,10 +11,22 @@ export const link = (kind, name, text = name) => html("a", { href: hashOf(kind, 
 /** The address of a node or of a pod on this page. */
 export const hashOf = (kind, name) => `#${kind}/${encodeURIComponent(name)}`;
 
+const SHORT = 24; // letters
+
+/** A table. A column without any text is left out. */
 export function table(caption, head, rows) {
-  const headings = html("tr", {}, ...head.map((each) => html("th", { scope: "col" }, each)));
-  const lines = rows.map((row) => html("tr", {}, ...row.map((cell) => html("td", {}, cell instanceof Node ? cell : `${cell}` || "-"))));
-  return html("table", {}, html("caption", {}, caption), html("thead", {}, headings), html("tbody", {}, ...lines));
+  const some = (_, column) => rows.some((row) => textOf(row[column]));
+  const headings = html("tr", {}, ...head.filter(some).map((each) => html("th", { scope: "col" }, each)));
+  const lines = rows.map((row) => html("tr", {}, ...row.filter(some).map(cellOf)));
+  return html("div", { class: "table" }, html("table", {}, html("caption", {}, caption), html("thead", {}, headings), html("tbody", {}, ...lines)));
+}
+
+const textOf = (content) => (content instanceof Node ? content.textContent : `${content}`);
+
+/** A cell: a short text, such as ids or a time, stays in one line. */
+function cellOf(content) {
+  const text = textOf(content);
+  return html("td", text.length <= SHORT ? { class: "short" } : {}, text ? content : "-");
 }
 
 const FOCUSABLE = "a, button, summary, [tabindex]";

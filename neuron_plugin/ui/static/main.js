@@ -4,29 +4,31 @@ import { Attention } from "./attention.js";
 import { Cards } from "./cards.js";
 import { MARKS } from "./draw.js";
 import { Drawer } from "./drawer.js";
-import { STATES, byName, factsOf, nameOf } from "./facts.js";
+import { STATES, byName, factsOf, nameOf, when } from "./facts.js";
 import { hashOf, html, put } from "./html.js";
+import { Live } from "./live.js";
 import { assign, element, hatch, paint } from "./paint.js";
 import { drawRoom, readRoom } from "./room.js";
+import { SILENCE_MS } from "./stream.js";
 import { Use } from "./use.js";
 import { Waiting, waitingOf } from "./waiting.js";
-import { Collection, SILENCE_MS } from "./watch.js";
 
 const MOST_LARGE = 48; // more nodes than these are shown small
 const MOST_IN_LEGEND = 16;
 const CHOICES = ["text", "colour", "group", "sort", "size", "type", "namespace"];
 const FILTERS = ["text", "type", "namespace"];
+const WALL = new URLSearchParams(location.search).has("wall"); // a screen that nobody touches: all nodes, and no more
 
 const at = (id) => document.getElementById(id);
-const lost = new Map();
+let lost = ""; // why nothing new is known
 let due = false;
 let recolour = true;
 let traced = false; // whether one stands out
 let pointed = ""; // the pod under the pointer, or with the focus
 
-const nodes = new Collection("neuronnodes", (object, before) => touch((object || before).metadata.name), connection);
-const pods = new Collection("neuronpods", podChanged, connection);
-const cards = new Cards(at("nodes"), nodes.objects, look);
+const live = new Live(changed, drawConnection);
+const { nodes, pods } = live;
+const cards = new Cards(at("nodes"), nodes, look);
 const drawer = new Drawer(at("drawer"), draw);
 const waiting = new Waiting(at("waiting"), draw);
 const attention = new Attention(at("attention"), at("numbers"), draw);
@@ -34,28 +36,34 @@ const use = new Use(at("use"));
 
 /** What pods of one colour have in common. */
 const KEYS = {
+  workload: workloadOf,
   pod: nameOf,
   namespace: ({ namespace }) => namespace,
-  group: groupOf,
 };
 
-function groupOf({ uid, namespace, name }) {
-  const { group, controller } = (pods.objects.get(uid) || { spec: {} }).spec;
-  return `${namespace}/${group || controller || name}`;
+/** What a pod is a part of: its group, or what made it; of a ReplicaSet its Deployment, which makes another for each version. */
+function workloadOf({ uid, namespace, name }) {
+  const { group, controller } = pods.get(uid)?.spec || {};
+  return `${namespace}/${group || controller?.replace(/^ReplicaSet\/(.+)-\w+$/, "$1").replace(/^\w+\//, "") || name}`;
 }
 
 /** How a holder looks: its paint, and whether it was only promised what it has. */
 function look(holder) {
   const key = KEYS[at("colour").value];
-  const promised = pods.objects.get(holder.uid)?.status.phase === "Promised";
-  return { paint: key ? paint(key(holder)) : { colour: "var(--used)", mark: "", dark: true }, promised };
+  const promised = pods.get(holder.uid)?.status.phase === "Promised";
+  return { paint: key ? paint(at("colour").value, key(holder)) : { colour: "var(--used)", mark: "", dark: true }, promised };
 }
 
-/** A node shows its pods by itself; what a pod adds is that it was only promised its devices, and its group. */
+function changed(object, before) {
+  if ((object || before).kind === "NeuronPod") podChanged(object, before);
+  else touch((object || before).metadata.name);
+}
+
+/** A node shows its pods by itself; what a pod adds is that it was only promised its devices, and its workload. */
 function podChanged(pod, before) {
   const promised = [before, pod].map((each) => (each ? each.status.promisedNode : ""));
   if (promised[0] !== promised[1]) for (const name of promised) if (name) touch(name);
-  if (at("colour").value === "group") touch((pod || before).spec.nodeName); // the node may have come before its pod
+  if (at("colour").value === "workload") touch((pod || before).spec.nodeName); // the node may have come before its pod
   if (!pod || pod.status.phase === "Terminating") readRoom(draw);
   draw();
 }
@@ -71,30 +79,29 @@ function draw() {
   due = true;
   requestAnimationFrame(() => {
     due = false;
-    const all = [...nodes.objects.values()].filter((node) => node.spec.devices); // other nodes have nothing to show
-    const live = [...pods.objects.values()];
-    const wait = waitingOf(live);
-    const promised = live.filter((pod) => pod.status.phase === "Promised");
+    const all = [...nodes.values()].filter((node) => node.spec.devices); // other nodes have nothing to show
+    const wait = waitingOf([...pods.values()]);
+    const promised = [...pods.values()].filter((pod) => pod.status.phase === "Promised");
     if (recolour) {
       recolour = false;
-      const key = KEYS[at("colour").value];
-      assign(new Set(key ? all.flatMap((node) => node.status.holders.map(key)) : []));
+      const colour = at("colour").value;
+      if (KEYS[colour]) assign(colour, new Set(all.flatMap((node) => node.status.holders.map(KEYS[colour]))));
       drawChoices(all);
     }
-    const shown = attention.filter(filtered(all), wait, promised);
-    const size = at("size").value;
-    const [group, sort] = ["group", "sort"].map((id) => at(id).value);
+    const shown = attention.filter(WALL ? all : filtered(all), wait, promised);
+    const [size, group, sort] = WALL ? ["auto", "none", "worst"] : ["size", "group", "sort"].map((id) => at(id).value);
     cards.show(shown.map((node) => node.metadata.name), { size: size === "auto" ? (shown.length > MOST_LARGE ? "small" : "large") : size, group, sort });
     at("none").hidden = shown.length > 0;
-    const chosen = attention.chosen || FILTERS.some((id) => at(id).value);
+    const chosen = !WALL && (attention.chosen || FILTERS.some((id) => at(id).value));
     at("shown").textContent = chosen ? `${shown.length} of ${all.length} nodes` : "";
     at("clear").hidden = !chosen;
-    attention.draw(all, wait, promised);
+    attention.draw(all, wait, promised, { heard: live.heard, lost });
     drawLegend(shown);
-    waiting.draw(wait);
+    waiting.draw(wait, [...pods.values()]);
     drawRoom(at("room"));
+    if (WALL) cards.fit();
     requestAnimationFrame(() => setTimeout(() => use.draw(all))); // it measures the page: once the nodes are painted
-    drawer.draw({ nodes: nodes.objects, pods: pods.objects, look, order: cards.order, waiting, groupOf });
+    drawer.draw({ nodes, pods, look, order: cards.order, waiting, workloadOf });
     trace();
   });
 }
@@ -135,9 +142,9 @@ function drawLegend(shown) {
   const entries = [square("free"), square("largest free set"), ...STATES.filter((each) => seen.has(each)).map((each) => square(each, "", MARKS[each]))];
   if (shown.some((node) => node.status.idleDevices)) entries.push(square("idle", hatch()));
   if (colour === "health") entries.push(square("used", "var(--used)"));
-  if (["namespace", "group"].includes(colour)) {
+  if (["namespace", "workload"].includes(colour)) {
     const keys = [...new Set(shown.flatMap((node) => node.status.holders.map(KEYS[colour])))].sort(byName);
-    entries.push(...keys.slice(0, MOST_IN_LEGEND).map((key) => square(key, paint(key).colour, "", paint(key).mark)));
+    entries.push(...keys.slice(0, MOST_IN_LEGEND).map((key) => square(key, paint(colour, key).colour, "", paint(colour, key).mark)));
     if (keys.length > MOST_IN_LEGEND) entries.push(html("li", {}, `and ${keys.length - MOST_IN_LEGEND} more`));
   }
   put(at("legend"), ...entries);
@@ -148,7 +155,7 @@ function trace() {
   const own = pointed || (drawer.kind === "pod" ? drawer.name : "");
   if (!own && !traced) return;
   const parts = document.querySelectorAll(".set, .name");
-  const groups = new Map(own ? [...pods.objects.values()].map(({ metadata }) => [nameOf(metadata), groupOf(metadata)]) : []);
+  const groups = new Map(own ? [...pods.values()].map(({ metadata }) => [nameOf(metadata), workloadOf(metadata)]) : []);
   traced = own && [...parts].some((each) => each.dataset.pod === own);
   document.body.classList.toggle("tracing", Boolean(traced));
   for (const each of parts) {
@@ -166,20 +173,15 @@ function point({ target, type }) {
   trace();
 }
 
-function connection(plural, problem) {
-  if (problem) lost.set(plural, problem);
-  else lost.delete(plural);
-  drawConnection();
-}
-
 function drawConnection() {
-  const heard = Math.min(nodes.heard, pods.heard);
-  const silent = Date.now() - heard > SILENCE_MS ? "the extender is silent" : "";
-  const problem = [...lost.values()][0] || silent;
-  document.body.classList.toggle("lost", Boolean(problem));
-  const text = problem ? `not live: ${problem}; trying again` : "live";
+  if (!live.heard && !live.problem) return; // it says that it is connecting
+  const problem = live.problem || (Date.now() - live.heard > SILENCE_MS ? "the controller is silent" : "");
+  if (problem !== lost) draw();
+  lost = problem;
+  document.body.classList.toggle("lost", Boolean(lost));
+  const text = lost ? "not live, trying again" : "live";
   if (at("connection").textContent !== text) at("connection").textContent = text;
-  at("as-of").textContent = `as of ${new Date(heard).toLocaleTimeString([], { hour12: false })}`;
+  if (live.heard) at("as-of").textContent = `as of ${when(live.heard / 1000)}`;
 }
 
 // What the user does.
@@ -210,17 +212,20 @@ function keys(event) {
   }
 }
 
-/** A click on a pod's devices is about the pod; on the rest of a card, about the node. */
+/** A click on a pod's shape is about the pod; on the rest of a card, about the node. */
 function openPod(event) {
-  const [name] = event.target.closest?.(".node.large [data-pods]")?.dataset.pods.split(" ") || [];
-  if (!name || event.ctrlKey || event.metaKey) return;
+  const drawn = event.target.closest?.(".node");
+  if (!drawn || event.ctrlKey || event.metaKey) return;
+  const point = new DOMPoint(event.clientX, event.clientY).matrixTransform(drawn.getScreenCTM().inverse());
+  const set = [...drawn.querySelectorAll(".set")].find((each) => each.isPointInFill(point));
+  if (!set) return;
   event.preventDefault();
-  location.hash = hashOf("pod", name);
+  location.hash = hashOf("pod", set.dataset.pod);
 }
 
 function theme(name) {
   document.documentElement.dataset.theme = name;
-  at("theme").setAttribute("aria-pressed", `${name === "dark"}`);
+  at("theme").textContent = name === "dark" ? "Light theme" : "Dark theme";
 }
 
 // What the user has chosen is remembered where the browser allows it.
@@ -242,10 +247,12 @@ for (const id of CHOICES) {
   field.addEventListener("input", () => {
     store.set(id, field.value);
     field.dataset.wanted = field.value;
-    if (id === "colour") for (const name of nodes.objects.keys()) touch(name);
+    if (id === "colour") for (const name of nodes.keys()) touch(name);
     draw();
   });
 }
+document.body.classList.toggle("wall", WALL);
+if (WALL) Object.assign(at("wall"), { href: "./", textContent: "Leave the wall" });
 at("view").open = matchMedia("(min-width: 56rem)").matches;
 at("clear").addEventListener("click", () => {
   attention.chosen = "";
@@ -264,10 +271,8 @@ addEventListener("keydown", keys);
 addEventListener("resize", draw);
 
 use.remember().then(draw);
-nodes.run();
-pods.run();
 route(false);
 readRoom(draw, 0);
-waiting.run(() => (drawer.kind === "pod" ? drawer.pod(pods.objects) : null));
+waiting.run(() => (drawer.kind === "pod" ? drawer.pod(pods) : null));
 setInterval(drawConnection, 1000);
 setInterval(draw, 10000); // times go on while nothing changes

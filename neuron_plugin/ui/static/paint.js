@@ -12,8 +12,7 @@ const PLAIN = COLOURS.length * SHADES.length;
 const MARKS = ["", "M3 3H5V5H3Z", "M0 4H8", "M4 0V8", "M0 4H8M4 0V8", "M1 1H7V7H1Z", "M0 2H8M0 6H8", "M2 0V8M6 0V8", "M0 6L4 2L8 6"];
 const PAINTS = PLAIN * MARKS.length;
 
-const places = new Map(); // by key: the number of its paint
-const taken = new Set(); // those numbers
+const chosen = {}; // by what colours say, by key: the number of its paint
 
 export function element(name, attributes = {}, ...children) {
   const made = document.createElementNS(SVG, name);
@@ -22,24 +21,25 @@ export function element(name, attributes = {}, ...children) {
   return made;
 }
 
-/** Give each of these keys a paint that no other has. A key keeps its paint while it is here; others may get it then. */
-export function assign(keys) {
-  for (const [key, number] of places) {
-    if (keys.has(key)) continue;
-    places.delete(key);
-    taken.delete(number);
-  }
+/**
+ * Give each of these keys a paint that no other has. What colours say (`kind`) may change and change back: a key keeps its
+ * paint. So does one that is gone, until others need its colour.
+ */
+export function assign(kind, keys) {
+  const places = (chosen[kind] ??= new Map());
+  const wanting = [...keys].filter((each) => !places.has(each)).sort(byName);
+  if (places.size + wanting.length > PLAIN) for (const key of places.keys()) if (!keys.has(key)) places.delete(key);
+  const taken = new Set(places.values());
   let next = 0;
-  for (const key of [...keys].filter((each) => !places.has(each)).sort(byName)) {
+  for (const key of wanting) {
     while (taken.has(next)) next++;
-    taken.add(next);
-    places.set(key, next);
+    places.set(key, next++);
   }
 }
 
 /** What belongs to `key` looks like: its colour, the fill of the marks over it (or none), and whether both are dark. */
-export function paint(key) {
-  const number = places.get(key) || 0;
+export function paint(kind, key) {
+  const number = chosen[kind]?.get(key) || 0;
   const base = COLOURS[number % COLOURS.length];
   const shade = Math.floor(number / COLOURS.length) % SHADES.length;
   const mark = Math.floor(number / PLAIN) % MARKS.length;

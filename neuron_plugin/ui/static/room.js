@@ -1,9 +1,9 @@
 // Which pods were evicted in the last hour to make room for others: a time line, and the same as a table.
 
-import { clock } from "./facts.js";
+import { when } from "./facts.js";
 import { html, put, table } from "./html.js";
 import { element } from "./paint.js";
-import { fetched } from "./watch.js";
+import { fetched } from "./stream.js";
 
 const WIDTH = 720;
 const HEIGHT = 70;
@@ -46,7 +46,7 @@ export function drawRoom(section) {
   for (let tick = 0; tick <= TICKS; tick++) {
     const at = now - (seconds * tick) / TICKS;
     root.append(element("path", { class: "links", d: `M${x(at)} ${LINE}v5` }));
-    root.append(element("text", { x: x(at), y: LINE + 18, "text-anchor": "middle" }, clock(at)));
+    root.append(element("text", { x: x(at), y: LINE + 18, "text-anchor": "middle" }, when(at).slice(-8, -3)));
   }
   const beside = new Map(); // how many are drawn at one place: they stand on each other
   for (const each of shown) {
@@ -58,7 +58,7 @@ export function drawRoom(section) {
     root.append(element("g", {}, element("title", {}, sentence(each)), mark));
   }
   const rows = shown.slice(-MOST_IN_TABLE).reverse().map((each) => [
-    clock(each.at), legend(each.cause), each.pod, each.node, each.target, each.madeFor,
+    when(each.at), legend(each.cause), each.pod, each.node, each.target, each.madeFor,
   ]);
   put(section.querySelector("div"), root);
   put(section.querySelector("details div"), table("Evicted pods, the latest first", ["Time", "What", "Pod", "Node", "To node", "To make room for"], rows));
@@ -71,4 +71,4 @@ function legend(cause) {
 }
 
 const sentence = (each) =>
-  `${clock(each.at)}: ${each.pod} ${MARKS[each.cause][0]} from ${each.node}${each.target ? ` to ${each.target}` : ""}, to make room for ${each.madeFor}`;
+  `${when(each.at)}: ${each.pod} ${MARKS[each.cause][0]} from ${each.node}${each.target ? ` to ${each.target}` : ""}, to make room for ${each.madeFor}`;

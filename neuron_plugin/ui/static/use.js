@@ -1,9 +1,9 @@
 // Use over time, in steps: what the extender remembers, and from then on what the watch brings. A reading where one points.
 
-import { clock, factsOf } from "./facts.js";
+import { factsOf, when } from "./facts.js";
 import { html, put } from "./html.js";
 import { element } from "./paint.js";
-import { fetched } from "./watch.js";
+import { fetched } from "./stream.js";
 
 // Name, class, and how many devices of a sample [time, used, free, unlinked, other, broken]: from the bottom up.
 const SERIES = [
@@ -59,6 +59,7 @@ export class Use {
     if (!last || now[0] - last[0] > this.pauseSeconds) this.samples.push(now);
     this.samples.splice(0, this.samples.length - MOST_SAMPLES);
     this.shown = [...this.samples, now];
+    this.section.querySelector("small").textContent = `known since ${when(this.shown[0][0])}`;
     const width = Math.max(280, this.chart.clientWidth);
     const [start, end] = [Math.min(this.shown[0][0], now[0] - LEAST_SECONDS), now[0]];
     const most = Math.max(1, ...this.shown.map((each) => each.slice(1).reduce((total, count) => total + count)));
@@ -81,7 +82,7 @@ export class Use {
     const step = STEPS.find((each) => (end - start) / each <= Math.max(2, width / 110)) || STEPS[STEPS.length - 1];
     for (let at = Math.ceil(start / step) * step; at <= end; at += step) {
       const near = this.x(at) < LEFT + 18 ? "start" : this.x(at) > width - 20 ? "end" : "middle";
-      root.append(element("path", { class: "tick", d: `M${this.x(at)} ${HEIGHT - BOTTOM}v4` }), text(this.x(at), HEIGHT - 5, near, step < 60 ? new Date(1000 * at).toLocaleTimeString() : clock(at)));
+      root.append(element("path", { class: "tick", d: `M${this.x(at)} ${HEIGHT - BOTTOM}v4` }), text(this.x(at), HEIGHT - 5, near, step < 60 ? when(at) : when(at).slice(-8, -3)));
     }
     this.pointer = element("path", { class: "pointer" });
     root.append(this.pointer);
@@ -113,7 +114,7 @@ export class Use {
     this.pointer.setAttribute("d", place < 0 ? "" : `M${this.x(sample[0])} ${TOP}V${HEIGHT - BOTTOM}`);
     const parts = SERIES.map(([name, look, count]) =>
       html("span", {}, html("i", { class: `swatch ${look}` }), `${name} `, html("b", {}, `${count(sample)}`)));
-    put(this.readings, html("b", {}, place < 0 ? "now" : new Date(1000 * sample[0]).toLocaleTimeString()), ...parts);
+    put(this.readings, html("b", {}, place < 0 ? "now" : when(sample[0])), ...parts);
   }
 
   download() {

@@ -2,7 +2,7 @@
 
 import { ageOf, asks, nameOf, ranges } from "./facts.js";
 import { html, link, put, table } from "./html.js";
-import { fetched } from "./watch.js";
+import { fetched } from "./stream.js";
 
 const ASK_MS = 5000;
 const MOST_LISTED = 100;
@@ -13,10 +13,22 @@ const MOST_BLOCKED = 3;
 export const waitingOf = (pods) => pods.filter((pod) => pod.status.phase === "Waiting").sort((a, b) =>
   b.spec.priority - a.spec.priority || a.spec.created - b.spec.created || (nameOf(a.metadata) < nameOf(b.metadata) ? -1 : 1));
 
+/** The lines: a pod alone, or the pods of a group that wait, beside all pods of the group. */
+function linesOf(waiting, pods) {
+  const groupOf = ({ metadata, spec }) => (spec.group ? `${metadata.namespace}/${spec.group}` : "");
+  const groups = Map.groupBy(pods, groupOf);
+  return [...Map.groupBy(waiting, (pod) => groupOf(pod) || pod.metadata.uid)].map(([key, members]) => {
+    const group = groupOf(members[0]);
+    return { key, members, name: group || nameOf(members[0].metadata), group: group && groups.get(group) };
+  });
+}
+
 const VERDICTS = {
-  fits: ["fits", "free"], links: ["no linked room", "warn"], short: ["no room", "warn"], rules: ["no node is allowed", "warn"],
-  group: ["waits for its group", "warn"], gate: ["another gate", "warn"], nobody: ["no scheduler", "bad"], never: ["never", "bad"],
+  fits: ["fits", "free"], links: ["no linked room", "warn"], group: ["waits for its group", "warn"], short: ["no room", "warn"],
+  rules: ["no node is allowed", "warn"], gate: ["another gate", "warn"], unknown: ["not judged", "warn"],
+  nobody: ["no scheduler", "bad"], never: ["never", "bad"],
 };
+const WORST = Object.keys(VERDICTS);
 
 /** What a pod can expect, in a word or three, and how bad that is. */
 function verdictOf(pod, prospect) {
@@ -34,32 +46,47 @@ export class Waiting {
     this.changed = changed;
     this.prospects = new Map(); // by name
     this.reasons = new Map(); // explanations by name
-    this.opened = new Set(); // by UID, what the user wants to read
-    this.pods = [];
+    this.opened = new Set(); // keys of the lines that the user wants to read
+    this.lines = [];
   }
 
-  draw(waiting) {
-    this.pods = waiting;
+  draw(waiting, pods) {
+    this.lines = linesOf(waiting, pods);
     this.section.hidden = !waiting.length;
     const now = Date.now() / 1000;
-    const items = waiting.slice(0, MOST_LISTED).map((pod) => this.line(pod, now));
-    if (waiting.length > MOST_LISTED) items.push(html("li", {}, `and ${waiting.length - MOST_LISTED} more`));
+    const items = this.lines.slice(0, MOST_LISTED).map((line) => this.line(line, now));
+    if (this.lines.length > MOST_LISTED) items.push(html("li", {}, `and ${this.lines.length - MOST_LISTED} more`));
     put(this.list, ...items);
   }
 
-  line(pod, now) {
-    const { metadata: { uid }, spec } = pod;
-    const name = nameOf(pod.metadata);
-    const [verdict, tone] = verdictOf(pod, this.prospects.get(name));
-    const facts = [spec.created && ageOf(now - spec.created), spec.priority && `priority ${spec.priority}`].filter(Boolean);
+  prospectOf(pod) {
+    return this.prospects.get(nameOf(pod.metadata));
+  }
+
+  /** The pod of a line that is worst off: what keeps it keeps its group. */
+  leadOf({ members }) {
+    const rank = (pod) => WORST.indexOf(this.prospectOf(pod)?.standing);
+    return members.reduce((worst, each) => (rank(each) > rank(worst) ? each : worst));
+  }
+
+  line(line, now) {
+    const { key, name, members, group } = line;
+    const lead = this.leadOf(line);
+    const { spec: { created, priority } } = lead;
+    const [verdict, tone] = verdictOf(lead, this.prospectOf(lead));
+    const placed = group && `${group.filter(({ status }) => status.phase !== "Waiting").length} of ${group.length} placed`;
+    const facts = [placed, created && ageOf(now - created), priority && `priority ${priority}`].filter(Boolean);
     const about = html("summary", {}, html("strong", {}, name), html("small", {}, facts.join(", ")), html("span", { class: `verdict ${tone}` }, verdict));
-    const part = html("details", { "data-uid": uid }, about);
-    part.open = this.opened.has(uid);
-    if (part.open) part.append(...this.reasonOf(pod), link("pod", name, "All about this pod"));
+    const reason = group && this.prospectOf(lead)?.reason;
+    if (reason) about.append(html("small", { class: "reason" }, reason));
+    const part = html("details", { "data-key": key }, about);
+    part.open = this.opened.has(key);
+    const links = group ? members.map((each) => link("pod", nameOf(each.metadata))) : [link("pod", name, "All about this pod")];
+    if (part.open) part.append(...this.reasonOf(lead), html("p", {}, ...links.flatMap((each) => [each, " "])));
     about.addEventListener("click", (event) => {
       event.preventDefault();
-      if (!this.opened.delete(uid)) this.opened.add(uid);
-      this.askWhy(pod);
+      if (!this.opened.delete(key)) this.opened.add(key);
+      this.askWhy(lead);
       this.changed();
     });
     return html("li", {}, part);
@@ -70,15 +97,16 @@ export class Waiting {
     const name = nameOf(pod.metadata);
     const { gated, releasedPlainly, problem } = pod.status;
     const how = gated ? " (gated)" : releasedPlainly ? " (released without a place)" : "";
-    const lines = [`asks for ${asks(pod.spec)}${how}`, problem];
     const prospect = this.prospects.get(name);
     const moves = prospect?.moves || [];
-    if (moves.length) lines.push(`${moves.map((each) => `${each.pod} to ${each.target}`).join(", ")}: would open ${prospect.ids} of ${prospect.node}`);
     const why = this.reasons.get(name);
     const { sentence, inTheWay, helps, move, gate } = why || {};
-    if (why) lines.push(sentence === problem ? "" : sentence, inTheWay.length ? `in the way: ${inTheWay.join(", ")}` : "", helps, moves.length ? "" : move, gate);
-    else if (!problem) lines.push("...");
-    return [...lines.filter(Boolean).map((each) => html("p", {}, each)), ...(why?.nodes.length ? [nodesTable(why.nodes)] : [])];
+    const lines = [
+      `asks for ${asks(pod.spec)}${how}`, problem,
+      moves.length && `${moves.map((each) => `${each.pod} to ${each.target}`).join(", ")}: would open ${prospect.ids} of ${prospect.node}`,
+      ...(why ? [sentence, inTheWay.length && `in the way: ${inTheWay.join(", ")}`, helps, !moves.length && move, gate] : [!problem && "..."]),
+    ];
+    return [...new Set(lines.filter(Boolean))].map((each) => html("p", {}, each)).concat(why?.nodes.length ? nodesTable(why.nodes) : []);
   }
 
   async askWhy(pod) {
@@ -87,14 +115,14 @@ export class Waiting {
       this.reasons.set(name, await (await fetched(`../explain/${name}?format=json`)).json());
       this.changed();
     } catch {
-      // Gone meanwhile, or the extender is: the watch will say so.
+      // Gone meanwhile, or the controller is: the stream will say so.
     }
   }
 
   /** Ask again and again while pods wait; `also` gives a pod that is shown elsewhere. */
   async run(also) {
     for (;;) {
-      const names = new Set(this.pods.map((pod) => nameOf(pod.metadata)));
+      const names = new Set(this.lines.flatMap(({ members }) => members.map((pod) => nameOf(pod.metadata))));
       for (const kept of [this.prospects, this.reasons]) for (const name of kept.keys()) if (!names.has(name)) kept.delete(name);
       if (names.size && !document.hidden) {
         try {
@@ -104,7 +132,8 @@ export class Waiting {
         } catch {
           // The last ones stay.
         }
-        for (const pod of this.pods) if (this.opened.has(pod.metadata.uid) || pod === also()) await this.askWhy(pod);
+        const open = this.lines.filter(({ key }) => this.opened.has(key)).map((line) => this.leadOf(line));
+        for (const pod of new Set([...open, also()])) if (pod?.status.phase === "Waiting") await this.askWhy(pod);
       }
       await new Promise((resume) => setTimeout(resume, names.size ? ASK_MS : ASK_MS / 5));
     }
