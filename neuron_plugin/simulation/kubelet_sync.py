@@ -152,7 +152,7 @@ class PodSync:
             await _kill(worker)
             worker.runs.clear()
             worker.started.clear()
-            worker.admitted = False
+            worker.admitted, worker.said = False, ""
 
     async def close(self) -> None:
         """End the kubelet and all containers."""

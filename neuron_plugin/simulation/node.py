@@ -225,7 +225,7 @@ class SimulatedNode:
     def reboot(self) -> None:
         """Start the machine again: devices that came up at its start are back and well, and the kernel log is empty."""
         self._change(devices={}, driver_loaded=True)
-        (self.root / KMSG).write_bytes(b"")
+        (self.paths.dev / KMSG).write_bytes(b"")
 
     def set_logical_core_size(self, size: int | None) -> None:
         """Change LNC in the host's file; None removes the file."""

@@ -158,8 +158,9 @@ class PlayedNode:
         if pod.assignment is not None:
             return pod.assignment if isinstance(pod.assignment, Rejection) else {ALLOCATED_KEY: "true"}
         node = neuron_node(NODE_RECORDS.decode(msgspec.json.encode(self._api.get(NODES, self.name))), catalogue())
-        others = [_read(other) for uid, other in self._seen.items() if uid != pod.uid]
-        info = node_info(node, [other for other in others if other.request])
+        here = [other for other in self._api.objects(PODS) if other["spec"].get("nodeName") == self.name]
+        others = [_read(other) for other in here if other["status"].get("phase") not in TERMINAL_PHASES]
+        info = node_info(node, [other for other in others if other.assignment is not None])
         if isinstance(info.capacity, Rejection):
             return info.capacity
         placement = info.capacity.place(pod.requests)

@@ -78,9 +78,8 @@ class SimulatedWorker:
 
     Its files are made in ``root``, and ``cgroup_root`` is its ``/sys/fs/cgroup``.
 
-    ``config`` is the file with all settings of its daemon: commands that inspect the node read it. ``pods`` are its
-    pods as its kubelet has them, ``up`` says whether that runs. With ``by_claims`` the node's devices are given by
-    claims.
+    ``config`` is the file with all settings of its daemon, for commands that inspect the node. ``pods`` are its
+    pods as its kubelet has them, ``up`` says whether that runs. With ``by_claims`` it gives its devices by claims.
     """
 
     def __init__(

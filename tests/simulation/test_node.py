@@ -188,6 +188,17 @@ def test_p25_faults_survive_a_driver_reload_because_counters_live_in_firmware(ma
     assert text(node, 2, "stats/hardware/sram_ecc_uncorrected") == "1\n"
 
 
+def test_a_reboot_brings_back_what_came_up_at_the_last_start_with_an_empty_kernel_log(make_node: MakeNode) -> None:
+    node = make_node(missing=(3,))
+    before = everything(node.root)
+    node.remove_device(2)
+    node.set_ecc(4, repairable=1)
+    node.log_kernel_message("nd4: NEURON_HW_ERR=DMA_ERROR on queue 4")
+    node.unload_driver()
+    node.reboot()
+    assert everything(node.root) == before
+
+
 def test_a_reader_that_scans_during_changes_sees_whole_files_only(make_node: MakeNode) -> None:
     node = make_node("inf2.48xlarge")
     done = threading.Event()

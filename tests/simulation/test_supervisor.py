@@ -12,7 +12,7 @@ import pytest
 
 from neuron_plugin.allocation.keys import GATE, NODE_KEY
 from neuron_plugin.simulation import PlacedBy, SimulatedCluster
-from neuron_plugin.simulation.api_server_kinds import NODES, PODS
+from neuron_plugin.simulation.api_server_kinds import CLAIMS, NODES, PODS, VOLUMES
 from neuron_plugin.simulation.supervisor import supervise
 
 TYPES = {"inf2-1": "inf2.xlarge", "trn1-1": "trn1.2xlarge"}
@@ -133,6 +133,58 @@ async def test_what_no_cluster_would_schedule_waits_and_what_ends_is_brought_bac
     await cluster.wait_until_published()
     api.create_pod(asking("after", nodeSelector={"kubernetes.io/hostname": "trn1-1"}))
     await until(said, "pod default/after: m receives --device=/dev/neuron0")
+
+
+async def test_after_a_reboot_pods_with_devices_have_failed_and_others_run_again(
+    lines: tuple[SimulatedCluster, list[str]],
+) -> None:
+    cluster, said = lines
+    worker, here = cluster.workers["trn1-1"], {"kubernetes.io/hostname": "trn1-1"}
+    cluster.api.create_pod(asking("holder", nodeSelector=here))
+    plain = {"containers": [{"name": "m"}], "nodeSelector": here}
+    cluster.api.create_pod({"metadata": {"name": "plain"}, "spec": plain})
+    await until(said, "pod default/holder: m receives --device=/dev/neuron0")
+    await until(said, "pod default/plain: m receives no device")
+    await asyncio.to_thread(worker.node.remove_device, 0)
+    said.clear()
+    await worker.power_off()
+    await worker.power_on()
+    await until(said, "pod default/holder: Pod was rejected: ")
+    await until(said, "pod default/plain: m receives no device")
+    (status,) = cluster.api.get(PODS, "plain", "default")["status"]["containerStatuses"]
+    assert status["restartCount"] == 1
+    assert cluster.api.get(PODS, "holder", "default")["status"]["phase"] == "Failed"
+    cluster.api.create_pod(asking("after", nodeSelector=here))
+    await until(said, "pod default/after: m receives --device=/dev/neuron0")
+
+
+async def test_a_kubelet_that_starts_again_leaves_its_pods_as_they_are(
+    lines: tuple[SimulatedCluster, list[str]],
+) -> None:
+    cluster, said = lines
+    cluster.api.create_pod(asking("holder", nodeSelector={"kubernetes.io/hostname": "trn1-1"}))
+    await until(said, "pod default/holder: m receives --device=/dev/neuron0")
+    await cluster.workers["trn1-1"].stop_kubelet()
+    await cluster.workers["trn1-1"].start_kubelet()
+    await until(said, "node trn1-1: allocatable are 1 neuron, 0 neurondevice")
+    status = cluster.api.get(PODS, "holder", "default")["status"]
+    assert (status["phase"], status["containerStatuses"][0]["restartCount"]) == ("Running", 0)
+
+
+async def test_a_pod_waits_for_its_volume_claim_which_is_bound_at_once(
+    lines: tuple[SimulatedCluster, list[str]],
+) -> None:
+    cluster, said = lines
+    volume = {"name": "data", "persistentVolumeClaim": {"claimName": "shared"}}
+    cluster.api.create_pod(asking("reader", volumes=[volume]))
+    await until(said, 'pod default/reader: waits: 0/2 nodes are available: persistentvolumeclaim "shared" not found.')
+    claim = cluster.api.create(CLAIMS, {"metadata": {"name": "shared"}, "spec": {}}, "default")
+    await until(said, "pod default/reader: m receives --device=/dev/neuron0")
+    bound = cluster.api.get(CLAIMS, "shared", "default")
+    assert bound["status"]["phase"] == "Bound"
+    assert (
+        cluster.api.get(VOLUMES, bound["spec"]["volumeName"])["metadata"]["name"] == f"pvc-{claim['metadata']['uid']}"
+    )
 
 
 @pytest.mark.parametrize("turns", [1, 10])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -58,9 +59,13 @@ class Playground:
 
     def wait_for(self, text: str) -> None:
         """Wait until it has printed a text."""
-        ends = time.monotonic() + SECONDS
-        while text not in self.printed():
-            assert self.process.poll() is None or text in self.printed(), self.printed()
+        self.wait_for_match(re.escape(text))
+
+    def wait_for_match(self, pattern: str) -> None:
+        """Wait until it has printed what matches a pattern, which may go over lines."""
+        ends, compiled = time.monotonic() + SECONDS, re.compile(pattern, re.DOTALL)
+        while not compiled.search(self.printed()):
+            assert self.process.poll() is None or compiled.search(self.printed()), self.printed()
             assert time.monotonic() < ends, self.printed()
             time.sleep(0.05)
 

@@ -43,7 +43,7 @@ spec:
 @pytest.fixture(scope="module")
 def playground() -> Iterator[Playground]:
     """One Inf2 of six devices and one of twelve, up for all tests here."""
-    with Playground("--nodes", "inf2.24xlarge=1,inf2.48xlarge=1") as up:
+    with Playground("--nodes", "inf2.24xlarge=1,inf2.48xlarge=1,cpu=0") as up:
         yield up
 
 
@@ -71,7 +71,7 @@ def test_a_list_of_pods_is_created_and_each_says_why_it_waits(playground: Playgr
     }
     limits = {"aws.amazon.com/nueron": 1}
     items: list[dict[str, Any]] = [
-        {"kind": "Pod", "metadata": {"name": name}, "spec": {**spec, "containers": [{"name": "m"}]}}
+        {"kind": "Pod", "apiVersion": "v1", "metadata": {"name": name}, "spec": {**spec, "containers": [{"name": "m"}]}}
         for name, spec in specs.items()
     ]
     items[2]["spec"]["containers"] = [{"name": "m", "resources": {"limits": limits}}]
@@ -139,8 +139,10 @@ def test_workers_are_not_made_while_their_leader_waits(playground: Playground, t
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("kind: CronJob\nmetadata: {name: x}", "CronJob has no controller in the playground, expected Pod or"),
+        ("kind: CronJob\nmetadata: {name: x}", "CronJob has no apiVersion"),
         ("kind: Pod\nspec: {}", "Pod has no name"),
+        ("kind: ConfigMap\napiVersion: v1\nmetadata: {name: x}", "ConfigMap x: makes no pods here, passed over"),
+        ("kind: Pod\napiVersion: v1\nmetadata: {name: '${N}-x'}", "Pod has ${N} to be filled in"),
         ("- 1", "list has no name"),
         ("{", "is no YAML"),
         ("", "no pod: give --ask"),
@@ -160,6 +162,73 @@ def test_a_manifest_that_cannot_be_meant_is_refused_and_the_playground_goes_on(
     (tmp_path / "pod.yaml").write_text(f"kind: Pod\napiVersion: v1\nmetadata: {{name: bad}}\nspec:\n  {spec}\n")
     assert "400 BadRequest" in playground.run("run", "-f", str(tmp_path / "pod.yaml"), status=1)
     assert playground.process.poll() is None
+
+
+FILE_OF_MANY = """
+apiVersion: v1
+kind: Service
+metadata: {name: model}
+---
+apiVersion: v1
+kind: List
+items:
+- apiVersion: v1
+  kind: PersistentVolumeClaim
+  metadata: {name: weights}
+  spec: {accessModes: [ReadWriteOnce]}
+- apiVersion: apps/v1
+  kind: StatefulSet
+  metadata: {name: shard}
+  spec:
+    replicas: 2
+    template: {spec: &spec {containers: [{name: c, image: x, resources: {limits: {aws.amazon.com/neuron: 1}}}]}}
+- {apiVersion: v1, kind: Pod, metadata: {generateName: gen-}, spec: *spec}
+- apiVersion: apps/v1
+  kind: DaemonSet
+  metadata: {name: agent}
+  spec: {template: {spec: {nodeSelector: {neuron-plugin.io/family: inf2}, containers: [{name: c, image: x}]}}}
+- {apiVersion: apps/v1, kind: Deployment, metadata: {name: none}, spec: {replicas: 0, template: {spec: *spec}}}
+"""
+
+
+def test_a_file_as_people_have_it_is_taken_whole(playground: Playground, tmp_path: Path) -> None:
+    playground.clear()
+    (tmp_path / "many.yaml").write_text(FILE_OF_MANY)
+    answer = playground.run("run", "-f", str(tmp_path / "many.yaml"))
+    expected = [
+        "Service model: makes no pods here, passed over",
+        "persistentvolumeclaim default/weights is created",
+        "Deployment none: its controller makes no pods: it is suspended or of size 0",
+        r"pod default/gen-\w{5} runs on inf2-\d, NEURON_DEVS: \d+",
+        r"pod default/agent-\w{5} runs on inf2-1",
+        r"pod default/agent-\w{5} runs on inf2-2",
+        r"pod default/shard-0 runs on inf2-\d, NEURON_DEVS: \d+",
+        r"pod default/shard-1 runs on inf2-\d, NEURON_DEVS: \d+",
+    ]
+    for line in expected:
+        assert re.search(rf"^{line}$", answer, re.MULTILINE), (line, answer)
+    assert answer.index("shard-0 runs") < answer.index("shard-1 runs")
+
+
+def test_aws_s_test_of_its_install_says_why_it_waits_and_what_to_do(playground: Playground, tmp_path: Path) -> None:
+    names = ("neuron", "neurondevice", "neuroncore")
+    limits = ", ".join(f"aws.amazon.com/{name}: 1" for name in names)
+    (tmp_path / "pod.yaml").write_text(TWO_CONTAINERS.replace("aws.amazon.com/neuron: 1", limits))
+    answer = playground.run("run", "-f", str(tmp_path / "pod.yaml"))
+    assert "container first asks for aws.amazon.com/neuron and aws.amazon.com/neurondevice and" in answer
+    assert "ask for one Neuron resource per container" in answer
+
+
+def test_what_befalls_a_whole_node_is_told_and_refused_where_it_cannot_be(playground: Playground) -> None:
+    assert "its kubelet has started again; containers ran on" in playground.run("fault", "inf2-1", "kubelet", "restart")
+    assert "the machine is lost" in playground.run("fault", "inf2-1", "machine", "lost")
+    refused = playground.run("fault", "inf2-1", "machine", "reboot", status=1)
+    assert refused == "neuron-plugin: node inf2-1 is lost\n"
+    playground.wait_for("node inf2-1: not ready: its kubelet is silent")
+    assert "the machine is back" in playground.run("fault", "inf2-1", "machine", "back")
+    playground.wait_for_match("not ready: its kubelet.*inf2-1: allocatable are [1-9]")
+    refused = playground.run("fault", "inf2-9", "machine", "reboot", status=1)
+    assert "no node of the playground is called inf2-9" in refused
 
 
 def test_a_count_that_is_no_number_is_refused(playground: Playground, tmp_path: Path) -> None:
@@ -221,10 +290,7 @@ def test_a_plugin_that_dies_is_started_again_and_pods_keep_their_devices(playgro
     )
     os.kill(found, signal.SIGKILL)
     playground.wait_for("node inf2-1: its plugin has ended with -9 and is started again")
-    ends = time.monotonic() + 60
-    while not re.search(r"inf2-1: its plugin has ended[^~]*inf2-1: allocatable are [1-9]", playground.printed()):
-        assert time.monotonic() < ends, playground.printed()
-        time.sleep(0.1)
+    playground.wait_for_match("inf2-1: its plugin has ended.*inf2-1: allocatable are [1-9]")
     assert "runs on inf2-" in playground.run("run", "--ask", "neuron=1")
 
 
@@ -302,7 +368,7 @@ def test_ctrl_c_ends_its_daemons_and_leaves_nothing_not_even_what_a_killed_playg
 
 def test_a_killed_playground_takes_its_daemons_with_it(short_directory: Path) -> None:
     directory = short_directory / "p"
-    with Playground("--nodes", "trn1.2xlarge=1", directory=directory) as up:
+    with Playground("--nodes", "trn1.2xlarge=1,cpu=1", directory=directory) as up:
         assert len(_processes_of(directory)) == 3, "itself, a plugin, the extender"
         up.process.kill()
         up.process.wait(30)
@@ -322,7 +388,9 @@ def _processes_of(directory: Path) -> list[int]:
     [
         (("--nodes", "trn1.32xlarge"), "'trn1.32xlarge' is no TYPE=COUNT"),
         (("--nodes", "trn1.32xlarge=0"), "'trn1.32xlarge=0' is no TYPE=COUNT"),
-        (("--nodes", "trn1.32xlarge=9,inf2.48xlarge=8"), "is 17 nodes, expected at most 16"),
+        (("--nodes", "trn1.32xlarge=999,inf2.48xlarge=2"), "is 1002 nodes, expected at most 1000"),
+        (("--nodes", "cpu=2"), "--nodes has no node with Neuron"),
+        (("--mode", "dra", "--plugins", "1"), "--mode dra takes 1 nodes at most (--plugins)"),
         (("--nodes", "trn7.32xlarge=1"), "--nodes trn7.32xlarge is not known"),
         (("--directory", "/proc"), "/proc exists and is no playground"),
         (("--directory", "/var/" + "x" * LONGEST_DIRECTORY_BYTES), "give --directory"),
