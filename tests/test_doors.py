@@ -13,6 +13,8 @@ import neuron_plugin
 
 PACKAGE = Path(neuron_plugin.__file__).parent
 MOST_NAMES = 25
+TABLES = {"neuron_plugin.allocation.keys"}
+"""Modules of names alone: the annotations and labels that the parts read from each other."""
 
 
 def imports(path: Path) -> set[tuple[str, str]]:
@@ -49,7 +51,8 @@ def used() -> dict[str, set[str]]:
 
 
 def test_a_door_and_a_module_hand_out_few_names(doors: dict[str, set[str]], used: dict[str, set[str]]) -> None:
-    assert {module: names for module, names in used.items() if len(names) > MOST_NAMES} == {}
+    many = {module: names for module, names in used.items() if len(names) > MOST_NAMES}
+    assert many.keys() <= TABLES
     assert {room: names for room, names in doors.items() if len(names) > MOST_NAMES} == {}
 
 

@@ -17,12 +17,11 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import NamedTuple
 
-from neuron_plugin.allocation import Capacity, NeuronPod, NodeInfo, PodRequest, PodUid, Rejection
+from neuron_plugin.allocation import Capacity, ContainerKind, NeuronPod, NodeInfo, PodRequest, PodUid, Rejection
 from neuron_plugin.allocation.cost import tie_rank
 from neuron_plugin.allocation.group import NO_WISH, TopologyWish
 from neuron_plugin.allocation.narrowing import usable_mask
 from neuron_plugin.allocation.placement import cores_asked, fitting, place, placement_mask
-from neuron_plugin.allocation.requests import ContainerKind
 from neuron_plugin.planning.domains import Domains, Path, common_depth
 from neuron_plugin.planning.scene import Allowed, Place, Scene
 from neuron_plugin.topology import CoreMask, Geometry

@@ -33,8 +33,8 @@ from typing import TYPE_CHECKING, Protocol, Self
 import msgspec
 from aiohttp import web
 
-from neuron_plugin.cluster import ApiRequest
-from neuron_plugin.cluster.api import JSON, STRATEGIC_MERGE_PATCH, Response, UnreachableError, refusal
+from neuron_plugin.cluster import ApiRequest, UnreachableError
+from neuron_plugin.cluster.api import JSON, STRATEGIC_MERGE_PATCH, Response, refusal
 from neuron_plugin.simulation.api_server_faults import Fault, UnsentError, WatchList, take_fault
 from neuron_plugin.simulation.api_server_kinds import (
     EVENTS,
@@ -51,7 +51,7 @@ from neuron_plugin.simulation.api_server_kinds import (
 from neuron_plugin.simulation.api_server_kubectl import read_protobuf
 from neuron_plugin.simulation.api_server_objects import Admission, ApiObjects
 from neuron_plugin.simulation.api_server_patches import JSON_PATCH, PATCHES
-from neuron_plugin.simulation.api_server_requests import answer, as_table, refused, unsupported, watch_of
+from neuron_plugin.simulation.api_server_requests import answer, refused, shown, unsupported, watch_of
 from neuron_plugin.simulation.api_server_store import CutError, Inbox, ObjectChange, Watch
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
 __all__ = ["EVENTS", "LEASES", "NODES", "PODS", "SimulatedApiServer"]
 
 _PROTOBUF = "application/vnd.kubernetes.protobuf"
+_APPLY_PATCH = "application/apply-patch+yaml"
 _LOOPBACK = "127.0.0.1"
 _MAX_BODY_BYTES = 4 << 20
 """Of a request."""
@@ -439,24 +440,30 @@ class SimulatedApiServer:
             asked = ApiRequest(request.method, request.path, dict(request.query), body, request.content_type)
             done = await self._serve(asked, token if scheme.lower() == "bearer" else "")
             if isinstance(done, Watch):
-                return await self._show(done, request)
+                return await self._show(done, request, self._accepted(asked, request))
         except Refusal as refusal:
             done = refused(refusal)
         except CutError:
             if request.transport is not None:
                 request.transport.abort()
             return web.Response(status=500)  # never sent
-        if request.method == "GET" and done.status == HTTPStatus.OK and "as=Table" in request.headers.get("Accept", ""):
-            done = as_table(self._objects, asked, done)
+        if request.method == "GET" and done.status == HTTPStatus.OK and (made := self._accepted(asked, request)):
+            done = replace(done, body=msgspec.json.encode(made(msgspec.json.decode(done.body))))
         is_text = request.path.endswith("/log") and done.status == HTTPStatus.OK
         content_type = "text/plain" if is_text else "application/json"
         return web.Response(body=done.body, status=done.status, content_type=content_type)
 
-    async def _show(self, watch: Watch, request: web.Request) -> web.StreamResponse:
+    def _accepted(self, asked: ApiRequest, request: web.Request) -> Callable[[AnyJson], AnyJson] | None:
+        """What makes of what is read what this client accepts."""
+        return shown(self._objects, asked, as_table="as=Table" in request.headers.get("Accept", ""))
+
+    async def _show(
+        self, watch: Watch, request: web.Request, made: Callable[[AnyJson], AnyJson] | None
+    ) -> web.StreamResponse:
         """Speak until the watch ends, or the client has left."""
-        shown = web.StreamResponse(headers={"Content-Type": "application/json"})
+        spoken = web.StreamResponse(headers={"Content-Type": "application/json"})
         with suppress(ConnectionError):  # the client left
-            await shown.prepare(request)
+            await spoken.prepare(request)
             if self._runner is None:  # it would be waited for
                 raise CutError
             async with aclosing(watch.lines()) as lines:
@@ -464,8 +471,16 @@ class SimulatedApiServer:
                     if request.transport is None or request.transport.is_closing():
                         break
                     if line:
-                        await shown.write(line)
-        return shown
+                        await spoken.write(_made_of(line, made) if made else line)
+        return spoken
+
+
+def _made_of(line: bytes, made: Callable[[AnyJson], AnyJson]) -> bytes:
+    """A line of a watch with its object as the client accepts it."""
+    event = msgspec.json.decode(line)
+    if event["type"] in {"ADDED", "MODIFIED", "DELETED"}:
+        event["object"] = made(event["object"])
+    return msgspec.json.encode(event) + b"\n"
 
 
 async def _body(request: web.Request) -> AnyJson:
@@ -475,6 +490,8 @@ async def _body(request: web.Request) -> AnyJson:
     try:
         if request.content_type == _PROTOBUF:
             return read_protobuf(data)
+        if request.content_type == _APPLY_PATCH:
+            raise Refusal(415, "it is not simulated: apply without --server-side")
         if request.content_type not in (JSON, *PATCHES):
             raise unsupported(JSON, *PATCHES)
         kind = list if request.content_type == JSON_PATCH else dict
@@ -482,6 +499,7 @@ async def _body(request: web.Request) -> AnyJson:
     except msgspec.DecodeError as error:
         raise Refusal(400, f"the object provided is unrecognized (must be of type JSON): {error}") from error
     except ValueError as error:
+        parse_path(request.path)  # a kind that is not served is refused for that
         raise Refusal(400, f"the request cannot be handled: {error}") from error
     return body
 

@@ -156,6 +156,10 @@ class Target:
     subresource: str = ""
 
 
+_IN_CONTAINERS = ("attach", "ephemeralcontainers", "exec", "portforward", "proxy")
+"""Subresources of pods that reach into their containers."""
+
+
 def parse_path(path: str) -> Target:
     """Read a path of the API.
 
@@ -175,6 +179,8 @@ def parse_path(path: str) -> Target:
             continue
         if not subresource or subresource in kind.subresources:
             return Target(kind, namespace, name, subresource)
+        if subresource in _IN_CONTAINERS:
+            raise Refusal(501, f"{subresource} is not simulated: no container runs anything here")
     raise Refusal(404, "the server could not find the requested resource")
 
 

@@ -1,8 +1,8 @@
 """What kubectl asks of an API server beyond the objects: which kinds there are, tables to print, and old-style events.
 
-kubectl 1.28 to 1.36 needs no more for get, describe, apply, delete, cordon, drain and label. The OpenAPI document says
-one thing: the server checks fields itself, so kubectl does not ask for schemas. ``drain`` speaks protobuf: of that the
-two messages are read that it sends.
+kubectl 1.28 to 1.36 needs no more for get, describe, apply, diff, delete, cordon, drain, label and auth. The OpenAPI
+document says two things: the server checks fields itself, and knows dry runs. ``drain`` and ``auth`` speak protobuf:
+of that the messages are read that they send.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ _VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "watch
 _SHORT_NAMES = {PODS: ["po"], NODES: ["no"], BUDGETS: ["pdb"], CLAIMS: ["pvc"], VOLUMES: ["pv"]}
 _CORE_EVENTS = ServedKind("/api/v1", "v1", "events", "Event")
 _OPENAPI = "/openapi/v3/"
+_NAMED = "x-kubernetes-group-version-kind"
 _GROUPS = {kind.group: kind.version for kind in KINDS}
 
 
@@ -76,16 +77,27 @@ def discovery(path: str) -> AnyJson | None:
     if path == _OPENAPI.rstrip("/"):
         return {"paths": {group.lstrip("/"): {"serverRelativeURL": _OPENAPI + group.lstrip("/")} for group in _GROUPS}}
     if (group := "/" + path.removeprefix(_OPENAPI)) in _GROUPS and path.startswith(_OPENAPI):
-        operations = {}
-        for kind in (served for served in KINDS if served.group == group):
-            name, _, version = kind.version.rpartition("/")
-            patch = {
-                "parameters": [{"name": "fieldValidation", "in": "query"}],
-                "x-kubernetes-group-version-kind": {"group": name, "version": version, "kind": kind.kind},
-            }
-            operations[f"{group}/{kind.plural}/{{name}}"] = {"patch": patch}
-        return {"openapi": "3.0.0", "info": {"title": "simulated", "version": "1"}, "paths": operations}
+        return _openapi(group)
     return None
+
+
+def _openapi(group: str) -> AnyJson:
+    """What kubectl looks for in a document of a group: which parameters its writes have. No field is described."""
+    operations = {}
+    parameters = [{"name": word, "in": "query"} for word in ("fieldValidation", "dryRun")]
+    for kind in (served for served in KINDS if served.group == group):
+        name, _, version = kind.version.rpartition("/")
+        named = {"group": name, "version": version, "kind": kind.kind}
+        operations[f"{group}/{kind.plural}/{{name}}"] = {"patch": {"parameters": parameters, _NAMED: named}}
+    document = {"openapi": "3.0.0", "info": {"title": "simulated", "version": "1"}}
+    return document | {"paths": operations, "components": {"schemas": {}}}
+
+
+def review(path: str) -> AnyJson | None:
+    """The answer to a question about the rights of who asks, which are all; None for other paths."""
+    kind, status = _REVIEWS.get(path, ("", {}))
+    version = path.removeprefix("/apis/").rpartition("/")[0]
+    return {"kind": kind, "apiVersion": version, "metadata": {}, "spec": {}, "status": status} if kind else None
 
 
 _Fields = Mapping[int, tuple[str, Any]]
@@ -99,7 +111,20 @@ _EVICTION: _Fields = {
     1: ("metadata", {1: ("name", bytes.decode), 3: ("namespace", bytes.decode)}),
     2: ("deleteOptions", _DELETE_OPTIONS),
 }
-_MESSAGES = {"DeleteOptions": _DELETE_OPTIONS, "Eviction": _EVICTION}
+_EVERY = [{"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}]
+_REVIEWS: Mapping[str, tuple[str, AnyJson]] = {
+    "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews": ("SelfSubjectAccessReview", {"allowed": True}),
+    "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews": (
+        "SelfSubjectRulesReview",
+        {"resourceRules": _EVERY, "nonResourceRules": [], "incomplete": False},
+    ),
+    "/apis/authentication.k8s.io/v1/selfsubjectreviews": ("SelfSubjectReview", {"userInfo": {"username": "everybody"}}),
+}
+_MESSAGES: Mapping[str, _Fields] = {
+    "DeleteOptions": _DELETE_OPTIONS,
+    "Eviction": _EVICTION,
+    **{kind: {} for kind, _ in _REVIEWS.values()},
+}
 _ENVELOPE: _Fields = {1: ("type", {2: ("kind", bytes.decode)}), 2: ("raw", bytes)}
 _MAGIC = b"k8s\0"
 
@@ -116,7 +141,7 @@ def read_protobuf(body: bytes) -> AnyJson:
         envelope = _message(body[len(_MAGIC) :], _ENVELOPE)
         kind = (envelope.get("type") or {}).get("kind", "")
         if kind not in _MESSAGES:
-            raise ValueError(f"{kind or 'nothing'} in protobuf, expected {' or '.join(_MESSAGES)}; send JSON")
+            raise ValueError(f"{kind or 'nothing'} in protobuf, which is not read here: create it from a file")
         return _message(envelope.get("raw", b""), _MESSAGES[kind])
     except IndexError as error:
         raise ValueError("the protobuf body is cut off") from error
@@ -154,36 +179,34 @@ def _varint(data: bytes, place: int) -> tuple[int, int]:
             return value, place
 
 
-def core_events(events: Iterable[AnyJson], namespace: str, selector: str) -> AnyJson:
-    """Events as ``/api/v1`` shows them; ``selector`` may name fields of the object that they are about."""
-    wanted = dict(term.partition("=")[::2] for term in selector.split(",") if "=" in term)
-    items = []
-    for event in events:
-        about, at = event.get("regarding") or {}, event["metadata"]["creationTimestamp"]
-        fields = {f"involvedObject.{key}": value for key, value in about.items()}
-        if namespace in {"", event["metadata"]["namespace"]} and wanted.items() <= {**wanted, **fields}.items():
-            items.append(
-                {
-                    "metadata": event["metadata"],
-                    "involvedObject": about,
-                    "message": event.get("note", ""),
-                    "source": {"component": event.get("reportingController", "")},
-                    "firstTimestamp": at,
-                    "lastTimestamp": at,
-                    "count": 1,
-                    **{key: event.get(key, "") for key in ("reason", "type")},
-                }
-            )
-    return {"kind": "EventList", "apiVersion": "v1", "metadata": {}, "items": items}
+def core_event(event: AnyJson) -> AnyJson:
+    """An event as ``/api/v1`` shows it."""
+    at = event["metadata"]["creationTimestamp"]
+    return {
+        "kind": "Event",
+        "apiVersion": "v1",
+        "metadata": event["metadata"],
+        "involvedObject": event.get("regarding") or {},
+        "message": event.get("note", ""),
+        "source": {"component": event.get("reportingController", "")},
+        "firstTimestamp": at,
+        "lastTimestamp": at,
+        "count": 1,
+        **{key: event.get(key, "") for key in ("reason", "type")},
+    }
 
 
-def table(kind: ServedKind, listed: AnyJson, pods: Iterable[AnyJson] = ()) -> AnyJson:
-    """A list, or a single object, as kubectl prints it; of a node also what ``pods`` leave of it."""
+def table(kind: ServedKind, listed: AnyJson, pods: Iterable[AnyJson] = (), *, include: str = "Metadata") -> AnyJson:
+    """A list, or a single object, as kubectl prints it; of a node also what ``pods`` leave of it.
+
+    ``include`` says what comes with each row: of the object its metadata, or with ``Object`` all, to sort by.
+    """
     objects = listed["items"] if str(listed.get("kind", "")).endswith("List") else [listed]
     partial = {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1"}
     used = _used(pods) if kind is NODES else Counter()
+    whole = include == "Object"
     rows = [
-        {"cells": _cells(kind, record, used), "object": partial | {"metadata": record["metadata"]}}
+        {"cells": _cells(kind, record, used), "object": record if whole else partial | {"metadata": record["metadata"]}}
         for record in objects
     ]
     columns = [{"name": name, "type": "string"} for name in _COLUMNS.get(kind, ("Name", "Age"))]

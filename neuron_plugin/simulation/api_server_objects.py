@@ -61,6 +61,12 @@ _DEFAULT_GRACE_SECONDS = 30
 _MAX_GENERATED_STEM = 58
 """Characters before the five random ones (apiserver/pkg/storage/names)."""
 
+_FIXED = (
+    *("name", "namespace", "uid", "resourceVersion"),
+    *("creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds"),
+)
+"""Of metadata: no write changes it."""
+
 Admission = Callable[[AnyJson], AnyJson]
 """What a mutating admission makes of a new object."""
 
@@ -74,6 +80,13 @@ class ApiObjects:
         """What a container has printed, by namespace, pod and its name: a kubelet's answer."""
         self.versions = Versions()
         self.collections: dict[ServedKind, Collection] = {kind: Collection(self.versions) for kind in KINDS}
+
+    def rehearsal(self) -> ApiObjects:
+        """The same objects for a dry run: what is written there is written nowhere else."""
+        made = ApiObjects(self._admit_pod)
+        made.versions.current = self.versions.current
+        made.collections = {kind: kept.copy(made.versions) for kind, kept in self.collections.items()}
+        return made
 
     def create(self, kind: ServedKind, body: AnyJson, namespace: str = "") -> Stored:
         """Create an object. A UID in the body is kept, so that a test can repeat itself.
@@ -122,7 +135,7 @@ class ApiObjects:
             value = resized(old, value)
         after = updated(target.kind, old, value, part=target.subresource)
         key = (target.namespace, target.name)
-        if is_released(target.kind, after["metadata"]):
+        if is_released(after["metadata"]):
             return self.collections[target.kind].remove(key)
         return self._store(target.kind, key, after)
 
@@ -178,14 +191,12 @@ class ApiObjects:
         if len(budgets) > 1:
             text = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."
             raise Refusal(500, text)
-        spent = [disrupted(budget, name) for budget in budgets]
-        if not options.get("dryRun"):
-            for budget in spent:
-                self.collections[BUDGETS].put((namespace, budget["metadata"]["name"]), budget)
-            if after is None:
-                self.collections[PODS].remove((namespace, name))
-            else:
-                self.collections[PODS].put((namespace, name), evicted(after))
+        for budget in [disrupted(budget, name) for budget in budgets]:
+            self.collections[BUDGETS].put((namespace, budget["metadata"]["name"]), budget)
+        if after is None:
+            self.collections[PODS].remove((namespace, name))
+        else:
+            self.collections[PODS].put((namespace, name), evicted(after))
         return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
 
     def _store(self, kind: ServedKind, key: ObjectKey, value: AnyJson) -> Stored:
@@ -231,7 +242,7 @@ def created(kind: ServedKind, namespace: str, body: AnyJson) -> AnyJson:
     made = {**body, "apiVersion": kind.version, "kind": kind.kind, "metadata": metadata}
     if kind is PODS:
         spec = {"schedulerName": "default-scheduler", "restartPolicy": "Always", **(made.get("spec") or {})}
-        spec = {"terminationGracePeriodSeconds": _DEFAULT_GRACE_SECONDS, **spec}
+        spec = {"terminationGracePeriodSeconds": _DEFAULT_GRACE_SECONDS, "securityContext": {}, **spec}
         status = {"phase": "Pending", **(made.get("status") or {})}
         return made | {"spec": _defaulted(spec), "status": status}
     if kind is NODES:
@@ -287,7 +298,7 @@ def updated(kind: ServedKind, old: AnyJson, new: AnyJson, *, part: str) -> AnyJs
     if status and kind is RESOURCE_CLAIMS:
         after = before  # the status of a claim brings no finalizers (ResetObjectMetaForStatus)
     metadata = {key: value for key, value in after.items() if value not in ({}, None)}
-    for fixed in ("name", "namespace", "uid", "resourceVersion", "creationTimestamp", "deletionTimestamp"):
+    for fixed in _FIXED:
         metadata.pop(fixed, None)
         if fixed in before:
             metadata[fixed] = before[fixed]
@@ -310,7 +321,7 @@ def updated(kind: ServedKind, old: AnyJson, new: AnyJson, *, part: str) -> AnyJs
 def deleted(kind: ServedKind, value: AnyJson, options: AnyJson) -> AnyJson | None:
     """Return the object as a deletion leaves it; None is gone.
 
-    An object with finalizers and a bound, living pod only get their deletion time.
+    An object with finalizers, and a living pod on a node for as long as its grace period, only get their deletion time.
 
     Raises:
         Refusal: 409, the precondition of the options does not hold.
@@ -318,21 +329,17 @@ def deleted(kind: ServedKind, value: AnyJson, options: AnyJson) -> AnyJson | Non
     metadata = value["metadata"]
     if why := unmet(metadata, options.get("preconditions") or {}):
         raise conflict(kind.resource, metadata["name"], why)
-    if kind is not PODS and metadata.get("finalizers"):
-        timing = {"deletionTimestamp": now_text(), "deletionGracePeriodSeconds": 0}
-        return value | {"metadata": timing | metadata}
-    if kind is not PODS or not value["spec"].get("nodeName") or value["status"].get("phase") in TERMINAL_PHASES:
+    grace = 0
+    if kind is PODS and value["spec"].get("nodeName") and value["status"].get("phase") not in TERMINAL_PHASES:
+        asked = options.get("gracePeriodSeconds")
+        grace = int(value["spec"]["terminationGracePeriodSeconds"] if asked is None else asked)
+    if grace == 0 and not metadata.get("finalizers"):
         return None
-    asked = options.get("gracePeriodSeconds")
-    grace = int(value["spec"]["terminationGracePeriodSeconds"] if asked is None else asked)
-    if grace == 0:
-        return None
-    if metadata.get("deletionTimestamp"):
-        return value
+    left = metadata.get("deletionGracePeriodSeconds", grace + 1)  # it is only ever shortened
     timing = {"deletionTimestamp": now_text(), "deletionGracePeriodSeconds": grace}
-    return value | {"metadata": metadata | timing}
+    return value | {"metadata": metadata | timing} if grace < left else value
 
 
-def is_released(kind: ServedKind, metadata: AnyJson) -> bool:
-    """Whether a deleted object has lost its last finalizer. Those of pods are not followed."""
-    return kind is not PODS and bool(metadata.get("deletionTimestamp")) and not metadata.get("finalizers")
+def is_released(metadata: AnyJson) -> bool:
+    """Whether a deleted object has lost its last finalizer, and needs no more time."""
+    return metadata.get("deletionGracePeriodSeconds") == 0 and not metadata.get("finalizers")

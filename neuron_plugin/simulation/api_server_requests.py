@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Callable
 
 import msgspec
 
@@ -23,7 +24,7 @@ from neuron_plugin.simulation.api_server_kinds import (
     parse_path,
     selector,
 )
-from neuron_plugin.simulation.api_server_kubectl import core_events, discovery, table
+from neuron_plugin.simulation.api_server_kubectl import core_event, discovery, review, table
 from neuron_plugin.simulation.api_server_objects import ApiObjects
 from neuron_plugin.simulation.api_server_patches import PATCHES
 from neuron_plugin.simulation.api_server_store import Stored, Watch
@@ -40,9 +41,11 @@ def answer(objects: ApiObjects, request: ApiRequest) -> Response:
     """
     if request.method == "GET" and (document := discovery(request.path) or _old_events(objects, request)):
         return Response(200, msgspec.json.encode(document))
+    if request.method == "POST" and (document := review(request.path)):
+        return Response(201, msgspec.json.encode(document))
     target = parse_path(request.path)
     if request.method != "GET":
-        return _write(objects, request, target)
+        return _write(objects.rehearsal() if _is_dry(request) else objects, request, target)
     if target.subresource in _WRITTEN_ONLY:
         raise _not_allowed()
     if target.subresource == "log":
@@ -50,22 +53,47 @@ def answer(objects: ApiObjects, request: ApiRequest) -> Response:
     return Response(200, objects.read(target).encoded if target.name else _list(objects, target, request))
 
 
-def as_table(objects: ApiObjects, request: ApiRequest, response: Response) -> Response:
-    """Return what was read as kubectl prints it."""
-    kind = EVENTS if _CORE_EVENTS.fullmatch(request.path) else parse_path(request.path).kind
-    pods = [stored.value for stored in objects.collections[PODS].objects()]
-    return Response(200, msgspec.json.encode(table(kind, msgspec.json.decode(response.body), pods)))
+def shown(objects: ApiObjects, request: ApiRequest, *, as_table: bool) -> Callable[[AnyJson], AnyJson] | None:
+    """What makes of an object or a list that is read what its reader asked for; None: nothing is to be made of it."""
+    is_core_event = bool(_CORE_EVENTS.fullmatch(request.path))
+    if not as_table:
+        return core_event if is_core_event and request.query.get("watch") else None
+    kind = EVENTS if is_core_event else parse_path(request.path).kind
+    include, told = request.query.get("includeObject", "Metadata"), dict[str, list[AnyJson]]()
+
+    def table_of(read: AnyJson) -> AnyJson:
+        pods = [stored.value for stored in objects.collections[PODS].objects()]
+        made = table(kind, read, pods, include=include)
+        told["columnDefinitions"] = [] if told else made["columnDefinitions"]  # a watch says them once
+        return made | told
+
+    return table_of
 
 
 def _old_events(objects: ApiObjects, request: ApiRequest) -> AnyJson | None:
     """Events as ``/api/v1`` has them, which kubectl asks for; None for other paths."""
-    path = _CORE_EVENTS.fullmatch(request.path)
-    if path is None:
+    if not _CORE_EVENTS.fullmatch(request.path):
         return None
+    meant = _meant_events(request)
+    events = [core_event(stored.value) for stored in objects.collections[EVENTS].objects() if meant(stored.value)]
+    metadata = {"resourceVersion": str(objects.versions.current)}
+    return {"kind": "EventList", "apiVersion": "v1", "metadata": metadata, "items": events}
+
+
+def _meant_events(request: ApiRequest) -> Selector:
+    """Which events an old-style path and its query mean."""
+    path = _CORE_EVENTS.fullmatch(request.path)
     labelled = label_selector(request.query.get("labelSelector", ""))
-    events = [stored.value for stored in objects.collections[EVENTS].objects() if labelled(stored.value)]
-    listed = core_events(events, path[1] or "", request.query.get("fieldSelector", ""))
-    return listed | {"metadata": {"resourceVersion": str(objects.versions.current)}}
+    terms = [term.partition("=") for term in request.query.get("fieldSelector", "").split(",") if "=" in term]
+    about = [(name.removeprefix("involvedObject."), value) for name, _, value in terms if name.startswith("involved")]
+
+    def meant(event: AnyJson) -> bool:
+        is_here = path is None or path[1] in {None, event["metadata"]["namespace"]}
+        return (
+            is_here and labelled(event) and all((event.get("regarding") or {}).get(*each) == each[1] for each in about)
+        )
+
+    return meant
 
 
 def watch_of(objects: ApiObjects, request: ApiRequest, bookmark_seconds: float) -> Watch | None:
@@ -74,15 +102,19 @@ def watch_of(objects: ApiObjects, request: ApiRequest, bookmark_seconds: float) 
     Raises:
         Refusal: 404 or 400, there can be no such watch.
     """
-    if request.method != "GET" or _CORE_EVENTS.fullmatch(request.path):
+    if request.method != "GET":
         return None
     for name in ("limit", "resourceVersion", "timeoutSeconds"):
         int(request.query.get(name) or 0)
-    if request.query.get("watch") not in {"true", "1"} or (target := parse_path(request.path)).name:
+    if request.query.get("watch") not in {"true", "1"}:
         return None
-    return Watch(
-        target.kind, objects.collections[target.kind], _meant(target, request), request.query, bookmark_seconds
-    )
+    if _CORE_EVENTS.fullmatch(request.path):
+        target, meant = Target(EVENTS), _meant_events(request)
+    elif (target := parse_path(request.path)).name:
+        return None
+    else:
+        meant = _meant(target, request)
+    return Watch(target.kind, objects.collections[target.kind], meant, request.query, bookmark_seconds)
 
 
 def refused(refusal: Refusal) -> Response:
@@ -100,10 +132,15 @@ def _not_allowed() -> Refusal:
     return Refusal(405, "the server does not allow this method on the requested resource")
 
 
+def _is_dry(request: ApiRequest) -> bool:
+    """Whether a write is only tried: its query says so, or its options of a deletion."""
+    body: AnyJson = request.body if isinstance(request.body, dict) else {}
+    options = body.get("deleteOptions") or body
+    return bool(request.query.get("dryRun") or options.get("dryRun"))
+
+
 def _write(objects: ApiObjects, request: ApiRequest, target: Target) -> Response:
     body: AnyJson = request.body or {}
-    if request.query.get("dryRun"):
-        raise Refusal(400, "a dry run is not simulated: nothing was written")
     match request.method:
         case "POST" if target.subresource == "binding":
             return Response(201, msgspec.json.encode(objects.bind(target.namespace, target.name, body)))

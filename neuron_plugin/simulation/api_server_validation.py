@@ -1,9 +1,9 @@
 """What the simulated API server refuses to store, of what this project's programs write.
 
-Names, labels and annotations of every object; Leases; events as ``events.k8s.io/v1`` takes them. Specs of pods and
-nodes are taken as they are. A binding is not checked: its annotations are merged unseen, as on the real server.
-Sources (1.36): ``apimachinery/pkg/api/validation/objectmeta.go``, ``pkg/apis/core/validation/events.go``,
-``pkg/apis/coordination/validation/validation.go``.
+Names, labels and annotations of every object; what containers ask for by count; Leases; events as ``events.k8s.io/v1``
+takes them. Else specs of pods and nodes are taken as they are. A binding is not checked: its annotations are merged
+unseen, as on the real server. Sources (1.36): ``apimachinery/pkg/api/validation/objectmeta.go``, ``events.go`` and
+``validation.go`` of ``pkg/apis/core/validation``, ``pkg/apis/coordination/validation/validation.go``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from neuron_plugin.simulation.api_server_kinds import EVENTS, LEASES, AnyJson, Refusal, ServedKind, invalid
+from neuron_plugin.allocation.requests import parse_quantity
+from neuron_plugin.simulation.api_server_kinds import EVENTS, LEASES, PODS, AnyJson, Refusal, ServedKind, invalid
 
 _SUBDOMAIN = re.compile(r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _NAME_PART = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
@@ -47,9 +48,12 @@ def check(kind: ServedKind, value: AnyJson) -> None:
         problems += _lease(value.get("spec") or {})
     if kind is EVENTS:
         problems += _event(value)
+    if kind is PODS:
+        problems += _counts(value["spec"])
     if problems:
         text = problems[0] if len(problems) == 1 else f"[{', '.join(problems)}]"
-        raise invalid(kind.resource, value["metadata"]["name"], text)
+        named = f"{kind.kind}{kind.resource.removeprefix(kind.plural)}"
+        raise invalid(named, value["metadata"]["name"], text)
 
 
 def _check_types(kind: ServedKind, value: AnyJson) -> None:
@@ -83,6 +87,21 @@ def _metadata(metadata: AnyJson) -> Iterator[str]:
         for part in ("apiVersion", "kind", "name", "uid"):
             if not owner.get(part):
                 yield _bad(f"metadata.ownerReferences.{part}", "", "must not be empty")
+
+
+def _counts(spec: AnyJson) -> Iterator[str]:
+    """What cannot be given twice has a limit that is its request (``ValidateContainerResourceRequirements``)."""
+    for field in ("initContainers", "containers"):
+        for place, container in enumerate(spec.get(field) or ()):
+            resources = container.get("resources") or {}
+            path, limits = f"spec.{field}[{place}].resources", resources.get("limits") or {}
+            for name, amount in (resources.get("requests") or {}).items():
+                if "/" not in name and not name.startswith("hugepages-"):
+                    continue
+                if name not in limits:
+                    yield f"{path}.limits: Required value: Limit must be set for non overcommitable resources"
+                elif parse_quantity(str(amount)) != parse_quantity(str(limits[name])):
+                    yield _bad(f"{path}.requests", amount, f"must be equal to {name} limit of {limits[name]}")
 
 
 def _lease(spec: AnyJson) -> Iterator[str]:

@@ -159,6 +159,13 @@ class SimulatedCluster:
         """A node by its name."""
         return self.workers.get(name) or self.played.get(name)
 
+    def log(self, namespace: str, pod: str, container: str) -> str | None:
+        """What a container has printed; None if it has not run."""
+        if self.api.get(SERVED_PODS, pod, namespace)["spec"].get("nodeName") in self.played:
+            return ""
+        logs = (worker.pods.log(namespace, pod, container) for worker in self.workers.values())
+        return next((log for log in logs if log is not None), None)
+
     def silent_nodes(self) -> set[str]:
         """The nodes whose kubelet does not run."""
         nodes: dict[str, SimulatedWorker | PlayedNode] = {**self.workers, **self.played}

@@ -199,7 +199,7 @@ class DeviceManager:
             raise AllocationError(
                 f"previously allocated devices are no longer healthy; cannot allocate unhealthy devices {resource}"
             )
-        if recorded_ids:
+        if len(recorded_ids) == count:  # maybe none
             return None
         selection = Selection(resource, count, [])
         self._take(selection, self._reusable_by(pod_uid).get(resource, set()))

@@ -29,8 +29,8 @@ USERS = {
 """The users of the simulated cluster, the value set that gives each all of its rights, and its account there."""
 
 
-NOT_READ_HERE = {"podgroups", "namespaces", "persistentvolumeclaims", "persistentvolumes"}
-"""Read where the server has them, or for pods that have waited; held in the tests of informers, make_room, moving."""
+NOT_READ_HERE = {"podgroups"}
+"""Read where the server has them; held in the tests of informers."""
 
 
 def rights_of(user: str) -> set[Right]:

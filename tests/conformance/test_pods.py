@@ -29,6 +29,12 @@ async def test_p72_a_pod_that_asks_for_a_device_sees_exactly_one_and_pod_resourc
     assert received(view).nodes == ("neuron0",)
 
 
+async def test_a_pod_that_asks_for_none_of_a_resource_runs_without_devices(node: Node) -> None:
+    await start_offering(node)
+    assert received(await runs(node, asking("none", 0))).nodes == ()
+    assert (await held(node, "none")).get("app", set()) == set()
+
+
 async def test_p85_a_pod_gets_a_node_for_each_device_and_its_environment(node: Node) -> None:
     """Newer drivers number a container's devices from 0, and cores from its first device."""
     await start_offering(node)

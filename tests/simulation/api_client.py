@@ -13,6 +13,7 @@ from tests.support.api_server import StandInApiServer
 Json = dict[str, Any]
 PODS_PATH = "/api/v1/namespaces/default/pods"
 LEASES_PATH = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
+AS_TABLE = {"Accept": "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"}
 MERGE = {"Content-Type": "application/merge-patch+json"}
 
 
@@ -35,7 +36,13 @@ class Client:
 
     async def watch(self, path: str, events: int, **query: str) -> list[Json]:
         """Read so many events of a watch, then leave."""
-        async with self._session.get(path, params={"watch": "true", **query}) as answer:
+        return await self._watch(path, events, query, {})
+
+    async def watch_as_table(self, path: str, events: int) -> list[Json]:
+        return await self._watch(path, events, {}, AS_TABLE)
+
+    async def _watch(self, path: str, events: int, query: Json, headers: Json) -> list[Json]:
+        async with self._session.get(path, params={"watch": "true", **query}, headers=headers) as answer:
             assert answer.status == 200
             return [json.loads(await answer.content.readline()) for _ in range(events)]
 

@@ -43,7 +43,7 @@ async def test_every_write_counts_the_version_up_for_all_kinds(client: Client, s
         ("/apis/apps/v1/deployments", "the server could not find the requested resource"),
         ("/api/v1/namespaces/default/nodes", "the server could not find the requested resource"),
         ("/api/v1/pods/a", "the server could not find the requested resource"),
-        (f"{PODS_PATH}/a/exec", "the server could not find the requested resource"),
+        (f"{PODS_PATH}/a/scale", "the server could not find the requested resource"),
         ("/", "the server could not find the requested resource"),
     ],
 )

@@ -57,14 +57,6 @@ async def test_a_query_that_cannot_be_meant_is_a_bad_request(client: Client, que
     assert (await client.ask("GET", PODS_PATH, params=query))[0] == 400
 
 
-@pytest.mark.parametrize("method", ["POST", "DELETE"])
-async def test_a_dry_run_is_refused_and_writes_nothing(client: Client, server: StandInApiServer, method: str) -> None:
-    made = server.create_pod(pod("a"))
-    path = PODS_PATH if method == "POST" else f"{PODS_PATH}/a"
-    assert (await client.ask(method, path, pod("b"), params={"dryRun": "All"}))[0] == 400
-    assert server.objects(PODS) == [made]
-
-
 @pytest.mark.parametrize("method", ["PATCH", "PUT"])
 @pytest.mark.parametrize("change", [{"metadata": 7}, {"spec": {"containers": 7}}, {"metadata": {"labels": {"a": 1}}}])
 async def test_a_change_that_cannot_be_meant_is_refused(

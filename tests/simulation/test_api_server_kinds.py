@@ -44,8 +44,6 @@ def test_a_path_is_read(path: str, target: Target) -> None:
         "/",
         "/api/v1",
         "/api/v1/",
-        "/api/v1/namespaces",
-        "/api/v1/namespaces/ns",
         "/api/v1/namespaces/ns/nodes/n1",
         "/api/v1/pods/a",
         "/api/v1/nodes/n1/binding",

@@ -6,12 +6,10 @@ import pytest
 
 from neuron_plugin.cluster import ObjectReference
 from neuron_plugin.cluster.writes import create_event, utc_now
-from neuron_plugin.simulation.api_server_kinds import EVENTS, PODS
+from neuron_plugin.simulation.api_server_kinds import EVENTS, PODS, AnyJson
 from neuron_plugin.simulation.api_server_kubectl import read_protobuf
-from tests.simulation.api_client import Client, pod
+from tests.simulation.api_client import AS_TABLE, Client, pod
 from tests.support.api_server import StandInApiServer
-
-AS_TABLE = {"Accept": "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"}
 
 
 async def test_every_kind_is_found_by_discovery(client: Client) -> None:
@@ -39,12 +37,12 @@ async def test_every_kind_is_found_by_discovery(client: Client) -> None:
     }
 
 
-async def test_openapi_says_that_the_server_checks_fields(client: Client) -> None:
+async def test_openapi_says_that_the_server_checks_fields_and_knows_dry_runs(client: Client) -> None:
     for name, about in (await client.get("/openapi/v3"))["paths"].items():
         for operations in (await client.get(about["serverRelativeURL"]))["paths"].values():
             kind = operations["patch"]["x-kubernetes-group-version-kind"]
             assert "/".join(filter(None, (kind["group"], kind["version"]))) in name.replace("api/v1", "v1")
-            assert operations["patch"]["parameters"] == [{"name": "fieldValidation", "in": "query"}]
+            assert [each["name"] for each in operations["patch"]["parameters"]] == ["fieldValidation", "dryRun"]
 
 
 async def test_pods_and_nodes_come_as_a_table_where_one_is_asked_for(client: Client, server: StandInApiServer) -> None:
@@ -67,21 +65,26 @@ async def test_pods_and_nodes_come_as_a_table_where_one_is_asked_for(client: Cli
     assert shown["rows"][0]["cells"][2] == "SchedulingGated"
 
 
+def described(name: str) -> AnyJson:
+    """An event about a pod."""
+    event = create_event(
+        ObjectReference("Pod", name, f"uid-of-{name}", "v1", "default"),
+        reason="FailedScheduling",
+        note=f"why {name}",
+        action="Scheduling",
+        reporter="neuron-plugin.io/test",
+        instance="test",
+        now=utc_now(),
+    )
+    assert event.body is not None
+    return event.body | {"metadata": {"name": name, "namespace": "default"}}
+
+
 async def test_events_are_shown_in_their_older_form_by_the_object_they_are_about(
     client: Client, server: StandInApiServer
 ) -> None:
     for name in ("a", "b"):
-        event = create_event(
-            ObjectReference("Pod", name, f"uid-of-{name}", "v1", "default"),
-            reason="FailedScheduling",
-            note=f"why {name}",
-            action="Scheduling",
-            reporter="neuron-plugin.io/test",
-            instance="test",
-            now=utc_now(),
-        )
-        assert event.body is not None
-        server.create(EVENTS, event.body | {"metadata": {"name": name, "namespace": "default"}}, "default")
+        server.create(EVENTS, described(name), "default")
     selector = "involvedObject.name=b,involvedObject.namespace=default"
     listed = await client.get("/api/v1/namespaces/default/events", fieldSelector=selector)
     assert [(each["message"], each["involvedObject"]["name"]) for each in listed["items"]] == [("why b", "b")]
@@ -99,6 +102,37 @@ async def test_events_are_shown_in_their_older_form_by_the_object_they_are_about
 async def test_a_pod_of_another_shape_is_refused(client: Client, body: object) -> None:
     status, answer = await client.ask("POST", "/api/v1/namespaces/default/pods", body)
     assert (status, answer["reason"]) == (400, "BadRequest")
+
+
+async def test_the_rows_of_a_table_have_what_a_client_sorts_by(client: Client, server: StandInApiServer) -> None:
+    made = server.create_pod(pod("a"))
+    for include, kind in ((None, "PartialObjectMetadata"), ("Object", "Pod")):
+        query = {"includeObject": include} if include else {}
+        _, shown = await client.ask("GET", "/api/v1/pods", headers=AS_TABLE, params=query)
+        (row,) = shown["rows"]
+        assert row["object"]["kind"] == kind
+    assert row["object"] == made
+
+
+async def test_a_watch_is_shown_as_a_table_whose_columns_are_told_once(
+    client: Client, server: StandInApiServer
+) -> None:
+    server.create_pod(pod("a"))
+    server.create_pod(pod("b"))
+    lines = await client.watch_as_table("/api/v1/pods", 2)
+    assert [(line["type"], [row["cells"][0] for row in line["object"]["rows"]]) for line in lines] == [
+        ("ADDED", ["a"]),
+        ("ADDED", ["b"]),
+    ]
+    assert [bool(line["object"]["columnDefinitions"]) for line in lines] == [True, False]
+
+
+async def test_events_are_watched_in_their_older_form(client: Client, server: StandInApiServer) -> None:
+    for name in ("a", "b"):
+        server.create(EVENTS, described(name), "default")
+    about = "involvedObject.name=b"
+    (line,) = await client.watch("/api/v1/namespaces/default/events", 1, fieldSelector=about)
+    assert (line["object"]["apiVersion"], line["object"]["message"]) == ("v1", "why b")
 
 
 def field(number: int, value: bytes | int) -> bytes:
@@ -129,7 +163,7 @@ async def test_a_drain_evicts_in_protobuf(client: Client, server: StandInApiServ
     ("body", "said"),
     [
         (b"k8s", "starts with k8s"),
-        (in_protobuf(b"Pod", b""), "Pod in protobuf, expected DeleteOptions or Eviction"),
+        (in_protobuf(b"Pod", b""), "Pod in protobuf, which is not read here"),
         (in_protobuf(b"Eviction", OPTIONS)[:-9], "is cut off"),
         (b"k8s\0\x0d1234", "wire type 5"),
     ],

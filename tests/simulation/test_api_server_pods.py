@@ -232,10 +232,8 @@ def test_an_eviction_deletes_the_pod_and_says_so_on_it() -> None:
     ]
 
 
-def test_an_eviction_is_counted_in_its_budget_unless_it_is_tried_only() -> None:
+def test_an_eviction_is_counted_in_its_budget() -> None:
     objects = running(1, allowed=1)
-    objects.evict("ns", "p", EVICTION | {"deleteOptions": {"dryRun": ["All"]}})
-    assert "deletionTimestamp" not in objects.read(TARGET).value["metadata"]
     objects.evict("ns", "p", EVICTION)
     assert objects.read(Target(BUDGETS, "ns", "b0")).value["status"]["disruptionsAllowed"] == 0
     objects.evict("ns", "p", EVICTION)  # it is being deleted already

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from neuron_plugin.cluster.objects import NODES
-from neuron_plugin.cluster.pods import PODS
-from neuron_plugin.simulation.api_server import SimulatedApiServer
+from neuron_plugin.simulation.api_server import NODES, PODS, SimulatedApiServer
 from neuron_plugin.simulation.node_lifecycle import NOT_READY_SECONDS, TOLERATION_SECONDS, NodeLifecycle
 
 KEY = "node.kubernetes.io/unreachable"

@@ -19,6 +19,7 @@ from tests.support.api_server import StandInApiServer
 STRATEGIC = "application/strategic-merge-patch+json"
 MERGE = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
+NEURON = "aws.amazon.com/neuron"
 Official = Any
 """An API of the client, or what makes one: in its types nearly everything may be None."""
 
@@ -36,7 +37,7 @@ def core(sender: Official) -> Official:
 
 
 def pod(name: str, **metadata: Any) -> client.V1Pod:
-    limits = client.V1ResourceRequirements(limits={"aws.amazon.com/neuron": "1"})
+    limits = client.V1ResourceRequirements(limits={NEURON: "1"})
     containers = [client.V1Container(name="main", image="none", resources=limits)]
     return client.V1Pod(
         metadata=client.V1ObjectMeta(name=name, **metadata), spec=client.V1PodSpec(containers=containers)
@@ -87,6 +88,35 @@ async def test_refusals_are_status_objects_with_their_reasons(core: Official) ->
     assert listed.metadata._continue is None
     expired = core.list_pod_for_all_namespaces(_continue="OTk6MQ==")
     assert (await refusal(expired))[:2] == (410, "Expired")
+
+
+@pytest.mark.parametrize(
+    ("limits", "why"),
+    [
+        ({NEURON: "2"}, f'.requests: Invalid value: "1": must be equal to {NEURON} limit of 2'),
+        ({"cpu": "1"}, ".limits: Required value: Limit must be set for non overcommitable resources"),
+    ],
+)
+async def test_a_count_is_limited_to_what_it_requests(core: Official, limits: dict[str, str], why: str) -> None:
+    asking: Official = pod("a")
+    asking.spec.containers[0].resources = client.V1ResourceRequirements(limits=limits, requests={NEURON: "1"})
+    answer = await refusal(core.create_namespaced_pod("default", asking))
+    assert answer == (422, "Invalid", f'Pod "a" is invalid: spec.containers[0].resources{why}')
+
+
+async def test_a_pod_with_a_finalizer_stays_until_that_is_off_and_its_containers_have_ended(
+    core: Official, server: StandInApiServer
+) -> None:
+    await core.create_namespaced_pod("default", pod("a", finalizers=["example.com/wait"]))
+    server.bind("default", "a", node="n")
+    await core.delete_namespaced_pod("a", "default")
+    ending = await core.read_namespaced_pod("a", "default")
+    assert ending.metadata.deletion_grace_period_seconds == 30
+    server.delete_pod("default", "a", grace_seconds=0)  # by its kubelet
+    left = await core.patch_namespaced_pod("a", "default", {"metadata": {"labels": {"a": "b"}}})
+    assert left.metadata.deletion_grace_period_seconds == 0
+    await core.patch_namespaced_pod("a", "default", {"metadata": {"finalizers": None}})
+    assert (await refusal(core.read_namespaced_pod("a", "default")))[0] == 404
 
 
 @pytest.mark.parametrize(
@@ -164,6 +194,36 @@ async def test_an_eviction_that_a_budget_does_not_allow_is_429(sender: Official,
         429,
         "TooManyRequests",
     )
+
+
+async def test_a_dry_run_answers_as_the_write_would_and_writes_nothing(
+    core: Official, server: StandInApiServer
+) -> None:
+    made = await core.create_namespaced_pod("default", pod("b"), dry_run="All")
+    assert (made.metadata.name, made.status.phase) == ("b", "Pending")
+    kept = server.create_pod({"metadata": {"name": "a"}, "spec": {"containers": [], "nodeName": "n"}})
+    changed = await core.patch_namespaced_pod("a", "default", {"metadata": {"labels": {"a": "b"}}}, dry_run="All")
+    assert changed.metadata.labels == {"a": "b"}
+    options = client.V1DeleteOptions(dry_run=["All"], grace_period_seconds=0)
+    eviction = client.V1Eviction(metadata=client.V1ObjectMeta(name="a"), delete_options=options)
+    await core.create_namespaced_pod_eviction("a", "default", eviction)
+    await core.delete_namespaced_pod("a", "default", body=options)
+    assert (await refusal(core.create_namespaced_pod("default", pod("a"), dry_run="All")))[0] == 409
+    assert server.objects(PODS) == [kept]
+
+
+async def test_who_asks_may_do_everything(sender: Official) -> None:
+    attributes = client.V1ResourceAttributes(verb="create", resource="pods")
+    asked = client.V1SelfSubjectAccessReview(spec=client.V1SelfSubjectAccessReviewSpec(resource_attributes=attributes))
+    answer: Official = await client.AuthorizationV1Api(sender).create_self_subject_access_review(asked)
+    assert answer.status.allowed
+
+
+async def test_what_reaches_into_containers_is_refused_for_that(core: Official, server: StandInApiServer) -> None:
+    server.create_pod({"metadata": {"name": "a"}, "spec": {"containers": []}})
+    change: Official = {"spec": {"ephemeralContainers": []}}
+    answer = await refusal(core.patch_namespaced_pod_ephemeralcontainers("a", "default", change))
+    assert answer == (501, "NotImplemented", "ephemeralcontainers is not simulated: no container runs anything here")
 
 
 async def test_a_watch_shows_what_happens_and_its_410(core: Official, server: StandInApiServer) -> None:

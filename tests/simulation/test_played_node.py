@@ -9,9 +9,7 @@ import pytest
 from neuron_plugin.allocation.inventory import read_inventory
 from neuron_plugin.allocation.keys import INVENTORY_KEY
 from neuron_plugin.cluster.leases import LEASE_PREFIX
-from neuron_plugin.cluster.objects import LEASES, NODES
-from neuron_plugin.cluster.pods import PODS
-from neuron_plugin.simulation.api_server import SimulatedApiServer
+from neuron_plugin.simulation.api_server import LEASES, NODES, PODS, SimulatedApiServer
 from neuron_plugin.simulation.played_node import RENEW_SECONDS, PlayedNode
 
 

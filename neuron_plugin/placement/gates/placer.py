@@ -33,10 +33,11 @@ from neuron_plugin.placement.queue import PodKind, Queue
 from neuron_plugin.placement.room import Room, owner_of
 from neuron_plugin.placement.state import AssumedPod
 from neuron_plugin.placement.writer import Attempt, Outcome, Writer
+from neuron_plugin.planning import Scene
 from neuron_plugin.planning.groups import Anchor, GroupPlan, place_group
 from neuron_plugin.planning.judgement import rank_of
 from neuron_plugin.planning.rules import neuron_shortages
-from neuron_plugin.planning.scene import Place, Scene
+from neuron_plugin.planning.scene import Place
 
 RELEASED = "NeuronReleasedPlainly"
 FORBIDDEN = "NeuronPlacementForbidden"

@@ -27,8 +27,7 @@ from neuron_plugin.placement.gates.placer import Placer
 from neuron_plugin.placement.queue import PodKind
 from neuron_plugin.placement.room import owner_of
 from neuron_plugin.placement.writer import Writer
-from neuron_plugin.planning import Scene, judge_all
-from neuron_plugin.planning.judgement import Judgement
+from neuron_plugin.planning import Judgement, Scene, judge_all
 
 WAITING = "NeuronWaiting"
 """The reason of the event on a gated pod that finds no place."""

@@ -177,6 +177,7 @@ async def _play(root: Path, arguments: Namespace) -> None:
     cluster = SimulatedCluster(
         root, nodes, extender_flags=flags, placed_by=placed_by, by_claims=by_claims, plugins=arguments.plugins
     )
+    cluster.api.serve_logs(cluster.log)
     cluster.api.mount(NODE_FAULTS_PATH, NodeFaults(cluster).answer)
     number = plural(len(nodes), "node")
     if played := len(cluster.played) - list(nodes.values()).count(CPU_NODE):

@@ -76,7 +76,7 @@ def test_seven_devices_are_refused_in_the_vendors_words(played: Path) -> None:
 
 def test_silicon_that_is_held_under_one_name_is_refused_under_another(played: Path) -> None:
     printed = (played / "printed").read_text()
-    assert "Fewer than 32 free Neuron cores" in printed
+    assert "0 of 1 Neuron node: 1 has 20 of 32 cores free. In the way: default/train, default/serve" in printed
     assert "aws.amazon.com/neuron has 16 devices and 10 to give" in printed
 
 

@@ -321,6 +321,44 @@ def test_kubectl_works_on_it(playground: Playground, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not shutil.which("kubectl"), reason="kubectl is not installed")
+@pytest.mark.parametrize(
+    ("verb", "said"),
+    [
+        ("get pods --sort-by=.spec.nodeName", r"(?s)NAME .*waiting .*seen "),
+        ("get nodes --sort-by=.status.allocatable.cpu", r"(?s)NAME .*inf2-1 .*inf2-2 "),
+        ("label pod seen c=d --dry-run=server", r"^pod/seen labeled \(server dry run\)$"),
+        ("delete pod seen --dry-run=server", r'^pod "seen" deleted from default namespace \(server dry run\)$'),
+        ("diff -f FILE", r"(?m)^-    a: b\n\+    a: c$"),
+        ("logs seen", r"(?m)^AWS_NEURON_VISIBLE_DEVICES=\d+$"),
+        ("auth can-i create pods", "^yes$"),
+        ("auth can-i --list", r"\*\.\* .*\[\*\]"),
+        ("apply --server-side -f FILE", "it is not simulated: apply without --server-side"),
+        ("explain pods", "error: GVK .* not found in OpenAPI schema"),
+        (
+            "debug seen --image=x",
+            "Error from server .*: ephemeralcontainers is not simulated: no container runs anything",
+        ),
+        ("exec seen -- ls", "exec is not simulated: no container runs anything here$"),
+        ("scale deployment x --replicas=2", 'error: the server doesn\'t have a resource type "deployment"'),
+        ("create namespace x", r"Error from server \(NotFound\): the server could not find the requested resource$"),
+        ("top nodes", "error: Metrics API not available"),
+    ],
+)
+def test_kubectl_s_other_verbs_work_or_are_refused_in_a_sentence(
+    playground: Playground, tmp_path: Path, verb: str, said: str
+) -> None:
+    manifest = TWO_CONTAINERS.replace("mine, namespace: team", "seen, labels: {a: b}")
+    (tmp_path / "pod.yaml").write_text(manifest)
+    (tmp_path / "other.yaml").write_text(manifest.replace("seen", "waiting").replace("neuron: 1", "neuron: 13"))
+    kubectl = f"KUBECONFIG={playground.directory}/kubeconfig kubectl"
+    playground.shell(f"{kubectl} apply -f {tmp_path}; {kubectl} wait --for=condition=Ready pod/seen --timeout=60s")
+    (tmp_path / "pod.yaml").write_text(manifest.replace("a: b", "a: c"))
+    answer = playground.shell(f"{kubectl} {verb.replace('FILE', str(tmp_path / 'pod.yaml'))} 2>&1 || true")
+    assert re.search(said, answer.strip()), answer
+    assert "panic" not in answer
+
+
+@pytest.mark.skipif(not shutil.which("kubectl"), reason="kubectl is not installed")
 def test_a_node_is_drained_as_its_disruption_budget_allows(playground: Playground, tmp_path: Path) -> None:
     manifest = TWO_CONTAINERS.replace("mine, namespace: team", "drained, labels: {app: drained}")
     (tmp_path / "pod.yaml").write_text(manifest)
@@ -340,6 +378,25 @@ def test_a_node_is_drained_as_its_disruption_budget_allows(playground: Playgroun
     assert "would violate the pod's disruption budget" in answer or "global timeout reached" in answer
     playground.shell(f"{kubectl} delete pdb drained; {drain} --timeout=60s; {kubectl} uncordon {runs_on[1]}")
     assert "drained" not in playground.shell(f"{kubectl} get pods")
+
+
+def test_two_hundred_nodes_come_up_with_their_ultraservers(tmp_path: Path) -> None:
+    nodes = "trn2u.48xlarge=8,inf2.48xlarge=192,cpu=1"
+    by_server = LEADER_FIRST.replace("LABEL", "neuron.amazonaws.com/ultraserver-server-id-4")
+    by_server = (
+        by_server.replace("size: 3", "size: 4").replace('size: "3"', 'size: "4"').replace("neuron: 1", "neuron: 16")
+    )
+    (tmp_path / "lws.yaml").write_text("---".join(by_server.replace("NAME", name) for name in ("first", "second")))
+    with Playground("--nodes", nodes, "--plugins", "1") as large:
+        assert "(199 without a machine and a plugin of their own)" in large.printed()
+        answer = large.run("run", "-f", str(tmp_path / "lws.yaml"))
+        placed = dict(re.findall(r"^pod default/(\w+-0(?:-\d)?) runs on trn2u-(\d),", answer, re.MULTILINE))
+        assert len(placed) == 8, answer
+        servers = {(pod.partition("-")[0], (int(node) - 1) // 4) for pod, node in placed.items()}
+        assert sorted(server for _, server in servers) == [0, 1], "each group has one of its own"
+        assert "200 nodes, 0 closed" in large.shell(
+            f"{sys.executable} -m neuron_plugin nodes --kubeconfig {large.directory}/kubeconfig"
+        )
 
 
 def test_a_second_playground_in_the_directory_is_refused_and_the_first_goes_on(playground: Playground) -> None:
