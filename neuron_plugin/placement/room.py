@@ -20,14 +20,14 @@ import enum
 import logging
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
 
 import msgspec
 
 from neuron_plugin.allocation import NeuronPod, PodReference, PodUid, Rejection
-from neuron_plugin.allocation.group import GroupMember, GroupName
+from neuron_plugin.allocation.group import GroupName
 from neuron_plugin.allocation.node import Reservation
 from neuron_plugin.allocation.placement import placement_mask
 from neuron_plugin.allocation.pod import assigned_allocations, mask_union
@@ -45,6 +45,7 @@ from neuron_plugin.placement.queue import PodKind, kind_of
 from neuron_plugin.placement.writer import Outcome, Writer
 from neuron_plugin.planning import PREEMPTION, RULES, Move, MoveRules, Relocation, still_possible
 from neuron_plugin.planning.budgets import Budget, beyond_budgets
+from neuron_plugin.planning.groups import members_to_come
 from neuron_plugin.planning.scene import Place, rank_key
 from neuron_plugin.topology import CoreMask, cores_in
 
@@ -119,16 +120,6 @@ class _Staged:
     said: str = ""
 
 
-@dataclass
-class _Progress:
-    """When a group came on last, and what its missing pods ask for."""
-
-    at: float
-    others: NeuronPod | None = None
-    looked: bool = False
-    problem: str = field(default="")
-
-
 class Room:
     """The reserves and moves of one replica. Only the leader makes any.
 
@@ -161,7 +152,8 @@ class Room:
         """By controller."""
         self._protected_until: dict[PodUid, float] = {}
         self._evictions: deque[float] = deque()
-        self._groups: dict[GroupName, _Progress] = {}
+        self._groups: dict[GroupName, float] = {}
+        """By group, when it came on last, in unix seconds."""
         self._unwritten = False
 
     @property
@@ -192,7 +184,7 @@ class Room:
                 self._left_alone_until[owner] = self._context.clock.now() + times.moved - (now - record.at)
             if record.group:
                 if now < record.at + times.reserve and self._state.members_of(record.group_name):
-                    self._groups.setdefault(record.group_name, _Progress(record.at))
+                    self._groups.setdefault(record.group_name, record.at)
                     self._keep(record)
                 continue
             pod = self._state.pods.get(reservation.pod.uid)
@@ -245,9 +237,8 @@ class Room:
     def _tend_rank(self, record: ReserveRecord, unix_now: float) -> None:
         """A rank's place is kept while its group lives and comes on."""
         group, times = record.group_name, self._context.times
-        progress = self._groups.get(group)
         is_used = record.uid not in self._state.reserved
-        is_over = progress is None or unix_now >= progress.at + times.reserve
+        is_over = unix_now >= self._groups.get(group, 0.0) + times.reserve
         if is_used or is_over or not self._may_come(group) or self._is_sick(record):
             self._records.pop(record.uid, None)
             self._free_since.pop(record.uid, None)
@@ -506,8 +497,8 @@ class Room:
             return
         now = self._state.pods.get(before.uid)
         comes_on = gone or (now is not None and (now.node, now.ready) != (before.node, before.ready))
-        if comes_on and (progress := self._groups.get(group)):
-            progress.at = self._context.unix_seconds()
+        if comes_on and group in self._groups:
+            self._come_on(group)
         is_lost = (
             before.node
             and not before.ended
@@ -528,8 +519,7 @@ class Room:
         return info.ledger.mask_of(pod.uid) or mask_union(() if isinstance(assigned, Rejection) else assigned)
 
     def _come_on(self, group: GroupName) -> None:
-        now = self._context.unix_seconds()
-        self._groups.setdefault(group, _Progress(now)).at = now
+        self._groups[group] = self._context.unix_seconds()
 
     def _keep_rank(self, group: GroupName, key: str, name: str, node: str, mask: CoreMask) -> None:
         record = ReserveRecord(
@@ -559,21 +549,13 @@ class Room:
 
         None says that their needs are to be looked up first.
         """
-        group, member = leader.group or ("", ""), leader.member
-        progress = self._groups.setdefault(group, _Progress(self._context.unix_seconds()))
-        if not progress.looked:
+        group = leader.group or ("", "")
+        if group not in self._state.templates:
             return None
-        if progress.others is None or member is None or self._reserved_groups(group[0]) >= MOST_RESERVED_GROUPS:
+        template = self._state.templates[group]
+        if template is None or self._reserved_groups(group[0]) >= MOST_RESERVED_GROUPS:
             return []
-        ranks = {pod.member.rank for pod in members if pod.member}
-        made = []
-        for number in range(least):
-            if (number,) not in ranks:
-                rank = GroupMember(group, member.size, (number,), wish=member.wish)
-                uid = PodUid(rank_key(group, (number,)))
-                reference = PodReference(uid, group[0], f"{group[1]} rank {number}")
-                made.append(replace(progress.others, reference=reference, member=rank))
-        return made
+        return members_to_come(template, leader, members, least)
 
     def _reserved_groups(self, namespace: str) -> int:
         return len(
@@ -583,10 +565,10 @@ class Room:
     async def look_for_others(self, leader: NeuronPod, least: int) -> None:
         """Read what the other pods of a leader's group ask for, where their controller says it."""
         group = leader.group or ("", "")
-        progress = self._groups.setdefault(group, _Progress(self._context.unix_seconds()))
-        progress.looked = True
-        path, member = _template_of(leader), leader.member
-        if not path or member is None:
+        self._state.templates[group] = None
+        self._groups.setdefault(group, self._context.unix_seconds())
+        path = _template_of(leader)
+        if not path:
             return
         try:
             request = ApiRequest("GET", path)
@@ -594,7 +576,6 @@ class Room:
                 await send(self._context.api, request, timeout_seconds=self._context.times.request), type=_Owner
             )
         except (ClusterError, msgspec.MsgspecError) as error:
-            progress.problem = str(error)
             note = f"Nothing is kept for the other pods of group {group[1]}: {error}"
             await self._context.report(leader.reference, NO_RESERVE, note)
             return
@@ -603,14 +584,16 @@ class Room:
         template = found.worker_template
         if template is None:
             # What keeps the leader near or away from others is not said of the pods that are made where it is.
-            progress.others = replace(leader, rules=replace(leader.rules, affinity=(), anti_affinity=()))
+            rules = replace(leader.rules, affinity=(), anti_affinity=())
+            self._state.templates[group] = replace(leader, rules=rules)
             return
         try:
             pod = PODS.decode(msgspec.json.encode({**msgspec.to_builtins(template), "kind": "Pod"}))
         except ClusterError:
             return
         worker = neuron_pod(pod)
-        progress.others = replace(worker, rules=replace(worker.rules, gates=leader.rules.gates), labels=leader.labels)
+        rules = replace(worker.rules, gates=leader.rules.gates)
+        self._state.templates[group] = replace(worker, rules=rules, labels=leader.labels)
 
     def keep_for(self, group: GroupName, places: Iterable[tuple[NeuronPod, Place]]) -> None:
         """Keep places for pods of a group that are not there yet."""

@@ -168,6 +168,8 @@ class ClusterState:
         self.history = History()
         self.min_counts: dict[GroupName, int] = {}
         self.wishes: dict[GroupName, TopologyWish] = {}
+        self.templates: dict[GroupName, NeuronPod | None] = {}
+        """By group, what the pods ask for that are made once its leader is placed; None where that is not known."""
         self._leasts: dict[GroupName, int] = {}
         self._members: defaultdict[GroupName, dict[PodUid, NeuronPod]] = defaultdict(dict)
         self.on_trial: dict[str, float] = {}
@@ -259,6 +261,7 @@ class ClusterState:
             kept=dict(self._reserved),
             min_counts=dict(self._leasts),
             wishes=dict(self.wishes),
+            templates=dict(self.templates),
             left_alone=left_alone,
             protected=protected,
         )
@@ -273,6 +276,7 @@ class ClusterState:
             self._reserved,
             self._leasts,
             self.wishes,
+            self.templates,
             self.movable_namespaces,
             budgets=tuple(self.budgets.values()),
             strategy=self._strategy,
@@ -394,6 +398,7 @@ class ClusterState:
             del self._members[pod.group][pod.uid]
             if not self._members[pod.group]:
                 del self._members[pod.group]
+                self.templates.pop(pod.group, None)
             self._count_group(pod.group)
 
     def _count_group(self, group: GroupName) -> None:

@@ -13,17 +13,26 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import NamedTuple
 
-from neuron_plugin.allocation import Capacity, ContainerKind, NeuronPod, NodeInfo, PodRequest, PodUid, Rejection
+from neuron_plugin.allocation import (
+    Capacity,
+    ContainerKind,
+    NeuronPod,
+    NodeInfo,
+    PodReference,
+    PodRequest,
+    PodUid,
+    Rejection,
+)
 from neuron_plugin.allocation.cost import tie_rank
-from neuron_plugin.allocation.group import NO_WISH, TopologyWish
+from neuron_plugin.allocation.group import NO_WISH, GroupMember, TopologyWish
 from neuron_plugin.allocation.narrowing import usable_mask
 from neuron_plugin.allocation.placement import cores_asked, fitting, place, placement_mask
 from neuron_plugin.planning.domains import Domains, Path, common_depth
-from neuron_plugin.planning.scene import Allowed, Place, Scene
+from neuron_plugin.planning.scene import Allowed, Place, Scene, rank_key
 from neuron_plugin.topology import CoreMask, Geometry
 
 MOST_COMMON = 10
@@ -110,6 +119,20 @@ def place_group(
         most = max(most, len(kept) + found)
         number = min(number - 1, found)
     return GroupShort(search.why(len(others)), most)
+
+
+def members_to_come(
+    template: NeuronPod, leader: NeuronPod, members: Iterable[NeuronPod], least: int
+) -> list[NeuronPod]:
+    """The pods of a leader's group that are made once it is placed or runs, in thought, by what they will ask for."""
+    group, member = leader.group or ("", ""), leader.member
+    ranks, made = {pod.member.rank for pod in members if pod.member}, list[NeuronPod]()
+    for number in range(least):
+        if member and (number,) not in ranks:
+            rank = GroupMember(group, member.size, (number,), wish=member.wish)
+            reference = PodReference(PodUid(rank_key(group, (number,))), group[0], f"{group[1]} rank {number}")
+            made.append(replace(template, reference=reference, member=rank))
+    return made
 
 
 def _kept_places(scene: Scene, pods: Iterable[NeuronPod]) -> dict[PodUid, Place]:

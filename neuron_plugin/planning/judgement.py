@@ -36,7 +36,7 @@ from neuron_plugin.allocation.placement import cores_asked, place
 from neuron_plugin.allocation.rejection import WRONG_PRODUCT
 from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.planning.budgets import beyond_budgets
-from neuron_plugin.planning.groups import Anchor, GroupPlan, place_group
+from neuron_plugin.planning.groups import Anchor, GroupPlan, members_to_come, place_group
 from neuron_plugin.planning.rules import neuron_shortages
 from neuron_plugin.planning.scene import Place, Scene
 from neuron_plugin.planning.victims import PREEMPTION, RULES, Move, MoveRules, cheapest_move
@@ -566,11 +566,17 @@ def _judge_group(scene: Scene, first: NeuronPod, now: float, preempting: Contain
     group = first.group or ("", "")
     cluster, name = scene.cluster, group[1]
     waiting = waiting_members(scene, group)
-    there = len(cluster.members_of(group))
-    missing = max(cluster.min_counts[group] - (there - len(waiting)), 0)
+    members, least = cluster.members_of(group), cluster.min_counts[group]
+    missing = max(least - (len(members) - len(waiting)), 0)
     if len(waiting) < missing:
-        text = f"{there} of the {cluster.min_counts[group]} pods of its group {name} are there"
-        return {pod.uid: Judgement(pod, Standing.GROUP, sentence=text) for pod in waiting}
+        leader = next((pod for pod in waiting if pod.member and pod.member.leads), None)
+        if leader is None or group not in cluster.templates:
+            text = f"{len(members)} of the {least} pods of its group {name} are there"
+            return {pod.uid: Judgement(pod, Standing.GROUP, sentence=text) for pod in waiting}
+        if (template := cluster.templates[group]) is None:
+            return {leader.uid: judge(scene, leader, now=now)}  # the others are made once it is placed, wherever
+        waiting = [leader, *members_to_come(template, leader, members, least)]
+        missing = len(waiting)
     placed = place_group(scene, waiting, least=missing, wish=cluster.wish_of(first), anchors=anchors_of(scene, group))
     if isinstance(placed, GroupPlan):
         judged = {}

@@ -42,8 +42,9 @@ class Cluster:
     claims and volumes. ``kept`` is what is reserved for pods that are not bound, by their ``kept_keys``.
     ``movable_namespaces`` are those whose pods may be moved where they do not say otherwise; those of ``left_alone``
     are not. ``protected`` are pods whose eviction a budget has refused lately. ``min_counts`` has by group how many of
-    its pods must be placed for any to be, and ``wishes`` how near to each other its PodGroup wants them. ``strategy``
-    is that of a pod without one, and ``preferences`` says when those of a pod decide.
+    its pods must be placed for any to be, and ``wishes`` how near to each other its PodGroup wants them. ``templates``
+    has what those pods of a group will ask for that are made once their leader is placed, None where it cannot be
+    known. ``strategy`` is that of a pod without one, and ``preferences`` says when those of a pod decide.
     """
 
     nodes: Mapping[str, NodeInfo]
@@ -54,6 +55,7 @@ class Cluster:
     kept: Mapping[str, Reservation] = field(default_factory=dict)
     min_counts: Mapping[GroupName, int] = field(default_factory=dict)
     wishes: Mapping[GroupName, TopologyWish] = field(default_factory=dict)
+    templates: Mapping[GroupName, NeuronPod | None] = field(default_factory=dict)
     movable_namespaces: Collection[str] = ()
     left_alone: Collection[PodUid] = ()
     protected: Collection[PodUid] = ()

@@ -94,12 +94,14 @@ class SimulatedCluster:
         placed_by: PlacedBy = PlacedBy.EXTENDER,
         by_claims: bool = False,
         plugins: int = MOST_PLUGINS,
+        api: SimulatedApiServer | None = None,
     ) -> None:
+        """With an ``api`` the cluster is on that server, which admits pods as it was told."""
         self.root = root
         self.placed_by = placed_by
         self.by_claims = by_claims
         gates = placed_by is PlacedBy.GATES
-        self.api = SimulatedApiServer(admit_pod=partial(_gated, claims=by_claims) if gates else None)
+        self.api = api or SimulatedApiServer(admit_pod=partial(_gated, claims=by_claims) if gates else None)
         if by_claims and gates:
             daemon_flags = (*daemon_flags, "--placed-claims")
             extender_flags = (*extender_flags, "--dra-driver", DRA_DRIVER)

@@ -60,9 +60,7 @@ async def cluster(server: StandInApiServer, access: Access) -> AsyncIterator[Sim
     del access
     with TemporaryDirectory(prefix="np-") as directory:
         types = {NODE_NAME: "inf2.24xlarge"}
-        simulated = SimulatedCluster(Path(directory), types, daemon_flags=CONDITIONS)
-        simulated.api = server
-        async with simulated:
+        async with SimulatedCluster(Path(directory), types, daemon_flags=CONDITIONS, api=server) as simulated:
             await simulated.worker.wait_until_offered(Resource.NEURONCORE, 12)
             yield simulated
 
