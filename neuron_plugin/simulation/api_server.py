@@ -33,8 +33,8 @@ from typing import TYPE_CHECKING, Protocol, Self
 import msgspec
 from aiohttp import web
 
-from neuron_plugin.cluster import ApiRequest
-from neuron_plugin.cluster.api import JSON, STRATEGIC_MERGE_PATCH, Response, UnreachableError, refusal
+from neuron_plugin.cluster import ApiRequest, UnreachableError
+from neuron_plugin.cluster.api import JSON, STRATEGIC_MERGE_PATCH, Response, refusal
 from neuron_plugin.simulation.api_server_faults import Fault, UnsentError, WatchList, take_fault
 from neuron_plugin.simulation.api_server_kinds import (
     EVENTS,

@@ -21,12 +21,13 @@ from neuron_plugin.allocation.keys import ALLOCATED_KEY
 from neuron_plugin.allocation.node import node_info
 from neuron_plugin.allocation.placement import assignment_of
 from neuron_plugin.allocation.pod import TERMINAL_PHASES
+from neuron_plugin.cluster import LeaseName
 from neuron_plugin.cluster.leases import LEASE_PREFIX
 from neuron_plugin.cluster.nodes import neuron_node
 from neuron_plugin.cluster.objects import NODES as NODE_RECORDS
 from neuron_plugin.cluster.pods import PODS as POD_RECORDS
 from neuron_plugin.cluster.pods import neuron_pod
-from neuron_plugin.cluster.writes import LeaseName, create_lease, renew_lease, utc_now
+from neuron_plugin.cluster.writes import create_lease, renew_lease, utc_now
 from neuron_plugin.hardware import GENERATIONS
 from neuron_plugin.hardware.inventory import ELECTED
 from neuron_plugin.plugin.publisher import publication

@@ -214,7 +214,9 @@ def test_a_file_as_people_have_it_is_taken_whole(playground: Playground, tmp_pat
 def test_aws_s_test_of_its_install_says_why_it_waits_and_what_to_do(playground: Playground, tmp_path: Path) -> None:
     names = ("neuron", "neurondevice", "neuroncore")
     limits = ", ".join(f"aws.amazon.com/{name}: 1" for name in names)
-    (tmp_path / "pod.yaml").write_text(TWO_CONTAINERS.replace("aws.amazon.com/neuron: 1", limits))
+    (tmp_path / "pod.yaml").write_text(
+        TWO_CONTAINERS.replace("aws.amazon.com/neuron: 1", limits).replace("mine", "all")
+    )
     answer = playground.run("run", "-f", str(tmp_path / "pod.yaml"))
     assert "container first asks for aws.amazon.com/neuron and aws.amazon.com/neurondevice and" in answer
     assert "ask for one Neuron resource per container" in answer
@@ -342,7 +344,7 @@ KUBECTL = (
     ("get pods --sort-by=.spec.nodeName", r"(?s)NAME .*waiting .*seen "),
     ("get nodes --sort-by=.status.allocatable.cpu", r"(?s)NAME .*inf2-1 .*inf2-2 "),
     ("label pod seen c=d --dry-run=server", r"^pod/seen labeled \(server dry run\)$"),
-    ("delete pod seen --dry-run=server", r'^pod "seen" deleted from default namespace \(server dry run\)$'),
+    ("delete pod seen --dry-run=server", r'^pod "seen" deleted.*\(server dry run\)$'),
     ("diff -f FILE", r"(?m)^-    a: b\n\+    a: c$"),
     ("logs seen", r"(?m)^AWS_NEURON_VISIBLE_DEVICES=\d+$"),
     ("auth can-i create pods", "^yes$"),
