@@ -123,6 +123,8 @@ RESOURCE_SLICES = ServedKind(
     *_DRA, "resourceslices", "ResourceSlice", namespaced=False, fields=("spec.nodeName", "spec.driver")
 )
 POD_GROUPS = ServedKind("/apis/scheduling.k8s.io/v1beta1", "scheduling.k8s.io/v1beta1", "podgroups", "PodGroup")
+_SCHEDULING = ("/apis/scheduling.k8s.io/v1", "scheduling.k8s.io/v1")
+PRIORITY_CLASSES = ServedKind(*_SCHEDULING, "priorityclasses", "PriorityClass", namespaced=False)
 DEVICE_CLASSES = ServedKind(*_DRA, "deviceclasses", "DeviceClass", namespaced=False)
 KINDS = (
     PODS,
@@ -143,6 +145,7 @@ KINDS = (
     RESOURCE_SLICES,
     DEVICE_CLASSES,
     POD_GROUPS,
+    PRIORITY_CLASSES,
 )
 
 

@@ -25,6 +25,7 @@ from neuron_plugin.simulation.api_server_kinds import (
     KINDS,
     NODES,
     PODS,
+    PRIORITY_CLASSES,
     RESOURCE_CLAIMS,
     RESOURCE_SLICES,
     VOLUMES,
@@ -33,7 +34,14 @@ from neuron_plugin.simulation.api_server_kinds import (
 )
 
 _VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "watch"]
-_SHORT_NAMES = {PODS: ["po"], NODES: ["no"], BUDGETS: ["pdb"], CLAIMS: ["pvc"], VOLUMES: ["pv"]}
+_SHORT_NAMES = {
+    PODS: ["po"],
+    NODES: ["no"],
+    BUDGETS: ["pdb"],
+    CLAIMS: ["pvc"],
+    VOLUMES: ["pv"],
+    PRIORITY_CLASSES: ["pc"],
+}
 _CORE_EVENTS = ServedKind("/api/v1", "v1", "events", "Event")
 _OPENAPI = "/openapi/v3/"
 _NAMED = "x-kubernetes-group-version-kind"

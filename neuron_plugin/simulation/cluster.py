@@ -11,8 +11,7 @@ import contextlib
 import enum
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -30,7 +29,7 @@ from neuron_plugin.placement.gates.upkeep import WAITING
 from neuron_plugin.placement.gates.webhook import patch as gate_patch
 from neuron_plugin.placement.state import NODE_REFUSALS
 from neuron_plugin.simulation.api_server import SimulatedApiServer
-from neuron_plugin.simulation.api_server_kinds import DEVICE_CLASSES, EVENTS, LEASES, AnyJson
+from neuron_plugin.simulation.api_server_kinds import DEVICE_CLASSES, EVENTS, LEASES, PRIORITY_CLASSES, AnyJson, Refusal
 from neuron_plugin.simulation.api_server_kinds import NODES as SERVED_NODES
 from neuron_plugin.simulation.api_server_kinds import PODS as SERVED_PODS
 from neuron_plugin.simulation.api_server_patches import json_patched
@@ -53,6 +52,10 @@ class PlacedBy(enum.StrEnum):
     """The extender, asked by the scheduler."""
 
 
+_SYSTEM_CLASSES = tuple(
+    {"metadata": {"name": f"system-{name}-critical"}, "value": value}
+    for name, value in (("cluster", 2_000_000_000), ("node", 2_000_001_000))
+)
 _SERVING = re.compile(r'"message":"serving".*?"port":(\d+)')
 
 
@@ -63,6 +66,24 @@ def pod_manifest(name: str, containers: Mapping[str, tuple[Resource, int]]) -> A
         for container, (resource, count) in containers.items()
     ]
     return {"metadata": {"name": name, "namespace": "default"}, "spec": {"containers": made}}
+
+
+def _with_priority(pod: AnyJson, classes: Iterable[AnyJson]) -> AnyJson:
+    """A new pod with the priority of its class (``plugin/pkg/admission/priority``).
+
+    Raises:
+        Refusal: 403, there is no such class.
+    """
+    known = {entry["metadata"]["name"]: entry for entry in (*classes, *_SYSTEM_CLASSES)}
+    usual = next((name for name, entry in known.items() if entry.get("globalDefault")), "")
+    if not (name := pod["spec"].get("priorityClassName") or usual):
+        return pod
+    if name not in known:
+        text = f'pods "{pod["metadata"]["name"]}" is forbidden: no PriorityClass with name {name} was found'
+        raise Refusal(403, text, name=pod["metadata"]["name"], kind="pods")
+    policy = {"preemptionPolicy": known[name].get("preemptionPolicy", "PreemptLowerPriority")}
+    given = {"priorityClassName": name, "priority": known[name].get("value", 0)}
+    return pod | {"spec": policy | pod["spec"] | given}
 
 
 def _gated(pod: AnyJson, *, claims: bool) -> AnyJson:
@@ -101,7 +122,7 @@ class SimulatedCluster:
         self.placed_by = placed_by
         self.by_claims = by_claims
         gates = placed_by is PlacedBy.GATES
-        self.api = api or SimulatedApiServer(admit_pod=partial(_gated, claims=by_claims) if gates else None)
+        self.api = api or SimulatedApiServer(self._admit)
         if by_claims and gates:
             daemon_flags = (*daemon_flags, "--placed-claims")
             extender_flags = (*extender_flags, "--dra-driver", DRA_DRIVER)
@@ -145,6 +166,11 @@ class SimulatedCluster:
         await self._sessions.aclose()
         await asyncio.gather(*(worker.stop() for worker in self.workers.values()), end_process(self._extender))
         await self.api.stop()
+
+    def _admit(self, pod: AnyJson) -> AnyJson:
+        """What the admission of a new pod makes of it."""
+        pod = _with_priority(pod, self.api.objects(PRIORITY_CLASSES))
+        return _gated(pod, claims=self.by_claims) if self.placed_by is PlacedBy.GATES else pod
 
     def _device_classes(self) -> tuple[str, ...]:
         """As the chart makes them: cores are allocated by the placement controller only."""

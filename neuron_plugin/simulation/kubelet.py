@@ -37,8 +37,8 @@ from neuron_plugin.simulation.cdi import UnresolvableError, resolve
 from neuron_plugin.simulation.kubelet_claims import NotPreparedError
 from neuron_plugin.simulation.kubelet_device_manager import (
     AllocationError,
-    CheckpointRecords,
     DeviceManager,
+    KubeletCheckpointFile,
     PluginCallError,
     replace_file,
 )
@@ -109,7 +109,7 @@ class SimulatedKubelet:
         self.waiting: dict[str, str] = {}
         self.rejections: dict[str, PodRejectedError] = {}
         options = options or KubeletOptions()
-        self.checkpoint = CheckpointRecords(directory, flat_ids=options.flat_device_ids)
+        self.checkpoint = KubeletCheckpointFile(directory, flat_ids=options.flat_device_ids)
         self._directory = directory
         self._pod_resources_directory = pod_resources_directory
         self._plugins_registry = plugins_registry

@@ -399,7 +399,7 @@ class WriteFault:
     of_list: bool = False
 
 
-class CheckpointRecords:
+class KubeletCheckpointFile:
     """``kubelet_internal_checkpoint``, replaced by rename as the kubelet does; but not synced to disk.
 
     ``faults`` are those of the writes to come. ``flat_ids`` is the format before Kubernetes 1.20.

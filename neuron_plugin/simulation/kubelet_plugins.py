@@ -24,8 +24,8 @@ from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb
 from neuron_plugin.kubelet._proto.pluginregistration.v1.api_pb2 import PluginInfo
 from neuron_plugin.simulation.kubelet_device_manager import (
     AllocationError,
-    CheckpointRecords,
     DeviceManager,
+    KubeletCheckpointFile,
     ListedDevice,
     PluginCallError,
     Selection,
@@ -152,7 +152,7 @@ class PluginClients(pb_grpc.RegistrationServicer):
 
     directory: Path
     devices: DeviceManager
-    checkpoint: CheckpointRecords
+    checkpoint: KubeletCheckpointFile
     registrations: Counter[str]
     dial_seconds: float = 10.0
     grace_seconds: float = 300.0

@@ -24,7 +24,7 @@ ULTRASERVER_NODES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class MachineSize:
+class MachineParts:
     """An instance type besides its Neuron devices; ``layers`` of the network are told of it."""
 
     cpus: int
@@ -33,21 +33,21 @@ class MachineSize:
     layers: int = 0
 
 
-_USUAL, _TRN2 = MachineSize(128, 512), MachineSize(192, 2048, efa=16, layers=4)
-_MACHINES: Mapping[str, MachineSize] = {
-    CPU_NODE: MachineSize(32, 128),
-    "inf1.xlarge": MachineSize(4, 8),
-    "inf1.2xlarge": MachineSize(8, 16),
-    "inf1.6xlarge": MachineSize(24, 48),
-    "inf1.24xlarge": MachineSize(96, 192, efa=1),
-    "inf2.xlarge": MachineSize(4, 16),
-    "inf2.8xlarge": MachineSize(32, 128),
-    "inf2.24xlarge": MachineSize(96, 384),
-    "inf2.48xlarge": MachineSize(192, 768),
-    "trn1.2xlarge": MachineSize(8, 32, layers=3),
-    "trn1.32xlarge": MachineSize(128, 512, efa=8, layers=3),
-    "trn1n.32xlarge": MachineSize(128, 512, efa=16, layers=3),
-    "trn2.3xlarge": MachineSize(12, 128, efa=1, layers=4),
+_USUAL, _TRN2 = MachineParts(128, 512), MachineParts(192, 2048, efa=16, layers=4)
+_MACHINES: Mapping[str, MachineParts] = {
+    CPU_NODE: MachineParts(32, 128),
+    "inf1.xlarge": MachineParts(4, 8),
+    "inf1.2xlarge": MachineParts(8, 16),
+    "inf1.6xlarge": MachineParts(24, 48),
+    "inf1.24xlarge": MachineParts(96, 192, efa=1),
+    "inf2.xlarge": MachineParts(4, 16),
+    "inf2.8xlarge": MachineParts(32, 128),
+    "inf2.24xlarge": MachineParts(96, 384),
+    "inf2.48xlarge": MachineParts(192, 768),
+    "trn1.2xlarge": MachineParts(8, 32, layers=3),
+    "trn1.32xlarge": MachineParts(128, 512, efa=8, layers=3),
+    "trn1n.32xlarge": MachineParts(128, 512, efa=16, layers=3),
+    "trn2.3xlarge": MachineParts(12, 128, efa=1, layers=4),
 }
 NODE_FAULTS = {"kubelet": ("restart", "stop", "start"), "machine": ("reboot", "lost", "back")}
 """What can befall a whole node."""
@@ -59,7 +59,7 @@ _LAYER_NODES = {3: (_ZONE_NODES, 32, LEAF_NODES), 4: (_ZONE_NODES, 64, 16, LEAF_
 """Nodes of a family in one domain of each layer, by how many layers there are."""
 
 
-def machine_of(instance_type: str) -> MachineSize:
+def machine_of(instance_type: str) -> MachineParts:
     """What is known of a type, else what is usual for its kind."""
     newer = instance_type.startswith(("trn2", "trn3"))
     return _MACHINES.get(instance_type, _TRN2 if newer else _USUAL)

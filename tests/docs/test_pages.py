@@ -210,7 +210,9 @@ def test_troubleshooting_names_the_event_of_every_closed_node() -> None:
 
 def test_troubleshooting_quotes_what_a_failed_bind_says() -> None:
     room = ROOT / "neuron_plugin" / "placement"
-    source = "".join((room / name).read_text() for name in ("extender/binding.py", "extender/filter.py", "state.py", "writer.py"))
+    source = "".join(
+        (room / name).read_text() for name in ("extender/binding.py", "extender/filter.py", "state.py", "writer.py")
+    )
     named = quoted("The bind")
     assert named
     assert [text for text in named if text not in source] == []

@@ -39,6 +39,7 @@ async def test_every_kind_is_found_by_discovery(client: Client) -> None:
         ("/apis/resource.k8s.io/v1", "resourceclaimtemplates", True),
         ("/apis/resource.k8s.io/v1", "resourceslices", False),
         ("/apis/resource.k8s.io/v1", "deviceclasses", False),
+        ("/apis/scheduling.k8s.io/v1", "priorityclasses", False),
         ("/apis/scheduling.k8s.io/v1beta1", "podgroups", True),
     }
 

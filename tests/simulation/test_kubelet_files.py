@@ -19,7 +19,7 @@ from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet_files import CHECKPOINT
 from neuron_plugin.simulation import KubeletContainer, KubeletPod
 from neuron_plugin.simulation.kubelet import is_static
-from neuron_plugin.simulation.kubelet_device_manager import CheckpointRecords, WriteFault
+from neuron_plugin.simulation.kubelet_device_manager import KubeletCheckpointFile, WriteFault
 from neuron_plugin.simulation.kubelet_pods import SimulatedCgroups
 from tests.kubelet.fakes import CORE, DEVICE, eventually, seeded
 from tests.simulation.kubelet_node import (
@@ -104,7 +104,7 @@ async def test_each_containers_entry_is_in_the_file_before_the_kubelets_next_cal
 
 async def test_two_resources_of_one_container_are_one_write(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writes: list[bytes] = []
-    monkeypatch.setattr(CheckpointRecords, "replace", lambda _, content: writes.append(content))
+    monkeypatch.setattr(KubeletCheckpointFile, "replace", lambda _, content: writes.append(content))
     other = RawPlugin(["e0"])
     async with node(directory) as (kubelet, _), serving(other, directory / "other.sock"):
         await register(directory, "other.sock", DEVICE)

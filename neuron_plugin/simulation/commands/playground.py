@@ -37,8 +37,9 @@ starts the playground; the actions are for a second shell.
 New pods are gated, and the placement controller chooses node and devices before the scheduler sees
 them; with --placement extender the scheduler asks the extender instead. The simulated schedulers
 (default-scheduler and neuron-scheduler, which asks the extender always) look at cordons, taints,
-nodeSelector, node affinity, host ports, CPU, memory and other counts, and at nothing else (pod
-affinity, spread, volumes, preemption); pods run until they are deleted."""
+nodeSelector, node affinity, required pod anti-affinity, host ports, CPU, memory and other counts,
+and at nothing else (pod affinity, spread, where volumes are), and preempt nobody, which the
+placement controller does for gated pods; pods run until they are deleted."""
 
 EXAMPLES = """
 neuron-plugin playground --nodes trn1.32xlarge=2,inf2.48xlarge=1
@@ -97,8 +98,8 @@ def add_flags(parser: Parser) -> None:
     pods = add_command(actions, "run", run_pods, summary="create pods and say what becomes of them")
     add_ask_flag(pods)
     files = (
-        "pods, Deployments, Jobs, JobSets, LeaderWorkerSets, RayClusters, and claims and their templates, as YAML or "
-        "JSON; - is standard input"
+        "pods, and what controllers make pods of (Deployments, StatefulSets, Jobs, JobSets, RayJobs, MPIJobs, ...), as "
+        "YAML or JSON; what makes no pods is passed over; - is standard input"
     )
     pods.add_argument("-f", "--filename", metavar="FILE", help=files)
     summary = "break something on a node, or repair it"

@@ -82,9 +82,9 @@ def run_pods(arguments: Namespace) -> int:
     except WorkloadError as error:
         raise UsageError(f"{arguments.filename}: {error}") from None
     kubeconfig = _kubeconfig(arguments.directory)
-    for line in asyncio.run(_create(kubeconfig, wanted)):
-        print(line)
-    return Exit.SUCCESS
+    lines, refused = asyncio.run(_create(kubeconfig, wanted))
+    print("\n".join([*lines, *refused]))
+    return Exit.FAILURE if refused else Exit.SUCCESS
 
 
 def _read_objects(name: str) -> list[Any]:
@@ -160,23 +160,24 @@ def _kubeconfig(directory: Path) -> Path:
     return path
 
 
-async def _create(kubeconfig: Path, wanted: _Wanted) -> list[str]:
-    """Create what is wanted, and say in a line for each pod what became of it."""
+async def _create(kubeconfig: Path, wanted: _Wanted) -> tuple[list[str], list[str]]:
+    """Create what is wanted, and say in a line for each pod what became of it, and of others why they are refused."""
     from neuron_plugin.cluster import ClusterError
     from neuron_plugin.cluster.client import connect
 
-    lines = list(wanted.passed)
+    lines, refused = list(wanted.passed), list[str]()
     try:
         async with await connect(kubeconfig) as api:
             lines += [await _create_other(api, path, manifest) for path, manifest in wanted.others]
             given = wanted.pods + [pod for owner in wanted.owners for pod in await _made_of(api, owner, lines)]
-            made = [await _create_pod(api, pod.manifest) for pod in given if not pod.after]
+            made = await _create_pods(api, [pod.manifest for pod in given if not pod.after], refused)
             for leader in dict.fromkeys(pod.after for pod in given if pod.after):
                 led = [pod for pod in given if pod.after == leader]
                 leading = next((pod for pod in made if pod.name == leader), None)
                 first = (await _settled(api, leading))[0] if leading else None
                 if first and first.node_name and (first.phase == "Running" or not led[0].ready):
-                    made += [await _create_pod(api, await _led_to(api, pod, first.node_name)) for pod in led]
+                    placed = [await _led_to(api, pod, first.node_name) for pod in led]
+                    made += await _create_pods(api, placed, refused)
                 else:
                     state = "runs" if led[0].ready else "is scheduled"
                     lines.append(f"{plural(len(led), 'pod')} more would be made once {leader} {state}")
@@ -184,7 +185,7 @@ async def _create(kubeconfig: Path, wanted: _Wanted) -> list[str]:
                 lines += await _became_of(api, pod, kubeconfig)
     except ClusterError as error:
         raise CommandError(str(error)) from None
-    return lines
+    return lines, refused
 
 
 async def _made_of(api: KubernetesApi, owner: JsonObject, lines: list[str]) -> list[WorkloadPod]:
@@ -236,8 +237,16 @@ async def _led_to(api: KubernetesApi, led: WorkloadPod, node: str) -> dict[str, 
 
 async def _became_of(api: KubernetesApi, pod: Pod, kubeconfig: Path) -> list[str]:
     """Where a pod runs and with what, or why it waits or has failed."""
+    from neuron_plugin.cluster import ApiError
+    from neuron_plugin.scheduling.moving import EVICTED_REASON, PREEMPTED_REASON
+
     name = f"{pod.namespace}/{pod.name}"
-    pod, message = await _settled(api, pod)
+    try:
+        pod, message = await _settled(api, pod)
+    except ApiError as error:
+        if not error.missing:
+            raise
+        return [f"pod {name} is gone: {await _told(api, pod, EVICTED_REASON, PREEMPTED_REASON) or 'deleted'}"]
     if pod.terminal:
         return [f"pod {name} has failed on {pod.node_name}: {message}"]
     if pod.node_name:
@@ -287,6 +296,20 @@ async def _claimed(api: KubernetesApi, pod: Pod) -> list[str]:
     return texts
 
 
+async def _create_pods(api: KubernetesApi, manifests: list[dict[str, Any]], refused: list[str]) -> list[Pod]:
+    """Pods as the API server made them; of those that it does not take a line is added to ``refused``."""
+    from neuron_plugin.cluster import ApiError
+
+    made = []
+    for manifest in manifests:
+        try:
+            made.append(await _create_pod(api, manifest))
+        except ApiError as error:
+            why = f"{error.status} {error.reason}: {error.message}"
+            refused.append(f"{named_object(manifest)} is refused: {why}")
+    return made
+
+
 async def _create_pod(api: KubernetesApi, manifest: dict[str, Any]) -> Pod:
     """A pod as the API server made it; one without a name is given the next free ``pod-N``."""
     from neuron_plugin.cluster import ApiError, ApiRequest
@@ -312,6 +335,7 @@ async def _settled(api: KubernetesApi, pod: Pod) -> tuple[Pod, str]:
     from neuron_plugin.cluster.api import send
     from neuron_plugin.cluster.pods import PODS, asks_for_neuron
     from neuron_plugin.cluster.writes import read_pod
+    from neuron_plugin.placement.gates.upkeep import WAITING
 
     wanted, ends = pod.spec.scheduler_name, time.monotonic() + PLACE_SECONDS
     if wanted != DEFAULT_SCHEDULER:
@@ -328,7 +352,11 @@ async def _settled(api: KubernetesApi, pod: Pod) -> tuple[Pod, str]:
         )
         if gates := [gate.name for gate in pod.spec.scheduling_gates or ()]:
             others = [gate for gate in gates if gate != GATE]
-            waits = f"its gates {', '.join(others)} are for others to take off" if others else await _told(api, pod)
+            waits = (
+                f"its gates {', '.join(others)} are for others to take off"
+                if others
+                else await _told(api, pod, WAITING)
+            )
         # Of a pod that came without an assignment the plugin writes what it has once it runs.
         has = (
             pod.terminal or not asks_for_neuron(pod) or not pod.annotations.keys().isdisjoint((DEVICES_KEY, CORES_KEY))
@@ -338,16 +366,15 @@ async def _settled(api: KubernetesApi, pod: Pod) -> tuple[Pod, str]:
         await asyncio.sleep(0.1)
 
 
-async def _told(api: KubernetesApi, pod: Pod) -> str:
-    """Why the placement controller lets a pod wait, as its event says; empty while there is none."""
+async def _told(api: KubernetesApi, pod: Pod, *reasons: str) -> str:
+    """What the last event says about a pod that has one of these reasons; empty while there is none."""
     from neuron_plugin.cluster import ApiRequest
     from neuron_plugin.cluster.api import send
-    from neuron_plugin.placement.gates.upkeep import WAITING
 
     path = f"/apis/events.k8s.io/v1/namespaces/{pod.namespace}/events"
     events = msgspec.json.decode(await send(api, ApiRequest("GET", path), timeout_seconds=PAGE_SECONDS))["items"]
     about = [event for event in events if (event.get("regarding") or {}).get("uid") == pod.uid]
-    return next((str(event["note"]) for event in reversed(about) if event.get("reason") == WAITING), "")
+    return next((str(event["note"]) for event in reversed(about) if event.get("reason") in reasons), "")
 
 
 def befall_node(arguments: Namespace) -> int:

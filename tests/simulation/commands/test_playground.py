@@ -83,6 +83,7 @@ def test_a_list_of_pods_is_created_and_each_says_why_it_waits(playground: Playgr
 
 
 def test_a_pod_of_the_docs_goes_to_the_instance_type_that_it_names(playground: Playground, tmp_path: Path) -> None:
+    playground.clear()
     manifest = TWO_CONTAINERS.replace("mine", "named").replace(
         "spec:\n", "spec:\n  nodeSelector: {node.kubernetes.io/instance-type: inf2.48xlarge}\n"
     )
@@ -216,10 +217,29 @@ def test_a_file_as_people_have_it_is_taken_whole(playground: Playground, tmp_pat
 def test_aws_s_test_of_its_install_says_why_it_waits_and_what_to_do(playground: Playground, tmp_path: Path) -> None:
     names = ("neuron", "neurondevice", "neuroncore")
     limits = ", ".join(f"aws.amazon.com/{name}: 1" for name in names)
-    (tmp_path / "pod.yaml").write_text(TWO_CONTAINERS.replace("aws.amazon.com/neuron: 1", limits))
+    (tmp_path / "pod.yaml").write_text(
+        TWO_CONTAINERS.replace("aws.amazon.com/neuron: 1", limits).replace("mine", "all")
+    )
     answer = playground.run("run", "-f", str(tmp_path / "pod.yaml"))
     assert "container first asks for aws.amazon.com/neuron and aws.amazon.com/neurondevice and" in answer
     assert "ask for one Neuron resource per container" in answer
+
+
+def test_a_pod_of_higher_priority_takes_the_place_of_another(playground: Playground, tmp_path: Path) -> None:
+    playground.clear()
+    urgent = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "urgent"}, "value": 9}
+    (tmp_path / "class.json").write_text(json.dumps(urgent))
+    assert "priorityclass urgent is created" in playground.run("run", "-f", str(tmp_path / "class.json"))
+    whole = TWO_CONTAINERS.replace("neuron: 1", "neuron: 12").replace("neuroncore: 2", "neuroncore: 0")
+    (tmp_path / "low.yaml").write_text(whole.replace("mine", "low"))
+    assert "pod team/low runs on inf2-2" in playground.run("run", "-f", str(tmp_path / "low.yaml"))
+    high = whole.replace("mine", "high").replace("spec:", "spec:\n  priorityClassName: urgent")
+    unknown = high.replace("high", "unknown").replace("urgent", "nobody")
+    (tmp_path / "high.yaml").write_text(f"{high}---{unknown}")
+    answer = playground.run("run", "-f", str(tmp_path / "high.yaml"), status=1)
+    assert "pod team/high runs on inf2-2, NEURON_DEVS: 0," in answer
+    assert 'pod team/unknown is refused: 403 Forbidden: pods "unknown" is forbidden: no PriorityClass with' in answer
+    playground.wait_for("pod team/low: NeuronPreempted")
 
 
 def test_what_befalls_a_whole_node_is_told_and_refused_where_it_cannot_be(playground: Playground) -> None:
@@ -323,42 +343,42 @@ def test_kubectl_works_on_it(playground: Playground, tmp_path: Path) -> None:
     assert "deleted" in playground.shell(f"{kubectl} delete pod applied")
 
 
-@pytest.mark.skipif(not shutil.which("kubectl"), reason="kubectl is not installed")
-@pytest.mark.parametrize(
-    ("verb", "said"),
-    [
-        ("get pods --sort-by=.spec.nodeName", r"(?s)NAME .*waiting .*seen "),
-        ("get nodes --sort-by=.status.allocatable.cpu", r"(?s)NAME .*inf2-1 .*inf2-2 "),
-        ("label pod seen c=d --dry-run=server", r"^pod/seen labeled \(server dry run\)$"),
-        ("delete pod seen --dry-run=server", r'^pod "seen" deleted( from default namespace)? \(server dry run\)$'),
-        ("diff -f FILE", r"(?m)^-    a: b\n\+    a: c$"),
-        ("logs seen", r"(?m)^AWS_NEURON_VISIBLE_DEVICES=\d+$"),
-        ("auth can-i create pods", "^yes$"),
-        ("auth can-i --list", r"\*\.\* .*\[\*\]"),
-        ("apply --server-side -f FILE", "it is not simulated: apply without --server-side"),
-        ("explain pods", "error: GVK .* not found in OpenAPI schema"),
-        (
-            "debug seen --image=x",
-            "Error from server .*: ephemeralcontainers is not simulated: no container runs anything",
-        ),
-        ("exec seen -- ls", "exec is not simulated: no container runs anything here$"),
-        ("scale deployment x --replicas=2", 'error: the server doesn\'t have a resource type "deployment"'),
-        ("create namespace x", "Namespace in protobuf, which is not read here: create it from a file$"),
-        ("top nodes", "error: Metrics API not available"),
-    ],
+KUBECTL = (
+    ("get pods --sort-by=.spec.nodeName", r"(?s)NAME .*waiting .*seen "),
+    ("get nodes --sort-by=.status.allocatable.cpu", r"(?s)NAME .*inf2-1 .*inf2-2 "),
+    ("label pod seen c=d --dry-run=server", r"^pod/seen labeled \(server dry run\)$"),
+    ("delete pod seen --dry-run=server", r'^pod "seen" deleted.*\(server dry run\)$'),
+    ("diff -f FILE", r"(?m)^-    a: b\n\+    a: c$"),
+    ("logs seen", r"(?m)^AWS_NEURON_VISIBLE_DEVICES=\d+$"),
+    ("auth can-i create pods", "^yes$"),
+    ("auth can-i --list", r"\*\.\* .*\[\*\]"),
+    ("apply --server-side -f FILE", "it is not simulated: apply without --server-side"),
+    ("explain pods", "error: GVK .* not found in OpenAPI schema"),
+    (
+        "debug seen --image=x",
+        "Error from server .*: ephemeralcontainers is not simulated: no container runs anything",
+    ),
+    ("exec seen -- ls", "exec is not simulated: no container runs anything here$"),
+    ("scale deployment x --replicas=2", 'error: the server doesn\'t have a resource type "deployment"'),
+    ("create namespace x", r"Error from server \(NotFound\): the server could not find the requested resource$"),
+    ("top nodes", "error: Metrics API not available"),
 )
-def test_kubectl_s_other_verbs_work_or_are_refused_in_a_sentence(
-    playground: Playground, tmp_path: Path, verb: str, said: str
-) -> None:
+"""Verbs, and what kubectl says: they work, or are refused in one sentence."""
+
+
+@pytest.mark.skipif(not shutil.which("kubectl"), reason="kubectl is not installed")
+def test_kubectl_s_other_verbs_work_or_are_refused_in_a_sentence(playground: Playground, tmp_path: Path) -> None:
+    playground.clear()
     manifest = TWO_CONTAINERS.replace("mine, namespace: team", "seen, labels: {a: b}")
     (tmp_path / "pod.yaml").write_text(manifest)
     (tmp_path / "other.yaml").write_text(manifest.replace("seen", "waiting").replace("neuron: 1", "neuron: 13"))
     kubectl = f"KUBECONFIG={playground.directory}/kubeconfig kubectl"
     playground.shell(f"{kubectl} apply -f {tmp_path}; {kubectl} wait --for=condition=Ready pod/seen --timeout=60s")
     (tmp_path / "pod.yaml").write_text(manifest.replace("a: b", "a: c"))
-    answer = playground.shell(f"{kubectl} {verb.replace('FILE', str(tmp_path / 'pod.yaml'))} 2>&1 || true")
-    assert re.search(said, answer.strip()), answer
-    assert "panic" not in answer
+    for verb, said in KUBECTL:
+        answer = playground.shell(f"{kubectl} {verb.replace('FILE', str(tmp_path / 'pod.yaml'))} 2>&1 || true")
+        assert re.search(said, answer.strip()), (verb, answer)
+        assert "panic" not in answer
 
 
 @pytest.mark.skipif(not shutil.which("kubectl"), reason="kubectl is not installed")
