@@ -371,9 +371,35 @@ class Pod(ApiObject, frozen=True):
         return any(status.state and status.state.running for status in self._container_statuses)
 
     @property
+    def end_requested(self) -> bool:
+        """Whether the pod is ended by others than its containers: deleted, evicted, preempted, or ended by the kubelet.
+
+        The kubelet gives a reason to a pod that it ends as a whole (``Evicted``, ``Terminated`` and ``Preempting`` in
+        pkg/kubelet/eviction, nodeshutdown and preemption; ``DeadlineExceeded``), and none to one whose containers end.
+        """
+        disrupted = any(
+            condition.type == "DisruptionTarget" and condition.status == "True"
+            for condition in self.status.conditions or ()
+        )
+        return self.terminating or disrupted or bool(self.status.reason)
+
+    @property
     def runs(self) -> tuple[ContainerRun, ...]:
-        """The latest run of each container that ever ran."""
-        return tuple(run for status in self._container_statuses if (run := _latest_run(status)))
+        """The latest run of each container that ever ran. No run has failed whose end was requested.
+
+        Once all other containers have ended the kubelet ends the sidecars.
+        """
+        runs = tuple(run for status in self._container_statuses if (run := _latest_run(status)))
+        if self.end_requested:
+            return tuple(replace(run, failed=False) for run in runs)
+        ends = [status.state and status.state.terminated for status in self.status.container_statuses or ()]
+        if not (ends and all(ends)):
+            return runs
+        last_end = max(unix_seconds(end.finished_at or "") for end in ends if end)
+        sidecars = {container.name for container, kind in self.containers if kind is ContainerKind.SIDECAR}
+        return tuple(
+            replace(run, failed=False) if run.container in sidecars and run.ended >= last_end else run for run in runs
+        )
 
     @property
     def _container_statuses(self) -> tuple[ContainerStatus, ...]:
