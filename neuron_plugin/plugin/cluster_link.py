@@ -115,9 +115,9 @@ class ClusterLink:
 
     def publish(self, snapshot: Snapshot, allocator: Allocator) -> None:
         """Queue what the API server does not know yet."""
-        for write in self.publisher.publish(snapshot):
+        for correction in self.publisher.publish(snapshot):
             self._counters.corrections += 1
-            allocator.log.corrected(snapshot, write)
+            allocator.log.corrected(snapshot, correction)
         if self.slices and self.own_node.uid:
             settings = self._settings
             placed, inventory = settings.placed_claims, snapshot.published_inventory

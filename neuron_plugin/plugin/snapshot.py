@@ -434,9 +434,6 @@ class Snapshot:
                     f"{allocation.resource.value} ids {ids} of container {allocation.container} are not linked: {why}"
                 )
                 events.append(PodEvent(known.reference, "UnlinkedDevices", text))
-        events += [
-            PodEvent(write.pod, "AssignmentCorrected", write.correction) for write in self.writes if write.correction
-        ]
         return tuple(events)
 
     @cached_property
