@@ -128,6 +128,7 @@ class Plugin:
             if life.kubelet.file.fault and not pod.initialized and len(pod.containers) > 1:
                 pod.unseen = True  # PodResources does not list what plain init containers have
         node.advertise()
+        asyncio.get_running_loop().call_later(chance.random(), node.orders_known.set)  # once the Node object was read
         kubelet, registered_with = life.kubelet.process, -1
         while True:
             life.kubelet.started.clear()
@@ -163,7 +164,7 @@ class Life:
         self.inventory = self._healthy_inventory()
         self.api = LifeApi(self.chance, self.note, mode.lag_seconds)
         numa = frozenset({0}) if mode.numa else None
-        self.kubelet = Kubelet(self.chance, self.api, self.note, self.check, self._readmitted, self._rejected, numa)
+        self.kubelet = Kubelet(self.chance, self.api, self.note, self._gave, self._readmitted, self._rejected, numa)
         self.kubelet.inventory = lambda: self.inventory
         self.plugin: Plugin | None = None
         self.violations: list[BaseException] = []
@@ -230,6 +231,10 @@ class Life:
                 self.plugin.node.look_at_checkpoint()
 
         self._loop.call_later(delay, look)
+
+    def _gave(self) -> None:
+        self.seen["given"] += 1
+        self.check()
 
     def _readmitted(self, pod: LifePod) -> None:
         """The kubelet has admitted a pod from its own record, without asking the plugin.

@@ -168,7 +168,8 @@ class Kubelet(ModelKubelet):
                 self.manager.sources_ready = True
                 continue
             async with self._container:
-                if not pod.removed and pod.state not in {State.STOPPED, State.REJECTED}:
+                known = pod.uid in self.pods  # listed at the start, and seen by the watch
+                if not (known or pod.removed or pod.state in {State.STOPPED, State.REJECTED}):
                     await self._admit(pod)
 
     # The plugin.
