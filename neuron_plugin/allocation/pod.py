@@ -123,7 +123,8 @@ class NeuronPod:
     ``controller`` is what makes the pod again somewhere else, as KIND/NAME; empty without such a controller.
     ``movable`` says whether the pod may be evicted to make room, None where that is for its namespace to say.
     ``created`` and ``last_checkpoint``, when it saved its work, are in unix seconds; 0 where that is not known.
-    ``runs`` are the latest runs of its containers.
+    ``runs`` are the latest runs of its containers. ``ending``: its end was requested, or an app container has ended for
+    good.
     ``rejection_message`` is what the kubelet said when it got no devices for the pod.
     ``claims`` are its claims of DRA, of whatever driver.
     """
@@ -138,6 +139,7 @@ class NeuronPod:
     preempts: bool = True
     phase: str = ""
     terminating: bool = False
+    ending: bool = False
     started: bool = False
     running: bool = False
     runs: tuple[ContainerRun, ...] = ()

@@ -242,6 +242,7 @@ class PodSpec(Wire, frozen=True):
 
     node_name: str = ""
     scheduler_name: str = DEFAULT_SCHEDULER
+    restart_policy: str = "Always"
     priority: int | None = None
     preemption_policy: str | None = None
     containers: tuple[Container, ...] | None = None
@@ -384,6 +385,16 @@ class Pod(ApiObject, frozen=True):
         return self.terminating or disrupted or bool(self.status.reason)
 
     @property
+    def ending(self) -> bool:
+        """Whether the pod's end was requested, or has begun: an app container has ended that is not started again."""
+        policies = {each.name: each.restart_policy or self.spec.restart_policy for each in self.spec.containers or ()}
+        for status in self.status.container_statuses or ():
+            end, policy = status.state and status.state.terminated, policies.get(status.name)
+            if end and (policy == "Never" or (policy == "OnFailure" and end.exit_code == 0)):
+                return True
+        return self.end_requested
+
+    @property
     def runs(self) -> tuple[ContainerRun, ...]:
         """The latest run of each container that ever ran. No run has failed whose end was requested.
 
@@ -486,6 +497,7 @@ def neuron_pod(pod: Pod, *, progress: bool = True) -> NeuronPod:
         preempts=spec.preemption_policy != "Never",
         phase=phase if progress or pod.terminal else "",
         terminating=pod.terminating,
+        ending=progress and pod.ending,
         started=progress and (pod.started or phase == "Running"),
         running=pod.running,
         runs=pod.runs if progress and request and not isinstance(request, Rejection) else (),

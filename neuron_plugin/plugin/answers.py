@@ -107,9 +107,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Why ids cannot be given."""
+    """Why ids cannot be given. ``lasting``: no wait ends it."""
 
     text: str
+    lasting: bool = False
 
 
 def preference_for(snapshot: Snapshot, request: PreferenceRequest) -> Preference:
@@ -180,6 +181,8 @@ def answer_for(snapshot: Snapshot, call: AllocateCall) -> Answer | Conflict:
             )
     if call.after is None and (answer := _of_init_containers(snapshot, resource, mask, count, call.latest)):
         return answer
+    if broken := snapshot.broken_text(mask & ~reuse.given):
+        return Conflict(f"{resource.value} cannot be allocated: {broken}", lasting=True)
     texts = []
     for allocation in snapshot.ledger.overlapping(mask):
         if pod is None or (allocation.pod.uid, allocation.resource) != (pod.uid, resource):

@@ -359,6 +359,8 @@ class Inputs:
     """All that decides. ``cluster`` is False when there is no API server to ask; ``now`` is the daemon's clock.
 
     ``claims`` are the claims of this node's pods by namespace and name, as the API server had them when they were read.
+    ``doubted`` are pods, by the kubelet's UIDs, that may have ended although nothing says so: the kubelet has offered a
+    broken device of theirs, or no process of theirs was seen when the daemon started.
     """
 
     inventory: NodeInventory
@@ -367,6 +369,7 @@ class Inputs:
     pending: tuple[PendingAnswer, ...] = ()
     hold_downs: tuple[HoldDown, ...] = ()
     claims: Mapping[tuple[str, str], NeuronClaim] = field(default_factory=dict)
+    doubted: frozenset[PodUid] = frozenset()
     cluster: bool = True
     now: float = 0.0
 
@@ -398,9 +401,12 @@ class Inputs:
 
     def uid_of(self, answer: PendingAnswer) -> PodUid:
         """The kubelet's UID of the pod that was answered; one that stands for an unknown pod where it is not known."""
-        uid = answer.on(self.inventory).pod.uid
-        pod = self.pods.pods.get(uid)
-        return pod.kubelet_uid if pod else uid
+        return self.kubelet_uid(answer.on(self.inventory).pod)
+
+    def kubelet_uid(self, pod: PodReference) -> PodUid:
+        """The kubelet's UID of a pod in the ledger."""
+        known = self.pods.pods.get(pod.uid)
+        return known.kubelet_uid if known else pod.uid
 
     @property
     def held_down_mask(self) -> CoreMask:

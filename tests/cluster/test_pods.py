@@ -330,3 +330,36 @@ def test_a_sidecar_that_the_kubelet_ends_after_the_other_containers_has_not_fail
     runs = neuron_pod(PODS.decode(msgspec.json.encode({**manifest, "status": status}))).runs
     assert {run.container: run.failed for run in runs}["sidecar"] is fails
     assert {run.container: run.failed for run in runs}.get("main", False) is (app == ended(1)), "its own failure stays"
+
+
+@pytest.mark.parametrize(
+    ("policy", "end", "ending"),
+    [
+        ("Always", ended(0, "Completed"), False),
+        ("OnFailure", ended(1), False),
+        ("OnFailure", ended(0, "Completed"), True),
+        ("Never", ended(1), True),
+        ("Never", {"running": {"startedAt": START}}, False),
+        ("Never", {"waiting": {}}, False),
+    ],
+)
+def test_a_pod_begins_to_end_with_the_first_container_that_is_not_started_again(
+    policy: str, end: Json, *, ending: bool
+) -> None:
+    manifest = pod_manifest("pod", Resource.NEURON, 1)
+    manifest["spec"] |= {"restartPolicy": policy}
+    status = {"phase": "Running", "containerStatuses": [status_of(state=end), {"name": "other"}]}
+    wire_pod = PODS.decode(msgspec.json.encode({**manifest, "status": status}))
+    assert neuron_pod(wire_pod).ending is ending
+    assert neuron_pod(wire_pod, progress=False).ending is False
+    manifest["spec"]["containers"][0] |= {"restartPolicy": "Always"}
+    own = PODS.decode(msgspec.json.encode({**manifest, "status": status}))
+    assert neuron_pod(own).ending is False, "the container's own policy comes first"
+
+
+@pytest.mark.parametrize("how", REQUESTED)
+def test_a_pod_begins_to_end_when_its_end_is_requested(how: str) -> None:
+    manifest, change = pod_manifest("pod", Resource.NEURON, 1), dict(REQUESTED[how])
+    manifest["metadata"] |= change.pop("metadata", {})
+    running = {"containerStatuses": [status_of(state={"running": {"startedAt": START}})]}
+    assert neuron_pod(PODS.decode(msgspec.json.encode({**manifest, "status": running | change}))).ending

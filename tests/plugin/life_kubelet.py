@@ -337,7 +337,7 @@ class Kubelet(ModelKubelet):
                 self._note(f"gave {pod} {spec.name} {spec.kind.value} {resource} {sorted(each.ids, key=int)}")
             else:  # by an earlier answer: the plugin is not asked again
                 self._readmitted(pod)
-        pod.ever_given |= pod.mask_of_all_given
+                pod.ever_given |= pod.mask_of_all_given
         self._given()
         if recorded:
             self._unwritten = pod, spec.name

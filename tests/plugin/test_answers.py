@@ -381,6 +381,40 @@ def test_a_disabled_device_is_a_conflict_that_says_why_though_an_assignment_name
     assert reason in conflict(inputs(assigned("a", app(1), sets=[[2]]), node=node), NEURON, 2)
 
 
+BROKEN = inventory(unhealthy={2: "sick"})
+
+
+def test_a_broken_device_is_refused_at_once_whoever_has_it() -> None:
+    """It is shown as healthy while a pod has it, so the kubelet may draw it when that pod has just ended."""
+    text = "aws.amazon.com/neuron cannot be allocated: device 2: sick"
+    for before in (
+        inputs(node=BROKEN),
+        inputs(pod("a", app(1)), recorded=[entry(A, "app", NEURON, 2)], node=BROKEN),
+        inputs(assigned("b", app(1), sets=[[2]]), node=BROKEN),
+    ):
+        assert answer_for(derive(before), call_of(NEURON, (2,))) == Conflict(text, lasting=True)
+    several = conflict(inputs(node=inventory(unhealthy={0: "gone", 3: "sick"})), NEURON, *ROW0)
+    assert several.endswith(": device 0: gone; device 3: sick")
+
+
+def test_a_wait_may_end_any_other_conflict() -> None:
+    taken = inputs(pod("a", app(1)), recorded=[entry(A, "app", NEURON, 2)])
+    answer = answer_for(derive(taken), call_of(NEURON, (2,)))
+    assert isinstance(answer, Conflict)
+    assert not answer.lasting
+
+
+def test_a_broken_device_is_not_preferred_though_the_kubelet_offers_it() -> None:
+    before = inputs(pod("a", app(4)), recorded=[entry(A, "app", NEURON, *ROW0)], node=BROKEN)
+    assert not set(preferred(before, NEURON, 8)) & {2}
+    assert len(preferred(before, NEURON, 16)) == 16
+
+
+def test_a_later_container_goes_on_with_its_init_containers_device_that_broke_meanwhile() -> None:
+    before = inputs(pod("a", init(4), app(4)), recorded=[entry(A, "init", NEURON, *ROW0)], node=BROKEN)
+    assert answered(before, NEURON, *ROW0).pod == answered(before, NEURON, *ROW0, own_ids=ROW0).pod == ref("a")
+
+
 def test_a_disabled_device_is_not_preferred_though_an_assignment_names_it() -> None:
     before = inputs(assigned("a", app(4), sets=[ROW0]), node=inventory(disabled=(2,)))
     assert not set(preferred(before, NEURON, 4)) & set(ROW0)
@@ -499,7 +533,9 @@ def test_p49_ids_that_a_malformed_assignment_names_are_served_as_drawn() -> None
 
 
 @given(data=st.data())
-def test_no_answer_gives_a_core_that_another_pod_has_or_that_is_held_down_or_disabled(data: st.DataObject) -> None:
+def test_no_answer_gives_a_core_that_another_pod_has_or_that_is_kept_back(
+    data: st.DataObject,
+) -> None:
     device = st.integers(0, 7)
     pods = [
         data.draw(
@@ -514,7 +550,8 @@ def test_no_answer_gives_a_core_that_another_pod_has_or_that_is_held_down_or_dis
         )
     ]
     held = HoldDown(B, ref("b"), devices(data.draw(device)), 0.0, 0.0, 0.0, 0.0, 99.0, "why")
-    node = inventory(disabled=tuple(data.draw(st.sets(device, max_size=2))))
+    broken = dict.fromkeys(data.draw(st.sets(device, max_size=1)), "sick")
+    node = inventory(disabled=tuple(data.draw(st.sets(device, max_size=2))), unhealthy=broken)
     before = inputs(*pods, recorded=recorded, hold_downs=data.draw(st.sampled_from([(), (held,)])), node=node)
     ids = tuple(sorted(data.draw(st.sets(device, min_size=1, max_size=3))))
     latest = data.draw(st.sampled_from([None, A, uid_of("x")]))
@@ -525,4 +562,4 @@ def test_no_answer_gives_a_core_that_another_pod_has_or_that_is_held_down_or_dis
         assert not overlapping or (answer.pod and overlapping == {answer.pod.uid})
         assert answer.mask.bit_count() == 2 * len(ids)
         if not overlapping:
-            assert not answer.mask & (before.held_down_mask | node.disabled_mask)
+            assert not answer.mask & (before.held_down_mask | ~node.healthy_mask)

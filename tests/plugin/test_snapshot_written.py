@@ -383,11 +383,54 @@ def test_p57_it_is_healthy_again_when_its_pod_is_gone() -> None:
     assert len(healthy(derive(settled(before)), NEURON)) == 16
 
 
-def test_p71_an_unhealthy_device_is_unhealthy_under_the_name_it_is_in_use_by() -> None:
-    sick = inventory(unhealthy={1: "sick"})
-    snapshot = derive(inputs(pod("a", app(1)), recorded=[entry(A, "app", NEURON, 1)], node=sick))
-    assert reasons(snapshot, NEURON) == {"1": "sick"}
+SICK = inventory(unhealthy={1: "sick"})
+
+
+def has_a_sick_device(holder: NeuronPod | None = None, uid: PodUid = A, **fields: Any) -> Snapshot:
+    pods = [holder] if holder else []
+    return derive(inputs(*pods, recorded=[entry(uid, "app", NEURON, 1)], node=SICK, **fields))
+
+
+def test_a_broken_device_stays_healthy_under_the_name_by_which_a_live_pod_has_it() -> None:
+    """Else kube-scheduler counts it twice: allocatable lacks it, and the pod's request is taken off, too."""
+    snapshot = has_a_sick_device(pod("a", app(1)))
+    assert reasons(snapshot, NEURON) == {}
     assert reasons(snapshot, DEVICE) == {"1": "sick"}
+    assert reasons(snapshot, CORE) == {"2": "sick", "3": "sick"}
+    assert snapshot.published_inventory.unhealthy == {1: "sick"}, "everybody else is told the truth"
+
+
+def test_of_a_broken_device_only_the_cores_that_a_pod_has_stay_healthy() -> None:
+    snapshot = derive(inputs(pod("a", app(1, CORE)), recorded=[entry(A, "app", CORE, 2)], node=SICK))
+    assert reasons(snapshot, CORE) == {"3": "sick"}
+    assert reasons(snapshot, NEURON) == {"1": "sick"}
+
+
+@pytest.mark.parametrize("holder", [pod("a", app(1), terminating=True), replace(pod("a", app(1)), ending=True)])
+def test_a_broken_device_is_unhealthy_from_the_first_sign_of_its_pods_end_on(holder: NeuronPod) -> None:
+    assert reasons(has_a_sick_device(holder), NEURON) == {"1": "sick"}
+
+
+def test_a_broken_device_is_unhealthy_once_its_pod_is_doubted() -> None:
+    assert reasons(has_a_sick_device(pod("a", app(1)), doubted=frozenset({A})), NEURON) == {"1": "sick"}
+    mirror = pod("static", app(1), annotations={"kubernetes.io/config.hash": STATIC_UID})
+    assert reasons(has_a_sick_device(mirror, STATIC_UID), NEURON) == {}
+    assert reasons(has_a_sick_device(mirror, STATIC_UID, doubted=frozenset({STATIC_UID})), NEURON) == {"1": "sick"}
+
+
+def test_a_broken_device_of_a_pod_that_no_api_server_shows_stays_healthy_while_the_kubelet_records_it() -> None:
+    assert reasons(has_a_sick_device(uid=STATIC_UID), NEURON) == {}
+
+
+def test_p71_a_broken_device_in_use_is_unhealthy_at_once_where_that_is_wanted() -> None:
+    snapshot = has_a_sick_device(pod("a", app(1)))
+    shown = snapshot.advertised(NEURON, unhealthy_in_use=True)
+    assert {one.id: one.reason for one in shown if not one.healthy} == {"1": "sick"}
+
+
+def test_a_doubt_ends_with_its_pod() -> None:
+    before = inputs(recorded=[entry(A, "app", NEURON, 1)], node=SICK, ended={A: True}, doubted=frozenset({A, B}))
+    assert settled(before).doubted == {B}
 
 
 def test_a_disabled_device_is_unhealthy_under_every_name_and_not_chosen() -> None:
@@ -406,6 +449,8 @@ def test_who_has_a_disabled_device_keeps_it_and_its_status_shows_no_fault() -> N
     assert reasons(snapshot, DEVICE) == {"3": "in use by pod default/a as aws.amazon.com/neuron"}
     core = derive(inputs(pod("a", app(1, CORE)), recorded=[entry(A, "app", CORE, 6)], node=node))
     assert reasons(core, CORE) == {"7": DISABLED_REASON}
+    ending = derive(inputs(pod("a", app(1), terminating=True), recorded=[entry(A, "app", NEURON, 3)], node=node))
+    assert reasons(ending, NEURON) == {"3": DISABLED_REASON}, "before the kubelet counts it as free"
     assert not core.events
 
 
