@@ -437,11 +437,36 @@ def test_p45_an_app_container_goes_on_with_the_ids_of_its_init_container() -> No
     assert (answer.mask, answer.pod, answer.container) == (devices(*ROW0), ref("a"), "app")
 
 
-def test_p46_a_smaller_app_container_gets_its_assigned_part_whatever_was_drawn() -> None:
+def test_p46_a_smaller_app_container_gets_its_assigned_part_where_what_was_drawn_is_not_linked() -> None:
     both = assigned("a", init(8), app(4), sets=[range(8), ROW1])
     before = inputs(both, recorded=[entry(A, "init", NEURON, *range(8))])
     answer = answered(before, NEURON, 0, 3, 5, 6)
     assert (answer.mask, answer.assigned) == (devices(*ROW1), True)
+
+
+def test_p46_what_was_drawn_is_given_if_it_is_linked_so_that_pod_resources_says_what_the_container_has() -> None:
+    both = assigned("a", init(8), app(4), sets=[range(8), ROW1])
+    before = inputs(both, recorded=[entry(A, "init", NEURON, *range(8))])
+    answer = answered(before, NEURON, *ROW0)
+    assert (answer.mask, answer.container, answer.assigned) == (devices(*ROW0), "app", False)
+    one = assigned("a", init(4), app(1), sets=[ROW0, [0]])
+    assert answered(inputs(one, recorded=[entry(A, "init", NEURON, *ROW0)]), NEURON, 3).mask == devices(3)
+
+
+def test_p46_what_was_drawn_is_not_given_if_a_later_container_waits_for_it() -> None:
+    three = assigned("a", init(4), app(1), app(1, name="next"), sets=[ROW0, [0], [1]])
+    before = inputs(three, recorded=[entry(A, "init", NEURON, *ROW0)])
+    assert answered(before, NEURON, 1).mask == devices(0)
+    assert answered(before, NEURON, 2).mask == devices(2)
+
+
+def test_p46_nor_if_constraints_decided_about_the_assigned_part() -> None:
+    annotations = {"neuron-plugin.io/prefer-devices": "0"}
+    sets = assignment(TRN1, (init(4), app(1)), [ROW0, [0]])
+    before = inputs(
+        pod("a", init(4), app(1), annotations=sets | annotations), recorded=[entry(A, "init", NEURON, *ROW0)]
+    )
+    assert answered(before, NEURON, 3).mask == devices(0)
 
 
 def test_p46_a_pod_without_an_assignment_is_given_a_linked_part_of_what_its_init_container_has() -> None:
