@@ -97,6 +97,10 @@ class _Port(Wire, frozen=True):
     protocol: str = "TCP"
 
 
+class _SecurityContext(Wire, frozen=True):
+    privileged: bool | None = None
+
+
 class Container(Wire, frozen=True):
     """A container of either list."""
 
@@ -104,6 +108,7 @@ class Container(Wire, frozen=True):
     restart_policy: str | None = None
     resources: Resources | None = None
     ports: tuple[_Port, ...] | None = None
+    security_context: _SecurityContext | None = None
 
     @property
     def limits(self) -> Mapping[str, str]:
@@ -385,6 +390,15 @@ class Pod(ApiObject, frozen=True):
         return self.terminating or disrupted or bool(self.status.reason)
 
     @property
+    def privileged(self) -> tuple[str, ...]:
+        """The containers that run privileged, by name."""
+        return tuple(
+            container.name
+            for container, _ in self.containers
+            if container.security_context and container.security_context.privileged
+        )
+
+    @property
     def ending(self) -> bool:
         """Whether the pod's end was requested, or has begun: an app container has ended that is not started again."""
         policies = {each.name: each.restart_policy or self.spec.restart_policy for each in self.spec.containers or ()}
@@ -502,6 +516,7 @@ def neuron_pod(pod: Pod, *, progress: bool = True) -> NeuronPod:
         running=pod.running,
         runs=pod.runs if progress and request and not isinstance(request, Rejection) else (),
         created=unix_seconds(pod.metadata.creation_timestamp or ""),
+        privileged=pod.privileged if progress else (),
         static_uid=annotations.get(STATIC_POD_UID_KEY, ""),
         assignment_keys=tuple([key for key in ASSIGNMENT_KEYS if key in annotations]),
         refused_demands=_refused_demands(pod) if isinstance(request, Rejection) else frozenset(),

@@ -32,6 +32,7 @@ from neuron_plugin.allocation.keys import ALLOC_TIME_KEY, ALLOCATED_KEY, ASSIGNM
 from neuron_plugin.allocation.narrowing import constraint_not_kept, device_facts
 from neuron_plugin.allocation.placement import assignment_of, is_constrained, why_not
 from neuron_plugin.allocation.pod import assigned_allocations, mask_union
+from neuron_plugin.allocation.resources import format_ids
 from neuron_plugin.kubelet import AdvertisedDevice
 from neuron_plugin.plugin.inputs import (
     LISTED_SECONDS,
@@ -441,6 +442,8 @@ class Snapshot:
                     events.append(PodEvent(pod.reference, "InvalidNeuronConstraint", str(constraints)))
                 elif text := constraint_not_kept(geometry, pod.requests, self.device_facts, has):
                     events.append(PodEvent(pod.reference, "ConstraintNotKept", text))
+            if pod.privileged and pod.started and (text := self._sees_more_text(pod)):
+                events.append(PodEvent(pod.reference, "PrivilegedContainer", text))
         for entry in self.inputs.recorded.entries.values():
             if entry.key.claim or (known := self.inputs.pods.by_kubelet_uid.get(entry.key.uid)) is None:
                 continue
@@ -493,6 +496,19 @@ class Snapshot:
         """Whether the kubelet may soon give to others what a pod has."""
         known = self.inputs.pods.pods.get(pod.uid)
         return self.inputs.kubelet_uid(pod) in self.inputs.doubted or (known is not None and known.ending)
+
+    def _sees_more_text(self, pod: NeuronPod) -> str:
+        """Which privileged containers of a pod see devices that are not the pod's; empty if none does."""
+        has, claims = self.ledger.of(pod.uid), {claim.claim: claim.users for claim in pod.claims}
+        users = {name for one in has for name, _ in claims.get(one.claim, ()) or ((one.container, ""),)}
+        names = [name for name in pod.privileged if name in users]
+        devices = self.inventory.geometry.devices_touched(self.ledger.mask_of(pod.uid))
+        if not names or set(self.inventory.present) <= set(devices):
+            return ""
+        return (
+            f"container {', '.join(names)} is privileged: it sees every Neuron device of the node, and only "
+            f"{format_ids(devices)} of them are the pod's"
+        )
 
     def _usable_assignment(self, pod: NeuronPod) -> tuple[Allocation, ...]:
         """The sets that an unserved pod is to get; empty without any.

@@ -363,3 +363,13 @@ def test_a_pod_begins_to_end_when_its_end_is_requested(how: str) -> None:
     manifest["metadata"] |= change.pop("metadata", {})
     running = {"containerStatuses": [status_of(state={"running": {"startedAt": START}})]}
     assert neuron_pod(PODS.decode(msgspec.json.encode({**manifest, "status": running | change}))).ending
+
+
+def test_the_containers_that_run_privileged_are_read() -> None:
+    manifest = pod_manifest("pod", Resource.NEURON, 1)
+    contexts: tuple[Json, ...] = ({}, {"securityContext": {}}, {"securityContext": {"privileged": True}})
+    manifest["spec"]["containers"] = [{"name": f"c{number}", **context} for number, context in enumerate(contexts)]
+    manifest["spec"]["initContainers"] = [{"name": "init", "securityContext": {"privileged": True}}]
+    wire_pod = PODS.decode(msgspec.json.encode(manifest))
+    assert neuron_pod(wire_pod).privileged == ("init", "c2")
+    assert neuron_pod(wire_pod, progress=False).privileged == ()

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from neuron_plugin.allocation import NeuronPod, NodeInventory, PodReference, PodUid, Resource
+from neuron_plugin.allocation.claims import PodClaim
 from neuron_plugin.allocation.inventory import DISABLED_REASON
 from neuron_plugin.allocation.keys import UNHEALTHY_LABEL
 from neuron_plugin.hardware.health_signals import MISSING
 from neuron_plugin.plugin.inputs import (
     PENDING,
     Inputs,
+    claim_allocations,
 )
 from neuron_plugin.plugin.snapshot import (
     Snapshot,
@@ -271,6 +273,43 @@ def test_where_the_checkpoint_cannot_be_read_an_unlisted_init_container_keeps_no
 
 def events(before: Inputs) -> list[tuple[str, str]]:
     return [(one.pod.name, one.reason) for one in derive(before).events]
+
+
+def privileged(*containers: str, count: int = 1, **fields: Any) -> NeuronPod:
+    return replace(pod("a", app(count), started=True, **fields), privileged=containers)
+
+
+def test_a_privileged_container_with_a_part_of_the_node_has_an_event() -> None:
+    (event,) = derive(inputs(privileged("app"), recorded=[entry(A, "app", NEURON, 3)])).events
+    assert (event.pod, event.reason) == (ref("a"), "PrivilegedContainer")
+    assert event.text == (
+        "container app is privileged: it sees every Neuron device of the node, and only 3 of them are the pod's"
+    )
+
+
+@pytest.mark.parametrize(
+    ("holder", "ids"),
+    [
+        (privileged("app", count=16), range(16)),
+        (privileged("other"), [3]),
+        (privileged(), [3]),
+        (replace(privileged("app"), started=False), [3]),
+        (privileged("app"), []),
+    ],
+)
+def test_one_that_has_the_whole_node_or_no_device_or_has_not_started_has_none(
+    holder: NeuronPod, ids: Sequence[int]
+) -> None:
+    assert events(inputs(holder, recorded=[entry(A, "app", NEURON, *ids)] if ids else [])) == []
+
+
+def test_a_privileged_container_that_has_its_devices_by_a_claim_has_an_event() -> None:
+    claims = (PodClaim("devices", "a-devices", (("app", ""),)),)
+    holder = replace(pod("a", started=True), privileged=("app",), claims=claims)
+    recorded = tuple(claim_allocations([A], "claim-uid", "a-devices", ["neuron-3"]))
+    assert events(inputs(holder, recorded=recorded)) == [("a", "PrivilegedContainer")]
+    of_another = replace(holder, privileged=("sidecar",))
+    assert events(inputs(of_another, recorded=recorded)) == []
 
 
 def test_p47_a_pod_without_an_assignment_whose_devices_are_not_linked_has_an_event() -> None:
