@@ -113,8 +113,11 @@ async def test_a_device_that_breaks_under_a_pod_is_counted_once_until_the_pod_is
         assert node.condition() == "False"
         await node.site.run("other", app(3))
         assert node.site.api
+        counts = {NEURON.value: "6", "cpu": "8"}
+        node.site.api.patch_node(NODE, {"status": {"allocatable": counts}}, status=True)  # as the kubelet has it
         node.site.api.delete_pod(sites.NAMESPACE, "holder")  # its containers have some time to end
         await node.allocatable(5)
+        await eventually(lambda: node.node_status()["allocatable"] == counts | {NEURON.value: "5"})
         node.site.end("holder")
         node.machine.set_reset(1, ResetState.READY)
         await node.allocatable(6)
