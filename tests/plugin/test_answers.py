@@ -467,6 +467,8 @@ def test_p46_nor_if_constraints_decided_about_the_assigned_part() -> None:
         pod("a", init(4), app(1), annotations=sets | annotations), recorded=[entry(A, "init", NEURON, *ROW0)]
     )
     assert answered(before, NEURON, 3).mask == devices(0)
+    unassigned = pod("a", init(4), app(1), annotations=annotations)
+    assert answered(inputs(unassigned, recorded=[entry(A, "init", NEURON, *ROW0)]), NEURON, 3).mask == devices(3)
 
 
 def test_p46_a_pod_without_an_assignment_is_given_a_linked_part_of_what_its_init_container_has() -> None:

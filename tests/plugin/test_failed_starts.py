@@ -85,7 +85,9 @@ def test_nothing_is_said_of_a_device_while_a_pod_runs_on_it_until_that_has_laste
     found = failed_starts(derive(replace(made, pods=replace(made.pods, past=THREE))), RULES, NOW)
     assert 3 not in found, "neither suspected nor cleared"
     assert len(found) == 15
-    assert counts(running("other", 7), running("d", 3, seconds=31), past=THREE) == {}
+    lasted = inputs(running("other", 7), running("d", 3, seconds=31), running("e", 4, seconds=4))
+    found = failed_starts(derive(replace(lasted, pods=replace(lasted.pods, past=THREE))), RULES, NOW)
+    assert (found[3].count, found[4].count) == (0, 0), "cleared; and a start after no failure leaves nothing open"
     assert counts(running("other", 7), failed("d", 3, at=1), past=THREE) == {3: 4}
 
 
@@ -199,7 +201,8 @@ def test_a_pod_that_is_deleted_while_it_runs_has_not_failed() -> None:
 
 def test_a_pod_that_failed_and_is_deleted_then_has_failed() -> None:
     lives, crashed = state_of(C), state_of(C, ended=True)
-    assert as_seen(lives, crashed, state_of(C, deleted=True, ended=True)) == {3: 3}
+    leaves, over = state_of(C, deleted=True, ended=True), state_of(C, deleted=True, phase="Failed", ended=True)
+    assert as_seen(lives, crashed, leaves) == as_seen(lives, crashed, leaves, over) == {3: 3}
     failed_for_good = state_of(C, phase="Failed", ended=True)
     assert as_seen(lives, failed_for_good) == {3: 3}
 

@@ -398,6 +398,7 @@ def test_p63_a_correction_is_reported_once_as_normal_when_the_pod_has_what_it_ke
 def test_p63_a_pod_that_has_its_own_set_in_the_end_was_not_corrected() -> None:
     made = a_publisher()
     made.publish(a_with(5, 5))
+    made.publish(a_with(6, 6))
     assert not made.publish(a_with(5, 5, allocated=True))
 
 
