@@ -48,6 +48,13 @@ METRICS_INTRODUCTION = """\
 Both daemons serve `/metrics` in the Prometheus text format beside `/healthz` and `/readyz`. Gauges are read from the
 state at each scrape, so the series of a pod or device that is gone goes with it."""
 
+HOLDERS = """\
+**Which pod has a device?** Join by `neuron_plugin_core_holder`, as the dashboard does:
+`neuroncore_utilization_ratio * on (node, neuroncore) group_left (namespace, pod) neuron_plugin_core_holder`. The
+kubelet's PodResources can name other devices than a container has. A container that re-uses what its pod's init
+containers had is given linked devices of theirs where the kubelet drew some that are not, or some that a later
+container was assigned. PodResources shows what the kubelet drew, and no plain init containers at all."""
+
 TYPES_INTRODUCTION = """\
 What is known about each type. The machine's own sysfs comes first; describe a further type in a file for
 `--instance-types` (`neuron_plugin/instance_file.py` says in which form). Cores are physical; `neuroncore`s are logical,
@@ -96,6 +103,7 @@ def metrics() -> str:
                 for name, (kind, labels, text) in METRICS.items()
             ],
         ),
+        HOLDERS,
         "## The extender",
         _table(("metric", "type", "labels", "meaning"), sorted(_extender_metrics())),
     ]

@@ -123,7 +123,8 @@ class NeuronPod:
     ``controller`` is what makes the pod again somewhere else, as KIND/NAME; empty without such a controller.
     ``movable`` says whether the pod may be evicted to make room, None where that is for its namespace to say.
     ``created`` and ``last_checkpoint``, when it saved its work, are in unix seconds; 0 where that is not known.
-    ``runs`` are the latest runs of its containers.
+    ``runs`` are the latest runs of its containers, ``privileged`` the containers that run so. ``ending``: its end was
+    requested, or an app container has ended for good.
     ``rejection_message`` is what the kubelet said when it got no devices for the pod.
     ``claims`` are its claims of DRA, of whatever driver.
     """
@@ -139,12 +140,14 @@ class NeuronPod:
     preempts: bool = True
     phase: str = ""
     terminating: bool = False
+    ending: bool = False
     started: bool = False
     running: bool = False
     ready: bool = False
     tried: bool = False
     runs: tuple[ContainerRun, ...] = ()
     created: float = 0.0
+    privileged: tuple[str, ...] = ()
     static_uid: str = ""
     assignment_keys: tuple[str, ...] = ()
     refused_demands: frozenset[tuple[Resource, int]] = frozenset()

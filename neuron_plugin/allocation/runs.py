@@ -10,7 +10,7 @@ class ContainerRun:
     """The latest run of one container, in unix seconds. ``ended`` is 0 while it runs.
 
     ``failed``: it has ended with an error of its own. Memory that ran out and a program that could not be started are
-    the image's or the node's doing.
+    the image's or the node's doing. An end that was requested, such as by the pod's deletion, is none of its own.
     """
 
     container: str

@@ -101,6 +101,10 @@ class _Port(Wire, frozen=True):
     protocol: str = "TCP"
 
 
+class _SecurityContext(Wire, frozen=True):
+    privileged: bool | None = None
+
+
 class Container(Wire, frozen=True):
     """A container of either list."""
 
@@ -108,6 +112,7 @@ class Container(Wire, frozen=True):
     restart_policy: str | None = None
     resources: Resources | None = None
     ports: tuple[_Port, ...] | None = None
+    security_context: _SecurityContext | None = None
 
     @property
     def limits(self) -> Mapping[str, str]:
@@ -298,6 +303,7 @@ class PodSpec(Wire, frozen=True):
 
     node_name: str = ""
     scheduler_name: str = DEFAULT_SCHEDULER
+    restart_policy: str = "Always"
     priority: int | None = None
     preemption_policy: str | None = None
     containers: tuple[Container, ...] | None = None
@@ -438,9 +444,54 @@ class Pod(ApiObject, frozen=True):
         return any(known.type == "PodScheduled" and known.reason != "SchedulingGated" for known in conditions)
 
     @property
+    def end_requested(self) -> bool:
+        """Whether the pod is ended by others than its containers: deleted, evicted, preempted, or ended by the kubelet.
+
+        The kubelet gives a reason to a pod that it ends as a whole (``Evicted``, ``Terminated`` and ``Preempting`` in
+        pkg/kubelet/eviction, nodeshutdown and preemption; ``DeadlineExceeded``), and none to one whose containers end.
+        """
+        disrupted = any(
+            condition.type == "DisruptionTarget" and condition.status == "True"
+            for condition in self.status.conditions or ()
+        )
+        return self.terminating or disrupted or bool(self.status.reason)
+
+    @property
+    def privileged(self) -> tuple[str, ...]:
+        """The containers that run privileged, by name."""
+        return tuple(
+            container.name
+            for container, _ in self.containers
+            if container.security_context and container.security_context.privileged
+        )
+
+    @property
+    def ending(self) -> bool:
+        """Whether the pod's end was requested, or has begun: an app container has ended that is not started again."""
+        policies = {each.name: each.restart_policy or self.spec.restart_policy for each in self.spec.containers or ()}
+        for status in self.status.container_statuses or ():
+            end, policy = status.state and status.state.terminated, policies.get(status.name)
+            if end and (policy == "Never" or (policy == "OnFailure" and end.exit_code == 0)):
+                return True
+        return self.end_requested
+
+    @property
     def runs(self) -> tuple[ContainerRun, ...]:
-        """The latest run of each container that ever ran."""
-        return tuple(run for status in self._container_statuses if (run := _latest_run(status)))
+        """The latest run of each container that ever ran. No run has failed whose end was requested.
+
+        Once all other containers have ended the kubelet ends the sidecars.
+        """
+        runs = tuple(run for status in self._container_statuses if (run := _latest_run(status)))
+        if self.end_requested:
+            return tuple(replace(run, failed=False) for run in runs)
+        ends = [status.state and status.state.terminated for status in self.status.container_statuses or ()]
+        if not (ends and all(ends)):
+            return runs
+        last_end = max(unix_seconds(end.finished_at or "") for end in ends if end)
+        sidecars = {container.name for container, kind in self.containers if kind is ContainerKind.SIDECAR}
+        return tuple(
+            replace(run, failed=False) if run.container in sidecars and run.ended >= last_end else run for run in runs
+        )
 
     @property
     def _container_statuses(self) -> tuple[ContainerStatus, ...]:
@@ -539,11 +590,13 @@ def neuron_pod(pod: Pod, *, progress: bool = True) -> NeuronPod:
         preempts=spec.preemption_policy != "Never",
         phase=phase if progress or pod.terminal else "",
         terminating=pod.terminating,
+        ending=progress and pod.ending,
         started=progress and (pod.started or phase == "Running"),
         running=pod.running,
         ready=pod.ready,
         runs=pod.runs if progress and request and not isinstance(request, Rejection) else (),
         created=unix_seconds(pod.metadata.creation_timestamp or ""),
+        privileged=pod.privileged if progress else (),
         static_uid=annotations.get(STATIC_POD_UID_KEY, ""),
         assignment_keys=tuple([key for key in ASSIGNMENT_KEYS if key in annotations]),
         refused_demands=_refused_demands(pod) if isinstance(request, Rejection) else frozenset(),

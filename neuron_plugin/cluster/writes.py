@@ -108,6 +108,16 @@ def report_node_condition(
     return _patch_node_condition(name, entry)
 
 
+def limit_allocatable(name: str, counts: Mapping[str, int]) -> ApiRequest:
+    """Say in a node's status how much of some resources can be allocated, before its kubelet does.
+
+    The kubelet compares what it finds with its own counts every 10 s, and writes what differs
+    (pkg/kubelet/kubelet_node_status.go).
+    """
+    body: JsonObject = {"status": {"allocatable": {resource: str(count) for resource, count in counts.items()}}}
+    return ApiRequest("PATCH", f"{NODES.item(name)}/status", body=body, content_type=MERGE_PATCH)
+
+
 def remove_node_condition(name: str, condition: str) -> ApiRequest:
     """Remove one condition from a node's status, those of others stay; one that is not there is no error.
 

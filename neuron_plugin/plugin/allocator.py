@@ -78,6 +78,7 @@ class Allocator:
         request = PreferenceRequest(Resource(resource), _parsed(available), _parsed(must_include), size)
         with self._counted(self._counters.preference_seconds, resource):
             self._asked = request  # the caller may give up while this waits
+            self._node.see_offered(request.resource, set(request.available) - set(request.must_include))
             await self._node.orders_known.wait()
             async with self._node.listing:
                 self._node.look_at_checkpoint()
@@ -112,12 +113,13 @@ class Allocator:
             began = self._node.clock()
             self._node.look_at_checkpoint()
             answer = answer_for(self._snapshot(), replace(drawn, latest=self._latest_pod(began)))
-            if isinstance(answer, Conflict):
+            if isinstance(answer, Conflict) and not answer.lasting:
                 async for snapshot in self._reconsidered():
                     answer = answer_for(snapshot, replace(drawn, latest=self._latest_pod(began)))
                     if isinstance(answer, Answer):
                         break
             if isinstance(answer, Conflict):
+                self._node.see_offered(drawn.resource, drawn.ids)
                 callers = sorted(named(pod.reference) for pod in self._candidates(drawn.resource, len(drawn.ids)))
                 text = f"{answer.text}; wanted by {' or '.join(callers) or 'a pod that is not known yet'}"
                 raise self._refused(drawn, text)

@@ -10,8 +10,9 @@ import enum
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from neuron_plugin.allocation import PodReference, PodUid, Rejection, Resource
+from neuron_plugin.allocation import NeuronPod, PodReference, PodUid, Rejection, Resource
 from neuron_plugin.allocation.placement import choose, is_constrained, place
+from neuron_plugin.allocation.pod import assigned_allocations, mask_union
 from neuron_plugin.allocation.resources import format_ids
 from neuron_plugin.plugin.snapshot import Snapshot, WaitingAssignment, derive, named
 from neuron_plugin.topology import NO_CORES, CoreMask
@@ -107,9 +108,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Why ids cannot be given."""
+    """Why ids cannot be given. ``lasting``: no wait ends it."""
 
     text: str
+    lasting: bool = False
 
 
 def preference_for(snapshot: Snapshot, request: PreferenceRequest) -> Preference:
@@ -180,6 +182,8 @@ def answer_for(snapshot: Snapshot, call: AllocateCall) -> Answer | Conflict:
             )
     if call.after is None and (answer := _of_init_containers(snapshot, resource, mask, count, call.latest)):
         return answer
+    if broken := snapshot.broken_text(mask & ~reuse.given):
+        return Conflict(f"{resource.value} cannot be allocated: {broken}", lasting=True)
     texts = []
     for allocation in snapshot.ledger.overlapping(mask):
         if pod is None or (allocation.pod.uid, allocation.resource) != (pod.uid, resource):
@@ -224,9 +228,9 @@ def _of_init_containers(
 ) -> Answer | None:
     """A later container's share of what its pod's init containers have: the kubelet draws that at random, unasked.
 
-    The container gets its assigned share, or a linked part where the kubelet drew one that is not. Of a pod that the
-    API server has not shown, it is not known which containers are init containers: it has to be the pod that is being
-    admitted.
+    The container gets what was drawn, which PodResources says of it, if that is linked and keeps no later container
+    from its assigned share. Else it gets its own assigned share, or a linked part. Of a pod that the API server has not
+    shown, it is not known which containers are init containers: it has to be the pod that is being admitted.
     """
     geometry, unit = snapshot.inventory.geometry, resource.unit
     for pod in snapshot.inputs.pods.asking:
@@ -234,8 +238,9 @@ def _of_init_containers(
         reusable = snapshot.reusable_masks(pod, resource)[1] if container else NO_CORES
         if not reusable or not _counted(snapshot, pod.reference, resource, drawn):
             continue
-        if snapshot.inputs.recorded.unreadable and drawn & reusable == drawn:
-            # PodResources does not say what was given in place of these ids.
+        # Where the checkpoint cannot be read, PodResources does not say what was given in place of these ids.
+        as_drawn = snapshot.inputs.recorded.unreadable or _may_have(snapshot, pod, container, resource, drawn)
+        if as_drawn and drawn & reusable == drawn:
             return Answer(drawn, "a part of what the init containers have", pod.reference, container)
         waiting = next((assignment for assignment in snapshot.waiting if assignment.pod == pod.reference), None)
         if waiting and waiting.mask & reusable == waiting.mask:
@@ -243,7 +248,7 @@ def _of_init_containers(
                 waiting.mask, "its share of what the init containers have", pod.reference, container, assigned=True
             )
         chosen = choose(geometry, reusable, unit, count)
-        if drawn & reusable == drawn and (isinstance(chosen, Rejection) or not snapshot.unlinked_text(resource, drawn)):
+        if drawn & reusable == drawn and isinstance(chosen, Rejection):
             return Answer(drawn, "a part of what the init containers have", pod.reference, container)
         if isinstance(chosen, Rejection):  # the kubelet drew what a sidecar was given in place of other ids
             left = _tightest(geometry.ids_of(unit, reusable), (), count)
@@ -254,6 +259,16 @@ def _of_init_containers(
         if _counted(snapshot, being_admitted, resource, drawn):
             return Answer(drawn, "a part of what the pod being admitted has", being_admitted)
     return None
+
+
+def _may_have(snapshot: Snapshot, pod: NeuronPod, container: str, resource: Resource, drawn: CoreMask) -> bool:
+    """Whether a container of a pod may get what the kubelet drew for it in place of its assigned share."""
+    assigned = assigned_allocations(pod, snapshot.inventory.geometry)
+    chosen = () if isinstance(assigned, Rejection) else assigned
+    names = [allocation.container for allocation in chosen]
+    later = mask_union(chosen[names.index(container) + 1 :] if container in names else ())
+    bound_to_share = chosen and is_constrained(pod.requests)
+    return not (bound_to_share or drawn & later or snapshot.unlinked_text(resource, drawn))
 
 
 def _counted(snapshot: Snapshot, pod: PodReference, resource: Resource, drawn: CoreMask) -> bool:

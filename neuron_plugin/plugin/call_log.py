@@ -16,7 +16,7 @@ from neuron_plugin.allocation.resources import format_ids
 from neuron_plugin.decision_log import REMEMBERED, DecisionLog, LoggedDecision, Step
 from neuron_plugin.kubelet import ContainerAllocation
 from neuron_plugin.plugin.answers import AllocateCall, Answer, Preference, PreferenceRequest
-from neuron_plugin.plugin.snapshot import PodWrite, Snapshot, named
+from neuron_plugin.plugin.snapshot import PodEvent, Snapshot, named
 from neuron_plugin.topology import NO_CORES
 
 logger = logging.getLogger(__name__)
@@ -79,12 +79,12 @@ class CallLog:
         """Take in a refusal."""
         self._record(snapshot, Step.REFUSED, resource, snapshot.mask_of(resource, ids), text, ids)
 
-    def corrected(self, snapshot: Snapshot, write: PodWrite) -> None:
+    def corrected(self, snapshot: Snapshot, event: PodEvent) -> None:
         """Take in that a pod's assignment was corrected to what it was given."""
-        for allocation in snapshot.ledger.of(write.pod.uid):
-            what = (allocation.resource, allocation.mask, write.correction)
+        for allocation in snapshot.ledger.of(event.pod.uid):
+            what = (allocation.resource, allocation.mask, event.text)
             self._record(
-                snapshot, Step.CORRECTED, *what, pod=write.pod, container=allocation.container, usable=NO_CORES
+                snapshot, Step.CORRECTED, *what, pod=event.pod, container=allocation.container, usable=NO_CORES
             )
 
     def name_recorded(self, snapshot: Snapshot) -> None:

@@ -13,6 +13,7 @@ from contextlib import suppress
 
 from neuron_plugin.cluster import KubernetesApi
 from neuron_plugin.cluster.api import ConnectionSettingsError
+from neuron_plugin.plugin.allocatable import AllocatableKeeper
 from neuron_plugin.plugin.allocator import Allocator
 from neuron_plugin.plugin.claim_watch import ClaimWatch
 from neuron_plugin.plugin.counters import Counters
@@ -53,7 +54,8 @@ class ClusterLink:
         self.pods = PodWatch(
             node, name, own_uid, settings.decision_deadline_seconds, counters, connect_seconds=times.connect
         )
-        self.own_node = NodeWatch(name, rejudged, self.publisher, counters)
+        self.own_node = NodeWatch(name, rejudged, node.changed, self.publisher, counters)
+        self._allocatable = AllocatableKeeper(name, node, self.publisher)
         periods = LeaseTimes(settings.lease_duration_seconds, settings.lease_renew_seconds)
         self.lease = NodeLease(settings.lease_namespace, name, periods)
         self.claims: ClaimWatch | None = None
@@ -115,9 +117,10 @@ class ClusterLink:
 
     def publish(self, snapshot: Snapshot, allocator: Allocator) -> None:
         """Queue what the API server does not know yet."""
-        for write in self.publisher.publish(snapshot):
+        self._allocatable.look(snapshot, self.own_node.allocatable)
+        for correction in self.publisher.publish(snapshot):
             self._counters.corrections += 1
-            allocator.log.corrected(snapshot, write)
+            allocator.log.corrected(snapshot, correction)
         if self.slices and self.own_node.uid:
             settings = self._settings
             placed, inventory = settings.placed_claims, snapshot.published_inventory

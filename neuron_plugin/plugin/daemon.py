@@ -53,7 +53,7 @@ class NodeDaemon:
         machine = machine or machine_of(settings)
         by_claims = settings.mode is Mode.DRA
         resources = () if by_claims else tuple(name.resource for name in settings.resources)
-        options = NodeOptions(resources, settings.cluster, settings.hold_down_seconds)
+        options = NodeOptions(resources, settings.cluster, settings.hold_down_seconds, settings.report_unhealthy_in_use)
         counters, kubelet_counters = Counters(), KubeletCounters()
         self._settings = settings
         self._times = times

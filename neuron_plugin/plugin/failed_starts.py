@@ -2,8 +2,9 @@
 
 After a teardown a core can stay unusable while every counter of the driver is well (aws-neuron-sdk#1338): each new
 container there ends with an error within seconds, and the next pod is sent to the same place. What tells is the pods
-themselves. A device is suspected where the last containers, of so many different pods in a row, ended so, while
-containers of other pods run on other devices of the node.
+themselves. A device is suspected where the last containers on one of its cores, of so many different pods in a row,
+ended so, while containers of other pods run on other devices of the node. An end that was requested, such as by a
+deletion, is no failure.
 
 A broken image fails in the same way, wherever it is put. So failures of one controller's pods alone do not count,
 unless another pod of that controller runs well here.
@@ -13,13 +14,14 @@ Everything follows from the pods as they are; nothing is remembered here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from neuron_plugin.allocation import NeuronPod, Rejection
 from neuron_plugin.allocation.pod import assigned_allocations
 from neuron_plugin.hardware.health_signals import Observation, Signal
 from neuron_plugin.plugin.snapshot import Snapshot
+from neuron_plugin.topology import CoreMask, cores_in
 
 MOST_NAMES = 3
 """Pods in one reason."""
@@ -27,9 +29,9 @@ MOST_NAMES = 3
 
 @dataclass(frozen=True, slots=True)
 class StartRules:
-    """A container that ends with an error within ``quick_seconds`` of its start did not start.
+    """A container that ends with an error within ``quick_seconds`` of its start did not start. Any other did.
 
-    One that ran longer did. What is older than ``window_seconds`` says nothing any more.
+    What is older than ``window_seconds`` says nothing any more.
     """
 
     quick_seconds: float
@@ -38,23 +40,35 @@ class StartRules:
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """A start that is decided: when, of which pod, on which devices, and whether it failed."""
+    """A container's latest start: on which cores, whether it failed, and since when that is known.
+
+    ``runs``: the container runs now, ``lasted`` for longer than a failed one does.
+    """
 
     at: float
     pod: NeuronPod
-    devices: frozenset[int]
+    mask: CoreMask
     failed: bool
+    runs: bool
+    lasted: bool
 
 
 def failed_starts(snapshot: Snapshot, rules: StartRules, now: float) -> Mapping[int, Observation]:
     """For each device of the node how many different pods in a row have failed to start on it; ``now`` in unix seconds.
 
-    Pods whose devices are not known are left out.
+    A device on which a container has started just now is left out: nothing is known of it until that container has
+    failed or lasted. Pods whose devices are not known are left out.
     """
     starts = sorted(_starts(snapshot, rules, now), key=lambda start: start.at)
-    starts = [start for start in starts if not start.failed or now - start.at <= rules.window_seconds]
-    running = [start for start in starts if not start.failed and _runs(start.pod)]
-    return {device: _observed(device, starts, running) for device in snapshot.inventory.present}
+    geometry, observations = snapshot.inventory.geometry, {}
+    for device in snapshot.inventory.present:
+        device_mask = geometry.devices_mask((device,))
+        rows = [_row(core, starts) for core in cores_in(device_mask)]
+        row = max(rows, key=len)
+        if not any(start.runs for start in row):
+            elsewhere = [start.pod for start in starts if start.runs and start.lasted and not start.mask & device_mask]
+            observations[device] = _observed([start.pod for start in row], elsewhere)
+    return observations
 
 
 def _starts(snapshot: Snapshot, rules: StartRules, now: float) -> Iterable[_Start]:
@@ -64,32 +78,34 @@ def _starts(snapshot: Snapshot, rules: StartRules, now: float) -> Iterable[_Star
         if isinstance(assigned, Rejection):
             continue
         for allocation in assigned:
-            devices = frozenset(map(int, geometry.devices_touched(allocation.mask)))
             for run in pod.runs:
                 if run.container != allocation.container:
                     continue
-                lasted = (run.ended or now) - run.started
-                if lasted > rules.quick_seconds:
-                    yield _Start(run.started + rules.quick_seconds, pod, devices, failed=False)
-                elif run.failed:
-                    yield _Start(run.ended, pod, devices, failed=True)
+                lasted = (run.ended or now) - run.started > rules.quick_seconds
+                failed = run.failed and not lasted
+                if not failed or now - run.ended <= rules.window_seconds:
+                    runs = not run.ended and pod.uid in pods.pods
+                    yield _Start(run.ended if failed else run.started, pod, allocation.mask, failed, runs, lasted)
 
 
-def _runs(pod: NeuronPod) -> bool:
-    return any(not run.ended for run in pod.runs)
+def _row(core: int, starts: Iterable[_Start]) -> list[_Start]:
+    """The failed starts in a row on one core, one of each pod; and after them one that is not decided yet."""
+    here = [start for start in starts if start.mask >> core & 1]
+    failed = {start.pod.uid for start in here if start.failed}
+    row: dict[str, _Start] = {}
+    for start in here:
+        if start.failed or (start.runs and not start.lasted and row):
+            row = {**row, start.pod.uid: start}
+        elif start.pod.uid not in failed:  # else it is an init container's, and another container has failed
+            row = {}
+    return list(row.values())
 
 
-def _observed(device: int, starts: Iterable[_Start], running: Iterable[_Start]) -> Observation:
-    """The failures in a row on one device, if they say something about it."""
-    row: dict[str, NeuronPod] = {}
-    for start in starts:
-        if device in start.devices:
-            row = {**row, start.pod.uid: start.pod} if start.failed else {}
-    elsewhere = [start.pod for start in running if device not in start.devices]
-    makers = {pod.controller or pod.uid for pod in row.values()}
+def _observed(row: Sequence[NeuronPod], elsewhere: Sequence[NeuronPod]) -> Observation:
+    """Failures in a row on one device, if they say something about it, given the pods that run on others."""
+    makers = {pod.controller or pod.uid for pod in row}
     same_runs = any(pod.controller and pod.controller in makers for pod in elsewhere)
-    counted = row if elsewhere and (len(makers) > 1 or same_runs) else {}
-    names = [str(pod.reference) for pod in counted.values()]
-    named = ", ".join(names[-MOST_NAMES:])
+    counted = row if elsewhere and (len(makers) > 1 or same_runs) else ()
+    named = ", ".join(str(pod.reference) for pod in counted[-MOST_NAMES:])
     where = f" of different pods in a row ({named}) while other pods run" if counted else ""
     return Observation(Signal.FAILED_STARTS, "failed start", count=len(counted), where=where)

@@ -274,6 +274,7 @@ class NodePods:
 
     def with_pod(self, pod: NeuronPod) -> NodePods:
         """Take in a pod that was added or changed."""
+        pod = self._with_known_failures(pod)
         if pod.ended:
             return self.without(pod.uid, stopped=self._has_stopped(pod), last=pod)
         return replace(self, pods={**self.pods, pod.uid: pod})
@@ -295,7 +296,7 @@ class NodePods:
 
         ``began_at`` is None if the LIST does not show the plugin's own pod. It then proves the end of no pod.
         """
-        listed = list(pods)
+        listed = [self._with_known_failures(pod) for pod in pods]
         live = {pod.uid: pod for pod in listed if not pod.ended}
         ended = {**self.ended, **{pod.uid: self._has_stopped(pod) for pod in listed if pod.ended}}
         ended = dict(list(ended.items())[-MOST_ENDED:])
@@ -303,6 +304,21 @@ class NodePods:
             live = {uid: pod for uid, pod in {**self.pods, **live}.items() if uid not in ended}
             return replace(self, pods=live, ended=ended)
         return replace(self, pods=live, ended=ended, listed_at=began_at)
+
+    def _with_known_failures(self, pod: NeuronPod) -> NeuronPod:
+        """The pod with the failures of its runs that were seen before its end was requested.
+
+        From then on the object cannot tell a failure from that end. The kubelet, where it ends a pod by itself, says so
+        only when the last container has stopped: what was taken for a failure until then was none.
+        """
+        known = self.pods.get(pod.uid)
+        if known is None or (pod.ended and not pod.terminating):
+            return pod
+        failed = {(run.container, run.started) for run in known.runs if run.failed}
+        if not failed:
+            return pod
+        runs = [replace(run, failed=run.failed or (run.container, run.started) in failed) for run in pod.runs]
+        return replace(pod, runs=tuple(runs))
 
     def _has_stopped(self, pod: NeuronPod) -> bool:
         """Whether the containers of a pod whose phase is terminal have stopped.
@@ -343,6 +359,8 @@ class Inputs:
     """All that decides. ``cluster`` is False when there is no API server to ask; ``now`` is the daemon's clock.
 
     ``claims`` are the claims of this node's pods by namespace and name, as the API server had them when they were read.
+    ``doubted`` are pods, by the kubelet's UIDs, that may have ended although nothing says so: the kubelet has offered a
+    broken device of theirs, or no process of theirs was seen when the daemon started.
     """
 
     inventory: NodeInventory
@@ -351,6 +369,7 @@ class Inputs:
     pending: tuple[PendingAnswer, ...] = ()
     hold_downs: tuple[HoldDown, ...] = ()
     claims: Mapping[tuple[str, str], NeuronClaim] = field(default_factory=dict)
+    doubted: frozenset[PodUid] = frozenset()
     cluster: bool = True
     now: float = 0.0
 
@@ -382,9 +401,12 @@ class Inputs:
 
     def uid_of(self, answer: PendingAnswer) -> PodUid:
         """The kubelet's UID of the pod that was answered; one that stands for an unknown pod where it is not known."""
-        uid = answer.on(self.inventory).pod.uid
-        pod = self.pods.pods.get(uid)
-        return pod.kubelet_uid if pod else uid
+        return self.kubelet_uid(answer.on(self.inventory).pod)
+
+    def kubelet_uid(self, pod: PodReference) -> PodUid:
+        """The kubelet's UID of a pod in the ledger."""
+        known = self.pods.pods.get(pod.uid)
+        return known.kubelet_uid if known else pod.uid
 
     @property
     def held_down_mask(self) -> CoreMask:

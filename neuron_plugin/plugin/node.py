@@ -101,12 +101,14 @@ class PodCgroups(Protocol):
 class NodeOptions:
     """``resources`` are offered to the kubelet; none by a driver of DRA.
 
-    ``hold_down_seconds`` is the time that cores rest where cgroups cannot be seen.
+    ``hold_down_seconds`` is the time that cores rest where cgroups cannot be seen. ``unhealthy_in_use``: the kubelet is
+    shown a broken device as unhealthy also while a pod has it.
     """
 
     resources: tuple[Resource, ...] = tuple(Resource)
     cluster: bool = True
     hold_down_seconds: float = 30.0
+    unhealthy_in_use: bool = False
 
     @property
     def counted(self) -> tuple[Resource, ...]:
@@ -187,6 +189,7 @@ class LocalNode:
             self._replace(Inputs(inventory, self.pods, claims=self.claims, cluster=self.options.cluster))
             self.look_at_checkpoint()
             self.look_at_claims()
+            self._doubt({key.uid for key in self.recorded.entries if not self.is_populated(key.uid)})
         elif inventory != self._inputs.inventory:
             self._replace(self._inputs.with_inventory(inventory))
 
@@ -316,6 +319,18 @@ class LocalNode:
         answer = replace(answer, unseen=bool(self._inputs.recorded.unreadable))
         self._replace(replace(self._inputs, pending=(*kept, answer)))
 
+    def see_offered(self, resource: Resource, ids: Iterable[int]) -> None:
+        """Take in that the kubelet takes these ids for free: a pod that has a broken device of them may have ended."""
+        if (snapshot := self.snapshot) is None:
+            return
+        broken = snapshot.mask_of(resource, ids) & ~snapshot.inventory.healthy_mask
+        has_broken = [
+            allocation
+            for allocation in (snapshot.ledger.allocations if broken else ())
+            if allocation.resource is resource and allocation.kubelet_mask & broken
+        ]
+        self._doubt({snapshot.inputs.kubelet_uid(allocation.pod) for allocation in has_broken})
+
     def kubelet_restarted(self) -> None:
         """A new kubelet knows what its file says: answers to the one before that are not in the file never will be."""
         self._kubelet_restarted_at = self.clock()
@@ -370,7 +385,8 @@ class LocalNode:
         snapshot = self.snapshot
         if snapshot:
             for resource, advertisement in self.advertisements.items():
-                advertisement.publish(snapshot.advertised(resource, self.numa_nodes))
+                in_use = self.options.unhealthy_in_use
+                advertisement.publish(snapshot.advertised(resource, self.numa_nodes, unhealthy_in_use=in_use))
 
     @property
     def rewrite_is_due(self) -> bool:
@@ -418,6 +434,10 @@ class LocalNode:
         return False
 
     # Inside.
+
+    def _doubt(self, pods: set[PodUid]) -> None:
+        if self._inputs and not pods <= self._inputs.doubted:
+            self._replace(replace(self._inputs, doubted=self._inputs.doubted | pods))
 
     def _replace(self, inputs: Inputs) -> None:
         if inputs is not self._inputs:

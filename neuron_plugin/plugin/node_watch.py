@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from neuron_plugin.allocation import IdListError, NodeInventory
+from neuron_plugin.allocation import IdListError, NodeInventory, Resource
 from neuron_plugin.allocation.inventory import disabled_devices
 from neuron_plugin.allocation.keys import DISABLE_KEY, INVENTORY_KEY
 from neuron_plugin.allocation.resources import format_ids
-from neuron_plugin.cluster import ApiServer, ObjectReference, Reflector, Scope
+from neuron_plugin.cluster import ApiServer, Node, ObjectReference, Reflector, Scope
 from neuron_plugin.cluster.objects import NODES
 from neuron_plugin.cluster.writes import create_event, utc_now
 from neuron_plugin.plugin.counters import Counters
@@ -30,14 +32,41 @@ _MOST_QUOTED = 60
 """Characters of an annotation, in an error's text."""
 
 
+@dataclass(frozen=True, slots=True)
+class SeenNode:
+    """What is read of the Node object: two annotations, and counts of its status."""
+
+    disabled: str
+    inventory: str
+    allocatable: Mapping[str, int]
+
+
+def seen_node(node: Node) -> SeenNode:
+    """Read the Node object."""
+    counts = {resource.value: node.allocatable.get(resource.value, "") for resource in Resource}
+    return SeenNode(
+        node.annotations.get(DISABLE_KEY, ""),
+        node.annotations.get(INVENTORY_KEY, ""),
+        {name: int(count) for name, count in counts.items() if count.isascii() and count.isdecimal()},
+    )
+
+
 class NodeWatch:
     """Follows the Node object for as long as ``run`` runs. A change of the disabled devices sets ``changed``.
 
     ``unreadable`` says why the annotation cannot be read. ``missing``: the API server has no such node. ``inventory``
-    is the annotation with the inventory as the API server has it. ``uid`` is the Node's.
+    is the annotation with the inventory as the API server has it. ``uid`` is the Node's, ``allocatable`` how much of
+    our resources can be allocated on it, by its status; a change of that sets ``counted``.
     """
 
-    def __init__(self, node_name: str, changed: asyncio.Event, publisher: Publisher, counters: Counters) -> None:
+    def __init__(
+        self,
+        node_name: str,
+        changed: asyncio.Event,
+        counted: asyncio.Event,
+        publisher: Publisher,
+        counters: Counters,
+    ) -> None:
         self.read = asyncio.Event()
         """Set once the API server has shown the Node object, or that there is none, or where there is no API server."""
         self.disabled: tuple[int, ...] = ()
@@ -45,8 +74,10 @@ class NodeWatch:
         self.missing = False
         self.inventory = ""
         self.uid = ""
+        self.allocatable: Mapping[str, int] = {}
         self._node_name = node_name
         self._changed = changed
+        self._counted = counted
         self._publisher = publisher
         self._counters = counters
         self._reported: tuple[tuple[int, ...], tuple[int, ...]] = (), ()
@@ -62,13 +93,7 @@ class NodeWatch:
     async def run(self, api: ApiServer) -> None:
         """Follow the Node object until cancelled."""
         scope = Scope(field_selector=f"metadata.name={self._node_name}")
-        reflector = Reflector(
-            api,
-            NODES,
-            lambda node: (node.annotations.get(DISABLE_KEY, ""), node.annotations.get(INVENTORY_KEY, "")),
-            scope=scope,
-            observer=self,
-        )
+        reflector = Reflector(api, NODES, seen_node, scope=scope, observer=self)
         reflector.subscribe(self._see)
         await reflector.run()
 
@@ -114,14 +139,17 @@ class NodeWatch:
         """A list or watch ended."""
         self._counters.watch_restarts[kind, cause] += 1
 
-    def _see(self, uid: str, old: tuple[str, str] | None, new: tuple[str, str] | None) -> None:
+    def _see(self, uid: str, old: SeenNode | None, new: SeenNode | None) -> None:
         """The Node object was added, changed or deleted. What a deleted one said holds until there is another."""
         self.missing = new is None
         if new is None:
             return
-        text, self.inventory = new
+        text, self.inventory = new.disabled, new.inventory
         self.uid = uid
-        if not self.inventory and (old is None or old[1]):  # the Node was created, or somebody removed what we wrote
+        if new.allocatable != self.allocatable:
+            self.allocatable = new.allocatable
+            self._counted.set()
+        if not self.inventory and (old is None or old.inventory):  # it was created, or somebody removed what we wrote
             self._publisher.write_on_node_again()
         if text == self._text:
             return

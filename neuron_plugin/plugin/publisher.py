@@ -14,12 +14,12 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from http import HTTPStatus
 from types import MappingProxyType
 
-from neuron_plugin.allocation import NodeInventory, PodReference, PodUid
+from neuron_plugin.allocation import Assignment, NodeInventory, PodReference, PodUid, Rejection
 from neuron_plugin.allocation.inventory import write_inventory
 from neuron_plugin.allocation.keys import ALLOC_TIME_KEY, INVENTORY_KEY, UNHEALTHY_LABEL
 from neuron_plugin.allocation.resources import format_ids
@@ -28,7 +28,7 @@ from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, ClusterError,
 from neuron_plugin.cluster.api import send
 from neuron_plugin.cluster.writes import create_event, describe_node, describe_pod, report_node_condition, utc_now
 from neuron_plugin.hardware import GENERATIONS
-from neuron_plugin.plugin.snapshot import PodEvent, PodWrite, Snapshot
+from neuron_plugin.plugin.snapshot import PodEvent, Snapshot
 
 logger = logging.getLogger(__name__)
 
@@ -139,6 +139,15 @@ class WriteQueue:
         return True
 
 
+@dataclass(frozen=True, slots=True)
+class _Correction:
+    """What a corrected pod had before the first correction, the latest correction in words, and whether it was told."""
+
+    came_with: Assignment | Rejection | None
+    text: str = ""
+    told: bool = False
+
+
 class Publisher:
     """Brings the API server's objects to what a snapshot says. ``queue`` may be run only while there is a client."""
 
@@ -160,13 +169,13 @@ class Publisher:
         self._on_node: dict[str, ApiRequest] = {}
         self._conditions: dict[str, tuple[bool | None, str, datetime]] = {}
         self._on_pods: dict[PodUid, Mapping[str, str | None]] = {}
+        self._corrections: dict[PodUid, _Correction] = {}
         self._events: OrderedDict[PodEvent, None] = OrderedDict()
         self._unhealthy: Mapping[PodReference, Mapping[int, str]] = {}
         self._labels: dict[PodUid, str | None] = {}
 
-    def publish(self, snapshot: Snapshot) -> list[PodWrite]:
-        """Queue what the API server does not know yet; the writes that correct an assignment."""
-        corrections = []
+    def publish(self, snapshot: Snapshot) -> list[PodEvent]:
+        """Queue what the API server does not know yet; which pods have now got another set than they came with."""
         inventory = snapshot.published_inventory
         if inventory != self._inventory:
             self._inventory = inventory
@@ -181,10 +190,11 @@ class Publisher:
                 pod = write.pod
                 request = describe_pod(namespace=pod.namespace, name=pod.name, uid=pod.uid, annotations=annotations)
                 self.queue.put(_subject("assignment", pod), request)
-                if write.correction:
-                    corrections.append(write)
         self._on_pods = wanted
         self.report(snapshot.events)
+        corrections = self._kept_corrections(snapshot)
+        for event in corrections:
+            self._write_event(event, warning=False)
         self._report_unhealthy(snapshot)
         if self._label_unhealthy:
             before, self._labels = self._labels, {}
@@ -196,6 +206,24 @@ class Publisher:
                     request = describe_pod(namespace=pod.namespace, name=pod.name, uid=pod.uid, labels=labels)
                     self.queue.put(_subject("label", pod), request)
         return corrections
+
+    def _kept_corrections(self, snapshot: Snapshot) -> list[PodEvent]:
+        """Each pod once that keeps another set than it came with: a set may change hands before a pod is served."""
+        pods, events = snapshot.inputs.pods.pods, []
+        for write in snapshot.writes:
+            if write.correction:
+                uid, assigned = write.pod.uid, pods[write.pod.uid].assignment
+                before = self._corrections.get(uid, _Correction(assigned))
+                self._corrections[uid] = replace(before, text=write.correction)
+        self._corrections = {uid: correction for uid, correction in self._corrections.items() if uid in pods}
+        for uid, correction in self._corrections.items():
+            pod, came_with = pods[uid], correction.came_with
+            if correction.told or not (isinstance(pod.assignment, Assignment) and pod.assignment.allocated):
+                continue
+            self._corrections[uid] = replace(correction, told=True)
+            if not isinstance(came_with, Assignment) or came_with.containers != pod.assignment.containers:
+                events.append(PodEvent(pod.reference, "AssignmentCorrected", correction.text))
+        return events
 
     def _report_unhealthy(self, snapshot: Snapshot) -> None:
         """Write on each pod, once, which of its devices have become unhealthy or healthy again.

@@ -145,6 +145,13 @@ class PluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         float,
         Meta(ge=0, le=600, description="how long devices of a deleted pod rest where its cgroup cannot be seen"),
     ] = 30.0
+    report_unhealthy_in_use: Annotated[
+        bool,
+        Meta(
+            description="show the kubelet a broken device as unhealthy also while a pod has it; kube-scheduler then "
+            "counts it twice"
+        ),
+    ] = False
     numa_hints: Annotated[
         bool, Meta(description="advertise each device's NUMA node; the kubelet then may choose without asking")
     ] = False

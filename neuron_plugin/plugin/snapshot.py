@@ -33,6 +33,7 @@ from neuron_plugin.allocation.narrowing import constraint_not_kept, device_facts
 from neuron_plugin.allocation.placement import assignment_of, is_constrained, why_not
 from neuron_plugin.allocation.pod import assigned_allocations, mask_union
 from neuron_plugin.allocation.rejection import set_kind
+from neuron_plugin.allocation.resources import format_ids
 from neuron_plugin.kubelet import AdvertisedDevice
 from neuron_plugin.plugin.inputs import (
     LISTED_SECONDS,
@@ -102,7 +103,13 @@ def settle(inputs: Inputs, populated: Mapping[PodUid, bool | None], hold_down_se
         )
     if not over and len(pending) == len(inputs.pending) and len(hold_downs) == len(inputs.hold_downs):
         return inputs
-    return replace(inputs, recorded=inputs.recorded.without(over), pending=pending, hold_downs=tuple(hold_downs))
+    return replace(
+        inputs,
+        recorded=inputs.recorded.without(over),
+        pending=pending,
+        hold_downs=tuple(hold_downs),
+        doubted=inputs.doubted - ended.keys(),
+    )
 
 
 def with_lost_records(inputs: Inputs) -> Inputs:
@@ -245,6 +252,11 @@ class Snapshot:
         by_hand = mask & self.inventory.disabled_mask
         return tuple(dict.fromkeys([DISABLED_REASON] * bool(by_hand) + reasons))
 
+    def broken_text(self, mask: int) -> str:
+        """Which devices of ``mask`` are broken, and why; empty if none is."""
+        touched, reasons = self.inventory.geometry.devices_touched(CoreMask(mask)), self.inventory.unhealthy
+        return "; ".join(f"device {device}: {reasons[device]}" for device in touched if device in reasons)
+
     @cached_property
     def free_mask(self) -> CoreMask:
         """Offered cores that no pod has, no assignment waits for and no pod was promised."""
@@ -333,17 +345,27 @@ class Snapshot:
                 recorded_later, given_later = recorded_later | allocation.kubelet_mask, given_later | allocation.mask
         return CoreMask(recorded & ~recorded_later), CoreMask(given & ~given_later)
 
-    def advertised(self, resource: Resource, numa_nodes: Sequence[int] = ()) -> tuple[AdvertisedDevice, ...]:
+    def advertised(
+        self, resource: Resource, numa_nodes: Sequence[int] = (), *, unhealthy_in_use: bool = False
+    ) -> tuple[AdvertisedDevice, ...]:
         """The ids of one resource as the kubelet should see them.
 
-        What is in use under this same name stays healthy: the kubelet counts that itself, and the health of a pod's
-        devices shows in the pod's status. What is in use under another name, disabled or held down, is unhealthy.
+        What is in use under this same name stays healthy: the kubelet counts that itself. What is in use under another
+        name, broken, disabled or held down, is unhealthy.
+
+        A broken or disabled device stays healthy, too, while a pod has it under this name that shows no end: else
+        allocatable lacks the device, and kube-scheduler takes the pod's request off as well. From the first sign of an
+        end on it is unhealthy. A kubelet frees what a pod has before any watch shows the end, and writes the node's
+        status up to 10 s later. With ``unhealthy_in_use`` a broken device is unhealthy at once.
         """
         geometry, unit = self.inventory.geometry, resource.unit
-        counted = 0
+        counted = lasting = 0
         for allocation in self.ledger.allocations:
-            counted |= allocation.kubelet_mask if allocation.resource is resource else 0
-        used, kept_back = self.ledger.used_mask & ~counted, self.inventory.disabled_mask & ~counted
+            mask = allocation.kubelet_mask if allocation.resource is resource else NO_CORES
+            counted |= mask
+            lasting |= NO_CORES if self._may_end(allocation.pod) else mask
+        used, kept_back = self.ledger.used_mask & ~counted, self.inventory.disabled_mask & ~lasting
+        kept_healthy = NO_CORES if unhealthy_in_use else lasting
         for hold_down in self.inputs.advertised_hold_downs:
             kept_back |= hold_down.mask & ~counted
         per_device = geometry.cores_per_device if unit is Unit.CORE else 1
@@ -352,7 +374,7 @@ class Snapshot:
             owner = number // per_device
             if owner not in listed:
                 continue
-            reason = self.inventory.unhealthy.get(owner, "")
+            reason = "" if mask & kept_healthy else self.inventory.unhealthy.get(owner, "")
             if not reason and mask & used:
                 allocation = self.ledger.overlapping(mask & used)[0]
                 how = f"by claim {allocation.claim}" if allocation.claim else f"as {allocation.resource.value}"
@@ -421,6 +443,8 @@ class Snapshot:
                     events.append(PodEvent(pod.reference, "InvalidNeuronConstraint", str(constraints)))
                 elif text := constraint_not_kept(geometry, pod.requests, self.device_facts, has):
                     events.append(PodEvent(pod.reference, "ConstraintNotKept", text))
+            if pod.privileged and pod.started and (text := self._sees_more_text(pod)):
+                events.append(PodEvent(pod.reference, "PrivilegedContainer", text))
         for entry in self.inputs.recorded.entries.values():
             if entry.key.claim or (known := self.inputs.pods.by_kubelet_uid.get(entry.key.uid)) is None:
                 continue
@@ -435,9 +459,6 @@ class Snapshot:
                 what = f"{resource} ids {ids} of container {allocation.container}"
                 text = f"{what} are not {set_kind(geometry, unit)}: {why}"
                 events.append(PodEvent(known.reference, "UnlinkedDevices", text))
-        events += [
-            PodEvent(write.pod, "AssignmentCorrected", write.correction) for write in self.writes if write.correction
-        ]
         return tuple(events)
 
     @cached_property
@@ -471,6 +492,24 @@ class Snapshot:
         return why_not(geometry, mask, resource.unit, len(ids)).text
 
     # What the above is made of.
+
+    def _may_end(self, pod: PodReference) -> bool:
+        """Whether the kubelet may soon give to others what a pod has."""
+        known = self.inputs.pods.pods.get(pod.uid)
+        return self.inputs.kubelet_uid(pod) in self.inputs.doubted or (known is not None and known.ending)
+
+    def _sees_more_text(self, pod: NeuronPod) -> str:
+        """Which privileged containers of a pod see devices that are not the pod's; empty if none does."""
+        has, claims = self.ledger.of(pod.uid), {claim.claim: claim.users for claim in pod.claims}
+        users = {name for one in has for name, _ in claims.get(one.claim, ()) or ((one.container, ""),)}
+        names = [name for name in pod.privileged if name in users]
+        devices = self.inventory.geometry.devices_touched(self.ledger.mask_of(pod.uid))
+        if not names or set(self.inventory.present) <= set(devices):
+            return ""
+        return (
+            f"container {', '.join(names)} is privileged: it sees every Neuron device of the node, and only "
+            f"{format_ids(devices)} of them are the pod's"
+        )
 
     def _usable_assignment(self, pod: NeuronPod) -> tuple[Allocation, ...]:
         """The sets that an unserved pod is to get; empty without any.

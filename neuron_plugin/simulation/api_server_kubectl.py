@@ -8,7 +8,7 @@ of that the messages are read that they send.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -233,6 +233,19 @@ _COLUMNS = {
 }
 
 
+def _tainted(devices: Collection[AnyJson]) -> str:
+    """Which devices have taints, and why: by a taint's value, or the name in its key. ``all`` stands for every device.
+
+    The placement controller's taint is on each: kube-scheduler allocates none then.
+    """
+    tainted: dict[str, list[str]] = {}
+    for device in devices:
+        for taint in device.get("taints") or ():
+            tainted.setdefault(taint.get("value") or taint["key"].rpartition("/")[2], []).append(device["name"])
+    shown = {why: ["all"] if len(names) == len(devices) > 1 else names for why, names in tainted.items()}
+    return ",".join(f"{name}={why}" for why, names in shown.items() for name in names)
+
+
 def _used(pods: Iterable[AnyJson]) -> Counter[tuple[str, str]]:
     """How much pods ask for, by node and resource, as kube-scheduler counts it."""
     used: Counter[tuple[str, str]] = Counter()
@@ -280,12 +293,8 @@ def _cells(kind: ServedKind, record: AnyJson, used: Counter[tuple[str, str]]) ->
         results = (status.get("allocation") or {}).get("devices", {}).get("results") or ()
         return [name, claim_state(record), ",".join(result["device"] for result in results), claim_node(record), aged]
     if kind is RESOURCE_SLICES:
-        devices = spec.get("devices") or ()
-        tainted = [
-            f"{device['name']}={taint.get('value', '')}" for device in devices for taint in device.get("taints") or ()
-        ]
-        pool = (spec.get("pool") or {}).get("name", "")
-        counts = [str(len(devices)), ",".join(tainted)]
+        pool, devices = (spec.get("pool") or {}).get("name", ""), spec.get("devices") or ()
+        counts = [str(len(devices)), _tainted(devices)]
         return [name, spec.get("nodeName", ""), spec.get("driver", ""), pool, *counts, aged]
     if kind is DEVICE_CLASSES:
         return [name, " && ".join(selector["cel"]["expression"] for selector in spec.get("selectors") or ()), aged]

@@ -41,7 +41,8 @@ STORAGE |= {rule for kind in ("storageclasses", "csinodes", "csidrivers") for ru
 CLUSTER_WIDE = {
     "neuron-plugin": follows("pods")
     | follows("nodes")
-    | {("", "pods/status", "patch", ""), ("", "nodes", "get", ""), ("", "nodes", "patch", "")}
+    | {("", "pods/status", "patch", ""), ("", "nodes", "get", "")}
+    | {("", "nodes", "patch", ""), ("", "nodes/status", "patch", "")}
     | EVENTS,
     "neuron-plugin-extender": follows("pods")
     | follows("nodes")
@@ -157,9 +158,11 @@ def test_every_pod_uses_an_account_of_the_chart(name: str) -> None:
     assert {pod["spec"]["serviceAccountName"] for pod in pods} == set(of_kind(name, "ServiceAccount"))
 
 
-def test_p81_the_status_of_nodes_is_written_only_for_a_condition_that_is_asked_for() -> None:
-    (asked,) = of_kind("health", "ClusterRole").values()
-    assert rules(asked) == CLUSTER_WIDE["neuron-plugin"] | {("", "nodes/status", "patch", "")}
+def test_p81_the_status_of_nodes_is_written_by_a_plugin_that_counts_devices_or_keeps_a_condition() -> None:
+    (counts,) = of_kind("device-plugin", "ClusterRole").values()
+    by_claims = of_kind("dra-everywhere", "ClusterRole")["neuron-plugin"]
+    assert ("", "nodes/status", "patch", "") in rules(counts)
+    assert ("", "nodes/status", "patch", "") not in rules(by_claims)
 
 
 def test_openshift_allows_the_capabilities_that_the_container_asks_for() -> None:

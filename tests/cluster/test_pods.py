@@ -295,3 +295,101 @@ def test_the_latest_run_of_a_container_is_read(status: dict[str, Any], run: Cont
     manifest = pod_manifest("pod", Resource.NEURON, 1)
     decoded = neuron_pod(PODS.decode(msgspec.json.encode({**manifest, "status": {"containerStatuses": [status]}})))
     assert decoded.runs == ((run,) if run else ())
+
+
+REQUESTED: dict[str, Json] = {
+    "deleted": {"metadata": {"deletionTimestamp": "2026-11-26T08:00:03Z"}},
+    "evicted by the API": {
+        "conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}]
+    },
+    "evicted by the kubelet": {"phase": "Failed", "reason": "Evicted"},
+    "node shut down": {"phase": "Failed", "reason": "Terminated"},
+    "preempted by the kubelet": {"phase": "Failed", "reason": "Preempting"},
+    "out of time": {"phase": "Failed", "reason": "DeadlineExceeded"},
+}
+
+
+@pytest.mark.parametrize("how", REQUESTED)
+def test_a_container_whose_end_was_requested_has_not_failed(how: str) -> None:
+    manifest, change = pod_manifest("pod", Resource.NEURON, 1), dict(REQUESTED[how])
+    manifest["metadata"] |= change.pop("metadata", {})
+    killed = status_of(state=ended(137))
+    (run,) = neuron_pod(
+        PODS.decode(msgspec.json.encode({**manifest, "status": {"containerStatuses": [killed], **change}}))
+    ).runs
+    assert run == ContainerRun("main", STARTED, STARTED + 4)
+
+
+def test_a_disruption_that_did_not_come_requests_no_end() -> None:
+    over = {"conditions": [{"type": "DisruptionTarget", "status": "False"}]}
+    status = {"phase": "Running", "containerStatuses": [status_of(state=ended())], **over}
+    manifest = pod_manifest("pod", Resource.NEURON, 1)
+    assert neuron_pod(PODS.decode(msgspec.json.encode({**manifest, "status": status}))).runs[0].failed
+
+
+@pytest.mark.parametrize(
+    ("sidecar_end", "app", "fails"),
+    [
+        ("2026-11-26T08:00:04Z", ended(0, "Completed"), False),
+        ("2026-11-26T08:00:04Z", ended(1), False),
+        ("2026-11-26T08:00:03Z", ended(0, "Completed"), True),
+        ("2026-11-26T08:00:04Z", {"running": {"startedAt": START}}, True),
+        ("2026-11-26T08:00:04Z", {"waiting": {"reason": "PodInitializing"}}, True),
+    ],
+)
+def test_a_sidecar_that_the_kubelet_ends_after_the_other_containers_has_not_failed(
+    sidecar_end: str, app: Json, *, fails: bool
+) -> None:
+    manifest = pod_manifest("pod", Resource.NEURON, 1)
+    manifest["spec"]["initContainers"] = [{"name": "sidecar", "restartPolicy": "Always"}]
+    end = {**ended(137)["terminated"], "finishedAt": sidecar_end}
+    status = {
+        "containerStatuses": [status_of(state=app)],
+        "initContainerStatuses": [{"name": "sidecar", "state": {"terminated": end}}],
+    }
+    runs = neuron_pod(PODS.decode(msgspec.json.encode({**manifest, "status": status}))).runs
+    assert {run.container: run.failed for run in runs}["sidecar"] is fails
+    assert {run.container: run.failed for run in runs}.get("main", False) is (app == ended(1)), "its own failure stays"
+
+
+@pytest.mark.parametrize(
+    ("policy", "end", "ending"),
+    [
+        ("Always", ended(0, "Completed"), False),
+        ("OnFailure", ended(1), False),
+        ("OnFailure", ended(0, "Completed"), True),
+        ("Never", ended(1), True),
+        ("Never", {"running": {"startedAt": START}}, False),
+        ("Never", {"waiting": {}}, False),
+    ],
+)
+def test_a_pod_begins_to_end_with_the_first_container_that_is_not_started_again(
+    policy: str, end: Json, *, ending: bool
+) -> None:
+    manifest = pod_manifest("pod", Resource.NEURON, 1)
+    manifest["spec"] |= {"restartPolicy": policy}
+    status = {"phase": "Running", "containerStatuses": [status_of(state=end), {"name": "other"}]}
+    wire_pod = PODS.decode(msgspec.json.encode({**manifest, "status": status}))
+    assert neuron_pod(wire_pod).ending is ending
+    assert neuron_pod(wire_pod, progress=False).ending is False
+    manifest["spec"]["containers"][0] |= {"restartPolicy": "Always"}
+    own = PODS.decode(msgspec.json.encode({**manifest, "status": status}))
+    assert neuron_pod(own).ending is False, "the container's own policy comes first"
+
+
+@pytest.mark.parametrize("how", REQUESTED)
+def test_a_pod_begins_to_end_when_its_end_is_requested(how: str) -> None:
+    manifest, change = pod_manifest("pod", Resource.NEURON, 1), dict(REQUESTED[how])
+    manifest["metadata"] |= change.pop("metadata", {})
+    running = {"containerStatuses": [status_of(state={"running": {"startedAt": START}})]}
+    assert neuron_pod(PODS.decode(msgspec.json.encode({**manifest, "status": running | change}))).ending
+
+
+def test_the_containers_that_run_privileged_are_read() -> None:
+    manifest = pod_manifest("pod", Resource.NEURON, 1)
+    contexts: tuple[Json, ...] = ({}, {"securityContext": {}}, {"securityContext": {"privileged": True}})
+    manifest["spec"]["containers"] = [{"name": f"c{number}", **context} for number, context in enumerate(contexts)]
+    manifest["spec"]["initContainers"] = [{"name": "init", "securityContext": {"privileged": True}}]
+    wire_pod = PODS.decode(msgspec.json.encode(manifest))
+    assert neuron_pod(wire_pod).privileged == ("init", "c2")
+    assert neuron_pod(wire_pod, progress=False).privileged == ()

@@ -34,6 +34,7 @@ from neuron_plugin.allocation import NeuronPod
 from neuron_plugin.allocation.keys import GATE, NODE_KEY, POD_UID_KEY
 from neuron_plugin.cluster import ApiError, ApiRequest, Pod
 from neuron_plugin.cluster.pods import neuron_pod
+from neuron_plugin.cluster.writes import limit_allocatable
 from neuron_plugin.http_server import serving
 from neuron_plugin.placement.gates import writes
 from neuron_plugin.placement.gates.webhook import application
@@ -47,7 +48,7 @@ RBAC = "/apis/rbac.authorization.k8s.io/v1"
 ACCOUNTS = ("neuron-plugin", "neuron-plugin-extender", "editor", "ungater", "neuron-plugin-ungate-all")
 BINDER = [{"apiGroups": [""], "resources": ["pods/binding"], "verbs": ["create"]}]
 """What the placement controller may do where a scheduler asks it, too."""
-JUDGED = ("gates", "copies", "placement", "bindings", "ungate", "decisions", "own-pods")
+JUDGED = ("gates", "copies", "placement", "bindings", "ungate", "decisions", "own-pods", "own-node")
 PLACED = {"NEURON_DEVS": "0-3", "NEURON_ALLOC_TIME": "1", "NEURON_ALLOCATED": "false", NODE_KEY: "n1", POD_UID_KEY: "u"}
 
 
@@ -199,14 +200,15 @@ async def webhook(run: Cluster, selected: Body) -> AsyncIterator[None]:
         yield
 
 
-async def grant(admin: Server, namespace: str, account: str, role: str) -> None:
-    """Let an account of the run do in the run's namespace what a ClusterRole says."""
+async def grant(admin: Server, namespace: str, account: str, role: str, *, everywhere: bool = False) -> None:
+    """Let an account of the run do what a ClusterRole says, in the run's namespace unless ``everywhere``."""
     binding = {
         "metadata": {"generateName": "np-"},
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
         "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": namespace}],
     }
-    await admin.make(f"{RBAC}/namespaces/{namespace}/rolebindings", binding)
+    where = "clusterrolebindings" if everywhere else f"namespaces/{namespace}/rolebindings"
+    await admin.make(f"{RBAC}/{where}", binding)
 
 
 async def all_in_force(run: Cluster) -> None:
@@ -581,6 +583,34 @@ async def test_the_plugin_corrects_pods_of_its_own_node_only(cluster: Cluster) -
         daemon = await cluster.admin.make(cluster.pods, described(spec))
         plugin = await cluster.admin.as_account(cluster.namespace, "neuron-plugin", cluster.kubeconfig, daemon)
         assert (await plugin.why_not("PATCH", f"{path}/status", own) == "") is may
+
+
+async def test_the_plugin_lowers_counts_of_its_own_node_only(cluster: Cluster) -> None:
+    counts = {NEURON: "16", CORE: "32", "cpu": "8", "pods": "110"}
+    made: Body = {"metadata": {"generateName": "np-"}, "spec": {"unschedulable": True}}
+    node = await cluster.admin.make("/api/v1/nodes", made)
+    name = node["metadata"]["name"]
+    mine = f"/api/v1/nodes/{name}/status"
+    await cluster.admin.ask("PATCH", mine, {"status": {"capacity": counts, "allocatable": counts}})
+    spec = {**pod({"cpu": "1"}), "nodeName": name, "serviceAccountName": "neuron-plugin"}
+    daemon = await cluster.admin.make(cluster.pods, described(spec))
+    plugin = await cluster.admin.as_account(cluster.namespace, "neuron-plugin", cluster.kubeconfig, daemon)
+    stranger = await cluster.admin.make(cluster.pods, described({**spec, "nodeName": "n2"}))
+    elsewhere = await cluster.admin.as_account(cluster.namespace, "neuron-plugin", cluster.kubeconfig, stranger)
+    role = f"neuron-plugin-clusterrole-{cluster.admin.run}"
+    await grant(cluster.admin, cluster.namespace, "neuron-plugin", role, everywhere=True)
+    lower = {NEURON: 15, CORE: 30}
+    assert "its own node only" in await elsewhere.why_not("PATCH", mine, limit_allocatable(name, lower).body)
+    await plugin.send(limit_allocatable(name, lower))
+    for changed in ({"allocatable": {NEURON: "16"}}, {"allocatable": {"cpu": "7"}}, {"allocatable": {CORE: None}}):
+        assert "may lower what can be allocated of Neuron" in await plugin.why_not("PATCH", mine, {"status": changed})
+    assert "nothing but conditions and allocatable" in await plugin.why_not(
+        "PATCH", mine, {"status": {"capacity": {NEURON: "15"}}}
+    )
+    ready = {"type": "Ready", "status": "False"}
+    assert "may change no condition" in await plugin.why_not("PATCH", mine, {"status": {"conditions": [ready]}})
+    found = await cluster.admin.ask("GET", f"/api/v1/nodes/{name}")
+    assert found["status"]["allocatable"] == counts | {NEURON: "15", CORE: "30"}
 
 
 async def test_a_copy_of_a_placed_pod_waits_for_a_place_of_its_own(cluster: Cluster) -> None:

@@ -20,7 +20,17 @@ from tests.conformance.node import (
     PodView,
     until,
 )
-from tests.conformance.steps import asking, held, is_confirmed, is_running, reaches, runs, shows, start_offering
+from tests.conformance.steps import (
+    asking,
+    held,
+    is_confirmed,
+    is_gone,
+    is_running,
+    reaches,
+    runs,
+    shows,
+    start_offering,
+)
 
 
 def fail(node: Node, devices: Iterable[int]) -> None:
@@ -55,8 +65,88 @@ async def test_p76_allocatable_follows_several_devices_and_capacity_stays(node: 
     await shows(node, DEVICES)
 
 
-async def test_p67_a_running_pod_goes_on_while_its_device_is_unhealthy(node: Node) -> None:
+async def breaks_beneath(node: Node, name: str) -> str:
+    """One of a pod's devices fails; when the plugin knows. A device that no pod has shows that: it is not counted."""
+    ids = (await held(node, name))["app"]
+    free = next(device for device in range(DEVICES) if str(device) not in ids)
+    fail(node, [int(ids[0]), free])
+    await shows(node, DEVICES - 1)
+    recover(node, [free])
+    await shows(node, DEVICES)
+    return ids[0]
+
+
+async def test_a_device_that_breaks_beneath_a_pod_is_counted_once_and_given_to_nobody_else(node: Node) -> None:
+    """Half of the node is free, so a pod for half of it fits: kube-scheduler goes by these counts."""
     await start_offering(node)
+    before = await runs(node, asking("holder", DEVICES // 2))
+    broken = await breaks_beneath(node, "holder")
+    await runs(node, asking("other", DEVICES // 2))
+    assert broken not in (await held(node, "other"))["app"]
+    after = await is_running(node, "holder")
+    assert (after.uid, after.containers["app"].starts) == (before.uid, 1)
+    await node.delete("holder")
+    await is_gone(node, "holder")
+    await shows(node, DEVICES - 1)
+    await node.delete("other")
+    await is_gone(node, "other")
+    await runs(node, asking("rest", DEVICES - 1))
+    assert broken not in (await held(node, "rest"))["app"]
+    recover(node, [int(broken)])
+    await shows(node, DEVICES)
+
+
+async def test_a_broken_device_goes_to_nobody_when_its_pod_ends_by_itself(node: Node) -> None:
+    """A real container runs for two seconds; the kubelet frees its devices before the API server shows the end."""
+    await start_offering(node)
+    await node.create(asking("holder", DEVICES // 2, exits=0))
+    await until(node, lambda: has_started(node, "holder"), "the start of pod holder")
+    fail(node, [0])
+    await reaches(node, "holder", "Succeeded")
+    await until(node, lambda: is_counted_out(node), "what the kubelet no longer offers")
+    await node.create(asking("all", DEVICES))
+    assert (await reaches(node, "all", "Failed")).reason == "UnexpectedAdmissionError"
+    await shows(node, DEVICES - 1)
+    await runs(node, asking("rest", DEVICES - 1))
+    assert "0" not in (await held(node, "rest"))["app"]
+
+
+async def is_counted_out(node: Node) -> bool:
+    """Whether the kubelet itself, before the Node object, has one device less to give."""
+    return len((await node.pod_resources.allocatable()).get(NEURON, ())) < DEVICES
+
+
+async def test_a_broken_device_stays_its_pods_over_a_kubelet_restart_in_which_the_container_died(node: Node) -> None:
+    node.require(Ability.STOP_KUBELET)
+    await start_offering(node)
+    before = await runs(node, asking("holder", DEVICES // 2))
+    broken = await breaks_beneath(node, "holder")
+    await node.stop_kubelet()
+    await node.end_containers("holder")
+    await node.start_kubelet()
+    after = await is_running(node, "holder", starts=2)
+    assert after.uid == before.uid
+    await shows(node, DEVICES)
+    await runs(node, asking("other", DEVICES // 2))
+    assert broken not in (await held(node, "other"))["app"]
+
+
+async def test_a_broken_device_goes_to_nobody_when_its_pod_is_deleted_while_the_kubelet_is_down(node: Node) -> None:
+    node.require(Ability.STOP_KUBELET)
+    await start_offering(node)
+    await runs(node, asking("holder", DEVICES // 2))
+    broken = await breaks_beneath(node, "holder")
+    await node.stop_kubelet()
+    await node.delete("holder")
+    await node.start_kubelet()
+    await is_gone(node, "holder")
+    await shows(node, DEVICES - 1)
+    await runs(node, asking("rest", DEVICES - 1))
+    assert broken not in (await held(node, "rest"))["app"]
+
+
+async def test_p67_a_running_pod_goes_on_while_its_device_is_unhealthy(node: Node) -> None:
+    await start_offering(node, report_unhealthy_in_use=True)
     before = await runs(node, asking("one"))
     (device,) = (await held(node, "one"))["app"]
     fail(node, [int(device)])
@@ -68,7 +158,7 @@ async def test_p67_a_running_pod_goes_on_while_its_device_is_unhealthy(node: Nod
 
 
 async def test_p67_a_container_may_restart_on_an_unhealthy_device(node: Node) -> None:
-    await start_offering(node)
+    await start_offering(node, report_unhealthy_in_use=True)
     await runs(node, asking("one"))
     holdings = await held(node, "one")
     fail(node, map(int, holdings["app"]))
@@ -146,7 +236,7 @@ async def has_started(node: Node, name: str) -> bool:
 
 
 async def test_p71_a_pods_status_shows_the_health_of_its_device(node: Node) -> None:
-    await start_offering(node)
+    await start_offering(node, report_unhealthy_in_use=True)
     await runs(node, asking("one"))
     await health_becomes(node, "one", "Healthy")
     (device,) = (await held(node, "one"))["app"]
@@ -158,7 +248,7 @@ async def test_p71_a_pods_status_shows_the_health_of_its_device(node: Node) -> N
 
 async def test_p71_a_failed_pods_status_shows_it_too(node: Node) -> None:
     """The device fails while the container runs: the kubelet tells nothing more of a pod that it has cleared away."""
-    await start_offering(node)
+    await start_offering(node, report_unhealthy_in_use=True)
     await node.create(asking("broken", DEVICES, exits=1))
     await until(node, lambda: has_started(node, "broken"), "the start of pod broken")
     fail(node, range(DEVICES))
@@ -207,7 +297,7 @@ async def test_p60_where_cgroups_cannot_be_seen_a_hold_down_ends_by_time(
 
 
 async def test_p77_a_resize_of_a_pod_whose_device_died_is_not_granted_and_changes_nothing(node: Node) -> None:
-    await start_offering(node)
+    await start_offering(node, report_unhealthy_in_use=True)
     before = await runs(node, PodSpec("one", (ContainerSpec("app", {NEURON: 1}, compute={"cpu": "10m"}),)))
     holdings = await held(node, "one")
     fail(node, map(int, holdings["app"]))

@@ -116,17 +116,19 @@ async def test_p57_devices_held_as_cores_are_not_offered_as_devices(node: Node) 
     await shows(node, DEVICES)
 
 
-async def test_p46_an_app_container_smaller_than_its_init_container_gets_the_decided_part_of_what_that_had(
+async def test_p46_an_app_container_smaller_than_its_init_container_gets_what_was_drawn_or_its_decided_part(
     node: Node,
 ) -> None:
-    """The kubelet draws it a random part, and asks nobody."""
+    """The kubelet draws it a random part, and asks nobody. PodResources tells the truth where that part is linked."""
     await start_offering(node)
     containers = (ContainerSpec("init", {NEURON: 4}, ContainerKind.INIT), ContainerSpec("app", {NEURON: 2}))
     decision = {"NEURON_DEVS": "1,2,3,4|3,4", "NEURON_ALLOC_TIME": "1", "NEURON_ALLOCATED": "false"}
     view = await runs(node, PodSpec("two", containers, decision))
     assert received(view, "init").nodes == ("neuron0", "neuron1", "neuron2", "neuron3")
     assert received(view).nodes == ("neuron0", "neuron1")
-    assert (await is_confirmed(node, "two")).annotations["NEURON_DEVS"] == decision["NEURON_DEVS"]
+    first, second = map(int, (await held(node, "two"))["app"])
+    given = f"{first},{second}" if second == first + 1 else "3,4"
+    assert (await is_confirmed(node, "two")).annotations["NEURON_DEVS"] == f"1,2,3,4|{given}"
     await runs(node, asking("others", DEVICES - 4))
 
 

@@ -10,6 +10,8 @@ created with ``dryRun``, so nothing is left but what is deleted in the end.
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import json
 import secrets
 from collections.abc import AsyncIterator, Mapping
@@ -28,6 +30,7 @@ from tests.conformance.policy_server import CORE, DEVICE, LABEL, NEURON, Body, S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 JUDGED = ("neuron-plugin-requests", "neuron-plugin-annotations", "neuron-plugin-pod-defaults")
+WARNS = "neuron-plugin-privileged"
 """The policies that are tried, as the rendering ``pod-defaults`` names them."""
 OPT_OUT = f"{PREFIX}pod-defaults"
 PODS = "/api/v1/namespaces/default/pods"
@@ -203,6 +206,40 @@ async def test_a_container_that_cannot_share_a_device_is_refused(server: Server,
         server, spec, {SAME_DEVICE_KEY: text}
     )
     assert await refused(server, spec, {SAME_DEVICE_KEY: "i, c0"}) == ""
+
+
+def privileged(*limits: dict[str, str], init: dict[str, str] | None = None) -> Body:
+    spec = pod(*limits, initContainers=[{"name": "i", "image": "none", "resources": {"limits": init or {}}}])
+    spec["initContainers"][0]["securityContext"] = spec["containers"][0]["securityContext"] = {"privileged": True}
+    return spec
+
+
+async def test_a_privileged_container_that_asks_for_neuron_is_warned_of_and_admitted(server: Server) -> None:
+    """Only ``kubectl`` shows a warning. So the words are those of the same policy, bound to refuse."""
+    words = "is privileged: it sees every Neuron device of its node"
+    policy, binding = (each for each in manifests("pod-defaults") if each["metadata"]["name"] == WARNS)
+    assert binding["spec"]["validationActions"] == ["Warn"]
+    await server.apply([policy, binding], {"objectSelector": {"matchLabels": {LABEL: server.run}}})
+    refusing = f"{server.run}-refusing"
+    strict = copy.deepcopy([policy, binding])
+    for each in strict:
+        each["metadata"]["name"] += "-refusing"
+    strict[1]["spec"] |= {"validationActions": ["Deny"], "policyName": f"{WARNS}-refusing"}
+    await server.apply(strict, {"objectSelector": {"matchLabels": {LABEL: refusing}}})
+
+    async def why_not(spec: Body) -> str:
+        body = labelled(server, spec)
+        body["metadata"]["labels"][LABEL] = refusing
+        return await server.why_not("POST", PODS, body)
+
+    async with asyncio.timeout(30):
+        while not await why_not(privileged({NEURON: "1"})):
+            await asyncio.sleep(0.2)
+    assert f"container c0 {words}" in await why_not(privileged({CORE: "2"}))
+    assert f"container i {words}" in await why_not(privileged({}, init={DEVICE: "1"}))
+    for spec in (privileged({"cpu": "1"}, {NEURON: "1"}), pod({NEURON: "1"})):
+        assert await why_not(spec) == ""
+    assert await refused(server, privileged({NEURON: "1"})) == ""
 
 
 @pytest.mark.parametrize(

@@ -128,6 +128,7 @@ class Plugin:
             if life.kubelet.file.fault and not pod.initialized and len(pod.containers) > 1:
                 pod.unseen = True  # PodResources does not list what plain init containers have
         node.advertise()
+        asyncio.get_running_loop().call_later(chance.random(), node.orders_known.set)  # once the Node object was read
         kubelet, registered_with = life.kubelet.process, -1
         while True:
             life.kubelet.started.clear()
@@ -163,7 +164,7 @@ class Life:
         self.inventory = self._healthy_inventory()
         self.api = LifeApi(self.chance, self.note, mode.lag_seconds)
         numa = frozenset({0}) if mode.numa else None
-        self.kubelet = Kubelet(self.chance, self.api, self.note, self.check, self._readmitted, self._rejected, numa)
+        self.kubelet = Kubelet(self.chance, self.api, self.note, self._gave, self._readmitted, self._rejected, numa)
         self.kubelet.inventory = lambda: self.inventory
         self.plugin: Plugin | None = None
         self.violations: list[BaseException] = []
@@ -172,6 +173,7 @@ class Life:
         self._hidden_until = float("-inf")
         self._freed: deque[tuple[float, int]] = deque()
         self._disabled_since: dict[int, float] = {}
+        self._broken_since: dict[int, float] = {}
         self._numbers = 0
         if mode.inotify:
             self.kubelet.file.written = lambda: self._look_at(self.chance.random() * 0.005)
@@ -230,6 +232,10 @@ class Life:
                 self.plugin.node.look_at_checkpoint()
 
         self._loop.call_later(delay, look)
+
+    def _gave(self) -> None:
+        self.seen["given"] += 1
+        self.check()
 
     def _readmitted(self, pod: LifePod) -> None:
         """The kubelet has admitted a pod from its own record, without asking the plugin.
@@ -302,19 +308,20 @@ class Life:
         self.check()
 
     def check(self) -> None:
-        """No core is in two pods, and none of a disabled device in a new one."""
+        """No core is in two pods, and none of a disabled or broken device in a new one."""
         now, total = asyncio.get_running_loop().time(), 0
         window = 15.0 if self.mode.sees_cgroups else 50.0
         while self._freed and now - self._freed[0][0] > window:
             self._freed.popleft()
-        closed = [device for device, since in self._disabled_since.items() if now - since > 1.0]
+        kept_back = (*self._disabled_since.items(), *self._broken_since.items())
+        closed = {device for device, since in kept_back if now - since > 1.0}
         closed_mask = physical(self.inventory, self.inventory.geometry.devices_mask(closed))
         for pod in self.pods:
             if pod.static and pod.unrecorded and not self.mode.sees_cgroups:
                 pod.unseen = True  # only its cgroup says when it has ended
             mask = pod.mask
             if pod.mask & closed_mask & ~pod.ever_given:
-                self.violations.append(Violation(f"{pod} was given a disabled device: {closed}"))
+                self.violations.append(Violation(f"{pod} was given a disabled or broken device: {closed}"))
             pod.ever_given |= pod.mask_of_all_given
             if mask & total:
                 others = [f"{other} {other.state}" for other in self.pods if other is not pod and other.mask & mask]
@@ -393,17 +400,20 @@ class Life:
         specs = self.containers()
         if not self._fits(specs) and self.chance.random() < 0.95:
             return
-        taken = {pod.reference.name for pod in self.api.pods.values()}
-        name = self.chance.choice([name for name in (f"pod-{n}" for n in range(40)) if name not in taken])
         annotations: dict[str, str] | None = {}
         if self.mode.extender and self.chance.random() < 0.85:
             annotations = self.api.assignment_for(specs)
             if annotations is None:
                 return
+        self._bind(specs, annotations or {})
+
+    def _bind(self, specs: tuple[ContainerSpec, ...], annotations: dict[str, str]) -> None:
+        taken = {pod.reference.name for pod in self.api.pods.values()}
+        name = self.chance.choice([name for name in (f"pod-{n}" for n in range(40)) if name not in taken])
         self._numbers += 1
         pod = LifePod(name, uid_of(f"{name} {self._numbers}"), specs)
         self.pods.append(pod)
-        self.api.put(ApiPod(name, specs, annotations or {}, pod.uid))
+        self.api.put(ApiPod(name, specs, annotations, pod.uid))
         self.note(f"bound {pod} {annotations}")
         self.seen["bound"] += 1
         self._loop.call_later(self.chance.random() * 0.3, self.kubelet.deliver, pod)
@@ -464,13 +474,14 @@ class Life:
             self.note(f"{pod} ends")
             self._stop(pod)
 
-    def _stop(self, pod: LifePod) -> None:
+    def _stop(self, pod: LifePod, shown_after: float = 0.0) -> None:
         if pod.state not in {State.BOUND, State.REJECTED}:
             pod.state = State.STOPPED
         self.kubelet.processes_end(pod)
         if pod.state is State.STOPPED:
             pod.given = {}
-            self.kubelet.report(pod, self.chance.choice(("Succeeded", "Failed")), running=False)
+            phase = self.chance.choice(("Succeeded", "Failed"))
+            self._loop.call_later(shown_after, partial(self.kubelet.report, pod, phase, running=False))
             self._loop.call_later(self.chance.random() * 0.2, self.kubelet.forget, pod)
 
     def remove_ended(self) -> None:
@@ -555,11 +566,10 @@ class Life:
             self.kubelet.manager.forget_pods(self.kubelet.active)
 
     def flip_health(self) -> None:
-        device = self.chance.randrange(self.mode.geometry.device_count)
-        unhealthy = dict(self.inventory.unhealthy)
-        if unhealthy.pop(device, None) is None and len(unhealthy) < 2:
-            unhealthy[device] = "broken"
-        self._see(replace(self.inventory, unhealthy=unhealthy))
+        device, now = self.chance.randrange(self.mode.geometry.device_count), self._loop.time()
+        if self._broken_since.pop(device, None) is None and len(self._broken_since) < 2:
+            self._broken_since[device] = now
+        self._see(replace(self.inventory, unhealthy=dict.fromkeys(self._broken_since, "broken")))
         self.trouble(-CALM_SECONDS / 2)
 
     def flip_disabled(self) -> None:
@@ -709,6 +719,7 @@ class Life:
         self.kubelet.write_fault, self.kubelet.agents_list = "", 0.0
         self._show_file()
         self._disabled_since.clear()
+        self._broken_since.clear()
         self._see(replace(self.inventory, unhealthy={}, disabled=()))
         self._start_kubelet()
         self._start_plugin()
@@ -719,9 +730,51 @@ class Life:
             self._remove_orphaned_mirrors()
             self.check()
 
+    async def break_beneath(self, pod: LifePod) -> None:
+        """A device of a live pod breaks: the kubelet counts it until the pod is deleted, and not from then on.
+
+        Or the pod ends unannounced, and the next pod asks for all that the kubelet takes for free.
+        """
+        plugin, manager = self.plugin, self.kubelet.manager
+        entries = [entry for entry in manager.entries() if entry.pod_uid == pod.uid and entry.ids]
+        if plugin is None or plugin.node.snapshot is None or not entries:
+            return
+        entry = self.chance.choice(entries)
+        number, unit = int(self.chance.choice(sorted(entry.ids))), Resource(entry.resource).unit
+        per_device = self.inventory.geometry.cores_per_device if unit is Unit.CORE else 1
+        self._broken_since[number // per_device] = self._loop.time()
+        self.note(f"{entry.resource} {number} breaks beneath {pod}")
+        self._see(replace(self.inventory, unhealthy={number // per_device: "broken"}))
+        await asyncio.sleep(1)
+        doubted = PodUid(pod.uid) in plugin.node.snapshot.inputs.doubted
+        if not doubted and str(number) not in manager.healthy(entry.resource):
+            raise Violation(f"{entry.resource} {number} of {pod} is counted twice")
+        self.seen["broken and counted"] += not doubted
+        if self.chance.random() < 0.5:
+            taken = {each for other in manager.entries() if other.pod_uid != pod.uid for each in other.ids}
+            count = len(manager.healthy(entry.resource) - taken)
+            self._stop(pod, shown_after=self.chance.choice((0.0, 1.0, 5.0)))
+            await asyncio.sleep(self.chance.random() * 0.3)
+            if count:
+                self._bind((ContainerSpec("app", ContainerKind.APP, {entry.resource: str(count)}),), {})
+            return
+        if self.mode.cluster and not pod.static and pod.uid in self.api.pods:
+            pod.leaving = True
+            self.api.delete_pod("default", pod.name)
+            await asyncio.sleep(10 * (self.mode.lag_seconds + 0.1))
+            if str(number) in manager.healthy(entry.resource):
+                raise Violation(f"{entry.resource} {number} of {pod} is still counted, and {pod} is being deleted")
+            self._delete(pod)
+
     async def rest(self) -> None:
         """With pods alive: the annotations say what the pods have, and the ledger has that and nothing else."""
         await self.calm(70)
+        for _ in range(3):
+            self.create()
+        await self.calm(10)
+        if pod := self._any(State.RUNNING):
+            await self.break_beneath(pod)
+            await self.calm(70)
         self.seen["rest"] += 1
         snapshot = self.plugin.node.snapshot if self.plugin else None
         assert snapshot is not None

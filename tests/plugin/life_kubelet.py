@@ -168,7 +168,8 @@ class Kubelet(ModelKubelet):
                 self.manager.sources_ready = True
                 continue
             async with self._container:
-                if not pod.removed and pod.state not in {State.STOPPED, State.REJECTED}:
+                known = pod.uid in self.pods  # listed at the start, and seen by the watch
+                if not (known or pod.removed or pod.state in {State.STOPPED, State.REJECTED}):
                     await self._admit(pod)
 
     # The plugin.
@@ -336,7 +337,7 @@ class Kubelet(ModelKubelet):
                 self._note(f"gave {pod} {spec.name} {spec.kind.value} {resource} {sorted(each.ids, key=int)}")
             else:  # by an earlier answer: the plugin is not asked again
                 self._readmitted(pod)
-        pod.ever_given |= pod.mask_of_all_given
+                pod.ever_given |= pod.mask_of_all_given
         self._given()
         if recorded:
             self._unwritten = pod, spec.name

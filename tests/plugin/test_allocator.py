@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
@@ -15,7 +17,7 @@ from neuron_plugin.plugin.allocator import RECONSIDER_SECONDS
 from neuron_plugin.plugin.container import ALLOCATION_KEY, read_reply
 from neuron_plugin.plugin.settings import TopologyPolicy
 from neuron_plugin.topology import NO_CORES, Unit
-from tests.plugin.desk import FakeCgroups, MemoryKubelet, a_desk
+from tests.plugin.desk import Desk, FakeCgroups, MemoryKubelet, a_desk
 from tests.plugin.world import (
     CORE,
     DEVICE,
@@ -236,6 +238,45 @@ async def test_p59_a_pod_that_the_kubelet_rejected_is_waited_for_until_the_api_s
 
 
 @pytest.mark.looptime
+def unhealthy(desk: Desk) -> set[str]:
+    desk.node.advertise()
+    return {device.id for device in desk.node.advertisements[NEURON].latest.devices if not device.healthy}
+
+
+@asynccontextmanager
+async def a_desk_with_a_broken_device() -> AsyncIterator[Desk]:
+    """Pod a has 0-7, of which 3 has broken; the kubelet has seen its end, and nobody else has."""
+    kubelet, half = MemoryKubelet(), tuple(range(8))
+    kubelet.record(A, "app", NEURON, half)
+    async with a_desk(pod("a", app(8)), pod("b", app(8)), kubelet=kubelet, cgroups=FakeCgroups({A})) as desk:
+        desk.node.see_inventory(inventory(unhealthy={3: "gone"}))
+        assert unhealthy(desk) == set()
+        yield desk
+
+
+async def test_an_offer_of_a_broken_device_is_a_sign_that_its_pod_has_ended() -> None:
+    async with a_desk_with_a_broken_device() as desk:
+        assert await desk.prefer(NEURON, 8, range(8, 16)) == tuple(range(8, 16))
+        assert unhealthy(desk) == set()
+        assert await desk.prefer(NEURON, 8) == tuple(range(8, 16))
+        assert unhealthy(desk) == {"3"}
+
+
+async def test_what_a_pod_has_already_is_no_offer() -> None:
+    async with a_desk_with_a_broken_device() as desk:
+        await desk.prefer(NEURON, 16, must=range(8))
+        assert unhealthy(desk) == set()
+
+
+async def test_a_broken_device_that_the_kubelet_draws_unasked_is_refused_without_a_wait() -> None:
+    async with a_desk_with_a_broken_device() as desk:
+        messages = desk.kubelet.messages
+        with pytest.raises(AllocationRefusedError, match="device 3: gone; wanted by pod default/b"):
+            await desk.allocate(NEURON, *range(8))
+        assert (desk.lister.lists, desk.kubelet.messages) == (0, messages)
+        assert unhealthy(desk) == {"3"}
+
+
 async def test_a_kubelet_that_does_not_write_does_not_keep_the_event_loop() -> None:
     async with a_desk(pod("a", app(1))) as desk:
         await desk.allocate(NEURON, 1)

@@ -412,6 +412,40 @@ def test_a_disabled_device_is_a_conflict_that_says_why_though_an_assignment_name
     assert reason in conflict(inputs(assigned("a", app(1), sets=[[2]]), node=node), NEURON, 2)
 
 
+BROKEN = inventory(unhealthy={2: "sick"})
+
+
+def test_a_broken_device_is_refused_at_once_whoever_has_it() -> None:
+    """It is shown as healthy while a pod has it, so the kubelet may draw it when that pod has just ended."""
+    text = "aws.amazon.com/neuron cannot be allocated: device 2: sick"
+    for before in (
+        inputs(node=BROKEN),
+        inputs(pod("a", app(1)), recorded=[entry(A, "app", NEURON, 2)], node=BROKEN),
+        inputs(assigned("b", app(1), sets=[[2]]), node=BROKEN),
+    ):
+        assert answer_for(derive(before), call_of(NEURON, (2,))) == Conflict(text, lasting=True)
+    several = conflict(inputs(node=inventory(unhealthy={0: "gone", 3: "sick"})), NEURON, *ROW0)
+    assert several.endswith(": device 0: gone; device 3: sick")
+
+
+def test_a_wait_may_end_any_other_conflict() -> None:
+    taken = inputs(pod("a", app(1)), recorded=[entry(A, "app", NEURON, 2)])
+    answer = answer_for(derive(taken), call_of(NEURON, (2,)))
+    assert isinstance(answer, Conflict)
+    assert not answer.lasting
+
+
+def test_a_broken_device_is_not_preferred_though_the_kubelet_offers_it() -> None:
+    before = inputs(pod("a", app(4)), recorded=[entry(A, "app", NEURON, *ROW0)], node=BROKEN)
+    assert not set(preferred(before, NEURON, 8)) & {2}
+    assert len(preferred(before, NEURON, 16)) == 16
+
+
+def test_a_later_container_goes_on_with_its_init_containers_device_that_broke_meanwhile() -> None:
+    before = inputs(pod("a", init(4), app(4)), recorded=[entry(A, "init", NEURON, *ROW0)], node=BROKEN)
+    assert answered(before, NEURON, *ROW0).pod == answered(before, NEURON, *ROW0, own_ids=ROW0).pod == ref("a")
+
+
 def test_a_disabled_device_is_not_preferred_though_an_assignment_names_it() -> None:
     before = inputs(assigned("a", app(4), sets=[ROW0]), node=inventory(disabled=(2,)))
     assert not set(preferred(before, NEURON, 4)) & set(ROW0)
@@ -434,11 +468,38 @@ def test_p45_an_app_container_goes_on_with_the_ids_of_its_init_container() -> No
     assert (answer.mask, answer.pod, answer.container) == (devices(*ROW0), ref("a"), "app")
 
 
-def test_p46_a_smaller_app_container_gets_its_assigned_part_whatever_was_drawn() -> None:
+def test_p46_a_smaller_app_container_gets_its_assigned_part_where_what_was_drawn_is_not_linked() -> None:
     both = assigned("a", init(8), app(4), sets=[range(8), ROW1])
     before = inputs(both, recorded=[entry(A, "init", NEURON, *range(8))])
     answer = answered(before, NEURON, 0, 3, 5, 6)
     assert (answer.mask, answer.assigned) == (devices(*ROW1), True)
+
+
+def test_p46_what_was_drawn_is_given_if_it_is_linked_so_that_pod_resources_says_what_the_container_has() -> None:
+    both = assigned("a", init(8), app(4), sets=[range(8), ROW1])
+    before = inputs(both, recorded=[entry(A, "init", NEURON, *range(8))])
+    answer = answered(before, NEURON, *ROW0)
+    assert (answer.mask, answer.container, answer.assigned) == (devices(*ROW0), "app", False)
+    one = assigned("a", init(4), app(1), sets=[ROW0, [0]])
+    assert answered(inputs(one, recorded=[entry(A, "init", NEURON, *ROW0)]), NEURON, 3).mask == devices(3)
+
+
+def test_p46_what_was_drawn_is_not_given_if_a_later_container_waits_for_it() -> None:
+    three = assigned("a", init(4), app(1), app(1, name="next"), sets=[ROW0, [0], [1]])
+    before = inputs(three, recorded=[entry(A, "init", NEURON, *ROW0)])
+    assert answered(before, NEURON, 1).mask == devices(0)
+    assert answered(before, NEURON, 2).mask == devices(2)
+
+
+def test_p46_nor_if_constraints_decided_about_the_assigned_part() -> None:
+    annotations = {"neuron-plugin.io/prefer-devices": "0"}
+    sets = assignment(TRN1, (init(4), app(1)), [ROW0, [0]])
+    before = inputs(
+        pod("a", init(4), app(1), annotations=sets | annotations), recorded=[entry(A, "init", NEURON, *ROW0)]
+    )
+    assert answered(before, NEURON, 3).mask == devices(0)
+    unassigned = pod("a", init(4), app(1), annotations=annotations)
+    assert answered(inputs(unassigned, recorded=[entry(A, "init", NEURON, *ROW0)]), NEURON, 3).mask == devices(3)
 
 
 def test_p46_a_pod_without_an_assignment_is_given_a_linked_part_of_what_its_init_container_has() -> None:
@@ -530,7 +591,9 @@ def test_p49_ids_that_a_malformed_assignment_names_are_served_as_drawn() -> None
 
 
 @given(data=st.data())
-def test_no_answer_gives_a_core_that_another_pod_has_or_that_is_held_down_or_disabled(data: st.DataObject) -> None:
+def test_no_answer_gives_a_core_that_another_pod_has_or_that_is_kept_back(
+    data: st.DataObject,
+) -> None:
     device = st.integers(0, 7)
     pods = [
         data.draw(
@@ -545,7 +608,8 @@ def test_no_answer_gives_a_core_that_another_pod_has_or_that_is_held_down_or_dis
         )
     ]
     held = HoldDown(B, ref("b"), devices(data.draw(device)), 0.0, 0.0, 0.0, 0.0, 99.0, "why")
-    node = inventory(disabled=tuple(data.draw(st.sets(device, max_size=2))))
+    broken = dict.fromkeys(data.draw(st.sets(device, max_size=1)), "sick")
+    node = inventory(disabled=tuple(data.draw(st.sets(device, max_size=2))), unhealthy=broken)
     before = inputs(*pods, recorded=recorded, hold_downs=data.draw(st.sampled_from([(), (held,)])), node=node)
     ids = tuple(sorted(data.draw(st.sets(device, min_size=1, max_size=3))))
     latest = data.draw(st.sampled_from([None, A, uid_of("x")]))
@@ -556,4 +620,4 @@ def test_no_answer_gives_a_core_that_another_pod_has_or_that_is_held_down_or_dis
         assert not overlapping or (answer.pod and overlapping == {answer.pod.uid})
         assert answer.mask.bit_count() == 2 * len(ids)
         if not overlapping:
-            assert not answer.mask & (before.held_down_mask | node.disabled_mask)
+            assert not answer.mask & (before.held_down_mask | ~node.healthy_mask)

@@ -12,7 +12,7 @@ from neuron_plugin.allocation.runs import ContainerRun
 from neuron_plugin.plugin.failed_starts import StartRules, failed_starts
 from neuron_plugin.plugin.inputs import NodePods
 from neuron_plugin.plugin.snapshot import derive
-from tests.plugin.world import app, assigned, inputs
+from tests.plugin.world import CORE, app, assigned, init, inputs
 
 NOW = 10_000.0
 RULES = StartRules(quick_seconds=30.0, window_seconds=600.0)
@@ -75,6 +75,51 @@ def test_a_start_that_lasts_ends_the_row() -> None:
     assert counts(running("other", 7), past=(*THREE[:2], between, *later)) == {3: 2}
 
 
+def test_an_end_that_was_requested_ends_the_row_however_soon_it_came() -> None:
+    deleted = a_pod("deleted", 3, ContainerRun("app", NOW - 14, NOW - 10))
+    assert counts(running("other", 7), past=(*THREE, deleted)) == {}
+
+
+def test_nothing_is_said_of_a_device_while_a_pod_runs_on_it_until_that_has_lasted() -> None:
+    made = inputs(running("other", 7), running("d", 3, seconds=4))
+    found = failed_starts(derive(replace(made, pods=replace(made.pods, past=THREE))), RULES, NOW)
+    assert 3 not in found, "neither suspected nor cleared"
+    assert len(found) == 15
+    lasted = inputs(running("other", 7), running("d", 3, seconds=31), running("e", 4, seconds=4))
+    found = failed_starts(derive(replace(lasted, pods=replace(lasted.pods, past=THREE))), RULES, NOW)
+    assert (found[3].count, found[4].count) == (0, 0), "cleared; and a start after no failure leaves nothing open"
+    assert counts(running("other", 7), failed("d", 3, at=1), past=THREE) == {3: 4}
+
+
+def test_a_pod_that_was_last_seen_running_and_is_gone_does_not_run_elsewhere() -> None:
+    assert counts(past=(*THREE, running("gone", 7))) == {}
+    assert counts(running("other", 7), past=(*THREE, running("gone", 3, seconds=10))) == {}, "it ran on the device"
+
+
+def test_a_row_is_one_of_a_core() -> None:
+    """A pod that runs well on another core of the device says nothing about the core that never came back."""
+    on_cores = [
+        replace(assigned(name, app(1, CORE), sets=[[core]], allocated=True), runs=runs)
+        for name, core, runs in (
+            ("well", 6, (ContainerRun("app", NOW - 300),)),
+            ("a", 7, (ContainerRun("app", NOW - 94, NOW - 90, failed=True),)),
+            ("b", 7, (ContainerRun("app", NOW - 64, NOW - 60, failed=True),)),
+            ("c", 7, (ContainerRun("app", NOW - 34, NOW - 30, failed=True),)),
+        )
+    ]
+    assert counts(running("other", 7), on_cores[0], past=tuple(on_cores[1:])) == {3: 3}
+
+
+def test_an_init_container_that_did_its_work_does_not_speak_for_the_container_that_fails() -> None:
+    def with_init(name: str, at: float) -> NeuronPod:
+        made = assigned(name, init(1), app(1), sets=[[3], [3]], allocated=True)
+        ran = ContainerRun("init", NOW - at - 8, NOW - at - 6)
+        return replace(made, runs=(ran, ContainerRun("app", NOW - at - 4, NOW - at, failed=True)))
+
+    pods = tuple(with_init(name, at) for name, at in (("a", 90), ("b", 60), ("c", 30)))
+    assert counts(running("other", 7), past=pods) == {3: 3}
+
+
 @pytest.mark.parametrize(
     "harmless",
     [
@@ -112,3 +157,64 @@ def test_the_last_state_of_a_pod_that_goes_is_kept_and_pods_that_never_ran_are_n
     pods = pods.with_pod(replace(known, phase="Failed")).without(idle.uid)
     assert [(each.uid, each.runs) for each in pods.past] == [(known.uid, known.runs)]
     assert pods.with_pod(replace(known, phase="Failed")).past == pods.past, "told again"
+
+
+def as_seen(*states: NeuronPod) -> Mapping[int, int | None]:
+    """What is counted of device 3 after the watch has shown these states of one pod, and two failures before."""
+    pods = replace(NodePods(past=THREE[:2]), pods={}).with_pod(running("other", 7))
+    for state in states:
+        pods = pods.with_pod(state)
+    made = inputs()
+    gone = pods.without(states[-1].uid)
+    of_live, of_gone = (
+        {
+            device: one.count
+            for device, one in failed_starts(derive(replace(made, pods=seen)), RULES, NOW).items()
+            if one.count
+        }
+        for seen in (pods, gone)
+    )
+    assert of_live == of_gone, "the deletion of the object changes nothing"
+    return of_gone
+
+
+def state_of(known: NeuronPod, *, deleted: bool = False, phase: str = "Running", ended: bool = False) -> NeuronPod:
+    """A state of a pod with one container that is killed, as the decoder reads it."""
+    (run,) = known.runs
+    end = (
+        ContainerRun("app", run.started, run.started + 4, failed=not deleted)
+        if ended
+        else ContainerRun("app", run.started)
+    )
+    return replace(known, terminating=deleted, phase=phase, runs=(end,))
+
+
+C = failed("c", 3, at=10)
+
+
+def test_a_pod_that_is_deleted_while_it_runs_has_not_failed() -> None:
+    lives, leaves = state_of(C), state_of(C, deleted=True)
+    dead, over = state_of(C, deleted=True, ended=True), state_of(C, deleted=True, phase="Failed", ended=True)
+    assert as_seen(lives, leaves, dead, over) == {}
+    assert as_seen(lives, dead) == as_seen(lives, over) == {}, "deletion and end in one event"
+
+
+def test_a_pod_that_failed_and_is_deleted_then_has_failed() -> None:
+    lives, crashed = state_of(C), state_of(C, ended=True)
+    leaves, over = state_of(C, deleted=True, ended=True), state_of(C, deleted=True, phase="Failed", ended=True)
+    assert as_seen(lives, crashed, leaves) == as_seen(lives, crashed, leaves, over) == {3: 3}
+    failed_for_good = state_of(C, phase="Failed", ended=True)
+    assert as_seen(lives, failed_for_good) == {3: 3}
+
+
+def test_a_failure_that_was_known_stays_known_after_a_list() -> None:
+    deleted = state_of(C, deleted=True, ended=True)
+    pods = NodePods().with_pod(state_of(C)).with_pod(state_of(C, ended=True)).with_list([deleted], 0.0)
+    assert [run.failed for pod in pods.pods.values() for run in pod.runs] == [True]
+
+
+def test_a_pod_that_the_kubelet_ends_container_by_container_has_not_failed() -> None:
+    """The kubelet gives its reason with the phase, when the last container has stopped (status_manager.go)."""
+    first_killed = state_of(C, ended=True)
+    evicted = replace(C, phase="Failed", runs=tuple(replace(run, failed=False) for run in C.runs))
+    assert as_seen(state_of(C), first_killed, evicted) == {}

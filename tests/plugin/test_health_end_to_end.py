@@ -62,7 +62,9 @@ class Running:
 
 
 @asynccontextmanager
-async def a_site(*, usage_counters: bool = False, kmsg: Path | None = None) -> AsyncIterator[Running]:
+async def a_site(
+    *, usage_counters: bool = False, kmsg: Path | None = None, truthful: bool = False
+) -> AsyncIterator[Running]:
     async with sites.a_site("inf2.24xlarge", usage_counters=usage_counters, resources=("neuron",)) as site:
         site.settings = msgspec.structs.replace(
             site.settings,
@@ -71,6 +73,7 @@ async def a_site(*, usage_counters: bool = False, kmsg: Path | None = None) -> A
             node_condition="NeuronDevicesHealthy",
             state_dir=site.settings.cdi_dir / "state",
             kmsg=kmsg,
+            report_unhealthy_in_use=truthful,
         )
         site.times = replace(site.times, kernel_log=LogPeriods(file=0.02))
         async with site.daemon() as daemon:
@@ -78,7 +81,7 @@ async def a_site(*, usage_counters: bool = False, kmsg: Path | None = None) -> A
 
 
 async def test_p67_p68_p71_a_fault_reaches_kubelet_pod_node_and_events_and_so_does_its_end() -> None:
-    async with a_site() as node:
+    async with a_site(truthful=True) as node:
         await node.site.run("holder", app(6))
         await eventually(lambda: node.condition() == "True")
         node.machine.set_reset(2, ResetState.FAILED)
@@ -98,6 +101,26 @@ async def test_p67_p68_p71_a_fault_reaches_kubelet_pod_node_and_events_and_so_do
             ("NeuronDeviceUnhealthy", f"neuron device 2 is not given to new pods: {reset}"),
             ("NeuronDeviceUnhealthy", f"neuron device 2 of this pod is unhealthy: {reset}. The pod keeps it"),
         ]
+
+
+async def test_a_device_that_breaks_under_a_pod_is_counted_once_until_the_pod_is_deleted() -> None:
+    async with a_site() as node:
+        await node.site.run("holder", app(3))
+        node.machine.set_reset(1, ResetState.FAILED)
+        await eventually(lambda: list(node.inventory().get("unhealthy", ())) == ["1"])
+        await eventually(lambda: [reason for reason, _ in node.events()] == ["NeuronDeviceUnhealthy"] * 2)
+        assert node.site.kubelet.capacity(NEURON.value).allocatable == 6
+        assert node.condition() == "False"
+        await node.site.run("other", app(3))
+        assert node.site.api
+        counts = {NEURON.value: "6", "cpu": "8"}
+        node.site.api.patch_node(NODE, {"status": {"allocatable": counts}}, status=True)  # as the kubelet has it
+        node.site.api.delete_pod(sites.NAMESPACE, "holder")  # its containers have some time to end
+        await node.allocatable(5)
+        await eventually(lambda: node.node_status()["allocatable"] == counts | {NEURON.value: "5"})
+        node.site.end("holder")
+        node.machine.set_reset(1, ResetState.READY)
+        await node.allocatable(6)
 
 
 async def test_p67_errors_of_a_core_and_kernel_messages_reach_the_kubelet() -> None:

@@ -81,6 +81,7 @@ def test_before_the_first_device_there_is_no_snapshot_and_nothing_fails() -> Non
     node.kubelet_restarted()
     node.see_pods(NodePods().with_pod(pod("a", app(1))))
     node.hold_down(A, devices(1), "why")
+    node.see_offered(NEURON, [1])
     node.see_listed([], 0.0)
     node.answered(pending(1))
     node.advertise()
@@ -461,6 +462,53 @@ def test_p16_p57_the_kubelet_hears_once_of_what_changed_and_only_under_the_other
     node.advertise()
     after = {resource: one.latest.version for resource, one in node.advertisements.items()}
     assert after == {NEURON: versions[NEURON], DEVICE: versions[DEVICE] + 1, CORE: versions[CORE] + 1}
+
+
+def shown_unhealthy(node: LocalNode) -> set[str]:
+    node.advertise()
+    return {device.id for device in node.advertisements[NEURON].latest.devices if not device.healthy}
+
+
+BREAKS = inventory(unhealthy={1: "sick"})
+
+
+def held_by_a(*, alive: bool | None = True, options: NodeOptions | None = None) -> LocalNode:
+    """A node on which device 1 of pod a breaks."""
+    bench = Bench(options=options or NodeOptions())
+    bench.cgroups.alive = None if alive is None else {A} if alive else set()
+    bench.kubelet.record(A, "app", NEURON, [0, 1], reply(0, 1))
+    bench.node.see_pods(NodePods().with_pod(pod("a", app(2))))
+    node = bench.started()
+    node.see_inventory(BREAKS)
+    return node
+
+
+def test_a_broken_device_is_shown_as_healthy_while_its_pod_lives() -> None:
+    assert shown_unhealthy(held_by_a()) == set()
+
+
+def test_p71_or_not_where_the_settings_say_so() -> None:
+    assert shown_unhealthy(held_by_a(options=NodeOptions(unhealthy_in_use=True))) == {"1"}
+
+
+@pytest.mark.parametrize("alive", [False, None])
+def test_a_broken_device_of_a_pod_that_was_not_seen_alive_at_the_start_is_unhealthy(*, alive: bool | None) -> None:
+    """After a reboot the kubelet would start the pod's containers on it again, without asking."""
+    assert shown_unhealthy(held_by_a(alive=alive)) == {"1"}
+
+
+def test_a_broken_device_is_unhealthy_once_the_kubelet_offers_it() -> None:
+    node = held_by_a()
+    node.changed.clear()
+    node.see_offered(NEURON, [0, 2, 3])
+    node.see_offered(DEVICE, [1])
+    assert not node.changed.is_set()
+    assert shown_unhealthy(node) == set()
+    node.see_offered(NEURON, [1, 2])
+    assert node.changed.is_set()
+    assert shown_unhealthy(node) == {"1"}
+    node.see_inventory(inventory())
+    assert shown_unhealthy(node) == set()
 
 
 def test_p15_before_any_hardware_is_seen_nothing_is_advertised() -> None:

@@ -33,7 +33,7 @@ MODES = (
     Mode(LINE, lag_seconds=1.0),
 )
 
-EVENTS = {"bound", "static", "deleted by force", "kubelet restart", "plugin kill"}
+EVENTS = {"bound", "given", "static", "deleted by force", "kubelet restart", "plugin kill", "broken and counted"}
 
 
 @pytest.fixture(autouse=True)

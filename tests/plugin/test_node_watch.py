@@ -17,7 +17,7 @@ from neuron_plugin.cluster.api import send
 from neuron_plugin.cluster.client import connect
 from neuron_plugin.cluster.writes import describe_node
 from neuron_plugin.plugin.counters import Counters
-from neuron_plugin.plugin.node_watch import NodeWatch
+from neuron_plugin.plugin.node_watch import NodeWatch, SeenNode
 from neuron_plugin.plugin.publisher import Publisher
 from neuron_plugin.simulation.api_server_kinds import EVENTS
 from tests.plugin.site import NODE, eventually
@@ -31,6 +31,7 @@ class Watched:
     api: ApiServer
     watch: NodeWatch
     changed: asyncio.Event
+    counted: asyncio.Event
     counters: Counters
 
     async def annotate(self, text: str | None, name: str = NODE) -> None:
@@ -52,8 +53,9 @@ async def a_watch(tmp_path: Path, annotation: str | None = None, *, node_name: s
         async with await connect(server.write_kubeconfig(tmp_path / "kubeconfig")) as api:
             changed, publisher = asyncio.Event(), Publisher(NODE)
             counters = Counters()
-            watch = NodeWatch(node_name, changed, publisher, counters)
-            watched = Watched(server, api, watch, changed, counters)
+            counted = asyncio.Event()
+            watch = NodeWatch(node_name, changed, counted, publisher, counters)
+            watched = Watched(server, api, watch, changed, counted, counters)
             if annotation is not None:
                 await watched.annotate(annotation)
             tasks = [asyncio.create_task(watched.watch.run(api)), asyncio.create_task(publisher.queue.run(api))]
@@ -182,10 +184,10 @@ class Following:
     """A watch that is shown its node by a test; what it writes waits in the queue."""
 
     publisher: Publisher = field(default_factory=lambda: Publisher(NODE))
-    node: tuple[str, str] | None = None
+    node: SeenNode | None = None
 
     def __post_init__(self) -> None:
-        self.watch = NodeWatch(NODE, asyncio.Event(), self.publisher, Counters())
+        self.watch = NodeWatch(NODE, asyncio.Event(), asyncio.Event(), self.publisher, Counters())
         self.publisher.write_on_node("inventory", ApiRequest("PATCH", "/n"))
         self.written()
 
@@ -197,9 +199,23 @@ class Following:
 
     def sees(self, annotation: str, inventory: str) -> list[str]:
         """What is written when the node has these annotations now."""
-        old, self.node = self.node, (annotation, inventory)
+        old, self.node = self.node, SeenNode(annotation, inventory, {})
         self.watch._see("uid", old, self.node)
         return self.written()
+
+
+async def test_what_the_node_says_can_be_allocated_is_followed_and_announced(tmp_path: Path) -> None:
+    async with a_watch(tmp_path) as watched:
+        assert watched.watch.allocatable == {}
+        for counts in ({"aws.amazon.com/neuron": "16", "cpu": "8"}, {"aws.amazon.com/neuron": "15", "cpu": "8"}):
+            watched.counted.clear()
+            watched.server.patch_node(NODE, {"status": {"allocatable": counts}}, status=True)
+            await watched.counted.wait()
+            assert watched.watch.allocatable == {"aws.amazon.com/neuron": int(counts["aws.amazon.com/neuron"])}
+        watched.counted.clear()
+        await watched.annotate("5")
+        await watched.disables(5)
+        assert not watched.counted.is_set()
 
 
 def test_a_node_without_our_inventory_is_written_to_once_and_not_at_each_of_its_changes() -> None:
@@ -215,7 +231,7 @@ def test_a_value_that_cannot_be_read_is_said_once_though_the_node_changes_all_th
     following = Following()
     assert following.sees("five", "{}") == ["event InvalidDisabledDevices"]
     assert following.sees("five", "{ }") == []
-    following.watch._see("uid", None, ("six", "{}"))
+    following.watch._see("uid", None, SeenNode("six", "{}", {}))
     assert following.sees("seven", "{}") == ["event InvalidDisabledDevices"] * 2, "two values, while none can be sent"
 
 

@@ -355,7 +355,7 @@ def test_a_pod_without_an_assignment_is_annotated_with_the_time_of_the_write() -
     assert annotations == {"NEURON_DEVS": "3", "NEURON_ALLOC_TIME": "77", "NEURON_ALLOCATED": "true"}
 
 
-def test_p56_p63_a_swap_is_written_on_the_unserved_pod_first_and_reported_on_both() -> None:
+def test_p56_p63_a_swap_is_written_on_the_unserved_pod_first() -> None:
     made = a_publisher()
     snapshot = derive(
         inputs(
@@ -364,18 +364,50 @@ def test_p56_p63_a_swap_is_written_on_the_unserved_pod_first_and_reported_on_bot
             recorded=[entry(B, "app", NEURON, 5)],
         )
     )
-    corrections = made.publish(snapshot)
+    assert not made.publish(snapshot), "neither pod has what it keeps"
     bodies = unsent(made)
     written = list(bodies)
-    assert written[:3] == ["inventory", f"assignment of {POD_A}", f"assignment of {POD_B}"]
+    assert written == ["inventory", f"assignment of {POD_A}", f"assignment of {POD_B}"]
     times = [bodies[subject]["metadata"]["annotations"]["NEURON_ALLOC_TIME"] for subject in written[1:3]]
     assert times == ["1", "2"], "when the extender chose is kept"
-    assert [subject.split(":")[0] for subject in written[3:]] == [
-        f"event AssignmentCorrected of {POD_A}",
-        f"event AssignmentCorrected of {POD_B}",
-    ]
-    assert [write.pod.name for write in corrections] == ["a", "b"]
-    assert not made.publish(snapshot)
+
+
+def a_with(device: int, *recorded: int, allocated: bool = False) -> Snapshot:
+    """Pod a with this assignment; pod b has ``recorded``, or a has if it is ``allocated``."""
+    pods = [assigned("a", app(1), sets=[[device]], allocated=allocated)]
+    entries = [entry(A, "app", NEURON, *recorded)] if allocated else []
+    if recorded and not allocated:
+        (other,) = recorded
+        pods.append(assigned("b", app(1), sets=[[other + 1]], time=2))
+        entries = [entry(B, "app", NEURON, other)]
+    return derive(inputs(*pods, recorded=entries))
+
+
+def test_p63_a_correction_is_reported_once_as_normal_when_the_pod_has_what_it_keeps() -> None:
+    made = a_publisher()
+    assert not made.publish(a_with(5, 5)), "b got the set of a, which takes over that of b"
+    assert not made.publish(a_with(6, 6)), "and the next pod got that"
+    assert "event" not in " ".join(unsent(made))
+    (told,) = [one for one in made.publish(a_with(7, 7, allocated=True)) if one.pod.name == "a"]
+    assert told.text == "pod default/a got another set than it was assigned: NEURON_DEVS=7"
+    assert ("AssignmentCorrected", "Normal", told.text) in events_of(made)
+    assert not made.publish(a_with(7, 8, allocated=True)), "something else happened to the pod later"
+    assert not made.publish(a_with(8, 8, allocated=True)), "and it is told once"
+
+
+def test_p63_a_pod_that_has_its_own_set_in_the_end_was_not_corrected() -> None:
+    made = a_publisher()
+    made.publish(a_with(5, 5))
+    made.publish(a_with(6, 6))
+    assert not made.publish(a_with(5, 5, allocated=True))
+
+
+def test_p83_a_correction_is_forgotten_with_its_pod() -> None:
+    made = a_publisher()
+    made.publish(a_with(5, 5))
+    assert made._corrections
+    made.publish(derive(inputs()))
+    assert not made._corrections
 
 
 def test_without_an_extender_the_event_about_unlinked_devices_reaches_its_pod() -> None:

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from neuron_plugin.allocation import NeuronPod, NodeInventory, PodReference, PodUid, Resource
+from neuron_plugin.allocation.claims import PodClaim
 from neuron_plugin.allocation.inventory import DISABLED_REASON
 from neuron_plugin.allocation.keys import UNHEALTHY_LABEL
 from neuron_plugin.hardware.health_signals import MISSING
 from neuron_plugin.plugin.inputs import (
     PENDING,
     Inputs,
+    claim_allocations,
 )
 from neuron_plugin.plugin.snapshot import (
     Snapshot,
@@ -153,14 +155,13 @@ def test_p56_after_a_swap_the_set_left_over_waits_for_the_pod_whose_own_is_gone(
     assert waiting(derive(swapped())) == [("a", "app", (6,))]
 
 
-def test_p56_p63_a_swap_is_written_on_the_unserved_pod_first_and_reported_on_both() -> None:
+def test_p56_p63_a_swap_is_written_on_the_unserved_pod_first() -> None:
     snapshot = derive(swapped())
     assert written(snapshot) == [("a", "6", "1", "false"), ("b", "5", "2", "true")]
-    assert [(one.pod.name, one.reason) for one in snapshot.events] == [
-        ("a", "AssignmentCorrected"),
-        ("b", "AssignmentCorrected"),
+    assert [write.correction for write in snapshot.writes] == [
+        "pod default/a got another set than it was assigned: NEURON_DEVS=6",
+        "pod default/b got another set than it was assigned: NEURON_DEVS=5",
     ]
-    assert snapshot.events[1].text == "pod default/b got another set than it was assigned: NEURON_DEVS=5"
 
 
 def test_p56_a_pod_that_asks_for_something_else_takes_nothing_over() -> None:
@@ -274,6 +275,43 @@ def events(before: Inputs) -> list[tuple[str, str]]:
     return [(one.pod.name, one.reason) for one in derive(before).events]
 
 
+def privileged(*containers: str, count: int = 1, **fields: Any) -> NeuronPod:
+    return replace(pod("a", app(count), started=True, **fields), privileged=containers)
+
+
+def test_a_privileged_container_with_a_part_of_the_node_has_an_event() -> None:
+    (event,) = derive(inputs(privileged("app"), recorded=[entry(A, "app", NEURON, 3)])).events
+    assert (event.pod, event.reason) == (ref("a"), "PrivilegedContainer")
+    assert event.text == (
+        "container app is privileged: it sees every Neuron device of the node, and only 3 of them are the pod's"
+    )
+
+
+@pytest.mark.parametrize(
+    ("holder", "ids"),
+    [
+        (privileged("app", count=16), range(16)),
+        (privileged("other"), [3]),
+        (privileged(), [3]),
+        (replace(privileged("app"), started=False), [3]),
+        (privileged("app"), []),
+    ],
+)
+def test_one_that_has_the_whole_node_or_no_device_or_has_not_started_has_none(
+    holder: NeuronPod, ids: Sequence[int]
+) -> None:
+    assert events(inputs(holder, recorded=[entry(A, "app", NEURON, *ids)] if ids else [])) == []
+
+
+def test_a_privileged_container_that_has_its_devices_by_a_claim_has_an_event() -> None:
+    claims = (PodClaim("devices", "a-devices", (("app", ""),)),)
+    holder = replace(pod("a", started=True), privileged=("app",), claims=claims)
+    recorded = tuple(claim_allocations([A], "claim-uid", "a-devices", ["neuron-3"]))
+    assert events(inputs(holder, recorded=recorded)) == [("a", "PrivilegedContainer")]
+    of_another = replace(holder, privileged=("sidecar",))
+    assert events(inputs(of_another, recorded=recorded)) == []
+
+
 def test_p47_a_pod_without_an_assignment_whose_devices_are_not_linked_has_an_event() -> None:
     before = inputs(pod("a", app(4)), recorded=[entry(A, "app", NEURON, 0, 1, 5, 9)])
     assert events(before) == [("a", "UnlinkedDevices")]
@@ -287,7 +325,7 @@ def test_p47_linked_devices_and_devices_that_were_assigned_so_have_none() -> Non
     assert events(inputs(so, recorded=[entry(A, "app", NEURON, 0, 1, 5, 9)])) == []
     other = assigned("a", app(4), sets=[[0, 1, 2, 3]])
     got_another = inputs(other, recorded=[entry(A, "app", NEURON, 0, 1, 5, 9)])
-    assert events(got_another) == [("a", "UnlinkedDevices"), ("a", "AssignmentCorrected")]
+    assert events(got_another) == [("a", "UnlinkedDevices")]
 
 
 def constrained(**texts: str) -> NeuronPod:
@@ -384,11 +422,54 @@ def test_p57_it_is_healthy_again_when_its_pod_is_gone() -> None:
     assert len(healthy(derive(settled(before)), NEURON)) == 16
 
 
-def test_p71_an_unhealthy_device_is_unhealthy_under_the_name_it_is_in_use_by() -> None:
-    sick = inventory(unhealthy={1: "sick"})
-    snapshot = derive(inputs(pod("a", app(1)), recorded=[entry(A, "app", NEURON, 1)], node=sick))
-    assert reasons(snapshot, NEURON) == {"1": "sick"}
+SICK = inventory(unhealthy={1: "sick"})
+
+
+def has_a_sick_device(holder: NeuronPod | None = None, uid: PodUid = A, **fields: Any) -> Snapshot:
+    pods = [holder] if holder else []
+    return derive(inputs(*pods, recorded=[entry(uid, "app", NEURON, 1)], node=SICK, **fields))
+
+
+def test_a_broken_device_stays_healthy_under_the_name_by_which_a_live_pod_has_it() -> None:
+    """Else kube-scheduler counts it twice: allocatable lacks it, and the pod's request is taken off, too."""
+    snapshot = has_a_sick_device(pod("a", app(1)))
+    assert reasons(snapshot, NEURON) == {}
     assert reasons(snapshot, DEVICE) == {"1": "sick"}
+    assert reasons(snapshot, CORE) == {"2": "sick", "3": "sick"}
+    assert snapshot.published_inventory.unhealthy == {1: "sick"}, "everybody else is told the truth"
+
+
+def test_of_a_broken_device_only_the_cores_that_a_pod_has_stay_healthy() -> None:
+    snapshot = derive(inputs(pod("a", app(1, CORE)), recorded=[entry(A, "app", CORE, 2)], node=SICK))
+    assert reasons(snapshot, CORE) == {"3": "sick"}
+    assert reasons(snapshot, NEURON) == {"1": "sick"}
+
+
+@pytest.mark.parametrize("holder", [pod("a", app(1), terminating=True), replace(pod("a", app(1)), ending=True)])
+def test_a_broken_device_is_unhealthy_from_the_first_sign_of_its_pods_end_on(holder: NeuronPod) -> None:
+    assert reasons(has_a_sick_device(holder), NEURON) == {"1": "sick"}
+
+
+def test_a_broken_device_is_unhealthy_once_its_pod_is_doubted() -> None:
+    assert reasons(has_a_sick_device(pod("a", app(1)), doubted=frozenset({A})), NEURON) == {"1": "sick"}
+    mirror = pod("static", app(1), annotations={"kubernetes.io/config.hash": STATIC_UID})
+    assert reasons(has_a_sick_device(mirror, STATIC_UID), NEURON) == {}
+    assert reasons(has_a_sick_device(mirror, STATIC_UID, doubted=frozenset({STATIC_UID})), NEURON) == {"1": "sick"}
+
+
+def test_a_broken_device_of_a_pod_that_no_api_server_shows_stays_healthy_while_the_kubelet_records_it() -> None:
+    assert reasons(has_a_sick_device(uid=STATIC_UID), NEURON) == {}
+
+
+def test_p71_a_broken_device_in_use_is_unhealthy_at_once_where_that_is_wanted() -> None:
+    snapshot = has_a_sick_device(pod("a", app(1)))
+    shown = snapshot.advertised(NEURON, unhealthy_in_use=True)
+    assert {one.id: one.reason for one in shown if not one.healthy} == {"1": "sick"}
+
+
+def test_a_doubt_ends_with_its_pod() -> None:
+    before = inputs(recorded=[entry(A, "app", NEURON, 1)], node=SICK, ended={A: True}, doubted=frozenset({A, B}))
+    assert settled(before).doubted == {B}
 
 
 def test_a_disabled_device_is_unhealthy_under_every_name_and_not_chosen() -> None:
@@ -407,6 +488,8 @@ def test_who_has_a_disabled_device_keeps_it_and_its_status_shows_no_fault() -> N
     assert reasons(snapshot, DEVICE) == {"3": "in use by pod default/a as aws.amazon.com/neuron"}
     core = derive(inputs(pod("a", app(1, CORE)), recorded=[entry(A, "app", CORE, 6)], node=node))
     assert reasons(core, CORE) == {"7": DISABLED_REASON}
+    ending = derive(inputs(pod("a", app(1), terminating=True), recorded=[entry(A, "app", NEURON, 3)], node=node))
+    assert reasons(ending, NEURON) == {"3": DISABLED_REASON}, "before the kubelet counts it as free"
     assert not core.events
 
 

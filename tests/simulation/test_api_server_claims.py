@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from neuron_plugin.allocation.claims import PLACED_TAINT
 from neuron_plugin.simulation.api_server_kinds import CLAIM_TEMPLATES, RESOURCE_CLAIMS, RESOURCE_SLICES, Refusal
 from tests.simulation.api_client import MERGE, Client, Json, names
 from tests.support.api_server import StandInApiServer
@@ -130,6 +131,11 @@ async def test_kubectl_shows_what_claims_and_slices_have(server: StandInApiServe
 
     server.create(RESOURCE_SLICES, resource_slice(), "")
     assert await cells(SLICES) == [["n1-neuron", "n1", "neuron.aws.com", "n1-neuron", "2", "neuron-1=unhealthy"]]
+    placed = resource_slice("placed", "n2", "neuron.aws.com")
+    for device in placed["spec"]["devices"]:
+        device["taints"] = [{"key": PLACED_TAINT, "effect": "NoSchedule"}, *device.get("taints", ())]
+    server.create(RESOURCE_SLICES, placed, "")
+    assert (await cells(SLICES))[1][-1] == "all=placed-by-gates,neuron-1=unhealthy"
     server.create(RESOURCE_CLAIMS, claim(finalizers=[FINALIZER]), "default")
     assert await cells(CLAIMS) == [["c", "pending", "", ""]]
     server.change(RESOURCE_CLAIMS, "c", {"status": allocation()}, "default", "status")

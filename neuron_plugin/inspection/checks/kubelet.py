@@ -168,6 +168,7 @@ def _resource(facts: Facts, resource: Resource, ids: tuple[str, ...]) -> Iterato
         )
     usable, expected = set(geometry.ids_of(unit, facts.machine.healthy_mask)), set[int]()
     if isinstance(ledger := facts.ledger, Ledger):
+        usable |= set(geometry.ids_of(unit, ledger.used_as(resource)))  # counted as in use, broken or not
         elsewhere = mask_union(allocation for allocation in ledger.allocations if allocation.resource is not resource)
         in_service = geometry.ids_of(unit, facts.machine.usable_mask)
         expected = {number for number in in_service if not geometry.mask_of(unit, (number,)) & elsewhere}

@@ -84,7 +84,7 @@ def check_holders(facts: Facts) -> Findings:
         if lost := geometry.devices_touched(allocation.mask & ~facts.machine.healthy_mask):
             yield warning(
                 f"{_container(allocation)} runs on {named('device', lost)}, missing or unhealthy",
-                "running pods are left alone; its work may fail, and it cannot be admitted again as it is",
+                "running pods are left alone and keep their devices, which no other pod gets; its work may fail",
                 "delete the pod, so that its controller makes another one on good devices",
             )
     cores = plural(len(cores_in(ledger.used_mask)), "logical core")

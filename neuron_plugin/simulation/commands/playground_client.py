@@ -238,7 +238,7 @@ async def _led_to(api: KubernetesApi, led: WorkloadPod, node: str) -> dict[str, 
 async def _became_of(api: KubernetesApi, pod: Pod, kubeconfig: Path) -> list[str]:
     """Where a pod runs and with what, or why it waits or has failed."""
     from neuron_plugin.cluster import ApiError
-    from neuron_plugin.scheduling.moving import EVICTED_REASON, PREEMPTED_REASON
+    from neuron_plugin.placement.room import EVICTED_REASON, PREEMPTED_REASON
 
     name = f"{pod.namespace}/{pod.name}"
     try:

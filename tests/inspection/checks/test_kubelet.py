@@ -81,6 +81,17 @@ def test_sick_devices_that_are_still_offered_are_a_warning(make_node: MakeNode) 
     assert f"{DEVICE} 1 " in finding.seen
 
 
+def test_a_sick_device_that_is_offered_because_a_pod_has_it_is_fine(make_node: MakeNode) -> None:
+    node = make_node("inf2.24xlarge")
+    node.set_ecc(1, memory=1)
+    held = holding(facts_of(node), ("train", "main", "neurondevice", "1"))
+    allocatable = {
+        DEVICE: ("0", "1", "2", "3", "4", "5"),
+        CORE: tuple(str(core) for core in range(12) if core // 2 != 1),
+    }
+    assert is_fine("registration", offering(held, allocatable))
+
+
 @pytest.mark.parametrize("strange", ["16", "GPU-1", "99999999999"])
 def test_ids_that_this_machine_does_not_have_are_a_problem(well: Facts, strange: str) -> None:
     finding = the_finding("registration", offering(well, {DEVICE: (*devices(), strange)}))
