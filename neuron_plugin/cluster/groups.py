@@ -20,8 +20,9 @@ _KUEUE = "kueue.x-k8s.io/"
 _KUBEFLOW = "training.kubeflow.org/"
 _JOBSET = "jobset.sigs.k8s.io/"
 JOBSET_EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
-_EXCLUSIVE = (JOBSET_EXCLUSIVE, f"{_LWS}exclusive-topology")
-"""Annotations with the node label whose domain a group has for itself; the others are made where its leader is."""
+_LWS_EXCLUSIVE = f"{_LWS}exclusive-topology"
+"""Annotations with the node label whose domain a Job, or a replica, has for itself; its other pods are made where its
+first pod is."""
 _COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
 _POD_INDEX = "apps.kubernetes.io/pod-index"
 _NUMBER = re.compile(r"[0-9]{1,6}")
@@ -54,8 +55,10 @@ def group_member(
         name, size = kueue, _number(annotations.get(f"{_KUEUE}pod-group-total-count", ""), _SIZE) or 0
     if not name:
         return None
-    exclusive = next((annotations[key] for key in _EXCLUSIVE if key in annotations), "")
-    leads |= bool(exclusive) and annotations.get(_COMPLETION_INDEX) == "0"
+    leads |= JOBSET_EXCLUSIVE in annotations and annotations.get(_COMPLETION_INDEX) == "0"
+    exclusive = annotations.get(_LWS_EXCLUSIVE, "") if lws else ""
+    if said.get(f"{_JOBSET}global-replicas", "") == "1":
+        exclusive = annotations.get(JOBSET_EXCLUSIVE, "")  # of several Jobs each has a domain of its own
     leads |= owner_kind == "StatefulSet" and labels.get(_POD_INDEX) == "0"
     group: GroupName = namespace, name
     wish = topology_wish(annotations)

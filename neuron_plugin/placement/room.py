@@ -154,6 +154,10 @@ class Room:
         self._evictions: deque[float] = deque()
         self._groups: dict[GroupName, float] = {}
         """By group, when it came on last, in unix seconds."""
+        self._asked: dict[GroupName, float] = {}
+        """Of replicas without pods: when to ask for their LeaderWorkerSet again."""
+        self._gone: set[GroupName] = set()
+        """Replicas without pods that nobody makes again."""
         self._unwritten = False
 
     @property
@@ -209,6 +213,7 @@ class Room:
         self._failed_until = {key: until for key, until in self._failed_until.items() if until > now}
         self._left_alone_until = {owner: until for owner, until in self._left_alone_until.items() if until > now}
         self._protected_until = {uid: until for uid, until in self._protected_until.items() if until > now}
+        await self._ask_for_replicas(now)
         for key, record in list(self._records.items()):
             if record.group:
                 self._tend_rank(record, unix_now)
@@ -249,7 +254,33 @@ class Room:
 
     def _may_come(self, group: GroupName) -> bool:
         """Whether pods of a group may still come: some are there, or its controller makes all of them again."""
-        return bool(self._state.members_of(group)) or "/" in group[1]
+        return bool(self._state.members_of(group)) or ("/" in group[1] and group not in self._gone)
+
+    async def _ask_for_replicas(self, now: float) -> None:
+        """Of replicas that have no pods, ask whether their LeaderWorkerSet will make them again."""
+        groups = {record.group_name for record in self._records.values() if record.group}
+        empty = {group for group in groups if "/" in group[1] and not self._state.members_of(group)}
+        self._gone &= empty
+        self._asked = {group: until for group, until in self._asked.items() if group in empty}
+        for group in sorted(empty):
+            if now >= self._asked.get(group, now):
+                self._asked[group] = now + self._context.times.retry
+                if not await self._is_made_again(group):
+                    self._gone.add(group)
+
+    async def _is_made_again(self, group: GroupName) -> bool:
+        """Whether a LeaderWorkerSet is there and has this replica; true where that cannot be known."""
+        name, _, index = group[1].partition("/")
+        request = ApiRequest("GET", _worker_set_path(group[0], name))
+        try:
+            text = await send(self._context.api, request, timeout_seconds=self._context.times.request)
+            owner = msgspec.json.decode(text, type=_Owner)
+        except ApiError as error:
+            return not error.missing
+        except (ClusterError, msgspec.MsgspecError):
+            return True
+        has_it = owner.spec.replicas is None or not index.isdigit() or int(index) < owner.spec.replicas
+        return has_it and not owner.metadata.deletion_timestamp
 
     def _is_sick(self, record: ReserveRecord) -> bool:
         info = self._state.nodes.get(record.node)
@@ -281,6 +312,8 @@ class Room:
         for table in (self._records, self._staged, self._free_since, self._left_alone_until, self._protected_until):
             table.clear()
         self._groups.clear()
+        self._asked.clear()
+        self._gone.clear()
 
     # Who may be moved for whom.
 
@@ -618,9 +651,14 @@ class _OwnerSpec(msgspec.Struct, rename="camel"):
     leader_worker_template: _LeaderWorkerTemplate | None = None
 
 
+class _OwnerMetadata(msgspec.Struct, rename="camel"):
+    deletion_timestamp: str = ""
+
+
 class _Owner(msgspec.Struct):
     """A LeaderWorkerSet, a StatefulSet or a Job, as far as it says what other pods it makes."""
 
+    metadata: _OwnerMetadata = msgspec.field(default_factory=_OwnerMetadata)
     spec: _OwnerSpec = msgspec.field(default_factory=_OwnerSpec)
 
     def makes(self, pods: int) -> bool:
@@ -637,10 +675,14 @@ def _template_of(leader: NeuronPod) -> str:
     """Where it stands what the other pods of a leader's group ask for; empty if nowhere that is known."""
     namespace, member = leader.reference.namespace, leader.member
     if member and member.leader_worker_set:
-        return f"/apis/leaderworkerset.x-k8s.io/v1/namespaces/{namespace}/leaderworkersets/{member.leader_worker_set}"
+        return _worker_set_path(namespace, member.leader_worker_set)
     kind, _, name = leader.controller.partition("/")
     group = {"StatefulSet": "apps/v1", "Job": "batch/v1"}.get(kind)
     return f"/apis/{group}/namespaces/{namespace}/{kind.lower()}s/{name}" if group else ""
+
+
+def _worker_set_path(namespace: str, name: str) -> str:
+    return f"/apis/leaderworkerset.x-k8s.io/v1/namespaces/{namespace}/leaderworkersets/{name}"
 
 
 def _is_lost(taints: Sequence[object]) -> bool:

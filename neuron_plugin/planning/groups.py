@@ -240,14 +240,16 @@ class _Search:
             return on_one_node
         most, options = max(room.values(), default=0), list[tuple[tuple[float, ...], list[tuple[str, Windows]]]]()
         for pattern in self._patterns(windows, wanted):
-            union = sum(pattern)
+            union, begun = sum(pattern), self._begun(pattern, windows, room)
+            if begun is None:
+                continue
             supporting = {
                 name: self._cost(nodes[name], union)
                 for name, free in windows.items()
-                if union & free.mask == union and room[name] >= len(pattern)
+                if name not in begun and union & free.mask == union and room[name] >= len(pattern)
             }
-            most = max(most, len(pattern) * len(supporting))
-            if chosen := self._choose(supporting, pattern, wanted):
+            most = max(most, len(pattern) * len(supporting) + sum(map(len, begun.values())))
+            if chosen := self._choose(supporting, pattern, wanted, begun):
                 options.append(chosen)
         for rank, assigned in sorted(options, key=lambda option: option[0]):
             places = self._assign(pods, assigned)
@@ -286,19 +288,22 @@ class _Search:
 
         Once some of the group are placed, the others have sets that these have.
         """
-        if self._anchors and not self._wish.any_window:
-            own = tuple(sorted({anchor.mask for anchor in self._anchors}))
-            return [own[:size] for size in range(len(own), 0, -1)]
-        packings = Counter(free.packed for free in windows.values()).most_common(MOST_COMMON)
-        patterns = {packed[:wanted]: None for packed, _ in packings}
         sets = sorted({one for free in windows.values() for one in free.sets})
         masks = dict(Counter(free.mask for free in windows.values()).most_common(MOST_MASKS))
-        seeds = sorted(sets, key=lambda one: -_support(masks, one))[:MOST_SEEDS]
+        patterns, most = dict[Windows, None](), wanted
+        if self._anchors and not self._wish.any_window:
+            own = tuple(sorted({anchor.mask for anchor in self._anchors}))
+            seeds, most = [own], wanted + len(self._anchors)
+            patterns.update(dict.fromkeys(own[:size] for size in range(len(own), 0, -1)))
+        else:
+            packings = Counter(free.packed for free in windows.values()).most_common(MOST_COMMON)
+            patterns.update(dict.fromkeys(packed[:wanted] for packed, _ in packings))
+            seeds = [(seed,) for seed in sorted(sets, key=lambda one: -_support(masks, one))[:MOST_SEEDS]]
         for seed in seeds:
-            pattern: Windows = (seed,)
-            union, having = int(seed), masks
+            pattern: Windows = seed
+            union, having = int(sum(seed)), masks
             patterns[pattern] = None
-            while len(pattern) < wanted:
+            while len(pattern) < most:
                 having = {mask: count for mask, count in having.items() if union & mask == union}
                 window = max((one for one in sets if not one & union), key=partial(_support, having), default=None)
                 if window is None or not _support(having, window):
@@ -306,6 +311,22 @@ class _Search:
                 pattern, union = tuple(sorted((*pattern, window))), union | window
                 patterns[pattern] = None
         return sorted(patterns, key=lambda pattern: (-len(pattern), pattern))
+
+    def _begun(
+        self, pattern: Windows, windows: Mapping[str, _Free], room: Mapping[str, int]
+    ) -> dict[str, Windows] | None:
+        """What is left of the arrangement on nodes that have pods of the group; None unless all of it is free."""
+        begun, placed = dict[str, Windows](), defaultdict[str, set[CoreMask]](set)
+        for anchor in self._anchors:
+            placed[anchor.node].add(anchor.mask)
+        for name, masks in placed.items():
+            left = tuple(window for window in pattern if window not in masks)
+            if not left or not masks.issubset(pattern):
+                continue
+            if name not in windows or sum(left) & ~windows[name].mask or room[name] < len(left):
+                return None
+            begun[name] = left
+        return begun
 
     @staticmethod
     def _cost(info: NodeInfo, union: int) -> tuple[float, str]:
@@ -317,15 +338,21 @@ class _Search:
         return left + tie_rank(capacity.geometry, capacity.free_mask, len(info.ledger.by_pod)) / 1e6, info.name
 
     def _choose(
-        self, supporting: Mapping[str, tuple[float, str]], pattern: Windows, wanted: int
+        self, supporting: Mapping[str, tuple[float, str]], pattern: Windows, wanted: int, begun: Mapping[str, Windows]
     ) -> tuple[tuple[float, ...], list[tuple[str, Windows]]] | None:
-        """The tightest of the lowest domains that hold the group, and its nodes in the order of the ranks."""
+        """The tightest of the lowest domains that hold the group, and its nodes in the order of the ranks.
+
+        Nodes that are ``begun`` are filled first.
+        """
         size = len(pattern)
-        needed = -(-wanted // size)
+        needed = -(-(wanted - sum(map(len, begun.values()))) // size)
         depths = len(self._domains.levels)
         paths = {name: self._domains.path(name) for name in supporting}
         anchor_paths = [self._domains.path(anchor.node) for anchor in self._anchors if self._info(anchor.node)]
         per_slice = -(-self._wish.slice_size // size) if self._slice else 0
+        if needed <= 0:
+            depth = common_depth(anchor_paths)
+            return ((float(-depth), 0.0, 0.0, 0.0), self._in_order(begun)) if depth >= self._required else None
         lowest = 0 if self._wish.anywhere else depths
         for depth in range(lowest, self._required - 1, -1):
             by_domain = defaultdict[Path, list[str]](list)
@@ -351,9 +378,11 @@ class _Search:
                 )
                 spare = sum(supporting[name][0] for name in names)
                 rank = float(-depth), float(needed), float(fits[domain] - needed), spare
-                ordered = sorted(names, key=self._domains.rank_key)
-                return rank, [(name, pattern) for name in ordered]
+                return rank, self._in_order({**begun, **dict.fromkeys(names, pattern)})
         return None
+
+    def _in_order(self, windows: Mapping[str, Windows]) -> list[tuple[str, Windows]]:
+        return [(name, windows[name]) for name in sorted(windows, key=self._domains.rank_key)]
 
     def _pick(
         self,

@@ -221,7 +221,7 @@ def judge(
                 return Judgement(pod, standing, sentence=sentence, move=move)
     if standing is Standing.LINKS:
         standing = Standing.SHORT  # no move helps
-    in_the_way = _nearest_holders(answers) if standing in {Standing.SHORT, Standing.RULES} else ()
+    in_the_way = _nearest_holders(scene, pod, answers) if standing in {Standing.SHORT, Standing.RULES} else ()
     return Judgement(pod, standing, None, sentence, None, in_the_way, _what_helps(scene, pod, standing, in_the_way))
 
 
@@ -467,13 +467,21 @@ def _standing(scene: Scene, pod: NeuronPod, answers: Sequence[NodeAnswer]) -> St
     return Standing.LINKS if any(free[kind] >= asked[kind] for kind in possible) else Standing.SHORT
 
 
-def _nearest_holders(answers: Sequence[NodeAnswer]) -> tuple[PodReference, ...]:
-    """Who has the set that is nearest to being free, of the nodes that nothing else speaks against."""
-    sets = [one for answer in answers if len(answer.reasons) == 1 for one in answer.blocked if not one.unhealthy]
-    if not sets:
-        return ()
-    nearest = min(sets, key=lambda one: one.weight)
-    return (*nearest.holders, *nearest.reserved_for)
+def _nearest_holders(scene: Scene, pod: NeuronPod, answers: Sequence[NodeAnswer]) -> tuple[PodReference, ...]:
+    """Who has the set that is nearest to being free, of the nodes that nothing else speaks against.
+
+    The other pods of its own group are in nobody's way.
+    """
+    own = {other.uid for other in scene.cluster.members_of(pod.group)} if pod.group else set()
+    ways = [
+        (one.weight, (*one.holders, *one.reserved_for))
+        for answer in answers
+        if len(answer.reasons) == 1
+        for one in answer.blocked
+        if not one.unhealthy
+    ]
+    others = [(weight, pods) for weight, pods in ways if own.isdisjoint(other.uid for other in pods)]
+    return min(others, key=lambda way: way[0])[1] if others else ()
 
 
 def _what_helps(scene: Scene, pod: NeuronPod, standing: Standing, in_the_way: Sequence[PodReference]) -> str:
@@ -567,7 +575,7 @@ def _judge_group(scene: Scene, first: NeuronPod, now: float, preempting: Contain
     cluster, name = scene.cluster, group[1]
     waiting = waiting_members(scene, group)
     members, least = cluster.members_of(group), cluster.min_counts[group]
-    missing = max(least - (len(members) - len(waiting)), 0)
+    missing = max(least - (len(members) - len(waiting)), 1)
     if len(waiting) < missing:
         leader = next((pod for pod in waiting if pod.member and pod.member.leads), None)
         if leader is None or group not in cluster.templates:
@@ -594,7 +602,7 @@ def _judge_group(scene: Scene, first: NeuronPod, now: float, preempting: Contain
     answers = node_answers(scene, waiting[0])
     most = f"{placed.most} of {len(waiting)} waiting pods have room together, at least {missing} need it"
     sentence = f"Its group {name} does not fit as a whole: {placed.reason or most}"
-    in_the_way = _nearest_holders(answers)
+    in_the_way = _nearest_holders(scene, waiting[0], answers)
     # What speaks against single nodes says more where not one pod has room.
     sentence = f"{sentence}. {sentence_of(answers)}" if not placed.most and not placed.reason else sentence
     return {pod.uid: Judgement(pod, Standing.GROUP, None, sentence, None, in_the_way) for pod in waiting}

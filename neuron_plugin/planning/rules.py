@@ -323,6 +323,8 @@ class AmongPods:
         pods that are there, and constraints that a cluster has for all pods, do not count: the pod does not state them.
         """
         totals = dict.fromkeys(names, 0)
+        if not totals:
+            return totals
         labels = {name: self._nodes[name].node.rules.labels for name in names}
         rules, preferences = pod.rules, pod.rules.preferences
         untolerated = {name: _soft_taints(rules, self._nodes[name].node.rules) for name in names}

@@ -35,7 +35,7 @@ class Typed:
     """A shell in which the page's files are, and the playground is found."""
 
     def __init__(self, playground: Playground, directory: Path) -> None:
-        self._directory = directory
+        self._directory, self._playground = directory, playground
         program = directory / "bin/neuron-plugin"
         program.parent.mkdir(parents=True)
         program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m neuron_plugin "$@"\n', "utf-8")
@@ -55,6 +55,8 @@ class Typed:
             cwd=self._directory, env=self._environment, capture_output=True, text=True, check=False, timeout=90,
         )  # fmt: skip
         printed = done.stdout + done.stderr
+        if line.startswith("kubectl delete"):
+            self._playground.wait_until_freed()  # a reader types more slowly than that
         return done.returncode, {plain(each) for each in printed.splitlines()}
 
 

@@ -164,6 +164,23 @@ def test_every_node_gives_the_same_sets_in_the_same_order() -> None:
         assert masks == sorted(masks)
 
 
+def test_the_rest_of_a_group_fills_the_node_that_is_begun_and_has_the_same_sets_on_the_next() -> None:
+    before, first = scene(node("a", devices("w0", *range(8))), node("b")), TRN1.devices_mask(range(8))
+    plan = place_group(before, members(4, "neuron=8")[1:], anchors=[Anchor("a", first)])
+    assert isinstance(plan, GroupPlan), plan
+    second = TRN1.devices_mask(range(8, 16))
+    places = [(name, placement_mask(placement)) for name, placement in plan.places.values()]
+    assert places == [("a", second), ("b", first), ("b", second)]
+
+
+def test_a_node_that_is_begun_and_cannot_give_the_rest_keeps_the_group_to_the_sets_that_it_has() -> None:
+    before, first = (
+        scene(node("a", devices("w0", *range(8)), devices("x", 8)), node("b"), node("c")),
+        TRN1.devices_mask(range(8)),
+    )
+    assert planned(before, members(3, "neuron=8")[1:], anchors=[Anchor("a", first)]) == {"w1": "b", "w2": "c"}
+
+
 def test_without_a_common_set_a_group_waits_unless_it_takes_any() -> None:
     before = scene(node("a", devices("x", *range(8))), node("b", devices("y", *range(8, 16))))
     assert isinstance(place_group(before, members(2, "neuron=8")), GroupShort)
@@ -304,8 +321,9 @@ def test_pods_that_come_later_are_near_those_that_are_there(tree: Tree, wanted: 
     after.put(first, name, placement)
     later = place_group(after, rest, anchors=[Anchor(name, placement_mask(placement))])
     if isinstance(later, GroupPlan):
-        elsewhere = [placement_mask(one) for where, one in later.places.values() if where != name]
-        assert set(elsewhere) <= {placement_mask(placement)}
+        elsewhere = {placement_mask(one) for where, one in later.places.values() if where != name}
+        beside = {placement_mask(one) for where, one in later.places.values() if where == name}
+        assert elsewhere <= {placement_mask(placement), *beside}
 
 
 @pytest.mark.parametrize("geometry", [TRN1, INF2])

@@ -3,8 +3,10 @@
     python -m tests.planning.verdicts FILE.json.gz ...
 
 Each disagreement is printed, with pod, node and our reasons; then the command fails. A file has worlds: nodes, pods
-that are placed, and cases of a pod and the nodes that passed all filters. It was recorded on kube-scheduler 1.36.2 by
-an extender that refuses every node. Namespaces, StorageClasses and claims are common to all worlds of a file.
+that are placed, and cases of a pod and the nodes that passed all filters (``feasible``), or the node that it was to be
+bound to (``chosen``). It was recorded on kube-scheduler 1.36.2 by an extender that refuses every node, or every bind.
+Namespaces, StorageClasses and claims are common to all worlds of a file. A node may say how many volumes of a driver
+can be attached (``csi``). Where choices are recorded kube-scheduler scored by what pods prefer only.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import json
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from neuron_plugin.planning.scene import Cluster, Scene
 from neuron_plugin.planning.volumes import Claim, Storage, StorageClass, Volume
 from neuron_plugin.topology import catalogue
 
+CORDONED = "node.kubernetes.io/unschedulable"
 ZONE = "topology.kubernetes.io/zone"
 
 
@@ -63,10 +66,26 @@ def compare(recorded: Mapping[str, Any]) -> Iterator[Disagreement]:
         scene = scene_of(recorded, world)
         for case in world["cases"]:
             pod = neuron_pod(PODS.decode(msgspec.json.encode({**case["pod"], "status": {}})))
+            if "chosen" in case:
+                yield from _compare_choice(scene, pod, case["chosen"], str(world["seed"]))
+                continue
             passed = set(case["feasible"])
             for name, reasons in verdict(scene, pod).items():
                 if (name in passed) == bool(reasons):
                     yield Disagreement(str(world["seed"]), str(pod.reference), name, reasons)
+
+
+def _compare_choice(scene: Scene, pod: NeuronPod, chosen: str, world: str) -> Iterator[Disagreement]:
+    """kube-scheduler draws lots among equals, so what it has chosen has to be one of our best nodes."""
+    reasons = verdict(scene, pod)
+    fits = [name for name, why in reasons.items() if not why]
+    scores = scene.allowed(pod).scores(fits)
+    if not chosen:
+        yield from (Disagreement(world, str(pod.reference), name, ()) for name in fits)
+    elif reasons[chosen]:
+        yield Disagreement(world, str(pod.reference), chosen, reasons[chosen])
+    elif scores[chosen] < max(scores.values()):
+        yield Disagreement(world, str(pod.reference), chosen, (f"it prefers another: {scores}",))
 
 
 def verdict(scene: Scene, pod: NeuronPod) -> dict[str, tuple[str, ...]]:
@@ -83,7 +102,7 @@ def verdict(scene: Scene, pod: NeuronPod) -> dict[str, tuple[str, ...]]:
 def scene_of(recorded: Mapping[str, Any], world: Mapping[str, Any]) -> Scene:
     nodes = {}
     for manifest in world["nodes"]:
-        decoded = neuron_node(NODES.decode(msgspec.json.encode(manifest)), catalogue())
+        decoded = neuron_node(NODES.decode(msgspec.json.encode(_tainted(manifest))), catalogue())
         nodes[decoded.name] = node_info(decoded, ())
     population, uses = Population(recorded["namespaces"]), dict[str, list[Any]]()
     ports = defaultdict[str, frozenset[HostPort]](frozenset)
@@ -101,7 +120,16 @@ def scene_of(recorded: Mapping[str, Any], world: Mapping[str, Any]) -> Scene:
             # the second one has ended (pkg/scheduler/framework/types.go, HostPortInfo).
             ports[pod.node_name] -= neuron_pod(pod).rules.ports
     known = {name: NodeUse(node_use(uses.get(name, [])).amounts, ports[name]) for name in nodes}
-    return Scene(Cluster(nodes, {}, known, population, _storage(recorded)))
+    limits = {node["metadata"]["name"]: node["csi"] for node in world["nodes"] if "csi" in node}
+    return Scene(Cluster(nodes, {}, known, population, replace(_storage(recorded), limits=limits)))
+
+
+def _tainted(node: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A node as the cluster had it: the node controller gives a cordoned node a taint, which the manifest lacks."""
+    spec = node["spec"]
+    if not spec.get("unschedulable") or any(taint["key"] == CORDONED for taint in spec["taints"]):
+        return node
+    return {**node, "spec": {**spec, "taints": [*spec["taints"], {"key": CORDONED, "effect": "NoSchedule"}]}}
 
 
 def _storage(recorded: Mapping[str, Any]) -> Storage:
@@ -116,8 +144,10 @@ def _storage(recorded: Mapping[str, Any]) -> Storage:
                 claims[namespace, name] = Claim(storage_class=what)
             else:
                 volume = f"{namespace}-{name}"
-                claims[namespace, name] = Claim(volume)
-                volumes[volume] = Volume(volume, (_zone_term(what),), driver="example.com", handle=volume)
+                of_one_pod = isinstance(what, dict) and bool(what.get("once"))
+                claims[namespace, name] = Claim(volume, once=of_one_pod)
+                terms = (_zone_term(what),) if isinstance(what, list) else None
+                volumes[volume] = Volume(volume, terms, driver="example.com", handle=volume)
     return Storage(claims, volumes, classes)
 
 

@@ -69,11 +69,17 @@ class Tab:
         return found
 
     async def click(self, script: str) -> None:
-        """Click on the element that an expression gives, once it is there, as a mouse does."""
-        await self.until(f"!!({script})")
-        element = (await self.page.evaluate_handle(script)).as_element()
-        assert element, f"{script} is no element"
-        await element.click(timeout=1000 * SECONDS)
+        """Click on the element that an expression gives, once it is there, as a mouse does.
+
+        The page may draw it again meanwhile: then a person clicks on the one that is there now.
+        """
+        async with asyncio.timeout(SECONDS):
+            while True:
+                await self.until(f"!!({script})")
+                element = (await self.page.evaluate_handle(script)).as_element()
+                with suppress(Error):
+                    if element:
+                        return await element.click(timeout=1000 * SECONDS)
 
     async def press(self, key: str) -> None:
         """Press and release one key."""

@@ -75,15 +75,35 @@ class Playground:
 
     def clear(self) -> None:
         """Delete all pods, and wait until they are gone and the plugins say so."""
-        config = yaml.safe_load((self.directory / "kubeconfig").read_text("utf-8"))
-        pods = f"{config['clusters'][0]['cluster']['server']}/api/v1/pods"
-        while found := _answer(pods)["items"]:
+        while found := _answer(self._all_pods)["items"]:
             for pod in found:
                 metadata = pod["metadata"]
                 path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
                 with contextlib.suppress(HTTPError):  # it is gone already
-                    _answer(pods.replace("/api/v1/pods", path), "DELETE")
+                    _answer(self._all_pods.replace("/api/v1/pods", path), "DELETE")
             time.sleep(0.2)
+        self.wait_until_freed()
+
+    def wait_until_freed(self) -> None:
+        """Wait until the plugins have said that what deleted pods had is free."""
+        found = re.search(r"In a browser: (http://[^/]+)/", self.printed())
+        assert found, self.printed()
+        url, ends = f"{found[1]}/apis/neuron-plugin.io/v1/neuronnodes", time.monotonic() + SECONDS
+        while gone := self._holders(url) - self._pods():
+            assert time.monotonic() < ends, gone
+            time.sleep(0.1)
+
+    @property
+    def _all_pods(self) -> str:
+        config = yaml.safe_load((self.directory / "kubeconfig").read_text("utf-8"))
+        return f"{config['clusters'][0]['cluster']['server']}/api/v1/pods"
+
+    def _pods(self) -> set[str]:
+        return {pod["metadata"]["uid"] for pod in _answer(self._all_pods)["items"]}
+
+    @staticmethod
+    def _holders(url: str) -> set[str]:
+        return {pod["uid"] for node in _answer(url)["items"] for pod in node["status"].get("holders", ())}
 
     def shell(self, line: str) -> str:
         """What a line prints that is typed into another shell."""

@@ -243,12 +243,14 @@ async def test_a_group_is_one_line_that_says_how_far_it_is_and_what_keeps_it(bro
         await browser.until(f"{lines}.length === 2 && !{lines}.join().includes('...')")
         alone, train = sorted(await browser.value(lines))
         assert re.fullmatch(r"default/alone .*no room", alone)
-        assert re.fullmatch(r"default/train 1 of 8 placed .*no room.* Fewer than 4 free Neuron devices.*", train)
+        assert re.fullmatch(
+            r"default/train 1 of 8 placed .*no room.* 3 of 16 devices free. In the way: default/small", train
+        )
         assert await browser.value(f"{CHIPS}.includes('8 waiting')"), "pods are counted"
         await browser.click(f"{summaries}.find((each) => /train/.test(each.innerText))")
         await browser.until("!!document.querySelector('#waiting table')")
         opened = await browser.value("document.querySelector('#waiting details[open]').innerText")
-        assert opened.count("Fewer than 4 free Neuron devices") == 1
+        assert opened.count("3 of 16 devices free") == 1
         assert all(f"default/train-{number}" in opened for number in range(1, 8))
 
 

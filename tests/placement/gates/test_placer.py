@@ -588,9 +588,9 @@ async def test_a_group_cut_off_half_way_is_completed_by_the_next_leader(gated: G
     assert [following.gates(f"worker-{number}") for number in range(2)] == [[], []]
 
 
-def worker_set(size: int, workers: AnyJson) -> AnyJson:
+def worker_set(size: int, workers: AnyJson, *, replicas: int = 1) -> AnyJson:
     template = {"size": size, "workerTemplate": {"spec": workers}}
-    return {"metadata": {"name": "serve"}, "spec": {"leaderWorkerTemplate": template}}
+    return {"metadata": {"name": "serve"}, "spec": {"replicas": replicas, "leaderWorkerTemplate": template}}
 
 
 def lws(index: int) -> AnyJson:
@@ -653,13 +653,60 @@ async def test_the_leader_of_a_job_of_its_own_rack_is_placed_where_the_job_fits(
         gated.labelled_node(name, rack=rack)
     gated.pod("used", NEURON, 8, gates=(), node="a", annotations={"NEURON_DEVS": "0,1,2,3,4,5,6,7"})
     says = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "rack", "batch.kubernetes.io/job-completion-index": "0"}
-    own: AnyJson = {"labels": {JOB_KEY: "set"}, "spec": exclusive("set", "rack"), "owner": "Job/set"}
+    labels = {JOB_KEY: "set", "jobset.sigs.k8s.io/global-replicas": "1"}
+    own: AnyJson = {"labels": labels, "spec": exclusive("set", "rack"), "owner": "Job/set"}
     gated.pod("leader", NEURON, 8, group="set", size=3, annotations=says, **own)
     for _ in range(3):
         await gated.step(after=TIMES.leader)
     assert gated.place("leader") in {"b", "c"}
     assert {kept.node for kept in gated.state.reserved.values()} <= {"b", "c"}
     assert len(gated.state.reserved) == 2
+
+
+async def test_each_job_of_a_group_has_a_domain_of_its_own_where_it_is_to_be_alone(gated: GatesBench) -> None:
+    for name in ("a", "b"):
+        gated.labelled_node(name, rack=name)
+    topology = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "rack"}
+    index, job_index = "batch.kubernetes.io/job-completion-index", "jobset.sigs.k8s.io/job-index"
+    labels = {"jobset.sigs.k8s.io/global-replicas": "2"}
+    for job in ("0", "1"):
+        own: AnyJson = {"labels": {**labels, JOB_KEY: job, job_index: job}, "owner": f"Job/{job}"}
+        says = {**topology, index: "0"}
+        gated.pod(f"leader-{job}", NEURON, 8, group="s", size=4, annotations=says, spec=exclusive(job, "rack"), **own)
+    for _ in range(3):
+        await gated.step(after=TIMES.leader)
+    racks = {job: gated.place(f"leader-{job}") for job in ("0", "1")}
+    assert sorted(racks.values()) == ["a", "b"]
+    for job, rack in racks.items():
+        own = {"labels": {**labels, JOB_KEY: job, job_index: job}, "owner": f"Job/{job}"}
+        says, where = {**topology, index: "1"}, {"nodeSelector": {"rack": rack}}
+        gated.pod(f"other-{job}", NEURON, 8, group="s", size=4, annotations=says, spec=where, **own)
+    await gated.place_all()
+    assert {job: gated.place(f"other-{job}") for job in ("0", "1")} == racks
+
+
+@pytest.mark.parametrize("left", ["nothing", "fewer replicas"])
+async def test_the_places_of_a_replica_that_nobody_makes_again_are_free_at_once(gated: GatesBench, left: str) -> None:
+    workers = {"containers": [container("main", NEURON, 4)]}
+    gated.server.create(LEADER_WORKER_SETS, worker_set(3, workers), "default")
+    gated.node("a")
+    names = ["serve-0", "serve-0-1", "serve-0-2"]
+    for index, name in enumerate(names):
+        gated.pod(name, NEURON, 4, **lws(index))
+    await gated.place_all()
+    for name in names:
+        gated.bind(name, "a")
+    await gated.step()
+    gated.server.delete(LEADER_WORKER_SETS, "serve", "default")
+    if left == "fewer replicas":
+        gated.server.create(LEADER_WORKER_SETS, worker_set(3, workers, replicas=0), "default")
+    for name in names:
+        gated.server.delete_pod("default", name, grace_seconds=0)
+    gated.pod("next", NEURON, 16)
+    await gated.step()
+    await gated.room.tend()
+    await gated.place_all()
+    assert gated.place("next") == "a"
 
 
 async def test_a_group_that_is_made_again_gets_its_places_back(gated: GatesBench) -> None:
