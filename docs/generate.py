@@ -48,6 +48,24 @@ METRICS_INTRODUCTION = """\
 Both daemons serve `/metrics` in the Prometheus text format beside `/healthz` and `/readyz`. Gauges are read from the
 state at each scrape, so the series of a pod or device that is gone goes with it."""
 
+OFFERED = frozenset(
+    f"{family}.{size}"
+    for family, sizes in {
+        "inf1": "xlarge 2xlarge 6xlarge 24xlarge",
+        "inf2": "xlarge 8xlarge 24xlarge 48xlarge",
+        "trn1": "2xlarge 32xlarge",
+        "trn1n": "32xlarge",
+        "trn2": "3xlarge 48xlarge",
+        "trn2u": "48xlarge",
+        "trn3": "48xlarge",
+        "trn3n": "48xlarge",
+        "trn3en": "24xlarge",
+        "trn3s-es": "48xlarge",
+    }.items()
+    for size in sizes.split()
+)
+"""The types on which AWS's own chart (1.10, SDK 2.32) runs its plugin."""
+
 HOLDERS = """\
 **Which pod has a device?** Join by `neuron_plugin_core_holder`, as the dashboard does:
 `neuroncore_utilization_ratio * on (node, neuroncore) group_left (namespace, pod) neuron_plugin_core_holder`. The
@@ -58,8 +76,9 @@ container was assigned. PodResources shows what the kubelet drew, and no plain i
 TYPES_INTRODUCTION = """\
 What is known about each type. The machine's own sysfs comes first; describe a further type in a file for
 `--instance-types` (`neuron_plugin/instance_file.py` says in which form). Cores are physical; `neuroncore`s are logical,
-at the product's default LNC. *Aligned*: a power of two of cores begins at a multiple of itself, also inside a device,
-any other number of them at a device."""
+at the product's default LNC. Types with * are not in AWS's own chart (1.10): the Neuron driver's source or the SDK
+names them, and EC2 may not offer them. *Aligned*: a power of two of cores begins at a multiple of itself, also inside a
+device, any other number of them at a device."""
 
 
 def configuration() -> str:
@@ -114,7 +133,7 @@ def instance_types() -> str:
     """The catalogue."""
     rows = [
         (
-            f"`{one.name}`",
+            f"`{one.name}`" if one.name in OFFERED else f"`{one.name}` *",
             one.device_name,
             str(one.devices),
             str(one.cores_per_device),

@@ -1,4 +1,4 @@
-"""docs/eks.md: what goes to eksctl, Terraform and Kubernetes is read, as far as that goes without them.
+"""docs/eks.md and docs/terraform.md: what goes to eksctl, Terraform and Kubernetes is read, as far as that goes.
 
 The commands are tried by ``test_commands``, the ``console`` blocks beside a playground by ``test_platforms``.
 """
@@ -35,7 +35,7 @@ def groups() -> list[dict[str, Any]]:
 
 
 def terraform() -> dict[str, Any]:
-    (text,) = blocks(PAGE, "hcl")
+    (text,) = blocks(DOCS / "terraform.md", "hcl")
     loaded: dict[str, Any] = hcl2.loads(text)
     return loaded
 
