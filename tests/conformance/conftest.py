@@ -56,6 +56,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="also make the kubelet's device checkpoint unreadable, which costs all pods of the node their record",
     )
     group.addoption("--mode", choices=("device-plugin", "dra"), default="device-plugin", help="which cases to run")
+    group.addoption("--clusters", type=int, default=10, help="random clusters in which places are compared")
     group.addoption("--slow", action="store_true", help="wait out the kubelet's five minutes of grace, too")
 
 
