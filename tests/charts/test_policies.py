@@ -81,6 +81,31 @@ def test_every_policy_is_in_force_and_fails_closed(name: str) -> None:
         assert each["spec"]["failurePolicy"] == ("Ignore" if early else "Fail")
 
 
+LITERAL = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
+"""A CEL string."""
+
+
+@of_each(FENCED)
+def test_no_text_of_a_policy_ends_before_its_end(name: str) -> None:
+    kinds = ("ValidatingAdmissionPolicy", "MutatingAdmissionPolicy")
+    found = [text for kind in kinds for each in of_kind(name, kind).values() for text in cel_of(each["spec"])]
+    assert found
+    for text in found:
+        without = LITERAL.sub("\0", text)
+        assert "'" not in without, text
+        assert not re.search("\0\\s*(?!in\\b)\\w", without), f"an apostrophe in a text: {text}"
+
+
+def cel_of(part: object) -> list[str]:
+    """All expressions of a policy."""
+    if isinstance(part, list):
+        return [text for each in part for text in cel_of(each)]
+    if not isinstance(part, dict):
+        return []
+    own = [text for key, text in part.items() if key.lower().endswith("expression") and isinstance(text, str)]
+    return own + [text for each in part.values() for text in cel_of(each)]
+
+
 def test_a_cluster_may_do_without() -> None:
     assert not of_kind("without-fences", "ValidatingAdmissionPolicy")
     assert not of_kind("without-fences", "ValidatingAdmissionPolicyBinding")
