@@ -27,7 +27,8 @@ _ULTRASERVER_KEYS = (
     "topology.k8s.aws/capacity-block-id",
 )
 _PAIR_KEYS = (f"{PREFIX}ultraserver-server-id-2", f"{_VENDOR}ultraserver-server-id-2")
-_NODE_ID_KEYS = tuple(f"{prefix}ultraserver-node-id-{size}" for size in (4, 2) for prefix in (PREFIX, _VENDOR))
+_NODE_ID_KEYS = tuple(tuple(f"{prefix}ultraserver-node-id-{size}" for prefix in (PREFIX, _VENDOR)) for size in (4, 2))
+"""Of a node in an UltraServer of four, and in a pair."""
 
 Path = tuple[str, ...]
 """The domains of a node, the broadest first and the node itself last. A beginning of it names one domain."""
@@ -101,11 +102,19 @@ class Domains:
         leaf = self.depth_of(LEAF)
         return [*names[:leaf], *([LEAF] if leaf else []), *names[leaf or 0 :]] if leaf else names
 
-    def rank_key(self, name: str) -> tuple[Path, int, str]:
-        """By which nodes are put in order: by their domains, and in an UltraServer by their node ids."""
-        labels = self._nodes[name].node.rules.labels
-        ids = (labels[key] for key in _NODE_ID_KEYS if labels.get(key, "").isdecimal())
-        return self.path(name)[:-1], int(next(ids, "0")), name
+    def rank_key(self, name: str) -> tuple[Path, int, Path, int, str]:
+        """By which nodes are put in order: by their domains, and in an UltraServer by their node ids.
+
+        The node ids of an UltraServer are the order of its ring, and come before the names of its pairs.
+        """
+        labels, path = self._nodes[name].node.rules.labels, self.path(name)[:-1]
+        in_four, in_pair = (
+            next((int(labels[key]) for key in keys if labels.get(key, "").isdecimal()), 0) for keys in _NODE_ID_KEYS
+        )
+        servers = (
+            depth for depth, level in enumerate(self.levels, 1) if not {*level.keys}.isdisjoint(_ULTRASERVER_KEYS)
+        )
+        return path[: next(servers, None)], in_four, path, in_pair, name
 
     def forget(self, name: str) -> None:
         """This node is another one now."""

@@ -70,3 +70,14 @@ def test_nodes_of_an_ultraserver_are_in_the_order_of_their_node_ids() -> None:
     ids = {"a": "3", "b": "0", "c": "12", "d": "2"}
     domains = tree({name: {ULTRASERVER: "u", "neuron-plugin.io/ultraserver-node-id-4": ids[name]} for name in ids})
     assert sorted(ids, key=domains.rank_key) == ["b", "d", "a", "c"]
+
+
+def test_the_pairs_of_an_ultraserver_are_in_the_order_of_its_ring_too() -> None:
+    def of(pair: str, four: int, two: int) -> dict[str, str]:
+        ids = {f"neuron-plugin.io/ultraserver-node-id-{size}": str(number) for size, number in ((4, four), (2, two))}
+        return {ULTRASERVER: "u", PAIR: pair, **ids}
+
+    domains = tree({"a": of("z", 0, 0), "b": of("z", 1, 1), "c": of("p", 2, 0), "d": of("p", 3, 1)})
+    assert sorted("abcd", key=domains.rank_key) == ["a", "b", "c", "d"]
+    pairs_alone = tree({"a": {PAIR: "z"}, "b": {PAIR: "z"}, "c": {PAIR: "p"}})
+    assert sorted("abc", key=pairs_alone.rank_key) == ["c", "a", "b"]
