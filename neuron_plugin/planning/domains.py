@@ -62,6 +62,9 @@ class Domains:
         self._keys: dict[str, tuple[str, ...]] = {}
         self._levels: tuple[NetworkLevel, ...] | None = None
         self._paths: dict[str, Path] = {}
+        self._empty = Counter[Path]()
+        self._counted: dict[str, Path] = {}
+        self._uncounted = set[str]()
         for name in nodes:
             self.forget(name)
 
@@ -69,10 +72,8 @@ class Domains:
     def levels(self) -> tuple[NetworkLevel, ...]:
         """Those that exist, the broadest first; the last one is the node."""
         if self._levels is None:
-            layers = sorted(key for key in self._present if _LAYER.fullmatch(key))
-            found = [NetworkLevel(ZONE, _ZONE_KEYS), *(NetworkLevel(key, (key,)) for key in layers)]
-            found += [NetworkLevel(ULTRASERVER, _ULTRASERVER_KEYS), NetworkLevel(PAIR, _PAIR_KEYS)]
-            found = list(self._named) or [level for level in found if any(map(self._present.__contains__, level.keys))]
+            known = _known_levels(self._present)
+            found = self._named or [level for level in known if any(map(self._present.__contains__, level.keys))]
             self._levels = (*found, NODE_LEVEL)
         return self._levels
 
@@ -131,7 +132,41 @@ class Domains:
             if known != set(self._present):
                 self._levels = None
                 self._paths.clear()
+                self._empty.clear()
+                self._counted.clear()
+                self._uncounted.update(self._nodes)
         self._paths.pop(name, None)
+        self._uncounted.add(name)
+
+    def see_pods(self, name: str) -> None:
+        """The pods of this node are others now."""
+        self._uncounted.add(name)
+
+    def empty_around(self, path: Path) -> tuple[int, ...]:
+        """How many nodes without Neuron pods there are in each domain around a domain or node, the nearest first.
+
+        Of equals that with the least leaves most of the network whole.
+        """
+        for name in self._uncounted:
+            for depth in range(1, len(before := self._counted.pop(name, ()))):
+                self._empty[before[:depth]] -= 1
+            info = self._nodes.get(name)
+            if info and info.inventory and not info.ledger.allocations:
+                now = self._counted[name] = self.path(name)
+                self._empty.update(now[:depth] for depth in range(1, len(now)))
+        self._uncounted.clear()
+        return tuple([self._empty[path[:depth]] for depth in range(len(path) - 1, 0, -1)])
+
+
+def _known_levels(keys: Iterable[str]) -> list[NetworkLevel]:
+    """The levels that may exist where nodes have these labels, the broadest first."""
+    layers = sorted(key for key in keys if _LAYER.fullmatch(key))
+    return [
+        NetworkLevel(ZONE, _ZONE_KEYS),
+        *(NetworkLevel(key, (key,)) for key in layers),
+        NetworkLevel(ULTRASERVER, _ULTRASERVER_KEYS),
+        NetworkLevel(PAIR, _PAIR_KEYS),
+    ]
 
 
 def _known_keys(labels: Mapping[str, str]) -> Iterable[str]:

@@ -8,7 +8,7 @@ import pytest
 
 from neuron_plugin.allocation import NodeInfo
 from neuron_plugin.planning.domains import Domains, common_depth
-from tests.planning.clusters import node
+from tests.planning.clusters import devices, node
 
 ZONE, LAYER = "topology.kubernetes.io/zone", "topology.k8s.aws/network-node-layer-{}"
 ULTRASERVER, PAIR = "neuron-plugin.io/ultraserver-server-id-4", "neuron.amazonaws.com/ultraserver-server-id-2"
@@ -81,3 +81,29 @@ def test_the_pairs_of_an_ultraserver_are_in_the_order_of_its_ring_too() -> None:
     assert sorted("abcd", key=domains.rank_key) == ["a", "b", "c", "d"]
     pairs_alone = tree({"a": {PAIR: "z"}, "b": {PAIR: "z"}, "c": {PAIR: "p"}})
     assert sorted("abc", key=pairs_alone.rank_key) == ["c", "a", "b"]
+
+
+def test_empty_nodes_are_counted_in_each_domain_as_pods_come_and_go() -> None:
+    labels = {
+        "a": {ZONE: "z", ULTRASERVER: "u"},
+        "b": {ZONE: "z", ULTRASERVER: "u"},
+        "c": {ZONE: "z", ULTRASERVER: "v"},
+    }
+    nodes = {name: labelled(name, said) for name, said in labels.items()}
+    domains, empty = Domains(nodes), dict(nodes)
+    assert [domains.empty_around(domains.path(name)) for name in "abc"] == [(2, 3), (2, 3), (1, 3)]
+    held = devices("x", 0)
+    nodes["a"] = nodes["a"].with_pod(held.pod.reference, held.placement)
+    domains.see_pods("a")
+    assert [domains.empty_around(domains.path(name)) for name in "bc"] == [(1, 2), (1, 2)]
+    nodes["a"] = empty["a"]
+    domains.see_pods("a")
+    del nodes["c"]
+    domains.forget("c")
+    assert domains.empty_around(domains.path("b")) == (2, 2)
+    nodes["b"] = labelled("b", {ZONE: "y"})  # of no UltraServer
+    domains.forget("b")
+    assert domains.empty_around(domains.path("b")) == (1, 1)
+    nodes["a"] = labelled("a", {ZONE: "y"})  # the level ends
+    domains.forget("a")
+    assert domains.empty_around(domains.path("b")) == (2,)
