@@ -158,6 +158,12 @@ class Domains:
         return tuple([self._empty[path[:depth]] for depth in range(len(path) - 1, 0, -1)])
 
 
+def domains_of(labels: Mapping[str, str], named: Sequence[str] = ()) -> dict[str, str]:
+    """The domains that the labels of a node name, by the names of their levels, the broadest first."""
+    levels = [NetworkLevel(key, (key,)) for key in named] or _known_levels(labels)
+    return {level.name: value for level in levels if (value := level.value(labels))}
+
+
 def _known_levels(keys: Iterable[str]) -> list[NetworkLevel]:
     """The levels that may exist where nodes have these labels, the broadest first."""
     layers = sorted(key for key in keys if _LAYER.fullmatch(key))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from neuron_plugin.allocation import NodeInfo
-from neuron_plugin.planning.domains import Domains, common_depth
+from neuron_plugin.planning.domains import Domains, common_depth, domains_of
 from tests.planning.clusters import devices, node
 
 ZONE, LAYER = "topology.kubernetes.io/zone", "topology.k8s.aws/network-node-layer-{}"
@@ -81,6 +81,15 @@ def test_the_pairs_of_an_ultraserver_are_in_the_order_of_its_ring_too() -> None:
     assert sorted("abcd", key=domains.rank_key) == ["a", "b", "c", "d"]
     pairs_alone = tree({"a": {PAIR: "z"}, "b": {PAIR: "z"}, "c": {PAIR: "p"}})
     assert sorted("abc", key=pairs_alone.rank_key) == ["c", "a", "b"]
+
+
+def test_the_domains_of_a_node_are_those_that_its_labels_name() -> None:
+    labels = {PAIR: "p", ULTRASERVER: "u", **layers("t", "l"), ZONE: "z", "rack": "r"}
+    assert list(domains_of(labels).items()) == [
+        ("zone", "z"), (LAYER.format(1), "t"), (LAYER.format(2), "l"), ("ultraserver", "u"), ("pair", "p"),
+    ]  # fmt: skip
+    assert domains_of(labels, ["rack", "row"]) == {"rack": "r"}
+    assert domains_of({}) == {}
 
 
 def test_empty_nodes_are_counted_in_each_domain_as_pods_come_and_go() -> None:
