@@ -37,7 +37,8 @@ class GroupMember:
     ``size`` is how many pods the group has, 0 where the pod does not say. ``rank`` orders the pods, as the index of
     their framework does; None where no index is known. ``leads``: the others are made once this pod runs or is placed.
     ``unreadable`` says what of its wish cannot be read. ``leader_worker_set`` is the name of the LeaderWorkerSet whose
-    replica the group is.
+    replica the group is. ``host`` is the DNS name that a Service gives the pod, empty without one.
+    ``sets_ultraserver``: a container sets some variable of UltraServers itself.
     """
 
     group: GroupName
@@ -47,3 +48,5 @@ class GroupMember:
     wish: TopologyWish = NO_WISH
     unreadable: Rejection | None = None
     leader_worker_set: str = ""
+    host: str = ""
+    sets_ultraserver: bool = False

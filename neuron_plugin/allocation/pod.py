@@ -29,6 +29,7 @@ from neuron_plugin.allocation.rejection import (
 from neuron_plugin.allocation.requests import Amounts, ContainerKind, PodRequest
 from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.allocation.runs import ContainerRun
+from neuron_plugin.allocation.ultraserver import UltraServerPlace
 from neuron_plugin.topology import NO_CORES, CoreMask, Geometry, Unit
 
 TERMINAL_PHASES = frozenset({"Succeeded", "Failed"})
@@ -115,7 +116,8 @@ class NeuronPod:
     deleted. ``released``: it was handed to its scheduler without a node, but for nodes that it may not go to.
     ``unschedulable``: its scheduler does not find a node good; never of a pod on which nothing of ours was written.
 
-    ``member`` says with which other pods it is placed. ``tried``: some scheduler has looked at it. ``ready``: it is
+    ``member`` says with which other pods it is placed, ``ultraserver`` its place where they have UltraServers whole.
+    ``tried``: some scheduler has looked at it. ``ready``: it is
     Ready. ``version`` is the object's, while our gate holds it. ``labels`` are its own, with its namespace.
     ``strategy`` is what the annotation says, a ``Rejection`` if it says nothing that exists. ``rules`` is what
     kube-scheduler's own plugins look at. ``preempts``: pods of lower priority may be evicted for this one.
@@ -152,6 +154,7 @@ class NeuronPod:
     assignment_keys: tuple[str, ...] = ()
     refused_demands: frozenset[tuple[Resource, int]] = frozenset()
     member: GroupMember | None = None
+    ultraserver: UltraServerPlace | None = None
     version: str = ""
     labels: PodLabels = NO_LABELS
     strategy: PlacementStrategy | Rejection | None = None

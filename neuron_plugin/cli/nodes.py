@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -27,12 +27,17 @@ columns:
   PODS          how many pods have some of them, or were promised some; see: neuron-plugin pods --node NODE
   STATE         open, or why no new pod is placed there, such as that the node is cordoned
   IDLE          (wide) devices that pods have and whose cores execute nothing, see neuron-plugin pods
-  RENEWED       (wide) when the node's plugin last renewed its Lease, by its own clock"""
+  RENEWED       (wide) when the node's plugin last renewed its Lease, by its own clock
+
+With --tree the nodes stand under the domains of the network that their labels name. NODES is how many
+there are, WHOLE how many of them are open and free as a whole, and FREE as above; -o json is the same
+with and without."""
 
 EXAMPLES = """
 neuron-plugin nodes
 neuron-plugin nodes worker-1 -o wide
 neuron-plugin nodes --watch
+neuron-plugin nodes --tree
 neuron-plugin nodes -o json | jq '.nodes[] | select(.status.open | not) | .metadata.name'
 kubectl -n kube-system port-forward svc/neuron-plugin-extender 12346 &
 neuron-plugin nodes --extender http://127.0.0.1:12346
@@ -75,6 +80,7 @@ def add_flags(parser: ArgumentParser) -> None:
     """Which nodes, and how to show them."""
     parser.add_argument("nodes", metavar="NODE", nargs="*", help="only these nodes (default: all that have Neuron)")
     parser.add_argument("-A", "--all", action="store_true", help="nodes without Neuron devices, too")
+    parser.add_argument("--tree", action="store_true", help="what is free in each domain of the network")
     add_view_flags(parser)
 
 
@@ -83,7 +89,7 @@ def run(arguments: Namespace) -> int:
     form = Form(arguments.output)
     for number, views in enumerate(cluster_views(arguments, leases=True)):
         report = report_of(views, arguments.nodes, everything=arguments.all)
-        lines = node_lines(form, report)
+        lines = tree_lines(report) if arguments.tree else node_lines(form, report)
         if arguments.watch:
             show_again(form, report, lines, first=not number)
         else:
@@ -177,3 +183,47 @@ def node_lines(form: Form, report: NodesReport) -> list[Line]:
         f"{total.waiting_pods} waiting{f' ({total.gated_pods} gated)' if total.gated_pods else ''}"
     )
     return [*table(list(cells), rows), *plain("", summary)]
+
+
+class _Domain:
+    """What is free in a part of the network, and its parts."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, _Domain] = {}
+        self.nodes: list[NodeView] = []
+
+
+def tree_lines(report: NodesReport) -> list[Line]:
+    """A row for each domain of the network and for each node in it."""
+    root = _Domain()
+    for node in report.nodes:
+        domain = root
+        for level, name in node.spec.domains.items():
+            domain = domain.parts.setdefault(f"{level.rpartition('/')[2]} {name}", _Domain())
+        domain.nodes.append(node)
+    if not report.nodes:
+        return plain("no node has Neuron devices; with --all the others are shown, too")
+    return table(["DOMAIN", "NODES", "WHOLE", "FREE", "STATE"], list(_tree_rows(root, 0)))
+
+
+def _tree_rows(domain: _Domain, depth: int) -> Iterator[list[tuple[str, str]]]:
+    for name, part in sorted(domain.parts.items()):
+        yield [(text, "") for text in (f"{'  ' * depth}{name}", *_free_in([*_all_nodes(part)]), "")]
+        yield from _tree_rows(part, depth + 1)
+    for node in domain.nodes:
+        state = ("open", "green") if node.status.open else (node.status.reason, "bold red")
+        cells = (f"{'  ' * depth}{node.name}", *_free_in([node]))
+        yield [*((text, "") for text in cells), state]
+
+
+def _all_nodes(domain: _Domain) -> Iterator[NodeView]:
+    yield from domain.nodes
+    for part in domain.parts.values():
+        yield from _all_nodes(part)
+
+
+def _free_in(nodes: Sequence[NodeView]) -> tuple[str, str, str]:
+    """How many nodes there are, how many are free as a whole, and the free devices of all."""
+    free, devices = sum(node.status.device_counts.free for node in nodes), sum(node.spec.devices for node in nodes)
+    whole = sum(bool(node.spec.devices) and node.status.device_counts.free == node.spec.devices for node in nodes)
+    return str(len(nodes)), str(whole), f"{free}/{devices}"

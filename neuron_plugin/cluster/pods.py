@@ -42,6 +42,7 @@ from neuron_plugin.allocation.keys import (
     POD_UID_KEY,
     PREFIX,
     RELEASED_KEY,
+    ULTRASERVER_KEY,
     UNHEALTHY_LABEL,
 )
 from neuron_plugin.allocation.node_rules import (
@@ -65,6 +66,7 @@ from neuron_plugin.allocation.pod import TERMINAL_PHASES, is_movable, placement_
 from neuron_plugin.allocation.rejection import INVALID_REQUEST, UNREADABLE_ASSIGNMENT
 from neuron_plugin.allocation.requests import ContainerSpec, RequestError, parse_count, parse_quantity, pod_request
 from neuron_plugin.allocation.runs import ContainerRun
+from neuron_plugin.allocation.ultraserver import VARIABLES, UltraServerPlace, read_ultraserver_place
 from neuron_plugin.cluster.groups import group_member
 from neuron_plugin.cluster.objects import ApiObject, ApiResource, Wire
 
@@ -105,6 +107,10 @@ class _SecurityContext(Wire, frozen=True):
     privileged: bool | None = None
 
 
+class _Variable(Wire, frozen=True):
+    name: str = ""
+
+
 class Container(Wire, frozen=True):
     """A container of either list."""
 
@@ -113,6 +119,7 @@ class Container(Wire, frozen=True):
     resources: Resources | None = None
     ports: tuple[_Port, ...] | None = None
     security_context: _SecurityContext | None = None
+    env: tuple[_Variable, ...] | None = None
 
     @property
     def limits(self) -> Mapping[str, str]:
@@ -304,6 +311,8 @@ class PodSpec(Wire, frozen=True):
     node_name: str = ""
     scheduler_name: str = DEFAULT_SCHEDULER
     restart_policy: str = "Always"
+    hostname: str | None = None
+    subdomain: str | None = None
     priority: int | None = None
     preemption_policy: str | None = None
     containers: tuple[Container, ...] | None = None
@@ -601,6 +610,7 @@ def neuron_pod(pod: Pod, *, progress: bool = True) -> NeuronPod:
         assignment_keys=tuple([key for key in ASSIGNMENT_KEYS if key in annotations]),
         refused_demands=_refused_demands(pod) if isinstance(request, Rejection) else frozenset(),
         member=_member(pod, controller[0]),
+        ultraserver=_ultraserver_place(pod),
         version=pod.resource_version if gated else "",
         labels=pod_labels(pod.namespace, labels),
         strategy=placement_strategy(annotations.get(PLACEMENT_KEY, "")),
@@ -660,7 +670,22 @@ def _member(pod: Pod, owner_kind: str) -> GroupMember | None:
     pod_group = (group.pod_group_name if group else "") or ""
     if not (pod_group or pod.labels or pod.annotations):
         return None
-    return group_member(pod.namespace, pod.annotations, pod.labels, pod_group, owner_kind)
+    member = group_member(pod.namespace, pod.annotations, pod.labels, pod_group, owner_kind)
+    if member is None:
+        return None
+    spec, host = pod.spec, ""
+    if spec.hostname and spec.subdomain:  # the cluster's domain is left to the resolver of the pod
+        host = f"{spec.hostname}.{spec.subdomain}.{pod.namespace}.svc"
+    sets_ultraserver = any(
+        variable.name in VARIABLES for container, _ in pod.containers for variable in container.env or ()
+    )
+    return replace(member, host=host, sets_ultraserver=sets_ultraserver)
+
+
+def _ultraserver_place(pod: Pod) -> UltraServerPlace | None:
+    text = pod.annotations.get(ULTRASERVER_KEY, "")
+    own = text and pod.annotations.get(POD_UID_KEY) == pod.uid and not _is_meant_for_another(pod)
+    return read_ultraserver_place(text) if own else None
 
 
 class _Asked(NamedTuple):

@@ -22,6 +22,7 @@ from neuron_plugin.allocation.resources import format_ids, ranges
 from neuron_plugin.allocation.utilization import ContainerUtilization, Utilization
 from neuron_plugin.cluster import ApiResource
 from neuron_plugin.placement.state import ClusterState
+from neuron_plugin.planning.domains import domains_of
 from neuron_plugin.topology import CoreMask, Geometry, Unit, cores_in, free_sets, valid_sets
 
 GROUP = "/apis/neuron-plugin.io/v1"
@@ -73,7 +74,8 @@ class NodeViewSpec(_Part, frozen=True):
     """A node's hardware. All is empty where it is not known. ``logical_core_size`` is the LNC in force.
 
     ``block_sizes`` are the device counts that are handed out as aligned blocks; without any every run will do.
-    ``core_block_sizes`` are those of slices of cores where they differ, as on Trn2 and Trn3.
+    ``core_block_sizes`` are those of slices of cores where they differ, as on Trn2 and Trn3. ``domains`` are the parts
+    of the network that the node's labels name, by their levels, the broadest first.
     """
 
     instance_type: str = ""
@@ -86,6 +88,7 @@ class NodeViewSpec(_Part, frozen=True):
     driver_version: str = ""
     block_sizes: tuple[int, ...] = ()
     core_block_sizes: tuple[int, ...] = ()
+    domains: Mapping[str, str] = {}
 
 
 class UtilizationView(_Part, frozen=True):
@@ -278,6 +281,7 @@ def node_view(state: ClusterState, info: NodeInfo, version: int = 0) -> NodeView
         driver_version=inventory.driver_version,
         block_sizes=geometry.block_sizes,
         core_block_sizes=geometry.core_block_sizes,
+        domains=domains_of(info.node.rules.labels, state.levels),
     )
     utilization = device_utilization(info, state.utilization_on(info.name))
     status = NodeViewStatus(

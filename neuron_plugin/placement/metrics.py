@@ -6,6 +6,8 @@ that is gone leaves no series behind.
 
 from __future__ import annotations
 
+from collections import Counter as Tally
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
@@ -13,8 +15,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from neuron_plugin.allocation import ContainerKind, NeuronPod, NodeInfo, NodeInventory
+from neuron_plugin.allocation.group import GroupName
 from neuron_plugin.build import build
 from neuron_plugin.placement.state import ClusterState
+from neuron_plugin.planning.domains import common_depth
 from neuron_plugin.topology import Geometry, Unit, sets_by_count
 
 MOST_SIZED_DEVICES = 16
@@ -145,6 +149,11 @@ def state_metrics(
     yield _gauge("gated_pods", text, {("waiting",): len(gated), ("promised",): promised}, "state")
     text = "Age of the oldest pod that our scheduling gate holds back and that has no place; 0 without one."
     yield _gauge("gated_oldest_seconds", text, {(): max((_age(pod, unix_now) for pod in gated), default=0.0)})
+    by_level, outside = _groups(state) if leading else ({}, 0)
+    text = "Groups with two or more placed pods, by the lowest level of the network that all of these share; or none."
+    yield _gauge("groups", text, by_level, "level")
+    text = "Placed pods of groups outside the domain of most of their group, at the level that the group asks for."
+    yield _gauge("group_members_outside", text, {(): outside})
     ages_by_size = _Values()
     for pod in pods:
         if pod.request and not (pod.place or pod.terminating or pod.uid in state.assumed):
@@ -165,6 +174,24 @@ def state_metrics(
     yield ended
     yield _gauge("binds_under_way", "Binds that have not ended.", {(): under_way})
     yield _gauge("cache_drift", "Confirmed bindings that the watch should have shown and has not.", {(): unseen})
+
+
+def _groups(state: ClusterState) -> tuple[_Values, int]:
+    """How many groups share which level, and how many pods are outside the level that their group asks for."""
+    cluster, domains = state.scene().cluster, state.choices.domains
+    by_level, outside, members = _Values(), 0, defaultdict[GroupName, list[NeuronPod]](list)
+    for pod in state.pods.values():
+        if pod.group and pod.place in state.nodes and not pod.terminating:
+            members[pod.group].append(pod)
+    for pods in members.values():
+        paths = [domains.path(pod.place) for pod in pods]
+        if len(paths) > 1:
+            depth, wish = common_depth(paths), cluster.wish_of(pods[0])
+            level = domains.levels[depth - 1].name if depth else "none"
+            by_level[level,] = by_level.get((level,), 0) + 1
+            if wished := domains.depth_of(wish.required or wish.preferred):
+                outside += len(paths) - max(Tally(path[:wished] for path in paths).values())
+    return by_level, outside
 
 
 def _age(pod: NeuronPod, unix_now: float) -> float:

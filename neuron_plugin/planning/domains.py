@@ -27,7 +27,8 @@ _ULTRASERVER_KEYS = (
     "topology.k8s.aws/capacity-block-id",
 )
 _PAIR_KEYS = (f"{PREFIX}ultraserver-server-id-2", f"{_VENDOR}ultraserver-server-id-2")
-_NODE_ID_KEYS = tuple(f"{prefix}ultraserver-node-id-{size}" for size in (4, 2) for prefix in (PREFIX, _VENDOR))
+_NODE_ID_KEYS = tuple(tuple(f"{prefix}ultraserver-node-id-{size}" for prefix in (PREFIX, _VENDOR)) for size in (4, 2))
+"""Of a node in an UltraServer of four, and in a pair."""
 
 Path = tuple[str, ...]
 """The domains of a node, the broadest first and the node itself last. A beginning of it names one domain."""
@@ -61,6 +62,9 @@ class Domains:
         self._keys: dict[str, tuple[str, ...]] = {}
         self._levels: tuple[NetworkLevel, ...] | None = None
         self._paths: dict[str, Path] = {}
+        self._empty = Counter[Path]()
+        self._counted: dict[str, Path] = {}
+        self._uncounted = set[str]()
         for name in nodes:
             self.forget(name)
 
@@ -68,10 +72,8 @@ class Domains:
     def levels(self) -> tuple[NetworkLevel, ...]:
         """Those that exist, the broadest first; the last one is the node."""
         if self._levels is None:
-            layers = sorted(key for key in self._present if _LAYER.fullmatch(key))
-            found = [NetworkLevel(ZONE, _ZONE_KEYS), *(NetworkLevel(key, (key,)) for key in layers)]
-            found += [NetworkLevel(ULTRASERVER, _ULTRASERVER_KEYS), NetworkLevel(PAIR, _PAIR_KEYS)]
-            found = list(self._named) or [level for level in found if any(map(self._present.__contains__, level.keys))]
+            known = _known_levels(self._present)
+            found = self._named or [level for level in known if any(map(self._present.__contains__, level.keys))]
             self._levels = (*found, NODE_LEVEL)
         return self._levels
 
@@ -101,11 +103,19 @@ class Domains:
         leaf = self.depth_of(LEAF)
         return [*names[:leaf], *([LEAF] if leaf else []), *names[leaf or 0 :]] if leaf else names
 
-    def rank_key(self, name: str) -> tuple[Path, int, str]:
-        """By which nodes are put in order: by their domains, and in an UltraServer by their node ids."""
-        labels = self._nodes[name].node.rules.labels
-        ids = (labels[key] for key in _NODE_ID_KEYS if labels.get(key, "").isdecimal())
-        return self.path(name)[:-1], int(next(ids, "0")), name
+    def rank_key(self, name: str) -> tuple[Path, int, Path, int, str]:
+        """By which nodes are put in order: by their domains, and in an UltraServer by their node ids.
+
+        The node ids of an UltraServer are the order of its ring, and come before the names of its pairs.
+        """
+        labels, path = self._nodes[name].node.rules.labels, self.path(name)[:-1]
+        in_four, in_pair = (
+            next((int(labels[key]) for key in keys if labels.get(key, "").isdecimal()), 0) for keys in _NODE_ID_KEYS
+        )
+        servers = (
+            depth for depth, level in enumerate(self.levels, 1) if not {*level.keys}.isdisjoint(_ULTRASERVER_KEYS)
+        )
+        return path[: next(servers, None)], in_four, path, in_pair, name
 
     def forget(self, name: str) -> None:
         """This node is another one now."""
@@ -122,7 +132,47 @@ class Domains:
             if known != set(self._present):
                 self._levels = None
                 self._paths.clear()
+                self._empty.clear()
+                self._counted.clear()
+                self._uncounted.update(self._nodes)
         self._paths.pop(name, None)
+        self._uncounted.add(name)
+
+    def see_pods(self, name: str) -> None:
+        """The pods of this node are others now."""
+        self._uncounted.add(name)
+
+    def empty_around(self, path: Path) -> tuple[int, ...]:
+        """How many nodes without Neuron pods there are in each domain around a domain or node, the nearest first.
+
+        Of equals that with the least leaves most of the network whole.
+        """
+        for name in self._uncounted:
+            for depth in range(1, len(before := self._counted.pop(name, ()))):
+                self._empty[before[:depth]] -= 1
+            info = self._nodes.get(name)
+            if info and info.inventory and not info.ledger.allocations:
+                now = self._counted[name] = self.path(name)
+                self._empty.update(now[:depth] for depth in range(1, len(now)))
+        self._uncounted.clear()
+        return tuple([self._empty[path[:depth]] for depth in range(len(path) - 1, 0, -1)])
+
+
+def domains_of(labels: Mapping[str, str], named: Sequence[str] = ()) -> dict[str, str]:
+    """The domains that the labels of a node name, by the names of their levels, the broadest first."""
+    levels = [NetworkLevel(key, (key,)) for key in named] or _known_levels(labels)
+    return {level.name: value for level in levels if (value := level.value(labels))}
+
+
+def _known_levels(keys: Iterable[str]) -> list[NetworkLevel]:
+    """The levels that may exist where nodes have these labels, the broadest first."""
+    layers = sorted(key for key in keys if _LAYER.fullmatch(key))
+    return [
+        NetworkLevel(ZONE, _ZONE_KEYS),
+        *(NetworkLevel(key, (key,)) for key in layers),
+        NetworkLevel(ULTRASERVER, _ULTRASERVER_KEYS),
+        NetworkLevel(PAIR, _PAIR_KEYS),
+    ]
 
 
 def _known_keys(labels: Mapping[str, str]) -> Iterable[str]:

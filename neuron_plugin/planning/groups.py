@@ -264,7 +264,7 @@ class _Search:
         own = {anchor.node for anchor in self._anchors}
         fitting_all = [name for name, count in room.items() if count >= len(pods) and own <= {name}]
         request = pods[0].requests * len(pods)
-        for name in sorted(fitting_all, key=lambda name: self._cost(nodes[name], 0)):
+        for name in self._by_cost(fitting_all, nodes):
             capacity = nodes[name].capacity
             placed = capacity if isinstance(capacity, Rejection) else capacity.place(request)
             if isinstance(placed, Rejection):
@@ -277,6 +277,17 @@ class _Search:
             if places is not None:
                 return (float(-len(self._domains.levels)), 1.0, 0.0, self._cost(nodes[name], 0)[0]), places
         return None
+
+    def _by_cost(self, names: Sequence[str], nodes: Mapping[str, NodeInfo]) -> list[str]:
+        """Nodes in the order in which they are taken; of equals that first which leaves most of the network whole."""
+        costs = {name: self._cost(nodes[name], 0) for name in names}
+        order = sorted(names, key=costs.__getitem__)
+        equals = [name for name in order if costs[name][0] == costs[order[0]][0]]
+        if len(equals) > 1:
+            first = min(equals, key=lambda name: (self._domains.empty_around(self._domains.path(name)), name))
+            order.remove(first)
+            order.insert(0, first)
+        return order
 
     def _room(self, pod: NeuronPod, name: str, most: int) -> int:
         """How many such pods a node takes by kube-scheduler's counts, at most so many."""
@@ -372,7 +383,9 @@ class _Search:
                 counts = {domain[-1]: len(names) * size for domain, names in by_domain.items()}
                 self._held = Counter(counts)
             if fits:
-                domain = min(fits, key=lambda one: (fits[one], one))
+                least = min(fits.values())
+                equals = [one for one, count in fits.items() if count == least]
+                domain = min(equals, key=lambda one: (self._domains.empty_around(one), one))
                 names = self._pick(
                     {name: paths[name] for name in by_domain[domain]}, supporting, depth, needed, per_slice
                 )

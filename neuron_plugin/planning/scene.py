@@ -250,7 +250,9 @@ class Scene:
         answers = self.choices.answers(pod.requests, pod.strategy_or(self.cluster.strategy))
         prefers = pod.rules.prefers_nodes or self.choices.any_soft_taints
         prefer = allowed.scores if prefers else None
-        name = answers.best(allowed, skipped, self.changed, prefer, self.cluster.preferences)
+        near = self.choices.domains
+        domains = near if len(near.levels) > 1 else None
+        name = answers.best(allowed, skipped, self.changed, prefer, self.cluster.preferences, domains)
         placement = self.place(pod, name) if name else None
         return (name, placement) if placement else None
 

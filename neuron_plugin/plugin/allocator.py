@@ -28,7 +28,13 @@ from neuron_plugin.plugin.answers import (
     preference_for,
 )
 from neuron_plugin.plugin.call_log import CallLog
-from neuron_plugin.plugin.container import ALLOCATION_KEY, container_allocation, container_style, reply_for
+from neuron_plugin.plugin.container import (
+    ALLOCATION_KEY,
+    container_allocation,
+    container_style,
+    reply_for,
+    ultraserver_variables,
+)
 from neuron_plugin.plugin.counters import Counters, Latencies
 from neuron_plugin.plugin.inputs import PendingAnswer
 from neuron_plugin.plugin.node import LocalNode
@@ -158,7 +164,9 @@ class Allocator:
         if unlinked:
             answer = replace(answer, reason=f"{answer.reason}; not linked: {unlinked}")
         asyncio.get_running_loop().call_soon(self.log.allocated, snapshot, call, answer, given, reply.id)
-        return replace(given, annotations={ALLOCATION_KEY: reply.annotation()})
+        known = snapshot.inputs.pods.pods.get(answer.pod.uid) if answer.pod else None
+        envs = {**given.envs, **ultraserver_variables(known, has)}
+        return replace(given, envs=envs, annotations={ALLOCATION_KEY: reply.annotation()})
 
     async def _reconsidered(self) -> AsyncIterator[Snapshot]:
         """What is known after asking each that can settle a conflict: the kubelet's whole memory, the API server, time.

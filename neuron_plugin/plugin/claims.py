@@ -24,13 +24,17 @@ from neuron_plugin.allocation.resources import format_ids
 from neuron_plugin.kubelet.dra_service import ClaimReference, PreparedDevice, ReportedHealth
 from neuron_plugin.plugin.container import (
     CDI_KIND,
+    CDI_VARIABLES_FILE_NAME,
     ContainerStyle,
     cdi_cores_name,
     cdi_device_name,
     cdi_size_name,
     cdi_specification,
+    cdi_ultraserver_name,
+    cdi_variables,
     container_style,
     core_windows,
+    ultraserver_variables,
     write_cdi_specification,
 )
 from neuron_plugin.plugin.counters import Counters
@@ -90,9 +94,15 @@ def cdi_devices(
                 ]
                 used.setdefault(container, []).extend(parts)
         sizes = {claim.uid: claim.logical_core_size for claim in claims.values()}
+        shared = {claim.uid for claim in claims.values() if len(claim.reserved_for) > 1}
+        told = ultraserver_variables(pod, snapshot.inventory)
         for container, parts in used.items():
             user = f"container {container} of {named(pod.reference)}"
-            for part, names_of_part in _names(parts, sizes, style, snapshot, user).items():
+            by_part = _names(parts, sizes, style, snapshot, user)
+            if told and by_part and not any(uid in shared for uid, _ in by_part):
+                first = next(iter(by_part))
+                by_part[first] = (*by_part[first], cdi_ultraserver_name(pod))
+            for part, names_of_part in by_part.items():
                 if given.setdefault(part, names_of_part) != names_of_part:
                     text = f"{part[1].device} would have other numbers in {first_user[part]} than in {user}"
                     raise NotNumberedError(f"{text}: let both use the same requests, or give each a claim of its own")
@@ -302,6 +312,8 @@ class ClaimPreparer:
         names = cdi_devices(pods, claims, style, snapshot)
         try:  # somebody may have removed the file since the daemon last looked
             write_cdi_specification(self._settings.cdi_dir, cdi_specification(has.geometry, style, claims=True))
+            variables = cdi_variables(self._node.pods.pods.values(), has)
+            write_cdi_specification(self._settings.cdi_dir, variables, CDI_VARIABLES_FILE_NAME)
         except OSError as error:
             raise ClaimsUnreadError(f"the CDI specification cannot be written: {error}") from error
         return _Call(read, names)

@@ -10,7 +10,7 @@ follows the driver: from that version on, cores are given relative to the contai
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, combinations_with_replacement
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from neuron_plugin.allocation import NodeInventory, Resource
+from neuron_plugin.allocation import NeuronPod, NodeInventory, Resource
 from neuron_plugin.allocation.resources import format_ids, parse_ids
 from neuron_plugin.hardware import GENERATIONS, parse_driver_version
 from neuron_plugin.plugin.settings import Numbering, PluginSettings
@@ -38,6 +38,8 @@ FIRST_OFFSET_DRIVER = (2, 12, 14)
 """First driver that adds the offset of the first device (SDK 2.13.2; required by the vendor's plugin 2.16.18)."""
 
 CDI_FILE_NAME = "neuron-plugin.io-device.json"
+CDI_VARIABLES_FILE_NAME = "neuron-plugin.io-device-variables.json"
+"""Beside it: the variables of single pods, by ``cdi_variables``."""
 
 _PERMISSIONS = "rw"
 
@@ -111,6 +113,14 @@ def container_allocation(
         devices=() if style.cdi else tuple(_node(style, *numbers) for numbers in inside.items()),
         cdi_devices=tuple(f"{CDI_KIND}={cdi_device_name(*numbers)}" for numbers in inside.items()) if style.cdi else (),
     )
+
+
+def ultraserver_variables(pod: NeuronPod | None, inventory: NodeInventory) -> Mapping[str, str]:
+    """The variables of UltraServers for the containers of a pod whose group has these whole.
+
+    The kubelet puts a container's own variables behind those of a reply, so they win.
+    """
+    return pod.ultraserver.variables(inventory.ultraserver) if pod and pod.ultraserver else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,17 +233,34 @@ def cdi_size_name(logical_core_size: int) -> str:
     return f"lnc-{logical_core_size}"
 
 
-def write_cdi_specification(directory: Path, specification: dict[str, object]) -> bool:
+def cdi_ultraserver_name(pod: NeuronPod) -> str:
+    """The CDI device that sets a pod's variables of UltraServers."""
+    return f"ultraserver-{pod.reference.uid}"
+
+
+def cdi_variables(pods: Iterable[NeuronPod], inventory: NodeInventory) -> dict[str, object]:
+    """A CDI specification of the variables of UltraServers that pods with claims get; empty if there are none."""
+    told = {cdi_ultraserver_name(pod): ultraserver_variables(pod, inventory) for pod in pods if pod.claims}
+    devices = [
+        {"name": name, "containerEdits": {"env": [f"{variable}={text}" for variable, text in said.items()]}}
+        for name, said in told.items()
+        if said
+    ]
+    return {"cdiVersion": "0.5.0", "kind": CDI_KIND, "devices": devices} if devices else {}
+
+
+def write_cdi_specification(directory: Path, specification: dict[str, object], name: str = CDI_FILE_NAME) -> bool:
     """Write the file as a whole, by a rename, unless it says this already; whether it was written.
 
-    Runtimes read the directory again at each container. It is on tmpfs and other programs write there, so the daemon
-    calls this every few seconds.
+    An empty specification writes nothing: the pods may only not be known yet, and a container that starts again needs
+    what was there. Runtimes read the directory again at each container. It is on tmpfs and other programs write there,
+    so the daemon calls this every few seconds.
 
     Raises:
         OSError: the directory cannot be made or written.
     """
-    path, text = directory / CDI_FILE_NAME, msgspec.json.encode(specification)
-    if path.is_file() and path.read_bytes() == text:
+    path, text = directory / name, msgspec.json.encode(specification)
+    if not specification or (path.is_file() and path.read_bytes() == text):
         return False
     directory.mkdir(mode=0o755, parents=True, exist_ok=True)
     unfinished = path.with_suffix(f".{os.getpid()}")

@@ -19,7 +19,14 @@ from neuron_plugin.kubelet import KubeletCounters
 from neuron_plugin.plugin.allocator import Allocator
 from neuron_plugin.plugin.claims import ClaimPreparer, ClaimSource
 from neuron_plugin.plugin.cluster_link import ClusterLink
-from neuron_plugin.plugin.container import CDI_FILE_NAME, cdi_specification, container_style, write_cdi_specification
+from neuron_plugin.plugin.container import (
+    CDI_FILE_NAME,
+    CDI_VARIABLES_FILE_NAME,
+    cdi_specification,
+    cdi_variables,
+    container_style,
+    write_cdi_specification,
+)
 from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.failed_starts import StartRules, failed_starts
 from neuron_plugin.plugin.hardware_watch import HardwareWatch
@@ -198,6 +205,9 @@ async def keep_cdi_specification(settings: PluginSettings, node: LocalNode, time
                 claims = settings.mode is Mode.DRA
                 if write_cdi_specification(settings.cdi_dir, cdi_specification(has.geometry, style, claims=claims)):
                     logger.info("wrote the CDI specification", extra={"path": str(settings.cdi_dir / CDI_FILE_NAME)})
+                if claims:
+                    variables = cdi_variables(node.pods.pods.values(), has)
+                    write_cdi_specification(settings.cdi_dir, variables, CDI_VARIABLES_FILE_NAME)
             reported = ""
         except OSError as error:
             if str(error) != reported:

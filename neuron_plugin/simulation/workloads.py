@@ -120,6 +120,7 @@ def _stateful_set(owner: AnyJson) -> Iterator[WorkloadPod]:
         name = f"{metadata['name']}-{ordinal}"
         labels = {"statefulset.kubernetes.io/pod-name": name, "apps.kubernetes.io/pod-index": str(ordinal)}
         pod = _pod(spec["template"], name, "StatefulSet", metadata, labels, {})
+        pod = _reachable(pod, name, spec.get("serviceName"))
         yield WorkloadPod(pod, after=before, ready=bool(before))
         before = name if ordered else ""
 
@@ -162,6 +163,7 @@ def _job(job: AnyJson) -> Iterator[WorkloadPod]:
     for index in range(count):
         numbered = {f"{_BATCH}job-completion-index": str(index)} if spec.get("completionMode") == "Indexed" else {}
         pod = _pod(spec["template"], f"{name}-{index}-{_suffix()}", "Job", job["metadata"], labels | numbered, numbered)
+        pod = _reachable(pod, f"{name}-{index}") if numbered else pod
         exclusive = pod["metadata"]["annotations"].get(JOBSET_EXCLUSIVE, "")
         if exclusive and index == 0:
             leader = pod["metadata"]["name"]
@@ -190,6 +192,7 @@ def _jobset(jobset: AnyJson) -> Iterator[WorkloadPod]:
             annotations = keys | {key: value for key, value in exclusive.items() if key == JOBSET_EXCLUSIVE}
             job_spec = {"completionMode": "Indexed", **replicated["template"]["spec"]}
             template = _with(job_spec["template"], keys, annotations)
+            template |= {"spec": {"subdomain": metadata["name"], **template["spec"]}}
             earlier = (
                 [*last.values()][-1:] if ordered else [last[each["name"]] for each in replicated.get("dependsOn") or ()]
             )
@@ -211,10 +214,12 @@ def _leader_worker_set(workers: AnyJson) -> Iterator[WorkloadPod]:
         size = {f"{_LWS}size": str(templates.get("size", 1))}
         template = templates.get("leaderTemplate") or templates["workerTemplate"]
         pod = _pod(template, leader["name"], "StatefulSet", metadata, labels | {f"{_LWS}worker-index": "0"}, size)
+        pod = _reachable(pod, leader["name"], metadata["name"])
         yield WorkloadPod(_kept_together(pod, f"{_LWS}group-key", exclusive) if exclusive else pod)
         for index in range(1, int(templates.get("size", 1))):
             numbered, name = labels | {f"{_LWS}worker-index": str(index)}, f"{leader['name']}-{index}"
             pod = _pod(templates["workerTemplate"], name, "StatefulSet", leader, numbered, size)
+            pod = _reachable(pod, name, metadata["name"])
             after = leader["name"] if exclusive or ready else ""
             yield WorkloadPod(pod, after=after, ready=ready, topology_key=exclusive)
 
@@ -271,6 +276,7 @@ def _training_job(job: AnyJson) -> Iterator[WorkloadPod]:
                 f"{_KUBEFLOW}replica-index": str(index),
             }
             pod = _pod(replicas["template"], name, kind, metadata, labels, {})
+            pod = _reachable(pod, name, metadata["name"]) if role == "Worker" and kind == "MPIJob" else pod
             after = last if is_launcher and waits else ""
             yield WorkloadPod(pod, after=after, ready=bool(after))
             last = name
@@ -344,6 +350,12 @@ def _pod(
     owned = {"apiVersion": "v1", "kind": kind, "name": owner["name"], "uid": _uid(kind, owner), "controller": True}
     placed = {"name": name, "namespace": owner.get("namespace", "default"), "ownerReferences": [owned]}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": made["metadata"] | placed, "spec": made["spec"]}
+
+
+def _reachable(pod: AnyJson, hostname: str, subdomain: str | None = None) -> AnyJson:
+    """The pod with the name that a headless Service gives it; what its template says stays."""
+    named = {"hostname": hostname} | ({"subdomain": subdomain} if subdomain else {})
+    return pod | {"spec": {**named, **pod["spec"]}}
 
 
 def _with(template: AnyJson, labels: dict[str, str], annotations: dict[str, str]) -> AnyJson:

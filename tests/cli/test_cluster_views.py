@@ -20,6 +20,7 @@ from neuron_plugin.cli.cluster_views import Views, cluster_views
 from neuron_plugin.monitor.api import Monitor
 from neuron_plugin.placement.leadership import Readiness
 from neuron_plugin.simulation.api_server_kinds import LEASES
+from neuron_plugin.simulation.api_server_kinds import NODES as NODE_KIND
 from tests.cli.doubles import Background, Cli
 from tests.support.api_server import StandInApiServer
 from tests.support.manifests import container, gated_manifest, node_manifest, pod_manifest
@@ -117,6 +118,34 @@ def test_nodes_shows_what_each_has_and_the_totals(cli: Cli, kubeconfig: Path) ->
         "2 nodes, 1 closed; 28 devices: 9 free, 6 used, 13 not available (1 of them unhealthy); "
         "19 of 56 cores free; 2 pods there, 1 waiting"
     )
+
+
+def test_the_tree_shows_what_is_free_in_each_domain_of_the_network(
+    cli: Cli, server: StandInApiServer, kubeconfig: Path, world: World, extender: str
+) -> None:
+    layer, zone = "topology.k8s.aws/network-node-layer-1", "topology.kubernetes.io/zone"
+    server.create_node(node_manifest("trn-2", "trn1.32xlarge"))
+    for name, labels in (("trn-1", {zone: "z", layer: "nn-1"}), ("trn-2", {zone: "z", layer: "nn-1"})):
+        server.patch_node(name, {"metadata": {"labels": labels}})
+    outcome = cli("nodes", "--tree", "--kubeconfig", kubeconfig)
+    assert (outcome.status, outcome.err) == (0, "")
+    assert [re.split(r" {2,}", row.rstrip()) for row in outcome.out.splitlines() if row] == [
+        ["DOMAIN", "NODES", "WHOLE", "FREE", "STATE"],
+        ["zone z", "2", "1", "25/32", "-"],
+        ["", "network-node-layer-1 nn-1", "2", "1", "25/32", "-"],
+        ["", "trn-1", "1", "0", "9/16", "open"],
+        ["", "trn-2", "1", "1", "16/16", "open"],
+        ["inf-1", "1", "0", "0/12", NO_ASSIGNMENT.text],
+    ]
+    domains = {"zone": "z", layer: "nn-1"}
+    shown = json.loads(cli("nodes", "trn-2", "--tree", "-o", "json", "--kubeconfig", kubeconfig).out)
+    assert shown["nodes"][0]["spec"]["domains"] == domains
+    for node in server.objects(NODE_KIND):
+        world.show_node(node)
+    assert cli("nodes", "--tree", "--extender", extender).out == outcome.out
+    assert cli("nodes", "web-1", "--tree", "--extender", extender).out.splitlines()[1].split()[:4] == [
+        "web-1", "1", "0", "0/0",
+    ]  # fmt: skip
 
 
 def test_pods_shows_each_container_with_its_devices_and_cores(cli: Cli, kubeconfig: Path) -> None:

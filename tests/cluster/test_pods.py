@@ -393,3 +393,37 @@ def test_the_containers_that_run_privileged_are_read() -> None:
     wire_pod = PODS.decode(msgspec.json.encode(manifest))
     assert neuron_pod(wire_pod).privileged == ("init", "c2")
     assert neuron_pod(wire_pod, progress=False).privileged == ()
+
+
+# A group's pods, and UltraServers.
+
+GROUPED = {"neuron-plugin.io/group": "job", "neuron-plugin.io/group-size": "2"}
+
+
+def test_the_name_of_a_pod_of_a_group_is_the_one_that_its_service_gives_it() -> None:
+    def host(**spec: str) -> str:
+        given: dict[str, Any] = {**spec}
+        decoded = neuron_pod(wire(container(limits={DEVICE: "2"}), annotations=GROUPED, **given))
+        return decoded.member.host if decoded.member else "no member"
+
+    assert host(hostname="train-0", subdomain="train") == "train-0.train.ml.svc"
+    assert [host(hostname="train-0"), host(subdomain="train"), host()] == ["", "", ""]
+
+
+@pytest.mark.parametrize(
+    ("name", "is_set"), [("NEURON_RT_ULTRASERVER_MODE", True), ("NEURON_GLOBAL_TOPOID", True), ("OTHER", False)]
+)
+def test_a_pod_of_a_group_may_set_variables_of_ultraservers_itself(name: str, *, is_set: bool) -> None:
+    main = container(limits={DEVICE: "2"}, env=[{"name": name, "value": "1"}])
+    decoded = neuron_pod(wire(container("first"), main, annotations=GROUPED))
+    assert decoded.member
+    assert decoded.member.sets_ultraserver is is_set
+
+
+def test_a_place_in_an_ultraserver_counts_for_the_pod_and_node_that_it_was_written_for() -> None:
+    def place(**other: str) -> str:
+        said = {"neuron-plugin.io/ultraserver": "nodes=4,index=1,first=a", NODE_KEY: "node-1", POD_UID_KEY: "uid-1"}
+        return str(neuron_pod(wire(container(limits={DEVICE: "2"}), annotations={**said, **other})).ultraserver)
+
+    assert place() == "nodes=4,index=1,first=a"
+    assert place(**{POD_UID_KEY: "uid-2"}) == place(**{NODE_KEY: "node-2"}) == "None"

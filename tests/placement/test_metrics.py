@@ -173,3 +173,36 @@ def test_counters_carry_the_documented_labels() -> None:
         'neuron_extender_watch_restarts_total{cause="expired",kind="nodes"} 1.0',
     ):
         assert line in lines
+
+
+def test_groups_are_counted_by_the_level_they_share_and_pods_outside_the_level_they_ask_for(world: World) -> None:
+    zone, ultraserver = "topology.kubernetes.io/zone", "topology.k8s.aws/ultraserver-id"
+    for name, labels in (
+        ("a", {zone: "z", ultraserver: "u"}),
+        ("b", {zone: "z", ultraserver: "u"}),
+        ("c", {zone: "z", ultraserver: "v"}),
+        ("d", {zone: "y"}),
+    ):
+        manifest = node_manifest(name, "trn1.32xlarge")
+        manifest["metadata"]["labels"] |= labels
+        world.show_node(manifest)
+
+    def group(name: str, *nodes: str, **says: str) -> None:
+        annotations = {"neuron-plugin.io/group": name, "neuron-plugin.io/group-size": str(len(nodes))}
+        annotations |= {f"neuron-plugin.io/{key}": text for key, text in says.items()}
+        for number, node in enumerate(nodes):
+            devices = {"NEURON_DEVS": str(len(world.state.pods))}
+            world.show(pod_manifest(f"{name}-{number}", DEVICE, 1, node=node, annotations=annotations | devices))
+
+    group("near", "a", "b", topology="preferred=ultraserver")
+    group("apart", "a", "b", "c", topology="preferred=ultraserver")
+    group("far", "c", "d")
+    group("packed", "a", "a")
+    group("one", "b", topology="required=ultraserver")
+
+    lines = gauges(world)
+
+    assert sorted(line for line in lines if line.startswith("neuron_extender_groups{")) == [
+        f'neuron_extender_groups{{level="{level}"}} 1.0' for level in ("node", "none", "ultraserver", "zone")
+    ]
+    assert "neuron_extender_group_members_outside 1.0" in lines

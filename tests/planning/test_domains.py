@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from neuron_plugin.allocation import NodeInfo
-from neuron_plugin.planning.domains import Domains, common_depth
-from tests.planning.clusters import node
+from neuron_plugin.planning.domains import Domains, common_depth, domains_of
+from tests.planning.clusters import devices, node
 
 ZONE, LAYER = "topology.kubernetes.io/zone", "topology.k8s.aws/network-node-layer-{}"
 ULTRASERVER, PAIR = "neuron-plugin.io/ultraserver-server-id-4", "neuron.amazonaws.com/ultraserver-server-id-2"
@@ -70,3 +70,49 @@ def test_nodes_of_an_ultraserver_are_in_the_order_of_their_node_ids() -> None:
     ids = {"a": "3", "b": "0", "c": "12", "d": "2"}
     domains = tree({name: {ULTRASERVER: "u", "neuron-plugin.io/ultraserver-node-id-4": ids[name]} for name in ids})
     assert sorted(ids, key=domains.rank_key) == ["b", "d", "a", "c"]
+
+
+def test_the_pairs_of_an_ultraserver_are_in_the_order_of_its_ring_too() -> None:
+    def of(pair: str, four: int, two: int) -> dict[str, str]:
+        ids = {f"neuron-plugin.io/ultraserver-node-id-{size}": str(number) for size, number in ((4, four), (2, two))}
+        return {ULTRASERVER: "u", PAIR: pair, **ids}
+
+    domains = tree({"a": of("z", 0, 0), "b": of("z", 1, 1), "c": of("p", 2, 0), "d": of("p", 3, 1)})
+    assert sorted("abcd", key=domains.rank_key) == ["a", "b", "c", "d"]
+    pairs_alone = tree({"a": {PAIR: "z"}, "b": {PAIR: "z"}, "c": {PAIR: "p"}})
+    assert sorted("abc", key=pairs_alone.rank_key) == ["c", "a", "b"]
+
+
+def test_the_domains_of_a_node_are_those_that_its_labels_name() -> None:
+    labels = {PAIR: "p", ULTRASERVER: "u", **layers("t", "l"), ZONE: "z", "rack": "r"}
+    assert list(domains_of(labels).items()) == [
+        ("zone", "z"), (LAYER.format(1), "t"), (LAYER.format(2), "l"), ("ultraserver", "u"), ("pair", "p"),
+    ]  # fmt: skip
+    assert domains_of(labels, ["rack", "row"]) == {"rack": "r"}
+    assert domains_of({}) == {}
+
+
+def test_empty_nodes_are_counted_in_each_domain_as_pods_come_and_go() -> None:
+    labels = {
+        "a": {ZONE: "z", ULTRASERVER: "u"},
+        "b": {ZONE: "z", ULTRASERVER: "u"},
+        "c": {ZONE: "z", ULTRASERVER: "v"},
+    }
+    nodes = {name: labelled(name, said) for name, said in labels.items()}
+    domains, empty = Domains(nodes), dict(nodes)
+    assert [domains.empty_around(domains.path(name)) for name in "abc"] == [(2, 3), (2, 3), (1, 3)]
+    held = devices("x", 0)
+    nodes["a"] = nodes["a"].with_pod(held.pod.reference, held.placement)
+    domains.see_pods("a")
+    assert [domains.empty_around(domains.path(name)) for name in "bc"] == [(1, 2), (1, 2)]
+    nodes["a"] = empty["a"]
+    domains.see_pods("a")
+    del nodes["c"]
+    domains.forget("c")
+    assert domains.empty_around(domains.path("b")) == (2, 2)
+    nodes["b"] = labelled("b", {ZONE: "y"})  # of no UltraServer
+    domains.forget("b")
+    assert domains.empty_around(domains.path("b")) == (1, 1)
+    nodes["a"] = labelled("a", {ZONE: "y"})  # the level ends
+    domains.forget("a")
+    assert domains.empty_around(domains.path("b")) == (2,)

@@ -342,3 +342,43 @@ def test_cluster_is_not_changed() -> None:
     known: Cluster = before.cluster
     place_group(before, members(2))
     assert (before.changed, before.cluster) == ({}, known)
+
+
+# What is broken already comes first, so that larger domains stay whole.
+
+ULTRASERVER = "neuron-plugin.io/ultraserver-server-id-4"
+PAIR = "neuron-plugin.io/ultraserver-server-id-2"
+
+
+def two_ultraservers(*used: str) -> list[OnNode]:
+    """Nodes a to d and e to h are an UltraServer each, every two of them a pair; those ``used`` have a pod."""
+    pods = {name: (devices(f"on-{name}", *range(16)),) for name in used}
+    nodes = [node(name, *pods.get(name, ())) for name in "abcdefgh"]
+    return [at(on, **{ULTRASERVER: f"u{number // 4}", PAIR: f"p{number // 2}"}) for number, on in enumerate(nodes)]
+
+
+def test_a_group_of_two_takes_the_pair_of_the_ultraserver_that_is_broken() -> None:
+    assert set(planned(scene(*two_ultraservers("g", "h")), members(2)).values()) == {"e", "f"}
+
+
+def test_a_group_on_one_node_leaves_an_ultraserver_whole() -> None:
+    assert set(planned(scene(*two_ultraservers("h")), members(2, "neuron=8")).values()) == {"g"}
+
+
+def test_a_single_pod_leaves_an_ultraserver_whole() -> None:
+    before = scene(*two_ultraservers("h"))
+    place = before.best(pod("single", "neuron=16"))
+    assert place
+    assert place[0] == "g"
+    place = scene(*two_ultraservers()).best(pod("single", "neuron=16"))
+    assert place
+    assert place[0] == "a", "of equals the lowest name"
+
+
+def test_packing_comes_before_the_network() -> None:
+    used = devices("four", 0, 1, 2, 3)
+    nodes = two_ultraservers("g", "h")
+    nodes[0] = at(node("a", used), **{ULTRASERVER: "u0", PAIR: "p0"})
+    place = scene(*nodes).best(pod("single", "neuron=4"))
+    assert place
+    assert place[0] == "a"

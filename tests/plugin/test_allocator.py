@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 
+from neuron_plugin.allocation.ultraserver import UltraServerPlace
 from neuron_plugin.decision_log import Step
 from neuron_plugin.kubelet import AllocationRefusedError
 from neuron_plugin.plugin.allocator import RECONSIDER_SECONDS
@@ -570,3 +571,17 @@ async def test_decisions_name_the_uid_of_a_pod_until_the_api_server_shows_its_na
         desk.node.see_pods(desk.node.pods.with_pod(pod("a", app(1))))
         desk.allocator.log.name_recorded(desk.snapshot)
         assert desk.decisions[0].pod == ref("a")
+
+
+ULTRASERVER = {"mode": "1,2,4", "serverId4": "u1", "nodeId4": "3"}
+
+
+async def test_a_container_is_told_its_place_in_the_ultraserver_of_its_group() -> None:
+    place = UltraServerPlace(4, 7, "train-0.train.ml.svc")
+    grouped = replace(assigned("a", app(4), sets=[(0, 1, 2, 3)]), ultraserver=place)
+    async with a_desk(grouped, pod("b", app(4)), node=inventory(ultraserver=ULTRASERVER)) as desk:
+        given = await desk.allocate(NEURON, 0, 1, 2, 3)
+        assert given.envs.items() >= place.variables(ULTRASERVER).items()
+        assert given.envs["NEURON_RT_ULTRASERVER_NODE_ID"] == "3"
+        other = await desk.allocate(NEURON, 4, 5, 6, 7)
+        assert not [name for name in other.envs if "ULTRASERVER" in name or "TOPOID" in name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from neuron_plugin.allocation import NeuronPod, NodeInventory, PodUid
 from neuron_plugin.allocation.claims import ClaimResult, NeuronClaim, PodClaim
 from neuron_plugin.allocation.rejection import INVALID_REQUEST
+from neuron_plugin.allocation.ultraserver import UltraServerPlace
 from neuron_plugin.kubelet.dra_service import ClaimReference
 from neuron_plugin.kubelet.dra_state import DraState, PreparedClaim
 from neuron_plugin.plugin.claims import (
@@ -24,7 +26,7 @@ from neuron_plugin.plugin.claims import (
     health_of,
     held_by_others,
 )
-from neuron_plugin.plugin.container import ContainerStyle, core_windows
+from neuron_plugin.plugin.container import CDI_VARIABLES_FILE_NAME, ContainerStyle, core_windows
 from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.inputs import HoldDown, claim_allocations
 from neuron_plugin.plugin.node import LocalNode, NodeOptions
@@ -370,3 +372,45 @@ async def test_a_claim_that_cannot_be_given_says_why_at_the_deadline(tmp_path: P
     desk.node.see_inventory(inventory(present=(0, 1, 2)))
     desk.knows(one)
     assert "3 are not there" in (await desk.prepare(one))["uid-x"]
+
+
+# UltraServers.
+
+ULTRASERVER = {"mode": "1,2,4", "serverId4": "u1", "nodeId4": "3"}
+PLACE = UltraServerPlace(4, 7, "train-0.train.ml.svc")
+
+
+async def test_a_pod_with_claims_is_told_its_place_by_a_device_of_its_own(desk: Desk, tmp_path: Path) -> None:
+    desk.node.see_inventory(inventory(ultraserver=ULTRASERVER))
+    one, two = claim("x", "neuron-3"), claim("y", "neuron-4")
+    desk.knows(one, two)
+    desk.has(replace(claiming("a", {"x": (("main", ""),), "y": (("main", ""),)}), ultraserver=PLACE))
+    answer = await desk.prepare(one, two)
+    name = f"ultraserver-{uid_of('a')}"
+    devices = [device for parts in answer.values() for part in parts for device in part.cdi_devices]
+    assert sorted(devices) == [f"neuron-plugin.io/device={text}" for text in ("3-3", "4-4", name)]
+    (said,) = json.loads((tmp_path / CDI_VARIABLES_FILE_NAME).read_bytes())["devices"]
+    assert said["name"] == name
+    assert set(said["containerEdits"]["env"]) == {f"{key}={text}" for key, text in PLACE.variables(ULTRASERVER).items()}
+
+
+def test_a_claim_that_pods_share_tells_none_of_them() -> None:
+    one = replace(claiming("a", {"x": (("main", ""),)}), ultraserver=PLACE)
+    node, own = inventory(ultraserver=ULTRASERVER), claim("x", "neuron-3")
+    shared = replace(own, reserved_for=(uid_of("a"), uid_of("b")))
+    assert names(one, own, node=node) == {"neuron-3": ("3-0", f"ultraserver-{uid_of('a')}")}
+    assert names(one, shared, node=node) == {"neuron-3": ("3-0",)}
+
+
+async def test_the_variables_of_pods_stay_while_no_pod_is_known(desk: Desk, tmp_path: Path) -> None:
+    """A container that starts again needs the device that its pod was prepared with."""
+    desk.node.see_inventory(inventory(ultraserver=ULTRASERVER))
+    one, two = claim("x", "neuron-3"), claim("y", "neuron-4", reserved_for=(uid_of("b"),))
+    desk.knows(one, two)
+    desk.has(replace(claiming("a", {"x": (("main", ""),)}), ultraserver=PLACE))
+    await desk.prepare(one)
+    before = (tmp_path / CDI_VARIABLES_FILE_NAME).read_bytes()
+    desk.clock.now += 1
+    desk.has(claiming("b", {"y": (("main", ""),)}))
+    await desk.prepare(two)
+    assert (tmp_path / CDI_VARIABLES_FILE_NAME).read_bytes() == before

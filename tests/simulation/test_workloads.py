@@ -276,3 +276,20 @@ def test_kinds_are_told_apart_by_their_group() -> None:
     assert makes_pods(made_by("batch.volcano.sh/v1alpha1", "Job", "x", {}))
     assert not makes_pods(made_by("v1", "Service", "x", {}))
     assert not makes_pods(made_by("serving.knative.dev/v1", "Service", "x", {}))
+
+
+def test_pods_have_the_names_that_a_headless_service_gives_them() -> None:
+    def hosts(owner: AnyJson) -> list[tuple[str, str]]:
+        specs = (each.manifest["spec"] for each in pods_of(owner))
+        return [(spec.get("hostname", ""), spec.get("subdomain", "")) for spec in specs]
+
+    indexed = job(completions=2, parallelism=2, completionMode="Indexed")
+    assert hosts(indexed) == [("train-0", ""), ("train-1", "")]
+    assert hosts(job(parallelism=1)) == [("", "")]
+    assert hosts(jobset(1, {})) == [("set-workers-0-0", "set"), ("set-workers-0-1", "set")]
+    assert hosts(leader_worker_set(2, {})) == [("serve-0", "serve"), ("serve-0-1", "serve")]
+    stateful = {"template": TEMPLATE, "serviceName": "db"}
+    assert hosts(made_by("apps/v1", "StatefulSet", "db", stateful)) == [("db-0", "db")]
+    roles = {"Launcher": {"template": TEMPLATE}, "Worker": {"replicas": 1, "template": TEMPLATE}}
+    mpi = made_by("kubeflow.org/v2beta1", "MPIJob", "mpi", {"mpiReplicaSpecs": roles})
+    assert hosts(mpi) == [("mpi-worker-0", "mpi"), ("", "")]

@@ -31,6 +31,7 @@ def node_manifest(
     held_down: Sequence[int] = (),
     inventory: bool = True,
     claim_driver: str = "",
+    ultraserver: Mapping[str, str] | None = None,
 ) -> AnyJson:
     """A node as its kubelet and plugin describe it; without ``inventory`` as the vendor's plugin leaves it.
 
@@ -52,6 +53,7 @@ def node_manifest(
         disabled=tuple(disabled),
         held_down=tuple(held_down),
         claim_driver=claim_driver,
+        ultraserver=ultraserver or {},
     )
     text = write_inventory(found)
     return {

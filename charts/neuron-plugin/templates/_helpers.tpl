@@ -147,7 +147,7 @@ matchExpressions:
 {{- define "neuron-plugin.assignmentKeys" -}}
 {{- $keys := list "NEURON_DEVS" "NEURON_CORES" "NEURON_ALLOC_TIME" "NEURON_ALLOCATED" "AWS_NEURON_IDS" "NEURON_RESOURCE_TYPE" }}
 {{- /* A pod that is not bound says for which node its assignment is, and for which pod; or that it was released without one. */}}
-{{- if eq (include "neuron-plugin.placement" .) "gates" }}{{ $keys = concat $keys (list "neuron-plugin.io/node" "neuron-plugin.io/pod-uid" "neuron-plugin.io/domain" "neuron-plugin.io/released") }}{{ end -}}
+{{- if eq (include "neuron-plugin.placement" .) "gates" }}{{ $keys = concat $keys (list "neuron-plugin.io/node" "neuron-plugin.io/pod-uid" "neuron-plugin.io/domain" "neuron-plugin.io/ultraserver" "neuron-plugin.io/released") }}{{ end -}}
 ['{{ join "', '" $keys }}']
 {{- end }}
 

@@ -16,15 +16,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
 from math import inf
 from typing import NoReturn
 
-from neuron_plugin.allocation import Capacity, NeuronPod, PodUid, Rejection, Resource
+from neuron_plugin.allocation import Capacity, NeuronPod, NodeInfo, PodUid, Rejection, Resource
 from neuron_plugin.allocation.group import GroupName
 from neuron_plugin.allocation.keys import GATE
+from neuron_plugin.allocation.ultraserver import INDEX_VARIABLE, UltraServerPlace
 from neuron_plugin.cluster import ApiRequest
 from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.placement.context import Context
@@ -38,10 +39,13 @@ from neuron_plugin.planning.groups import Anchor, GroupPlan, place_group
 from neuron_plugin.planning.judgement import rank_of
 from neuron_plugin.planning.rules import neuron_shortages
 from neuron_plugin.planning.scene import Place
+from neuron_plugin.planning.ultraservers import ultraserver_places
 
 RELEASED = "NeuronReleasedPlainly"
 FORBIDDEN = "NeuronPlacementForbidden"
 """The reason of the event on a pod that this account, or a policy, may not place."""
+RESTART = "NeuronGroupMustRestart"
+"""The reason of the event on a pod whose variables of UltraServers are not true any more."""
 MANY_IN_FLIGHT = 16
 """With so many writes under way the API server is behind, and nothing that is done here sooner makes it faster."""
 REST_SECONDS = 0.015
@@ -296,7 +300,7 @@ class Placer:
         for assumed in made:
             self._state.assume(assumed)
             self.queue.remove(assumed.pod.uid)
-        said = self._said_of(plan, [*members])
+        said = self._said_of(plan, members)
         placed = sum(bool(pod.place) for pod in members if not pod.gated)
         for assumed in made:
             node, annotations = assumed.pod.promised, {**assumed.annotations, **said.get(assumed.pod.uid, {})}
@@ -325,13 +329,43 @@ class Placer:
         """The rank and the domain that are written with each pod's assignment."""
         order = sorted(members, key=rank_of)
         ranks = {pod.uid: number for number, pod in enumerate(order)}
-        said = {}
+        ultraservers, said = self._ultraserver_places(plan, order), {}
         for uid in plan.places:
             pod = self._state.gated[uid]
             rank = pod.member.rank if pod.member else None
             number = rank[0] if rank and len(rank) == 1 else ranks.get(uid, 0)
-            said[uid] = writes.group_annotations(number if rank is not None else None, plan.domain)
+            number_said = number if rank is not None else None
+            said[uid] = writes.group_annotations(number_said, plan.domain, ultraservers.get(uid))
         return said
+
+    def _ultraserver_places(self, plan: GroupPlan, order: Sequence[NeuronPod]) -> Mapping[PodUid, UltraServerPlace]:
+        """The places in UltraServers of a group's pods, by their ranks, once the pods of a plan are where it says.
+
+        The variables of a container never change. If those of a pod that was placed before are not true any more, an
+        event says so; and if it has none, the others get none.
+        """
+        nodes = dict[PodUid, NodeInfo]()
+        for pod in order:
+            assumed = self._state.assumed.get(pod.uid)
+            name = plan.places[pod.uid][0] if pod.uid in plan.places else (assumed.pod if assumed else pod).place
+            if name in self._state.nodes and pod.requests:
+                nodes[pod.uid] = self._state.nodes[name]
+        places = ultraserver_places([pod for pod in order if pod.uid in nodes], nodes)
+        before = [pod for pod in order if pod.uid in nodes and pod.uid not in plan.places]
+        if not all(pod.ultraserver for pod in before):
+            return {}
+        if changed := [pod for pod in before if pod.ultraserver != places.get(pod.uid)]:
+            new = [pod for pod in order if pod.uid in plan.places]
+            self._start(changed[0].uid, self._say_restart(changed, new))
+        return places
+
+    async def _say_restart(self, changed: Sequence[NeuronPod], new: Sequence[NeuronPod]) -> None:
+        others = f" and {len(new) - 1} more" if len(new) > 1 else ""
+        note = (
+            f"With {new[0].reference.name}{others} placed, {INDEX_VARIABLE} and the other variables of UltraServers "
+            f"are not true any more in {len(changed)} running pods of its group: restart the whole group"
+        )
+        await self._context.report(changed[0].reference, RESTART, note)
 
     def _withdraw(self, planned: Iterable[NeuronPod]) -> None:
         """Take a plan off that was cut off half way: others may need the room."""
@@ -373,7 +407,8 @@ class Placer:
         self._state.assume(assumed)
         self._room.keep_for(group, [(pod, plan.places[pod.uid]) for pod in others])
         node = assumed.pod.promised
-        said = writes.group_annotations(0, plan.domain)
+        place = self._ultraserver_places(plan, [leader, *others]).get(leader.uid)
+        said = writes.group_annotations(0, plan.domain, place)
         write = partial(writes.place, node=node, annotations={**assumed.annotations, **said})
         self._start(leader.uid, self._place_with_record(leader, write))
         return True

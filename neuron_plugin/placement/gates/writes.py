@@ -22,10 +22,12 @@ from neuron_plugin.allocation.keys import (
     POD_UID_KEY,
     RANK_KEY,
     RELEASED_KEY,
+    ULTRASERVER_KEY,
     VENDOR_RESOURCE_KEY,
 )
 from neuron_plugin.allocation.node_rules import NodeSelectorTerm, Requirement, pinned
 from neuron_plugin.allocation.pod import node_label
+from neuron_plugin.allocation.ultraserver import UltraServerPlace
 from neuron_plugin.cluster import ApiRequest
 from neuron_plugin.cluster.api import STRATEGIC_MERGE_PATCH, JsonObject
 from neuron_plugin.cluster.pods import PODS
@@ -38,6 +40,7 @@ WRITTEN_KEYS = (
     NODE_KEY,
     POD_UID_KEY,
     DOMAIN_KEY,
+    ULTRASERVER_KEY,
     RELEASED_KEY,
 )
 """Every annotation that some placement writes, in any dialect: those that are taken off with it.
@@ -85,10 +88,14 @@ def release_among(pod: NeuronPod, without: Iterable[str]) -> ApiRequest:
     return _request(pod, metadata, spec=_released_to(pod, pins))
 
 
-def group_annotations(rank: int | None, domain: Sequence[str]) -> dict[str, str]:
-    """What is written with the assignment of a pod of a group: its rank, and the domains that all its pods share."""
+def group_annotations(rank: int | None, domain: Sequence[str], place: UltraServerPlace | None) -> dict[str, str]:
+    """What is written with the assignment of a pod of a group.
+
+    That is its rank, the domains that all its pods share, and its place in UltraServers that the group has whole.
+    """
     said = {} if rank is None else {RANK_KEY: str(rank)}
-    return said | ({DOMAIN_KEY: "/".join(domain)} if domain else {})
+    said |= {DOMAIN_KEY: "/".join(domain)} if domain else {}
+    return said | ({ULTRASERVER_KEY: str(place)} if place else {})
 
 
 def withdraw(pod: NeuronPod) -> ApiRequest:

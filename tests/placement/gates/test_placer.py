@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from neuron_plugin.allocation.keys import GATE, NODE_KEY, POD_UID_KEY, RELEASED_KEY
+from neuron_plugin.allocation.keys import GATE, NODE_KEY, POD_UID_KEY, RELEASED_KEY, ULTRASERVER_KEY
 from neuron_plugin.allocation.node import Reservation
 from neuron_plugin.cluster import ApiRequest
 from neuron_plugin.placement.context import Times
 from neuron_plugin.placement.gates import writes
-from neuron_plugin.placement.gates.placer import FORBIDDEN, MANY_IN_FLIGHT, RELEASED, REST_SECONDS
+from neuron_plugin.placement.gates.placer import FORBIDDEN, MANY_IN_FLIGHT, RELEASED, REST_SECONDS, RESTART
 from neuron_plugin.placement.leadership import CONDITION
 from neuron_plugin.placement.room import NO_RESERVE
 from neuron_plugin.placement.state import MOST_CHANGES
@@ -759,3 +759,80 @@ async def test_a_pod_goes_elsewhere_where_the_node_with_room_made_for_it_is_not_
     gated.node("b")
     await gated.step()
     assert gated.place("train") == "b"
+
+
+# UltraServers.
+
+
+def ultraserver_nodes(gated: GatesBench, number: int) -> None:
+    """So many nodes, each four of which are an UltraServer."""
+    for place in range(number):
+        ids = {"mode": "1,2,4"} | {f"serverId{size}": f"us{size}-{place // size}" for size in (2, 4)}
+        ids |= {f"nodeId{size}": str(place % size) for size in (2, 4)}
+        gated.node(f"n{place}", ultraserver=ids)
+        says = {f"neuron-plugin.io/ultraserver-server-id-{size}": ids[f"serverId{size}"] for size in (2, 4)}
+        says |= {f"neuron-plugin.io/ultraserver-node-id-{size}": ids[f"nodeId{size}"] for size in (2, 4)}
+        gated.server.patch_node(f"n{place}", {"metadata": {"labels": says}})
+        shown = next(node for node in gated.server.objects(NODES) if node["metadata"]["name"] == f"n{place}")
+        gated.world.show_node(shown)
+
+
+def worker(gated: GatesBench, rank: int, *, hostname: bool = True) -> str:
+    """A pod of an Indexed Job of four behind a headless Service."""
+    spec = {"hostname": f"train-{rank}", "subdomain": "train"} if hostname else {}
+    index = {"batch.kubernetes.io/job-completion-index": str(rank)}
+    gated.pod(f"train-{rank}", NEURON, 16, group="train", size=4, annotations=index, spec=spec)
+    return f"train-{rank}"
+
+
+async def test_a_group_that_has_an_ultraserver_whole_is_told_its_places(gated: GatesBench) -> None:
+    ultraserver_nodes(gated, 4)
+    names = [worker(gated, rank) for rank in range(4)]
+    await gated.place_all()
+    assert [gated.place(name) for name in names] == ["n0", "n1", "n2", "n3"]
+    said = [gated.annotations(name)[ULTRASERVER_KEY] for name in names]
+    assert said == [f"nodes=4,index={index},first=train-0.train.default.svc" for index in range(4)]
+
+
+async def test_a_group_without_host_names_is_told_none(gated: GatesBench) -> None:
+    ultraserver_nodes(gated, 4)
+    names = [worker(gated, rank, hostname=False) for rank in range(4)]
+    await gated.place_all()
+    assert all(gated.place(name) and ULTRASERVER_KEY not in gated.annotations(name) for name in names)
+
+
+async def test_a_lost_pod_that_comes_back_to_its_place_has_its_values_again(gated: GatesBench) -> None:
+    ultraserver_nodes(gated, 8)
+    names = [worker(gated, rank) for rank in range(4)]
+    await gated.place_all()
+    before = gated.annotations("train-2")[ULTRASERVER_KEY]
+    for name in names:
+        gated.bind(name, gated.place(name))
+    gated.server.delete_pod("default", "train-2", grace_seconds=0)
+    await gated.step()
+    worker(gated, 2)
+    await gated.place_all()
+    assert gated.annotations("train-2")[ULTRASERVER_KEY] == before
+    assert gated.events("train-0") == []
+
+
+async def test_a_replacement_that_makes_variables_untrue_has_an_event_say_so(gated: GatesBench) -> None:
+    ultraserver_nodes(gated, 8)
+    names = [worker(gated, rank) for rank in range(4)]
+    await gated.place_all()
+    for name in names:
+        gated.bind(name, gated.place(name))
+    lost = gated.place("train-2")
+    gated.server.delete_pod("default", "train-2", grace_seconds=0)
+    gated.server.patch_node(lost, {"spec": {"unschedulable": True}})
+    gated.world.show_node(next(node for node in gated.server.objects(NODES) if node["metadata"]["name"] == lost))
+    await gated.step()
+    worker(gated, 2)
+    for _ in range(3):
+        await gated.step(after=TIMES.reserve + 1)
+    assert gated.place("train-2") not in {"", lost}
+    assert ULTRASERVER_KEY not in gated.annotations("train-2")
+    ((reason, note),) = gated.events("train-0")
+    assert reason == RESTART
+    assert "With train-2 placed" in note
+    assert "3 running pods of its group: restart the whole group" in note
