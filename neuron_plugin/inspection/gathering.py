@@ -35,7 +35,7 @@ from neuron_plugin.inspection.facts import (
     serves_claims,
 )
 from neuron_plugin.inspection.findings import Unknown
-from neuron_plugin.inspection.holders import ask, read_prepared, read_recorded
+from neuron_plugin.inspection.holders import ask, read_populated, read_prepared, read_recorded
 from neuron_plugin.inspection.host import gather_host, gather_users
 from neuron_plugin.inspection.machine import InspectedNode, configuration_file, look, node_of
 from neuron_plugin.instance_file import load_catalogue
@@ -80,21 +80,19 @@ def gather(flags: Mapping[str, object], environ: Mapping[str, str]) -> Facts:
     settings = with_node_name(node.settings, environ)
     name = settings.node_name or platform.node().lower()
 
-    async def ask_servers() -> tuple[Kubelet | BaseException, ClusterFacts | Unknown | BaseException]:
-        known = settings.kubeconfig is not None or (node.root is None and IN_POD in environ)
-        return await asyncio.gather(
-            gather_kubelet(settings, expected=expected),
-            gather_cluster(settings.kubeconfig, name, daemon.driver) if known else asyncio.sleep(0, _NO_CLUSTER),
-            return_exceptions=True,
-        )
-
     # A loop of its own leaves the thread's loop, if it has one, as it is.
     with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
-        kubelet, cluster = runner.run(ask_servers())
-    if isinstance(kubelet, BaseException):
-        kubelet = _unreadable(settings.kubelet_dir, _failed(kubelet))
-    if isinstance(cluster, BaseException):
-        cluster = _failed(cluster)
+        try:
+            kubelet = runner.run(gather_kubelet(settings, expected=expected))
+        except Exception as error:  # noqa: BLE001 - on a broken node the rest is wanted most
+            kubelet = _unreadable(settings.kubelet_dir, _failed(error))
+        # Pods are listed after the kubelet's files were read: one that is recorded and not listed has ended.
+        cluster: ClusterFacts | Unknown = _NO_CLUSTER
+        if settings.kubeconfig is not None or (node.root is None and IN_POD in environ):
+            try:
+                cluster = runner.run(gather_cluster(settings.kubeconfig, name, daemon.driver))
+            except Exception as error:  # noqa: BLE001 - as above
+                cluster = _failed(error)
     if isinstance(cluster, NoSuchNode) and not settings.node_name:
         cluster = Unknown(cluster.why, cluster.action)  # the host's name was a guess
     if isinstance(daemon.disabled, Unknown) and isinstance(cluster, ClusterFacts):
@@ -112,10 +110,8 @@ def gather(flags: Mapping[str, object], environ: Mapping[str, str]) -> Facts:
 _NO_CLUSTER = Unknown("no API server is known", "give --kubeconfig (and --node-name)")
 
 
-def _failed(error: BaseException) -> Unknown:
+def _failed(error: Exception) -> Unknown:
     """An unforeseen error of one source, so that the others still count."""
-    if not isinstance(error, Exception):
-        raise error
     return Unknown(f"looking failed itself ({error!r})", "please report it")
 
 
@@ -247,6 +243,7 @@ async def gather_kubelet(settings: PluginSettings, *, expected: bool, dial_secon
         registry = directory.parent / REGISTRY
     ours_or_dra = (*registry.glob(f"*{VENDOR_DRIVER}*.sock"), *registry.glob(f"{OUR_SOCKETS}*.sock"))
     plugins = [path for path in sockets if path != own] + sorted(ours_or_dra)
+    recorded, prepared = read_recorded(directory), read_prepared(settings)
     return Kubelet(
         directory,
         own_socket=SocketSeen(own, is_served(own)) if own in sockets else None,
@@ -254,8 +251,9 @@ async def gather_kubelet(settings: PluginSettings, *, expected: bool, dial_secon
         registry_seen=os.access(registry, os.R_OK | os.X_OK),
         allocatable=await ask(pod_resources, lambda kubelet: kubelet.allocatable()),
         pods=await ask(pod_resources, lambda kubelet: kubelet.list()),
-        recorded=read_recorded(directory),
-        prepared=read_prepared(settings),
+        recorded=recorded,
+        prepared=prepared,
+        populated=read_populated(settings.cgroup, recorded, prepared),
     )
 
 

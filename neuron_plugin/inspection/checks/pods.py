@@ -10,7 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import combinations
 
-from neuron_plugin.allocation import Allocation, Assignment, ContainerKind, InventoryError, Ledger, NeuronPod, Rejection
+from neuron_plugin.allocation import (
+    Allocation,
+    Assignment,
+    ContainerKind,
+    InventoryError,
+    Ledger,
+    NeuronPod,
+    Rejection,
+    Resource,
+)
 from neuron_plugin.allocation.inventory import read_inventory
 from neuron_plugin.allocation.keys import INVENTORY_KEY
 from neuron_plugin.allocation.rejection import set_kind
@@ -28,10 +37,11 @@ from neuron_plugin.inspection.findings import (
     unchecked,
     warning,
 )
-from neuron_plugin.topology import Geometry, cores_in, valid_sets
+from neuron_plugin.topology import cores_in, valid_sets
 
 PATIENCE_SECONDS = 120
 """How long an assignment may wait for its Allocate: admission follows the binding within seconds."""
+_NAMES = frozenset(resource.value for resource in Resource)
 _SEE_LOG = "see the plugin's log, and that it may reach and patch the API server"
 
 
@@ -102,11 +112,14 @@ def check_annotations(facts: Facts) -> Findings:
     for pod in live:
         yield from _annotated(facts, pod)
     names = {str(pod.reference) for pod in cluster.pods}
-    held = facts.ledger.allocations if isinstance(facts.ledger, Ledger) else ()
-    for reference in dict.fromkeys(allocation.pod for allocation in held):
-        if str(reference) not in names:
+    listed = () if isinstance(facts.kubelet.pods, Unknown) else facts.kubelet.pods
+    having = [f"{pod.namespace}/{pod.name}" for pod in listed if any(has.resource in _NAMES for has in pod.containers)]
+    ledger = facts.ledger
+    having += [str(allocation.pod) for allocation in (() if isinstance(ledger, Unknown) else ledger.allocations)]
+    for name in dict.fromkeys(having):
+        if name not in names:
             yield warning(
-                f"the kubelet lists {reference} with devices, the API server has no such pod here",
+                f"the kubelet lists {name} with devices, the API server has no such pod here",
                 "it was deleted by force, or this is not the API server of this node",
                 "run this again in 10 s; see that --node-name is this node's; if it stays, see the kubelet's log",
             )
@@ -147,16 +160,17 @@ def _annotated(facts: Facts, pod: NeuronPod) -> Iterator[Finding]:
             "they are reserved for it",
             "see 'kubectl describe pod' for what holds it up, and the kubelet's log; delete it if nothing will change",
         )
-    if not isinstance(ledger := facts.ledger, Ledger) or not isinstance(geometry := facts.geometry, Geometry):
+    if (snapshot := facts.holders.snapshot) is None:
         return
+    inventory, geometry = snapshot.inventory, snapshot.inventory.geometry
     if isinstance(facts.kubelet.recorded, Unknown) and any(
         container.kind is ContainerKind.INIT for container in pod.requests
     ):
         return  # without the checkpoint it is not known what was given of a re-used init container's set
     given = {
-        (allocation.container, allocation.resource): geometry.ids_of(allocation.resource.unit, allocation.mask)
-        for allocation in ledger.allocations
-        if str(allocation.pod) == str(pod.reference)
+        (key.container, key.resource): geometry.ids_of(key.resource.unit, entry.on(inventory, pod.reference).mask)
+        for key, entry in snapshot.inputs.recorded.entries.items()
+        if key.uid == pod.kubelet_uid and not (entry.annotated or key.claim)
     }
     for container in assignment.containers:
         resource, ids = container.request.resource, given.get((container.request.name, container.request.resource))
