@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from neuron_plugin.allocation import Ledger, NeuronPod, PodUid, Resource
+from neuron_plugin.allocation import NeuronPod, PodUid, Resource
 from neuron_plugin.allocation.claims import DRA_DRIVER
 from neuron_plugin.inspection.findings import Unknown
 from neuron_plugin.inspection.holders import Holders, holders_of
@@ -22,6 +22,7 @@ from neuron_plugin.topology import Geometry
 if TYPE_CHECKING:
     from neuron_plugin.kubelet import CheckpointEntry, PodDevices
     from neuron_plugin.kubelet.dra_state import PreparedClaim
+    from neuron_plugin.plugin.snapshot import Snapshot
 
 OUR_SOCKETS = "neuron-plugin."
 VENDOR_SOCKETS = ("neuron-devplugin.sock", "neuroncore-devplugin.sock")
@@ -192,10 +193,10 @@ class Facts:
         )
 
     @property
-    def ledger(self) -> Ledger | Unknown:
-        """Who holds what."""
+    def snapshot(self) -> Snapshot | Unknown:
+        """What the plugin would derive: who has what, what is offered and what is kept back."""
         unknown = self.kubelet.pods if isinstance(self.kubelet.pods, Unknown) else NO_DEVICE
-        return unknown if (ledger := self.holders.ledger) is None else ledger
+        return self.holders.snapshot or unknown
 
     def sockets_of(self, resource: Resource) -> list[SocketSeen]:
         """Sockets on which this project's plugin serves one resource."""

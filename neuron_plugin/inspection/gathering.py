@@ -62,9 +62,8 @@ _MOST_BYTES = 64 << 20
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where to ask a daemon that listens everywhere
 _SILENT = " is not running: "
 """In the readiness page's line about a source."""
-_UNHEALTHY = re.compile(r'^neuron_plugin_device_healthy\{device="(\d+)"\} 0(?:\.0)?$', re.MULTILINE)
-_REGISTERED = re.compile(r'^neuron_plugin_registered\{resource="([^"]+)"\} 1(?:\.0)?$', re.MULTILINE)
-_DISABLED = re.compile(r'^neuron_plugin_device_disabled\{device="(\d+)"\} 1(?:\.0)?$', re.MULTILINE)
+_SAMPLE = re.compile(r'^neuron_plugin_(\w+)\{\w+="([^"]+)"\} ([01])(?:\.0)?$', re.MULTILINE)
+"""Of a metric with one label, which is yes or no."""
 
 
 def gather(flags: Mapping[str, object], environ: Mapping[str, str]) -> Facts:
@@ -156,12 +155,17 @@ def gather_daemon(flags: Mapping[str, object], environ: Mapping[str, str]) -> tu
     pages = [page_of(address, port, path, seconds=DAEMON_SECONDS) for path in ("/readyz", "/metrics")]
     ready, metrics = (Unknown(page.why, away) if isinstance(page, Unknown) else page for page in pages)
     silent = ready if isinstance(ready, Unknown) else tuple(line for line in ready.splitlines() if _SILENT in line)
-    unhealthy, disabled = (
-        metrics if isinstance(metrics, Unknown) else tuple(sorted(map(int, pattern.findall(metrics))))
-        for pattern in (_UNHEALTHY, _DISABLED)
-    )
-    registered = metrics if isinstance(metrics, Unknown) else said.driver in _REGISTERED.findall(metrics)
-    return node, replace(said, silent=silent, unhealthy=unhealthy, disabled=disabled, registered=registered)
+    if isinstance(metrics, Unknown):
+        return node, replace(said, silent=silent, unhealthy=metrics, disabled=metrics, registered=metrics)
+    unhealthy, registered = _devices(metrics, "device_healthy", "0"), ("registered", said.driver, "1")
+    said = replace(said, silent=silent, unhealthy=unhealthy, disabled=_devices(metrics, "device_disabled", "1"))
+    return node, replace(said, registered=registered in _SAMPLE.findall(metrics))
+
+
+def _devices(metrics: str, name: str, value: str) -> tuple[int, ...]:
+    """The devices of which a metric has this value."""
+    samples = _SAMPLE.findall(metrics)
+    return tuple(sorted(int(device) for found, device, has in samples if (found, has) == (name, value)))
 
 
 def read_cdi(directory: Path) -> frozenset[str] | Unknown:
@@ -192,7 +196,7 @@ def disabled_here(node: InspectedNode) -> tuple[int, ...]:
     if node.root or not settings.health_port:
         return ()
     metrics = page_of(settings.health_address, settings.health_port, "/metrics", seconds=DAEMON_SECONDS)
-    return () if isinstance(metrics, Unknown) else tuple(sorted(map(int, _DISABLED.findall(metrics))))
+    return () if isinstance(metrics, Unknown) else _devices(metrics, "device_disabled", "1")
 
 
 def page_of(address: str, port: int, path: str, *, seconds: float = PAGE_SECONDS) -> str | Unknown:

@@ -128,11 +128,6 @@ class InspectedMachine:
         return self.node_inventory.healthy_mask if self.node_inventory else 0
 
     @property
-    def healthy_mask(self) -> int:
-        """The same, and those of healthy devices that are out of service."""
-        return self.usable_mask | (self.node_inventory.disabled_mask if self.node_inventory else 0)
-
-    @property
     def links_are_assumed(self) -> bool:
         """Whether the driver prints no link at all on a type that has some, as it does while one chip is missing."""
         linked = self.geometry is not None and self.geometry.topology not in {Topology.SINGLE, Topology.UNLINKED}

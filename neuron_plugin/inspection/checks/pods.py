@@ -15,7 +15,6 @@ from neuron_plugin.allocation import (
     Assignment,
     ContainerKind,
     InventoryError,
-    Ledger,
     NeuronPod,
     Rejection,
     Resource,
@@ -37,7 +36,7 @@ from neuron_plugin.inspection.findings import (
     unchecked,
     warning,
 )
-from neuron_plugin.topology import cores_in, valid_sets
+from neuron_plugin.topology import cores_in
 
 PATIENCE_SECONDS = 120
 """How long an assignment may wait for its Allocate: admission follows the binding within seconds."""
@@ -47,7 +46,8 @@ _SEE_LOG = "see the plugin's log, and that it may reach and patch the API server
 
 def check_holders(facts: Facts) -> Findings:
     """No ids that do not exist, no core held twice, sets linked, devices present and healthy."""
-    ledger, geometry = known(facts.ledger), known(facts.geometry)
+    snapshot = known(facts.snapshot)
+    ledger, geometry = snapshot.ledger, snapshot.inventory.geometry
     for text in facts.holders.foreign:
         yield problem(
             f"{text}, which this machine does not have",
@@ -74,9 +74,8 @@ def check_holders(facts: Facts) -> Findings:
             )
     for allocation in ledger.allocations:
         unit = allocation.resource.unit
-        if (ids := geometry.ids_of(unit, allocation.mask)) and allocation.mask not in valid_sets(
-            geometry, unit, len(ids)
-        ):
+        ids = geometry.ids_of(unit, allocation.mask)
+        if ids and snapshot.unlinked_text(allocation.resource, allocation.mask):
             kind = set_kind(geometry, unit)
             fails = (
                 "the Neuron runtime needs consecutive ids, and collectives need linked devices: it may fail at start"
@@ -91,9 +90,9 @@ def check_holders(facts: Facts) -> Findings:
                 fails,
                 f"{choose}; then delete the pod",
             )
-        if lost := geometry.devices_touched(allocation.mask & ~facts.machine.healthy_mask):
+        if broken := snapshot.broken_text(allocation.mask):
             yield warning(
-                f"{_container(allocation)} runs on {named('device', lost)}, missing or unhealthy",
+                f"{_container(allocation)} runs on {broken}",
                 "running pods are left alone and keep their devices, which no other pod gets; its work may fail",
                 "delete the pod, so that its controller makes another one on good devices",
             )
@@ -114,8 +113,8 @@ def check_annotations(facts: Facts) -> Findings:
     names = {str(pod.reference) for pod in cluster.pods}
     listed = () if isinstance(facts.kubelet.pods, Unknown) else facts.kubelet.pods
     having = [f"{pod.namespace}/{pod.name}" for pod in listed if any(has.resource in _NAMES for has in pod.containers)]
-    ledger = facts.ledger
-    having += [str(allocation.pod) for allocation in (() if isinstance(ledger, Unknown) else ledger.allocations)]
+    if ledger := facts.holders.ledger:
+        having += [str(allocation.pod) for allocation in ledger.allocations]
     for name in dict.fromkeys(having):
         if name not in names:
             yield warning(
@@ -160,7 +159,7 @@ def _annotated(facts: Facts, pod: NeuronPod) -> Iterator[Finding]:
             "they are reserved for it",
             "see 'kubectl describe pod' for what holds it up, and the kubelet's log; delete it if nothing will change",
         )
-    if (snapshot := facts.holders.snapshot) is None:
+    if isinstance(snapshot := facts.snapshot, Unknown):
         return
     inventory, geometry = snapshot.inventory, snapshot.inventory.geometry
     if isinstance(facts.kubelet.recorded, Unknown) and any(
@@ -241,7 +240,7 @@ def check_node_annotations(facts: Facts) -> Findings:
 
 def check_processes(facts: Facts) -> Findings:
     """Every process with a device open is of a live pod that holds the device."""
-    users, cluster, ledger, geometry = known(facts.users), facts.cluster, facts.ledger, facts.machine.geometry
+    users, cluster, snapshot = known(facts.users), facts.cluster, facts.holders.snapshot
     if users.hidden:
         yield unchecked(users.hidden)
     live = (
@@ -263,9 +262,9 @@ def check_processes(facts: Facts) -> Findings:
                 "the pod was deleted by force and its container lives on: the next pod finds the cores busy",
                 f"wait for its end, or: kill {user.pid}",
             )
-        elif isinstance(ledger, Ledger) and geometry:
-            present = [device for device in user.devices if device < geometry.device_count]
-            if idle := [device for device in present if not ledger.overlapping(geometry.device_mask(device))]:
+        elif snapshot:
+            held = {int(device) for device in snapshot.inventory.geometry.devices_touched(snapshot.ledger.used_mask)}
+            if idle := [device for device in user.devices if device not in held]:
                 yield warning(
                     f"{name} has {named('device', idle)} open, which the kubelet gave to no pod",
                     "its pod got it around the kubelet (privileged, or /dev mounted), or has ended",
