@@ -90,11 +90,13 @@ def check_holders(facts: Facts) -> Findings:
                 fails,
                 f"{choose}; then delete the pod",
             )
-        if broken := snapshot.broken_text(allocation.mask):
+        has = map(int, geometry.devices_touched(allocation.mask))
+        if broken := [device for device in has if device in snapshot.inventory.unhealthy]:
             yield warning(
-                f"{_container(allocation)} runs on {broken}",
+                f"{_container(allocation)} runs on {snapshot.broken_text(allocation.mask)}",
                 "running pods are left alone and keep their devices, which no other pod gets; its work may fail",
-                "delete the pod, so that its controller makes another one on good devices",
+                "delete the pod, so that its controller makes another one on good devices; where it would go: "
+                f"neuron-plugin repair NODE --device {ranges(broken)} --dry-run",
             )
     cores = plural(len(cores_in(ledger.used_mask)), "logical core")
     return f"{plural(len(ledger.by_pod), 'pod')} with {cores}, none twice"
