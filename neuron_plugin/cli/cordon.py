@@ -17,7 +17,8 @@ Take devices of a node out of service: no new pod gets them, under any resource 
 the extender. Pods that have them keep them.
 
 It writes the annotation neuron-plugin.io/disable-devices on the Node, which the node's plugin
-follows. Devices that are disabled already stay so. 'neuron-plugin uncordon' puts devices back."""
+follows. Devices that are disabled already stay so. 'neuron-plugin uncordon' puts devices back, and
+'neuron-plugin repair' also says who has a device and empties it."""
 
 EXAMPLES = """
 neuron-plugin cordon worker-1 5,7

@@ -200,7 +200,10 @@ def title_of(report: MachineReport) -> str:
     if not report.holders_known:
         return title
     usable = [device for device in report.devices if device.health in _HEALTHY_STYLES and not device.disabled]
-    free = sum(not device.holders for device in usable)
-    held = sum(len({core for holder in device.holders or () for core in holder.cores}) for device in usable)
-    cores = sum(len(device.cores) for device in usable) - held
+    taken = [
+        {*device.held_down_cores, *(core for holder in device.holders or () for core in holder.cores)}
+        for device in usable
+    ]
+    free, cores = sum(not some for some in taken), sum(map(len, (device.cores for device in usable)))
+    cores -= sum(map(len, taken))
     return f"{title}; {plural(free, 'device')} and {plural(cores, 'core')} free"

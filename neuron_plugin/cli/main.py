@@ -26,6 +26,7 @@ COMMANDS = {
     "plan": "say what would make room for waiting pods, what a drain takes, and what else fits",
     "cordon": "take devices of a node out of service: no new pod gets them",
     "uncordon": "put devices of a node back into service",
+    "repair": "empty a device for a reset, a reboot or a replacement, and put it back",
     "ungate": "hand gated pods to their scheduler without a place, while no controller runs",
     "simulate": "write a simulated machine into a directory and break it; compare policies on a cluster on paper",
     "run": "serve this node's Neuron devices to its kubelet (the daemon)",

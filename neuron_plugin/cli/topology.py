@@ -63,7 +63,7 @@ FREE, UNUSABLE, ABSENT, SHARED = (".", "green"), ("!", "bold red"), ("x", "dim")
 _MEANINGS = {
     SHARED: "held by more than one pod (see: neuron-plugin devices)",
     FREE: "free",
-    UNUSABLE: "not allocatable: unhealthy or disabled (see: neuron-plugin devices)",
+    UNUSABLE: "not allocatable: unhealthy, disabled or held down (see: neuron-plugin devices)",
     ABSENT: "device missing",
 }
 _LETTERS = string.ascii_uppercase + string.ascii_lowercase + string.digits
@@ -95,7 +95,8 @@ def run(arguments: Namespace) -> int:
         show(arguments.output, topology, ())
         return Exit.SUCCESS
     unicode = (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf") and not arguments.ascii
-    marks, legend = occupancy(machine, machine.geometry, holders.ledger)
+    offered_mask = holders.snapshot.offered_mask if holders.snapshot else machine.usable_mask
+    marks, legend = occupancy(machine, machine.geometry, holders.ledger, offered_mask)
     grids = grids_of(machine.geometry.topology, machine.geometry.device_count)
     lines: list[Line] = plain(title_of(report), "")
     for grid in grids:
@@ -112,11 +113,12 @@ def run(arguments: Namespace) -> int:
 
 
 def occupancy(
-    machine: InspectedMachine, geometry: Geometry, known: Ledger | None
+    machine: InspectedMachine, geometry: Geometry, known: Ledger | None, offered_mask: int
 ) -> tuple[dict[int, list[Segment]], dict[Segment, str]]:
     """A mark for each core, by device, and what the marks in use mean, pods first. From the 63rd on pods share a mark.
 
-    ``known`` is None where the holders are not known.
+    ``known`` is None where the holders are not known. ``offered_mask`` are the cores that are given to pods, in use or
+    not.
     """
     ledger = known or Ledger()
     letters = [(letter, f"bold {_COLOURS[number % len(_COLOURS)]}") for number, letter in enumerate(_LETTERS)]
@@ -138,7 +140,7 @@ def occupancy(
             elif pods:
                 mark = letter_of.get(pods.pop(), SHARED) if len(pods) == 1 else SHARED
             else:
-                mark = FREE if machine.usable_mask >> core & 1 else UNUSABLE
+                mark = FREE if offered_mask >> core & 1 else UNUSABLE
             marks[device].append(mark)
     meanings = dict(_MEANINGS)
     if known is None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from neuron_plugin.allocation import PodReference, PodUid
 from neuron_plugin.hardware import Inventory
-from neuron_plugin.hardware.core_counters import HAS_LIVE_TIME, CoreCounterReader, CoreCounters, PhysicalCore
+from neuron_plugin.hardware.core_counters import HAS_LIVE_TIME, CoreCounterReader
 from neuron_plugin.plugin.settings import PluginSettings
 
-_MICROSECONDS = 1e6
+if TYPE_CHECKING:
+    from neuron_plugin.plugin.utilization import Reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,37 +23,28 @@ class DeviceUse:
     memory_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CountersRead:
-    """The counters of all cores of a machine, and when they were read."""
-
-    at: float
-    cores: Mapping[PhysicalCore, CoreCounters]
-
-
-def read_counters(settings: PluginSettings, inventory: Inventory) -> CountersRead:
+def read_counters(settings: PluginSettings, inventory: Inventory) -> Reading:
     """Read the counters of every core that the machine lists."""
+    from neuron_plugin.plugin.utilization import Reading
+
     cores = [(int(device.id), core) for device in inventory.devices for core in range(device.cores)]
-    return CountersRead(time.monotonic(), CoreCounterReader(settings.sysfs).read(cores, inventory.driver_version))
+    counters = CoreCounterReader(settings.sysfs).read(cores, inventory.driver_version)
+    return Reading(time.monotonic(), time.time(), counters)
 
 
-def device_use(first: CountersRead, last: CountersRead) -> dict[int, DeviceUse]:
-    """What the devices did between two readings."""
-    by_device: dict[int, list[PhysicalCore]] = {}
-    for core in last.cores:
-        by_device.setdefault(core[0], []).append(core)
-    microseconds = (last.at - first.at) * _MICROSECONDS
-    use = {}
-    for device, cores in by_device.items():
-        executed = [_executed(first.cores.get(core, CoreCounters()), last.cores[core]) for core in cores]
-        memory = [last.cores[core].memory_bytes for core in cores]
-        use[device] = DeviceUse(
-            None
-            if None in executed
-            else min(100, round(100 * sum(filter(None, executed)) / microseconds / len(cores))),
-            None if None in memory else sum(filter(None, memory)),
-        )
-    return use
+def device_use(first: Reading, last: Reading) -> dict[int, DeviceUse]:
+    """What the devices did between two readings: the plugin's account of a container that has the whole device."""
+    from neuron_plugin.plugin.utilization import ContainerKey, UseByContainer, use_after
+
+    devices = {device: ContainerKey(PodReference(PodUid(""), "", ""), str(device)) for device, _ in last.cores}
+    has = {key: frozenset(core for core in last.cores if core[0] == device) for device, key in devices.items()}
+    use: UseByContainer = {}
+    for reading in (first, last):
+        use = use_after(use, has, reading, {})
+    return {
+        device: DeviceUse(round(100 * use[key].busy_share) if use[key].known else None, use[key].memory_bytes)
+        for device, key in devices.items()
+    }
 
 
 def use_note(inventory: Inventory) -> str:
@@ -63,8 +56,3 @@ def use_note(inventory: Inventory) -> str:
         f"driver {driver.text} counts the time of a process only when the process ends: the use is not known before "
         f"driver {'.'.join(map(str, HAS_LIVE_TIME))}"
     )
-
-
-def _executed(first: CoreCounters, last: CoreCounters) -> int | None:
-    before, after = first.busy_microseconds, last.busy_microseconds
-    return None if before is None or after is None else after - before if after >= before else after

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from neuron_plugin.allocation import Ledger, NeuronPod, Resource
+from neuron_plugin.allocation import NeuronPod, PodUid, Resource
 from neuron_plugin.allocation.claims import DRA_DRIVER
 from neuron_plugin.inspection.findings import Unknown
 from neuron_plugin.inspection.holders import Holders, holders_of
@@ -21,6 +22,7 @@ from neuron_plugin.topology import Geometry
 if TYPE_CHECKING:
     from neuron_plugin.kubelet import CheckpointEntry, PodDevices
     from neuron_plugin.kubelet.dra_state import PreparedClaim
+    from neuron_plugin.plugin.snapshot import Snapshot
 
 OUR_SOCKETS = "neuron-plugin."
 VENDOR_SOCKETS = ("neuron-devplugin.sock", "neuroncore-devplugin.sock")
@@ -80,7 +82,8 @@ class Kubelet:
 
     ``own_socket`` is kubelet.sock, ``plugins`` the other sockets beside it and those of Neuron in the plugin registry;
     ``registry_seen`` is whether that could be listed. ``pods`` are PodResources', ``recorded`` the checkpoint's,
-    ``prepared`` are the claims for Neuron in the kubelet's file of prepared claims.
+    ``prepared`` are the claims for Neuron in the kubelet's file of prepared claims. ``populated`` says of the UIDs in
+    both files whether a process of the pod lives, None where that cannot be seen.
     """
 
     directory: Path
@@ -93,6 +96,7 @@ class Kubelet:
     pods: tuple[PodDevices, ...] | Unknown = ()
     recorded: tuple[CheckpointEntry, ...] | Unknown = ()
     prepared: tuple[PreparedClaim, ...] | Unknown = ()
+    populated: Mapping[PodUid, bool | None] = field(default_factory=dict)
 
 
 class NoSuchNode(Unknown):
@@ -158,7 +162,7 @@ class Daemon:
     registered: bool | Unknown = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Facts:
     """What was gathered at one moment, ``now_ns`` in unix nanoseconds."""
 
@@ -175,24 +179,24 @@ class Facts:
         """The machine's devices, cores and links."""
         return self.machine.geometry or NO_DEVICE
 
-    @property
+    @cached_property
     def holders(self) -> Holders:
-        """Who holds what, and what is uncertain about it. Kubelets before 1.34 list pods that have ended, too."""
-        listed, live = self.kubelet.pods, None
-        if isinstance(self.cluster, ClusterFacts):
-            live = {str(pod.kubelet_uid): pod.reference for pod in self.cluster.pods if not pod.ended}
-            ended = {str(pod.reference) for pod in self.cluster.pods if pod.ended}
-            if not isinstance(listed, Unknown):
-                listed = tuple(pod for pod in listed if f"{pod.namespace}/{pod.name}" not in ended)
+        """Who holds what, and what is uncertain about it."""
+        kubelet, cluster = self.kubelet, self.cluster
         return holders_of(
-            self.machine.node_inventory, self.kubelet.recorded, listed, live, prepared=self.kubelet.prepared
+            self.machine.node_inventory,
+            kubelet.recorded,
+            kubelet.pods,
+            None if isinstance(cluster, Unknown) else cluster.pods,
+            prepared=kubelet.prepared,
+            populated=kubelet.populated,
         )
 
     @property
-    def ledger(self) -> Ledger | Unknown:
-        """Who holds what."""
+    def snapshot(self) -> Snapshot | Unknown:
+        """What the plugin would derive: who has what, what is offered and what is kept back."""
         unknown = self.kubelet.pods if isinstance(self.kubelet.pods, Unknown) else NO_DEVICE
-        return unknown if (ledger := self.holders.ledger) is None else ledger
+        return self.holders.snapshot or unknown
 
     def sockets_of(self, resource: Resource) -> list[SocketSeen]:
         """Sockets on which this project's plugin serves one resource."""

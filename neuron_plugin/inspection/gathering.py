@@ -35,7 +35,7 @@ from neuron_plugin.inspection.facts import (
     serves_claims,
 )
 from neuron_plugin.inspection.findings import Unknown
-from neuron_plugin.inspection.holders import ask, read_prepared, read_recorded
+from neuron_plugin.inspection.holders import ask, read_populated, read_prepared, read_recorded
 from neuron_plugin.inspection.host import gather_host, gather_users
 from neuron_plugin.inspection.machine import InspectedNode, configuration_file, look, node_of
 from neuron_plugin.instance_file import load_catalogue
@@ -62,9 +62,8 @@ _MOST_BYTES = 64 << 20
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where to ask a daemon that listens everywhere
 _SILENT = " is not running: "
 """In the readiness page's line about a source."""
-_UNHEALTHY = re.compile(r'^neuron_plugin_device_healthy\{device="(\d+)"\} 0(?:\.0)?$', re.MULTILINE)
-_REGISTERED = re.compile(r'^neuron_plugin_registered\{resource="([^"]+)"\} 1(?:\.0)?$', re.MULTILINE)
-_DISABLED = re.compile(r'^neuron_plugin_device_disabled\{device="(\d+)"\} 1(?:\.0)?$', re.MULTILINE)
+_SAMPLE = re.compile(r'^neuron_plugin_(\w+)\{\w+="([^"]+)"\} ([01])(?:\.0)?$', re.MULTILINE)
+"""Of a metric with one label, which is yes or no."""
 
 
 def gather(flags: Mapping[str, object], environ: Mapping[str, str]) -> Facts:
@@ -80,21 +79,19 @@ def gather(flags: Mapping[str, object], environ: Mapping[str, str]) -> Facts:
     settings = with_node_name(node.settings, environ)
     name = settings.node_name or platform.node().lower()
 
-    async def ask_servers() -> tuple[Kubelet | BaseException, ClusterFacts | Unknown | BaseException]:
-        known = settings.kubeconfig is not None or (node.root is None and IN_POD in environ)
-        return await asyncio.gather(
-            gather_kubelet(settings, expected=expected),
-            gather_cluster(settings.kubeconfig, name, daemon.driver) if known else asyncio.sleep(0, _NO_CLUSTER),
-            return_exceptions=True,
-        )
-
     # A loop of its own leaves the thread's loop, if it has one, as it is.
     with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
-        kubelet, cluster = runner.run(ask_servers())
-    if isinstance(kubelet, BaseException):
-        kubelet = _unreadable(settings.kubelet_dir, _failed(kubelet))
-    if isinstance(cluster, BaseException):
-        cluster = _failed(cluster)
+        try:
+            kubelet = runner.run(gather_kubelet(settings, expected=expected))
+        except Exception as error:  # noqa: BLE001 - on a broken node the rest is wanted most
+            kubelet = _unreadable(settings.kubelet_dir, _failed(error))
+        # Pods are listed after the kubelet's files were read: one that is recorded and not listed has ended.
+        cluster: ClusterFacts | Unknown = _NO_CLUSTER
+        if settings.kubeconfig is not None or (node.root is None and IN_POD in environ):
+            try:
+                cluster = runner.run(gather_cluster(settings.kubeconfig, name, daemon.driver))
+            except Exception as error:  # noqa: BLE001 - as above
+                cluster = _failed(error)
     if isinstance(cluster, NoSuchNode) and not settings.node_name:
         cluster = Unknown(cluster.why, cluster.action)  # the host's name was a guess
     if isinstance(daemon.disabled, Unknown) and isinstance(cluster, ClusterFacts):
@@ -112,10 +109,8 @@ def gather(flags: Mapping[str, object], environ: Mapping[str, str]) -> Facts:
 _NO_CLUSTER = Unknown("no API server is known", "give --kubeconfig (and --node-name)")
 
 
-def _failed(error: BaseException) -> Unknown:
+def _failed(error: Exception) -> Unknown:
     """An unforeseen error of one source, so that the others still count."""
-    if not isinstance(error, Exception):
-        raise error
     return Unknown(f"looking failed itself ({error!r})", "please report it")
 
 
@@ -160,12 +155,17 @@ def gather_daemon(flags: Mapping[str, object], environ: Mapping[str, str]) -> tu
     pages = [page_of(address, port, path, seconds=DAEMON_SECONDS) for path in ("/readyz", "/metrics")]
     ready, metrics = (Unknown(page.why, away) if isinstance(page, Unknown) else page for page in pages)
     silent = ready if isinstance(ready, Unknown) else tuple(line for line in ready.splitlines() if _SILENT in line)
-    unhealthy, disabled = (
-        metrics if isinstance(metrics, Unknown) else tuple(sorted(map(int, pattern.findall(metrics))))
-        for pattern in (_UNHEALTHY, _DISABLED)
-    )
-    registered = metrics if isinstance(metrics, Unknown) else said.driver in _REGISTERED.findall(metrics)
-    return node, replace(said, silent=silent, unhealthy=unhealthy, disabled=disabled, registered=registered)
+    if isinstance(metrics, Unknown):
+        return node, replace(said, silent=silent, unhealthy=metrics, disabled=metrics, registered=metrics)
+    unhealthy, registered = _devices(metrics, "device_healthy", "0"), ("registered", said.driver, "1")
+    said = replace(said, silent=silent, unhealthy=unhealthy, disabled=_devices(metrics, "device_disabled", "1"))
+    return node, replace(said, registered=registered in _SAMPLE.findall(metrics))
+
+
+def _devices(metrics: str, name: str, value: str) -> tuple[int, ...]:
+    """The devices of which a metric has this value."""
+    samples = _SAMPLE.findall(metrics)
+    return tuple(sorted(int(device) for found, device, has in samples if (found, has) == (name, value)))
 
 
 def read_cdi(directory: Path) -> frozenset[str] | Unknown:
@@ -196,7 +196,7 @@ def disabled_here(node: InspectedNode) -> tuple[int, ...]:
     if node.root or not settings.health_port:
         return ()
     metrics = page_of(settings.health_address, settings.health_port, "/metrics", seconds=DAEMON_SECONDS)
-    return () if isinstance(metrics, Unknown) else tuple(sorted(map(int, _DISABLED.findall(metrics))))
+    return () if isinstance(metrics, Unknown) else _devices(metrics, "device_disabled", "1")
 
 
 def page_of(address: str, port: int, path: str, *, seconds: float = PAGE_SECONDS) -> str | Unknown:
@@ -247,6 +247,7 @@ async def gather_kubelet(settings: PluginSettings, *, expected: bool, dial_secon
         registry = directory.parent / REGISTRY
     ours_or_dra = (*registry.glob(f"*{VENDOR_DRIVER}*.sock"), *registry.glob(f"{OUR_SOCKETS}*.sock"))
     plugins = [path for path in sockets if path != own] + sorted(ours_or_dra)
+    recorded, prepared = read_recorded(directory), read_prepared(settings)
     return Kubelet(
         directory,
         own_socket=SocketSeen(own, is_served(own)) if own in sockets else None,
@@ -254,8 +255,9 @@ async def gather_kubelet(settings: PluginSettings, *, expected: bool, dial_secon
         registry_seen=os.access(registry, os.R_OK | os.X_OK),
         allocatable=await ask(pod_resources, lambda kubelet: kubelet.allocatable()),
         pods=await ask(pod_resources, lambda kubelet: kubelet.list()),
-        recorded=read_recorded(directory),
-        prepared=read_prepared(settings),
+        recorded=recorded,
+        prepared=prepared,
+        populated=read_populated(settings.cgroup, recorded, prepared),
     )
 
 

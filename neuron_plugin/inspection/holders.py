@@ -1,11 +1,10 @@
-"""Which containers hold which cores, by the kubelet's checkpoint.
+"""Which containers have which cores, as the plugin would derive it from what the kubelet and the API server say.
 
-The checkpoint has pod UIDs, plain init containers, and our own reply, which says what a container was given. It has no
-names and keeps entries of ended pods for a while: PodResources or the API server says which pods are active. Where the
-checkpoint cannot be read or has no entry, PodResources' own list is taken.
-
-What pods have by claims stands in another file of the kubelet's, by the UIDs of pods, too. A claim stays there until
-the kubelet has had the driver unprepare it, so each of its lines counts.
+The checkpoint has pod UIDs, plain init containers, and our own reply, which says what a container was given. What pods
+have by claims stands in another file of the kubelet's, by the UIDs of pods, too. Neither has names, and both keep ended
+pods for a while. The API server says which pods live. Without an API server, PodResources does: its list is taken for
+what the checkpoint would hold if the kubelet wrote it now. Where the checkpoint cannot be read or has no entry,
+PodResources' list is taken for the checkpoint.
 
 PodResources ``List`` may, in rare moments, lose a reservation that is being made (kubernetes/kubernetes#137534), so a
 command that keeps watching asks seldom, however often it looks at the hardware.
@@ -17,35 +16,44 @@ import asyncio
 import os
 import stat
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from neuron_plugin.allocation import Allocation, Ledger, NodeInventory, PodReference, PodUid, Resource
+from neuron_plugin.allocation import Ledger, NeuronPod, NodeInventory, PodReference, PodUid, Resource
 from neuron_plugin.allocation.claims import DRA_DRIVERS
+from neuron_plugin.hardware import is_populated
 from neuron_plugin.inspection.findings import Unknown
-from neuron_plugin.plugin.inputs import claim_allocations, recorded_allocation
+from neuron_plugin.plugin.inputs import Inputs, NodePods, Recorded, claim_allocations, recorded_allocation
 from neuron_plugin.plugin.settings import PluginSettings
 
 if TYPE_CHECKING:
     from neuron_plugin.kubelet import CheckpointEntry, PodDevices, PodResourcesClient
     from neuron_plugin.kubelet.dra_state import PreparedClaim
+    from neuron_plugin.plugin.snapshot import Snapshot
 
 _Answer = TypeVar("_Answer")
 _RESOURCES = frozenset(resource.value for resource in Resource)
+_LISTED_AT = 1.0
+"""When pods were listed, on a clock that was 0 when the kubelet's files were read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holders:
-    """Who holds what. ``ledger`` is None where that is not known; ``note`` says why, or what is uncertain.
+    """Who has what. ``snapshot`` is None where that is not known; ``note`` says why, or what is uncertain.
 
     ``foreign`` are ids that a pod holds and this machine does not have.
     """
 
-    ledger: Ledger | None
+    snapshot: Snapshot | None
     note: str = ""
     foreign: tuple[str, ...] = ()
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """Every allocation, each with the name of its pod."""
+        return self.snapshot.ledger if self.snapshot else None
 
 
 class HolderReading:
@@ -71,88 +79,118 @@ class HolderReading:
             self._recorded = read_recorded(self._settings.kubelet_dir)
             self._listed = ask_kubelet(self._settings.pod_resources_socket)
             self._prepared = read_prepared(self._settings)
-        return holders_of(node, self._recorded, self._listed, prepared=self._prepared)
+        populated = read_populated(self._settings.cgroup, self._recorded, self._prepared)
+        return holders_of(node, self._recorded, self._listed, prepared=self._prepared, populated=populated)
 
 
 def holders_of(
     node: NodeInventory | None,
     recorded: Collection[CheckpointEntry] | Unknown,
     listed: Collection[PodDevices] | Unknown,
-    live_pods: Mapping[str, PodReference] | None = None,
+    pods: Collection[NeuronPod] | None = None,
+    *,
     prepared: Collection[PreparedClaim] | Unknown = (),
+    populated: Mapping[PodUid, bool | None] | None = None,
 ) -> Holders:
-    """The checkpoint's entries with the names of their pods; our own reply in an entry says what the container has.
+    """What the plugin derives from this; ``node`` None: there is no device.
 
-    ``live_pods`` are the API server's, by the UID that the kubelet uses. An entry of a pod that neither PodResources
-    nor the API server has is of an ended pod and left out; if both are unknown, its pod is named ``uid/UID``. So is a
-    pod of a ``prepared`` claim that no other source shows.
+    ``pods`` are the API server's, listed after the kubelet's files were read; None where it was not asked. A pod that
+    no source names is named ``uid/UID``. ``populated`` says of the UIDs in the files whether a process of the pod
+    lives: then the cores of a pod that has ended are held down. Every end is taken for one of some seconds ago.
     """
     if node is None:
         return Holders(None)
     if isinstance(listed, Unknown) and isinstance(recorded, Unknown):
         return Holders(None, f"holders are not known: {listed.why}; {listed.action}".removesuffix("; "))
+    # Only where there is a kubelet: it loads gRPC.
+    from neuron_plugin.plugin.snapshot import ADMISSION_SECONDS, derive, settle, with_lost_records
+
     notes = []
-    entries = () if isinstance(recorded, Unknown) else recorded
-    pods = dict(live_pods or {})
     if isinstance(recorded, Unknown):
         notes.append(f"holders are taken from PodResources, which does not list plain init containers: {recorded.why}")
-    if isinstance(listed, Unknown):
-        if live_pods is None:
-            notes.append(f"pods are named by their UIDs, and some may have ended: {listed.why}")
-            pods = {entry.pod_uid: PodReference(PodUid(entry.pod_uid), "uid", entry.pod_uid) for entry in entries}
-    elif entries:
-        uids = {(entry.container, entry.resource, entry.ids): entry.pod_uid for entry in entries}
-        for pod in listed:
-            for container in pod.containers:
-                if uid := uids.get((container.container, container.resource, frozenset(container.ids))):
-                    pods.setdefault(uid, PodReference(PodUid(uid), pod.namespace, pod.name))
-    else:
-        from neuron_plugin.kubelet import CheckpointEntry as Entry
-
-        references = {str(pod): pod for pod in pods.values()}
-        for pod in listed:
-            name = f"{pod.namespace}/{pod.name}"
-            pods[name] = references.get(name, PodReference(PodUid(name), pod.namespace, pod.name))
-            entries = (
-                *entries,
-                *(
-                    Entry(name, container.container, container.resource, frozenset(container.ids), {}, ())
-                    for container in pod.containers
-                ),
-            )
-    allocations, foreign = [], []
-    for entry in entries:
-        if entry.resource not in _RESOURCES or (reference := pods.get(entry.pod_uid)) is None:
-            continue
-        here = node.geometry.ids_of(Resource(entry.resource).unit, node.geometry.all_mask)
-        if absent := entry.ids - set(map(str, here)):
-            ids = ", ".join(map(repr, sorted(absent)))
-            foreign.append(f"{reference}/{entry.container} holds {entry.resource} {ids}")
-        allocations.append(recorded_allocation(entry).on(node, reference))
+    if isinstance(listed, Unknown) and pods is None:
+        notes.append(f"pods are named by their UIDs, and some may have ended: {listed.why}")
     if isinstance(prepared, Unknown):
         notes.append(f"what pods have by claims is not known: {prepared.why}")
-    else:
-        allocations += _by_claims(node, prepared, () if isinstance(listed, Unknown) else listed, live_pods or {})
+    listed_pods = () if isinstance(listed, Unknown) else listed
+    claims = () if isinstance(prepared, Unknown) else prepared
+    entries = (() if isinstance(recorded, Unknown) else recorded) or _as_recorded(listed_pods, pods or ())
+    # An ended pod may have had the same ids: of two UIDs the name is that of the one with a process.
+    by_life = sorted(entries, key=lambda entry: bool((populated or {}).get(PodUid(entry.pod_uid))))
+    names = _names(by_life, claims, listed_pods) | {pod.kubelet_uid: pod.reference for pod in pods or ()}
+
+    known = [recorded_allocation(entry) for entry in entries if entry.resource in _RESOURCES]
+    record = Recorded().with_file(known, 0.0)
+    if not isinstance(listed, Unknown):
+        active = [entry for entry in known if entry.key.uid in names]
+        record = record.with_file(active, _LISTED_AT, rewritten_at=_LISTED_AT)
+    for claim in claims:
+        users = claim_allocations(map(PodUid, claim.pod_uids), claim.uid, claim.name, claim.devices)
+        record = record.with_claims(users, 0.0, whole=False)
+    living = NodePods() if pods is None else NodePods().with_list(pods, _LISTED_AT)
+    inputs = with_lost_records(Inputs(node, living, record, cluster=pods is not None, now=_LISTED_AT))
+    for now in (_LISTED_AT, _LISTED_AT + ADMISSION_SECONDS):
+        inputs = settle(replace(inputs, now=now), populated or {}, hold_down_seconds=0.0)
+    snapshot = derive(inputs)
+    named = [replace(allocation, pod=_named(allocation.pod, names)) for allocation in snapshot.ledger.allocations]
+    here = {resource.value: set(map(str, range(len(node.geometry.masks(resource.unit))))) for resource in Resource}
+    foreign = []
+    for entry in entries:
+        if entry.resource in _RESOURCES and recorded_allocation(entry).key in inputs.recorded.entries:
+            if absent := entry.ids - here[entry.resource]:
+                pod = _named(PodReference(PodUid(entry.pod_uid), "", ""), names)
+                foreign.append(f"{pod}/{entry.container} holds {entry.resource} {', '.join(map(repr, sorted(absent)))}")
     if foreign:
         notes.append(f"ids that this machine does not have (is another device plugin running?): {'; '.join(foreign)}")
-    return Holders(Ledger(tuple(allocations)), "; ".join(notes), tuple(foreign))
+    return Holders(replace(snapshot, ledger=Ledger(tuple(named))), "; ".join(notes), tuple(foreign))
 
 
-def _by_claims(
-    node: NodeInventory,
-    prepared: Iterable[PreparedClaim],
-    listed: Collection[PodDevices],
-    live_pods: Mapping[str, PodReference],
-) -> Iterator[Allocation]:
-    """What pods have by claims. PodResources says which pods use a claim, and not by which UIDs the file has them."""
-    for claim in prepared:
+def _as_recorded(listed: Iterable[PodDevices], pods: Iterable[NeuronPod]) -> list[CheckpointEntry]:
+    """What PodResources lists as entries of a checkpoint; the name of a pod stands for a UID that is not known."""
+    from neuron_plugin.kubelet import CheckpointEntry as Entry
+
+    uids = {str(pod.reference): pod.kubelet_uid for pod in pods}
+    return [
+        Entry(uids.get(name, name), container.container, container.resource, frozenset(container.ids), {}, ())
+        for pod in listed
+        for name in [f"{pod.namespace}/{pod.name}"]
+        for container in pod.containers
+    ]
+
+
+def _names(
+    entries: Iterable[CheckpointEntry], claims: Iterable[PreparedClaim], listed: Collection[PodDevices]
+) -> dict[str, PodReference]:
+    """The names that PodResources has for UIDs: a pod has the same ids under both, or uses the same claim.
+
+    The last of ``entries`` with the same ids is the pod's. A name stands for itself, see ``_as_recorded``.
+    """
+    uids = {(entry.container, entry.resource, entry.ids): entry.pod_uid for entry in entries}
+    references = [PodReference(PodUid(f"{pod.namespace}/{pod.name}"), pod.namespace, pod.name) for pod in listed]
+    names: dict[str, PodReference] = {reference.uid: reference for reference in references}
+    for pod in listed:
+        for container in pod.containers:
+            if uid := uids.get((container.container, container.resource, frozenset(container.ids))):
+                names.setdefault(uid, PodReference(PodUid(uid), pod.namespace, pod.name))
+    for claim in claims:
         users = [pod for pod in listed if pod.namespace == claim.namespace and claim.name in pod.claims]
-        same = len(users) == len(claim.pod_uids)
-        for place, uid in enumerate(map(PodUid, claim.pod_uids)):
-            named = PodReference(uid, users[place].namespace, users[place].name) if same else None
-            reference = live_pods.get(uid) or named or PodReference(uid, "uid", uid)
-            for entry in claim_allocations([uid], claim.uid, claim.name, claim.devices):
-                yield entry.on(node, reference)
+        if len(users) == len(claim.pod_uids):
+            for uid, pod in zip(claim.pod_uids, users, strict=True):
+                names.setdefault(uid, PodReference(PodUid(uid), pod.namespace, pod.name))
+    return names
+
+
+def _named(pod: PodReference, names: Mapping[str, PodReference]) -> PodReference:
+    return pod if pod.name else names.get(pod.uid, PodReference(pod.uid, "uid", pod.uid))
+
+
+def read_populated(
+    cgroup: Path, recorded: Iterable[CheckpointEntry] | Unknown, prepared: Iterable[PreparedClaim] | Unknown
+) -> dict[PodUid, bool | None]:
+    """Whether a process lives of each pod in the kubelet's files; None where cgroups cannot be seen."""
+    uids = {entry.pod_uid for entry in (() if isinstance(recorded, Unknown) else recorded)}
+    uids |= {uid for claim in (() if isinstance(prepared, Unknown) else prepared) for uid in claim.pod_uids}
+    return {PodUid(uid): is_populated(cgroup, uid) for uid in uids}
 
 
 def read_prepared(settings: PluginSettings) -> tuple[PreparedClaim, ...] | Unknown:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -23,14 +24,15 @@ from neuron_plugin.inspection.findings import Unknown
 from neuron_plugin.instance_file import load_catalogue
 from neuron_plugin.plugin.health import FILE_NAME, Baseline, judge_once
 from neuron_plugin.plugin.health import load as load_baseline
+from neuron_plugin.plugin.node_inventory import node_inventory
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.settings import SettingsError, load
-from neuron_plugin.topology import DeviceId, Geometry, InstanceType, Topology, geometry_of, links_of
+from neuron_plugin.topology import Catalogue, DeviceId, Geometry, InstanceType, Topology, links_of
 
 USUAL_FILE = Path("/etc/neuron-plugin/config.yaml")
 """Where the chart mounts the daemon's configuration."""
 
-_PATHS = ("sysfs", "dev", "logical_core_file", "kubelet_dir", "pod_resources_socket")
+_PATHS = ("sysfs", "dev", "logical_core_file", "kubelet_dir", "pod_resources_socket", "cgroup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,45 +90,42 @@ def configuration_file(flags: Mapping[str, object]) -> Path | None:
     return USUAL_FILE if not flags.get("root") and os.path.lexists(USUAL_FILE) else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class InspectedMachine:
-    """The hardware. ``geometry`` is None without a device; ``instance`` is the instance type, where it is known.
+    """The hardware, as the plugin would take it in.
 
-    ``memory`` is what the daemon has recorded of the devices' old errors, ``disabled`` which devices an operator has
-    taken out of service.
+    ``named_type`` is the instance type where the machine does not name its own. ``memory`` is what the daemon has
+    recorded of the devices' old errors, ``disabled`` which devices an operator has taken out of service.
     """
 
     paths: MachinePaths
     inventory: Inventory
-    geometry: Geometry | None
-    instance: InstanceType | None
+    types: Catalogue
+    named_type: str
     verdicts: Mapping[DeviceId, Verdict]
     memory: Baseline | Unknown = field(default_factory=dict)
     disabled: tuple[int, ...] = ()
 
-    @property
+    @cached_property
     def node_inventory(self) -> NodeInventory | None:
         """The machine as the plugin should publish it; None without a device."""
-        if self.geometry is None:
-            return None
-        unhealthy = {int(device): "unhealthy" for device, verdict in self.verdicts.items() if not verdict.healthy}
-        return NodeInventory(
-            self.geometry,
-            tuple(map(int, self.verdicts)),
-            unhealthy,
-            logical_core_size=self.inventory.logical_core_size.size,
-            disabled=self.disabled,
-        )
+        unhealthy = {int(device): verdict.reason for device, verdict in self.verdicts.items() if not verdict.healthy}
+        return node_inventory(None, self.inventory, self.types, self.named_type, unhealthy, self.disabled)
+
+    @property
+    def geometry(self) -> Geometry | None:
+        """Devices, cores and links; None without a device."""
+        return self.node_inventory.geometry if self.node_inventory else None
+
+    @property
+    def instance(self) -> InstanceType | None:
+        """The instance type, where it is known."""
+        return self.types.get(self.inventory.instance_type or self.named_type)
 
     @property
     def usable_mask(self) -> int:
         """Cores of the devices that are present, healthy and in service."""
         return self.node_inventory.healthy_mask if self.node_inventory else 0
-
-    @property
-    def healthy_mask(self) -> int:
-        """The same, and those of healthy devices that are out of service."""
-        return self.usable_mask | (self.node_inventory.disabled_mask if self.node_inventory else 0)
 
     @property
     def links_are_assumed(self) -> bool:
@@ -161,14 +160,6 @@ def look(settings: PluginSettings, environ: Mapping[str, str], disabled: tuple[i
     types = load_catalogue(settings.instance_types)
     paths = MachinePaths(settings.sysfs, settings.dev, settings.logical_core_file)
     inventory = read_inventory(paths, environ=environ, settled=EVERY_DEVICE, types=types)
-    name = inventory.instance_type or settings.instance_type
-    geometry = geometry_of(
-        types,
-        name,
-        device_ids=inventory.device_ids,
-        cores_per_device=inventory.cores_per_device,
-        links={device: links for device, links in inventory.links.items()},  # noqa: C416 - widens the key's type
-    )
     memory: Baseline | Unknown
     if settings.state_dir is None:
         memory = Unknown("no state directory of the daemon is known", "give --config, the daemon's configuration")
@@ -184,8 +175,8 @@ def look(settings: PluginSettings, environ: Mapping[str, str], disabled: tuple[i
     return InspectedMachine(
         paths=paths,
         inventory=inventory,
-        geometry=geometry if inventory.devices else None,
-        instance=types.get(name),
+        types=types,
+        named_type=settings.instance_type,
         verdicts=judge_once(inventory, settings.health, {} if isinstance(memory, Unknown) else memory),
         memory=memory,
         disabled=disabled,

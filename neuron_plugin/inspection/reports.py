@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import msgspec
 
 from neuron_plugin.allocation.inventory import DISABLED_REASON
+from neuron_plugin.allocation.pod import mask_union
 from neuron_plugin.hardware import EccCounts
 from neuron_plugin.hardware.health_signals import Severity
 from neuron_plugin.inspection.core_use import DeviceUse, use_note
@@ -73,7 +74,8 @@ class DeviceReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     ``processes``: who has it open; None where that was not looked at. Nor are ``busy_percent``, how much its cores
     executed, and ``used_memory_bytes``, what is allocated on it, unless they were measured.
-    ``disabled``: an operator has taken it out of service, healthy or not.
+    ``disabled``: an operator has taken it out of service, healthy or not. ``held_down_cores`` are not given to a pod,
+    because a process of an ended pod lives.
     """
 
     id: int
@@ -95,6 +97,7 @@ class DeviceReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     processes: tuple[ProcessReport, ...] | None = None
     busy_percent: int | None = None
     used_memory_bytes: int | None = None
+    held_down_cores: tuple[int, ...] = ()
 
 
 class MachineReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -132,6 +135,7 @@ def machine_report(
         findings, reset = machine.verdicts[device.id].findings, device.health.reset
         worst = max((finding.severity for finding in findings), default=Severity.HEALTHY)
         held = holders.ledger.overlapping(mask) if holders.ledger else ()
+        resting = holders.snapshot.inputs.hold_downs if holders.snapshot else ()
         report = DeviceReport(
             id=device.id,
             node=str(dev / f"neuron{device.id}"),
@@ -140,6 +144,7 @@ def machine_report(
                 *(finding.text for finding in findings),
                 *device.problems,
                 *([DISABLED_REASON] if device.id in machine.disabled else []),
+                *(hold_down.reason for hold_down in resting if hold_down.mask & mask),
             ),
             cores=cores_in(mask),
             physical_cores=device.cores,
@@ -174,6 +179,7 @@ def machine_report(
             else None,
             busy_percent=(measured := (use or {}).get(int(device.id), DeviceUse())).busy_percent,
             used_memory_bytes=measured.memory_bytes,
+            held_down_cores=cores_in(mask & mask_union(resting)),
         )
         devices.append(report)
     absent = [(int(skipped.id), Health.SKIPPED, skipped.reason) for skipped in inventory.skipped]
@@ -241,7 +247,7 @@ def topology_report(
     machine: InspectedMachine, geometry: Geometry, holders: Holders, report: MachineReport
 ) -> TopologyReport:
     """The report of ``topology``; ``report`` is that of ``devices`` for the same machine."""
-    free = machine.usable_mask & ~(holders.ledger.used_mask if holders.ledger else 0)
+    free = holders.snapshot.free_mask if holders.snapshot else machine.usable_mask
     links, sets, devices = machine.links, [], []
     for count, masks in sets_by_count(geometry, Unit.DEVICE).items():
         fitting = tuple(geometry.whole_devices(mask) for mask in masks if mask & free == mask)

@@ -122,9 +122,7 @@ async def plan(state: ClusterState, options: PlanOptions) -> PlanReport:
     cluster = state.snapshot()
     if options.drain:
         if options.drain not in state.nodes:
-            names = sorted(name for name, info in state.nodes.items() if info.inventory)
-            there = f"there are {', '.join(names[:MOST_NAMES])}{' and others' * (len(names) > MOST_NAMES)}"
-            raise UnknownNodeError(f"there is no node {options.drain}: {there if names else 'none has Neuron devices'}")
+            raise unknown_node(state, options.drain)
         return await asyncio.to_thread(_drained, cluster, options.drain)
     waiting = state.waiting()
     if shape:
@@ -136,10 +134,17 @@ async def plan(state: ClusterState, options: PlanOptions) -> PlanReport:
     return _reported(cluster, judged, how_many_more(cluster, waiting[0]) if shape else {})
 
 
+def unknown_node(state: ClusterState, name: str) -> UnknownNodeError:
+    """The error about a node that is not there, or has no Neuron devices; it names those that are."""
+    names = sorted(name for name, info in state.nodes.items() if info.inventory)
+    there = f"there are {', '.join(names[:MOST_NAMES])}{' and others' * (len(names) > MOST_NAMES)}"
+    return UnknownNodeError(f"there is no node {name}: {there if names else 'none has Neuron devices'}")
+
+
 def _drained(cluster: Cluster, name: str) -> PlanReport:
     outcome = drain(cluster, name)
     return PlanReport(
-        drained=tuple(_move_report(cluster, relocation) for relocation in outcome.moved),
+        drained=tuple(move_report(cluster, relocation) for relocation in outcome.moved),
         stuck=tuple(_name(pod) for pod, _ in outcome.stuck),
         reasons={_name(pod): reason for pod, reason in outcome.stuck},
         warnings=outcome.warnings,
@@ -163,13 +168,14 @@ def _pod_report(cluster: Cluster, judged: Judgement) -> PodReport:
         devices,
         cores,
         round(move.loss, 3) if move else 0.0,
-        tuple(_move_report(cluster, victim) for victim in move.victims) if move else (),
+        tuple(move_report(cluster, victim) for victim in move.victims) if move else (),
         "" if move else judged.text,
         ids,
     )
 
 
-def _move_report(cluster: Cluster, relocation: Relocation) -> MoveReport:
+def move_report(cluster: Cluster, relocation: Relocation) -> MoveReport:
+    """A relocation for people."""
     texts = _id_texts(cluster, relocation.target, relocation.placement)
     return MoveReport(_name(relocation.pod), relocation.source, relocation.target, *texts)
 

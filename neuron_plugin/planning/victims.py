@@ -318,23 +318,34 @@ class Drain:
     warnings: tuple[str, ...] = ()
 
 
-def drain(cluster: Cluster, name: str) -> Drain:
-    """Find each pod of a node a set on another node of the same type, largest first, as if all were free to move."""
-    scene = Scene(cluster)
+def drain(cluster: Cluster, name: str, devices: Collection[int] = ()) -> Drain:
+    """Find each pod of a node a set on another node of the same type, largest first, as if all were free to move.
+
+    With ``devices`` only the pods that have one of them go, and they may stay on the node: the devices are disabled.
+    """
+    scene, info = Scene(cluster), cluster.nodes[name]
     pods = [pod for pod in cluster.pods.values() if pod.node == name and pod.request and not pod.terminating]
+    if devices and info.inventory:
+        mask = info.inventory.geometry.devices_mask(devices)
+        pods = [pod for pod in pods if info.ledger.mask_of(pod.uid) & mask]
+    elsewhere = () if devices else (name,)
     doubts = {pod.uid: str(pod.refusal or scene.doubt(pod)) for pod in pods if pod.refusal or scene.doubt(pod)}
     scene.remove(pods, name)
-    moved = rehome(scene, [pod for pod in pods if pod.uid not in doubts], cluster.nodes[name], skipped={name})
+    moved = rehome(scene, [pod for pod in pods if pod.uid not in doubts], info, skipped=elsewhere)
     homes = {relocation.pod.uid for relocation in moved}
-    stuck = [(pod, doubts.get(pod.uid) or _why_stuck(scene, pod, name)) for pod in pods if pod.uid not in homes]
+    stuck = [
+        (pod, doubts.get(pod.uid) or _why_stuck(scene, pod, name, elsewhere)) for pod in pods if pod.uid not in homes
+    ]
     return Drain(name, moved, tuple(stuck), tuple(_drain_warnings(cluster, pods)))
 
 
-def _why_stuck(scene: Scene, pod: NeuronPod, name: str) -> str:
+def _why_stuck(scene: Scene, pod: NeuronPod, name: str, skipped: Collection[str]) -> str:
     own = scene.cluster.nodes[name].inventory
     instance_type = own.geometry.instance_type if own else ""
-    if scene.best(pod, skipped={name}):
+    if scene.best(pod, skipped=skipped):
         return f"fits on no other {instance_type} now, only on other hardware than it was compiled for"
+    if not skipped:
+        return "fits nowhere else now"
     alike = [
         info
         for other, info in scene.cluster.nodes.items()

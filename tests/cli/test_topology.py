@@ -163,7 +163,7 @@ Occupancy: TypeAlias = tuple[dict[int, list[Segment]], dict[Segment, str]]
 def occupancy(node: SimulatedNode, ledger: Ledger | None) -> Occupancy:
     seen = looked(node)
     assert seen.geometry is not None
-    return occupancy_of(seen, seen.geometry, ledger)
+    return occupancy_of(seen, seen.geometry, ledger, seen.usable_mask)
 
 
 def held(*allocations: tuple[str, str, Resource, int]) -> Ledger:

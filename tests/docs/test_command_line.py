@@ -33,6 +33,7 @@ from neuron_plugin.inspection.reports import (
 from neuron_plugin.monitor.explain import Explanation, NodeExplanation, SetView
 from neuron_plugin.monitor.idle import IdleReport
 from neuron_plugin.monitor.plan import MoveReport, PlanReport, PodReport
+from neuron_plugin.monitor.repair import DevicePod, RepairReport
 from neuron_plugin.monitor.views import NodeView, PodView
 from tests.topology.oracle import TRN1
 
@@ -93,6 +94,8 @@ PROMISED: list[tuple[str, Iterable[str]]] = [
     ("simulate cluster", CLUSTER),
     ("policies", POLICY),
     ("byShape", next(iter(POLICY["byShape"].values()))),
+    ("repair", keys(RepairReport)),
+    ("pods", keys(DevicePod)),
     ("cordon", ["version", "node", "disabledBefore", "disabled"]),
     ("ungate", ["version", "released", "refused"]),
     ("uninstall-node", ["version", "cleared"]),

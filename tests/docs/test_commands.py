@@ -56,6 +56,7 @@ NEEDS_MORE = {
     "explain",
     "ungate",
     "uninstall-node",
+    "repair",
     "cordon",
     "uncordon",
     "demo",

@@ -81,12 +81,16 @@ def shows_what_happens(page: Path, playground: Playground, directory: Path) -> b
     return True
 
 
-EKS = DOCS / "eks.md"
-"""Cordons and breaks what the next page would find."""
+BREAKING = [DOCS / "eks.md", DOCS / "repair.md"]
+"""They cordon and break what the next page would find."""
 
 
 @pytest.mark.timeout(300)  # real daemons on a machine that may be busy
-@pytest.mark.parametrize("pages", [[page for page in PLAYED if page != EKS], [EKS]], ids=["platforms", "eks"])
+@pytest.mark.parametrize(
+    "pages",
+    [[page for page in PLAYED if page not in BREAKING], *([page] for page in BREAKING)],
+    ids=["platforms", *(page.stem for page in BREAKING)],
+)
 def test_pages_show_what_happens_on_a_playground(pages: list[Path], playground: Playground, tmp_path: Path) -> None:
     cut_short = []
     for page in pages:

@@ -159,6 +159,21 @@ def test_a_source_that_fails_itself_leaves_the_others(
     assert asked or source == "gather_cluster"
 
 
+def test_pods_are_listed_after_the_kubelets_files_were_read_so_that_one_that_is_not_listed_has_ended(
+    make_node: MakeNode, asked: list[object], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    listed_before = []
+
+    async def kubelet(settings: PluginSettings, *, expected: bool) -> Kubelet:  # noqa: ARG001 - as gather_kubelet
+        await asyncio.sleep(0.01)
+        listed_before.extend(asked)
+        return Kubelet(settings.kubelet_dir)
+
+    monkeypatch.setattr(everything, "gather_kubelet", kubelet)
+    look(make_node, kubeconfig=str(tmp_path / "kubeconfig"))
+    assert (len(asked), listed_before) == (1, [])
+
+
 def test_the_hosts_proc_is_used_where_the_host_is_mounted(make_node: MakeNode) -> None:
     root = make_node("trn1.2xlarge").root
     (root / "proc/2").mkdir(parents=True)

@@ -4,12 +4,14 @@ import asyncio
 import json
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
-from neuron_plugin.allocation import NodeInventory, PodReference, PodUid
+from neuron_plugin.allocation import NeuronPod, NodeInventory, PodReference, PodUid
 from neuron_plugin.inspection import holders as module
 from neuron_plugin.inspection.findings import Unknown
 from neuron_plugin.inspection.holders import (
@@ -30,6 +32,7 @@ from neuron_plugin.simulation import kubelet_pods
 from neuron_plugin.simulation.kubelet_device_manager import DeviceManager
 from neuron_plugin.simulation.kubelet_pod_resources import PodResourcesService
 from neuron_plugin.topology import Geometry, Topology
+from tests.inspection.cases import api_pod as decoded
 from tests.inspection.doubles import Container, Pod
 
 INF2 = NodeInventory(Geometry("inf2.24xlarge", Topology.LINE, 6, 2), tuple(range(6)))
@@ -41,6 +44,10 @@ def pod(name: str, *containers: tuple[str, str, str]) -> Pod:
     return Pod(
         "ml", name, tuple(Container(each, resource, tuple(ids.split(","))) for each, resource, ids in containers)
     )
+
+
+def api_pod(uid: str, name: str, **fields: Any) -> NeuronPod:
+    return NeuronPod(PodReference(PodUid(uid), "ml", name), (), **fields)
 
 
 def record(uid: str, container: str, resource: str, ids: str) -> CheckpointEntry:
@@ -79,15 +86,57 @@ def test_an_entry_of_an_ended_pod_is_left_out() -> None:
     assert [each[0] for each in held(holders_of(INF2, recorded, [pod("a", ("x", DEVICES, "1"))]))] == ["ml/a"]
 
 
+ENDED, LIVING = "1b4e28ba-2fa1-41d2-883f-0016d3cca427", "9c5b94b1-35ad-49bb-b118-8e8fc24abf80"
+
+
+def test_an_entry_of_a_pod_that_the_api_server_lacks_is_left_out_though_the_kubelet_lists_it() -> None:
+    recorded = [record(ENDED, "x", DEVICES, "1"), record(LIVING, "x", DEVICES, "2")]
+    listed = [pod("old", ("x", DEVICES, "1")), pod("new", ("x", DEVICES, "2"))]
+    found = holders_of(INF2, recorded, listed, [api_pod(LIVING, "new")])
+    assert [pod for pod, *_ in held(found)] == ["ml/new"]
+
+
+def test_an_ended_pod_whose_process_lives_keeps_its_cores_from_others_as_the_plugin_does() -> None:
+    recorded = [record(ENDED, "x", DEVICES, "1"), record(LIVING, "x", DEVICES, "2")]
+    populated = {PodUid(ENDED): True, PodUid(LIVING): True}
+    snapshot = holders_of(INF2, recorded, (), [api_pod(LIVING, "new")], populated=populated).snapshot
+    assert snapshot is not None
+    assert snapshot.inputs.held_down_mask == INF2.geometry.device_mask(1)
+    assert not snapshot.free_mask & INF2.geometry.devices_mask((1, 2))
+    unseen = holders_of(INF2, recorded, (), [api_pod(LIVING, "new")]).snapshot
+    assert unseen is not None
+    assert unseen.inputs.held_down_mask == 0, "where no cgroup can be seen, an old entry holds nothing down"
+
+
+def test_a_static_pod_counts_until_the_kubelet_lists_it_no_more() -> None:
+    recorded = [record("0123456789abcdef", "x", DEVICES, "1")]
+    assert held(holders_of(INF2, recorded, (), [])) == []
+    away = holders_of(INF2, recorded, AWAY, [])
+    assert held(away) == [("uid/0123456789abcdef", "x", DEVICES, 0b1100)]
+
+
+def test_a_running_pod_of_which_the_kubelet_lost_its_record_has_what_it_was_assigned() -> None:
+    containers = {"main": {"neurondevice": 1}}
+    lost = replace(decoded("train", containers, {"NEURON_DEVS": "3", "NEURON_ALLOCATED": "true"}), started=True)
+    assert held(holders_of(INF2, (), (), [lost])) == [("default/train", "main", DEVICES, 0b11000000)]
+
+
+def test_of_two_pods_with_the_same_ids_the_one_with_a_process_has_the_name() -> None:
+    recorded = [record("2", "x", DEVICES, "1"), record("1", "x", DEVICES, "1")]
+    found = holders_of(INF2, recorded, [pod("a", ("x", DEVICES, "1"))], populated={PodUid("2"): True})
+    assert found.ledger is not None
+    assert set(found.ledger.by_pod) == {"2"}
+
+
 def test_the_api_server_names_a_pod_of_which_only_the_checkpoint_knows() -> None:
-    live = {"2": PodReference(PodUid("2"), "ml", "init-only")}
-    assert held(holders_of(INF2, [record("2", "init", CORES, "3")], [], live)) == [("ml/init-only", "init", CORES, 8)]
+    found = holders_of(INF2, [record("2", "init", CORES, "3")], [], [api_pod("2", "init-only")])
+    assert held(found) == [("ml/init-only", "init", CORES, 8)]
 
 
 def test_where_the_checkpoint_has_no_entry_pod_resources_is_taken() -> None:
     listed = [pod("a", ("x", DEVICES, "1"), ("y", CORES, "9"))]
     assert len(held(holders_of(INF2, [], listed))) == 2
-    holders = holders_of(INF2, [], listed, {"1": PodReference(PodUid("1"), "ml", "a")})
+    holders = holders_of(INF2, [], listed, [api_pod("1", "a")])
     assert holders.ledger is not None
     assert set(holders.ledger.by_pod) == {"1"}, "under the UID that the API server knows"
 
@@ -222,8 +271,7 @@ def by_claims(holders: Holders) -> list[tuple[str, str, int]]:
 
 
 def test_the_api_server_names_the_pod_of_a_claim() -> None:
-    live = {"1": PodReference(PodUid("1"), "ml", "train")}
-    found = holders_of(INF2, (), (), live, prepared=[prepared("1")])
+    found = holders_of(INF2, (), (), [api_pod("1", "train")], prepared=[prepared("1")])
     assert by_claims(found) == [("ml/train", "claim chips", 0b11110000)]
 
 

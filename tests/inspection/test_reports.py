@@ -5,9 +5,12 @@ import json
 import msgspec
 import pytest
 
+from neuron_plugin.allocation import PodUid
+from neuron_plugin.cli.devices import title_of
 from neuron_plugin.hardware import ResetState
 from neuron_plugin.inspection.holders import Holders, holders_of
-from neuron_plugin.inspection.reports import Health, MachineReport, machine_report
+from neuron_plugin.inspection.reports import Health, MachineReport, machine_report, topology_report
+from neuron_plugin.kubelet import CheckpointEntry
 from neuron_plugin.simulation import SimulatedNode
 from tests.inspection.cases import looked
 from tests.inspection.doubles import Container, MakeNode, Pod
@@ -100,6 +103,20 @@ def test_unknown_holders_are_null_and_not_empty(make_node: MakeNode) -> None:
     assert report.devices[0].holders is None
 
 
+def test_cores_on_which_a_process_of_an_ended_pod_lives_are_not_free_and_it_is_said_why(make_node: MakeNode) -> None:
+    uid = "1b4e28ba-2fa1-41d2-883f-0016d3cca427"
+    entry = CheckpointEntry(uid, "x", "aws.amazon.com/neuroncore", frozenset({"2"}), {}, ())
+    machine = looked(make_node("inf2.24xlarge"))
+    holders = holders_of(machine.node_inventory, [entry], (), [], populated={PodUid(uid): True})
+    report = machine_report(machine, holders)
+    device = report.devices[1]
+    assert (device.held_down_cores, device.holders) == ((2,), ())
+    assert device.reasons == (f"processes of the pod with UID {uid}, which has ended, may still use it",)
+    assert title_of(report).endswith("; 5 devices and 11 cores free")
+    assert machine.geometry is not None
+    assert topology_report(machine, machine.geometry, holders, report).devices[1].free_cores == (3,)
+
+
 def test_assumed_links_are_said_to_be_so(make_node: MakeNode) -> None:
     report = reported(make_node("trn1.32xlarge", missing=[7]))
     assert report.links_from == "instance-type"
@@ -129,7 +146,7 @@ def test_the_keys_are_a_promise_to_scripts(make_node: MakeNode) -> None:
     assert list(written["devices"][0]) == [
         *("id", "node", "health", "reasons", "cores", "physicalCores", "product", "architecture", "connected"),
         *("numaNode", "memoryBytes", "serialNumber", "reset", "ecc", "holders", "disabled", "processes"),
-        *("busyPercent", "usedMemoryBytes"),
+        *("busyPercent", "usedMemoryBytes", "heldDownCores"),
     ]
 
 

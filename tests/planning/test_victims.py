@@ -277,6 +277,18 @@ def test_a_drain_names_the_pods_that_fit_nowhere_else() -> None:
     assert found.warnings == ()
 
 
+def test_of_a_drained_device_only_its_pods_go_and_they_may_stay_on_the_node() -> None:
+    full = [devices(f"b{i}", i) for i in range(16)]
+    row, one = devices("row", 0, 1, 2, 3), devices("one", 4)
+    found = drain(cluster(node("a", row, one, sick=(3,)), node("b", *full)), "a", {3})
+    assert [(relocation.pod.uid, relocation.target) for relocation in found.moved] == [("row", "a")]
+    (moved,) = found.moved
+    assert moved.mask & moved.had_mask == 0
+    holes = [devices(f"a{i}", i) for i in (4, 8, 12)]
+    crowded = drain(cluster(node("a", row, *holes, sick=(3,)), node("b", *full)), "a", {3})
+    assert [(stuck.uid, why) for stuck, why in crowded.stuck] == [("row", "fits nowhere else now")]
+
+
 @given(clusters(), st.sampled_from(SHAPES))
 def test_so_many_more_pods_fit_as_can_be_placed_one_after_the_other_and_not_one_more(
     before: Cluster, shape: str

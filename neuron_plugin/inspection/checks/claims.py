@@ -95,11 +95,13 @@ def check_slice(facts: Facts) -> Findings:
             "before Kubernetes 1.36 device taints are a feature gate (DRADeviceTaints) of API server and scheduler: "
             "switch it on, or gates.claims of the chart off",
         )
-    sick = set(geometry.devices_touched(geometry.all_mask & ~facts.machine.usable_mask))
+    snapshot = facts.holders.snapshot
+    usable_mask = snapshot.published_inventory.healthy_mask if snapshot else facts.machine.usable_mask
+    sick = set(geometry.devices_touched(geometry.all_mask & ~usable_mask))
     untainted = [expected[name] for name, taints in shown.items() if name in expected and UNHEALTHY_TAINT not in taints]
     if unnoticed := sorted(sick & set(untainted)):
         yield warning(
-            f"devices {ranges(unnoticed)} are unhealthy, missing or disabled, and have no taint in the slice",
+            f"devices {ranges(unnoticed)} are unhealthy, missing, disabled or held down, without a taint in the slice",
             "they are still allocated to new pods; an API server before 1.36 drops device taints silently",
             _AGAIN,
         )

@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from neuron_plugin.allocation import Ledger, Resource
-from neuron_plugin.allocation.pod import mask_union
+from neuron_plugin.allocation import Resource
 from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.inspection.checks.claims import followed
 from neuron_plugin.inspection.facts import OCI_HOOK, OUR_SOCKETS, VENDOR_DRIVER, VENDOR_SOCKETS, ClusterFacts, Facts
@@ -166,14 +165,21 @@ def _resource(facts: Facts, resource: Resource, ids: tuple[str, ...]) -> Iterato
             "another plugin serves this resource, or the number of logical cores (LNC) has changed",
             "leave one plugin on the node; after a change of LNC drain the node and restart the plugin",
         )
-    usable, expected = set(geometry.ids_of(unit, facts.machine.healthy_mask)), set[int]()
-    if isinstance(ledger := facts.ledger, Ledger):
-        usable |= set(geometry.ids_of(unit, ledger.used_as(resource)))  # counted as in use, broken or not
-        elsewhere = mask_union(allocation for allocation in ledger.allocations if allocation.resource is not resource)
-        in_service = geometry.ids_of(unit, facts.machine.usable_mask)
-        expected = {number for number in in_service if not geometry.mask_of(unit, (number,)) & elsewhere}
+    snapshot, unusable, withheld = facts.holders.snapshot, dict[str, list[int]](), list[int]()
+    if snapshot:
+        # What a pod has under this name may be offered or not: it depends on whether the plugin sees an end coming.
+        counted = set(geometry.ids_of(unit, snapshot.ledger.used_as(resource)))
+        for device in snapshot.advertised(resource):
+            number = int(device.id)
+            if (
+                device.healthy
+                and number not in offered
+                and not geometry.mask_of(unit, (number,)) & ~snapshot.offered_mask
+            ):
+                withheld.append(number)
+            elif not device.healthy and number in offered - counted:
+                unusable.setdefault(device.reason, []).append(number)
     configured, served = facts.daemon.resources, facts.sockets_of(resource)
-    unusable, withheld = offered - usable, expected - offered
     if not ids and not served:
         if configured is None:
             yield note(f"{resource} is not offered", "no plugin serves it", "fine if the setting 'resources' omits it")
@@ -184,16 +190,16 @@ def _resource(facts: Facts, resource: Resource, ids: tuple[str, ...]) -> Iterato
                 "see the plugin's log; were its settings changed since it was started?",
             )
         return
-    if not ids and expected:
+    if not ids and withheld:
         yield problem(
             f"the plugin serves {resource}, and the kubelet has none of it",
             "the registration was lost, or every device of it is reported unhealthy",
             "see the plugin's log for 'registration'; delete its pod if that says nothing",
         )
         return
-    if unusable:
+    for reason, numbers in unusable.items():
         yield warning(
-            f"the kubelet still offers {resource} {ranges(unusable)} of devices that are missing or unhealthy",
+            f"the kubelet still offers {resource} {ranges(numbers)}: {reason}",
             "pods that get them fail; the plugin needs up to one rescan (10 s) to notice",
             _AGAIN.format("plugin's"),
         )

@@ -10,7 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import combinations
 
-from neuron_plugin.allocation import Allocation, Assignment, ContainerKind, InventoryError, Ledger, NeuronPod, Rejection
+from neuron_plugin.allocation import (
+    Allocation,
+    Assignment,
+    ContainerKind,
+    InventoryError,
+    NeuronPod,
+    Rejection,
+    Resource,
+)
 from neuron_plugin.allocation.inventory import read_inventory
 from neuron_plugin.allocation.keys import INVENTORY_KEY
 from neuron_plugin.allocation.rejection import set_kind
@@ -28,16 +36,18 @@ from neuron_plugin.inspection.findings import (
     unchecked,
     warning,
 )
-from neuron_plugin.topology import Geometry, cores_in, valid_sets
+from neuron_plugin.topology import cores_in
 
 PATIENCE_SECONDS = 120
 """How long an assignment may wait for its Allocate: admission follows the binding within seconds."""
+_NAMES = frozenset(resource.value for resource in Resource)
 _SEE_LOG = "see the plugin's log, and that it may reach and patch the API server"
 
 
 def check_holders(facts: Facts) -> Findings:
     """No ids that do not exist, no core held twice, sets linked, devices present and healthy."""
-    ledger, geometry = known(facts.ledger), known(facts.geometry)
+    snapshot = known(facts.snapshot)
+    ledger, geometry = snapshot.ledger, snapshot.inventory.geometry
     for text in facts.holders.foreign:
         yield problem(
             f"{text}, which this machine does not have",
@@ -64,9 +74,8 @@ def check_holders(facts: Facts) -> Findings:
             )
     for allocation in ledger.allocations:
         unit = allocation.resource.unit
-        if (ids := geometry.ids_of(unit, allocation.mask)) and allocation.mask not in valid_sets(
-            geometry, unit, len(ids)
-        ):
+        ids = geometry.ids_of(unit, allocation.mask)
+        if ids and snapshot.unlinked_text(allocation.resource, allocation.mask):
             kind = set_kind(geometry, unit)
             fails = (
                 "the Neuron runtime needs consecutive ids, and collectives need linked devices: it may fail at start"
@@ -81,11 +90,13 @@ def check_holders(facts: Facts) -> Findings:
                 fails,
                 f"{choose}; then delete the pod",
             )
-        if lost := geometry.devices_touched(allocation.mask & ~facts.machine.healthy_mask):
+        has = map(int, geometry.devices_touched(allocation.mask))
+        if broken := [device for device in has if device in snapshot.inventory.unhealthy]:
             yield warning(
-                f"{_container(allocation)} runs on {named('device', lost)}, missing or unhealthy",
+                f"{_container(allocation)} runs on {snapshot.broken_text(allocation.mask)}",
                 "running pods are left alone and keep their devices, which no other pod gets; its work may fail",
-                "delete the pod, so that its controller makes another one on good devices",
+                "delete the pod, so that its controller makes another one on good devices; where it would go: "
+                f"neuron-plugin repair NODE --device {ranges(broken)} --dry-run",
             )
     cores = plural(len(cores_in(ledger.used_mask)), "logical core")
     return f"{plural(len(ledger.by_pod), 'pod')} with {cores}, none twice"
@@ -102,11 +113,14 @@ def check_annotations(facts: Facts) -> Findings:
     for pod in live:
         yield from _annotated(facts, pod)
     names = {str(pod.reference) for pod in cluster.pods}
-    held = facts.ledger.allocations if isinstance(facts.ledger, Ledger) else ()
-    for reference in dict.fromkeys(allocation.pod for allocation in held):
-        if str(reference) not in names:
+    listed = () if isinstance(facts.kubelet.pods, Unknown) else facts.kubelet.pods
+    having = [f"{pod.namespace}/{pod.name}" for pod in listed if any(has.resource in _NAMES for has in pod.containers)]
+    if ledger := facts.holders.ledger:
+        having += [str(allocation.pod) for allocation in ledger.allocations]
+    for name in dict.fromkeys(having):
+        if name not in names:
             yield warning(
-                f"the kubelet lists {reference} with devices, the API server has no such pod here",
+                f"the kubelet lists {name} with devices, the API server has no such pod here",
                 "it was deleted by force, or this is not the API server of this node",
                 "run this again in 10 s; see that --node-name is this node's; if it stays, see the kubelet's log",
             )
@@ -147,16 +161,17 @@ def _annotated(facts: Facts, pod: NeuronPod) -> Iterator[Finding]:
             "they are reserved for it",
             "see 'kubectl describe pod' for what holds it up, and the kubelet's log; delete it if nothing will change",
         )
-    if not isinstance(ledger := facts.ledger, Ledger) or not isinstance(geometry := facts.geometry, Geometry):
+    if isinstance(snapshot := facts.snapshot, Unknown):
         return
+    inventory, geometry = snapshot.inventory, snapshot.inventory.geometry
     if isinstance(facts.kubelet.recorded, Unknown) and any(
         container.kind is ContainerKind.INIT for container in pod.requests
     ):
         return  # without the checkpoint it is not known what was given of a re-used init container's set
     given = {
-        (allocation.container, allocation.resource): geometry.ids_of(allocation.resource.unit, allocation.mask)
-        for allocation in ledger.allocations
-        if str(allocation.pod) == str(pod.reference)
+        (key.container, key.resource): geometry.ids_of(key.resource.unit, entry.on(inventory, pod.reference).mask)
+        for key, entry in snapshot.inputs.recorded.entries.items()
+        if key.uid == pod.kubelet_uid and not (entry.annotated or key.claim)
     }
     for container in assignment.containers:
         resource, ids = container.request.resource, given.get((container.request.name, container.request.resource))
@@ -227,7 +242,7 @@ def check_node_annotations(facts: Facts) -> Findings:
 
 def check_processes(facts: Facts) -> Findings:
     """Every process with a device open is of a live pod that holds the device."""
-    users, cluster, ledger, geometry = known(facts.users), facts.cluster, facts.ledger, facts.machine.geometry
+    users, cluster, snapshot = known(facts.users), facts.cluster, facts.holders.snapshot
     if users.hidden:
         yield unchecked(users.hidden)
     live = (
@@ -249,9 +264,9 @@ def check_processes(facts: Facts) -> Findings:
                 "the pod was deleted by force and its container lives on: the next pod finds the cores busy",
                 f"wait for its end, or: kill {user.pid}",
             )
-        elif isinstance(ledger, Ledger) and geometry:
-            present = [device for device in user.devices if device < geometry.device_count]
-            if idle := [device for device in present if not ledger.overlapping(geometry.device_mask(device))]:
+        elif snapshot:
+            held = {int(device) for device in snapshot.inventory.geometry.devices_touched(snapshot.ledger.used_mask)}
+            if idle := [device for device in user.devices if device not in held]:
                 yield warning(
                     f"{name} has {named('device', idle)} open, which the kubelet gave to no pod",
                     "its pod got it around the kubelet (privileged, or /dev mounted), or has ended",

@@ -323,7 +323,7 @@ def test_what_may_not_be_read_is_not_checked_and_asks_for_root(well: Facts) -> N
     path = "/sys/class/neuron_device/neuron0/reset"
     devices = (replace(well.machine.inventory.devices[0], problems=(f"{path} may not be read (denied): root can",)),)
     inventory = replace(well.machine.inventory, devices=devices)
-    facts = replace(well, machine=replace(well.machine, inventory=inventory, geometry=None))
+    facts = replace(well, machine=replace(well.machine, inventory=inventory))
     finding = the_finding("sysfs", facts)
     assert not finding.checked
     assert path in finding.seen

@@ -9,8 +9,10 @@ import pytest
 from neuron_plugin.allocation import Resource
 from neuron_plugin.inspection.facts import Daemon, Facts, SocketSeen
 from neuron_plugin.inspection.findings import Level, Unknown
+from neuron_plugin.kubelet import CheckpointEntry
 from tests.inspection.cases import (
     DIRECTORY,
+    POD_UID,
     ask,
     facts_of,
     holding,
@@ -78,7 +80,7 @@ def test_sick_devices_that_are_still_offered_are_a_warning(make_node: MakeNode) 
     assert is_fine("registration", facts)
     finding = the_finding("registration", offering(facts, {DEVICE: ("0", "1", "2", "3", "4", "5")}))
     assert finding.level is Level.WARNING
-    assert f"{DEVICE} 1 " in finding.seen
+    assert f"{DEVICE} 1: 1 uncorrected memory error" in finding.seen
 
 
 def test_a_sick_device_that_is_offered_because_a_pod_has_it_is_fine(make_node: MakeNode) -> None:
@@ -409,4 +411,21 @@ def test_a_device_out_of_service_is_rightly_not_offered_unless_a_pod_has_it(well
     facts = replace(well, machine=replace(well.machine, disabled=(3,)))
     without = {DEVICE: devices(3), ALIAS: devices(3), CORE: cores(6, 7)}
     assert is_fine("registration", offering(facts, without))
-    assert is_fine("registration", offering(facts, {**without, DEVICE: devices()}))
+    offered = offering(facts, {**without, DEVICE: devices()})
+    assert "still offers aws.amazon.com/neurondevice 3: disabled" in the_finding("registration", offered).seen
+    assert is_fine("registration", holding(offered, ("train", "main", "neurondevice", "3")))
+
+
+def test_what_a_pod_has_and_is_offered_under_another_name_is_a_warning(well: Facts) -> None:
+    held = holding(well, ("train", "main", "neurondevice", "2"))
+    finding = the_finding("registration", offering(held, {ALIAS: devices(2)}))
+    assert finding.level is Level.WARNING
+    assert f"still offers {CORE} 4-5: in use by pod default/train as {DEVICE}" in finding.seen
+
+
+def test_cores_on_which_a_process_of_an_ended_pod_lives_are_rightly_not_offered(well: Facts) -> None:
+    recorded = (CheckpointEntry(POD_UID, "main", DEVICE.value, frozenset({"2"}), {}, ()),)
+    facts = offering(well, {DEVICE: devices(2), ALIAS: devices(2), CORE: cores(4, 5)})
+    assert is_fine("registration", with_kubelet(facts, recorded=recorded, populated={POD_UID: True}))
+    ended = with_kubelet(facts, recorded=recorded, populated={POD_UID: False})
+    assert {finding.level for finding in ask("registration", ended)} == {Level.WARNING}, "nothing of it lives"

@@ -275,7 +275,8 @@ def test_no_inventory_beside_a_running_plugin_is_a_warning(well: Facts) -> None:
     assert finding.level is Level.WARNING
     assert "patch nodes" in finding.action
     assert is_fine("node-annotations", with_kubelet(with_cluster(well, annotations={}), plugins=()))
-    without_devices = replace(well, machine=replace(well.machine, geometry=None))
+    nothing = replace(well.machine.inventory, devices=())
+    without_devices = replace(well, machine=replace(well.machine, inventory=nothing))
     assert is_fine("node-annotations", with_cluster(without_devices, annotations={}))
 
 

@@ -1,0 +1,125 @@
+"""What a repair of devices takes: which pods have them, where those would go, and whether the devices are empty.
+
+``neuron-plugin repair`` prints it. Nothing is decided here: where a pod would go is the search of moves and drains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+import msgspec
+
+from neuron_plugin.allocation import NeuronPod
+from neuron_plugin.allocation.pod import mask_union
+from neuron_plugin.allocation.resources import ranges
+from neuron_plugin.monitor.plan import move_report, unknown_node
+from neuron_plugin.placement.state import ClusterState
+from neuron_plugin.planning import drain
+from neuron_plugin.topology import CoreMask, Geometry, Unit, cores_in
+
+
+class DevicePod(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A pod that has one of the devices. ``ids`` is all that it has on the node, as a text for people.
+
+    ``target`` is where it would go now, with ``target_ids``: another node, or the same one. ``reason`` says what is in
+    the way of its move. ``evictable``: an eviction moves it. It is False of a pod that ends anyway, is not bound yet or
+    is static.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    ids: str
+    controller: str
+    target: str = ""
+    target_ids: str = ""
+    reason: str = ""
+    evictable: bool = True
+
+
+class RepairReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The document. ``disabled``: no new pod gets the devices. ``unhealthy`` says by device why it is not handed out.
+
+    ``held_down`` are those on which a process of an ended pod lives. ``warnings`` are what would hold evictions up.
+    ``empty``: no pod has any of the devices. ``evicted`` are pods that end now, ``refused`` says by pod why it was not
+    evicted.
+    """
+
+    version: int = 1
+    node: str
+    devices: tuple[int, ...]
+    disabled: bool = False
+    unhealthy: dict[int, str]
+    held_down: tuple[int, ...]
+    pods: tuple[DevicePod, ...]
+    warnings: tuple[str, ...]
+    empty: bool
+    evicted: tuple[str, ...] = ()
+    refused: dict[str, str] = {}
+
+
+def repair_report(state: ClusterState, name: str, devices: Collection[int]) -> RepairReport:
+    """Look at a state of the caller's own; in it, ``devices`` of the node are disabled from now on.
+
+    Raises:
+        UnknownNodeError: there is no such node, or it is not known what it has.
+    """
+    info = state.nodes.get(name)
+    if info is None or (inventory := info.inventory) is None:
+        raise unknown_node(state, name)
+    disabled = tuple(sorted({*inventory.disabled, *devices}))
+    state.put_node(replace(info.node, inventory=replace(inventory, disabled=disabled)))
+    cluster, geometry = state.snapshot(), inventory.geometry
+    outcome = drain(cluster, name, devices)
+    moved = {relocation.pod.uid: move_report(cluster, relocation) for relocation in outcome.moved}
+    stuck = {pod.uid: reason for pod, reason in outcome.stuck}
+    mask, pods = geometry.devices_mask(devices), []
+    for uid, allocations in info.ledger.by_pod.items():
+        had = mask_union(allocations)
+        if not had & mask or (pod := cluster.pods.get(uid)) is None:
+            continue
+        move, never = moved.get(uid), _never_evicted(pod)
+        pods.append(
+            DevicePod(
+                namespace=pod.reference.namespace,
+                name=pod.reference.name,
+                uid=uid,
+                ids=_ids_text(geometry, had),
+                controller=pod.controller,
+                target=move.target if move else "",
+                target_ids=move.ids if move else "",
+                reason=never or stuck.get(uid, ""),
+                evictable=not never,
+            )
+        )
+    held_down = tuple(device for device in inventory.held_down if device in devices)
+    unclear = tuple(f"what pod {pod} has is not known: {rejection}" for pod, rejection in info.unclear)
+    return RepairReport(
+        node=name,
+        devices=tuple(sorted(devices)),
+        disabled=set(devices) <= set(inventory.disabled),
+        unhealthy={device: why for device, why in sorted(inventory.unhealthy.items()) if device in devices},
+        held_down=held_down,
+        pods=tuple(sorted(pods, key=lambda pod: (pod.namespace, pod.name))),
+        warnings=outcome.warnings + unclear,
+        empty=not (pods or held_down or unclear),
+    )
+
+
+def _never_evicted(pod: NeuronPod) -> str:
+    """Why an eviction does not move a pod; empty where it does."""
+    if pod.terminating:
+        return "it is being deleted"
+    if not pod.node:
+        return "it is not bound yet: the placement controller gives it another set"
+    if pod.static_uid:
+        return "it is static: its manifest has to go from the node"
+    return ""
+
+
+def _ids_text(geometry: Geometry, mask: CoreMask) -> str:
+    devices = geometry.whole_devices(mask)
+    whole = geometry.devices_mask(devices) == mask
+    unit, ids = (Unit.DEVICE, tuple(map(int, devices))) if whole else (Unit.CORE, cores_in(mask))
+    return f"{unit}{'s' if len(ids) > 1 else ''} {ranges(ids)}"
