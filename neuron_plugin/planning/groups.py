@@ -12,7 +12,7 @@ spread, are placed pod by pod, domain by domain.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import NamedTuple
@@ -214,7 +214,9 @@ class _Search:
         pools = defaultdict[tuple[Geometry, str], dict[str, NodeInfo]](dict)
         for name in self._scene.cluster.nodes:
             info = self._scene.node(name)
-            if not isinstance(info.capacity, Rejection) and any(name in nodes for nodes in allowed):
+            if isinstance(info.capacity, Rejection):
+                continue
+            if name in allowed[0] or any(name in nodes for nodes in allowed[1:]):
                 value = self._value(name) if shares_label else ""
                 fits_anchors = not types or (info.capacity.geometry in types and (not shares_label or value in values))
                 if fits_anchors and (value or not shares_label):
@@ -243,13 +245,15 @@ class _Search:
             union, begun = sum(pattern), self._begun(pattern, windows, room)
             if begun is None:
                 continue
-            supporting = {
-                name: self._cost(nodes[name], union)
+            size = len(pattern)
+            supporting = [
+                name
                 for name, free in windows.items()
-                if name not in begun and union & free.mask == union and room[name] >= len(pattern)
-            }
-            most = max(most, len(pattern) * len(supporting) + sum(map(len, begun.values())))
-            if chosen := self._choose(supporting, pattern, wanted, begun):
+                if union & free.mask == union and room[name] >= size and name not in begun
+            ]
+            most = max(most, size * len(supporting) + sum(map(len, begun.values())))
+            cost = partial(self._cost_of, nodes, union)
+            if chosen := self._choose(supporting, cost, pattern, wanted, begun):
                 options.append(chosen)
         for rank, assigned in sorted(options, key=lambda option: option[0]):
             places = self._assign(pods, assigned)
@@ -339,6 +343,9 @@ class _Search:
             begun[name] = left
         return begun
 
+    def _cost_of(self, nodes: Mapping[str, NodeInfo], union: int, name: str) -> tuple[float, str]:
+        return self._cost(nodes[name], union)
+
     @staticmethod
     def _cost(info: NodeInfo, union: int) -> tuple[float, str]:
         """By which nodes of one domain are taken: those that are used most, so that empty ones stay empty."""
@@ -349,7 +356,12 @@ class _Search:
         return left + tie_rank(capacity.geometry, capacity.free_mask, len(info.ledger.by_pod)) / 1e6, info.name
 
     def _choose(
-        self, supporting: Mapping[str, tuple[float, str]], pattern: Windows, wanted: int, begun: Mapping[str, Windows]
+        self,
+        supporting: Sequence[str],
+        cost: Callable[[str], tuple[float, str]],
+        pattern: Windows,
+        wanted: int,
+        begun: Mapping[str, Windows],
     ) -> tuple[tuple[float, ...], list[tuple[str, Windows]]] | None:
         """The tightest of the lowest domains that hold the group, and its nodes in the order of the ranks.
 
@@ -364,11 +376,10 @@ class _Search:
         if needed <= 0:
             depth = common_depth(anchor_paths)
             return ((float(-depth), 0.0, 0.0, 0.0), self._in_order(begun)) if depth >= self._required else None
-        lowest = 0 if self._wish.anywhere else depths
+        lowest = 0 if self._wish.anywhere else depths if needed == 1 else depths - 1
+        by_domain: Mapping[Path, list[str]] = _together(((path, [name]) for name, path in paths.items()), lowest)
         for depth in range(lowest, self._required - 1, -1):
-            by_domain = defaultdict[Path, list[str]](list)
-            for name, path in paths.items():
-                by_domain[path[:depth]].append(name)
+            by_domain = _together(by_domain.items(), depth) if depth < lowest else by_domain
             fits = dict[Path, int]()
             for domain, names in by_domain.items():
                 if any(path[:depth] != domain for path in anchor_paths):
@@ -386,10 +397,8 @@ class _Search:
                 least = min(fits.values())
                 equals = [one for one, count in fits.items() if count == least]
                 domain = min(equals, key=lambda one: (self._domains.empty_around(one), one))
-                names = self._pick(
-                    {name: paths[name] for name in by_domain[domain]}, supporting, depth, needed, per_slice
-                )
-                spare = sum(supporting[name][0] for name in names)
+                names = self._pick({name: paths[name] for name in by_domain[domain]}, cost, depth, needed, per_slice)
+                spare = sum(cost(name)[0] for name in names)
                 rank = float(-depth), float(needed), float(fits[domain] - needed), spare
                 return rank, self._in_order({**begun, **dict.fromkeys(names, pattern)})
         return None
@@ -400,14 +409,14 @@ class _Search:
     def _pick(
         self,
         paths: Mapping[str, Path],
-        costs: Mapping[str, tuple[float, str]],
+        cost: Callable[[str], tuple[float, str]],
         depth: int,
         needed: int,
         per_slice: int,
     ) -> list[str]:
         """So many nodes of a domain, from as few of its parts as possible, level by level."""
         if depth >= len(self._domains.levels) - 1 or needed >= len(paths):
-            return sorted(paths, key=costs.__getitem__)[:needed]
+            return sorted(paths, key=cost)[:needed]
         parts = defaultdict[str, dict[str, Path]](dict)
         for name, path in paths.items():
             parts[path[depth]][name] = path
@@ -421,7 +430,7 @@ class _Search:
                 min(enough, key=lambda one: (left[one], one)) if enough else max(left, key=lambda one: (left[one], one))
             )
             taken = min(missing, left.pop(part))
-            chosen += self._pick(parts[part], costs, depth + 1, taken, per_slice)
+            chosen += self._pick(parts[part], cost, depth + 1, taken, per_slice)
         return chosen
 
     def _assign(self, pods: Sequence[NeuronPod], nodes: Sequence[tuple[str, Windows]]) -> dict[PodUid, Place] | None:
@@ -480,6 +489,14 @@ class _Search:
                 trial.put(pod, *found)
                 places[pod.uid] = found
         return places
+
+
+def _together(parts: Iterable[tuple[Path, list[str]]], depth: int) -> dict[Path, list[str]]:
+    """The nodes of each domain of a level, by those of lower ones."""
+    joined = defaultdict[Path, list[str]](list)
+    for path, names in parts:
+        joined[path[:depth]] += names
+    return joined
 
 
 def _lasting_cores(request: PodRequest, geometry: Geometry) -> int:

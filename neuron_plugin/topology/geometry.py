@@ -84,12 +84,19 @@ class Geometry:
     """The cores of each device."""
     shape: Geometry = field(init=False, compare=False, repr=False)
     """What decides the sets and nothing else: one for all types that differ only by name, as Trn2 and Trn3 do."""
+    _hash: int = field(init=False, compare=False, repr=False)
+    """Worked out once: much is remembered by geometry."""
+
+    def __hash__(self) -> int:
+        return self._hash
 
     def __post_init__(self) -> None:
         for name, most in (("device_count", MOST_DEVICES), ("cores_per_device", MOST_CORES_PER_DEVICE)):
             if not 0 <= (value := getattr(self, name)) <= most:
                 raise GeometryError(f"{name} is {value}, expected 0 to {most}: the Neuron driver knows no more")
         count = self.device_count * self.cores_per_device
+        compared = self.instance_type, self.topology, self.device_count, self.cores_per_device
+        object.__setattr__(self, "_hash", hash((*compared, self.block_sizes, self.core_block_sizes)))
         object.__setattr__(self, "core_count", count)
         object.__setattr__(self, "all_mask", CoreMask((1 << count) - 1))
         object.__setattr__(self, "device_masks", _device_masks(self.device_count, self.cores_per_device))
