@@ -91,7 +91,7 @@ class KubeletFile(ABC, Generic[Content]):
                 status = os.fstat(file.fileno())
                 data = file.read(MOST_BYTES + 1)
             if len(data) > MOST_BYTES:
-                raise CheckpointError(f"more than {MOST_BYTES} bytes, expected less")
+                raise CheckpointError(f"more than {MOST_BYTES} bytes, expected less")  # noqa: TRY301 - named below
             return self.content(data, _version_of(status))
         except FileNotFoundError:
             return self.content(None, None)

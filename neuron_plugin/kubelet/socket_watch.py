@@ -15,7 +15,7 @@ import os
 import socket
 import stat
 import struct
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -81,20 +81,40 @@ def server_pid(path: Path) -> int | None:
     return pid or None
 
 
-def bind(server: grpc.aio.Server, path: Path) -> None:
-    """Let a server that is not started yet listen at ``path``, with mode 0600.
+class Endpoint:
+    """A gRPC server of ours on one socket with mode 0600, from its start to its full stop.
 
-    Raises:
-        EndpointError: a file is there that is no socket, or the directory cannot be written to.
+    No two live servers share a path: grpc's ``stop`` unlinks its path even if a newer server has bound it.
     """
-    before = os.umask(0o177)  # process-wide, so only for the bind, in which nothing is awaited
-    try:
-        server.add_insecure_port(f"unix:{path}")
-    except RuntimeError as error:  # gRPC gives no reason
-        hint = "is it writable, and has this process file descriptors left?"
-        raise EndpointError(f"no socket can be made in {path.parent}: {hint}") from error
-    finally:
-        os.umask(before)
+
+    grace_seconds = 0.5
+    """For calls and streams that are under way at the end."""
+
+    async def listen(self, server: grpc.aio.Server, path: Path) -> None:
+        """Bind ``path`` and serve what was added to ``server``.
+
+        Raises:
+            EndpointError: a file is there that is no socket, or the directory cannot be written to.
+        """
+        self._server, self.path = server, path
+        before = os.umask(0o177)  # process-wide, so only for the bind, in which nothing is awaited
+        try:
+            server.add_insecure_port(f"unix:{path}")
+        except RuntimeError as error:  # gRPC gives no reason
+            hint = "is it writable, and has this process file descriptors left?"
+            raise EndpointError(f"no socket can be made in {path.parent}: {hint}") from error
+        finally:
+            os.umask(before)
+        self._identity = identity_of(path)
+        await server.start()
+
+    def is_reachable(self) -> bool:
+        """Whether our own socket is still at our path: a server whose file is gone runs on, but no client finds it."""
+        return self._identity is not None and identity_of(self.path) == self._identity
+
+    async def stop(self) -> None:
+        """End the server, which removes its socket."""
+        await self._server.stop(self.grace_seconds)
 
 
 def _probe() -> socket.socket:
@@ -115,6 +135,18 @@ def channel_to(path: Path) -> grpc.aio.Channel:
 def connection_fault(error: grpc.aio.AioRpcError) -> str:
     """Why a socket could not be reached, in the system's words alone: gRPC wraps them in a line of its own."""
     return (error.details() or error.code().name).rpartition("error: ")[2]
+
+
+async def answer_fault(path: Path, ask: Callable[[grpc.aio.Channel], Awaitable[object]], seconds: float) -> str | None:
+    """Why the server at ``path`` does not answer what is asked of it within ``seconds``; None if it does."""
+    async with channel_to(path) as channel:
+        try:
+            await ask(channel)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                return f"no answer within {seconds:g} s"
+            return connection_fault(error)
+    return None
 
 
 def endpoint_prefix(resource: str) -> str:

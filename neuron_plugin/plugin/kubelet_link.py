@@ -62,14 +62,14 @@ class KubeletLink:
         self.dra: DraServer | None = None
         if preparer:
             self.dra = DraServer(
-                settings.dra_driver, preparer, self._registry_watch, counters=counters, changed=node.changed
+                settings.dra_driver, self._registry_watch, preparer, counters=counters, changed=node.changed
             )
         self.servers = [
             server(
                 resource.value,
+                self._registry_watch,
                 allocator,
                 advertisement,
-                self._registry_watch,
                 counters=counters,
                 changed=node.changed,
                 preference_deadline_seconds=waits + times.node.rewrite + RECONSIDER_SECONDS + 0.5,
