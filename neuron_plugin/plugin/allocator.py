@@ -30,10 +30,11 @@ from neuron_plugin.plugin.answers import (
 from neuron_plugin.plugin.call_log import CallLog
 from neuron_plugin.plugin.container import ALLOCATION_KEY, container_allocation, container_style, reply_for
 from neuron_plugin.plugin.counters import Counters, Latencies
-from neuron_plugin.plugin.inputs import PendingAnswer
+from neuron_plugin.plugin.inputs import PendingAnswer, named
 from neuron_plugin.plugin.node import LocalNode
 from neuron_plugin.plugin.settings import PluginSettings, TopologyPolicy
-from neuron_plugin.plugin.snapshot import PodEvent, Snapshot, named
+from neuron_plugin.plugin.snapshot import Snapshot
+from neuron_plugin.plugin.writes import PodEvent
 
 RECONSIDER_SECONDS = 4.0
 """How long a call may wait for ended pods' processes, after the kubelet and the API server were asked again.

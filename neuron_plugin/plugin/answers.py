@@ -14,7 +14,8 @@ from neuron_plugin.allocation import NeuronPod, PodReference, PodUid, Rejection,
 from neuron_plugin.allocation.placement import choose, is_constrained, place
 from neuron_plugin.allocation.pod import assigned_allocations, mask_union
 from neuron_plugin.allocation.resources import format_ids
-from neuron_plugin.plugin.snapshot import Snapshot, WaitingAssignment, derive, named
+from neuron_plugin.plugin.inputs import named
+from neuron_plugin.plugin.snapshot import Snapshot, WaitingAssignment, derive
 from neuron_plugin.topology import NO_CORES, CoreMask
 
 

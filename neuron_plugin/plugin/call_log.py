@@ -16,7 +16,9 @@ from neuron_plugin.allocation.resources import format_ids
 from neuron_plugin.decision_log import REMEMBERED, DecisionLog, LoggedDecision, Step
 from neuron_plugin.kubelet import ContainerAllocation
 from neuron_plugin.plugin.answers import AllocateCall, Answer, Preference, PreferenceRequest
-from neuron_plugin.plugin.snapshot import PodEvent, Snapshot, named
+from neuron_plugin.plugin.inputs import named
+from neuron_plugin.plugin.snapshot import Snapshot
+from neuron_plugin.plugin.writes import PodEvent
 from neuron_plugin.topology import NO_CORES
 
 logger = logging.getLogger(__name__)

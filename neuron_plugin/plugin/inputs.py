@@ -417,3 +417,10 @@ class Inputs:
 def made_by_api_server(uid: PodUid) -> bool:
     """Whether a UID is the API server's: a static pod's is a hash of its manifest (pkg/kubelet/config/common.go)."""
     return _API_SERVER_UID.fullmatch(uid) is not None
+
+
+def named(pod: PodReference) -> str:
+    """A pod in a message; the kubelet's record has UIDs only."""
+    if pod.uid.startswith(PENDING):
+        return "a pod that the kubelet has not recorded yet"
+    return f"pod {pod}" if pod.name else f"the pod with UID {pod.uid}"

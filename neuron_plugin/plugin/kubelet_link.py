@@ -27,7 +27,7 @@ from neuron_plugin.plugin.claims import ClaimPreparer, health_of
 from neuron_plugin.plugin.machine import Machine
 from neuron_plugin.plugin.node import LocalNode
 from neuron_plugin.plugin.settings import PluginSettings, RegistrationWay
-from neuron_plugin.plugin.snapshot import pods_of_kubelet_alone
+from neuron_plugin.plugin.settle import pods_of_kubelet_alone
 from neuron_plugin.plugin.times import DaemonTimes
 from neuron_plugin.topology import CoreMask
 

@@ -29,19 +29,18 @@ from neuron_plugin.plugin.inputs import (
     Recorded,
     RecordedAllocation,
     claim_allocations,
+    named,
     recorded_allocation,
 )
-from neuron_plugin.plugin.snapshot import (
-    Snapshot,
-    derive,
+from neuron_plugin.plugin.settle import (
     is_explained,
     list_is_due,
-    named,
     pods_to_look_at,
     rewrite_is_due,
     settle,
     with_lost_records,
 )
+from neuron_plugin.plugin.snapshot import Snapshot, derive
 from neuron_plugin.topology import CoreMask
 
 logger = logging.getLogger(__name__)

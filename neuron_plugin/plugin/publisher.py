@@ -28,7 +28,8 @@ from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, ClusterError,
 from neuron_plugin.cluster.api import send
 from neuron_plugin.cluster.writes import create_event, describe_node, describe_pod, report_node_condition, utc_now
 from neuron_plugin.hardware import GENERATIONS
-from neuron_plugin.plugin.snapshot import PodEvent, Snapshot
+from neuron_plugin.plugin.snapshot import Snapshot
+from neuron_plugin.plugin.writes import PodEvent, PodWrite, pod_events, pod_writes, wrongly_labelled
 
 logger = logging.getLogger(__name__)
 
@@ -180,8 +181,9 @@ class Publisher:
         if inventory != self._inventory:
             self._inventory = inventory
             self.write_on_node("inventory", publication(self._node_name, inventory, self._more_labels))
+        writes = pod_writes(snapshot)
         wanted: dict[PodUid, Mapping[str, str | None]] = {}
-        for write in snapshot.writes:
+        for write in writes:
             wanted[write.pod.uid] = write.annotations
             if self._on_pods.get(write.pod.uid) != write.annotations:
                 annotations = dict(write.annotations)
@@ -191,14 +193,14 @@ class Publisher:
                 request = describe_pod(namespace=pod.namespace, name=pod.name, uid=pod.uid, annotations=annotations)
                 self.queue.put(_subject("assignment", pod), request)
         self._on_pods = wanted
-        self.report(snapshot.events)
-        corrections = self._kept_corrections(snapshot)
+        self.report(pod_events(snapshot))
+        corrections = self._kept_corrections(snapshot, writes)
         for event in corrections:
             self._write_event(event, warning=False)
         self._report_unhealthy(snapshot)
         if self._label_unhealthy:
             before, self._labels = self._labels, {}
-            for unlike in snapshot.wrongly_labelled:
+            for unlike in wrongly_labelled(snapshot):
                 pod, value = unlike.reference, None if unlike.labelled_unhealthy else "true"
                 self._labels[pod.uid] = value
                 if before.get(pod.uid, "unset") != value:
@@ -207,10 +209,10 @@ class Publisher:
                     self.queue.put(_subject("label", pod), request)
         return corrections
 
-    def _kept_corrections(self, snapshot: Snapshot) -> list[PodEvent]:
+    def _kept_corrections(self, snapshot: Snapshot, writes: Iterable[PodWrite]) -> list[PodEvent]:
         """Each pod once that keeps another set than it came with: a set may change hands before a pod is served."""
         pods, events = snapshot.inputs.pods.pods, []
-        for write in snapshot.writes:
+        for write in writes:
             if write.correction:
                 uid, assigned = write.pod.uid, pods[write.pod.uid].assignment
                 before = self._corrections.get(uid, _Correction(assigned))

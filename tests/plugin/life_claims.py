@@ -30,7 +30,7 @@ from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.node import LocalNode, NodeOptions
 from neuron_plugin.plugin.pod_watch import PodWatch
 from neuron_plugin.plugin.settings import Mode, Numbering, PluginSettings
-from neuron_plugin.plugin.snapshot import is_explained
+from neuron_plugin.plugin.settle import is_explained
 from neuron_plugin.simulation.api_server_kinds import RESOURCE_CLAIMS, AnyJson
 from neuron_plugin.simulation.kubelet_claims import ClaimInfo, DriverDevice, NotPreparedError
 from neuron_plugin.topology import CoreMask

@@ -36,8 +36,8 @@ from neuron_plugin.plugin.inputs import UNSEEN_SECONDS, PendingAnswer
 from neuron_plugin.plugin.machine import Machine
 from neuron_plugin.plugin.node import LocalNode
 from neuron_plugin.plugin.settings import PluginSettings, RegistrationWay
-from neuron_plugin.plugin.snapshot import PodEvent
 from neuron_plugin.plugin.times import DaemonTimes
+from neuron_plugin.plugin.writes import PodEvent
 from neuron_plugin.simulation import write_node
 from neuron_plugin.topology import catalogue
 from tests.plugin.desk import FakeCgroups, FakeLister, LoopClock, MemoryKubelet

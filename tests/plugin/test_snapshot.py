@@ -18,11 +18,9 @@ from neuron_plugin.plugin.inputs import (
     NodePods,
     RecordedAllocation,
 )
-from neuron_plugin.plugin.snapshot import (
+from neuron_plugin.plugin.settle import (
     ADMISSION_SECONDS,
     VANISHED_SECONDS,
-    Snapshot,
-    derive,
     list_is_due,
     pods_of_kubelet_alone,
     pods_to_look_at,
@@ -30,6 +28,8 @@ from neuron_plugin.plugin.snapshot import (
     settle,
     with_lost_records,
 )
+from neuron_plugin.plugin.snapshot import Snapshot, derive
+from neuron_plugin.plugin.writes import pod_events, pod_writes
 from neuron_plugin.topology import NO_CORES, Unit
 from tests.plugin.world import (
     CORE,
@@ -539,11 +539,11 @@ def test_p28_after_a_change_of_lnc_what_is_in_use_counts_as_whole_devices() -> N
 def test_a_snapshot_is_a_function_of_its_inputs_and_nobody_has_a_core_that_no_input_gives(data: st.DataObject) -> None:
     made = data.draw(some_inputs())
     one, other = derive(made), derive(made)
-    assert (one.ledger, one.waiting, one.writes, one.events) == (
+    assert (one.ledger, one.waiting, pod_writes(one), pod_events(one)) == (
         other.ledger,
         other.waiting,
-        other.writes,
-        other.events,
+        pod_writes(other),
+        pod_events(other),
     )
     for resource in Resource:
         assert one.advertised(resource) == other.advertised(resource)

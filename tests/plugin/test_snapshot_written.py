@@ -17,13 +17,11 @@ from neuron_plugin.plugin.inputs import (
     PENDING,
     Inputs,
     claim_allocations,
-)
-from neuron_plugin.plugin.snapshot import (
-    Snapshot,
-    derive,
     named,
-    with_lost_records,
 )
+from neuron_plugin.plugin.settle import with_lost_records
+from neuron_plugin.plugin.snapshot import Snapshot, derive
+from neuron_plugin.plugin.writes import pod_events, pod_writes, wrongly_labelled
 from neuron_plugin.topology import NO_CORES, Geometry
 from tests.plugin.world import (
     CORE,
@@ -101,7 +99,7 @@ def test_p49_an_assignment_that_cannot_be_followed_waits_for_nothing_and_is_repo
     snapshot = derive(inputs(pod("a", app(1), annotations=annotations)))
     assert not snapshot.waiting
     assert [one.reference.name for one in snapshot.unassigned] == ["a"]
-    assert [(one.pod.name, one.reason) for one in snapshot.events] == [("a", "InvalidNeuronAssignment")]
+    assert [(one.pod.name, one.reason) for one in pod_events(snapshot)] == [("a", "InvalidNeuronAssignment")]
 
 
 def test_p66_a_pod_that_is_being_deleted_still_waits() -> None:
@@ -148,7 +146,7 @@ def swapped(**fields: Any) -> Inputs:
 
 def written(snapshot: Snapshot) -> list[tuple[object, ...]]:
     keys = ("NEURON_DEVS", "NEURON_ALLOC_TIME", "NEURON_ALLOCATED")
-    return [(one.pod.name, *(one.annotations.get(key) for key in keys)) for one in snapshot.writes]
+    return [(one.pod.name, *(one.annotations.get(key) for key in keys)) for one in pod_writes(snapshot)]
 
 
 def test_p56_after_a_swap_the_set_left_over_waits_for_the_pod_whose_own_is_gone() -> None:
@@ -158,7 +156,7 @@ def test_p56_after_a_swap_the_set_left_over_waits_for_the_pod_whose_own_is_gone(
 def test_p56_p63_a_swap_is_written_on_the_unserved_pod_first() -> None:
     snapshot = derive(swapped())
     assert written(snapshot) == [("a", "6", "1", "false"), ("b", "5", "2", "true")]
-    assert [write.correction for write in snapshot.writes] == [
+    assert [write.correction for write in pod_writes(snapshot)] == [
         "pod default/a got another set than it was assigned: NEURON_DEVS=6",
         "pod default/b got another set than it was assigned: NEURON_DEVS=5",
     ]
@@ -197,47 +195,47 @@ def test_a_set_left_over_that_another_pod_has_by_now_waits_for_no_pod() -> None:
 
 def test_p55_an_assignment_that_came_true_is_only_marked() -> None:
     made = assigned("a", app(2), sets=[[2, 3]])
-    (write,) = derive(inputs(made, recorded=[entry(A, "app", NEURON, 2, 3)])).writes
+    (write,) = pod_writes(derive(inputs(made, recorded=[entry(A, "app", NEURON, 2, 3)])))
     assert (dict(write.annotations), write.correction) == ({"NEURON_ALLOCATED": "true"}, "")
 
 
 def test_a_pod_that_says_what_it_has_is_left_alone() -> None:
     made = assigned("a", app(2), sets=[[2, 3]], allocated=True)
-    assert not derive(inputs(made, recorded=[entry(A, "app", NEURON, 2, 3)])).writes
+    assert not pod_writes(derive(inputs(made, recorded=[entry(A, "app", NEURON, 2, 3)])))
 
 
 def test_a_pod_without_an_assignment_gets_what_it_has_and_no_event() -> None:
     snapshot = derive(inputs(pod("a", app(2, CORE)), recorded=[entry(A, "app", CORE, 2, 3)]))
-    (write,) = snapshot.writes
+    (write,) = pod_writes(snapshot)
     assert dict(write.annotations) == {"NEURON_CORES": "2,3", "NEURON_ALLOC_TIME": "0", "NEURON_ALLOCATED": "true"}
-    assert not snapshot.events
+    assert not pod_events(snapshot)
 
 
 def test_nothing_is_written_before_all_containers_are_recorded() -> None:
     both = pod("a", app(1, name="one"), app(1, name="two"))
-    assert not derive(inputs(both, recorded=[entry(A, "one", NEURON, 5)])).writes
+    assert not pod_writes(derive(inputs(both, recorded=[entry(A, "one", NEURON, 5)])))
     pending = (answer(6, pod=ref("a"), container="two"),)
-    assert not derive(inputs(both, recorded=[entry(A, "one", NEURON, 5)], pending=pending)).writes
-    (write,) = derive(inputs(both, recorded=[entry(A, "one", NEURON, 5), entry(A, "two", NEURON, 6)])).writes
+    assert not pod_writes(derive(inputs(both, recorded=[entry(A, "one", NEURON, 5)], pending=pending)))
+    (write,) = pod_writes(derive(inputs(both, recorded=[entry(A, "one", NEURON, 5), entry(A, "two", NEURON, 6)])))
     assert write.annotations["NEURON_DEVS"] == "5|6"
 
 
 def test_p46_the_annotation_says_what_was_given_and_not_what_was_drawn() -> None:
     recorded = [entry(A, "init", NEURON, 0, 1, 2, 3), entry(A, "app", NEURON, 3, given=[0])]
-    (write,) = derive(inputs(pod("a", init(4), app(1)), recorded=recorded)).writes
+    (write,) = pod_writes(derive(inputs(pod("a", init(4), app(1)), recorded=recorded)))
     assert write.annotations["NEURON_DEVS"] == "0,1,2,3|0"
 
 
 def test_p49_what_made_an_assignment_unreadable_is_removed() -> None:
     bad = pod("a", app(1), annotations={"NEURON_CORES": "5", "AWS_NEURON_IDS": "x"})
-    (write,) = derive(inputs(bad, recorded=[entry(A, "app", NEURON, 5)])).writes
+    (write,) = pod_writes(derive(inputs(bad, recorded=[entry(A, "app", NEURON, 5)])))
     assert write.annotations["NEURON_CORES"] is None
     assert (write.annotations["NEURON_DEVS"], write.annotations["AWS_NEURON_IDS"]) == ("5", "5")
 
 
 def test_p65_the_vendors_dialect_is_corrected_where_it_is_used() -> None:
     vendors = pod("a", app(1), annotations={"AWS_NEURON_IDS": "6", "NEURON_RESOURCE_TYPE": NEURON.value})
-    (write,) = derive(inputs(vendors, recorded=[entry(A, "app", NEURON, 5)])).writes
+    (write,) = pod_writes(derive(inputs(vendors, recorded=[entry(A, "app", NEURON, 5)])))
     assert (write.annotations["NEURON_DEVS"], write.annotations["AWS_NEURON_IDS"]) == ("5", "5")
     assert write.correction
 
@@ -245,34 +243,36 @@ def test_p65_the_vendors_dialect_is_corrected_where_it_is_used() -> None:
 def test_a_vendors_list_that_cannot_say_two_resources_is_removed() -> None:
     both = pod("a", app(1, name="one"), app(1, CORE, "two"), annotations={"AWS_NEURON_IDS": "6"})
     recorded = [entry(A, "one", NEURON, 5), entry(A, "two", CORE, 0)]
-    (write,) = derive(inputs(both, recorded=recorded)).writes
+    (write,) = pod_writes(derive(inputs(both, recorded=recorded)))
     assert write.annotations["AWS_NEURON_IDS"] is None
     assert (write.annotations["NEURON_DEVS"], write.annotations["NEURON_CORES"]) == ("5", "0")
 
 
 def test_a_static_pods_mirror_says_what_the_kubelet_gave_it() -> None:
     mirror = pod("static", app(1), annotations={"kubernetes.io/config.hash": STATIC_UID})
-    (write,) = derive(inputs(mirror, recorded=[entry(STATIC_UID, "app", NEURON, 5)])).writes
+    (write,) = pod_writes(derive(inputs(mirror, recorded=[entry(STATIC_UID, "app", NEURON, 5)])))
     assert (write.pod.uid, write.annotations["NEURON_DEVS"]) == (mirror.uid, "5")
 
 
 def test_where_the_checkpoint_cannot_be_read_an_unlisted_init_container_keeps_no_assignment_from_being_marked() -> None:
     made = assigned("a", init(2), app(1), sets=[[2, 3], [2]])
     listed = [entry(A, "app", NEURON, 2)]
-    assert not derive(inputs(made, recorded=listed)).writes
-    (write,) = derive(inputs(made, recorded=listed, file={"unreadable": "future"})).writes
+    assert not pod_writes(derive(inputs(made, recorded=listed)))
+    (write,) = pod_writes(derive(inputs(made, recorded=listed, file={"unreadable": "future"})))
     assert dict(write.annotations) == {"NEURON_ALLOCATED": "true"}
     with_sidecar = assigned("a", sidecar(1), app(1), sets=[[3], [2]])
-    assert not derive(inputs(with_sidecar, recorded=listed, file={"unreadable": "future"})).writes, "it is listed, too"
+    assert not pod_writes(derive(inputs(with_sidecar, recorded=listed, file={"unreadable": "future"}))), (
+        "it is listed, too"
+    )
     init_alone = assigned("a", init(2), sets=[[2, 3]])
-    assert not derive(inputs(init_alone, file={"unreadable": "future"})).writes, "nothing confirms it"
+    assert not pod_writes(derive(inputs(init_alone, file={"unreadable": "future"}))), "nothing confirms it"
 
 
 # What the owners of pods are told about.
 
 
 def events(before: Inputs) -> list[tuple[str, str]]:
-    return [(one.pod.name, one.reason) for one in derive(before).events]
+    return [(one.pod.name, one.reason) for one in pod_events(derive(before))]
 
 
 def privileged(*containers: str, count: int = 1, **fields: Any) -> NeuronPod:
@@ -280,7 +280,7 @@ def privileged(*containers: str, count: int = 1, **fields: Any) -> NeuronPod:
 
 
 def test_a_privileged_container_with_a_part_of_the_node_has_an_event() -> None:
-    (event,) = derive(inputs(privileged("app"), recorded=[entry(A, "app", NEURON, 3)])).events
+    (event,) = pod_events(derive(inputs(privileged("app"), recorded=[entry(A, "app", NEURON, 3)])))
     assert (event.pod, event.reason) == (ref("a"), "PrivilegedContainer")
     assert event.text == (
         "container app is privileged: it sees every Neuron device of the node, and only 3 of them are the pod's"
@@ -315,7 +315,7 @@ def test_a_privileged_container_that_has_its_devices_by_a_claim_has_an_event() -
 def test_p47_a_pod_without_an_assignment_whose_devices_are_not_linked_has_an_event() -> None:
     before = inputs(pod("a", app(4)), recorded=[entry(A, "app", NEURON, 0, 1, 5, 9)])
     assert events(before) == [("a", "UnlinkedDevices")]
-    (event,) = derive(before).events
+    (event,) = pod_events(derive(before))
     assert event.text.startswith("aws.amazon.com/neuron ids 0, 1, 5, 9 of container app are not linked: ")
 
 
@@ -357,7 +357,7 @@ def with_cores(made: NeuronPod, *cores: int) -> Inputs:
     ],
 )
 def test_a_constraint_that_does_not_hold_without_the_extender_has_an_event(made: NeuronPod, text: str) -> None:
-    (event,) = derive(with_cores(made, 0, 4)).events
+    (event,) = pod_events(derive(with_cores(made, 0, 4)))
     assert (event.reason, event.text) == ("ConstraintNotKept", text)
 
 
@@ -395,13 +395,13 @@ def test_a_pod_is_wrongly_labelled_until_its_label_says_what_its_devices_are() -
     pods = pod("a", app(1)), pod("b", app(1), labels=labelled), pod("c", app(1), labels=labelled), pod("d", app(1))
     recorded = [entry(uid_of(name), "app", NEURON, number) for number, name in enumerate("abcd")]
     snapshot = derive(inputs(*pods, node=inventory(unhealthy={0: "sick", 1: "sick"}), recorded=recorded))
-    assert [one.reference.name for one in snapshot.wrongly_labelled] == ["a", "c"]
+    assert [one.reference.name for one in wrongly_labelled(snapshot)] == ["a", "c"]
 
 
 def test_a_later_snapshot_has_the_same_event_again() -> None:
     before = inputs(pod("a", app(4)), recorded=[entry(A, "app", NEURON, 0, 1, 5, 9)])
     later = before.with_inventory(inventory(unhealthy={12: "sick"}))
-    assert derive(before).events == derive(later).events
+    assert pod_events(derive(before)) == pod_events(derive(later))
 
 
 # What is advertised.
@@ -490,7 +490,7 @@ def test_who_has_a_disabled_device_keeps_it_and_its_status_shows_no_fault() -> N
     assert reasons(core, CORE) == {"7": DISABLED_REASON}
     ending = derive(inputs(pod("a", app(1), terminating=True), recorded=[entry(A, "app", NEURON, 3)], node=node))
     assert reasons(ending, NEURON) == {"3": DISABLED_REASON}, "before the kubelet counts it as free"
-    assert not core.events
+    assert not pod_events(core)
 
 
 def test_a_device_that_fails_while_it_is_disabled_is_unhealthy() -> None:

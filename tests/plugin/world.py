@@ -36,7 +36,8 @@ from neuron_plugin.cluster.pods import (
 from neuron_plugin.kubelet import ContainerAllocation
 from neuron_plugin.plugin.container import VISIBLE_CORES, reply_for
 from neuron_plugin.plugin.inputs import AllocationKey, Inputs, NodePods, PendingAnswer, Recorded, RecordedAllocation
-from neuron_plugin.plugin.snapshot import Snapshot, pods_to_look_at, settle
+from neuron_plugin.plugin.settle import pods_to_look_at, settle
+from neuron_plugin.plugin.snapshot import Snapshot
 from neuron_plugin.topology import CoreMask, Geometry, Topology, Unit, catalogue
 
 NEURON = Resource.NEURON
