@@ -33,6 +33,7 @@ from neuron_plugin.plugin.settings import Mode, PluginSettings
 from neuron_plugin.plugin.status import PluginStatus
 from neuron_plugin.plugin.times import DaemonTimes
 from neuron_plugin.plugin.utilization_watch import UtilizationWatch
+from neuron_plugin.plugin.watch import Problem, every
 from neuron_plugin.topology import Catalogue
 
 logger = logging.getLogger(__name__)
@@ -132,20 +133,16 @@ class NodeDaemon:
         if rules.failed_starts.action is Action.IGNORE:
             return
         limits = StartRules(rules.failed_start_seconds, rules.failed_starts_window_seconds)
-        while True:
-            await asyncio.sleep(self._times.starts)
+
+        async def look() -> None:
             if snapshot := self.node.snapshot:
                 self.health.see_starts(failed_starts(snapshot, limits, self._now_ns() / 1e9))
 
+        await every(self._times.starts, look)
+
     async def take_turns(self) -> None:
         """What changes without an event, and what is due; some microseconds if nothing is."""
-        while True:
-            await asyncio.sleep(self._times.turn)
-            self.node.look_at_checkpoint()
-            self.node.look_at_claims()
-            self.node.look_again()
-            if self.node.rewrite_is_due:
-                await self.node.rewrite()
+        await every(self._times.turn, self.node.take_turn)
 
     async def publish_changes(self) -> None:
         """Show the kubelet and the cluster what has changed; several changes of one moment go out once.
@@ -189,7 +186,7 @@ async def keep_condition(name: str, status: PluginStatus, publisher: Publisher, 
 
 async def keep_cdi_specification(settings: PluginSettings, node: LocalNode, times: DaemonTimes) -> None:
     """Keep the CDI specification as the hardware is; somebody may remove it."""
-    reported = ""
+    problem = Problem(logger, "cannot write the CDI specification")
     while True:
         try:
             if snapshot := node.snapshot:
@@ -198,9 +195,7 @@ async def keep_cdi_specification(settings: PluginSettings, node: LocalNode, time
                 claims = settings.mode is Mode.DRA
                 if write_cdi_specification(settings.cdi_dir, cdi_specification(has.geometry, style, claims=claims)):
                     logger.info("wrote the CDI specification", extra={"path": str(settings.cdi_dir / CDI_FILE_NAME)})
-            reported = ""
+            problem.end()
         except OSError as error:
-            if str(error) != reported:
-                logger.warning("cannot write the CDI specification", extra={"error": str(error)})
-            reported = str(error)
+            problem.say(error)
         await asyncio.sleep(times.cdi)

@@ -29,6 +29,7 @@ from neuron_plugin.plugin.node import LocalNode
 from neuron_plugin.plugin.settings import PluginSettings, RegistrationWay
 from neuron_plugin.plugin.settle import pods_of_kubelet_alone
 from neuron_plugin.plugin.times import DaemonTimes
+from neuron_plugin.plugin.watch import Problem
 from neuron_plugin.topology import CoreMask
 
 logger = logging.getLogger(__name__)
@@ -125,18 +126,19 @@ class KubeletLink:
 
         A kubelet that serves kubelet.sock and no PodResources is waited for no longer than a moment.
         """
-        reported, loop = "", asyncio.get_running_loop()
+        problem, loop = (
+            Problem(logger, "nothing is offered until the kubelet says who has what"),
+            asyncio.get_running_loop(),
+        )
         given_up_at = float("inf")
         while self._node.recorded.unreadable:
             try:
                 await self.list_pods()
             except PodResourcesError as error:
-                text, absent = str(error), isinstance(error, PodResourcesAbsentError)
+                problem.say(error)
+                absent = isinstance(error, PodResourcesAbsentError)
             else:
                 return
-            if text != reported:
-                logger.warning("nothing is offered until the kubelet says who has what", extra={"error": text})
-            reported = text
             is_up = absent and identity_of(self._socket) is not None
             given_up_at = min(given_up_at, loop.time() + self._times.start_look) if is_up else float("inf")
             if loop.time() >= given_up_at:

@@ -68,7 +68,6 @@ class NodeLease:
         """Whether the API server may have us as the holder, by what was sent last."""
         self._ended = False
         self._due = asyncio.Event()
-        self._failing = False
 
     def serve(self, *, serving: bool) -> None:
         """Say whether the kubelet follows a resource. When that changes the Lease is written at once."""
@@ -78,16 +77,17 @@ class NodeLease:
 
     async def run(self, api: ApiServer) -> NoReturn:
         """Renew until cancelled, or give the Lease up for a while; what fails is tried again at the next turn."""
+        failing = False
         while True:
             self._due.clear()
             if self.serving or (self._held and not self._ended):
                 try:
                     await self._renew(api)
-                    self._failing = False
+                    failing = False
                 except ClusterError as error:
-                    if not self._failing:
+                    if not failing:
                         logger.warning("cannot renew the Lease", extra={"node": self._node, "error": str(error)})
-                    self._failing = True
+                    failing = True
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._times.renew):
                     await self._due.wait()

@@ -256,21 +256,39 @@ class Publisher:
             self._write_event(event, warning=True)
 
     def _write_event(self, event: PodEvent, *, warning: bool) -> None:
+        level = logging.WARNING if warning else logging.INFO
+        logger.log(level, event.text, extra={"reason": event.reason, "pod": str(event.pod)})
+        self.write_pod_event(event, action="Allocating", warning=warning)
+
+    def write_pod_event(self, event: PodEvent, *, action: str, warning: bool = False) -> None:
+        """Have an event written on a pod."""
         pod = event.pod
-        logger.log(
-            logging.WARNING if warning else logging.INFO, event.text, extra={"reason": event.reason, "pod": str(pod)}
-        )
+        about = ObjectReference("Pod", pod.name, pod.uid, "v1", pod.namespace)
+        subject = f"{_subject(f'event {event.reason}', pod)}: {event.text}"
+        self._write_event_about(about, subject, event.reason, event.text, action, warning=warning)
+
+    def write_node_event(self, reason: str, text: str, *, action: str, warning: bool, subject: str = "") -> None:
+        """Have an event written on the node. It is found under the node's name as UID, as the kubelet writes its own.
+
+        ``subject``: of unsent events on the same subject only the last one is written.
+        """
+        about = ObjectReference("Node", self._node_name, self._node_name, "v1")
+        self._write_event_about(about, subject or f"event {reason}: {text}", reason, text, action, warning=warning)
+
+    def _write_event_about(
+        self, about: ObjectReference, subject: str, reason: str, note: str, action: str, *, warning: bool
+    ) -> None:
         request = create_event(
-            ObjectReference("Pod", pod.name, pod.uid, "v1", pod.namespace),
-            reason=event.reason,
-            note=event.text,
-            action="Allocating",
+            about,
+            reason=reason,
+            note=note,
+            action=action,
             reporter=REPORTER,
             instance=self._node_name,
             now=utc_now(),
             warning=warning,
         )
-        self.queue.put(f"{_subject(f'event {event.reason}', pod)}: {event.text}", request)
+        self.write(subject, request)
 
     def write(self, subject: str, request: ApiRequest) -> None:
         """Have a request sent; an unsent one on the same subject is out of date."""
