@@ -23,7 +23,7 @@ from neuron_plugin.allocation.requests import ContainerSpec, pod_request
 from neuron_plugin.allocation.resources import parse_ids
 from neuron_plugin.cluster import Pod
 from neuron_plugin.cluster.objects import Metadata, Owner
-from neuron_plugin.cluster.pods import (
+from neuron_plugin.cluster.pod_wire import (
     Container,
     ContainerRunning,
     ContainerState,
@@ -31,8 +31,8 @@ from neuron_plugin.cluster.pods import (
     PodSpec,
     PodStatus,
     Resources,
-    neuron_pod,
 )
+from neuron_plugin.cluster.pods import neuron_pod
 from neuron_plugin.kubelet import ContainerAllocation
 from neuron_plugin.plugin.container import VISIBLE_CORES, reply_for
 from neuron_plugin.plugin.inputs import AllocationKey, Inputs, NodePods, PendingAnswer, Recorded, RecordedAllocation
