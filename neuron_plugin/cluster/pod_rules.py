@@ -141,19 +141,19 @@ def _tolerations(tolerations: tuple[WireToleration, ...]) -> tuple[Toleration, .
 
 
 def _pinned_to(pod: Pod) -> str:
-    """The node to whose name a placement by gates has bound this pod's terms; empty where none has."""
-    said = pod.annotations.get(NODE_KEY), pod.annotations.get(POD_UID_KEY)
-    return pod.node_name if pod.node_name and said == (pod.node_name, pod.uid) else ""
+    """The node whose name a placement by gates has added to this pod's terms; empty without such a placement."""
+    placed = pod.annotations.get(NODE_KEY), pod.annotations.get(POD_UID_KEY)
+    return pod.node_name if pod.node_name and placed == (pod.node_name, pod.uid) else ""
 
 
 def _was_released(pod: Pod) -> bool:
-    """Whether a pod is bound that was handed to its scheduler but for some nodes."""
+    """Whether the pod is bound, and was released to its scheduler with some nodes excluded before."""
     return bool(pod.node_name) and RELEASED_KEY in pod.annotations and pod.annotations.get(POD_UID_KEY) == pod.uid
 
 
 @lru_cache(maxsize=REMEMBERED)
 def _terms(required: WireNodeSelector, pinned_to: str, *, is_released: bool) -> tuple[NodeSelectorTerm, ...] | None:
-    """The required terms of a bound pod without the nodes that its way through the gate has added.
+    """The required terms of a bound pod, without the node names that its placement by gates has added.
 
     The pod is where it is. Its replacement is a new pod that has no place, so plans may send it anywhere.
     """

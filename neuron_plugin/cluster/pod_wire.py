@@ -1,6 +1,6 @@
 """Pods as the API server sends them: structs that follow the wire and skip what is not read.
 
-What a pod's own status says of its containers is read here, too. What it means is said in ``pods`` and ``pod_rules``.
+The progress of a pod's containers is read from its status here, too. ``pods`` and ``pod_rules`` say what a pod means.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Container(Wire, frozen=True):
 
 
 class Present(Wire, frozen=True):
-    """An object of which only its presence matters."""
+    """An object that is only looked for, never read."""
 
 
 class WireRequirement(Wire, frozen=True):
@@ -129,7 +129,7 @@ class WireLabelSelector(Wire, frozen=True):
 
     @property
     def requirements(self) -> tuple[Requirement, ...]:
-        """All of which have to be met."""
+        """The requirements; all of them have to be met."""
         labels = [Requirement(key, "In", (value,)) for key, value in (self.match_labels or {}).items()]
         return (*labels, *_requirements(self.match_expressions))
 

@@ -66,7 +66,7 @@ _NOT_MADE_AGAIN = frozenset({"Node", "DaemonSet"})
 
 @dataclass(frozen=True, slots=True)
 class PodUse:
-    """A bound pod without Neuron: what it takes of its node, and what the rules among pods look at."""
+    """A bound pod without Neuron: its share of the node, and the parts that rules among pods look at."""
 
     placed: PlacedPod
     needs: Quantities
@@ -88,7 +88,7 @@ def asks_for_neuron(pod: Pod) -> bool:
 
 
 def pod_use(pod: Pod) -> PodUse | None:
-    """What a pod takes of its node; None of one that is not bound or has ended."""
+    """A pod's share of its node; None if the pod is not bound or has ended."""
     if not pod.node_name or pod.terminal:
         return None
     affinity = pod.spec.affinity
@@ -165,7 +165,7 @@ def neuron_pod(pod: Pod, *, progress: bool = True) -> NeuronPod:
 def _claims(pod: Pod) -> tuple[PodClaim, ...]:
     """The claims of a pod, by the names of the ResourceClaims that were made for it.
 
-    A template of which none was made, and of which the status says so, asks for nothing (PodResourceClaimStatus in
+    A template without a claim, where the status says so, asks for nothing (PodResourceClaimStatus in
     staging/src/k8s.io/api/core/v1/types.go).
     """
     made = {status.name: status.resource_claim_name or "" for status in pod.status.resource_claim_statuses or ()}

@@ -1,6 +1,6 @@
 """The services of a DRA driver on one standing socket: preparing claims, the health of devices, registration.
 
-The kubelet's plugin watcher finds the socket in ``plugins_registry``, asks what it is and calls it. It notices a lost
+The kubelet's plugin watcher finds the socket in ``plugins_registry``, asks for its name and calls it. It notices a lost
 connection by itself, and a kubelet that starts finds the socket where it is (pkg/kubelet/cm/dra/plugin, 1.36). So this
 server only stays: it is started again where its socket is removed. The daemon decides as a `ClaimHandler`, in values
 free of protobuf. An error of one claim makes its pod wait, and the kubelet asks again; it never fails a pod.
@@ -72,7 +72,7 @@ class ClaimHandler(Protocol):
     """What the daemon decides about claims. Calls may overlap, also for one claim."""
 
     async def prepare(self, claims: Sequence[ClaimReference]) -> Mapping[str, Sequence[PreparedDevice] | str]:
-        """The devices of each claim by its UID, or why it is not prepared. The claims are those of one pod.
+        """The devices of each claim by its UID, or why it is not prepared. All claims belong to one pod.
 
         Idempotent: the same claim gets the same devices. The kubelet gives up after 45 seconds. A pod with a claim that
         is not prepared waits, and the kubelet asks again after a minute or so.
@@ -221,7 +221,7 @@ class DraServer(WatcherRoute[Endpoint], pb_grpc.DRAPluginServicer, health_grpc.D
 
 
 async def dial_driver(socket: Path, timeout_seconds: float) -> str | None:
-    """Ask the driver on ``socket`` what it is, as the kubelet does; None if it answers, else the reason."""
+    """Ask the driver on ``socket`` for its name, as the kubelet does; None if it answers, else the reason."""
 
     async def ask(channel: grpc.aio.Channel) -> None:
         await watcher_grpc.RegistrationStub(channel).GetInfo(watcher_pb.InfoRequest(), timeout=timeout_seconds)

@@ -340,7 +340,7 @@ class WatcherRoute(RegisteredServer[Served], watcher_grpc.RegistrationServicer):
     """
 
     plugin_type: ClassVar[str]
-    """What the socket is, in the kubelet's words, and which versions of which services it has."""
+    """The kubelet's word for the kind of plugin, and the versions that it serves."""
     versions: ClassVar[tuple[str, ...]]
     _accepted = False
 

@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 LONGEST_PATH_BYTES = 107  # sun_path holds 108 with the final NUL (unix(7))
 _NOT_SERVED = frozenset({errno.ECONNREFUSED, errno.ENOENT, errno.ENOTDIR})
-_CREDENTIALS = struct.Struct("3i")  # struct ucred (unix(7)); of a socket's server they are those of its listen(2)
+_CREDENTIALS = struct.Struct("3i")  # struct ucred (unix(7)); a socket's server has the credentials of its listen(2)
 _EVENTS = Mask.CREATE | Mask.MOVED_TO | Mask.MOVED_FROM | Mask.DELETE | Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.ONLYDIR
 _CHANNEL_OPTIONS = (
     ("grpc.default_authority", "localhost"),  # the default is the percent-encoded path, which some servers refuse
@@ -150,7 +150,7 @@ async def answer_fault(path: Path, ask: Callable[[grpc.aio.Channel], Awaitable[o
 
 
 def endpoint_prefix(resource: str) -> str:
-    """How the names of all sockets of a resource begin, and those of no other resource."""
+    """The beginning of the name of each socket of a resource; no other resource's socket has it."""
     digest = hashlib.sha256(resource.encode()).hexdigest()[:8]
     readable = "".join(
         character if character.isalnum() and character.isascii() else "-" for character in resource.rpartition("/")[2]

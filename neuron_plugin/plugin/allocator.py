@@ -55,7 +55,7 @@ class PodLister(Protocol):
 class Allocator:
     """Answers the kubelet for all resources of the node.
 
-    ``events`` are those of refused calls, for the publisher. ``last_call`` is when the kubelet last asked for
+    ``events`` of refused calls wait here for the publisher. ``last_call`` is when the kubelet last asked for
     something, on the node's clock: PodResources is never listed while a call is under way.
     """
 
@@ -80,7 +80,7 @@ class Allocator:
         with self._counted(self._counters.preference_seconds, resource):
             self._asked = request  # the caller may give up while this waits
             self._node.see_offered(request.resource, set(request.available) - set(request.must_include))
-            await self._node.orders_known.wait()
+            await self._node.disabled_known.wait()
             async with self._node.listing:
                 self._node.look_at_checkpoint()
             preference = preference_for(self._snapshot(), request)
@@ -106,7 +106,7 @@ class Allocator:
                 linked and must be. Or only a pod whose request cannot be served can have asked.
         """
         with self._counted(self._counters.allocate_seconds, resource):
-            await self._node.orders_known.wait()  # at the start of the daemon only
+            await self._node.disabled_known.wait()  # at the start of the daemon only
             drawn = AllocateCall(Resource(resource), _parsed(ids))
             asked, self._asked = self._asked, None
             if asked and asked.leads_to(drawn.resource, drawn.ids):

@@ -120,7 +120,7 @@ def preference_for(snapshot: Snapshot, request: PreferenceRequest) -> Preference
 
     The first container of a pod without assignment gets a set that leaves linked sets for the pod's other containers.
 
-    The answer always has the asked size, lies inside what the kubelet offers and includes what it must: the kubelet
+    The answer always has the asked size, lies inside the kubelet's offer and includes its ``must_include``: the kubelet
     cuts or fills anything else at random (pkg/kubelet/cm/devicemanager/manager.go).
     """
     geometry, unit = snapshot.inventory.geometry, request.resource.unit
@@ -167,7 +167,7 @@ def may_improve(snapshot: Snapshot, request: PreferenceRequest, preference: Pref
 
 
 def answer_for(snapshot: Snapshot, call: AllocateCall) -> Answer | Conflict:
-    """Whose call an Allocate is, and what it gets."""
+    """Which pod an Allocate is for, and which cores it gets."""
     resource, count = call.resource, len(call.ids)
     must = snapshot.mask_of(resource, call.after.must_include if call.after else ())
     reuse = _reuse(snapshot, resource, must, count, call.latest)
@@ -206,9 +206,9 @@ def answer_for(snapshot: Snapshot, call: AllocateCall) -> Answer | Conflict:
 
 
 def _reuse(snapshot: Snapshot, resource: Resource, must: CoreMask, count: int, latest: PodUid | None) -> Reuse:
-    """What the caller goes on with of what the kubelet says must be included.
+    """The cores of ``must_include`` that belong to the caller's own init containers.
 
-    The kubelet takes what it thinks init containers have left. With NUMA hints it says so of what is aligned, too.
+    The kubelet offers what init containers seem to have left. With NUMA hints it offers aligned devices so, too.
     """
     for allocation in snapshot.ledger.allocations if must else ():
         overlap = CoreMask(allocation.kubelet_mask & must)

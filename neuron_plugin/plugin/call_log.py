@@ -82,7 +82,7 @@ class CallLog:
         self._record(snapshot, Step.REFUSED, resource, snapshot.mask_of(resource, ids), text, ids)
 
     def corrected(self, snapshot: Snapshot, event: PodEvent) -> None:
-        """Take in that a pod's assignment was corrected to what it was given."""
+        """Take in that a pod's assignment was corrected to the cores that the pod was given."""
         for allocation in snapshot.ledger.of(event.pod.uid):
             what = (allocation.resource, allocation.mask, event.text)
             self._record(

@@ -224,7 +224,7 @@ class ClaimPreparer:
         """
         started, loop = time.perf_counter(), asyncio.get_running_loop()
         deadline, reported = loop.time() + self._times.wait, ""
-        await self._node.orders_known.wait()
+        await self._node.disabled_known.wait()
         while True:
             call = None
             try:

@@ -81,7 +81,7 @@ class NodeDaemon:
             node, self.kubelet.faces, self.health, decisions, counters, kubelet_counters, cluster, self.utilization
         )
         if cluster:
-            node.orders_known.clear()
+            node.disabled_known.clear()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop`` is set; then close the node, serve the pods that are bound here already, and end.
@@ -103,7 +103,7 @@ class NodeDaemon:
         if cluster:
             jobs["cluster"] = cluster.follow
             jobs["pods"] = cluster.ask_about_pods
-            jobs["disabled devices"] = partial(self.follow_orders, cluster)
+            jobs["disabled devices"] = partial(self.learn_disabled_devices, cluster)
         if cluster and settings.ready_condition:
             condition = settings.ready_condition
             jobs["condition"] = partial(keep_condition, condition, self.status, cluster.publisher, self._times)
@@ -120,11 +120,11 @@ class NodeDaemon:
             for task in tasks:
                 task.cancel()
 
-    async def follow_orders(self, cluster: ClusterLink) -> None:
+    async def learn_disabled_devices(self, cluster: ClusterLink) -> None:
         """Let the kubelet's calls wait until the Node object was read, so that no disabled device is given."""
         await cluster.node_read()
         self.hardware.see()
-        self.node.orders_known.set()
+        self.node.disabled_known.set()
         self.node.changed.set()  # what is published names the Node object
 
     async def watch_starts(self) -> None:

@@ -109,9 +109,9 @@ class LocalNode:
         self.options = options or NodeOptions()
         self.clock = clock
         self.changed = asyncio.Event()
-        self.orders_known = asyncio.Event()
-        """Set once it is known which devices are disabled, or is not waited for. The kubelet's calls wait for it."""
-        self.orders_known.set()
+        self.disabled_known = asyncio.Event()
+        """Set once the disabled devices are known, or the wait for them is over. The kubelet's calls wait for it."""
+        self.disabled_known.set()
         self.listing = asyncio.Lock()
         """Held while PodResources is listed: a preference is answered only afterwards (kubernetes#137534)."""
         self.numa_nodes: tuple[int, ...] = ()
@@ -308,9 +308,9 @@ class LocalNode:
             self._replace(replace(self._inputs, pending=unseen))
 
     def hold_down(self, uid: PodUid, mask: CoreMask, reason: str) -> None:
-        """Keep cores back that a pod has open of which neither API server nor kubelet say what it has.
+        """Hold down cores that a process of an unknown pod has open: neither API server nor kubelet say who has them.
 
-        What the ledger has for others counts, too: the file may still show a pod that has ended.
+        Cores of other pods in the ledger are held down, too: the file may still show a pod that has ended.
         """
         if self._inputs is None or is_explained(self._inputs, uid):
             return

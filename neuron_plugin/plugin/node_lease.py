@@ -7,8 +7,8 @@ When the kubelet ends, the Lease has no holder until the plugin is registered wi
 may admit a pod before that, and a pod that was bound meanwhile fails then. Such a pod should not come at all.
 
 At SIGTERM the Lease is given up: the kubelet reports its devices gone only with its next node status, up to 10 s later,
-and a pod that is bound in between fails at its admission. It is not deleted: a node without a Lease is not judged, as
-those of the vendor's plugin. ``uninstall`` deletes it.
+and a pod that is bound in between fails at its admission. It is not deleted: a node without a Lease counts as
+served, because nodes of the vendor's plugin have none. ``uninstall`` deletes it.
 
 The renewal carries how much the node's containers use their cores: it is written anyway, and read where that is shown
 (docs/decisions/0041-utilization-rides-on-the-lease.md).

@@ -1,4 +1,4 @@
-"""This node's own Node object: whether there is one, what it says of us, and which devices an operator has disabled.
+"""This node's own Node object: whether it exists, its inventory annotation, and the devices that an operator disabled.
 
 A watch of the one object by its name. The API server has an index for that, because each kubelet does the same. The
 disabled devices stand in an annotation, not in the plugin's settings, so that they are changed without a restart and go

@@ -142,11 +142,11 @@ class WriteQueue:
 
 @dataclass(frozen=True, slots=True)
 class _Correction:
-    """What a corrected pod had before the first correction, the latest correction in words, and whether it was told."""
+    """A pod's assignment before its first correction, the latest correction in words, and whether it was reported."""
 
-    came_with: Assignment | Rejection | None
+    first_assignment: Assignment | Rejection | None
     text: str = ""
-    told: bool = False
+    reported: bool = False
 
 
 class Publisher:
@@ -200,8 +200,8 @@ class Publisher:
         self._report_unhealthy(snapshot)
         if self._label_unhealthy:
             before, self._labels = self._labels, {}
-            for unlike in wrongly_labelled(snapshot):
-                pod, value = unlike.reference, None if unlike.labelled_unhealthy else "true"
+            for neuron_pod in wrongly_labelled(snapshot):
+                pod, value = neuron_pod.reference, None if neuron_pod.labelled_unhealthy else "true"
                 self._labels[pod.uid] = value
                 if before.get(pod.uid, "unset") != value:
                     labels = {UNHEALTHY_LABEL: value}
@@ -219,11 +219,11 @@ class Publisher:
                 self._corrections[uid] = replace(before, text=write.correction)
         self._corrections = {uid: correction for uid, correction in self._corrections.items() if uid in pods}
         for uid, correction in self._corrections.items():
-            pod, came_with = pods[uid], correction.came_with
-            if correction.told or not (isinstance(pod.assignment, Assignment) and pod.assignment.allocated):
+            pod, first = pods[uid], correction.first_assignment
+            if correction.reported or not (isinstance(pod.assignment, Assignment) and pod.assignment.allocated):
                 continue
-            self._corrections[uid] = replace(correction, told=True)
-            if not isinstance(came_with, Assignment) or came_with.containers != pod.assignment.containers:
+            self._corrections[uid] = replace(correction, reported=True)
+            if not isinstance(first, Assignment) or first.containers != pod.assignment.containers:
                 events.append(PodEvent(pod.reference, "AssignmentCorrected", correction.text))
         return events
 
@@ -301,11 +301,11 @@ class Publisher:
 
     def write_condition(self, condition: str, *, status: bool | None, reason: str, message: str) -> None:
         """Have a condition written on the Node object if its status or message has changed; None is Unknown."""
-        was, said, since = self._conditions.get(condition, (None, "", None))
-        if since and (was, said) == (status, message):
+        last_status, last_message, since = self._conditions.get(condition, (None, "", None))
+        if since and (last_status, last_message) == (status, message):
             return
         now = utc_now()
-        since = since if since and was == status else now
+        since = since if since and last_status == status else now
         self._conditions[condition] = status, message, since
         request = report_node_condition(
             self._node_name,

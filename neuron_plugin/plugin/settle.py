@@ -90,7 +90,7 @@ def settle(inputs: Inputs, populated: Mapping[PodUid, bool | None], hold_down_se
 
 
 def with_lost_records(inputs: Inputs) -> Inputs:
-    """The inputs with what annotations say of containers that may run and of which the kubelet has lost its record."""
+    """The inputs with allocations from annotations, for containers that may run and that the kubelet's record lacks."""
     entries, inventory = inputs.recorded.entries, inputs.inventory
     answered = {(answer.pod.uid, answer.container) for answer in inputs.pending if answer.pod}
     lost = {}

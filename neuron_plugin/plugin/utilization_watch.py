@@ -106,7 +106,7 @@ def _driver(text: str) -> DriverVersion | None:
 
 
 def utilization_samples(use: UseByContainer, unix_seconds: float) -> Mapping[str, Mapping[tuple[str, ...], float]]:
-    """The metrics of a reading; a container of which nothing is known has none."""
+    """The metrics of a reading. A container without a known share has none."""
     labels = {key: (key.pod.namespace, key.pod.name, key.container) for key in use}
     known = [(labels[key], container_use) for key, container_use in use.items() if container_use.known]
     memory = [(labels[key], container_use.memory_bytes) for key, container_use in use.items()]

@@ -31,7 +31,7 @@ Content_co = TypeVar("Content_co", bound=FileContent, covariant=True)
 
 
 class RecordFile(Protocol[Content_co]):
-    """A file in which the kubelet records what it has given."""
+    """A file in which the kubelet records allocations."""
 
     def version(self) -> FileVersion:
         """What differs between two versions of the file, by one stat."""

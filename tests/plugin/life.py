@@ -128,7 +128,7 @@ class Plugin:
             if life.kubelet.file.fault and not pod.initialized and len(pod.containers) > 1:
                 pod.unseen = True  # PodResources does not list what plain init containers have
         node.advertise()
-        asyncio.get_running_loop().call_later(chance.random(), node.orders_known.set)  # once the Node object was read
+        asyncio.get_running_loop().call_later(chance.random(), node.disabled_known.set)  # once the Node object was read
         kubelet, registered_with = life.kubelet.process, -1
         while True:
             life.kubelet.started.clear()

@@ -91,7 +91,7 @@ class Plugin:
         source = ClaimSource(self.claims.read_claim, self.pods.list_pods)
         self.preparer = ClaimPreparer(self.node, settings, source, counters)
         self.calls: dict[asyncio.Task[Any], None] = {}
-        self.node.orders_known.clear()
+        self.node.disabled_known.clear()
         self.node.see_inventory(_MACHINE)
         for each in life.pods:
             if each.running:
@@ -126,7 +126,7 @@ class Plugin:
 
     async def _wait_for_claims(self) -> None:
         await self.claims.read.wait()
-        self.node.orders_known.set()
+        self.node.disabled_known.set()
 
 
 class Kubelet(ModelKubelet):

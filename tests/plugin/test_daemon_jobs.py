@@ -473,8 +473,8 @@ async def test_a_disabled_device_is_taken_out_before_the_first_call_of_the_kubel
     cluster.own_node.disabled = (3,)
     cluster.pods.tried.set()
     cluster.own_node.read.set()
-    await daemon.follow_orders(cluster)
-    assert daemon.node.orders_known.is_set()
+    await daemon.learn_disabled_devices(cluster)
+    assert daemon.node.disabled_known.is_set()
     assert daemon.node.snapshot
     assert daemon.node.snapshot.inventory.disabled == (3,)
 
