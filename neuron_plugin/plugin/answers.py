@@ -208,7 +208,7 @@ def answer_for(snapshot: Snapshot, call: AllocateCall) -> Answer | Conflict:
 def _reuse(snapshot: Snapshot, resource: Resource, must: CoreMask, count: int, latest: PodUid | None) -> Reuse:
     """The cores of ``must_include`` that belong to the caller's own init containers.
 
-    The kubelet offers what init containers seem to have left. With NUMA hints it offers aligned devices so, too.
+    ``must_include`` is what the kubelet thinks that init containers have left; with NUMA hints also aligned devices.
     """
     for allocation in snapshot.ledger.allocations if must else ():
         overlap = CoreMask(allocation.kubelet_mask & must)
