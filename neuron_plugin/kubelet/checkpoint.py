@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 import msgspec
 from google.protobuf.message import DecodeError
@@ -26,8 +26,20 @@ MOST_BYTES = 64 << 20
 """1000 containers of 16 devices take 1.6 MB."""
 
 Version = tuple[int, int, int]
-Content = TypeVar("Content")
 _CANNOT_STAT: Version = (0, 0, 0)
+_NEVER_READ = object()
+
+
+class FileContent(Protocol):
+    """What one version of a file says; ``version`` is None while there is no file."""
+
+    @property
+    def version(self) -> Version | None:
+        """Which version of the file it is."""
+
+
+Content = TypeVar("Content", bound=FileContent)
+Content_co = TypeVar("Content_co", bound=FileContent, covariant=True)
 
 
 class CheckpointError(Exception):
@@ -113,6 +125,38 @@ class CheckpointFile(KubeletFile[Checkpoint]):
     def content(self, data: bytes | None, version: Version | None) -> Checkpoint:
         """The entries of the file."""
         return Checkpoint(() if data is None else parse_checkpoint(data, self.resources), version)
+
+
+class RecordFile(Protocol[Content_co]):
+    """A file in which the kubelet records allocations, or what stands for it."""
+
+    def version(self) -> Version | None:
+        """What differs between two versions of the file, by one stat."""
+
+    def read(self) -> Content_co:
+        """Read the file, or raise CheckpointError."""
+
+
+class FollowedFile(Generic[Content_co]):
+    """A file that is read when it has changed. ``unreadable`` says why the last version could not be read."""
+
+    def __init__(self, source: RecordFile[Content_co]) -> None:
+        self.source = source
+        self.unreadable = ""
+        self._version: object = _NEVER_READ
+
+    def news(self) -> Content_co | None:
+        """What the file says, if it has changed and can be read: one stat if it has not changed."""
+        version = self.source.version()
+        if version == self._version:
+            return None
+        try:
+            content = self.source.read()
+        except CheckpointError as error:
+            self._version, self.unreadable = version, str(error)
+            return None
+        self._version, self.unreadable = content.version, ""
+        return content
 
 
 class _ResourceName(msgspec.Struct, frozen=True):

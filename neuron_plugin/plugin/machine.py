@@ -14,11 +14,11 @@ from neuron_plugin.cluster import KubernetesApi
 from neuron_plugin.cluster.client import connect
 from neuron_plugin.hardware import Process, device_processes, is_populated
 from neuron_plugin.kubelet import Checkpoint, CheckpointFile, PodDevices, PodResourcesClient
+from neuron_plugin.kubelet.checkpoint import RecordFile
 from neuron_plugin.kubelet.dra_state import DraState, DraStateFile
 from neuron_plugin.kubelet_files import CHECKPOINT
 from neuron_plugin.plugin.node import PodCgroups
 from neuron_plugin.plugin.settings import PluginSettings
-from neuron_plugin.plugin.watch import RecordFile
 
 
 class PodResources(Protocol):

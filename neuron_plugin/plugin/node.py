@@ -17,6 +17,7 @@ from neuron_plugin.allocation import NodeInventory, PodUid, Resource
 from neuron_plugin.allocation.claims import DEVICE_RESOURCE, NeuronClaim
 from neuron_plugin.backoff import CLOCK, Backoff, steady_seconds
 from neuron_plugin.kubelet import Advertisement, Checkpoint, PodDevices
+from neuron_plugin.kubelet.checkpoint import FollowedFile, RecordFile
 from neuron_plugin.kubelet.dra_state import DraState
 from neuron_plugin.plugin.inputs import (
     LISTED_SECONDS,
@@ -41,7 +42,6 @@ from neuron_plugin.plugin.settle import (
     with_lost_records,
 )
 from neuron_plugin.plugin.snapshot import Snapshot, derive
-from neuron_plugin.plugin.watch import FollowedFile, RecordFile
 from neuron_plugin.topology import CoreMask
 
 logger = logging.getLogger(__name__)

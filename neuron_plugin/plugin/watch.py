@@ -1,7 +1,7 @@
 """The frame of the daemon's watchers: read a source, compare with the last time, put what is new into the node.
 
-A watcher of a file reads it only if it has changed, a watcher of the API server follows a Reflector, and every other
-one looks again and again. A problem that lasts is logged once.
+A watcher of a file has a ``FollowedFile`` of the kubelet, a watcher of the API server a Reflector, and every other one
+looks again and again. A problem that lasts is logged once.
 """
 
 from __future__ import annotations
@@ -9,57 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Generic, NoReturn, Protocol, TypeVar
+from typing import NoReturn
 
-from neuron_plugin.kubelet import CheckpointError
 from neuron_plugin.plugin.counters import Counters
-
-_NEVER_READ = object()
-
-FileVersion = tuple[int, int, int] | None
-
-
-class FileContent(Protocol):
-    """What one version of a file says; ``version`` is None while there is no file."""
-
-    @property
-    def version(self) -> FileVersion:
-        """Which version of the file it is."""
-
-
-Content_co = TypeVar("Content_co", bound=FileContent, covariant=True)
-
-
-class RecordFile(Protocol[Content_co]):
-    """A file in which the kubelet records allocations."""
-
-    def version(self) -> FileVersion:
-        """What differs between two versions of the file, by one stat."""
-
-    def read(self) -> Content_co:
-        """Read the file, or raise CheckpointError."""
-
-
-class FollowedFile(Generic[Content_co]):
-    """A file that is read when it has changed. ``unreadable`` says why the last version could not be read."""
-
-    def __init__(self, source: RecordFile[Content_co]) -> None:
-        self.source = source
-        self.unreadable = ""
-        self._version: object = _NEVER_READ
-
-    def news(self) -> Content_co | None:
-        """What the file says, if it has changed and can be read: one stat if it has not changed."""
-        version = self.source.version()
-        if version == self._version:
-            return None
-        try:
-            content = self.source.read()
-        except CheckpointError as error:
-            self._version, self.unreadable = version, str(error)
-            return None
-        self._version, self.unreadable = content.version, ""
-        return content
 
 
 class Problem:
