@@ -4,6 +4,6 @@ from neuron_plugin.cluster.api import ApiError, ApiRequest, ApiServer, ClusterEr
 from neuron_plugin.cluster.client import KubernetesApi
 from neuron_plugin.cluster.leases import Election
 from neuron_plugin.cluster.objects import ApiResource, Lease, Node, ObjectReference, Scope
-from neuron_plugin.cluster.pods import Pod
+from neuron_plugin.cluster.pod_wire import Pod
 from neuron_plugin.cluster.reflector import Reflector
 from neuron_plugin.cluster.writes import LeaseName

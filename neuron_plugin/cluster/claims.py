@@ -25,7 +25,7 @@ from neuron_plugin.allocation.claims import (
 from neuron_plugin.allocation.rejection import INVALID_REQUEST
 from neuron_plugin.cluster.api import UNREADABLE, JsonObject
 from neuron_plugin.cluster.objects import ApiObject, ApiResource, Wire
-from neuron_plugin.cluster.pods import WireNodeSelector, unix_seconds
+from neuron_plugin.cluster.pod_wire import WireNodeSelector, unix_seconds
 from neuron_plugin.topology import Unit
 
 CONFIG_KIND = "NeuronConfig"

@@ -13,7 +13,7 @@ from neuron_plugin.allocation.narrowing import device_facts
 from neuron_plugin.allocation.node_rules import NodeRules, Taint
 from neuron_plugin.allocation.requests import parse_count
 from neuron_plugin.cluster.objects import Node
-from neuron_plugin.cluster.pods import quantities
+from neuron_plugin.cluster.pod_rules import quantities
 from neuron_plugin.topology import Catalogue, Geometry, InstanceType
 
 NO_NEURON = Rejection("no-neuron", "The node has no Neuron devices")

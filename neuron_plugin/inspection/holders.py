@@ -103,7 +103,8 @@ def holders_of(
     if isinstance(listed, Unknown) and isinstance(recorded, Unknown):
         return Holders(None, f"holders are not known: {listed.why}; {listed.action}".removesuffix("; "))
     # Only where there is a kubelet: it loads gRPC.
-    from neuron_plugin.plugin.snapshot import ADMISSION_SECONDS, derive, settle, with_lost_records
+    from neuron_plugin.plugin.settle import ADMISSION_SECONDS, settle, with_lost_records
+    from neuron_plugin.plugin.snapshot import derive
 
     notes = []
     if isinstance(recorded, Unknown):

@@ -9,23 +9,37 @@ an empty list: an empty list would mean that all devices are free. Never write t
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 import msgspec
 from google.protobuf.message import DecodeError
 
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 
-"""The file's name in the device plugin directory (``pkg/kubelet/cm/devicemanager/types.go``)."""
 MOST_BYTES = 64 << 20
 """1000 containers of 16 devices take 1.6 MB."""
 
 Version = tuple[int, int, int]
 _CANNOT_STAT: Version = (0, 0, 0)
+_NEVER_READ = object()
+
+
+class FileContent(Protocol):
+    """What one version of a file says; ``version`` is None while there is no file."""
+
+    @property
+    def version(self) -> Version | None:
+        """Which version of the file it is."""
+
+
+Content = TypeVar("Content", bound=FileContent)
+Content_co = TypeVar("Content_co", bound=FileContent, covariant=True)
 
 
 class CheckpointError(Exception):
@@ -56,11 +70,15 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointFile:
-    """The kubelet's checkpoint at ``path``; `read` returns the entries of ``resources`` only."""
+class KubeletFile(ABC, Generic[Content]):
+    """A file that the kubelet writes at ``path``. ``what`` names it in errors."""
 
     path: Path
-    resources: Collection[str]
+    what: ClassVar[str]
+
+    @abstractmethod
+    def content(self, data: bytes | None, version: Version | None) -> Content:
+        """What the file says; both are None while there is no file."""
 
     def version(self) -> Version | None:
         """Modification time in nanoseconds, size and inode of the file now, by one stat; None if there is no file.
@@ -74,8 +92,8 @@ class CheckpointFile:
         except OSError:
             return _CANNOT_STAT
 
-    def read(self) -> Checkpoint:
-        """Read the whole file. ``version`` is that of the file which was read, also if it is replaced meanwhile.
+    def read(self) -> Content:
+        """Read the whole file. Its version is that of the file which was read, also if it is replaced meanwhile.
 
         Raises:
             CheckpointError: the file cannot be opened, is larger than 64 MiB, or has an unknown shape.
@@ -84,15 +102,61 @@ class CheckpointFile:
             with self.path.open("rb") as file:
                 status = os.fstat(file.fileno())
                 data = file.read(MOST_BYTES + 1)
-            return Checkpoint(parse_checkpoint(data, self.resources), _version_of(status))
+            if len(data) > MOST_BYTES:
+                raise CheckpointError(f"more than {MOST_BYTES} bytes, expected less")  # noqa: TRY301 - named below
+            return self.content(data, _version_of(status))
         except FileNotFoundError:
-            return Checkpoint((), None)
+            return self.content(None, None)
         except (OSError, CheckpointError) as error:
-            raise CheckpointError(f"cannot read the kubelet's checkpoint {self.path}: {error}") from error
+            raise CheckpointError(f"cannot read the kubelet's {self.what} {self.path}: {error}") from error
 
 
 def _version_of(status: os.stat_result) -> Version:
     return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFile(KubeletFile[Checkpoint]):
+    """The kubelet's checkpoint; `read` returns the entries of ``resources`` only."""
+
+    resources: Collection[str]
+    what: ClassVar[str] = "checkpoint"
+
+    def content(self, data: bytes | None, version: Version | None) -> Checkpoint:
+        """The entries of the file."""
+        return Checkpoint(() if data is None else parse_checkpoint(data, self.resources), version)
+
+
+class RecordFile(Protocol[Content_co]):
+    """A file in which the kubelet records allocations, or what stands for it."""
+
+    def version(self) -> Version | None:
+        """What differs between two versions of the file, by one stat."""
+
+    def read(self) -> Content_co:
+        """Read the file, or raise CheckpointError."""
+
+
+class FollowedFile(Generic[Content_co]):
+    """A file that is read when it has changed. ``unreadable`` says why the last version could not be read."""
+
+    def __init__(self, source: RecordFile[Content_co]) -> None:
+        self.source = source
+        self.unreadable = ""
+        self._version: object = _NEVER_READ
+
+    def news(self) -> Content_co | None:
+        """What the file says, if it has changed and can be read: one stat if it has not changed."""
+        version = self.source.version()
+        if version == self._version:
+            return None
+        try:
+            content = self.source.read()
+        except CheckpointError as error:
+            self._version, self.unreadable = version, str(error)
+            return None
+        self._version, self.unreadable = content.version, ""
+        return content
 
 
 class _ResourceName(msgspec.Struct, frozen=True):
@@ -136,8 +200,6 @@ def parse_checkpoint(data: bytes, resources: Collection[str]) -> tuple[Checkpoin
         CheckpointError: the text is no checkpoint, or an entry of ``resources`` lacks a field or has one of an unknown
             type. A null ``PodDeviceEntries`` is an empty list: a new kubelet writes it so.
     """
-    if len(data) > MOST_BYTES:
-        raise CheckpointError(f"more than {MOST_BYTES} bytes, expected less")
     try:
         raw_entries = _decode_file(data).data.entries or ()
     except _MALFORMED_JSON as error:

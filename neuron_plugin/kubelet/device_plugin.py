@@ -24,15 +24,14 @@ from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb_grpc
 from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2_grpc as watcher_grpc
 from neuron_plugin.kubelet.advertisement import Advertisement, Edition, in_numeric_order
-from neuron_plugin.kubelet.socket_watch import bind, identity_of
+from neuron_plugin.kubelet.socket_watch import Endpoint
 
 _log = logging.getLogger(__name__)
 
 API_VERSION = "v1beta1"
 OPTIONS = pb.DevicePluginOptions(get_preferred_allocation_available=True)
 """What the kubelet may ask for. Not PreStartContainer: it would keep containers from restarting without the plugin."""
-_CALLS_SECONDS = 1.0  # for running calls before a stop; with the grace below the whole stop takes less than 2 s
-_GRACE_SECONDS = 0.5  # for a stream that is stuck in a write
+_CALLS_SECONDS = 1.0  # for running calls before a stop; with the server's grace the whole stop takes less than 2 s
 _ALLOCATE_FOLLOWS_SECONDS = 0.1  # after a preference the kubelet does nothing else first (``dm/manager.go``)
 
 GrpcContext = grpc.aio.ServicerContext[Any, Any]
@@ -113,7 +112,7 @@ class KubeletCounters:
 
 
 @dataclass(eq=False)
-class DevicePluginService(pb_grpc.DevicePluginServicer):
+class DevicePluginService(Endpoint, pb_grpc.DevicePluginServicer):
     """The methods that a kubelet calls, for one resource on one socket.
 
     ``preference_deadline_seconds`` is how long the handler may take to choose a preference. ``stream_changed`` is set
@@ -138,29 +137,21 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
         self.streams_begun = 0
 
     async def start(self, path: Path, *, watcher: watcher_grpc.RegistrationServicer | None = None) -> None:
-        """Bind ``path`` with mode 0600 and serve; ``watcher`` answers the kubelet's plugin watcher on the same socket.
-
-        No two live services share a path: grpc's ``stop`` unlinks its path even if a newer server has bound it.
+        """Serve at ``path``; ``watcher`` answers the kubelet's plugin watcher on the same socket.
 
         Raises:
             EndpointError: a file is there that is no socket, or the directory cannot be written to.
         """
-        self._server, self.path = grpc.aio.server(), path
-        pb_grpc.add_DevicePluginServicer_to_server(self, self._server)
+        server = grpc.aio.server()
+        pb_grpc.add_DevicePluginServicer_to_server(self, server)
         if watcher:
-            watcher_grpc.add_RegistrationServicer_to_server(watcher, self._server)
-        bind(self._server, path)
-        self._identity = identity_of(path)
-        await self._server.start()
-
-    def is_reachable(self) -> bool:
-        """Whether our own socket is still at our path: a server whose file is gone runs on, but no client finds it."""
-        return self._identity is not None and identity_of(self.path) == self._identity
+            watcher_grpc.add_RegistrationServicer_to_server(watcher, server)
+        await self.listen(server, path)
 
     async def stop(self) -> None:
         """End the streams, then the server, which removes its socket."""
         await self.end_streams(_CALLS_SECONDS)
-        await self._server.stop(_GRACE_SECONDS)
+        await super().stop()
 
     async def end_streams(self, patience_seconds: float) -> None:
         """End every stream as soon as no call is running, or after ``patience_seconds``; new streams end at once.

@@ -1,6 +1,6 @@
 """The services of a DRA driver on one standing socket: preparing claims, the health of devices, registration.
 
-The kubelet's plugin watcher finds the socket in ``plugins_registry``, asks what it is and calls it. It notices a lost
+The kubelet's plugin watcher finds the socket in ``plugins_registry``, asks for its name and calls it. It notices a lost
 connection by itself, and a kubelet that starts finds the socket where it is (pkg/kubelet/cm/dra/plugin, 1.36). So this
 server only stays: it is started again where its socket is removed. The daemon decides as a `ClaimHandler`, in values
 free of protobuf. An error of one claim makes its pod wait, and the kubelet asks again; it never fails a pod.
@@ -15,7 +15,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -27,28 +27,14 @@ from neuron_plugin.kubelet._proto.drahealth.v1alpha1 import api_pb2 as health_pb
 from neuron_plugin.kubelet._proto.drahealth.v1alpha1 import api_pb2_grpc as health_grpc
 from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2 as watcher_pb
 from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2_grpc as watcher_grpc
-from neuron_plugin.kubelet.device_plugin import GrpcContext, KubeletCounters
-from neuron_plugin.kubelet.registration import STANDING, RegistrationState
-from neuron_plugin.kubelet.socket_watch import (
-    DirectoryWatch,
-    EndpointError,
-    bind,
-    channel_to,
-    clear_strays,
-    connection_fault,
-    endpoint_path,
-    identity_of,
-)
+from neuron_plugin.kubelet.device_plugin import GrpcContext
+from neuron_plugin.kubelet.registration import RegistrationTimes, WatcherRoute
+from neuron_plugin.kubelet.socket_watch import Endpoint, answer_fault
 
 _log = logging.getLogger(__name__)
 
-PLUGIN_TYPE = "DRAPlugin"
-VERSIONS = ("v1.DRAPlugin", "v1alpha1.DRAResourceHealth")
-"""What is served, as the kubelet names it; v1 is that of Kubernetes 1.34 and newer."""
 LONGEST_MESSAGE = 1024
 """Characters of why a device is unhealthy."""
-_GRACE_SECONDS = 2.0
-"""For calls that are under way when the server stops."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +72,7 @@ class ClaimHandler(Protocol):
     """What the daemon decides about claims. Calls may overlap, also for one claim."""
 
     async def prepare(self, claims: Sequence[ClaimReference]) -> Mapping[str, Sequence[PreparedDevice] | str]:
-        """The devices of each claim by its UID, or why it is not prepared. The claims are those of one pod.
+        """The devices of each claim by its UID, or why it is not prepared. All claims belong to one pod.
 
         Idempotent: the same claim gets the same devices. The kubelet gives up after 45 seconds. A pod with a claim that
         is not prepared waits, and the kubelet asks again after a minute or so.
@@ -97,78 +83,46 @@ class ClaimHandler(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class DraTimes:
-    """Seconds. ``look`` is between two looks at our socket, ``health`` between two messages that say the same.
+class HealthTimes:
+    """Seconds: ``again`` is between two messages that say the same, ``counts`` how long one counts for the kubelet."""
 
-    ``health_counts`` is how long a message counts for the kubelet.
-    """
-
-    look: float = 2.0
-    health: float = 30.0
-    health_counts: int = 90
+    again: float = 30.0
+    counts: int = 90
 
 
-class DraServer(pb_grpc.DRAPluginServicer, health_grpc.DRAResourceHealthServicer, watcher_grpc.RegistrationServicer):
+DRA_TIMES = RegistrationTimes(longest_delay=2.0, patience=0.0)
+"""A driver is wanted at once where its socket can be made again, and nothing else says why it is not there."""
+
+
+class _DraEndpoint(Endpoint):
+    grace_seconds = 2.0
+
+
+@dataclass(eq=False)
+class DraServer(WatcherRoute[Endpoint], pb_grpc.DRAPluginServicer, health_grpc.DRAResourceHealthServicer):
     """Serves one driver for as long as ``run`` runs.
 
-    ``changed`` is set when ``state`` has changed. ``registered`` is set while the kubelet has accepted the driver.
+    The kubelet notices a lost connection to a driver by itself, so the server stays as long as its socket does.
     """
 
-    def __init__(
-        self,
-        driver: str,
-        handler: ClaimHandler,
-        watch: DirectoryWatch,
-        *,
-        counters: KubeletCounters | None = None,
-        changed: asyncio.Event | None = None,
-        times: DraTimes = DraTimes(),
-    ) -> None:
-        self.resource = driver
-        self.registered = asyncio.Event()
-        self.state = RegistrationState.STOPPED
-        self.failure: str | None = None
-        self.socket_path: Path | None = None
-        self.counters = counters or KubeletCounters()
-        self._handler = handler
-        self._watch = watch
-        self._changed = changed or asyncio.Event()
-        self._times = times
+    plugin_type = "DRAPlugin"
+    versions = ("v1.DRAPlugin", "v1alpha1.DRAResourceHealth")  # v1 is that of Kubernetes 1.34 and newer
+
+    handler: ClaimHandler
+    _: KW_ONLY
+    times: RegistrationTimes = DRA_TIMES
+    health_times: HealthTimes = HealthTimes()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._health: tuple[ReportedHealth, ...] = ()
         self._health_changed = asyncio.Event()
-        self._look = asyncio.Event()
-        self._stopping = False
-        self._stopped = asyncio.Event()
-        self._stopped.set()
-
-    async def run(self) -> None:
-        """Serve until `stop` or cancellation. Where the socket cannot be made, or is removed, try again."""
-        self._stopped.clear()
-        try:
-            with self._watch.listening(self._look):
-                while not self._stopping:
-                    try:
-                        await self._serve()
-                    except (EndpointError, OSError) as error:
-                        if str(error) != self.failure:
-                            _log.warning("not registered", extra={"resource": self.resource, "reason": str(error)})
-                        self.failure = str(error)
-                        self._enter(RegistrationState.BACKING_OFF)
-                        await self._wait()
-        finally:
-            self._enter(RegistrationState.STOPPED)
-            self._stopped.set()
 
     async def stop(self) -> None:
         """Remove the socket and end. Calls that are under way have a moment to be answered."""
         self._stopping = True
-        self._look.set()
         self._wake()
-        await self._stopped.wait()
-
-    async def fault(self, timeout_seconds: float) -> str | None:
-        """Why our own socket does not answer, dialled as the kubelet does; None if it does, or there is none now."""
-        return await dial_driver(self.socket_path, timeout_seconds) if self.socket_path else None
+        await super().stop()
 
     def show_health(self, devices: Sequence[ReportedHealth]) -> None:
         """Make this the health of all devices; the kubelet gets what differs."""
@@ -176,68 +130,33 @@ class DraServer(pb_grpc.DRAPluginServicer, health_grpc.DRAResourceHealthServicer
             self._health = tuple(devices)
             self._wake()
 
-    async def _serve(self) -> None:
-        """One server instance from bind to its full stop, which comes when its socket is gone or `stop` is called."""
-        clear_strays(self._watch.directory, self.resource)
-        path = endpoint_path(self._watch.directory, self.resource, STANDING)
-        server = grpc.aio.server()
-        pb_grpc.add_DRAPluginServicer_to_server(self, server)
-        health_grpc.add_DRAResourceHealthServicer_to_server(self, server)
-        watcher_grpc.add_RegistrationServicer_to_server(self, server)
-        bind(server, path)
-        identity = identity_of(path)
-        await server.start()
-        self.socket_path = path
-        try:
-            self._enter(RegistrationState.REGISTERING)
-            while not self._stopping and identity_of(path) == identity:
-                await self._wait()
-        finally:
-            self.socket_path = None
-            self._enter(RegistrationState.ENDING)
-            await server.stop(_GRACE_SECONDS)
-
-    async def _wait(self) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._times.look):
-                await self._look.wait()
-        self._look.clear()
-
     def _wake(self) -> None:
         self._health_changed.set()
         self._health_changed = asyncio.Event()
 
-    def _enter(self, state: RegistrationState) -> None:
-        if state is self.state:
-            return
-        self.state = state
-        if state is RegistrationState.ADVERTISED:
-            self.failure = None
-            self.registered.set()
-            _log.info("registered and advertised", extra={"resource": self.resource})
-        else:
-            self.registered.clear()
-        self._changed.set()
+    async def _start(self, path: Path) -> Endpoint:
+        server, endpoint = grpc.aio.server(), _DraEndpoint()
+        pb_grpc.add_DRAPluginServicer_to_server(self, server)
+        health_grpc.add_DRAResourceHealthServicer_to_server(self, server)
+        watcher_grpc.add_RegistrationServicer_to_server(self, server)
+        await endpoint.listen(server, path)
+        return endpoint
+
+    async def _until_cue(self, served: Endpoint) -> str:
+        self._accepted = False
+        self._advertised()
+        while (cue := self._cue(served)) is None:
+            if self._accepted:  # by the kubelet that came after a restart
+                self._accepted = False
+                self.counters.registrations[self.resource, "accepted"] += 1
+                self._advertised()
+            await self._wait_to_look()
+        return cue
+
+    async def _dial(self, path: Path, timeout_seconds: float) -> str | None:
+        return await dial_driver(path, timeout_seconds)
 
     # What the kubelet calls.
-
-    async def GetInfo(self, request: watcher_pb.InfoRequest, context: GrpcContext) -> watcher_pb.PluginInfo:
-        """Say what this socket is. No endpoint: the services are on this very socket."""
-        return watcher_pb.PluginInfo(type=PLUGIN_TYPE, name=self.resource, supported_versions=VERSIONS)
-
-    async def NotifyRegistrationStatus(
-        self, request: watcher_pb.RegistrationStatus, context: GrpcContext
-    ) -> watcher_pb.RegistrationStatusResponse:
-        """Take the outcome. After a refusal the kubelet calls GetInfo again after a while, by itself."""
-        if request.plugin_registered:
-            self.counters.registrations[self.resource, "accepted"] += 1
-            self._enter(RegistrationState.ADVERTISED)
-        else:
-            self.counters.registrations[self.resource, "failed"] += 1
-            self.failure = f"the kubelet refused {self.resource}: {request.error or 'it gives no reason'}"
-            _log.warning("not registered", extra={"resource": self.resource, "reason": self.failure})
-            self._changed.set()
-        return watcher_pb.RegistrationStatusResponse()
 
     async def NodePrepareResources(
         self, request: pb.NodePrepareResourcesRequest, context: GrpcContext
@@ -245,7 +164,7 @@ class DraServer(pb_grpc.DRAPluginServicer, health_grpc.DRAResourceHealthServicer
         """Prepare the claims of a pod; each has devices or an error of its own."""
         claims = [ClaimReference(claim.namespace, claim.name, claim.uid) for claim in request.claims]
         try:
-            prepared = await self._handler.prepare(claims)
+            prepared = await self.handler.prepare(claims)
         except Exception as error:  # noqa: BLE001 - the kubelet gets every error as a text, and asks again
             _log.exception("Prepare failed", extra={"claims": [str(claim) for claim in claims]})
             prepared = dict.fromkeys(
@@ -273,7 +192,7 @@ class DraServer(pb_grpc.DRAPluginServicer, health_grpc.DRAResourceHealthServicer
     ) -> pb.NodeUnprepareResourcesResponse:
         """Take note; who still uses the devices shows elsewhere."""
         claims = [ClaimReference(claim.namespace, claim.name, claim.uid) for claim in request.claims]
-        await self._handler.unprepare(claims)
+        await self.handler.unprepare(claims)
         response = pb.NodeUnprepareResourcesResponse()
         for claim in claims:
             response.claims[claim.uid].SetInParent()
@@ -285,7 +204,7 @@ class DraServer(pb_grpc.DRAPluginServicer, health_grpc.DRAResourceHealthServicer
         """Send the health of all devices: at once, on each change, and again before it stops to count."""
         while not self._stopping:
             changed = self._health_changed
-            now, counts = int(time.time()), self._times.health_counts
+            now, counts = int(time.time()), self.health_times.counts
             response = health_pb.NodeWatchResourcesResponse()
             for device in self._health:
                 response.devices.add(
@@ -297,18 +216,14 @@ class DraServer(pb_grpc.DRAPluginServicer, health_grpc.DRAResourceHealthServicer
                 )
             await context.write(response)
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._times.health):
+                async with asyncio.timeout(self.health_times.again):
                     await changed.wait()
 
 
 async def dial_driver(socket: Path, timeout_seconds: float) -> str | None:
-    """Ask the driver on ``socket`` what it is, as the kubelet does; None if it answers, else the reason."""
-    async with channel_to(socket) as channel:
-        try:
-            stub = watcher_grpc.RegistrationStub(channel)
-            await stub.GetInfo(watcher_pb.InfoRequest(), timeout=timeout_seconds)
-        except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                return f"no answer within {timeout_seconds:g} s"
-            return connection_fault(error)
-    return None
+    """Ask the driver on ``socket`` for its name, as the kubelet does; None if it answers, else the reason."""
+
+    async def ask(channel: grpc.aio.Channel) -> None:
+        await watcher_grpc.RegistrationStub(channel).GetInfo(watcher_pb.InfoRequest(), timeout=timeout_seconds)
+
+    return await answer_fault(socket, ask, timeout_seconds)

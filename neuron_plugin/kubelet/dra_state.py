@@ -8,17 +8,15 @@ removes lines of pods that run (kubernetes#140212), so a line that goes ends not
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 
-from neuron_plugin.kubelet.checkpoint import MOST_BYTES, CheckpointError, Version
+from neuron_plugin.kubelet.checkpoint import CheckpointError, KubeletFile, Version
 
 API_VERSION = "checkpoint.dra.kubelet.k8s.io/v1"
-_CANNOT_STAT: Version = (0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,41 +40,15 @@ class DraState:
 
 
 @dataclass(frozen=True, slots=True)
-class DraStateFile:
-    """The kubelet's file at ``path``; `read` returns the claims of ``drivers`` only."""
+class DraStateFile(KubeletFile[DraState]):
+    """The kubelet's file of prepared claims; `read` returns the claims of ``drivers`` only."""
 
-    path: Path
     drivers: Collection[str]
+    what: ClassVar[str] = "file of claims"
 
-    def version(self) -> Version | None:
-        """Modification time in nanoseconds, size and inode, by one stat; None if there is no file.
-
-        (0, 0, 0) if the stat fails for another reason: that is no version of any file, so `read` is called and raises.
-        """
-        try:
-            status = os.stat(self.path)  # noqa: PTH116 - half the time of Path.stat, in every call of the kubelet
-        except FileNotFoundError:
-            return None
-        except OSError:
-            return _CANNOT_STAT
-        return status.st_mtime_ns, status.st_size, status.st_ino
-
-    def read(self) -> DraState:
-        """Read the whole file. ``version`` is that of the file which was read, also if it is replaced meanwhile.
-
-        Raises:
-            CheckpointError: the file cannot be opened, is larger than 64 MiB, or has an unknown shape.
-        """
-        try:
-            with self.path.open("rb") as file:
-                status = os.fstat(file.fileno())
-                data = file.read(MOST_BYTES + 1)
-            claims = parse_dra_state(data, self.drivers)
-        except FileNotFoundError:
-            return DraState((), None)
-        except (OSError, CheckpointError) as error:
-            raise CheckpointError(f"cannot read the kubelet's file of claims {self.path}: {error}") from error
-        return DraState(claims, (status.st_mtime_ns, status.st_size, status.st_ino))
+    def content(self, data: bytes | None, version: Version | None) -> DraState:
+        """The claims of the file."""
+        return DraState(() if data is None else parse_dra_state(data, self.drivers), version)
 
 
 class _Device(msgspec.Struct, frozen=True):
@@ -114,8 +86,6 @@ def parse_dra_state(data: bytes, drivers: Collection[str]) -> tuple[PreparedClai
     Raises:
         CheckpointError: the text has another shape than that of Kubernetes 1.34 to 1.36.
     """
-    if len(data) > MOST_BYTES:
-        raise CheckpointError(f"more than {MOST_BYTES} bytes, expected less")
     try:
         document = msgspec.json.decode(msgspec.json.decode(data, type=_File).data, type=_Data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
 from pathlib import Path
 from random import Random
+from typing import ClassVar, Generic, TypeVar
 
 import grpc
 
@@ -37,8 +39,10 @@ from neuron_plugin.kubelet.device_plugin import (
 )
 from neuron_plugin.kubelet.socket_watch import (
     DirectoryWatch,
+    Endpoint,
     EndpointError,
     SocketIdentity,
+    answer_fault,
     channel_to,
     clear_strays,
     connection_fault,
@@ -88,25 +92,24 @@ class RegistrationTimes:
     patience: float = 3.0
 
 
-@dataclass(eq=False)
-class DevicePluginServer:
-    """Keeps one resource registered for as long as `run` runs.
+Served = TypeVar("Served", bound=Endpoint)
 
-    ``watch`` is shared by all resources of the daemon, which also runs it. ``changed`` is set when ``state`` or
-    ``failure`` has changed. ``other_route`` is the directory where a server of
-    this resource that registers by the other route would have its socket. ``registered`` is set exactly in state
-    `ADVERTISED`; ``failure`` is why the last attempt failed, None after a success; ``socket_path`` is where the
-    resource is served at present.
+
+@dataclass(eq=False)
+class RegisteredServer(ABC, Generic[Served]):
+    """Keeps ``resource``, a resource or a DRA driver, registered with the kubelet for as long as `run` runs.
+
+    ``watch`` is shared by all servers of the daemon, which also runs it. ``changed`` is set when ``state`` or
+    ``failure`` has changed. ``other_route`` is the directory where a server of this name that registers by the other
+    route would have its socket. ``registered`` is set exactly in state `ADVERTISED`; ``failure`` is why the last
+    attempt failed, None after a success; ``socket_path`` is where it is served at present.
     """
 
     resource: str
-    handler: DeviceHandler
-    advertisement: Advertisement
     watch: DirectoryWatch
     _: KW_ONLY
     counters: KubeletCounters = field(default_factory=KubeletCounters)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    preference_deadline_seconds: float = 4.0
     times: RegistrationTimes = RegistrationTimes()
     random: Random = field(default_factory=Random)  # spreads retries and names sockets, guards nothing
     other_route: Path | None = None
@@ -115,6 +118,7 @@ class DevicePluginServer:
         self.state = RegistrationState.STOPPED
         self.registered = asyncio.Event()
         self.failure: str | None = None
+        self.socket_path: Path | None = None
         self._reported = ""
         self._failing_since = 0.0
         self._backoff = Backoff(
@@ -124,11 +128,26 @@ class DevicePluginServer:
         self._stopping = False
         self._stopped = asyncio.Event()
         self._stopped.set()
-        self.socket_path: Path | None = None
         self._kubelet_tried: SocketIdentity | None = None
 
+    @abstractmethod
+    async def _start(self, path: Path) -> Served:
+        """Start a server instance at ``path``."""
+
+    @abstractmethod
+    async def _register(self, served: Served) -> str | None:
+        """Return None once the kubelet has accepted us, or a cue that came first."""
+
+    @abstractmethod
+    async def _until_cue(self, served: Served) -> str:
+        """Wait until the registration is lost, and return the reason."""
+
+    @abstractmethod
+    async def _dial(self, path: Path, timeout_seconds: float) -> str | None:
+        """Why our socket does not answer, dialled as the kubelet dials it; None if it does."""
+
     async def run(self) -> None:
-        """Keep the resource registered until `stop` or cancellation; after any failure, try again."""
+        """Keep the name registered until `stop` or cancellation; after any failure, try again."""
         self._stopped.clear()
         with self.watch.listening(self._look):
             try:
@@ -155,8 +174,7 @@ class DevicePluginServer:
         A server may run in this process and be out of reach all the same, because its file is removed, its thread stuck
         or its queue full.
         """
-        path = self.socket_path
-        return await dial(path, timeout_seconds) if path else None
+        return await self._dial(self.socket_path, timeout_seconds) if self.socket_path else None
 
     async def stop(self) -> None:
         """End the streams, remove the socket, and return when `run` has ended (under 2 s). May be called again."""
@@ -175,74 +193,32 @@ class DevicePluginServer:
         self._enter(RegistrationState.REGISTERING)
         for directory in filter(None, (self.watch.directory, self.other_route)):
             clear_strays(directory, self.resource)
-        service = DevicePluginService(
-            self.resource,
-            self.handler,
-            self.advertisement,
-            counters=self.counters,
-            preference_deadline_seconds=self.preference_deadline_seconds,
-            stream_changed=self._look,
-        )
-        await self._start(service)
-        self.socket_path = service.path
+        served = await self._start(endpoint_path(self.watch.directory, self.resource, self._socket_token()))
+        self.socket_path = served.path
         try:
-            cue = await self._register(service)
+            cue = await self._register(served)
             if cue is None:
                 self.counters.registrations[self.resource, "accepted"] += 1
                 self._enter(RegistrationState.REGISTERED)
-                cue = await self._until_cue(service)
+                cue = await self._until_cue(served)
             return cue
         finally:
             self._enter(RegistrationState.ENDING)
             self.socket_path = None
-            await service.stop()
+            await served.stop()
 
-    async def _start(self, service: DevicePluginService) -> None:
-        token = f"{self.random.getrandbits(32):08x}"  # not the process id: it repeats between containers
-        await service.start(endpoint_path(self.watch.directory, self.resource, token))
+    def _socket_token(self) -> str:
+        """What distinguishes this instance's socket path; not the process id, which repeats between containers."""
+        return f"{self.random.getrandbits(32):08x}"
 
-    async def _register(self, service: DevicePluginService) -> str | None:
-        """Call Register and return None, or a cue that came first. The kubelet calls back on this loop meanwhile."""
-        call = asyncio.create_task(register(service.path, self.resource), name=f"register {self.resource}")
-        call.add_done_callback(lambda _: self._look.set())
-        try:
-            while not call.done():
-                if cue := self._cue(service):
-                    return cue
-                await self._wait_to_look()
-            return call.result()
-        finally:
-            call.cancel()
-            await asyncio.gather(call, return_exceptions=True)  # ignores the call's end, not a cancellation of ours
-
-    async def _until_cue(self, service: DevicePluginService) -> str:
-        """Wait until the registration is lost, and return the reason."""
-        loop = asyncio.get_running_loop()
-        registered_at = loop.time()
-        overdue_at = registered_at + self.times.stream_deadline
-        while (cue := self._cue(service)) is None:
-            if service.streams_open:
-                self.failure, self._reported = None, ""
-                self._enter(RegistrationState.ADVERTISED)
-            elif service.streams_begun:
-                cue = "the kubelet ended the ListAndWatch stream"
-                break
-            elif loop.time() >= overdue_at:
-                cue = f"no ListAndWatch within {self.times.stream_deadline:g} s of Register"
-                break
-            await self._wait_to_look(None if service.streams_open else overdue_at)
-        if loop.time() - registered_at >= self.times.settled:
-            self._backoff.reset()
-        return cue
-
-    def _cue(self, service: DevicePluginService) -> str | None:
+    def _cue(self, served: Served) -> str | None:
         """Why the instance has to be replaced, as far as `stop` and the files say."""
         if self._stopping:
             return "the plugin is stopping"
         if self._kubelet_identity() != self._kubelet_tried:
             return f"{KUBELET_SOCKET} was recreated or removed"
-        if not service.is_reachable():
-            return f"our socket {service.path.name} was removed or replaced"
+        if not served.is_reachable():
+            return f"our socket {served.path.name} was removed or replaced"
         return None
 
     async def _back_off(self) -> None:
@@ -269,6 +245,10 @@ class DevicePluginServer:
     def _kubelet_identity(self) -> SocketIdentity | None:
         return identity_of(self.watch.directory / KUBELET_SOCKET)
 
+    def _advertised(self) -> None:
+        self.failure, self._reported = None, ""
+        self._enter(RegistrationState.ADVERTISED)
+
     def _enter(self, state: RegistrationState) -> None:
         if state is self.state:
             return
@@ -294,16 +274,74 @@ class DevicePluginServer:
         self.changed.set()
 
 
-class WatchedPluginServer(DevicePluginServer, watcher_grpc.RegistrationServicer):
-    """Keeps one resource registered through the kubelet's plugin watcher; ``watch`` is on ``plugins_registry``.
+@dataclass(eq=False)
+class DevicePluginServer(RegisteredServer[DevicePluginService]):
+    """Keeps one resource registered by calls of the kubelet's Register."""
+
+    handler: DeviceHandler
+    advertisement: Advertisement
+    _: KW_ONLY
+    preference_deadline_seconds: float = 4.0
+
+    async def _start(self, path: Path) -> DevicePluginService:
+        service = DevicePluginService(
+            self.resource,
+            self.handler,
+            self.advertisement,
+            counters=self.counters,
+            preference_deadline_seconds=self.preference_deadline_seconds,
+            stream_changed=self._look,
+        )
+        await service.start(path, watcher=self if isinstance(self, WatcherRoute) else None)
+        return service
+
+    async def _register(self, served: DevicePluginService) -> str | None:
+        """Call Register and return None, or a cue that came first. The kubelet calls back on this loop meanwhile."""
+        call = asyncio.create_task(register(served.path, self.resource), name=f"register {self.resource}")
+        call.add_done_callback(lambda _: self._look.set())
+        try:
+            while not call.done():
+                if cue := self._cue(served):
+                    return cue
+                await self._wait_to_look()
+            return call.result()
+        finally:
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)  # ignores the call's end, not a cancellation of ours
+
+    async def _until_cue(self, served: DevicePluginService) -> str:
+        loop = asyncio.get_running_loop()
+        registered_at = loop.time()
+        overdue_at = registered_at + self.times.stream_deadline
+        while (cue := self._cue(served)) is None:
+            if served.streams_open:
+                self._advertised()
+            elif served.streams_begun:
+                cue = "the kubelet ended the ListAndWatch stream"
+                break
+            elif loop.time() >= overdue_at:
+                cue = f"no ListAndWatch within {self.times.stream_deadline:g} s of Register"
+                break
+            await self._wait_to_look(None if served.streams_open else overdue_at)
+        if loop.time() - registered_at >= self.times.settled:
+            self._backoff.reset()
+        return cue
+
+    async def _dial(self, path: Path, timeout_seconds: float) -> str | None:
+        return await dial(path, timeout_seconds)
+
+
+class WatcherRoute(RegisteredServer[Served], watcher_grpc.RegistrationServicer):
+    """The route by the kubelet's plugin watcher: ``watch`` is on ``plugins_registry``.
 
     Here the kubelet finds our socket within a second, calls GetInfo on it, connects, and reports the outcome by
-    NotifyRegistrationStatus. It tries again by itself, and a kubelet that starts finds the socket where it is. It never
-    notices that a stream ended (pkg/kubelet/pluginmanager, 1.36; connections are monitored for DRA only) until the
-    socket is recreated. So after a lost stream this server stops fully and serves again on the same path. The path is
-    one per resource, because the kubelet deregisters by resource name and gets the order right for one path only.
+    NotifyRegistrationStatus. It tries again by itself, and a kubelet that starts finds the socket where it is. The path
+    is one per name, because the kubelet deregisters by name and gets the order right for one path only.
     """
 
+    plugin_type: ClassVar[str]
+    """The kubelet's word for the kind of plugin, and the versions that it serves."""
+    versions: ClassVar[tuple[str, ...]]
     _accepted = False
 
     def _kubelet_identity(self) -> SocketIdentity | None:
@@ -313,21 +351,24 @@ class WatchedPluginServer(DevicePluginServer, watcher_grpc.RegistrationServicer)
     async def _wait_for_kubelet(self) -> None:
         """Serve at once: a kubelet that is away finds the socket when it starts."""
 
-    async def _start(self, service: DevicePluginService) -> None:
+    def _socket_token(self) -> str:
         self._accepted = False
-        await service.start(endpoint_path(self.watch.directory, self.resource, STANDING), watcher=self)
+        return STANDING
 
-    async def _register(self, service: DevicePluginService) -> str | None:
-        """Wait for the kubelet to find the socket and to accept it. An open stream means that it has."""
-        while not (self._accepted or service.streams_begun):
-            if cue := self._cue(service):
+    def _is_accepted(self, served: Served) -> bool:
+        return self._accepted
+
+    async def _register(self, served: Served) -> str | None:
+        """Wait for the kubelet to find the socket and to accept it."""
+        while not self._is_accepted(served):
+            if cue := self._cue(served):
                 return cue
             await self._wait_to_look()
         return None
 
     async def GetInfo(self, request: watcher_pb.InfoRequest, context: GrpcContext) -> watcher_pb.PluginInfo:
-        """Say what this socket is. No endpoint: the device plugin service is on this very socket."""
-        return watcher_pb.PluginInfo(type="DevicePlugin", name=self.resource, supported_versions=[API_VERSION])
+        """Say what this socket is. No endpoint: the services are on this very socket."""
+        return watcher_pb.PluginInfo(type=self.plugin_type, name=self.resource, supported_versions=self.versions)
 
     async def NotifyRegistrationStatus(
         self, request: watcher_pb.RegistrationStatus, context: GrpcContext
@@ -339,6 +380,22 @@ class WatchedPluginServer(DevicePluginServer, watcher_grpc.RegistrationServicer)
         else:
             self._fail(f"the kubelet refused {self.resource}: {request.error or 'it gives no reason'}")
         return watcher_pb.RegistrationStatusResponse()
+
+
+class WatchedPluginServer(WatcherRoute[DevicePluginService], DevicePluginServer):
+    """Keeps one resource registered through the kubelet's plugin watcher.
+
+    The watcher never notices that a stream ended (pkg/kubelet/pluginmanager, 1.36; connections are monitored for DRA
+    only) until the socket is recreated. So after a lost stream this server stops fully and serves again on the same
+    path.
+    """
+
+    plugin_type = "DevicePlugin"
+    versions = (API_VERSION,)
+
+    def _is_accepted(self, served: DevicePluginService) -> bool:
+        """An open stream means that the kubelet has accepted."""
+        return self._accepted or served.streams_begun > 0
 
 
 async def register(endpoint: Path, resource: str, *, deadline_seconds: float = REGISTER_DEADLINE_SECONDS) -> None:
@@ -368,11 +425,8 @@ async def register(endpoint: Path, resource: str, *, deadline_seconds: float = R
 
 async def dial(socket: Path, timeout_seconds: float) -> str | None:
     """Ask the device plugin on ``socket`` for its options, as the kubelet does; None if it answers, else the reason."""
-    async with channel_to(socket) as channel:
-        try:
-            await pb_grpc.DevicePluginStub(channel).GetDevicePluginOptions(pb.Empty(), timeout=timeout_seconds)
-        except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                return f"no answer within {timeout_seconds:g} s"
-            return connection_fault(error)
-    return None
+
+    async def ask(channel: grpc.aio.Channel) -> None:
+        await pb_grpc.DevicePluginStub(channel).GetDevicePluginOptions(pb.Empty(), timeout=timeout_seconds)
+
+    return await answer_fault(socket, ask, timeout_seconds)

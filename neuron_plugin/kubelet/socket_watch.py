@@ -15,7 +15,7 @@ import os
 import socket
 import stat
 import struct
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 LONGEST_PATH_BYTES = 107  # sun_path holds 108 with the final NUL (unix(7))
 _NOT_SERVED = frozenset({errno.ECONNREFUSED, errno.ENOENT, errno.ENOTDIR})
-_CREDENTIALS = struct.Struct("3i")  # struct ucred (unix(7)); of a socket's server they are those of its listen(2)
+_CREDENTIALS = struct.Struct("3i")  # struct ucred (unix(7)); a socket's server has the credentials of its listen(2)
 _EVENTS = Mask.CREATE | Mask.MOVED_TO | Mask.MOVED_FROM | Mask.DELETE | Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.ONLYDIR
 _CHANNEL_OPTIONS = (
     ("grpc.default_authority", "localhost"),  # the default is the percent-encoded path, which some servers refuse
@@ -81,20 +81,40 @@ def server_pid(path: Path) -> int | None:
     return pid or None
 
 
-def bind(server: grpc.aio.Server, path: Path) -> None:
-    """Let a server that is not started yet listen at ``path``, with mode 0600.
+class Endpoint:
+    """A gRPC server of ours on one socket with mode 0600, from its start to its full stop.
 
-    Raises:
-        EndpointError: a file is there that is no socket, or the directory cannot be written to.
+    No two live servers share a path: grpc's ``stop`` unlinks its path even if a newer server has bound it.
     """
-    before = os.umask(0o177)  # process-wide, so only for the bind, in which nothing is awaited
-    try:
-        server.add_insecure_port(f"unix:{path}")
-    except RuntimeError as error:  # gRPC gives no reason
-        hint = "is it writable, and has this process file descriptors left?"
-        raise EndpointError(f"no socket can be made in {path.parent}: {hint}") from error
-    finally:
-        os.umask(before)
+
+    grace_seconds = 0.5
+    """For calls and streams that are under way at the end."""
+
+    async def listen(self, server: grpc.aio.Server, path: Path) -> None:
+        """Bind ``path`` and serve what was added to ``server``.
+
+        Raises:
+            EndpointError: a file is there that is no socket, or the directory cannot be written to.
+        """
+        self._server, self.path = server, path
+        before = os.umask(0o177)  # process-wide, so only for the bind, in which nothing is awaited
+        try:
+            server.add_insecure_port(f"unix:{path}")
+        except RuntimeError as error:  # gRPC gives no reason
+            hint = "is it writable, and has this process file descriptors left?"
+            raise EndpointError(f"no socket can be made in {path.parent}: {hint}") from error
+        finally:
+            os.umask(before)
+        self._identity = identity_of(path)
+        await server.start()
+
+    def is_reachable(self) -> bool:
+        """Whether our own socket is still at our path: a server whose file is gone runs on, but no client finds it."""
+        return self._identity is not None and identity_of(self.path) == self._identity
+
+    async def stop(self) -> None:
+        """End the server, which removes its socket."""
+        await self._server.stop(self.grace_seconds)
 
 
 def _probe() -> socket.socket:
@@ -117,8 +137,20 @@ def connection_fault(error: grpc.aio.AioRpcError) -> str:
     return (error.details() or error.code().name).rpartition("error: ")[2]
 
 
+async def answer_fault(path: Path, ask: Callable[[grpc.aio.Channel], Awaitable[object]], seconds: float) -> str | None:
+    """Why the server at ``path`` does not answer what is asked of it within ``seconds``; None if it does."""
+    async with channel_to(path) as channel:
+        try:
+            await ask(channel)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                return f"no answer within {seconds:g} s"
+            return connection_fault(error)
+    return None
+
+
 def endpoint_prefix(resource: str) -> str:
-    """How the names of all sockets of a resource begin, and those of no other resource."""
+    """The beginning of the name of each socket of a resource; no other resource's socket has it."""
     digest = hashlib.sha256(resource.encode()).hexdigest()[:8]
     readable = "".join(
         character if character.isalnum() and character.isascii() else "-" for character in resource.rpartition("/")[2]

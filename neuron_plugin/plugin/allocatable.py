@@ -29,7 +29,7 @@ class AllocatableKeeper:
         self._written: Mapping[str, int] = {}
 
     def look(self, snapshot: Snapshot, shown: Mapping[str, int]) -> None:
-        """Have a lower count written for each resource of which ids were withdrawn and the Node ``shown`` knows not."""
+        """Have a lower count written for each resource that lost ids, as long as the Node still shows the old count."""
         lower: dict[str, int] = {}
         for resource, advertisement in self._node.advertisements.items():
             devices = advertisement.latest.devices

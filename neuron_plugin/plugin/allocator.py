@@ -36,10 +36,11 @@ from neuron_plugin.plugin.container import (
     ultraserver_variables,
 )
 from neuron_plugin.plugin.counters import Counters, Latencies
-from neuron_plugin.plugin.inputs import PendingAnswer
+from neuron_plugin.plugin.inputs import PendingAnswer, named
 from neuron_plugin.plugin.node import LocalNode
 from neuron_plugin.plugin.settings import PluginSettings, TopologyPolicy
-from neuron_plugin.plugin.snapshot import PodEvent, Snapshot, named
+from neuron_plugin.plugin.snapshot import Snapshot
+from neuron_plugin.plugin.writes import PodEvent
 
 RECONSIDER_SECONDS = 4.0
 """How long a call may wait for ended pods' processes, after the kubelet and the API server were asked again.
@@ -60,7 +61,7 @@ class PodLister(Protocol):
 class Allocator:
     """Answers the kubelet for all resources of the node.
 
-    ``events`` are those of refused calls, for the publisher. ``last_call`` is when the kubelet last asked for
+    ``events`` of refused calls wait here for the publisher. ``last_call`` is when the kubelet last asked for
     something, on the node's clock: PodResources is never listed while a call is under way.
     """
 
@@ -85,7 +86,7 @@ class Allocator:
         with self._counted(self._counters.preference_seconds, resource):
             self._asked = request  # the caller may give up while this waits
             self._node.see_offered(request.resource, set(request.available) - set(request.must_include))
-            await self._node.orders_known.wait()
+            await self._node.disabled_known.wait()
             async with self._node.listing:
                 self._node.look_at_checkpoint()
             preference = preference_for(self._snapshot(), request)
@@ -111,7 +112,7 @@ class Allocator:
                 linked and must be. Or only a pod whose request cannot be served can have asked.
         """
         with self._counted(self._counters.allocate_seconds, resource):
-            await self._node.orders_known.wait()  # at the start of the daemon only
+            await self._node.disabled_known.wait()  # at the start of the daemon only
             drawn = AllocateCall(Resource(resource), _parsed(ids))
             asked, self._asked = self._asked, None
             if asked and asked.leads_to(drawn.resource, drawn.ids):

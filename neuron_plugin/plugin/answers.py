@@ -14,7 +14,8 @@ from neuron_plugin.allocation import NeuronPod, PodReference, PodUid, Rejection,
 from neuron_plugin.allocation.placement import choose, is_constrained, place
 from neuron_plugin.allocation.pod import assigned_allocations, mask_union
 from neuron_plugin.allocation.resources import format_ids
-from neuron_plugin.plugin.snapshot import Snapshot, WaitingAssignment, derive, named
+from neuron_plugin.plugin.inputs import named
+from neuron_plugin.plugin.snapshot import Snapshot, WaitingAssignment, derive
 from neuron_plugin.topology import NO_CORES, CoreMask
 
 
@@ -119,7 +120,7 @@ def preference_for(snapshot: Snapshot, request: PreferenceRequest) -> Preference
 
     The first container of a pod without assignment gets a set that leaves linked sets for the pod's other containers.
 
-    The answer always has the asked size, lies inside what the kubelet offers and includes what it must: the kubelet
+    The answer always has the asked size, lies inside the kubelet's offer and includes its ``must_include``: the kubelet
     cuts or fills anything else at random (pkg/kubelet/cm/devicemanager/manager.go).
     """
     geometry, unit = snapshot.inventory.geometry, request.resource.unit
@@ -166,7 +167,7 @@ def may_improve(snapshot: Snapshot, request: PreferenceRequest, preference: Pref
 
 
 def answer_for(snapshot: Snapshot, call: AllocateCall) -> Answer | Conflict:
-    """Whose call an Allocate is, and what it gets."""
+    """Which pod an Allocate is for, and which cores it gets."""
     resource, count = call.resource, len(call.ids)
     must = snapshot.mask_of(resource, call.after.must_include if call.after else ())
     reuse = _reuse(snapshot, resource, must, count, call.latest)
@@ -205,9 +206,9 @@ def answer_for(snapshot: Snapshot, call: AllocateCall) -> Answer | Conflict:
 
 
 def _reuse(snapshot: Snapshot, resource: Resource, must: CoreMask, count: int, latest: PodUid | None) -> Reuse:
-    """What the caller goes on with of what the kubelet says must be included.
+    """The cores of ``must_include`` that belong to the caller's own init containers.
 
-    The kubelet takes what it thinks init containers have left. With NUMA hints it says so of what is aligned, too.
+    ``must_include`` is what the kubelet thinks that init containers have left; with NUMA hints also aligned devices.
     """
     for allocation in snapshot.ledger.allocations if must else ():
         overlap = CoreMask(allocation.kubelet_mask & must)

@@ -16,7 +16,9 @@ from neuron_plugin.allocation.resources import format_ids
 from neuron_plugin.decision_log import REMEMBERED, DecisionLog, LoggedDecision, Step
 from neuron_plugin.kubelet import ContainerAllocation
 from neuron_plugin.plugin.answers import AllocateCall, Answer, Preference, PreferenceRequest
-from neuron_plugin.plugin.snapshot import PodEvent, Snapshot, named
+from neuron_plugin.plugin.inputs import named
+from neuron_plugin.plugin.snapshot import Snapshot
+from neuron_plugin.plugin.writes import PodEvent
 from neuron_plugin.topology import NO_CORES
 
 logger = logging.getLogger(__name__)
@@ -80,7 +82,7 @@ class CallLog:
         self._record(snapshot, Step.REFUSED, resource, snapshot.mask_of(resource, ids), text, ids)
 
     def corrected(self, snapshot: Snapshot, event: PodEvent) -> None:
-        """Take in that a pod's assignment was corrected to what it was given."""
+        """Take in that a pod's assignment was corrected to the cores that the pod was given."""
         for allocation in snapshot.ledger.of(event.pod.uid):
             what = (allocation.resource, allocation.mask, event.text)
             self._record(

@@ -25,7 +25,7 @@ FIRST_LOOK_SECONDS = 0.05
 
 
 class ClaimWatch:
-    """Reads claims for as long as ``run`` runs. ``read`` is set once those of all pods were tried."""
+    """Reads claims for as long as ``run`` runs. ``read`` is set once the claims of all pods were asked for."""
 
     def __init__(self, node: LocalNode, driver: str) -> None:
         self.read = asyncio.Event()

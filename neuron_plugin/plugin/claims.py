@@ -38,9 +38,10 @@ from neuron_plugin.plugin.container import (
     write_cdi_specification,
 )
 from neuron_plugin.plugin.counters import Counters
+from neuron_plugin.plugin.inputs import named
 from neuron_plugin.plugin.node import LocalNode
 from neuron_plugin.plugin.settings import PluginSettings
-from neuron_plugin.plugin.snapshot import Snapshot, named
+from neuron_plugin.plugin.snapshot import Snapshot
 from neuron_plugin.topology import CoreMask, Unit, cores_in
 
 logger = logging.getLogger(__name__)
@@ -233,7 +234,7 @@ class ClaimPreparer:
         """
         started, loop = time.perf_counter(), asyncio.get_running_loop()
         deadline, reported = loop.time() + self._times.wait, ""
-        await self._node.orders_known.wait()
+        await self._node.disabled_known.wait()
         while True:
             call = None
             try:

@@ -27,6 +27,7 @@ from neuron_plugin.plugin.settings import Mode, PluginSettings
 from neuron_plugin.plugin.slices import SliceKeeper, slice_spec
 from neuron_plugin.plugin.snapshot import Snapshot
 from neuron_plugin.plugin.times import DaemonTimes
+from neuron_plugin.plugin.watch import Problem, every
 
 logger = logging.getLogger(__name__)
 
@@ -72,14 +73,12 @@ class ClusterLink:
 
     async def follow(self) -> None:
         """Connect; then keep this node's pods, the Lease and the write queue going until cancelled."""
-        reported = ""
+        problem = Problem(logger, "not connected to the API server")
         while self._api is None:
             try:
                 self._api = await self._machine.connect(self._settings.kubeconfig)
             except ConnectionSettingsError as error:
-                if str(error) != reported:
-                    logger.warning("not connected to the API server", extra={"error": str(error)})
-                reported = str(error)
+                problem.say(error)
                 self.pods.tried.set()
                 self.own_node.read.set()
                 await asyncio.sleep(self._times.connect_retry)
@@ -98,10 +97,12 @@ class ClusterLink:
 
     async def ask_about_pods(self) -> None:
         """Ask the API server about pods that the kubelet has recorded and that the watch does not show."""
-        while True:
-            await asyncio.sleep(self._times.ask)
+
+        async def look() -> None:
             if self._node.list_is_due:
                 await self.pods.list_pods()
+
+        await every(self._times.ask, look)
 
     async def node_read(self) -> None:
         """Return when the Node object was read, so that no disabled device is given, or not within the time for it."""

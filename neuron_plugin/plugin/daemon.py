@@ -40,6 +40,7 @@ from neuron_plugin.plugin.settings import Mode, PluginSettings
 from neuron_plugin.plugin.status import PluginStatus
 from neuron_plugin.plugin.times import DaemonTimes
 from neuron_plugin.plugin.utilization_watch import UtilizationWatch
+from neuron_plugin.plugin.watch import Problem, every
 from neuron_plugin.topology import Catalogue
 
 logger = logging.getLogger(__name__)
@@ -87,7 +88,7 @@ class NodeDaemon:
             node, self.kubelet.faces, self.health, decisions, counters, kubelet_counters, cluster, self.utilization
         )
         if cluster:
-            node.orders_known.clear()
+            node.disabled_known.clear()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop`` is set; then close the node, serve the pods that are bound here already, and end.
@@ -109,7 +110,7 @@ class NodeDaemon:
         if cluster:
             jobs["cluster"] = cluster.follow
             jobs["pods"] = cluster.ask_about_pods
-            jobs["disabled devices"] = partial(self.follow_orders, cluster)
+            jobs["disabled devices"] = partial(self.learn_disabled_devices, cluster)
         if cluster and settings.ready_condition:
             condition = settings.ready_condition
             jobs["condition"] = partial(keep_condition, condition, self.status, cluster.publisher, self._times)
@@ -126,11 +127,11 @@ class NodeDaemon:
             for task in tasks:
                 task.cancel()
 
-    async def follow_orders(self, cluster: ClusterLink) -> None:
+    async def learn_disabled_devices(self, cluster: ClusterLink) -> None:
         """Let the kubelet's calls wait until the Node object was read, so that no disabled device is given."""
         await cluster.node_read()
         self.hardware.see()
-        self.node.orders_known.set()
+        self.node.disabled_known.set()
         self.node.changed.set()  # what is published names the Node object
 
     async def watch_starts(self) -> None:
@@ -139,20 +140,16 @@ class NodeDaemon:
         if rules.failed_starts.action is Action.IGNORE:
             return
         limits = StartRules(rules.failed_start_seconds, rules.failed_starts_window_seconds)
-        while True:
-            await asyncio.sleep(self._times.starts)
+
+        async def look() -> None:
             if snapshot := self.node.snapshot:
                 self.health.see_starts(failed_starts(snapshot, limits, self._now_ns() / 1e9))
 
+        await every(self._times.starts, look)
+
     async def take_turns(self) -> None:
         """What changes without an event, and what is due; some microseconds if nothing is."""
-        while True:
-            await asyncio.sleep(self._times.turn)
-            self.node.look_at_checkpoint()
-            self.node.look_at_claims()
-            self.node.look_again()
-            if self.node.rewrite_is_due:
-                await self.node.rewrite()
+        await every(self._times.turn, self.node.take_turn)
 
     async def publish_changes(self) -> None:
         """Show the kubelet and the cluster what has changed; several changes of one moment go out once.
@@ -196,7 +193,7 @@ async def keep_condition(name: str, status: PluginStatus, publisher: Publisher, 
 
 async def keep_cdi_specification(settings: PluginSettings, node: LocalNode, times: DaemonTimes) -> None:
     """Keep the CDI specification as the hardware is; somebody may remove it."""
-    reported = ""
+    problem = Problem(logger, "cannot write the CDI specification")
     while True:
         try:
             if snapshot := node.snapshot:
@@ -208,9 +205,7 @@ async def keep_cdi_specification(settings: PluginSettings, node: LocalNode, time
                 if claims:
                     variables = cdi_variables(node.pods.pods.values(), has)
                     write_cdi_specification(settings.cdi_dir, variables, CDI_VARIABLES_FILE_NAME)
-            reported = ""
+            problem.end()
         except OSError as error:
-            if str(error) != reported:
-                logger.warning("cannot write the CDI specification", extra={"error": str(error)})
-            reported = str(error)
+            problem.say(error)
         await asyncio.sleep(times.cdi)

@@ -108,7 +108,7 @@ class HealthRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     believes kernel log lines that processes have written, too.
 
     A container that ends with an error within ``failed_start_seconds`` is a failed start. ``failed_starts`` counts
-    those of different pods in a row on one device that are not older than ``failed_starts_window_seconds``.
+    such starts of different pods in a row on one device, not older than ``failed_starts_window_seconds``.
     """
 
     node: SignalRule = SignalRule()
@@ -459,8 +459,8 @@ def transitions(before: HealthState, after: HealthState) -> tuple[Transition, ..
 def judge_once(inventory: Inventory, rules: HealthRules, baseline: Baseline) -> dict[DeviceId, Verdict]:
     """Judge every device by one reading, for the command line; ``baseline`` is what the daemon has saved, if known.
 
-    A condition that has to last before it fires is only passing here. Errors that would have to be new, and of which no
-    earlier count is known, are a warning.
+    A condition that has to last before it fires is only passing here. Errors are a warning where only new ones count
+    and no earlier count is known.
     """
     state = health_after(HealthState(baseline), inventory, 0.0, rules)
     verdicts: dict[DeviceId, Verdict] = {}

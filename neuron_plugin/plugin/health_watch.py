@@ -13,11 +13,8 @@ import asyncio
 import logging
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from datetime import datetime
 
 from neuron_plugin.allocation.resources import format_ids
-from neuron_plugin.cluster import ApiRequest, ObjectReference
-from neuron_plugin.cluster.writes import create_event, utc_now
 from neuron_plugin.hardware import Inventory
 from neuron_plugin.hardware.health_signals import Observation, Severity, blind_spots
 from neuron_plugin.hardware.kernel_log import PERIODS, KernelError, KernelLog, LogPeriods
@@ -33,7 +30,7 @@ from neuron_plugin.plugin.health import (
     save,
     transitions,
 )
-from neuron_plugin.plugin.publisher import REPORTER, Publisher
+from neuron_plugin.plugin.publisher import Publisher
 from neuron_plugin.plugin.settings import PluginSettings
 
 logger = logging.getLogger(__name__)
@@ -139,7 +136,8 @@ class HealthWatch:
             log_transition(transition)
             if self._publisher:
                 subject = f"health event {transition.after.name} of {format_ids(transition.devices)}"
-                self._publisher.write(subject, health_event(transition, self._settings.node_name, utc_now()))
+                sick, event = transition.after is not Severity.HEALTHY, health_event(transition)
+                self._publisher.write_node_event(*event, action="HealthCheck", warning=sick, subject=subject)
         if (changes or first) and self._publisher and self._settings.node_condition:
             status, reason, message = node_condition(self.state)
             name = self._settings.node_condition
@@ -168,8 +166,8 @@ def log_transition(transition: Transition) -> None:
         logger.warning("the health of Neuron devices has changed", extra=fields)
 
 
-def health_event(transition: Transition, node_name: str, now: datetime) -> ApiRequest:
-    """An event on the node. It is found under the node's name as UID, as the kubelet writes its own."""
+def health_event(transition: Transition) -> tuple[str, str]:
+    """Reason and note of the event on the node."""
     match transition.after:
         case Severity.HEALTHY:
             over = " and given to new pods" if transition.before is Severity.UNHEALTHY else ", the warning is over"
@@ -178,16 +176,7 @@ def health_event(transition: Transition, node_name: str, now: datetime) -> ApiRe
             reason, note = "NeuronDeviceUnhealthy", f"not given to new pods: {transition.reason}"
         case _:
             reason, note = "NeuronDeviceWarning", f"still given to pods, with a warning: {transition.reason}"
-    return create_event(
-        ObjectReference("Node", node_name, node_name, "v1"),
-        reason=reason,
-        note=f"{_named(transition.devices)} {'is' if len(transition.devices) == 1 else 'are'} {note}",
-        action="HealthCheck",
-        reporter=REPORTER,
-        instance=node_name,
-        now=now,
-        warning=transition.after is not Severity.HEALTHY,
-    )
+    return reason, f"{_named(transition.devices)} {'is' if len(transition.devices) == 1 else 'are'} {note}"
 
 
 def node_condition(state: HealthState) -> tuple[bool | None, str, str]:

@@ -116,7 +116,7 @@ class RecordedAllocation:
 
 @dataclass(frozen=True)
 class Recorded:
-    """Who has what by the kubelet's own record. What it has shown stays until its end is known.
+    """Who has what by the kubelet's own record. An entry that was shown once stays until its end is known.
 
     ``over`` are allocations that have ended and that the file still shows: the kubelet forgets an ended pod only when
     something is allocated. ``read_at`` is when the latest version was read. ``rewritten_at`` is when the kubelet was
@@ -218,7 +218,7 @@ def claim_allocations(
 class PendingAnswer:
     """An answer to Allocate that no file has shown yet.
 
-    ``pod`` and ``container`` are known where the ids were those of an assignment or of the pod's own init containers.
+    ``pod`` and ``container`` are known where the ids belong to an assignment, or to the pod's own init containers.
     ``unseen``: the checkpoint could not be read at some time since; it may have shown the answer then.
     """
 
@@ -251,7 +251,7 @@ class NodePods:
     consistent LIST began that showed the plugin's own pod; None before. ``vanished`` are the latest pods with Neuron
     that went while a container of them ran. The mirror of a static pod is not among them: its end says nothing.
     ``promised`` are pods that were placed on this node and are not bound yet. ``past`` are the latest pods that are
-    gone and of which a container that asked for Neuron ran.
+    gone and had run a container with Neuron.
     """
 
     pods: Mapping[PodUid, NeuronPod] = field(default_factory=dict)
@@ -417,3 +417,10 @@ class Inputs:
 def made_by_api_server(uid: PodUid) -> bool:
     """Whether a UID is the API server's: a static pod's is a hash of its manifest (pkg/kubelet/config/common.go)."""
     return _API_SERVER_UID.fullmatch(uid) is not None
+
+
+def named(pod: PodReference) -> str:
+    """A pod in a message; the kubelet's record has UIDs only."""
+    if pod.uid.startswith(PENDING):
+        return "a pod that the kubelet has not recorded yet"
+    return f"pod {pod}" if pod.name else f"the pod with UID {pod.uid}"

@@ -27,8 +27,9 @@ from neuron_plugin.plugin.claims import ClaimPreparer, health_of
 from neuron_plugin.plugin.machine import Machine
 from neuron_plugin.plugin.node import LocalNode
 from neuron_plugin.plugin.settings import PluginSettings, RegistrationWay
-from neuron_plugin.plugin.snapshot import pods_of_kubelet_alone
+from neuron_plugin.plugin.settle import pods_of_kubelet_alone
 from neuron_plugin.plugin.times import DaemonTimes
+from neuron_plugin.plugin.watch import Problem
 from neuron_plugin.topology import CoreMask
 
 logger = logging.getLogger(__name__)
@@ -62,14 +63,14 @@ class KubeletLink:
         self.dra: DraServer | None = None
         if preparer:
             self.dra = DraServer(
-                settings.dra_driver, preparer, self._registry_watch, counters=counters, changed=node.changed
+                settings.dra_driver, self._registry_watch, preparer, counters=counters, changed=node.changed
             )
         self.servers = [
             server(
                 resource.value,
+                self._registry_watch,
                 allocator,
                 advertisement,
-                self._registry_watch,
                 counters=counters,
                 changed=node.changed,
                 preference_deadline_seconds=waits + times.node.rewrite + RECONSIDER_SECONDS + 0.5,
@@ -125,18 +126,19 @@ class KubeletLink:
 
         A kubelet that serves kubelet.sock and no PodResources is waited for no longer than a moment.
         """
-        reported, loop = "", asyncio.get_running_loop()
+        problem, loop = (
+            Problem(logger, "nothing is offered until the kubelet says who has what"),
+            asyncio.get_running_loop(),
+        )
         given_up_at = float("inf")
         while self._node.recorded.unreadable:
             try:
                 await self.list_pods()
             except PodResourcesError as error:
-                text, absent = str(error), isinstance(error, PodResourcesAbsentError)
+                problem.say(error)
+                absent = isinstance(error, PodResourcesAbsentError)
             else:
                 return
-            if text != reported:
-                logger.warning("nothing is offered until the kubelet says who has what", extra={"error": text})
-            reported = text
             is_up = absent and identity_of(self._socket) is not None
             given_up_at = min(given_up_at, loop.time() + self._times.start_look) if is_up else float("inf")
             if loop.time() >= given_up_at:

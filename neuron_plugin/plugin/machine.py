@@ -13,10 +13,11 @@ from neuron_plugin.backoff import steady_seconds
 from neuron_plugin.cluster import KubernetesApi
 from neuron_plugin.cluster.client import connect
 from neuron_plugin.hardware import Process, device_processes, is_populated
-from neuron_plugin.kubelet import CheckpointFile, PodDevices, PodResourcesClient
-from neuron_plugin.kubelet.dra_state import DraStateFile
+from neuron_plugin.kubelet import Checkpoint, CheckpointFile, PodDevices, PodResourcesClient
+from neuron_plugin.kubelet.checkpoint import RecordFile
+from neuron_plugin.kubelet.dra_state import DraState, DraStateFile
 from neuron_plugin.kubelet_files import CHECKPOINT
-from neuron_plugin.plugin.node import CheckpointSource, DraStateSource, PodCgroups
+from neuron_plugin.plugin.node import PodCgroups
 from neuron_plugin.plugin.settings import PluginSettings
 
 
@@ -34,10 +35,10 @@ class Machine:
     ``processes`` says which processes have the given device nodes open, by the ``/proc`` given.
     """
 
-    checkpoint: CheckpointSource
+    checkpoint: RecordFile[Checkpoint]
     cgroups: PodCgroups
     pod_resources: PodResources
-    dra_state: DraStateSource | None = None
+    dra_state: RecordFile[DraState] | None = None
     processes: Callable[[list[Path], Path], Mapping[Path, tuple[Process, ...]]] = device_processes
     connect: Callable[[Path | None], Awaitable[KubernetesApi]] = connect
     clock: Callable[[], float] = steady_seconds

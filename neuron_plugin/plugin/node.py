@@ -16,7 +16,8 @@ from typing import Protocol
 from neuron_plugin.allocation import NodeInventory, PodUid, Resource
 from neuron_plugin.allocation.claims import DEVICE_RESOURCE, NeuronClaim
 from neuron_plugin.backoff import CLOCK, Backoff, steady_seconds
-from neuron_plugin.kubelet import Advertisement, Checkpoint, CheckpointError, PodDevices
+from neuron_plugin.kubelet import Advertisement, Checkpoint, PodDevices
+from neuron_plugin.kubelet.checkpoint import FollowedFile, RecordFile
 from neuron_plugin.kubelet.dra_state import DraState
 from neuron_plugin.plugin.inputs import (
     LISTED_SECONDS,
@@ -29,24 +30,21 @@ from neuron_plugin.plugin.inputs import (
     Recorded,
     RecordedAllocation,
     claim_allocations,
+    named,
     recorded_allocation,
 )
-from neuron_plugin.plugin.snapshot import (
-    Snapshot,
-    derive,
+from neuron_plugin.plugin.settle import (
     is_explained,
     list_is_due,
-    named,
     pods_to_look_at,
     rewrite_is_due,
     settle,
     with_lost_records,
 )
+from neuron_plugin.plugin.snapshot import Snapshot, derive
 from neuron_plugin.topology import CoreMask
 
 logger = logging.getLogger(__name__)
-
-_NEVER_READ = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,26 +66,6 @@ class NodeTimes:
 
 
 NODE_TIMES = NodeTimes()
-
-
-class CheckpointSource(Protocol):
-    """The kubelet's checkpoint file."""
-
-    def version(self) -> tuple[int, int, int] | None:
-        """What differs between two versions of the file, by one stat."""
-
-    def read(self) -> Checkpoint:
-        """Read the file, or raise CheckpointError."""
-
-
-class DraStateSource(Protocol):
-    """The kubelet's file of prepared claims."""
-
-    def version(self) -> tuple[int, int, int] | None:
-        """What differs between two versions of the file, by one stat."""
-
-    def read(self) -> DraState:
-        """Read the file, or raise CheckpointError."""
 
 
 class PodCgroups(Protocol):
@@ -121,32 +99,28 @@ class LocalNode:
 
     def __init__(
         self,
-        checkpoint: CheckpointSource,
+        checkpoint: RecordFile[Checkpoint],
         cgroups: PodCgroups,
         options: NodeOptions | None = None,
         clock: Callable[[], float] = steady_seconds,
-        dra_state: DraStateSource | None = None,
+        dra_state: RecordFile[DraState] | None = None,
         times: NodeTimes = NODE_TIMES,
     ) -> None:
         self.options = options or NodeOptions()
         self.clock = clock
         self.changed = asyncio.Event()
-        self.orders_known = asyncio.Event()
-        """Set once it is known which devices are disabled, or is not waited for. The kubelet's calls wait for it."""
-        self.orders_known.set()
+        self.disabled_known = asyncio.Event()
+        """Set once the disabled devices are known, or the wait for them is over. The kubelet's calls wait for it."""
+        self.disabled_known.set()
         self.listing = asyncio.Lock()
         """Held while PodResources is listed: a preference is answered only afterwards (kubernetes#137534)."""
         self.numa_nodes: tuple[int, ...] = ()
         """The NUMA node of each device; empty where none is to be advertised."""
         self.advertisements = {resource: Advertisement() for resource in self.options.resources}
         self._times = times
-        self._checkpoint = checkpoint
+        self._checkpoint = FollowedFile(checkpoint)
         self._cgroups = cgroups
-        self._version: tuple[int, int, int] | object | None = _NEVER_READ
-        self._dra_state = dra_state
-        self._dra_version: tuple[int, int, int] | object | None = _NEVER_READ
-        self.dra_unreadable = ""
-        """Why the kubelet's file of prepared claims cannot be read."""
+        self._dra_state = FollowedFile(dra_state) if dra_state else None
         self.claims: Mapping[tuple[str, str], NeuronClaim] = {}
         """The claims of this node's pods, as they were read last."""
         self._kubelet_restarted_at = float("-inf")
@@ -181,6 +155,11 @@ class LocalNode:
         """Who has what by the kubelet's record; empty before the first device is found."""
         return self._inputs.recorded if self._inputs else Recorded()
 
+    @property
+    def dra_unreadable(self) -> str:
+        """Why the kubelet's file of prepared claims cannot be read; empty if it can."""
+        return self._dra_state.unreadable if self._dra_state else ""
+
     # The inputs.
 
     def see_inventory(self, inventory: NodeInventory) -> None:
@@ -201,23 +180,18 @@ class LocalNode:
 
     def look_at_checkpoint(self) -> None:
         """Read the kubelet's checkpoint if it has changed: one stat if not, some 0.2 ms if so."""
-        version = self._checkpoint.version()
-        if self._inputs is None or version == self._version:
+        if self._inputs is None:
             return
-        recorded = self._inputs.recorded
-        try:
-            checkpoint = self._checkpoint.read()
-        except CheckpointError as error:
-            self._version = version
-            if str(error) != recorded.unreadable:
-                logger.warning("checkpoint not readable, asking PodResources instead", extra={"error": str(error)})
+        recorded, checkpoint = self._inputs.recorded, self._checkpoint.news()
+        if checkpoint is None:
+            why = self._checkpoint.unreadable
+            if why and why != recorded.unreadable:
+                logger.warning("checkpoint not readable, asking PodResources instead", extra={"error": why})
                 pending = tuple(replace(answer, unseen=True) for answer in self._inputs.pending)
-                recorded = replace(recorded, unreadable=str(error))
-                self._replace(replace(self._inputs, recorded=recorded, pending=pending))
+                self._replace(replace(self._inputs, recorded=replace(recorded, unreadable=why), pending=pending))
             return
         if recorded.unreadable:
             logger.info("checkpoint readable again")
-        self._version = checkpoint.version
         rewritten_at = None
         if self._rewrite_asked_at is not None and checkpoint.version != self._before_rewrite:
             rewritten_at, self._rewrite_asked_at = self._rewrite_asked_at, None
@@ -233,19 +207,11 @@ class LocalNode:
         """
         if self._dra_state is None or self._inputs is None:
             return
-        version = self._dra_state.version()
-        if version == self._dra_version:
+        before, state = self._dra_state.unreadable, self._dra_state.news()
+        if state is None:
+            if (why := self._dra_state.unreadable) not in {"", before}:
+                logger.warning("the kubelet's file of claims is not readable", extra={"error": why})
             return
-        self._dra_version = version
-        try:
-            state = self._dra_state.read()
-        except CheckpointError as error:
-            if str(error) != self.dra_unreadable:
-                logger.warning("the kubelet's file of claims is not readable", extra={"error": str(error)})
-            self.dra_unreadable = str(error)
-            return
-        self.dra_unreadable = ""
-        self._dra_version = state.version
         entries = [
             entry
             for claim in state.claims
@@ -342,9 +308,9 @@ class LocalNode:
             self._replace(replace(self._inputs, pending=unseen))
 
     def hold_down(self, uid: PodUid, mask: CoreMask, reason: str) -> None:
-        """Keep cores back that a pod has open of which neither API server nor kubelet say what it has.
+        """Hold down cores that a process of an unknown pod has open: neither API server nor kubelet say who has them.
 
-        What the ledger has for others counts, too: the file may still show a pod that has ended.
+        Cores of other pods in the ledger are held down, too: the file may still show a pod that has ended.
         """
         if self._inputs is None or is_explained(self._inputs, uid):
             return
@@ -373,6 +339,14 @@ class LocalNode:
             after = self.snapshot
             if before and after and _visible(before) != _visible(after):
                 self.changed.set()
+
+    async def take_turn(self) -> None:
+        """Look at what changes without an event, and do what is due."""
+        self.look_at_checkpoint()
+        self.look_at_claims()
+        self.look_again()
+        if self.rewrite_is_due:
+            await self.rewrite()
 
     def is_populated(self, uid: PodUid) -> bool | None:
         """Whether a process of the pod lives; None where that cannot be seen, or where the pod's UID is not known."""
@@ -418,7 +392,7 @@ class LocalNode:
         if followed is None:
             return False
         if self._rewrite_asked_at is None:
-            self._rewrite_asked_at, self._before_rewrite = self.clock(), self._checkpoint.version()
+            self._rewrite_asked_at, self._before_rewrite = self.clock(), self._checkpoint.source.version()
             followed.rewrite()
         asked_at = self._rewrite_asked_at
         with suppress(TimeoutError):

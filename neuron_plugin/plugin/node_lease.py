@@ -7,8 +7,8 @@ When the kubelet ends, the Lease has no holder until the plugin is registered wi
 may admit a pod before that, and a pod that was bound meanwhile fails then. Such a pod should not come at all.
 
 At SIGTERM the Lease is given up: the kubelet reports its devices gone only with its next node status, up to 10 s later,
-and a pod that is bound in between fails at its admission. It is not deleted: a node without a Lease is not judged, as
-those of the vendor's plugin. ``uninstall`` deletes it.
+and a pod that is bound in between fails at its admission. It is not deleted: a node without a Lease counts as
+served, because nodes of the vendor's plugin have none. ``uninstall`` deletes it.
 
 The renewal carries how much the node's containers use their cores: it is written anyway, and read where that is shown
 (docs/decisions/0041-utilization-rides-on-the-lease.md).
@@ -68,7 +68,6 @@ class NodeLease:
         """Whether the API server may have us as the holder, by what was sent last."""
         self._ended = False
         self._due = asyncio.Event()
-        self._failing = False
 
     def serve(self, *, serving: bool) -> None:
         """Say whether the kubelet follows a resource. When that changes the Lease is written at once."""
@@ -78,16 +77,17 @@ class NodeLease:
 
     async def run(self, api: ApiServer) -> NoReturn:
         """Renew until cancelled, or give the Lease up for a while; what fails is tried again at the next turn."""
+        failing = False
         while True:
             self._due.clear()
             if self.serving or (self._held and not self._ended):
                 try:
                     await self._renew(api)
-                    self._failing = False
+                    failing = False
                 except ClusterError as error:
-                    if not self._failing:
+                    if not failing:
                         logger.warning("cannot renew the Lease", extra={"node": self._node, "error": str(error)})
-                    self._failing = True
+                    failing = True
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._times.renew):
                     await self._due.wait()

@@ -1,4 +1,4 @@
-"""This node's own Node object: whether there is one, what it says of us, and which devices an operator has disabled.
+"""This node's own Node object: whether it exists, its inventory annotation, and the devices that an operator disabled.
 
 A watch of the one object by its name. The API server has an index for that, because each kubelet does the same. The
 disabled devices stand in an annotation, not in the plugin's settings, so that they are changed without a restart and go
@@ -20,11 +20,11 @@ from neuron_plugin.allocation import IdListError, NodeInventory, Resource
 from neuron_plugin.allocation.inventory import disabled_devices
 from neuron_plugin.allocation.keys import DISABLE_KEY, INVENTORY_KEY
 from neuron_plugin.allocation.resources import format_ids
-from neuron_plugin.cluster import ApiServer, Node, ObjectReference, Reflector, Scope
+from neuron_plugin.cluster import ApiServer, Node, Reflector, Scope
 from neuron_plugin.cluster.objects import NODES
-from neuron_plugin.cluster.writes import create_event, utc_now
 from neuron_plugin.plugin.counters import Counters
-from neuron_plugin.plugin.publisher import REPORTER, Publisher
+from neuron_plugin.plugin.publisher import Publisher
+from neuron_plugin.plugin.watch import ReflectorCounts
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def seen_node(node: Node) -> SeenNode:
     )
 
 
-class NodeWatch:
+class NodeWatch(ReflectorCounts):
     """Follows the Node object for as long as ``run`` runs. A change of the disabled devices sets ``changed``.
 
     ``unreadable`` says why the annotation cannot be read. ``missing``: the API server has no such node. ``inventory``
@@ -67,6 +67,7 @@ class NodeWatch:
         publisher: Publisher,
         counters: Counters,
     ) -> None:
+        super().__init__(counters)
         self.read = asyncio.Event()
         """Set once the API server has shown the Node object, or that there is none, or where there is no API server."""
         self.disabled: tuple[int, ...] = ()
@@ -79,7 +80,6 @@ class NodeWatch:
         self._changed = changed
         self._counted = counted
         self._publisher = publisher
-        self._counters = counters
         self._reported: tuple[tuple[int, ...], tuple[int, ...]] = (), ()
         self._text = ""
 
@@ -113,31 +113,15 @@ class NodeWatch:
         is_fault = reason == "InvalidDisabledDevices"
         level = logging.WARNING if is_fault else logging.INFO
         logger.log(level, "the node's annotation disables devices", extra={"reason": reason, "note": text})
-        request = create_event(
-            ObjectReference("Node", self._node_name, self._node_name, "v1"),
-            reason=reason,
-            note=text,
-            action="DisableDevices",
-            reporter=REPORTER,
-            instance=self._node_name,
-            now=utc_now(),
-            warning=is_fault,
-        )
-        self._publisher.write(f"event {reason}: {text}", request)
+        self._publisher.write_node_event(reason, text, action="DisableDevices", warning=is_fault)
 
-    # What the reflector reports.
-
-    def listed(self, kind: str, records: int, seconds: float) -> None:  # noqa: ARG002 - the reflector's protocol
-        """A complete list is in."""
-        self._counters.lists[kind] += 1
+    def listed(self, kind: str, records: int, seconds: float) -> None:
+        """A complete list is in, says the reflector."""
+        super().listed(kind, records, seconds)
         if not records and not self.missing:
             self.missing = True
             logger.warning("the Node object is not there", extra={"why": self.problem})
         self.read.set()
-
-    def interrupted(self, kind: str, cause: str, wait_seconds: float) -> None:  # noqa: ARG002 - as above
-        """A list or watch ended."""
-        self._counters.watch_restarts[kind, cause] += 1
 
     def _see(self, uid: str, old: SeenNode | None, new: SeenNode | None) -> None:
         """The Node object was added, changed or deleted. What a deleted one said holds until there is another."""

@@ -18,11 +18,12 @@ from neuron_plugin.cluster import ApiServer, ClusterError, Pod, Reflector, Scope
 from neuron_plugin.cluster.pods import PODS, neuron_pod
 from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.node import LocalNode
+from neuron_plugin.plugin.watch import ReflectorCounts
 
 logger = logging.getLogger(__name__)
 
 
-class PodWatch:
+class PodWatch(ReflectorCounts):
     """Follows the pods of one node for as long as ``run`` runs.
 
     ``own_uid`` is the plugin's own pod: a LIST without it is of another node, or filtered, and proves nothing. Empty
@@ -40,6 +41,7 @@ class PodWatch:
         *,
         connect_seconds: float,
     ) -> None:
+        super().__init__(counters)
         self.tried = asyncio.Event()
         """Set once a connection was tried."""
         self._node = node
@@ -47,7 +49,6 @@ class PodWatch:
         self._own_uid = own_uid
         self._deadline_seconds = deadline_seconds
         self._connect_seconds = connect_seconds
-        self._counters = counters
         self._reflector: Reflector[Pod, NeuronPod] | None = None
 
     @property
@@ -101,24 +102,18 @@ class PodWatch:
         except (ClusterError, TimeoutError) as error:
             logger.warning("answering without a LIST of pods", extra={"error": str(error) or "not connected yet"})
 
-    # What the reflector reports.
-
-    def listed(self, kind: str, records: int, seconds: float) -> None:  # noqa: ARG002 - the reflector's protocol
-        """A complete list is in."""
-        self._counters.lists[kind] += 1
+    def listed(self, kind: str, records: int, seconds: float) -> None:
+        """A complete list is in, says the reflector."""
+        super().listed(kind, records, seconds)
         if self._reflector:
             began_at = self._reflector.listed_at if self._sees_own_pod else None
             self._node.see_pods(self._node.pods.with_list(self._reflector.values.values(), began_at))
-
-    def interrupted(self, kind: str, cause: str, wait_seconds: float) -> None:  # noqa: ARG002 - as above
-        """A list or watch ended."""
-        self._counters.watch_restarts[kind, cause] += 1
 
     @property
     def _sees_own_pod(self) -> bool:
         return self._reflector is not None and (not self._own_uid or self._own_uid in self._reflector.values)
 
-    def _changed(self, uid: str, old: NeuronPod | None, new: NeuronPod | None) -> None:  # noqa: ARG002 - as above
+    def _changed(self, uid: str, old: NeuronPod | None, new: NeuronPod | None) -> None:  # noqa: ARG002 - a listener
         """An object was added, changed or deleted, or the latest LIST lacks it."""
         pods = self._node.pods
         if new is not None:

@@ -28,7 +28,8 @@ from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, ClusterError,
 from neuron_plugin.cluster.api import send
 from neuron_plugin.cluster.writes import create_event, describe_node, describe_pod, report_node_condition, utc_now
 from neuron_plugin.hardware import GENERATIONS
-from neuron_plugin.plugin.snapshot import PodEvent, Snapshot
+from neuron_plugin.plugin.snapshot import Snapshot
+from neuron_plugin.plugin.writes import PodEvent, PodWrite, pod_events, pod_writes, wrongly_labelled
 
 logger = logging.getLogger(__name__)
 
@@ -141,11 +142,11 @@ class WriteQueue:
 
 @dataclass(frozen=True, slots=True)
 class _Correction:
-    """What a corrected pod had before the first correction, the latest correction in words, and whether it was told."""
+    """A pod's assignment before its first correction, the latest correction in words, and whether it was reported."""
 
-    came_with: Assignment | Rejection | None
+    first_assignment: Assignment | Rejection | None
     text: str = ""
-    told: bool = False
+    reported: bool = False
 
 
 class Publisher:
@@ -180,8 +181,9 @@ class Publisher:
         if inventory != self._inventory:
             self._inventory = inventory
             self.write_on_node("inventory", publication(self._node_name, inventory, self._more_labels))
+        writes = pod_writes(snapshot)
         wanted: dict[PodUid, Mapping[str, str | None]] = {}
-        for write in snapshot.writes:
+        for write in writes:
             wanted[write.pod.uid] = write.annotations
             if self._on_pods.get(write.pod.uid) != write.annotations:
                 annotations = dict(write.annotations)
@@ -191,15 +193,15 @@ class Publisher:
                 request = describe_pod(namespace=pod.namespace, name=pod.name, uid=pod.uid, annotations=annotations)
                 self.queue.put(_subject("assignment", pod), request)
         self._on_pods = wanted
-        self.report(snapshot.events)
-        corrections = self._kept_corrections(snapshot)
+        self.report(pod_events(snapshot))
+        corrections = self._kept_corrections(snapshot, writes)
         for event in corrections:
             self._write_event(event, warning=False)
         self._report_unhealthy(snapshot)
         if self._label_unhealthy:
             before, self._labels = self._labels, {}
-            for unlike in snapshot.wrongly_labelled:
-                pod, value = unlike.reference, None if unlike.labelled_unhealthy else "true"
+            for neuron_pod in wrongly_labelled(snapshot):
+                pod, value = neuron_pod.reference, None if neuron_pod.labelled_unhealthy else "true"
                 self._labels[pod.uid] = value
                 if before.get(pod.uid, "unset") != value:
                     labels = {UNHEALTHY_LABEL: value}
@@ -207,21 +209,21 @@ class Publisher:
                     self.queue.put(_subject("label", pod), request)
         return corrections
 
-    def _kept_corrections(self, snapshot: Snapshot) -> list[PodEvent]:
+    def _kept_corrections(self, snapshot: Snapshot, writes: Iterable[PodWrite]) -> list[PodEvent]:
         """Each pod once that keeps another set than it came with: a set may change hands before a pod is served."""
         pods, events = snapshot.inputs.pods.pods, []
-        for write in snapshot.writes:
+        for write in writes:
             if write.correction:
                 uid, assigned = write.pod.uid, pods[write.pod.uid].assignment
                 before = self._corrections.get(uid, _Correction(assigned))
                 self._corrections[uid] = replace(before, text=write.correction)
         self._corrections = {uid: correction for uid, correction in self._corrections.items() if uid in pods}
         for uid, correction in self._corrections.items():
-            pod, came_with = pods[uid], correction.came_with
-            if correction.told or not (isinstance(pod.assignment, Assignment) and pod.assignment.allocated):
+            pod, first = pods[uid], correction.first_assignment
+            if correction.reported or not (isinstance(pod.assignment, Assignment) and pod.assignment.allocated):
                 continue
-            self._corrections[uid] = replace(correction, told=True)
-            if not isinstance(came_with, Assignment) or came_with.containers != pod.assignment.containers:
+            self._corrections[uid] = replace(correction, reported=True)
+            if not isinstance(first, Assignment) or first.containers != pod.assignment.containers:
                 events.append(PodEvent(pod.reference, "AssignmentCorrected", correction.text))
         return events
 
@@ -254,21 +256,39 @@ class Publisher:
             self._write_event(event, warning=True)
 
     def _write_event(self, event: PodEvent, *, warning: bool) -> None:
+        level = logging.WARNING if warning else logging.INFO
+        logger.log(level, event.text, extra={"reason": event.reason, "pod": str(event.pod)})
+        self.write_pod_event(event, action="Allocating", warning=warning)
+
+    def write_pod_event(self, event: PodEvent, *, action: str, warning: bool = False) -> None:
+        """Have an event written on a pod."""
         pod = event.pod
-        logger.log(
-            logging.WARNING if warning else logging.INFO, event.text, extra={"reason": event.reason, "pod": str(pod)}
-        )
+        about = ObjectReference("Pod", pod.name, pod.uid, "v1", pod.namespace)
+        subject = f"{_subject(f'event {event.reason}', pod)}: {event.text}"
+        self._write_event_about(about, subject, event.reason, event.text, action, warning=warning)
+
+    def write_node_event(self, reason: str, text: str, *, action: str, warning: bool, subject: str = "") -> None:
+        """Have an event written on the node. It is found under the node's name as UID, as the kubelet writes its own.
+
+        ``subject``: of unsent events on the same subject only the last one is written.
+        """
+        about = ObjectReference("Node", self._node_name, self._node_name, "v1")
+        self._write_event_about(about, subject or f"event {reason}: {text}", reason, text, action, warning=warning)
+
+    def _write_event_about(
+        self, about: ObjectReference, subject: str, reason: str, note: str, action: str, *, warning: bool
+    ) -> None:
         request = create_event(
-            ObjectReference("Pod", pod.name, pod.uid, "v1", pod.namespace),
-            reason=event.reason,
-            note=event.text,
-            action="Allocating",
+            about,
+            reason=reason,
+            note=note,
+            action=action,
             reporter=REPORTER,
             instance=self._node_name,
             now=utc_now(),
             warning=warning,
         )
-        self.queue.put(f"{_subject(f'event {event.reason}', pod)}: {event.text}", request)
+        self.write(subject, request)
 
     def write(self, subject: str, request: ApiRequest) -> None:
         """Have a request sent; an unsent one on the same subject is out of date."""
@@ -281,11 +301,11 @@ class Publisher:
 
     def write_condition(self, condition: str, *, status: bool | None, reason: str, message: str) -> None:
         """Have a condition written on the Node object if its status or message has changed; None is Unknown."""
-        was, said, since = self._conditions.get(condition, (None, "", None))
-        if since and (was, said) == (status, message):
+        last_status, last_message, since = self._conditions.get(condition, (None, "", None))
+        if since and (last_status, last_message) == (status, message):
             return
         now = utc_now()
-        since = since if since and was == status else now
+        since = since if since and last_status == status else now
         self._conditions[condition] = status, message, since
         request = report_node_condition(
             self._node_name,

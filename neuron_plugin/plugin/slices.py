@@ -33,6 +33,7 @@ from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, ClusterError,
 from neuron_plugin.cluster.api import JsonObject, send
 from neuron_plugin.cluster.claims import RESOURCE_SLICES, ResourceSlice
 from neuron_plugin.plugin.counters import Counters
+from neuron_plugin.plugin.watch import ReflectorCounts
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ class SliceKeeper:
             RESOURCE_SLICES,
             lambda resource_slice: resource_slice if resource_slice.driver == self._driver else None,
             scope=scope,
-            observer=self,
+            observer=ReflectorCounts(self._counters),
         )
         reflector.subscribe(lambda _uid, _old, _new: self._look.set())
         backoff = Backoff(CLOCK.chance, first_seconds=0.2, longest_seconds=30.0)
@@ -168,16 +169,6 @@ class SliceKeeper:
         logger.info("slice written", extra={"slice": self.name})
         if self.dropped:
             logger.warning("the API server drops parts of the slice", extra={"parts": list(self.dropped)})
-
-    # What the reflector reports.
-
-    def listed(self, kind: str, records: int, seconds: float) -> None:  # noqa: ARG002 - the reflector's protocol
-        """A complete list is in."""
-        self._counters.lists[kind] += 1
-
-    def interrupted(self, kind: str, cause: str, wait_seconds: float) -> None:  # noqa: ARG002 - as above
-        """A list or watch ended."""
-        self._counters.watch_restarts[kind, cause] += 1
 
 
 def _differences(wanted: object, has: object, path: str = "spec") -> list[str]:

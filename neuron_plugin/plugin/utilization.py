@@ -3,7 +3,7 @@
 A container is busy for the share of the last minutes in which its cores executed. It is idle once none of them has
 executed anything for some time. Nothing follows from it here: it is shown, and no pod loses a device for it.
 
-A counter that falls was zeroed by hand or with the driver: what it reads since then is new. A counter that cannot be
+A counter that falls was zeroed by hand or with the driver: the counts since then are new. A counter that cannot be
 read makes nothing up: the share is not known, and the container is not idle.
 """
 

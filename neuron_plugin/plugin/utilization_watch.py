@@ -11,14 +11,11 @@ import logging
 from collections.abc import Iterable, Mapping
 
 from neuron_plugin.allocation.utilization import Utilization, duration_text, read_utilization, write_utilization
-from neuron_plugin.cluster import ApiRequest, ObjectReference
-from neuron_plugin.cluster.writes import create_event, utc_now
 from neuron_plugin.hardware import DriverVersion, parse_driver_version
 from neuron_plugin.hardware.core_counters import CoreCounterReader
 from neuron_plugin.plugin.cluster_link import ClusterLink
 from neuron_plugin.plugin.machine import Machine
 from neuron_plugin.plugin.node import LocalNode
-from neuron_plugin.plugin.publisher import REPORTER
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.plugin.utilization import (
     ContainerKey,
@@ -30,6 +27,8 @@ from neuron_plugin.plugin.utilization import (
     use_after,
     utilization_of,
 )
+from neuron_plugin.plugin.watch import every
+from neuron_plugin.plugin.writes import PodEvent
 
 logger = logging.getLogger(__name__)
 
@@ -61,9 +60,7 @@ class UtilizationWatch:
             if self._cluster:
                 self._cluster.lease.utilization = ""
             return
-        while True:
-            await asyncio.sleep(self._settings.utilization_seconds)
-            await self.read()
+        await every(self._settings.utilization_seconds, self.read)
 
     async def read(self) -> None:
         """Read once, in a thread: an attribute may wait for the driver's lock."""
@@ -90,29 +87,15 @@ class UtilizationWatch:
 
     def _report(self, idle: Iterable[ContainerKey]) -> None:
         """Write an event for each container that has just been idle for the time that is set, if one is."""
-        if not (self._cluster and self._settings.idle_event_after_seconds):
+        seconds = self._settings.idle_event_after_seconds
+        if not (self._cluster and seconds):
             return
         idle_now = frozenset(idle)
         for key in sorted(idle_now - self._reported, key=str):
-            subject = f"event NeuronCoresIdle of {key.pod}/{key.container} with UID {key.pod.uid}"
-            request = idle_event(key, self._settings.idle_event_after_seconds, self._settings.node_name)
-            self._cluster.publisher.write(subject, request)
+            idle_text = f"has executed nothing on its Neuron cores for {duration_text(seconds)}"
+            event = PodEvent(key.pod, "NeuronCoresIdle", f"container {key.container} {idle_text}; it keeps them")
+            self._cluster.publisher.write_pod_event(event, action="Measuring")
         self._reported = idle_now
-
-
-def idle_event(key: ContainerKey, seconds: float, node_name: str) -> ApiRequest:
-    """An event on the pod, for its owner."""
-    pod = key.pod
-    idle = f"has executed nothing on its Neuron cores for {duration_text(seconds)}"
-    return create_event(
-        ObjectReference("Pod", pod.name, pod.uid, "v1", pod.namespace),
-        reason="NeuronCoresIdle",
-        note=f"container {key.container} {idle}; it keeps them",
-        action="Measuring",
-        reporter=REPORTER,
-        instance=node_name,
-        now=utc_now(),
-    )
 
 
 def _driver(text: str) -> DriverVersion | None:
@@ -123,7 +106,7 @@ def _driver(text: str) -> DriverVersion | None:
 
 
 def utilization_samples(use: UseByContainer, unix_seconds: float) -> Mapping[str, Mapping[tuple[str, ...], float]]:
-    """The metrics of a reading; a container of which nothing is known has none."""
+    """The metrics of a reading. A container without a known share has none."""
     labels = {key: (key.pod.namespace, key.pod.name, key.container) for key in use}
     known = [(labels[key], container_use) for key, container_use in use.items() if container_use.known]
     memory = [(labels[key], container_use.memory_bytes) for key, container_use in use.items()]

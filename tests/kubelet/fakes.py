@@ -135,9 +135,9 @@ async def running_plugin(
     handler, observer, advertisement = FakeHandler(), Observer(), Advertisement(devices(count))
     server = kind(
         resource,
+        watch,
         handler,
         advertisement,
-        watch,
         counters=observer.counters,
         changed=Watched(observer),
         times=times,

@@ -268,9 +268,9 @@ async def test_p12_no_server_starts_before_the_last_one_has_stopped_fully(
     events: list[str] = []
     start, stop = DevicePluginService.start, DevicePluginService.stop
 
-    async def logged_start(self: DevicePluginService, path: Path) -> None:
+    async def logged_start(self: DevicePluginService, path: Path, *, watcher: None) -> None:
         events.append("start")
-        await start(self, path)
+        await start(self, path, watcher=watcher)
 
     async def slow_stop(self: DevicePluginService) -> None:
         events.append("stop")

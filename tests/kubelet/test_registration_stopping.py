@@ -79,7 +79,7 @@ async def test_cancelling_run_tidies_up_as_stopping_does(directory: Path) -> Non
 
 
 async def test_a_server_that_never_ran_can_be_stopped_and_then_does_not_run(directory: Path) -> None:
-    server = DevicePluginServer(CORE, FakeHandler(), Advertisement(), DirectoryWatch(directory))
+    server = DevicePluginServer(CORE, DirectoryWatch(directory), FakeHandler(), Advertisement())
     await server.stop()
     await asyncio.wait_for(server.run(), 5)
     assert server.state is State.STOPPED

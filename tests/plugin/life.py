@@ -25,7 +25,7 @@ from neuron_plugin.kubelet.device_plugin import DevicePluginService
 from neuron_plugin.plugin.daemon import NodeDaemon
 from neuron_plugin.plugin.machine import Machine
 from neuron_plugin.plugin.settings import Numbering, PluginSettings
-from neuron_plugin.plugin.snapshot import is_explained
+from neuron_plugin.plugin.settle import is_explained
 from neuron_plugin.simulation import AllocationError
 from neuron_plugin.topology import CoreMask, Geometry, Unit, catalogue, valid_sets
 from tests.plugin.life_cluster import LifeApi, LifePod, State, follow_pods, mirror_of, physical
@@ -128,7 +128,7 @@ class Plugin:
             if life.kubelet.file.fault and not pod.initialized and len(pod.containers) > 1:
                 pod.unseen = True  # PodResources does not list what plain init containers have
         node.advertise()
-        asyncio.get_running_loop().call_later(chance.random(), node.orders_known.set)  # once the Node object was read
+        asyncio.get_running_loop().call_later(chance.random(), node.disabled_known.set)  # once the Node object was read
         kubelet, registered_with = life.kubelet.process, -1
         while True:
             life.kubelet.started.clear()

@@ -30,7 +30,7 @@ from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.node import LocalNode, NodeOptions
 from neuron_plugin.plugin.pod_watch import PodWatch
 from neuron_plugin.plugin.settings import Mode, Numbering, PluginSettings
-from neuron_plugin.plugin.snapshot import is_explained
+from neuron_plugin.plugin.settle import is_explained
 from neuron_plugin.simulation.api_server_kinds import RESOURCE_CLAIMS, AnyJson
 from neuron_plugin.simulation.kubelet_claims import ClaimInfo, DriverDevice, NotPreparedError
 from neuron_plugin.topology import CoreMask
@@ -91,7 +91,7 @@ class Plugin:
         source = ClaimSource(self.claims.read_claim, self.pods.list_pods)
         self.preparer = ClaimPreparer(self.node, settings, source, counters)
         self.calls: dict[asyncio.Task[Any], None] = {}
-        self.node.orders_known.clear()
+        self.node.disabled_known.clear()
         self.node.see_inventory(_MACHINE)
         for each in life.pods:
             if each.running:
@@ -126,7 +126,7 @@ class Plugin:
 
     async def _wait_for_claims(self) -> None:
         await self.claims.read.wait()
-        self.node.orders_known.set()
+        self.node.disabled_known.set()
 
 
 class Kubelet(ModelKubelet):

@@ -17,6 +17,7 @@ from neuron_plugin.kubelet import AllocationRefusedError
 from neuron_plugin.plugin.allocator import RECONSIDER_SECONDS
 from neuron_plugin.plugin.container import ALLOCATION_KEY, read_reply
 from neuron_plugin.plugin.settings import TopologyPolicy
+from neuron_plugin.plugin.writes import pod_events, pod_writes
 from neuron_plugin.topology import NO_CORES, Unit
 from tests.plugin.desk import Desk, FakeCgroups, MemoryKubelet, a_desk
 from tests.plugin.world import (
@@ -400,7 +401,7 @@ async def test_p56_equal_pods_that_are_admitted_in_the_other_order_swap_their_se
         assert await desk.prefer(NEURON, 4) == ROW1
         await desk.admit(A, "app", NEURON, *ROW1)
         assert desk.snapshot.ledger.mask_of(A) == devices(*ROW1)
-        written = {one.pod.name: one.annotations["NEURON_DEVS"] for one in desk.snapshot.writes}
+        written = {one.pod.name: one.annotations["NEURON_DEVS"] for one in pod_writes(desk.snapshot)}
         assert written == {"a": "4,5,6,7", "b": "0,1,2,3"}
 
 
@@ -471,7 +472,7 @@ async def test_p47_preferred_serves_it_and_says_so_on_the_pod_and_in_the_log(cap
     caplog.set_level(logging.INFO)
     async with a_desk(pod("a", app(7))) as desk:
         await desk.admit(A, "app", NEURON, *range(7))
-        assert [(one.pod, one.reason) for one in desk.snapshot.events] == [(ref("a"), "UnlinkedDevices")]
+        assert [(one.pod, one.reason) for one in pod_events(desk.snapshot)] == [(ref("a"), "UnlinkedDevices")]
         assert SEVEN in desk.decisions[-1].reason
         desk.allocator.log.name_recorded(desk.snapshot)
     assert any(SEVEN in vars(record).get("reason", "") for record in caplog.records)
@@ -488,7 +489,7 @@ async def test_required_refuses_cores_that_are_not_aligned() -> None:
 async def test_preferred_serves_cores_that_are_not_aligned_and_says_so_on_the_pod() -> None:
     async with a_desk(pod("a", app(2, CORE)), node=inventory(TRN2)) as desk:
         await desk.admit(A, "app", CORE, 1, 2)
-        (event,) = desk.snapshot.events
+        (event,) = pod_events(desk.snapshot)
         assert event.text.startswith("aws.amazon.com/neuroncore ids 1, 2 of container app are not aligned: ")
 
 

@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from neuron_plugin.decision_log import Step
-from neuron_plugin.plugin.snapshot import PodEvent
+from neuron_plugin.plugin.writes import PodEvent, pod_writes
 from tests.plugin.desk import a_desk
 from tests.plugin.world import (
     CORE,
@@ -59,7 +59,7 @@ async def test_p63_a_correction_is_logged_for_each_container() -> None:
     async with a_desk(swapped) as desk:
         await desk.admit(A, "one", NEURON, 8)
         await desk.admit(A, "two", NEURON, 9)
-        (write,) = desk.snapshot.writes
+        (write,) = pod_writes(desk.snapshot)
         desk.allocator.log.corrected(desk.snapshot, PodEvent(write.pod, "AssignmentCorrected", write.correction))
         assert [(one.step, one.container, one.chosen) for one in desk.decisions[-2:]] == [
             (Step.CORRECTED, "one", devices(8)),

@@ -36,8 +36,8 @@ from neuron_plugin.plugin.inputs import UNSEEN_SECONDS, PendingAnswer
 from neuron_plugin.plugin.machine import Machine
 from neuron_plugin.plugin.node import LocalNode
 from neuron_plugin.plugin.settings import PluginSettings, RegistrationWay
-from neuron_plugin.plugin.snapshot import PodEvent
 from neuron_plugin.plugin.times import DaemonTimes
+from neuron_plugin.plugin.writes import PodEvent
 from neuron_plugin.simulation import write_node
 from neuron_plugin.topology import catalogue
 from tests.plugin.desk import FakeCgroups, FakeLister, LoopClock, MemoryKubelet
@@ -473,8 +473,8 @@ async def test_a_disabled_device_is_taken_out_before_the_first_call_of_the_kubel
     cluster.own_node.disabled = (3,)
     cluster.pods.tried.set()
     cluster.own_node.read.set()
-    await daemon.follow_orders(cluster)
-    assert daemon.node.orders_known.is_set()
+    await daemon.learn_disabled_devices(cluster)
+    assert daemon.node.disabled_known.is_set()
     assert daemon.node.snapshot
     assert daemon.node.snapshot.inventory.disabled == (3,)
 

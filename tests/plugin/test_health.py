@@ -8,132 +8,179 @@ from typing import Any
 
 import pytest
 
+from neuron_plugin.allocation.resources import format_ids
 from neuron_plugin.hardware import Inventory, ResetState
 from neuron_plugin.hardware.device import CoreErrors, EccCounts, NodeState, SkippedDevice
 from neuron_plugin.hardware.health_signals import MISSING, Severity, Signal, Symptom, Verdict
+from neuron_plugin.hardware.kernel_log import KernelError
 from neuron_plugin.plugin.health import MOST_DEVICES, Action, HealthRules, SignalRule, Transition, health_after
 from neuron_plugin.topology import DeviceId
 from tests.plugin.health_world import HOUR, World, changed, device, error
 
-
-def test_sound_devices_are_no_news() -> None:
-    world = World()
-    assert world.see_first() == ()
-    assert world.state.unhealthy == {}
-    assert {health.verdict.severity for health in world.state.devices.values()} == {Severity.HEALTHY}
-    assert world.state.next_change == math.inf
-
-
-LEVELS: dict[str, dict[str, Any]] = {
-    "node": {"node": NodeState.ABSENT},
-    "reset": {"reset": ResetState.FAILED},
-    "sram": {"ecc": EccCounts(sram=1)},
-    "memory": {"ecc": EccCounts(memory=1)},
+FAULTS: dict[str, dict[str, Any]] = {
+    "absent": {"node": NodeState.ABSENT},
+    "reset-failed": {"reset": ResetState.FAILED},
+    "sram=1": {"ecc": EccCounts(sram=1)},
+    "memory=1": {"ecc": EccCounts(memory=1)},
     "component": {"unhealthy_components": frozenset({"link_host"})},
 }
-
-
-@pytest.mark.parametrize("fault", LEVELS.values(), ids=LEVELS.keys())
-def test_p67_p68_a_fault_makes_its_device_unhealthy_at_once_and_its_end_healthy_again(fault: dict[str, Any]) -> None:
-    world = World()
-    world.see_first()
-    assert changed(world.see_first(**fault)) == [((0,), "unhealthy")]
-    assert list(world.state.unhealthy) == [0]
-    world.now += 5
-    assert changed(world.see_first()) == [((0,), "healthy")]
-    assert world.state.unhealthy == {}
-
-
-@pytest.mark.parametrize(
-    ("name", "severity"),
-    [
-        ("hw_nc_ue_error", Severity.UNHEALTHY),
-        ("hw_hbm_ue_error", Severity.UNHEALTHY),
-        ("hw_error", Severity.WARNING),
-        ("hw_dma_abort_error", Severity.WARNING),
-    ],
+UNREAD: dict[str, dict[str, Any]] = {
+    "memory=1": {"ecc": None},
+    "reset-failed": {"reset": None},
+    "component": {"unhealthy_components": None},
+}
+SEEN: dict[str, dict[str, Any] | KernelError | None] = {
+    **FAULTS,
+    **{f"{name}-unread": unread for name, unread in UNREAD.items()},
+    "sound": {},
+    "reload": None,
+    "resetting": {"reset": ResetState.RESETTING},
+    "another-chip": {"serial": "ff"},
+    "message": error(1),
+    "message-of-none": error(),
+    "message-of-9": error(9),
+    "hang": error(1, kind="HANG_ON_COLLECTIVES"),
+    "by-a-process": error(1, by_kernel=False),
+    "an-hour-ago": error(0, at=-HOUR),
+    "100s-less-ago": error(1, at=100 - HOUR),
+}
+RULES = HealthRules()
+ECC3 = HealthRules(sram_ecc=SignalRule(threshold=3))
+ECC_LATER = HealthRules(sram_ecc=SignalRule(action=Action.WARN, for_seconds=30))
+IGNORED, NEW_ECC = (
+    HealthRules(node=SignalRule(action=Action.IGNORE)),
+    HealthRules(sram_ecc=SignalRule(only_new_errors=True)),
 )
-def test_p67_errors_of_a_core_count_when_they_rise(name: str, severity: Severity) -> None:
-    world = World()
-    assert world.see_first(core_errors=(CoreErrors(0, **{name: 7}),)) == ()
-    assert changed(world.see_first(core_errors=(CoreErrors(0, **{name: 8}),))) == [((0,), severity.name.lower())]
+UE, WARN = ("hw_nc_ue_error", "hw_hbm_ue_error"), ("hw_error", "hw_dma_abort_error")
+STORIES = {
+    "sound devices": (RULES, "sound", ""),
+    **{f"p67 p68 {name}": (RULES, f"sound; {name} -> 0 unhealthy; 5; sound -> 0 healthy; 0", "") for name in FAULTS},
+    **{
+        f"p68 {name} cannot be read any more": (
+            RULES,
+            f"{name} -> 0 unhealthy; {name}-unread; 9999; sound -> 0 healthy",
+            "",
+        )
+        for name in UNREAD
+    },
+    **{f"p67 {name} rises": (RULES, f"{name}=7; {name}=8 -> 0 unhealthy", "8 ") for name in UE},
+    **{f"p67 {name} rises": (RULES, f"{name}=7; {name}=8 -> 0 warning", "8 ") for name in WARN},
+    "p67 firmware's counters, each by itself": (
+        RULES,
+        "status=5; status=6 -> 0 warning",
+        "6 errors in health_status/b, 5 of them old",
+    ),
+    "p68 errors that stopped, and the next one": (
+        RULES,
+        f"sound; {UE[0]}=2 -> 0 unhealthy; 3599; 1 -> 0 healthy; 3600; {UE[0]}=3 -> 0 unhealthy",
+        "3 uncorrectable core errors on physical core 0, 2 of them old",
+    ),
+    "p67 a threshold": (ECC3, "sram=2; sram=3 -> 0 unhealthy", "3 "),
+    "p68 a counter below its threshold": (
+        ECC3,
+        "sram=5 -> 0 unhealthy; sram=2 -> 0 healthy; sram=3 -> 0 unhealthy",
+        "3 ",
+    ),
+    "errors at first sight are old": (NEW_ECC, "sram=2; sram=3 -> 0 unhealthy", "3 "),
+    "an ignored signal": (IGNORED, "absent; 3600", ""),
+    "p67 a reset that hangs": (RULES, "resetting; 119; 1 -> 0 unhealthy", ""),
+    "a warning that is pending": (ECC_LATER, "sram=1; 29; 1 -> 0 warning", "1 "),
+    "p67 a message names a device": (RULES, "sound; message -> 1 unhealthy; 3599; 1 -> 1 healthy; 1", ""),
+    "p67 a message names none": (RULES, "sound; message-of-none -> 0,1 warning; 3600 -> 0,1 healthy", ""),
+    "p67 a device that is not here": (RULES, "sound; message-of-9 -> 0,1 warning", "kernel message "),
+    "p67 a hang": (RULES, "sound; hang -> 1 warning", ""),
+    "p67 a process wrote the line": (RULES, "sound; by-a-process", ""),
+    "p67 it is believed": (HealthRules(trust_user_messages=True), "sound; by-a-process -> 1 unhealthy", ""),
+    "a message long before the daemon": (RULES, "sound; an-hour-ago", ""),
+    "a message before the daemon": (RULES, "sound; 100s-less-ago -> 1 unhealthy; 99; 1 -> 1 healthy", ""),
+    "p68 another chip in the same place": (RULES, "sram=1 -> 0 unhealthy; another-chip -> 0 healthy", ""),
+    "p25 a node goes before its device": (
+        RULES,
+        (
+            "sound; absent -> 0 unhealthy; reload -> 0 unhealthy, 1 unhealthy; absent -> 0 unhealthy, 1 healthy; "
+            "sound -> 0 healthy"
+        ),
+        "",
+    ),
+    "p25 errors outlive a driver reload": (
+        RULES,
+        (
+            f"sound; {UE[0]}=1 -> 0 unhealthy; reload -> 0 unhealthy, 1 unhealthy; "
+            f"{UE[0]}=1 -> 0 unhealthy, 1 healthy; 3600 -> 0 healthy"
+        ),
+        "",
+    ),
+    "p67 after a driver reload all errors are new": (
+        RULES,
+        f"{UE[0]}=7; reload -> 0,1 unhealthy; {UE[0]}=2 -> 0 unhealthy, 1 healthy",
+        "2 uncorrectable core errors on physical core 0",
+    ),
+    "p68 errors after a reload, before it was quiet": (
+        RULES,
+        (
+            f"sound; {UE[0]}=5 -> 0 unhealthy; 1800; reload -> 0 unhealthy, 1 unhealthy; "
+            f"sound -> 0 unhealthy, 1 healthy; 900; {UE[0]}=1 -> 0 unhealthy; 1800; 1800 -> 0 healthy"
+        ),
+        "",
+    ),
+}
+"""What is seen of the first device, or how many seconds pass, and what is news then; at the end why it is unhealthy."""
 
 
-def test_p67_firmwares_counters_warn_when_they_rise_each_by_itself() -> None:
-    world = World()
-    world.see_first(status_counts=(("a", 1), ("b", 5)))
-    assert changed(world.see_first(status_counts=(("a", 1), ("b", 6)))) == [((0,), "warning")]
-    assert world.state.devices[0].verdict.reason == "6 errors in health_status/b, 5 of them old"
+def seen_as(what: str) -> dict[str, Any] | KernelError | None:
+    name, _, count = what.partition("=")
+    if what in SEEN:
+        return SEEN[what]
+    if name == "sram":
+        return {"ecc": EccCounts(sram=int(count))}
+    if name == "status":
+        return {"status_counts": (("a", 1), ("b", int(count)))}
+    return {"core_errors": (CoreErrors(0, **{name: int(count)}),)}
 
 
-def test_p68_errors_that_stopped_are_accepted_after_the_quiet_time_and_the_next_one_counts_again() -> None:
+@pytest.mark.parametrize(("rules", "steps", "reason"), STORIES.values(), ids=STORIES)
+def test_what_is_seen_and_what_is_news(rules: HealthRules, steps: str, reason: str) -> None:
+    world = World(rules)
+    for step in steps.split("; "):
+        what, _, news = step.partition(" -> ")
+        seen = None if what.isdecimal() else seen_as(what)
+        if isinstance(seen, dict):
+            found = world.see_first(**seen)
+        elif isinstance(seen, KernelError):
+            world.hear(replace(seen, at=world.now + seen.at))
+            found = world.wait(0)
+        else:
+            found = world.wait(int(what)) if what.isdecimal() else world.see()
+        assert ", ".join(f"{format_ids(devices)} {after}" for devices, after in changed(found)) == news, step
+    verdict = world.state.devices[0].verdict
+    assert verdict.reason.startswith(reason)
+    assert bool(verdict.reason) == (verdict.severity in {Severity.UNHEALTHY, Severity.WARNING})
+
+
+def test_when_to_look_again_is_known() -> None:
     world = World()
     world.see_first()
+    assert world.state.next_change == math.inf
     world.see_first(core_errors=(CoreErrors(0, hw_nc_ue_error=2),))
     assert world.state.next_change == world.now + HOUR
-    assert changed(world.wait(HOUR)) == [((0,), "healthy")]
-    assert world.wait(HOUR) == ()
-    assert changed(world.see_first(core_errors=(CoreErrors(0, hw_nc_ue_error=3),))) == [((0,), "unhealthy")]
-    assert world.state.devices[0].verdict.reason == "3 uncorrectable core errors on physical core 0, 2 of them old"
+    world.see_first(reset=ResetState.RESETTING)
+    assert world.state.next_change == world.now + 120
+    assert world.state.devices[0].verdict.findings[-1].severity is Severity.PASSING
+    for name, unread in UNREAD.items():
+        broken = World()
+        broken.see_first(**FAULTS[name])
+        broken.see_first(**unread)
+        assert broken.state.next_change == math.inf
+    ignoring = World(IGNORED)
+    ignoring.see_first(**FAULTS["absent"])
+    assert ignoring.state.next_change == math.inf
 
 
 def test_p68_a_power_cycle_takes_counters_and_accepted_errors_back() -> None:
-    known = {f"{0:016x}": {"memory-ecc": 4}}
-    world = World(baseline=known)
+    world = World(baseline={f"{0:016x}": {"memory-ecc": 4}})
     assert world.see_first(ecc=EccCounts(memory=4)) == ()
     assert world.see_first(ecc=EccCounts(memory=0)) == ()
     assert changed(world.see_first(ecc=EccCounts(memory=1))) == [((0,), "unhealthy")]
-
-
-def test_p67_a_threshold_lets_some_errors_pass() -> None:
-    world = World(HealthRules(sram_ecc=SignalRule(threshold=3)))
-    assert world.see_first(ecc=EccCounts(sram=2)) == ()
-    assert changed(world.see_first(ecc=EccCounts(sram=3))) == [((0,), "unhealthy")]
-
-
-def test_p68_a_counter_that_fell_below_its_threshold_begins_again_from_its_baseline() -> None:
-    world = World(HealthRules(sram_ecc=SignalRule(threshold=3)))
-    news = [changed(world.see_first(ecc=EccCounts(sram=count))) for count in (5, 2, 3)]
-    assert news[:2] == [[((0,), "unhealthy")], [((0,), "healthy")]]
-    assert list(world.state.unhealthy) == [0]
-
-
-def test_a_baseline_may_be_what_is_there_at_first_sight() -> None:
-    world = World(HealthRules(sram_ecc=SignalRule(only_new_errors=True)))
-    assert world.see_first(ecc=EccCounts(sram=2)) == ()
-    assert changed(world.see_first(ecc=EccCounts(sram=3))) == [((0,), "unhealthy")]
-
-
-def test_an_ignored_signal_says_nothing() -> None:
-    world = World(HealthRules(node=SignalRule(action=Action.IGNORE)))
-    assert world.see_first(node=NodeState.ABSENT) == ()
-    assert world.state.next_change == math.inf
-
-
-def test_p67_a_reset_under_way_is_waited_for_and_only_one_that_hangs_is_news() -> None:
-    world = World()
-    assert world.see_first(reset=ResetState.RESETTING) == ()
-    assert world.state.devices[0].verdict.severity is Severity.PASSING
-    assert world.state.next_change == world.now + 120
-    assert world.wait(119) == ()
-    assert changed(world.wait(1)) == [((0,), "unhealthy")]
-
-
-@pytest.mark.parametrize(
-    ("broken", "unknown"),
-    [
-        ({"ecc": EccCounts(memory=1)}, {"ecc": None}),
-        ({"reset": ResetState.FAILED}, {"reset": None}),
-        ({"unhealthy_components": frozenset({"hbm"})}, {"unhealthy_components": None}),
-    ],
-)
-def test_p68_what_cannot_be_read_any_more_is_not_healed(broken: dict[str, Any], unknown: dict[str, Any]) -> None:
-    world = World()
-    world.see_first(**broken)
-    assert world.see_first(**unknown) == ()
-    assert list(world.state.unhealthy) == [0]
-    assert world.state.next_change == math.inf
-    assert changed(world.see_first()) == [((0,), "healthy")]
 
 
 def test_a_further_fault_is_news_and_both_are_named() -> None:
@@ -143,57 +190,6 @@ def test_a_further_fault_is_news_and_both_are_named() -> None:
     assert transitions == (
         Transition((0,), Severity.UNHEALTHY, Severity.UNHEALTHY, "/dev/neuron0 is absent; 1 uncorrected SRAM error"),
     )
-
-
-def test_p67_a_message_that_names_a_device_stops_that_device_for_an_hour() -> None:
-    world = World()
-    world.see_first()
-    world.hear(error(1, at=world.now))
-    assert changed(world.wait(0)) == [((1,), "unhealthy")]
-    assert world.state.devices[1].verdict.reason == "kernel message NEURON_HW_ERR=DMA_ERROR"
-    assert world.wait(HOUR - 1) == ()
-    assert changed(world.wait(1)) == [((1,), "healthy")]
-    assert world.wait(1) == ()
-
-
-def test_p67_a_message_that_names_none_is_a_warning_on_all() -> None:
-    world = World()
-    world.see_first()
-    world.hear(error(at=world.now))
-    assert changed(world.wait(0)) == [((0, 1), "warning")]
-    assert world.state.unhealthy == {}
-    assert changed(world.wait(HOUR)) == [((0, 1), "healthy")]
-
-
-def test_p67_a_device_that_is_not_here_is_as_good_as_none() -> None:
-    world = World()
-    world.see_first()
-    world.hear(error(9, at=world.now))
-    assert changed(world.wait(0)) == [((0, 1), "warning")]
-
-
-def test_p67_a_hang_on_a_named_device_is_a_warning_on_that_device() -> None:
-    world = World()
-    world.see_first()
-    world.hear(error(1, at=world.now, kind="HANG_ON_COLLECTIVES"))
-    assert changed(world.wait(0)) == [((1,), "warning")]
-
-
-def test_p67_a_line_that_a_process_wrote_is_believed_on_request_only() -> None:
-    for trust, news in ((False, []), (True, [((1,), "unhealthy")])):
-        world = World(HealthRules(trust_user_messages=trust))
-        world.see_first()
-        world.hear(error(1, at=world.now, by_kernel=False))
-        assert changed(world.wait(0)) == news
-
-
-def test_messages_from_before_the_daemon_count_as_if_it_had_been_there() -> None:
-    world = World()
-    world.see_first()
-    world.hear(error(0, at=world.now - HOUR), error(1, at=world.now - HOUR + 100))
-    assert changed(world.wait(0)) == [((1,), "unhealthy")]
-    assert world.wait(99) == ()
-    assert changed(world.wait(1)) == [((1,), "healthy")]
 
 
 def test_p69_many_messages_are_little_news() -> None:
@@ -235,12 +231,6 @@ def test_a_serial_number_that_two_devices_give_is_none() -> None:
     assert set(world.state.baseline) == {"aa", "neuron0", "neuron1"}
 
 
-def test_p68_another_chip_in_the_same_place_begins_afresh() -> None:
-    world = World()
-    world.see_first(ecc=EccCounts(sram=1))
-    assert changed(world.see(device(0, serial="ff"), device(1))) == [((0,), "healthy")]
-
-
 def test_a_serial_number_that_cannot_be_read_just_now_is_no_other_chip() -> None:
     world = World()
     world.see_first()
@@ -266,25 +256,6 @@ def test_p25_a_device_that_comes_back_unusable_says_why() -> None:
     assert [transition.reason for transition in news] == ["core_count reads 'x'"]
 
 
-def test_p25_a_node_that_goes_and_comes_a_moment_apart_from_its_device_does_not_flap() -> None:
-    world = World()
-    world.see_first()
-    world.see_first(node=NodeState.ABSENT)
-    world.see(device(1))
-    world.see_first(node=NodeState.ABSENT)
-    assert changed(world.see_first()) == [((0,), "healthy")]
-
-
-def test_p25_errors_that_are_counted_outlive_a_driver_reload_without_further_news() -> None:
-    world = World()
-    world.see_first()
-    world.see_first(core_errors=(CoreErrors(0, hw_nc_ue_error=1),))
-    world.see()
-    world.see_first(core_errors=(CoreErrors(0, hw_nc_ue_error=1),))
-    assert list(world.state.unhealthy) == [0]
-    assert changed(world.wait(HOUR)) == [((0,), "healthy")]
-
-
 def test_accepted_errors_survive_a_restart_of_the_daemon() -> None:
     world = World()
     world.see_first(core_errors=(CoreErrors(0, hw_error=5),))
@@ -296,30 +267,6 @@ def test_losing_the_memory_costs_no_wrong_verdict() -> None:
     world = World()
     world.see_first(core_errors=(CoreErrors(0, hw_nc_ue_error=6),), ecc=EccCounts(memory=1))
     assert [finding.signal for finding in world.state.devices[0].verdict.findings] == [Signal.MEMORY_ECC]
-
-
-def test_p67_after_a_driver_reload_errors_count_from_zero_and_all_of_them_are_new() -> None:
-    world = World()
-    world.see_first(core_errors=(CoreErrors(0, hw_nc_ue_error=7),))
-    world.see()
-    world.see_first(core_errors=(CoreErrors(0, hw_nc_ue_error=2),))
-    assert world.state.unhealthy == {0: "2 uncorrectable core errors on physical core 0"}
-
-
-def test_p68_errors_after_a_driver_reload_hold_a_device_that_waits_for_quiet() -> None:
-    world = World()
-    world.see_first()
-    world.see_first(core_errors=(CoreErrors(0, hw_nc_ue_error=5),))
-    world.wait(HOUR / 2)
-    world.see()
-    world.see_first()
-    world.wait(HOUR / 4)
-    world.see_first(core_errors=(CoreErrors(0, hw_nc_ue_error=1),))
-    world.wait(HOUR / 2)
-    assert list(world.state.unhealthy) == [0]
-    assert world.state.devices[0].verdict.reason == "1 uncorrectable core error on physical core 0"
-    world.wait(HOUR / 2)
-    assert world.state.unhealthy == {}
 
 
 def test_p67_a_serial_number_that_comes_late_brings_what_is_known_under_it() -> None:
@@ -373,13 +320,6 @@ def test_a_pending_condition_makes_a_device_wait_and_no_more() -> None:
     verdict = world.state.devices[0].verdict
     assert verdict == Verdict((Symptom(Signal.RESETTING, Severity.PASSING, "a reset is under way"),))
     assert verdict.healthy
-
-
-def test_a_warning_that_is_only_pending_says_nothing() -> None:
-    world = World(HealthRules(sram_ecc=SignalRule(action=Action.WARN, for_seconds=30)))
-    assert world.see_first(ecc=EccCounts(sram=1)) == ()
-    assert world.state.devices[0].verdict == Verdict()
-    assert changed(world.wait(30)) == [((0,), "warning")]
 
 
 def test_a_state_is_a_value_and_its_successor_leaves_it_alone() -> None:

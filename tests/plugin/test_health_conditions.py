@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -27,98 +28,54 @@ def counted(count: int, at: float) -> Sighting:
     return Sighting(Observation(Signal.HW_ERROR, "hardware error", count=count).worded(), at, count)
 
 
-def run(steps: list[tuple[float, Sighting | None]], by: SignalRule) -> Condition | None:
+QUIET: dict[str, Any] = {"only_new_errors": True, "keep_firing_for_seconds": 100.0}
+ENDED = {"pending": Phase.PENDING, "firing": Phase.FIRING, "resolved": Phase.RESOLVED, "none": None}
+STEPS = {
+    "what is not seen": ({}, "0 - none; 1 - none"),
+    "p67 without a delay": ({}, "0 seen firing 1"),
+    "a signal that lasts": ({"for_seconds": 30}, "0 seen pending; 29 seen pending; 30 seen firing 1"),
+    "a signal that did not last": (
+        {"for_seconds": 30},
+        "0 seen pending; 10 - none; 20 seen pending; 49 seen pending; 50 seen firing 1",
+    ),
+    "p68 the cause is gone for its time": (
+        {"keep_firing_for_seconds": 60},
+        "0 seen firing; 10 seen firing; 69 - firing; 70 - resolved",
+    ),
+    "p68 without such a time": ({}, "0 seen firing; 1 - resolved"),
+    "p69 back within the window, and held longer": (
+        {},
+        "0 seen firing; 1 - resolved; 2 seen firing 2; 3 - firing 2; 11.9 - firing; 12 - resolved",
+    ),
+    "p69 back after the window": ({}, "0 seen firing; 1 - resolved; 601 seen firing 1"),
+    "forgotten after the window": ({}, "0 seen firing; 1 - resolved; 600 - resolved; 601 - none"),
+    "watched again, and counted on": (
+        {"for_seconds": 5},
+        "0 seen pending; 5 seen firing 1; 6 - resolved; 7 seen pending; 8 - resolved; 9 seen pending; 14 seen firing 2",
+    ),
+    "p68 errors that stand still": (QUIET, "0 3 firing; 99 3 firing; 100 3 resolved"),
+    "p68 a further error": (QUIET, "0 3 firing; 90 4 firing; 189 4 firing; 190 4 resolved"),
+    "errors that stand still while they are watched": (
+        {"for_seconds": 30, **QUIET},
+        "0 3 pending; 10 3 pending; 30 3 firing",
+    ),
+    "an old message counts from its own time": (QUIET, "1000 1@950 firing; 1049 1@950 firing; 1050 1@950 resolved"),
+}
+"""A rule; then at each time what is seen (``-``: nothing, a number: errors), and the phase, and how often it fired."""
+
+
+@pytest.mark.parametrize(("fields", "steps"), STEPS.values(), ids=STEPS)
+def test_one_signal_over_time(fields: dict[str, Any], steps: str) -> None:
     condition = None
-    for now, sight in steps:
-        condition = step(condition, sight, by, RULES, now)
-    return condition
-
-
-def phase(condition: Condition | None) -> Phase | None:
-    return condition.phase if condition else None
-
-
-def test_what_is_not_seen_is_not_remembered() -> None:
-    assert run([(0, None), (1, None)], rule()) is None
-
-
-def test_p67_without_a_delay_a_signal_acts_at_once() -> None:
-    condition = run([(0, seen())], rule())
-    assert condition
-    assert condition.phase is Phase.FIRING
-    assert (condition.text, condition.times_fired) == ("firmware reports hbm unhealthy", 1)
-
-
-def test_a_signal_has_to_last_before_it_acts() -> None:
-    by = rule(for_seconds=30)
-    assert phase(run([(0, seen()), (29, seen(29))], by)) is Phase.PENDING
-    assert phase(run([(0, seen()), (30, seen(30))], by)) is Phase.FIRING
-
-
-def test_a_signal_that_did_not_last_is_forgotten() -> None:
-    assert run([(0, seen()), (10, None)], rule(for_seconds=30)) is None
-    assert phase(run([(0, seen()), (10, None), (20, seen(20)), (49, seen(49))], rule(for_seconds=30))) is Phase.PENDING
-
-
-def test_p68_a_signal_is_over_when_its_cause_has_been_gone_for_its_time() -> None:
-    by = rule(keep_firing_for_seconds=60)
-    assert phase(run([(0, seen()), (10, seen(10)), (69, None)], by)) is Phase.FIRING
-    assert phase(run([(0, seen()), (10, seen(10)), (70, None)], by)) is Phase.RESOLVED
-
-
-def test_p68_without_such_a_time_it_is_over_at_once() -> None:
-    assert phase(run([(0, seen()), (1, None)], rule())) is Phase.RESOLVED
-
-
-def test_p69_one_that_comes_back_within_the_window_is_held_longer() -> None:
-    condition = run([(0, seen()), (1, None), (2, seen(2)), (3, None)], rule())
-    assert condition
-    assert (condition.phase, condition.times_fired) == (Phase.FIRING, 2)
-    assert phase(step(condition, None, rule(), RULES, 11.9)) is Phase.FIRING
-    assert phase(step(condition, None, rule(), RULES, 12)) is Phase.RESOLVED
-
-
-def test_p69_one_that_comes_back_after_the_window_is_new() -> None:
-    condition = run([(0, seen()), (1, None), (601, seen(601))], rule())
-    assert condition
-    assert condition.times_fired == 1
-
-
-def test_a_condition_is_forgotten_after_the_window() -> None:
-    assert phase(run([(0, seen()), (1, None), (600, None)], rule())) is Phase.RESOLVED
-    assert run([(0, seen()), (1, None), (601, None)], rule()) is None
-
-
-def test_watching_again_does_not_forget_how_often_it_came() -> None:
-    by = rule(for_seconds=5)
-    condition = run([(0, seen()), (5, seen(5)), (6, None), (7, seen(7)), (8, None), (9, seen(9)), (14, seen(14))], by)
-    assert condition
-    assert (condition.phase, condition.times_fired) == (Phase.FIRING, 2)
-
-
-QUIET = {"only_new_errors": True, "keep_firing_for_seconds": 100.0}
-
-
-def test_p68_errors_that_stand_still_are_over_after_the_quiet_time() -> None:
-    by = rule(**QUIET)
-    assert phase(run([(0, counted(3, 0)), (99, counted(3, 99))], by)) is Phase.FIRING
-    assert phase(run([(0, counted(3, 0)), (100, counted(3, 100))], by)) is Phase.RESOLVED
-
-
-def test_p68_a_further_error_begins_the_quiet_time_again() -> None:
-    by = rule(**QUIET)
-    assert phase(run([(0, counted(3, 0)), (90, counted(4, 90)), (189, counted(4, 189))], by)) is Phase.FIRING
-    assert phase(run([(0, counted(3, 0)), (90, counted(4, 90)), (190, counted(4, 190))], by)) is Phase.RESOLVED
-
-
-def test_errors_that_stand_still_while_they_are_watched_last_all_the_same() -> None:
-    by = rule(for_seconds=30, **QUIET)
-    assert phase(run([(0, counted(3, 0)), (10, counted(3, 10)), (30, counted(3, 30))], by)) is Phase.FIRING
-
-
-def test_an_old_message_counts_from_its_own_time() -> None:
-    assert phase(run([(1000, counted(1, 950)), (1049, counted(1, 950))], rule(**QUIET))) is Phase.FIRING
-    assert phase(run([(1000, counted(1, 950)), (1050, counted(1, 950))], rule(**QUIET))) is Phase.RESOLVED
+    for text in steps.split("; "):
+        now, what, phase, *fired = text.split(" ")
+        count, _, since = what.partition("@")
+        at = float(since or now)
+        sight = None if what == "-" else seen(at) if what == "seen" else counted(int(count), at)
+        condition = step(condition, sight, rule(**fields), RULES, float(now))
+        assert (condition.phase if condition else None) is ENDED[phase], text
+        assert not fired or (condition and condition.times_fired == int(fired[0])), text
+        assert what != "seen" or (condition and condition.text == BROKEN), text
 
 
 def test_p69_errors_that_go_on_are_news_when_they_have_doubled() -> None:

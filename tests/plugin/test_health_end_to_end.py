@@ -101,6 +101,9 @@ async def test_p67_p68_p71_a_fault_reaches_kubelet_pod_node_and_events_and_so_do
             ("NeuronDeviceUnhealthy", f"neuron device 2 is not given to new pods: {reset}"),
             ("NeuronDeviceUnhealthy", f"neuron device 2 of this pod is unhealthy: {reset}. The pod keeps it"),
         ]
+        assert node.site.api
+        types = {(event["reason"], event["type"]) for event in node.site.api.objects(EVENTS)}
+        assert types == {("NeuronDeviceHealthy", "Normal"), ("NeuronDeviceUnhealthy", "Warning")}
 
 
 async def test_a_device_that_breaks_under_a_pod_is_counted_once_until_the_pod_is_deleted() -> None:

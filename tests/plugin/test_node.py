@@ -16,7 +16,7 @@ from neuron_plugin.kubelet.pod_resources import ContainerDevices
 from neuron_plugin.plugin.container import ALLOCATION_KEY, reply_for
 from neuron_plugin.plugin.inputs import LISTED_SECONDS, NodePods, PendingAnswer
 from neuron_plugin.plugin.node import NODE_TIMES, LocalNode, NodeOptions
-from neuron_plugin.plugin.snapshot import VANISHED_SECONDS
+from neuron_plugin.plugin.settle import VANISHED_SECONDS
 from neuron_plugin.topology import NO_CORES, Unit
 from tests.plugin.desk import FakeCgroups, LoopClock, MemoryKubelet, a_desk
 from tests.plugin.world import (

@@ -35,7 +35,8 @@ from neuron_plugin.plugin.publisher import (
     publication,
     withdrawal,
 )
-from neuron_plugin.plugin.snapshot import PodEvent, Snapshot, derive
+from neuron_plugin.plugin.snapshot import Snapshot, derive
+from neuron_plugin.plugin.writes import PodEvent
 from tests.plugin.world import (
     INF2,
     NEURON,

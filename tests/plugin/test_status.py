@@ -64,7 +64,7 @@ class Server(DevicePluginServer):
         replaced: Path | None = None,
     ) -> None:
         """``dialled`` is what is wrong with its socket, ``replaced`` the socket that comes while it is dialled."""
-        super().__init__(resource.value, FakeHandler(), Advertisement(), DirectoryWatch(Path("/nowhere")))
+        super().__init__(resource.value, DirectoryWatch(Path("/nowhere")), FakeHandler(), Advertisement())
         self.socket_path = socket
         self._dialled = dialled
         self._replaced = replaced

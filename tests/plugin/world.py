@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
+from hypothesis import strategies as st
+
 from neuron_plugin.allocation import (
     ContainerKind,
     ContainerSet,
@@ -23,7 +25,7 @@ from neuron_plugin.allocation.requests import ContainerSpec, pod_request
 from neuron_plugin.allocation.resources import parse_ids
 from neuron_plugin.cluster import Pod
 from neuron_plugin.cluster.objects import Metadata, Owner
-from neuron_plugin.cluster.pods import (
+from neuron_plugin.cluster.pod_wire import (
     Container,
     ContainerRunning,
     ContainerState,
@@ -31,12 +33,13 @@ from neuron_plugin.cluster.pods import (
     PodSpec,
     PodStatus,
     Resources,
-    neuron_pod,
 )
+from neuron_plugin.cluster.pods import neuron_pod
 from neuron_plugin.kubelet import ContainerAllocation
 from neuron_plugin.plugin.container import VISIBLE_CORES, reply_for
 from neuron_plugin.plugin.inputs import AllocationKey, Inputs, NodePods, PendingAnswer, Recorded, RecordedAllocation
-from neuron_plugin.plugin.snapshot import Snapshot, pods_to_look_at, settle
+from neuron_plugin.plugin.settle import pods_to_look_at, settle
+from neuron_plugin.plugin.snapshot import Snapshot
 from neuron_plugin.topology import CoreMask, Geometry, Topology, Unit, catalogue
 
 NEURON = Resource.NEURON
@@ -164,6 +167,9 @@ def inventory(geometry: Geometry = TRN1, **fields: Any) -> NodeInventory:
     return NodeInventory(geometry, fields.pop("present", tuple(range(geometry.device_count))), **fields)
 
 
+SICK = inventory(unhealthy={1: "sick"})
+
+
 def entry(
     uid: str,
     container: str,
@@ -246,3 +252,39 @@ def answer(
 ) -> PendingAnswer:
     mask = devices(*ids) if resource.unit is Unit.DEVICE else TRN1.mask_of(Unit.CORE, ids)
     return PendingAnswer(reply_for(inventory(), reply_id, mask), resource, ids, at, **fields)
+
+
+def forgotten(before: Inputs, uid: PodUid, *, rewritten: bool = True, now: float = 5.0) -> Inputs:
+    """A later file without a pod's entries."""
+    left = [one for key, one in before.recorded.entries.items() if key.uid != uid]
+    return replace(before, recorded=before.recorded.with_file(left, now, rewritten_at=now if rewritten else None))
+
+
+@st.composite
+def some_inputs(draw: st.DrawFn) -> Inputs:
+    """Few pods on few devices, in any state."""
+    names = draw(st.lists(st.sampled_from("abcd"), unique=True))
+    device = st.integers(0, 5)
+    pods: list[NeuronPod] = []
+    recorded: list[RecordedAllocation] = []
+    ended: dict[PodUid, bool] = {}
+    for name in names:
+        where = draw(device)
+        if draw(st.booleans()):
+            pods.append(draw(st.sampled_from([pod(name, app(1)), assigned(name, app(1), sets=[[where]])])))
+        elif draw(st.booleans()):
+            ended[uid_of(name)] = draw(st.booleans())
+        if draw(st.booleans()):
+            recorded.append(entry(uid_of(name), "app", draw(st.sampled_from([NEURON, DEVICE])), draw(device)))
+    if draw(st.booleans()):
+        recorded.append(entry(STATIC_UID, "app", CORE, draw(device)))
+    made = inputs(
+        *pods,
+        recorded=recorded,
+        ended=ended,
+        listed_at=draw(st.sampled_from([None, 0.0, 5.0])),
+        cluster=bool(pods) or draw(st.booleans()),
+    )
+    for uid in draw(st.sets(st.sampled_from([STATIC_UID, uid_of("a"), uid_of("b")]))):
+        made = forgotten(made, uid, rewritten=draw(st.booleans()))
+    return made
