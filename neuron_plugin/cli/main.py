@@ -34,6 +34,8 @@ COMMANDS = {
     "manifests": "print Kubernetes manifests, as the Helm chart renders them",
     "uninstall-node": "remove the plugin's annotation, labels, Lease and condition from nodes, after the plugin itself",
     "completion": "print a script that completes this command in your shell",
+    "version": "print the version of this program",
+    "help": "print the help of a command",
 }
 """Names and summaries, in the order of the help. Each is a module of ``ROOMS`` or of this package."""
 

@@ -36,7 +36,7 @@ def add_flags(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Release them, and name those that had the gate."""
+    """Release them, and name those that had the gate; the status says whether all did that were named."""
     if arguments.all is bool(arguments.pods):
         raise UsageError("give names of pods, or --all for every pod that has the gate")
     names = [name if "/" in name else f"default/{name}" for name in arguments.pods]
@@ -54,9 +54,11 @@ def run(arguments: Namespace) -> int:
     except ClusterError as error:
         raise CommandError(str(error)) from error
     lines = [f"pod {name} is released" for name in done]
-    lines += [f"pod {name} does not have the gate, or is gone" for name in names if name not in {*done, *refused}]
-    document = {"version": VERSION, "released": list(done), "refused": dict(refused)}
-    show(arguments.output, document, plain(*(lines or ["no pod has the gate"])))
-    if refused:
-        raise CommandError("; ".join(f"pod {name} keeps its gate: {reason}" for name, reason in refused.items()))
+    why_not = {name: "it is not there, or does not have the gate" for name in names if name not in {*done, *refused}}
+    document = {"version": VERSION, "released": list(done), "refused": {**refused, **why_not}}
+    show(arguments.output, document, plain(*(lines or ["no pod is released" if names else "no pod has the gate"])))
+    texts = [f"pod {name} keeps its gate: {reason}" for name, reason in refused.items()]
+    texts += [f"pod {name} is not released: {reason}" for name, reason in why_not.items()]
+    if texts:
+        raise CommandError("; ".join(texts))
     return Exit.SUCCESS

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -62,6 +63,10 @@ def test_the_version_flag_prints_one_line(cli: Cli) -> None:
     ("arguments", "said"),
     [
         (("devics",), "there is no devics; did you mean devices?"),
+        (("help", "devics"), "there is no devics; did you mean devices?"),
+        (("drain", "trn1-1"), "there is no drain; did you mean plan --drain NODE?"),
+        (("version-of",), "there is no version-of; did you mean version?"),
+        (("decide",), "there is no decide; see: neuron-plugin --help"),
         (("explain", "pod", "--outptu", "json"), "unrecognized arguments: --outptu json; did you mean --output?"),
         (("devices", "--xyzzy"), "unrecognized arguments: --xyzzy; see: neuron-plugin devices --help"),
         (("devices", "-o", "xml"), "invalid choice: 'xml'"),
@@ -77,6 +82,16 @@ def test_wrong_usage_is_one_line_that_names_the_help(cli: Cli, arguments: tuple[
     assert said in shown.err
     assert "--help" in shown.err
     assert shown.err.count("\n") == 1
+
+
+def test_version_is_a_command_too_and_for_scripts_a_document(cli: Cli) -> None:
+    assert cli("version").out.startswith(f"neuron-plugin {__version__} (commit ")
+    assert json.loads(cli("version", "-o", "json").out)["build"]["version"] == __version__
+
+
+def test_help_is_a_command_too_and_takes_a_command_with_its_action(cli: Cli) -> None:
+    assert cli("help") == cli("--help")
+    assert cli("help", "simulate", "node") == cli("simulate", "node", "--help")
 
 
 def test_flags_are_not_abbreviated_because_a_new_flag_would_break_scripts(cli: Cli) -> None:

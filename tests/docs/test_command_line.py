@@ -95,6 +95,7 @@ PROMISED: list[tuple[str, Iterable[str]]] = [
     ("byShape", next(iter(POLICY["byShape"].values()))),
     ("cordon", ["version", "node", "disabledBefore", "disabled"]),
     ("ungate", ["version", "released", "refused"]),
+    ("version", ["version", "build"]),
     ("uninstall-node", ["version", "cleared"]),
 ]
 
