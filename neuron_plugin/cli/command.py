@@ -213,12 +213,15 @@ class Form(enum.StrEnum):
     TEXT = "text"
     """For people."""
     WIDE = "wide"
-    """The same with more columns, for ``devices`` alone."""
+    """The same with more columns, of a table."""
+    NAME = "name"
+    """KIND/NAME, of objects of the cluster, as kubectl takes it."""
     JSON = "json"
     YAML = "yaml"
 
 
 REPORT = (Form.TEXT, Form.JSON, Form.YAML)
+TABLE = (Form.TEXT, Form.WIDE, Form.JSON, Form.YAML)
 OBJECTS = (Form.YAML, Form.JSON)
 """Where the output is Kubernetes objects."""
 
@@ -232,10 +235,10 @@ def add_output_flag(parser: argparse.ArgumentParser, forms: Sequence[Form] = REP
 
 def show(form: str, content: object, lines: Iterable[Line]) -> None:
     """Print ``lines`` for people, or the document ``content`` for scripts, as ``--output`` says."""
-    if form in {Form.TEXT, Form.WIDE}:
-        print_lines(list(lines))
-    else:
+    if form in {Form.JSON, Form.YAML}:
         print(document(form, content), end="")
+    else:
+        print_lines(list(lines))
 
 
 def show_again(form: str, content: object, lines: Iterable[Line], *, first: bool) -> None:
@@ -266,11 +269,14 @@ def plain(*texts: str) -> list[Line]:
     return [[(printable(text), "")] for text in texts]
 
 
-def table(headers: Sequence[str], rows: Iterable[Line]) -> list[Line]:
-    """Cells two or more blanks apart; ``-`` for an empty one. Only cells of the last column may hold blanks."""
+def table(headers: Sequence[str], rows: Iterable[Line], *, bare: bool = False) -> list[Line]:
+    """Cells two or more blanks apart; ``-`` for an empty one. Only cells of the last column may hold blanks.
+
+    A ``bare`` table has no headers.
+    """
     cells = [
         [(printable(text) or "-", style) for text, style in row]
-        for row in ([(header, "bold") for header in headers], *rows)
+        for row in (*([] if bare else [[(header, "bold") for header in headers]]), *rows)
     ]
     widths = [max(len(text) for text, _ in column) + 2 for column in zip(*cells, strict=True)]
     lines: list[Line] = []
@@ -285,7 +291,7 @@ def table(headers: Sequence[str], rows: Iterable[Line]) -> list[Line]:
 def print_lines(lines: Sequence[Line]) -> None:
     """Print lines, in colour on a terminal that can, unless the user has set NO_COLOR (no-color.org)."""
     if not on_terminal() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
-        print("\n".join("".join(text for text, _ in line) for line in lines), flush=True)
+        print("".join("".join(text for text, _ in line) + "\n" for line in lines), end="", flush=True)
         return
     from rich.console import Console
     from rich.text import Text

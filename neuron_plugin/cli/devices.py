@@ -10,6 +10,7 @@ from itertools import groupby
 
 from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.cli.command import (
+    TABLE,
     CommandError,
     Exit,
     Form,
@@ -71,7 +72,7 @@ _HEALTHY_STYLES = {Health.HEALTHY: "green", Health.WARNING: "yellow", Health.RES
 
 def add_flags(parser: ArgumentParser) -> None:
     """The form of the output, whether to watch, and which node."""
-    add_output_flag(parser, list(Form))
+    add_output_flag(parser, TABLE)
     again = "print again whenever something changes, until Ctrl-C; JSON then comes one document a line"
     parser.add_argument("-w", "--watch", action="store_true", help=again)
     processes = "show which processes have each device open, too; for those of pods as root on the node"

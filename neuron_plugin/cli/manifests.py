@@ -63,7 +63,14 @@ def add_flags(parser: ArgumentParser) -> None:
     for flag, metavar, default, pattern, meaning, expected in (
         ("--namespace", "NAME", "kube-system", _NAMESPACE, "namespace", "namespace: lower case, digits and dashes"),
         ("--image", "IMAGE", image, _IMAGE, "this project's image", f"image, such as registry.example.com/{image}"),
-        ("--kubernetes-version", "VERSION", None, _VERSION, "the cluster's, for second-scheduler", "version: 1.36 or v1.36.2"),
+        (
+            "--kubernetes-version",
+            "VERSION",
+            None,
+            _VERSION,
+            "the cluster's, for second-scheduler",
+            "version: 1.36 or v1.36.2",
+        ),
     ):
         text = f"{meaning} (default: {default})" if default else meaning
         parser.add_argument(flag, type=matching(pattern, expected), default=default, metavar=metavar, help=text)

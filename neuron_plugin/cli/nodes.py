@@ -7,9 +7,18 @@ from collections.abc import Sequence
 
 import msgspec
 
-from neuron_plugin.cli.cluster_views import Views, add_view_flags, cluster_views, counted, in_ranges
-from neuron_plugin.cli.command import Exit, Form, Line, no_such, plain, show, show_again, table
+from neuron_plugin.cli.cluster_views import (
+    Views,
+    add_view_flags,
+    cluster_views,
+    counted,
+    in_order,
+    in_ranges,
+    show_views,
+)
+from neuron_plugin.cli.command import Exit, Form, Line, no_such, plain, table
 from neuron_plugin.cluster.nodes import NO_NEURON
+from neuron_plugin.cluster.objects import NODES
 from neuron_plugin.inspection import plural
 from neuron_plugin.monitor.views import NodeView, NodeViewStatus
 
@@ -24,7 +33,7 @@ columns:
   FREE-CORES    cores that are free and healthy, of all
   UNHEALTHY     ids of the devices that are unhealthy or missing, whether a pod has them or not
   DISABLED      ids of the devices that an operator has taken out of service; see: neuron-plugin cordon
-  PODS          how many pods have some of them, or were promised some; see: neuron-plugin pods --node NODE
+  PODS          how many pods have some of them, or were promised some; see: neuron-plugin pods -A --node NODE
   STATE         open, or why no new pod is placed there, such as that the node is cordoned
   IDLE          (wide) devices that pods have and whose cores execute nothing, see neuron-plugin pods
   RENEWED       (wide) when the node's plugin last renewed its Lease, by its own clock"""
@@ -32,6 +41,7 @@ columns:
 EXAMPLES = """
 neuron-plugin nodes
 neuron-plugin nodes worker-1 -o wide
+neuron-plugin nodes -l topology.kubernetes.io/zone=us-east-1a --sort-by .status.freeDevices
 neuron-plugin nodes --watch
 neuron-plugin nodes -o json | jq '.nodes[] | select(.status.open | not) | .metadata.name'
 kubectl -n kube-system port-forward svc/neuron-plugin-extender 12346 &
@@ -74,20 +84,18 @@ class NodesReport(msgspec.Struct, frozen=True, kw_only=True):
 def add_flags(parser: ArgumentParser) -> None:
     """Which nodes, and how to show them."""
     parser.add_argument("nodes", metavar="NODE", nargs="*", help="only these nodes (default: all that have Neuron)")
-    parser.add_argument("-A", "--all", action="store_true", help="nodes without Neuron devices, too")
+    parser.add_argument("--all", action="store_true", help="nodes without Neuron devices, too")
     add_view_flags(parser)
 
 
 def run(arguments: Namespace) -> int:
     """Print the nodes once, or for as long as they are watched."""
     form = Form(arguments.output)
-    for number, views in enumerate(cluster_views(arguments, leases=True)):
+    for number, views in enumerate(cluster_views(arguments, NODES, leases=True)):
         report = report_of(views, arguments.nodes, everything=arguments.all)
-        lines = node_lines(form, report)
-        if arguments.watch:
-            show_again(form, report, lines, first=not number)
-        else:
-            show(form, report, lines)
+        report = msgspec.structs.replace(report, nodes=in_order(report.nodes, arguments.sort_by))
+        lines = node_lines(form, report, bare=arguments.no_headers)
+        show_views(arguments, report, [f"node/{node.name}" for node in report.nodes], lines, first=not number)
     return Exit.SUCCESS
 
 
@@ -134,8 +142,8 @@ def _broken_devices(status: NodeViewStatus) -> set[int]:
     return {int(device) for device in (*status.unhealthy_devices, *status.missing_devices.split(",")) if device}
 
 
-def node_lines(form: Form, report: NodesReport) -> list[Line]:
-    """A row for each node, and the totals."""
+def node_lines(form: Form, report: NodesReport, *, bare: bool = False) -> list[Line]:
+    """A row for each node, and the totals; ``bare`` without headers and totals."""
     rows = []
     for node in report.nodes:
         spec, status = node.spec, node.status
@@ -176,4 +184,4 @@ def node_lines(form: Form, report: NodesReport) -> list[Line]:
         f"{total.free_cores} of {plural(total.cores, 'core')} free; {plural(total.pods, 'pod')} there, "
         f"{total.waiting_pods} waiting{f' ({total.gated_pods} gated)' if total.gated_pods else ''}"
     )
-    return [*table(list(cells), rows), *plain("", summary)]
+    return [*table(list(cells), rows, bare=bare), *([] if bare else plain("", summary))]

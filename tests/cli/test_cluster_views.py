@@ -17,6 +17,7 @@ from neuron_plugin.allocation import PodUid, Resource
 from neuron_plugin.allocation.rejection import NO_ASSIGNMENT
 from neuron_plugin.allocation.utilization import ContainerUtilization
 from neuron_plugin.cli.cluster_views import Views, cluster_views
+from neuron_plugin.cluster.objects import NODES as NODE_OBJECTS
 from neuron_plugin.monitor.api import Monitor
 from neuron_plugin.placement.leadership import Readiness
 from neuron_plugin.simulation.api_server_kinds import LEASES
@@ -212,7 +213,6 @@ def test_gated_promised_and_plainly_released_pods_are_told_apart(
 def test_unknown_names_are_errors_that_name_what_there_is(cli: Cli, kubeconfig: Path) -> None:
     for arguments, error in (
         (("pods", "--node", "trn-2"), "there is no node trn-2: there are trn-1, inf-1"),
-        (("pods", "-n", "nosuch"), "no live pod in namespace nosuch asks for Neuron; such pods are in default"),
         (("nodes", "trn"), "there is no node trn: there are trn-1, inf-1"),
         (
             ("explain", "trian"),
@@ -225,7 +225,62 @@ def test_unknown_names_are_errors_that_name_what_there_is(cli: Cli, kubeconfig: 
         assert (outcome.status, outcome.out) == (1, ""), arguments
         assert outcome.err.startswith(f"neuron-plugin: {error}")
     outcome = cli("pods", "--node", "web-1", "--kubeconfig", kubeconfig)
-    assert (outcome.status, outcome.out) == (0, "no live pod asks for Neuron\n"), "it is there, without such pods"
+    assert (outcome.status, outcome.out) == (0, ""), "it is there, without such pods"
+    assert outcome.err == "neuron-plugin: no live pod in namespace default on node web-1 asks for Neuron\n"
+
+
+def with_metadata(manifest: dict[str, Any], **fields: object) -> dict[str, Any]:
+    return {**manifest, "metadata": {**manifest["metadata"], **fields}}
+
+
+def test_pods_are_those_of_the_context_s_namespace_or_of_all(
+    cli: Cli, server: StandInApiServer, kubeconfig: Path
+) -> None:
+    server.create_pod(with_metadata(pod_manifest("other", DEVICE, 1), namespace="ml"))
+    kubeconfig.write_text(kubeconfig.read_text().replace('"context":{', '"context":{"namespace":"ml",'))
+
+    def shown(*arguments: str) -> list[str]:
+        return cli("pods", *arguments, "-o", "name", "--kubeconfig", kubeconfig).out.split()
+
+    assert shown() == ["pod/other"]
+    assert shown("-n", "default") == ["pod/assigned", "pod/stock", "pod/train", "pod/waiting"]
+    assert shown("-A") == [*shown("-n", "default"), "pod/other"]
+    nothing = cli("pods", "-n", "nosuch", "--kubeconfig", kubeconfig)
+    assert (nothing.status, nothing.out) == (0, "")
+    assert "in namespace nosuch asks for Neuron; such pods are in default, ml: give -n or -A" in nothing.err
+
+
+def test_a_context_is_chosen_as_with_kubectl(cli: Cli, kubeconfig: Path) -> None:
+    nothing = cli("nodes", "--kubeconfig", kubeconfig, "--context", "nosuch", "--lease-namespace", "")
+    assert (nothing.status, "there is no context 'nosuch', only '" in nothing.err) == (1, True)
+    kubeconfig.write_text(kubeconfig.read_text().replace('"current-context":"simulated",', ""))
+    shown = cli("nodes", "--kubeconfig", kubeconfig, "--context", "simulated", "-o", "name", "--lease-namespace", "")
+    assert shown.out == "node/inf-1\nnode/trn-1\n"
+
+
+def test_rows_can_be_chosen_by_labels_ordered_by_a_field_and_shown_alone(
+    cli: Cli, server: StandInApiServer, kubeconfig: Path
+) -> None:
+    server.create_node(with_metadata(node_manifest("inf-10", "inf2.xlarge"), labels={"zone": "a"}))
+    server.create_pod(with_metadata(pod_manifest("labelled", DEVICE, 1), labels={"app": "train"}))
+    source = ("--kubeconfig", kubeconfig, "--lease-namespace", "")
+
+    names = [row[0] for row in cli("nodes", "--sort-by", ".spec.devices", "--no-headers", *source).rows]
+    assert names == ["inf-10", "inf-1", "trn-1"], "rows alone, by the number of devices"
+    assert cli("nodes", "-l", "zone=a", "-o", "name", *source).out == "node/inf-10\n"
+    assert cli("pods", "-l", "app in (train)", "-o", "name", *source).out == "pod/labelled\n"
+    assert "waiting" in cli("nodes", "-l", "zone=a", *source).out.splitlines()[-1]
+    unknown = cli("nodes", "--sort-by", ".spec.nosuch", *source)
+    assert (unknown.status, "--sort-by .spec.nosuch: none of them has this field" in unknown.err) == (1, True)
+    both = cli("pods", "-l", "app=x", "--extender", "http://127.0.0.1:1")
+    assert (both.status, "-l asks the API server" in both.err) == (2, True)
+
+
+def test_a_pod_is_named_as_kubectl_prints_and_takes_it(cli: Cli, kubeconfig: Path) -> None:
+    def explained(*arguments: str) -> str:
+        return cli("explain", *arguments, "--kubeconfig", kubeconfig, "--lease-namespace", "").out
+
+    assert explained("pod/waiting") == explained("waiting", "-n", "default") == explained("default/waiting") != ""
 
 
 def test_no_connection_is_said_in_words(cli: Cli, kubeconfig: Path) -> None:
@@ -283,7 +338,7 @@ def test_nodes_and_pods_can_be_chosen(cli: Cli, extender: str) -> None:
     assert first_column("nodes", "web-1", "trn-1") == ["trn-1", "web-1"]
     assert first_column("nodes", "--all") == ["inf-1", "trn-1", "web-1"]
     assert first_column("pods", "--node", "inf-1") == ["default/stock"]
-    assert len(first_column("pods", "-n", "default")) == 5
+    assert len(first_column("pods", "-A")) == 5
 
 
 def test_a_pod_that_cannot_be_served_says_why(cli: Cli, background: Background, world: World, extender: str) -> None:
@@ -321,8 +376,9 @@ def test_what_cannot_be_shown_is_said_in_one_line(
 
 
 def watched(**arguments: object) -> Iterator[Views]:
-    usual = {"extender": "", "kubeconfig": None, "instance_types": None, "lease_namespace": None, "watch": True}
-    return cluster_views(Namespace(**(usual | arguments)), leases=True)
+    usual = {"extender": "", "kubeconfig": None, "context": "", "selector": "", "watch": True}
+    usual |= {"instance_types": None, "lease_namespace": None}
+    return cluster_views(Namespace(**(usual | arguments)), NODE_OBJECTS, leases=True)
 
 
 def waiting(views: Views) -> list[str]:
