@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from io import TextIOWrapper
+from pathlib import Path
 
 from neuron_plugin import __version__
 from neuron_plugin.cli.command import EXIT_STATUSES, CommandError, Exit, Parser, add_command, complain, program
@@ -46,6 +47,11 @@ DESCRIPTION = """\
 AWS Neuron devices for Kubernetes: the daemon of a node (run), the scheduler's extender (extender),
 and commands that look at the Neuron hardware of this machine or of a simulated one."""
 
+COMPLETE = "__complete"
+"""The hidden command of completion scripts: all words follow, up to the one that is completed."""
+KUBECTL_COMPLETE = "kubectl_complete-neuron"
+"""By this name kubectl runs this program, with the same words, to complete 'kubectl neuron'."""
+
 STACK = "NEURON_PLUGIN_STACK"
 """Set to report a fault of this program, with its stack."""
 
@@ -66,6 +72,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     words = sys.argv[1:] if argv is None else list(argv)
+    if words[:1] == [COMPLETE] or Path(sys.argv[0]).name == KUBECTL_COMPLETE:
+        from neuron_plugin.cli.completion import complete
+
+        return complete(words[1:] if words[:1] == [COMPLETE] else words)
     name = "kubectl neuron" if program() == "kubectl neuron" else "neuron-plugin"
     parser = build_parser(next((word for word in words if not word.startswith("-")), ""), name)
     if not words:

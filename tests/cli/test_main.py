@@ -229,7 +229,7 @@ finally:
 
 @pytest.mark.parametrize("words", [["--help"], ["devices", "--help"], ["scheduler-config"]])
 def test_starting_loads_nothing_heavy_and_no_command_but_the_one_that_runs(words: list[str]) -> None:
-    heavy = "{'rich', 'grpc', 'aiohttp', 'kubernetes', 'pyudev', 'google', 'shtab'}"
+    heavy = "{'rich', 'grpc', 'aiohttp', 'kubernetes', 'pyudev', 'google'}"
     others = [
         f"{ROOMS.get(each, 'neuron_plugin.cli')}.{each.replace('-', '_')}" for each in COMMANDS if each not in words
     ]
@@ -251,5 +251,5 @@ def test_as_a_plugin_of_kubectl_it_calls_itself_as_it_was_typed(cli: Cli, monkey
     assert cli("nodes", "--help").out.startswith("usage: kubectl neuron nodes ")
     assert "see: kubectl neuron --help" in cli("nods").err
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    assert set(project["scripts"]) == {"neuron-plugin", "kubectl-neuron"}
+    assert set(project["scripts"]) == {"neuron-plugin", "kubectl-neuron", "kubectl_complete-neuron"}
     assert len(set(project["scripts"].values())) == 1
