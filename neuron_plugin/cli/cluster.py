@@ -17,7 +17,8 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from neuron_plugin.cli.command import CommandError, UsageError, server_url
+from neuron_plugin.allocation import NodeInfo, NodeInventory, Rejection
+from neuron_plugin.cli.command import CommandError, UsageError, no_such, server_url
 from neuron_plugin.cli.target import settings_here
 from neuron_plugin.cluster import ApiServer, ClusterError
 from neuron_plugin.cluster.client import Kubeconfig, Source, connect
@@ -97,6 +98,11 @@ def add_cluster_flags(parser: ArgumentParser, *names: str) -> None:
             group.add_argument(*strings, **keywords)
 
 
+def add_node_argument(parser: ArgumentParser) -> None:
+    """Add ``NODE``, for commands that look at this machine without one."""
+    parser.add_argument("node", metavar="NODE", nargs="?", help="a node of the cluster (default: this machine)")
+
+
 def source_from(arguments: Namespace) -> Source:
     """The API server that the command line means, as ``connect`` takes it.
 
@@ -174,7 +180,7 @@ def types_from(arguments: Namespace) -> Catalogue:
 
 def lease_namespace_from(arguments: Namespace) -> str:
     """The namespace of the nodes' Leases."""
-    given = arguments.lease_namespace
+    given = getattr(arguments, "lease_namespace", None)
     return settings_here().lease_namespace if given is None else str(given)
 
 
@@ -205,6 +211,29 @@ def cluster_state(arguments: Namespace, *, judge: bool = True) -> ClusterState:
     """
     types, namespace = types_from(arguments), lease_namespace_from(arguments)
     return ask_cluster(arguments, lambda api: survey(api, types, lease_namespace=namespace, judge=judge))
+
+
+def node_in(state: ClusterState, name: str) -> NodeInfo:
+    """A node of the cluster.
+
+    Raises:
+        CommandError: there is no such node.
+    """
+    if info := state.nodes.get(name):
+        return info
+    raise no_such("node", name, (known.name for known in state.nodes.values() if known.inventory))
+
+
+def published_in(state: ClusterState, name: str) -> tuple[NodeInfo, NodeInventory]:
+    """A node of the cluster, and what its plugin has published.
+
+    Raises:
+        CommandError: there is no such node, or its devices are not known.
+    """
+    info = node_in(state, name)
+    if isinstance(info.node.inventory, Rejection):
+        raise CommandError(f"node {name}: {info.node.inventory}")
+    return info, info.node.inventory
 
 
 def ask_extender(extender: str, path: str, query: Mapping[str, object], answer: type[_Answer]) -> _Answer:

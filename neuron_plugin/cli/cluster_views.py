@@ -134,14 +134,9 @@ async def _worked_out(
 
     A watch begins as an extender does: that a plugin is silent shows when its Lease was seen to run out.
     """
-
-    def views(state: ClusterState) -> Views:
-        nodes = (node_view(state, info) for info in state.nodes.values())
-        return _sorted(nodes, (pod_view(state, pod) for pod in state.pods.values()))
-
     surveyed = await survey(api, types, lease_namespace="" if watch else lease_namespace, judge=judge)
     if not watch:
-        yield views(surveyed)
+        yield views_of(surveyed)
         return
     state = ClusterState()
     informers = Informers(api, state, types, lease_namespace=lease_namespace)
@@ -151,7 +146,7 @@ async def _worked_out(
         await informers.leases_listed(LEASES_SECONDS)  # without them the first view would have no renewals
         while True:
             seen = state.changes.version
-            yield views(state)
+            yield views_of(state)
             while state.changes.version == seen:
                 await state.changes.wait(seen, within_seconds=PAGE_SECONDS)
             await asyncio.sleep(SETTLE_SECONDS)
@@ -166,6 +161,12 @@ async def _selected(api: ApiServer, kind: ApiResource[Any], selector: str, views
     if kind is PODS:
         return views._replace(pods=[pod for pod in views.pods if pod.uid in uids])
     return views._replace(nodes=[node for node in views.nodes if node.uid in uids])
+
+
+def views_of(state: ClusterState) -> Views:
+    """The views of all that a state has."""
+    nodes = (node_view(state, info) for info in state.nodes.values())
+    return _sorted(nodes, (pod_view(state, pod) for pod in state.pods.values()))
 
 
 def _sorted(nodes: Iterable[NodeView], pods: Iterable[PodView]) -> Views:

@@ -9,12 +9,14 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 from neuron_plugin.allocation.resources import ranges
+from neuron_plugin.cli.cluster import SERVER, add_cluster_flags, add_node_argument, cluster_state, published_in
 from neuron_plugin.cli.command import (
     TABLE,
     CommandError,
     Exit,
     Form,
     Line,
+    UsageError,
     add_output_flag,
     complain,
     show,
@@ -32,11 +34,13 @@ from neuron_plugin.inspection import (
     machine_report,
     plural,
 )
-from neuron_plugin.inspection.core_use import device_use, read_counters
+from neuron_plugin.inspection.core_use import DeviceUse, device_use, read_counters
+from neuron_plugin.inspection.published import published_report
 from neuron_plugin.kubelet_files import KUBELET_SOCKET
+from neuron_plugin.monitor.views import device_utilization
 
 DESCRIPTION = """\
-Show the Neuron devices of this machine.
+Show the Neuron devices of this machine, or of a node of the cluster by what its plugin has published.
 
 columns:
   CORES    logical cores (LNC applied), counted through the whole host, as in the pod annotation
@@ -49,15 +53,16 @@ columns:
            cores; NAMESPACE/POD/claim:CLAIM for all containers that use a claim; "-" no pod, "?"
            not known. Taken from the kubelet's checkpoint and from its file of prepared claims; where
            the checkpoint cannot be read from PodResources, which lists no plain init containers
-  USE      (--use) how much its cores executed in two seconds, or between two looks of --watch, on
-           average; "?" not known: the driver is older than 2.30.2
-  USED     (--use) device memory that is allocated
+  USE      how much its cores executed, on average: with --use in two seconds, or between two looks of
+           --watch; of NODE in the last minutes; "?" not known: the driver is older than 2.30.2
+  USED     device memory that is allocated
   PROCESSES  (--processes) PID:COMMAND of the processes that have it open
 
 Exit status 1 also says that there is no Neuron device."""
 
 EXAMPLES = """
 neuron-plugin devices
+neuron-plugin devices trn1-2
 neuron-plugin devices -o json | jq '.devices[] | select(.health != "healthy")'
 neuron-plugin devices --watch
 neuron-plugin devices --use
@@ -72,6 +77,7 @@ _HEALTHY_STYLES = {Health.HEALTHY: "green", Health.WARNING: "yellow", Health.RES
 
 def add_flags(parser: ArgumentParser) -> None:
     """The form of the output, whether to watch, and which node."""
+    add_node_argument(parser)
     add_output_flag(parser, TABLE)
     again = "print again whenever something changes, until Ctrl-C; JSON then comes one document a line"
     parser.add_argument("-w", "--watch", action="store_true", help=again)
@@ -80,10 +86,13 @@ def add_flags(parser: ArgumentParser) -> None:
     use = "measure for two seconds how much the cores of each device execute, and show what memory is allocated"
     parser.add_argument("--use", action="store_true", help=use)
     add_node_flags(parser, HOLDERS)
+    add_cluster_flags(parser, *SERVER)
 
 
 def run(arguments: Namespace) -> int:
     """Print the devices once, or for as long as they are watched."""
+    if arguments.node:
+        return _of_cluster(arguments)
     node, form = node_from(arguments), Form(arguments.output)
     holders = HolderReading(node.settings)
 
@@ -104,6 +113,26 @@ def run(arguments: Namespace) -> int:
             yield machine_report(machine, holders.read(machine.node_inventory), users, use)
             time.sleep(WATCH_SECONDS)
 
+    if arguments.watch:
+        watch(form, reports())
+    return show_once(form, next(reports()))
+
+
+def _of_cluster(arguments: Namespace) -> int:
+    """The devices of a node of the cluster, and how much its plugin says that they are used."""
+    if arguments.use or arguments.processes:
+        raise UsageError("--use and --processes look at the machine itself: leave NODE out, on that machine")
+
+    def reports() -> Iterator[MachineReport]:
+        while True:
+            state = cluster_state(arguments, judge=False)
+            info, has = published_in(state, arguments.node)
+            utilization = device_utilization(info, state.utilization_on(info.name)).items()
+            known = {device: DeviceUse(use.busy_percent, use.memory_bytes) for device, use in utilization}
+            yield published_report(has, info.ledger, known)
+            time.sleep(WATCH_SECONDS)
+
+    form = Form(arguments.output)
     if arguments.watch:
         watch(form, reports())
     return show_once(form, next(reports()))
@@ -144,7 +173,7 @@ def device_lines(form: Form, report: MachineReport) -> list[Line]:
     for device in report.devices:
         ecc, holders = device.ecc, []
         for holder in device.holders or ():
-            cores = "" if holder.cores == device.cores else f"[{ranges(holder.cores)}]"
+            cores = "" if len(holder.cores) == report.cores_per_device else f"[{ranges(holder.cores)}]"
             user = f"claim:{holder.claim}" if holder.claim else holder.container
             holders.append(f"{holder.namespace}/{holder.pod}/{user}{cores}")
         if device.holders is None and device.cores:

@@ -22,6 +22,7 @@ COMMANDS = {
     "doctor": "find out what is wrong with this node, and what to do about it",
     "nodes": "show the Neuron nodes of the cluster, what of them is free, and which are closed",
     "pods": "show which pods of the cluster ask for Neuron, and which devices and cores they have",
+    "describe": "show all that is known of one node or pod: devices, holders, health, why, events",
     "gather": "write an archive with what a bug report needs, of this node or of the cluster",
     "explain": "say for each node why a pod fits it or not",
     "plan": "say what would make room for waiting pods, what a drain takes, and what else fits",

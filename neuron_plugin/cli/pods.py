@@ -102,9 +102,13 @@ def _nothing(views: Views, namespace: str, node: str) -> str:
     return f"no live pod {where}{' ' if where else ''}asks for Neuron{there}"
 
 
-def report_of(views: Views, namespace: str = "", node: str = "") -> PodsReport:
-    """The pods of one namespace and node; an empty name means all."""
-    shown = [pod for pod in views.pods if namespace in {"", pod.metadata.namespace} and node in {"", _place(pod)}]
+def report_of(views: Views, namespace: str = "", node: str = "", only: str = "") -> PodsReport:
+    """The pods of one namespace, of one node, or the ``only`` one of a UID; an empty name means all."""
+    shown = [
+        pod
+        for pod in views.pods
+        if namespace in {"", pod.metadata.namespace} and node in {"", _place(pod)} and only in {"", pod.uid}
+    ]
     devices, cores, idle = set[tuple[str, str]](), set[tuple[str, str]](), set[tuple[str, str]]()
     for pod in shown:
         for container in pod.status.containers if (place := _place(pod)) else ():

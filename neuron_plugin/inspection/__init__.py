@@ -7,7 +7,6 @@ from neuron_plugin.inspection.holders import HolderReading
 from neuron_plugin.inspection.host import gather_users
 from neuron_plugin.inspection.machine import (
     USUAL_FILE,
-    InspectedMachine,
     InspectedNode,
     configuration_file,
     look,

@@ -116,8 +116,8 @@ def node_report(flags: Mapping[str, object], environ: Mapping[str, str]) -> BugR
     gathered.add("doctor.json", report_of(examine(facts, CHECKS), as_root=os.geteuid() == 0))
     report = machine_report(machine, holders, facts.users)
     gathered.add("devices.json", report)
-    if machine.geometry:
-        gathered.add("topology.json", topology_report(machine, machine.geometry, holders, report))
+    if has := machine.node_inventory:
+        gathered.add("topology.json", topology_report(has, machine.links, holders.ledger, report))
     gathered.add("settings.yaml", as_yaml(node.settings))
     gathered.add("checkpoint.json", facts.kubelet.recorded)
     gathered.add("pod-resources.json", facts.kubelet.pods)

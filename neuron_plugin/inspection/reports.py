@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from neuron_plugin.allocation import Ledger, NodeInventory
 from neuron_plugin.allocation.inventory import DISABLED_REASON
 from neuron_plugin.hardware import EccCounts
 from neuron_plugin.hardware.health_signals import Severity
@@ -19,7 +20,7 @@ from neuron_plugin.inspection.facts import DeviceUsers
 from neuron_plugin.inspection.findings import Unknown
 from neuron_plugin.inspection.holders import Holders
 from neuron_plugin.inspection.machine import InspectedMachine
-from neuron_plugin.topology import CoreMask, Geometry, Unit, cores_in, sets_by_count
+from neuron_plugin.topology import CoreMask, Unit, cores_in, sets_by_count
 
 
 class Health(enum.StrEnum):
@@ -131,7 +132,6 @@ def machine_report(
         mask = geometry.device_mask(device.id) if geometry else CoreMask(0)
         findings, reset = machine.verdicts[device.id].findings, device.health.reset
         worst = max((finding.severity for finding in findings), default=Severity.HEALTHY)
-        held = holders.ledger.overlapping(mask) if holders.ledger else ()
         report = DeviceReport(
             id=device.id,
             node=str(dev / f"neuron{device.id}"),
@@ -151,19 +151,7 @@ def machine_report(
             serial_number=device.serial_number,
             reset=reset.name.lower() if reset is not None else None,
             ecc=device.health.ecc,
-            holders=tuple(
-                HolderReport(
-                    holder.pod.namespace,
-                    holder.pod.name,
-                    holder.container,
-                    holder.resource.value,
-                    cores_in(holder.mask & mask),
-                    holder.claim,
-                )
-                for holder in held
-            )
-            if holders.ledger is not None
-            else None,
+            holders=holders_on(holders.ledger, mask),
             disabled=device.id in machine.disabled,
             processes=tuple(
                 ProcessReport(process.pid, process.command, process.pod_uid)
@@ -180,7 +168,10 @@ def machine_report(
     reason = f"{inventory.instance_type or 'this type'} has it, the driver does not list it"
     absent += [(missing, Health.MISSING, reason) for missing in machine.missing]
     for number, health, why in absent:
-        devices.append(DeviceReport(id=number, node=str(dev / f"neuron{number}"), health=health, reasons=(why,)))
+        mask = geometry.device_mask(number) if geometry and number < geometry.device_count else CoreMask(0)
+        held = holders_on(holders.ledger, mask)
+        node = str(dev / f"neuron{number}")
+        devices.append(DeviceReport(id=number, node=node, health=health, reasons=(why,), holders=held))
     assumed = "the driver prints no links (it does so while a device is missing): those of the instance type are shown"
     notes = [*inventory.problems, assumed if machine.links_are_assumed else "", holders.note]
     notes += [use_note(inventory)] if use is not None else []
@@ -198,6 +189,23 @@ def machine_report(
         holders_known=holders.ledger is not None,
         absence=inventory.absence,
         notes=tuple(note for note in notes if note),
+    )
+
+
+def holders_on(ledger: Ledger | None, mask: CoreMask) -> tuple[HolderReport, ...] | None:
+    """Who has some of a device; a pod keeps a device that is missing by now."""
+    if ledger is None:
+        return None
+    return tuple(
+        HolderReport(
+            holder.pod.namespace,
+            holder.pod.name,
+            holder.container,
+            holder.resource.value,
+            cores_in(holder.mask & mask),
+            holder.claim,
+        )
+        for holder in ledger.overlapping(mask)
     )
 
 
@@ -238,11 +246,11 @@ class TopologyReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def topology_report(
-    machine: InspectedMachine, geometry: Geometry, holders: Holders, report: MachineReport
+    node: NodeInventory, links: Mapping[int, frozenset[int]], ledger: Ledger | None, report: MachineReport
 ) -> TopologyReport:
     """The report of ``topology``; ``report`` is that of ``devices`` for the same machine."""
-    free = machine.usable_mask & ~(holders.ledger.used_mask if holders.ledger else 0)
-    links, sets, devices = machine.links, [], []
+    geometry, free = node.geometry, node.healthy_mask & ~(ledger.used_mask if ledger else 0)
+    sets, devices = [], []
     for count, masks in sets_by_count(geometry, Unit.DEVICE).items():
         fitting = tuple(geometry.whole_devices(mask) for mask in masks if mask & free == mask)
         sets.append(DeviceSets(count, tuple(geometry.whole_devices(mask) for mask in masks), fitting))

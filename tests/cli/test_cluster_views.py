@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from neuron_plugin.allocation import PodUid, Resource
+from neuron_plugin.allocation import PodUid
 from neuron_plugin.allocation.rejection import NO_ASSIGNMENT
 from neuron_plugin.allocation.utilization import ContainerUtilization
 from neuron_plugin.cli.cluster_views import Views, cluster_views
@@ -21,46 +21,11 @@ from neuron_plugin.cluster.objects import NODES as NODE_OBJECTS
 from neuron_plugin.monitor.api import Monitor
 from neuron_plugin.placement.leadership import Readiness
 from neuron_plugin.simulation.api_server_kinds import LEASES
+from tests.cli.cases import CORE, DEVICE, NODES, PODS
 from tests.cli.doubles import Background, Cli
 from tests.support.api_server import StandInApiServer
 from tests.support.manifests import container, gated_manifest, node_manifest, pod_manifest
 from tests.support.world import World
-
-DEVICE, CORE = Resource.NEURON, Resource.NEURONCORE
-
-NODES = [
-    node_manifest("trn-1", "trn1.32xlarge", unhealthy={12: "ECC"}),
-    node_manifest("inf-1", "inf2.48xlarge"),
-    {"metadata": {"name": "web-1", "uid": "web-1"}},
-]
-PODS = [
-    pod_manifest(
-        "train",
-        containers=[container("main", DEVICE, 4), container("eval", CORE, 1)],
-        node="trn-1",
-        annotations={"NEURON_DEVS": "0,1,2,3", "NEURON_CORES": "8", "NEURON_ALLOCATED": "true"},
-    ),
-    pod_manifest("assigned", CORE, 2, node="trn-1", annotations={"NEURON_CORES": "10,11"}),
-    pod_manifest("stock", DEVICE, 1, node="inf-1"),
-    pod_manifest("waiting", DEVICE, 8),
-]
-
-
-@pytest.fixture
-def server(background: Background) -> Iterator[StandInApiServer]:
-    server = StandInApiServer()
-    background.do(server.start())
-    for node in NODES:
-        server.create_node(node)
-    for pod in PODS:
-        server.create_pod(pod)
-    yield server
-    background.do(server.stop())
-
-
-@pytest.fixture
-def kubeconfig(server: StandInApiServer, tmp_path: Path) -> Path:
-    return server.write_kubeconfig(tmp_path / "kubeconfig")
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ Offered: TypeAlias = Callable[..., set[str]]
 
 def test_commands_are_offered(offered: Offered) -> None:
     assert offered("") == set(COMMANDS)
-    assert offered("de") == {"demo", "devices", "decisions"}
+    assert offered("de") == {"demo", "devices", "decisions", "describe"}
 
 
 def test_flags_are_those_of_the_command(offered: Offered) -> None:
@@ -112,7 +112,7 @@ def test_bash_offers_it_too_and_finds_paths_itself(cli: Cli, tmp_path: Path) -> 
         assert done.stderr == ""
         return set(done.stdout.split())
 
-    assert pressed("de") == {"demo", "devices", "decisions"}
+    assert pressed("de") == {"demo", "devices", "decisions", "describe"}
     assert pressed("devices", "--root", "tr") == {"trn1"}, "a directory"
     assert pressed("run", "--config", "tr") == {"trn1", "trn.yaml"}, "a file, or a way to one"
 

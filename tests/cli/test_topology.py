@@ -162,8 +162,8 @@ Occupancy: TypeAlias = tuple[dict[int, list[Segment]], dict[Segment, str]]
 
 def occupancy(node: SimulatedNode, ledger: Ledger | None) -> Occupancy:
     seen = looked(node)
-    assert seen.geometry is not None
-    return occupancy_of(seen, seen.geometry, ledger)
+    assert seen.node_inventory is not None
+    return occupancy_of(seen.node_inventory, ledger)
 
 
 def held(*allocations: tuple[str, str, Resource, int]) -> Ledger:
