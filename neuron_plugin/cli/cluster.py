@@ -12,21 +12,25 @@ import urllib.request
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
 
+from neuron_plugin import settings
 from neuron_plugin.allocation import NodeInfo, NodeInventory, Rejection
 from neuron_plugin.cli.command import CommandError, UsageError, no_such, server_url
-from neuron_plugin.cli.target import settings_here
 from neuron_plugin.cluster import ApiServer, ClusterError
 from neuron_plugin.cluster.client import Kubeconfig, Source, connect
 from neuron_plugin.cluster.credentials import CredentialsError, namespace_of
 from neuron_plugin.instance_file import load_catalogue
-from neuron_plugin.placement.informers import survey
+from neuron_plugin.monitor.look import look
+from neuron_plugin.placement import ExtenderSettings
 from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.topology import Catalogue
+
+if TYPE_CHECKING:
+    from neuron_plugin.plugin.settings import PluginSettings
 
 _USUAL_KUBECONFIG = "~/.kube/config"
 _ANSWER_SECONDS = 10.0
@@ -103,13 +107,25 @@ def add_node_argument(parser: ArgumentParser) -> None:
     parser.add_argument("node", metavar="NODE", nargs="?", help="a node of the cluster (default: this machine)")
 
 
+def _settings() -> PluginSettings | ExtenderSettings:
+    """Settings of the daemon in whose pod this runs. A desk has none: it gets the defaults, which are the same.
+
+    Both daemons' settings take as long to import as all that a look needs beside.
+    """
+    if os.path.lexists(settings.USUAL_FILE) or any(name.startswith(settings.ENVIRONMENT_PREFIX) for name in os.environ):
+        from neuron_plugin.cli.target import settings_here
+
+        return settings_here()
+    return ExtenderSettings()
+
+
 def source_from(arguments: Namespace) -> Source:
     """The API server that the command line means, as ``connect`` takes it.
 
     Raises:
         UsageError: none is known, or there is no kubeconfig for --context.
     """
-    path = kubeconfig_of(arguments.kubeconfig or settings_here().kubeconfig)
+    path = kubeconfig_of(arguments.kubeconfig or _settings().kubeconfig)
     if arguments.context and path is None:
         raise UsageError(f"--context {arguments.context}: a pod's service account has no contexts, give --kubeconfig")
     return Kubeconfig(path, arguments.context) if path else None
@@ -175,13 +191,13 @@ def types_from(arguments: Namespace) -> Catalogue:
     Raises:
         SettingsError: the file cannot be used.
     """
-    return load_catalogue(arguments.instance_types or settings_here().instance_types)
+    return load_catalogue(arguments.instance_types or _settings().instance_types)
 
 
 def lease_namespace_from(arguments: Namespace) -> str:
     """The namespace of the nodes' Leases."""
     given = getattr(arguments, "lease_namespace", None)
-    return settings_here().lease_namespace if given is None else str(given)
+    return _settings().lease_namespace if given is None else str(given)
 
 
 def ask_cluster(arguments: Namespace, work: Callable[[ApiServer], Coroutine[Any, Any, _Found]]) -> _Found:
@@ -204,13 +220,13 @@ def ask_cluster(arguments: Namespace, work: Callable[[ApiServer], Coroutine[Any,
 
 
 def cluster_state(arguments: Namespace, *, judge: bool = True) -> ClusterState:
-    """The cluster as an extender that starts now would know it. To ``judge`` plugins by their Leases takes seconds.
+    """The cluster as an extender that starts now would know it. It judges plugins by their Leases, or not.
 
     Raises:
         CommandError: the API server refused, or did not answer.
     """
     types, namespace = types_from(arguments), lease_namespace_from(arguments)
-    return ask_cluster(arguments, lambda api: survey(api, types, lease_namespace=namespace, judge=judge))
+    return ask_cluster(arguments, lambda api: look(api, types, lease_namespace=namespace, judge=judge))
 
 
 def node_in(state: ClusterState, name: str) -> NodeInfo:

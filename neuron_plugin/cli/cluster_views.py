@@ -33,8 +33,9 @@ from neuron_plugin.cluster.api import PAGE_SECONDS
 from neuron_plugin.cluster.client import Source, connect
 from neuron_plugin.cluster.objects import pages
 from neuron_plugin.cluster.pods import PODS
+from neuron_plugin.monitor.look import look
 from neuron_plugin.monitor.views import NEURON_NODES, NEURON_PODS, NodeView, PodView, node_view, pod_view
-from neuron_plugin.placement.informers import Informers, survey
+from neuron_plugin.placement.informers import Informers
 from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.topology import Catalogue
 
@@ -64,9 +65,8 @@ def cluster_views(arguments: Namespace, kind: ApiResource[Any], *, leases: bool)
 
     ``--selector`` leaves out those of the ``kind``, NODES or PODS, that have other labels.
 
-    Without ``leases`` no plugin is judged by its Lease. Of an API server that takes some seconds: a look at a Lease
-    does not show whether it is still renewed. What the Leases say of containers is shown either way, to whom may read
-    them.
+    Without ``leases`` no plugin is judged by its Lease. What the Leases say of containers is shown either way, to whom
+    may read them.
 
     Raises:
         CommandError: the API server or the extender does not answer, refuses, or answers something else.
@@ -134,7 +134,7 @@ async def _worked_out(
 
     A watch begins as an extender does: that a plugin is silent shows when its Lease was seen to run out.
     """
-    surveyed = await survey(api, types, lease_namespace="" if watch else lease_namespace, judge=judge)
+    surveyed = await look(api, types, lease_namespace="" if watch else lease_namespace, judge=judge)
     if not watch:
         yield views_of(surveyed)
         return

@@ -8,7 +8,7 @@ from neuron_plugin.allocation import IdListError
 from neuron_plugin.allocation.resources import parse_ids, ranges
 from neuron_plugin.cli.cluster import SERVER, add_cluster_flags, ask_cluster
 from neuron_plugin.cli.command import VERSION, CommandError, Exit, add_output_flag, plain, show
-from neuron_plugin.inspection import named
+from neuron_plugin.wording import named
 
 DESCRIPTION = """\
 Take devices of a node out of service: no new pod gets them, under any resource name, with or without

@@ -39,8 +39,8 @@ from neuron_plugin.cluster import ApiServer
 from neuron_plugin.inspection.published import published_links, published_report
 from neuron_plugin.monitor.events import EventsView, events_about
 from neuron_plugin.monitor.explain import explain, explain_text, find_pod, question, unknown_pod_text
+from neuron_plugin.monitor.look import look
 from neuron_plugin.monitor.views import node_view, pod_view
-from neuron_plugin.placement.informers import survey
 from neuron_plugin.placement.state import ClusterState
 
 DESCRIPTION = """\
@@ -72,7 +72,7 @@ def run(arguments: Namespace) -> int:
 
     async def found(api: ApiServer) -> tuple[ClusterState, EventsView]:
         events = await events_about(api, arguments.kind.capitalize(), name, namespace)
-        return await survey(api, types, lease_namespace=leases), events
+        return await look(api, types, lease_namespace=leases), events
 
     state, events = ask_cluster(arguments, found)
     page = _pod(state, namespace, name) if is_pod else _node(state, name)

@@ -32,12 +32,12 @@ from neuron_plugin.inspection import (
     gather_users,
     look,
     machine_report,
-    plural,
 )
 from neuron_plugin.inspection.core_use import DeviceUse, device_use, read_counters
 from neuron_plugin.inspection.published import published_report
 from neuron_plugin.kubelet_files import KUBELET_SOCKET
 from neuron_plugin.monitor.views import device_utilization
+from neuron_plugin.wording import plural
 
 DESCRIPTION = """\
 Show the Neuron devices of this machine, or of a node of the cluster by what its plugin has published.

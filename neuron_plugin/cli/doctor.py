@@ -20,10 +20,11 @@ from neuron_plugin.cli.command import (
     table,
 )
 from neuron_plugin.cli.target import EVERYTHING, add_node_flags
-from neuron_plugin.inspection import CHECKS, Level, Report, examine, gather, plural, report_of
+from neuron_plugin.inspection import CHECKS, Level, Report, examine, gather, report_of
 from neuron_plugin.inspection.findings import Finding
 from neuron_plugin.inspection.published import examine_published
 from neuron_plugin.monitor.views import pod_problem
+from neuron_plugin.wording import plural
 
 DESCRIPTION = """\
 Look at everything between the Neuron driver and the pods of this node, and say what is wrong, why

@@ -16,8 +16,8 @@ DESCRIPTION = """\
 Say for each node which set a pod would get there, or what it lacks and who holds the sets in its
 way. Nodes that give the same answer are shown once and counted; --node shows one in full.
 
-Works it out from the API server, which takes some seconds: whether a node's plugin still renews its
-Lease shows only then. With --extender a running extender is asked, which says the same at once. Cordon,
+Works it out from the API server. That takes some seconds only where clocks leave a doubt whether a
+plugin still renews its Lease. With --extender a running extender is asked, which says the same. Cordon,
 taints, affinities, topology spread, volumes, ports, CPU, memory and other resources are looked at, too."""
 
 EXAMPLES = """

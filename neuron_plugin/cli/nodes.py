@@ -19,8 +19,8 @@ from neuron_plugin.cli.cluster_views import (
 from neuron_plugin.cli.command import Exit, Form, Line, no_such, plain, table
 from neuron_plugin.cluster.nodes import NO_NEURON
 from neuron_plugin.cluster.objects import NODES
-from neuron_plugin.inspection import plural
 from neuron_plugin.monitor.views import NodeView, NodeViewStatus
+from neuron_plugin.wording import plural
 
 DESCRIPTION = """\
 Show the Neuron nodes of the cluster: what each has, what of it is free, and whether new pods are

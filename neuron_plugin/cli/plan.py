@@ -23,9 +23,9 @@ from neuron_plugin.cli.command import (
     show,
     table,
 )
-from neuron_plugin.inspection import plural
 from neuron_plugin.monitor.plan import PlanOptions, PlanReport, UnknownNodeError, plan
 from neuron_plugin.planning import RULES, DemandError, Standing
+from neuron_plugin.wording import plural
 
 DESCRIPTION = """\
 Say what would make room for the pods that wait, and change nothing.

@@ -13,8 +13,8 @@ from neuron_plugin.cli.cluster import namespace_from
 from neuron_plugin.cli.cluster_views import Views, add_view_flags, cluster_views, in_order, in_ranges, show_views
 from neuron_plugin.cli.command import Exit, Form, Line, complain, no_such, plain, table
 from neuron_plugin.cluster.pods import PODS
-from neuron_plugin.inspection import plural
 from neuron_plugin.monitor.views import ContainerIds, PodView, UtilizationView
+from neuron_plugin.wording import plural
 
 DESCRIPTION = """\
 Show the live pods of a namespace, or of all with -A, that ask for Neuron, container by container:

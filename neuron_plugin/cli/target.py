@@ -9,10 +9,10 @@ from pathlib import Path
 
 import msgspec
 
-from neuron_plugin.inspection import USUAL_FILE, InspectedNode, configuration_file, node_of
+from neuron_plugin.inspection import InspectedNode, node_of
 from neuron_plugin.placement import ExtenderSettings
 from neuron_plugin.plugin.settings import PluginSettings
-from neuron_plugin.settings import SettingsError, description_of, load
+from neuron_plugin.settings import USUAL_FILE, SettingsError, configuration_file, description_of, load
 
 HOLDERS = {
     "sysfs": "DIR",

@@ -39,11 +39,11 @@ from neuron_plugin.inspection import (
     disabled_here,
     look,
     machine_report,
-    named,
     topology_report,
 )
 from neuron_plugin.inspection.published import published_links, published_report
 from neuron_plugin.topology import TORUS_SIDE, Topology, Unit, cores_in
+from neuron_plugin.wording import named
 
 LinksByDevice: TypeAlias = Mapping[int, frozenset[int]]
 Pairs: TypeAlias = list[tuple[int, int]]

@@ -13,9 +13,10 @@ import msgspec
 from neuron_plugin.allocation import Ledger, NodeInfo, NodeInventory, Rejection
 from neuron_plugin.allocation.inventory import DISABLED_REASON
 from neuron_plugin.inspection.core_use import DeviceUse
-from neuron_plugin.inspection.findings import Finding, Unknown, named, note, ok, problem, unchecked
+from neuron_plugin.inspection.findings import Finding, Unknown, note, ok, problem, unchecked
 from neuron_plugin.inspection.reports import DeviceReport, Health, MachineReport, holders_on
 from neuron_plugin.topology import cores_in, links_of
+from neuron_plugin.wording import named
 
 
 def published_links(node: NodeInventory) -> dict[int, frozenset[int]]:

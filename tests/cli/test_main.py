@@ -66,7 +66,7 @@ def test_the_version_flag_prints_one_line(cli: Cli) -> None:
         (("help", "devics"), "there is no devics; did you mean devices?"),
         (("drain", "trn1-1"), "there is no drain; did you mean plan --drain NODE?"),
         (("version-of",), "there is no version-of; did you mean version?"),
-        (("decide",), "there is no decide; see: neuron-plugin --help"),
+        (("xyzzy",), "there is no xyzzy; see: neuron-plugin --help"),
         (("explain", "pod", "--outptu", "json"), "unrecognized arguments: --outptu json; did you mean --output?"),
         (("devices", "--xyzzy"), "unrecognized arguments: --xyzzy; see: neuron-plugin devices --help"),
         (("devices", "-o", "xml"), "invalid choice: 'xml'"),
@@ -225,6 +225,22 @@ finally:
         [sys.executable, "-c", script], capture_output=True, text=True, env=_environment(), check=False
     )
     assert done.stdout.splitlines()[-1] == "True"
+
+
+@pytest.mark.parametrize("command", ["nodes", "pods", "explain"])
+def test_a_look_at_the_cluster_loads_nothing_of_a_node_s_daemon(command: str) -> None:
+    script = f"""
+import contextlib, sys
+from neuron_plugin.cli.main import main
+with contextlib.suppress(SystemExit):
+    main([{command!r}, "--help"])
+daemon = ("neuron_plugin.inspection", "neuron_plugin.plugin", "neuron_plugin.hardware", "neuron_plugin.kubelet")
+print([name for name in sys.modules if name.startswith(daemon)])
+"""
+    done = subprocess.run(  # noqa: S603 - our own program
+        [_command()[0], "-c", script], capture_output=True, text=True, env=_environment(), check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 @pytest.mark.parametrize("words", [["--help"], ["devices", "--help"], ["scheduler-config"]])

@@ -26,9 +26,9 @@ from neuron_plugin.cli.command import (
     table,
 )
 from neuron_plugin.hardware import GENERATIONS, ResetState
-from neuron_plugin.inspection import plural
 from neuron_plugin.instance_file import load_catalogue
 from neuron_plugin.topology import Catalogue, Unit, sets_by_count
+from neuron_plugin.wording import plural
 
 if TYPE_CHECKING:
     from neuron_plugin.simulation import SimulatedNode
