@@ -84,7 +84,8 @@ def _node(state: ClusterState, name: str) -> Iterator[Line]:
     info, has = published_in(state, name)
     view = node_view(state, info)
     status, counts = view.status, view.status.device_counts
-    used = f"{counts.used} used{f' ({counts.used_broken} of them unhealthy or missing)' if counts.used_broken else ''}"
+    broken = f" ({counts.used_broken} of them unhealthy or missing)" if counts.used_broken else ""
+    used = f"{counts.used} allocated{broken}"
     others = ((counts.closed, "closed"), (counts.unhealthy, "unhealthy"), (counts.missing, "missing"))
     more = ((counts.held_down, "held down"), (counts.disabled, "disabled"), (counts.reserved, "reserved"))
     yield from _fields(

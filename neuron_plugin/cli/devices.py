@@ -55,7 +55,7 @@ columns:
            the checkpoint cannot be read from PodResources, which lists no plain init containers
   USE      how much its cores executed, on average: with --use in two seconds, or between two looks of
            --watch; of NODE in the last minutes; "?" not known: the driver is older than 2.30.2
-  USED     device memory that is allocated
+  USED-MEMORY  device memory that is allocated by processes
   PROCESSES  (--processes) PID:COMMAND of the processes that have it open
 
 Exit status 1 also says that there is no Neuron device."""
@@ -200,7 +200,7 @@ def device_lines(form: Form, report: MachineReport) -> list[Line]:
         if any(device.used_memory_bytes is not None or device.busy_percent is not None for device in report.devices):
             used = device.used_memory_bytes
             cells["USE"] = "?" if device.busy_percent is None else f"{device.busy_percent}%"
-            cells["USED"] = "?" if used is None else f"{used / 2**30:.1f}Gi"
+            cells["USED-MEMORY"] = "?" if used is None else f"{used / 2**30:.1f}Gi"
         if any(device.processes is not None for device in report.devices):
             users = (f"{process.pid}:{''.join(process.command.split())}" for process in device.processes or ())
             cells["PROCESSES"] = ",".join(users)

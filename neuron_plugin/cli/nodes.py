@@ -52,7 +52,7 @@ neuron-plugin nodes --extender http://127.0.0.1:12346
 class NodeTotals(msgspec.Struct, frozen=True, rename="camel"):
     """Sums over the nodes that are shown. What is free on a closed node is not counted as free.
 
-    Each device is used, free or not available; ``unhealthy_used_devices`` are a part of the used ones, and
+    Each device is allocated, free or not available; ``unhealthy_used_devices`` are a part of the used ones, and
     ``unhealthy_devices`` are all that are unhealthy or missing, with pods and without. ``gated_pods`` are those of the
     waiting ones that our scheduling gate holds back; ``promised_pods`` have their devices and are not bound yet.
     """
@@ -163,7 +163,7 @@ def node_lines(form: Form, report: NodesReport, *, bare: bool = False) -> list[L
                 "PRODUCT": spec.product,
                 "LNC": str(spec.logical_core_size or ""),
                 "DRIVER": spec.driver_version,
-                "USED-CORES": in_ranges(status.used_cores),
+                "ALLOCATED-CORES": in_ranges(status.used_cores),
                 "IDLE": in_ranges(status.idle_devices),
                 "RENEWED": status.last_renewal,
             }
@@ -179,7 +179,7 @@ def node_lines(form: Form, report: NodesReport, *, bare: bool = False) -> list[L
     other = total.unhealthy_devices - used_broken
     summary = (
         f"{plural(total.nodes, 'node')}, {total.closed} closed; {plural(total.devices, 'device')}: "
-        f"{total.free_devices} free, {total.used_devices} used{broken}, {total.unavailable_devices} not available"
+        f"{total.free_devices} free, {total.used_devices} allocated{broken}, {total.unavailable_devices} not available"
         f"{f' ({other} of them unhealthy)' if other else ''}; "
         f"{total.free_cores} of {plural(total.cores, 'core')} free; {plural(total.pods, 'pod')} there, "
         f"{total.waiting_pods} waiting{f' ({total.gated_pods} gated)' if total.gated_pods else ''}"

@@ -118,7 +118,7 @@ def _idle_lines(report: PlanReport) -> Iterator[Line]:
     rows, now = [], time.time()
     for container in report.idle:
         memory = f"{container.memory_bytes / 2**30:.1f}Gi"
-        idle, hours = duration_text(now - container.idle_since), f"{container.device_hours:.1f}"
+        idle, hours = duration_text(now - container.idle_since.timestamp()), f"{container.device_hours:.1f}"
         ids = container.ids.replace(" ", ":")
         cells = (
             container.pod,

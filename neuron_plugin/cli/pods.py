@@ -134,16 +134,6 @@ def _place(pod: PodView) -> str:
     return pod.spec.node_name or pod.status.promised_node
 
 
-def _state(pod: PodView) -> str:
-    """What STATE says; the monitor API has its parts."""
-    status, state = pod.status, pod.status.phase
-    if state == "Bound" and status.containers:
-        state = "Allocated" if status.allocated else "Assigned"
-    elif state == "Waiting":
-        state = "Gated" if status.gated else "Released" if status.released_plainly else "Waiting"
-    return ": ".join(filter(None, (state, status.problem or status.released_plainly)))
-
-
 def use_cells(known: UtilizationView | None, now: float) -> dict[str, str]:
     """USE and IDLE of a container; None: it has nothing yet."""
     if known is None:
@@ -175,8 +165,9 @@ def pod_lines(form: Form, report: PodsReport, *, bare: bool = False) -> list[Lin
             if form is Form.WIDE:
                 cells |= {"KIND": demand.kind if demand else "", "PRIORITY": str(pod.spec.priority)}
                 cells["MEMORY"] = _memory(ids) if ids else ""
-            cells["STATE"] = _state(pod)
-            style = "bold red" if pod.status.problem else "green" if cells["STATE"] == "Allocated" else "yellow"
+            status = pod.status
+            cells["STATE"] = ": ".join(filter(None, (status.state, status.problem or status.released_plainly)))
+            style = "bold red" if status.problem else "green" if status.state == "Allocated" else "yellow"
             styles = {"STATE": style, "IDLE": "yellow"}
             rows.append([(text, styles.get(header, "")) for header, text in cells.items()])
     if not rows:
@@ -186,7 +177,7 @@ def pod_lines(form: Form, report: PodsReport, *, bare: bool = False) -> list[Lin
     promised = f", {total.promised} promised" if total.promised else ""
     summary = (
         f"{plural(total.pods, 'pod')}, {total.waiting} waiting{gated}{promised}, {total.allocated} allocated: "
-        f"{plural(total.devices, 'device')} and {plural(total.cores, 'core')} in use on {plural(total.nodes, 'node')}"
+        f"{plural(total.devices, 'device')} and {plural(total.cores, 'core')} on {plural(total.nodes, 'node')}"
         + (f", {plural(total.idle_devices, 'device')} idle" if total.idle_devices else "")
     )
     return [*table(list(cells), rows, bare=bare), *([] if bare else plain("", summary))]

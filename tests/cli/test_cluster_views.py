@@ -80,7 +80,7 @@ def test_nodes_shows_what_each_has_and_the_totals(cli: Cli, kubeconfig: Path) ->
     ]
     assert blank == ""
     assert totals == (
-        "2 nodes, 1 closed; 28 devices: 9 free, 6 used, 13 not available (1 of them unhealthy); "
+        "2 nodes, 1 closed; 28 devices: 9 free, 6 allocated, 13 not available (1 of them unhealthy); "
         "19 of 56 cores free; 2 pods there, 1 waiting"
     )
 
@@ -97,7 +97,7 @@ def test_pods_shows_each_container_with_its_devices_and_cores(cli: Cli, kubeconf
         ["default/train", "eval", "trn-1", "neuroncore:1", "4", "8", "?", "-", "Allocated"],
         ["default/waiting", "main", "-", "neuron:8", "-", "-", "-", "-", "Waiting"],
     ]
-    assert totals == "4 pods, 1 waiting, 1 allocated: 6 devices and 11 cores in use on 2 nodes"
+    assert totals == "4 pods, 1 waiting, 1 allocated: 6 devices and 11 cores on 2 nodes"
 
 
 def test_pods_shows_how_much_each_container_uses_its_cores_and_for_how_long_it_is_idle(
@@ -114,7 +114,7 @@ def test_pods_shows_how_much_each_container_uses_its_cores_and_for_how_long_it_i
     assert rows["default/train", "main"][6:8] == ["73%", "-"]
     assert rows["default/train", "eval"][6:8] == ["0%", "2h5m"]
     assert "48.0Gi" in rows["default/train", "main"]
-    assert outcome.out.splitlines()[-1].endswith("in use on 2 nodes, 1 device idle")
+    assert outcome.out.splitlines()[-1].endswith("cores on 2 nodes, 1 device idle")
     nodes = {row[0]: row for row in cli("nodes", "--extender", extender, "-o", "wide").rows if row}
     assert nodes["trn-1"][nodes["NODE"].index("IDLE")] == "4"
 
@@ -148,7 +148,9 @@ def test_a_cordoned_node_and_devices_that_break_under_a_pod_are_named(
 
     assert nodes[1].endswith("The node is cordoned")
     assert nodes[2].split()[5] == "0"
-    assert nodes[-1].startswith("2 nodes, 1 closed; 13 devices: 0 free, 1 used (1 of them unhealthy), 12 not available")
+    assert nodes[-1].startswith(
+        "2 nodes, 1 closed; 13 devices: 0 free, 1 allocated (1 of them unhealthy), 12 not available"
+    )
     assert pods[1].endswith("Assigned: device 0 missing")
 
 

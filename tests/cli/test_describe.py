@@ -17,7 +17,7 @@ def test_a_node_is_described_with_health_links_holders_and_pods(cli: Cli, kubeco
     lines = shown.out.splitlines()
     assert "Node:      trn-1" in lines
     assert "State:     open" in lines
-    assert "Devices:   6 used, 9 free, 1 unhealthy" in lines
+    assert "Devices:   6 allocated, 9 free, 1 unhealthy" in lines
     assert any(line.startswith("12 ") and "unhealthy" in line and line.endswith("ECC") for line in lines)
     assert "  │ BB   │  │ BB   │  │ BB   │  │ BB   │" in lines, "links and holders are drawn"
     assert any(line.startswith("default/assigned") and line.endswith("Assigned") for line in lines)

@@ -421,7 +421,7 @@ def test_use_is_measured_and_memory_shown_if_that_is_asked_for(
     header, row = shown.rows[1:]
     measured = dict(zip(header, row, strict=True))
     assert measured["USE"] == "100%", "as much was executed while no time went by"
-    assert measured["USED"] == "12.0Gi"
+    assert measured["USED-MEMORY"] == "12.0Gi"
     assert "USE" not in cli("devices", "--root", node.root).rows[1]
 
 
@@ -434,7 +434,7 @@ def test_with_an_older_driver_the_use_is_unknown_and_the_memory_is_not(
     shown = cli("devices", "--use", "--root", node.root)
     header, row = shown.rows[1:]
     measured = dict(zip(header, row, strict=True))
-    assert (measured["USE"], measured["USED"]) == ("?", "12.0Gi")
+    assert (measured["USE"], measured["USED-MEMORY"]) == ("?", "12.0Gi")
     assert "the use is not known before driver 2.30.2" in shown.err
 
 
