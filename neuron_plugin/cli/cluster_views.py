@@ -189,9 +189,15 @@ def in_order(views: Sequence[_View], path: str) -> list[_View]:
     if not fields:
         return list(views)
     values = {view.uid: reduce(_field, fields, msgspec.to_builtins(view)) for view in views}
+    if fields[-1].endswith(_ID_LISTS):
+        values = {uid: text.split(",") if isinstance(text, str) and text else text for uid, text in values.items()}
     if views and all(value is None for value in values.values()):
         raise CommandError(f"--sort-by {path}: none of them has this field; see the fields with -o yaml")
     return sorted(views, key=lambda view: _rank(values[view.uid]))
+
+
+_ID_LISTS = ("evices", "ores", "Set")
+"""How fields end that are texts of ids, ``0,1,2``, in the monitor API's objects."""
 
 
 def _field(value: object, name: str) -> object:
@@ -200,6 +206,8 @@ def _field(value: object, name: str) -> object:
 
 def _rank(value: object) -> tuple[object, ...]:
     """By what values of a field are put in order: those without it first."""
+    if value == "":
+        return (1, 0.0)
     if isinstance(value, list | dict):
         return 1, float(len(value))
     if isinstance(value, int | float):

@@ -33,10 +33,11 @@ from neuron_plugin.cli.command import (
     table,
 )
 from neuron_plugin.cli.devices import device_lines
+from neuron_plugin.cli.devices import report_of as machine_of
 from neuron_plugin.cli.pods import pod_lines, report_of
 from neuron_plugin.cli.topology import picture
 from neuron_plugin.cluster import ApiServer
-from neuron_plugin.inspection.published import published_links, published_report
+from neuron_plugin.inspection.published import published_links
 from neuron_plugin.monitor.events import EventsView, events_about
 from neuron_plugin.monitor.explain import explain, explain_text, find_pod, question, unknown_pod_text
 from neuron_plugin.monitor.look import look
@@ -100,7 +101,7 @@ def _node(state: ClusterState, name: str) -> Iterator[Line]:
         }
     )
     yield from plain("")
-    yield from device_lines(Form.TEXT, published_report(has, info.ledger))
+    yield from device_lines(Form.TEXT, machine_of(state, name))
     yield from plain("")
     yield from picture(has, published_links(has), info.ledger)
     pods = report_of(views_of(state), node=name)

@@ -37,6 +37,7 @@ from neuron_plugin.inspection.core_use import DeviceUse, device_use, read_counte
 from neuron_plugin.inspection.published import published_report
 from neuron_plugin.kubelet_files import KUBELET_SOCKET
 from neuron_plugin.monitor.views import device_utilization
+from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.wording import plural
 
 DESCRIPTION = """\
@@ -118,18 +119,26 @@ def run(arguments: Namespace) -> int:
     return show_once(form, next(reports()))
 
 
+def report_of(state: ClusterState, name: str) -> MachineReport:
+    """A node of the cluster, with how much its plugin says that it is used.
+
+    Raises:
+        CommandError: there is no such node, or its devices are not known.
+    """
+    info, has = published_in(state, name)
+    utilization = device_utilization(info, state.utilization_on(name)).items()
+    known = {device: DeviceUse(use.busy_percent, use.memory_bytes) for device, use in utilization}
+    return published_report(has, info.ledger, known)
+
+
 def _of_cluster(arguments: Namespace) -> int:
-    """The devices of a node of the cluster, and how much its plugin says that they are used."""
+    """The devices of a node of the cluster, once or for as long as they are watched."""
     if arguments.use or arguments.processes:
         raise UsageError("--use and --processes look at the machine itself: leave NODE out, on that machine")
 
     def reports() -> Iterator[MachineReport]:
         while True:
-            state = cluster_state(arguments, judge=False)
-            info, has = published_in(state, arguments.node)
-            utilization = device_utilization(info, state.utilization_on(info.name)).items()
-            known = {device: DeviceUse(use.busy_percent, use.memory_bytes) for device, use in utilization}
-            yield published_report(has, info.ledger, known)
+            yield report_of(cluster_state(arguments, judge=False), arguments.node)
             time.sleep(WATCH_SECONDS)
 
     form = Form(arguments.output)

@@ -234,6 +234,10 @@ def test_rows_can_be_chosen_by_labels_ordered_by_a_field_and_shown_alone(
 
     names = [row[0] for row in cli("nodes", "--sort-by", ".spec.devices", "--no-headers", *source).rows]
     assert names == ["inf-10", "inf-1", "trn-1"], "rows alone, by the number of devices"
+    free = cli("nodes", "--sort-by", "{.status.freeDevices}", "-o", "name", *source).out.split()
+    assert free == ["node/inf-10", "node/trn-1", "node/inf-1"], "ids by how many there are: 1, 9 and 12"
+    by_name = cli("nodes", "--sort-by", ".metadata.name", "-o", "name", *source).out.split()
+    assert by_name == ["node/inf-1", "node/inf-10", "node/trn-1"]
     assert cli("nodes", "-l", "zone=a", "-o", "name", *source).out == "node/inf-10\n"
     assert cli("pods", "-l", "app in (train)", "-o", "name", *source).out == "pod/labelled\n"
     assert "waiting" in cli("nodes", "-l", "zone=a", *source).out.splitlines()[-1]
