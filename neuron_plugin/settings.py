@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import enum
+import os
 import typing
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,8 @@ import yaml
 from msgspec import Meta
 
 ENVIRONMENT_PREFIX = "NEURON_PLUGIN_"
+USUAL_FILE = Path("/etc/neuron-plugin/config.yaml")
+"""Where the chart mounts a daemon's configuration."""
 
 _Settings = TypeVar("_Settings", bound=msgspec.Struct)
 
@@ -187,3 +190,16 @@ def _bounds(kind: Any) -> str:
         return f" from {meta.ge} to {meta.le}"
     bounds = {" of at least": meta.ge, " above": meta.gt, " of at most": meta.le}
     return ",".join(f"{words} {bound}" for words, bound in bounds.items() if bound is not None)
+
+
+def configuration_file(flags: Mapping[str, object]) -> Path | None:
+    """The daemon's configuration: the one named by ``config``, or on this machine the one in the usual place.
+
+    Raises:
+        SettingsError: the named file does not exist.
+    """
+    if named := flags.get("config"):
+        if not os.path.lexists(str(named)):
+            raise SettingsError(f"--config {named} is not there: expected the YAML file of 'neuron-plugin run'")
+        return Path(str(named))
+    return USUAL_FILE if not flags.get("root") and os.path.lexists(USUAL_FILE) else None

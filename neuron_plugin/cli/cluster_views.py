@@ -7,19 +7,35 @@ extender is followed as an API server is, because its monitor API is one in form
 from __future__ import annotations
 
 import asyncio
+import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from functools import reduce
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
 
 from neuron_plugin.allocation.resources import ranges
-from neuron_plugin.cli.command import CommandError, Form, add_output_flag, server_url
-from neuron_plugin.cli.target import add_cluster_flags, kubeconfig_of, settings_here
-from neuron_plugin.cluster import ApiServer, ClusterError, Reflector, UnreachableError
+from neuron_plugin.cli.cluster import LIST, LOOK, add_cluster_flags, lease_namespace_from, source_from, types_from
+from neuron_plugin.cli.command import (
+    CommandError,
+    Form,
+    Line,
+    UsageError,
+    add_output_flag,
+    plain,
+    server_url,
+    show,
+    show_again,
+)
+from neuron_plugin.cluster import ApiResource, ApiServer, ClusterError, Reflector, Scope, UnreachableError
 from neuron_plugin.cluster.api import PAGE_SECONDS
-from neuron_plugin.cluster.client import connect
-from neuron_plugin.instance_file import load_catalogue
+from neuron_plugin.cluster.client import Source, connect
+from neuron_plugin.cluster.objects import pages
+from neuron_plugin.cluster.pods import PODS
+from neuron_plugin.monitor.look import look
 from neuron_plugin.monitor.views import NEURON_NODES, NEURON_PODS, NodeView, PodView, node_view, pod_view
-from neuron_plugin.placement.informers import Informers, survey
+from neuron_plugin.placement.informers import Informers
 from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.topology import Catalogue
 
@@ -41,31 +57,34 @@ def add_view_flags(parser: ArgumentParser) -> None:
     add_output_flag(parser, list(Form))
     again = "print again whenever something changes, until Ctrl-C; JSON then comes one document a line"
     parser.add_argument("-w", "--watch", action="store_true", help=again)
-    add_cluster_flags(parser)
+    add_cluster_flags(parser, *LIST, *LOOK)
 
 
-def cluster_views(arguments: Namespace, *, leases: bool) -> Iterator[Views]:
+def cluster_views(arguments: Namespace, kind: ApiResource[Any], *, leases: bool) -> Iterator[Views]:
     """The cluster once, or with ``--watch`` again after each change, until the caller stops.
 
-    Without ``leases`` no plugin is judged by its Lease. Of an API server that takes some seconds: a look at a Lease
-    does not show whether it is still renewed. What the Leases say of containers is shown either way, to whom may read
-    them.
+    ``--selector`` leaves out those of the ``kind``, NODES or PODS, that have other labels.
+
+    Without ``leases`` no plugin is judged by its Lease. What the Leases say of containers is shown either way, to whom
+    may read them.
 
     Raises:
         CommandError: the API server or the extender does not answer, refuses, or answers something else.
     """
-    url, namespace = arguments.extender and server_url("--extender", arguments.extender), ""
-    if not url:
-        here = settings_here()
-        types = load_catalogue(arguments.instance_types or here.instance_types)
-        kubeconfig = kubeconfig_of(arguments.kubeconfig or here.kubeconfig)
-        namespace = here.lease_namespace if arguments.lease_namespace is None else arguments.lease_namespace
+    url = arguments.extender and server_url("--extender", arguments.extender)
+    if url and arguments.selector:
+        raise UsageError("-l asks the API server for labels, which an extender does not have: give one of the two")
+    source: Source = url or source_from(arguments)
 
     async def updates() -> AsyncIterator[Views]:
-        async with await connect(url or kubeconfig) as api:
-            worked_out = None if url else _worked_out(api, types, namespace, judge=leases, watch=arguments.watch)
-            async for views in worked_out or _asked(api):
-                yield views
+        async with await connect(source) as api:
+            if url:
+                found = _asked(api)
+            else:
+                types, namespace = types_from(arguments), lease_namespace_from(arguments)
+                found = _worked_out(api, types, namespace, judge=leases, watch=arguments.watch)
+            async for views in found:
+                yield await _selected(api, kind, arguments.selector, views) if arguments.selector else views
 
     async def following(stream: AsyncIterator[Views]) -> Views:
         return await anext(stream)
@@ -115,14 +134,9 @@ async def _worked_out(
 
     A watch begins as an extender does: that a plugin is silent shows when its Lease was seen to run out.
     """
-
-    def views(state: ClusterState) -> Views:
-        nodes = (node_view(state, info) for info in state.nodes.values())
-        return _sorted(nodes, (pod_view(state, pod) for pod in state.pods.values()))
-
-    surveyed = await survey(api, types, lease_namespace="" if watch else lease_namespace, judge=judge)
+    surveyed = await look(api, types, lease_namespace="" if watch else lease_namespace, judge=judge)
     if not watch:
-        yield views(surveyed)
+        yield views_of(surveyed)
         return
     state = ClusterState()
     informers = Informers(api, state, types, lease_namespace=lease_namespace)
@@ -132,7 +146,7 @@ async def _worked_out(
         await informers.leases_listed(LEASES_SECONDS)  # without them the first view would have no renewals
         while True:
             seen = state.changes.version
-            yield views(state)
+            yield views_of(state)
             while state.changes.version == seen:
                 await state.changes.wait(seen, within_seconds=PAGE_SECONDS)
             await asyncio.sleep(SETTLE_SECONDS)
@@ -140,9 +154,78 @@ async def _worked_out(
         running.cancel()
 
 
+async def _selected(api: ApiServer, kind: ApiResource[Any], selector: str, views: Views) -> Views:
+    """The views without those of a kind whose labels the API server does not find."""
+    listed = pages(api, kind, Scope(label_selector=selector), page_timeout_seconds=PAGE_SECONDS)
+    uids = {record.uid async for page in listed for record in page.records}
+    if kind is PODS:
+        return views._replace(pods=[pod for pod in views.pods if pod.uid in uids])
+    return views._replace(nodes=[node for node in views.nodes if node.uid in uids])
+
+
+def views_of(state: ClusterState) -> Views:
+    """The views of all that a state has."""
+    nodes = (node_view(state, info) for info in state.nodes.values())
+    return _sorted(nodes, (pod_view(state, pod) for pod in state.pods.values()))
+
+
 def _sorted(nodes: Iterable[NodeView], pods: Iterable[PodView]) -> Views:
     by_name = sorted(pods, key=lambda pod: (pod.metadata.namespace, pod.name, pod.uid))
     return Views(sorted(nodes, key=lambda node: node.name), by_name)
+
+
+_View = TypeVar("_View", NodeView, PodView)
+
+
+def in_order(views: Sequence[_View], path: str) -> list[_View]:
+    """The views by the field at a path such as ``.status.phase``; without a path as they are.
+
+    Numbers and texts are in their order, digits in texts by what they count; lists, and ids, by how many there are.
+
+    Raises:
+        CommandError: no view has the field.
+    """
+    fields = [field for field in path.strip("{}").split(".") if field]
+    if not fields:
+        return list(views)
+    values = {view.uid: reduce(_field, fields, msgspec.to_builtins(view)) for view in views}
+    if fields[-1].endswith(_ID_LISTS):
+        values = {uid: text.split(",") if isinstance(text, str) and text else text for uid, text in values.items()}
+    if views and all(value is None for value in values.values()):
+        raise CommandError(f"--sort-by {path}: none of them has this field; see the fields with -o yaml")
+    return sorted(views, key=lambda view: _rank(values[view.uid]))
+
+
+_ID_LISTS = ("evices", "ores", "Set")
+"""How fields end that are texts of ids, ``0,1,2``, in the monitor API's objects."""
+
+
+def _field(value: object, name: str) -> object:
+    return value.get(name) if isinstance(value, dict) else None
+
+
+def _rank(value: object) -> tuple[object, ...]:
+    """By what values of a field are put in order: those without it first."""
+    if value == "":
+        return (1, 0.0)
+    if isinstance(value, list | dict):
+        return 1, float(len(value))
+    if isinstance(value, int | float):
+        return 1, float(value)
+    if value is None:
+        return (0,)
+    return 2, [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", str(value))]
+
+
+def show_views(
+    arguments: Namespace, report: object, names: Sequence[str], lines: Sequence[Line], *, first: bool
+) -> None:
+    """Print what was found, or with ``-o name`` the ``names``; with ``--watch`` again."""
+    shown = plain(*names) if arguments.output == Form.NAME else lines
+    if arguments.watch:
+        show_again(arguments.output, report, shown, first=first)
+    else:
+        show(arguments.output, report, shown)
 
 
 def counted(lists: Iterable[str]) -> int:

@@ -34,7 +34,7 @@ class Exit(enum.IntEnum):
 
     SUCCESS = 0
     FAILURE = 1
-    """The command could not do what it was asked to; one line on standard error says why."""
+    """The command could not do what it was asked to, or its answer is no; one line on standard error says why."""
     USAGE = 2
     """The command line, the environment or a file given there cannot be used."""
     INTERRUPTED = 130
@@ -47,8 +47,8 @@ VERSION = 1
 """Of every command's JSON and YAML: a higher one where a field has gone or means something else."""
 
 EXIT_STATUSES = """\
-exit status: 0 success; 1 failure, explained in one line on standard error;
-2 unusable arguments or settings; 130 interrupted"""
+exit status: 0 success; 1 failure, or the answer is no: one line on standard error says why;
+2 wrong call: unusable arguments or settings; 130 interrupted"""
 
 
 class CommandError(Exception):
@@ -81,9 +81,12 @@ class Parser(argparse.ArgumentParser):
         return parsed, unknown
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
-        """Name the choice that is spelled nearly so, where there is one, instead of all."""
-        if action.choices is not None and value not in action.choices and (meant := _meant(value, action.choices)):
-            raise argparse.ArgumentError(action, f"there is no {value}{meant}")
+        """Name the choice that is spelled nearly so, where there is one, instead of all; of commands never all."""
+        if action.choices is not None and value not in action.choices:
+            is_command = action.dest == "command"
+            other = f"; did you mean {MEANT[str(value)]}?" if is_command and str(value) in MEANT else ""
+            if (meant := _meant(value, action.choices) or other) or is_command:
+                raise argparse.ArgumentError(action, f"there is no {value}{meant}")
         super()._check_value(action, value)
 
     def error(self, message: str) -> NoReturn:
@@ -96,11 +99,30 @@ class Parser(argparse.ArgumentParser):
         sys.exit(Exit.USAGE)
 
 
+MEANT = {
+    "drain": "plan --drain NODE",
+    "events": "describe pod POD",
+    "get": "nodes or pods",
+    "idle": "plan --idle",
+    "list": "nodes or pods",
+    "ls": "devices",
+    "show": "describe",
+    "status": "nodes",
+    "top": "pods",
+    "who": "devices",
+    "why": "explain",
+}
+"""Words of kubectl and of other tools, and the command that does that here."""
+_ALIKE = 0.7
+"""How much of a word has to be like another one (difflib's ratio): half of ``version`` is like ``decisions``."""
+
+
 def _meant(typed: object, known: Iterable[object]) -> str:
     """The end of an error about a word that is spelled nearly as a known one."""
     import difflib
 
-    return "".join(f"; did you mean {word}?" for word in difflib.get_close_matches(str(typed), map(str, known), n=1))
+    words = difflib.get_close_matches(str(typed), map(str, known), n=1, cutoff=_ALIKE)
+    return "".join(f"; did you mean {word}?" for word in words)
 
 
 MOST_NAMES = 10
@@ -191,12 +213,15 @@ class Form(enum.StrEnum):
     TEXT = "text"
     """For people."""
     WIDE = "wide"
-    """The same with more columns, for ``devices`` alone."""
+    """The same with more columns, of a table."""
+    NAME = "name"
+    """KIND/NAME, of objects of the cluster, as kubectl takes it."""
     JSON = "json"
     YAML = "yaml"
 
 
 REPORT = (Form.TEXT, Form.JSON, Form.YAML)
+TABLE = (Form.TEXT, Form.WIDE, Form.JSON, Form.YAML)
 OBJECTS = (Form.YAML, Form.JSON)
 """Where the output is Kubernetes objects."""
 
@@ -210,10 +235,10 @@ def add_output_flag(parser: argparse.ArgumentParser, forms: Sequence[Form] = REP
 
 def show(form: str, content: object, lines: Iterable[Line]) -> None:
     """Print ``lines`` for people, or the document ``content`` for scripts, as ``--output`` says."""
-    if form in {Form.TEXT, Form.WIDE}:
-        print_lines(list(lines))
-    else:
+    if form in {Form.JSON, Form.YAML}:
         print(document(form, content), end="")
+    else:
+        print_lines(list(lines))
 
 
 def show_again(form: str, content: object, lines: Iterable[Line], *, first: bool) -> None:
@@ -244,11 +269,14 @@ def plain(*texts: str) -> list[Line]:
     return [[(printable(text), "")] for text in texts]
 
 
-def table(headers: Sequence[str], rows: Iterable[Line]) -> list[Line]:
-    """Cells two or more blanks apart; ``-`` for an empty one. Only cells of the last column may hold blanks."""
+def table(headers: Sequence[str], rows: Iterable[Line], *, bare: bool = False) -> list[Line]:
+    """Cells two or more blanks apart; ``-`` for an empty one. Only cells of the last column may hold blanks.
+
+    A ``bare`` table has no headers.
+    """
     cells = [
         [(printable(text) or "-", style) for text, style in row]
-        for row in ([(header, "bold") for header in headers], *rows)
+        for row in (*([] if bare else [[(header, "bold") for header in headers]]), *rows)
     ]
     widths = [max(len(text) for text, _ in column) + 2 for column in zip(*cells, strict=True)]
     lines: list[Line] = []
@@ -263,7 +291,7 @@ def table(headers: Sequence[str], rows: Iterable[Line]) -> list[Line]:
 def print_lines(lines: Sequence[Line]) -> None:
     """Print lines, in colour on a terminal that can, unless the user has set NO_COLOR (no-color.org)."""
     if not on_terminal() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
-        print("\n".join("".join(text for text, _ in line) for line in lines), flush=True)
+        print("".join("".join(text for text, _ in line) + "\n" for line in lines), end="", flush=True)
         return
     from rich.console import Console
     from rich.text import Text

@@ -1,28 +1,94 @@
-"""``neuron-plugin completion``: a script by which a shell completes commands, flags, choices and paths.
+"""``neuron-plugin completion``: what a shell offers when Tab is pressed.
 
-shtab writes it from the parser, so a new flag is in it at once, and the metavar of a flag says what completes it. The
-script holds everything: no Python starts when Tab is pressed.
+One function answers for bash, zsh, fish and kubectl, in the words of cobra, kubectl's own library: a line for each
+completion, a tab and what it means, and last a number that says whether files are meant. Names of nodes, pods and
+namespaces come from the cluster that the typed flags mean. The scripts only carry words there and back.
 """
 
 from __future__ import annotations
 
 import argparse
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from urllib.parse import quote
 
-import shtab
+import msgspec
 
-from neuron_plugin.cli.command import Exit, Parser
-from neuron_plugin.topology import catalogue
+from neuron_plugin.cli.command import CommandError, Exit, Parser
 
 SHELLS = ("bash", "zsh", "fish")
 
 DESCRIPTION = """\
-Print a script that completes commands, flags, their choices, instance types and paths in your shell."""
+Print a script that completes commands, flags, their choices, paths, instance types, and the names of
+nodes, pods, namespaces and contexts in your shell. For 'kubectl neuron' none is needed: kubectl asks the
+program kubectl_complete-neuron, which is installed beside this one."""
 
 EXAMPLES = """
 source <(neuron-plugin completion bash)
 neuron-plugin completion bash > ~/.local/share/bash-completion/completions/neuron-plugin
+"""
+
+_FILES, _NOTHING_ELSE, _DIRECTORIES = 0, 4, 16
+"""cobra's ShellCompDirective: what a shell adds."""
+_DIRECTIVES = {"DIR": _DIRECTORIES, "FILE": _FILES, "PATH": _FILES}
+_ANSWER_SECONDS = 2.0
+"""For the API server: somebody has pressed Tab."""
+
+_BASH = r"""
+_neuron_plugin() {
+    local line directive="" current="${COMP_WORDS[COMP_CWORD]}"
+    COMPREPLY=()
+    while IFS= read -r line; do
+        case "$line" in
+            :*) directive="${line#:}" ;;
+            *) COMPREPLY+=("${line%%$'\t'*}") ;;
+        esac
+    done < <("${COMP_WORDS[0]}" __complete "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)
+    case "$directive" in
+        0) compopt -o filenames 2>/dev/null; mapfile -t COMPREPLY < <(compgen -f -- "$current") ;;
+        16) compopt -o filenames 2>/dev/null; mapfile -t COMPREPLY < <(compgen -d -- "$current") ;;
+    esac
+}
+complete -F _neuron_plugin neuron-plugin
+"""
+_ZSH = r"""#compdef neuron-plugin
+_neuron-plugin() {
+    local line directive
+    local -a offered
+    while IFS= read -r line; do
+        case "$line" in
+            :*) directive="${line#:}" ;;
+            *) offered+=("${${line//:/\\:}/$'\t'/:}") ;;
+        esac
+    done < <("${words[1]}" __complete "${(@)words[2,CURRENT]}" 2>/dev/null)
+    _describe neuron-plugin offered
+    case "$directive" in
+        0) _files ;;
+        16) _files -/ ;;
+    esac
+}
+if [ "$funcstack[1]" = "_neuron-plugin" ]; then
+    _neuron-plugin "$@"
+else
+    compdef _neuron-plugin neuron-plugin
+fi
+"""
+_FISH = r"""
+function __neuron_plugin_complete
+    set -l words (commandline -opc) (commandline -ct)
+    for line in ($words[1] __complete $words[2..-1] 2>/dev/null)
+        switch $line
+            case ':0'
+                __fish_complete_path (commandline -ct)
+            case ':16'
+                __fish_complete_directories (commandline -ct)
+            case ':*'
+            case '*'
+                echo $line
+        end
+    end
+end
+complete -c neuron-plugin -f -a '(__neuron_plugin_complete)'
 """
 
 
@@ -33,27 +99,137 @@ def add_flags(parser: Parser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Print the script."""
-    from neuron_plugin.cli.main import build_parser
-    from neuron_plugin.inspection import CHECKS
-
-    parser = build_parser()
-    paths = {"DIR": shtab.DIRECTORY, "FILE": shtab.FILE, "PATH": shtab.FILE}
-    names = {"TYPE": sorted(catalogue()), "CHECK": [check.name for check in CHECKS]}
-    for action in _actions(parser):
-        if action.metavar in paths:
-            action.complete = paths[action.metavar]  # type: ignore[attr-defined]  # how shtab wants it
-        elif action.metavar in names:
-            action.choices = names[action.metavar]
-    print(shtab.complete(parser, arguments.shell))
+    print({"bash": _BASH, "zsh": _ZSH, "fish": _FISH}[arguments.shell].lstrip("\n"), end="")
     return Exit.SUCCESS
 
 
-def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """Every argument of every command; each command is described by its line in the list of commands."""
-    for action in parser._actions:  # noqa: SLF001 - argparse offers no other way to its arguments
-        yield action
+def complete(words: Sequence[str]) -> int:
+    """Print what completes the last of the words, as cobra would."""
+    offered, directive = _completions(words or [""])
+    for name, meaning in offered:
+        print(f"{name}\t{meaning}" if meaning else name)
+    print(f":{directive}")
+    return Exit.SUCCESS
+
+
+def _completions(words: Sequence[str]) -> tuple[list[tuple[str, str]], int]:
+    """The completions of the last word, each with what it means, and cobra's directive."""
+    from neuron_plugin.cli.main import build_parser
+
+    *typed, current = words
+    parser: argparse.ArgumentParser = build_parser(next((word for word in typed if not word.startswith("-")), ""))
+    flag: argparse.Action | None = None
+    values, place = dict[str, str](), 0
+    for word in typed:
+        if word == "=":  # bash makes three words of --output=json
+            continue
+        if flag:
+            values[flag.dest], flag = word, None
+            continue
+        name, _, value = word.partition("=")
+        if word.startswith("-") and len(word) > 1:
+            known = parser._option_string_actions.get(name)  # noqa: SLF001 - argparse offers no other way to its flags
+            if known and value:
+                values[known.dest] = value
+            elif known and known.nargs != 0:
+                flag = known
+            continue
+        action = _positional(parser, place)
         if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - as above
-            for listed in action._choices_actions:  # noqa: SLF001 - as above
-                command = action.choices[listed.dest]
-                command.description = listed.help  # zsh and fish show it beside the name: a line, not paragraphs
-                yield from _actions(command)
+            if word not in action.choices:
+                return [], _NOTHING_ELSE
+            parser, place = action.choices[word], 0
+        else:
+            place += 1
+    current, before = "" if current == "=" else current, ""
+    if not flag and current.startswith("-"):
+        name, given, value = current.partition("=")
+        flag = parser._option_string_actions.get(name) if given else None  # noqa: SLF001 - as above
+        if not flag:
+            options = parser._option_string_actions.items()  # noqa: SLF001 - as above
+            return _beginning(current, ((text, option.help or "") for text, option in options)), _NOTHING_ELSE
+        current, before = value, f"{name}="
+    action = flag or _positional(parser, place)
+    if action is None:
+        return [], _NOTHING_ELSE
+    offered = _beginning(current, _values(action, Namespace(**values), current))
+    return [(before + name, meaning) for name, meaning in offered], _DIRECTIVES.get(str(action.metavar), _NOTHING_ELSE)
+
+
+def _positional(parser: argparse.ArgumentParser, place: int) -> argparse.Action | None:
+    """The argument at a place; one that takes several words takes all that follow."""
+    actions = parser._get_positional_actions()  # noqa: SLF001 - argparse offers no other way to them
+    for number, action in enumerate(actions):
+        if number == place or action.nargs in {"*", "+"}:
+            return action
+    return None
+
+
+def _beginning(current: str, offered: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    lines = ((name, " ".join(meaning.replace("%%", "%").split())) for name, meaning in offered)
+    return [(name, meaning) for name, meaning in lines if name.startswith(current)]
+
+
+def _values(action: argparse.Action, typed: Namespace, current: str) -> Iterator[tuple[str, str]]:
+    """What an argument takes, each with what it means."""
+    if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - argparse offers no other way to its commands
+        yield from ((listed.dest, listed.help or "") for listed in action._choices_actions)  # noqa: SLF001 - as above
+    elif action.choices is not None:
+        yield from ((str(choice), "") for choice in action.choices)
+    else:
+        kind = str(action.metavar).rpartition("]")[2]  # a pod is [NAMESPACE/]POD
+        yield from ((name, "") for name in _names(kind, typed, current))
+
+
+def _names(kind: str, typed: Namespace, current: str) -> list[str]:
+    """The names that there are of a kind, by an argument's metavar."""
+    if kind == "TYPE":
+        from neuron_plugin.topology import catalogue
+
+        return sorted(catalogue())
+    if kind == "CHECK":
+        from neuron_plugin.inspection import CHECKS
+
+        return [check.name for check in CHECKS]
+    return _cluster_names(kind, typed, current) if kind in {"NODE", "POD", "NAMESPACE", "CONTEXT"} else []
+
+
+class _Metadata(msgspec.Struct):
+    name: str
+
+
+class _Object(msgspec.Struct):
+    metadata: _Metadata
+
+
+class _Objects(msgspec.Struct):
+    items: list[_Object]
+
+
+def _cluster_names(kind: str, typed: Namespace, current: str) -> list[str]:
+    """The names that the cluster has; none where it cannot be asked, and no word about it."""
+    from neuron_plugin.cli.cluster import ask_cluster, kubeconfig_of, namespace_from
+    from neuron_plugin.cluster import ApiRequest, ApiServer
+    from neuron_plugin.cluster.credentials import CredentialsError, contexts_of
+    from neuron_plugin.settings import SettingsError
+
+    wanted = {name: getattr(typed, name, "") for name in ("kubeconfig", "context", "namespace")}
+    arguments = Namespace(**wanted)
+    namespace, slash, _ = current.partition("/")
+    try:
+        if kind == "CONTEXT":
+            path = kubeconfig_of(arguments.kubeconfig)
+            return contexts_of(path) if path else []
+        paths = {"NODE": "/api/v1/nodes", "NAMESPACE": "/api/v1/namespaces"}
+        if kind == "POD":
+            namespace = namespace if slash else namespace_from(arguments)
+            paths[kind] = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods"
+
+        async def listed(api: ApiServer) -> list[str]:
+            answer = await api.request(ApiRequest("GET", paths[kind]), timeout_seconds=_ANSWER_SECONDS)
+            return [found.metadata.name for found in msgspec.json.decode(answer.body, type=_Objects).items]
+
+        names = ask_cluster(arguments, listed)
+    except (CommandError, SettingsError, CredentialsError, OSError, msgspec.MsgspecError):
+        return []
+    return [f"{namespace}/{name}" for name in names] if kind == "POD" and slash else names

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Collection
 
 from neuron_plugin.allocation import IdListError
 from neuron_plugin.allocation.resources import parse_ids, ranges
+from neuron_plugin.cli.cluster import SERVER, add_cluster_flags, ask_cluster
 from neuron_plugin.cli.command import VERSION, CommandError, Exit, add_output_flag, plain, show
-from neuron_plugin.cli.target import add_kubeconfig_flag, kubeconfig_of
-from neuron_plugin.inspection import named
+from neuron_plugin.wording import named
 
 DESCRIPTION = """\
 Take devices of a node out of service: no new pod gets them, under any resource name, with or without
@@ -34,7 +32,7 @@ def add_flags(parser: ArgumentParser) -> None:
         "devices", metavar="DEVICES", type=device_ids, help="device ids of the host, such as 5,7 or 0-3"
     )
     add_output_flag(parser)
-    add_kubeconfig_flag(parser)
+    add_cluster_flags(parser, *SERVER)
 
 
 def device_ids(text: str) -> tuple[int, ...]:
@@ -56,18 +54,13 @@ def change(arguments: Namespace, *, disable: bool) -> int:
     Raises:
         CommandError: it could not be changed.
     """
-    kubeconfig = kubeconfig_of(arguments.kubeconfig)
-    from neuron_plugin.cluster import ClusterError
-    from neuron_plugin.cluster.client import connect
     from neuron_plugin.plugin.cordon import CordonError, change_disabled
 
-    async def changed() -> tuple[Collection[int], Collection[int]]:
-        async with await connect(kubeconfig) as api:
-            return await change_disabled(api, arguments.node, arguments.devices, disable=disable)
-
     try:
-        before, after = asyncio.run(changed())
-    except (ClusterError, CordonError) as error:
+        before, after = ask_cluster(
+            arguments, lambda api: change_disabled(api, arguments.node, arguments.devices, disable=disable)
+        )
+    except CordonError as error:
         raise CommandError(str(error)) from error
     differing, verb = set(before) ^ set(after), "disabled" if disable else "enabled"
     line = f"{named('device', differing)} {verb}" if differing else "nothing to change"

@@ -9,11 +9,14 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 from neuron_plugin.allocation.resources import ranges
+from neuron_plugin.cli.cluster import SERVER, add_cluster_flags, add_node_argument, cluster_state, published_in
 from neuron_plugin.cli.command import (
+    TABLE,
     CommandError,
     Exit,
     Form,
     Line,
+    UsageError,
     add_output_flag,
     complain,
     show,
@@ -29,13 +32,16 @@ from neuron_plugin.inspection import (
     gather_users,
     look,
     machine_report,
-    plural,
 )
-from neuron_plugin.inspection.core_use import device_use, read_counters
+from neuron_plugin.inspection.core_use import DeviceUse, device_use, read_counters
+from neuron_plugin.inspection.published import published_report
 from neuron_plugin.kubelet_files import KUBELET_SOCKET
+from neuron_plugin.monitor.views import device_utilization
+from neuron_plugin.placement.state import ClusterState
+from neuron_plugin.wording import plural
 
 DESCRIPTION = """\
-Show the Neuron devices of this machine.
+Show the Neuron devices of this machine, or of a node of the cluster by what its plugin has published.
 
 columns:
   CORES    logical cores (LNC applied), counted through the whole host, as in the pod annotation
@@ -48,15 +54,16 @@ columns:
            cores; NAMESPACE/POD/claim:CLAIM for all containers that use a claim; "-" no pod, "?"
            not known. Taken from the kubelet's checkpoint and from its file of prepared claims; where
            the checkpoint cannot be read from PodResources, which lists no plain init containers
-  USE      (--use) how much its cores executed in two seconds, or between two looks of --watch, on
-           average; "?" not known: the driver is older than 2.30.2
-  USED     (--use) device memory that is allocated
+  USE      how much its cores executed, on average: with --use in two seconds, or between two looks of
+           --watch; of NODE in the last minutes; "?" not known: the driver is older than 2.30.2
+  USED-MEMORY  device memory that is allocated by processes
   PROCESSES  (--processes) PID:COMMAND of the processes that have it open
 
 Exit status 1 also says that there is no Neuron device."""
 
 EXAMPLES = """
 neuron-plugin devices
+neuron-plugin devices trn1-2
 neuron-plugin devices -o json | jq '.devices[] | select(.health != "healthy")'
 neuron-plugin devices --watch
 neuron-plugin devices --use
@@ -71,7 +78,8 @@ _HEALTHY_STYLES = {Health.HEALTHY: "green", Health.WARNING: "yellow", Health.RES
 
 def add_flags(parser: ArgumentParser) -> None:
     """The form of the output, whether to watch, and which node."""
-    add_output_flag(parser, list(Form))
+    add_node_argument(parser)
+    add_output_flag(parser, TABLE)
     again = "print again whenever something changes, until Ctrl-C; JSON then comes one document a line"
     parser.add_argument("-w", "--watch", action="store_true", help=again)
     processes = "show which processes have each device open, too; for those of pods as root on the node"
@@ -79,10 +87,13 @@ def add_flags(parser: ArgumentParser) -> None:
     use = "measure for two seconds how much the cores of each device execute, and show what memory is allocated"
     parser.add_argument("--use", action="store_true", help=use)
     add_node_flags(parser, HOLDERS)
+    add_cluster_flags(parser, *SERVER)
 
 
 def run(arguments: Namespace) -> int:
     """Print the devices once, or for as long as they are watched."""
+    if arguments.node:
+        return _of_cluster(arguments)
     node, form = node_from(arguments), Form(arguments.output)
     holders = HolderReading(node.settings)
 
@@ -103,6 +114,34 @@ def run(arguments: Namespace) -> int:
             yield machine_report(machine, holders.read(machine.node_inventory), users, use)
             time.sleep(WATCH_SECONDS)
 
+    if arguments.watch:
+        watch(form, reports())
+    return show_once(form, next(reports()))
+
+
+def report_of(state: ClusterState, name: str) -> MachineReport:
+    """A node of the cluster, with how much its plugin says that it is used.
+
+    Raises:
+        CommandError: there is no such node, or its devices are not known.
+    """
+    info, has = published_in(state, name)
+    utilization = device_utilization(info, state.utilization_on(name)).items()
+    known = {device: DeviceUse(use.busy_percent, use.memory_bytes) for device, use in utilization}
+    return published_report(has, info.ledger, known)
+
+
+def _of_cluster(arguments: Namespace) -> int:
+    """The devices of a node of the cluster, once or for as long as they are watched."""
+    if arguments.use or arguments.processes:
+        raise UsageError("--use and --processes look at the machine itself: leave NODE out, on that machine")
+
+    def reports() -> Iterator[MachineReport]:
+        while True:
+            yield report_of(cluster_state(arguments, judge=False), arguments.node)
+            time.sleep(WATCH_SECONDS)
+
+    form = Form(arguments.output)
     if arguments.watch:
         watch(form, reports())
     return show_once(form, next(reports()))
@@ -143,7 +182,7 @@ def device_lines(form: Form, report: MachineReport) -> list[Line]:
     for device in report.devices:
         ecc, holders = device.ecc, []
         for holder in device.holders or ():
-            cores = "" if holder.cores == device.cores else f"[{ranges(holder.cores)}]"
+            cores = "" if len(holder.cores) == report.cores_per_device else f"[{ranges(holder.cores)}]"
             user = f"claim:{holder.claim}" if holder.claim else holder.container
             holders.append(f"{holder.namespace}/{holder.pod}/{user}{cores}")
         if device.holders is None and device.cores:
@@ -170,7 +209,7 @@ def device_lines(form: Form, report: MachineReport) -> list[Line]:
         if any(device.used_memory_bytes is not None or device.busy_percent is not None for device in report.devices):
             used = device.used_memory_bytes
             cells["USE"] = "?" if device.busy_percent is None else f"{device.busy_percent}%"
-            cells["USED"] = "?" if used is None else f"{used / 2**30:.1f}Gi"
+            cells["USED-MEMORY"] = "?" if used is None else f"{used / 2**30:.1f}Gi"
         if any(device.processes is not None for device in report.devices):
             users = (f"{process.pid}:{''.join(process.command.split())}" for process in device.processes or ())
             cells["PROCESSES"] = ",".join(users)

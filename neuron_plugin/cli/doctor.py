@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import zip_longest
 
+from neuron_plugin.cli.cluster import add_cluster_flags, cluster_state, node_in
 from neuron_plugin.cli.command import (
     Exit,
     Line,
@@ -19,12 +20,17 @@ from neuron_plugin.cli.command import (
     table,
 )
 from neuron_plugin.cli.target import EVERYTHING, add_node_flags
-from neuron_plugin.inspection import CHECKS, Level, Report, examine, gather, plural, report_of
+from neuron_plugin.inspection import CHECKS, Level, Report, examine, gather, report_of
+from neuron_plugin.inspection.findings import Finding
+from neuron_plugin.inspection.published import examine_published
+from neuron_plugin.monitor.views import pod_problem
+from neuron_plugin.wording import plural
 
 DESCRIPTION = """\
 Look at everything between the Neuron driver and the pods of this node, and say what is wrong, why
 it matters and what to do. Nothing is changed. See --list for the checks; give names to make only
-those.
+those. With --node a node of the cluster is looked at from here, by what its plugin has published, by its
+Lease and by its pods; what only the machine shows takes a look there.
 
 findings:
   ok       looked at, and fine
@@ -40,6 +46,7 @@ asked once."""
 
 EXAMPLES = """
 neuron-plugin doctor
+neuron-plugin doctor --node trn1-2
 neuron-plugin doctor --kubeconfig /etc/kubernetes/kubelet.conf --node-name "$(hostname)"
 neuron-plugin doctor driver device-nodes
 kubectl -n kube-system exec POD-OF-THE-PLUGIN -- neuron-plugin doctor
@@ -56,7 +63,9 @@ def add_flags(parser: ArgumentParser) -> None:
     parser.add_argument("checks", nargs="*", metavar="CHECK", help="make only these checks (default: all)")
     add_output_flag(parser)
     parser.add_argument("--list", action="store_true", help="list the checks, and make none")
+    parser.add_argument("--node", metavar="NODE", default="", help="a node of the cluster (default: this machine)")
     add_node_flags(parser, EVERYTHING)
+    add_cluster_flags(parser, "context")
 
 
 def run(arguments: Namespace) -> int:
@@ -67,9 +76,26 @@ def run(arguments: Namespace) -> int:
         return Exit.SUCCESS
     names = [check.name for check in CHECKS]
     if unknown := [name for name in arguments.checks if name not in names]:
-        raise UsageError(f"there is no check {unknown[0]}: choose among {', '.join(names)}")
+        text = f"there is no check {unknown[0]}: choose among {', '.join(names)}"
+        raise UsageError(f"{text}; for a node of the cluster: --node {unknown[0]}")
+    if arguments.node:
+        if arguments.checks:
+            raise UsageError("with --node all is looked at that is published: leave the names of checks out")
+        return _tell(arguments, report_of(_published(arguments)))
     checks = [check for check in CHECKS if not arguments.checks or check.name in arguments.checks]
     report = report_of(examine(gather(vars(arguments), os.environ), checks), as_root=os.geteuid() == 0)
+    return _tell(arguments, report)
+
+
+def _published(arguments: Namespace) -> list[Finding]:
+    state, name = cluster_state(arguments), arguments.node
+    info = node_in(state, name)
+    pods = (pod for pod in state.pods.values() if pod.place == name)
+    problems = {str(pod.reference): text for pod in pods if (text := pod_problem(state, pod))}
+    return examine_published(info, state.history.renewals.get(name, ""), problems)
+
+
+def _tell(arguments: Namespace, report: Report) -> int:
     show(arguments.output, report, report_lines(report))
     return Exit.FAILURE if report.worst is Level.PROBLEM else Exit.SUCCESS
 

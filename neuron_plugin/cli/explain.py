@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from argparse import ArgumentParser, Namespace
 from urllib.parse import quote
 
 import msgspec
 
-from neuron_plugin.cli.command import VERSION, CommandError, Exit, UsageError, add_output_flag, no_such, plain, show
-from neuron_plugin.cli.target import add_cluster_flags, api_from, ask_extender, types_from
-from neuron_plugin.cluster import ClusterError
+from neuron_plugin.cli.cluster import LOOK, add_cluster_flags, ask_extender, cluster_state, pod_from
+from neuron_plugin.cli.command import VERSION, CommandError, Exit, add_output_flag, no_such, plain, show
 from neuron_plugin.monitor.explain import Explanation, explain, explain_text, find_pod, question, unknown_pod_text
-from neuron_plugin.placement.informers import survey
 
 DESCRIPTION = """\
 Say for each node which set a pod would get there, or what it lacks and who holds the sets in its
 way. Nodes that give the same answer are shown once and counted; --node shows one in full.
 
-Works it out from the API server, which takes some seconds: whether a node's plugin still renews its
-Lease shows only then. With --extender a running extender is asked, which says the same at once. Cordon,
+Works it out from the API server. That takes some seconds only where clocks leave a doubt whether a
+plugin still renews its Lease. With --extender a running extender is asked, which says the same. Cordon,
 taints, affinities, topology spread, volumes, ports, CPU, memory and other resources are looked at, too."""
 
 EXAMPLES = """
@@ -33,24 +30,25 @@ neuron-plugin explain training-0 --extender http://127.0.0.1:12346
 
 def add_flags(parser: ArgumentParser) -> None:
     """The pod, and what to ask."""
-    parser.add_argument("pod", metavar="[NAMESPACE/]POD", help="the pod; namespace default when none is given")
+    parser.add_argument("pod", metavar="[NAMESPACE/]POD", help="the pod")
     nodes = "only this node, with all that is in the way there; can be given several times"
     parser.add_argument("--node", metavar="NODE", action="append", default=[], help=nodes)
-    add_cluster_flags(parser)
+    add_cluster_flags(parser, "namespace", "extender", *LOOK)
     add_output_flag(parser)
 
 
 def run(arguments: Namespace) -> int:
     """Print the explanation."""
-    namespace, _, name = arguments.pod.rpartition("/")
-    if not name or "/" in namespace:
-        raise UsageError(f"the pod is {arguments.pod!r}, expected POD or NAMESPACE/POD")
-    namespace = namespace or "default"
+    namespace, name = pod_from(arguments, arguments.pod)
     if arguments.extender:
         path = f"/explain/{quote(namespace)}/{quote(name)}"
         explanation = ask_extender(arguments.extender, path, {"format": "json"}, Explanation)
     else:
-        explanation = asyncio.run(_work_out(arguments, namespace, name))
+        state = cluster_state(arguments)
+        pod = find_pod(state, namespace, name)
+        if pod is None:
+            raise CommandError(unknown_pod_text(state, namespace, name))
+        explanation = explain(question(state, pod, time.time()))
     if missing := sorted({*arguments.node} - {node.node for node in explanation.nodes}) if explanation.nodes else []:
         raise no_such("node", missing[0], (node.node for node in explanation.nodes))
     if arguments.node:
@@ -60,16 +58,3 @@ def run(arguments: Namespace) -> int:
     lines = plain(*explain_text(explanation, arguments.node).splitlines())
     show(arguments.output, {"version": VERSION, **msgspec.to_builtins(explanation)}, lines)
     return Exit.SUCCESS
-
-
-async def _work_out(arguments: Namespace, namespace: str, name: str) -> Explanation:
-    types = types_from(arguments)
-    try:
-        async with api_from(arguments) as (api, lease_namespace):
-            state = await survey(api, types, lease_namespace=lease_namespace)
-            pod = find_pod(state, namespace, name)
-            if pod is None:
-                raise CommandError(unknown_pod_text(state, namespace, name))
-            return explain(question(state, pod, time.time()))
-    except ClusterError as error:
-        raise CommandError(str(error)) from None

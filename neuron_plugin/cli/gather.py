@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import platform
 from argparse import ArgumentParser, Namespace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from neuron_plugin.cli.command import VERSION, CommandError, Exit, UsageError, add_output_flag, plain, show
-from neuron_plugin.cli.target import EVERYTHING, add_node_flags, kubeconfig_of, settings_here
-from neuron_plugin.cluster import ClusterError
-from neuron_plugin.cluster.client import connect
+from neuron_plugin.cli.cluster import add_cluster_flags, ask_cluster, types_from
+from neuron_plugin.cli.command import VERSION, Exit, UsageError, add_output_flag, plain, show
+from neuron_plugin.cli.target import EVERYTHING, add_node_flags, settings_here
 from neuron_plugin.inspection.bug_report import BugReport, cluster_report, node_report
-from neuron_plugin.instance_file import load_catalogue
 
 DESCRIPTION = """\
 Write an archive with what a bug report needs. Of this node: doctor, devices, topology, settings, the
@@ -44,6 +41,7 @@ def add_flags(parser: ArgumentParser) -> None:
     parser.add_argument("-n", "--namespace", metavar="NAME", default="", help=namespace)
     add_output_flag(parser)
     add_node_flags(parser, EVERYTHING)
+    add_cluster_flags(parser, "context")
 
 
 def run(arguments: Namespace) -> int:
@@ -54,7 +52,7 @@ def run(arguments: Namespace) -> int:
     file = arguments.file or Path(f"neuron-plugin-{where}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.tar.gz")
     if file.exists():
         raise UsageError(f"--file {file} exists: give a new name")
-    gathered = asyncio.run(_of_cluster(arguments)) if arguments.cluster else node_report(vars(arguments), os.environ)
+    gathered = _of_cluster(arguments) if arguments.cluster else node_report(vars(arguments), os.environ)
     gathered.write(file)
     report = {"version": VERSION, "archive": str(file), "files": gathered.names, "notGathered": gathered.missing}
     lines = [
@@ -65,18 +63,10 @@ def run(arguments: Namespace) -> int:
     return Exit.SUCCESS
 
 
-async def _of_cluster(arguments: Namespace) -> BugReport:
-    here = settings_here()
-    types = load_catalogue(arguments.instance_types or here.instance_types)
-    kubeconfig = kubeconfig_of(Path(arguments.kubeconfig) if arguments.kubeconfig else here.kubeconfig)
-    try:
-        async with await connect(kubeconfig) as api:
-            return await cluster_report(
-                api,
-                types,
-                lease_namespace=here.lease_namespace,
-                namespace=arguments.namespace or here.lease_namespace,
-                only=arguments.node,
-            )
-    except ClusterError as error:
-        raise CommandError(str(error)) from None
+def _of_cluster(arguments: Namespace) -> BugReport:
+    types, leases = types_from(arguments), settings_here().lease_namespace
+    namespace = arguments.namespace or leases
+    return ask_cluster(
+        arguments,
+        lambda api: cluster_report(api, types, lease_namespace=leases, namespace=namespace, only=arguments.node),
+    )

@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from io import TextIOWrapper
+from pathlib import Path
 
 from neuron_plugin import __version__
 from neuron_plugin.cli.command import EXIT_STATUSES, CommandError, Exit, Parser, add_command, complain, program
@@ -21,6 +22,7 @@ COMMANDS = {
     "doctor": "find out what is wrong with this node, and what to do about it",
     "nodes": "show the Neuron nodes of the cluster, what of them is free, and which are closed",
     "pods": "show which pods of the cluster ask for Neuron, and which devices and cores they have",
+    "describe": "show all that is known of one node or pod: devices, holders, health, why, events",
     "gather": "write an archive with what a bug report needs, of this node or of the cluster",
     "explain": "say for each node why a pod fits it or not",
     "plan": "say what would make room for waiting pods, what a drain takes, and what else fits",
@@ -35,6 +37,8 @@ COMMANDS = {
     "manifests": "print Kubernetes manifests, as the Helm chart renders them",
     "uninstall-node": "remove the plugin's annotation, labels, Lease and condition from nodes, after the plugin itself",
     "completion": "print a script that completes this command in your shell",
+    "version": "print the version of this program",
+    "help": "print the help of a command",
 }
 """Names and summaries, in the order of the help. Each is a module of ``ROOMS`` or of this package."""
 
@@ -44,6 +48,11 @@ ROOMS = dict.fromkeys(("demo", "playground", "simulate"), "neuron_plugin.simulat
 DESCRIPTION = """\
 AWS Neuron devices for Kubernetes: the daemon of a node (run), the scheduler's extender (extender),
 and commands that look at the Neuron hardware of this machine or of a simulated one."""
+
+COMPLETE = "__complete"
+"""The hidden command of completion scripts: all words follow, up to the one that is completed."""
+KUBECTL_COMPLETE = "kubectl_complete-neuron"
+"""By this name kubectl runs this program, with the same words, to complete 'kubectl neuron'."""
 
 STACK = "NEURON_PLUGIN_STACK"
 """Set to report a fault of this program, with its stack."""
@@ -65,6 +74,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     words = sys.argv[1:] if argv is None else list(argv)
+    if words[:1] == [COMPLETE] or Path(sys.argv[0]).name == KUBECTL_COMPLETE:
+        from neuron_plugin.cli.completion import complete
+
+        return complete(words[1:] if words[:1] == [COMPLETE] else words)
     name = "kubectl neuron" if program() == "kubectl neuron" else "neuron-plugin"
     parser = build_parser(next((word for word in words if not word.startswith("-")), ""), name)
     if not words:

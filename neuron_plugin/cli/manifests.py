@@ -49,7 +49,9 @@ _TWO_SECRETS = """\
 
 _NAMESPACE = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _IMAGE = r"[A-Za-z0-9][\w./:@-]*"
-_VERSION = r"v?(\d+\.\d+\.\d+)([-+].*)?"
+_VERSION = r"v?(\d+\.\d+)(\.\d+)?([-+].*)?"
+_FIRST_PATCH = ".0"
+"""Of a minor version that is given alone, such as 1.36: every one has it."""
 
 
 def add_flags(parser: ArgumentParser) -> None:
@@ -61,7 +63,14 @@ def add_flags(parser: ArgumentParser) -> None:
     for flag, metavar, default, pattern, meaning, expected in (
         ("--namespace", "NAME", "kube-system", _NAMESPACE, "namespace", "namespace: lower case, digits and dashes"),
         ("--image", "IMAGE", image, _IMAGE, "this project's image", f"image, such as registry.example.com/{image}"),
-        ("--kubernetes-version", "VERSION", None, _VERSION, "the cluster's, for second-scheduler", "version: v1.36.2"),
+        (
+            "--kubernetes-version",
+            "VERSION",
+            None,
+            _VERSION,
+            "the cluster's, for second-scheduler",
+            "version: 1.36 or v1.36.2",
+        ),
     ):
         text = f"{meaning} (default: {default})" if default else meaning
         parser.add_argument(flag, type=matching(pattern, expected), default=default, metavar=metavar, help=text)
@@ -73,8 +82,9 @@ def run(arguments: Namespace) -> int:
     """Print the manifests of one part."""
     text = resources.files("neuron_plugin.cli").joinpath(f"rendered/{arguments.part}.yaml").read_text("utf-8")
     address, version = arguments.extender_address, arguments.kubernetes_version
-    if version:  # the tag of kube-scheduler's image; a provider's suffix is dropped: v1.33.4-eks-1a2b3c is v1.33.4
-        version = re.sub(_VERSION, r"v\1", version)
+    if version and (read := re.fullmatch(_VERSION, version)):
+        # The tag of kube-scheduler's image: a provider's suffix is dropped, v1.33.4-eks-1a2b3c is v1.33.4.
+        version = f"v{read[1]}{read[2] or _FIRST_PATCH}"
     if isinstance(address, ipaddress.IPv6Address):  # a cluster whose Services have IPv6 is taken to have nothing else
         text = text.replace('"0.0.0.0"', '"::"').replace("https://address-of-the-extender", f"https://[{address}]")
     for placeholder, value, flag in (

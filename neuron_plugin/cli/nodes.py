@@ -7,11 +7,20 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from neuron_plugin.cli.cluster_views import Views, add_view_flags, cluster_views, counted, in_ranges
-from neuron_plugin.cli.command import Exit, Form, Line, no_such, plain, show, show_again, table
+from neuron_plugin.cli.cluster_views import (
+    Views,
+    add_view_flags,
+    cluster_views,
+    counted,
+    in_order,
+    in_ranges,
+    show_views,
+)
+from neuron_plugin.cli.command import Exit, Form, Line, no_such, plain, table
 from neuron_plugin.cluster.nodes import NO_NEURON
-from neuron_plugin.inspection import plural
+from neuron_plugin.cluster.objects import NODES
 from neuron_plugin.monitor.views import NodeView, NodeViewStatus
+from neuron_plugin.wording import plural
 
 DESCRIPTION = """\
 Show the Neuron nodes of the cluster: what each has, what of it is free, and whether new pods are
@@ -24,7 +33,7 @@ columns:
   FREE-CORES    cores that are free and healthy, of all
   UNHEALTHY     ids of the devices that are unhealthy or missing, whether a pod has them or not
   DISABLED      ids of the devices that an operator has taken out of service; see: neuron-plugin cordon
-  PODS          how many pods have some of them, or were promised some; see: neuron-plugin pods --node NODE
+  PODS          how many pods have some of them, or were promised some; see: neuron-plugin pods -A --node NODE
   STATE         open, or why no new pod is placed there, such as that the node is cordoned
   IDLE          (wide) devices that pods have and whose cores execute nothing, see neuron-plugin pods
   RENEWED       (wide) when the node's plugin last renewed its Lease, by its own clock
@@ -36,6 +45,7 @@ with and without."""
 EXAMPLES = """
 neuron-plugin nodes
 neuron-plugin nodes worker-1 -o wide
+neuron-plugin nodes -l topology.kubernetes.io/zone=us-east-1a --sort-by .status.freeDevices
 neuron-plugin nodes --watch
 neuron-plugin nodes --tree
 neuron-plugin nodes -o json | jq '.nodes[] | select(.status.open | not) | .metadata.name'
@@ -47,7 +57,7 @@ neuron-plugin nodes --extender http://127.0.0.1:12346
 class NodeTotals(msgspec.Struct, frozen=True, rename="camel"):
     """Sums over the nodes that are shown. What is free on a closed node is not counted as free.
 
-    Each device is used, free or not available; ``unhealthy_used_devices`` are a part of the used ones, and
+    Each device is allocated, free or not available; ``unhealthy_used_devices`` are a part of the used ones, and
     ``unhealthy_devices`` are all that are unhealthy or missing, with pods and without. ``gated_pods`` are those of the
     waiting ones that our scheduling gate holds back; ``promised_pods`` have their devices and are not bound yet.
     """
@@ -79,7 +89,7 @@ class NodesReport(msgspec.Struct, frozen=True, kw_only=True):
 def add_flags(parser: ArgumentParser) -> None:
     """Which nodes, and how to show them."""
     parser.add_argument("nodes", metavar="NODE", nargs="*", help="only these nodes (default: all that have Neuron)")
-    parser.add_argument("-A", "--all", action="store_true", help="nodes without Neuron devices, too")
+    parser.add_argument("--all", action="store_true", help="nodes without Neuron devices, too")
     parser.add_argument("--tree", action="store_true", help="what is free in each domain of the network")
     add_view_flags(parser)
 
@@ -87,13 +97,12 @@ def add_flags(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     """Print the nodes once, or for as long as they are watched."""
     form = Form(arguments.output)
-    for number, views in enumerate(cluster_views(arguments, leases=True)):
+    for number, views in enumerate(cluster_views(arguments, NODES, leases=True)):
         report = report_of(views, arguments.nodes, everything=arguments.all)
-        lines = tree_lines(report) if arguments.tree else node_lines(form, report)
-        if arguments.watch:
-            show_again(form, report, lines, first=not number)
-        else:
-            show(form, report, lines)
+        report = msgspec.structs.replace(report, nodes=in_order(report.nodes, arguments.sort_by))
+        bare = arguments.no_headers
+        lines = tree_lines(report, bare=bare) if arguments.tree else node_lines(form, report, bare=bare)
+        show_views(arguments, report, [f"node/{node.name}" for node in report.nodes], lines, first=not number)
     return Exit.SUCCESS
 
 
@@ -140,8 +149,8 @@ def _broken_devices(status: NodeViewStatus) -> set[int]:
     return {int(device) for device in (*status.unhealthy_devices, *status.missing_devices.split(",")) if device}
 
 
-def node_lines(form: Form, report: NodesReport) -> list[Line]:
-    """A row for each node, and the totals."""
+def node_lines(form: Form, report: NodesReport, *, bare: bool = False) -> list[Line]:
+    """A row for each node, and the totals; ``bare`` without headers and totals."""
     rows = []
     for node in report.nodes:
         spec, status = node.spec, node.status
@@ -161,7 +170,7 @@ def node_lines(form: Form, report: NodesReport) -> list[Line]:
                 "PRODUCT": spec.product,
                 "LNC": str(spec.logical_core_size or ""),
                 "DRIVER": spec.driver_version,
-                "USED-CORES": in_ranges(status.used_cores),
+                "ALLOCATED-CORES": in_ranges(status.used_cores),
                 "IDLE": in_ranges(status.idle_devices),
                 "RENEWED": status.last_renewal,
             }
@@ -177,12 +186,12 @@ def node_lines(form: Form, report: NodesReport) -> list[Line]:
     other = total.unhealthy_devices - used_broken
     summary = (
         f"{plural(total.nodes, 'node')}, {total.closed} closed; {plural(total.devices, 'device')}: "
-        f"{total.free_devices} free, {total.used_devices} used{broken}, {total.unavailable_devices} not available"
+        f"{total.free_devices} free, {total.used_devices} allocated{broken}, {total.unavailable_devices} not available"
         f"{f' ({other} of them unhealthy)' if other else ''}; "
         f"{total.free_cores} of {plural(total.cores, 'core')} free; {plural(total.pods, 'pod')} there, "
         f"{total.waiting_pods} waiting{f' ({total.gated_pods} gated)' if total.gated_pods else ''}"
     )
-    return [*table(list(cells), rows), *plain("", summary)]
+    return [*table(list(cells), rows, bare=bare), *([] if bare else plain("", summary))]
 
 
 class _Domain:
@@ -193,7 +202,7 @@ class _Domain:
         self.nodes: list[NodeView] = []
 
 
-def tree_lines(report: NodesReport) -> list[Line]:
+def tree_lines(report: NodesReport, *, bare: bool = False) -> list[Line]:
     """A row for each domain of the network and for each node in it."""
     root = _Domain()
     for node in report.nodes:
@@ -203,7 +212,7 @@ def tree_lines(report: NodesReport) -> list[Line]:
         domain.nodes.append(node)
     if not report.nodes:
         return plain("no node has Neuron devices; with --all the others are shown, too")
-    return table(["DOMAIN", "NODES", "WHOLE", "FREE", "STATE"], list(_tree_rows(root, 0)))
+    return table(["DOMAIN", "NODES", "WHOLE", "FREE", "STATE"], list(_tree_rows(root, 0)), bare=bare)
 
 
 def _tree_rows(domain: _Domain, depth: int) -> Iterator[list[tuple[str, str]]]:

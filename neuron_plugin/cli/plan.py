@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from neuron_plugin.allocation.utilization import duration_text
+from neuron_plugin.cli.cluster import LOOK, add_cluster_flags, ask_extender, cluster_state, types_from
 from neuron_plugin.cli.command import (
     CommandError,
     Exit,
@@ -22,12 +23,9 @@ from neuron_plugin.cli.command import (
     show,
     table,
 )
-from neuron_plugin.cli.target import add_cluster_flags, api_from, ask_extender, types_from
-from neuron_plugin.cluster import ClusterError
-from neuron_plugin.inspection import plural
 from neuron_plugin.monitor.plan import PlanOptions, PlanReport, UnknownNodeError, plan
-from neuron_plugin.placement.informers import survey
 from neuron_plugin.planning import RULES, DemandError, Standing
+from neuron_plugin.wording import plural
 
 DESCRIPTION = """\
 Say what would make room for the pods that wait, and change nothing.
@@ -78,7 +76,7 @@ def add_flags(parser: ArgumentParser) -> None:
     from_file = "nodes and pods from a file, in place of a running cluster"
     parser.add_argument("--cluster", type=Path, metavar="FILE", help=from_file)
     add_output_flag(parser)
-    add_cluster_flags(parser)
+    add_cluster_flags(parser, "extender", *LOOK)
 
 
 def run(arguments: Namespace) -> int:
@@ -95,10 +93,16 @@ def run(arguments: Namespace) -> int:
         if arguments.extender and not arguments.cluster:
             report = ask_extender(arguments.extender, "/plan", msgspec.to_builtins(options), PlanReport)
         else:
-            report = asyncio.run(_planned(arguments, options))
+            from neuron_plugin.cli.cluster_file import read_cluster
+
+            file = arguments.cluster
+            state = (
+                read_cluster(file, types_from(arguments)) if file else cluster_state(arguments, judge=not options.idle)
+            )
+            report = asyncio.run(plan(state, options))
     except DemandError as error:
         raise UsageError(f"--shape: {error}") from None
-    except (UnknownNodeError, ClusterError) as error:
+    except UnknownNodeError as error:
         raise CommandError(str(error)) from None
     if options.idle:
         lines = _idle_lines(report)
@@ -110,21 +114,11 @@ def run(arguments: Namespace) -> int:
     return Exit.FAILURE if missing else Exit.SUCCESS
 
 
-async def _planned(arguments: Namespace, options: PlanOptions) -> PlanReport:
-    from neuron_plugin.cli.cluster_file import read_cluster
-
-    types = types_from(arguments)
-    if arguments.cluster:
-        return await plan(read_cluster(arguments.cluster, types), options)
-    async with api_from(arguments) as (api, lease_namespace):
-        return await plan(await survey(api, types, lease_namespace=lease_namespace, judge=not options.idle), options)
-
-
 def _idle_lines(report: PlanReport) -> Iterator[Line]:
     rows, now = [], time.time()
     for container in report.idle:
         memory = f"{container.memory_bytes / 2**30:.1f}Gi"
-        idle, hours = duration_text(now - container.idle_since), f"{container.device_hours:.1f}"
+        idle, hours = duration_text(now - container.idle_since.timestamp()), f"{container.device_hours:.1f}"
         ids = container.ids.replace(" ", ":")
         cells = (
             container.pod,

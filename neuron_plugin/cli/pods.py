@@ -9,15 +9,18 @@ from collections.abc import Sequence
 import msgspec
 
 from neuron_plugin.allocation.utilization import duration_text
-from neuron_plugin.cli.cluster_views import Views, add_view_flags, cluster_views, in_ranges
-from neuron_plugin.cli.command import CommandError, Exit, Form, Line, no_such, plain, show, show_again, table
-from neuron_plugin.inspection import plural
+from neuron_plugin.cli.cluster import namespace_from
+from neuron_plugin.cli.cluster_views import Views, add_view_flags, cluster_views, in_order, in_ranges, show_views
+from neuron_plugin.cli.command import Exit, Form, Line, complain, no_such, plain, table
+from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.monitor.views import ContainerIds, PodView, UtilizationView
+from neuron_plugin.wording import plural
 
 DESCRIPTION = """\
-Show every live pod that asks for Neuron, container by container: what it asks for, where it runs
-and which devices and cores it has. Works it out from the API server (the right to list nodes and
-pods is enough, and the right to list Leases for USE and IDLE), or asks a running extender with --extender.
+Show the live pods of a namespace, or of all with -A, that ask for Neuron, container by container:
+what each asks for, where it runs and which devices and cores it has. Works it out from the API
+server (the right to list nodes and pods is enough, and the right to list Leases for USE and IDLE),
+or asks a running extender with --extender.
 
 columns:
   REQUEST  resource and count; aws.amazon.com/ is left out
@@ -36,9 +39,9 @@ columns:
 
 EXAMPLES = """
 neuron-plugin pods
-neuron-plugin pods --namespace ml --watch
-neuron-plugin pods --node worker-1 -o wide
-neuron-plugin pods -o json | jq '.pods[] | select(.status.phase == "Waiting") | .metadata.name'
+neuron-plugin pods -n ml -l app=train --watch
+neuron-plugin pods -A --node worker-1 -o wide
+neuron-plugin pods -A -o json | jq '.pods[] | select(.status.phase == "Waiting") | .metadata.name'
 neuron-plugin plan --idle                  # what nothing uses, the largest first
 """
 
@@ -71,43 +74,41 @@ class PodsReport(msgspec.Struct, frozen=True, kw_only=True):
 
 def add_flags(parser: ArgumentParser) -> None:
     """Which pods, and how to show them."""
-    parser.add_argument("-n", "--namespace", metavar="NAME", default="", help="only pods of this namespace")
-    parser.add_argument("--node", metavar="NAME", default="", help="only pods on this node")
+    parser.add_argument("--node", metavar="NODE", default="", help="only pods on this node")
     add_view_flags(parser)
 
 
 def run(arguments: Namespace) -> int:
     """Print the pods once, or for as long as they are watched."""
-    form = Form(arguments.output)
-    for number, views in enumerate(cluster_views(arguments, leases=False)):
-        report = report_of(views, arguments.namespace, arguments.node)
+    form, namespace = Form(arguments.output), "" if arguments.all_namespaces else namespace_from(arguments)
+    for number, views in enumerate(cluster_views(arguments, PODS, leases=False)):
+        node = arguments.node
+        if node and node not in {view.name for view in views.nodes}:
+            raise no_such("node", node, (view.name for view in views.nodes if view.spec.devices))
+        report = report_of(views, namespace, node)
+        report = msgspec.structs.replace(report, pods=in_order(report.pods, arguments.sort_by))
         if not report.pods and not number:
-            _check_names(views, arguments.namespace, arguments.node)
-        lines = pod_lines(form, report)
-        if arguments.watch:
-            show_again(form, report, lines, first=not number)
-        else:
-            show(form, report, lines)
+            complain(_nothing(views, namespace, node))
+        lines = pod_lines(form, report, bare=arguments.no_headers)
+        show_views(arguments, report, [f"pod/{pod.name}" for pod in report.pods], lines, first=not number)
     return Exit.SUCCESS
 
 
-def _check_names(views: Views, namespace: str, node: str) -> None:
-    """Nothing is shown: is there such a node, and a Neuron pod in such a namespace?
-
-    Raises:
-        CommandError: there is not; it names what there is.
-    """
-    if node and node not in {view.name for view in views.nodes}:
-        raise no_such("node", node, (view.name for view in views.nodes if view.spec.devices))
-    namespaces = sorted({pod.metadata.namespace for pod in views.pods})
-    if namespace and namespace not in namespaces:
-        there = f"such pods are in {', '.join(namespaces)}" if namespaces else "nor does one in any other"
-        raise CommandError(f"no live pod in namespace {namespace} asks for Neuron; {there}")
+def _nothing(views: Views, namespace: str, node: str) -> str:
+    """That there is no such pod, and in which namespaces there are some."""
+    where = " ".join([*([f"in namespace {namespace}"] if namespace else []), *([f"on node {node}"] if node else [])])
+    others = sorted({pod.metadata.namespace for pod in views.pods if node in {"", _place(pod)}})
+    there = f"; such pods are in {', '.join(others)}: give -n or -A" if others else ""
+    return f"no live pod {where}{' ' if where else ''}asks for Neuron{there}"
 
 
-def report_of(views: Views, namespace: str = "", node: str = "") -> PodsReport:
-    """The pods of one namespace and node; an empty name means all."""
-    shown = [pod for pod in views.pods if namespace in {"", pod.metadata.namespace} and node in {"", _place(pod)}]
+def report_of(views: Views, namespace: str = "", node: str = "", only: str = "") -> PodsReport:
+    """The pods of one namespace, of one node, or the ``only`` one of a UID; an empty name means all."""
+    shown = [
+        pod
+        for pod in views.pods
+        if namespace in {"", pod.metadata.namespace} and node in {"", _place(pod)} and only in {"", pod.uid}
+    ]
     devices, cores, idle = set[tuple[str, str]](), set[tuple[str, str]](), set[tuple[str, str]]()
     for pod in shown:
         for container in pod.status.containers if (place := _place(pod)) else ():
@@ -133,16 +134,6 @@ def _place(pod: PodView) -> str:
     return pod.spec.node_name or pod.status.promised_node
 
 
-def _state(pod: PodView) -> str:
-    """What STATE says; the monitor API has its parts."""
-    status, state = pod.status, pod.status.phase
-    if state == "Bound" and status.containers:
-        state = "Allocated" if status.allocated else "Assigned"
-    elif state == "Waiting":
-        state = "Gated" if status.gated else "Released" if status.released_plainly else "Waiting"
-    return ": ".join(filter(None, (state, status.problem or status.released_plainly)))
-
-
 def use_cells(known: UtilizationView | None, now: float) -> dict[str, str]:
     """USE and IDLE of a container; None: it has nothing yet."""
     if known is None:
@@ -155,8 +146,8 @@ def _memory(ids: ContainerIds) -> str:
     return f"{ids.utilization.memory_bytes / 2**30:.1f}Gi" if ids.utilization.known else ""
 
 
-def pod_lines(form: Form, report: PodsReport) -> list[Line]:
-    """A row for each container, and the totals."""
+def pod_lines(form: Form, report: PodsReport, *, bare: bool = False) -> list[Line]:
+    """A row for each container, and the totals; ``bare`` without headers and totals."""
     rows, now = [], time.time()
     for pod in report.pods:
         has = {container.name: container for container in pod.status.containers}
@@ -174,18 +165,19 @@ def pod_lines(form: Form, report: PodsReport) -> list[Line]:
             if form is Form.WIDE:
                 cells |= {"KIND": demand.kind if demand else "", "PRIORITY": str(pod.spec.priority)}
                 cells["MEMORY"] = _memory(ids) if ids else ""
-            cells["STATE"] = _state(pod)
-            style = "bold red" if pod.status.problem else "green" if cells["STATE"] == "Allocated" else "yellow"
+            status = pod.status
+            cells["STATE"] = ": ".join(filter(None, (status.state, status.problem or status.released_plainly)))
+            style = "bold red" if status.problem else "green" if status.state == "Allocated" else "yellow"
             styles = {"STATE": style, "IDLE": "yellow"}
             rows.append([(text, styles.get(header, "")) for header, text in cells.items()])
     if not rows:
-        return plain("no live pod asks for Neuron")
+        return []
     total = report.totals
     gated = f" ({total.gated} gated)" if total.gated else ""
     promised = f", {total.promised} promised" if total.promised else ""
     summary = (
         f"{plural(total.pods, 'pod')}, {total.waiting} waiting{gated}{promised}, {total.allocated} allocated: "
-        f"{plural(total.devices, 'device')} and {plural(total.cores, 'core')} in use on {plural(total.nodes, 'node')}"
+        f"{plural(total.devices, 'device')} and {plural(total.cores, 'core')} on {plural(total.nodes, 'node')}"
         + (f", {plural(total.idle_devices, 'device')} idle" if total.idle_devices else "")
     )
-    return [*table(list(cells), rows), *plain("", summary)]
+    return [*table(list(cells), rows, bare=bare), *([] if bare else plain("", summary))]

@@ -6,10 +6,12 @@ import asyncio
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
+from functools import partial
 from http import HTTPStatus
 
 import msgspec
 
+from neuron_plugin.cli.cluster import LOOK, add_cluster_flags, ask_cluster, lease_namespace_from, types_from
 from neuron_plugin.cli.command import (
     CommandError,
     Exit,
@@ -23,15 +25,14 @@ from neuron_plugin.cli.command import (
     table,
 )
 from neuron_plugin.cli.cordon import change, device_ids
-from neuron_plugin.cli.target import add_kubeconfig_flag, api_from, types_from
-from neuron_plugin.cluster import ApiError, ApiServer, ClusterError
+from neuron_plugin.cluster import ApiError, ApiServer
 from neuron_plugin.cluster.api import PAGE_SECONDS, send
 from neuron_plugin.cluster.writes import evict_pod
-from neuron_plugin.inspection import named, plural
 from neuron_plugin.monitor.plan import UnknownNodeError
 from neuron_plugin.monitor.repair import DevicePod, RepairReport, repair_report
 from neuron_plugin.placement.informers import survey
 from neuron_plugin.plugin.cordon import CordonError, change_disabled
+from neuron_plugin.wording import named, plural
 
 DESCRIPTION = """\
 Take devices of a node out of service, and say who has them, where those pods would go, and whether
@@ -78,8 +79,7 @@ def add_flags(parser: ArgumentParser) -> None:
     wait = "look (and with --evict try) again until the devices are empty, for so long (default: %(default)s)"
     parser.add_argument("--wait", metavar="SECONDS", type=count(0), default=0, help=wait)
     add_output_flag(parser)
-    add_kubeconfig_flag(parser)
-    parser.set_defaults(instance_types=None, lease_namespace=None)
+    add_cluster_flags(parser, *LOOK)
 
 
 def run(arguments: Namespace) -> int:
@@ -89,8 +89,8 @@ def run(arguments: Namespace) -> int:
     if arguments.undo:
         return change(arguments, disable=False)
     try:
-        report = asyncio.run(_repair(arguments))
-    except (ClusterError, CordonError, UnknownNodeError) as error:
+        report = ask_cluster(arguments, partial(_repair, arguments))
+    except (CordonError, UnknownNodeError) as error:
         raise CommandError(str(error)) from error
     show(arguments.output, report, list(_lines(report, evicting=arguments.evict)))
     if not report.empty:
@@ -100,30 +100,30 @@ def run(arguments: Namespace) -> int:
     return Exit.SUCCESS if report.empty else Exit.FAILURE
 
 
-async def _repair(arguments: Namespace) -> RepairReport:
+async def _repair(arguments: Namespace, api: ApiServer) -> RepairReport:
     """What is left in the end; the node is changed first, so that no new pod comes while others go."""
-    types, evicted = types_from(arguments), dict[str, str]()
-    async with api_from(arguments) as (api, lease_namespace):
-        if not arguments.dry_run:
-            await change_disabled(api, arguments.node, arguments.devices, disable=True)
-        until = time.monotonic() + arguments.wait
-        while True:
-            state = await survey(api, types, lease_namespace=lease_namespace)
-            report = await asyncio.to_thread(repair_report, state, arguments.node, arguments.devices)
-            refused = dict[str, str]()
-            for pod in report.pods if arguments.evict else ():
-                if pod.uid not in evicted and pod.evictable and (arguments.force or (pod.target and pod.controller)):
-                    name = f"{pod.namespace}/{pod.name}"
-                    if why := await _evicted(api, pod):
-                        refused[name] = why
-                    else:
-                        evicted[pod.uid] = name
-            left = until - time.monotonic()
-            if report.empty or left <= 0:
-                kept_back = report.disabled or not arguments.dry_run
-                found = {"disabled": kept_back, "evicted": tuple(evicted.values()), "refused": refused}
-                return msgspec.structs.replace(report, **found)
-            await asyncio.sleep(min(AGAIN_SECONDS, left))
+    types, lease_namespace = types_from(arguments), lease_namespace_from(arguments)
+    evicted = dict[str, str]()
+    if not arguments.dry_run:
+        await change_disabled(api, arguments.node, arguments.devices, disable=True)
+    until = time.monotonic() + arguments.wait
+    while True:
+        state = await survey(api, types, lease_namespace=lease_namespace)
+        report = await asyncio.to_thread(repair_report, state, arguments.node, arguments.devices)
+        refused = dict[str, str]()
+        for pod in report.pods if arguments.evict else ():
+            if pod.uid not in evicted and pod.evictable and (arguments.force or (pod.target and pod.controller)):
+                name = f"{pod.namespace}/{pod.name}"
+                if why := await _evicted(api, pod):
+                    refused[name] = why
+                else:
+                    evicted[pod.uid] = name
+        left = until - time.monotonic()
+        if report.empty or left <= 0:
+            kept_back = report.disabled or not arguments.dry_run
+            found = {"disabled": kept_back, "evicted": tuple(evicted.values()), "refused": refused}
+            return msgspec.structs.replace(report, **found)
+        await asyncio.sleep(min(AGAIN_SECONDS, left))
 
 
 async def _evicted(api: ApiServer, pod: DevicePod) -> str:

@@ -17,6 +17,7 @@ from typing import TypeAlias
 
 from neuron_plugin.allocation import Ledger
 from neuron_plugin.allocation.resources import ranges
+from neuron_plugin.cli.cluster import SERVER, add_cluster_flags, add_node_argument, cluster_state, published_in
 from neuron_plugin.cli.command import (
     CommandError,
     Exit,
@@ -33,27 +34,32 @@ from neuron_plugin.cli.devices import title_of
 from neuron_plugin.cli.target import HOLDERS, add_node_flags, node_from
 from neuron_plugin.inspection import (
     HolderReading,
-    InspectedMachine,
+    MachineReport,
+    ShownNode,
     TopologyReport,
     disabled_here,
     look,
     machine_report,
-    named,
+    shown_machine,
     topology_report,
 )
-from neuron_plugin.topology import TORUS_SIDE, Geometry, Topology, Unit, cores_in
+from neuron_plugin.inspection.published import published_node, published_report
+from neuron_plugin.topology import TORUS_SIDE, Topology, Unit, cores_in
+from neuron_plugin.wording import named
 
 LinksByDevice: TypeAlias = Mapping[int, frozenset[int]]
 Pairs: TypeAlias = list[tuple[int, int]]
 
 DESCRIPTION = """\
-Draw the devices of this machine with their links and holders, and say what can be requested.
+Draw the devices of this machine, or of a node of the cluster by what its plugin has published, with
+their links and holders, and say what can be requested.
 
 Each box is a device with its id and one mark a core: a letter for each pod, "." for a free core. A
 stub at the edge of a torus continues at the opposite edge."""
 
 EXAMPLES = """
 neuron-plugin topology
+neuron-plugin topology trn1-2
 neuron-plugin topology --ascii > topology.txt
 neuron-plugin topology -o json | jq '.deviceSets[] | {count, free: (.freeSets | length)}'
 neuron-plugin topology --root ./trn1       # a simulated machine, see: neuron-plugin simulate --help
@@ -72,9 +78,11 @@ _COLOURS = ("cyan", "yellow", "magenta", "blue", "bright_cyan", "bright_yellow",
 
 def add_flags(parser: ArgumentParser) -> None:
     """The form of the output, and which node."""
+    add_node_argument(parser)
     add_output_flag(parser)
     parser.add_argument("--ascii", action="store_true", help="draw with ASCII characters only")
     add_node_flags(parser, HOLDERS)
+    add_cluster_flags(parser, *SERVER)
 
 
 def run(arguments: Namespace) -> int:
@@ -83,44 +91,48 @@ def run(arguments: Namespace) -> int:
     Raises:
         CommandError: there is no Neuron device.
     """
+    if arguments.node:
+        info, has = published_in(cluster_state(arguments, judge=False), arguments.node)
+        return _show(arguments, published_node(has, info.ledger), published_report(has, info.ledger))
     node = node_from(arguments)
     machine = look(node.settings, os.environ, disabled_here(node))
-    has = machine.node_inventory
-    if machine.geometry is None or has is None:
+    holders = HolderReading(node.settings).read(machine.node_inventory)
+    if (shown := shown_machine(machine, holders)) is None:
         raise CommandError(f"no Neuron device: {machine.inventory.absence}")
-    holders = HolderReading(node.settings).read(has)
-    report = machine_report(machine, holders)
-    topology = topology_report(machine, machine.geometry, holders, report)
+    return _show(arguments, shown, machine_report(machine, holders))
+
+
+def _show(arguments: Namespace, shown: ShownNode, report: MachineReport) -> int:
+    topology = topology_report(shown, report)
     if arguments.output != Form.TEXT:
         show(arguments.output, topology, ())
         return Exit.SUCCESS
-    unicode = (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf") and not arguments.ascii
-    offered_mask = holders.snapshot.offered_mask if holders.snapshot else machine.usable_mask
-    marks, legend = occupancy(machine, machine.geometry, holders.ledger, offered_mask)
-    grids = grids_of(machine.geometry.topology, machine.geometry.device_count)
-    lines: list[Line] = plain(title_of(report), "")
-    for grid in grids:
-        box = drawn(grid, machine.links, marks)
-        lines += box if unicode else [[(text.translate(TO_ASCII), style) for text, style in line] for line in box]
-        lines.append([])
-    if further := undrawn(grids, machine.links):
-        lines += plain("also linked: " + ", ".join(f"{device}-{other}" for device, other in further), "")
-    lines += [[mark, *plain(f"  {text}")[0]] for mark, text in legend.items()]
+    lines = [*plain(title_of(report), ""), *picture(shown, ascii_only=arguments.ascii)]
     print_lines([*lines, *plain("", *request_lines(topology))])
     for note in report.notes:
         complain(f"note: {note}")
     return Exit.SUCCESS
 
 
-def occupancy(
-    machine: InspectedMachine, geometry: Geometry, known: Ledger | None, offered_mask: int
-) -> tuple[dict[int, list[Segment]], dict[Segment, str]]:
-    """A mark for each core, by device, and what the marks in use mean, pods first. From the 63rd on pods share a mark.
+def picture(shown: ShownNode, *, ascii_only: bool = False) -> list[Line]:
+    """The devices of a node with their links, and what the marks in them mean."""
+    unicode = (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf") and not ascii_only
+    marks, legend = occupancy(shown)
+    geometry = shown.has.geometry
+    grids = grids_of(geometry.topology, geometry.device_count)
+    lines: list[Line] = []
+    for grid in grids:
+        box = drawn(grid, shown.links, marks)
+        lines += box if unicode else [[(text.translate(TO_ASCII), style) for text, style in line] for line in box]
+        lines.append([])
+    if further := undrawn(grids, shown.links):
+        lines += plain("also linked: " + ", ".join(f"{device}-{other}" for device, other in further), "")
+    return [*lines, *([mark, *plain(f"  {text}")[0]] for mark, text in legend.items())]
 
-    ``known`` is None where the holders are not known. ``offered_mask`` are the cores that are given to pods, in use or
-    not.
-    """
-    ledger = known or Ledger()
+
+def occupancy(shown: ShownNode) -> tuple[dict[int, list[Segment]], dict[Segment, str]]:
+    """A mark for each core, by device, and what the marks in use mean, pods first; pods from the 63rd on share one."""
+    ledger, geometry = shown.ledger or Ledger(), shown.has.geometry
     letters = [(letter, f"bold {_COLOURS[number % len(_COLOURS)]}") for number, letter in enumerate(_LETTERS)]
     containers: dict[str, list[str]] = {}
     for allocation in ledger.allocations:
@@ -135,15 +147,15 @@ def occupancy(
         marks[device] = []
         for core in cores_in(geometry.device_mask(device)):
             pods = {str(allocation.pod) for allocation in ledger.overlapping(1 << core)}
-            if device not in machine.inventory.device_ids:
+            if device not in shown.has.present:
                 mark = ABSENT
             elif pods:
                 mark = letter_of.get(pods.pop(), SHARED) if len(pods) == 1 else SHARED
             else:
-                mark = FREE if offered_mask >> core & 1 else UNUSABLE
+                mark = FREE if shown.offered_mask >> core & 1 else UNUSABLE
             marks[device].append(mark)
     meanings = dict(_MEANINGS)
-    if known is None:
+    if shown.ledger is None:
         meanings[FREE] = "free unless a pod holds it (holders are not known)"
     used = {mark for device_marks in marks.values() for mark in device_marks}
     legend = {mark: f"{pod}: {', '.join(containers[pod])}" for pod, mark in letter_of.items()}

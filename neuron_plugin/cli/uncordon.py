@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
+from neuron_plugin.cli.cluster import SERVER, add_cluster_flags
 from neuron_plugin.cli.command import add_output_flag
 from neuron_plugin.cli.cordon import change, device_ids
-from neuron_plugin.cli.target import add_kubeconfig_flag
 
 DESCRIPTION = """\
 Put devices of a node back into service that 'neuron-plugin cordon' took out of it, or that the Node's
@@ -26,7 +26,7 @@ def add_flags(parser: ArgumentParser) -> None:
     devices = "device ids of the host, such as 5,7 or 0-3 (default: all that are disabled)"
     parser.add_argument("devices", metavar="DEVICES", type=device_ids, nargs="?", default=(), help=devices)
     add_output_flag(parser)
-    add_kubeconfig_flag(parser)
+    add_cluster_flags(parser, *SERVER)
 
 
 def run(arguments: Namespace) -> int:

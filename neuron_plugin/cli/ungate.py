@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from argparse import ArgumentParser, Namespace
-from collections.abc import Collection, Mapping
 
+from neuron_plugin.cli.cluster import SERVER, add_cluster_flags, ask_cluster, pod_from
 from neuron_plugin.cli.command import VERSION, CommandError, Exit, UsageError, add_output_flag, plain, show
-from neuron_plugin.cli.target import add_kubeconfig_flag, kubeconfig_of
 
 DESCRIPTION = """\
 Take the gate neuron-plugin.io/placement off pods, so that their scheduler takes them as they are.
@@ -28,35 +26,26 @@ neuron-plugin ungate --all
 
 def add_flags(parser: ArgumentParser) -> None:
     """Which pods."""
-    pods = "pods; namespace default where none is given"
-    parser.add_argument("pods", metavar="[NAMESPACE/]POD", nargs="*", help=pods)
+    parser.add_argument("pods", metavar="[NAMESPACE/]POD", nargs="*", help="pods")
     parser.add_argument("--all", action="store_true", help="every pod of the cluster that has the gate")
     add_output_flag(parser)
-    add_kubeconfig_flag(parser)
+    add_cluster_flags(parser, "namespace", *SERVER)
 
 
 def run(arguments: Namespace) -> int:
-    """Release them, and name those that had the gate."""
+    """Release them, and name those that had the gate; the status says whether all did that were named."""
     if arguments.all is bool(arguments.pods):
         raise UsageError("give names of pods, or --all for every pod that has the gate")
-    names = [name if "/" in name else f"default/{name}" for name in arguments.pods]
-    kubeconfig = kubeconfig_of(arguments.kubeconfig)
-    from neuron_plugin.cluster import ClusterError
-    from neuron_plugin.cluster.client import connect
+    names = ["/".join(pod_from(arguments, name)) for name in arguments.pods]
     from neuron_plugin.placement.gates.ungate import release_gated
 
-    async def released() -> tuple[Collection[str], Mapping[str, str]]:
-        async with await connect(kubeconfig) as api:
-            return await release_gated(api, None if arguments.all else names)
-
-    try:
-        done, refused = asyncio.run(released())
-    except ClusterError as error:
-        raise CommandError(str(error)) from error
+    done, refused = ask_cluster(arguments, lambda api: release_gated(api, None if arguments.all else names))
     lines = [f"pod {name} is released" for name in done]
-    lines += [f"pod {name} does not have the gate, or is gone" for name in names if name not in {*done, *refused}]
-    document = {"version": VERSION, "released": list(done), "refused": dict(refused)}
-    show(arguments.output, document, plain(*(lines or ["no pod has the gate"])))
-    if refused:
-        raise CommandError("; ".join(f"pod {name} keeps its gate: {reason}" for name, reason in refused.items()))
+    why_not = {name: "it is not there, or does not have the gate" for name in names if name not in {*done, *refused}}
+    document = {"version": VERSION, "released": list(done), "refused": {**refused, **why_not}}
+    show(arguments.output, document, plain(*(lines or ["no pod is released" if names else "no pod has the gate"])))
+    texts = [f"pod {name} keeps its gate: {reason}" for name, reason in refused.items()]
+    texts += [f"pod {name} is not released: {reason}" for name, reason in why_not.items()]
+    if texts:
+        raise CommandError("; ".join(texts))
     return Exit.SUCCESS

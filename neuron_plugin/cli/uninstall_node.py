@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
 
-from neuron_plugin.cli.command import VERSION, CommandError, Exit, UsageError, add_output_flag, plain, show
-from neuron_plugin.cli.target import add_kubeconfig_flag, kubeconfig_of
+from neuron_plugin.cli.cluster import SERVER, add_cluster_flags, ask_cluster
+from neuron_plugin.cli.command import VERSION, Exit, UsageError, add_output_flag, plain, show
+from neuron_plugin.cluster import ApiServer
 from neuron_plugin.plugin.settings import TAKEN_CONDITIONS, PluginSettings
 
 DESCRIPTION = """\
@@ -40,7 +40,7 @@ def add_flags(parser: ArgumentParser) -> None:
     force = "also clear nodes whose devices pods have by claims"
     parser.add_argument("--force", action="store_true", help=force)
     add_output_flag(parser)
-    add_kubeconfig_flag(parser)
+    add_cluster_flags(parser, *SERVER)
     leases = f"namespace of the nodes' Leases, as for 'run' (default: {_NAMESPACE})"
     parser.add_argument("--lease-namespace", metavar="TEXT", default=_NAMESPACE, help=leases)
     condition = "a node condition that the plugin kept, by either setting of 'run'; may be repeated (default: none)"
@@ -57,22 +57,15 @@ def run(arguments: Namespace) -> int:
     names = [] if arguments.all else arguments.nodes or [os.environ.get("NODE_NAME", "")]
     if names == [""]:
         raise UsageError("no node: give names of nodes, --all, or set NODE_NAME")
-    kubeconfig = kubeconfig_of(arguments.kubeconfig)
-    from neuron_plugin.cluster import ClusterError
-    from neuron_plugin.cluster.client import connect
     from neuron_plugin.plugin.uninstall import claims_in_use, installed_nodes, uninstall_nodes
 
-    async def uninstall() -> tuple[list[str], Mapping[str, tuple[str, ...]]]:
+    async def uninstall(api: ApiServer) -> tuple[list[str], Mapping[str, tuple[str, ...]]]:
         written = arguments.lease_namespace, arguments.node_condition
-        async with await connect(kubeconfig) as api:
-            installed = names or await installed_nodes(api, *written)
-            kept = {} if arguments.force else await claims_in_use(api, installed)
-            return await uninstall_nodes(api, [name for name in installed if name not in kept], *written), kept
+        installed = names or await installed_nodes(api, *written)
+        kept = {} if arguments.force else await claims_in_use(api, installed)
+        return await uninstall_nodes(api, [name for name in installed if name not in kept], *written), kept
 
-    try:
-        done, kept = asyncio.run(uninstall())
-    except ClusterError as error:
-        raise CommandError(str(error)) from error
+    done, kept = ask_cluster(arguments, uninstall)
     lines = [f"{name} is cleared" for name in done]
     lines += [
         f"{name} is kept: pods have its devices by claims ({', '.join(claims)}). Delete them first, or give --force"

@@ -19,7 +19,7 @@ import time
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
@@ -52,7 +52,14 @@ That is before the Leases of nodes expire (40 s), whose renewals do not arrive m
 """
 
 
-Source: TypeAlias = "Path | str | None"
+class Kubeconfig(NamedTuple):
+    """A context of a kubeconfig; the empty name is the current one's."""
+
+    path: Path
+    context: str = ""
+
+
+Source: TypeAlias = "Path | Kubeconfig | str | None"
 """A kubeconfig; or the URL of a server that asks for no credentials; or None: the pod's own service account."""
 
 
@@ -291,8 +298,9 @@ async def _open_session(source: Source, clock: Clock, times: ClientTimes) -> _Se
             return _Session(of_service_account(os.environ), None, clock, times.connect)
         if isinstance(source, str):
             return _Session(Credentials(source.rstrip("/")), _environment_proxy(source), clock, times.connect)
+        kubeconfig = source if isinstance(source, Kubeconfig) else Kubeconfig(source)
         async with asyncio.timeout(times.loading):
-            credentials = await of_kubeconfig(source)
+            credentials = await of_kubeconfig(*kubeconfig)
         return _Session(credentials, credentials.proxy or _environment_proxy(credentials.server), clock, times.connect)
     except TimeoutError:
         cause = f"not loaded within {times.loading:g} s; does its exec plugin wait for input?"
@@ -302,7 +310,7 @@ async def _open_session(source: Source, clock: Clock, times: ClientTimes) -> _Se
         cause = str(error).rstrip(".")
     in_a_pod = "to run in a pod, or a kubeconfig to be given"
     expected = "a kubeconfig that kubectl accepts: fix it, or give another" if source else in_a_pod
-    settings = source or "the pod's service account"
+    settings = (source.path if isinstance(source, Kubeconfig) else source) or "the pod's service account"
     raise ConnectionSettingsError(f"API server settings from {settings}: {cause}; expected {expected}")
 
 

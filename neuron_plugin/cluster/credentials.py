@@ -75,6 +75,7 @@ class _User(_Part, frozen=True):
 class _Context(_Part, frozen=True):
     cluster: str
     user: str = ""
+    namespace: str = ""
 
 
 class _NamedCluster(_Part, frozen=True):
@@ -93,10 +94,14 @@ class _NamedContext(_Part, frozen=True):
 
 
 class _Kubeconfig(_Part, frozen=True):
-    current_context: str
     contexts: tuple[_NamedContext, ...]
     clusters: tuple[_NamedCluster, ...]
+    current_context: str = ""
     users: tuple[_NamedUser, ...] | None = None
+
+    def context(self, name: str) -> _Context:
+        """The context of a name, or without one the current one."""
+        return _named(self.contexts, name or self.current_context, "context").context
 
 
 class _ExecStatus(msgspec.Struct, frozen=True, rename="camel"):
@@ -156,15 +161,15 @@ def of_service_account(environ: Mapping[str, str]) -> Credentials:
     return Credentials(server, tls, token_file=token_file)
 
 
-async def of_kubeconfig(path: Path) -> Credentials:
-    """The credentials of a kubeconfig's current context.
+async def of_kubeconfig(path: Path, context_name: str = "") -> Credentials:
+    """The credentials of a kubeconfig's context of that name, or of its current one.
 
     Raises:
         OSError: the file, or one that it names, cannot be read.
         CredentialsError: it is no kubeconfig, or its exec plugin gives nothing.
     """
     config = await asyncio.to_thread(_read, path)
-    context = _named(config.contexts, config.current_context, "context").context
+    context = config.context(context_name)
     cluster = _named(config.clusters, context.cluster, "cluster").cluster
     user = _named(config.users or (), context.user, "user").user if context.user else _User()
     if user.auth_provider is not None:
@@ -185,6 +190,27 @@ async def of_kubeconfig(path: Path) -> Credentials:
         token_file=path.parent / user.token_file if user.token_file else None,
         expires_at=answer.expiration_timestamp.timestamp() if answer.expiration_timestamp else float("inf"),
     )
+
+
+def contexts_of(path: Path) -> list[str]:
+    """The names of a kubeconfig's contexts.
+
+    Raises:
+        OSError: the file cannot be read.
+        CredentialsError: it is no kubeconfig.
+    """
+    return [entry.name for entry in _read(path).contexts]
+
+
+def namespace_of(path: Path | None, context_name: str = "") -> str:
+    """The namespace of a kubeconfig's context, or with None of the pod; ``default`` where none is said.
+
+    Raises:
+        OSError: the file cannot be read.
+        CredentialsError: it is no kubeconfig, or has no such context.
+    """
+    named = _read(path).context(context_name).namespace if path else (SERVICE_ACCOUNT / "namespace").read_text()
+    return named.strip() or "default"
 
 
 def _read(path: Path) -> _Kubeconfig:

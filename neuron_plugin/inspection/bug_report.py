@@ -31,7 +31,7 @@ from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.inspection.checks import CHECKS, examine
 from neuron_plugin.inspection.findings import Unknown, report_of
 from neuron_plugin.inspection.gathering import gather, gather_daemon, page_of
-from neuron_plugin.inspection.reports import machine_report, topology_report
+from neuron_plugin.inspection.reports import machine_report, shown_machine, topology_report
 from neuron_plugin.monitor.views import node_view, pod_view
 from neuron_plugin.placement import ExtenderSettings
 from neuron_plugin.placement.informers import survey
@@ -116,8 +116,8 @@ def node_report(flags: Mapping[str, object], environ: Mapping[str, str]) -> BugR
     gathered.add("doctor.json", report_of(examine(facts, CHECKS), as_root=os.geteuid() == 0))
     report = machine_report(machine, holders, facts.users)
     gathered.add("devices.json", report)
-    if machine.geometry:
-        gathered.add("topology.json", topology_report(machine, machine.geometry, holders, report))
+    if shown := shown_machine(machine, holders):
+        gathered.add("topology.json", topology_report(shown, report))
     gathered.add("settings.yaml", as_yaml(node.settings))
     gathered.add("checkpoint.json", facts.kubelet.recorded)
     gathered.add("pod-resources.json", facts.kubelet.pods)

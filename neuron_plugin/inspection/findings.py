@@ -1,4 +1,4 @@
-"""What an inspection says: facts that are not known, findings of ``doctor``, and how ids and counts are written.
+"""What an inspection says: facts that are not known, and findings of ``doctor``.
 
 A finding is written for somebody who does not know this program and has a node that does not work: everything but "ok"
 says what to do next. A check that could not look is a note that says so; it is never silent and never guesses.
@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 import msgspec
-
-from neuron_plugin.allocation.resources import ranges
 
 _Fact = TypeVar("_Fact")
 
@@ -120,14 +118,3 @@ def report_of(findings: Iterable[Finding], *, as_root: bool = False) -> Report:
             msgspec.structs.replace(finding, action=finding.action.replace(words, instead)) for finding in listed
         )
     return Report(worst=max((finding.level for finding in listed), key=order.index, default=Level.OK), findings=listed)
-
-
-def named(noun: str, ids: Iterable[int]) -> str:
-    """``device 3``, ``devices 0-2,5``."""
-    numbers = set(ids)
-    return f"{noun}{'' if len(numbers) == 1 else 's'} {ranges(numbers)}"
-
-
-def plural(count: int, noun: str, several: str = "") -> str:
-    """``1 device``, ``2 devices``."""
-    return f"{count} {noun}" if count == 1 else f"{count} {several or noun + 's'}"

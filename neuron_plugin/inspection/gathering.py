@@ -37,12 +37,12 @@ from neuron_plugin.inspection.facts import (
 from neuron_plugin.inspection.findings import Unknown
 from neuron_plugin.inspection.holders import ask, read_populated, read_prepared, read_recorded
 from neuron_plugin.inspection.host import gather_host, gather_users
-from neuron_plugin.inspection.machine import InspectedNode, configuration_file, look, node_of
+from neuron_plugin.inspection.machine import InspectedNode, look, node_of
 from neuron_plugin.instance_file import load_catalogue
 from neuron_plugin.kubelet_files import KUBELET_SOCKET
 from neuron_plugin.plugin.container import CDI_FILE_NAME
 from neuron_plugin.plugin.settings import Mode, PluginSettings, check, with_node_name
-from neuron_plugin.settings import SettingsError
+from neuron_plugin.settings import SettingsError, configuration_file
 
 if TYPE_CHECKING:
     from neuron_plugin.cluster import ApiServer

@@ -23,7 +23,8 @@ from neuron_plugin.hardware import (
     has_kernel_threads,
 )
 from neuron_plugin.inspection.facts import OCI_HOOK, DeviceUser, DeviceUsers, Host, NodeFile
-from neuron_plugin.inspection.findings import Unknown, plural
+from neuron_plugin.inspection.findings import Unknown
+from neuron_plugin.wording import plural
 
 _AMAZON = "0x1d0f"
 _PRODUCTS = {

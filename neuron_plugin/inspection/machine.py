@@ -29,9 +29,6 @@ from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.settings import SettingsError, load
 from neuron_plugin.topology import Catalogue, DeviceId, Geometry, InstanceType, Topology, links_of
 
-USUAL_FILE = Path("/etc/neuron-plugin/config.yaml")
-"""Where the chart mounts the daemon's configuration."""
-
 _PATHS = ("sysfs", "dev", "logical_core_file", "kubelet_dir", "pod_resources_socket", "cgroup")
 
 
@@ -75,19 +72,6 @@ def node_of(flags: Mapping[str, object], environ: Mapping[str, str], file: Path 
             "or describe it in a file for --instance-types"
         )
     return InspectedNode(settings, root)
-
-
-def configuration_file(flags: Mapping[str, object]) -> Path | None:
-    """The daemon's configuration: the one named by ``config``, or on this machine the one in the usual place.
-
-    Raises:
-        SettingsError: the named file does not exist.
-    """
-    if named := flags.get("config"):
-        if not os.path.lexists(str(named)):
-            raise SettingsError(f"--config {named} is not there: expected the YAML file of 'neuron-plugin run'")
-        return Path(str(named))
-    return USUAL_FILE if not flags.get("root") and os.path.lexists(USUAL_FILE) else None
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import msgspec
 
+from neuron_plugin.allocation import Ledger, NodeInventory
 from neuron_plugin.allocation.inventory import DISABLED_REASON
 from neuron_plugin.allocation.pod import mask_union
 from neuron_plugin.hardware import EccCounts
@@ -20,7 +22,7 @@ from neuron_plugin.inspection.facts import DeviceUsers
 from neuron_plugin.inspection.findings import Unknown
 from neuron_plugin.inspection.holders import Holders
 from neuron_plugin.inspection.machine import InspectedMachine
-from neuron_plugin.topology import CoreMask, Geometry, Unit, cores_in, sets_by_count
+from neuron_plugin.topology import CoreMask, Unit, cores_in, sets_by_count
 
 
 class Health(enum.StrEnum):
@@ -134,7 +136,6 @@ def machine_report(
         mask = geometry.device_mask(device.id) if geometry else CoreMask(0)
         findings, reset = machine.verdicts[device.id].findings, device.health.reset
         worst = max((finding.severity for finding in findings), default=Severity.HEALTHY)
-        held = holders.ledger.overlapping(mask) if holders.ledger else ()
         resting = holders.snapshot.inputs.hold_downs if holders.snapshot else ()
         report = DeviceReport(
             id=device.id,
@@ -156,19 +157,7 @@ def machine_report(
             serial_number=device.serial_number,
             reset=reset.name.lower() if reset is not None else None,
             ecc=device.health.ecc,
-            holders=tuple(
-                HolderReport(
-                    holder.pod.namespace,
-                    holder.pod.name,
-                    holder.container,
-                    holder.resource.value,
-                    cores_in(holder.mask & mask),
-                    holder.claim,
-                )
-                for holder in held
-            )
-            if holders.ledger is not None
-            else None,
+            holders=holders_on(holders.ledger, mask),
             disabled=device.id in machine.disabled,
             processes=tuple(
                 ProcessReport(process.pid, process.command, process.pod_uid)
@@ -186,7 +175,10 @@ def machine_report(
     reason = f"{inventory.instance_type or 'this type'} has it, the driver does not list it"
     absent += [(missing, Health.MISSING, reason) for missing in machine.missing]
     for number, health, why in absent:
-        devices.append(DeviceReport(id=number, node=str(dev / f"neuron{number}"), health=health, reasons=(why,)))
+        mask = geometry.device_mask(number) if geometry and number < geometry.device_count else CoreMask(0)
+        held = holders_on(holders.ledger, mask)
+        node = str(dev / f"neuron{number}")
+        devices.append(DeviceReport(id=number, node=node, health=health, reasons=(why,), holders=held))
     assumed = "the driver prints no links (it does so while a device is missing): those of the instance type are shown"
     notes = [*inventory.problems, assumed if machine.links_are_assumed else "", holders.note]
     notes += [use_note(inventory)] if use is not None else []
@@ -204,6 +196,23 @@ def machine_report(
         holders_known=holders.ledger is not None,
         absence=inventory.absence,
         notes=tuple(note for note in notes if note),
+    )
+
+
+def holders_on(ledger: Ledger | None, mask: CoreMask) -> tuple[HolderReport, ...] | None:
+    """Who has some of a device; a pod keeps a device that is missing by now."""
+    if ledger is None:
+        return None
+    return tuple(
+        HolderReport(
+            holder.pod.namespace,
+            holder.pod.name,
+            holder.container,
+            holder.resource.value,
+            cores_in(holder.mask & mask),
+            holder.claim,
+        )
+        for holder in ledger.overlapping(mask)
     )
 
 
@@ -243,18 +252,39 @@ class TopologyReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     notes: tuple[str, ...]
 
 
-def topology_report(
-    machine: InspectedMachine, geometry: Geometry, holders: Holders, report: MachineReport
-) -> TopologyReport:
+@dataclass(frozen=True, slots=True)
+class ShownNode:
+    """A node as its topology is shown. ``ledger`` is None where the holders are not known.
+
+    ``offered_mask`` are the cores that are given to pods, in use or not, and ``free_mask`` those that are free.
+    """
+
+    has: NodeInventory
+    links: Mapping[int, frozenset[int]]
+    ledger: Ledger | None
+    offered_mask: int
+    free_mask: int
+
+
+def shown_machine(machine: InspectedMachine, holders: Holders) -> ShownNode | None:
+    """The machine that was looked at; None without a device."""
+    if (has := machine.node_inventory) is None:
+        return None
+    if snapshot := holders.snapshot:
+        return ShownNode(has, machine.links, holders.ledger, snapshot.offered_mask, snapshot.free_mask)
+    return ShownNode(has, machine.links, None, machine.usable_mask, machine.usable_mask)
+
+
+def topology_report(shown: ShownNode, report: MachineReport) -> TopologyReport:
     """The report of ``topology``; ``report`` is that of ``devices`` for the same machine."""
-    free = holders.snapshot.free_mask if holders.snapshot else machine.usable_mask
-    links, sets, devices = machine.links, [], []
+    geometry, free = shown.has.geometry, shown.free_mask
+    sets, devices = [], []
     for count, masks in sets_by_count(geometry, Unit.DEVICE).items():
         fitting = tuple(geometry.whole_devices(mask) for mask in masks if mask & free == mask)
         sets.append(DeviceSets(count, tuple(geometry.whole_devices(mask) for mask in masks), fitting))
     windows = sets_by_count(geometry, Unit.CORE)
     for device in range(geometry.device_count):
-        mask, connected = geometry.device_mask(device), tuple(sorted(links.get(device, ())))
+        mask, connected = geometry.device_mask(device), tuple(sorted(shown.links.get(device, ())))
         devices.append(LinkedDevice(device, connected, cores_in(mask), cores_in(mask & free)))
     return TopologyReport(
         instance_type=report.instance_type,

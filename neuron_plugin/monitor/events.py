@@ -1,4 +1,4 @@
-"""The events about a pod, read from the API server when somebody looks at the pod: nothing here keeps events."""
+"""The events about a pod or a node, read from the API server when somebody looks at it: nothing here keeps events."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from neuron_plugin.cluster.objects import pages
 
 
 class EventView(msgspec.Struct, frozen=True, rename="camel"):
-    """One event. ``at`` is when it was last reported (RFC 3339), ``uid`` the pod's: several can have had one name."""
+    """One event. ``at`` is when it was last reported (RFC 3339), ``uid`` the object's, as names are used again."""
 
     at: str
     type: str
@@ -22,15 +22,20 @@ class EventView(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class EventsView(msgspec.Struct, frozen=True):
-    """The events of a pod, the latest first. ``problem`` says why they could not be read, else it is empty."""
+    """The events of an object, the latest first. ``problem`` says why they could not be read, else it is empty."""
 
     events: tuple[EventView, ...] = ()
     problem: str = ""
 
 
 async def pod_events(api: ApiServer, namespace: str, name: str) -> EventsView:
-    """Read them; a refusal, such as for a missing right, is a part of the answer."""
-    about = Scope(namespace, field_selector=f"involvedObject.kind=Pod,involvedObject.name={name}")
+    """The events of a pod."""
+    return await events_about(api, "Pod", name, namespace)
+
+
+async def events_about(api: ApiServer, kind: str, name: str, namespace: str = "") -> EventsView:
+    """Read them, of a node in all namespaces; a refusal, as for a missing right, is a part of the answer."""
+    about = Scope(namespace, field_selector=f"involvedObject.kind={kind},involvedObject.name={name}")
     try:
         events = [
             EventView(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import msgspec
 
 from neuron_plugin.allocation import Allocation, ContainerKind, NeuronPod
-from neuron_plugin.allocation.resources import format_ids, ranges
+from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.allocation.utilization import ContainerUtilization
 from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.topology import Geometry, Unit, cores_in
@@ -14,7 +16,7 @@ _HOUR = 3600
 
 
 class IdleReport(msgspec.Struct, frozen=True, rename="camel"):
-    """What one container has and has not used since ``idle_since``, in unix seconds.
+    """What one container has and has not used since ``idle_since``.
 
     ``device_hours`` is how much that is: so many devices, or parts of them, for so long. ``controller`` makes the pod
     again, as KIND/NAME; empty without one. ``ids`` is a text for people.
@@ -23,10 +25,10 @@ class IdleReport(msgspec.Struct, frozen=True, rename="camel"):
     pod: str
     container: str
     node: str
-    devices: str
-    cores: str
+    devices: tuple[int, ...]
+    cores: tuple[int, ...]
     ids: str
-    idle_since: int
+    idle_since: datetime
     device_hours: float
     memory_bytes: int
     controller: str
@@ -60,10 +62,10 @@ def _report(
         pod=str(pod.reference),
         container=allocation.user,
         node=pod.node,
-        devices=format_ids(devices),
-        cores=format_ids(cores),
+        devices=tuple(devices),
+        cores=tuple(cores),
         ids=f"{unit}{'s' if len(ids) > 1 else ''} {ranges(ids)}",
-        idle_since=used.idle_since,
+        idle_since=datetime.fromtimestamp(used.idle_since, UTC),
         device_hours=round(hours * len(cores) / geometry.cores_per_device, 3),
         memory_bytes=used.memory_bytes,
         controller=pod.controller,

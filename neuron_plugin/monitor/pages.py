@@ -28,7 +28,7 @@ from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.planning import DemandError
 from neuron_plugin.topology import cores_in
 
-_HEADINGS = ("NODE", "TYPE", "FREE DEVICES", "USED CORES", "PODS", "STATE")
+_HEADINGS = ("NODE", "TYPE", "FREE DEVICES", "ALLOCATED CORES", "PODS", "STATE")
 
 
 class MonitorPages:

@@ -228,6 +228,8 @@ class PodViewStatus(_Part, frozen=True):
     place, as far as this replica has done so.
 
     ``allocated``: the kubelet's checkpoint shows the assigned ids; until then they are the scheduler's choice.
+    ``state`` says all of these in one word: Waiting, Gated, Released, Promised, Bound (no assignment yet), Assigned,
+    Allocated or Terminating.
     ``problem`` says why the request cannot be served, or the assignment not be followed, or which of the pod's devices
     are unhealthy or missing, and why.
     """
@@ -239,6 +241,7 @@ class PodViewStatus(_Part, frozen=True):
     promised_node: str = ""
     gated: bool = False
     released_plainly: str = ""
+    state: str = ""
 
 
 class PodView(_View, frozen=True):
@@ -400,6 +403,13 @@ def pod_view(state: ClusterState, pod: NeuronPod, version: int = 0) -> PodView:
             replace(container, utilization=_container_utilization(used.get(container.name))) for container in containers
         )
     problem = pod_problem(state, pod)
+    allocated = isinstance(pod.assignment, Assignment) and pod.assignment.allocated
+    released = "" if pod.place else state.history.released.get(pod.uid, "")
+    word = _phase(pod)
+    if word == "Waiting":
+        word = "Gated" if pod.gated else "Released" if released else word
+    elif word == "Bound" and containers:
+        word = "Allocated" if allocated else "Assigned"
     return PodView(
         metadata=ViewMetadata(
             pod.reference.name,
@@ -421,12 +431,13 @@ def pod_view(state: ClusterState, pod: NeuronPod, version: int = 0) -> PodView:
         ),
         status=PodViewStatus(
             phase=_phase(pod),
-            allocated=isinstance(pod.assignment, Assignment) and pod.assignment.allocated,
+            allocated=allocated,
             containers=containers,
             problem=problem,
             promised_node=pod.promised,
             gated=pod.gated,
-            released_plainly="" if pod.place else state.history.released.get(pod.uid, ""),
+            released_plainly=released,
+            state=word,
         ),
     )
 

@@ -13,13 +13,12 @@ import pytest
 import yaml
 
 from neuron_plugin.cli.main import build_parser
-from neuron_plugin.inspection import USUAL_FILE
 from neuron_plugin.instance_file import load_catalogue
 from neuron_plugin.placement.settings import ExtenderSettings, check
 from neuron_plugin.plugin.health import Action, HealthRules, SignalRule
 from neuron_plugin.plugin.settings import TAKEN_CONDITIONS, PluginSettings
 from neuron_plugin.plugin.settings import check as check_plugin
-from neuron_plugin.settings import _kind_of, load
+from neuron_plugin.settings import USUAL_FILE, _kind_of, load
 from tests.charts.manifests import NAMES, embedded, of_each, of_kind, pod_templates
 from tests.charts.rendering import CHART, Manifest
 

@@ -12,8 +12,10 @@ import pytest
 
 from neuron_plugin.cli.main import main
 from neuron_plugin.inspection import holders
+from tests.cli.cases import NODES, PODS
 from tests.cli.doubles import Background, Cli, CliProcess, Hold, Outcome
 from tests.inspection.doubles import Container, Pod, make_node, short_directory, usual_file
+from tests.support.api_server import StandInApiServer
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -75,3 +77,20 @@ def background() -> Iterator[Background]:
     background = Background()
     yield background
     background.close()
+
+
+@pytest.fixture
+def server(background: Background) -> Iterator[StandInApiServer]:
+    server = StandInApiServer()
+    background.do(server.start())
+    for node in NODES:
+        server.create_node(node)
+    for pod in PODS:
+        server.create_pod(pod)
+    yield server
+    background.do(server.stop())
+
+
+@pytest.fixture
+def kubeconfig(server: StandInApiServer, tmp_path: Path) -> Path:
+    return server.write_kubeconfig(tmp_path / "kubeconfig")

@@ -13,54 +13,20 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from neuron_plugin.allocation import PodUid, Resource
+from neuron_plugin.allocation import PodUid
 from neuron_plugin.allocation.rejection import NO_ASSIGNMENT
 from neuron_plugin.allocation.utilization import ContainerUtilization
 from neuron_plugin.cli.cluster_views import Views, cluster_views
+from neuron_plugin.cluster.objects import NODES as NODE_OBJECTS
 from neuron_plugin.monitor.api import Monitor
 from neuron_plugin.placement.leadership import Readiness
 from neuron_plugin.simulation.api_server_kinds import LEASES
 from neuron_plugin.simulation.api_server_kinds import NODES as NODE_KIND
+from tests.cli.cases import CORE, DEVICE, NODES, PODS
 from tests.cli.doubles import Background, Cli
 from tests.support.api_server import StandInApiServer
 from tests.support.manifests import container, gated_manifest, node_manifest, pod_manifest
 from tests.support.world import World
-
-DEVICE, CORE = Resource.NEURON, Resource.NEURONCORE
-
-NODES = [
-    node_manifest("trn-1", "trn1.32xlarge", unhealthy={12: "ECC"}),
-    node_manifest("inf-1", "inf2.48xlarge"),
-    {"metadata": {"name": "web-1", "uid": "web-1"}},
-]
-PODS = [
-    pod_manifest(
-        "train",
-        containers=[container("main", DEVICE, 4), container("eval", CORE, 1)],
-        node="trn-1",
-        annotations={"NEURON_DEVS": "0,1,2,3", "NEURON_CORES": "8", "NEURON_ALLOCATED": "true"},
-    ),
-    pod_manifest("assigned", CORE, 2, node="trn-1", annotations={"NEURON_CORES": "10,11"}),
-    pod_manifest("stock", DEVICE, 1, node="inf-1"),
-    pod_manifest("waiting", DEVICE, 8),
-]
-
-
-@pytest.fixture
-def server(background: Background) -> Iterator[StandInApiServer]:
-    server = StandInApiServer()
-    background.do(server.start())
-    for node in NODES:
-        server.create_node(node)
-    for pod in PODS:
-        server.create_pod(pod)
-    yield server
-    background.do(server.stop())
-
-
-@pytest.fixture
-def kubeconfig(server: StandInApiServer, tmp_path: Path) -> Path:
-    return server.write_kubeconfig(tmp_path / "kubeconfig")
 
 
 @pytest.fixture
@@ -115,7 +81,7 @@ def test_nodes_shows_what_each_has_and_the_totals(cli: Cli, kubeconfig: Path) ->
     ]
     assert blank == ""
     assert totals == (
-        "2 nodes, 1 closed; 28 devices: 9 free, 6 used, 13 not available (1 of them unhealthy); "
+        "2 nodes, 1 closed; 28 devices: 9 free, 6 allocated, 13 not available (1 of them unhealthy); "
         "19 of 56 cores free; 2 pods there, 1 waiting"
     )
 
@@ -160,7 +126,7 @@ def test_pods_shows_each_container_with_its_devices_and_cores(cli: Cli, kubeconf
         ["default/train", "eval", "trn-1", "neuroncore:1", "4", "8", "?", "-", "Allocated"],
         ["default/waiting", "main", "-", "neuron:8", "-", "-", "-", "-", "Waiting"],
     ]
-    assert totals == "4 pods, 1 waiting, 1 allocated: 6 devices and 11 cores in use on 2 nodes"
+    assert totals == "4 pods, 1 waiting, 1 allocated: 6 devices and 11 cores on 2 nodes"
 
 
 def test_pods_shows_how_much_each_container_uses_its_cores_and_for_how_long_it_is_idle(
@@ -177,7 +143,7 @@ def test_pods_shows_how_much_each_container_uses_its_cores_and_for_how_long_it_i
     assert rows["default/train", "main"][6:8] == ["73%", "-"]
     assert rows["default/train", "eval"][6:8] == ["0%", "2h5m"]
     assert "48.0Gi" in rows["default/train", "main"]
-    assert outcome.out.splitlines()[-1].endswith("in use on 2 nodes, 1 device idle")
+    assert outcome.out.splitlines()[-1].endswith("cores on 2 nodes, 1 device idle")
     nodes = {row[0]: row for row in cli("nodes", "--extender", extender, "-o", "wide").rows if row}
     assert nodes["trn-1"][nodes["NODE"].index("IDLE")] == "4"
 
@@ -211,7 +177,9 @@ def test_a_cordoned_node_and_devices_that_break_under_a_pod_are_named(
 
     assert nodes[1].endswith("The node is cordoned")
     assert nodes[2].split()[5] == "0"
-    assert nodes[-1].startswith("2 nodes, 1 closed; 13 devices: 0 free, 1 used (1 of them unhealthy), 12 not available")
+    assert nodes[-1].startswith(
+        "2 nodes, 1 closed; 13 devices: 0 free, 1 allocated (1 of them unhealthy), 12 not available"
+    )
     assert pods[1].endswith("Assigned: device 0 missing")
 
 
@@ -241,7 +209,6 @@ def test_gated_promised_and_plainly_released_pods_are_told_apart(
 def test_unknown_names_are_errors_that_name_what_there_is(cli: Cli, kubeconfig: Path) -> None:
     for arguments, error in (
         (("pods", "--node", "trn-2"), "there is no node trn-2: there are trn-1, inf-1"),
-        (("pods", "-n", "nosuch"), "no live pod in namespace nosuch asks for Neuron; such pods are in default"),
         (("nodes", "trn"), "there is no node trn: there are trn-1, inf-1"),
         (
             ("explain", "trian"),
@@ -254,7 +221,66 @@ def test_unknown_names_are_errors_that_name_what_there_is(cli: Cli, kubeconfig: 
         assert (outcome.status, outcome.out) == (1, ""), arguments
         assert outcome.err.startswith(f"neuron-plugin: {error}")
     outcome = cli("pods", "--node", "web-1", "--kubeconfig", kubeconfig)
-    assert (outcome.status, outcome.out) == (0, "no live pod asks for Neuron\n"), "it is there, without such pods"
+    assert (outcome.status, outcome.out) == (0, ""), "it is there, without such pods"
+    assert outcome.err == "neuron-plugin: no live pod in namespace default on node web-1 asks for Neuron\n"
+
+
+def with_metadata(manifest: dict[str, Any], **fields: object) -> dict[str, Any]:
+    return {**manifest, "metadata": {**manifest["metadata"], **fields}}
+
+
+def test_pods_are_those_of_the_context_s_namespace_or_of_all(
+    cli: Cli, server: StandInApiServer, kubeconfig: Path
+) -> None:
+    server.create_pod(with_metadata(pod_manifest("other", DEVICE, 1), namespace="ml"))
+    kubeconfig.write_text(kubeconfig.read_text().replace('"context":{', '"context":{"namespace":"ml",'))
+
+    def shown(*arguments: str) -> list[str]:
+        return cli("pods", *arguments, "-o", "name", "--kubeconfig", kubeconfig).out.split()
+
+    assert shown() == ["pod/other"]
+    assert shown("-n", "default") == ["pod/assigned", "pod/stock", "pod/train", "pod/waiting"]
+    assert shown("-A") == [*shown("-n", "default"), "pod/other"]
+    nothing = cli("pods", "-n", "nosuch", "--kubeconfig", kubeconfig)
+    assert (nothing.status, nothing.out) == (0, "")
+    assert "in namespace nosuch asks for Neuron; such pods are in default, ml: give -n or -A" in nothing.err
+
+
+def test_a_context_is_chosen_as_with_kubectl(cli: Cli, kubeconfig: Path) -> None:
+    nothing = cli("nodes", "--kubeconfig", kubeconfig, "--context", "nosuch", "--lease-namespace", "")
+    assert (nothing.status, "there is no context 'nosuch', only '" in nothing.err) == (1, True)
+    kubeconfig.write_text(kubeconfig.read_text().replace('"current-context":"simulated",', ""))
+    shown = cli("nodes", "--kubeconfig", kubeconfig, "--context", "simulated", "-o", "name", "--lease-namespace", "")
+    assert shown.out == "node/inf-1\nnode/trn-1\n"
+
+
+def test_rows_can_be_chosen_by_labels_ordered_by_a_field_and_shown_alone(
+    cli: Cli, server: StandInApiServer, kubeconfig: Path
+) -> None:
+    server.create_node(with_metadata(node_manifest("inf-10", "inf2.xlarge"), labels={"zone": "a"}))
+    server.create_pod(with_metadata(pod_manifest("labelled", DEVICE, 1), labels={"app": "train"}))
+    source = ("--kubeconfig", kubeconfig, "--lease-namespace", "")
+
+    names = [row[0] for row in cli("nodes", "--sort-by", ".spec.devices", "--no-headers", *source).rows]
+    assert names == ["inf-10", "inf-1", "trn-1"], "rows alone, by the number of devices"
+    free = cli("nodes", "--sort-by", "{.status.freeDevices}", "-o", "name", *source).out.split()
+    assert free == ["node/inf-10", "node/trn-1", "node/inf-1"], "ids by how many there are: 1, 9 and 12"
+    by_name = cli("nodes", "--sort-by", ".metadata.name", "-o", "name", *source).out.split()
+    assert by_name == ["node/inf-1", "node/inf-10", "node/trn-1"]
+    assert cli("nodes", "-l", "zone=a", "-o", "name", *source).out == "node/inf-10\n"
+    assert cli("pods", "-l", "app in (train)", "-o", "name", *source).out == "pod/labelled\n"
+    assert "waiting" in cli("nodes", "-l", "zone=a", *source).out.splitlines()[-1]
+    unknown = cli("nodes", "--sort-by", ".spec.nosuch", *source)
+    assert (unknown.status, "--sort-by .spec.nosuch: none of them has this field" in unknown.err) == (1, True)
+    both = cli("pods", "-l", "app=x", "--extender", "http://127.0.0.1:1")
+    assert (both.status, "-l asks the API server" in both.err) == (2, True)
+
+
+def test_a_pod_is_named_as_kubectl_prints_and_takes_it(cli: Cli, kubeconfig: Path) -> None:
+    def explained(*arguments: str) -> str:
+        return cli("explain", *arguments, "--kubeconfig", kubeconfig, "--lease-namespace", "").out
+
+    assert explained("pod/waiting") == explained("waiting", "-n", "default") == explained("default/waiting") != ""
 
 
 def test_no_connection_is_said_in_words(cli: Cli, kubeconfig: Path) -> None:
@@ -312,7 +338,7 @@ def test_nodes_and_pods_can_be_chosen(cli: Cli, extender: str) -> None:
     assert first_column("nodes", "web-1", "trn-1") == ["trn-1", "web-1"]
     assert first_column("nodes", "--all") == ["inf-1", "trn-1", "web-1"]
     assert first_column("pods", "--node", "inf-1") == ["default/stock"]
-    assert len(first_column("pods", "-n", "default")) == 5
+    assert len(first_column("pods", "-A")) == 5
 
 
 def test_a_pod_that_cannot_be_served_says_why(cli: Cli, background: Background, world: World, extender: str) -> None:
@@ -350,8 +376,9 @@ def test_what_cannot_be_shown_is_said_in_one_line(
 
 
 def watched(**arguments: object) -> Iterator[Views]:
-    usual = {"extender": "", "kubeconfig": None, "instance_types": None, "lease_namespace": None, "watch": True}
-    return cluster_views(Namespace(**(usual | arguments)), leases=True)
+    usual = {"extender": "", "kubeconfig": None, "context": "", "selector": "", "watch": True}
+    usual |= {"instance_types": None, "lease_namespace": None}
+    return cluster_views(Namespace(**(usual | arguments)), NODE_OBJECTS, leases=True)
 
 
 def waiting(views: Views) -> list[str]:

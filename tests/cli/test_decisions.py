@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from datetime import datetime
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
@@ -87,7 +88,14 @@ def test_decisions_are_a_row_each_oldest_first(cli: Cli, daemon: Daemon) -> None
 
 def test_json_has_everything(cli: Cli, daemon: Daemon) -> None:
     shown = json.loads(cli("decisions", "--server", daemon.address, "-o", "json").out)
-    assert shown == {"version": 1} | json.loads(daemon.body)
+    (first, *_), (told, *_) = shown["decisions"], json.loads(daemon.body)["decisions"]
+    assert (shown["version"], list(first)[1:]) == (1, list(told)[1:]), "what the daemon says, in its order"
+    assert datetime.fromisoformat(first["time"]).timestamp() == pytest.approx(told["timeNs"] / 1e9, abs=1e-5)
+    for name in ("ids", "offered", "mustInclude", "usable"):
+        assert ",".join(map(str, first[name])) == told[name]
+    assert [each["ids"] for each in first["candidates"]] == [
+        [int(number) for number in each["ids"].split(",")] for each in told["candidates"]
+    ]
     assert yaml.safe_load(cli("decisions", "--server", daemon.address, "-o", "yaml").out) == shown
 
 

@@ -4,12 +4,14 @@ import json
 import os
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import yaml
 
+from neuron_plugin.allocation import Resource
 from neuron_plugin.cli.command import CommandError, Form
 from neuron_plugin.cli.devices import device_lines, show_once, title_of, watch
 from neuron_plugin.hardware import EccCounts
@@ -25,6 +27,8 @@ from neuron_plugin.simulation import SimulatedNode
 from tests.cli.doubles import Cli, CliProcess, Hold
 from tests.inspection.cases import looked
 from tests.inspection.doubles import MakeNode
+from tests.support.api_server import StandInApiServer
+from tests.support.manifests import node_manifest, pod_manifest
 
 
 def test_a_row_a_device_with_its_holders(cli: Cli, make_node: MakeNode, hold: Hold) -> None:
@@ -417,7 +421,7 @@ def test_use_is_measured_and_memory_shown_if_that_is_asked_for(
     header, row = shown.rows[1:]
     measured = dict(zip(header, row, strict=True))
     assert measured["USE"] == "100%", "as much was executed while no time went by"
-    assert measured["USED"] == "12.0Gi"
+    assert measured["USED-MEMORY"] == "12.0Gi"
     assert "USE" not in cli("devices", "--root", node.root).rows[1]
 
 
@@ -430,5 +434,34 @@ def test_with_an_older_driver_the_use_is_unknown_and_the_memory_is_not(
     shown = cli("devices", "--use", "--root", node.root)
     header, row = shown.rows[1:]
     measured = dict(zip(header, row, strict=True))
-    assert (measured["USE"], measured["USED"]) == ("?", "12.0Gi")
+    assert (measured["USE"], measured["USED-MEMORY"]) == ("?", "12.0Gi")
     assert "the use is not known before driver 2.30.2" in shown.err
+
+
+def test_a_missing_device_that_a_pod_has_names_the_pod(cli: Cli, make_node: MakeNode, hold: Hold) -> None:
+    hold(("train", "main", "neurondevice", "3"))
+    shown = cli("devices", "--root", make_node("trn1.32xlarge", missing=[3]).root)
+    assert shown.rows[5][6:8] == ["missing", "default/train/main"]
+
+
+def test_a_node_of_the_cluster_is_shown_by_what_its_plugin_has_published(
+    cli: Cli, server: StandInApiServer, kubeconfig: Path
+) -> None:
+    server.create_node(node_manifest("sick", "inf2.48xlarge", missing=[1], unhealthy={2: "ECC"}, disabled=[3]))
+    annotations = {"NEURON_DEVS": "1", "NEURON_ALLOCATED": "true"}
+    server.create_pod(pod_manifest("held", Resource.NEURON, 1, node="sick", annotations=annotations))
+
+    shown = cli("devices", "sick", "--kubeconfig", kubeconfig)
+
+    assert (shown.status, shown.err) == (0, "")
+    columns = [(row[0], row[6], row[7]) for row in shown.rows[2:6]]
+    assert columns == [
+        ("0", "healthy", "-"),
+        ("1", "missing", "default/held/main"),
+        ("2", "unhealthy", "-"),
+        ("3", "disabled", "-"),
+    ]
+    drawn = cli("topology", "sick", "--kubeconfig", kubeconfig, "-o", "json")
+    assert json.loads(drawn.out)["deviceSets"][-1]["freeSets"] == []
+    misused = cli("devices", "sick", "--use", "--kubeconfig", kubeconfig)
+    assert (misused.status, "look at the machine itself" in misused.err) == (2, True)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -62,6 +63,10 @@ def test_the_version_flag_prints_one_line(cli: Cli) -> None:
     ("arguments", "said"),
     [
         (("devics",), "there is no devics; did you mean devices?"),
+        (("help", "devics"), "there is no devics; did you mean devices?"),
+        (("drain", "trn1-1"), "there is no drain; did you mean plan --drain NODE?"),
+        (("version-of",), "there is no version-of; did you mean version?"),
+        (("xyzzy",), "there is no xyzzy; see: neuron-plugin --help"),
         (("explain", "pod", "--outptu", "json"), "unrecognized arguments: --outptu json; did you mean --output?"),
         (("devices", "--xyzzy"), "unrecognized arguments: --xyzzy; see: neuron-plugin devices --help"),
         (("devices", "-o", "xml"), "invalid choice: 'xml'"),
@@ -77,6 +82,16 @@ def test_wrong_usage_is_one_line_that_names_the_help(cli: Cli, arguments: tuple[
     assert said in shown.err
     assert "--help" in shown.err
     assert shown.err.count("\n") == 1
+
+
+def test_version_is_a_command_too_and_for_scripts_a_document(cli: Cli) -> None:
+    assert cli("version").out.startswith(f"neuron-plugin {__version__} (commit ")
+    assert json.loads(cli("version", "-o", "json").out)["build"]["version"] == __version__
+
+
+def test_help_is_a_command_too_and_takes_a_command_with_its_action(cli: Cli) -> None:
+    assert cli("help") == cli("--help")
+    assert cli("help", "simulate", "node") == cli("simulate", "node", "--help")
 
 
 def test_flags_are_not_abbreviated_because_a_new_flag_would_break_scripts(cli: Cli) -> None:
@@ -212,9 +227,25 @@ finally:
     assert done.stdout.splitlines()[-1] == "True"
 
 
+@pytest.mark.parametrize("command", ["nodes", "pods", "explain"])
+def test_a_look_at_the_cluster_loads_nothing_of_a_node_s_daemon(command: str) -> None:
+    script = f"""
+import contextlib, sys
+from neuron_plugin.cli.main import main
+with contextlib.suppress(SystemExit):
+    main([{command!r}, "--help"])
+daemon = ("neuron_plugin.inspection", "neuron_plugin.plugin", "neuron_plugin.hardware", "neuron_plugin.kubelet")
+print([name for name in sys.modules if name.startswith(daemon)])
+"""
+    done = subprocess.run(  # noqa: S603 - our own program
+        [_command()[0], "-c", script], capture_output=True, text=True, env=_environment(), check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
 @pytest.mark.parametrize("words", [["--help"], ["devices", "--help"], ["scheduler-config"]])
 def test_starting_loads_nothing_heavy_and_no_command_but_the_one_that_runs(words: list[str]) -> None:
-    heavy = "{'rich', 'grpc', 'aiohttp', 'kubernetes', 'pyudev', 'google', 'shtab'}"
+    heavy = "{'rich', 'grpc', 'aiohttp', 'kubernetes', 'pyudev', 'google'}"
     others = [
         f"{ROOMS.get(each, 'neuron_plugin.cli')}.{each.replace('-', '_')}" for each in COMMANDS if each not in words
     ]
@@ -236,5 +267,5 @@ def test_as_a_plugin_of_kubectl_it_calls_itself_as_it_was_typed(cli: Cli, monkey
     assert cli("nodes", "--help").out.startswith("usage: kubectl neuron nodes ")
     assert "see: kubectl neuron --help" in cli("nods").err
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    assert set(project["scripts"]) == {"neuron-plugin", "kubectl-neuron"}
+    assert set(project["scripts"]) == {"neuron-plugin", "kubectl-neuron", "kubectl_complete-neuron"}
     assert len(set(project["scripts"].values())) == 1

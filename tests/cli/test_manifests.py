@@ -77,6 +77,11 @@ def test_a_provider_s_version_becomes_the_upstream_scheduler_s(cli: Cli) -> None
     assert "image: registry.k8s.io/kube-scheduler:v1.33.4\n" in shown.out
 
 
+def test_a_minor_version_alone_is_a_version(cli: Cli) -> None:
+    shown = cli("manifests", "second-scheduler", "--kubernetes-version", "1.30")
+    assert "image: registry.k8s.io/kube-scheduler:v1.30.0\n" in shown.out
+
+
 def test_the_address_is_the_service_s_and_the_scheduler_s(cli: Cli) -> None:
     shown = cli("manifests", "default-scheduler", *NEEDED["default-scheduler"])
     assert 'clusterIP: "10.96.100.45"\n' in shown.out
@@ -127,7 +132,7 @@ def test_what_cannot_be_guessed_is_asked_for(cli: Cli, part: str, flag: str) -> 
         ("--namespace", "Kube_System"),
         ("--namespace", "neuron\n  evil: true"),
         ("--image", "neuron plugin"),
-        ("--kubernetes-version", "1.36"),
+        ("--kubernetes-version", "latest"),
         ("--extender-address", "fe80::1%eth0"),
         ("--extender-address", "extender.local"),
     ],

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -220,6 +221,9 @@ def test_what_is_not_used_is_listed_with_the_most_device_hours_first(
     header, first, second = shown.rows
     assert header == ["POD", "CONTAINER", "NODE", "IDS", "IDLE", "DEVICE-HOURS", "MEMORY", "CONTROLLER"]
     assert first == ["default/rows", "main", "trn-2", "devices:0-7", "2h", "16.0", "64.0Gi", "ReplicaSet/owner"]
+    (of_rows, _) = json.loads(cli("plan", "--idle", "-o", "json", "--kubeconfig", kubeconfig).out)["idle"]
+    since = datetime.fromtimestamp(now - 2 * 3600, UTC).isoformat().replace("+00:00", "Z")
+    assert (of_rows["devices"], of_rows["idleSince"]) == ([*range(8)], since)
     assert second[:6] == ["default/small", "main", "trn-1", "device:5", "10h", "10.0"]
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from neuron_plugin.cli.cluster import kubeconfig_of
 from neuron_plugin.cli.command import UsageError
-from neuron_plugin.cli.target import kubeconfig_of, settings_here
+from neuron_plugin.cli.target import settings_here
 from neuron_plugin.placement.settings import ExtenderSettings
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.settings import SettingsError

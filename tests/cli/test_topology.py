@@ -15,6 +15,7 @@ from neuron_plugin.cli.command import Segment
 from neuron_plugin.cli.topology import TO_ASCII, Grid, grids_of, undrawn
 from neuron_plugin.cli.topology import drawn as lines_of
 from neuron_plugin.cli.topology import occupancy as occupancy_of
+from neuron_plugin.inspection import ShownNode
 from neuron_plugin.simulation import SimulatedNode
 from neuron_plugin.topology import CoreMask, InstanceType, Topology, links_of
 from neuron_plugin.topology.instances import SHIPPED
@@ -162,8 +163,8 @@ Occupancy: TypeAlias = tuple[dict[int, list[Segment]], dict[Segment, str]]
 
 def occupancy(node: SimulatedNode, ledger: Ledger | None) -> Occupancy:
     seen = looked(node)
-    assert seen.geometry is not None
-    return occupancy_of(seen, seen.geometry, ledger, seen.usable_mask)
+    assert seen.node_inventory is not None
+    return occupancy_of(ShownNode(seen.node_inventory, seen.links, ledger, seen.usable_mask, seen.usable_mask))
 
 
 def held(*allocations: tuple[str, str, Resource, int]) -> Ledger:

@@ -297,7 +297,7 @@ clusters: [{name: z, cluster: {server: https://z}}]
         ("", "Expected `object`, got `null`"),
         ("[]", "Expected `object`, got `array`"),
         ("{", "expected the node content, but found '<stream end>'"),
-        ("clusters: []", "missing required field `current-context`"),
+        ("clusters: []", "missing required field `contexts`"),
         ("\x00", "special characters are not allowed"),
         ('{"current-context": "x", "contexts": [{"name": "x"}], "clusters": []}', "missing required field `context`"),
         ('{"current-context": "x", "contexts": [], "clusters": []}', "there is no context 'x', only none"),

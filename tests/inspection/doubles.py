@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from neuron_plugin.inspection import machine
+from neuron_plugin import settings
 from neuron_plugin.kubelet import PodDevices as Pod
 from neuron_plugin.kubelet.pod_resources import ContainerDevices as Container
 from neuron_plugin.simulation import SimulatedNode, write_node
@@ -23,7 +23,7 @@ MakeNode: TypeAlias = Callable[..., SimulatedNode]
 @pytest.fixture
 def usual_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the chart mounts the daemon's configuration; nothing is there yet."""
-    monkeypatch.setattr(machine, "USUAL_FILE", tmp_path / "config.yaml")
+    monkeypatch.setattr(settings, "USUAL_FILE", tmp_path / "config.yaml")
     return tmp_path / "config.yaml"
 
 

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from neuron_plugin.inspection.findings import Unknown, plural, report_of, unchecked
+from neuron_plugin.inspection.findings import Unknown, report_of, unchecked
+from neuron_plugin.wording import plural
 
 
 def test_one_is_no_plural() -> None:

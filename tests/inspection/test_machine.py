@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from neuron_plugin.inspection.findings import Unknown
-from neuron_plugin.inspection.machine import configuration_file, look, node_of
+from neuron_plugin.inspection.machine import look, node_of
 from neuron_plugin.plugin.health import FILE_NAME, HealthRules, SignalRule, save
 from neuron_plugin.plugin.settings import PluginSettings
-from neuron_plugin.settings import SettingsError
+from neuron_plugin.settings import SettingsError, configuration_file
 from neuron_plugin.topology import Topology
 from tests.inspection.cases import looked
 from tests.inspection.doubles import MakeNode

@@ -9,7 +9,7 @@ from neuron_plugin.allocation import PodUid
 from neuron_plugin.cli.devices import title_of
 from neuron_plugin.hardware import ResetState
 from neuron_plugin.inspection.holders import Holders, holders_of
-from neuron_plugin.inspection.reports import Health, MachineReport, machine_report, topology_report
+from neuron_plugin.inspection.reports import Health, MachineReport, machine_report, shown_machine, topology_report
 from neuron_plugin.kubelet import CheckpointEntry
 from neuron_plugin.simulation import SimulatedNode
 from tests.inspection.cases import looked
@@ -114,7 +114,9 @@ def test_cores_on_which_a_process_of_an_ended_pod_lives_are_not_free_and_it_is_s
     assert device.reasons == (f"processes of the pod with UID {uid}, which has ended, may still use it",)
     assert title_of(report).endswith("; 5 devices and 11 cores free")
     assert machine.geometry is not None
-    assert topology_report(machine, machine.geometry, holders, report).devices[1].free_cores == (3,)
+    shown = shown_machine(machine, holders)
+    assert shown is not None
+    assert topology_report(shown, report).devices[1].free_cores == (3,)
 
 
 def test_assumed_links_are_said_to_be_so(make_node: MakeNode) -> None:

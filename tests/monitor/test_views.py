@@ -29,7 +29,7 @@ from neuron_plugin.monitor.views import (
 from neuron_plugin.placement.claims import with_claims
 from neuron_plugin.placement.history import History
 from neuron_plugin.topology import Unit
-from tests.support.manifests import container, node_manifest, pod_manifest, shipped_geometry
+from tests.support.manifests import container, gated_manifest, node_manifest, pod_manifest, shipped_geometry
 from tests.support.world import CORE, DEVICE, World, record_of
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -374,3 +374,26 @@ def test_e06_what_cannot_be_followed_is_a_problem(world: World, described: dict[
 
     assert problem in status.problem
     assert status.containers == ()
+
+
+@pytest.mark.parametrize(
+    ("manifest", "state"),
+    [
+        (pod_manifest("p", DEVICE, 1), "Waiting"),
+        (gated_manifest("p", DEVICE, 1), "Gated"),
+        (gated_manifest("p", DEVICE, 1, promised=("node", "0")), "Promised"),
+        (pod_manifest("p", DEVICE, 1, node="node"), "Bound"),
+        (pod_manifest("p", DEVICE, 1, node="node", annotations={"NEURON_DEVS": "0"}), "Assigned"),
+        (
+            pod_manifest("p", DEVICE, 1, node="node", annotations={"NEURON_DEVS": "0", "NEURON_ALLOCATED": "true"}),
+            "Allocated",
+        ),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+def test_a_pod_s_state_is_one_word(manifest: dict[str, Any], state: str) -> None:
+    world = World(version=1)
+    world.show_node(node_manifest("node", "trn1.32xlarge"))
+    world.show(manifest)
+    (pod,) = world.state.pods.values()
+    assert pod_view(world.state, pod).status.state == state

@@ -346,9 +346,9 @@ async def test_who_has_what_is_shown_to_people_and_to_programs(story: Story) -> 
     assert held["c0"] == (pod.ids, run_of(8, 2 * int(pod.ids.split(",")[0])))
     assert held["i0"] == (str(int(core) // 2), core)
     nodes = await story.command("nodes", "--extender", story.cluster.health_url)
-    assert "3 nodes, 0 closed; 32 devices: 27 free, 5 used, 0 not available; 63 of 72 cores free" in nodes
+    assert "3 nodes, 0 closed; 32 devices: 27 free, 5 allocated, 0 not available; 63 of 72 cores free" in nodes
     pods = await story.command("pods", "--extender", story.cluster.health_url)
-    assert "1 pod, 0 waiting, 1 allocated: 5 devices and 9 cores in use on 1 node" in pods
+    assert "1 pod, 0 waiting, 1 allocated: 5 devices and 9 cores on 1 node" in pods
 
 
 async def test_a_watch_shows_a_pod_from_its_creation_to_its_end(story: Story) -> None:

@@ -12,7 +12,8 @@ from neuron_plugin.allocation import Resource
 from neuron_plugin.allocation.claims import PLACED_TAINT, UNHEALTHY_TAINT, ClaimDevice
 from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.inspection.facts import Facts
-from neuron_plugin.inspection.findings import Finding, Findings, Unknown, known, plural, problem, warning
+from neuron_plugin.inspection.findings import Finding, Findings, Unknown, known, problem, warning
+from neuron_plugin.wording import plural
 
 _AGAIN = "run this again in 10 s; if it stays, see the plugin's log"
 

@@ -21,14 +21,13 @@ from neuron_plugin.inspection.findings import (
     NotCheckedError,
     Unknown,
     known,
-    named,
     note,
     ok,
-    plural,
     problem,
     unchecked,
     warning,
 )
+from neuron_plugin.wording import named, plural
 
 _UPDATE = "update the host's driver (package aws-neuronx-dkms, or a newer Neuron AMI) when the node is next drained"
 _SEE_DMESG = "look for 'neuron' in 'dmesg'; reboot, and replace the instance if that does not help"

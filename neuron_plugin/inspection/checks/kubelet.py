@@ -21,11 +21,11 @@ from neuron_plugin.inspection.findings import (
     known,
     note,
     ok,
-    plural,
     problem,
     unchecked,
     warning,
 )
+from neuron_plugin.wording import plural
 
 _AGAIN = "run this again in 10 s; if it stays, see the {} log"
 _SEE_KUBELET = "see 'systemctl status kubelet' and its log; compare the plugin's hostPath mount with this directory"

@@ -24,19 +24,9 @@ from neuron_plugin.allocation.keys import INVENTORY_KEY
 from neuron_plugin.allocation.rejection import set_kind
 from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.inspection.facts import ClusterFacts, Facts, NoSuchNode
-from neuron_plugin.inspection.findings import (
-    Finding,
-    Findings,
-    Unknown,
-    known,
-    named,
-    note,
-    plural,
-    problem,
-    unchecked,
-    warning,
-)
+from neuron_plugin.inspection.findings import Finding, Findings, Unknown, known, note, problem, unchecked, warning
 from neuron_plugin.topology import cores_in
+from neuron_plugin.wording import named, plural
 
 PATIENCE_SECONDS = 120
 """How long an assignment may wait for its Allocate: admission follows the binding within seconds."""

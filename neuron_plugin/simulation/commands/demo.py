@@ -22,9 +22,9 @@ from neuron_plugin.allocation import Resource
 from neuron_plugin.allocation.keys import ALLOCATED_KEY, CORES_KEY, DEVICES_KEY, GATE, NODE_KEY
 from neuron_plugin.cli.command import CommandError, Exit, UsageError, program
 from neuron_plugin.cli.main import main
-from neuron_plugin.inspection import plural
 from neuron_plugin.simulation.commands.simulate import known_types
 from neuron_plugin.topology import Unit, catalogue
+from neuron_plugin.wording import plural
 
 if TYPE_CHECKING:
     from neuron_plugin.cluster import Pod

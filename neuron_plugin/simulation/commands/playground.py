@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from neuron_plugin.cli.command import CommandError, Exit, Parser, UsageError, add_command, count, program
-from neuron_plugin.inspection import plural
 from neuron_plugin.simulation.commands.demo import EndOnSignals, add_ask_flag
 from neuron_plugin.simulation.commands.playground_client import LOCK, befall_node, break_node, run_pods
 from neuron_plugin.simulation.commands.simulate import add_faults, known_types
 from neuron_plugin.simulation.machines import CPU_NODE, MOST_PLUGINS, NODE_FAULTS, NODE_FAULTS_PATH
+from neuron_plugin.wording import plural
 
 if TYPE_CHECKING:
     from neuron_plugin.simulation import SimulatedCluster

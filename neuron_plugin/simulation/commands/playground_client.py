@@ -22,9 +22,9 @@ from neuron_plugin.allocation.keys import CORES_KEY, DEVICES_KEY, GATE
 from neuron_plugin.allocation.node_rules import DEFAULT_SCHEDULER
 from neuron_plugin.cli.command import CommandError, Exit, UsageError, program
 from neuron_plugin.cluster.api import PAGE_SECONDS, JsonObject
-from neuron_plugin.inspection import named, plural
 from neuron_plugin.simulation.commands.simulate import run_fault
 from neuron_plugin.simulation.machines import NODE_FAULTS_PATH
+from neuron_plugin.wording import named, plural
 
 if TYPE_CHECKING:
     from neuron_plugin.cluster import KubernetesApi, Pod

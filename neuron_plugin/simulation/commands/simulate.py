@@ -26,9 +26,9 @@ from neuron_plugin.cli.command import (
     table,
 )
 from neuron_plugin.hardware import GENERATIONS, ResetState
-from neuron_plugin.inspection import plural
 from neuron_plugin.instance_file import load_catalogue
 from neuron_plugin.topology import Catalogue, Unit, sets_by_count
+from neuron_plugin.wording import plural
 
 if TYPE_CHECKING:
     from neuron_plugin.simulation import SimulatedNode
@@ -64,7 +64,7 @@ neuron-plugin simulate fault ./trn1 attribute 3 core_count --text garbage
 """
 
 HEADERS = (
-    *("TYPE", "DEVICES", "PRODUCT", "CORES/DEVICE", "LNC"),
+    *("TYPE", "DEVICES", "PRODUCT", "CORES/DEVICE", "PHYSICAL", "LNC"),
     *("MEMORY/DEVICE", "TOPOLOGY", "DEVICE-COUNTS", "CORE-COUNTS"),
 )
 _CORE_ERRORS = ("hw_error", "hw_nc_ue_error", "hw_hbm_ue_error", "hw_dma_abort_error")
@@ -130,7 +130,8 @@ def run_types(arguments: Namespace) -> int:
             "name": instance.name,
             "devices": instance.devices,
             "product": instance.device_name,
-            "coresPerDevice": instance.cores_per_device,
+            "coresPerDevice": instance.geometry.cores_per_device,
+            "physicalCoresPerDevice": instance.cores_per_device,
             "logicalCoreSize": instance.logical_core_size,
             "memoryGibPerDevice": instance.memory_gib,
             "topology": instance.topology.value,

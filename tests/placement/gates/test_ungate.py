@@ -70,10 +70,10 @@ async def test_the_command_names_whom_it_released(
     kubeconfig = str(gated.server.write_kubeconfig(tmp_path / "config"))
     gated.pod("train")
     flags = ["--kubeconfig", kubeconfig]
-    assert await asyncio.to_thread(main, ["ungate", "train", "nosuch", *flags]) == 0
-    said = capsys.readouterr().out
-    assert "pod default/train is released" in said
-    assert "pod default/nosuch does not have the gate, or is gone" in said
+    assert await asyncio.to_thread(main, ["ungate", "train", "nosuch", *flags]) == 1
+    said = capsys.readouterr()
+    assert "pod default/train is released" in said.out
+    assert "pod default/nosuch is not released: it is not there, or does not have the gate" in said.err
     assert gated.gates("train") == []
     assert await asyncio.to_thread(main, ["ungate", "--all", "-o", "json", *flags]) == 0
     assert msgspec.json.decode(capsys.readouterr().out) == {"version": 1, "released": [], "refused": {}}

@@ -24,18 +24,18 @@ def test_types_lists_the_catalogue_with_the_counts_one_can_request(cli: Cli) -> 
     shown = cli("simulate", "types")
     header, *rows = shown.rows
     assert header[:4] == ["TYPE", "DEVICES", "PRODUCT", "CORES/DEVICE"]
-    assert header[4:] == ["LNC", "MEMORY/DEVICE", "TOPOLOGY", "DEVICE-COUNTS", "CORE-COUNTS"]
+    assert header[4:] == ["PHYSICAL", "LNC", "MEMORY/DEVICE", "TOPOLOGY", "DEVICE-COUNTS", "CORE-COUNTS"]
     assert [row[0] for row in rows] == sorted(catalogue())
     by_name = {row[0]: row[1:] for row in rows}
-    assert by_name["trn2.48xlarge"] == ["16", "Trainium2", "8", "2", "96Gi", "torus", "1,4,8,16", "1-4,8,16,32,64"]
-    assert by_name["inf2.24xlarge"] == ["6", "Inferentia2", "2", "1", "32Gi", "line", "1-6", "1-12"]
+    assert by_name["trn2.48xlarge"] == ["16", "Trainium2", "4", "8", "2", "96Gi", "torus", "1,4,8,16", "1-4,8,16,32,64"]
+    assert by_name["inf2.24xlarge"] == ["6", "Inferentia2", "2", "2", "1", "32Gi", "line", "1-6", "1-12"]
 
 
 def test_types_lists_the_users_own_too(cli: Cli, tmp_path: Path) -> None:
     types = tmp_path / "types.yaml"
     types.write_text("instance-types: [{name: inf9.xlarge, devices: 3, cores-per-device: 4, topology: line}]\n")
     rows = {row[0]: row[1:] for row in cli("simulate", "types", "--instance-types", types).rows}
-    assert rows["inf9.xlarge"] == ["3", "-", "4", "1", "0Gi", "line", "1-3", "1-12"]
+    assert rows["inf9.xlarge"] == ["3", "-", "4", "4", "1", "0Gi", "line", "1-3", "1-12"]
 
 
 @pytest.mark.parametrize(("form", "load"), [("json", json.loads), ("yaml", yaml.safe_load)])
@@ -47,7 +47,8 @@ def test_types_are_a_document_for_scripts(cli: Cli, form: str, load: Callable[[s
         "name": "trn2.48xlarge",
         "devices": 16,
         "product": "Trainium2",
-        "coresPerDevice": 8,
+        "coresPerDevice": 4,
+        "physicalCoresPerDevice": 8,
         "logicalCoreSize": 2,
         "memoryGibPerDevice": 96,
         "topology": "torus",

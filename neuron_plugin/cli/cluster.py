@@ -1,0 +1,273 @@
+"""Which cluster a command is about, by kubectl's own flags, and the one way to look at it.
+
+Each flag is defined here once, with kubectl's name, short form and meaning; a command names those that it takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import urllib.error
+import urllib.request
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlencode
+
+import msgspec
+
+from neuron_plugin import settings
+from neuron_plugin.allocation import NodeInfo, NodeInventory, Rejection
+from neuron_plugin.cli.command import CommandError, UsageError, no_such, server_url
+from neuron_plugin.cluster import ApiServer, ClusterError
+from neuron_plugin.cluster.client import Kubeconfig, Source, connect
+from neuron_plugin.cluster.credentials import CredentialsError, namespace_of
+from neuron_plugin.instance_file import load_catalogue
+from neuron_plugin.monitor.look import look
+from neuron_plugin.placement import ExtenderSettings
+from neuron_plugin.placement.state import ClusterState
+from neuron_plugin.topology import Catalogue
+
+if TYPE_CHECKING:
+    from neuron_plugin.plugin.settings import PluginSettings
+
+_USUAL_KUBECONFIG = "~/.kube/config"
+_ANSWER_SECONDS = 10.0
+"""How long the extender may take for an answer."""
+_Answer = TypeVar("_Answer")
+_Found = TypeVar("_Found")
+
+_FLAGS: Mapping[str, tuple[tuple[str, ...], Mapping[str, Any]]] = {
+    "namespace": (
+        ("-n", "--namespace"),
+        {"metavar": "NAMESPACE", "default": "", "help": "the namespace (default: that of the context, else default)"},
+    ),
+    "all_namespaces": (("-A", "--all-namespaces"), {"action": "store_true", "help": "all namespaces"}),
+    "selector": (
+        ("-l", "--selector"),
+        {"metavar": "LABELS", "default": "", "help": "only those with these labels, such as app=train,tier!=test"},
+    ),
+    "sort_by": (
+        ("--sort-by",),
+        {"metavar": "PATH", "default": "", "help": "in the order of a field of -o json, such as .status.phase"},
+    ),
+    "no_headers": (("--no-headers",), {"action": "store_true", "help": "rows alone: no headers, no totals"}),
+    "context": (
+        ("--context",),
+        {"metavar": "CONTEXT", "default": "", "help": "context of the kubeconfig (default: the current one)"},
+    ),
+    "kubeconfig": (
+        ("--kubeconfig",),
+        {
+            "metavar": "FILE",
+            "type": Path,
+            "help": f"kubeconfig (default: KUBECONFIG, {_USUAL_KUBECONFIG}, or in a pod its service account)",
+        },
+    ),
+    "extender": (
+        ("--extender",),
+        {
+            "metavar": "URL",
+            "default": "",
+            "help": "ask this extender, such as http://127.0.0.1:12346, instead of the API server",
+        },
+    ),
+    "instance_types": (
+        ("--instance-types",),
+        {"metavar": "FILE", "type": Path, "help": "YAML file of further instance types"},
+    ),
+    "lease_namespace": (
+        ("--lease-namespace",),
+        {
+            "metavar": "TEXT",
+            "help": "namespace of the nodes' Leases (default: that of this pod's daemon, or kube-system); "
+            "empty: do not look",
+        },
+    ),
+}
+SERVER = ("context", "kubeconfig")
+"""Of every command that asks the API server."""
+LOOK = (*SERVER, "instance_types", "lease_namespace")
+"""Of every command that works out the state of the cluster."""
+LIST = ("namespace", "all_namespaces", "selector", "sort_by", "no_headers", "extender")
+"""Of a command that lists objects, beside ``LOOK``."""
+
+
+def add_cluster_flags(parser: ArgumentParser, *names: str) -> None:
+    """Add the flags of these names, in the order of the table."""
+    group = parser.add_argument_group("which cluster", "As for kubectl.")
+    for name, (strings, keywords) in _FLAGS.items():
+        if name in names:
+            group.add_argument(*strings, **keywords)
+
+
+def add_node_argument(parser: ArgumentParser) -> None:
+    """Add ``NODE``, for commands that look at this machine without one."""
+    parser.add_argument("node", metavar="NODE", nargs="?", help="a node of the cluster (default: this machine)")
+
+
+def _settings() -> PluginSettings | ExtenderSettings:
+    """Settings of the daemon in whose pod this runs. A desk has none: it gets the defaults, which are the same.
+
+    Both daemons' settings take as long to import as all that a look needs beside.
+    """
+    if os.path.lexists(settings.USUAL_FILE) or any(name.startswith(settings.ENVIRONMENT_PREFIX) for name in os.environ):
+        from neuron_plugin.cli.target import settings_here
+
+        return settings_here()
+    return ExtenderSettings()
+
+
+def source_from(arguments: Namespace) -> Source:
+    """The API server that the command line means, as ``connect`` takes it.
+
+    Raises:
+        UsageError: none is known, or there is no kubeconfig for --context.
+    """
+    path = kubeconfig_of(arguments.kubeconfig or _settings().kubeconfig)
+    if arguments.context and path is None:
+        raise UsageError(f"--context {arguments.context}: a pod's service account has no contexts, give --kubeconfig")
+    return Kubeconfig(path, arguments.context) if path else None
+
+
+def kubeconfig_of(given: Path | str | None) -> Path | None:
+    """The kubeconfig that was given, else the one that kubectl would use; None in a pod: its service account.
+
+    Raises:
+        UsageError: the named file does not exist, or there is none.
+    """
+    named = [Path(name) for name in os.environ.get("KUBECONFIG", "").split(os.pathsep) if name]
+    usual = Path(os.path.expanduser(_USUAL_KUBECONFIG))  # noqa: PTH111 - Path's raises without a home
+    candidates = [Path(given)] if given else named or [usual]
+    for candidate in candidates:
+        if candidate.exists():
+            return candidate
+    if given or named:
+        what, paths = "--kubeconfig" if given else "KUBECONFIG", os.pathsep.join(map(str, candidates))
+        raise UsageError(f"{what} is {paths}, which is not there: expected a kubeconfig")
+    if "KUBERNETES_SERVICE_HOST" in os.environ:
+        return None
+    raise UsageError(f"no API server is known: give --kubeconfig or set KUBECONFIG; there is no {_USUAL_KUBECONFIG}")
+
+
+def namespace_from(arguments: Namespace) -> str:
+    """The namespace that the command line means: the one given, else that of the context; an extender knows none.
+
+    Raises:
+        UsageError: the kubeconfig cannot be used.
+    """
+    if arguments.namespace:
+        return str(arguments.namespace)
+    try:
+        source = source_from(arguments)
+        return namespace_of(*source) if isinstance(source, Kubeconfig) else namespace_of(None)
+    except (OSError, CredentialsError) as error:
+        if arguments.kubeconfig or arguments.context:
+            raise UsageError(f"the context's namespace cannot be read: {error}") from None
+    except UsageError:
+        if not getattr(arguments, "extender", ""):
+            raise
+    return "default"
+
+
+def pod_from(arguments: Namespace, text: str) -> tuple[str, str]:
+    """Namespace and name of a pod that is given as POD, pod/POD (as ``-o name`` prints it) or NAMESPACE/POD.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    namespace, _, name = text.rpartition("/")
+    if not name or "/" in namespace:
+        raise UsageError(f"the pod is {text!r}, expected POD or NAMESPACE/POD")
+    if namespace in {"", "pod", "pods"}:
+        return namespace_from(arguments), name
+    return namespace, name
+
+
+def types_from(arguments: Namespace) -> Catalogue:
+    """The known instance types, with those of the user.
+
+    Raises:
+        SettingsError: the file cannot be used.
+    """
+    return load_catalogue(arguments.instance_types or _settings().instance_types)
+
+
+def lease_namespace_from(arguments: Namespace) -> str:
+    """The namespace of the nodes' Leases."""
+    given = getattr(arguments, "lease_namespace", None)
+    return _settings().lease_namespace if given is None else str(given)
+
+
+def ask_cluster(arguments: Namespace, work: Callable[[ApiServer], Coroutine[Any, Any, _Found]]) -> _Found:
+    """What ``work`` comes to with the API server that the command line means.
+
+    Raises:
+        CommandError: the API server refused, or did not answer.
+        UsageError: no API server is known.
+    """
+    source = source_from(arguments)
+
+    async def asked() -> _Found:
+        async with await connect(source) as api:
+            return await work(api)
+
+    try:
+        return asyncio.run(asked())
+    except ClusterError as error:
+        raise CommandError(str(error)) from None
+
+
+def cluster_state(arguments: Namespace, *, judge: bool = True) -> ClusterState:
+    """The cluster as an extender that starts now would know it. It judges plugins by their Leases, or not.
+
+    Raises:
+        CommandError: the API server refused, or did not answer.
+    """
+    types, namespace = types_from(arguments), lease_namespace_from(arguments)
+    return ask_cluster(arguments, lambda api: look(api, types, lease_namespace=namespace, judge=judge))
+
+
+def node_in(state: ClusterState, name: str) -> NodeInfo:
+    """A node of the cluster.
+
+    Raises:
+        CommandError: there is no such node.
+    """
+    if info := state.nodes.get(name):
+        return info
+    raise no_such("node", name, (known.name for known in state.nodes.values() if known.inventory))
+
+
+def published_in(state: ClusterState, name: str) -> tuple[NodeInfo, NodeInventory]:
+    """A node of the cluster, and what its plugin has published.
+
+    Raises:
+        CommandError: there is no such node, or its devices are not known.
+    """
+    info = node_in(state, name)
+    if isinstance(info.node.inventory, Rejection):
+        raise CommandError(f"node {name}: {info.node.inventory}")
+    return info, info.node.inventory
+
+
+def ask_extender(extender: str, path: str, query: Mapping[str, object], answer: type[_Answer]) -> _Answer:
+    """What a running extender answers.
+
+    Raises:
+        CommandError: it does not answer, refuses, or answers something else.
+    """
+    url = server_url("--extender", extender).rstrip("/")
+    texts = {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in query.items()}
+    try:
+        with urllib.request.urlopen(f"{url}{path}?{urlencode(texts)}", timeout=_ANSWER_SECONDS) as page:  # noqa: S310 - HTTP
+            return msgspec.json.decode(page.read(), type=answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            raise CommandError(f"{url}: {error.read(500).decode(errors='replace').strip()}") from None
+    except (urllib.error.URLError, TimeoutError) as error:
+        why = getattr(error, "reason", error)
+        raise CommandError(f"{url} does not answer: {why}; is the extender there?") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        raise CommandError(f"{url} answers something else: is it an extender of this version?") from None

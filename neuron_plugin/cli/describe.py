@@ -1,0 +1,147 @@
+"""``neuron-plugin describe``: all that is known of one node, or of one pod, on one page.
+
+Nothing is worked out here: the page puts together what ``nodes``, ``pods``, ``devices``, ``topology`` and ``explain``
+show, and the events.
+"""
+
+from __future__ import annotations
+
+import time
+from argparse import Namespace
+from collections.abc import Iterable, Iterator, Mapping
+
+from neuron_plugin.cli.cluster import (
+    LOOK,
+    add_cluster_flags,
+    ask_cluster,
+    lease_namespace_from,
+    pod_from,
+    published_in,
+    types_from,
+)
+from neuron_plugin.cli.cluster_views import views_of
+from neuron_plugin.cli.command import (
+    CommandError,
+    Exit,
+    Form,
+    Line,
+    Parser,
+    Subparsers,
+    add_command,
+    plain,
+    print_lines,
+    table,
+)
+from neuron_plugin.cli.devices import device_lines
+from neuron_plugin.cli.devices import report_of as machine_of
+from neuron_plugin.cli.pods import pod_lines, report_of
+from neuron_plugin.cli.topology import picture
+from neuron_plugin.cluster import ApiServer
+from neuron_plugin.inspection.published import published_node
+from neuron_plugin.monitor.events import EventsView, events_about
+from neuron_plugin.monitor.explain import explain, explain_text, find_pod, question, unknown_pod_text
+from neuron_plugin.monitor.look import look
+from neuron_plugin.monitor.views import node_view, pod_view
+from neuron_plugin.placement.state import ClusterState
+
+DESCRIPTION = """\
+Show all that is known of a node, or of a pod that asks for Neuron: what it has, drawn with its links;
+who has what; health; what is in use; why a pod waits, or why a node takes none; and its events."""
+
+EXAMPLES = """
+neuron-plugin describe node trn1-2
+neuron-plugin describe pod train-0 -n ml
+"""
+
+
+def add_flags(parser: Parser) -> None:
+    """A node or a pod."""
+    kinds: Subparsers = parser.add_subparsers(title="kinds", metavar="KIND", dest="kind", required=True)
+    node = add_command(kinds, "node", run, summary="a node: its devices, their health, who has them, why it is closed")
+    node.add_argument("name", metavar="NODE", help="the node")
+    add_cluster_flags(node, *LOOK)
+    pod = add_command(kinds, "pod", run, summary="a pod: what it has or why it waits, and which devices are wrong")
+    pod.add_argument("name", metavar="[NAMESPACE/]POD", help="the pod")
+    add_cluster_flags(pod, "namespace", *LOOK)
+
+
+def run(arguments: Namespace) -> int:
+    """Print the page."""
+    is_pod = arguments.kind == "pod"
+    namespace, name = pod_from(arguments, arguments.name) if is_pod else ("", arguments.name)
+    types, leases = types_from(arguments), lease_namespace_from(arguments)
+
+    async def found(api: ApiServer) -> tuple[ClusterState, EventsView]:
+        events = await events_about(api, arguments.kind.capitalize(), name, namespace)
+        return await look(api, types, lease_namespace=leases), events
+
+    state, events = ask_cluster(arguments, found)
+    page = _pod(state, namespace, name) if is_pod else _node(state, name)
+    print_lines([*page, *_events(events)])
+    return Exit.SUCCESS
+
+
+def _node(state: ClusterState, name: str) -> Iterator[Line]:
+    info, has = published_in(state, name)
+    view = node_view(state, info)
+    status, counts = view.status, view.status.device_counts
+    broken = f" ({counts.used_broken} of them unhealthy or missing)" if counts.used_broken else ""
+    used = f"{counts.used} allocated{broken}"
+    others = ((counts.closed, "closed"), (counts.unhealthy, "unhealthy"), (counts.missing, "missing"))
+    more = ((counts.held_down, "held down"), (counts.disabled, "disabled"), (counts.reserved, "reserved"))
+    yield from _fields(
+        {
+            "Node": name,
+            "State": "; ".join(["open" if status.open else status.reason, *status.details]),
+            "Devices": ", ".join(
+                [used, f"{counts.free} free", *(f"{number} {word}" for number, word in (*others, *more) if number)]
+            ),
+            "Reserved": "; ".join(f"cores {cores} for {pod}" for cores, pod in status.reserved.items()),
+            "Plugin": f"renewed its Lease at {status.last_renewal}" if status.last_renewal else "",
+        }
+    )
+    yield from plain("")
+    yield from device_lines(Form.TEXT, machine_of(state, name))
+    yield from plain("")
+    yield from picture(published_node(has, info.ledger))
+    pods = report_of(views_of(state), node=name)
+    if pods.pods:
+        yield from plain("")
+        yield from pod_lines(Form.TEXT, pods)
+
+
+def _pod(state: ClusterState, namespace: str, name: str) -> Iterator[Line]:
+    pod = find_pod(state, namespace, name)
+    if pod is None:
+        raise CommandError(unknown_pod_text(state, namespace, name))
+    view, info = pod_view(state, pod), state.nodes.get(pod.place)
+    yield from pod_lines(Form.TEXT, report_of(views_of(state), only=pod.uid))[:-2]
+    yield from plain("")
+    yield from _fields(
+        {
+            "Priority": str(view.spec.priority),
+            "Controller": view.spec.controller,
+            "Group": view.spec.group,
+            "Movable": "yes" if view.spec.movable else "no",
+        }
+    )
+    yield from plain("", *explain_text(explain(question(state, pod, time.time()))).splitlines())
+    if info and info.inventory:
+        yield from plain("", f"{info.name}:")
+        yield from picture(published_node(info.inventory, info.ledger))
+
+
+def _events(found: EventsView) -> list[Line]:
+    if found.problem:
+        return plain("", f"events cannot be read: {found.problem}")
+    rows = [
+        [(text, "yellow" if text == "Warning" else "") for text in (event.at, event.type, event.reason, event.note)]
+        for event in found.events
+    ]
+    return [*plain(""), *(table(("LAST SEEN", "TYPE", "REASON", "EVENT"), rows) if rows else plain("no events"))]
+
+
+def _fields(values: Mapping[str, str]) -> Iterable[Line]:
+    """Names and values; what is empty is left out."""
+    width = max(map(len, values)) + 3
+    return plain(*(f"{f'{name}:':{width}}{value}" for name, value in values.items() if value))

@@ -1,0 +1,71 @@
+"""One look at the cluster for somebody who waits for the answer.
+
+Whether a plugin is silent shows for certain only to who watches its Lease for as long as it lasts: no clocks of two
+machines are compared. A look from a desk compares them where they leave no doubt, and watches only where they do.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from datetime import datetime
+
+from neuron_plugin.cluster import ApiError, ApiServer, Lease, Scope
+from neuron_plugin.cluster.api import PAGE_SECONDS
+from neuron_plugin.cluster.leases import LEASE_PREFIX
+from neuron_plugin.cluster.objects import LEASES, pages
+from neuron_plugin.placement.informers import nodes_of, survey
+from neuron_plugin.placement.state import ClusterState
+from neuron_plugin.topology import Catalogue
+
+SKEW_SECONDS = 30.0
+"""By how much clocks may differ before a look has to watch."""
+
+
+async def look(api: ApiServer, types: Catalogue, *, lease_namespace: str = "", judge: bool = True) -> ClusterState:
+    """What an extender that starts now would know. To ``judge`` plugins takes seconds if clocks leave a doubt.
+
+    Raises:
+        ClusterError: the API server refused, did not answer, or its answer cannot be read.
+    """
+    state = await survey(api, types, lease_namespace=lease_namespace, judge=False)
+    if not (judge and lease_namespace):
+        return state
+    try:
+        listed = pages(api, LEASES, Scope(lease_namespace), page_timeout_seconds=PAGE_SECONDS)
+        silent = silent_plugins([lease async for page in listed for lease in page.records], time.time())
+    except ApiError:  # without the right to read Leases plugins go unjudged
+        return state
+    if silent is None:
+        return await survey(api, types, lease_namespace=lease_namespace)
+    state.set_stale(silent)
+    return state
+
+
+def silent_plugins(leases: Iterable[Lease], now: float) -> frozenset[str] | None:
+    """The nodes whose plugins renew their Leases no more; None where the clocks leave a doubt.
+
+    ``leases`` are all of the namespace: the newest renewal of any says what time it is in the cluster, too. A plugin is
+    alive by our clock, ``now``, or by that; it is silent only by both, with room for what clocks may differ.
+    """
+    renewed = [(lease, _seconds(lease.renewed_at)) for lease in leases if lease.renewed_at]
+    newest, silent = max((at for _, at in renewed), default=0.0), list[Lease]()
+    for lease, at in renewed:  # a plugin makes its Lease before it holds it: not judged until then
+        age, by_newest = now - at, newest - at
+        if not lease.name.startswith(LEASE_PREFIX):
+            continue
+        if not lease.holder:
+            silent.append(lease)
+            continue
+        if min(age, by_newest) >= lease.duration_seconds + SKEW_SECONDS:
+            silent.append(lease)
+        elif not -SKEW_SECONDS <= age < lease.duration_seconds:
+            return None
+    return nodes_of(silent)
+
+
+def _seconds(text: str) -> float:
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return 0.0
