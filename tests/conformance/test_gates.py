@@ -233,7 +233,6 @@ async def all_in_force(run: Cluster) -> None:
     await refused("placement", "placement", controller, "PATCH", path, {"metadata": {"labels": {"x": "y"}}})
     await refused("the gate", "ungate", editor, "PATCH", path, {"spec": {"schedulingGates": []}})
     await refused("assignments", "NEURON", editor, "PATCH", path, {"metadata": {"annotations": PLACED}})
-    await refused("placeholders", "422", controller, "POST", run.pods, described(pod({"cpu": "1"})))
     bound = binding(plain, annotations={"x": "y"})
     await refused("bindings", "422", controller, "POST", f"{plain}/binding", bound)
 
