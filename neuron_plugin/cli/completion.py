@@ -1,8 +1,8 @@
 """``neuron-plugin completion``: what a shell offers when Tab is pressed.
 
-One function answers for bash, zsh, fish and kubectl, in the words of cobra, kubectl's own library: a line for each
-completion, a tab and what it means, and last a number that says whether files are meant. Names of nodes, pods and
-namespaces come from the cluster that the typed flags mean. The scripts only carry words there and back.
+One function answers for bash, zsh, fish and kubectl, as cobra does, the library of kubectl. It prints a line for each
+completion: the word, a tab and what it means. The last line is a number that says whether files are meant. Names of
+nodes, pods and namespaces come from the cluster that the typed flags mean. The scripts carry words there and back.
 """
 
 from __future__ import annotations

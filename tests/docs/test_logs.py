@@ -20,7 +20,8 @@ SOURCE = {file: file.read_text(encoding="utf-8") for file in (ROOT / "neuron_plu
 def test_p84_a_line_on_the_page_is_written_at_its_level(message: str, level: str) -> None:
     written = {"error": "(?:error|exception)"}.get(level, level)
     said = f'"{re.escape(message)}"' if message not in VERBS else f'(?:"{message}"|verb)'
-    as_said = re.compile(rf"\.(?:{written}\(|log\(level, )\s*{said}", re.DOTALL)
+    problem = r"|Problem\(logger, " if level == "warning" else ""
+    as_said = re.compile(rf"(?:\.{written}\(|\.log\(level, {problem})\s*{said}", re.DOTALL)
     assert any(as_said.search(text) for text in SOURCE.values())
 
 
