@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice, zip_longest
 from math import inf
@@ -94,7 +94,10 @@ class Planner:
             self._context.metrics.waiting_pods.labels(standing.value).set(number)
         moves = [one.move for one in judged if one.move and not one.move.preempts]
         self._context.metrics.waiting_pods_by_move.set(len(moves))
-        await self._preempt(judged)
+        await self._keep_for_groups(judged)
+        for move in (one.move for one in judged if one.move and one.move.preempts):
+            if self._room.may_evict and self._room.may_move_for(move.pod, preempting=True):
+                await self._room.make(move)
         self._reported = {uid: at for uid, at in self._reported.items() if uid in self._planned}
         for move in moves:
             uid, now = move.pod.uid, self._context.clock.now()
@@ -106,16 +109,17 @@ class Planner:
                 _log.info("a move would make room", extra={"pod": str(move.pod.reference), "uid": uid, "note": note})
                 await self._context.report(move.pod.reference, EVENT_REASON, note, warning=False)
 
-    async def _preempt(self, judged: list[Judgement]) -> None:
-        """Make room for gated pods of higher priority; of a group, what fits already is kept for it as well."""
-        if not self._room.may_evict:
-            return
-        preempting = [one.move for one in judged if one.move and one.move.preempts]
-        groups = {move.pod.group for move in preempting} - {None}
-        kept = [Move(one.pod, *one.place, (), 0.0) for one in judged if one.pod.group in groups and one.place]
-        for move in (*kept, *preempting):
-            if self._room.may_move_for(move.pod, preempting=True):
-                await self._room.make(move)
+    async def _keep_for_groups(self, judged: Sequence[Judgement]) -> None:
+        """Of a group for which room is made, keep what fits already, too."""
+        groups = {
+            one.pod.group
+            for one in judged
+            if one.move and self._room.may_evict and (one.move.preempts or self._would_move_for(one.pod))
+        }
+        for one in judged:
+            if one.place and one.pod.group in groups - {None} and self._room.may_move_for(one.pod, preempting=True):
+                node, placement = one.place
+                await self._room.make(Move(one.pod, node, placement, (), 0.0))
 
     def _would_move_for(self, pod: NeuronPod) -> bool:
         """Whether a move that helps a pod would be made."""

@@ -121,6 +121,24 @@ def place_group(
     return GroupShort(search.why(len(others)), most)
 
 
+def domains_for(scene: Scene, wish: TopologyWish, anchors: Sequence[Anchor]) -> list[frozenset[str]]:
+    """The nodes of each domain that may hold a group: of the level that it requires, else all nodes at once.
+
+    Those with the most free cores come first; further ones than ``MOST_DOMAINS`` are left out.
+    """
+    if not wish.required:
+        return [frozenset(scene.cluster.nodes)]
+    domains, parts = scene.choices.domains, defaultdict[object, set[str]](set)
+    depth = domains.depth_of(wish.required)
+    for name, info in scene.cluster.nodes.items():
+        label = info.node.rules.labels.get(wish.required)
+        if depth is not None or label is not None:
+            parts[domains.path(name)[:depth] if depth is not None else label].add(name)
+    free = {name: info.free_mask.bit_count() for name, info in scene.cluster.nodes.items()}
+    holding = [frozenset(names) for names in parts.values() if all(anchor.node in names for anchor in anchors)]
+    return sorted(holding, key=lambda names: (-sum(map(free.__getitem__, names)), min(names)))[:MOST_DOMAINS]
+
+
 def members_to_come(
     template: NeuronPod, leader: NeuronPod, members: Iterable[NeuronPod], least: int
 ) -> list[NeuronPod]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from neuron_plugin.allocation import (
@@ -32,14 +32,14 @@ from neuron_plugin.allocation import (
 )
 from neuron_plugin.allocation.keys import GATE, PREFIX
 from neuron_plugin.allocation.narrowing import usable_mask
-from neuron_plugin.allocation.placement import cores_asked, place
+from neuron_plugin.allocation.placement import cores_asked, place, placement_mask
 from neuron_plugin.allocation.rejection import WRONG_PRODUCT
 from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.planning.budgets import beyond_budgets
-from neuron_plugin.planning.groups import Anchor, GroupPlan, members_to_come, place_group
+from neuron_plugin.planning.groups import Anchor, GroupPlan, domains_for, members_to_come, place_group
 from neuron_plugin.planning.rules import neuron_shortages
-from neuron_plugin.planning.scene import Place, Scene
-from neuron_plugin.planning.victims import PREEMPTION, RULES, Move, MoveRules, cheapest_move
+from neuron_plugin.planning.scene import Allowed, Place, Scene
+from neuron_plugin.planning.victims import PREEMPTION, RULES, Move, MoveRules, Relocation, cheapest_move, device_hours
 from neuron_plugin.topology import CoreMask, Geometry, Unit, valid_sets
 
 MOST_REASONS = 6
@@ -180,18 +180,22 @@ def judge_all(
     ``rules`` of None look for no moves. Pods of lower priority may go for those of ``preempting``, where no move helps.
     For a pod of ``unmoved`` no move would be made, so it preempts though one would help. ``now`` is in unix seconds.
     """
+
+    def ways_for(pod: NeuronPod) -> Sequence[MoveRules]:
+        ways = [rules] if rules else []
+        if pod.uid in preempting and pod.preempts:
+            return [PREEMPTION, *ways] if pod.uid in unmoved else [*ways, PREEMPTION]
+        return ways
+
     judged = list[Judgement]()
     together: dict[tuple[str, str], dict[PodUid, Judgement]] = {}
     for pod in pods:
         if pod.group and scene.cluster.is_gang(pod) and not _why_not_judged(scene, pod, now):
             if pod.group not in together:
-                together[pod.group] = _judge_group(scene, pod, now, preempting)
+                together[pod.group] = _judge_group(scene, pod, now, ways_for)
             judged.append(together[pod.group].get(pod.uid) or judge(scene, pod, now=now, rules=None))
             continue
-        ways = [rules] if rules else []
-        if pod.uid in preempting and pod.preempts:
-            ways = [PREEMPTION, *ways] if pod.uid in unmoved else [*ways, PREEMPTION]
-        judgement = judge(scene, pod, now=now, ways=ways)
+        judgement = judge(scene, pod, now=now, ways=ways_for(pod))
         if judgement.place:
             scene.put(pod, *judgement.place)
         judged.append(judgement)
@@ -569,7 +573,9 @@ def anchors_of(scene: Scene, group: tuple[str, str]) -> list[Anchor]:
     ]
 
 
-def _judge_group(scene: Scene, first: NeuronPod, now: float, preempting: Container[PodUid]) -> dict[PodUid, Judgement]:
+def _judge_group(
+    scene: Scene, first: NeuronPod, now: float, ways_for: Callable[[NeuronPod], Sequence[MoveRules]]
+) -> dict[PodUid, Judgement]:
     """The waiting members of a group: places for at least so many as are missing, or why the group waits."""
     group = first.group or ("", "")
     cluster, name = scene.cluster, group[1]
@@ -595,37 +601,93 @@ def _judge_group(scene: Scene, first: NeuronPod, now: float, preempting: Contain
             else:
                 judged[pod.uid] = Judgement(pod, Standing.SHORT, sentence="The rest of its group is placed without it")
         return judged
-    if found := _preempt_for_group(scene, waiting, missing, now, preempting):
-        return found
     if waits := next(filter(None, (scene.volumes(pod).waits for pod in waiting)), ""):
         return {pod.uid: Judgement(pod, Standing.GROUP, sentence=waits) for pod in waiting}
-    answers = node_answers(scene, waiting[0])
     most = f"{placed.most} of {len(waiting)} waiting pods have room together, at least {missing} need it"
     sentence = f"Its group {name} does not fit as a whole: {placed.reason or most}"
+    if found := _make_room_for_group(scene, waiting, missing, now, ways_for, sentence):
+        return found
+    answers = node_answers(scene, waiting[0])
     in_the_way = _nearest_holders(scene, waiting[0], answers)
     # What speaks against single nodes says more where not one pod has room.
     sentence = f"{sentence}. {sentence_of(answers)}" if not placed.most and not placed.reason else sentence
     return {pod.uid: Judgement(pod, Standing.GROUP, None, sentence, None, in_the_way) for pod in waiting}
 
 
-def _preempt_for_group(
-    scene: Scene, waiting: Sequence[NeuronPod], missing: int, now: float, preempting: Container[PodUid]
+def _make_room_for_group(
+    scene: Scene,
+    waiting: Sequence[NeuronPod],
+    missing: int,
+    now: float,
+    ways_for: Callable[[NeuronPod], Sequence[MoveRules]],
+    sentence: str,
 ) -> dict[PodUid, Judgement]:
-    """Places and preemptions for as many of a group as are missing; nothing where that is not enough."""
-    trial, judged = scene.fork(), dict[PodUid, Judgement]()
-    for pod in waiting:
-        if found := trial.best(pod):
-            trial.put(pod, *found)
-            judged[pod.uid] = Judgement(pod, Standing.FITS, found)
-    for pod in waiting:
-        may_preempt = pod.uid not in judged and pod.uid in preempting and pod.preempts
-        if len(judged) < missing and may_preempt:
-            if move := cheapest_move(trial, pod, now=now, rules=PREEMPTION):
-                judged[pod.uid] = Judgement(pod, Standing.SHORT, sentence="Room is made for its group", move=move)
-    if len(judged) < max(missing, 1) or not any(one.move for one in judged.values()):
+    """Places and moves by which a group would fit, by the fewest victims; nothing where it would not as a whole.
+
+    Who has to go is looked for pod by pod, in one domain after the other where the group requires one. Then the group
+    is placed as if they had gone, and its sets decide who goes.
+    """
+    group, cluster = waiting[0].group or ("", ""), scene.cluster
+    wish, anchors = cluster.wish_of(waiting[0]), anchors_of(scene, group)
+    best: tuple[int, Scene, GroupPlan, list[Relocation]] | None = None
+    for names in domains_for(scene, wish, anchors):
+        victims = _victims_in(scene.fork(), names, waiting, missing, now, ways_for)
+        lasting = all(budget.recovers for budget in beyond_budgets(cluster.budgets, [one.pod for one in victims]))
+        if not victims or not lasting or (best and best[0] <= len(victims)):
+            continue
+        opened = scene.fork()
+        for victim in victims:
+            opened.remove([victim.pod], victim.source)
+            if victim.target:
+                opened.put(victim.pod, victim.target, victim.placement)
+        plan = place_group(opened, waiting, least=missing, wish=wish, anchors=anchors)
+        if isinstance(plan, GroupPlan):
+            best = len(victims), opened, plan, victims
+    if best is None:
         return {}
-    scene.adopt(trial)
+    _, opened, plan, left = best
+    judged = {}
+    for pod in waiting:
+        if place_of := plan.places.get(pod.uid):
+            opened.put(pod, *place_of)
+            node, placement = place_of
+            mask = placement_mask(placement)
+            own = [victim for victim in left if victim.source == node and victim.had_mask & mask]
+            left = [victim for victim in left if victim not in own]
+            judged[pod.uid] = Judgement(pod, Standing.FITS, place_of)
+            if own and (inventory := opened.node(node).inventory):
+                cores = ((victim.pod, victim.had_mask.bit_count()) for victim in own)
+                loss = device_hours(cores, inventory.geometry.cores_per_device, now)
+                move = Move(pod, node, placement, tuple(own), loss)
+                judged[pod.uid] = Judgement(pod, Standing.LINKS, sentence=sentence, move=move)
+    scene.adopt(opened)
     return judged
+
+
+def _victims_in(
+    trial: Scene,
+    names: Collection[str],
+    waiting: Sequence[NeuronPod],
+    missing: int,
+    now: float,
+    ways_for: Callable[[NeuronPod], Sequence[MoveRules]],
+) -> list[Relocation]:
+    """Who would have to go from these nodes for as many pods of a group as are missing; nothing if that helps not."""
+    victims, left = list[Relocation](), list[NeuronPod]()
+    for pod in waiting:
+        if found := trial.best(pod, allowed=Allowed(trial, pod, among_nodes=names)):
+            trial.put(pod, *found)
+        else:
+            left.append(pod)
+    served = len(waiting) - len(left)
+    for pod in left:
+        if served >= missing:
+            break
+        tried = (cheapest_move(trial, pod, now=now, rules=rules, among=names) for rules in ways_for(pod))
+        if move := next(filter(None, tried), None):
+            victims += move.victims
+            served += 1
+    return victims if served >= missing else []
 
 
 def _named(pods: Sequence[PodReference], most: int = MOST_HOLDERS) -> str:

@@ -107,24 +107,30 @@ RULES = MoveRules()
 PREEMPTION = MoveRules(most_victims=64, preempts=True)
 
 
-def cheapest_move(scene: Scene, pod: NeuronPod, *, now: float = 0.0, rules: MoveRules = RULES) -> Move | None:
+def cheapest_move(
+    scene: Scene,
+    pod: NeuronPod,
+    *,
+    now: float = 0.0,
+    rules: MoveRules = RULES,
+    among: Collection[str] | None = None,
+) -> Move | None:
     """The move that loses the fewest device-hours, then the one of fewest victims, then of the smallest.
 
     By rules that preempt: of fewest victims, then of the lowest priorities, then of the fewest device-hours. What
     budgets allow at once comes before all else. ``now`` is in unix seconds. A set that is free needs no move and is
-    none. The move is made in the scene.
+    none. The move is made in the scene. ``among`` are the only nodes that are opened, if any are given.
     """
     ranked: list[tuple[tuple[float, ...], str, int, float, tuple[NeuronPod, ...]]] = []
-    for name in scene.eligible(pod):
+    eligible = scene.eligible(pod)
+    for name in eligible if among is None else eligible.intersection(among):
         info = scene.node(name)
         inventory = info.inventory
         if inventory is None or isinstance(info.capacity, Rejection):
             continue
         for number, victims in enumerate(_known_openings(scene, info, pod, rules)):
             cores = [info.ledger.mask_of(victim.uid).bit_count() for victim in victims]
-            hours = (max(0.0, now - victim.work_since) / SECONDS_AN_HOUR for victim in victims)
-            core_hours = sum(held * hour for held, hour in zip(cores, hours, strict=True))
-            loss = core_hours / inventory.geometry.cores_per_device
+            loss = device_hours(zip(victims, cores, strict=True), inventory.geometry.cores_per_device, now)
             beyond = _beyond(scene, victims)
             if not all(budget.recovers for budget in beyond):
                 continue  # what was begun could not be ended
@@ -138,6 +144,12 @@ def cheapest_move(scene: Scene, pod: NeuronPod, *, now: float = 0.0, rules: Move
         if move := _tried(scene, pod, name, victims, loss, int(rank[0]), rules):
             return move
     return None
+
+
+def device_hours(victims: Iterable[tuple[NeuronPod, int]], cores_per_device: int, now: float) -> float:
+    """What pods lose that go now, each with the number of its cores."""
+    hours = (cores * max(0.0, now - pod.work_since) / SECONDS_AN_HOUR for pod, cores in victims)
+    return sum(hours) / cores_per_device
 
 
 def _tried(

@@ -6,8 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuron_plugin.allocation import Constraints, ContainerKind, ContainerRequest, NeuronPod, Rejection, Resource
-from neuron_plugin.allocation.group import GroupMember
+from neuron_plugin.allocation import (
+    Constraints,
+    ContainerKind,
+    ContainerRequest,
+    NeuronPod,
+    PodUid,
+    Rejection,
+    Resource,
+)
+from neuron_plugin.allocation.group import GroupMember, TopologyWish
 from neuron_plugin.allocation.node_rules import NodeRules, NodeSelectorTerm, NodeUse, PodRules, Requirement, Taint
 from neuron_plugin.planning import (
     PREEMPTION,
@@ -23,7 +31,7 @@ from neuron_plugin.planning import (
     still_possible,
 )
 from neuron_plugin.planning.choice import NodeUses
-from neuron_plugin.planning.judgement import PREEMPTED_BY_NAME
+from neuron_plugin.planning.judgement import PREEMPTED_BY_NAME, judge_all
 from neuron_plugin.planning.volumes import Claim, Storage, Volume
 from neuron_plugin.topology import CoreMask, Geometry, Topology
 from tests.planning.clusters import (
@@ -439,6 +447,50 @@ def test_a_group_fits_as_a_whole_or_none_of_it_does() -> None:
     assert {prospect.sentence for prospect in expected} == {text}
     (alone,) = judged(before, [*members, pod("single", "neuron=16")])[-1:]
     assert alone.standing is Standing.FITS
+
+
+def in_zone(on: OnNode, zone: str) -> OnNode:
+    rules = replace(on.info.node.rules, labels={"topology.kubernetes.io/zone": zone})
+    return replace(on, info=replace(on.info, node=replace(on.info.node, rules=rules)))
+
+
+def test_room_is_made_for_a_group_in_one_domain_of_the_level_that_it_requires() -> None:
+    small = held(pod("small", "neuron=1"), TRN1.devices_mask([3]))
+    many = [held(pod(f"many-{device}", "neuron=1"), TRN1.devices_mask([device])) for device in (0, 5)]
+    nodes = (
+        in_zone(node("a"), "z1"),
+        in_zone(node("b", small), "z1"),
+        in_zone(node("c"), "z2"),
+        in_zone(node("d", *many), "z2"),
+    )
+    spare = in_zone(node("e", geometry=INF2), "z3")
+    before, members = gang(2, "neuron=16", 2, *nodes, spare)
+    members = [replace(member, member=replace(GANG, wish=TopologyWish(required="zone"))) for member in members]
+    known = replace(before, pods={**before.pods, **{member.uid: member for member in members}})
+    found = judged(known, members)
+    assert [one.place and one.place[0] for one in found] == ["a", None]
+    assert found[1].move is not None
+    assert [(victim.pod.uid, victim.source) for victim in found[1].move.victims] == [("small", "b")]
+    assert "z1 has 1" in found[1].text
+    assert "a move of ml/small from node b" in found[1].text
+
+
+def test_a_group_preempts_only_where_it_would_fit_as_a_whole() -> None:
+    low = [held(pod(f"low-{name}", "neuron=16"), TRN1.all_mask) for name in "bd"]
+    nodes = in_zone(node("a"), "z1"), in_zone(node("b", low[0]), "z1"), in_zone(node("d", low[1]), "z2")
+    before, members = gang(2, "neuron=16", 2, *nodes)
+    wish = TopologyWish(required="zone")
+    members = [replace(one, priority=5, member=replace(GANG, wish=wish)) for one in members]
+    known = replace(before, pods={**before.pods, **{member.uid: member for member in members}})
+    uids = {member.uid for member in members}
+    found = judge_all(Scene(known), members, now=NOW, rules=None, preempting=uids)
+    assert [one.place and one.place[0] for one in found] == ["a", None]
+    assert found[1].move is not None
+    assert [victim.pod.uid for victim in found[1].move.victims] == ["low-b"]
+    three = [replace(members[0], reference=replace(members[0].reference, uid=PodUid("g3"), name="g3")), *members]
+    more = replace(known, pods={**known.pods, "g3": three[0]}, min_counts={("ml", "gang"): 3})
+    found = judge_all(Scene(more), three, now=NOW, rules=None, preempting={*uids, PodUid("g3")})
+    assert [one.move for one in found] == [None, None, None]
 
 
 def test_a_group_whose_pods_are_not_all_there_waits() -> None:
