@@ -13,6 +13,8 @@ With ``--rate`` so many pods come each second, and how long each takes to be bou
 With ``--beforehand`` the pods are there before scheduler and daemon start together, so that creating them takes no time
 from placing them; what is measured is from the first binding to the last. The scheduler may
 send as much as it likes, because by default it binds some 50 pods a second whatever is done; ``--qps 50`` is that.
+With ``--rules`` the pods are of 50 applications; each has a hard spread over zones and keeps off nodes with a pod of
+its own application. With ``--groups`` they come as groups of 4 to 64 for whole nodes, which only gates place as such.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ import msgspec
 from extender_parts.measuring import percentile, seeded
 
 from neuron_plugin.allocation import Rejection, Resource
-from neuron_plugin.allocation.keys import GATE
+from neuron_plugin.allocation.keys import GATE, GROUP_KEY, GROUP_SIZE_KEY
 from neuron_plugin.allocation.pod import assigned_allocations
 from neuron_plugin.cluster import ApiError, ApiRequest, KubernetesApi, Pod, Reflector
 from neuron_plugin.cluster.api import send
@@ -48,6 +50,11 @@ from tests.support.manifests import node_manifest, pod_manifest
 TYPE = "trn1.32xlarge"
 GEOMETRY = catalogue()[TYPE].geometry
 NAMESPACE = "default"
+ZONE = "topology.kubernetes.io/zone"
+LAYERS = {1: 512, 2: 64, 3: 8}
+"""Nodes in a domain of each layer of the network."""
+APPLICATIONS = 50
+"""Of pods with rules."""
 SCHEDULER = "neuron-benchmark"
 PORT = 12777
 SHAPES = {
@@ -95,22 +102,51 @@ async def ask(api: KubernetesApi, request: ApiRequest) -> bytes:
         return b""
 
 
+def groups(pods: int) -> list[tuple[str, int]]:
+    """The group of each pod and its size."""
+    draw, found = seeded(2), list[tuple[str, int]]()
+    while (left := pods - len(found)) > 0:
+        size = min(draw.choice((4, 4, 8, 8, 16, 32, 64)), left)
+        found += [(f"group-{len(found)}", size)] * size
+    return found
+
+
 def node(number: int) -> dict[str, Any]:
-    """A node that is ready and runs nothing."""
+    """A node that is ready and runs nothing, in a network of four levels."""
     manifest = node_manifest(f"bench-{number:05}", TYPE)
     manifest["metadata"].pop("uid")
     manifest["status"]["capacity"] |= {"cpu": "128", "memory": "512Gi", "pods": "250"}
     manifest["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
+    layers = {f"topology.k8s.aws/network-node-layer-{n}": f"l{n}-{number // size}" for n, size in LAYERS.items()}
+    manifest["metadata"]["labels"] |= layers | {ZONE: f"zone-{number // 64 % 3}"}
     return {"apiVersion": "v1", "kind": "Node", **manifest}
 
 
-def pod(number: int, resource: Resource, count: int, placement: str) -> dict[str, Any]:
+def pod(
+    number: int,
+    resource: Resource,
+    count: int,
+    placement: str,
+    *,
+    rules: bool = False,
+    group: tuple[str, int] = ("", 0),
+) -> dict[str, Any]:
     """A pod that the measured scheduler places on any of the nodes."""
     manifest = pod_manifest(f"bench-{number:05}", resource, count)
     manifest["metadata"].pop("uid")
     manifest["metadata"]["labels"] = {"benchmark": "scheduler"}
     manifest["spec"].pop("priority")
     manifest["spec"] |= {"schedulerName": SCHEDULER, "tolerations": [{"operator": "Exists"}]}
+    if rules:
+        labels = {"app": f"app-{number % APPLICATIONS}"}
+        manifest["metadata"]["labels"] |= labels
+        own = {"labelSelector": {"matchLabels": labels}}
+        spread = {"maxSkew": 1, "topologyKey": ZONE, "whenUnsatisfiable": "DoNotSchedule"} | own
+        apart = {"topologyKey": "kubernetes.io/hostname"} | own
+        manifest["spec"]["topologySpreadConstraints"] = [spread]
+        manifest["spec"]["affinity"] = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}
+    if group[1] and placement == GATES:
+        manifest["metadata"]["annotations"] = {GROUP_KEY: group[0], GROUP_SIZE_KEY: str(group[1])}
     if placement == GATES:
         manifest["spec"]["schedulingGates"] = [{"name": GATE}]
     for container in manifest["spec"]["containers"]:
@@ -180,6 +216,8 @@ def running(
 async def run(api: KubernetesApi, placement: str, options: argparse.Namespace) -> None:
     """Place the pods once, and print what it took."""
     pods, rate = options.pods, options.rate
+    asked = [(Resource.NEURON, 16)] * pods if options.groups else requests(pods)
+    grouped = groups(pods) if options.groups else [("", 0)] * pods
     created, bound = dict[str, float](), dict[str, float]()
 
     def follow(_: str, __: object, each: Pod | None) -> None:
@@ -188,14 +226,14 @@ async def run(api: KubernetesApi, placement: str, options: argparse.Namespace) -
 
     async def create(number: int, resource: Resource, count: int) -> None:
         await asyncio.sleep(started + number / rate - time.monotonic() if rate else 0)
-        body = pod(number, resource, count, placement)
+        body = pod(number, resource, count, placement, rules=options.rules, group=grouped[number])
         created[body["metadata"]["name"]] = time.monotonic()
         await ask(api, ApiRequest("POST", f"/api/v1/namespaces/{NAMESPACE}/pods", body=body))
 
     watch: Reflector[Pod, Pod] = Reflector(api, PODS, lambda each: each, scope=Scope(field_selector=BOUND))
     watch.subscribe(follow)
     started = time.monotonic()
-    work = in_parallel(create(number, *asked) for number, asked in enumerate(requests(pods)))
+    work = in_parallel(create(number, *each) for number, each in enumerate(asked))
     if options.beforehand:
         await work
     with running(placement, options.kubeconfig, options.kube_scheduler, options.qps) as processes:
@@ -272,6 +310,8 @@ def main() -> None:
     parser.add_argument("--qps", type=int, default=5000, help="requests a second that the scheduler may send")
     parser.add_argument("--rate", type=float, default=0.0, help="pods created a second (default: as fast as possible)")
     parser.add_argument("--beforehand", action="store_true", help="make the pods before scheduler and daemon start")
+    parser.add_argument("--rules", action="store_true", help="each pod has a hard spread and an anti-affinity")
+    parser.add_argument("--groups", action="store_true", help="the pods are groups of 4 to 64 for whole nodes")
     parser.add_argument("--settle", type=float, default=15.0, help="seconds to wait before each run")
     options = parser.parse_args()
     if not (options.kubeconfig and options.kube_scheduler):
