@@ -488,7 +488,7 @@ def test_a_group_preempts_only_where_it_would_fit_as_a_whole() -> None:
     assert found[1].move is not None
     assert [victim.pod.uid for victim in found[1].move.victims] == ["low-b"]
     three = [replace(members[0], reference=replace(members[0].reference, uid=PodUid("g3"), name="g3")), *members]
-    more = replace(known, pods={**known.pods, "g3": three[0]}, min_counts={("ml", "gang"): 3})
+    more = replace(known, pods={**known.pods, PodUid("g3"): three[0]}, min_counts={("ml", "gang"): 3})
     found = judge_all(Scene(more), three, now=NOW, rules=None, preempting={*uids, PodUid("g3")})
     assert [one.move for one in found] == [None, None, None]
 
