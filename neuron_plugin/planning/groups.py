@@ -174,8 +174,8 @@ class _Search:
         self.problem = ""
         self._required = self._depth(wish.required)
         self._slice = self._depth(wish.slice_level) if wish.slice_size else 0
-        self._held: Counter[str] = Counter()
-        """How many pods the best domains of the required level hold, for the reason."""
+        self._held: Counter[str] | None = None
+        """How many pods the domains of the required level hold, where none holds all."""
 
     def _depth(self, level: str) -> int:
         """How many domains of a path name one of the level; 0 for none, and for a label that is no level."""
@@ -195,11 +195,11 @@ class _Search:
 
     def why(self, pods: int) -> str:
         """Why the last group did not fit."""
-        if self._held:
-            level = self._wish.required
-            named = ", ".join(f"{domain} has {count}" for domain, count in self._held.most_common(3))
-            return f"it needs room for {pods} pods in one {level}; {named}"
-        return ""
+        if self._held is None:
+            return ""
+        where = f"in one {self._wish.required}{', that of its other pods' if self._anchors else ''}"
+        named = ", ".join(f"{domain} has {count}" for domain, count in self._held.most_common(3)) or "none has any"
+        return f"it needs room for {pods} pod{'s' if pods > 1 else ''} {where}; {named}"
 
     def place(self, pods: Sequence[NeuronPod]) -> dict[PodUid, Place] | int:
         """A place for each pod; or how many would fit together."""

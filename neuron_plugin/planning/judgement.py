@@ -608,7 +608,8 @@ def _judge_group(
     if found := _make_room_for_group(scene, waiting, missing, now, ways_for, sentence):
         return found
     answers = node_answers(scene, waiting[0])
-    in_the_way = _nearest_holders(scene, waiting[0], answers)
+    may_hold = frozenset().union(*domains_for(scene, cluster.wish_of(first), anchors_of(scene, group)))
+    in_the_way = _nearest_holders(scene, waiting[0], [answer for answer in answers if answer.name in may_hold])
     # What speaks against single nodes says more where not one pod has room.
     sentence = f"{sentence}. {sentence_of(answers)}" if not placed.most and not placed.reason else sentence
     return {pod.uid: Judgement(pod, Standing.GROUP, None, sentence, None, in_the_way) for pod in waiting}

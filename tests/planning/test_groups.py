@@ -109,6 +109,13 @@ def test_a_required_level_is_kept_and_the_reason_says_what_its_domains_have() ->
     assert {name[0] for name in planned(scene(*nodes), members(3), wish=wish).values()} == {"x"}
 
 
+def test_a_lost_pod_waits_for_the_domain_of_the_others_and_says_so() -> None:
+    nodes = [at(node("a", devices("w0", *range(16))), leaf="l1"), at(node("b", devices("x", 0)), leaf="l1")]
+    before, wish = scene(*nodes, at(node("c"), leaf="l2")), TopologyWish(required="leaf")
+    short = place_group(before, members(2)[1:], wish=wish, anchors=[Anchor("a", TRN1.all_mask)])
+    assert short == GroupShort("it needs room for 1 pod in one leaf, that of its other pods; l2 has 1")
+
+
 def test_a_level_that_no_node_has_is_named_with_those_that_there_are() -> None:
     short = place_group(scene(at(node("a"), zone="z")), members(1), wish=TopologyWish(required="ultraserver"))
     assert short == GroupShort("no node has the topology level ultraserver; there are zone, node")
