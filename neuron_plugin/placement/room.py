@@ -5,9 +5,7 @@ cores come free. Then the pods in its way are evicted, as many at a time as disr
 more goes in stages: it holds what is free, and goes on when the budget allows. It is given back after a while, and pods
 of that kind then wait before another try. A move is not begun where its budget cannot recover.
 
-What a group needs is reserved here, too. That is room for pods that are made once their leader runs, and the place of a
-pod that was lost, for the pod that takes its rank. A reserve ends when it is used, when nothing of the group is left,
-after a while without progress, or when a device of it gets sick.
+What is kept for groups is told in ``group_places``; it is written down here, with the rest.
 
 Each record is written into an annotation of the leader's Lease, before the first eviction. Only the holder of the Lease
 can write it, so the next leader knows what is reserved. A move that was cut off half way it does not go on with: it
@@ -19,35 +17,30 @@ from __future__ import annotations
 import enum
 import logging
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
 
 import msgspec
 
-from neuron_plugin.allocation import NeuronPod, PodReference, PodUid, Rejection
-from neuron_plugin.allocation.group import GroupName
-from neuron_plugin.allocation.node import Reservation
-from neuron_plugin.allocation.placement import placement_mask
-from neuron_plugin.allocation.pod import assigned_allocations, mask_union
-from neuron_plugin.allocation.resources import parse_ids, ranges
+from neuron_plugin.allocation import NeuronPod, PodUid
+from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.cluster import ApiError, ApiRequest, ClusterError, LeaseName
 from neuron_plugin.cluster.api import send
 from neuron_plugin.cluster.objects import LEASES
-from neuron_plugin.cluster.pods import PODS, neuron_pod
 from neuron_plugin.cluster.writes import annotate_lease, evict_pod
 from neuron_plugin.decision_log import LoggedDecision, Step
 from neuron_plugin.placement.context import Context
+from neuron_plugin.placement.group_places import GroupPlaces
 from neuron_plugin.placement.history import Cause
 from neuron_plugin.placement.leadership import CONDITION
 from neuron_plugin.placement.queue import PodKind, kind_of
+from neuron_plugin.placement.reserves import ReserveRecord, is_sick
 from neuron_plugin.placement.writer import Outcome, Writer
 from neuron_plugin.planning import PREEMPTION, RULES, Move, MoveRules, Relocation, still_possible
 from neuron_plugin.planning.budgets import Budget, beyond_budgets
-from neuron_plugin.planning.groups import members_to_come
-from neuron_plugin.planning.scene import Place, rank_key
-from neuron_plugin.topology import CoreMask, cores_in
+from neuron_plugin.topology import cores_in
 
 RECORDS_KEY = "neuron-plugin.io/moves"
 """Annotation of the leader's Lease: what is reserved, and for whom pods were moved lately."""
@@ -55,10 +48,6 @@ EVICTED_REASON = "NeuronEvictedForMove"
 PREEMPTED_REASON = "NeuronPreempted"
 RESERVED_REASON = "NeuronRoomReserved"
 ROOM_GIVEN_BACK = "NeuronRoomGivenBack"
-NO_RESERVE = "NeuronGroupNotReserved"
-"""The reason of the event on the leader of a group whose other pods' needs cannot be looked up."""
-MOST_RESERVED_GROUPS = 8
-"""Groups of one namespace for whose pods, not made yet, something is kept at a time."""
 _MINUTE = 60.0
 _log = logging.getLogger(__name__)
 
@@ -77,36 +66,6 @@ class MoveEnding(enum.StrEnum):
     """A disruption budget did not allow the first eviction."""
     FAILED = "failed"
     """The API server was away, the right to evict is missing, or another replica leads now."""
-
-
-class ReserveRecord(msgspec.Struct, frozen=True, rename="camel"):
-    """A reserve as the next leader finds it. ``cores`` are reserved on ``node``; ``at`` is in unix seconds.
-
-    ``uid`` is the waiting pod's, or the name of a rank of a group. ``victims`` are UIDs. ``owners`` are the controllers
-    of pods that were moved, as NAMESPACE/KIND/NAME. ``group`` is that of a rank, as NAMESPACE/NAME.
-    """
-
-    uid: str
-    namespace: str
-    name: str
-    node: str
-    cores: str
-    victims: tuple[str, ...] = ()
-    owners: tuple[str, ...] = ()
-    at: float = 0.0
-    group: str = ""
-
-    @property
-    def reservation(self) -> Reservation:
-        """What is kept for the waiting pod, or for the rank."""
-        mask = sum(1 << core for core in parse_ids(self.cores))
-        return Reservation(PodReference(PodUid(self.uid), self.namespace, self.name), self.node, CoreMask(mask))
-
-    @property
-    def group_name(self) -> GroupName:
-        """The group of a rank."""
-        namespace, _, name = self.group.partition("/")
-        return namespace, name
 
 
 @dataclass
@@ -152,13 +111,7 @@ class Room:
         """By controller."""
         self._protected_until: dict[PodUid, float] = {}
         self._evictions: deque[float] = deque()
-        self._groups: dict[GroupName, float] = {}
-        """By group, when it came on last, in unix seconds."""
-        self._asked: dict[GroupName, float] = {}
-        """Of replicas without pods: when to ask for their LeaderWorkerSet again."""
-        self._gone: set[GroupName] = set()
-        """Replicas without pods that nobody makes again."""
-        self._unwritten = False
+        self.places = GroupPlaces(context)
 
     @property
     def may_evict(self) -> bool:
@@ -187,9 +140,7 @@ class Room:
             for owner in record.owners:
                 self._left_alone_until[owner] = self._context.clock.now() + times.moved - (now - record.at)
             if record.group:
-                if now < record.at + times.reserve and self._state.members_of(record.group_name):
-                    self._groups.setdefault(record.group_name, record.at)
-                    self._keep(record)
+                self.places.take_over(record)
                 continue
             pod = self._state.pods.get(reservation.pod.uid)
             if pod is None or pod.place or now >= record.at + times.longest:
@@ -209,15 +160,12 @@ class Room:
         if self._context.ready.conditions.get(CONDITION):
             self._forget()
             return
+        await self.places.tend()
         now, unix_now = self._context.clock.now(), self._context.unix_seconds()
         self._failed_until = {key: until for key, until in self._failed_until.items() if until > now}
         self._left_alone_until = {owner: until for owner, until in self._left_alone_until.items() if until > now}
         self._protected_until = {uid: until for uid, until in self._protected_until.items() if until > now}
-        await self._ask_for_replicas(now)
         for key, record in list(self._records.items()):
-            if record.group:
-                self._tend_rank(record, unix_now)
-                continue
             pod, is_old = self._state.pods.get(PodUid(key)), unix_now >= record.at + self._longest(key)
             if key in self._free_since:
                 if pod is None:
@@ -231,7 +179,7 @@ class Room:
                     continue
             if pod is None or pod.place or is_old:
                 self._records.pop(key, None)
-        if self._unwritten:
+        if self.places.unwritten:
             await self.record()
 
     def _longest(self, key: str) -> float:
@@ -239,57 +187,10 @@ class Room:
         staged, times = self._staged.get(PodUid(key)), self._context.times
         return times.stages if staged and staged.left else times.longest
 
-    def _tend_rank(self, record: ReserveRecord, unix_now: float) -> None:
-        """A rank's place is kept while its group lives and comes on."""
-        group, times = record.group_name, self._context.times
-        is_used = record.uid not in self._state.reserved
-        is_over = unix_now >= self._groups.get(group, 0.0) + times.reserve
-        if is_used or is_over or not self._may_come(group) or self._is_sick(record):
-            self._records.pop(record.uid, None)
-            self._free_since.pop(record.uid, None)
-            self._state.release(record.uid)
-            self._unwritten = True
-            if not any(other.group == record.group for other in self._records.values()):
-                self._groups.pop(group, None)
-
-    def _may_come(self, group: GroupName) -> bool:
-        """Whether pods of a group may still come: some are there, or its controller makes all of them again."""
-        return bool(self._state.members_of(group)) or ("/" in group[1] and group not in self._gone)
-
-    async def _ask_for_replicas(self, now: float) -> None:
-        """Of replicas that have no pods, ask whether their LeaderWorkerSet will make them again."""
-        groups = {record.group_name for record in self._records.values() if record.group}
-        empty = {group for group in groups if "/" in group[1] and not self._state.members_of(group)}
-        self._gone &= empty
-        self._asked = {group: until for group, until in self._asked.items() if group in empty}
-        for group in sorted(empty):
-            if now >= self._asked.get(group, now):
-                self._asked[group] = now + self._context.times.retry
-                if not await self._is_made_again(group):
-                    self._gone.add(group)
-
-    async def _is_made_again(self, group: GroupName) -> bool:
-        """Whether a LeaderWorkerSet is there and has this replica; true where that cannot be known."""
-        name, _, index = group[1].partition("/")
-        request = ApiRequest("GET", _worker_set_path(group[0], name))
-        try:
-            text = await send(self._context.api, request, timeout_seconds=self._context.times.request)
-            owner = msgspec.json.decode(text, type=_Owner)
-        except ApiError as error:
-            return not error.missing
-        except (ClusterError, msgspec.MsgspecError):
-            return True
-        has_it = owner.spec.replicas is None or not index.isdigit() or int(index) < owner.spec.replicas
-        return has_it and not owner.metadata.deletion_timestamp
-
-    def _is_sick(self, record: ReserveRecord) -> bool:
-        info = self._state.nodes.get(record.node)
-        return info is None or info.inventory is None or bool(record.reservation.mask & ~info.inventory.healthy_mask)
-
     def _is_useless(self, record: ReserveRecord) -> bool:
         """Whether a device of the reserved set got sick, or the set has been free and unused for too long."""
         info = self._state.nodes.get(record.node)
-        if info is None or self._is_sick(record):
+        if info is None or is_sick(self._state, record):
             return True
         if record.reservation.mask & info.used_mask:
             self._free_since[record.uid] = None
@@ -311,9 +212,7 @@ class Room:
             self._state.release(key)
         for table in (self._records, self._staged, self._free_since, self._left_alone_until, self._protected_until):
             table.clear()
-        self._groups.clear()
-        self._asked.clear()
-        self._gone.clear()
+        self.places.forget()
 
     # Who may be moved for whom.
 
@@ -496,10 +395,10 @@ class Room:
 
     async def record(self) -> bool:
         """Write all records into the Lease, if this replica holds it; whether they stand there."""
-        self._unwritten = False
+        self.places.unwritten = False
         if self._lease is None:
             return True
-        text = msgspec.json.encode(list(self._records.values())).decode()
+        text = msgspec.json.encode([*self._records.values(), *self.places.records.values()]).decode()
         for _ in range(3):
             try:
                 lease = LEASES.decode(await self._read_lease(self._lease))
@@ -520,175 +419,6 @@ class Room:
 
     async def _read_lease(self, lease: LeaseName) -> bytes:
         return await send(self._context.api, ApiRequest("GET", lease.path), timeout_seconds=self._context.times.request)
-
-    # Groups.
-
-    def see_member(self, before: NeuronPod, *, gone: bool) -> None:
-        """A pod of a group has changed, or is gone. Of one that is lost the place is kept for its rank."""
-        group, member = before.group, before.member
-        if group is None or member is None:
-            return
-        now = self._state.pods.get(before.uid)
-        comes_on = gone or (now is not None and (now.node, now.ready) != (before.node, before.ready))
-        if comes_on and group in self._groups:
-            self._come_on(group)
-        is_lost = (
-            before.node
-            and not before.ended
-            and (gone or (now is not None and now.terminating and not before.terminating))
-        )
-        if is_lost and member.rank is not None and self._may_come(group) and not self._context.ready.why_not:
-            mask, key = self._had(before), rank_key(group, member.rank)
-            if mask and key not in self._state.reserved:
-                self._come_on(group)
-                self._keep_rank(group, key, f"{group[1]} rank {member.rank[-1]}", before.node, mask)
-
-    def _had(self, pod: NeuronPod) -> CoreMask:
-        """The cores of a bound pod, which may be gone."""
-        info = self._state.nodes.get(pod.node)
-        if info is None or info.inventory is None:
-            return CoreMask(0)
-        assigned = assigned_allocations(pod, info.inventory.geometry)
-        return info.ledger.mask_of(pod.uid) or mask_union(() if isinstance(assigned, Rejection) else assigned)
-
-    def _come_on(self, group: GroupName) -> None:
-        self._groups[group] = self._context.unix_seconds()
-
-    def _keep_rank(self, group: GroupName, key: str, name: str, node: str, mask: CoreMask) -> None:
-        record = ReserveRecord(
-            uid=key,
-            namespace=group[0],
-            name=name,
-            node=node,
-            cores=ranges(cores_in(mask)),
-            at=self._context.unix_seconds(),
-            group="/".join(group),
-        )
-        self._keep(record)
-        self._unwritten = True
-
-    def place_ends(self, pod: NeuronPod) -> bool:
-        """Whether the place that is kept for a pod is still held by the pod before it, which is being deleted."""
-        kept = self._state.scene().cluster.kept_for(pod)
-        info = self._state.nodes.get(kept.node) if kept else None
-        if kept is None or info is None or info.stale or _is_lost(info.node.rules.taints):
-            return False
-        holders = {allocation.pod.uid for allocation in info.ledger.overlapping(kept.mask)}
-        pods = [self._state.pods.get(uid) for uid in holders]
-        return bool(holders) and all(holder is not None and holder.terminating for holder in pods)
-
-    def others_of(self, leader: NeuronPod, members: Collection[NeuronPod], least: int) -> list[NeuronPod] | None:
-        """The pods of a leader's group that are not there yet, in thought; none where their needs cannot be known.
-
-        None says that their needs are to be looked up first.
-        """
-        group = leader.group or ("", "")
-        if group not in self._state.templates:
-            return None
-        template = self._state.templates[group]
-        if template is None or self._reserved_groups(group[0]) >= MOST_RESERVED_GROUPS:
-            return []
-        return members_to_come(template, leader, members, least)
-
-    def _reserved_groups(self, namespace: str) -> int:
-        return len(
-            {record.group for record in self._records.values() if record.group and record.namespace == namespace}
-        )
-
-    async def look_for_others(self, leader: NeuronPod, least: int) -> None:
-        """Read what the other pods of a leader's group ask for, where their controller says it."""
-        group = leader.group or ("", "")
-        self._state.templates[group] = None
-        self._groups.setdefault(group, self._context.unix_seconds())
-        path = _template_of(leader)
-        if not path:
-            return
-        try:
-            request = ApiRequest("GET", path)
-            found = msgspec.json.decode(
-                await send(self._context.api, request, timeout_seconds=self._context.times.request), type=_Owner
-            )
-        except (ClusterError, msgspec.MsgspecError) as error:
-            note = f"Nothing is kept for the other pods of group {group[1]}: {error}"
-            await self._context.report(leader.reference, NO_RESERVE, note)
-            return
-        if not found.makes(least):
-            return
-        template = found.worker_template
-        if template is None:
-            # What keeps the leader near or away from others is not said of the pods that are made where it is.
-            rules = replace(leader.rules, affinity=(), anti_affinity=())
-            self._state.templates[group] = replace(leader, rules=rules)
-            return
-        try:
-            pod = PODS.decode(msgspec.json.encode({**msgspec.to_builtins(template), "kind": "Pod"}))
-        except ClusterError:
-            return
-        worker = neuron_pod(pod)
-        rules = replace(worker.rules, gates=leader.rules.gates)
-        self._state.templates[group] = replace(worker, rules=rules, labels=leader.labels)
-
-    def keep_for(self, group: GroupName, places: Iterable[tuple[NeuronPod, Place]]) -> None:
-        """Keep places for pods of a group that are not there yet."""
-        self._come_on(group)
-        for pod, (node, placement) in places:
-            self._keep_rank(group, pod.uid, pod.reference.name, node, placement_mask(placement))
-
-
-class _Template(msgspec.Struct):
-    metadata: dict[str, object] = {}
-    spec: dict[str, object] = {}
-
-
-class _LeaderWorkerTemplate(msgspec.Struct, rename="camel"):
-    size: int = 1
-    worker_template: _Template | None = None
-
-
-class _OwnerSpec(msgspec.Struct, rename="camel"):
-    replicas: int | None = None
-    parallelism: int | None = None
-    leader_worker_template: _LeaderWorkerTemplate | None = None
-
-
-class _OwnerMetadata(msgspec.Struct, rename="camel"):
-    deletion_timestamp: str = ""
-
-
-class _Owner(msgspec.Struct):
-    """A LeaderWorkerSet, a StatefulSet or a Job, as far as it says what other pods it makes."""
-
-    metadata: _OwnerMetadata = msgspec.field(default_factory=_OwnerMetadata)
-    spec: _OwnerSpec = msgspec.field(default_factory=_OwnerSpec)
-
-    def makes(self, pods: int) -> bool:
-        template = self.spec.leader_worker_template
-        return (template.size if template else self.spec.replicas or self.spec.parallelism or 1) >= pods
-
-    @property
-    def worker_template(self) -> _Template | None:
-        template = self.spec.leader_worker_template
-        return template.worker_template if template else None
-
-
-def _template_of(leader: NeuronPod) -> str:
-    """Where it stands what the other pods of a leader's group ask for; empty if nowhere that is known."""
-    namespace, member = leader.reference.namespace, leader.member
-    if member and member.leader_worker_set:
-        return _worker_set_path(namespace, member.leader_worker_set)
-    kind, _, name = leader.controller.partition("/")
-    group = {"StatefulSet": "apps/v1", "Job": "batch/v1"}.get(kind)
-    return f"/apis/{group}/namespaces/{namespace}/{kind.lower()}s/{name}" if group else ""
-
-
-def _worker_set_path(namespace: str, name: str) -> str:
-    return f"/apis/leaderworkerset.x-k8s.io/v1/namespaces/{namespace}/leaderworkersets/{name}"
-
-
-def _is_lost(taints: Sequence[object]) -> bool:
-    """Whether a node is not ready, or cannot be reached: what ends there may never be seen to end."""
-    keys = {"node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready"}
-    return any(getattr(taint, "key", "") in keys for taint in taints)
 
 
 def owner_of(pod: NeuronPod) -> str:

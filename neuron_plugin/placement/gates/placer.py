@@ -142,7 +142,7 @@ class Placer:
                 record = change.after or change.before
                 if isinstance(record, NeuronPod):
                     if isinstance(change.before, NeuronPod):
-                        self._room.see_member(change.before, gone=change.after is None)
+                        self._room.places.see_member(change.before, gone=change.after is None)
                     self._see(record)
         self._seen = changes.version
         for uid in list(self._undecided):
@@ -289,7 +289,7 @@ class Placer:
             return False
         if doubt := next(filter(None, map(scene.doubt, waiting)), ""):
             return self._release_among(scene, waiting, doubt)
-        if any(self._room.place_ends(pod) for pod in waiting):
+        if any(self._room.places.place_ends(pod) for pod in waiting):
             return False  # its own place is about to be free
         wish, anchors = scene.cluster.wish_of(waiting[0]), self._anchors(members)
         plan = place_group(scene, waiting, least=max(missing, 1), wish=wish, anchors=anchors)
@@ -390,7 +390,7 @@ class Placer:
             return False
         if leader.created > self._context.unix_seconds() - self._context.times.leader:
             return True
-        others = self._room.others_of(leader, members, least)
+        others = self._room.places.others_of(leader, members, least)
         if others is None:
             self._start(leader.uid, self._look_for_others(leader, least))
             return True
@@ -405,7 +405,7 @@ class Placer:
         if not isinstance(assumed, AssumedPod):
             return False
         self._state.assume(assumed)
-        self._room.keep_for(group, [(pod, plan.places[pod.uid]) for pod in others])
+        self._room.places.keep_for(group, [(pod, plan.places[pod.uid]) for pod in others])
         node = assumed.pod.promised
         place = self._ultraserver_places(plan, [leader, *others]).get(leader.uid)
         said = writes.group_annotations(0, plan.domain, place)
@@ -414,7 +414,7 @@ class Placer:
         return True
 
     async def _look_for_others(self, leader: NeuronPod, least: int) -> None:
-        await self._room.look_for_others(leader, least)
+        await self._room.places.look_for_others(leader, least)
 
     async def _place_with_record(self, pod: NeuronPod, write: Callable[[NeuronPod], ApiRequest]) -> None:
         """What is kept for the others is written down before the leader is placed, for the next leader of ours."""
