@@ -18,7 +18,8 @@ from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.monitor.views import pod_problem
 from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.planning import Cluster, Scene, Standing, judge_all
-from neuron_plugin.planning.judgement import BlockedSet, NodeAnswer, ids_text, node_answers, note_of
+from neuron_plugin.planning.judgement import note_of
+from neuron_plugin.planning.node_answers import BlockedSet, NodeAnswer, ids_text, node_answers
 from neuron_plugin.topology import Unit, cores_in
 
 MOST_SETS = 4

@@ -9,7 +9,8 @@ import pytest
 from neuron_plugin.allocation import NeuronPod, PodUid, Resource
 from neuron_plugin.allocation.keys import GATE, MOVABLE_KEY
 from neuron_plugin.planning import Judgement, Standing, judge_all
-from neuron_plugin.planning.judgement import judge, node_answers
+from neuron_plugin.planning.judgement import judge
+from neuron_plugin.planning.node_answers import node_answers
 from tests.support.manifests import container, node_manifest, pod_manifest
 from tests.support.world import World
 

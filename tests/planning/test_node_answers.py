@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from neuron_plugin.planning.judgement import NodeAnswer, node_answer
+from neuron_plugin.planning.node_answers import NodeAnswer, node_answer
 from neuron_plugin.simulation.api_server_kinds import AnyJson
 from tests.support.manifests import container, pod_manifest, with_memory
 from tests.support.world import CORE, DEVICE, World, record_of

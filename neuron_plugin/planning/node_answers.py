@@ -1,0 +1,276 @@
+"""What each node says to a pod, all of it, and the sentence that they make together.
+
+A reason is a predicate of the node, such as ``is cordoned``: it is counted over nodes. What kube-scheduler counts is a
+part of it: a node that looks free and is not for kube-scheduler is not free.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from neuron_plugin.allocation import (
+    Capacity,
+    Constraints,
+    ContainerRequest,
+    ContainerSet,
+    DeviceFacts,
+    NeuronPod,
+    NodeInfo,
+    Placement,
+    PodReference,
+    PodRequest,
+    Rejection,
+)
+from neuron_plugin.allocation.keys import PREFIX
+from neuron_plugin.allocation.narrowing import usable_mask
+from neuron_plugin.allocation.rejection import WRONG_PRODUCT
+from neuron_plugin.allocation.resources import ranges
+from neuron_plugin.planning.rules import neuron_shortages
+from neuron_plugin.planning.scene import Scene
+from neuron_plugin.topology import CoreMask, Geometry, Unit, valid_sets
+
+MOST_REASONS = 6
+"""Different reasons in one sentence; the others are counted."""
+NO_NEURON = "no-neuron"
+
+
+@dataclass(frozen=True, slots=True)
+class BlockedSet:
+    """A set that would do for a container, and what is in its way: pods, and devices that no pod's end would free."""
+
+    container: str
+    unit: Unit
+    ids: tuple[int, ...]
+    holders: tuple[PodReference, ...]
+    unhealthy: tuple[int, ...] = ()
+    disabled: tuple[int, ...] = ()
+    reserved_for: tuple[PodReference, ...] = ()
+
+    @property
+    def weight(self) -> tuple[int, int]:
+        """How much is in the way: devices that no pod's end would free, then pods."""
+        return len(self.unhealthy) + len(self.disabled), len(self.holders) + len(self.reserved_for)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAnswer:
+    """What one node says to a pod. It fits where there are no ``reasons``, which are predicates of the node.
+
+    ``placement`` has the sets that are free, whatever kube-scheduler says. ``blocked`` are sets that would do and are
+    not free, and ``details`` what else a person wants to know.
+    """
+
+    name: str
+    has_neuron: bool
+    reasons: tuple[str, ...] = ()
+    placement: Placement = ()
+    geometry: Geometry | None = None
+    blocked: tuple[BlockedSet, ...] = ()
+    details: tuple[str, ...] = ()
+
+    def ids_of_placement(self) -> Iterator[tuple[ContainerSet, tuple[int, ...]]]:
+        """The free sets, each with its ids."""
+        for part in self.placement if self.geometry else ():
+            if self.geometry:
+                yield part, tuple(map(int, self.geometry.ids_of(part.request.resource.unit, part.mask)))
+
+    @property
+    def fits(self) -> bool:
+        """Whether the pod could go there now."""
+        return not self.reasons and bool(self.placement)
+
+
+def node_answers(scene: Scene, pod: NeuronPod) -> list[NodeAnswer]:
+    """What every node says to a pod, all of it."""
+    among, volumes = scene.among(pod), scene.volumes(pod)
+    return [
+        node_answer(scene, pod, name, tuple(scene.against(pod, name, among, volumes))) for name in scene.cluster.nodes
+    ]
+
+
+def node_answer(scene: Scene, pod: NeuronPod, name: str, against: tuple[str, ...] = ()) -> NodeAnswer:
+    """What one node says to a pod; ``against`` is what kube-scheduler says besides what it counts of Neuron."""
+    info = scene.node_for(pod, name)
+    capacity = info.capacity
+    if isinstance(capacity, Rejection):
+        if capacity.code == NO_NEURON:
+            return NodeAnswer(name, has_neuron=False, reasons=(capacity.predicate,))
+        details = [reason.detail for _, reason in info.unclear]
+        if isinstance(info.node.inventory, Rejection) and info.node.inventory.detail:
+            details.append(info.node.inventory.detail)
+        return NodeAnswer(name, has_neuron=True, reasons=(capacity.predicate, *against), details=tuple(details))
+    placed = capacity.place(pod.requests)
+    details = [*_amount_details(capacity, pod.requests)]
+    counts = []
+    for resource, counted, asked in neuron_shortages(pod.rules, info.node.rules, scene.use(name)):
+        if isinstance(placed, Rejection):
+            break  # it is short of more than kube-scheduler's counts
+        counts.append(f"has {counted} of {resource} left as kube-scheduler counts, the pod asks for {asked}")
+        details += _why_counted_less(info, resource, counted)
+    if not isinstance(placed, Rejection):
+        reasons = (*counts, *against)
+        return NodeAnswer(
+            name,
+            has_neuron=True,
+            reasons=reasons,
+            placement=placed,
+            geometry=capacity.geometry,
+            details=tuple(details),
+        )
+    if placed is WRONG_PRODUCT:
+        details.append(f"its devices are {' or '.join(sorted(capacity.facts.names))}")
+    details += _left_out(capacity.geometry, pod.requests)
+    blocked = [one for container in pod.requests for one in _blocked(info, container, capacity.facts.unused)]
+    reasons = (_neuron_reason(info, capacity, pod.requests, placed), *against)
+    return NodeAnswer(name, has_neuron=True, reasons=reasons, blocked=tuple(blocked), details=tuple(details))
+
+
+def _neuron_reason(info: NodeInfo, capacity: Capacity, request: PodRequest, rejection: Rejection) -> str:
+    """Why there are no sets, with the numbers of this node."""
+    geometry, free = capacity.geometry, capacity.free_mask
+    in_devices = all(container.resource.unit is Unit.DEVICE for container in request)
+    has, most = (
+        (len(geometry.whole_devices(free)), geometry.device_count)
+        if in_devices
+        else (
+            free.bit_count(),
+            geometry.core_count,
+        )
+    )
+    free_text = f"has {has} of {most} {'devices' if in_devices else 'cores'} free"
+    match rejection.code:
+        case "not-free":
+            return free_text
+        case "fragmented":
+            return f"{free_text}, but no linked set of {max(container.count for container in request)}"
+        case "unhealthy":
+            inventory = info.inventory
+            lacking = geometry.devices_touched(geometry.all_mask & ~capacity.healthy_mask) if inventory else ()
+            return f"lacks device{'s' if len(lacking) > 1 else ''} {ranges(lacking)}"
+        case "disabled":
+            off = geometry.devices_touched(capacity.facts.disabled_mask)
+            return f"has device{'s' if len(off) > 1 else ''} {ranges(off)} disabled"
+        case _:
+            return rejection.predicate
+
+
+def _why_counted_less(info: NodeInfo, resource: str, counted: int) -> Iterator[str]:
+    """What makes kube-scheduler count fewer devices than are free."""
+    inventory = info.inventory
+    if inventory is None:
+        return
+    geometry = inventory.geometry
+    for device in inventory.unhealthy:
+        held = info.ledger.overlapping(geometry.device_mask(device))
+        holders = dict.fromkeys(str(allocation.pod) for allocation in held if allocation.resource.value == resource)
+        if holders:
+            who = ", ".join(holders)
+            yield f"kube-scheduler counts {counted}: device {device}, which {who} has, is broken and counts twice"
+
+
+def _amount_details(capacity: Capacity, request: PodRequest) -> Iterator[str]:
+    """What is left of the amounts that are asked for, by device."""
+    facts, geometry = capacity.facts, capacity.geometry
+    for name in sorted({name for container in request for name, _ in container.amounts}):
+        has, used = dict(facts.amounts).get(name), dict(facts.used).get(name, (0,) * geometry.device_count)
+        if has is None:
+            yield f"how much {PREFIX}{name} a device has is not known"
+            continue
+        devices: dict[int, list[int]] = {}
+        for device, amount in enumerate(used):
+            devices.setdefault(has - amount, []).append(device)
+        texts = (f"{left} on {ids_text(Unit.DEVICE, ids)}" for left, ids in sorted(devices.items()))
+        yield f"of {has} {PREFIX}{name} are left: {', '.join(texts)}"
+
+
+def _left_out(geometry: Geometry, request: PodRequest) -> Iterator[str]:
+    constraints = request[0].constraints
+    if isinstance(constraints, Constraints):
+        devices = range(geometry.device_count)
+        if left_out := [device for device in devices if not constraints.allowed_devices >> device & 1]:
+            yield f"the pod's annotations leave out {ids_text(Unit.DEVICE, left_out)}"
+
+
+def _blocked(info: NodeInfo, container: ContainerRequest, facts: DeviceFacts) -> list[BlockedSet]:
+    """The sets of one container that its constraints allow, those nearest to being free first."""
+    inventory, unit = info.inventory, container.resource.unit
+    if inventory is None:
+        return []
+    geometry, disabled_mask, free_mask = inventory.geometry, inventory.disabled_mask, info.free_mask
+    may_be_used = inventory.healthy_mask | disabled_mask
+    usable, blocked = usable_mask(geometry, container, facts), []
+    for mask in valid_sets(geometry, unit, container.count):
+        if mask & usable == mask and mask & ~free_mask:
+            holders = dict.fromkeys(allocation.pod for allocation in info.ledger.overlapping(mask))
+            kept = dict.fromkeys(kept.pod for kept in info.reservations if kept.mask & mask)
+            blocked.append(
+                BlockedSet(
+                    container.name,
+                    unit,
+                    tuple(map(int, geometry.ids_of(unit, mask))),
+                    tuple(holders),
+                    tuple(map(int, geometry.devices_touched(CoreMask(mask & ~may_be_used)))),
+                    tuple(map(int, geometry.devices_touched(CoreMask(mask & disabled_mask)))),
+                    tuple(kept),
+                )
+            )
+    return sorted(blocked, key=lambda blocked_set: blocked_set.weight)
+
+
+def ids_text(unit: Unit, ids: Sequence[int]) -> str:
+    """Ids for people, such as ``devices 0-3``."""
+    return f"{unit}{'s' if len(ids) > 1 else ''} {ranges(ids)}"
+
+
+# All nodes.
+
+
+def sentence_of(answers: Sequence[NodeAnswer]) -> str:
+    """Why a pod fits nowhere, as kube-scheduler counts it: nodes with Neuron first, every reason with its count."""
+    neuron = [answer for answer in answers if answer.has_neuron]
+    without = len(answers) - len(neuron)
+    others = f"{_nodes(without)} {'has' if without == 1 else 'have'} no Neuron" if without else ""
+    if not neuron:
+        return f"No node has Neuron devices{f': {others}' if others else ''}"
+    counted = Counter(reason for answer in neuron for reason in answer.reasons)
+    in_order = sorted(counted.items(), key=lambda one: (-one[1], one[0]))
+    texts = [_counted(count, reason) for reason, count in in_order[:MOST_REASONS]]
+    if more := len(in_order) - MOST_REASONS:
+        texts.append(f"and {more} more reasons") if more > 0 else None
+    said = ", ".join(texts) or "nothing speaks against them one by one"
+    return "; ".join(
+        filter(None, [f"0 of {len(neuron)} Neuron {'node' if len(neuron) == 1 else 'nodes'}: {said}", others])
+    )
+
+
+_PLURALS = {"has": "have", "is": "are", "lacks": "lack", "does": "do", "gives": "give", "matches": "match"}
+
+
+def _counted(count: int, reason: str) -> str:
+    verb, _, rest = reason.partition(" ")
+    if verb not in {*_PLURALS, "cannot"}:
+        return f"{count}: {reason}"
+    return f"{count} {verb if count == 1 else _PLURALS.get(verb, verb)} {rest}"
+
+
+def _nodes(count: int) -> str:
+    return f"{count} node{'' if count == 1 else 's'}"
+
+
+def nearest_holders(scene: Scene, pod: NeuronPod, answers: Sequence[NodeAnswer]) -> tuple[PodReference, ...]:
+    """Who has the set that is nearest to being free, of the nodes that nothing else speaks against.
+
+    The other pods of its own group are in nobody's way.
+    """
+    own = {other.uid for other in scene.cluster.members_of(pod.group)} if pod.group else set()
+    ways = [
+        (one.weight, (*one.holders, *one.reserved_for))
+        for answer in answers
+        if len(answer.reasons) == 1
+        for one in answer.blocked
+        if not one.unhealthy
+    ]
+    others = [(weight, pods) for weight, pods in ways if own.isdisjoint(other.uid for other in pods)]
+    return min(others, key=lambda way: way[0])[1] if others else ()
