@@ -1,8 +1,8 @@
 """NeuronNode and NeuronPod: what the monitor API, ``/inspect`` and the command line show of a node and of a pod.
 
 The shapes are an interface: keys are added, and none is renamed or removed. All keys are always there; what is not
-known is empty or 0. Ids are the host's, ascending and comma separated, as in the annotations. A view is worked out from
-records that do not change, so any thread may do it.
+known is empty or 0. Ids are the host's, ascending. A view is worked out from records that do not change, so any thread
+may do it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from neuron_plugin.allocation import Assignment, NeuronPod, NodeInfo, NodeInventory, Rejection
 from neuron_plugin.allocation.placement import is_constrained
 from neuron_plugin.allocation.pod import assigned_allocations, mask_union
-from neuron_plugin.allocation.resources import format_ids, ranges
+from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.allocation.utilization import ContainerUtilization, Utilization
 from neuron_plugin.cluster import ApiResource
 from neuron_plugin.placement.state import ClusterState
@@ -30,7 +30,7 @@ API_VERSION = "neuron-plugin.io/v1"
 NODE_LABEL = "neuron-plugin.io/node"
 NAMESPACE_LABEL = "neuron-plugin.io/namespace"
 _MOST_MASKS = 8192
-"""Texts of device sets that are remembered."""
+"""Of so many masks the ids are remembered."""
 
 
 class _Part(msgspec.Struct, frozen=True, rename="camel", gc=False):
@@ -110,8 +110,15 @@ class Holder(_Part, frozen=True):
     namespace: str
     name: str
     uid: str
-    cores: str
-    devices: str
+    cores: tuple[int, ...]
+    devices: tuple[int, ...]
+
+
+class ReservedCores(_Part, frozen=True):
+    """Cores that are kept for a waiting pod, NAMESPACE/NAME, for which others are moved away."""
+
+    pod: str
+    cores: tuple[int, ...]
 
 
 class DeviceCounts(_Part, frozen=True):
@@ -142,32 +149,31 @@ class NodeViewStatus(_Part, frozen=True):
     ``last_renewal`` is when the plugin last renewed the node's Lease, by the plugin's clock, and
     ``stale`` says that it has stopped doing so. ``cordoned``: kube-scheduler puts no pod there, so it is not ``open``.
 
-    ``reserved`` are cores kept for waiting pods, for which others are moved away: the name of the pod by the cores.
-    ``utilization`` has the devices that pods have and of which it is known; ``idle_devices`` are those of them that
-    nothing uses.
+    ``reserved`` cores are not free. ``utilization`` has the devices that pods have and of which it is known;
+    ``idle_devices`` are those of them that nothing uses.
     """
 
     open: bool = False
     reason: str = ""
     details: tuple[str, ...] = ()
-    free_devices: str = ""
-    free_cores: str = ""
+    free_devices: tuple[int, ...] = ()
+    free_cores: tuple[int, ...] = ()
     free_sets: Mapping[str, int] = {}
-    largest_free_set: str = ""
-    used_devices: str = ""
-    used_cores: str = ""
+    largest_free_set: tuple[int, ...] = ()
+    used_devices: tuple[int, ...] = ()
+    used_cores: tuple[int, ...] = ()
     unhealthy_devices: Mapping[str, str] = {}
     unhealthy_since: Mapping[str, float] = {}
-    missing_devices: str = ""
-    disabled_devices: str = ""
-    held_down_devices: str = ""
-    reserved: Mapping[str, str] = {}
+    missing_devices: tuple[int, ...] = ()
+    disabled_devices: tuple[int, ...] = ()
+    held_down_devices: tuple[int, ...] = ()
+    reserved: tuple[ReservedCores, ...] = ()
     stale: bool = False
     last_renewal: str = ""
     cordoned: bool = False
     holders: tuple[Holder, ...] = ()
     utilization: Mapping[str, UtilizationView] = {}
-    idle_devices: str = ""
+    idle_devices: tuple[int, ...] = ()
     device_counts: DeviceCounts = DeviceCounts()
 
 
@@ -215,8 +221,8 @@ class ContainerIds(_Part, frozen=True):
     """
 
     name: str
-    devices: str
-    cores: str
+    devices: tuple[int, ...]
+    cores: tuple[int, ...]
     utilization: UtilizationView = UtilizationView()
 
 
@@ -299,16 +305,16 @@ def node_view(state: ClusterState, info: NodeInfo, version: int = 0) -> NodeView
         used_cores=_cores(info.used_mask),
         unhealthy_devices={str(device): why for device, why in inventory.unhealthy.items()},
         unhealthy_since={str(device): since for device, since in state.history.unhealthy_since(info.name).items()},
-        missing_devices=format_ids(set(range(geometry.device_count)) - set(inventory.present)),
-        disabled_devices=format_ids(inventory.disabled),
-        held_down_devices=format_ids(inventory.held_down),
-        reserved={format_ids(cores_in(reservation.mask)): str(reservation.pod) for reservation in info.reservations},
+        missing_devices=_ascending({*range(geometry.device_count)} - {*inventory.present}),
+        disabled_devices=_ascending(inventory.disabled),
+        held_down_devices=_ascending(inventory.held_down),
+        reserved=tuple(ReservedCores(str(kept.pod), _cores(kept.mask)) for kept in info.reservations),
         stale=info.stale,
         last_renewal=renewed,
         cordoned=info.node.cordoned,
         holders=tuple(sorted(holders, key=lambda holder: (holder.namespace, holder.name, holder.uid))),
         utilization={str(device): use for device, use in utilization.items()},
-        idle_devices=format_ids(device for device, use in utilization.items() if use.idle_since),
+        idle_devices=_ascending(device for device, use in utilization.items() if use.idle_since),
         device_counts=device_counts(info),
     )
     return NodeView(metadata=metadata, spec=spec, status=status)
@@ -467,49 +473,50 @@ def _containers(pod: NeuronPod, geometry: Geometry | None) -> tuple[tuple[Contai
     if geometry is None:
         named = []
         for container in pod.assignment.containers:
-            ids, unit = format_ids(container.ids), container.request.resource.unit
-            named.append(ContainerIds(container.request.name, *((ids, "") if unit is Unit.DEVICE else ("", ids))))
+            is_device, ids = container.request.resource.unit is Unit.DEVICE, _ascending(container.ids)
+            named.append(ContainerIds(container.request.name, ids if is_device else (), () if is_device else ids))
         return tuple(named), ""
     assigned = assigned_allocations(pod, geometry)
     if isinstance(assigned, Rejection):
         return (), assigned.detail
-    assigned_ids = (
-        (allocation.container, _devices(geometry, allocation.mask), format_ids(cores_in(allocation.mask)))
-        for allocation in assigned
-    )
-    return tuple(ContainerIds(*fields) for fields in assigned_ids), ""
+    has = (ContainerIds(each.container, _devices(geometry, each.mask), _cores(each.mask)) for each in assigned)
+    return tuple(has), ""
 
 
 def _broken_text(inventory: NodeInventory, containers: Iterable[ContainerIds]) -> str:
     """What is wrong with the devices that a pod has; empty if nothing is."""
-    devices = {int(device) for container in containers for device in container.devices.split(",") if device}
+    devices = {device for container in containers for device in container.devices}
     alike = defaultdict[str, list[int]](list)
     for device, why in sorted(_broken(inventory, devices).items()):
         alike[why].append(device)
     return "; ".join(f"device{'s' if len(ids) > 1 else ''} {ranges(ids)} {why}" for why, ids in alike.items())
 
 
+def _ascending(ids: Iterable[int]) -> tuple[int, ...]:
+    return tuple(sorted(ids))
+
+
 # A cluster of thousands of nodes has few different masks: their ids are worked out once.
 
 
 @lru_cache(maxsize=_MOST_MASKS)
-def _devices(geometry: Geometry, mask: CoreMask) -> str:
+def _devices(geometry: Geometry, mask: CoreMask) -> tuple[int, ...]:
     """The devices that the mask has any core of."""
-    return format_ids(geometry.devices_touched(mask))
+    return geometry.devices_touched(mask)
 
 
 @lru_cache(maxsize=_MOST_MASKS)
-def _whole_devices(geometry: Geometry, mask: CoreMask) -> str:
-    return format_ids(geometry.whole_devices(mask))
+def _whole_devices(geometry: Geometry, mask: CoreMask) -> tuple[int, ...]:
+    return geometry.whole_devices(mask)
 
 
 @lru_cache(maxsize=_MOST_MASKS)
-def _largest_free_set(geometry: Geometry, free_mask: CoreMask) -> str:
+def _largest_free_set(geometry: Geometry, free_mask: CoreMask) -> tuple[int, ...]:
     most = max((count for count, number in free_sets(geometry, free_mask).items() if number), default=0)
     sets = valid_sets(geometry, Unit.DEVICE, most)
-    return next((_devices(geometry, mask) for mask in sets if mask & free_mask == mask), "")
+    return next((_devices(geometry, mask) for mask in sets if mask & free_mask == mask), ())
 
 
 @lru_cache(maxsize=_MOST_MASKS)
-def _cores(mask: CoreMask) -> str:
-    return format_ids(cores_in(mask))
+def _cores(mask: CoreMask) -> tuple[int, ...]:
+    return cores_in(mask)

@@ -29,6 +29,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 from prometheus_client import Metric
 
+from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.cluster import ApiServer
 from neuron_plugin.monitor.events import EventsView, pod_events
 from neuron_plugin.monitor.plan import PlanOptions, plan
@@ -202,9 +203,9 @@ def table_page(nodes: Iterable[NodeView], pods: Iterable[PodView]) -> str:
         (
             node.name,
             node.spec.instance_type,
-            node.status.free_devices,
+            ranges(node.status.free_devices),
             ", ".join(f"{number} of {count}" for count, number in node.status.free_sets.items() if number),
-            ", ".join(f"{holder.namespace}/{holder.name}: {holder.devices}" for holder in node.status.holders),
+            ", ".join(f"{holder.namespace}/{holder.name}: {ranges(holder.devices)}" for holder in node.status.holders),
             "; ".join(f"{device}: {why}" for device, why in node.status.unhealthy_devices.items()),
             "open" if node.status.open else node.status.reason,
         )

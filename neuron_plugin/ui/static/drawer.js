@@ -148,10 +148,10 @@ export class Drawer {
     const holders = status.holders.flatMap((holder) => {
       const pod = pods.get(holder.uid);
       const parts = pod?.status.containers.length ? pod.status.containers : [{ name: "", ...holder }];
-      return parts.map((part) => [link("pod", nameOf(holder)), part.name, ranges(ids(part.devices)), ranges(ids(part.cores)), standingOf(pod)]);
+      return parts.map((part) => [link("pod", nameOf(holder)), part.name, ranges(part.devices), ranges(part.cores), standingOf(pod)]);
     });
     const uids = new Set(status.holders.map((each) => each.uid));
-    const free = status.open && status.freeDevices ? `Free: ${ranges(ids(status.freeDevices))}. ` : "";
+    const free = status.open && status.freeDevices.length ? `Free: ${ranges(status.freeDevices)}. ` : "";
     const found = [html("p", { class: "sizes" }, html("span", {}, `${free}Free sets`), ...sizes)];
     if (rows.length) found.push(table("Out of service", ["Device", "State", "Since", "Until", "Pods"], rows));
     if (holders.length) found.push(table("Who has what", ["Pod", "Container", "Devices", "Cores", "State"], holders));
@@ -184,8 +184,8 @@ export class Drawer {
     const node = nodes.get(where);
     const given = new Map(status.containers.map((each) => [each.name, each]));
     const containers = spec.containers.map((each) => {
-      const has = given.get(each.name) || { devices: "", cores: "" };
-      return [each.name, each.kind, `${each.count} ${short(each.resource)}`, ranges(ids(has.devices)), ranges(ids(has.cores)), useText(has.utilization) || "not known"];
+      const has = given.get(each.name) || { devices: [], cores: [] };
+      return [each.name, each.kind, `${each.count} ${short(each.resource)}`, ranges(has.devices), ranges(has.cores), useText(has.utilization) || "not known"];
     });
     const group = workloadOf(metadata);
     const mates = [...pods.values()].filter((each) => each !== pod && workloadOf(each.metadata) === group);
@@ -208,7 +208,7 @@ export class Drawer {
     if (mates.length) {
       const rows = mates.sort((a, b) => byName(a.metadata.name, b.metadata.name)).map((each) => [
         link("pod", nameOf(each.metadata)), each.status.phase, each.spec.nodeName || each.status.promisedNode,
-        ranges(each.status.containers.flatMap((one) => ids(one.devices))),
+        ranges(each.status.containers.flatMap((one) => one.devices)),
       ]);
       found.push(table("The others of its workload", ["Pod", "Phase", "Node", "Devices"], rows));
     }
