@@ -188,22 +188,22 @@ def in_order(views: Sequence[_View], path: str) -> list[_View]:
     if not fields:
         return list(views)
     values = {view.uid: reduce(_field, fields, msgspec.to_builtins(view)) for view in views}
-    if views and all(value is None for value in values.values()):
+    if views and all(value is msgspec.UNSET for value in values.values()):
         raise CommandError(f"--sort-by {path}: none of them has this field; see the fields with -o yaml")
     return sorted(views, key=lambda view: _rank(values[view.uid]))
 
 
 def _field(value: object, name: str) -> object:
-    return value.get(name) if isinstance(value, dict) else None
+    return value.get(name, msgspec.UNSET) if isinstance(value, dict) else msgspec.UNSET
 
 
 def _rank(value: object) -> tuple[object, ...]:
-    """By what values of a field are put in order: those without it first."""
+    """By what values of a field are put in order: those without it, and with none, first."""
     if isinstance(value, tuple | dict):
         return 1, float(len(value))
     if isinstance(value, int | float):
         return 1, float(value)
-    if value is None:
+    if value is None or value is msgspec.UNSET:
         return (0,)
     return 2, [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", str(value))]
 

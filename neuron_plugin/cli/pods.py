@@ -139,7 +139,7 @@ def use_cells(known: UtilizationView | None, now: float) -> dict[str, str]:
     """USE and IDLE of a container; None: it has nothing yet."""
     if known is None:
         return {"USE": "", "IDLE": ""}
-    idle = duration_text(now - known.idle_since) if known.idle_since else ""
+    idle = duration_text(now - known.idle_since.timestamp()) if known.idle_since else ""
     return {"USE": f"{known.busy_percent}%" if known.known else "?", "IDLE": idle}
 
 

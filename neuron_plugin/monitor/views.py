@@ -1,14 +1,15 @@
 """NeuronNode and NeuronPod: what the monitor API, ``/inspect`` and the command line show of a node and of a pod.
 
 The shapes are an interface: keys are added, and none is renamed or removed. All keys are always there; what is not
-known is empty or 0. Ids are the host's, ascending. A view is worked out from records that do not change, so any thread
-may do it.
+known is empty, 0, or of a time None. Ids are the host's, ascending; times are to the second and in UTC. A view is
+worked out from records that do not change, so any thread may do it.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 from functools import lru_cache, reduce
 from operator import or_
 
@@ -31,6 +32,8 @@ NODE_LABEL = "neuron-plugin.io/node"
 NAMESPACE_LABEL = "neuron-plugin.io/namespace"
 _MOST_MASKS = 8192
 """Of so many masks the ids are remembered."""
+_LATEST = datetime.max.replace(tzinfo=UTC).timestamp()
+"""The end of year 9999; annotations can say that something was later."""
 
 
 class _Part(msgspec.Struct, frozen=True, rename="camel", gc=False):
@@ -92,16 +95,16 @@ class NodeViewSpec(_Part, frozen=True):
 
 
 class UtilizationView(_Part, frozen=True):
-    """How much a container uses its cores, or the containers of a device use it; all is 0 where it is not ``known``.
+    """How much a container uses its cores, or the containers of a device use it; nothing is where it is not ``known``.
 
     ``busy_percent``: how much of the last minutes the cores executed, on average over them; of a device over all its
-    cores, held or not. ``idle_since`` is in unix seconds, and 0 as long as something was executed lately.
+    cores, held or not. ``idle_since`` is None as long as something was executed lately.
     """
 
     known: bool = False
     busy_percent: int = 0
     memory_bytes: int = 0
-    idle_since: int = 0
+    idle_since: datetime | None = None
 
 
 class Holder(_Part, frozen=True):
@@ -144,7 +147,7 @@ class NodeViewStatus(_Part, frozen=True):
 
     ``free_devices`` are wholly free and healthy. ``free_sets`` has for each count of devices how many sets of them are
     free; they overlap. ``largest_free_set`` are the devices of the largest one, of several the lowest.
-    ``unhealthy_since`` is in unix seconds, of devices that have become so while this extender runs.
+    ``unhealthy_since`` is of devices that have become so while this extender runs.
     ``held_down_devices`` are unhealthy only until the processes of a pod that has ended are gone.
     ``last_renewal`` is when the plugin last renewed the node's Lease, by the plugin's clock, and
     ``stale`` says that it has stopped doing so. ``cordoned``: kube-scheduler puts no pod there, so it is not ``open``.
@@ -163,7 +166,7 @@ class NodeViewStatus(_Part, frozen=True):
     used_devices: tuple[int, ...] = ()
     used_cores: tuple[int, ...] = ()
     unhealthy_devices: Mapping[str, str] = {}
-    unhealthy_since: Mapping[str, float] = {}
+    unhealthy_since: Mapping[str, datetime | None] = {}
     missing_devices: tuple[int, ...] = ()
     disabled_devices: tuple[int, ...] = ()
     held_down_devices: tuple[int, ...] = ()
@@ -199,8 +202,7 @@ class PodViewSpec(_Part, frozen=True):
 
     ``constrained``: more than counts decides where the pod goes, or it is scheduled as one of a group. ``controller``
     is what makes the pod again somewhere else, as KIND/NAME. ``movable``: the pod, or its namespace, says that it may
-    be evicted to make room. ``work_since`` is from when on that would lose its work, in unix seconds. ``group`` is the
-    PodGroup's name. ``created`` is when the pod was created, in unix seconds.
+    be evicted to make room. ``work_since`` is from when on that would lose its work. ``group`` is the PodGroup's name.
     """
 
     node_name: str = ""
@@ -209,9 +211,9 @@ class PodViewSpec(_Part, frozen=True):
     constrained: bool = False
     controller: str = ""
     movable: bool = False
-    work_since: float = 0.0
+    work_since: datetime | None = None
     group: str = ""
-    created: float = 0.0
+    created: datetime | None = None
 
 
 class ContainerIds(_Part, frozen=True):
@@ -304,7 +306,9 @@ def node_view(state: ClusterState, info: NodeInfo, version: int = 0) -> NodeView
         used_devices=_devices(geometry, info.used_mask),
         used_cores=_cores(info.used_mask),
         unhealthy_devices={str(device): why for device, why in inventory.unhealthy.items()},
-        unhealthy_since={str(device): since for device, since in state.history.unhealthy_since(info.name).items()},
+        unhealthy_since={
+            str(device): time_at(since) for device, since in state.history.unhealthy_since(info.name).items()
+        },
         missing_devices=_ascending({*range(geometry.device_count)} - {*inventory.present}),
         disabled_devices=_ascending(inventory.disabled),
         held_down_devices=_ascending(inventory.held_down),
@@ -347,7 +351,7 @@ def device_utilization(info: NodeInfo, utilization: Utilization) -> dict[int, Ut
             known=True,
             busy_percent=min(100, round(busy)),
             memory_bytes=memory,
-            idle_since=max(idle) if all(idle) else 0,
+            idle_since=time_at(max(idle) if all(idle) else 0),
         )
     return by_device
 
@@ -356,7 +360,10 @@ def _container_utilization(known: ContainerUtilization | None) -> UtilizationVie
     if known is None:
         return UtilizationView()
     return UtilizationView(
-        known=True, busy_percent=known.busy_percent, memory_bytes=known.memory_bytes, idle_since=known.idle_since
+        known=True,
+        busy_percent=known.busy_percent,
+        memory_bytes=known.memory_bytes,
+        idle_since=time_at(known.idle_since),
     )
 
 
@@ -431,9 +438,9 @@ def pod_view(state: ClusterState, pod: NeuronPod, version: int = 0) -> PodView:
             constrained=is_constrained(pod.requests) or pod.group is not None,
             controller=pod.controller,
             movable=namespace in state.movable_namespaces if pod.movable is None else pod.movable,
-            work_since=pod.work_since,
+            work_since=time_at(pod.work_since),
             group=pod.group[1] if pod.group else "",
-            created=pod.created,
+            created=time_at(pod.created),
         ),
         status=PodViewStatus(
             phase=_phase(pod),
@@ -490,6 +497,11 @@ def _broken_text(inventory: NodeInventory, containers: Iterable[ContainerIds]) -
     for device, why in sorted(_broken(inventory, devices).items()):
         alike[why].append(device)
     return "; ".join(f"device{'s' if len(ids) > 1 else ''} {ranges(ids)} {why}" for why, ids in alike.items())
+
+
+def time_at(unix_seconds: float) -> datetime | None:
+    """The time to the second, as Kubernetes writes times; None for 0, which is not known, and for what is no date."""
+    return datetime.fromtimestamp(int(unix_seconds), UTC) if 0 < unix_seconds < _LATEST else None
 
 
 def _ascending(ids: Iterable[int]) -> tuple[int, ...]:

@@ -114,7 +114,7 @@ async def test_e06_a_list_of_nodes_shows_what_is_free_held_and_broken(stage: Sta
     assert status["holders"][0]["devices"] == [0]
 
 
-NOT_KNOWN = {"known": False, "busyPercent": 0, "memoryBytes": 0, "idleSince": 0}
+NOT_KNOWN = {"known": False, "busyPercent": 0, "memoryBytes": 0, "idleSince": None}
 
 
 async def test_e06_a_list_of_pods_says_what_they_ask_and_were_given(stage: Stage) -> None:

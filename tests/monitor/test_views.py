@@ -25,6 +25,7 @@ from neuron_plugin.monitor.views import (
     UtilizationView,
     node_view,
     pod_view,
+    time_at,
 )
 from neuron_plugin.placement.claims import with_claims
 from neuron_plugin.placement.history import History
@@ -221,7 +222,7 @@ def test_a_device_is_as_busy_as_its_cores_are_and_idle_only_if_all_of_its_contai
     world.state.see_utilization("node", used(half, main=idle) | used(rest, main=later))
 
     assert shown(world, "node").status.idle_devices == (0,)
-    assert shown(world, "node").status.utilization["0"].idle_since == 200
+    assert shown(world, "node").status.utilization["0"].idle_since == time_at(200)
 
 
 def test_a_device_is_not_called_idle_while_a_part_of_it_is_not_known(world: World) -> None:
@@ -265,7 +266,7 @@ def test_what_the_users_of_a_claim_do_is_shown_at_its_request(world: World) -> N
     world.state.see_utilization("node", {PodUid("uid"): {"claim pod-dev-1f": known}})
 
     (part,) = pod_view(world.state, pod).status.containers
-    assert (part.name, part.utilization.busy_percent, part.utilization.idle_since) == ("dev/neurons", 7, 5)
+    assert (part.name, part.utilization.busy_percent, part.utilization.idle_since) == ("dev/neurons", 7, time_at(5))
     assert shown(world, "node").status.idle_devices == (0, 1, 2, 3)
     assert [one.container for one in idle_containers(world.state, 100.0)[0]] == ["dev/neurons"]
 
@@ -287,6 +288,16 @@ def test_what_is_published_changes_the_pods_that_it_is_about_and_their_node(worl
     ]
     assert names == ["pod-1", "pod-2", "node", "pod-1", "node"]
     assert world.state.capacity_version == capacity
+
+
+@pytest.mark.parametrize(
+    ("unix_seconds", "text"),
+    [(1_795_363_200.9, "2026-11-22T16:00:00Z"), (0, None), (-1, None), (253_402_300_800, None), (2**53, None)],
+)
+def test_a_time_is_rfc_3339_to_the_second_and_null_where_there_is_no_such_date(
+    unix_seconds: float, text: str | None
+) -> None:
+    assert msgspec.to_builtins(time_at(unix_seconds)) == text
 
 
 def test_e06_holders_come_by_namespace_and_name(world: World) -> None:

@@ -1,7 +1,7 @@
 // What is known of one node or of one pod, beside all the others.
 
 import { deviceText, picture, update } from "./draw.js";
-import { ageOf, asks, byName, factsOf, ids, nameOf, plural, ranges, short, sizesOf, useText, when } from "./facts.js";
+import { ageOf, asks, byName, factsOf, ids, nameOf, plural, ranges, secondsOf, short, sizesOf, useText, when } from "./facts.js";
 import { hashOf, html, link, put, table } from "./html.js";
 import { element } from "./paint.js";
 import { fetched } from "./stream.js";
@@ -138,7 +138,7 @@ export class Drawer {
     });
     const alike = Map.groupBy(devices.filter((each) => each.health !== "healthy"), ({ id, health, why, holders }) => JSON.stringify([
       why.startsWith(health) ? why : `${health}${why ? `: ${why}` : ""}`,
-      id in status.unhealthyDevices ? (status.unhealthySince[id] ? when(status.unhealthySince[id]) : "before the controller started") : "",
+      id in status.unhealthyDevices ? (status.unhealthySince[id] ? when(secondsOf(status.unhealthySince[id])) : "before the controller started") : "",
       UNTIL[health] || "", holders.map(nameOf),
     ]));
     const rows = [...alike].map(([text, members]) => {
@@ -195,7 +195,7 @@ export class Drawer {
       ["Health", status.problem || (where ? "no problem" : "")],
       ["Assignment", where ? standingOf(pod) : ""],
       ["Asks for", asks(spec)],
-      ["Age", spec.created ? ageOf(Date.now() / 1000 - spec.created) : ""],
+      ["Age", spec.created ? ageOf(Date.now() / 1000 - secondsOf(spec.created)) : ""],
       ["Priority", `${spec.priority}`],
       ["Made by", spec.controller],
       ["Group", spec.group],
@@ -213,7 +213,7 @@ export class Drawer {
       found.push(table("The others of its workload", ["Pod", "Phase", "Node", "Devices"], rows));
     }
     const now = Date.now() / 1000;
-    const events = this.events.found.map((each) => [each.at ? ageOf(now - Date.parse(each.at) / 1000) : "", each.reason || "", each.note, each.count]);
+    const events = this.events.found.map((each) => [each.at ? ageOf(now - secondsOf(each.at)) : "", each.reason || "", each.note, each.count]);
     if (events.length) found.push(table("Events", ["Age", "Reason", "Message", "Times"], events));
     found.push(...this.decided((each) => each.uid === metadata.uid));
     return [...this.head([]), list, ...found];

@@ -27,6 +27,9 @@ export function ageOf(seconds) {
   return `${Math.max(0, Math.floor(seconds / size))}${unit}`;
 }
 
+/** Unix seconds of a time of the API; 0 where it is not known. */
+export const secondsOf = (time) => (time ? Date.parse(time) / 1000 : 0);
+
 /** "16:50:17", and the date before it unless it is today: the one form of times. */
 export function when(seconds) {
   const [day, time] = new Date(1000 * seconds).toLocaleString("sv").split(" ");
@@ -63,7 +66,7 @@ function devicesOf({ spec, status }) {
 /** "73 % busy", and since when it is idle; empty where that is not known. */
 export function useText(use) {
   if (!use?.known) return "";
-  return `${use.busyPercent} % busy${use.idleSince ? `, idle since ${when(use.idleSince)}` : ""}`;
+  return `${use.busyPercent} % busy${use.idleSince ? `, idle since ${when(secondsOf(use.idleSince))}` : ""}`;
 }
 
 /** What a card says about its node before anything else; the reason is in its title. */
