@@ -216,7 +216,7 @@ def table_page(nodes: Iterable[NodeView], pods: Iterable[PodView]) -> str:
             pod.metadata.namespace,
             pod.name,
             ", ".join(f"{container.name}: {container.count} {container.resource}" for container in pod.spec.containers),
-            pod.status.phase + (", gated" if pod.status.gated else ""),
+            pod.status.state,
             pod.spec.node_name or pod.status.promised_node,
             pod.status.problem,
         )
@@ -227,7 +227,7 @@ def table_page(nodes: Iterable[NodeView], pods: Iterable[PodView]) -> str:
         '<link rel="icon" href="icon.svg" type="image/svg+xml">'
         '<link rel="stylesheet" href="style.css"></head><body><main><h1>Neuron devices</h1>'
         + _table("Nodes", _NODE_HEAD, node_rows)
-        + _table("Pods", ("Namespace", "Pod", "Asks for", "Phase", "Node", "Problem"), pod_rows)
+        + _table("Pods", ("Namespace", "Pod", "Asks for", "State", "Node", "Problem"), pod_rows)
         + '<p><a href="./">The live page</a></p></main></body></html>\n'
     )
 

@@ -148,7 +148,7 @@ export class Drawer {
     const holders = status.holders.flatMap((holder) => {
       const pod = pods.get(holder.uid);
       const parts = pod?.status.containers.length ? pod.status.containers : [{ name: "", ...holder }];
-      return parts.map((part) => [link("pod", nameOf(holder)), part.name, ranges(part.devices), ranges(part.cores), standingOf(pod)]);
+      return parts.map((part) => [link("pod", nameOf(holder)), part.name, ranges(part.devices), ranges(part.cores), pod?.status.state || ""]);
     });
     const uids = new Set(status.holders.map((each) => each.uid));
     const free = status.open && status.freeDevices.length ? `Free: ${ranges(status.freeDevices)}. ` : "";
@@ -190,10 +190,9 @@ export class Drawer {
     const group = workloadOf(metadata);
     const mates = [...pods.values()].filter((each) => each !== pod && workloadOf(each.metadata) === group);
     const facts = [
-      ["Phase", status.phase + (status.gated ? ", gated" : "")],
+      ["State", status.state],
       ["Node", where ? link("node", where) : "none yet"],
       ["Health", status.problem || (where ? "no problem" : "")],
-      ["Assignment", where ? standingOf(pod) : ""],
       ["Asks for", asks(spec)],
       ["Age", spec.created ? ageOf(Date.now() / 1000 - secondsOf(spec.created)) : ""],
       ["Priority", `${spec.priority}`],
@@ -207,10 +206,10 @@ export class Drawer {
     found.push(table("Containers", ["Container", "Kind", "Asks for", "Devices", "Cores", "Use"], containers));
     if (mates.length) {
       const rows = mates.sort((a, b) => byName(a.metadata.name, b.metadata.name)).map((each) => [
-        link("pod", nameOf(each.metadata)), each.status.phase, each.spec.nodeName || each.status.promisedNode,
+        link("pod", nameOf(each.metadata)), each.status.state, each.spec.nodeName || each.status.promisedNode,
         ranges(each.status.containers.flatMap((one) => one.devices)),
       ]);
-      found.push(table("The others of its workload", ["Pod", "Phase", "Node", "Devices"], rows));
+      found.push(table("The others of its workload", ["Pod", "State", "Node", "Devices"], rows));
     }
     const now = Date.now() / 1000;
     const events = this.events.found.map((each) => [each.at ? ageOf(now - secondsOf(each.at)) : "", each.reason || "", each.note, each.count]);
@@ -218,11 +217,6 @@ export class Drawer {
     found.push(...this.decided((each) => each.uid === metadata.uid));
     return [...this.head([]), list, ...found];
   }
-}
-
-function standingOf(pod) {
-  if (pod?.status.allocated) return "confirmed by the kubelet";
-  return pod?.status.phase === "Promised" ? "promised, not bound yet" : "chosen, not confirmed yet";
 }
 
 const coresOf = (id, { coresPerDevice }) => Array.from({ length: coresPerDevice }, (_, core) => id * coresPerDevice + core);
