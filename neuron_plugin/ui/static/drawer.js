@@ -1,7 +1,7 @@
 // What is known of one node or of one pod, beside all the others.
 
 import { deviceText, picture, update } from "./draw.js";
-import { ageOf, asks, byName, factsOf, ids, nameOf, plural, ranges, secondsOf, short, sizesOf, useText, when } from "./facts.js";
+import { ageOf, asks, byName, factsOf, nameOf, plural, ranges, secondsOf, short, sizesOf, useText, when } from "./facts.js";
 import { hashOf, html, link, put, table } from "./html.js";
 import { element } from "./paint.js";
 import { fetched } from "./stream.js";
@@ -161,8 +161,8 @@ export class Drawer {
 
   decided(about) {
     const rows = this.decisions.found.filter(about).slice(-MOST_DECISIONS).reverse().map((each) => [
-      when(each.timeNs / 1e9), each.step, each.pod, `${each.count} ${short(each.resource)}`, ranges(ids(each.ids)),
-      each.candidates.map((one) => `${ranges(ids(one.ids))} (${one.cost})`).join("; "),
+      when(secondsOf(each.time)), each.step, each.pod, `${each.count} ${short(each.resource)}`, ranges(each.ids),
+      each.candidates.map((one) => `${ranges(one.ids)} (${one.cost})`).join("; "),
     ]);
     return rows.length ? [table("Last decisions", ["Time", "Step", "Pod", "Asked", "Ids", "Candidates (cost to later pods)"], rows)] : [];
   }

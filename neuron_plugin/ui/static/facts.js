@@ -1,8 +1,5 @@
 // What nodes and pods are, in words and numbers: functions of the objects of the monitor API, and nothing of the page.
 
-/** Ids of a decision: "0,1,5". */
-export const ids = (text) => (text ? text.split(",").map(Number) : []);
-
 /** "0-3,5" */
 export function ranges(numbers) {
   const parts = [];
