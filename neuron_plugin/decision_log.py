@@ -11,12 +11,12 @@ import enum
 import json
 from collections import deque
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 from neuron_plugin.allocation import PodReference, Resource
 from neuron_plugin.allocation.cost import costs
 from neuron_plugin.allocation.placement import candidates
-from neuron_plugin.allocation.resources import format_ids
 from neuron_plugin.topology import NO_CORES, Geometry
 
 REMEMBERED = 300
@@ -91,7 +91,7 @@ def explain_decision(entry: LoggedDecision) -> dict[str, object]:
     sets = candidates(geometry, usable, unit, len(chosen), entry.must_include) if chosen else ()
     shown = sets[:MOST_CANDIDATES]
     return {
-        "timeNs": entry.at_ns,
+        "time": _rfc_3339(entry.at_ns),
         "step": entry.step.value,
         "node": entry.node,
         "pod": str(entry.pod) if entry.pod and entry.pod.name else "",
@@ -99,17 +99,22 @@ def explain_decision(entry: LoggedDecision) -> dict[str, object]:
         "container": entry.container,
         "resource": entry.resource.value,
         "count": len(chosen),
-        "ids": format_ids(chosen),
+        "ids": sorted(chosen),
         "reason": entry.reason,
-        "offered": format_ids(geometry.ids_of(unit, entry.offered)),
-        "mustInclude": format_ids(geometry.ids_of(unit, entry.must_include)),
-        "usable": format_ids(geometry.ids_of(unit, usable)),
+        "offered": sorted(geometry.ids_of(unit, entry.offered)),
+        "mustInclude": sorted(geometry.ids_of(unit, entry.must_include)),
+        "usable": sorted(geometry.ids_of(unit, usable)),
         "candidates": [
-            {"ids": format_ids(geometry.ids_of(unit, mask)), "cost": cost}
+            {"ids": sorted(geometry.ids_of(unit, mask)), "cost": cost}
             for mask, cost in zip(shown, costs(geometry, usable, shown), strict=True)
         ],
         "candidateCount": len(sets),
     }
+
+
+def _rfc_3339(unix_ns: int) -> str:
+    seconds, nanoseconds = divmod(unix_ns, 10**9)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{nanoseconds // 1000:06}Z"
 
 
 def decisions_document(log: DecisionLog) -> bytes:

@@ -67,10 +67,10 @@ def test_an_explanation_names_pod_inputs_choice_and_reason() -> None:
     assert told["pod"] == "default/train"
     assert told["uid"] == "u1"
     assert (told["step"], told["container"], told["node"]) == ("preferred", "main", "n1")
-    assert (told["resource"], told["count"], told["ids"]) == ("aws.amazon.com/neurondevice", 4, "4,5,6,7")
-    assert told["offered"] == ",".join(str(device) for device in range(16))
-    assert told["mustInclude"] == "5"
-    assert told["usable"] == ",".join(str(device) for device in range(4, 16))
+    assert (told["resource"], told["count"], told["ids"]) == ("aws.amazon.com/neurondevice", 4, [4, 5, 6, 7])
+    assert told["offered"] == [*range(16)]
+    assert told["mustInclude"] == [5]
+    assert told["usable"] == [*range(4, 16)]
     assert told["reason"] == "the best linked set"
 
 
@@ -80,7 +80,7 @@ def test_the_candidates_are_the_choosers_own_best_first_with_their_cost() -> Non
     assert isinstance(candidates, list)
     best = choose(TRN1, TRN1.all_mask & ~row(0), Unit.DEVICE, 4)
     assert not isinstance(best, Rejection)
-    assert candidates[0]["ids"] == ",".join(str(device) for device in TRN1.whole_devices(best))
+    assert candidates[0]["ids"] == [*TRN1.whole_devices(best)]
     assert [each["cost"] for each in candidates] == sorted(each["cost"] for each in candidates)
     assert told["candidateCount"] == 3
 
@@ -94,7 +94,7 @@ def test_only_the_best_candidates_are_shown_and_all_are_counted() -> None:
 
 def test_demanded_ids_leave_only_candidates_with_them() -> None:
     told = explain_decision(entry(must_include=TRN1.devices_mask([9])))
-    assert [each["ids"] for each in told["candidates"]] == ["8,9,10,11"]  # type: ignore[attr-defined]  # a list, as above
+    assert [each["ids"] for each in told["candidates"]] == [[8, 9, 10, 11]]  # type: ignore[attr-defined]  # a list, as above
 
 
 @pytest.mark.parametrize(("pod", "uid"), [(None, ""), (PodReference(PodUid("0123"), "", ""), "0123")])
@@ -105,7 +105,7 @@ def test_a_pod_without_a_name_has_its_uid_or_nothing(pod: PodReference | None, u
 
 def test_an_entry_without_a_set_has_no_candidates() -> None:
     told = explain_decision(entry(step=Step.REFUSED, chosen=0, usable=int))
-    assert (told["ids"], told["count"], told["candidates"], told["candidateCount"]) == ("", 0, [], 0)
+    assert (told["ids"], told["count"], told["candidates"], told["candidateCount"]) == ([], 0, [], 0)
 
 
 def test_an_explanation_is_json() -> None:

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.cli.cluster import LIST, LOOK, add_cluster_flags, lease_namespace_from, source_from, types_from
 from neuron_plugin.cli.command import (
     CommandError,
@@ -180,7 +179,7 @@ _View = TypeVar("_View", NodeView, PodView)
 def in_order(views: Sequence[_View], path: str) -> list[_View]:
     """The views by the field at a path such as ``.status.phase``; without a path as they are.
 
-    Numbers and texts are in their order, digits in texts by what they count; lists, and ids, by how many there are.
+    Numbers and texts are in their order, digits in texts by what they count; lists by how many they have.
 
     Raises:
         CommandError: no view has the field.
@@ -189,30 +188,22 @@ def in_order(views: Sequence[_View], path: str) -> list[_View]:
     if not fields:
         return list(views)
     values = {view.uid: reduce(_field, fields, msgspec.to_builtins(view)) for view in views}
-    if fields[-1].endswith(_ID_LISTS):
-        values = {uid: text.split(",") if isinstance(text, str) and text else text for uid, text in values.items()}
-    if views and all(value is None for value in values.values()):
+    if views and all(value is msgspec.UNSET for value in values.values()):
         raise CommandError(f"--sort-by {path}: none of them has this field; see the fields with -o yaml")
     return sorted(views, key=lambda view: _rank(values[view.uid]))
 
 
-_ID_LISTS = ("evices", "ores", "Set")
-"""How fields end that are texts of ids, ``0,1,2``, in the monitor API's objects."""
-
-
 def _field(value: object, name: str) -> object:
-    return value.get(name) if isinstance(value, dict) else None
+    return value.get(name, msgspec.UNSET) if isinstance(value, dict) else msgspec.UNSET
 
 
 def _rank(value: object) -> tuple[object, ...]:
-    """By what values of a field are put in order: those without it first."""
-    if value == "":
-        return (1, 0.0)
-    if isinstance(value, list | dict):
+    """By what values of a field are put in order: those without it, and with none, first."""
+    if isinstance(value, tuple | dict):
         return 1, float(len(value))
     if isinstance(value, int | float):
         return 1, float(value)
-    if value is None:
+    if value is None or value is msgspec.UNSET:
         return (0,)
     return 2, [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", str(value))]
 
@@ -226,13 +217,3 @@ def show_views(
         show_again(arguments.output, report, shown, first=first)
     else:
         show(arguments.output, report, shown)
-
-
-def counted(lists: Iterable[str]) -> int:
-    """How many ids there are in lists of disjoint ids, such as ``0,1`` and an empty one."""
-    return sum(len(ids.split(",")) for ids in lists if ids)
-
-
-def in_ranges(ids: str) -> str:
-    """A list of ids as people read it: ``0-3,8``; ``-`` for none."""
-    return ranges(map(int, ids.split(","))) if ids else "-"

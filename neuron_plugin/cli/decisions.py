@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
+from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.cli.command import (
     VERSION,
     CommandError,
@@ -73,39 +74,23 @@ def run(arguments: Namespace) -> int:
         if wanted and wanted not in (known := {decision["pod"] for decision in decisions}):
             raise no_such("decision kept about pod", wanted, filter(None, known))
         chosen = [decision for decision in decisions if wanted in {"", decision["pod"]}][-arguments.last :]
-        rows, documents = [], []
+        rows = []
         for decision in chosen:
-            candidates = [f"{candidate['ids']}({candidate['cost']})" for candidate in decision["candidates"]]
+            candidates = [f"{ranges(candidate['ids'])}({candidate['cost']})" for candidate in decision["candidates"]]
             if (more := decision["candidateCount"] - len(candidates)) > 0:
                 candidates.append(f"+{more}")
-            at = datetime.fromtimestamp(decision["timeNs"] / 1e9, UTC).isoformat(timespec="milliseconds")
-            documents.append(document_of(decision))
-            names = [
+            cells = [
+                datetime.fromisoformat(decision["time"]).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
                 decision["step"],
                 decision["pod"],
                 decision["container"],
                 decision["resource"].rpartition("/")[2],
-                decision["ids"],
+                ranges(decision["ids"]),
+                ";".join(candidates),
+                decision["reason"],
             ]
-            cells = (at.replace("+00:00", "Z"), *names, ";".join(candidates), decision["reason"])
             rows.append([(cell, "") for cell in cells])
     except (ValueError, KeyError, TypeError):
         raise CommandError(f"{host}:{port} answers /decisions with something else: is it a neuron-plugin?") from None
-    show(arguments.output, {"version": VERSION, "decisions": documents}, table(HEADERS, rows))
+    show(arguments.output, {"version": VERSION, "decisions": chosen}, table(HEADERS, rows))
     return Exit.SUCCESS
-
-
-def document_of(decision: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A decision as documents have it: ids as arrays, the time as RFC 3339 in place of the daemon's nanoseconds."""
-    seconds, nanoseconds = divmod(decision["timeNs"], 10**9)
-    at = datetime.fromtimestamp(seconds, UTC).replace(microsecond=nanoseconds // 1000)
-    ids = {name: _ids(decision[name]) for name in ("ids", "offered", "mustInclude", "usable")}
-    candidates = [{**candidate, "ids": _ids(candidate["ids"])} for candidate in decision["candidates"]]
-    told = {**decision, **ids, "candidates": candidates}
-    return {"time": at.isoformat(timespec="microseconds").replace("+00:00", "Z")} | {
-        name: value for name, value in told.items() if name != "timeNs"
-    }
-
-
-def _ids(text: str) -> list[int]:
-    return [int(number) for number in text.split(",") if number]

@@ -10,6 +10,7 @@ import time
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping
 
+from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.cli.cluster import (
     LOOK,
     add_cluster_flags,
@@ -96,7 +97,7 @@ def _node(state: ClusterState, name: str) -> Iterator[Line]:
             "Devices": ", ".join(
                 [used, f"{counts.free} free", *(f"{number} {word}" for number, word in (*others, *more) if number)]
             ),
-            "Reserved": "; ".join(f"cores {cores} for {pod}" for cores, pod in status.reserved.items()),
+            "Reserved": "; ".join(f"cores {ranges(each.cores)} for {each.pod}" for each in status.reserved),
             "Plugin": f"renewed its Lease at {status.last_renewal}" if status.last_renewal else "",
         }
     )

@@ -7,15 +7,8 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from neuron_plugin.cli.cluster_views import (
-    Views,
-    add_view_flags,
-    cluster_views,
-    counted,
-    in_order,
-    in_ranges,
-    show_views,
-)
+from neuron_plugin.allocation.resources import ranges
+from neuron_plugin.cli.cluster_views import Views, add_view_flags, cluster_views, in_order, show_views
 from neuron_plugin.cli.command import Exit, Form, Line, no_such, plain, table
 from neuron_plugin.cluster.nodes import NO_NEURON
 from neuron_plugin.cluster.objects import NODES
@@ -133,7 +126,7 @@ def report_of(views: Views, names: Sequence[str], *, everything: bool) -> NodesR
             count.unhealthy + count.missing + count.held_down + count.used_broken for count in counts
         ),
         cores=sum(node.spec.devices * node.spec.cores_per_device for node in shown),
-        free_cores=counted(status.free_cores for status in free),
+        free_cores=sum(len(status.free_cores) for status in free),
         pods=len(holders),
         waiting_pods=sum(pod.status.phase == "Waiting" for pod in views.pods),
         used_devices=used_devices,
@@ -146,7 +139,7 @@ def report_of(views: Views, names: Sequence[str], *, everything: bool) -> NodesR
 
 
 def _broken_devices(status: NodeViewStatus) -> set[int]:
-    return {int(device) for device in (*status.unhealthy_devices, *status.missing_devices.split(",")) if device}
+    return {*map(int, status.unhealthy_devices), *status.missing_devices}
 
 
 def node_lines(form: Form, report: NodesReport, *, bare: bool = False) -> list[Line]:
@@ -158,11 +151,11 @@ def node_lines(form: Form, report: NodesReport, *, bare: bool = False) -> list[L
         cells = {
             "NODE": node.name,
             "TYPE": spec.instance_type,
-            "FREE": f"{counted([status.free_devices])}/{spec.devices}",
-            "FREE-DEVICES": in_ranges(status.free_devices),
-            "FREE-CORES": f"{counted([status.free_cores])}/{cores}",
-            "UNHEALTHY": in_ranges(",".join(map(str, sorted(_broken_devices(status))))),
-            "DISABLED": in_ranges(status.disabled_devices),
+            "FREE": f"{len(status.free_devices)}/{spec.devices}",
+            "FREE-DEVICES": ranges(status.free_devices),
+            "FREE-CORES": f"{len(status.free_cores)}/{cores}",
+            "UNHEALTHY": ranges(_broken_devices(status)),
+            "DISABLED": ranges(status.disabled_devices),
             "PODS": str(len(status.holders)),
         }
         if form is Form.WIDE:
@@ -170,11 +163,11 @@ def node_lines(form: Form, report: NodesReport, *, bare: bool = False) -> list[L
                 "PRODUCT": spec.product,
                 "LNC": str(spec.logical_core_size or ""),
                 "DRIVER": spec.driver_version,
-                "ALLOCATED-CORES": in_ranges(status.used_cores),
-                "IDLE": in_ranges(status.idle_devices),
+                "ALLOCATED-CORES": ranges(status.used_cores),
+                "IDLE": ranges(status.idle_devices),
                 "RENEWED": status.last_renewal,
             }
-        kept = [f"cores {in_ranges(cores)} reserved for {pod}" for cores, pod in status.reserved.items()]
+        kept = [f"cores {ranges(each.cores)} reserved for {each.pod}" for each in status.reserved]
         cells["STATE"] = "; ".join(["open" if status.open else status.reason, *status.details, *kept])
         styles = {"STATE": "green" if status.open else "bold red", "UNHEALTHY": "yellow"}
         rows.append([(text, styles.get(header, "")) for header, text in cells.items()])

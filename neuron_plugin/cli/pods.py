@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.allocation.utilization import duration_text
 from neuron_plugin.cli.cluster import namespace_from
-from neuron_plugin.cli.cluster_views import Views, add_view_flags, cluster_views, in_order, in_ranges, show_views
+from neuron_plugin.cli.cluster_views import Views, add_view_flags, cluster_views, in_order, show_views
 from neuron_plugin.cli.command import Exit, Form, Line, complain, no_such, plain, table
 from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.monitor.views import ContainerIds, PodView, UtilizationView
@@ -109,13 +110,13 @@ def report_of(views: Views, namespace: str = "", node: str = "", only: str = "")
         for pod in views.pods
         if namespace in {"", pod.metadata.namespace} and node in {"", _place(pod)} and only in {"", pod.uid}
     ]
-    devices, cores, idle = set[tuple[str, str]](), set[tuple[str, str]](), set[tuple[str, str]]()
+    devices, cores, idle = set[tuple[str, int]](), set[tuple[str, int]](), set[tuple[str, int]]()
     for pod in shown:
         for container in pod.status.containers if (place := _place(pod)) else ():
-            had = {(place, number) for number in container.devices.split(",") if number}
+            had = {(place, number) for number in container.devices}
             devices |= had
             idle |= had if container.utilization.idle_since else set()
-            cores |= {(place, number) for number in container.cores.split(",") if number}
+            cores |= {(place, number) for number in container.cores}
     totals = PodTotals(
         pods=len(shown),
         waiting=sum(pod.status.phase == "Waiting" for pod in shown),
@@ -138,7 +139,7 @@ def use_cells(known: UtilizationView | None, now: float) -> dict[str, str]:
     """USE and IDLE of a container; None: it has nothing yet."""
     if known is None:
         return {"USE": "", "IDLE": ""}
-    idle = duration_text(now - known.idle_since) if known.idle_since else ""
+    idle = duration_text(now - known.idle_since.timestamp()) if known.idle_since else ""
     return {"USE": f"{known.busy_percent}%" if known.known else "?", "IDLE": idle}
 
 
@@ -158,8 +159,8 @@ def pod_lines(form: Form, report: PodsReport, *, bare: bool = False) -> list[Lin
                 "CONTAINER": demand.name if demand else "",
                 "NODE": _place(pod),
                 "REQUEST": f"{demand.resource.rpartition('/')[2]}:{demand.count}" if demand else "",
-                "DEVICES": in_ranges(ids.devices) if ids else "",
-                "CORES": in_ranges(ids.cores) if ids else "",
+                "DEVICES": ranges(ids.devices) if ids else "",
+                "CORES": ranges(ids.cores) if ids else "",
                 **use_cells(ids.utilization if ids and pod.spec.node_name else None, now),
             }
             if form is Form.WIDE:

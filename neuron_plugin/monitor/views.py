@@ -1,14 +1,15 @@
 """NeuronNode and NeuronPod: what the monitor API, ``/inspect`` and the command line show of a node and of a pod.
 
 The shapes are an interface: keys are added, and none is renamed or removed. All keys are always there; what is not
-known is empty or 0. Ids are the host's, ascending and comma separated, as in the annotations. A view is worked out from
-records that do not change, so any thread may do it.
+known is empty, 0, or of a time None. Ids are the host's, ascending; times are to the second and in UTC. A view is
+worked out from records that do not change, so any thread may do it.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 from functools import lru_cache, reduce
 from operator import or_
 
@@ -18,7 +19,7 @@ from msgspec.structs import replace
 from neuron_plugin.allocation import Assignment, NeuronPod, NodeInfo, NodeInventory, Rejection
 from neuron_plugin.allocation.placement import is_constrained
 from neuron_plugin.allocation.pod import assigned_allocations, mask_union
-from neuron_plugin.allocation.resources import format_ids, ranges
+from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.allocation.utilization import ContainerUtilization, Utilization
 from neuron_plugin.cluster import ApiResource
 from neuron_plugin.placement.state import ClusterState
@@ -30,7 +31,9 @@ API_VERSION = "neuron-plugin.io/v1"
 NODE_LABEL = "neuron-plugin.io/node"
 NAMESPACE_LABEL = "neuron-plugin.io/namespace"
 _MOST_MASKS = 8192
-"""Texts of device sets that are remembered."""
+"""Of so many masks the ids are remembered."""
+_LATEST = datetime.max.replace(tzinfo=UTC).timestamp()
+"""The end of year 9999; annotations can say that something was later."""
 
 
 class _Part(msgspec.Struct, frozen=True, rename="camel", gc=False):
@@ -92,16 +95,16 @@ class NodeViewSpec(_Part, frozen=True):
 
 
 class UtilizationView(_Part, frozen=True):
-    """How much a container uses its cores, or the containers of a device use it; all is 0 where it is not ``known``.
+    """How much a container uses its cores, or the containers of a device use it; nothing is where it is not ``known``.
 
     ``busy_percent``: how much of the last minutes the cores executed, on average over them; of a device over all its
-    cores, held or not. ``idle_since`` is in unix seconds, and 0 as long as something was executed lately.
+    cores, held or not. ``idle_since`` is None as long as something was executed lately.
     """
 
     known: bool = False
     busy_percent: int = 0
     memory_bytes: int = 0
-    idle_since: int = 0
+    idle_since: datetime | None = None
 
 
 class Holder(_Part, frozen=True):
@@ -110,8 +113,15 @@ class Holder(_Part, frozen=True):
     namespace: str
     name: str
     uid: str
-    cores: str
-    devices: str
+    cores: tuple[int, ...]
+    devices: tuple[int, ...]
+
+
+class ReservedCores(_Part, frozen=True):
+    """Cores that are kept for a waiting pod, NAMESPACE/NAME, for which others are moved away."""
+
+    pod: str
+    cores: tuple[int, ...]
 
 
 class DeviceCounts(_Part, frozen=True):
@@ -137,37 +147,36 @@ class NodeViewStatus(_Part, frozen=True):
 
     ``free_devices`` are wholly free and healthy. ``free_sets`` has for each count of devices how many sets of them are
     free; they overlap. ``largest_free_set`` are the devices of the largest one, of several the lowest.
-    ``unhealthy_since`` is in unix seconds, of devices that have become so while this extender runs.
+    ``unhealthy_since`` is of devices that have become so while this extender runs.
     ``held_down_devices`` are unhealthy only until the processes of a pod that has ended are gone.
     ``last_renewal`` is when the plugin last renewed the node's Lease, by the plugin's clock, and
     ``stale`` says that it has stopped doing so. ``cordoned``: kube-scheduler puts no pod there, so it is not ``open``.
 
-    ``reserved`` are cores kept for waiting pods, for which others are moved away: the name of the pod by the cores.
-    ``utilization`` has the devices that pods have and of which it is known; ``idle_devices`` are those of them that
-    nothing uses.
+    ``reserved`` cores are not free. ``utilization`` has the devices that pods have and of which it is known;
+    ``idle_devices`` are those of them that nothing uses.
     """
 
     open: bool = False
     reason: str = ""
     details: tuple[str, ...] = ()
-    free_devices: str = ""
-    free_cores: str = ""
+    free_devices: tuple[int, ...] = ()
+    free_cores: tuple[int, ...] = ()
     free_sets: Mapping[str, int] = {}
-    largest_free_set: str = ""
-    used_devices: str = ""
-    used_cores: str = ""
+    largest_free_set: tuple[int, ...] = ()
+    used_devices: tuple[int, ...] = ()
+    used_cores: tuple[int, ...] = ()
     unhealthy_devices: Mapping[str, str] = {}
-    unhealthy_since: Mapping[str, float] = {}
-    missing_devices: str = ""
-    disabled_devices: str = ""
-    held_down_devices: str = ""
-    reserved: Mapping[str, str] = {}
+    unhealthy_since: Mapping[str, datetime | None] = {}
+    missing_devices: tuple[int, ...] = ()
+    disabled_devices: tuple[int, ...] = ()
+    held_down_devices: tuple[int, ...] = ()
+    reserved: tuple[ReservedCores, ...] = ()
     stale: bool = False
     last_renewal: str = ""
     cordoned: bool = False
     holders: tuple[Holder, ...] = ()
     utilization: Mapping[str, UtilizationView] = {}
-    idle_devices: str = ""
+    idle_devices: tuple[int, ...] = ()
     device_counts: DeviceCounts = DeviceCounts()
 
 
@@ -193,8 +202,7 @@ class PodViewSpec(_Part, frozen=True):
 
     ``constrained``: more than counts decides where the pod goes, or it is scheduled as one of a group. ``controller``
     is what makes the pod again somewhere else, as KIND/NAME. ``movable``: the pod, or its namespace, says that it may
-    be evicted to make room. ``work_since`` is from when on that would lose its work, in unix seconds. ``group`` is the
-    PodGroup's name. ``created`` is when the pod was created, in unix seconds.
+    be evicted to make room. ``work_since`` is from when on that would lose its work. ``group`` is the PodGroup's name.
     """
 
     node_name: str = ""
@@ -203,9 +211,9 @@ class PodViewSpec(_Part, frozen=True):
     constrained: bool = False
     controller: str = ""
     movable: bool = False
-    work_since: float = 0.0
+    work_since: datetime | None = None
     group: str = ""
-    created: float = 0.0
+    created: datetime | None = None
 
 
 class ContainerIds(_Part, frozen=True):
@@ -215,8 +223,8 @@ class ContainerIds(_Part, frozen=True):
     """
 
     name: str
-    devices: str
-    cores: str
+    devices: tuple[int, ...]
+    cores: tuple[int, ...]
     utilization: UtilizationView = UtilizationView()
 
 
@@ -298,17 +306,19 @@ def node_view(state: ClusterState, info: NodeInfo, version: int = 0) -> NodeView
         used_devices=_devices(geometry, info.used_mask),
         used_cores=_cores(info.used_mask),
         unhealthy_devices={str(device): why for device, why in inventory.unhealthy.items()},
-        unhealthy_since={str(device): since for device, since in state.history.unhealthy_since(info.name).items()},
-        missing_devices=format_ids(set(range(geometry.device_count)) - set(inventory.present)),
-        disabled_devices=format_ids(inventory.disabled),
-        held_down_devices=format_ids(inventory.held_down),
-        reserved={format_ids(cores_in(reservation.mask)): str(reservation.pod) for reservation in info.reservations},
+        unhealthy_since={
+            str(device): time_at(since) for device, since in state.history.unhealthy_since(info.name).items()
+        },
+        missing_devices=_ascending({*range(geometry.device_count)} - {*inventory.present}),
+        disabled_devices=_ascending(inventory.disabled),
+        held_down_devices=_ascending(inventory.held_down),
+        reserved=tuple(ReservedCores(str(kept.pod), _cores(kept.mask)) for kept in info.reservations),
         stale=info.stale,
         last_renewal=renewed,
         cordoned=info.node.cordoned,
         holders=tuple(sorted(holders, key=lambda holder: (holder.namespace, holder.name, holder.uid))),
         utilization={str(device): use for device, use in utilization.items()},
-        idle_devices=format_ids(device for device, use in utilization.items() if use.idle_since),
+        idle_devices=_ascending(device for device, use in utilization.items() if use.idle_since),
         device_counts=device_counts(info),
     )
     return NodeView(metadata=metadata, spec=spec, status=status)
@@ -341,7 +351,7 @@ def device_utilization(info: NodeInfo, utilization: Utilization) -> dict[int, Ut
             known=True,
             busy_percent=min(100, round(busy)),
             memory_bytes=memory,
-            idle_since=max(idle) if all(idle) else 0,
+            idle_since=time_at(max(idle) if all(idle) else 0),
         )
     return by_device
 
@@ -350,7 +360,10 @@ def _container_utilization(known: ContainerUtilization | None) -> UtilizationVie
     if known is None:
         return UtilizationView()
     return UtilizationView(
-        known=True, busy_percent=known.busy_percent, memory_bytes=known.memory_bytes, idle_since=known.idle_since
+        known=True,
+        busy_percent=known.busy_percent,
+        memory_bytes=known.memory_bytes,
+        idle_since=time_at(known.idle_since),
     )
 
 
@@ -425,9 +438,9 @@ def pod_view(state: ClusterState, pod: NeuronPod, version: int = 0) -> PodView:
             constrained=is_constrained(pod.requests) or pod.group is not None,
             controller=pod.controller,
             movable=namespace in state.movable_namespaces if pod.movable is None else pod.movable,
-            work_since=pod.work_since,
+            work_since=time_at(pod.work_since),
             group=pod.group[1] if pod.group else "",
-            created=pod.created,
+            created=time_at(pod.created),
         ),
         status=PodViewStatus(
             phase=_phase(pod),
@@ -467,49 +480,55 @@ def _containers(pod: NeuronPod, geometry: Geometry | None) -> tuple[tuple[Contai
     if geometry is None:
         named = []
         for container in pod.assignment.containers:
-            ids, unit = format_ids(container.ids), container.request.resource.unit
-            named.append(ContainerIds(container.request.name, *((ids, "") if unit is Unit.DEVICE else ("", ids))))
+            is_device, ids = container.request.resource.unit is Unit.DEVICE, _ascending(container.ids)
+            named.append(ContainerIds(container.request.name, ids if is_device else (), () if is_device else ids))
         return tuple(named), ""
     assigned = assigned_allocations(pod, geometry)
     if isinstance(assigned, Rejection):
         return (), assigned.detail
-    assigned_ids = (
-        (allocation.container, _devices(geometry, allocation.mask), format_ids(cores_in(allocation.mask)))
-        for allocation in assigned
-    )
-    return tuple(ContainerIds(*fields) for fields in assigned_ids), ""
+    has = (ContainerIds(each.container, _devices(geometry, each.mask), _cores(each.mask)) for each in assigned)
+    return tuple(has), ""
 
 
 def _broken_text(inventory: NodeInventory, containers: Iterable[ContainerIds]) -> str:
     """What is wrong with the devices that a pod has; empty if nothing is."""
-    devices = {int(device) for container in containers for device in container.devices.split(",") if device}
+    devices = {device for container in containers for device in container.devices}
     alike = defaultdict[str, list[int]](list)
     for device, why in sorted(_broken(inventory, devices).items()):
         alike[why].append(device)
     return "; ".join(f"device{'s' if len(ids) > 1 else ''} {ranges(ids)} {why}" for why, ids in alike.items())
 
 
+def time_at(unix_seconds: float) -> datetime | None:
+    """The time to the second, as Kubernetes writes times; None for 0, which is not known, and for what is no date."""
+    return datetime.fromtimestamp(int(unix_seconds), UTC) if 0 < unix_seconds < _LATEST else None
+
+
+def _ascending(ids: Iterable[int]) -> tuple[int, ...]:
+    return tuple(sorted(ids))
+
+
 # A cluster of thousands of nodes has few different masks: their ids are worked out once.
 
 
 @lru_cache(maxsize=_MOST_MASKS)
-def _devices(geometry: Geometry, mask: CoreMask) -> str:
+def _devices(geometry: Geometry, mask: CoreMask) -> tuple[int, ...]:
     """The devices that the mask has any core of."""
-    return format_ids(geometry.devices_touched(mask))
+    return geometry.devices_touched(mask)
 
 
 @lru_cache(maxsize=_MOST_MASKS)
-def _whole_devices(geometry: Geometry, mask: CoreMask) -> str:
-    return format_ids(geometry.whole_devices(mask))
+def _whole_devices(geometry: Geometry, mask: CoreMask) -> tuple[int, ...]:
+    return geometry.whole_devices(mask)
 
 
 @lru_cache(maxsize=_MOST_MASKS)
-def _largest_free_set(geometry: Geometry, free_mask: CoreMask) -> str:
+def _largest_free_set(geometry: Geometry, free_mask: CoreMask) -> tuple[int, ...]:
     most = max((count for count, number in free_sets(geometry, free_mask).items() if number), default=0)
     sets = valid_sets(geometry, Unit.DEVICE, most)
-    return next((_devices(geometry, mask) for mask in sets if mask & free_mask == mask), "")
+    return next((_devices(geometry, mask) for mask in sets if mask & free_mask == mask), ())
 
 
 @lru_cache(maxsize=_MOST_MASKS)
-def _cores(mask: CoreMask) -> str:
-    return format_ids(cores_in(mask))
+def _cores(mask: CoreMask) -> tuple[int, ...]:
+    return cores_in(mask)

@@ -29,6 +29,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 from prometheus_client import Metric
 
+from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.cluster import ApiServer
 from neuron_plugin.monitor.events import EventsView, pod_events
 from neuron_plugin.monitor.plan import PlanOptions, plan
@@ -202,9 +203,9 @@ def table_page(nodes: Iterable[NodeView], pods: Iterable[PodView]) -> str:
         (
             node.name,
             node.spec.instance_type,
-            node.status.free_devices,
+            ranges(node.status.free_devices),
             ", ".join(f"{number} of {count}" for count, number in node.status.free_sets.items() if number),
-            ", ".join(f"{holder.namespace}/{holder.name}: {holder.devices}" for holder in node.status.holders),
+            ", ".join(f"{holder.namespace}/{holder.name}: {ranges(holder.devices)}" for holder in node.status.holders),
             "; ".join(f"{device}: {why}" for device, why in node.status.unhealthy_devices.items()),
             "open" if node.status.open else node.status.reason,
         )
@@ -215,7 +216,7 @@ def table_page(nodes: Iterable[NodeView], pods: Iterable[PodView]) -> str:
             pod.metadata.namespace,
             pod.name,
             ", ".join(f"{container.name}: {container.count} {container.resource}" for container in pod.spec.containers),
-            pod.status.phase + (", gated" if pod.status.gated else ""),
+            pod.status.state,
             pod.spec.node_name or pod.status.promised_node,
             pod.status.problem,
         )
@@ -226,7 +227,7 @@ def table_page(nodes: Iterable[NodeView], pods: Iterable[PodView]) -> str:
         '<link rel="icon" href="icon.svg" type="image/svg+xml">'
         '<link rel="stylesheet" href="style.css"></head><body><main><h1>Neuron devices</h1>'
         + _table("Nodes", _NODE_HEAD, node_rows)
-        + _table("Pods", ("Namespace", "Pod", "Asks for", "Phase", "Node", "Problem"), pod_rows)
+        + _table("Pods", ("Namespace", "Pod", "Asks for", "State", "Node", "Problem"), pod_rows)
         + '<p><a href="./">The live page</a></p></main></body></html>\n'
     )
 

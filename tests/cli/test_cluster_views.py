@@ -267,6 +267,8 @@ def test_rows_can_be_chosen_by_labels_ordered_by_a_field_and_shown_alone(
     assert free == ["node/inf-10", "node/trn-1", "node/inf-1"], "ids by how many there are: 1, 9 and 12"
     by_name = cli("nodes", "--sort-by", ".metadata.name", "-o", "name", *source).out.split()
     assert by_name == ["node/inf-1", "node/inf-10", "node/trn-1"]
+    by_work = cli("pods", "-A", "--sort-by", ".spec.workSince", "-o", "name", *source)
+    assert (by_work.status, "pod/labelled" in by_work.out) == (0, True), "null is a value of a field that is there"
     assert cli("nodes", "-l", "zone=a", "-o", "name", *source).out == "node/inf-10\n"
     assert cli("pods", "-l", "app in (train)", "-o", "name", *source).out == "pod/labelled\n"
     assert "waiting" in cli("nodes", "-l", "zone=a", *source).out.splitlines()[-1]

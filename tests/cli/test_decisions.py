@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from datetime import datetime
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
@@ -79,8 +78,8 @@ def test_decisions_are_a_row_each_oldest_first(cli: Cli, daemon: Daemon) -> None
     assert [row.split()[1] for row in rows] == ["preferred", "allocated", "refused"]
     time, _, pod, container, resource, ids, candidates, *reason = rows[0].split()
     assert time == "2026-09-14T02:19:10.678Z"
-    assert (pod, container, resource, ids) == ("default/train", "main", "neurondevice", "4,5,6,7")
-    assert candidates.startswith("0,1,2,3(")
+    assert (pod, container, resource, ids) == ("default/train", "main", "neurondevice", "4-7")
+    assert candidates.startswith("0-3(")
     assert len(candidates.split(";")) == 4
     assert reason == ["why", "so"]
     assert daemon.asked == ["/decisions"]
@@ -88,14 +87,8 @@ def test_decisions_are_a_row_each_oldest_first(cli: Cli, daemon: Daemon) -> None
 
 def test_json_has_everything(cli: Cli, daemon: Daemon) -> None:
     shown = json.loads(cli("decisions", "--server", daemon.address, "-o", "json").out)
-    (first, *_), (told, *_) = shown["decisions"], json.loads(daemon.body)["decisions"]
-    assert (shown["version"], list(first)[1:]) == (1, list(told)[1:]), "what the daemon says, in its order"
-    assert datetime.fromisoformat(first["time"]).timestamp() == pytest.approx(told["timeNs"] / 1e9, abs=1e-5)
-    for name in ("ids", "offered", "mustInclude", "usable"):
-        assert ",".join(map(str, first[name])) == told[name]
-    assert [each["ids"] for each in first["candidates"]] == [
-        [int(number) for number in each["ids"].split(",")] for each in told["candidates"]
-    ]
+    assert shown == {"version": 1, **json.loads(daemon.body)}, "what the daemon says"
+    assert shown["decisions"][0]["time"].startswith("2026-09-14T02:19:10.678")
     assert yaml.safe_load(cli("decisions", "--server", daemon.address, "-o", "yaml").out) == shown
 
 

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from neuron_plugin.allocation import Resource
-from neuron_plugin.cli import decisions, nodes, pods
+from neuron_plugin.cli import nodes, pods
 from neuron_plugin.cli.command import Exit
 from neuron_plugin.cli.main import build_parser, main
 from neuron_plugin.decision_log import LoggedDecision, Step, explain_decision
@@ -45,9 +45,7 @@ def keys(document: type[msgspec.Struct]) -> list[str]:
     return [field.encode_name for field in msgspec.structs.fields(document)]
 
 
-DECISION = decisions.document_of(
-    explain_decision(LoggedDecision(0, Step.BOUND, "n", TRN1, Resource.NEURON, TRN1.device_mask(0), "why"))
-)
+DECISION = explain_decision(LoggedDecision(0, Step.BOUND, "n", TRN1, Resource.NEURON, TRN1.device_mask(0), "why"))
 
 
 def printed(*arguments: str) -> Any:

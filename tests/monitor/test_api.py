@@ -107,14 +107,14 @@ async def test_e06_a_list_of_nodes_shows_what_is_free_held_and_broken(stage: Sta
     assert (node["spec"]["instanceType"], node["spec"]["devices"]) == ("inf1.6xlarge", 4)
     status = node["status"]
     assert status["open"] is True
-    assert status["freeDevices"] == "1,2"
-    assert status["usedCores"] == "0,1"
+    assert status["freeDevices"] == [1, 2]
+    assert status["usedCores"] == [0, 1]
     assert status["unhealthyDevices"] == {"3": "ECC"}
     assert status["holders"][0]["name"] == "holder"
-    assert status["holders"][0]["devices"] == "0"
+    assert status["holders"][0]["devices"] == [0]
 
 
-NOT_KNOWN = {"known": False, "busyPercent": 0, "memoryBytes": 0, "idleSince": 0}
+NOT_KNOWN = {"known": False, "busyPercent": 0, "memoryBytes": 0, "idleSince": None}
 
 
 async def test_e06_a_list_of_pods_says_what_they_ask_and_were_given(stage: Stage) -> None:
@@ -128,7 +128,7 @@ async def test_e06_a_list_of_pods_says_what_they_ask_and_were_given(stage: Stage
     pods = {each["metadata"]["name"]: each for each in found["items"]}
     assert pods["bound"]["spec"]["nodeName"] == "node"
     assert pods["bound"]["status"]["containers"] == [
-        {"name": "main", "devices": "0,1,2,3", "cores": "0,1,2,3,4,5,6,7", "utilization": NOT_KNOWN}
+        {"name": "main", "devices": [0, 1, 2, 3], "cores": [*range(8)], "utilization": NOT_KNOWN}
     ]
     assert pods["waiting"]["status"]["phase"] == "Waiting"
     assert pods["waiting"]["spec"]["containers"][0]["count"] == 2
@@ -165,7 +165,7 @@ async def test_e06_a_watch_from_a_lists_version_shows_what_came_after_it(stage: 
         assert (kind, added["metadata"]["name"]) == ("ADDED", "first")
         stage.world.show({**pod, "metadata": {**pod["metadata"], "annotations": {"NEURON_DEVS": "1"}}})
         kind, changed = await watcher.event()
-        assert (kind, changed["status"]["containers"][0]["devices"]) == ("MODIFIED", "1")
+        assert (kind, changed["status"]["containers"][0]["devices"]) == ("MODIFIED", [1])
         assert int(changed["metadata"]["resourceVersion"]) > int(added["metadata"]["resourceVersion"])
         stage.world.gone(pod)
         assert (await watcher.event())[0] == "DELETED"

@@ -60,7 +60,7 @@ async def test_inspect_shows_all_nodes_or_one_with_its_holders(stage: Stage) -> 
     assert "unhealthy: device 9: ECC" in one
     assert "disabled: 4-5" in one
     assert "closed: pod default/stock is bound and has no assignment yet" in closed
-    assert as_json[0]["status"]["usedDevices"] == "0,1"
+    assert as_json[0]["status"]["usedDevices"] == [0, 1]
     assert (await stage.get("/inspect/ghost"))[0] == 404
 
 

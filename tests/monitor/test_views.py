@@ -25,6 +25,7 @@ from neuron_plugin.monitor.views import (
     UtilizationView,
     node_view,
     pod_view,
+    time_at,
 )
 from neuron_plugin.placement.claims import with_claims
 from neuron_plugin.placement.history import History
@@ -121,7 +122,7 @@ def test_e06_a_closed_node_says_why_and_in_detail_which_pod(world: World) -> Non
     assert status.open is False
     assert status.reason == "A pod on the node uses Neuron and its assignment is not known yet"
     assert status.details == ("pod default/stock is bound and has no assignment yet",)
-    assert status.missing_devices == "2"
+    assert status.missing_devices == (2,)
 
 
 def test_e07_a_node_whose_plugin_is_silent_says_so_and_when_it_was_last_heard_of(world: World) -> None:
@@ -170,8 +171,8 @@ def test_what_a_pod_has_and_what_is_broken_are_both_shown_and_every_device_count
     node, pod = shown(world, "node"), pod_view(world.state, record_of(manifest))
 
     assert node.status.device_counts == DeviceCounts(used=4, used_broken=2, free=9, unhealthy=1, missing=1, held_down=1)
-    assert node.status.holders[0].devices == "0,1,2,3"
-    assert [each.devices for each in pod.status.containers] == ["0,1,2,3"]
+    assert node.status.holders[0].devices == (0, 1, 2, 3)
+    assert [each.devices for each in pod.status.containers] == [(0, 1, 2, 3)]
     assert pod.status.problem == "device 2 unhealthy: ECC; device 3 missing"
 
     gone = {3: "missing: the driver does not list it"}
@@ -182,16 +183,16 @@ def test_what_a_pod_has_and_what_is_broken_are_both_shown_and_every_device_count
 @pytest.mark.parametrize(
     ("instance_type", "held", "largest"),
     [
-        ("trn1.32xlarge", "", "0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15"),
-        ("trn1.32xlarge", "5", "8,9,10,11,12,13,14,15"),
-        ("trn1.32xlarge", "5,12", "0,1,2,3"),
-        ("trn1.32xlarge", "0,5,10,15", "1"),
-        ("inf2.48xlarge", "3,4", "5,6,7,8,9,10,11"),
-        ("inf2.48xlarge", "0,1,2,3,4,5,6,7,8,9,10,11", ""),
+        ("trn1.32xlarge", "", tuple(range(16))),
+        ("trn1.32xlarge", "5", tuple(range(8, 16))),
+        ("trn1.32xlarge", "5,12", (0, 1, 2, 3)),
+        ("trn1.32xlarge", "0,5,10,15", (1,)),
+        ("inf2.48xlarge", "3,4", tuple(range(5, 12))),
+        ("inf2.48xlarge", "0,1,2,3,4,5,6,7,8,9,10,11", ()),
     ],
 )
 def test_the_largest_free_set_is_the_lowest_of_its_size(
-    world: World, instance_type: str, held: str, largest: str
+    world: World, instance_type: str, held: str, largest: tuple[int, ...]
 ) -> None:
     world.node("node-1", instance_type)
     if held:
@@ -215,13 +216,13 @@ def test_a_device_is_as_busy_as_its_cores_are_and_idle_only_if_all_of_its_contai
 
     shared = shown(world, "node").status
     assert shared.utilization == {"0": UtilizationView(known=True, busy_percent=30, memory_bytes=3 * 2**30)}
-    assert shared.idle_devices == ""
+    assert shared.idle_devices == ()
 
     later = ContainerUtilization(0, 0, idle_since=200)
     world.state.see_utilization("node", used(half, main=idle) | used(rest, main=later))
 
-    assert shown(world, "node").status.idle_devices == "0"
-    assert shown(world, "node").status.utilization["0"].idle_since == 200
+    assert shown(world, "node").status.idle_devices == (0,)
+    assert shown(world, "node").status.utilization["0"].idle_since == time_at(200)
 
 
 def test_a_device_is_not_called_idle_while_a_part_of_it_is_not_known(world: World) -> None:
@@ -232,7 +233,7 @@ def test_a_device_is_not_called_idle_while_a_part_of_it_is_not_known(world: Worl
     world.state.see_utilization("node", used(known, main=ContainerUtilization(0, 0, idle_since=100)))
 
     assert shown(world, "node").status.utilization == {}
-    assert shown(world, "node").status.idle_devices == ""
+    assert shown(world, "node").status.idle_devices == ()
 
 
 def test_what_a_container_does_is_shown_and_of_another_pods_nothing(world: World) -> None:
@@ -265,8 +266,8 @@ def test_what_the_users_of_a_claim_do_is_shown_at_its_request(world: World) -> N
     world.state.see_utilization("node", {PodUid("uid"): {"claim pod-dev-1f": known}})
 
     (part,) = pod_view(world.state, pod).status.containers
-    assert (part.name, part.utilization.busy_percent, part.utilization.idle_since) == ("dev/neurons", 7, 5)
-    assert shown(world, "node").status.idle_devices == "0,1,2,3"
+    assert (part.name, part.utilization.busy_percent, part.utilization.idle_since) == ("dev/neurons", 7, time_at(5))
+    assert shown(world, "node").status.idle_devices == (0, 1, 2, 3)
     assert [one.container for one in idle_containers(world.state, 100.0)[0]] == ["dev/neurons"]
 
 
@@ -287,6 +288,16 @@ def test_what_is_published_changes_the_pods_that_it_is_about_and_their_node(worl
     ]
     assert names == ["pod-1", "pod-2", "node", "pod-1", "node"]
     assert world.state.capacity_version == capacity
+
+
+@pytest.mark.parametrize(
+    ("unix_seconds", "text"),
+    [(1_795_363_200.9, "2026-11-22T16:00:00Z"), (0, None), (-1, None), (253_402_300_800, None), (2**53, None)],
+)
+def test_a_time_is_rfc_3339_to_the_second_and_null_where_there_is_no_such_date(
+    unix_seconds: float, text: str | None
+) -> None:
+    assert msgspec.to_builtins(time_at(unix_seconds)) == text
 
 
 def test_e06_holders_come_by_namespace_and_name(world: World) -> None:
@@ -340,9 +351,9 @@ def test_e06_a_container_has_the_devices_of_its_cores_and_the_cores_of_its_devic
     ]
     assert found.status.allocated is True
     assert [(each.name, each.devices, each.cores) for each in found.status.containers] == [
-        ("setup", "0", "0,1"),
-        ("main", "0,1", "0,1,2"),
-        ("other", "5", "10,11"),
+        ("setup", (0,), (0, 1)),
+        ("main", (0, 1), (0, 1, 2)),
+        ("other", (5,), (10, 11)),
     ]
 
 
@@ -354,7 +365,7 @@ def test_e06_on_a_node_that_is_not_known_a_container_has_what_its_assignment_nam
     status = pod_view(world.state, record_of(manifest)).status
 
     assert status.allocated is False
-    assert [(each.devices, each.cores) for each in status.containers] == [("", "0,1"), ("5", "")]
+    assert [(each.devices, each.cores) for each in status.containers] == [((), (0, 1)), ((5,), ())]
 
 
 @pytest.mark.parametrize(

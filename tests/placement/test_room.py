@@ -17,7 +17,7 @@ from neuron_plugin.cluster import ApiRequest, KubernetesApi, LeaseName
 from neuron_plugin.cluster.api import Response
 from neuron_plugin.decision_log import Step
 from neuron_plugin.monitor.explain import explain, explain_text, find_pod, question
-from neuron_plugin.monitor.views import node_view
+from neuron_plugin.monitor.views import ReservedCores, node_view
 from neuron_plugin.placement.context import Context, Times
 from neuron_plugin.placement.daemon import ControllerTimes
 from neuron_plugin.placement.extender.scheduler_config import FilterMode
@@ -232,8 +232,8 @@ async def test_what_is_reserved_shows_in_the_monitor_api_and_closes_no_node(room
     await room.wait_and_look()
     status = node_view(room.world.state, room.world.state.nodes["trn-1"]).status
     assert status.open
-    assert status.reserved == {",".join(map(str, range(32))): "default/big-1"}
-    assert status.free_cores == ""
+    assert status.reserved == (ReservedCores("default/big-1", tuple(range(32))),)
+    assert status.free_cores == ()
 
 
 async def test_explain_names_the_move_and_then_the_reservation(room: MovingBench) -> None:

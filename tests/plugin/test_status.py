@@ -472,11 +472,11 @@ async def test_decisions_are_given_oldest_first_with_their_candidates_and_pods()
         await desk.admit(A, "app", NEURON, *ids)
         found = json.loads(Parts(decisions=desk.allocator.log.decisions).status.decisions())["decisions"]
     assert [(one["step"], one["pod"], one["uid"], one["ids"]) for one in found] == [
-        ("preferred", "default/a", A, "0,1,2,3"),
-        ("allocated", "default/a", A, "0,1,2,3"),
+        ("preferred", "default/a", A, [0, 1, 2, 3]),
+        ("allocated", "default/a", A, [0, 1, 2, 3]),
     ]
     assert found[0]["candidateCount"] == 4
-    assert found[0]["candidates"][0]["ids"] == "0,1,2,3"
+    assert found[0]["candidates"][0]["ids"] == [0, 1, 2, 3]
 
 
 def test_without_a_decision_the_page_is_an_empty_list() -> None:

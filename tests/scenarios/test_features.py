@@ -142,7 +142,7 @@ async def test_nine_cores_of_an_inf1_use_devices_0_to_2_under_every_name(story: 
     nine = await story.run("nrt-test", cores(9), on=["inf1"])
     assert nine.ids == run_of(9)
     assert nine.device_nodes == ["/dev/neuron0", "/dev/neuron1", "/dev/neuron2"]
-    assert (await story.node("inf1"))["status"]["usedDevices"] == "0,1,2"
+    assert (await story.node("inf1"))["status"]["usedDevices"] == [0, 1, 2]
     await story.cluster.workers["inf1"].wait_until_offered(Resource.NEURONDEVICE, 1)
     assert (await story.run("device", devices(1), on=["inf1"])).ids == "3"
     assert (await story.run("core", cores(1), on=["inf1"])).ids == "9"
@@ -159,7 +159,7 @@ async def test_usage_is_stored_on_no_node_and_nothing_is_left_of_pods_that_ended
     for number in range(3):
         await story.run("comes-and-goes", devices(number + 1), on=["inf1"])
         await story.end("comes-and-goes")
-    assert (await story.node("inf1"))["status"]["freeDevices"] == "0,1,2,3"
+    assert (await story.node("inf1"))["status"]["freeDevices"] == [0, 1, 2, 3]
     annotations = story.api.get(NODES, "inf1")["metadata"]["annotations"]
     assert [key for key in annotations if not key.startswith("neuron-plugin.io/inventory")] == []
 
@@ -254,7 +254,7 @@ async def test_a_device_out_of_service_is_in_no_new_pod_and_who_has_it_keeps_it(
     holder = await story.run("holder", devices(1), on=["inf1"], allow_devices="3")
     await story.command("cordon", "inf1", "2-3")
     try:
-        await until(lambda: _is(story, "inf1", disabledDevices="2,3"))
+        await until(lambda: _is(story, "inf1", disabledDevices=[2, 3]))
         await story.cluster.workers["inf1"].wait_until_offered(Resource.NEURONCORE, 8)
         disabled = "The node's disabled Neuron devices leave no linked set of 4 devices"
         assert disabled in await story.waits("four", devices(4), on=["inf1"])
@@ -262,7 +262,7 @@ async def test_a_device_out_of_service_is_in_no_new_pod_and_who_has_it_keeps_it(
         assert story.cluster.pod("holder").annotations["NEURON_DEVS"] == holder.ids
     finally:
         await story.command("uncordon", "inf1", "2-3")
-    await until(lambda: _is(story, "inf1", disabledDevices=""))
+    await until(lambda: _is(story, "inf1", disabledDevices=[]))
     assert DISABLE_KEY not in story.api.get(NODES, "inf1")["metadata"]["annotations"]
 
 
@@ -342,9 +342,9 @@ async def test_who_has_what_is_shown_to_people_and_to_programs(story: Story) -> 
     assert [each["metadata"]["name"] for each in shown] == ["train"]
     assert shown[0]["status"]["allocated"]
     held = {each["name"]: (each["devices"], each["cores"]) for each in shown[0]["status"]["containers"]}
-    core = pod.annotations["NEURON_CORES"]
-    assert held["c0"] == (pod.ids, run_of(8, 2 * int(pod.ids.split(",")[0])))
-    assert held["i0"] == (str(int(core) // 2), core)
+    first, core = int(pod.ids.split(",")[0]), int(pod.annotations["NEURON_CORES"])
+    assert held["c0"] == ([*range(first, first + 4)], [*range(2 * first, 2 * first + 8)])
+    assert held["i0"] == ([core // 2], [core])
     nodes = await story.command("nodes", "--extender", story.cluster.health_url)
     assert "3 nodes, 0 closed; 32 devices: 27 free, 5 allocated, 0 not available; 63 of 72 cores free" in nodes
     pods = await story.command("pods", "--extender", story.cluster.health_url)

@@ -115,7 +115,7 @@ async def test_the_table_shows_nodes_and_pods_and_escapes_names() -> None:
     assert status == 200
     found = Parts(text)
     assert {tag for tag, _ in found.tags} & {"b", "script"} == set()
-    assert {"<b>node</b>", "default/a&b: 0,1", "3: <script>ECC</script>", "waits", "main: 7 aws.amazon.com/neuron"} <= {
+    assert {"<b>node</b>", "default/a&b: 0-1", "3: <script>ECC</script>", "waits", "main: 7 aws.amazon.com/neuron"} <= {
         each.strip() for each in found.texts
     }
 

@@ -1,6 +1,6 @@
 // What needs attention, as one sentence, and the cluster in numbers. Each part of both is a filter of the nodes.
 
-import { STATES, factsOf, ids, plural, when } from "./facts.js";
+import { STATES, factsOf, plural, when } from "./facts.js";
 import { html, put } from "./html.js";
 
 const MOST_NAMES = 2;
@@ -76,7 +76,7 @@ export class Attention {
   }
 
   drawNumbers(nodes, facts, waiting, promised, sum) {
-    const largest = Math.max(0, ...nodes.map((node) => (node.status.open ? ids(node.status.largestFreeSet).length : 0)));
+    const largest = Math.max(0, ...nodes.map((node) => (node.status.open ? node.status.largestFreeSet.length : 0)));
     const chips = [
       ["nodes", nodes.length], ["devices", sum(({ count }) => count)],
       ["used", sum(({ used }) => used), "used", "used"], ["free", sum(({ free }) => free), "free", "free"],

@@ -1,6 +1,6 @@
 // Nodes as pictures: a torus as a grid, a line or ring as a row of devices that goes on below. A pod's set is one shape.
 
-import { STATES, described, factsOf, ids, nameOf, useText } from "./facts.js";
+import { STATES, described, factsOf, nameOf, useText } from "./facts.js";
 import { element, hatch } from "./paint.js";
 
 const LARGE = { cell: 40, gap: 10, edge: 12, corner: 7 };
@@ -49,7 +49,7 @@ export function update(drawn, node, look, all) {
   if (!drawn.cells.length) return;
   const { devices } = factsOf(node);
   for (const device of devices) cell(drawn, device, look, node.spec.coresPerDevice);
-  drawn.largest.setAttribute("d", node.status.open ? union(drawn, ids(node.status.largestFreeSet)) : "");
+  drawn.largest.setAttribute("d", node.status.open ? union(drawn, node.status.largestFreeSet) : "");
   const held = node.status.holders.map((holder) => shape(drawn, node, holder, look));
   drawn.sets.replaceChildren(...held.flatMap(({ shapes }) => shapes));
   drawn.names.replaceChildren(...held.flatMap(({ name }) => name || []));
@@ -116,7 +116,7 @@ function cell({ cells }, device, look, coresPerDevice) {
   group.dataset.pods = device.holders.map(nameOf).join(" ");
   square.dataset.state = device.holders.length ? "used" : device.health !== "healthy" ? device.health : device.free ? "free" : "other";
   square.dataset.health = device.health;
-  const cores = new Set(device.holders.flatMap((each) => ids(each.cores)).filter((core) => Math.floor(core / coresPerDevice) === device.id));
+  const cores = new Set(device.holders.flatMap((each) => each.cores).filter((core) => Math.floor(core / coresPerDevice) === device.id));
   square.classList.toggle("partly", cores.size > 0 && cores.size < coresPerDevice);
   frame.classList.toggle("missing", device.health === "missing");
   if (before) {
@@ -163,7 +163,7 @@ function union({ placed, measures: { cell: side, gap, corner } }, devices) {
 /** What a holder has of a node: whole devices, and for others the part of the square that its cores are. */
 function heldBy(drawn, { spec }, holder) {
   const { placed, measures: { cell: side } } = drawn;
-  const cores = Map.groupBy(ids(holder.cores), (core) => Math.floor(core / spec.coresPerDevice));
+  const cores = Map.groupBy(holder.cores, (core) => Math.floor(core / spec.coresPerDevice));
   const whole = [];
   const parts = [];
   for (const [id, some] of cores) {
@@ -178,7 +178,7 @@ function shape(drawn, node, holder, look) {
   const { whole, d } = heldBy(drawn, node, holder);
   const { paint: { colour, mark, dark }, promised } = look(holder);
   const { devices, usedBroken } = factsOf(node);
-  const hurt = usedBroken && ids(holder.devices).some((id) => devices[id]?.broken);
+  const hurt = usedBroken && holder.devices.some((id) => devices[id]?.broken);
   const made = element("path", { class: `set${promised ? " promised" : ""}${hurt ? " hurt" : ""}`, d, "data-pod": nameOf(holder) });
   const pale = `color-mix(in srgb, ${colour}, var(--card) 55%)`;
   made.style.fill = promised ? pale : colour;
@@ -269,7 +269,7 @@ function small(drawn, node, look) {
     ...(off.length ? [path("device off", off)] : []),
     path("device free", devices.filter((each) => each.free || each.holders.length)),
     ...node.status.holders.flatMap((holder) => shape(drawn, node, holder, look).shapes),
-    ...(node.status.idleDevices ? [idle] : []),
+    ...(node.status.idleDevices.length ? [idle] : []),
     ...(broken.length ? [element("path", { class: "halo", d: broken.map(cross).join("") }), element("path", { class: "cross", d: broken.map(cross).join("") })] : []),
   );
 }

@@ -1,7 +1,7 @@
 // What is known of one node or of one pod, beside all the others.
 
 import { deviceText, picture, update } from "./draw.js";
-import { ageOf, asks, byName, factsOf, ids, nameOf, plural, ranges, short, sizesOf, useText, when } from "./facts.js";
+import { ageOf, asks, byName, factsOf, nameOf, plural, ranges, secondsOf, short, sizesOf, useText, when } from "./facts.js";
 import { hashOf, html, link, put, table } from "./html.js";
 import { element } from "./paint.js";
 import { fetched } from "./stream.js";
@@ -138,7 +138,7 @@ export class Drawer {
     });
     const alike = Map.groupBy(devices.filter((each) => each.health !== "healthy"), ({ id, health, why, holders }) => JSON.stringify([
       why.startsWith(health) ? why : `${health}${why ? `: ${why}` : ""}`,
-      id in status.unhealthyDevices ? (status.unhealthySince[id] ? when(status.unhealthySince[id]) : "before the controller started") : "",
+      id in status.unhealthyDevices ? (status.unhealthySince[id] ? when(secondsOf(status.unhealthySince[id])) : "before the controller started") : "",
       UNTIL[health] || "", holders.map(nameOf),
     ]));
     const rows = [...alike].map(([text, members]) => {
@@ -148,10 +148,10 @@ export class Drawer {
     const holders = status.holders.flatMap((holder) => {
       const pod = pods.get(holder.uid);
       const parts = pod?.status.containers.length ? pod.status.containers : [{ name: "", ...holder }];
-      return parts.map((part) => [link("pod", nameOf(holder)), part.name, ranges(ids(part.devices)), ranges(ids(part.cores)), standingOf(pod)]);
+      return parts.map((part) => [link("pod", nameOf(holder)), part.name, ranges(part.devices), ranges(part.cores), pod?.status.state || ""]);
     });
     const uids = new Set(status.holders.map((each) => each.uid));
-    const free = status.open && status.freeDevices ? `Free: ${ranges(ids(status.freeDevices))}. ` : "";
+    const free = status.open && status.freeDevices.length ? `Free: ${ranges(status.freeDevices)}. ` : "";
     const found = [html("p", { class: "sizes" }, html("span", {}, `${free}Free sets`), ...sizes)];
     if (rows.length) found.push(table("Out of service", ["Device", "State", "Since", "Until", "Pods"], rows));
     if (holders.length) found.push(table("Who has what", ["Pod", "Container", "Devices", "Cores", "State"], holders));
@@ -161,8 +161,8 @@ export class Drawer {
 
   decided(about) {
     const rows = this.decisions.found.filter(about).slice(-MOST_DECISIONS).reverse().map((each) => [
-      when(each.timeNs / 1e9), each.step, each.pod, `${each.count} ${short(each.resource)}`, ranges(ids(each.ids)),
-      each.candidates.map((one) => `${ranges(ids(one.ids))} (${one.cost})`).join("; "),
+      when(secondsOf(each.time)), each.step, each.pod, `${each.count} ${short(each.resource)}`, ranges(each.ids),
+      each.candidates.map((one) => `${ranges(one.ids)} (${one.cost})`).join("; "),
     ]);
     return rows.length ? [table("Last decisions", ["Time", "Step", "Pod", "Asked", "Ids", "Candidates (cost to later pods)"], rows)] : [];
   }
@@ -184,18 +184,17 @@ export class Drawer {
     const node = nodes.get(where);
     const given = new Map(status.containers.map((each) => [each.name, each]));
     const containers = spec.containers.map((each) => {
-      const has = given.get(each.name) || { devices: "", cores: "" };
-      return [each.name, each.kind, `${each.count} ${short(each.resource)}`, ranges(ids(has.devices)), ranges(ids(has.cores)), useText(has.utilization) || "not known"];
+      const has = given.get(each.name) || { devices: [], cores: [] };
+      return [each.name, each.kind, `${each.count} ${short(each.resource)}`, ranges(has.devices), ranges(has.cores), useText(has.utilization) || "not known"];
     });
     const group = workloadOf(metadata);
     const mates = [...pods.values()].filter((each) => each !== pod && workloadOf(each.metadata) === group);
     const facts = [
-      ["Phase", status.phase + (status.gated ? ", gated" : "")],
+      ["State", status.state],
       ["Node", where ? link("node", where) : "none yet"],
       ["Health", status.problem || (where ? "no problem" : "")],
-      ["Assignment", where ? standingOf(pod) : ""],
       ["Asks for", asks(spec)],
-      ["Age", spec.created ? ageOf(Date.now() / 1000 - spec.created) : ""],
+      ["Age", spec.created ? ageOf(Date.now() / 1000 - secondsOf(spec.created)) : ""],
       ["Priority", `${spec.priority}`],
       ["Made by", spec.controller],
       ["Group", spec.group],
@@ -207,22 +206,17 @@ export class Drawer {
     found.push(table("Containers", ["Container", "Kind", "Asks for", "Devices", "Cores", "Use"], containers));
     if (mates.length) {
       const rows = mates.sort((a, b) => byName(a.metadata.name, b.metadata.name)).map((each) => [
-        link("pod", nameOf(each.metadata)), each.status.phase, each.spec.nodeName || each.status.promisedNode,
-        ranges(each.status.containers.flatMap((one) => ids(one.devices))),
+        link("pod", nameOf(each.metadata)), each.status.state, each.spec.nodeName || each.status.promisedNode,
+        ranges(each.status.containers.flatMap((one) => one.devices)),
       ]);
-      found.push(table("The others of its workload", ["Pod", "Phase", "Node", "Devices"], rows));
+      found.push(table("The others of its workload", ["Pod", "State", "Node", "Devices"], rows));
     }
     const now = Date.now() / 1000;
-    const events = this.events.found.map((each) => [each.at ? ageOf(now - Date.parse(each.at) / 1000) : "", each.reason || "", each.note, each.count]);
+    const events = this.events.found.map((each) => [each.at ? ageOf(now - secondsOf(each.at)) : "", each.reason || "", each.note, each.count]);
     if (events.length) found.push(table("Events", ["Age", "Reason", "Message", "Times"], events));
     found.push(...this.decided((each) => each.uid === metadata.uid));
     return [...this.head([]), list, ...found];
   }
-}
-
-function standingOf(pod) {
-  if (pod?.status.allocated) return "confirmed by the kubelet";
-  return pod?.status.phase === "Promised" ? "promised, not bound yet" : "chosen, not confirmed yet";
 }
 
 const coresOf = (id, { coresPerDevice }) => Array.from({ length: coresPerDevice }, (_, core) => id * coresPerDevice + core);

@@ -1,8 +1,5 @@
 // What nodes and pods are, in words and numbers: functions of the objects of the monitor API, and nothing of the page.
 
-/** Ids as in annotations: "0,1,5". */
-export const ids = (text) => (text ? text.split(",").map(Number) : []);
-
 /** "0-3,5" */
 export function ranges(numbers) {
   const parts = [];
@@ -27,6 +24,9 @@ export function ageOf(seconds) {
   return `${Math.max(0, Math.floor(seconds / size))}${unit}`;
 }
 
+/** Unix seconds of a time of the API; 0 where it is not known. */
+export const secondsOf = (time) => (time ? Date.parse(time) / 1000 : 0);
+
 /** "16:50:17", and the date before it unless it is today: the one form of times. */
 export function when(seconds) {
   const [day, time] = new Date(1000 * seconds).toLocaleString("sv").split(" ");
@@ -39,14 +39,14 @@ export const STATES = ["unhealthy", "missing", "held down", "disabled", "reserve
 /** What each device is: healthy or one of STATES, who has it, and whether that is broken. */
 function devicesOf({ spec, status }) {
   const [missing, heldDown, disabled, free] = ["missingDevices", "heldDownDevices", "disabledDevices", "freeDevices"]
-    .map((key) => new Set(ids(status[key])));
+    .map((key) => new Set(status[key]));
   const reserved = new Map();
-  for (const [cores, pod] of Object.entries(status.reserved)) {
-    for (const core of ids(cores)) reserved.set(Math.floor(core / spec.coresPerDevice), `for ${pod}`);
+  for (const { pod, cores } of status.reserved) {
+    for (const core of cores) reserved.set(Math.floor(core / spec.coresPerDevice), `for ${pod}`);
   }
   const holders = new Map();
   for (const holder of status.holders) {
-    for (const device of ids(holder.devices)) holders.set(device, [...(holders.get(device) || []), holder]);
+    for (const device of holder.devices) holders.set(device, [...(holders.get(device) || []), holder]);
   }
   return Array.from({ length: spec.devices }, (_, id) => {
     const held = holders.get(id) || [];
@@ -63,14 +63,14 @@ function devicesOf({ spec, status }) {
 /** "73 % busy", and since when it is idle; empty where that is not known. */
 export function useText(use) {
   if (!use?.known) return "";
-  return `${use.busyPercent} % busy${use.idleSince ? `, idle since ${when(use.idleSince)}` : ""}`;
+  return `${use.busyPercent} % busy${use.idleSince ? `, idle since ${when(secondsOf(use.idleSince))}` : ""}`;
 }
 
 /** What a card says about its node before anything else; the reason is in its title. */
 function badgesOf({ open, cordoned, stale, reserved }) {
   const badges = [cordoned && "cordoned", stale && "silent"].filter(Boolean);
   if (!open && !badges.length) badges.push("closed");
-  return Object.keys(reserved).length ? [...badges, "reserved"] : badges;
+  return reserved.length ? [...badges, "reserved"] : badges;
 }
 
 const known = new WeakMap(); // an object of the API does not change
@@ -93,8 +93,8 @@ export function factsOf(node) {
     devices, used, usedBroken, free, unused, badges,
     count: spec.devices,
     states,
-    idle: ids(status.idleDevices).length,
-    largest: status.open ? ids(status.largestFreeSet).length : 0,
+    idle: status.idleDevices.length,
+    largest: status.open ? status.largestFreeSet.length : 0,
     brokenHolders: new Set(devices.filter((each) => each.broken).flatMap((each) => each.holders)).size,
     worst: 1000 * usedBroken + 500 * badges.includes("silent") + 300 * badges.includes("closed") +
       20 * (unused.unhealthy + unused.missing) + 10 * badges.includes("cordoned") + unused.disabled,

@@ -140,7 +140,7 @@ function drawLegend(shown) {
     return html("li", {}, element("svg", { viewBox: "0 0 16 16", "aria-hidden": "true", class: "swatch" }, box, marked, ...marks), name);
   };
   const entries = [square("free"), square("largest free set"), ...STATES.filter((each) => seen.has(each)).map((each) => square(each, "", MARKS[each]))];
-  if (shown.some((node) => node.status.idleDevices)) entries.push(square("idle", hatch()));
+  if (shown.some((node) => node.status.idleDevices.length)) entries.push(square("idle", hatch()));
   if (colour === "health") entries.push(square("used", "var(--used)"));
   if (["namespace", "workload"].includes(colour)) {
     const keys = [...new Set(shown.flatMap((node) => node.status.holders.map(KEYS[colour])))].sort(byName);

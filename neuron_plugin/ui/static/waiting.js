@@ -1,6 +1,6 @@
 // The pods that wait, a line each: how long, how urgent, and what they can expect. Why is asked of those that are open.
 
-import { ageOf, asks, nameOf, ranges } from "./facts.js";
+import { ageOf, asks, nameOf, ranges, secondsOf } from "./facts.js";
 import { html, link, put, table } from "./html.js";
 import { fetched } from "./stream.js";
 
@@ -11,7 +11,7 @@ const MOST_BLOCKED = 3;
 
 /** In the order in which they are placed: those of high priority first, then the older. */
 export const waitingOf = (pods) => pods.filter((pod) => pod.status.phase === "Waiting").sort((a, b) =>
-  b.spec.priority - a.spec.priority || a.spec.created - b.spec.created || (nameOf(a.metadata) < nameOf(b.metadata) ? -1 : 1));
+  b.spec.priority - a.spec.priority || secondsOf(a.spec.created) - secondsOf(b.spec.created) || (nameOf(a.metadata) < nameOf(b.metadata) ? -1 : 1));
 
 /** The lines: a pod alone, or the pods of a group that wait, beside all pods of the group. */
 function linesOf(waiting, pods) {
@@ -75,7 +75,7 @@ export class Waiting {
     const { spec: { created, priority } } = lead;
     const [verdict, tone] = verdictOf(lead, this.prospectOf(lead));
     const placed = group && `${group.filter(({ status }) => status.phase !== "Waiting").length} of ${group.length} placed`;
-    const facts = [placed, created && ageOf(now - created), priority && `priority ${priority}`].filter(Boolean);
+    const facts = [placed, created && ageOf(now - secondsOf(created)), priority && `priority ${priority}`].filter(Boolean);
     const about = html("summary", {}, html("strong", {}, name), html("small", {}, facts.join(", ")), html("span", { class: `verdict ${tone}` }, verdict));
     const reason = group && this.prospectOf(lead)?.reason;
     if (reason) about.append(html("small", { class: "reason" }, reason));

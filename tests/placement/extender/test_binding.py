@@ -251,10 +251,10 @@ async def test_a_bind_is_remembered_with_what_else_there_was_and_one_that_failed
     await bench.bind(bench.waiting("third", 4))
 
     first, second = (explain_decision(entry) for entry in bench.context.decisions.entries())
-    assert (first["step"], first["node"], first["ids"]) == ("bound", "node", "0,1,2,3")
+    assert (first["step"], first["node"], first["ids"]) == ("bound", "node", [0, 1, 2, 3])
     assert first["candidateCount"] == 4
-    assert (second["ids"], second["candidateCount"]) == ("4,5,6,7", 3)
-    assert second["candidates"][0] == {"ids": "4,5,6,7", "cost": second["candidates"][0]["cost"]}  # type: ignore[index]  # plain values
+    assert (second["ids"], second["candidateCount"]) == ([4, 5, 6, 7], 3)
+    assert second["candidates"][0] == {"ids": [4, 5, 6, 7], "cost": second["candidates"][0]["cost"]}  # type: ignore[index]  # plain values
 
 
 class Term:
