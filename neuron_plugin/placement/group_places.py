@@ -77,16 +77,22 @@ class GroupPlaces:
         group, times = record.group_name, self._context.times
         is_used = record.uid not in self._state.reserved
         is_over = unix_now >= self._groups.get(group, 0.0) + times.reserve
-        if is_used or is_over or not self._may_come(group) or is_sick(self._state, record):
+        if is_used or is_over or not self._may_come(group, record.at) or is_sick(self._state, record):
             self.records.pop(record.uid, None)
             self._state.release(record.uid)
             self.unwritten = True
             if not any(other.group == record.group for other in self.records.values()):
                 self._groups.pop(group, None)
 
-    def _may_come(self, group: GroupName) -> bool:
-        """Whether pods of a group may still come: some are there, or its controller makes all of them again."""
-        return bool(self._state.members_of(group)) or ("/" in group[1] and group not in self._gone)
+    def _may_come(self, group: GroupName, since: float) -> bool:
+        """Whether a pod that was lost at a time, in unix seconds, may come again.
+
+        Some of its group that were there then still are, or its controller makes all of them again. A group whose pods
+        are all younger is another one of that name.
+        """
+        if "/" in group[1]:
+            return bool(self._state.members_of(group)) or group not in self._gone
+        return any(pod.created <= since for pod in self._state.members_of(group))
 
     async def _ask_for_replicas(self, now: float) -> None:
         """Of replicas that have no pods, ask whether their LeaderWorkerSet will make them again."""
@@ -128,7 +134,12 @@ class GroupPlaces:
             and not before.ended
             and (gone or (now is not None and now.terminating and not before.terminating))
         )
-        if is_lost and member.rank is not None and self._may_come(group) and not self._context.ready.why_not:
+        if (
+            is_lost
+            and member.rank is not None
+            and self._may_come(group, self._context.unix_seconds())
+            and not self._context.ready.why_not
+        ):
             mask, key = self._had(before), rank_key(group, member.rank)
             if mask and key not in self._state.reserved:
                 self._come_on(group)

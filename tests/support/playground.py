@@ -89,9 +89,14 @@ class Playground:
         found = re.search(r"In a browser: (http://[^/]+)/", self.printed())
         assert found, self.printed()
         url, ends = f"{found[1]}/apis/neuron-plugin.io/v1/neuronnodes", time.monotonic() + SECONDS
-        while gone := self._holders(url) - self._pods():
+        while gone := (self._holders(url) - self._pods()) | self._kept(url):
             assert time.monotonic() < ends, gone
             time.sleep(0.1)
+
+    @staticmethod
+    def _kept(url: str) -> set[str]:
+        """For whom something is kept; of a group that is gone for a moment only."""
+        return {kept["pod"] for node in _answer(url)["items"] for kept in node["status"].get("reserved", ())}
 
     @property
     def _all_pods(self) -> str:

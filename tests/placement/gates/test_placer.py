@@ -709,6 +709,26 @@ async def test_the_places_of_a_replica_that_nobody_makes_again_are_free_at_once(
     assert gated.place("next") == "a"
 
 
+async def test_nothing_is_kept_of_a_group_for_another_one_of_its_name(gated: GatesBench) -> None:
+    rank = {"batch.kubernetes.io/job-completion-index": "0"}
+    gated.node("a")
+    gated.pod("old", NEURON, 8, group="job", size=2, annotations=rank)
+    gated.pod("old-1", NEURON, 8, group="job", size=2, annotations={next(iter(rank)): "1"})
+    await gated.place_all()
+    for name in ("old", "old-1"):
+        gated.bind(name, "a")
+    await gated.step(after=10)
+    gated.server.delete_pod("default", "old", grace_seconds=0)
+    await gated.step()
+    assert gated.state.reserved
+    gated.server.delete_pod("default", "old-1", grace_seconds=0)
+    await gated.step(after=10)
+    gated.pod("new", NEURON, 16, group="job", size=2)
+    await gated.step(after=1)
+    await gated.room.tend()
+    assert not gated.state.reserved
+
+
 async def test_a_group_that_is_made_again_gets_its_places_back(gated: GatesBench) -> None:
     workers = {"containers": [container("main", NEURON, 8)]}
     gated.server.create(LEADER_WORKER_SETS, worker_set(3, workers), "default")
