@@ -1,9 +1,10 @@
 """What the simulated API server refuses to store, of what this project's programs write.
 
-Names, labels and annotations of every object; what containers ask for by count; Leases; events as ``events.k8s.io/v1``
-takes them. Else specs of pods and nodes are taken as they are. A binding is not checked: its annotations are merged
-unseen, as on the real server. Sources (1.36): ``apimachinery/pkg/api/validation/objectmeta.go``, ``events.go`` and
-``validation.go`` of ``pkg/apis/core/validation``, ``pkg/apis/coordination/validation/validation.go``.
+Names, labels and annotations of every object; containers' names, and what they ask for by count; Leases; events as
+``events.k8s.io/v1`` takes them. Else specs of pods and nodes are taken as they are. A binding is not checked: its
+annotations are merged unseen, as on the real server. Sources (1.36):
+``apimachinery/pkg/api/validation/objectmeta.go``, ``events.go`` and ``validation.go`` of
+``pkg/apis/core/validation``, ``pkg/apis/coordination/validation/validation.go``.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def check(kind: ServedKind, value: AnyJson) -> None:
     if kind is EVENTS:
         problems += _event(value)
     if kind is PODS:
-        problems += _counts(value["spec"])
+        problems += _containers(value["spec"])
     if problems:
         text = problems[0] if len(problems) == 1 else f"[{', '.join(problems)}]"
         named = f"{kind.kind}{kind.resource.removeprefix(kind.plural)}"
@@ -89,10 +90,12 @@ def _metadata(metadata: AnyJson) -> Iterator[str]:
                 yield _bad(f"metadata.ownerReferences.{part}", "", "must not be empty")
 
 
-def _counts(spec: AnyJson) -> Iterator[str]:
-    """What cannot be given twice has a limit that is its request (``ValidateContainerResourceRequirements``)."""
+def _containers(spec: AnyJson) -> Iterator[str]:
+    """Each has a name; what cannot be given twice has a limit that is its request (``validateContainerCommon``)."""
     for field in ("initContainers", "containers"):
         for place, container in enumerate(spec.get(field) or ()):
+            if not container.get("name"):
+                yield f"spec.{field}[{place}].name: Required value"
             resources = container.get("resources") or {}
             path, limits = f"spec.{field}[{place}].resources", resources.get("limits") or {}
             for name, amount in (resources.get("requests") or {}).items():

@@ -37,6 +37,8 @@ from tests.conformance.node import INSTANCE_TYPE, OPENABLE, Ability, Capacity
 NODE = "stand-in"
 DRA_TIMES = DraManagerTimes(retry=0.1, watcher=0.05, health=0.1, wipe=0.5, reconcile=0.2)
 HOLD = "import os, sys; os.open(sys.argv[1], os.O_RDONLY); print('open', flush=True); sys.stdin.read()"
+ADMIT_AGAIN_SECONDS = 0.5
+"""How long after its start a kubelet admits the pods of before again. The plugin has registered by then."""
 LINGER_SECONDS = 0.5
 """How long the processes of a pod deleted by force are left alone; a kubelet gives them two seconds."""
 RUN_SECONDS = 1.0
@@ -115,7 +117,10 @@ class StandInNode(ClusterNode):
         for name in ("dp", "pr", "reg"):
             (root / name).mkdir()
         options = KubeletOptions(
-            grace_seconds=self.grace_seconds, termination_seconds=LINGER_SECONDS, watcher_seconds=LOOK_SECONDS
+            sync_delay=ADMIT_AGAIN_SECONDS,
+            grace_seconds=self.grace_seconds,
+            termination_seconds=LINGER_SECONDS,
+            watcher_seconds=LOOK_SECONDS,
         )
         self._kubelet = SimulatedKubelet(
             self.kubelet_dir,

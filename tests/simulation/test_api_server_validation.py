@@ -72,6 +72,12 @@ def test_metadata_at_its_limits_is_kept() -> None:
     assert kept(NODES, {"metadata": metadata})["metadata"]["labels"] == metadata["labels"]
 
 
+@pytest.mark.parametrize("field", ["containers", "initContainers"])
+def test_a_container_without_a_name_is_refused(field: str) -> None:
+    spec = {"containers": [{"name": "main"}], field: [{}]}
+    assert f"spec.{field}[0].name: Required value" in refusal_of(PODS, {"metadata": {"name": "p"}, "spec": spec})
+
+
 def test_a_binding_is_not_judged_but_the_next_patch_of_its_pod_is() -> None:
     objects = ApiObjects()
     objects.create(PODS, {"metadata": {"name": "p"}, "spec": {}}, "ns")
