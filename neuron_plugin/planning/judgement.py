@@ -377,7 +377,7 @@ def _make_room_for_group(
     wish, anchors = cluster.wish_of(waiting[0]), anchors_of(scene, group)
     best: tuple[int, Scene, GroupPlan, list[Relocation]] | None = None
     for names in domains_for(scene, wish, anchors):
-        victims = _victims_in(scene.fork(), names, waiting, missing, now, ways_for)
+        served, victims = _victims_in(scene.fork(), names, waiting, missing, now, ways_for)
         lasting = all(budget.recovers for budget in beyond_budgets(cluster.budgets, [one.pod for one in victims]))
         if not victims or not lasting or (best and best[0] <= len(victims)):
             continue
@@ -386,7 +386,7 @@ def _make_room_for_group(
             opened.remove([victim.pod], victim.source)
             if victim.target:
                 opened.put(victim.pod, victim.target, victim.placement)
-        plan = place_group(opened, waiting, least=missing, wish=wish, anchors=anchors)
+        plan = place_group(opened, served, least=missing, wish=wish, anchors=anchors)
         if isinstance(plan, GroupPlan):
             best = len(victims), opened, plan, victims
     if best is None:
@@ -417,23 +417,29 @@ def _victims_in(
     missing: int,
     now: float,
     ways_for: Callable[[NeuronPod], Sequence[MoveRules]],
-) -> list[Relocation]:
-    """Who would have to go from these nodes for as many pods of a group as are missing; nothing if that helps not."""
-    victims, left = list[Relocation](), list[NeuronPod]()
+) -> tuple[list[NeuronPod], list[Relocation]]:
+    """As many pods of a group as are missing, or more, and who would have to go from these nodes for them.
+
+    Nobody would have to go if that is not enough.
+    """
+    served, left, victims = list[NeuronPod](), list[NeuronPod](), list[Relocation]()
     for pod in waiting:
         if found := trial.best(pod, allowed=Allowed(trial, pod, among_nodes=names)):
             trial.put(pod, *found)
+            served.append(pod)
         else:
             left.append(pod)
-    served = len(waiting) - len(left)
+    without = 0
     for pod in left:
-        if served >= missing:
+        if len(served) >= missing:
             break
         tried = (cheapest_move(trial, pod, now=now, rules=rules, among=names) for rules in ways_for(pod))
         if move := next(filter(None, tried), None):
             victims += move.victims
-            served += 1
-    return victims if served >= missing else []
+            served.append(pod)
+        elif (without := without + 1) > len(waiting) - missing:
+            break  # the others cannot be enough any more
+    return sorted(served, key=rank_of), victims if len(served) >= missing else []
 
 
 def _named(pods: Sequence[PodReference], most: int = MOST_HOLDERS) -> str:

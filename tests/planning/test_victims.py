@@ -16,7 +16,15 @@ from neuron_plugin.allocation import (
     Resource,
 )
 from neuron_plugin.allocation.group import GroupMember, TopologyWish
-from neuron_plugin.allocation.node_rules import NodeRules, NodeSelectorTerm, NodeUse, PodRules, Requirement, Taint
+from neuron_plugin.allocation.node_rules import (
+    NodeRules,
+    NodeSelectorTerm,
+    NodeUse,
+    PodRules,
+    Requirement,
+    Taint,
+    pod_labels,
+)
 from neuron_plugin.planning import (
     PREEMPTION,
     Cluster,
@@ -30,6 +38,7 @@ from neuron_plugin.planning import (
     parse_shape,
     still_possible,
 )
+from neuron_plugin.planning.budgets import Budget
 from neuron_plugin.planning.choice import NodeUses
 from neuron_plugin.planning.judgement import PREEMPTED_BY_NAME, judge_all
 from neuron_plugin.planning.volumes import Claim, Storage, Volume
@@ -491,6 +500,33 @@ def test_a_group_preempts_only_where_it_would_fit_as_a_whole() -> None:
     more = replace(known, pods={**known.pods, PodUid("g3"): three[0]}, min_counts={("ml", "gang"): 3})
     found = judge_all(Scene(more), three, now=NOW, rules=None, preempting={*uids, PodUid("g3")})
     assert [one.move for one in found] == [None, None, None]
+
+
+def two_low_nodes() -> tuple[Cluster, list[NeuronPod]]:
+    """Two full nodes with a pod of low priority each, and a group of two that would take both."""
+    pods = (pod(f"low-{name}", "neuron=16") for name in "ab")
+    low = [held(replace(one, running=True, ready=True, labels=pod_labels("ml", {})), TRN1.all_mask) for one in pods]
+    before, members = gang(2, "neuron=16", 2, node("a", low[0]), node("b", low[1]))
+    members = [replace(one, priority=5) for one in members]
+    return replace(before, pods={**before.pods, **{one.uid: one for one in members}}), members
+
+
+@pytest.mark.parametrize(("recovers", "victims"), [(True, 2), (False, 0)])
+def test_budgets_are_summed_over_the_victims_of_a_whole_group(*, recovers: bool, victims: int) -> None:
+    before, members = two_low_nodes()
+    web = Budget("ml", "web", (), allowed=1, recovers=recovers)
+    known = replace(before, budgets=(web,))
+    found = judge_all(Scene(known), members, now=NOW, rules=None, preempting={one.uid for one in members})
+    assert sum(len(one.move.victims) for one in found if one.move) == victims
+
+
+def test_room_is_made_for_as_many_of_a_group_as_are_missing_though_not_for_all() -> None:
+    before, members = two_low_nodes()
+    third = replace(members[0], reference=replace(members[0].reference, uid=PodUid("g0a"), name="g0a"))
+    known = replace(before, pods={**before.pods, third.uid: third})
+    uids = {one.uid for one in members}
+    found = judge_all(Scene(known), [*members, third], now=NOW, rules=None, preempting=uids)
+    assert [one.pod.uid for one in found if one.move] == ["g0", "g1"]
 
 
 def test_a_group_whose_pods_are_not_all_there_waits() -> None:
