@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from neuron_plugin.allocation.resources import ranges
+from neuron_plugin.topology import Geometry, Unit, cores_in
 
 
 def named(noun: str, ids: Iterable[int]) -> str:
     """``device 3``, ``devices 0-2,5``."""
     numbers = set(ids)
     return f"{noun}{'' if len(numbers) == 1 else 's'} {ranges(numbers)}"
+
+
+def named_ids(geometry: Geometry, mask: int) -> str:
+    """The devices of a mask if it is of whole ones, else its cores."""
+    devices = geometry.whole_devices(mask)
+    is_whole = geometry.devices_mask(devices) == mask
+    return named(Unit.DEVICE, devices) if is_whole else named(Unit.CORE, cores_in(mask))
 
 
 def plural(count: int, noun: str, several: str = "") -> str:

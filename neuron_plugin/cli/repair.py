@@ -28,9 +28,9 @@ from neuron_plugin.cli.cordon import change, device_ids
 from neuron_plugin.cluster import ApiError, ApiServer
 from neuron_plugin.cluster.api import PAGE_SECONDS, send
 from neuron_plugin.cluster.writes import evict_pod
+from neuron_plugin.monitor.look import look
 from neuron_plugin.monitor.plan import UnknownNodeError
 from neuron_plugin.monitor.repair import DevicePod, RepairReport, repair_report
-from neuron_plugin.placement.informers import survey
 from neuron_plugin.plugin.cordon import CordonError, change_disabled
 from neuron_plugin.wording import named, plural
 
@@ -108,7 +108,7 @@ async def _repair(arguments: Namespace, api: ApiServer) -> RepairReport:
         await change_disabled(api, arguments.node, arguments.devices, disable=True)
     until = time.monotonic() + arguments.wait
     while True:
-        state = await survey(api, types, lease_namespace=lease_namespace)
+        state = await look(api, types, lease_namespace=lease_namespace)
         report = await asyncio.to_thread(repair_report, state, arguments.node, arguments.devices)
         refused = dict[str, str]()
         for pod in report.pods if arguments.evict else ():

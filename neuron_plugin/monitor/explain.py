@@ -19,8 +19,9 @@ from neuron_plugin.monitor.views import pod_problem
 from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.planning import Cluster, Scene, Standing, judge_all
 from neuron_plugin.planning.judgement import note_of
-from neuron_plugin.planning.node_answers import BlockedSet, NodeAnswer, ids_text, node_answers
-from neuron_plugin.topology import Unit, cores_in
+from neuron_plugin.planning.node_answers import BlockedSet, NodeAnswer, node_answers
+from neuron_plugin.topology import cores_in
+from neuron_plugin.wording import named
 
 MOST_SETS = 4
 """Sets shown for each container on a node: those with the fewest pods in their way; the others are counted."""
@@ -216,7 +217,7 @@ def _bound_text(asked: Question) -> str:
         return f"{text}: {allocations.detail}."
     geometry = info.inventory.geometry
     units = ((allocation, allocation.resource.unit) for allocation in allocations)
-    has = (f"{one.container}: {ids_text(unit, geometry.ids_of(unit, one.mask))}" for one, unit in units)
+    has = (f"{one.container}: {named(unit, geometry.ids_of(unit, one.mask))}" for one, unit in units)
     wrong = f" What is wrong: {asked.problem}." if asked.problem else ""
     return f"{text}. It was assigned {'; '.join(has)}.{wrong}"
 
@@ -267,7 +268,7 @@ def _weight(blocked: SetView) -> tuple[int, int]:
 
 
 def _set_text(view: SetView) -> str:
-    return ids_text(Unit(view.unit), view.ids)
+    return named(view.unit, view.ids)
 
 
 def _node_lines(node: NodeExplanation, *, several: bool) -> Iterator[str]:

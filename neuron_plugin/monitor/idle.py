@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 
 import msgspec
 
 from neuron_plugin.allocation import Allocation, ContainerKind, NeuronPod
-from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.allocation.utilization import ContainerUtilization
+from neuron_plugin.monitor.views import time_at
 from neuron_plugin.placement.state import ClusterState
-from neuron_plugin.topology import Geometry, Unit, cores_in
+from neuron_plugin.topology import Geometry, cores_in
+from neuron_plugin.wording import named_ids
 
 _HOUR = 3600
 
@@ -46,17 +47,15 @@ def idle_containers(state: ClusterState, now: float) -> tuple[list[IdleReport], 
             pod, used = state.pods.get(allocation.pod.uid), known.get(allocation.pod.uid, {}).get(allocation.user)
             if pod and pod.node and info.inventory and allocation.kind is not ContainerKind.INIT:
                 unknown += used is None
-                if used and used.idle_since:
-                    reports.append(_report(pod, allocation, used, info.inventory.geometry, now))
+                if used and (since := time_at(used.idle_since)):
+                    reports.append(_report(pod, allocation, used, info.inventory.geometry, since, now))
     return sorted(reports, key=lambda report: (-report.device_hours, report.pod, report.container)), unknown
 
 
 def _report(
-    pod: NeuronPod, allocation: Allocation, used: ContainerUtilization, geometry: Geometry, now: float
+    pod: NeuronPod, allocation: Allocation, used: ContainerUtilization, geometry: Geometry, since: datetime, now: float
 ) -> IdleReport:
     devices, cores = geometry.devices_touched(allocation.mask), cores_in(allocation.mask)
-    has_whole = geometry.devices_mask(devices) == allocation.mask
-    unit, ids = (Unit.DEVICE, list[int](devices)) if has_whole else (Unit.CORE, list[int](cores))
     hours = max(0.0, now - used.idle_since) / _HOUR
     return IdleReport(
         pod=str(pod.reference),
@@ -64,8 +63,8 @@ def _report(
         node=pod.node,
         devices=tuple(devices),
         cores=tuple(cores),
-        ids=f"{unit}{'s' if len(ids) > 1 else ''} {ranges(ids)}",
-        idle_since=datetime.fromtimestamp(used.idle_since, UTC),
+        ids=named_ids(geometry, allocation.mask),
+        idle_since=since,
         device_hours=round(hours * len(cores) / geometry.cores_per_device, 3),
         memory_bytes=used.memory_bytes,
         controller=pod.controller,

@@ -14,7 +14,6 @@ import msgspec
 from neuron_plugin.allocation import NeuronPod, Placement, PodReference, PodUid
 from neuron_plugin.allocation.node_rules import PodRules
 from neuron_plugin.allocation.placement import placement_mask
-from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.monitor.idle import IdleReport, idle_containers
 from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.planning import (
@@ -32,6 +31,7 @@ from neuron_plugin.planning import (
     shape_text,
 )
 from neuron_plugin.topology import Unit, cores_in
+from neuron_plugin.wording import named
 
 MOST_NAMES = 10
 """Nodes named when another one is not known."""
@@ -192,4 +192,4 @@ def _id_texts(cluster: Cluster, node: str, placement: Placement) -> tuple[tuple[
     devices, cores = inventory.geometry.devices_touched(mask), cores_in(mask)
     in_devices = all(container.request.resource.unit is Unit.DEVICE for container in placement)
     unit, ids = (Unit.DEVICE, list[int](devices)) if in_devices else (Unit.CORE, list[int](cores))
-    return tuple(map(int, devices)), tuple(map(int, cores)), f"{unit}{'s' if len(ids) > 1 else ''} {ranges(ids)}"
+    return tuple(map(int, devices)), tuple(map(int, cores)), named(unit, ids)

@@ -12,11 +12,10 @@ import msgspec
 
 from neuron_plugin.allocation import NeuronPod
 from neuron_plugin.allocation.pod import mask_union
-from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.monitor.plan import move_report, unknown_node
 from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.planning import drain
-from neuron_plugin.topology import CoreMask, Geometry, Unit, cores_in
+from neuron_plugin.wording import named_ids
 
 
 class DevicePod(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -85,7 +84,7 @@ def repair_report(state: ClusterState, name: str, devices: Collection[int]) -> R
                 namespace=pod.reference.namespace,
                 name=pod.reference.name,
                 uid=uid,
-                ids=_ids_text(geometry, had),
+                ids=named_ids(geometry, had),
                 controller=pod.controller,
                 target=move.target if move else "",
                 target_ids=move.ids if move else "",
@@ -116,10 +115,3 @@ def _never_evicted(pod: NeuronPod) -> str:
     if pod.static_uid:
         return "it is static: its manifest has to go from the node"
     return ""
-
-
-def _ids_text(geometry: Geometry, mask: CoreMask) -> str:
-    devices = geometry.whole_devices(mask)
-    whole = geometry.devices_mask(devices) == mask
-    unit, ids = (Unit.DEVICE, tuple(map(int, devices))) if whole else (Unit.CORE, cores_in(mask))
-    return f"{unit}{'s' if len(ids) > 1 else ''} {ranges(ids)}"

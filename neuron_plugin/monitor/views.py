@@ -19,12 +19,12 @@ from msgspec.structs import replace
 from neuron_plugin.allocation import Assignment, NeuronPod, NodeInfo, NodeInventory, Rejection
 from neuron_plugin.allocation.placement import is_constrained
 from neuron_plugin.allocation.pod import assigned_allocations, mask_union
-from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.allocation.utilization import ContainerUtilization, Utilization
 from neuron_plugin.cluster import ApiResource
 from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.planning.domains import domains_of
 from neuron_plugin.topology import CoreMask, Geometry, Unit, cores_in, free_sets, valid_sets
+from neuron_plugin.wording import named
 
 GROUP = "/apis/neuron-plugin.io/v1"
 API_VERSION = "neuron-plugin.io/v1"
@@ -496,7 +496,7 @@ def _broken_text(inventory: NodeInventory, containers: Iterable[ContainerIds]) -
     alike = defaultdict[str, list[int]](list)
     for device, why in sorted(_broken(inventory, devices).items()):
         alike[why].append(device)
-    return "; ".join(f"device{'s' if len(ids) > 1 else ''} {ranges(ids)} {why}" for why, ids in alike.items())
+    return "; ".join(f"{named('device', ids)} {why}" for why, ids in alike.items())
 
 
 def time_at(unix_seconds: float) -> datetime | None:

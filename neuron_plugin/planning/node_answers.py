@@ -26,10 +26,10 @@ from neuron_plugin.allocation import (
 from neuron_plugin.allocation.keys import PREFIX
 from neuron_plugin.allocation.narrowing import usable_mask
 from neuron_plugin.allocation.rejection import WRONG_PRODUCT
-from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.planning.rules import neuron_shortages
 from neuron_plugin.planning.scene import Scene
 from neuron_plugin.topology import CoreMask, Geometry, Unit, valid_sets
+from neuron_plugin.wording import named
 
 MOST_REASONS = 6
 """Different reasons in one sentence; the others are counted."""
@@ -148,10 +148,10 @@ def _neuron_reason(info: NodeInfo, capacity: Capacity, request: PodRequest, reje
         case "unhealthy":
             inventory = info.inventory
             lacking = geometry.devices_touched(geometry.all_mask & ~capacity.healthy_mask) if inventory else ()
-            return f"lacks device{'s' if len(lacking) > 1 else ''} {ranges(lacking)}"
+            return f"lacks {named('device', lacking)}"
         case "disabled":
             off = geometry.devices_touched(capacity.facts.disabled_mask)
-            return f"has device{'s' if len(off) > 1 else ''} {ranges(off)} disabled"
+            return f"has {named('device', off)} disabled"
         case _:
             return rejection.predicate
 
@@ -181,7 +181,7 @@ def _amount_details(capacity: Capacity, request: PodRequest) -> Iterator[str]:
         devices: dict[int, list[int]] = {}
         for device, amount in enumerate(used):
             devices.setdefault(has - amount, []).append(device)
-        texts = (f"{left} on {ids_text(Unit.DEVICE, ids)}" for left, ids in sorted(devices.items()))
+        texts = (f"{left} on {named('device', ids)}" for left, ids in sorted(devices.items()))
         yield f"of {has} {PREFIX}{name} are left: {', '.join(texts)}"
 
 
@@ -190,7 +190,7 @@ def _left_out(geometry: Geometry, request: PodRequest) -> Iterator[str]:
     if isinstance(constraints, Constraints):
         devices = range(geometry.device_count)
         if left_out := [device for device in devices if not constraints.allowed_devices >> device & 1]:
-            yield f"the pod's annotations leave out {ids_text(Unit.DEVICE, left_out)}"
+            yield f"the pod's annotations leave out {named('device', left_out)}"
 
 
 def _blocked(info: NodeInfo, container: ContainerRequest, facts: DeviceFacts) -> list[BlockedSet]:
@@ -217,11 +217,6 @@ def _blocked(info: NodeInfo, container: ContainerRequest, facts: DeviceFacts) ->
                 )
             )
     return sorted(blocked, key=lambda blocked_set: blocked_set.weight)
-
-
-def ids_text(unit: Unit, ids: Sequence[int]) -> str:
-    """Ids for people, such as ``devices 0-3``."""
-    return f"{unit}{'s' if len(ids) > 1 else ''} {ranges(ids)}"
 
 
 # All nodes.

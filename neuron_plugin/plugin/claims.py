@@ -96,11 +96,11 @@ def cdi_devices(
                 used.setdefault(container, []).extend(parts)
         sizes = {claim.uid: claim.logical_core_size for claim in claims.values()}
         shared = {claim.uid for claim in claims.values() if len(claim.reserved_for) > 1}
-        told = ultraserver_variables(pod, snapshot.inventory)
+        variables = ultraserver_variables(pod, snapshot.inventory)
         for container, parts in used.items():
             user = f"container {container} of {named(pod.reference)}"
             by_part = _names(parts, sizes, style, snapshot, user)
-            if told and by_part and not any(uid in shared for uid, _ in by_part):
+            if variables and by_part and not any(uid in shared for uid, _ in by_part):
                 first = next(iter(by_part))
                 by_part[first] = (*by_part[first], cdi_ultraserver_name(pod))
             for part, names_of_part in by_part.items():

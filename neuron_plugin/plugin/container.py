@@ -240,11 +240,11 @@ def cdi_ultraserver_name(pod: NeuronPod) -> str:
 
 def cdi_variables(pods: Iterable[NeuronPod], inventory: NodeInventory) -> dict[str, object]:
     """A CDI specification of the variables of UltraServers that pods with claims get; empty if there are none."""
-    told = {cdi_ultraserver_name(pod): ultraserver_variables(pod, inventory) for pod in pods if pod.claims}
+    variables = {cdi_ultraserver_name(pod): ultraserver_variables(pod, inventory) for pod in pods if pod.claims}
     devices = [
-        {"name": name, "containerEdits": {"env": [f"{variable}={text}" for variable, text in said.items()]}}
-        for name, said in told.items()
-        if said
+        {"name": device, "containerEdits": {"env": [f"{name}={value}" for name, value in edits.items()]}}
+        for device, edits in variables.items()
+        if edits
     ]
     return {"cdiVersion": "0.5.0", "kind": CDI_KIND, "devices": devices} if devices else {}
 

@@ -13,7 +13,7 @@ from neuron_plugin.allocation import Resource
 from neuron_plugin.allocation.keys import DISABLE_KEY
 from neuron_plugin.cli import repair
 from neuron_plugin.cluster.pods import STATIC_POD_UID_KEY
-from neuron_plugin.placement.informers import survey
+from neuron_plugin.monitor.look import look
 from neuron_plugin.simulation.api_server_kinds import NODES, PODS
 from tests.cli.doubles import Background, Cli, Outcome
 from tests.support.api_server import Budget, StandInApiServer, limit_disruptions
@@ -161,9 +161,9 @@ def test_it_waits_until_the_pods_have_ended(run: Repair, server: StandInApiServe
         looks.append(1)
         if len(looks) == 3:
             gone(server, "row")
-        return await survey(*arguments, **more)
+        return await look(*arguments, **more)
 
-    monkeypatch.setattr(repair, "survey", counted)
+    monkeypatch.setattr(repair, "look", counted)
     said = run("--evict", "--wait", "60", "-o", "json")
     document = json.loads(said.out)
     assert (said.status, document["empty"], document["evicted"], document["pods"]) == (0, True, ["default/row"], [])

@@ -271,6 +271,14 @@ def test_what_the_users_of_a_claim_do_is_shown_at_its_request(world: World) -> N
     assert [one.container for one in idle_containers(world.state, 100.0)[0]] == ["dev/neurons"]
 
 
+def test_a_container_that_is_idle_since_no_date_is_not_shown_as_idle(world: World) -> None:
+    world.node("node", "trn1.32xlarge")
+    pod = world.held("pod", "node", DEVICE, "0")
+    known = ContainerUtilization(0, 0, idle_since=2**53 - 1)
+    world.state.see_utilization("node", {PodUid(pod["metadata"]["uid"]): {"main": known}})
+    assert idle_containers(world.state, 100.0) == ([], 0)
+
+
 def test_what_is_published_changes_the_pods_that_it_is_about_and_their_node(world: World) -> None:
     world.node("node", "inf2.48xlarge")
     first, second = (world.held(f"pod-{number}", "node", DEVICE, str(number)) for number in (1, 2))

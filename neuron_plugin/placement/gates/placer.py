@@ -326,16 +326,15 @@ class Placer:
         return assumed if len(assumed) == len(made) else None
 
     def _said_of(self, plan: GroupPlan, members: Sequence[NeuronPod]) -> dict[PodUid, dict[str, str]]:
-        """The rank and the domain that are written with each pod's assignment."""
+        """What is written with each pod's assignment: its rank, the domain, and its place in an UltraServer."""
         order = sorted(members, key=rank_of)
         ranks = {pod.uid: number for number, pod in enumerate(order)}
         ultraservers, said = self._ultraserver_places(plan, order), {}
         for uid in plan.places:
             pod = self._state.gated[uid]
-            rank = pod.member.rank if pod.member else None
-            number = rank[0] if rank and len(rank) == 1 else ranks.get(uid, 0)
-            number_said = number if rank is not None else None
-            said[uid] = writes.group_annotations(number_said, plan.domain, ultraservers.get(uid))
+            own = pod.member.rank if pod.member else None
+            rank = None if own is None else own[0] if len(own) == 1 else ranks[uid]
+            said[uid] = writes.group_annotations(rank, plan.domain, ultraservers.get(uid))
         return said
 
     def _ultraserver_places(self, plan: GroupPlan, order: Sequence[NeuronPod]) -> Mapping[PodUid, UltraServerPlace]:
