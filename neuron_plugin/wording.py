@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.topology import Geometry, Unit, cores_in
@@ -21,6 +21,12 @@ def named_ids(geometry: Geometry, mask: int) -> str:
     return named(Unit.DEVICE, devices) if is_whole else named(Unit.CORE, cores_in(mask))
 
 
+def first_of(names: Sequence[object], most: int) -> str:
+    """The first names, and how many others there are: ``a, b and 2 others``."""
+    listed = ", ".join(map(str, names[:most]))
+    return f"{listed} and {plural(len(names) - most, 'other')}" if len(names) > most else listed
+
+
 def plural(count: int, noun: str, several: str = "") -> str:
-    """``1 device``, ``2 devices``."""
+    """``1 device``, ``2 devices``; ``1 is``, ``2 are``."""
     return f"{count} {noun}" if count == 1 else f"{count} {several or noun + 's'}"

@@ -7,7 +7,7 @@ in a thread: thousands of nodes take some tenths of a second, and no other call 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 
 import msgspec
 
@@ -21,7 +21,7 @@ from neuron_plugin.planning import Cluster, Scene, Standing, judge_all
 from neuron_plugin.planning.judgement import note_of
 from neuron_plugin.planning.node_answers import BlockedSet, NodeAnswer, node_answers
 from neuron_plugin.topology import cores_in
-from neuron_plugin.wording import named
+from neuron_plugin.wording import first_of, named
 
 MOST_SETS = 4
 """Sets shown for each container on a node: those with the fewest pods in their way; the others are counted."""
@@ -123,7 +123,7 @@ def unknown_pod_text(state: ClusterState, namespace: str, name: str) -> str:
     pods = sorted(str(pod.reference) for pod in state.pods.values())
     alike = [pod for pod in pods if pod.endswith(f"/{name}")]
     near = alike or [pod for pod in pods if pod.startswith(f"{namespace}/")] or pods
-    there = f"there {'are' if len(near) > 1 else 'is'} {_named(near, MOST_NAMES)}" if near else "no live pod does"
+    there = f"there {'are' if len(near) > 1 else 'is'} {first_of(near, MOST_NAMES)}" if near else "no live pod does"
     return f"no live pod {namespace}/{name} asks for Neuron: {there}"
 
 
@@ -258,7 +258,7 @@ def explain_text(explanation: Explanation, names: Collection[str] = ()) -> str:
             lines += _node_lines(node, several=", " in explanation.request)
         if more := [node.node for node in nodes[len(shown) :]]:
             how = "like this" if len({node.reasons for node in nodes}) == 1 else "with as much or more in the way"
-            lines.append(f"  {len(more)} more {how}: {_named(sorted(more), MOST_NODES)}")
+            lines.append(f"  {len(more)} more {how}: {first_of(sorted(more), MOST_NODES)}")
     lines += [f"{text.removesuffix('.')}." for text in (explanation.move, explanation.helps) if text]
     return "\n".join(lines) + "\n"
 
@@ -279,7 +279,7 @@ def _node_lines(node: NodeExplanation, *, several: bool) -> Iterator[str]:
     yield from (f"  {detail}" for detail in node.details)
     together = defaultdict[tuple[str, str], list[str]](list)  # sets with the same in their way stand in one line
     for blocked in node.blocked:
-        held = f"held by {_named(blocked.holders, MOST_HOLDERS)}" if blocked.holders else ""
+        held = f"held by {first_of(blocked.holders, MOST_HOLDERS)}" if blocked.holders else ""
         broken = f"unhealthy or missing: {ranges(blocked.unhealthy_devices)}" if blocked.unhealthy_devices else ""
         disabled = f"disabled: {ranges(blocked.disabled_devices)}" if blocked.disabled_devices else ""
         why = "; ".join(filter(None, (held, broken, disabled)))
@@ -288,9 +288,3 @@ def _node_lines(node: NodeExplanation, *, several: bool) -> Iterator[str]:
         yield f"  {f'{container}: ' if several else ''}{' or '.join(ids)}: {why}"
     if node.more_blocked:
         yield f"  and {node.more_blocked} more sets with as much or more in their way"
-
-
-def _named(names: Sequence[str], most: int) -> str:
-    """The first names, and how many others there are."""
-    listed = ", ".join(names[:most])
-    return f"{listed} and {len(names) - most} others" if len(names) > most else listed

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from neuron_plugin.allocation import NeuronPod
 from neuron_plugin.allocation.node_rules import PodLabels, Requirement
+from neuron_plugin.wording import plural
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,3 +47,10 @@ def beyond_budgets(budgets: Iterable[Budget], victims: Collection[NeuronPod]) ->
     """The budgets that allow fewer disruptions now than evicting these pods takes, with the pods that use them."""
     used = {budget: [victim for victim in victims if budget.is_used_by(victim)] for budget in budgets}
     return {budget: pods for budget, pods in used.items() if len(pods) > budget.allowed}
+
+
+def budget_text(budget: Budget, victims: Collection[NeuronPod]) -> str:
+    """What a budget says to evicting these pods of its own together, which is more than it allows now."""
+    allows = plural(budget.allowed, "disruption")
+    needed = plural(len(victims), "is", "are")
+    return f"PodDisruptionBudget {budget.namespace}/{budget.name} allows {allows} now, {needed} needed"

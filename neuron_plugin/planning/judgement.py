@@ -23,12 +23,13 @@ from neuron_plugin.allocation import (
 )
 from neuron_plugin.allocation.keys import GATE
 from neuron_plugin.allocation.placement import cores_asked, place, placement_mask
-from neuron_plugin.planning.budgets import beyond_budgets
+from neuron_plugin.planning.budgets import beyond_budgets, budget_text
 from neuron_plugin.planning.groups import Anchor, GroupPlan, domains_for, members_to_come, place_group
 from neuron_plugin.planning.node_answers import NodeAnswer, nearest_holders, node_answers, sentence_of
 from neuron_plugin.planning.scene import Allowed, Place, Scene
 from neuron_plugin.planning.victims import PREEMPTION, RULES, Move, MoveRules, Relocation, cheapest_move, device_hours
 from neuron_plugin.topology import CoreMask, Geometry
+from neuron_plugin.wording import first_of
 
 MOST_HOLDERS = 3
 """Pods in the way that a sentence names; the others are counted."""
@@ -85,7 +86,7 @@ class Judgement:
             return f"{self.sentence}. {note_of(self.move)}"
         parts = [self.sentence]
         if self.in_the_way:
-            parts.append(f"In the way: {_named(self.in_the_way)}")
+            parts.append(f"In the way: {first_of(self.in_the_way, MOST_HOLDERS)}")
         parts.append(self.helps)
         return ". ".join(filter(None, parts))
 
@@ -244,13 +245,8 @@ def _what_helps(scene: Scene, pod: NeuronPod, standing: Standing, in_the_way: Se
         return "The old pods of the same Deployment hold it: with strategy.rollingUpdate.maxSurge 0 they end first"
     if _held_under_another_name(scene, pod):
         return PREEMPTED_BY_NAME
-    budgets = {
-        f"{budget.namespace}/{budget.name}"
-        for holder in holders
-        if holder
-        for budget in beyond_budgets(scene.cluster.budgets, [holder])
-    }
-    return f"No eviction is allowed now by PodDisruptionBudget {', '.join(sorted(budgets))}" if budgets else ""
+    known = [holder for holder in holders if holder]
+    return ". ".join(budget_text(*each) for each in beyond_budgets(scene.cluster.budgets, known).items())
 
 
 def _deployment_of(pod: NeuronPod) -> str:
@@ -440,9 +436,3 @@ def _victims_in(
         elif (without := without + 1) > len(waiting) - missing:
             break  # the others cannot be enough any more
     return sorted(served, key=rank_of), victims if len(served) >= missing else []
-
-
-def _named(pods: Sequence[PodReference], most: int = MOST_HOLDERS) -> str:
-    """The first pods, and how many others there are."""
-    listed = ", ".join(map(str, pods[:most]))
-    return f"{listed} and {len(pods) - most} others" if len(pods) > most else listed

@@ -21,7 +21,7 @@ from typing import TypeVar
 from neuron_plugin.allocation import Capacity, NeuronPod, NodeInfo, Placement, PodRequest, Rejection
 from neuron_plugin.allocation.narrowing import usable_mask
 from neuron_plugin.allocation.placement import placement_mask
-from neuron_plugin.planning.budgets import Budget, beyond_budgets, is_protected
+from neuron_plugin.planning.budgets import Budget, beyond_budgets, budget_text, is_protected
 from neuron_plugin.planning.scene import Cluster, Scene
 from neuron_plugin.topology import CoreMask, valid_sets
 
@@ -371,9 +371,8 @@ def _drain_warnings(cluster: Cluster, pods: Sequence[NeuronPod]) -> Iterator[str
         if not pod.controller:
             yield f"{pod.reference} has no controller: kubectl drain needs --force, and it is not made again"
     for budget, own in beyond_budgets(cluster.budgets, pods).items():
-        allows = f"allows {budget.allowed} disruptions now, {len(own)} are needed"
         then = "kubectl drain waits" if budget.allowed or budget.recovers else "kubectl drain does not end"
-        yield f"PodDisruptionBudget {budget.namespace}/{budget.name} {allows}: {then}"
+        yield f"{budget_text(budget, own)}: {then}"
     shared = [pod for pod in pods if sum(budget.is_for(pod.labels) for budget in cluster.budgets) > 1]
     yield from (f"{pod.reference} has several PodDisruptionBudgets: the API server never evicts it" for pod in shared)
 

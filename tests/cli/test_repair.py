@@ -128,7 +128,7 @@ def test_a_disruption_budget_holds_an_eviction_up_and_it_is_tried_again(run: Rep
     limit_disruptions(server, Budget("default", {"app": "row"}, 0))
     said = run("--evict")
     assert " ".join(said.rows[4][4:]) == "a PodDisruptionBudget does not allow it now"
-    assert "PodDisruptionBudget default/row allows 0 disruptions now, 1 are needed: kubectl drain" in said.out
+    assert "PodDisruptionBudget default/row allows 0 disruptions now, 1 is needed: kubectl drain" in said.out
     assert names(server) == {"row", "other"}
     limit_disruptions(server, Budget("default", {"app": "row"}, 1))
     assert run("--evict").rows[4][4:] == ["evicted"]

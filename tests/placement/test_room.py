@@ -244,7 +244,7 @@ async def test_explain_names_the_move_and_then_the_reservation(room: MovingBench
 
     limit_disruptions(room.server, Budget("default", {"app": "small"}, 0))
     await room.look()
-    assert "No eviction is allowed now by PodDisruptionBudget default/small" in explained("big-1")
+    assert "PodDisruptionBudget default/small allows 0 disruptions now, 1 is needed" in explained("big-1")
     limit_disruptions(room.server, Budget("default", {"app": "small"}, 1))
     room.sync()
     assert "Node trn-1 would have room after a move of default/small-1 from node trn-1 to trn-2" in explained("big-1")

@@ -520,6 +520,18 @@ def test_budgets_are_summed_over_the_victims_of_a_whole_group(*, recovers: bool,
     assert sum(len(one.move.victims) for one in found if one.move) == victims
 
 
+def test_where_no_eviction_helps_the_budgets_say_what_they_allow_of_all_that_are_needed() -> None:
+    own = pod_labels("ml", {})
+    web = [replace(pod(f"w-{n}", "neuron=8"), running=True, ready=True, labels=own) for n in (0, 1)]
+    holding = [held(one, TRN1.devices_mask(range(n * 8, n * 8 + 8))) for n, one in enumerate(web)]
+    before = replace(cluster(node("a", *holding)), budgets=(Budget("ml", "web", (), allowed=1),))
+    big = pod("big", "neuron=16")
+    (found,) = judge_all(Scene(replace(before, pods={**before.pods, big.uid: big})), [big], now=NOW)
+    assert found.text.endswith(
+        "In the way: ml/w-0, ml/w-1. PodDisruptionBudget ml/web allows 1 disruption now, 2 are needed"
+    )
+
+
 def test_room_is_made_for_as_many_of_a_group_as_are_missing_though_not_for_all() -> None:
     before, members = two_low_nodes()
     third = replace(members[0], reference=replace(members[0].reference, uid=PodUid("g0a"), name="g0a"))
