@@ -21,6 +21,7 @@ from extender_parts.moves import moves
 from extender_parts.page import page
 from extender_parts.start import start
 from extender_parts.verbs import verbs
+from extender_parts.waiting import waiting
 
 
 def main() -> None:
@@ -29,11 +30,12 @@ def main() -> None:
     parts: dict[str, Callable[[], None]] = {
         "verbs": verbs,
         "http": lambda: asyncio.run(http()),
-        "memory": memory,
+        "memory": lambda: asyncio.run(memory()),
         "moves": moves,
         "binds": lambda: asyncio.run(binds()),
         "start": lambda: asyncio.run(start()),
         "page": lambda: asyncio.run(page()),
+        "waiting": lambda: asyncio.run(waiting()),
     }
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("part", nargs="?", choices=list(parts), help="only this part")

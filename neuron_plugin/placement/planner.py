@@ -21,6 +21,7 @@ from neuron_plugin.placement.context import Context
 from neuron_plugin.placement.events import NO_PREEMPTION
 from neuron_plugin.placement.queue import PodKind, kind_of
 from neuron_plugin.placement.room import Room
+from neuron_plugin.placement.state import in_line
 from neuron_plugin.planning import Judgement, Move, MoveRules, Scene, Standing, judge_all
 from neuron_plugin.planning.budgets import Budget
 from neuron_plugin.planning.judgement import PREEMPTED_BY_NAME, note_of
@@ -85,7 +86,7 @@ class Planner:
     async def look(self) -> None:
         """Plan for the pods that have waited long enough; report what would help them, or make the moves."""
         self._budgets = tuple(self._state.budgets.values())
-        due = [] if self._context.ready.why_not else self._due()
+        due = [] if self._context.ready.why_not else sorted(self._due(), key=in_line)
         self._planned = {pod.uid for pod in due}
         judged = await self._plan(self._in_turn(due)) if due else []
         await self._report_other_names(one.pod for one in judged if one.helps == PREEMPTED_BY_NAME)
@@ -135,9 +136,10 @@ class Planner:
                 await self._context.report(pod.reference, NO_PREEMPTION, PREEMPTED_BY_NAME)
 
     def _due(self) -> list[NeuronPod]:
-        """The pods that have waited long enough, those of high priority first; gated ones that may preempt at once."""
+        """The pods that have waited long enough, in any order; gated ones that may preempt at once."""
         oldest = self._context.unix_seconds() - self._after_seconds if self._plans_moves else 0.0
-        waiting = [pod for pod in self._state.waiting() if pod.uid not in self._state.reserved]
+        state = self._state
+        waiting = [pod for pod in state.pods.values() if state.waits(pod) and pod.uid not in state.reserved]
         preempting = {pod.uid for pod in self._preempting(waiting)}
         return [pod for pod in waiting if pod.created <= oldest or pod.uid in preempting]
 

@@ -117,6 +117,11 @@ def has_the_same(pod: NeuronPod, other: NeuronPod) -> bool:
     return pod.place == other.place and first == second and asks_the_same
 
 
+def in_line(pod: NeuronPod) -> tuple[int, float, str, str]:
+    """The order of waiting pods: those of high priority first, then the oldest."""
+    return -pod.priority, pod.created, pod.reference.namespace, pod.reference.name
+
+
 class _Uses(dict[str, NodeUse]):
     """What the pods of each node ask for besides Neuron, summed up when it is first asked for."""
 
@@ -286,12 +291,11 @@ class ClusterState:
 
     def waiting(self) -> list[NeuronPod]:
         """The pods that ask for Neuron and have no place, those of high priority first, then the oldest."""
-        pods = [
-            pod
-            for pod in self._pods.values()
-            if pod.request and not (pod.terminating or pod.place or pod.uid in self._assumed)
-        ]
-        return sorted(pods, key=lambda pod: (-pod.priority, pod.created, pod.reference.namespace, pod.reference.name))
+        return sorted(filter(self.waits, self._pods.values()), key=in_line)
+
+    def waits(self, pod: NeuronPod) -> bool:
+        """Whether a pod asks for Neuron and has no place."""
+        return bool(pod.request) and not (pod.terminating or pod.place or pod.uid in self._assumed)
 
     def admitting(self, node: str) -> list[NeuronPod]:
         """The pods that are bound to a node or being bound, and whose devices its kubelet has not confirmed."""

@@ -99,11 +99,15 @@ class Upkeep:
             if kind not in self._judged:
                 continue
             shared = self._judged[kind][1].text
+            known = _gist(shared)
             for pod in self._without_room(kind) if shared else ():
+                if written >= MOST_EVENTS:
+                    break
+                if pod.refusal is None and self._said.get(pod.uid) == known:
+                    continue
                 # Pods of a kind are refused for the same, each with a claim or annotation of its own.
                 text = str(self._state.refusal(pod) or shared)
-                gist = "".join(letter for letter in text if not letter.isdigit())  # how many nodes say so is no news
-                if self._said.get(pod.uid) != gist and written < MOST_EVENTS:
+                if self._said.get(pod.uid) != (gist := _gist(text)):
                     self._said[pod.uid] = gist
                     written += 1
                     _log.info("pod waits", extra={"pod": str(pod.reference), "uid": pod.uid, "reason": text})
@@ -279,3 +283,8 @@ class _Job(msgspec.Struct):
             and any(condition.type == "DisruptionTarget" for condition in rule.on_pod_conditions or ())
             for rule in rules
         )
+
+
+def _gist(text: str) -> str:
+    """A reason without its numbers: how many nodes say so is no news."""
+    return "".join(letter for letter in text if not letter.isdigit())
