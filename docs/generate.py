@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -100,13 +102,43 @@ def configuration() -> str:
 
 
 def commands() -> str:
-    """Every command's own help."""
+    """Every command's own help, without what several commands say in the same words: that stands once, before them."""
     parser = build_parser()
-    parts = ["# Commands", _help(parser)]
-    for name, command in _commands(parser).items():
-        parts += [f"## neuron-plugin {name}", _help(command)]
-        parts += [part for nested in _nested(command) for part in (f"### {nested.prog}", _help(nested))]
+    helps = {f"## neuron-plugin {name}": command for name, command in _commands(parser).items()}
+    for command in list(helps.values()):
+        helps |= {f"### {nested.prog}": nested for nested in _nested(command)}
+    texts = {title: _entries(command) for title, command in helps.items()}
+    counts = Counter(" ".join(entry.split()) for entries in texts.values() for entry in entries if _is_flag(entry))
+    several = {said for said, count in counts.items() if count > 2}  # noqa: PLR2004 - several are three
+    shared = {" ".join(entry.split()): entry for entries in texts.values() for entry in entries}
+    parts = ["# Commands", f"```text\n{parser.format_help().strip()}\n```", "Flags of several commands:"]
+    parts.append("```text\n{}\n```".format("\n".join(shared[said] for said in sorted(several, key=str.lower))))
+    for title, entries in texts.items():
+        is_daemon = title.endswith((" run", " extender"))
+        kept = [
+            entry for entry in entries if not _is_flag(entry) or not (is_daemon or " ".join(entry.split()) in several)
+        ]
+        text = re.sub(r"(options|which cluster):\n(  As for kubectl.\n)?\n*(?=\n\S|$)", "", "\n".join(kept))
+        text = re.sub(r"\A.*?\n\n", "", text, flags=re.DOTALL) if is_daemon else text
+        text = re.sub(r"\n{3,}", "\n\n", text).strip()
+        parts += [title, f"```text\n{text}\n```"]
+        parts += ["Its flags are its [settings](configuration.md)."] if is_daemon else []
     return "\n\n".join(parts)
+
+
+def _entries(command: argparse.ArgumentParser) -> list[str]:
+    """The lines of a help text but for the exit status, which is every command's; those of one flag together."""
+    entries = list[str]()
+    for line in command.format_help().partition("\nexit status:")[0].strip().splitlines():
+        if entries and _is_flag(entries[-1]) and line.startswith(" " * 8):
+            entries[-1] += f"\n{line}"
+        else:
+            entries.append(line)
+    return entries
+
+
+def _is_flag(entry: str) -> bool:
+    return entry.startswith("  -")
 
 
 def metrics() -> str:
@@ -231,10 +263,6 @@ def _values(flag: argparse.Action | None) -> str:
 def _commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
     actions = parser._actions  # noqa: SLF001 - argparse offers no other way to its commands
     return dict(next(action for action in actions if isinstance(action, argparse._SubParsersAction)).choices)  # noqa: SLF001 - as above
-
-
-def _help(parser: argparse.ArgumentParser) -> str:
-    return f"```text\n{parser.format_help().strip()}\n```"
 
 
 def _nested(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
