@@ -282,6 +282,7 @@ class ClusterState:
             budgets=tuple(self.budgets.values()),
             strategy=self._strategy,
             preferences=self._preferences,
+            levels=self.levels,
         )
 
     def waiting(self) -> list[NeuronPod]:

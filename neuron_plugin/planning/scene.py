@@ -44,7 +44,8 @@ class Cluster:
     are not. ``protected`` are pods whose eviction a budget has refused lately. ``min_counts`` has by group how many of
     its pods must be placed for any to be, and ``wishes`` how near to each other its PodGroup wants them. ``templates``
     has what those pods of a group will ask for that are made once their leader is placed, None where it cannot be
-    known. ``strategy`` is that of a pod without one, and ``preferences`` says when those of a pod decide.
+    known. ``strategy`` is that of a pod without one, and ``preferences`` says when those of a pod decide. ``levels``
+    are the node labels of the network's levels, where they are named.
     """
 
     nodes: Mapping[str, NodeInfo]
@@ -62,6 +63,7 @@ class Cluster:
     budgets: Collection[Budget] = ()
     strategy: PlacementStrategy = PACK
     preferences: PreferenceOrder = PreferenceOrder.FIRST
+    levels: Sequence[str] = ()
 
     def is_movable(self, pod: NeuronPod) -> bool:
         """Whether a pod, or its namespace, says that it may be evicted where that makes room."""
@@ -114,7 +116,7 @@ class Scene:
     def __init__(self, cluster: Cluster, choices: Choices | None = None) -> None:
         """``choices`` are those of the cluster's nodes, where they are remembered."""
         self.cluster = cluster
-        self.choices = choices or Choices(cluster.nodes, cluster.uses)
+        self.choices = choices or Choices(cluster.nodes, cluster.uses, cluster.levels)
         self.changed: dict[str, NodeInfo] = {}
         self.gone: dict[str, tuple[NeuronPod, ...]] = {}
         self.come: dict[str, tuple[NeuronPod, ...]] = {}
