@@ -475,7 +475,7 @@ class _Search:
     def _place_one_by_one(
         self, pods: Sequence[NeuronPod], nodes: Mapping[str, NodeInfo], geometry: Geometry
     ) -> tuple[tuple[float, ...], dict[PodUid, Place]] | int:
-        asked = sum(_lasting_cores(pod.requests, geometry) for pod in pods)
+        asked = sum(lasting_cores(pod.requests, geometry) for pod in pods)
         free = {name: info.free_mask.bit_count() for name, info in nodes.items()}
         paths = {name: self._domains.path(name) for name in nodes}
         anchor_paths = [self._domains.path(anchor.node) for anchor in self._anchors if self._info(anchor.node)]
@@ -517,7 +517,8 @@ def _together(parts: Iterable[tuple[Path, list[str]]], depth: int) -> dict[Path,
     return joined
 
 
-def _lasting_cores(request: PodRequest, geometry: Geometry) -> int:
+def lasting_cores(request: PodRequest, geometry: Geometry) -> int:
+    """How many cores a pod has for all of its life: those of plain init containers are others' later."""
     return sum(cores_asked(geometry, container) for container in request if container.kind is not ContainerKind.INIT)
 
 
