@@ -121,7 +121,10 @@ class GroupPlaces:
         return has_it and not owner.metadata.deletion_timestamp
 
     def see_member(self, before: NeuronPod, *, gone: bool) -> None:
-        """A pod of a group has changed, or is gone. Of one that is lost the place is kept for its rank."""
+        """A pod of a group has changed, or is gone. Of one that is lost the place is kept for its rank.
+
+        Unless another pod has the rank by now, as where a node was lost and the pod on it ended late.
+        """
         group, member = before.group, before.member
         if group is None or member is None:
             return
@@ -141,7 +144,10 @@ class GroupPlaces:
             and not self._context.ready.why_not
         ):
             mask, key = self._had(before), rank_key(group, member.rank)
-            if mask and key not in self._state.reserved:
+            is_taken = any(
+                pod.place and pod.member and pod.member.rank == member.rank for pod in self._state.members_of(group)
+            )
+            if mask and key not in self._state.reserved and not is_taken:
                 self._come_on(group)
                 self._keep_rank(group, key, f"{group[1]} rank {member.rank[-1]}", before.node, mask)
 

@@ -753,6 +753,30 @@ async def test_a_group_that_is_made_again_gets_its_places_back(gated: GatesBench
     assert {name: (gated.place(name), gated.annotations(name)["NEURON_DEVS"]) for name in names} == before
 
 
+async def test_no_place_is_kept_for_a_rank_that_another_pod_has_by_now(gated: GatesBench) -> None:
+    """A pod on a lost node ends long after its replacement was placed elsewhere."""
+    for name in ("a", "b"):
+        gated.node(name)
+    rank = {"batch.kubernetes.io/job-completion-index": "0"}
+    old = gated.pod("old", NEURON, 16, group="job", size=1, annotations=rank)
+    await gated.place_all()
+    lost = gated.place("old")
+    gated.bind("old", lost)
+    taint = {"key": "node.kubernetes.io/unreachable", "effect": "NoSchedule"}
+    gated.server.patch_node(lost, {"spec": {"taints": [taint]}})
+    gated.world.show_node(gated.server.get(NODES, lost, ""))
+    gated.server.delete_pod("default", "old", grace_seconds=30)
+    gated.pod("new", NEURON, 16, group="job", size=1, annotations=rank)
+    await gated.place_all()
+    assert gated.place("new") == ({"a", "b"} - {lost}).pop()
+    gated.bind("new", gated.place("new"))
+    await gated.step()
+    gated.server.delete_pod("default", "old", grace_seconds=0)
+    await gated.step()
+    assert old["metadata"]["uid"] not in gated.state.pods
+    assert not gated.state.reserved
+
+
 async def test_pods_of_an_owner_keep_off_a_node_that_did_not_take_one(gated: GatesBench) -> None:
     gated.node("a")
     gated.node("b")
