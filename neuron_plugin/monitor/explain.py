@@ -68,9 +68,13 @@ class NodeExplanation(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class GroupDomain(DomainView, frozen=True, rename="camel"):
-    """A domain of the level that matters to a group, without its parts; ``group_pods`` of the group are there."""
+    """A domain of the level that matters to a group, without its parts.
+
+    ``group_pods`` of the group are there, and ``spares`` nodes that are kept for pods of it that are lost.
+    """
 
     group_pods: int = 0
+    spares: int = 0
 
 
 class Explanation(msgspec.Struct, frozen=True, rename="camel"):
@@ -193,6 +197,7 @@ def _domains_of_group(scene: Scene, pod: NeuronPod) -> list[GroupDomain]:
         return []
     members = cluster.members_of(group)
     held = Counter(member.place for member in members if member.place)
+    spares = {kept.node for kept in cluster.kept_for(pod) if kept.lent_below is not None}
     size = max(len(members), pod.member.size if pod.member else 0, cluster.min_counts.get(group, 0))
     wished = tree.depth_of(wish.required or wish.preferred)
     levels = [level.name for level in (tree.levels if wished is None else tree.levels[wished - 1 : wished])]
@@ -202,7 +207,7 @@ def _domains_of_group(scene: Scene, pod: NeuronPod) -> list[GroupDomain]:
         for room in rooms:
             if name := dict(room.domains).get(level):
                 parts[name].append(room)
-        found = [_group_domain(level, name, inside, held) for name, inside in parts.items()]
+        found = [_group_domain(level, name, inside, held, spares) for name, inside in parts.items()]
         geometry = next(info.inventory.geometry for info in cluster.nodes.values() if info.inventory)
         needed = size * lasting_cores(pod.requests, geometry)
         if any(one.devices * geometry.cores_per_device >= needed for one in found):
@@ -210,10 +215,14 @@ def _domains_of_group(scene: Scene, pod: NeuronPod) -> list[GroupDomain]:
     return sorted(found, key=lambda one: (-one.group_pods, -one.free_devices, one.name))
 
 
-def _group_domain(level: str, name: str, rooms: Sequence[NodeRoom], held: Counter[str]) -> GroupDomain:
+def _group_domain(
+    level: str, name: str, rooms: Sequence[NodeRoom], held: Counter[str], spares: Collection[str]
+) -> GroupDomain:
     tree = domain_tree(room._replace(domains=()) for room in rooms)
     own = sum(held[room.name] for room in rooms)
-    return GroupDomain(level, name, tree.nodes, tree.whole, tree.free_devices, tree.devices, group_pods=own)
+    kept = sum(room.name in spares for room in rooms)
+    counts = tree.nodes, tree.whole, tree.free_devices, tree.devices
+    return GroupDomain(level, name, *counts, group_pods=own, spares=kept)
 
 
 def _how_far(node: NodeExplanation) -> tuple[object, ...]:
@@ -327,6 +336,7 @@ def explain_text(explanation: Explanation, names: Collection[str] = ()) -> str:
 def _domain_line(domain: GroupDomain) -> str:
     has = f"{domain.whole} of {plural(domain.nodes, 'node')} and {domain.free_devices} of {domain.devices} devices free"
     own = f"; {plural(domain.group_pods, 'pod')} of the group" if domain.group_pods else ""
+    own += f", {plural(domain.spares, 'spare node')}" if domain.spares else ""
     return f"  {domain.level.rpartition('/')[2]} {domain.name}: {has}{own}"
 
 

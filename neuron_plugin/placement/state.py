@@ -358,7 +358,8 @@ class ClusterState:
         self._count_placed(pod.uid)
         if pod.place:
             for key in kept_keys(pod):
-                self.release(key)
+                if (kept := self._reserved.get(key)) and (kept.lent_below is None or kept.node == pod.place):
+                    self.release(key)
         if pod.gated and not pod.place:
             self.gated[pod.uid] = pod
         else:

@@ -1,6 +1,6 @@
 // The pods that wait, a line each: how long, how urgent, and what they can expect. Why is asked of those that are open.
 
-import { ageOf, asks, nameOf, ranges, secondsOf } from "./facts.js";
+import { ageOf, asks, nameOf, plural, ranges, secondsOf } from "./facts.js";
 import { html, link, put, table } from "./html.js";
 import { fetched } from "./stream.js";
 
@@ -143,8 +143,8 @@ export class Waiting {
 
 /** The domains that matter to a pod's group; those with less free are counted. */
 function domainsTable({ domains, moreDomains }) {
-  const rows = domains.map(({ level, name, nodes, whole, freeDevices, devices, groupPods }) =>
-    [`${level.split("/").pop()} ${name}`, `${whole} of ${nodes}`, `${freeDevices} of ${devices}`, groupPods || ""]);
+  const rows = domains.map(({ level, name, nodes, whole, freeDevices, devices, groupPods, spares }) =>
+    [`${level.split("/").pop()} ${name}`, `${whole} of ${nodes}`, `${freeDevices} of ${devices}`, [groupPods && plural(groupPods, "pod"), spares && plural(spares, "spare node")].filter(Boolean).join(", ")]);
   if (moreDomains) rows.push([`${moreDomains} more`, "", "", ""]);
   return table("Network", ["Domain", "Whole nodes", "Free devices", "Of its group"], rows);
 }
