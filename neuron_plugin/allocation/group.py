@@ -38,7 +38,8 @@ class GroupMember:
     their framework does; None where no index is known. ``leads``: the others are made once this pod runs or is placed.
     ``unreadable`` says what of its wish cannot be read. ``leader_worker_set`` is the name of the LeaderWorkerSet whose
     replica the group is. ``host`` is the DNS name that a Service gives the pod, empty without one.
-    ``sets_ultraserver``: a container sets some variable of UltraServers itself.
+    ``sets_ultraserver``: a container sets some variable of UltraServers itself. ``spares`` is how many nodes are kept
+    for pods of the group that are lost.
     """
 
     group: GroupName
@@ -50,3 +51,4 @@ class GroupMember:
     leader_worker_set: str = ""
     host: str = ""
     sets_ultraserver: bool = False
+    spares: int = 0

@@ -97,12 +97,14 @@ def capacity_of(
 class Reservation:
     """Cores of a node that are kept for one waiting pod: others are moved away for it, or its promise is void.
 
-    It is no allocation: those others may still have the cores.
+    It is no allocation: those others may still have the cores. A spare node of a group is lent to pods that may be
+    moved, and whose priority is lower than ``lent_below``; None for what is kept for one pod, or one rank.
     """
 
     pod: PodReference
     node: str
     mask: CoreMask
+    lent_below: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

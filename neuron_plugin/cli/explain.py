@@ -23,6 +23,7 @@ taints, affinities, topology spread, volumes, ports, CPU, memory and other resou
 EXAMPLES = """
 neuron-plugin explain training-0
 neuron-plugin explain training-0 --node worker-1
+neuron-plugin explain ml/my-group
 neuron-plugin explain ml/training-0 --kubeconfig ~/.kube/config -o json
 neuron-plugin explain training-0 --extender http://127.0.0.1:12346
 """
@@ -30,7 +31,7 @@ neuron-plugin explain training-0 --extender http://127.0.0.1:12346
 
 def add_flags(parser: ArgumentParser) -> None:
     """The pod, and what to ask."""
-    parser.add_argument("pod", metavar="[NAMESPACE/]POD", help="the pod")
+    parser.add_argument("pod", metavar="[NAMESPACE/]POD", help="the pod, or a group of pods")
     nodes = "only this node, with all that is in the way there; can be given several times"
     parser.add_argument("--node", metavar="NODE", action="append", default=[], help=nodes)
     add_cluster_flags(parser, "namespace", "extender", *LOOK)

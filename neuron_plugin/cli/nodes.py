@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -12,6 +12,7 @@ from neuron_plugin.cli.cluster_views import Views, add_view_flags, cluster_views
 from neuron_plugin.cli.command import Exit, Form, Line, no_such, plain, table
 from neuron_plugin.cluster.nodes import NO_NEURON
 from neuron_plugin.cluster.objects import NODES
+from neuron_plugin.monitor.network import DomainView, NodeRoom, domain_tree, room_of
 from neuron_plugin.monitor.views import NodeView, NodeViewStatus
 from neuron_plugin.wording import plural
 
@@ -187,45 +188,28 @@ def node_lines(form: Form, report: NodesReport, *, bare: bool = False) -> list[L
     return [*table(list(cells), rows, bare=bare), *([] if bare else plain("", summary))]
 
 
-class _Domain:
-    """What is free in a part of the network, and its parts."""
-
-    def __init__(self) -> None:
-        self.parts: dict[str, _Domain] = {}
-        self.nodes: list[NodeView] = []
-
-
 def tree_lines(report: NodesReport, *, bare: bool = False) -> list[Line]:
     """A row for each domain of the network and for each node in it."""
-    root = _Domain()
-    for node in report.nodes:
-        domain = root
-        for level, name in node.spec.domains.items():
-            domain = domain.parts.setdefault(f"{level.rpartition('/')[2]} {name}", _Domain())
-        domain.nodes.append(node)
     if not report.nodes:
         return plain("no node has Neuron devices; with --all the others are shown, too")
-    return table(["DOMAIN", "NODES", "WHOLE", "FREE", "STATE"], list(_tree_rows(root, 0)), bare=bare)
+    states = {
+        node.name: ("open", "green") if node.status.open else (node.status.reason, "bold red") for node in report.nodes
+    }
+    rooms = {node.name: room_of(node) for node in report.nodes}
+    rows = list(_tree_rows(domain_tree(rooms.values()), rooms, states, 0))
+    return table(["DOMAIN", "NODES", "WHOLE", "FREE", "STATE"], rows, bare=bare)
 
 
-def _tree_rows(domain: _Domain, depth: int) -> Iterator[list[tuple[str, str]]]:
-    for name, part in sorted(domain.parts.items()):
-        yield [(text, "") for text in (f"{'  ' * depth}{name}", *_free_in([*_all_nodes(part)]), "")]
-        yield from _tree_rows(part, depth + 1)
-    for node in domain.nodes:
-        state = ("open", "green") if node.status.open else (node.status.reason, "bold red")
-        cells = (f"{'  ' * depth}{node.name}", *_free_in([node]))
-        yield [*((text, "") for text in cells), state]
+def _tree_rows(
+    domain: DomainView, rooms: Mapping[str, NodeRoom], states: Mapping[str, tuple[str, str]], depth: int
+) -> Iterator[list[tuple[str, str]]]:
+    for part in domain.parts:
+        yield _tree_row(f"{part.level.rpartition('/')[2]} {part.name}", part, ("", ""), depth)
+        yield from _tree_rows(part, rooms, states, depth + 1)
+    for name in domain.members:
+        yield _tree_row(name, domain_tree([rooms[name]]), states[name], depth)
 
 
-def _all_nodes(domain: _Domain) -> Iterator[NodeView]:
-    yield from domain.nodes
-    for part in domain.parts.values():
-        yield from _all_nodes(part)
-
-
-def _free_in(nodes: Sequence[NodeView]) -> tuple[str, str, str]:
-    """How many nodes there are, how many are free as a whole, and the free devices of all."""
-    free, devices = sum(node.status.device_counts.free for node in nodes), sum(node.spec.devices for node in nodes)
-    whole = sum(bool(node.spec.devices) and node.status.device_counts.free == node.spec.devices for node in nodes)
-    return str(len(nodes)), str(whole), f"{free}/{devices}"
+def _tree_row(title: str, domain: DomainView, state: tuple[str, str], depth: int) -> list[tuple[str, str]]:
+    free = f"{domain.free_devices}/{domain.devices}"
+    return [(f"{'  ' * depth}{title}", ""), (str(domain.nodes), ""), (str(domain.whole), ""), (free, ""), state]

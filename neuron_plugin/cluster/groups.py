@@ -12,7 +12,15 @@ from dataclasses import replace
 
 from neuron_plugin.allocation import Rejection
 from neuron_plugin.allocation.group import NO_WISH, GroupMember, GroupName, TopologyWish
-from neuron_plugin.allocation.keys import GROUP_KEY, GROUP_SIZE_KEY, RANK_KEY, SLICE_KEY, TOPOLOGY_KEY, WINDOW_KEY
+from neuron_plugin.allocation.keys import (
+    GROUP_KEY,
+    GROUP_SIZE_KEY,
+    RANK_KEY,
+    SLICE_KEY,
+    SPARES_KEY,
+    TOPOLOGY_KEY,
+    WINDOW_KEY,
+)
 from neuron_plugin.allocation.rejection import INVALID_CONSTRAINT
 
 _LWS = "leaderworkerset.sigs.k8s.io/"
@@ -27,6 +35,7 @@ _COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
 _POD_INDEX = "apps.kubernetes.io/pod-index"
 _NUMBER = re.compile(r"[0-9]{1,6}")
 _SIZE = re.compile(r"[1-9][0-9]{0,4}")
+_SPARES = re.compile(r"[0-8]")
 _LEVEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,315}[A-Za-z0-9])?")
 """The name of a level of the network, or the key of a node label."""
 _MASTERS = frozenset({"master", "launcher", "chief"})
@@ -63,9 +72,12 @@ def group_member(
     group: GroupName = namespace, name
     wish = topology_wish(annotations)
     readable, unreadable = (NO_WISH, wish) if isinstance(wish, Rejection) else (wish, None)
+    text = annotations.get(SPARES_KEY, "").strip()
+    if (spares := _number(text or "0", _SPARES)) is None:
+        unreadable = _unreadable(SPARES_KEY, text, "a number from 0 to 8")
     if exclusive and readable == NO_WISH:
         readable = TopologyWish(required=exclusive)
-    return GroupMember(group, size, _rank(said), leads, readable, unreadable, lws)
+    return GroupMember(group, size, _rank(said), leads, readable, unreadable, lws, spares=spares or 0)
 
 
 def _serves(said: Texts) -> bool:

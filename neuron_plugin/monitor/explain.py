@@ -6,8 +6,8 @@ in a thread: thousands of nodes take some tenths of a second, and no other call 
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Sequence
 
 import msgspec
 
@@ -15,13 +15,15 @@ from neuron_plugin.allocation import NeuronPod, PodRequest, Rejection
 from neuron_plugin.allocation.keys import GATE, PREFIX
 from neuron_plugin.allocation.pod import assigned_allocations
 from neuron_plugin.allocation.resources import ranges
+from neuron_plugin.monitor.network import DomainView, NodeRoom, domain_tree, rooms_of
 from neuron_plugin.monitor.views import pod_problem
 from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.planning import Cluster, Scene, Standing, judge_all
+from neuron_plugin.planning.groups import lasting_cores
 from neuron_plugin.planning.judgement import note_of
 from neuron_plugin.planning.node_answers import BlockedSet, NodeAnswer, node_answers
 from neuron_plugin.topology import cores_in
-from neuron_plugin.wording import first_of, named
+from neuron_plugin.wording import first_of, named, plural
 
 MOST_SETS = 4
 """Sets shown for each container on a node: those with the fewest pods in their way; the others are counted."""
@@ -31,6 +33,8 @@ MOST_NAMES = 10
 """Pods named when another one is not known; the others are counted."""
 MOST_HOLDERS = 5
 """Holders named in text for each set; the others are counted."""
+MOST_DOMAINS = 3
+"""Domains shown of the level that matters to a group: those with its pods, then those with the most free."""
 
 
 class SetView(msgspec.Struct, frozen=True, rename="camel"):
@@ -63,12 +67,23 @@ class NodeExplanation(msgspec.Struct, frozen=True, rename="camel"):
     details: tuple[str, ...] = ()
 
 
+class GroupDomain(DomainView, frozen=True, rename="camel"):
+    """A domain of the level that matters to a group, without its parts.
+
+    ``group_pods`` of the group are there, and ``spares`` nodes that are kept for pods of it that are lost.
+    """
+
+    group_pods: int = 0
+    spares: int = 0
+
+
 class Explanation(msgspec.Struct, frozen=True, rename="camel"):
     """A pod as it is judged. ``standing`` is one of ``planning.Standing``, or ``placed`` for a pod that has its place.
 
     ``sentence`` says why it waits, or where it is and how its devices are; ``helps`` what would help, ``move`` which
     move of other pods would make room, or that room is being made. ``in_the_way`` are the pods that hold what is
-    nearest to being free. ``gate`` says what our scheduling gate, or its end, means for a pod that is not bound.
+    nearest to being free. ``gate`` says what our scheduling gate, or its end, means for a pod that is not bound. Of a
+    pod of a group ``domains`` are those parts of the network that matter, and ``more_domains`` how many are not shown.
     """
 
     pod: str
@@ -81,6 +96,8 @@ class Explanation(msgspec.Struct, frozen=True, rename="camel"):
     move: str = ""
     in_the_way: tuple[str, ...] = ()
     gate: str = ""
+    domains: tuple[GroupDomain, ...] = ()
+    more_domains: int = 0
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -113,9 +130,13 @@ def question(state: ClusterState, pod: NeuronPod, now: float = 0.0) -> Question:
 
 
 def find_pod(state: ClusterState, namespace: str, name: str) -> NeuronPod | None:
-    """The live Neuron pod of a name; the one that is not terminating where a name is there twice."""
+    """The live Neuron pod of a name; the one that is not terminating where a name is there twice.
+
+    The name of a group stands for a pod of it, one that waits if any does.
+    """
     named = [pod for pod in state.pods.values() if (pod.reference.namespace, pod.reference.name) == (namespace, name)]
-    return min(named, key=lambda pod: pod.terminating, default=None)
+    members = sorted(state.members_of((namespace, name)), key=lambda pod: (bool(pod.place), pod.reference.name))
+    return min(named or members[:1], key=lambda pod: pod.terminating, default=None)
 
 
 def unknown_pod_text(state: ClusterState, namespace: str, name: str) -> str:
@@ -132,14 +153,19 @@ def explain(asked: Question) -> Explanation:
     pod = asked.pod
     name, scheduler, request = str(pod.reference), pod.rules.scheduler_name, request_text(pod.requests)
     gate = _gate_text(asked)
+    scene = Scene(asked.cluster)
+    near = _domains_of_group(scene, pod) if pod.group else []
+    domains, more = tuple(near[:MOST_DOMAINS]), len(near[MOST_DOMAINS:])
     if asked.bound_to:
-        return Explanation(name, request, "placed", _bound_text(asked), scheduler=scheduler, gate=gate)
+        text = _bound_text(asked)
+        return Explanation(
+            name, request, "placed", text, scheduler=scheduler, gate=gate, domains=domains, more_domains=more
+        )
     if asked.refusal:
         return Explanation(name, request, Standing.NEVER, str(asked.refusal), scheduler=scheduler, gate=gate)
     if not pod.requests:
         sentence = "The pod asks for no Neuron resource: it fits every node."
         return Explanation(name, "", Standing.FITS, sentence, scheduler=scheduler)
-    scene = Scene(asked.cluster)
     (judged,) = judge_all(scene.fork(), [pod], now=asked.now)
     nodes = [_explained(answer) for answer in node_answers(scene, pod)]
     nodes.sort(key=_how_far)
@@ -154,7 +180,49 @@ def explain(asked: Question) -> Explanation:
         asked.move or (f"{note_of(judged.move)}." if judged.move else ""),
         tuple(map(str, judged.in_the_way)),
         gate,
+        domains,
+        more,
     )
+
+
+def _domains_of_group(scene: Scene, pod: NeuronPod) -> list[GroupDomain]:
+    """The domains of the level that a pod's group wishes for, else of the lowest that could hold it.
+
+    Those with its pods come first, then those with the most free.
+    """
+    cluster, tree = scene.cluster, scene.choices.domains
+    rooms = rooms_of(cluster.nodes.values(), cluster.levels)
+    group, wish = pod.group or ("", ""), cluster.wish_of(pod)
+    if len(tree.levels) == 1 or not rooms:
+        return []
+    members = cluster.members_of(group)
+    held = Counter(member.place for member in members if member.place)
+    spares = {kept.node for kept in cluster.kept_for(pod) if kept.lent_below is not None}
+    size = max(len(members), pod.member.size if pod.member else 0, cluster.min_counts.get(group, 0))
+    wished = tree.depth_of(wish.required or wish.preferred)
+    levels = [level.name for level in (tree.levels if wished is None else tree.levels[wished - 1 : wished])]
+    found = list[GroupDomain]()
+    for level in reversed(levels if wished else levels[:-1]):
+        parts = defaultdict[str, list[NodeRoom]](list)
+        for room in rooms:
+            if name := dict(room.domains).get(level):
+                parts[name].append(room)
+        found = [_group_domain(level, name, inside, held, spares) for name, inside in parts.items()]
+        geometry = next(info.inventory.geometry for info in cluster.nodes.values() if info.inventory)
+        needed = size * lasting_cores(pod.requests, geometry)
+        if any(one.devices * geometry.cores_per_device >= needed for one in found):
+            break
+    return sorted(found, key=lambda one: (-one.group_pods, -one.free_devices, one.name))
+
+
+def _group_domain(
+    level: str, name: str, rooms: Sequence[NodeRoom], held: Counter[str], spares: Collection[str]
+) -> GroupDomain:
+    tree = domain_tree(room._replace(domains=()) for room in rooms)
+    own = sum(held[room.name] for room in rooms)
+    kept = sum(room.name in spares for room in rooms)
+    counts = tree.nodes, tree.whole, tree.free_devices, tree.devices
+    return GroupDomain(level, name, *counts, group_pods=own, spares=kept)
 
 
 def _how_far(node: NodeExplanation) -> tuple[object, ...]:
@@ -245,6 +313,8 @@ def explain_text(explanation: Explanation, names: Collection[str] = ()) -> str:
     if sentence := explanation.sentence.removesuffix("."):
         lines.append(f"{sentence[0].upper()}{sentence[1:]}.")
     lines += [explanation.gate] if explanation.gate else []
+    lines += [_domain_line(domain) for domain in explanation.domains]
+    lines += [f"  {explanation.more_domains} more with less"] if explanation.more_domains else []
     alike = defaultdict[object, list[NodeExplanation]](list)
     for node in explanation.nodes:
         if not names or node.node in names:
@@ -261,6 +331,13 @@ def explain_text(explanation: Explanation, names: Collection[str] = ()) -> str:
             lines.append(f"  {len(more)} more {how}: {first_of(sorted(more), MOST_NODES)}")
     lines += [f"{text.removesuffix('.')}." for text in (explanation.move, explanation.helps) if text]
     return "\n".join(lines) + "\n"
+
+
+def _domain_line(domain: GroupDomain) -> str:
+    has = f"{domain.whole} of {plural(domain.nodes, 'node')} and {domain.free_devices} of {domain.devices} devices free"
+    own = f"; {plural(domain.group_pods, 'pod')} of the group" if domain.group_pods else ""
+    own += f", {plural(domain.spares, 'spare node')}" if domain.spares else ""
+    return f"  {domain.level.rpartition('/')[2]} {domain.name}: {has}{own}"
 
 
 def _weight(blocked: SetView) -> tuple[int, int]:

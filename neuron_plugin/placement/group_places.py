@@ -1,8 +1,11 @@
-"""What is kept for pods of groups that are not there: the place of a lost one, and room for those not made yet.
+"""What is kept for pods of groups that are not there: lost ones' places, spare nodes, room for those not made yet.
 
 A leader is placed where its whole group fits, before its other pods are made; what these need is kept. The place of a
 pod that is lost is kept for the pod that takes its rank. A place ends when it is used, when nothing of the group is
 left, after a while without progress, or when a device of it gets sick.
+
+A group may ask for spare nodes: places without a rank. They are chosen once all its pods have places, and again when
+one was used or is not good any more. Meanwhile they are lent to pods that may be moved away.
 """
 
 from __future__ import annotations
@@ -22,12 +25,15 @@ from neuron_plugin.cluster.api import send
 from neuron_plugin.cluster.pods import PODS, neuron_pod
 from neuron_plugin.placement.context import Context
 from neuron_plugin.placement.reserves import ReserveRecord, is_sick
-from neuron_plugin.planning.groups import members_to_come
-from neuron_plugin.planning.scene import Place, rank_key
+from neuron_plugin.planning.groups import members_to_come, spare_nodes
+from neuron_plugin.planning.judgement import anchors_of
+from neuron_plugin.planning.scene import Place, rank_key, spare_key
 from neuron_plugin.topology import CoreMask, cores_in
 
 NO_RESERVE = "NeuronGroupNotReserved"
 """The reason of the event on the leader of a group whose other pods' needs cannot be looked up."""
+LEAST_PRIORITY = -(2**31)
+"""That no pod's priority is below: what is kept is lent to nobody."""
 MOST_RESERVED_GROUPS = 8
 """Groups of one namespace for whose pods, not made yet, something is kept at a time."""
 
@@ -46,10 +52,12 @@ class GroupPlaces:
         """Of replicas without pods: when to ask for their LeaderWorkerSet again."""
         self._gone: set[GroupName] = set()
         """Replicas without pods that nobody makes again."""
+        self._no_spares_until: dict[GroupName, float] = {}
+        """By group for which too few nodes were whole: when to look for spare nodes again."""
 
     def take_over(self, record: ReserveRecord) -> None:
         """Go on keeping a place that the last leader has kept."""
-        lasts = self._context.unix_seconds() < record.at + self._context.times.reserve
+        lasts = self._context.unix_seconds() < record.at + self._context.times.reserve or record.is_spare
         if lasts and self._state.members_of(record.group_name):
             self._groups.setdefault(record.group_name, record.at)
             self._keep(record)
@@ -59,7 +67,12 @@ class GroupPlaces:
         await self._ask_for_replicas(self._context.clock.now())
         unix_now = self._context.unix_seconds()
         for record in list(self.records.values()):
-            self._tend_rank(record, unix_now)
+            self._tend_place(record, unix_now)
+        if not self._context.ready.why_not:
+            groups = {pod.group for pod in self._state.pods.values() if pod.group and _spares_of(pod)}
+            self._no_spares_until = {group: until for group, until in self._no_spares_until.items() if group in groups}
+            for group in sorted(groups):
+                self._keep_spares(group)
 
     def forget(self) -> None:
         """Another replica leads: keep nothing."""
@@ -72,17 +85,45 @@ class GroupPlaces:
         self.records[record.uid] = record
         self._state.reserve(record.reservation)
 
-    def _tend_rank(self, record: ReserveRecord, unix_now: float) -> None:
-        """A rank's place is kept while its group lives and comes on."""
+    def _tend_place(self, record: ReserveRecord, unix_now: float) -> None:
+        """A rank's place is kept while its group lives and comes on, a spare node while its group lives."""
         group, times = record.group_name, self._context.times
         is_used = record.uid not in self._state.reserved
         is_over = unix_now >= self._groups.get(group, 0.0) + times.reserve
+        if record.is_spare:
+            info = self._state.nodes.get(record.node)
+            is_over = info is None or bool(info.closed) or _is_lost(info.node.rules.taints)
         if is_used or is_over or not self._may_come(group, record.at) or is_sick(self._state, record):
-            self.records.pop(record.uid, None)
-            self._state.release(record.uid)
-            self.unwritten = True
+            self._drop(record)
             if not any(other.group == record.group for other in self.records.values()):
                 self._groups.pop(group, None)
+
+    def _drop(self, record: ReserveRecord) -> None:
+        self.records.pop(record.uid, None)
+        self._state.release(record.uid)
+        self.unwritten = True
+
+    def _keep_spares(self, group: GroupName) -> None:
+        """Keep as many whole nodes as a group's pods ask for, once all of these have places."""
+        members, now = self._state.members_of(group), self._context.clock.now()
+        wanted = max(map(_spares_of, members), default=0)
+        keys = {spare_key(group, number): number for number in range(1, wanted + 1)}
+        for record in list(self.records.values()):
+            if record.is_spare and record.group_name == group and record.uid not in keys:
+                self._drop(record)
+        missing = [key for key in list(keys)[: len(members)] if key not in self.records]
+        are_placed = len(members) >= self._state.least_of(group) and all(pod.place for pod in members)
+        if not missing or not are_placed or now < self._no_spares_until.get(group, now):
+            return
+        first, scene = members[0], self._state.scene()
+        nodes = spare_nodes(scene, first, scene.cluster.wish_of(first), anchors_of(scene, group))
+        if len(nodes) < len(missing):
+            self._no_spares_until[group] = now + self._context.times.retry
+        can_take_back = all(pod.preempts for pod in members)
+        lent_below = min(pod.priority for pod in members) if can_take_back else LEAST_PRIORITY
+        for key, info in zip(missing, nodes, strict=False):
+            name = f"{group[1]} spare {keys[key]}"
+            self._keep_place(group, key, name, info.name, info.free_mask, lent_below)
 
     def _may_come(self, group: GroupName, since: float) -> bool:
         """Whether a pod that was lost at a time, in unix seconds, may come again.
@@ -121,7 +162,10 @@ class GroupPlaces:
         return has_it and not owner.metadata.deletion_timestamp
 
     def see_member(self, before: NeuronPod, *, gone: bool) -> None:
-        """A pod of a group has changed, or is gone. Of one that is lost the place is kept for its rank."""
+        """A pod of a group has changed, or is gone. Of one that is lost the place is kept for its rank.
+
+        Unless another pod has the rank by now, as where a node was lost and the pod on it ended late.
+        """
         group, member = before.group, before.member
         if group is None or member is None:
             return
@@ -141,9 +185,12 @@ class GroupPlaces:
             and not self._context.ready.why_not
         ):
             mask, key = self._had(before), rank_key(group, member.rank)
-            if mask and key not in self._state.reserved:
+            is_taken = any(
+                pod.place and pod.member and pod.member.rank == member.rank for pod in self._state.members_of(group)
+            )
+            if mask and key not in self._state.reserved and not is_taken:
                 self._come_on(group)
-                self._keep_rank(group, key, f"{group[1]} rank {member.rank[-1]}", before.node, mask)
+                self._keep_place(group, key, f"{group[1]} rank {member.rank[-1]}", before.node, mask)
 
     def _had(self, pod: NeuronPod) -> CoreMask:
         """The cores of a bound pod, which may be gone."""
@@ -156,7 +203,9 @@ class GroupPlaces:
     def _come_on(self, group: GroupName) -> None:
         self._groups[group] = self._context.unix_seconds()
 
-    def _keep_rank(self, group: GroupName, key: str, name: str, node: str, mask: CoreMask) -> None:
+    def _keep_place(
+        self, group: GroupName, key: str, name: str, node: str, mask: CoreMask, lent_below: int | None = None
+    ) -> None:
         record = ReserveRecord(
             uid=key,
             namespace=group[0],
@@ -165,19 +214,24 @@ class GroupPlaces:
             cores=ranges(cores_in(mask)),
             at=self._context.unix_seconds(),
             group="/".join(group),
+            lent_below=lent_below,
         )
         self._keep(record)
         self.unwritten = True
 
     def place_ends(self, pod: NeuronPod) -> bool:
-        """Whether the place that is kept for a pod is still held by the pod before it, which is being deleted."""
-        kept = self._state.scene().cluster.kept_for(pod)
-        info = self._state.nodes.get(kept.node) if kept else None
-        if kept is None or info is None or info.stale or _is_lost(info.node.rules.taints):
-            return False
-        holders = {allocation.pod.uid for allocation in info.ledger.overlapping(kept.mask)}
-        pods = [self._state.pods.get(uid) for uid in holders]
-        return bool(holders) and all(holder is not None and holder.terminating for holder in pods)
+        """Whether a place that is kept for a pod is still held by pods that are being deleted, and no other is free."""
+        ends = False
+        for kept in self._state.scene().cluster.kept_for(pod):
+            info = self._state.nodes.get(kept.node)
+            if info is None or info.stale or _is_lost(info.node.rules.taints):
+                continue
+            holders = {allocation.pod.uid for allocation in info.ledger.overlapping(kept.mask)}
+            if not holders:
+                return False
+            pods = [self._state.pods.get(uid) for uid in holders]
+            ends |= all(holder is not None and holder.terminating for holder in pods)
+        return ends
 
     def others_of(self, leader: NeuronPod, members: Collection[NeuronPod], least: int) -> list[NeuronPod] | None:
         """The pods of a leader's group that are not there yet, in thought; none where their needs cannot be known.
@@ -193,7 +247,8 @@ class GroupPlaces:
         return members_to_come(template, leader, members, least)
 
     def _reserved_groups(self, namespace: str) -> int:
-        return len({record.group for record in self.records.values() if record.group and record.namespace == namespace})
+        ranks = [record for record in self.records.values() if record.group and not record.is_spare]
+        return len({record.group for record in ranks if record.namespace == namespace})
 
     async def look_for_others(self, leader: NeuronPod, least: int) -> None:
         """Read what the other pods of a leader's group ask for, where their controller says it."""
@@ -232,7 +287,7 @@ class GroupPlaces:
         """Keep places for pods of a group that are not there yet."""
         self._come_on(group)
         for pod, (node, placement) in places:
-            self._keep_rank(group, pod.uid, pod.reference.name, node, placement_mask(placement))
+            self._keep_place(group, pod.uid, pod.reference.name, node, placement_mask(placement))
 
 
 class _Template(msgspec.Struct):
@@ -283,6 +338,10 @@ def _template_of(leader: NeuronPod) -> str:
 
 def _worker_set_path(namespace: str, name: str) -> str:
     return f"/apis/leaderworkerset.x-k8s.io/v1/namespaces/{namespace}/leaderworkersets/{name}"
+
+
+def _spares_of(pod: NeuronPod) -> int:
+    return pod.member.spares if pod.member else 0
 
 
 def _is_lost(taints: Sequence[object]) -> bool:

@@ -16,7 +16,8 @@ class ReserveRecord(msgspec.Struct, frozen=True, rename="camel"):
     """A reserve as the next leader finds it. ``cores`` are reserved on ``node``; ``at`` is in unix seconds.
 
     ``uid`` is the waiting pod's, or the name of a rank of a group. ``victims`` are UIDs. ``owners`` are the controllers
-    of pods that were moved, as NAMESPACE/KIND/NAME. ``group`` is that of a rank, as NAMESPACE/NAME.
+    of pods that were moved, as NAMESPACE/KIND/NAME. ``group`` is that of a rank or of a spare node, as NAMESPACE/NAME;
+    ``lent_below`` as in ``Reservation``.
     """
 
     uid: str
@@ -28,12 +29,20 @@ class ReserveRecord(msgspec.Struct, frozen=True, rename="camel"):
     owners: tuple[str, ...] = ()
     at: float = 0.0
     group: str = ""
+    lent_below: int | None = None
 
     @property
     def reservation(self) -> Reservation:
         """What is kept for the waiting pod, or for the rank."""
         mask = sum(1 << core for core in parse_ids(self.cores))
-        return Reservation(PodReference(PodUid(self.uid), self.namespace, self.name), self.node, CoreMask(mask))
+        return Reservation(
+            PodReference(PodUid(self.uid), self.namespace, self.name), self.node, CoreMask(mask), self.lent_below
+        )
+
+    @property
+    def is_spare(self) -> bool:
+        """Whether it is a spare node of a group, and no rank's place."""
+        return self.lent_below is not None
 
     @property
     def group_name(self) -> GroupName:

@@ -287,6 +287,7 @@ class ClusterState:
             budgets=tuple(self.budgets.values()),
             strategy=self._strategy,
             preferences=self._preferences,
+            levels=self.levels,
         )
 
     def waiting(self) -> list[NeuronPod]:
@@ -361,7 +362,8 @@ class ClusterState:
         self._count_placed(pod.uid)
         if pod.place:
             for key in kept_keys(pod):
-                self.release(key)
+                if (kept := self._reserved.get(key)) and (kept.lent_below is None or kept.node == pod.place):
+                    self.release(key)
         if pod.gated and not pod.place:
             self.gated[pod.uid] = pod
         else:

@@ -93,12 +93,9 @@ def place_group(
 
     Pods beyond ``least`` may be left out, the last first. What is kept for a pod is its place.
     """
-    kept = _kept_places(scene, pods)
-    others = [pod for pod in pods if pod.uid not in kept]
     trial = scene.fork()
-    for pod in pods:
-        if pod.uid in kept:
-            trial.put(pod, *kept[pod.uid])
+    kept = _take_kept_places(trial, pods, anchors)
+    others = [pod for pod in pods if pod.uid not in kept]
     anchors = [*anchors, *(Anchor(node, placement_mask(placement)) for node, placement in kept.values())]
     search = _Search(trial, wish, anchors)
     if search.problem:
@@ -153,13 +150,28 @@ def members_to_come(
     return made
 
 
-def _kept_places(scene: Scene, pods: Iterable[NeuronPod]) -> dict[PodUid, Place]:
-    places = {}
+def spare_nodes(scene: Scene, pod: NeuronPod, wish: TopologyWish, anchors: Sequence[Anchor]) -> list[NodeInfo]:
+    """The nodes that a pod of a group may go to and that nobody has any of, the nearest to all its pods first.
+
+    They are of the group's type, and in the domain that it requires.
+    """
+    search = _Search(scene, wish, anchors)
+    return [] if search.problem else search.spare_nodes(pod)
+
+
+def _take_kept_places(trial: Scene, pods: Iterable[NeuronPod], anchors: Sequence[Anchor]) -> dict[PodUid, Place]:
+    """What is kept for these pods, put into the scene. On a spare node they have sets that the group has elsewhere."""
+    places, windows = dict[PodUid, Place](), sorted({anchor.mask for anchor in anchors})
     for pod in pods:
-        reservation = scene.cluster.kept_for(pod)
-        if reservation and reservation.node in scene.cluster.nodes and reservation.node in scene.allowed(pod):
-            if placement := scene.place_in(pod, reservation.node, reservation.mask):
-                places[pod.uid] = reservation.node, placement
+        for kept in trial.cluster.kept_for(pod):
+            if kept.node not in trial.cluster.nodes or kept.node not in trial.allowed(pod):
+                continue
+            masks = [kept.mask] if kept.lent_below is None or not windows else windows
+            placed = next(filter(None, (trial.place_in(pod, kept.node, mask) for mask in masks)), None)
+            if placed:
+                places[pod.uid] = kept.node, placed
+                trial.put(pod, kept.node, placed)
+                break
     return places
 
 
@@ -243,6 +255,21 @@ class _Search:
 
     def _info(self, name: str) -> NodeInfo | None:
         return self._scene.node(name) if name in self._scene.cluster.nodes else None
+
+    def spare_nodes(self, pod: NeuronPod) -> list[NodeInfo]:
+        """The nodes that a pod of the group may go to and that nobody has any of, the nearest to all its pods first."""
+        near, windows = self._domains, {anchor.mask for anchor in self._anchors}
+        anchors = [near.path(anchor.node) for anchor in self._anchors if self._info(anchor.node)]
+        found = dict[str, tuple[int, tuple[int, ...], str]]()
+        for nodes in self._pools([pod]).values():
+            for name, info in nodes.items():
+                path = near.path(name)
+                depth = common_depth([*anchors, path])
+                is_whole = not (info.ledger.allocations or info.reservations or info.node.cordoned)
+                has_windows = all(info.free_mask & window == window for window in windows)
+                if is_whole and has_windows and depth >= self._required and self._scene.place(pod, name):
+                    found[name] = -depth, near.empty_around(path), name
+        return [self._scene.node(name) for name in sorted(found, key=found.__getitem__)]
 
     # Pods that are alike: counts by domain.
 
@@ -477,7 +504,7 @@ class _Search:
     def _place_one_by_one(
         self, pods: Sequence[NeuronPod], nodes: Mapping[str, NodeInfo], geometry: Geometry
     ) -> tuple[tuple[float, ...], dict[PodUid, Place]] | int:
-        asked = sum(_lasting_cores(pod.requests, geometry) for pod in pods)
+        asked = sum(lasting_cores(pod.requests, geometry) for pod in pods)
         free = {name: info.free_mask.bit_count() for name, info in nodes.items()}
         paths = {name: self._domains.path(name) for name in nodes}
         anchor_paths = [self._domains.path(anchor.node) for anchor in self._anchors if self._info(anchor.node)]
@@ -519,7 +546,8 @@ def _together(parts: Iterable[tuple[Path, list[str]]], depth: int) -> dict[Path,
     return joined
 
 
-def _lasting_cores(request: PodRequest, geometry: Geometry) -> int:
+def lasting_cores(request: PodRequest, geometry: Geometry) -> int:
+    """How many cores a pod has for all of its life: those of plain init containers are others' later."""
     return sum(cores_asked(geometry, container) for container in request if container.kind is not ContainerKind.INIT)
 
 

@@ -44,7 +44,8 @@ class Cluster:
     are not. ``protected`` are pods whose eviction a budget has refused lately. ``min_counts`` has by group how many of
     its pods must be placed for any to be, and ``wishes`` how near to each other its PodGroup wants them. ``templates``
     has what those pods of a group will ask for that are made once their leader is placed, None where it cannot be
-    known. ``strategy`` is that of a pod without one, and ``preferences`` says when those of a pod decide.
+    known. ``strategy`` is that of a pod without one, and ``preferences`` says when those of a pod decide. ``levels``
+    are the node labels of the network's levels, where they are named.
     """
 
     nodes: Mapping[str, NodeInfo]
@@ -62,6 +63,7 @@ class Cluster:
     budgets: Collection[Budget] = ()
     strategy: PlacementStrategy = PACK
     preferences: PreferenceOrder = PreferenceOrder.FIRST
+    levels: Sequence[str] = ()
 
     def is_movable(self, pod: NeuronPod) -> bool:
         """Whether a pod, or its namespace, says that it may be evicted where that makes room."""
@@ -80,9 +82,15 @@ class Cluster:
         own = pod.member.wish if pod.member else NO_WISH
         return self.wishes.get(pod.group or ("", ""), own) if own == NO_WISH else own
 
-    def kept_for(self, pod: NeuronPod) -> Reservation | None:
-        """What is reserved for a pod, or for whichever pod has its rank in its group."""
-        return next((self.kept[key] for key in kept_keys(pod) if key in self.kept), None)
+    def kept_for(self, pod: NeuronPod) -> list[Reservation]:
+        """What is reserved for a pod, for whichever pod has its rank in its group, and the spare nodes of its group."""
+        return [self.kept[key] for key in kept_keys(pod) if key in self.kept]
+
+    def lent_to(self, pod: NeuronPod) -> list[Reservation]:
+        """The spare nodes of groups that a pod may have as long as they are not needed: one that can be moved away."""
+        if not (self.kept and pod.gated and pod.controller and self.is_movable(pod)) or pod.group:
+            return []
+        return [kept for kept in self.kept.values() if kept.lent_below is not None and pod.priority < kept.lent_below]
 
 
 def current_members(pods: Iterable[NeuronPod]) -> list[NeuronPod]:
@@ -98,9 +106,16 @@ def current_members(pods: Iterable[NeuronPod]) -> list[NeuronPod]:
 
 
 def kept_keys(pod: NeuronPod) -> tuple[str, ...]:
-    """Under which names something may be reserved for a pod: its own, and that of its rank in its group."""
-    rank = pod.member.rank if pod.member else None
-    return (pod.uid, rank_key(pod.member.group, rank)) if pod.member and rank is not None else (pod.uid,)
+    """Under which names something may be reserved for a pod: its own, that of its rank in its group, and its spares."""
+    if (member := pod.member) is None:
+        return (pod.uid,)
+    rank = () if member.rank is None else (rank_key(member.group, member.rank),)
+    return (pod.uid, *rank, *(spare_key(member.group, number) for number in range(1, member.spares + 1)))
+
+
+def spare_key(group: GroupName, number: int) -> str:
+    """The name of a spare node of a group, which no pod's UID is."""
+    return f"{'/'.join(group)}#spare.{number}"
 
 
 def rank_key(group: GroupName, rank: tuple[int, ...]) -> str:
@@ -114,7 +129,7 @@ class Scene:
     def __init__(self, cluster: Cluster, choices: Choices | None = None) -> None:
         """``choices`` are those of the cluster's nodes, where they are remembered."""
         self.cluster = cluster
-        self.choices = choices or Choices(cluster.nodes, cluster.uses)
+        self.choices = choices or Choices(cluster.nodes, cluster.uses, cluster.levels)
         self.changed: dict[str, NodeInfo] = {}
         self.gone: dict[str, tuple[NeuronPod, ...]] = {}
         self.come: dict[str, tuple[NeuronPod, ...]] = {}
@@ -147,7 +162,7 @@ class Scene:
 
     def put(self, pod: NeuronPod, name: str, placement: Placement) -> None:
         """The pod has come to the node; what was kept for it there is its own now."""
-        self.changed[name] = self.node_for(pod, name).with_pod(pod.reference, placement)
+        self.changed[name] = self.own_node(pod, name).with_pod(pod.reference, placement)
         self.come[name] = (*self.come.get(name, ()), pod)
 
     # What kube-scheduler says.
@@ -244,17 +259,27 @@ class Scene:
     ) -> Place | None:
         """The pod's best node, and its sets there; None if it fits nowhere. What is kept for it comes first."""
         allowed = allowed or self.allowed(pod, instance_type=instance_type)
-        kept = self.cluster.kept_for(pod)
-        if kept and kept.node not in skipped and kept.node in allowed and (placement := self.place(pod, kept.node)):
-            return kept.node, placement
+        if found := self._best_kept(pod, self.cluster.kept_for(pod), skipped, allowed):
+            return found
         answers = self.choices.answers(pod.requests, pod.strategy_or(self.cluster.strategy))
         prefers = pod.rules.prefers_nodes or self.choices.any_soft_taints
         prefer = allowed.scores if prefers else None
         near = self.choices.domains
         domains = near if len(near.levels) > 1 else None
         name = answers.best(allowed, skipped, self.changed, prefer, self.cluster.preferences, domains)
-        placement = self.place(pod, name) if name else None
+        if not name:
+            return self._best_kept(pod, self.cluster.lent_to(pod), skipped, allowed)
+        placement = self.place(pod, name)
         return (name, placement) if placement else None
+
+    def _best_kept(
+        self, pod: NeuronPod, kept: Iterable[Reservation], skipped: Collection[str], allowed: Allowed
+    ) -> Place | None:
+        """The pod's sets on the first of these nodes that it may go to."""
+        for name in (one.node for one in kept if one.node not in skipped and one.node in allowed):
+            if placement := self.place(pod, name):
+                return name, placement
+        return None
 
     def place(self, pod: NeuronPod, name: str) -> Placement | None:
         """The best sets that a node has for the pod, what is kept for it included."""
@@ -271,12 +296,19 @@ class Scene:
         return None if isinstance(placed, Rejection) else placed
 
     def node_for(self, pod: NeuronPod, name: str) -> NodeInfo:
+        """A node as it would be for a pod: what is kept for the pod there, or lent to it, is free."""
+        info = self.own_node(pod, name)
+        return _without(info, (kept.pod.uid for kept in self.cluster.lent_to(pod))) if info.reservations else info
+
+    def own_node(self, pod: NeuronPod, name: str) -> NodeInfo:
         """A node as it would be for a pod: what is kept for the pod there is free."""
         info = self.node(name)
-        if not info.reservations:
-            return info
-        keys = {PodUid(key) for key in kept_keys(pod)}
-        return info.without(keys) if any(kept.pod.uid in keys for kept in info.reservations) else info
+        return _without(info, kept_keys(pod)) if info.reservations else info
+
+
+def _without(info: NodeInfo, keys: Iterable[str]) -> NodeInfo:
+    found = {PodUid(key) for key in keys}
+    return info.without(found) if any(kept.pod.uid in found for kept in info.reservations) else info
 
 
 class Allowed:

@@ -118,13 +118,14 @@ def cheapest_move(
     """The move that loses the fewest device-hours, then the one of fewest victims, then of the smallest.
 
     By rules that preempt: of fewest victims, then of the lowest priorities, then of the fewest device-hours. What
-    budgets allow at once comes before all else. ``now`` is in unix seconds. A set that is free needs no move and is
-    none. The move is made in the scene. ``among`` are the only nodes that are opened, if any are given.
+    budgets allow at once comes before all else, and before that a node that is kept for the pod and lent to others.
+    ``now`` is in unix seconds. A set that is free needs no move and is none. The move is made in the scene. ``among``
+    are the only nodes that are opened, if any are given.
     """
-    ranked: list[tuple[tuple[float, ...], str, int, float, tuple[NeuronPod, ...]]] = []
-    eligible = scene.eligible(pod)
+    ranked: list[tuple[bool, tuple[float, ...], str, int, float, tuple[NeuronPod, ...]]] = []
+    eligible, own = scene.eligible(pod), {kept.node for kept in scene.cluster.kept_for(pod)}
     for name in eligible if among is None else eligible.intersection(among):
-        info = scene.node(name)
+        info = scene.own_node(pod, name)
         inventory = info.inventory
         if inventory is None or isinstance(info.capacity, Rejection):
             continue
@@ -138,9 +139,9 @@ def cheapest_move(
             rank: tuple[float, ...] = over, loss, len(victims), sum(cores)
             if rules.preempts:
                 rank = over, len(victims), *sorted((victim.priority for victim in victims), reverse=True), loss
-            ranked.append((rank, name, number, loss, victims))
-    ranked.sort(key=itemgetter(slice(3)))
-    for rank, name, _, loss, victims in ranked:
+            ranked.append((name not in own, rank, name, number, loss, victims))
+    ranked.sort(key=itemgetter(slice(4)))
+    for _, rank, name, _, loss, victims in ranked:
         if move := _tried(scene, pod, name, victims, loss, int(rank[0]), rules):
             return move
     return None
@@ -297,7 +298,7 @@ def still_possible(cluster: Cluster, move: Move, rules: MoveRules) -> bool:
         if name not in cluster.nodes or isinstance(scene.node(name).capacity, Rejection):
             return False
         mask = placement_mask(placement)
-        if mask & scene.node(name).free_mask != mask or name not in scene.allowed(pod):
+        if mask & scene.own_node(pod, name).free_mask != mask or name not in scene.allowed(pod):
             return False
         scene.put(pod, name, placement)
     return True

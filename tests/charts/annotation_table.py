@@ -26,6 +26,7 @@ from neuron_plugin.allocation.keys import (
     PREFIX,
     RANK_KEY,
     SLICE_KEY,
+    SPARES_KEY,
     TOPOLOGY_KEY,
     WINDOW_KEY,
 )
@@ -45,6 +46,7 @@ KEYS: Final = (
     GROUP_SIZE_KEY,
     RANK_KEY,
     SLICE_KEY,
+    SPARES_KEY,
     TOPOLOGY_KEY,
     WINDOW_KEY,
     DISABLE_KEY,
@@ -139,6 +141,7 @@ TABLE: Final = (
             "size=4;required=a",
         ),
     ),
+    Texts(_keys("spares"), ("0", " 1", "8\n", ""), ("9", "-1", "01", "1.0", "one", "1,2", "٤")),
     Texts(_keys("window"), ("any", " any", ""), ("same", "ANY", "any,any")),
     Texts(_keys("movable"), ("true", "True", "FALSE", " false", "true\n"), ("", "maybe", "yes", "1", "true,false")),
     Texts(
@@ -221,7 +224,7 @@ def reads(key: str, text: str) -> bool:
         return pod.member.size > 0
     if key == RANK_KEY:
         return pod.member.rank is not None
-    if key in {SLICE_KEY, TOPOLOGY_KEY, WINDOW_KEY}:
+    if key in {SLICE_KEY, SPARES_KEY, TOPOLOGY_KEY, WINDOW_KEY}:
         return pod.member.unreadable is None
     if key == LAST_CHECKPOINT_KEY:
         return pod.last_checkpoint > 0

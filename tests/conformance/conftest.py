@@ -57,6 +57,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--mode", choices=("device-plugin", "dra"), default="device-plugin", help="which cases to run")
     group.addoption("--clusters", type=int, default=10, help="random clusters in which places are compared")
+    group.addoption("--losses", type=int, default=6, help="how often nodes of a group are lost together")
     group.addoption("--slow", action="store_true", help="wait out the kubelet's five minutes of grace, too")
 
 

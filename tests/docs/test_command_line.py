@@ -30,7 +30,7 @@ from neuron_plugin.inspection.reports import (
     ProcessReport,
     TopologyReport,
 )
-from neuron_plugin.monitor.explain import Explanation, NodeExplanation, SetView
+from neuron_plugin.monitor.explain import Explanation, GroupDomain, NodeExplanation, SetView
 from neuron_plugin.monitor.idle import IdleReport
 from neuron_plugin.monitor.plan import MoveReport, PlanReport, PodReport
 from neuron_plugin.monitor.repair import DevicePod, RepairReport
@@ -84,6 +84,7 @@ PROMISED: list[tuple[str, Iterable[str]]] = [
     ("explain", ["version", *keys(Explanation)]),
     ("nodes", keys(NodeExplanation)),
     ("blocked", keys(SetView)),
+    ("domains", keys(GroupDomain)),
     ("plan", keys(PlanReport)),
     ("waiting", keys(PodReport)),
     ("moves", keys(MoveReport)),

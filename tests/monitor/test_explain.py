@@ -7,9 +7,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from neuron_plugin.allocation import NodeInventory, PodUid
+from neuron_plugin.allocation import NodeInventory, PodReference, PodUid
 from neuron_plugin.allocation.inventory import write_inventory
-from neuron_plugin.allocation.keys import INVENTORY_KEY
+from neuron_plugin.allocation.keys import GROUP_KEY, GROUP_SIZE_KEY, INVENTORY_KEY, SPARES_KEY
+from neuron_plugin.allocation.node import Reservation
 from neuron_plugin.allocation.rejection import unsupported_count
 from neuron_plugin.monitor.pages import inspection_routes
 from neuron_plugin.monitor.views import pod_view
@@ -259,3 +260,37 @@ async def test_a_count_that_is_never_linked_comes_with_those_that_are(stage: Sta
     reason = unsupported_count(shipped_geometry(TRN1), Unit.DEVICE, 7).predicate
     assert reason in text.splitlines()[1]
     assert text.splitlines()[2:] == [f"trn-0: {reason}", "  2 more like this: trn-1, trn-2"]
+
+
+async def test_explain_of_a_pod_of_a_group_and_of_the_group_shows_the_domains_that_matter(stage: Stage) -> None:
+    for number in range(10):
+        labels = {"topology.kubernetes.io/zone": "z", "topology.k8s.aws/ultraserver-id": f"us-{number // 2}"}
+        manifest = node_manifest(f"node-{number}", TRN1)
+        manifest["metadata"]["labels"] |= labels
+        stage.world.show_node(manifest)
+    wish = {GROUP_KEY: "ring", GROUP_SIZE_KEY: "2", SPARES_KEY: "1"}
+    stage.world.pod(
+        "ring-0", DEVICE, 16, node="node-1", annotations={**wish, "NEURON_DEVS": ",".join(map(str, range(16)))}
+    )
+    stage.world.pod("ring-1", DEVICE, 16, annotations=wish)
+    spare = PodReference(PodUid("default/ring#spare.1"), "default", "ring spare 1")
+    stage.world.state.reserve(Reservation(spare, "node-0", shipped_geometry(TRN1).all_mask, lent_below=0))
+    stage.world.held("other", "node-3", DEVICE, "0")
+    stage.world.held("full", "node-8", DEVICE, "0,1")
+
+    (_, text), (_, placed), (_, group) = [
+        await stage.get(f"/explain/default/{name}") for name in ("ring-1", "ring-0", "ring")
+    ]
+
+    lines = [
+        "  ultraserver us-0: 0 of 2 nodes and 0 of 32 devices free; 1 pod of the group, 1 spare node",
+        "  ultraserver us-2: 2 of 2 nodes and 32 of 32 devices free",
+        "  ultraserver us-3: 2 of 2 nodes and 32 of 32 devices free",
+        "  2 more with less",
+    ]
+    assert [line for line in text.splitlines() if line.startswith("  ")][:4] == lines
+    assert placed.splitlines()[2:] == lines
+    assert group == text
+    stage.world.pod("wide", DEVICE, 16, annotations={GROUP_KEY: "wide", GROUP_SIZE_KEY: "9"})
+    _, wide = await stage.get("/explain/default/wide?format=json")
+    assert [(each["level"], each["name"], each["whole"]) for each in wide["domains"]] == [("zone", "z", 6)]

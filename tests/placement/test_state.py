@@ -6,10 +6,11 @@ import pytest
 
 from neuron_plugin.allocation import PodUid
 from neuron_plugin.allocation.node import Reservation
-from neuron_plugin.placement.state import AssumedPod
+from neuron_plugin.placement.state import AssumedPod, ClusterState
+from neuron_plugin.planning import Scene
 from neuron_plugin.topology import CoreMask
-from tests.support.manifests import pod_manifest
-from tests.support.world import CORE, DEVICE, World, pod_of, record_of
+from tests.support.manifests import node_manifest, pod_manifest
+from tests.support.world import CORE, DEVICE, World, node_of, pod_of, record_of
 
 TRN1 = "trn1.32xlarge"
 
@@ -303,3 +304,12 @@ def test_a_reservation_ends_when_its_pod_is_bound_anywhere_or_gone(world: World,
         world.gone(pod)
     assert not world.state.reserved
     assert world.state.nodes["node"].free_mask & 0b1111 == 0b1111
+
+
+def test_explanations_and_plans_see_the_network_by_the_levels_that_are_named() -> None:
+    state = ClusterState(levels=["row", "rack"])
+    manifest = node_manifest("node", TRN1)
+    manifest["metadata"]["labels"]["rack"] = "r1"
+    state.put_node(node_of(manifest))
+    scenes = state.scene(), Scene(state.snapshot())
+    assert [scene.choices.domains.level_names() for scene in scenes] == [["row", "rack", "node"]] * 2

@@ -11,11 +11,13 @@ from neuron_plugin.allocation import (
     ContainerKind,
     ContainerRequest,
     NeuronPod,
+    PodReference,
     PodUid,
     Rejection,
     Resource,
 )
 from neuron_plugin.allocation.group import GroupMember, TopologyWish
+from neuron_plugin.allocation.node import Reservation
 from neuron_plugin.allocation.node_rules import (
     NodeRules,
     NodeSelectorTerm,
@@ -41,6 +43,7 @@ from neuron_plugin.planning import (
 from neuron_plugin.planning.budgets import Budget
 from neuron_plugin.planning.choice import NodeUses
 from neuron_plugin.planning.judgement import PREEMPTED_BY_NAME, judge_all
+from neuron_plugin.planning.scene import spare_key
 from neuron_plugin.planning.volumes import Claim, Storage, Volume
 from neuron_plugin.topology import CoreMask, Geometry, Topology
 from tests.planning.clusters import (
@@ -620,3 +623,22 @@ def test_the_mask_of_a_placement_is_all_that_it_uses() -> None:
     assert move is not None
     assert move.victims[0].had_mask == CoreMask(0b11)
     assert move.victims[0].mask.bit_count() == 2
+
+
+def test_a_spare_node_is_taken_back_from_whoever_has_it_before_others_go_for_a_lost_member() -> None:
+    low = {name: held(pod(f"low-{name}", "neuron=16", movable=True), TRN1.all_mask) for name in "bc"}
+    cheap = held(pod("cheap", "neuron=16", priority=-5), TRN1.all_mask)
+    member = GroupMember(("ml", "gang"), 2, (0,), spares=1)
+    lives = replace(held(replace(pod("g0", "neuron=16", priority=5), member=member), TRN1.all_mask))
+    before = cluster(node("a", lives), node("b", low["b"]), node("c", low["c"]), node("d", cheap))
+    lost = replace(pod("g1", "neuron=16", priority=5), member=replace(member, rank=(1,)))
+    key = spare_key(("ml", "gang"), 1)
+    spare = Reservation(PodReference(PodUid(key), "ml", "gang spare 1"), "c", TRN1.all_mask, lent_below=5)
+    nodes = {**before.nodes, "c": replace(before.nodes["c"], reservations=(spare,))}
+    known = replace(
+        before, nodes=nodes, kept={key: spare}, pods={**before.pods, lost.uid: lost}, min_counts={("ml", "gang"): 2}
+    )
+    (found,) = judge_all(Scene(known), [lost], now=NOW, rules=None, preempting={lost.uid})
+    assert found.move is not None
+    assert [(victim.pod.uid, found.move.node) for victim in found.move.victims] == [("low-c", "c")]
+    assert still_possible(known, found.move, PREEMPTION)

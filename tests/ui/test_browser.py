@@ -9,6 +9,7 @@ import time
 from typing import Literal
 
 import pytest
+from axe_playwright_python.async_playwright import Axe
 
 from neuron_plugin.allocation import PodReference, PodUid
 from neuron_plugin.allocation.node import Reservation
@@ -615,6 +616,41 @@ async def test_many_nodes_are_small_fit_on_one_screen_and_are_drawn_once(browser
             await browser.until("document.querySelectorAll('.card.large .set:not(.marks)').length === 11"),
             "few nodes are large",
         )
+
+
+@pytest.mark.parametrize("number", [8, 200])
+async def test_the_network_is_a_tree_that_the_keyboard_opens_and_that_is_short_however_many_nodes_there_are(
+    browser: Tab, number: int
+) -> None:
+    world = World()
+    for place in range(number):
+        manifest = node_manifest(f"node-{place}", TRN1)
+        keys = {"topology.kubernetes.io/zone": "z", "topology.k8s.aws/network-node-layer-1": f"leaf-{place // 16}"}
+        keys |= {"topology.k8s.aws/ultraserver-id": f"us-{place // 4}"}
+        manifest["metadata"]["labels"] |= keys
+        world.show_node(manifest)
+    world.held("pod", "node-5", DEVICE, "0")
+    rows = "[...document.querySelectorAll('#network summary')].map((each) => each.innerText.replace(/\\s+/g, ' '))"
+    free = f"{16 * number - 1} of {16 * number} devices free, {number - 1} of {number} nodes whole"
+    async with site(world) as url:
+        await browser.open(f"{url}/ui/")
+        await browser.until(f"{rows}.length > 0")
+        if number == 8:
+            shown = await browser.value(rows)
+            assert [row.partition(" free")[0] for row in shown] == [
+                "zone z, network-node-layer-1 leaf-0 127 of 128 devices", "ultraserver us-0 64 of 64 devices",
+                "ultraserver us-1 63 of 64 devices",
+            ]  # fmt: skip
+            assert await browser.value("document.querySelectorAll('#network .members a').length") == 8
+        else:
+            assert await browser.value(rows) == [f"zone z {free}"]
+            await browser.value("document.querySelector('#network summary').focus()")
+            await browser.press("Enter")
+            await browser.until(f"{rows}.length === 14")
+            assert await browser.value("document.activeElement.innerText.startsWith('zone z')"), "the focus stays"
+        assert (await Axe().run(browser.page)).response["violations"] == []
+        world.held("late", "node-7", DEVICE, "0")
+        await browser.until(f"{rows}[0].includes('{16 * number - 2} of')")
 
 
 async def test_the_playground_s_page_shows_pods_a_refusal_and_a_fault_that_heals(browser: Tab) -> None:

@@ -67,7 +67,7 @@ class Leads:
             return None
         scene = self._state.scene()
         kept = scene.cluster.kept_for(pod)
-        node = kept.node if kept and kept.node in called and scene.place(pod, kept.node) else ""
+        node = next((one.node for one in kept if one.node in called and scene.place(pod, one.node)), "")
         if not node:
             answers = self._state.choices.answers(pod.requests, pod.strategy_or(scene.cluster.strategy))
             prefers = pod.rules.prefers_nodes or self._state.choices.any_soft_taints

@@ -7,6 +7,7 @@ import { Drawer } from "./drawer.js";
 import { STATES, byName, factsOf, nameOf, when } from "./facts.js";
 import { hashOf, html, put } from "./html.js";
 import { Live } from "./live.js";
+import { Network } from "./network.js";
 import { assign, element, hatch, paint } from "./paint.js";
 import { drawRoom, readRoom } from "./room.js";
 import { SILENCE_MS } from "./stream.js";
@@ -32,6 +33,7 @@ const cards = new Cards(at("nodes"), nodes, look);
 const drawer = new Drawer(at("drawer"), draw);
 const waiting = new Waiting(at("waiting"), draw);
 const attention = new Attention(at("attention"), at("numbers"), draw);
+const network = new Network(at("network"), draw);
 const use = new Use(at("use"));
 
 /** What pods of one colour have in common. */
@@ -70,6 +72,7 @@ function podChanged(pod, before) {
 
 function touch(name) {
   cards.stale.add(name);
+  network.read();
   recolour = true;
   draw();
 }
@@ -98,6 +101,7 @@ function draw() {
     attention.draw(all, wait, promised, { heard: live.heard, lost });
     drawLegend(shown);
     waiting.draw(wait, [...pods.values()]);
+    network.draw();
     drawRoom(at("room"));
     if (WALL) cards.fit();
     requestAnimationFrame(() => setTimeout(() => use.draw(all))); // it measures the page: once the nodes are painted
@@ -273,6 +277,7 @@ addEventListener("resize", draw);
 use.remember().then(draw);
 route(false);
 readRoom(draw, 0);
+network.read(0);
 waiting.run(() => (drawer.kind === "pod" ? drawer.pod(pods) : null));
 setInterval(drawConnection, 1000);
 setInterval(draw, 10000); // times go on while nothing changes

@@ -1,6 +1,6 @@
 // The pods that wait, a line each: how long, how urgent, and what they can expect. Why is asked of those that are open.
 
-import { ageOf, asks, nameOf, ranges, secondsOf } from "./facts.js";
+import { ageOf, asks, nameOf, plural, ranges, secondsOf } from "./facts.js";
 import { html, link, put, table } from "./html.js";
 import { fetched } from "./stream.js";
 
@@ -106,7 +106,8 @@ export class Waiting {
       moves.length && `${moves.map((each) => `${each.pod} to ${each.target}`).join(", ")}: would open ${prospect.ids} of ${prospect.node}`,
       ...(why ? [sentence, inTheWay.length && `in the way: ${inTheWay.join(", ")}`, helps, !moves.length && move, gate] : [!problem && "..."]),
     ];
-    return [...new Set(lines.filter(Boolean))].map((each) => html("p", {}, each)).concat(why?.nodes.length ? nodesTable(why.nodes) : []);
+    const tables = [...(why?.domains.length ? [domainsTable(why)] : []), ...(why?.nodes.length ? [nodesTable(why.nodes)] : [])];
+    return [...new Set(lines.filter(Boolean))].map((each) => html("p", {}, each)).concat(tables);
   }
 
   async askWhy(pod) {
@@ -138,6 +139,14 @@ export class Waiting {
       await new Promise((resume) => setTimeout(resume, names.size ? ASK_MS : ASK_MS / 5));
     }
   }
+}
+
+/** The domains that matter to a pod's group; those with less free are counted. */
+function domainsTable({ domains, moreDomains }) {
+  const rows = domains.map(({ level, name, nodes, whole, freeDevices, devices, groupPods, spares }) =>
+    [`${level.split("/").pop()} ${name}`, `${whole} of ${nodes}`, `${freeDevices} of ${devices}`, [groupPods && plural(groupPods, "pod"), spares && plural(spares, "spare node")].filter(Boolean).join(", ")]);
+  if (moreDomains) rows.push([`${moreDomains} more`, "", "", ""]);
+  return table("Network", ["Domain", "Whole nodes", "Free devices", "Of its group"], rows);
 }
 
 const setText = ({ unit, ids }) => `${unit}${ids.length > 1 ? "s" : ""} ${ranges(ids)}`;

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from neuron_plugin.allocation import PodReference, PodUid
-from neuron_plugin.allocation.keys import GATE, MOVABLE_KEY, NODE_KEY, POD_UID_KEY
+from neuron_plugin.allocation.keys import GATE, MOVABLE_KEY, NODE_KEY, POD_UID_KEY, RANK_KEY, SPARES_KEY
 from neuron_plugin.allocation.resources import parse_ids
 from neuron_plugin.backoff import Clock
 from neuron_plugin.cluster import ApiRequest, LeaseName, UnreachableError
@@ -53,12 +53,14 @@ from tests.support.api_server import StandInApiServer
 from tests.support.manifests import node_manifest
 from tests.support.world import World
 
-NODE_NAMES = ("a", "b", "c", "claims")
+NODE_NAMES = ("a", "b", "c", "d", "claims")
 CLAIM_NODE = "claims"
 """Its devices are given by claims, and the kubelet counts none."""
 LEASE = "neuron-extender"
 SHAPES = (("aws.amazon.com/neuron", (1, 1, 4, 8, 16)), ("aws.amazon.com/neuroncore", (1, 2)))
 GROUP = "neuron-plugin.io/group"
+RING = "ring"
+"""The group of high priority that has a spare node."""
 LANDING = 5.0
 WRITE = 2.5
 """When a PATCH is given up; the model answers no later."""
@@ -180,6 +182,8 @@ class Model:
         """By group, the pods that had a place at some time."""
         for name in NODE_NAMES:
             self.add_node(name)
+        for rank in "01":
+            self.create_ring(rank)
         self.replicas = [Replica(self, number) for number in range(2)]
         self.leader: Replica | None = None
         self.leads_from = 0.0
@@ -210,7 +214,14 @@ class Model:
             self.server.create_node(manifest)
 
     def create(
-        self, *, group: str = "", size: int = 0, count: int = 0, other_gate: bool = False, door: str = "gates"
+        self,
+        *,
+        group: str = "",
+        size: int = 0,
+        count: int = 0,
+        rank: str = "",
+        other_gate: bool = False,
+        door: str = "gates",
     ) -> None:
         """A pod: with the gate, by the ``second`` door, or asking by a ``claim``."""
         self.names += 1
@@ -219,7 +230,16 @@ class Model:
             resource = "aws.amazon.com/neuron"
         limits = {resource: str(count or self.chance.choice(counts))}
         gates = [{"name": GATE}] + [{"name": "kueue.x-k8s.io/admission"}] * other_gate
-        annotations = {GROUP: group, f"{GROUP}-size": str(size)} if group else {}
+        annotations = (
+            {
+                GROUP: group,
+                f"{GROUP}-size": str(size),
+            }
+            if group
+            else {}
+        )
+        if rank:
+            annotations |= {RANK_KEY: rank, SPARES_KEY: "1"}
         name = f"pod-{self.names}"
         metadata: AnyJson = {"name": name, "namespace": "default", "uid": f"uid-{self.names}"}
         metadata["annotations"] = annotations
@@ -227,7 +247,7 @@ class Model:
             annotations[MOVABLE_KEY] = "true"
             owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web", "uid": "u", "controller": True}
             metadata["ownerReferences"] = [owner]
-        spec: AnyJson = {"schedulingGates": gates, "priority": self.chance.choice((0, 0, 10))}
+        spec: AnyJson = {"schedulingGates": gates, "priority": 10 if rank else self.chance.choice((0, 0, 10))}
         if door == "second":
             spec["schedulingGates"] = []
         if door == "claim":
@@ -242,6 +262,10 @@ class Model:
         spec["containers"] = [{"name": "main", "resources": resources}]
         self.created[f"uid-{self.names}"] = self.now
         self.server.create_pod({"metadata": metadata, "spec": spec})
+
+    def create_ring(self, rank: str) -> None:
+        """A pod of the group that has a spare node, and whose pods are made again whenever they end."""
+        self.create(group=RING, size=2, count=8, rank=rank)
 
     def create_other(self) -> None:
         """A pod without Neuron that is bound at once and takes CPU."""
@@ -397,6 +421,8 @@ class Model:
             self.server.patch_status(SERVED_CLAIMS, claim, {"allocation": None, "reservedFor": None}, "default")
             self.server.change(SERVED_CLAIMS, claim, {"metadata": {"finalizers": None}}, "default")
             self.server.delete(SERVED_CLAIMS, claim, "default")
+        elif rank := pod["metadata"].get("annotations", {}).get(RANK_KEY):
+            self.create_ring(rank)
         elif pod["metadata"].get("deletionTimestamp") and "ownerReferences" in pod["metadata"]:
             self.create()
 

@@ -6,7 +6,15 @@ import asyncio
 
 import pytest
 
-from neuron_plugin.allocation.keys import GATE, NODE_KEY, POD_UID_KEY, RELEASED_KEY, ULTRASERVER_KEY
+from neuron_plugin.allocation.keys import (
+    GATE,
+    MOVABLE_KEY,
+    NODE_KEY,
+    POD_UID_KEY,
+    RELEASED_KEY,
+    SPARES_KEY,
+    ULTRASERVER_KEY,
+)
 from neuron_plugin.allocation.node import Reservation
 from neuron_plugin.cluster import ApiRequest
 from neuron_plugin.placement.context import Times
@@ -753,6 +761,30 @@ async def test_a_group_that_is_made_again_gets_its_places_back(gated: GatesBench
     assert {name: (gated.place(name), gated.annotations(name)["NEURON_DEVS"]) for name in names} == before
 
 
+async def test_no_place_is_kept_for_a_rank_that_another_pod_has_by_now(gated: GatesBench) -> None:
+    """A pod on a lost node ends long after its replacement was placed elsewhere."""
+    for name in ("a", "b"):
+        gated.node(name)
+    rank = {"batch.kubernetes.io/job-completion-index": "0"}
+    old = gated.pod("old", NEURON, 16, group="job", size=1, annotations=rank)
+    await gated.place_all()
+    lost = gated.place("old")
+    gated.bind("old", lost)
+    taint = {"key": "node.kubernetes.io/unreachable", "effect": "NoSchedule"}
+    gated.server.patch_node(lost, {"spec": {"taints": [taint]}})
+    gated.world.show_node(gated.server.get(NODES, lost, ""))
+    gated.server.delete_pod("default", "old", grace_seconds=30)
+    gated.pod("new", NEURON, 16, group="job", size=1, annotations=rank)
+    await gated.place_all()
+    assert gated.place("new") == ({"a", "b"} - {lost}).pop()
+    gated.bind("new", gated.place("new"))
+    await gated.step()
+    gated.server.delete_pod("default", "old", grace_seconds=0)
+    await gated.step()
+    assert old["metadata"]["uid"] not in gated.state.pods
+    assert not gated.state.reserved
+
+
 async def test_pods_of_an_owner_keep_off_a_node_that_did_not_take_one(gated: GatesBench) -> None:
     gated.node("a")
     gated.node("b")
@@ -856,3 +888,85 @@ async def test_a_replacement_that_makes_variables_untrue_has_an_event_say_so(gat
     assert reason == RESTART
     assert "With train-2 placed" in note
     assert "3 running pods of its group: restart the whole group" in note
+
+
+# Spare nodes.
+
+
+def member(gated: GatesBench, rank: int, *, spares: int = 1, generation: int = 0) -> str:
+    """A pod for a whole node, of a group of two."""
+    says = {"batch.kubernetes.io/job-completion-index": str(rank), SPARES_KEY: str(spares)}
+    name = f"ring-{rank}-{generation}"
+    gated.pod(name, NEURON, 16, group="ring", size=2, annotations=says, spec={"priority": 10})
+    return name
+
+
+async def with_spare(gated: GatesBench) -> dict[str, str]:
+    """A group of two on one of two racks of three nodes; by rank its node, and the node that is spare."""
+    for rack in "ab":
+        for number in range(3):
+            gated.labelled_node(f"{rack}{number}", **{"topology.k8s.aws/network-node-layer-1": rack})
+    names = [member(gated, rank) for rank in range(2)]
+    await gated.place_all()
+    for name in names:
+        gated.bind(name, gated.place(name))
+    await gated.step()
+    await gated.room.tend()
+    ((_, kept),) = gated.state.reserved.items()
+    assert str(kept.pod) == "default/ring spare 1"
+    return {**{name: gated.place(name) for name in names}, "spare": kept.node}
+
+
+async def test_a_spare_node_of_the_group_s_domain_is_kept_and_given_to_a_lost_member_and_another_is_kept(
+    gated: GatesBench,
+) -> None:
+    before = await with_spare(gated)
+    assert {node[0] for node in before.values()} == {before["spare"][0]}, "all are in one rack"
+    lost = before["ring-1-0"]
+    gated.server.delete_node(lost)
+    gated.state.remove_node(lost, gated.state.nodes[lost].node.uid)
+    gated.server.delete_pod("default", "ring-1-0", grace_seconds=0)
+    await gated.step()
+    await gated.room.tend()
+    gated.pod("other", NEURON, 16)
+    again = member(gated, 1, generation=1)
+    await gated.place_all()
+    assert gated.place(again) == before["spare"]
+    assert gated.place("other")[0] != before["spare"][0], "the other rack has room"
+    gated.bind(again, gated.place(again))
+    await gated.step()
+    await gated.room.tend()
+    ((key, kept),) = gated.state.reserved.items()
+    assert (key, kept.node[0] != before["spare"][0]) == ("default/ring#spare.1", True), "its rack has none left"
+    for name in ("ring-0-0", again):
+        gated.server.delete_pod("default", name, grace_seconds=0)
+    await gated.step()
+    await gated.room.tend()
+    assert not [key for key in gated.state.reserved if "spare" in key], "nothing of the group is left"
+
+
+async def test_a_lost_member_whose_own_place_is_well_comes_back_to_it_and_not_to_the_spare_node(
+    gated: GatesBench,
+) -> None:
+    before = await with_spare(gated)
+    gated.server.delete_pod("default", "ring-1-0", grace_seconds=0)
+    await gated.step()
+    again = member(gated, 1, generation=1)
+    await gated.place_all()
+    assert gated.place(again) == before["ring-1-0"]
+    assert "default/ring#spare.1" in gated.state.reserved
+
+
+async def test_a_spare_node_is_lent_to_pods_that_may_be_moved_where_they_fit_nowhere_else(gated: GatesBench) -> None:
+    before = await with_spare(gated)
+    for number in range(3):
+        gated.pod(f"fill-{number}", NEURON, 16)
+    await gated.place_all()
+    movable: AnyJson = {"annotations": {MOVABLE_KEY: "true"}, "owner": "ReplicaSet/web"}
+    gated.pod("urgent", NEURON, 16, **movable, spec={"priority": 10})
+    gated.pod("nobody-s", NEURON, 16, annotations=movable["annotations"])
+    gated.pod("stays", NEURON, 16, owner="ReplicaSet/web")
+    gated.pod("lent", NEURON, 16, **movable)
+    await gated.place_all()
+    assert [gated.place(name) for name in ("urgent", "nobody-s", "stays", "lent")] == ["", "", "", before["spare"]]
+    assert "default/ring#spare.1" in gated.state.reserved, "it is lent, and kept still"
