@@ -125,14 +125,16 @@ def source_from(arguments: Namespace) -> Source:
     Raises:
         UsageError: none is known, or there is no kubeconfig for --context.
     """
-    path = kubeconfig_of(arguments.kubeconfig or _settings().kubeconfig)
-    if arguments.context and path is None:
+    paths = kubeconfig_of(arguments.kubeconfig or _settings().kubeconfig)
+    if arguments.context and not paths:
         raise UsageError(f"--context {arguments.context}: a pod's service account has no contexts, give --kubeconfig")
-    return Kubeconfig(path, arguments.context) if path else None
+    return Kubeconfig(paths, arguments.context) if paths else None
 
 
-def kubeconfig_of(given: Path | str | None) -> Path | None:
-    """The kubeconfig that was given, else the one that kubectl would use; None in a pod: its service account.
+def kubeconfig_of(given: Path | str | None) -> tuple[Path, ...]:
+    """The kubeconfig that was given, else those that kubectl would use; none in a pod: its service account.
+
+    Files of ``KUBECONFIG`` that are not there are left out.
 
     Raises:
         UsageError: the named file does not exist, or there is none.
@@ -140,14 +142,13 @@ def kubeconfig_of(given: Path | str | None) -> Path | None:
     named = [Path(name) for name in os.environ.get("KUBECONFIG", "").split(os.pathsep) if name]
     usual = Path(os.path.expanduser(_USUAL_KUBECONFIG))  # noqa: PTH111 - Path's raises without a home
     candidates = [Path(given)] if given else named or [usual]
-    for candidate in candidates:
-        if candidate.exists():
-            return candidate
+    if there := tuple(candidate for candidate in candidates if candidate.exists()):
+        return there
     if given or named:
         what, paths = "--kubeconfig" if given else "KUBECONFIG", os.pathsep.join(map(str, candidates))
         raise UsageError(f"{what} is {paths}, which is not there: expected a kubeconfig")
     if "KUBERNETES_SERVICE_HOST" in os.environ:
-        return None
+        return ()
     raise UsageError(f"no API server is known: give --kubeconfig or set KUBECONFIG; there is no {_USUAL_KUBECONFIG}")
 
 
@@ -161,7 +162,7 @@ def namespace_from(arguments: Namespace) -> str:
         return str(arguments.namespace)
     try:
         source = source_from(arguments)
-        return namespace_of(*source) if isinstance(source, Kubeconfig) else namespace_of(None)
+        return namespace_of(*source) if isinstance(source, Kubeconfig) else namespace_of(())
     except (OSError, CredentialsError) as error:
         if arguments.kubeconfig or arguments.context:
             raise UsageError(f"the context's namespace cannot be read: {error}") from None

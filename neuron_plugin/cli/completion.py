@@ -218,8 +218,7 @@ def _cluster_names(kind: str, typed: Namespace, current: str) -> list[str]:
     namespace, slash, _ = current.partition("/")
     try:
         if kind == "CONTEXT":
-            path = kubeconfig_of(arguments.kubeconfig)
-            return contexts_of(path) if path else []
+            return contexts_of(kubeconfig_of(arguments.kubeconfig))
         paths = {"NODE": "/api/v1/nodes", "NAMESPACE": "/api/v1/namespaces"}
         if kind == "POD":
             namespace = namespace if slash else namespace_from(arguments)
