@@ -43,6 +43,10 @@ _FLAGS: Mapping[str, tuple[tuple[str, ...], Mapping[str, Any]]] = {
         ("-n", "--namespace"),
         {"metavar": "NAMESPACE", "default": "", "help": "the namespace (default: that of the context, else default)"},
     ),
+    "any_namespace": (
+        ("-n", "--namespace"),
+        {"metavar": "NAMESPACE", "default": "", "help": "only pods of this namespace (default: all)"},
+    ),
     "all_namespaces": (("-A", "--all-namespaces"), {"action": "store_true", "help": "all namespaces"}),
     "selector": (
         ("-l", "--selector"),
@@ -102,9 +106,15 @@ def add_cluster_flags(parser: ArgumentParser, *names: str) -> None:
             group.add_argument(*strings, **keywords)
 
 
+def node_name(text: str) -> str:
+    """The name of a node that is given as NODE or node/NODE, as ``-o name`` prints it."""
+    return text.removeprefix("node/")
+
+
 def add_node_argument(parser: ArgumentParser) -> None:
     """Add ``NODE``, for commands that look at this machine without one."""
-    parser.add_argument("node", metavar="NODE", nargs="?", help="a node of the cluster (default: this machine)")
+    where = "a node of the cluster (default: this machine)"
+    parser.add_argument("node", metavar="NODE", nargs="?", type=node_name, help=where)
 
 
 def _settings() -> PluginSettings | ExtenderSettings:
