@@ -1,6 +1,6 @@
 // Use over time, in steps: what the extender remembers, and from then on what the watch brings. A reading where one points.
 
-import { factsOf, when } from "./facts.js";
+import { factsOf, secondsOf, when } from "./facts.js";
 import { html, put } from "./html.js";
 import { element } from "./paint.js";
 import { fetched } from "./stream.js";
@@ -45,7 +45,7 @@ export class Use {
     try {
       const { seconds, samples } = await (await fetched("use.json")).json();
       this.pauseSeconds = seconds;
-      this.samples = samples;
+      this.samples = samples.map(([at, ...counts]) => [secondsOf(at), ...counts]);
     } catch {
       // The live numbers are shown all the same.
     }
