@@ -7,8 +7,8 @@ import { fetched } from "./stream.js";
 
 // Name, class, and how many devices of a sample [time, used, free, unlinked, other, broken]: from the bottom up.
 const SERIES = [
-  ["used and broken", "broken", (each) => each[5]],
-  ["used", "used", (each) => each[1]],
+  ["allocated and broken", "broken", (each) => each[5]],
+  ["allocated", "used", (each) => each[1]],
   ["free, linked", "free", (each) => each[2]],
   ["free, not linked", "unlinked", (each) => each[3]],
   ["not available", "off", (each) => each[4]],
@@ -69,7 +69,7 @@ export class Use {
     root.setAttribute("aria-label", `Devices now: ${SERIES.map(([name, , count]) => `${count(now)} ${name}`).join("; ")}`);
     const below = this.shown.map(() => 0);
     for (const [name, , count] of SERIES) {
-      const least = name === "used and broken" ? LEAST_SEEN : 0;
+      const least = name === "allocated and broken" ? LEAST_SEEN : 0;
       const lower = this.shown.map((_, place) => y(below[place]));
       this.shown.forEach((each, place) => (below[place] += count(each)));
       const upper = this.shown.map((each, place) => (count(each) ? Math.min(y(below[place]), lower[place] - least) : lower[place]));
