@@ -43,6 +43,10 @@ _FLAGS: Mapping[str, tuple[tuple[str, ...], Mapping[str, Any]]] = {
         ("-n", "--namespace"),
         {"metavar": "NAMESPACE", "default": "", "help": "the namespace (default: that of the context, else default)"},
     ),
+    "any_namespace": (
+        ("-n", "--namespace"),
+        {"metavar": "NAMESPACE", "default": "", "help": "only pods of this namespace (default: all)"},
+    ),
     "all_namespaces": (("-A", "--all-namespaces"), {"action": "store_true", "help": "all namespaces"}),
     "selector": (
         ("-l", "--selector"),
@@ -102,9 +106,15 @@ def add_cluster_flags(parser: ArgumentParser, *names: str) -> None:
             group.add_argument(*strings, **keywords)
 
 
+def node_name(text: str) -> str:
+    """The name of a node that is given as NODE or node/NODE, as ``-o name`` prints it."""
+    return text.removeprefix("node/")
+
+
 def add_node_argument(parser: ArgumentParser) -> None:
     """Add ``NODE``, for commands that look at this machine without one."""
-    parser.add_argument("node", metavar="NODE", nargs="?", help="a node of the cluster (default: this machine)")
+    where = "a node of the cluster (default: this machine)"
+    parser.add_argument("node", metavar="NODE", nargs="?", type=node_name, help=where)
 
 
 def _settings() -> PluginSettings | ExtenderSettings:
@@ -125,14 +135,16 @@ def source_from(arguments: Namespace) -> Source:
     Raises:
         UsageError: none is known, or there is no kubeconfig for --context.
     """
-    path = kubeconfig_of(arguments.kubeconfig or _settings().kubeconfig)
-    if arguments.context and path is None:
+    paths = kubeconfig_of(arguments.kubeconfig or _settings().kubeconfig)
+    if arguments.context and not paths:
         raise UsageError(f"--context {arguments.context}: a pod's service account has no contexts, give --kubeconfig")
-    return Kubeconfig(path, arguments.context) if path else None
+    return Kubeconfig(paths, arguments.context) if paths else None
 
 
-def kubeconfig_of(given: Path | str | None) -> Path | None:
-    """The kubeconfig that was given, else the one that kubectl would use; None in a pod: its service account.
+def kubeconfig_of(given: Path | str | None) -> tuple[Path, ...]:
+    """The kubeconfig that was given, else those that kubectl would use; none in a pod: its service account.
+
+    Files of ``KUBECONFIG`` that are not there are left out.
 
     Raises:
         UsageError: the named file does not exist, or there is none.
@@ -140,14 +152,13 @@ def kubeconfig_of(given: Path | str | None) -> Path | None:
     named = [Path(name) for name in os.environ.get("KUBECONFIG", "").split(os.pathsep) if name]
     usual = Path(os.path.expanduser(_USUAL_KUBECONFIG))  # noqa: PTH111 - Path's raises without a home
     candidates = [Path(given)] if given else named or [usual]
-    for candidate in candidates:
-        if candidate.exists():
-            return candidate
+    if there := tuple(candidate for candidate in candidates if candidate.exists()):
+        return there
     if given or named:
         what, paths = "--kubeconfig" if given else "KUBECONFIG", os.pathsep.join(map(str, candidates))
         raise UsageError(f"{what} is {paths}, which is not there: expected a kubeconfig")
     if "KUBERNETES_SERVICE_HOST" in os.environ:
-        return None
+        return ()
     raise UsageError(f"no API server is known: give --kubeconfig or set KUBECONFIG; there is no {_USUAL_KUBECONFIG}")
 
 
@@ -161,7 +172,7 @@ def namespace_from(arguments: Namespace) -> str:
         return str(arguments.namespace)
     try:
         source = source_from(arguments)
-        return namespace_of(*source) if isinstance(source, Kubeconfig) else namespace_of(None)
+        return namespace_of(*source) if isinstance(source, Kubeconfig) else namespace_of(())
     except (OSError, CredentialsError) as error:
         if arguments.kubeconfig or arguments.context:
             raise UsageError(f"the context's namespace cannot be read: {error}") from None

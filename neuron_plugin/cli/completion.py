@@ -177,8 +177,8 @@ def _values(action: argparse.Action, typed: Namespace, current: str) -> Iterator
     elif action.choices is not None:
         yield from ((str(choice), "") for choice in action.choices)
     else:
-        kind = str(action.metavar).rpartition("]")[2]  # a pod is [NAMESPACE/]POD
-        yield from ((name, "") for name in _names(kind, typed, current))
+        kinds = str(action.metavar).rpartition("]")[2].split("|")  # a pod is [NAMESPACE/]POD
+        yield from ((name, "") for kind in kinds for name in _names(kind, typed, current))
 
 
 def _names(kind: str, typed: Namespace, current: str) -> list[str]:
@@ -218,8 +218,7 @@ def _cluster_names(kind: str, typed: Namespace, current: str) -> list[str]:
     namespace, slash, _ = current.partition("/")
     try:
         if kind == "CONTEXT":
-            path = kubeconfig_of(arguments.kubeconfig)
-            return contexts_of(path) if path else []
+            return contexts_of(kubeconfig_of(arguments.kubeconfig))
         paths = {"NODE": "/api/v1/nodes", "NAMESPACE": "/api/v1/namespaces"}
         if kind == "POD":
             namespace = namespace if slash else namespace_from(arguments)

@@ -6,7 +6,7 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 
 from neuron_plugin.allocation import IdListError
 from neuron_plugin.allocation.resources import parse_ids, ranges
-from neuron_plugin.cli.cluster import SERVER, add_cluster_flags, ask_cluster
+from neuron_plugin.cli.cluster import SERVER, add_cluster_flags, ask_cluster, node_name
 from neuron_plugin.cli.command import VERSION, CommandError, Exit, add_output_flag, plain, show
 from neuron_plugin.wording import named
 
@@ -27,7 +27,7 @@ neuron-plugin uncordon worker-1 5
 
 def add_flags(parser: ArgumentParser) -> None:
     """Which node, which devices."""
-    parser.add_argument("node", metavar="NODE", help="name of the node")
+    parser.add_argument("node", metavar="NODE", type=node_name, help="name of the node")
     parser.add_argument(
         "devices", metavar="DEVICES", type=device_ids, help="device ids of the host, such as 5,7 or 0-3"
     )

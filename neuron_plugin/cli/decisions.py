@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from neuron_plugin.allocation.resources import ranges
+from neuron_plugin.cli.cluster import add_cluster_flags
 from neuron_plugin.cli.command import (
     VERSION,
     CommandError,
@@ -48,6 +49,7 @@ SERVER = "127.0.0.1:12347"
 def add_flags(parser: ArgumentParser) -> None:
     """Which decisions, and of which daemon."""
     add_output_flag(parser)
+    add_cluster_flags(parser, "no_headers")
     pod = "only those about this pod; namespace default when none is given"
     parser.add_argument("--pod", metavar="[NAMESPACE/]POD", default="", help=pod)
     parser.add_argument("--last", metavar="NUMBER", type=count(1), default=0, help="only so many, the newest")
@@ -92,5 +94,5 @@ def run(arguments: Namespace) -> int:
             rows.append([(cell, "") for cell in cells])
     except (ValueError, KeyError, TypeError):
         raise CommandError(f"{host}:{port} answers /decisions with something else: is it a neuron-plugin?") from None
-    show(arguments.output, {"version": VERSION, "decisions": chosen}, table(HEADERS, rows))
+    show(arguments.output, {"version": VERSION, "decisions": chosen}, table(HEADERS, rows, bare=arguments.no_headers))
     return Exit.SUCCESS

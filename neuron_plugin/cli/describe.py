@@ -16,6 +16,7 @@ from neuron_plugin.cli.cluster import (
     add_cluster_flags,
     ask_cluster,
     lease_namespace_from,
+    node_name,
     pod_from,
     published_in,
     types_from,
@@ -59,7 +60,7 @@ def add_flags(parser: Parser) -> None:
     """A node or a pod."""
     kinds: Subparsers = parser.add_subparsers(title="kinds", metavar="KIND", dest="kind", required=True)
     node = add_command(kinds, "node", run, summary="a node: its devices, their health, who has them, why it is closed")
-    node.add_argument("name", metavar="NODE", help="the node")
+    node.add_argument("name", metavar="NODE", type=node_name, help="the node")
     add_cluster_flags(node, *LOOK)
     pod = add_command(kinds, "pod", run, summary="a pod: what it has or why it waits, and which devices are wrong")
     pod.add_argument("name", metavar="[NAMESPACE/]POD", help="the pod")

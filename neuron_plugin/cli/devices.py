@@ -87,7 +87,7 @@ def add_flags(parser: ArgumentParser) -> None:
     use = "measure for two seconds how much the cores of each device execute, and show what memory is allocated"
     parser.add_argument("--use", action="store_true", help=use)
     add_node_flags(parser, HOLDERS)
-    add_cluster_flags(parser, *SERVER)
+    add_cluster_flags(parser, "no_headers", *SERVER)
 
 
 def run(arguments: Namespace) -> int:
@@ -115,8 +115,8 @@ def run(arguments: Namespace) -> int:
             time.sleep(WATCH_SECONDS)
 
     if arguments.watch:
-        watch(form, reports())
-    return show_once(form, next(reports()))
+        watch(form, reports(), bare=arguments.no_headers)
+    return show_once(form, next(reports()), bare=arguments.no_headers)
 
 
 def report_of(state: ClusterState, name: str) -> MachineReport:
@@ -143,11 +143,11 @@ def _of_cluster(arguments: Namespace) -> int:
 
     form = Form(arguments.output)
     if arguments.watch:
-        watch(form, reports())
-    return show_once(form, next(reports()))
+        watch(form, reports(), bare=arguments.no_headers)
+    return show_once(form, next(reports()), bare=arguments.no_headers)
 
 
-def show_once(form: Form, report: MachineReport) -> int:
+def show_once(form: Form, report: MachineReport, *, bare: bool = False) -> int:
     """Print the report; returns the exit status.
 
     Raises:
@@ -155,7 +155,7 @@ def show_once(form: Form, report: MachineReport) -> int:
     """
     for_people = form in {Form.TEXT, Form.WIDE}
     if report.devices or not for_people:
-        show(form, report, device_lines(form, report))
+        show(form, report, device_lines(form, report, bare=bare))
     for note in report.notes if for_people else ():
         complain(f"note: {note}")
     if report.absence:
@@ -163,11 +163,12 @@ def show_once(form: Form, report: MachineReport) -> int:
     return Exit.SUCCESS
 
 
-def watch(form: Form, reports: Iterable[MachineReport]) -> None:
+def watch(form: Form, reports: Iterable[MachineReport], *, bare: bool = False) -> None:
     """Print each report that differs from the last; a note is printed once for as long as it stays true."""
     shown: frozenset[str] = frozenset()
     for number, (report, _) in enumerate(groupby(reports)):
-        show_again(form, report, device_lines(form, report) if report.devices else [], first=not number)
+        lines = device_lines(form, report, bare=bare) if report.devices else []
+        show_again(form, report, lines, first=not number)
         if form in {Form.JSON, Form.YAML}:
             continue
         notes = frozenset([*report.notes, *([f"no Neuron device: {report.absence}"] if report.absence else [])])
@@ -176,8 +177,11 @@ def watch(form: Form, reports: Iterable[MachineReport]) -> None:
         shown = notes
 
 
-def device_lines(form: Form, report: MachineReport) -> list[Line]:
-    """The machine's title, and a row for each device. Reasons stand last, where there are any."""
+def device_lines(form: Form, report: MachineReport, *, bare: bool = False) -> list[Line]:
+    """The machine's title, and a row for each device. Reasons stand last, where there are any.
+
+    ``bare``: rows alone.
+    """
     rows = []
     for device in report.devices:
         ecc, holders = device.ecc, []
@@ -221,7 +225,8 @@ def device_lines(form: Form, report: MachineReport) -> list[Line]:
             "REASON": "yellow",
         }
         rows.append([(text, styles.get(header, "")) for header, text in cells.items()])
-    return [[(title_of(report), "bold")], *table(list(cells), rows)] if rows else []
+    title = [] if bare else [[(title_of(report), "bold")]]
+    return [*title, *table(list(cells), rows, bare=bare)] if rows else []
 
 
 def title_of(report: MachineReport) -> str:

@@ -8,8 +8,9 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import zip_longest
 
-from neuron_plugin.cli.cluster import add_cluster_flags, cluster_state, node_in
+from neuron_plugin.cli.cluster import add_cluster_flags, cluster_state, node_in, node_name
 from neuron_plugin.cli.command import (
+    CommandError,
     Exit,
     Line,
     UsageError,
@@ -29,7 +30,7 @@ from neuron_plugin.wording import plural
 DESCRIPTION = """\
 Look at everything between the Neuron driver and the pods of this node, and say what is wrong, why
 it matters and what to do. Nothing is changed. See --list for the checks; give names to make only
-those. With --node a node of the cluster is looked at from here, by what its plugin has published, by its
+those. NODE, a node of the cluster, is looked at from here, by what its plugin has published, by its
 Lease and by its pods; what only the machine shows takes a look there.
 
 findings:
@@ -46,7 +47,7 @@ asked once."""
 
 EXAMPLES = """
 neuron-plugin doctor
-neuron-plugin doctor --node trn1-2
+neuron-plugin doctor trn1-2
 neuron-plugin doctor --kubeconfig /etc/kubernetes/kubelet.conf --node-name "$(hostname)"
 neuron-plugin doctor driver device-nodes
 kubectl -n kube-system exec POD-OF-THE-PLUGIN -- neuron-plugin doctor
@@ -60,10 +61,10 @@ _NAME_WIDTH = max(len(check.name) for check in CHECKS) + 2
 
 def add_flags(parser: ArgumentParser) -> None:
     """Which checks, and of which node."""
-    parser.add_argument("checks", nargs="*", metavar="CHECK", help="make only these checks (default: all)")
+    words = "a node of the cluster (default: this machine), or checks: make only these (default: all)"
+    parser.add_argument("words", nargs="*", metavar="NODE|CHECK", help=words)
     add_output_flag(parser)
     parser.add_argument("--list", action="store_true", help="list the checks, and make none")
-    parser.add_argument("--node", metavar="NODE", default="", help="a node of the cluster (default: this machine)")
     add_node_flags(parser, EVERYTHING)
     add_cluster_flags(parser, "context")
 
@@ -74,22 +75,25 @@ def run(arguments: Namespace) -> int:
         rows = [[(check.name, ""), (check.looks_at, "")] for check in CHECKS]
         print_lines(table(("CHECK", "IS FINE WHEN"), rows))
         return Exit.SUCCESS
-    names = [check.name for check in CHECKS]
-    if unknown := [name for name in arguments.checks if name not in names]:
-        text = f"there is no check {unknown[0]}: choose among {', '.join(names)}"
-        raise UsageError(f"{text}; for a node of the cluster: --node {unknown[0]}")
-    if arguments.node:
-        if arguments.checks:
-            raise UsageError("with --node all is looked at that is published: leave the names of checks out")
-        return _tell(arguments, report_of(_published(arguments)))
-    checks = [check for check in CHECKS if not arguments.checks or check.name in arguments.checks]
+    names, words = [check.name for check in CHECKS], arguments.words
+    unknown = [word for word in words if word not in names]
+    if unknown and len(words) == 1 and not arguments.root:
+        return _tell(arguments, report_of(_published(arguments, unknown[0])))
+    if unknown:
+        raise UsageError(f"there is no check {unknown[0]}: choose among {', '.join(names)}; NODE stands alone")
+    checks = [check for check in CHECKS if not words or check.name in words]
     report = report_of(examine(gather(vars(arguments), os.environ), checks), as_root=os.geteuid() == 0)
     return _tell(arguments, report)
 
 
-def _published(arguments: Namespace) -> list[Finding]:
-    state, name = cluster_state(arguments), arguments.node
-    info = node_in(state, name)
+def _published(arguments: Namespace, word: str) -> list[Finding]:
+    """What is published of a node. A word that is neither a node nor a check may be meant as either."""
+    name = node_name(word)
+    try:
+        state = cluster_state(arguments)
+        info = node_in(state, name)
+    except CommandError as error:
+        raise type(error)(f"{word} is no check (see --list); as a node: {error}") from None
     pods = (pod for pod in state.pods.values() if pod.place == name)
     problems = {str(pod.reference): text for pod in pods if (text := pod_problem(state, pod))}
     return examine_published(info, state.history.renewals.get(name, ""), problems)

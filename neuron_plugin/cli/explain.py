@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from neuron_plugin.cli.cluster import LOOK, add_cluster_flags, ask_extender, cluster_state, pod_from
+from neuron_plugin.cli.cluster import LOOK, add_cluster_flags, ask_extender, cluster_state, node_name, pod_from
 from neuron_plugin.cli.command import VERSION, CommandError, Exit, add_output_flag, no_such, plain, show
 from neuron_plugin.monitor.explain import Explanation, explain, explain_text, find_pod, question, unknown_pod_text
 
@@ -33,7 +33,7 @@ def add_flags(parser: ArgumentParser) -> None:
     """The pod, and what to ask."""
     parser.add_argument("pod", metavar="[NAMESPACE/]POD", help="the pod, or a group of pods")
     nodes = "only this node, with all that is in the way there; can be given several times"
-    parser.add_argument("--node", metavar="NODE", action="append", default=[], help=nodes)
+    parser.add_argument("--node", metavar="NODE", type=node_name, action="append", default=[], help=nodes)
     add_cluster_flags(parser, "namespace", "extender", *LOOK)
     add_output_flag(parser)
 

@@ -8,7 +8,7 @@ from argparse import ArgumentParser, Namespace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from neuron_plugin.cli.cluster import add_cluster_flags, ask_cluster, types_from
+from neuron_plugin.cli.cluster import add_cluster_flags, ask_cluster, node_name, types_from
 from neuron_plugin.cli.command import VERSION, Exit, UsageError, add_output_flag, plain, show
 from neuron_plugin.cli.target import EVERYTHING, add_node_flags, settings_here
 from neuron_plugin.inspection.bug_report import BugReport, cluster_report, node_report
@@ -36,7 +36,7 @@ def add_flags(parser: ArgumentParser) -> None:
     parser.add_argument("-f", "--file", metavar="FILE", type=Path, help="the archive (default: a name with the time)")
     parser.add_argument("--cluster", action="store_true", help="look at the cluster by --kubeconfig, not at this node")
     nodes = "with --cluster: of the plugins only those of this node; can be given several times"
-    parser.add_argument("--node", metavar="NODE", action="append", default=[], help=nodes)
+    parser.add_argument("--node", metavar="NODE", type=node_name, action="append", default=[], help=nodes)
     namespace = "with --cluster: where plugin and extender run (default: that of the nodes' Leases)"
     parser.add_argument("-n", "--namespace", metavar="NAME", default="", help=namespace)
     add_output_flag(parser)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from neuron_plugin.allocation.resources import ranges
+from neuron_plugin.cli.cluster import node_name
 from neuron_plugin.cli.cluster_views import Views, add_view_flags, cluster_views, in_order, show_views
 from neuron_plugin.cli.command import Exit, Form, Line, no_such, plain, table
 from neuron_plugin.cluster.nodes import NO_NEURON
@@ -82,7 +83,8 @@ class NodesReport(msgspec.Struct, frozen=True, kw_only=True):
 
 def add_flags(parser: ArgumentParser) -> None:
     """Which nodes, and how to show them."""
-    parser.add_argument("nodes", metavar="NODE", nargs="*", help="only these nodes (default: all that have Neuron)")
+    only = "only these nodes (default: all that have Neuron)"
+    parser.add_argument("nodes", metavar="NODE", nargs="*", type=node_name, help=only)
     parser.add_argument("--all", action="store_true", help="nodes without Neuron devices, too")
     parser.add_argument("--tree", action="store_true", help="what is free in each domain of the network")
     add_view_flags(parser)

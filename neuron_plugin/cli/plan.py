@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 
 from neuron_plugin.allocation.utilization import duration_text
-from neuron_plugin.cli.cluster import LOOK, add_cluster_flags, ask_extender, cluster_state, types_from
+from neuron_plugin.cli.cluster import LOOK, add_cluster_flags, ask_extender, cluster_state, node_name, types_from
 from neuron_plugin.cli.command import (
     CommandError,
     Exit,
+    Form,
     Line,
     UsageError,
     add_output_flag,
@@ -53,7 +54,7 @@ neuron-plugin plan
 neuron-plugin plan --extender http://127.0.0.1:12346 -o json
 neuron-plugin plan --drain worker-3
 neuron-plugin plan --shape neuron=4
-neuron-plugin plan --idle
+neuron-plugin plan --idle -n ml
 neuron-plugin plan --cluster cluster.json          # of: kubectl get nodes,pods -A -o json > cluster.json
 """
 
@@ -61,7 +62,7 @@ neuron-plugin plan --cluster cluster.json          # of: kubectl get nodes,pods 
 def add_flags(parser: ArgumentParser) -> None:
     """What to plan, the rules, and which cluster."""
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--drain", metavar="NODE", help="where the pods of this node would go")
+    what.add_argument("--drain", metavar="NODE", type=node_name, help="where the pods of this node would go")
     shape = "what a new pod would need, and how many more of it fit; such as neuron=4 or neuroncore=2"
     idle = "what containers have and do not use: what could be asked back; nothing is ever taken for it"
     what.add_argument("--idle", action="store_true", help=idle)
@@ -75,13 +76,16 @@ def add_flags(parser: ArgumentParser) -> None:
     )
     from_file = "nodes and pods from a file, in place of a running cluster"
     parser.add_argument("--cluster", type=Path, metavar="FILE", help=from_file)
-    add_output_flag(parser)
-    add_cluster_flags(parser, "extender", *LOOK)
+    add_output_flag(parser, [Form.TEXT, Form.NAME, Form.JSON, Form.YAML])
+    add_cluster_flags(parser, "any_namespace", "all_namespaces", "no_headers", "extender", *LOOK)
 
 
 def run(arguments: Namespace) -> int:
     """Print the plan."""
+    if arguments.shape and arguments.output == Form.NAME:
+        raise UsageError("-o name is for pods that are there: leave --shape out")
     options = PlanOptions(
+        namespace="" if arguments.all_namespaces else arguments.namespace,
         idle=arguments.idle,
         drain=arguments.drain or "",
         shape=arguments.shape or "",
@@ -104,17 +108,21 @@ def run(arguments: Namespace) -> int:
         raise UsageError(f"--shape: {error}") from None
     except UnknownNodeError as error:
         raise CommandError(str(error)) from None
-    if options.idle:
-        lines = _idle_lines(report)
+    bare = arguments.no_headers
+    if arguments.output == Form.NAME:
+        names = (name.rpartition("/")[2] for name in report.pods)
+        lines: Iterable[Line] = plain(*(f"pod/{name}" for name in names))
+    elif options.idle:
+        lines = _idle_lines(report, bare=bare)
     else:
-        lines = _drain_lines(report, options.drain) if options.drain else _lines(report)
-    show(arguments.output, report, list(lines))
+        lines = _drain_lines(report, options.drain, bare=bare) if options.drain else _lines(report, bare=bare)
+    show(arguments.output, report, lines)
     if missing := report.without_place:
         complain(f"{plural(missing, 'pod')} of those asked about {'fits' if missing == 1 else 'fit'} nowhere now")
     return Exit.FAILURE if missing else Exit.SUCCESS
 
 
-def _idle_lines(report: PlanReport) -> Iterator[Line]:
+def _idle_lines(report: PlanReport, *, bare: bool) -> Iterator[Line]:
     rows, now = [], time.time()
     for container in report.idle:
         memory = f"{container.memory_bytes / 2**30:.1f}Gi"
@@ -132,20 +140,21 @@ def _idle_lines(report: PlanReport) -> Iterator[Line]:
         )
         rows.append([(cell, "") for cell in cells])
     headers = ("POD", "CONTAINER", "NODE", "IDS", "IDLE", "DEVICE-HOURS", "MEMORY", "CONTROLLER")
-    yield from table(headers, rows) if rows else plain("no container is known to be idle")
-    if report.unknown:
+    yield from table(headers, rows, bare=bare) if rows else plain("no container is known to be idle")
+    if report.unknown and not bare:
         yield from plain("", f"of {plural(report.unknown, 'container')} this is not known, see: neuron-plugin pods -h")
 
 
-def _drain_lines(report: PlanReport, node: str) -> Iterator[Line]:
+def _drain_lines(report: PlanReport, node: str, *, bare: bool) -> Iterator[Line]:
     rows = [[(cell, "") for cell in (move.pod, move.target, move.ids)] for move in report.drained]
     rows += [[(name, ""), ("-", ""), (report.reasons[name], "bold red")] for name in report.stuck]
-    yield from table(("POD", "NODE", "IDS"), rows) if rows else plain(f"{node} has no pod with Neuron devices")
-    if report.warnings:
+    headers = ("POD", "NODE", "IDS")
+    yield from table(headers, rows, bare=bare) if rows else plain(f"{node} has no pod with Neuron devices")
+    if report.warnings and not bare:
         yield from plain("", *report.warnings)
 
 
-def _lines(report: PlanReport) -> Iterator[Line]:
+def _lines(report: PlanReport, *, bare: bool) -> Iterator[Line]:
     """A row for each pod, the moves of each below, why others have no room, and how many more fit."""
     if not report.waiting:
         yield from plain("no pod waits for Neuron devices")
@@ -157,7 +166,9 @@ def _lines(report: PlanReport) -> Iterator[Line]:
             needs = f"move {plural(len(pod.moves), 'pod')}" if pod.moves else ""
             cells = (pod.pod, pod.request, pod.standing, pod.node, lost, pod.ids.replace(" ", ":"), needs)
             rows.append([(cell, style if number == _STANDING else "") for number, cell in enumerate(cells)])
-        yield from table(("POD", "REQUEST", "STANDING", "NODE", "LOST", "IDS", "NEEDS"), rows)
+        yield from table(("POD", "REQUEST", "STANDING", "NODE", "LOST", "IDS", "NEEDS"), rows, bare=bare)
+    if bare:
+        return
     below = [
         f"for {pod.pod}: {move.pod} from {move.source} to {move.target}, {move.ids}"
         for pod in report.waiting

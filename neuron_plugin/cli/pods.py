@@ -10,7 +10,7 @@ import msgspec
 
 from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.allocation.utilization import duration_text
-from neuron_plugin.cli.cluster import namespace_from
+from neuron_plugin.cli.cluster import namespace_from, node_name
 from neuron_plugin.cli.cluster_views import Views, add_view_flags, cluster_views, in_order, show_views
 from neuron_plugin.cli.command import Exit, Form, Line, complain, no_such, plain, table
 from neuron_plugin.cluster.pods import PODS
@@ -75,7 +75,7 @@ class PodsReport(msgspec.Struct, frozen=True, kw_only=True):
 
 def add_flags(parser: ArgumentParser) -> None:
     """Which pods, and how to show them."""
-    parser.add_argument("--node", metavar="NODE", default="", help="only pods on this node")
+    parser.add_argument("--node", metavar="NODE", type=node_name, default="", help="only pods on this node")
     add_view_flags(parser)
 
 

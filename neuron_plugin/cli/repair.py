@@ -11,7 +11,7 @@ from http import HTTPStatus
 
 import msgspec
 
-from neuron_plugin.cli.cluster import LOOK, add_cluster_flags, ask_cluster, lease_namespace_from, types_from
+from neuron_plugin.cli.cluster import LOOK, add_cluster_flags, ask_cluster, lease_namespace_from, node_name, types_from
 from neuron_plugin.cli.command import (
     CommandError,
     Exit,
@@ -61,7 +61,7 @@ AGAIN_SECONDS = 5.0
 
 def add_flags(parser: ArgumentParser) -> None:
     """Which devices, and what to do about their pods."""
-    parser.add_argument("node", metavar="NODE", help="name of the node")
+    parser.add_argument("node", metavar="NODE", type=node_name, help="name of the node")
     parser.add_argument(
         *("--device", "--devices"),
         dest="devices",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from neuron_plugin.cli.cluster import SERVER, add_cluster_flags
+from neuron_plugin.cli.cluster import SERVER, add_cluster_flags, node_name
 from neuron_plugin.cli.command import add_output_flag
 from neuron_plugin.cli.cordon import change, device_ids
 
@@ -22,7 +22,7 @@ neuron-plugin uncordon worker-1
 
 def add_flags(parser: ArgumentParser) -> None:
     """Which node, which devices."""
-    parser.add_argument("node", metavar="NODE", help="name of the node")
+    parser.add_argument("node", metavar="NODE", type=node_name, help="name of the node")
     devices = "device ids of the host, such as 5,7 or 0-3 (default: all that are disabled)"
     parser.add_argument("devices", metavar="DEVICES", type=device_ids, nargs="?", default=(), help=devices)
     add_output_flag(parser)

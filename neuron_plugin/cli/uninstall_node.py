@@ -6,7 +6,7 @@ import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
 
-from neuron_plugin.cli.cluster import SERVER, add_cluster_flags, ask_cluster
+from neuron_plugin.cli.cluster import SERVER, add_cluster_flags, ask_cluster, node_name
 from neuron_plugin.cli.command import VERSION, Exit, UsageError, add_output_flag, plain, show
 from neuron_plugin.cluster import ApiServer
 from neuron_plugin.plugin.settings import TAKEN_CONDITIONS, PluginSettings
@@ -35,7 +35,7 @@ _NAMESPACE = PluginSettings().lease_namespace
 
 def add_flags(parser: ArgumentParser) -> None:
     """Which nodes, and what to remove from them."""
-    parser.add_argument("nodes", metavar="NODE", nargs="*", help="names of nodes (default: NODE_NAME)")
+    parser.add_argument("nodes", metavar="NODE", nargs="*", type=node_name, help="names of nodes (default: NODE_NAME)")
     parser.add_argument("--all", action="store_true", help="every node that the plugin has written something about")
     force = "also clear nodes whose devices pods have by claims"
     parser.add_argument("--force", action="store_true", help=force)

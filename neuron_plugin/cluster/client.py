@@ -53,9 +53,9 @@ That is before the Leases of nodes expire (40 s), whose renewals do not arrive m
 
 
 class Kubeconfig(NamedTuple):
-    """A context of a kubeconfig; the empty name is the current one's."""
+    """A context of a kubeconfig, which may be several files; the empty name is the current one's."""
 
-    path: Path
+    paths: tuple[Path, ...]
     context: str = ""
 
 
@@ -298,7 +298,7 @@ async def _open_session(source: Source, clock: Clock, times: ClientTimes) -> _Se
             return _Session(of_service_account(os.environ), None, clock, times.connect)
         if isinstance(source, str):
             return _Session(Credentials(source.rstrip("/")), _environment_proxy(source), clock, times.connect)
-        kubeconfig = source if isinstance(source, Kubeconfig) else Kubeconfig(source)
+        kubeconfig = source if isinstance(source, Kubeconfig) else Kubeconfig((source,))
         async with asyncio.timeout(times.loading):
             credentials = await of_kubeconfig(*kubeconfig)
         return _Session(credentials, credentials.proxy or _environment_proxy(credentials.server), clock, times.connect)
@@ -310,7 +310,8 @@ async def _open_session(source: Source, clock: Clock, times: ClientTimes) -> _Se
         cause = str(error).rstrip(".")
     in_a_pod = "to run in a pod, or a kubeconfig to be given"
     expected = "a kubeconfig that kubectl accepts: fix it, or give another" if source else in_a_pod
-    settings = (source.path if isinstance(source, Kubeconfig) else source) or "the pod's service account"
+    named = os.pathsep.join(map(str, source.paths)) if isinstance(source, Kubeconfig) else source
+    settings = named or "the pod's service account"
     raise ConnectionSettingsError(f"API server settings from {settings}: {cause}; expected {expected}")
 
 

@@ -1,8 +1,8 @@
 """Where the API server is, what it trusts and who we are: from a kubeconfig, or from a pod's service account.
 
-A kubeconfig is read as kubectl reads it (client-go, ``tools/clientcmd``): its current context, files relative to it,
-and exec plugins, of which the answer is used until it expires or is refused. What kubectl does not know any more (the
-``auth-provider`` of a user) is refused.
+Kubeconfigs are read as kubectl reads them (client-go, ``tools/clientcmd``): several files as one, their current
+context, files relative to them, and exec plugins, of which the answer is used until it expires or is refused. What
+kubectl does not know any more (the ``auth-provider`` of a user) is refused.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import base64
 import binascii
 import os
 import ssl
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -33,11 +34,11 @@ class CredentialsError(Exception):
     """Settings that cannot be used; the text says which part and why."""
 
 
-class _Part(msgspec.Struct, frozen=True, rename="kebab"):
+class _Part(msgspec.Struct, rename="kebab"):
     pass
 
 
-class _Cluster(_Part, frozen=True):
+class _Cluster(_Part):
     server: str
     certificate_authority: str = ""
     certificate_authority_data: str = ""
@@ -51,7 +52,7 @@ class _Variable(msgspec.Struct, frozen=True):
     value: str
 
 
-class _Exec(msgspec.Struct, frozen=True, rename="camel"):
+class _Exec(msgspec.Struct, rename="camel"):
     command: str
     api_version: str
     args: tuple[str, ...] | None = None
@@ -59,7 +60,7 @@ class _Exec(msgspec.Struct, frozen=True, rename="camel"):
     provide_cluster_info: bool = False
 
 
-class _User(_Part, frozen=True):
+class _User(_Part):
     token: str = ""
     token_file: str = msgspec.field(default="", name="tokenFile")
     username: str = ""
@@ -72,36 +73,38 @@ class _User(_Part, frozen=True):
     auth_provider: object = None
 
 
-class _Context(_Part, frozen=True):
+class _Context(_Part):
     cluster: str
     user: str = ""
     namespace: str = ""
 
 
-class _NamedCluster(_Part, frozen=True):
+class _NamedCluster(_Part):
     name: str
     cluster: _Cluster
 
 
-class _NamedUser(_Part, frozen=True):
+class _NamedUser(_Part):
     name: str
-    user: _User = _User()
+    user: _User = msgspec.field(default_factory=_User)
 
 
-class _NamedContext(_Part, frozen=True):
+class _NamedContext(_Part):
     name: str
     context: _Context
 
 
-class _Kubeconfig(_Part, frozen=True):
-    contexts: tuple[_NamedContext, ...]
-    clusters: tuple[_NamedCluster, ...]
-    current_context: str = ""
+class _Kubeconfig(_Part):
+    contexts: tuple[_NamedContext, ...] | None = None
+    clusters: tuple[_NamedCluster, ...] | None = None
+    current_context: str | None = None
     users: tuple[_NamedUser, ...] | None = None
 
     def context(self, name: str) -> _Context:
         """The context of a name, or without one the current one."""
-        return _named(self.contexts, name or self.current_context, "context").context
+        if not (name := name or self.current_context or ""):
+            raise CredentialsError("no current-context is set")
+        return _named(self.contexts or (), name, "context").context
 
 
 class _ExecStatus(msgspec.Struct, frozen=True, rename="camel"):
@@ -161,84 +164,119 @@ def of_service_account(environ: Mapping[str, str]) -> Credentials:
     return Credentials(server, tls, token_file=token_file)
 
 
-async def of_kubeconfig(path: Path, context_name: str = "") -> Credentials:
+async def of_kubeconfig(paths: Sequence[Path], context_name: str = "") -> Credentials:
     """The credentials of a kubeconfig's context of that name, or of its current one.
 
     Raises:
-        OSError: the file, or one that it names, cannot be read.
+        OSError: a file, or one that it names, cannot be read.
         CredentialsError: it is no kubeconfig, or its exec plugin gives nothing.
     """
-    config = await asyncio.to_thread(_read, path)
+    config = await asyncio.to_thread(_read, paths)
     context = config.context(context_name)
-    cluster = _named(config.clusters, context.cluster, "cluster").cluster
+    cluster = _named(config.clusters or (), context.cluster, "cluster").cluster
     user = _named(config.users or (), context.user, "user").user if context.user else _User()
     if user.auth_provider is not None:
         raise CredentialsError("the user has an auth-provider, which kubectl does not know since 1.26")
     known = user.token or user.token_file  # which kubectl sends in any case
-    answer = await _ask_exec_plugin(user.exec, cluster, path.parent) if user.exec and not known else _ExecStatus()
+    answer = await _ask_exec_plugin(user.exec, cluster) if user.exec and not known else _ExecStatus()
     certificate, key = answer.client_certificate_data.encode(), answer.client_key_data.encode()
     if not certificate:
-        certificate = _content(user.client_certificate, user.client_certificate_data, path)
-        key = _content(user.client_key, user.client_key_data, path)
-    authority = _content(cluster.certificate_authority, cluster.certificate_authority_data, path)
+        certificate = _content(user.client_certificate, user.client_certificate_data)
+        key = _content(user.client_key, user.client_key_data)
+    authority = _content(cluster.certificate_authority, cluster.certificate_authority_data)
     return Credentials(
         server=cluster.server.rstrip("/"),
         tls=await asyncio.to_thread(_tls, cluster, authority, certificate, key),
         tls_server_name=cluster.tls_server_name,
         proxy=cluster.proxy_url,
         authorization=_authorization(user, answer),
-        token_file=path.parent / user.token_file if user.token_file else None,
+        token_file=Path(user.token_file) if user.token_file else None,
         expires_at=answer.expiration_timestamp.timestamp() if answer.expiration_timestamp else float("inf"),
     )
 
 
-def contexts_of(path: Path) -> list[str]:
+def contexts_of(paths: Sequence[Path]) -> list[str]:
     """The names of a kubeconfig's contexts.
 
     Raises:
-        OSError: the file cannot be read.
+        OSError: a file cannot be read.
         CredentialsError: it is no kubeconfig.
     """
-    return [entry.name for entry in _read(path).contexts]
+    return [entry.name for entry in _read(paths).contexts or ()]
 
 
-def namespace_of(path: Path | None, context_name: str = "") -> str:
-    """The namespace of a kubeconfig's context, or with None of the pod; ``default`` where none is said.
+def namespace_of(paths: Sequence[Path], context_name: str = "") -> str:
+    """The namespace of a kubeconfig's context, or without files of the pod; ``default`` where none is said.
 
     Raises:
-        OSError: the file cannot be read.
+        OSError: a file cannot be read.
         CredentialsError: it is no kubeconfig, or has no such context.
     """
-    named = _read(path).context(context_name).namespace if path else (SERVICE_ACCOUNT / "namespace").read_text()
+    named = _read(paths).context(context_name).namespace if paths else (SERVICE_ACCOUNT / "namespace").read_text()
     return named.strip() or "default"
 
 
-def _read(path: Path) -> _Kubeconfig:
+def _read(paths: Sequence[Path]) -> _Kubeconfig:
+    """Several files as one. Of each name, and of the current context, the first file that says something counts."""
+    read = [_read_file(path, f"{path}: " if len(paths) > 1 else "") for path in paths]
+    first = read[::-1]  # a later entry of a dictionary replaces one of the same name
+    return _Kubeconfig(
+        contexts=tuple({entry.name: entry for config in first for entry in config.contexts or ()}.values()),
+        clusters=tuple({entry.name: entry for config in first for entry in config.clusters or ()}.values()),
+        users=tuple({entry.name: entry for config in first for entry in config.users or ()}.values()),
+        current_context=next((config.current_context for config in read if config.current_context), ""),
+    )
+
+
+def _read_file(path: Path, where: str) -> _Kubeconfig:
+    """One file, with what it names relative to it. An empty one says nothing. Errors begin with ``where``.
+
+    Raises:
+        OSError: the file cannot be read.
+        CredentialsError: it is no kubeconfig, or has a name twice.
+    """
     import yaml
 
     try:
-        return msgspec.convert(yaml.safe_load(path.read_bytes()), _Kubeconfig, strict=False)
+        content = yaml.safe_load(path.read_bytes())
+        config = msgspec.convert({} if content is None else content, _Kubeconfig, strict=False)
     except (yaml.YAMLError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:
-        raise CredentialsError(" ".join(str(error).split())) from error
+        raise CredentialsError(f"{where}{' '.join(str(error).split())}") from error
+    for kind, parts in ("context", config.contexts), ("cluster", config.clusters), ("user", config.users):
+        for name, number in Counter(entry.name for entry in parts or ()).items():
+            if number > 1:
+                raise CredentialsError(f"{where}there are {number} of the {kind} {name!r}")
+    for entry in config.clusters or ():
+        _resolve(path.parent, entry.cluster, "certificate_authority")
+    for user in (entry.user for entry in config.users or ()):
+        _resolve(path.parent, user, "client_certificate", "client_key", "token_file")
+        if user.exec and "/" in user.exec.command:  # a bare name is looked for on the PATH
+            _resolve(path.parent, user.exec, "command")
+    return config
+
+
+def _resolve(directory: Path, part: _Cluster | _User | _Exec, *fields: str) -> None:
+    for field in fields:
+        if name := getattr(part, field):
+            setattr(part, field, str(directory / name))
 
 
 _Named = TypeVar("_Named", _NamedCluster, _NamedUser, _NamedContext)
 
 
 def _named(parts: tuple[_Named, ...], name: str, kind: str) -> _Named:
-    meant = [entry for entry in parts if entry.name == name]
-    if len(meant) == 1:
-        return meant[0]
-    known = ", ".join(repr(entry.name) for entry in parts) or "none"
+    for entry in parts:
+        if entry.name == name:
+            return entry
     raise CredentialsError(
-        f"there are {len(meant)} of the {kind} {name!r}" if meant else f"there is no {kind} {name!r}, only {known}"
+        f"there is no {kind} {name!r}, only {', '.join(repr(entry.name) for entry in parts) or 'none'}"
     )
 
 
-def _content(file: str, data: str, kubeconfig: Path) -> bytes:
+def _content(file: str, data: str) -> bytes:
     """What stands in the kubeconfig itself comes before what it names, as with kubectl."""
     if not data:
-        return (kubeconfig.parent / file).read_bytes() if file else b""
+        return Path(file).read_bytes() if file else b""
     try:
         return base64.b64decode("".join(data.split()), validate=True)  # it may stand in several lines
     except binascii.Error as error:
@@ -275,7 +313,7 @@ def _load(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
         context.load_cert_chain(file.name)
 
 
-async def _ask_exec_plugin(plugin: _Exec, cluster: _Cluster, directory: Path) -> _ExecStatus:
+async def _ask_exec_plugin(plugin: _Exec, cluster: _Cluster) -> _ExecStatus:
     """Run the program that a user's credentials come from (``client-go/plugin/pkg/client/auth/exec``)."""
     if plugin.api_version not in EXEC_VERSIONS:
         raise CredentialsError(f"apiVersion of exec is {plugin.api_version!r}, expected {' or '.join(EXEC_VERSIONS)}")
@@ -290,9 +328,8 @@ async def _ask_exec_plugin(plugin: _Exec, cluster: _Cluster, directory: Path) ->
     asked = {"kind": "ExecCredential", "apiVersion": plugin.api_version, "spec": spec}
     environment = {**os.environ, **{variable.name: variable.value for variable in plugin.env or ()}}
     environment["KUBERNETES_EXEC_INFO"] = msgspec.json.encode(asked).decode()
-    command = str(directory / plugin.command) if "/" in plugin.command else plugin.command
     process = await asyncio.create_subprocess_exec(
-        command,
+        plugin.command,
         *(plugin.args or ()),
         env=environment,
         stdin=asyncio.subprocess.DEVNULL,

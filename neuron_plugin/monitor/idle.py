@@ -35,17 +35,19 @@ class IdleReport(msgspec.Struct, frozen=True, rename="camel"):
     controller: str
 
 
-def idle_containers(state: ClusterState, now: float) -> tuple[list[IdleReport], int]:
+def idle_containers(state: ClusterState, now: float, namespace: str = "") -> tuple[list[IdleReport], int]:
     """The idle containers, the most device-hours first, and of how many others it is not known what they do.
 
-    A plain init container has ended by the time at which anybody looks.
+    Of one ``namespace``, if any is given. A plain init container has ended by the time at which anybody looks.
     """
     reports, unknown = list[IdleReport](), 0
     for name, info in state.nodes.items():
         known = state.utilization_on(name)
         for allocation in info.ledger.allocations if info.inventory else ():
             pod, used = state.pods.get(allocation.pod.uid), known.get(allocation.pod.uid, {}).get(allocation.user)
-            if pod and pod.node and info.inventory and allocation.kind is not ContainerKind.INIT:
+            if not pod or namespace not in {"", pod.reference.namespace}:
+                continue
+            if pod.node and info.inventory and allocation.kind is not ContainerKind.INIT:
                 unknown += used is None
                 if used and (since := time_at(used.idle_since)):
                     reports.append(_report(pod, allocation, used, info.inventory.geometry, since, now))

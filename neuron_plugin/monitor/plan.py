@@ -44,9 +44,10 @@ class UnknownNodeError(ValueError):
 class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """What to plan: the waiting pods, a ``drain`` of a node, a pod of a ``shape`` such as ``neuron=4``, or nothing.
 
-    ``idle``: list what containers have and do not use.
+    ``idle``: list what containers have and do not use. ``namespace``: report only waiting pods and containers of it.
     """
 
+    namespace: str = ""
     idle: bool = False
     drain: str = ""
     shape: str = ""
@@ -103,6 +104,12 @@ class PlanReport(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     unknown: int = 0
 
     @property
+    def pods(self) -> Iterable[str]:
+        """The pods that it is about, each once, as NAMESPACE/NAME."""
+        about = [pod.pod for pod in self.waiting] + [move.pod for move in self.drained]
+        return dict.fromkeys([*about, *self.stuck, *(container.pod for container in self.idle)])
+
+    @property
     def without_place(self) -> int:
         """How many of the pods asked about fit nowhere now."""
         return len(self.stuck) + sum(pod.standing != Standing.FITS for pod in self.waiting)
@@ -116,7 +123,7 @@ async def plan(state: ClusterState, options: PlanOptions) -> PlanReport:
         UnknownNodeError: the node of the drain is not there.
     """
     if options.idle:
-        idle, unmeasured = idle_containers(state, time.time())
+        idle, unmeasured = idle_containers(state, time.time(), options.namespace)
         return PlanReport(idle=tuple(idle), unknown=unmeasured)
     shape = parse_shape(options.shape) if options.shape else None
     cluster = state.snapshot()
@@ -131,6 +138,8 @@ async def plan(state: ClusterState, options: PlanOptions) -> PlanReport:
         waiting = [NeuronPod(reference, shape, priority=options.priority, rules=PodRules(neuron=neuron))]
     rules = MoveRules(options.most_victims, options.by_priority)
     judged = await asyncio.to_thread(judge_all, Scene(cluster), waiting, now=time.time(), rules=rules)
+    if options.namespace and not shape:  # all are judged: what is promised to one is not there for the next
+        judged = [judgement for judgement in judged if judgement.pod.reference.namespace == options.namespace]
     return _reported(cluster, judged, how_many_more(cluster, waiting[0]) if shape else {})
 
 

@@ -322,7 +322,8 @@ def after(nodes: Mapping[str, NodeInfo], move: Move) -> dict[str, NodeInfo]:
 class Drain:
     """What emptying a node takes: where its pods fit now, and those that fit nowhere or cannot be judged, with why.
 
-    ``warnings`` say what ``kubectl drain`` would say: pods that nothing makes again, and budgets that refuse.
+    ``warnings`` say what ``kubectl drain`` would say: pods that nothing makes again, and budgets that refuse. They also
+    say which groups lose a member.
     """
 
     node: str
@@ -371,11 +372,23 @@ def _drain_warnings(cluster: Cluster, pods: Sequence[NeuronPod]) -> Iterator[str
     for pod in pods:
         if not pod.controller:
             yield f"{pod.reference} has no controller: kubectl drain needs --force, and it is not made again"
+    for group, size in {pod.member.group: pod.member.size for pod in pods if pod.member}.items():
+        lost = sorted((pod for pod in pods if pod.group == group), key=_place_in_group)
+        number = size or len(cluster.members_of(group))
+        ranks = [str(pod.member.rank[-1]) for pod in lost if pod.member and pod.member.rank]
+        which = f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}" if len(ranks) == len(lost) else str(len(lost))
+        names = ", ".join(pod.reference.name for pod in lost)
+        if number > 1:
+            yield f"group {'/'.join(group)} breaks without {names} ({which} of {number}): its framework must restart it"
     for budget, own in beyond_budgets(cluster.budgets, pods).items():
         then = "kubectl drain waits" if budget.allowed or budget.recovers else "kubectl drain does not end"
         yield f"{budget_text(budget, own)}: {then}"
     shared = [pod for pod in pods if sum(budget.is_for(pod.labels) for budget in cluster.budgets) > 1]
     yield from (f"{pod.reference} has several PodDisruptionBudgets: the API server never evicts it" for pod in shared)
+
+
+def _place_in_group(pod: NeuronPod) -> tuple[tuple[int, ...], str]:
+    return pod.member.rank or () if pod.member else (), pod.reference.name
 
 
 def how_many_more(cluster: Cluster, pod: NeuronPod) -> dict[str, int]:

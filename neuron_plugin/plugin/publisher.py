@@ -22,7 +22,6 @@ from types import MappingProxyType
 from neuron_plugin.allocation import Assignment, NodeInventory, PodReference, PodUid, Rejection
 from neuron_plugin.allocation.inventory import write_inventory
 from neuron_plugin.allocation.keys import ALLOC_TIME_KEY, INVENTORY_KEY, UNHEALTHY_LABEL
-from neuron_plugin.allocation.resources import format_ids
 from neuron_plugin.backoff import CLOCK, Backoff, Clock
 from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, ClusterError, Node, ObjectReference
 from neuron_plugin.cluster.api import send
@@ -30,6 +29,7 @@ from neuron_plugin.cluster.writes import create_event, describe_node, describe_p
 from neuron_plugin.hardware import GENERATIONS
 from neuron_plugin.plugin.snapshot import Snapshot
 from neuron_plugin.plugin.writes import PodEvent, PodWrite, pod_events, pod_writes, wrongly_labelled
+from neuron_plugin.wording import named
 
 logger = logging.getLogger(__name__)
 
@@ -242,7 +242,8 @@ class Publisher:
         for pod, reasons in before.items():
             again = reasons.keys() - snapshot.inventory.unhealthy.keys()
             if again and pod.uid in snapshot.inputs.pods.pods:
-                text = f"neuron devices {format_ids(again)} of this pod are healthy again"
+                verb = "is" if len(again) == 1 else "are"
+                text = f"neuron {named('device', again)} of this pod {verb} healthy again"
                 self._write_event(PodEvent(pod, "NeuronDeviceHealthy", text), warning=False)
 
     def report(self, events: Iterable[PodEvent]) -> None:

@@ -73,6 +73,16 @@ def resources_of(instance_type: str) -> dict[str, str]:
     return plain | huge
 
 
+_OLD_LABELS = {
+    "beta.kubernetes.io/os": "kubernetes.io/os",
+    "beta.kubernetes.io/arch": "kubernetes.io/arch",
+    "beta.kubernetes.io/instance-type": "node.kubernetes.io/instance-type",
+    "failure-domain.beta.kubernetes.io/region": "topology.kubernetes.io/region",
+    "failure-domain.beta.kubernetes.io/zone": "topology.kubernetes.io/zone",
+}
+"""Names of before 1.17, which nodes still have and manifests still select."""
+
+
 def labels_of(name: str, instance_type: str, place: int) -> dict[str, str]:
     """The labels that kubelet and cloud-controller-manager write on the ``place``-th node of its family, from 0."""
     zone = "abcdef"[place // _ZONE_NODES % 6]
@@ -81,7 +91,7 @@ def labels_of(name: str, instance_type: str, place: int) -> dict[str, str]:
         f"topology.k8s.aws/network-node-layer-{layer}": f"nn-{_digest(f'{family}/{layer}/{place // nodes}', 17)}"
         for layer, nodes in enumerate(_LAYER_NODES.get(layers, ()), 1)
     }
-    return {
+    known = {
         "kubernetes.io/hostname": name,
         "kubernetes.io/os": "linux",
         "kubernetes.io/arch": "amd64",
@@ -91,6 +101,7 @@ def labels_of(name: str, instance_type: str, place: int) -> dict[str, str]:
         "topology.k8s.aws/zone-id": f"usw2-az{'abcdef'.index(zone) + 1}",
         **network,
     }
+    return known | {old: known[key] for old, key in _OLD_LABELS.items()}
 
 
 def ultraserver_of(instance_type: str, place: int) -> dict[str, str]:

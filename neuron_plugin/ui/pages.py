@@ -36,7 +36,7 @@ from neuron_plugin.monitor.events import EventsView, pod_events
 from neuron_plugin.monitor.network import DomainView, domain_tree, rooms_of
 from neuron_plugin.monitor.plan import PlanOptions, plan
 from neuron_plugin.monitor.use import Use, UseError, past_use, use_of
-from neuron_plugin.monitor.views import NodeView, PodView, node_view, pod_view
+from neuron_plugin.monitor.views import NodeView, PodView, node_view, pod_view, time_at
 from neuron_plugin.placement.history import HISTORY_SECONDS
 from neuron_plugin.placement.leadership import Readiness
 from neuron_plugin.placement.state import ClusterState
@@ -65,6 +65,12 @@ _HEADERS = {
 }
 _NODE_HEAD = ("Node", "Type", "Free devices", "Free sets", "Pods and their devices", "Unhealthy", "State")
 _ASK_FOR_TOKEN = {"WWW-Authenticate": 'Basic realm="neuron-plugin: the token is the password", charset="UTF-8"'}
+
+
+def use_document(samples: Iterable[Use]) -> bytes:
+    """``use.json``: when, and how many devices were what, of each sample."""
+    found = [(time_at(each.at), *each[1:]) for each in samples]
+    return msgspec.json.encode({"seconds": SAMPLE_SECONDS, "samples": found})
 
 
 class Picture:
@@ -132,11 +138,11 @@ class Picture:
             return self._file(request.match_info["name"])
 
         async def use(_: web.Request) -> web.Response:
-            body = msgspec.json.encode({"seconds": SAMPLE_SECONDS, "samples": list(self._samples)})
-            return web.Response(body=body, content_type="application/json", headers=_HEADERS)
+            return web.Response(body=use_document(self._samples), content_type="application/json", headers=_HEADERS)
 
         async def evictions(_: web.Request) -> web.Response:
-            body = msgspec.json.encode({"seconds": HISTORY_SECONDS, "evictions": state.history.evictions()})
+            found = [msgspec.to_builtins(each) | {"at": time_at(each.at)} for each in state.history.evictions()]
+            body = msgspec.json.encode({"seconds": HISTORY_SECONDS, "evictions": found})
             return web.Response(body=body, content_type="application/json", headers=_HEADERS)
 
         waiting = _Shared(lambda: plan(state, PlanOptions())).answer

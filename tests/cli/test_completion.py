@@ -1,11 +1,15 @@
-"""What Tab offers: asked as kubectl asks, and once through the script of bash, which is wherever these tests run."""
+"""What Tab offers: asked as kubectl asks, and at a terminal of each shell that is there."""
 
 from __future__ import annotations
 
 import os
+import pty
+import select
 import shutil
+import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
@@ -21,14 +25,25 @@ from tests.cli.doubles import Background, Cli
 from tests.support.api_server import StandInApiServer
 from tests.support.manifests import node_manifest, pod_manifest
 
-PRESS_TAB = """
-source "$1"; shift
-complete -p neuron-plugin > /dev/null || exit 3
-COMP_WORDS=(neuron-plugin "$@") COMP_CWORD=$#
-_neuron_plugin
-printf '%s\\n' "${COMPREPLY[@]}"
+SHELLS_ALONE = {
+    "bash": ("bash", "--norc", "--noprofile", "-i"),
+    "zsh": ("zsh", "-f", "-i"),
+    "fish": ("fish", "--no-config", "-i"),
+}
+"""Each shell at a terminal, without what its user has configured."""
+BEFORE = {
+    "bash": "PS1='at your'' service'",
+    "zsh": "PS1='at your'' service'; autoload -Uz compinit; compinit -u -D",
+    "fish": "function fish_prompt; echo 'at your'' service'; end",
+}
+PROMPT = "at your service"
+OWN_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execvp(sys.argv[1], sys.argv[1:])
 """
-"""Completes the last of its words, as bash has a completion function do."""
+"""A shell is interactive only at a terminal that is its session's."""
+ANSWER_SECONDS = 30.0
 
 
 @pytest.fixture
@@ -97,24 +112,74 @@ def test_what_is_not_known_offers_nothing(offered: Offered) -> None:
     assert offered("devices", "--nosuch=") == set()
 
 
-def test_bash_offers_it_too_and_finds_paths_itself(cli: Cli, tmp_path: Path) -> None:
+class Typist:
+    """A person at a shell, whose ``neuron-plugin`` prints its words where it is not asked for completions."""
+
+    def __init__(self, shell: str, directory: Path) -> None:
+        wrapper = directory / "bin/neuron-plugin"
+        wrapper.parent.mkdir()
+        wrapper.write_text(
+            f'#!/bin/sh\n[ "$1" = __complete ] && exec {sys.executable} -m neuron_plugin "$@"\necho "RAN[$*]"\n'
+        )
+        wrapper.chmod(stat.S_IRWXU)
+        self._seen = b""
+        environment = {
+            "HOME": str(directory),
+            "PATH": f"{wrapper.parent}:{os.environ['PATH']}",
+            "PYTHONPATH": str(Path.cwd()),
+        }
+        self._terminal, theirs = pty.openpty()
+        self._shell = subprocess.Popen(  # noqa: S603 - our own words
+            [sys.executable, "-c", OWN_TERMINAL, *SHELLS_ALONE[shell]],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            cwd=directory,
+            env={**os.environ, **environment, "TERM": "xterm"},
+            start_new_session=True,
+        )
+        os.close(theirs)
+
+    def types(self, line: str) -> None:
+        os.write(self._terminal, f"{line}\n".encode())
+
+    def reads(self, until: str) -> str:
+        """What is printed up to ``until``."""
+        end = time.monotonic() + ANSWER_SECONDS
+        while until.encode() not in self._seen:
+            assert select.select([self._terminal], [], [], max(0.0, end - time.monotonic()))[0], self._seen
+            self._seen += os.read(self._terminal, 1 << 16)
+        printed, _, self._seen = self._seen.partition(until.encode())
+        return printed.decode(errors="replace")
+
+    def leaves(self) -> None:
+        self._shell.kill()
+        self._shell.wait()
+        os.close(self._terminal)
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_tab_completes_at_the_terminal_of_every_shell(cli: Cli, tmp_path: Path, shell: str) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"no {shell} here")
     (tmp_path / "trn1").mkdir()
     (tmp_path / "trn.yaml").touch()
-    script = tmp_path / "completion.bash"
-    script.write_text(cli("completion", "bash").out)
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-
-    def pressed(*words: str) -> set[str]:
-        command = ["bash", "--norc", "-c", PRESS_TAB, "bash", str(script), *words]
-        done = subprocess.run(  # noqa: S603 - our own words
-            command, capture_output=True, text=True, check=True, cwd=tmp_path, env=environment
-        )
-        assert done.stderr == ""
-        return set(done.stdout.split())
-
-    assert pressed("de") == {"demo", "devices", "decisions", "describe"}
-    assert pressed("devices", "--root", "tr") == {"trn1"}, "a directory"
-    assert pressed("run", "--config", "tr") == {"trn1", "trn.yaml"}, "a file, or a way to one"
+    (tmp_path / "script").write_text(cli("completion", shell).out)
+    typist = Typist(shell, tmp_path)
+    try:
+        typist.types(f"{BEFORE[shell]}; source ./script")
+        for typed, run in (
+            ("topol\t--asc\t", "topology --ascii"),
+            ("devices --output=js\t", "devices --output=json"),
+            ("devices --root tr\t", "devices --root trn1"),
+            ("run --config trn.\t", "run --config trn.yaml"),
+        ):
+            typist.reads(PROMPT)  # which a shell prints when it takes keys
+            typist.types(f"neuron-plugin {typed}")
+            typist.reads("RAN[")
+            assert typist.reads("]").rstrip("/") == run
+    finally:
+        typist.leaves()
 
 
 def test_names_come_from_the_cluster_that_the_words_mean(
@@ -134,7 +199,7 @@ def test_names_come_from_the_cluster_that_the_words_mean(
     def asked(*words: str) -> list[str]:
         return cli(*words).out.splitlines()
 
-    assert asked("cordon", "t") == ["trn-1", ":4"]
+    assert asked("cordon", "t") == asked("doctor", "t") == ["trn-1", ":4"]
     assert asked("explain", "") == ["train-0", ":4"]
     assert asked("explain", "-n", "ml", "") == ["serve-0", ":4"]
     assert asked("explain", "ml/") == ["ml/serve-0", ":4"]
@@ -146,17 +211,6 @@ def test_names_come_from_the_cluster_that_the_words_mean(
 
 def test_what_breaks_is_offered_after_the_machine(offered: Offered) -> None:
     assert "core-errors" in offered("simulate", "fault", "./trn1", "")
-
-
-@pytest.mark.parametrize("shell", SHELLS)
-def test_every_shell_can_read_its_script(cli: Cli, tmp_path: Path, shell: str) -> None:
-    if shutil.which(shell) is None:
-        pytest.skip(f"no {shell} here")
-    shown = cli("completion", shell)
-    script = tmp_path / "script"
-    script.write_text(shown.out)
-    done = subprocess.run([shell, "-n", str(script)], capture_output=True, text=True, check=False)  # noqa: S603 - our own script
-    assert (shown.status, done.returncode, done.stderr) == (0, 0, "")
 
 
 def test_another_shell_is_refused_by_name(cli: Cli) -> None:

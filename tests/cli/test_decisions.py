@@ -85,6 +85,11 @@ def test_decisions_are_a_row_each_oldest_first(cli: Cli, daemon: Daemon) -> None
     assert daemon.asked == ["/decisions"]
 
 
+def test_without_headers_there_are_rows_alone(cli: Cli, daemon: Daemon) -> None:
+    bare = cli("decisions", "--server", daemon.address, "--no-headers")
+    assert bare.rows == cli("decisions", "--server", daemon.address).rows[1:]
+
+
 def test_json_has_everything(cli: Cli, daemon: Daemon) -> None:
     shown = json.loads(cli("decisions", "--server", daemon.address, "-o", "json").out)
     assert shown == {"version": 1, **json.loads(daemon.body)}, "what the daemon says"

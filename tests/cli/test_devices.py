@@ -48,6 +48,11 @@ def test_a_row_a_device_with_its_holders(cli: Cli, make_node: MakeNode, hold: Ho
     ]
 
 
+def test_without_headers_there_are_rows_alone(cli: Cli, make_node: MakeNode) -> None:
+    root = make_node("inf2.24xlarge").root
+    assert cli("devices", "--root", root, "--no-headers").rows == cli("devices", "--root", root).rows[2:]
+
+
 def test_without_a_kubelet_holders_are_unknown_and_that_is_said_once(cli: Cli, make_node: MakeNode) -> None:
     node = make_node("inf2.24xlarge")
     shown = cli("devices", "--root", node.root)

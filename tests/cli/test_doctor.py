@@ -59,10 +59,12 @@ def test_checks_can_be_chosen_and_come_in_the_usual_order(cli: Cli, make_node: M
     assert [finding["check"] for finding in json.loads(shown.out)["findings"]] == ["driver", "health"]
 
 
-def test_a_check_that_does_not_exist_is_wrong_usage(cli: Cli) -> None:
-    shown = cli("doctor", "drivers")
+@pytest.mark.parametrize("words", [("drivers", "--root", "."), ("driver", "trn-1"), ("trn-1", "trn-2")])
+def test_a_check_that_does_not_exist_is_wrong_usage(cli: Cli, words: tuple[str, ...]) -> None:
+    shown = cli("doctor", *words)
     assert (shown.status, shown.out) == (2, "")
-    assert "there is no check drivers: choose among driver, devices," in shown.err
+    assert "there is no check" in shown.err
+    assert ": choose among driver, devices," in shown.err
 
 
 def test_the_checks_are_listed_without_being_made(cli: Cli) -> None:
@@ -342,17 +344,21 @@ def test_a_node_of_the_cluster_is_judged_by_what_is_published(
     server.create_node(node_manifest("sick", "inf2.24xlarge", missing=[1], unhealthy={2: "ECC"}, disabled=[3]))
     server.create_pod(pod_manifest("held", Resource.NEURON, 1, node="sick", annotations={"NEURON_DEVS": "1"}))
 
-    shown = cli("doctor", "--node", "sick", "--kubeconfig", kubeconfig)
+    shown = cli("doctor", "sick", "--kubeconfig", kubeconfig)
 
     assert shown.status == 1
     assert "device 1 is missing; default/held has it" in shown.out
     assert "device 2 is unhealthy: ECC" in shown.out
     assert "device 3 disabled" in shown.out
     assert "default/held: device 1 missing" in shown.out
-    fine = cli("doctor", "--node", "trn-1", "--kubeconfig", kubeconfig, "-o", "json")
+    fine = cli("doctor", "trn-1", "--kubeconfig", kubeconfig, "-o", "json")
     levels = {finding["check"]: finding["level"] for finding in json.loads(fine.out)["findings"]}
     assert levels["inventory"] == levels["registration"] == levels["holders"] == "ok"
     assert levels["plugin"] == "note", "there is no Lease"
-    stock = cli("doctor", "--node", "inf-1", "--kubeconfig", kubeconfig).out
+    stock = cli("doctor", "inf-1", "--kubeconfig", kubeconfig).out
     assert "what default/stock has is not known" in stock
-    assert "--node trn-1" in cli("doctor", "trn-1").err
+    named = cli("doctor", "node/trn-1", "--kubeconfig", kubeconfig, "-o", "json")
+    assert named.out == fine.out, "as -o name prints it"
+    typed = cli("doctor", "drivers", "--kubeconfig", kubeconfig)
+    assert (typed.status, typed.out) == (1, "")
+    assert "drivers is no check (see --list); as a node: there is no node drivers: there are" in typed.err

@@ -68,6 +68,31 @@ def test_the_move_that_makes_room_for_a_waiting_pod_is_shown(cli: Cli, kubeconfi
     assert " ".join(move) == "for default/big: default/small from trn-1 to trn-2, device 8"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "lines"),
+    [
+        (("-n", "ml", "-o", "name"), ["pod/other"]),
+        (("-A", "-n", "ml", "-o", "name"), ["pod/big", "pod/other"]),
+        (("-n", "none", "-o", "name"), []),
+        (("--drain", "trn-1", "-o", "name"), ["pod/small"]),
+        (("--drain", "node/trn-1", "--no-headers"), ["default/small  trn-2  device 8"]),
+        (("-n", "ml", "--no-headers"), ["ml/other  neuron=4  fits  trn-2  -  devices:12-15  -"]),
+        (("--idle", "-n", "ml"), ["no container is known to be idle"]),
+    ],
+)
+def test_a_plan_takes_the_flags_of_kubectl_for_lists(
+    cli: Cli, server: StandInApiServer, kubeconfig: Path, arguments: tuple[str, ...], lines: list[str]
+) -> None:
+    pod = pod_manifest("other", NEURON, 4)
+    server.create_pod({**pod, "metadata": {**pod["metadata"], "namespace": "ml"}})
+    assert cli("plan", "--kubeconfig", kubeconfig, "--lease-namespace", "", *arguments).out.splitlines() == lines
+
+
+def test_the_pod_of_a_shape_has_no_name(cli: Cli, kubeconfig: Path) -> None:
+    shown = cli("plan", "--kubeconfig", kubeconfig, "--shape", "neuron=4", "-o", "name")
+    assert (shown.status, shown.out) == (2, "")
+
+
 def test_what_is_lost_counts_from_the_last_checkpoint(cli: Cli, server: StandInApiServer, kubeconfig: Path) -> None:
     (before,) = plan(cli, kubeconfig)["waiting"]
     server.delete_pod("default", "small", grace_seconds=0)

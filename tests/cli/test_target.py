@@ -77,12 +77,12 @@ def made(path: Path) -> Path:
 
 def test_the_flag_wins_over_the_variable_and_that_over_the_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usual = made(home / ".kube/config")
-    assert kubeconfig_of(None) == usual
-    named = made(home / "named")
-    monkeypatch.setenv("KUBECONFIG", f"{home}/none:{named}")
-    assert kubeconfig_of(None) == named
+    assert kubeconfig_of(None) == (usual,)
+    named, other = made(home / "named"), made(home / "other")
+    monkeypatch.setenv("KUBECONFIG", f"{home}/none:{named}::{other}")
+    assert kubeconfig_of(None) == (named, other), "those that are there, in this order"
     given = made(home / "given")
-    assert kubeconfig_of(given) == given
+    assert kubeconfig_of(given) == (given,)
 
 
 def test_what_is_named_has_to_be_there(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +96,7 @@ def test_what_is_named_has_to_be_there(home: Path, monkeypatch: pytest.MonkeyPat
 
 def test_a_pod_without_any_has_its_service_account(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
-    assert kubeconfig_of(None) is None
+    assert kubeconfig_of(None) == ()
 
 
 def test_without_any_the_ways_to_give_one_are_named() -> None:

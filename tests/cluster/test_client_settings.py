@@ -294,13 +294,12 @@ clusters: [{name: z, cluster: {server: https://z}}]
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("", "Expected `object`, got `null`"),
+        ("", "no current-context is set"),
         ("[]", "Expected `object`, got `array`"),
         ("{", "expected the node content, but found '<stream end>'"),
-        ("clusters: []", "missing required field `contexts`"),
+        ("current-context: x", "there is no context 'x', only none"),
         ("\x00", "special characters are not allowed"),
         ('{"current-context": "x", "contexts": [{"name": "x"}], "clusters": []}', "missing required field `context`"),
-        ('{"current-context": "x", "contexts": [], "clusters": []}', "there is no context 'x', only none"),
         (WITHOUT_ITS_CLUSTER, "there is no cluster 'y', only 'z'"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import ssl
 import stat
 from dataclasses import dataclass
@@ -56,12 +57,12 @@ def files(tmp_path: Path, authority: trustme.CA) -> Path:
     return tmp_path
 
 
-async def ours(path: Path, monkeypatch: pytest.MonkeyPatch) -> Seen:
+async def ours(monkeypatch: pytest.MonkeyPatch, *paths: Path) -> Seen:
     loaded = {"certificate": b"", "key": b""}
     monkeypatch.setattr(
         credentials, "_load", lambda _, certificate, key: loaded.update(certificate=certificate, key=key)
     )
-    found = await of_kubeconfig(path)
+    found = await of_kubeconfig(paths)
     authorization = f"Bearer {read_token(found.token_file)}" if found.token_file else found.authorization
     verified = found.tls is None or found.tls.verify_mode is ssl.CERT_REQUIRED
     authorities = frozenset(found.tls.get_ca_certs(binary_form=True) if found.tls and verified else ())
@@ -77,9 +78,9 @@ async def ours(path: Path, monkeypatch: pytest.MonkeyPatch) -> Seen:
     )
 
 
-def theirs(path: Path) -> Seen:
+def theirs(*paths: Path) -> Seen:
     found: Any = client.Configuration()
-    config.load_kube_config(config_file=str(path), client_configuration=found)  # type: ignore[no-untyped-call]
+    config.load_kube_config(config_file=os.pathsep.join(map(str, paths)), client_configuration=found)  # type: ignore[no-untyped-call]
     verified = found.verify_ssl is not False
     authorities = ssl.create_default_context(cafile=found.ssl_ca_cert) if found.ssl_ca_cert else None
     return Seen(
@@ -222,7 +223,7 @@ def written(files: Path, text: str) -> Path:
 async def test_both_read_the_same(files: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(files)  # the official client looks for an exec plugin where it runs
     path = written(files, text)
-    assert await ours(path, monkeypatch) == theirs(path)
+    assert await ours(monkeypatch, path) == theirs(path)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +241,7 @@ async def test_both_read_the_same(files: Path, text: str, monkeypatch: pytest.Mo
 async def test_both_refuse_the_same(files: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(files, text.replace("CLUSTER", SAFE).replace("USER", "{token: abc}"))
     with pytest.raises((CredentialsError, OSError)):
-        await ours(path, monkeypatch)
+        await ours(monkeypatch, path)
     with pytest.raises((ConfigException, OSError, ValueError, Exception)):
         theirs(path)
 
@@ -258,7 +259,7 @@ async def test_where_they_differ_ours_does_as_kubectl_does(
 ) -> None:
     """client-go: a token's file is read again and comes first; a user name is enough; texts are UTF-8."""
     path = written(files, WHOLE.replace("CLUSTER", SAFE).replace("USER", user))
-    assert (await ours(path, monkeypatch)).authorization == as_kubectl != theirs(path).authorization
+    assert (await ours(monkeypatch, path)).authorization == as_kubectl != theirs(path).authorization
 
 
 async def test_a_name_that_stands_there_twice_is_refused_as_by_kubectl(
@@ -267,5 +268,67 @@ async def test_a_name_that_stands_there_twice_is_refused_as_by_kubectl(
     twice = WHOLE.replace("contexts: [", "contexts: [{name: c, context: {cluster: k}}, ")
     path = written(files, twice.replace("CLUSTER", SAFE).replace("USER", "{token: abc}"))
     with pytest.raises(CredentialsError, match="there are 2 of the context 'c'"):
-        await ours(path, monkeypatch)
+        await ours(monkeypatch, path)
     assert theirs(path).authorization == "", "the official client takes the first"
+
+
+def _file(context: str = "", contexts: str = "", clusters: str = "", users: str = "") -> str:
+    current = f"current-context: {context}\n" if context else ""
+    return f"{current}contexts: [{contexts}]\nclusters: [{clusters}]\nusers: [{users}]\n"
+
+
+CONTEXT, CLUSTER, USER = (
+    "{name: c, context: {cluster: k, user: u}}",
+    "{name: k, cluster: {server: 'https://10.0.0.1', certificate-authority: ca.crt}}",
+    "{name: u, user: {tokenFile: token}}",
+)
+SEVERAL = {
+    "each part in a file of its own": [_file("c"), _file("", CONTEXT), _file("", "", CLUSTER), _file("", "", "", USER)],
+    "the first of a name counts, as a whole": [
+        _file("c", CONTEXT, "{name: k, cluster: {server: 'https://first', certificate-authority: ca.crt}}", USER),
+        _file("", "{name: c, context: {cluster: other}}", "{name: k, cluster: {server: x, tls-server-name: y}}"),
+        _file("", "", "", "{name: u, user: {token: second}}"),
+    ],
+    "files are relative to the one that names them": [
+        _file("c", CONTEXT),
+        _file("", "", CLUSTER, "{name: u, user: {client-certificate: own.crt, client-key: own.key}}"),
+    ],
+    "null parts": ["current-context: c\ncontexts: null\nclusters:\n", _file("", CONTEXT, CLUSTER, USER)],
+}
+
+
+def several(files: Path, texts: list[str]) -> list[Path]:
+    """Kubeconfigs in directories of their own, each beside files of the same names, which say different things."""
+    for number, text in enumerate(texts):
+        (files / str(number)).mkdir()
+        (files / str(number) / "config").write_text(text)
+        (files / str(number) / "token").write_text(f"of-{number}")
+        for name, content in ("ca.crt", "ca.crt"), ("own.crt", "client.crt"), ("own.key", "client.key"):
+            (files / str(number) / name).write_bytes((files / "pki" / content).read_bytes())
+    return [files / str(number) / "config" for number in range(len(texts))]
+
+
+@pytest.mark.parametrize("texts", SEVERAL.values(), ids=SEVERAL)
+async def test_both_read_several_files_as_one(files: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = several(files, texts)
+    assert await ours(monkeypatch, *paths) == theirs(*paths)
+
+
+@pytest.mark.parametrize("first", ["", _file("c"), _file("c", CONTEXT)], ids=["empty", "current context", "context"])
+async def test_of_several_files_the_first_names_the_current_context_as_for_kubectl(
+    files: Path, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the official client takes the last file's, and no empty file."""
+    other = "{name: d, context: {cluster: k, user: v}}, {name: c, context: {cluster: k, user: u}}"
+    second = _file("d", other, CLUSTER, "{name: v, user: {token: v}}, {name: u, user: {token: u}}")
+    assert (
+        await ours(monkeypatch, *several(files, [first, second]))
+    ).authorization == f"Bearer {'u' if first else 'v'}"
+
+
+async def test_of_several_files_the_one_that_cannot_be_used_is_named(
+    files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = several(files, [_file("c", CONTEXT, CLUSTER, USER), "contexts: {"])
+    with pytest.raises(CredentialsError, match=f"^{paths[1]}: "):
+        await ours(monkeypatch, *paths)

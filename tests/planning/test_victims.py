@@ -297,6 +297,33 @@ def test_a_drain_names_the_pods_that_fit_nowhere_else() -> None:
     assert found.warnings == ()
 
 
+def in_gang(name: str, rank: int, size: int) -> Held:
+    """A pod of the group that has the device of its rank."""
+    one = devices(name, rank)
+    return replace(one, pod=replace(one.pod, member=GroupMember(GANG.group, size, (rank,))))
+
+
+@pytest.mark.parametrize(
+    ("size", "others", "warning"),
+    [
+        (4, 0, "group ml/gang breaks without w1, w2 (ranks 1, 2 of 4): its framework must restart it"),
+        (0, 1, "group ml/gang breaks without w1, w2 (ranks 1, 2 of 3): its framework must restart it"),
+    ],
+)
+def test_a_drain_says_which_group_breaks_by_it(size: int, others: int, warning: str) -> None:
+    def members(*ranks: int) -> list[Held]:
+        return [in_gang(f"w{rank}", rank, size) for rank in ranks]
+
+    before = cluster(node("a", *members(1, 2), devices("alone", 4)), node("b", *members(*range(3, 3 + others))))
+    assert drain(before, "a").warnings == (warning,)
+    assert drain(before, "a", {4}).warnings == ()
+
+
+def test_a_pod_that_is_its_whole_group_breaks_none() -> None:
+    before = cluster(node("a", in_gang("w0", 0, 1)), node("b"))
+    assert drain(before, "a").warnings == ()
+
+
 def test_of_a_drained_device_only_its_pods_go_and_they_may_stay_on_the_node() -> None:
     full = [devices(f"b{i}", i) for i in range(16)]
     row, one = devices("row", 0, 1, 2, 3), devices("one", 4)

@@ -97,7 +97,7 @@ async def test_p67_p68_p71_a_fault_reaches_kubelet_pod_node_and_events_and_so_do
         reset = "its last reset failed (reset it again, reload the driver or reboot)"
         assert sorted(node.events()) == [
             ("NeuronDeviceHealthy", "neuron device 2 is healthy again and given to new pods"),
-            ("NeuronDeviceHealthy", "neuron devices 2 of this pod are healthy again"),
+            ("NeuronDeviceHealthy", "neuron device 2 of this pod is healthy again"),
             ("NeuronDeviceUnhealthy", f"neuron device 2 is not given to new pods: {reset}"),
             ("NeuronDeviceUnhealthy", f"neuron device 2 of this pod is unhealthy: {reset}. The pod keeps it"),
         ]

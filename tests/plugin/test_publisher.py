@@ -465,8 +465,8 @@ def test_a_pod_learns_once_which_of_its_devices_became_unhealthy_and_healthy_aga
     assert events_of(made) == [
         ("NeuronDeviceUnhealthy", "Warning", "neuron device 1 of this pod is unhealthy: sick. The pod keeps it"),
         ("NeuronDeviceUnhealthy", "Warning", "neuron device 0 of this pod is unhealthy: sick. The pod keeps it"),
-        ("NeuronDeviceHealthy", "Normal", "neuron devices 1 of this pod are healthy again"),
-        ("NeuronDeviceHealthy", "Normal", "neuron devices 0 of this pod are healthy again"),
+        ("NeuronDeviceHealthy", "Normal", "neuron device 1 of this pod is healthy again"),
+        ("NeuronDeviceHealthy", "Normal", "neuron device 0 of this pod is healthy again"),
     ]
 
 

@@ -31,6 +31,7 @@ def test_trn1_has_three_layers_and_inf2_and_cpu_nodes_none() -> None:
     assert layers == {"trn1.32xlarge": 3, "inf2.xlarge": 0}
     labels = labels_of("cpu-1", CPU_NODE, 0)
     assert labels["node.kubernetes.io/instance-type"] == "m7i.8xlarge"
+    assert labels["beta.kubernetes.io/instance-type"] == "m7i.8xlarge", "which old manifests select"
     assert not any(LAYER in key for key in labels)
 
 

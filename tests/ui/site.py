@@ -16,6 +16,7 @@ from neuron_plugin.monitor.pages import inspection_routes
 from neuron_plugin.monitor.use import Use
 from neuron_plugin.placement.leadership import Readiness
 from neuron_plugin.ui import Picture
+from neuron_plugin.ui.pages import use_document
 from tests.support.world import World
 
 
@@ -36,7 +37,7 @@ async def site(
         return web.Response(text="ok")
 
     async def use(_: web.Request) -> web.Response:
-        return web.json_response({"seconds": 30.0, "samples": samples})
+        return web.Response(body=use_document(samples), content_type="application/json")
 
     app = web.Application(middlewares=picture.guard())
     if samples:

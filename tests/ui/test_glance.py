@@ -47,7 +47,7 @@ async def test_crosses_and_counters_agree_whoever_has_the_devices(browser: Tab) 
         await browser.until(f"{device('trn1-a', 2)}?.dataset.health === 'missing'")
         crosses = "document.querySelectorAll('#nodes .mark.{}').length"
         assert [await browser.value(crosses.format(each)) for each in ("unhealthy", "missing")] == [2, 2]
-        assert {"2 unhealthy", "2 missing", "2 used and broken", "1 held down"} <= set(await browser.value(CHIPS))
+        assert {"2 unhealthy", "2 missing", "2 allocated and broken", "1 held down"} <= set(await browser.value(CHIPS))
 
 
 async def test_a_counter_that_is_zero_is_not_shown(browser: Tab) -> None:

@@ -13,7 +13,7 @@ const TESTS = {
   "on closed nodes": ({ unused }) => unused["on closed nodes"],
   broken: ({ unused }) => unused.unhealthy + unused.missing,
   idle: ({ idle }) => idle,
-  used: ({ used }) => used,
+  allocated: ({ used }) => used,
   free: ({ free }) => free,
   ...Object.fromEntries(["cordoned", "silent", "closed"].map((badge) => [badge, ({ badges }) => badges.includes(badge)])),
   ...Object.fromEntries(STATES.map((state) => [state, ({ devices }) => devices.some((each) => each.health === state)])),
@@ -68,7 +68,7 @@ export class Attention {
       if (names.length) parts.push(this.button(badge, badge === "cordoned" ? "" : "bad", `${who} ${badge}`));
     }
     const broken = sum(({ unused }) => unused.unhealthy + unused.missing);
-    if (broken) parts.push(this.button("broken", "warn", `${plural(broken, "unused device")} broken`));
+    if (broken) parts.push(this.button("broken", "warn", `${plural(broken, "broken device")} without a pod`));
     const idle = sum((each) => each.idle);
     if (idle) parts.push(this.button("idle", "", `${plural(idle, "device")} idle`));
     const calm = nodes.length ? "Nothing needs attention." : heard ? "No node with Neuron devices is known." : "";
@@ -79,9 +79,9 @@ export class Attention {
     const largest = Math.max(0, ...nodes.map((node) => (node.status.open ? node.status.largestFreeSet.length : 0)));
     const chips = [
       ["nodes", nodes.length], ["devices", sum(({ count }) => count)],
-      ["used", sum(({ used }) => used), "used", "used"], ["free", sum(({ free }) => free), "free", "free"],
+      ["allocated", sum(({ used }) => used), "used", "allocated"], ["free", sum(({ free }) => free), "free", "free"],
       ["largest free set", largest, "free"],
-      ["used and broken", sum(({ usedBroken }) => usedBroken), "bad", "on broken devices"],
+      ["allocated and broken", sum(({ usedBroken }) => usedBroken), "bad", "on broken devices"],
       ["idle", sum(({ idle }) => idle), "calm", "idle"],
       ...STATES.map((state) => [state, sum(({ states }) => states[state]), state === "reserved" ? "calm" : "warn", state]),
       ["free on closed nodes", sum(({ unused }) => unused["on closed nodes"]), "warn", "on closed nodes"],

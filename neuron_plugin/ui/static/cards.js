@@ -4,11 +4,11 @@ import { picture, update } from "./draw.js";
 import { byName, described, factsOf, plural, sizesOf, wrongWith } from "./facts.js";
 import { hashOf, html, put } from "./html.js";
 
-const FULLNESS = ["full", "more than half used", "half used or less", "empty"];
+const FULLNESS = ["full", "more than half allocated", "half allocated or less", "empty"];
 
 function fullnessOf({ used, count }) {
   if (!used) return "empty";
-  return used === count ? "full" : used > count / 2 ? "more than half used" : "half used or less";
+  return used === count ? "full" : used > count / 2 ? "more than half allocated" : "half allocated or less";
 }
 
 const MANY = 250; // of so many, 500 fit on one screen

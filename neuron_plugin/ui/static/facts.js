@@ -112,16 +112,16 @@ export function sizesOf({ status }) {
   return sizes.filter((each) => each === sizes[sizes.length - 1] || Number.isInteger(Math.log2(each)));
 }
 
-/** "1 of 4 used broken; 2 missing": empty where nothing is wrong. */
+/** "1 of 4 allocated broken; 2 missing": empty where nothing is wrong. */
 export function wrongWith({ used, usedBroken, unused }) {
-  const parts = usedBroken ? [`${usedBroken} of ${used} used broken`] : [];
+  const parts = usedBroken ? [`${usedBroken} of ${used} allocated broken`] : [];
   return [...parts, ...STATES.filter((each) => unused[each]).map((each) => `${unused[each]} ${each}`)].join("; ");
 }
 
 export function described(node) {
   const facts = factsOf(node);
   const { count, used, free, largest, badges } = facts;
-  const parts = [`${free} free${free ? `, largest free set ${largest}` : ""}`, `${used} used`, ...badges, wrongWith(facts)];
+  const parts = [`${free} free${free ? `, largest free set ${largest}` : ""}`, `${used} allocated`, ...badges, wrongWith(facts)];
   return `${plural(count, "device")} in a ${node.spec.topology}: ${parts.filter(Boolean).join("; ")}`;
 }
 

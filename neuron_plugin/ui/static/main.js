@@ -145,7 +145,7 @@ function drawLegend(shown) {
   };
   const entries = [square("free"), square("largest free set"), ...STATES.filter((each) => seen.has(each)).map((each) => square(each, "", MARKS[each]))];
   if (shown.some((node) => node.status.idleDevices.length)) entries.push(square("idle", hatch()));
-  if (colour === "health") entries.push(square("used", "var(--used)"));
+  if (colour === "health") entries.push(square("allocated", "var(--used)"));
   if (["namespace", "workload"].includes(colour)) {
     const keys = [...new Set(shown.flatMap((node) => node.status.holders.map(KEYS[colour])))].sort(byName);
     entries.push(...keys.slice(0, MOST_IN_LEGEND).map((key) => square(key, paint(colour, key).colour, "", paint(colour, key).mark)));

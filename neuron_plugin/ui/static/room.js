@@ -1,6 +1,6 @@
 // Which pods were evicted in the last hour to make room for others: a time line, and the same as a table.
 
-import { when } from "./facts.js";
+import { secondsOf, when } from "./facts.js";
 import { html, put, table } from "./html.js";
 import { element } from "./paint.js";
 import { fetched } from "./stream.js";
@@ -26,7 +26,9 @@ export function readRoom(changed, pause = PAUSE_MS) {
   setTimeout(async () => {
     asking = false;
     try {
-      ({ evictions, seconds } = await (await fetched("evictions.json")).json());
+      const found = await (await fetched("evictions.json")).json();
+      seconds = found.seconds;
+      evictions = found.evictions.map((each) => ({ ...each, at: secondsOf(each.at) }));
       changed();
     } catch {
       // The last ones stay.

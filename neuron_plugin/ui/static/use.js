@@ -1,14 +1,14 @@
 // Use over time, in steps: what the extender remembers, and from then on what the watch brings. A reading where one points.
 
-import { factsOf, when } from "./facts.js";
+import { factsOf, secondsOf, when } from "./facts.js";
 import { html, put } from "./html.js";
 import { element } from "./paint.js";
 import { fetched } from "./stream.js";
 
 // Name, class, and how many devices of a sample [time, used, free, unlinked, other, broken]: from the bottom up.
 const SERIES = [
-  ["used and broken", "broken", (each) => each[5]],
-  ["used", "used", (each) => each[1]],
+  ["allocated and broken", "broken", (each) => each[5]],
+  ["allocated", "used", (each) => each[1]],
   ["free, linked", "free", (each) => each[2]],
   ["free, not linked", "unlinked", (each) => each[3]],
   ["not available", "off", (each) => each[4]],
@@ -45,7 +45,7 @@ export class Use {
     try {
       const { seconds, samples } = await (await fetched("use.json")).json();
       this.pauseSeconds = seconds;
-      this.samples = samples;
+      this.samples = samples.map(([at, ...counts]) => [secondsOf(at), ...counts]);
     } catch {
       // The live numbers are shown all the same.
     }
@@ -69,7 +69,7 @@ export class Use {
     root.setAttribute("aria-label", `Devices now: ${SERIES.map(([name, , count]) => `${count(now)} ${name}`).join("; ")}`);
     const below = this.shown.map(() => 0);
     for (const [name, , count] of SERIES) {
-      const least = name === "used and broken" ? LEAST_SEEN : 0;
+      const least = name === "allocated and broken" ? LEAST_SEEN : 0;
       const lower = this.shown.map((_, place) => y(below[place]));
       this.shown.forEach((each, place) => (below[place] += count(each)));
       const upper = this.shown.map((each, place) => (count(each) ? Math.min(y(below[place]), lower[place] - least) : lower[place]));
