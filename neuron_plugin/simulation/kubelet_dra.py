@@ -182,11 +182,7 @@ class DraManager:
 
     def _used(self, pod: KubeletPod, container: KubeletContainer) -> Iterator[tuple[ClaimInfo, str]]:
         for name, request in container.claims:
-            key = pod.namespace, pod.claims.get(name, "")
-            if key not in self.memory.claims:
-                text = f"unable to get claim info for ResourceClaim {key[1]} in namespace {key[0]}"
-                raise NotPreparedError(f"internal error: {text}")
-            yield self.memory.claims[key], request
+            yield self.memory.known((pod.namespace, pod.claims.get(name, ""))), request
 
     def _write(self) -> None:
         replace_file(self.path, self.memory.state_bytes())
