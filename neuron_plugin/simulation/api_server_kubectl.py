@@ -16,7 +16,6 @@ import msgspec
 
 from neuron_plugin.cluster.pods import PODS as POD_RECORDS
 from neuron_plugin.cluster.pods import neuron_pod
-from neuron_plugin.simulation.api_server_claims import claim_node, claim_state
 from neuron_plugin.simulation.api_server_kinds import (
     BUDGETS,
     CLAIMS,
@@ -32,6 +31,7 @@ from neuron_plugin.simulation.api_server_kinds import (
     AnyJson,
     ServedKind,
 )
+from neuron_plugin.simulation.claim_controller import claim_node
 
 _VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "watch"]
 _SHORT_NAMES = {
@@ -233,6 +233,15 @@ _COLUMNS = {
 }
 
 
+def _claim_state(claim: AnyJson) -> str:
+    """What becomes of a claim, in a word or some."""
+    status, deleted = claim.get("status") or {}, bool(claim["metadata"].get("deletionTimestamp"))
+    words = ["deleted"] * deleted
+    if status.get("allocation"):
+        words += ["allocated", *["reserved"] * bool(status.get("reservedFor"))]
+    return ",".join(words if deleted or status.get("allocation") else ["pending"])
+
+
 def _tainted(devices: Collection[AnyJson]) -> str:
     """Which devices have taints, and why: by a taint's value, or the name in its key. ``all`` stands for every device.
 
@@ -291,7 +300,7 @@ def _cells(kind: ServedKind, record: AnyJson, used: Counter[tuple[str, str]]) ->
         ]
     if kind is RESOURCE_CLAIMS:
         results = (status.get("allocation") or {}).get("devices", {}).get("results") or ()
-        return [name, claim_state(record), ",".join(result["device"] for result in results), claim_node(record), aged]
+        return [name, _claim_state(record), ",".join(result["device"] for result in results), claim_node(record), aged]
     if kind is RESOURCE_SLICES:
         pool, devices = (spec.get("pool") or {}).get("name", ""), spec.get("devices") or ()
         counts = [str(len(devices)), _tainted(devices)]

@@ -12,8 +12,12 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
+
 from neuron_plugin.allocation.pod import TERMINAL_PHASES
+from neuron_plugin.cluster.pod_wire import WireLabelSelector
 from neuron_plugin.simulation.api_server_kinds import AnyJson, Refusal, Selector, conflict, invalid
+from neuron_plugin.simulation.api_server_validation import refuse
 
 _CHANGEABLE = (
     "`spec.containers[*].image`,`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only "
@@ -65,9 +69,7 @@ def check_change(old: AnyJson, new: AnyJson) -> None:
     Raises:
         Refusal: 422, with the real server's texts.
     """
-    if problems := list(_problems(old.get("spec") or {}, new.get("spec") or {})):
-        text = problems[0] if len(problems) == 1 else f"[{', '.join(problems)}]"
-        raise invalid("Pod", old["metadata"]["name"], text)
+    refuse("Pod", old, _problems(old.get("spec") or {}, new.get("spec") or {}))
 
 
 def _problems(old: AnyJson, new: AnyJson) -> Iterator[str]:
@@ -225,20 +227,13 @@ def evicted(pod: AnyJson) -> AnyJson:
 def selected_by(budget: AnyJson) -> Selector:
     """Which pods a PodDisruptionBudget is about: of its namespace, with its labels; without a selector none."""
     selector = (budget.get("spec") or {}).get("selector")
-    rules = [("In", key, [value]) for key, value in ((selector or {}).get("matchLabels") or {}).items()]
-    wanted = (selector or {}).get("matchExpressions") or ()
-    rules += [(expression["operator"], expression["key"], expression.get("values") or []) for expression in wanted]
+    if selector is None:
+        return lambda _: False
+    rules = msgspec.convert(selector, WireLabelSelector).requirements
 
     def meant(pod: AnyJson) -> bool:
-        labels = pod["metadata"].get("labels") or {}
-        if selector is None or pod["metadata"]["namespace"] != budget["metadata"]["namespace"]:
-            return False
-        return all(
-            (key in labels) == (operator == "Exists")
-            if operator in {"Exists", "DoesNotExist"}
-            else (labels.get(key) in values) == (operator == "In")
-            for operator, key, values in rules
-        )
+        metadata, labels = pod["metadata"], pod["metadata"].get("labels") or {}
+        return metadata["namespace"] == budget["metadata"]["namespace"] and all(rule.is_met(labels) for rule in rules)
 
     return meant
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing
@@ -22,6 +21,7 @@ import grpc
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb_grpc
 from neuron_plugin.kubelet._proto.pluginregistration.v1.api_pb2 import PluginInfo
+from neuron_plugin.simulation.api_server_validation import is_qualified
 from neuron_plugin.simulation.kubelet_device_manager import (
     AllocationError,
     DeviceManager,
@@ -35,8 +35,6 @@ VERSION = "v1beta1"
 PRE_START_SECONDS = 30.0
 """How long a plugin may take to prepare a container's start."""
 _GO_NAMES = {"CANCELLED": "Canceled", "OK": "OK"}
-_NAME_PART = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
-_DOMAIN = re.compile(r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _Answer = TypeVar("_Answer")
 
 
@@ -50,10 +48,8 @@ class ResourceCapacity:
 
 def is_extended_resource_name(name: str) -> bool:
     """Whether a kubelet takes a resource of that name (``IsExtendedResourceName`` in ``pkg/apis/core/v1/helper``)."""
-    domain, slash, base = name.partition("/")
-    if not slash or "kubernetes.io/" in name or name.startswith("requests."):
-        return False
-    return bool(_DOMAIN.fullmatch(f"requests.{domain}") and _NAME_PART.fullmatch(base))
+    is_native = "/" not in name or "kubernetes.io/" in name
+    return not (is_native or name.startswith("requests.")) and is_qualified(f"requests.{name}")
 
 
 class PluginConnection:

@@ -270,7 +270,10 @@ def test_preconditions_of_an_eviction_and_a_deletion_are_kept(options: Json, cod
         ({"minAvailable": 0, "selector": {}}, 3),
         ({"minAvailable": 0, "selector": {"matchExpressions": [{"key": "app", "operator": "Exists"}]}}, 3),
         (
-            {"minAvailable": 0, "selector": {"matchExpressions": [{"key": "app", "operator": "NotIn", "values": "a"}]}},
+            {
+                "minAvailable": 0,
+                "selector": {"matchExpressions": [{"key": "app", "operator": "NotIn", "values": ["a"]}]},
+            },
             0,
         ),
     ],
