@@ -13,6 +13,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from neuron_plugin.cluster.pods import PODS as POD_RECORDS
 from neuron_plugin.cluster.pods import neuron_pod
@@ -148,43 +151,22 @@ def read_protobuf(body: bytes) -> AnyJson:
     try:
         envelope = _message(body[len(_MAGIC) :], _ENVELOPE)
         kind = (envelope.get("type") or {}).get("kind", "")
-        if kind not in _MESSAGES:
-            raise ValueError(f"{kind or 'nothing'} in protobuf, which is not read here: create it from a file")
-        return _message(envelope.get("raw", b""), _MESSAGES[kind])
-    except IndexError as error:
-        raise ValueError("the protobuf body is cut off") from error
+        if kind in _MESSAGES:
+            return _message(envelope.get("raw", b""), _MESSAGES[kind])
+    except (DecodeError, TypeError) as error:
+        raise ValueError(f"the protobuf body is cut off, or has other fields: {error}") from error
+    raise ValueError(f"{kind or 'nothing'} in protobuf, which is not read here: create it from a file")
 
 
 def _message(data: bytes, fields: _Fields) -> AnyJson:
+    """What ``fields`` name of a message; to the library all of its fields are unknown ones."""
     message: AnyJson = {}
-    place = 0
-    while place < len(data):
-        tag, place = _varint(data, place)
-        value: Any
-        match tag & 7:
-            case 0:
-                value, place = _varint(data, place)
-            case 2:
-                size, place = _varint(data, place)
-                value, place = data[place : place + size], place + size
-                if place > len(data):
-                    raise IndexError(place)
-            case kind:
-                raise ValueError(f"a protobuf field of wire type {kind}, expected 0 or 2")
-        if tag >> 3 in fields:
-            name, made = fields[tag >> 3]
-            message[name] = _message(value, made) if isinstance(made, dict) else made(value)
+    found = UnknownFieldSet(Empty.FromString(data))
+    for field in map(found.__getitem__, range(len(found))):
+        if field.field_number in fields:
+            name, made = fields[field.field_number]
+            message[name] = _message(field.data, made) if isinstance(made, dict) else made(field.data)
     return message
-
-
-def _varint(data: bytes, place: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[place]
-        value |= (byte & 0x7F) << shift
-        shift, place = shift + 7, place + 1
-        if byte < 0x80:  # noqa: PLR2004 - the last one
-            return value, place
 
 
 def core_event(event: AnyJson) -> AnyJson:
