@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
-from typing import Protocol
 
 from neuron_plugin.allocation import (
     ContainerSet,
@@ -108,31 +107,6 @@ class ReplayOutcome:
         tally = self.by_request[arrival.request]
         tally.refused_pods += 1
         tally.refused += devices_asked(kind, arrival.request) * arrival.stays
-
-
-class Site(Protocol):
-    """Where pods are put: nodes under a way of choosing."""
-
-    moves: int
-    moved_pods: int
-    lost: float
-
-    @property
-    def nodes(self) -> Mapping[str, NodeInfo]:
-        """The nodes by name."""
-
-    @property
-    def pods(self) -> Mapping[PodUid, NeuronPod]:
-        """The pods that they have."""
-
-    def start(self, uid: str, request: PodRequest, now: float) -> bool:
-        """Give a pod what it asks for, if there is a place."""
-
-    def end(self, uid: str) -> None:
-        """The pod goes."""
-
-    def used(self) -> tuple[float, int]:
-        """Devices in use, and nodes without a pod."""
 
 
 class Board:
@@ -243,13 +217,13 @@ def _devices(node: NodeInfo) -> float:
     return node.used_mask.bit_count() / node.inventory.geometry.cores_per_device if node.inventory else 0.0
 
 
-def replay(site: Site, arriving: Sequence[Arrival], *, waiting: bool = False) -> ReplayOutcome:
+def replay(board: Board, arriving: Sequence[Arrival], *, waiting: bool = False) -> ReplayOutcome:
     """Let pods come to empty nodes.
 
     With ``waiting`` a pod that fits nowhere stays until it fits, the oldest first among those that do; else it is
     refused.
     """
-    kinds = [node.inventory.geometry for node in site.nodes.values() if node.inventory]
+    kinds = [node.inventory.geometry for node in board.nodes.values() if node.inventory]
     kind = kinds[0]
     outcome = ReplayOutcome(sum(geometry.device_count for geometry in kinds), len(kinds))
     coming = deque(enumerate(arriving))
@@ -262,17 +236,17 @@ def replay(site: Site, arriving: Sequence[Arrival], *, waiting: bool = False) ->
         if now == inf:  # nothing ends any more: what waits now never fits
             turned_away += queue
             break
-        busy, empty = site.used()
+        busy, empty = board.used()
         outcome.busy += busy * (now - then)
         outcome.empty += empty * (now - then)
         if ends and ends[0][0] == now:
-            site.end(heappop(ends)[1])
+            board.end(heappop(ends)[1])
         else:
             queue.append(coming.popleft())
             outcome.ask(kind, queue[-1][1])
         left, hopeless = [], set[PodRequest]()
         for number, arrival in queue:
-            if arrival.request not in hopeless and site.start(_uid(number), arrival.request, now):
+            if arrival.request not in hopeless and board.start(_uid(number), arrival.request, now):
                 heappush(ends, (now + arrival.stays, _uid(number)))
                 outcome.serve(kind, arrival, now)
             else:
@@ -284,14 +258,14 @@ def replay(site: Site, arriving: Sequence[Arrival], *, waiting: bool = False) ->
             turned_away += left
             queue = []
         if not coming and not outcome.last:
-            outcome.last, outcome.last_pods, outcome.last_time = dict(site.nodes), dict(site.pods), now
+            outcome.last, outcome.last_pods, outcome.last_time = dict(board.nodes), dict(board.pods), now
             still = queue if waiting else [late for late in turned_away if late[1].comes + late[1].stays > now]
             outcome.waiting = [simulated_pod(_uid(number), arrival.request, arrival.comes) for number, arrival in still]
     for _, arrival in turned_away:
         outcome.refuse(kind, arrival)
     time = now - began if 0 < now - began < inf else 1.0
     outcome.busy, outcome.empty = outcome.busy / time, outcome.empty / time
-    outcome.moves, outcome.moved_pods, outcome.lost = site.moves, site.moved_pods, site.lost
+    outcome.moves, outcome.moved_pods, outcome.lost = board.moves, board.moved_pods, board.lost
     return outcome
 
 
