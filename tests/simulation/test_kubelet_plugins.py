@@ -22,39 +22,33 @@ from tests.simulation.kubelet_node import (
 from tests.support.kubelet import KubeletOptions, StandInKubelet
 
 
-async def test_a_wrong_version_is_refused_in_the_kubelets_words(directory: Path) -> None:
-    async with StandInKubelet(directory):
-        text = await refusal(directory, "e", CORE, "v1alpha")
-    assert text == 'requested API version "v1alpha" is not supported by kubelet. Supported version is ["v1beta1"]'
-
-
-async def test_a_wrong_resource_name_is_refused_in_the_kubelets_words(directory: Path) -> None:
-    async with StandInKubelet(directory):
-        assert await refusal(directory, "e", "dummy") == 'the ResourceName "dummy" is invalid'
-
-
-@pytest.mark.parametrize("name", [CORE, "example.com/Dummy_1.x", "a/b"])
-def test_names_the_kubelet_takes(name: str) -> None:
-    assert is_extended_resource_name(name)
-
-
 @pytest.mark.parametrize(
-    "name",
+    ("arguments", "said"),
     [
-        *("dummy", "Example.com/x", "example.com/a/b", f"example.com/{'n' * 64}", "hugepages-2Mi"),
-        *("kubernetes.io/x", "sub.kubernetes.io/x", "requests.example.com/x", "example.com/", "/x", "example.com/-x"),
-        f"{'d' * 250}.com/x",
+        (
+            ("e", CORE, "v1alpha"),
+            'requested API version "v1alpha" is not supported by kubelet. Supported version is ["v1beta1"]',
+        ),
+        (("e", "dummy"), 'the ResourceName "dummy" is invalid'),
+        (("absent.sock",), "failed to dial device plugin: context deadline exceeded"),
+        (("/absolute/path.sock",), "failed to dial device plugin: context deadline exceeded"),
     ],
 )
-def test_names_the_kubelet_refuses(name: str) -> None:
-    assert not is_extended_resource_name(name)
-
-
-@pytest.mark.parametrize("endpoint", ["absent.sock", "/absolute/path.sock"])
-async def test_a_socket_that_does_not_answer_is_refused_after_the_dial_time_out(directory: Path, endpoint: str) -> None:
+async def test_a_registration_is_refused_in_the_kubelets_words(
+    directory: Path, arguments: tuple[str, ...], said: str
+) -> None:
     async with StandInKubelet(directory, options=KubeletOptions(dial_seconds=0.05)):
-        text = await refusal(directory, endpoint)
-    assert text == "failed to dial device plugin: context deadline exceeded"
+        assert await refusal(directory, *arguments) == said
+
+
+def test_names_that_the_kubelet_takes_and_refuses() -> None:
+    taken = (CORE, "example.com/Dummy_1.x", "a/b")
+    refused = (
+        *("dummy", "Example.com/x", "example.com/a/b", f"example.com/{'n' * 64}", "hugepages-2Mi", "example.com/-x"),
+        *("kubernetes.io/x", "sub.kubernetes.io/x", "requests.example.com/x", "example.com/", "/x"),
+        f"{'d' * 250}.com/x",
+    )
+    assert [name for name in (*taken, *refused) if is_extended_resource_name(name)] == list(taken)
 
 
 # The book-keeping by name
