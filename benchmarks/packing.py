@@ -17,8 +17,7 @@ from packing_parts.rivals import RIVALS, Bound, RivalBoard
 
 from neuron_plugin.allocation import NodeInfo, PlacementStrategy
 from neuron_plugin.planning import PACK, MoveRules
-from neuron_plugin.simulation.demand import MIXES, Arrival, arrivals
-from neuron_plugin.simulation.replay import Board, replay, simulated_node
+from neuron_plugin.simulation.replay import MIXES, Arrival, Board, arrivals, replay, simulated_node
 from neuron_plugin.topology import catalogue
 
 NODES = 25

@@ -183,8 +183,7 @@ def _directory(path: Path) -> Iterator[Path]:
 
 async def _play(root: Path, arguments: Namespace) -> None:
     from neuron_plugin.simulation import PlacedBy, SimulatedCluster
-    from neuron_plugin.simulation.node_faults import NodeFaults
-    from neuron_plugin.simulation.supervisor import supervise
+    from neuron_plugin.simulation.supervisor import NodeFaults, supervise
 
     nodes: Mapping[str, str] = arguments.nodes
     flags = ("--ui", "--make-room", arguments.make_room, "--make-room-after", "5")

@@ -1,4 +1,4 @@
-"""PodResources of the simulated kubelet, in what only its shape on the wire shows."""
+"""What the simulated kubelet makes of CDI devices, and its PodResources in what only the wire shows."""
 
 from __future__ import annotations
 
@@ -6,19 +6,44 @@ import asyncio
 from pathlib import Path
 
 import grpc
+import msgspec
 import pytest
 
-from neuron_plugin.kubelet import PodDevices, PodResourcesClient
+from neuron_plugin.kubelet import DeviceNode, PodDevices, PodResourcesClient
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as plugin_pb
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2_grpc as pb_grpc
 from neuron_plugin.kubelet.socket_watch import channel_to
-from neuron_plugin.simulation.kubelet_pod_resources import RateLimit
-from neuron_plugin.simulation.kubelet_pods import KubeletContainer, KubeletPod
+from neuron_plugin.simulation.kubelet_pods import KubeletContainer, KubeletPod, RateLimit, UnresolvableError, resolve
 from tests.kubelet.fakes import CORE, eventually
 from tests.simulation.kubelet_node import INIT, SIDECAR, RawPlugin, node, pod, wants
 from tests.support.kubelet import KubeletOptions
 from tests.support.pod_resources import get_pod
+
+
+def write(directory: Path, *devices: tuple[str, dict[str, object]], name: str = "a.json") -> None:
+    entries = [{"name": device, "containerEdits": edits} for device, edits in devices]
+    (directory / name).write_bytes(msgspec.json.encode({"kind": "example.com/d", "devices": entries}))
+
+
+def edits(path: str, host: str = "") -> dict[str, object]:
+    return {"deviceNodes": [{"path": path} | ({"hostPath": host, "permissions": "rw"} if host else {})]}
+
+
+def test_nodes_and_variables_of_all_names_are_joined_and_the_last_one_holds(tmp_path: Path) -> None:
+    write(tmp_path, ("0", edits("/dev/a", "/host/a")), ("1", edits("/dev/a")), ("x", {"env": ["A=1", "B=x=y"]}))
+    write(tmp_path, ("y", {"env": ["A=2"]}), name="b.json")
+    found = resolve(tmp_path, [f"example.com/d={name}" for name in ("0", "1", "x", "y")])
+    assert found.devices == (DeviceNode("/dev/a", "/dev/a", "rwm"),)
+    assert found.envs == {"A": "2", "B": "x=y"}
+    assert resolve(tmp_path, ["example.com/d=0"]).devices == (DeviceNode("/host/a", "/dev/a", "rw"),)
+
+
+def test_a_file_with_one_name_twice_describes_nothing(tmp_path: Path) -> None:
+    write(tmp_path, ("0", {}), ("0", {}), ("1", {}))
+    (tmp_path / "b.json").write_text("{")
+    with pytest.raises(UnresolvableError):
+        resolve(tmp_path, ["example.com/d=1"])
 
 
 async def test_each_id_is_an_entry_with_its_numa_nodes_and_a_plain_init_container_is_none(directory: Path) -> None:
