@@ -187,7 +187,7 @@ class PluginConnection:
         try:
             async with asyncio.timeout(dial_seconds):
                 await connection._channel.channel_ready()
-            connection.options = await _worded(
+            connection.options = await worded(
                 connection._stub.GetDevicePluginOptions(pb.Empty()), "failed to get device plugin options: "
             )
         except BaseException as error:
@@ -222,14 +222,14 @@ class PluginConnection:
             allocation_size=selection.size,
         )
         call = self._stub.GetPreferredAllocation(pb.PreferredAllocationRequest(container_requests=[request]))
-        answer = await _worded(call, prefix)
+        answer = await worded(call, prefix)
         return answer.container_responses[0].deviceIDs if answer.container_responses else ()
 
     async def allocate(self, ids: Sequence[str]) -> pb.AllocateResponse:
         """Allocate for one container."""
         self._require_running()
         request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=ids)])
-        return await _worded(self._stub.Allocate(request))
+        return await worded(self._stub.Allocate(request))
 
     async def pre_start(self, ids: Sequence[str]) -> None:
         """Announce the start of a container that has these devices.
@@ -240,7 +240,7 @@ class PluginConnection:
         prefix = "device plugin PreStartContainer rpc failed with err: "
         self._require_running(prefix)
         request = pb.PreStartContainerRequest(devices_ids=ids)
-        await _worded(self._stub.PreStartContainer(request, timeout=PRE_START_SECONDS), prefix)
+        await worded(self._stub.PreStartContainer(request, timeout=PRE_START_SECONDS), prefix)
 
     async def close(self) -> None:
         """Close the connection; calls under way are cancelled."""
@@ -378,8 +378,12 @@ class PluginClients(pb_grpc.RegistrationServicer):
         await self.disconnect(resource)  # by name: this may be another, newer client
 
 
-async def _worded(call: Awaitable[_Answer], prefix: str = "") -> _Answer:
-    """The answer; an error in Go's words after ``prefix``."""
+async def worded(call: Awaitable[_Answer], prefix: str = "") -> _Answer:
+    """The answer of a plugin or driver.
+
+    Raises:
+        PluginCallError: the call failed; Go's words for it after ``prefix``.
+    """
     try:
         return await call
     except grpc.aio.AioRpcError as error:
