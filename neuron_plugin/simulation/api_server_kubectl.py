@@ -34,6 +34,7 @@ from neuron_plugin.simulation.api_server_kinds import (
     AnyJson,
     ServedKind,
 )
+from neuron_plugin.simulation.api_server_pods import is_ready
 from neuron_plugin.simulation.claim_controller import claim_node
 
 _VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "watch"]
@@ -264,12 +265,8 @@ def _cells(kind: ServedKind, record: AnyJson, used: Counter[tuple[str, str]]) ->
         keys = ("aws.amazon.com/neuron", "aws.amazon.com/neuroncore")
         free = (max(int(allocatable.get(key, 0)) - used[name, key], 0) for key in keys)
         counts = [f"{left}/{capacity.get(key, 0)}" for left, key in zip(free, keys, strict=True)]
-        ready = any(
-            condition["type"] == "Ready" and condition["status"] == "True"
-            for condition in status.get("conditions") or ()
-        )
         cordoned = ",SchedulingDisabled" if spec.get("unschedulable") else ""
-        return [name, ("Ready" if ready else "NotReady") + cordoned, *counts, aged]
+        return [name, ("Ready" if is_ready(record) else "NotReady") + cordoned, *counts, aged]
     if record.get("kind", "Event") == "Event":
         about = record.get("involvedObject") or record.get("regarding") or {}
         named = f"{str(about.get('kind', '')).lower()}/{about.get('name', '')}"

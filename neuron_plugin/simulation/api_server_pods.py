@@ -32,6 +32,18 @@ def now_text() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def is_ready(record: AnyJson) -> bool:
+    """Whether a pod or node says that it is ready."""
+    ready = {"type": "Ready", "status": "True"}
+    return any(ready.items() <= condition.items() for condition in record["status"].get("conditions") or ())
+
+
+def _with_condition(status: AnyJson, /, **condition: str | None) -> AnyJson:
+    """A status with a condition in place of the one of its type."""
+    others = [known for known in status.get("conditions") or () if known["type"] != condition["type"]]
+    return status | {"conditions": [*others, condition]}
+
+
 # Gates and changes of a spec.
 
 
@@ -47,18 +59,18 @@ def gated(pod: AnyJson) -> AnyJson:
     if spec.get("nodeName"):
         why = "spec.nodeName: Forbidden: cannot be set until all schedulingGates have been cleared"
         raise invalid("Pod", pod["metadata"]["name"], why)
-    condition = {
-        "type": "PodScheduled",
-        "status": "False",
-        "reason": "SchedulingGated",
-        "message": "Scheduling is blocked due to non-empty scheduling gates",
-        "lastProbeTime": None,
-        "lastTransitionTime": None,
-    }
-    conditions = status.get("conditions") or []
-    if any(condition["type"] == "PodScheduled" for condition in conditions):
+    if any(condition["type"] == "PodScheduled" for condition in status.get("conditions") or ()):
         return pod
-    return pod | {"status": status | {"conditions": [*conditions, condition]}}
+    waits = _with_condition(
+        status,
+        type="PodScheduled",
+        status="False",
+        reason="SchedulingGated",
+        message="Scheduling is blocked due to non-empty scheduling gates",
+        lastProbeTime=None,
+        lastTransitionTime=None,
+    )
+    return pod | {"status": waits}
 
 
 def check_change(old: AnyJson, new: AnyJson) -> None:
@@ -157,13 +169,11 @@ def bound(pod: AnyJson, binding: AnyJson) -> AnyJson:
     if why := unmet(metadata, wanted) or _why_not_bound(pod):
         raise conflict("pods/binding", name, why)
     annotations = {**(metadata.get("annotations") or {}), **(wanted.get("annotations") or {})}
-    scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": now_text()}
-    others = [entry for entry in pod["status"].get("conditions") or [] if entry["type"] != scheduled["type"]]
     status = {key: value for key, value in pod["status"].items() if key != "nominatedNodeName"}
     return pod | {
         "metadata": metadata | ({"annotations": annotations} if annotations else {}),
         "spec": pod["spec"] | {"nodeName": node},
-        "status": status | {"conditions": [*others, scheduled]},
+        "status": _with_condition(status, type="PodScheduled", status="True", lastTransitionTime=now_text()),
     }
 
 
@@ -213,15 +223,15 @@ def disrupted(budget: AnyJson, pod: str) -> AnyJson:
 
 def evicted(pod: AnyJson) -> AnyJson:
     """Return a pod that ends because of an eviction, with the condition that says so."""
-    condition = {
-        "type": "DisruptionTarget",
-        "status": "True",
-        "reason": "EvictionByEvictionAPI",
-        "message": "Eviction API: evicting",
-        "lastTransitionTime": now_text(),
-    }
-    others = [known for known in pod["status"].get("conditions") or [] if known["type"] != condition["type"]]
-    return pod | {"status": pod["status"] | {"conditions": [*others, condition]}}
+    status = _with_condition(
+        pod["status"],
+        type="DisruptionTarget",
+        status="True",
+        reason="EvictionByEvictionAPI",
+        message="Eviction API: evicting",
+        lastTransitionTime=now_text(),
+    )
+    return pod | {"status": status}
 
 
 def selected_by(budget: AnyJson) -> Selector:
@@ -246,14 +256,7 @@ def budget_status(budget: AnyJson, pods: Iterable[AnyJson]) -> AnyJson:
     """
     meant, spec = selected_by(budget), budget.get("spec") or {}
     chosen = [pod for pod in pods if meant(pod) and pod["status"].get("phase") not in TERMINAL_PHASES]
-    healthy = sum(
-        not pod["metadata"].get("deletionTimestamp")
-        and any(
-            condition["type"] == "Ready" and condition["status"] == "True"
-            for condition in pod["status"].get("conditions") or ()
-        )
-        for pod in chosen
-    )
+    healthy = sum(is_ready(pod) and not pod["metadata"].get("deletionTimestamp") for pod in chosen)
     expected = len(chosen)
     if spec.get("maxUnavailable") is not None:
         desired = max(expected - _share(spec["maxUnavailable"], expected), 0)

@@ -36,7 +36,7 @@ from neuron_plugin.simulation.api_server_kinds import (
     Refusal,
     ServedKind,
 )
-from neuron_plugin.simulation.api_server_pods import budget_status, now_text
+from neuron_plugin.simulation.api_server_pods import budget_status, is_ready, now_text
 from neuron_plugin.simulation.claim_controller import sync_claims
 from neuron_plugin.simulation.cluster import SimulatedCluster
 from neuron_plugin.simulation.machines import NODE_FAULTS, NODE_FAULTS_PATH
@@ -87,14 +87,12 @@ class NodeLifecycle:
     def _evict(self, node: str, seconds: float) -> Iterator[str]:
         """Say of the pods of a node that they are not ready, and delete those whose time is up."""
         for pod in self._api.objects(PODS):
-            metadata, status = pod["metadata"], pod["status"]
+            metadata = pod["metadata"]
             if pod["spec"].get("nodeName") != node or "deletionTimestamp" in metadata:
                 continue
             name, namespace = metadata["name"], metadata["namespace"]
             with contextlib.suppress(Refusal):  # deleted meanwhile
-                if any(
-                    entry == {**entry, "type": "Ready", "status": "True"} for entry in status.get("conditions") or ()
-                ):
+                if is_ready(pod):
                     not_ready = {"type": "Ready", "status": "False", "reason": "NodeNotReady"}
                     self._api.patch_status(PODS, name, {"conditions": [not_ready]}, namespace)
                 if seconds >= _tolerated_seconds(pod):
