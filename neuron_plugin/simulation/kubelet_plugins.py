@@ -40,6 +40,14 @@ NOTIFY_SECONDS = 5.0
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 122.0
 """How long a plugin may take to say what it is and to hear of its registration, and pauses after a failed one."""
+VERSION = "v1beta1"
+PRE_START_SECONDS = 30.0
+"""How long a plugin may take to prepare a container's start."""
+_GO_NAMES = {"CANCELLED": "Canceled", "OK": "OK"}
+_Answer = TypeVar("_Answer")
+
+
+# How plugins are found.
 
 
 class PluginHandler(Protocol):
@@ -144,11 +152,7 @@ async def _notify(stub: watcher_grpc.RegistrationAsyncStub, status: watcher_pb.R
         raise PluginCallError(f"failed to notify plugin of its registration: {error.details()}") from error
 
 
-VERSION = "v1beta1"
-PRE_START_SECONDS = 30.0
-"""How long a plugin may take to prepare a container's start."""
-_GO_NAMES = {"CANCELLED": "Canceled", "OK": "OK"}
-_Answer = TypeVar("_Answer")
+# Device plugins.
 
 
 @dataclass(frozen=True, slots=True)

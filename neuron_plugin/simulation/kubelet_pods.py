@@ -27,6 +27,14 @@ from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2_grpc as pb_grpc
 from neuron_plugin.simulation.kubelet_device_manager import DeviceEntry, DeviceManager
 
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+_Request = TypeVar("_Request")
+_Response = TypeVar("_Response")
+
+
+# CDI devices.
+
 
 class UnresolvableError(Exception):
     """CDI devices that no file describes: the container is not created. The text is the runtime's."""
@@ -72,8 +80,7 @@ def _described(directory: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
             yield from devices
 
 
-_Key = TypeVar("_Key")
-_Value = TypeVar("_Value")
+# Pods.
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,8 +237,7 @@ class SimulatedCgroups:
             os.close(events)
 
 
-_Request = TypeVar("_Request")
-_Response = TypeVar("_Response")
+# PodResources.
 
 
 class RateLimit:

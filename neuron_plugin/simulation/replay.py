@@ -48,6 +48,17 @@ from neuron_plugin.planning import (
 from neuron_plugin.topology import CoreMask, Geometry, valid_sets
 
 _COLUMNS = {"devices": "neuron", "cores": "neuroncore"}
+_MIXES: Mapping[str, Mapping[str, float]] = {
+    "train": {"neuroncore=1": 0.25, "neuron=1": 0.35, "neuron=4": 0.2, "neuron=8": 0.12, "neuron=16": 0.08},
+    "infer": {"neuroncore=1": 0.5, "neuron=1": 0.25, "neuron=2": 0.1, "neuron=3": 0.05, "neuron=6": 0.1},
+}
+MIXES: Mapping[str, Mapping[PodRequest, float]] = {
+    name: {parse_shape(shape): weight for shape, weight in mix.items()} for name, mix in _MIXES.items()
+}
+"""Shares of pods by what they ask for."""
+
+
+# What is asked for.
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +71,6 @@ class Arrival:
 
 
 _UNREADABLE = Arrival(nan, nan, ())
-
-
-_MIXES: Mapping[str, Mapping[str, float]] = {
-    "train": {"neuroncore=1": 0.25, "neuron=1": 0.35, "neuron=4": 0.2, "neuron=8": 0.12, "neuron=16": 0.08},
-    "infer": {"neuroncore=1": 0.5, "neuron=1": 0.25, "neuron=2": 0.1, "neuron=3": 0.05, "neuron=6": 0.1},
-}
-MIXES: Mapping[str, Mapping[PodRequest, float]] = {
-    name: {parse_shape(shape): weight for shape, weight in mix.items()} for name, mix in _MIXES.items()
-}
-"""Shares of pods by what they ask for."""
 
 
 def devices_asked(geometry: Geometry, request: PodRequest) -> float:
@@ -128,6 +129,9 @@ def _arrivals(rows: csv.DictReader[str]) -> Iterable[Arrival]:
             text = f"line {rows.line_num} is {line[:80]!r}, expected a time, a duration above 0, and devices or cores"
             raise DemandError(text)
         yield arrival
+
+
+# What becomes of it.
 
 
 def simulated_node(name: str, geometry: Geometry) -> NodeInfo:

@@ -56,6 +56,11 @@ HTTP_TIMEOUT_SECONDS = 5.0
 """The default of an extender's httpTimeout."""
 
 _UNRESOLVABLE = "unresolvable"
+SCHEDULERS = (DEFAULT_SCHEDULER, SECOND_SCHEDULER)
+"""The schedulers that run."""
+
+
+# Filters and the extender.
 
 
 class ExtenderCallError(Exception):
@@ -212,8 +217,7 @@ class SimulatedScheduler:
             raise ExtenderCallError(f'Post "{url}": {error!r}') from error
 
 
-SCHEDULERS = (DEFAULT_SCHEDULER, SECOND_SCHEDULER)
-"""The schedulers that run."""
+# Scheduling cycles.
 
 
 @dataclass

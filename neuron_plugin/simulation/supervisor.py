@@ -47,12 +47,25 @@ NOT_READY_SECONDS = 10.0
 TOLERATION_SECONDS = 300.0
 """That pods tolerate it for that do not say for how long."""
 _UNREACHABLE = "node.kubernetes.io/unreachable"
-_SILENT = {
+_NOT_READY = {
     "type": "Ready",
     "status": "Unknown",
     "reason": "NodeStatusUnknown",
     "message": "Kubelet stopped posting node status.",
 }
+LOOK_SECONDS = 1.0
+"""Between two looks where nothing has changed: then waiting pods are tried again, as by kube-scheduler."""
+WORK_SECONDS = 1.0
+"""Between two changes of what the cores have done."""
+REBOOT_SECONDS = 3.0
+"""That a machine is off: less than a real one, because someone waits for it."""
+_SILENCE = (
+    f"not ready after {NOT_READY_SECONDS:g} s of silence; after {TOLERATION_SECONDS:g} s more its pods are evicted, "
+    "unless they tolerate it otherwise"
+)
+
+
+# Nodes whose kubelet is silent.
 
 
 class NodeLifecycle:
@@ -75,7 +88,7 @@ class NodeLifecycle:
             elif is_late and not marked:
                 taint = {"key": _UNREACHABLE, "timeAdded": now_text()}
                 self._mark(node, [{**taint, "effect": effect} for effect in ("NoSchedule", "NoExecute")])
-                self._api.patch_status(NODES, name, {"conditions": [_SILENT]})
+                self._api.patch_status(NODES, name, {"conditions": [_NOT_READY]})
                 yield f"node {name}: not ready: its kubelet is silent"
             if is_late:
                 yield from self._evict(name, quiet - NOT_READY_SECONDS)
@@ -111,10 +124,7 @@ def _tolerated_seconds(pod: AnyJson) -> float:
     return min(seconds, default=TOLERATION_SECONDS)
 
 
-LOOK_SECONDS = 1.0
-"""Between two looks where nothing has changed: then waiting pods are tried again, as by kube-scheduler."""
-WORK_SECONDS = 1.0
-"""Between two changes of what the cores have done."""
+# The loops.
 
 
 async def turns(api: SimulatedApiServer, *kinds: ServedKind, seconds: float = LOOK_SECONDS) -> AsyncIterator[None]:
@@ -247,12 +257,7 @@ async def _events(cluster: SimulatedCluster, lines: asyncio.Queue[str]) -> None:
             lines.put_nowait(f"pod {name}: {event.get('reason')}: {event.get('note')}")
 
 
-REBOOT_SECONDS = 3.0
-"""That a machine is off: less than a real one, because someone waits for it."""
-_SILENCE = (
-    f"not ready after {NOT_READY_SECONDS:g} s of silence; after {TOLERATION_SECONDS:g} s more its pods are evicted, "
-    "unless they tolerate it otherwise"
-)
+# What befalls a whole node.
 
 
 class NodeFaults:
