@@ -17,8 +17,7 @@ from packing_parts.rivals import RIVALS, Bound, RivalBoard
 
 from neuron_plugin.allocation import NodeInfo, PlacementStrategy
 from neuron_plugin.planning import PACK, MoveRules
-from neuron_plugin.simulation.demand import MIXES, Arrival, arrivals
-from neuron_plugin.simulation.replay import Board, Site, replay, simulated_node
+from neuron_plugin.simulation.replay import MIXES, Arrival, Board, arrivals, replay, simulated_node
 from neuron_plugin.topology import catalogue
 
 NODES = 25
@@ -41,7 +40,7 @@ def main() -> None:
             cells = []
             for load in LOADS:
                 come = runs(instance_type, mix, load, arguments.seeds, arguments.pods)
-                outcomes = [replay(site(name, instance_type, mix), pods) for pods in come]
+                outcomes = [replay(board(name, instance_type, mix), pods) for pods in come]
                 refused = [outcome.refused_share for outcome in outcomes]
                 error = stdev(refused) / len(refused) ** 0.5 if len(refused) > 1 else 0.0
                 moved = mean(outcome.moved_pods for outcome in outcomes) / arguments.pods
@@ -51,7 +50,7 @@ def main() -> None:
             print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
 
 
-def site(name: str, instance_type: str, mix: str) -> Site:
+def board(name: str, instance_type: str, mix: str) -> Board:
     """Empty nodes under one way of choosing."""
     nodes = nodes_of(instance_type)
     if name == "bound":

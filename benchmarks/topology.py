@@ -27,8 +27,7 @@ from neuron_plugin.allocation.group import GroupMember
 from neuron_plugin.planning import Choices, Cluster, Scene, parse_shape
 from neuron_plugin.planning.groups import GroupPlan, place_group
 from neuron_plugin.planning.scene import Place
-from neuron_plugin.simulation.demand import devices_asked
-from neuron_plugin.simulation.replay import simulated_node
+from neuron_plugin.simulation.replay import devices_asked, simulated_node
 from neuron_plugin.topology import catalogue
 
 GEOMETRY = catalogue()["trn2u.48xlarge"].geometry

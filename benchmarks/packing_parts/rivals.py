@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from random import Random
 
-from neuron_plugin.allocation import ContainerSet, NeuronPod, NodeInfo, Placement, PodRequest, PodUid, Rejection
+from neuron_plugin.allocation import ContainerSet, NeuronPod, NodeInfo, Placement, PodRequest, Rejection
 from neuron_plugin.allocation.cost import cost, tie_rank
 from neuron_plugin.allocation.placement import cores_asked, place, placement_mask
 from neuron_plugin.simulation.replay import Board
@@ -113,16 +113,12 @@ def _gap(free: int, mask: int) -> int:
     return end - first
 
 
-class Bound:
+class Bound(Board):
     """Equal nodes on which all pods are packed again whenever one comes, largest first, whatever the links are."""
 
     def __init__(self, nodes: Sequence[NodeInfo]) -> None:
-        self.nodes = {node.name: node for node in nodes}
-        self.pods: dict[PodUid, NeuronPod] = {}
-        self.moves = self.moved_pods = 0
-        self.lost = 0.0
+        super().__init__(nodes)
         self._geometry = geometry_of(nodes[0])
-        self._nodes = len(nodes)
         self._sizes: dict[str, int] = {}
         self._counts: Counter[int] = Counter()
 
@@ -149,7 +145,7 @@ class Bound:
 
     def _packed(self) -> Counter[int] | None:
         """How many nodes have how many cores left if all is packed into the tightest gaps; None if it does not fit."""
-        bins = Counter({self._geometry.core_count: self._nodes})
+        bins = Counter({self._geometry.core_count: len(self.nodes)})
         for size in sorted((size for size, count in self._counts.items() if count), reverse=True):
             left = self._counts[size]
             for gap in sorted(gap for gap, count in bins.items() if count and gap >= size):

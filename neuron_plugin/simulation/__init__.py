@@ -23,14 +23,13 @@ if TYPE_CHECKING:
     from neuron_plugin.simulation.node import SimulatedNode, write_node
     from neuron_plugin.simulation.node_tree import SimulationError
     from neuron_plugin.simulation.node_writer import write_char_node
-    from neuron_plugin.simulation.schedule_one import SCHEDULERS
-    from neuron_plugin.simulation.scheduler import ExtenderCallError, SimulatedScheduler
+    from neuron_plugin.simulation.scheduler import SCHEDULERS, ExtenderCallError, SimulatedScheduler
     from neuron_plugin.simulation.workloads import WorkloadError, WorkloadPod, pods_of
 
 _MODULES = {
     "SimulatedApiServer": "api_server",
     "NODE_NAME": "cluster",
-    "SCHEDULERS": "schedule_one",
+    "SCHEDULERS": "scheduler",
     "PlacedBy": "cluster",
     "SimulatedCluster": "cluster",
     "pod_manifest": "cluster",

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
+from neuron_plugin.allocation.node_rules import Requirement
+
 AnyJson = dict[str, Any]
 Selector = Callable[[AnyJson], bool]
 """Whether an object is selected."""
@@ -27,6 +29,15 @@ _REQUIREMENT = re.compile(
     \s* (?:,(?=.)|$)""",
     re.ASCII | re.VERBOSE,
 )
+_OPERATORS = {
+    None: "Exists",
+    "!": "DoesNotExist",
+    "in": "In",
+    "notin": "NotIn",
+    "=": "In",
+    "==": "In",
+    "!=": "NotIn",
+}
 _TERM = re.compile(r"^\s*([^\s!=,()]+)\s*(=|==|!=)\s*([^\s!=,()]*)\s*$")
 
 
@@ -214,7 +225,7 @@ def label_selector(text: str) -> Selector:
     Raises:
         Refusal: 400, it cannot be read.
     """
-    tests: list[tuple[str, set[str] | None, bool]] = []  # a label, its values if not any, and whether not so
+    rules: list[Requirement] = []
     place, end = 0, len(text.rstrip())
     while place < end:
         match = _REQUIREMENT.match(text, place)
@@ -222,16 +233,10 @@ def label_selector(text: str) -> Selector:
             problem = f"found '{text[place:]}', expected: a label, an operator and values"
             raise Refusal(400, f"unable to parse requirement: {problem}")
         values = [match["value"]] if match["equals"] else (match["values"] or "").split(",")
-        any_of = {value.strip() for value in values} if match["equals"] or match["among"] else None
-        negated = bool(match["absent"]) or match["equals"] == "!=" or match["among"] == "notin"
-        tests.append((match["label"], any_of, negated))
+        operator = _OPERATORS[(match["absent"] and "!") or match["equals"] or match["among"]]
+        rules.append(Requirement(match["label"], operator, tuple(value.strip() for value in values)))
         place = match.end()
-
-    def meant(candidate: AnyJson) -> bool:
-        labels = candidate["metadata"].get("labels") or {}
-        return all((key in labels and (any_of is None or labels[key] in any_of)) != no for key, any_of, no in tests)
-
-    return meant
+    return lambda candidate: all(rule.is_met(candidate["metadata"].get("labels") or {}) for rule in rules)
 
 
 def _field(candidate: AnyJson, path: str) -> str:

@@ -13,10 +13,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from neuron_plugin.cluster.pods import PODS as POD_RECORDS
 from neuron_plugin.cluster.pods import neuron_pod
-from neuron_plugin.simulation.api_server_claims import claim_node, claim_state
 from neuron_plugin.simulation.api_server_kinds import (
     BUDGETS,
     CLAIMS,
@@ -32,6 +34,8 @@ from neuron_plugin.simulation.api_server_kinds import (
     AnyJson,
     ServedKind,
 )
+from neuron_plugin.simulation.api_server_pods import is_ready
+from neuron_plugin.simulation.claim_controller import claim_node
 
 _VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "watch"]
 _SHORT_NAMES = {
@@ -148,43 +152,22 @@ def read_protobuf(body: bytes) -> AnyJson:
     try:
         envelope = _message(body[len(_MAGIC) :], _ENVELOPE)
         kind = (envelope.get("type") or {}).get("kind", "")
-        if kind not in _MESSAGES:
-            raise ValueError(f"{kind or 'nothing'} in protobuf, which is not read here: create it from a file")
-        return _message(envelope.get("raw", b""), _MESSAGES[kind])
-    except IndexError as error:
-        raise ValueError("the protobuf body is cut off") from error
+        if kind in _MESSAGES:
+            return _message(envelope.get("raw", b""), _MESSAGES[kind])
+    except (DecodeError, TypeError) as error:
+        raise ValueError(f"the protobuf body is cut off, or has other fields: {error}") from error
+    raise ValueError(f"{kind or 'nothing'} in protobuf, which is not read here: create it from a file")
 
 
 def _message(data: bytes, fields: _Fields) -> AnyJson:
+    """What ``fields`` name of a message; to the library all of its fields are unknown ones."""
     message: AnyJson = {}
-    place = 0
-    while place < len(data):
-        tag, place = _varint(data, place)
-        value: Any
-        match tag & 7:
-            case 0:
-                value, place = _varint(data, place)
-            case 2:
-                size, place = _varint(data, place)
-                value, place = data[place : place + size], place + size
-                if place > len(data):
-                    raise IndexError(place)
-            case kind:
-                raise ValueError(f"a protobuf field of wire type {kind}, expected 0 or 2")
-        if tag >> 3 in fields:
-            name, made = fields[tag >> 3]
-            message[name] = _message(value, made) if isinstance(made, dict) else made(value)
+    found = UnknownFieldSet(Empty.FromString(data))
+    for field in map(found.__getitem__, range(len(found))):
+        if field.field_number in fields:
+            name, made = fields[field.field_number]
+            message[name] = _message(field.data, made) if isinstance(made, dict) else made(field.data)
     return message
-
-
-def _varint(data: bytes, place: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[place]
-        value |= (byte & 0x7F) << shift
-        shift, place = shift + 7, place + 1
-        if byte < 0x80:  # noqa: PLR2004 - the last one
-            return value, place
 
 
 def core_event(event: AnyJson) -> AnyJson:
@@ -233,6 +216,15 @@ _COLUMNS = {
 }
 
 
+def _claim_state(claim: AnyJson) -> str:
+    """What becomes of a claim, in a word or some."""
+    status, deleted = claim.get("status") or {}, bool(claim["metadata"].get("deletionTimestamp"))
+    words = ["deleted"] * deleted
+    if status.get("allocation"):
+        words += ["allocated", *["reserved"] * bool(status.get("reservedFor"))]
+    return ",".join(words if deleted or status.get("allocation") else ["pending"])
+
+
 def _tainted(devices: Collection[AnyJson]) -> str:
     """Which devices have taints, and why: by a taint's value, or the name in its key. ``all`` stands for every device.
 
@@ -273,12 +265,8 @@ def _cells(kind: ServedKind, record: AnyJson, used: Counter[tuple[str, str]]) ->
         keys = ("aws.amazon.com/neuron", "aws.amazon.com/neuroncore")
         free = (max(int(allocatable.get(key, 0)) - used[name, key], 0) for key in keys)
         counts = [f"{left}/{capacity.get(key, 0)}" for left, key in zip(free, keys, strict=True)]
-        ready = any(
-            condition["type"] == "Ready" and condition["status"] == "True"
-            for condition in status.get("conditions") or ()
-        )
         cordoned = ",SchedulingDisabled" if spec.get("unschedulable") else ""
-        return [name, ("Ready" if ready else "NotReady") + cordoned, *counts, aged]
+        return [name, ("Ready" if is_ready(record) else "NotReady") + cordoned, *counts, aged]
     if record.get("kind", "Event") == "Event":
         about = record.get("involvedObject") or record.get("regarding") or {}
         named = f"{str(about.get('kind', '')).lower()}/{about.get('name', '')}"
@@ -291,7 +279,7 @@ def _cells(kind: ServedKind, record: AnyJson, used: Counter[tuple[str, str]]) ->
         ]
     if kind is RESOURCE_CLAIMS:
         results = (status.get("allocation") or {}).get("devices", {}).get("results") or ()
-        return [name, claim_state(record), ",".join(result["device"] for result in results), claim_node(record), aged]
+        return [name, _claim_state(record), ",".join(result["device"] for result in results), claim_node(record), aged]
     if kind is RESOURCE_SLICES:
         pool, devices = (spec.get("pool") or {}).get("name", ""), spec.get("devices") or ()
         counts = [str(len(devices)), _tainted(devices)]

@@ -20,15 +20,12 @@ from neuron_plugin.cluster import DecodeError
 from neuron_plugin.cluster.api import MERGE_PATCH
 from neuron_plugin.cluster.objects import NODES as NODE_RECORDS
 from neuron_plugin.cluster.pods import PODS as POD_RECORDS
-from neuron_plugin.simulation.api_server_claims import check_claim, check_fixed, claim_as_made
 from neuron_plugin.simulation.api_server_kinds import (
     BUDGETS,
-    CLAIM_TEMPLATES,
     KINDS,
     NODES,
     PODS,
     RESOURCE_CLAIMS,
-    RESOURCE_SLICES,
     AnyJson,
     Refusal,
     ServedKind,
@@ -50,7 +47,7 @@ from neuron_plugin.simulation.api_server_pods import (
     unmet,
 )
 from neuron_plugin.simulation.api_server_store import Collection, ObjectKey, Stored, Versions
-from neuron_plugin.simulation.api_server_validation import check, check_prefix
+from neuron_plugin.simulation.api_server_validation import check, check_claims, check_prefix
 
 STALE = "the object has been modified; please apply your changes to the latest version and try again"
 
@@ -251,7 +248,19 @@ def created(kind: ServedKind, namespace: str, body: AnyJson) -> AnyJson:
         allocatable = _quantities(status.get("allocatable") or capacity)
         status |= {"capacity": capacity, "allocatable": allocatable}
         return made | {"spec": made.get("spec") or {}, "status": status}
-    return claim_as_made(made) if kind is RESOURCE_CLAIMS else made
+    if kind is RESOURCE_CLAIMS:
+        return made | {"spec": _claim_defaults(made.get("spec") or {}), "status": {}}
+    return made
+
+
+def _claim_defaults(spec: AnyJson) -> AnyJson:
+    """A claim's spec with the mode and count of exact requests (``pkg/apis/resource/v1/defaults.go``)."""
+    devices, requests = dict(spec.get("devices") or {}), []
+    for request in devices.get("requests") or ():
+        exact = {"allocationMode": "ExactCount", **(request.get("exactly") or {})}
+        exact |= {"count": exact.get("count", 1)} if exact["allocationMode"] == "ExactCount" else {}
+        requests.append(request if request.get("exactly") is None else {**request, "exactly": exact})
+    return spec | {"devices": devices | ({"requests": requests} if requests else {})}
 
 
 def _defaulted(spec: AnyJson) -> AnyJson:
@@ -308,10 +317,7 @@ def updated(kind: ServedKind, old: AnyJson, new: AnyJson, *, part: str) -> AnyJs
         parts["spec"] = _defaulted(parts.get("spec") or {})
         if part != "resize":
             check_change(old, parts)
-    if kind is RESOURCE_CLAIMS:
-        check_claim(old, parts)
-    elif kind in {CLAIM_TEMPLATES, RESOURCE_SLICES}:
-        check_fixed(kind, old, parts)
+    check_claims(kind, old, parts)
     return {**parts, "apiVersion": kind.version, "kind": kind.kind, "metadata": metadata}
 
 

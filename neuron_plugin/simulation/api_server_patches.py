@@ -64,45 +64,31 @@ def json_patched(value: Any, patch: Iterable[AnyJson]) -> Any:
     for step in patch:
         operation, path = step["op"], str(step["path"])
         *above, last = (word.replace("~1", "/").replace("~0", "~") for word in path.split("/")[1:])
+        if operation not in {"add", "remove", "replace", "test"}:
+            raise Refusal(400, f"Unexpected kind: {operation}")
+        met = True
         try:
             place: Any = patched
             for word in above:
                 place = place[int(word) if isinstance(place, list) else word]
-            _JSON_PATCH_STEPS[operation](place, last, step)
-        except (IndexError, KeyError, TypeError, ValueError) as error:
-            if operation not in _JSON_PATCH_STEPS:
-                raise Refusal(400, f"Unexpected kind: {operation}") from error
+            in_list = isinstance(place, list)
+            key: Any = last if not in_list else len(place) if last == "-" else int(last)
+            if operation == "add" and in_list:
+                place.insert(key, step["value"])
+            elif operation == "add":
+                place[key] = step["value"]
+            elif operation == "test":
+                met = place[key] == step["value"]
+            elif operation == "remove":
+                del place[key]
+            elif operation == "replace":
+                place[key] = step["value"]
+        except (IndexError, KeyError, TypeError, ValueError):
+            met = False
+        if not met:
             text = "the server rejected our request due to an error in our request"
-            raise Refusal(422, f"{text}: {operation} {path}") from error
+            raise Refusal(422, f"{text}: {operation} {path}")
     return patched
-
-
-def _add(place: Any, key: str, step: AnyJson) -> None:
-    if isinstance(place, list):
-        place.insert(len(place) if key == "-" else int(key), step["value"])
-    else:
-        place[key] = step["value"]
-
-
-def _remove(place: Any, key: str, step: AnyJson) -> None:  # noqa: ARG001 - as the others
-    del place[int(key) if isinstance(place, list) else key]
-
-
-def _replace(place: Any, key: str, step: AnyJson) -> None:
-    place[int(key) if isinstance(place, list) else key] = step["value"]
-
-
-def _test(place: Any, key: str, step: AnyJson) -> None:
-    if place[int(key) if isinstance(place, list) else key] != step["value"]:
-        raise KeyError(key)
-
-
-_JSON_PATCH_STEPS: Mapping[str, Callable[[Any, str, AnyJson], None]] = {
-    "add": _add,
-    "remove": _remove,
-    "replace": _replace,
-    "test": _test,
-}
 
 
 def strategically_patched(value: AnyJson, patch: AnyJson) -> AnyJson:

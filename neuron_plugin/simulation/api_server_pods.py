@@ -12,8 +12,12 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
+
 from neuron_plugin.allocation.pod import TERMINAL_PHASES
+from neuron_plugin.cluster.pod_wire import WireLabelSelector
 from neuron_plugin.simulation.api_server_kinds import AnyJson, Refusal, Selector, conflict, invalid
+from neuron_plugin.simulation.api_server_validation import refuse
 
 _CHANGEABLE = (
     "`spec.containers[*].image`,`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only "
@@ -26,6 +30,18 @@ _ONLY_MORE = "only additions are allowed (no mutations or deletions)"
 def now_text() -> str:
     """The time, as metadata and conditions have it."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def is_ready(record: AnyJson) -> bool:
+    """Whether a pod or node says that it is ready."""
+    ready = {"type": "Ready", "status": "True"}
+    return any(ready.items() <= condition.items() for condition in record["status"].get("conditions") or ())
+
+
+def _with_condition(status: AnyJson, /, **condition: str | None) -> AnyJson:
+    """A status with a condition in place of the one of its type."""
+    others = [known for known in status.get("conditions") or () if known["type"] != condition["type"]]
+    return status | {"conditions": [*others, condition]}
 
 
 # Gates and changes of a spec.
@@ -43,18 +59,18 @@ def gated(pod: AnyJson) -> AnyJson:
     if spec.get("nodeName"):
         why = "spec.nodeName: Forbidden: cannot be set until all schedulingGates have been cleared"
         raise invalid("Pod", pod["metadata"]["name"], why)
-    condition = {
-        "type": "PodScheduled",
-        "status": "False",
-        "reason": "SchedulingGated",
-        "message": "Scheduling is blocked due to non-empty scheduling gates",
-        "lastProbeTime": None,
-        "lastTransitionTime": None,
-    }
-    conditions = status.get("conditions") or []
-    if any(condition["type"] == "PodScheduled" for condition in conditions):
+    if any(condition["type"] == "PodScheduled" for condition in status.get("conditions") or ()):
         return pod
-    return pod | {"status": status | {"conditions": [*conditions, condition]}}
+    waits = _with_condition(
+        status,
+        type="PodScheduled",
+        status="False",
+        reason="SchedulingGated",
+        message="Scheduling is blocked due to non-empty scheduling gates",
+        lastProbeTime=None,
+        lastTransitionTime=None,
+    )
+    return pod | {"status": waits}
 
 
 def check_change(old: AnyJson, new: AnyJson) -> None:
@@ -65,9 +81,7 @@ def check_change(old: AnyJson, new: AnyJson) -> None:
     Raises:
         Refusal: 422, with the real server's texts.
     """
-    if problems := list(_problems(old.get("spec") or {}, new.get("spec") or {})):
-        text = problems[0] if len(problems) == 1 else f"[{', '.join(problems)}]"
-        raise invalid("Pod", old["metadata"]["name"], text)
+    refuse("Pod", old, _problems(old.get("spec") or {}, new.get("spec") or {}))
 
 
 def _problems(old: AnyJson, new: AnyJson) -> Iterator[str]:
@@ -155,13 +169,11 @@ def bound(pod: AnyJson, binding: AnyJson) -> AnyJson:
     if why := unmet(metadata, wanted) or _why_not_bound(pod):
         raise conflict("pods/binding", name, why)
     annotations = {**(metadata.get("annotations") or {}), **(wanted.get("annotations") or {})}
-    scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": now_text()}
-    others = [entry for entry in pod["status"].get("conditions") or [] if entry["type"] != scheduled["type"]]
     status = {key: value for key, value in pod["status"].items() if key != "nominatedNodeName"}
     return pod | {
         "metadata": metadata | ({"annotations": annotations} if annotations else {}),
         "spec": pod["spec"] | {"nodeName": node},
-        "status": status | {"conditions": [*others, scheduled]},
+        "status": _with_condition(status, type="PodScheduled", status="True", lastTransitionTime=now_text()),
     }
 
 
@@ -211,34 +223,27 @@ def disrupted(budget: AnyJson, pod: str) -> AnyJson:
 
 def evicted(pod: AnyJson) -> AnyJson:
     """Return a pod that ends because of an eviction, with the condition that says so."""
-    condition = {
-        "type": "DisruptionTarget",
-        "status": "True",
-        "reason": "EvictionByEvictionAPI",
-        "message": "Eviction API: evicting",
-        "lastTransitionTime": now_text(),
-    }
-    others = [known for known in pod["status"].get("conditions") or [] if known["type"] != condition["type"]]
-    return pod | {"status": pod["status"] | {"conditions": [*others, condition]}}
+    status = _with_condition(
+        pod["status"],
+        type="DisruptionTarget",
+        status="True",
+        reason="EvictionByEvictionAPI",
+        message="Eviction API: evicting",
+        lastTransitionTime=now_text(),
+    )
+    return pod | {"status": status}
 
 
 def selected_by(budget: AnyJson) -> Selector:
     """Which pods a PodDisruptionBudget is about: of its namespace, with its labels; without a selector none."""
     selector = (budget.get("spec") or {}).get("selector")
-    rules = [("In", key, [value]) for key, value in ((selector or {}).get("matchLabels") or {}).items()]
-    wanted = (selector or {}).get("matchExpressions") or ()
-    rules += [(expression["operator"], expression["key"], expression.get("values") or []) for expression in wanted]
+    if selector is None:
+        return lambda _: False
+    rules = msgspec.convert(selector, WireLabelSelector).requirements
 
     def meant(pod: AnyJson) -> bool:
-        labels = pod["metadata"].get("labels") or {}
-        if selector is None or pod["metadata"]["namespace"] != budget["metadata"]["namespace"]:
-            return False
-        return all(
-            (key in labels) == (operator == "Exists")
-            if operator in {"Exists", "DoesNotExist"}
-            else (labels.get(key) in values) == (operator == "In")
-            for operator, key, values in rules
-        )
+        metadata, labels = pod["metadata"], pod["metadata"].get("labels") or {}
+        return metadata["namespace"] == budget["metadata"]["namespace"] and all(rule.is_met(labels) for rule in rules)
 
     return meant
 
@@ -251,14 +256,7 @@ def budget_status(budget: AnyJson, pods: Iterable[AnyJson]) -> AnyJson:
     """
     meant, spec = selected_by(budget), budget.get("spec") or {}
     chosen = [pod for pod in pods if meant(pod) and pod["status"].get("phase") not in TERMINAL_PHASES]
-    healthy = sum(
-        not pod["metadata"].get("deletionTimestamp")
-        and any(
-            condition["type"] == "Ready" and condition["status"] == "True"
-            for condition in pod["status"].get("conditions") or ()
-        )
-        for pod in chosen
-    )
+    healthy = sum(is_ready(pod) and not pod["metadata"].get("deletionTimestamp") for pod in chosen)
     expected = len(chosen)
     if spec.get("maxUnavailable") is not None:
         desired = max(expected - _share(spec["maxUnavailable"], expected), 0)

@@ -8,11 +8,14 @@ left that it is reserved for, and keeps its finalizer for as long as it is alloc
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from neuron_plugin.allocation.pod import TERMINAL_PHASES
 from neuron_plugin.cluster.claims import FINALIZER
-from neuron_plugin.simulation.api_server import SimulatedApiServer
 from neuron_plugin.simulation.api_server_kinds import CLAIM_TEMPLATES, PODS, RESOURCE_CLAIMS, AnyJson, Refusal
+
+if TYPE_CHECKING:  # it shows in its tables what is decided here
+    from neuron_plugin.simulation.api_server import SimulatedApiServer
 
 POD_CLAIM_KEY = "resource.kubernetes.io/pod-claim-name"
 """Annotation of a generated claim: the pod's own name for it."""
@@ -52,6 +55,16 @@ def claim_names(pod: AnyJson) -> dict[str, str]:
 def consumer(pod: AnyJson) -> AnyJson:
     """A pod as ``reservedFor`` names it."""
     return {"resource": "pods", "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
+
+
+def claim_node(claim: AnyJson) -> str:
+    """The node that a claim's allocation names; empty where it names none."""
+    allocation = (claim.get("status") or {}).get("allocation") or {}
+    for term in (allocation.get("nodeSelector") or {}).get("nodeSelectorTerms") or ():
+        for requirement in (*(term.get("matchFields") or ()), *(term.get("matchExpressions") or ())):
+            if requirement.get("key") in {"metadata.name", "kubernetes.io/hostname"} and requirement.get("values"):
+                return str(requirement["values"][0])
+    return ""
 
 
 def _make_claims(api: SimulatedApiServer, pod: AnyJson) -> None:

@@ -33,7 +33,6 @@ from neuron_plugin.kubelet import in_numeric_order
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1.api_pb2_grpc import add_RegistrationServicer_to_server
 from neuron_plugin.kubelet._proto.podresources.v1.api_pb2_grpc import add_PodResourcesListerServicer_to_server
 from neuron_plugin.kubelet_files import KUBELET_SOCKET
-from neuron_plugin.simulation.cdi import UnresolvableError, resolve
 from neuron_plugin.simulation.kubelet_claims import NotPreparedError
 from neuron_plugin.simulation.kubelet_device_manager import (
     AllocationError,
@@ -43,9 +42,7 @@ from neuron_plugin.simulation.kubelet_device_manager import (
     replace_file,
 )
 from neuron_plugin.simulation.kubelet_dra import PLUGIN_TYPE, DraManager
-from neuron_plugin.simulation.kubelet_plugin_watcher import PluginHandler, PluginWatcher
-from neuron_plugin.simulation.kubelet_plugins import PluginClients, ResourceCapacity
-from neuron_plugin.simulation.kubelet_pod_resources import PodResourcesService, RateLimit
+from neuron_plugin.simulation.kubelet_plugins import PluginClients, PluginHandler, PluginWatcher, ResourceCapacity
 from neuron_plugin.simulation.kubelet_pods import (
     AdmittedContainer,
     AdmittedPod,
@@ -53,8 +50,12 @@ from neuron_plugin.simulation.kubelet_pods import (
     KubeletPod,
     PodGoneError,
     PodRejectedError,
+    PodResourcesService,
+    RateLimit,
     SimulatedCgroups,
+    UnresolvableError,
     received,
+    resolve,
 )
 
 _DEVICE_PLUGIN = "DevicePlugin"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -29,14 +29,13 @@ class NotPreparedError(Exception):
     """A pod's claims are not prepared. The pod waits, and the kubelet tries again; the text is the kubelet's."""
 
 
-@dataclass(frozen=True, slots=True)
-class DriverDevice:
-    """A device as its driver has answered for it."""
+class DriverDevice(msgspec.Struct, frozen=True):
+    """A device as its driver has answered for it, under the names of the file."""
 
-    pool: str
-    name: str
-    requests: tuple[str, ...]
-    cdi_ids: tuple[str, ...]
+    pool: str = msgspec.field(name="PoolName")
+    name: str = msgspec.field(name="DeviceName")
+    requests: tuple[str, ...] = msgspec.field(name="RequestNames")
+    cdi_ids: tuple[str, ...] = msgspec.field(name="CDIDeviceIDs")
 
 
 @dataclass(slots=True)
@@ -67,15 +66,35 @@ class Drivers(Protocol):
         """Give claims up."""
 
 
+class _DriverState(msgspec.Struct, frozen=True):
+    devices: list[DriverDevice] | None = msgspec.field(name="Devices")
+
+
+class _Claim(msgspec.Struct, frozen=True):
+    uid: str = msgspec.field(name="ClaimUID")
+    name: str = msgspec.field(name="ClaimName")
+    namespace: str = msgspec.field(name="Namespace")
+    pods: dict[str, AnyJson] | None = msgspec.field(name="PodUIDs")
+    drivers: dict[str, _DriverState] | None = msgspec.field(name="DriverState")
+
+
+class _Data(msgspec.Struct, frozen=True):
+    """``pkg/kubelet/cm/dra/state/checkpoint.go``."""
+
+    claims: list[_Claim] | None = msgspec.field(name="ClaimInfoStateList")
+    kind: str = "DRACheckpoint"
+    version: str = msgspec.field(name="apiVersion", default=API_VERSION)
+
+
+class _File(msgspec.Struct, frozen=True, rename="pascal"):
+    data: str
+    checksum: int
+
+
 @dataclass
 class ClaimMemory:
-    """The memory of one kubelet process; ``write`` replaces its file.
+    """The memory of one kubelet process; ``write`` replaces its file."""
 
-    ``looks_at_pod``: whether the end of a pod gives up a claim only if that pod had it. The real one counts the pods
-    and does not look which (kubernetes#140212), so what a second call for one pod gives up is another's.
-    """
-
-    looks_at_pod: bool = False
     claims: dict[ClaimKey, ClaimInfo] = field(default_factory=dict)
     write: Callable[[], None] = lambda: None
 
@@ -83,16 +102,20 @@ class ClaimMemory:
         """Have all allocated claims of a pod prepared, by one call to each driver.
 
         The file is written before the calls, with the pod and the devices of earlier tries, and after all of them have
-        succeeded. An error of any driver ends it, and nothing is taken back.
+        succeeded. An error of any driver ends it, and nothing is taken back: each try after a failed one appends its
+        devices to those of the earlier answers (kubernetes#140955).
 
         Raises:
             NotPreparedError: the pod has to wait, and to be prepared again.
         """
-        known = []
+        known: list[ClaimInfo] = []
+        by_driver: dict[str, list[ClaimInfo]] = {}
         for claim in claims:
-            known.append(self.add(claim, pod_uid))
+            known.append(info := self._added(claim, pod_uid))
             self.write()
-        for driver, asked in self.unprepared(known).items():
+            for driver in () if info.prepared else info.drivers:
+                by_driver.setdefault(driver, []).append(info)
+        for driver, asked in by_driver.items():
             answer = await drivers.prepare(driver, asked)
             for info in asked:
                 if info.uid not in answer:
@@ -102,28 +125,55 @@ class ClaimMemory:
                     text = f"NodePrepareResources failed for ResourceClaim {info.key[1]}: {devices}"
                     raise NotPreparedError(text)
                 for device in devices:
-                    self.add_device(info.key, driver, device)
-        self.mark_prepared(claim.key for claim in known)
+                    self.known(info.key).drivers.setdefault(driver, []).append(device)
+        for info in known:
+            self.known(info.key).prepared = True
         self.write()
 
     async def unprepare(self, keys: Iterable[ClaimKey], pod_uid: str, drivers: Drivers) -> None:
-        """Give up claims of a pod that has ended.
+        """Give up claims of a pod that has ended; those of other pods, too, only lose this pod.
+
+        The kubelet counts the pods of a claim and does not look which they are. So what a second call for one pod
+        gives up is another's (kubernetes#140212).
 
         Raises:
             NotPreparedError: a driver is away or refuses, and the pod stays Terminating.
         """
-        asked = self.given_up(keys, pod_uid)
+        asked: dict[str, list[ClaimInfo]] = {}
+        for claim in filter(None, map(self.claims.get, keys)):
+            if len(claim.pods) > 1:
+                claim.pods.discard(pod_uid)
+                continue
+            for driver in claim.drivers:
+                asked.setdefault(driver, []).append(claim)
         for driver, claims in asked.items():
             await drivers.unprepare(driver, claims)
-        self.forget(claim.key for claims in asked.values() for claim in claims)
+        for claim in (claim for claims in asked.values() for claim in claims):
+            self.claims.pop(claim.key, None)
         self.write()
 
-    def add(self, claim: AnyJson, pod_uid: str) -> ClaimInfo:
-        """A pod is about to have an allocated claim.
+    def of_inactive(self, active: Collection[str]) -> dict[tuple[str, str], list[ClaimKey]]:
+        """The claims of pods that the kubelet no longer has, by namespace and UID of the pod."""
+        keys: dict[tuple[str, str], list[ClaimKey]] = {}
+        for claim in self.claims.values():
+            for uid in claim.pods.difference(active):
+                keys.setdefault((claim.key[0], uid), []).append(claim.key)
+        return keys
+
+    def known(self, key: ClaimKey) -> ClaimInfo:
+        """The claim of this name.
 
         Raises:
-            NotPreparedError: an earlier claim of this name is still there.
+            NotPreparedError: it was given up.
         """
+        claim = self.claims.get(key)
+        if claim is None:
+            text = f"unable to get claim info for ResourceClaim {key[1]} in namespace {key[0]}"
+            raise NotPreparedError(f"internal error: {text}")
+        return claim
+
+    def _added(self, claim: AnyJson, pod_uid: str) -> ClaimInfo:
+        """A pod is about to have an allocated claim."""
         metadata = claim["metadata"]
         key = metadata["namespace"], metadata["name"]
         known = self.claims.get(key)
@@ -139,80 +189,22 @@ class ClaimMemory:
         known.pods.add(pod_uid)
         return known
 
-    def unprepared(self, claims: Iterable[ClaimInfo]) -> dict[str, list[ClaimInfo]]:
-        """The claims that each driver is to be asked for."""
-        by_driver: dict[str, list[ClaimInfo]] = {}
-        for claim in claims:
-            for driver in () if claim.prepared else claim.drivers:
-                by_driver.setdefault(driver, []).append(claim)
-        return by_driver
-
-    def add_device(self, key: ClaimKey, driver: str, device: DriverDevice) -> None:
-        """Take in a part of a driver's answer.
-
-        The devices of an earlier answer stay, so each try after a failed one appends (kubernetes#140955).
-
-        Raises:
-            NotPreparedError: the claim was given up meanwhile.
-        """
-        self._known(key).drivers.setdefault(driver, []).append(device)
-
-    def mark_prepared(self, keys: Iterable[ClaimKey]) -> None:
-        """All drivers have answered for all claims of a pod.
-
-        Raises:
-            NotPreparedError: one of the claims was given up meanwhile.
-        """
-        for key in keys:
-            self._known(key).prepared = True
-
-    def given_up(self, keys: Iterable[ClaimKey], pod_uid: str) -> dict[str, list[ClaimInfo]]:
-        """The claims to unprepare by each driver when a pod ends; those of other pods, too, only lose this pod."""
-        by_driver: dict[str, list[ClaimInfo]] = {}
-        for key in keys:
-            claim = self.claims.get(key)
-            if claim is None or (self.looks_at_pod and pod_uid not in claim.pods):
-                continue
-            if len(claim.pods) > 1:
-                claim.pods.discard(pod_uid)
-                continue
-            for driver in claim.drivers:
-                by_driver.setdefault(driver, []).append(claim)
-        return by_driver
-
-    def forget(self, keys: Iterable[ClaimKey]) -> None:
-        """The drivers know that claims are given up."""
-        for key in keys:
-            self.claims.pop(key, None)
-
-    def of_inactive(self, active: Collection[str]) -> dict[tuple[str, str], list[ClaimKey]]:
-        """The claims of pods that the kubelet no longer has, by namespace and UID of the pod."""
-        keys: dict[tuple[str, str], list[ClaimKey]] = {}
-        for claim in self.claims.values():
-            for uid in claim.pods.difference(active):
-                keys.setdefault((claim.key[0], uid), []).append(claim.key)
-        return keys
-
     # The file.
 
     def state_bytes(self) -> bytes:
-        """The whole memory as ``dra_manager_state`` (``pkg/kubelet/cm/dra/state/checkpoint.go``)."""
+        """The whole memory as ``dra_manager_state``."""
         entries = [
-            {
-                "ClaimUID": claim.uid,
-                "ClaimName": claim.key[1],
-                "Namespace": claim.key[0],
-                "PodUIDs": {uid: {} for uid in sorted(claim.pods)},
-                "DriverState": {
-                    driver: {"Devices": [_written(device) for device in devices] or None}
-                    for driver, devices in claim.drivers.items()
-                },
-            }
+            _Claim(
+                claim.uid,
+                claim.key[1],
+                claim.key[0],
+                {uid: {} for uid in sorted(claim.pods)},
+                {driver: _DriverState(devices or None) for driver, devices in claim.drivers.items()},
+            )
             for claim in self.claims.values()
         ]
-        data = {"kind": "DRACheckpoint", "apiVersion": API_VERSION, "ClaimInfoStateList": entries}
-        text = msgspec.json.encode(data)
-        return msgspec.json.encode({"Data": text.decode(), "Checksum": zlib.crc32(text)})
+        text = msgspec.json.encode(_Data(entries))
+        return msgspec.json.encode(_File(text.decode(), zlib.crc32(text)))
 
     def load(self, content: bytes | None) -> None:
         """Begin with the file of an earlier process; None is no file.
@@ -224,37 +216,13 @@ class ClaimMemory:
         if content is None:
             return
         try:
-            file = msgspec.json.decode(content)
-            if zlib.crc32(file["Data"].encode()) != file["Checksum"]:
-                raise KubeletStateError("checkpoint is corrupted: please drain node and remove DRA state file")
-            for entry in msgspec.json.decode(file["Data"])["ClaimInfoStateList"] or ():
-                drivers = {
-                    driver: [_read(device) for device in state["Devices"] or ()]
-                    for driver, state in (entry["DriverState"] or {}).items()
-                }
-                key = entry["Namespace"], entry["ClaimName"]
-                self.claims[key] = ClaimInfo(entry["ClaimUID"], key, set(entry["PodUIDs"] or ()), drivers)
-        except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
+            file = msgspec.json.decode(content, type=_File)
+            data = msgspec.json.decode(file.data, type=_Data)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise KubeletStateError(f"please drain node and remove DRA state file: {error!r}") from error
-
-    def _known(self, key: ClaimKey) -> ClaimInfo:
-        claim = self.claims.get(key)
-        if claim is None:
-            text = f"unable to get claim info for ResourceClaim {key[1]} in namespace {key[0]}"
-            raise NotPreparedError(f"internal error: {text}")
-        return claim
-
-
-def _written(device: DriverDevice) -> AnyJson:
-    return {
-        "PoolName": device.pool,
-        "DeviceName": device.name,
-        "ShareID": None,
-        "RequestNames": device.requests,
-        "CDIDeviceIDs": device.cdi_ids,
-    }
-
-
-def _read(state: Mapping[str, Any]) -> DriverDevice:
-    names, ids = state["RequestNames"] or (), state["CDIDeviceIDs"] or ()
-    return DriverDevice(state["PoolName"], state["DeviceName"], tuple(names), tuple(ids))
+        if zlib.crc32(file.data.encode()) != file.checksum:
+            raise KubeletStateError("checkpoint is corrupted: please drain node and remove DRA state file")
+        for claim in data.claims or ():
+            drivers = {driver: list(state.devices or ()) for driver, state in (claim.drivers or {}).items()}
+            key = claim.namespace, claim.name
+            self.claims[key] = ClaimInfo(claim.uid, key, set(claim.pods or ()), drivers)

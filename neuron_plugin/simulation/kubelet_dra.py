@@ -26,6 +26,7 @@ from neuron_plugin.kubelet_files import DRA_STATE
 from neuron_plugin.simulation.api_server_kinds import AnyJson
 from neuron_plugin.simulation.kubelet_claims import ClaimInfo, ClaimMemory, DriverDevice, NotPreparedError
 from neuron_plugin.simulation.kubelet_device_manager import PluginCallError, replace_file
+from neuron_plugin.simulation.kubelet_plugins import worded
 from neuron_plugin.simulation.kubelet_pods import KubeletContainer, KubeletPod
 
 PLUGIN_TYPE = "DRAPlugin"
@@ -182,11 +183,7 @@ class DraManager:
 
     def _used(self, pod: KubeletPod, container: KubeletContainer) -> Iterator[tuple[ClaimInfo, str]]:
         for name, request in container.claims:
-            key = pod.namespace, pod.claims.get(name, "")
-            if key not in self.memory.claims:
-                text = f"unable to get claim info for ResourceClaim {key[1]} in namespace {key[0]}"
-                raise NotPreparedError(f"internal error: {text}")
-            yield self.memory.claims[key], request
+            yield self.memory.known((pod.namespace, pod.claims.get(name, ""))), request
 
     def _write(self) -> None:
         replace_file(self.path, self.memory.state_bytes())
@@ -270,7 +267,7 @@ class _Calls:
     async def prepare(self, driver: str, claims: Sequence[ClaimInfo]) -> Mapping[str, Sequence[DriverDevice] | str]:
         request = pb.NodePrepareResourcesRequest(claims=map(_claim, claims))
         call = self._stub(driver).NodePrepareResources(request, timeout=self.timeout)
-        answer = await _answered("NodePrepareResources", call)
+        answer = await _answered(call, "NodePrepareResources: ")
         return {
             uid: prepared.error or [_device(device) for device in prepared.devices]
             for uid, prepared in answer.claims.items()
@@ -279,7 +276,7 @@ class _Calls:
     async def unprepare(self, driver: str, claims: Sequence[ClaimInfo]) -> None:
         request = pb.NodeUnprepareResourcesRequest(claims=map(_claim, claims))
         call = self._stub(driver).NodeUnprepareResources(request, timeout=self.timeout)
-        answer = await _answered("NodeUnprepareResources", call)
+        answer = await _answered(call, "NodeUnprepareResources: ")
         for claim in claims:
             if claim.uid not in answer.claims or answer.claims[claim.uid].error:
                 why = answer.claims[claim.uid].error or "skipped"
@@ -301,15 +298,8 @@ def _is_connected(channel: grpc.aio.Channel) -> bool:
     return channel.get_state(try_to_connect=True) is grpc.ChannelConnectivity.READY
 
 
-async def _answered(method: str, call: Awaitable[_Answer]) -> _Answer:
+async def _answered(call: Awaitable[_Answer], prefix: str) -> _Answer:
     try:
-        return await call
-    except grpc.aio.AioRpcError as error:
-        raise NotPreparedError(f"{method}: rpc error: code = {error.code().name} desc = {error.details()}") from error
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
-            raise
-        # The driver's socket has gone: the connection was closed under the call.
-        text = f"{method}: rpc error: code = Canceled desc = grpc: the client connection is closing"
-        raise NotPreparedError(text) from None
+        return await worded(call, prefix)
+    except PluginCallError as error:
+        raise NotPreparedError(str(error)) from error

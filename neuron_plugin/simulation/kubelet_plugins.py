@@ -1,27 +1,31 @@
-"""Device plugins as the simulated kubelet sees them: registration, the streams, and the calls.
+"""Device plugins as the simulated kubelet sees them: how it finds them, registration, the streams, and the calls.
 
 Clients are kept by resource name alone, as in ``pkg/kubelet/cm/devicemanager/plugin/v1beta1`` to Kubernetes 1.36. So
 when an older stream of a resource ends, it is the *newer* client that is found under the name and disconnected. Texts
-of errors are the kubelet's: they end up in a pod's status, and plugins are judged by them.
+of errors are the kubelet's: they end up in a pod's status, and plugins are judged by them. The plugin watcher looks for
+sockets in ``plugins_registry``, of device plugins and of drivers of claims (``pkg/kubelet/pluginmanager``).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import grpc
 
+from neuron_plugin.kubelet import identity_of
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb_grpc
-from neuron_plugin.kubelet._proto.pluginregistration.v1.api_pb2 import PluginInfo
+from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2 as watcher_pb
+from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2_grpc as watcher_grpc
+from neuron_plugin.kubelet.socket_watch import SocketIdentity, channel_to
+from neuron_plugin.simulation.api_server_validation import is_qualified
 from neuron_plugin.simulation.kubelet_device_manager import (
     AllocationError,
     DeviceManager,
@@ -31,13 +35,124 @@ from neuron_plugin.simulation.kubelet_device_manager import (
     Selection,
 )
 
+INFO_SECONDS = 1.0
+NOTIFY_SECONDS = 5.0
+FIRST_PAUSE_SECONDS = 0.5
+LONGEST_PAUSE_SECONDS = 122.0
+"""How long a plugin may take to say what it is and to hear of its registration, and pauses after a failed one."""
 VERSION = "v1beta1"
 PRE_START_SECONDS = 30.0
 """How long a plugin may take to prepare a container's start."""
 _GO_NAMES = {"CANCELLED": "Canceled", "OK": "OK"}
-_NAME_PART = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
-_DOMAIN = re.compile(r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _Answer = TypeVar("_Answer")
+
+
+# How plugins are found.
+
+
+class PluginHandler(Protocol):
+    """The part of the kubelet that plugins of one type are for."""
+
+    async def register(self, info: watcher_pb.PluginInfo, socket: Path) -> None:
+        """Use a plugin from now on.
+
+        Raises:
+            PluginCallError: it cannot be used; the text is the kubelet's.
+        """
+
+    async def deregister(self, name: str, socket: Path) -> None:
+        """Its socket is gone, or was made again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Registered:
+    identity: SocketIdentity
+    info: watcher_pb.PluginInfo
+
+
+@dataclass(frozen=True, slots=True)
+class _Pause:
+    until: float = 0.0
+    seconds: float = FIRST_PAUSE_SECONDS / 2
+
+
+class PluginWatcher:
+    """Compares what lies in ``directory`` with what is registered, time and again.
+
+    A socket that is gone, or was made again, is deregistered. A failed registration is tried again after a pause that
+    doubles; ``errors`` counts them. A lost connection is not noticed.
+    """
+
+    def __init__(self, directory: Path, handlers: Mapping[str, PluginHandler], *, seconds: float = 1.0) -> None:
+        self.errors: Counter[str] = Counter()
+        self._directory = directory
+        self._handlers = handlers
+        self._seconds = seconds
+        self._registered: dict[Path, _Registered] = {}
+        self._pauses: dict[Path, _Pause] = {}
+
+    async def run(self) -> None:
+        """Reconcile until cancelled."""
+        while True:
+            await self.reconcile()
+            await asyncio.sleep(self._seconds)
+
+    async def reconcile(self) -> None:
+        """Deregister what is gone or new under its name, then register what is not yet."""
+        found = dict(self._sockets())
+        for path, registered in list(self._registered.items()):
+            if found.get(path) != registered.identity:
+                del self._registered[path]
+                await self._handlers[registered.info.type].deregister(registered.info.name, path)
+        now = asyncio.get_running_loop().time()
+        for path, identity in found.items():
+            pause = self._pauses.get(path, _Pause())
+            if path in self._registered or now < pause.until:
+                continue
+            try:
+                self._registered[path] = _Registered(identity, await self._register(path))
+                self._pauses.pop(path, None)
+            except PluginCallError as error:
+                self.errors[str(error)] += 1
+                seconds = min(pause.seconds * 2, LONGEST_PAUSE_SECONDS)
+                self._pauses[path] = _Pause(asyncio.get_running_loop().time() + seconds, seconds)
+
+    def _sockets(self) -> Iterator[tuple[Path, SocketIdentity]]:
+        """The sockets in the directory and below; names with a leading dot are ignored."""
+        for path in sorted(self._directory.rglob("*")):
+            hidden = any(part.startswith(".") for part in path.relative_to(self._directory).parts)
+            if not hidden and (identity := identity_of(path)):
+                yield path, identity
+
+    async def _register(self, path: Path) -> watcher_pb.PluginInfo:
+        async with channel_to(path) as channel:
+            stub: watcher_grpc.RegistrationAsyncStub = watcher_grpc.RegistrationStub(channel)
+            try:
+                info = await stub.GetInfo(watcher_pb.InfoRequest(), timeout=INFO_SECONDS)
+            except grpc.aio.AioRpcError as error:
+                raise PluginCallError(f"failed to get plugin info using RPC GetInfo at socket {path}") from error
+            try:
+                await self._handler(info.type).register(info, path)
+            except PluginCallError as error:
+                await _notify(stub, watcher_pb.RegistrationStatus(plugin_registered=False, error=str(error)))
+                raise
+            await _notify(stub, watcher_pb.RegistrationStatus(plugin_registered=True))
+        return info
+
+    def _handler(self, plugin_type: str) -> PluginHandler:
+        if plugin_type not in self._handlers:
+            raise PluginCallError(f"no handler registered for plugin type: {plugin_type}")
+        return self._handlers[plugin_type]
+
+
+async def _notify(stub: watcher_grpc.RegistrationAsyncStub, status: watcher_pb.RegistrationStatus) -> None:
+    try:
+        await stub.NotifyRegistrationStatus(status, timeout=NOTIFY_SECONDS)
+    except grpc.aio.AioRpcError as error:
+        raise PluginCallError(f"failed to notify plugin of its registration: {error.details()}") from error
+
+
+# Device plugins.
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +165,8 @@ class ResourceCapacity:
 
 def is_extended_resource_name(name: str) -> bool:
     """Whether a kubelet takes a resource of that name (``IsExtendedResourceName`` in ``pkg/apis/core/v1/helper``)."""
-    domain, slash, base = name.partition("/")
-    if not slash or "kubernetes.io/" in name or name.startswith("requests."):
-        return False
-    return bool(_DOMAIN.fullmatch(f"requests.{domain}") and _NAME_PART.fullmatch(base))
+    is_native = "/" not in name or "kubernetes.io/" in name
+    return not (is_native or name.startswith("requests.")) and is_qualified(f"requests.{name}")
 
 
 class PluginConnection:
@@ -78,7 +191,7 @@ class PluginConnection:
         try:
             async with asyncio.timeout(dial_seconds):
                 await connection._channel.channel_ready()
-            connection.options = await _worded(
+            connection.options = await worded(
                 connection._stub.GetDevicePluginOptions(pb.Empty()), "failed to get device plugin options: "
             )
         except BaseException as error:
@@ -113,14 +226,14 @@ class PluginConnection:
             allocation_size=selection.size,
         )
         call = self._stub.GetPreferredAllocation(pb.PreferredAllocationRequest(container_requests=[request]))
-        answer = await _worded(call, prefix)
+        answer = await worded(call, prefix)
         return answer.container_responses[0].deviceIDs if answer.container_responses else ()
 
     async def allocate(self, ids: Sequence[str]) -> pb.AllocateResponse:
         """Allocate for one container."""
         self._require_running()
         request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=ids)])
-        return await _worded(self._stub.Allocate(request))
+        return await worded(self._stub.Allocate(request))
 
     async def pre_start(self, ids: Sequence[str]) -> None:
         """Announce the start of a container that has these devices.
@@ -131,7 +244,7 @@ class PluginConnection:
         prefix = "device plugin PreStartContainer rpc failed with err: "
         self._require_running(prefix)
         request = pb.PreStartContainerRequest(devices_ids=ids)
-        await _worded(self._stub.PreStartContainer(request, timeout=PRE_START_SECONDS), prefix)
+        await worded(self._stub.PreStartContainer(request, timeout=PRE_START_SECONDS), prefix)
 
     async def close(self) -> None:
         """Close the connection; calls under way are cancelled."""
@@ -201,7 +314,7 @@ class PluginClients(pb_grpc.RegistrationServicer):
         follower.add_done_callback(self._followers.discard)
         self.registrations[resource] += 1
 
-    async def register(self, info: PluginInfo, socket: Path) -> None:
+    async def register(self, info: watcher_pb.PluginInfo, socket: Path) -> None:
         """See `PluginHandler`: a plugin that the plugin watcher has found."""
         if VERSION not in info.supported_versions:
             raise PluginCallError(f"manager for {info.name} does not support any of {list(info.supported_versions)}")
@@ -269,8 +382,12 @@ class PluginClients(pb_grpc.RegistrationServicer):
         await self.disconnect(resource)  # by name: this may be another, newer client
 
 
-async def _worded(call: Awaitable[_Answer], prefix: str = "") -> _Answer:
-    """The answer; an error in Go's words after ``prefix``."""
+async def worded(call: Awaitable[_Answer], prefix: str = "") -> _Answer:
+    """The answer of a plugin or driver.
+
+    Raises:
+        PluginCallError: the call failed; Go's words for it after ``prefix``.
+    """
     try:
         return await call
     except grpc.aio.AioRpcError as error:

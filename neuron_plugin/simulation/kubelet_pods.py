@@ -1,25 +1,86 @@
-"""Pods as the simulated kubelet takes them, what their containers receive, and their cgroups.
+"""Pods as the simulated kubelet takes them, what their containers receive, their cgroups, and PodResources.
 
-Only what device allocation looks at: names, the UID, and how many of which resource each container asks for.
+Only what device allocation looks at: names, the UID, and how many of which resource each container asks for. CDI
+devices are added as the Container Device Interface's own library does it, which containerd and CRI-O use: it reads
+every file of the directory again at each container. PodResources is true to the kubelet's shape, not only to its
+contents: one entry for each id, no plain init containers, no UID, and a ``List`` that frees devices.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import grpc
+import msgspec
 
 from neuron_plugin.allocation import ContainerKind
 from neuron_plugin.kubelet import DeviceNode, in_numeric_order
-from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
-from neuron_plugin.simulation.kubelet_device_manager import DeviceEntry
+from neuron_plugin.kubelet._proto.deviceplugin.v1beta1.api_pb2 import ContainerAllocateResponse
+from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2 as pb
+from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2_grpc as pb_grpc
+from neuron_plugin.simulation.kubelet_device_manager import DeviceEntry, DeviceManager
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
+_Request = TypeVar("_Request")
+_Response = TypeVar("_Response")
+
+
+# CDI devices.
+
+
+class UnresolvableError(Exception):
+    """CDI devices that no file describes: the container is not created. The text is the runtime's."""
+
+
+@dataclass(frozen=True, slots=True)
+class CdiEdits:
+    """What CDI devices add to a container."""
+
+    devices: tuple[DeviceNode, ...] = ()
+    envs: Mapping[str, str] | None = None
+
+
+def resolve(directory: Path, names: Iterable[str]) -> CdiEdits:
+    """The edits of CDI devices, in order; of two with the same node or variable the last one holds.
+
+    Raises:
+        UnresolvableError: some names are not described.
+    """
+    known = dict(_described(directory))
+    names = tuple(names)
+    if missing := [name for name in names if name not in known]:
+        raise UnresolvableError(f"CDI device injection failed: unresolvable CDI devices {', '.join(missing)}")
+    nodes: dict[str, DeviceNode] = {}
+    envs: dict[str, str] = {}
+    for name in names:
+        for node in known[name].get("deviceNodes") or ():
+            path = node["path"]
+            nodes[path] = DeviceNode(node.get("hostPath") or path, path, node.get("permissions") or "rwm")
+        envs.update(text.split("=", 1) for text in known[name].get("env") or ())
+    return CdiEdits(tuple(nodes.values()), envs)
+
+
+def _described(directory: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The devices of all files by full name. A file that describes one name twice is invalid as a whole."""
+    for path in sorted(directory.glob("*.json")):
+        try:
+            spec = msgspec.json.decode(path.read_bytes())
+            devices = [(f"{spec['kind']}={device['name']}", device["containerEdits"]) for device in spec["devices"]]
+        except (OSError, msgspec.DecodeError, KeyError, TypeError):
+            continue
+        if len(dict(devices)) == len(devices):
+            yield from devices
+
+
+# Pods.
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +175,7 @@ def received(container: KubeletContainer, allocations: Sequence[DeviceEntry], wa
     The kubelet draws the order at each start, so two resources of one container that set the same variable differently
     give it a value that flips (``dm/pod_devices.go``).
     """
-    answers = [pb.ContainerAllocateResponse.FromString(allocation.response) for allocation in allocations]
+    answers = [ContainerAllocateResponse.FromString(allocation.response) for allocation in allocations]
     nodes = (
         DeviceNode(device.host_path, device.container_path, device.permissions) for a in answers for device in a.devices
     )
@@ -174,3 +235,112 @@ class SimulatedCgroups:
             os.write(events, f"populated {populated}\nfrozen 0\n".encode())
         finally:
             os.close(events)
+
+
+# PodResources.
+
+
+class RateLimit:
+    """A token bucket: ``per_second`` calls, ``burst`` at once; zero per second is no limit."""
+
+    def __init__(self, per_second: float, burst: int) -> None:
+        self._per_second = per_second
+        self._burst = burst
+        self._tokens = float(burst)
+        self._filled_at = 0.0
+
+    def allows(self, now: float) -> bool:
+        """Take a token, if there is one."""
+        self._tokens = min(self._burst, self._tokens + (now - self._filled_at) * self._per_second)
+        self._filled_at = now
+        if self._per_second and self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
+
+@dataclass(eq=False)
+class PodResourcesService(pb_grpc.PodResourcesListerServicer):
+    """What ``devices`` records of the ``pods``, which are by UID, without those that are ``unknown``.
+
+    There is one rate limit for all clients. ``serves_get`` False is a kubelet whose gate for ``Get`` is off. Errors of
+    the kubelet's own have the status UNKNOWN.
+    """
+
+    devices: DeviceManager
+    pods: Mapping[str, KubeletPod]
+    unknown: Collection[str] = ()
+    limit: RateLimit = field(default_factory=lambda: RateLimit(0, 1))
+    serves_get: bool = True
+
+    async def List(
+        self,
+        request: pb.ListPodResourcesRequest,
+        context: grpc.aio.ServicerContext[pb.ListPodResourcesRequest, pb.ListPodResourcesResponse],
+    ) -> pb.ListPodResourcesResponse:
+        """Every active pod; forgets what ended pods had, which may lose a reservation under way."""
+        await self._admit(context)
+        self.devices.forget_pods(self.pods.keys())
+        return pb.ListPodResourcesResponse(pod_resources=[self._pod(pod) for pod in self._active()])
+
+    async def Get(
+        self,
+        request: pb.GetPodResourcesRequest,
+        context: grpc.aio.ServicerContext[pb.GetPodResourcesRequest, pb.GetPodResourcesResponse],
+    ) -> pb.GetPodResourcesResponse:
+        """One active pod."""
+        await self._admit(context)
+        if not self.serves_get:
+            return await context.abort(grpc.StatusCode.UNKNOWN, "PodResources API Get method disabled")
+        for pod in self._active():
+            if (pod.namespace, pod.name) == (request.pod_namespace, request.pod_name):
+                return pb.GetPodResourcesResponse(pod_resources=self._pod(pod))
+        text = f"pod {request.pod_name} in namespace {request.pod_namespace} not found"
+        return await context.abort(grpc.StatusCode.UNKNOWN, text)
+
+    async def GetAllocatableResources(
+        self,
+        request: pb.AllocatableResourcesRequest,
+        context: grpc.aio.ServicerContext[pb.AllocatableResourcesRequest, pb.AllocatableResourcesResponse],
+    ) -> pb.AllocatableResourcesResponse:
+        """The healthy devices, free or not."""
+        await self._admit(context)
+        resources = self.devices.resources()
+        healthy = [
+            self._entry(resource, device_id) for resource in resources for device_id in self.devices.healthy(resource)
+        ]
+        return pb.AllocatableResourcesResponse(devices=healthy)
+
+    def _active(self) -> list[KubeletPod]:
+        return [pod for uid, pod in self.pods.items() if uid not in self.unknown]
+
+    async def _admit(self, context: grpc.aio.ServicerContext[_Request, _Response]) -> None:
+        if not self.limit.allows(asyncio.get_running_loop().time()):
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
+
+    def _pod(self, pod: KubeletPod) -> pb.PodResources:
+        containers = [
+            pb.ContainerResources(
+                name=container.name,
+                devices=[
+                    self._entry(allocation.resource, device_id)
+                    for allocation in self.devices.of_container(pod.uid, container.name)
+                    for device_id in allocation.ids
+                ],
+                dynamic_resources=[
+                    pb.DynamicResource(claim_name=claim, claim_namespace=pod.namespace)
+                    for name, _ in container.claims
+                    if (claim := pod.claims.get(name))
+                ],
+            )
+            for container in pod.containers
+            if container.kind is not ContainerKind.INIT
+        ]
+        return pb.PodResources(name=pod.name, namespace=pod.namespace, containers=containers)
+
+    def _entry(self, resource: str, device_id: str) -> pb.ContainerDevices:
+        entry = pb.ContainerDevices(resource_name=resource, device_ids=[device_id])
+        device = self.devices.devices(resource).get(device_id)
+        if device and device.numa_nodes:
+            entry.topology.nodes.extend(pb.NUMANode(ID=node) for node in device.numa_nodes)
+        return entry

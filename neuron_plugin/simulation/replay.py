@@ -1,18 +1,21 @@
 """A cluster under arrivals: who is served, who is refused or waits, and what one choice or another costs.
 
-Pods come, get a set or none, stay and go. A pod that fits nowhere is refused, or waits until it fits. With moves, a
-victim goes on where it is moved to, for as long as it had left. What it really loses, the work since its start or
-checkpoint, is added up beside that. Node and set are chosen by the code that the placement controller runs.
+Pods are made by chance, from a mix of shapes, or read from a trace. They come, get a set or none, stay and go. A pod
+that fits nowhere is refused, or waits until it fits. With moves, a victim goes on where it is moved to, for as long as
+it had left. What it really loses, the work since its start or checkpoint, is added up beside that. Node and set are
+chosen by the code that the placement controller runs.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from math import inf
-from typing import Protocol
+from math import inf, isfinite, nan
+from random import Random
 
 from neuron_plugin.allocation import (
     ContainerSet,
@@ -28,9 +31,107 @@ from neuron_plugin.allocation import (
     Rejection,
 )
 from neuron_plugin.allocation.node import node_info
-from neuron_plugin.planning import PACK, SECONDS_AN_HOUR, Choices, Cluster, Move, MoveRules, Scene, after, cheapest_move
-from neuron_plugin.simulation.demand import Arrival, devices_asked
+from neuron_plugin.allocation.placement import cores_asked
+from neuron_plugin.planning import (
+    PACK,
+    SECONDS_AN_HOUR,
+    Choices,
+    Cluster,
+    DemandError,
+    Move,
+    MoveRules,
+    Scene,
+    after,
+    cheapest_move,
+    parse_shape,
+)
 from neuron_plugin.topology import CoreMask, Geometry, valid_sets
+
+_COLUMNS = {"devices": "neuron", "cores": "neuroncore"}
+_MIXES: Mapping[str, Mapping[str, float]] = {
+    "train": {"neuroncore=1": 0.25, "neuron=1": 0.35, "neuron=4": 0.2, "neuron=8": 0.12, "neuron=16": 0.08},
+    "infer": {"neuroncore=1": 0.5, "neuron=1": 0.25, "neuron=2": 0.1, "neuron=3": 0.05, "neuron=6": 0.1},
+}
+MIXES: Mapping[str, Mapping[PodRequest, float]] = {
+    name: {parse_shape(shape): weight for shape, weight in mix.items()} for name, mix in _MIXES.items()
+}
+"""Shares of pods by what they ask for."""
+
+
+# What is asked for.
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """When a pod comes, how long it stays, and what it asks for; times in hours."""
+
+    comes: float
+    stays: float
+    request: PodRequest
+
+
+_UNREADABLE = Arrival(nan, nan, ())
+
+
+def devices_asked(geometry: Geometry, request: PodRequest) -> float:
+    """How many devices of such a node a request asks for."""
+    return sum(cores_asked(geometry, container) for container in request) / geometry.cores_per_device
+
+
+def arrivals(
+    geometries: Sequence[Geometry],
+    mix: Mapping[PodRequest, float],
+    load: float,
+    pods: int,
+    *,
+    seed: int = 0,
+) -> list[Arrival]:
+    """Pods that come at random and stay for an exponential time, an hour on average.
+
+    ``load`` is what is asked for on average, in parts of all devices of nodes with these geometries.
+    """
+    random = Random(seed)  # noqa: S311 - a simulation, repeatable by its seed
+    kinds = list(mix)
+    asked = [devices_asked(geometries[0], request) for request in kinds]
+    mean_asked = sum(size * weight for size, weight in zip(asked, mix.values(), strict=True)) / sum(mix.values())
+    rate = load * sum(geometry.device_count for geometry in geometries) / mean_asked
+    now, coming = 0.0, []
+    for request in random.choices(kinds, list(mix.values()), k=pods):
+        now += random.expovariate(rate)
+        coming.append(Arrival(now, random.expovariate(1.0), request))
+    return coming
+
+
+def read_trace(text: str) -> list[Arrival]:
+    """Arrivals from CSV with a heading: ``time``, ``duration`` (both in hours) and ``devices`` or ``cores``.
+
+    Raises:
+        DemandError: a column is missing, or a line has no such numbers.
+    """
+    rows = csv.DictReader(io.StringIO(text))
+    columns = set(rows.fieldnames or ())
+    if not {"time", "duration"} <= columns or columns.isdisjoint(_COLUMNS):
+        heading = ",".join(rows.fieldnames or ())
+        raise DemandError(f"the heading is {heading[:80]!r}, expected the columns time, duration, and devices or cores")
+    return sorted(_arrivals(rows), key=lambda arrival: arrival.comes)
+
+
+def _arrivals(rows: csv.DictReader[str]) -> Iterable[Arrival]:
+    for row in rows:
+        asked = [f"{name}={row[column]}" for column, name in _COLUMNS.items() if row.get(column)]
+        try:
+            (shape,) = asked
+            arrival = Arrival(float(row["time"]), float(row["duration"]), parse_shape(shape))
+        except (TypeError, ValueError):
+            arrival = _UNREADABLE
+        if not (isfinite(arrival.comes) and 0 < arrival.stays < inf):
+            line = ",".join(str(value) for value in row.values())
+            text = f"line {rows.line_num} is {line[:80]!r}, expected a time, a duration above 0, and devices or cores"
+            raise DemandError(text)
+        yield arrival
+
+
+# What becomes of it.
 
 
 def simulated_node(name: str, geometry: Geometry) -> NodeInfo:
@@ -108,31 +209,6 @@ class ReplayOutcome:
         tally = self.by_request[arrival.request]
         tally.refused_pods += 1
         tally.refused += devices_asked(kind, arrival.request) * arrival.stays
-
-
-class Site(Protocol):
-    """Where pods are put: nodes under a way of choosing."""
-
-    moves: int
-    moved_pods: int
-    lost: float
-
-    @property
-    def nodes(self) -> Mapping[str, NodeInfo]:
-        """The nodes by name."""
-
-    @property
-    def pods(self) -> Mapping[PodUid, NeuronPod]:
-        """The pods that they have."""
-
-    def start(self, uid: str, request: PodRequest, now: float) -> bool:
-        """Give a pod what it asks for, if there is a place."""
-
-    def end(self, uid: str) -> None:
-        """The pod goes."""
-
-    def used(self) -> tuple[float, int]:
-        """Devices in use, and nodes without a pod."""
 
 
 class Board:
@@ -243,13 +319,13 @@ def _devices(node: NodeInfo) -> float:
     return node.used_mask.bit_count() / node.inventory.geometry.cores_per_device if node.inventory else 0.0
 
 
-def replay(site: Site, arriving: Sequence[Arrival], *, waiting: bool = False) -> ReplayOutcome:
+def replay(board: Board, arriving: Sequence[Arrival], *, waiting: bool = False) -> ReplayOutcome:
     """Let pods come to empty nodes.
 
     With ``waiting`` a pod that fits nowhere stays until it fits, the oldest first among those that do; else it is
     refused.
     """
-    kinds = [node.inventory.geometry for node in site.nodes.values() if node.inventory]
+    kinds = [node.inventory.geometry for node in board.nodes.values() if node.inventory]
     kind = kinds[0]
     outcome = ReplayOutcome(sum(geometry.device_count for geometry in kinds), len(kinds))
     coming = deque(enumerate(arriving))
@@ -262,17 +338,17 @@ def replay(site: Site, arriving: Sequence[Arrival], *, waiting: bool = False) ->
         if now == inf:  # nothing ends any more: what waits now never fits
             turned_away += queue
             break
-        busy, empty = site.used()
+        busy, empty = board.used()
         outcome.busy += busy * (now - then)
         outcome.empty += empty * (now - then)
         if ends and ends[0][0] == now:
-            site.end(heappop(ends)[1])
+            board.end(heappop(ends)[1])
         else:
             queue.append(coming.popleft())
             outcome.ask(kind, queue[-1][1])
         left, hopeless = [], set[PodRequest]()
         for number, arrival in queue:
-            if arrival.request not in hopeless and site.start(_uid(number), arrival.request, now):
+            if arrival.request not in hopeless and board.start(_uid(number), arrival.request, now):
                 heappush(ends, (now + arrival.stays, _uid(number)))
                 outcome.serve(kind, arrival, now)
             else:
@@ -284,14 +360,14 @@ def replay(site: Site, arriving: Sequence[Arrival], *, waiting: bool = False) ->
             turned_away += left
             queue = []
         if not coming and not outcome.last:
-            outcome.last, outcome.last_pods, outcome.last_time = dict(site.nodes), dict(site.pods), now
+            outcome.last, outcome.last_pods, outcome.last_time = dict(board.nodes), dict(board.pods), now
             still = queue if waiting else [late for late in turned_away if late[1].comes + late[1].stays > now]
             outcome.waiting = [simulated_pod(_uid(number), arrival.request, arrival.comes) for number, arrival in still]
     for _, arrival in turned_away:
         outcome.refuse(kind, arrival)
     time = now - began if 0 < now - began < inf else 1.0
     outcome.busy, outcome.empty = outcome.busy / time, outcome.empty / time
-    outcome.moves, outcome.moved_pods, outcome.lost = site.moves, site.moved_pods, site.lost
+    outcome.moves, outcome.moved_pods, outcome.lost = board.moves, board.moved_pods, board.lost
     return outcome
 
 

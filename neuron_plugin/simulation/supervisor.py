@@ -1,7 +1,12 @@
 """A simulated cluster that runs by itself: its kubelets, schedulers and controllers, each in a loop of its own.
 
 Pods run until they are deleted. What its Deployment, DaemonSet or kubelet would bring back is brought back: the
-extender, a plugin, a node's object. No request of a client ends any of it.
+extender, a plugin, a node's object. No request of a client ends any of it. A node whose kubelet is silent is treated as
+by kube-controller-manager: not ready after a while, its taints keep pods off, and those that do not tolerate them for
+longer are deleted and stay Terminating until their kubelet is back, or until somebody deletes them by force or the node
+for good. What befalls a whole node, its kubelet or the machine, is asked for over HTTP. Sources:
+``pkg/controller/nodelifecycle/node_lifecycle_controller.go``, ``pkg/controller/tainteviction`` and
+``plugin/pkg/admission/defaulttolerationseconds`` of 1.36.2.
 """
 
 from __future__ import annotations
@@ -11,9 +16,13 @@ import contextlib
 import operator
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection, Iterator
+
+import msgspec
 
 from neuron_plugin.allocation import Resource
+from neuron_plugin.cluster import ApiRequest
+from neuron_plugin.cluster.api import Response
 from neuron_plugin.placement.context import REPORTER
 from neuron_plugin.simulation.api_server import SimulatedApiServer
 from neuron_plugin.simulation.api_server_kinds import (
@@ -24,18 +33,98 @@ from neuron_plugin.simulation.api_server_kinds import (
     PODS,
     VOLUMES,
     AnyJson,
+    Refusal,
     ServedKind,
 )
-from neuron_plugin.simulation.api_server_pods import budget_status
+from neuron_plugin.simulation.api_server_pods import budget_status, is_ready, now_text
 from neuron_plugin.simulation.claim_controller import sync_claims
 from neuron_plugin.simulation.cluster import SimulatedCluster
-from neuron_plugin.simulation.node_lifecycle import NodeLifecycle
-from neuron_plugin.simulation.schedule_one import Scheduling
+from neuron_plugin.simulation.machines import NODE_FAULTS, NODE_FAULTS_PATH
+from neuron_plugin.simulation.scheduler import Scheduling
 
+NOT_READY_SECONDS = 10.0
+"""Of silence until a node is not ready: a fifth of what is usual, because someone waits for it."""
+TOLERATION_SECONDS = 300.0
+"""That pods tolerate it for that do not say for how long."""
+_UNREACHABLE = "node.kubernetes.io/unreachable"
+_NOT_READY = {
+    "type": "Ready",
+    "status": "Unknown",
+    "reason": "NodeStatusUnknown",
+    "message": "Kubelet stopped posting node status.",
+}
 LOOK_SECONDS = 1.0
 """Between two looks where nothing has changed: then waiting pods are tried again, as by kube-scheduler."""
 WORK_SECONDS = 1.0
 """Between two changes of what the cores have done."""
+REBOOT_SECONDS = 3.0
+"""That a machine is off: less than a real one, because someone waits for it."""
+_SILENCE = (
+    f"not ready after {NOT_READY_SECONDS:g} s of silence; after {TOLERATION_SECONDS:g} s more its pods are evicted, "
+    "unless they tolerate it otherwise"
+)
+
+
+# Nodes whose kubelet is silent.
+
+
+class NodeLifecycle:
+    """The controller of one API server."""
+
+    def __init__(self, api: SimulatedApiServer) -> None:
+        self._api = api
+        self._silent: dict[str, float] = {}
+        """Since when nodes are silent."""
+
+    def look(self, silent: Collection[str], now: float) -> Iterator[str]:
+        """Mark nodes that have been ``silent``, and those that are back, and evict pods; lines that say so."""
+        self._silent = {name: self._silent.get(name, now) for name in silent}
+        for node in self._api.objects(NODES):
+            name, quiet = node["metadata"]["name"], now - self._silent.get(node["metadata"]["name"], now)
+            marked = any(taint["key"] == _UNREACHABLE for taint in node["spec"].get("taints") or ())
+            is_late = quiet >= NOT_READY_SECONDS
+            if marked and name not in self._silent:
+                self._mark(node, [])
+            elif is_late and not marked:
+                taint = {"key": _UNREACHABLE, "timeAdded": now_text()}
+                self._mark(node, [{**taint, "effect": effect} for effect in ("NoSchedule", "NoExecute")])
+                self._api.patch_status(NODES, name, {"conditions": [_NOT_READY]})
+                yield f"node {name}: not ready: its kubelet is silent"
+            if is_late:
+                yield from self._evict(name, quiet - NOT_READY_SECONDS)
+
+    def _mark(self, node: AnyJson, taints: list[AnyJson]) -> None:
+        others = [taint for taint in node["spec"].get("taints") or () if taint["key"] != _UNREACHABLE]
+        self._api.patch_node(node["metadata"]["name"], {"spec": {"taints": others + taints}})
+
+    def _evict(self, node: str, seconds: float) -> Iterator[str]:
+        """Say of the pods of a node that they are not ready, and delete those whose time is up."""
+        for pod in self._api.objects(PODS):
+            metadata = pod["metadata"]
+            if pod["spec"].get("nodeName") != node or "deletionTimestamp" in metadata:
+                continue
+            name, namespace = metadata["name"], metadata["namespace"]
+            with contextlib.suppress(Refusal):  # deleted meanwhile
+                if is_ready(pod):
+                    not_ready = {"type": "Ready", "status": "False", "reason": "NodeNotReady"}
+                    self._api.patch_status(PODS, name, {"conditions": [not_ready]}, namespace)
+                if seconds >= _tolerated_seconds(pod):
+                    self._api.delete_pod(namespace, name)
+                    yield f"pod {namespace}/{name}: evicted, because node {node} is not ready; ends once it is back"
+
+
+def _tolerated_seconds(pod: AnyJson) -> float:
+    """How long a pod stays on a node that cannot be reached."""
+    seconds = [
+        float(toleration.get("tolerationSeconds", "inf"))
+        for toleration in pod["spec"].get("tolerations") or ()
+        if toleration.get("key", _UNREACHABLE) == _UNREACHABLE
+        and toleration.get("effect", "NoExecute") in {"", "NoExecute"}
+    ]
+    return min(seconds, default=TOLERATION_SECONDS)
+
+
+# The loops.
 
 
 async def turns(api: SimulatedApiServer, *kinds: ServedKind, seconds: float = LOOK_SECONDS) -> AsyncIterator[None]:
@@ -166,3 +255,62 @@ async def _events(cluster: SimulatedCluster, lines: asyncio.Queue[str]) -> None:
         if event.get("reportingController") == REPORTER and about.get("kind") == "Pod":
             name = f"{about.get('namespace')}/{about.get('name')}"
             lines.put_nowait(f"pod {name}: {event.get('reason')}: {event.get('note')}")
+
+
+# What befalls a whole node.
+
+
+class NodeFaults:
+    """The answers to such requests."""
+
+    def __init__(self, cluster: SimulatedCluster) -> None:
+        self._cluster = cluster
+        self._lost: set[str] = set()
+        self._one_by_one = asyncio.Lock()
+
+    async def answer(self, request: ApiRequest) -> Response:
+        """Do what a request asks, and say in a sentence what is so now.
+
+        Raises:
+            Refusal: there is no such node or fault, or it cannot be now.
+        """
+        name, what, deed = [*request.path.removeprefix(NODE_FAULTS_PATH).split("/"), "", ""][:3]
+        async with self._one_by_one:
+            text = await self._befall(name, what, deed)
+        return Response(200, msgspec.json.encode({"message": f"node {name}: {text}"}))
+
+    async def _befall(self, name: str, what: str, deed: str) -> str:
+        node = self._cluster.node(name)
+        if node is None:
+            raise Refusal(404, f"no node of the playground is called {name}", name=name, kind="nodes")
+        if deed not in NODE_FAULTS.get(what, ()):
+            raise Refusal(404, "the server could not find the requested resource")
+        if (deed != "back" and name in self._lost) or (deed == "back" and name not in self._lost):
+            raise Refusal(409, f"node {name} is {'lost' if name in self._lost else 'not lost'}", name=name)
+        if what == "kubelet" and node.up is (deed == "start"):
+            raise Refusal(409, f"the kubelet of node {name} {'runs' if node.up else 'does not run'}", name=name)
+        match deed:
+            case "restart":
+                await node.stop_kubelet()
+                await node.start_kubelet()
+                return "its kubelet has started again; containers ran on"
+            case "stop":
+                await node.stop_kubelet()
+                return f"its kubelet is stopped, and containers run on; it is {_SILENCE}"
+            case "start":
+                await node.start_kubelet()
+                return "its kubelet runs again"
+            case "reboot":
+                await node.power_off()
+                await asyncio.sleep(REBOOT_SECONDS)
+                await node.power_on()
+                before = "; a pod with devices fails that its kubelet admits before its plugin is there"
+                return f"the machine has started again{before if name in self._cluster.workers else ''}"
+            case "lost":
+                self._lost.add(name)
+                await node.power_off()
+                return f"the machine is lost; it is {_SILENCE}"
+            case _:
+                self._lost.discard(name)
+                await node.power_on()
+                return "the machine is back"

@@ -30,7 +30,7 @@ from neuron_plugin.plugin.container import ALLOCATION_KEY, reply_for
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.simulation import kubelet_pods
 from neuron_plugin.simulation.kubelet_device_manager import DeviceManager
-from neuron_plugin.simulation.kubelet_pod_resources import PodResourcesService
+from neuron_plugin.simulation.kubelet_pods import PodResourcesService
 from neuron_plugin.topology import Geometry, Topology
 from tests.inspection.cases import api_pod as decoded
 from tests.inspection.doubles import Container, Pod

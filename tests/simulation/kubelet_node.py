@@ -13,6 +13,8 @@ import pytest
 from neuron_plugin.allocation import ContainerKind
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb_grpc
+from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2 as watcher_pb
+from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2_grpc as watcher_grpc
 from neuron_plugin.kubelet.socket_watch import channel_to
 from neuron_plugin.kubelet_files import KUBELET_SOCKET
 from neuron_plugin.simulation.kubelet_pods import AdmittedContainer, KubeletContainer, KubeletPod, PodRejectedError
@@ -22,8 +24,11 @@ from tests.support.kubelet import KubeletOptions, StandInKubelet
 INIT, SIDECAR, APP = ContainerKind.INIT, ContainerKind.SIDECAR, ContainerKind.APP
 
 
-class RawPlugin(pb_grpc.DevicePluginServicer):
-    """A plugin without manners: it answers what a test says, be it wrong, and keeps what it was asked."""
+class RawPlugin(pb_grpc.DevicePluginServicer, watcher_grpc.RegistrationServicer):
+    """A plugin without manners: it answers what a test says, be it wrong, and keeps what it was asked.
+
+    ``info`` is what it says of itself to a plugin watcher, and ``statuses`` what it hears.
+    """
 
     def __init__(self, ids: Sequence[str] = ("d0", "d1", "d2", "d3"), *, prefers: bool = True) -> None:
         self.devices = [pb.Device(ID=each, health="Healthy") for each in ids]
@@ -37,6 +42,8 @@ class RawPlugin(pb_grpc.DevicePluginServicer):
         self.envs: dict[str, str] = {}
         self.gate: asyncio.Event | None = None
         self.start_error: str | None = None
+        self.info = watcher_pb.PluginInfo(type="DevicePlugin", name=CORE, supported_versions=["v1beta1"])
+        self.statuses: list[watcher_pb.RegistrationStatus] = []
         self.calls: list[str] = []
         self.preferences: list[tuple[set[str], set[str], int]] = []
         self.allocations: list[list[str]] = []
@@ -103,6 +110,17 @@ class RawPlugin(pb_grpc.DevicePluginServicer):
             await context.abort(grpc.StatusCode.UNAVAILABLE, self.start_error)
         return pb.PreStartContainerResponse()
 
+    async def GetInfo(self, request: watcher_pb.InfoRequest, context: object) -> watcher_pb.PluginInfo:  # noqa: N802
+        del request, context
+        return self.info
+
+    async def NotifyRegistrationStatus(  # noqa: N802 - the API's name
+        self, request: watcher_pb.RegistrationStatus, context: object
+    ) -> watcher_pb.RegistrationStatusResponse:
+        del context
+        self.statuses.append(request)
+        return watcher_pb.RegistrationStatusResponse()
+
     def set_health(self, device_id: str, health: str) -> None:
         for device in self.devices:
             if device_id == device.ID:
@@ -124,18 +142,12 @@ async def register(directory: Path, endpoint: str, resource: str = CORE, version
 async def serving(plugin: RawPlugin, path: Path) -> AsyncIterator[None]:
     server = grpc.aio.server()
     pb_grpc.add_DevicePluginServicer_to_server(plugin, server)
+    watcher_grpc.add_RegistrationServicer_to_server(plugin, server)
     server.add_insecure_port(f"unix:{path}")
     await server.start()
     yield
     plugin.end_stream()
     await server.stop(0.2)
-
-
-def fresh(directory: Path, name: int) -> Path:
-    """A directory in which no kubelet has left anything to remember."""
-    made = directory / str(name)
-    made.mkdir()
-    return made
 
 
 @asynccontextmanager
@@ -147,9 +159,12 @@ async def node(
     options: KubeletOptions | None = None,
     count: int = 4,
 ) -> AsyncIterator[tuple[StandInKubelet, RawPlugin]]:
-    """A kubelet with one plugin registered."""
+    """A kubelet with one plugin registered; it serves PodResources in ``pr`` and keeps cgroups in ``cgroup``."""
     plugin = plugin or RawPlugin()
-    kubelet = StandInKubelet(directory, random=seeded(seed), options=options)
+    (directory / "pr").mkdir()
+    kubelet = StandInKubelet(
+        directory, directory / "pr", random=seeded(seed), options=options, cgroup_root=directory / "cgroup"
+    )
     async with kubelet, serving(plugin, directory / "plugin.sock"):
         await register(directory, "plugin.sock")
         await kubelet.wait_for_capacity(CORE, count)

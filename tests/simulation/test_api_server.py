@@ -1,50 +1,36 @@
-"""The simulated API server over HTTP, with a client that knows nothing of this project."""
+"""The simulated API server, with a client that knows nothing of this project, and by its door without sockets.
+
+What Kubernetes' own client finds in it is in test_official_client.py.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import stat
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import aiohttp
+import msgspec
 import pytest
 
-from neuron_plugin.simulation.api_server_kinds import EVENTS, LEASES, NODES, PODS, Refusal
-from tests.support.api_server import StandInApiServer
+from neuron_plugin.cluster.api import MERGE_PATCH, ApiError, ApiRequest, Response, UnreachableError
+from neuron_plugin.simulation.api_server_kinds import NODES, PODS
+from tests.simulation.api_client import LEASES_PATH, MERGE, PODS_PATH, Client, Json, names, pod, until_watched
+from tests.support.api_server import Fault, Match, StandInApiServer, WatchList
 
-if TYPE_CHECKING:
-    from pathlib import Path
-from tests.simulation.api_client import LEASES_PATH, MERGE, PODS_PATH, Client, pod
-
-# Objects.
-
-
-async def test_a_client_cannot_choose_a_uid(client: Client) -> None:
-    body = pod("a")
-    body["metadata"]["uid"] = "mine"
-    _, made = await client.ask("POST", PODS_PATH, body)
-    assert made["metadata"]["uid"] != "mine"
-
-
-async def test_every_write_counts_the_version_up_for_all_kinds(client: Client, server: StandInApiServer) -> None:
-    _, first = await client.ask("POST", PODS_PATH, pod("a"))
-    server.create_node({"metadata": {"name": "n1"}})
-    _, third = await client.ask("POST", PODS_PATH, pod("b"))
-    assert int(third["metadata"]["resourceVersion"]) == int(first["metadata"]["resourceVersion"]) + 2
+NOT_SERVED = "the server could not find the requested resource"
+OF_NODES = "/api/v1/nodes/n"
+JSON_BODY = {"Content-Type": "application/json"}
 
 
 @pytest.mark.parametrize(
     ("path", "message"),
     [
         (f"{PODS_PATH}/none", 'pods "none" not found'),
-        ("/api/v1/nodes/none", 'nodes "none" not found'),
         (f"{LEASES_PATH}/none", 'leases.coordination.k8s.io "none" not found'),
-        ("/api/v1/secrets", "the server could not find the requested resource"),
-        ("/apis/apps/v1/deployments", "the server could not find the requested resource"),
-        ("/api/v1/namespaces/default/nodes", "the server could not find the requested resource"),
-        ("/api/v1/pods/a", "the server could not find the requested resource"),
-        (f"{PODS_PATH}/a/scale", "the server could not find the requested resource"),
-        ("/", "the server could not find the requested resource"),
+        *((path, NOT_SERVED) for path in ("/api/v1/secrets", "/apis/apps/v1/deployments", "/", "/api/v1/pods/a")),
+        *((path, NOT_SERVED) for path in ("/api/v1/namespaces/default/nodes", f"{PODS_PATH}/a/scale")),
     ],
 )
 async def test_what_is_not_there_is_404(client: Client, path: str, message: str) -> None:
@@ -53,58 +39,298 @@ async def test_what_is_not_there_is_404(client: Client, path: str, message: str)
 
 
 @pytest.mark.parametrize(
-    ("method", "path"), [("DELETE", "/api/v1/pods"), ("PUT", PODS_PATH), ("POST", f"{PODS_PATH}/a")]
+    ("method", "path", "options", "expected"),
+    [
+        *((method, path, {}, 405) for method, path in (("DELETE", "/api/v1/pods"), ("PUT", PODS_PATH))),
+        ("POST", f"{PODS_PATH}/a", {}, 405),
+        ("POST", PODS_PATH, {"headers": {"Content-Type": "text/plain"}}, 415),
+        ("PATCH", f"{PODS_PATH}/a", {"headers": {"Content-Type": "application/apply-patch+yaml"}}, 415),
+        *(
+            ("GET", PODS_PATH, {"params": query}, 400)
+            for query in (
+                *({"limit": "x"}, {"resourceVersion": "x"}, {"timeoutSeconds": "x"}, {"continue": "???"}),
+                *({"watch": "1", "resourceVersion": "x"}, {"labelSelector": "app=x=y"}),
+                {"labelSelector": "app=x=y", "watch": "true"},
+            )
+        ),
+        ("GET", "/api/v1/events", {"params": {"labelSelector": "app=x=y"}}, 400),
+        ("DELETE", PODS_PATH, {"params": {"labelSelector": "app in"}}, 400),
+        ("PUT", f"{PODS_PATH}/a", {"body": {"metadata": 7}, "headers": JSON_BODY}, 400),
+        ("PATCH", f"{PODS_PATH}/a", {"body": {"metadata": 7}, "headers": MERGE}, 400),
+        ("PATCH", f"{PODS_PATH}/a", {"body": {"metadata": {"labels": {"a": 1}}}, "headers": MERGE}, 400),
+        ("PATCH", f"{PODS_PATH}/a", {"body": {"spec": {"containers": 7}}, "headers": MERGE}, 400),
+        ("PATCH", OF_NODES, {"body": {"metadata": {"labels": 1}}, "headers": MERGE}, 400),
+        *(
+            ("POST", PODS_PATH, {"body": body}, 400)
+            for body in (pod("x", nodeName=[1]), pod("x", containers=[1]), {"metadata": 1}, pod("x") | {"spec": 1})
+        ),
+    ],
 )
-async def test_a_verb_that_makes_no_sense_is_405(client: Client, method: str, path: str) -> None:
-    assert (await client.ask(method, path, {}))[0] == 405
+async def test_what_cannot_be_meant_is_refused(
+    client: Client, server: StandInApiServer, method: str, path: str, options: Json, expected: int
+) -> None:
+    kept = [server.create_pod(pod("a")), server.create_node({"metadata": {"name": "n"}})]
+    status, refusal = await client.ask(method, path, **{"body": {}, **options})
+    assert (status, refusal["kind"], refusal["status"], refusal["code"]) == (expected, "Status", "Failure", expected)
+    assert [*server.objects(PODS), *server.objects(NODES)] == kept
 
 
-async def test_a_body_of_another_media_type_is_415(client: Client) -> None:
-    assert (await client.ask("POST", PODS_PATH, {}, headers={"Content-Type": "text/plain"}))[0] == 415
-
-
-async def test_the_latest_requests_are_remembered(client: Client, server: StandInApiServer) -> None:
+async def test_the_server_chooses_uids_counts_every_write_and_remembers_requests(
+    client: Client, server: StandInApiServer
+) -> None:
+    _, first = await client.ask("POST", PODS_PATH, {**pod("a"), "metadata": {"name": "a", "uid": "mine"}})
+    assert first["metadata"]["uid"] != "mine"
+    server.create_node({"metadata": {"name": "n1"}})
+    _, third = await client.ask("POST", PODS_PATH, pod("b"))
+    version = int(first["metadata"]["resourceVersion"]) + 2
+    for body in ({}, {"status": {"phase": "Failed"}}):  # nothing is changed by these, so they are no writes
+        _, same = await client.ask("PATCH", f"{PODS_PATH}/b", body, headers=MERGE)
+        assert (same, int(same["metadata"]["resourceVersion"])) == (third, version)
     await client.get("/api/v1/pods", limit="2")
-    await client.ask("PATCH", f"{PODS_PATH}/none", {}, headers=MERGE)
-    first, second = server.requests
-    assert (first.method, first.path, first.query) == ("GET", "/api/v1/pods", {"limit": "2"})
-    assert (second.method, second.content_type) == ("PATCH", MERGE["Content-Type"])
+    assert (server.requests[-1].path, server.requests[-1].query) == ("/api/v1/pods", {"limit": "2"})
+    assert (server.requests[-2].method, server.requests[-2].content_type) == ("PATCH", MERGE["Content-Type"])
 
 
-# Who may come in.
-
-
-async def test_with_a_token_only_its_bearer_comes_in(tmp_path: Path) -> None:
+async def test_a_token_lets_its_bearer_in_and_a_kubeconfig_is_for_its_owner_only(tmp_path: Path) -> None:
     async with StandInApiServer(token="secret") as server, aiohttp.ClientSession(server.url) as session:  # noqa: S106 - a stand-in's
         client = Client(session)
-        assert (await client.ask("GET", "/api/v1/pods"))[0] == 401
-        assert (await client.ask("GET", "/api/v1/pods", headers={"Authorization": "Bearer guess"}))[0] == 401
+        for header, expected in (({}, 401), ({"Authorization": "Bearer guess"}, 401), ({}, 401)):
+            assert (await client.ask("GET", "/api/v1/pods", headers=header))[0] == expected
         assert (await client.ask("GET", "/api/v1/pods", headers={"Authorization": "Bearer secret"}))[0] == 200
-        config = json.loads(server.write_kubeconfig(tmp_path / "kubeconfig").read_text())
+        path = server.write_kubeconfig(tmp_path / "kubeconfig")
+        config = json.loads(path.read_text())
         assert config["users"][0]["user"] == {"token": "secret"}
+        assert config["clusters"][0]["cluster"]["server"] == server.url
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-async def test_a_kubeconfig_is_for_its_owner_only(server: StandInApiServer, tmp_path: Path) -> None:
-    path = server.write_kubeconfig(tmp_path / "kubeconfig")
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert json.loads(path.read_text())["clusters"][0]["cluster"]["server"] == server.url
+async def test_a_collection_is_deleted_by_labels_in_its_namespace_and_gracefully(
+    client: Client, server: StandInApiServer
+) -> None:
+    for name, app in (("a", "x"), ("b", "y"), ("c", "x")):
+        server.create_pod({"metadata": {"name": name, "labels": {"app": app}}, "spec": {"nodeName": "n1"}})
+    server.create_pod({"metadata": {"name": "d", "namespace": "other", "labels": {"app": "x"}}, "spec": {}})
+    forced = {"labelSelector": "app in (x)", "gracePeriodSeconds": "0"}
+    status, answer = await client.ask("DELETE", PODS_PATH, params=forced)
+    assert (status, answer["kind"], names(answer)) == (200, "PodList", ["a", "c"])
+    assert names(await client.get("/api/v1/pods")) == ["b", "d"]
+    await client.ask("DELETE", PODS_PATH)
+    assert "deletionTimestamp" in server.get(PODS, "b", "default")["metadata"]
+    await client.ask("DELETE", PODS_PATH, params={"gracePeriodSeconds": "0"})
+    assert names(await client.get("/api/v1/pods")) == ["d"]
 
 
-# Playing the others.
+@pytest.mark.parametrize(("spec", "phase"), [({}, "Pending"), ({"nodeName": "n1"}, "Succeeded")])
+async def test_a_pod_without_a_node_and_one_that_has_ended_are_gone_at_once(
+    client: Client, server: StandInApiServer, spec: Json, phase: str
+) -> None:
+    server.create_pod(pod("a", **spec))
+    server.set_pod_status("default", "a", {"phase": phase})
+    await client.ask("DELETE", f"{PODS_PATH}/a")
+    assert server.objects(PODS) == []
 
 
-def test_the_play_needs_no_running_server() -> None:
+# Faults.
+
+
+@pytest.mark.parametrize(
+    ("match", "meets"),
+    [
+        *((Match(), True), (Match(method="GET", path="v1", watch=True), True), (Match(path="/pods$"), True)),
+        *((Match(method="POST"), False), (Match(path="/binding$"), False), (Match(watch=False), False)),
+    ],
+)
+def test_a_match_says_which_requests(match: Match, *, meets: bool) -> None:
+    assert match.meets("GET", "/api/v1/pods", watch=True) is meets
+
+
+async def test_faults_happen_to_what_they_are_meant_for_in_their_order_and_so_often(
+    client: Client, server: StandInApiServer
+) -> None:
+    server.fail(Fault(Match(method="GET", path="/pods$"), times=2, status=503, retry_after_seconds=1))
+    server.fail(Fault(Match(path="/pods$"), status=500))
+    assert (await client.ask("GET", "/api/v1/nodes"))[0] == 200
+    assert [(await client.ask("GET", "/api/v1/pods"))[0] for _ in range(4)] == [503, 503, 500, 200]
+    server.fail(Fault(Match(watch=True), ends=True))
+    assert await client.watch_to_the_end("/api/v1/pods") == []
+    server.fail(Fault(gate=(gate := asyncio.Event())))
+    asking = asyncio.create_task(client.get("/api/v1/pods"), name="held")
+    await asyncio.sleep(0.02)
+    assert not asking.done()
+    gate.set()
+    await asking
+
+
+async def test_a_server_stops_under_its_watches_and_comes_back_on_its_port_with_its_objects(
+    client: Client, server: StandInApiServer
+) -> None:
+    server.create_pod(pod("a"))
+    url, watching = server.url, asyncio.create_task(client.watch("/api/v1/pods", 2, resourceVersion="1"), name="watch")
+    await until_watched(server)
+    async with asyncio.timeout(0.9):
+        await server.stop()
+    await asyncio.gather(watching, return_exceptions=True)
+    with pytest.raises(aiohttp.ClientError):
+        await client.get("/api/v1/pods")
+    await server.start()
+    assert (server.url, names(await client.get("/api/v1/pods"))) == (url, ["a"])
+
+
+# Watches.
+
+
+async def test_objects_enter_and_leave_a_selection(client: Client, server: StandInApiServer) -> None:
+    server.create_pod(pod("a"))
+    watching = asyncio.create_task(
+        client.watch("/api/v1/pods", 3, resourceVersion="2", fieldSelector="status.phase=Running"), name="watch"
+    )
+    await until_watched(server)
+    for phase in ("Running", "Failed", "Running"):
+        server.set_pod_status("default", "a", {"phase": phase})
+    entered, left, again = await watching
+    assert [event["type"] for event in (entered, left, again)] == ["ADDED", "DELETED", "ADDED"]
+    assert left["object"]["status"]["phase"] == "Running", "as it was last seen"
+    versions = [int(event["object"]["metadata"]["resourceVersion"]) for event in (entered, left, again)]
+    assert versions == sorted(set(versions))
+
+
+async def test_initial_events_end_with_a_marked_bookmark(client: Client, server: StandInApiServer) -> None:
+    server.create_pod(pod("a"))
+    query = {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan", "allowWatchBookmarks": "true"}
+    added, bookmark = await client.watch("/api/v1/pods", 2, **query)
+    assert added["type"] == "ADDED"
+    assert bookmark["type"] == "BOOKMARK"
+    assert bookmark["object"]["kind"] == "Pod"
+    assert bookmark["object"]["metadata"]["annotations"] == {"k8s.io/initial-events-end": "true"}
+    assert bookmark["object"]["metadata"]["resourceVersion"] == added["object"]["metadata"]["resourceVersion"]
+
+
+async def test_initial_events_may_be_switched_off_and_need_a_match() -> None:
+    query = {"watch": "true", "sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
+    async with StandInApiServer(watch_list=WatchList.REFUSED) as server, aiohttp.ClientSession(server.url) as session:
+        status, refusal = await Client(session).ask("GET", "/api/v1/pods", params=query)
+        assert (status, "WatchList feature gate" in refusal["message"]) == (422, True)
+        del query["resourceVersionMatch"]
+        server.watch_list = WatchList.SERVED
+        status, refusal = await Client(session).ask("GET", "/api/v1/pods", params=query)
+        assert (status, "resourceVersionMatch" in refusal["message"]) == (422, True)
+
+
+async def test_bookmarks_come_in_time_and_on_request() -> None:
+    async with (
+        StandInApiServer(bookmark_seconds=0.02) as server,
+        aiohttp.ClientSession(server.url) as session,
+    ):
+        server.create_node({"metadata": {"name": "n"}})
+        client = Client(session)
+        (timed,) = await client.watch("/api/v1/pods", 1, resourceVersion="1", allowWatchBookmarks="true")
+        assert (timed["type"], timed["object"]["metadata"]["resourceVersion"]) == ("BOOKMARK", "2")
+
+
+async def test_who_did_not_ask_gets_no_bookmarks(client: Client, server: StandInApiServer) -> None:
+    watching = asyncio.create_task(client.watch_to_the_end("/api/v1/pods", resourceVersion="1"), name="watch")
+    await until_watched(server)
+    server.create_pod(pod("a"))
+    server.send_bookmarks()
+    await asyncio.sleep(0.02)
+    server.end_watches()
+    assert [event["type"] for event in await watching] == ["ADDED"]
+
+
+async def test_a_watch_from_before_the_compaction_gets_its_410_inside_the_stream(
+    client: Client, server: StandInApiServer
+) -> None:
+    server.create_pod(pod("a"))
+    server.compact()
+    (error,) = await client.watch_to_the_end("/api/v1/pods", resourceVersion="1")
+    assert error["type"] == "ERROR"
+    assert (error["object"]["code"], error["object"]["reason"]) == (410, "Expired")
+    assert error["object"]["message"] == "too old resource version: 1 (2)"
+
+
+async def test_open_watches_can_be_expired_ended_and_timed_out(client: Client, server: StandInApiServer) -> None:
+    for end, expected in ((server.expire_watches, ["ERROR"]), (server.end_watches, [])):
+        watching = asyncio.create_task(client.watch_to_the_end("/api/v1/pods", resourceVersion="1"), name="watch")
+        await until_watched(server)
+        end()
+        assert [event["type"] for event in await watching] == expected
+    assert await client.watch_to_the_end("/api/v1/pods", resourceVersion="1", timeoutSeconds="0") == []
+
+
+# The door without sockets.
+
+POD = {"metadata": {"name": "a", "namespace": "default"}, "spec": {"containers": []}}
+ITEM = "/api/v1/namespaces/default/pods/a"
+LABEL = ApiRequest("PATCH", ITEM, body={"metadata": {"labels": {"x": "y"}}}, content_type=MERGE_PATCH)
+WATCH = ApiRequest("GET", "/api/v1/pods", {"watch": "true", "resourceVersion": "1"})
+
+
+@pytest.fixture
+def api() -> StandInApiServer:
     server = StandInApiServer()
-    server.create_node({"metadata": {"name": "n1"}, "status": {"capacity": {"aws.amazon.com/neurondevice": 16}}})
-    server.create_pod({"metadata": {"name": "a", "uid": "uid-a"}, "spec": {}})
-    server.bind("default", "a", node="n1", annotations={"NEURON_DEVS": "0"})
-    server.patch_node("n1", {"metadata": {"labels": {"zone": "a"}}})
-    server.patch_node("n1", {"status": {"allocatable": {"aws.amazon.com/neurondevice": "15"}}}, status=True)
-    (node,), (bound,) = server.objects(NODES), server.objects(PODS)
-    assert node["status"]["capacity"] == {"aws.amazon.com/neurondevice": "16"}
-    assert node["status"]["allocatable"] == {"aws.amazon.com/neurondevice": "15"}
-    assert (bound["metadata"]["uid"], bound["spec"]["nodeName"]) == ("uid-a", "n1")
-    server.delete_node("n1")
-    assert [server.objects(kind) for kind in (NODES, LEASES, EVENTS)] == [[], [], []]
-    with pytest.raises(Refusal, match='nodes "n1" not found'):
-        server.get(NODES, "n1")
+    server.create_pod(POD)
+    return server
+
+
+def is_labelled(api: StandInApiServer) -> bool:
+    return "labels" in api.get(PODS, "a", "default")["metadata"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "arrived", "done"),
+    [
+        (Fault(drop=True), True, False),
+        (Fault(unsent=True), False, False),
+        (Fault(lose_answer=True), True, True),
+        (Fault(delay_seconds=9.0), True, False),
+    ],
+)
+@pytest.mark.looptime
+async def test_a_request_without_an_answer(api: StandInApiServer, fault: Fault, *, arrived: bool, done: bool) -> None:
+    api.fail(fault)
+    with pytest.raises(UnreachableError) as raised:
+        await api.request(LABEL, timeout_seconds=5)
+    assert (raised.value.may_have_arrived, is_labelled(api)) == (arrived, done)
+    assert (await api.request(LABEL, timeout_seconds=5)).status == 200
+
+
+@pytest.mark.parametrize("done", [False, True])
+async def test_a_refusal_is_answered_and_says_nothing_of_what_was_done(api: StandInApiServer, *, done: bool) -> None:
+    api.fail(Fault(Match("PATCH"), status=503, lose_answer=done))
+    assert (await api.request(LABEL, timeout_seconds=5)).status == 503
+    assert is_labelled(api) is done
+    assert api.answer(ApiRequest("GET", "/api/v1/nothing")).status == 404
+
+
+@pytest.mark.looptime
+async def test_a_watch_says_what_happens_until_it_is_ended_or_cut(api: StandInApiServer) -> None:
+    async with api.stream(WATCH, silence_seconds=600) as lines:
+        kinds = [msgspec.json.decode(await anext(lines))["type"]]
+        api.delete_pod("default", "a", grace_seconds=0)
+        kinds.append(msgspec.json.decode(await anext(lines))["type"])
+        assert kinds == ["ADDED", "DELETED"]
+        api.end_watches()
+        assert [line async for line in lines] == []
+    async with api.stream(WATCH, silence_seconds=600) as lines:
+        asyncio.get_running_loop().call_later(1, api.cut_watches)
+        with pytest.raises(UnreachableError):
+            assert [line async for line in lines] == []
+    assert api.open_watches == 0
+
+
+@pytest.mark.looptime
+async def test_a_silent_watch_is_given_up_and_a_refused_one_not_opened(api: StandInApiServer) -> None:
+    now = {**WATCH.query, "resourceVersion": str(api._objects.versions.current)}
+    began = asyncio.get_running_loop().time()
+    async with api.stream(ApiRequest("GET", WATCH.path, now), silence_seconds=150) as lines:
+        with pytest.raises(UnreachableError, match="silence"):
+            await anext(lines)
+    assert asyncio.get_running_loop().time() - began == pytest.approx(180)
+    api.fail(Fault(status=410))
+    with pytest.raises(ApiError, match="410"):
+        async with api.stream(WATCH, silence_seconds=150):
+            pass
+    api.fail(Fault(ends=True))
+    async with api.stream(WATCH, silence_seconds=150) as lines:
+        assert [line async for line in lines] == []
+    assert isinstance(await api.request(ApiRequest("GET", ITEM), timeout_seconds=1), Response)

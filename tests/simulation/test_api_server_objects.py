@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from neuron_plugin.simulation.api_server_kinds import EVENTS, LEASES, NODES, PODS, Refusal
+from neuron_plugin.simulation.api_server_kinds import LEASES, NODES, PODS, Refusal
 from neuron_plugin.simulation.api_server_objects import created, deleted
 from neuron_plugin.simulation.api_server_patches import merge_patched
 
@@ -41,12 +41,6 @@ def test_quantities_become_texts_and_limits_are_requested() -> None:
 def test_what_a_node_can_give_is_what_it_has_unless_said() -> None:
     made = created(NODES, "", {"metadata": {"name": "n"}, "status": {"capacity": {"cpu": 4}}})
     assert made["status"] == {"capacity": {"cpu": "4"}, "allocatable": {"cpu": "4"}}
-
-
-def test_a_generated_name_starts_with_its_prefix() -> None:
-    made = [created(EVENTS, "ns", {"metadata": {"generateName": "pod-a-"}})["metadata"] for _ in range(2)]
-    assert all(metadata["name"].startswith("pod-a-") for metadata in made)
-    assert made[0]["name"] != made[1]["name"]
 
 
 @pytest.mark.parametrize(

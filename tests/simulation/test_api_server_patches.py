@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import strategies as st
 
 from neuron_plugin.simulation.api_server_kinds import Refusal
 from neuron_plugin.simulation.api_server_patches import merge_patched, strategically_patched
@@ -35,13 +34,6 @@ Json = dict[str, Any]
 )
 def test_a_merge_patch_is_that_of_the_rfc(value: Any, patch: Any, expected: Any) -> None:
     assert merge_patched(value, patch) == expected
-
-
-Tree = st.recursive(
-    st.integers() | st.text(max_size=2),
-    lambda inner: st.dictionaries(st.sampled_from("abc"), inner, max_size=3) | st.lists(inner, max_size=2),
-    max_leaves=8,
-)
 
 
 def test_a_strategic_merge_knows_conditions_by_their_type() -> None:

@@ -92,24 +92,6 @@ async def test_e7_a_pod_waits_while_the_plugin_is_away_and_is_placed_when_it_is_
     assert (await asking).nodes
 
 
-async def test_a_pod_is_refused_while_its_silicon_is_held_and_placed_when_it_is_free(cluster: SimulatedCluster) -> None:
-    await placed(cluster, "small", CORE, 1)
-    cluster.api.create_pod(pod_manifest("all", {"main": (Resource(DEVICE), 6)}))
-    refused = await cluster.filter("all")
-    assert refused.nodes == []
-    assert "Fewer than 6 free Neuron devices" in refused.message(1)
-    with pytest.raises(ExtenderCallError, match="Fewer than 6 free Neuron devices"):
-        await cluster.bind("all")
-    await end_pod(cluster, "small")
-    await cluster.worker.wait_until_offered(Resource.NEURONDEVICE, 6)
-    async with asyncio.timeout(30):  # what a deleted pod had is kept until its node has said that it is free
-        while not (await cluster.filter("all")).nodes:
-            await asyncio.sleep(0.1)
-    await cluster.bind("all")
-    admitted = await cluster.admit("all")
-    assert admitted.container("main").envs == {"AWS_NEURON_VISIBLE_DEVICES": "0,1,2,3,4,5"}
-
-
 async def test_g07_an_extender_that_is_asked_to_end_ends_and_answers_no_longer(cluster: SimulatedCluster) -> None:
     pod = cluster.api.create_pod(pod_manifest("late", {"main": (Resource(DEVICE), 1)}))
     assert await end_process(cluster._extender) == 0

@@ -178,33 +178,20 @@ async def test_a_pod_stays_terminating_while_its_driver_is_away_or_refuses(direc
         assert site.pods_in_file == {}
 
 
-async def test_claims_of_pods_that_nobody_ended_are_given_up_after_a_while(directory: Path) -> None:
-    driver = RawDriver()
-    async with a_site(directory, driver) as site:
-        site.api.add("c", "a")
-        await site.dra.prepare(pod())
-        site.dra.times = DraManagerTimes(watcher=0.02, reconcile=0.02)
-        await site.kubelet.restart()
-        await until(lambda: site.pods_in_file == {})
-        assert driver.unprepared == [["c"]]
-
-
 async def test_health_is_shown_by_the_first_cdi_device_and_forgotten_with_the_stream(directory: Path) -> None:
     driver = RawDriver()
     async with a_site(directory, driver) as site:
         site.api.add("c", "a")
         await site.dra.prepare(pod())
-        (container,) = pod().containers
 
-        def shown() -> list[Json]:
-            return site.dra.status(pod(), container)
+        def shown(request: str) -> tuple[str, list[Json]]:
+            (found,) = site.dra.status(pod(), KubeletContainer("app", claims=(("c", request),)))
+            return found["name"], found["resources"]
 
-        await until(lambda: shown()[0]["resources"] == [{"resourceID": driver.cdi_id, "health": "Healthy"}])
-        assert shown()[0]["name"] == "claim:c"
-        driver.say(health_pb.UNHEALTHY)
-        await until(lambda: shown()[0]["resources"][0]["health"] == "Unhealthy")
-        assert (
-            site.dra.status(pod(), KubeletContainer("app", claims=(("c", "neurons"),)))[0]["name"] == "claim:c/neurons"
-        )
+        for health, word in ((None, "Healthy"), (health_pb.UNHEALTHY, "Unhealthy")):
+            if health is not None:
+                driver.say(health)
+            await until(lambda word=word: shown("")[1][0]["health"] == word)  # type: ignore[misc]
+        assert shown("neurons")[0] == "claim:c/neurons"
         driver.end_streams()
-        await until(lambda: shown()[0]["resources"][0]["health"] == "Unknown")
+        await until(lambda: shown("") == ("claim:c", [{"resourceID": driver.cdi_id, "health": "Unknown"}]))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import stat
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ from neuron_plugin.simulation import KubeletContainer, KubeletPod
 from neuron_plugin.simulation.kubelet import is_static
 from neuron_plugin.simulation.kubelet_device_manager import KubeletCheckpointFile, WriteFault
 from neuron_plugin.simulation.kubelet_pods import SimulatedCgroups
-from tests.kubelet.fakes import CORE, DEVICE, eventually, seeded
+from tests.kubelet.fakes import CORE, DEVICE, eventually
 from tests.simulation.kubelet_node import (
     INIT,
     RawPlugin,
@@ -33,7 +31,7 @@ from tests.simulation.kubelet_node import (
     serving,
     wants,
 )
-from tests.support.kubelet import KubeletOptions, KubeletStoppedError, StandInKubelet
+from tests.support.kubelet import KubeletOptions, KubeletStoppedError
 from tests.support.manifests import static_pod
 
 API_UID = "0f1c2d3e-4a5b-6c7d-8e9f-001122334455"
@@ -130,23 +128,17 @@ async def test_the_file_is_replaced_by_a_rename_within_the_directory(directory: 
     assert after.st_mode & 0o777 == 0o600
 
 
-async def test_entries_of_an_ended_pod_stay_in_the_file_until_the_next_write(directory: Path) -> None:
-    plugins, pods = directory / "dp", directory / "pr"
-    plugins.mkdir()
-    pods.mkdir()
-    kubelet, plugin = StandInKubelet(plugins, pods, random=seeded(0)), RawPlugin()
-    async with kubelet, serving(plugin, plugins / "plugin.sock"):
-        await register(plugins, "plugin.sock")
-        await kubelet.wait_for_capacity(CORE, 4)
+async def test_entries_of_an_ended_pod_stay_in_the_file_until_the_next_write_after_a_list(directory: Path) -> None:
+    async with node(directory) as (kubelet, plugin):
         await kubelet.admit(pod("a", wants(2)))
         kubelet.finish("uid-a")
         list_again(plugin)
         await asyncio.sleep(0.05)
-        assert ("uid-a", "c") in recorded(plugins), "a write alone cleans nothing"
-        await PodResourcesClient(pods / "kubelet.sock").list()
-        assert ("uid-a", "c") in recorded(plugins), "List cleans the memory and writes nothing"
+        assert ("uid-a", "c") in recorded(directory), "a write alone cleans nothing"
+        await PodResourcesClient(directory / "pr/kubelet.sock").list()
+        assert ("uid-a", "c") in recorded(directory), "List cleans the memory and writes nothing"
         list_again(plugin)
-        await eventually(lambda: not recorded(plugins))
+        await eventually(lambda: not recorded(directory))
 
 
 async def test_an_identical_list_writes_the_whole_memory_also_during_a_preferred_allocation(directory: Path) -> None:
@@ -164,31 +156,25 @@ async def test_an_identical_list_writes_the_whole_memory_also_during_a_preferred
 
 
 async def test_nothing_is_cleaned_until_the_api_server_answered_after_a_start(directory: Path) -> None:
-    plugins, pods = directory / "dp", directory / "pr"
-    plugins.mkdir()
-    pods.mkdir()
-    options = KubeletOptions(sync_delay=0.0)
-    kubelet, client = StandInKubelet(plugins, pods, options=options), PodResourcesClient(pods / "kubelet.sock")
-    async with kubelet, serving(RawPlugin(), plugins / "plugin.sock"):
-        await register(plugins, "plugin.sock")
-        await kubelet.wait_for_capacity(CORE, 4)
+    client = PodResourcesClient(directory / "pr/kubelet.sock")
+    async with node(directory, options=KubeletOptions(sync_delay=0.0)) as (kubelet, _):
         await kubelet.admit(pod("ended", wants(1)))
         await kubelet.admit(pod("live", wants(1)))
         await kubelet.stop()
         kubelet.finish("uid-ended")
         await kubelet.start(api_reachable=False)
-        async with serving(again := RawPlugin(), plugins / "again.sock"):
-            await register(plugins, "again.sock")
+        async with serving(again := RawPlugin(), directory / "again.sock"):
+            await register(directory, "again.sock")
             await kubelet.wait_for_capacity(CORE, 4)
             static = static_pod("ns", "static", "node", wants(1))
             await kubelet.admit(static)
             assert [each.name for each in await client.list()] == ["static"]
             list_again(again)
-            assert {uid for uid, _ in recorded(plugins)} == {"uid-ended", "uid-live", static.uid}
+            assert {uid for uid, _ in recorded(directory)} == {"uid-ended", "uid-live", static.uid}
             await kubelet.reach_api()
             assert {each.name for each in await client.list()} == {"live", "static"}
             list_again(again)
-            await eventually(lambda: {uid for uid, _ in recorded(plugins)} == {"uid-live", static.uid})
+            await eventually(lambda: {uid for uid, _ in recorded(directory)} == {"uid-live", static.uid})
             assert len(again.allocations) == 1
 
 
@@ -275,48 +261,31 @@ async def test_a_kubelet_killed_between_allocate_and_write_has_no_entry_and_allo
             assert set(recorded(directory)) == {("uid-a", "c")}
 
 
-# Sections 7 and 14: a checkpoint that is lost, corrupt or of another format
-
-
 async def test_137534_the_file_names_the_holder_of_an_id_that_is_offered_again(directory: Path) -> None:
-    plugins, pods = directory / "dp", directory / "pr"
-    plugins.mkdir()
-    pods.mkdir()
-    kubelet, plugin = StandInKubelet(plugins, pods, random=seeded(0)), RawPlugin()
-    async with kubelet, serving(plugin, plugins / "plugin.sock"):
-        await register(plugins, "plugin.sock")
-        await kubelet.wait_for_capacity(CORE, 4)
+    async with node(directory) as (kubelet, plugin):
         plugin.preference = ["d0"]
         await kubelet.admit(pod("old", wants(1)))
         plugin.preference, plugin.gate = ["d1"], asyncio.Event()
         admission = asyncio.create_task(kubelet.admit(pod("a", wants(1))))
         await eventually(lambda: len(plugin.allocations) == 2)
         kubelet.finish("uid-old")
-        await PodResourcesClient(pods / "kubelet.sock").list()
+        await PodResourcesClient(directory / "pr/kubelet.sock").list()
         plugin.gate.set()
         await admission
         plugin.preference = ["d3"]
         await kubelet.admit(pod("b", wants(1)))
         available, _, _ = plugin.preferences[-1]
-        assert recorded(plugins) == {("uid-a", "c"): {"d1"}, ("uid-b", "c"): {"d3"}}
+        assert recorded(directory) == {("uid-a", "c"): {"d1"}, ("uid-b", "c"): {"d3"}}
         assert "d1" in available
 
 
 # Sections 6.3 and 14: static pods
 
 
-def test_a_static_pods_uid_is_a_hash_and_comes_back_with_its_manifest() -> None:
-    first, same = (static_pod("kube-system", "train", "worker", wants(1)) for _ in range(2))
-    assert first == same
-    assert is_static(first)
-    assert len(first.uid) == 32
-    assert "-" not in first.uid
-    assert static_pod("kube-system", "train", "worker", wants(2)).uid != first.uid
-    assert not is_static(pod("a", uid=API_UID))
-
-
 async def test_a_static_pod_that_returns_has_its_entry_again_without_an_allocate(directory: Path) -> None:
     static = static_pod("default", "train", "worker", wants(2))
+    assert is_static(static)
+    assert not is_static(pod("a", uid=API_UID))
     async with node(directory) as (kubelet, plugin):
         first = await kubelet.admit(static)
         kubelet.finish(static.uid)
@@ -328,68 +297,47 @@ async def test_a_static_pod_that_returns_has_its_entry_again_without_an_allocate
 # Section 7: force deletion, and cgroups
 
 
-@asynccontextmanager
-async def node_with_cgroups(
-    directory: Path, options: KubeletOptions
-) -> AsyncIterator[tuple[StandInKubelet, RawPlugin, Path]]:
-    plugins, root = directory / "dp", directory / "cgroup"
-    plugins.mkdir()
-    kubelet, plugin = StandInKubelet(plugins, cgroup_root=root, options=options), RawPlugin()
-    async with kubelet, serving(plugin, plugins / "plugin.sock"):
-        await register(plugins, "plugin.sock")
-        await kubelet.wait_for_capacity(CORE, 4)
-        yield kubelet, plugin, root / "kubepods.slice"
-
-
-def populated(slices: Path, pod: KubeletPod) -> str:
+def populated(directory: Path, pod: KubeletPod) -> str:
     """The content of the pod's cgroup.events, empty without one."""
     uid = pod.uid.replace("-", "_")
-    path = slices / "kubepods-besteffort.slice" / f"kubepods-besteffort-pod{uid}.slice" / "cgroup.events"
+    slices = directory / "cgroup/kubepods.slice/kubepods-besteffort.slice"
+    path = slices / f"kubepods-besteffort-pod{uid}.slice" / "cgroup.events"
     return path.read_text() if path.exists() else ""
 
 
 async def test_a_pods_slice_is_populated_from_its_first_start_to_its_end(directory: Path) -> None:
     a = pod("a", wants(1), uid=API_UID)
-    async with node_with_cgroups(directory, KubeletOptions(sync_delay=0.0)) as (kubelet, plugin, slices):
+    async with node(directory, options=KubeletOptions(sync_delay=0.0)) as (kubelet, plugin):
         plugin.gate = asyncio.Event()
         admission = asyncio.create_task(kubelet.admit(a))
         await eventually(lambda: bool(plugin.allocations))
-        assert populated(slices, a) == ""
+        assert populated(directory, a) == ""
         plugin.gate.set()
         await admission
-        assert populated(slices, a) == "populated 1\nfrozen 0\n"
+        assert populated(directory, a) == "populated 1\nfrozen 0\n"
         kubelet.stop_container(a.uid, "c")
-        assert populated(slices, a), "the sandbox keeps it"
+        assert populated(directory, a), "the sandbox keeps it"
         await kubelet.stop()
-        assert populated(slices, a), "a kubelet's end ends no process"
+        assert populated(directory, a), "a kubelet's end ends no process"
         kubelet.finish(a.uid)
-        assert populated(slices, a) == ""
+        assert populated(directory, a) == ""
         await kubelet.start()
 
 
 async def test_a_removed_static_pod_runs_out_its_grace_and_may_come_back(directory: Path) -> None:
     static = static_pod("default", "train", "worker", wants(1))
-    async with node_with_cgroups(directory, KubeletOptions(termination_seconds=0.05)) as (kubelet, _, slices):
+    async with node(directory, options=KubeletOptions(termination_seconds=0.05)) as (kubelet, _):
         await kubelet.admit(static)
         kubelet.remove_while_running(static.uid)
-        assert populated(slices, static)
+        assert populated(directory, static)
         await kubelet.admit(static)
         await asyncio.sleep(0.1)
-        assert populated(slices, static), "the earlier end does not end the same pod's new processes"
-
-
-def test_slices_are_named_by_qos_class_and_uid(tmp_path: Path) -> None:
-    cgroups = SimulatedCgroups(tmp_path)
-    uid = API_UID.replace("-", "_")
-    assert cgroups.path(KubeletPod(API_UID, "ns", "a", ())).relative_to(tmp_path) == Path(
-        f"kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{uid}.slice"
-    )
-    assert (tmp_path / "cgroup.controllers").is_file()
-    cgroups.remove(KubeletPod(API_UID, "ns", "a", ()))  # one that was never there
+        assert populated(directory, static), "the earlier end does not end the same pod's new processes"
 
 
 def test_a_user_who_is_not_root_can_write_a_cgroup_s_events_again(tmp_path: Path) -> None:
     """Root writes a file of mode 0444, too; the demo runs for every user."""
     cgroups, of = SimulatedCgroups(tmp_path), KubeletPod(API_UID, "ns", "a", ())
+    cgroups.remove(of)  # it was never there
     cgroups.populate(of)
     assert (cgroups.path(of) / "cgroup.events").stat().st_mode & stat.S_IWUSR

@@ -1,14 +1,16 @@
-"""Registration with the simulated kubelet and its faults of book-keeping by name."""
+"""Registration with the simulated kubelet, its faults of book-keeping by name, and the plugin watcher."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from neuron_plugin.simulation.kubelet_plugins import ResourceCapacity, is_extended_resource_name
-from tests.kubelet.fakes import CORE
+from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2 as pb
+from neuron_plugin.simulation.kubelet_plugins import PluginWatcher, ResourceCapacity, is_extended_resource_name
+from tests.kubelet.fakes import CORE, eventually
 from tests.simulation.kubelet_node import (
     RawPlugin,
     node,
@@ -22,39 +24,33 @@ from tests.simulation.kubelet_node import (
 from tests.support.kubelet import KubeletOptions, StandInKubelet
 
 
-async def test_a_wrong_version_is_refused_in_the_kubelets_words(directory: Path) -> None:
-    async with StandInKubelet(directory):
-        text = await refusal(directory, "e", CORE, "v1alpha")
-    assert text == 'requested API version "v1alpha" is not supported by kubelet. Supported version is ["v1beta1"]'
-
-
-async def test_a_wrong_resource_name_is_refused_in_the_kubelets_words(directory: Path) -> None:
-    async with StandInKubelet(directory):
-        assert await refusal(directory, "e", "dummy") == 'the ResourceName "dummy" is invalid'
-
-
-@pytest.mark.parametrize("name", [CORE, "example.com/Dummy_1.x", "a/b"])
-def test_names_the_kubelet_takes(name: str) -> None:
-    assert is_extended_resource_name(name)
-
-
 @pytest.mark.parametrize(
-    "name",
+    ("arguments", "said"),
     [
-        *("dummy", "Example.com/x", "example.com/a/b", f"example.com/{'n' * 64}", "hugepages-2Mi"),
-        *("kubernetes.io/x", "sub.kubernetes.io/x", "requests.example.com/x", "example.com/", "/x", "example.com/-x"),
-        f"{'d' * 250}.com/x",
+        (
+            ("e", CORE, "v1alpha"),
+            'requested API version "v1alpha" is not supported by kubelet. Supported version is ["v1beta1"]',
+        ),
+        (("e", "dummy"), 'the ResourceName "dummy" is invalid'),
+        (("absent.sock",), "failed to dial device plugin: context deadline exceeded"),
+        (("/absolute/path.sock",), "failed to dial device plugin: context deadline exceeded"),
     ],
 )
-def test_names_the_kubelet_refuses(name: str) -> None:
-    assert not is_extended_resource_name(name)
-
-
-@pytest.mark.parametrize("endpoint", ["absent.sock", "/absolute/path.sock"])
-async def test_a_socket_that_does_not_answer_is_refused_after_the_dial_time_out(directory: Path, endpoint: str) -> None:
+async def test_a_registration_is_refused_in_the_kubelets_words(
+    directory: Path, arguments: tuple[str, ...], said: str
+) -> None:
     async with StandInKubelet(directory, options=KubeletOptions(dial_seconds=0.05)):
-        text = await refusal(directory, endpoint)
-    assert text == "failed to dial device plugin: context deadline exceeded"
+        assert await refusal(directory, *arguments) == said
+
+
+def test_names_that_the_kubelet_takes_and_refuses() -> None:
+    taken = (CORE, "example.com/Dummy_1.x", "a/b")
+    refused = (
+        *("dummy", "Example.com/x", "example.com/a/b", f"example.com/{'n' * 64}", "hugepages-2Mi", "example.com/-x"),
+        *("kubernetes.io/x", "sub.kubernetes.io/x", "requests.example.com/x", "example.com/", "/x"),
+        f"{'d' * 250}.com/x",
+    )
+    assert [name for name in (*taken, *refused) if is_extended_resource_name(name)] == list(taken)
 
 
 # The book-keeping by name
@@ -76,3 +72,48 @@ async def test_a_failed_register_beside_a_live_one_makes_its_end_unnoticed(direc
         plugin.end_stream()
         await asyncio.sleep(0.05)
         assert kubelet.capacity(CORE) == ResourceCapacity(4, 4)
+
+
+@pytest.fixture
+async def kubelet(directory: Path) -> AsyncIterator[StandInKubelet]:
+    for name in ("sockets", "registry"):
+        (directory / name).mkdir()
+    options, registry = KubeletOptions(watcher_seconds=0.02), directory / "registry"
+    async with StandInKubelet(directory / "sockets", plugins_registry=registry, options=options) as kubelet:
+        yield kubelet
+
+
+@pytest.mark.parametrize(
+    ("info", "error"),
+    [
+        ({"type": "CSIPlugin"}, "no handler registered for plugin type: CSIPlugin"),
+        ({"name": "dummy"}, "is invalid"),
+        ({"supported_versions": ["v1"]}, "does not support"),
+    ],
+)
+async def test_an_unfit_plugin_learns_why_and_is_asked_again_after_a_pause(
+    kubelet: StandInKubelet, directory: Path, info: dict[str, object], error: str
+) -> None:
+    plugin = RawPlugin()
+    fit, given = plugin.info, {"type": "DevicePlugin", "name": CORE, "supported_versions": ["v1beta1"], **info}
+    plugin.info = pb.PluginInfo(**given)  # type: ignore[arg-type]  # a table's values
+    async with serving(plugin, directory / "registry/dummy.sock"):
+        await eventually(lambda: bool(plugin.statuses))
+        assert not plugin.statuses[0].plugin_registered
+        assert error in plugin.statuses[0].error
+        assert plugin.calls == []
+        plugin.info = fit
+        await asyncio.sleep(0.1)
+        assert len(plugin.statuses) == 1
+        await kubelet.wait_for_capacity(CORE, 4)
+
+
+async def test_a_dead_socket_is_counted_and_disturbs_nobody(directory: Path) -> None:
+    (directory / "registry").mkdir()
+    watcher = PluginWatcher(directory / "registry", {})
+    async with serving(RawPlugin(), directory / "registry/a.sock"):
+        (directory / "registry/a.sock").rename(directory / "registry/b.sock")
+    await watcher.reconcile()
+    assert list(watcher.errors) == [
+        f"failed to get plugin info using RPC GetInfo at socket {directory}/registry/b.sock"
+    ]

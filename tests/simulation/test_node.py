@@ -59,19 +59,23 @@ def test_the_bytes_are_the_drivers(
     assert text(node, device, "neuron_core0/info/architecture/arch_type") == core_arch
 
 
-def test_the_class_links_to_the_devices_and_holds_plain_files(make_node: MakeNode) -> None:
-    class_dir = make_node("inf2.xlarge").root / "sys/class/neuron_device"
+@pytest.mark.parametrize(
+    ("instance_type", "ids"),
+    [
+        ("inf2.xlarge", ("node_id_2", "node_id_4", "server_id_2", "server_id_4")),
+        ("trn3s.48xlarge", ("node_id", "node_cnt", "reservation_id")),
+    ],
+)
+def test_the_class_links_to_the_devices_and_holds_plain_files(
+    make_node: MakeNode, instance_type: str, ids: tuple[str, ...]
+) -> None:
+    class_dir = make_node(instance_type).root / "sys/class/neuron_device"
     assert str((class_dir / "neuron0").readlink()) == "../../devices/virtual/neuron_device/neuron0"
     assert (class_dir / "neuron0").resolve() == class_dir.parents[1] / "devices/virtual/neuron_device/neuron0"
     assert (class_dir / "neuron0/subsystem").resolve() == class_dir
     plain = {path.name: path.read_text() for path in class_dir.iterdir() if not path.is_symlink()}
-    assert plain == {
-        "node_id_2": "-1\n",
-        "node_id_4": "-1\n",
-        "server_id_2": "0000000000000000\n",
-        "server_id_4": "0000000000000000\n",
-        "ultraserver_mode": "\n",
-    }
+    texts = {name: f"{'-1' if name.startswith('node') else '0' * 16}\n" for name in ids}
+    assert plain == texts | {"ultraserver_mode": "\n"}
     assert {mode(class_dir / name) for name in plain} == {0o444}
 
 
@@ -106,16 +110,6 @@ def test_attributes_come_with_the_driver_that_brought_them(
     assert (device_dir(make_node("inf2.xlarge", driver_version=driver), 0) / attribute).exists() is exists
 
 
-def test_a_switched_type_has_other_class_files(make_node: MakeNode) -> None:
-    class_dir = make_node("trn3s.48xlarge").root / "sys/class/neuron_device"
-    assert {path.name: path.read_text() for path in class_dir.iterdir() if not path.is_symlink()} == {
-        "node_id": "-1\n",
-        "node_cnt": "-1\n",
-        "reservation_id": "0000000000000000\n",
-        "ultraserver_mode": "\n",
-    }
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="making character devices takes root")
 def test_character_devices_are_made_on_request(make_node: MakeNode) -> None:
     try:
@@ -134,45 +128,49 @@ def test_character_devices_are_made_on_request(make_node: MakeNode) -> None:
 
 # Faults.
 
-FAULTS: dict[str, tuple[Callable[[SimulatedNode], None], Callable[[SimulatedNode], None]]] = {
-    "ecc": (lambda node: node.set_ecc(2, sram=1, memory=2), lambda node: node.set_ecc(2, sram=0, memory=0)),
-    "reset": (lambda node: node.set_reset(2, ResetState.FAILED), lambda node: node.set_reset(2, ResetState.READY)),
+Deed = Callable[[SimulatedNode, int], None]
+FAULTS: dict[str, tuple[Deed, Deed]] = {
+    "ecc": (lambda node, n: node.set_ecc(n, sram=1, memory=n + 1), lambda node, n: node.set_ecc(n, sram=0, memory=0)),
+    "reset": (
+        lambda node, n: node.set_reset(n, ResetState.FAILED),
+        lambda node, n: node.set_reset(n, ResetState.READY),
+    ),
     "components": (
-        lambda node: node.set_unhealthy_components(2, ("hbm", "sram")),
-        lambda node: node.set_unhealthy_components(2, ()),
+        lambda node, n: node.set_unhealthy_components(n, ("hbm", "sram")),
+        lambda node, n: node.set_unhealthy_components(n, ()),
     ),
-    "error events": (lambda node: node.set_error_events(2, 4), lambda node: node.set_error_events(2, 0)),
-    "device": (lambda node: node.remove_device(2), lambda node: node.restore_device(2)),
-    "node": (lambda node: node.remove_node(2), lambda node: node.restore_node(2)),
-    "driver": (lambda node: node.unload_driver(), lambda node: node.load_driver()),
-    "garbage": (
-        lambda node: node.set_attribute(2, "core_count", "many"),
-        lambda node: node.restore_attribute(2, "core_count"),
-    ),
-    "late attribute": (
-        lambda node: node.set_attribute(2, "connected_devices", None),
-        lambda node: node.restore_attribute(2, "connected_devices"),
-    ),
-    "new attribute": (
-        lambda node: node.set_attribute(2, "stats/hardware/new", "1\n"),
-        lambda node: node.restore_attribute(2, "stats/hardware/new"),
-    ),
-    "lnc": (lambda node: node.set_logical_core_size(1), lambda node: node.set_logical_core_size(None)),
+    "error events": (lambda node, n: node.set_error_events(n, 4), lambda node, n: node.set_error_events(n, 0)),
+    "device": (lambda node, n: node.remove_device(n), lambda node, n: node.restore_device(n)),
+    "node": (lambda node, n: node.remove_node(n), lambda node, n: node.restore_node(n)),
+    "driver": (lambda node, _: node.unload_driver(), lambda node, _: node.load_driver()),
+    **{
+        f"attribute {name} {text}": (
+            lambda node, n, name=name, text=text: node.set_attribute(n, name, text),  # type: ignore[misc]
+            lambda node, n, name=name: node.restore_attribute(n, name),  # type: ignore[misc]
+        )
+        for name, text in (("core_count", "many"), ("connected_devices", None), ("stats/hardware/new", "1\n"))
+    },
+    "lnc": (lambda node, _: node.set_logical_core_size(1), lambda node, _: node.set_logical_core_size(None)),
 }
 
 
-@pytest.mark.parametrize(("fault", "remedy"), FAULTS.values(), ids=FAULTS.keys())
-def test_p68_every_fault_changes_the_tree_and_every_remedy_restores_its_bytes(
-    make_node: MakeNode,
-    fault: Callable[[SimulatedNode], None],
-    remedy: Callable[[SimulatedNode], None],
+@pytest.mark.parametrize("name", FAULTS)
+def test_p68_every_fault_changes_the_tree_every_remedy_restores_it_and_what_was_cut_short_is_completed(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    node = make_node()
+    node, (fault, remedy) = make_node(), FAULTS[name]
     before = everything(node.root)
-    fault(node)
-    assert everything(node.root) != before
-    remedy(node)
-    assert everything(node.root) == before
+    for change in (fault, remedy):
+        with monkeypatch.context() as patch:
+            patch.setattr(TreeWriter, "_describe", cut_short)
+            with pytest.raises(KeyboardInterrupt):
+                change(node, 2)
+        change(node, 2)
+        assert (everything(node.root) == before) is (change is remedy)
+
+
+def cut_short(_writer: TreeWriter, _description: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_p25_faults_survive_a_driver_reload_because_counters_live_in_firmware(make_node: MakeNode) -> None:
@@ -223,35 +221,16 @@ def test_a_reader_that_scans_during_changes_sees_whole_files_only(make_node: Mak
     assert looks > 3
 
 
-ACTIONS: dict[str, Callable[[SimulatedNode, int], None]] = {
-    "errors": lambda node, device: node.set_ecc(device, memory=device + 1),
-    "no errors": lambda node, device: node.set_ecc(device, memory=0),
-    "failed reset": lambda node, device: node.set_reset(device, ResetState.FAILED),
-    "broken parts": lambda node, device: node.set_unhealthy_components(device, ["hbm"]),
-    "error events": lambda node, device: node.set_error_events(device, 3),
-    "device gone": lambda node, device: node.remove_device(device),
-    "device back": lambda node, device: node.restore_device(device),
-    "node gone": lambda node, device: node.remove_node(device),
-    "node back": lambda node, device: node.restore_node(device),
-    "garbage": lambda node, device: node.set_attribute(device, "core_count", "?"),
-    "no attribute": lambda node, device: node.set_attribute(device, "core_count", None),
-    "attribute back": lambda node, device: node.restore_attribute(device, "core_count"),
-    "driver gone": lambda node, _device: node.unload_driver(),
-    "driver back": lambda node, _device: node.load_driver(),
-    "lnc": lambda node, device: node.set_logical_core_size(device or None),
-}
-
-
 @settings(max_examples=15)
-@given(st.lists(st.tuples(st.sampled_from(sorted(ACTIONS)), st.integers(0, 2)), max_size=12))
+@given(st.lists(st.tuples(st.sampled_from(sorted(FAULTS)), st.integers(0, 1), st.integers(0, 2)), max_size=12))
 def test_after_any_faults_the_tree_is_the_one_its_description_would_be_written_as(
-    steps: list[tuple[str, int]],
+    steps: list[tuple[str, int, int]],
 ) -> None:
     types = {"inf2.small": InstanceType("inf2.small", "Inferentia2", 3, 2, 32, Topology.LINE)}
     with TemporaryDirectory() as directory:
         node = write_node(Path(directory) / "node", "inf2.small", usage_counters=False, types=types)
-        for action, device in steps:
-            ACTIONS[action](node, device)
+        for name, place, device in steps:
+            FAULTS[name][place](node, device)
         fresh = Path(directory) / "fresh"
         fresh.mkdir()
         TreeWriter(fresh).build(node.description)
@@ -260,46 +239,16 @@ def test_after_any_faults_the_tree_is_the_one_its_description_would_be_written_a
         read_inventory(node.paths)
 
 
-@pytest.mark.parametrize(("fault", "remedy"), FAULTS.values(), ids=FAULTS.keys())
-def test_a_change_that_was_cut_short_is_completed_when_it_is_made_again(
-    make_node: MakeNode,
-    monkeypatch: pytest.MonkeyPatch,
-    fault: Callable[[SimulatedNode], None],
-    remedy: Callable[[SimulatedNode], None],
-) -> None:
-    node = make_node()
-    before = everything(node.root)
-    for change in (fault, remedy):
-        with monkeypatch.context() as patch:
-            patch.setattr(TreeWriter, "_describe", cut_short)
-            with pytest.raises(KeyboardInterrupt):
-                change(node)
-        change(node)
-    assert everything(node.root) == before
-
-
-def cut_short(_writer: TreeWriter, _description: object) -> None:
-    raise KeyboardInterrupt
-
-
 # Errors.
 
 
-@pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> SimulatedNode:
-    """A machine with every counter; each test uses counters of its own."""
-    return write_node(tmp_path_factory.mktemp("errors") / "node", "inf2.xlarge")
-
-
-def counter(node: SimulatedNode, core: int, name: str, part: str = "total") -> str:
-    path = node.paths.sysfs / f"class/neuron_device/neuron0/neuron_core{core}/stats/status/{name}/{part}"
-    return path.read_text()
-
-
-def test_an_error_counts_on_its_core_only_in_total_and_at_present(node: SimulatedNode) -> None:
+def test_an_error_counts_on_its_core_only_in_total_and_at_present(tmp_path: Path) -> None:
+    node = write_node(tmp_path / "node", "inf2.xlarge")
     node.set_core_errors(0, 1, hw_error=2)
-    assert counter(node, 1, "hw_error") == counter(node, 1, "hw_error", "present") == "2\n"
-    assert counter(node, 0, "hw_error") == "0\n"
+    read = [text(node, 0, f"neuron_core{core}/stats/status/hw_error/{part}") for core, part in (
+        (1, "total"), (1, "present"), (0, "total"),
+    )]  # fmt: skip
+    assert read == ["2\n", "2\n", "0\n"]
 
 
 def test_the_kernel_log_grows_by_records_in_the_kernels_form(tmp_path: Path) -> None:
@@ -372,22 +321,17 @@ def counters(node: SimulatedNode, device: int) -> list[int]:
     return [int((directory / COUNTERS[name]).read_text()) for name in WORK_COUNTERS]
 
 
-def test_what_a_pod_has_is_busy_and_holds_memory_and_the_rest_is_not(make_node: MakeNode) -> None:
+def test_what_a_pod_has_is_busy_and_holds_memory_and_stays_counted_when_something_else_changes(
+    make_node: MakeNode,
+) -> None:
     node = make_node("inf2.24xlarge", work_counters=True)
+    busy = HELD_PERCENT * 100_000
     node.set_busy(2, 100)
     node.work(10, held={1})
-    assert counters(node, 0) == [0, 0, 0]
-    assert counters(node, 1) == [HELD_PERCENT * 100_000, HELD_MEMORY, 0]
-    assert counters(node, 2) == [10_000_000, 0, 0]
+    assert [counters(node, device) for device in range(3)] == [[0, 0, 0], [busy, HELD_MEMORY, 0], [10_000_000, 0, 0]]
     node.work(10, held=())
-    assert counters(node, 1) == [HELD_PERCENT * 100_000, 0, 0]
-
-
-def test_what_was_counted_stays_when_something_else_of_the_device_changes(make_node: MakeNode) -> None:
-    node = make_node("inf2.24xlarge", work_counters=True)
-    node.work(10, held={1})
     node.set_reset_failures(1, 2)
-    assert counters(node, 1) == [HELD_PERCENT * 100_000, HELD_MEMORY, 2]
+    assert counters(node, 1) == [busy, 0, 2]
     node.remove_device(1)
     node.work(10, held={1})
     node.restore_device(1)

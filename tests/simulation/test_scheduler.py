@@ -27,6 +27,7 @@ from tests.support.manifests import pod_manifest
 from tests.support.scheduler import StandInScheduler
 
 POD = pod_manifest("pod", Resource.NEURON, 1)
+VICTIMS = {"a": ["u1"]}
 Answers = dict[str, Callable[[dict[str, Any]], Any]]
 
 
@@ -91,51 +92,36 @@ async def test_refused_nodes_make_the_schedulers_message_with_a_count_per_text()
 
 
 @pytest.mark.parametrize(
-    ("answer", "text"),
+    ("verb", "answer", "status", "text"),
     [
-        ({"Error": "not synced"}, "not synced"),
-        ({"NodeNames": ["unknown"]}, "not found in the input node list"),
+        ("filter", {"Error": "not synced"}, 200, "not synced"),
+        ("filter", {"NodeNames": ["unknown"]}, 200, "not found in the input node list"),
+        ("filter", {"NodeNames": ["a"]}, 500, "code 500"),
+        ("preempt", {"NodeNameToMetaVictims": {"a": {"Pods": [{"UID": "unknown"}]}}}, 200, "claims to preempt"),
+        ("preempt", {"NodeNameToMetaVictims": {"a": {"Pods": []}}}, 200, "expected at least one victim pod on node"),
     ],
 )
-async def test_an_error_or_a_strange_name_fails_the_attempt(answer: dict[str, Any], text: str) -> None:
-    async with extender({"filter": lambda _: answer}) as (scheduler, _):
+async def test_an_answer_that_kube_scheduler_does_not_take_fails_the_attempt(
+    verb: str, answer: dict[str, Any], status: int, text: str
+) -> None:
+    async with extender({verb: lambda _: answer}, status) as (scheduler, _):
         with pytest.raises(ExtenderCallError, match=text):
-            await scheduler.filter(POD, ["a"])
+            await (scheduler.filter(POD, ["a"]) if verb == "filter" else scheduler.preempt(POD, VICTIMS, VICTIMS))
 
 
-async def test_of_any_status_but_200_the_body_is_not_read() -> None:
-    async with extender({"filter": passing}, status=500) as (scheduler, _):
-        with pytest.raises(ExtenderCallError, match="code 500"):
-            await scheduler.filter(POD, ["a"])
-
-
-async def test_a_prioritize_that_fails_is_ignored_as_the_scheduler_does() -> None:
-    async with extender({"prioritize": lambda _: {"Error": "no"}}) as (scheduler, _):
+@pytest.mark.parametrize(
+    ("answer", "status"), [({"Error": "no"}, 200), ([], 500), ([{"Host": "a", "Score": 5.0}], 200)]
+)
+async def test_a_prioritize_that_fails_is_ignored_as_the_scheduler_does(answer: Any, status: int) -> None:
+    async with extender({"prioritize": lambda _: answer}, status) as (scheduler, _):
         assert await scheduler.prioritize(POD, ["a"]) == {}
-    async with extender({"prioritize": lambda _: []}, status=500) as (scheduler, _):
-        assert await scheduler.prioritize(POD, ["a"]) == {}
-    async with extender({"prioritize": lambda _: [{"Host": "a", "Score": 5.0}]}) as (scheduler, _):
-        assert await scheduler.prioritize(POD, ["a"]) == {}, "Go reads no 5.0 into an integer"
 
 
 async def test_preempt_offers_uids_and_takes_any_pods_of_the_node_as_victims() -> None:
-    offered: Answers = {"preempt": lambda args: {"NodeNameToMetaVictims": args["NodeNameToMetaVictims"]}}
-    async with extender(offered) as (scheduler, _):
-        assert await scheduler.preempt(POD, {"a": ["u1"]}, {"a": ["u1", "u2"]}) == {"a": ["u1"]}
     other = {"NodeNameToMetaVictims": {"a": {"Pods": [{"UID": "u2"}, {"UID": "u1"}], "NumPDBViolations": 0}}}
-    async with extender({"preempt": lambda _: other}) as (scheduler, _):
-        assert await scheduler.preempt(POD, {"a": ["u1"]}, {"a": ["u1", "u2"]}) == {"a": ["u2", "u1"]}
-
-
-async def test_preempt_refuses_victims_of_another_node_and_a_node_without_victims() -> None:
-    wrong = {"NodeNameToMetaVictims": {"a": {"Pods": [{"UID": "unknown"}], "NumPDBViolations": 0}}}
-    async with extender({"preempt": lambda _: wrong}) as (scheduler, _):
-        with pytest.raises(ExtenderCallError, match="claims to preempt"):
-            await scheduler.preempt(POD, {"a": ["u1"]}, {"a": ["u1"]})
-    empty = {"NodeNameToMetaVictims": {"a": {"Pods": [], "NumPDBViolations": 0}}}
-    async with extender({"preempt": lambda _: empty}) as (scheduler, _):
-        with pytest.raises(ExtenderCallError, match='expected at least one victim pod on node "a"'):
-            await scheduler.preempt(POD, {"a": ["u1"]}, {"a": ["u1"]})
+    async with extender({"preempt": lambda _: other}) as (scheduler, asked):
+        assert await scheduler.preempt(POD, VICTIMS, {"a": ["u1", "u2"]}) == {"a": ["u2", "u1"]}
+    assert asked[0][1]["NodeNameToMetaVictims"] == {"a": {"Pods": [{"UID": "u1"}], "NumPDBViolations": 0}}
 
 
 # The scheduler's own filters.

@@ -1,18 +1,141 @@
-"""What the simulated kube-scheduler does about claims of a pod."""
+"""What the simulated kube-scheduler does about claims of a pod, and which devices it chooses."""
 
 from __future__ import annotations
 
 import pytest
 
 from neuron_plugin.simulation.api_server_kinds import RESOURCE_CLAIMS, Refusal
-from neuron_plugin.simulation.claim_allocator import NotAllocatedError
 from neuron_plugin.simulation.claim_controller import sync_claims
-from neuron_plugin.simulation.scheduler_claims import allocations_on, claims_of, reserve
-from tests.simulation.dra import a_cluster, claim_spec, claims, devices_of, only_claim, pod, pod_object
+from neuron_plugin.simulation.scheduler_claims import (
+    NOT_ALLOCATED,
+    NotAllocatedError,
+    allocate,
+    allocations_on,
+    claims_of,
+    offered_devices,
+    reserve,
+)
+from tests.simulation.dra import (
+    DRIVER,
+    GROUP_OF_4,
+    Json,
+    a_cluster,
+    claim_spec,
+    claims,
+    device_class,
+    devices_of,
+    exactly,
+    linked,
+    node_slice,
+    only_claim,
+    pod,
+    pod_object,
+)
 from tests.support.api_server import StandInApiServer
 
+CLASSES = {
+    DRIVER: device_class(),
+    "efa": device_class("efa"),
+    "neuroncore": device_class(
+        "neuroncore",
+        f'device.driver == "{DRIVER}" && device.attributes["{DRIVER}"].?resourceType.orValue("") == "core"',
+    ),
+}
 
-@pytest.fixture(autouse=True)
+
+def chosen(spec: Json, taken: tuple[int, ...] = (), tainted: tuple[int, ...] = ()) -> list[int]:
+    """The numbers of the devices for a claim on a trn1.32xlarge."""
+    devices = offered_devices([node_slice(tainted=tainted), node_slice("n2")], "n1")
+    busy = {(DRIVER, "n1-neuron", f"neuron-{number}") for number in taken}
+    found = allocate({"spec": spec}, CLASSES, devices, busy)["results"]
+    return [int(each["device"].removeprefix("neuron-")) for each in found]
+
+
+def selected(expression: str) -> Json:
+    return claim_spec(exactly(allocationMode="All", selectors=[{"cel": {"expression": expression}}]))
+
+
+@pytest.mark.parametrize(
+    ("spec", "taken", "devices"),
+    [
+        (claim_spec(), (), [0]),
+        (claim_spec(), (0, 1), [2]),
+        (claim_spec(exactly(count=3)), (1,), [0, 2, 3]),
+        (linked(4), (), [0, 1, 2, 3]),
+        (linked(4), (2,), [4, 5, 6, 7]),
+        (linked(8), (2,), list(range(8, 16))),
+        (linked(16), (), list(range(16))),
+        (claim_spec(exactly(allocationMode="All")), (), list(range(16))),
+        (claim_spec(exactly("a"), exactly("b", count=2)), (0,), [1, 2, 3]),
+        (claim_spec(exactly("a"), exactly("b"), constraints=[{"distinctAttribute": GROUP_OF_4}]), (), [0, 4]),
+        (claim_spec(exactly("a"), exactly("b"), constraints=[{"matchAttribute": GROUP_OF_4}]), (1, 2, 3), [4, 5]),
+        (selected(f'device.attributes["{DRIVER}"].deviceId < 2'), (), [0, 1]),
+        (selected(f'(device.driver == "{DRIVER}") && device.attributes["{DRIVER}"].deviceId >= 14'), (), [14, 15]),
+    ],
+)
+def test_the_first_devices_that_fit_are_chosen(spec: Json, taken: tuple[int, ...], devices: list[int]) -> None:
+    assert chosen(spec, taken) == devices
+
+
+@pytest.mark.parametrize(
+    ("spec", "taken", "text"),
+    [
+        (claim_spec(exactly(count=17)), (), NOT_ALLOCATED),
+        (linked(4), (0, 4, 8, 12), NOT_ALLOCATED),
+        (linked(8), (7, 8), NOT_ALLOCATED),
+        (linked(3, 4), (0, 1, 4, 5, 8, 9, 12, 13), NOT_ALLOCATED),
+        (claim_spec(exactly(allocationMode="All")), (3,), NOT_ALLOCATED),
+        (claim_spec(exactly(deviceClassName="efa")), (), NOT_ALLOCATED),
+        (claim_spec(exactly(deviceClassName="neuroncore")), (), NOT_ALLOCATED),
+        (claim_spec(constraints=[{"matchAttribute": "example.com/rack"}]), (), NOT_ALLOCATED),
+        (claim_spec(exactly(deviceClassName="gone")), (), "request neurons: device class gone does not exist"),
+        (selected("device.capacity.size() > 0"), (), "the selector 'device.capacity.size() > 0' is not simulated"),
+    ],
+)
+def test_a_claim_that_does_not_fit_says_why(spec: Json, taken: tuple[int, ...], text: str) -> None:
+    with pytest.raises(NotAllocatedError) as error:
+        chosen(spec, taken)
+    assert str(error.value) == text
+
+
+def test_a_taint_keeps_claims_off_that_do_not_tolerate_it() -> None:
+    assert chosen(claim_spec(), tainted=(0,)) == [1]
+    tolerated = {"key": "neuron-plugin.io/unhealthy", "operator": "Exists"}
+    assert chosen(claim_spec(exactly(tolerations=[tolerated])), tainted=(0,)) == [0]
+    with pytest.raises(NotAllocatedError):
+        chosen(claim_spec(exactly(allocationMode="All")), tainted=(0,))
+
+
+def test_the_first_alternative_that_fits_is_taken_and_named() -> None:
+    ways = [
+        {"name": "many", "deviceClassName": DRIVER, "count": 20},
+        {"name": "few", "deviceClassName": DRIVER, "count": 2},
+    ]
+    found = allocate(
+        {"spec": claim_spec({"name": "n", "firstAvailable": ways})}, CLASSES, offered_devices([node_slice()], "n1"), ()
+    )
+    assert [(each["request"], each["device"]) for each in found["results"]] == [
+        ("n/few", "neuron-0"),
+        ("n/few", "neuron-1"),
+    ]
+
+
+def test_configuration_comes_along_that_of_the_class_first() -> None:
+    opaque = {"opaque": {"driver": DRIVER, "parameters": {"kind": "NeuronConfig"}}}
+    known = device_class()
+    known["spec"]["config"] = [opaque]
+    spec = claim_spec(config=[opaque])
+    found = allocate({"spec": spec}, {DRIVER: known}, offered_devices([node_slice()], "n1"), ())
+    assert found["config"] == [
+        {"source": "FromClass", "requests": ["neurons"], **opaque},
+        {"source": "FromClaim", **opaque},
+    ]
+
+
+# In a cluster.
+
+
+@pytest.fixture
 def cluster(server: StandInApiServer) -> None:
     a_cluster(server, nodes=2)
 
@@ -22,12 +145,14 @@ def shared(server: StandInApiServer, **status: object) -> None:
     server.change(RESOURCE_CLAIMS, "shared", {"status": status}, "default", "status")
 
 
+@pytest.mark.usefixtures("cluster")
 def test_a_pod_waits_for_its_claim_to_be_made(server: StandInApiServer) -> None:
     made = server.create_pod(pod(template="one"))
     with pytest.raises(NotAllocatedError, match='pod "default/a": ResourceClaim not created yet'):
         claims_of(server, made)
 
 
+@pytest.mark.usefixtures("cluster")
 def test_claims_of_one_node_never_share_a_device_and_pods_get_their_devices(server: StandInApiServer) -> None:
     for name in ("a", "b", "c"):
         server.create_pod(pod(name, template="four" if name == "b" else "one"))
@@ -39,6 +164,7 @@ def test_claims_of_one_node_never_share_a_device_and_pods_get_their_devices(serv
     assert {each["status"]["reservedFor"][0]["name"] for each in claims(server)} == {"a", "b", "c"}
 
 
+@pytest.mark.usefixtures("cluster")
 def test_an_allocated_claim_is_taken_as_it_is_and_keeps_its_pod_on_its_node(server: StandInApiServer) -> None:
     shared(server)
     (on_n1,) = allocations_on(server, claims(server), "n1")
@@ -51,6 +177,7 @@ def test_an_allocated_claim_is_taken_as_it_is_and_keeps_its_pod_on_its_node(serv
     assert devices_of(only_claim(server)) == ["neuron-3-cores-6-7"]
 
 
+@pytest.mark.usefixtures("cluster")
 def test_an_allocation_without_a_time_cannot_be_reserved(server: StandInApiServer) -> None:
     shared(server)
     (found,) = allocations_on(server, claims(server), "n1")
@@ -61,6 +188,7 @@ def test_an_allocation_without_a_time_cannot_be_reserved(server: StandInApiServe
         reserve(server, made, claims(server), allocations_on(server, claims(server), "n1"))
 
 
+@pytest.mark.usefixtures("cluster")
 def test_a_claim_that_goes_or_is_full_keeps_new_pods_waiting(server: StandInApiServer) -> None:
     shared(server)
     (found,) = allocations_on(server, claims(server), "n1")

@@ -1,4 +1,7 @@
-"""A simulated cluster that runs by itself; the whole of it is tried in tests/simulation/commands/test_playground.py."""
+"""A simulated cluster that runs by itself, and what befalls its nodes.
+
+The whole of it is tried in tests/simulation/commands/test_playground.py.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +11,27 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import msgspec
 import pytest
 
-from neuron_plugin.allocation.keys import GATE, NODE_KEY
-from neuron_plugin.simulation import PlacedBy, SimulatedCluster
-from neuron_plugin.simulation.api_server_kinds import CLAIMS, NODES, PODS, VOLUMES
-from neuron_plugin.simulation.supervisor import supervise
+from neuron_plugin.cluster import ApiRequest
+from neuron_plugin.simulation import SimulatedCluster, supervisor
+from neuron_plugin.simulation.api_server import SimulatedApiServer
+from neuron_plugin.simulation.api_server_kinds import CLAIMS, NODES, PODS, VOLUMES, Refusal
+from neuron_plugin.simulation.machines import NODE_FAULTS_PATH
+from neuron_plugin.simulation.supervisor import (
+    NOT_READY_SECONDS,
+    TOLERATION_SECONDS,
+    NodeFaults,
+    NodeLifecycle,
+    supervise,
+)
 
 TYPES = {"inf2-1": "inf2.xlarge", "trn1-1": "trn1.2xlarge"}
 
 
 @pytest.fixture
-def placed_by() -> PlacedBy:
-    return PlacedBy.EXTENDER
-
-
-@pytest.fixture
-async def lines(placed_by: PlacedBy) -> AsyncIterator[tuple[SimulatedCluster, list[str]]]:
+async def lines() -> AsyncIterator[tuple[SimulatedCluster, list[str]]]:
     """A cluster with a node of one Inf2 and one of one Trn1, and what it says."""
     said: list[str] = []
 
@@ -33,7 +40,7 @@ async def lines(placed_by: PlacedBy) -> AsyncIterator[tuple[SimulatedCluster, li
             said.append(line)  # noqa: PERF401 - one by one, as they come
 
     with TemporaryDirectory(prefix="np-") as directory:
-        async with SimulatedCluster(Path(directory), TYPES, placed_by=placed_by) as cluster:
+        async with SimulatedCluster(Path(directory), TYPES) as cluster:
             for worker in cluster.workers.values():
                 await worker.wait_until_registered()
             await cluster.wait_until_published()
@@ -64,14 +71,14 @@ async def test_pods_go_where_their_selector_and_cordons_allow_and_come_and_go(
     api.create_pod(asking("gated", schedulingGates=[{"name": "x"}]))
     api.create_pod(asking("selected", nodeSelector={"neuron-plugin.io/family": "trn1"}))
     await until(said, "pod default/selected: m receives --device=/dev/neuron0")
-    assert "pod default/selected: bound to trn1-1, NEURON_DEVS 0" in said
+    await until(said, "pod default/selected: bound to trn1-1, NEURON_DEVS 0")
     api.create_pod(asking("nowhere", nodeSelector={"no": "such"}))
     await until(said, "pod default/nowhere: waits: 0/2 nodes are available")
     conditions = api.get(PODS, "nowhere", "default")["status"]["conditions"]
     assert [each["reason"] for each in conditions] == ["Unschedulable"]
     api.create_pod({"metadata": {"name": "plain"}, "spec": {"containers": [{"name": "m"}]}})
     await until(said, "pod default/plain: m receives no device")
-    api._objects.patch(_target("inf2-1"), {"spec": {"unschedulable": True}})
+    api.patch_node("inf2-1", {"spec": {"unschedulable": True}})
     api.create_pod(asking("waiting"))
     await until(said, "pod default/waiting: waits: ")
     api.delete_pod("default", "selected")
@@ -88,47 +95,17 @@ async def test_pods_go_where_their_selector_and_cordons_allow_and_come_and_go(
     assert len(waits) == len(set(waits)), "a reason is said once"
 
 
-@pytest.mark.parametrize("placed_by", [PlacedBy.GATES])
-async def test_gated_pods_are_placed_before_the_scheduler_and_wait_where_nothing_fits(
-    lines: tuple[SimulatedCluster, list[str]],
-) -> None:
-    cluster, said = lines
-    api = cluster.api
-    selects = {"node.kubernetes.io/instance-type": "trn1.2xlarge"}
-    made = api.create_pod(asking("placed", nodeSelector=selects))
-    assert made["spec"]["schedulingGates"] == [{"name": GATE}]
-    await until(said, "pod default/placed: m receives --device=/dev/neuron0")
-    pod = api.get(PODS, "placed", "default")
-    assert (pod["metadata"]["labels"][NODE_KEY], pod["spec"]["nodeName"]) == ("trn1-1", "trn1-1")
-    assert "schedulingGates" not in pod["spec"]
-    api.create_pod(asking("second", nodeSelector=selects))
-    await until(said, "pod default/second: NeuronWaiting: ")
-    api.delete_pod("default", "placed")
-    await until(said, "pod default/second: bound to trn1-1, NEURON_DEVS 0")
-    by_name = api.create_pod(asking("by-name", schedulerName="neuron-scheduler"))
-    assert "schedulingGates" not in by_name["spec"]
-    await until(said, "pod default/by-name: bound to inf2-1, NEURON_DEVS 0")
-    plain = api.create_pod({"metadata": {"name": "plain"}, "spec": {"containers": [{"name": "m"}]}})
-    assert "schedulingGates" not in plain["spec"]
-    await until(said, "pod default/plain: m receives no device")
-
-
-async def test_what_no_cluster_would_schedule_waits_and_what_ends_is_brought_back(
+async def test_a_pod_of_no_scheduler_waits_and_what_ends_is_brought_back(
     lines: tuple[SimulatedCluster, list[str]],
 ) -> None:
     cluster, said = lines
     api = cluster.api
     api.create_pod(asking("lost", schedulerName="nobody"))
     await until(said, "pod default/lost: waits: no scheduler is called 'nobody'")
-    container = {"name": "m", "resources": {"limits": {"aws.amazon.com/nueron": 1}}}
-    api.create_pod({"metadata": {"name": "misspelt"}, "spec": {"containers": [container]}})
-    await until(said, "pod default/misspelt: waits: 0/2 nodes are available: 2 Insufficient aws.amazon.com/nueron.")
     assert cluster._extender
     cluster._extender.kill()
     await until(said, "the extender has ended with -9 and is started again")
-    cluster.workers["inf2-1"].daemon.kill()  # type: ignore[union-attr]  # it runs
-    await until(said, "node inf2-1: its plugin has ended with -9 and is started again")
-    api._objects.delete(_target("trn1-1"))
+    api.delete_node("trn1-1")
     await until(said, "node trn1-1: its object is gone, and its kubelet makes it again")
     await cluster.wait_until_published()
     api.create_pod(asking("after", nodeSelector={"kubernetes.io/hostname": "trn1-1"}))
@@ -156,19 +133,6 @@ async def test_after_a_reboot_pods_with_devices_have_failed_and_others_run_again
     assert cluster.api.get(PODS, "holder", "default")["status"]["phase"] == "Failed"
     cluster.api.create_pod(asking("after", nodeSelector=here))
     await until(said, "pod default/after: m receives --device=/dev/neuron0")
-
-
-async def test_a_kubelet_that_starts_again_leaves_its_pods_as_they_are(
-    lines: tuple[SimulatedCluster, list[str]],
-) -> None:
-    cluster, said = lines
-    cluster.api.create_pod(asking("holder", nodeSelector={"kubernetes.io/hostname": "trn1-1"}))
-    await until(said, "pod default/holder: m receives --device=/dev/neuron0")
-    await cluster.workers["trn1-1"].stop_kubelet()
-    await cluster.workers["trn1-1"].start_kubelet()
-    await until(said, "node trn1-1: allocatable are 1 neuron, 0 neurondevice")
-    status = cluster.api.get(PODS, "holder", "default")["status"]
-    assert (status["phase"], status["containerStatuses"][0]["restartCount"]) == ("Running", 0)
 
 
 async def test_a_pod_waits_for_its_volume_claim_which_is_bound_at_once(
@@ -201,7 +165,106 @@ async def test_a_pod_that_is_gone_in_the_middle_of_its_admission_stops_nothing(
     await until(said, "pod default/next: m receives --device=/dev/neuron0")
 
 
-def _target(node: str) -> Any:
-    from neuron_plugin.simulation.api_server_kinds import Target
+KEY = "node.kubernetes.io/unreachable"
+SILENT_AT = 100.0
+LATE_AT = SILENT_AT + NOT_READY_SECONDS
 
-    return Target(NODES, "", node)
+
+def world(*tolerations: dict[str, Any]) -> SimulatedApiServer:
+    """A node with a taint of its own and a ready pod that has these tolerations."""
+    api = SimulatedApiServer()
+    ready = {"type": "Ready", "status": "True"}
+    taint = {"key": "own", "effect": "NoSchedule"}
+    status = {"conditions": [ready]}
+    api.create_node({"metadata": {"name": "a"}, "spec": {"taints": [taint]}, "status": status})
+    api.create_pod({"metadata": {"name": "p"}, "spec": {"containers": [], "tolerations": list(tolerations)}})
+    api.bind("default", "p", node="a")
+    api.patch_status(PODS, "p", {"phase": "Running", **status}, "default")
+    return api
+
+
+def ready_of(found: dict[str, Any]) -> str:
+    (status,) = (each["status"] for each in found["status"]["conditions"] if each["type"] == "Ready")
+    return str(status)
+
+
+def test_a_node_is_marked_after_a_while_of_silence_and_cleared_once_it_is_heard() -> None:
+    api = world()
+    lifecycle = NodeLifecycle(api)
+    assert list(lifecycle.look({"a"}, SILENT_AT)) == []
+    assert list(lifecycle.look({"a"}, LATE_AT - 1)) == []
+    assert list(lifecycle.look({"a"}, LATE_AT)) == ["node a: not ready: its kubelet is silent"]
+    node = api.get(NODES, "a")
+    taints = [(taint["key"], taint["effect"]) for taint in node["spec"]["taints"]]
+    assert taints == [("own", "NoSchedule"), (KEY, "NoSchedule"), (KEY, "NoExecute")]
+    assert (ready_of(node), ready_of(api.get(PODS, "p", "default"))) == ("Unknown", "False")
+    assert list(lifecycle.look(set(), LATE_AT + 1)) == []
+    assert [taint["key"] for taint in api.get(NODES, "a")["spec"]["taints"]] == ["own"]
+    assert list(lifecycle.look({"a"}, LATE_AT + 2)) == [], "its silence begins anew"
+
+
+def evicted_after(*tolerations: dict[str, Any]) -> float | None:
+    """How long after its node was marked a pod is deleted; None: not within an hour."""
+    api = world(*tolerations)
+    lifecycle = NodeLifecycle(api)
+    list(lifecycle.look({"a"}, SILENT_AT))
+    for seconds in range(3600):
+        if any("evicted" in line for line in lifecycle.look({"a"}, LATE_AT + seconds)):
+            assert "deletionTimestamp" in api.get(PODS, "p", "default")["metadata"]
+            assert list(lifecycle.look({"a"}, LATE_AT + seconds + 1)) == [], "once"
+            return seconds
+    return None
+
+
+def test_pods_are_evicted_when_they_tolerate_it_no_longer() -> None:
+    assert evicted_after() == TOLERATION_SECONDS
+    assert evicted_after({"key": KEY, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 30}) == 30
+    assert evicted_after({"operator": "Exists"}) is None
+    assert evicted_after({"key": KEY, "effect": "NoSchedule"}, {"key": "other"}) == TOLERATION_SECONDS
+
+
+@pytest.fixture
+def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodeFaults:
+    """Of a cluster of one node."""
+    monkeypatch.setattr(supervisor, "REBOOT_SECONDS", 0)
+    cluster = SimulatedCluster(tmp_path, {"cpu-1": "cpu"})
+    cluster.played["cpu-1"].register()
+    return NodeFaults(cluster)
+
+
+async def told(faults: NodeFaults, path: str) -> str:
+    response = await faults.answer(ApiRequest("POST", NODE_FAULTS_PATH + path))
+    return str(msgspec.json.decode(response.body)["message"])
+
+
+async def test_a_kubelet_is_stopped_and_started(faults: NodeFaults) -> None:
+    assert "its kubelet is stopped" in await told(faults, "cpu-1/kubelet/stop")
+    assert faults._cluster.silent_nodes() == {"cpu-1"}
+    for deed in ("stop", "restart"):
+        with pytest.raises(Refusal, match="the kubelet of node cpu-1 does not run"):
+            await told(faults, f"cpu-1/kubelet/{deed}")
+    assert "its kubelet runs again" in await told(faults, "cpu-1/kubelet/start")
+    with pytest.raises(Refusal, match="the kubelet of node cpu-1 runs"):
+        await told(faults, "cpu-1/kubelet/start")
+    assert "its kubelet has started again" in await told(faults, "cpu-1/kubelet/restart")
+    assert faults._cluster.silent_nodes() == set()
+
+
+async def test_a_lost_machine_can_only_come_back_and_a_stopped_kubelet_hinders_no_reboot(faults: NodeFaults) -> None:
+    assert "the machine is lost; it is not ready after 10 s" in await told(faults, "cpu-1/machine/lost")
+    for deed in ("kubelet/restart", "machine/reboot", "machine/lost"):
+        with pytest.raises(Refusal, match="node cpu-1 is lost"):
+            await told(faults, f"cpu-1/{deed}")
+    assert "the machine is back" in await told(faults, "cpu-1/machine/back")
+    with pytest.raises(Refusal, match="node cpu-1 is not lost"):
+        await told(faults, "cpu-1/machine/back")
+    await told(faults, "cpu-1/kubelet/stop")
+    assert "the machine has started again" in await told(faults, "cpu-1/machine/reboot")
+    assert faults._cluster.silent_nodes() == set()
+
+
+@pytest.mark.parametrize("path", ["nobody/machine/lost", "cpu-1/machine/stop", "cpu-1/kubelet", "cpu-1"])
+async def test_an_unknown_node_or_deed_is_refused(faults: NodeFaults, path: str) -> None:
+    with pytest.raises(Refusal) as refusal:
+        await told(faults, path)
+    assert refusal.value.code == 404

@@ -53,22 +53,69 @@ def metadata_of(pod: WorkloadPod) -> Any:
     return pod.manifest["metadata"]
 
 
-def test_a_pod_is_its_own() -> None:
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "one"}}
-    assert pods_of(pod) == [WorkloadPod(pod)]
+POD = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "one"}}
+ONE_TEMPLATE = {"template": TEMPLATE}
+MPI = {"mpiReplicaSpecs": {"Launcher": ONE_TEMPLATE, "Worker": {"replicas": 2, **ONE_TEMPLATE}}}
+TORCH = {"pytorchReplicaSpecs": {"Worker": ONE_TEMPLATE}}
+VOLCANO = {"tasks": [{"name": "node", "replicas": 2, "template": TEMPLATE}]}
 
 
-def test_a_deployment_has_its_replicas_which_belong_to_a_replica_set() -> None:
-    first, second = pods_of(made_by("apps/v1", "Deployment", "web", {"replicas": 2, "template": TEMPLATE}))
+def owned(kind: str, **spec: Any) -> AnyJson:
+    """An object of a kind with this spec; the kind is given with its group and version."""
+    version, _, name = kind.rpartition("/")
+    return made_by(version, name, "x", spec)
+
+
+@pytest.mark.parametrize(
+    ("owner", "made"),
+    [
+        (POD, "one"),
+        (owned("apps/v1/ReplicaSet", replicas=2, **ONE_TEMPLATE), "x-* x-*"),
+        (owned("v1/ReplicationController", **ONE_TEMPLATE), "x-*"),
+        (job(parallelism=3), "train-0-* train-1-* train-2-*"),
+        (job(parallelism=3, completions=2), "train-0-* train-1-*"),
+        (job(), "train-0-*"),
+        (jobset(2, {}), "set-workers-0-0-* set-workers-0-1-* set-workers-1-0-* set-workers-1-1-*"),
+        (owned("apps/v1/StatefulSet", replicas=2, **ONE_TEMPLATE), "x-0 x-1<x-0!"),
+        (
+            owned(
+                "apps/v1/StatefulSet",
+                **{"replicas": 2, "podManagementPolicy": "Parallel", "ordinals": {"start": 2}, **ONE_TEMPLATE},
+            ),
+            "x-2 x-3",
+        ),
+        (leader_worker_set(3, {}, replicas=2), "serve-0 serve-0-1 serve-0-2 serve-1 serve-1-1 serve-1-2"),
+        (leader_worker_set(2, {}, startupPolicy="LeaderReady"), "serve-0 serve-0-1<serve-0!"),
+        (leader_worker_set(2, {EXCLUSIVE_GROUP: "rack"}), "serve-0 serve-0-1<serve-0@rack"),
+        (owned("ray.io/v1/RayCluster", **ray_cluster_spec(replicas=1, numOfHosts=2)), "x-head" + " x-trn-worker-*" * 2),
+        (owned("ray.io/v1/RayJob", clusterSelector={"ray.io/cluster": "mine"}), "x-*"),
+        (owned("kubeflow.org/v2beta1/MPIJob", **MPI), "x-worker-0 x-worker-1 x-launcher-*"),
+        (
+            owned("kubeflow.org/v2beta1/MPIJob", launcherCreationPolicy="WaitForWorkersReady", **MPI),
+            "x-worker-0 x-worker-1 x-launcher-*<x-worker-1!",
+        ),
+        (owned("kubeflow.org/v1/PyTorchJob", **TORCH), "x-worker-0"),
+        (owned("trainer.kubeflow.org/v1alpha1/TrainJob", trainer={"numNodes": 2}), "x-node-0-0-* x-node-0-1-*"),
+        (owned("batch.volcano.sh/v1alpha1/Job", **VOLCANO), "x-node-0 x-node-1"),
+    ],
+)
+def test_a_kind_makes_its_pods_some_after_another_is_scheduled_or_ready(owner: AnyJson, made: str) -> None:
+    pods = pods_of(owner)
+    waits = [
+        (f"<{pod.after}" if pod.after else "") + "!" * pod.ready + (f"@{pod.topology_key}" if pod.topology_key else "")
+        for pod in pods
+    ]
+    leaders = [wait.partition("@")[0] if wait.startswith("@") else wait for wait in waits]
+    assert " ".join(map("".join, zip(names(pods), leaders, strict=True))) == made
+
+
+def test_a_deployment_s_pods_belong_to_a_replica_set_and_a_cron_job_s_to_a_job_of_now() -> None:
+    first, second = pods_of(owned("apps/v1/Deployment", replicas=2, **ONE_TEMPLATE))
     (owner,) = metadata_of(first)["ownerReferences"]
     assert owner["kind"] == "ReplicaSet"
     assert [each.removesuffix("-*") for each in names([first, second])] == [owner["name"]] * 2
-
-
-def test_a_job_has_as_many_pods_as_run_at_a_time_and_still_have_to_complete() -> None:
-    assert names(pods_of(job(parallelism=3))) == ["train-0-*", "train-1-*", "train-2-*"]
-    assert names(pods_of(job(parallelism=3, completions=2))) == ["train-0-*", "train-1-*"]
-    assert names(pods_of(job())) == ["train-0-*"]
+    (nightly,) = pods_of(owned("batch/v1/CronJob", jobTemplate={"spec": ONE_TEMPLATE}))
+    assert re.fullmatch(r"x-\d+-0-[0-9a-f]{5}", metadata_of(nightly)["name"])
 
 
 def test_the_pods_of_an_indexed_job_have_their_index_and_their_owner() -> None:
@@ -92,14 +139,6 @@ def leads(pod: NeuronPod) -> bool:
     return pod.member is not None and pod.member.leads
 
 
-def test_all_pods_of_a_job_set_are_made_at_once() -> None:
-    made = pods_of(jobset(2, {}))
-    assert names(made) == [f"set-workers-{job}-{pod}-*" for job in (0, 1) for pod in (0, 1)]
-    assert {each.after for each in made} == {""}
-    keys = {metadata_of(each)["labels"]["jobset.sigs.k8s.io/job-key"] for each in made}
-    assert len(keys) == 2, "one for each Job"
-
-
 def test_the_other_pods_of_an_exclusive_job_follow_the_first_of_their_own_job() -> None:
     made = pods_of(jobset(2, {EXCLUSIVE_JOB: "rack"}))
     for leader, follower in (made[:2], made[2:]):
@@ -115,27 +154,15 @@ def test_the_other_pods_of_an_exclusive_job_follow_the_first_of_their_own_job() 
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("annotations", "spec", "waits_for"),
-    [
-        ({}, {}, ("", False, "")),
-        ({}, {"startupPolicy": "LeaderReady"}, ("serve-1", True, "")),
-        ({EXCLUSIVE_GROUP: "rack"}, {}, ("serve-1", False, "rack")),
-    ],
-)
-def test_workers_wait_for_their_leader_as_the_set_says(
-    annotations: dict[str, str], spec: dict[str, str], waits_for: tuple[str, bool, str]
-) -> None:
-    made = pods_of(leader_worker_set(3, annotations, replicas=2, **spec))
-    assert names(made) == ["serve-0", "serve-0-1", "serve-0-2", "serve-1", "serve-1-1", "serve-1-2"]
-    leader, *workers = made[3:]
-    assert [(each.after, each.ready, each.topology_key) for each in workers] == [waits_for] * 2
+@pytest.mark.parametrize("annotations", [{}, {EXCLUSIVE_GROUP: "rack"}])
+def test_the_leader_of_a_worker_set_leads_and_owns_its_workers(annotations: dict[str, str]) -> None:
+    leader, worker = pods_of(leader_worker_set(2, annotations, replicas=2))[2:]
     assert leads(record_of(leader.manifest))
     assert ("affinity" in leader.manifest["spec"]) == bool(annotations)
-    labels = metadata_of(workers[0])["labels"]
+    labels = metadata_of(worker)["labels"]
     assert labels["leaderworkerset.sigs.k8s.io/group-index"] == "1"
     assert labels["leaderworkerset.sigs.k8s.io/worker-index"] == "1"
-    assert metadata_of(workers[0])["ownerReferences"][0]["name"] == "serve-1"
+    assert metadata_of(worker)["ownerReferences"][0]["name"] == "serve-1"
 
 
 def test_a_leader_may_have_a_template_of_its_own() -> None:
@@ -143,25 +170,6 @@ def test_a_leader_may_have_a_template_of_its_own() -> None:
     manifest["spec"]["leaderWorkerTemplate"]["leaderTemplate"] = {"spec": {"containers": [{"name": "leader"}]}}
     leader, worker = pods_of(manifest)
     assert [each.manifest["spec"]["containers"][0]["name"] for each in (leader, worker)] == ["leader", "main"]
-
-
-def test_a_ray_cluster_has_a_head_and_the_hosts_of_each_replica() -> None:
-    made = pods_of(made_by("ray.io/v1", "RayCluster", "ray", ray_cluster_spec(replicas=2, numOfHosts=2)))
-    assert names(made) == ["ray-head", *["ray-trn-worker-*"] * 4]
-    assert metadata_of(made[1])["labels"]["ray.io/group"] == "trn"
-
-
-def test_the_pods_of_a_stateful_set_come_one_by_one_unless_it_says_parallel() -> None:
-    spec = {"replicas": 3, "template": TEMPLATE}
-    made = pods_of(made_by("apps/v1", "StatefulSet", "db", spec))
-    assert names(made) == ["db-0", "db-1", "db-2"]
-    assert [(each.after, each.ready) for each in made] == [("", False), ("db-0", True), ("db-1", True)]
-    assert metadata_of(made[1])["labels"]["apps.kubernetes.io/pod-index"] == "1"
-    spec |= {"podManagementPolicy": "Parallel", "ordinals": {"start": 2}}
-    made = pods_of(made_by("apps/v1", "StatefulSet", "db", spec))
-    assert [(each.manifest["metadata"]["name"], each.after) for each in made] == [
-        ("db-2", ""), ("db-3", ""), ("db-4", ""),
-    ]  # fmt: skip
 
 
 def test_a_daemon_set_has_a_pod_on_each_node_that_may_have_one() -> None:
@@ -193,54 +201,23 @@ def test_a_ray_job_submits_once_the_head_of_its_cluster_runs() -> None:
     assert alone.after == ""
 
 
-def test_the_launcher_of_an_mpi_job_may_wait_for_its_workers() -> None:
-    roles = {"Launcher": {"template": TEMPLATE}, "Worker": {"replicas": 2, "template": TEMPLATE}}
-    spec = {"mpiReplicaSpecs": roles, "launcherCreationPolicy": "WaitForWorkersReady"}
-    made = pods_of(made_by("kubeflow.org/v2beta1", "MPIJob", "mpi", spec))
-    assert names(made) == ["mpi-worker-0", "mpi-worker-1", "mpi-launcher-*"]
-    assert [each.after for each in made] == ["", "", "mpi-worker-1"]
-    assert metadata_of(made[1])["labels"]["training.kubeflow.org/replica-index"] == "1"
-
-
-def test_a_train_job_asks_in_each_node_for_what_its_trainer_says() -> None:
-    trainer = {"numNodes": 2, "resourcesPerNode": {"limits": {"aws.amazon.com/neuron": 16}}}
-    made = pods_of(made_by("trainer.kubeflow.org/v1alpha1", "TrainJob", "tune", {"trainer": trainer}))
-    assert names(made) == ["tune-node-0-0-*", "tune-node-0-1-*"]
-    assert made[0].manifest["spec"]["containers"][0]["resources"] == trainer["resourcesPerNode"]
-
-
-def test_a_job_of_volcano_is_none_of_kubernetes_and_names_its_scheduler() -> None:
-    tasks = [{"name": "node", "replicas": 2, "template": TEMPLATE}]
-    made = pods_of(made_by("batch.volcano.sh/v1alpha1", "Job", "mlp", {"tasks": tasks}))
-    assert names(made) == ["mlp-node-0", "mlp-node-1"]
-    assert made[0].manifest["spec"]["schedulerName"] == "volcano"
-    assert metadata_of(made[1])["labels"]["volcano.sh/task-index"] == "1"
-
-
-@pytest.mark.parametrize(
-    "owner",
-    [
-        made_by("v1", "ReplicationController", "old", {"template": TEMPLATE}),
-        made_by("apps/v1", "ReplicaSet", "old", {"template": TEMPLATE}),
-        made_by("batch/v1", "CronJob", "nightly", {"jobTemplate": {"spec": {"template": TEMPLATE}}}),
-        made_by("kubeflow.org/v1", "PyTorchJob", "t", {"pytorchReplicaSpecs": {"Worker": {"template": TEMPLATE}}}),
-    ],
-)
-def test_kinds_of_one_template_make_a_pod_of_it(owner: AnyJson) -> None:
-    (made,) = pods_of(owner)
-    assert metadata_of(made)["name"].startswith(f"{owner['metadata']['name']}-")
-    assert made.manifest["spec"] == TEMPLATE["spec"]
-
-
-def test_a_ray_service_is_its_cluster() -> None:
-    spec = {"rayClusterConfig": ray_cluster_spec(replicas=1)}
-    assert len(pods_of(made_by("ray.io/v1", "RayService", "llm", spec))) == 2
-
-
-def test_a_generated_name_is_completed() -> None:
-    owner = job() | {"metadata": {"generateName": "train-"}}
-    (made,) = pods_of(owner)
-    assert re.fullmatch("train-[0-9a-f]{5}-0-[0-9a-f]{5}", metadata_of(made)["name"])
+def test_pods_say_which_of_their_kind_they_are() -> None:
+    trainer = {"resourcesPerNode": {"limits": {"aws.amazon.com/neuron": 16}}}
+    (tuned,) = pods_of(owned("trainer.kubeflow.org/v1alpha1/TrainJob", trainer=trainer))
+    assert tuned.manifest["spec"]["containers"][0]["resources"] == trainer["resourcesPerNode"]
+    *_, worker, _ = pods_of(owned("kubeflow.org/v2beta1/MPIJob", **MPI))
+    assert metadata_of(worker)["labels"]["training.kubeflow.org/replica-index"] == "1"
+    *_, task = pods_of(owned("batch.volcano.sh/v1alpha1/Job", **VOLCANO))
+    assert (task.manifest["spec"]["schedulerName"], metadata_of(task)["labels"]["volcano.sh/task-index"]) == (
+        "volcano",
+        "1",
+    )
+    *_, shard = pods_of(owned("apps/v1/StatefulSet", replicas=2, **ONE_TEMPLATE))
+    assert metadata_of(shard)["labels"]["apps.kubernetes.io/pod-index"] == "1"
+    *_, host = pods_of(owned("ray.io/v1/RayService", rayClusterConfig=ray_cluster_spec(replicas=1)))
+    assert metadata_of(host)["labels"]["ray.io/group"] == "trn"
+    (generated,) = pods_of(job() | {"metadata": {"generateName": "train-"}})
+    assert re.fullmatch("train-[0-9a-f]{5}-0-[0-9a-f]{5}", metadata_of(generated)["name"])
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from neuron_plugin.cli.command import CommandError, Exit, Parser, UsageError, add_command, count, program
+from neuron_plugin.cli.command import CommandError, Exit, Parser, Run, UsageError, add_command, count, program
 from neuron_plugin.simulation.commands.demo import EndOnSignals, add_ask_flag
-from neuron_plugin.simulation.commands.playground_client import LOCK, befall_node, break_node, run_pods
 from neuron_plugin.simulation.commands.simulate import add_faults, known_types
 from neuron_plugin.simulation.machines import CPU_NODE, MOST_PLUGINS, NODE_FAULTS, NODE_FAULTS_PATH
 from neuron_plugin.wording import plural
@@ -53,6 +52,8 @@ neuron-plugin playground fault trn1-1 use 0-3 idle
 neuron-plugin playground fault trn1-1 machine reboot
 """
 
+LOCK = ".playground"
+"""In the directory for as long as a playground is up, or a killed one has left it."""
 DEFAULT_NODES = "trn1.32xlarge=2,inf2.48xlarge=1"
 MOST_NODES = 1000
 LONGEST_DIRECTORY_BYTES = 40
@@ -78,6 +79,17 @@ def _nodes(text: str) -> dict[str, str]:
     return nodes
 
 
+def _in_second_shell(action: str) -> Run:
+    """An action on a playground that is up; its module, with all that it needs, is loaded when it runs."""
+
+    def run_action(arguments: Namespace) -> int:
+        from neuron_plugin.simulation.commands import playground_client
+
+        return int(getattr(playground_client, action)(arguments))
+
+    return run_action
+
+
 def add_flags(parser: Parser) -> None:
     """Which nodes and where; and what to do with a playground that is up."""
     default = f"{DEFAULT_NODES},{CPU_NODE}=1"
@@ -95,7 +107,7 @@ def add_flags(parser: Parser) -> None:
     usual = Path(tempfile.gettempdir()) / "neuron-playground"
     parser.add_argument("--directory", metavar="DIR", type=Path, default=usual, help=where)
     actions = parser.add_subparsers(title="actions, in a second shell", metavar="ACTION", dest="action")
-    pods = add_command(actions, "run", run_pods, summary="create pods and say what becomes of them")
+    pods = add_command(actions, "run", _in_second_shell("run_pods"), summary="create pods and say what becomes of them")
     add_ask_flag(pods)
     files = (
         "pods, and what controllers make pods of (Deployments, StatefulSets, Jobs, JobSets, RayJobs, MPIJobs, ...), as "
@@ -103,11 +115,13 @@ def add_flags(parser: Parser) -> None:
     )
     pods.add_argument("-f", "--filename", metavar="FILE", help=files)
     summary = "break something on a node, or repair it"
+    break_node = _in_second_shell("break_node")
     fault = add_command(actions, "fault", break_node, summary=summary)
     fault.add_argument("node", metavar="NODE", help="a node of the playground, such as trn1-1")
     kinds = add_faults(fault, break_node)
     for what, deeds in NODE_FAULTS.items():
-        kind = add_command(kinds, what, befall_node, summary=f"the node's {what}, as a whole: {', '.join(deeds)}")
+        summary = f"the node's {what}, as a whole: {', '.join(deeds)}"
+        kind = add_command(kinds, what, _in_second_shell("befall_node"), summary=summary)
         kind.add_argument("deed", choices=deeds)
     for action in (pods, fault):
         action.add_argument("--directory", metavar="DIR", type=Path, default=SUPPRESS, help=where)
@@ -169,8 +183,7 @@ def _directory(path: Path) -> Iterator[Path]:
 
 async def _play(root: Path, arguments: Namespace) -> None:
     from neuron_plugin.simulation import PlacedBy, SimulatedCluster
-    from neuron_plugin.simulation.node_faults import NodeFaults
-    from neuron_plugin.simulation.supervisor import supervise
+    from neuron_plugin.simulation.supervisor import NodeFaults, supervise
 
     nodes: Mapping[str, str] = arguments.nodes
     flags = ("--ui", "--make-room", arguments.make_room, "--make-room-after", "5")

@@ -11,27 +11,39 @@ import re
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
+import yaml
 
-from neuron_plugin.allocation.keys import CORES_KEY, DEVICES_KEY, GATE
-from neuron_plugin.allocation.node_rules import DEFAULT_SCHEDULER
+from neuron_plugin.allocation.claims import DRA_DRIVER
+from neuron_plugin.allocation.inventory import read_inventory
+from neuron_plugin.allocation.keys import CORES_KEY, DEVICES_KEY, GATE, INVENTORY_KEY
+from neuron_plugin.allocation.node_rules import DEFAULT_SCHEDULER, node_use
 from neuron_plugin.cli.command import CommandError, Exit, UsageError, program
-from neuron_plugin.cluster.api import PAGE_SECONDS, JsonObject
+from neuron_plugin.cluster import ApiError, ApiRequest, ClusterError, KubernetesApi, Pod
+from neuron_plugin.cluster.api import PAGE_SECONDS, JsonObject, send
+from neuron_plugin.cluster.claims import RESOURCE_CLAIMS, neuron_claim
+from neuron_plugin.cluster.client import connect
+from neuron_plugin.cluster.nodes import neuron_node
+from neuron_plugin.cluster.objects import NODES
+from neuron_plugin.cluster.pods import PODS, asks_for_neuron, neuron_pod
+from neuron_plugin.cluster.writes import read_node, read_pod
+from neuron_plugin.placement.gates.upkeep import WAITING
+from neuron_plugin.placement.room import EVICTED_REASON, PREEMPTED_REASON
+from neuron_plugin.simulation.api_server_kinds import KINDS
+from neuron_plugin.simulation.commands.playground import LOCK
 from neuron_plugin.simulation.commands.simulate import run_fault
 from neuron_plugin.simulation.machines import NODE_FAULTS_PATH
+from neuron_plugin.simulation.node import SimulatedNode
+from neuron_plugin.simulation.scheduler import why_not
+from neuron_plugin.simulation.workloads import NoPodsError, WorkloadError, WorkloadPod, kind_of, makes_pods, pods_of
+from neuron_plugin.topology import catalogue
 from neuron_plugin.wording import named, plural
 
-if TYPE_CHECKING:
-    from neuron_plugin.cluster import KubernetesApi, Pod
-    from neuron_plugin.simulation import WorkloadPod
-
-LOCK = ".playground"
-"""In the directory for as long as a playground is up, or a killed one has left it."""
 START_SECONDS = 60.0
 """How long another command waits for a playground that is starting."""
 PLACE_SECONDS = 30.0
@@ -60,9 +72,6 @@ def run_pods(arguments: Namespace) -> int:
         UsageError: no pod is given, or an object that cannot be read.
         CommandError: no playground is up, or it refuses a pod.
     """
-    from neuron_plugin.simulation import WorkloadError, WorkloadPod, pods_of
-    from neuron_plugin.simulation.workloads import NoPodsError
-
     wanted = _Wanted()
     for asked in arguments.ask or ():
         containers = [
@@ -89,8 +98,6 @@ def run_pods(arguments: Namespace) -> int:
 
 def _read_objects(name: str) -> list[Any]:
     """The objects of a file, those of a List one by one."""
-    import yaml
-
     try:
         text = sys.stdin.read() if name == "-" else Path(name).read_text("utf-8")
         documents: list[Any] = [document for document in yaml.safe_load_all(text) if document is not None]
@@ -113,9 +120,6 @@ def _sort(objects: list[Any], wanted: _Wanted) -> None:
     Raises:
         WorkloadError: one is no object of Kubernetes.
     """
-    from neuron_plugin.simulation.api_server_kinds import KINDS
-    from neuron_plugin.simulation.workloads import WorkloadError, kind_of, makes_pods
-
     served = {(kind.version.rpartition("/")[0], kind.kind): kind for kind in KINDS}
     for manifest in objects:
         group, kind = kind_of(manifest)
@@ -162,37 +166,42 @@ def _kubeconfig(directory: Path) -> Path:
 
 async def _create(kubeconfig: Path, wanted: _Wanted) -> tuple[list[str], list[str]]:
     """Create what is wanted, and say in a line for each pod what became of it, and of others why they are refused."""
-    from neuron_plugin.cluster import ClusterError
-    from neuron_plugin.cluster.client import connect
-
     lines, refused = list(wanted.passed), list[str]()
+    async with _connected(kubeconfig) as api:
+        lines += [await _create_other(api, path, manifest) for path, manifest in wanted.others]
+        given = wanted.pods + [pod for owner in wanted.owners for pod in await _made_of(api, owner, lines)]
+        made = await _create_pods(api, [pod.manifest for pod in given if not pod.after], refused)
+        for leader in dict.fromkeys(pod.after for pod in given if pod.after):
+            led = [pod for pod in given if pod.after == leader]
+            leading = next((pod for pod in made if pod.name == leader), None)
+            first = (await _settled(api, leading))[0] if leading else None
+            if first and first.node_name and (first.phase == "Running" or not led[0].ready):
+                placed = [await _led_to(api, pod, first.node_name) for pod in led]
+                made += await _create_pods(api, placed, refused)
+            else:
+                state = "runs" if led[0].ready else "is scheduled"
+                lines.append(f"{plural(len(led), 'pod')} more would be made once {leader} {state}")
+        for pod in made:
+            lines += await _became_of(api, pod, kubeconfig)
+    return lines, refused
+
+
+@contextlib.asynccontextmanager
+async def _connected(kubeconfig: Path) -> AsyncIterator[KubernetesApi]:
+    """A connection to the playground's API server; what goes wrong there is one line of this command."""
     try:
         async with await connect(kubeconfig) as api:
-            lines += [await _create_other(api, path, manifest) for path, manifest in wanted.others]
-            given = wanted.pods + [pod for owner in wanted.owners for pod in await _made_of(api, owner, lines)]
-            made = await _create_pods(api, [pod.manifest for pod in given if not pod.after], refused)
-            for leader in dict.fromkeys(pod.after for pod in given if pod.after):
-                led = [pod for pod in given if pod.after == leader]
-                leading = next((pod for pod in made if pod.name == leader), None)
-                first = (await _settled(api, leading))[0] if leading else None
-                if first and first.node_name and (first.phase == "Running" or not led[0].ready):
-                    placed = [await _led_to(api, pod, first.node_name) for pod in led]
-                    made += await _create_pods(api, placed, refused)
-                else:
-                    state = "runs" if led[0].ready else "is scheduled"
-                    lines.append(f"{plural(len(led), 'pod')} more would be made once {leader} {state}")
-            for pod in made:
-                lines += await _became_of(api, pod, kubeconfig)
+            yield api
     except ClusterError as error:
-        raise CommandError(str(error)) from None
-    return lines, refused
+        raise CommandError(error.message if isinstance(error, ApiError) else str(error)) from None
+
+
+async def _ask(api: KubernetesApi, request: ApiRequest) -> bytes:
+    return await send(api, request, timeout_seconds=PAGE_SECONDS)
 
 
 async def _made_of(api: KubernetesApi, owner: JsonObject, lines: list[str]) -> list[WorkloadPod]:
     """The pods of an object; of a DaemonSet one for each node that its template lets it have one on."""
-    from neuron_plugin.simulation import pods_of
-    from neuron_plugin.simulation.workloads import NoPodsError
-
     try:
         return pods_of(owner, await _nodes_for(api, owner) if owner["kind"] == "DaemonSet" else ())
     except NoPodsError as error:
@@ -202,32 +211,19 @@ async def _made_of(api: KubernetesApi, owner: JsonObject, lines: list[str]) -> l
 
 async def _nodes_for(api: KubernetesApi, daemon_set: Any) -> list[str]:
     """The nodes whose labels and taints let a DaemonSet have a pod there."""
-    from neuron_plugin.allocation.node_rules import node_use
-    from neuron_plugin.cluster import ApiRequest
-    from neuron_plugin.cluster.api import send
-    from neuron_plugin.cluster.nodes import neuron_node
-    from neuron_plugin.cluster.objects import NODES
-    from neuron_plugin.cluster.pods import PODS, neuron_pod
-    from neuron_plugin.simulation.scheduler import why_not
-    from neuron_plugin.topology import catalogue
-
     spec = daemon_set["spec"]["template"]["spec"] | {"containers": [], "initContainers": []}  # labels and taints decide
     probe = {"metadata": {"name": "probe", "namespace": "default", "uid": "probe"}, "spec": spec}
     rules = neuron_pod(PODS.decode(msgspec.json.encode(probe))).rules
-    listed = msgspec.json.decode(await send(api, ApiRequest("GET", "/api/v1/nodes"), timeout_seconds=PAGE_SECONDS))
+    listed = msgspec.json.decode(await _ask(api, ApiRequest("GET", "/api/v1/nodes")))
     nodes = [neuron_node(NODES.decode(msgspec.json.encode(node)), catalogue()) for node in listed["items"]]
     return [node.name for node in nodes if not why_not(rules, node.name, node.rules, node_use(()))]
 
 
 async def _led_to(api: KubernetesApi, led: WorkloadPod, node: str) -> dict[str, Any]:
     """The manifest of a pod whose leader is on a node, and in whose topology domain it therefore has to be."""
-    from neuron_plugin.cluster.api import send
-    from neuron_plugin.cluster.objects import NODES
-    from neuron_plugin.cluster.writes import read_node
-
     if not led.topology_key:
         return led.manifest
-    record = NODES.decode(await send(api, read_node(node), timeout_seconds=PAGE_SECONDS))
+    record = NODES.decode(await _ask(api, read_node(node)))
     if led.topology_key not in record.labels:
         raise CommandError(f"node {node} has no label {led.topology_key}: no other pod of {led.after}'s group is made")
     spec = led.manifest["spec"]
@@ -237,9 +233,6 @@ async def _led_to(api: KubernetesApi, led: WorkloadPod, node: str) -> dict[str, 
 
 async def _became_of(api: KubernetesApi, pod: Pod, kubeconfig: Path) -> list[str]:
     """Where a pod runs and with what, or why it waits or has failed."""
-    from neuron_plugin.cluster import ApiError
-    from neuron_plugin.placement.room import EVICTED_REASON, PREEMPTED_REASON
-
     name = f"{pod.namespace}/{pod.name}"
     try:
         pod, message = await _settled(api, pod)
@@ -259,11 +252,8 @@ async def _became_of(api: KubernetesApi, pod: Pod, kubeconfig: Path) -> list[str
 
 async def _create_other(api: KubernetesApi, path: str, manifest: JsonObject) -> str:
     """Create an object that is no pod, unless there is one of its name already; a line that says so."""
-    from neuron_plugin.cluster import ApiError, ApiRequest
-    from neuron_plugin.cluster.api import send
-
     try:
-        body = await send(api, ApiRequest("POST", path, body=manifest), timeout_seconds=PAGE_SECONDS)
+        body = await _ask(api, ApiRequest("POST", path, body=manifest))
     except ApiError as error:
         if not error.conflict:
             raise
@@ -281,16 +271,10 @@ def named_object(manifest: Any) -> str:
 
 async def _claimed(api: KubernetesApi, pod: Pod) -> list[str]:
     """The devices that a pod has by its claims, a text for each claim."""
-    from neuron_plugin.allocation.claims import DRA_DRIVER
-    from neuron_plugin.cluster import ApiRequest
-    from neuron_plugin.cluster.api import send
-    from neuron_plugin.cluster.claims import RESOURCE_CLAIMS, neuron_claim
-    from neuron_plugin.cluster.pods import neuron_pod
-
     texts = []
     for pod_claim in neuron_pod(pod).claims:
         path = RESOURCE_CLAIMS.item(pod_claim.claim, pod.namespace)
-        claim = RESOURCE_CLAIMS.decode(await send(api, ApiRequest("GET", path), timeout_seconds=PAGE_SECONDS))
+        claim = RESOURCE_CLAIMS.decode(await _ask(api, ApiRequest("GET", path)))
         devices = [result.device for result in neuron_claim(claim, DRA_DRIVER).results]
         texts.append(f"claim {pod_claim.name}: {' '.join(devices) or 'no Neuron device'}")
     return texts
@@ -298,8 +282,6 @@ async def _claimed(api: KubernetesApi, pod: Pod) -> list[str]:
 
 async def _create_pods(api: KubernetesApi, manifests: list[dict[str, Any]], refused: list[str]) -> list[Pod]:
     """Pods as the API server made them; of those that it does not take a line is added to ``refused``."""
-    from neuron_plugin.cluster import ApiError
-
     made = []
     for manifest in manifests:
         try:
@@ -312,10 +294,6 @@ async def _create_pods(api: KubernetesApi, manifests: list[dict[str, Any]], refu
 
 async def _create_pod(api: KubernetesApi, manifest: dict[str, Any]) -> Pod:
     """A pod as the API server made it; one without a name is given the next free ``pod-N``."""
-    from neuron_plugin.cluster import ApiError, ApiRequest
-    from neuron_plugin.cluster.api import send
-    from neuron_plugin.cluster.pods import PODS
-
     metadata = msgspec.convert(manifest["metadata"], dict[str, object])
     path = PODS.collection(str(metadata.get("namespace") or "default"))
     for number in range(1, 1000):
@@ -323,7 +301,7 @@ async def _create_pod(api: KubernetesApi, manifest: dict[str, Any]) -> Pod:
         body = manifest | {"metadata": {**name, **metadata}}
         request = ApiRequest("POST", path, body=body)
         try:
-            return PODS.decode(await send(api, request, timeout_seconds=PAGE_SECONDS))
+            return PODS.decode(await _ask(api, request))
         except ApiError as error:
             if metadata or not error.conflict:
                 raise
@@ -332,11 +310,6 @@ async def _create_pod(api: KubernetesApi, manifest: dict[str, Any]) -> Pod:
 
 async def _settled(api: KubernetesApi, pod: Pod) -> tuple[Pod, str]:
     """The pod once it runs, has ended or is known to wait, and why it waits or has failed."""
-    from neuron_plugin.cluster.api import send
-    from neuron_plugin.cluster.pods import PODS, asks_for_neuron
-    from neuron_plugin.cluster.writes import read_pod
-    from neuron_plugin.placement.gates.upkeep import WAITING
-
     wanted, ends = pod.spec.scheduler_name, time.monotonic() + PLACE_SECONDS
     if wanted != DEFAULT_SCHEDULER:
         from neuron_plugin.simulation import SCHEDULERS  # loads all that a simulated cluster consists of
@@ -344,7 +317,7 @@ async def _settled(api: KubernetesApi, pod: Pod) -> tuple[Pod, str]:
         if wanted not in SCHEDULERS:
             return pod, f"no scheduler is called {wanted!r}, only {' and '.join(SCHEDULERS)}"
     while True:
-        body = await send(api, read_pod(namespace=pod.namespace, name=pod.name), timeout_seconds=PAGE_SECONDS)
+        body = await _ask(api, read_pod(namespace=pod.namespace, name=pod.name))
         pod, status = PODS.decode(body), msgspec.json.decode(body)["status"]
         conditions = status.get("conditions") or ()
         waits = next(
@@ -368,11 +341,8 @@ async def _settled(api: KubernetesApi, pod: Pod) -> tuple[Pod, str]:
 
 async def _told(api: KubernetesApi, pod: Pod, *reasons: str) -> str:
     """What the last event says about a pod that has one of these reasons; empty while there is none."""
-    from neuron_plugin.cluster import ApiRequest
-    from neuron_plugin.cluster.api import send
-
     path = f"/apis/events.k8s.io/v1/namespaces/{pod.namespace}/events"
-    events = msgspec.json.decode(await send(api, ApiRequest("GET", path), timeout_seconds=PAGE_SECONDS))["items"]
+    events = msgspec.json.decode(await _ask(api, ApiRequest("GET", path)))["items"]
     about = [event for event in events if (event.get("regarding") or {}).get("uid") == pod.uid]
     return next((str(event["note"]) for event in reversed(about) if event.get("reason") in reasons), "")
 
@@ -391,17 +361,8 @@ def befall_node(arguments: Namespace) -> int:
 
 
 async def _befall(kubeconfig: Path, path: str) -> str:
-    from neuron_plugin.cluster import ApiError, ApiRequest, ClusterError
-    from neuron_plugin.cluster.api import send
-    from neuron_plugin.cluster.client import connect
-
-    try:
-        async with await connect(kubeconfig) as api:
-            body = await send(api, ApiRequest("POST", path, body={}), timeout_seconds=START_SECONDS)
-    except ApiError as error:
-        raise CommandError(error.message) from None
-    except ClusterError as error:
-        raise CommandError(str(error)) from None
+    async with _connected(kubeconfig) as api:
+        body = await send(api, ApiRequest("POST", path, body={}), timeout_seconds=START_SECONDS)
     return str(msgspec.json.decode(body)["message"])
 
 
@@ -431,17 +392,9 @@ def break_node(arguments: Namespace) -> int:
 
 async def _break(arguments: Namespace, root: Path, kubeconfig: Path) -> str:
     """Make the change and wait until the node's plugin has published what it sees; that, in words."""
-    from neuron_plugin.allocation.inventory import read_inventory
-    from neuron_plugin.allocation.keys import INVENTORY_KEY
-    from neuron_plugin.cluster import ClusterError
-    from neuron_plugin.cluster.api import send
-    from neuron_plugin.cluster.client import connect
-    from neuron_plugin.cluster.objects import NODES
-    from neuron_plugin.cluster.writes import read_node
-    from neuron_plugin.simulation import SimulatedNode
 
     async def published() -> str:
-        node = NODES.decode(await send(api, read_node(arguments.node), timeout_seconds=PAGE_SECONDS))
+        node = NODES.decode(await _ask(api, read_node(arguments.node)))
         return node.annotations.get(INVENTORY_KEY, "")
 
     def knows_all(text: str) -> bool:
@@ -451,21 +404,18 @@ async def _break(arguments: Namespace, root: Path, kubeconfig: Path) -> str:
             device for device in range(inventory.geometry.device_count) if (tree / f"neuron{device}").exists()
         }
 
-    try:
-        async with await connect(kubeconfig) as api:
-            before, ends = await published(), time.monotonic() + NOTICE_SECONDS
-            run_fault(Namespace(**{**vars(arguments), "directory": root}))
-            while (after := await published()) == before:
-                if time.monotonic() > ends:
-                    return f"node {arguments.node}: its plugin reports no change after {NOTICE_SECONDS:g} s"
-                await asyncio.sleep(0.1)
-            earlier = before
-            # A driver that goes takes its devices one by one.
-            while after != earlier or not (knows_all(after) or time.monotonic() > ends):
-                await asyncio.sleep(SETTLE_SECONDS)
-                earlier, after = after, await published()
-    except ClusterError as error:
-        raise CommandError(str(error)) from None
+    async with _connected(kubeconfig) as api:
+        before, ends = await published(), time.monotonic() + NOTICE_SECONDS
+        run_fault(Namespace(**{**vars(arguments), "directory": root}))
+        while (after := await published()) == before:
+            if time.monotonic() > ends:
+                return f"node {arguments.node}: its plugin reports no change after {NOTICE_SECONDS:g} s"
+            await asyncio.sleep(0.1)
+        earlier = before
+        # A driver that goes takes its devices one by one.
+        while after != earlier or not (knows_all(after) or time.monotonic() > ends):
+            await asyncio.sleep(SETTLE_SECONDS)
+            earlier, after = after, await published()
     inventory = read_inventory(after)
     broken = {
         **dict.fromkeys(set(range(inventory.geometry.device_count)) - set(inventory.present), "missing"),

@@ -29,8 +29,16 @@ from neuron_plugin.cli.command import (
 from neuron_plugin.instance_file import load_catalogue
 from neuron_plugin.planning import RULES, DemandError, parse_shape, shape_text
 from neuron_plugin.settings import read_yaml
-from neuron_plugin.simulation.demand import MIXES, arrivals, read_trace
-from neuron_plugin.simulation.replay import AwsBoard, Board, ReplayOutcome, replay, simulated_node
+from neuron_plugin.simulation.replay import (
+    MIXES,
+    AwsBoard,
+    Board,
+    ReplayOutcome,
+    arrivals,
+    read_trace,
+    replay,
+    simulated_node,
+)
 from neuron_plugin.topology import valid_sets
 
 EXAMPLES = """

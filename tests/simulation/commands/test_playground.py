@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -55,42 +54,6 @@ def test_a_pod_is_placed_and_another_refused(playground: Playground) -> None:
     playground.wait_for("container-1 receives --device=/dev/neuron")
 
 
-def test_a_pod_of_one_s_own_manifest_is_created_without_kubectl(playground: Playground, tmp_path: Path) -> None:
-    playground.clear()
-    (tmp_path / "pod.yaml").write_text(TWO_CONTAINERS)
-    assert "pod team/mine runs on inf2-" in playground.run("run", "-f", str(tmp_path / "pod.yaml"))
-    again = playground.run("run", "-f", str(tmp_path / "pod.yaml"), status=1)
-    assert 'pods "mine" already exists' in again
-
-
-def test_a_list_of_pods_is_created_and_each_says_why_it_waits(playground: Playground, tmp_path: Path) -> None:
-    specs: dict[str, dict[str, object]] = {
-        "gated": {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]},
-        "lost": {"schedulerName": "nobody"},
-        "misspelt": {},
-    }
-    limits = {"aws.amazon.com/nueron": 1}
-    items: list[dict[str, Any]] = [
-        {"kind": "Pod", "apiVersion": "v1", "metadata": {"name": name}, "spec": {**spec, "containers": [{"name": "m"}]}}
-        for name, spec in specs.items()
-    ]
-    items[2]["spec"]["containers"] = [{"name": "m", "resources": {"limits": limits}}]
-    (tmp_path / "list.json").write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
-    answer = playground.run("run", "-f", str(tmp_path / "list.json"))
-    assert "pod default/gated waits: its gates kueue.x-k8s.io/admission are for others to take off" in answer
-    assert "pod default/lost waits: no scheduler is called 'nobody', only default-scheduler and neuron-sch" in answer
-    assert "pod default/misspelt waits: 0/2 nodes are available: 2 Insufficient aws.amazon.com/nueron." in answer
-
-
-def test_a_pod_of_the_docs_goes_to_the_instance_type_that_it_names(playground: Playground, tmp_path: Path) -> None:
-    playground.clear()
-    manifest = TWO_CONTAINERS.replace("mine", "named").replace(
-        "spec:\n", "spec:\n  nodeSelector: {node.kubernetes.io/instance-type: inf2.48xlarge}\n"
-    )
-    (tmp_path / "pod.yaml").write_text(manifest)
-    assert "pod team/named runs on inf2-2" in playground.run("run", "-f", str(tmp_path / "pod.yaml"))
-
-
 LEADER_FIRST = """
 apiVersion: leaderworkerset.x-k8s.io/v1
 kind: LeaderWorkerSet
@@ -123,23 +86,6 @@ def test_workers_are_made_where_their_leader_is_and_the_group_does_not_deadlock(
     assert len(nodes) == 2, "the topology is exclusive"
 
 
-def test_a_leader_is_not_placed_on_a_node_without_the_label_of_its_topology(
-    playground: Playground, tmp_path: Path
-) -> None:
-    playground.clear()
-    (tmp_path / "lost.yaml").write_text(LEADER_FIRST.replace("NAME", "lost").replace("LABEL", "rack"))
-    answer = playground.run("run", "-f", str(tmp_path / "lost.yaml"))
-    assert "2 pods more would be made once lost-0 is scheduled" in answer
-    assert re.search("pod default/lost-0 waits: .* have no label rack", answer), answer
-
-
-def test_workers_are_not_made_while_their_leader_waits(playground: Playground, tmp_path: Path) -> None:
-    text = LEADER_FIRST.replace("NAME", "large").replace("LABEL", "rack").replace("neuron: 1", "neuron: 13")
-    (tmp_path / "large.yaml").write_text(text)
-    answer = playground.run("run", "-f", str(tmp_path / "large.yaml"))
-    assert answer.startswith("2 pods more would be made once large-0 is scheduled\npod default/large-0 waits: ")
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -157,15 +103,6 @@ def test_a_file_that_is_no_pod_is_refused(cli: Cli, tmp_path: Path, text: str, s
     shown = cli("playground", "run", "-f", tmp_path / "pod.yaml")
     assert shown.status == Exit.USAGE
     assert said in shown.err
-
-
-@pytest.mark.parametrize("spec", ["containers: 7", "containers: [1]", "containers: []\n  nodeName: [1]"])
-def test_a_manifest_that_cannot_be_meant_is_refused_and_the_playground_goes_on(
-    playground: Playground, tmp_path: Path, spec: str
-) -> None:
-    (tmp_path / "pod.yaml").write_text(f"kind: Pod\napiVersion: v1\nmetadata: {{name: bad}}\nspec:\n  {spec}\n")
-    assert "400 BadRequest" in playground.run("run", "-f", str(tmp_path / "pod.yaml"), status=1)
-    assert playground.process.poll() is None
 
 
 FILE_OF_MANY = """
@@ -195,34 +132,91 @@ items:
 """
 
 
-def test_a_file_as_people_have_it_is_taken_whole(playground: Playground, tmp_path: Path) -> None:
+WAITING = """
+apiVersion: v1
+kind: List
+items:
+- kind: Pod
+  apiVersion: v1
+  metadata: {name: gated}
+  spec: {schedulingGates: [{name: kueue.x-k8s.io/admission}], containers: [{name: m}]}
+- {kind: Pod, apiVersion: v1, metadata: {name: lost}, spec: {schedulerName: nobody, containers: [{name: m}]}}
+- kind: Pod
+  apiVersion: v1
+  metadata: {name: misspelt}
+  spec: {containers: [{name: m, resources: {limits: {aws.amazon.com/nueron: 1}}}]}
+"""
+ALL_NAMES = ", ".join(f"aws.amazon.com/{name}: 1" for name in ("neuron", "neurondevice", "neuroncore"))
+BAD = "kind: Pod\napiVersion: v1\nmetadata: {name: bad}\nspec:\n  "
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "expected"),
+    [
+        (TWO_CONTAINERS, 0, ["pod team/mine runs on inf2-.*"]),
+        (TWO_CONTAINERS + "---" + TWO_CONTAINERS, 1, ["pod team/mine runs on .*", '.*pods "mine" already exists']),
+        (
+            TWO_CONTAINERS.replace(
+                "spec:\n", "spec:\n  nodeSelector: {node.kubernetes.io/instance-type: inf2.48xlarge}\n"
+            ),
+            0,
+            ["pod team/mine runs on inf2-2.*"],
+        ),
+        (
+            WAITING,
+            0,
+            [
+                "pod default/gated waits: its gates kueue.x-k8s.io/admission are for others to take off",
+                "pod default/lost waits: no scheduler is called 'nobody', only default-scheduler and neuron-sch.*",
+                r"pod default/misspelt waits: 0/2 nodes are available: 2 Insufficient aws\.amazon\.com/nueron\.",
+            ],
+        ),
+        (
+            TWO_CONTAINERS.replace("aws.amazon.com/neuron: 1", ALL_NAMES),  # AWS's test of its install
+            0,
+            [
+                "pod team/mine waits: .*container first asks for .*neuron and .*neurondevice and.*",
+            ],
+        ),
+        (
+            FILE_OF_MANY,
+            0,
+            [
+                "Service model: makes no pods here, passed over",
+                "persistentvolumeclaim default/weights is created",
+                "Deployment none: its controller makes no pods: it is suspended or of size 0",
+                r"pod default/shard-0 runs on inf2-\d, NEURON_DEVS: \d+",
+                r"pod default/gen-\w{5} runs on inf2-\d, NEURON_DEVS: \d+",
+                r"pod default/agent-\w{5} runs on inf2-[12]",
+                r"pod default/agent-\w{5} runs on inf2-[12]",
+                r"pod default/shard-1 runs on inf2-\d, NEURON_DEVS: \d+",
+            ],
+        ),
+        (
+            LEADER_FIRST.replace("NAME", "lost").replace("LABEL", "rack"),
+            0,
+            ["2 pods more would be made once lost-0 is scheduled", "pod default/lost-0 waits: .* have no label rack.*"],
+        ),
+        (
+            LEADER_FIRST.replace("NAME", "large").replace("LABEL", "rack").replace("neuron: 1", "neuron: 13"),
+            0,
+            ["2 pods more would be made once large-0 is scheduled", "pod default/large-0 waits: .*"],
+        ),
+        *((BAD + spec, 1, [".*400 BadRequest.*"]) for spec in ("containers: 7", "containers: [1]")),
+        (BAD + "containers: []\n  nodeName: [1]", 1, [".*400 BadRequest.*"]),
+        (TWO_CONTAINERS.replace("neuron: 1", "neuron: many"), 1, [".*400 BadRequest.*"]),
+    ],
+)
+def test_what_becomes_of_a_file_is_told_line_by_line(
+    playground: Playground, tmp_path: Path, text: str, status: int, expected: list[str]
+) -> None:
     playground.clear()
-    (tmp_path / "many.yaml").write_text(FILE_OF_MANY)
-    answer = playground.run("run", "-f", str(tmp_path / "many.yaml"))
-    expected = [
-        "Service model: makes no pods here, passed over",
-        "persistentvolumeclaim default/weights is created",
-        "Deployment none: its controller makes no pods: it is suspended or of size 0",
-        r"pod default/gen-\w{5} runs on inf2-\d, NEURON_DEVS: \d+",
-        r"pod default/agent-\w{5} runs on inf2-1",
-        r"pod default/agent-\w{5} runs on inf2-2",
-        r"pod default/shard-0 runs on inf2-\d, NEURON_DEVS: \d+",
-        r"pod default/shard-1 runs on inf2-\d, NEURON_DEVS: \d+",
-    ]
-    for line in expected:
-        assert re.search(rf"^{line}$", answer, re.MULTILINE), (line, answer)
-    assert answer.index("shard-0 runs") < answer.index("shard-1 runs")
-
-
-def test_aws_s_test_of_its_install_says_why_it_waits_and_what_to_do(playground: Playground, tmp_path: Path) -> None:
-    names = ("neuron", "neurondevice", "neuroncore")
-    limits = ", ".join(f"aws.amazon.com/{name}: 1" for name in names)
-    (tmp_path / "pod.yaml").write_text(
-        TWO_CONTAINERS.replace("aws.amazon.com/neuron: 1", limits).replace("mine", "all")
-    )
-    answer = playground.run("run", "-f", str(tmp_path / "pod.yaml"))
-    assert "container first asks for aws.amazon.com/neuron and aws.amazon.com/neurondevice and" in answer
-    assert "ask for one Neuron resource per container" in answer
+    (tmp_path / "file.yaml").write_text(text)
+    answer = playground.run("run", "-f", str(tmp_path / "file.yaml"), status=status)
+    lines = iter(answer.splitlines())
+    for each in expected:  # in this order, with others between
+        assert any(re.fullmatch(each, line) for line in lines), (each, answer)
+    assert playground.process.poll() is None
 
 
 def test_a_pod_of_higher_priority_takes_the_place_of_another(playground: Playground, tmp_path: Path) -> None:
@@ -254,11 +248,6 @@ def test_what_befalls_a_whole_node_is_told_and_refused_where_it_cannot_be(playgr
     assert "no node of the playground is called inf2-9" in refused
 
 
-def test_a_count_that_is_no_number_is_refused(playground: Playground, tmp_path: Path) -> None:
-    (tmp_path / "pod.yaml").write_text(TWO_CONTAINERS.replace("neuron: 1", "neuron: many").replace("mine", "many"))
-    assert "400 BadRequest" in playground.run("run", "-f", str(tmp_path / "pod.yaml"), status=1)
-
-
 def test_a_fault_is_reported_by_the_plugin_and_heals(playground: Playground) -> None:
     broken = playground.run("fault", "inf2-1", "device", "5", "gone")
     assert "node inf2-1: its plugin reports device 5 is unhealthy: missing" in broken
@@ -267,6 +256,10 @@ def test_a_fault_is_reported_by_the_plugin_and_heals(playground: Playground) -> 
     broken = playground.run("fault", "inf2-1", "driver", "gone")
     assert "its plugin reports devices 0-5 are unhealthy: missing: the driver does not list it\n" in broken
     playground.run("fault", "inf2-1", "driver", "back")
+    told = playground.run("fault", "inf2-1", "use", "0-3", "idle")
+    assert "node inf2-1: devices 0-3 are idle from now on" in told
+    assert "pods --kubeconfig" in told
+    playground.run("fault", "inf2-1", "use", "0-3", "usual")
     assert "has no node trn1-1: choose among inf2-1, inf2-2" in playground.run(
         "fault", "trn1-1", "device", "5", "gone", status=2
     )
@@ -287,13 +280,6 @@ async def test_a_fault_is_told_once_the_plugin_knows_all_of_it(cli: Cli, tmp_pat
         assert f"its plugin reports devices 0-5 are unhealthy: {reason}\n" in (await said).out
 
 
-def test_devices_of_a_pod_are_made_idle(playground: Playground) -> None:
-    told = playground.run("fault", "inf2-1", "use", "0-3", "idle")
-    assert "node inf2-1: devices 0-3 are idle from now on" in told
-    assert "pods --kubeconfig" in told
-    playground.run("fault", "inf2-1", "use", "0-3", "usual")
-
-
 def test_every_hint_can_be_pasted(playground: Playground) -> None:
     hints = [line.strip() for line in playground.printed().splitlines() if line.startswith("  ")]
     assert {"devices", "doctor", "decisions", "explain"} <= {word for line in hints for word in line.split()}
@@ -306,11 +292,7 @@ def test_every_hint_can_be_pasted(playground: Playground) -> None:
 
 
 def test_a_plugin_that_dies_is_started_again_and_pods_keep_their_devices(playground: Playground) -> None:
-    (found,) = (
-        pid
-        for pid in map(int, filter(str.isdigit, (each.name for each in Path("/proc").iterdir())))
-        if f"{playground.directory}/inf2-1/plugin.json".encode() in _command_of(pid)
-    )
+    (found,) = _processes_of(playground.directory / "inf2-1/plugin.json")
     os.kill(found, signal.SIGKILL)
     playground.wait_for("node inf2-1: its plugin has ended with -9 and is started again")
     playground.wait_for_match("inf2-1: its plugin has ended.*inf2-1: allocatable are [1-9]")
@@ -326,23 +308,29 @@ def _command_of(pid: int) -> bytes:
 
 @pytest.mark.skipif(not shutil.which("kubectl"), reason="kubectl is not installed")
 def test_kubectl_works_on_it(playground: Playground, tmp_path: Path) -> None:
-    (tmp_path / "pod.yaml").write_text(TWO_CONTAINERS.replace("mine", "applied").replace(", namespace: team", ""))
-    kubectl = f"KUBECONFIG={playground.directory}/kubeconfig kubectl"
-    assert "pod/applied created" in playground.shell(f"{kubectl} apply -f {tmp_path}/pod.yaml")
-    (tmp_path / "pod.yaml").write_text((tmp_path / "pod.yaml").read_text().replace("image: x", "image: y"))
-    assert "pod/applied configured" in playground.shell(f"{kubectl} apply -f {tmp_path}/pod.yaml")
-    playground.shell(f"{kubectl} wait --for=condition=Ready pod/applied --timeout=60s")
-    assert re.search(r"applied +2/2 +Running +inf2-\d", playground.shell(f"{kubectl} get pods"))
-    playground.shell(f"{kubectl} label pod applied team=a")
-    assert playground.shell(f"{kubectl} get pods -l team=a -o name") == "pod/applied\n"
-    assert "No resources found" in playground.shell(f"{kubectl} get pods -l 'team in (b, c)'")
-    assert "SchedulingDisabled" in playground.shell(f"{kubectl} cordon inf2-1; {kubectl} get nodes")
-    playground.shell(f"{kubectl} uncordon inf2-1")
+    manifest = TWO_CONTAINERS.replace("mine", "applied").replace(", namespace: team", "")
+    (tmp_path / "pod.yaml").write_text(manifest)
+    (tmp_path / "changed.yaml").write_text(manifest.replace("image: x", "image: y"))
+    playground.clear()
+    for words, said in (
+        (f"apply -f {tmp_path}/pod.yaml", "pod/applied created"),
+        (f"apply -f {tmp_path}/changed.yaml", "pod/applied configured"),
+        ("wait --for=condition=Ready pod/applied --timeout=60s", "condition met"),
+        ("get pods", r"applied +2/2 +Running +inf2-\d"),
+        ("label pod applied team=a", "labeled"),
+        ("get pods -l team=a -o name", "^pod/applied\n$"),
+        ("get pods -l 'team in (b, c)'", "No resources found"),
+        ("cordon inf2-1", "cordoned"),
+        ("get nodes", "SchedulingDisabled"),
+        ("uncordon inf2-1", "uncordoned"),
+        ("delete pod applied", "deleted"),
+    ):
+        assert re.search(said, playground.shell(f"{KUBECONFIG} kubectl {words}".format(playground.directory))), words
     playground.run("run", "--ask", "neuron=13")
-    assert "NeuronWaiting" in playground.shell(f"{kubectl} get events")
-    assert "deleted" in playground.shell(f"{kubectl} delete pod applied")
+    assert "NeuronWaiting" in playground.shell(f"{KUBECONFIG} kubectl get events".format(playground.directory))
 
 
+KUBECONFIG = "KUBECONFIG={}/kubeconfig"
 KUBECTL = (
     ("get pods --sort-by=.spec.nodeName", r"(?s)NAME .*waiting .*seen "),
     ("get nodes --sort-by=.status.allocatable.cpu", r"(?s)NAME .*inf2-1 .*inf2-2 "),

@@ -57,46 +57,27 @@ def test_types_are_a_document_for_scripts(cli: Cli, form: str, load: Callable[[s
     }
 
 
-def test_a_document_says_what_was_written(cli: Cli, tmp_path: Path) -> None:
-    shown = cli("simulate", "node", tmp_path / "n", "--type", "inf2.24xlarge", "--missing", "3", "-o", "json", *SMALL)
-    assert json.loads(shown.out) == {
-        "version": 1,
-        "root": str(tmp_path / "n"),
-        "instanceType": "inf2.24xlarge",
-        "devices": [0, 1, 2, 4, 5],
-        "missing": [3],
-        "driverVersion": "2.30.2.0",
-    }
-
-
-def test_a_written_node_reads_as_the_machine(cli: Cli, tmp_path: Path) -> None:
+def test_a_written_node_reads_as_the_machine_and_a_document_says_what_it_is(cli: Cli, tmp_path: Path) -> None:
     shown = cli("simulate", "node", tmp_path / "n", "--type", "trn2.3xlarge", "--lnc", "1", *SMALL)
     assert (shown.status, shown.err) == (0, "")
     assert shown.out.splitlines() == [
         f"{tmp_path / 'n'}: trn2.3xlarge, 1 device, driver 2.30.2.0",
         f"Look at it: {program()} devices --root {tmp_path / 'n'}",
     ]
-    inventory = read_inventory(MachinePaths.under(tmp_path / "n"), settled=EVERY_DEVICE)
-    assert (inventory.instance_type, inventory.cores_per_device) == ("trn2.3xlarge", 8)
-
-
-def test_missing_devices_may_be_given_as_ranges(cli: Cli, tmp_path: Path) -> None:
-    shown = cli("simulate", "node", tmp_path / "n", "--type", "inf2.48xlarge", "--missing", "3,7-8", *SMALL)
-    assert "9 devices, without 3,7-8" in shown.out
-    inventory = read_inventory(MachinePaths.under(tmp_path / "n"), settled=EVERY_DEVICE)
-    assert inventory.device_ids == (0, 1, 2, 4, 5, 6, 9, 10, 11)
-
-
-def test_the_driver_can_be_chosen(cli: Cli, tmp_path: Path) -> None:
-    arguments = ("--type", "inf2.xlarge", "--driver-version", "2.10.11.0", *SMALL)
-    assert "driver 2.10.11.0" in cli("simulate", "node", tmp_path / "n", *arguments).out
-
-
-def test_usage_counters_are_written_unless_they_are_not_wanted(cli: Cli, tmp_path: Path) -> None:
-    cli("simulate", "node", tmp_path / "with", "--type", "inf2.xlarge")
-    cli("simulate", "node", tmp_path / "without", "--type", "inf2.xlarge", *SMALL)
-    counts = [sum(path.is_file() for path in (tmp_path / name).rglob("*")) for name in ("with", "without")]
-    assert counts[0] > counts[1] + 100
+    found = read_inventory(MachinePaths.under(tmp_path / "n"), settled=EVERY_DEVICE)
+    assert (found.instance_type, found.cores_per_device) == ("trn2.3xlarge", 8)
+    chosen = ("--type", "inf2.24xlarge", "--missing", "0,3-4", "--driver-version", "2.10.11.0")
+    assert json.loads(cli("simulate", "node", tmp_path / "m", "-o", "json", *chosen, *SMALL).out) == {
+        "version": 1,
+        "root": str(tmp_path / "m"),
+        "instanceType": "inf2.24xlarge",
+        "devices": [1, 2, 5],
+        "missing": [0, 3, 4],
+        "driverVersion": "2.10.11.0",
+    }
+    assert "3 devices, without 0,3-4, driver 2.30.2.0" in cli("simulate", "node", tmp_path / "w", *chosen[:4]).out
+    counts = [sum(path.is_file() for path in (tmp_path / name).rglob("*")) for name in ("w", "m")]
+    assert counts[0] > counts[1] + 300, "usage counters are written unless they are not wanted"
 
 
 @pytest.mark.parametrize(
@@ -157,37 +138,73 @@ def fault(cli: Cli, node: SimulatedNode, *arguments: str) -> None:
     assert (shown.status, shown.out, shown.err) == (0, "", "")
 
 
-def test_counts_of_ecc_errors_are_set_one_by_one(cli: Cli, node: SimulatedNode) -> None:
-    fault(cli, node, "ecc", "3", "--sram", "1", "--memory", "2")
-    fault(cli, node, "ecc", "3", "--repairable", "4")
-    assert device(node, 3).health.ecc == EccCounts(1, 2, 4)
-    assert device(node, 2).health.ecc == EccCounts()
+Read = Callable[[SimulatedNode], object]
+FAULTS: list[tuple[Read, list[tuple[str, object]]]] = [
+    (
+        lambda node: (device(node, 3).health.ecc, device(node, 2).health.ecc),
+        [
+            ("ecc 3 --sram 1 --memory 2", (EccCounts(1, 2), EccCounts())),
+            ("ecc 3 --repairable 4", (EccCounts(1, 2, 4), EccCounts())),
+        ],
+    ),
+    (lambda node: device(node, 1).health.reset, [(f"reset 1 {state.name.lower()}", state) for state in ResetState]),
+    (
+        lambda node: device(node, 1).health.unhealthy_components,
+        [
+            ("components 1 hbm,link_host", frozenset({"hbm", "link_host"})),
+            ("components 1 none", frozenset()),
+        ],
+    ),
+    (
+        lambda node: device(node, 0).health.core_errors,
+        [
+            (
+                "core-errors 0 --core 1 --kind hw_nc_ue_error --count 2",
+                (CoreErrors(0), CoreErrors(1, hw_nc_ue_error=2)),
+            ),
+            ("core-errors 0 --count 3", (CoreErrors(0, hw_error=3), CoreErrors(1, hw_nc_ue_error=2))),
+        ],
+    ),
+    (
+        lambda node: device(node, 2).health.status_counts,
+        [("error-events 2 7", (("hw_error_events", 7),))],
+    ),
+    (
+        lambda node: inventory(node).device_ids,
+        [("device 5 gone", (0, 1, 2, 3, 4)), ("device 5 back", (0, 1, 2, 3, 4, 5))],
+    ),
+    (
+        lambda node: device(node, 5).node,
+        [("node 5 gone", NodeState.ABSENT), ("node 5 back", NodeState.PRESENT)],
+    ),
+    (lambda node: len(inventory(node).devices), [("driver gone", 0), ("driver back", 6)]),
+    (
+        lambda node: [node.description.device(number).busy_percent for number in range(3)],
+        [
+            ("use 0-2 busy --percent 80", [80, 80, 80]),
+            ("use 1 idle", [80, 0, 80]),
+            ("use 2 usual", [80, 0, None]),
+        ],
+    ),
+    (
+        lambda node: node.description.device(1).reset_failures,
+        [("reset-failures 1 3", 3)],
+    ),
+    (
+        lambda node: (inventory(node).logical_core_size.size, node.paths.logical_nc_config.exists()),
+        [("lnc 1", (1, True)), ("lnc none", (1, False))],
+    ),
+]
 
 
-@pytest.mark.parametrize("state", ResetState)
-def test_a_reset_can_be_in_every_state(cli: Cli, node: SimulatedNode, state: ResetState) -> None:
-    fault(cli, node, "reset", "1", state.name.lower())
-    assert device(node, 1).health.reset is state
-
-
-def test_broken_parts_are_named_and_mended(cli: Cli, node: SimulatedNode) -> None:
-    fault(cli, node, "components", "1", "hbm,link_host")
-    assert device(node, 1).health.unhealthy_components == frozenset({"hbm", "link_host"})
-    fault(cli, node, "components", "1", "none")
-    assert device(node, 1).health.unhealthy_components == frozenset()
-
-
-def test_errors_of_a_core_are_set_on_a_node_with_usage_counters(cli: Cli, tmp_path: Path) -> None:
-    node = write_node(tmp_path / "full", "inf2.xlarge")
-    fault(cli, node, "core-errors", "0", "--core", "1", "--kind", "hw_nc_ue_error", "--count", "2")
-    assert device(node, 0).health.core_errors == (CoreErrors(0), CoreErrors(1, hw_nc_ue_error=2))
-    fault(cli, node, "core-errors", "0", "--count", "3")
-    assert device(node, 0).health.core_errors[0] == CoreErrors(0, hw_error=3)
-
-
-def test_firmwares_counter_of_errors_is_set(cli: Cli, node: SimulatedNode) -> None:
-    fault(cli, node, "error-events", "2", "7")
-    assert device(node, 2).health.status_counts == (("hw_error_events", 7),)
+@pytest.mark.parametrize(("read", "faults"), FAULTS, ids=[faults[0][0] for _, faults in FAULTS])
+def test_what_a_fault_leaves_is_what_a_reader_of_the_machine_sees(
+    cli: Cli, tmp_path: Path, read: Read, faults: list[tuple[str, object]]
+) -> None:
+    node = write_node(tmp_path / "node", "inf2.24xlarge")
+    for words, seen in faults:
+        fault(cli, node, *words.split())
+        assert read(node) == seen, words
 
 
 def test_a_line_is_written_into_the_kernel_log_by_the_kernel_or_a_forger(cli: Cli, node: SimulatedNode) -> None:
@@ -202,45 +219,6 @@ def test_a_line_is_written_into_the_kernel_log_by_the_kernel_or_a_forger(cli: Cl
     ]
 
 
-def test_a_count_of_errors_is_a_number(cli: Cli, node: SimulatedNode) -> None:
-    shown = cli("simulate", "fault", node.root, "error-events", "2", "few")
-    assert shown.status == 2
-    assert "'few' is no count of 0 or more" in shown.err
-
-
-def test_devices_are_made_busy_or_idle_and_their_resets_fail(cli: Cli, tmp_path: Path) -> None:
-    node = write_node(tmp_path / "node", "inf2.24xlarge", usage_counters=False, work_counters=True)
-    assert cli("simulate", "fault", node.root, "use", "0-2", "busy", "--percent", "80").status == 0
-    assert cli("simulate", "fault", node.root, "use", "1", "idle").status == 0
-    assert cli("simulate", "fault", node.root, "use", "2", "usual").status == 0
-    assert cli("simulate", "fault", node.root, "reset-failures", "1", "3").status == 0
-    states = [node.description.device(device) for device in range(3)]
-    assert [state.busy_percent for state in states] == [80, 0, None]
-    assert states[1].reset_failures == 3
-    assert "expected" in cli("simulate", "fault", node.root, "use", "one", "idle").err
-
-
-def test_a_device_goes_and_comes_back(cli: Cli, node: SimulatedNode) -> None:
-    fault(cli, node, "device", "5", "gone")
-    assert inventory(node).device_ids == (0, 1, 2, 3, 4)
-    fault(cli, node, "device", "5", "back")
-    assert inventory(node).device_ids == (0, 1, 2, 3, 4, 5)
-
-
-def test_a_device_node_goes_and_comes_back(cli: Cli, node: SimulatedNode) -> None:
-    fault(cli, node, "node", "5", "gone")
-    assert device(node, 5).node is NodeState.ABSENT
-    fault(cli, node, "node", "5", "back")
-    assert device(node, 5).node is NodeState.PRESENT
-
-
-def test_the_driver_goes_and_comes_back(cli: Cli, node: SimulatedNode) -> None:
-    fault(cli, node, "driver", "gone")
-    assert inventory(node).devices == ()
-    fault(cli, node, "driver", "back")
-    assert len(inventory(node).devices) == 6
-
-
 def test_an_attribute_reads_garbage_is_missing_and_is_restored(cli: Cli, node: SimulatedNode) -> None:
     path = node.paths.sysfs / "class/neuron_device/neuron2/info/serial_number"
     before = path.read_text()
@@ -250,15 +228,6 @@ def test_an_attribute_reads_garbage_is_missing_and_is_restored(cli: Cli, node: S
     assert not path.exists()
     fault(cli, node, "attribute", "2", "info/serial_number", "--restore")
     assert path.read_text() == before
-
-
-def test_the_logical_core_size_is_set_and_taken_back(cli: Cli, make_node: MakeNode) -> None:
-    node = make_node("trn2.3xlarge")
-    fault(cli, node, "lnc", "1")
-    assert inventory(node).logical_core_size.size == 1
-    fault(cli, node, "lnc", "none")
-    assert inventory(node).logical_core_size.size == 2
-    assert not node.paths.logical_nc_config.exists()
 
 
 @pytest.mark.parametrize(
@@ -274,6 +243,8 @@ def test_the_logical_core_size_is_set_and_taken_back(cli: Cli, make_node: MakeNo
         (("attribute", "3", "../../etc", "--missing"), 2, "expected a path below the device"),
         (("attribute", "3", "nosuch", "--text", "1"), 2, "neuron3 has no attribute nosuch: expected a path below"),
         (("attribute", "3", "info", "--missing"), 2, "neuron3 has no attribute info"),
+        (("error-events", "2", "few"), 2, "'few' is no count of 0 or more"),
+        (("use", "one", "idle"), 2, "expected"),
         (("lnc", "two"), 2, "'two' is no logical core size: a number, or none"),
         (("lnc", "0"), 2, "logical core size 0"),
         (("meteor", "3"), 2, "invalid choice: 'meteor'"),
