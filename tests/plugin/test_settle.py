@@ -7,7 +7,7 @@ kubelet, too, a ``!``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pytest
@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuron_plugin.allocation import NeuronPod, PodReference, PodUid
-from neuron_plugin.allocation.resources import format_ids
 from neuron_plugin.plugin.inputs import LISTED_SECONDS, UNSEEN_SECONDS, HoldDown, Inputs, NodePods, RecordedAllocation
 from neuron_plugin.plugin.settle import (
     ADMISSION_SECONDS,
@@ -29,7 +28,7 @@ from neuron_plugin.plugin.settle import (
     with_lost_records,
 )
 from neuron_plugin.plugin.snapshot import derive
-from neuron_plugin.topology import NO_CORES, CoreMask
+from neuron_plugin.topology import NO_CORES
 from tests.plugin.world import (
     CORE,
     HOLD_DOWN_SECONDS,
@@ -50,6 +49,8 @@ from tests.plugin.world import (
     settled,
     some_inputs,
     uid_of,
+    who_has,
+    who_holds_down,
 )
 
 A, B = uid_of("a"), uid_of("b")
@@ -59,21 +60,11 @@ LIVE, MIRROR = pod("a", app(1)), pod("static", app(1), annotations=STATIC_KEY)
 OWN, STATIC = [entry(A, "app", NEURON, 3)], [entry(STATIC_UID, "app", NEURON, 3)]
 
 
-def named(masks: Iterable[tuple[PodUid, CoreMask, str]]) -> str:
-    sets = (f"{NAMES.get(uid, '?')}={format_ids(TRN1.devices_touched(mask))}{mark}" for uid, mask, mark in masks)
-    return " ".join(sorted(sets))
-
-
 def has(after: Inputs) -> str:
-    ledger = derive(after).ledger
-    return named((uid, ledger.mask_of(uid), "") for uid in ledger.by_pod)
+    return who_has(derive(after))
 
 
-def held(after: Inputs) -> str:
-    return named(
-        (one.uid, one.mask, "!" if one in after.advertised_hold_downs else "+" * (one in after.published_hold_downs))
-        for one in after.hold_downs
-    )
+held = who_holds_down
 
 
 def at(now: float, before: Inputs, alive: bool | Mapping[PodUid, bool] | None) -> Inputs:  # noqa: FBT001 - a table
