@@ -135,10 +135,7 @@ class ClaimSite(Site):
 
 @asynccontextmanager
 async def a_claim_site(
-    instance_type: str = "trn1.32xlarge",
-    *,
-    mode: Mode = Mode.DRA,
-    prepare_seconds: float = 20.0,
+    instance_type: str = "trn1.32xlarge", *, mode: Mode = Mode.DRA, prepare_seconds: float = 20.0
 ) -> AsyncIterator[ClaimSite]:
     """A node of this type, with everything but the daemon running, and the templates ``one`` and ``four``.
 

@@ -159,11 +159,7 @@ async def a_site(
         plugins.mkdir()
         pod_resources.mkdir()
         node = write_node(
-            root / "node",
-            instance_type,
-            driver_version=driver_version,
-            usage_counters=usage_counters,
-            missing=missing,
+            root / "node", instance_type, driver_version=driver_version, usage_counters=usage_counters, missing=missing
         )
         async with AsyncExitStack() as stack:
             random = Random(seed)  # noqa: S311 - the order of Go's maps

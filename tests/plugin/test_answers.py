@@ -154,10 +154,7 @@ PREFERENCES = {
         "a init:1=5 app:4=4-7 | b app:4=0-3 @0 | has a/init=5",
         "4 must 5 -> 4-7",
     ),
-    "p30 also if that was disabled meanwhile": (
-        "a init:1=5 app:4=4-7 | has a/init=5 | off 5",
-        "4 must 5 -> 4-7",
-    ),
+    "p30 also if that was disabled meanwhile": ("a init:1=5 app:4=4-7 | has a/init=5 | off 5", "4 must 5 -> 4-7"),
     "an assignment with only a part of what must be included": (
         "inf2 | a init:2=5,6 app:4=6-9 | has a/init=5,6",
         "4 of 0-11 must 5,6 -> with 5,6",
@@ -174,10 +171,7 @@ PREFERENCES = {
     ),
     # A single device first, then four: the single one must not break the last row.
     "one container alone": (f"has {BROKEN_ROW}", "1 of 11-15 -> 11"),
-    "the first of several goes where all fit": (
-        f"a app.one:4 app.two:1 | has {BROKEN_ROW}",
-        "4 of 11-15 -> 12-15",
-    ),
+    "the first of several goes where all fit": (f"a app.one:4 app.two:1 | has {BROKEN_ROW}", "4 of 11-15 -> 12-15"),
     "the first of three goes where all fit": (
         "inf2 | a app.one:1 app.two:2 app.three:2 | has b=device:0,1,5-9",
         "1 -> not 3,10,11",

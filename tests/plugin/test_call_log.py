@@ -10,17 +10,7 @@ import pytest
 from neuron_plugin.decision_log import Step
 from neuron_plugin.plugin.writes import PodEvent, pod_writes
 from tests.plugin.desk import a_desk
-from tests.plugin.world import (
-    CORE,
-    NEURON,
-    TRN1,
-    app,
-    assigned,
-    devices,
-    pod,
-    ref,
-    uid_of,
-)
+from tests.plugin.world import CORE, NEURON, TRN1, app, assigned, devices, pod, ref, uid_of
 
 A, B = uid_of("a"), uid_of("b")
 ROW0, ROW1 = (0, 1, 2, 3), (4, 5, 6, 7)
@@ -67,9 +57,7 @@ async def test_p63_a_correction_is_logged_for_each_container() -> None:
         ]
 
 
-async def test_p84_each_allocate_is_one_line_once_the_kubelet_has_recorded_it(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_p84_each_allocate_is_one_line_once_the_kubelet_has_recorded_it(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async with a_desk(assigned("a", app(2, CORE), sets=[[2, 3]])) as desk:
         answer = await desk.allocate(CORE, 2, 3)

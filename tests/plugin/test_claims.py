@@ -33,7 +33,7 @@ from neuron_plugin.plugin.node import LocalNode, NodeOptions
 from neuron_plugin.plugin.settings import Mode, Numbering, PluginSettings
 from neuron_plugin.plugin.snapshot import Snapshot, derive
 from neuron_plugin.topology import CoreMask
-from tests.plugin.world import INF2, NEURON, TRN2, FakeClock, app, entry, inputs, inventory, pod, ref, uid_of
+from tests.plugin.world import INF2, TRN2, FakeClock, inputs, inventory, moment, pod, ref, uid_of
 from tests.support.model_kubelet import checkpoint_file
 
 INSIDE = ContainerStyle(Numbering.CONTAINER)
@@ -185,7 +185,7 @@ def test_a_claim_waits_for_another_pods_devices_and_not_for_its_own() -> None:
 
 
 def test_pods_of_the_device_plugin_count_too() -> None:
-    snapshot = derive(inputs(pod("x", app(1)), recorded=[entry(uid_of("x"), "app", NEURON, 3)]))
+    snapshot = derive(moment("x app:1 | has x=3"))
     assert "pod default/x" in held_by_others(snapshot, claim("a", "neuron-3"), CoreMask(3 << 6))
     assert held_by_others(snapshot, claim("a", "neuron-4"), CoreMask(3 << 8)) == ""
 

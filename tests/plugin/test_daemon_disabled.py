@@ -10,7 +10,7 @@ import pytest
 from neuron_plugin.allocation.inventory import read_inventory
 from neuron_plugin.allocation.keys import DISABLE_KEY, INVENTORY_KEY
 from neuron_plugin.simulation import PodRejectedError
-from tests.plugin.site import NODE, Site, a_site, decision_of, eventually, ids
+from tests.plugin.site import NODE, Site, a_site, eventually, ids
 from tests.plugin.world import CORE, DEVICE, NEURON, app
 from tests.support.api_server import Fault, Match
 
@@ -42,18 +42,6 @@ async def test_a_disabled_device_is_in_no_new_pod_under_any_name_and_back_when_i
         assert set(ids(await site.run("second", app(4)), NEURON)) == {4, 5, 6, 7}
 
 
-async def test_who_has_a_device_that_is_disabled_keeps_it_and_no_new_pod_gets_it() -> None:
-    async with a_site() as site, site.daemon() as daemon:
-        await site.run("a", app(4), annotations=decision_of(app(4), sets=[[4, 5, 6, 7]]))
-        await site.confirmed(daemon, "a")
-        annotate(site, "5")
-        await eventually(lambda: site.kubelet.capacity(DEVICE.value).allocatable == 12)
-        await eventually(lambda: bool(daemon.node.snapshot and daemon.node.snapshot.inventory.disabled))
-        assert site.kubelet.capacity(NEURON.value).allocatable == 16, "the scheduler subtracts the pod's four"
-        site.end("a")
-        await offers(site, 15)
-
-
 async def test_a_disabled_device_is_not_given_after_a_restart_before_the_annotation_was_read() -> None:
     async with a_site() as site:
         site.times = replace(site.times, read_node=30.0)
@@ -80,25 +68,3 @@ async def test_an_api_server_that_is_away_delays_no_offer() -> None:
             await offers(site, 15)
             assert daemon.cluster
             assert daemon.cluster.own_node.disabled == (5,)
-
-
-async def test_a_value_that_cannot_be_read_leaves_the_last_one_in_force() -> None:
-    async with a_site() as site, site.daemon() as daemon:
-        annotate(site, "5")
-        await offers(site, 15)
-        annotate(site, "5;6")
-        await eventually(lambda: "InvalidDisabledDevices" in site.event_reasons())
-        notes = (await daemon.status.readiness()).notes
-        assert any("disabled devices are those of before" in note for note in notes)
-        await offers(site, 15)
-
-
-async def test_a_wrong_node_name_is_not_ready_and_says_why() -> None:
-    async with a_site() as site:
-        assert site.api is not None
-        site.api.delete_node(NODE)
-        async with site.daemon(registered=False) as daemon:
-            await eventually(lambda: all(map(site.is_offered, daemon.kubelet.servers)))
-            assert "has no node 'worker-1'" in (await daemon.status.readiness()).checks["node"]
-            site.api.create_node({"metadata": {"name": NODE}})
-            await eventually(lambda: daemon.cluster is not None and not daemon.cluster.own_node.problem)

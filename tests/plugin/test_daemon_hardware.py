@@ -71,15 +71,6 @@ async def test_p28_another_lnc_changes_ids_at_once_and_pods_keep_their_whole_dev
         await eventually(lambda: holders(daemon) == {uid_of("b")})
 
 
-async def test_p24_a_missing_device_leaves_the_others_their_numbers_and_is_listed_as_unhealthy() -> None:
-    async with a_site(missing=(5,)) as site, site.daemon():
-        assert site.kubelet.capacity(NEURON.value).capacity == 16
-        assert site.kubelet.capacity(NEURON.value).allocatable == 15
-        assert ids(await site.run("a", app(4)), NEURON) == (0, 1, 2, 3)
-        assert ids(await site.run("b", app(4)), NEURON) == (8, 9, 10, 11)
-        await eventually(lambda: INVENTORY_KEY in site.node_annotations())
-
-
 async def test_p53_the_cdi_specification_is_written_and_written_again_when_it_was_wiped() -> None:
     async with a_site("trn1.2xlarge", cluster=False) as site:
         site.times = replace(site.times, cdi=0.02)

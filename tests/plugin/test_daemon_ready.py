@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -13,7 +12,6 @@ import pytest
 from neuron_plugin.allocation.keys import INVENTORY_KEY
 from neuron_plugin.simulation.api_server_kinds import NODES
 from tests.plugin.site import NODE, Site, a_site, eventually
-from tests.support.api_server import Fault, Match
 
 CONDITION = "NeuronDevicesReady"
 
@@ -60,39 +58,6 @@ async def test_restarts_of_kubelet_and_plugin_do_not_show(site: Site) -> None:
     async with site.daemon():
         await eventually(lambda: writes(site) == 2)
         assert shows(site, "True", "DevicesReady")
-
-
-async def test_a_node_whose_kubelet_stays_away_is_not_ready(site: Site) -> None:
-    site.times = replace(site.times, not_ready=0.2)
-    async with site.daemon():
-        await eventually(lambda: shows(site, "True", "DevicesReady"))
-        ready_since = condition(site)["lastTransitionTime"]
-        await site.kubelet.stop()
-        await eventually(lambda: shows(site, "False", "NotRegistered"))
-        assert condition(site)["message"].startswith("the kubelet does not follow aws.amazon.com/neuron")
-        assert condition(site)["lastTransitionTime"] >= ready_since
-        await site.kubelet.start()
-        await eventually(lambda: shows(site, "True", "DevicesReady"))
-
-
-async def test_a_node_whose_inventory_may_not_be_written_is_not_ready(site: Site) -> None:
-    site.times = replace(site.times, not_ready=0.2)
-    assert site.api is not None
-    site.api.fail(Fault(Match("PATCH", f"/nodes/{NODE}$"), status=422))
-    async with site.daemon() as daemon:
-        await eventually(lambda: shows(site, "False", "InventoryNotPublished"))
-        assert daemon.cluster
-        daemon.cluster.publisher.write_on_node_again()
-        await eventually(lambda: shows(site, "True", "DevicesReady"))
-
-
-async def test_a_node_without_devices_is_not_ready(site: Site) -> None:
-    site.times = replace(site.times, not_ready=0.2)
-    site.node.unload_driver()
-    async with site.daemon(registered=False):
-        await eventually(lambda: shows(site, "False", "NoDevices"))
-        site.node.load_driver()
-        await eventually(lambda: shows(site, "True", "DevicesReady"))
 
 
 async def test_a_node_that_was_created_again_or_lost_its_inventory_gets_all_of_it_again(site: Site) -> None:

@@ -53,18 +53,6 @@ async def test_p44_a_slow_api_server_costs_a_preference_its_deadline_and_allocat
         assert took < site.settings.decision_deadline_seconds + 1.0
 
 
-async def test_an_expired_watch_and_a_cut_one_lose_no_pod() -> None:
-    async with a_site() as site, site.daemon() as daemon:
-        assert site.api is not None
-        site.api.expire_watches()
-        site.create("a", app(4), annotations=decision_of(app(4), sets=[[4, 5, 6, 7]]))
-        await eventually(lambda: uid_of("a") in daemon.node.pods.pods)
-        site.api.cut_watches()
-        assert ids(await site.admit("a"), NEURON) == (4, 5, 6, 7)
-        site.end("a")
-        await eventually(lambda: not daemon.node.pods.pods and not holders(daemon))
-
-
 async def test_p61_a_new_process_knows_who_holds_what_init_containers_included() -> None:
     async with a_site() as site:
         async with site.daemon():

@@ -6,7 +6,7 @@ import msgspec
 
 from neuron_plugin.allocation.keys import UNHEALTHY_LABEL
 from neuron_plugin.simulation.api_server_kinds import EVENTS, PODS
-from tests.plugin.site import NAMESPACE, Site, a_site, decision_of, eventually, ids
+from tests.plugin.site import NAMESPACE, Site, a_site, eventually, ids
 from tests.plugin.world import NEURON, app
 
 
@@ -48,14 +48,3 @@ async def test_a_device_that_recovers_while_the_plugin_is_away_leaves_no_label()
         site.node.set_unhealthy_components(device, [])
         async with site.daemon():
             await eventually(lambda: not is_labelled(site, "a"))
-
-
-async def test_without_an_extender_a_pod_on_unlinked_devices_is_shown_that() -> None:
-    """Single devices have left one of each row: no four of those are linked."""
-    async with a_site() as site, site.daemon() as daemon:
-        taken = [device for device in range(16) if device % 4 != 3]
-        for device in taken:
-            await site.run(f"one-{device}", app(1), annotations=decision_of(app(1), sets=[[device]]))
-        await site.confirmed(daemon, *(f"one-{device}" for device in taken))
-        assert ids(await site.run("stock", app(4)), NEURON) == (3, 7, 11, 15)
-        await eventually(lambda: events_on(site, "stock") == ["UnlinkedDevices"])

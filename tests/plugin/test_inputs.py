@@ -278,14 +278,7 @@ def test_p83_only_the_latest_ends_are_remembered() -> None:
 
 @pytest.mark.parametrize(
     ("uid", "expected"),
-    [
-        (A, True),
-        (A.upper(), True),
-        (STATIC_UID, False),
-        ("default/a", False),
-        ("", False),
-        (f"{A}-x", False),
-    ],
+    [(A, True), (A.upper(), True), (STATIC_UID, False), ("default/a", False), ("", False), (f"{A}-x", False)],
 )
 def test_the_api_servers_uids_are_told_from_a_static_pods_hash(uid: str, expected: bool) -> None:  # noqa: FBT001 - a table
     assert made_by_api_server(PodUid(uid)) is expected

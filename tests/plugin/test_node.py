@@ -19,19 +19,7 @@ from neuron_plugin.plugin.node import NODE_TIMES, LocalNode, NodeOptions
 from neuron_plugin.plugin.settle import VANISHED_SECONDS
 from neuron_plugin.topology import NO_CORES, Unit
 from tests.plugin.desk import FakeCgroups, LoopClock, MemoryKubelet, a_desk, tell
-from tests.plugin.world import (
-    CORE,
-    DEVICE,
-    NEURON,
-    STATIC_UID,
-    TRN1,
-    FakeClock,
-    app,
-    devices,
-    inventory,
-    pod,
-    uid_of,
-)
+from tests.plugin.world import CORE, DEVICE, NEURON, STATIC_UID, TRN1, FakeClock, app, devices, inventory, pod, uid_of
 
 A, B = uid_of("a"), uid_of("b")
 

@@ -47,6 +47,7 @@ from tests.plugin.world import (
     entry,
     inputs,
     inventory,
+    moment,
     pod,
     ref,
     uid_of,
@@ -303,9 +304,9 @@ def test_the_inventory_is_written_when_it_is_another_and_only_then() -> None:
     made = a_publisher()
     made.publish(derive(inputs()))
     assert list(unsent(made)) == ["inventory"]
-    made.publish(derive(inputs(pod("a", app(1)))))
+    made.publish(derive(moment("a app:1")))
     assert not unsent(made)
-    made.publish(derive(inputs(node=inventory(unhealthy={3: "sick"}))))
+    made.publish(derive(moment("broken 3")))
     assert list(unsent(made)) == ["inventory"]
 
 
@@ -329,7 +330,7 @@ def test_t33_what_is_on_the_node_is_written_again_for_a_node_object_that_was_cre
 
 def test_p55_an_assignment_that_came_true_is_marked_once_without_an_event() -> None:
     made = a_publisher()
-    came_true = derive(inputs(assigned("a", app(1), sets=[[3]]), recorded=[entry(A, "app", NEURON, 3)]))
+    came_true = derive(moment("a app:1=3 | has a=3"))
     assert not made.publish(came_true)
     written = unsent(made)
     assert list(written) == ["inventory", f"assignment of {POD_A}"]
@@ -351,20 +352,14 @@ def test_a_write_that_was_undone_by_somebody_else_is_written_again() -> None:
 
 def test_a_pod_without_an_assignment_is_annotated_with_the_time_of_the_write() -> None:
     made = a_publisher()
-    made.publish(derive(inputs(pod("a", app(1)), recorded=[entry(A, "app", NEURON, 3)])))
+    made.publish(derive(moment("a app:1 | has a=3")))
     annotations = unsent(made)[f"assignment of {POD_A}"]["metadata"]["annotations"]
     assert annotations == {"NEURON_DEVS": "3", "NEURON_ALLOC_TIME": "77", "NEURON_ALLOCATED": "true"}
 
 
 def test_p56_p63_a_swap_is_written_on_the_unserved_pod_first() -> None:
     made = a_publisher()
-    snapshot = derive(
-        inputs(
-            assigned("a", app(1), sets=[[5]], time=1),
-            assigned("b", app(1), sets=[[6]], time=2),
-            recorded=[entry(B, "app", NEURON, 5)],
-        )
-    )
+    snapshot = derive(moment("a app:1=5 | b app:1=6 @2 | has b=5"))
     assert not made.publish(snapshot), "neither pod has what it keeps"
     bodies = unsent(made)
     written = list(bodies)
@@ -413,7 +408,7 @@ def test_p83_a_correction_is_forgotten_with_its_pod() -> None:
 
 def test_without_an_extender_the_event_about_unlinked_devices_reaches_its_pod() -> None:
     made = a_publisher()
-    made.publish(derive(inputs(pod("a", app(4)), recorded=[entry(A, "app", NEURON, 0, 1, 5, 9)])))
+    made.publish(derive(moment("a app:4 | has a=0,1,5,9")))
     (body,) = [body for subject, body in unsent(made).items() if subject.startswith("event")]
     assert body["reason"] == "UnlinkedDevices"
     assert (body["regarding"]["name"], body["regarding"]["uid"]) == ("a", A)
@@ -482,7 +477,7 @@ def test_a_pod_whose_record_is_lost_is_not_said_to_have_healthy_devices() -> Non
     made = a_publisher()
     made.publish(on_sick(1))
     assert events_of(made)
-    made.publish(derive(inputs(pod("a", app(2)), node=inventory(INF2, unhealthy={1: "sick"}))))
+    made.publish(derive(moment("inf2 | a app:2 | broken 1")))
     assert not events_of(made)
 
 
@@ -490,7 +485,7 @@ def test_a_pod_that_has_ended_is_not_written_to() -> None:
     made = a_publisher()
     made.publish(on_sick(1))
     assert events_of(made)
-    made.publish(derive(inputs(node=inventory(INF2))))
+    made.publish(derive(moment("inf2")))
     assert not events_of(made)
 
 
@@ -551,11 +546,7 @@ SERVER = {
     "nodeId4": "3",
 }
 TRAINIUM = inventory(
-    TRN2,
-    device_name="Trainium2",
-    driver_version="2.26.5.0",
-    logical_core_size=2,
-    physical_cores_per_device=8,
+    TRN2, device_name="Trainium2", driver_version="2.26.5.0", logical_core_size=2, physical_cores_per_device=8
 )
 LEGAL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 

@@ -43,6 +43,7 @@ from tests.plugin.world import (
     init,
     inputs,
     inventory,
+    moment,
     pod,
     ref,
     uid_of,
@@ -204,7 +205,7 @@ def test_pods_can_get_devices_once_every_resource_is_registered_and_the_latest_i
     assert reason(Parts(), has) == "DevicesReady"
     assert reason(Parts(inputs=None), has) == "NoDevices"
     assert reason(Parts(servers=[Server(NEURON), Server(CORE, registered=False)]), has) == "NotRegistered"
-    assert reason(Parts(inputs(node=inventory(unhealthy={3: "sick"}))), has) == "InventoryNotPublished"
+    assert reason(Parts(moment("broken 3")), has) == "InventoryNotPublished"
     holding = Parts(inputs(hold_downs=(held(3),)))
     assert reason(holding, has) == "InventoryNotPublished"
     assert reason(holding, write_inventory(derive(inputs(hold_downs=(held(3),))).published_inventory)) == "DevicesReady"
@@ -350,7 +351,7 @@ def test_each_counter_shows_its_own_count_by_its_own_labels() -> None:
 
 
 def test_p79_a_pod_that_is_gone_leaves_no_series() -> None:
-    before = inputs(pod("a", app(2)), recorded=[entry(A, "app", NEURON, 0, 1)])
+    before = moment("a app:2 | has a=0,1")
     there = Parts(before).scraped()
     assert there["allocated"] == {("default", "a", "app", NEURON.value): 2}
     assert there["allocated_pods"] == {(): 1}
@@ -381,7 +382,7 @@ def test_each_core_has_the_container_that_has_it_now() -> None:
 
 
 def test_a_pod_that_the_api_server_has_not_shown_is_counted_and_not_named() -> None:
-    found = Parts(inputs(recorded=[entry(A, "app", NEURON, 0)])).scraped()
+    found = Parts(moment("has a=0")).scraped()
     assert "allocated" not in found
     assert found["allocated_pods"] == {(): 1}
 
