@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -114,62 +114,54 @@ def patient_queue() -> WriteQueue:
     return WriteQueue(times=WriteTimes(first_permission=600.0))
 
 
-async def test_what_was_put_before_there_was_a_client_is_sent_in_order(queue: WriteQueue) -> None:
-    api = FakeApi()
-    queue.put("a", asked("/a"))
-    queue.put("b", asked("/b"))
-    async with running(queue, api):
-        await until(api, "/a", "/b")
-        queue.put("c", asked("/c"))
-        await until(api, "/a", "/b", "/c")
+MANY = [f"{number}" for number in range(publisher.MOST_AT_ONCE + 1)]
+SENDING = {
+    "what was put before there was a client is sent in order": ("", "put a; put b; run; sees a b; put c; sees a b c"),
+    # Two pods that swapped their sets: between their corrections both seem to have the same devices.
+    "what waits together is under way together, and no more than a few": (
+        "",
+        f"hold; {'; '.join(f'put {one}' for one in MANY)}; run; sees {' '.join(MANY[:-1])}; go; sees {' '.join(MANY)}",
+    ),
+    "a newer request replaces one that was not sent": ("", "put a?1; put a?2; run; sees a?2"),
+    "one that comes while the older is sent": (
+        "",
+        "hold; put a?1; run; sees a?1; put a?2; go; sees a?1 a?2",
+    ),
+    "silence is tried again": ("a=0,0", "put a; run; sees a a a"),
+    "a busy server is tried again": ("a=429,500,503", "put a; run; sees a a a a"),
+    "a subject that fails keeps no other waiting": ("a=500,500,500", "put a; put b; run; sees a b a a a"),
+    "what is not permitted keeps no other waiting and counts as pending": (
+        "patient a=403 b=403 c=403",
+        "put a; put b; put c; put d; run; sees a b c d; left 3; put e; sees a b c d e",
+    ),
+    "a newer request takes the place of one that was not permitted": (
+        "patient a=403",
+        "put a?1; run; sees a?1; put a?2; sees a?1 a?2; left 0",
+    ),
+}
+"""Statuses that the API server answers first, by subject; what is put into the queue, and what was sent by then."""
 
 
-async def test_requests_that_wait_together_are_under_way_together_and_no_more_than_a_few(queue: WriteQueue) -> None:
-    """Two pods that swapped their sets: between their corrections both seem to have the same devices."""
-    api = FakeApi()
-    api.gate.clear()
-    paths = [f"/{number}" for number in range(publisher.MOST_AT_ONCE + 1)]
-    for path in paths:
-        queue.put(path, asked(path))
-    async with running(queue, api):
-        await until(api, *paths[:-1])
-        api.gate.set()
-        await until(api, *paths)
-
-
-async def test_a_newer_request_replaces_one_that_was_not_sent(queue: WriteQueue) -> None:
-    api = FakeApi()
-    queue.put("a", asked("/a", "1"))
-    queue.put("a", asked("/a", "2"))
-    async with running(queue, api):
-        await until(api, "/a?2")
-
-
-async def test_a_newer_request_that_comes_while_the_older_is_sent_is_sent_too(queue: WriteQueue) -> None:
-    api = FakeApi()
-    api.gate.clear()
-    queue.put("a", asked("/a", "1"))
-    async with running(queue, api):
-        await until(api, "/a?1")
-        queue.put("a", asked("/a", "2"))
-        api.gate.set()
-        await until(api, "/a?1", "/a?2")
-
-
-@pytest.mark.parametrize("status", [0, 429, 500, 503])
-async def test_silence_and_a_busy_server_are_tried_again(queue: WriteQueue, status: int) -> None:
-    api = FakeApi({"/a": [status, status]})
-    queue.put("a", asked("/a"))
-    async with running(queue, api):
-        await until(api, "/a", "/a", "/a")
-
-
-async def test_a_subject_that_fails_keeps_no_other_waiting(queue: WriteQueue) -> None:
-    api = FakeApi({"/a": [500] * 3})
-    queue.put("a", asked("/a"))
-    queue.put("b", asked("/b"))
-    async with running(queue, api):
-        await until(api, "/a", "/b", "/a", "/a", "/a")
+@pytest.mark.parametrize(("answers", "steps"), SENDING.values(), ids=SENDING)
+async def test_what_is_sent_when(queue: WriteQueue, answers: str, steps: str) -> None:
+    queue = patient_queue() if answers.startswith("patient") else queue
+    statuses = (text.split("=") for text in answers.removeprefix("patient").split())
+    api = FakeApi({f"/{subject}": [int(status) for status in found.split(",")] for subject, found in statuses})
+    async with AsyncExitStack() as stack:
+        for step in steps.split("; "):
+            verb, _, text = step.partition(" ")
+            if verb == "put":
+                subject, _, version = text.partition("?")
+                queue.put(subject, asked(f"/{subject}", version))
+            elif verb == "run":
+                await stack.enter_async_context(running(queue, api))
+            elif verb == "sees":
+                await until(api, *(f"/{one}" for one in text.split()))
+            elif verb == "left":
+                await asyncio.sleep(0)
+                assert len(queue) == int(text)
+            else:
+                (api.gate.clear if verb == "hold" else api.gate.set)()
 
 
 @pytest.mark.parametrize(("status", "level"), [(422, logging.WARNING), (404, logging.DEBUG), (409, logging.DEBUG)])
@@ -201,28 +193,6 @@ async def test_what_is_not_permitted_is_logged_once_and_sent_when_the_rights_hav
         "write not permitted, tried again later",
         "write permitted now",
     ]
-
-
-async def test_what_is_not_permitted_keeps_no_other_waiting_and_counts_as_pending() -> None:
-    queue, api = patient_queue(), FakeApi({f"/{subject}": [403] for subject in "abc"})
-    for subject in "abcd":
-        queue.put(subject, asked(f"/{subject}"))
-    async with running(queue, api):
-        await until(api, "/a", "/b", "/c", "/d")
-        assert len(queue) == 3
-        queue.put("e", asked("/e"))
-        await until(api, "/a", "/b", "/c", "/d", "/e")
-
-
-async def test_a_newer_request_takes_the_place_of_one_that_was_not_permitted() -> None:
-    queue, api = patient_queue(), FakeApi({"/a": [403]})
-    queue.put("a", asked("/a", "1"))
-    async with running(queue, api):
-        await until(api, "/a?1")
-        queue.put("a", asked("/a", "2"))
-        await until(api, "/a?1", "/a?2")
-        await asyncio.sleep(0)
-        assert len(queue) == 0
 
 
 async def test_what_comes_at_the_very_moment_of_another_try_is_not_lost() -> None:
