@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from random import Random
 
-import msgspec
 import pytest
 
 from neuron_plugin.allocation import NeuronPod, NodeInventory, Resource
@@ -27,7 +26,6 @@ from neuron_plugin.plugin.node import LocalNode, NodeOptions
 from neuron_plugin.plugin.settings import Numbering, PluginSettings, TopologyPolicy
 from neuron_plugin.plugin.snapshot import Snapshot
 from neuron_plugin.simulation.kubelet_device_manager import DeviceManager
-from neuron_plugin.topology import CoreMask
 from tests.plugin.world import (
     TRN1,
     FakeClock,
@@ -35,7 +33,7 @@ from tests.plugin.world import (
     given_mask,
     holder,
     ids_of,
-    inventory,
+    inputs,
     moment,
     pod_of,
     records,
@@ -135,77 +133,6 @@ class LoopClock(FakeClock):
         return asyncio.get_running_loop().time()
 
 
-@dataclass
-class Desk:
-    node: LocalNode
-    kubelet: MemoryKubelet
-    cgroups: FakeCgroups
-    lister: FakeLister
-    allocator: Allocator
-
-    @property
-    def snapshot(self) -> Snapshot:
-        assert self.node.snapshot
-        return self.node.snapshot
-
-    async def prefer(
-        self, resource: Resource, size: int, available: Collection[int] | None = None, must: Collection[int] = ()
-    ) -> tuple[int, ...]:
-        offered = self.ids(resource) if available is None else available
-        answer = await self.allocator.preferred(resource.value, texts(offered), texts(must), size)
-        return tuple(sorted(map(int, answer)))
-
-    async def allocate(self, resource: Resource, *ids: int) -> ContainerAllocation:
-        """The answer, after what follows it."""
-        answer = await self.allocator.allocate(resource.value, texts(ids))
-        await asyncio.sleep(0)
-        return answer
-
-    async def admit(self, uid: str, container: str, resource: Resource, *ids: int) -> CoreMask:
-        """An Allocate that the kubelet records; the cores that the container was given."""
-        answer = await self.allocate(resource, *ids)
-        self.kubelet.record(uid, container, resource, ids, answer)
-        self.node.look_at_checkpoint()
-        return given_mask(self.snapshot.inventory.geometry, answer)
-
-    def ids(self, resource: Resource) -> tuple[int, ...]:
-        geometry = self.snapshot.inventory.geometry
-        return geometry.ids_of(resource.unit, geometry.all_mask)
-
-    @property
-    def decisions(self) -> list[LoggedDecision]:
-        return list(self.allocator.log.decisions.entries())
-
-
-@asynccontextmanager
-async def a_desk(
-    *pods: NeuronPod,
-    node: NodeInventory | None = None,
-    kubelet: MemoryKubelet | None = None,
-    cgroups: FakeCgroups | None = None,
-    cluster: bool = True,
-    listed: bool = True,
-    **settings: object,
-) -> AsyncIterator[Desk]:
-    """A node with these pods, its kubelet and its allocator. ``listed``: the API server has been heard."""
-    kubelet, cgroups = kubelet or MemoryKubelet(), cgroups or FakeCgroups()
-    made = LocalNode(kubelet.file, cgroups, NodeOptions(cluster=cluster), LoopClock())
-    if cluster and listed:
-        made.see_pods(NodePods().with_list(pods, 0.0))
-    made.see_inventory(node or inventory())
-    lister = FakeLister(made)
-    chosen = msgspec.structs.replace(PluginSettings(node_name="worker-1", numbering=Numbering.HOST), **settings)
-    allocator = Allocator(made, chosen, lister if cluster else None, Counters())
-    made.advertise()
-    stream = asyncio.create_task(kubelet.follow(next(iter(made.advertisements.values()))))
-    await asyncio.sleep(0)
-    try:
-        yield Desk(made, kubelet, cgroups, lister, allocator)
-    finally:
-        stream.cancel()
-        await asyncio.gather(stream, return_exceptions=True)
-
-
 async def tell(begin: str, steps: str) -> None:
     """Live through a story, such as ``"a app:1 | alive a", "admit a=3; gone a; wait 3; held a=3!"``.
 
@@ -237,8 +164,14 @@ async def tell(begin: str, steps: str) -> None:
 class Story:
     """One node while a story is told. Ids are as in `ids_of`, and who has them as in `records`."""
 
-    def __init__(self, begin: Inputs, flags: Collection[str], alive: Collection[str]) -> None:
-        self.kubelet = MemoryKubelet()
+    def __init__(
+        self,
+        begin: Inputs,
+        flags: Collection[str] = (),
+        alive: Collection[str] = (),
+        kubelet: MemoryKubelet | None = None,
+    ) -> None:
+        self.kubelet = kubelet or MemoryKubelet()
         self.cgroups = FakeCgroups(None if "unseen" in flags else {uid_of(name) for name in alive})
         cluster = "alone" not in flags
         options = NodeOptions(cluster=cluster, unhealthy_in_use="truthful" in flags)
@@ -276,6 +209,10 @@ class Story:
     def snapshot(self) -> Snapshot:
         assert self.node.snapshot
         return self.node.snapshot
+
+    @property
+    def decisions(self) -> list[LoggedDecision]:
+        return list(self.allocator.log.decisions.entries())
 
     def is_so(self, found: object, expected: object) -> None:
         assert found == expected, self.done_with
@@ -387,7 +324,7 @@ class Story:
         resource, numbers = ids_of(ids)
         self.node.see_offered(resource, numbers)
 
-    async def prefer(self, text: str, expected: str = "") -> None:
+    async def prefer(self, text: str, expected: str = "") -> tuple[int, ...]:
         """``prefer 4 of 0-7 must 2 -> 0-3``, or ``-> not 0-3``."""
         request = asked_by(text, self.snapshot.inputs)
         answer = await self.allocator.preferred(
@@ -397,19 +334,21 @@ class Story:
         self.is_so(len(found), request.size)
         if expected:
             assert not {*found} & {*parse_ids(ids)} if how else found == parse_ids(ids), (self.done_with, found)
+        return found
 
-    async def allocate(self, text: str, expected: str = "") -> None:
+    async def allocate(self, text: str, expected: str = "") -> ContainerAllocation:
         """``allocate 3 -> 3``: what is given, or ``!`` and a part of the refusal."""
         resource, ids = ids_of(text)
         if expected.startswith("!"):
             with pytest.raises(AllocationRefusedError, match=re.escape(expected[1:])):
                 await self.allocator.allocate(resource.value, texts(ids))
-            return
+            return ContainerAllocation({})
         answer = await self.allocator.allocate(resource.value, texts(ids))
         await asyncio.sleep(0)
         geometry = self._begin.inventory.geometry
         given = geometry.ids_of(resource.unit, given_mask(geometry, answer))
         self.is_so(given, ids_of(expected)[1] if expected else ids)
+        return answer
 
     async def admit(self, text: str, expected: str = "") -> None:
         """An Allocate that the kubelet records."""
@@ -482,3 +421,14 @@ class Story:
         """How many seconds the last step took, at least and at most."""
         least, most = map(float, expected.split("-"))
         assert least <= self.last_took <= most, (self.done_with, self.last_took)
+
+
+@asynccontextmanager
+async def a_desk(
+    *pods: NeuronPod, node: NodeInventory | None = None, kubelet: MemoryKubelet | None = None, listed: bool = True
+) -> AsyncIterator[Story]:
+    """A node with these pods from its start on. ``listed``: the API server has been heard."""
+    story = Story(inputs(*pods, node=node), () if listed else {"unlisted"}, kubelet=kubelet)
+    story.start()
+    async with story.followed():
+        yield story

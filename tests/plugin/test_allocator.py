@@ -185,7 +185,7 @@ async def test_what_the_kubelet_is_answered_and_when(begin: str, steps: str) -> 
 
 async def test_each_reply_says_what_was_given_under_a_fresh_id() -> None:
     async with a_desk() as desk:
-        replies = [read_reply((await desk.allocate(CORE, number)).annotations[ALLOCATION_KEY]) for number in (2, 3)]
+        replies = [read_reply((await desk.allocate(f"core:{number}")).annotations[ALLOCATION_KEY]) for number in (2, 3)]
         assert [(one.devices, one.cores, one.lnc) for one in replies if one] == [((1,), (2,), 1), ((1,), (3,), 1)]
         assert len({one.id for one in replies if one}) == 2
 
@@ -193,7 +193,7 @@ async def test_each_reply_says_what_was_given_under_a_fresh_id() -> None:
 async def test_p54_an_allocate_changes_who_has_what_and_nothing_else() -> None:
     async with a_desk(pod("b", app(1))) as desk:
         before = desk.snapshot.inputs
-        await desk.allocate(NEURON, 3)
+        await desk.allocate("3")
         after = desk.snapshot.inputs
         assert replace(after, pending=(), now=before.now) == before
         assert len(after.pending) == 1
@@ -234,10 +234,9 @@ async def test_before_any_device_was_found_nothing_is_given() -> None:
 
 async def test_p55_the_file_names_the_pod_of_an_answer() -> None:
     async with a_desk(pod("a", app(2))) as desk:
-        answer = await desk.allocate(NEURON, 2, 3)
+        await desk.allocate("2,3")
         assert desk.snapshot.inputs.pending
-        desk.kubelet.record(A, "app", NEURON, (2, 3), answer)
-        desk.node.look_at_checkpoint()
+        desk.record("a=2,3")
         assert not desk.snapshot.inputs.pending
         assert [str(one.pod) for one in desk.snapshot.ledger.allocations] == ["default/a"]
 
@@ -245,9 +244,9 @@ async def test_p55_the_file_names_the_pod_of_an_answer() -> None:
 @pytest.mark.looptime
 async def test_p45_a_refusal_names_both_pods_and_is_reported_on_the_pod_that_asked() -> None:
     async with a_desk(pod("a", app(1, CORE)), pod("b", app(1))) as desk:
-        await desk.admit(A, "app", CORE, 6)
+        await desk.admit("a=core:6")
         with pytest.raises(AllocationRefusedError) as refused:
-            await desk.allocate(NEURON, 3)
+            await desk.allocate("3")
         assert str(refused.value) == (
             "aws.amazon.com/neuron 3 is in use by pod default/a as aws.amazon.com/neuroncore; wanted by pod default/b"
         )
@@ -260,7 +259,7 @@ async def test_p45_a_refusal_names_both_pods_and_is_reported_on_the_pod_that_ask
 async def test_p55_a_preference_waits_while_pod_resources_is_listed() -> None:
     async with a_desk(pod("a", app(4))) as desk:
         async with desk.node.listing:
-            asking = asyncio.create_task(desk.prefer(NEURON, 4))
+            asking = asyncio.create_task(desk.prefer("4"))
             await asyncio.sleep(0.02)
             assert not asking.done()
         assert len(await asking) == 4
@@ -270,7 +269,7 @@ async def test_a_call_that_is_under_way_is_counted_and_the_last_one_remembered()
     async with a_desk(pod("a", app(4))) as desk:
         assert desk.allocator.last_call == float("-inf")
         async with desk.node.listing:
-            asking = asyncio.create_task(desk.prefer(NEURON, 4))
+            asking = asyncio.create_task(desk.prefer("4"))
             await asyncio.sleep(0.01)
             assert desk.allocator.calls_under_way == 1
         await asking
@@ -280,25 +279,25 @@ async def test_a_call_that_is_under_way_is_counted_and_the_last_one_remembered()
 
 async def test_a_preference_that_came_too_late_still_says_which_ids_are_the_pods_own() -> None:
     async with a_desk(pod("a", init(1), app(4))) as desk:
-        await desk.admit(A, "init", NEURON, 5)
+        await desk.admit("a/init=5")
         async with desk.node.listing:
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.01):
-                    await desk.prefer(NEURON, 4, must=[5])
-        assert given_mask(TRN1, await desk.allocate(NEURON, *ROW1)) == devices(*ROW1)
+                    await desk.prefer("4 must 5")
+        assert given_mask(TRN1, await desk.allocate("4-7")) == devices(*ROW1)
 
 
 async def test_a_pod_without_an_assignment_is_led_to_the_devices_that_its_annotations_allow() -> None:
     annotations = {"neuron-plugin.io/deny-devices": "0-10", "neuron-plugin.io/prefer-devices": "13"}
     async with a_desk(pod("a", app(1), annotations=annotations)) as desk:
-        assert await desk.prefer(NEURON, 1) == (13,)
+        assert await desk.prefer("1") == (13,)
 
 
 async def test_an_annotation_that_cannot_be_read_or_kept_here_stops_no_admission() -> None:
     for text in ("trn2", "?"):
         async with a_desk(pod("a", app(4), annotations={"neuron-plugin.io/device-name": text})) as desk:
-            assert len(await desk.prefer(NEURON, 4)) == 4
-            await desk.admit(A, "app", NEURON, 0, 1, 2, 3)
+            assert len(await desk.prefer("4")) == 4
+            await desk.admit("a=0,1,2,3")
             assert desk.snapshot.ledger.mask_of(A)
 
 
@@ -308,7 +307,7 @@ async def test_an_annotation_that_cannot_be_read_or_kept_here_stops_no_admission
 async def test_p47_preferred_serves_it_and_says_so_on_the_pod_and_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async with a_desk(pod("a", app(7))) as desk:
-        await desk.admit(A, "app", NEURON, *range(7))
+        await desk.admit("a=0-6")
         assert [(one.pod, one.reason) for one in pod_events(desk.snapshot)] == [(ref("a"), "UnlinkedDevices")]
         assert SEVEN in desk.decisions[-1].reason
         desk.allocator.log.name_recorded(desk.snapshot)
@@ -317,7 +316,7 @@ async def test_p47_preferred_serves_it_and_says_so_on_the_pod_and_in_the_log(cap
 
 async def test_preferred_serves_cores_that_are_not_aligned_and_says_so_on_the_pod() -> None:
     async with a_desk(pod("a", app(2, CORE)), node=inventory(TRN2)) as desk:
-        await desk.admit(A, "app", CORE, 1, 2)
+        await desk.admit("a=core:1,2")
         (event,) = pod_events(desk.snapshot)
         assert event.text.startswith("aws.amazon.com/neuroncore ids 1, 2 of container app are not aligned: ")
 
@@ -326,13 +325,13 @@ async def test_where_only_a_pod_that_asks_for_two_resources_can_have_asked_it_is
     bad = pod("bad", replace(app(1), limits={NEURON.value: "1", CORE.value: "2"}))
     async with a_desk(bad) as desk:
         with pytest.raises(AllocationRefusedError, match="one Neuron resource per container"):
-            await desk.allocate(CORE, 0, 1)
+            await desk.allocate("core:0,1")
         desk.node.see_pods(desk.node.pods.with_pod(pod("good", app(2, CORE))))
-        await desk.allocate(CORE, 0, 1)
+        await desk.allocate("core:0,1")
         desk.node.kubelet_restarted()
         waiting = assigned("waits", app(2, CORE), sets=[[8, 9]])
         desk.node.see_pods(desk.node.pods.without(uid_of("good"), stopped=True).with_pod(waiting))
-        await desk.allocate(CORE, 0, 1)
+        await desk.allocate("core:0,1")
 
 
 # What was seen on a real kubelet with the first version.
@@ -342,20 +341,19 @@ async def test_where_only_a_pod_that_asks_for_two_resources_can_have_asked_it_is
 async def test_after_a_restart_with_the_api_server_away_a_pod_that_has_all_devices_keeps_them() -> None:
     kubelet = MemoryKubelet()
     async with a_desk(pod("a", app(16)), kubelet=kubelet) as desk:
-        await desk.admit(A, "app", NEURON, *range(16))
+        await desk.admit("a=0-15")
     async with a_desk(kubelet=kubelet, listed=False) as desk:
         assert not [one for one in desk.snapshot.advertised(CORE) if one.healthy]
         with pytest.raises(AllocationRefusedError, match=f"in use by the pod with UID {A}"):
-            await desk.allocate(CORE, 0)
+            await desk.allocate("core:0")
 
 
 async def test_decisions_name_a_pod_that_came_without_an_assignment_once_the_kubelet_has_recorded_it() -> None:
     async with a_desk(pod("a", app(4))) as desk:
-        ids = await desk.prefer(NEURON, 4)
-        answer = await desk.allocate(NEURON, *ids)
+        await desk.prefer("4")
+        await desk.allocate("0-3")
         assert [one.pod for one in desk.decisions] == [None, None]
-        desk.kubelet.record(A, "app", NEURON, ids, answer)
-        desk.node.look_at_checkpoint()
+        desk.record("a=0-3")
         desk.allocator.log.name_recorded(desk.snapshot)
         assert [(one.step, one.pod, one.container) for one in desk.decisions] == [
             (Step.PREFERRED, ref("a"), "app"),
@@ -366,7 +364,7 @@ async def test_decisions_name_a_pod_that_came_without_an_assignment_once_the_kub
 
 async def test_decisions_name_the_uid_of_a_pod_until_the_api_server_shows_its_name() -> None:
     async with a_desk(listed=False) as desk:
-        await desk.admit(A, "app", NEURON, 3)
+        await desk.admit("a=3")
         desk.allocator.log.name_recorded(desk.snapshot)
         (decision,) = desk.decisions
         assert decision.pod == replace(ref("a"), namespace="", name="")
@@ -382,8 +380,8 @@ async def test_a_container_is_told_its_place_in_the_ultraserver_of_its_group() -
     place = UltraServerPlace(4, 7, "train-0.train.ml.svc")
     grouped = replace(assigned("a", app(4), sets=[(0, 1, 2, 3)]), ultraserver=place)
     async with a_desk(grouped, pod("b", app(4)), node=inventory(ultraserver=ULTRASERVER)) as desk:
-        given = await desk.allocate(NEURON, 0, 1, 2, 3)
+        given = await desk.allocate("0,1,2,3")
         assert given.envs.items() >= place.variables(ULTRASERVER).items()
         assert given.envs["NEURON_RT_ULTRASERVER_NODE_ID"] == "3"
-        other = await desk.allocate(NEURON, 4, 5, 6, 7)
+        other = await desk.allocate("4,5,6,7")
         assert not [name for name in other.envs if "ULTRASERVER" in name or "TOPOID" in name]

@@ -462,7 +462,8 @@ async def test_p64_two_hundred_pods_that_come_and_go_leave_nothing_behind() -> N
         for number in range(200):
             one = pod(f"p{number}", app(1))
             desk.node.see_pods(desk.node.pods.with_pod(one))
-            await desk.admit(one.uid, "app", NEURON, *await desk.prefer(NEURON, 1))
+            await desk.prefer("1")
+            await desk.admit(f"p{number}=0")
             desk.node.see_pods(desk.node.pods.with_pod(replace(one, phase="Succeeded")))
             desk.kubelet.forget(one.uid)
             desk.node.look_at_checkpoint()

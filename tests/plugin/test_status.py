@@ -398,7 +398,7 @@ def test_p79_a_device_that_is_not_listed_leaves_no_series() -> None:
 
 async def test_answers_that_the_file_does_not_show_and_held_down_cores_are_counted() -> None:
     async with a_desk() as desk:
-        await desk.allocate(NEURON, 3)
+        await desk.allocate("3")
         found = Parts(replace(desk.snapshot.inputs, hold_downs=(held(7, 8),))).scraped()
         assert found["unconfirmed_allocations"] == {(): 1}
         assert found["cooling_down_cores"] == {(): 4}
@@ -469,8 +469,8 @@ def test_a_histogram_reads_back_with_buckets_count_and_sum() -> None:
 
 async def test_decisions_are_given_oldest_first_with_their_candidates_and_pods() -> None:
     async with a_desk(assigned("a", app(4), sets=[[0, 1, 2, 3]])) as desk:
-        ids = await desk.prefer(NEURON, 4)
-        await desk.admit(A, "app", NEURON, *ids)
+        await desk.prefer("4")
+        await desk.admit("a=0-3")
         found = json.loads(Parts(decisions=desk.allocator.log.decisions).status.decisions())["decisions"]
     assert [(one["step"], one["pod"], one["uid"], one["ids"]) for one in found] == [
         ("preferred", "default/a", A, [0, 1, 2, 3]),
