@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from neuron_plugin.decision_log import Step
 from neuron_plugin.kubelet import DeviceNode
-from tests.plugin.site import a_site, decision_of, eventually, holders, ids, ledger
-from tests.plugin.world import CORE, DEVICE, NEURON, app, init, sidecar, uid_of
+from tests.plugin.site import a_site, decision_of, eventually, ids, ledger
+from tests.plugin.world import CORE, NEURON, app, uid_of
 
 
 async def test_p40_seed_annotation_neuron_cores_gives_its_node_and_variable() -> None:
@@ -56,28 +56,3 @@ async def test_a_pod_without_a_decision_gets_a_linked_set_its_annotation_and_a_n
         assert int(site.annotations("a")["NEURON_ALLOC_TIME"]) > 0
         decisions = daemon.allocator.log.decisions
         await eventually(lambda: {one.pod.uid for one in decisions.entries() if one.pod} == {uid_of("a")})
-
-
-async def test_p46_p74_init_and_sidecar_share_and_the_app_gets_a_linked_part_of_the_init_set() -> None:
-    async with a_site(seed=5) as site, site.daemon() as daemon:
-        admitted = await site.run("a", init(4, CORE), sidecar(1, CORE), app(2, CORE))
-        assert ids(admitted, CORE, "init") == (0, 1, 2, 3)
-        assert set(ids(admitted, CORE, "app")) < {0, 1, 2, 3}
-        app_cores = admitted.container("app").envs["NEURON_RT_VISIBLE_CORES"]
-        sidecar_core = admitted.container("sidecar").envs["NEURON_RT_VISIBLE_CORES"]
-        assert sidecar_core not in app_cores.split(",")
-        await site.confirmed(daemon, "a")
-        held = {one.container: one.mask for one in ledger(daemon).of(uid_of("a"))}
-        assert held["app"] & held["sidecar"] == 0
-        assert (held["app"] | held["sidecar"]) & ~held["init"] == 0
-
-
-async def test_p57_what_is_held_as_cores_is_unhealthy_as_a_device_and_back_when_the_pod_is_gone() -> None:
-    async with a_site() as site, site.daemon() as daemon:
-        await site.run("a", app(1, CORE))
-        await site.kubelet.wait_for_capacity(NEURON.value, 15)
-        await site.kubelet.wait_for_capacity(DEVICE.value, 15)
-        assert site.kubelet.capacity(CORE.value).allocatable == 32
-        site.end("a")
-        await site.kubelet.wait_for_capacity(NEURON.value, 16)
-        assert not holders(daemon)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import replace
 from functools import partial
 
-import msgspec
 import pytest
 
 from neuron_plugin.allocation.keys import INVENTORY_KEY
@@ -69,20 +67,6 @@ async def test_p28_another_lnc_changes_ids_at_once_and_pods_keep_their_whole_dev
         site.end("a")
         await site.kubelet.wait_for_capacity(CORE.value, 128)
         await eventually(lambda: holders(daemon) == {uid_of("b")})
-
-
-async def test_p53_the_cdi_specification_is_written_and_written_again_when_it_was_wiped() -> None:
-    async with a_site("trn1.2xlarge", cluster=False) as site:
-        site.times = replace(site.times, cdi=0.02)
-        site.settings = msgspec.structs.replace(site.settings, cdi=True)
-        async with site.daemon():
-            written = site.settings.cdi_dir / "neuron-plugin.io-device.json"
-            await eventually(written.is_file)
-            admitted = await site.run("a", app(1))
-            assert admitted.container("app").cdi_devices == ("neuron-plugin.io/device=0-0",)
-            assert admitted.container("app").devices == ()
-            written.unlink()
-            await eventually(written.is_file)
 
 
 async def test_the_node_says_what_it_is_once_and_again_only_when_that_changed() -> None:
