@@ -326,11 +326,14 @@ async def test_what_did_not_change_is_not_written_again(tmp_path: Path, monkeypa
     assert len(writes) == 1
 
 
-async def test_p70_a_memory_that_cannot_be_written_is_named_and_nothing_else_stops(
+async def test_p70_a_memory_that_cannot_be_written_is_named_until_it_can_and_nothing_else_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    full = [OSError(errno.EROFS, "Read-only file system")]
+
     def fail(*_arguments: object) -> None:
-        raise OSError(errno.EROFS, "Read-only file system")
+        if full:
+            raise full[0]
 
     monkeypatch.setattr(health_watch, "save", fail)
     async with running(PluginSettings(state_dir=tmp_path)) as run:
@@ -341,6 +344,9 @@ async def test_p70_a_memory_that_cannot_be_written_is_named_and_nothing_else_sto
         await Log.last.error("nd0: NEURON_HW_ERR=DMA_ERROR on queue 3")
         await asyncio.sleep(0.01)
         assert list(run.watch.unhealthy) == [0]
+        full.clear()
+        run.watch.look(machine(device(0, core_errors=(CoreErrors(0, hw_error=4),))))
+        await eventually(lambda: not run.watch.silent_sources)
 
 
 async def eventually(is_written: Callable[[], bool]) -> None:
