@@ -33,7 +33,7 @@ from neuron_plugin.inspection import (
     look,
     machine_report,
 )
-from neuron_plugin.inspection.core_use import DeviceUse, device_use, read_counters
+from neuron_plugin.inspection.machine import DeviceUse, device_use, read_counters
 from neuron_plugin.inspection.published import published_report
 from neuron_plugin.kubelet_files import KUBELET_SOCKET
 from neuron_plugin.monitor.views import device_utilization

@@ -1,4 +1,4 @@
-"""Which node is inspected, by which settings, and its Neuron hardware, read once.
+"""Which node is inspected, by which settings, its Neuron hardware, read once, and how much its cores execute.
 
 Settings are read as the daemon reads them: flags win over the environment, the environment over the daemon's file, the
 file over the defaults. In the plugin's pod file and environment are the daemon's own, so no flag is needed there.
@@ -10,15 +10,18 @@ those of that machine.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from neuron_plugin.allocation import NodeInventory
+from neuron_plugin.allocation import NodeInventory, PodReference, PodUid
 from neuron_plugin.hardware import EVERY_DEVICE, Inventory, MachinePaths, read_inventory
+from neuron_plugin.hardware.core_counters import HAS_LIVE_TIME, CoreCounterReader
 from neuron_plugin.hardware.health_signals import Verdict
 from neuron_plugin.inspection.findings import Unknown
 from neuron_plugin.instance_file import load_catalogue
@@ -28,6 +31,9 @@ from neuron_plugin.plugin.node_inventory import node_inventory
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.settings import SettingsError, load
 from neuron_plugin.topology import Catalogue, DeviceId, Geometry, InstanceType, Topology, links_of
+
+if TYPE_CHECKING:
+    from neuron_plugin.plugin.utilization import Reading
 
 _PATHS = ("sysfs", "dev", "logical_core_file", "kubelet_dir", "pod_resources_socket", "cgroup")
 
@@ -164,4 +170,47 @@ def look(settings: PluginSettings, environ: Mapping[str, str], disabled: tuple[i
         verdicts=judge_once(inventory, settings.health, {} if isinstance(memory, Unknown) else memory),
         memory=memory,
         disabled=disabled,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUse:
+    """One device: the share of its cores' time in percent, and its allocated memory; None where it is not known."""
+
+    busy_percent: int | None = None
+    memory_bytes: int | None = None
+
+
+def read_counters(settings: PluginSettings, inventory: Inventory) -> Reading:
+    """Read the counters of every core that the machine lists."""
+    from neuron_plugin.plugin.utilization import Reading
+
+    cores = [(int(device.id), core) for device in inventory.devices for core in range(device.cores)]
+    counters = CoreCounterReader(settings.sysfs).read(cores, inventory.driver_version)
+    return Reading(time.monotonic(), time.time(), counters)
+
+
+def device_use(first: Reading, last: Reading) -> dict[int, DeviceUse]:
+    """What the devices did between two readings: the plugin's account of a container that has the whole device."""
+    from neuron_plugin.plugin.utilization import ContainerKey, UseByContainer, use_after
+
+    devices = {device: ContainerKey(PodReference(PodUid(""), "", ""), str(device)) for device, _ in last.cores}
+    has = {key: frozenset(core for core in last.cores if core[0] == device) for device, key in devices.items()}
+    use: UseByContainer = {}
+    for reading in (first, last):
+        use = use_after(use, has, reading, {})
+    return {
+        device: DeviceUse(round(100 * use[key].busy_share) if use[key].known else None, use[key].memory_bytes)
+        for device, key in devices.items()
+    }
+
+
+def use_note(inventory: Inventory) -> str:
+    """Why no device's use is known; empty where it can be."""
+    driver = inventory.driver_version
+    if driver is None or driver.at_least(*HAS_LIVE_TIME):
+        return ""
+    return (
+        f"driver {driver.text} counts the time of a process only when the process ends: the use is not known before "
+        f"driver {'.'.join(map(str, HAS_LIVE_TIME))}"
     )

@@ -12,8 +12,8 @@ import msgspec
 
 from neuron_plugin.allocation import Ledger, NodeInfo, NodeInventory, Rejection
 from neuron_plugin.allocation.inventory import DISABLED_REASON
-from neuron_plugin.inspection.core_use import DeviceUse
 from neuron_plugin.inspection.findings import Finding, Unknown, note, ok, problem, unchecked
+from neuron_plugin.inspection.machine import DeviceUse
 from neuron_plugin.inspection.reports import DeviceReport, Health, MachineReport, ShownNode, holders_on
 from neuron_plugin.topology import cores_in, links_of
 from neuron_plugin.wording import named

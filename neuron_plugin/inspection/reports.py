@@ -17,11 +17,10 @@ from neuron_plugin.allocation.inventory import DISABLED_REASON
 from neuron_plugin.allocation.pod import mask_union
 from neuron_plugin.hardware import EccCounts
 from neuron_plugin.hardware.health_signals import Severity
-from neuron_plugin.inspection.core_use import DeviceUse, use_note
 from neuron_plugin.inspection.facts import DeviceUsers
 from neuron_plugin.inspection.findings import Unknown
 from neuron_plugin.inspection.holders import Holders
-from neuron_plugin.inspection.machine import InspectedMachine
+from neuron_plugin.inspection.machine import DeviceUse, InspectedMachine, use_note
 from neuron_plugin.topology import CoreMask, Unit, cores_in, sets_by_count
 
 

@@ -15,18 +15,16 @@ from neuron_plugin.cluster import KubernetesApi
 from neuron_plugin.cluster.api import ConnectionSettingsError
 from neuron_plugin.plugin.allocatable import AllocatableKeeper
 from neuron_plugin.plugin.allocator import Allocator
-from neuron_plugin.plugin.claim_watch import ClaimWatch
 from neuron_plugin.plugin.counters import Counters
-from neuron_plugin.plugin.machine import Machine
+from neuron_plugin.plugin.machine import DaemonTimes, Machine
 from neuron_plugin.plugin.node import LocalNode
 from neuron_plugin.plugin.node_lease import LeaseTimes, NodeLease
 from neuron_plugin.plugin.node_watch import NodeWatch
-from neuron_plugin.plugin.pod_watch import PodWatch
+from neuron_plugin.plugin.pod_watch import ClaimWatch, PodWatch
 from neuron_plugin.plugin.publisher import Publisher
 from neuron_plugin.plugin.settings import Mode, PluginSettings
 from neuron_plugin.plugin.slices import SliceKeeper, slice_spec
 from neuron_plugin.plugin.snapshot import Snapshot
-from neuron_plugin.plugin.times import DaemonTimes
 from neuron_plugin.plugin.watch import Problem, every
 
 logger = logging.getLogger(__name__)

@@ -33,12 +33,11 @@ from neuron_plugin.plugin.hardware_watch import HardwareWatch
 from neuron_plugin.plugin.health import Action
 from neuron_plugin.plugin.health_watch import HealthWatch
 from neuron_plugin.plugin.kubelet_link import KubeletLink
-from neuron_plugin.plugin.machine import Machine, machine_of
+from neuron_plugin.plugin.machine import DaemonTimes, Machine, machine_of
 from neuron_plugin.plugin.node import LocalNode, NodeOptions
 from neuron_plugin.plugin.publisher import Publisher
 from neuron_plugin.plugin.settings import Mode, PluginSettings
 from neuron_plugin.plugin.status import PluginStatus
-from neuron_plugin.plugin.times import DaemonTimes
 from neuron_plugin.plugin.utilization_watch import UtilizationWatch
 from neuron_plugin.plugin.watch import Problem, every
 from neuron_plugin.topology import Catalogue

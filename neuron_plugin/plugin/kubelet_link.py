@@ -24,11 +24,10 @@ from neuron_plugin.kubelet.dra_service import DraServer
 from neuron_plugin.kubelet_files import KUBELET_SOCKET
 from neuron_plugin.plugin.allocator import RECONSIDER_SECONDS, Allocator
 from neuron_plugin.plugin.claims import ClaimPreparer, health_of
-from neuron_plugin.plugin.machine import Machine
+from neuron_plugin.plugin.machine import DaemonTimes, Machine
 from neuron_plugin.plugin.node import LocalNode
 from neuron_plugin.plugin.settings import PluginSettings, RegistrationWay
 from neuron_plugin.plugin.settle import pods_of_kubelet_alone
-from neuron_plugin.plugin.times import DaemonTimes
 from neuron_plugin.plugin.watch import Problem
 from neuron_plugin.topology import CoreMask
 

@@ -1,8 +1,12 @@
-"""This node's pods, from the API server into the node's inputs.
+"""This node's pods and their claims, from the API server into the node's inputs.
 
 All pods that are bound to the node are kept, not only those that ask for Neuron: a process that has a device open
 belongs to a known pod or to none. Beside them a second watch follows the pods that were placed on this node and are not
 bound yet, by a label: their sets are kept for them.
+
+Claims are read one by one: the node's account may get a claim by its name, and list none. So each claim that a pod of
+this node names is read once, and again where it is not reserved for its pod yet: what a started pod has by a claim
+counts also where the kubelet has lost its record.
 """
 
 from __future__ import annotations
@@ -12,15 +16,23 @@ import logging
 from dataclasses import replace
 
 from neuron_plugin.allocation import NeuronPod, PodUid
+from neuron_plugin.allocation.claims import NeuronClaim
 from neuron_plugin.allocation.keys import NODE_KEY
 from neuron_plugin.allocation.pod import node_label
-from neuron_plugin.cluster import ApiServer, ClusterError, Pod, Reflector, Scope
+from neuron_plugin.cluster import ApiRequest, ApiServer, ClusterError, Pod, Reflector, Scope
+from neuron_plugin.cluster.api import REQUEST_SECONDS, send
+from neuron_plugin.cluster.claims import RESOURCE_CLAIMS, neuron_claim
 from neuron_plugin.cluster.pods import PODS, neuron_pod
 from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.node import LocalNode
 from neuron_plugin.plugin.watch import ReflectorCounts
 
 logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+"""Between two looks at which claims this node's pods have."""
+FIRST_LOOK_SECONDS = 0.05
+"""While the pods are not listed yet: the kubelet's first calls wait for their claims."""
 
 
 class PodWatch(ReflectorCounts):
@@ -120,3 +132,49 @@ class PodWatch(ReflectorCounts):
             self._node.see_pods(pods.with_pod(new))
         elif self._sees_own_pod:
             self._node.see_pods(pods.without(PodUid(uid)))
+
+
+class ClaimWatch:
+    """Reads claims for as long as ``run`` runs. ``read`` is set once the claims of all pods were asked for."""
+
+    def __init__(self, node: LocalNode, driver: str) -> None:
+        self.read = asyncio.Event()
+        self._node = node
+        self._driver = driver
+        self._api: ApiServer | None = None
+
+    async def run(self, api: ApiServer) -> None:
+        """Keep the node's claims as its pods name them, until cancelled."""
+        self._api = api
+        try:
+            while True:
+                named = {
+                    (pod.reference.namespace, pod_claim.claim): pod.uid
+                    for pod in self._node.pods.pods.values()
+                    for pod_claim in pod.claims
+                    if pod_claim.claim
+                }
+                fresh = {}
+                for key, uid in named.items():
+                    known = self._node.claims.get(key)
+                    if (known is None or uid not in known.reserved_for) and (claim := await self.read_claim(*key)):
+                        fresh[key] = claim
+                claims = {**self._node.claims, **fresh}
+                self._node.see_claims({key: claim for key, claim in claims.items() if key in named})
+                if self._node.pods.listed_at is not None:
+                    self.read.set()
+                await asyncio.sleep(LOOK_SECONDS if self.read.is_set() else FIRST_LOOK_SECONDS)
+        finally:
+            self._api = None
+
+    async def read_claim(self, namespace: str, name: str) -> NeuronClaim | None:
+        """A claim as the API server has it now; None where there is none, or no answer."""
+        if self._api is None:
+            return None
+        request = ApiRequest("GET", RESOURCE_CLAIMS.item(name, namespace))
+        try:
+            claim = RESOURCE_CLAIMS.decode(await send(self._api, request, timeout_seconds=REQUEST_SECONDS))
+        except ClusterError as error:
+            logger.debug("claim not read", extra={"claim": f"{namespace}/{name}", "error": str(error)})
+            return None
+        return neuron_claim(claim, self._driver)

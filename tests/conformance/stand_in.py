@@ -20,8 +20,8 @@ import msgspec
 from neuron_plugin.allocation import Resource
 from neuron_plugin.kubelet import PodResourcesClient
 from neuron_plugin.plugin.daemon import NodeDaemon
+from neuron_plugin.plugin.machine import DaemonTimes
 from neuron_plugin.plugin.settings import PluginSettings
-from neuron_plugin.plugin.times import DaemonTimes
 from neuron_plugin.simulation import SimulatedApiServer, write_node
 from neuron_plugin.simulation.api_server_kinds import PODS, RESOURCE_CLAIMS, AnyJson
 from neuron_plugin.simulation.claim_controller import sync_claims

@@ -28,13 +28,7 @@ from neuron_plugin.simulation import SimulatedNode, write_node
 from neuron_plugin.topology import DeviceId, InstanceType, catalogue
 
 MakeNode = Callable[..., SimulatedNode]
-NEEDED = [
-    "core_count",
-    "connected_devices",
-    "reset",
-    "info/architecture/device_name",
-    "info/architecture/arch_type",
-]
+NEEDED = ["core_count", "connected_devices", "reset", "info/architecture/device_name", "info/architecture/arch_type"]
 
 
 def read(node: SimulatedNode, device: int = 1, *, settled: bool = False, known: bool = True) -> object:

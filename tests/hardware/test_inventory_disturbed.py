@@ -150,9 +150,7 @@ def test_p25_a_device_that_goes_at_any_moment_of_a_look_is_gone_and_no_other(
 
 @pytest.mark.parametrize("attribute", ["core_count", "connected_devices", "info/architecture/device_name"])
 def test_p23_an_attribute_that_comes_in_the_middle_of_a_look_is_there_at_the_next(
-    make_node: MakeNode,
-    at_open: Callable[[str, int, Callable[[], None]], Iterator[int]],
-    attribute: str,
+    make_node: MakeNode, at_open: Callable[[str, int, Callable[[], None]], Iterator[int]], attribute: str
 ) -> None:
     node = make_node("inf2.24xlarge")
     whole = read_inventory(node.paths)

@@ -127,3 +127,14 @@ def user(*devices: int, pod_uid: str = POD_UID) -> DeviceUser:
 
 def with_users(facts: Facts, *users: DeviceUser, hidden: Unknown | None = None) -> Facts:
     return replace(facts, users=DeviceUsers(users, hidden))
+
+
+def expect(name: str, facts: Facts, expected: str) -> None:
+    """Hold the only finding of a check against ``problem: parts ~ of its texts``, ``unchecked: ...``, or ``ok``."""
+    if expected == "ok":
+        assert is_fine(name, facts)
+        return
+    finding, (level, _, parts) = the_finding(name, facts), expected.partition(": ")
+    assert level == (finding.level.value if finding.checked else "unchecked")
+    for part in parts.split(" ~ "):
+        assert part in f"{finding.seen}\n{finding.why}\n{finding.action}"

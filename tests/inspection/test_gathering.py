@@ -23,13 +23,7 @@ from neuron_plugin.http_server import ProbeAnswer, probe_text
 from neuron_plugin.inspection import gathering as everything
 from neuron_plugin.inspection.facts import ClusterFacts, Daemon, DeviceUsers, Facts, Kubelet, NoSuchNode
 from neuron_plugin.inspection.findings import Unknown
-from neuron_plugin.inspection.gathering import (
-    disabled_here,
-    gather,
-    gather_cluster,
-    gather_daemon,
-    gather_kubelet,
-)
+from neuron_plugin.inspection.gathering import disabled_here, gather, gather_cluster, gather_daemon, gather_kubelet
 from neuron_plugin.inspection.holders import ask
 from neuron_plugin.kubelet.socket_watch import endpoint_path
 from neuron_plugin.plugin.settings import PluginSettings
@@ -74,11 +68,7 @@ def test_without_a_kubeconfig_no_api_server_is_asked(make_node: MakeNode, asked:
     ],
 )
 def test_the_nodes_name_is_given_or_in_the_environment_or_the_hosts(
-    make_node: MakeNode,
-    asked: list[tuple[Path | None, str]],
-    given: dict[str, str],
-    environ: dict[str, str],
-    name: str,
+    make_node: MakeNode, asked: list[tuple[Path | None, str]], given: dict[str, str], environ: dict[str, str], name: str
 ) -> None:
     facts = look(make_node, environ, kubeconfig="/k", **given)
     assert facts.cluster == ClusterFacts(name)

@@ -64,10 +64,7 @@ def test_nodes_are_reported_as_they_are(tmp_path: Path) -> None:
     write(dev / "ng0n1")
     nodes = gather_host(tmp_path, MachinePaths.under(tmp_path), in_pod=False).nodes
     assert not isinstance(nodes, Unknown)
-    assert [(node.device, node.is_character, node.numbers) for node in nodes] == [
-        (0, False, (0, 0)),
-        (2, True, (1, 3)),
-    ]
+    assert [(node.device, node.is_character, node.numbers) for node in nodes] == [(0, False, (0, 0)), (2, True, (1, 3))]
     assert nodes[0].mode == 0o600
 
 

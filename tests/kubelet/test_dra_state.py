@@ -47,8 +47,7 @@ def test_no_claims_are_null() -> None:
 
 
 @pytest.mark.parametrize(
-    "data",
-    [b"", b"{}", b"[]", b'{"Data": 7}', b'{"Data": "{}"}', text(claim(), version="v9"), b"\xff", b"[" * 99999],
+    "data", [b"", b"{}", b"[]", b'{"Data": 7}', b'{"Data": "{}"}', text(claim(), version="v9"), b"\xff", b"[" * 99999]
 )
 def test_an_unknown_shape_is_an_error_and_never_an_empty_list(data: bytes) -> None:
     with pytest.raises(CheckpointError):

@@ -70,7 +70,7 @@ def test_services_have_the_kubelets_full_names() -> None:
     assert services == {
         "v1beta1.Registration": ["Register"],
         "v1beta1.DevicePlugin": [
-            *("Allocate", "GetDevicePluginOptions", "GetPreferredAllocation", "ListAndWatch", "PreStartContainer"),
+            *("Allocate", "GetDevicePluginOptions", "GetPreferredAllocation", "ListAndWatch", "PreStartContainer")
         ],
         "v1.PodResourcesLister": ["Get", "GetAllocatableResources", "List"],
         "pluginregistration.Registration": ["GetInfo", "NotifyRegistrationStatus"],

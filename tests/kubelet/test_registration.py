@@ -249,10 +249,7 @@ async def test_p14_one_resource_refused_does_not_touch_another(directory: Path) 
 
 @pytest.mark.parametrize(
     ("accident", "message", "times"),
-    [
-        (KeyError("a bug"), "registration failed", 3),
-        (OSError(28, "No space left on device"), "not registered", 1),
-    ],
+    [(KeyError("a bug"), "registration failed", 3), (OSError(28, "No space left on device"), "not registered", 1)],
 )
 async def test_p14_an_accident_in_one_resource_is_logged_and_retried(
     directory: Path,

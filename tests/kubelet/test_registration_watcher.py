@@ -130,10 +130,7 @@ async def test_p12_a_plugin_that_registers_the_other_way_is_not_joined(registry:
     sockets.mkdir()
     async with running_plugin(registry, kind=WatchedPluginServer, other_route=sockets) as first:
         await eventually(standing_path(registry, CORE).exists)
-        async with (
-            StandInKubelet(sockets),
-            running_plugin(sockets, other_route=registry) as second,
-        ):
+        async with StandInKubelet(sockets), running_plugin(sockets, other_route=registry) as second:
             await second.observer.until(lambda: State.BACKING_OFF in second.observer.states)
             assert second.server.socket_path is None
             assert first.server.socket_path == standing_path(registry, CORE)

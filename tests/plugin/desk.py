@@ -1,29 +1,48 @@
-"""A node and an allocator in memory, and a kubelet that does what it is asked for."""
+"""A node and an allocator in memory, a kubelet that does what it is asked for, and stories about them."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
-import msgspec
+import pytest
 
 from neuron_plugin.allocation import NeuronPod, NodeInventory, Resource
+from neuron_plugin.allocation.resources import format_ids, parse_ids
 from neuron_plugin.decision_log import LoggedDecision
-from neuron_plugin.kubelet import Advertisement, ContainerAllocation
+from neuron_plugin.kubelet import Advertisement, AllocationRefusedError, ContainerAllocation, PodDevices
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1.api_pb2 import ContainerAllocateResponse
 from neuron_plugin.kubelet.device_plugin import container_response
+from neuron_plugin.kubelet.pod_resources import ContainerDevices
 from neuron_plugin.plugin.allocator import Allocator
+from neuron_plugin.plugin.container import ALLOCATION_KEY, reply_for
 from neuron_plugin.plugin.counters import Counters
-from neuron_plugin.plugin.inputs import NodePods
+from neuron_plugin.plugin.inputs import Inputs, NodePods, PendingAnswer
 from neuron_plugin.plugin.node import LocalNode, NodeOptions
-from neuron_plugin.plugin.settings import Numbering, PluginSettings
+from neuron_plugin.plugin.settings import Numbering, PluginSettings, TopologyPolicy
 from neuron_plugin.plugin.snapshot import Snapshot
 from neuron_plugin.simulation.kubelet_device_manager import DeviceManager
-from neuron_plugin.topology import CoreMask
-from tests.plugin.world import FakeClock, given_mask, inventory, texts
+from tests.plugin.world import (
+    TRN1,
+    FakeClock,
+    asked_by,
+    given_mask,
+    holder,
+    ids_of,
+    inputs,
+    moment,
+    pod_of,
+    records,
+    ref,
+    texts,
+    uid_of,
+    who_has,
+    who_holds_down,
+)
 from tests.support.model_kubelet import ModelKubelet
 
 
@@ -114,72 +133,302 @@ class LoopClock(FakeClock):
         return asyncio.get_running_loop().time()
 
 
-@dataclass
-class Desk:
-    node: LocalNode
-    kubelet: MemoryKubelet
-    cgroups: FakeCgroups
-    lister: FakeLister
-    allocator: Allocator
+async def tell(begin: str, steps: str) -> None:
+    """Live through a story, such as ``"a app:1 | alive a", "admit a=3; gone a; wait 3; held a=3!"``.
+
+    It begins as `moment` reads it, and may say ``alive a``, ``unseen`` (no cgroup can be read), ``blind`` (nor can the
+    checkpoint), ``alone`` (without an API server), ``unlisted`` (it was not heard yet), ``required`` (linked sets) and
+    ``truthful`` (of broken devices). Each step is a method of `Story`.
+    """
+    clauses = [clause.strip() for clause in begin.split("|")]
+    flags = {clause for clause in clauses if clause in {"unseen", "blind", "alone", "unlisted", "required", "truthful"}}
+    alive = next((clause.split()[1:] for clause in clauses if clause.startswith("alive")), [])
+    known = moment(" | ".join(one for one in clauses if one not in flags and not one.startswith("alive")))
+    story = Story(known, flags, alive)
+    words = [step.strip() for step in steps.split("; ")]
+    if "start" not in words:
+        story.start()
+    async with story.followed():
+        for number, step in enumerate(words):
+            asked, arrow, expected = step.partition(" -> ")
+            verb, _, text = asked.partition(" ")
+            story.done_with = f"{steps!r}, step {number}: {step}"
+            began = story.now
+            result = getattr(story, verb.replace("-", "_"))(*([text] if text else []), *([expected] if arrow else []))
+            if asyncio.iscoroutine(result):
+                await result
+            if verb != "took":
+                story.last_took = story.now - began
+
+
+class Story:
+    """One node while a story is told. Ids are as in `ids_of`, and who has them as in `records`."""
+
+    def __init__(
+        self,
+        begin: Inputs,
+        flags: Collection[str] = (),
+        alive: Collection[str] = (),
+        kubelet: MemoryKubelet | None = None,
+    ) -> None:
+        self.kubelet = kubelet or MemoryKubelet()
+        self.cgroups = FakeCgroups(None if "unseen" in flags else {uid_of(name) for name in alive})
+        cluster = "alone" not in flags
+        options = NodeOptions(cluster=cluster, unhealthy_in_use="truthful" in flags)
+        self.node = LocalNode(self.kubelet.file, self.cgroups, options, LoopClock())
+        self.lister = FakeLister(self.node)
+        policy = TopologyPolicy.REQUIRED if "required" in flags else TopologyPolicy.PREFERRED
+        settings = PluginSettings(node_name="worker-1", numbering=Numbering.HOST, topology_policy=policy)
+        self.allocator = Allocator(self.node, settings, self.lister if cluster else None, Counters())
+        self.done_with = ""
+        self.last_took = 0.0
+        self._begin = begin
+        self._heard = [0, 0]
+        if "blind" in flags:
+            self.blind()
+        if cluster and "unlisted" not in flags:
+            self.node.see_pods(NodePods().with_list(begin.pods.pods.values(), 0.0))
+
+    @asynccontextmanager
+    async def followed(self) -> AsyncIterator[None]:
+        """With a kubelet that follows what is offered."""
+        stream = asyncio.create_task(self.kubelet.follow(next(iter(self.node.advertisements.values()))))
+        await asyncio.sleep(0)
+        self._heard = [self.kubelet.messages, 0]
+        try:
+            yield
+        finally:
+            stream.cancel()
+            await asyncio.gather(stream, return_exceptions=True)
+
+    @property
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
 
     @property
     def snapshot(self) -> Snapshot:
         assert self.node.snapshot
         return self.node.snapshot
 
-    async def prefer(
-        self, resource: Resource, size: int, available: Collection[int] | None = None, must: Collection[int] = ()
-    ) -> tuple[int, ...]:
-        offered = self.ids(resource) if available is None else available
-        answer = await self.allocator.preferred(resource.value, texts(offered), texts(must), size)
-        return tuple(sorted(map(int, answer)))
-
-    async def allocate(self, resource: Resource, *ids: int) -> ContainerAllocation:
-        """The answer, after what follows it."""
-        answer = await self.allocator.allocate(resource.value, texts(ids))
-        await asyncio.sleep(0)
-        return answer
-
-    async def admit(self, uid: str, container: str, resource: Resource, *ids: int) -> CoreMask:
-        """An Allocate that the kubelet records; the cores that the container was given."""
-        answer = await self.allocate(resource, *ids)
-        self.kubelet.record(uid, container, resource, ids, answer)
-        self.node.look_at_checkpoint()
-        return given_mask(self.snapshot.inventory.geometry, answer)
-
-    def ids(self, resource: Resource) -> tuple[int, ...]:
-        geometry = self.snapshot.inventory.geometry
-        return geometry.ids_of(resource.unit, geometry.all_mask)
-
     @property
     def decisions(self) -> list[LoggedDecision]:
         return list(self.allocator.log.decisions.entries())
 
+    def is_so(self, found: object, expected: object) -> None:
+        assert found == expected, self.done_with
+
+    # Time, hardware, processes.
+
+    def start(self) -> None:
+        """The first look at the hardware."""
+        self.node.see_inventory(self._begin.inventory)
+        self.node.advertise()
+
+    async def wait(self, seconds: str) -> None:
+        await asyncio.sleep(float(seconds))
+
+    def in_(self, text: str) -> None:
+        """``in_ 2.5 dead``: a step that comes later, in the middle of another one."""
+        seconds, verb, *rest = text.split(" ", 2)
+        asyncio.get_running_loop().call_later(float(seconds), getattr(self, verb), *rest)
+
+    def breaks(self, ids: str = "") -> None:
+        broken = dict.fromkeys(parse_ids(ids) if ids else (), "sick")
+        self.node.see_inventory(replace(self._begin.inventory, unhealthy=broken))
+
+    def alive(self, names: str) -> None:
+        self.cgroups.alive = {holder(name)[0] for name in names.split()}
+
+    def dead(self) -> None:
+        self.cgroups.alive = set()
+
+    # The API server.
+
+    def pod(self, text: str) -> None:
+        self.node.see_pods(self.node.pods.with_pod(pod_of(text)))
+
+    def gone(self, name: str) -> None:
+        self.node.see_pods(self.node.pods.without(holder(name)[0]))
+
+    def stopped(self, name: str) -> None:
+        self.node.see_pods(self.node.pods.without(holder(name)[0], stopped=True))
+
+    def killed(self, name: str) -> None:
+        self.node.see_pods(self.node.pods.without(holder(name)[0], stopped=False))
+
+    def list(self, text: str) -> None:
+        """What the next LIST shows."""
+        self.lister.pods = [pod_of(text)]
+
+    # The kubelet.
+
+    def record(self, text: str) -> None:
+        """The kubelet's file has this from now on: with our answer of these ids if there is one that waits."""
+        for one in records(text, self._begin.inventory):
+            answers = [answer.reply for answer in self._pending() if answer.ids == one.ids]
+            reply = answers[-1] if answers else one.reply
+            assert reply
+            given = ContainerAllocation({}, annotations={ALLOCATION_KEY: reply.annotation()})
+            self.kubelet.record(one.key.uid, one.key.container, one.key.resource, one.ids, given)
+        self.node.look_at_checkpoint()
+
+    def forget(self, name: str) -> None:
+        self.kubelet.forget(holder(name)[0])
+        self.node.look_at_checkpoint()
+
+    def drop(self, name: str) -> None:
+        """As ``forget``, and the file is not written."""
+        self.kubelet.forget(holder(name)[0], write=False)
+
+    def lose(self) -> None:
+        self.kubelet.file.put(None)
+        self.node.look_at_checkpoint()
+
+    def mute(self) -> None:
+        """From now on no message makes the kubelet write its file."""
+        self.kubelet.writes = False
+
+    def write(self) -> None:
+        self.kubelet.writes = True
+        self.kubelet.write()
+        self.node.look_at_checkpoint()
+
+    def write_empty(self) -> None:
+        self.kubelet.write_empty()
+        self.node.look_at_checkpoint()
+
+    def blind(self) -> None:
+        """The checkpoint cannot be read."""
+        self.kubelet.file.fault = "a future format"
+        self.kubelet.write()
+        self.node.look_at_checkpoint()
+
+    def see(self) -> None:
+        """It can be read again."""
+        self.kubelet.file.fault = ""
+        self.write()
+
+    def restart(self) -> None:
+        self.node.kubelet_restarted()
+
+    def listed(self, text: str = "") -> None:
+        """PodResources lists these; ``gpu`` has devices of another vendor."""
+        found = []
+        for name, ids in (word.split("=") for word in text.split()):
+            resource = "nvidia.com/gpu" if name == "gpu" else Resource.NEURON.value
+            container = ContainerDevices("app", resource, tuple(texts(parse_ids(ids))))
+            found.append(PodDevices("default", name, (container,)))
+        self.node.see_listed(found, self.now)
+
+    def offered(self, ids: str) -> None:
+        resource, numbers = ids_of(ids)
+        self.node.see_offered(resource, numbers)
+
+    async def prefer(self, text: str, expected: str = "") -> tuple[int, ...]:
+        """``prefer 4 of 0-7 must 2 -> 0-3``, or ``-> not 0-3``."""
+        request = asked_by(text, self.snapshot.inputs)
+        answer = await self.allocator.preferred(
+            request.resource.value, texts(request.available), texts(request.must_include), request.size
+        )
+        found, (how, _, ids) = tuple(sorted(map(int, answer))), expected.rpartition(" ")
+        self.is_so(len(found), request.size)
+        if expected:
+            assert not {*found} & {*parse_ids(ids)} if how else found == parse_ids(ids), (self.done_with, found)
+        return found
+
+    async def allocate(self, text: str, expected: str = "") -> ContainerAllocation:
+        """``allocate 3 -> 3``: what is given, or ``!`` and a part of the refusal."""
+        resource, ids = ids_of(text)
+        if expected.startswith("!"):
+            with pytest.raises(AllocationRefusedError, match=re.escape(expected[1:])):
+                await self.allocator.allocate(resource.value, texts(ids))
+            return ContainerAllocation({})
+        answer = await self.allocator.allocate(resource.value, texts(ids))
+        await asyncio.sleep(0)
+        geometry = self._begin.inventory.geometry
+        given = geometry.ids_of(resource.unit, given_mask(geometry, answer))
+        self.is_so(given, ids_of(expected)[1] if expected else ids)
+        return answer
+
+    async def admit(self, text: str, expected: str = "") -> None:
+        """An Allocate that the kubelet records."""
+        who, _, ids = text.partition("=")
+        await self.allocate(ids, expected)
+        self.record(f"{who}={ids}")
+
+    # Our own.
+
+    def answer(self, text: str) -> None:
+        """``answer a/init=3`` or ``answer 3>2``: an answer to an Allocate is remembered."""
+        who, _, ids = text.rpartition("=")
+        (one,) = records(f"{who or 'a'}={ids}", self._begin.inventory)
+        reply = reply_for(
+            self._begin.inventory, f"reply {len(self._pending())}", one.on(self._begin.inventory, ref("a")).mask
+        )
+        whose = (ref(who.partition("/")[0]), one.key.container) if who else (None, "")
+        self.node.answered(PendingAnswer(reply, one.key.resource, one.ids, self.now, *whose))
+
+    def _pending(self) -> Sequence[PendingAnswer]:
+        return self.node.snapshot.inputs.pending if self.node.snapshot else ()
+
+    def unknown(self, text: str) -> None:
+        """A process of an unknown pod has devices open."""
+        (one,) = records(text)
+        self.node.hold_down(one.key.uid, TRN1.devices_mask(one.ids), "why")
+
+    def again(self) -> None:
+        self.node.look_again()
+
+    async def rewrite(self, expected: str = "") -> None:
+        came = await self.node.rewrite()
+        assert not expected or came is (expected == "yes"), self.done_with
+
+    # What follows.
+
+    def has(self, expected: str) -> None:
+        self.is_so(who_has(self.snapshot), expected.replace("-", ""))
+
+    def held(self, expected: str) -> None:
+        self.is_so(who_holds_down(self.snapshot.inputs), expected.replace("-", ""))
+
+    def sick(self, expected: str) -> None:
+        """What the kubelet is shown as unhealthy."""
+        self.node.advertise()
+        shown = self.node.advertisements[Resource.NEURON].latest.devices
+        self.is_so(format_ids(int(one.id) for one in shown if not one.healthy), expected.replace("-", ""))
+
+    def pending(self, expected: str) -> None:
+        self.is_so(len(self._pending()), int(expected))
+
+    def due(self, expected: str) -> None:
+        self.is_so(self.node.rewrite_is_due, expected == "yes")
+
+    def awaited(self, expected: str) -> None:
+        self.is_so(self.node.record_is_awaited, expected == "yes")
+
+    def news(self, expected: str) -> None:
+        """Whether anything has changed since the last look at that."""
+        self.is_so(self.node.changed.is_set(), expected == "yes")
+        self.node.changed.clear()
+
+    def asked(self, expected: str) -> None:
+        """``1/2``: messages to the kubelet, and LISTs, since the last look at them."""
+        seen = [self.kubelet.messages, self.lister.lists]
+        self.is_so("/".join(str(now - before) for now, before in zip(seen, self._heard, strict=True)), expected)
+        self._heard = seen
+
+    def took(self, expected: str) -> None:
+        """How many seconds the last step took, at least and at most."""
+        least, most = map(float, expected.split("-"))
+        assert least <= self.last_took <= most, (self.done_with, self.last_took)
+
 
 @asynccontextmanager
 async def a_desk(
-    *pods: NeuronPod,
-    node: NodeInventory | None = None,
-    kubelet: MemoryKubelet | None = None,
-    cgroups: FakeCgroups | None = None,
-    cluster: bool = True,
-    listed: bool = True,
-    **settings: object,
-) -> AsyncIterator[Desk]:
-    """A node with these pods, its kubelet and its allocator. ``listed``: the API server has been heard."""
-    kubelet, cgroups = kubelet or MemoryKubelet(), cgroups or FakeCgroups()
-    made = LocalNode(kubelet.file, cgroups, NodeOptions(cluster=cluster), LoopClock())
-    if cluster and listed:
-        made.see_pods(NodePods().with_list(pods, 0.0))
-    made.see_inventory(node or inventory())
-    lister = FakeLister(made)
-    chosen = msgspec.structs.replace(PluginSettings(node_name="worker-1", numbering=Numbering.HOST), **settings)
-    allocator = Allocator(made, chosen, lister if cluster else None, Counters())
-    made.advertise()
-    stream = asyncio.create_task(kubelet.follow(next(iter(made.advertisements.values()))))
-    await asyncio.sleep(0)
-    try:
-        yield Desk(made, kubelet, cgroups, lister, allocator)
-    finally:
-        stream.cancel()
-        await asyncio.gather(stream, return_exceptions=True)
+    *pods: NeuronPod, node: NodeInventory | None = None, kubelet: MemoryKubelet | None = None, listed: bool = True
+) -> AsyncIterator[Story]:
+    """A node with these pods from its start on. ``listed``: the API server has been heard."""
+    story = Story(inputs(*pods, node=node), () if listed else {"unlisted"}, kubelet=kubelet)
+    story.start()
+    async with story.followed():
+        yield story

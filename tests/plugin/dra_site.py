@@ -29,7 +29,7 @@ from neuron_plugin.simulation.scheduler_claims import allocations_on, claims_of,
 from neuron_plugin.simulation.worker import ApiOfNode
 from tests.plugin.site import _MEMORY, HASTY, NAMESPACE, NODE, Site, eventually, settings_for
 from tests.plugin.world import uid_of
-from tests.simulation.dra import claim_spec, device_class, devices_of, linked
+from tests.simulation.dra import claim_spec, device_class, linked
 from tests.support.api_server import StandInApiServer
 from tests.support.kubelet import KubeletOptions, StandInKubelet
 
@@ -106,12 +106,6 @@ class ClaimSite(Site):
         await self.kubelet.unprepare(pod)
         sync_claims(self.api)
 
-    def delete_by_force(self, name: str) -> KubeletPod:
-        """The object is gone at once and its claims are free; the processes run on for a while."""
-        self.api.delete_pod(NAMESPACE, name, grace_seconds=0)
-        sync_claims(self.api)
-        return self.kubelet.remove_while_running(self.kubelet_pods.pop(name).uid)
-
     # What there is.
 
     def slices(self) -> list[AnyJson]:
@@ -119,26 +113,10 @@ class ClaimSite(Site):
             each for each in self.api.objects(RESOURCE_SLICES) if each["spec"]["driver"] == self.settings.dra_driver
         ]
 
-    def tainted(self) -> dict[str, str]:
-        """The taints of devices, as the slice has them: device and value."""
-        devices = (each for one in self.slices() for each in one["spec"]["devices"])
-        return {each["name"]: taint["value"] for each in devices for taint in each.get("taints") or ()}
-
-    def allocated(self) -> dict[str, list[str]]:
-        """The devices of each claim."""
-        return {each["metadata"]["name"]: devices_of(each) for each in self.api.objects(RESOURCE_CLAIMS)}
-
-    def is_alive(self, pod: KubeletPod) -> bool:
-        assert self.kubelet._cgroups
-        return self.kubelet._cgroups.path(pod).exists()
-
 
 @asynccontextmanager
 async def a_claim_site(
-    instance_type: str = "trn1.32xlarge",
-    *,
-    mode: Mode = Mode.DRA,
-    prepare_seconds: float = 20.0,
+    instance_type: str = "trn1.32xlarge", *, mode: Mode = Mode.DRA, prepare_seconds: float = 20.0
 ) -> AsyncIterator[ClaimSite]:
     """A node of this type, with everything but the daemon running, and the templates ``one`` and ``four``.
 

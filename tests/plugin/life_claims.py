@@ -24,11 +24,10 @@ from neuron_plugin.allocation.claims import DRA_DRIVER, ClaimDevice, NeuronClaim
 from neuron_plugin.cluster.claims import RESOURCE_CLAIMS as DECODED
 from neuron_plugin.cluster.claims import neuron_claim
 from neuron_plugin.kubelet.dra_service import ClaimReference
-from neuron_plugin.plugin.claim_watch import ClaimWatch
 from neuron_plugin.plugin.claims import ClaimPreparer, ClaimSource
 from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.node import LocalNode, NodeOptions
-from neuron_plugin.plugin.pod_watch import PodWatch
+from neuron_plugin.plugin.pod_watch import ClaimWatch, PodWatch
 from neuron_plugin.plugin.settings import Mode, Numbering, PluginSettings
 from neuron_plugin.plugin.settle import is_explained
 from neuron_plugin.simulation.api_server_kinds import RESOURCE_CLAIMS, AnyJson

@@ -16,10 +16,7 @@ from typing import Any
 from neuron_plugin.allocation import ContainerKind, NodeInventory
 from neuron_plugin.allocation.requests import ContainerSpec
 from neuron_plugin.allocation.resources import parse_ids
-from neuron_plugin.kubelet import (
-    PodDevices,
-    PodResourcesAbsentError,
-)
+from neuron_plugin.kubelet import PodDevices, PodResourcesAbsentError
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet.device_plugin import DevicePluginService
 from neuron_plugin.kubelet.pod_resources import ContainerDevices

@@ -17,8 +17,8 @@ from neuron_plugin.allocation.assignment import read_assignment
 from neuron_plugin.allocation.requests import ContainerSpec, pod_request
 from neuron_plugin.kubelet import DevicePluginServer
 from neuron_plugin.plugin.daemon import NodeDaemon
+from neuron_plugin.plugin.machine import DaemonTimes
 from neuron_plugin.plugin.settings import Numbering, PluginSettings
-from neuron_plugin.plugin.times import DaemonTimes
 from neuron_plugin.simulation import AdmittedPod, KubeletContainer, KubeletPod, SimulatedNode, write_node
 from neuron_plugin.simulation.api_server_kinds import EVENTS, NODES, PODS, AnyJson
 from neuron_plugin.topology import catalogue
@@ -159,11 +159,7 @@ async def a_site(
         plugins.mkdir()
         pod_resources.mkdir()
         node = write_node(
-            root / "node",
-            instance_type,
-            driver_version=driver_version,
-            usage_counters=usage_counters,
-            missing=missing,
+            root / "node", instance_type, driver_version=driver_version, usage_counters=usage_counters, missing=missing
         )
         async with AsyncExitStack() as stack:
             random = Random(seed)  # noqa: S311 - the order of Go's maps

@@ -1,19 +1,23 @@
-"""Which ids are preferred, whose call an Allocate is, and that no core is given to two pods."""
+"""Which ids are preferred, whose call an Allocate is, and that no core is given to two pods.
+
+A row is a moment, as `moment` reads it, and questions of the kubelet with their answers. ``4 of 1-15 must 5 -> 4-7``
+asks for four devices of those offered; ``-> not 0-3`` wants any others. ``0-3 -> 0-3 a/app assigned`` is an Allocate:
+its ids, then what is given and whose it is (``?``: not known yet), or ``!`` and a part of the refusal. Before the arrow
+stand ``own 0``, which the GetPreferredAllocation before had to include, ``asked`` if there was one, and ``latest a``.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuron_plugin.allocation import NeuronPod, NodeInventory, PodUid, Resource
+from neuron_plugin.allocation import NodeInventory, PodUid, Resource
 from neuron_plugin.allocation.keys import NODE_KEY, POD_UID_KEY
-from neuron_plugin.allocation.requests import ContainerSpec
+from neuron_plugin.allocation.resources import parse_ids, ranges
 from neuron_plugin.plugin.answers import (
     AllocateCall,
     Answer,
@@ -25,66 +29,55 @@ from neuron_plugin.plugin.answers import (
     preference_for,
 )
 from neuron_plugin.plugin.container import reply_for
-from neuron_plugin.plugin.inputs import HoldDown, Inputs, PendingAnswer
+from neuron_plugin.plugin.inputs import Inputs, PendingAnswer, RecordedAllocation
 from neuron_plugin.plugin.snapshot import derive
 from neuron_plugin.topology import CoreMask, Geometry, Topology, Unit, sets_by_count, valid_sets
 from tests.plugin.world import (
     CORE,
-    DEVICE,
     INF2,
     NEURON,
-    STATIC_UID,
     TRN1,
     TRN2,
     app,
+    asked_by,
     assigned,
-    assignment,
-    devices,
     entry,
+    holder,
+    ids_of,
     init,
     inputs,
     inventory,
+    moment,
     pod,
-    ref,
-    sidecar,
+    pod_of,
+    resting,
     uid_of,
 )
 
-A, B, C = uid_of("a"), uid_of("b"), uid_of("c")
-ROW0, ROW1 = (0, 1, 2, 3), (4, 5, 6, 7)
+ROW0 = (0, 1, 2, 3)
 
 
-def preferred(
-    before: Inputs, resource: Resource, size: int, available: Sequence[int] = (), must: Sequence[int] = ()
-) -> tuple[int, ...]:
-    geometry = before.inventory.geometry
-    offered = tuple(available) or geometry.ids_of(resource.unit, geometry.all_mask)
-    return preference_for(derive(before), PreferenceRequest(resource, offered, tuple(must), size)).ids
+def preferred(before: Inputs, text: str) -> tuple[int, ...]:
+    return preference_for(derive(before), asked_by(text, before)).ids
 
 
-def call_of(
-    resource: Resource,
-    ids: Sequence[int],
-    own_ids: Sequence[int] = (),
-    latest: PodUid | None = None,
-    *,
-    preferred: bool = False,
-) -> AllocateCall:
-    """``own_ids`` are those that the GetPreferredAllocation before had to include; ``preferred``: there was one."""
-    asked = PreferenceRequest(resource, tuple(ids), tuple(own_ids), len(ids))
-    return AllocateCall(resource, tuple(ids), asked if preferred or own_ids else None, latest)
+def call_of(text: str) -> AllocateCall:
+    first, *rest = text.split()
+    resource, ids = ids_of(first)
+    own = parse_ids(rest[rest.index("own") + 1]) if "own" in rest else ()
+    latest = holder(rest[rest.index("latest") + 1])[0] if "latest" in rest else None
+    asked = PreferenceRequest(resource, ids, own, len(ids)) if own or "asked" in rest else None
+    return AllocateCall(resource, ids, asked, latest)
 
 
-def answered(before: Inputs, resource: Resource, *ids: int, **fields: Any) -> Answer:
-    answer = answer_for(derive(before), call_of(resource, ids, **fields))
-    assert isinstance(answer, Answer)
-    return answer
-
-
-def conflict(before: Inputs, resource: Resource, *ids: int, **fields: Any) -> str:
-    answer = answer_for(derive(before), call_of(resource, ids, **fields))
-    assert isinstance(answer, Conflict)
-    return answer.text
+def answered(before: Inputs, text: str) -> str:
+    call = call_of(text)
+    answer = answer_for(derive(before), call)
+    if isinstance(answer, Conflict):
+        return f"!{answer.text}" + " for good" * answer.lasting
+    given = ranges(before.inventory.geometry.ids_of(call.resource.unit, answer.mask))
+    whose = f"{answer.pod.name or 'static'}/{answer.container}" if answer.pod else "?"
+    return f"{given} {whose}" + " assigned" * answer.assigned
 
 
 def pending(mask: CoreMask, node: NodeInventory | None = None) -> PendingAnswer:
@@ -109,7 +102,8 @@ def test_p29_the_answer_has_the_size_is_available_and_includes_what_it_must(
     several = pod("s", app(size, resource, "one"), app(1, resource, "two"))
     pods = data.draw(st.sampled_from([(), (wants,), (several,)]))
     before = inputs(*pods, node=node, pending=(pending(used, node),))
-    ids = preferred(before, resource, size, sorted(available), sorted(must))
+    request = PreferenceRequest(resource, tuple(sorted(available)), tuple(sorted(must)), size)
+    ids = preference_for(derive(before), request).ids
     assert len(set(ids)) == len(ids) == size
     assert must <= set(ids) <= available
 
@@ -122,214 +116,115 @@ def test_p31_a_valid_set_is_preferred_whenever_one_is_free(
     count = data.draw(st.sampled_from(list(sets_by_count(geometry, unit))))
     target = data.draw(st.sampled_from(valid_sets(geometry, unit, count)))
     used = CoreMask(data.draw(st.integers(0, geometry.all_mask)) & ~target)
-    ids = preferred(inputs(node=node, pending=(pending(used, node),)), resource, count)
+    request = PreferenceRequest(resource, geometry.ids_of(unit, geometry.all_mask), (), count)
+    ids = preference_for(derive(inputs(node=node, pending=(pending(used, node),))), request).ids
     mask = geometry.mask_of(unit, ids)
     assert mask in valid_sets(geometry, unit, count)
     assert not mask & used
 
 
-def test_cores_that_are_not_aligned_are_preferred_only_where_no_aligned_ones_are_free() -> None:
-    before = inputs(node=inventory(TRN2))
-    assert preferred(before, CORE, 2, [1, 2, 3]) == (2, 3)
-    request = PreferenceRequest(CORE, (1, 2, 5), (), 2)
-    assert (preference_for(derive(before), request).ids, preference_for(derive(before), request).fit) == (
-        (1, 2),
-        Fit.UNLINKED,
-    )
+BROKEN_ROW = "b=0-10"
+"""One device is left of a row, and a whole row."""
+PREFERENCES = {
+    "cores that are not aligned, only where no aligned ones are free": (
+        "trn2",
+        "core:2 of 1-3 -> 2-3; core:2 of 1,2,5 -> 1-2",
+    ),
+    "p32 a single device comes from a broken row": ("has a=4", "1 of 0-3,5-15 -> 5"),
+    "p34 what another pod has, not while a choice is left": ("inf2 | has a=0,1", "2 -> not 0,1"),
+    "p34 what others only wait for, before what a live pod has": (
+        "inf2 | w app:2=7,9 | has a=device:0,1",
+        "2 of 0,1,4,7 -> 4,7; 2 of 2,6,7 -> 2,6",
+    ),
+    "what must be included grows into a linked set": ("has a/init=6", "4 must 6 -> 4-7"),
+    "ids that the node does not have any more": ("trn1", "1 of 3,99 -> 3"),
+    "an impossible count gets the tightest free ids": ("has a=device:0", "7 -> 1-7"),
+    "the tightest around what must be included": ("inf2", "2 of 0,4,5,9 -> 4-5; 2 of 0,4,6,9 must 9 -> 6,9"),
+    "ids in use fill up only what free ones cannot": ("inf2 | has a=device:0-2,4-8,10,11", "3 -> with 3,9"),
+    "p30 the oldest waiting assignment of that size and name": (
+        "l app:4=0-3 @9 | e app:4=4-7 @3 | o app:1=15 | c app:core:4=24-27",
+        "4 -> 4-7; 1 -> 15; core:4 -> 24-27",
+    ),
+    "p30 an assignment that the kubelet does not offer": ("a app:4=0-3 @1 | b app:4=4-7 @2", "4 of 1-15 -> 4-7"),
+    "p30 what a container re-uses answers no other call": (
+        "a init:4=0-3 app:1=1 | b app:1 | has a/init=0-3",
+        "1 -> not 0-3",
+    ),
+    "p30 the assignment around what must be included": (
+        "a init:1=5 app:4=4-7 | b app:4=0-3 @0 | has a/init=5",
+        "4 must 5 -> 4-7",
+    ),
+    "p30 also if that was disabled meanwhile": ("a init:1=5 app:4=4-7 | has a/init=5 | off 5", "4 must 5 -> 4-7"),
+    "an assignment with only a part of what must be included": (
+        "inf2 | a init:2=5,6 app:4=6-9 | has a/init=5,6",
+        "4 of 0-11 must 5,6 -> with 5,6",
+    ),
+    "p31 sets that wait for others": ("a app:4=0-3 | b app:1", "1 -> not 0-3"),
+    "p60 held-down cores, though an assignment names them": ("a app:4=0-3 | rests 2", "4 -> not 0-3"),
+    "a disabled device, though an assignment names it": ("a app:4=0-3 | off 2", "4 -> not 0-3"),
+    "a broken device, though the kubelet offers it": ("a app:4 | has a=0-3 | broken 2", "8 -> not 2; 16 -> 0-15"),
+    "an assignment of an older version that is not aligned": ("trn2 | a app:core:2=1,2", "core:2 -> 1-2"),
+    "what it leaves over": ("trn2 | a app:core:2=1,2 | has a=core:1,2", "core:2 -> 4-5"),
+    "p46 an assigned set beside what a sidecar drew": (
+        "inf2 | a init:2=0,1 sidecar:1=0 app:2=1,5 | has a/init=0,1 a/sidecar=1>0",
+        "2 of 0,2-11 must 0 -> 0,5",
+    ),
+    # A single device first, then four: the single one must not break the last row.
+    "one container alone": (f"has {BROKEN_ROW}", "1 of 11-15 -> 11"),
+    "the first of several goes where all fit": (f"a app.one:4 app.two:1 | has {BROKEN_ROW}", "4 of 11-15 -> 12-15"),
+    "the first of three goes where all fit": (
+        "inf2 | a app.one:1 app.two:2 app.three:2 | has b=device:0,1,5-9",
+        "1 -> not 3,10,11",
+    ),
+    "p30 a pod that is bound gets what it was promised": ("a app:4=0-3", "4 -> 0-3"),
+}
+PROMISES = {
+    "while others will do": ("b app:1", "1 -> not 0-3; 12 -> not 0-3; 13 -> with 4-15"),
+    "before one that a bound pod waits for": ("b app:4=8-11 | c app:6 | has c=4-7,12,13", "6 -> 0-3,14-15"),
+    "the pod is bound": ("a app:4=0-3", "4 -> 0-3"),
+}
 
 
-def test_a_container_gets_an_aligned_part_of_what_the_init_containers_have() -> None:
-    node = inventory(TRN2)
-    before = inputs(
-        pod("a", init(4, CORE), app(2, CORE)), recorded=[entry(A, "init", CORE, *ROW0, node=node)], node=node
-    )
-    assert TRN2.ids_of(Unit.CORE, answered(before, CORE, 1, 2).mask) == (0, 1)
+def ask(before: Inputs, questions: str) -> None:
+    for question in questions.split("; "):
+        asked, expected = question.split(" -> ")
+        ids = preferred(before, asked)
+        how, _, text = expected.rpartition(" ")
+        wanted, size = set(parse_ids(text)), asked_by(asked, before).size
+        fits = {"": set(ids) == wanted, "not": not wanted & set(ids), "with": wanted < set(ids)}
+        assert fits[how], (question, ids)
+        assert len(set(ids)) == size
 
 
-def test_an_assignment_of_an_older_version_that_is_not_aligned_is_given_as_it_is() -> None:
-    node, waiting = inventory(TRN2), assigned("a", app(2, CORE), sets=[[1, 2]], geometry=TRN2)
-    before = inputs(waiting, node=node)
-    assert preferred(before, CORE, 2) == (1, 2)
-    assert answered(before, CORE, 1, 2).assigned
-    held = inputs(waiting, recorded=[entry(A, "app", CORE, 1, 2, node=node)], node=node)
-    assert TRN2.ids_of(Unit.CORE, derive(held).ledger.used_mask) == (1, 2)
-    assert preferred(held, CORE, 2) == (4, 5)
+@pytest.mark.parametrize(("before", "questions"), PREFERENCES.values(), ids=PREFERENCES)
+def test_which_ids_are_preferred(before: str, questions: str) -> None:
+    ask(moment(before), questions)
 
 
-def test_p32_a_single_device_comes_from_a_broken_row() -> None:
-    before = inputs(recorded=[entry(A, "app", NEURON, 4)])
-    assert preferred(before, NEURON, 1, [number for number in range(16) if number != 4]) == (5,)
+@pytest.mark.parametrize(("before", "questions"), PROMISES.values(), ids=PROMISES)
+def test_a_set_that_was_promised_to_a_pod_that_is_not_bound_is_left_alone(before: str, questions: str) -> None:
+    made = {NODE_KEY: "worker-1", POD_UID_KEY: uid_of("a")}
+    waits, known = pod_of("a app:4=0-3", annotations=made, node_name=""), moment(before)
+    ask(replace(known, pods=replace(known.pods, promised=(waits,))), questions)
 
 
-def test_p34_ids_that_another_pod_has_are_passed_over_while_a_choice_is_left() -> None:
-    before = inputs(node=inventory(INF2), recorded=[entry(A, "app", NEURON, 0, 1, node=inventory(INF2))])
-    assert not {0, 1} & set(preferred(before, NEURON, 2))
-
-
-def test_p33_what_another_pod_has_is_no_part_of_what_init_containers_left() -> None:
-    recorded = [entry(A, "init", NEURON, *ROW0), entry(B, "app", DEVICE, 0)]
-    before = inputs(pod("a", init(4), app(1)), pod("b", app(1, DEVICE)), recorded=recorded)
-    assert "in use by pod default/b" in conflict(before, NEURON, 0)
-
-
-def test_p34_what_others_only_wait_for_comes_before_what_a_live_pod_has() -> None:
-    node = inventory(INF2)
-    before = inputs(
-        assigned("w", app(2), sets=[[7, 9]], geometry=INF2),
-        node=node,
-        recorded=[entry(A, "app", DEVICE, 0, 1, node=node)],
-    )
-    request = PreferenceRequest(NEURON, (0, 1, 4, 7), (), 2)
-    assert preference_for(derive(before), request).ids == (4, 7)
-    assert preference_for(derive(before), request).fit is Fit.UNLINKED
-    assert preference_for(derive(before), replace(request, available=(0, 4), size=2)).fit is Fit.TAKEN
-    assert preference_for(derive(before), replace(request, available=(2, 6, 7))).ids == (2, 6)
-
-
-def test_what_must_be_included_grows_into_a_linked_set() -> None:
-    assert preferred(inputs(recorded=[entry(A, "init", NEURON, 6)]), NEURON, 4, must=[6]) == ROW1
-
-
-def test_ids_that_the_node_does_not_have_any_more_count_for_nothing() -> None:
-    assert preferred(inputs(), NEURON, 1, [3, 99]) == (3,)
-
-
-def test_an_impossible_count_gets_the_tightest_free_ids() -> None:
-    assert preferred(inputs(recorded=[entry(A, "app", DEVICE, 0)]), NEURON, 7) == (1, 2, 3, 4, 5, 6, 7)
-    assert preferred(inputs(node=inventory(INF2)), NEURON, 2, [0, 4, 5, 9]) == (4, 5)
-    assert preferred(inputs(node=inventory(INF2)), NEURON, 2, [0, 4, 6, 9], must=[9]) == (6, 9)
-
-
-def test_ids_in_use_fill_up_only_what_free_ones_cannot() -> None:
-    node = inventory(INF2)
-    used = entry(A, "app", DEVICE, *(number for number in range(12) if number not in {3, 9}), node=node)
-    assert {3, 9} < set(preferred(inputs(node=node, recorded=[used]), NEURON, 3))
-
-
-def test_p30_the_oldest_waiting_assignment_of_that_size_comes_first() -> None:
-    before = inputs(
-        assigned("late", app(4), sets=[ROW0], time=9),
-        assigned("early", app(4), sets=[ROW1], time=3),
-        assigned("other", app(1), sets=[[15]], time=1),
-        assigned("cores", app(4, CORE), sets=[[24, 25, 26, 27]], time=1),
-    )
-    assert preferred(before, NEURON, 4) == ROW1
-    assert preferred(before, NEURON, 1) == (15,)
-    assert preferred(before, CORE, 4) == (24, 25, 26, 27)
-
-
-def test_p30_an_assignment_that_the_kubelet_does_not_offer_is_passed_over() -> None:
-    before = inputs(assigned("a", app(4), sets=[ROW0], time=1), assigned("b", app(4), sets=[ROW1], time=2))
-    assert preferred(before, NEURON, 4, range(1, 16)) == ROW1
-
-
-def test_p30_what_a_container_re_uses_of_its_init_container_answers_no_other_call() -> None:
-    both = assigned("a", init(4), app(1), sets=[ROW0, [1]])
-    before = inputs(both, pod("b", app(1)), recorded=[entry(A, "init", NEURON, *ROW0)])
-    assert not set(preferred(before, NEURON, 1)) & set(ROW0)
-
-
-def test_p30_where_a_part_must_be_included_the_assignment_around_it_is_followed() -> None:
-    both = assigned("a", init(1), app(4), sets=[[5], ROW1])
-    other = assigned("b", app(4), sets=[ROW0], time=0)
-    before = inputs(both, other, recorded=[entry(A, "init", NEURON, 5)])
-    assert preferred(before, NEURON, 4, must=[5]) == ROW1
-
-
-def test_an_assignment_with_only_a_part_of_what_must_be_included_is_not_followed() -> None:
-    node = inventory(INF2)
-    apart = assigned("a", init(2), app(4), sets=[[5, 6], [6, 7, 8, 9]], geometry=INF2)
-    before = inputs(apart, node=node, recorded=[entry(A, "init", NEURON, 5, 6, node=node)])
-    assert derive(before).waiting
-    ids = preferred(before, NEURON, 4, range(12), must=[5, 6])
-    assert {5, 6} < set(ids)
-    assert len(ids) == 4
-
-
-def test_p31_sets_that_wait_for_others_are_left_alone() -> None:
-    before = inputs(assigned("a", app(4), sets=[ROW0]), pod("b", app(1)))
-    assert not set(preferred(before, NEURON, 1)) & set(ROW0)
-
-
-def promised(name: str, *containers: ContainerSpec, sets: Sequence[Sequence[int]]) -> NeuronPod:
-    """A pod that was placed on this node and is not bound yet."""
-    annotations = assignment(TRN1, containers, sets) | {NODE_KEY: "worker-1", POD_UID_KEY: uid_of(name)}
-    return pod(name, *containers, annotations=annotations, node_name="")
-
-
-def with_promises(before: Inputs, *pods: NeuronPod) -> Inputs:
-    return replace(before, pods=replace(before.pods, promised=pods))
-
-
-def test_sets_that_were_promised_to_pods_that_are_not_bound_are_left_alone_while_others_will_do() -> None:
-    before = with_promises(inputs(pod("b", app(1))), promised("a", app(4), sets=[ROW0]))
-    assert not set(preferred(before, NEURON, 1)) & set(ROW0)
-    assert not set(preferred(before, NEURON, 12)) & set(ROW0)
-    assert set(preferred(before, NEURON, 13)) > set(range(4, 16))
-
-
-def test_a_promised_set_is_given_before_one_that_a_bound_pod_waits_for() -> None:
-    before = with_promises(
-        inputs(
-            assigned("b", app(4), sets=[range(8, 12)]),
-            pod("c", app(6)),
-            recorded=[entry(C, "app", NEURON, 4, 5, 6, 7, 12, 13)],
-        ),
-        promised("a", app(4), sets=[ROW0]),
-    )
-    assert set(preferred(before, NEURON, 6)) == {0, 1, 2, 3, 14, 15}
-
-
-def test_a_pod_that_is_bound_gets_what_it_was_promised() -> None:
-    bound = assigned("a", app(4), sets=[ROW0])
-    before = with_promises(inputs(bound), promised("a", app(4), sets=[ROW0]))
-    assert preferred(before, NEURON, 4) == tuple(ROW0)
-
-
-def test_p60_held_down_cores_are_not_preferred_though_an_assignment_names_them() -> None:
-    held = HoldDown(B, ref("b"), devices(2), 0.0, 0.0, 0.0, 0.0, 99.0, "why")
-    before = inputs(assigned("a", app(4), sets=[ROW0]), hold_downs=(held,))
-    assert not set(preferred(before, NEURON, 4)) & set(ROW0)
-    only_row = PreferenceRequest(NEURON, ROW0, (), 4)
-    assert preference_for(derive(before), only_row).fit is Fit.TAKEN
+def test_how_well_ids_serve_is_known() -> None:
+    of_others = derive(moment("inf2 | w app:2=7,9 | has a=device:0,1"))
+    fits = {(0, 1, 4, 7): Fit.UNLINKED, (0, 4): Fit.TAKEN, (7, 9): Fit.ASSIGNED, (2, 3): Fit.LINKED}
+    assert {ids: preference_for(of_others, PreferenceRequest(NEURON, ids, (), 2)).fit for ids in fits} == fits
+    resting_row = preference_for(derive(moment("a app:4=0-3 | rests 2")), PreferenceRequest(NEURON, ROW0, (), 4))
+    unaligned = preference_for(derive(moment("trn2")), PreferenceRequest(CORE, (1, 2, 5), (), 2))
+    assert (unaligned.fit, resting_row.fit) == (Fit.UNLINKED, Fit.TAKEN)
 
 
 def test_a_call_waits_only_for_hold_downs_that_keep_something_better_back_and_whenever_ids_are_in_use() -> None:
-    held = HoldDown(B, ref("b"), devices(15), 0.0, 0.0, 0.0, 0.0, 99.0, "why")
     row, full = PreferenceRequest(NEURON, tuple(range(16)), (), 4), PreferenceRequest(NEURON, (0,), (), 1)
-    for hold_downs in ((), (held,)):
-        snapshot = derive(inputs(recorded=[entry(A, "app", DEVICE, 0)], hold_downs=hold_downs))
+    for hold_downs in ((), (resting(15),)):
+        snapshot = derive(inputs(recorded="a=device:0", hold_downs=hold_downs))
         assert not may_improve(snapshot, row, preference_for(snapshot, row))
         assert may_improve(snapshot, full, preference_for(snapshot, full))
     last_row = replace(row, available=(12, 13, 14, 15))
     assert may_improve(snapshot, last_row, preference_for(snapshot, last_row))
-
-
-def test_p30_an_assignment_is_followed_though_what_the_init_container_left_was_disabled_meanwhile() -> None:
-    both = assigned("a", init(1), app(4), sets=[[5], ROW1])
-    before = inputs(both, node=inventory(disabled=(5,)), recorded=[entry(A, "init", NEURON, 5)])
-    assert preferred(before, NEURON, 4, must=[5]) == ROW1
-    assert answered(before, NEURON, *ROW1, own_ids=(5,), preferred=True).assigned
-    unassigned = replace(before, pods=inputs(pod("a", init(1), app(4))).pods)
-    assert answered(unassigned, NEURON, *ROW1, own_ids=(5,), preferred=True).pod == ref("a")
-
-
-def test_the_first_of_several_containers_goes_where_all_fit() -> None:
-    """A single device first, then four: the single one must not break the last row."""
-    used = entry(B, "app", NEURON, *range(8), 8, 9, 10)
-    alone = inputs(recorded=[used])
-    assert preferred(alone, NEURON, 1, [11, 12, 13, 14, 15]) == (11,)
-    before = inputs(pod("a", app(4, name="one"), app(1, name="two")), recorded=[used])
-    assert preferred(before, NEURON, 4, [11, 12, 13, 14, 15]) == (12, 13, 14, 15)
-    assert 13 in preferred(inputs(pod("a", app(1, name="one"), app(4, name="two"))), NEURON, 1, must=[13])
-
-    node = inventory(INF2)
-    gaps = inputs(
-        pod("a", app(1, name="one"), app(2, name="two"), app(2, name="three")),
-        node=node,
-        recorded=[entry(B, "app", DEVICE, 0, 1, 5, 6, 7, 8, 9, node=node)],
-    )
-    assert preferred(gaps, NEURON, 1)[0] in {2, 4}
 
 
 LARGEST = [Geometry("32-devices", Topology.RING, 32, 4), Geometry("128-cores", Topology.TORUS, 16, 8, (1, 4, 8, 16))]
@@ -357,243 +252,145 @@ def test_p35_every_size_on_the_largest_machines_takes_less_than_five_millisecond
 
 # Whose call an Allocate is.
 
-
-def test_the_ids_of_a_waiting_assignment_name_its_pod_and_container() -> None:
-    before = inputs(assigned("a", app(4), sets=[ROW0]))
-    answer = answered(before, NEURON, *ROW0)
-    assert (answer.mask, answer.pod, answer.container, answer.assigned) == (devices(*ROW0), ref("a"), "app", True)
-
-
-def test_an_assignment_is_found_by_its_own_resource_name_only() -> None:
-    before = inputs(assigned("a", app(4), sets=[ROW0]))
-    assert answered(before, DEVICE, *ROW0).pod is None
-
-
-def test_ids_that_no_pod_has_are_served_as_drawn_for_a_pod_that_is_not_known_yet() -> None:
-    answer = answered(inputs(pod("a", app(2))), NEURON, 2, 3)
-    assert (answer.mask, answer.pod, answer.assigned) == (devices(2, 3), None, False)
-
-
-def test_p45_ids_that_another_live_pod_has_are_a_conflict_that_names_it() -> None:
-    before = inputs(pod("a", app(2)), recorded=[entry(A, "app", NEURON, 2, 3)])
-    assert (
-        conflict(before, NEURON, 3, 4) == "aws.amazon.com/neuron 3 is in use by pod default/a as aws.amazon.com/neuron"
-    )
-
-
-def test_p58_the_same_cores_under_another_name_are_a_conflict() -> None:
-    before = inputs(pod("a", app(1, CORE)), recorded=[entry(A, "app", CORE, 6)])
-    assert "neuron 3 is in use by pod default/a as aws.amazon.com/neuroncore" in conflict(before, NEURON, 3)
-
-
-def test_p58_a_pod_is_not_given_what_it_has_under_another_name() -> None:
-    two = pod("a", init(1), app(1, CORE, "cores"), app(4, name="devices"))
-    before = inputs(two, recorded=[entry(A, "init", NEURON, 0), entry(A, "cores", CORE, 2)])
-    assert "neuron 1 is in use by pod default/a" in conflict(before, NEURON, *ROW0, own_ids=(0,))
-
-
-def test_p45_a_conflict_names_every_pod_that_is_in_the_way_and_no_other() -> None:
-    recorded = [entry(A, "app", NEURON, 2), entry(B, "app", NEURON, 3), entry(uid_of("c"), "app", NEURON, 9)]
-    text = conflict(inputs(*(pod(name, app(1)) for name in "abc"), recorded=recorded), NEURON, *ROW0)
-    assert "2 is in use by pod default/a" in text
-    assert "3 is in use by pod default/b" in text
-    assert "default/c" not in text
-
-
-def test_p60_held_down_cores_are_a_conflict_that_says_why() -> None:
-    held = HoldDown(B, ref("b"), devices(2), 0.0, 0.0, 0.0, 0.0, 99.0, "processes of pod default/b may still use it")
-    assert "neuron 2 is held down: processes of pod default/b" in conflict(inputs(hold_downs=(held,)), NEURON, 2)
-
-
-def test_a_disabled_device_is_a_conflict_that_says_why_though_an_assignment_names_it() -> None:
-    node = inventory(disabled=(2,))
-    reason = "neuron 2 is held down: disabled by the node's annotation neuron-plugin.io/disable-devices"
-    assert reason in conflict(inputs(node=node), NEURON, 2)
-    assert reason in conflict(inputs(assigned("a", app(1), sets=[[2]]), node=node), NEURON, 2)
-
-
-BROKEN = inventory(unhealthy={2: "sick"})
-
-
-def test_a_broken_device_is_refused_at_once_whoever_has_it() -> None:
-    """It is shown as healthy while a pod has it, so the kubelet may draw it when that pod has just ended."""
-    text = "aws.amazon.com/neuron cannot be allocated: device 2: sick"
-    for before in (
-        inputs(node=BROKEN),
-        inputs(pod("a", app(1)), recorded=[entry(A, "app", NEURON, 2)], node=BROKEN),
-        inputs(assigned("b", app(1), sets=[[2]]), node=BROKEN),
-    ):
-        assert answer_for(derive(before), call_of(NEURON, (2,))) == Conflict(text, lasting=True)
-    several = conflict(inputs(node=inventory(unhealthy={0: "gone", 3: "sick"})), NEURON, *ROW0)
-    assert several.endswith(": device 0: gone; device 3: sick")
-
-
-def test_a_wait_may_end_any_other_conflict() -> None:
-    taken = inputs(pod("a", app(1)), recorded=[entry(A, "app", NEURON, 2)])
-    answer = answer_for(derive(taken), call_of(NEURON, (2,)))
-    assert isinstance(answer, Conflict)
-    assert not answer.lasting
-
-
-def test_a_broken_device_is_not_preferred_though_the_kubelet_offers_it() -> None:
-    before = inputs(pod("a", app(4)), recorded=[entry(A, "app", NEURON, *ROW0)], node=BROKEN)
-    assert not set(preferred(before, NEURON, 8)) & {2}
-    assert len(preferred(before, NEURON, 16)) == 16
-
-
-def test_a_later_container_goes_on_with_its_init_containers_device_that_broke_meanwhile() -> None:
-    before = inputs(pod("a", init(4), app(4)), recorded=[entry(A, "init", NEURON, *ROW0)], node=BROKEN)
-    assert answered(before, NEURON, *ROW0).pod == answered(before, NEURON, *ROW0, own_ids=ROW0).pod == ref("a")
-
-
-def test_a_disabled_device_is_not_preferred_though_an_assignment_names_it() -> None:
-    before = inputs(assigned("a", app(4), sets=[ROW0]), node=inventory(disabled=(2,)))
-    assert not set(preferred(before, NEURON, 4)) & set(ROW0)
-
-
-def test_a_later_container_goes_on_with_its_init_containers_device_that_was_disabled_meanwhile() -> None:
-    node = inventory(disabled=(2,))
-    before = inputs(pod("a", init(4), app(4)), recorded=[entry(A, "init", NEURON, *ROW0)], node=node)
-    assert answered(before, NEURON, *ROW0).pod == ref("a")
-
-
-def test_a_waiting_set_of_which_a_part_is_held_down_is_a_conflict() -> None:
-    held = HoldDown(B, ref("b"), devices(2), 0.0, 0.0, 0.0, 0.0, 99.0, "why")
-    assert "held down" in conflict(inputs(assigned("a", app(4), sets=[ROW0]), hold_downs=(held,)), NEURON, *ROW0)
-
-
-def test_p45_an_app_container_goes_on_with_the_ids_of_its_init_container() -> None:
-    before = inputs(pod("a", init(4), app(4)), recorded=[entry(A, "init", NEURON, *ROW0)])
-    answer = answered(before, NEURON, *ROW0)
-    assert (answer.mask, answer.pod, answer.container) == (devices(*ROW0), ref("a"), "app")
+LEFT = "has a/init=0-3 a/sidecar=3>0"
+"""The sidecar drew device 3 and was given 0."""
+BROKE = "!aws.amazon.com/neuron cannot be allocated: device 2: sick for good"
+DISABLED = "!neuron 2 is held down: disabled by the node's annotation neuron-plugin.io/disable-devices"
+HALF_AND_ROW = "a init:8=0-7 app:4=4-7 | has a/init=0-7"
+ANSWERS = {
+    "the ids of a waiting assignment": ("a app:4=0-3", "0-3 -> 0-3 a/app assigned"),
+    "the same ids by another name": ("a app:4=0-3", "device:0-3 -> 0-3 ?"),
+    "ids that no pod has": ("a app:2", "2-3 -> 2-3 ?"),
+    "p45 ids that another live pod has": (
+        "a app:2 | has a=2,3",
+        "3-4 -> !aws.amazon.com/neuron 3 is in use by pod default/a as aws.amazon.com/neuron",
+    ),
+    "p58 the same cores under another name": (
+        "a app:core:1 | has a=core:6",
+        "3 -> !neuron 3 is in use by pod default/a as aws.amazon.com/neuroncore",
+    ),
+    "p58 what the pod itself has under another name": (
+        "a init:1 app.cores:core:1 app:4 | has a/init=0 a/cores=core:2",
+        "0-3 own 0 -> !neuron 1 is in use by pod default/a",
+    ),
+    "p33 what another pod has of what init containers left": (
+        "a init:4 app:1 | b app:device:1 | has a/init=0-3 b=device:0",
+        "0 -> !in use by pod default/b",
+    ),
+    "p45 every pod that is in the way and no other is named": (
+        "a app:1 | b app:1 | c app:1 | has a=2 b=3 c=9",
+        (
+            "0-3 -> !aws.amazon.com/neuron 2 is in use by pod default/a as aws.amazon.com/neuron; "
+            "aws.amazon.com/neuron 3 is in use by pod default/b as aws.amazon.com/neuron"
+        ),
+    ),
+    "p60 held-down cores": ("rests 2", "2 -> !neuron 2 is held down: why"),
+    "p60 a waiting set of which a part is held down": ("a app:4=0-3 | rests 2", "0-3 -> !held down"),
+    "a disabled device": ("off 2", f"2 -> {DISABLED}"),
+    "a disabled device that is assigned": ("a app:1=2 | off 2", f"2 -> {DISABLED}"),
+    # A broken device is shown as healthy while a pod has it: the kubelet may draw it when that pod has just ended.
+    "a broken device": ("broken 2", f"2 -> {BROKE}"),
+    "a broken device of another pod": ("a app:1 | has a=2 | broken 2", f"2 -> {BROKE}"),
+    "a broken device that is assigned": ("b app:1=2 | broken 2", f"2 -> {BROKE}"),
+    "two broken devices": ("broken 0,3", "0-3 -> !: device 0: sick; device 3: sick for good"),
+    "what broke meanwhile of the init container's": (
+        "a init:4 app:4 | has a/init=0-3 | broken 2",
+        "0-3 -> 0-3 a/app; 0-3 own 0-3 -> 0-3 a/app",
+    ),
+    "what was disabled meanwhile of it": ("a init:4 app:4 | has a/init=0-3 | off 2", "0-3 -> 0-3 a/app"),
+    "p30 an assignment around what was disabled meanwhile": (
+        "a init:1=5 app:4=4-7 | has a/init=5 | off 5",
+        "4-7 own 5 asked -> 4-7 a/app assigned",
+    ),
+    "p30 a set around it without an assignment": (
+        "a init:1 app:4 | has a/init=5 | off 5",
+        "4-7 own 5 asked -> 4-7 a/app",
+    ),
+    "an assignment that is not aligned": ("trn2 | a app:core:2=1,2", "core:1,2 -> 1-2 a/app assigned"),
+    "p45 the ids of the init container": ("a init:4 app:4 | has a/init=0-3", "0-3 -> 0-3 a/app"),
+    "p46 the assigned part for one that is not linked": (HALF_AND_ROW, "0,3,5,6 -> 4-7 a/app assigned"),
+    # So that PodResources says what the container has.
+    "p46 a linked part is given as it was drawn": (HALF_AND_ROW, "0-3 -> 0-3 a/app"),
+    "p46 also a single device": ("a init:4=0-3 app:1=0 | has a/init=0-3", "3 -> 3 a/app"),
+    "p46 not if a later container waits for it": (
+        "a init:4=0-3 app:1=0 app.next:1=1 | has a/init=0-3",
+        "1 -> 0 a/app assigned; 2 -> 2 a/app",
+    ),
+    "p46 a linked part without an assignment": (
+        "a init:8 app:4 | has a/init=0-7",
+        "0,3,5,6 -> 0-3 a/app; 4-7 -> 4-7 a/app",
+    ),
+    "an aligned part": ("trn2 | a init:core:4 app:core:2 | has a/init=core:0-3", "core:1,2 -> 0-1 a/app"),
+    "p46 no device is shared with a sidecar": (f"a init:4 sidecar:1 app:1 | {LEFT}", "0 -> 1 a/app"),
+    "p46 nor where no linked part is left": (f"a init:4 sidecar:1 app:3 | {LEFT}", "0-2 -> 1-3 a/app"),
+    "p46 a larger container gets all that its pod has left and the new ids": (
+        "a init:2 sidecar:1 app:2 | has a/init=0,1 a/sidecar=1>0",
+        "0,4 own 0 asked -> 1,4 a/app",
+    ),
+    "p46 the assigned set of a larger container, whatever its sidecar drew": (
+        "inf2 | a init:2=0,1 sidecar:1=0 app:2=1,5 | has a/init=0,1 a/sidecar=1>0",
+        "0,5 own 0 asked -> 1,5 a/app assigned",
+    ),
+    "aligned devices that must be included are not the pod's own": (
+        "a app:1 | b app:2 | has a=3",
+        "3-4 own 3 asked -> !in use by pod default/a",
+    ),
+    "p46 another resource than the init container's": (
+        "a init:4 app:device:4 | has a/init=0-3",
+        "device:0-3 -> !in use by pod default/a",
+    ),
+    # kubernetes#137534: the kubelet offers what a live pod has.
+    "p46 ids that the kubelet has just asked about are no part of an init set": (
+        "a init:4 app:4 | has a/init=0-3",
+        "0-3 asked -> !in use by pod default/a",
+    ),
+    "p46 nor those of a static pod": (
+        "has static/init=0-3",
+        "0-3 latest static -> 0-3 static/; 0-3 latest static asked -> !in use by the pod with UID",
+    ),
+    "p46 a part of what an unknown pod has, only while it is being admitted": (
+        "has static/init=0-3 a=9",
+        "1 latest static -> 1 static/; 1 latest a -> !in use by the pod; 0,9 latest static -> !in use by the pod",
+    ),
+    "p48 the first of two equal containers": ("a app.one:1=5 app.two:1=6", "5 -> 5 a/one assigned"),
+    "p48 the second one": ("a app.one:1=5 app.two:1=6 | has a/one=5", "6 -> 6 a/two assigned"),
+}
 
 
-def test_p46_a_smaller_app_container_gets_its_assigned_part_where_what_was_drawn_is_not_linked() -> None:
-    both = assigned("a", init(8), app(4), sets=[range(8), ROW1])
-    before = inputs(both, recorded=[entry(A, "init", NEURON, *range(8))])
-    answer = answered(before, NEURON, 0, 3, 5, 6)
-    assert (answer.mask, answer.assigned) == (devices(*ROW1), True)
+def check(before: Inputs, calls: str) -> None:
+    for call in calls.split("; ") if calls.count(" -> ") > 1 else [calls]:
+        asked, expected = call.split(" -> ")
+        found = answered(before, asked)
+        if expected.startswith("!"):
+            assert found.startswith("!"), call
+            assert expected.removeprefix("!") in found, call
+            assert expected.endswith(" for good") == found.endswith(" for good"), call
+            assert "default/c" not in found, call
+        else:
+            assert found == expected, call
 
 
-def test_p46_what_was_drawn_is_given_if_it_is_linked_so_that_pod_resources_says_what_the_container_has() -> None:
-    both = assigned("a", init(8), app(4), sets=[range(8), ROW1])
-    before = inputs(both, recorded=[entry(A, "init", NEURON, *range(8))])
-    answer = answered(before, NEURON, *ROW0)
-    assert (answer.mask, answer.container, answer.assigned) == (devices(*ROW0), "app", False)
-    one = assigned("a", init(4), app(1), sets=[ROW0, [0]])
-    assert answered(inputs(one, recorded=[entry(A, "init", NEURON, *ROW0)]), NEURON, 3).mask == devices(3)
-
-
-def test_p46_what_was_drawn_is_not_given_if_a_later_container_waits_for_it() -> None:
-    three = assigned("a", init(4), app(1), app(1, name="next"), sets=[ROW0, [0], [1]])
-    before = inputs(three, recorded=[entry(A, "init", NEURON, *ROW0)])
-    assert answered(before, NEURON, 1).mask == devices(0)
-    assert answered(before, NEURON, 2).mask == devices(2)
-
-
-def test_p46_nor_if_constraints_decided_about_the_assigned_part() -> None:
-    annotations = {"neuron-plugin.io/prefer-devices": "0"}
-    sets = assignment(TRN1, (init(4), app(1)), [ROW0, [0]])
-    before = inputs(
-        pod("a", init(4), app(1), annotations=sets | annotations), recorded=[entry(A, "init", NEURON, *ROW0)]
-    )
-    assert answered(before, NEURON, 3).mask == devices(0)
-    unassigned = pod("a", init(4), app(1), annotations=annotations)
-    assert answered(inputs(unassigned, recorded=[entry(A, "init", NEURON, *ROW0)]), NEURON, 3).mask == devices(3)
-
-
-def test_p46_a_pod_without_an_assignment_is_given_a_linked_part_of_what_its_init_container_has() -> None:
-    before = inputs(pod("a", init(8), app(4)), recorded=[entry(A, "init", NEURON, *range(8))])
-    assert answered(before, NEURON, 0, 3, 5, 6).mask in {devices(*ROW0), devices(*ROW1)}
-
-
-def test_p46_a_part_that_is_linked_as_it_was_drawn_stays_as_it_is() -> None:
-    before = inputs(pod("a", init(8), app(4)), recorded=[entry(A, "init", NEURON, *range(8))])
-    assert answered(before, NEURON, *ROW1).mask == devices(*ROW1)
-
-
-def test_p46_an_app_container_never_shares_a_device_with_its_sidecar() -> None:
-    three = pod("a", init(4), sidecar(1), app(1))
-    recorded = [entry(A, "init", NEURON, *ROW0), entry(A, "sidecar", NEURON, 3, given=[0])]
-    assert answered(inputs(three, recorded=recorded), NEURON, 0).mask in {devices(number) for number in (1, 2, 3)}
-
-
-def test_p46_nor_where_no_linked_part_is_left() -> None:
-    three = pod("a", init(4), sidecar(1), app(3))
-    recorded = [entry(A, "init", NEURON, *ROW0), entry(A, "sidecar", NEURON, 3, given=[0])]
-    assert answered(inputs(three, recorded=recorded), NEURON, 0, 1, 2).mask == devices(1, 2, 3)
-
-
-def test_p46_a_larger_app_container_gets_all_that_its_pod_has_left_and_the_new_ids() -> None:
-    three = pod("a", init(2), sidecar(1), app(2))
-    recorded = [entry(A, "init", NEURON, 0, 1), entry(A, "sidecar", NEURON, 1, given=[0])]
-    before = inputs(three, recorded=recorded)
-    answer = answered(before, NEURON, 0, 4, own_ids=(0,), preferred=True)
-    assert (answer.mask, answer.pod, answer.container) == (devices(1, 4), ref("a"), "app")
-
-
-def test_p46_the_assigned_set_of_a_larger_app_container_is_followed_whatever_its_sidecar_drew() -> None:
-    three = assigned("a", init(2), sidecar(1), app(2), sets=[[0, 1], [0], [1, 5]], geometry=INF2)
-    recorded = [
-        entry(A, "init", NEURON, 0, 1, node=inventory(INF2)),
-        entry(A, "sidecar", NEURON, 1, given=[0], node=inventory(INF2)),
-    ]
-    snapshot = derive(inputs(three, recorded=recorded, node=inventory(INF2)))
-    request = PreferenceRequest(NEURON, tuple(number for number in range(12) if number != 1), (0,), 2)
-    assert preference_for(snapshot, request).ids == (0, 5)
-    answer = answer_for(snapshot, call_of(NEURON, (0, 5), (0,), preferred=True))
-    assert isinstance(answer, Answer)
-    assert (answer.mask, answer.assigned) == (devices(1, 5, geometry=INF2), True)
-
-
-def test_aligned_devices_that_must_be_included_are_not_taken_for_the_pods_own() -> None:
-    before = inputs(pod("a", app(1)), pod("b", app(2)), recorded=[entry(A, "app", NEURON, 3)])
-    assert "in use by pod default/a" in conflict(before, NEURON, 3, 4, own_ids=(3,), preferred=True)
-
-
-def test_p46_an_app_container_with_another_resource_does_not_go_on_with_init_ids() -> None:
-    before = inputs(pod("a", init(4), app(4, DEVICE)), recorded=[entry(A, "init", NEURON, *ROW0)])
-    assert "in use by pod default/a" in conflict(before, DEVICE, *ROW0)
-
-
-def test_p46_ids_that_the_kubelet_has_just_been_asked_about_are_no_part_of_an_init_set() -> None:
-    """kubernetes#137534: the kubelet offers what a live pod has."""
-    before = inputs(pod("a", init(4), app(4)), recorded=[entry(A, "init", NEURON, *ROW0)])
-    assert "in use by pod default/a" in conflict(before, NEURON, *ROW0, preferred=True)
-    static = inputs(recorded=[entry(STATIC_UID, "init", NEURON, *ROW0)])
-    assert answered(static, NEURON, *ROW0, latest=STATIC_UID).pod is not None
-    assert "in use by the pod with UID" in conflict(static, NEURON, *ROW0, latest=STATIC_UID, preferred=True)
-
-
-def test_p46_a_part_of_what_an_unknown_pod_has_is_its_own_only_while_it_is_being_admitted() -> None:
-    before = inputs(recorded=[entry(STATIC_UID, "init", NEURON, *ROW0), entry(A, "app", NEURON, 9)])
-    answer = answered(before, NEURON, 1, latest=STATIC_UID)
-    assert (answer.mask, answer.pod and answer.pod.uid) == (devices(1), STATIC_UID)
-    assert "in use by the pod with UID" in conflict(before, NEURON, 1, latest=A)
-    assert "in use by the pod with UID" in conflict(before, NEURON, 0, 9, latest=STATIC_UID)
+@pytest.mark.parametrize(("before", "calls"), ANSWERS.values(), ids=ANSWERS)
+def test_what_an_allocate_gives_and_whose_it_is(before: str, calls: str) -> None:
+    check(moment(before), calls)
 
 
 def test_where_the_checkpoint_cannot_be_read_a_container_gets_exactly_what_was_drawn() -> None:
-    both = assigned("a", init(8), app(4), sets=[range(8), ROW1])
-    before = inputs(both, recorded=[entry(A, "init", NEURON, *range(8))], file={"unreadable": "future"})
-    assert answered(before, NEURON, 0, 3, 5, 6).mask == devices(0, 3, 5, 6)
+    check(moment(HALF_AND_ROW, file={"unreadable": "future"}), "0,3,5,6 -> 0,3,5-6 a/app")
 
 
-def test_p48_two_equal_containers_take_their_sets_in_the_order_of_the_pod() -> None:
-    both = assigned("a", app(1, name="one"), app(1, name="two"), sets=[[5], [6]])
-    assert answered(inputs(both), NEURON, 5).container == "one"
-    assert answered(inputs(both, recorded=[entry(A, "one", NEURON, 5)]), NEURON, 6).container == "two"
+def test_p46_what_was_drawn_is_not_given_if_constraints_decided_about_the_assigned_part() -> None:
+    prefers = {"neuron-plugin.io/prefer-devices": "0"}
+    for shape, part in (("a init:4=0-3 app:1=0", "0 a/app assigned"), ("a init:4 app:1", "3 a/app")):
+        check(inputs(pod_of(shape, annotations=prefers), recorded="a/init=0-3"), f"3 -> {part}")
 
 
 def test_p49_ids_that_a_malformed_assignment_names_are_served_as_drawn() -> None:
-    before = inputs(pod("a", app(1), annotations={"NEURON_DEVS": "5,6"}))
-    assert answered(before, NEURON, 5).pod is None
+    check(inputs(pod("a", app(1), annotations={"NEURON_DEVS": "5,6"})), "5 -> 5 ?")
 
 
 @given(data=st.data())
-def test_no_answer_gives_a_core_that_another_pod_has_or_that_is_kept_back(
-    data: st.DataObject,
-) -> None:
+def test_no_answer_gives_a_core_that_another_pod_has_or_that_is_kept_back(data: st.DataObject) -> None:
     device = st.integers(0, 7)
     pods = [
         data.draw(
@@ -601,20 +398,20 @@ def test_no_answer_gives_a_core_that_another_pod_has_or_that_is_kept_back(
         )
         for number, name in enumerate("abc")
     ]
-    recorded = [
+    containers = st.sets(st.tuples(st.sampled_from("abcx"), st.sampled_from(["init", "app"])), max_size=4)
+    recorded: list[RecordedAllocation] = [
         entry(uid_of(name), container, NEURON, *data.draw(st.sets(device, min_size=1, max_size=3)))
-        for name, container in data.draw(
-            st.sets(st.tuples(st.sampled_from("abcx"), st.sampled_from(["init", "app"])), max_size=4)
-        )
+        for name, container in data.draw(containers)
     ]
-    held = HoldDown(B, ref("b"), devices(data.draw(device)), 0.0, 0.0, 0.0, 0.0, 99.0, "why")
+    held = resting(data.draw(device))
     broken = dict.fromkeys(data.draw(st.sets(device, max_size=1)), "sick")
     node = inventory(disabled=tuple(data.draw(st.sets(device, max_size=2))), unhealthy=broken)
     before = inputs(*pods, recorded=recorded, hold_downs=data.draw(st.sampled_from([(), (held,)])), node=node)
     ids = tuple(sorted(data.draw(st.sets(device, min_size=1, max_size=3))))
-    latest = data.draw(st.sampled_from([None, A, uid_of("x")]))
+    latest: PodUid | None = data.draw(st.sampled_from([None, uid_of("a"), uid_of("x")]))
+    asked = data.draw(st.sampled_from([None, PreferenceRequest(NEURON, ids, (), len(ids))]))
     snapshot = derive(before)
-    answer = answer_for(snapshot, call_of(NEURON, ids, (), latest, preferred=data.draw(st.booleans())))
+    answer = answer_for(snapshot, AllocateCall(NEURON, ids, asked, latest))
     if isinstance(answer, Answer):
         overlapping = {one.pod.uid for one in snapshot.ledger.overlapping(answer.mask)}
         assert not overlapping or (answer.pod and overlapping == {answer.pod.uid})

@@ -33,7 +33,7 @@ from neuron_plugin.plugin.node import LocalNode, NodeOptions
 from neuron_plugin.plugin.settings import Mode, Numbering, PluginSettings
 from neuron_plugin.plugin.snapshot import Snapshot, derive
 from neuron_plugin.topology import CoreMask
-from tests.plugin.world import INF2, NEURON, TRN2, FakeClock, app, entry, inputs, inventory, pod, ref, uid_of
+from tests.plugin.world import INF2, MACHINES, TRN2, FakeClock, inputs, inventory, moment, pod, ref, uid_of
 from tests.support.model_kubelet import checkpoint_file
 
 INSIDE = ContainerStyle(Numbering.CONTAINER)
@@ -62,16 +62,52 @@ def names(
     return {part[1].device: found for part, found in cdi_devices([one], known, style, snapshot).items()}
 
 
-def test_devices_are_numbered_over_all_claims_of_a_container() -> None:
-    one = claiming("a", {"x": (("main", ""),), "y": (("main", ""),)})
-    first, second = claim("x", "neuron-9"), claim("y", "neuron-4", "neuron-5")
-    assert names(one, first, second) == {"neuron-4": ("4-0",), "neuron-5": ("5-1",), "neuron-9": ("9-2",)}
-    assert names(one, first, second, style=AS_HOST)["neuron-9"] == ("9-9",)
+TWO_NUMBERS = "container one .*container two"
+NUMBERED = {
+    "over all claims of a container": ("x@main=9 y@main=4,5", "4: 4-0, 5: 5-1, 9: 9-2"),
+    "as the host counts": ("host x@main=9 y@main=4,5", "4: 4-4, 5: 5-5, 9: 9-9"),
+    "each container counts for itself": ("x@one=9 y@two=4", "4: 4-0, 9: 9-0"),
+    "a device that would need two numbers": ("x@one@two=9 y@two=4", f"!{TWO_NUMBERS}"),
+    "one that has the same in both": ("x@one@two=4 y@two=9", "4: 4-0, 9: 9-1"),
+    "a claim that no container names": ("x=9", "9: 9-0"),
+    "whole devices say nothing of cores": ("x@main=3", "3: 3-0"),
+    "cores, as the container counts them": ("x@main=3-cores-6-7", "3-cores-6-7: 3-0 cores-0-1"),
+    "cores, as the host counts them": ("host x@main=3-cores-6-7", "3-cores-6-7: 3-3 cores-6-7"),
+    "the second core of a device": ("x@main=3-cores-7-7", "3-cores-7-7: 3-0 cores-1-1"),
+    "cores of several devices are one set": (
+        "inf2 x@main=3-cores-6-7,4-cores-8-8",
+        "3-cores-6-7: 3-0 cores-0-2, 4-cores-8-8: 4-1",
+    ),
+    "the cores of two devices": (
+        "trn2 x@main=2-cores-8-11,3-cores-12-15",
+        "2-cores-8-11: 2-0 cores-0-7, 3-cores-12-15: 3-1",
+    ),
+    "cores of an older version that are not aligned": ("trn2 x@main=3-cores-13-14", "3-cores-13-14: 3-0 cores-1-2"),
+    "cores with a gap, which no variable can say": ("x@main=3-cores-6-6,5-cores-10-10", "!cores"),
+    "cores of two devices, which none can say": ("x@main=3-cores-7-7,4-cores-8-8", "!cores"),
+    "a device that the node does not have": ("x@main=16", "!neuron-16"),
+}
+"""Claims, the containers that use them, and their devices; then the CDI devices of each, or why there are none."""
 
 
-def test_each_container_counts_for_itself() -> None:
-    one = claiming("a", {"x": (("one", ""),), "y": (("two", ""),)})
-    assert names(one, claim("x", "neuron-9"), claim("y", "neuron-4")) == {"neuron-9": ("9-0",), "neuron-4": ("4-0",)}
+@pytest.mark.parametrize(("claims", "expected"), NUMBERED.values(), ids=NUMBERED)
+def test_how_devices_and_cores_are_numbered(claims: str, expected: str) -> None:
+    words = claims.split()
+    style = AS_HOST if words[0] == "host" else INSIDE
+    node = inventory(MACHINES[words[0]]) if words[0] in MACHINES else None
+    uses: dict[str, tuple[tuple[str, str], ...]] = {}
+    made = []
+    for who, _, devices in (word.partition("=") for word in words if "=" in word):
+        name, *containers = who.split("@")
+        uses[name] = tuple((container, "") for container in containers)
+        made.append(claim(name, *(f"neuron-{device}" for device in devices.split(","))))
+    if expected.startswith("!"):
+        with pytest.raises(NotNumberedError, match=expected[1:]):
+            names(claiming("a", uses), *made, style=style, node=node)
+        return
+    found = names(claiming("a", uses), *made, style=style, node=node)
+    said = (f"{device.removeprefix('neuron-')}: {' '.join(cdi)}" for device, cdi in sorted(found.items()))
+    assert ", ".join(said) == expected
 
 
 def test_a_container_may_use_one_request_of_a_claim() -> None:
@@ -80,44 +116,6 @@ def test_a_container_may_use_one_request_of_a_claim() -> None:
     )
     one = claiming("a", {"x": (("one", "p"), ("two", "q"))})
     assert names(one, shared) == {"neuron-8": ("8-0",), "neuron-9": ("9-0",)}
-
-
-def test_a_device_that_would_need_two_numbers_is_refused_with_both_containers() -> None:
-    one = claiming("a", {"x": (("one", ""), ("two", "")), "y": (("two", ""),)})
-    with pytest.raises(NotNumberedError, match=r"container one .*container two"):
-        names(one, claim("x", "neuron-9"), claim("y", "neuron-4"))
-    assert names(one, claim("x", "neuron-4"), claim("y", "neuron-9"))["neuron-9"] == ("9-1",)
-
-
-def test_a_claim_that_no_container_names_has_devices_all_the_same() -> None:
-    assert names(claiming("a", {"x": ()}), claim("x", "neuron-9")) == {"neuron-9": ("9-0",)}
-
-
-def test_cores_are_made_visible_as_the_container_counts_them() -> None:
-    one = claiming("a", {"x": (("main", ""),)})
-    assert names(one, claim("x", "neuron-3-cores-6-7")) == {"neuron-3-cores-6-7": ("3-0", "cores-0-1")}
-    assert names(one, claim("x", "neuron-3-cores-6-7"), style=AS_HOST) == {"neuron-3-cores-6-7": ("3-3", "cores-6-7")}
-    assert names(one, claim("x", "neuron-3-cores-7-7")) == {"neuron-3-cores-7-7": ("3-0", "cores-1-1")}
-
-
-def test_cores_of_several_devices_are_one_set() -> None:
-    one, node = claiming("a", {"x": (("main", ""),)}), inventory(INF2)
-    assert names(one, claim("x", "neuron-3-cores-6-7", "neuron-4-cores-8-8"), node=node) == {
-        "neuron-3-cores-6-7": ("3-0", "cores-0-2"),
-        "neuron-4-cores-8-8": ("4-1",),
-    }
-
-
-def test_whole_devices_say_nothing_of_cores() -> None:
-    assert names(claiming("a", {"x": (("main", ""),)}), claim("x", "neuron-3")) == {"neuron-3": ("3-0",)}
-
-
-@pytest.mark.parametrize(
-    "devices", [("neuron-3-cores-6-6", "neuron-5-cores-10-10"), ("neuron-3-cores-7-7", "neuron-4-cores-8-8")]
-)
-def test_cores_that_no_variable_can_say_are_refused(devices: tuple[str, ...]) -> None:
-    with pytest.raises(NotNumberedError, match="cores"):
-        names(claiming("a", {"x": (("main", ""),)}), claim("x", *devices))
 
 
 def test_the_logical_core_size_is_the_claims_or_the_nodes() -> None:
@@ -136,12 +134,6 @@ def test_the_logical_core_size_is_the_claims_or_the_nodes() -> None:
         names(both, asked, claim("y", "neuron-8"), style=style, node=node)
 
 
-@pytest.mark.parametrize("device", ["gpu-0", "neuron-16"])
-def test_a_device_that_the_node_does_not_have_is_named(device: str) -> None:
-    with pytest.raises(NotNumberedError, match=device):
-        names(claiming("a", {"x": (("main", ""),)}), claim("x", device))
-
-
 def test_the_first_cdi_device_of_each_device_is_its_own() -> None:
     """The kubelet shows the health of a device under its first CDI name, once for each name."""
     one = claiming("a", {"x": (("main", ""),)})
@@ -154,18 +146,6 @@ def test_every_window_of_cores_has_a_name_in_both_numberings(geometry: Any) -> N
     for first, last in core_windows(geometry):
         start = first - first % geometry.cores_per_device
         assert (first - start, last - start) in core_windows(geometry)
-
-
-def test_a_claim_that_an_older_version_gave_cores_that_are_not_aligned_is_prepared_as_before() -> None:
-    one, node = claiming("a", {"x": (("main", ""),)}), inventory(TRN2)
-    found = names(one, claim("x", "neuron-3-cores-13-14"), node=node)
-    assert found == {"neuron-3-cores-13-14": ("3-0", "cores-1-2")}
-
-
-def test_a_claim_may_have_the_cores_of_two_devices() -> None:
-    one, node = claiming("a", {"x": (("main", ""),)}), inventory(TRN2)
-    found = names(one, claim("x", "neuron-2-cores-8-11", "neuron-3-cores-12-15"), node=node)
-    assert found["neuron-2-cores-8-11"] == ("2-0", "cores-0-7")
 
 
 # Who holds what.
@@ -185,7 +165,7 @@ def test_a_claim_waits_for_another_pods_devices_and_not_for_its_own() -> None:
 
 
 def test_pods_of_the_device_plugin_count_too() -> None:
-    snapshot = derive(inputs(pod("x", app(1)), recorded=[entry(uid_of("x"), "app", NEURON, 3)]))
+    snapshot = derive(moment("x app:1 | has x=3"))
     assert "pod default/x" in held_by_others(snapshot, claim("a", "neuron-3"), CoreMask(3 << 6))
     assert held_by_others(snapshot, claim("a", "neuron-4"), CoreMask(3 << 8)) == ""
 

@@ -5,27 +5,27 @@ Simulated hardware, a stand-in kubelet and a stand-in API server; nothing of the
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
 import msgspec
 import pytest
 
-from neuron_plugin.allocation.keys import NODE_KEY, POD_UID_KEY
+from neuron_plugin.allocation.inventory import read_inventory
+from neuron_plugin.allocation.keys import DISABLE_KEY, INVENTORY_KEY
 from neuron_plugin.decision_log import Step
 from neuron_plugin.kubelet import DeviceNode
-from neuron_plugin.plugin.settings import TopologyPolicy
+from neuron_plugin.plugin import hardware_watch
+from neuron_plugin.plugin.daemon import NodeDaemon
 from neuron_plugin.simulation import PodRejectedError
-from tests.plugin.site import NAMESPACE, a_site, decision_of, eventually, holders, ids, ledger
-from tests.plugin.world import CORE, DEVICE, NEURON, app, init, sidecar, uid_of
-
-
-async def test_a_decision_steers_the_kubelet_is_confirmed_and_marked_on_the_pod() -> None:
-    async with a_site() as site, site.daemon() as daemon:
-        container = app(4)
-        admitted = await site.run("a", container, annotations=decision_of(container, sets=[[8, 9, 10, 11]]))
-        assert ids(admitted, NEURON) == (8, 9, 10, 11)
-        await site.annotated("a")
-        assert site.decided_ids("a") == [(8, 9, 10, 11)]
-        assert holders(daemon) == {uid_of("a")}
-        assert "AssignmentCorrected" not in site.event_reasons()
+from neuron_plugin.simulation.api_server_kinds import NODES
+from tests.plugin.site import NODE, Site, a_site, decision_of, eventually, holders, ids, ledger
+from tests.plugin.world import CORE, DEVICE, NEURON, app, uid_of
+from tests.support.api_server import Fault, Match
 
 
 async def test_p40_seed_annotation_neuron_cores_gives_its_node_and_variable() -> None:
@@ -56,26 +56,6 @@ async def test_p56_two_equal_pods_admitted_in_the_other_order_swap_and_both_anno
         assert "b" in {pod.name for pod in corrected if pod}, "a had nothing yet"
 
 
-async def test_without_a_cluster_a_decision_names_its_pod_once_the_kubelet_has_recorded_it() -> None:
-    async with a_site("trn1.2xlarge", cluster=False) as site, site.daemon() as daemon:
-        await site.run("a", app(1))
-        decisions = daemon.allocator.log.decisions
-        await eventually(lambda: {one.pod.uid for one in decisions.entries() if one.pod} == {uid_of("a")})
-
-
-async def test_p56_the_pod_that_comes_later_finds_the_other_set_waiting_and_annotated() -> None:
-    async with a_site() as site, site.daemon() as daemon:
-        site.create("a", app(4), annotations=decision_of(app(4), sets=[[0, 1, 2, 3]], time=1))
-        site.create("b", app(4), annotations=decision_of(app(4), sets=[[8, 9, 10, 11]], time=2))
-        await eventually(lambda: len(daemon.node.pods.pods) == 2)
-        await site.admit("b")
-        await site.annotated("b")
-        await eventually(lambda: site.decided_ids("a") == [(8, 9, 10, 11)])
-        assert site.annotations("a")["NEURON_ALLOCATED"] == "false"
-        assert ids(await site.admit("a"), NEURON) == (8, 9, 10, 11)
-        await site.annotated("a")
-
-
 async def test_p36_a_decision_that_the_watch_has_not_shown_yet_is_read_before_the_answer() -> None:
     async with a_site() as site, site.daemon():
         assert site.api is not None
@@ -84,106 +64,209 @@ async def test_p36_a_decision_that_the_watch_has_not_shown_yet_is_read_before_th
         assert ids(admitted, NEURON) == (12, 13, 14, 15)
 
 
-async def test_a_pod_without_a_decision_gets_a_linked_set_and_its_annotation() -> None:
-    async with a_site() as site, site.daemon():
+async def test_a_pod_without_a_decision_gets_a_linked_set_its_annotation_and_a_name_in_the_log() -> None:
+    async with a_site() as site, site.daemon() as daemon:
         admitted = await site.run("a", app(4))
         assert ids(admitted, NEURON) == (0, 1, 2, 3)
         await site.annotated("a")
         assert site.decided_ids("a") == [(0, 1, 2, 3)]
         assert int(site.annotations("a")["NEURON_ALLOC_TIME"]) > 0
+        decisions = daemon.allocator.log.decisions
+        await eventually(lambda: {one.pod.uid for one in decisions.entries() if one.pod} == {uid_of("a")})
 
 
-async def test_p46_p74_init_and_sidecar_share_and_the_app_gets_a_linked_part_of_the_init_set() -> None:
-    async with a_site(seed=5) as site, site.daemon() as daemon:
-        admitted = await site.run("a", init(4, CORE), sidecar(1, CORE), app(2, CORE))
-        assert ids(admitted, CORE, "init") == (0, 1, 2, 3)
-        assert set(ids(admitted, CORE, "app")) < {0, 1, 2, 3}
-        app_cores = admitted.container("app").envs["NEURON_RT_VISIBLE_CORES"]
-        sidecar_core = admitted.container("sidecar").envs["NEURON_RT_VISIBLE_CORES"]
-        assert sidecar_core not in app_cores.split(",")
-        await site.confirmed(daemon, "a")
-        held = {one.container: one.mask for one in ledger(daemon).of(uid_of("a"))}
-        assert held["app"] & held["sidecar"] == 0
-        assert (held["app"] | held["sidecar"]) & ~held["init"] == 0
+# The whole daemon while its machine changes, and what it tells of that.
 
 
-async def test_p57_what_is_held_as_cores_is_unhealthy_as_a_device_and_back_when_the_pod_is_gone() -> None:
-    async with a_site() as site, site.daemon() as daemon:
-        await site.run("a", app(1, CORE))
-        await site.kubelet.wait_for_capacity(NEURON.value, 15)
-        await site.kubelet.wait_for_capacity(DEVICE.value, 15)
-        assert site.kubelet.capacity(CORE.value).allocatable == 32
-        site.end("a")
+async def test_p22_without_a_driver_it_waits_and_the_devices_appear_when_it_is_loaded() -> None:
+    async with a_site("trn1.2xlarge", cluster=False) as site:
+        site.node.unload_driver()
+        async with site.daemon(registered=False) as daemon:
+            await asyncio.sleep(0.2)
+            assert daemon.node.snapshot is None
+            assert site.kubelet.registration_count(NEURON.value) == 0
+            site.node.load_driver()
+            await site.kubelet.wait_for_capacity(NEURON.value, 1)
+
+
+async def test_p25_a_reloaded_driver_makes_devices_unhealthy_and_healthy_again_and_holders_stay() -> None:
+    async with a_site(cluster=False) as site, site.daemon() as daemon:
+        await site.run("a", app(4))
+        await eventually(lambda: uid_of("a") in holders(daemon))
+        site.node.unload_driver()
+        await site.kubelet.wait_for_capacity(NEURON.value, 4)  # what pod a has is counted as in use
+        assert site.kubelet.capacity(NEURON.value).capacity == 16
+        site.node.load_driver()
         await site.kubelet.wait_for_capacity(NEURON.value, 16)
-        assert not holders(daemon)
+        assert uid_of("a") in holders(daemon)
 
 
-async def test_p58_two_names_never_meet_on_one_device() -> None:
-    async with a_site("trn1.2xlarge") as site, site.daemon():
-        await site.run("a", app(1))
-        with pytest.raises(PodRejectedError):
-            await site.run("b", app(1, CORE))
+def said(caplog: pytest.LogCaptureFixture, beginning: str) -> int:
+    return sum(record.getMessage().startswith(beginning) for record in caplog.records)
 
 
-async def test_p49_a_malformed_assignment_is_served_like_none_reported_and_corrected() -> None:
-    async with a_site() as site, site.daemon() as daemon:
-        site.create("bad", app(4), annotations={"NEURON_DEVS": "0-x", "NEURON_CORES": "1"})
-        site.create("good", app(4), annotations=decision_of(app(4), sets=[[0, 1, 2, 3]]))
-        await eventually(lambda: len(daemon.node.pods.pods) == 2)
-        bad, good = ids(await site.admit("bad"), NEURON), ids(await site.admit("good"), NEURON)
-        assert {bad, good} == {(0, 1, 2, 3), (4, 5, 6, 7)}
-        await site.annotated("bad", "good")
-        assert (site.decided_ids("bad"), site.decided_ids("good")) == ([bad], [good])
-        assert "NEURON_CORES" not in site.annotations("bad")
-        await eventually(lambda: "InvalidNeuronAssignment" in site.event_reasons())
+def has_reason(daemon: NodeDaemon, beginning: str) -> bool:
+    return daemon.health.state.devices[3].verdict.reason.startswith(beginning)
 
 
-async def test_an_assignment_that_was_made_for_another_node_is_not_followed_and_is_corrected() -> None:
-    async with a_site() as site, site.daemon() as daemon:
-        meant = decision_of(app(4), sets=[[8, 9, 10, 11]]) | {NODE_KEY: "worker-2", POD_UID_KEY: uid_of("a")}
-        site.create("a", app(4), annotations=meant)
-        await eventually(lambda: len(daemon.node.pods.pods) == 1)
-        assert ids(await site.admit("a"), NEURON) == (0, 1, 2, 3)
-        await site.annotated("a")
-        assert site.decided_ids("a") == [(0, 1, 2, 3)]
-        await eventually(lambda: "AssignmentCorrected" in site.event_reasons())
+async def test_p84_a_counter_that_rises_is_no_news_of_what_is_offered(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, hardware_watch.__name__)
+    async with a_site(cluster=False) as site, site.daemon() as daemon:
+        for count in (1, 2):
+            site.node.set_ecc(3, repairable=count)
+            await eventually(partial(has_reason, daemon, f"{count} repairable memory error"))
+    assert said(caplog, "hardware") == 1
 
 
-async def test_p47_required_refuses_seven_devices_on_a_torus_with_the_vendors_sentence() -> None:
-    async with a_site(cluster=False) as site:
-        site.settings = msgspec.structs.replace(site.settings, topology_policy=TopologyPolicy.REQUIRED)
-        async with site.daemon():
-            with pytest.raises(PodRejectedError, match="does not support requests for device: 7"):
-                await site.run("a", app(7))
-            assert ids(await site.run("b", app(8)), NEURON) == tuple(range(8))
-
-
-async def test_a_container_that_asks_for_two_neuron_resources_is_refused_with_the_reason() -> None:
-    async with a_site() as site, site.daemon() as daemon:
-        both = app(1)
-        both = type(both)("app", both.kind, {NEURON.value: "1", CORE.value: "2"})
-        site.create("a", both)
-        await eventually(lambda: len(daemon.node.pods.pods) == 1)
-        with pytest.raises(PodRejectedError, match="ask for one Neuron resource per container"):
-            await site.admit("a")
-        await eventually(lambda: site.event_reasons() == ["InvalidNeuronRequest"])
-
-
-async def test_p66_a_pod_that_is_being_deleted_is_served_and_held_until_it_is_gone() -> None:
-    async with a_site() as site, site.daemon() as daemon:
-        assert site.api is not None
-        site.create("a", app(4), annotations=decision_of(app(4), sets=[[4, 5, 6, 7]]))
-        site.api.delete_pod(NAMESPACE, "a")
-        assert ids(await site.admit("a"), NEURON) == (4, 5, 6, 7)
-        await site.confirmed(daemon, "a")
+async def test_p28_another_lnc_changes_ids_at_once_and_pods_keep_their_whole_devices() -> None:
+    async with a_site("trn2.48xlarge", cluster=False) as site, site.daemon() as daemon:
+        await site.run("a", app(1, CORE))
+        assert site.kubelet.capacity(CORE.value).capacity == 64
+        site.node.set_logical_core_size(1)
+        await eventually(lambda: site.kubelet.capacity(CORE.value).capacity == 128)
+        assert ledger(daemon).used_mask == 0xFF
+        admitted = await site.run("b", app(4, CORE))
+        assert ids(admitted, CORE) == (8, 9, 10, 11)
         site.end("a")
-        await eventually(lambda: not holders(daemon))
+        await site.kubelet.wait_for_capacity(CORE.value, 128)
+        await eventually(lambda: holders(daemon) == {uid_of("b")})
 
 
-async def test_p59_a_pod_rejected_after_its_allocate_holds_nothing_once_it_is_terminal() -> None:
-    async with a_site() as site, site.daemon() as daemon:
+async def test_the_node_says_what_it_is_once_and_again_only_when_that_changed() -> None:
+    async with a_site() as site, site.daemon():
         assert site.api is not None
-        await site.run("a", app(4), annotations=decision_of(app(4), sets=[[4, 5, 6, 7]]))
-        site.kubelet.finish(uid_of("a"))
-        site.api.set_pod_status(NAMESPACE, "a", {"phase": "Failed", "reason": "OutOfcpu"})
-        await eventually(lambda: not holders(daemon))
+        await eventually(lambda: INVENTORY_KEY in site.node_annotations())
+        await site.run("a", app(4))
+        await site.annotated("a")
+        patches = [seen for seen in site.api.requests if seen.method == "PATCH" and f"/nodes/{NODE}" in seen.path]
+        assert len(patches) == 1
+        before = site.node_annotations()[INVENTORY_KEY]
+        site.node.remove_device(3)
+        await eventually(lambda: site.node_annotations()[INVENTORY_KEY] != before)
+
+
+# The whole daemon when an operator takes devices out of service by the node's annotation.
+
+
+def annotate(site: Site, text: str | None) -> None:
+    assert site.api is not None
+    site.api.patch_node(NODE, {"metadata": {"annotations": {DISABLE_KEY: text}}})
+
+
+async def offers(site: Site, devices: int) -> None:
+    """Wait until the kubelet could give so many devices away, under each name."""
+    counts = {NEURON: devices, DEVICE: devices, CORE: 2 * devices}
+    await eventually(
+        lambda: all(site.kubelet.capacity(name.value).allocatable == count for name, count in counts.items())
+    )
+
+
+async def test_a_disabled_device_is_in_no_new_pod_under_any_name_and_back_when_it_is_enabled() -> None:
+    async with a_site() as site, site.daemon():
+        annotate(site, "5,7")
+        await offers(site, 14)
+        assert ids(await site.run("row", app(4)), NEURON) == (0, 1, 2, 3)
+        await eventually(lambda: bool(read_inventory(site.node_annotations()[INVENTORY_KEY]).disabled))
+        await eventually(lambda: "NeuronDeviceDisabled" in site.event_reasons())
+        with pytest.raises(PodRejectedError):
+            await site.run("all", app(16))
+        annotate(site, None)
+        await eventually(lambda: not read_inventory(site.node_annotations()[INVENTORY_KEY]).disabled)
+        assert set(ids(await site.run("second", app(4)), NEURON)) == {4, 5, 6, 7}
+
+
+async def test_a_disabled_device_is_not_given_after_a_restart_before_the_annotation_was_read() -> None:
+    async with a_site() as site:
+        site.times = replace(site.times, read_node=30.0)
+        assert site.api is not None
+        annotate(site, "0")
+        gate = asyncio.Event()
+        site.api.fail(Fault(Match("GET", r"/nodes$", watch=False), gate=gate))
+        async with site.daemon():  # it has registered: a pod that comes now is not rejected
+            admission = asyncio.create_task(site.run("all", app(15)))
+            await asyncio.sleep(0.3)
+            assert not admission.done()
+            gate.set()
+            assert 0 not in ids(await admission, NEURON)
+
+
+async def test_an_api_server_that_is_away_delays_no_offer() -> None:
+    async with a_site() as site:
+        assert site.api is not None
+        annotate(site, "5")
+        await site.api.stop()
+        async with site.daemon() as daemon:
+            await offers(site, 16)
+            await site.api.start()
+            await offers(site, 15)
+            assert daemon.cluster
+            assert daemon.cluster.own_node.disabled == (5,)
+
+
+# The condition that says that pods can get devices on a node, as the Node object shows it.
+
+
+CONDITION = "NeuronDevicesReady"
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[Site]:
+    async with a_site() as site:
+        site.settings = msgspec.structs.replace(site.settings, ready_condition=CONDITION)
+        yield site
+
+
+def condition(site: Site) -> dict[str, Any]:
+    assert site.api is not None
+    conditions = (site.api.get(NODES, NODE).get("status") or {}).get("conditions", [])
+    return next((one for one in conditions if one["type"] == CONDITION), {})
+
+
+def shows(site: Site, status: str, reason: str) -> bool:
+    return (condition(site).get("status"), condition(site).get("reason")) == (status, reason)
+
+
+def writes(site: Site) -> int:
+    assert site.api is not None
+    return sum(seen.method == "PATCH" and seen.path.endswith("/status") for seen in site.api.requests)
+
+
+async def test_a_node_is_ready_once_its_resources_are_registered_and_its_inventory_is_written(site: Site) -> None:
+    async with site.daemon():
+        await eventually(lambda: shows(site, "True", "DevicesReady"))
+        assert INVENTORY_KEY in site.node_annotations()
+        assert condition(site)["message"] == "16 Neuron devices are registered, and the inventory is published"
+        await asyncio.sleep(0.2)
+        assert writes(site) == 1
+
+
+async def test_restarts_of_kubelet_and_plugin_do_not_show(site: Site) -> None:
+    async with site.daemon() as daemon:
+        await eventually(lambda: shows(site, "True", "DevicesReady"))
+        await site.kubelet.restart()
+        await eventually(lambda: not all(server.registered.is_set() for server in daemon.kubelet.servers))
+        await eventually(lambda: all(map(site.is_offered, daemon.kubelet.servers)))
+    assert shows(site, "True", "DevicesReady")
+    assert writes(site) == 1
+    async with site.daemon():
+        await eventually(lambda: writes(site) == 2)
+        assert shows(site, "True", "DevicesReady")
+
+
+async def test_a_node_that_was_created_again_or_lost_its_inventory_gets_all_of_it_again(site: Site) -> None:
+    assert site.api is not None
+    async with site.daemon():
+        await eventually(lambda: shows(site, "True", "DevicesReady"))
+        site.api.delete_node(NODE)
+        site.api.create_node({"metadata": {"name": NODE}})
+        await eventually(lambda: shows(site, "True", "DevicesReady") and INVENTORY_KEY in site.node_annotations())
+        site.api.patch_node(NODE, {"metadata": {"annotations": {INVENTORY_KEY: None}}})
+        await eventually(lambda: INVENTORY_KEY in site.node_annotations())
+
+
+async def test_no_condition_is_written_unless_one_is_named(site: Site) -> None:
+    site.settings = msgspec.structs.replace(site.settings, ready_condition="")
+    async with site.daemon():
+        await eventually(lambda: INVENTORY_KEY in site.node_annotations())
+        await asyncio.sleep(0.1)
+        assert writes(site) == 0

@@ -12,8 +12,7 @@ import pytest
 
 from neuron_plugin.allocation.claims import DRA_DRIVER
 from neuron_plugin.kubelet.dra_state import parse_dra_state
-from neuron_plugin.plugin.container import VISIBLE_CORES
-from neuron_plugin.plugin.settings import Mode, Numbering
+from neuron_plugin.plugin.settings import Mode
 from neuron_plugin.simulation import KubeletContainer, KubeletPod
 from neuron_plugin.simulation.api_server_kinds import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES
 from neuron_plugin.simulation.kubelet_claims import NotPreparedError
@@ -56,134 +55,6 @@ def recorded(site: ClaimSite) -> dict[str, tuple[str, ...]]:
     found = parse_dra_state(site.dra.path.read_bytes(), {DRA_DRIVER})
     names = {str(uid_of(name)): name for name in ("a", "b", "c")}
     return {names[uid]: each.devices for each in found for uid in each.pod_uids}
-
-
-async def test_the_node_has_one_slice_of_all_devices_and_the_kubelet_has_the_driver() -> None:
-    async with a_claim_site() as site, site.daemon():
-        (found,) = site.slices()
-        assert [each["name"] for each in found["spec"]["devices"]] == [f"neuron-{number}" for number in range(16)]
-        assert found["spec"]["nodeName"] == NODE
-        assert site.tainted() == {}
-
-
-async def test_a_pod_gets_the_devices_of_its_claim_and_the_plugin_knows_it() -> None:
-    async with a_claim_site() as site, site.daemon() as daemon:
-        first = await site.start("a", "one")
-        second = await site.start("b", "four")
-        assert numbers(first) == {0: 0}
-        assert numbers(second) == {4: 4, 5: 5, 6: 6, 7: 7}
-        assert VISIBLE_CORES not in second.container("app").envs
-        assert recorded(site) == {"a": ("neuron-0",), "b": ("neuron-4", "neuron-5", "neuron-6", "neuron-7")}
-        await eventually(lambda: holders(daemon) == {uid_of("a"), uid_of("b")})
-        await site.stop("a")
-        await eventually(lambda: holders(daemon) == {uid_of("b")})
-        assert numbers(await site.start("c", "one")) == {0: 0}
-
-
-async def test_devices_of_two_claims_of_one_container_are_numbered_together() -> None:
-    async with a_claim_site() as site:
-        site.settings = msgspec.structs.replace(site.settings, numbering=Numbering.CONTAINER)
-        async with site.daemon():
-            await site.start("a", "one")
-            admitted = await site.start("b", "four", "one")
-            assert numbers(admitted) == {0: 1, 1: 4, 2: 5, 3: 6, 4: 7}
-
-
-async def test_a_plugin_that_starts_again_knows_who_has_what_and_gives_it_to_nobody_else() -> None:
-    async with a_claim_site() as site:
-        async with site.daemon():
-            await site.start("a", "one")
-        async with site.daemon() as daemon:
-            assert holders(daemon) == {uid_of("a")}
-            await site.dra.prepare(site.kubelet_pods["a"])
-            assert numbers(await site.start("b", "one")) == {1: 1}
-
-
-async def test_a_plugin_that_is_away_keeps_new_pods_waiting() -> None:
-    async with a_claim_site() as site:
-        async with site.daemon():
-            await site.start("a", "one")
-        site.place("b", "one")
-        waiting = asyncio.create_task(site.admit("b"))
-        await eventually(lambda: site.kubelet.waiting.get(uid_of("b")) == f"DRA driver {DRA_DRIVER} is not registered")
-        async with site.daemon():
-            assert numbers(await waiting) == {1: 1}
-
-
-async def test_a_kubelet_that_starts_again_finds_driver_slice_and_devices_as_they_were() -> None:
-    async with a_claim_site() as site, site.daemon() as daemon:
-        before = await site.start("a", "four")
-        (slice_before,) = site.slices()
-        await site.kubelet.restart()
-        assert DRA_DRIVER not in site.dra.drivers or site.slices() != [slice_before]
-        await eventually(lambda: DRA_DRIVER in site.dra.drivers)
-        await eventually(lambda: len(site.slices()) == 1)
-        assert site.slices()[0]["spec"] == slice_before["spec"]
-        assert site.slices()[0]["metadata"]["uid"] != slice_before["metadata"]["uid"]
-        await site.kubelet.prepare(site.kubelet_pods["a"])  # a new sandbox
-        again = await site.kubelet.start_container(uid_of("a"), "app")
-        assert again.devices == before.container("app").devices
-        assert holders(daemon) == {uid_of("a")}
-
-
-async def test_slices_that_somebody_deleted_or_changed_are_written_again() -> None:
-    async with a_claim_site() as site, site.daemon():
-        (before,) = site.slices()
-        site.api.delete(RESOURCE_SLICES, before["metadata"]["name"])
-        await eventually(lambda: [each["spec"] for each in site.slices()] == [before["spec"]])
-        site.api.change(RESOURCE_SLICES, before["metadata"]["name"], {"spec": {"devices": []}})
-        await eventually(lambda: [each["spec"] for each in site.slices()] == [before["spec"]])
-
-
-async def test_a_kubelet_that_deletes_the_slices_of_a_driver_that_was_away_gets_them_again() -> None:
-    async with a_claim_site() as site:
-        async with site.daemon():
-            (before,) = site.slices()
-        await eventually(lambda: not site.slices())
-        async with site.daemon():
-            assert [each["spec"] for each in site.slices()] == [before["spec"]]
-
-
-async def test_k8s_141471_after_a_force_delete_the_next_pod_waits_until_the_processes_are_gone() -> None:
-    async with a_claim_site() as site, site.daemon() as daemon:
-        first = await site.start("a", "four")
-        old = site.delete_by_force("a")
-        site.place("b", "four")
-        assert site.allocated().popitem()[1] == ["neuron-0", "neuron-1", "neuron-2", "neuron-3"]
-        admitted = asyncio.create_task(site.admit("b"))
-        await asyncio.sleep(0.5)
-        assert site.is_alive(old)
-        assert not admitted.done()
-        second = await admitted
-        assert not site.is_alive(old)
-        assert numbers(second) == numbers(first)
-        await site.kubelet.unprepare(old)
-        await eventually(lambda: holders(daemon) == {uid_of("b")})
-
-
-async def test_a_pod_that_is_refused_for_long_is_asked_for_again_and_runs() -> None:
-    async with a_claim_site(prepare_seconds=0.2) as site, site.daemon():
-        await site.start("a", "one")
-        old = site.delete_by_force("a")
-        site.place("b", "one")
-        admitted = asyncio.create_task(site.admit("b"))
-        await eventually(lambda: "neuron devices 0" in site.kubelet.waiting.get(uid_of("b"), ""))
-        assert numbers(await admitted) == {0: 0}
-        assert not site.is_alive(old)
-
-
-async def test_pods_that_share_a_claim_have_the_same_devices_until_the_last_one_ends() -> None:
-    async with a_claim_site() as site, site.daemon() as daemon:
-        site.claim("shared", claim_spec())
-        first, second = await site.start("a", claim="shared"), await site.start("b", claim="shared")
-        assert numbers(first) == numbers(second) == {0: 0}
-        await eventually(lambda: holders(daemon) == {uid_of("a"), uid_of("b")})
-        await site.stop("a")
-        await eventually(lambda: holders(daemon) == {uid_of("b")})
-        assert numbers(await site.start("c", "one")) == {1: 1}
-        await site.stop("b")
-        await eventually(lambda: holders(daemon) == {uid_of("c")})
-        assert site.allocated()["shared"] == []
 
 
 async def test_k8s_140212_a_live_pod_whose_claim_was_unprepared_keeps_its_devices() -> None:
@@ -237,26 +108,6 @@ async def test_a_claim_that_was_half_prepared_when_the_plugin_ended_is_known_aga
             await eventually(lambda: holders(daemon) == {uid_of("a")})
 
 
-async def test_a_sick_device_is_tainted_and_shown_in_the_pods_status_and_both_pass() -> None:
-    async with a_claim_site() as site, site.daemon():
-        pod = await site.start("a", "one")
-
-        def health() -> list[dict[str, str]]:
-            (shown,) = site.dra.status(pod.pod, pod.pod.containers[0])
-            found: list[dict[str, str]] = shown["resources"]
-            return found
-
-        device = {"resourceID": "neuron-plugin.io/device=0-0"}
-        await eventually(lambda: health() == [device | {"health": "Healthy"}])
-        site.node.remove_device(0)
-        await eventually(lambda: health()[0]["health"] == "Unhealthy")
-        assert health()[0]["message"].startswith("neuron0: ")
-        await eventually(lambda: site.tainted().keys() == {"neuron-0"})
-        site.node.restore_device(0)
-        await eventually(lambda: health() == [device | {"health": "Healthy"}])
-        await eventually(lambda: site.tainted() == {})
-
-
 async def test_what_a_pod_has_by_count_is_given_to_no_claim_after_the_mode_has_changed() -> None:
     async with a_claim_site(mode=Mode.DEVICE_PLUGIN, prepare_seconds=0.2) as site:
         async with site.daemon():
@@ -288,37 +139,6 @@ async def test_a_claim_waits_while_the_api_server_is_away() -> None:
         site.place("a", "one")
         site.api.fail(Fault(Match("GET", "/resourceclaims/"), times=3, status=500))
         assert numbers(await site.admit("a")) == {0: 0}
-
-
-async def test_a_claim_that_was_allocated_on_another_node_is_not_prepared_here() -> None:
-    """A pod that names its node itself gets a claim reserved that was allocated elsewhere (pkg/controller)."""
-    async with a_claim_site(prepare_seconds=0.2) as site, site.daemon() as daemon:
-        pod = rogue_pod(site, "neuron-0", pool="worker-2-neuron")
-        with pytest.raises(NotPreparedError, match="pool worker-2-neuron"):
-            await site.dra.prepare(pod)
-        assert not holders(daemon)
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [
-        claim_spec({"name": "n", "firstAvailable": [{"name": "few", "deviceClassName": DRA_DRIVER, "count": 2}]}),
-        claim_spec(
-            exactly(
-                count=2,
-                selectors=[{"cel": {"expression": 'device.attributes["neuron.aws.com"].deviceId < 8'}}],
-            )
-        ),
-        claim_spec(exactly("x"), exactly("y"), constraints=[{"matchAttribute": "resource.aws.com/devicegroup4_id"}]),
-    ],
-    ids=["alternatives", "selector", "constraint"],
-)
-async def test_what_kube_scheduler_has_allocated_is_prepared_also_where_we_could_not_have_allocated_it(
-    spec: dict[str, object],
-) -> None:
-    async with a_claim_site() as site, site.daemon():
-        site.template("odd", spec)
-        assert numbers(await site.start("a", "odd")) == {0: 0, 1: 1}
 
 
 async def test_aws_templates_for_1_4_8_and_16_devices_and_all_work() -> None:

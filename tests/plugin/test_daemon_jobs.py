@@ -33,10 +33,9 @@ from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.daemon import NodeDaemon, keep_cdi_specification, keep_condition
 from neuron_plugin.plugin.hardware_watch import HardwareWatch
 from neuron_plugin.plugin.inputs import UNSEEN_SECONDS, PendingAnswer
-from neuron_plugin.plugin.machine import Machine
+from neuron_plugin.plugin.machine import DaemonTimes, Machine
 from neuron_plugin.plugin.node import LocalNode
 from neuron_plugin.plugin.settings import PluginSettings, RegistrationWay
-from neuron_plugin.plugin.times import DaemonTimes
 from neuron_plugin.plugin.writes import PodEvent
 from neuron_plugin.simulation import write_node
 from neuron_plugin.topology import catalogue

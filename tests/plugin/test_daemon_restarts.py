@@ -13,15 +13,10 @@ from neuron_plugin.allocation.keys import INVENTORY_KEY
 from neuron_plugin.plugin.node import NodeTimes
 from neuron_plugin.simulation.api_server_kinds import EVENTS
 from neuron_plugin.topology import Unit
-from tests.plugin.site import NAMESPACE, NODE, Site, a_site, decision_of, eventually, holders, ids, ledger
+from tests.plugin.site import NAMESPACE, NODE, a_site, decision_of, eventually, holders, ids, ledger
 from tests.plugin.world import CORE, NEURON, TRN1, app, init, uid_of
 from tests.support.api_server import Fault, Match
 from tests.support.kubelet import KubeletOptions
-
-
-def write_checkpoint(site: Site) -> None:
-    """Write the simulated kubelet's whole memory, as a list of devices makes it do."""
-    site.kubelet.checkpoint.replace(site.kubelet.devices.checkpoint_bytes())
 
 
 async def test_the_api_server_down_at_start_is_not_waited_for_long_and_is_caught_up_with() -> None:
@@ -53,18 +48,6 @@ async def test_p44_a_slow_api_server_costs_a_preference_its_deadline_and_allocat
         assert took < site.settings.decision_deadline_seconds + 1.0
 
 
-async def test_an_expired_watch_and_a_cut_one_lose_no_pod() -> None:
-    async with a_site() as site, site.daemon() as daemon:
-        assert site.api is not None
-        site.api.expire_watches()
-        site.create("a", app(4), annotations=decision_of(app(4), sets=[[4, 5, 6, 7]]))
-        await eventually(lambda: uid_of("a") in daemon.node.pods.pods)
-        site.api.cut_watches()
-        assert ids(await site.admit("a"), NEURON) == (4, 5, 6, 7)
-        site.end("a")
-        await eventually(lambda: not daemon.node.pods.pods and not holders(daemon))
-
-
 async def test_p61_a_new_process_knows_who_holds_what_init_containers_included() -> None:
     async with a_site() as site:
         async with site.daemon():
@@ -83,16 +66,6 @@ async def test_p61_a_new_process_knows_who_holds_what_init_containers_included()
             assert site.api is not None
             written = [seen for seen in site.api.requests if seen.method == "PATCH" and "/pods/" in seen.path]
             assert len(written) <= patches + 1
-
-
-async def test_p61_without_a_cluster_a_new_process_reads_init_sets_from_the_kubelets_file() -> None:
-    async with a_site(cluster=False) as site:
-        async with site.daemon():
-            await site.run("a", init(4, CORE), app(2, CORE))
-        write_checkpoint(site)
-        async with site.daemon() as daemon:
-            assert ledger(daemon).used_mask == TRN1.mask_of(Unit.CORE, range(4))
-            await site.kubelet.wait_for_capacity(NEURON.value, 14)
 
 
 @pytest.mark.parametrize("lives", [False, True])

@@ -42,8 +42,49 @@ def counts(*live: NeuronPod, past: tuple[NeuronPod, ...] = ()) -> Mapping[int, i
 THREE = (failed("a", 3, at=90), failed("b", 3, at=60), failed("c", 3, at=30))
 
 
-def test_pods_that_fail_on_one_device_one_after_the_other_are_counted_while_another_runs() -> None:
-    assert counts(running("other", 7), past=THREE) == {3: 3}
+OTHER = running("other", 7)
+TWO = THREE[:2]
+LASTED = a_pod("well", 3, ContainerRun("app", NOW - 59, NOW - 20))
+OF_ONE = tuple(replace(each, controller="Job/broken") for each in THREE)
+BY_ANOTHER = running("other", 7, controller="Job/well")
+ROWS: dict[str, tuple[tuple[NeuronPod, ...], tuple[NeuronPod, ...], int]] = {
+    "pods that fail on one device one after the other, while another runs": ((OTHER,), THREE, 3),
+    # Else the whole node may be at fault.
+    "no pod runs elsewhere": ((), THREE, 0),
+    "the one that runs elsewhere has just started": ((running("other", 7, seconds=10),), THREE, 0),
+    "it runs on the same device": ((running("other", 3),), THREE, 0),
+    "it was last seen running and is gone": ((), (*THREE, running("gone", 7)), 0),
+    "one was last seen running on the device": ((OTHER,), (*THREE, running("gone", 3, seconds=10)), 0),
+    "a pod that fails again and again is one pod": ((failed("b", 3, at=5), OTHER), TWO, 2),
+    "a start that lasts ends the row": ((OTHER,), (*TWO, LASTED), 0),
+    "and another one begins": ((OTHER,), (*TWO, LASTED, failed("c", 3, at=5), failed("d", 3, at=2)), 2),
+    "an end that was requested ends the row however soon it came": (
+        (OTHER,),
+        (*THREE, a_pod("deleted", 3, ContainerRun("app", NOW - 14, NOW - 10))),
+        0,
+    ),
+    "an end that is late": ((OTHER,), (*TWO, failed("c", 3, at=10, seconds=31)), 0),
+    "an end that is well": ((OTHER,), (*TWO, a_pod("c", 3, ContainerRun("app", NOW - 14, NOW - 10))), 0),
+    "an end of another container": (
+        (OTHER,),
+        (*TWO, a_pod("c", 3, ContainerRun("other", NOW - 14, NOW - 10, failed=True))),
+        2,
+    ),
+    "an end on another device": ((OTHER,), (*TWO, failed("c", 4, at=10)), 2),
+    # The pods of one controller may have a broken image.
+    "pods of one controller": ((BY_ANOTHER,), OF_ONE, 0),
+    "while a sibling runs": ((running("sibling", 7, controller="Job/broken"),), OF_ONE, 3),
+    "pods of two controllers": ((BY_ANOTHER,), (*OF_ONE[:2], replace(OF_ONE[2], controller="Job/third")), 3),
+    "what is long ago": ((OTHER,), (failed("a", 3, at=700), *THREE[1:]), 2),
+    "a pod whose devices are not known": ((OTHER,), (*TWO, replace(THREE[2], assignment=None)), 2),
+}
+
+
+@pytest.mark.parametrize(("live", "past", "expected"), ROWS.values(), ids=ROWS)
+def test_how_many_failed_starts_count_of_a_device(
+    live: tuple[NeuronPod, ...], past: tuple[NeuronPod, ...], expected: int
+) -> None:
+    assert counts(*live, past=past).get(3, 0) == expected
 
 
 def test_every_device_is_told_about_so_that_a_count_can_fall() -> None:
@@ -59,27 +100,6 @@ def test_the_pods_are_named() -> None:
     assert text == "3 failed starts of different pods in a row (default/a, default/b, default/c) while other pods run"
 
 
-@pytest.mark.parametrize("others", [(), (running("other", 7, seconds=10),), (running("other", 3),)])
-def test_without_a_pod_that_runs_elsewhere_the_whole_node_may_be_at_fault(others: tuple[NeuronPod, ...]) -> None:
-    assert counts(*others, past=THREE) == {}
-
-
-def test_a_pod_that_fails_again_and_again_is_one_pod() -> None:
-    assert counts(failed("b", 3, at=5), running("other", 7), past=THREE[:2]) == {3: 2}
-
-
-def test_a_start_that_lasts_ends_the_row() -> None:
-    between = a_pod("well", 3, ContainerRun("app", NOW - 59, NOW - 20))
-    assert counts(running("other", 7), past=(*THREE[:2], between)) == {}
-    later = (failed("c", 3, at=5), failed("d", 3, at=2))
-    assert counts(running("other", 7), past=(*THREE[:2], between, *later)) == {3: 2}
-
-
-def test_an_end_that_was_requested_ends_the_row_however_soon_it_came() -> None:
-    deleted = a_pod("deleted", 3, ContainerRun("app", NOW - 14, NOW - 10))
-    assert counts(running("other", 7), past=(*THREE, deleted)) == {}
-
-
 def test_nothing_is_said_of_a_device_while_a_pod_runs_on_it_until_that_has_lasted() -> None:
     made = inputs(running("other", 7), running("d", 3, seconds=4))
     found = failed_starts(derive(replace(made, pods=replace(made.pods, past=THREE))), RULES, NOW)
@@ -89,11 +109,6 @@ def test_nothing_is_said_of_a_device_while_a_pod_runs_on_it_until_that_has_laste
     found = failed_starts(derive(replace(lasted, pods=replace(lasted.pods, past=THREE))), RULES, NOW)
     assert (found[3].count, found[4].count) == (0, 0), "cleared; and a start after no failure leaves nothing open"
     assert counts(running("other", 7), failed("d", 3, at=1), past=THREE) == {3: 4}
-
-
-def test_a_pod_that_was_last_seen_running_and_is_gone_does_not_run_elsewhere() -> None:
-    assert counts(past=(*THREE, running("gone", 7))) == {}
-    assert counts(running("other", 7), past=(*THREE, running("gone", 3, seconds=10))) == {}, "it ran on the device"
 
 
 def test_a_row_is_one_of_a_core() -> None:
@@ -118,37 +133,6 @@ def test_an_init_container_that_did_its_work_does_not_speak_for_the_container_th
 
     pods = tuple(with_init(name, at) for name, at in (("a", 90), ("b", 60), ("c", 30)))
     assert counts(running("other", 7), past=pods) == {3: 3}
-
-
-@pytest.mark.parametrize(
-    "harmless",
-    [
-        failed("c", 3, at=10, seconds=31),
-        a_pod("c", 3, ContainerRun("app", NOW - 14, NOW - 10, failed=False)),
-        a_pod("c", 3, ContainerRun("other", NOW - 14, NOW - 10, failed=True)),
-        failed("c", 4, at=10),
-    ],
-)
-def test_an_end_that_is_late_or_well_or_elsewhere_is_no_failed_start(harmless: NeuronPod) -> None:
-    assert counts(running("other", 7), past=(*THREE[:2], harmless)).get(3, 0) in {0, 2}
-
-
-def test_the_pods_of_one_controller_may_have_a_broken_image() -> None:
-    broken = tuple(replace(each, controller="Job/broken") for each in THREE)
-    assert counts(running("other", 7, controller="Job/well"), past=broken) == {}
-    assert counts(running("sibling", 7, controller="Job/broken"), past=broken) == {3: 3}
-    mixed = (*broken[:2], replace(broken[2], controller="Job/third"))
-    assert counts(running("other", 7, controller="Job/well"), past=mixed) == {3: 3}
-
-
-def test_what_is_long_ago_says_nothing() -> None:
-    old = failed("a", 3, at=700)
-    assert counts(running("other", 7), past=(old, *THREE[1:])) == {3: 2}
-
-
-def test_a_pod_whose_devices_are_not_known_is_left_out() -> None:
-    unknown = replace(THREE[2], assignment=None)
-    assert counts(running("other", 7), past=(*THREE[:2], unknown)) == {3: 2}
 
 
 def test_the_last_state_of_a_pod_that_goes_is_kept_and_pods_that_never_ran_are_not() -> None:

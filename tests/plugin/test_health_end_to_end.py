@@ -15,14 +15,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from neuron_plugin.allocation.keys import INVENTORY_KEY
+from neuron_plugin.allocation.keys import INVENTORY_KEY, UNHEALTHY_LABEL
 from neuron_plugin.hardware import ResetState
-from neuron_plugin.hardware.health_signals import Severity
 from neuron_plugin.hardware.kernel_log import LogPeriods
 from neuron_plugin.plugin.daemon import NodeDaemon
 from neuron_plugin.plugin.health import Action, HealthRules, SignalRule
 from neuron_plugin.simulation import SimulatedNode
-from neuron_plugin.simulation.api_server_kinds import EVENTS, NODES
+from neuron_plugin.simulation.api_server_kinds import EVENTS, NODES, PODS
 from tests.plugin import site as sites
 from tests.plugin.site import NODE, eventually
 from tests.plugin.world import NEURON, app, uid_of
@@ -143,26 +142,6 @@ async def test_p67_errors_of_a_core_and_kernel_messages_reach_the_kubelet() -> N
         )
 
 
-async def test_p67_a_forged_line_and_one_without_a_device_take_nothing_away() -> None:
-    async with a_site() as node:
-        node.machine.log_kernel_message("nd4: NEURON_HW_ERR=DMA_ERROR on queue 1", by_kernel=False)
-        node.machine.log_kernel_message("kernel: NEURON_HW_ERR=SRAM_UNCORRECTABLE_ERROR affecting neuron devices")
-        await eventually(lambda: any(reason == "NeuronDeviceWarning" for reason, _ in node.events()))
-        assert node.site.kubelet.capacity(NEURON.value).allocatable == 6
-        assert all(one.verdict.severity is Severity.WARNING for one in node.daemon.health.state.devices.values())
-        assert "no device of this node" in node.events()[0][1]
-
-
-async def test_p25_a_driver_reload_is_unhealthy_and_back() -> None:
-    async with a_site() as node:
-        node.machine.unload_driver()
-        await node.allocatable(0)
-        node.machine.load_driver()
-        await node.allocatable(6)
-        await eventually(lambda: len(node.events()) == 2)
-        assert [note.split(" are ")[0] for _, note in node.events()] == ["neuron devices 0,1,2,3,4,5"] * 2
-
-
 async def test_p69_a_flapping_node_makes_a_bounded_number_of_messages_and_events() -> None:
     async with a_site() as node:
         start = node.daemon.node.advertisements[NEURON].latest.version
@@ -175,14 +154,6 @@ async def test_p69_a_flapping_node_makes_a_bounded_number_of_messages_and_events
         assert 1 <= latest - start <= 3  # gone, back, gone and then held for ten seconds
         assert len(node.events()) <= 3
         assert node.daemon.health.unhealthy == {3: "/dev/neuron3 is absent"}
-
-
-async def test_p70_a_kernel_log_that_is_not_there_is_named_and_the_rest_goes_on() -> None:
-    async with a_site(kmsg=Path("/nowhere/kmsg")) as node:
-        await eventually(lambda: "kernel-log" in node.daemon.health.silent_sources)
-        assert node.daemon.health.silent_sources["kernel-log"].startswith("/nowhere/kmsg cannot be read")
-        node.machine.remove_node(0)
-        await node.allocatable(5)
 
 
 def fails(site: sites.Site, name: str, started: datetime) -> None:
@@ -230,3 +201,24 @@ async def test_a_device_on_which_three_pods_failed_in_a_row_is_given_to_no_other
             assert "3 failed starts of different pods in a row" in node.inventory()["unhealthy"]["1"]
             await node.allocatable(5)
             assert sites.ids(await site.run("next", app(1)), NEURON) == (2,)
+
+
+def is_labelled(site: sites.Site, pod: str) -> bool:
+    assert site.api is not None
+    labels = site.api.get(PODS, pod, sites.NAMESPACE)["metadata"].get("labels") or {}
+    return labels.get(UNHEALTHY_LABEL) == "true"
+
+
+async def test_a_device_that_recovers_while_the_plugin_is_away_leaves_no_label() -> None:
+    async with sites.a_site() as site:
+        site.settings = msgspec.structs.replace(site.settings, label_pods_on_sick_devices=True)
+        async with site.daemon() as daemon:
+            (device,) = sites.ids(await site.run("a", app(1)), NEURON)
+            await site.run("b", app(1))
+            await site.confirmed(daemon, "a", "b")
+            site.node.set_unhealthy_components(device, ["hbm"])
+            await eventually(lambda: is_labelled(site, "a"))
+            assert not is_labelled(site, "b")
+        site.node.set_unhealthy_components(device, [])
+        async with site.daemon():
+            await eventually(lambda: not is_labelled(site, "a"))

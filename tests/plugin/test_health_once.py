@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from neuron_plugin.hardware import Device, Inventory, ResetState, read_inventory
+from neuron_plugin.hardware import Device, Inventory, ResetState
 from neuron_plugin.hardware.device import CoreErrors, EccCounts, HealthReadings, NodeState
 from neuron_plugin.hardware.health_signals import Severity, Signal, Verdict
 from neuron_plugin.plugin.health import Action, HealthRules, SignalRule, judge_once
-from neuron_plugin.simulation import SimulatedNode, write_node
 from neuron_plugin.topology import DeviceId
 from tests.plugin.health_world import device, machine
 
@@ -28,10 +25,6 @@ def verdict(settings: HealthRules | None = None, accepted: dict[str, int] | None
 
 def severities(found: Verdict) -> list[tuple[Signal, Severity]]:
     return [(finding.signal, finding.severity) for finding in found.findings]
-
-
-def test_a_sound_device_has_no_finding() -> None:
-    assert verdict() == Verdict()
 
 
 def test_what_is_wrong_is_named_worst_first() -> None:
@@ -77,10 +70,6 @@ DEVICE = device(3)
 def assess(seen: Device) -> Verdict:
     """By the default rules, without a memory."""
     return judge_once(Inventory(devices=(seen,)), HealthRules(), {})[seen.id]
-
-
-def assess_all(node: SimulatedNode) -> dict[DeviceId, Verdict]:
-    return judge_once(read_inventory(node.paths), HealthRules(), {})
 
 
 def with_health(**fields: Any) -> Device:
@@ -140,55 +129,3 @@ def test_p67_each_signal_is_found_alone_and_with_its_severity(
     assert [(finding.signal, finding.severity) for finding in verdict_of.findings] == [(signal, severity)]
     assert verdict_of.healthy is (severity is not Severity.UNHEALTHY)
     assert verdict_of.reason
-
-
-def test_findings_come_worst_first() -> None:
-    verdict_of = assess(
-        replace(
-            DEVICE,
-            node=NodeState.ABSENT,
-            health=HealthReadings(reset=ResetState.RESETTING, ecc=EccCounts(repairable=1)),
-        )
-    )
-    assert [finding.signal for finding in verdict_of.findings] == [Signal.NODE, Signal.RESETTING, Signal.REPAIRABLE_ECC]
-    assert verdict_of.reason == "/dev/neuron3 is absent"
-
-
-Fault = Callable[[SimulatedNode], None]
-
-
-@pytest.mark.parametrize(
-    ("fault", "remedy"),
-    [
-        (lambda node: node.remove_node(2), lambda node: node.restore_node(2)),
-        (
-            lambda node: node.set_reset(2, ResetState.FAILED),
-            lambda node: node.set_reset(2, ResetState.READY),
-        ),
-        (lambda node: node.set_ecc(2, sram=1), lambda node: node.set_ecc(2, sram=0)),
-        (lambda node: node.set_ecc(2, memory=1), lambda node: node.set_ecc(2, memory=0)),
-        (
-            lambda node: node.set_unhealthy_components(2, ["link_host"]),
-            lambda node: node.set_unhealthy_components(2, []),
-        ),
-    ],
-    ids=["node", "reset", "sram", "memory", "components"],
-)
-def test_p68_a_device_is_healthy_again_when_the_cause_is_gone(tmp_path: Path, fault: Fault, remedy: Fault) -> None:
-    node = write_node(tmp_path / "node", "inf2.24xlarge", usage_counters=False)
-    fault(node)
-    assert [
-        device
-        for device, verdict in judge_once(read_inventory(node.paths), HealthRules(), {}).items()
-        if not verdict.healthy
-    ] == [2]
-    remedy(node)
-    assert all(verdict == Verdict() for verdict in judge_once(read_inventory(node.paths), HealthRules(), {}).values())
-
-
-def test_errors_survive_a_driver_reload(tmp_path: Path) -> None:
-    node = write_node(tmp_path / "node", "inf2.24xlarge", usage_counters=False)
-    node.set_ecc(2, memory=1)
-    node.unload_driver()
-    node.load_driver()
-    assert not assess_all(node)[DeviceId(2)].healthy

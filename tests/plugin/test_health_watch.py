@@ -1,4 +1,4 @@
-"""The watch over health: sources, timing, memory. The clock is the loop's, which does not wait."""
+"""The watch over health: sources, timing, memory and words. The clock is the loop's, which does not wait."""
 
 from __future__ import annotations
 
@@ -17,11 +17,32 @@ import pytest
 from neuron_plugin.cluster import ApiRequest
 from neuron_plugin.hardware import Inventory, ResetState, parse_driver_version
 from neuron_plugin.hardware.device import CoreErrors, EccCounts, NodeState
-from neuron_plugin.hardware.health_signals import Observation, Severity, Signal
+from neuron_plugin.hardware.health_signals import Observation, Severity, Signal, Symptom, Verdict
 from neuron_plugin.hardware.kernel_log import PERIODS, KernelError, KernelRecord, LogPeriods, parse_error
 from neuron_plugin.plugin import health_watch, publisher
-from neuron_plugin.plugin.health import Action, HealthRules, SignalRule, load
-from neuron_plugin.plugin.health_watch import KERNEL_LOG, MEMORY, SYSFS, UEVENTS, HealthWatch
+from neuron_plugin.plugin.health import (
+    MOST_DEVICES,
+    Action,
+    Baseline,
+    DeviceHealth,
+    HealthRules,
+    HealthState,
+    SignalRule,
+    Transition,
+    health_after,
+    load,
+    save,
+)
+from neuron_plugin.plugin.health_watch import (
+    KERNEL_LOG,
+    MEMORY,
+    SYSFS,
+    UEVENTS,
+    HealthWatch,
+    health_event,
+    log_transition,
+    node_condition,
+)
 from neuron_plugin.plugin.publisher import Publisher
 from neuron_plugin.plugin.settings import PluginSettings
 from tests.plugin.health_world import device, machine
@@ -326,11 +347,14 @@ async def test_what_did_not_change_is_not_written_again(tmp_path: Path, monkeypa
     assert len(writes) == 1
 
 
-async def test_p70_a_memory_that_cannot_be_written_is_named_and_nothing_else_stops(
+async def test_p70_a_memory_that_cannot_be_written_is_named_until_it_can_and_nothing_else_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    full = [OSError(errno.EROFS, "Read-only file system")]
+
     def fail(*_arguments: object) -> None:
-        raise OSError(errno.EROFS, "Read-only file system")
+        if full:
+            raise full[0]
 
     monkeypatch.setattr(health_watch, "save", fail)
     async with running(PluginSettings(state_dir=tmp_path)) as run:
@@ -341,6 +365,9 @@ async def test_p70_a_memory_that_cannot_be_written_is_named_and_nothing_else_sto
         await Log.last.error("nd0: NEURON_HW_ERR=DMA_ERROR on queue 3")
         await asyncio.sleep(0.01)
         assert list(run.watch.unhealthy) == [0]
+        full.clear()
+        run.watch.look(machine(device(0, core_errors=(CoreErrors(0, hw_error=4),))))
+        await eventually(lambda: not run.watch.silent_sources)
 
 
 async def eventually(is_written: Callable[[], bool]) -> None:
@@ -413,3 +440,132 @@ async def test_a_reset_that_fails_is_pending_then_unhealthy_and_old_ones_are_not
         assert run.watch.unhealthy == {0: "5 failed resets, 4 of them old"}
         await asyncio.sleep(3700)
         assert run.watch.unhealthy == {}
+
+
+# Health in words: log lines, events on the node, and the node condition.
+
+
+def node(**verdicts: Verdict) -> HealthState:
+    return HealthState(devices={int(name[1:]): DeviceHealth(name, verdict=one) for name, one in verdicts.items()})
+
+
+def found(severity: Severity, text: str) -> Verdict:
+    return Verdict((Symptom(Signal.NODE, severity, text),))
+
+
+SOUND = Verdict()
+FELL = Transition((1,), Severity.HEALTHY, Severity.UNHEALTHY, "/dev/neuron1 is absent")
+ROSE = Transition((1,), Severity.UNHEALTHY, Severity.HEALTHY, "")
+WARNED = Transition((0, 1), Severity.HEALTHY, Severity.WARNING, "2 hardware errors")
+CALMED = Transition((0, 1), Severity.WARNING, Severity.HEALTHY, "")
+
+
+@pytest.mark.parametrize(
+    ("transition", "reason", "note"),
+    [
+        (FELL, "NeuronDeviceUnhealthy", "neuron device 1 is not given to new pods: /dev/neuron1 is absent"),
+        (ROSE, "NeuronDeviceHealthy", "neuron device 1 is healthy again and given to new pods"),
+        (
+            WARNED,
+            "NeuronDeviceWarning",
+            "neuron devices 0,1 are still given to pods, with a warning: 2 hardware errors",
+        ),
+        (CALMED, "NeuronDeviceHealthy", "neuron devices 0,1 are healthy again, the warning is over"),
+    ],
+)
+def test_p67_every_change_is_an_event_on_the_node(transition: Transition, reason: str, note: str) -> None:
+    assert health_event(transition) == (reason, note)
+
+
+def test_every_change_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    for transition in (FELL, ROSE):
+        log_transition(transition)
+    assert [(record.levelno, record.__dict__["devices"]) for record in caplog.records] == [
+        (logging.WARNING, "1"),
+        (logging.INFO, "1"),
+    ]
+    assert caplog.records[0].__dict__["reason"] == "/dev/neuron1 is absent"
+    assert (caplog.records[0].__dict__["was"], caplog.records[0].__dict__["is"]) == ("healthy", "unhealthy")
+
+
+def test_p67_the_condition_is_true_while_all_is_well_and_false_when_not() -> None:
+    assert node_condition(node(d0=SOUND, d1=SOUND))[:2] == (True, "AllDevicesHealthy")
+    broken = node(d0=SOUND, d1=found(Severity.UNHEALTHY, "/dev/neuron1 is absent"))
+    assert node_condition(broken) == (False, "UnhealthyDevices", "neuron device 1: /dev/neuron1 is absent")
+
+
+def test_a_condition_names_every_reason_with_its_devices() -> None:
+    first, second = found(Severity.UNHEALTHY, "a reset has failed"), found(Severity.UNHEALTHY, "/dev/neuron1 is absent")
+    message = node_condition(node(d0=first, d1=second, d2=first))[2]
+    assert message == "neuron devices 0,2: a reset has failed. neuron device 1: /dev/neuron1 is absent"
+
+
+def test_a_condition_without_devices_is_unknown_and_one_with_warnings_true() -> None:
+    assert node_condition(node())[:2] == (None, "NoDevices")
+    warning = found(Severity.WARNING, "x")
+    assert node_condition(node(d0=warning, d1=warning, d2=SOUND)) == (
+        True,
+        "DevicesWithWarnings",
+        "neuron devices 0,1: x",
+    )
+
+
+def test_a_message_is_cut_to_what_a_condition_takes() -> None:
+    many = {f"d{number}": found(Severity.UNHEALTHY, f"{number} " + "x" * 100) for number in range(64)}
+    assert len(node_condition(node(**many))[2]) == 1024
+
+
+# What is kept of devices over a restart, and that losing it costs nothing.
+
+
+KNOWN: Baseline = {"aa": {"sram-ecc": 2}, "bb": {}}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "health.json"
+
+
+def test_what_was_saved_is_loaded(file: Path) -> None:
+    save(file, KNOWN)
+    assert load(file) == KNOWN
+    assert [path.name for path in file.parent.iterdir()] == ["health.json"]
+
+
+def test_without_a_file_nothing_is_known(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert load(file) == {}
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"\xff\xfe", b'{"version": 1}', b'{"version": 2, "devices": {"a": 3}}']
+)
+def test_a_file_that_cannot_be_used_is_logged_and_costs_nothing(
+    file: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    file.parent.mkdir()
+    file.write_bytes(content)
+    assert load(file) == {}
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+
+
+def test_a_file_of_another_version_is_passed_over(file: Path) -> None:
+    file.parent.mkdir()
+    file.write_text('{"version": 1, "devices": {"a": {"sram-ecc": 1}}}')
+    assert load(file) == {}
+
+
+def test_it_does_not_grow_with_every_chip_that_was_ever_here() -> None:
+    before = {f"{number:x}": {"hw-error": 1} for number in range(2 * MOST_DEVICES)}
+    here = device(0, serial="0e", core_errors=(CoreErrors(0, hw_error=7),))
+    kept = health_after(HealthState(before), machine(here), 0.0, HealthRules()).baseline
+    assert len(kept) == MOST_DEVICES
+    assert kept["0e"]["hw-error"] == 7
+    assert f"{2 * MOST_DEVICES - 1:x}" in kept  # the oldest are forgotten
+
+
+def test_a_directory_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "state").touch()
+    with pytest.raises(OSError, match="state"):
+        save(tmp_path / "state" / "health.json", KNOWN)

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuron_plugin.allocation import Allocation, PodUid, Resource
+from neuron_plugin.allocation import Allocation, NeuronPod, PodUid, Resource
 from neuron_plugin.allocation.claims import PodClaim
+from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.kubelet import CheckpointEntry
 from neuron_plugin.plugin.container import ALLOCATION_KEY, Reply, read_reply, reply_for
 from neuron_plugin.plugin.inputs import (
@@ -38,6 +39,7 @@ from tests.plugin.world import (
     inputs,
     inventory,
     pod,
+    records,
     ref,
     uid_of,
 )
@@ -139,63 +141,117 @@ def test_an_answer_counts_for_a_pod_of_its_own_until_the_kubelet_names_it() -> N
 # What the record has shown.
 
 
-def test_an_entry_is_as_old_as_the_first_file_that_showed_it() -> None:
-    first = Recorded().with_file([entry(A, "app", NEURON, 1)], 5.0)
-    second = first.with_file([entry(A, "app", NEURON, 1)], 9.0)
-    assert [one.seen_at for one in second.entries.values()] == [5.0]
-    assert second.read_at == 9.0
+RECORDS = {
+    "an entry is as old as the first file that showed it": "5 a=1; 9 a=1 -> a=1@5",
+    "a new entry for a container replaces the old one": "5 a=1; 9 a=2 -> a=2@9",
+    "what the file has shown stays though a later file lacks it": "5 a=1; 9 - -> a=1@5 missing",
+    "a file that was asked for when it was seen proves nothing": "5 a=1; 9 - asked 5 -> a=1@5 missing",
+    "one that was asked for later shows that it is gone": "5 a=1; 9 - asked 8 -> a=1@5 gone",
+    "and it stays gone": "5 a=1; 9 - asked 8; 10 - -> a=1@5 gone",
+    "an entry that an older file lacked is whole again when it is back": "5 a=1; 9 - asked 8; 10 a=1 -> a=1@5",
+    "an allocation that is over stays over while the file shows it": "5 a=1; over; 9 a=1 ->",
+    "and another one counts": "5 a=1; over; 9 a=1; 10 a=1>2 -> a=1@10",
+    "other ids of another plugin are another allocation": "5 theirs=1; over; 9 theirs=2 -> static=2@9",
+}
+"""What each file shows, and when; ``asked 8``: the kubelet had to write it at 8; ``over``: all allocations are."""
 
 
-def test_a_new_entry_for_a_container_replaces_the_old_one() -> None:
-    first = Recorded().with_file([entry(A, "app", NEURON, 1)], 5.0)
-    second = first.with_file([entry(A, "app", NEURON, 2)], 9.0)
-    assert [(one.ids, one.seen_at) for one in second.entries.values()] == [((2,), 9.0)]
+def after_files(steps: str) -> Recorded:
+    made = Recorded()
+    for step in steps.split("; "):
+        if step == "over":
+            made = made.without(list(made.entries))
+            continue
+        at, shown, *asked = step.split(" ")
+        name, _, ids = shown.partition("=")
+        entries = (
+            records(shown.strip("-")) if name != "theirs" else [entry(STATIC_UID, "app", NEURON, int(ids), ours=False)]
+        )
+        made = made.with_file(entries, float(at), rewritten_at=float(asked[1]) if asked else None)
+    return made
 
 
-def test_what_the_file_has_shown_stays_though_a_later_file_lacks_it() -> None:
-    first = Recorded().with_file([entry(A, "app", NEURON, 1)], 5.0)
-    (kept,) = first.with_file([], 9.0).entries.values()
-    assert (kept.missing, kept.gone) == (True, False)
-
-
-def test_it_is_gone_once_a_file_lacks_it_that_the_kubelet_was_asked_to_write_after_it_was_seen() -> None:
-    first = Recorded().with_file([entry(A, "app", NEURON, 1)], 5.0)
-    (kept,) = first.with_file([], 9.0, rewritten_at=5.0).entries.values()
-    assert not kept.gone
-    gone = first.with_file([], 9.0, rewritten_at=8.0)
-    assert [one.gone for one in gone.entries.values()] == [True]
-    assert [one.gone for one in gone.with_file([], 10.0).entries.values()] == [True]
-
-
-def test_an_entry_that_an_older_file_lacked_is_whole_again_when_it_is_back() -> None:
-    first = Recorded().with_file([entry(A, "app", NEURON, 1)], 5.0)
-    back = first.with_file([], 9.0, rewritten_at=8.0).with_file([entry(A, "app", NEURON, 1)], 10.0)
-    assert [(one.missing, one.gone, one.seen_at) for one in back.entries.values()] == [(False, False, 5.0)]
-
-
-def test_an_allocation_that_is_over_stays_over_while_the_file_shows_it() -> None:
-    first = Recorded().with_file([entry(A, "app", NEURON, 1)], 5.0)
-    over = first.without(list(first.entries)).with_file([entry(A, "app", NEURON, 1)], 9.0)
-    assert not over.entries
-    again = over.with_file([entry(A, "app", NEURON, 1, given=[2])], 10.0)
-    assert [one.ids for one in again.entries.values()] == [(1,)]
-
-
-def test_an_entry_of_another_plugin_that_has_other_ids_is_another_allocation() -> None:
-    first = Recorded().with_file([entry(STATIC_UID, "app", NEURON, 1, ours=False)], 5.0)
-    over = first.without(list(first.entries))
-    back = over.with_file([entry(STATIC_UID, "app", NEURON, 2, ours=False)], 9.0)
-    assert [one.ids for one in back.entries.values()] == [(2,)]
+@pytest.mark.parametrize("steps", RECORDS.values(), ids=RECORDS)
+def test_what_the_record_has_shown(steps: str) -> None:
+    files, _, expected = steps.partition(" ->")
+    names = {A: "a", STATIC_UID: "static"}
+    said = [
+        f"{names[key.uid]}={ranges(one.ids)}@{one.seen_at:g}" + (" gone" if one.gone else " missing" * one.missing)
+        for key, one in after_files(files).entries.items()
+    ]
+    assert " ".join(said) == expected.strip()
 
 
 def test_p83_an_allocation_that_is_over_is_forgotten_with_the_file_that_showed_it() -> None:
-    first = Recorded().with_file([entry(A, "app", NEURON, 1)], 5.0)
-    assert not first.without(list(first.entries)).with_file([], 9.0).over
-    missing = first.with_file([], 9.0)
-    assert not missing.without(list(missing.entries)).over
+    for files in ("5 a=1; over; 9 -", "5 a=1; 9 -; over"):
+        assert not after_files(files).over
 
 
-# Pods.
+PODS = {
+    "p59 a terminal phase is an end, and its containers have stopped": "a; a failed -> ended a",
+    "p59 also after the pod is gone": "a; a failed; gone a -> ended a",
+    "podgc ends a pod whose containers may still run": "a running; a running failed -> ended a! vanished a",
+    "also after it is gone": "a running; a running failed; gone a -> ended a! vanished a",
+    "a rejection of a pod that ran does not say that it has stopped": "a running; a failed -> ended a! vanished a",
+    "also if it is shown again": "a running; a failed; a failed -> ended a! vanished a",
+    "a rejection of a pod that did not run": "a failed -> ended a",
+    "p66 a pod with a deletion timestamp has not ended": "a terminating -> a",
+    "a list replaces the pods and says when it began": "a; list 7 b, c failed -> b ended c at 7",
+    "a list that does not show the plugin's own pod ends no pod": "list 3; a; list - b, c failed -> a b ended c at 3",
+    "but the one that it shows as ended": "a running; list - a running failed -> ended a!",
+    "a list ends a pod that it shows as ended": "a running; list 7 a running failed -> ended a! at 7",
+    # The kubelet may record an allocation after the end of its pod was seen.
+    "a list forgets no end that was seen before": "stopped a; list 7 -> ended a at 7",
+    "a pod that goes while it runs has vanished": "a running; gone a -> ended a! vanished a",
+    "one that waits has not": "a; gone a -> ended a!",
+    "nor one that was seen to stop": "a running; a succeeded; gone a -> ended a",
+}
+"""What is seen of pods; then who there is, who has ended (``!``: its containers may still run), who has vanished."""
+
+
+def seen(text: str) -> NeuronPod:
+    name, *states = text.split(" ")
+    phase = "Failed" if "failed" in states else "Succeeded" if "succeeded" in states else "Pending"
+    runs = "running" in states
+    return pod(
+        name,
+        app(1),
+        phase=phase,
+        started=runs or phase == "Succeeded",
+        running=runs,
+        terminating="terminating" in states,
+    )
+
+
+@pytest.mark.parametrize("steps", PODS.values(), ids=PODS)
+def test_which_pods_there_are_and_which_have_ended(steps: str) -> None:
+    happens, expected = steps.split(" -> ")
+    pods = NodePods()
+    for step in happens.split("; "):
+        verb, _, rest = step.partition(" ")
+        if verb == "list":
+            began, _, shown = rest.partition(" ")
+            pods = pods.with_list(
+                [seen(one) for one in shown.split(", ") if one], None if began == "-" else float(began)
+            )
+        elif verb in {"gone", "stopped"}:
+            pods = pods.without(uid_of(rest), stopped=verb == "stopped")
+        else:
+            pods = pods.with_pod(seen(step))
+    names = {uid_of(name): name for name in "abc"}
+    said = [names[uid] for uid in pods.pods]
+    said += ["ended", *(names[uid] + "!" * (not stopped) for uid, stopped in pods.ended.items())] if pods.ended else []
+    said += ["vanished", *(names[uid] for uid in pods.vanished)] if pods.vanished else []
+    said += [f"at {pods.listed_at:g}"] if pods.listed_at is not None else []
+    assert " ".join(said) == expected
+
+
+def test_a_pod_without_neuron_or_a_mirror_has_not_vanished() -> None:
+    for other in (
+        pod("a", running=True, started=True),
+        pod("a", app(1), running=True, started=True, annotations={"kubernetes.io/config.hash": STATIC_UID}),
+    ):
+        assert NodePods().with_pod(other).without(A).vanished == ()
 
 
 def test_the_pods_that_ask_are_in_the_order_of_their_assignments() -> None:
@@ -214,61 +270,6 @@ def test_a_static_pod_is_found_by_the_uid_that_the_kubelet_knows() -> None:
     assert inputs(mirror).pods.by_kubelet_uid == {STATIC_UID: mirror}
 
 
-@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
-def test_p59_a_terminal_phase_is_an_end_and_its_containers_have_stopped(phase: str) -> None:
-    pods = NodePods().with_pod(pod("a", app(1))).with_pod(pod("a", app(1), phase=phase))
-    assert (pods.pods, pods.ended) == ({}, {A: True})
-    assert pods.without(A, stopped=False).ended == {A: True}
-
-
-def test_podgc_ends_a_pod_whose_containers_may_still_run() -> None:
-    pods = NodePods().with_pod(pod("a", app(1), started=True, running=True))
-    ended = pods.with_pod(pod("a", app(1), phase="Failed", started=True, running=True))
-    assert ended.ended == {A: False}
-    assert ended.without(A).ended == {A: False}
-
-
-def test_a_rejection_that_leaves_out_the_containers_of_a_pod_that_ran_does_not_say_that_they_stopped() -> None:
-    ran = NodePods().with_pod(pod("a", app(1), started=True, running=True))
-    assert ran.with_pod(pod("a", app(1), phase="Failed")).ended == {A: False}
-    assert NodePods().with_pod(pod("a", app(1), phase="Failed")).ended == {A: True}
-
-
-def test_p66_a_pod_with_a_deletion_timestamp_has_not_ended() -> None:
-    assert A in NodePods().with_pod(pod("a", app(1), terminating=True)).pods
-
-
-def test_a_list_replaces_the_pods_and_says_when_it_began() -> None:
-    before = NodePods().with_pod(pod("a", app(1)))
-    after = before.with_list([pod("b", app(1)), pod("c", app(1), phase="Failed")], 7.0)
-    assert (set(after.pods), after.ended, after.listed_at) == ({uid_of("b")}, {uid_of("c"): True}, 7.0)
-
-
-def test_a_list_that_does_not_show_the_plugins_own_pod_ends_no_pod() -> None:
-    before = NodePods(listed_at=3.0).with_pod(pod("a", app(1)))
-    after = before.with_list([pod("b", app(1)), pod("c", app(1), phase="Failed")], None)
-    assert (set(after.pods), after.ended, after.listed_at) == ({A, uid_of("b")}, {uid_of("c"): True}, 3.0)
-
-
-def test_a_list_ends_a_pod_that_it_shows_as_ended_also_where_it_proves_nothing_else() -> None:
-    ran = NodePods().with_pod(pod("a", app(1), started=True, running=True))
-    ended = pod("a", app(1), phase="Failed", started=True, running=True)
-    for began_at in (None, 7.0):
-        after = ran.with_list([ended], began_at)
-        assert (after.pods, after.ended) == ({}, {A: False}), "its containers may still run"
-
-
-def test_a_list_forgets_no_end_that_was_seen_before() -> None:
-    """The kubelet may record an allocation after the end of its pod was seen."""
-    assert NodePods().without(A, stopped=True).with_list([], 7.0).ended == {A: True}
-
-
-def test_what_an_ended_pod_shows_later_does_not_say_that_its_containers_have_stopped() -> None:
-    ran = NodePods().with_pod(pod("a", app(1), started=True, running=True))
-    ended = pod("a", app(1), phase="Failed")
-    assert ran.with_pod(ended).with_pod(ended).ended == {A: False}
-
-
 def test_p83_only_the_latest_ends_are_remembered() -> None:
     pods = NodePods()
     for number in range(MOST_ENDED + 5):
@@ -278,14 +279,7 @@ def test_p83_only_the_latest_ends_are_remembered() -> None:
 
 @pytest.mark.parametrize(
     ("uid", "expected"),
-    [
-        (A, True),
-        (A.upper(), True),
-        (STATIC_UID, False),
-        ("default/a", False),
-        ("", False),
-        (f"{A}-x", False),
-    ],
+    [(A, True), (A.upper(), True), (STATIC_UID, False), ("default/a", False), ("", False), (f"{A}-x", False)],
 )
 def test_the_api_servers_uids_are_told_from_a_static_pods_hash(uid: str, expected: bool) -> None:  # noqa: FBT001 - a table
     assert made_by_api_server(PodUid(uid)) is expected
@@ -315,27 +309,9 @@ def test_a_hold_down_is_shown_to_the_cluster_and_to_the_kubelet_from_two_times_o
 # Vanished pods.
 
 
-def test_a_pod_that_goes_while_it_runs_has_vanished() -> None:
-    runs, waits = pod("a", app(1), running=True, started=True), pod("b", app(1))
-    pods = NodePods().with_pod(runs).with_pod(waits)
-    assert pods.without(A).vanished == (A,)
-    assert pods.without(uid_of("b")).vanished == ()
-
-
 def test_a_pod_with_claims_that_goes_while_it_runs_has_vanished_too() -> None:
     claiming = replace(pod("a", running=True), claims=(PodClaim("dev", "c"),))
     assert NodePods().with_pod(claiming).without(A).vanished == (A,)
-
-
-def test_a_pod_that_was_seen_to_stop_or_has_no_neuron_or_is_a_mirror_has_not_vanished() -> None:
-    runs = pod("a", app(1), running=True, started=True)
-    stopped = pod("a", app(1), phase="Succeeded", started=True)
-    assert NodePods().with_pod(runs).with_pod(stopped).without(A).vanished == ()
-    for other in (
-        pod("a", running=True, started=True),
-        pod("a", app(1), running=True, started=True, annotations={"kubernetes.io/config.hash": STATIC_UID}),
-    ):
-        assert NodePods().with_pod(other).without(A).vanished == ()
 
 
 def test_the_latest_vanished_pods_are_remembered_through_a_list() -> None:

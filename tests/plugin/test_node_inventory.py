@@ -110,9 +110,7 @@ def test_a_device_of_an_unknown_type_that_vanishes_stays_listed() -> None:
 def test_links_that_are_known_later_count_and_are_kept_when_they_vanish(tmp_path: Path) -> None:
     ring = read_inventory(write_node(tmp_path, "inf2.48xlarge").paths)
     unlinked = replace(
-        ring,
-        instance_type="",
-        devices=tuple(replace(device, connected=frozenset()) for device in ring.devices),
+        ring, instance_type="", devices=tuple(replace(device, connected=frozenset()) for device in ring.devices)
     )
     ring = replace(ring, instance_type="")
     before = seen(unlinked)

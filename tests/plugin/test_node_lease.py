@@ -108,24 +108,21 @@ def of_node(*, serving: bool = True, times: LeaseTimes = TIMES) -> NodeLease:
     return lease
 
 
-async def test_e7_the_lease_is_the_one_the_extender_looks_for(server: StandInApiServer, api: KubernetesApi) -> None:
-    async with renewing(api, of_node()):
+async def test_e7_the_lease_is_the_one_the_extender_looks_for_made_when_the_plugin_serves_and_its_nodes(
+    server: StandInApiServer, api: KubernetesApi
+) -> None:
+    made = of_node(serving=False)
+    async with renewing(api, made, often=False):
+        await asyncio.sleep(0.05)
+        assert not there_is_one(server)
+        made.serve(serving=True)
         await until(lambda: is_held(server))
-    lease = lease_of(server)
+    lease, uid = lease_of(server), server.get(api_server.NODES, NODE)["metadata"]["uid"]
+    owner = {"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": uid}
+    assert lease["metadata"]["ownerReferences"] == [owner], "so that it goes with the node"
     assert lease["metadata"]["name"] == "neuron-plugin-worker-1"
     assert lease["spec"]["holderIdentity"] == NODE
     assert lease["spec"]["leaseDurationSeconds"] == 8
-
-
-async def test_the_node_owns_its_lease_so_that_it_goes_with_the_node(
-    server: StandInApiServer, api: KubernetesApi
-) -> None:
-    async with renewing(api, of_node()):
-        await until(lambda: is_held(server))
-    uid = server.get(api_server.NODES, NODE)["metadata"]["uid"]
-    assert lease_of(server)["metadata"]["ownerReferences"] == [
-        {"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": uid}
-    ]
 
 
 async def test_it_is_renewed_while_the_plugin_serves(server: StandInApiServer, api: KubernetesApi) -> None:
@@ -167,30 +164,18 @@ async def test_the_next_plugin_finds_what_the_last_one_wrote_and_may_remove_it(
         await until(lambda: not lease_of(server)["metadata"].get("annotations"))
 
 
-async def test_e7_it_is_not_renewed_while_the_kubelet_follows_no_resource(
+async def test_e7_it_is_given_up_while_the_kubelet_follows_no_resource_and_taken_up_again(
     server: StandInApiServer, api: KubernetesApi
 ) -> None:
     lease = of_node(times=LeaseTimes(duration=8, renew=0.01))
     async with renewing(api, lease, often=False):
         await until(lambda: is_held(server))
         lease.serve(serving=False)
-        await until(lambda: not is_held(server))
+        await until(lambda: ObservedLease().expired(LEASES.decode(_encoded(lease_of(server))), now=0.0))
         await asyncio.sleep(0.1)
         stands = lease_of(server)["metadata"]["resourceVersion"]
         await asyncio.sleep(0.3)
         assert lease_of(server)["metadata"]["resourceVersion"] == stands
-
-
-async def test_a_kubelet_that_ends_closes_its_node_at_once_and_the_next_one_opens_it(
-    server: StandInApiServer, api: KubernetesApi
-) -> None:
-    lease = of_node(times=LeaseTimes(duration=600, renew=300))
-    async with renewing(api, lease, often=False):
-        await until(lambda: is_held(server))
-        lease.serve(serving=False)
-        await until(lambda: ObservedLease().expired(LEASES.decode(_encoded(lease_of(server))), now=0.0))
-        lease.serve(serving=True)
-        await until(lambda: is_held(server))
 
 
 async def test_a_node_whose_closing_got_no_answer_is_closed_at_the_next_turn(
@@ -202,17 +187,6 @@ async def test_a_node_whose_closing_got_no_answer_is_closed_at_the_next_turn(
         server.fail(Fault(Match("PATCH", "/leases"), status=500))
         lease.serve(serving=False)
         await until(lambda: not is_held(server))
-
-
-async def test_e7_it_is_created_as_soon_as_the_plugin_serves_and_not_before(
-    server: StandInApiServer, api: KubernetesApi
-) -> None:
-    lease = of_node(serving=False)
-    async with renewing(api, lease, often=False):
-        await asyncio.sleep(0.05)
-        assert not there_is_one(server)
-        lease.serve(serving=True)
-        await until(lambda: is_held(server))
 
 
 async def test_e7_a_plugin_that_stops_gives_it_up_so_that_no_pod_comes_meanwhile(
@@ -227,16 +201,7 @@ async def test_e7_a_plugin_that_stops_gives_it_up_so_that_no_pod_comes_meanwhile
         await asyncio.sleep(0.1)
         assert lease_of(server)["metadata"]["resourceVersion"] == given_up.resource_version
     assert ObservedLease().expired(given_up, now=0.0)
-
-
-async def test_e7_the_next_plugin_takes_up_what_the_last_one_gave_up(
-    server: StandInApiServer, api: KubernetesApi
-) -> None:
-    last = of_node()
-    async with renewing(api, last):
-        await until(lambda: is_held(server))
-        await last.give_up(api)
-    async with renewing(api, of_node()):
+    async with renewing(api, of_node()):  # the next plugin
         await until(lambda: is_held(server))
 
 

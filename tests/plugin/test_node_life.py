@@ -1,7 +1,8 @@
-"""Random lives of a node, with the orders, repetitions, restarts and outages that a real one sees.
+"""Random lives of a node, by counts and by claims, with the orders, restarts and outages that a real one sees.
 
-``NODE_LIFE_STEPS`` says how many steps in all (`nox -s soak` takes a million); each life has its own seed, and a
-violation names it: `NODE_LIFE_STEPS=1000000 pytest tests/plugin/test_node_life.py -k 'life-17-'` lives that one again.
+``NODE_LIFE_STEPS`` says how many steps in all (`nox -s soak` takes a million). Each life has its own seed, and a
+violation names it. `NODE_LIFE_STEPS=1000000 pytest tests/plugin/test_node_life.py -k 'two_live_pods and life-17-'`
+lives that one again.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import asyncio
 import logging
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.plugin import life_claims
 from tests.plugin.life import Mode, live
 from tests.plugin.life_cluster import VirtualLoop
 from tests.plugin.world import INF2, LINE, TRN1, TRN2
@@ -53,3 +56,17 @@ def test_p45_p57_to_p66_no_core_is_in_two_live_pods_and_at_rest_everything_says_
 
     assert set(life.seen) >= EVENTS, "a life in which nothing happens shows nothing"
     assert life.seen["rest"] > 0, "a life that never comes to rest compares nothing"
+
+
+CLAIM_STEPS = int(os.environ.get("NODE_LIFE_STEPS", "6000"))
+CLAIM_STEPS_OF_A_LIFE = 2_000
+LAGS = (0.02, 0.3, 1.0)
+CLAIM_EVENTS = {"bound", "deleted by force", "prepared", "waited", "half-failed", "kubelet restart", "plugin kill"}
+
+
+@pytest.mark.parametrize("seed", range(max(1, CLAIM_STEPS // CLAIM_STEPS_OF_A_LIFE)), ids=lambda seed: f"life-{seed}-")
+def test_no_core_belongs_to_two_claims_of_live_pods(seed: int, tmp_path: Path) -> None:
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        life = runner.run(life_claims.live(seed, tmp_path, CLAIM_STEPS_OF_A_LIFE, LAGS[seed % len(LAGS)]))
+
+    assert set(life.seen) >= CLAIM_EVENTS, "a life in which nothing happens shows nothing"

@@ -5,22 +5,30 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from neuron_plugin.allocation.claims import PodClaim
 from neuron_plugin.allocation.keys import NODE_KEY, POD_UID_KEY
+from neuron_plugin.cluster import ApiRequest
+from neuron_plugin.cluster.api import Response
 from neuron_plugin.cluster.client import connect
 from neuron_plugin.plugin import pod_watch as module
 from neuron_plugin.plugin.counters import Counters
+from neuron_plugin.plugin.inputs import NodePods
 from neuron_plugin.plugin.node import LocalNode
-from neuron_plugin.plugin.pod_watch import PodWatch
+from neuron_plugin.plugin.pod_watch import ClaimWatch, PodWatch
 from tests.plugin.desk import FakeCgroups, LoopClock
 from tests.plugin.site import NAMESPACE, NODE, eventually, manifest
-from tests.plugin.world import STATIC_UID, app, inventory, uid_of
+from tests.plugin.test_node import Bench
+from tests.plugin.world import STATIC_UID, app, inventory, pod, uid_of
+from tests.simulation.dra import DRIVER, claim_spec
 from tests.support.api_server import Fault, Match, StandInApiServer
 from tests.support.model_kubelet import checkpoint_file
+from tests.support.scripted_server import ScriptedServer
 
 
 @dataclass
@@ -198,3 +206,45 @@ async def test_lists_and_ends_of_the_watch_are_counted(tmp_path: Path) -> None:
         assert watched.watch.age_seconds is not None
         watched.server.end_watches()
         await eventually(lambda: bool(watched.counters.watch_restarts["pods", "end"]))
+
+
+# Claims.
+
+
+class Claims:
+    """An API server with one claim, which a test reserves."""
+
+    def __init__(self) -> None:
+        self.reserved_for: list[str] = []
+        self.server = ScriptedServer(self._answer)
+
+    async def _answer(self, _: ApiRequest) -> Response:
+        reserved = [{"resource": "pods", "name": "a", "uid": uid} for uid in self.reserved_for]
+        metadata = {"name": "neurons", "namespace": "ml", "uid": "c"}
+        claim = {"metadata": metadata, "spec": claim_spec(), "status": {"reservedFor": reserved}}
+        return Response(200, msgspec.json.encode(claim))
+
+    async def reads_in(self, seconds: float) -> int:
+        """How often the claim is read meanwhile."""
+        before = len(self.server.requests)
+        await asyncio.sleep(seconds)
+        return len(self.server.requests) - before
+
+
+@pytest.mark.looptime
+async def test_a_claim_is_read_until_it_is_reserved_for_its_pod_and_then_no_more() -> None:
+    claims, node = Claims(), Bench().started()
+    user = replace(pod("a", app(1)), claims=(PodClaim("neurons", "neurons", (("main", ""),)),))
+    node.see_pods(NodePods({user.uid: user}, listed_at=0.0))
+    watch = ClaimWatch(node, DRIVER)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(watch.run(claims.server))
+        assert await claims.reads_in(10.5) >= 10
+        claims.reserved_for = [uid_of("b")]
+        assert await claims.reads_in(10.5) >= 10
+        claims.reserved_for.append(user.uid)
+        await claims.reads_in(1.5)
+        assert await claims.reads_in(10.5) == 0
+        (known,) = node.claims.values()
+        assert known.reserved_for == tuple(claims.reserved_for)
+        running.cancel()

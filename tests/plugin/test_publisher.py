@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -47,6 +47,7 @@ from tests.plugin.world import (
     entry,
     inputs,
     inventory,
+    moment,
     pod,
     ref,
     uid_of,
@@ -113,62 +114,54 @@ def patient_queue() -> WriteQueue:
     return WriteQueue(times=WriteTimes(first_permission=600.0))
 
 
-async def test_what_was_put_before_there_was_a_client_is_sent_in_order(queue: WriteQueue) -> None:
-    api = FakeApi()
-    queue.put("a", asked("/a"))
-    queue.put("b", asked("/b"))
-    async with running(queue, api):
-        await until(api, "/a", "/b")
-        queue.put("c", asked("/c"))
-        await until(api, "/a", "/b", "/c")
+MANY = [f"{number}" for number in range(publisher.MOST_AT_ONCE + 1)]
+SENDING = {
+    "what was put before there was a client is sent in order": ("", "put a; put b; run; sees a b; put c; sees a b c"),
+    # Two pods that swapped their sets: between their corrections both seem to have the same devices.
+    "what waits together is under way together, and no more than a few": (
+        "",
+        f"hold; {'; '.join(f'put {one}' for one in MANY)}; run; sees {' '.join(MANY[:-1])}; go; sees {' '.join(MANY)}",
+    ),
+    "a newer request replaces one that was not sent": ("", "put a?1; put a?2; run; sees a?2"),
+    "one that comes while the older is sent": (
+        "",
+        "hold; put a?1; run; sees a?1; put a?2; go; sees a?1 a?2",
+    ),
+    "silence is tried again": ("a=0,0", "put a; run; sees a a a"),
+    "a busy server is tried again": ("a=429,500,503", "put a; run; sees a a a a"),
+    "a subject that fails keeps no other waiting": ("a=500,500,500", "put a; put b; run; sees a b a a a"),
+    "what is not permitted keeps no other waiting and counts as pending": (
+        "patient a=403 b=403 c=403",
+        "put a; put b; put c; put d; run; sees a b c d; left 3; put e; sees a b c d e",
+    ),
+    "a newer request takes the place of one that was not permitted": (
+        "patient a=403",
+        "put a?1; run; sees a?1; put a?2; sees a?1 a?2; left 0",
+    ),
+}
+"""Statuses that the API server answers first, by subject; what is put into the queue, and what was sent by then."""
 
 
-async def test_requests_that_wait_together_are_under_way_together_and_no_more_than_a_few(queue: WriteQueue) -> None:
-    """Two pods that swapped their sets: between their corrections both seem to have the same devices."""
-    api = FakeApi()
-    api.gate.clear()
-    paths = [f"/{number}" for number in range(publisher.MOST_AT_ONCE + 1)]
-    for path in paths:
-        queue.put(path, asked(path))
-    async with running(queue, api):
-        await until(api, *paths[:-1])
-        api.gate.set()
-        await until(api, *paths)
-
-
-async def test_a_newer_request_replaces_one_that_was_not_sent(queue: WriteQueue) -> None:
-    api = FakeApi()
-    queue.put("a", asked("/a", "1"))
-    queue.put("a", asked("/a", "2"))
-    async with running(queue, api):
-        await until(api, "/a?2")
-
-
-async def test_a_newer_request_that_comes_while_the_older_is_sent_is_sent_too(queue: WriteQueue) -> None:
-    api = FakeApi()
-    api.gate.clear()
-    queue.put("a", asked("/a", "1"))
-    async with running(queue, api):
-        await until(api, "/a?1")
-        queue.put("a", asked("/a", "2"))
-        api.gate.set()
-        await until(api, "/a?1", "/a?2")
-
-
-@pytest.mark.parametrize("status", [0, 429, 500, 503])
-async def test_silence_and_a_busy_server_are_tried_again(queue: WriteQueue, status: int) -> None:
-    api = FakeApi({"/a": [status, status]})
-    queue.put("a", asked("/a"))
-    async with running(queue, api):
-        await until(api, "/a", "/a", "/a")
-
-
-async def test_a_subject_that_fails_keeps_no_other_waiting(queue: WriteQueue) -> None:
-    api = FakeApi({"/a": [500] * 3})
-    queue.put("a", asked("/a"))
-    queue.put("b", asked("/b"))
-    async with running(queue, api):
-        await until(api, "/a", "/b", "/a", "/a", "/a")
+@pytest.mark.parametrize(("answers", "steps"), SENDING.values(), ids=SENDING)
+async def test_what_is_sent_when(queue: WriteQueue, answers: str, steps: str) -> None:
+    queue = patient_queue() if answers.startswith("patient") else queue
+    statuses = (text.split("=") for text in answers.removeprefix("patient").split())
+    api = FakeApi({f"/{subject}": [int(status) for status in found.split(",")] for subject, found in statuses})
+    async with AsyncExitStack() as stack:
+        for step in steps.split("; "):
+            verb, _, text = step.partition(" ")
+            if verb == "put":
+                subject, _, version = text.partition("?")
+                queue.put(subject, asked(f"/{subject}", version))
+            elif verb == "run":
+                await stack.enter_async_context(running(queue, api))
+            elif verb == "sees":
+                await until(api, *(f"/{one}" for one in text.split()))
+            elif verb == "left":
+                await asyncio.sleep(0)
+                assert len(queue) == int(text)
+            else:
+                (api.gate.clear if verb == "hold" else api.gate.set)()
 
 
 @pytest.mark.parametrize(("status", "level"), [(422, logging.WARNING), (404, logging.DEBUG), (409, logging.DEBUG)])
@@ -200,28 +193,6 @@ async def test_what_is_not_permitted_is_logged_once_and_sent_when_the_rights_hav
         "write not permitted, tried again later",
         "write permitted now",
     ]
-
-
-async def test_what_is_not_permitted_keeps_no_other_waiting_and_counts_as_pending() -> None:
-    queue, api = patient_queue(), FakeApi({f"/{subject}": [403] for subject in "abc"})
-    for subject in "abcd":
-        queue.put(subject, asked(f"/{subject}"))
-    async with running(queue, api):
-        await until(api, "/a", "/b", "/c", "/d")
-        assert len(queue) == 3
-        queue.put("e", asked("/e"))
-        await until(api, "/a", "/b", "/c", "/d", "/e")
-
-
-async def test_a_newer_request_takes_the_place_of_one_that_was_not_permitted() -> None:
-    queue, api = patient_queue(), FakeApi({"/a": [403]})
-    queue.put("a", asked("/a", "1"))
-    async with running(queue, api):
-        await until(api, "/a?1")
-        queue.put("a", asked("/a", "2"))
-        await until(api, "/a?1", "/a?2")
-        await asyncio.sleep(0)
-        assert len(queue) == 0
 
 
 async def test_what_comes_at_the_very_moment_of_another_try_is_not_lost() -> None:
@@ -303,9 +274,9 @@ def test_the_inventory_is_written_when_it_is_another_and_only_then() -> None:
     made = a_publisher()
     made.publish(derive(inputs()))
     assert list(unsent(made)) == ["inventory"]
-    made.publish(derive(inputs(pod("a", app(1)))))
+    made.publish(derive(moment("a app:1")))
     assert not unsent(made)
-    made.publish(derive(inputs(node=inventory(unhealthy={3: "sick"}))))
+    made.publish(derive(moment("broken 3")))
     assert list(unsent(made)) == ["inventory"]
 
 
@@ -329,7 +300,7 @@ def test_t33_what_is_on_the_node_is_written_again_for_a_node_object_that_was_cre
 
 def test_p55_an_assignment_that_came_true_is_marked_once_without_an_event() -> None:
     made = a_publisher()
-    came_true = derive(inputs(assigned("a", app(1), sets=[[3]]), recorded=[entry(A, "app", NEURON, 3)]))
+    came_true = derive(moment("a app:1=3 | has a=3"))
     assert not made.publish(came_true)
     written = unsent(made)
     assert list(written) == ["inventory", f"assignment of {POD_A}"]
@@ -351,20 +322,14 @@ def test_a_write_that_was_undone_by_somebody_else_is_written_again() -> None:
 
 def test_a_pod_without_an_assignment_is_annotated_with_the_time_of_the_write() -> None:
     made = a_publisher()
-    made.publish(derive(inputs(pod("a", app(1)), recorded=[entry(A, "app", NEURON, 3)])))
+    made.publish(derive(moment("a app:1 | has a=3")))
     annotations = unsent(made)[f"assignment of {POD_A}"]["metadata"]["annotations"]
     assert annotations == {"NEURON_DEVS": "3", "NEURON_ALLOC_TIME": "77", "NEURON_ALLOCATED": "true"}
 
 
 def test_p56_p63_a_swap_is_written_on_the_unserved_pod_first() -> None:
     made = a_publisher()
-    snapshot = derive(
-        inputs(
-            assigned("a", app(1), sets=[[5]], time=1),
-            assigned("b", app(1), sets=[[6]], time=2),
-            recorded=[entry(B, "app", NEURON, 5)],
-        )
-    )
+    snapshot = derive(moment("a app:1=5 | b app:1=6 @2 | has b=5"))
     assert not made.publish(snapshot), "neither pod has what it keeps"
     bodies = unsent(made)
     written = list(bodies)
@@ -413,7 +378,7 @@ def test_p83_a_correction_is_forgotten_with_its_pod() -> None:
 
 def test_without_an_extender_the_event_about_unlinked_devices_reaches_its_pod() -> None:
     made = a_publisher()
-    made.publish(derive(inputs(pod("a", app(4)), recorded=[entry(A, "app", NEURON, 0, 1, 5, 9)])))
+    made.publish(derive(moment("a app:4 | has a=0,1,5,9")))
     (body,) = [body for subject, body in unsent(made).items() if subject.startswith("event")]
     assert body["reason"] == "UnlinkedDevices"
     assert (body["regarding"]["name"], body["regarding"]["uid"]) == ("a", A)
@@ -482,7 +447,7 @@ def test_a_pod_whose_record_is_lost_is_not_said_to_have_healthy_devices() -> Non
     made = a_publisher()
     made.publish(on_sick(1))
     assert events_of(made)
-    made.publish(derive(inputs(pod("a", app(2)), node=inventory(INF2, unhealthy={1: "sick"}))))
+    made.publish(derive(moment("inf2 | a app:2 | broken 1")))
     assert not events_of(made)
 
 
@@ -490,7 +455,7 @@ def test_a_pod_that_has_ended_is_not_written_to() -> None:
     made = a_publisher()
     made.publish(on_sick(1))
     assert events_of(made)
-    made.publish(derive(inputs(node=inventory(INF2))))
+    made.publish(derive(moment("inf2")))
     assert not events_of(made)
 
 
@@ -551,11 +516,7 @@ SERVER = {
     "nodeId4": "3",
 }
 TRAINIUM = inventory(
-    TRN2,
-    device_name="Trainium2",
-    driver_version="2.26.5.0",
-    logical_core_size=2,
-    physical_cores_per_device=8,
+    TRN2, device_name="Trainium2", driver_version="2.26.5.0", logical_core_size=2, physical_cores_per_device=8
 )
 LEGAL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 

@@ -7,7 +7,7 @@ kubelet, too, a ``!``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pytest
@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuron_plugin.allocation import NeuronPod, PodReference, PodUid
-from neuron_plugin.allocation.resources import format_ids
 from neuron_plugin.plugin.inputs import LISTED_SECONDS, UNSEEN_SECONDS, HoldDown, Inputs, NodePods, RecordedAllocation
 from neuron_plugin.plugin.settle import (
     ADMISSION_SECONDS,
@@ -29,7 +28,7 @@ from neuron_plugin.plugin.settle import (
     with_lost_records,
 )
 from neuron_plugin.plugin.snapshot import derive
-from neuron_plugin.topology import NO_CORES, CoreMask
+from neuron_plugin.topology import NO_CORES
 from tests.plugin.world import (
     CORE,
     HOLD_DOWN_SECONDS,
@@ -45,11 +44,14 @@ from tests.plugin.world import (
     forgotten,
     init,
     inputs,
+    moment,
     pod,
     ref,
     settled,
     some_inputs,
     uid_of,
+    who_has,
+    who_holds_down,
 )
 
 A, B = uid_of("a"), uid_of("b")
@@ -59,21 +61,11 @@ LIVE, MIRROR = pod("a", app(1)), pod("static", app(1), annotations=STATIC_KEY)
 OWN, STATIC = [entry(A, "app", NEURON, 3)], [entry(STATIC_UID, "app", NEURON, 3)]
 
 
-def named(masks: Iterable[tuple[PodUid, CoreMask, str]]) -> str:
-    sets = (f"{NAMES.get(uid, '?')}={format_ids(TRN1.devices_touched(mask))}{mark}" for uid, mask, mark in masks)
-    return " ".join(sorted(sets))
-
-
 def has(after: Inputs) -> str:
-    ledger = derive(after).ledger
-    return named((uid, ledger.mask_of(uid), "") for uid in ledger.by_pod)
+    return who_has(derive(after))
 
 
-def held(after: Inputs) -> str:
-    return named(
-        (one.uid, one.mask, "!" if one in after.advertised_hold_downs else "+" * (one in after.published_hold_downs))
-        for one in after.hold_downs
-    )
+held = who_holds_down
 
 
 def at(now: float, before: Inputs, alive: bool | Mapping[PodUid, bool] | None) -> Inputs:  # noqa: FBT001 - a table
@@ -101,29 +93,29 @@ def unlisted(read_at: float, *pods: NeuronPod) -> Inputs:
     return inputs(*pods, pending=(answer(3),), file={"unreadable": "future", "read_at": read_at})
 
 
-BOTH_STATIC = inputs(recorded=[entry(STATIC_UID, "a", NEURON, 3), entry(STATIC_UID, "b", NEURON, 4)])
+BOTH_STATIC = moment("has static/a=3 static/b=4")
 RUNS = assigned("a", app(1), sets=[[2]], started=True)
 MOMENTS = {
     # Rule 1: UIDs that the API server made.
-    "a live pod": Moment(inputs(LIVE, recorded=OWN, listed_at=5.0), "a=3"),
-    "a pod that was seen to stop, without processes": Moment(inputs(recorded=OWN, ended={A: True}), ""),
-    "one whose cgroup cannot be seen": Moment(inputs(recorded=OWN, ended={A: True}), "", alive=None),
-    "a pod before any list": Moment(inputs(recorded=OWN), "a=3"),
-    "a pod that a list lacks which began when the file was read": Moment(inputs(recorded=OWN, listed_at=0.0), "a=3"),
-    "a pod that a later list lacks": Moment(inputs(recorded=OWN, listed_at=0.1), "", "a=3+"),
-    "a live pod that the kubelet forgot": Moment(forgotten(inputs(LIVE, recorded=OWN, listed_at=9.0), A), "a=3"),
-    "a live pod whose end was seen before": Moment(inputs(LIVE, recorded=OWN, ended={A: True}), "a=3"),
-    "a pod that the kubelet forgot while the API server is away": Moment(forgotten(inputs(recorded=OWN), A), "a=3"),
+    "a live pod": Moment(moment("a app:1 | has a=3", listed_at=5.0), "a=3"),
+    "a pod that was seen to stop, without processes": Moment(moment("has a=3", ended={A: True}), ""),
+    "one whose cgroup cannot be seen": Moment(moment("has a=3", ended={A: True}), "", alive=None),
+    "a pod before any list": Moment(moment("has a=3"), "a=3"),
+    "a pod that a list lacks which began when the file was read": Moment(moment("has a=3", listed_at=0.0), "a=3"),
+    "a pod that a later list lacks": Moment(moment("has a=3", listed_at=0.1), "", "a=3+"),
+    "a live pod that the kubelet forgot": Moment(forgotten(moment("a app:1 | has a=3", listed_at=9.0), A), "a=3"),
+    "a live pod whose end was seen before": Moment(moment("a app:1 | has a=3", ended={A: True}), "a=3"),
+    "a pod that the kubelet forgot while the API server is away": Moment(forgotten(moment("has a=3"), A), "a=3"),
     # Rule 2: UIDs of which only the kubelet knows.
-    "a static pod that no list shows": Moment(inputs(recorded=STATIC, listed_at=9.0), "static=3"),
+    "a static pod that no list shows": Moment(moment("has static=3", listed_at=9.0), "static=3"),
     "a static pod with its mirror": Moment(inputs(MIRROR, recorded=STATIC), "mirror=3"),
     "a static pod whose mirror was deleted": Moment(
-        inputs(recorded=STATIC, listed_at=9.0, ended={MIRROR.uid: False}), "static=3"
+        moment("has static=3", listed_at=9.0, ended={MIRROR.uid: False}), "static=3"
     ),
     "a static pod that a late file lacks": Moment(
-        forgotten(inputs(recorded=STATIC), STATIC_UID, rewritten=False), "static=3"
+        forgotten(moment("has static=3"), STATIC_UID, rewritten=False), "static=3"
     ),
-    "a static pod that a rewritten file lacks": Moment(forgotten(inputs(recorded=STATIC), STATIC_UID), "", "static=3+"),
+    "a static pod that a rewritten file lacks": Moment(forgotten(moment("has static=3"), STATIC_UID), "", "static=3+"),
     "a static pod of which one container is left in the file": Moment(
         replace(
             BOTH_STATIC,
@@ -133,20 +125,20 @@ MOMENTS = {
     ),
     "a static pod that came back": Moment(
         replace(
-            inputs(recorded=STATIC),
-            recorded=inputs(recorded=STATIC).recorded.with_file([entry(STATIC_UID, "app", NEURON, 5)], 5.0),
+            moment("has static=3"),
+            recorded=moment("has static=3").recorded.with_file([entry(STATIC_UID, "app", NEURON, 5)], 5.0),
         ),
         "static=5",
     ),
-    "any pod without an API server": Moment(inputs(recorded=OWN, cluster=False), "a=3"),
-    "one that a rewritten file lacks": Moment(forgotten(inputs(recorded=OWN, cluster=False), A), "", "a=3+"),
+    "any pod without an API server": Moment(moment("has a=3", cluster=False), "a=3"),
+    "one that a rewritten file lacks": Moment(forgotten(moment("has a=3", cluster=False), A), "", "a=3+"),
     # Rule 3: answers that the file has not shown.
     "an answer": Moment(inputs(pending=(answer(3),)), "?=3", pending=1),
     "an answer that the file shows": Moment(
-        inputs(recorded=OWN, pending=(replace(answer(3), reply=OWN[0].reply or answer(3).reply),)), "a=3"
+        moment("has a=3", pending=(replace(answer(3), reply=OWN[0].reply or answer(3).reply),)), "a=3"
     ),
     "an answer with equal ids and another reply": Moment(
-        inputs(recorded=OWN, pending=(answer(3, reply_id="other"),)), "?=3 a=3", pending=1
+        moment("has a=3", pending=(answer(3, reply_id="other"),)), "?=3 a=3", pending=1
     ),
     "an answer after the file": Moment(unrecorded(4.0), "?=3", pending=1),
     "an answer at the same time": Moment(unrecorded(5.0), "?=3", pending=1),
@@ -154,10 +146,7 @@ MOMENTS = {
     "an answer that was never recorded": Moment(unrecorded(5.0 + UNSEEN_SECONDS), "", "?=3+"),
     # While the checkpoint cannot be read.
     "a static pod and an answer, without a checkpoint": Moment(
-        inputs(recorded=STATIC, pending=(answer(4),), file={"unreadable": "future"}),
-        "?=4 static=3",
-        pending=1,
-        now=99.0,
+        moment("has static=3", pending=(answer(4),), file={"unreadable": "future"}), "?=4 static=3", pending=1, now=99.0
     ),
     "an answer during its admission": Moment(unlisted(LISTED_SECONDS - 1), "?=3", pending=1),
     "an answer that is not listed": Moment(unlisted(LISTED_SECONDS), "", "?=3+"),
@@ -168,7 +157,10 @@ MOMENTS = {
     "one of another count": Moment(unlisted(LISTED_SECONDS, pod("a", init(2), app(1, CORE))), "", "?=3+"),
     # What annotations say where the kubelet has lost its record.
     "a pod that ended without a record": Moment(
-        replace(with_lost_records(inputs(RUNS)), pods=NodePods().with_pod(RUNS).without(A)), "", "a=2+", alive=True
+        replace(with_lost_records(moment("a app:1=2 started")), pods=NodePods().with_pod(RUNS).without(A)),
+        "",
+        "a=2+",
+        alive=True,
     ),
 }
 
@@ -181,7 +173,7 @@ def test_who_has_what_and_what_is_held_down(moment: Moment) -> None:
         assert after == replace(moment.before, now=moment.now), "nothing is over, so nothing changes"
 
 
-FORCE_DELETED, STOPPED = inputs(recorded=OWN, ended={A: False}), inputs(recorded=OWN, ended={A: True})
+FORCE_DELETED, STOPPED = moment("has a=3", ended={A: False}), moment("has a=3", ended={A: True})
 FORGOTTEN, MIRRORED = (forgotten(inputs(*pods, recorded=STATIC), STATIC_UID) for pods in ([], [MIRROR]))
 FILES = {"own": OWN, "back": [entry(STATIC_UID, "app", NEURON, 5)]}
 ALIVE: Mapping[str, bool | Mapping[PodUid, bool] | None] = {
@@ -213,12 +205,9 @@ TIMELINES = {
     "p60 stopped, the sandbox lives": (STOPPED, "10 alive a=3; 12.9 alive a=3; 13 alive a=3!"),
     "p60 stopped, the sandbox ends": (STOPPED, "10 alive a=3; 10.1 gone -"),
     "p60 cgroups cannot be seen": (FORCE_DELETED, "10 unseen a=3+; 13 unseen a=3!; 39.9 unseen a=3!; 40 unseen -"),
-    "a list lacks the pod": (inputs(recorded=OWN, listed_at=9.9), "10 unseen a=3+; 13 unseen a=3!"),
+    "a list lacks the pod": (moment("has a=3", listed_at=9.9), "10 unseen a=3+; 13 unseen a=3!"),
     "p60 the file still shows the pod": (FORCE_DELETED, "10 alive a=3+; 12 alive a=3+ own; 20 gone -; 21 gone - own"),
-    "a list has ended it, the file is written again": (
-        inputs(recorded=OWN, listed_at=5.0),
-        "10 gone a=3+; 12 gone - own",
-    ),
+    "a list has ended it, the file is written again": (moment("has a=3", listed_at=5.0), "10 gone a=3+; 12 gone - own"),
     "a static pod that the kubelet forgot": (FORGOTTEN, "10 alive static=3+; 20 gone -"),
     "a static pod that the kubelet forgot before it started": (FORGOTTEN, "10 gone static=3+; 12 gone -"),
     "a static pod came back, no process is left": (FORGOTTEN, "10 alive static=3+; 12 gone - back"),
@@ -272,7 +261,7 @@ def test_a_hold_down_names_its_pod_and_keeps_its_own_times() -> None:
 @pytest.mark.parametrize(
     ("before", "looked_at"),
     [
-        (inputs(LIVE, recorded=OWN), ""),
+        (moment("a app:1 | has a=3"), ""),
         (FORCE_DELETED, "a"),
         (at(10.0, MIRRORED, {STATIC_UID: True}), "static"),
         (lost_answers(3), "a"),
@@ -292,13 +281,13 @@ REWRITTEN = replace(ANNOTATED_STATIC, recorded=ANNOTATED_STATIC.recorded.with_fi
 @pytest.mark.parametrize(
     ("before", "now", "due"),
     [
-        (inputs(recorded=STATIC), 10.0, False),
-        (forgotten(inputs(recorded=STATIC), STATIC_UID, rewritten=False), 10.0, True),
-        (forgotten(inputs(recorded=STATIC), STATIC_UID), 10.0, False),
-        (forgotten(inputs(LIVE, recorded=OWN), A, rewritten=False), 10.0, False),
+        (moment("has static=3"), 10.0, False),
+        (forgotten(moment("has static=3"), STATIC_UID, rewritten=False), 10.0, True),
+        (forgotten(moment("has static=3"), STATIC_UID), 10.0, False),
+        (forgotten(moment("a app:1 | has a=3"), A, rewritten=False), 10.0, False),
         (inputs(pending=(answer(3, at=5.0),)), 5.9, False),
         (inputs(pending=(answer(3, at=5.0),)), 5.0 + UNSEEN_SECONDS, True),
-        (inputs(recorded=STATIC, pending=(answer(4),), file={"unreadable": "future"}), 99.0, False),
+        (moment("has static=3", pending=(answer(4),), file={"unreadable": "future"}), 99.0, False),
         (ANNOTATED_STATIC, 9.0, False),
         (replace(ANNOTATED_STATIC, pods=NodePods()), 9.0, True),
     ],
@@ -317,22 +306,22 @@ def test_without_an_api_server_only_the_kubelet_knows_of_any_pod() -> None:
 
 
 def test_the_api_server_is_asked_about_a_recorded_pod_that_it_has_never_shown() -> None:
-    assert not list_is_due(inputs(recorded=OWN), UNLISTED_SECONDS - 0.1)
-    assert list_is_due(inputs(recorded=OWN), UNLISTED_SECONDS)
-    assert not list_is_due(inputs(LIVE, recorded=OWN), 9.0)
-    assert not list_is_due(inputs(recorded=STATIC), 9.0)
+    assert not list_is_due(moment("has a=3"), UNLISTED_SECONDS - 0.1)
+    assert list_is_due(moment("has a=3"), UNLISTED_SECONDS)
+    assert not list_is_due(moment("a app:1 | has a=3"), 9.0)
+    assert not list_is_due(moment("has static=3"), 9.0)
 
 
 ONE_OF_TWO = assigned("a", app(1, name="x"), app(1, name="y"), sets=[[2], [3]], started=True)
 LOST = {
-    "a pod that runs": (inputs(assigned("a", app(2), sets=[[2, 3]], started=True)), "a=2,3"),
-    "a pod that has not started": (inputs(assigned("a", app(2), sets=[[2, 3]])), ""),
-    "a container beside one that is recorded": (inputs(ONE_OF_TWO, recorded=[entry(A, "x", NEURON, 7)]), "a=3,7"),
-    "one that was answered": (inputs(RUNS, pending=(answer(5, pod=ref("a"), container="app"),)), "a=5"),
-    "one that is recorded": (inputs(RUNS, recorded=[entry(A, "app", NEURON, 5)]), "a=5"),
+    "a pod that runs": (moment("a app:2=2,3 started"), "a=2,3"),
+    "a pod that has not started": (moment("a app:2=2,3"), ""),
+    "a container beside one that is recorded": (moment("a app.x:1=2 app.y:1=3 started | has a/x=7"), "a=3,7"),
+    "one that was answered": (moment("a app:1=2 started", pending=(answer(5, pod=ref("a"), container="app"),)), "a=5"),
+    "one that is recorded": (moment("a app:1=2 started | has a=5"), "a=5"),
     "an annotation that cannot be read": (inputs(pod("a", app(1), annotations={"NEURON_DEVS": "x"}, started=True)), ""),
     "one of no device": (inputs(pod("a", app(1), annotations={"NEURON_DEVS": "77"}, started=True)), ""),
-    "none": (inputs(pod("a", app(1), started=True)), ""),
+    "none": (moment("a app:1 started"), ""),
 }
 
 
@@ -345,7 +334,9 @@ def test_a_container_that_runs_without_a_record_counts_by_its_annotation(before:
 
 def test_a_pod_that_runs_waits_for_nothing_when_its_answer_turns_out_never_to_be_recorded() -> None:
     lost = answer(2, at=5.0, pod=ref("a"), container="app")
-    after = at(10.0, with_lost_records(inputs(RUNS, pending=(lost,), file={"rewritten_at": 9.0})), alive=True)
+    after = at(
+        10.0, with_lost_records(moment("a app:1=2 started", pending=(lost,), file={"rewritten_at": 9.0})), alive=True
+    )
     assert not after.pending
     assert not derive(after).waiting
 

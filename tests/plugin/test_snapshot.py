@@ -21,7 +21,6 @@ from neuron_plugin.topology import NO_CORES, Unit
 from tests.plugin.world import (
     CORE,
     DEVICE,
-    INF2,
     NEURON,
     SICK,
     STATIC_UID,
@@ -35,6 +34,7 @@ from tests.plugin.world import (
     init,
     inputs,
     inventory,
+    moment,
     pod,
     reasons,
     ref,
@@ -47,7 +47,7 @@ from tests.plugin.world import (
 A, B, C = uid_of("a"), uid_of("b"), uid_of("c")
 
 
-FORCE_DELETED = inputs(recorded=[entry(A, "app", NEURON, 3)], ended={A: False})
+FORCE_DELETED = moment("has a=3", ended={A: False})
 
 
 def lasting(before: Inputs, *, a: bool) -> Inputs:
@@ -78,7 +78,7 @@ def reasons_by_number(snapshot: Snapshot) -> dict[int, str]:
 
 
 def test_p60_a_stopped_pods_sandbox_holds_its_cores_down_unseen_by_the_kubelet() -> None:
-    held = settled(inputs(recorded=[entry(A, "app", NEURON, 3)], ended={A: True}), now=10.0, a=True)
+    held = settled(moment("has a=3", ended={A: True}), now=10.0, a=True)
     soon = derive(replace(held, now=11.0))
     assert not soon.free_mask & devices(3)
     assert "3" in healthy(soon, NEURON)
@@ -88,9 +88,7 @@ def test_p60_a_stopped_pods_sandbox_holds_its_cores_down_unseen_by_the_kubelet()
 
 
 def test_p60_what_the_kubelet_gave_out_meanwhile_keeps_its_health_under_that_name() -> None:
-    before = inputs(
-        pod("b", app(1)), recorded=[entry(A, "app", NEURON, 3), entry(B, "app", NEURON, 3)], ended={A: False}
-    )
+    before = moment("b app:1 | has a=3 b=3", ended={A: False})
     snapshot = derive(lasting(before, a=True))
     assert "3" in healthy(snapshot, NEURON)
     assert reasons(snapshot, DEVICE) == {"3": "in use by pod default/b as aws.amazon.com/neuron"}
@@ -102,7 +100,7 @@ def test_what_a_vanished_pod_had_is_published_at_once_and_delays_admissions_befo
     alive: bool | None,  # noqa: FBT001 - a table
 ) -> None:
     """The cluster chooses it no more, and a pod that is bound to it already waits."""
-    before = inputs(recorded=[entry(A, "app", NEURON, 3)], listed_at=9.9)
+    before = moment("has a=3", listed_at=9.9)
     soon = derive(settled(before, a=alive))
     assert "3" in healthy(soon, NEURON)
     assert not soon.free_mask & devices(3)
@@ -115,7 +113,7 @@ def test_what_a_vanished_pod_had_is_published_at_once_and_delays_admissions_befo
 def test_a_vanished_pod_is_published_when_it_is_known_what_of_it_is_held_down() -> None:
     """Also when nothing of it is any more: whoever chooses waits for that."""
     gone = NodePods().with_pod(pod("a", app(1), running=True)).without(A)
-    before = replace(inputs(recorded=[entry(A, "app", NEURON, 3)]), pods=gone)
+    before = replace(moment("has a=3"), pods=gone)
     held = settled(before, a=False)
     over = derive(settled(held, now=10.0 + VANISHED_SECONDS, a=False)).published_inventory
     assert (over.held_down, over.vanished_pods) == ((), (A,))
@@ -124,7 +122,7 @@ def test_a_vanished_pod_is_published_when_it_is_known_what_of_it_is_held_down() 
 
 
 def test_a_pod_that_stopped_is_not_published_as_vanished() -> None:
-    held = settled(inputs(recorded=[entry(A, "app", NEURON, 3)], ended={A: True}), now=10.0, a=True)
+    held = settled(moment("has a=3", ended={A: True}), now=10.0, a=True)
     assert derive(held).published_inventory == held.inventory
 
 
@@ -152,7 +150,7 @@ def test_entries_of_another_plugin_under_our_names_count() -> None:
 
 def test_p28_after_a_change_of_lnc_what_is_in_use_counts_as_whole_devices() -> None:
     halved = inventory(replace(TRN1, cores_per_device=1), logical_core_size=2)
-    before = inputs(pod("a", app(1, CORE)), recorded=[entry(A, "app", CORE, 3, node=inventory())])
+    before = moment("a app:core:1 | has a=core:3")
     snapshot = derive(before.with_inventory(halved))
     assert halved.geometry.ids_of(Unit.DEVICE, snapshot.ledger.used_mask) == (1,)
     assert "1" not in healthy(snapshot, NEURON)
@@ -166,40 +164,31 @@ SWAPPED = [entry(B, "app", NEURON, 5)]
 """``b`` was given what ``a`` was assigned."""
 WAITING = {
     "p30 in the order of their times": (
-        inputs(assigned("a", app(1), sets=[[5]], time=9), assigned("b", app(1), sets=[[6]], time=3), pod("c", app(1))),
+        moment("a app:1=5 @9 | b app:1=6 @3 | c app:1"),
         "b/app=6 a/app=5, unassigned c",
     ),
-    "p48 the next container of a pod": (inputs(TWO), "a/one=5"),
-    "p48 the second one, when the first is served": (inputs(TWO, recorded=[entry(A, "one", NEURON, 5)]), "a/two=6,7"),
-    "p48 none, when both are": (
-        inputs(TWO, recorded=[entry(A, "one", NEURON, 5), entry(A, "two", NEURON, 6, 7)]),
-        "",
-    ),
+    "p48 the next container of a pod": (moment("a app.one:1=5 app.two:2=6,7"), "a/one=5"),
+    "p48 the second one, when the first is served": (moment("a app.one:1=5 app.two:2=6,7 | has a/one=5"), "a/two=6,7"),
+    "p48 none, when both are": (moment("a app.one:1=5 app.two:2=6,7 | has a/one=5 a/two=6,7"), ""),
     "an answer serves its container": (
-        inputs(TWO, pending=(answer(5, pod=ref("a"), container="one"),)),
+        moment("a app.one:1=5 app.two:2=6,7", pending=(answer(5, pod=ref("a"), container="one"),)),
         "a/two=6,7",
     ),
-    "another pod has a part of the set": (
-        inputs(assigned("a", app(2), sets=[[5, 6]]), pod("b", app(1)), recorded=[entry(B, "app", DEVICE, 6)]),
-        ", unassigned a",
-    ),
+    "another pod has a part of the set": (moment("a app:2=5,6 | b app:1 | has b=device:6"), ", unassigned a"),
     "an earlier container has a part of the set": (
-        inputs(assigned("a", init(2, CORE), app(2), sets=[[2, 3], [3, 4]]), recorded=[entry(A, "init", CORE, 6, 7)]),
+        moment("a init:core:2=2,3 app:2=3,4 | has a/init=core:6,7"),
         ", unassigned a",
     ),
     "p49 an assignment that cannot be read": (
         inputs(pod("a", app(1), annotations={"NEURON_DEVS": "x"})),
         ", unassigned a",
     ),
-    "p66 a pod that is being deleted": (inputs(assigned("a", app(1), sets=[[5]], terminating=True)), "a/app=5"),
-    "a pod that runs": (with_lost_records(inputs(pod("a", app(1), started=True))), ""),
-    "p56 the set left over by a swap": (inputs(FIRST, SECOND, recorded=SWAPPED), "a/app=6"),
-    "p56 no other resource": (
-        inputs(assigned("a", app(1, DEVICE), sets=[[5]]), SECOND, recorded=SWAPPED),
-        ", unassigned a",
-    ),
+    "p66 a pod that is being deleted": (moment("a app:1=5 terminating"), "a/app=5"),
+    "a pod that runs": (with_lost_records(moment("a app:1 started")), ""),
+    "p56 the set left over by a swap": (moment("a app:1=5 | b app:1=6 @2 | has b=5"), "a/app=6"),
+    "p56 no other resource": (moment("a app:device:1=5 | b app:1=6 @2 | has b=5"), ", unassigned a"),
     "a third pod has the set, and the equal one waits": (
-        inputs(FIRST, SECOND, recorded=[entry(C, "app", DEVICE, 5)]),
+        moment("a app:1=5 | b app:1=6 @2 | has c=device:5"),
         "b/app=6, unassigned a",
     ),
     "a third pod has the set left over": (
@@ -218,7 +207,7 @@ def test_whose_set_waits_and_who_has_none(before: Inputs, expected: str) -> None
 
 
 def test_a_waiting_set_is_not_free() -> None:
-    snapshot = derive(inputs(assigned("a", app(1), sets=[[5]]), node=inventory(unhealthy={1: "sick"})))
+    snapshot = derive(moment("a app:1=5 | broken 1"))
     assert snapshot.free_mask == TRN1.all_mask & ~devices(1, 5)
 
 
@@ -250,27 +239,22 @@ AS_CORE, AS_DEVICE, AS_NEURON = (
 UNRECORDED = "in use by a pod that the kubelet has not recorded yet as aws.amazon.com/neuroncore"
 REUSED = [entry(A, "init", NEURON, 0, 1, 2, 3), entry(A, "app", NEURON, 3, given=[0])]
 ADVERTISED: dict[str, tuple[Inputs, dict[str, str], dict[str, str], dict[str, str]]] = {
-    "p57 a core in use": (
-        inputs(pod("a", app(1, CORE)), recorded=[entry(A, "app", CORE, 3)]),
-        {"1": AS_CORE},
-        {"1": AS_CORE},
-        {},
-    ),
+    "p57 a core in use": (moment("a app:core:1 | has a=core:3"), {"1": AS_CORE}, {"1": AS_CORE}, {}),
     "p57 a device in use": (
-        inputs(pod("a", app(1, DEVICE)), recorded=[entry(A, "app", DEVICE, 1)]),
+        moment("a app:device:1 | has a=device:1"),
         {"1": AS_DEVICE},
         {},
         {"2": AS_DEVICE, "3": AS_DEVICE},
     ),
-    "p57 a core whose pod is gone": (settled(inputs(recorded=[entry(A, "app", CORE, 3)], ended={A: True})), {}, {}, {}),
+    "p57 a core whose pod is gone": (settled(moment("has a=core:3", ended={A: True})), {}, {}, {}),
     "a broken device of a live pod": (
-        inputs(HOLDER, recorded=SICK_ONE, node=SICK),
+        moment("a app:1 | has a=1 | broken 1"),
         {},
         {"1": "sick"},
         {"2": "sick", "3": "sick"},
     ),
     "a core of a broken device": (
-        inputs(pod("a", app(1, CORE)), recorded=[entry(A, "app", CORE, 2)], node=SICK),
+        moment("a app:core:1 | has a=core:2 | broken 1"),
         {"1": "sick"},
         {"1": "sick"},
         {"3": "sick"},
@@ -282,25 +266,25 @@ ADVERTISED: dict[str, tuple[Inputs, dict[str, str], dict[str, str], dict[str, st
         {"30": MISSING, "31": MISSING},
     ),
     "a disabled device": (
-        inputs(node=OFF),
+        moment("off 3"),
         {"3": DISABLED_REASON},
         {"3": DISABLED_REASON},
         {"6": DISABLED_REASON, "7": DISABLED_REASON},
     ),
     "a disabled device of a live pod": (
-        inputs(HOLDER, recorded=[entry(A, "app", NEURON, 3)], node=OFF),
+        moment("a app:1 | has a=3 | off 3"),
         {},
         {"3": AS_NEURON},
         {"6": AS_NEURON, "7": AS_NEURON},
     ),
     "a core of a disabled device": (
-        inputs(pod("a", app(1, CORE)), recorded=[entry(A, "app", CORE, 6)], node=OFF),
+        moment("a app:core:1 | has a=core:6 | off 3"),
         {"3": AS_CORE},
         {"3": AS_CORE},
         {"7": DISABLED_REASON},
     ),
     "p46 ids that the kubelet counts for their pod": (
-        inputs(pod("a", init(4), app(1)), recorded=REUSED),
+        moment("a init:4 app:1 | has a/init=0-3 a=3>0"),
         {},
         dict.fromkeys("0123", AS_NEURON),
         {str(core): AS_NEURON for core in range(8)},
@@ -326,15 +310,15 @@ def test_which_ids_are_unhealthy_and_why(
 @pytest.mark.parametrize(
     ("before", "shown"),
     [
-        (inputs(HOLDER, recorded=SICK_ONE, node=SICK), {}),
-        (inputs(DELETED, recorded=SICK_ONE, node=SICK), {"1": "sick"}),
+        (moment("a app:1 | has a=1 | broken 1"), {}),
+        (moment("a app:1 terminating | has a=1 | broken 1"), {"1": "sick"}),
         (inputs(replace(HOLDER, ending=True), recorded=SICK_ONE, node=SICK), {"1": "sick"}),
-        (inputs(HOLDER, recorded=SICK_ONE, node=SICK, doubted=frozenset({A})), {"1": "sick"}),
+        (moment("a app:1 | has a=1 | broken 1", doubted=frozenset({A})), {"1": "sick"}),
         (inputs(MIRROR, recorded=SICK_STATIC, node=SICK), {}),
-        (inputs(recorded=SICK_STATIC, node=SICK), {}),
+        (moment("has static=1 | broken 1"), {}),
         (inputs(MIRROR, recorded=SICK_STATIC, node=SICK, doubted=frozenset({STATIC_UID})), {"1": "sick"}),
-        (inputs(DELETED, recorded=[entry(A, "app", NEURON, 3)], node=OFF), {"3": DISABLED_REASON}),
-        (inputs(node=inventory(disabled=(3,), unhealthy={3: "sick"})), {"3": "sick"}),
+        (moment("a app:1 terminating | has a=3 | off 3"), {"3": DISABLED_REASON}),
+        (moment("off 3 | broken 3"), {"3": "sick"}),
     ],
 )
 def test_a_broken_device_is_unhealthy_from_the_first_sign_of_its_pods_end_on(
@@ -345,17 +329,17 @@ def test_a_broken_device_is_unhealthy_from_the_first_sign_of_its_pods_end_on(
 
 
 def test_everybody_else_hears_of_a_broken_device_at_once() -> None:
-    snapshot = derive(inputs(HOLDER, recorded=SICK_ONE, node=SICK))
+    snapshot = derive(moment("a app:1 | has a=1 | broken 1"))
     assert snapshot.published_inventory.unhealthy == {1: "sick"}
     shown = snapshot.advertised(NEURON, unhealthy_in_use=True)
     assert {one.id: one.reason for one in shown if not one.healthy} == {"1": "sick"}, "p71 where that is wanted"
 
 
 def test_a_disabled_device_is_not_chosen_and_its_pods_are_not_told() -> None:
-    snapshot = derive(inputs(node=OFF))
+    snapshot = derive(moment("off 3"))
     assert not snapshot.free_mask & devices(3)
     assert snapshot.published_inventory == snapshot.inventory
-    assert not pod_events(derive(inputs(pod("a", app(1, CORE)), recorded=[entry(A, "app", CORE, 6)], node=OFF)))
+    assert not pod_events(derive(moment("a app:core:1 | has a=core:6 | off 3")))
 
 
 def test_an_id_that_no_device_has_is_not_offered() -> None:
@@ -375,7 +359,7 @@ def test_p21_no_topology_by_default() -> None:
 
 @pytest.mark.parametrize(("resource", "ids"), [(NEURON, ("0", "1", "2", "3")), (CORE, ("0", "2", "5", "6"))])
 def test_p21_hints_name_the_node_of_each_device_and_of_its_cores(resource: Resource, ids: Sequence[str]) -> None:
-    offered = derive(inputs(node=inventory(INF2))).advertised(resource, (-1, 0, 5))
+    offered = derive(moment("inf2")).advertised(resource, (-1, 0, 5))
     found = {one.id: one.numa_nodes for one in offered}
     assert [found[one] for one in ids] == [(), (0,), (5,), ()]
 

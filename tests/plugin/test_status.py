@@ -43,6 +43,7 @@ from tests.plugin.world import (
     init,
     inputs,
     inventory,
+    moment,
     pod,
     ref,
     uid_of,
@@ -204,7 +205,7 @@ def test_pods_can_get_devices_once_every_resource_is_registered_and_the_latest_i
     assert reason(Parts(), has) == "DevicesReady"
     assert reason(Parts(inputs=None), has) == "NoDevices"
     assert reason(Parts(servers=[Server(NEURON), Server(CORE, registered=False)]), has) == "NotRegistered"
-    assert reason(Parts(inputs(node=inventory(unhealthy={3: "sick"}))), has) == "InventoryNotPublished"
+    assert reason(Parts(moment("broken 3")), has) == "InventoryNotPublished"
     holding = Parts(inputs(hold_downs=(held(3),)))
     assert reason(holding, has) == "InventoryNotPublished"
     assert reason(holding, write_inventory(derive(inputs(hold_downs=(held(3),))).published_inventory)) == "DevicesReady"
@@ -350,7 +351,7 @@ def test_each_counter_shows_its_own_count_by_its_own_labels() -> None:
 
 
 def test_p79_a_pod_that_is_gone_leaves_no_series() -> None:
-    before = inputs(pod("a", app(2)), recorded=[entry(A, "app", NEURON, 0, 1)])
+    before = moment("a app:2 | has a=0,1")
     there = Parts(before).scraped()
     assert there["allocated"] == {("default", "a", "app", NEURON.value): 2}
     assert there["allocated_pods"] == {(): 1}
@@ -381,7 +382,7 @@ def test_each_core_has_the_container_that_has_it_now() -> None:
 
 
 def test_a_pod_that_the_api_server_has_not_shown_is_counted_and_not_named() -> None:
-    found = Parts(inputs(recorded=[entry(A, "app", NEURON, 0)])).scraped()
+    found = Parts(moment("has a=0")).scraped()
     assert "allocated" not in found
     assert found["allocated_pods"] == {(): 1}
 
@@ -397,7 +398,7 @@ def test_p79_a_device_that_is_not_listed_leaves_no_series() -> None:
 
 async def test_answers_that_the_file_does_not_show_and_held_down_cores_are_counted() -> None:
     async with a_desk() as desk:
-        await desk.allocate(NEURON, 3)
+        await desk.allocate("3")
         found = Parts(replace(desk.snapshot.inputs, hold_downs=(held(7, 8),))).scraped()
         assert found["unconfirmed_allocations"] == {(): 1}
         assert found["cooling_down_cores"] == {(): 4}
@@ -468,8 +469,8 @@ def test_a_histogram_reads_back_with_buckets_count_and_sum() -> None:
 
 async def test_decisions_are_given_oldest_first_with_their_candidates_and_pods() -> None:
     async with a_desk(assigned("a", app(4), sets=[[0, 1, 2, 3]])) as desk:
-        ids = await desk.prefer(NEURON, 4)
-        await desk.admit(A, "app", NEURON, *ids)
+        await desk.prefer("4")
+        await desk.admit("a=0-3")
         found = json.loads(Parts(decisions=desk.allocator.log.decisions).status.decisions())["decisions"]
     assert [(one["step"], one["pod"], one["uid"], one["ids"]) for one in found] == [
         ("preferred", "default/a", A, [0, 1, 2, 3]),

@@ -76,15 +76,8 @@ async def test_the_condition_that_is_named_is_taken_back_and_no_other(
         server.patch_node(name, {"status": {"conditions": [ready, ours]}}, status=True)
     assert await installed_nodes(api, NAMESPACE) == ["worker-1", "worker-2"]
     assert await uninstall_nodes(api, ["other"], NAMESPACE) == []
-    assert await installed_nodes(api, NAMESPACE, conditions) == [
-        "other",
-        "worker-1",
-        "worker-2",
-    ]
-    assert await uninstall_nodes(api, ["other", "worker-1"], NAMESPACE, conditions) == [
-        "other",
-        "worker-1",
-    ]
+    assert await installed_nodes(api, NAMESPACE, conditions) == ["other", "worker-1", "worker-2"]
+    assert await uninstall_nodes(api, ["other", "worker-1"], NAMESPACE, conditions) == ["other", "worker-1"]
     for name in ("other", "worker-1"):
         assert server.get(api_server.NODES, name)["status"]["conditions"] == [ready]
     assert await uninstall_nodes(api, ["other"], NAMESPACE, conditions) == []

@@ -15,7 +15,6 @@ from neuron_plugin.plugin.snapshot import derive
 from neuron_plugin.plugin.writes import pod_events, pod_writes, wrongly_labelled
 from tests.plugin.world import (
     CORE,
-    DEVICE,
     NEURON,
     STATIC_UID,
     answer,
@@ -25,6 +24,7 @@ from tests.plugin.world import (
     init,
     inputs,
     inventory,
+    moment,
     pod,
     ref,
     sidecar,
@@ -50,7 +50,7 @@ MIXED = pod("a", app(1, name="one"), app(1, CORE, "two"), annotations={"AWS_NEUR
 MIRROR = pod("static", app(1), annotations={"kubernetes.io/config.hash": STATIC_UID})
 UNREADABLE = {"unreadable": "future"}
 FIRST, SECOND = assigned("a", app(1), sets=[[5]], time=1), assigned("b", app(1), sets=[[6]], time=2)
-SWAPPED = inputs(FIRST, SECOND, recorded=[entry(B, "app", NEURON, 5)])
+SWAPPED = moment("a app:1=5 | b app:1=6 @2 | has b=5")
 """``b`` was given what ``a`` was assigned."""
 
 
@@ -87,29 +87,23 @@ def written(before: Inputs) -> str:
 
 
 WRITES: dict[str, tuple[Inputs, str]] = {
-    "p55 an assignment that came true is only marked": (
-        inputs(assigned("a", app(2), sets=[[2, 3]]), recorded=[has(2, 3)]),
-        "a ALLOCATED=true",
-    ),
+    "p55 an assignment that came true is only marked": (moment("a app:2=2,3 | has a=2,3"), "a ALLOCATED=true"),
     "one that is marked already": (
         inputs(assigned("a", app(2), sets=[[2, 3]], allocated=True), recorded=[has(2, 3)]),
         "",
     ),
-    "a pod without an assignment": (
-        inputs(pod("a", app(2, CORE)), recorded=[has(2, 3, resource=CORE)]),
-        "a ALLOCATED=true ALLOC_TIME=0 CORES=2,3",
-    ),
-    "one of two containers is recorded": (inputs(TWO, recorded=[has(5, name="one")]), ""),
+    "a pod without an assignment": (moment("a app:core:2 | has a=core:2,3"), "a ALLOCATED=true ALLOC_TIME=0 CORES=2,3"),
+    "one of two containers is recorded": (moment("a app.one:1 app.two:1 | has a/one=5"), ""),
     "the other one is answered": (
-        inputs(TWO, recorded=[has(5, name="one")], pending=(answer(6, pod=ref("a"), container="two"),)),
+        moment("a app.one:1 app.two:1 | has a/one=5", pending=(answer(6, pod=ref("a"), container="two"),)),
         "",
     ),
     "both are recorded": (
-        inputs(TWO, recorded=[has(5, name="one"), has(6, name="two")]),
+        moment("a app.one:1 app.two:1 | has a/one=5 a/two=6"),
         "a ALLOCATED=true ALLOC_TIME=0 DEVS=5|6",
     ),
     "p46 the cores that were given, and not the drawn ids": (
-        inputs(pod("a", init(4), app(1)), recorded=REUSED),
+        moment("a init:4 app:1 | has a/init=0-3 a=3>0"),
         "a ALLOCATED=true ALLOC_TIME=0 DEVS=0,1,2,3|0",
     ),
     "p49 an assignment that cannot be read is removed": (
@@ -128,23 +122,23 @@ WRITES: dict[str, tuple[Inputs, str]] = {
         inputs(MIRROR, recorded=[entry(STATIC_UID, "app", NEURON, 5)]),
         "static ALLOCATED=true ALLOC_TIME=0 DEVS=5",
     ),
-    "an init container that is not recorded": (inputs(INIT_AND_APP, recorded=[has(2)]), ""),
+    "an init container that is not recorded": (moment("a init:2=2,3 app:1=2 | has a=2"), ""),
     "one that PodResources does not list": (
-        inputs(INIT_AND_APP, recorded=[has(2)], file=UNREADABLE),
+        moment("a init:2=2,3 app:1=2 | has a=2", file=UNREADABLE),
         "a ALLOCATED=true",
     ),
-    "a sidecar, which it would list": (inputs(SIDECAR_AND_APP, recorded=[has(2)], file=UNREADABLE), ""),
-    "an init container that nothing confirms": (inputs(assigned("a", init(2), sets=[[2, 3]]), file=UNREADABLE), ""),
+    "a sidecar, which it would list": (moment("a sidecar:1=3 app:1=2 | has a=2", file=UNREADABLE), ""),
+    "an init container that nothing confirms": (moment("a init:2=2,3", file=UNREADABLE), ""),
     "p56 p63 a swap, the unserved pod first": (
         SWAPPED,
         "a ALLOCATED=false ALLOC_TIME=1 DEVS=6 !; b ALLOCATED=true ALLOC_TIME=2 DEVS=5 !",
     ),
     "p56 a pod that asks for another resource takes nothing over": (
-        inputs(assigned("a", app(1, DEVICE), sets=[[5]]), SECOND, recorded=[entry(B, "app", NEURON, 5)]),
+        moment("a app:device:1=5 | b app:1=6 @2 | has b=5"),
         "b ALLOCATED=true ALLOC_TIME=2 DEVS=5 !",
     ),
     "a pod whose set a third one has takes nothing from a pod that waits": (
-        inputs(FIRST, SECOND, recorded=[entry(C, "app", DEVICE, 5)]),
+        moment("a app:1=5 | b app:1=6 @2 | has c=device:5"),
         "",
     ),
     "both of a swap are served": (
@@ -172,10 +166,7 @@ EVENTS: dict[str, tuple[Inputs, str]] = {
         inputs(annotated(NEURON_DEVS="1,2")),
         "InvalidNeuronAssignment: pod default/a has NEURON_DEVS='1,2': expected 1 ids for container app",
     ),
-    "a pod that is served without an assignment": (
-        inputs(pod("a", app(2, CORE)), recorded=[has(2, 3, resource=CORE)]),
-        "",
-    ),
+    "a pod that is served without an assignment": (moment("a app:core:2 | has a=core:2,3"), ""),
     "a privileged container with a part of the node": (
         inputs(privileged("app"), recorded=THREE),
         "PrivilegedContainer: container app is privileged: ... and only 3 of them are the pod's",
@@ -194,16 +185,13 @@ EVENTS: dict[str, tuple[Inputs, str]] = {
     ),
     "a privileged container beside the one with the claim": (inputs(claiming("sidecar"), recorded=BY_CLAIM), ""),
     "p47 devices that are not linked": (
-        inputs(pod("a", app(4)), recorded=UNLINKED),
+        moment("a app:4 | has a=0,1,5,9"),
         "UnlinkedDevices: aws.amazon.com/neuron ids 0, 1, 5, 9 of container app are not linked: ...",
     ),
-    "p47 linked devices": (inputs(pod("a", app(4)), recorded=[has(0, 1, 2, 3)]), ""),
-    "p47 unlinked devices that were assigned": (
-        inputs(assigned("a", app(4), sets=[[0, 1, 5, 9]]), recorded=UNLINKED),
-        "",
-    ),
+    "p47 linked devices": (moment("a app:4 | has a=0-3"), ""),
+    "p47 unlinked devices that were assigned": (moment("a app:4=0,1,5,9 | has a=0,1,5,9"), ""),
     "p47 unlinked devices in place of assigned ones": (
-        inputs(assigned("a", app(4), sets=[[0, 1, 2, 3]]), recorded=UNLINKED),
+        moment("a app:4=0-3 | has a=0,1,5,9"),
         "UnlinkedDevices: aws.amazon.com/neuron ids 0, 1, 5, 9 of container app are not linked: ...",
     ),
     "a product that the node does not have": (
@@ -255,7 +243,7 @@ def test_what_owners_of_pods_are_told(before: Inputs, expected: str) -> None:
 
 
 def test_a_later_snapshot_has_the_same_event_again() -> None:
-    before = inputs(pod("a", app(4)), recorded=UNLINKED)
+    before = moment("a app:4 | has a=0,1,5,9")
     later = before.with_inventory(inventory(unhealthy={12: "sick"}))
     assert pod_events(derive(before)) == pod_events(derive(later))
 
@@ -272,7 +260,7 @@ def test_the_unhealthy_devices_of_each_pod_are_known_with_their_reasons() -> Non
 
 
 def test_what_is_disabled_or_held_down_is_no_unhealthy_device_of_its_pod() -> None:
-    before = inputs(pod("a", app(1)), node=inventory(disabled=(1,)), recorded=[has(1)])
+    before = moment("a app:1 | off 1 | has a=1")
     assert not derive(before).unhealthy_devices
 
 

@@ -22,7 +22,7 @@ from neuron_plugin.allocation import (
 from neuron_plugin.allocation.assignment import write_assignment
 from neuron_plugin.allocation.placement import assignment_of
 from neuron_plugin.allocation.requests import ContainerSpec, pod_request
-from neuron_plugin.allocation.resources import parse_ids
+from neuron_plugin.allocation.resources import format_ids, parse_ids
 from neuron_plugin.cluster import Pod
 from neuron_plugin.cluster.objects import Metadata, Owner
 from neuron_plugin.cluster.pod_wire import (
@@ -36,8 +36,17 @@ from neuron_plugin.cluster.pod_wire import (
 )
 from neuron_plugin.cluster.pods import neuron_pod
 from neuron_plugin.kubelet import ContainerAllocation
+from neuron_plugin.plugin.answers import PreferenceRequest
 from neuron_plugin.plugin.container import VISIBLE_CORES, reply_for
-from neuron_plugin.plugin.inputs import AllocationKey, Inputs, NodePods, PendingAnswer, Recorded, RecordedAllocation
+from neuron_plugin.plugin.inputs import (
+    AllocationKey,
+    HoldDown,
+    Inputs,
+    NodePods,
+    PendingAnswer,
+    Recorded,
+    RecordedAllocation,
+)
 from neuron_plugin.plugin.settle import pods_to_look_at, settle
 from neuron_plugin.plugin.snapshot import Snapshot
 from neuron_plugin.topology import CoreMask, Geometry, Topology, Unit, catalogue
@@ -187,19 +196,46 @@ def entry(
     return RecordedAllocation(AllocationKey(PodUid(uid), container, resource), ids, reply, seen_at=seen_at)
 
 
+RESOURCES = {"neuron": NEURON, "device": DEVICE, "core": CORE}
+
+
+def ids_of(text: str) -> tuple[Resource, tuple[int, ...]]:
+    """``core:0-3`` or ``device:2,5``; without a name it is ``neuron``."""
+    name, _, ids = text.rpartition(":")
+    return RESOURCES[name or "neuron"], parse_ids(ids)
+
+
+def holder(text: str) -> tuple[PodUid, str]:
+    """``a/init`` is pod a's container init, ``static`` container app of the pod of which only the kubelet knows."""
+    name, _, container = text.partition("/")
+    return STATIC_UID if name == "static" else uid_of(name), container or "app"
+
+
+def records(text: str, node: NodeInventory | None = None) -> list[RecordedAllocation]:
+    """Entries of the checkpoint, such as ``a/init=0-3 a=3>0 b=core:6``; after ``>`` is what our reply really gave."""
+    made = []
+    for word in text.split():
+        who, _, has = word.partition("=")
+        drawn, _, given = has.partition(">")
+        resource, ids = ids_of(drawn)
+        made.append(entry(*holder(who), resource, *ids, given=parse_ids(given) if given else None, node=node))
+    return made
+
+
 def inputs(
     *pods: NeuronPod,
-    recorded: Sequence[RecordedAllocation] = (),
+    recorded: Sequence[RecordedAllocation] | str = (),
     node: NodeInventory | None = None,
     **fields: Any,
 ) -> Inputs:
     """Inputs in which ``recorded`` was read at time 0 and pods were listed at ``listed_at`` (never, by default)."""
     listed_at = fields.pop("listed_at", None)
     ended = fields.pop("ended", {})
+    entries = records(recorded, node) if isinstance(recorded, str) else recorded
     return Inputs(
         node or inventory(),
         NodePods({one.uid: one for one in pods}, ended, listed_at),
-        replace(Recorded().with_file(recorded, 0.0), **fields.pop("file", {})),
+        replace(Recorded().with_file(entries, 0.0), **fields.pop("file", {})),
         **fields,
     )
 
@@ -245,6 +281,88 @@ def healthy(snapshot: Snapshot, resource: Resource) -> set[str]:
 
 def reasons(snapshot: Snapshot, resource: Resource = NEURON) -> dict[str, str]:
     return {one.id: one.reason for one in snapshot.advertised(resource) if one.reason}
+
+
+MACHINES = {"trn1": TRN1, "trn2": TRN2, "inf2": INF2, "inf1": LINE}
+
+
+def pod_of(text: str, geometry: Geometry = TRN1, **fields: Any) -> NeuronPod:
+    """A pod as ``a init:4=0-3 app.serve:core:2=0,1 @9``: containers, what they ask for and are assigned, and when.
+
+    At the end may stand ``started``, ``running``, ``terminating`` or ``failed``.
+    """
+    name, *words = text.split()
+    states = [word for word in words if word.isalpha()]
+    words = [word for word in words if word not in states]
+    fields |= {state: True for state in states if state != "failed"} | (
+        {"phase": "Failed"} if "failed" in states else {}
+    )
+    time = next((int(word.removeprefix("@")) for word in words if word.startswith("@")), 1)
+    containers, sets = [], []
+    for word in (word for word in words if not word.startswith("@")):
+        asked, _, ids = word.partition("=")
+        kind, _, count = asked.partition(":")
+        resource, _, count = count.rpartition(":")
+        limits = {RESOURCES[resource or "neuron"].value: count}
+        kind, _, own_name = kind.partition(".")
+        containers.append(ContainerSpec(own_name or kind, ContainerKind[kind.upper()], limits))
+        sets += [parse_ids(ids)] if ids else []
+    annotations = dict(fields.pop("annotations", {}))
+    if sets:
+        annotations = assignment(geometry, containers, sets, time) | annotations
+    return pod(name, *containers, annotations=annotations, **fields)
+
+
+def moment(text: str, **fields: Any) -> Inputs:
+    """Inputs as ``inf2 | a app:2=3,4 | has b=device:0 | off 5``: machine (trn1), pods, the kubelet's record, faults.
+
+    ``broken``, ``off`` and ``rests`` name devices that are unhealthy, disabled and held down.
+    """
+    clauses = [clause.strip() for clause in text.split("|") if clause.strip()]
+    geometry = MACHINES[clauses.pop(0)] if clauses and clauses[0] in MACHINES else TRN1
+    said = {word: rest for word, _, rest in (clause.partition(" ") for clause in clauses) if len(word) > 2}
+    broken, off, rests = (parse_ids(said[word]) if word in said else () for word in ("broken", "off", "rests"))
+    node = inventory(geometry, unhealthy=dict.fromkeys(broken, "sick"), disabled=off)
+    pods = [pod_of(clause, geometry) for clause in clauses if clause.partition(" ")[0] not in said]
+    held = (resting(*rests),) if rests else ()
+    return inputs(*pods, recorded=records(said.get("has", ""), node), node=node, hold_downs=held, **fields)
+
+
+def devices_by_pod(masks: Iterable[tuple[PodUid, CoreMask, str]]) -> str:
+    """``a=3 static=4+``: which devices each pod of some has, with a mark; ``?`` is a pod that is not known."""
+    names = {uid_of(name): name for name in "abc"} | {STATIC_UID: "static", PodUid("default/static"): "static"}
+    names[uid_of("static")] = "mirror"
+    sets = (f"{names.get(uid, '?')}={format_ids(TRN1.devices_touched(mask))}{mark}" for uid, mask, mark in masks)
+    return " ".join(sorted(sets))
+
+
+def who_has(snapshot: Snapshot) -> str:
+    return devices_by_pod((uid, snapshot.ledger.mask_of(uid), "") for uid in snapshot.ledger.by_pod)
+
+
+def who_holds_down(inputs: Inputs) -> str:
+    """A hold-down that is shown to the cluster has a ``+``, one that is shown to the kubelet, too, a ``!``."""
+    return devices_by_pod(
+        (one.uid, one.mask, "!" if one in inputs.advertised_hold_downs else "+" * (one in inputs.published_hold_downs))
+        for one in inputs.hold_downs
+    )
+
+
+def asked_by(text: str, before: Inputs) -> PreferenceRequest:
+    """``core:2 of 1-3 must 1``: the count under one name, what is offered (all of it by default), what is the pod's."""
+    first, *rest = text.split()
+    name, _, size = first.rpartition(":")
+    resource = RESOURCES[name or "neuron"]
+    ids = {word: parse_ids(text) for word, text in zip(rest[::2], rest[1::2], strict=True)}
+    geometry = before.inventory.geometry
+    everything = geometry.ids_of(resource.unit, geometry.all_mask)
+    return PreferenceRequest(resource, ids.get("of", everything), ids.get("must", ()), int(size))
+
+
+def resting(*ids: int, name: str = "b", why: str = "why", resource: Resource = NEURON) -> HoldDown:
+    """A hold-down of what pod ``name`` had, shown to everybody."""
+    mask = TRN1.mask_of(resource.unit, ids)
+    return HoldDown(uid_of(name), ref(name), mask, 0.0, 0.0, 0.0, 0.0, 99.0, why)
 
 
 def answer(

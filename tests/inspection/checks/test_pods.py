@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from neuron_plugin.allocation import NeuronPod, NodeInventory
 from neuron_plugin.allocation.inventory import write_inventory
 from neuron_plugin.allocation.keys import INVENTORY_KEY
-from neuron_plugin.inspection.facts import Facts, NoSuchNode
+from neuron_plugin.inspection.facts import DeviceUser, Facts, NoSuchNode
 from neuron_plugin.inspection.findings import Level, Unknown
 from neuron_plugin.kubelet import CheckpointEntry
 from neuron_plugin.plugin.container import ALLOCATION_KEY, reply_for
@@ -16,6 +17,7 @@ from tests.inspection.cases import (
     POD_UID,
     api_pod,
     ask,
+    expect,
     facts_of,
     holding,
     is_fine,
@@ -28,9 +30,221 @@ from tests.inspection.cases import (
 from tests.inspection.doubles import MakeNode
 from tests.support.manifests import shipped_geometry
 
+BOUND_NS = 1_789_352_350_678_418_384
+DONE = {"NEURON_ALLOC_TIME": str(BOUND_NS), "NEURON_ALLOCATED": "true"}
+WAITING = {**DONE, "NEURON_ALLOCATED": "false"}
+STATIC_UID = "0123456789abcdef0123456789abcdef"
+ONE, TWO = {"main": {"neurondevice": 1}}, {"main": {"neurondevice": 1}, "side": {"neurondevice": 1}}
+BOTH = {"NEURON_DEVS": "2|3", "NEURON_ALLOCATED": "true"}
+STATIC = replace(api_pod("static", ONE, {}), static_uid=STATIC_UID)
+NOBODY = Unknown("no kubelet", "start it")
 
-def test_no_holder_is_fine(well: Facts) -> None:
-    assert is_fine("holders", well)
+
+def holds(*ids: str) -> Callable[[Facts], Facts]:
+    """Pods one and two have these: ids, or ``resource:ids``."""
+    words = zip(("one", "two"), (text.rpartition(":") for text in ids), strict=False)
+    held = [(name, "main", resource or "neurondevice", own) for name, (resource, _, own) in words]
+    return lambda well: holding(well, *held)
+
+
+def lists(annotations: dict[str, str], *, held: bool = True, phase: str = "Running") -> Callable[[Facts], Facts]:
+    """The API server has a pod with these annotations, and the kubelet gave it device 2 if it is ``held``."""
+
+    def spoil(well: Facts) -> Facts:
+        facts = holding(well, ("train", "main", "neurondevice", "2")) if held else well
+        return with_cluster(facts, pods=(api_pod("train", ONE, annotations, phase=phase),))
+
+    return spoil
+
+
+def waited(seconds: int) -> Callable[[Facts], Facts]:
+    """A pod is pending, so long after it was assigned device 2."""
+    listed = lists({"NEURON_DEVS": "2", **WAITING}, held=False, phase="Pending")
+    return lambda well: replace(listed(well), now_ns=BOUND_NS + seconds * 1_000_000_000)
+
+
+def half(phase: str) -> Callable[[Facts], Facts]:
+    """The kubelet lists one container of two."""
+    return lambda well: with_cluster(
+        holding(well, ("train", "main", "neurondevice", "2")), pods=(api_pod("train", TWO, BOTH, phase=phase),)
+    )
+
+
+def inventory(instance_type: str, **changes: object) -> dict[str, str]:
+    geometry = shipped_geometry(instance_type)
+    said = {"present": tuple(range(geometry.device_count)), **changes}
+    return {INVENTORY_KEY: write_inventory(NodeInventory(geometry, **said))}  # type: ignore[arg-type]  # fields by name
+
+
+def published(annotations: dict[str, str]) -> Callable[[Facts], Facts]:
+    return lambda well: with_cluster(well, annotations=annotations)
+
+
+def without_devices(well: Facts) -> Facts:
+    nothing = replace(well.machine.inventory, devices=())
+    return with_cluster(replace(well, machine=replace(well.machine, inventory=nothing)), annotations={})
+
+
+def uses(*users: DeviceUser, pods: tuple[NeuronPod, ...] | None = None) -> Callable[[Facts], Facts]:
+    """Pod train has device 2, and these processes have devices open."""
+    listed = (api_pod("train", ONE, {}),) if pods is None else pods
+    return lambda well: with_users(
+        with_cluster(holding(well, ("train", "main", "neurondevice", "2")), pods=listed), *users
+    )
+
+
+CASES: dict[str, tuple[str, Callable[[Facts], Facts], str]] = {
+    "no holder": ("holders", lambda well: well, "ok"),
+    "a device and a core of it, of two pods": (
+        "holders",
+        holds("2", "neuroncore:5"),
+        "problem: default/one/main ~ default/two/main ~ both hold core 5",
+    ),
+    "a device under two names": ("holders", holds("neuron:2", "2"), "problem: both hold device 2"),
+    "one core twice": ("holders", holds("neuroncore:5", "neuroncore:5"), "problem: both hold core 5"),
+    "two containers of a pod": (
+        "holders",
+        lambda well: holding(well, ("one", "a", "neurondevice", "2"), ("one", "b", "neuroncore", "4")),
+        "problem: both hold core 4",
+    ),
+    "devices that are not linked": ("holders", holds("0,2,4,6"), "warning: no linked set"),
+    "two devices": ("holders", holds("1,2"), "warning: no linked set"),
+    "cores of two devices": ("holders", holds("neuroncore:1,2"), "warning: no linked set"),
+    **{
+        f"an id that this machine does not have: {ids}": (
+            "holders",
+            holds(ids),
+            f"problem: holds aws.amazon.com/neurondevice {ids!r}",
+        )
+        for ids in ("16", "neuron-0", "99999999999999999999")
+    },
+    "a pod that has ended, which an old kubelet lists": (
+        "holders",
+        lambda well: with_cluster(holds("2", "2")(well), pods=(api_pod("one", ONE, {}, phase="Succeeded"),)),
+        "ok",
+    ),
+    "another resource": ("holders", holds("../nvidia.com/gpu:GPU-1"), "ok"),
+    "a pod on a device out of service": (
+        "holders",
+        lambda well: replace(holds("2")(well), machine=replace(well.machine, disabled=(2,))),
+        "ok",
+    ),
+    "holders that are not known": (
+        "holders",
+        lambda well: with_kubelet(well, pods=NOBODY, recorded=NOBODY),
+        "unchecked: no kubelet",
+    ),
+    # Annotations of pods.
+    "no pod": ("annotations", lambda well: well, "ok"),
+    "a pod annotated with what it holds": ("annotations", lists({"NEURON_DEVS": "2", **DONE}), "ok"),
+    "one in the vendor's dialect": ("annotations", lists({"AWS_NEURON_IDS": "2", **DONE}), "ok"),
+    "one with other devices": (
+        "annotations",
+        lists({"NEURON_DEVS": "3", **DONE}),
+        "problem: neurondevice 3, the kubelet gave 2",
+    ),
+    "one of which the kubelet knows nothing": (
+        "annotations",
+        lists({"NEURON_DEVS": "3", **DONE}, held=False),
+        "problem: the kubelet gave nothing",
+    ),
+    "one that runs and was never confirmed": (
+        "annotations",
+        lists({"NEURON_DEVS": "2", **WAITING}),
+        "warning: NEURON_ALLOCATED is still false",
+    ),
+    "one that runs without annotation": ("annotations", lists({}), "warning: without an annotation"),
+    "no ids": ("annotations", lists({"NEURON_DEVS": "two"}), "problem: default/train"),
+    "another count": ("annotations", lists({"NEURON_DEVS": "2,3"}), "problem: default/train"),
+    "another unit": ("annotations", lists({"NEURON_CORES": "2"}), "problem: default/train"),
+    "one that waits for its admission": ("annotations", waited(119), "ok"),
+    "one that waits for ever": ("annotations", waited(600), "warning: 10 minutes ago and has not been admitted"),
+    "one container of two, in admission": ("annotations", half("Pending"), "ok"),
+    "one container of two, that run": (
+        "annotations",
+        half("Running"),
+        "problem: train/side: annotated aws.amazon.com/neurondevice 3, the kubelet gave nothing",
+    ),
+    "one that has ended": (
+        "annotations",
+        lists({"NEURON_DEVS": "9", **DONE}, held=False, phase="Succeeded"),
+        "ok",
+    ),
+    "one that asks for nothing": (
+        "annotations",
+        lambda well: with_cluster(well, pods=(api_pod("web", {"main": {}}, {}),)),
+        "ok",
+    ),
+    "a holder that the API server does not have": ("annotations", holds("neuroncore:2"), "warning: default/one"),
+    "a pod, and the kubelet is away": (
+        "annotations",
+        lambda well: with_kubelet(lists({"NEURON_DEVS": "3", **DONE})(well), pods=NOBODY, recorded=NOBODY),
+        "ok",
+    ),
+    # The node's inventory.
+    "a true inventory": ("node-annotations", lambda well: well, "ok"),
+    "one of another machine": (
+        "node-annotations",
+        published(inventory("inf2.24xlarge")),
+        "problem: inf2.24xlarge, 6 devices ~ trn1.32xlarge, 16 devices",
+    ),
+    **{
+        f"one that cannot be read: {text!r}": ("node-annotations", published({INVENTORY_KEY: text}), "problem: read")
+        for text in ("", "{", '{"version": 99}')
+    },
+    "none beside a running plugin": ("node-annotations", published({}), "warning: patch nodes"),
+    "none, and no plugin": (
+        "node-annotations",
+        lambda well: with_kubelet(published({})(well), plugins=()),
+        "ok",
+    ),
+    "none, and no device": ("node-annotations", without_devices, "ok"),
+    "one without a plugin": (
+        "node-annotations",
+        lambda well: with_kubelet(well, plugins=()),
+        f"note: kubectl annotate node {NODE} {INVENTORY_KEY}-",
+    ),
+    "a node that the API server does not know": (
+        "node-annotations",
+        lambda well: replace(well, cluster=NoSuchNode("the API server has no node wroker-1")),
+        "problem: the API server has no node wroker-1 ~ --node-name or NODE_NAME",
+    ),
+    # Processes.
+    "a process of the pod that holds the device": ("processes", uses(user(2)), "ok"),
+    "two of them": ("processes", uses(user(2), user(2)), "ok"),
+    "one of a static pod": ("processes", uses(user(2, pod_uid=STATIC_UID), pods=(STATIC,)), "ok"),
+    "one outside of pods": (
+        "processes",
+        uses(user(2, 3, pod_uid="")),
+        "warning: process 4711 (python train.py) has devices 2-3 open and belongs to no pod ~ kill 4711",
+    ),
+    "one without a name": (
+        "processes",
+        uses(replace(user(2, pod_uid=""), command="")),
+        "warning: process 4711 (its name is not known)",
+    ),
+    "one of a pod that has ended": (
+        "processes",
+        uses(user(2), pods=()),
+        f"warning: of pod {POD_UID}, which has ended",
+    ),
+    "one on a device that no pod was given": (
+        "processes",
+        uses(user(2, 7)),
+        "warning: device 7 open, which the kubelet gave to no pod",
+    ),
+    "one of a pod, without an API server": (
+        "processes",
+        lambda well: replace(uses(user(2))(well), cluster=Unknown("no API server is known")),
+        "ok",
+    ),
+    "no /proc": ("processes", lambda well: replace(well, users=Unknown("no /proc", "mount it")), "unchecked: no /proc"),
+}
+
+
+@pytest.mark.parametrize(("name", "spoil", "expected"), CASES.values(), ids=CASES)
+def test_what_is_found(well: Facts, name: str, spoil: Callable[[Facts], Facts], expected: str) -> None:
+    expect(name, spoil(well), expected)
 
 
 def test_linked_sets_held_once_are_fine(well: Facts) -> None:
@@ -43,38 +257,6 @@ def test_linked_sets_held_once_are_fine(well: Facts) -> None:
     )
     assert is_fine("holders", facts)
     assert "3 pods with 12 logical cores" in ask("holders", facts)[0].seen
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "shared"),
-    [
-        (("neurondevice", "2"), ("neuroncore", "5"), "core 5"),
-        (("neuron", "2"), ("neurondevice", "2"), "device 2"),
-        (("neuroncore", "5"), ("neuroncore", "5"), "core 5"),
-    ],
-)
-def test_silicon_with_two_pods_is_a_problem(
-    well: Facts, first: tuple[str, str], second: tuple[str, str], shared: str
-) -> None:
-    finding = the_finding("holders", holding(well, ("one", "main", *first), ("two", "side", *second)))
-    assert finding.level is Level.PROBLEM
-    assert "default/one/main" in finding.seen
-    assert "default/two/side" in finding.seen
-    assert finding.seen.endswith(f"both hold {shared}")
-
-
-def test_silicon_with_two_containers_of_a_pod_is_a_problem(well: Facts) -> None:
-    facts = holding(well, ("one", "a", "neurondevice", "2"), ("one", "b", "neuroncore", "4"))
-    assert "both hold core 4" in the_finding("holders", facts).seen
-
-
-@pytest.mark.parametrize(
-    ("resource", "ids"), [("neurondevice", "0,2,4,6"), ("neurondevice", "1,2"), ("neuroncore", "1,2")]
-)
-def test_unlinked_sets_are_a_warning(well: Facts, resource: str, ids: str) -> None:
-    finding = the_finding("holders", holding(well, ("train", "main", resource, ids)))
-    assert finding.level is Level.WARNING
-    assert "no linked set" in finding.seen
 
 
 def test_cores_that_are_not_aligned_are_a_warning_where_they_have_to_be(make_node: MakeNode) -> None:
@@ -102,24 +284,6 @@ def test_a_container_counts_by_the_set_of_our_reply_and_not_by_the_kubelets_ids(
     assert is_fine("annotations", with_cluster(facts, pods=(annotated,)))
 
 
-@pytest.mark.parametrize("ids", ["16", "neuron-0", "99999999999999999999"])
-def test_ids_that_this_machine_does_not_have_are_a_problem(well: Facts, ids: str) -> None:
-    finding = the_finding("holders", holding(well, ("train", "main", "neurondevice", ids)))
-    assert finding.level is Level.PROBLEM
-    assert f"holds aws.amazon.com/neurondevice {ids!r}" in finding.seen
-
-
-def test_a_pod_that_has_ended_holds_nothing_though_an_old_kubelet_lists_it(well: Facts) -> None:
-    facts = holding(well, ("old", "main", "neurondevice", "2"), ("new", "main", "neurondevice", "2"))
-    ended = api_pod("old", {"main": {"neurondevice": 1}}, {}, phase="Succeeded")
-    assert the_finding("holders", facts).level is Level.PROBLEM
-    assert is_fine("holders", with_cluster(facts, pods=(ended,)))
-
-
-def test_other_resources_are_ignored(well: Facts) -> None:
-    assert is_fine("holders", holding(well, ("train", "main", "../nvidia.com/gpu", "GPU-1")))
-
-
 def test_a_pod_on_a_sick_device_is_a_warning(make_node: MakeNode) -> None:
     node = make_node("inf2.24xlarge")
     node.set_ecc(1, sram=1)
@@ -128,162 +292,16 @@ def test_a_pod_on_a_sick_device_is_a_warning(make_node: MakeNode) -> None:
     assert "runs on device 1" in finding.seen
 
 
-def test_a_pod_on_a_device_out_of_service_is_no_fault(well: Facts) -> None:
-    held = holding(well, ("train", "main", "neurondevice", "2"))
-    assert is_fine("holders", replace(held, machine=replace(held.machine, disabled=(2,))))
-
-
-def test_a_node_that_the_api_server_does_not_know_is_a_problem(well: Facts) -> None:
-    finding = the_finding("node-annotations", replace(well, cluster=NoSuchNode("the API server has no node wroker-1")))
-    assert finding.level is Level.PROBLEM
-    assert finding.seen == "the API server has no node wroker-1"
-    assert "--node-name or NODE_NAME" in finding.action
-
-
-def test_holders_that_are_not_known_are_not_checked(well: Facts) -> None:
-    assert not the_finding(
-        "holders", with_kubelet(well, pods=Unknown("no kubelet", "start it"), recorded=Unknown("no kubelet"))
-    ).checked
-
-
 def test_without_a_device_nothing_is_checked(make_node: MakeNode) -> None:
     node = make_node("trn1.2xlarge")
     node.unload_driver()
     assert [finding.checked for finding in ask("holders", facts_of(node))] == [False]
 
 
-BOUND_NS = 1_789_352_350_678_418_384
-DONE = {"NEURON_ALLOC_TIME": str(BOUND_NS), "NEURON_ALLOCATED": "true"}
-WAITING = {**DONE, "NEURON_ALLOCATED": "false"}
-
-
-def one_device(annotations: dict[str, str], phase: str = "Running") -> NeuronPod:
-    return api_pod("train", {"main": {"neurondevice": 1}}, annotations, phase=phase)
-
-
-def held(facts: Facts, pod: NeuronPod, ids: str = "2", resource: str = "neurondevice") -> Facts:
-    return with_cluster(holding(facts, ("train", "main", resource, ids)), pods=(pod,))
-
-
-def test_no_pod_is_fine(well: Facts) -> None:
-    assert is_fine("annotations", well)
-
-
-def test_a_pod_annotated_with_what_it_holds_is_fine(well: Facts) -> None:
-    assert is_fine("annotations", held(well, one_device({"NEURON_DEVS": "2", **DONE})))
-
-
-def test_the_vendors_dialect_is_read_too(well: Facts) -> None:
-    assert is_fine("annotations", held(well, one_device({"AWS_NEURON_IDS": "2", **DONE})))
-
-
-def test_an_annotation_that_differs_from_the_kubelet_is_a_problem(well: Facts) -> None:
-    finding = the_finding("annotations", held(well, one_device({"NEURON_DEVS": "3", **DONE})))
-    assert finding.level is Level.PROBLEM
-    assert "neurondevice 3, the kubelet gave 2" in finding.seen
-
-
-def test_a_running_pod_of_which_the_kubelet_knows_nothing_is_a_problem(well: Facts) -> None:
-    facts = with_cluster(well, pods=(one_device({"NEURON_DEVS": "3", **DONE}),))
-    assert "the kubelet gave nothing" in the_finding("annotations", facts).seen
-
-
-def test_a_running_pod_that_was_never_confirmed_is_a_warning(well: Facts) -> None:
-    finding = the_finding("annotations", held(well, one_device({"NEURON_DEVS": "2", **WAITING})))
-    assert finding.level is Level.WARNING
-    assert "NEURON_ALLOCATED is still false" in finding.seen
-
-
-def test_a_running_pod_without_annotation_is_a_warning(well: Facts) -> None:
-    finding = the_finding("annotations", held(well, one_device({})))
-    assert finding.level is Level.WARNING
-    assert "without an annotation" in finding.seen
-
-
-@pytest.mark.parametrize("annotations", [{"NEURON_DEVS": "two"}, {"NEURON_DEVS": "2,3"}, {"NEURON_CORES": "2"}])
-def test_an_annotation_that_cannot_be_followed_is_a_problem(well: Facts, annotations: dict[str, str]) -> None:
-    finding = the_finding("annotations", held(well, one_device(annotations)))
-    assert finding.level is Level.PROBLEM
-    assert "default/train" in finding.seen
-
-
-@pytest.mark.parametrize(("seconds", "fine"), [(1, True), (119, True), (600, False)])
-def test_a_decision_may_wait_for_its_admission_but_not_for_ever(well: Facts, seconds: int, fine: bool) -> None:  # noqa: FBT001 - a case's expectation
-    pod = one_device({"NEURON_DEVS": "2", **WAITING}, phase="Pending")
-    facts = replace(with_cluster(well, pods=(pod,)), now_ns=BOUND_NS + seconds * 1_000_000_000)
-    if fine:
-        assert is_fine("annotations", facts)
-    else:
-        assert "10 minutes ago and has not been admitted" in the_finding("annotations", facts).seen
-
-
-def test_a_container_that_is_not_listed_may_be_in_admission_until_the_pod_runs(well: Facts) -> None:
-    annotations = {"NEURON_DEVS": "2|3", "NEURON_ALLOCATED": "true"}
-    containers = {"main": {"neurondevice": 1}, "side": {"neurondevice": 1}}
-    pending = api_pod("train", containers, annotations, phase="Pending")
-    assert is_fine("annotations", held(well, pending))
-    finding = the_finding("annotations", held(well, replace(pending, phase="Running")))
-    assert "train/side: annotated aws.amazon.com/neurondevice 3, the kubelet gave nothing" in finding.seen
-
-
-def test_pods_that_have_ended_or_ask_for_nothing_are_passed_over(well: Facts) -> None:
-    ended = one_device({"NEURON_DEVS": "9", **DONE}, phase="Succeeded")
-    assert is_fine("annotations", with_cluster(well, pods=(ended, api_pod("web", {"main": {}}, {}))))
-
-
-def test_a_holder_that_the_api_server_does_not_have_is_a_warning(well: Facts) -> None:
-    finding = the_finding("annotations", holding(well, ("ghost", "main", "neuroncore", "2")))
-    assert finding.level is Level.WARNING
-    assert "default/ghost" in finding.seen
-
-
-def test_without_the_kubelet_annotations_are_read_and_not_compared(well: Facts) -> None:
-    facts = with_cluster(well, pods=(one_device({"NEURON_DEVS": "3", **DONE}),))
-    assert is_fine("annotations", with_kubelet(facts, pods=Unknown("no kubelet"), recorded=Unknown("no kubelet")))
-
-
 def test_without_an_api_server_nothing_is_checked(well: Facts) -> None:
     facts = replace(well, cluster=Unknown("no API server is known", "give --kubeconfig"))
     for name in ("annotations", "node-annotations"):
         assert [(finding.checked, finding.action) for finding in ask(name, facts)] == [(False, "give --kubeconfig")]
-
-
-def inventory(instance_type: str, **changes: object) -> dict[str, str]:
-    geometry = shipped_geometry(instance_type)
-    said = {"present": tuple(range(geometry.device_count)), **changes}
-    return {INVENTORY_KEY: write_inventory(NodeInventory(geometry, **said))}  # type: ignore[arg-type]  # fields by name
-
-
-def test_a_true_inventory_is_fine(well: Facts) -> None:
-    assert is_fine("node-annotations", well)
-
-
-def test_an_inventory_of_another_machine_is_a_problem(well: Facts) -> None:
-    finding = the_finding("node-annotations", with_cluster(well, annotations=inventory("inf2.24xlarge")))
-    assert finding.level is Level.PROBLEM
-    assert "inf2.24xlarge, 6 devices" in finding.seen
-    assert "trn1.32xlarge, 16 devices" in finding.seen
-
-
-@pytest.mark.parametrize("text", ["", "{", '{"version": 99}'])
-def test_an_inventory_that_cannot_be_read_is_a_problem(well: Facts, text: str) -> None:
-    assert the_finding("node-annotations", with_cluster(well, annotations={INVENTORY_KEY: text})).level is Level.PROBLEM
-
-
-def test_no_inventory_beside_a_running_plugin_is_a_warning(well: Facts) -> None:
-    finding = the_finding("node-annotations", with_cluster(well, annotations={}))
-    assert finding.level is Level.WARNING
-    assert "patch nodes" in finding.action
-    assert is_fine("node-annotations", with_kubelet(with_cluster(well, annotations={}), plugins=()))
-    nothing = replace(well.machine.inventory, devices=())
-    without_devices = replace(well, machine=replace(well.machine, inventory=nothing))
-    assert is_fine("node-annotations", with_cluster(without_devices, annotations={}))
-
-
-def test_an_inventory_without_a_plugin_is_a_note_with_the_command_that_removes_it(well: Facts) -> None:
-    finding = the_finding("node-annotations", with_kubelet(well, plugins=()))
-    assert finding.level is Level.NOTE
-    assert f"kubectl annotate node {NODE} {INVENTORY_KEY}-" in finding.action
 
 
 def test_a_sick_device_that_the_node_does_not_tell_of_is_a_warning(make_node: MakeNode) -> None:
@@ -297,67 +315,15 @@ def test_a_sick_device_that_the_node_does_not_tell_of_is_a_warning(make_node: Ma
     assert is_fine("node-annotations", with_cluster(facts, annotations=said))
 
 
-STATIC_UID = "0123456789abcdef0123456789abcdef"
-
-
-def holding_two(well: Facts) -> Facts:
-    pod = api_pod("train", {"main": {"neurondevice": 1}}, {})
-    return with_cluster(holding(well, ("train", "main", "neurondevice", "2")), pods=(pod,))
-
-
 def test_no_process_is_fine(well: Facts) -> None:
     assert is_fine("processes", well)
     assert ask("processes", well)[0].seen == "no process has a device open"
 
 
-def test_a_process_of_the_pod_that_holds_the_device_is_fine(well: Facts) -> None:
-    assert is_fine("processes", with_users(holding_two(well), user(2)))
-    assert is_fine("processes", with_users(holding_two(well), user(2), user(2)))
-
-
-def test_a_static_pods_process_is_known_by_the_uid_of_its_file(well: Facts) -> None:
-    facts = holding_two(well)
-    static = replace(api_pod("static", {"main": {"neurondevice": 1}}, {}), static_uid=STATIC_UID)
-    assert is_fine("processes", with_users(with_cluster(facts, pods=(static,)), user(2, pod_uid=STATIC_UID)))
-
-
-def test_a_process_outside_of_pods_is_a_warning(well: Facts) -> None:
-    finding = the_finding("processes", with_users(holding_two(well), user(2, 3, pod_uid="")))
-    assert finding.level is Level.WARNING
-    assert "process 4711 (python train.py) has devices 2-3 open and belongs to no pod" in finding.seen
-    assert "kill 4711" in finding.action
-
-
-def test_a_process_without_a_name_is_reported_by_its_number(well: Facts) -> None:
-    facts = with_users(holding_two(well), replace(user(2, pod_uid=""), command=""))
-    assert "process 4711 (its name is not known)" in the_finding("processes", facts).seen
-
-
-def test_a_process_of_a_pod_that_has_ended_is_a_warning(well: Facts) -> None:
-    finding = the_finding("processes", with_users(with_cluster(holding_two(well), pods=()), user(2)))
-    assert finding.level is Level.WARNING
-    assert f"of pod {POD_UID}, which has ended" in finding.seen
-
-
-def test_a_device_that_the_kubelet_gave_to_no_pod_is_a_warning(well: Facts) -> None:
-    finding = the_finding("processes", with_users(holding_two(well), user(2, 7)))
-    assert finding.level is Level.WARNING
-    assert "device 7 open, which the kubelet gave to no pod" in finding.seen
-
-
-def test_without_an_api_server_every_pod_passes_for_alive(well: Facts) -> None:
-    facts = replace(holding_two(well), cluster=Unknown("no API server is known"))
-    assert is_fine("processes", with_users(facts, user(2)))
-
-
 def test_what_cannot_be_seen_is_said_beside_what_is(well: Facts) -> None:
     findings = ask(
-        "processes", with_users(holding_two(well), user(2, pod_uid=""), hidden=Unknown("hidden", "run this as root"))
+        "processes", with_users(uses()(well), user(2, pod_uid=""), hidden=Unknown("hidden", "run this as root"))
     )
     assert [(finding.level, finding.checked) for finding in findings] == [(Level.NOTE, False), (Level.WARNING, True)]
     (finding,) = ask("processes", with_users(well, hidden=Unknown("hidden", "run this as root")))
     assert not finding.checked
-
-
-def test_without_proc_it_is_not_checked(well: Facts) -> None:
-    assert not the_finding("processes", replace(well, users=Unknown("there is no /proc", "mount it"))).checked
