@@ -344,7 +344,7 @@ def _judge_group(
         return judged
     if waits := next(filter(None, (scene.volumes(pod).waits for pod in waiting)), ""):
         return {pod.uid: Judgement(pod, Standing.GROUP, sentence=waits) for pod in waiting}
-    most = f"{placed.most} of {len(waiting)} waiting pods have room together, at least {missing} need it"
+    most = f"there is room together for {placed.most} of {len(waiting)} waiting pods, at least {missing} need it"
     sentence = f"Its group {name} does not fit as a whole: {placed.reason or most}"
     if found := _make_room_for_group(scene, waiting, missing, now, ways_for, sentence):
         return found

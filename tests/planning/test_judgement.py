@@ -187,8 +187,8 @@ def test_a_group_says_what_it_lacks_and_who_is_in_its_way(world: World) -> None:
     found = judge_all(world.state.scene(), [of(world, "w-0")])[0]
     assert found.standing is Standing.GROUP
     assert found.text == (
-        "Its group job does not fit as a whole: 0 of 2 waiting pods have room together, at least 2 need it. 0 of 1 "
-        "Neuron node: 1 has 12 of 16 devices free. In the way: default/other"
+        "Its group job does not fit as a whole: there is room together for 0 of 2 waiting pods, at least 2 need it. "
+        "0 of 1 Neuron node: 1 has 12 of 16 devices free. In the way: default/other"
     )
 
 

@@ -482,7 +482,7 @@ def test_a_group_fits_as_a_whole_or_none_of_it_does() -> None:
     before, members = gang(9, "neuron=4", 9, node("a"), node("b"))
     expected = judged(before, members)
     assert Standing.FITS not in {prospect.standing for prospect in expected}
-    text = "Its group gang does not fit as a whole: 8 of 9 waiting pods have room together, at least 9 need it"
+    text = "Its group gang does not fit as a whole: there is room together for 8 of 9 waiting pods, at least 9 need it"
     assert {prospect.sentence for prospect in expected} == {text}
     (alone,) = judged(before, [*members, pod("single", "neuron=16")])[-1:]
     assert alone.standing is Standing.FITS
