@@ -260,6 +260,7 @@ class ClusterState:
             population=self.population.copy(),
             storage=self.storage.copy(),
             kept=dict(self._reserved),
+            utilization=dict(self.history.utilization),
             min_counts=dict(self._leasts),
             wishes=dict(self.wishes),
             templates=dict(self.templates),
@@ -282,6 +283,7 @@ class ClusterState:
             budgets=tuple(self.budgets.values()),
             strategy=self._strategy,
             preferences=self._preferences,
+            utilization=self.history.utilization,
         )
 
     def waiting(self) -> list[NeuronPod]:

@@ -21,6 +21,7 @@ from typing import TypeVar
 from neuron_plugin.allocation import Capacity, NeuronPod, NodeInfo, Placement, PodRequest, Rejection
 from neuron_plugin.allocation.narrowing import usable_mask
 from neuron_plugin.allocation.placement import placement_mask
+from neuron_plugin.allocation.utilization import Utilization
 from neuron_plugin.planning.budgets import Budget, beyond_budgets, is_protected
 from neuron_plugin.planning.scene import Cluster, Scene
 from neuron_plugin.topology import CoreMask, valid_sets
@@ -115,7 +116,7 @@ def cheapest_move(
     rules: MoveRules = RULES,
     among: Collection[str] | None = None,
 ) -> Move | None:
-    """The move that loses the fewest device-hours, then the one of fewest victims, then of the smallest.
+    """The move that loses the fewest device-hours, then the one of fewest victims, of the smallest, of the least busy.
 
     By rules that preempt: of fewest victims, then of the lowest priorities, then of the fewest device-hours. What
     budgets allow at once comes before all else. ``now`` is in unix seconds. A set that is free needs no move and is
@@ -135,15 +136,22 @@ def cheapest_move(
             if not all(budget.recovers for budget in beyond):
                 continue  # what was begun could not be ended
             over = sum(len(pods) - budget.allowed for budget, pods in beyond.items())
-            rank: tuple[float, ...] = over, loss, len(victims), sum(cores)
+            used = scene.cluster.utilization.get(name, {})
+            busy = sum(number * _busy_percent(used, victim) for victim, number in zip(victims, cores, strict=True))
+            rank: tuple[float, ...] = over, loss, len(victims), sum(cores), busy
             if rules.preempts:
-                rank = over, len(victims), *sorted((victim.priority for victim in victims), reverse=True), loss
+                rank = over, len(victims), *sorted((victim.priority for victim in victims), reverse=True), loss, busy
             ranked.append((rank, name, number, loss, victims))
     ranked.sort(key=itemgetter(slice(3)))
     for rank, name, _, loss, victims in ranked:
         if move := _tried(scene, pod, name, victims, loss, int(rank[0]), rules):
             return move
     return None
+
+
+def _busy_percent(used: Utilization, pod: NeuronPod) -> int:
+    """How busy a pod is: its busiest container, and wholly if that is not known."""
+    return max((use.busy_percent for use in used.get(pod.uid, {}).values()), default=100)
 
 
 def device_hours(victims: Iterable[tuple[NeuronPod, int]], cores_per_device: int, now: float) -> float:

@@ -25,6 +25,7 @@ from neuron_plugin.allocation.node_rules import (
     Taint,
     pod_labels,
 )
+from neuron_plugin.allocation.utilization import ContainerUtilization
 from neuron_plugin.planning import (
     PREEMPTION,
     Cluster,
@@ -86,6 +87,28 @@ def test_of_two_moves_the_one_that_loses_fewer_device_hours_is_proposed() -> Non
     move = cheapest_move(Scene(before), BIG, now=9.5 * HOUR)
     assert move is not None
     assert ([victim.pod.uid for victim in move.victims], move.loss) == (["young"], 2.0)
+
+
+@pytest.mark.parametrize(
+    ("percent", "goes"),
+    [({"one": 60, "two": 0}, "two"), ({"one": 0, "two": 60}, "one"), ({"two": 0}, "two"), ({"two": 100}, "one")],
+)
+def test_of_equal_moves_the_one_of_the_pod_that_is_known_to_do_least_is_proposed(
+    percent: dict[str, int], goes: str
+) -> None:
+    nodes = (
+        node("a", devices("one", 0)),
+        node("b", devices("two", 0)),
+        node("c", *(devices(f"c{i}", i) for i in (0, 1))),
+    )
+    used = {
+        on: {PodUid(name): {"main": ContainerUtilization(percent[name], 0)}}
+        for on, name in (("a", "one"), ("b", "two"))
+        if name in percent
+    }
+    move = cheapest_move(Scene(replace(cluster(*nodes), utilization=used)), BIG)
+    assert move is not None
+    assert [victim.pod.uid for victim in move.victims] == [goes]
 
 
 @pytest.mark.parametrize(("priority", "goes"), [(19, True), (20, False)])
