@@ -24,6 +24,7 @@ async def test_every_kind_is_found_by_discovery(client: Client) -> None:
         ("/api/v1", "pods/eviction", True),
         ("/api/v1", "nodes", False),
         ("/api/v1", "events", True),
+        ("/api/v1", "configmaps", True),
         ("/api/v1", "persistentvolumeclaims", True),
         ("/api/v1", "persistentvolumes", False),
         ("/api/v1", "namespaces", False),
