@@ -33,6 +33,7 @@ from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.cluster import ApiServer
 from neuron_plugin.monitor.events import EventsView, pod_events
 from neuron_plugin.monitor.plan import PlanOptions, plan
+from neuron_plugin.monitor.usage import UsageOptions, usage_report
 from neuron_plugin.monitor.use import Use, UseError, past_use, use_of
 from neuron_plugin.monitor.views import NodeView, PodView, node_view, pod_view
 from neuron_plugin.placement.history import HISTORY_SECONDS
@@ -134,6 +135,11 @@ class Picture:
             body = msgspec.json.encode({"seconds": SAMPLE_SECONDS, "samples": list(self._samples)})
             return web.Response(body=body, content_type="application/json", headers=_HEADERS)
 
+        async def hours(_: web.Request) -> web.Response:
+            account = state.history.device_hours
+            report = usage_report(account, UsageOptions("24h")) if account else None
+            return web.Response(body=msgspec.json.encode(report), content_type="application/json", headers=_HEADERS)
+
         async def evictions(_: web.Request) -> web.Response:
             body = msgspec.json.encode({"seconds": HISTORY_SECONDS, "evictions": state.history.evictions()})
             return web.Response(body=body, content_type="application/json", headers=_HEADERS)
@@ -163,6 +169,7 @@ class Picture:
 
         named = {"/": to_index, "/favicon.ico": icon, "/ui": to_index, "/ui/": index, "/ui/table": table}
         named |= {"/ui/use.json": use, "/ui/evictions.json": evictions, "/ui/waiting.json": waiting}
+        named["/ui/hours.json"] = hours
         routes = [web.get(path, handler) for path, handler in named.items()]
         return [*routes, web.get("/ui/events/{namespace}/{pod}", events), web.get("/ui/{name}", file)]
 
