@@ -26,7 +26,7 @@ from neuron_plugin.build import build
 from neuron_plugin.cli.main import build_parser
 from neuron_plugin.monitor.use import use_metric
 from neuron_plugin.placement import ExtenderSettings
-from neuron_plugin.placement.metrics import ExtenderMetrics, state_metrics
+from neuron_plugin.placement.metrics import ExtenderMetrics, device_seconds, state_metrics
 from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.plugin.status import METRICS, PREFIX
@@ -280,7 +280,7 @@ def _extender_metrics() -> Iterator[tuple[str, str, str, str]]:
     gauges = state_metrics(
         ClusterState(), ages={}, unseen=0, under_way=0, leading=True, endings={}, now=0.0, unix_now=0.0
     )
-    for family, labelled in (*own, *((family, family) for family in (use_metric([]), *gauges))):
+    for family, labelled in (*own, *((family, family) for family in (use_metric([]), device_seconds({}), *gauges))):
         suffix, kind = _EXPOSED.get(family.type, ("", family.type))
         labels = build()._asdict() if family.type == "info" else labelled._labelnames  # noqa: SLF001 - as above
         yield f"`{family.name}{suffix}`", kind, ", ".join(labels) or "-", family.documentation

@@ -17,6 +17,7 @@ import msgspec
 
 from neuron_plugin.cli.cluster import LIST, LOOK, add_cluster_flags, lease_namespace_from, source_from, types_from
 from neuron_plugin.cli.command import (
+    TABLE,
     CommandError,
     Form,
     Line,
@@ -53,7 +54,7 @@ class Views(NamedTuple):
 
 def add_view_flags(parser: ArgumentParser) -> None:
     """The form of the output, whether to watch, and where to look."""
-    add_output_flag(parser, list(Form))
+    add_output_flag(parser, (*TABLE[:2], Form.NAME, *TABLE[2:]))
     again = "print again whenever something changes, until Ctrl-C; JSON then comes one document a line"
     parser.add_argument("-w", "--watch", action="store_true", help=again)
     add_cluster_flags(parser, *LIST, *LOOK)

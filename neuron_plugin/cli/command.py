@@ -108,6 +108,7 @@ MEANT = {
     "ls": "devices",
     "show": "describe",
     "status": "nodes",
+    "cost": "usage",
     "top": "pods",
     "who": "devices",
     "why": "explain",
@@ -216,6 +217,8 @@ class Form(enum.StrEnum):
     """The same with more columns, of a table."""
     NAME = "name"
     """KIND/NAME, of objects of the cluster, as kubectl takes it."""
+    CSV = "csv"
+    """A line for each number, for spreadsheets and bills."""
     JSON = "json"
     YAML = "yaml"
 

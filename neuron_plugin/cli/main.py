@@ -26,6 +26,7 @@ COMMANDS = {
     "gather": "write an archive with what a bug report needs, of this node or of the cluster",
     "explain": "say for each node why a pod fits it or not",
     "plan": "say what would make room for waiting pods, what a drain takes, and what else fits",
+    "usage": "show whose devices were busy, idle, held, free or broken, in device-hours",
     "cordon": "take devices of a node out of service: no new pod gets them",
     "uncordon": "put devices of a node back into service",
     "repair": "empty a device for a reset, a reboot or a replacement, and put it back",

@@ -198,6 +198,12 @@ class Lease(ApiObject, frozen=True):
         return self.spec.lease_transitions or 0
 
 
+class ConfigMap(ApiObject, frozen=True):
+    """A ConfigMap, as far as its data are bytes."""
+
+    binary_data: dict[str, bytes] | None = None
+
+
 class _Gang(Wire, frozen=True):
     min_count: int = 0
 
@@ -304,6 +310,7 @@ class ApiResource(Generic[R]):
 
 NODES = ApiResource("/api/v1", "nodes", Node)
 LEASES = ApiResource("/apis/coordination.k8s.io/v1", "leases", Lease)
+CONFIG_MAPS = ApiResource("/api/v1", "configmaps", ConfigMap)
 POD_GROUPS = tuple(
     ApiResource(f"/apis/scheduling.k8s.io/{version}", "podgroups", PodGroup) for version in ("v1beta1", "v1alpha2")
 )

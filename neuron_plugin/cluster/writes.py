@@ -8,6 +8,7 @@ carry the version that was read.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,7 +16,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from neuron_plugin.cluster.api import MERGE_PATCH, STRATEGIC_MERGE_PATCH, ApiRequest, JsonObject
-from neuron_plugin.cluster.objects import HOLDER_URL_KEY, LEASES, NODES, Lease, ObjectReference
+from neuron_plugin.cluster.objects import CONFIG_MAPS, HOLDER_URL_KEY, LEASES, NODES, Lease, ObjectReference
 from neuron_plugin.cluster.pods import PODS
 
 _EVENTS = "/apis/events.k8s.io/v1"
@@ -263,6 +264,19 @@ def release_lease(lease: LeaseName, observed: Lease, *, now: datetime, settled: 
 def delete_lease(lease: LeaseName) -> ApiRequest:
     """Delete a lease: its holder is uninstalled."""
     return ApiRequest("DELETE", lease.path)
+
+
+def write_config_map(namespace: str, name: str, key: str, data: bytes, *, version: str) -> ApiRequest:
+    """Write one key of a ConfigMap as it was read in ``version``, or create it if that is empty.
+
+    The server answers 409 if another writer was faster, and 404 if the object is gone.
+    """
+    body: JsonObject = {"binaryData": {key: base64.b64encode(data).decode()}}
+    if version:
+        body["metadata"] = {"resourceVersion": version}
+        return ApiRequest("PATCH", CONFIG_MAPS.item(name, namespace), body=body, content_type=MERGE_PATCH)
+    body |= {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": namespace}}
+    return ApiRequest("POST", CONFIG_MAPS.collection(namespace), body=body)
 
 
 def _held(holder: str, duration_seconds: float, now: datetime) -> JsonObject:

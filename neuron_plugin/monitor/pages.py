@@ -1,7 +1,7 @@
-"""``GET /inspect[/NODE]``, ``/explain/NAMESPACE/POD`` and ``/plan``: the state of the moment for people at a terminal.
+"""``GET /inspect[/NODE]``, ``/explain/NAMESPACE/POD``, ``/plan`` and ``/usage``: for people at a terminal.
 
-Plain text by default, JSON for ``?format=json``; a plan is always JSON. Answers are worked out in threads, from records
-that do not change: only the request waits for them.
+Plain text by default, JSON for ``?format=json``; plan and usage are always JSON. Answers that take long are worked out
+in threads, from records that do not change: only the request waits for them.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from neuron_plugin.cluster import ApiServer
 from neuron_plugin.monitor.api import Monitor
 from neuron_plugin.monitor.explain import explain, explain_text, find_pod, question, unknown_pod_text
 from neuron_plugin.monitor.plan import PlanOptions, UnknownNodeError, plan
+from neuron_plugin.monitor.usage import SinceError, UsageOptions, usage_report
 from neuron_plugin.monitor.use import use_metric
 from neuron_plugin.monitor.views import node_view
 from neuron_plugin.placement.leadership import Readiness
@@ -95,7 +96,19 @@ def inspection_routes(state: ClusterState) -> list[web.RouteDef]:
             raise web.HTTPNotFound(text=f"{error}\n") from None
         return web.Response(body=msgspec.json.encode(report), content_type="application/json")
 
+    async def usage(request: web.Request) -> web.Response:
+        account = state.history.device_hours
+        if account is None:
+            text = "this replica keeps no device-hours: the leader does, where the setting device-hours is on\n"
+            raise web.HTTPServiceUnavailable(text=text)
+        try:
+            report = usage_report(account, msgspec.convert(dict(request.query), UsageOptions, strict=False))
+        except (msgspec.ValidationError, SinceError) as error:
+            raise web.HTTPBadRequest(text=f"{error}\n") from None
+        return web.Response(body=msgspec.json.encode(report), content_type="application/json")
+
     return [
+        web.get("/usage", usage),
         web.get("/inspect", inspect),
         web.get("/inspect/{node}", inspect),
         web.get("/explain/{namespace}/{pod}", explain_pod),

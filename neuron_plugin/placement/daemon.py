@@ -30,6 +30,7 @@ from neuron_plugin.decision_log import DecisionLog, decisions_document
 from neuron_plugin.http_server import ProbeAnswer, serving, status_application
 from neuron_plugin.placement.claims import ClaimWriter
 from neuron_plugin.placement.context import Context, Times, every
+from neuron_plugin.placement.device_hours import DeviceHours
 from neuron_plugin.placement.events import NodeEvents
 from neuron_plugin.placement.extender.binding import Binder
 from neuron_plugin.placement.extender.filter import LeadEnding, Leads
@@ -52,7 +53,7 @@ from neuron_plugin.placement.leadership import (
     Leadership,
     Readiness,
 )
-from neuron_plugin.placement.metrics import ExtenderMetrics, state_metrics
+from neuron_plugin.placement.metrics import ExtenderMetrics, device_seconds, state_metrics
 from neuron_plugin.placement.planner import Planner
 from neuron_plugin.placement.room import Room
 from neuron_plugin.placement.settings import ExtenderSettings, MakeRoom
@@ -68,9 +69,9 @@ _log = logging.getLogger(__name__)
 class ControllerTimes:
     """The times of the parts, and those of the daemon itself, in seconds.
 
-    ``settle``: between two looks at assumed pods. ``leases``: how long a start waits for the plugins' Leases, which it
-    need not have the right to read. ``idle``: longer than Go keeps idle connections (90 s), so that the scheduler never
-    writes into one that is just being closed.
+    ``settle``: between two looks at assumed pods; ``device_hours``: at whose devices are busy. ``leases``: how long a
+    start waits for the plugins' Leases, which it need not have the right to read. ``idle``: longer than Go keeps idle
+    connections (90 s), so that the scheduler never writes into one that is just being closed.
 
     ``drain`` is for the writes at the end, of the five seconds a shutdown may take: giving up the Lease may take two,
     closing the servers some tenths. A write that is not decided by then is answered as undecided, and the next process
@@ -81,6 +82,7 @@ class ControllerTimes:
     placing: Times = field(default_factory=Times)
     informers: InformerTimes = field(default_factory=InformerTimes)
     settle: float = 1.0
+    device_hours: float = 15.0
     leases: float = 1.0
     idle: float = 120.0
     drain: float = 2.0
@@ -193,6 +195,7 @@ class ExtenderDaemon:
         self._placer = Placer(context, self._writer, self._room)
         self._upkeep = Upkeep(context, self._writer, self._placer, release_when_full=settings.release_after)
         self._events = NodeEvents(context)
+        self._device_hours = DeviceHours(context, settings.lease_namespace) if settings.device_hours else None
         self._planner = Planner(
             context,
             self._room,
@@ -225,6 +228,9 @@ class ExtenderDaemon:
                 jobs |= {"election": self._election.run(), "leadership": self._leadership.run()}
             else:
                 jobs["lead"] = self._leadership.lead_alone()
+            if self._device_hours:
+                looks = partial(every, self._times.device_hours, self._device_hours.look)
+                jobs["device-hours"] = keep_running("device-hours", looks)
             for number, pages in enumerate(self._pages):
                 jobs[f"pages {number}"] = keep_running("pages", partial(pages.run, self.state))
             tasks = [group.create_task(job, name=name) for name, job in jobs.items()]
@@ -233,12 +239,14 @@ class ExtenderDaemon:
             self.ready.unmet("stopping", "this replica is shutting down")
             for pages in self._pages:
                 pages.stop()
+            last = [group.create_task(self._device_hours.end(), name="last device-hours")] if self._device_hours else []
             try:
                 async with asyncio.timeout(self._times.drain):
                     await self.binder.drain()
                     await self._placer.drain()
             except TimeoutError:
                 _log.warning("binds left undecided", extra={"binds_under_way": self.binder.under_way})
+            await asyncio.gather(*last)
             for task in tasks:
                 task.cancel()
 
@@ -257,6 +265,8 @@ class ExtenderDaemon:
         """Every metric family; called in a scrape's thread."""
         leading = not self.ready.conditions[CONDITION]
         yield from self._metrics.registry.collect()
+        if self._device_hours:
+            yield device_seconds(self._device_hours.written if leading else {})
         for pages in self._pages:
             yield from pages.metrics(self.state, leading=leading)
         yield from state_metrics(

@@ -19,6 +19,7 @@ import msgspec
 
 from neuron_plugin.allocation import NeuronPod, PodReference, PodUid
 from neuron_plugin.allocation.utilization import Utilization
+from neuron_plugin.planning.device_hours import Account
 
 HISTORY_SECONDS = 3600.0
 """How far back the time line goes."""
@@ -63,6 +64,7 @@ class History:
     without a place. ``renewals`` has by node name when its plugin last renewed its Lease, as the Lease says. A renewal
     is no change of the state: on a large cluster there are thousands a second.
     ``utilization`` has by node name how much containers use their cores, as its plugin has published it last.
+    ``device_hours`` is the account of the leader; None elsewhere.
     """
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
@@ -76,6 +78,7 @@ class History:
         self.released: dict[PodUid, str] = {}
         self.renewals: dict[str, str] = {}
         self.utilization: dict[str, Utilization] = {}
+        self.device_hours: Account | None = None
 
     def evicted(self, cause: Cause, pod: PodReference, node: str, made_for: PodReference, target: str = "") -> None:
         """We have evicted ``pod`` from ``node`` to make room for ``made_for``."""

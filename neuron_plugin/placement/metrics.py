@@ -18,6 +18,7 @@ from neuron_plugin.allocation import ContainerKind, NeuronPod, NodeInfo, NodeInv
 from neuron_plugin.allocation.group import GroupName
 from neuron_plugin.build import build
 from neuron_plugin.placement.state import ClusterState
+from neuron_plugin.planning.device_hours import PARTS, Share
 from neuron_plugin.planning.domains import common_depth
 from neuron_plugin.topology import Geometry, Unit, sets_by_count
 
@@ -174,6 +175,18 @@ def state_metrics(
     yield ended
     yield _gauge("binds_under_way", "Binds that have not ended.", {(): under_way})
     yield _gauge("cache_drift", "Confirmed bindings that the watch should have shown and has not.", {(): unseen})
+
+
+def device_seconds(written: Mapping[Share, int]) -> CounterMetricFamily:
+    """The account of device-hours, as it is written down."""
+    text = (
+        "Devices times seconds by owner and state: busy, idle or unknown of pods; held (kept for a pod, held down, or "
+        "on a node that takes no pods), free, broken. Of the leader, as written down every two minutes."
+    )
+    family = CounterMetricFamily("neuron_device_seconds", text, labels=Share._fields)
+    for share, amount in written.items():
+        family.add_metric(share, amount / PARTS)
+    return family
 
 
 def _groups(state: ClusterState) -> tuple[_Values, int]:

@@ -157,6 +157,13 @@ class ExtenderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     make_room_evictions_per_minute: Annotated[
         int, Meta(ge=1, le=1000, description="most evictions in a minute with make-room=act")
     ] = 4
+    device_hours: Annotated[
+        bool,
+        Meta(
+            description="count whose devices were busy, idle, held, free or broken for how long, and keep it in the "
+            "ConfigMap neuron-device-hours of lease-namespace"
+        ),
+    ] = True
     ui: Annotated[bool, Meta(description="serve a live page of all devices at /ui/ on the health port")] = False
     ui_token_file: Annotated[
         Path | None,

@@ -265,6 +265,7 @@ class ClusterState:
             population=self.population.copy(),
             storage=self.storage.copy(),
             kept=dict(self._reserved),
+            utilization=dict(self.history.utilization),
             min_counts=dict(self._leasts),
             wishes=dict(self.wishes),
             templates=dict(self.templates),
@@ -288,6 +289,7 @@ class ClusterState:
             strategy=self._strategy,
             preferences=self._preferences,
             levels=self.levels,
+            utilization=self.history.utilization,
         )
 
     def waiting(self) -> list[NeuronPod]:

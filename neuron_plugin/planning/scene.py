@@ -24,6 +24,7 @@ from neuron_plugin.allocation.group import NO_WISH, GroupName, TopologyWish
 from neuron_plugin.allocation.node import Reservation
 from neuron_plugin.allocation.node_rules import NodeUse, PlacedPod, PodRules
 from neuron_plugin.allocation.placement import place
+from neuron_plugin.allocation.utilization import Utilization
 from neuron_plugin.planning.budgets import Budget
 from neuron_plugin.planning.choice import NO_USES, PACK, Choices, PreferenceOrder
 from neuron_plugin.planning.population import Altered, AnyPopulation, Population, placed_pod
@@ -46,6 +47,7 @@ class Cluster:
     has what those pods of a group will ask for that are made once their leader is placed, None where it cannot be
     known. ``strategy`` is that of a pod without one, and ``preferences`` says when those of a pod decide. ``levels``
     are the node labels of the network's levels, where they are named.
+    ``utilization`` has by node how much containers use their cores.
     """
 
     nodes: Mapping[str, NodeInfo]
@@ -64,6 +66,7 @@ class Cluster:
     strategy: PlacementStrategy = PACK
     preferences: PreferenceOrder = PreferenceOrder.FIRST
     levels: Sequence[str] = ()
+    utilization: Mapping[str, Utilization] = field(default_factory=dict)
 
     def is_movable(self, pod: NeuronPod) -> bool:
         """Whether a pod, or its namespace, says that it may be evicted where that makes room."""

@@ -117,10 +117,10 @@ def cheapest_move(
 ) -> Move | None:
     """The move that loses the fewest device-hours, then the one of fewest victims, then of the smallest.
 
-    By rules that preempt: of fewest victims, then of the lowest priorities, then of the fewest device-hours. What
-    budgets allow at once comes before all else, and before that a node that is kept for the pod and lent to others.
-    ``now`` is in unix seconds. A set that is free needs no move and is none. The move is made in the scene. ``among``
-    are the only nodes that are opened, if any are given.
+    By rules that preempt: of fewest victims, then of the lowest priorities, then of the fewest device-hours. Those of
+    pods that are idle count last, so idle pods go first. What budgets allow at once comes before all else, and before
+    that a node that is kept for the pod and lent to others. ``now`` is in unix seconds. A set that is free needs no
+    move and is none. The move is made in the scene. ``among`` are the only nodes that are opened, if any are given.
     """
     ranked: list[tuple[bool, tuple[float, ...], str, int, float, tuple[NeuronPod, ...]]] = []
     eligible, own = scene.eligible(pod), {kept.node for kept in scene.cluster.kept_for(pod)}
@@ -136,15 +136,24 @@ def cheapest_move(
             if not all(budget.recovers for budget in beyond):
                 continue  # what was begun could not be ended
             over = sum(len(pods) - budget.allowed for budget, pods in beyond.items())
-            rank: tuple[float, ...] = over, loss, len(victims), sum(cores)
+            working = [one for one in zip(victims, cores, strict=True) if not _is_idle(one[0], name, scene)]
+            at_work = device_hours(working, inventory.geometry.cores_per_device, now)
+            rank: tuple[float, ...] = over, at_work, loss, len(victims), sum(cores)
             if rules.preempts:
-                rank = over, len(victims), *sorted((victim.priority for victim in victims), reverse=True), loss
+                lowest = sorted((victim.priority for victim in victims), reverse=True)
+                rank = over, len(victims), *lowest, at_work, loss
             ranked.append((name not in own, rank, name, number, loss, victims))
     ranked.sort(key=itemgetter(slice(4)))
     for _, rank, name, _, loss, victims in ranked:
         if move := _tried(scene, pod, name, victims, loss, int(rank[0]), rules):
             return move
     return None
+
+
+def _is_idle(pod: NeuronPod, name: str, scene: Scene) -> bool:
+    """Whether it is known of each container of a pod that it has executed nothing for a while."""
+    uses = scene.cluster.utilization.get(name, {}).get(pod.uid, {}).values()
+    return bool(uses) and all(use.idle_since for use in uses)
 
 
 def device_hours(victims: Iterable[tuple[NeuronPod, int]], cores_per_device: int, now: float) -> float:

@@ -111,6 +111,7 @@ NODES = ServedKind(
     "/api/v1", "v1", "nodes", "Node", namespaced=False, fields=("spec.unschedulable",), subresources=("status",)
 )
 LEASES = ServedKind("/apis/coordination.k8s.io/v1", "coordination.k8s.io/v1", "leases", "Lease")
+CONFIG_MAPS = ServedKind("/api/v1", "v1", "configmaps", "ConfigMap")
 EVENTS = ServedKind("/apis/events.k8s.io/v1", "events.k8s.io/v1", "events", "Event", fields=("reason", "type"))
 CLAIMS = ServedKind("/api/v1", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
 VOLUMES = ServedKind("/api/v1", "v1", "persistentvolumes", "PersistentVolume", namespaced=False)
@@ -142,6 +143,7 @@ KINDS = (
     NODES,
     LEASES,
     EVENTS,
+    CONFIG_MAPS,
     CLAIMS,
     VOLUMES,
     STORAGE_CLASSES,

@@ -35,6 +35,7 @@ from neuron_plugin.cluster import ApiServer
 from neuron_plugin.monitor.events import EventsView, pod_events
 from neuron_plugin.monitor.network import DomainView, domain_tree, rooms_of
 from neuron_plugin.monitor.plan import PlanOptions, plan
+from neuron_plugin.monitor.usage import UsageOptions, usage_report
 from neuron_plugin.monitor.use import Use, UseError, past_use, use_of
 from neuron_plugin.monitor.views import NodeView, PodView, node_view, pod_view, time_at
 from neuron_plugin.placement.history import HISTORY_SECONDS
@@ -140,6 +141,11 @@ class Picture:
         async def use(_: web.Request) -> web.Response:
             return web.Response(body=use_document(self._samples), content_type="application/json", headers=_HEADERS)
 
+        async def hours(_: web.Request) -> web.Response:
+            account = state.history.device_hours
+            report = usage_report(account, UsageOptions("24h")) if account else None
+            return web.Response(body=msgspec.json.encode(report), content_type="application/json", headers=_HEADERS)
+
         async def evictions(_: web.Request) -> web.Response:
             found = [msgspec.to_builtins(each) | {"at": time_at(each.at)} for each in state.history.evictions()]
             body = msgspec.json.encode({"seconds": HISTORY_SECONDS, "evictions": found})
@@ -165,7 +171,7 @@ class Picture:
 
         named = {"/": to_index, "/favicon.ico": icon, "/ui": to_index, "/ui/": index, "/ui/table": table}
         named |= {"/ui/use.json": use, "/ui/evictions.json": evictions}
-        named |= {"/ui/waiting.json": waiting, "/ui/domains.json": domains}
+        named |= {"/ui/waiting.json": waiting, "/ui/domains.json": domains, "/ui/hours.json": hours}
         routes = [web.get(path, handler) for path, handler in named.items()]
         return [*routes, web.get("/ui/events/{namespace}/{pod}", events), web.get("/ui/{name}", file)]
 

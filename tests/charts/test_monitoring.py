@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from neuron_plugin.allocation.node import CORDONED
-from neuron_plugin.placement.metrics import ExtenderMetrics, state_metrics
+from neuron_plugin.placement.metrics import ExtenderMetrics, device_seconds, state_metrics
 from neuron_plugin.placement.state import NODE_REFUSALS, ClusterState
 from neuron_plugin.plugin.status import METRICS, PREFIX
 from tests.charts.manifests import of_each, of_kind, pod_templates
@@ -25,7 +25,7 @@ _NAME = re.compile(r"\b((?:neuron|kube|kubelet)_[a-z_]+|up)\b(?=\{|\[|\)| |$)")
 
 def own_series() -> set[str]:
     """The names of every series that the daemons can have."""
-    families = list(ExtenderMetrics().registry.collect())
+    families = [*ExtenderMetrics().registry.collect(), device_seconds({})]
     families += state_metrics(
         ClusterState(), ages={}, unseen=0, under_way=0, leading=True, endings={}, now=0.0, unix_now=0.0
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from neuron_plugin.placement.device_hours import CONFIG_MAP
 from tests.charts.manifests import NAMES, of_each, of_kind, pod_templates
 from tests.charts.rendering import Manifest
 
@@ -53,9 +54,12 @@ CLUSTER_WIDE = {
     | follows("podgroups", "scheduling.k8s.io")
     | EVENTS,
 }
+DEVICE_HOURS = {("", "configmaps", "create", "")} | {("", "configmaps", verb, CONFIG_MAP) for verb in ("get", "patch")}
 IN_ITS_NAMESPACE = {
     "neuron-plugin": leases("create", "patch"),
-    "neuron-plugin-extender": leases("list", "watch", "create") | leases("get", "patch", name="neuron-extender"),
+    "neuron-plugin-extender": leases("list", "watch", "create")
+    | leases("get", "patch", name="neuron-extender")
+    | DEVICE_HOURS,
     "neuron-plugin-scheduler": leases("create") | leases("get", "update", name="neuron-scheduler"),
 }
 
@@ -73,6 +77,11 @@ def test_the_right_to_evict_comes_with_make_room_act_alone() -> None:
 def test_the_right_to_list_events_comes_with_the_live_page_alone() -> None:
     granted = rules(of_kind("existing-certificates", "ClusterRole")["neuron-plugin-extender"])
     assert granted == CLUSTER_WIDE["neuron-plugin-extender"] | {("", "events", "list", "")}
+
+
+def test_without_device_hours_there_is_no_right_to_config_maps() -> None:
+    granted = rules(of_kind("make-room", "Role")["neuron-plugin-extender"])
+    assert granted == IN_ITS_NAMESPACE["neuron-plugin-extender"] - DEVICE_HOURS
 
 
 def test_p81_rights_in_the_namespace_are_exactly_these() -> None:

@@ -29,8 +29,8 @@ USERS = {
 """The users of the simulated cluster, the value set that gives each all of its rights, and its account there."""
 
 
-NOT_READ_HERE = {"podgroups"}
-"""Read where the server has them; held in the tests of informers."""
+NOT_READ_HERE = {"podgroups", "configmaps"}
+"""Read where the server has them, and written once in two minutes; held in the tests of informers and device-hours."""
 
 
 def rights_of(user: str) -> set[Right]:

@@ -34,6 +34,7 @@ from neuron_plugin.monitor.explain import Explanation, GroupDomain, NodeExplanat
 from neuron_plugin.monitor.idle import IdleReport
 from neuron_plugin.monitor.plan import MoveReport, PlanReport, PodReport
 from neuron_plugin.monitor.repair import DevicePod, RepairReport
+from neuron_plugin.monitor.usage import UsageReport, UsageRow
 from neuron_plugin.monitor.views import NodeView, PodView
 from tests.topology.oracle import TRN1
 
@@ -89,6 +90,8 @@ PROMISED: list[tuple[str, Iterable[str]]] = [
     ("waiting", keys(PodReport)),
     ("moves", keys(MoveReport)),
     ("idle", keys(IdleReport)),
+    ("usage", keys(UsageReport)),
+    ("rows", keys(UsageRow)),
     ("simulate types", TYPES),
     ("types", TYPES["types"][0]),
     ("simulate node", NODE),

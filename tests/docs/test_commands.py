@@ -53,6 +53,7 @@ NEEDS_MORE = {
     "nodes",
     "pods",
     "plan",
+    "usage",
     "explain",
     "describe",
     "ungate",

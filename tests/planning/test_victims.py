@@ -27,6 +27,7 @@ from neuron_plugin.allocation.node_rules import (
     Taint,
     pod_labels,
 )
+from neuron_plugin.allocation.utilization import ContainerUtilization
 from neuron_plugin.planning import (
     PREEMPTION,
     Cluster,
@@ -89,6 +90,23 @@ def test_of_two_moves_the_one_that_loses_fewer_device_hours_is_proposed() -> Non
     move = cheapest_move(Scene(before), BIG, now=9.5 * HOUR)
     assert move is not None
     assert ([victim.pod.uid for victim in move.victims], move.loss) == (["young"], 2.0)
+
+
+@pytest.mark.parametrize(
+    ("idle_since", "goes"),
+    [({}, "young"), ({"old": 1}, "old"), ({"old": 1, "young": 1}, "young"), ({"old": 0, "young": 1}, "young")],
+)
+def test_a_pod_that_is_known_to_be_idle_goes_first_however_old_it_is(idle_since: dict[str, int], goes: str) -> None:
+    young, old = devices("young", 0, since=9.0), devices("old", 0, since=0.0)
+    before = cluster(node("a", young), node("b", old), node("c", *(devices(f"c{i}", i) for i in (0, 1))))
+    used = {
+        on: {PodUid(name): {"main": ContainerUtilization(0, 0, idle_since[name])}}
+        for on, name in (("a", "young"), ("b", "old"))
+        if name in idle_since
+    }
+    move = cheapest_move(Scene(replace(before, utilization=used)), BIG, now=9.5 * HOUR)
+    assert move is not None
+    assert [victim.pod.uid for victim in move.victims] == [goes]
 
 
 @pytest.mark.parametrize(("priority", "goes"), [(19, True), (20, False)])

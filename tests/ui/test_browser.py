@@ -16,6 +16,7 @@ from neuron_plugin.allocation.node import Reservation
 from neuron_plugin.allocation.utilization import ContainerUtilization
 from neuron_plugin.monitor.use import Use
 from neuron_plugin.placement.history import Cause
+from neuron_plugin.planning.device_hours import PARTS, Account, DeviceTime, Share, Split
 from neuron_plugin.topology import CoreMask
 from tests.support.browser import Tab
 from tests.support.manifests import container, gated_manifest, node_manifest, pod_manifest
@@ -335,6 +336,21 @@ async def test_without_javascript_the_tables_are_shown(browser: Tab) -> None:
         text = await browser.value("document.body.innerText")
         assert re.search(r"trn1-b\s+trn1.32xlarge\s+0-15\s+16 of 1, 4 of 4, 2 of 8, 1 of 16", text)
         assert "seven" in text
+
+
+async def test_the_device_hours_of_the_last_day_are_shown_by_namespace(browser: Tab) -> None:
+    world = small()
+    hours = {("ml", "busy"): 6, ("ml", "idle"): 2, ("", "free"): 8}
+    shares = {Share(namespace, "x", "trn1", state): parts * PARTS for (namespace, state), parts in hours.items()}
+    account = Account(0, 0)
+    account.count(Split(DeviceTime(shares), DeviceTime()), 3600)
+    world.state.history.device_hours = account
+    async with site(world) as url:
+        await browser.open(f"{url}/ui/")
+        await browser.until("document.querySelectorAll('#hours tbody tr').length === 2")
+        text = await browser.value("document.getElementById('hours').innerText")
+    assert re.search(r"ml\s+8.0\s+50.0 %\s+6.0\s+2.0\s+-", text)
+    assert re.search(r"nobody's\s+8.0\s+50.0 %\s+-\s+-\s+8.0", text)
 
 
 async def test_who_was_evicted_to_make_room_stands_on_a_time_line(browser: Tab) -> None:

@@ -79,7 +79,15 @@ async def test_every_file_is_served_and_nothing_else() -> None:
 
 async def test_the_policy_allows_no_code_but_the_page_s_own_files() -> None:
     async with site(World()) as url:
-        for path in ("/ui/", "/ui/main.js", "/ui/table", "/ui/use.json", "/ui/evictions.json", "/ui/waiting.json"):
+        for path in (
+            "/ui/",
+            "/ui/main.js",
+            "/ui/table",
+            "/ui/use.json",
+            "/ui/hours.json",
+            "/ui/evictions.json",
+            "/ui/waiting.json",
+        ):
             policy = (await get(url + path))[2]["Content-Security-Policy"]
             rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
             assert rules["default-src"] == "'none'"

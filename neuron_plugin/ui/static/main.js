@@ -6,6 +6,7 @@ import { MARKS } from "./draw.js";
 import { Drawer } from "./drawer.js";
 import { STATES, byName, factsOf, nameOf, when } from "./facts.js";
 import { hashOf, html, put } from "./html.js";
+import { showHours } from "./hours.js";
 import { Live } from "./live.js";
 import { Network } from "./network.js";
 import { assign, element, hatch, paint } from "./paint.js";
@@ -43,10 +44,10 @@ const KEYS = {
   namespace: ({ namespace }) => namespace,
 };
 
-/** What a pod is a part of: its group, or what made it; of a ReplicaSet its Deployment, which makes another for each version. */
+/** What a pod is a part of: its group, or what made it; Deployment and CronJob, which make others for each version and time. */
 function workloadOf({ uid, namespace, name }) {
   const { group, controller } = pods.get(uid)?.spec || {};
-  return `${namespace}/${group || controller?.replace(/^ReplicaSet\/(.+)-\w+$/, "$1").replace(/^\w+\//, "") || name}`;
+  return `${namespace}/${group || controller?.replace(/^(?:ReplicaSet\/(.+)-\w+|Job\/(.+)-\d{8})$/, "$1$2").replace(/^\w+\//, "") || name}`;
 }
 
 /** How a holder looks: its paint, and whether it was only promised what it has. */
@@ -278,6 +279,7 @@ use.remember().then(draw);
 route(false);
 readRoom(draw, 0);
 network.read(0);
+showHours(at("hours"));
 waiting.run(() => (drawer.kind === "pod" ? drawer.pod(pods) : null));
 setInterval(drawConnection, 1000);
 setInterval(draw, 10000); // times go on while nothing changes

@@ -1,0 +1,134 @@
+"""``neuron-plugin usage``: whose devices were busy, idle or held, and which were free or broken, for how long."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from argparse import ArgumentParser, Namespace
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import get_args
+
+import msgspec
+
+from neuron_plugin.cli.cluster import SERVER, add_cluster_flags, ask_cluster, ask_extender, lease_namespace_from
+from neuron_plugin.cli.command import CommandError, Exit, Form, Line, UsageError, add_output_flag, plain, show, table
+from neuron_plugin.monitor.usage import By, SinceError, UsageOptions, UsageReport, usage_report
+from neuron_plugin.placement.device_hours import CONFIG_MAP, read_written
+from neuron_plugin.planning.device_hours import AccountError, DeviceState, read_account
+
+DESCRIPTION = """\
+Show whose Neuron devices were busy, idle or held in the last hours or days, and how many were free or
+broken. All rows together are what the nodes had: 100 %. Reads what the placement controller has
+written down, every two minutes, in the ConfigMap neuron-device-hours (the right to get it is enough),
+or asks a running extender with --extender.
+
+columns, in device-hours; a core of a device of two is half a device:
+  BUSY     of pods, executing; a container that executed for 40 % of the time counts with 40 %
+  IDLE     of pods, executing nothing
+  UNKNOWN  of pods whose use is not known; without an owner: nobody looked, as no controller led
+  HELD     kept for a pod of this owner; without an owner: held down, or on a node that takes no pods
+  FREE     nobody's, and to be had
+  BROKEN   nobody's, and unhealthy, missing or disabled
+
+Less than two days are added up from whole hours, more than that, and nodes, from whole days in UTC.
+"other" are the workloads or nodes beyond the 200 largest of an hour or day."""
+
+EXAMPLES = """
+neuron-plugin usage
+neuron-plugin usage --since 24h --by workload
+neuron-plugin usage --since 30d --by node
+neuron-plugin usage --since 30d --by workload -o csv > october.csv
+"""
+_TENTHS = 1000
+"""Of a percent in 100 %."""
+
+
+def add_flags(parser: ArgumentParser) -> None:
+    """Of which time, by what, and which cluster."""
+    usual = UsageOptions()
+    since = f"of the last hours or days, such as 36h or 35d (default: {usual.since})"
+    parser.add_argument("--since", metavar="TIME", default=usual.since, help=since)
+    names = get_args(By)
+    by = f"{', '.join(names[:-1])} or {names[-1]} (default: {usual.by})"
+    parser.add_argument("--by", metavar="WHAT", default=usual.by, choices=names, help=by)
+    add_output_flag(parser, (Form.TEXT, Form.CSV, Form.JSON, Form.YAML))
+    add_cluster_flags(parser, *SERVER, "no_headers", "extender", "lease_namespace")
+
+
+def run(arguments: Namespace) -> int:
+    """Print the device-hours."""
+    options = UsageOptions(arguments.since, arguments.by)
+    try:
+        _ = options.seconds
+    except SinceError as error:
+        raise UsageError(f"--{error}") from None
+    if arguments.extender:
+        report = ask_extender(arguments.extender, "/usage", msgspec.to_builtins(options), UsageReport)
+    else:
+        report = _written(arguments, options)
+    if arguments.output == Form.CSV:
+        _print_csv(report, bare=arguments.no_headers)
+    else:
+        show(arguments.output, report, list(_lines(report, bare=arguments.no_headers)))
+    return Exit.SUCCESS
+
+
+def _written(arguments: Namespace, options: UsageOptions) -> UsageReport:
+    namespace = lease_namespace_from(arguments)
+    data, _ = ask_cluster(arguments, lambda api: read_written(api, namespace))
+    if data is None:
+        why = "is a placement controller there, with device-hours on? Else give its namespace by --lease-namespace"
+        raise CommandError(f"there is no ConfigMap {namespace}/{CONFIG_MAP}: {why}")
+    try:
+        return usage_report(read_account(data), options)
+    except AccountError as error:
+        raise CommandError(f"ConfigMap {namespace}/{CONFIG_MAP}: {error}") from None
+
+
+def _print_csv(report: UsageReport, *, bare: bool) -> None:
+    """A line for each name, type and state."""
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    if not bare:
+        head = ("since", "until", "namespace", "workload", "node", "instance_type", "state", "device_hours")
+        writer.writerow(head)
+    for row in report.rows:
+        name = report.since.isoformat(), report.until.isoformat(), row.namespace, row.workload, row.node
+        writer.writerows((*name, row.instance_type, state, hours) for state, hours in row.device_hours.items())
+
+
+def _lines(report: UsageReport, *, bare: bool) -> Iterator[Line]:
+    """A row for each name, of all types together, and the sum."""
+    rows = dict[tuple[str, ...], defaultdict[str, float]]()
+    for row in report.rows:
+        for state, hours in row.device_hours.items():
+            by_name = {"workload": (row.namespace, row.workload), "namespace": (row.namespace,), "node": (row.node,)}
+            rows.setdefault(by_name.get(report.by, (state,)), defaultdict(float))[state] += hours
+    states = () if report.by == "state" else tuple(DeviceState)
+    head = {"workload": ("namespace", "workload")}.get(report.by, (report.by,))
+    sums = [sum(hours.values()) for hours in rows.values()]
+    if not sum(sums):
+        yield from plain("no device-hours are counted yet")
+        return
+    cells = [
+        [*name, f"{total:.1f}", f"{share / 10:.1f}%", *(f"{hours[state]:.1f}" for state in states)]
+        for (name, hours), total, share in zip(rows.items(), sums, _shares(sums), strict=True)
+    ]
+    if not bare:
+        total = [sum(hours[state] for hours in rows.values()) for state in states]
+        cells.append(
+            ["TOTAL", *[""] * (len(head) - 1), f"{sum(sums):.1f}", "100.0%", *(f"{each:.1f}" for each in total)]
+        )
+    headers = [name.upper() for name in (*head, "device-hours", "share", *states)]
+    yield from table(headers, [[(cell, "") for cell in row] for row in cells], bare=bare)
+    if not bare:
+        yield from plain("", f"from {report.since:%Y-%m-%d %H:%M} to {report.until:%Y-%m-%d %H:%M} UTC")
+
+
+def _shares(sums: Sequence[float]) -> list[int]:
+    """Tenths of a percent that add up to 100 %: what rounding leaves goes to those that lose most by it."""
+    exact = [_TENTHS * each / sum(sums) for each in sums]
+    shares = [int(each) for each in exact]
+    for place in sorted(range(len(sums)), key=lambda place: shares[place] - exact[place])[: _TENTHS - sum(shares)]:
+        shares[place] += 1
+    return shares
