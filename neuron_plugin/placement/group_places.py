@@ -173,7 +173,7 @@ class GroupPlaces:
         """Whether the place that is kept for a pod is still held by the pod before it, which is being deleted."""
         kept = self._state.scene().cluster.kept_for(pod)
         info = self._state.nodes.get(kept.node) if kept else None
-        if kept is None or info is None or info.stale or _is_lost(info.node.rules.taints):
+        if kept is None or info is None or info.stale or is_lost(info.node.rules.taints):
             return False
         holders = {allocation.pod.uid for allocation in info.ledger.overlapping(kept.mask)}
         pods = [self._state.pods.get(uid) for uid in holders]
@@ -285,7 +285,7 @@ def _worker_set_path(namespace: str, name: str) -> str:
     return f"/apis/leaderworkerset.x-k8s.io/v1/namespaces/{namespace}/leaderworkersets/{name}"
 
 
-def _is_lost(taints: Sequence[object]) -> bool:
+def is_lost(taints: Sequence[object]) -> bool:
     """Whether a node is not ready, or cannot be reached: what ends there may never be seen to end."""
     keys = {"node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready"}
     return any(getattr(taint, "key", "") in keys for taint in taints)
