@@ -68,5 +68,8 @@ INVENTORY_KEY = f"{PREFIX}inventory"
 """The node's inventory, as ``inventory.py`` writes and reads it."""
 DISABLE_KEY = f"{PREFIX}disable-devices"
 """Of an operator: devices that no new pod is given, as a list of ids. Pods that have one keep it."""
+PREFLIGHT_KEY = f"{PREFIX}preflight"
+"""On a node: how its check before it takes pods went, as ``preflight`` writes it. On a pod, as label: ``node``, it is
+such a check. On the Lease of the leader: the namespace in which it makes these pods."""
 UTILIZATION_KEY = f"{PREFIX}utilization"
 """On the Lease of a node's plugin: how much containers use their cores, as ``utilization`` writes it."""

@@ -25,6 +25,7 @@ from neuron_plugin.allocation.pod import (
     assigned_allocations,
     mask_union,
 )
+from neuron_plugin.allocation.preflight import Preflight
 from neuron_plugin.allocation.rejection import Rejection
 from neuron_plugin.allocation.requests import ContainerKind, PodRequest
 from neuron_plugin.topology import NO_CORES, CoreMask, Geometry
@@ -39,13 +40,18 @@ ANY_NODE = NodeRules()
 
 @dataclass(frozen=True, slots=True)
 class NeuronNode:
-    """The part of a Node object that matters here: its hardware, or why that is not known, and its scheduling rules."""
+    """The part of a Node object that matters here: its hardware, or why that is not known, and its scheduling rules.
+
+    ``preflight`` is how its check before it takes pods went, and ``boot_id`` names the boot that its machine is in.
+    """
 
     name: str
     uid: str
     inventory: NodeInventory | Rejection
     facts: DeviceFacts = NO_FACTS
     rules: NodeRules = ANY_NODE
+    preflight: Preflight | None = None
+    boot_id: str = ""
 
     @property
     def cordoned(self) -> bool:
@@ -114,7 +120,8 @@ class NodeInfo:
     ``unclear`` are pods whose allocation is not known for certain, with the reason. A node with one is closed: to guess
     would hand the same cores out twice. ``capacity`` is the reason where a node takes no Neuron pod at all. ``void``
     are pods whose promise cannot be kept, because an older one or a bound pod has the cores, or a device is not healthy
-    any more. Their cores are given to no other pod before the promise is taken off.
+    any more. Their cores are given to no other pod before the promise is taken off. ``unchecked`` is why the node's
+    pre-flight check closes it.
     """
 
     node: NeuronNode
@@ -124,6 +131,7 @@ class NodeInfo:
     capacity: Capacity | Rejection
     reservations: tuple[Reservation, ...] = ()
     void: tuple[PodReference, ...] = ()
+    unchecked: Rejection | None = None
 
     @property
     def name(self) -> str:
@@ -141,6 +149,13 @@ class NodeInfo:
         if isinstance(self.capacity, Rejection):
             return self.capacity
         return CORDONED if self.node.cordoned else None
+
+    @property
+    def details(self) -> tuple[str, ...]:
+        """What keeps the node closed, with names, as far as there is more to say than ``closed`` says."""
+        unchecked = (self.unchecked,) if self.unchecked else ()
+        reasons = (*(reason for _, reason in self.unclear), *unchecked)
+        return tuple(reason.detail for reason in reasons if reason.detail)
 
     @property
     def used_mask(self) -> CoreMask:
@@ -172,7 +187,12 @@ class NodeInfo:
             for container in placement
         )
         return _node_info(
-            self.node, (*self.ledger.allocations, *more), self.unclear, stale=self.stale, reservations=self.reservations
+            self.node,
+            (*self.ledger.allocations, *more),
+            self.unclear,
+            stale=self.stale,
+            reservations=self.reservations,
+            unchecked=self.unchecked,
         )
 
     def without(self, uids: Collection[PodUid]) -> NodeInfo:
@@ -183,6 +203,7 @@ class NodeInfo:
             tuple((pod, reason) for pod, reason in self.unclear if pod.uid not in uids),
             stale=self.stale,
             reservations=tuple(kept for kept in self.reservations if kept.pod.uid not in uids),
+            unchecked=self.unchecked,
         )
 
 
@@ -193,9 +214,11 @@ def node_info(
     stale: bool = False,
     reservations: tuple[Reservation, ...] = (),
     promised: Iterable[NeuronPod] = (),
+    unchecked: Rejection | None = None,
 ) -> NodeInfo:
     """The state of a node that has these pods; ``stale`` says that its plugin has stopped renewing its Lease.
 
+    ``unchecked`` is why its pre-flight check closes it.
     ``promised`` are pods that were placed there and are not bound. Of overlapping promises the younger is void.
     """
     inventory = node.inventory
@@ -219,7 +242,9 @@ def node_info(
         else:
             used_mask |= mask
             allocations += assigned
-    info = _node_info(node, tuple(allocations), tuple(unclear), stale=stale, reservations=reservations)
+    info = _node_info(
+        node, tuple(allocations), tuple(unclear), stale=stale, reservations=reservations, unchecked=unchecked
+    )
     return replace(info, void=tuple(void)) if void else info
 
 
@@ -245,6 +270,7 @@ def _node_info(
     *,
     stale: bool,
     reservations: tuple[Reservation, ...],
+    unchecked: Rejection | None,
 ) -> NodeInfo:
     inventory, ledger = node.inventory, Ledger(allocations)
     if isinstance(inventory, Rejection):
@@ -253,10 +279,10 @@ def _node_info(
     held = sum(allocation.mask.bit_count() for allocation in allocations)
     if held > ledger.used_mask.bit_count():  # some containers share cores
         unclear = (*unclear, *_overlaps(ledger))
-    reasons = [reason for _, reason in unclear] + [STALE_PLUGIN] * stale
+    reasons = [reason for _, reason in unclear] + [STALE_PLUGIN] * stale + ([unchecked] if unchecked else [])
     if reasons:
         reason = min(reasons, key=lambda reason: reason.may_pass)
-        return NodeInfo(node, ledger, unclear, stale, reason, reservations)
+        return NodeInfo(node, ledger, unclear, stale, reason, reservations, unchecked=unchecked)
     taken_mask = ledger.used_mask | mask_union(reservations)
     free_mask, facts = CoreMask(inventory.healthy_mask & ~taken_mask), node.facts
     if any(allocation.amounts for allocation in allocations):

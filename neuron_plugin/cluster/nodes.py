@@ -8,9 +8,10 @@ from functools import lru_cache
 
 from neuron_plugin.allocation import IdListError, InventoryError, NeuronNode, NodeInventory, Rejection, Resource
 from neuron_plugin.allocation.inventory import disabled_devices, read_inventory
-from neuron_plugin.allocation.keys import DISABLE_KEY, INVENTORY_KEY
+from neuron_plugin.allocation.keys import DISABLE_KEY, INVENTORY_KEY, PREFLIGHT_KEY
 from neuron_plugin.allocation.narrowing import device_facts
 from neuron_plugin.allocation.node_rules import NodeRules, Taint
+from neuron_plugin.allocation.preflight import read_preflight
 from neuron_plugin.allocation.requests import parse_count
 from neuron_plugin.cluster.objects import Node
 from neuron_plugin.cluster.pod_rules import quantities
@@ -55,7 +56,9 @@ def neuron_node(node: Node, types: Catalogue) -> NeuronNode:
     facts = device_facts(inventory.device_name, instance_type, types.get(instance_type))
     if inventory.disabled:
         facts = replace(facts, disabled_mask=inventory.disabled_mask)
-    return NeuronNode(node.name, node.uid, inventory, facts, rules)
+    checked = node.annotations.get(PREFLIGHT_KEY)
+    preflight = None if checked is None else read_preflight(checked)
+    return NeuronNode(node.name, node.uid, inventory, facts, rules, preflight, node.boot_id)
 
 
 @lru_cache(maxsize=1024)

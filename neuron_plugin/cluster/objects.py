@@ -108,10 +108,15 @@ class _Condition(Wire, frozen=True):
     type: str = ""
 
 
+class _SystemInfo(Wire, frozen=True):
+    boot_id: str = msgspec.field(default="", name="bootID")
+
+
 class _NodeStatus(Wire, frozen=True):
     capacity: dict[str, str] | None = None
     allocatable: dict[str, str] | None = None
     conditions: tuple[_Condition, ...] | None = None
+    node_info: _SystemInfo | None = None
 
 
 class WireTaint(Wire, frozen=True):
@@ -137,6 +142,11 @@ class Node(ApiObject, frozen=True):
     def unschedulable(self) -> bool:
         """Whether it is cordoned."""
         return bool(self.spec.unschedulable)
+
+    @property
+    def boot_id(self) -> str:
+        """Which boot of its machine the kubelet runs in; empty where the kubelet has not said."""
+        return self.status.node_info.boot_id if self.status.node_info else ""
 
     @property
     def condition_types(self) -> frozenset[str]:

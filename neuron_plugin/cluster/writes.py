@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 import msgspec
@@ -69,6 +69,16 @@ def evict_pod(*, namespace: str, name: str, uid: str, dry_run: bool = False) -> 
         "deleteOptions": options,
     }
     return ApiRequest("POST", f"{PODS.item(name, namespace)}/eviction", body=body)
+
+
+def create_pod(manifest: JsonObject, namespace: str) -> ApiRequest:
+    """Create a pod."""
+    return ApiRequest("POST", PODS.collection(namespace), body={"apiVersion": "v1", "kind": "Pod", **manifest})
+
+
+def delete_pod(*, namespace: str, name: str, uid: str) -> ApiRequest:
+    """Delete a pod; its containers get their grace period. The server answers 409 if another pod has its name."""
+    return ApiRequest("DELETE", PODS.item(name, namespace), body={"preconditions": {"uid": uid}})
 
 
 def read_node(name: str) -> ApiRequest:
@@ -185,7 +195,8 @@ class LeaseName:
     """Which lease, and who writes it.
 
     ``owner`` (a node, say) takes the lease with it when it is deleted. ``url`` is where the holder can be reached; it
-    is written as an annotation, and two holders of one name with different URLs are two.
+    is written as an annotation, and two holders of one name with different URLs are two. ``says`` are further
+    annotations that go with it, an empty text for none.
     """
 
     namespace: str
@@ -193,6 +204,7 @@ class LeaseName:
     holder: str
     owner: ObjectReference | None = None
     url: str = ""
+    says: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def path(self) -> str:
@@ -207,8 +219,8 @@ class LeaseName:
 def create_lease(lease: LeaseName, *, duration_seconds: float, now: datetime) -> ApiRequest:
     """Create a lease, held from the start if it names a holder; else nothing says that it ever was."""
     metadata: JsonObject = {"name": lease.name, "namespace": lease.namespace}
-    if lease.url:
-        metadata["annotations"] = {HOLDER_URL_KEY: lease.url}
+    if said := {key: text for key, text in {HOLDER_URL_KEY: lease.url, **lease.says}.items() if text}:
+        metadata["annotations"] = said
     if lease.owner is not None:
         metadata["ownerReferences"] = [msgspec.to_builtins(lease.owner)]
     body: JsonObject = {
@@ -243,7 +255,7 @@ def claim_lease(
     spec = _held(lease.holder, duration_seconds, now)
     if observed.holder != lease.holder:
         spec |= {"acquireTime": _micro_time(now), "leaseTransitions": observed.transitions + 1}
-    return _patch_version(lease, observed, spec, {HOLDER_URL_KEY: lease.url, **(annotations or {})})
+    return _patch_version(lease, observed, spec, {HOLDER_URL_KEY: lease.url, **lease.says, **(annotations or {})})
 
 
 def annotate_lease(lease: LeaseName, observed: Lease, annotations: Mapping[str, str]) -> ApiRequest:

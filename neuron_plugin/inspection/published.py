@@ -12,6 +12,7 @@ import msgspec
 
 from neuron_plugin.allocation import Ledger, NodeInfo, NodeInventory, Rejection
 from neuron_plugin.allocation.inventory import DISABLED_REASON
+from neuron_plugin.allocation.keys import PREFLIGHT_KEY
 from neuron_plugin.inspection.findings import Finding, Unknown, note, ok, problem, unchecked
 from neuron_plugin.inspection.machine import DeviceUse
 from neuron_plugin.inspection.reports import DeviceReport, Health, MachineReport, ShownNode, holders_on
@@ -145,5 +146,8 @@ def _holders(info: NodeInfo, pod_problems: Mapping[str, str]) -> Iterator[Findin
 
 
 def _node(info: NodeInfo) -> Iterator[Finding]:
-    if info.closed:
+    if info.unchecked and info.unchecked.detail:
+        action = f"repair the node; to check it again at once: kubectl annotate node {info.name} {PREFLIGHT_KEY}-"
+        yield problem(f"no new pod is placed here: {info.unchecked.text}", info.unchecked.detail, action)
+    elif info.closed:
         yield note(f"no new pod is placed here: {info.closed.text}", info.closed.detail)

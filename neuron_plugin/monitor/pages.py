@@ -121,7 +121,7 @@ def inspect_text(nodes: Iterable[NodeInfo], *, details: bool) -> str:
     rows, below = [_HEADINGS], []
     for info in nodes:
         cells = ("-", "-", "-", "-")
-        below += [f"  closed: {reason.detail}" for _, reason in info.unclear]
+        below += [f"  closed: {detail}" for detail in info.details]
         if info.inventory:
             geometry = info.inventory.geometry
             free, used = ranges(geometry.whole_devices(info.free_mask)), ranges(cores_in(info.used_mask))

@@ -45,7 +45,8 @@ class Times:
     alone after one of them was moved. A set that was opened stays reserved for ``unused``. After an attempt that failed
     a pod of its kind has none for ``retry``.
 
-    What closes nodes is looked at every ``events``, and said after ``closed``; a silent plugin after ``silent``.
+    What closes nodes is looked at every ``events``, and said after ``closed``; a silent plugin after ``silent``. Checks
+    of nodes before these take pods are looked at every ``preflight``.
     """
 
     write: float = 2.5
@@ -75,6 +76,7 @@ class Times:
     events: float = 2.0
     closed: float = 10.0
     silent: float = 60.0
+    preflight: float = 2.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from aiohttp.typedefs import Middleware
 from aiohttp.web import RouteDef
 from prometheus_client import Metric
 
+from neuron_plugin.allocation.keys import PREFLIGHT_KEY
 from neuron_plugin.backoff import CLOCK, keep_running
 from neuron_plugin.cluster import ApiServer, Election, LeaseName
 from neuron_plugin.cluster.leases import Terms
@@ -55,6 +56,7 @@ from neuron_plugin.placement.leadership import (
 )
 from neuron_plugin.placement.metrics import ExtenderMetrics, device_seconds, state_metrics
 from neuron_plugin.placement.planner import Planner
+from neuron_plugin.placement.preflight import PreflightChecks
 from neuron_plugin.placement.room import Room
 from neuron_plugin.placement.settings import ExtenderSettings, MakeRoom
 from neuron_plugin.placement.state import ClusterState
@@ -151,7 +153,11 @@ class ExtenderDaemon:
             dra_driver=settings.dra_driver,
             times=times.informers,
         )
-        lease = LeaseName(settings.lease_namespace, settings.lease_name, identity, url=settings.url)
+        checked_in = settings.lease_namespace if settings.preflight.pod else ""
+        self.state.check_nodes(checked_in)
+        lease = LeaseName(
+            settings.lease_namespace, settings.lease_name, identity, url=settings.url, says={PREFLIGHT_KEY: checked_in}
+        )
         self._leadership = Leadership(
             self.ready,
             self._informers,
@@ -196,6 +202,7 @@ class ExtenderDaemon:
         self._upkeep = Upkeep(context, self._writer, self._placer, release_when_full=settings.release_after)
         self._events = NodeEvents(context)
         self._device_hours = DeviceHours(context, settings.lease_namespace) if settings.device_hours else None
+        self._preflight = PreflightChecks(context, self._writer, settings.preflight, checked_in)
         self._planner = Planner(
             context,
             self._room,
@@ -224,6 +231,9 @@ class ExtenderDaemon:
                 "events": keep_running("events", partial(every, placing.events, self._events.look)),
                 "room": keep_running("room", self._planner.run),
             }
+            if self._settings.preflight.pod:
+                look = partial(every, placing.preflight, self._preflight.look)
+                jobs["preflight"] = keep_running("preflight", look)
             if self._election:
                 jobs |= {"election": self._election.run(), "leadership": self._leadership.run()}
             else:

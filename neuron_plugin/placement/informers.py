@@ -19,7 +19,7 @@ from functools import partial
 from neuron_plugin.allocation import Assignment, NeuronNode, NeuronPod, PodUid
 from neuron_plugin.allocation.claims import NeuronClaim
 from neuron_plugin.allocation.group import TopologyWish
-from neuron_plugin.allocation.keys import GATE, UTILIZATION_KEY
+from neuron_plugin.allocation.keys import GATE, PREFLIGHT_KEY, UTILIZATION_KEY
 from neuron_plugin.allocation.utilization import read_utilization
 from neuron_plugin.backoff import CLOCK, Clock
 from neuron_plugin.cluster import (
@@ -486,9 +486,11 @@ async def _stale_plugins(
         now = clock.now()
         try:
             listed = pages(api, LEASES, Scope(namespace), page_timeout_seconds=PAGE_SECONDS)
-            plugin_leases = [lease async for page in listed for lease in filter(_keep_plugin_lease, page.records)]
+            all_leases = [lease async for page in listed for lease in page.records]
         except ApiError:
             return frozenset()
+        plugin_leases = [lease for lease in all_leases if _keep_plugin_lease(lease)]
+        state.check_nodes(next(filter(None, (lease.annotations.get(PREFLIGHT_KEY) for lease in all_leases)), ""))
         for lease in plugin_leases:
             leases.changed(lease.uid, lease, now)
             first_versions.setdefault(lease.uid, lease.resource_version)

@@ -16,6 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from neuron_plugin.allocation import ContainerKind, NeuronPod, NodeInfo, NodeInventory
 from neuron_plugin.allocation.group import GroupName
+from neuron_plugin.allocation.preflight import DUE, PreflightState
 from neuron_plugin.build import build
 from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.planning.device_hours import PARTS, Share
@@ -141,6 +142,12 @@ def state_metrics(
     yield _gauge("node_cores", text, cores, "node", "state")
     yield _gauge("node_fragmentation", "Share of free devices outside the largest free linked set.", scattered, "node")
     yield _gauge("closed_nodes", "Nodes that take no Neuron pod, by reason.", closed, "reason")
+    text = "Nodes by how their pre-flight check stands: passed, pending, unhealthy, failed, unable or unchecked."
+    checked = GaugeMetricFamily("neuron_preflight_nodes", text, labels=["state"])
+    judged = [info for info in nodes if info.inventory and state.preflight_namespace]
+    for standing, count in Tally(map(_preflight_state, judged)).items():
+        checked.add_metric([standing], count)
+    yield checked
     yield _gauge("watch_age_seconds", "Seconds since a watch was last heard of, by kind.", heard, "kind")
     pods = list(state.pods.values())
     yield _gauge("pods", "Live pods that ask for Neuron.", {(): len(pods)})
@@ -237,6 +244,14 @@ def _cores_by_state(info: NodeInfo, inventory: NodeInventory) -> dict[str, int]:
         "reserved": info.reserved_mask & healthy_mask & ~used_mask,
     }
     return {"free": 0, "closed": 0} | {state: mask.bit_count() for state, mask in masks.items()}
+
+
+def _preflight_state(info: NodeInfo) -> str:
+    """A node that was rebooted is pending; one that was never checked and has pods is unchecked."""
+    record = info.node.preflight
+    if record and record.boot_id == info.node.boot_id and info.unchecked is not DUE:
+        return record.state.value
+    return PreflightState.PENDING.value if info.unchecked else "unchecked"
 
 
 def _gauge(name: str, text: str, values: Mapping[tuple[str, ...], float], *labels: str) -> GaugeMetricFamily:

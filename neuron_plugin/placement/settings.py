@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -28,6 +28,29 @@ class MakeRoom(enum.StrEnum):
     """A metric and an event on the pod say which move of other pods would give it room."""
     ACT = "act"
     """The move is made: the set is reserved for the pod, and the others are evicted."""
+
+
+class OnUnable(enum.StrEnum):
+    """What becomes of a node whose pre-flight check cannot run."""
+
+    OPEN = "open"
+    """It takes pods unchecked."""
+    CLOSED = "closed"
+    """It takes none."""
+
+
+class PreflightSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
+    """The check of a node before it takes pods. ``pod`` is its pod's spec, without one nothing is checked.
+
+    Seconds: ``timeout`` is how long a check may take, or be kept from running; ``retry`` is when one that has not
+    passed is made again, 0 for by hand only. At most ``parallel`` nodes are checked at a time.
+    """
+
+    pod: dict[str, Any] = {}
+    timeout: Annotated[float, Meta(ge=1, le=86400)] = 600.0
+    retry: Annotated[float, Meta(ge=0)] = 3600.0
+    parallel: Annotated[int, Meta(ge=1, le=1000)] = 4
+    on_unable: OnUnable = OnUnable.OPEN
 
 
 class ExtenderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
@@ -164,6 +187,13 @@ class ExtenderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             "ConfigMap neuron-device-hours of lease-namespace"
         ),
     ] = True
+    preflight: Annotated[
+        PreflightSettings,
+        Meta(
+            description="the pod that checks a node before it takes others, its limits, and what becomes of a node "
+            "whose check cannot run: values `preflight` of the chart, docs/preflight.md; no checks by default"
+        ),
+    ] = PreflightSettings()
     ui: Annotated[bool, Meta(description="serve a live page of all devices at /ui/ on the health port")] = False
     ui_token_file: Annotated[
         Path | None,
@@ -228,6 +258,9 @@ def check(settings: ExtenderSettings) -> None:
             "make-room is act, but leader-election is off: the leader's Lease keeps what is reserved. Switch it on, or "
             "use make-room=plan"
         )
+    containers = settings.preflight.pod.get("containers")
+    if settings.preflight.pod and not (isinstance(containers, list) and containers and all(map(_has_name, containers))):
+        raise SettingsError("preflight.pod has no containers with a name: expected the spec of a pod")
     if settings.ui_token_file and not settings.ui:
         raise SettingsError(f"ui-token-file is {settings.ui_token_file}, but ui is off: switch it on, too")
     if settings.prometheus_url and not settings.ui:
@@ -237,3 +270,7 @@ def check(settings: ExtenderSettings) -> None:
             f"address is {settings.address!r} and there is no tls-cert: any caller on the network can bind pods. "
             "Give tls-cert, tls-key and client-ca, listen on 127.0.0.1, or allow it with insecure"
         )
+
+
+def _has_name(container: object) -> bool:
+    return isinstance(container, dict) and bool(container.get("name"))

@@ -32,9 +32,11 @@ from neuron_plugin.allocation import (
 from neuron_plugin.allocation.assignment import write_assignment
 from neuron_plugin.allocation.claims import ClaimResult
 from neuron_plugin.allocation.group import GroupName, TopologyWish
+from neuron_plugin.allocation.keys import PREFLIGHT_KEY
 from neuron_plugin.allocation.node import OVERLAPPING_ASSIGNMENTS, STALE_PLUGIN, Reservation, node_info
 from neuron_plugin.allocation.node_rules import NO_USE, NodeUse, node_use
 from neuron_plugin.allocation.pod import claim_user, unknown_products
+from neuron_plugin.allocation.preflight import DUE, FAILED, UNABLE, preflight_closure, preflight_seen
 from neuron_plugin.allocation.rejection import NO_ASSIGNMENT, UNREADABLE_ASSIGNMENT
 from neuron_plugin.allocation.utilization import ContainerUtilization, Utilization
 from neuron_plugin.cluster.nodes import NO_INVENTORY, NO_NEURON, UNKNOWN_HEALTH, UNREADABLE_INVENTORY
@@ -63,6 +65,9 @@ NODE_REFUSALS = (
     UNREADABLE_INVENTORY,
     UNKNOWN_HEALTH,
     STALE_PLUGIN,
+    DUE,
+    FAILED,
+    UNABLE,
     UNREADABLE_ASSIGNMENT,
     NO_ASSIGNMENT,
     OVERLAPPING_ASSIGNMENTS,
@@ -194,6 +199,8 @@ class ClusterState:
         self._others: defaultdict[str, dict[str, PodUse]] = defaultdict(dict)
         self._uses = _Uses(self._use_of)
         self._stale: frozenset[str] = frozenset()
+        self.preflight_namespace = ""
+        """Where the pods are that check nodes before these take others; empty where nodes are not checked."""
         self.population = Population(self.namespaces)
         self.levels = tuple(levels)
         self.choices = Choices(self._nodes, self._uses, self.levels)
@@ -320,6 +327,9 @@ class ClusterState:
     def put_node(self, node: NeuronNode) -> None:
         """A node was added or changed."""
         known = self._nodes.get(node.name)
+        if node.preflight and not isinstance(node.inventory, Rejection):
+            seen = preflight_seen(node.preflight, known.node.preflight if known else None, node.inventory)
+            node = node if seen is node.preflight else replace(node, preflight=seen)
         if known is None or known.node != node:
             self.history.unhealthy(node.name, (known.node if known else node).unhealthy, node.unhealthy)
             self._rebuild(node)
@@ -476,6 +486,21 @@ class ClusterState:
         for name in changed & self._nodes.keys():
             self._rebuild(self._nodes[name].node)
 
+    def check_nodes(self, namespace: str) -> None:
+        """From now on a node takes no pod before it is checked, by a pod in this namespace."""
+        if namespace != self.preflight_namespace:
+            self.preflight_namespace = namespace
+            for info in list(self._nodes.values()):
+                self._rebuild(info.node)
+
+    def users_on(self, name: str) -> bool:
+        """Whether a node has pods that ask for Neuron, besides that of its pre-flight check."""
+        return not all(self._is_check(self._counted_on(uid, name)) for uid in self._by_node.get(name, ()))
+
+    def _is_check(self, pod: NeuronPod) -> bool:
+        own = pod.reference.namespace == self.preflight_namespace
+        return own and pod.labels.labels.get(PREFLIGHT_KEY) == "node"
+
     def see_utilization(self, name: str, utilization: Utilization) -> None:
         """A node's plugin has published how much containers use their cores. It is shown, and decides nothing."""
         before = self.history.utilization.pop(name, {})
@@ -607,7 +632,12 @@ class ClusterState:
         promised = [pod for pod in pods if pod.node != name]
         bound = [pod for pod in pods if pod.node == name] if promised else pods
         kept = tuple(kept for kept in self._reserved.values() if kept.node == name)
-        after = node_info(node, bound, stale=name in self._stale, reservations=kept, promised=promised)
+        unchecked, inventory = None, node.inventory
+        if self.preflight_namespace and not isinstance(inventory, Rejection):
+            unchecked = preflight_closure(node.preflight, node.boot_id, inventory, busy=self.users_on(name))
+        after = node_info(
+            node, bound, stale=name in self._stale, reservations=kept, promised=promised, unchecked=unchecked
+        )
         self._nodes[name] = after
         self._judge_again(name, node_changed=before is None or before.node is not node)
         if after != before:

@@ -224,7 +224,7 @@ def _standing(scene: Scene, pod: NeuronPod, answers: Sequence[NodeAnswer]) -> St
                 place(info.inventory.geometry, info.inventory.healthy_mask, pod.requests, info.node.facts), Rejection
             )
             for info in scene.cluster.nodes.values()
-            if not isinstance(info.capacity, Rejection)
+            if info.unchecked or not isinstance(info.capacity, Rejection)
         )
         return Standing.RULES if could else Standing.NEVER
     lacks_sets_alone = any(answer.blocked and len(answer.reasons) == 1 for answer in answers)

@@ -97,7 +97,7 @@ def node_answer(scene: Scene, pod: NeuronPod, name: str, against: tuple[str, ...
     if isinstance(capacity, Rejection):
         if capacity.code == NO_NEURON:
             return NodeAnswer(name, has_neuron=False, reasons=(capacity.predicate,))
-        details = [reason.detail for _, reason in info.unclear]
+        details = [*info.details]
         if isinstance(info.node.inventory, Rejection) and info.node.inventory.detail:
             details.append(info.node.inventory.detail)
         return NodeAnswer(name, has_neuron=True, reasons=(capacity.predicate, *against), details=tuple(details))

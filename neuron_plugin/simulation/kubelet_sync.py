@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -41,16 +41,23 @@ MOST_SHOWN = 4
 """Device nodes of a container that are shown one by one."""
 
 
+class ContainerExit(NamedTuple):
+    """How a container ended by itself, and the last of what it had said."""
+
+    code: int = 0
+    said: str = ""
+
+
 class Runtime(Protocol):
     """What containers do."""
 
-    async def run(self, pod: AnyJson, container: str) -> int:
-        """Run a container that has started until it ends by itself; its exit code. Cancelled, it is killed."""
+    async def run(self, pod: AnyJson, container: str) -> ContainerExit:
+        """Run a container that has started until it ends by itself. Cancelled, it is killed."""
 
 
 @dataclass(eq=False)
 class _Worker:
-    """A pod from its binding to its end. ``starts`` counts the starts of each container, ``exits`` are exit codes."""
+    """A pod from its binding to its end. ``starts`` counts the starts of each container, ``exits`` are their ends."""
 
     manifest: AnyJson
     pod: KubeletPod
@@ -58,8 +65,8 @@ class _Worker:
     admitted: bool = False
     started: dict[str, AdmittedContainer] = field(default_factory=dict)
     starts: Counter[str] = field(default_factory=Counter)
-    runs: dict[str, asyncio.Task[int]] = field(default_factory=dict)
-    exits: dict[str, int] = field(default_factory=dict)
+    runs: dict[str, asyncio.Task[ContainerExit]] = field(default_factory=dict)
+    exits: dict[str, ContainerExit] = field(default_factory=dict)
     compute: AnyJson = field(default_factory=dict)
     """What its first container has of CPU and memory."""
     not_resized: str = ""
@@ -77,7 +84,7 @@ class _Worker:
         """By its app containers: those that have ended for good, else those that have started."""
         apps = [container.name for container in self.pod.containers if container.kind is ContainerKind.APP]
         if apps and all(name in self.exits for name in apps):
-            return "Failed" if any(self.exits[name] for name in apps) else "Succeeded"
+            return "Failed" if any(self.exits[name].code for name in apps) else "Succeeded"
         return "Running" if all(self.starts[name] for name in apps) else "Pending"
 
 
@@ -257,12 +264,12 @@ class PodSync:
         """Containers that have ended are started again, unless the pod says that they are not."""
         policy = worker.manifest["spec"].get("restartPolicy")
         for name in [name for name, run in worker.runs.items() if run.done()]:
-            code = worker.runs.pop(name).result()
+            end = worker.runs.pop(name).result()
             del worker.started[name]
             if self._kubelet.has(worker.pod.uid):
                 self._kubelet.stop_container(worker.pod.uid, name)
-            if policy == "Never" or (policy == "OnFailure" and not code):
-                worker.exits[name] = code
+            if policy == "Never" or (policy == "OnFailure" and not end.code):
+                worker.exits[name] = end
 
     async def _resize(self, worker: _Worker) -> None:
         """Admit a pod again whose CPU or memory was changed."""
@@ -339,7 +346,9 @@ class PodSync:
         runs = started is not None and started.waiting is None and worker.phase not in TERMINAL_PHASES
         done = name in worker.exits or (runs and container.kind is ContainerKind.INIT)
         if done:
-            state: AnyJson = {"terminated": {"exitCode": worker.exits.get(name, 0)}}
+            end = worker.exits.get(name, ContainerExit())
+            said = {"message": end.said} if end.said else {}
+            state: AnyJson = {"terminated": {"exitCode": end.code, "startedAt": worker.since, **said}}
         elif runs:
             state = {"running": {"startedAt": worker.since}}
         else:

@@ -17,7 +17,7 @@ import msgspec
 
 from neuron_plugin.allocation import NeuronPod, NodeInventory, Rejection, Resource
 from neuron_plugin.allocation.assignment import write_assignment
-from neuron_plugin.allocation.keys import ALLOCATED_KEY
+from neuron_plugin.allocation.keys import ALLOCATED_KEY, PREFLIGHT_KEY
 from neuron_plugin.allocation.node import node_info
 from neuron_plugin.allocation.placement import assignment_of
 from neuron_plugin.allocation.pod import TERMINAL_PHASES
@@ -83,6 +83,7 @@ class PlayedNode:
             "capacity": amounts,
             "allocatable": amounts,
             "conditions": [_READY],
+            "nodeInfo": {"bootID": self.name},
         }
         labels = labels_of(self.name, self._type, self._place)
         self._api.create_node({"metadata": {"name": self.name, "labels": labels}, "status": status})
@@ -146,6 +147,9 @@ class PlayedNode:
                 self._api.patch_status(PODS, name, failed, namespace)
                 return
             self._api.change(PODS, name, {"metadata": {"annotations": given}}, namespace)
+        if PREFLIGHT_KEY in (metadata.get("labels") or {}):  # a machine that is played has no faults
+            self._api.patch_status(PODS, name, {"phase": "Succeeded"}, namespace)
+            return
         started = {"ready": True, "started": True, "restartCount": 0, "state": {"running": {"startedAt": now_text()}}}
         statuses = [{"name": container["name"], **started} for container in manifest["spec"].get("containers") or ()]
         ready = [{"type": "Ready", "status": "True", "lastTransitionTime": now_text()}]

@@ -244,7 +244,7 @@ async def _cores(cluster: SimulatedCluster, _: asyncio.Queue[str]) -> None:
 
 
 async def _events(cluster: SimulatedCluster, lines: asyncio.Queue[str]) -> None:
-    """What the extender writes about pods is said: why a gated pod waits, for instance."""
+    """What the extender writes about pods and nodes is said: why a gated pod waits, for instance."""
     changes = cluster.api.follow(EVENTS)
     while True:
         change = await changes.get()
@@ -252,9 +252,9 @@ async def _events(cluster: SimulatedCluster, lines: asyncio.Queue[str]) -> None:
             continue
         event = change.new.value
         about = event.get("regarding") or {}
-        if event.get("reportingController") == REPORTER and about.get("kind") == "Pod":
-            name = f"{about.get('namespace')}/{about.get('name')}"
-            lines.put_nowait(f"pod {name}: {event.get('reason')}: {event.get('note')}")
+        if event.get("reportingController") == REPORTER:
+            name = "/".join(filter(None, (about.get("namespace"), about.get("name"))))
+            lines.put_nowait(f"{str(about.get('kind')).lower()} {name}: {event.get('reason')}: {event.get('note')}")
 
 
 # What befalls a whole node.

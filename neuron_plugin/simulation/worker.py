@@ -17,6 +17,7 @@ from random import Random
 import msgspec
 
 from neuron_plugin.allocation import Resource
+from neuron_plugin.allocation.keys import PREFLIGHT_KEY
 from neuron_plugin.simulation.api_server import SimulatedApiServer
 from neuron_plugin.simulation.api_server_kinds import (
     NODES,
@@ -27,7 +28,7 @@ from neuron_plugin.simulation.api_server_kinds import (
 )
 from neuron_plugin.simulation.kubelet import SimulatedKubelet
 from neuron_plugin.simulation.kubelet_dra import DraManager, DraManagerTimes
-from neuron_plugin.simulation.kubelet_sync import PodSync
+from neuron_plugin.simulation.kubelet_sync import ContainerExit, PodSync
 from neuron_plugin.simulation.machines import labels_of, resources_of, ultraserver_of
 from neuron_plugin.simulation.node import SimulatedNode, write_node
 
@@ -50,6 +51,29 @@ RESCAN_SECONDS = 2.0
 """Faults are looked for five times as often as by default: someone waits for what they change."""
 UTILIZATION_SECONDS, IDLE_AFTER_SECONDS = 5.0, 20.0
 """So is what containers do with their cores."""
+
+
+CHECK_SECONDS = 3.0
+"""How long a pre-flight check takes: a real one needs a minute, and someone waits for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Containers:
+    """What the containers of a node do: a pre-flight check ends as the machine is, others run until they are ended."""
+
+    node: SimulatedNode
+
+    async def run(self, pod: AnyJson, container: str) -> ContainerExit:  # noqa: ARG002 - all containers of a pod do the same
+        """See ``Runtime``."""
+        if PREFLIGHT_KEY not in (pod["metadata"].get("labels") or {}):
+            await asyncio.Event().wait()  # no deadline: until it is ended
+        await asyncio.sleep(CHECK_SECONDS)
+        there = self.node.description
+        odd = [device for device, state in sorted(there.devices.items()) if not state.loaded or state.overrides]
+        bad = sorted({*odd, *there.missing})
+        return (
+            ContainerExit(1, "\n".join(f"device={device} cannot be used" for device in bad)) if bad else ContainerExit()
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +143,8 @@ class SimulatedWorker:
             dra=self.dra,
             cdi_dir=self.cdi_dir,
         )
-        self.pods = PodSync(api, self.kubelet)
+        self.pods = PodSync(api, self.kubelet, runtime=Containers(self.node))
+        self._boots = 1
         self.up = True
         self.health_port = free_port()
         self.daemon: asyncio.subprocess.Process | None = None
@@ -207,6 +232,7 @@ class SimulatedWorker:
     async def power_on(self) -> None:
         """Start the machine and its kubelet; then the daemon's pod is started, too."""
         await asyncio.to_thread(self.node.reboot)
+        self._boots += 1
         await self.start_kubelet()
         await self.start_daemon()
 
@@ -258,6 +284,7 @@ class SimulatedWorker:
             "capacity": {name: str(count.capacity) for name, count in counts.items()} | others,
             "allocatable": {name: str(count.allocatable) for name, count in counts.items()} | others,
             "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}],
+            "nodeInfo": {"bootID": f"{self.name}-{self._boots}"},
         }
         if status == self._reported:
             return False

@@ -25,6 +25,7 @@ from neuron_plugin.allocation.keys import (
     INVENTORY_KEY,
     NODE_KEY,
     PREFIX,
+    PREFLIGHT_KEY,
     RANK_KEY,
     SAME_DEVICE_KEY,
     UNHEALTHY_LABEL,
@@ -179,7 +180,8 @@ def test_p82_what_is_fenced_is_taken_off_a_copied_pod(name: str, keys: set[str])
 
 def test_pods_are_gated_only_where_that_is_asked_for() -> None:
     mutating = {name: set(of_kind(name, "MutatingAdmissionPolicy")) for name in NAMES}
-    assert [name for name, found in mutating.items() if "neuron-plugin-gates" in found] == ["gates", "gates-claims"]
+    gated = [name for name, found in mutating.items() if "neuron-plugin-gates" in found]
+    assert gated == ["gates", "gates-claims", "gates-preflight"]
     spec = of_kind("gates", "MutatingAdmissionPolicy")["neuron-plugin-gates"]["spec"]
     assert spec["failurePolicy"] == "Ignore", "a pod without the gate is scheduled by counts"
     assert resources({**spec, "validations": []}) == {("CREATE", "pods")}
@@ -221,10 +223,10 @@ def test_p82_node_and_lease_are_described_under_the_names_of_the_code() -> None:
     assert f"'{LEASE_PREFIX}' + variables.node" in expressions(policy("device-plugin", "own-lease"))
 
 
-def test_p82_the_plugin_may_not_say_which_devices_are_disabled() -> None:
+def test_p82_the_plugin_may_say_neither_which_devices_are_disabled_nor_that_it_was_checked() -> None:
     spec = policy("device-plugin", "own-node")
     (keys,) = (each["expression"] for each in spec["variables"] if each["name"] == "operatorsAnnotations")
-    assert yaml.safe_load(keys) == [DISABLE_KEY]
+    assert yaml.safe_load(keys) == [DISABLE_KEY, PREFLIGHT_KEY]
     assert expressions(spec).count("!(key in variables.operatorsAnnotations)") == 2, "neither set nor remove it"
 
 

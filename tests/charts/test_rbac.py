@@ -92,6 +92,7 @@ def test_p81_rights_in_the_namespace_are_exactly_these() -> None:
 FENCED_WRITES = {
     ("neuron-plugin-extender", "patch"),
     ("neuron-plugin-extender", "delete"),
+    ("neuron-plugin-extender", "create"),
     ("neuron-plugin-ungate", "patch"),
     ("neuron-plugin-ungate-all", "patch"),
 }

@@ -33,7 +33,7 @@ SET_BY_THE_CHART = {
     "extenderSettings": {
         "address", "port", "tls-cert", "tls-key", "client-ca", "insecure", "health-address", "health-port",
         "kubeconfig", "instance-types", "leader-election", "lease-name", "lease-namespace", "identity",
-        "advertise-address", "ui-token-file", "webhook-port", "dra-driver", "topology-levels",
+        "advertise-address", "ui-token-file", "webhook-port", "dra-driver", "topology-levels", "preflight",
     },
 }  # fmt: skip
 """Settings that follow from mounts, ports and names, and that values cannot change."""

@@ -27,7 +27,7 @@ from neuron_plugin.simulation.api_server_kinds import PODS, RESOURCE_CLAIMS, Any
 from neuron_plugin.simulation.claim_controller import sync_claims
 from neuron_plugin.simulation.kubelet import KubeletOptions, SimulatedKubelet
 from neuron_plugin.simulation.kubelet_dra import DraManager, DraManagerTimes
-from neuron_plugin.simulation.kubelet_sync import PodSync
+from neuron_plugin.simulation.kubelet_sync import ContainerExit, PodSync
 from neuron_plugin.simulation.supervisor import turns
 from neuron_plugin.simulation.worker import ApiOfNode
 from neuron_plugin.topology import catalogue
@@ -57,7 +57,7 @@ class Scripts:
         self._device = device
         self._kills: dict[str, list[asyncio.Event]] = defaultdict(list)
 
-    async def run(self, pod: AnyJson, container: str) -> int:
+    async def run(self, pod: AnyJson, container: str) -> ContainerExit:
         """See ``Runtime``."""
         parts = [*(pod["spec"].get("initContainers") or ()), *pod["spec"]["containers"]]
         script = next(part["command"][-1] for part in parts if part["name"] == container)
@@ -69,9 +69,9 @@ class Scripts:
         try:
             if exits := re.search(r"exit (\d+)$", script):
                 await asyncio.sleep(RUN_SECONDS)
-                return int(exits[1])
+                return ContainerExit(int(exits[1]))
             await killed.wait()
-            return KILLED
+            return ContainerExit(KILLED)
         finally:
             self._kills[uid].remove(killed)
             if OPEN in script:

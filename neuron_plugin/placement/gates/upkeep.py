@@ -135,13 +135,16 @@ class Upkeep:
                     self._placer.release_plainly(pod, "no open node has enough, and an autoscaler may make one")
 
     def _is_full(self, kind: PodKind) -> bool:
-        """Whether no open node has enough for the pods of a kind, as kube-scheduler counts."""
+        """Whether no open node has enough for the pods of a kind, as kube-scheduler counts.
+
+        It is not where the scheduler would then take a node that has not passed its pre-flight check.
+        """
         pods = self._placer.queue.pods(kind)
         if isinstance(kind.request, Rejection) or not pods or self._state.scene().volumes(pods[0]).waits:
             return False
         allowed = self._state.scene().allowed(pods[0])
         infos = (info for name, info in self._state.nodes.items() if name in allowed)
-        return all(isinstance(info.capacity, Rejection) for info in infos)
+        return all(isinstance(info.capacity, Rejection) and not info.unchecked for info in infos)
 
     def _without_room(self, kind: PodKind) -> list[NeuronPod]:
         """The waiting pods of a kind for which no room was made; where it was, others end or are moved for them."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import json
 import os
 import shutil
 import tempfile
@@ -44,6 +45,7 @@ EXAMPLES = """
 neuron-plugin playground --nodes trn1.32xlarge=2,inf2.48xlarge=1
 neuron-plugin playground --placement extender
 neuron-plugin playground --mode dra
+neuron-plugin playground --preflight
 neuron-plugin playground run --ask neuron=4 --ask neuron=7
 neuron-plugin playground run -f job.yaml
 neuron-plugin playground fault trn1-1 device 5 gone
@@ -56,6 +58,8 @@ LOCK = ".playground"
 """In the directory for as long as a playground is up, or a killed one has left it."""
 DEFAULT_NODES = "trn1.32xlarge=2,inf2.48xlarge=1"
 MOST_NODES = 1000
+PREFLIGHT_SECONDS = 60
+"""How long a check may be kept from running, and after how long it is made again: someone waits for it."""
 LONGEST_DIRECTORY_BYTES = 40
 """A socket's path has 107 bytes at most, and those of a node some 65 below the playground's directory."""
 
@@ -103,6 +107,8 @@ def add_flags(parser: Parser) -> None:
     parser.add_argument("--placement", choices=("gates", "extender"), default="gates", help=placement)
     room = "what is done for a pod that waits though enough is free, 5 s after it came (default: plan)"
     parser.add_argument("--make-room", choices=("off", "plan", "act"), default="plan", help=room)
+    checked = "check each node with a pod before it takes others (docs/preflight.md)"
+    parser.add_argument("--preflight", action="store_true", help=checked)
     where = "the playground's directory (default: neuron-playground in TMPDIR or /tmp)"
     usual = Path(tempfile.gettempdir()) / "neuron-playground"
     parser.add_argument("--directory", metavar="DIR", type=Path, default=usual, help=where)
@@ -186,7 +192,12 @@ async def _play(root: Path, arguments: Namespace) -> None:
     from neuron_plugin.simulation.supervisor import NodeFaults, supervise
 
     nodes: Mapping[str, str] = arguments.nodes
-    flags = ("--ui", "--make-room", arguments.make_room, "--make-room-after", "5")
+    flags: tuple[str, ...] = ("--ui", "--make-room", arguments.make_room, "--make-room-after", "5")
+    if arguments.preflight:
+        pod = {"containers": [{"name": "check", "image": "neuron", "command": ["nccom-test"]}]}
+        preflight = {"pod": pod, "timeout": PREFLIGHT_SECONDS, "retry": PREFLIGHT_SECONDS}
+        (root / "extender.json").write_text(json.dumps({"preflight": preflight}))  # JSON is YAML
+        flags = (*flags, "--config", str(root / "extender.json"))
     placed_by, by_claims = PlacedBy(arguments.placement), arguments.mode == "dra"
     cluster = SimulatedCluster(
         root, nodes, extender_flags=flags, placed_by=placed_by, by_claims=by_claims, plugins=arguments.plugins

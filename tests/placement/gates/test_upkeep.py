@@ -157,6 +157,23 @@ async def test_a_pod_for_which_room_was_made_waits_for_it_and_for_no_autoscaler(
     assert gated.gates("urgent") == []
 
 
+@pytest.mark.parametrize("checked", [True, False])
+async def test_a_pod_is_not_released_onto_a_node_that_has_not_passed_its_check(
+    server: StandInApiServer, api: KubernetesApi, *, checked: bool
+) -> None:
+    """Its scheduler counts free devices there. A node that is cordoned is not counted, so the autoscaler makes one."""
+    gated = GatesBench(server, api, release_when_full=3.0)
+    gated.node("a")
+    if checked:
+        gated.state.check_nodes("kube-system")
+    else:
+        gated.node("a", offers={"aws.amazon.com/neuron": "0"})
+    gated.pod("train", NEURON, 16)
+    for _ in range(3):
+        await gated.look(after=TIMES.full)
+    assert gated.gates("train") == ([GATE] if checked else [])
+
+
 async def test_an_autoscaler_is_not_taken_for_gone_while_the_server_cannot_answer(
     server: StandInApiServer, api: KubernetesApi
 ) -> None:

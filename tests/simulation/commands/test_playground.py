@@ -493,3 +493,17 @@ def test_a_hint_is_short_where_the_program_is_on_the_path(monkeypatch: pytest.Mo
     assert program() == "neuron-plugin"
     monkeypatch.setattr(sys, "argv", ["/somewhere/main.py"])
     subprocess.run([*program().split(), "--version"], check=True, stdout=subprocess.DEVNULL)  # noqa: S603 - ourselves
+
+
+def test_a_node_is_checked_before_it_takes_pods_and_one_with_a_fault_takes_none() -> None:
+    with Playground("--nodes", "inf2.24xlarge=2,cpu=0", "--preflight") as up:
+        for name in ("inf2-1", "inf2-2"):
+            up.wait_for(f"pod kube-system/neuron-preflight-{name}: deleted")
+        up.run("fault", "inf2-1", "attribute", "3", "connected_devices", "--text", "1")
+        up.run("fault", "inf2-1", "device", "2", "gone")
+        up.wait_for("node inf2-1: allocatable are 5 neuron")
+        up.run("fault", "inf2-1", "device", "2", "back")
+        up.wait_for("node inf2-1: NeuronPreflightFailed: The pre-flight check has failed: device 3: device=3 cannot be")
+        placed = up.run("run", "--ask", "neuron=6", "--ask", "neuron=6")
+        assert "runs on inf2-2" in placed
+        assert "1 has failed its pre-flight check" in placed

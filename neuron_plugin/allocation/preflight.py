@@ -1,0 +1,127 @@
+"""Whether a node was checked before it takes pods, as its annotation says, and what keeps it closed until then.
+
+The controller writes the annotation, and everybody who judges a node reads it: so no door can forget it. A check is of
+one boot of the machine. One that was good is not good any more once a device has been unhealthy.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from neuron_plugin.allocation.inventory import NodeInventory
+from neuron_plugin.allocation.rejection import Rejection
+from neuron_plugin.allocation.resources import ranges
+
+DUE = Rejection("preflight-due", "The node has not passed its pre-flight check yet")
+FAILED = Rejection("preflight-failed", "The node has failed its pre-flight check")
+UNABLE = Rejection("preflight-unable", "The node has a pre-flight check that cannot run")
+LONGEST_MESSAGE = 400
+"""Characters of what a check has said that are kept on the node."""
+_SHOWN = 4
+"""Lines of it that people are shown: a check says what is wrong at its end."""
+
+
+class PreflightState(enum.StrEnum):
+    """How a node stands."""
+
+    PENDING = "pending"
+    """It is to be checked."""
+    PASSED = "passed"
+    UNHEALTHY = "unhealthy"
+    """It had passed, and a device is unhealthy since: it is checked once all of them are healthy again."""
+    FAILED = "failed"
+    UNABLE = "unable"
+    """The check could not run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preflight:
+    """The annotation: the state since ``at``, in unix seconds, of the boot ``boot_id`` of the machine.
+
+    ``devices`` are those that the check has named, ``message`` is its last lines, or why it could not run. ``closes``:
+    a check that could not run keeps the node closed.
+    """
+
+    state: PreflightState
+    boot_id: str
+    at: float
+    devices: tuple[int, ...] = ()
+    message: str = ""
+    closes: bool = False
+
+    @property
+    def text(self) -> str:
+        """What a person wants to know of a check that has not passed."""
+        devices = f"device{'s' * (len(self.devices) > 1)} {ranges(self.devices)}: " if self.devices else ""
+        said = " | ".join(filter(None, map(str.strip, self.message.splitlines()[-_SHOWN:])))
+        return f"{devices}{said or 'it has said nothing'}"
+
+
+def write_preflight(record: Preflight) -> str:
+    """The annotation's text: JSON, with a time of RFC 3339, and without what is empty."""
+    at = datetime.fromtimestamp(record.at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    fields = {"state": record.state.value, "bootID": record.boot_id, "at": at}
+    more = {"devices": record.devices, "message": record.message, "closes": record.closes}
+    return json.dumps(fields | {name: value for name, value in more.items() if value}, separators=(",", ":"))
+
+
+def read_preflight(text: str) -> Preflight | None:
+    """Read the annotation; None for any other text: the node counts as never checked."""
+    try:
+        fields = json.loads(text)
+        return Preflight(
+            PreflightState(fields["state"]),
+            str(fields["bootID"]),
+            datetime.fromisoformat(fields["at"]).timestamp(),
+            tuple(int(device) for device in fields.get("devices", ())),
+            str(fields.get("message", "")),
+            closes=bool(fields.get("closes")),
+        )
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+        return None
+
+
+def broken_devices(inventory: NodeInventory) -> tuple[int, ...]:
+    """The devices that are missing or unhealthy, without those that a pod which has ended still holds."""
+    gone = set(range(inventory.geometry.device_count)) - set(inventory.present)
+    return tuple(sorted((gone | set(inventory.unhealthy)) - set(inventory.held_down)))
+
+
+def preflight_seen(record: Preflight | None, before: Preflight | None, inventory: NodeInventory) -> Preflight | None:
+    """How a node stands that says ``record``, and stood as ``before``: once a device is broken it has passed no more.
+
+    That counts from when it is seen. Until it is written it has no time, and no write that fails can make it forgotten.
+    """
+    if record and record.state is PreflightState.PASSED:
+        doubted = replace(record, state=PreflightState.UNHEALTHY, at=0.0)
+        return doubted if before == doubted or broken_devices(inventory) else record
+    return record
+
+
+def preflight_closure(
+    record: Preflight | None, boot_id: str, inventory: NodeInventory, *, busy: bool
+) -> Rejection | None:
+    """Why the check closes a node; None if it does not. ``busy``: it has pods besides that of the check.
+
+    A node that was never checked and has pods stays open: else a running cluster would close when checks are switched
+    on. It is closed and checked once it is empty. Nodes that give their devices by claims are not checked.
+    """
+    if inventory.claim_driver:
+        return None
+    if record is None:
+        return None if busy else DUE
+    if record.boot_id != boot_id:
+        return DUE
+    match record.state:
+        case PreflightState.FAILED:
+            return replace(FAILED, detail=record.text)
+        case PreflightState.UNABLE:
+            return replace(UNABLE, detail=record.text) if record.closes else None
+        case PreflightState.UNHEALTHY:
+            return None if broken_devices(inventory) else DUE
+        case PreflightState.PENDING:
+            return DUE
+    return None

@@ -1,0 +1,85 @@
+"""Pre-flight checks in the chart: nothing without them, and with them what the controller needs and no more (P81)."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from neuron_plugin.placement.preflight import check_manifest
+from neuron_plugin.placement.settings import OnUnable, PreflightSettings
+from tests.charts.manifests import embedded, of_kind
+from tests.charts.rendering import Manifest, render
+from tests.charts.templates import TemplateFailError
+from tests.charts.test_policies import expressions, policy, resources
+from tests.charts.test_rbac import Rule, rules
+from tests.charts.test_rights_of_gates import asked
+from tests.placement.test_preflight import Life
+from tests.support.manifests import node_manifest
+from tests.support.world import node_of
+
+NAME, ACCOUNT = "gates-preflight", "neuron-plugin-extender"
+CHECKED = ("neuron-plugin-preflight", "neuron-plugin-checked-nodes")
+"""The policies."""
+RIGHTS = {("", "nodes", "patch", ""), ("", "pods", "create", ""), ("", "pods", "delete", "")}
+
+
+def chart_settings() -> PreflightSettings:
+    """The checks as the chart tells the controller."""
+    return msgspec.convert(embedded(NAME, ACCOUNT, "config.yaml")["preflight"], PreflightSettings)
+
+
+def granted(name: str) -> set[Rule]:
+    roles = [of_kind(name, kind)[ACCOUNT] for kind in ("ClusterRole", "Role")]
+    return set().union(*map(rules, roles))
+
+
+def test_without_checks_there_is_no_right_no_policy_and_no_setting() -> None:
+    # Pods may be deleted with placement gates anyway.
+    assert granted(NAME) - granted("gates") == RIGHTS - {("", "pods", "delete", "")}
+    assert not of_kind("gates", "ValidatingAdmissionPolicy").keys() & {*CHECKED}
+    assert "preflight" not in embedded("gates", ACCOUNT, "config.yaml")
+
+
+async def test_p81_checks_need_every_right_they_have_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    life = Life(monkeypatch)
+    life.add("n0")
+    life.faults["n0"] = 3
+    await life.turns(12)
+    assert asked(life.server) <= granted(NAME)
+    assert asked(life.server) >= RIGHTS
+
+
+def test_the_chart_s_values_are_those_of_the_check() -> None:
+    settings = chart_settings()
+    assert (settings.timeout, settings.retry, settings.parallel, settings.on_unable) == (600, 0, 4, OnUnable.CLOSED)
+    pod = check_manifest(settings, node_of(node_manifest("n0", "inf2.48xlarge")), "kube-system")
+    (container,) = pod["spec"]["containers"]
+    assert container["image"] == "registry.example.com/neuron-tools:2"
+    assert "nccom-test" in container["command"][-1]
+    assert container["resources"]["limits"] == {"aws.amazon.com/neuron": "12"}
+    assert {"name": "NEURON_PREFLIGHT_CORES", "value": "24"} in container["env"]
+    assert pod["spec"]["imagePullSecrets"] == [{"name": "registry"}]
+    assert (pod["spec"]["nodeName"], pod["spec"]["automountServiceAccountToken"]) == ("n0", False)
+
+
+def test_the_policies_are_of_the_controller_and_of_what_it_writes() -> None:
+    made, described = (policy(NAME, name.removeprefix("neuron-plugin-")) for name in CHECKED)
+    assert resources(made) == {("CREATE", "pods")}
+    assert resources(described) == {("UPDATE", "nodes")}
+    for spec in (made, described):
+        assert spec["failurePolicy"] == "Fail"
+        assert f"serviceaccount:kube-system:{ACCOUNT}'" in spec["matchConditions"][0]["expression"]
+    for word in ("'node'", "registry.example.com/neuron-tools:2", "hostPID", "privileged", "emptyDir"):
+        assert word in expressions(made)
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ({"preflight": {"enabled": True}}, "preflight.image is empty"),
+        ({"preflight": {"enabled": True, "image": "i"}, "placement": "none"}, "placement is none"),
+    ],
+)
+def test_checks_that_nobody_could_make_are_refused(values: Manifest, complaint: str) -> None:
+    with pytest.raises(TemplateFailError, match=complaint):
+        render(values)
