@@ -137,11 +137,11 @@ async def tell(begin: str, steps: str) -> None:
     """Live through a story, such as ``"a app:1 | alive a", "admit a=3; gone a; wait 3; held a=3!"``.
 
     It begins as `moment` reads it, and may say ``alive a``, ``unseen`` (no cgroup can be read), ``blind`` (nor can the
-    checkpoint), ``alone`` (without an API server), ``unlisted`` (it was not heard yet), ``required`` (linked sets) and
-    ``truthful`` (of broken devices). Each step is a method of `Story`.
+    checkpoint), ``unlisted`` (the API server was not heard yet), ``required`` (linked sets) and ``truthful`` (of broken
+    devices). Each step is a method of `Story`.
     """
     clauses = [clause.strip() for clause in begin.split("|")]
-    flags = {clause for clause in clauses if clause in {"unseen", "blind", "alone", "unlisted", "required", "truthful"}}
+    flags = {clause for clause in clauses if clause in {"unseen", "blind", "unlisted", "required", "truthful"}}
     alive = next((clause.split()[1:] for clause in clauses if clause.startswith("alive")), [])
     known = moment(" | ".join(one for one in clauses if one not in flags and not one.startswith("alive")))
     story = Story(known, flags, alive)
@@ -152,9 +152,9 @@ async def tell(begin: str, steps: str) -> None:
         for number, step in enumerate(words):
             asked, arrow, expected = step.partition(" -> ")
             verb, _, text = asked.partition(" ")
-            story.done_with = f"{steps!r}, step {number}: {step}"
+            story.step = f"{steps!r}, step {number}: {step}"
             began = story.now
-            result = getattr(story, verb.replace("-", "_"))(*([text] if text else []), *([expected] if arrow else []))
+            result = getattr(story, verb)(*([text] if text else []), *([expected] if arrow else []))
             if asyncio.iscoroutine(result):
                 await result
             if verb != "took":
@@ -173,20 +173,19 @@ class Story:
     ) -> None:
         self.kubelet = kubelet or MemoryKubelet()
         self.cgroups = FakeCgroups(None if "unseen" in flags else {uid_of(name) for name in alive})
-        cluster = "alone" not in flags
-        options = NodeOptions(cluster=cluster, unhealthy_in_use="truthful" in flags)
+        options = NodeOptions(unhealthy_in_use="truthful" in flags)
         self.node = LocalNode(self.kubelet.file, self.cgroups, options, LoopClock())
         self.lister = FakeLister(self.node)
         policy = TopologyPolicy.REQUIRED if "required" in flags else TopologyPolicy.PREFERRED
         settings = PluginSettings(node_name="worker-1", numbering=Numbering.HOST, topology_policy=policy)
-        self.allocator = Allocator(self.node, settings, self.lister if cluster else None, Counters())
-        self.done_with = ""
+        self.allocator = Allocator(self.node, settings, self.lister, Counters())
+        self.step = ""
         self.last_took = 0.0
         self._begin = begin
         self._heard = [0, 0]
         if "blind" in flags:
             self.blind()
-        if cluster and "unlisted" not in flags:
+        if "unlisted" not in flags:
             self.node.see_pods(NodePods().with_list(begin.pods.pods.values(), 0.0))
 
     @asynccontextmanager
@@ -215,7 +214,7 @@ class Story:
         return list(self.allocator.log.decisions.entries())
 
     def is_so(self, found: object, expected: object) -> None:
-        assert found == expected, self.done_with
+        assert found == expected, self.step
 
     # Time, hardware, processes.
 
@@ -227,8 +226,8 @@ class Story:
     async def wait(self, seconds: str) -> None:
         await asyncio.sleep(float(seconds))
 
-    def in_(self, text: str) -> None:
-        """``in_ 2.5 dead``: a step that comes later, in the middle of another one."""
+    def later(self, text: str) -> None:
+        """``later 2.5 dead``: a step that comes later, in the middle of another one."""
         seconds, verb, *rest = text.split(" ", 2)
         asyncio.get_running_loop().call_later(float(seconds), getattr(self, verb), *rest)
 
@@ -333,7 +332,7 @@ class Story:
         found, (how, _, ids) = tuple(sorted(map(int, answer))), expected.rpartition(" ")
         self.is_so(len(found), request.size)
         if expected:
-            assert not {*found} & {*parse_ids(ids)} if how else found == parse_ids(ids), (self.done_with, found)
+            assert not {*found} & {*parse_ids(ids)} if how else found == parse_ids(ids), (self.step, found)
         return found
 
     async def allocate(self, text: str, expected: str = "") -> ContainerAllocation:
@@ -381,7 +380,7 @@ class Story:
 
     async def rewrite(self, expected: str = "") -> None:
         came = await self.node.rewrite()
-        assert not expected or came is (expected == "yes"), self.done_with
+        assert not expected or came is (expected == "yes"), self.step
 
     # What follows.
 
@@ -420,7 +419,7 @@ class Story:
     def took(self, expected: str) -> None:
         """How many seconds the last step took, at least and at most."""
         least, most = map(float, expected.split("-"))
-        assert least <= self.last_took <= most, (self.done_with, self.last_took)
+        assert least <= self.last_took <= most, (self.step, self.last_took)
 
 
 @asynccontextmanager

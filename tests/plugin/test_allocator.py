@@ -35,7 +35,7 @@ from tests.plugin.world import (
 )
 
 A, B = uid_of("a"), uid_of("b")
-ROW0, ROW1 = (0, 1, 2, 3), (4, 5, 6, 7)
+ROW1 = (4, 5, 6, 7)
 
 
 # The allocator: what it asks, remembers and records.
@@ -78,7 +78,7 @@ STORIES = {
         "a app:1 | alive a",
         (
             "admit a=1; killed a; allocate 1 -> !held down: processes of the pod with UID; took 4-4.3; "
-            "in_ 2 dead; allocate 1; took 2-2.3"
+            "later 2 dead; allocate 1; took 2-2.3"
         ),
     ),
     "p60 an unknown pod that was never recorded rests for the hold-down": (
@@ -94,7 +94,7 @@ STORIES = {
     ),
     "p59 the end of a pod that the kubelet rejected is waited for": (
         "a app:1 | b app:device:1",
-        "admit a=1; wait 1; forget a; in_ 1 pod a app:1 failed; allocate device:1; took 1-1.3; has ?=1",
+        "admit a=1; wait 1; forget a; later 1 pod a app:1 failed; allocate device:1; took 1-1.3; has ?=1",
     ),
     "an offer of a broken device is a sign that its pod has ended": (
         "a app:8 | b app:8",
@@ -120,7 +120,7 @@ STORIES = {
     "p33 a full node": ("a app:16 | b app:4", "admit a=0-15; prefer 4 of 4-7 -> 4-7"),
     "p60 a hold-down that keeps the assigned set back": (
         "a app:1 | b app:4=0-3 | alive a",
-        "admit a=2; gone a; in_ 2.5 dead; prefer 4 -> 0-3",
+        "admit a=2; gone a; later 2.5 dead; prefer 4 -> 0-3",
     ),
     "p60 a hold-down that keeps every linked set back": (
         "inf2 | a app:2 | b app:3 | alive a",
@@ -128,7 +128,7 @@ STORIES = {
     ),
     "p60 a hold-down of all that is left": (
         "a app:16 | b app:4 | alive a",
-        "admit a=0-15; killed a; in_ 2.5 dead; prefer 4 of 4-7 -> 4-7; took 2.5-5; allocate 4-7",
+        "admit a=0-15; killed a; later 2.5 dead; prefer 4 of 4-7 -> 4-7; took 2.5-5; allocate 4-7",
     ),
     "what must be included counts for the very next Allocate only": (
         "a init:1 app:4",

@@ -12,7 +12,7 @@ from neuron_plugin.plugin.writes import PodEvent, pod_writes
 from tests.plugin.desk import a_desk
 from tests.plugin.world import CORE, NEURON, TRN1, app, assigned, devices, pod, ref, uid_of
 
-A, B = uid_of("a"), uid_of("b")
+B = uid_of("b")
 ROW0, ROW1 = (0, 1, 2, 3), (4, 5, 6, 7)
 
 

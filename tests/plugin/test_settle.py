@@ -312,7 +312,6 @@ def test_the_api_server_is_asked_about_a_recorded_pod_that_it_has_never_shown() 
     assert not list_is_due(moment("has static=3"), 9.0)
 
 
-ONE_OF_TWO = assigned("a", app(1, name="x"), app(1, name="y"), sets=[[2], [3]], started=True)
 LOST = {
     "a pod that runs": (moment("a app:2=2,3 started"), "a=2,3"),
     "a pod that has not started": (moment("a app:2=2,3"), ""),

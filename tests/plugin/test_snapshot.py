@@ -158,7 +158,6 @@ def test_p28_after_a_change_of_lnc_what_is_in_use_counts_as_whole_devices() -> N
 
 # Who waits for what.
 
-TWO = assigned("a", app(1, name="one"), app(2, name="two"), sets=[[5], [6, 7]])
 FIRST, SECOND = assigned("a", app(1), sets=[[5]], time=1), assigned("b", app(1), sets=[[6]], time=2)
 SWAPPED = [entry(B, "app", NEURON, 5)]
 """``b`` was given what ``a`` was assigned."""
@@ -237,7 +236,6 @@ AS_CORE, AS_DEVICE, AS_NEURON = (
     f"in use by pod default/a as aws.amazon.com/{name}" for name in ("neuroncore", "neurondevice", "neuron")
 )
 UNRECORDED = "in use by a pod that the kubelet has not recorded yet as aws.amazon.com/neuroncore"
-REUSED = [entry(A, "init", NEURON, 0, 1, 2, 3), entry(A, "app", NEURON, 3, given=[0])]
 ADVERTISED: dict[str, tuple[Inputs, dict[str, str], dict[str, str], dict[str, str]]] = {
     "p57 a core in use": (moment("a app:core:1 | has a=core:3"), {"1": AS_CORE}, {"1": AS_CORE}, {}),
     "p57 a device in use": (

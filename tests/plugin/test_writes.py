@@ -21,17 +21,15 @@ from tests.plugin.world import (
     app,
     assigned,
     entry,
-    init,
     inputs,
     inventory,
     moment,
     pod,
     ref,
-    sidecar,
     uid_of,
 )
 
-A, B, C = uid_of("a"), uid_of("b"), uid_of("c")
+A, B = uid_of("a"), uid_of("b")
 
 
 def has(*ids: int, name: str = "app", resource: Resource = NEURON) -> RecordedAllocation:
@@ -41,15 +39,10 @@ def has(*ids: int, name: str = "app", resource: Resource = NEURON) -> RecordedAl
 
 THREE, FIVE = [has(3)], [has(5)]
 UNLINKED = [has(0, 1, 5, 9)]
-REUSED = [entry(A, "init", NEURON, 0, 1, 2, 3), entry(A, "app", NEURON, 3, given=[0])]
 BY_CLAIM = tuple(claim_allocations([A], "claim-uid", "a-devices", ["neuron-3"]))
-TWO = pod("a", app(1, name="one"), app(1, name="two"))
-INIT_AND_APP = assigned("a", init(2), app(1), sets=[[2, 3], [2]])
-SIDECAR_AND_APP = assigned("a", sidecar(1), app(1), sets=[[3], [2]])
 MIXED = pod("a", app(1, name="one"), app(1, CORE, "two"), annotations={"AWS_NEURON_IDS": "6"})
 MIRROR = pod("static", app(1), annotations={"kubernetes.io/config.hash": STATIC_UID})
 UNREADABLE = {"unreadable": "future"}
-FIRST, SECOND = assigned("a", app(1), sets=[[5]], time=1), assigned("b", app(1), sets=[[6]], time=2)
 SWAPPED = moment("a app:1=5 | b app:1=6 @2 | has b=5")
 """``b`` was given what ``a`` was assigned."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from random import Random
 from typing import Any
 
 from hypothesis import strategies as st
@@ -258,12 +257,6 @@ def given_mask(geometry: Geometry, allocation: ContainerAllocation) -> CoreMask:
     if cores is not None:
         return geometry.mask_of(Unit.CORE, parse_ids(cores))
     return geometry.devices_mask(int(node.host_path.removeprefix("/dev/neuron")) for node in allocation.devices)
-
-
-def shuffled(chance: Random, items: Iterable[int]) -> list[int]:
-    order = sorted(items)
-    chance.shuffle(order)
-    return order
 
 
 def settled(
