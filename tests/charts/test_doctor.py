@@ -50,5 +50,5 @@ def test_it_goes_to_a_node_with_the_plugin(name: str, workload: str) -> None:
 def test_the_command_understands_its_arguments_and_looks_as_its_daemon_does(name: str, workload: str) -> None:
     pod, plugin = doctor(name, workload)
     (container,), (theirs,) = containers(pod), containers(plugin)
-    assert build_parser().parse_args(container["args"]).checks == []
+    assert build_parser().parse_args(container["args"]).words == []
     assert container["env"] == [each for each in theirs["env"] if each["name"] != "POD_UID"]

@@ -237,15 +237,28 @@ async def test_who_did_not_ask_gets_no_bookmarks(client: Client, server: StandIn
     assert [event["type"] for event in await watching] == ["ADDED"]
 
 
-async def test_a_watch_from_before_the_compaction_gets_its_410_inside_the_stream(
+async def test_after_a_compaction_an_older_watch_gets_its_410_inside_the_stream_and_an_older_page_outright(
     client: Client, server: StandInApiServer
 ) -> None:
     server.create_pod(pod("a"))
+    server.create_pod(pod("b"))
+    page = {"continue": (await client.get("/api/v1/pods", limit="1"))["metadata"]["continue"]}
+    assert names(await client.get("/api/v1/pods", **page)) == ["b"]
     server.compact()
     (error,) = await client.watch_to_the_end("/api/v1/pods", resourceVersion="1")
     assert error["type"] == "ERROR"
     assert (error["object"]["code"], error["object"]["reason"]) == (410, "Expired")
-    assert error["object"]["message"] == "too old resource version: 1 (2)"
+    assert error["object"]["message"] == "too old resource version: 1 (3)"
+    status, refusal = await client.ask("GET", "/api/v1/pods", params=page)
+    assert (status, refusal["reason"]) == (410, "Expired")
+
+
+async def test_a_watch_of_what_is_there_marks_no_end_that_nobody_asked_for(
+    client: Client, server: StandInApiServer
+) -> None:
+    server.create_pod(pod("a"))
+    query = {"allowWatchBookmarks": "true", "timeoutSeconds": "0"}
+    assert [event["type"] for event in await client.watch_to_the_end("/api/v1/pods", **query)] == ["ADDED"]
 
 
 async def test_open_watches_can_be_expired_ended_and_timed_out(client: Client, server: StandInApiServer) -> None:
