@@ -104,7 +104,7 @@ class Reservation:
     """Cores of a node that are kept for one waiting pod: others are moved away for it, or its promise is void.
 
     It is no allocation: those others may still have the cores. A spare node of a group is lent to pods that may be
-    moved, and whose priority is lower than ``lent_below``; None for what is kept for one pod, or one rank.
+    moved and have a lower priority than ``lent_below``. That is None for what is kept for one pod, or one rank.
     """
 
     pod: PodReference

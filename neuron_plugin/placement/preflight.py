@@ -170,8 +170,10 @@ class PreflightChecks:
             opens = record.state is PreflightState.UNABLE and not record.closes
             verb = "cannot run" if record.state is PreflightState.UNABLE else "has failed"
             effect = "The node takes pods unchecked" if opens else "No Neuron pod comes here"
-            after = f", and is checked again after {self._rules.retry:g} s" if self._rules.retry else ""
-            note = f"The pre-flight check {verb}: {record.text}. {effect}{after}; at once if you remove the annotation "
+            after = (
+                f"after {self._rules.retry:g} s, or at once if you remove" if self._rules.retry else "once you remove"
+            )
+            note = f"The pre-flight check {verb}: {record.text}. {effect}. It is checked again {after} the annotation "
             await self._context.report(ObjectReference("Node", name, name, "v1"), reason, f"{note}{PREFLIGHT_KEY}.")
         return True
 

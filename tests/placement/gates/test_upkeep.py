@@ -68,7 +68,7 @@ async def test_members_of_a_group_hear_that_it_does_not_fit_as_a_whole(gated: Ga
         await gated.look(after=TIMES.again)
     for number in range(3):
         ((_, note),) = gated.events(f"worker-{number}")
-        assert "Its group job does not fit as a whole: 2 of 3" in note
+        assert "Its group job does not fit as a whole: there is room together for 2 of 3" in note
 
 
 async def test_the_reason_keeps_to_the_nodes_that_the_pods_volume_leaves(gated: GatesBench) -> None:

@@ -91,7 +91,7 @@ def test_workers_are_made_where_their_leader_is_and_the_group_does_not_deadlock(
     [
         ("kind: CronJob\nmetadata: {name: x}", "CronJob has no apiVersion"),
         ("kind: Pod\nspec: {}", "Pod has no name"),
-        ("kind: ConfigMap\napiVersion: v1\nmetadata: {name: x}", "ConfigMap x: makes no pods here, passed over"),
+        ("kind: Service\napiVersion: v1\nmetadata: {name: x}", "Service x: makes no pods here, passed over"),
         ("kind: Pod\napiVersion: v1\nmetadata: {name: '${N}-x'}", "Pod has ${N} to be filled in"),
         ("- 1", "list has no name"),
         ("{", "is no YAML"),
