@@ -26,10 +26,10 @@ or asks a running extender with --extender.
 columns, in device-hours; a core of a device of two is half a device:
   BUSY     of pods, executing; a container that executed for 40 % of the time counts with 40 %
   IDLE     of pods, executing nothing
-  UNKNOWN  of pods whose use is not known; without an owner: nobody looked, as no controller led
+  UNKNOWN  of pods whose use is not known; without an owner: not looked at, as no controller led
   HELD     kept for a pod of this owner; without an owner: held down, or on a node that takes no pods
-  FREE     nobody's, and to be had
-  BROKEN   nobody's, and unhealthy, missing or disabled
+  FREE     of no pod, and to be had
+  BROKEN   of no pod, and unhealthy, missing or disabled
 
 Less than two days are added up from whole hours, more than that, and nodes, from whole days in UTC.
 "other" are the workloads or nodes beyond the 200 largest of an hour or day."""

@@ -40,7 +40,7 @@ class UsageOptions(msgspec.Struct, frozen=True):
 
 
 class UsageRow(msgspec.Struct, frozen=True, rename="camel"):
-    """The device-hours of one name and type, by state; what is not named in ``by`` is empty, and what is nobody's."""
+    """The device-hours of one name and type, by state. What ``by`` does not name is empty, as is a missing owner."""
 
     namespace: str
     workload: str
@@ -61,7 +61,7 @@ class UsageReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def usage_report(account: Account, options: UsageOptions) -> UsageReport:
-    """Add the account up, the largest first; the rows of what is nobody's come last.
+    """Add the account up, the largest first; the rows without an owner come last.
 
     Raises:
         SinceError: ``since`` is no duration.

@@ -2,7 +2,7 @@
 
 Each version of the ConfigMap follows from the one that was read or written before it: the API server refuses a write
 that does not. So of two replicas that lead for a moment only one goes on with the account, and the other reads it
-again. A new leader goes on from the time at which the account ends. It knows nothing of what nobody wrote down, and
+again. A new leader goes on from the time at which the account ends. It knows nothing of what was not written down, and
 counts that by the pods' own times.
 
 The counters of Prometheus show what is written down. So the next leader shows nothing less, whenever the last one died.
@@ -41,7 +41,7 @@ _KEY = "account.json.gz"
 SAVE_SECONDS = 120
 """Between two writes."""
 LONGEST_SECONDS = 120
-"""A longer time without a look counts as one at which nobody looked."""
+"""A longer time without a look counts as not looked at."""
 MOST_AHEAD_SECONDS = 3600
 """Of the account before the clock: clocks differ, or are set back, and it waits. Beyond, the clock was wrong then."""
 END_SECONDS = 1.5
@@ -75,7 +75,7 @@ class DeviceHours:
         self._account: Account | None = None
         self._written = DeviceTime()
         self._split: Split | None = None
-        """Since the end of the account; None if nobody has looked."""
+        """Since the end of the account; None before the first look."""
         self._version = ""
         self._tried = b""
         """What the last write tried to write, if it is not known what became of it."""

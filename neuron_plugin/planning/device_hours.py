@@ -4,7 +4,7 @@ At a look every device of every node is split into shares. They add up to the de
 whole numbers. The account multiplies the shares by the time until the next look, so nothing is lost to rounding. It
 counts each second of the wall clock once.
 
-What nobody looked at is not guessed: pods that live have had their devices since their start, everything else of that
+What was not looked at is not guessed: pods that live have had their devices since their start, everything else of that
 time is unknown.
 """
 
@@ -53,7 +53,7 @@ class DeviceState(enum.StrEnum):
     IDLE = "idle"
     """A pod has it, and it executed nothing."""
     UNKNOWN = "unknown"
-    """A pod has it and its use is not known. Of no pod: it is not known which pod has it, or nobody looked."""
+    """A pod has it and its use is not known. Of no pod: it is not known which pod has it, or it was not looked at."""
     HELD = "held"
     """No pod has it and no other pod may get it: it is kept for a pod, held down, or its node takes no pods."""
     FREE = "free"
@@ -62,7 +62,7 @@ class DeviceState(enum.StrEnum):
 
 
 class Share(NamedTuple):
-    """Whose part of the devices, of which type, in which state. Of nobody: ``namespace`` and ``workload`` are empty.
+    """Whose part of the devices, of which type, in which state. ``namespace`` and ``workload`` may be empty.
 
     Where nodes are counted, ``workload`` is the node's name.
     """
@@ -176,15 +176,15 @@ class Account:
         self._go_on(until)
 
     def count_unseen(self, infos: Iterable[NodeInfo], pods: Mapping[PodUid, NeuronPod], until: int) -> None:
-        """Nobody looked from ``self.until`` on: pods that live had what they have since they were given it."""
+        """It was not looked at from ``self.until`` on: pods that live had what they have since they were given it."""
         begin = max(self.until, until - MOST_DAYS * DAY)
         had, starts = DeviceTime(), list[tuple[Share, int, int]]()
         for info in infos:
             if info.inventory is None:
                 continue
             geometry = info.inventory.geometry
-            nobody = Share("", "", geometry.instance_type, DeviceState.UNKNOWN)
-            whole, left = DeviceTime({nobody: geometry.device_count * PARTS}), int(geometry.all_mask)
+            unowned = Share("", "", geometry.instance_type, DeviceState.UNKNOWN)
+            whole, left = DeviceTime({unowned: geometry.device_count * PARTS}), int(geometry.all_mask)
             self._count(Split(whole, by_node(info.name, whole)), begin, until)
             for uid in info.ledger.by_pod:
                 mask = info.ledger.mask_of(uid) & left
@@ -193,15 +193,15 @@ class Account:
                     continue
                 left &= ~mask
                 assigned = pod.assignment.alloc_time_ns // 10**9 if isinstance(pod.assignment, Assignment) else 0
-                own = nobody._replace(namespace=pod.reference.namespace, workload=workload_of(pod.reference, pod))
+                own = unowned._replace(namespace=pod.reference.namespace, workload=workload_of(pod.reference, pod))
                 parts = mask.bit_count() * PARTS // geometry.cores_per_device
                 had[own] += parts
                 starts.append((own, parts, max(begin, assigned or round(pod.created))))
         renamed = _renamed(had, MOST_NAMED, self.totals)
         for own, parts, start in starts:
             named = Share(*renamed.get(own[:2], own[:2]), *own[2:])
-            nobody = own._replace(namespace="", workload="")
-            self._count(Split(DeviceTime({named: parts, nobody: -parts}), DeviceTime()), start, until)
+            unowned = own._replace(namespace="", workload="")
+            self._count(Split(DeviceTime({named: parts, unowned: -parts}), DeviceTime()), start, until)
         self._go_on(until)
 
     def set_back(self, now: int) -> None:
@@ -278,7 +278,7 @@ def _bounded(amounts: DeviceTime, most: int, known: Collection[Share] = ()) -> D
 def _renamed(amounts: DeviceTime, most: int, known: Collection[Share]) -> dict[Name, Name]:
     """The new names of those that lose theirs: there is room for the ``known``, and then for the largest.
 
-    They become OTHER of their namespace, if that has another name. What is nobody's needs no name.
+    They become OTHER of their namespace, if that has another name. What has no owner needs no name.
     """
     if len(amounts) + len(known) <= most:  # fewer names than shares
         return {}

@@ -151,7 +151,7 @@ def members_to_come(
 
 
 def spare_nodes(scene: Scene, pod: NeuronPod, wish: TopologyWish, anchors: Sequence[Anchor]) -> list[NodeInfo]:
-    """The nodes that a pod of a group may go to and that nobody has any of, the nearest to all its pods first.
+    """The nodes that a pod of a group may go to and of which no pod has any, the nearest to all its pods first.
 
     They are of the group's type, and in the domain that it requires.
     """
@@ -257,7 +257,7 @@ class _Search:
         return self._scene.node(name) if name in self._scene.cluster.nodes else None
 
     def spare_nodes(self, pod: NeuronPod) -> list[NodeInfo]:
-        """The nodes that a pod of the group may go to and that nobody has any of, the nearest to all its pods first."""
+        """The nodes that a pod of the group may go to and of which no pod has any, the nearest first."""
         near, windows = self._domains, {anchor.mask for anchor in self._anchors}
         anchors = [near.path(anchor.node) for anchor in self._anchors if self._info(anchor.node)]
         found = dict[str, tuple[int, tuple[int, ...], str]]()
