@@ -142,6 +142,7 @@ class _Cluster:
         assert judged.place
         others = [name for name in self._nodes if name != judged.place[0]]
         cordoned = [name for name in others if await self._cordon(name)]
+        await self._settled()  # pods and nodes come by two watches: the scheduler may see the copy before the cordons
         first, labels = manifest["metadata"]["name"], manifest["metadata"]["labels"]
         says = {key: text for key, text in manifest["metadata"]["annotations"].items() if key.startswith("NEURON_")}
         name = f"{first}-copy"
