@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable
 from itertools import pairwise
+from types import ModuleType
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuron_plugin.allocation import Rejection, Resource
+from neuron_plugin.allocation import Rejection, Resource, preflight
+from neuron_plugin.allocation import node as allocation_node
+from neuron_plugin.allocation.node import CORDONED
+from neuron_plugin.cluster import nodes as cluster_nodes
 from neuron_plugin.placement.extender.filter import scores
 from neuron_plugin.placement.state import NODE_REFUSALS, AssumedPod
 from neuron_plugin.planning.choice import verdict
@@ -95,6 +100,19 @@ def test_t07_reasons_read_as_one_sentence_once_the_scheduler_has_joined_them_by_
     for text in (rejection.text for rejection in (*found.rejected, *NODE_REFUSALS)):
         assert not text.endswith(".")
         assert "," not in text
+
+
+@pytest.mark.parametrize("module", [cluster_nodes, allocation_node, preflight], ids=lambda module: module.__name__)
+def test_every_reason_that_closes_a_node_is_in_the_table(module: ModuleType) -> None:
+    closing = {value for value in vars(module).values() if isinstance(value, Rejection)} - {CORDONED}
+    assert closing <= set(NODE_REFUSALS)
+
+
+@pytest.mark.parametrize("refusal", NODE_REFUSALS, ids=lambda refusal: refusal.code)
+def test_what_closes_a_node_reads_well_as_what_is_said_of_nodes(refusal: Rejection) -> None:
+    verb, _, rest = refusal.predicate.partition(" ")
+    assert verb in {"has", "is", "does", "lacks", "takes"} or "node" in refusal.predicate
+    assert verb != "has" or not re.search(r"^an? (?!.*\b(that|which|whose)\b).* (is|are|does|do|has)\b", rest)
 
 
 @pytest.mark.parametrize(
