@@ -51,7 +51,7 @@ MOST_SAMPLES = 960
 
 SHARED_SECONDS = 5.0
 """For how long what is worked out for one page is given to all: what waiting pods can expect takes 0.2 s of CPU for 20
-pods and 1000 nodes, the tree of the network 0.4 s for 5000 nodes."""
+pods and 1000 nodes, the tree of the network 0.1 s for 5000 nodes."""
 
 OPEN_PAGES = frozenset({"/healthz", "/readyz", "/metrics"})
 """What the kubelet and Prometheus ask for, without credentials."""
