@@ -262,6 +262,9 @@ class PodRules:
         return soft or self.preferences != NO_PREFERENCES
 
 
+_LOST = frozenset({"node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready"})
+
+
 @dataclass(frozen=True, slots=True)
 class NodeRules:
     """The part of a node that these rules are about.
@@ -276,6 +279,11 @@ class NodeRules:
     allocatable: Quantities = ()
     neuron: Quantities = ()
     claim_driver: str = ""
+
+    @property
+    def lost(self) -> bool:
+        """Whether the node is not ready, or cannot be reached: what ends there may never be seen to end."""
+        return any(taint.key in _LOST for taint in self.taints)
 
 
 @dataclass(frozen=True, slots=True)

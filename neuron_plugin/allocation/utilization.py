@@ -1,7 +1,7 @@
 """How much containers use the cores that they have, as the text of an annotation on the Lease of their node's plugin.
 
-The plugin measures and writes it, the placement controller and the commands show it. For people only: nothing is
-decided by it. So a text that cannot be read, or one of a newer version, is passed over.
+The plugin measures and writes it, the placement controller and the commands show it. All that it decides is that idle
+pods are moved first. So a text that cannot be read, or one of a newer version, is passed over.
 """
 
 from __future__ import annotations

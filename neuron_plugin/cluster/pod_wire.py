@@ -261,13 +261,22 @@ class ContainerEnd(Wire, frozen=True):
 
     exit_code: int = 0
     reason: str | None = None
+    message: str | None = None
     started_at: str | None = None
     finished_at: str | None = None
+
+
+class ContainerWaiting(Wire, frozen=True):
+    """Why a container does not run yet."""
+
+    reason: str | None = None
+    message: str | None = None
 
 
 class ContainerState(Wire, frozen=True):
     """One of the states is there."""
 
+    waiting: ContainerWaiting | None = None
     running: ContainerRunning | None = None
     terminated: ContainerEnd | None = None
 
@@ -428,8 +437,8 @@ class Pod(ApiObject, frozen=True):
         return (*(self.status.init_container_statuses or ()), *(self.status.container_statuses or ()))
 
 
-_NOT_ITS_OWN_ERROR = frozenset({"OOMKilled", "StartError", "ContainerCannotRun"})
-"""Reasons of an end that say nothing about the devices (``pkg/kubelet/kuberuntime``, containerd)."""
+NOT_ITS_OWN_ERROR = frozenset({"OOMKilled", "StartError", "ContainerCannotRun", "ContainerStatusUnknown"})
+"""Reasons of an end that say nothing about the devices (``pkg/kubelet``, containerd)."""
 
 
 def _latest_run(status: ContainerStatus) -> ContainerRun | None:
@@ -438,7 +447,7 @@ def _latest_run(status: ContainerStatus) -> ContainerRun | None:
         return ContainerRun(status.name, unix_seconds(status.state.running.started_at or ""))
     for state in (status.state, status.last_state):
         if state and (end := state.terminated):
-            failed = end.exit_code != 0 and end.reason not in _NOT_ITS_OWN_ERROR
+            failed = end.exit_code != 0 and end.reason not in NOT_ITS_OWN_ERROR
             started, ended = unix_seconds(end.started_at or ""), unix_seconds(end.finished_at or "")
             return ContainerRun(status.name, started, ended, failed)
     return None

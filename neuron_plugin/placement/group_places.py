@@ -10,7 +10,7 @@ one was used or is not good any more. Meanwhile they are lent to pods that may b
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 import msgspec
@@ -92,7 +92,7 @@ class GroupPlaces:
         is_over = unix_now >= self._groups.get(group, 0.0) + times.reserve
         if record.is_spare:
             info = self._state.nodes.get(record.node)
-            is_over = info is None or bool(info.closed) or is_lost(info.node.rules.taints)
+            is_over = info is None or bool(info.closed) or info.node.rules.lost
         if is_used or is_over or not self._may_come(group, record.at) or is_sick(self._state, record):
             self._drop(record)
             if not any(other.group == record.group for other in self.records.values()):
@@ -224,7 +224,7 @@ class GroupPlaces:
         ends = False
         for kept in self._state.scene().cluster.kept_for(pod):
             info = self._state.nodes.get(kept.node)
-            if info is None or info.stale or is_lost(info.node.rules.taints):
+            if info is None or info.stale or info.node.rules.lost:
                 continue
             holders = {allocation.pod.uid for allocation in info.ledger.overlapping(kept.mask)}
             if not holders:
@@ -342,9 +342,3 @@ def _worker_set_path(namespace: str, name: str) -> str:
 
 def _spares_of(pod: NeuronPod) -> int:
     return pod.member.spares if pod.member else 0
-
-
-def is_lost(taints: Sequence[object]) -> bool:
-    """Whether a node is not ready, or cannot be reached: what ends there may never be seen to end."""
-    keys = {"node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready"}
-    return any(getattr(taint, "key", "") in keys for taint in taints)

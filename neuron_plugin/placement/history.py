@@ -18,7 +18,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 import msgspec
 
 from neuron_plugin.allocation import NeuronPod, PodReference, PodUid
-from neuron_plugin.allocation.utilization import Utilization
 from neuron_plugin.planning.device_hours import Account
 
 HISTORY_SECONDS = 3600.0
@@ -63,7 +62,6 @@ class History:
     opens a set, until they are reported. ``released`` says why this replica has handed live pods to their schedulers
     without a place. ``renewals`` has by node name when its plugin last renewed its Lease, as the Lease says. A renewal
     is no change of the state: on a large cluster there are thousands a second.
-    ``utilization`` has by node name how much containers use their cores, as its plugin has published it last.
     ``device_hours`` is the account of the leader; None elsewhere.
     """
 
@@ -77,7 +75,6 @@ class History:
         self.without_victims: deque[PodReference] = deque(maxlen=MOST_REPORTS)
         self.released: dict[PodUid, str] = {}
         self.renewals: dict[str, str] = {}
-        self.utilization: dict[str, Utilization] = {}
         self.device_hours: Account | None = None
 
     def evicted(self, cause: Cause, pod: PodReference, node: str, made_for: PodReference, target: str = "") -> None:

@@ -20,12 +20,12 @@ import msgspec
 from neuron_plugin.allocation import NeuronNode, NodeInventory, Rejection, Resource
 from neuron_plugin.allocation.keys import PREFIX, PREFLIGHT_KEY
 from neuron_plugin.allocation.preflight import Preflight, PreflightState, read_preflight, write_preflight
-from neuron_plugin.cluster import ApiResource, ClusterError, ObjectReference, Scope
-from neuron_plugin.cluster.objects import ApiObject, Wire, pages
-from neuron_plugin.cluster.pod_wire import unix_seconds
+from neuron_plugin.cluster import ClusterError, ObjectReference, Scope
+from neuron_plugin.cluster.objects import pages
+from neuron_plugin.cluster.pod_wire import NOT_ITS_OWN_ERROR, ContainerState, Pod, unix_seconds
+from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.cluster.writes import create_pod, delete_pod, describe_node
 from neuron_plugin.placement.context import Context
-from neuron_plugin.placement.group_places import is_lost
 from neuron_plugin.placement.settings import OnUnable, PreflightSettings
 from neuron_plugin.placement.writer import Outcome, Writer
 from neuron_plugin.planning.preflight import (
@@ -48,8 +48,6 @@ MOST_WRITES = 50
 """Nodes of which something is written in one look."""
 _COULD_NOT_RUN = (126, 127)
 """Exit codes of a shell that finds no such command: they say nothing about the node."""
-_OF_OTHERS = frozenset({"OOMKilled", "StartError", "ContainerCannotRun", "ContainerStatusUnknown"})
-"""Reasons of an end that say nothing about the devices."""
 _LONGEST_NAME, _DIGEST = 200, 8
 _log = logging.getLogger(__name__)
 
@@ -80,7 +78,7 @@ class PreflightChecks:
         if not (self._may_have_checks or any(self._is_due(node) for node in nodes.values())):
             return
         try:
-            listed = pages(self._context.api, _CHECKS, _scope(self._namespace), page_timeout_seconds=self._seconds)
+            listed = pages(self._context.api, PODS, _scope(self._namespace), page_timeout_seconds=self._seconds)
             checks = {check.node: check async for page in listed for check in map(self._check, page.records)}
         except ClusterError as error:
             _log.info("pods of pre-flight checks not listed", extra={"error": str(error)})
@@ -136,7 +134,7 @@ class PreflightChecks:
         info, now = self._state.nodes.get(node.name), self._context.unix_seconds()
         if info is None:
             return NOTHING  # it is gone since the look began
-        ready = not (info.stale or node.cordoned or is_lost(node.rules.taints))
+        ready = not (info.stale or node.cordoned or node.rules.lost)
         return next_step(node, check, self._rules, now, busy=self._state.users_on(node.name), ready=ready)
 
     async def _begin(self, node: NeuronNode) -> None:
@@ -181,12 +179,12 @@ class PreflightChecks:
         if not check.terminating:
             await self._writer.send(delete_pod(namespace=self._namespace, name=check.name, uid=check.uid))
 
-    def _check(self, record: _CheckRecord) -> CheckPod:
+    def _check(self, pod: Pod) -> CheckPod:
         """The pod of a check, and what became of it."""
-        status, container = record.status, record.container
-        ended, waiting = container.state.terminated, container.state.waiting
-        ran = container.state.running is not None or bool(ended and ended.started_at and ended.reason not in _OF_OTHERS)
-        ran = ran and not (ended and ended.exit_code in _COULD_NOT_RUN)
+        status, state = pod.status, _deciding_state(pod)
+        ended, waiting = state.terminated, state.waiting
+        is_own = ended and ended.reason not in NOT_ITS_OWN_ERROR and ended.exit_code not in _COULD_NOT_RUN
+        ran = state.running is not None or bool(ended and ended.started_at and is_own)
         said, end = (ended.message if ended else "") or "", CheckEnd.RUNS
         if status.phase == "Succeeded":
             end = CheckEnd.PASSED
@@ -202,16 +200,23 @@ class PreflightChecks:
             texts = (status.message, said, waiting.message if waiting else "")
             said = ": ".join(filter(None, (next(filter(None, why), ""), next(filter(None, texts), ""))))
         return CheckPod(
-            record.name,
-            record.uid,
-            record.spec.node_name,
-            record.annotations.get(BOOT_KEY, ""),
-            unix_seconds(record.metadata.creation_timestamp or ""),
+            pod.name,
+            pod.uid,
+            pod.node_name,
+            pod.annotations.get(BOOT_KEY, ""),
+            unix_seconds(pod.metadata.creation_timestamp or ""),
             end,
             ran=ran,
             said=said,
-            terminating=record.metadata.deletion_timestamp is not None,
+            terminating=pod.terminating,
         )
+
+
+def _deciding_state(pod: Pod) -> ContainerState:
+    """The state of the container that ended badly, else of the first."""
+    states = [status.state or ContainerState() for status in pod.status.container_statuses or ()] or [ContainerState()]
+    bad = (state for state in states if state.terminated and state.terminated.exit_code)
+    return next(bad, states[0])
 
 
 def check_manifest(settings: PreflightSettings, node: NeuronNode, namespace: str) -> dict[str, Any]:
@@ -266,57 +271,3 @@ def _all_of(node: NeuronNode, inventory: NodeInventory) -> tuple[Resource, int]:
 
 def _scope(namespace: str) -> Scope:
     return Scope(namespace, label_selector=f"{PREFLIGHT_KEY}=node")
-
-
-class _Started(Wire, frozen=True):
-    started_at: str | None = None
-
-
-class _End(Wire, frozen=True):
-    exit_code: int = 0
-    reason: str | None = None
-    message: str | None = None
-    started_at: str | None = None
-
-
-class _Waiting(Wire, frozen=True):
-    reason: str | None = None
-    message: str | None = None
-
-
-class _ContainerState(Wire, frozen=True):
-    running: _Started | None = None
-    terminated: _End | None = None
-    waiting: _Waiting | None = None
-
-
-class _ContainerStatus(Wire, frozen=True):
-    state: _ContainerState = _ContainerState()
-
-
-class _Status(Wire, frozen=True):
-    phase: str = ""
-    reason: str | None = None
-    message: str | None = None
-    container_statuses: tuple[_ContainerStatus, ...] | None = None
-
-
-class _Spec(Wire, frozen=True):
-    node_name: str = ""
-
-
-class _CheckRecord(ApiObject, frozen=True):
-    """The pod of a check, as far as its end matters."""
-
-    spec: _Spec = _Spec()
-    status: _Status = _Status()
-
-    @property
-    def container(self) -> _ContainerStatus:
-        """The container that ended badly, else the first."""
-        statuses = self.status.container_statuses or (_ContainerStatus(),)
-        bad = (each for each in statuses if each.state.terminated and each.state.terminated.exit_code)
-        return next(bad, statuses[0])
-
-
-_CHECKS = ApiResource("/api/v1", "pods", _CheckRecord)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from neuron_plugin.allocation import NeuronPod, PlacementStrategy, PodRequest, PodUid, Rejection
 from neuron_plugin.allocation.group import GroupName
 from neuron_plugin.allocation.node_rules import PodRules
-from neuron_plugin.planning.judgement import rank_of
+from neuron_plugin.planning.scene import rank_of
 
 _GROUP_RULES = PodRules()
 

@@ -154,7 +154,9 @@ class ClusterState:
 
     ``on_trial`` has nodes whose plugin was away lately, and until when they take their pods one by one, by the clock
     of the watches. ``movable_namespaces`` are those whose pods may be evicted to make room, where a pod does not say
-    otherwise. ``history`` is for people, and decides nothing. ``choices`` are the answers to each demand as of now.
+    otherwise. ``utilization`` has by node how much containers use their cores, as its plugin says: idle pods are moved
+    first. ``history`` is for people, and decides nothing. ``choices`` are the answers to each demand as
+    of now.
     """
 
     def __init__(
@@ -176,6 +178,7 @@ class ClusterState:
         self._strategy = strategy
         self._preferences = preferences
         self.history = History()
+        self.utilization: dict[str, Utilization] = {}
         self.min_counts: dict[GroupName, int] = {}
         self.wishes: dict[GroupName, TopologyWish] = {}
         self.templates: dict[GroupName, NeuronPod | None] = {}
@@ -232,11 +235,11 @@ class ClusterState:
 
         The plugin knows what a pod has by a claim by the claim's name, and not which request of the claim it was for.
         """
-        return {uid: self.utilization_of(uid, name) for uid in self.history.utilization.get(name, {})}
+        return {uid: self.utilization_of(uid, name) for uid in self.utilization.get(name, {})}
 
     def utilization_of(self, uid: PodUid, name: str) -> Mapping[str, ContainerUtilization]:
         """The same of one pod of the node; empty where nothing is known of it."""
-        known, pod = self.history.utilization.get(name, {}).get(uid, {}), self._pods.get(uid)
+        known, pod = self.utilization.get(name, {}).get(uid, {}), self._pods.get(uid)
         if pod is None or not pod.claims:
             return known
         users = {pod_claim.name: claim_user(pod_claim.claim) for pod_claim in pod.claims}
@@ -272,7 +275,7 @@ class ClusterState:
             population=self.population.copy(),
             storage=self.storage.copy(),
             kept=dict(self._reserved),
-            utilization=dict(self.history.utilization),
+            utilization=dict(self.utilization),
             min_counts=dict(self._leasts),
             wishes=dict(self.wishes),
             templates=dict(self.templates),
@@ -296,7 +299,7 @@ class ClusterState:
             strategy=self._strategy,
             preferences=self._preferences,
             levels=self.levels,
-            utilization=self.history.utilization,
+            utilization=self.utilization,
         )
 
     def waiting(self) -> list[NeuronPod]:
@@ -502,10 +505,10 @@ class ClusterState:
         return own and pod.labels.labels.get(PREFLIGHT_KEY) == "node"
 
     def see_utilization(self, name: str, utilization: Utilization) -> None:
-        """A node's plugin has published how much containers use their cores. It is shown, and decides nothing."""
-        before = self.history.utilization.pop(name, {})
+        """A node's plugin has published how much containers use their cores. Idle pods are moved first."""
+        before = self.utilization.pop(name, {})
         if utilization:
-            self.history.utilization[name] = utilization
+            self.utilization[name] = utilization
         changed = [uid for uid in {**before, **utilization} if before.get(uid) != utilization.get(uid)]
         for uid in changed:
             if pod := self._pods.get(uid):

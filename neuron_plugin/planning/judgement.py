@@ -26,7 +26,7 @@ from neuron_plugin.allocation.placement import cores_asked, place, placement_mas
 from neuron_plugin.planning.budgets import beyond_budgets, budget_text
 from neuron_plugin.planning.groups import Anchor, GroupPlan, domains_for, members_to_come, place_group
 from neuron_plugin.planning.node_answers import NodeAnswer, nearest_holders, node_answers, sentence_of
-from neuron_plugin.planning.scene import Allowed, Place, Scene
+from neuron_plugin.planning.scene import Allowed, Place, Scene, rank_of
 from neuron_plugin.planning.victims import PREEMPTION, RULES, Move, MoveRules, Relocation, cheapest_move, device_hours
 from neuron_plugin.topology import CoreMask, Geometry
 from neuron_plugin.wording import first_of
@@ -296,12 +296,6 @@ def waiting_members(scene: Scene, group: tuple[str, str]) -> list[NeuronPod]:
     placed = {uid for info in scene.cluster.nodes.values() for uid in info.ledger.by_pod}
     members = scene.cluster.members_of(group)
     return sorted((pod for pod in members if not (pod.place or pod.uid in placed)), key=rank_of)
-
-
-def rank_of(pod: NeuronPod) -> tuple[bool, tuple[int, ...], str]:
-    """By which the pods of a group are put in order: by their ranks, and those without one by their names."""
-    rank = pod.member.rank if pod.member else None
-    return rank is None, rank or (), pod.reference.name
 
 
 def anchors_of(scene: Scene, group: tuple[str, str]) -> list[Anchor]:

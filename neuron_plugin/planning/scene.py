@@ -46,8 +46,8 @@ class Cluster:
     its pods must be placed for any to be, and ``wishes`` how near to each other its PodGroup wants them. ``templates``
     has what those pods of a group will ask for that are made once their leader is placed, None where it cannot be
     known. ``strategy`` is that of a pod without one, and ``preferences`` says when those of a pod decide. ``levels``
-    are the node labels of the network's levels, where they are named.
-    ``utilization`` has by node how much containers use their cores.
+    are the node labels of the network's levels, where they are named. ``utilization`` has by node how much containers
+    use their cores.
     """
 
     nodes: Mapping[str, NodeInfo]
@@ -119,6 +119,12 @@ def kept_keys(pod: NeuronPod) -> tuple[str, ...]:
 def spare_key(group: GroupName, number: int) -> str:
     """The name of a spare node of a group, which no pod's UID is."""
     return f"{'/'.join(group)}#spare.{number}"
+
+
+def rank_of(pod: NeuronPod) -> tuple[bool, tuple[int, ...], str]:
+    """By which the pods of a group are put in order: by their ranks, and those without one by their names."""
+    rank = pod.member.rank if pod.member else None
+    return rank is None, rank or (), pod.reference.name
 
 
 def rank_key(group: GroupName, rank: tuple[int, ...]) -> str:

@@ -22,7 +22,7 @@ from neuron_plugin.allocation import Capacity, NeuronPod, NodeInfo, Placement, P
 from neuron_plugin.allocation.narrowing import usable_mask
 from neuron_plugin.allocation.placement import placement_mask
 from neuron_plugin.planning.budgets import Budget, beyond_budgets, budget_text, is_protected
-from neuron_plugin.planning.scene import Cluster, Scene
+from neuron_plugin.planning.scene import Cluster, Scene, rank_of
 from neuron_plugin.topology import CoreMask, valid_sets
 
 _T = TypeVar("_T")
@@ -382,7 +382,7 @@ def _drain_warnings(cluster: Cluster, pods: Sequence[NeuronPod]) -> Iterator[str
         if not pod.controller:
             yield f"{pod.reference} has no controller: kubectl drain needs --force, and it is not made again"
     for group, size in {pod.member.group: pod.member.size for pod in pods if pod.member}.items():
-        lost = sorted((pod for pod in pods if pod.group == group), key=_place_in_group)
+        lost = sorted((pod for pod in pods if pod.group == group), key=rank_of)
         number = size or len(cluster.members_of(group))
         ranks = [str(pod.member.rank[-1]) for pod in lost if pod.member and pod.member.rank]
         which = f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}" if len(ranks) == len(lost) else str(len(lost))
@@ -394,10 +394,6 @@ def _drain_warnings(cluster: Cluster, pods: Sequence[NeuronPod]) -> Iterator[str
         yield f"{budget_text(budget, own)}: {then}"
     shared = [pod for pod in pods if sum(budget.is_for(pod.labels) for budget in cluster.budgets) > 1]
     yield from (f"{pod.reference} has several PodDisruptionBudgets: the API server never evicts it" for pod in shared)
-
-
-def _place_in_group(pod: NeuronPod) -> tuple[tuple[int, ...], str]:
-    return pod.member.rank or () if pod.member else (), pod.reference.name
 
 
 def how_many_more(cluster: Cluster, pod: NeuronPod) -> dict[str, int]:

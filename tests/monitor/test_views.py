@@ -60,7 +60,7 @@ def golden_world() -> World:
     world.state.history = History(lambda: 1_795_363_200.0)
     world.state.history.unhealthy("trn-1", {14, 15}, {12, 14, 15})
     world.state.history.renewals["trn-1"] = "2026-11-22T16:00:00.000000Z"
-    world.state.history.utilization["trn-1"] = {
+    world.state.utilization["trn-1"] = {
         PodUid("pod-uid-1"): {
             "main": ContainerUtilization(83, 64 * 2**30, 0, 4711),
             "eval": ContainerUtilization(0, 2**30, 1_795_362_000, 12),

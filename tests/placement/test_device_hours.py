@@ -70,7 +70,7 @@ class Stand:
         manifest = pod_manifest(name, DEVICE, len(ids.split(",")), node=node, annotations=given)
         self.world.show(manifest)
         if percent is not None:
-            uses = self.world.state.history.utilization
+            uses = self.world.state.utilization
             used = {manifest["metadata"]["uid"]: {"main": ContainerUtilization(percent, 0)}}
             uses[node] = {**uses.get(node, {}), **used}
         return manifest

@@ -111,7 +111,7 @@ async def test_e07_what_a_lease_says_is_known_by_node_and_a_renewal_is_no_change
 
     claim = claim_lease(LEASE, seen, duration_seconds=600, now=times[1], annotations=text)
     await send(api, claim, timeout_seconds=5)
-    await until(lambda: state.history.utilization == {"node": busy})
+    await until(lambda: state.utilization == {"node": busy})
     version = state.changes.version
     await send(api, renew_lease(LEASE, duration_seconds=600, now=times[2]), timeout_seconds=5)
     await until(lambda: state.history.renewals == {"node": "2026-01-01T00:00:02.000000Z"})
@@ -119,11 +119,11 @@ async def test_e07_what_a_lease_says_is_known_by_node_and_a_renewal_is_no_change
 
     await send(api, renew_lease(replace(LEASE, holder=""), duration_seconds=600, now=times[2]), timeout_seconds=5)
     found = await survey(api, TYPES, lease_namespace="kube-system", judge=False)
-    assert (found.history.utilization, found.history.renewals) == ({"node": busy}, state.history.renewals)
+    assert (found.utilization, found.history.renewals) == ({"node": busy}, state.history.renewals)
     assert not found.nodes["node"].stale
 
     await send(api, delete_lease(LEASE), timeout_seconds=5)
-    await until(lambda: not (state.history.utilization or state.history.renewals))
+    await until(lambda: not (state.utilization or state.history.renewals))
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 

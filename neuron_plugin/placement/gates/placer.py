@@ -36,9 +36,8 @@ from neuron_plugin.placement.state import AssumedPod
 from neuron_plugin.placement.writer import Attempt, Outcome, Writer
 from neuron_plugin.planning import Scene
 from neuron_plugin.planning.groups import Anchor, GroupPlan, place_group
-from neuron_plugin.planning.judgement import rank_of
 from neuron_plugin.planning.rules import neuron_shortages
-from neuron_plugin.planning.scene import Place
+from neuron_plugin.planning.scene import Place, rank_of
 from neuron_plugin.planning.ultraservers import ultraserver_places
 
 RELEASED = "NeuronReleasedPlainly"
