@@ -340,8 +340,8 @@ class _Search:
 
     def _room(self, pod: NeuronPod, name: str, most: int) -> int:
         """How many such pods an allowed node takes by kube-scheduler's counts, at most so many."""
-        if most == 1 and name not in self._scene.gone:
-            return 1  # or it would not be allowed; of the pods that have gone only this count knows
+        if most == 1:
+            return 1  # or it would not be allowed
         beside = self._scene.most_beside(pod, name)
         return most if beside is None else min(most, beside)
 

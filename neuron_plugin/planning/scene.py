@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from neuron_plugin.allocation import (
@@ -201,8 +201,12 @@ class Scene:
         return NodeUse(amounts, ports)
 
     def most_beside(self, pod: NeuronPod, name: str) -> int | None:
-        """How many such pods a node takes by kube-scheduler's counts; None if nothing bounds them."""
-        return most_beside(pod.rules, self.node(name).node.rules, self.use(name))
+        """How many such pods a node takes by kube-scheduler's counts; None if nothing bounds them.
+
+        Where pods have gone the kubelet's counts of Neuron follow, so they are not looked at.
+        """
+        rules = replace(pod.rules, neuron=()) if name in self.gone else pod.rules
+        return most_beside(rules, self.node(name).node.rules, self.use(name))
 
     def volumes(self, pod: NeuronPod) -> PodVolumes:
         """What the pod's PersistentVolumeClaims ask of a node."""

@@ -287,6 +287,7 @@ def ended(exit_code: int = 1, reason: str = "Error") -> dict[str, Any]:
         (status_of(state={"waiting": {}}, lastState=ended()), ContainerRun("main", STARTED, STARTED + 4, failed=True)),
         (status_of(state=ended(0, "Completed")), ContainerRun("main", STARTED, STARTED + 4)),
         (status_of(state=ended(137, "OOMKilled")), ContainerRun("main", STARTED, STARTED + 4)),
+        (status_of(state=ended(137, "ContainerStatusUnknown")), ContainerRun("main", STARTED, STARTED + 4)),
         (status_of(state=ended(128, "StartError")), ContainerRun("main", STARTED, STARTED + 4)),
         (status_of(state={"waiting": {"reason": "ImagePullBackOff"}}), None),
     ],

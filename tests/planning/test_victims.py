@@ -568,6 +568,29 @@ def test_budgets_are_summed_over_the_victims_of_a_whole_group(*, recovers: bool,
     assert sum(len(one.move.victims) for one in found if one.move) == victims
 
 
+@pytest.mark.parametrize("shape", ["neuron=16", "neuron=8"])
+def test_a_group_preempts_pods_that_hold_its_devices_under_another_name(shape: str) -> None:
+    """The kubelet offers none of the group's name yet, while the victims have all."""
+    before, members = two_low_nodes()
+    number = int(shape.removeprefix("neuron="))
+    asks, cores = {"aws.amazon.com/neuron": number * 1000}, {"aws.amazon.com/neuroncore": 32_000}
+    offers = NodeRules(neuron=tuple({"aws.amazon.com/neuron": 0, **cores}.items()))
+    wants = PodRules(neuron=tuple(asks.items()))
+    members = [replace(one, request=parse_shape(shape), rules=wants) for one in members]
+    lows = {
+        uid: replace(one, rules=PodRules(neuron=tuple(cores.items()))) for uid, one in before.pods.items() if one.node
+    }
+    nodes = {name: replace(info, node=replace(info.node, rules=offers)) for name, info in before.nodes.items()}
+    known = replace(
+        before,
+        nodes=nodes,
+        uses={name: NodeUse(cores) for name in nodes},
+        pods={**lows, **{one.uid: one for one in members}},
+    )
+    found = judge_all(Scene(known), members, now=NOW, rules=None, preempting={one.uid for one in members})
+    assert {one.standing for one in found if one.move} == {Standing.LINKS}
+
+
 def test_where_no_eviction_helps_the_budgets_say_what_they_allow_of_all_that_are_needed() -> None:
     own = pod_labels("ml", {})
     web = [replace(pod(f"w-{n}", "neuron=8"), running=True, ready=True, labels=own) for n in (0, 1)]
