@@ -20,9 +20,9 @@ import msgspec
 from neuron_plugin.allocation import NeuronNode, NodeInventory, Rejection, Resource
 from neuron_plugin.allocation.keys import PREFIX, PREFLIGHT_KEY
 from neuron_plugin.allocation.preflight import Preflight, PreflightState, read_preflight, write_preflight
-from neuron_plugin.cluster import ClusterError, ObjectReference, Scope
+from neuron_plugin.cluster import ClusterError, ObjectReference, Pod, Scope
 from neuron_plugin.cluster.objects import pages
-from neuron_plugin.cluster.pod_wire import NOT_ITS_OWN_ERROR, ContainerState, Pod, unix_seconds
+from neuron_plugin.cluster.pod_wire import NOT_ITS_OWN_ERROR, ContainerState, unix_seconds
 from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.cluster.writes import create_pod, delete_pod, describe_node
 from neuron_plugin.placement.context import Context
