@@ -28,7 +28,8 @@ class Times:
 
     ``write`` ends a write that places a pod, ``read`` a look at what became of it. ``landing`` is how long after its
     start an unanswered write may still take effect. A confirmed one may go unseen by the watch for ``doubt`` before it
-    is looked up. A pod of which the API server refused a write waits for ``refused``.
+    is looked up. A pod of which the API server refused a write waits for ``refused``. Pods of one node are sent one by
+    one, and one whose devices are not given out after ``admission`` is waited for no more.
 
     A step of the placer waits ``gather`` for more pods to come. It looks again after ``tick`` at the latest. ``leader``
     is how long the first pod of a group waits for the others before it is placed without them. What is kept for the
@@ -55,6 +56,7 @@ class Times:
     landing: float = 5.0
     doubt: float = 30.0
     refused: float = 10.0
+    admission: float = 1.0
     gather: float = 0.002
     tick: float = 1.0
     leader: float = 5.0

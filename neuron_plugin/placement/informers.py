@@ -59,14 +59,12 @@ class InformerTimes:
     """Seconds. ``tick``: between two looks at the Leases; ``groups``: at whether the server has PodGroups by now.
 
     A pod that was deleted while it ran keeps what it had for ``departed``. Its node needs some tenths to see that, and
-    to say which devices processes of the pod still use. ``trial`` is how long after its kubelet got no devices for a
-    pod a node takes its pods one by one.
+    to say which devices processes of the pod still use.
     """
 
     tick: float = 2.0
     groups: float = 60.0
     departed: float = 3.0
-    trial: float = 60.0
 
 
 TIMES = InformerTimes()
@@ -326,7 +324,6 @@ class Informers:
             return
         was_ours = pod and before and not before.ended and isinstance(before.assignment, Assignment)
         if pod and before and was_ours and self._leases.doubt(before.node):
-            self._state.on_trial[before.node] = self._clock.now() + self._times.trial
             self._state.history.rejections.append(replace(before, rejection_message=pod.rejection_message))
             self._judge()
 
@@ -344,6 +341,8 @@ class Informers:
             self._state.history.renewals[lease.name.removeprefix(LEASE_PREFIX)] = lease.renewed_at
         elif before:
             self._state.history.renewals.pop(before.name.removeprefix(LEASE_PREFIX), None)
+        self._state.leased -= nodes_of(filter(None, [before]))
+        self._state.leased |= nodes_of([lease] if lease and lease.renewed_at else [])
         _see_utilization(self._state, before, lease)
         was_held = before is None or bool(before.holder)
         if lease and (was_held != bool(lease.holder) or was_doubted):

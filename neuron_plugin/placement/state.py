@@ -152,11 +152,10 @@ class ClusterState:
     to their schedulers without a node. ``capacity_version`` counts the changes of what any node can give, hardware and
     all else, and of what groups need.
 
-    ``on_trial`` has nodes whose plugin was away lately, and until when they take their pods one by one, by the clock
-    of the watches. ``movable_namespaces`` are those whose pods may be evicted to make room, where a pod does not say
-    otherwise. ``utilization`` has by node how much containers use their cores, as its plugin says: idle pods are moved
-    first. ``history`` is for people, and decides nothing. ``choices`` are the answers to each demand as
-    of now.
+    ``leased`` has the nodes whose plugin has written a Lease. ``movable_namespaces`` are those whose pods may be moved,
+    where a pod does not say otherwise. ``utilization`` has by node how much containers use their cores, as its plugin
+    says: idle pods are moved first. ``history`` is for people, and decides nothing. ``choices`` are the answers to each
+    demand as of now.
     """
 
     def __init__(
@@ -185,7 +184,7 @@ class ClusterState:
         """By group, what the pods ask for that are made once its leader is placed; None where that is not known."""
         self._leasts: dict[GroupName, int] = {}
         self._members: defaultdict[GroupName, dict[PodUid, NeuronPod]] = defaultdict(dict)
-        self.on_trial: dict[str, float] = {}
+        self.leased: set[str] = set()
         self.gated: dict[PodUid, NeuronPod] = {}
         self.roaming: dict[PodUid, NeuronPod] = {}
         self.capacity_version = 0
@@ -310,16 +309,6 @@ class ClusterState:
         """Whether a pod asks for Neuron and has no place."""
         return bool(pod.request) and not (pod.terminating or pod.place or pod.uid in self._assumed)
 
-    def admitting(self, node: str) -> list[NeuronPod]:
-        """The pods that are bound to a node or being bound, and whose devices its kubelet has not confirmed."""
-        pods = []
-        for uid in self._by_node.get(node, ()):
-            assumed, pod = self._assumed.get(uid), self._counted(uid)
-            is_bound = pod is not None and pod.node == node and not (assumed and assumed.expected)
-            if pod and is_bound and isinstance(pod.assignment, Assignment) and not pod.assignment.allocated:
-                pods.append(pod)
-        return pods
-
     def bound_to(self, uid: PodUid) -> str:
         """The node that a pod is bound to, being bound to or placed on; empty when it is free to go anywhere."""
         pod, assumed = self._pods.get(uid), self._assumed.get(uid)
@@ -347,7 +336,6 @@ class ClusterState:
             del self._nodes[name]
             self._uses.pop(name, None)
             self.choices.forget(name)
-            self.on_trial.pop(name, None)
             self.history.unhealthy(name, (), ())
             self.changes.add(name, before, None)
 

@@ -14,7 +14,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
 
-from neuron_plugin.allocation import Assignment, Capacity, Dialect, NeuronPod, Placement, PodReference, Rejection
+from neuron_plugin.allocation import (
+    Assignment,
+    Capacity,
+    Dialect,
+    NeuronPod,
+    Placement,
+    PodReference,
+    PodUid,
+    Rejection,
+)
 from neuron_plugin.allocation.placement import assignment_of
 from neuron_plugin.allocation.pod import assigned_allocations
 from neuron_plugin.cluster import ApiError, ApiRequest, ClusterError, UnreachableError
@@ -87,6 +96,8 @@ class Writer:
         self._state = context.state
         self._dialects = dialects
         self.claims = claims
+        self._on_its_way: dict[str, tuple[PodUid, float]] = {}
+        """By node, the pod that was sent there last, and when."""
 
     async def send(self, request: ApiRequest, *, timeout_seconds: float = 0.0) -> Attempt:
         """One write, and what is known of it."""
@@ -144,6 +155,26 @@ class Writer:
         if assumed and (nominee_of or assumed.claims) and self._state.assumed.get(uid) is assumed:
             self._state.assume(replace(assumed, since=self._context.clock.now()))  # this write begins now
         return self._ended(pod, await self.send(write(seen), timeout_seconds=half if nominee_of else times.write))
+
+    def take_turn(self, pod: NeuronPod, node: str) -> bool:
+        """Whether a pod may be sent to a node now; from then on others wait until the plugin has given it its devices.
+
+        If the plugin goes meanwhile, the kubelet rejects the pod for good, and that closes the node until the plugin
+        renews its Lease. So one pod is lost with a plugin, and not all that a burst has sent
+        (docs/decisions/0057-one-pod-at-a-time-on-its-way-to-a-node.md). Without a Lease nothing would close the node,
+        and maybe nobody gives out devices: then pods go as they come.
+        """
+        if node not in self._state.leased or pod.rules.claim_driver:
+            return True
+        now = self._context.clock.now()
+        uid, since = self._on_its_way.get(node, (PodUid(""), 0.0))
+        last = self._state.pods.get(uid)
+        has_devices = last is not None and isinstance(last.assignment, Assignment) and last.assignment.allocated
+        is_coming = uid in self._state.assumed or (last is not None and last.place == node)
+        if is_coming and not has_devices and now - since < self._context.times.admission:
+            return False
+        self._on_its_way[node] = pod.uid, now
+        return True
 
     async def withdraw(self, pod: NeuronPod, *, read_first: bool = False) -> Attempt:
         """Take a placement off a pod that is not bound; what its claims were allocated is freed first.

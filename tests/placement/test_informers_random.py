@@ -475,12 +475,12 @@ def seen(state: ClusterState) -> AnyJson:
                 "kept": set(info.reservations),
                 "use": replace(state.uses[name], amounts=without_empty(state.uses[name].amounts.items())),
                 "tight": state.is_tight(name),
-                "admitting": {pod.uid for pod in state.admitting(name)},
                 "volumes": set(population.claimants(name)),
             }
             for name, info in state.nodes.items()
         },
         "pods": dict(state.pods),
+        "leased": set(state.leased),
         "gated": dict(state.gated),
         "roaming": dict(state.roaming),
         "waiting": [pod.uid for pod in state.waiting()],

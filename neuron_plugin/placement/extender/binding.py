@@ -16,7 +16,6 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
-from math import inf
 
 from neuron_plugin.allocation import NeuronPod, PodReference, PodUid
 from neuron_plugin.cluster import ApiRequest, ClusterError
@@ -48,8 +47,8 @@ class Ending(enum.StrEnum):
     """The API server did not write it."""
     UNKNOWN = "unknown"
     """The API server did not say whether it was written; the pod stays assumed until that is known."""
-    ON_TRIAL = "on-trial"
-    """The node's plugin was away lately, and the pods before this one are not admitted yet."""
+    NOT_ITS_TURN = "not-its-turn"
+    """Other pods are on their way to the node's kubelet."""
     NOT_SERVING = "not-serving"
     """Not synced, not the leader, or shutting down."""
     FAILED = "failed"
@@ -57,9 +56,7 @@ class Ending(enum.StrEnum):
 
 
 TURN_SECONDS = 2.5
-"""How long a bind waits for its turn on a node on trial; the scheduler tries again soon after."""
-ADMISSION_SECONDS = 10.0
-"""A pod that was bound so long ago is waited for no more: its kubelet or plugin does not confirm."""
+"""How long a bind waits for its turn on a node; the scheduler tries again soon after."""
 
 SUCCESSES = frozenset({Ending.BOUND, Ending.REPEATED, Ending.ADOPTED})
 
@@ -129,9 +126,10 @@ class Binder:
                 if pod is None or pod.ended:
                     return _not_the_pod(reference)
             is_new = not self._state.bound_to(pod.uid)
-            if is_new and node in self._state.on_trial and (why_not := await self._wait_for_turn(pod, node)):
+            if is_new and not await self._has_turn(pod, node):
                 self._state.forget(pod.uid)
-                return BindOutcome(Ending.ON_TRIAL, why_not)
+                why_not = f"node {node}: other pods are bound there, and its plugin has not given them devices yet"
+                return BindOutcome(Ending.NOT_ITS_TURN, why_not)
             return await self._bind(self._state.pods.get(pod.uid, pod), node)
         except Exception:  # noqa: BLE001 - whatever it is, one pod's bind must not end the daemon
             _log.exception("bind failed", extra={"pod": str(reference), "uid": reference.uid, "node": node})
@@ -139,23 +137,14 @@ class Binder:
                 Ending.FAILED, f"binding pod {reference} failed inside the extender; its log has the cause"
             )
 
-    async def _wait_for_turn(self, pod: NeuronPod, node: str) -> str:
-        """Wait until the node's kubelet has admitted the pods before this one, if its plugin was away lately; why not.
-
-        What waits for such a node comes all at once when it opens again. If the plugin goes once more, each pod that is
-        bound and not admitted is rejected for good.
-        """
+    async def _has_turn(self, pod: NeuronPod, node: str) -> bool:
+        """Wait until no other pod is on its way to the node's kubelet; False if that takes too long."""
         until = self._context.clock.now() + TURN_SECONDS
-        while self._context.clock.now() < self._state.on_trial.get(node, -inf):
-            since = self._context.unix_ns() - ADMISSION_SECONDS * 1e9
-            before = [other for other in self._state.admitting(node) if other.uid != pod.uid]
-            before = [other for other in before if getattr(other.assignment, "alloc_time_ns", 0) > since]
-            if not before:
-                break
+        while not self._writer.take_turn(pod, node):
             if self._context.clock.now() >= until:
-                return f"node {node}: its plugin was away lately, and pod {before[0].reference} is not admitted yet"
+                return False
             await self._state.changes.wait(self._state.changes.version, within_seconds=TURN_SECONDS / 5)
-        return ""
+        return True
 
     async def _bind(self, pod: NeuronPod, node: str) -> BindOutcome:
         """Bind a pod that is known, unless that has been done. From the choice to ``assume`` nothing else can run."""

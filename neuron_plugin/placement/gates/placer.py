@@ -7,6 +7,9 @@ One step looks at all pods that may fit, without waiting once, so nothing can co
 PATCH is sent by itself and carries the version of the pod that was read. A pod is counted on its node from the choice
 on. It is assumed until the watch shows the promise on the pod, and then counts by itself, until it is bound or ends.
 
+A node whose plugin can be heard gets its pods one by one: what is chosen for it waits in line, assumed, until the one
+before has its devices.
+
 A pod of which something cannot be judged is handed to its scheduler without a node. Left out are those nodes that the
 scheduler would take by its counts, and that have no linked set. Until it is bound, no other pod takes the last set of a
 node to which it may go.
@@ -17,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from math import inf
@@ -51,11 +55,15 @@ REST_SECONDS = 0.015
 """How long a step then waits for answers and events, to handle them in one go: a third less CPU a pod."""
 MOST_IN_FLIGHT = 64
 """Writes under way at one time. Their order does not matter: each pod has its own set."""
+MOST_IN_LINE = 256
+"""Pods that have been placed and whose turn on their node it is not yet. Each step looks at all of them."""
 MOST_ROAMING = 32
 """Pods that were handed to their schedulers without a node and are not bound yet. Each choice looks at all of them."""
 MOST_EXCLUDED = 1_000
 """Nodes that one pod's node affinity may leave out; each is a requirement of some 80 bytes."""
 _log = logging.getLogger(__name__)
+
+_Write = Callable[[NeuronPod], ApiRequest]
 
 
 class Placer:
@@ -70,6 +78,8 @@ class Placer:
         self._seen = -1
         self._judged_capacity = -1
         self._in_flight: dict[PodUid, asyncio.Task[None]] = {}
+        self._in_line: dict[PodUid, tuple[str, float, _Write]] = {}
+        """Pods whose turn on their node has not come, the first in line first: node, since when, and what to write."""
         self._planned: set[GroupName] = set()
         """Groups of which some pod has its placement and is gated still."""
         self._allocated: set[PodUid] = set()
@@ -116,8 +126,9 @@ class Placer:
             self._complete(group)
         for uid in list(self._allocated):
             self._release_allocated(uid)
+        self._serve_line()
         for kind, pod in self.queue.in_order():
-            if len(self._in_flight) >= MOST_IN_FLIGHT:
+            if len(self._in_flight) >= MOST_IN_FLIGHT or len(self._in_line) >= MOST_IN_LINE:
                 break
             placed = self._place_group(kind) if kind.group else self._place_pod(pod)
             if not placed:
@@ -263,7 +274,8 @@ class Placer:
             self._hand_over(pod, pod.promised, partial(writes.place, node=pod.promised, annotations={}))
 
     def _is_under_way(self, pod: NeuronPod) -> bool:
-        return pod.uid in self._in_flight or pod.uid in self._state.assumed or self._is_answered(pod)
+        begun = pod.uid in self._in_flight or pod.uid in self._in_line or pod.uid in self._state.assumed
+        return begun or self._is_answered(pod)
 
     # Groups.
 
@@ -402,6 +414,8 @@ class Placer:
         assumed = self._writer.assumed_at(leader, *plan.places[leader.uid])
         if not isinstance(assumed, AssumedPod):
             return False
+        if not self._writer.take_turn(leader, assumed.pod.place):
+            return True
         self._state.assume(assumed)
         self._room.places.keep_for(group, [(pod, plan.places[pod.uid]) for pod in others])
         node = assumed.pod.promised
@@ -414,7 +428,7 @@ class Placer:
     async def _look_for_others(self, leader: NeuronPod, least: int) -> None:
         await self._room.places.look_for_others(leader, least)
 
-    async def _place_with_record(self, pod: NeuronPod, write: Callable[[NeuronPod], ApiRequest]) -> None:
+    async def _place_with_record(self, pod: NeuronPod, write: _Write) -> None:
         """What is kept for the others is written down before the leader is placed, for the next leader of ours."""
         await self._room.record()
         await self._write(pod, write)
@@ -429,7 +443,7 @@ class Placer:
         is_whole = sum(bool(pod.place) for pod in members) >= least
         if is_whole and not any(pod.uid in self._state.assumed for pod in members):
             for pod in planned:
-                if pod.uid not in self._in_flight and not self._is_answered(pod):
+                if not self._is_under_way(pod):
                     self._hand_over(pod, pod.promised, writes.release_planned)
 
     # Writing.
@@ -438,9 +452,41 @@ class Placer:
         """Send a PATCH; ``reason`` says why a pod is released without a node."""
         self._start(pod.uid, self._write(pod, lambda _: request, reason=reason))
 
-    def _hand_over(self, pod: NeuronPod, node: str, write: Callable[[NeuronPod], ApiRequest]) -> None:
-        """Hand a placed pod to its scheduler, nominated before that where pods without Neuron may come first."""
-        self._start(pod.uid, self._write(pod, write, nominee_of=node if self._state.is_tight(node) else ""))
+    def _hand_over(self, pod: NeuronPod, node: str, write: _Write) -> None:
+        """Hand a placed pod to its scheduler once it has its turn on the node. Nothing is written before."""
+        self.queue.remove(pod.uid)
+        self._in_line[pod.uid] = node, self._context.clock.now(), write
+        if assumed := self._state.assumed.get(pod.uid):
+            self._state.assume(replace(assumed, until=assumed.since + self._context.times.longest))
+        self._serve_line()
+
+    def _serve_line(self) -> None:
+        """Hand over the pods whose turn has come; nominated before that where pods without Neuron may come first.
+
+        Where a node has closed meanwhile, its pods leave the line and are placed again. The planned pods of a group do
+        so after a while: a plugin that starts again opens its node in seconds.
+        """
+        now, times, busy = self._context.clock.now(), self._context.times, set[str]()
+        for uid, (node, since, write) in list(self._in_line.items()):
+            pod, info = self._state.pods.get(uid), self._state.nodes.get(node)
+            is_closed = info is None or isinstance(info.capacity, Rejection)
+            if pod is None or not pod.gated or (is_closed and not pod.promised):
+                self._leave_line(uid)
+            elif is_closed and now - since > times.closed:
+                self._leave_line(uid)
+                self._withdraw([pod])
+            elif not is_closed and node not in busy and self._writer.take_turn(pod, node):
+                del self._in_line[uid]
+                if assumed := self._state.assumed.get(uid):
+                    self._state.assume(replace(assumed, since=now, until=inf))
+                self._start(uid, self._write(pod, write, nominee_of=node if self._state.is_tight(node) else ""))
+            else:
+                busy.add(node)
+
+    def _leave_line(self, uid: PodUid) -> None:
+        del self._in_line[uid]
+        self._state.forget(uid)
+        self._undecided.add(uid)
 
     def _start(self, uid: PodUid, job: Coroutine[None, None, None]) -> None:
         """Do something about a pod that waits; it is not looked at before that has ended."""
@@ -456,7 +502,7 @@ class Placer:
     async def _write(
         self,
         pod: NeuronPod,
-        write: Callable[[NeuronPod], ApiRequest],
+        write: _Write,
         *,
         reason: str = "",
         nominee_of: str = "",

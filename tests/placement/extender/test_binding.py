@@ -9,7 +9,7 @@ from neuron_plugin.allocation import Dialect
 from neuron_plugin.cluster import Election
 from neuron_plugin.decision_log import explain_decision
 from neuron_plugin.placement.context import Times
-from neuron_plugin.placement.extender.binding import ADMISSION_SECONDS, TURN_SECONDS, BindOutcome, Ending
+from neuron_plugin.placement.extender.binding import TURN_SECONDS, BindOutcome, Ending
 from neuron_plugin.simulation.api_server_kinds import AnyJson
 from tests.support.api_server import Fault
 from tests.support.bench import BINDS, NOW_NS, READS, Bench, without_annotations
@@ -278,8 +278,8 @@ async def test_e04_no_bind_starts_that_the_lease_could_run_out_under(
     assert bench.used() == (ending is Ending.BOUND)
 
 
-async def test_a_node_whose_plugin_was_away_takes_its_pods_one_by_one(bench: Bench) -> None:
-    bench.world.state.on_trial["node"] = bench.now + 60.0
+async def test_the_kubelet_of_a_node_gets_its_pods_one_by_one(bench: Bench) -> None:
+    bench.world.state.leased.add("node")
     pods = [bench.waiting(f"pod-{number}") for number in range(5)]
     waiting = [asyncio.create_task(bench.bind(pod)) for pod in pods]
     for done in range(1, len(pods) + 1):
@@ -293,15 +293,15 @@ async def test_a_node_whose_plugin_was_away_takes_its_pods_one_by_one(bench: Ben
     assert {(await task).ending for task in waiting} == {Ending.BOUND}
 
 
-async def test_no_other_node_waits_for_one_on_trial(bench: Bench) -> None:
-    bench.world.state.on_trial["node"] = bench.now + 60.0
+async def test_no_node_waits_for_another(bench: Bench) -> None:
+    bench.world.state.leased |= {"node", "other"}
     await bench.bind(bench.waiting("first"))
     assert (await bench.bind(bench.waiting("elsewhere"), "other")).ending is Ending.BOUND
 
 
-def admit(bench: Bench, pod: AnyJson, **annotations: str) -> None:
+def admit(bench: Bench, pod: AnyJson) -> None:
     """The plugin writes on a pod, and the watch shows it."""
-    change = {"metadata": {"annotations": annotations or {"NEURON_ALLOCATED": "true"}}}
+    change = {"metadata": {"annotations": {"NEURON_ALLOCATED": "true"}}}
     bench.world.show(bench.server.patch_pod("default", pod["metadata"]["name"], change))
 
 
@@ -310,34 +310,25 @@ def _is_admitted_next(pod: AnyJson) -> bool:
 
 
 async def test_a_bind_waits_for_its_turn_for_a_while_and_lets_its_set_go(bench: Bench) -> None:
-    bench.world.state.on_trial["node"] = bench.now + 60.0
-    first, second = bench.waiting("first"), bench.waiting("second")
-    await bench.bind(first)
-    bench.leads.lead(record_of(second), ["node"])
-    waiting = asyncio.create_task(bench.bind(second))
+    bench.world.state.leased.add("node")
+    await bench.bind(bench.waiting("first"))
+    second, third = bench.waiting("second"), bench.waiting("third")
+    bench.leads.lead(record_of(third), ["node"])
+    waiting = [asyncio.create_task(bench.bind(pod)) for pod in (second, third)]
     await asyncio.sleep(0.02)
     assert bench.used() == 2
     bench.now += TURN_SECONDS
     bench.world.state.changes.wake()
-    outcome = await waiting
-    assert (outcome.ending, bench.used()) == (Ending.ON_TRIAL, 1)
-    assert "pod default/first is not admitted yet" in outcome.error
+    outcomes = [await task for task in waiting]
+    assert [outcome.ending for outcome in outcomes] == [Ending.BOUND, Ending.NOT_ITS_TURN]
+    assert outcomes[1].error.startswith("node node: other pods are bound there")
+    assert bench.used() == 2
 
 
 async def test_a_pod_that_is_bound_has_had_its_turn(bench: Bench) -> None:
     first, second = bench.waiting("first"), bench.waiting("second")
     await asyncio.gather(bench.bind(first), bench.bind(second))
-    bench.world.state.on_trial["node"] = bench.now + 60.0
+    bench.world.state.leased.add("node")
     async with asyncio.timeout(1.0):
         assert (await bench.bind(second)).ending is Ending.REPEATED
     assert bench.used() == 2
-
-
-@pytest.mark.parametrize("ends", ["trial", "admission"])
-async def test_nothing_is_waited_for_for_ever(bench: Bench, ends: str) -> None:
-    bench.world.state.on_trial["node"] = bench.now + (0.0 if ends == "trial" else 60.0)
-    first = bench.waiting("first")
-    await bench.bind(first)
-    if ends == "admission":
-        admit(bench, first, NEURON_ALLOC_TIME=str(NOW_NS - round(ADMISSION_SECONDS * 1e9)))
-    assert (await bench.bind(bench.waiting("second"))).ending is Ending.BOUND
