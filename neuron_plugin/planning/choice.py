@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import enum
 from bisect import bisect_left, insort
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
 from itertools import chain, islice, takewhile
 from types import MappingProxyType
@@ -131,6 +131,27 @@ class Answers:
         self._ranks: dict[str, Rank] = {}
         self._orders: dict[Geometry | None, list[Rank]] = {}
         self._rejected: dict[Rejection, set[str]] = {}
+        self._by_capacity: dict[Capacity, set[str]] | None = None
+        self._capacities: dict[str, Capacity] = {}
+
+    def by_capacity(self) -> Mapping[Capacity, set[str]]:
+        """The nodes that fit, by what they have; groups count by it. It is followed from the first call on."""
+        if self._by_capacity is None:
+            self._by_capacity = {}
+            for name in self._ranks:
+                self._classify(name)
+        return self._by_capacity
+
+    def _classify(self, name: str) -> None:
+        if self._by_capacity is None:
+            return
+        if before := self._capacities.pop(name, None):
+            self._by_capacity[before].discard(name)
+            if not self._by_capacity[before]:
+                del self._by_capacity[before]
+        if name in self._ranks and isinstance(capacity := self._nodes[name].capacity, Capacity):
+            self._capacities[name] = capacity
+            self._by_capacity.setdefault(capacity, set()).add(name)
 
     def split(self, names: list[str]) -> tuple[list[str], dict[Rejection, set[str]]]:
         """The names that fit, as they came, and the other known ones by why they do not."""
@@ -197,13 +218,12 @@ class Answers:
                 if not self._rejected[reason]:
                     del self._rejected[reason]
             info = self._nodes.get(name)
-            if info is None:
-                continue
-            if isinstance(verdict := self._verdict(info.capacity), Rejection):
+            if info and isinstance(verdict := self._verdict(info.capacity), Rejection):
                 self._rejected.setdefault(verdict, set()).add(name)
-            elif rank := self._rank(name, info):
+            elif info and (rank := self._rank(name, info)):
                 insort(self._orders.setdefault(rank.kind, []), rank)
                 self._ranks[name] = rank
+            self._classify(name)
         self.changed.clear()
         self._orders = {kind: order for kind, order in self._orders.items() if order}
 
@@ -260,6 +280,7 @@ class Choices:
         self._constrained: dict[_Demand, Answers] = {}
         self._feasible: dict[tuple[PodRules, PodVolumes], tuple[set[str], set[str]]] = {}
         """By rules and volumes: the nodes, and those to look at again."""
+        self._rooms: dict[PodRules, dict[str, int | None]] = {}
         self._levels = levels
         self._soft = {name for name, info in nodes.items() if has_soft_taints(info.node.rules)}
 
@@ -296,7 +317,7 @@ class Choices:
         answers.catch_up()
         return answers
 
-    def feasible(self, rules: PodRules, volumes: PodVolumes = NO_VOLUMES) -> Collection[str]:
+    def feasible(self, rules: PodRules, volumes: PodVolumes = NO_VOLUMES) -> set[str]:
         """The nodes that kube-scheduler leaves to pods of these rules now, but for what other pods' labels decide."""
         key = rules, volumes
         known = self._feasible.pop(key) if key in self._feasible else (set[str](), set(self._nodes))
@@ -310,12 +331,21 @@ class Choices:
         changed.clear()
         return feasible
 
+    def rooms(self, rules: PodRules) -> dict[str, int | None]:
+        """How many pods of these rules each node takes by kube-scheduler's counts, as far as it was worked out."""
+        rooms = self._rooms[rules] = self._rooms.pop(rules, {})
+        if len(self._rooms) > MOST_DEMANDS:
+            del self._rooms[next(iter(self._rooms))]
+        return rooms
+
     def forget(self, name: str, *, node_changed: bool = True) -> None:
         """This node, or what its pods ask for, has changed; or it has come or is gone."""
         for answers in chain(self._plain.values(), self._constrained.values()):
             answers.changed.add(name)
         for _, changed in self._feasible.values():
             changed.add(name)
+        for rooms in self._rooms.values():
+            rooms.pop(name, None)
         if domains := vars(self).get("domains"):
             domains.see_pods(name)
         if node_changed:

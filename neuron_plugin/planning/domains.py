@@ -47,6 +47,8 @@ class NetworkLevel:
 
 
 NODE_LEVEL = NetworkLevel(NODE, ())
+MOST_NODES_GONE = 1_000
+"""Nodes that are not there any more and whose domains are still remembered."""
 
 
 class Domains:
@@ -62,6 +64,9 @@ class Domains:
         self._keys: dict[str, tuple[str, ...]] = {}
         self._levels: tuple[NetworkLevel, ...] | None = None
         self._paths: dict[str, Path] = {}
+        self._above: dict[int, _Above] = {}
+        self._numbers: dict[Path, int] = {}
+        self._numbered: list[Path] = []
         self._empty = Counter[Path]()
         self._counted: dict[str, Path] = {}
         self._uncounted = set[str]()
@@ -85,6 +90,22 @@ class Domains:
             domains = (level.value(labels) or f"/{name}" for level in self.levels[:-1])
             path = self._paths[name] = (*domains, name)
         return path
+
+    def above(self, depth: int) -> Mapping[str, int]:
+        """The domain of each node that so many levels name, as a number, by which nodes are counted fast."""
+        return self._above.setdefault(depth, _Above(self, depth))
+
+    def number(self, domain: Path) -> int:
+        """The number of a domain."""
+        known = self._numbers.get(domain)
+        if known is None:
+            known = self._numbers[domain] = len(self._numbered)
+            self._numbered.append(domain)
+        return known
+
+    def numbered(self, number: int) -> Path:
+        """The domain of this number."""
+        return self._numbered[number]
 
     def depth_of(self, level: str) -> int | None:
         """How many domains of a path name one of a level, which is a name or a node label; None if there is none."""
@@ -132,10 +153,17 @@ class Domains:
             if known != set(self._present):
                 self._levels = None
                 self._paths.clear()
+                self._above.clear()
                 self._empty.clear()
                 self._counted.clear()
                 self._uncounted.update(self._nodes)
+        if len(self._numbered) > len(self.levels) * (2 * len(self._nodes) + MOST_NODES_GONE):
+            self._above.clear()
+            self._numbers.clear()
+            self._numbered.clear()
         self._paths.pop(name, None)
+        for numbers in self._above.values():
+            numbers.pop(name, None)
         self._uncounted.add(name)
 
     def see_pods(self, name: str) -> None:
@@ -156,6 +184,19 @@ class Domains:
                 self._empty.update(now[:depth] for depth in range(1, len(now)))
         self._uncounted.clear()
         return tuple([self._empty[path[:depth]] for depth in range(len(path) - 1, 0, -1)])
+
+
+class _Above(dict[str, int]):
+    """The number of the domain of each node at one level, found when it is first asked for."""
+
+    def __init__(self, domains: Domains, depth: int) -> None:
+        super().__init__()
+        self._domains = domains
+        self._depth = depth
+
+    def __missing__(self, name: str) -> int:
+        number = self[name] = self._domains.number(self._domains.path(name)[: self._depth])
+        return number
 
 
 def domains_of(labels: Mapping[str, str], named: Sequence[str] = ()) -> dict[str, str]:

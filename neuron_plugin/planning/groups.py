@@ -15,6 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from itertools import chain
 from typing import NamedTuple
 
 from neuron_plugin.allocation import (
@@ -54,6 +55,18 @@ class _Free(NamedTuple):
     mask: CoreMask
     sets: Windows
     packed: Windows
+
+
+class _Kind(NamedTuple):
+    """Nodes that have the same free, and room for as many pods by kube-scheduler's counts."""
+
+    free: _Free
+    room: int
+    names: list[str]
+
+
+_Option = tuple[tuple[float, ...], list[tuple[str, Windows]]]
+"""How good a choice of nodes is, the least is best, and the windows of each node in the order of the ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +223,8 @@ class _Search:
         if self._held is None:
             return ""
         where = f"in one {self._wish.required}{', that of its other pods' if self._anchors else ''}"
-        named = ", ".join(f"{domain} has {count}" for domain, count in self._held.most_common(3)) or "none has any"
+        most = sorted(self._held.items(), key=lambda one: (-one[1], one[0]))[:3]
+        named = ", ".join(f"{domain} has {count}" for domain, count in most) or "none has any"
         return f"it needs room for {pods} pod{'s' if pods > 1 else ''} {where}; {named}"
 
     def place(self, pods: Sequence[NeuronPod]) -> dict[PodUid, Place] | int:
@@ -219,39 +233,38 @@ class _Search:
         alike = all(pod.requests == first.requests and pod.rules == first.rules for pod in pods)
         most = 0
         best: tuple[tuple[float, ...], dict[PodUid, Place]] | None = None
-        for (geometry, _), nodes in self._pools(pods).items():
+        for (geometry, _), nodes in sorted(self._pools(pods).items(), key=_smallest_first):
             found = self._place_alike(pods, nodes) if alike else None
             may_differ = not alike or first.rules.depends_on_pods or self._wish.any_window
             if not isinstance(found, tuple) and may_differ:
-                found = self._place_one_by_one(pods, nodes, geometry)
+                found = self._place_one_by_one(pods, set(chain.from_iterable(nodes.values())), geometry)
             if isinstance(found, tuple):
                 best = min(best, found, key=lambda one: one[0]) if best else found
             else:
                 most = max(most, found or 0)
         return best[1] if best else most
 
-    def _pools(self, pods: Sequence[NeuronPod]) -> dict[tuple[Geometry, str], dict[str, NodeInfo]]:
-        """The open nodes that some of the pods may go to, by what all of the group have to share.
+    def _pools(self, pods: Sequence[NeuronPod]) -> dict[tuple[Geometry, str], dict[Capacity, list[str]]]:
+        """The nodes that some of the pods may go to, by what all of the group have to share, and by what they have.
 
-        That is their type, and a label that is wanted of all and is no level of the network.
+        Shared are their type, and a label that is wanted of all and is no level of the network.
         """
-        allowed = [self._scene.allowed(pod) for pod in {pod.rules: pod for pod in pods}.values()]
         types = {
             info.inventory.geometry for anchor in self._anchors if (info := self._info(anchor.node)) and info.inventory
         }
         shares_label = bool(self._wish.required and not self._required)
         values = {self._value(anchor.node) for anchor in self._anchors if self._info(anchor.node)}
-        pools = defaultdict[tuple[Geometry, str], dict[str, NodeInfo]](dict)
-        for name in self._scene.cluster.nodes:
-            info = self._scene.node(name)
-            if isinstance(info.capacity, Rejection):
-                continue
-            if name in allowed[0] or any(name in nodes for nodes in allowed[1:]):
-                value = self._value(name) if shares_label else ""
-                fits_anchors = not types or (info.capacity.geometry in types and (not shares_label or value in values))
-                if fits_anchors and (value or not shares_label):
-                    pools[info.capacity.geometry, value][name] = info
-        return pools
+        pools = defaultdict[tuple[Geometry, str], defaultdict[Capacity, dict[str, None]]](lambda: defaultdict(dict))
+        for pod in {(pod.requests, pod.rules): pod for pod in pods}.values():
+            for capacity, names in self._scene.fitting(pod).items():
+                if types and capacity.geometry not in types:
+                    continue
+                if not shares_label:
+                    pools[capacity.geometry, ""][capacity].update(dict.fromkeys(names))
+                for name in names if shares_label else ():
+                    if (value := self._value(name)) and (not types or value in values):
+                        pools[capacity.geometry, value][capacity][name] = None
+        return {kind: {capacity: list(names) for capacity, names in pool.items()} for kind, pool in pools.items()}
 
     def _info(self, name: str) -> NodeInfo | None:
         return self._scene.node(name) if name in self._scene.cluster.nodes else None
@@ -262,8 +275,8 @@ class _Search:
         anchors = [near.path(anchor.node) for anchor in self._anchors if self._info(anchor.node)]
         found = dict[str, tuple[int, tuple[int, ...], str]]()
         for nodes in self._pools([pod]).values():
-            for name, info in nodes.items():
-                path = near.path(name)
+            for name in chain.from_iterable(nodes.values()):
+                info, path = self._scene.node(name), near.path(name)
                 depth = common_depth([*anchors, path])
                 is_whole = not (info.ledger.allocations or info.reservations or info.node.cordoned)
                 has_windows = all(info.free_mask & window == window for window in windows)
@@ -274,31 +287,24 @@ class _Search:
     # Pods that are alike: counts by domain.
 
     def _place_alike(
-        self, pods: Sequence[NeuronPod], nodes: Mapping[str, NodeInfo]
+        self, pods: Sequence[NeuronPod], nodes: Mapping[Capacity, list[str]]
     ) -> tuple[tuple[float, ...], dict[PodUid, Place]] | int:
-        request, wanted = pods[0].requests, len(pods)
-        windows, room = dict[str, _Free](), dict[str, int]()
-        for name, info in nodes.items():
-            if isinstance(info.capacity, Capacity) and (free := _free(info.capacity, request)).packed:
-                room[name] = self._room(pods[0], name, len(free.packed))
-                if room[name]:
-                    windows[name] = free
-        if on_one_node := self._place_on_one_node(pods, nodes, room):
+        wanted, kinds = len(pods), list[_Kind]()
+        for capacity in sorted(nodes, key=lambda one: (one.free_mask, one.healthy_mask)):
+            if (free := _free(capacity, pods[0].requests)).packed:
+                kinds += self._by_room(pods[0], free, nodes[capacity])
+        if on_one_node := self._place_on_one_node(pods, kinds):
             return on_one_node
-        most, options = max(room.values(), default=0), list[tuple[tuple[float, ...], list[tuple[str, Windows]]]]()
-        for pattern in self._patterns(windows, wanted):
-            union, begun = sum(pattern), self._begun(pattern, windows, room)
+        most, options = max((kind.room for kind in kinds), default=0), list[_Option]()
+        by_name = {name: kind for kind in kinds for name in kind.names} if self._anchors else {}
+        for pattern in self._patterns(kinds, wanted):
+            union, size, begun = sum(pattern), len(pattern), self._begun(pattern, by_name)
             if begun is None:
                 continue
-            size = len(pattern)
-            supporting = [
-                name
-                for name, free in windows.items()
-                if union & free.mask == union and room[name] >= size and name not in begun
-            ]
+            having = (kind for kind in kinds if union & kind.free.mask == union and kind.room >= size)
+            supporting = [name for name in chain.from_iterable(kind.names for kind in having) if name not in begun]
             most = max(most, size * len(supporting) + sum(map(len, begun.values())))
-            cost = partial(self._cost_of, nodes, union)
-            if chosen := self._choose(supporting, cost, pattern, wanted, begun):
+            if chosen := self._choose(supporting, partial(self._cost, union), pattern, wanted, begun):
                 options.append(chosen)
         for rank, assigned in sorted(options, key=lambda option: option[0]):
             places = self._assign(pods, assigned)
@@ -306,15 +312,24 @@ class _Search:
                 return rank, places
         return min(most, wanted - 1)
 
+    def _by_room(self, pod: NeuronPod, free: _Free, names: list[str]) -> list[_Kind]:
+        """Nodes by how many such pods each takes by kube-scheduler's counts, too; all take one, or are not allowed."""
+        most = len(free.packed)
+        if most == 1:
+            return [_Kind(free, 1, names)]
+        by_room = defaultdict[int, list[str]](list)
+        for name, beside in zip(names, self._scene.rooms(pod, names), strict=True):
+            by_room[most if beside is None or beside > most else beside].append(name)
+        return [_Kind(free, room, by_room[room]) for room in sorted(by_room) if room]
+
     def _place_on_one_node(
-        self, pods: Sequence[NeuronPod], nodes: Mapping[str, NodeInfo], room: Mapping[str, int]
+        self, pods: Sequence[NeuronPod], kinds: Iterable[_Kind]
     ) -> tuple[tuple[float, ...], dict[PodUid, Place]] | None:
         """All of the group on the node that the least is left of then."""
-        own = {anchor.node for anchor in self._anchors}
-        fitting_all = [name for name, count in room.items() if count >= len(pods) and own <= {name}]
-        request = pods[0].requests * len(pods)
-        for name in self._by_cost(fitting_all, nodes):
-            capacity = nodes[name].capacity
+        own, request = {anchor.node for anchor in self._anchors}, pods[0].requests * len(pods)
+        holding = [name for kind in kinds if kind.room >= len(pods) for name in kind.names if own <= {name}]
+        for name in self._by_cost(holding):
+            capacity = self._scene.node(name).capacity
             placed = capacity if isinstance(capacity, Rejection) else capacity.place(request)
             if isinstance(placed, Rejection):
                 continue
@@ -324,12 +339,12 @@ class _Search:
             slots = [(name, placement_mask(part)) for part in parts]
             places = self._assign_slots(pods, slots)
             if places is not None:
-                return (float(-len(self._domains.levels)), 1.0, 0.0, self._cost(nodes[name], 0)[0]), places
+                return (float(-len(self._domains.levels)), 1.0, 0.0, self._cost(0, name)[0]), places
         return None
 
-    def _by_cost(self, names: Sequence[str], nodes: Mapping[str, NodeInfo]) -> list[str]:
+    def _by_cost(self, names: Sequence[str]) -> list[str]:
         """Nodes in the order in which they are taken; of equals that first which leaves most of the network whole."""
-        costs = {name: self._cost(nodes[name], 0) for name in names}
+        costs = {name: self._cost(0, name) for name in names}
         order = sorted(names, key=costs.__getitem__)
         equals = [name for name in order if costs[name][0] == costs[order[0]][0]]
         if len(equals) > 1:
@@ -338,28 +353,24 @@ class _Search:
             order.insert(0, first)
         return order
 
-    def _room(self, pod: NeuronPod, name: str, most: int) -> int:
-        """How many such pods an allowed node takes by kube-scheduler's counts, at most so many."""
-        if most == 1:
-            return 1  # or it would not be allowed
-        beside = self._scene.most_beside(pod, name)
-        return most if beside is None else min(most, beside)
-
-    def _patterns(self, windows: Mapping[str, _Free], wanted: int) -> list[Windows]:
+    def _patterns(self, kinds: Sequence[_Kind], wanted: int) -> list[Windows]:
         """The arrangements of windows that may be used on every node, those of many pods first.
 
         Once some of the group are placed, the others have sets that these have.
         """
-        sets = sorted({one for free in windows.values() for one in free.sets})
-        masks = dict(Counter(free.mask for free in windows.values()).most_common(MOST_MASKS))
+        sets = sorted({one for kind in kinds for one in kind.free.sets})
+        counts, packings = Counter[CoreMask](), Counter[Windows]()
+        for kind in kinds:
+            counts[kind.free.mask] += len(kind.names)
+            packings[kind.free.packed] += len(kind.names)
+        masks = dict(counts.most_common(MOST_MASKS))
         patterns, most = dict[Windows, None](), wanted
         if self._anchors and not self._wish.any_window:
             own = tuple(sorted({anchor.mask for anchor in self._anchors}))
             seeds, most = [own], wanted + len(self._anchors)
             patterns.update(dict.fromkeys(own[:size] for size in range(len(own), 0, -1)))
         else:
-            packings = Counter(free.packed for free in windows.values()).most_common(MOST_COMMON)
-            patterns.update(dict.fromkeys(packed[:wanted] for packed, _ in packings))
+            patterns.update(dict.fromkeys(packed[:wanted] for packed, _ in packings.most_common(MOST_COMMON)))
             seeds = [(seed,) for seed in sorted(sets, key=lambda one: -_support(masks, one))[:MOST_SEEDS]]
         for seed in seeds:
             pattern: Windows = seed
@@ -374,9 +385,7 @@ class _Search:
                 patterns[pattern] = None
         return sorted(patterns, key=lambda pattern: (-len(pattern), pattern))
 
-    def _begun(
-        self, pattern: Windows, windows: Mapping[str, _Free], room: Mapping[str, int]
-    ) -> dict[str, Windows] | None:
+    def _begun(self, pattern: Windows, by_name: Mapping[str, _Kind]) -> dict[str, Windows] | None:
         """What is left of the arrangement on nodes that have pods of the group; None unless all of it is free."""
         begun, placed = dict[str, Windows](), defaultdict[str, set[CoreMask]](set)
         for anchor in self._anchors:
@@ -385,22 +394,20 @@ class _Search:
             left = tuple(window for window in pattern if window not in masks)
             if not left or not masks.issubset(pattern):
                 continue
-            if name not in windows or sum(left) & ~windows[name].mask or room[name] < len(left):
+            kind = by_name.get(name)
+            if kind is None or sum(left) & ~kind.free.mask or kind.room < len(left):
                 return None
             begun[name] = left
         return begun
 
-    def _cost_of(self, nodes: Mapping[str, NodeInfo], union: int, name: str) -> tuple[float, str]:
-        return self._cost(nodes[name], union)
-
-    @staticmethod
-    def _cost(info: NodeInfo, union: int) -> tuple[float, str]:
+    def _cost(self, union: int, name: str) -> tuple[float, str]:
         """By which nodes of one domain are taken: those that are used most, so that empty ones stay empty."""
+        info = self._scene.node(name)
         capacity = info.capacity
         if isinstance(capacity, Rejection):
-            return 0.0, info.name
+            return 0.0, name
         left = (capacity.free_mask & ~union).bit_count()
-        return left + tie_rank(capacity.geometry, capacity.free_mask, len(info.ledger.by_pod)) / 1e6, info.name
+        return left + tie_rank(capacity.geometry, capacity.free_mask, len(info.ledger.by_pod)) / 1e6, name
 
     def _choose(
         self,
@@ -409,7 +416,7 @@ class _Search:
         pattern: Windows,
         wanted: int,
         begun: Mapping[str, Windows],
-    ) -> tuple[tuple[float, ...], list[tuple[str, Windows]]] | None:
+    ) -> _Option | None:
         """The tightest of the lowest domains that hold the group, and its nodes in the order of the ranks.
 
         Nodes that are ``begun`` are filled first.
@@ -417,36 +424,34 @@ class _Search:
         size = len(pattern)
         needed = -(-(wanted - sum(map(len, begun.values()))) // size)
         depths = len(self._domains.levels)
-        paths = {name: self._domains.path(name) for name in supporting}
         anchor_paths = [self._domains.path(anchor.node) for anchor in self._anchors if self._info(anchor.node)]
         per_slice = -(-self._wish.slice_size // size) if self._slice else 0
         if needed <= 0:
             depth = common_depth(anchor_paths)
             return ((float(-depth), 0.0, 0.0, 0.0), self._in_order(begun)) if depth >= self._required else None
         lowest = 0 if self._wish.anywhere else depths if needed == 1 else depths - 1
-        by_domain: Mapping[Path, list[str]] = _together(((path, [name]) for name, path in paths.items()), lowest)
         for depth in range(lowest, self._required - 1, -1):
-            by_domain = _together(by_domain.items(), depth) if depth < lowest else by_domain
-            fits = dict[Path, int]()
-            for domain, names in by_domain.items():
-                if any(path[:depth] != domain for path in anchor_paths):
-                    continue
-                held = len(names)
-                if per_slice and depth < self._slice:
-                    slices = Counter(paths[name][: self._slice] for name in names)
-                    held = sum(count // per_slice for count in slices.values()) * per_slice
-                if held >= needed:
-                    fits[domain] = len(names)
+            above = self._domains.above(depth)
+            held = counts = Counter(map(above.__getitem__, supporting))
+            if per_slice and depth < self._slice:
+                held = Counter()
+                for part, count in Counter(map(self._domains.above(self._slice).__getitem__, supporting)).items():
+                    whole = self._domains.number(self._domains.numbered(part)[:depth])
+                    held[whole] += count // per_slice * per_slice
+            own = {self._domains.number(path[:depth]) for path in anchor_paths}
+            fits = {one: counts[one] for one, count in held.items() if count >= needed and own <= {one}}
             if not fits and depth == self._required and self._required:
-                counts = {domain[-1]: len(names) * size for domain, names in by_domain.items()}
-                self._held = Counter(counts)
+                named = {self._domains.numbered(one)[-1]: count * size for one, count in counts.items()}
+                self._held = (self._held or Counter()) | Counter(named)
             if fits:
                 least = min(fits.values())
-                equals = [one for one, count in fits.items() if count == least]
+                equals = [self._domains.numbered(one) for one, count in fits.items() if count == least]
                 domain = min(equals, key=lambda one: (self._domains.empty_around(one), one))
-                names = self._pick({name: paths[name] for name in by_domain[domain]}, cost, depth, needed, per_slice)
+                number = self._domains.number(domain)
+                paths = {name: self._domains.path(name) for name in supporting if above[name] == number}
+                names = self._pick(paths, cost, depth, needed, per_slice)
                 spare = sum(cost(name)[0] for name in names)
-                rank = float(-depth), float(needed), float(fits[domain] - needed), spare
+                rank = float(-depth), float(needed), float(least - needed), spare
                 return rank, self._in_order({**begun, **dict.fromkeys(names, pattern)})
         return None
 
@@ -502,11 +507,11 @@ class _Search:
     # Pods that are not: one by one, in one domain after the other.
 
     def _place_one_by_one(
-        self, pods: Sequence[NeuronPod], nodes: Mapping[str, NodeInfo], geometry: Geometry
+        self, pods: Sequence[NeuronPod], nodes: set[str], geometry: Geometry
     ) -> tuple[tuple[float, ...], dict[PodUid, Place]] | int:
         asked = sum(lasting_cores(pod.requests, geometry) for pod in pods)
-        free = {name: info.free_mask.bit_count() for name, info in nodes.items()}
-        paths = {name: self._domains.path(name) for name in nodes}
+        free = {name: self._scene.node(name).free_mask.bit_count() for name in nodes}
+        paths = {name: self._domains.path(name) for name in sorted(nodes)}
         anchor_paths = [self._domains.path(anchor.node) for anchor in self._anchors if self._info(anchor.node)]
         order = sorted(pods, key=lambda pod: (-sum(container.count for container in pod.requests), pod.reference.name))
         most, tried = 0, 0
@@ -538,12 +543,10 @@ class _Search:
         return places
 
 
-def _together(parts: Iterable[tuple[Path, list[str]]], depth: int) -> dict[Path, list[str]]:
-    """The nodes of each domain of a level, by those of lower ones."""
-    joined = defaultdict[Path, list[str]](list)
-    for path, names in parts:
-        joined[path[:depth]] += names
-    return joined
+def _smallest_first(pool: tuple[tuple[Geometry, str], object]) -> tuple[int, str, str]:
+    """Of types on which a group lies as well, that with the fewest cores is taken."""
+    (geometry, value), _ = pool
+    return geometry.core_count, geometry.instance_type, value
 
 
 def lasting_cores(request: PodRequest, geometry: Geometry) -> int:

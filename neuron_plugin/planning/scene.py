@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from neuron_plugin.allocation import (
+    Capacity,
     NeuronPod,
     NodeInfo,
     Placement,
@@ -200,13 +201,20 @@ class Scene:
             ports |= other.rules.ports
         return NodeUse(amounts, ports)
 
-    def most_beside(self, pod: NeuronPod, name: str) -> int | None:
-        """How many such pods a node takes by kube-scheduler's counts; None if nothing bounds them.
+    def rooms(self, pod: NeuronPod, names: Iterable[str]) -> Iterator[int | None]:
+        """How many such pods each node takes by kube-scheduler's counts; None if nothing bounds them.
 
         Where pods have gone the kubelet's counts of Neuron follow, so they are not looked at.
         """
-        rules = replace(pod.rules, neuron=()) if name in self.gone else pod.rules
-        return most_beside(rules, self.node(name).node.rules, self.use(name))
+        known = self.choices.rooms(pod.rules)
+        for name in names:
+            if name in self.gone or name in self.come:
+                rules = replace(pod.rules, neuron=()) if name in self.gone else pod.rules
+                yield most_beside(rules, self.node(name).node.rules, self.use(name))
+                continue
+            if name not in known:
+                known[name] = most_beside(pod.rules, self.node(name).node.rules, self.use(name))
+            yield known[name]
 
     def volumes(self, pod: NeuronPod) -> PodVolumes:
         """What the pod's PersistentVolumeClaims ask of a node."""
@@ -266,6 +274,16 @@ class Scene:
     def allowed(self, pod: NeuronPod, *, instance_type: str = "") -> Allowed:
         """The nodes that kube-scheduler would let the pod go to; of one instance type, if one is given."""
         return Allowed(self, pod, instance_type)
+
+    def fitting(self, pod: NeuronPod) -> dict[Capacity, list[str]]:
+        """The nodes that the pod may go to and that have sets for it, by what they have."""
+        answers = self.choices.answers(pod.requests, pod.strategy_or(self.cluster.strategy))
+        allowed = self.allowed(pod)
+        found = {capacity: allowed.of(names - self.changed.keys()) for capacity, names in answers.by_capacity().items()}
+        for name, info in self.changed.items():
+            if isinstance(info.capacity, Capacity) and name in allowed:
+                found.setdefault(info.capacity, []).append(name)
+        return {capacity: names for capacity, names in found.items() if names}
 
     def best(
         self, pod: NeuronPod, *, skipped: Collection[str] = (), instance_type: str = "", allowed: Allowed | None = None
@@ -337,7 +355,7 @@ class Allowed:
         self._among_nodes = among_nodes
         self._volumes = scene.volumes(pod)
         self._among = scene.among(pod)
-        self._feasible = () if self._volumes.waits else scene.choices.feasible(pod.rules, self._volumes)
+        self._feasible = set[str]() if self._volumes.waits else scene.choices.feasible(pod.rules, self._volumes)
         self._plain = not (instance_type or self._among or self._volumes.attached)
 
     def __contains__(self, name: object) -> bool:
@@ -350,6 +368,11 @@ class Allowed:
         elif name not in self._feasible:
             return False
         return self._plain or self._is_allowed_among_others(name)
+
+    def of(self, unchanged: set[str]) -> list[str]:
+        """Those of some nodes, of which none is changed in the scene, that the pod may go to."""
+        left = unchanged & self._feasible
+        return list(left) if self._plain else list(filter(self._is_allowed_among_others, left))
 
     def _is_allowed_among_others(self, name: str) -> bool:
         if self._instance_type:

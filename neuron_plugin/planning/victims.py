@@ -412,7 +412,7 @@ def how_many_more(cluster: Cluster, pod: NeuronPod) -> dict[str, int]:
             while not isinstance(capacity.place(pod.requests * (copies + 1)), Rejection):
                 copies += 1
             known[capacity] = copies
-        beside = scene.most_beside(pod, name)
+        beside = next(scene.rooms(pod, [name]))
         if count := known[capacity] if beside is None else min(known[capacity], beside):
             more[name] = count
     return more
