@@ -2,10 +2,10 @@
 
     pytest tests/conformance/test_places.py --kubeconfig admin.conf [--clusters 100]
 
-The API server has a kube-scheduler and nothing of ours; no other node of it may be open for Neuron pods. In every
-second cluster pods are placed together and released in any order, in the others one by one: then an unpinned copy has
-to be bound to the same node, too, while all others are cordoned. A pod that fits nowhere by the rules of kube-scheduler
-stays unschedulable when it is released by hand.
+The API server has a kube-scheduler and nothing of ours. Other nodes of it are cordoned. In every second cluster the
+pods are placed together and released in any order, in the others one by one: then an unpinned copy has to be bound to
+the same node, too, while all others are cordoned. A pod that fits nowhere by the rules of kube-scheduler stays
+unschedulable when it is released by hand.
 """
 
 from __future__ import annotations
@@ -48,7 +48,16 @@ async def server(request: pytest.FixtureRequest) -> AsyncIterator[Server]:
     if kubeconfig is None:
         pytest.skip("needs a real kube-scheduler: --kubeconfig")
     async with opened(kubeconfig, f"places-{secrets.token_hex(3)}") as opened_server:
-        yield opened_server
+        listed = (await opened_server.ask("GET", NODES.collection()))["items"]
+        open_ones = [NODES.item(node["metadata"]["name"]) for node in listed if not node["spec"].get("unschedulable")]
+        for node in open_ones:
+            await opened_server.ask("PATCH", node, {"spec": {"unschedulable": True}})
+            await _until(partial(opened_server.ask, "GET", node), _is_settled)
+        try:
+            yield opened_server
+        finally:
+            for node in open_ones:
+                await opened_server.ask("PATCH", node, {"spec": {"unschedulable": None}})
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
