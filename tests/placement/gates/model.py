@@ -56,6 +56,8 @@ from tests.support.world import World
 NODE_NAMES = ("a", "b", "c", "d", "claims")
 CLAIM_NODE = "claims"
 """Its devices are given by claims, and the kubelet counts none."""
+HEARD = ("a", "b")
+"""Nodes whose plugin renews a Lease."""
 LEASE = "neuron-extender"
 SHAPES = (("aws.amazon.com/neuron", (1, 1, 4, 8, 16)), ("aws.amazon.com/neuroncore", (1, 2)))
 GROUP = "neuron-plugin.io/group"
@@ -84,6 +86,7 @@ class Replica:
         model = self.model
         self.world = World()
         self.state = self.world.state
+        self.state.leased.update(HEARD)
         server = model.server
         server.unfollow(self.changes)
         self.changes = server.follow(SERVED_NODES, SERVED_PODS, SERVED_CLAIMS)
@@ -128,6 +131,7 @@ class Replica:
             change = self.changes.get_nowait()
             assert isinstance(change, ObjectChange)
             self.show(change.new.value, gone=change.gone)
+        self.state.set_stale(frozenset(self.model.away))
 
     def show(self, manifest: AnyJson, *, gone: bool) -> None:
         metadata = manifest["metadata"]
@@ -192,6 +196,8 @@ class Model:
         self.too_late: set[str] = set()
         """Pods on which a write of a frozen process has landed when another was leading already."""
         self.most_pods = 40
+        self.away: set[str] = set()
+        """Nodes whose plugin is away."""
 
     def unix_ns(self) -> int:
         self.ticks += 1
@@ -326,6 +332,9 @@ class Model:
                 assert {name, other} & self.too_late, f"{name} was placed on what {other} has"
                 keys = (NODE_KEY, POD_UID_KEY, "NEURON_DEVS", "NEURON_CORES")
                 self.server.patch_pod("default", name, {"metadata": {"annotations": dict.fromkeys(keys)}})
+                return
+        if node in HEARD:
+            self.server.patch_pod("default", name, {"metadata": {"annotations": {"NEURON_ALLOCATED": "true"}}})
 
     def has_room(self, pod: AnyJson, name: str) -> bool:
         allocatable = self.nodes[name]["status"]["allocatable"]
@@ -377,6 +386,8 @@ class Model:
                     self.delete(next(iter(self.pods)))
             case 8 if self.unbound():
                 self.edit(chance.choice(self.unbound()))
+            case 28:
+                self.away ^= {chance.choice(HEARD)}
             case 9 if chance.random() < 0.15:
                 self.change_node(chance.choice(NODE_NAMES))
             case 10 if chance.random() < 0.2:
@@ -587,6 +598,7 @@ class Model:
 
     async def settle(self) -> None:
         """Nothing goes wrong any more, and time passes."""
+        self.away.clear()
         for name in NODE_NAMES:
             self.add_node(name)
         for pod in self.pods.values():
