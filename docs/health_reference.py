@@ -1,6 +1,6 @@
 """The part of the configuration page about ``health``: what each signal is, and what follows from it by default.
 
-The defaults are the code's. Signals and keys are explained here, and one that is not fails the making of the page.
+The defaults and the signals are the code's. Keys are explained here; one that is not fails the making of the page.
 """
 
 from __future__ import annotations
@@ -36,26 +36,6 @@ _KEYS = {
     "keep-firing-for-seconds": "the time to keep firing after the cause has gone",
 }
 
-_SIGNALS = {
-    Signal.NODE: "the device node is missing, or is none of the driver's",
-    Signal.RESET_FAILED: "a reset has failed",
-    Signal.COMPONENTS: "parts that firmware reports unhealthy",
-    Signal.SRAM_ECC: "counter: uncorrected errors of on-chip memory",
-    Signal.MEMORY_ECC: "counter: uncorrected errors of device memory",
-    Signal.NC_UNCORRECTABLE: "counter of each core: `hw_nc_ue_error`",
-    Signal.HBM_UNCORRECTABLE: "counter of each core: `hw_hbm_ue_error`",
-    Signal.KERNEL_MESSAGE: "a hardware error in the kernel log that names the device",
-    Signal.FAILED_STARTS: "counter: different pods in a row that failed to start on the device, while others run "
-    "elsewhere ([what counts](troubleshooting.md#a-device-on-which-every-pod-fails))",
-    Signal.RESET_FAILURES: "counter of each core: `reset_fail_count`",
-    Signal.RESETTING: "a reset is under way",
-    Signal.DMA_ABORT: "counter of each core: `hw_dma_abort_error`",
-    Signal.HW_ERROR: "counter of each core: `hw_error`",
-    Signal.HEALTH_STATUS: "counters of firmware below `health_status`",
-    Signal.REPAIRABLE_ECC: "counter: uncorrected errors of device memory that can be repaired",
-    Signal.KERNEL_MESSAGE_UNNAMED: "a hardware error in the kernel log that names no device",
-}
-
 _OTHERS = {
     "flapping-window-seconds": "a signal that comes back within this time is held longer each time; 0 turns that off",
     "first-hold-seconds": "how long the first time; then twice as long each time",
@@ -75,7 +55,11 @@ def signals() -> list[tuple[str, ...]]:
     """Every signal with its defaults."""
     rules = HealthRules()
     return [
-        (f"`{signal.value}`", *map(as_text, msgspec.structs.astuple(rule_of(rules, signal))), _SIGNALS[signal])
+        (
+            f"`{signal.value}`",
+            *map(as_text, msgspec.structs.astuple(rule_of(rules, signal))),
+            f"{'counter: ' if signal.counted else ''}{signal.meaning}",
+        )
         for signal in Signal
         if signal is not Signal.MISSING  # what is missing cannot be handed out: no setting
     ]

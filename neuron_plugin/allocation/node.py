@@ -26,15 +26,10 @@ from neuron_plugin.allocation.pod import (
     mask_union,
 )
 from neuron_plugin.allocation.preflight import Preflight
-from neuron_plugin.allocation.rejection import Rejection
+from neuron_plugin.allocation.rejection import CORDONED, OVERLAPPING_ASSIGNMENTS, STALE_PLUGIN, Rejection
 from neuron_plugin.allocation.requests import ContainerKind, PodRequest
 from neuron_plugin.topology import NO_CORES, CoreMask, Geometry
 
-STALE_PLUGIN = Rejection("stale-plugin", "The node's Neuron plugin does not renew its lease")
-OVERLAPPING_ASSIGNMENTS = Rejection(
-    "overlapping-assignments", "Two pods on the node are assigned the same Neuron devices", may_pass=True
-)
-CORDONED = Rejection("cordoned", "The node is cordoned")
 ANY_NODE = NodeRules()
 
 

@@ -12,12 +12,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from neuron_plugin.allocation.inventory import NodeInventory
-from neuron_plugin.allocation.rejection import Rejection
+from neuron_plugin.allocation.rejection import PREFLIGHT_DUE, PREFLIGHT_FAILED, PREFLIGHT_UNABLE, Rejection
 from neuron_plugin.allocation.resources import ranges
 
-DUE = Rejection("preflight-due", "The node has not passed its pre-flight check yet")
-FAILED = Rejection("preflight-failed", "The node has failed its pre-flight check")
-UNABLE = Rejection("preflight-unable", "The node has a pre-flight check that cannot run")
 LONGEST_MESSAGE = 400
 """Characters of what a check has said that are kept on the node."""
 _SHOWN = 4
@@ -112,16 +109,16 @@ def preflight_closure(
     if inventory.claim_driver:
         return None
     if record is None:
-        return None if busy else DUE
+        return None if busy else PREFLIGHT_DUE
     if record.boot_id != boot_id:
-        return DUE
+        return PREFLIGHT_DUE
     match record.state:
         case PreflightState.FAILED:
-            return replace(FAILED, detail=record.text)
+            return replace(PREFLIGHT_FAILED, detail=record.text)
         case PreflightState.UNABLE:
-            return replace(UNABLE, detail=record.text) if record.closes else None
+            return replace(PREFLIGHT_UNABLE, detail=record.text) if record.closes else None
         case PreflightState.UNHEALTHY:
-            return None if broken_devices(inventory) else DUE
+            return None if broken_devices(inventory) else PREFLIGHT_DUE
         case PreflightState.PENDING:
-            return DUE
+            return PREFLIGHT_DUE
     return None

@@ -19,13 +19,15 @@ _PLURALS = {Unit.DEVICE: "devices", Unit.CORE: "cores"}
 class Rejection:
     """A "no": a code for metrics, the text for kube-scheduler, and whether the end of other pods can change it.
 
-    ``detail`` is for people who read a log or an event: the pod, the annotation, the value.
+    ``detail`` is for people who read a log or an event: the pod, the annotation, the value. ``of_node`` is the
+    ``predicate`` of a text that does not begin with the node.
     """
 
     code: str
     text: str
     may_pass: bool = False
     detail: str = field(default="", compare=False)
+    of_node: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         return self.detail or self.text
@@ -33,41 +35,83 @@ class Rejection:
     @property
     def predicate(self) -> str:
         """The same said of a node, such as ``has no Neuron devices``: so nodes are counted by what is said of them."""
-        for beginning, verb in (
-            ("The node's ", "has a "),
-            ("The node ", ""),
-            ("No ", "has no "),
-            ("Fewer ", "has fewer "),
-        ):
-            if self.text.startswith(beginning):
-                said = self.text.removeprefix(beginning)
-                return _PREDICATES.get(self.code, f"{verb}{said}")
-        return _PREDICATES.get(self.code, self.text)
+        for beginning, verb in _OF_A_NODE:
+            if not self.of_node and self.text.startswith(beginning):
+                return f"{verb}{self.text.removeprefix(beginning)}"
+        return self.of_node or self.text
 
 
-_PREDICATES = {
-    "unreadable-assignment": "has a pod whose Neuron assignment cannot be read",
-    "no-assignment": "has a pod whose Neuron assignment is not known yet",
-    "overlapping-assignments": "has two pods with the same Neuron devices",
-    "unreadable-inventory": "has a Neuron inventory that cannot be read",
-    "unknown-health": "has devices that are missing or unhealthy, and no inventory that says which",
-    "stale-plugin": "has a Neuron plugin that does not renew its Lease",
-    "wrong-product": "has devices of another product than the pod asks for",
-    "unknown-product": "has devices whose product is not known",
-}
-"""By code, where the text is about the node's pods or does not begin with the node."""
+_OF_A_NODE = (("The node's ", "has a "), ("The node ", ""), ("No ", "has no "), ("Fewer ", "has fewer "))
 
 
+# Why a node takes no Neuron pod, whatever the pod asks for. A text names nothing: log, event and /inspect say which pod
+# or value it is.
+UNKNOWN_NODE = Rejection("unknown-node", "The node is not known to the Neuron extender yet")
+NO_NEURON = Rejection("no-neuron", "The node has no Neuron devices")
+NO_INVENTORY = Rejection(
+    "no-inventory", "The node has no Neuron inventory and its instance type does not say what it has"
+)
+UNREADABLE_INVENTORY = Rejection(
+    "unreadable-inventory",
+    "The node's Neuron inventory cannot be read",
+    of_node="has a Neuron inventory that cannot be read",
+)
+UNKNOWN_HEALTH = Rejection(
+    "unknown-health",
+    "Some of the node's Neuron devices are missing or unhealthy and no inventory says which",
+    of_node="has devices that are missing or unhealthy, and no inventory that says which",
+)
+STALE_PLUGIN = Rejection(
+    "stale-plugin",
+    "The node's Neuron plugin does not renew its lease",
+    of_node="has a Neuron plugin that does not renew its Lease",
+)
+PREFLIGHT_DUE = Rejection("preflight-due", "The node has not passed its pre-flight check yet")
+PREFLIGHT_FAILED = Rejection("preflight-failed", "The node has failed its pre-flight check")
+PREFLIGHT_UNABLE = Rejection("preflight-unable", "The node has a pre-flight check that cannot run")
 UNREADABLE_ASSIGNMENT = Rejection(
-    "unreadable-assignment", "A pod on the node has a Neuron assignment that cannot be read", may_pass=True
+    "unreadable-assignment",
+    "A pod on the node has a Neuron assignment that cannot be read",
+    may_pass=True,
+    of_node="has a pod whose Neuron assignment cannot be read",
 )
 NO_ASSIGNMENT = Rejection(
-    "no-assignment", "A pod on the node uses Neuron and its assignment is not known yet", may_pass=True
+    "no-assignment",
+    "A pod on the node uses Neuron and its assignment is not known yet",
+    may_pass=True,
+    of_node="has a pod whose Neuron assignment is not known yet",
 )
+OVERLAPPING_ASSIGNMENTS = Rejection(
+    "overlapping-assignments",
+    "Two pods on the node are assigned the same Neuron devices",
+    may_pass=True,
+    of_node="has two pods with the same Neuron devices",
+)
+BOUND_ELSEWHERE = Rejection(
+    "bound-elsewhere", "The pod is bound to another node or a bind to one is not decided yet", may_pass=True
+)
+CORDONED = Rejection("cordoned", "The node is cordoned")
+
+NODE_REFUSALS = (
+    *(UNKNOWN_NODE, NO_NEURON, NO_INVENTORY, UNREADABLE_INVENTORY, UNKNOWN_HEALTH, STALE_PLUGIN),
+    *(PREFLIGHT_DUE, PREFLIGHT_FAILED, PREFLIGHT_UNABLE),
+    *(UNREADABLE_ASSIGNMENT, NO_ASSIGNMENT, OVERLAPPING_ASSIGNMENTS, BOUND_ELSEWHERE),
+)
+"""Every reason that is not about what the pod asks for, but that an administrator has cordoned the node."""
+
+# About what the pod asks for.
 INVALID_REQUEST = Rejection("invalid-request", "The pod's request for Neuron cannot be served")
 INVALID_CONSTRAINT = Rejection("invalid-constraint", "An annotation that constrains the pod's devices cannot be read")
-WRONG_PRODUCT = Rejection("wrong-product", "The node's Neuron devices are not of a product that the pod asks for")
-UNKNOWN_PRODUCT = Rejection("unknown-product", "The product of the node's Neuron devices is not known")
+WRONG_PRODUCT = Rejection(
+    "wrong-product",
+    "The node's Neuron devices are not of a product that the pod asks for",
+    of_node="has devices of another product than the pod asks for",
+)
+UNKNOWN_PRODUCT = Rejection(
+    "unknown-product",
+    "The product of the node's Neuron devices is not known",
+    of_node="has devices whose product is not known",
+)
 WRONG_ATTRIBUTES = Rejection(
     "wrong-attributes", "The node's Neuron devices do not have the attributes that a claim of the pod asks for"
 )

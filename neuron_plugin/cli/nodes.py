@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
+from neuron_plugin.allocation.rejection import NO_NEURON
 from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.cli.cluster import node_name
 from neuron_plugin.cli.cluster_views import Views, add_view_flags, cluster_views, in_order, show_views
 from neuron_plugin.cli.command import Exit, Form, Line, no_such, plain, table
-from neuron_plugin.cluster.nodes import NO_NEURON
 from neuron_plugin.cluster.objects import NODES
 from neuron_plugin.monitor.network import DomainView, NodeRoom, domain_tree, room_of
 from neuron_plugin.monitor.views import NodeView, NodeViewStatus

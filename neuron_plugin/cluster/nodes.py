@@ -12,19 +12,11 @@ from neuron_plugin.allocation.keys import DISABLE_KEY, INVENTORY_KEY, PREFLIGHT_
 from neuron_plugin.allocation.narrowing import device_facts
 from neuron_plugin.allocation.node_rules import NodeRules, Taint
 from neuron_plugin.allocation.preflight import read_preflight
+from neuron_plugin.allocation.rejection import NO_INVENTORY, NO_NEURON, UNKNOWN_HEALTH, UNREADABLE_INVENTORY
 from neuron_plugin.allocation.requests import parse_count
 from neuron_plugin.cluster.objects import Node
 from neuron_plugin.cluster.pod_rules import quantities
 from neuron_plugin.topology import Catalogue, Geometry, InstanceType
-
-NO_NEURON = Rejection("no-neuron", "The node has no Neuron devices")
-NO_INVENTORY = Rejection(
-    "no-inventory", "The node has no Neuron inventory and its instance type does not say what it has"
-)
-UNREADABLE_INVENTORY = Rejection("unreadable-inventory", "The node's Neuron inventory cannot be read")
-UNKNOWN_HEALTH = Rejection(
-    "unknown-health", "Some of the node's Neuron devices are missing or unhealthy and no inventory says which"
-)
 
 _INSTANCE_TYPE_LABELS = ("node.kubernetes.io/instance-type", "beta.kubernetes.io/instance-type")
 _SAGEMAKER_PREFIX = "ml."

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Self
 
 from neuron_plugin.hardware.device import GENERATIONS, Device, NodeState
 from neuron_plugin.hardware.inventory import Inventory
@@ -22,31 +23,42 @@ _HAVE_ECC_COUNTERS = frozenset(GENERATIONS) - {"Inferentia"}
 
 
 class Signal(enum.StrEnum):
-    """What can be wrong with a device, worst first."""
+    """What can be wrong with a device, worst first.
 
-    MISSING = "missing"
-    """The driver does not list the device, or it cannot be known completely."""
-    NODE = "node"
-    RESET_FAILED = "reset-failed"
-    COMPONENTS = "components"
-    SRAM_ECC = "sram-ecc"
-    MEMORY_ECC = "memory-ecc"
-    NC_UNCORRECTABLE = "hw-nc-ue-error"
-    HBM_UNCORRECTABLE = "hw-hbm-ue-error"
-    KERNEL_MESSAGE = "kernel-message"
-    """A hardware error in the kernel log that names the device."""
-    FAILED_STARTS = "failed-starts"
-    """The last containers of different pods have all failed on the device, and others run elsewhere."""
-    RESET_FAILURES = "reset-failures"
-    """The driver has counted a failed reset."""
-    RESETTING = "resetting"
-    DMA_ABORT = "hw-dma-abort-error"
-    HW_ERROR = "hw-error"
-    HEALTH_STATUS = "health-status"
-    """A counter that firmware keeps below ``health_status`` has risen."""
-    REPAIRABLE_ECC = "repairable-ecc"
-    KERNEL_MESSAGE_UNNAMED = "kernel-message-unnamed"
-    """A hardware error in the kernel log that names no device: it may be any."""
+    ``meaning`` is for the reference of settings. What is ``counted``, by sysfs or of pods, says nothing while it cannot
+    be read, so its condition stays as it is.
+    """
+
+    meaning: str
+    counted: bool
+
+    def __new__(cls, value: str, meaning: str = "", counted: bool = False) -> Self:  # noqa: FBT001, FBT002 - members
+        """A signal under the name that settings, metrics and records have."""
+        signal = str.__new__(cls, value)
+        signal._value_, signal.meaning, signal.counted = value, meaning, counted
+        return signal
+
+    MISSING = "missing", "the driver does not list the device, or it cannot be known completely"
+    NODE = "node", "the device node is missing, or is none of the driver's"
+    RESET_FAILED = "reset-failed", "a reset has failed"
+    COMPONENTS = "components", "parts that firmware reports unhealthy"
+    SRAM_ECC = "sram-ecc", "uncorrected errors of on-chip memory", True
+    MEMORY_ECC = "memory-ecc", "uncorrected errors of device memory", True
+    NC_UNCORRECTABLE = "hw-nc-ue-error", "`hw_nc_ue_error` of each core", True
+    HBM_UNCORRECTABLE = "hw-hbm-ue-error", "`hw_hbm_ue_error` of each core", True
+    KERNEL_MESSAGE = "kernel-message", "a hardware error in the kernel log that names the device"
+    FAILED_STARTS = (
+        "failed-starts",
+        "pods in a row that fail to start ([what counts](troubleshooting.md#a-device-on-which-every-pod-fails))",
+        True,
+    )
+    RESET_FAILURES = "reset-failures", "`reset_fail_count` of each core", True
+    RESETTING = "resetting", "a reset is under way"
+    DMA_ABORT = "hw-dma-abort-error", "`hw_dma_abort_error` of each core", True
+    HW_ERROR = "hw-error", "`hw_error` of each core", True
+    HEALTH_STATUS = "health-status", "errors that firmware counts below `health_status`", True
+    REPAIRABLE_ECC = "repairable-ecc", "uncorrected errors of device memory that can be repaired", True
+    KERNEL_MESSAGE_UNNAMED = "kernel-message-unnamed", "a hardware error in the kernel log that names no device"
 
 
 _CORE_ERRORS = (

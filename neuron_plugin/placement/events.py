@@ -12,8 +12,7 @@ import logging
 from collections.abc import Mapping
 
 from neuron_plugin.allocation import NeuronPod, PodReference, PodUid
-from neuron_plugin.allocation.node import OVERLAPPING_ASSIGNMENTS
-from neuron_plugin.allocation.rejection import NO_ASSIGNMENT, UNREADABLE_ASSIGNMENT
+from neuron_plugin.allocation.rejection import NO_ASSIGNMENT, OVERLAPPING_ASSIGNMENTS, UNREADABLE_ASSIGNMENT
 from neuron_plugin.cluster import ObjectReference
 from neuron_plugin.placement.context import Context
 

@@ -16,7 +16,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from neuron_plugin.allocation import ContainerKind, NeuronPod, NodeInfo, NodeInventory
 from neuron_plugin.allocation.group import GroupName
-from neuron_plugin.allocation.preflight import DUE, PreflightState
+from neuron_plugin.allocation.preflight import PreflightState
+from neuron_plugin.allocation.rejection import PREFLIGHT_DUE
 from neuron_plugin.build import build
 from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.planning.device_hours import PARTS, Share
@@ -249,7 +250,7 @@ def _cores_by_state(info: NodeInfo, inventory: NodeInventory) -> dict[str, int]:
 def _preflight_state(info: NodeInfo) -> str:
     """A node that was rebooted is pending; one that was never checked and has pods is unchecked."""
     record = info.node.preflight
-    if record and record.boot_id == info.node.boot_id and info.unchecked is not DUE:
+    if record and record.boot_id == info.node.boot_id and info.unchecked is not PREFLIGHT_DUE:
         return record.state.value
     return PreflightState.PENDING.value if info.unchecked else "unchecked"
 

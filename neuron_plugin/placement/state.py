@@ -33,13 +33,11 @@ from neuron_plugin.allocation.assignment import write_assignment
 from neuron_plugin.allocation.claims import ClaimResult
 from neuron_plugin.allocation.group import GroupName, TopologyWish
 from neuron_plugin.allocation.keys import PREFLIGHT_KEY
-from neuron_plugin.allocation.node import OVERLAPPING_ASSIGNMENTS, STALE_PLUGIN, Reservation, node_info
+from neuron_plugin.allocation.node import Reservation, node_info
 from neuron_plugin.allocation.node_rules import NO_USE, NodeUse, node_use
 from neuron_plugin.allocation.pod import claim_user, unknown_products
-from neuron_plugin.allocation.preflight import DUE, FAILED, UNABLE, preflight_closure, preflight_seen
-from neuron_plugin.allocation.rejection import NO_ASSIGNMENT, UNREADABLE_ASSIGNMENT
+from neuron_plugin.allocation.preflight import preflight_closure, preflight_seen
 from neuron_plugin.allocation.utilization import ContainerUtilization, Utilization
-from neuron_plugin.cluster.nodes import NO_INVENTORY, NO_NEURON, UNKNOWN_HEALTH, UNREADABLE_INVENTORY
 from neuron_plugin.cluster.pods import PodUse
 from neuron_plugin.placement.changes import Changes
 from neuron_plugin.placement.history import History
@@ -50,30 +48,6 @@ from neuron_plugin.planning.population import Population, placed_pod
 from neuron_plugin.planning.rules import is_tight
 from neuron_plugin.planning.scene import current_members, kept_keys
 from neuron_plugin.planning.volumes import Storage
-
-# Why a node takes no Neuron pod, whatever the pod asks for. The rules for texts are those of ``Rejection``: no names,
-# because kube-scheduler prints a count per distinct text. Log, event and /inspect say which pod or value it is.
-UNKNOWN_NODE = Rejection("unknown-node", "The node is not known to the Neuron extender yet")
-BOUND_ELSEWHERE = Rejection(
-    "bound-elsewhere", "The pod is bound to another node or a bind to one is not decided yet", may_pass=True
-)
-
-NODE_REFUSALS = (
-    UNKNOWN_NODE,
-    NO_NEURON,
-    NO_INVENTORY,
-    UNREADABLE_INVENTORY,
-    UNKNOWN_HEALTH,
-    STALE_PLUGIN,
-    DUE,
-    FAILED,
-    UNABLE,
-    UNREADABLE_ASSIGNMENT,
-    NO_ASSIGNMENT,
-    OVERLAPPING_ASSIGNMENTS,
-    BOUND_ELSEWHERE,
-)
-"""Every reason that is not about what the pod asks for."""
 
 MOST_CHANGES = 4_096
 """Changes remembered: a minute of a busy cluster. One keeps two records alive, some kilobytes on a full node."""

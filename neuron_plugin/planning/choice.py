@@ -139,19 +139,17 @@ class Answers:
         if self._by_capacity is None:
             self._by_capacity = {}
             for name in self._ranks:
-                self._classify(name)
+                self._classify(name, self._by_capacity)
         return self._by_capacity
 
-    def _classify(self, name: str) -> None:
-        if self._by_capacity is None:
-            return
+    def _classify(self, name: str, by_capacity: dict[Capacity, set[str]]) -> None:
         if before := self._capacities.pop(name, None):
-            self._by_capacity[before].discard(name)
-            if not self._by_capacity[before]:
-                del self._by_capacity[before]
+            by_capacity[before].discard(name)
+            if not by_capacity[before]:
+                del by_capacity[before]
         if name in self._ranks and isinstance(capacity := self._nodes[name].capacity, Capacity):
             self._capacities[name] = capacity
-            self._by_capacity.setdefault(capacity, set()).add(name)
+            by_capacity.setdefault(capacity, set()).add(name)
 
     def split(self, names: list[str]) -> tuple[list[str], dict[Rejection, set[str]]]:
         """The names that fit, as they came, and the other known ones by why they do not."""
@@ -223,7 +221,8 @@ class Answers:
             elif info and (rank := self._rank(name, info)):
                 insort(self._orders.setdefault(rank.kind, []), rank)
                 self._ranks[name] = rank
-            self._classify(name)
+            if self._by_capacity is not None:
+                self._classify(name, self._by_capacity)
         self.changed.clear()
         self._orders = {kind: order for kind, order in self._orders.items() if order}
 

@@ -43,15 +43,7 @@ from neuron_plugin.topology import DeviceId
 logger = logging.getLogger(__name__)
 
 KERNEL_SIGNALS = frozenset({Signal.KERNEL_MESSAGE, Signal.KERNEL_MESSAGE_UNNAMED})
-COUNTERS = frozenset(
-    {
-        *(Signal.SRAM_ECC, Signal.MEMORY_ECC, Signal.REPAIRABLE_ECC, Signal.HEALTH_STATUS),
-        *(Signal.NC_UNCORRECTABLE, Signal.HBM_UNCORRECTABLE, Signal.DMA_ABORT, Signal.HW_ERROR),
-        *(Signal.RESET_FAILURES, Signal.FAILED_STARTS),
-    }
-)
-"""Signals that are counted, by sysfs and of pods. One that cannot be read says nothing, so its condition stays as it
-is."""
+COUNTERS = frozenset(signal for signal in Signal if signal.counted)
 
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 _HOUR = 3600.0

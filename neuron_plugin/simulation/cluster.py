@@ -22,12 +22,12 @@ from neuron_plugin.allocation import Resource
 from neuron_plugin.allocation.claims import CORE_CLASS, DRA_DRIVER
 from neuron_plugin.allocation.keys import INVENTORY_KEY, NODE_KEY
 from neuron_plugin.allocation.node_rules import DEFAULT_SCHEDULER
+from neuron_plugin.allocation.rejection import NODE_REFUSALS
 from neuron_plugin.cluster import DecodeError, Pod
 from neuron_plugin.cluster.leases import LEASE_PREFIX
 from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.placement.gates.upkeep import WAITING
 from neuron_plugin.placement.gates.webhook import patch as gate_patch
-from neuron_plugin.placement.state import NODE_REFUSALS
 from neuron_plugin.simulation.api_server import SimulatedApiServer
 from neuron_plugin.simulation.api_server_kinds import DEVICE_CLASSES, EVENTS, LEASES, PRIORITY_CLASSES, AnyJson, Refusal
 from neuron_plugin.simulation.api_server_kinds import NODES as SERVED_NODES

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from neuron_plugin.allocation.node import CORDONED
+from neuron_plugin.allocation.rejection import CORDONED, NODE_REFUSALS
 from neuron_plugin.placement.metrics import ExtenderMetrics, device_seconds, state_metrics
-from neuron_plugin.placement.state import NODE_REFUSALS, ClusterState
+from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.plugin.status import METRICS, PREFIX
 from tests.charts.manifests import of_each, of_kind, pod_templates
 from tests.charts.rendering import CHART, Manifest

@@ -15,12 +15,13 @@ import yaml
 from neuron_plugin.cli.main import build_parser
 from neuron_plugin.instance_file import load_catalogue
 from neuron_plugin.placement.settings import ExtenderSettings, check
-from neuron_plugin.plugin.health import Action, HealthRules, SignalRule
+from neuron_plugin.plugin.health import Action, HealthRules
 from neuron_plugin.plugin.settings import TAKEN_CONDITIONS, PluginSettings
 from neuron_plugin.plugin.settings import check as check_plugin
 from neuron_plugin.settings import USUAL_FILE, _kind_of, load
 from tests.charts.manifests import NAMES, embedded, of_each, of_kind, pod_templates
 from tests.charts.rendering import CHART, Manifest
+from tests.charts.values_table import SCHEMA, schema
 
 DEFINITIONS: Manifest = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))["definitions"]
 
@@ -41,8 +42,6 @@ SET_BY_THE_CHART = {
 STRUCTS: dict[str, type[msgspec.Struct]] = {
     "pluginSettings": PluginSettings,
     "extenderSettings": ExtenderSettings,
-    "healthSettings": HealthRules,
-    "signalPolicy": SignalRule,
 }
 
 
@@ -50,6 +49,10 @@ STRUCTS: dict[str, type[msgspec.Struct]] = {
 def test_p82_values_offer_every_setting_that_the_chart_does_not_set_itself(definition: str) -> None:
     settings = {field.encode_name for field in msgspec.structs.fields(STRUCTS[definition])}
     assert set(DEFINITIONS[definition]["properties"]) == settings - SET_BY_THE_CHART.get(definition, set())
+
+
+def test_p82_the_schema_of_health_rules_is_the_daemon_s() -> None:
+    assert schema() == SCHEMA.read_text(encoding="utf-8"), "write it: python -m tests.charts.values_table"
 
 
 def choices(offered: Manifest) -> list[str]:

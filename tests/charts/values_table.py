@@ -1,4 +1,4 @@
-"""The table of values in the chart's README, made from ``values.yaml`` and its comments."""
+"""What is made of other files in the chart: the table of values in its README, and the schema of the health rules."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import json
 import re
 from collections.abc import Iterator
 
+import msgspec
+
+from neuron_plugin.plugin.health import Action, HealthRules, SignalRule
+from neuron_plugin.settings import _kind_of
 from tests.charts.rendering import CHART, Manifest, default_values
 
 README = CHART / "README.md"
+SCHEMA = CHART / "values.schema.json"
 BEGIN, END = "<!-- values: begin -->\n", "<!-- values: end -->\n"
 
 MAPS = {"labels", "resources", "settings"}
@@ -63,5 +68,25 @@ def readme() -> str:
     return head + BEGIN + table() + END + rest.split(END)[1]
 
 
+def schema() -> str:
+    """The schema of values with the health rules of today: a new signal stands there by itself."""
+    known = json.loads(SCHEMA.read_text(encoding="utf-8"))
+    structs: dict[str, type[msgspec.Struct]] = {"signalPolicy": SignalRule, "healthSettings": HealthRules}
+    for name, struct in structs.items():
+        properties = {field.encode_name: _property(_kind_of(field)) for field in msgspec.structs.fields(struct)}
+        known["definitions"][name] = {"type": "object", "additionalProperties": False, "properties": properties}
+    return json.dumps(known, indent=2, ensure_ascii=False) + "\n"
+
+
+def _property(kind: object) -> Manifest:
+    simple: dict[object, Manifest] = {
+        bool: {"type": "boolean"},
+        int: {"type": "integer", "minimum": 1},
+        Action: {"type": "string", "enum": [action.value for action in Action]},
+    }
+    return simple.get(kind) or {"$ref": f"#/definitions/{'signalPolicy' if kind is SignalRule else 'seconds'}"}
+
+
 if __name__ == "__main__":
     README.write_text(readme(), encoding="utf-8")
+    SCHEMA.write_text(schema(), encoding="utf-8")

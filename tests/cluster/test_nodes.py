@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from neuron_plugin.allocation import NodeInventory, Rejection
-from neuron_plugin.cluster.nodes import NO_INVENTORY, NO_NEURON, UNKNOWN_HEALTH
+from neuron_plugin.allocation.rejection import NO_INVENTORY, NO_NEURON, UNKNOWN_HEALTH
 from tests.support.manifests import node_manifest, shipped_geometry
 from tests.support.world import node_of
 

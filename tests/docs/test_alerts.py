@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from neuron_plugin.allocation.rejection import NODE_REFUSALS
 from neuron_plugin.placement.extender.binding import Ending
-from neuron_plugin.placement.state import NODE_REFUSALS
 from tests.charts.manifests import of_kind
 from tests.charts.rendering import Manifest, default_values
 

@@ -23,14 +23,13 @@ import yaml
 from neuron_plugin.allocation import PodUid, Rejection
 from neuron_plugin.allocation import rejection as rejections
 from neuron_plugin.allocation.inventory import DISABLED_REASON
-from neuron_plugin.allocation.node import CORDONED
+from neuron_plugin.allocation.rejection import CORDONED, NODE_REFUSALS
 from neuron_plugin.cli.main import main
 from neuron_plugin.inspection.checks import CHECKS
 from neuron_plugin.kubelet import AdvertisedDevice, AllocationRefusedError, Checkpoint, CheckpointEntry
 from neuron_plugin.kubelet.advertisement import Edition
 from neuron_plugin.kubelet.device_plugin import checked_ids
 from neuron_plugin.placement.events import EVENT_REASONS
-from neuron_plugin.placement.state import NODE_REFUSALS
 from neuron_plugin.plugin.allocator import Allocator
 from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.inputs import NodePods

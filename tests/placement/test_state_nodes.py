@@ -17,10 +17,15 @@ from neuron_plugin.allocation import (
 )
 from neuron_plugin.allocation.inventory import write_inventory
 from neuron_plugin.allocation.keys import INVENTORY_KEY
-from neuron_plugin.allocation.node import OVERLAPPING_ASSIGNMENTS, STALE_PLUGIN, node_info
+from neuron_plugin.allocation.node import node_info
 from neuron_plugin.allocation.pod import assigned_allocations
-from neuron_plugin.allocation.rejection import NO_ASSIGNMENT, UNREADABLE_ASSIGNMENT
-from neuron_plugin.cluster.nodes import NO_NEURON
+from neuron_plugin.allocation.rejection import (
+    NO_ASSIGNMENT,
+    NO_NEURON,
+    OVERLAPPING_ASSIGNMENTS,
+    STALE_PLUGIN,
+    UNREADABLE_ASSIGNMENT,
+)
 from tests.support.manifests import container, pod_manifest, shipped_geometry
 from tests.support.world import CORE, DEVICE, node_of, record_of
 

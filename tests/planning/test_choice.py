@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from neuron_plugin.allocation import Capacity, PodRequest, Rejection, Resource
 from neuron_plugin.allocation.cost import cost, devices_lost
 from neuron_plugin.allocation.narrowing import device_facts
-from neuron_plugin.allocation.node import STALE_PLUGIN, capacity_of
+from neuron_plugin.allocation.node import capacity_of
 from neuron_plugin.allocation.placement import placement_mask
+from neuron_plugin.allocation.rejection import STALE_PLUGIN
 from neuron_plugin.planning import choice as module
 from neuron_plugin.planning.choice import Choices, verdict
 from neuron_plugin.topology import CoreMask

@@ -18,12 +18,13 @@ from neuron_plugin.allocation import (
     Rejection,
     Resource,
 )
+from neuron_plugin.allocation.rejection import UNKNOWN_NODE
 from neuron_plugin.cluster.nodes import neuron_node
 from neuron_plugin.cluster.objects import NODES
 from neuron_plugin.cluster.pods import PODS, PodUse, neuron_pod
 from neuron_plugin.placement.extender.filter import Filtered, filter_nodes, score_nodes
 from neuron_plugin.placement.informers import keep_pod
-from neuron_plugin.placement.state import UNKNOWN_NODE, ClusterState
+from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.placement.storage import ALWAYS, STORAGE
 from neuron_plugin.simulation.api_server_kinds import KINDS
 from neuron_plugin.topology import catalogue, product_names

@@ -18,8 +18,9 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from neuron_plugin.allocation import Capacity, NeuronPod, PlacementStrategy, PodRequest, PodUid, Rejection
+from neuron_plugin.allocation.rejection import BOUND_ELSEWHERE, UNKNOWN_NODE
 from neuron_plugin.placement.context import Context
-from neuron_plugin.placement.state import BOUND_ELSEWHERE, UNKNOWN_NODE, AssumedPod, ClusterState
+from neuron_plugin.placement.state import AssumedPod, ClusterState
 from neuron_plugin.placement.writer import Writer
 from neuron_plugin.planning import PACK
 

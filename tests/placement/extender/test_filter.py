@@ -4,18 +4,15 @@ import re
 import time
 from collections.abc import Callable, Iterable
 from itertools import pairwise
-from types import ModuleType
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuron_plugin.allocation import Rejection, Resource, preflight
-from neuron_plugin.allocation import node as allocation_node
-from neuron_plugin.allocation.node import CORDONED
-from neuron_plugin.cluster import nodes as cluster_nodes
+from neuron_plugin.allocation import Rejection, Resource
+from neuron_plugin.allocation.rejection import NODE_REFUSALS
 from neuron_plugin.placement.extender.filter import scores
-from neuron_plugin.placement.state import NODE_REFUSALS, AssumedPod
+from neuron_plugin.placement.state import AssumedPod
 from neuron_plugin.planning.choice import verdict
 from neuron_plugin.simulation.api_server_kinds import AnyJson
 from tests.support.bench import Bench
@@ -100,12 +97,6 @@ def test_t07_reasons_read_as_one_sentence_once_the_scheduler_has_joined_them_by_
     for text in (rejection.text for rejection in (*found.rejected, *NODE_REFUSALS)):
         assert not text.endswith(".")
         assert "," not in text
-
-
-@pytest.mark.parametrize("module", [cluster_nodes, allocation_node, preflight], ids=lambda module: module.__name__)
-def test_every_reason_that_closes_a_node_is_in_the_table(module: ModuleType) -> None:
-    closing = {value for value in vars(module).values() if isinstance(value, Rejection)} - {CORDONED}
-    assert closing <= set(NODE_REFUSALS)
 
 
 @pytest.mark.parametrize("refusal", NODE_REFUSALS, ids=lambda refusal: refusal.code)
