@@ -51,7 +51,7 @@ from neuron_plugin.allocation.claims import (
 from neuron_plugin.allocation.node_rules import Requirement, pinned
 from neuron_plugin.allocation.placement import ContainerAssignment
 from neuron_plugin.allocation.rejection import INVALID_REQUEST, NO_ASSIGNMENT
-from neuron_plugin.cluster import ApiRequest, ApiServer
+from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer
 from neuron_plugin.cluster.api import MERGE_PATCH, JsonObject, send
 from neuron_plugin.cluster.claims import FINALIZER, RESOURCE_CLAIMS, allocation_of
 from neuron_plugin.cluster.pods import PodUse
@@ -336,6 +336,25 @@ class ClaimWriter:
                 claim = await self._patch(claim, "", {"metadata": {"finalizers": finalizers}}, timeout_seconds)
             time = datetime.fromtimestamp(self._unix_ns() // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
             await self._write(claim, allocation_of(self._driver, node, devices, time), timeout_seconds)
+
+    async def are_shown(self, namespace: str, results: Results, *, timeout_seconds: float) -> bool:
+        """Whether the watch shows the claims as they are now, by consistent reads.
+
+        Raises:
+            ClusterError: one of them was not read.
+        """
+        for name, _ in results:
+            request = ApiRequest("GET", RESOURCE_CLAIMS.item(name, namespace))
+            try:
+                now = RESOURCE_CLAIMS.decode(await send(self._api, request, timeout_seconds=timeout_seconds))
+            except ApiError as error:
+                if not error.missing:
+                    raise
+                continue
+            known = self._known.get((namespace, name))
+            if known is None or known.version != now.resource_version:
+                return False
+        return True
 
     async def free(self, pod: NeuronPod, *, timeout_seconds: float) -> None:
         """Take the allocation off the claims of a pod that are not reserved for any pod.

@@ -224,6 +224,11 @@ class Writer:
             pod = assumed.pod.reference
             try:
                 seen = await self.read(pod)
+                seconds = self._context.times.read
+                if self.claims and not await self.claims.are_shown(
+                    pod.namespace, assumed.claims, timeout_seconds=seconds
+                ):
+                    continue  # a claim may have been allocated: what the watch shows is older
             except ClusterError:
                 continue  # still unknown: it stays assumed
             if self._state.assumed.get(pod.uid) is not assumed or pod.uid in under_way:

@@ -470,7 +470,9 @@ class Placer:
         for uid, (node, since, write) in list(self._in_line.items()):
             pod, info = self._state.pods.get(uid), self._state.nodes.get(node)
             is_closed = info is None or isinstance(info.capacity, Rejection)
-            if pod is None or not pod.gated or (is_closed and not pod.promised):
+            has_place = pod and pod.gated and (uid in self._state.assumed or pod.promised == node)
+            is_void = pod and info and pod.reference in info.void  # it is taken off by the upkeep
+            if not pod or not has_place or is_void or (is_closed and not pod.promised):
                 self._leave_line(uid)
             elif is_closed and now - since > times.closed:
                 self._leave_line(uid)

@@ -257,6 +257,28 @@ async def test_a_lost_answer_to_the_pods_patch_is_completed_by_the_claims(bench:
     assert (bench.devices("c"), bench.gates("train")) == (had, [])
 
 
+@pytest.mark.parametrize("late", ["answer", "watch"])
+async def test_devices_of_a_claim_that_may_be_allocated_are_kept_until_the_watch_shows_it(
+    bench: ClaimsBench, late: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.claim("c", claim_spec(exactly(allocationMode="All")))
+    bench.claiming("train", "c")
+    bench.sync()
+    bench.server.fail(Fault(match=STATUS, lose_answer=True))
+    with monkeypatch.context() as patched:
+        patched.setattr(bench, "sync", lambda: None)
+        await bench.step()
+        await bench.step(after=TIMES.landing + 1)
+        await bench.writer.settle()
+    assert bench.state.nodes["a"].used_mask
+    if late == "watch":
+        bench.claiming("other", "d")
+        bench.claim("d", linked(4))
+    await bench.place_all()
+    assert len(bench.devices("c")) == 16
+    assert bench.gates("train") == []
+
+
 async def test_another_leader_completes_what_was_allocated(bench: ClaimsBench, api: KubernetesApi) -> None:
     bench.claim("c")
     bench.claiming("train", "c")
