@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import random
+from collections import defaultdict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -49,6 +52,7 @@ class Ring(GatesBench):
 
     def lead(self, settings: PreflightSettings) -> None:
         """Groups are checked as the settings say."""
+        self.settings = settings
         self.state.check_nodes("", groups=settings.checks_groups)  # nodes themselves are not checked here
         self.checks = GroupChecks(self.context, self.writer, settings, NAMESPACE)
         self.placer = Placer(self.context, self.writer, self.room, self.checks)
@@ -56,7 +60,7 @@ class Ring(GatesBench):
 
     async def successor(self) -> Ring:
         """Another replica leads."""
-        other = Ring(self.server, self.api)
+        other = Ring(self.server, self.api, self.settings)
         other.now, other.created = self.now, self.created
         for node in self.server.objects(NODES):
             other.world.show_node(node)
@@ -484,3 +488,109 @@ async def test_a_daemon_checks_a_group_and_commands_without_one_say_so(
         for check in pods(NAMESPACE):
             server.set_pod_status(NAMESPACE, check["metadata"]["name"], {"phase": "Succeeded"})
         await until(lambda: all(NODE_KEY in pod["metadata"]["annotations"] for pod in pods("default")))
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("CHECK_SEEDS", "3"))))
+async def test_nothing_is_given_twice_no_group_starts_unchecked_and_none_waits_for_ever(
+    ring: Ring, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    chance = random.Random(seed)  # noqa: S311 - a life to try, no secret
+    ring.lead(msgspec.structs.replace(SETTINGS, on_unable=OnUnable.CLOSED))
+    ring.nodes("abcde")
+    bad, good, started = dict[str, bool](), set[Spots](), dict[str, Spots]()
+    for step in range(150):
+        if not members(ring):
+            ring.members(chance.choice([2, 3]), chance.choice([8, 16]))
+        match chance.randrange(16):
+            case 0:
+                bad[chance.choice("abcde")] = chance.random() < 0.4
+            case 1:
+                ring = await ring.successor()
+                monkeypatch.setattr("neuron_plugin.simulation.api_server_objects.now_text", ring.text)
+            case 2 | 3:
+                ring.pod(f"other-{step}", NEURON, chance.choice([1, 8, 16]))
+            case 4:
+                for pod in chance.sample(users := others(ring), min(len(users), 3)):
+                    ring.server.delete_pod("default", pod["metadata"]["name"], grace_seconds=0)
+            case 5:
+                whole = chance.random() < 0.8
+                for pod in members(ring) if whole else chance.sample(members(ring), 1):
+                    ring.server.delete_pod("default", pod["metadata"]["name"], grace_seconds=0)
+                for pod in members(ring) if not whole else []:  # its controller makes all of them again
+                    ring.server.delete_pod("default", pod["metadata"]["name"], grace_seconds=0)
+            case 6:
+                ring.node(name := chance.choice("abcde"), unhealthy=chance.choice([{}, {3: "ecc"}]))
+                ring.world.show_node(ring.server.get(NODES, name))
+            case 7:
+                method, path = chance.choice([("PATCH", "/pods/"), ("POST", "/pods$"), ("DELETE", "/pods/")])
+                ring.server.fail(Fault(Match(method=method, path=path), status=500))
+        for node in list(ring.check_pods()):
+            if chance.random() < 0.5:
+                ring.end(node, BROKEN if bad.get(node) else "")
+        good |= passed(ring)
+        await ring.turn(chance.choice([2, 2, 2, 30]))
+        assert_disjoint(ring)
+        for pod in members(ring):
+            uid = pod["metadata"]["uid"]
+            if (spots := spots_of(members(ring))) and uid not in started:
+                started[uid] = spots
+                assert spots in good, (step, spots, good)
+    ring.server.forgive()
+    for pod in others(ring):
+        ring.server.delete_pod("default", pod["metadata"]["name"], grace_seconds=0)
+    if not members(ring):
+        ring.members(2)
+    for name in "abcde":
+        ring.node(name)
+    for _ in range(20):
+        for node in list(ring.check_pods()):
+            ring.end(node)
+        await ring.turn(SETTINGS.retry / 4)
+    assert all(ring.place(pod["metadata"]["name"]) for pod in members(ring))
+    assert ring.left() == 0
+    assert not ring.state.reserved
+    assert started
+
+
+Spots = frozenset[tuple[str, str]]
+
+
+def members(ring: Ring) -> list[AnyJson]:
+    return [pod for pod in ring.server.objects(PODS) if pod["metadata"]["name"].startswith("ring-")]
+
+
+def others(ring: Ring) -> list[AnyJson]:
+    return [pod for pod in ring.server.objects(PODS) if pod["metadata"]["name"].startswith("other-")]
+
+
+def spot_of(pod: AnyJson) -> tuple[str, str]:
+    said = pod["metadata"].get("annotations") or {}
+    return said.get(NODE_KEY, "") or pod["spec"].get("nodeName", ""), said.get("NEURON_DEVS", "")
+
+
+def spots_of(pods: list[AnyJson]) -> Spots:
+    """Where pods are placed; empty unless all of them are."""
+    spots = frozenset(map(spot_of, pods))
+    return spots if all(node for node, _ in spots) else frozenset()
+
+
+def passed(ring: Ring) -> set[Spots]:
+    """The places of checks of which all pods have passed."""
+    by_check = defaultdict[str, list[AnyJson]](list)
+    for pod in ring.server.objects(PODS):
+        if pod["metadata"]["namespace"] == NAMESPACE:
+            by_check[pod["metadata"]["name"].rpartition("-")[0]].append(pod)
+    return {
+        frozenset(map(spot_of, pods))
+        for pods in by_check.values()
+        if len(pods) == int(env_of(pods[0])["SIZE"]) and all(pod["status"].get("phase") == "Succeeded" for pod in pods)
+    }
+
+
+def assert_disjoint(ring: Ring) -> None:
+    """No device is given to two pods: members, others, and checks that run."""
+    held = defaultdict[str, list[str]](list)
+    for pod in (pod for pod in ring.server.objects(PODS) if pod["status"].get("phase") not in {"Succeeded", "Failed"}):
+        node, devices = spot_of(pod)
+        held[node] += devices.split(",") if node else []
+    assert all(len(devices) == len(set(devices)) for devices in held.values()), held
