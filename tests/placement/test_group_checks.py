@@ -309,6 +309,25 @@ async def test_a_check_ends_with_what_it_is_for(ring: Ring, gone: str) -> None:
     }
 
 
+async def test_a_pod_that_its_kubelet_refused_is_made_once_more(ring: Ring) -> None:
+    ring.nodes("ab")
+    await ring.begin(2)
+    ring.end("a")
+    (refused,) = ring.check_pods().values()
+    no_devices = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no devices"}
+    ring.server.set_pod_status(NAMESPACE, refused["metadata"]["name"], no_devices)
+    await ring.turn()
+    assert not ring.check_pods()
+    await ring.turn(20)
+    await ring.turn()
+    assert ring.check_pods()["b"]["metadata"]["uid"] != refused["metadata"]["uid"]
+    ring.end("b")
+    await ring.turn()
+    await ring.place_all()
+    assert {*ring.places(2)} == {"a", "b"}
+    assert not ring.said()
+
+
 async def test_a_check_that_does_not_end_in_time_blames_what_still_runs(ring: Ring) -> None:
     ring.nodes("abcd")
     await ring.begin(2)
