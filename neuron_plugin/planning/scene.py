@@ -348,13 +348,11 @@ class Allowed:
         self._volumes = scene.volumes(pod)
         self._among = scene.among(pod)
         self._feasible = () if self._volumes.waits else scene.choices.feasible(pod.rules, self._volumes)
-        self._plain = not (instance_type or self._among or self._volumes.attached)
+        self._plain = not (instance_type or self._among or self._volumes.attached or self._avoided)
 
     def __contains__(self, name: object) -> bool:
         scene = self._scene
         if not isinstance(name, str) or (self._among_nodes is not None and name not in self._among_nodes):
-            return False
-        if name in self._avoided:
             return False
         if name in scene.gone or name in scene.come:
             if not self._leaves_as_changed(name):
@@ -364,6 +362,8 @@ class Allowed:
         return self._plain or self._is_allowed_among_others(name)
 
     def _is_allowed_among_others(self, name: str) -> bool:
+        if name in self._avoided:
+            return False
         if self._instance_type:
             inventory = self._scene.cluster.nodes[name].inventory
             if not inventory or inventory.geometry.instance_type != self._instance_type:
