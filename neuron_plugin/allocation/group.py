@@ -39,7 +39,7 @@ class GroupMember:
     ``unreadable`` says what of its wish cannot be read. ``leader_worker_set`` is the name of the LeaderWorkerSet whose
     replica the group is. ``host`` is the DNS name that a Service gives the pod, empty without one.
     ``sets_ultraserver``: a container sets some variable of UltraServers itself. ``spares`` is how many nodes are kept
-    for pods of the group that are lost.
+    for pods of the group that are lost. ``preflight``: the group's places are to be checked before it starts.
     """
 
     group: GroupName
@@ -52,3 +52,4 @@ class GroupMember:
     host: str = ""
     sets_ultraserver: bool = False
     spares: int = 0
+    preflight: bool = False

@@ -49,6 +49,13 @@ WINDOW_KEY = f"{PREFIX}window"
 """On a pod of a group: ``any`` lets its pods have other sets on one node than on another."""
 SPARES_KEY = f"{PREFIX}spares"
 """On a pod of a group: how many whole nodes of the group's domain are kept for pods of it that are lost, 1 to 8."""
+PREFLIGHT_KEY = f"{PREFIX}preflight"
+"""On a node: how its check before it takes pods went, as ``preflight`` writes it. On a pod of a group, as annotation:
+``group``, its places are checked first. On the pod of a check, as label: ``node`` or ``group``. On the Lease of the
+leader: the namespace in which it makes these pods."""
+PREFLIGHT_GROUP_KEY = f"{PREFIX}preflight-group"
+"""On the pod of a group's check: the place that it checks, as ``group_checks`` writes it. On the Lease of the leader:
+as ``PREFLIGHT_KEY``, where groups are checked."""
 RANK_KEY = f"{PREFIX}rank"
 """On a pod: its place in the order of its group's pods. Written with a placement, too."""
 DOMAIN_KEY = f"{PREFIX}domain"
@@ -68,8 +75,5 @@ INVENTORY_KEY = f"{PREFIX}inventory"
 """The node's inventory, as ``inventory.py`` writes and reads it."""
 DISABLE_KEY = f"{PREFIX}disable-devices"
 """Of an operator: devices that no new pod is given, as a list of ids. Pods that have one keep it."""
-PREFLIGHT_KEY = f"{PREFIX}preflight"
-"""On a node: how its check before it takes pods went, as ``preflight`` writes it. On a pod, as label: ``node``, it is
-such a check. On the Lease of the leader: the namespace in which it makes these pods."""
 UTILIZATION_KEY = f"{PREFIX}utilization"
 """On the Lease of a node's plugin: how much containers use their cores, as ``utilization`` writes it."""

@@ -38,6 +38,7 @@ class NeuronNode:
     """The part of a Node object that matters here: its hardware, or why that is not known, and its scheduling rules.
 
     ``preflight`` is how its check before it takes pods went, and ``boot_id`` names the boot that its machine is in.
+    ``address`` is its first one inside the cluster's network.
     """
 
     name: str
@@ -47,6 +48,7 @@ class NeuronNode:
     rules: NodeRules = ANY_NODE
     preflight: Preflight | None = None
     boot_id: str = ""
+    address: str = ""
 
     @property
     def cordoned(self) -> bool:

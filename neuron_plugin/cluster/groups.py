@@ -15,6 +15,7 @@ from neuron_plugin.allocation.group import NO_WISH, GroupMember, GroupName, Topo
 from neuron_plugin.allocation.keys import (
     GROUP_KEY,
     GROUP_SIZE_KEY,
+    PREFLIGHT_KEY,
     RANK_KEY,
     SLICE_KEY,
     SPARES_KEY,
@@ -62,8 +63,10 @@ def group_member(
         name, size = f"{lws}/{index}", _number(annotations.get(f"{_LWS}size", ""), _SIZE) or 0
     elif (kueue := said.get(f"{_KUEUE}pod-group-name", "")) and not _serves(said):
         name, size = kueue, _number(annotations.get(f"{_KUEUE}pod-group-total-count", ""), _SIZE) or 0
+    checked = annotations.get(PREFLIGHT_KEY, "").strip()
     if not name:
-        return None
+        odd = _unreadable(PREFLIGHT_KEY, checked, "a pod of a group") if checked else None
+        return GroupMember((namespace, ""), unreadable=odd) if odd else None
     leads |= JOBSET_EXCLUSIVE in annotations and annotations.get(_COMPLETION_INDEX) == "0"
     exclusive = annotations.get(_LWS_EXCLUSIVE, "") if lws else ""
     if said.get(f"{_JOBSET}global-replicas", "") == "1":
@@ -75,9 +78,12 @@ def group_member(
     text = annotations.get(SPARES_KEY, "").strip()
     if (spares := _number(text or "0", _SPARES)) is None:
         unreadable = _unreadable(SPARES_KEY, text, "a number from 0 to 8")
+    if checked not in {"", "group"}:
+        unreadable = _unreadable(PREFLIGHT_KEY, checked, "group")
     if exclusive and readable == NO_WISH:
         readable = TopologyWish(required=exclusive)
-    return GroupMember(group, size, _rank(said), leads, readable, unreadable, lws, spares=spares or 0)
+    rank = _rank(said)
+    return GroupMember(group, size, rank, leads, readable, unreadable, lws, spares=spares or 0, preflight=bool(checked))
 
 
 def _serves(said: Texts) -> bool:

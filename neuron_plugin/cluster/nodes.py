@@ -50,7 +50,7 @@ def neuron_node(node: Node, types: Catalogue) -> NeuronNode:
         facts = replace(facts, disabled_mask=inventory.disabled_mask)
     checked = node.annotations.get(PREFLIGHT_KEY)
     preflight = None if checked is None else read_preflight(checked)
-    return NeuronNode(node.name, node.uid, inventory, facts, rules, preflight, node.boot_id)
+    return NeuronNode(node.name, node.uid, inventory, facts, rules, preflight, node.boot_id, node.internal_ip)
 
 
 @lru_cache(maxsize=1024)

@@ -112,7 +112,13 @@ class _SystemInfo(Wire, frozen=True):
     boot_id: str = msgspec.field(default="", name="bootID")
 
 
+class _NodeAddress(Wire, frozen=True):
+    type: str = ""
+    address: str = ""
+
+
 class _NodeStatus(Wire, frozen=True):
+    addresses: tuple[_NodeAddress, ...] | None = None
     capacity: dict[str, str] | None = None
     allocatable: dict[str, str] | None = None
     conditions: tuple[_Condition, ...] | None = None
@@ -147,6 +153,12 @@ class Node(ApiObject, frozen=True):
     def boot_id(self) -> str:
         """Which boot of its machine the kubelet runs in; empty where the kubelet has not said."""
         return self.status.node_info.boot_id if self.status.node_info else ""
+
+    @property
+    def internal_ip(self) -> str:
+        """Its first address inside the cluster's network; empty where it has none."""
+        inside = (each.address for each in self.status.addresses or () if each.type == "InternalIP")
+        return next(inside, "")
 
     @property
     def condition_types(self) -> frozenset[str]:

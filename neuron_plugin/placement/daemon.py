@@ -23,7 +23,7 @@ from aiohttp.typedefs import Middleware
 from aiohttp.web import RouteDef
 from prometheus_client import Metric
 
-from neuron_plugin.allocation.keys import PREFLIGHT_KEY
+from neuron_plugin.allocation.keys import PREFLIGHT_GROUP_KEY, PREFLIGHT_KEY
 from neuron_plugin.backoff import CLOCK, keep_running
 from neuron_plugin.cluster import ApiServer, Election, LeaseName
 from neuron_plugin.cluster.leases import Terms
@@ -44,6 +44,7 @@ from neuron_plugin.placement.extender.server import (
 from neuron_plugin.placement.gates.placer import Placer
 from neuron_plugin.placement.gates.upkeep import Upkeep
 from neuron_plugin.placement.gates.webhook import application as webhook_application
+from neuron_plugin.placement.group_checks import GroupChecks
 from neuron_plugin.placement.informers import Informers, InformerTimes
 from neuron_plugin.placement.leadership import (
     CONDITION,
@@ -154,10 +155,10 @@ class ExtenderDaemon:
             times=times.informers,
         )
         checked_in = settings.lease_namespace if settings.preflight.pod else ""
-        self.state.check_nodes(checked_in)
-        lease = LeaseName(
-            settings.lease_namespace, settings.lease_name, identity, url=settings.url, says={PREFLIGHT_KEY: checked_in}
-        )
+        checks_groups = settings.preflight.checks_groups
+        self.state.check_nodes(checked_in, groups=checks_groups)
+        says = {PREFLIGHT_KEY: checked_in, PREFLIGHT_GROUP_KEY: checked_in if checks_groups else ""}
+        lease = LeaseName(settings.lease_namespace, settings.lease_name, identity, url=settings.url, says=says)
         self._leadership = Leadership(
             self.ready,
             self._informers,
@@ -192,13 +193,15 @@ class ExtenderDaemon:
             rules=rules,
             evictions_per_minute=per_minute,
         )
-        self._leadership.successor = self._room
         self._leads = Leads(context, self._writer)
         self.binder = Binder(context, self._writer, self._leads, answer_seconds=settings.answer_seconds)
         self.service = ExtenderService(
             context, self.binder, self._leads, answer=settings.answer, strategy=settings.placement
         )
-        self._placer = Placer(context, self._writer, self._room)
+        self._group_checks = GroupChecks(context, self._writer, settings.preflight, checked_in)
+        # The room forgets what it has read where this replica does not lead soon: it comes last.
+        self._leadership.successors = (self._group_checks, self._room)
+        self._placer = Placer(context, self._writer, self._room, self._group_checks)
         self._upkeep = Upkeep(context, self._writer, self._placer, release_when_full=settings.release_after)
         self._events = NodeEvents(context)
         self._device_hours = DeviceHours(context, settings.lease_namespace) if settings.device_hours else None
@@ -234,6 +237,9 @@ class ExtenderDaemon:
             if self._settings.preflight.pod:
                 look = partial(every, placing.preflight, self._preflight.look)
                 jobs["preflight"] = keep_running("preflight", look)
+            if self._settings.preflight.checks_groups:
+                look = partial(every, placing.preflight, self._group_checks.look)
+                jobs["checks of groups"] = keep_running("checks of groups", look)
             if self._election:
                 jobs |= {"election": self._election.run(), "leadership": self._leadership.run()}
             else:

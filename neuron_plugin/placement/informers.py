@@ -19,7 +19,7 @@ from functools import partial
 from neuron_plugin.allocation import Assignment, NeuronNode, NeuronPod, PodUid
 from neuron_plugin.allocation.claims import NeuronClaim
 from neuron_plugin.allocation.group import TopologyWish
-from neuron_plugin.allocation.keys import GATE, PREFLIGHT_KEY, UTILIZATION_KEY
+from neuron_plugin.allocation.keys import GATE, PREFLIGHT_GROUP_KEY, PREFLIGHT_KEY, UTILIZATION_KEY
 from neuron_plugin.allocation.utilization import read_utilization
 from neuron_plugin.backoff import CLOCK, Clock
 from neuron_plugin.cluster import (
@@ -41,6 +41,7 @@ from neuron_plugin.cluster.objects import LEASES, NODES, POD_GROUPS, PodGroup, p
 from neuron_plugin.cluster.pods import PODS, PodUse, asks_for_neuron, neuron_pod, pod_use
 from neuron_plugin.cluster.reflector import Observer
 from neuron_plugin.placement import storage
+from neuron_plugin.placement.check_pods import group_standings
 from neuron_plugin.placement.claims import ClaimedPods, Shown
 from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.topology import Catalogue, Geometry, product_names
@@ -85,6 +86,10 @@ def keep_pod(pod: Pod, *, claims: bool = False) -> NeuronPod | PodUse | None:
     if pod.terminal and not pod.rejected_at_admission:
         return None
     return neuron_pod(pod, progress=False)
+
+
+_SAID_OF_CHECKS = (PREFLIGHT_KEY, PREFLIGHT_GROUP_KEY)
+"""On the leader's Lease, where nodes and groups are checked."""
 
 
 class PluginLeases:
@@ -448,7 +453,9 @@ async def survey(
         for node in nodes.records:
             state.put_node(neuron_node(node, types))
     claimed = await _claimed(api, state)
+    checks = list[Pod]()
     async for pods in pages(api, PODS, page_timeout_seconds=PAGE_SECONDS):
+        checks += (pod for pod in pods.records if pod.labels.get(PREFLIGHT_KEY) == "group")
         for pod in pods.records:
             if claimed and pod.spec.resource_claims:
                 claimed.put_pod(pod.uid, None, keep_pod(pod, claims=True))
@@ -459,6 +466,7 @@ async def survey(
     await storage.survey(api, state, storage=waiting)
     if lease_namespace:
         state.set_stale(await _stale_plugins(api, state, lease_namespace, clock, judge=judge))
+        state.checks |= group_standings(pod for pod in checks if pod.namespace == state.preflight_namespace)
     return state
 
 
@@ -489,7 +497,8 @@ async def _stale_plugins(
         except ApiError:
             return frozenset()
         plugin_leases = [lease for lease in all_leases if _keep_plugin_lease(lease)]
-        state.check_nodes(next(filter(None, (lease.annotations.get(PREFLIGHT_KEY) for lease in all_leases)), ""))
+        said = [next(filter(None, (lease.annotations.get(key) for lease in all_leases)), "") for key in _SAID_OF_CHECKS]
+        state.check_nodes(said[0], groups=bool(said[1]))
         for lease in plugin_leases:
             leases.changed(lease.uid, lease, now)
             first_versions.setdefault(lease.uid, lease.resource_version)

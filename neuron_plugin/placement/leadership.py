@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol
 
@@ -64,7 +64,7 @@ class Readiness:
 
 
 class Successor(Protocol):
-    """What a new leader has to know of the last one's work: what was reserved (``room.Room``)."""
+    """What a new leader has to know of the last one's work: what is reserved, which groups are checked."""
 
     async def take_over(self) -> None:
         """Find out. An API server that does not answer must not keep it long."""
@@ -86,7 +86,7 @@ class Leadership:
         landing_seconds: float,
         patience_seconds: float,
         closing_seconds: float = CLOSING_SECONDS,
-        successor: Successor | None = None,
+        successors: Sequence[Successor] = (),
         clock: Clock = CLOCK,
     ) -> None:
         self._readiness = readiness
@@ -94,7 +94,7 @@ class Leadership:
         self._landing_seconds = landing_seconds
         self._patience_seconds = patience_seconds
         self._closing_seconds = closing_seconds
-        self.successor = successor
+        self.successors = successors
         """Who takes over what the last leader has begun."""
         self._clock = clock
         self._started = clock.now()
@@ -131,8 +131,8 @@ class Leadership:
                 await self._outwait(since + self._landing_seconds)
             elif won is TermChange.RESTARTED:
                 await self._outwait(self._started + self._closing_seconds)
-            if self.successor:
-                await self.successor.take_over()
+            for successor in self.successors:
+                await successor.take_over()
             if not self._news.is_set():
                 self._readiness.met(CONDITION)
 

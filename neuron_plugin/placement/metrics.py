@@ -74,6 +74,12 @@ class ExtenderMetrics:
             ["ending"],
             registry=own,
         )
+        self.group_checks = Counter(
+            "neuron_preflight_group_checks",
+            "Pre-flight checks of groups that have ended, by result: passed, failed or unable.",
+            ["result"],
+            registry=own,
+        )
         self.devices_opened = Counter(
             "neuron_extender_devices_opened",
             "Devices of the sets that were reserved for waiting pods once others were evicted.",

@@ -8,47 +8,27 @@ names its node: no scheduler places it, and so none evicts others for it. What k
 
 from __future__ import annotations
 
-import hashlib
 import logging
-from collections.abc import Mapping
 from dataclasses import replace
 from http import HTTPStatus
-from typing import Any
 
-import msgspec
-
-from neuron_plugin.allocation import NeuronNode, NodeInventory, Rejection, Resource
-from neuron_plugin.allocation.keys import PREFIX, PREFLIGHT_KEY
+from neuron_plugin.allocation import NeuronNode
+from neuron_plugin.allocation.keys import PREFLIGHT_KEY
 from neuron_plugin.allocation.preflight import Preflight, PreflightState, read_preflight, write_preflight
-from neuron_plugin.cluster import ClusterError, ObjectReference, Pod, Scope
+from neuron_plugin.cluster import ClusterError, ObjectReference
 from neuron_plugin.cluster.objects import pages
-from neuron_plugin.cluster.pod_wire import NOT_ITS_OWN_ERROR, ContainerState, unix_seconds
 from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.cluster.writes import create_pod, delete_pod, describe_node
+from neuron_plugin.placement.check_pods import check_manifest, check_pod, check_scope
 from neuron_plugin.placement.context import Context
 from neuron_plugin.placement.settings import OnUnable, PreflightSettings
 from neuron_plugin.placement.writer import Outcome, Writer
-from neuron_plugin.planning.preflight import (
-    NOTHING,
-    CheckEnd,
-    CheckPod,
-    CheckStep,
-    PreflightRules,
-    next_step,
-    timed_out,
-    unable,
-)
-from neuron_plugin.topology import Unit
+from neuron_plugin.planning.preflight import NOTHING, CheckPod, CheckStep, PreflightRules, next_step, unable
 
 EVENTS = {PreflightState.FAILED: "NeuronPreflightFailed", PreflightState.UNABLE: "NeuronPreflightUnable"}
 """The reason of the event on a node whose check has not passed."""
-BOOT_KEY = f"{PREFIX}boot-id"
-"""Annotation of a check's pod: the boot of the machine that it checks."""
 MOST_WRITES = 50
 """Nodes of which something is written in one look."""
-_COULD_NOT_RUN = (126, 127)
-"""Exit codes of a shell that finds no such command: they say nothing about the node."""
-_LONGEST_NAME, _DIGEST = 200, 8
 _log = logging.getLogger(__name__)
 
 
@@ -61,8 +41,7 @@ class PreflightChecks:
         self._writer = writer
         self._settings = settings
         self._namespace = namespace
-        closes = settings.on_unable is OnUnable.CLOSED
-        self._rules = PreflightRules(settings.timeout, settings.retry, closes)
+        self._rules = rules_of(settings)
         self._written: dict[str, tuple[Preflight, float]] = {}
         """By node, what was written there, until the watch shows it or it should have."""
         self._queued: set[str] = set()
@@ -78,14 +57,16 @@ class PreflightChecks:
         if not (self._may_have_checks or any(self._is_due(node) for node in nodes.values())):
             return
         try:
-            listed = pages(self._context.api, PODS, _scope(self._namespace), page_timeout_seconds=self._seconds)
-            checks = {check.node: check async for page in listed for check in map(self._check, page.records)}
+            scope = check_scope(self._namespace, "node")
+            listed = pages(self._context.api, PODS, scope, page_timeout_seconds=self._context.times.request)
+            pods = [pod async for page in listed for pod in page.records]
         except ClusterError as error:
             _log.info("pods of pre-flight checks not listed", extra={"error": str(error)})
             return
+        checks = {pod.node_name: check_pod(pod, self._rules.timeout) for pod in pods}
         self._may_have_checks = bool(checks)
         for name in checks.keys() - nodes.keys():
-            await self._delete(checks[name])
+            await delete_check(self._writer, self._namespace, checks[name])
         waiting, written = len(checks), 0
         due = [node for node in nodes.values() if node.name in checks or self._is_due(node)]
         self._queued &= {node.name for node in due}
@@ -99,16 +80,12 @@ class PreflightChecks:
                 if not await self._write(node.name, step.record):
                     continue
             if step.delete and check:
-                await self._delete(check)
+                await delete_check(self._writer, self._namespace, check)
             if step.begin and waiting < self._settings.parallel:
                 waiting += 1
                 await self._begin(node)
             elif step.begin:
                 self._queued.add(node.name)
-
-    @property
-    def _seconds(self) -> float:
-        return self._context.times.request
 
     def _nodes(self) -> dict[str, NeuronNode]:
         """The nodes with what was written on them lately, which the watch may not show yet."""
@@ -175,99 +152,13 @@ class PreflightChecks:
             await self._context.report(ObjectReference("Node", name, name, "v1"), reason, f"{note}{PREFLIGHT_KEY}.")
         return True
 
-    async def _delete(self, check: CheckPod) -> None:
-        if not check.terminating:
-            await self._writer.send(delete_pod(namespace=self._namespace, name=check.name, uid=check.uid))
 
-    def _check(self, pod: Pod) -> CheckPod:
-        """The pod of a check, and what became of it."""
-        status, state = pod.status, _deciding_state(pod)
-        ended, waiting = state.terminated, state.waiting
-        is_own = ended and ended.reason not in NOT_ITS_OWN_ERROR and ended.exit_code not in _COULD_NOT_RUN
-        ran = state.running is not None or bool(ended and ended.started_at and is_own)
-        said, end = (ended.message if ended else "") or "", CheckEnd.RUNS
-        if status.phase == "Succeeded":
-            end = CheckEnd.PASSED
-        elif status.phase == "Failed" and status.reason == "DeadlineExceeded" and ran:
-            end, said = CheckEnd.FAILED, f"{said}\n{timed_out(self._rules.timeout)}"
-        elif status.phase == "Failed":
-            own = ran and not status.reason
-            end = CheckEnd.FAILED if own else CheckEnd.NOT_RUN
-            if own and ended and not said.strip():
-                said = f"it ended with exit code {ended.exit_code} and has said nothing"
-        if end in {CheckEnd.NOT_RUN, CheckEnd.RUNS} and not ran:
-            why = (ended.reason if ended else "", waiting.reason if waiting else "", status.reason)
-            texts = (status.message, said, waiting.message if waiting else "")
-            said = ": ".join(filter(None, (next(filter(None, why), ""), next(filter(None, texts), ""))))
-        return CheckPod(
-            pod.name,
-            pod.uid,
-            pod.node_name,
-            pod.annotations.get(BOOT_KEY, ""),
-            unix_seconds(pod.metadata.creation_timestamp or ""),
-            end,
-            ran=ran,
-            said=said,
-            terminating=pod.terminating,
-        )
+async def delete_check(writer: Writer, namespace: str, check: CheckPod) -> None:
+    """Delete the pod of a check."""
+    if not check.terminating:
+        await writer.send(delete_pod(namespace=namespace, name=check.name, uid=check.uid))
 
 
-def _deciding_state(pod: Pod) -> ContainerState:
-    """The state of the container that ended badly, else of the first."""
-    states = [status.state or ContainerState() for status in pod.status.container_statuses or ()] or [ContainerState()]
-    bad = (state for state in states if state.terminated and state.terminated.exit_code)
-    return next(bad, states[0])
-
-
-def check_manifest(settings: PreflightSettings, node: NeuronNode, namespace: str) -> dict[str, Any]:
-    """The pod that checks a node: the one of the settings, with all devices of the node, on the node.
-
-    Its owner is the node, so that it goes with the node, and a drain does not stop at it. Its first container gets the
-    devices, and is told how many devices and cores these are.
-    """
-    inventory = node.inventory
-    if isinstance(inventory, Rejection):
-        raise TypeError(f"node {node.name} has no inventory")
-    spec = msgspec.json.decode(msgspec.json.encode(settings.pod))
-    first, geometry = spec["containers"][0], inventory.geometry
-    resource, count = _all_of(node, inventory)
-    limits = first.setdefault("resources", {}).setdefault("limits", {})
-    limits[resource.value] = str(count)
-    counts = {"NEURON_PREFLIGHT_DEVICES": geometry.device_count, "NEURON_PREFLIGHT_CORES": geometry.core_count}
-    first["env"] = [*first.get("env", ()), *({"name": name, "value": str(number)} for name, number in counts.items())]
-    for container in spec["containers"]:
-        container["terminationMessagePolicy"] = "FallbackToLogsOnError"  # so the right to read logs is not needed
-    digest = hashlib.sha256(node.name.encode()).hexdigest()[:_DIGEST]
-    short = node.name if len(node.name) <= _LONGEST_NAME else f"{node.name[:_LONGEST_NAME]}-{digest}"
-    owner = {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.uid, "controller": True}
-    return {
-        "metadata": {
-            "name": f"neuron-preflight-{short}",
-            "namespace": namespace,
-            "labels": {PREFLIGHT_KEY: "node"},
-            "annotations": {BOOT_KEY: node.boot_id, "cluster-autoscaler.kubernetes.io/safe-to-evict": "true"},
-            "ownerReferences": [owner],
-        },
-        "spec": spec
-        | {
-            "nodeName": node.name,
-            "restartPolicy": "Never",
-            "activeDeadlineSeconds": round(settings.timeout),
-            "automountServiceAccountToken": False,
-            "enableServiceLinks": False,
-            "tolerations": [{"operator": "Exists"}],
-        },
-    }
-
-
-def _all_of(node: NeuronNode, inventory: NodeInventory) -> tuple[Resource, int]:
-    """All of a node, by a name under which its kubelet offers it."""
-    offered: Mapping[str, int] = dict(node.rules.neuron)
-    known = [resource for resource in Resource if offered.get(resource.value)]
-    resource = next((one for one in known if one.unit is Unit.DEVICE), known[0] if known else Resource.NEURON)
-    geometry = inventory.geometry
-    return resource, geometry.device_count if resource.unit is Unit.DEVICE else geometry.core_count
-
-
-def _scope(namespace: str) -> Scope:
-    return Scope(namespace, label_selector=f"{PREFLIGHT_KEY}=node")
+def rules_of(settings: PreflightSettings) -> PreflightRules:
+    """The settings as the pure part has them."""
+    return PreflightRules(settings.timeout, settings.retry, settings.on_unable is OnUnable.CLOSED)

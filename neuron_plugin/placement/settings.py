@@ -39,6 +39,13 @@ class OnUnable(enum.StrEnum):
     """It takes none."""
 
 
+class GroupPreflight(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
+    """The check of a group before it starts, if it asks for one: what differs from a node's. None without a command."""
+
+    command: tuple[str, ...] = ()
+    host_network: bool = False
+
+
 class PreflightSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
     """The check of a node before it takes pods. ``pod`` is its pod's spec, without one nothing is checked.
 
@@ -51,6 +58,12 @@ class PreflightSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     retry: Annotated[float, Meta(ge=0)] = 3600.0
     parallel: Annotated[int, Meta(ge=1, le=1000)] = 4
     on_unable: OnUnable = OnUnable.OPEN
+    group: GroupPreflight = GroupPreflight()
+
+    @property
+    def checks_groups(self) -> bool:
+        """Whether groups that ask for it are checked before they start."""
+        return bool(self.pod and self.group.command)
 
 
 class ExtenderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):

@@ -45,6 +45,7 @@ from neuron_plugin.planning import PACK, Choices, Cluster, Scene
 from neuron_plugin.planning.budgets import Budget
 from neuron_plugin.planning.choice import PreferenceOrder
 from neuron_plugin.planning.population import Population, placed_pod
+from neuron_plugin.planning.preflight import GroupStanding, why_not_checked
 from neuron_plugin.planning.rules import is_tight
 from neuron_plugin.planning.scene import current_members, kept_keys
 from neuron_plugin.planning.volumes import Storage
@@ -177,6 +178,10 @@ class ClusterState:
         self._stale: frozenset[str] = frozenset()
         self.preflight_namespace = ""
         """Where the pods are that check nodes before these take others; empty where nodes are not checked."""
+        self.checks_groups = True
+        """Whether groups that ask for it are checked before they start; true until it is known."""
+        self.checks: dict[GroupName, GroupStanding] = {}
+        """How groups stand that are checked before they start; of others nothing, or of those that need not wait."""
         self.population = Population(self.namespaces)
         self.levels = tuple(levels)
         self.choices = Choices(self._nodes, self._uses, self.levels)
@@ -198,8 +203,10 @@ class ClusterState:
         """Why no node can serve the pod whatever is free: something that it says cannot be read, or names nothing."""
         constraints = pod.requests[0].constraints if pod.requests else None
         products = constraints.products if isinstance(constraints, Constraints) else frozenset[str]()
-        if pod.refusal or products <= self._products:
-            return pod.refusal
+        least = self.least_of(pod.group) if pod.group else 0
+        refusal = pod.refusal or why_not_checked(pod, enabled=self.checks_groups, least=least)
+        if refusal or products <= self._products:
+            return refusal
         seen = (info.node.facts.names for info in self._nodes.values())  # a self-made type is in no catalogue
         return unknown_products(products, self._products.union(*seen))
 
@@ -252,6 +259,7 @@ class ClusterState:
             min_counts=dict(self._leasts),
             wishes=dict(self.wishes),
             templates=dict(self.templates),
+            checks=dict(self.checks),
             left_alone=left_alone,
             protected=protected,
         )
@@ -273,6 +281,8 @@ class ClusterState:
             preferences=self._preferences,
             levels=self.levels,
             utilization=self.utilization,
+            checks=self.checks,
+            checks_groups=self.checks_groups,
         )
 
     def waiting(self) -> list[NeuronPod]:
@@ -451,8 +461,9 @@ class ClusterState:
         for name in changed & self._nodes.keys():
             self._rebuild(self._nodes[name].node)
 
-    def check_nodes(self, namespace: str) -> None:
-        """From now on a node takes no pod before it is checked, by a pod in this namespace."""
+    def check_nodes(self, namespace: str, *, groups: bool = False) -> None:
+        """From now on a node takes no pod before it is checked, by a pod in this namespace; ``groups`` are, too."""
+        self.checks_groups = groups
         if namespace != self.preflight_namespace:
             self.preflight_namespace = namespace
             for info in list(self._nodes.values()):

@@ -94,7 +94,7 @@ class Writer:
     ) -> None:
         self._context = context
         self._state = context.state
-        self._dialects = dialects
+        self.dialects = dialects
         self.claims = claims
         self._on_its_way: dict[str, tuple[PodUid, float]] = {}
         """By node, the pod that was sent there last, and when."""
@@ -120,14 +120,14 @@ class Writer:
         by_claims = bool(pod.rules.claim_driver)  # then its assignment stands in its claims
         if by_claims and self.claims is None:
             return "claims are not allocated here: dra-driver is not set"
-        only_vendors = not by_claims and Dialect.NEURON_PLUGIN not in self._dialects
+        only_vendors = not by_claims and Dialect.NEURON_PLUGIN not in self.dialects
         if only_vendors and len({container.resource for container in pod.requests}) > 1:
             return f"pod {pod.reference} asks for two resources, which the vendor's dialect cannot say"
         assignment = assignment_of(info.inventory.geometry, placement, self._context.unix_ns())
         placed = replace(pod, node=node if bound else pod.node, promised=pod.promised if bound else node)
         return AssumedPod(
             replace(placed, assignment=assignment),
-            () if by_claims else self._dialects,
+            () if by_claims else self.dialects,
             self._context.clock.now(),
             chosen_from=info.capacity if isinstance(info.capacity, Capacity) else None,
             claims=results_of(pod, placement, info.inventory, node) if by_claims else (),

@@ -26,6 +26,7 @@ from neuron_plugin.allocation.placement import cores_asked, place, placement_mas
 from neuron_plugin.planning.budgets import beyond_budgets, budget_text
 from neuron_plugin.planning.groups import Anchor, GroupPlan, domains_for, members_to_come, place_group
 from neuron_plugin.planning.node_answers import NodeAnswer, nearest_holders, node_answers, sentence_of
+from neuron_plugin.planning.preflight import why_not_checked
 from neuron_plugin.planning.scene import Allowed, Place, Scene, rank_of
 from neuron_plugin.planning.victims import PREEMPTION, RULES, Move, MoveRules, Relocation, cheapest_move, device_hours
 from neuron_plugin.topology import CoreMask, Geometry
@@ -54,7 +55,7 @@ class Standing(enum.StrEnum):
     NEVER = "never"
     """No open node could take it even if it were empty."""
     GROUP = "group"
-    """The pods of its group are not all there, or have no room together."""
+    """The pods of its group are not all there, have no room together, or are checked before they start."""
     GATE = "gate"
     """Another scheduling gate holds it back."""
     NOBODY = "nobody"
@@ -171,7 +172,8 @@ def judge(
 
 def _why_not_judged(scene: Scene, pod: NeuronPod, now: float) -> Judgement | None:
     """Why no node is looked at for a pod."""
-    if refusal := pod.refusal:
+    least = scene.cluster.min_counts.get(pod.group, 0) if pod.group else 0
+    if refusal := pod.refusal or why_not_checked(pod, enabled=scene.cluster.checks_groups, least=least):
         return Judgement(pod, Standing.NEVER, sentence=str(refusal))
     if others := [gate for gate in pod.rules.gates if gate != GATE]:
         return Judgement(
@@ -315,8 +317,11 @@ def _judge_group(
     group = first.group or ("", "")
     cluster, name = scene.cluster, group[1]
     waiting = waiting_members(scene, group)
-    members, least = cluster.members_of(group), cluster.min_counts[group]
+    members, least, checked = cluster.members_of(group), cluster.min_counts[group], cluster.check_of(first)
     missing = max(least - (len(members) - len(waiting)), 1)
+    refused = (why_not_checked(pod, enabled=cluster.checks_groups, least=least) for pod in members)
+    if why := str(next(filter(None, refused), "")) or ("" if len(waiting) < len(members) else checked.waits):
+        return {pod.uid: Judgement(pod, Standing.GROUP, sentence=why) for pod in waiting}
     if len(waiting) < missing:
         leader = next((pod for pod in waiting if pod.member and pod.member.leads), None)
         if leader is None or group not in cluster.templates:
@@ -340,6 +345,9 @@ def _judge_group(
         return {pod.uid: Judgement(pod, Standing.GROUP, sentence=waits) for pod in waiting}
     most = f"there is room together for {placed.most} of {len(waiting)} waiting pods, at least {missing} need it"
     sentence = f"Its group {name} does not fit as a whole: {placed.reason or most}"
+    if checked.avoided:
+        avoided = first_of(sorted(checked.avoided), MOST_HOLDERS)
+        sentence = f"{sentence}. Its pre-flight check has failed on {avoided}, where it is not placed for a while"
     if found := _make_room_for_group(scene, waiting, missing, now, ways_for, sentence):
         return found
     answers = node_answers(scene, waiting[0])

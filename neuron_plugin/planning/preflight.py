@@ -3,16 +3,20 @@
 A new node, one that was rebooted, and one whose devices are all healthy again after one was not, is checked by a pod
 that has all of its devices. No pod is moved for it: it begins once the node is empty. What keeps a check from running
 ends by itself or in ``unable``, so nothing waits for ever.
+
+A group may ask to be checked as a whole before it starts: by a pod at each of its places, which run together.
 """
 
 from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from neuron_plugin.allocation import NeuronNode, NodeInventory, Rejection
+from neuron_plugin.allocation import NeuronNode, NeuronPod, NodeInventory, Rejection
+from neuron_plugin.allocation.keys import PREFLIGHT_KEY
 from neuron_plugin.allocation.preflight import LONGEST_MESSAGE, Preflight, PreflightState, broken_devices
 from neuron_plugin.topology import MOST_DEVICES
 from neuron_plugin.wording import named
@@ -159,8 +163,88 @@ def unable(node: NeuronNode, rules: PreflightRules, at: float, why: str) -> Pref
 
 
 def _failed(node: NeuronNode, now: float, said: str) -> Preflight:
-    """The devices are those that the last lines name as ``device=3``."""
+    message = said.strip()[-LONGEST_MESSAGE:]
+    return Preflight(PreflightState.FAILED, node.boot_id, now, named_devices(said), message)
+
+
+def named_devices(said: str) -> tuple[int, ...]:
+    """The devices that the last lines of a check name as ``device=3``."""
     lines = said.splitlines()[-_LAST_LINES:]
     devices = {int(number) for line in lines for number in _DEVICE.findall(line)}
-    known = tuple(sorted(device for device in devices if device < MOST_DEVICES))
-    return Preflight(PreflightState.FAILED, node.boot_id, now, known, said.strip()[-LONGEST_MESSAGE:])
+    return tuple(sorted(device for device in devices if device < MOST_DEVICES))
+
+
+# Groups.
+
+
+class GroupVerdict(NamedTuple):
+    """What became of a group's check: ``blamed`` are the pods that failed, ``why`` says why it could not run.
+
+    ``again`` are pods that were refused and are made once more, while it runs.
+    """
+
+    end: CheckEnd
+    blamed: tuple[CheckPod, ...] = ()
+    why: str = ""
+    again: tuple[CheckPod, ...] = ()
+
+
+def group_verdict(checks: Sequence[CheckPod | None], begun: float, rules: PreflightRules, now: float) -> GroupVerdict:
+    """What became of a check that began at ``begun``, in unix seconds; of a pod that was not made yet there is None.
+
+    Pods that wait for one that never started fail, too, and say nothing about their nodes. So a failure counts once all
+    have started, or where it names a device. Of several the ones that name a device are blamed.
+    """
+    made = [check for check in checks if check]
+    if len(made) == len(checks) and all(check.end is CheckEnd.PASSED for check in made):
+        return GroupVerdict(CheckEnd.PASSED)
+    failed = tuple(check for check in made if check.end is CheckEnd.FAILED)
+    never = [check for check in checks if check is None or not (check.ran or check.end is CheckEnd.PASSED)]
+    if blamed := tuple(check for check in failed if named_devices(check.said)) or (() if never else failed):
+        return GroupVerdict(CheckEnd.FAILED, blamed)
+    may_start = any(check and check.end is CheckEnd.RUNS for check in never)
+    age = now - begun
+    if never and age >= rules.timeout + (rules.late if may_start else 0.0):
+        said = (f"{check.node}: {check.said or 'its kubelet has not started it'}" for check in never if check)
+        return GroupVerdict(CheckEnd.NOT_RUN, why=next(said, "its pods could not be made"))
+    if age >= rules.timeout + rules.late:
+        late = (check for check in made if check.end is CheckEnd.RUNS)
+        return GroupVerdict(CheckEnd.FAILED, tuple(replace(check, said=timed_out(rules.timeout)) for check in late))
+    refused = (check for check in made if check.end is CheckEnd.NOT_RUN and now - check.created >= rules.again)
+    return GroupVerdict(CheckEnd.RUNS, again=tuple(refused))
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStanding:
+    """How a group stands that is checked: why it ``waits``, and the nodes where its check has failed lately."""
+
+    waits: str = ""
+    avoided: frozenset[str] = frozenset()
+
+
+NOT_AVOIDED = GroupStanding()
+AVOIDED = "has failed the pre-flight check of the pod's group"
+"""The predicate of such a node."""
+
+
+def running_text(ended: int, size: int) -> str:
+    """Why a group waits whose check runs."""
+    return f"Its group is checked before it starts: {ended} of {size} pods of its check have ended"
+
+
+def why_not_checked(pod: NeuronPod, *, enabled: bool, least: int) -> Rejection | None:
+    """Why the check that a waiting pod's group asks for cannot be made; None where it can, or none is asked for."""
+    if not (pod.member and pod.member.preflight) or pod.place:
+        return None
+    why = ""
+    if not enabled:
+        why = "groups are not checked here: preflight.enabled and preflight.group.command of the chart switch it on"
+    elif not pod.gated:
+        why = "only groups that wait behind the placement gate are checked: set placement: gates in the chart"
+    elif not least:
+        why = "it is not said how many pods the group has: set neuron-plugin.io/group-size"
+    detail = f"annotation {PREFLIGHT_KEY} asks for a check of the group, and {why}. Or remove the annotation"
+    return replace(NOT_CHECKED, detail=detail) if why else None
+
+
+NOT_CHECKED = Rejection("not-checked", "The pod's group is to be checked before it starts and cannot be")

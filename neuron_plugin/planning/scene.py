@@ -29,6 +29,7 @@ from neuron_plugin.allocation.utilization import Utilization
 from neuron_plugin.planning.budgets import Budget
 from neuron_plugin.planning.choice import NO_USES, PACK, Choices, PreferenceOrder
 from neuron_plugin.planning.population import Altered, AnyPopulation, Population, placed_pod
+from neuron_plugin.planning.preflight import AVOIDED, NOT_AVOIDED, GroupStanding
 from neuron_plugin.planning.rules import AmongPods, PodInCluster, most_beside, neuron_shortages, objections, shortages
 from neuron_plugin.planning.volumes import NO_STORAGE, NO_VOLUMES, PodVolumes, Storage
 
@@ -48,7 +49,7 @@ class Cluster:
     has what those pods of a group will ask for that are made once their leader is placed, None where it cannot be
     known. ``strategy`` is that of a pod without one, and ``preferences`` says when those of a pod decide. ``levels``
     are the node labels of the network's levels, where they are named. ``utilization`` has by node how much containers
-    use their cores.
+    use their cores. ``checks`` has how groups stand that are checked before they start, if ``checks_groups``.
     """
 
     nodes: Mapping[str, NodeInfo]
@@ -68,6 +69,12 @@ class Cluster:
     preferences: PreferenceOrder = PreferenceOrder.FIRST
     levels: Sequence[str] = ()
     utilization: Mapping[str, Utilization] = field(default_factory=dict)
+    checks: Mapping[GroupName, GroupStanding] = field(default_factory=dict)
+    checks_groups: bool = True
+
+    def check_of(self, pod: NeuronPod) -> GroupStanding:
+        """How the check of a pod's group stands."""
+        return self.checks.get(pod.group, NOT_AVOIDED) if pod.group else NOT_AVOIDED
 
     def is_movable(self, pod: NeuronPod) -> bool:
         """Whether a pod, or its namespace, says that it may be evicted where that makes room."""
@@ -241,6 +248,8 @@ class Scene:
         yield from objections(rules, name, node.rules)
         yield from shortages(rules, node.rules, self.use(name))
         yield from volumes.objections(name, node.rules.labels)
+        if name in self.cluster.check_of(pod).avoided:
+            yield AVOIDED
         if volumes.attached:
             yield from filter(None, [self.too_many_attached(name, volumes)])
         if among:
@@ -353,10 +362,11 @@ class Allowed:
         self._pod = pod
         self._instance_type = instance_type
         self._among_nodes = among_nodes
+        self._avoided = scene.cluster.check_of(pod).avoided
         self._volumes = scene.volumes(pod)
         self._among = scene.among(pod)
         self._feasible = set[str]() if self._volumes.waits else scene.choices.feasible(pod.rules, self._volumes)
-        self._plain = not (instance_type or self._among or self._volumes.attached)
+        self._plain = not (instance_type or self._among or self._volumes.attached or self._avoided)
 
     def __contains__(self, name: object) -> bool:
         scene = self._scene
@@ -375,6 +385,8 @@ class Allowed:
         return list(left) if self._plain else list(filter(self._is_allowed_among_others, left))
 
     def _is_allowed_among_others(self, name: str) -> bool:
+        if name in self._avoided:
+            return False
         if self._instance_type:
             inventory = self._scene.cluster.nodes[name].inventory
             if not inventory or inventory.geometry.instance_type != self._instance_type:

@@ -17,7 +17,9 @@ from random import Random
 import msgspec
 
 from neuron_plugin.allocation import Resource
-from neuron_plugin.allocation.keys import PREFLIGHT_KEY
+from neuron_plugin.allocation.keys import PREFLIGHT_GROUP_KEY, PREFLIGHT_KEY
+from neuron_plugin.allocation.resources import parse_ids
+from neuron_plugin.placement.check_pods import CheckedPlace
 from neuron_plugin.simulation.api_server import SimulatedApiServer
 from neuron_plugin.simulation.api_server_kinds import (
     NODES,
@@ -71,6 +73,10 @@ class Containers:
         there = self.node.description
         odd = [device for device, state in sorted(there.devices.items()) if not state.loaded or state.overrides]
         bad = sorted({*odd, *there.missing})
+        if text := (pod["metadata"].get("annotations") or {}).get(PREFLIGHT_GROUP_KEY):
+            cores = parse_ids(msgspec.json.decode(text, type=CheckedPlace).cores)
+            own = {core // there.generation.cores_per_device for core in cores}
+            bad = [device for device in bad if device in own]
         return (
             ContainerExit(1, "\n".join(f"device={device} cannot be used" for device in bad)) if bad else ContainerExit()
         )

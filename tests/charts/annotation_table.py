@@ -24,6 +24,7 @@ from neuron_plugin.allocation.keys import (
     MOVABLE_KEY,
     PLACEMENT_KEY,
     PREFIX,
+    PREFLIGHT_KEY,
     RANK_KEY,
     SLICE_KEY,
     SPARES_KEY,
@@ -44,6 +45,7 @@ KEYS: Final = (
     MOVABLE_KEY,
     LAST_CHECKPOINT_KEY,
     GROUP_SIZE_KEY,
+    PREFLIGHT_KEY,
     RANK_KEY,
     SLICE_KEY,
     SPARES_KEY,
@@ -142,6 +144,7 @@ TABLE: Final = (
         ),
     ),
     Texts(_keys("spares"), ("0", " 1", "8\n", ""), ("9", "-1", "01", "1.0", "one", "1,2", "٤")),
+    Texts(_keys("preflight"), ("group", " group", ""), ("groups", "node", "true")),
     Texts(_keys("window"), ("any", " any", ""), ("same", "ANY", "any,any")),
     Texts(_keys("movable"), ("true", "True", "FALSE", " false", "true\n"), ("", "maybe", "yes", "1", "true,false")),
     Texts(
@@ -224,7 +227,7 @@ def reads(key: str, text: str) -> bool:
         return pod.member.size > 0
     if key == RANK_KEY:
         return pod.member.rank is not None
-    if key in {SLICE_KEY, SPARES_KEY, TOPOLOGY_KEY, WINDOW_KEY}:
+    if key in {PREFLIGHT_KEY, SLICE_KEY, SPARES_KEY, TOPOLOGY_KEY, WINDOW_KEY}:
         return pod.member.unreadable is None
     if key == LAST_CHECKPOINT_KEY:
         return pod.last_checkpoint > 0

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from neuron_plugin.placement.preflight import check_manifest
+from neuron_plugin.cluster import KubernetesApi
+from neuron_plugin.placement.check_pods import check_manifest
 from neuron_plugin.placement.settings import OnUnable, PreflightSettings
 from tests.charts.manifests import embedded, of_kind
 from tests.charts.rendering import Manifest, render
@@ -13,7 +14,9 @@ from tests.charts.templates import TemplateFailError
 from tests.charts.test_policies import expressions, policy, resources
 from tests.charts.test_rbac import Rule, rules
 from tests.charts.test_rights_of_gates import asked
+from tests.placement.test_group_checks import Ring
 from tests.placement.test_preflight import Life
+from tests.support.api_server import StandInApiServer
 from tests.support.manifests import node_manifest
 from tests.support.world import node_of
 
@@ -62,6 +65,30 @@ def test_the_chart_s_values_are_those_of_the_check() -> None:
     assert (pod["spec"]["nodeName"], pod["spec"]["automountServiceAccountToken"]) == ("n0", False)
 
 
+async def test_a_check_of_a_group_needs_no_other_right_and_is_as_the_chart_says(
+    server: StandInApiServer, api: KubernetesApi
+) -> None:
+    ring = Ring(server, api, chart_settings())
+    ring.nodes("ab")
+    await ring.begin(2)
+    for node, pod in ring.check_pods().items():
+        (container,) = pod["spec"]["containers"]
+        assert container["image"] == "registry.example.com/neuron-tools:2"
+        assert container["command"] == ["sh", "-c", "all-reduce"]
+        assert pod["spec"]["hostNetwork"] is True
+        ring.end(node)
+    await ring.turn()
+    await ring.place_all()
+    assert all(ring.places(2))
+    assert asked(ring.server) <= granted(NAME)
+
+
+def test_what_the_controller_assigns_to_a_check_is_not_taken_off_as_from_a_copied_pod() -> None:
+    (condition,) = of_kind(NAME, "MutatingAdmissionPolicy")["neuron-plugin-copies"]["spec"]["matchConditions"]
+    user = f"system:serviceaccount:kube-system:{ACCOUNT}"
+    assert condition["expression"].startswith(f"request.userInfo.username != '{user}' && (['NEURON_DEVS'")
+
+
 def test_the_policies_are_of_the_controller_and_of_what_it_writes() -> None:
     made, described = (policy(NAME, name.removeprefix("neuron-plugin-")) for name in CHECKED)
     assert resources(made) == {("CREATE", "pods")}
@@ -69,7 +96,7 @@ def test_the_policies_are_of_the_controller_and_of_what_it_writes() -> None:
     for spec in (made, described):
         assert spec["failurePolicy"] == "Fail"
         assert f"serviceaccount:kube-system:{ACCOUNT}'" in spec["matchConditions"][0]["expression"]
-    for word in ("'node'", "registry.example.com/neuron-tools:2", "hostPID", "privileged", "emptyDir"):
+    for word in ("['node', 'group']", "registry.example.com/neuron-tools:2", "hostPID", "privileged", "emptyDir"):
         assert word in expressions(made)
 
 

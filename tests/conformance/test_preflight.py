@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from neuron_plugin.allocation import NeuronNode
+from neuron_plugin.allocation import Dialect, NeuronNode
 from neuron_plugin.allocation.keys import PREFLIGHT_KEY
-from neuron_plugin.placement.preflight import check_manifest
+from neuron_plugin.placement.check_pods import CheckedPlace, check_manifest, group_check_manifest
 from neuron_plugin.placement.settings import PreflightSettings
 from tests.charts.manifests import manifests
 from tests.charts.test_preflight import CHECKED, chart_settings
@@ -51,6 +51,14 @@ class Run:
         """The pod of a check, as the controller makes it."""
         node: NeuronNode = node_of(node_manifest(self.node, "trn1.32xlarge"))
         return copy.deepcopy({"apiVersion": "v1", "kind": "Pod", **check_manifest(self.settings, node, self.namespace)})
+
+    def check_of_group(self) -> Body:
+        """One pod of a group's check, as the controller makes it."""
+        node: NeuronNode = node_of(node_manifest(self.node, "trn1.32xlarge"))
+        place = CheckedPlace("uid", "default", "ring-0", self.node, "0-31", at=1.0, group="default/ring", size=1)
+        peers = [(self.node, "10.0.0.1")]
+        made = group_check_manifest(self.settings, node, self.namespace, place, peers, tuple(Dialect))
+        return copy.deepcopy({"apiVersion": "v1", "kind": "Pod", **made})
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -86,8 +94,9 @@ async def run(request: pytest.FixtureRequest) -> AsyncIterator[Run]:
         yield made
 
 
-async def test_the_pod_of_a_check_may_be_made(run: Run) -> None:
+async def test_the_pods_of_checks_may_be_made(run: Run) -> None:
     assert await run.controller.why_not("POST", run.pods, run.check()) == ""
+    assert await run.controller.why_not("POST", run.pods, run.check_of_group()) == ""
 
 
 def first(pod: Body) -> Body:
@@ -134,3 +143,11 @@ async def test_of_a_node_the_annotation_may_be_changed_and_nothing_else(run: Run
     refusal = await run.controller.why_not("PATCH", f"/api/v1/nodes/{run.node}", change)
     assert (refusal == "") is allowed, refusal
     assert allowed or "neuron-plugin-checked-nodes" in refusal
+
+
+@pytest.mark.parametrize("change", [name for name in CHANGES if name != "the host's network"])
+async def test_of_a_group_the_same_holds_but_for_the_network(run: Run, change: str) -> None:
+    pod = run.check_of_group()
+    assert pod["spec"]["hostNetwork"] is True
+    CHANGES[change](pod)
+    assert "neuron-plugin-preflight" in await run.controller.why_not("POST", run.pods, pod)

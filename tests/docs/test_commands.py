@@ -34,7 +34,7 @@ INDENTED = re.compile(r"(?:^|\n\n)((?:    \S.*\n)+)")
 INLINE = re.compile(r"`((?:neuron-plugin|helm|make|nox|kubectl) [^`]+)`")
 
 ELSEWHERE = {
-    *("kubectl", "docker", "podman", "git", "hostname", "systemctl", "kill", "pgrep", "source", "jq"),
+    *("kubectl", "docker", "podman", "git", "hostname", "systemctl", "kill", "pgrep", "source", "jq", "torchrun"),
     *("aws", "eksctl", "cosign", "kind", "sudo", "gh", "bash", "echo", "mkdir", "sed"),
 }
 """Programs that need a cluster, an account or a host, or are not ours to try."""

@@ -16,7 +16,14 @@ from neuron_plugin.allocation.preflight import (
     read_preflight,
     write_preflight,
 )
-from neuron_plugin.planning.preflight import CheckEnd, CheckPod, CheckStep, PreflightRules, next_step
+from neuron_plugin.planning.preflight import (
+    CheckEnd,
+    CheckPod,
+    CheckStep,
+    PreflightRules,
+    group_verdict,
+    next_step,
+)
 from neuron_plugin.topology import catalogue
 
 NOW, RULES = 10_000.0, PreflightRules()
@@ -148,3 +155,37 @@ def test_a_record_reads_back_as_it_was_and_nothing_else_is_one() -> None:
         "[" * 9999,
     ):
         assert read_preflight(rubbish) is None
+
+
+BEGINS, RUNS = check(), check(ran=True)
+PASSED = check(CheckEnd.PASSED, ran=True)
+HANGS, NAMES = check(CheckEnd.FAILED, ran=True, said="timeout"), check(CheckEnd.FAILED, ran=True, said="device=3")
+REFUSED = check(CheckEnd.NOT_RUN, said="no devices")
+
+
+@pytest.mark.parametrize(
+    ("pods", "ago", "verdict"),
+    [
+        pytest.param([None, None], 0, "runs", id="not made yet"),
+        pytest.param([RUNS, PASSED], 20, "runs", id="one has passed"),
+        pytest.param([PASSED, PASSED], 20, "passed", id="all have passed"),
+        pytest.param([PASSED, None], 20, "runs", id="one was deleted by somebody"),
+        pytest.param([HANGS, RUNS], 20, "failed: timeout", id="one has failed"),
+        pytest.param([HANGS, NAMES], 20, "failed: device=3", id="of two the one that names a device is to blame"),
+        pytest.param([HANGS, HANGS], 20, "failed: timeout, timeout", id="both have failed and none names a device"),
+        pytest.param([HANGS, BEGINS], 20, "runs", id="one waited in vain for one that has not started"),
+        pytest.param([NAMES, BEGINS], 20, "failed: device=3", id="one names a device before the other has started"),
+        pytest.param([RUNS, REFUSED], 20, "runs again", id="one was refused by its kubelet"),
+        pytest.param([RUNS, check(CheckEnd.NOT_RUN, ago=5)], 20, "runs", id="one was refused just now"),
+        pytest.param([HANGS, REFUSED], 600, "not run: node: no devices", id="one was refused for long"),
+        pytest.param([RUNS, BEGINS], 659, "runs", id="one may start yet"),
+        pytest.param([HANGS, BEGINS], 660, "not run: node: its kubelet has not started it", id="one never started"),
+        pytest.param([None, None], 600, "not run: its pods could not be made", id="none could be made"),
+        pytest.param([PASSED, RUNS], 660, "failed: it did not end within 600 s", id="nobody ended it"),
+    ],
+)
+def test_what_becomes_of_the_check_of_a_group(pods: list[CheckPod | None], ago: float, verdict: str) -> None:
+    found = group_verdict(pods, NOW - ago, RULES, NOW)
+    said = ", ".join(pod.said for pod in found.blamed) or found.why
+    word = found.end.name.lower().replace("_", " ") + " again" * bool(found.again)
+    assert (f"{word}: {said}" if said else word) == verdict

@@ -151,9 +151,15 @@ matchExpressions:
 ['{{ join "', '" $keys }}']
 {{- end }}
 
-{{/* Whether a new pod, a copy of one that was placed, says what only the placement controller and the plugin may say, in CEL. */}}
+{{/* Whether a new pod, a copy of one that was placed, says what only the placement controller and the plugin may say, in CEL.
+The pods of groups' checks say it from the start: they name their node. */}}
 {{- define "neuron-plugin.isCopy" -}}
-{{ include "neuron-plugin.assignmentKeys" . }}.exists(key, key in object.metadata.?annotations.orValue({})) || 'neuron-plugin.io/node' in object.metadata.?labels.orValue({})
+{{- $says := printf "%s.exists(key, key in object.metadata.?annotations.orValue({})) || 'neuron-plugin.io/node' in object.metadata.?labels.orValue({})" (include "neuron-plugin.assignmentKeys" .) -}}
+{{- if .Values.preflight.enabled -}}
+request.userInfo.username != 'system:serviceaccount:{{ .Release.Namespace }}:{{ include "neuron-plugin.name" . }}-extender' && ({{ $says }})
+{{- else -}}
+{{ $says }}
+{{- end -}}
 {{- end }}
 
 {{/* The labels under the vendor's prefix that the plugin describes its node with, as a CEL list. */}}

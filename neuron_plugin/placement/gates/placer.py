@@ -34,6 +34,7 @@ from neuron_plugin.cluster import ApiRequest
 from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.placement.context import Context
 from neuron_plugin.placement.gates import writes
+from neuron_plugin.placement.group_checks import GroupChecks
 from neuron_plugin.placement.queue import PodKind, Queue
 from neuron_plugin.placement.room import Room, owner_of
 from neuron_plugin.placement.state import AssumedPod
@@ -69,8 +70,10 @@ _Write = Callable[[NeuronPod], ApiRequest]
 class Placer:
     """The gated pods of one replica; only the leader places any."""
 
-    def __init__(self, context: Context, writer: Writer, room: Room) -> None:
+    def __init__(self, context: Context, writer: Writer, room: Room, checks: GroupChecks | None = None) -> None:
+        """``checks`` are made of groups that ask for one, before these are placed."""
         self.queue = Queue()
+        self._checks = checks
         self._context = context
         self._state = context.state
         self._writer = writer
@@ -291,7 +294,7 @@ class Placer:
         waiting = [pod for pod in self.queue.pods(kind) if pod.uid in current]
         least = self._state.least_of(group)
         missing = least - sum(bool(pod.place) or pod.uid in self._state.assumed for pod in members)
-        if not waiting:
+        if not waiting or (self._checks and self._checks.holds(group, members)):
             return False
         if len(waiting) < missing:
             return self._place_leader(group, waiting, members, least)
@@ -307,6 +310,8 @@ class Placer:
         made = self._assumed_by(plan) if isinstance(plan, GroupPlan) else None
         if made is None or not isinstance(plan, GroupPlan):
             self._withdraw([pod for pod in members if pod.gated and pod.promised])
+            return False
+        if self._checks and self._checks.must_wait(group, members, plan, waiting):
             return False
         for assumed in made:
             self._state.assume(assumed)
@@ -410,6 +415,8 @@ class Placer:
         wish = scene.cluster.wish_of(leader)
         plan = place_group(scene, [leader, *others], wish=wish, anchors=self._anchors(members))
         if not isinstance(plan, GroupPlan):
+            return False
+        if self._checks and self._checks.must_wait(group, members, plan, [leader, *others]):
             return False
         assumed = self._writer.assumed_at(leader, *plan.places[leader.uid])
         if not isinstance(assumed, AssumedPod):

@@ -147,8 +147,14 @@ class Upkeep:
         return all(isinstance(info.capacity, Rejection) and not info.unchecked for info in infos)
 
     def _without_room(self, kind: PodKind) -> list[NeuronPod]:
-        """The waiting pods of a kind for which no room was made; where it was, others end or are moved for them."""
-        return [pod for pod in self._placer.queue.pods(kind) if pod.uid not in self._state.reserved]
+        """The waiting pods of a kind for which no room was made; where it was, others end or are moved for them.
+
+        What is kept for a group that is checked before it starts is no such room.
+        """
+        state = self._state
+        return [
+            pod for pod in self._placer.queue.pods(kind) if pod.uid not in state.reserved or pod.group in state.checks
+        ]
 
     async def _find_autoscaler(self) -> None:
         """Look for Karpenter's API group, and for the status of cluster-autoscaler."""

@@ -196,6 +196,7 @@ async def _play(root: Path, arguments: Namespace) -> None:
     if arguments.preflight:
         pod = {"containers": [{"name": "check", "image": "neuron", "command": ["nccom-test"]}]}
         preflight = {"pod": pod, "timeout": PREFLIGHT_SECONDS, "retry": PREFLIGHT_SECONDS}
+        preflight["group"] = {"command": ["all-reduce"]}
         (root / "extender.json").write_text(json.dumps({"preflight": preflight}))  # JSON is YAML
         flags = (*flags, "--config", str(root / "extender.json"))
     placed_by, by_claims = PlacedBy(arguments.placement), arguments.mode == "dra"

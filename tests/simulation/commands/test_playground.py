@@ -495,15 +495,23 @@ def test_a_hint_is_short_where_the_program_is_on_the_path(monkeypatch: pytest.Mo
     subprocess.run([*program().split(), "--version"], check=True, stdout=subprocess.DEVNULL)  # noqa: S603 - ourselves
 
 
-def test_a_node_is_checked_before_it_takes_pods_and_one_with_a_fault_takes_none() -> None:
+def test_nodes_and_groups_are_checked_and_one_with_a_fault_takes_no_pod(tmp_path: Path) -> None:
     with Playground("--nodes", "inf2.24xlarge=2,cpu=0", "--preflight") as up:
         for name in ("inf2-1", "inf2-2"):
             up.wait_for(f"pod kube-system/neuron-preflight-{name}: deleted")
         up.run("fault", "inf2-1", "attribute", "3", "connected_devices", "--text", "1")
+        asks = {"neuron-plugin.io/group": "ring", "neuron-plugin.io/group-size": "1"}
+        metadata = {"name": "ring-0", "annotations": {**asks, "neuron-plugin.io/preflight": "group"}}
+        limits = {"resources": {"limits": {"aws.amazon.com/neuron": "6"}}}
+        spec = {"containers": [{"name": "main", "image": "i", **limits}]}
+        (tmp_path / "ring.json").write_text(
+            json.dumps({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+        )
+        assert "Its group is checked before it starts" in up.run("run", "-f", str(tmp_path / "ring.json"))
+        up.wait_for("check of group ring has failed on node inf2-1 (device 3: device=3 cannot be used)")
+        up.wait_for("pod default/ring-0: bound to inf2-2")
         up.run("fault", "inf2-1", "device", "2", "gone")
         up.wait_for("node inf2-1: allocatable are 5 neuron")
         up.run("fault", "inf2-1", "device", "2", "back")
         up.wait_for("node inf2-1: NeuronPreflightFailed: The pre-flight check has failed: device 3: device=3 cannot be")
-        placed = up.run("run", "--ask", "neuron=6", "--ask", "neuron=6")
-        assert "runs on inf2-2" in placed
-        assert "1 has failed its pre-flight check" in placed
+        assert "1 has failed its pre-flight check" in up.run("run", "--ask", "neuron=6")
