@@ -43,6 +43,7 @@ class NeuronNode:
     """The part of a Node object that matters here: its hardware, or why that is not known, and its scheduling rules.
 
     ``preflight`` is how its check before it takes pods went, and ``boot_id`` names the boot that its machine is in.
+    ``created`` is when the object was made, in unix seconds; 0 where that is not known.
     """
 
     name: str
@@ -52,6 +53,7 @@ class NeuronNode:
     rules: NodeRules = ANY_NODE
     preflight: Preflight | None = None
     boot_id: str = ""
+    created: float = 0.0
 
     @property
     def cordoned(self) -> bool:

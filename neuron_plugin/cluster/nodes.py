@@ -15,6 +15,7 @@ from neuron_plugin.allocation.preflight import read_preflight
 from neuron_plugin.allocation.requests import parse_count
 from neuron_plugin.cluster.objects import Node
 from neuron_plugin.cluster.pod_rules import quantities
+from neuron_plugin.cluster.pod_wire import unix_seconds
 from neuron_plugin.topology import Catalogue, Geometry, InstanceType
 
 NO_NEURON = Rejection("no-neuron", "The node has no Neuron devices")
@@ -58,7 +59,8 @@ def neuron_node(node: Node, types: Catalogue) -> NeuronNode:
         facts = replace(facts, disabled_mask=inventory.disabled_mask)
     checked = node.annotations.get(PREFLIGHT_KEY)
     preflight = None if checked is None else read_preflight(checked)
-    return NeuronNode(node.name, node.uid, inventory, facts, rules, preflight, node.boot_id)
+    created = unix_seconds(node.metadata.creation_timestamp or "")
+    return NeuronNode(node.name, node.uid, inventory, facts, rules, preflight, node.boot_id, created)
 
 
 @lru_cache(maxsize=1024)
