@@ -4,8 +4,8 @@ At a look every device of every node is split into shares. They add up to the de
 whole numbers. The account multiplies the shares by the time until the next look, so nothing is lost to rounding. It
 counts each second of the wall clock once.
 
-What was not looked at is not guessed: pods that live have had their devices since their start, everything else of the
-nodes that are there, since they joined, is unknown.
+What was not looked at is not guessed. Nodes that are there have been since they joined, and pods that live have had
+their devices since their start; everything else of that time is unknown.
 """
 
 from __future__ import annotations
