@@ -173,7 +173,7 @@ async def _serving(pipe: Connection, nodes: int) -> None:
 
     app = web.Application(client_max_size=128 << 20)
     app.add_routes([*verb_routes(service), *Monitor(state, Readiness({})).routes(), *picture.routes(state)])
-    app.add_routes([*inspection_routes(state), web.get("/cpu", cpu), web.get("/names", known)])
+    app.add_routes([*inspection_routes(state, Readiness({})), web.get("/cpu", cpu), web.get("/names", known)])
     app.add_routes([web.get("/decisions", decisions), web.post("/pod", pod)])
     sampling = asyncio.create_task(picture.run(state), name="picture")
     async with serving(app, "127.0.0.1", 0) as port:

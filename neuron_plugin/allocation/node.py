@@ -39,6 +39,7 @@ class NeuronNode:
 
     ``preflight`` is how its check before it takes pods went, and ``boot_id`` names the boot that its machine is in.
     ``address`` is its first one inside the cluster's network.
+    ``created`` is when the object was made, in unix seconds; 0 where that is not known.
     """
 
     name: str
@@ -49,6 +50,7 @@ class NeuronNode:
     preflight: Preflight | None = None
     boot_id: str = ""
     address: str = ""
+    created: float = 0.0
 
     @property
     def cordoned(self) -> bool:

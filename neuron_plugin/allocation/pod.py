@@ -122,7 +122,7 @@ class NeuronPod:
     ``strategy`` is what the annotation says, a ``Rejection`` if it says nothing that exists. ``rules`` is what
     kube-scheduler's own plugins look at. ``preempts``: pods of lower priority may be evicted for this one.
 
-    ``controller`` is what makes the pod again somewhere else, as KIND/NAME; empty without such a controller.
+    ``controller`` is what made the pod, as KIND/NAME; empty without one, and of a static pod.
     ``movable`` says whether the pod may be evicted to make room, None where that is for its namespace to say.
     ``created`` and ``last_checkpoint``, when it saved its work, are in unix seconds; 0 where that is not known.
     ``runs`` are the latest runs of its containers, ``privileged`` the containers that run so. ``ending``: its end was
@@ -193,6 +193,11 @@ class NeuronPod:
     def group(self) -> GroupName | None:
         """The group that the pod is placed with."""
         return self.member.group if self.member else None
+
+    @property
+    def made_again(self) -> bool:
+        """Whether its controller makes the pod again somewhere else: a DaemonSet does so on the same node only."""
+        return bool(self.controller) and not self.controller.startswith("DaemonSet/")
 
     def strategy_or(self, default: PlacementStrategy) -> PlacementStrategy:
         """The pod's own strategy, or the default where the pod states none that exists."""

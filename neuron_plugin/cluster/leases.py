@@ -86,8 +86,11 @@ class ElectionObserver(Protocol):
     def changed(self, change: TermChange) -> None:
         """Leadership was won or lost."""
 
-    def heard(self, failure: str) -> None:
-        """The lease was read, and taken or renewed where that was due; or why not: ``failure``."""
+    def heard(self, failure: str, leader: str) -> None:
+        """The lease was read, and taken or renewed where that was due; or why not: ``failure``.
+
+        ``leader`` is the holder of another candidate's lease, empty where none is known to lead.
+        """
 
 
 class Election:
@@ -179,7 +182,7 @@ class Election:
                 log.warning("the leader's lease cannot be read or written", extra={**fields, "error": failure})
             else:
                 log.info("the leader's lease can be read and written again", extra=fields)
-        self._observer.heard(failure)
+        self._observer.heard(failure, self._other_leader.holder if self._other_leader else "")
         self._notice_change()
 
     async def _try_to_hold(self, timeout_seconds: float) -> bool:

@@ -16,6 +16,7 @@ from neuron_plugin.allocation.rejection import NO_INVENTORY, NO_NEURON, UNKNOWN_
 from neuron_plugin.allocation.requests import parse_count
 from neuron_plugin.cluster.objects import Node
 from neuron_plugin.cluster.pod_rules import quantities
+from neuron_plugin.cluster.pod_wire import unix_seconds
 from neuron_plugin.topology import Catalogue, Geometry, InstanceType
 
 _INSTANCE_TYPE_LABELS = ("node.kubernetes.io/instance-type", "beta.kubernetes.io/instance-type")
@@ -50,7 +51,8 @@ def neuron_node(node: Node, types: Catalogue) -> NeuronNode:
         facts = replace(facts, disabled_mask=inventory.disabled_mask)
     checked = node.annotations.get(PREFLIGHT_KEY)
     preflight = None if checked is None else read_preflight(checked)
-    return NeuronNode(node.name, node.uid, inventory, facts, rules, preflight, node.boot_id, node.internal_ip)
+    created = unix_seconds(node.metadata.creation_timestamp or "")
+    return NeuronNode(node.name, node.uid, inventory, facts, rules, preflight, node.boot_id, node.internal_ip, created)
 
 
 @lru_cache(maxsize=1024)

@@ -62,9 +62,6 @@ PODS = ApiResource("/api/v1", "pods", Pod)
 STATIC_POD_UID_KEY = "kubernetes.io/config.hash"
 """On a mirror pod: the UID under which the kubelet knows the static pod (pkg/kubelet/types/constants.go)."""
 
-_NOT_MADE_AGAIN = frozenset({"Node", "DaemonSet"})
-"""Controllers that make a pod again on the same node only, or not at all (static pods)."""
-
 
 @dataclass(frozen=True, slots=True)
 class PodUse:
@@ -156,7 +153,7 @@ def neuron_pod(pod: Pod, *, progress: bool = True) -> NeuronPod:
         labels=pod_labels(pod.namespace, labels),
         strategy=placement_strategy(annotations.get(PLACEMENT_KEY, "")),
         labelled_unhealthy=UNHEALTHY_LABEL in labels,
-        controller="" if controller[0] in _NOT_MADE_AGAIN else "/".join(filter(None, controller)),
+        controller="" if controller[0] == "Node" else "/".join(filter(None, controller)),
         movable=is_movable(annotations),
         last_checkpoint=unix_seconds(annotations.get(LAST_CHECKPOINT_KEY, "")),
         rejection_message=(pod.status.message or "") if pod.rejected_at_admission else "",

@@ -24,7 +24,7 @@ from neuron_plugin.monitor.plan import PlanOptions, UnknownNodeError, plan
 from neuron_plugin.monitor.usage import SinceError, UsageOptions, usage_report
 from neuron_plugin.monitor.use import use_metric
 from neuron_plugin.monitor.views import node_view
-from neuron_plugin.placement.leadership import Readiness
+from neuron_plugin.placement.leadership import CONDITION, Readiness
 from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.planning import DemandError
 from neuron_plugin.topology import cores_in
@@ -44,7 +44,7 @@ class MonitorPages:
         """What is served."""
         monitor = Monitor(state, ready)
         self._monitors.append(monitor)
-        return [*monitor.routes(), *inspection_routes(state)]
+        return [*monitor.routes(), *inspection_routes(state, ready)]
 
     def guard(self) -> list[Middleware]:
         """Nothing is asked of callers."""
@@ -63,7 +63,7 @@ class MonitorPages:
             monitor.stop()
 
 
-def inspection_routes(state: ClusterState) -> list[web.RouteDef]:
+def inspection_routes(state: ClusterState, ready: Readiness) -> list[web.RouteDef]:
     """The routes of a state."""
 
     async def inspect(request: web.Request) -> web.Response:
@@ -99,8 +99,8 @@ def inspection_routes(state: ClusterState) -> list[web.RouteDef]:
     async def usage(request: web.Request) -> web.Response:
         account = state.history.device_hours
         if account is None:
-            text = "this replica keeps no device-hours: the leader does, where the setting device-hours is on\n"
-            raise web.HTTPServiceUnavailable(text=text)
+            why_not = ready.conditions.get(CONDITION) or "the setting device-hours is off, or the account not read yet"
+            raise web.HTTPServiceUnavailable(text=f"only the leader has the device-hours: {why_not}\n")
         try:
             report = usage_report(account, msgspec.convert(dict(request.query), UsageOptions, strict=False))
         except (msgspec.ValidationError, SinceError) as error:

@@ -71,7 +71,10 @@ class MoveReport(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class PodReport(msgspec.Struct, frozen=True, rename="camel"):
-    """The prospects of a pod. Without a ``node`` there are none, and ``reason`` says why. ``lost`` in device-hours."""
+    """The prospects of a pod. Without a ``node`` there are none, and ``reason`` says why. ``lost`` in device-hours.
+
+    ``in_the_way`` are pods, and ``lacks`` is for how many pods of its group there is no room.
+    """
 
     pod: str
     request: str
@@ -83,6 +86,8 @@ class PodReport(msgspec.Struct, frozen=True, rename="camel"):
     moves: tuple[MoveReport, ...]
     reason: str = ""
     ids: str = ""
+    in_the_way: tuple[str, ...] = ()
+    lacks: int = 0
 
 
 class PlanReport(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
@@ -180,6 +185,8 @@ def _pod_report(cluster: Cluster, judged: Judgement) -> PodReport:
         tuple(move_report(cluster, victim) for victim in move.victims) if move else (),
         "" if move else judged.text,
         ids,
+        tuple(map(str, judged.in_the_way)),
+        judged.lacks,
     )
 
 

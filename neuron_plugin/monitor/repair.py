@@ -85,7 +85,7 @@ def repair_report(state: ClusterState, name: str, devices: Collection[int]) -> R
                 name=pod.reference.name,
                 uid=uid,
                 ids=named_ids(geometry, had),
-                controller=pod.controller,
+                controller=pod.controller if pod.made_again else "",
                 target=move.target if move else "",
                 target_ids=move.ids if move else "",
                 reason=never or stuck.get(uid, ""),

@@ -201,7 +201,7 @@ class PodViewSpec(_Part, frozen=True):
     """``containers`` are those that ask for Neuron, init containers first.
 
     ``constrained``: more than counts decides where the pod goes, or it is scheduled as one of a group. ``controller``
-    is what makes the pod again somewhere else, as KIND/NAME. ``movable``: the pod, or its namespace, says that it may
+    is what made the pod, as KIND/NAME. ``movable``: the pod, or its namespace, says that it may
     be evicted to make room. ``work_since`` is from when on that would lose its work. ``group`` is the PodGroup's name.
     """
 

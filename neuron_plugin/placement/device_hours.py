@@ -16,9 +16,9 @@ from collections import ChainMap
 from collections.abc import Iterable, Mapping
 
 from neuron_plugin.allocation import NeuronPod, NodeInfo, PodUid
-from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, ClusterError
+from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, ClusterError, ObjectReference
 from neuron_plugin.cluster.api import REQUEST_SECONDS, send
-from neuron_plugin.cluster.objects import CONFIG_MAPS
+from neuron_plugin.cluster.objects import CONFIG_MAPS, ConfigMap
 from neuron_plugin.cluster.writes import write_config_map
 from neuron_plugin.placement.context import Context
 from neuron_plugin.placement.leadership import CONDITION, SYNCED
@@ -46,11 +46,13 @@ MOST_AHEAD_SECONDS = 3600
 """Of the account before the clock: clocks differ, or are set back, and it waits. Beyond, the clock was wrong then."""
 END_SECONDS = 1.5
 """For the last write."""
+SPOILT = "NeuronDeviceHoursSpoilt"
+"""The reason of the event on a ConfigMap whose account cannot be read."""
 _log = logging.getLogger(__name__)
 
 
-async def read_written(api: ApiServer, namespace: str) -> tuple[bytes | None, str]:
-    """What is written down, and its version; None and no version where there is nothing.
+async def read_written(api: ApiServer, namespace: str) -> tuple[bytes | None, ConfigMap | None]:
+    """What is written down, and the ConfigMap that has it; None where there is nothing.
 
     Raises:
         ClusterError: the API server refused, or did not answer.
@@ -60,9 +62,9 @@ async def read_written(api: ApiServer, namespace: str) -> tuple[bytes | None, st
         record = CONFIG_MAPS.decode(await send(api, request, timeout_seconds=REQUEST_SECONDS))
     except ApiError as error:
         if error.missing:
-            return None, ""
+            return None, None
         raise
-    return (record.binary_data or {}).get(_KEY, b""), record.resource_version
+    return (record.binary_data or {}).get(_KEY, b""), record
 
 
 class DeviceHours:
@@ -120,15 +122,19 @@ class DeviceHours:
         The account that this replica has goes on if what is there is no account, or what this replica tried to write.
         """
         try:
-            data, self._version = await read_written(self._context.api, self._namespace)
+            data, record = await read_written(self._context.api, self._namespace)
         except ClusterError as error:
             self._warn("the account of device-hours cannot be read", str(error))
             return False
-        found = None
+        found, self._version = None, record.resource_version if record else ""
         try:
             found = None if data is None else read_account(data)
         except AccountError as error:
             self._warn("the account of device-hours is spoilt, and replaced", str(error))
+            about = ObjectReference("ConfigMap", CONFIG_MAP, record.uid if record else "", "v1", self._namespace)
+            begins = "The leader writes the one that it has" if self._account else "A new one begins"
+            way_out = "to go on with an older one, put a copy of its data back"
+            await self._context.report(about, SPOILT, f"{error}. {begins}; {way_out}.")
         if found:
             self._written = found.totals.copy()
         if self._account is None or (found and data != self._tried):

@@ -109,8 +109,10 @@ class Leadership:
             self._readiness.unmet(CONDITION, NOT_LEADER)
         self._news.set()
 
-    def heard(self, failure: str) -> None:
-        """The Lease was read, and taken or renewed where that was due; or why not."""
+    def heard(self, failure: str, leader: str) -> None:
+        """The Lease was read, and taken or renewed where that was due; or why not. ``leader`` is another replica."""
+        if self._won is None:
+            self._readiness.unmet(CONDITION, f"{NOT_LEADER}, {leader} is" if leader else NOT_LEADER)
         if not failure:
             self._heard_at = self._clock.now()
             self._readiness.met(ELECTION)

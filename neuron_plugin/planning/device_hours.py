@@ -4,8 +4,8 @@ At a look every device of every node is split into shares. They add up to the de
 whole numbers. The account multiplies the shares by the time until the next look, so nothing is lost to rounding. It
 counts each second of the wall clock once.
 
-What was not looked at is not guessed: pods that live have had their devices since their start, everything else of that
-time is unknown.
+What was not looked at is not guessed. Nodes that are there have been since they joined, and pods that live have had
+their devices since their start; everything else of that time is unknown.
 """
 
 from __future__ import annotations
@@ -176,7 +176,10 @@ class Account:
         self._go_on(until)
 
     def count_unseen(self, infos: Iterable[NodeInfo], pods: Mapping[PodUid, NeuronPod], until: int) -> None:
-        """It was not looked at from ``self.until`` on: pods that live had what they have since they were given it."""
+        """It was not looked at from ``self.until`` on.
+
+        Nodes that are there have been since they were made, and pods that live had what they have since they got it.
+        """
         begin = max(self.until, until - MOST_DAYS * DAY)
         had, starts = DeviceTime(), list[tuple[Share, int, int]]()
         for info in infos:
@@ -185,7 +188,8 @@ class Account:
             geometry = info.inventory.geometry
             unowned = Share("", "", geometry.instance_type, DeviceState.UNKNOWN)
             whole, left = DeviceTime({unowned: geometry.device_count * PARTS}), int(geometry.all_mask)
-            self._count(Split(whole, by_node(info.name, whole)), begin, until)
+            joined = max(begin, round(info.node.created))
+            self._count(Split(whole, by_node(info.name, whole)), joined, until)
             for uid in info.ledger.by_pod:
                 mask = info.ledger.mask_of(uid) & left
                 pod = pods.get(uid)
@@ -196,7 +200,7 @@ class Account:
                 own = unowned._replace(namespace=pod.reference.namespace, workload=workload_of(pod.reference, pod))
                 parts = mask.bit_count() * PARTS // geometry.cores_per_device
                 had[own] += parts
-                starts.append((own, parts, max(begin, assigned or round(pod.created))))
+                starts.append((own, parts, max(joined, assigned or round(pod.created))))
         renamed = _renamed(had, MOST_NAMED, self.totals)
         for own, parts, start in starts:
             named = Share(*renamed.get(own[:2], own[:2]), *own[2:])

@@ -69,7 +69,8 @@ class Judgement:
     """A waiting pod: its ``place``, or why it waits.
 
     ``sentence`` is empty for one that fits. ``move`` would make room. ``in_the_way`` are the pods that hold what is
-    nearest to being free, and ``helps`` says what would help besides a move.
+    nearest to being free, and ``helps`` says what would help besides a move. ``lacks`` is for how many pods of its
+    group there is no room.
     """
 
     pod: NeuronPod
@@ -79,6 +80,7 @@ class Judgement:
     move: Move | None = None
     in_the_way: tuple[PodReference, ...] = ()
     helps: str = ""
+    lacks: int = 0
 
     @property
     def text(self) -> str:
@@ -350,12 +352,17 @@ def _judge_group(
         sentence = f"{sentence}. Its pre-flight check has failed on {avoided}, where it is not placed for a while"
     if found := _make_room_for_group(scene, waiting, missing, now, ways_for, sentence):
         return found
-    answers = node_answers(scene, waiting[0])
+    trial = scene.fork()
+    for pod in waiting[: placed.most]:
+        if place_of := trial.best(pod):
+            trial.put(pod, *place_of)
+    answers = node_answers(trial, waiting[-1])
     may_hold = frozenset().union(*domains_for(scene, cluster.wish_of(first), anchors_of(scene, group)))
-    in_the_way = nearest_holders(scene, waiting[0], [answer for answer in answers if answer.name in may_hold])
+    in_the_way = nearest_holders(trial, waiting[-1], [answer for answer in answers if answer.name in may_hold])
     # What speaks against single nodes says more where not one pod has room.
     sentence = f"{sentence}. {sentence_of(answers)}" if not placed.most and not placed.reason else sentence
-    return {pod.uid: Judgement(pod, Standing.GROUP, None, sentence, None, in_the_way) for pod in waiting}
+    lacks = missing - placed.most
+    return {pod.uid: Judgement(pod, Standing.GROUP, None, sentence, None, in_the_way, lacks=lacks) for pod in waiting}
 
 
 def _make_room_for_group(

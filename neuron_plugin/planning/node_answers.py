@@ -257,13 +257,17 @@ def _nodes(count: int) -> str:
 def nearest_holders(scene: Scene, pod: NeuronPod, answers: Sequence[NodeAnswer]) -> tuple[PodReference, ...]:
     """Who has the set that is nearest to being free, of the nodes that nothing else speaks against.
 
-    The other pods of its own group are in nobody's way.
+    Of as many holders it is those that have least. The other pods of its own group are in nobody's way.
     """
     own = {other.uid for other in scene.cluster.members_of(pod.group)} if pod.group else set()
     ways = [
-        (one.weight, (*one.holders, *one.reserved_for))
+        (
+            (one.weight, sum(ledger.mask_of(holder.uid).bit_count() for holder in one.holders)),
+            (*one.holders, *one.reserved_for),
+        )
         for answer in answers
         if len(answer.reasons) == 1
+        for ledger in [scene.node(answer.name).ledger]
         for one in answer.blocked
         if not one.unhealthy
     ]

@@ -99,7 +99,7 @@ class Cluster:
 
     def lent_to(self, pod: NeuronPod) -> list[Reservation]:
         """The spare nodes of groups that a pod may have as long as they are not needed: one that can be moved away."""
-        if not (self.kept and pod.gated and pod.controller and self.is_movable(pod)) or pod.group:
+        if not (self.kept and pod.gated and pod.made_again and self.is_movable(pod)) or pod.group:
             return []
         return [kept for kept in self.kept.values() if kept.lent_below is not None and pod.priority < kept.lent_below]
 

@@ -96,7 +96,7 @@ class MoveRules:
             return False
         if self.preempts:
             return victim.priority < waiting.priority
-        if victim.uid in cluster.left_alone or not victim.controller or victim.group:
+        if victim.uid in cluster.left_alone or not victim.made_again or victim.group:
             return False
         return not victim.refusal and (
             cluster.is_movable(victim) or (self.by_priority and victim.priority < waiting.priority)
@@ -379,7 +379,9 @@ def _why_stuck(scene: Scene, pod: NeuronPod, name: str, skipped: Collection[str]
 
 def _drain_warnings(cluster: Cluster, pods: Sequence[NeuronPod]) -> Iterator[str]:
     for pod in pods:
-        if not pod.controller:
+        if pod.controller and not pod.made_again:
+            yield f"{pod.reference} is of a DaemonSet: kubectl drain needs --ignore-daemonsets, and leaves it"
+        elif not pod.controller:
             yield f"{pod.reference} has no controller: kubectl drain needs --force, and it is not made again"
     for group, size in {pod.member.group: pod.member.size for pod in pods if pod.member}.items():
         lost = sorted((pod for pod in pods if pod.group == group), key=rank_of)

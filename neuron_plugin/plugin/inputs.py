@@ -296,14 +296,14 @@ class NodePods:
 
         ``began_at`` is None if the LIST does not show the plugin's own pod. It then proves the end of no pod.
         """
-        listed = [self._with_known_failures(pod) for pod in pods]
-        live = {pod.uid: pod for pod in listed if not pod.ended}
-        ended = {**self.ended, **{pod.uid: self._has_stopped(pod) for pod in listed if pod.ended}}
-        ended = dict(list(ended.items())[-MOST_ENDED:])
+        taken, listed = self, {pod.uid: pod for pod in pods}
+        for pod in listed.values():
+            taken = taken.with_pod(pod)
         if began_at is None:
-            live = {uid: pod for uid, pod in {**self.pods, **live}.items() if uid not in ended}
-            return replace(self, pods=live, ended=ended)
-        return replace(self, pods=live, ended=ended, listed_at=began_at)
+            return taken
+        for uid in self.pods:
+            taken = taken if uid in listed else taken.without(uid)
+        return replace(taken, listed_at=began_at)
 
     def _with_known_failures(self, pod: NeuronPod) -> NeuronPod:
         """The pod with the failures of its runs that were seen before its end was requested.

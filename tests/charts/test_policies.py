@@ -34,6 +34,7 @@ from neuron_plugin.allocation.keys import (
 )
 from neuron_plugin.allocation.requests import MOST_AMOUNTS, ContainerSpec, RequestError, pod_request
 from neuron_plugin.cluster.leases import LEASE_PREFIX
+from neuron_plugin.placement.device_hours import CONFIG_MAP
 from neuron_plugin.placement.gates.writes import WRITTEN_KEYS
 from neuron_plugin.plugin.publisher import LABEL_PREFIX, PRESENT_LABEL, PUBLISHED_LABELS
 from neuron_plugin.topology import MOST_CORES_PER_DEVICE, MOST_DEVICES, Unit
@@ -199,6 +200,15 @@ def test_the_fences_of_the_placement_controller_stand_where_it_may_write() -> No
     for kind in ("placement", "bindings"):
         (condition,) = policy("gates", kind)["matchConditions"]
         assert condition["expression"] == f"request.userInfo.username == '{PLUGIN}-extender'"
+
+
+def test_p81_of_config_maps_the_placement_controller_may_write_its_account_alone() -> None:
+    spec = policy("second-scheduler", "device-hours")
+    assert resources(spec) == {("CREATE", "configmaps"), ("UPDATE", "configmaps")}
+    assert spec["matchConditions"][0]["expression"] == f"request.userInfo.username == '{PLUGIN}-extender'"
+    assert expressions(spec) == f"object.metadata.name == '{CONFIG_MAP}'"
+    policies = {name: of_kind(name, "ValidatingAdmissionPolicy") for name in ("make-room", "device-plugin")}
+    assert not any("neuron-plugin-device-hours" in found for found in policies.values()), "without it, without a right"
 
 
 def test_p81_the_plugin_may_label_pods_only_where_it_is_asked_for_and_by_one_label() -> None:

@@ -11,6 +11,7 @@ from aiohttp import web
 from neuron_plugin.allocation import Resource
 from neuron_plugin.allocation.keys import PREFIX
 from neuron_plugin.monitor.pages import inspection_routes
+from neuron_plugin.placement.leadership import Readiness
 from neuron_plugin.simulation.api_server_kinds import NODES, PODS
 from tests.cli.doubles import Background, Cli
 from tests.support.api_server import StandInApiServer
@@ -52,7 +53,7 @@ def extender_url(extender: tuple[World, str]) -> str:
 def extender(background: Background) -> Iterator[tuple[World, str]]:
     world = World()
     app = web.Application()
-    app.add_routes(inspection_routes(world.state))
+    app.add_routes(inspection_routes(world.state, Readiness({})))
     runner = web.AppRunner(app)
 
     async def start() -> str:

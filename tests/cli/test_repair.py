@@ -139,9 +139,12 @@ def test_a_pod_without_another_place_or_a_controller_is_evicted_only_by_force(
 ) -> None:
     gone(server, "row")
     server.create_pod(running("bare", "3", controller=""))
+    server.create_pod(running("agent", "3", controller="DaemonSet"))
     said = run("--evict")
+    assert "default/agent is of a DaemonSet: kubectl drain needs --ignore-daemonsets, and leaves it" in said.out
     assert "default/bare has no controller: kubectl drain needs --force, and it is not made again" in said.out
-    assert "bare" in names(server)
+    assert {"bare", "agent"} <= names(server)
+    server.delete_pod("default", "agent", grace_seconds=0)
     for node in ("trn-1", "trn-2"):
         server.create_pod(running(f"full-{node}", ",".join(map(str, range(8, 16))), node=node))
     server.create_pod(running("low", "0,1,2,3,4,5,6,7", node="trn-2"))

@@ -63,12 +63,14 @@ class News:
 
     changes: list[tuple[float, TermChange]] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
+    leader: str = ""
 
     def changed(self, change: TermChange) -> None:
         self.changes.append((asyncio.get_running_loop().time(), change))
 
-    def heard(self, failure: str) -> None:
+    def heard(self, failure: str, leader: str) -> None:
         self.failures.append(failure)
+        self.leader = leader
 
 
 @dataclass

@@ -175,6 +175,7 @@ async def test_a_standby_knows_where_the_leader_is_until_that_one_falls_silent()
         standby = stand("b")
         await asyncio.sleep(1)
         assert (leader.election.leader_url, standby.election.leader_url) == ("", "https://a:12345")
+        assert (leader.news.leader, standby.news.leader) == ("", "a")
         leader.link.cut = True
         await asyncio.sleep(7)
         assert standby.election.leader_url == ""

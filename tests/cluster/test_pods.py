@@ -118,19 +118,20 @@ def test_t28_a_pod_in_a_terminal_phase_has_ended(phase: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("controller", "makes_again"),
+    ("controller", "known", "made_again"),
     [
-        (("ReplicaSet", "web-1"), "ReplicaSet/web-1"),
-        (("Job", "train"), "Job/train"),
-        (("DaemonSet", "agent"), ""),
-        (("Node", "worker-1"), ""),
-        (("", ""), ""),
+        (("ReplicaSet", "web-1"), "ReplicaSet/web-1", True),
+        (("Job", "train"), "Job/train", True),
+        (("DaemonSet", "agent"), "DaemonSet/agent", False),
+        (("Node", "worker-1"), "", False),
+        (("", ""), "", False),
     ],
 )
-def test_only_a_controller_that_makes_a_pod_again_elsewhere_counts(
-    controller: tuple[str, str], makes_again: str
+def test_a_daemon_set_makes_its_pods_and_not_again_elsewhere(
+    controller: tuple[str, str], known: str, *, made_again: bool
 ) -> None:
-    assert neuron_pod(wire(controller=controller)).controller == makes_again
+    found = neuron_pod(wire(controller=controller))
+    assert (found.controller, found.made_again) == (known, made_again)
 
 
 @pytest.mark.parametrize(("text", "movable"), [("true", True), ("True", True), ("false", False), ("yes", False)])

@@ -34,8 +34,9 @@ from neuron_plugin.allocation import NeuronPod
 from neuron_plugin.allocation.keys import GATE, NODE_KEY, POD_UID_KEY
 from neuron_plugin.cluster import ApiError, ApiRequest, Pod
 from neuron_plugin.cluster.pods import neuron_pod
-from neuron_plugin.cluster.writes import limit_allocatable
+from neuron_plugin.cluster.writes import limit_allocatable, write_config_map
 from neuron_plugin.http_server import serving
+from neuron_plugin.placement.device_hours import CONFIG_MAP
 from neuron_plugin.placement.gates import writes
 from neuron_plugin.placement.gates.webhook import application
 from tests.charts.manifests import manifests, of_kind
@@ -48,7 +49,7 @@ RBAC = "/apis/rbac.authorization.k8s.io/v1"
 ACCOUNTS = ("neuron-plugin", "neuron-plugin-extender", "editor", "ungater", "neuron-plugin-ungate-all")
 BINDER = [{"apiGroups": [""], "resources": ["pods/binding"], "verbs": ["create"]}]
 """What the placement controller may do where a scheduler asks it, too."""
-JUDGED = ("gates", "copies", "placement", "bindings", "ungate", "decisions", "own-pods", "own-node")
+JUDGED = ("gates", "copies", "placement", "bindings", "ungate", "decisions", "own-pods", "own-node", "device-hours")
 PLACED = {"NEURON_DEVS": "0-3", "NEURON_ALLOC_TIME": "1", "NEURON_ALLOCATED": "false", NODE_KEY: "n1", POD_UID_KEY: "u"}
 
 
@@ -235,6 +236,8 @@ async def all_in_force(run: Cluster) -> None:
     await refused("assignments", "NEURON", editor, "PATCH", path, {"metadata": {"annotations": PLACED}})
     bound = binding(plain, annotations={"x": "y"})
     await refused("bindings", "422", controller, "POST", f"{plain}/binding", bound)
+    path = f"/api/v1/namespaces/{run.namespace}/configmaps"
+    await refused("device-hours", "device-hours", controller, "POST", path, {"metadata": {"name": "x"}})
 
 
 # ---- who is gated
@@ -508,6 +511,18 @@ async def test_a_binding_of_the_controller_carries_an_assignment_and_nothing_els
 async def test_bindings_of_other_schedulers_are_theirs(cluster: Cluster) -> None:
     path = await cluster.made(pod({"cpu": "1"}, schedulerName="nobody"))  # kube-scheduler would bind it before us
     assert await cluster.admin.why_not("POST", f"{path}/binding", binding(path, annotations={"mine": "1"})) == ""
+
+
+async def test_of_config_maps_the_controller_writes_its_account_and_no_other(cluster: Cluster) -> None:
+    controller, path = cluster.controller, f"/api/v1/namespaces/{cluster.namespace}/configmaps"
+    for metadata in ({"name": "kube-root-ca"}, {"generateName": f"{CONFIG_MAP}-"}):
+        refusal = await controller.why_not("POST", path, {"metadata": metadata})
+        assert "ValidatingAdmissionPolicy 'neuron-plugin-device-hours-" in refusal
+    assert "403" in await controller.why_not("PATCH", f"{path}/kube-root-ca.crt", {"data": {}})
+    made = await controller.send(write_config_map(cluster.namespace, CONFIG_MAP, "x", b"1", version=""))
+    cluster.admin.undo.push_async_callback(cluster.admin.forget, f"{path}/{CONFIG_MAP}")
+    version = made["metadata"]["resourceVersion"]
+    await controller.send(write_config_map(cluster.namespace, CONFIG_MAP, "x", b"2", version=version))
 
 
 # ---- what nobody else may do

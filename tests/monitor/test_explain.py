@@ -14,6 +14,7 @@ from neuron_plugin.allocation.node import Reservation
 from neuron_plugin.allocation.rejection import unsupported_count
 from neuron_plugin.monitor.pages import inspection_routes
 from neuron_plugin.monitor.views import pod_view
+from neuron_plugin.placement.leadership import Readiness
 from neuron_plugin.topology import Unit
 from tests.support.manifests import container, gated_manifest, node_manifest, shipped_geometry
 from tests.support.served import served
@@ -37,7 +38,7 @@ class Stage:
 
 @pytest.fixture
 async def stage(world: World) -> AsyncIterator[Stage]:
-    async with served(inspection_routes(world.state)) as port:
+    async with served(inspection_routes(world.state, Readiness({}))) as port:
         yield Stage(world, port)
 
 

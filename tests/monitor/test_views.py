@@ -103,16 +103,6 @@ def shown(world: World, name: str) -> NodeView:
     return node_view(world.state, world.state.nodes[name], 7)
 
 
-def test_e06_an_object_carries_version_uid_and_labels(world: World) -> None:
-    world.node("node", "inf2.48xlarge")
-
-    metadata = shown(world, "node").metadata
-
-    assert metadata.resource_version == "7"
-    assert metadata.uid == world.state.nodes["node"].node.uid
-    assert metadata.labels == {"neuron-plugin.io/node": "node"}
-
-
 def test_e06_a_closed_node_says_why_and_in_detail_which_pod(world: World) -> None:
     world.node("node", "inf2.48xlarge", missing=[2])
     world.pod("stock", DEVICE, 1, node="node")

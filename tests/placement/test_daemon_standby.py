@@ -191,7 +191,9 @@ async def test_e04_a_pod_is_bound_by_the_leader_whichever_replica_the_scheduler_
 
 
 async def test_e04_p78_a_standby_is_ready_for_the_kubelet_and_not_for_verbs(pair: Pair) -> None:
-    unfit = f"{NOT_LEADER}\n"
+    unfit = f"{NOT_LEADER}, {pair.leader.daemon._context.instance} is\n"
+    usage = (503, f"only the leader has the device-hours: {unfit}")
+    assert await pair.standby.get("/usage") == usage
     assert await pair.standby.get("/readyz", health=True) == (503, unfit)
     assert await pair.standby.get("/readyz?exclude=leader", health=True) == (200, "ok\n")
     assert await pair.standby.get("/readyz?verbose&exclude=leader", health=True) == (

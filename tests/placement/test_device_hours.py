@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 
 import pytest
 
@@ -19,9 +20,9 @@ from neuron_plugin.placement.device_hours import CONFIG_MAP, DeviceHours, read_w
 from neuron_plugin.placement.leadership import CONDITION, SYNCED, Readiness
 from neuron_plugin.placement.metrics import device_seconds
 from neuron_plugin.planning.device_hours import DAY, PARTS, Account, DeviceTime, read_account
-from neuron_plugin.simulation.api_server_kinds import CONFIG_MAPS, AnyJson
+from neuron_plugin.simulation.api_server_kinds import CONFIG_MAPS, EVENTS, AnyJson
 from tests.support.api_server import Fault, Match, StandInApiServer
-from tests.support.manifests import pod_manifest
+from tests.support.manifests import node_manifest, pod_manifest
 from tests.support.running import SETTINGS, add_node, extender_on
 from tests.support.world import DEVICE, World
 
@@ -211,10 +212,39 @@ async def test_a_spoilt_account_is_replaced_by_a_new_one(
     stand: Stand, spoilt: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     body = {"metadata": {"name": CONFIG_MAP}, "binaryData": {"account.json.gz": spoilt}}
-    stand.server.create(CONFIG_MAPS, body, "kube-system")
+    made = stand.server.create(CONFIG_MAPS, body, "kube-system")
     await stand.run(stand.one, 300)
     assert adds_up(await stand.written())
     assert [record.message for record in caplog.records] == ["the account of device-hours is spoilt, and replaced"]
+    (event,) = stand.server.objects(EVENTS)
+    assert (event["reason"], event["regarding"]["uid"]) == ("NeuronDeviceHoursSpoilt", made["metadata"]["uid"])
+    assert "put a copy of its data back" in event["note"]
+
+
+@pytest.mark.parametrize("had", [False, True], ids=["empty", "with a pod of the node that it replaces"])
+async def test_a_node_that_came_while_nobody_looked_had_devices_from_then_on(stand: Stand, *, had: bool) -> None:
+    await stand.run(stand.one, 300)
+    joined = node_manifest("new", INF2)
+    joined["metadata"]["creationTimestamp"] = datetime.fromtimestamp(BEGIN + 1000, UTC).isoformat()
+    if had:
+        stand.pod("older", "0,1,2,3,4,5", node="new")
+    stand.world.show_node(joined)
+    stand.now += 2000
+    await stand.run(stand.replica("two"), 300)
+    account = await stand.written()
+    assert sum(account.totals.values()) == PARTS * 6 * (account.until - BEGIN + account.until - BEGIN - 1000)
+    assert min(account.totals.values()) >= 0
+    assert not any(amount < 0 for hour in account.hours.values() for amount in hour.values())
+
+
+async def test_a_copy_of_the_account_that_is_put_back_goes_on(stand: Stand) -> None:
+    await stand.run(stand.one, 300)
+    (kept,), two = stand.server.objects(CONFIG_MAPS), stand.replica("two")
+    for data in ({"account.json.gz": "cnViYmlzaA=="}, kept["binaryData"]):
+        stand.server.change(CONFIG_MAPS, CONFIG_MAP, {"binaryData": data}, "kube-system")
+        await stand.run(two, 300)
+    assert adds_up(await stand.written())
+    assert len(stand.server.objects(EVENTS)) == 1
 
 
 async def test_without_an_answer_nothing_is_counted_and_nothing_overwritten(stand: Stand) -> None:

@@ -174,17 +174,17 @@ async def test_t46_a_lease_out_of_reach_is_borne_for_a_while_and_then_reported()
     found = Replica(Pods())
     found.readiness.unmet(ELECTION, NOT_READ)
     reasons = found.readiness.conditions
-    found.leadership.heard("403 Forbidden")
+    found.leadership.heard("403 Forbidden", "")
     assert "403 Forbidden" in reasons[ELECTION], "at the start there is nothing to bear it for"
 
-    found.leadership.heard("")
+    found.leadership.heard("", "")
     assert not reasons[ELECTION]
-    found.leadership.heard("no answer")
+    found.leadership.heard("no answer", "")
     assert not reasons[ELECTION]
     await asyncio.sleep(PATIENCE)
-    found.leadership.heard("no answer")
+    found.leadership.heard("no answer", "")
     assert "no answer" in reasons[ELECTION]
-    found.leadership.heard("")
+    found.leadership.heard("", "")
     assert not reasons[ELECTION]
 
 

@@ -97,6 +97,7 @@ def test_a_silent_plugin_measures_nothing() -> None:
         ("Job/nightly-28391235", "nightly"),
         ("Job/train-1", "train-1"),
         ("StatefulSet/db-0", "db-0"),
+        ("DaemonSet/agent", "agent"),
         ("", "alone"),
     ],
 )

@@ -178,6 +178,19 @@ def test_what_is_promised_to_one_is_not_promised_to_the_next(world: World) -> No
     ]
 
 
+def test_in_the_way_of_a_group_is_who_keeps_the_pods_that_have_no_room(world: World) -> None:
+    for node in ("full", "trn"):
+        world.show_node(offered(node))
+    world.held("all", "full", NEURON, ",".join(map(str, range(16))))
+    world.held("two-rows", "trn", NEURON, "8,9,10,11,12,13,14,15")
+    world.held("small", "trn", NEURON, "4")
+    for number in range(2):
+        says = {"neuron-plugin.io/group": "job", "neuron-plugin.io/group-size": "2"}
+        waiting(world, f"w-{number}", 4, annotations=says, spec={"schedulingGates": [{"name": GATE}]})
+    found = judge_all(world.state.scene(), [of(world, "w-0")], rules=None)[0]
+    assert ([pod.name for pod in found.in_the_way], found.lacks) == (["small"], 1)
+
+
 def test_a_group_says_what_it_lacks_and_who_is_in_its_way(world: World) -> None:
     world.show_node(offered("trn"))
     world.held("other", "trn", NEURON, "0,1,2,3")
@@ -185,7 +198,7 @@ def test_a_group_says_what_it_lacks_and_who_is_in_its_way(world: World) -> None:
         says = {"neuron-plugin.io/group": "job", "neuron-plugin.io/group-size": "2"}
         waiting(world, f"w-{number}", 16, annotations=says, spec={"schedulingGates": [{"name": GATE}]})
     found = judge_all(world.state.scene(), [of(world, "w-0")])[0]
-    assert found.standing is Standing.GROUP
+    assert (found.standing, found.lacks) == (Standing.GROUP, 2)
     assert found.text == (
         "Its group job does not fit as a whole: there is room together for 0 of 2 waiting pods, at least 2 need it. "
         "0 of 1 Neuron node: 1 has 12 of 16 devices free. In the way: default/other"

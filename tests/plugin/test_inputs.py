@@ -196,13 +196,14 @@ PODS = {
     "also if it is shown again": "a running; a failed; a failed -> ended a! vanished a",
     "a rejection of a pod that did not run": "a failed -> ended a",
     "p66 a pod with a deletion timestamp has not ended": "a terminating -> a",
-    "a list replaces the pods and says when it began": "a; list 7 b, c failed -> b ended c at 7",
+    "a list replaces the pods and says when it began": "a; list 7 b, c failed -> b ended c a! at 7",
     "a list that does not show the plugin's own pod ends no pod": "list 3; a; list - b, c failed -> a b ended c at 3",
-    "but the one that it shows as ended": "a running; list - a running failed -> ended a!",
-    "a list ends a pod that it shows as ended": "a running; list 7 a running failed -> ended a! at 7",
+    "but the one that it shows as ended": "a running; list - a running failed -> ended a! vanished a",
+    "a list ends a pod that it shows as ended": "a running; list 7 a running failed -> ended a! vanished a at 7",
     # The kubelet may record an allocation after the end of its pod was seen.
     "a list forgets no end that was seen before": "stopped a; list 7 -> ended a at 7",
     "a pod that goes while it runs has vanished": "a running; gone a -> ended a! vanished a",
+    "also if a list lacks it": "a running; list 7 -> ended a! vanished a at 7",
     "one that waits has not": "a; gone a -> ended a!",
     "nor one that was seen to stop": "a running; a succeeded; gone a -> ended a",
 }

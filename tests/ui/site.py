@@ -42,7 +42,9 @@ async def site(
     app = web.Application(middlewares=picture.guard())
     if samples:
         app.add_routes([web.get("/ui/use.json", use)])  # the first route of a path is the one that answers
-    app.add_routes([*monitor.routes(), *inspection_routes(world.state), *picture.routes(world.state, api)])
+    app.add_routes(
+        [*monitor.routes(), *inspection_routes(world.state, Readiness({})), *picture.routes(world.state, api)]
+    )
     app.add_routes([web.get("/decisions", decisions), web.get("/readyz", ready)])
     sampling = asyncio.create_task(picture.run(world.state), name="picture")
     async with serving(app, "127.0.0.1", port) as served_port:

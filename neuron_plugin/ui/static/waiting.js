@@ -29,6 +29,7 @@ const VERDICTS = {
   nobody: ["no scheduler", "bad"], never: ["never", "bad"],
 };
 const WORST = Object.keys(VERDICTS);
+const NO_ROOM = new Set(["links", "short", "rules"]);
 
 /** What a pod can expect, in a word or three, and how bad that is. */
 function verdictOf(pod, prospect) {
@@ -73,12 +74,11 @@ export class Waiting {
     const { key, name, members, group } = line;
     const lead = this.leadOf(line);
     const { spec: { created, priority } } = lead;
-    const [verdict, tone] = verdictOf(lead, this.prospectOf(lead));
+    const prospect = this.prospectOf(lead);
     const placed = group && `${group.filter(({ status }) => status.phase !== "Waiting").length} of ${group.length} placed`;
-    const facts = [placed, created && ageOf(now - secondsOf(created)), priority && `priority ${priority}`].filter(Boolean);
-    const about = html("summary", {}, html("strong", {}, name), html("small", {}, facts.join(", ")), html("span", { class: `verdict ${tone}` }, verdict));
-    const reason = group && this.prospectOf(lead)?.reason;
-    if (reason) about.append(html("small", { class: "reason" }, reason));
+    const facts = [placed, group && this.needsOf(members, prospect), created && ageOf(now - secondsOf(created)), priority && `priority ${priority}`].filter(Boolean);
+    const [verdict, tone] = verdictOf(lead, prospect);
+    const about = html("summary", { title: (group && prospect?.reason) || "" }, html("strong", {}, name), html("small", {}, facts.join(", ")), html("span", { class: `verdict ${tone}` }, verdict));
     const part = html("details", { "data-key": key }, about);
     part.open = this.opened.has(key);
     const links = group ? members.map((each) => link("pod", nameOf(each.metadata))) : [link("pod", name, "All about this pod")];
@@ -90,6 +90,14 @@ export class Waiting {
       this.changed();
     });
     return html("li", {}, part);
+  }
+
+  /** What keeps a group, in some words; all of it is said of the line that is open, and is its title. */
+  needsOf(members, prospect) {
+    const lacks = prospect?.lacks || members.filter((pod) => NO_ROOM.has(this.prospectOf(pod)?.standing)).length;
+    const [first, ...others] = prospect?.inTheWay || [];
+    const more = others.length ? ` and ${others.length} more are in the way` : " is in the way";
+    return lacks > 0 && `needs room for ${lacks} more${first ? `: ${first}${more}` : ""}`;
   }
 
   /** Why a pod waits, as far as it is known: some lines and a small table. */
@@ -104,7 +112,7 @@ export class Waiting {
     const lines = [
       `asks for ${asks(pod.spec)}${how}`, problem,
       moves.length && `${moves.map((each) => `${each.pod} to ${each.target}`).join(", ")}: would open ${prospect.ids} of ${prospect.node}`,
-      ...(why ? [sentence, inTheWay.length && `in the way: ${inTheWay.join(", ")}`, helps, !moves.length && move, gate] : [!problem && "..."]),
+      ...(why ? [sentence || prospect?.reason, inTheWay.length && `in the way: ${inTheWay.join(", ")}`, helps, !moves.length && move, gate] : [!problem && "..."]),
     ];
     const tables = [...(why?.domains.length ? [domainsTable(why)] : []), ...(why?.nodes.length ? [nodesTable(why.nodes)] : [])];
     return [...new Set(lines.filter(Boolean))].map((each) => html("p", {}, each)).concat(tables);
