@@ -29,7 +29,7 @@ from neuron_plugin.allocation.rejection import WRONG_PRODUCT
 from neuron_plugin.planning.rules import neuron_shortages
 from neuron_plugin.planning.scene import Scene
 from neuron_plugin.topology import CoreMask, Geometry, Unit, valid_sets
-from neuron_plugin.wording import named
+from neuron_plugin.wording import named, plural
 
 MOST_REASONS = 6
 """Different reasons in one sentence; the others are counted."""
@@ -233,7 +233,7 @@ def sentence_of(answers: Sequence[NodeAnswer]) -> str:
     in_order = sorted(counted.items(), key=lambda one: (-one[1], one[0]))
     texts = [_counted(count, reason) for reason, count in in_order[:MOST_REASONS]]
     if more := len(in_order) - MOST_REASONS:
-        texts.append(f"and {more} more reasons") if more > 0 else None
+        texts.append(f"and {plural(more, 'more reason')}") if more > 0 else None
     said = ", ".join(texts) or "nothing speaks against them one by one"
     return "; ".join(
         filter(None, [f"0 of {len(neuron)} Neuron {'node' if len(neuron) == 1 else 'nodes'}: {said}", others])

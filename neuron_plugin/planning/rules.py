@@ -198,13 +198,14 @@ class _Check(NamedTuple):
     key: str
     closed: Collection[str]
     open: Collection[str] | None
-    needs_label: bool
+    needed_by: str
+    """The rule that wants nodes to have the label at all; empty: none does."""
     text: str
 
     def why_not(self, labels: Mapping[str, str]) -> str:
         value = labels.get(self.key)
         if value is None:
-            return f"has no label {self.key}, {self.text}" if self.needs_label else ""
+            return f"has no label {self.key}, which the pod's {self.needed_by} needs" if self.needed_by else ""
         if value in self.closed or (self.open is not None and value not in self.open):
             return f"is in {self.key}={value}, {self.text}"
         return ""
@@ -270,21 +271,19 @@ class AmongPods:
         )
         for term in terms:
             values = None if is_first else self._domains(term.topology_key, bound)
-            yield _Check(
-                term.topology_key, (), values, needs_label=True, text="where no pod runs that the pod's affinity wants"
-            )
+            yield _Check(term.topology_key, (), values, "affinity", "where no pod runs that the pod's affinity wants")
 
     def _anti_affinity(self, pod: PodInCluster) -> Iterator[_Check]:
         for term in pod.rules.anti_affinity:
             if closed := self._domains(term.topology_key, self._population.tally((_of_incoming(term.selector),))):
                 text = "where a pod is from which the pod's anti-affinity keeps it apart"
-                yield _Check(term.topology_key, closed, None, needs_label=False, text=text)
+                yield _Check(term.topology_key, closed, None, "", text)
 
     def _kept_off(self, pod: PodInCluster) -> Iterator[_Check]:
         for term, names in self._population.keeping_off(pod.labels):
             if closed := self._domains(term.topology_key, names):
                 text = "where the anti-affinity of another pod keeps the pod off"
-                yield _Check(term.topology_key, closed, None, needs_label=False, text=text)
+                yield _Check(term.topology_key, closed, None, "", text)
 
     def _spread(self, pod: PodInCluster) -> Iterator[_Check]:
         hard = [spread for spread in pod.rules.spread if spread.hard]
@@ -303,7 +302,7 @@ class AmongPods:
             fewest = min(map(least.__getitem__, counted), default=0) if len(counted) >= spread.min_domains else 0
             closed = {domain for domain, count in placed.items() if count + own - fewest > spread.max_skew}
             text = f"where a pod more would break the pod's spread: {spread.max_skew} more than the least at most"
-            yield _Check(spread.topology_key, closed, None, needs_label=True, text=text)
+            yield _Check(spread.topology_key, closed, None, "spread", text)
 
     def _matching(self, pod: PodInCluster, spread: Spread) -> tuple[NodeCounts, int]:
         """The pods that a constraint counts, and whether the pod itself is one of them.

@@ -51,7 +51,7 @@ from neuron_plugin.simulation.api_server_kinds import (
 from neuron_plugin.simulation.api_server_kubectl import read_protobuf
 from neuron_plugin.simulation.api_server_objects import Admission, ApiObjects
 from neuron_plugin.simulation.api_server_patches import JSON_PATCH, PATCHES
-from neuron_plugin.simulation.api_server_requests import answer, refused, shown, unsupported, watch_of
+from neuron_plugin.simulation.api_server_requests import OLD_OPENAPI, answer, refused, shown, unsupported, watch_of
 from neuron_plugin.simulation.api_server_store import CutError, Inbox, ObjectChange, Watch
 
 if TYPE_CHECKING:
@@ -449,7 +449,7 @@ class SimulatedApiServer:
             return web.Response(status=500)  # never sent
         if request.method == "GET" and done.status == HTTPStatus.OK and (made := self._accepted(asked, request)):
             done = replace(done, body=msgspec.json.encode(made(msgspec.json.decode(done.body))))
-        is_text = request.path.endswith("/log") and done.status == HTTPStatus.OK
+        is_text = request.path == OLD_OPENAPI or (request.path.endswith("/log") and done.status == HTTPStatus.OK)
         content_type = "text/plain" if is_text else "application/json"
         return web.Response(body=done.body, status=done.status, content_type=content_type)
 

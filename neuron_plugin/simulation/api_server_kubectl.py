@@ -1,8 +1,8 @@
 """What kubectl asks of an API server beyond the objects: which kinds there are, tables to print, and old-style events.
 
-kubectl 1.28 to 1.36 needs no more for get, describe, apply, diff, delete, cordon, drain, label and auth. The OpenAPI
-document says two things: the server checks fields itself, and knows dry runs. ``drain`` and ``auth`` speak protobuf:
-of that the messages are read that they send.
+kubectl 1.28 to 1.36 needs no more for get, describe, explain, apply, diff, delete, cordon, drain, label and auth. The
+OpenAPI document says three things: the server checks fields itself, knows dry runs, and which fields this project
+reads. ``drain``, ``auth`` and ``create namespace`` speak protobuf: of that the messages are read that they send.
 """
 
 from __future__ import annotations
@@ -10,26 +10,44 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
+from types import NoneType
 from typing import Any
 
 import msgspec
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
+from msgspec.inspect import (
+    BoolType,
+    DateTimeType,
+    DictType,
+    IntType,
+    ListType,
+    StrType,
+    StructType,
+    UnionType,
+    VarTupleType,
+    type_info,
+)
 
+from neuron_plugin.cluster import ApiResource, claims, objects, storage
 from neuron_plugin.cluster.pods import PODS as POD_RECORDS
 from neuron_plugin.cluster.pods import neuron_pod
 from neuron_plugin.simulation.api_server_kinds import (
     BUDGETS,
     CLAIMS,
+    CONFIG_MAPS,
     DEVICE_CLASSES,
     EVENTS,
     KINDS,
+    NAMESPACES,
     NODES,
     PODS,
     PRIORITY_CLASSES,
     RESOURCE_CLAIMS,
     RESOURCE_SLICES,
+    STATEFUL_SETS,
+    STORAGE_CLASSES,
     VOLUMES,
     AnyJson,
     ServedKind,
@@ -45,11 +63,24 @@ _SHORT_NAMES = {
     CLAIMS: ["pvc"],
     VOLUMES: ["pv"],
     PRIORITY_CLASSES: ["pc"],
+    NAMESPACES: ["ns"],
+    CONFIG_MAPS: ["cm"],
+    STATEFUL_SETS: ["sts"],
+    STORAGE_CLASSES: ["sc"],
 }
 _CORE_EVENTS = ServedKind("/api/v1", "v1", "events", "Event")
 _OPENAPI = "/openapi/v3/"
 _NAMED = "x-kubernetes-group-version-kind"
 _GROUPS = {kind.group: kind.version for kind in KINDS}
+_READ_HERE = "Only the fields that neuron-plugin reads are described here; all others are stored as they are."
+_RECORDS: Mapping[tuple[str, str], type] = {
+    (resource.group, resource.plural): resource.record
+    for resource in (POD_RECORDS, *vars(claims).values(), *vars(objects).values(), *vars(storage).values())
+    if isinstance(resource, ApiResource)
+}
+"""Of a kind, by its group's path and plural, what it is read into."""
+_TYPES: Mapping[type, str] = {StrType: "string", IntType: "integer", BoolType: "boolean", DateTimeType: "string"}
+"""Those of OpenAPI."""
 
 
 def discovery(path: str) -> AnyJson | None:
@@ -94,15 +125,31 @@ def discovery(path: str) -> AnyJson | None:
 
 
 def _openapi(group: str) -> AnyJson:
-    """What kubectl looks for in a document of a group: which parameters its writes have. No field is described."""
-    operations = {}
+    """What kubectl looks for in a document of a group: which parameters its writes have, and fields to explain."""
+    operations, schemas = {}, {}
     parameters = [{"name": word, "in": "query"} for word in ("fieldValidation", "dryRun")]
     for kind in (served for served in KINDS if served.group == group):
         name, _, version = kind.version.rpartition("/")
         named = {"group": name, "version": version, "kind": kind.kind}
         operations[f"{group}/{kind.plural}/{{name}}"] = {"patch": {"parameters": parameters, _NAMED: named}}
+        fields = _described(type_info(_RECORDS.get((group, kind.plural), NoneType)))
+        schemas[kind.kind] = fields | {"description": _READ_HERE, _NAMED: [named]}
     document = {"openapi": "3.0.0", "info": {"title": "simulated", "version": "1"}}
-    return document | {"paths": operations, "components": {"schemas": {}}}
+    return document | {"paths": operations, "components": {"schemas": schemas}}
+
+
+def _described(read: object) -> AnyJson:
+    """The schema of what is read into a type; what is kept as it is, is an object."""
+    match read:
+        case UnionType(types=[first, *_]):
+            return _described(first)
+        case VarTupleType(item_type=item) | ListType(item_type=item):
+            return {"type": "array", "items": _described(item)}
+        case DictType(value_type=value):
+            return {"type": "object", "additionalProperties": _described(value)}
+        case StructType(fields=fields):
+            return {"type": "object", "properties": {field.encode_name: _described(field.type) for field in fields}}
+    return {"type": _TYPES.get(type(read), "object")}
 
 
 def review(path: str) -> AnyJson | None:
@@ -133,6 +180,7 @@ _REVIEWS: Mapping[str, tuple[str, AnyJson]] = {
     "/apis/authentication.k8s.io/v1/selfsubjectreviews": ("SelfSubjectReview", {"userInfo": {"username": "everybody"}}),
 }
 _MESSAGES: Mapping[str, _Fields] = {
+    "Namespace": {1: ("metadata", {1: ("name", bytes.decode)})},
     "DeleteOptions": _DELETE_OPTIONS,
     "Eviction": _EVICTION,
     **{kind: {} for kind, _ in _REVIEWS.values()},
@@ -142,7 +190,7 @@ _MAGIC = b"k8s\0"
 
 
 def read_protobuf(body: bytes) -> AnyJson:
-    """Read a body of kubectl's in protobuf (``generated.proto`` of policy/v1 and meta/v1).
+    """Read a body of kubectl's in protobuf (``generated.proto`` of policy/v1, meta/v1 and v1).
 
     Raises:
         ValueError: it is none, is cut off, or holds another kind.

@@ -30,6 +30,10 @@ from neuron_plugin.simulation.api_server_patches import PATCHES
 from neuron_plugin.simulation.api_server_store import Stored, Watch
 
 _CORE_EVENTS = re.compile(r"/api/v1(?:/namespaces/([^/]+))?/events")
+OLD_OPENAPI = "/openapi/v2"
+"""Where kubectl looks for a kind that it has not found elsewhere; it prints an answer of 406, if that is plain text."""
+_OTHER_KINDS = b"""only what 'kubectl api-resources' lists is kept here; \
+'neuron-plugin playground run -f FILE' makes the pods of other kinds"""
 _WRITTEN_ONLY = ("binding", "eviction")
 
 
@@ -43,6 +47,8 @@ def answer(objects: ApiObjects, request: ApiRequest) -> Response:
         return Response(200, msgspec.json.encode(document))
     if request.method == "POST" and (document := review(request.path)):
         return Response(201, msgspec.json.encode(document))
+    if request.path == OLD_OPENAPI:
+        return Response(406, _OTHER_KINDS)
     target = parse_path(request.path)
     if request.method != "GET":
         return _write(objects.rehearsal() if _is_dry(request) else objects, request, target)

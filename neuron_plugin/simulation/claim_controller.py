@@ -11,33 +11,31 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from neuron_plugin.allocation.pod import TERMINAL_PHASES
+from neuron_plugin.cluster import ObjectReference
 from neuron_plugin.cluster.claims import FINALIZER
-from neuron_plugin.simulation.api_server_kinds import CLAIM_TEMPLATES, PODS, RESOURCE_CLAIMS, AnyJson, Refusal
+from neuron_plugin.cluster.writes import create_event, utc_now
+from neuron_plugin.simulation.api_server_kinds import CLAIM_TEMPLATES, EVENTS, PODS, RESOURCE_CLAIMS, AnyJson, Refusal
 
 if TYPE_CHECKING:  # it shows in its tables what is decided here
     from neuron_plugin.simulation.api_server import SimulatedApiServer
 
 POD_CLAIM_KEY = "resource.kubernetes.io/pod-claim-name"
 """Annotation of a generated claim: the pod's own name for it."""
+NOT_CREATED = "FailedResourceClaimCreation"
+"""Reason of the event on a pod whose claim cannot be made."""
 _LONGEST_PREFIX = 57
 """Characters of a claim's name before the random ones."""
 
 
-def sync_claims(api: SimulatedApiServer) -> Mapping[str, str]:
-    """Bring all claims up to date; why claims of a pod cannot be made, by the pod's UID."""
-    pods = api.objects(PODS)
-    problems = {}
-    for pod in pods:
+def sync_claims(api: SimulatedApiServer) -> None:
+    """Bring all claims up to date; an event says on a pod why a claim of it cannot be made."""
+    for pod in api.objects(PODS):
         if not pod["metadata"].get("deletionTimestamp") and pod["spec"].get("resourceClaims"):
-            try:
-                _make_claims(api, pod)
-            except Refusal as refusal:
-                problems[pod["metadata"]["uid"]] = str(refusal)
+            _make_claims(api, pod)
     by_uid = {pod["metadata"]["uid"]: pod for pod in api.objects(PODS)}
     for claim in api.objects(RESOURCE_CLAIMS):
         _reserve(api, claim, by_uid)
         _give_up(api, claim["metadata"]["namespace"], claim["metadata"]["name"], by_uid)
-    return problems
 
 
 def claim_names(pod: AnyJson) -> dict[str, str]:
@@ -81,11 +79,32 @@ def _make_claims(api: SimulatedApiServer, pod: AnyJson) -> None:
         if not template or (name in owned and known[name] == owned[name]):
             continue
         if name not in owned:
-            made = claim_from(pod, name, api.get(CLAIM_TEMPLATES, template, namespace))
-            owned[name] = api.create(RESOURCE_CLAIMS, made, namespace)["metadata"]["name"]
+            try:
+                made = claim_from(pod, name, api.get(CLAIM_TEMPLATES, template, namespace))
+                owned[name] = api.create(RESOURCE_CLAIMS, made, namespace)["metadata"]["name"]
+            except Refusal as refusal:
+                _say_once(api, pod, f'PodResourceClaim {name}: resource claim template "{template}": {refusal}')
+                continue
         statuses.append({"name": name, "resourceClaimName": owned[name]})
     if statuses:
         api.patch_status(PODS, metadata["name"], {"resourceClaimStatuses": statuses}, namespace)
+
+
+def _say_once(api: SimulatedApiServer, pod: AnyJson, why: str) -> None:
+    metadata = pod["metadata"]
+    if any(event["note"] == why and event["regarding"]["uid"] == metadata["uid"] for event in api.objects(EVENTS)):
+        return
+    event = create_event(
+        ObjectReference("Pod", metadata["name"], metadata["uid"], "v1", metadata["namespace"]),
+        reason=NOT_CREATED,
+        note=why,
+        action="CreateResourceClaim",
+        reporter="resource_claim",
+        instance="resource_claim",
+        now=utc_now(),
+        warning=True,
+    )
+    api.create(EVENTS, event.body or {}, metadata["namespace"])
 
 
 def claim_from(pod: AnyJson, name: str, template: AnyJson) -> AnyJson:

@@ -241,8 +241,7 @@ async def _control_plane(cluster: SimulatedCluster, lines: asyncio.Queue[str]) -
     """Claims are made and given up, volumes provisioned, budgets counted, and waiting pods scheduled."""
     scheduling = Scheduling(cluster.api, cluster.scheduler, cluster.asks_extender, lines.put_nowait)
     async for _ in turns(cluster.api, PODS, NODES, CLAIMS):
-        if cluster.by_claims:
-            sync_claims(cluster.api)
+        sync_claims(cluster.api)
         provision(cluster.api)
         for budget in cluster.api.objects(BUDGETS):
             metadata = budget["metadata"]

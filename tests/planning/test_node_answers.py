@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from neuron_plugin.planning.node_answers import NodeAnswer, node_answer
+from neuron_plugin.planning.node_answers import NodeAnswer, node_answer, node_answers
 from neuron_plugin.simulation.api_server_kinds import AnyJson
 from tests.support.manifests import container, pod_manifest, with_memory
 from tests.support.world import CORE, DEVICE, World, record_of
@@ -60,3 +60,20 @@ def test_containers_that_share_a_device_have_a_blocked_set_each(half_full: World
 
     assert refused.details == ("the pod's annotations leave out devices 1-3",)
     assert blocked(refused) == [("load", (0, 1, 2), ["holder-0"]), ("serve", (0, 1), ["holder-0"])]
+
+
+@pytest.mark.parametrize(
+    ("rule", "spec"),
+    [
+        ("affinity", {"affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{}]}}}),
+        ("spread", {"topologySpreadConstraints": [{"maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule"}]}),
+    ],
+)
+def test_a_label_that_a_node_lacks_is_named_with_the_rule_that_needs_it(world: World, rule: str, spec: AnyJson) -> None:
+    world.node("node", "inf1.xlarge")
+    manifest = pod_manifest("new", DEVICE, 1)
+    terms = spec.get("topologySpreadConstraints") or next(iter(spec["affinity"]["podAffinity"].values()))
+    terms[0] |= {"topologyKey": "rack", "labelSelector": {"matchLabels": {"app": "db"}}}
+    manifest["spec"] |= spec
+    (answer,) = node_answers(world.state.scene(), record_of(manifest))
+    assert f"has no label rack, which the pod's {rule} needs" in answer.reasons

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import aiohttp
 import pytest
 
 from neuron_plugin.cluster import ObjectReference
 from neuron_plugin.cluster.writes import create_event, utc_now
-from neuron_plugin.simulation.api_server_kinds import EVENTS, KINDS, PODS, AnyJson
+from neuron_plugin.simulation.api_server_kinds import EVENTS, KINDS, NAMESPACES, PODS, AnyJson
 from neuron_plugin.simulation.api_server_kubectl import read_protobuf
 from tests.simulation.api_client import AS_TABLE, Client, pod
 from tests.support.api_server import StandInApiServer
@@ -31,6 +32,31 @@ async def test_openapi_says_that_the_server_checks_fields_and_knows_dry_runs(cli
             kind = operations["patch"]["x-kubernetes-group-version-kind"]
             assert "/".join(filter(None, (kind["group"], kind["version"]))) in name.replace("api/v1", "v1")
             assert [each["name"] for each in operations["patch"]["parameters"]] == ["fieldValidation", "dryRun"]
+
+
+async def test_openapi_describes_the_fields_that_are_read(client: Client) -> None:
+    schemas = (await client.get("/openapi/v3/api/v1"))["components"]["schemas"]
+    assert [kind["kind"] for kind in schemas["Pod"]["x-kubernetes-group-version-kind"]] == ["Pod"]
+    containers = schemas["Pod"]["properties"]["spec"]["properties"]["containers"]
+    resources = containers["items"]["properties"]["resources"]["properties"]
+    assert resources["limits"] == {"type": "object", "additionalProperties": {"type": "string"}}
+    statefulset = (await client.get("/openapi/v3/apis/apps/v1"))["components"]["schemas"]["StatefulSet"]
+    assert "Only the fields that neuron-plugin reads" in statefulset["description"]
+
+
+async def test_kubectl_prints_which_command_makes_the_pods_of_a_kind_that_is_not_served(
+    server: StandInApiServer,
+) -> None:
+    async with aiohttp.ClientSession(server.url) as session, session.get("/openapi/v2") as answer:
+        assert (answer.status, answer.content_type) == (406, "text/plain"), "of others kubectl prints no text"
+        assert "playground run -f FILE" in await answer.text()
+
+
+async def test_a_namespace_is_created_in_protobuf(client: Client, server: StandInApiServer) -> None:
+    body = in_protobuf(b"Namespace", field(1, field(1, b"team")) + field(2, b"") + field(3, b""))
+    headers = {"Content-Type": "application/vnd.kubernetes.protobuf"}
+    status, _ = await client.ask("POST", "/api/v1/namespaces", data=body, headers=headers)
+    assert (status, server.get(NAMESPACES, "team")["metadata"]["name"]) == (201, "team")
 
 
 async def test_pods_and_nodes_come_as_a_table_where_one_is_asked_for(client: Client, server: StandInApiServer) -> None:

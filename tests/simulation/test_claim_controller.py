@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from neuron_plugin.simulation.api_server_kinds import CLAIM_TEMPLATES, PODS, RESOURCE_CLAIMS
+from neuron_plugin.simulation.api_server_kinds import CLAIM_TEMPLATES, EVENTS, PODS, RESOURCE_CLAIMS
 from neuron_plugin.simulation.claim_controller import POD_CLAIM_KEY, claim_names, sync_claims
 from neuron_plugin.simulation.scheduler_claims import allocations_on, claims_of, reserve
 from tests.simulation.dra import a_cluster, claim_spec, claims, devices_of, only_claim, pod, pod_object
@@ -25,7 +25,7 @@ def place(server: StandInApiServer, name: str = "a") -> None:
 
 def test_the_claim_of_a_new_pod_is_made_and_named_in_its_status(server: StandInApiServer) -> None:
     server.create_pod(pod(template="one"))
-    assert sync_claims(server) == {}
+    sync_claims(server)
     claim = only_claim(server)
     assert claim["metadata"]["name"].startswith("a-neurons-")
     assert claim["metadata"]["annotations"] == {POD_CLAIM_KEY: "neurons"}
@@ -43,13 +43,15 @@ def test_also_of_a_gated_pod_and_of_none_that_is_being_deleted(server: StandInAp
     assert only_claim(server)["metadata"]["name"].startswith("gated-neurons-")
 
 
-def test_a_template_that_is_not_there_is_a_problem_until_it_is(server: StandInApiServer) -> None:
+def test_an_event_says_once_that_a_template_is_not_there(server: StandInApiServer) -> None:
     made = server.create_pod(pod(template="late"))
-    problems = sync_claims(server)
-    assert list(problems) == [made["metadata"]["uid"]]
-    assert '"late" not found' in problems[made["metadata"]["uid"]]
+    for _ in range(2):
+        sync_claims(server)
+    (event,) = server.objects(EVENTS)
+    assert (event["regarding"]["uid"], event["reason"]) == (made["metadata"]["uid"], "FailedResourceClaimCreation")
+    assert 'resource claim template "late": ' in event["note"]
     server.create(CLAIM_TEMPLATES, {"metadata": {"name": "late"}, "spec": {"spec": claim_spec()}}, "default")
-    assert sync_claims(server) == {}
+    sync_claims(server)
     assert only_claim(server)
 
 

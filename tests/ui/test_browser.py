@@ -266,6 +266,9 @@ async def test_gated_and_promised_pods_are_shown_as_such_until_they_are_bound(br
         await browser.until(f"{card('trn1-b')}?.querySelector('.set')?.classList.contains('promised')")
         assert await browser.value(f"{device('trn1-b', 4)}.dataset.state") == "used"
         assert await browser.value(f"{card('trn1-a')}.querySelectorAll('.promised').length") == 0
+        await browser.page.emulate_media(color_scheme="dark")
+        name = f"getComputedStyle({card('trn1-b')}.querySelector('.name[data-pod$=coming]')).fill"
+        assert await browser.value(f"{name} === getComputedStyle(document.body).color"), "a pale shape is dark then"
         await browser.value("document.querySelector('#waiting summary').click()")
         await browser.until("document.getElementById('waiting').innerText.includes('asks for main: 16 neuron (gated)')")
         text = await browser.value("document.body.innerText")
@@ -474,6 +477,9 @@ async def test_states_differ_by_their_mark_and_not_by_colour_alone(browser: Tab)
         frame = f"getComputedStyle({card('trn1-a')}.querySelectorAll('.frame')[{{}}]).strokeDasharray"
         assert await browser.value(frame.format(1)) == "none"
         assert await browser.value(frame.format(2)) != "none", "a missing one has a dashed frame"
+        frames = "[...document.querySelectorAll('#legend .frame')]"
+        dashes = await browser.value(f"{frames}.map((each) => getComputedStyle(each).strokeDasharray)")
+        assert [each != "none" for each in dashes] == [False, True, False, False, False], "in the legend, too"
         labels = "[...document.querySelectorAll('.card svg')].every((each) => each.getAttribute('aria-label'))"
         assert await browser.value(labels)
 

@@ -158,6 +158,8 @@ async def test_the_page_says_that_the_extender_is_away_and_goes_on_when_it_is_ba
         await browser.open(f"{url}/ui/")
         await browser.until("document.getElementById('connection').textContent === 'live'")
     await browser.until("document.getElementById('connection').textContent.startsWith('not live')")
+    said = "document.getElementById('attention').textContent"
+    await browser.until(f"/since [0-9:]+: the controller does not answer/.test({said})")
     world.held("meanwhile", "trn1-b", DEVICE, "0")
     async with site(world, port=int(url.rpartition(":")[2])):
         await browser.until(f"{device('trn1-b', 0)}.dataset.state === 'used'")

@@ -35,6 +35,7 @@ from neuron_plugin.cluster.writes import read_node, read_pod
 from neuron_plugin.placement.gates.upkeep import WAITING
 from neuron_plugin.placement.room import EVICTED_REASON, PREEMPTED_REASON
 from neuron_plugin.simulation.api_server_kinds import KINDS
+from neuron_plugin.simulation.claim_controller import NOT_CREATED
 from neuron_plugin.simulation.commands.playground import LOCK
 from neuron_plugin.simulation.commands.simulate import run_fault
 from neuron_plugin.simulation.machines import NODE_FAULTS_PATH
@@ -130,7 +131,8 @@ def _sort(objects: list[Any], wanted: _Wanted) -> None:
             wanted.owners.append(manifest)
         elif known := served.get((group, kind)):
             namespace = f"/namespaces/{metadata.get('namespace') or 'default'}" if known.namespaced else ""
-            wanted.others.append((f"{known.group}{namespace}/{known.plural}", manifest))
+            as_served = manifest | {"apiVersion": known.version}  # a PodGroup has another one in each release
+            wanted.others.append((f"{known.group}{namespace}/{known.plural}", as_served))
         else:
             name = metadata.get("name") or metadata.get("generateName")
             wanted.passed.append(f"{kind} {name}: makes no pods here, passed over")
@@ -315,7 +317,7 @@ async def _settled(api: KubernetesApi, pod: Pod) -> tuple[Pod, str]:
         from neuron_plugin.simulation import SCHEDULERS  # loads all that a simulated cluster consists of
 
         if wanted not in SCHEDULERS:
-            return pod, f"no scheduler is called {wanted!r}, only {' and '.join(SCHEDULERS)}"
+            return pod, f"no scheduler is called {wanted!r}, only {' and '.join(SCHEDULERS)}: leave schedulerName out"
     while True:
         body = await _ask(api, read_pod(namespace=pod.namespace, name=pod.name))
         pod, status = PODS.decode(body), msgspec.json.decode(body)["status"]
@@ -330,6 +332,8 @@ async def _settled(api: KubernetesApi, pod: Pod) -> tuple[Pod, str]:
                 if others
                 else await _told(api, pod, WAITING)
             )
+        elif not waits and pod.spec.resource_claims:
+            waits = await _told(api, pod, NOT_CREATED)
         # Of a pod that came without an assignment the plugin writes what it has once it runs.
         has = (
             pod.terminal or not asks_for_neuron(pod) or not pod.annotations.keys().isdisjoint((DEVICES_KEY, CORES_KEY))

@@ -191,7 +191,7 @@ function shape(drawn, node, holder, look) {
   const name = drawn.size === "large" && label(drawn, whole.filter((id) => devices[id].health === "healthy"), holder.name);
   if (!name) return { shapes };
   name.dataset.pod = nameOf(holder);
-  name.classList.toggle("on-dark", dark && !promised);
+  name.classList.toggle(promised ? "pale" : "on-dark", promised || dark);
   name.style.setProperty("--own", promised ? pale : colour);
   return { shapes, name };
 }

@@ -140,7 +140,7 @@ function drawLegend(shown) {
   const square = (name, fill, mark, over) => {
     const box = element("rect", { class: `device ${{ free: "free", "largest free set": "free largest" }[name] || ""}`, x: 1, y: 1, width: 14, height: 14, rx: 3 });
     if (fill) box.style.fill = fill;
-    const marked = element("rect", { x: 1, y: 1, width: 14, height: 14, rx: 3, fill: over || "none" });
+    const marked = element("rect", { x: 1, y: 1, width: 14, height: 14, rx: 3, fill: over || "none", class: mark ? `frame ${name}` : "" });
     const marks = mark ? [element("g", { class: `mark ${name.replace(" ", "-")}`, transform: "translate(8 8) scale(.55)" }, element("path", { d: mark }))] : [];
     return html("li", {}, element("svg", { viewBox: "0 0 16 16", "aria-hidden": "true", class: "swatch" }, box, marked, ...marks), name);
   };

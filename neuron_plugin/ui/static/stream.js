@@ -115,6 +115,8 @@ async function within(promised, abort) {
   });
   try {
     return await Promise.race([promised, silent]);
+  } catch (error) { // every browser has other words for a server that is away
+    throw error instanceof TypeError ? new Error("the controller does not answer") : error;
   } finally {
     clearTimeout(timer);
   }

@@ -145,6 +145,13 @@ items:
   apiVersion: v1
   metadata: {name: misspelt}
   spec: {containers: [{name: m, resources: {limits: {aws.amazon.com/nueron: 1}}}]}
+- kind: PodGroup
+  apiVersion: scheduling.k8s.io/v1alpha2
+  metadata: {name: older}
+- kind: Pod
+  apiVersion: v1
+  metadata: {name: claims}
+  spec: {containers: [{name: m}], resourceClaims: [{name: c, resourceClaimTemplateName: gone}]}
 """
 ALL_NAMES = ", ".join(f"aws.amazon.com/{name}: 1" for name in ("neuron", "neurondevice", "neuroncore"))
 BAD = "kind: Pod\napiVersion: v1\nmetadata: {name: bad}\nspec:\n  "
@@ -166,9 +173,11 @@ BAD = "kind: Pod\napiVersion: v1\nmetadata: {name: bad}\nspec:\n  "
             WAITING,
             0,
             [
+                "podgroup default/older is created",
                 "pod default/gated waits: its gates kueue.x-k8s.io/admission are for others to take off",
-                "pod default/lost waits: no scheduler is called 'nobody', only default-scheduler and neuron-sch.*",
+                "pod default/lost waits: no scheduler is called 'nobody', only default-.*: leave schedulerName out",
                 r"pod default/misspelt waits: 0/2 nodes are available: 2 Insufficient aws\.amazon\.com/nueron\.",
+                'pod default/claims waits: PodResourceClaim c: resource claim template "gone": .* not found',
             ],
         ),
         (
@@ -341,14 +350,16 @@ KUBECTL = (
     ("auth can-i create pods", "^yes$"),
     ("auth can-i --list", r"\*\.\* .*\[\*\]"),
     ("apply --server-side -f FILE", "it is not simulated: apply without --server-side"),
-    ("explain pods", "error: GVK .* not found in OpenAPI schema"),
+    ("explain pods.spec.schedulerName", r"(?s)^KIND: +Pod\nVERSION: +v1\n\nFIELD: schedulerName <string>"),
+    ("create deployment x --image=x -o yaml --dry-run=client | KUBECTL apply -f -", "'neuron-plugin playground run -f"),
     (
         "debug seen --image=x",
         "Error from server .*: ephemeralcontainers is not simulated: no container runs anything",
     ),
     ("exec seen -- ls", "exec is not simulated: no container runs anything here$"),
     ("scale deployment x --replicas=2", 'error: the server doesn\'t have a resource type "deployment"'),
-    ("create namespace x", "Namespace in protobuf, which is not read here: create it from a file$"),
+    ("create namespace x", "^namespace/x created$"),
+    ("create configmap x", "ConfigMap in protobuf, which is not read here: create it from a file$"),
     ("top nodes", "error: Metrics API not available"),
 )
 """Verbs, and what kubectl says: they work, or are refused in one sentence."""
@@ -364,7 +375,8 @@ def test_kubectl_s_other_verbs_work_or_are_refused_in_a_sentence(playground: Pla
     playground.shell(f"{kubectl} apply -f {tmp_path}; {kubectl} wait --for=condition=Ready pod/seen --timeout=60s")
     (tmp_path / "pod.yaml").write_text(manifest.replace("a: b", "a: c"))
     for verb, said in KUBECTL:
-        answer = playground.shell(f"{kubectl} {verb.replace('FILE', str(tmp_path / 'pod.yaml'))} 2>&1 || true")
+        words = verb.replace("FILE", str(tmp_path / "pod.yaml")).replace("KUBECTL", kubectl)
+        answer = playground.shell(f"{kubectl} {words} 2>&1 || true")
         assert re.search(said, answer.strip()), (verb, answer)
         assert "panic" not in answer
 
