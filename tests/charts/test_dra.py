@@ -131,7 +131,7 @@ def test_p81_rights_about_claims_are_exactly_these() -> None:
         == slices | {(GROUP, "resourceclaims", "get", "")}
     )
     assert granted(SOME, "neuron-plugin-extender") == {
-        *((GROUP, "resourceclaims", verb, "") for verb in ("list", "watch", "patch")),
+        *((GROUP, "resourceclaims", verb, "") for verb in ("get", "list", "watch", "patch")),
         *((GROUP, f"resourceclaims/{part}", "patch", "") for part in ("status", "binding")),
     }
 
