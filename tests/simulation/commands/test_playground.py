@@ -18,7 +18,7 @@ import pytest
 
 from neuron_plugin.cli.command import Exit, program
 from neuron_plugin.kubelet.socket_watch import endpoint_path
-from neuron_plugin.simulation import SimulatedCluster, write_node
+from neuron_plugin.simulation import SimulatedCluster, SimulatedNode, write_node
 from neuron_plugin.simulation.commands.playground import LONGEST_DIRECTORY_BYTES
 from neuron_plugin.simulation.commands.playground_client import SETTLE_SECONDS
 from tests.cli.doubles import Cli
@@ -507,11 +507,22 @@ def test_a_hint_is_short_where_the_program_is_on_the_path(monkeypatch: pytest.Mo
     subprocess.run([*program().split(), "--version"], check=True, stdout=subprocess.DEVNULL)  # noqa: S603 - ourselves
 
 
-def test_nodes_and_groups_are_checked_and_one_with_a_fault_takes_no_pod(tmp_path: Path) -> None:
+def test_a_node_is_checked_before_it_takes_pods_and_one_with_a_fault_takes_none() -> None:
+    with Playground("--nodes", "inf2.24xlarge=1,cpu=0", "--preflight") as up:
+        up.wait_for("pod kube-system/neuron-preflight-inf2-1: deleted")
+        SimulatedNode.open(up.directory / "inf2-1").set_attribute(3, "connected_devices", "1")  # no plugin sees that
+        up.run("fault", "inf2-1", "device", "2", "gone")
+        up.wait_for("node inf2-1: allocatable are 5 neuron")
+        up.run("fault", "inf2-1", "device", "2", "back")
+        up.wait_for("node inf2-1: NeuronPreflightFailed: The pre-flight check has failed: device 3: device=3 cannot be")
+        assert "1 has failed its pre-flight check" in up.run("run", "--ask", "neuron=6")
+
+
+def test_a_group_is_checked_and_goes_where_no_pod_of_its_check_fails(tmp_path: Path) -> None:
     with Playground("--nodes", "inf2.24xlarge=2,cpu=0", "--preflight") as up:
         for name in ("inf2-1", "inf2-2"):
             up.wait_for(f"pod kube-system/neuron-preflight-{name}: deleted")
-        up.run("fault", "inf2-1", "attribute", "3", "connected_devices", "--text", "1")
+        SimulatedNode.open(up.directory / "inf2-1").set_attribute(3, "connected_devices", "1")  # no plugin sees that
         asks = {"neuron-plugin.io/group": "ring", "neuron-plugin.io/group-size": "1"}
         metadata = {"name": "ring-0", "annotations": {**asks, "neuron-plugin.io/preflight": "group"}}
         limits = {"resources": {"limits": {"aws.amazon.com/neuron": "6"}}}
@@ -522,8 +533,3 @@ def test_nodes_and_groups_are_checked_and_one_with_a_fault_takes_no_pod(tmp_path
         assert "Its group is checked before it starts" in up.run("run", "-f", str(tmp_path / "ring.json"))
         up.wait_for("check of group ring has failed on node inf2-1 (device 3: device=3 cannot be used)")
         up.wait_for("pod default/ring-0: bound to inf2-2")
-        up.run("fault", "inf2-1", "device", "2", "gone")
-        up.wait_for("node inf2-1: allocatable are 5 neuron")
-        up.run("fault", "inf2-1", "device", "2", "back")
-        up.wait_for("node inf2-1: NeuronPreflightFailed: The pre-flight check has failed: device 3: device=3 cannot be")
-        assert "1 has failed its pre-flight check" in up.run("run", "--ask", "neuron=6")
