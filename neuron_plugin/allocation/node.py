@@ -38,8 +38,8 @@ class NeuronNode:
     """The part of a Node object that matters here: its hardware, or why that is not known, and its scheduling rules.
 
     ``preflight`` is how its check before it takes pods went, and ``boot_id`` names the boot that its machine is in.
-    ``address`` is its first one inside the cluster's network.
-    ``created`` is when the object was made, in unix seconds; 0 where that is not known.
+    ``address`` is its first one inside the cluster's network. ``created`` is when the object was made, in unix seconds;
+    0 where that is not known.
     """
 
     name: str

@@ -179,7 +179,7 @@ def state_metrics(
     assumed = list(state.assumed.values())
     waiting = [now - pod.since for pod in assumed if pod.expected]
     yield _gauge("assumed_pods", "Pods placed by filter or binds that the watch has not shown yet.", {(): len(assumed)})
-    text = "Age of the oldest assumption of filter for which no bind has come; 0 without one."
+    text = "Age of the oldest assumption for which no bind has come, or that waits for its turn on a node; or 0."
     yield _gauge("assumption_age_seconds", text, {(): max(waiting, default=0.0)})
     ended = CounterMetricFamily(
         "neuron_extender_assumptions", "Assumptions of filter by how they ended.", labels=["ending"]

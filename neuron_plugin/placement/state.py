@@ -62,8 +62,8 @@ class AssumedPod:
     none where the pod says it all. ``since`` is the monotonic time of
     the choice, then that of the last write that may still take effect; ``confirmed`` says that the API server has the
     binding. ``chosen_from`` is the node's capacity at the choice; None where nothing had to be chosen. ``until`` is the
-    time at which a choice of filter ends for which no bind has come; nothing was written for it. ``claims`` are the
-    devices for each of the pod's claims, by the claim's name.
+    time at which a choice ends for which nothing was written. No bind has come for it, or the pod waits for its turn on
+    the node. ``claims`` are the devices for each of the pod's claims, by the claim's name.
     """
 
     pod: NeuronPod
@@ -82,7 +82,7 @@ class AssumedPod:
 
     @property
     def expected(self) -> bool:
-        """Whether the bind has not come yet."""
+        """Whether nothing was written yet."""
         return self.until < inf
 
 

@@ -1,18 +1,25 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
 
-from neuron_plugin.allocation import PodUid
+from neuron_plugin.allocation import NeuronPod, NodeInventory, PodUid
+from neuron_plugin.allocation.group import GroupMember
 from neuron_plugin.allocation.node import Reservation
+from neuron_plugin.allocation.placement import assignment_of
 from neuron_plugin.placement.state import AssumedPod, ClusterState
 from neuron_plugin.planning import Scene
+from neuron_plugin.planning.groups import place_group
 from neuron_plugin.topology import CoreMask
 from tests.support.manifests import node_manifest, pod_manifest
 from tests.support.world import CORE, DEVICE, World, node_of, pod_of, record_of
 
 TRN1 = "trn1.32xlarge"
+LEAF = "topology.k8s.aws/network-node-layer-1"
+MEMBER = GroupMember(("default", "ring"), 4)
 
 
 def assumed(manifest: dict[str, Any], node: str) -> AssumedPod:
@@ -313,3 +320,33 @@ def test_explanations_and_plans_see_the_network_by_the_levels_that_are_named() -
     state.put_node(node_of(manifest))
     scenes = state.scene(), Scene(state.snapshot())
     assert [scene.choices.domains.level_names() for scene in scenes] == [["row", "rack", "node"]] * 2
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_groups_are_placed_as_if_nothing_of_earlier_states_was_remembered(world: World, seed: int) -> None:
+    draw, placed = Random(seed), list[PodUid]()  # noqa: S311 - clusters, not secrets
+    for step in range(60):
+        name = draw.choice("abcdef")
+        match draw.randrange(4):
+            case 0:
+                manifest = node_manifest(name, TRN1)
+                manifest["metadata"]["labels"][LEAF] = draw.choice("xy")
+                manifest["status"]["allocatable"] |= {"cpu": "16", "pods": "110"}
+                world.show_node(manifest)
+            case 1 if placed:
+                world.state.remove_pod(draw.choice(placed))
+            case _ if name in world.state.nodes:
+                manifest = world.pod(f"pod-{step}", DEVICE, draw.choice((1, 4, 8)))
+                manifest["spec"]["containers"][0]["resources"]["requests"]["cpu"] = str(draw.choice((1, 6)))
+                asked = record_of(manifest)
+                found, inventory = world.state.scene().place(asked, name), world.state.nodes[name].inventory
+                if found and isinstance(inventory, NodeInventory):
+                    said = assignment_of(inventory.geometry, found, step)
+                    world.state.put_pod(replace(asked, node=name, assignment=said))
+                    placed.append(asked.uid)
+        amount, group = draw.choice((4, 16)), list[NeuronPod]()
+        for rank in range(4):
+            manifest = world.pod(f"g-{rank}", DEVICE, amount)
+            manifest["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "6"
+            group.append(replace(record_of(manifest), member=MEMBER))
+        assert place_group(world.state.scene(), group) == place_group(Scene(world.state.snapshot()), group), step

@@ -129,7 +129,7 @@ class Placer:
             self._complete(group)
         for uid in list(self._allocated):
             self._release_allocated(uid)
-        self._serve_line()
+        self._serve(list(self._in_line))
         for kind, pod in self.queue.in_order():
             if len(self._in_flight) >= MOST_IN_FLIGHT or len(self._in_line) >= MOST_IN_LINE:
                 break
@@ -465,16 +465,17 @@ class Placer:
         self._in_line[pod.uid] = node, self._context.clock.now(), write
         if assumed := self._state.assumed.get(pod.uid):
             self._state.assume(replace(assumed, until=assumed.since + self._context.times.longest))
-        self._serve_line()
+        self._serve([pod.uid])
 
-    def _serve_line(self) -> None:
-        """Hand over the pods whose turn has come; nominated before that where pods without Neuron may come first.
+    def _serve(self, line: Iterable[PodUid]) -> None:
+        """Hand over those in line whose turn has come; nominated before that where pods without Neuron may come first.
 
         Where a node has closed meanwhile, its pods leave the line and are placed again. The planned pods of a group do
         so after a while: a plugin that starts again opens its node in seconds.
         """
         now, times, busy = self._context.clock.now(), self._context.times, set[str]()
-        for uid, (node, since, write) in list(self._in_line.items()):
+        for uid in line:
+            node, since, write = self._in_line[uid]
             pod, info = self._state.pods.get(uid), self._state.nodes.get(node)
             is_closed = info is None or isinstance(info.capacity, Rejection)
             has_place = pod and pod.gated and (uid in self._state.assumed or pod.promised == node)

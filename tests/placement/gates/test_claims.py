@@ -293,6 +293,19 @@ async def test_another_leader_completes_what_was_allocated(bench: ClaimsBench, a
     assert successor.place("train") == "a"
 
 
+async def test_of_two_claims_with_the_same_devices_one_pod_is_let_go(bench: ClaimsBench) -> None:
+    bench.claim("c", claim_spec(exactly(allocationMode="All")))
+    bench.claiming("one", "c")
+    await bench.step()
+    allocation = bench.server.get(RESOURCE_CLAIMS, "c", "default")["status"]["allocation"]
+    bench.claim("d", claim_spec(exactly(allocationMode="All")))
+    bench.claiming("two", "d")
+    bench.server.patch_status(RESOURCE_CLAIMS, "d", {"allocation": allocation}, "default")
+    await bench.step()
+    assert bench.gates("one") == []
+    assert bench.gates("two") == [GATE]
+
+
 async def test_a_refused_allocation_is_tried_again_later(bench: ClaimsBench) -> None:
     bench.claim("c")
     bench.claiming("train", "c")
