@@ -52,10 +52,9 @@ SPARES_KEY = f"{PREFIX}spares"
 PREFLIGHT_KEY = f"{PREFIX}preflight"
 """On a node: how its check before it takes pods went, as ``preflight`` writes it. On a pod of a group, as annotation:
 ``group``, its places are checked first. On the pod of a check, as label: ``node`` or ``group``. On the Lease of the
-leader: the namespace in which it makes these pods."""
+leader: what it checks, as ``CheckScope`` writes it."""
 PREFLIGHT_GROUP_KEY = f"{PREFIX}preflight-group"
-"""On the pod of a group's check: the place that it checks, as ``group_checks`` writes it. On the Lease of the leader:
-as ``PREFLIGHT_KEY``, where groups are checked."""
+"""On the pod of a group's check: the place that it checks, as ``group_checks`` writes it."""
 RANK_KEY = f"{PREFIX}rank"
 """On a pod: its place in the order of its group's pods. Written with a placement, too."""
 DOMAIN_KEY = f"{PREFIX}domain"

@@ -10,6 +10,7 @@ import enum
 import json
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from neuron_plugin.allocation.inventory import NodeInventory
 from neuron_plugin.allocation.rejection import PREFLIGHT_DUE, PREFLIGHT_FAILED, PREFLIGHT_UNABLE, Rejection
@@ -57,6 +58,58 @@ class Preflight:
         return f"{devices}{said or 'it has said nothing'}"
 
 
+class CheckScope(NamedTuple):
+    """What the leader checks, which stands on its Lease. Its pods are in ``namespace``; without one, it checks nothing.
+
+    ``groups`` that ask for it are checked, too, and nodes that give their devices by ``claims``.
+    """
+
+    namespace: str = ""
+    groups: bool = False
+    claims: bool = False
+
+    @classmethod
+    def read(cls, text: str) -> CheckScope:
+        """Read what ``text`` has written."""
+        namespace, *more = text.split() or [""]
+        return cls(namespace, "groups" in more, "claims" in more)
+
+    @property
+    def text(self) -> str:
+        """The namespace and what is checked besides nodes that give their devices by count."""
+        more = ("groups" if self.groups else "", "claims" if self.claims else "")
+        return " ".join(filter(None, (self.namespace, *more))) if self.namespace else ""
+
+    def covers(self, inventory: NodeInventory) -> bool:
+        """Whether a node with these devices is checked before it takes pods."""
+        return bool(self.namespace) and (self.claims or not inventory.claim_driver)
+
+    def closure(
+        self, record: Preflight | None, boot_id: str, inventory: NodeInventory, *, busy: bool
+    ) -> Rejection | None:
+        """Why the check closes a node; None if it does not. ``busy``: it has pods besides that of the check.
+
+        A node that was never checked and has pods stays open: else a running cluster would close when checks are
+        switched on. It is closed and checked once it is empty.
+        """
+        if not self.covers(inventory):
+            return None
+        if record is None:
+            return None if busy else PREFLIGHT_DUE
+        if record.boot_id != boot_id:
+            return PREFLIGHT_DUE
+        match record.state:
+            case PreflightState.FAILED:
+                return replace(PREFLIGHT_FAILED, detail=record.text)
+            case PreflightState.UNABLE:
+                return replace(PREFLIGHT_UNABLE, detail=record.text) if record.closes else None
+            case PreflightState.UNHEALTHY:
+                return None if broken_devices(inventory) else PREFLIGHT_DUE
+            case PreflightState.PENDING:
+                return PREFLIGHT_DUE
+        return None
+
+
 def write_preflight(record: Preflight) -> str:
     """The annotation's text: JSON, with a time of RFC 3339, and without what is empty."""
     at = datetime.fromtimestamp(record.at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
@@ -96,29 +149,3 @@ def preflight_seen(record: Preflight | None, before: Preflight | None, inventory
         doubted = replace(record, state=PreflightState.UNHEALTHY, at=0.0)
         return doubted if before == doubted or broken_devices(inventory) else record
     return record
-
-
-def preflight_closure(
-    record: Preflight | None, boot_id: str, inventory: NodeInventory, *, busy: bool
-) -> Rejection | None:
-    """Why the check closes a node; None if it does not. ``busy``: it has pods besides that of the check.
-
-    A node that was never checked and has pods stays open: else a running cluster would close when checks are switched
-    on. It is closed and checked once it is empty. Nodes that give their devices by claims are not checked.
-    """
-    if inventory.claim_driver:
-        return None
-    if record is None:
-        return None if busy else PREFLIGHT_DUE
-    if record.boot_id != boot_id:
-        return PREFLIGHT_DUE
-    match record.state:
-        case PreflightState.FAILED:
-            return replace(PREFLIGHT_FAILED, detail=record.text)
-        case PreflightState.UNABLE:
-            return replace(PREFLIGHT_UNABLE, detail=record.text) if record.closes else None
-        case PreflightState.UNHEALTHY:
-            return None if broken_devices(inventory) else PREFLIGHT_DUE
-        case PreflightState.PENDING:
-            return PREFLIGHT_DUE
-    return None

@@ -15,16 +15,19 @@ from neuron_plugin.allocation import (
     ContainerRequest,
     Dialect,
     NeuronNode,
+    NeuronPod,
     NodeInventory,
     Rejection,
     Resource,
 )
 from neuron_plugin.allocation.assignment import write_assignment
+from neuron_plugin.allocation.claims import ClaimResult, devices_of, pool_of
 from neuron_plugin.allocation.group import GroupName
 from neuron_plugin.allocation.keys import PREFIX, PREFLIGHT_GROUP_KEY, PREFLIGHT_KEY
 from neuron_plugin.allocation.placement import ContainerAssignment
 from neuron_plugin.cluster import Pod, Scope
 from neuron_plugin.cluster.pod_wire import NOT_ITS_OWN_ERROR, ContainerState, unix_seconds
+from neuron_plugin.placement.claims import Results
 from neuron_plugin.placement.reserves import ReserveRecord
 from neuron_plugin.placement.settings import PreflightSettings
 from neuron_plugin.planning.preflight import CheckEnd, CheckPod, GroupStanding, running_text, timed_out
@@ -32,6 +35,8 @@ from neuron_plugin.topology import CoreMask, Geometry, Unit
 
 BOOT_KEY = f"{PREFIX}boot-id"
 """Annotation of a check's pod: the boot of the machine that it checks."""
+CLAIM = "devices"
+"""The claim of a check's pod, and the request of its template, where the node gives devices by claims."""
 _COULD_NOT_RUN = (126, 127)
 """Exit codes of a shell that finds no such command: they say nothing about the node."""
 _GRACE_SECONDS = 5
@@ -127,8 +132,12 @@ def pod_on_node(
     """
     spec = msgspec.json.decode(msgspec.json.encode(settings.pod))
     first = spec["containers"][0]
-    limits = first.setdefault("resources", {}).setdefault("limits", {})
-    limits[ask.resource.value] = str(ask.amount)
+    resources = first.setdefault("resources", {})
+    if node.rules.claim_driver:
+        spec["resourceClaims"] = [{"name": CLAIM, "resourceClaimTemplateName": settings.claim_template}]
+        resources["claims"] = [{"name": CLAIM}]
+    else:
+        resources.setdefault("limits", {})[ask.resource.value] = str(ask.amount)
     variables = ({"name": name, "value": str(value)} for name, value in ask.variables.items())
     first["env"] = [*first.get("env", ()), *variables]
     for container in spec["containers"]:
@@ -163,6 +172,16 @@ def _all_of(node: NeuronNode, inventory: NodeInventory) -> tuple[Resource, int]:
     resource = next((one for one in known if one.unit is Unit.DEVICE), known[0] if known else Resource.NEURON)
     geometry = inventory.geometry
     return resource, geometry.device_count if resource.unit is Unit.DEVICE else geometry.core_count
+
+
+def check_results(pod: NeuronPod, inventory: NodeInventory, mask: CoreMask) -> Results:
+    """These cores as the claim of a check's pod has them: whole devices as such, where all are."""
+    geometry = inventory.geometry
+    is_whole = geometry.devices_mask(geometry.whole_devices(mask)) == mask
+    unit = Unit.DEVICE if is_whole else Unit.CORE
+    devices = devices_of(geometry, unit, mask, inventory.logical_core_size)
+    results = tuple(ClaimResult(CLAIM, pool_of(pod.node), device.name) for device in devices)
+    return tuple((claim.claim, results) for claim in pod.claims if claim.name == CLAIM)
 
 
 # Those of groups.
@@ -218,7 +237,7 @@ def group_check_manifest(
         "labels": {PREFLIGHT_KEY: "group"},
         "annotations": {
             PREFLIGHT_GROUP_KEY: msgspec.json.encode(place).decode(),
-            **write_assignment(assignment, dialects),
+            **({} if node.rules.claim_driver else write_assignment(assignment, dialects)),
         },
     }
     changed = msgspec.structs.replace(settings, pod=pod)

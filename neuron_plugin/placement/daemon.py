@@ -23,7 +23,8 @@ from aiohttp.typedefs import Middleware
 from aiohttp.web import RouteDef
 from prometheus_client import Metric
 
-from neuron_plugin.allocation.keys import PREFLIGHT_GROUP_KEY, PREFLIGHT_KEY
+from neuron_plugin.allocation.keys import PREFLIGHT_KEY
+from neuron_plugin.allocation.preflight import CheckScope
 from neuron_plugin.backoff import CLOCK, keep_running
 from neuron_plugin.cluster import ApiServer, Election, LeaseName
 from neuron_plugin.cluster.leases import Terms
@@ -154,10 +155,11 @@ class ExtenderDaemon:
             dra_driver=settings.dra_driver,
             times=times.informers,
         )
-        checked_in = settings.lease_namespace if settings.preflight.pod else ""
-        checks_groups = settings.preflight.checks_groups
-        self.state.check_nodes(checked_in, groups=checks_groups)
-        says = {PREFLIGHT_KEY: checked_in, PREFLIGHT_GROUP_KEY: checked_in if checks_groups else ""}
+        checked, by_claims = CheckScope(), bool(settings.dra_driver and settings.preflight.claim_template)
+        if settings.preflight.pod:
+            checked = CheckScope(settings.lease_namespace, groups=settings.preflight.checks_groups, claims=by_claims)
+        self.state.check(checked)
+        says = {PREFLIGHT_KEY: checked.text}
         lease = LeaseName(settings.lease_namespace, settings.lease_name, identity, url=settings.url, says=says)
         self._leadership = Leadership(
             self.ready,
@@ -198,14 +200,14 @@ class ExtenderDaemon:
         self.service = ExtenderService(
             context, self.binder, self._leads, answer=settings.answer, strategy=settings.placement
         )
-        self._group_checks = GroupChecks(context, self._writer, settings.preflight, checked_in)
+        self._group_checks = GroupChecks(context, self._writer, settings.preflight, checked.namespace)
         # The room forgets what it has read where this replica does not lead soon: it comes last.
         self._leadership.successors = (self._group_checks, self._room)
         self._placer = Placer(context, self._writer, self._room, self._group_checks)
         self._upkeep = Upkeep(context, self._writer, self._placer, release_when_full=settings.release_after)
         self._events = NodeEvents(context)
         self._device_hours = DeviceHours(context, settings.lease_namespace) if settings.device_hours else None
-        self._preflight = PreflightChecks(context, self._writer, settings.preflight, checked_in)
+        self._preflight = PreflightChecks(context, self._writer, settings.preflight, checked.namespace)
         self._planner = Planner(
             context,
             self._room,

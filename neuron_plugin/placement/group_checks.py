@@ -30,7 +30,7 @@ from neuron_plugin.cluster.writes import create_pod
 from neuron_plugin.placement.check_pods import CheckedPlace, check_pod, check_scope, group_check_manifest, read_place
 from neuron_plugin.placement.context import Context
 from neuron_plugin.placement.leadership import CONDITION
-from neuron_plugin.placement.preflight import EVENTS, delete_check, rules_of
+from neuron_plugin.placement.preflight import EVENTS, delete_check, give_devices, rules_of
 from neuron_plugin.placement.settings import PreflightSettings
 from neuron_plugin.placement.writer import Outcome, Writer
 from neuron_plugin.planning.groups import GroupPlan
@@ -144,9 +144,11 @@ class GroupChecks:
         if known_spots == chosen_spots:
             return True
         self._drop(group)
-        if odd := next((pod for pod in chosen if len(pod.requests) > 1 or pod.rules.claim_driver), None):
-            how = "by claims" if odd.rules.claim_driver else "in several containers"
-            return self._cannot_run(group, f"pod {odd.reference} asks for its devices {how}")
+        by_claims = self._state.checked.claims
+        odd = (pod for pod in chosen if len(pod.requests) > 1 or (pod.rules.claim_driver and not by_claims))
+        if pod := next(odd, None):
+            how = "in several requests" if len(pod.requests) > 1 else "by claims"
+            return self._cannot_run(group, f"pod {pod.reference} asks for its devices {how}")
         kept = {place.uid: place.reservation for place in places}
         self._checks[group] = _Check(places, kept)
         for reservation in kept.values():
@@ -284,6 +286,10 @@ class GroupChecks:
                 check.made = True
                 for pod in verdict.again:
                     await delete_check(self._writer, self._namespace, pod)
+                for place in check.places:
+                    if place.uid in own:
+                        mask = place.reservation.mask
+                        await give_devices(self._context, self._writer, own[place.uid], mask)
                 await self._make(group, check, own)
 
     async def _make(self, group: GroupName, check: _Check, own: Mapping[str, CheckPod]) -> None:

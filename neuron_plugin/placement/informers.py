@@ -19,7 +19,8 @@ from functools import partial
 from neuron_plugin.allocation import Assignment, NeuronNode, NeuronPod, PodUid
 from neuron_plugin.allocation.claims import NeuronClaim
 from neuron_plugin.allocation.group import TopologyWish
-from neuron_plugin.allocation.keys import GATE, PREFLIGHT_GROUP_KEY, PREFLIGHT_KEY, UTILIZATION_KEY
+from neuron_plugin.allocation.keys import GATE, PREFLIGHT_KEY, UTILIZATION_KEY
+from neuron_plugin.allocation.preflight import CheckScope
 from neuron_plugin.allocation.utilization import read_utilization
 from neuron_plugin.backoff import CLOCK, Clock
 from neuron_plugin.cluster import (
@@ -86,10 +87,6 @@ def keep_pod(pod: Pod, *, claims: bool = False) -> NeuronPod | PodUse | None:
     if pod.terminal and not pod.rejected_at_admission:
         return None
     return neuron_pod(pod, progress=False)
-
-
-_SAID_OF_CHECKS = (PREFLIGHT_KEY, PREFLIGHT_GROUP_KEY)
-"""On the leader's Lease, where nodes and groups are checked."""
 
 
 class PluginLeases:
@@ -466,7 +463,7 @@ async def survey(
     await storage.survey(api, state, storage=waiting)
     if lease_namespace:
         state.set_stale(await _stale_plugins(api, state, lease_namespace, clock, judge=judge))
-        state.checks |= group_standings(pod for pod in checks if pod.namespace == state.preflight_namespace)
+        state.checks |= group_standings(pod for pod in checks if pod.namespace == state.checked.namespace)
     return state
 
 
@@ -497,8 +494,8 @@ async def _stale_plugins(
         except ApiError:
             return frozenset()
         plugin_leases = [lease for lease in all_leases if _keep_plugin_lease(lease)]
-        said = [next(filter(None, (lease.annotations.get(key) for lease in all_leases)), "") for key in _SAID_OF_CHECKS]
-        state.check_nodes(said[0], groups=bool(said[1]))
+        said = filter(None, (lease.annotations.get(PREFLIGHT_KEY) for lease in all_leases))
+        state.check(CheckScope.read(next(said, "")))
         for lease in plugin_leases:
             leases.changed(lease.uid, lease, now)
             first_versions.setdefault(lease.uid, lease.resource_version)

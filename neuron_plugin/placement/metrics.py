@@ -151,7 +151,7 @@ def state_metrics(
     yield _gauge("closed_nodes", "Nodes that take no Neuron pod, by reason.", closed, "reason")
     text = "Nodes by how their pre-flight check stands: passed, pending, unhealthy, failed, unable or unchecked."
     checked = GaugeMetricFamily("neuron_preflight_nodes", text, labels=["state"])
-    judged = [info for info in nodes if info.inventory and state.preflight_namespace]
+    judged = [info for info in nodes if info.inventory and state.checked.covers(info.inventory)]
     for standing, count in Tally(map(_preflight_state, judged)).items():
         checked.add_metric([standing], count)
     yield checked

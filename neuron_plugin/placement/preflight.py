@@ -12,18 +12,19 @@ import logging
 from dataclasses import replace
 from http import HTTPStatus
 
-from neuron_plugin.allocation import NeuronNode
+from neuron_plugin.allocation import NeuronNode, PodUid, Rejection
 from neuron_plugin.allocation.keys import PREFLIGHT_KEY
 from neuron_plugin.allocation.preflight import Preflight, PreflightState, read_preflight, write_preflight
 from neuron_plugin.cluster import ClusterError, ObjectReference
 from neuron_plugin.cluster.objects import pages
 from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.cluster.writes import create_pod, delete_pod, describe_node
-from neuron_plugin.placement.check_pods import check_manifest, check_pod, check_scope
+from neuron_plugin.placement.check_pods import check_manifest, check_pod, check_results, check_scope
 from neuron_plugin.placement.context import Context
 from neuron_plugin.placement.settings import OnUnable, PreflightSettings
 from neuron_plugin.placement.writer import Outcome, Writer
-from neuron_plugin.planning.preflight import NOTHING, CheckPod, CheckStep, PreflightRules, next_step, unable
+from neuron_plugin.planning.preflight import NOTHING, CheckEnd, CheckPod, CheckStep, PreflightRules, next_step, unable
+from neuron_plugin.topology import CoreMask
 
 EVENTS = {PreflightState.FAILED: "NeuronPreflightFailed", PreflightState.UNABLE: "NeuronPreflightUnable"}
 """The reason of the event on a node whose check has not passed."""
@@ -81,6 +82,8 @@ class PreflightChecks:
                     continue
             if step.delete and check:
                 await delete_check(self._writer, self._namespace, check)
+            elif check and not isinstance(node.inventory, Rejection):
+                await give_devices(self._context, self._writer, check, node.inventory.geometry.all_mask)
             if step.begin and waiting < self._settings.parallel:
                 waiting += 1
                 await self._begin(node)
@@ -90,7 +93,10 @@ class PreflightChecks:
     def _nodes(self) -> dict[str, NeuronNode]:
         """The nodes with what was written on them lately, which the watch may not show yet."""
         now = self._context.clock.now()
-        nodes = {name: info.node for name, info in self._state.nodes.items() if info.inventory}
+        covers = self._state.checked.covers
+        nodes = {
+            name: info.node for name, info in self._state.nodes.items() if info.inventory and covers(info.inventory)
+        }
         self._written = {
             name: (record, until)
             for name, (record, until) in self._written.items()
@@ -157,6 +163,22 @@ async def delete_check(writer: Writer, namespace: str, check: CheckPod) -> None:
     """Delete the pod of a check."""
     if not check.terminating:
         await writer.send(delete_pod(namespace=namespace, name=check.name, uid=check.uid))
+
+
+async def give_devices(context: Context, writer: Writer, check: CheckPod, mask: CoreMask) -> None:
+    """Allocate these cores to the claim of a check's pod, where its node gives devices by claims.
+
+    The claim is made from its template by kube-controller-manager, which reserves it for the pod, too, because the pod
+    is on its node already (``pkg/controller/resourceclaim``); until then its kubelet waits.
+    """
+    pod, info = context.state.pods.get(PodUid(check.uid)), context.state.nodes.get(check.node)
+    may_start = check.end is CheckEnd.RUNS and not (check.ran or check.terminating)
+    if not (may_start and writer.claims and pod and info and info.inventory and info.inventory.claim_driver):
+        return
+    results = check_results(pod, info.inventory, mask)
+    attempt = await writer.allocate(writer.claims, pod, check.node, results)
+    if not attempt.done:
+        _log.info("claim of a check not allocated", extra={"pod": check.name, "error": str(attempt.error)})
 
 
 def rules_of(settings: PreflightSettings) -> PreflightRules:

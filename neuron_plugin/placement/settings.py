@@ -50,7 +50,8 @@ class PreflightSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """The check of a node before it takes pods. ``pod`` is its pod's spec, without one nothing is checked.
 
     Seconds: ``timeout`` is how long a check may take, or be kept from running; ``retry`` is when one that has not
-    passed is made again, 0 for by hand only. At most ``parallel`` nodes are checked at a time.
+    passed is made again, 0 for by hand only. At most ``parallel`` nodes are checked at a time. Where nodes give their
+    devices by claims, a check has a claim from ``claim_template``; without one they are not checked.
     """
 
     pod: dict[str, Any] = {}
@@ -58,6 +59,7 @@ class PreflightSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     retry: Annotated[float, Meta(ge=0)] = 3600.0
     parallel: Annotated[int, Meta(ge=1, le=1000)] = 4
     on_unable: OnUnable = OnUnable.OPEN
+    claim_template: str = ""
     group: GroupPreflight = GroupPreflight()
 
     @property

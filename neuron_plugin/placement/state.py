@@ -36,7 +36,7 @@ from neuron_plugin.allocation.keys import PREFLIGHT_KEY
 from neuron_plugin.allocation.node import Reservation, node_info
 from neuron_plugin.allocation.node_rules import NO_USE, NodeUse, node_use
 from neuron_plugin.allocation.pod import claim_user, unknown_products
-from neuron_plugin.allocation.preflight import preflight_closure, preflight_seen
+from neuron_plugin.allocation.preflight import CheckScope, preflight_seen
 from neuron_plugin.allocation.utilization import ContainerUtilization, Utilization
 from neuron_plugin.cluster.pods import PodUse
 from neuron_plugin.placement.changes import Changes
@@ -176,10 +176,8 @@ class ClusterState:
         self._others: defaultdict[str, dict[str, PodUse]] = defaultdict(dict)
         self._uses = _Uses(self._use_of)
         self._stale: frozenset[str] = frozenset()
-        self.preflight_namespace = ""
-        """Where the pods are that check nodes before these take others; empty where nodes are not checked."""
-        self.checks_groups = True
-        """Whether groups that ask for it are checked before they start; true until it is known."""
+        self.checked = CheckScope(groups=True)
+        """What is checked before it is used; of groups that ask for it, all until it is known."""
         self.checks: dict[GroupName, GroupStanding] = {}
         """How groups stand that are checked before they start; of others nothing, or of those that need not wait."""
         self.population = Population(self.namespaces)
@@ -204,7 +202,7 @@ class ClusterState:
         constraints = pod.requests[0].constraints if pod.requests else None
         products = constraints.products if isinstance(constraints, Constraints) else frozenset[str]()
         least = self.least_of(pod.group) if pod.group else 0
-        refusal = pod.refusal or why_not_checked(pod, enabled=self.checks_groups, least=least)
+        refusal = pod.refusal or why_not_checked(pod, enabled=self.checked.groups, least=least)
         if refusal or products <= self._products:
             return refusal
         seen = (info.node.facts.names for info in self._nodes.values())  # a self-made type is in no catalogue
@@ -282,7 +280,7 @@ class ClusterState:
             levels=self.levels,
             utilization=self.utilization,
             checks=self.checks,
-            checks_groups=self.checks_groups,
+            checks_groups=self.checked.groups,
         )
 
     def waiting(self) -> list[NeuronPod]:
@@ -461,11 +459,10 @@ class ClusterState:
         for name in changed & self._nodes.keys():
             self._rebuild(self._nodes[name].node)
 
-    def check_nodes(self, namespace: str, *, groups: bool = False) -> None:
-        """From now on a node takes no pod before it is checked, by a pod in this namespace; ``groups`` are, too."""
-        self.checks_groups = groups
-        if namespace != self.preflight_namespace:
-            self.preflight_namespace = namespace
+    def check(self, scope: CheckScope) -> None:
+        """From now on what is in the scope takes no pod before it is checked."""
+        before, self.checked = self.checked, scope
+        if scope._replace(groups=before.groups) != before:
             for info in list(self._nodes.values()):
                 self._rebuild(info.node)
 
@@ -474,7 +471,7 @@ class ClusterState:
         return not all(self._is_check(self._counted_on(uid, name)) for uid in self._by_node.get(name, ()))
 
     def _is_check(self, pod: NeuronPod) -> bool:
-        own = pod.reference.namespace == self.preflight_namespace
+        own = pod.reference.namespace == self.checked.namespace
         return own and pod.labels.labels.get(PREFLIGHT_KEY) == "node"
 
     def see_utilization(self, name: str, utilization: Utilization) -> None:
@@ -609,8 +606,8 @@ class ClusterState:
         bound = [pod for pod in pods if pod.node == name] if promised else pods
         kept = tuple(kept for kept in self._reserved.values() if kept.node == name)
         unchecked, inventory = None, node.inventory
-        if self.preflight_namespace and not isinstance(inventory, Rejection):
-            unchecked = preflight_closure(node.preflight, node.boot_id, inventory, busy=self.users_on(name))
+        if not isinstance(inventory, Rejection) and self.checked.covers(inventory):
+            unchecked = self.checked.closure(node.preflight, node.boot_id, inventory, busy=self.users_on(name))
         after = node_info(
             node, bound, stale=name in self._stale, reservations=kept, promised=promised, unchecked=unchecked
         )

@@ -31,7 +31,7 @@ from neuron_plugin.cluster.api import send
 from neuron_plugin.cluster.pods import PODS, neuron_pod
 from neuron_plugin.cluster.writes import read_pod
 from neuron_plugin.decision_log import LoggedDecision, Step
-from neuron_plugin.placement.claims import ClaimWriter, results_of
+from neuron_plugin.placement.claims import ClaimWriter, Results, results_of
 from neuron_plugin.placement.context import Context
 from neuron_plugin.placement.gates import writes
 from neuron_plugin.placement.state import AssumedPod
@@ -141,12 +141,9 @@ class Writer:
         uid, times = pod.uid, self._context.times
         assumed, seen, half = self._state.assumed.get(uid), pod, times.write / 2
         if self.claims and assumed and assumed.claims:
-            try:
-                await self.claims.allocate(
-                    pod, assumed.pod.promised, assumed.claims, timeout_seconds=half, check=self._check
-                )
-            except ClusterError as error:
-                return self._ended(pod, attempt_of(error))
+            allocated = await self.allocate(self.claims, pod, assumed.pod.promised, assumed.claims)
+            if not allocated.done:
+                return self._ended(pod, allocated)
         if nominee_of:
             nominated = await self.send(writes.nominate(pod, nominee_of), timeout_seconds=half)
             if not nominated.done:
@@ -155,6 +152,15 @@ class Writer:
         if assumed and (nominee_of or assumed.claims) and self._state.assumed.get(uid) is assumed:
             self._state.assume(replace(assumed, since=self._context.clock.now()))  # this write begins now
         return self._ended(pod, await self.send(write(seen), timeout_seconds=half if nominee_of else times.write))
+
+    async def allocate(self, claims: ClaimWriter, pod: NeuronPod, node: str, results: Results) -> Attempt:
+        """Allocate the claims of a pod, those that are not allocated so already."""
+        seconds = self._context.times.write / 2
+        try:
+            await claims.allocate(pod, node, results, timeout_seconds=seconds, check=self._check)
+        except ClusterError as error:
+            return attempt_of(error)
+        return Attempt(Outcome.DONE)
 
     def take_turn(self, pod: NeuronPod, node: str) -> bool:
         """Whether a pod may be sent to a node now; from then on others wait until the plugin has given it its devices.

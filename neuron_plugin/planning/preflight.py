@@ -86,7 +86,7 @@ def next_step(
     ``busy``: it has pods that ask for Neuron, besides that of the check. ``ready``: pods can start there.
     """
     inventory, record = node.inventory, node.preflight
-    if isinstance(inventory, Rejection) or inventory.claim_driver:
+    if isinstance(inventory, Rejection):
         return CheckStep(delete=True) if check else NOTHING
     pending = Preflight(PreflightState.PENDING, node.boot_id, now)
     if check:

@@ -26,15 +26,24 @@ from neuron_plugin.allocation.rejection import NODE_REFUSALS
 from neuron_plugin.cluster import DecodeError, Pod
 from neuron_plugin.cluster.leases import LEASE_PREFIX
 from neuron_plugin.cluster.pods import PODS
+from neuron_plugin.placement.check_pods import CLAIM
 from neuron_plugin.placement.gates.upkeep import WAITING
 from neuron_plugin.placement.gates.webhook import patch as gate_patch
 from neuron_plugin.simulation.api_server import SimulatedApiServer
-from neuron_plugin.simulation.api_server_kinds import DEVICE_CLASSES, EVENTS, LEASES, PRIORITY_CLASSES, AnyJson, Refusal
+from neuron_plugin.simulation.api_server_kinds import (
+    CLAIM_TEMPLATES,
+    DEVICE_CLASSES,
+    EVENTS,
+    LEASES,
+    PRIORITY_CLASSES,
+    AnyJson,
+    Refusal,
+)
 from neuron_plugin.simulation.api_server_kinds import NODES as SERVED_NODES
 from neuron_plugin.simulation.api_server_kinds import PODS as SERVED_PODS
 from neuron_plugin.simulation.api_server_patches import json_patched
 from neuron_plugin.simulation.kubelet_pods import AdmittedPod
-from neuron_plugin.simulation.machines import CPU_NODE, MOST_PLUGINS
+from neuron_plugin.simulation.machines import CHECK_CLAIM, CPU_NODE, MOST_PLUGINS
 from neuron_plugin.simulation.played_node import PlayedNode
 from neuron_plugin.simulation.scheduler import FilterAnswer, SimulatedScheduler
 from neuron_plugin.simulation.worker import READY_SECONDS, SimulatedWorker, end_process, free_port, start_process
@@ -152,6 +161,10 @@ class SimulatedCluster:
             for name in self._device_classes():
                 selector = {"cel": {"expression": f"device.driver == '{DRA_DRIVER}'"}}
                 self.api.create(DEVICE_CLASSES, {"metadata": {"name": name}, "spec": {"selectors": [selector]}}, "")
+            if self.by_claims:
+                request = {"name": CLAIM, "exactly": {"deviceClassName": DRA_DRIVER, "allocationMode": "All"}}
+                template = {"metadata": {"name": CHECK_CLAIM}, "spec": {"spec": {"devices": {"requests": [request]}}}}
+                self.api.create(CLAIM_TEMPLATES, template, "kube-system")
             for played in self.played.values():
                 played.register()
             for worker in self.workers.values():

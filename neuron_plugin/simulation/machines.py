@@ -53,6 +53,8 @@ NODE_FAULTS = {"kubelet": ("restart", "stop", "start"), "machine": ("reboot", "l
 """What can befall a whole node."""
 NODE_FAULTS_PATH = "/playground/nodes/"
 """Where that is asked for, followed by the node's name, what it befalls, and the deed."""
+CHECK_CLAIM = "neuron-plugin-preflight"
+"""The template of the claims that pre-flight checks have, where devices are given by claims."""
 _CPU_INSTANCE = "m7i.8xlarge"
 _ZONE_NODES = 256
 _LAYER_NODES = {3: (_ZONE_NODES, 32, LEAF_NODES), 4: (_ZONE_NODES, 64, 16, LEAF_NODES)}

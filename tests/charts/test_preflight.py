@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import operator
+from functools import reduce
+
 import msgspec
 import pytest
+import yaml
 
 from neuron_plugin.cluster import KubernetesApi
-from neuron_plugin.placement.check_pods import check_manifest
+from neuron_plugin.placement.check_pods import CLAIM, check_manifest
 from neuron_plugin.placement.settings import OnUnable, PreflightSettings
 from tests.charts.manifests import embedded, of_kind
 from tests.charts.rendering import Manifest, render
@@ -98,6 +102,32 @@ def test_the_policies_are_of_the_controller_and_of_what_it_writes() -> None:
         assert f"serviceaccount:kube-system:{ACCOUNT}'" in spec["matchConditions"][0]["expression"]
     for word in ("['node', 'group']", "registry.example.com/neuron-tools:2", "hostPID", "privileged", "emptyDir"):
         assert word in expressions(made)
+
+
+def test_where_claims_are_placed_a_check_has_one_and_the_controller_needs_no_right_for_it() -> None:
+    by_claims = {"devicePlugin": {"mode": "dra"}, "placement": "gates"}
+    checked = {"preflight": {"enabled": True, "image": "i"}}
+
+    def made_of(*values: Manifest) -> dict[tuple[str, str], Manifest]:
+        text = render(reduce(operator.or_, values))
+        return {(each["kind"], each["metadata"]["name"]): each for each in yaml.load_all(text, yaml.CSafeLoader)}
+
+    made = made_of(by_claims, checked)
+    settings = yaml.safe_load(made["ConfigMap", ACCOUNT]["data"]["config.yaml"])
+    (template,) = (each for (kind, _), each in made.items() if kind == "ResourceClaimTemplate")
+    assert template["metadata"] == {
+        **template["metadata"],
+        "name": "neuron-plugin-preflight",
+        "namespace": "kube-system",
+    }
+    assert settings["preflight"]["claim-template"] == template["metadata"]["name"]
+    (request,) = template["spec"]["spec"]["devices"]["requests"]
+    assert request == {"name": CLAIM, "exactly": {"deviceClassName": "neuron.aws.com", "allocationMode": "All"}}
+    for values in ([by_claims], [checked], [by_claims, checked, {"gates": {"claims": False}}]):
+        assert not any(kind == "ResourceClaimTemplate" for kind, _ in made_of(*values))
+    with_claims = of_kind("gates-claims", "ClusterRole")[ACCOUNT]
+    granted_twice = set().union(*(rules(made[kind, ACCOUNT]) for kind in ("ClusterRole", "Role")))
+    assert granted_twice <= granted(NAME) | rules(with_claims)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from neuron_plugin.allocation.keys import GATE, GROUP_KEY, GROUP_SIZE_KEY, NODE_KEY, PREFLIGHT_KEY, RANK_KEY
-from neuron_plugin.allocation.preflight import Preflight, PreflightState, write_preflight
+from neuron_plugin.allocation.preflight import CheckScope, Preflight, PreflightState, write_preflight
 from neuron_plugin.cluster import KubernetesApi
 from neuron_plugin.cluster.pods import PODS as POD_RECORDS
 from neuron_plugin.placement.check_pods import group_standings
@@ -53,7 +53,7 @@ class Ring(GatesBench):
     def lead(self, settings: PreflightSettings) -> None:
         """Groups are checked as the settings say."""
         self.settings = settings
-        self.state.check_nodes("", groups=settings.checks_groups)  # nodes themselves are not checked here
+        self.state.check(CheckScope("", groups=settings.checks_groups))  # nodes themselves are not checked here
         self.checks = GroupChecks(self.context, self.writer, settings, NAMESPACE)
         self.placer = Placer(self.context, self.writer, self.room, self.checks)
         self.upkeep = Upkeep(self.context, self.writer, self.placer, release_when_full=None)
@@ -365,7 +365,7 @@ async def test_a_check_that_cannot_run_says_why_and_lets_the_group_start_or_wait
         await ring.turn()
     await ring.place_all()
     (said,) = ring.said()
-    assert {"refused": "was refused", "no image": "no such image", "two containers": "several containers"}[why] in said
+    assert {"refused": "was refused", "no image": "no such image", "two containers": "several requests"}[why] in said
     if on_unable is OnUnable.OPEN:
         assert all(ring.places(2))
         await ring.turn()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import count
 from typing import Any
@@ -10,26 +11,39 @@ from typing import Any
 import msgspec
 import pytest
 
-from neuron_plugin.allocation import Rejection
-from neuron_plugin.allocation.keys import INVENTORY_KEY, PREFLIGHT_KEY
-from neuron_plugin.allocation.preflight import Preflight, PreflightState, read_preflight, write_preflight
+from neuron_plugin.allocation import NodeInventory, Rejection
+from neuron_plugin.allocation.claims import PodClaim
+from neuron_plugin.allocation.keys import GATE, GROUP_KEY, GROUP_SIZE_KEY, INVENTORY_KEY, PREFLIGHT_KEY, RANK_KEY
+from neuron_plugin.allocation.preflight import CheckScope, Preflight, PreflightState, read_preflight, write_preflight
 from neuron_plugin.backoff import Clock
 from neuron_plugin.cluster import KubernetesApi
+from neuron_plugin.placement.check_pods import CLAIM, check_results
 from neuron_plugin.placement.context import Context, Times
 from neuron_plugin.placement.daemon import ControllerTimes
 from neuron_plugin.placement.informers import survey
 from neuron_plugin.placement.leadership import CONDITION, Readiness
 from neuron_plugin.placement.metrics import state_metrics
 from neuron_plugin.placement.preflight import PreflightChecks
-from neuron_plugin.placement.settings import OnUnable, PreflightSettings
+from neuron_plugin.placement.settings import GroupPreflight, OnUnable, PreflightSettings
 from neuron_plugin.placement.writer import Writer
 from neuron_plugin.planning import Standing, judge_all
-from neuron_plugin.simulation.api_server_kinds import EVENTS, NODES, PODS, AnyJson
+from neuron_plugin.simulation.api_server_kinds import (
+    CLAIM_TEMPLATES,
+    EVENTS,
+    NODES,
+    PODS,
+    RESOURCE_CLAIMS,
+    AnyJson,
+)
+from neuron_plugin.simulation.claim_controller import sync_claims
+from neuron_plugin.topology import CoreMask
+from tests.simulation.dra import DRIVER, claim_spec, devices_of, exactly
+from tests.simulation.dra import pod as claiming_pod
 from tests.support.api_server import Fault, Match, StandInApiServer
 from tests.support.manifests import node_manifest, pod_manifest
 from tests.support.running import SETTINGS as RUNNING
 from tests.support.running import extender_on, until
-from tests.support.world import DEVICE, TYPES, World, record_of
+from tests.support.world import DEVICE, TYPES, World, node_of, record_of
 
 EPOCH, NAMESPACE, LOOK = 1_800_000_000.0, "kube-system", 2.0
 POD = {"containers": [{"name": "check", "image": "neuron", "command": ["nccom-test"]}]}
@@ -65,7 +79,7 @@ class Life:
     def restart(self) -> None:
         """Another replica leads."""
         self.world = World()
-        self.world.state.check_nodes(NAMESPACE)
+        self.world.state.check(CheckScope(NAMESPACE))
         self._shown: dict[str, AnyJson] = {}
         clock = Clock(now=lambda: self.now)
         self.ready = Readiness({CONDITION: ""})
@@ -343,7 +357,7 @@ def test_nodes_are_not_checked_by_default_and_what_was_written_once_closes_nothi
     manifest["metadata"]["annotations"][PREFLIGHT_KEY] = write_preflight(failed)
     world.show_node(manifest)
     assert world.state.nodes["node"].closed is None
-    world.state.check_nodes(NAMESPACE)
+    world.state.check(CheckScope(NAMESPACE))
     assert world.state.nodes["node"].closed is not None
 
 
@@ -372,3 +386,93 @@ async def test_a_daemon_checks_nodes_and_commands_without_one_know_that_they_are
         server.patch_node("n0", {"metadata": {"annotations": {PREFLIGHT_KEY: None}}})
         seen = await survey(api, TYPES, lease_namespace=NAMESPACE, judge=False)
         assert seen.nodes["n0"].closed is None
+
+
+CLAIMING = msgspec.structs.replace(
+    RUNNING, leader_election=True, dra_driver=DRIVER, preflight=msgspec.structs.replace(SETTINGS, claim_template="all")
+)
+QUICK = ControllerTimes(placing=Times(preflight=0.02, landing=0.1))
+
+
+def claiming_node(server: StandInApiServer, name: str, **annotations: str) -> None:
+    """A node that gives its devices by claims, and what there is for these."""
+    manifest: Any = node_manifest(name, "trn1.32xlarge", claim_driver=DRIVER)
+    manifest["metadata"]["annotations"] |= annotations
+    manifest["status"]["nodeInfo"] = {"bootID": "b"}
+    server.create_node(manifest)
+    template = {"spec": claim_spec(exactly(CLAIM, allocationMode="All"))}
+    server.create(CLAIM_TEMPLATES, {"metadata": {"name": "all"}, "spec": template}, NAMESPACE)
+
+
+def allocated_to_checks(server: StandInApiServer) -> list[list[str]]:
+    """The devices of each claim of a check that is reserved for its pod, so that its kubelet starts it."""
+    sync_claims(server)
+    own = [claim for claim in server.objects(RESOURCE_CLAIMS) if claim["metadata"]["namespace"] == NAMESPACE]
+    return sorted(devices_of(claim) for claim in own if claim.get("status", {}).get("reservedFor"))
+
+
+async def test_a_node_by_claims_is_closed_and_checked_with_a_claim_for_all_its_devices(
+    server: StandInApiServer, api: KubernetesApi
+) -> None:
+    claiming_node(server, "n0")
+    without_template = msgspec.structs.replace(CLAIMING, preflight=SETTINGS)
+    async with extender_on(api, without_template, QUICK) as extender:
+        await extender.ready()
+        assert extender.daemon.state.nodes["n0"].closed is None, "it could not be checked"
+    async with extender_on(api, CLAIMING, QUICK) as extender:
+        await extender.ready()
+        node = extender.daemon.state.nodes
+        assert str(node["n0"].closed) == "The node has not passed its pre-flight check yet"
+        await until(lambda: allocated_to_checks(server) == [[f"neuron-{number}" for number in range(16)]])
+        (check,) = server.objects(PODS)
+        (container,) = check["spec"]["containers"]
+        assert container["resources"] == {"claims": [{"name": CLAIM}]}
+        assert check["spec"]["nodeName"] == "n0"
+        seen = await survey(api, TYPES, lease_namespace=NAMESPACE, judge=False)
+        assert seen.nodes["n0"].closed
+        server.set_pod_status(NAMESPACE, "neuron-preflight-n0", {"phase": "Succeeded"})
+        await until(lambda: not (server.objects(PODS) or node["n0"].closed))
+        sync_claims(server)
+        assert not server.objects(RESOURCE_CLAIMS), "it goes with its pod"
+
+
+async def test_a_group_by_claims_is_checked_with_the_devices_that_its_pods_will_have(
+    server: StandInApiServer, api: KubernetesApi
+) -> None:
+    passed = write_preflight(Preflight(PreflightState.PASSED, "b", EPOCH))
+    claiming_node(server, "n0", **{PREFLIGHT_KEY: passed})
+    across = GroupPreflight(command=("all-reduce",))
+    settings = msgspec.structs.replace(CLAIMING, preflight=msgspec.structs.replace(CLAIMING.preflight, group=across))
+    for number in range(2):
+        claim = {"metadata": {"name": f"ring-{number}"}, "spec": claim_spec(exactly(count=4))}
+        server.create(RESOURCE_CLAIMS, claim, "default")
+        asks = {GROUP_KEY: "ring", GROUP_SIZE_KEY: "2", PREFLIGHT_KEY: "group", RANK_KEY: str(number)}
+        pod = claiming_pod(f"ring-{number}", claim=f"ring-{number}", schedulingGates=[{"name": GATE}])
+        pod["metadata"]["annotations"] = asks
+        server.create_pod(pod)
+    async with extender_on(api, settings, QUICK) as extender:
+        await extender.ready()
+        await until(lambda: len(allocated_to_checks(server)) == 2)
+        checked = allocated_to_checks(server)
+        assert [len(devices) for devices in checked] == [4, 4]
+        assert not any(devices_of(server.get(RESOURCE_CLAIMS, f"ring-{number}", "default")) for number in range(2))
+        for check in server.objects(PODS):
+            if check["metadata"]["namespace"] == NAMESPACE:
+                server.set_pod_status(NAMESPACE, check["metadata"]["name"], {"phase": "Succeeded"})
+
+        def given() -> list[list[str]]:
+            return sorted(devices_of(server.get(RESOURCE_CLAIMS, f"ring-{number}", "default")) for number in range(2))
+
+        await until(lambda: given() == checked)
+
+
+@pytest.mark.parametrize(
+    ("mask", "devices"), [(0b1111, ["neuron-0", "neuron-1"]), (0b0110, ["neuron-0-cores-1-1", "neuron-1-cores-2-2"])]
+)
+def test_a_check_has_whole_devices_where_its_cores_are_such_and_cores_else(mask: int, devices: list[str]) -> None:
+    node = node_of(node_manifest("n0", "trn1.32xlarge", claim_driver=DRIVER))
+    assert isinstance(node.inventory, NodeInventory)
+    pod = replace(record_of(pod_manifest("p", node="n0")), claims=(PodClaim("other", "x"), PodClaim(CLAIM, "made")))
+    ((claim, results),) = check_results(pod, node.inventory, CoreMask(mask))
+    assert claim == "made"
+    assert [result.device for result in results] == devices

@@ -9,9 +9,9 @@ import pytest
 
 from neuron_plugin.allocation import NeuronNode, NodeInventory, Rejection
 from neuron_plugin.allocation.preflight import (
+    CheckScope,
     Preflight,
     PreflightState,
-    preflight_closure,
     preflight_seen,
     read_preflight,
     write_preflight,
@@ -59,7 +59,6 @@ DUE, OPEN, FAILED, UNABLE = "preflight-due", "", "preflight-failed", "preflight-
         pytest.param(record(NEVER), WHOLE, False, DUE, "pending", id="a new node"),
         pytest.param(record(NEVER), SICK, False, DUE, "pending", id="a new node with a sick device"),
         pytest.param(record(NEVER), WHOLE, True, OPEN, "", id="a node with pods that was never checked"),
-        pytest.param(record(NEVER), CLAIMED, False, OPEN, "", id="a node by claims"),
         pytest.param(record(NEVER), NO_PLUGIN, False, OPEN, "", id="a node without a plugin"),
         pytest.param(record("pending"), WHOLE, False, DUE, "begin", id="due"),
         pytest.param(record("pending"), HELD, False, DUE, "", id="due, and an ended pod still has a device"),
@@ -97,8 +96,30 @@ def test_what_closes_a_node_and_what_is_due(
     assert shown(next_step(node, None, RULES, NOW, busy=busy, ready=True)) == step
     assert "begin" not in shown(next_step(node, None, RULES, NOW, busy=busy, ready=False))
     if not isinstance(inventory, Rejection):
-        closure = preflight_closure(before, "b1", inventory, busy=busy)
+        closure = CheckScope("ns").closure(before, "b1", inventory, busy=busy)
         assert (closure.code if closure else "") == closed
+
+
+@pytest.mark.parametrize(
+    ("scope", "text", "closed"),
+    [
+        (CheckScope(), "", (OPEN, OPEN)),
+        (CheckScope("", groups=True, claims=True), "", (OPEN, OPEN)),
+        (CheckScope("ns"), "ns", (DUE, OPEN)),
+        (CheckScope("ns", groups=True), "ns groups", (DUE, OPEN)),
+        (CheckScope("ns", groups=True, claims=True), "ns groups claims", (DUE, DUE)),
+    ],
+)
+def test_what_is_checked_stands_on_the_leader_s_lease_and_closes_no_other_node(
+    scope: CheckScope, text: str, closed: tuple[str, str]
+) -> None:
+    assert scope.text == text
+    assert not scope.namespace or CheckScope.read(text) == scope
+    assert CheckScope.read("") == CheckScope()
+    for inventory, code in zip((WHOLE, CLAIMED), closed, strict=True):
+        closure = scope.closure(None, "b1", inventory, busy=False)
+        assert (closure.code if closure else "") == code
+        assert scope.covers(inventory) is (code == DUE)
 
 
 @pytest.mark.parametrize(

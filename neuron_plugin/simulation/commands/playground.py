@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from neuron_plugin.cli.command import CommandError, Exit, Parser, Run, UsageError, add_command, count, program
 from neuron_plugin.simulation.commands.demo import EndOnSignals, add_ask_flag
 from neuron_plugin.simulation.commands.simulate import add_faults, known_types
-from neuron_plugin.simulation.machines import CPU_NODE, MOST_PLUGINS, NODE_FAULTS, NODE_FAULTS_PATH
+from neuron_plugin.simulation.machines import CHECK_CLAIM, CPU_NODE, MOST_PLUGINS, NODE_FAULTS, NODE_FAULTS_PATH
 from neuron_plugin.wording import plural
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ async def _play(root: Path, arguments: Namespace) -> None:
     if arguments.preflight:
         pod = {"containers": [{"name": "check", "image": "neuron", "command": ["nccom-test"]}]}
         preflight = {"pod": pod, "timeout": PREFLIGHT_SECONDS, "retry": PREFLIGHT_SECONDS}
-        preflight["group"] = {"command": ["all-reduce"]}
+        preflight |= {"group": {"command": ["all-reduce"]}, "claim-template": CHECK_CLAIM}
         (root / "extender.json").write_text(json.dumps({"preflight": preflight}))  # JSON is YAML
         flags = (*flags, "--config", str(root / "extender.json"))
     placed_by, by_claims = PlacedBy(arguments.placement), arguments.mode == "dra"

@@ -10,6 +10,7 @@ import pytest
 
 from neuron_plugin.allocation.keys import GATE
 from neuron_plugin.allocation.node import Reservation
+from neuron_plugin.allocation.preflight import CheckScope
 from neuron_plugin.cluster import KubernetesApi
 from neuron_plugin.placement.context import Times
 from neuron_plugin.placement.gates.placer import RELEASED
@@ -165,7 +166,7 @@ async def test_a_pod_is_not_released_onto_a_node_that_has_not_passed_its_check(
     gated = GatesBench(server, api, release_when_full=3.0)
     gated.node("a")
     if checked:
-        gated.state.check_nodes("kube-system")
+        gated.state.check(CheckScope("kube-system"))
     else:
         gated.node("a", offers={"aws.amazon.com/neuron": "0"})
     gated.pod("train", NEURON, 16)
