@@ -36,7 +36,7 @@ from neuron_plugin.allocation.utilization import read_utilization, write_utiliza
 from neuron_plugin.hardware.core_counters import CoreCounterReader, PhysicalCore
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb_grpc
-from neuron_plugin.plugin.health import HealthRules
+from neuron_plugin.plugin.health import LONGEST_HOLD_SECONDS
 from neuron_plugin.plugin.utilization import ContainerKey, Reading, UseByContainer, is_news, use_after, utilization_of
 from neuron_plugin.simulation import KubeletContainer, KubeletPod, SimulatedNode, write_node
 from neuron_plugin.simulation.kubelet_plugins import PluginConnection
@@ -327,7 +327,7 @@ async def churn(there: World, node: SimulatedNode, pods: int) -> None:
     for pod in running:
         await there.end(pod)
     # Device 15 came and went: once it is taken to flap, it is held for longer each time.
-    await there.kubelet.wait_for_capacity(RESOURCE, 32, timeout_seconds=HealthRules().longest_hold_seconds)
+    await there.kubelet.wait_for_capacity(RESOURCE, 32, timeout_seconds=LONGEST_HOLD_SECONDS)
 
 
 async def tell(there: World, when: str, idle_seconds: float) -> None:

@@ -37,11 +37,7 @@ _KEYS = {
 }
 
 _OTHERS = {
-    "flapping-window-seconds": "a signal that comes back within this time is held longer each time; 0 turns that off",
-    "first-hold-seconds": "how long the first time; then twice as long each time",
-    "longest-hold-seconds": "how long at most",
-    "failed-start-seconds": "a container that ends with an error within this time of its start has failed to start",
-    "failed-starts-window-seconds": "failed starts that are older say nothing any more",
+    "flapping-window-seconds": "a signal that is back within this time is held longer each time, 10 s to 15 min; 0: no",
     "trust-user-messages": "believe kernel log lines that processes have written, too",
 }
 

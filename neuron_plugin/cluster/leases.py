@@ -25,6 +25,8 @@ from neuron_plugin.cluster.writes import LeaseName, claim_lease, create_lease, r
 
 log = logging.getLogger(__name__)
 
+LEADER_LEASE = "neuron-extender"
+"""Of the placement controller's replica that leads."""
 LEASE_PREFIX = "neuron-plugin-"
 """How the Lease of a node's plugin is named; the node's name follows."""
 

@@ -31,6 +31,8 @@ class Times:
     is looked up. A pod of which the API server refused a write waits for ``refused``. Pods of one node are sent one by
     one, and one whose devices are not given out after ``admission`` is waited for no more.
 
+    A bind call is answered after ``answer`` at the latest, below the scheduler's own time-out.
+
     A step of the placer waits ``gather`` for more pods to come. It looks again after ``tick`` at the latest. ``leader``
     is how long the first pod of a group waits for the others before it is placed without them. What is kept for the
     others, and for lost pods of a group, is kept for ``reserve`` since the group came on last.
@@ -57,6 +59,7 @@ class Times:
     doubt: float = 30.0
     refused: float = 10.0
     admission: float = 1.0
+    answer: float = 4.0
     gather: float = 0.002
     tick: float = 1.0
     leader: float = 5.0

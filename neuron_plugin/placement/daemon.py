@@ -27,7 +27,7 @@ from neuron_plugin.allocation.keys import PREFLIGHT_KEY
 from neuron_plugin.allocation.preflight import CheckScope
 from neuron_plugin.backoff import CLOCK, keep_running
 from neuron_plugin.cluster import ApiServer, Election, LeaseName
-from neuron_plugin.cluster.leases import Terms
+from neuron_plugin.cluster.leases import LEADER_LEASE, Terms
 from neuron_plugin.decision_log import DecisionLog, decisions_document
 from neuron_plugin.http_server import ProbeAnswer, serving, status_application
 from neuron_plugin.placement.claims import ClaimWriter
@@ -37,6 +37,7 @@ from neuron_plugin.placement.events import NodeEvents
 from neuron_plugin.placement.extender.binding import Binder
 from neuron_plugin.placement.extender.filter import LeadEnding, Leads
 from neuron_plugin.placement.extender.server import (
+    MOST_BODY_BYTES,
     ExtenderService,
     ServerCertificate,
     redirect_to_leader,
@@ -160,7 +161,7 @@ class ExtenderDaemon:
             checked = CheckScope(settings.lease_namespace, groups=settings.preflight.checks_groups, claims=by_claims)
         self.state.check(checked)
         says = {PREFLIGHT_KEY: checked.text}
-        lease = LeaseName(settings.lease_namespace, settings.lease_name, identity, url=settings.url, says=says)
+        lease = LeaseName(settings.lease_namespace, LEADER_LEASE, identity, url=settings.url, says=says)
         self._leadership = Leadership(
             self.ready,
             self._informers,
@@ -196,7 +197,7 @@ class ExtenderDaemon:
             evictions_per_minute=per_minute,
         )
         self._leads = Leads(context, self._writer)
-        self.binder = Binder(context, self._writer, self._leads, answer_seconds=settings.answer_seconds)
+        self.binder = Binder(context, self._writer, self._leads)
         self.service = ExtenderService(
             context, self.binder, self._leads, answer=settings.answer, strategy=settings.placement
         )
@@ -324,7 +325,7 @@ class ExtenderDaemon:
     async def _serving(self) -> AsyncIterator[None]:
         """All servers, up for the length of the block."""
         settings = self._settings
-        app = status_application(self, max_body_bytes=settings.max_body_mib << 20)
+        app = status_application(self, max_body_bytes=MOST_BODY_BYTES)
         app.add_routes(verb_routes(self.service))
         if self._election:
             app.middlewares.append(redirect_to_leader(self._election))

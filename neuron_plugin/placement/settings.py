@@ -109,7 +109,6 @@ class ExtenderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             "has ended"
         ),
     ] = True
-    lease_name: Annotated[str, Meta(min_length=1, description="name of the leader's Lease")] = "neuron-extender"
     lease_namespace: Annotated[
         str, Meta(min_length=1, description="namespace of the leader's Lease and of the plugins'")
     ] = "kube-system"
@@ -225,10 +224,6 @@ class ExtenderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             "has the hours before a restart",
         ),
     ] = ""
-    answer_seconds: Annotated[
-        float, Meta(gt=0, le=60, description="deadline of a bind call; below the scheduler's httpTimeout")
-    ] = 4.0
-    max_body_mib: Annotated[int, Meta(ge=1, le=1024, description="largest body; 5000 whole nodes are 57")] = 128
     log_format: Annotated[LogFormat, Meta(description="form of the log lines")] = LogFormat.JSON
     log_level: Annotated[LogLevel, Meta(description="least severity that is logged")] = LogLevel.INFO
 

@@ -28,7 +28,7 @@ from neuron_plugin.plugin.container import (
     write_cdi_specification,
 )
 from neuron_plugin.plugin.counters import Counters
-from neuron_plugin.plugin.failed_starts import StartRules, failed_starts
+from neuron_plugin.plugin.failed_starts import failed_starts
 from neuron_plugin.plugin.hardware_watch import HardwareWatch
 from neuron_plugin.plugin.health import Action
 from neuron_plugin.plugin.health_watch import HealthWatch
@@ -135,14 +135,12 @@ class NodeDaemon:
 
     async def watch_starts(self) -> None:
         """Count now and then on which devices pods fail to start, unless that means nothing here."""
-        rules = self._settings.health
-        if rules.failed_starts.action is Action.IGNORE:
+        if self._settings.health.failed_starts.action is Action.IGNORE:
             return
-        limits = StartRules(rules.failed_start_seconds, rules.failed_starts_window_seconds)
 
         async def look() -> None:
             if snapshot := self.node.snapshot:
-                self.health.see_starts(failed_starts(snapshot, limits, self._now_ns() / 1e9))
+                self.health.see_starts(failed_starts(snapshot, self._now_ns() / 1e9))
 
         await every(self._times.starts, look)
 

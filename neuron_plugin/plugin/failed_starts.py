@@ -23,19 +23,12 @@ from neuron_plugin.hardware.health_signals import Observation, Signal
 from neuron_plugin.plugin.snapshot import Snapshot
 from neuron_plugin.topology import CoreMask, cores_in
 
+QUICK_SECONDS = 30.0
+"""A container that ends with an error within this time of its start did not start. Any other did."""
+WINDOW_SECONDS = 600.0
+"""What is older says nothing any more."""
 MOST_NAMES = 3
 """Pods in one reason."""
-
-
-@dataclass(frozen=True, slots=True)
-class StartRules:
-    """A container that ends with an error within ``quick_seconds`` of its start did not start. Any other did.
-
-    What is older than ``window_seconds`` says nothing any more.
-    """
-
-    quick_seconds: float
-    window_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +46,13 @@ class _Start:
     lasted: bool
 
 
-def failed_starts(snapshot: Snapshot, rules: StartRules, now: float) -> Mapping[int, Observation]:
+def failed_starts(snapshot: Snapshot, now: float) -> Mapping[int, Observation]:
     """For each device of the node how many different pods in a row have failed to start on it; ``now`` in unix seconds.
 
     A device on which a container has started just now is left out: nothing is known of it until that container has
     failed or lasted. Pods whose devices are not known are left out.
     """
-    starts = sorted(_starts(snapshot, rules, now), key=lambda start: start.at)
+    starts = sorted(_starts(snapshot, now), key=lambda start: start.at)
     geometry, observations = snapshot.inventory.geometry, {}
     for device in snapshot.inventory.present:
         device_mask = geometry.devices_mask((device,))
@@ -71,7 +64,7 @@ def failed_starts(snapshot: Snapshot, rules: StartRules, now: float) -> Mapping[
     return observations
 
 
-def _starts(snapshot: Snapshot, rules: StartRules, now: float) -> Iterable[_Start]:
+def _starts(snapshot: Snapshot, now: float) -> Iterable[_Start]:
     pods, geometry = snapshot.inputs.pods, snapshot.inventory.geometry
     for pod in (*pods.past, *pods.pods.values()):
         assigned = assigned_allocations(pod, geometry) if pod.runs else ()
@@ -81,9 +74,9 @@ def _starts(snapshot: Snapshot, rules: StartRules, now: float) -> Iterable[_Star
             for run in pod.runs:
                 if run.container != allocation.container:
                     continue
-                lasted = (run.ended or now) - run.started > rules.quick_seconds
+                lasted = (run.ended or now) - run.started > QUICK_SECONDS
                 failed = run.failed and not lasted
-                if not failed or now - run.ended <= rules.window_seconds:
+                if not failed or now - run.ended <= WINDOW_SECONDS:
                     runs = not run.ended and pod.uid in pods.pods
                     yield _Start(run.ended if failed else run.started, pod, allocation.mask, failed, runs, lasted)
 

@@ -59,6 +59,10 @@ class Action(enum.StrEnum):
     """Not handed out; pods that have the device keep it."""
 
 
+FIRST_HOLD_SECONDS, LONGEST_HOLD_SECONDS = 10.0, 900.0
+"""How long a condition that has come back is held at least and at most, where its rule does not say longer."""
+
+
 class SignalRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
     """What one signal means.
 
@@ -94,13 +98,12 @@ class HealthRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     new pods on that device for an hour; a line that names none is a warning, because one line must not empty a node.
     A device that is missing cannot be handed out, so there is no rule for that.
 
-    A condition that returns within ``flapping_window_seconds`` keeps firing for at least ``first_hold_seconds`` after
-    its cause has gone, twice as long each further time, up to ``longest_hold_seconds``: however fast a signal flaps,
+    A condition that returns within ``flapping_window_seconds`` keeps firing for at least ``FIRST_HOLD_SECONDS`` after
+    its cause has gone, twice as long each further time, up to ``LONGEST_HOLD_SECONDS``: however fast a signal flaps,
     the number of transitions grows like the logarithm of time. A window of 0 turns that off. ``trust_user_messages``
     believes kernel log lines that processes have written, too.
 
-    A container that ends with an error within ``failed_start_seconds`` is a failed start. ``failed_starts`` counts
-    such starts of different pods in a row on one device, not older than ``failed_starts_window_seconds``.
+    ``failed_starts`` counts starts of different pods in a row on one device that have failed (``failed_starts.py``).
     """
 
     node: SignalRule = SignalRule()
@@ -120,11 +123,7 @@ class HealthRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     repairable_ecc: SignalRule = SignalRule(action=Action.WARN)
     kernel_message_unnamed: SignalRule = SignalRule(action=Action.WARN, keep_firing_for_seconds=_HOUR)
     flapping_window_seconds: Seconds = 600.0
-    first_hold_seconds: Seconds = 10.0
-    longest_hold_seconds: Seconds = 900.0
     trust_user_messages: bool = False
-    failed_start_seconds: Seconds = 30.0
-    failed_starts_window_seconds: Seconds = 600.0
 
 
 def rule_of(rules: HealthRules, signal: Signal) -> SignalRule:
@@ -135,13 +134,13 @@ def rule_of(rules: HealthRules, signal: Signal) -> SignalRule:
     return msgspec.structs.replace(rule, for_seconds=0.0) if signal in KERNEL_SIGNALS and rule.for_seconds else rule
 
 
-def hold_seconds(rules: HealthRules, rule: SignalRule, times_fired: int) -> float:
+def hold_seconds(rule: SignalRule, times_fired: int) -> float:
     """How long a cause must be gone until its condition is resolved; ``times_fired``: how often it fired lately."""
     if times_fired <= 1:
         return rule.keep_firing_for_seconds
-    first = max(rule.keep_firing_for_seconds, rules.first_hold_seconds)
+    first = max(rule.keep_firing_for_seconds, FIRST_HOLD_SECONDS)
     doubled = first * 2.0 ** min(times_fired - 2, 32)
-    return max(rule.keep_firing_for_seconds, min(doubled, rules.longest_hold_seconds))
+    return max(rule.keep_firing_for_seconds, min(doubled, LONGEST_HOLD_SECONDS))
 
 
 class Phase(enum.Enum):
@@ -191,7 +190,7 @@ def step(
             return None
         if before.phase is Phase.RESOLVED:
             return before if within_window else None
-        if firing and now < resolves_at(before, rule, rules):
+        if firing and now < resolves_at(before, rule):
             return before
         return replace(before, phase=Phase.RESOLVED, since=now)
     if before is None or before.phase is Phase.RESOLVED:
@@ -206,18 +205,18 @@ def step(
     return after
 
 
-def resolves_at(firing: Condition, rule: SignalRule, rules: HealthRules) -> float:
+def resolves_at(firing: Condition, rule: SignalRule) -> float:
     """When a firing condition is resolved if its cause is not seen any more."""
-    return firing.last_seen + hold_seconds(rules, rule, firing.times_fired)
+    return firing.last_seen + hold_seconds(rule, firing.times_fired)
 
 
-def next_change(condition: Condition, rule: SignalRule, rules: HealthRules, *, seen: bool) -> float:
+def next_change(condition: Condition, rule: SignalRule, *, seen: bool) -> float:
     """When ``step`` could give something else though all stays as it is ``seen`` now; infinity for never."""
     if condition.phase is Phase.PENDING:
         return condition.since + rule.for_seconds
     still_seen = seen and not (rule.only_new_errors and condition.count)
     if condition.phase is Phase.FIRING and not still_seen:
-        return resolves_at(condition, rule, rules)
+        return resolves_at(condition, rule)
     return float("inf")  # forgetting changes nothing that is visible
 
 
@@ -379,7 +378,7 @@ def _judged(
         if after is None:
             continue
         conditions[label] = after
-        due = min(due, next_change(after, rule, rules, seen=seen is not None and label not in messages))
+        due = min(due, next_change(after, rule, seen=seen is not None and label not in messages))
         resolved = before and before.phase is Phase.FIRING and after.phase is Phase.RESOLVED
         if resolved and rule.only_new_errors and label in counts:
             accepted[label] = counts[label]

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
+from neuron_plugin.placement.context import Times
 from neuron_plugin.placement.extender.scheduler_config import ExtenderEndpoint, scheduler_configuration
 from neuron_plugin.placement.settings import ExtenderSettings
 from tests.charts.manifests import NAMES, containers, embedded, of_each, of_kind, pod_templates
@@ -55,7 +56,7 @@ def test_only_fields_that_strict_decoding_knows_are_written(name: str) -> None:
 
 def test_the_extender_answers_before_the_scheduler_gives_up() -> None:
     (entry,) = configuration("second-scheduler")["extenders"]
-    assert ExtenderSettings().answer_seconds < float(entry["httpTimeout"].removesuffix("s"))
+    assert Times().answer < float(entry["httpTimeout"].removesuffix("s"))
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ SET_BY_THE_CHART = {
     },
     "extenderSettings": {
         "address", "port", "tls-cert", "tls-key", "client-ca", "insecure", "health-address", "health-port",
-        "kubeconfig", "instance-types", "leader-election", "lease-name", "lease-namespace", "identity",
+        "kubeconfig", "instance-types", "leader-election", "lease-namespace", "identity",
         "advertise-address", "ui-token-file", "webhook-port", "dra-driver", "topology-levels", "preflight",
     },
 }  # fmt: skip
@@ -86,7 +86,7 @@ def test_health_policies_reach_the_daemon_over_its_defaults(tmp_path: Path) -> N
     loaded = load(PluginSettings, {}, {}, file)
     assert (loaded.health.sram_ecc.threshold, loaded.health.hw_error.action) == (5, Action.UNHEALTHY)
     assert loaded.health.kernel_message == HealthRules().kernel_message
-    assert (loaded.health.longest_hold_seconds, loaded.node_condition) == (1800.0, "NeuronDevicesHealthy")
+    assert (loaded.health.flapping_window_seconds, loaded.node_condition) == (1800.0, "NeuronDevicesHealthy")
 
 
 def test_the_state_is_looked_for_where_it_is_mounted() -> None:

@@ -105,7 +105,7 @@ BAD: dict[str, object] = {
     "devicePlugin.settings.health.sram-ecc.threshold": 0,
     "devicePlugin.settings.health.hw-error.action": "drain",
     "devicePlugin.settings.health.missing": {"action": "ignore"},
-    "devicePlugin.settings.health.first-hold-seconds": -1,
+    "devicePlugin.settings.health.flapping-window-seconds": -1,
     "devicePlugin.stateDir": "state",
     "devicePlugin.kernelLog": "/dev/kmsg",
     "devicePlugin.metricsPort": 9470,

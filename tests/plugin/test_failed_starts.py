@@ -9,13 +9,12 @@ import pytest
 
 from neuron_plugin.allocation import NeuronPod
 from neuron_plugin.allocation.runs import ContainerRun
-from neuron_plugin.plugin.failed_starts import StartRules, failed_starts
+from neuron_plugin.plugin.failed_starts import failed_starts
 from neuron_plugin.plugin.inputs import NodePods
 from neuron_plugin.plugin.snapshot import derive
 from tests.plugin.world import CORE, app, assigned, init, inputs
 
 NOW = 10_000.0
-RULES = StartRules(quick_seconds=30.0, window_seconds=600.0)
 
 
 def a_pod(name: str, device: int, *runs: ContainerRun, controller: str = "") -> NeuronPod:
@@ -36,7 +35,7 @@ def running(name: str, device: int, seconds: float = 300.0, controller: str = ""
 def counts(*live: NeuronPod, past: tuple[NeuronPod, ...] = ()) -> Mapping[int, int | None]:
     made = inputs(*live)
     snapshot = derive(replace(made, pods=replace(made.pods, past=past)))
-    return {device: one.count for device, one in failed_starts(snapshot, RULES, NOW).items() if one.count}
+    return {device: one.count for device, one in failed_starts(snapshot, NOW).items() if one.count}
 
 
 THREE = (failed("a", 3, at=90), failed("b", 3, at=60), failed("c", 3, at=30))
@@ -88,7 +87,7 @@ def test_how_many_failed_starts_count_of_a_device(
 
 
 def test_every_device_is_told_about_so_that_a_count_can_fall() -> None:
-    found = failed_starts(derive(inputs()), RULES, NOW)
+    found = failed_starts(derive(inputs()), NOW)
     assert {one.count for one in found.values()} == {0}
     assert len(found) == 16
 
@@ -96,17 +95,17 @@ def test_every_device_is_told_about_so_that_a_count_can_fall() -> None:
 def test_the_pods_are_named() -> None:
     made = inputs(running("other", 7))
     snapshot = derive(replace(made, pods=replace(made.pods, past=THREE)))
-    text = failed_starts(snapshot, RULES, NOW)[3].worded()
+    text = failed_starts(snapshot, NOW)[3].worded()
     assert text == "3 failed starts of different pods in a row (default/a, default/b, default/c) while other pods run"
 
 
 def test_nothing_is_said_of_a_device_while_a_pod_runs_on_it_until_that_has_lasted() -> None:
     made = inputs(running("other", 7), running("d", 3, seconds=4))
-    found = failed_starts(derive(replace(made, pods=replace(made.pods, past=THREE))), RULES, NOW)
+    found = failed_starts(derive(replace(made, pods=replace(made.pods, past=THREE))), NOW)
     assert 3 not in found, "neither suspected nor cleared"
     assert len(found) == 15
     lasted = inputs(running("other", 7), running("d", 3, seconds=31), running("e", 4, seconds=4))
-    found = failed_starts(derive(replace(lasted, pods=replace(lasted.pods, past=THREE))), RULES, NOW)
+    found = failed_starts(derive(replace(lasted, pods=replace(lasted.pods, past=THREE))), NOW)
     assert (found[3].count, found[4].count) == (0, 0), "cleared; and a start after no failure leaves nothing open"
     assert counts(running("other", 7), failed("d", 3, at=1), past=THREE) == {3: 4}
 
@@ -151,11 +150,7 @@ def as_seen(*states: NeuronPod) -> Mapping[int, int | None]:
     made = inputs()
     gone = pods.without(states[-1].uid)
     of_live, of_gone = (
-        {
-            device: one.count
-            for device, one in failed_starts(derive(replace(made, pods=seen)), RULES, NOW).items()
-            if one.count
-        }
+        {device: one.count for device, one in failed_starts(derive(replace(made, pods=seen)), NOW).items() if one.count}
         for seen in (pods, gone)
     )
     assert of_live == of_gone, "the deletion of the object changes nothing"

@@ -105,7 +105,7 @@ def test_the_time_of_the_next_change_is_known(
     expected: float,
 ) -> None:
     condition = Condition(at_phase, "", since=100.0, last_seen=100.0, times_fired=1, count=1)
-    assert next_change(condition, rule(**policy), RULES, seen=is_seen) == expected
+    assert next_change(condition, rule(**policy), seen=is_seen) == expected
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 30), st.booleans()), max_size=400))
@@ -125,5 +125,5 @@ def test_waiting_for_quiet_without_a_count_is_no_reason_to_look_again_at_once() 
     by = rule(only_new_errors=True)
     condition = step(None, seen(0), by, RULES, 0)
     assert condition
-    assert next_change(condition, by, RULES, seen=True) == float("inf")
-    assert next_change(condition, by, RULES, seen=False) == 0
+    assert next_change(condition, by, seen=True) == float("inf")
+    assert next_change(condition, by, seen=False) == 0

@@ -7,7 +7,7 @@ from dataclasses import replace
 from neuron_plugin.allocation import Dialect
 from neuron_plugin.backoff import Clock
 from neuron_plugin.cluster import ApiServer, Election
-from neuron_plugin.placement.context import Context
+from neuron_plugin.placement.context import Context, Times
 from neuron_plugin.placement.extender.binding import Binder, BindOutcome
 from neuron_plugin.placement.extender.filter import Leads
 from neuron_plugin.placement.leadership import Readiness
@@ -46,10 +46,11 @@ class Bench:
             election=election,
             clock=Clock(now=lambda: self.now),
             unix_seconds=lambda: NOW_NS / 1e9,
+            times=Times(answer=answer),
         )
         self.writer = Writer(self.context, self.dialects)
         self.leads = Leads(self.context, self.writer)
-        return Binder(self.context, self.writer, self.leads, answer_seconds=answer)
+        return Binder(self.context, self.writer, self.leads)
 
     def waiting(self, name: str, amount: int = 1) -> AnyJson:
         """A pod that waits, known to the server and to the watch."""

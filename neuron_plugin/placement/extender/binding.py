@@ -71,14 +71,13 @@ class BindOutcome:
 
 
 class Binder:
-    """Every bind of this process. ``answer_seconds`` ends a call, below the scheduler's time-out."""
+    """Every bind of this process."""
 
-    def __init__(self, context: Context, writer: Writer, leads: Leads, *, answer_seconds: float = 4.0) -> None:
+    def __init__(self, context: Context, writer: Writer, leads: Leads) -> None:
         self._context = context
         self._state = context.state
         self._writer = writer
         self._leads = leads
-        self._answer_seconds = answer_seconds
         self._attempts: dict[PodUid, tuple[str, asyncio.Task[BindOutcome]]] = {}
 
     @property
@@ -100,9 +99,10 @@ class Binder:
         target, attempt = self._attempts[pod.uid]
         if target != node:
             return _bound_elsewhere(pod, target)
-        done, _ = await asyncio.wait({attempt}, timeout=self._answer_seconds)
+        seconds = self._context.times.answer
+        done, _ = await asyncio.wait({attempt}, timeout=seconds)
         if not done:
-            return BindOutcome(Ending.UNKNOWN, f"binding pod {pod} to {node} took over {self._answer_seconds:g} s")
+            return BindOutcome(Ending.UNKNOWN, f"binding pod {pod} to {node} took over {seconds:g} s")
         return attempt.result()
 
     async def drain(self) -> None:

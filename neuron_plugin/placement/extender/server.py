@@ -41,6 +41,8 @@ from neuron_plugin.topology import cores_in
 
 VERBS = ("filter", "prioritize", "preempt", "bind")
 PREFIXES = ("", "/scheduler", "/apis/neuron-plugin.io/v1/schedule")
+MOST_BODY_BYTES = 128 << 20
+"""5000 whole nodes are 57 MiB."""
 BODY_SECONDS = 5.0
 """A caller that takes longer to send its body has given up by the scheduler's own httpTimeout."""
 
@@ -249,7 +251,7 @@ async def _body(request: web.Request, body_seconds: float) -> bytes:
         async with asyncio.timeout(body_seconds):
             return await request.read()
     except web.HTTPRequestEntityTooLarge as error:
-        raise WireError(f"{error.text}; raise max-body-mib if the cluster is that large") from None
+        raise WireError(f"{error.text}. Expected nodeCacheCapable in the scheduler's configuration") from None
     except TimeoutError:
         raise WireError(f"the body did not arrive within {body_seconds:g} s") from None
     except ConnectionError as error:

@@ -73,7 +73,7 @@ async def test_t02_t04_garbage_is_answered_with_200_and_error(port: int, verb: s
 
 async def test_t04_an_over_long_body_is_refused_and_the_next_request_served(port: int) -> None:
     long = b'{"Pod":{}, "NodeNames":["' + b"n" * (1 << 20) + b'"]}'
-    assert "max-body-mib" in error_of(await post(port, "/filter", io.BytesIO(long)))
+    assert "nodeCacheCapable" in error_of(await post(port, "/filter", io.BytesIO(long)))
 
     answer = await post(port, "/filter", args())
     assert isinstance(answer, dict)
