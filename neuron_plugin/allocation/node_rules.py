@@ -13,12 +13,9 @@ from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 VOLUMES = "volumes"
-NOT_LOOKED_AT = ("how many volumes can be attached", "pod affinity", "topology spread constraints")
-"""What kube-scheduler looks at, too, and nothing here does."""
 
 ANY_ADDRESS = "0.0.0.0"  # noqa: S104 - compared, not listened on
 DEFAULT_SCHEDULER = "default-scheduler"
-_CORDON_TAINT = "node.kubernetes.io/unschedulable"
 
 Quantities = tuple[tuple[str, int], ...]
 """Amounts by resource name, in thousandths, by name. Neuron resources are left out: they are judged apart."""

@@ -70,12 +70,11 @@ class MoveEnding(enum.StrEnum):
 
 @dataclass
 class _Staged:
-    """A move under way: the victims that are still to be evicted, and since when its set is free."""
+    """A move under way, and the victims that are still to be evicted."""
 
     move: Move
     kind: PodKind
     left: deque[Relocation]
-    began: float
     said: str = ""
 
 
@@ -258,7 +257,7 @@ class Room:
             at=self._context.unix_seconds(),
         )
         self._keep(record)
-        self._staged[pod.uid] = _Staged(move, kind, deque(move.victims), now)
+        self._staged[pod.uid] = _Staged(move, kind, deque(move.victims))
         tried = await self._try_first(move)
         if tried is None and not await self.record():
             tried = MoveEnding.FAILED

@@ -71,10 +71,9 @@ _Option = tuple[tuple[float, ...], list[tuple[str, Windows]]]
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """A place for each pod. ``depth`` is how many levels all of the group share; its ``domain`` is named by them."""
+    """A place for each pod, and the lowest domain that all of the group share."""
 
     places: Mapping[PodUid, Place]
-    depth: int = 0
     domain: Path = ()
 
 
@@ -124,8 +123,7 @@ def place_group(
             paths = [
                 trial.choices.domains.path(node) for node, _ in (*places.values(), *((a.node, ()) for a in anchors))
             ]
-            depth = common_depth(paths)
-            return GroupPlan(places, depth, paths[0][:depth])
+            return GroupPlan(places, paths[0][: common_depth(paths)])
         most = max(most, len(kept) + found)
         number = min(number - 1, found)
     return GroupShort(search.why(len(others)), most)

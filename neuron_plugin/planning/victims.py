@@ -53,17 +53,13 @@ class Relocation:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Victims that make room, and the sets that a pod gets then. ``loss`` is what they lose, in device-hours.
-
-    ``over_budget`` is how many more victims there are than disruption budgets allow now: it is made in stages.
-    """
+    """Victims that make room, and the sets that a pod gets then. ``loss`` is what they lose, in device-hours."""
 
     pod: NeuronPod
     node: str
     placement: Placement
     victims: tuple[Relocation, ...]
     loss: float
-    over_budget: int = 0
 
     @property
     def mask(self) -> CoreMask:
@@ -183,7 +179,7 @@ def _tried(
             return None
         relocations = tuple(Relocation(victim, name, source.ledger.mask_of(victim.uid), "", ()) for victim in victims)
     scene.adopt(trial)
-    return Move(pod, name, placement, relocations, loss, over)
+    return Move(pod, name, placement, relocations, loss)
 
 
 def _beyond(scene: Scene, victims: Collection[NeuronPod]) -> dict[Budget, list[NeuronPod]]:

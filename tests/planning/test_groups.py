@@ -290,7 +290,7 @@ def test_a_group_is_placed_where_it_can_be_as_near_and_on_as_few_nodes_as_it_can
     assert isinstance(plan, GroupPlan), "it fits"
     used = {name for name, _ in plan.places.values()}
     depth = max(common_depth(paths[name] for name in names) for names in possible)
-    assert common_depth(paths[name] for name in used) == plan.depth == depth
+    assert common_depth(paths[name] for name in used) == len(plan.domain) == depth
     near = [names for names in possible if common_depth(paths[name] for name in names) == depth]
     assert len(used) == min(map(len, near))
     taken = Counter[tuple[str, int]]()

@@ -98,11 +98,6 @@ class Placer:
         """Writes that have not ended."""
         return len(self._in_flight)
 
-    @property
-    def has_judged(self) -> bool:
-        """Whether all pods that wait have been looked at once."""
-        return self._judged_capacity >= 0
-
     async def run(self) -> NoReturn:
         """Place pods as they come and as room comes, until cancelled."""
         clock, times = self._context.clock, self._context.times
