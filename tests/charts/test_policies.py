@@ -348,6 +348,8 @@ def test_annotations_are_judged_wherever_people_write_them() -> None:
     spec = policy("device-plugin", "annotations")
     written = {(operation, resource) for operation in ("CREATE", "UPDATE") for resource in ("pods", "namespaces")}
     assert resources(spec) == written | {("UPDATE", "nodes")}, "a node that joins is never refused"
+    only = f"(request.resource.resource != 'nodes' || key == '{DISABLE_KEY}')"
+    assert only in variable("device-plugin", "annotations", "written"), "the others of a node are the controller's"
 
 
 @pytest.mark.parametrize("wanted", ["form", "expected"])

@@ -82,8 +82,9 @@ async def run(request: pytest.FixtureRequest) -> AsyncIterator[Run]:
                 name = f"{ACCOUNT}-{manifest['kind'].lower()}-{admin.run}"
                 await admin.make(f"{RBAC}/clusterroles", {"metadata": {"name": name}, "rules": manifest["rules"]})
                 await grant(admin, namespace, ACCOUNT, name, everywhere=manifest["kind"] == "ClusterRole")
-        judged = [each for each in own if each["metadata"]["name"] in CHECKED and "Policy" in each["kind"]]
-        await admin.apply(judged, {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}})
+        policies = [each for each in own if "Policy" in each["kind"] and each["apiVersion"].startswith("admission")]
+        assert {*CHECKED} < {each["metadata"]["name"] for each in policies}
+        await admin.apply(policies, {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}})
         controller = await admin.as_account(namespace, ACCOUNT, kubeconfig)
         made = Run(controller, namespace, node, chart_settings())
         other = made.check()
