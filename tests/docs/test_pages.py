@@ -47,7 +47,10 @@ PROSE = [*PAGES, ROOT / "CONTRIBUTING.md", CHART / "README.md", *sorted(DOCS.glo
 
 HAND_WRITTEN = [page for page in PAGES if "Made by docs/generate.py" not in page.read_text()]
 
-PLAYED = [*sorted(DOCS.glob("platforms-*.md")), DOCS / "eks.md", DOCS / "repair.md"]
+PLAYED = [
+    *sorted(DOCS.glob("platforms-*.md")),
+    *(DOCS / f"{name}.md" for name in ("utilization", "first-pod", "eks", "repair")),
+]
 """The pages whose console blocks are typed beside a playground, by ``test_platforms``."""
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
