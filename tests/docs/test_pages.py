@@ -133,6 +133,12 @@ def test_the_index_leads_to_every_page() -> None:
     assert not missing
 
 
+@pytest.mark.parametrize("page", PROSE, ids=identified)
+def test_every_table_has_a_head(page: Path) -> None:
+    tables = re.findall(r"(?:^\|.*\n)+", FENCE.sub("", page.read_text()), re.MULTILINE)
+    assert [table[:80] for table in tables if not re.match(r".*\n\|[ :|-]+\|\n", table)] == []
+
+
 def saved_files(page: Path) -> dict[str, str]:
     """The files that a page says to save, by name."""
     files = re.compile(r"[Ss]ave(?:d)?\s+as\s+`([\w.-]+)`[^`]*?:\n\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
