@@ -8,12 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 import hcl2
-import kubernetes_validate  # type: ignore[import-untyped]  # ships no types; one function is used here
 import pytest
 import yaml
 
 from neuron_plugin.topology import catalogue
-from tests.charts.rendering import CHART, KUBERNETES
+from tests.charts.rendering import CHART
 from tests.docs.test_pages import DOCS, blocks
 
 PAGE = DOCS / "eks.md"
@@ -75,15 +74,6 @@ def test_a_node_group_is_one_that_eksctl_accepts(group: dict[str, Any]) -> None:
 def test_the_chart_runs_on_every_instance_type_of_the_page() -> None:
     known = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))["devicePlugin"]["nodeAffinity"]["instanceTypes"]
     assert {group["instanceType"] for group in groups() if group["name"] != "system"} <= set(known)
-
-
-@pytest.mark.parametrize(
-    "manifest",
-    [each for each in DOCUMENTS if each.get("kind") in {"Pod", "Job", "Deployment"}],
-    ids=lambda each: each["kind"],
-)
-def test_a_manifest_is_valid_to_kubernetes(manifest: dict[str, Any]) -> None:
-    kubernetes_validate.validate(manifest, KUBERNETES.rpartition(".")[0], strict=True)
 
 
 def test_terraform_makes_a_group_of_the_ami_for_neuron_with_all_interfaces() -> None:

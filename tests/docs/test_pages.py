@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import jsonschema
+import kubernetes_validate  # type: ignore[import-untyped]  # ships no types; one function is used here
 import looptime
 import pytest
 import yaml
@@ -36,7 +40,7 @@ from neuron_plugin.plugin.inputs import NodePods
 from neuron_plugin.plugin.node import LocalNode
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.topology import Unit
-from tests.charts.rendering import CHART
+from tests.charts.rendering import CHART, KUBERNETES, coalesced, default_values
 from tests.plugin.world import CORE, NEURON, TRN1, TRN2, app, inventory, pod, uid_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,7 +51,10 @@ PROSE = [*PAGES, ROOT / "CONTRIBUTING.md", CHART / "README.md", *sorted(DOCS.glo
 
 HAND_WRITTEN = [page for page in PAGES if "Made by docs/generate.py" not in page.read_text()]
 
-PLAYED = [*sorted(DOCS.glob("platforms-*.md")), DOCS / "eks.md", DOCS / "repair.md"]
+PLAYED = [
+    *sorted(DOCS.glob("platforms-*.md")),
+    *(DOCS / f"{name}.md" for name in ("utilization", "first-pod", "eks", "repair")),
+]
 """The pages whose console blocks are typed beside a playground, by ``test_platforms``."""
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -130,6 +137,12 @@ def test_the_index_leads_to_every_page() -> None:
     assert not missing
 
 
+@pytest.mark.parametrize("page", PROSE, ids=identified)
+def test_every_table_has_a_head(page: Path) -> None:
+    tables = re.findall(r"(?:^\|.*\n)+", FENCE.sub("", page.read_text()), re.MULTILINE)
+    assert [table[:80] for table in tables if not re.match(r".*\n\|[ :|-]+\|\n", table)] == []
+
+
 def saved_files(page: Path) -> dict[str, str]:
     """The files that a page says to save, by name."""
     files = re.compile(r"[Ss]ave(?:d)?\s+as\s+`([\w.-]+)`[^`]*?:\n\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -153,10 +166,34 @@ def test_p82_every_command_that_needs_no_cluster_does_what_its_page_shows(
         assert [each for each in step.shown if each.strip() not in lines] == [], f"{page.name}: {step.line}"
 
 
+OF_OTHERS = {
+    *("NodePool", "NodeOverlay", "NodeReadinessRule", "NodeFeatureRule", "DeschedulerPolicy", "ClusterConfig"),
+    *("JobSet", "LeaderWorkerSet", "RayCluster", "Topology", "ResourceFlavor", "ClusterQueue"),
+    *("managedNodeGroups", "groups", "instance-types", "neuroncore=1"),
+}
+"""Kinds, and first keys of files, whose fields neither Kubernetes nor the chart judges."""
+
+
 @pytest.mark.parametrize("page", HAND_WRITTEN, ids=identified)
-def test_yaml_on_a_page_can_be_read(page: Path) -> None:
-    for text in blocks(page, "yaml"):
-        assert list(yaml.safe_load_all(text))
+def test_yaml_on_a_page_is_what_kubernetes_or_the_chart_takes(page: Path) -> None:
+    for document in (each for text in blocks(page, "yaml") for each in yaml.safe_load_all(text)):
+        if {document.get("kind"), next(iter(document))} & OF_OTHERS:
+            continue
+        if document.keys() <= default_values().keys():
+            schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+            jsonschema.Draft7Validator(schema).validate(coalesced(document))
+        else:
+            kubernetes_validate.validate(whole(document), KUBERNETES.rpartition(".")[0], strict=True)
+
+
+def whole(document: dict[str, Any]) -> dict[str, Any]:
+    """An object; a part of a pod, or of its only container, becomes a pod."""
+    if "kind" in document:
+        return document
+    container = {"name": "main", "image": "main", "resources": document.get("resources", {})}
+    spec = {"containers": [container], **document.get("spec", {})}
+    rest = {key: value for key, value in document.items() if key not in {"resources", "spec"}}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": spec, **rest}
 
 
 def section(heading: str) -> str:

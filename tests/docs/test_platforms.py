@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from neuron_plugin.cli.main import main
+from tests.docs.test_commands import EXIT_STATUSES, OURS
 from tests.docs.test_pages import DOCS, PLAYED, saved_files, steps
 from tests.support.playground import REPOSITORY, Playground
 
@@ -99,3 +101,24 @@ def test_pages_show_what_happens_on_a_playground(pages: list[Path], playground: 
             cut_short.append(page.name)
     if cut_short:
         pytest.skip(f"kubectl is not installed, which these pages need: {cut_short}")
+
+
+FROM_A_DESK = {
+    *("nodes", "pods", "plan", "usage", "explain", "describe", "repair", "gather"),
+    *("cordon", "uncordon", "ungate", "uninstall-node"),
+}
+"""What asks a cluster; placeholders such as NODE are names that it does not have."""
+
+
+@pytest.mark.timeout(180)
+def test_every_command_that_asks_a_cluster_is_answered(
+    playground: Playground, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KUBECONFIG", str(playground.directory / "kubeconfig"))
+    playground.run("run", "--ask", "neuron=16", "--ask", "neuron=13")
+    asked = [each for each in OURS if each[0] in FROM_A_DESK and each[1:]]
+    for arguments in asked:
+        if not {"--watch", "--extender", "--kubeconfig", "--file"} & set(arguments):
+            assert main(list(arguments)) in EXIT_STATUSES, f"{arguments}: {capsys.readouterr().err}"
+    assert len(asked) >= 25
