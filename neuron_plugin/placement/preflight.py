@@ -47,6 +47,8 @@ class PreflightChecks:
         """By node, what was written there, until the watch shows it or it should have."""
         self._queued: set[str] = set()
         """Nodes that wait for others to be checked."""
+        self._refused: set[str] = set()
+        """Nodes on which nothing could be written, which was said."""
         self._may_have_checks = True
 
     async def look(self) -> None:
@@ -140,10 +142,16 @@ class PreflightChecks:
     async def _write(self, name: str, record: Preflight) -> bool:
         """Write how a node stands, and say so where a check has not passed; whether it is written."""
         attempt = await self._writer.send(describe_node(name, annotations={PREFLIGHT_KEY: write_preflight(record)}))
+        reference = ObjectReference("Node", name, name, "v1")
         fields = {"node": name, "state": record.state.value, "said": record.text}
         if not attempt.done:
-            _log.warning("pre-flight state not written", extra={**fields, "error": str(attempt.error)})
+            if attempt.outcome is Outcome.REFUSED and attempt.status and name not in self._refused:
+                self._refused.add(name)
+                _log.warning("pre-flight state not written", extra={**fields, "error": str(attempt.error)})
+                note = f"How the node's pre-flight check stands cannot be written: {attempt.error}. It is tried again"
+                await self._context.report(reference, EVENTS[PreflightState.UNABLE], note)
             return False
+        self._refused.discard(name)
         seen = read_preflight(write_preflight(record)) or record
         self._written[name] = seen, self._context.clock.now() + self._context.times.landing
         _log.info("pre-flight", extra=fields)
@@ -155,7 +163,7 @@ class PreflightChecks:
                 f"after {self._rules.retry:g} s, or at once if you remove" if self._rules.retry else "once you remove"
             )
             note = f"The pre-flight check {verb}: {record.text}. {effect}. It is checked again {after} the annotation "
-            await self._context.report(ObjectReference("Node", name, name, "v1"), reason, f"{note}{PREFLIGHT_KEY}.")
+            await self._context.report(reference, reason, f"{note}{PREFLIGHT_KEY}.")
         return True
 
 

@@ -309,6 +309,17 @@ async def test_a_check_that_cannot_run_says_why_and_opens_or_keeps_closed(
     assert not life.check_pods()
 
 
+async def test_a_refused_annotation_is_said_once_and_tried_again(life: Life) -> None:
+    life.add("n0")
+    life.server.fail(Fault(Match(method="PATCH", path="/nodes/"), status=422, times=5))
+    await life.turns(5)
+    assert life.events() == ["NeuronPreflightUnable"]
+    assert not life.place(1)
+    await life.turns(12)
+    assert life.events() == ["NeuronPreflightUnable"]
+    assert life.place(1)
+
+
 async def test_a_replica_that_does_not_lead_writes_nothing_and_one_without_a_due_node_asks_nothing(life: Life) -> None:
     life.add("n0")
     life.ready.unmet(CONDITION, "not the leader")
