@@ -101,13 +101,6 @@ def test_once_settled_a_device_of_unknown_size_is_left_out(make_node: MakeNode) 
     assert "core_count does not exist" in skipped.reason
 
 
-def test_a_driver_before_2_13_4_prints_no_links_and_is_not_waited_for(make_node: MakeNode) -> None:
-    inventory = read_inventory(make_node(driver_version="2.13.3.0").paths)
-    assert inventory.incomplete == frozenset()
-    assert [device.connected for device in inventory.devices] == [frozenset()] * 6
-    assert [device.problems for device in inventory.devices] == [()] * 6
-
-
 def test_links_are_waited_for_where_the_driver_prints_them_or_does_not_tell_its_version(make_node: MakeNode) -> None:
     node = make_node(driver_version="2.13.4.0")
     node.set_attribute(1, "connected_devices", None)
@@ -189,17 +182,6 @@ def test_a_plain_file_with_a_devices_name_is_no_device(make_node: MakeNode) -> N
     assert read(node, 9) is None
 
 
-def test_counters_reach_the_record(make_node: MakeNode) -> None:
-    node = make_node()
-    node.set_ecc(1, sram=3, memory=5, repairable=7)
-    node.set_unhealthy_components(1, ["hbm", "sram"])
-    node.set_reset(1, ResetState.FAILED)
-    health = read_known(node).health
-    assert health.ecc == EccCounts(sram=3, memory=5, repairable=7)
-    assert health.unhealthy_components == frozenset({"hbm", "sram"})
-    assert health.reset is ResetState.FAILED
-
-
 def test_a_product_without_counters_has_none_rather_than_zero(make_node: MakeNode) -> None:
     assert read_known(make_node("inf1.6xlarge")).health.ecc is None
 
@@ -241,12 +223,6 @@ def test_firmwares_counters_are_read_under_whatever_name_they_have(make_node: Ma
     device = read_known(node, 0)
     assert device.health.status_counts == (("hbm_ecc_uncorrected", 4), ("hw_error_events", 0))
     assert device.problems == ()
-
-
-def test_a_driver_before_2_28_has_no_counters_of_firmware(make_node: MakeNode) -> None:
-    health = read_known(make_node(driver_version="2.26.5.0")).health
-    assert health.status_counts == ()
-    assert health.unhealthy_components is None
 
 
 def test_a_masked_core_is_reported(make_node: MakeNode) -> None:

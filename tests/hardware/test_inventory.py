@@ -20,7 +20,7 @@ from neuron_plugin.hardware.inventory import (
     read_ultraserver,
 )
 from neuron_plugin.hardware.sysfs import Sysfs
-from neuron_plugin.simulation import SimulatedNode, write_node
+from neuron_plugin.simulation import SimulatedNode
 from neuron_plugin.topology import DeviceId, InstanceType, Topology, catalogue, links_of
 
 MakeNode = Callable[..., SimulatedNode]
@@ -321,19 +321,6 @@ def test_a_product_newer_than_this_package_has_the_lnc_of_the_users_type(make_no
     assert read_inventory(node.paths, types={}).cores_per_device == 8
     nonsense = {"trn2.3xlarge": InstanceType("trn2.3xlarge", "Trainium9", 1, 8, 1, Topology.SINGLE, 3)}
     assert read_inventory(node.paths, types=nonsense).cores_per_device == 8
-
-
-def test_root_readable_attributes_of_old_drivers_read_as_those_of_new_ones(make_node: MakeNode, tmp_path: Path) -> None:
-    old = read_inventory(make_node(driver_version="2.26.5.0").paths)
-    new = read_inventory(
-        write_node(tmp_path / "new", "inf2.24xlarge", driver_version="2.28.0.0", usage_counters=False).paths
-    )
-    firmware = [device.health.status_counts for device in new.devices]
-    assert firmware == [(("hw_error_events", 0),)] * 6
-    health = [replace(device.health, status_counts=()) for device in new.devices]
-    assert old.devices == tuple(
-        replace(device, health=known) for device, known in zip(new.devices, health, strict=True)
-    )
 
 
 def test_default_paths_are_the_hosts() -> None:

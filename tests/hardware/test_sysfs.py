@@ -111,10 +111,6 @@ def test_only_directory_names_of_devices_count(make_node: MakeNode) -> None:
     assert Sysfs(node.paths.sysfs).device_ids() == [0, 1, 2, 3, 4, 5]
 
 
-def test_devices_come_in_numeric_order(make_node: MakeNode) -> None:
-    assert Sysfs(make_node("inf2.48xlarge").paths.sysfs).device_ids() == list(range(12))
-
-
 def test_a_class_directory_that_is_not_there_is_a_missing_attribute(tmp_path: Path) -> None:
     with pytest.raises(SysfsError, match="neuron_device does not exist"):
         Sysfs(tmp_path).device_ids()
@@ -129,20 +125,6 @@ def test_every_attribute_of_a_device_is_found(make_node: MakeNode) -> None:
     with pytest.raises(SysfsError, match="neuron13/no/such does not exist") as caught:
         tree.read("no/such", parse_counter)
     assert caught.value.missing
-
-
-def test_the_machine_is_known_by_driver_and_dmi(make_node: MakeNode) -> None:
-    sysfs = Sysfs(make_node("trn1.32xlarge", driver_version="2.26.5.0").paths.sysfs)
-    assert sysfs.driver_version().text == "2.26.5.0"
-    assert sysfs.instance_type() == "trn1.32xlarge"
-
-
-def test_inf1_has_no_serial_number_and_no_ecc_counter(make_node: MakeNode) -> None:
-    tree = Sysfs(make_node("inf1.xlarge").paths.sysfs).device(DeviceId(0))
-    with pytest.raises(SysfsError):
-        tree.read("info/serial_number", parse_serial_number)
-    with pytest.raises(SysfsError):
-        tree.read("stats/hardware/mem_ecc_uncorrected", parse_counter)
 
 
 READ: dict[Callable[[str], object], dict[str, object]] = {

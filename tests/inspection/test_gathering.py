@@ -110,13 +110,6 @@ def test_devices_that_the_node_disables_are_known_where_the_daemon_is_not_asked(
     assert look(make_node, {}, kubeconfig="/k").machine.disabled == (0,)
 
 
-def test_in_a_pod_its_service_account_is_used(asked: list[tuple[Path | None, str]], make_node: MakeNode) -> None:
-    paths = make_node("trn1.2xlarge").paths
-    here = {"sysfs": str(paths.sysfs), "dev": str(paths.dev), "kubelet_dir": "/nonexistent"}
-    gather(here, {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "NODE_NAME": "worker-1"})
-    assert asked == [(None, "worker-1")]
-
-
 def test_a_kubelet_is_expected_on_a_node_and_where_it_was_named(make_node: MakeNode, tmp_path: Path) -> None:
     assert look(make_node).kubelet.unreadable is not None
     root = tmp_path / "node"

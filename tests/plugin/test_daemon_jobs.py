@@ -15,7 +15,6 @@ from typing import Any, Self
 import msgspec
 import pytest
 
-from neuron_plugin.allocation import PodUid
 from neuron_plugin.cluster.api import ConnectionSettingsError
 from neuron_plugin.hardware import Process, read_inventory
 from neuron_plugin.kubelet import (
@@ -28,11 +27,10 @@ from neuron_plugin.kubelet import (
 from neuron_plugin.kubelet.pod_resources import ContainerDevices
 from neuron_plugin.kubelet_files import KUBELET_SOCKET
 from neuron_plugin.plugin.cluster_link import ClusterLink
-from neuron_plugin.plugin.container import CDI_FILE_NAME, reply_for
+from neuron_plugin.plugin.container import CDI_FILE_NAME
 from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.daemon import NodeDaemon, keep_cdi_specification, keep_condition
 from neuron_plugin.plugin.hardware_watch import HardwareWatch
-from neuron_plugin.plugin.inputs import UNSEEN_SECONDS, PendingAnswer
 from neuron_plugin.plugin.machine import DaemonTimes, Machine
 from neuron_plugin.plugin.node import LocalNode
 from neuron_plugin.plugin.settings import PluginSettings, RegistrationWay
@@ -270,43 +268,6 @@ async def test_p61_only_a_kubelet_that_runs_and_serves_no_pod_resources_is_offer
 
 
 # Turns: what changes without an event.
-
-
-@pytest.mark.looptime
-async def test_a_file_that_no_event_announced_is_read_at_the_next_turn(asking: Asking) -> None:
-    asking.start()
-    async with running(asking.daemon.take_turns()):
-        asking.kubelet.record(STATIC_UID, "app", NEURON, [3])
-        await asyncio.sleep(2 * TIMES.turn)
-        assert asking.node.recorded.entries
-
-
-@pytest.mark.looptime
-async def test_p60_a_hold_down_ends_at_the_turn_after_the_last_process(asking: Asking) -> None:
-    asking.start()
-    asking.cgroups.alive = {A}
-    asking.node.hold_down(PodUid(A), TRN1.devices_mask((3,)), "why")
-    async with running(asking.daemon.take_turns()):
-        await asyncio.sleep(60)
-        assert asking.node.snapshot
-        assert asking.node.snapshot.inputs.hold_downs
-        asking.node.changed.clear()
-        asking.cgroups.alive = set()
-        await asyncio.sleep(2 * TIMES.turn)
-        assert asking.node.changed.is_set()
-        assert not asking.node.snapshot.inputs.hold_downs
-
-
-@pytest.mark.looptime
-async def test_an_answer_that_the_file_does_not_show_makes_the_kubelet_write_it(asking: Asking) -> None:
-    asking.start()
-    reply = reply_for(inventory(), "r", TRN1.devices_mask((3,)))
-    asking.node.answered(PendingAnswer(reply, NEURON, (3,), asking.node.clock()))
-    advertisement = asking.node.advertisements[NEURON]
-    async with running(asking.kubelet.follow(advertisement)), running(asking.daemon.take_turns()):
-        await asyncio.sleep(UNSEEN_SECONDS + 2 * TIMES.turn)
-        assert asking.node.snapshot
-        assert not asking.node.snapshot.inputs.pending
 
 
 @pytest.mark.looptime

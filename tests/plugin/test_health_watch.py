@@ -550,12 +550,6 @@ def test_a_file_that_cannot_be_used_is_logged_and_costs_nothing(
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
 
 
-def test_a_file_of_another_version_is_passed_over(file: Path) -> None:
-    file.parent.mkdir()
-    file.write_text('{"version": 1, "devices": {"a": {"sram-ecc": 1}}}')
-    assert load(file) == {}
-
-
 def test_it_does_not_grow_with_every_chip_that_was_ever_here() -> None:
     before = {f"{number:x}": {"hw-error": 1} for number in range(2 * MOST_DEVICES)}
     here = device(0, serial="0e", core_errors=(CoreErrors(0, hw_error=7),))

@@ -18,7 +18,7 @@ from neuron_plugin.plugin.inputs import NodePods, PendingAnswer
 from neuron_plugin.plugin.node import NODE_TIMES, LocalNode, NodeOptions
 from neuron_plugin.plugin.settle import VANISHED_SECONDS
 from neuron_plugin.topology import NO_CORES, Unit
-from tests.plugin.desk import FakeCgroups, LoopClock, MemoryKubelet, a_desk, tell
+from tests.plugin.desk import FakeCgroups, LoopClock, MemoryKubelet, tell
 from tests.plugin.world import CORE, DEVICE, NEURON, STATIC_UID, TRN1, FakeClock, app, devices, inventory, pod, uid_of
 
 A, B = uid_of("a"), uid_of("b")
@@ -343,20 +343,6 @@ def test_p16_p57_the_kubelet_hears_once_of_what_changed_and_only_under_the_other
     assert after == {NEURON: versions[NEURON], DEVICE: versions[DEVICE] + 1, CORE: versions[CORE] + 1}
 
 
-def test_p15_before_any_hardware_is_seen_nothing_is_advertised() -> None:
-    node = Bench().node
-    node.advertise()
-    assert {one.latest.devices for one in node.advertisements.values()} == {()}
-
-
-def test_p21_numa_nodes_are_advertised_where_they_are_wanted() -> None:
-    node = Bench().started()
-    node.numa_nodes = (1, 0)
-    node.advertise()
-    found = node.advertisements[NEURON].latest.devices
-    assert [one.numa_nodes for one in found[:3]] == [(1,), (0,), ()]
-
-
 @asynccontextmanager
 async def following(*resources: Resource) -> AsyncIterator[tuple[LocalNode, MemoryKubelet]]:
     """A node whose kubelet follows these resources."""
@@ -454,22 +440,3 @@ async def test_an_older_file_that_lands_while_a_rewrite_is_asked_for_proves_noth
         assert not await node.rewrite()
         assert kubelet.file.data != recorded
         assert used(node) == devices(3)
-
-
-@pytest.mark.looptime
-async def test_p64_two_hundred_pods_that_come_and_go_leave_nothing_behind() -> None:
-    async with a_desk() as desk:
-        for number in range(200):
-            one = pod(f"p{number}", app(1))
-            desk.node.see_pods(desk.node.pods.with_pod(one))
-            await desk.prefer("1")
-            await desk.admit(f"p{number}=0")
-            desk.node.see_pods(desk.node.pods.with_pod(replace(one, phase="Succeeded")))
-            desk.kubelet.forget(one.uid)
-            desk.node.look_at_checkpoint()
-        inputs = desk.snapshot.inputs
-        assert not inputs.recorded.entries
-        assert not inputs.recorded.over
-        assert not inputs.pending
-        assert not inputs.hold_downs
-        assert desk.snapshot.free_mask == TRN1.all_mask

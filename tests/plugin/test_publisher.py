@@ -23,7 +23,6 @@ from neuron_plugin.cluster.api import Response
 from neuron_plugin.cluster.objects import NODES
 from neuron_plugin.hardware.health_signals import MISSING
 from neuron_plugin.plugin import publisher
-from neuron_plugin.plugin.inputs import HoldDown
 from neuron_plugin.plugin.publisher import (
     PRESENT_LABEL,
     PUBLISHED_LABELS,
@@ -43,7 +42,6 @@ from tests.plugin.world import (
     TRN2,
     app,
     assigned,
-    devices,
     entry,
     inputs,
     inventory,
@@ -280,14 +278,6 @@ def test_the_inventory_is_written_when_it_is_another_and_only_then() -> None:
     assert list(unsent(made)) == ["inventory"]
 
 
-def test_p60_cores_that_are_held_down_are_published_as_unhealthy_with_the_reason() -> None:
-    held = HoldDown(A, ref("a"), devices(3), 0.0, 0.0, 0.0, 0.0, 99.0, "processes of pod default/a may still use it")
-    made = a_publisher()
-    made.publish(derive(inputs(hold_downs=(held,))))
-    read = read_inventory(unsent(made)["inventory"]["metadata"]["annotations"][INVENTORY_KEY])
-    assert read.unhealthy == {3: "processes of pod default/a may still use it"}
-
-
 def test_t33_what_is_on_the_node_is_written_again_for_a_node_object_that_was_created_again() -> None:
     made = a_publisher()
     made.publish(derive(inputs()))
@@ -374,14 +364,6 @@ def test_p83_a_correction_is_forgotten_with_its_pod() -> None:
     assert made._corrections
     made.publish(derive(inputs()))
     assert not made._corrections
-
-
-def test_without_an_extender_the_event_about_unlinked_devices_reaches_its_pod() -> None:
-    made = a_publisher()
-    made.publish(derive(moment("a app:4 | has a=0,1,5,9")))
-    (body,) = [body for subject, body in unsent(made).items() if subject.startswith("event")]
-    assert body["reason"] == "UnlinkedDevices"
-    assert (body["regarding"]["name"], body["regarding"]["uid"]) == ("a", A)
 
 
 def test_p69_the_same_event_on_the_same_pod_is_written_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -554,11 +536,6 @@ def test_an_ultraserver_is_published_under_the_vendors_names_and_ours(prefix: st
     assert labels[f"{prefix}/ultraserver-node-id-4"] == "3"
 
 
-def test_a_node_outside_an_ultraserver_loses_labels_of_one() -> None:
-    labels = node_labels(TRAINIUM)
-    assert {labels[name] for name in PUBLISHED_LABELS if "ultraserver" in name} == {None}
-
-
 def test_a_missing_device_changes_no_label() -> None:
     missing = replace(TRAINIUM, present=tuple(range(15)), unhealthy={15: MISSING})
     assert node_labels(missing) == node_labels(TRAINIUM)
@@ -586,10 +563,6 @@ def test_the_annotation_is_the_inventory_with_physical_cores_and_ultraserver() -
     read = read_inventory(text)
     assert read.physical_cores_per_device == 8
     assert read.ultraserver == SERVER
-
-
-def test_equal_inventories_are_published_by_equal_patches() -> None:
-    assert publication("n1", TRAINIUM) == publication("n1", replace(TRAINIUM))
 
 
 def test_a_withdrawal_takes_back_ours_and_leaves_the_rest() -> None:
