@@ -38,8 +38,9 @@ from neuron_plugin.plugin.writes import PodEvent
 from neuron_plugin.simulation import write_node
 from neuron_plugin.topology import catalogue
 from tests.plugin.desk import FakeCgroups, FakeLister, LoopClock, MemoryKubelet
-from tests.plugin.world import CORE, NEURON, STATIC_UID, TRN1, app, inventory, pod, uid_of
+from tests.plugin.world import CORE, NEURON, STATIC_UID, TRN1, app, holder, inventory, pod, uid_of
 from tests.support.model_kubelet import checkpoint_file
+from tests.support.stories import Scene
 
 A = uid_of("a")
 TIMES = DaemonTimes()
@@ -87,7 +88,7 @@ class FakePodResources:
         return self.answer
 
 
-class Asking:
+class Asking(Scene):
     """A daemon on a machine in memory."""
 
     def __init__(self, *, directory: Path | None = None, cluster: bool = True, users: Users | None = None) -> None:
@@ -105,6 +106,7 @@ class Asking:
         return self.daemon.cluster
 
     def start(self) -> None:
+        """The hardware is seen."""
         self.node.see_inventory(inventory())
 
     async def lists_within(self, seconds: float) -> int:
@@ -112,6 +114,35 @@ class Asking:
         async with running(self.link.ask_about_pods()):
             await asyncio.sleep(seconds)
         return len(self.pod_resources.lists) - before
+
+    # The steps of a story.
+
+    def record(self, name: str) -> None:
+        """The kubelet's file says that the pod has device 3."""
+        self.kubelet.record(holder(name)[0], "app", NEURON, [3])
+
+    def knows(self, name: str) -> None:
+        self.node.see_pods(self.node.pods.with_pod(pod(name, app(1))))
+
+    def alive(self, name: str = "") -> None:
+        """Of which pod a process lives, or ``unseen``."""
+        self.cgroups.alive = None if name == "unseen" else {holder(name)[0]} if name else set()
+
+    def later(self, text: str) -> None:
+        seconds, _, name = text.partition(" ")
+        asyncio.get_running_loop().call_later(float(seconds), self.alive, name)
+
+    def blind(self) -> None:
+        self.kubelet.file.fault = "a future format"
+        self.kubelet.write()
+
+    def silent(self) -> None:
+        self.pod_resources.error = PodResourcesError("no answer")
+
+    async def lists(self, seconds: str, expected: str) -> None:
+        """How often PodResources is listed within so many seconds: ``2``, or ``1-9``."""
+        least, _, most = expected.partition("-")
+        assert int(least) <= await self.lists_within(float(seconds)) <= int(most or least)
 
 
 Users = Callable[[list[Path], Path], Mapping[Path, tuple[Process, ...]]]
@@ -126,52 +157,32 @@ async def asking() -> Asking:
     return Asking()
 
 
+EMPTY = f"{TIMES.empty - 1}"
+SOON = f"{2 * TIMES.empty + 2 * TIMES.quiet}"
+STORIES = {
+    "without hardware the kubelet is left alone": "lists 60 -> 0",
+    "pods whose end the API server tells are no reason": "record a; knows a; start; lists 60 -> 0",
+    "a static pod whose cgroup is empty is a reason": (
+        f"record static; start; alive static; lists 60 -> 0; alive; lists {EMPTY} -> 0; lists {SOON} -> 1-9"
+    ),
+    "not if its next container starts in time": (
+        f"record static; start; alive static; later 1; later {EMPTY} static; lists 60 -> 0"
+    ),
+    "where cgroups cannot be seen the kubelet is asked now and then": (
+        f"record static; start; alive unseen; lists {2 * TIMES.blind} -> 2"
+    ),
+    "without an API server the kubelet says of every pod when it is over": (
+        f"alone; record a; start; lists {2 * TIMES.empty} -> 1-9"
+    ),
+    "p62 a kubelet that does not answer is asked again": "blind; start; silent; lists 10 -> 6-99",
+}
+"""What happens, and how often the kubelet is asked about pods then; ``alone`` is a node without an API server."""
+
+
+@pytest.mark.parametrize("steps", STORIES.values(), ids=STORIES)
 @pytest.mark.looptime
-async def test_without_hardware_the_kubelet_is_left_alone(asking: Asking) -> None:
-    assert await asking.lists_within(60) == 0
-
-
-@pytest.mark.looptime
-async def test_pods_whose_end_the_api_server_tells_are_no_reason_to_list(asking: Asking) -> None:
-    asking.kubelet.record(A, "app", NEURON, [3])
-    asking.node.see_pods(asking.node.pods.with_pod(pod("a", app(1))))
-    asking.start()
-    assert await asking.lists_within(60) == 0
-
-
-@pytest.mark.looptime
-async def test_a_static_pod_whose_cgroup_is_empty_is_a_reason_to_list(asking: Asking) -> None:
-    asking.kubelet.record(STATIC_UID, "app", NEURON, [3])
-    asking.start()
-    asking.cgroups.alive = {STATIC_UID}
-    assert await asking.lists_within(60) == 0
-    asking.cgroups.alive = set()
-    assert await asking.lists_within(TIMES.empty - 1) == 0
-    assert await asking.lists_within(2 * TIMES.empty + 2 * TIMES.quiet) >= 1
-    asking.cgroups.alive = {STATIC_UID}
-    async with running(asking.link.ask_about_pods()):
-        asking.cgroups.alive = set()
-        await asyncio.sleep(TIMES.empty - 1)
-        asking.cgroups.alive = {STATIC_UID}
-        asked = len(asking.pod_resources.lists)
-        await asyncio.sleep(60)
-        assert len(asking.pod_resources.lists) == asked, "its next container has started"
-
-
-@pytest.mark.looptime
-async def test_where_cgroups_cannot_be_seen_the_kubelet_is_asked_now_and_then(asking: Asking) -> None:
-    asking.kubelet.record(STATIC_UID, "app", NEURON, [3])
-    asking.start()
-    asking.cgroups.alive = None
-    assert await asking.lists_within(2 * TIMES.blind) == 2
-
-
-@pytest.mark.looptime
-async def test_without_an_api_server_the_kubelet_says_of_every_pod_when_it_is_over() -> None:
-    asking = Asking(cluster=False)
-    asking.kubelet.record(A, "app", NEURON, [3])
-    asking.start()
-    assert await asking.lists_within(2 * TIMES.empty) >= 1
+async def test_when_the_kubelet_is_asked_about_pods(steps: str) -> None:
+    await Asking(cluster=not steps.startswith("alone")).play(steps.removeprefix("alone; "))
 
 
 @pytest.mark.looptime
@@ -191,15 +202,6 @@ async def test_p55_pod_resources_is_never_listed_within_a_second_of_a_call_of_th
     assert await asking.lists_within(30) == 0
     asking.daemon.allocator.calls_under_way = 0
     assert await asking.lists_within(30) > 20
-
-
-@pytest.mark.looptime
-async def test_p62_a_kubelet_that_does_not_answer_is_asked_again(asking: Asking) -> None:
-    asking.kubelet.file.fault = "a future format"
-    asking.kubelet.write()
-    asking.start()
-    asking.pod_resources.error = PodResourcesError("no answer")
-    assert await asking.lists_within(10) > 5
 
 
 @pytest.mark.looptime
@@ -265,9 +267,6 @@ async def test_p61_only_a_kubelet_that_runs_and_serves_no_pod_resources_is_offer
             await asking.link.list_if_unreadable()
             ended = loop.time() - began
     assert ended == (waited and pytest.approx(waited, abs=0.2))
-
-
-# Turns: what changes without an event.
 
 
 @pytest.mark.looptime
