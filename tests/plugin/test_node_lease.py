@@ -184,7 +184,7 @@ class Story(Scene):
     async def tried(self, words: str) -> None:
         """So often it has asked for something meanwhile."""
         method, count = words.split()
-        await eventually(lambda: self.writes.count(method) >= int(count))
+        await eventually(lambda: sum(seen.method == method for seen in self.server.requests) >= int(count))
 
     def wrote(self, methods: str = "") -> None:
         assert self.writes == methods.split()
