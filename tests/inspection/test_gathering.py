@@ -80,8 +80,10 @@ def test_in_the_pod_of_a_driver_the_settings_are_those_that_its_daemon_takes(
 ) -> None:
     environ = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "NODE_NAME": "worker-1", "NEURON_PLUGIN_MODE": "dra"}
     paths = make_node("trn1.2xlarge").paths
-    here = {"sysfs": str(paths.sysfs), "dev": str(paths.dev), "kubelet_dir": "/nonexistent"}
+    here = {"sysfs": str(paths.sysfs), "dev": str(paths.dev), "kubelet_dir": "/nonexistent", "cdi_dir": "/nonexistent"}
     facts = gather(here, environ)
+    assert isinstance(facts.daemon.cdi, Unknown)
+    assert "there is no CDI file /nonexistent/" in facts.daemon.cdi.why
     assert facts.daemon.fault == ""
     assert facts.daemon.driver == "neuron.aws.com"
     assert asked == [(None, "worker-1")]

@@ -40,6 +40,8 @@ def test_an_empty_machine_is_no_error(tmp_path: Path) -> None:
     assert not host.simulated
     assert isinstance(host.nodes, Unknown)
     assert "cannot be listed" in host.nodes.why
+    (tmp_path / "sys/module/neuron").mkdir(parents=True)
+    assert gather_host(tmp_path, MachinePaths.under(tmp_path), in_pod=False).driver_loaded, "and found no device"
 
 
 def test_neuron_chips_are_picked_from_the_pci_bus(tmp_path: Path) -> None:

@@ -153,6 +153,20 @@ async def test_p6_the_same_failure_is_logged_again_after_a_success(
             await kubelet.start()
 
 
+async def test_why_a_registration_ended_is_logged(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    async with AsyncExitStack() as stack:
+        story = Story(directory, DevicePluginServer, stack)
+        await story.play("kubelet; plugin; offered 4; disconnects; again 2; unlink; again 3; restarts; again 1; stop")
+    cues = [record.__dict__["cue"] for record in caplog.records if record.message == "registration ended"]
+    for cue, said in zip(
+        cues,
+        ("ended the ListAndWatch stream", "removed or replaced", "recreated or removed", "the plugin is stopping"),
+        strict=True,
+    ):
+        assert said in cue
+
+
 async def test_p14_one_resource_refused_does_not_touch_another(directory: Path) -> None:
     async with (
         StandInKubelet(directory) as kubelet,
