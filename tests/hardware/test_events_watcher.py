@@ -101,6 +101,17 @@ async def test_an_event_brings_the_next_read_forward() -> None:
     assert 0.4 < loop.time() - begun < 1.0
 
 
+async def test_an_event_is_one_more_read_and_not_one_after_the_other() -> None:
+    changed, read = asyncio.Event(), Machine(machine(0))
+    watching = asyncio.create_task(_drain(InventoryWatcher(read, changed)), name="watch under test")
+    await asyncio.sleep(0.5)
+    changed.set()
+    await asyncio.sleep(4)
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+    assert len(read.looks) == 2
+
+
 async def test_p69_a_storm_of_events_leaves_most_of_the_time_to_others() -> None:
     changed = asyncio.Event()
     read = Machine(machine(0))

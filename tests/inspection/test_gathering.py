@@ -21,7 +21,7 @@ from neuron_plugin.allocation import Assignment, Resource
 from neuron_plugin.allocation.keys import DISABLE_KEY
 from neuron_plugin.http_server import ProbeAnswer, probe_text
 from neuron_plugin.inspection import gathering as everything
-from neuron_plugin.inspection.facts import ClusterFacts, Daemon, DeviceUsers, Facts, Kubelet, NoSuchNode
+from neuron_plugin.inspection.facts import ClusterFacts, Daemon, DeviceUser, DeviceUsers, Facts, Kubelet, NoSuchNode
 from neuron_plugin.inspection.findings import Unknown
 from neuron_plugin.inspection.gathering import disabled_here, gather, gather_cluster, gather_daemon, gather_kubelet
 from neuron_plugin.inspection.holders import ask
@@ -163,7 +163,9 @@ def test_the_hosts_proc_is_used_where_the_host_is_mounted(make_node: MakeNode) -
     root = make_node("trn1.2xlarge").root
     (root / "proc/2").mkdir(parents=True)
     (root / "proc/2/comm").write_text("kthreadd\n")
-    assert gather({"root": str(root)}, {}).users == DeviceUsers()
+    (root / "proc/7/fd").mkdir(parents=True)
+    (root / "proc/7/fd/3").symlink_to(root / "dev/neuron0")
+    assert gather({"root": str(root)}, {}).users == DeviceUsers((DeviceUser(7, "", (0,), ""),))
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ from neuron_plugin.plugin.daemon import NodeDaemon, keep_cdi_specification, keep
 from neuron_plugin.plugin.hardware_watch import HardwareWatch
 from neuron_plugin.plugin.machine import DaemonTimes, Machine
 from neuron_plugin.plugin.node import LocalNode
-from neuron_plugin.plugin.settings import PluginSettings, RegistrationWay
+from neuron_plugin.plugin.settings import Mode, PluginSettings, RegistrationWay
 from neuron_plugin.plugin.writes import PodEvent
 from neuron_plugin.simulation import write_node
 from neuron_plugin.topology import catalogue
@@ -436,6 +436,20 @@ async def test_a_disabled_device_is_taken_out_before_the_first_call_of_the_kubel
     assert daemon.node.disabled_known.is_set()
     assert daemon.node.snapshot
     assert daemon.node.snapshot.inventory.disabled == (3,)
+
+
+@pytest.mark.looptime
+async def test_a_driver_of_claims_answers_its_first_call_when_its_pods_claims_were_read() -> None:
+    settings = PluginSettings(node_name="n", mode=Mode.DRA)
+    cluster = NodeDaemon(settings, catalogue(), times=DaemonTimes(read_node=30.0)).cluster
+    assert cluster
+    assert cluster.claims
+    cluster.pods.tried.set()
+    cluster.own_node.read.set()
+    asyncio.get_running_loop().call_later(5, cluster.claims.read.set)
+    began = asyncio.get_running_loop().time()
+    await cluster.node_read()
+    assert asyncio.get_running_loop().time() - began == pytest.approx(5, abs=0.5)
 
 
 async def test_each_change_of_a_devices_health_is_counted_once(tmp_path: Path) -> None:
