@@ -29,7 +29,7 @@ from neuron_plugin.kubelet_files import KUBELET_SOCKET
 from neuron_plugin.plugin.cluster_link import ClusterLink
 from neuron_plugin.plugin.container import CDI_FILE_NAME
 from neuron_plugin.plugin.counters import Counters
-from neuron_plugin.plugin.daemon import NodeDaemon, keep_cdi_specification, keep_condition
+from neuron_plugin.plugin.daemon import NodeDaemon, keep_cdi_files, keep_condition
 from neuron_plugin.plugin.hardware_watch import HardwareWatch
 from neuron_plugin.plugin.machine import DaemonTimes, Machine
 from neuron_plugin.plugin.node import LocalNode
@@ -474,7 +474,7 @@ async def test_p53_the_specification_is_kept_and_a_directory_that_cannot_be_writ
     caplog.set_level(logging.INFO)
     directory = tmp_path / "cdi"
     settings, node = PluginSettings(node_name="n", cdi_dir=directory), LocalNode(checkpoint_file(), FakeCgroups())
-    async with running(keep_cdi_specification(settings, node, TIMES)):
+    async with running(keep_cdi_files(settings, node, TIMES)):
         await asyncio.sleep(1)
         assert not directory.exists()
         node.see_inventory(inventory())
