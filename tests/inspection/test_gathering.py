@@ -18,6 +18,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from neuron_plugin.allocation import Assignment, Resource
+from neuron_plugin.allocation.claims import DRA_DRIVER, UNHEALTHY_TAINT
 from neuron_plugin.allocation.keys import DISABLE_KEY
 from neuron_plugin.http_server import ProbeAnswer, probe_text
 from neuron_plugin.inspection import gathering as everything
@@ -28,7 +29,9 @@ from neuron_plugin.inspection.holders import ask
 from neuron_plugin.kubelet.socket_watch import endpoint_path
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.settings import SettingsError
+from neuron_plugin.simulation.api_server_kinds import RESOURCE_SLICES
 from tests.inspection.doubles import MakeNode
+from tests.simulation.dra import node_slice
 from tests.support.api_server import Fault, Match, StandInApiServer
 from tests.support.kubelet import StandInKubelet
 from tests.support.manifests import node_manifest, pod_manifest
@@ -424,6 +427,26 @@ async def test_the_node_and_its_pods_are_read(tmp_path: Path) -> None:
     assert isinstance(pods["train"].assignment, Assignment)
     assert pods["static"].kubelet_uid == STATIC_UID
     assert [name for name, pod in pods.items() if pod.ended] == ["done"]
+
+
+async def test_the_devices_of_a_drivers_slices_are_read_with_their_taints(tmp_path: Path) -> None:
+    async with StandInApiServer() as api:
+        api.create_node({"metadata": {"name": "worker-1"}})
+        kubeconfig = api.write_kubeconfig(tmp_path / "kubeconfig")
+
+        async def shown(driver: str = DRA_DRIVER) -> object:
+            found = await gather_cluster(kubeconfig, "worker-1", driver)
+            assert isinstance(found, ClusterFacts)
+            return found.slice
+
+        assert await shown() is None
+        api.create(RESOURCE_SLICES, node_slice("worker-1", 2, tainted=(1,)), "")
+        assert await shown() == {"neuron-0": frozenset(), "neuron-1": frozenset({UNHEALTHY_TAINT})}
+        assert await shown("efa.networking.k8s.aws") is None
+        api.fail(Fault(Match(path="/resourceslices"), status=403))
+        refused = await shown()
+        assert isinstance(refused, Unknown)
+        assert "list resourceslices" in refused.action
 
 
 async def test_a_node_that_is_not_there_asks_for_its_name(tmp_path: Path) -> None:
