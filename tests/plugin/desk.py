@@ -171,7 +171,7 @@ class Story(Scene):
         settings = PluginSettings(node_name="worker-1", numbering=Numbering.HOST, topology_policy=policy)
         self.allocator = Allocator(self.node, settings, self.lister, Counters())
         self._begin = begin
-        self._heard = [0, 0]
+        self._heard, self._reads = [0, 0], 0
         if "blind" in flags:
             self.blind()
         if "unlisted" not in flags:
@@ -289,6 +289,14 @@ class Story(Scene):
         """It can be read again."""
         self.kubelet.file.fault = ""
         self.write()
+
+    def look(self) -> None:
+        self.node.look_at_checkpoint()
+
+    def reads(self, expected: str) -> None:
+        """How often the file was read since the last look at that."""
+        before, self._reads = self._reads, self.kubelet.file.reads
+        assert self._reads - before == int(expected)
 
     def restart(self) -> None:
         self.node.kubelet_restarted()
