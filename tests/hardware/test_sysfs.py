@@ -205,7 +205,7 @@ REFUSED: dict[tuple[Callable[[str], object], str], tuple[str, ...]] = {
 
 
 def name_of(value: object) -> str:
-    return getattr(value, "__name__", repr(value)[:40])
+    return getattr(value, "__name__", repr(value)[:40] if isinstance(value, str) else "")
 
 
 @pytest.mark.parametrize(
