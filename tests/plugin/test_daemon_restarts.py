@@ -10,11 +10,9 @@ import pytest
 
 from neuron_plugin.allocation.keys import INVENTORY_KEY
 from neuron_plugin.plugin.node import NodeTimes
-from neuron_plugin.simulation.api_server_kinds import EVENTS
 from neuron_plugin.topology import Unit
 from tests.plugin.site import NAMESPACE, NODE, a_site, decision_of, eventually, holders, ids, ledger
 from tests.plugin.world import CORE, NEURON, TRN1, app, init, uid_of
-from tests.support.kubelet import KubeletOptions
 
 
 async def test_the_api_server_down_at_start_is_not_waited_for_long_and_is_caught_up_with() -> None:
@@ -124,18 +122,3 @@ async def test_p62_without_pod_resources_pods_are_served_all_the_same() -> None:
                 name = f"p{number}"
                 assert ids(await site.run(name, app(1)), NEURON) == (0,)
                 site.end(name)
-
-
-async def test_p64_two_hundred_pods_made_and_deleted_quickly_leave_nothing_and_no_storm() -> None:
-    async with a_site(options=KubeletOptions(pod_resources_per_second=0)) as site, site.daemon() as daemon:
-        for number in range(200):
-            name = f"p{number}"
-            await site.run(name, app(1, CORE) if number % 2 else app(1))
-            site.end(name)
-        await eventually(lambda: not holders(daemon) and not daemon.node.pods.pods)
-        # A pod that came and went unseen, on a machine that is slow, is held down for 30 s.
-        await site.kubelet.wait_for_capacity(NEURON.value, 16, timeout_seconds=40)
-        await site.kubelet.wait_for_capacity(CORE.value, 32)
-        assert site.api is not None
-        assert not site.api.objects(EVENTS)
-        assert not site.kubelet.rejections

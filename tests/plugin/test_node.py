@@ -17,7 +17,7 @@ from neuron_plugin.plugin.container import ALLOCATION_KEY, reply_for
 from neuron_plugin.plugin.inputs import NodePods, PendingAnswer
 from neuron_plugin.plugin.node import NODE_TIMES, LocalNode, NodeOptions
 from neuron_plugin.topology import NO_CORES, Unit
-from tests.plugin.desk import FakeCgroups, LoopClock, MemoryKubelet, tell
+from tests.plugin.desk import FakeCgroups, LoopClock, MemoryKubelet, a_desk, tell
 from tests.plugin.world import CORE, DEVICE, NEURON, STATIC_UID, TRN1, FakeClock, app, devices, inventory, pod, uid_of
 
 A, B = uid_of("a"), uid_of("b")
@@ -386,3 +386,22 @@ async def test_an_older_file_that_lands_while_a_rewrite_is_asked_for_proves_noth
         assert not await node.rewrite()
         assert kubelet.file.data != recorded
         assert used(node) == devices(3)
+
+
+@pytest.mark.looptime
+async def test_p64_two_hundred_pods_that_come_and_go_leave_nothing_behind() -> None:
+    async with a_desk() as desk:
+        for number in range(200):
+            one = pod(f"p{number}", app(1))
+            desk.node.see_pods(desk.node.pods.with_pod(one))
+            await desk.prefer("1")
+            await desk.admit(f"p{number}=0")
+            desk.node.see_pods(desk.node.pods.with_pod(replace(one, phase="Succeeded")))
+            desk.kubelet.forget(one.uid)
+            desk.node.look_at_checkpoint()
+        inputs = desk.snapshot.inputs
+        assert not inputs.recorded.entries
+        assert not inputs.recorded.over
+        assert not inputs.pending
+        assert not inputs.hold_downs
+        assert desk.snapshot.free_mask == TRN1.all_mask
