@@ -11,7 +11,7 @@ import pytest
 from neuron_plugin.allocation.resources import format_ids
 from neuron_plugin.hardware import Inventory, ResetState
 from neuron_plugin.hardware.device import CoreErrors, EccCounts, NodeState, SkippedDevice
-from neuron_plugin.hardware.health_signals import MISSING, Severity, Signal
+from neuron_plugin.hardware.health_signals import Severity, Signal
 from neuron_plugin.hardware.kernel_log import KernelError
 from neuron_plugin.plugin.health import MOST_DEVICES, Action, HealthRules, SignalRule, Transition
 from neuron_plugin.topology import DeviceId
@@ -196,7 +196,7 @@ def test_p69_many_messages_are_little_news() -> None:
     world = World()
     world.see_first()
     news = 0
-    for _ in range(2000):
+    for _ in range(200):
         world.hear(error(1, at=world.now))
         news += len(world.wait(0))
         world.now += 1
@@ -238,14 +238,6 @@ def test_a_serial_number_that_cannot_be_read_just_now_is_no_other_chip() -> None
     unnamed = replace(device(0, core_errors=(CoreErrors(0, hw_nc_ue_error=1),)), serial_number="")
     assert world.see(unnamed, device(1)) == ()
     assert list(world.state.unhealthy) == [0]
-
-
-def test_p25_a_driver_reload_is_one_piece_of_news_each_way() -> None:
-    world = World()
-    world.see_first()
-    assert world.see() == (Transition((0, 1), Severity.HEALTHY, Severity.UNHEALTHY, MISSING),)
-    assert world.state.unhealthy == {0: MISSING, 1: MISSING}
-    assert world.see_first() == (Transition((0, 1), Severity.UNHEALTHY, Severity.HEALTHY, ""),)
 
 
 def test_p25_a_device_that_comes_back_unusable_says_why() -> None:
