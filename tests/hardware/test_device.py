@@ -58,23 +58,28 @@ def test_a_complete_device_is_known_in_full(make_node: MakeNode) -> None:
     assert device.problems == ()
 
 
-@pytest.mark.parametrize("attribute", NEEDED)
-def test_p23_a_device_without_all_its_attributes_is_incomplete(make_node: MakeNode, attribute: str) -> None:
+GARBAGE = "no, such\nthing"
+WHAT_IT_IS = ["core_count", "connected_devices", "info/architecture/device_name"]
+SKIPPED = [
+    *((name, None, False, True, "still making") for name in NEEDED),
+    *((name, "", False, True, "") for name in ("core_count", "info/architecture/device_name")),
+    ("core_count", None, True, False, "core_count does not exist"),  # of a type that is not known
+    *((name, GARBAGE, settled, True, f"reads {GARBAGE!r}") for name in WHAT_IT_IS for settled in (False, True)),
+]
+
+
+@pytest.mark.parametrize(("attribute", "text", "settled", "known", "said"), SKIPPED)
+def test_p23_p27_a_device_without_what_it_is_waits_for_its_time_and_one_with_garbage_is_left_out(
+    make_node: MakeNode, attribute: str, text: str | None, said: str, *, settled: bool, known: bool
+) -> None:
     node = make_node()
-    node.set_attribute(1, attribute, None)
-    skipped = read_skipped(node)
-    assert skipped.incomplete
+    node.set_attribute(1, attribute, text)
+    skipped = read_skipped(node, settled=settled, known=known)
+    assert skipped.incomplete is (not text and not settled)
     assert attribute in skipped.reason
-    assert "still making" in skipped.reason
+    assert said in skipped.reason
     node.restore_attribute(1, attribute)
     assert read_known(node).problems == ()
-
-
-@pytest.mark.parametrize("attribute", ["core_count", "info/architecture/device_name"])
-def test_p23_an_attribute_without_text_is_not_there_yet(make_node: MakeNode, attribute: str) -> None:
-    node = make_node()
-    node.set_attribute(1, attribute, "")
-    assert read_skipped(node).incomplete
 
 
 def test_once_settled_a_missing_attribute_is_taken_from_the_instance_type(make_node: MakeNode) -> None:
@@ -93,14 +98,6 @@ def test_once_settled_a_missing_attribute_is_taken_from_the_instance_type(make_n
     ]
 
 
-def test_once_settled_a_device_of_unknown_size_is_left_out(make_node: MakeNode) -> None:
-    node = make_node()
-    node.set_attribute(1, "core_count", None)
-    skipped = read_skipped(node, settled=True, known=False)
-    assert not skipped.incomplete
-    assert "core_count does not exist" in skipped.reason
-
-
 def test_links_are_waited_for_where_the_driver_prints_them_or_does_not_tell_its_version(make_node: MakeNode) -> None:
     node = make_node(driver_version="2.13.4.0")
     node.set_attribute(1, "connected_devices", None)
@@ -110,17 +107,6 @@ def test_links_are_waited_for_where_the_driver_prints_them_or_does_not_tell_its_
     device = read_known(node, settled=True)
     assert device.connected == frozenset()
     assert "connected_devices" in device.problems[0]
-
-
-@pytest.mark.parametrize("attribute", ["core_count", "connected_devices", "info/architecture/device_name"])
-@pytest.mark.parametrize("settled", [False, True])
-def test_p27_garbage_in_what_a_device_is_takes_it_out(make_node: MakeNode, attribute: str, settled: bool) -> None:  # noqa: FBT001 - parametrized
-    node = make_node()
-    node.set_attribute(1, attribute, "no, such\nthing")
-    skipped = read_skipped(node, settled=settled)
-    assert not skipped.incomplete
-    assert attribute in skipped.reason
-    assert "reads 'no, such\\nthing'" in skipped.reason
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EIO])
