@@ -219,68 +219,54 @@ def test_a_masked_core_is_reported(make_node: MakeNode) -> None:
     assert "has no neuron_core1: masked by the module parameter dev_nc_map?" in read_known(node).problems[0]
 
 
-def state_of(node: SimulatedNode, device: int = 1) -> NodeState:
-    return node_state(Sysfs(node.paths.sysfs), node.paths.dev, DeviceId(device))
-
-
-def test_p67_a_node_that_is_not_there_is_absent(make_node: MakeNode) -> None:
-    node = make_node()
-    node.remove_node(1)
-    assert state_of(node) is NodeState.ABSENT
-    assert read_known(node).node is NodeState.ABSENT
-
-
-def test_p67_a_plain_file_is_no_device_outside_a_simulated_machine(make_node: MakeNode) -> None:
-    node = make_node()
-    assert state_of(node) is NodeState.PRESENT
-    (node.paths.dev / SIMULATED_MARKER).unlink()
-    assert state_of(node) is NodeState.NOT_A_DEVICE
-
-
-def test_a_directory_is_no_device_even_in_a_simulated_machine(make_node: MakeNode) -> None:
-    node = make_node()
+def as_directory(node: SimulatedNode) -> None:
     (node.paths.dev / "neuron1").unlink()
     (node.paths.dev / "neuron1").mkdir()
-    assert state_of(node) is NodeState.NOT_A_DEVICE
 
 
-def with_numbers(monkeypatch: pytest.MonkeyPatch, major: int, minor: int) -> None:
-    """Let every node look like a character device of these numbers; making one takes root."""
-    real_stat = Path.stat
+NODES: dict[str, tuple[Callable[[SimulatedNode], object], tuple[int, int] | None, NodeState]] = {
+    "p67 one that is not there": (lambda node: node.remove_node(1), None, NodeState.ABSENT),
+    "a plain file of a simulated machine": (lambda _: None, None, NodeState.PRESENT),
+    "p67 one elsewhere": (
+        lambda node: (node.paths.dev / SIMULATED_MARKER).unlink(),
+        None,
+        NodeState.NOT_A_DEVICE,
+    ),
+    "a directory": (as_directory, None, NodeState.NOT_A_DEVICE),
+    "a character device with the driver's numbers": (lambda _: None, (243, 1), NodeState.PRESENT),
+    "one of before a driver reload, by its major number": (lambda _: None, (248, 1), NodeState.STALE),
+    "by its minor number": (lambda _: None, (243, 2), NodeState.STALE),
+    "without the driver's numbers it is believed": (
+        lambda node: node.set_attribute(1, "dev", "?\n"),
+        (9, 9),
+        NodeState.PRESENT,
+    ),
+}
+"""What is done to a machine; the numbers of its character devices, if they are such; what stands at the node."""
 
-    def looked_at(self: Path, *, follow_symlinks: bool = True) -> os.stat_result:
-        if self.parent.name != "dev":
-            return real_stat(self, follow_symlinks=follow_symlinks)
-        fields: dict[str, int] = {"st_rdev": os.makedev(major, minor)}
-        return os.stat_result((stat.S_IFCHR | 0o666, 0, 0, 1, 0, 0, 0, 0, 0, 0), fields)
 
-    monkeypatch.setattr(Path, "stat", looked_at)
-
-
-def test_a_character_device_with_the_drivers_numbers_is_present(
-    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("change", "numbers", "state"), NODES.values(), ids=NODES)
+def test_what_stands_at_a_devices_node(
+    make_node: MakeNode,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[SimulatedNode], object],
+    numbers: tuple[int, int] | None,
+    state: NodeState,
 ) -> None:
     node = make_node()
-    with_numbers(monkeypatch, 243, 1)
-    assert state_of(node) is NodeState.PRESENT
+    change(node)
+    if numbers:  # making a character device takes root
+        real_stat = Path.stat
 
+        def looked_at(self: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+            if self.parent.name != "dev":
+                return real_stat(self, follow_symlinks=follow_symlinks)
+            fields: dict[str, int] = {"st_rdev": os.makedev(*numbers)}
+            return os.stat_result((stat.S_IFCHR | 0o666, 0, 0, 1, 0, 0, 0, 0, 0, 0), fields)
 
-@pytest.mark.parametrize(("major", "minor"), [(248, 1), (243, 2)])
-def test_a_node_left_from_before_a_driver_reload_is_stale(
-    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch, major: int, minor: int
-) -> None:
-    node = make_node()
-    with_numbers(monkeypatch, major, minor)
-    assert state_of(node) is NodeState.STALE
-
-
-def test_without_the_drivers_numbers_a_character_device_is_believed(
-    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    node = make_node()
-    node.set_attribute(1, "dev", "?\n")
-    with_numbers(monkeypatch, 9, 9)
-    assert state_of(node) is NodeState.PRESENT
+        monkeypatch.setattr(Path, "stat", looked_at)
+    assert node_state(Sysfs(node.paths.sysfs), node.paths.dev, DeviceId(1)) is state
+    assert read_known(node).node is state
 
 
 def test_p67_counters_of_a_core_that_fail_just_now_make_no_sum_fall(
