@@ -103,7 +103,9 @@ BY_WATCHER = {
     "p11 a kubelet restart brings the devices back": (
         "plugin; kubelet; offered 4; restarts; offered 4; restarts; offered 4"
     ),
-    "p13 stopping while no kubelet has come is clean": "plugin; until REGISTERING; stop; until STOPPED; sockets 0",
+    "p13 stopping while no kubelet has come is clean, and nobody has accepted": (
+        "plugin; until REGISTERING; stop; until STOPPED; sockets 0; passed REGISTERING ENDING STOPPED"
+    ),
 }
 """Steps are methods of `Story`."""
 
