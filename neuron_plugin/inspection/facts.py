@@ -7,7 +7,7 @@ checks are functions of these values and do no I/O.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -160,6 +160,10 @@ class Daemon:
     placed_claims: bool = False
     cdi: frozenset[str] | Unknown = frozenset()
     registered: bool | Unknown = False
+
+    def unasked(self, why: Unknown) -> Daemon:
+        """What is known where the daemon itself says nothing."""
+        return replace(self, silent=why, unhealthy=why, disabled=why, registered=why)
 
 
 @dataclass(frozen=True)

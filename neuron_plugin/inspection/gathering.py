@@ -123,17 +123,17 @@ def gather_daemon(flags: Mapping[str, object], environ: Mapping[str, str]) -> tu
     file = configuration_file(flags)
     if file and not os.access(file, os.R_OK):
         unread = Unknown(f"{file} may not be read", "run this as root")
-        return node_of(flags, {}, None), Daemon(file, unread, silent=unread, unhealthy=unread, disabled=unread)
+        return node_of(flags, {}, None), Daemon(file, unread).unasked(unread)
     try:
         node = node_of(flags, environ, file)
         check(with_node_name(node.settings, environ))
         load_catalogue(node.settings.instance_types)
     except SettingsError as error:
         unasked = Unknown("the daemon's address is not known", "fix what the check 'configuration' reports first")
-        return node_of(flags, {}, None), Daemon(file, str(error), silent=unasked, unhealthy=unasked, disabled=unasked)
+        return node_of(flags, {}, None), Daemon(file, str(error)).unasked(unasked)
     if node.root:
         unasked = Unknown("the daemon of a machine given by --root is not asked", "run this on that machine")
-        return node, Daemon(file, silent=unasked, unhealthy=unasked, disabled=unasked)
+        return node, Daemon(file).unasked(unasked)
     settings = node.settings
     said = Daemon(
         file,
@@ -150,13 +150,13 @@ def gather_daemon(flags: Mapping[str, object], environ: Mapping[str, str]) -> tu
         )
     if not (port := settings.health_port):
         unasked = Unknown("the daemon serves no probes", "give it a --health-port to be asked about its sources")
-        return node, replace(said, silent=unasked, unhealthy=unasked, disabled=unasked, registered=unasked)
+        return node, said.unasked(unasked)
     address, away = settings.health_address, "run this in the plugin's pod"
     pages = [page_of(address, port, path, seconds=DAEMON_SECONDS) for path in ("/readyz", "/metrics")]
     ready, metrics = (Unknown(page.why, away) if isinstance(page, Unknown) else page for page in pages)
     silent = ready if isinstance(ready, Unknown) else tuple(line for line in ready.splitlines() if _SILENT in line)
     if isinstance(metrics, Unknown):
-        return node, replace(said, silent=silent, unhealthy=metrics, disabled=metrics, registered=metrics)
+        return node, replace(said.unasked(metrics), silent=silent)
     unhealthy, registered = _devices(metrics, "device_healthy", "0"), ("registered", said.driver, "1")
     said = replace(said, silent=silent, unhealthy=unhealthy, disabled=_devices(metrics, "device_disabled", "1"))
     return node, replace(said, registered=registered in _SAMPLE.findall(metrics))
@@ -311,14 +311,10 @@ async def _slice(api: ApiServer, node_name: str, driver: str) -> Mapping[str, fr
     from neuron_plugin.cluster.claims import RESOURCE_SLICES
     from neuron_plugin.cluster.objects import pages
 
-    taints, scope = dict[str, frozenset[str]](), Scope(field_selector=f"spec.nodeName={node_name}")
-    there = False
+    found, scope = [], Scope(field_selector=f"spec.nodeName={node_name}")
     try:
         async for page in pages(api, RESOURCE_SLICES, scope, page_timeout_seconds=REQUEST_SECONDS):
-            for record in page.records:
-                if record.driver == driver:
-                    there = True
-                    taints |= record.taints
+            found += [record.taints for record in page.records if record.driver == driver]
     except ApiError as error:
         return Unknown(str(error), "give a --kubeconfig whose user may list resourceslices")
-    return taints if there else None
+    return {device: keys for taints in found for device, keys in taints.items()} if found else None

@@ -157,8 +157,7 @@ class Allocator:
             raise self._refused(call, unlinked)
         has = snapshot.inventory
         reply = reply_for(has, secrets.token_hex(8), answer.mask)
-        style = container_style(self._settings, has.driver_version, has.device_name, has.logical_core_size)
-        given = container_allocation(has.geometry, resource, answer.mask, style)
+        given = container_allocation(has.geometry, resource, answer.mask, container_style(self._settings, has))
         self._node.answered(PendingAnswer(reply, resource, call.ids, self._node.clock(), answer.pod, answer.container))
         self._latest_reply = reply.id
         self._counters.allocations[resource.value] += 1

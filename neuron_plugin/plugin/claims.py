@@ -24,18 +24,15 @@ from neuron_plugin.allocation.resources import format_ids
 from neuron_plugin.kubelet.dra_service import ClaimReference, PreparedDevice, ReportedHealth
 from neuron_plugin.plugin.container import (
     CDI_KIND,
-    CDI_VARIABLES_FILE_NAME,
     ContainerStyle,
     cdi_cores_name,
     cdi_device_name,
     cdi_size_name,
-    cdi_specification,
     cdi_ultraserver_name,
-    cdi_variables,
     container_style,
     core_windows,
     ultraserver_variables,
-    write_cdi_specification,
+    write_cdi_files,
 )
 from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.inputs import named
@@ -308,13 +305,9 @@ class ClaimPreparer:
                         claims[key] = await self._read(*key)
         self._node.see_claims({**self._node.claims, **claims})
         snapshot = self._snapshot()
-        has = snapshot.inventory
-        style = container_style(self._settings, has.driver_version, has.device_name, has.logical_core_size)
-        names = cdi_devices(pods, claims, style, snapshot)
-        try:  # somebody may have removed the file since the daemon last looked
-            write_cdi_specification(self._settings.cdi_dir, cdi_specification(has.geometry, style, claims=True))
-            variables = cdi_variables(self._node.pods.pods.values(), has)
-            write_cdi_specification(self._settings.cdi_dir, variables, CDI_VARIABLES_FILE_NAME)
+        names = cdi_devices(pods, claims, container_style(self._settings, snapshot.inventory), snapshot)
+        try:  # somebody may have removed the files since the daemon last looked
+            write_cdi_files(self._settings, snapshot.inventory, self._node.pods.pods.values())
         except OSError as error:
             raise ClaimsUnreadError(f"the CDI specification cannot be written: {error}") from error
         return _Call(read, names)

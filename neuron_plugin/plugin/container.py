@@ -22,7 +22,7 @@ import msgspec
 from neuron_plugin.allocation import NeuronPod, NodeInventory, Resource
 from neuron_plugin.allocation.resources import format_ids, parse_ids
 from neuron_plugin.hardware import GENERATIONS, parse_driver_version
-from neuron_plugin.plugin.settings import Numbering, PluginSettings
+from neuron_plugin.plugin.settings import Mode, Numbering, PluginSettings
 from neuron_plugin.topology import CoreMask, Geometry, Unit, cores_in, sets_by_count
 
 if TYPE_CHECKING:  # the room loads gRPC, and what a reply says is read by commands, too
@@ -67,13 +67,9 @@ class ContainerStyle:
         return {host: place if renumber else host for place, host in enumerate(hosts)}
 
 
-@lru_cache(maxsize=64)
-def container_style(settings: PluginSettings, driver: str, device_name: str, logical_core_size: int) -> ContainerStyle:
-    """How sets are presented on a node with this driver version, product and LNC.
-
-    A driver of an unknown version (empty) numbers like an old one.
-    """
-    generation, numbering = GENERATIONS.get(device_name), settings.numbering
+def container_style(settings: PluginSettings, has: NodeInventory) -> ContainerStyle:
+    """How sets are presented on a node. A driver of an unknown version (empty) numbers like an old one."""
+    generation, numbering, driver = GENERATIONS.get(has.device_name), settings.numbering, has.driver_version
     has_lnc = generation is not None and generation.largest_logical_core_size > 1
     if numbering is Numbering.AUTO:
         adds_offset = bool(driver) and parse_driver_version(driver).at_least(*FIRST_OFFSET_DRIVER)
@@ -81,7 +77,7 @@ def container_style(settings: PluginSettings, driver: str, device_name: str, log
     return ContainerStyle(
         numbering=numbering,
         dev=settings.dev,
-        logical_core_size=logical_core_size if has_lnc else None,
+        logical_core_size=has.logical_core_size if has_lnc else None,
         visible_devices_env=settings.visible_devices_env,
         cdi=settings.cdi,
     )
@@ -247,6 +243,19 @@ def cdi_variables(pods: Iterable[NeuronPod], inventory: NodeInventory) -> dict[s
         if edits
     ]
     return {"cdiVersion": "0.5.0", "kind": CDI_KIND, "devices": devices} if devices else {}
+
+
+def write_cdi_files(settings: PluginSettings, has: NodeInventory, pods: Iterable[NeuronPod]) -> bool:
+    """Write what CDI names mean on this node, and for its ``pods``; whether that of the devices was written.
+
+    Raises:
+        OSError: the directory cannot be made or written.
+    """
+    by_claims = settings.mode is Mode.DRA
+    specification = cdi_specification(has.geometry, container_style(settings, has), claims=by_claims)
+    if by_claims:
+        write_cdi_specification(settings.cdi_dir, cdi_variables(pods, has), CDI_VARIABLES_FILE_NAME)
+    return write_cdi_specification(settings.cdi_dir, specification)
 
 
 def write_cdi_specification(directory: Path, specification: dict[str, object], name: str = CDI_FILE_NAME) -> bool:

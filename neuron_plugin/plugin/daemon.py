@@ -19,14 +19,7 @@ from neuron_plugin.kubelet import KubeletCounters
 from neuron_plugin.plugin.allocator import Allocator
 from neuron_plugin.plugin.claims import ClaimPreparer, ClaimSource
 from neuron_plugin.plugin.cluster_link import ClusterLink
-from neuron_plugin.plugin.container import (
-    CDI_FILE_NAME,
-    CDI_VARIABLES_FILE_NAME,
-    cdi_specification,
-    cdi_variables,
-    container_style,
-    write_cdi_specification,
-)
+from neuron_plugin.plugin.container import CDI_FILE_NAME, write_cdi_files
 from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.failed_starts import failed_starts
 from neuron_plugin.plugin.hardware_watch import HardwareWatch
@@ -116,7 +109,7 @@ class NodeDaemon:
         if settings.health_port:
             jobs["status"] = partial(serve_status, self.status, settings.health_address, settings.health_port)
         if settings.cdi or settings.mode is Mode.DRA:
-            jobs["cdi"] = partial(keep_cdi_specification, settings, self.node, self._times)
+            jobs["cdi"] = partial(keep_cdi_files, settings, self.node, self._times)
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(keep_running(name, job), name=name) for name, job in jobs.items()]
             await stop.wait()
@@ -188,21 +181,16 @@ async def keep_condition(name: str, status: PluginStatus, publisher: Publisher, 
         await asyncio.sleep(times.turn)
 
 
-async def keep_cdi_specification(settings: PluginSettings, node: LocalNode, times: DaemonTimes) -> None:
+async def keep_cdi_files(settings: PluginSettings, node: LocalNode, times: DaemonTimes) -> None:
     """Keep the CDI specification as the hardware is; somebody may remove it."""
     problem = Problem(logger, "cannot write the CDI specification")
-    while True:
+
+    async def look() -> None:
         try:
-            if snapshot := node.snapshot:
-                has = snapshot.inventory
-                style = container_style(settings, has.driver_version, has.device_name, has.logical_core_size)
-                claims = settings.mode is Mode.DRA
-                if write_cdi_specification(settings.cdi_dir, cdi_specification(has.geometry, style, claims=claims)):
-                    logger.info("wrote the CDI specification", extra={"path": str(settings.cdi_dir / CDI_FILE_NAME)})
-                if claims:
-                    variables = cdi_variables(node.pods.pods.values(), has)
-                    write_cdi_specification(settings.cdi_dir, variables, CDI_VARIABLES_FILE_NAME)
+            if node.snapshot and write_cdi_files(settings, node.snapshot.inventory, node.pods.pods.values()):
+                logger.info("wrote the CDI specification", extra={"path": str(settings.cdi_dir / CDI_FILE_NAME)})
             problem.end()
         except OSError as error:
             problem.say(error)
-        await asyncio.sleep(times.cdi)
+
+    await every(times.cdi, look)

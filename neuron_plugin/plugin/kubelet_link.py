@@ -125,10 +125,8 @@ class KubeletLink:
 
         A kubelet that serves kubelet.sock and no PodResources is waited for no longer than a moment.
         """
-        problem, loop = (
-            Problem(logger, "nothing is offered until the kubelet says who has what"),
-            asyncio.get_running_loop(),
-        )
+        problem = Problem(logger, "nothing is offered until the kubelet says who has what")
+        loop = asyncio.get_running_loop()
         given_up_at = float("inf")
         while self._node.recorded.unreadable:
             try:

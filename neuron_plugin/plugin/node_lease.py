@@ -31,6 +31,7 @@ from neuron_plugin.cluster.api import MERGE_PATCH, send
 from neuron_plugin.cluster.leases import LEASE_PREFIX
 from neuron_plugin.cluster.objects import LEASES, NODES
 from neuron_plugin.cluster.writes import claim_lease, create_lease, read_node, renew_lease, utc_now
+from neuron_plugin.plugin.watch import Problem
 
 logger = logging.getLogger(__name__)
 
@@ -77,17 +78,15 @@ class NodeLease:
 
     async def run(self, api: ApiServer) -> NoReturn:
         """Renew until cancelled, or give the Lease up for a while; what fails is tried again at the next turn."""
-        failing = False
+        problem = Problem(logger, "cannot renew the Lease")
         while True:
             self._due.clear()
             if self.serving or (self._held and not self._ended):
                 try:
                     await self._renew(api)
-                    failing = False
+                    problem.end()
                 except ClusterError as error:
-                    if not failing:
-                        logger.warning("cannot renew the Lease", extra={"node": self._node, "error": str(error)})
-                    failing = True
+                    problem.say(error, node=self._node)
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._times.renew):
                     await self._due.wait()

@@ -33,7 +33,7 @@ from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, ClusterError,
 from neuron_plugin.cluster.api import JsonObject, send
 from neuron_plugin.cluster.claims import RESOURCE_SLICES, ResourceSlice
 from neuron_plugin.plugin.counters import Counters
-from neuron_plugin.plugin.watch import ReflectorCounts
+from neuron_plugin.plugin.watch import Problem, ReflectorCounts
 
 logger = logging.getLogger(__name__)
 
@@ -119,6 +119,7 @@ class SliceKeeper:
         )
         reflector.subscribe(lambda _uid, _old, _new: self._look.set())
         backoff = Backoff(CLOCK.chance, first_seconds=0.2, longest_seconds=30.0)
+        problem = Problem(logger, "the node's slice is not written yet")
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(reflector.run(), name="slices")
             await reflector.synced.wait()
@@ -128,11 +129,12 @@ class SliceKeeper:
                         api, {resource_slice.name: resource_slice for resource_slice in reflector.values.values()}
                     )
                     backoff.reset()
+                    problem.end()
                 except ClusterError as error:
                     if isinstance(error, ApiError) and error.conflict:
                         await asyncio.sleep(CONFLICT_SECONDS)  # the watch is about to show what was written
                         continue
-                    logger.warning("the node's slice is not written yet", extra={"error": str(error)})
+                    problem.say(error)
                     await asyncio.sleep(backoff.next_seconds())
                     continue
                 await self._look.wait()

@@ -58,23 +58,28 @@ def test_a_complete_device_is_known_in_full(make_node: MakeNode) -> None:
     assert device.problems == ()
 
 
-@pytest.mark.parametrize("attribute", NEEDED)
-def test_p23_a_device_without_all_its_attributes_is_incomplete(make_node: MakeNode, attribute: str) -> None:
+GARBAGE = "no, such\nthing"
+WHAT_IT_IS = ["core_count", "connected_devices", "info/architecture/device_name"]
+SKIPPED = [
+    *((name, None, False, True, "still making") for name in NEEDED),
+    *((name, "", False, True, "") for name in ("core_count", "info/architecture/device_name")),
+    ("core_count", None, True, False, "core_count does not exist"),  # of a type that is not known
+    *((name, GARBAGE, settled, True, f"reads {GARBAGE!r}") for name in WHAT_IT_IS for settled in (False, True)),
+]
+
+
+@pytest.mark.parametrize(("attribute", "text", "settled", "known", "said"), SKIPPED)
+def test_p23_p27_a_device_without_what_it_is_waits_for_its_time_and_one_with_garbage_is_left_out(
+    make_node: MakeNode, attribute: str, text: str | None, said: str, *, settled: bool, known: bool
+) -> None:
     node = make_node()
-    node.set_attribute(1, attribute, None)
-    skipped = read_skipped(node)
-    assert skipped.incomplete
+    node.set_attribute(1, attribute, text)
+    skipped = read_skipped(node, settled=settled, known=known)
+    assert skipped.incomplete is (not text and not settled)
     assert attribute in skipped.reason
-    assert "still making" in skipped.reason
+    assert said in skipped.reason
     node.restore_attribute(1, attribute)
     assert read_known(node).problems == ()
-
-
-@pytest.mark.parametrize("attribute", ["core_count", "info/architecture/device_name"])
-def test_p23_an_attribute_without_text_is_not_there_yet(make_node: MakeNode, attribute: str) -> None:
-    node = make_node()
-    node.set_attribute(1, attribute, "")
-    assert read_skipped(node).incomplete
 
 
 def test_once_settled_a_missing_attribute_is_taken_from_the_instance_type(make_node: MakeNode) -> None:
@@ -93,21 +98,6 @@ def test_once_settled_a_missing_attribute_is_taken_from_the_instance_type(make_n
     ]
 
 
-def test_once_settled_a_device_of_unknown_size_is_left_out(make_node: MakeNode) -> None:
-    node = make_node()
-    node.set_attribute(1, "core_count", None)
-    skipped = read_skipped(node, settled=True, known=False)
-    assert not skipped.incomplete
-    assert "core_count does not exist" in skipped.reason
-
-
-def test_a_driver_before_2_13_4_prints_no_links_and_is_not_waited_for(make_node: MakeNode) -> None:
-    inventory = read_inventory(make_node(driver_version="2.13.3.0").paths)
-    assert inventory.incomplete == frozenset()
-    assert [device.connected for device in inventory.devices] == [frozenset()] * 6
-    assert [device.problems for device in inventory.devices] == [()] * 6
-
-
 def test_links_are_waited_for_where_the_driver_prints_them_or_does_not_tell_its_version(make_node: MakeNode) -> None:
     node = make_node(driver_version="2.13.4.0")
     node.set_attribute(1, "connected_devices", None)
@@ -117,17 +107,6 @@ def test_links_are_waited_for_where_the_driver_prints_them_or_does_not_tell_its_
     device = read_known(node, settled=True)
     assert device.connected == frozenset()
     assert "connected_devices" in device.problems[0]
-
-
-@pytest.mark.parametrize("attribute", ["core_count", "connected_devices", "info/architecture/device_name"])
-@pytest.mark.parametrize("settled", [False, True])
-def test_p27_garbage_in_what_a_device_is_takes_it_out(make_node: MakeNode, attribute: str, settled: bool) -> None:  # noqa: FBT001 - parametrized
-    node = make_node()
-    node.set_attribute(1, attribute, "no, such\nthing")
-    skipped = read_skipped(node, settled=settled)
-    assert not skipped.incomplete
-    assert attribute in skipped.reason
-    assert "reads 'no, such\\nthing'" in skipped.reason
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EIO])
@@ -189,17 +168,6 @@ def test_a_plain_file_with_a_devices_name_is_no_device(make_node: MakeNode) -> N
     assert read(node, 9) is None
 
 
-def test_counters_reach_the_record(make_node: MakeNode) -> None:
-    node = make_node()
-    node.set_ecc(1, sram=3, memory=5, repairable=7)
-    node.set_unhealthy_components(1, ["hbm", "sram"])
-    node.set_reset(1, ResetState.FAILED)
-    health = read_known(node).health
-    assert health.ecc == EccCounts(sram=3, memory=5, repairable=7)
-    assert health.unhealthy_components == frozenset({"hbm", "sram"})
-    assert health.reset is ResetState.FAILED
-
-
 def test_a_product_without_counters_has_none_rather_than_zero(make_node: MakeNode) -> None:
     assert read_known(make_node("inf1.6xlarge")).health.ecc is None
 
@@ -243,12 +211,6 @@ def test_firmwares_counters_are_read_under_whatever_name_they_have(make_node: Ma
     assert device.problems == ()
 
 
-def test_a_driver_before_2_28_has_no_counters_of_firmware(make_node: MakeNode) -> None:
-    health = read_known(make_node(driver_version="2.26.5.0")).health
-    assert health.status_counts == ()
-    assert health.unhealthy_components is None
-
-
 def test_a_masked_core_is_reported(make_node: MakeNode) -> None:
     node = make_node()
     node.set_attribute(1, "neuron_core1/info/architecture/arch_type", None)
@@ -257,68 +219,54 @@ def test_a_masked_core_is_reported(make_node: MakeNode) -> None:
     assert "has no neuron_core1: masked by the module parameter dev_nc_map?" in read_known(node).problems[0]
 
 
-def state_of(node: SimulatedNode, device: int = 1) -> NodeState:
-    return node_state(Sysfs(node.paths.sysfs), node.paths.dev, DeviceId(device))
-
-
-def test_p67_a_node_that_is_not_there_is_absent(make_node: MakeNode) -> None:
-    node = make_node()
-    node.remove_node(1)
-    assert state_of(node) is NodeState.ABSENT
-    assert read_known(node).node is NodeState.ABSENT
-
-
-def test_p67_a_plain_file_is_no_device_outside_a_simulated_machine(make_node: MakeNode) -> None:
-    node = make_node()
-    assert state_of(node) is NodeState.PRESENT
-    (node.paths.dev / SIMULATED_MARKER).unlink()
-    assert state_of(node) is NodeState.NOT_A_DEVICE
-
-
-def test_a_directory_is_no_device_even_in_a_simulated_machine(make_node: MakeNode) -> None:
-    node = make_node()
+def as_directory(node: SimulatedNode) -> None:
     (node.paths.dev / "neuron1").unlink()
     (node.paths.dev / "neuron1").mkdir()
-    assert state_of(node) is NodeState.NOT_A_DEVICE
 
 
-def with_numbers(monkeypatch: pytest.MonkeyPatch, major: int, minor: int) -> None:
-    """Let every node look like a character device of these numbers; making one takes root."""
-    real_stat = Path.stat
+NODES: dict[str, tuple[Callable[[SimulatedNode], object], tuple[int, int] | None, NodeState]] = {
+    "p67 one that is not there": (lambda node: node.remove_node(1), None, NodeState.ABSENT),
+    "a plain file of a simulated machine": (lambda _: None, None, NodeState.PRESENT),
+    "p67 one elsewhere": (
+        lambda node: (node.paths.dev / SIMULATED_MARKER).unlink(),
+        None,
+        NodeState.NOT_A_DEVICE,
+    ),
+    "a directory": (as_directory, None, NodeState.NOT_A_DEVICE),
+    "a character device with the driver's numbers": (lambda _: None, (243, 1), NodeState.PRESENT),
+    "one of before a driver reload, by its major number": (lambda _: None, (248, 1), NodeState.STALE),
+    "by its minor number": (lambda _: None, (243, 2), NodeState.STALE),
+    "without the driver's numbers it is believed": (
+        lambda node: node.set_attribute(1, "dev", "?\n"),
+        (9, 9),
+        NodeState.PRESENT,
+    ),
+}
+"""What is done to a machine; the numbers of its character devices, if they are such; what stands at the node."""
 
-    def looked_at(self: Path, *, follow_symlinks: bool = True) -> os.stat_result:
-        if self.parent.name != "dev":
-            return real_stat(self, follow_symlinks=follow_symlinks)
-        fields: dict[str, int] = {"st_rdev": os.makedev(major, minor)}
-        return os.stat_result((stat.S_IFCHR | 0o666, 0, 0, 1, 0, 0, 0, 0, 0, 0), fields)
 
-    monkeypatch.setattr(Path, "stat", looked_at)
-
-
-def test_a_character_device_with_the_drivers_numbers_is_present(
-    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("change", "numbers", "state"), NODES.values(), ids=NODES)
+def test_what_stands_at_a_devices_node(
+    make_node: MakeNode,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[SimulatedNode], object],
+    numbers: tuple[int, int] | None,
+    state: NodeState,
 ) -> None:
     node = make_node()
-    with_numbers(monkeypatch, 243, 1)
-    assert state_of(node) is NodeState.PRESENT
+    change(node)
+    if numbers:  # making a character device takes root
+        real_stat = Path.stat
 
+        def looked_at(self: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+            if self.parent.name != "dev":
+                return real_stat(self, follow_symlinks=follow_symlinks)
+            fields: dict[str, int] = {"st_rdev": os.makedev(*numbers)}
+            return os.stat_result((stat.S_IFCHR | 0o666, 0, 0, 1, 0, 0, 0, 0, 0, 0), fields)
 
-@pytest.mark.parametrize(("major", "minor"), [(248, 1), (243, 2)])
-def test_a_node_left_from_before_a_driver_reload_is_stale(
-    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch, major: int, minor: int
-) -> None:
-    node = make_node()
-    with_numbers(monkeypatch, major, minor)
-    assert state_of(node) is NodeState.STALE
-
-
-def test_without_the_drivers_numbers_a_character_device_is_believed(
-    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    node = make_node()
-    node.set_attribute(1, "dev", "?\n")
-    with_numbers(monkeypatch, 9, 9)
-    assert state_of(node) is NodeState.PRESENT
+        monkeypatch.setattr(Path, "stat", looked_at)
+    assert node_state(Sysfs(node.paths.sysfs), node.paths.dev, DeviceId(1)) is state
+    assert read_known(node).node is state
 
 
 def test_p67_counters_of_a_core_that_fail_just_now_make_no_sum_fall(

@@ -99,15 +99,6 @@ async def nothing_comes(changed: asyncio.Event) -> bool:
     return False
 
 
-async def test_an_event_is_reported_once(monitors: list[FakeMonitor]) -> None:
-    changed = asyncio.Event()
-    uevents = await open_uevents(changed)
-    monitors[0].happen(Event())
-    await event(changed)
-    assert await nothing_comes(changed)
-    uevents.close()
-
-
 async def test_a_burst_of_uevents_is_one_event(monitors: list[FakeMonitor]) -> None:
     changed = asyncio.Event()
     uevents = await open_uevents(changed)
@@ -128,18 +119,6 @@ async def test_closing_twice_is_harmless_and_silences(monitors: list[FakeMonitor
 
 
 OVERRUN = OSError("Error while polling fd: 9")
-
-
-async def test_after_an_overrun_there_is_an_event_and_listening_goes_on(monitors: list[FakeMonitor]) -> None:
-    changed = asyncio.Event()
-    uevents = await open_uevents(changed, reopen_seconds=0.0)
-    monitors[0].happen(OVERRUN)
-    await event(changed)
-    await event(changed)  # what happened between the two sockets is lost as well
-    assert len(monitors) == 2
-    monitors[1].happen(Event())
-    await event(changed)
-    uevents.close()
 
 
 async def test_however_often_the_socket_overruns_it_is_opened_again(

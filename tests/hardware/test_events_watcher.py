@@ -101,6 +101,17 @@ async def test_an_event_brings_the_next_read_forward() -> None:
     assert 0.4 < loop.time() - begun < 1.0
 
 
+async def test_an_event_is_one_more_read_and_not_one_after_the_other() -> None:
+    changed, read = asyncio.Event(), Machine(machine(0))
+    watching = asyncio.create_task(_drain(InventoryWatcher(read, changed)), name="watch under test")
+    await asyncio.sleep(0.5)
+    changed.set()
+    await asyncio.sleep(4)
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+    assert len(read.looks) == 2
+
+
 async def test_p69_a_storm_of_events_leaves_most_of_the_time_to_others() -> None:
     changed = asyncio.Event()
     read = Machine(machine(0))
@@ -241,55 +252,32 @@ async def test_a_real_tree_is_followed_through_faults(make_node: MakeNode) -> No
 PERIODS = WatchPeriods(rescan_seconds=5.0, settle_seconds=30.0, first_retry_seconds=0.05)
 
 
-def pauses(settling: Settling, until: float) -> list[float]:
-    found, now = [], 0.0
-    while now < until:
-        found.append(settling.pause(now))
-        now += found[-1]
-    return found
+MACHINES = {"incomplete": INCOMPLETE, "complete": machine(0), "gone": NO_DRIVER}
+SETTLINGS = {
+    "retries double up to the rescan period": "0 incomplete 0.05 0.1 0.2 0.4 0.8 1.6 3.2 5 5 5",
+    "a machine at rest is looked at in the rescan period": "0 complete 5 5 5",
+    "an event makes retries frequent again": "0 incomplete 0.05 0.1 0.2 0.4 0.8; 10 soon 0.05",
+    "a device has its time": "0 incomplete unsettled; 30 - settled",
+    "one that returns has its time again": "0 incomplete; 30 - settled; 31 gone; 32 incomplete; 40 - unsettled",
+    "it stays settled while it is taken as it is": "0 incomplete; 31 complete settled 5",
+    "one that became complete in time is not settled": "0 incomplete; 1 complete; 100 - unsettled",
+}
+"""At each time what was read, or that there was an event (``soon``); whether device 0 is settled; then the pauses."""
 
 
-async def test_retries_double_up_to_the_rescan_period() -> None:
+@pytest.mark.parametrize("steps", SETTLINGS.values(), ids=SETTLINGS)
+async def test_when_a_device_that_is_still_made_is_looked_at_again(steps: str) -> None:
     settling = Settling(PERIODS)
-    settling.note(INCOMPLETE, 0.0)
-    found = pauses(settling, 29)
-    assert found[:8] == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0]
-    assert set(found[8:]) == {5.0}
-
-
-async def test_a_machine_at_rest_is_looked_at_in_the_rescan_period() -> None:
-    settling = Settling(PERIODS)
-    settling.note(machine(0), 0.0)
-    assert pauses(settling, 20) == [5.0] * 4
-
-
-async def test_an_event_makes_retries_frequent_again() -> None:
-    settling = Settling(PERIODS)
-    settling.note(INCOMPLETE, 0.0)
-    pauses(settling, 10)
-    settling.retry_soon()
-    assert settling.pause(10.0) == 0.05
-
-
-async def test_a_device_that_left_has_its_time_again_when_it_returns() -> None:
-    settling = Settling(PERIODS)
-    settling.note(INCOMPLETE, 0.0)
-    assert settling.settled(30.0) == {0}
-    settling.note(NO_DRIVER, 31.0)
-    settling.note(INCOMPLETE, 32.0)
-    assert settling.settled(40.0) == frozenset()
-
-
-async def test_a_settled_device_stays_settled_while_it_is_taken_as_it_is() -> None:
-    settling = Settling(PERIODS)
-    settling.note(INCOMPLETE, 0.0)
-    settling.note(machine(0), 31.0)
-    assert settling.settled(31.0) == {0}
-    assert settling.pause(31.0) == 5.0
-
-
-async def test_a_device_that_became_complete_in_time_is_not_settled() -> None:
-    settling = Settling(PERIODS)
-    settling.note(INCOMPLETE, 0.0)
-    settling.note(machine(0), 1.0)
-    assert settling.settled(100.0) == frozenset()
+    for step in steps.split("; "):
+        at, what, *expected = step.split(" ")
+        now = float(at)
+        if what in MACHINES:
+            settling.note(MACHINES[what], now)
+        elif what == "soon":
+            settling.retry_soon()
+        for one in expected:
+            if one.endswith("settled"):
+                assert settling.settled(now) == ({0} if one == "settled" else frozenset()), step
+            else:
+                assert settling.pause(now) == float(one), step
+                now += float(one)

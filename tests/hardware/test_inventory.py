@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from neuron_plugin.hardware.device import Device, NodeState, SkippedDevice
+from neuron_plugin.hardware.device import Device, NodeState
 from neuron_plugin.hardware.inventory import (
     EVERY_DEVICE,
     Inventory,
@@ -20,7 +20,7 @@ from neuron_plugin.hardware.inventory import (
     read_ultraserver,
 )
 from neuron_plugin.hardware.sysfs import Sysfs
-from neuron_plugin.simulation import SimulatedNode, write_node
+from neuron_plugin.simulation import SimulatedNode
 from neuron_plugin.topology import DeviceId, InstanceType, Topology, catalogue, links_of
 
 MakeNode = Callable[..., SimulatedNode]
@@ -72,16 +72,15 @@ def test_p22_without_sysfs_there_is_no_device_and_a_reason(tmp_path: Path) -> No
     assert inventory.problems == ()
 
 
-def test_p22_an_empty_class_directory_is_a_driver_without_hardware(tmp_path: Path) -> None:
-    (tmp_path / "sys/class/neuron_device").mkdir(parents=True)
-    inventory = read_inventory(MachinePaths.under(tmp_path))
-    assert inventory.absence.endswith("lists no device: the driver found no Neuron hardware")
-
-
-def test_p22_a_file_in_the_class_directorys_place_is_no_driver(tmp_path: Path) -> None:
-    (tmp_path / "sys/class").mkdir(parents=True)
-    (tmp_path / "sys/class/neuron_device").write_text("")
-    assert read_inventory(MachinePaths.under(tmp_path)).absence
+@pytest.mark.parametrize("is_directory", [True, False])
+def test_p22_an_empty_class_directory_or_a_file_in_its_place_is_a_driver_without_hardware(
+    tmp_path: Path, *, is_directory: bool
+) -> None:
+    place = tmp_path / "sys/class/neuron_device"
+    place.parent.mkdir(parents=True)
+    place.mkdir() if is_directory else place.write_text("")
+    expected = "lists no device: the driver found no Neuron hardware" if is_directory else "neuron_device"
+    assert expected in read_inventory(MachinePaths.under(tmp_path)).absence
 
 
 def test_p22_a_class_directory_that_may_not_be_listed_is_named_as_such(
@@ -118,38 +117,63 @@ def test_p24_a_device_that_leaves_takes_only_its_own_id_with_it(make_node: MakeN
     assert 3 in read_inventory(node.paths).device_ids
 
 
-def test_p23_an_incomplete_device_is_not_among_the_devices(make_node: MakeNode) -> None:
-    node = make_node()
-    node.set_attribute(2, "core_count", None)
-    inventory = read_inventory(node.paths)
-    assert inventory.device_ids == (0, 1, 3, 4, 5)
-    assert inventory.incomplete == {2}
+LEFT_OUT: dict[str, tuple[str, dict[int, str | None], bool, tuple[int, ...], str]] = {
+    "p23 a device that the driver still makes": ("inf2.24xlarge", {2: None}, False, (0, 1, 3, 4, 5), "still making"),
+    "p23 once that is over its type says what it has": ("inf2.24xlarge", {2: None}, True, (0, 1, 2, 3, 4, 5), ""),
+    "p27 one with garbage, and no other": (
+        "inf2.24xlarge",
+        {2: "x"},
+        False,
+        (0, 1, 3, 4, 5),
+        "neuron2/core_count reads 'x', expected a decimal number of cores",
+    ),
+    "p24 one with another number of cores, which would move all ids": (
+        "inf2.24xlarge",
+        {0: "4"},
+        False,
+        (1, 2, 3, 4, 5),
+        "neuron0 is Inferentia2 with core_count 4, most devices here are Inferentia2 with core_count 2",
+    ),
+    "the only one, and the reason is why there is none": (
+        "inf2.xlarge",
+        {0: "x"},
+        False,
+        (),
+        "none of 1 devices can be used; neuron0: ",
+    ),
+    # Passed on, the geometry would refuse them, and the daemon would end each time that it looks.
+    **{
+        f"p27 one with {text} cores, which no geometry has": (
+            "inf2.xlarge",
+            {0: text},
+            True,
+            (),
+            f"reads '{text}', expected 1 to 8 cores",
+        )
+        for text in ("16", "64", "128")
+    },
+}
+"""A machine; core counts of some devices; whether the driver is done; the devices that are used; and what is said."""
 
 
-def test_p23_a_settled_device_is_taken_with_what_its_type_says(make_node: MakeNode) -> None:
-    node = make_node()
-    node.set_attribute(2, "core_count", None)
-    inventory = read_inventory(node.paths, settled=EVERY_DEVICE)
-    assert inventory.device_ids == (0, 1, 2, 3, 4, 5)
-    assert inventory.incomplete == frozenset()
-
-
-def test_p27_one_garbage_device_is_left_out_and_the_others_stay(make_node: MakeNode) -> None:
-    node = make_node()
-    node.set_attribute(2, "core_count", "x")
-    inventory = read_inventory(node.paths)
-    assert inventory.device_ids == (0, 1, 3, 4, 5)
-    (skipped,) = inventory.skipped
-    assert (skipped.id, skipped.incomplete) == (2, False)
-    assert skipped.reason.endswith("neuron2/core_count reads 'x', expected a decimal number of cores")
-
-
-def test_when_no_device_can_be_used_the_first_reason_is_given(make_node: MakeNode) -> None:
-    node = make_node("inf2.xlarge")
-    node.set_attribute(0, "core_count", "x")
-    inventory = read_inventory(node.paths)
-    assert inventory.absence.startswith("none of 1 devices can be used; neuron0: ")
-    assert "reads 'x'" in inventory.absence
+@pytest.mark.parametrize(("kind", "counts", "is_settled", "ids", "said"), LEFT_OUT.values(), ids=LEFT_OUT)
+def test_which_devices_are_left_out_and_why(
+    make_node: MakeNode,
+    kind: str,
+    counts: dict[int, str | None],
+    is_settled: bool,  # noqa: FBT001 - a table
+    ids: tuple[int, ...],
+    said: str,
+) -> None:
+    node = make_node(kind)
+    for device, text in counts.items():
+        node.set_attribute(device, "core_count", text)
+    inventory = read_inventory(node.paths, settled=EVERY_DEVICE if is_settled else frozenset())
+    assert inventory.device_ids == ids
+    assert inventory.physical_cores_per_device == (2 if ids else 0)
+    assert {one.id for one in inventory.skipped} == set(counts) - set(ids)
+    assert inventory.incomplete == (counts.keys() if said == "still making" else set())
+    assert said in f"{inventory.absence} {[one.reason for one in inventory.skipped]}".replace('"', "")
 
 
 def test_when_every_device_vanishes_meanwhile_that_is_reported(
@@ -160,27 +184,6 @@ def test_when_every_device_vanishes_meanwhile_that_is_reported(
     inventory = read_inventory(node.paths)
     assert inventory.devices == ()
     assert inventory.absence == "every device vanished while it was read"
-
-
-def test_p24_a_device_with_another_number_of_cores_would_move_all_ids_and_is_left_out(make_node: MakeNode) -> None:
-    node = make_node()
-    node.set_attribute(0, "core_count", "4")
-    inventory = read_inventory(node.paths)
-    assert inventory.device_ids == (1, 2, 3, 4, 5)
-    assert inventory.physical_cores_per_device == 2
-    assert inventory.skipped[0].reason == (
-        "neuron0 is Inferentia2 with core_count 4, most devices here are Inferentia2 with core_count 2"
-    )
-
-
-@pytest.mark.parametrize("text", ["16", "64", "128"])
-def test_p27_more_cores_than_any_geometry_has_take_the_device_out(make_node: MakeNode, text: str) -> None:
-    """Passed on, the geometry would refuse them, and the daemon would end each time that it looks."""
-    node = make_node("inf2.xlarge")
-    node.set_attribute(0, "core_count", text)
-    inventory = read_inventory(node.paths, settled=EVERY_DEVICE)
-    assert inventory.devices == ()
-    assert inventory.skipped[0].reason.endswith(f"reads '{text}', expected 1 to 8 cores")
 
 
 @pytest.mark.parametrize("beyond", [64, 128, 1000])
@@ -320,19 +323,6 @@ def test_a_product_newer_than_this_package_has_the_lnc_of_the_users_type(make_no
     assert read_inventory(node.paths, types=nonsense).cores_per_device == 8
 
 
-def test_root_readable_attributes_of_old_drivers_read_as_those_of_new_ones(make_node: MakeNode, tmp_path: Path) -> None:
-    old = read_inventory(make_node(driver_version="2.26.5.0").paths)
-    new = read_inventory(
-        write_node(tmp_path / "new", "inf2.24xlarge", driver_version="2.28.0.0", usage_counters=False).paths
-    )
-    firmware = [device.health.status_counts for device in new.devices]
-    assert firmware == [(("hw_error_events", 0),)] * 6
-    health = [replace(device.health, status_counts=()) for device in new.devices]
-    assert old.devices == tuple(
-        replace(device, health=known) for device, known in zip(new.devices, health, strict=True)
-    )
-
-
 def test_default_paths_are_the_hosts() -> None:
     assert MachinePaths() == MachinePaths.under(Path("/"))
     assert MachinePaths().logical_nc_config == Path("/opt/aws/neuron/logical_nc_config")
@@ -343,196 +333,128 @@ def device(number: int, *neighbours: int) -> Device:
     return Device(DeviceId(number), 8, "Trainium2", "NDv3", connected, NodeState.PRESENT)
 
 
-def test_an_inventory_of_nothing_answers_everything() -> None:
+def test_what_an_inventory_says_follows_from_its_devices() -> None:
     nothing = Inventory(absence="no driver")
     assert (nothing.device_ids, nothing.links, nothing.incomplete) == ((), {}, frozenset())
     assert (nothing.device_name, nothing.physical_cores_per_device, nothing.cores_per_device) == ("", 0, 0)
+    made = Inventory(devices=(device(0, 3), device(3, 0)), logical_core_size=LogicalCoreSize(2, "hardware default"))
+    assert (made.physical_cores_per_device, made.cores_per_device) == (8, 4)
+    assert made.links == {0: {3}, 3: {0}}, "by id also with gaps"
+    assert made == replace(made)
+    assert made != replace(made, devices=made.devices[:1])
 
 
-def test_cores_are_counted_physically_and_logically() -> None:
-    inventory = Inventory(devices=(device(0),), logical_core_size=LogicalCoreSize(2, "hardware default"))
-    assert (inventory.physical_cores_per_device, inventory.cores_per_device) == (8, 4)
+HOST = "NEURON_LOGICAL_NC_CONFIG"
+DEFAULT, OF_HOST = "2 hardware default", "1 logical_nc_config"
+NOT_LEGAL = "at most 2, that divides 8 cores"
+SIZES: dict[str, tuple[dict[str, str], str, str]] = {
+    "without a setting the hardware decides": ({}, "", DEFAULT),
+    "the environment overrides the host's file": ({HOST: "2"}, f"{HOST}=1", f"2 {HOST}"),
+    "an older name": ({"NEURON_RT_VIRTUAL_CORE_SIZE": "1"}, "", "1 NEURON_RT_VIRTUAL_CORE_SIZE"),
+    "the newer name overrides the older one": ({"NEURON_RT_VIRTUAL_CORE_SIZE": "1", HOST: "2"}, "", f"2 {HOST}"),
+    "an empty variable says nothing": ({HOST: ""}, "", DEFAULT),
+    "after an illegal variable the next source is asked": (
+        {HOST: "7"},
+        f"{HOST}=1",
+        f"{OF_HOST}, NEURON_LOGICAL_NC_CONFIG says '7'",
+    ),
+    **{
+        f"the host's file is read as a shell would: {text!r}": ({}, text, OF_HOST)
+        for text in (
+            *(f"{HOST}=1", f"{HOST}=1\n", f"  {HOST} = 1  \n", f"export {HOST}=1\n", f'{HOST}="1"\n', "1\n"),
+            *(f"# set by cloud-init\n{HOST}=1\n", f"{HOST}=1  # as the trainers want it\r\n", f"{HOST}=2\n{HOST}=1\n"),
+        )
+    },
+    **{
+        f"a file without a setting: {text!r}": ({}, text, DEFAULT)
+        for text in ("\n", f"# {HOST}=1\n", "  # nothing here\n\n")
+    },
+    **{
+        f"an illegal value is passed over and reported: {text[:3]}": (
+            {},
+            f"{HOST}={text}\n",
+            f"{DEFAULT}, logical_nc_config says {NOT_LEGAL}",
+        )
+        for text in ("0", "3", "4", "16", "-1", "x", "1.0", "²", "9" * 50)
+    },
+}
+"""Environment and file of the host on a Trn2; the logical core size with its source, and parts of what is reported."""
 
 
-def test_links_are_by_id_also_with_gaps() -> None:
-    inventory = Inventory(devices=(device(0, 3), device(3, 0)))
-    assert inventory.links == {0: {3}, 3: {0}}
-
-
-def test_only_devices_that_the_driver_still_makes_are_incomplete() -> None:
-    skipped = (SkippedDevice(DeviceId(1), "garbage"), SkippedDevice(DeviceId(2), "not yet", incomplete=True))
-    assert Inventory(skipped=skipped).incomplete == {2}
-
-
-def test_inventories_are_compared_by_value() -> None:
-    assert Inventory(devices=(device(0, 1),)) == Inventory(devices=(device(0, 1),))
-    assert Inventory(devices=(device(0, 1),)) != Inventory(devices=(device(0),))
-
-
-def chosen(
-    *, environ: Mapping[str, str] | None = None, host_file: str = "", product: str = "Trainium2", cores: int = 8
-) -> LogicalCoreSize:
-    """On a Trn2, unless said otherwise."""
-    return choose_logical_core_size(product, cores, 1, environ or {}, host_file)
-
-
-def test_without_a_setting_the_hardware_decides() -> None:
-    assert chosen() == LogicalCoreSize(2, "hardware default")
-
-
-def test_the_hosts_file_overrides_the_hardware() -> None:
-    assert chosen(host_file="NEURON_LOGICAL_NC_CONFIG=1\n") == LogicalCoreSize(1, "logical_nc_config")
-
-
-def test_the_environment_overrides_the_hosts_file() -> None:
-    found = chosen(environ={"NEURON_LOGICAL_NC_CONFIG": "2"}, host_file="NEURON_LOGICAL_NC_CONFIG=1")
-    assert found == LogicalCoreSize(2, "NEURON_LOGICAL_NC_CONFIG")
-
-
-def test_the_newer_name_overrides_the_older_one() -> None:
-    older = {"NEURON_RT_VIRTUAL_CORE_SIZE": "1"}
-    assert chosen(environ=older) == LogicalCoreSize(1, "NEURON_RT_VIRTUAL_CORE_SIZE")
-    assert chosen(environ=older | {"NEURON_LOGICAL_NC_CONFIG": "2"}).size == 2
-
-
-def test_an_empty_variable_says_nothing() -> None:
-    assert chosen(environ={"NEURON_LOGICAL_NC_CONFIG": ""}) == LogicalCoreSize(2, "hardware default")
+@pytest.mark.parametrize(("environ", "host_file", "expected"), SIZES.values(), ids=SIZES)
+def test_which_logical_core_size_counts(environ: dict[str, str], host_file: str, expected: str) -> None:
+    found = choose_logical_core_size("Trainium2", 8, 1, environ, host_file)
+    size, _, said = expected.partition(", ")
+    assert f"{found.size} {found.source}" == size
+    assert len(found.problems) == bool(said)
+    for part in said.replace(NOT_LEGAL, f"| {NOT_LEGAL}").split("| ") if said else ():
+        assert part.strip() in found.problems[0]
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "NEURON_LOGICAL_NC_CONFIG=1",
-        "  NEURON_LOGICAL_NC_CONFIG = 1  \n",
-        "export NEURON_LOGICAL_NC_CONFIG=1\n",
-        'NEURON_LOGICAL_NC_CONFIG="1"\n',
-        "# set by cloud-init\nNEURON_LOGICAL_NC_CONFIG=1\n",
-        "NEURON_LOGICAL_NC_CONFIG=1  # as the trainers want it\r\n",
-        "NEURON_LOGICAL_NC_CONFIG=2\nNEURON_LOGICAL_NC_CONFIG=1\n",
-        "1\n",
-    ],
+    ("product", "cores", "asked", "size"), [("Trainium1", 2, 2, 1), ("Trainium3", 8, 4, 4), ("Trainium2", 8, 4, 2)]
 )
-def test_the_hosts_file_is_read_as_a_shell_would(text: str) -> None:
-    assert chosen(host_file=text) == LogicalCoreSize(1, "logical_nc_config")
+def test_a_product_says_how_large_a_logical_core_may_be(product: str, cores: int, asked: int, size: int) -> None:
+    found = choose_logical_core_size(product, cores, 1, {}, f"{HOST}={asked}")
+    assert (found.size, bool(found.problems)) == (size, size != asked)
 
 
-@pytest.mark.parametrize("text", ["\n", "# NEURON_LOGICAL_NC_CONFIG=1\n", "  # nothing here\n\n"])
-def test_a_hosts_file_without_a_setting_says_nothing(text: str) -> None:
-    assert chosen(host_file=text) == LogicalCoreSize(2, "hardware default")
+ID, PAIR, FOUR = "0000004005590728", "00000000000000aa", "0a1b2c3d4e5f6071"
+ULTRASERVERS: dict[str, tuple[str, str, str]] = {
+    "a machine alone": ("trn2.3xlarge", "", ""),
+    "a member of four, and of a pair in it": (
+        "trn2.3xlarge",
+        f"ultraserver_mode=1,3,4 server_id_4={FOUR} node_id_4=2 server_id_2={PAIR} node_id_2=0",
+        f"mode=1,3,4 serverId2={PAIR} nodeId2=0 serverId4={FOUR} nodeId4=2",
+    ),
+    "a pair": (
+        "trn2.3xlarge",
+        f"ultraserver_mode=2,4 server_id_2={PAIR} node_id_2=1",
+        f"mode=2,4 serverId2={PAIR} nodeId2=1",
+    ),
+    "during the election": ("trn2.3xlarge", "ultraserver_mode=busy node_id_2=busy node_id_4=busy", ""),
+    # Published to the cluster, a page of text would make the extender refuse the whole inventory.
+    "what no election prints": ("trn2.3xlarge", f"server_id_4={'a' * 4096} server_id_2={PAIR}", f"serverId2={PAIR}"),
+    # Behind a switch the driver names one server and one node.
+    **{
+        f"node {node} of a reservation of four": (
+            "trn3s.48xlarge",
+            f"reservation_id={ID} node_id={node} ultraserver_mode=1,3,4",
+            f"mode=1,3,4 serverId2={ID}-{node // 2} nodeId2={node % 2} serverId4={ID} nodeId4={node}",
+        )
+        for node in range(4)
+    },
+    **{
+        f"node {node} of a reservation of two": (
+            "trn3s.48xlarge",
+            f"reservation_id={ID} node_id={node} ultraserver_mode=3,4",
+            f"mode=3,4 serverId2={ID} nodeId2={node}",
+        )
+        for node in range(2)
+    },
+    "four that cannot work as pairs": (
+        "trn3s.48xlarge",
+        f"reservation_id={ID} node_id=0 ultraserver_mode=1,4",
+        f"mode=1,4 serverId4={ID} nodeId4=0",
+    ),
+    **{
+        f"a node behind a switch with node {node!r} of {modes!r}": (
+            "trn3s.48xlarge",
+            f"reservation_id={ID} node_id={node} ultraserver_mode={modes}",
+            "",
+        )
+        for node, modes in (("busy", "busy"), ("-1", "1,3,4"), ("x", "1,3,4"), ("0", "4"), ("0", ""))
+    },
+    "a switched type without a reservation": ("trn3s.48xlarge", "", ""),
+}
+"""A machine, files of its driver's class, and what is published of its UltraServer."""
 
 
-@pytest.mark.parametrize("text", ["0", "3", "4", "16", "-1", "x", "1.0", "²", "9" * 50])
-def test_an_illegal_value_is_passed_over_and_reported(text: str) -> None:
-    found = chosen(host_file=f"NEURON_LOGICAL_NC_CONFIG={text}\n")
-    assert (found.size, found.source) == (2, "hardware default")
-    assert len(found.problems) == 1
-    assert "logical_nc_config says" in found.problems[0]
-    assert "at most 2, that divides 8 cores" in found.problems[0]
-
-
-def test_after_an_illegal_variable_the_next_source_is_asked() -> None:
-    found = chosen(environ={"NEURON_LOGICAL_NC_CONFIG": "7"}, host_file="NEURON_LOGICAL_NC_CONFIG=1")
-    assert (found.size, found.source) == (1, "logical_nc_config")
-    assert "NEURON_LOGICAL_NC_CONFIG says '7'" in found.problems[0]
-
-
-def test_products_before_trn2_know_only_one() -> None:
-    found = chosen(host_file="NEURON_LOGICAL_NC_CONFIG=2", product="Trainium1", cores=2)
-    assert found.size == 1
-    assert found.problems
-
-
-def test_a_larger_size_is_legal_where_the_product_allows_it() -> None:
-    assert chosen(host_file="NEURON_LOGICAL_NC_CONFIG=4", product="Trainium3").size == 4
-
-
-def with_class_files(node: SimulatedNode, **texts: str) -> Sysfs:
-    for name, text in texts.items():
-        path = node.paths.sysfs / "class/neuron_device" / name
+@pytest.mark.parametrize(("kind", "files", "expected"), ULTRASERVERS.values(), ids=ULTRASERVERS)
+def test_which_ultraserver_a_node_is_in(make_node: MakeNode, kind: str, files: str, expected: str) -> None:
+    sysfs = make_node(kind).paths.sysfs
+    for name, text in (word.split("=") for word in files.split()):
+        path = sysfs / "class/neuron_device" / name
         path.unlink(missing_ok=True)
-        path.write_text(text)
-    return Sysfs(node.paths.sysfs)
-
-
-def test_a_machine_alone_is_in_none(make_node: MakeNode) -> None:
-    assert read_ultraserver(Sysfs(make_node("trn2.3xlarge").paths.sysfs)) == {}
-
-
-def test_a_member_of_four_knows_its_ids(make_node: MakeNode) -> None:
-    sysfs = with_class_files(
-        make_node("trn2.3xlarge"),
-        ultraserver_mode="1,3,4\n",
-        server_id_4="0a1b2c3d4e5f6071\n",
-        node_id_4="2\n",
-        server_id_2="00000000000000aa\n",
-        node_id_2="0\n",
-    )
-    assert read_ultraserver(sysfs) == {
-        "mode": "1,3,4",
-        "serverId2": "00000000000000aa",
-        "nodeId2": "0",
-        "serverId4": "0a1b2c3d4e5f6071",
-        "nodeId4": "2",
-    }
-
-
-def test_a_pair_has_no_ids_of_four(make_node: MakeNode) -> None:
-    sysfs = with_class_files(
-        make_node("trn2.3xlarge"), ultraserver_mode="2,4\n", server_id_2="00000000000000aa\n", node_id_2="1\n"
-    )
-    assert read_ultraserver(sysfs) == {"mode": "2,4", "serverId2": "00000000000000aa", "nodeId2": "1"}
-
-
-def test_during_the_election_nothing_is_said(make_node: MakeNode) -> None:
-    busy = {"ultraserver_mode": "busy\n", "node_id_2": "busy\n", "node_id_4": "busy\n"}
-    assert read_ultraserver(with_class_files(make_node("trn2.3xlarge"), **busy)) == {}
-
-
-def test_what_no_election_prints_is_not_published(make_node: MakeNode) -> None:
-    """Published to the cluster, a page of text would make the extender refuse the whole inventory."""
-    sysfs = with_class_files(make_node("trn2.3xlarge"), server_id_4="a" * 4096, server_id_2="00000000000000aa\n")
-    assert read_ultraserver(sysfs) == {"serverId2": "00000000000000aa"}
-
-
-def reserved(node: SimulatedNode, node_id: str, modes: str) -> dict[str, str]:
-    """What a node behind a switch is told, of which the driver names one server and one node."""
-    texts = {"reservation_id": "0000004005590728\n", "node_id": f"{node_id}\n", "ultraserver_mode": f"{modes}\n"}
-    return read_ultraserver(with_class_files(node, **texts))
-
-
-@pytest.mark.parametrize(
-    ("node_id", "pair", "in_pair"), [("0", "0", "0"), ("1", "0", "1"), ("2", "1", "0"), ("3", "1", "1")]
-)
-def test_a_node_of_a_reservation_of_four_has_the_ids_of_four_and_of_its_pair(
-    make_node: MakeNode, node_id: str, pair: str, in_pair: str
-) -> None:
-    assert reserved(make_node("trn3s.48xlarge"), node_id, "1,3,4") == {
-        "mode": "1,3,4",
-        "serverId2": f"0000004005590728-{pair}",
-        "nodeId2": in_pair,
-        "serverId4": "0000004005590728",
-        "nodeId4": node_id,
-    }
-
-
-@pytest.mark.parametrize("node_id", ["0", "1"])
-def test_a_node_of_a_reservation_of_two_has_no_ids_of_four(make_node: MakeNode, node_id: str) -> None:
-    ids = {"mode": "3,4", "serverId2": "0000004005590728", "nodeId2": node_id}
-    assert reserved(make_node("trn3s.48xlarge"), node_id, "3,4") == ids
-
-
-def test_four_that_cannot_work_as_pairs_have_no_pair(make_node: MakeNode) -> None:
-    assert "serverId2" not in reserved(make_node("trn3s.48xlarge"), "0", "1,4")
-
-
-@pytest.mark.parametrize(
-    ("node_id", "modes"), [("busy", "busy"), ("-1", "1,3,4"), ("x", "1,3,4"), ("0", "4"), ("0", "")]
-)
-def test_a_node_behind_a_switch_without_its_place_or_size_is_in_none(
-    make_node: MakeNode, node_id: str, modes: str
-) -> None:
-    assert reserved(make_node("trn3s.48xlarge"), node_id, modes) == {}
-
-
-def test_a_switched_type_has_other_files_and_is_in_none(make_node: MakeNode) -> None:
-    assert read_ultraserver(Sysfs(make_node("trn3s.48xlarge").paths.sysfs)) == {}
+        path.write_text(f"{text}\n")
+    assert read_ultraserver(Sysfs(sysfs)) == dict(word.split("=") for word in expected.split())

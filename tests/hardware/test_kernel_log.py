@@ -32,114 +32,77 @@ def parse_record(line: str) -> KernelRecord | None:
     return parse_line(line.encode(), None)
 
 
-def record(text: str, *, by_kernel: bool = True) -> KernelRecord:
-    return KernelRecord(1.0, text, by_kernel)
+RECORDS = {
+    "3,1234,5678901234,-;nd3: NEURON_HW_ERR=DMA_ERROR now": (5678.901234, "nd3: NEURON_HW_ERR=DMA_ERROR now", True),
+    # A text may hold what separates.
+    "6,1,2,c,caller=T1;a;b": (0.000002, "a;b", True),
+    "6,1,2,-;a;b": (0.000002, "a;b", True),
+    # p67: the facility distinguishes a process from the kernel.
+    **{f"{priority},1,2,-;x": (0.000002, "x", True) for priority in (0, 3, 7)},
+    **{f"{priority},1,2,-;x": (0.000002, "x", False) for priority in (8, 11, 30)},
+    **dict.fromkeys(("", " SUBSYSTEM=pci", "no record", "a,b,c,-;text", "3,1;text")),
+}
+"""Lines of /dev/kmsg; time, text, and whether the kernel wrote it."""
 
 
-def test_a_record_has_a_time_a_text_and_an_author() -> None:
-    assert parse_record("3,1234,5678901234,-;nd3: NEURON_HW_ERR=DMA_ERROR now") == KernelRecord(
-        5678.901234, "nd3: NEURON_HW_ERR=DMA_ERROR now", by_kernel=True
-    )
+@pytest.mark.parametrize(("line", "expected"), RECORDS.items())
+def test_p67_a_record_has_a_time_a_text_and_an_author(line: str, expected: tuple[float, str, bool] | None) -> None:
+    found = parse_record(line)
+    assert (found and (found.at, found.text, found.by_kernel)) == expected
 
 
-@pytest.mark.parametrize("line", ["6,1,2,c,caller=T1;a;b", "6,1,2,-;a;b"])
-def test_a_text_may_hold_what_separates(line: str) -> None:
-    parsed = parse_record(line)
-    assert parsed
-    assert parsed.text == "a;b"
+OURS = "NEURON_HW_ERR=DMA_ERROR"
+NONE = "DMA_ERROR"
+ERRORS = {
+    # The patterns that NPD and EKS's agent look for, and the agent's own test line.
+    **{
+        f"kernel: NEURON_HW_ERR={kind} affecting neuron devices": kind
+        for kind in (
+            *("SRAM_UNCORRECTABLE_ERROR", "NC_UNCORRECTABLE_ERROR", "HBM_UNCORRECTABLE_ERROR", "DMA_ERROR"),
+            "HANG_ON_COLLECTIVES",
+        )
+    },
+    # However a device is written ...
+    **dict.fromkeys(
+        (
+            *(f"nd3: {OURS} queue 7", f"neuron:rt: nd3 {OURS} engine 1", f"{OURS} on neuron3", f"{OURS} neuron3: nc 1"),
+            *(f"{OURS} /dev/neuron3 core 1", f"{OURS} neuron device 3, nc 1", f"{OURS} neuron_device=3 neuron_core1"),
+            *(f"{OURS} device_id: 3 nc_id: 1", f"[ND 3] {OURS} NC 1", f"{OURS} Device #3", f"ND3:NC1 saw {OURS}"),
+        ),
+        "DMA_ERROR 3 proves",
+    ),
+    # ... another number is none.
+    **dict.fromkeys(
+        (
+            *(f"{OURS} nc 3", f"{OURS} neuron_core3", f"{OURS} neuroncore 3", f"{OURS} second 3", f"{OURS} nd123"),
+            *(f"{OURS} at 0000:10:1c.0, 3 times", f"{OURS} nd99", f"{OURS} neuron3.example.com"),
+        ),
+        NONE,
+    ),
+    "NEURON_HW_ERR=HBM_UNCORRECTABLE_ERROR nd1: and nd12: stopped": "HBM_UNCORRECTABLE_ERROR 1,12 proves",
+    "nd3: NEURON_HW_ERR=HANG_ON_COLLECTIVES waiting": "HANG_ON_COLLECTIVES 3",
+    # The documented line names the device by its serial number; nd-id is the container's count.
+    "NEURON_HW_ERR=SRAM_UNCORRECTABLE_ERROR instance-id=i-0592464924bd45322 hostname=ip-172-31-61-252 nd-id=0 nc-id=0 "
+    "serial-num=19FCDA00f5ff6eb9 action=TERMINATE_INSTANCE": "SRAM_UNCORRECTABLE_ERROR #19fcda00f5ff6eb9 proves",
+    **dict.fromkeys(
+        (
+            *(f"{OURS} nd-id=0 nc-id=0", f"{OURS} serial-num= action=NONE", f"{OURS} serial-num=xyz"),
+            f"{OURS} my-serial-num=12",
+        ),
+        NONE,
+    ),
+    **dict.fromkeys(("all is well", f"X{OURS}", "NEURON_HW_ERR=", "neuron_hw_err=DMA_ERROR"), ""),
+}
+"""Texts of the kernel; the kind of error, its devices or serial number, and whether it proves something of them."""
 
 
-@pytest.mark.parametrize("line", ["", " SUBSYSTEM=pci", "no record", "a,b,c,-;text", "3,1;text"])
-def test_what_is_no_record_is_none(line: str) -> None:
-    assert parse_record(line) is None
-
-
-@pytest.mark.parametrize(
-    ("priority", "by_kernel"), [(0, True), (3, True), (7, True), (8, False), (11, False), (30, False)]
-)
-def test_p67_the_facility_distinguishes_a_process_from_the_kernel(priority: int, by_kernel: bool) -> None:  # noqa: FBT001 - data
-    parsed = parse_record(f"{priority},1,2,-;NEURON_HW_ERR=DMA_ERROR")
-    assert parsed
-    assert parsed.by_kernel is by_kernel
-
-
-# The patterns that NPD and EKS's agent look for, and the agent's own test line.
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "SRAM_UNCORRECTABLE_ERROR",
-        "NC_UNCORRECTABLE_ERROR",
-        "HBM_UNCORRECTABLE_ERROR",
-        "DMA_ERROR",
-        "HANG_ON_COLLECTIVES",
-    ],
-)
-def test_p67_every_known_kind_is_found_without_a_device(kind: str) -> None:
-    error = parse_error(record(f"kernel: NEURON_HW_ERR={kind} affecting neuron devices"))
-    assert error
-    assert (error.kind, error.devices, error.proves) == (kind, frozenset(), False)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "nd3: NEURON_HW_ERR=DMA_ERROR queue 7",
-        "neuron:rt: nd3 NEURON_HW_ERR=DMA_ERROR engine 1",
-        "NEURON_HW_ERR=DMA_ERROR on neuron3",
-        "NEURON_HW_ERR=DMA_ERROR neuron3: nc 1",
-        "NEURON_HW_ERR=DMA_ERROR /dev/neuron3 core 1",
-        "NEURON_HW_ERR=DMA_ERROR neuron device 3, nc 1",
-        "NEURON_HW_ERR=DMA_ERROR neuron_device=3 neuron_core1",
-        "NEURON_HW_ERR=DMA_ERROR device_id: 3 nc_id: 1",
-        "[ND 3] NEURON_HW_ERR=DMA_ERROR NC 1",
-        "NEURON_HW_ERR=DMA_ERROR Device #3",
-        "ND3:NC1 saw NEURON_HW_ERR=DMA_ERROR",
-    ],
-)
-def test_p67_a_device_is_found_however_it_is_written(text: str) -> None:
-    error = parse_error(record(text))
-    assert error
-    assert error.devices == {3}
-    assert error.kind == "DMA_ERROR"
-    assert error.proves
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "NEURON_HW_ERR=DMA_ERROR nc 3",
-        "NEURON_HW_ERR=DMA_ERROR neuron_core3",
-        "NEURON_HW_ERR=DMA_ERROR neuroncore 3",
-        "NEURON_HW_ERR=DMA_ERROR second 3",
-        "NEURON_HW_ERR=DMA_ERROR at 0000:10:1c.0, 3 times",
-        "NEURON_HW_ERR=DMA_ERROR nd123",
-        "NEURON_HW_ERR=DMA_ERROR nd99",
-        "NEURON_HW_ERR=DMA_ERROR neuron3.example.com",
-    ],
-)
-def test_another_number_is_no_device(text: str) -> None:
-    error = parse_error(record(text))
-    assert error
-    assert error.devices == frozenset()
-
-
-def test_several_devices_may_be_named() -> None:
-    error = parse_error(record("NEURON_HW_ERR=HBM_UNCORRECTABLE_ERROR nd1: and nd12: stopped"))
-    assert error
-    assert error.devices == {1, 12}
-
-
-def test_a_hang_that_names_a_device_proves_nothing_about_it() -> None:
-    error = parse_error(record("nd3: NEURON_HW_ERR=HANG_ON_COLLECTIVES waiting"))
-    assert error
-    assert not error.proves
-
-
-@pytest.mark.parametrize(
-    "text", ["all is well", "XNEURON_HW_ERR=DMA_ERROR", "NEURON_HW_ERR=", "neuron_hw_err=DMA_ERROR"]
-)
-def test_other_lines_are_no_errors(text: str) -> None:
-    assert parse_error(record(text)) is None
+@pytest.mark.parametrize(("text", "expected"), ERRORS.items())
+def test_p67_which_error_a_line_tells_of_and_of_which_device(text: str, expected: str) -> None:
+    error, said = parse_error(KernelRecord(1.0, text, by_kernel=True)), ""
+    if error:
+        devices, serial = ",".join(map(str, sorted(error.devices))), f"#{error.serial_number}".rstrip("#")
+        said = " ".join(filter(None, (error.kind, devices, serial, "proves" * error.proves)))
+    assert said == expected
 
 
 @given(st.text(max_size=300))
@@ -148,37 +111,6 @@ def test_no_line_breaks_the_reader(text: str) -> None:
         parsed = parse_record(line)
         if parsed:
             parse_error(parsed)
-
-
-def test_dictionary_lines_after_a_record_are_left_out() -> None:
-    log = b"6,1,1000000,-;one\n SUBSYSTEM=pci\n DEVICE=+pci:0000\n6,2,2000000,-;two\n"
-    assert [found.text for found in NewLines().records(log, NOW)] == ["one", "two"]
-
-
-def test_half_a_record_waits_for_its_end() -> None:
-    lines = NewLines()
-    assert lines.records(b"6,1,1000000,-;NEURON_HW_", NOW) == []
-    whole = b"6,1,1000000,-;NEURON_HW_ERR=DMA_ERROR\n"
-    assert [found.text for found in lines.records(whole, NOW)] == ["NEURON_HW_ERR=DMA_ERROR"]
-
-
-def test_p67_the_documented_line_names_the_device_by_its_serial_number_and_not_by_the_containers_count() -> None:
-    line = (
-        "NEURON_HW_ERR=SRAM_UNCORRECTABLE_ERROR instance-id=i-0592464924bd45322 hostname=ip-172-31-61-252 nd-id=0 "
-        "nc-id=0 serial-num=19FCDA00f5ff6eb9 action=TERMINATE_INSTANCE"
-    )
-    error = parse_error(record(line))
-    assert error
-    assert (error.kind, error.devices) == ("SRAM_UNCORRECTABLE_ERROR", frozenset())
-    assert error.serial_number == "19fcda00f5ff6eb9"
-    assert error.proves
-
-
-@pytest.mark.parametrize("rest", ["nd-id=0 nc-id=0", "serial-num= action=NONE", "serial-num=xyz", "my-serial-num=12"])
-def test_a_line_without_a_serial_number_names_none_by_it(rest: str) -> None:
-    error = parse_error(record(f"NEURON_HW_ERR=DMA_ERROR {rest}"))
-    assert error
-    assert (error.serial_number, error.devices, error.proves) == ("", frozenset(), False)
 
 
 NOW = 5000.0
@@ -190,12 +122,6 @@ def of(*lines: str) -> bytes:
 
 def texts(records: list[KernelRecord]) -> list[str]:
     return [record.text for record in records]
-
-
-def new_texts(*rings: bytes) -> list[list[str]]:
-    """What is new in each reading of the ring."""
-    news = NewLines()
-    return [texts(news.records(each, NOW)) for each in rings]
 
 
 def dated(number: int, text: str = "") -> str:
@@ -210,39 +136,44 @@ def test_a_line_has_a_priority_a_time_and_a_text() -> None:
     ]
 
 
-def test_what_is_there_at_first_is_news_and_then_only_what_comes() -> None:
-    assert new_texts(of(dated(1), dated(2)), of(dated(1), dated(2)), of(dated(1), dated(2), dated(3))) == [
-        ["1", "2"],
-        [],
-        ["3"],
-    ]
+DMA = "nd0: NEURON_HW_ERR=DMA_ERROR"
+SECOND = of("6,1,1000000,-;one", " SUBSYSTEM=pci", " DEVICE=+pci:0000", "6,2,2000000,-;two")
+WHOLE = of(dated(1), dated(2), dated(3))
+RINGS: dict[str, tuple[list[bytes], list[list[str]]]] = {
+    "what is there at first is news, and then only what comes": (
+        [of(dated(1), dated(2)), of(dated(1), dated(2)), WHOLE],
+        [["1", "2"], [], ["3"]],
+    ),
+    "a ring that wraps around repeats nothing and leaves nothing out": (
+        [of(*(dated(number) for number in range(end - 3, end))) for end in (3, 4, 6, 20)],
+        [["0", "1", "2"], ["3"], ["4", "5"], ["17", "18", "19"]],
+    ),
+    "a ring that was cleared goes on with what came since": (
+        [of(dated(1), dated(2)), of(), of(), of(dated(3)), of(dated(3), dated(4))],
+        [["1", "2"], [], [], ["3"], ["4"]],
+    ),
+    "one that was cleared unseen, too": (
+        [of(dated(1), dated(2)), of(dated(3)), of(dated(4))],
+        [["1", "2"], ["3"], ["4"]],
+    ),
+    "the rest of a line that was cut off at the front": ([WHOLE, WHOLE[8:] + of(dated(4))], [["1", "2", "3"], ["4"]]),
+    "such a rest at first": ([b"00] rest\n" + of(dated(2))], [["2"]]),
+    "the same text again is another line": (
+        [of(dated(1, DMA)), of(dated(1, DMA), dated(2, DMA))],
+        [[DMA], [DMA]],
+    ),
+    "without times what was there may be old": ([of("<3>a"), of("<3>a", "<3>b")], [[], ["b"]]),
+    "without times a line after a clearing is new": ([of("<3>a"), of(), of("<3>b")], [[], [], ["b"]]),
+    "lines of a dictionary after a record": ([SECOND], [["one", "two"]]),
+    "half a record waits for its end": ([b"6,1,1000000,-;NEURON_HW_", of(f"6,1,1000000,-;{OURS}")], [[], [OURS]]),
+}
+"""What the ring shows at each look, and what of it is new."""
 
 
-def test_a_ring_that_wraps_around_repeats_nothing_and_leaves_nothing_out() -> None:
-    ring_of_three = [of(*(dated(number) for number in range(end - 3, end))) for end in (3, 4, 6, 20)]
-    assert new_texts(*ring_of_three) == [["0", "1", "2"], ["3"], ["4", "5"], ["17", "18", "19"]]
-
-
-def test_a_ring_that_was_cleared_goes_on_with_what_came_since() -> None:
-    assert new_texts(of(dated(1), dated(2)), of(), of(), of(dated(3)), of(dated(3), dated(4))) == [
-        ["1", "2"],
-        [],
-        [],
-        ["3"],
-        ["4"],
-    ]
-    assert new_texts(of(dated(1), dated(2)), of(dated(3)), of(dated(4))) == [["1", "2"], ["3"], ["4"]]
-
-
-def test_the_rest_of_a_line_that_was_cut_off_at_the_front_is_passed_over() -> None:
-    whole = of(dated(1), dated(2), dated(3))
-    assert new_texts(whole, whole[8:] + of(dated(4))) == [["1", "2", "3"], ["4"]]
-    assert new_texts(b"00] rest\n" + of(dated(2))) == [["2"]]
-
-
-def test_the_same_text_again_is_another_line() -> None:
-    first, again = dated(1, "nd0: NEURON_HW_ERR=DMA_ERROR"), dated(2, "nd0: NEURON_HW_ERR=DMA_ERROR")
-    assert new_texts(of(first), of(first, again)) == [["nd0: NEURON_HW_ERR=DMA_ERROR"]] * 2
+@pytest.mark.parametrize(("rings", "news"), RINGS.values(), ids=RINGS)
+def test_what_is_new_in_the_ring(rings: list[bytes], news: list[list[str]]) -> None:
+    lines = NewLines()
+    assert [texts(lines.records(each, NOW)) for each in rings] == news
 
 
 @pytest.mark.parametrize("before", ["<3>", "<3>[   T12] "])
@@ -251,10 +182,6 @@ def test_without_times_what_is_new_is_dated_now_and_what_was_there_may_be_old(be
     assert news.records(of(f"{before}old"), NOW) == []
     assert news.records(of(f"{before}old", f"{before}new"), NOW) == [KernelRecord(NOW, "new", by_kernel=True)]
     assert news.records(of(f"{before}new", f"{before}new"), NOW) == [KernelRecord(NOW, "new", by_kernel=True)]
-
-
-def test_without_times_a_line_after_a_clearing_is_new() -> None:
-    assert new_texts(of("<3>a"), of(), of("<3>b")) == [[], [], ["b"]]
 
 
 @given(sights=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 12)), max_size=8))

@@ -11,76 +11,6 @@ import pytest
 
 from neuron_plugin.hardware.processes import Process, device_processes, has_kernel_threads
 
-
-def make_process(proc: Path, pid: int, opened: list[Path], cmdline: bytes = b"python\0train.py\0") -> None:
-    descriptors = proc / str(pid) / "fd"
-    descriptors.mkdir(parents=True)
-    for number, path in enumerate(opened):
-        (descriptors / str(number)).symlink_to(path)
-    (proc / str(pid) / "cmdline").write_bytes(cmdline)
-
-
-def make_nodes(directory: Path, count: int) -> list[Path]:
-    directory.mkdir()
-    nodes = [directory / f"neuron{number}" for number in range(count)]
-    for node in nodes:
-        node.touch()
-    return nodes
-
-
-def test_each_device_has_the_processes_that_opened_it(tmp_path: Path) -> None:
-    nodes, proc = make_nodes(tmp_path / "dev", 3), tmp_path / "proc"
-    make_process(proc, 20, [nodes[0], nodes[1]])
-    make_process(proc, 3, [nodes[0]])
-    make_process(proc, 4, [])
-    found = device_processes(nodes, proc)
-    assert {path.name: [each.pid for each in processes] for path, processes in found.items()} == {
-        "neuron0": [3, 20],
-        "neuron1": [20],
-    }
-
-
-def test_a_command_is_its_words_and_needs_no_utf8(tmp_path: Path) -> None:
-    nodes, proc = make_nodes(tmp_path / "dev", 1), tmp_path / "proc"
-    make_process(proc, 5, nodes, b"python\0-m\0train \xff\0")
-    assert device_processes(nodes, proc) == {nodes[0]: (Process(5, "python -m train \\xff"),)}
-
-
-def test_the_same_device_under_another_name_is_found(tmp_path: Path) -> None:
-    """A container's /dev/neuron0 may be the host's neuron2."""
-    nodes, proc = make_nodes(tmp_path / "dev", 3), tmp_path / "proc"
-    inside = tmp_path / "container-neuron0"
-    os.link(nodes[2], inside)
-    make_process(proc, 5, [inside])
-    assert list(device_processes(nodes, proc)) == [nodes[2]]
-
-
-def test_real_character_devices_are_distinguished_by_their_numbers(tmp_path: Path) -> None:
-    proc = tmp_path / "proc"
-    make_process(proc, 5, [Path("/dev/null")])
-    assert list(device_processes([Path("/dev/null"), Path("/dev/zero")], proc)) == [Path("/dev/null")]
-
-
-def test_a_process_that_opened_a_device_twice_is_named_once(tmp_path: Path) -> None:
-    nodes, proc = make_nodes(tmp_path / "dev", 1), tmp_path / "proc"
-    make_process(proc, 5, [nodes[0], nodes[0]])
-    assert [each.pid for each in device_processes(nodes, proc)[nodes[0]]] == [5]
-
-
-def test_what_ended_or_is_no_process_is_passed_over(tmp_path: Path) -> None:
-    nodes, proc = make_nodes(tmp_path / "dev", 1), tmp_path / "proc"
-    make_process(proc, 5, [nodes[0], tmp_path / "gone"])
-    (proc / "5" / "cmdline").unlink()
-    (proc / "6").mkdir()
-    (proc / "self").mkdir()
-    assert device_processes(nodes, proc) == {nodes[0]: (Process(5, ""),)}
-
-
-def test_without_proc_no_process_is_seen(tmp_path: Path) -> None:
-    nodes = make_nodes(tmp_path / "dev", 1)
-    assert device_processes([*nodes, tmp_path / "gone"], tmp_path / "nowhere") == {}
-
-
 UID = "0f1c2d3e-4a5b-6c7d-8e9f-001122334455"
 IN_POD = f"0::/kubepods/burstable/pod{UID}/aa\n"
 
@@ -92,14 +22,22 @@ class ProcTree:
         self.root = root / "proc"
         self.root.mkdir()
 
-    def add(self, pid: int, opened: list[Path], *, cgroup: str = "0::/init.scope\n", flags: str = "0100002") -> None:
+    def add(
+        self,
+        pid: int,
+        opened: list[Path],
+        *,
+        cgroup: str = "0::/init.scope\n",
+        flags: str = "0100002",
+        command: bytes = b"python\0train.py\0",
+    ) -> None:
         process = self.root / str(pid)
         (process / "fd").mkdir(parents=True)
         (process / "fdinfo").mkdir()
         for number, path in enumerate(opened):
             (process / "fd" / str(number)).symlink_to(path)
             (process / "fdinfo" / str(number)).write_text(f"pos:\t0\nflags:\t{flags}\nmnt_id:\t15\n")
-        (process / "cmdline").write_bytes(b"python\0train.py\0")
+        (process / "cmdline").write_bytes(command)
         (process / "cgroup").write_text(cgroup)
 
 
@@ -113,6 +51,47 @@ def node(tmp_path: Path) -> Path:
     path = tmp_path / "neuron0"
     path.touch()
     return path
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> list[Path]:
+    made = [tmp_path / f"neuron{number}" for number in range(3)]
+    for node in made:
+        node.touch()
+    return made
+
+
+def test_each_device_has_the_processes_that_opened_it_once(proc: ProcTree, nodes: list[Path]) -> None:
+    proc.add(20, [nodes[0], nodes[1]])
+    proc.add(3, [nodes[0], nodes[0]])
+    proc.add(4, [])
+    (proc.root / "self").mkdir()
+    found = device_processes(nodes, proc.root)
+    assert {path.name: [each.pid for each in processes] for path, processes in found.items()} == {
+        "neuron0": [3, 20],
+        "neuron1": [20],
+    }
+
+
+def test_a_command_is_its_words_and_needs_no_utf8(proc: ProcTree, node: Path) -> None:
+    proc.add(5, [node], command=b"python\0-m\0train \xff\0")
+    assert device_processes([node], proc.root) == {node: (Process(5, "python -m train \\xff"),)}
+
+
+def test_the_same_device_under_another_name_is_found(proc: ProcTree, nodes: list[Path], tmp_path: Path) -> None:
+    """A container's /dev/neuron0 may be the host's neuron2."""
+    os.link(nodes[2], inside := tmp_path / "container-neuron0")
+    proc.add(5, [inside])
+    assert list(device_processes(nodes, proc.root)) == [nodes[2]]
+
+
+def test_real_character_devices_are_distinguished_by_their_numbers(proc: ProcTree) -> None:
+    proc.add(5, [Path("/dev/null")])
+    assert list(device_processes([Path("/dev/null"), Path("/dev/zero")], proc.root)) == [Path("/dev/null")]
+
+
+def test_without_proc_no_process_is_seen(node: Path, tmp_path: Path) -> None:
+    assert device_processes([node, tmp_path / "gone"], tmp_path / "nowhere") == {}
 
 
 @pytest.mark.parametrize(
@@ -164,12 +143,6 @@ def test_one_ordinary_descriptor_among_probes_is_use(proc: ProcTree, node: Path)
     assert device_processes([node], proc.root)[node][0].uses
 
 
-def test_flags_that_cannot_be_read_count_as_use(proc: ProcTree, node: Path) -> None:
-    proc.add(7, [node])
-    (proc.root / "7/fdinfo/0").unlink()
-    assert device_processes([node], proc.root)[node][0].uses
-
-
 def test_a_process_that_may_not_be_looked_into_is_named(
     proc: ProcTree, node: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,9 +182,12 @@ def test_a_process_whose_descriptors_may_be_listed_but_not_followed_may_not_be_l
 
 def test_a_descriptor_or_process_that_has_just_gone_is_passed_over(proc: ProcTree, node: Path) -> None:
     proc.add(7, [node / "closed", node])
+    (proc.root / "7/cmdline").unlink()
+    (proc.root / "7/fdinfo/1").unlink()
     (proc.root / "9").mkdir()
     denied: list[Path] = []
-    assert [each.pid for each in device_processes([node], proc.root, denied)[node]] == [7]
+    (found,) = device_processes([node], proc.root, denied)[node]
+    assert (found.pid, found.command, found.uses) == (7, "", True), "what cannot be read of it counts as use"
     assert denied == []
 
 

@@ -77,24 +77,14 @@ def cgroups(request: pytest.FixtureRequest, tmp_path: Path) -> Cgroups:
 
 
 @pytest.mark.parametrize("quality", QUALITIES)
-def test_a_pod_with_a_process_is_populated(cgroups: Cgroups, quality: str) -> None:
-    cgroups.add(UID, quality)
-    cgroups.add(OTHER, quality, populated=False)
-    assert is_populated(cgroups.root, UID) is True
-    assert is_populated(cgroups.root, OTHER) is False
-
-
-@pytest.mark.parametrize("quality", QUALITIES)
-def test_a_static_pods_uid_has_no_dashes(cgroups: Cgroups, quality: str) -> None:
-    cgroups.add(STATIC, quality)
-    assert is_populated(cgroups.root, STATIC) is True
-
-
-def test_pods_of_every_class_of_service_are_found(cgroups: Cgroups) -> None:
-    uids = {f"{number}1111111-2222-3333-4444-555555555555": quality for number, quality in enumerate(QUALITIES)}
-    for uid, quality in uids.items():
+def test_a_pod_with_a_process_is_populated_until_the_process_has_ended(cgroups: Cgroups, quality: str) -> None:
+    for uid in (UID, STATIC):  # the kubelet's own have no dashes
         cgroups.add(uid, quality)
-    assert all(is_populated(cgroups.root, uid) for uid in uids)
+        cgroups.add(OTHER, quality, populated=False)
+        assert is_populated(cgroups.root, uid) is True
+        assert is_populated(cgroups.root, OTHER) is False
+        cgroups.add(uid, quality, populated=False)
+        assert is_populated(cgroups.root, uid) is False
 
 
 def test_a_pod_whose_cgroup_is_gone_has_no_process(cgroups: Cgroups) -> None:
@@ -105,13 +95,6 @@ def test_a_process_of_any_container_counts(cgroups: Cgroups) -> None:
     cgroups.add(UID, populated=False, container="cri-containerd-aa")
     cgroups.add(UID, populated=True, container="cri-containerd-bb")
     assert is_populated(cgroups.root, UID) is True
-
-
-def test_the_last_process_to_end_ends_the_pod(cgroups: Cgroups) -> None:
-    cgroups.add(UID)
-    assert is_populated(cgroups.root, UID) is True
-    cgroups.add(UID, populated=False)
-    assert is_populated(cgroups.root, UID) is False
 
 
 def test_without_a_directory_of_pods_the_answer_is_unknown(tmp_path: Path) -> None:

@@ -130,11 +130,16 @@ def with_users(facts: Facts, *users: DeviceUser, hidden: Unknown | None = None) 
 
 
 def expect(name: str, facts: Facts, expected: str) -> None:
-    """Hold the only finding of a check against ``problem: parts ~ of its texts``, ``unchecked: ...``, or ``ok``."""
-    if expected == "ok":
-        assert is_fine(name, facts)
+    """Hold what a check finds against ``problem: parts ~ of its texts | note: ...``, ``unchecked: ...`` or ``ok``."""
+    findings = ask(name, facts)
+    wrong = [finding for finding in findings if finding.level is not Level.OK]
+    if expected.startswith("ok"):
+        assert not wrong
+        assert expected.removeprefix("ok").removeprefix(": ") in findings[0].seen
         return
-    finding, (level, _, parts) = the_finding(name, facts), expected.partition(": ")
-    assert level == (finding.level.value if finding.checked else "unchecked")
-    for part in parts.split(" ~ "):
-        assert part in f"{finding.seen}\n{finding.why}\n{finding.action}"
+    for finding, said in zip(wrong, expected.split(" | "), strict=True):
+        level, _, parts = said.partition(": ")
+        assert level == (finding.level.value if finding.checked else "unchecked")
+        assert finding.action or not finding.checked
+        for part in parts.split(" ~ "):
+            assert part in f"{finding.seen}\n{finding.why}\n{finding.action}"

@@ -18,17 +18,20 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from neuron_plugin.allocation import Assignment, Resource
+from neuron_plugin.allocation.claims import DRA_DRIVER, UNHEALTHY_TAINT
 from neuron_plugin.allocation.keys import DISABLE_KEY
 from neuron_plugin.http_server import ProbeAnswer, probe_text
 from neuron_plugin.inspection import gathering as everything
-from neuron_plugin.inspection.facts import ClusterFacts, Daemon, DeviceUsers, Facts, Kubelet, NoSuchNode
+from neuron_plugin.inspection.facts import ClusterFacts, Daemon, DeviceUser, DeviceUsers, Facts, Kubelet, NoSuchNode
 from neuron_plugin.inspection.findings import Unknown
 from neuron_plugin.inspection.gathering import disabled_here, gather, gather_cluster, gather_daemon, gather_kubelet
 from neuron_plugin.inspection.holders import ask
 from neuron_plugin.kubelet.socket_watch import endpoint_path
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.settings import SettingsError
+from neuron_plugin.simulation.api_server_kinds import RESOURCE_SLICES
 from tests.inspection.doubles import MakeNode
+from tests.simulation.dra import node_slice
 from tests.support.api_server import Fault, Match, StandInApiServer
 from tests.support.kubelet import StandInKubelet
 from tests.support.manifests import node_manifest, pod_manifest
@@ -80,8 +83,10 @@ def test_in_the_pod_of_a_driver_the_settings_are_those_that_its_daemon_takes(
 ) -> None:
     environ = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "NODE_NAME": "worker-1", "NEURON_PLUGIN_MODE": "dra"}
     paths = make_node("trn1.2xlarge").paths
-    here = {"sysfs": str(paths.sysfs), "dev": str(paths.dev), "kubelet_dir": "/nonexistent"}
+    here = {"sysfs": str(paths.sysfs), "dev": str(paths.dev), "kubelet_dir": "/nonexistent", "cdi_dir": "/nonexistent"}
     facts = gather(here, environ)
+    assert isinstance(facts.daemon.cdi, Unknown)
+    assert "there is no CDI file /nonexistent/" in facts.daemon.cdi.why
     assert facts.daemon.fault == ""
     assert facts.daemon.driver == "neuron.aws.com"
     assert asked == [(None, "worker-1")]
@@ -108,13 +113,6 @@ def test_devices_that_the_node_disables_are_known_where_the_daemon_is_not_asked(
 
     monkeypatch.setattr(everything, "gather_cluster", answer)
     assert look(make_node, {}, kubeconfig="/k").machine.disabled == (0,)
-
-
-def test_in_a_pod_its_service_account_is_used(asked: list[tuple[Path | None, str]], make_node: MakeNode) -> None:
-    paths = make_node("trn1.2xlarge").paths
-    here = {"sysfs": str(paths.sysfs), "dev": str(paths.dev), "kubelet_dir": "/nonexistent"}
-    gather(here, {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "NODE_NAME": "worker-1"})
-    assert asked == [(None, "worker-1")]
 
 
 def test_a_kubelet_is_expected_on_a_node_and_where_it_was_named(make_node: MakeNode, tmp_path: Path) -> None:
@@ -168,7 +166,9 @@ def test_the_hosts_proc_is_used_where_the_host_is_mounted(make_node: MakeNode) -
     root = make_node("trn1.2xlarge").root
     (root / "proc/2").mkdir(parents=True)
     (root / "proc/2/comm").write_text("kthreadd\n")
-    assert gather({"root": str(root)}, {}).users == DeviceUsers()
+    (root / "proc/7/fd").mkdir(parents=True)
+    (root / "proc/7/fd/3").symlink_to(root / "dev/neuron0")
+    assert gather({"root": str(root)}, {}).users == DeviceUsers((DeviceUser(7, "", (0,), ""),))
 
 
 @pytest.fixture
@@ -427,6 +427,26 @@ async def test_the_node_and_its_pods_are_read(tmp_path: Path) -> None:
     assert isinstance(pods["train"].assignment, Assignment)
     assert pods["static"].kubelet_uid == STATIC_UID
     assert [name for name, pod in pods.items() if pod.ended] == ["done"]
+
+
+async def test_the_devices_of_a_drivers_slices_are_read_with_their_taints(tmp_path: Path) -> None:
+    async with StandInApiServer() as api:
+        api.create_node({"metadata": {"name": "worker-1"}})
+        kubeconfig = api.write_kubeconfig(tmp_path / "kubeconfig")
+
+        async def shown(driver: str = DRA_DRIVER) -> object:
+            found = await gather_cluster(kubeconfig, "worker-1", driver)
+            assert isinstance(found, ClusterFacts)
+            return found.slice
+
+        assert await shown() is None
+        api.create(RESOURCE_SLICES, node_slice("worker-1", 2, tainted=(1,)), "")
+        assert await shown() == {"neuron-0": frozenset(), "neuron-1": frozenset({UNHEALTHY_TAINT})}
+        assert await shown("efa.networking.k8s.aws") is None
+        api.fail(Fault(Match(path="/resourceslices"), status=403))
+        refused = await shown()
+        assert isinstance(refused, Unknown)
+        assert "list resourceslices" in refused.action
 
 
 async def test_a_node_that_is_not_there_asks_for_its_name(tmp_path: Path) -> None:

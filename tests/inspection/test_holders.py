@@ -19,6 +19,7 @@ from neuron_plugin.inspection.holders import (
     Holders,
     ask_kubelet,
     holders_of,
+    read_populated,
     read_prepared,
     read_recorded,
 )
@@ -106,6 +107,18 @@ def test_an_ended_pod_whose_process_lives_keeps_its_cores_from_others_as_the_plu
     unseen = holders_of(INF2, recorded, (), [api_pod(LIVING, "new")]).snapshot
     assert unseen is not None
     assert unseen.inputs.held_down_mask == 0, "where no cgroup can be seen, an old entry holds nothing down"
+
+
+def test_whether_a_process_lives_is_looked_up_for_each_pod_in_the_kubelets_files(tmp_path: Path) -> None:
+    pod = tmp_path / f"kubepods/pod{ENDED}"
+    pod.mkdir(parents=True)
+    (tmp_path / "cgroup.controllers").touch()
+    (pod / "cgroup.events").write_text("populated 1\n")
+    assert read_populated(tmp_path, [record(ENDED, "x", DEVICES, "1")], [prepared(LIVING)]) == {
+        ENDED: True,
+        LIVING: False,
+    }
+    assert read_populated(tmp_path, UNREADABLE, UNREADABLE) == {}
 
 
 def test_a_static_pod_counts_until_the_kubelet_lists_it_no_more() -> None:

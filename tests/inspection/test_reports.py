@@ -116,7 +116,8 @@ def test_cores_on_which_a_process_of_an_ended_pod_lives_are_not_free_and_it_is_s
     assert machine.geometry is not None
     shown = shown_machine(machine, holders)
     assert shown is not None
-    assert topology_report(shown, report).devices[1].free_cores == (3,)
+    topology = topology_report(shown, report)
+    assert (topology.version, topology.devices[1].free_cores) == (1, (3,))
 
 
 def test_assumed_links_are_said_to_be_so(make_node: MakeNode) -> None:
@@ -141,6 +142,7 @@ def test_without_a_driver_the_report_says_why(make_node: MakeNode) -> None:
 
 def test_the_keys_are_a_promise_to_scripts(make_node: MakeNode) -> None:
     written = json.loads(msgspec.json.encode(reported(make_node("inf2.xlarge"))))
+    assert written["version"] == 1
     assert list(written) == [
         *("version", "instanceType", "topology", "deviceCount", "coresPerDevice", "logicalCoreSize", "driverVersion"),
         *("linksFrom", "devices", "holdersKnown", "absence", "notes"),

@@ -94,10 +94,6 @@ def test_entries_keep_the_order_of_the_file_and_may_repeat() -> None:
     ]
 
 
-def test_an_entry_can_be_a_member_of_a_set() -> None:
-    assert len({*parse_checkpoint(text(entry(["1"]), entry(["1"]), entry(["2"])), OURS)}) == 2
-
-
 def test_an_entry_that_was_in_the_last_file_is_not_decoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
     (before,) = parse_checkpoint(text(entry(["4711"])), OURS)
     monkeypatch.setattr(checkpoint, "_decode_entry", None)

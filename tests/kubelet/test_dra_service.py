@@ -7,6 +7,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
+from neuron_plugin.kubelet._proto.dra.v1 import api_pb2 as dra_pb
 from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2_grpc as pb_grpc
 from neuron_plugin.kubelet.dra_service import ClaimReference, DraServer, PreparedDevice, dial_driver
@@ -59,11 +62,27 @@ async def test_each_outcome_that_the_kubelet_reports_is_kept_and_counted(directo
             await eventually(lambda kubelets=kubelets: counted[DRIVER, "accepted"] == kubelets)  # type: ignore[misc]
             await eventually(server.registered.is_set)
             assert server.failure is None
+        await asyncio.sleep(0.05)
+        assert counted[DRIVER, "accepted"] == 2, "each once"
         await report(path, plugin_registered=False)
         assert server.failure == f"the kubelet refused {DRIVER}: it gives no reason"
         assert server.registered.is_set()
     assert server.state is RegistrationState.STOPPED
     assert not list(directory.iterdir())
+
+
+async def test_an_accident_in_the_daemon_is_an_error_of_each_claim_and_names_them_in_the_log(
+    directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(NoClaims):
+        async def prepare(self, claims: Sequence[ClaimReference]) -> Mapping[str, Sequence[PreparedDevice] | str]:
+            raise KeyError(claims[0].name)
+
+    server = DraServer(DRIVER, DirectoryWatch(directory), Broken(), times=QUICK)
+    asked = dra_pb.NodePrepareResourcesRequest(claims=[dra_pb.Claim(namespace="ml", name="chips", uid="u")])
+    answer = await server.NodePrepareResources(asked, None)  # type: ignore[arg-type]  # the call's context is not used
+    assert answer.claims["u"].error == "Prepare failed: KeyError: 'chips'"
+    assert [record.__dict__["claims"] for record in caplog.records] == [["ml/chips"]]
 
 
 async def test_a_socket_that_is_removed_is_served_again(directory: Path) -> None:

@@ -1,3 +1,5 @@
+"""What is special about registering through the kubelet's plugin watcher; the rest is in ``test_registration.py``."""
+
 from __future__ import annotations
 
 import asyncio
@@ -14,7 +16,7 @@ from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2_grpc as pb_grpc
 from neuron_plugin.kubelet.registration import STANDING, RegistrationState, WatchedPluginServer
 from neuron_plugin.kubelet.socket_watch import channel_to, endpoint_path, identity_of
-from tests.kubelet.fakes import CORE, DEVICE, QUICK, RunningPlugin, devices, eventually, running_plugin
+from tests.kubelet.fakes import CORE, DEVICE, QUICK, RunningPlugin, eventually, running_plugin
 from tests.support.kubelet import KubeletOptions, StandInKubelet
 
 State = RegistrationState
@@ -45,10 +47,6 @@ def standing_path(registry: Path, resource: str) -> Path:
     return endpoint_path(registry, resource, STANDING)
 
 
-def names_in(directory: Path) -> set[str]:
-    return {path.name for path in directory.iterdir()}
-
-
 async def info_of(path: Path) -> pb.PluginInfo:
     async with channel_to(path) as channel:
         return await pb_grpc.RegistrationStub(channel).GetInfo(pb.InfoRequest(), timeout=5)
@@ -67,60 +65,15 @@ async def test_the_socket_says_what_it_is_and_serves_devices_itself(registry: Pa
         assert options.get_preferred_allocation_available
 
 
-async def test_the_watcher_finds_and_follows_it(registry: Path) -> None:
-    async with watched(registry) as plugin, kubelet_on(registry) as kubelet:
-        await kubelet.wait_for_capacity(CORE, 4)
-        await plugin.observer.until(lambda: plugin.server.state is State.ADVERTISED)
-        assert plugin.server.registered.is_set()
-        assert plugin.observer.registrations == [None]
-        plugin.advertisement.publish(devices(4, 2))
-        await kubelet.wait_for_capacity(CORE, 3)
-
-
-async def test_p11_a_kubelet_that_starts_later_finds_the_same_socket(registry: Path) -> None:
-    async with watched(registry) as plugin:
-        await eventually(standing_path(registry, CORE).exists)
-        made = identity_of(standing_path(registry, CORE))
-        async with kubelet_on(registry) as kubelet:
-            await kubelet.wait_for_capacity(CORE, 4)
-            assert identity_of(standing_path(registry, CORE)) == made
-        assert not plugin.task.done()
-
-
-async def test_p10_a_lost_stream_recreates_the_socket_and_brings_the_devices_back(registry: Path) -> None:
-    async with watched(registry), kubelet_on(registry) as kubelet:
-        for registrations in (1, 2, 3):
-            await eventually(lambda wanted=registrations: kubelet.registration_count(CORE) == wanted)  # type: ignore[misc]  # a default binds the loop's value
-            await kubelet.wait_for_capacity(CORE, 4)
-            before = identity_of(standing_path(registry, CORE))
-            await kubelet.disconnect(CORE)
-            await eventually(lambda old=before: identity_of(standing_path(registry, CORE)) not in (old, None))  # type: ignore[misc]  # as above
-
-
-async def test_p11_a_kubelet_restart_brings_the_devices_back(registry: Path) -> None:
-    async with watched(registry) as plugin, kubelet_on(registry) as kubelet:
-        for _ in range(2):
-            await kubelet.wait_for_capacity(CORE, 4)
-            await kubelet.restart()
-        await kubelet.wait_for_capacity(CORE, 4)
-        assert not plugin.task.done()
-
-
-async def test_p9_a_socket_that_was_deleted_is_recreated(registry: Path) -> None:
-    async with watched(registry), kubelet_on(registry) as kubelet:
-        await kubelet.wait_for_capacity(CORE, 4)
-        standing_path(registry, CORE).unlink()
-        await eventually(lambda: kubelet.registration_count(CORE) == 2)
-        await kubelet.wait_for_capacity(CORE, 4)
-
-
 async def test_p12_each_resource_has_one_path_of_its_own_for_all_its_lives(registry: Path) -> None:
     async with watched(registry), watched(registry, DEVICE), kubelet_on(registry) as kubelet:
         await kubelet.wait_for_capacity(CORE, 4)
         await kubelet.wait_for_capacity(DEVICE, 4)
         await kubelet.disconnect(CORE)
         await eventually(lambda: kubelet.registration_count(CORE) == 2)
-        assert names_in(registry) == {standing_path(registry, CORE).name, standing_path(registry, DEVICE).name}
+        assert {path.name for path in registry.iterdir()} == {
+            standing_path(registry, each).name for each in (CORE, DEVICE)
+        }
         assert kubelet.registration_count(DEVICE) == 1
 
 
@@ -200,10 +153,3 @@ async def test_p10_after_a_lost_stream_the_kubelets_old_word_counts_no_more(regi
         await asyncio.sleep(2 * QUICK.stream_deadline)
         assert plugin.server.state is State.REGISTERING
         assert plugin.observer.registrations == [None]
-
-
-async def test_p13_stopping_while_no_kubelet_has_come_is_clean(registry: Path) -> None:
-    async with watched(registry) as plugin:
-        await eventually(standing_path(registry, CORE).exists)
-        await plugin.server.stop()
-        assert plugin.server.state is State.STOPPED

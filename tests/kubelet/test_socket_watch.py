@@ -7,7 +7,7 @@ import os
 import shutil
 import socket
 import struct
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -168,11 +168,6 @@ def test_p4_one_byte_more_than_the_longest_path_is_refused() -> None:
         endpoint_path(Path("/d" + "d" * spare + "d"), CORE, "t")
 
 
-def test_a_directory_too_long_for_any_socket_is_named_with_its_length() -> None:
-    with pytest.raises(EndpointError, match=r"has 1\d\d bytes, expected at most 107"):
-        endpoint_path(Path("/" + "x" * 100), CORE, "t")
-
-
 def test_p3_strays_of_a_dead_server_are_removed(directory: Path) -> None:
     stray = dead_socket(endpoint_path(directory, CORE, "old"))
     clear_strays(directory, CORE)
@@ -251,32 +246,21 @@ async def until_quiet(hint: asyncio.Event) -> None:
             hint.clear()
 
 
-async def test_a_new_file_is_hinted_at_by_an_event(directory: Path) -> None:
-    async with watched(directory, NEVER) as hint:
-        (directory / "kubelet.sock").touch()
-        await hinted(hint)
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "a new file": lambda directory: (directory / "kubelet.sock").touch(),
+    "a removed file": lambda directory: (directory / "own.sock").unlink(),
+    "a file moved into place": lambda directory: (directory / "sub/new").rename(directory / "kubelet.sock"),
+    "a file moved away": lambda directory: (directory / "own.sock").rename(directory / "sub/own.sock"),
+}
 
 
-async def test_a_removed_file_is_hinted_at_by_an_event(directory: Path) -> None:
-    (directory / "own.sock").touch()
-    async with watched(directory, NEVER) as hint:
-        (directory / "own.sock").unlink()
-        await hinted(hint)
-
-
-async def test_a_file_moved_into_place_is_hinted_at_by_an_event(directory: Path) -> None:
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+async def test_a_change_is_hinted_at_by_an_event(directory: Path, change: Callable[[Path], object]) -> None:
     (directory / "sub").mkdir()
-    (directory / "sub" / "new").touch()
+    for name in ("own.sock", "sub/new"):
+        (directory / name).touch()
     async with watched(directory, NEVER) as hint:
-        (directory / "sub" / "new").rename(directory / "kubelet.sock")
-        await hinted(hint)
-
-
-async def test_a_file_moved_away_is_hinted_at_by_an_event(directory: Path) -> None:
-    (directory / "sub").mkdir()
-    (directory / "own.sock").touch()
-    async with watched(directory, NEVER) as hint:
-        (directory / "own.sock").rename(directory / "sub" / "own.sock")
+        change(directory)
         await hinted(hint)
 
 

@@ -44,6 +44,7 @@ from tests.plugin.world import (
     who_holds_down,
 )
 from tests.support.model_kubelet import ModelKubelet
+from tests.support.stories import Scene
 
 
 class MemoryKubelet(ModelKubelet):
@@ -145,23 +146,13 @@ async def tell(begin: str, steps: str) -> None:
     alive = next((clause.split()[1:] for clause in clauses if clause.startswith("alive")), [])
     known = moment(" | ".join(one for one in clauses if one not in flags and not one.startswith("alive")))
     story = Story(known, flags, alive)
-    words = [step.strip() for step in steps.split("; ")]
-    if "start" not in words:
+    if "start" not in steps.split("; "):
         story.start()
     async with story.followed():
-        for number, step in enumerate(words):
-            asked, arrow, expected = step.partition(" -> ")
-            verb, _, text = asked.partition(" ")
-            story.step = f"{steps!r}, step {number}: {step}"
-            began = story.now
-            result = getattr(story, verb)(*([text] if text else []), *([expected] if arrow else []))
-            if asyncio.iscoroutine(result):
-                await result
-            if verb != "took":
-                story.last_took = story.now - began
+        await story.play(steps)
 
 
-class Story:
+class Story(Scene):
     """One node while a story is told. Ids are as in `ids_of`, and who has them as in `records`."""
 
     def __init__(
@@ -179,10 +170,8 @@ class Story:
         policy = TopologyPolicy.REQUIRED if "required" in flags else TopologyPolicy.PREFERRED
         settings = PluginSettings(node_name="worker-1", numbering=Numbering.HOST, topology_policy=policy)
         self.allocator = Allocator(self.node, settings, self.lister, Counters())
-        self.step = ""
-        self.last_took = 0.0
         self._begin = begin
-        self._heard = [0, 0]
+        self._heard, self._reads = [0, 0], 0
         if "blind" in flags:
             self.blind()
         if "unlisted" not in flags:
@@ -213,18 +202,12 @@ class Story:
     def decisions(self) -> list[LoggedDecision]:
         return list(self.allocator.log.decisions.entries())
 
-    def is_so(self, found: object, expected: object) -> None:
-        assert found == expected, self.step
-
     # Time, hardware, processes.
 
     def start(self) -> None:
         """The first look at the hardware."""
         self.node.see_inventory(self._begin.inventory)
         self.node.advertise()
-
-    async def wait(self, seconds: str) -> None:
-        await asyncio.sleep(float(seconds))
 
     def later(self, text: str) -> None:
         """``later 2.5 dead``: a step that comes later, in the middle of another one."""
@@ -307,6 +290,14 @@ class Story:
         self.kubelet.file.fault = ""
         self.write()
 
+    def look(self) -> None:
+        self.node.look_at_checkpoint()
+
+    def reads(self, expected: str) -> None:
+        """How often the file was read since the last look at that."""
+        before, self._reads = self._reads, self.kubelet.file.reads
+        assert self._reads - before == int(expected)
+
     def restart(self) -> None:
         self.node.kubelet_restarted()
 
@@ -330,9 +321,9 @@ class Story:
             request.resource.value, texts(request.available), texts(request.must_include), request.size
         )
         found, (how, _, ids) = tuple(sorted(map(int, answer))), expected.rpartition(" ")
-        self.is_so(len(found), request.size)
+        assert len(found) == request.size
         if expected:
-            assert not {*found} & {*parse_ids(ids)} if how else found == parse_ids(ids), (self.step, found)
+            assert not {*found} & {*parse_ids(ids)} if how else found == parse_ids(ids), found
         return found
 
     async def allocate(self, text: str, expected: str = "") -> ContainerAllocation:
@@ -346,7 +337,7 @@ class Story:
         await asyncio.sleep(0)
         geometry = self._begin.inventory.geometry
         given = geometry.ids_of(resource.unit, given_mask(geometry, answer))
-        self.is_so(given, ids_of(expected)[1] if expected else ids)
+        assert given == (ids_of(expected)[1] if expected else ids)
         return answer
 
     async def admit(self, text: str, expected: str = "") -> None:
@@ -380,46 +371,41 @@ class Story:
 
     async def rewrite(self, expected: str = "") -> None:
         came = await self.node.rewrite()
-        assert not expected or came is (expected == "yes"), self.step
+        assert not expected or came is (expected == "yes")
 
     # What follows.
 
     def has(self, expected: str) -> None:
-        self.is_so(who_has(self.snapshot), expected.replace("-", ""))
+        assert who_has(self.snapshot) == expected.replace("-", "")
 
     def held(self, expected: str) -> None:
-        self.is_so(who_holds_down(self.snapshot.inputs), expected.replace("-", ""))
+        assert who_holds_down(self.snapshot.inputs) == expected.replace("-", "")
 
     def sick(self, expected: str) -> None:
         """What the kubelet is shown as unhealthy."""
         self.node.advertise()
         shown = self.node.advertisements[Resource.NEURON].latest.devices
-        self.is_so(format_ids(int(one.id) for one in shown if not one.healthy), expected.replace("-", ""))
+        assert format_ids(int(one.id) for one in shown if not one.healthy) == expected.replace("-", "")
 
     def pending(self, expected: str) -> None:
-        self.is_so(len(self._pending()), int(expected))
+        assert len(self._pending()) == int(expected)
 
     def due(self, expected: str) -> None:
-        self.is_so(self.node.rewrite_is_due, expected == "yes")
+        assert self.node.rewrite_is_due == (expected == "yes")
 
     def awaited(self, expected: str) -> None:
-        self.is_so(self.node.record_is_awaited, expected == "yes")
+        assert self.node.record_is_awaited == (expected == "yes")
 
     def news(self, expected: str) -> None:
         """Whether anything has changed since the last look at that."""
-        self.is_so(self.node.changed.is_set(), expected == "yes")
+        assert self.node.changed.is_set() == (expected == "yes")
         self.node.changed.clear()
 
     def asked(self, expected: str) -> None:
         """``1/2``: messages to the kubelet, and LISTs, since the last look at them."""
         seen = [self.kubelet.messages, self.lister.lists]
-        self.is_so("/".join(str(now - before) for now, before in zip(seen, self._heard, strict=True)), expected)
+        assert "/".join(str(now - before) for now, before in zip(seen, self._heard, strict=True)) == expected
         self._heard = seen
-
-    def took(self, expected: str) -> None:
-        """How many seconds the last step took, at least and at most."""
-        least, most = map(float, expected.split("-"))
-        assert least <= self.last_took <= most, (self.step, self.last_took)
 
 
 @asynccontextmanager

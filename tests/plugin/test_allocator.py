@@ -15,7 +15,7 @@ from neuron_plugin.kubelet import AllocationRefusedError
 from neuron_plugin.plugin.container import ALLOCATION_KEY, read_reply
 from neuron_plugin.plugin.writes import pod_events
 from neuron_plugin.topology import Unit
-from tests.plugin.desk import MemoryKubelet, a_desk, tell
+from tests.plugin.desk import a_desk, tell
 from tests.plugin.world import (
     CORE,
     DEVICE,
@@ -232,15 +232,6 @@ async def test_before_any_device_was_found_nothing_is_given() -> None:
             await desk.allocator.preferred(DEVICE.value, ["0"], [], 1)
 
 
-async def test_p55_the_file_names_the_pod_of_an_answer() -> None:
-    async with a_desk(pod("a", app(2))) as desk:
-        await desk.allocate("2,3")
-        assert desk.snapshot.inputs.pending
-        desk.record("a=2,3")
-        assert not desk.snapshot.inputs.pending
-        assert [str(one.pod) for one in desk.snapshot.ledger.allocations] == ["default/a"]
-
-
 @pytest.mark.looptime
 async def test_p45_a_refusal_names_both_pods_and_is_reported_on_the_pod_that_asked() -> None:
     async with a_desk(pod("a", app(1, CORE)), pod("b", app(1))) as desk:
@@ -335,17 +326,6 @@ async def test_where_only_a_pod_that_asks_for_two_resources_can_have_asked_it_is
 
 
 # What was seen on a real kubelet with the first version.
-
-
-@pytest.mark.looptime
-async def test_after_a_restart_with_the_api_server_away_a_pod_that_has_all_devices_keeps_them() -> None:
-    kubelet = MemoryKubelet()
-    async with a_desk(pod("a", app(16)), kubelet=kubelet) as desk:
-        await desk.admit("a=0-15")
-    async with a_desk(kubelet=kubelet, listed=False) as desk:
-        assert not [one for one in desk.snapshot.advertised(CORE) if one.healthy]
-        with pytest.raises(AllocationRefusedError, match=f"in use by the pod with UID {A}"):
-            await desk.allocate("core:0")
 
 
 async def test_decisions_name_a_pod_that_came_without_an_assignment_once_the_kubelet_has_recorded_it() -> None:

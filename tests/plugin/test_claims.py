@@ -33,6 +33,7 @@ from neuron_plugin.plugin.node import LocalNode, NodeOptions
 from neuron_plugin.plugin.settings import Mode, Numbering, PluginSettings
 from neuron_plugin.plugin.snapshot import Snapshot, derive
 from neuron_plugin.topology import CoreMask
+from tests.plugin.desk import FakeCgroups
 from tests.plugin.world import INF2, MACHINES, TRN2, FakeClock, inputs, inventory, moment, pod, ref, uid_of
 from tests.support.model_kubelet import checkpoint_file
 
@@ -191,8 +192,8 @@ def test_the_health_of_each_device_and_of_what_claims_name_is_shown() -> None:
 class Files:
     """The kubelet's two files: an empty checkpoint, and the claims that a test puts there."""
 
-    def __init__(self) -> None:
-        self.claims: tuple[PreparedClaim, ...] = ()
+    def __init__(self, *claims: PreparedClaim) -> None:
+        self.claims: tuple[PreparedClaim, ...] = claims
         self.edition = 1
 
     def version(self) -> tuple[int, int, int]:
@@ -277,6 +278,14 @@ async def test_a_force_deleted_pods_claim_is_waited_for_until_its_processes_are_
     desk.clock.now += 5
     answer = await waiting
     assert [each.device for each in answer["uid-y"]] == ["neuron-3"]
+
+
+async def test_the_first_snapshot_knows_which_claims_the_kubelet_has_recorded() -> None:
+    files = Files(PreparedClaim("neuron.aws.com", "uid-x", "default", "x", (uid_of("a"),), ("neuron-3",)))
+    node = LocalNode(checkpoint_file(), FakeCgroups(), NodeOptions(()), FakeClock(), files)
+    node.see_inventory(inventory())
+    assert node.snapshot is not None
+    assert node.snapshot.ledger.mask_of(uid_of("a")) == inventory().geometry.device_mask(3)
 
 
 async def test_a_line_that_goes_from_the_kubelets_file_ends_nothing(desk: Desk) -> None:

@@ -21,17 +21,16 @@ from neuron_plugin.plugin.container import (
     write_cdi_specification,
 )
 from neuron_plugin.plugin.settings import Numbering, PluginSettings
-from neuron_plugin.topology import Geometry, Topology, Unit, catalogue, cores_in, sets_by_count, valid_sets
+from neuron_plugin.topology import Unit, cores_in, sets_by_count, valid_sets
+from tests.plugin.world import TRN1, TRN2, inventory
 
-TRN1 = Geometry("trn1.32xlarge", Topology.TORUS, 16, 2, (1, 4, 8, 16))
-TRN2 = catalogue()["trn2.48xlarge"].geometry
 HOST = ContainerStyle(Numbering.HOST)
 CONTAINER = ContainerStyle(Numbering.CONTAINER)
 
 
 def numbering(setting: Numbering, driver: str) -> Numbering:
     """The numbering on a node with this driver version; empty where it is not known."""
-    return container_style(PluginSettings(node_name="node", numbering=setting), driver, "", 1).numbering
+    return container_style(PluginSettings(numbering=setting), inventory(driver_version=driver)).numbering
 
 
 def test_p40_seed_cores_2_and_3_in_host_numbering_give_neuron1_and_visible_cores() -> None:

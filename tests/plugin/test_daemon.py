@@ -18,7 +18,6 @@ import pytest
 from neuron_plugin.allocation.inventory import read_inventory
 from neuron_plugin.allocation.keys import DISABLE_KEY, INVENTORY_KEY
 from neuron_plugin.decision_log import Step
-from neuron_plugin.kubelet import DeviceNode
 from neuron_plugin.plugin import hardware_watch
 from neuron_plugin.plugin.daemon import NodeDaemon
 from neuron_plugin.simulation import PodRejectedError
@@ -26,15 +25,6 @@ from neuron_plugin.simulation.api_server_kinds import NODES
 from tests.plugin.site import NODE, Site, a_site, decision_of, eventually, holders, ids, ledger
 from tests.plugin.world import CORE, DEVICE, NEURON, app, uid_of
 from tests.support.api_server import Fault, Match
-
-
-async def test_p40_seed_annotation_neuron_cores_gives_its_node_and_variable() -> None:
-    async with a_site() as site, site.daemon():
-        admitted = await site.run("a", app(2, CORE), annotations={"NEURON_CORES": "2,3", "NEURON_ALLOC_TIME": "1"})
-        received = admitted.container("app")
-        dev = site.settings.dev
-        assert received.devices == (DeviceNode(str(dev / "neuron1"), "/dev/neuron1", "rw"),)
-        assert received.envs == {"NEURON_RT_VISIBLE_CORES": "2,3"}
 
 
 async def test_p56_two_equal_pods_admitted_in_the_other_order_swap_and_both_annotations_say_so() -> None:
@@ -54,14 +44,6 @@ async def test_p56_two_equal_pods_admitted_in_the_other_order_swap_and_both_anno
         assert daemon.counters.corrections >= 2
         corrected = [one.pod for one in daemon.allocator.log.decisions.entries() if one.step is Step.CORRECTED]
         assert "b" in {pod.name for pod in corrected if pod}, "a had nothing yet"
-
-
-async def test_p36_a_decision_that_the_watch_has_not_shown_yet_is_read_before_the_answer() -> None:
-    async with a_site() as site, site.daemon():
-        assert site.api is not None
-        site.api.mute_watches()
-        admitted = await site.run("a", app(4), annotations=decision_of(app(4), sets=[[12, 13, 14, 15]]))
-        assert ids(admitted, NEURON) == (12, 13, 14, 15)
 
 
 async def test_a_pod_without_a_decision_gets_a_linked_set_its_annotation_and_a_name_in_the_log() -> None:

@@ -46,10 +46,11 @@ async def run_once_closed(site: Site) -> AdmittedPod:
 
 
 async def test_e7_stopping_gives_the_nodes_lease_up_before_the_kubelet_loses_its_devices() -> None:
-    async with a_site() as site:
+    async with a_site() as site, asyncio.timeout(25):
+        site.times = replace(site.times, leave=30.0)
         async with site.daemon():
             await held(site)
-        assert lease_holders(site) == [""]
+        assert lease_holders(site) == [""], "and no pod waits that it would have to stay for"
 
 
 async def test_a_kubelet_that_restarts_closes_its_node_until_the_plugin_is_registered_again() -> None:

@@ -15,7 +15,6 @@ from typing import Any, Self
 import msgspec
 import pytest
 
-from neuron_plugin.allocation import PodUid
 from neuron_plugin.cluster.api import ConnectionSettingsError
 from neuron_plugin.hardware import Process, read_inventory
 from neuron_plugin.kubelet import (
@@ -28,20 +27,20 @@ from neuron_plugin.kubelet import (
 from neuron_plugin.kubelet.pod_resources import ContainerDevices
 from neuron_plugin.kubelet_files import KUBELET_SOCKET
 from neuron_plugin.plugin.cluster_link import ClusterLink
-from neuron_plugin.plugin.container import CDI_FILE_NAME, reply_for
+from neuron_plugin.plugin.container import CDI_FILE_NAME
 from neuron_plugin.plugin.counters import Counters
-from neuron_plugin.plugin.daemon import NodeDaemon, keep_cdi_specification, keep_condition
+from neuron_plugin.plugin.daemon import NodeDaemon, keep_cdi_files, keep_condition
 from neuron_plugin.plugin.hardware_watch import HardwareWatch
-from neuron_plugin.plugin.inputs import UNSEEN_SECONDS, PendingAnswer
 from neuron_plugin.plugin.machine import DaemonTimes, Machine
 from neuron_plugin.plugin.node import LocalNode
-from neuron_plugin.plugin.settings import PluginSettings, RegistrationWay
+from neuron_plugin.plugin.settings import Mode, PluginSettings, RegistrationWay
 from neuron_plugin.plugin.writes import PodEvent
 from neuron_plugin.simulation import write_node
 from neuron_plugin.topology import catalogue
 from tests.plugin.desk import FakeCgroups, FakeLister, LoopClock, MemoryKubelet
-from tests.plugin.world import CORE, NEURON, STATIC_UID, TRN1, app, inventory, pod, uid_of
+from tests.plugin.world import CORE, NEURON, STATIC_UID, TRN1, app, holder, inventory, pod, uid_of
 from tests.support.model_kubelet import checkpoint_file
+from tests.support.stories import Scene
 
 A = uid_of("a")
 TIMES = DaemonTimes()
@@ -89,7 +88,7 @@ class FakePodResources:
         return self.answer
 
 
-class Asking:
+class Asking(Scene):
     """A daemon on a machine in memory."""
 
     def __init__(self, *, directory: Path | None = None, cluster: bool = True, users: Users | None = None) -> None:
@@ -107,6 +106,7 @@ class Asking:
         return self.daemon.cluster
 
     def start(self) -> None:
+        """The hardware is seen."""
         self.node.see_inventory(inventory())
 
     async def lists_within(self, seconds: float) -> int:
@@ -114,6 +114,35 @@ class Asking:
         async with running(self.link.ask_about_pods()):
             await asyncio.sleep(seconds)
         return len(self.pod_resources.lists) - before
+
+    # The steps of a story.
+
+    def record(self, name: str) -> None:
+        """The kubelet's file says that the pod has device 3."""
+        self.kubelet.record(holder(name)[0], "app", NEURON, [3])
+
+    def knows(self, name: str) -> None:
+        self.node.see_pods(self.node.pods.with_pod(pod(name, app(1))))
+
+    def alive(self, name: str = "") -> None:
+        """Of which pod a process lives, or ``unseen``."""
+        self.cgroups.alive = None if name == "unseen" else {holder(name)[0]} if name else set()
+
+    def later(self, text: str) -> None:
+        seconds, _, name = text.partition(" ")
+        asyncio.get_running_loop().call_later(float(seconds), self.alive, name)
+
+    def blind(self) -> None:
+        self.kubelet.file.fault = "a future format"
+        self.kubelet.write()
+
+    def silent(self) -> None:
+        self.pod_resources.error = PodResourcesError("no answer")
+
+    async def lists(self, seconds: str, expected: str) -> None:
+        """How often PodResources is listed within so many seconds: ``2``, or ``1-9``."""
+        least, _, most = expected.partition("-")
+        assert int(least) <= await self.lists_within(float(seconds)) <= int(most or least)
 
 
 Users = Callable[[list[Path], Path], Mapping[Path, tuple[Process, ...]]]
@@ -128,52 +157,32 @@ async def asking() -> Asking:
     return Asking()
 
 
+EMPTY = f"{TIMES.empty - 1}"
+SOON = f"{2 * TIMES.empty + 2 * TIMES.quiet}"
+STORIES = {
+    "without hardware the kubelet is left alone": "lists 60 -> 0",
+    "pods whose end the API server tells are no reason": "record a; knows a; start; lists 60 -> 0",
+    "a static pod whose cgroup is empty is a reason": (
+        f"record static; start; alive static; lists 60 -> 0; alive; lists {EMPTY} -> 0; lists {SOON} -> 1-9"
+    ),
+    "not if its next container starts in time": (
+        f"record static; start; alive static; later 1; later {EMPTY} static; lists 60 -> 0"
+    ),
+    "where cgroups cannot be seen the kubelet is asked now and then": (
+        f"record static; start; alive unseen; lists {2 * TIMES.blind} -> 2"
+    ),
+    "without an API server the kubelet says of every pod when it is over": (
+        f"alone; record a; start; lists {2 * TIMES.empty} -> 1-9"
+    ),
+    "p62 a kubelet that does not answer is asked again": "blind; start; silent; lists 10 -> 6-99",
+}
+"""What happens, and how often the kubelet is asked about pods then; ``alone`` is a node without an API server."""
+
+
+@pytest.mark.parametrize("steps", STORIES.values(), ids=STORIES)
 @pytest.mark.looptime
-async def test_without_hardware_the_kubelet_is_left_alone(asking: Asking) -> None:
-    assert await asking.lists_within(60) == 0
-
-
-@pytest.mark.looptime
-async def test_pods_whose_end_the_api_server_tells_are_no_reason_to_list(asking: Asking) -> None:
-    asking.kubelet.record(A, "app", NEURON, [3])
-    asking.node.see_pods(asking.node.pods.with_pod(pod("a", app(1))))
-    asking.start()
-    assert await asking.lists_within(60) == 0
-
-
-@pytest.mark.looptime
-async def test_a_static_pod_whose_cgroup_is_empty_is_a_reason_to_list(asking: Asking) -> None:
-    asking.kubelet.record(STATIC_UID, "app", NEURON, [3])
-    asking.start()
-    asking.cgroups.alive = {STATIC_UID}
-    assert await asking.lists_within(60) == 0
-    asking.cgroups.alive = set()
-    assert await asking.lists_within(TIMES.empty - 1) == 0
-    assert await asking.lists_within(2 * TIMES.empty + 2 * TIMES.quiet) >= 1
-    asking.cgroups.alive = {STATIC_UID}
-    async with running(asking.link.ask_about_pods()):
-        asking.cgroups.alive = set()
-        await asyncio.sleep(TIMES.empty - 1)
-        asking.cgroups.alive = {STATIC_UID}
-        asked = len(asking.pod_resources.lists)
-        await asyncio.sleep(60)
-        assert len(asking.pod_resources.lists) == asked, "its next container has started"
-
-
-@pytest.mark.looptime
-async def test_where_cgroups_cannot_be_seen_the_kubelet_is_asked_now_and_then(asking: Asking) -> None:
-    asking.kubelet.record(STATIC_UID, "app", NEURON, [3])
-    asking.start()
-    asking.cgroups.alive = None
-    assert await asking.lists_within(2 * TIMES.blind) == 2
-
-
-@pytest.mark.looptime
-async def test_without_an_api_server_the_kubelet_says_of_every_pod_when_it_is_over() -> None:
-    asking = Asking(cluster=False)
-    asking.kubelet.record(A, "app", NEURON, [3])
-    asking.start()
-    assert await asking.lists_within(2 * TIMES.empty) >= 1
+async def test_when_the_kubelet_is_asked_about_pods(steps: str) -> None:
+    await Asking(cluster=not steps.startswith("alone")).play(steps.removeprefix("alone; "))
 
 
 @pytest.mark.looptime
@@ -193,15 +202,6 @@ async def test_p55_pod_resources_is_never_listed_within_a_second_of_a_call_of_th
     assert await asking.lists_within(30) == 0
     asking.daemon.allocator.calls_under_way = 0
     assert await asking.lists_within(30) > 20
-
-
-@pytest.mark.looptime
-async def test_p62_a_kubelet_that_does_not_answer_is_asked_again(asking: Asking) -> None:
-    asking.kubelet.file.fault = "a future format"
-    asking.kubelet.write()
-    asking.start()
-    asking.pod_resources.error = PodResourcesError("no answer")
-    assert await asking.lists_within(10) > 5
 
 
 @pytest.mark.looptime
@@ -267,46 +267,6 @@ async def test_p61_only_a_kubelet_that_runs_and_serves_no_pod_resources_is_offer
             await asking.link.list_if_unreadable()
             ended = loop.time() - began
     assert ended == (waited and pytest.approx(waited, abs=0.2))
-
-
-# Turns: what changes without an event.
-
-
-@pytest.mark.looptime
-async def test_a_file_that_no_event_announced_is_read_at_the_next_turn(asking: Asking) -> None:
-    asking.start()
-    async with running(asking.daemon.take_turns()):
-        asking.kubelet.record(STATIC_UID, "app", NEURON, [3])
-        await asyncio.sleep(2 * TIMES.turn)
-        assert asking.node.recorded.entries
-
-
-@pytest.mark.looptime
-async def test_p60_a_hold_down_ends_at_the_turn_after_the_last_process(asking: Asking) -> None:
-    asking.start()
-    asking.cgroups.alive = {A}
-    asking.node.hold_down(PodUid(A), TRN1.devices_mask((3,)), "why")
-    async with running(asking.daemon.take_turns()):
-        await asyncio.sleep(60)
-        assert asking.node.snapshot
-        assert asking.node.snapshot.inputs.hold_downs
-        asking.node.changed.clear()
-        asking.cgroups.alive = set()
-        await asyncio.sleep(2 * TIMES.turn)
-        assert asking.node.changed.is_set()
-        assert not asking.node.snapshot.inputs.hold_downs
-
-
-@pytest.mark.looptime
-async def test_an_answer_that_the_file_does_not_show_makes_the_kubelet_write_it(asking: Asking) -> None:
-    asking.start()
-    reply = reply_for(inventory(), "r", TRN1.devices_mask((3,)))
-    asking.node.answered(PendingAnswer(reply, NEURON, (3,), asking.node.clock()))
-    advertisement = asking.node.advertisements[NEURON]
-    async with running(asking.kubelet.follow(advertisement)), running(asking.daemon.take_turns()):
-        await asyncio.sleep(UNSEEN_SECONDS + 2 * TIMES.turn)
-        assert asking.node.snapshot
-        assert not asking.node.snapshot.inputs.pending
 
 
 @pytest.mark.looptime
@@ -478,6 +438,20 @@ async def test_a_disabled_device_is_taken_out_before_the_first_call_of_the_kubel
     assert daemon.node.snapshot.inventory.disabled == (3,)
 
 
+@pytest.mark.looptime
+async def test_a_driver_of_claims_answers_its_first_call_when_its_pods_claims_were_read() -> None:
+    settings = PluginSettings(node_name="n", mode=Mode.DRA)
+    cluster = NodeDaemon(settings, catalogue(), times=DaemonTimes(read_node=30.0)).cluster
+    assert cluster
+    assert cluster.claims
+    cluster.pods.tried.set()
+    cluster.own_node.read.set()
+    asyncio.get_running_loop().call_later(5, cluster.claims.read.set)
+    began = asyncio.get_running_loop().time()
+    await cluster.node_read()
+    assert asyncio.get_running_loop().time() - began == pytest.approx(5, abs=0.5)
+
+
 async def test_each_change_of_a_devices_health_is_counted_once(tmp_path: Path) -> None:
     seeing = Seeing(tmp_path)
     for sick in ((3,), (3, 5), (5,), (), (3,)):
@@ -500,7 +474,7 @@ async def test_p53_the_specification_is_kept_and_a_directory_that_cannot_be_writ
     caplog.set_level(logging.INFO)
     directory = tmp_path / "cdi"
     settings, node = PluginSettings(node_name="n", cdi_dir=directory), LocalNode(checkpoint_file(), FakeCgroups())
-    async with running(keep_cdi_specification(settings, node, TIMES)):
+    async with running(keep_cdi_files(settings, node, TIMES)):
         await asyncio.sleep(1)
         assert not directory.exists()
         node.see_inventory(inventory())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from unittest.mock import Mock
 
@@ -11,12 +10,9 @@ import pytest
 
 from neuron_plugin.allocation.keys import INVENTORY_KEY
 from neuron_plugin.plugin.node import NodeTimes
-from neuron_plugin.simulation.api_server_kinds import EVENTS
 from neuron_plugin.topology import Unit
 from tests.plugin.site import NAMESPACE, NODE, a_site, decision_of, eventually, holders, ids, ledger
 from tests.plugin.world import CORE, NEURON, TRN1, app, init, uid_of
-from tests.support.api_server import Fault, Match
-from tests.support.kubelet import KubeletOptions
 
 
 async def test_the_api_server_down_at_start_is_not_waited_for_long_and_is_caught_up_with() -> None:
@@ -31,21 +27,6 @@ async def test_the_api_server_down_at_start_is_not_waited_for_long_and_is_caught
             await eventually(lambda: holders(daemon) == {uid_of("a")})
             await site.annotated("a")
             await eventually(lambda: INVENTORY_KEY in site.node_annotations())
-
-
-async def test_p44_a_slow_api_server_costs_a_preference_its_deadline_and_allocate_nothing() -> None:
-    async with a_site() as site, site.daemon():
-        assert site.api is not None
-        gate = asyncio.Event()
-        site.api.mute_watches()
-        site.api.fail(Fault(Match("GET", r"/pods", watch=False), times=50, gate=gate))
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        admitted = await site.run("a", app(1, CORE))
-        took = loop.time() - began
-        gate.set()
-        assert len(ids(admitted, CORE)) == 1
-        assert took < site.settings.decision_deadline_seconds + 1.0
 
 
 async def test_p61_a_new_process_knows_who_holds_what_init_containers_included() -> None:
@@ -141,38 +122,3 @@ async def test_p62_without_pod_resources_pods_are_served_all_the_same() -> None:
                 name = f"p{number}"
                 assert ids(await site.run(name, app(1)), NEURON) == (0,)
                 site.end(name)
-
-
-async def test_without_a_cluster_what_an_ended_pod_held_comes_back() -> None:
-    async with a_site("trn1.2xlarge", cluster=False) as site, site.daemon() as daemon:
-        await site.run("a", app(1))
-        await eventually(lambda: uid_of("a") in holders(daemon))
-        await site.kubelet.wait_for_capacity(CORE.value, 0)
-        site.end("a")
-        await site.kubelet.wait_for_capacity(CORE.value, 2)
-        assert ids(await site.run("b", app(2, CORE)), CORE) == (0, 1)
-
-
-async def test_without_a_cluster_the_next_pod_gets_a_full_node_the_moment_the_last_is_gone() -> None:
-    async with a_site("trn1.2xlarge", cluster=False) as site:
-        site.times = replace(site.times, empty=600.0)
-        async with site.daemon() as daemon:
-            await site.run("a", app(1))
-            await eventually(lambda: uid_of("a") in holders(daemon))
-            site.end("a")
-            assert ids(await site.run("b", app(1)), NEURON) == (0,)
-
-
-async def test_p64_two_hundred_pods_made_and_deleted_quickly_leave_nothing_and_no_storm() -> None:
-    async with a_site(options=KubeletOptions(pod_resources_per_second=0)) as site, site.daemon() as daemon:
-        for number in range(200):
-            name = f"p{number}"
-            await site.run(name, app(1, CORE) if number % 2 else app(1))
-            site.end(name)
-        await eventually(lambda: not holders(daemon) and not daemon.node.pods.pods)
-        # A pod that came and went unseen, on a machine that is slow, is held down for 30 s.
-        await site.kubelet.wait_for_capacity(NEURON.value, 16, timeout_seconds=40)
-        await site.kubelet.wait_for_capacity(CORE.value, 32)
-        assert site.api is not None
-        assert not site.api.objects(EVENTS)
-        assert not site.kubelet.rejections

@@ -11,9 +11,9 @@ import pytest
 from neuron_plugin.allocation.resources import format_ids
 from neuron_plugin.hardware import Inventory, ResetState
 from neuron_plugin.hardware.device import CoreErrors, EccCounts, NodeState, SkippedDevice
-from neuron_plugin.hardware.health_signals import MISSING, Severity, Signal, Symptom, Verdict
+from neuron_plugin.hardware.health_signals import Severity, Signal
 from neuron_plugin.hardware.kernel_log import KernelError
-from neuron_plugin.plugin.health import MOST_DEVICES, Action, HealthRules, SignalRule, Transition, health_after
+from neuron_plugin.plugin.health import MOST_DEVICES, Action, HealthRules, SignalRule, Transition
 from neuron_plugin.topology import DeviceId
 from tests.plugin.health_world import HOUR, World, changed, device, error
 
@@ -196,7 +196,7 @@ def test_p69_many_messages_are_little_news() -> None:
     world = World()
     world.see_first()
     news = 0
-    for _ in range(2000):
+    for _ in range(200):
         world.hear(error(1, at=world.now))
         news += len(world.wait(0))
         world.now += 1
@@ -238,14 +238,6 @@ def test_a_serial_number_that_cannot_be_read_just_now_is_no_other_chip() -> None
     unnamed = replace(device(0, core_errors=(CoreErrors(0, hw_nc_ue_error=1),)), serial_number="")
     assert world.see(unnamed, device(1)) == ()
     assert list(world.state.unhealthy) == [0]
-
-
-def test_p25_a_driver_reload_is_one_piece_of_news_each_way() -> None:
-    world = World()
-    world.see_first()
-    assert world.see() == (Transition((0, 1), Severity.HEALTHY, Severity.UNHEALTHY, MISSING),)
-    assert world.state.unhealthy == {0: MISSING, 1: MISSING}
-    assert world.see_first() == (Transition((0, 1), Severity.UNHEALTHY, Severity.HEALTHY, ""),)
 
 
 def test_p25_a_device_that_comes_back_unusable_says_why() -> None:
@@ -292,42 +284,3 @@ def test_p83_serial_numbers_that_never_read_the_same_do_not_gather() -> None:
     for serial in range(MOST_DEVICES + 50):
         world.see(device(0, serial=f"{serial:x}", core_errors=(CoreErrors(0, hw_error=1),)))
     assert len(world.state.baseline) == MOST_DEVICES
-
-
-def test_the_worst_signal_decides_and_is_named_first() -> None:
-    world = World()
-    world.see_first()
-    world.see_first(
-        core_errors=(CoreErrors(0, hw_error=1),),
-        reset=ResetState.RESETTING,
-        ecc=EccCounts(sram=1),
-        node=NodeState.ABSENT,
-    )
-    verdict = world.state.devices[0].verdict
-    assert verdict.severity is Severity.UNHEALTHY
-    assert verdict.reason == "/dev/neuron0 is absent; 1 uncorrected SRAM error"
-    assert [finding.severity for finding in verdict.findings] == [
-        Severity.UNHEALTHY,
-        Severity.UNHEALTHY,
-        Severity.PASSING,
-        Severity.WARNING,
-    ]
-
-
-def test_a_pending_condition_makes_a_device_wait_and_no_more() -> None:
-    world = World()
-    world.see_first(reset=ResetState.RESETTING)
-    verdict = world.state.devices[0].verdict
-    assert verdict == Verdict((Symptom(Signal.RESETTING, Severity.PASSING, "a reset is under way"),))
-    assert verdict.healthy
-
-
-def test_a_state_is_a_value_and_its_successor_leaves_it_alone() -> None:
-    world = World()
-    world.see_first()
-    before = world.state
-    devices = dict(before.devices)
-    world.see_first(node=NodeState.ABSENT)
-    assert before.unhealthy == {}
-    assert before.devices == devices
-    assert health_after(before, world.inventory, world.now, world.rules) == world.state

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -140,20 +139,6 @@ async def test_p67_errors_of_a_core_and_kernel_messages_reach_the_kubelet() -> N
                 }
             )
         )
-
-
-async def test_p69_a_flapping_node_makes_a_bounded_number_of_messages_and_events() -> None:
-    async with a_site() as node:
-        start = node.daemon.node.advertisements[NEURON].latest.version
-        for _ in range(15):
-            node.machine.remove_node(3)
-            await asyncio.sleep(0.12)
-            node.machine.restore_node(3)
-            await asyncio.sleep(0.12)
-        latest = node.daemon.node.advertisements[NEURON].latest.version
-        assert 1 <= latest - start <= 3  # gone, back, gone and then held for ten seconds
-        assert len(node.events()) <= 3
-        assert node.daemon.health.unhealthy == {3: "/dev/neuron3 is absent"}
 
 
 def fails(site: sites.Site, name: str, started: datetime) -> None:

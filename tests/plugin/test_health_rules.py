@@ -15,10 +15,6 @@ from neuron_plugin.settings import SettingsError, as_yaml, load
 DEFAULTS = HealthRules()
 
 
-def test_every_signal_has_a_policy() -> None:
-    assert all(isinstance(rule_of(DEFAULTS, signal), SignalRule) for signal in Signal)
-
-
 @pytest.mark.parametrize("signal", set(Signal) - {Signal.MISSING})
 def test_p67_every_signal_but_a_missing_device_can_be_set_by_its_name(tmp_path: Path, signal: Signal) -> None:
     file = tmp_path / "plugin.yaml"

@@ -21,6 +21,7 @@ from neuron_plugin.plugin.inputs import (
     NodePods,
     PendingAnswer,
     Recorded,
+    claim_allocations,
     given_mask,
     made_by_api_server,
     recorded_allocation,
@@ -185,6 +186,14 @@ def test_what_the_record_has_shown(steps: str) -> None:
 def test_p83_an_allocation_that_is_over_is_forgotten_with_the_file_that_showed_it() -> None:
     for files in ("5 a=1; over; 9 -", "5 a=1; 9 -; over"):
         assert not after_files(files).over
+
+
+def test_p83_a_claim_that_is_over_stays_over_while_the_file_shows_it_and_is_forgotten_with_that() -> None:
+    listed = list(claim_allocations([A], "claim-uid", "a-devices", ["neuron-3"]))
+    over = (made := Recorded().with_claims(listed, 5.0)).without(list(made.entries))
+    assert not over.with_claims(listed, 9.0).entries
+    assert over.with_claims(listed, 9.0).over
+    assert not over.with_claims([], 9.0).over
 
 
 PODS = {

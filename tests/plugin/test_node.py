@@ -16,7 +16,6 @@ from neuron_plugin.kubelet.pod_resources import ContainerDevices
 from neuron_plugin.plugin.container import ALLOCATION_KEY, reply_for
 from neuron_plugin.plugin.inputs import NodePods, PendingAnswer
 from neuron_plugin.plugin.node import NODE_TIMES, LocalNode, NodeOptions
-from neuron_plugin.plugin.settle import VANISHED_SECONDS
 from neuron_plugin.topology import NO_CORES, Unit
 from tests.plugin.desk import FakeCgroups, LoopClock, MemoryKubelet, a_desk, tell
 from tests.plugin.world import CORE, DEVICE, NEURON, STATIC_UID, TRN1, FakeClock, app, devices, inventory, pod, uid_of
@@ -75,44 +74,6 @@ def test_before_the_first_device_there_is_no_snapshot_and_nothing_fails() -> Non
     assert not node.recorded.entries
 
 
-def test_pods_that_were_seen_before_the_first_device_count() -> None:
-    bench = Bench()
-    bench.node.see_pods(NodePods().with_pod(pod("a", app(1))))
-    snapshot = bench.started().snapshot
-    assert snapshot
-    assert [one.reference.name for one in snapshot.unassigned] == ["a"]
-
-
-def test_a_snapshot_is_the_same_until_an_input_changes() -> None:
-    node = Bench().started()
-    before = node.snapshot
-    node.changed.clear()
-    node.see_inventory(inventory())
-    node.look_at_checkpoint()
-    node.look_again()
-    assert node.snapshot is before
-    assert not node.changed.is_set()
-    node.see_inventory(inventory(unhealthy={3: "sick"}))
-    assert node.changed.is_set()
-    assert node.snapshot is not before
-
-
-# The kubelet's file.
-
-
-def test_a_file_is_read_only_when_its_version_is_another() -> None:
-    bench = Bench()
-    node = bench.started()
-    reads = bench.kubelet.file.reads
-    node.look_at_checkpoint()
-    assert bench.kubelet.file.reads == reads
-    bench.kubelet.record(A, "app", NEURON, [3], reply(3))
-    node.look_at_checkpoint()
-    node.look_at_checkpoint()
-    assert bench.kubelet.file.reads == reads + 1
-    assert used(node) == devices(3)
-
-
 def test_an_unreadable_file_is_logged_once_and_takes_nothing_away(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     bench = Bench()
@@ -155,6 +116,14 @@ def test_the_cgroup_of_a_pod_that_is_known_by_its_name_alone_cannot_be_seen() ->
 BLIND = "blind | a init:2 app:2"
 STORIES = {
     "p61 the first snapshot knows what the kubelet has recorded": ("", "record a=3; start; has a=3"),
+    "a snapshot is the same until an input changes": (
+        "a app:1",
+        "start; news yes; breaks; look; again; news no; breaks 3; news yes",
+    ),
+    "a file is read only when its version is another": (
+        "",
+        "start; reads 1; look; reads 0; record a=3; look; reads 1; has a=3; blind; reads 1; look; reads 0",
+    ),
     "a file that is lost takes nothing from a live pod": ("a app:1", "record a=3; lose; has a=3"),
     "p61 a pod that runs without a record counts by its annotation": ("a app:1=3 started", "has a=3"),
     # PodResources in place of the file.
@@ -232,6 +201,13 @@ STORIES = {
         "unseen",
         "unknown b=4; held b=4; wait 30; again; held -",
     ),
+    "p60 a hold-down ends without an event when the last process has": (
+        "a app:1 | alive a",
+        (
+            "record a=3; killed a; news yes; held a=3+; wait 2; again; news no; wait 2; again; news yes; "
+            "dead; again; news yes; held -"
+        ),
+    ),
     "p60 the kubelet sees a hold-down from its time on": (
         "alive a",
         "unknown a=3; news yes; wait 9; again; news no; wait 1; again; news yes",
@@ -263,41 +239,11 @@ async def test_who_has_what_and_what_the_kubelet_is_shown(begin: str, steps: str
     await tell(begin, steps)
 
 
-@pytest.mark.looptime
-async def test_an_unreadable_file_is_not_read_again_before_it_is_another() -> None:
-    async with following() as (node, kubelet):
-        kubelet.file.fault = "a future format"
-        kubelet.write()
-        node.look_at_checkpoint()
-        reads = kubelet.file.reads
-        node.look_at_checkpoint()
-        assert kubelet.file.reads == reads
-
-
 def test_a_resource_that_is_not_offered_here_is_another_plugins() -> None:
     bench = Bench(options=NodeOptions(resources=(CORE,)))
     listed = PodDevices("default", "a", (ContainerDevices("app", NEURON.value, ("3",)),))
     bench.started().see_listed([listed], 1000.0)
     assert used(bench.node) == NO_CORES
-
-
-def test_p60_a_hold_down_ends_without_an_event_and_both_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    bench = Bench(cgroups=FakeCgroups({A}))
-    bench.kubelet.record(A, "app", NEURON, [3], reply(3))
-    node = bench.started()
-    bench.node.see_pods(NodePods().without(A, stopped=False))
-    assert node.snapshot
-    assert node.snapshot.inputs.held_down_mask == devices(3)
-    bench.clock.now += VANISHED_SECONDS
-    node.changed.clear()
-    node.look_again()
-    assert not node.changed.is_set()
-    bench.cgroups.alive = set()
-    node.look_again()
-    assert node.changed.is_set()
-    assert node.snapshot.inputs.held_down_mask == NO_CORES
-    assert [record.message for record in caplog.records] == ["holding down", "no longer holding down"]
 
 
 def test_p60_what_an_unknown_pod_has_open_is_held_down_also_where_the_file_shows_another_pod(
@@ -341,20 +287,6 @@ def test_p16_p57_the_kubelet_hears_once_of_what_changed_and_only_under_the_other
     node.advertise()
     after = {resource: one.latest.version for resource, one in node.advertisements.items()}
     assert after == {NEURON: versions[NEURON], DEVICE: versions[DEVICE] + 1, CORE: versions[CORE] + 1}
-
-
-def test_p15_before_any_hardware_is_seen_nothing_is_advertised() -> None:
-    node = Bench().node
-    node.advertise()
-    assert {one.latest.devices for one in node.advertisements.values()} == {()}
-
-
-def test_p21_numa_nodes_are_advertised_where_they_are_wanted() -> None:
-    node = Bench().started()
-    node.numa_nodes = (1, 0)
-    node.advertise()
-    found = node.advertisements[NEURON].latest.devices
-    assert [one.numa_nodes for one in found[:3]] == [(1,), (0,), ()]
 
 
 @asynccontextmanager

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from neuron_plugin.allocation import NodeInventory
+from neuron_plugin.allocation.resources import format_ids, parse_ids, ranges
 from neuron_plugin.hardware import Device, Inventory, parse_driver_version, read_inventory
 from neuron_plugin.hardware.device import NodeState, SkippedDevice
 from neuron_plugin.hardware.health_signals import MISSING
@@ -35,76 +35,67 @@ def a_look(*numbers: int, instance_type: str = "trn1.32xlarge", lnc: int = 1) ->
     )
 
 
-def seen(
-    found: Inventory, unhealthy: Mapping[int, str] | None = None, before: NodeInventory | None = None
-) -> NodeInventory:
-    made = node_inventory(before, found, TYPES, "", unhealthy or {})
+def seen(found: Inventory, before: NodeInventory | None = None) -> NodeInventory:
+    made = node_inventory(before, found, TYPES, "", {})
     assert made is not None
     return made
+
+
+LOOKS = {
+    "a whole node has nothing wrong": "0-15 -> 0-15 of 16",
+    "p24 a device that the type has and the driver lacks is missing": "0-4,6-15 -> 0-4,6-15 of 16, 5 missing",
+    "p26 of an unknown type only what is there is listed": "0-1,3 type=trn9.large -> 0-1,3 of 3",
+    "p27 a skipped device is listed with the reason": "0-14 skipped=15 -> 0-14 of 16, 15 skipped",
+    "p67 a sick device, unless it is not even there": "0-14 sick=3,15,99 -> 0-14 of 16, 15 missing, 3 sick",
+    "p20 what was listed stays when the driver goes": "0-15; - -> - of 16, 0-15 missing",
+    "p25 and recovers with it": "0-15; -; 0-15 -> 0-15 of 16",
+    "one of an unknown type that vanishes stays listed": "0-3 type=; 0-1,3 type= -> 0-1,3 of 4, 2 missing",
+    "p28 with other cores the node is taken as it is seen now": "0-15; 0-1 type= lnc=2 -> 0-1 of 2",
+    "disabled devices are those that the node has": "0-15 off=5,7,99 -> 0-15 of 16, 5,7 off",
+    "also without a driver": "0-3 type=; - off=1 -> - of 4, 0-3 missing, 1 off",
+}
+"""Looks one after the other; then the devices that are present, how many are listed, and what is wrong with them."""
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    return parse_ids(text) if text else ()
+
+
+@pytest.mark.parametrize("steps", LOOKS.values(), ids=LOOKS)
+def test_what_is_listed_and_what_is_wrong_with_it(steps: str) -> None:
+    looks, _, expected = steps.partition(" -> ")
+    made: NodeInventory | None = None
+    for look in looks.split("; "):
+        ids, *options = look.split(" ")
+        given = {"type": "trn1.32xlarge", "lnc": "1"} | dict(option.split("=") for option in options)
+        found = Inventory(absence="no driver")
+        if ids != "-":
+            skipped = tuple(SkippedDevice(DeviceId(one), "skipped") for one in numbers(given.get("skipped", "")))
+            found = a_look(*parse_ids(ids), instance_type=given["type"], lnc=int(given["lnc"]))
+            found = replace(found, skipped=skipped)
+        sick = dict.fromkeys(numbers(given.get("sick", "")), "sick")
+        made = node_inventory(made, found, TYPES, "", sick, numbers(given.get("off", "")))
+    assert made is not None
+    wrong: dict[str, list[int]] = {}
+    for number, why in made.unhealthy.items():
+        wrong.setdefault("missing" if why == MISSING else why, []).append(number)
+    said = [f"{ranges(made.present)} of {len(made.listed)}", *(f"{ranges(wrong[why])} {why}" for why in sorted(wrong))]
+    assert ", ".join([*said, *[f"{format_ids(made.disabled)} off"] * bool(made.disabled)]) == expected
 
 
 def test_p22_while_no_device_was_ever_found_there_is_no_inventory() -> None:
     assert node_inventory(None, Inventory(absence="no driver"), TYPES, "", {}) is None
 
 
-def test_a_whole_node_has_its_types_geometry_and_nothing_wrong() -> None:
+def test_a_node_has_its_types_geometry_or_the_operators_and_lnc_halves_its_cores() -> None:
     made = seen(a_look(*range(16)))
-    assert made.geometry == TRN1
-    assert made.listed == made.present == tuple(range(16))
-    assert made.unhealthy == {}
-    assert made.healthy_mask == TRN1.all_mask
+    assert (made.geometry, made.healthy_mask) == (TRN1, TRN1.all_mask)
     assert (made.device_name, made.driver_version, made.logical_core_size) == ("Trainium1", "2.26.5.0", 1)
-
-
-def test_p24_a_device_that_the_type_has_and_the_driver_lacks_is_listed_as_missing() -> None:
-    made = seen(a_look(*(number for number in range(16) if number != 5)))
-    assert made.listed == tuple(range(16))
-    assert made.unhealthy == {5: MISSING}
-    assert made.present == tuple(number for number in range(16) if number != 5)
-
-
-def test_p26_of_an_unknown_type_only_what_is_there_is_listed() -> None:
-    made = seen(a_look(0, 1, 3, instance_type="trn9.large"))
-    assert made.listed == (0, 1, 3)
-    assert made.unhealthy == {}
-    assert made.geometry.device_count == 4
-
-
-def test_the_operators_type_is_used_where_the_machine_names_none() -> None:
-    made = node_inventory(None, a_look(*range(16), instance_type=""), TYPES, "trn1.32xlarge", {})
-    assert made is not None
-    assert made.geometry == TRN1
-
-
-def test_p27_a_skipped_device_is_listed_with_the_reason() -> None:
-    found = replace(a_look(*range(15)), skipped=(SkippedDevice(DeviceId(15), "core_count reads 'x'"),))
-    assert seen(found).unhealthy == {15: "core_count reads 'x'"}
-
-
-def test_p67_a_sick_device_is_unhealthy_with_its_reason_unless_it_is_not_even_there() -> None:
-    made = seen(a_look(*range(15)), {3: "sick", 15: "was sick", 99: "never listed"})
-    assert made.unhealthy == {3: "sick", 15: MISSING}
-
-
-def test_p28_lnc_halves_the_cores_of_a_device() -> None:
-    made = seen(a_look(*range(16), lnc=2))
-    assert (made.geometry.cores_per_device, made.logical_core_size) == (1, 2)
-
-
-def test_p20_p25_what_was_listed_stays_listed_when_the_driver_goes_and_recovers_with_it() -> None:
-    before = seen(a_look(*range(16)))
-    gone = seen(Inventory(absence="no driver"), before=before)
-    assert gone.listed == before.listed
-    assert set(gone.unhealthy.values()) == {MISSING}
-    assert gone.present == ()
-    assert seen(a_look(*range(16)), before=gone) == before
-
-
-def test_a_device_of_an_unknown_type_that_vanishes_stays_listed() -> None:
-    before = seen(a_look(0, 1, 2, 3, instance_type=""))
-    after = seen(a_look(0, 1, 3, instance_type=""), before=before)
-    assert after.unhealthy == {2: MISSING}
-    assert after.listed == (0, 1, 2, 3)
+    named = node_inventory(None, a_look(*range(16), instance_type=""), TYPES, "trn1.32xlarge", {})
+    assert named is not None
+    assert named.geometry == TRN1
+    halved = seen(a_look(*range(16), lnc=2))
+    assert (halved.geometry.cores_per_device, halved.logical_core_size) == (1, 2)
 
 
 def test_links_that_are_known_later_count_and_are_kept_when_they_vanish(tmp_path: Path) -> None:
@@ -120,11 +111,6 @@ def test_links_that_are_known_later_count_and_are_kept_when_they_vanish(tmp_path
     assert seen(unlinked, before=learned).geometry.topology is Topology.RING
 
 
-def test_p28_with_another_number_of_cores_the_node_is_taken_as_it_is_seen_now() -> None:
-    before, after = seen(a_look(*range(16))), a_look(0, 1, instance_type="", lnc=2)
-    assert seen(after, before=before) == seen(after)
-
-
 @pytest.mark.parametrize(("instance_type", "nodes"), [("inf2.48xlarge", (2, 3, 2, 3)), ("inf1.6xlarge", ())])
 def test_p21_the_types_say_the_numa_node_of_each_device_where_it_is_known(
     instance_type: str, nodes: tuple[int, ...]
@@ -132,12 +118,3 @@ def test_p21_the_types_say_the_numa_node_of_each_device_where_it_is_known(
     known = TYPES.get(instance_type)
     assert known is not None
     assert tuple(known.numa_nodes[:4]) == nodes
-
-
-def test_disabled_devices_are_those_of_the_annotation_that_the_node_has() -> None:
-    made = node_inventory(None, a_look(*range(16)), TYPES, "", {}, (5, 7, 99))
-    assert made is not None
-    assert made.disabled == (5, 7)
-    gone = node_inventory(made, Inventory(absence="no driver"), TYPES, "", {}, (7,))
-    assert gone is not None
-    assert gone.disabled == (7,)

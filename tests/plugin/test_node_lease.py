@@ -1,13 +1,14 @@
+"""The node's Lease as a time line: what the plugin and others do, and how the API server has it then."""
+
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack
 from datetime import datetime
-from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 import pytest
@@ -23,317 +24,266 @@ from neuron_plugin.plugin.node_lease import LeaseTimes, NodeLease, node_lease
 from neuron_plugin.simulation import api_server
 from neuron_plugin.simulation.api_server_objects import ApiObjects
 from neuron_plugin.simulation.api_server_requests import answer
+from tests.plugin.site import eventually
 from tests.support.api_server import Fault, Match, StandInApiServer
+from tests.support.stories import Scene
 
 NAMESPACE, NODE = "kube-system", "worker-1"
-TIMES = LeaseTimes(duration=8, renew=30)
-"""So long that no answer is late on a busy machine."""
+DURATION = 8.0
 
 
-@pytest.fixture
-async def server() -> AsyncIterator[StandInApiServer]:
-    async with StandInApiServer() as server:
-        server.create_node({"metadata": {"name": NODE}})
-        yield server
+class Story(Scene):
+    """A plugin that renews its Lease every ``renew`` seconds, so seldom by default that only a change does."""
 
+    def __init__(self, server: StandInApiServer, api: KubernetesApi, renew: float = 300.0) -> None:
+        self.server, self._api = server, api
+        self._times = LeaseTimes(DURATION, renew)
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._fault = Fault()
+        self._version = ""
+        self.writes: list[str] = []
+        """The methods of writes that the API server has done or refused."""
 
-@pytest.fixture
-async def api(server: StandInApiServer, tmp_path: Path) -> AsyncIterator[KubernetesApi]:
-    async with await connect(server.write_kubeconfig(tmp_path / "kubeconfig")) as api:
-        yield api
+    # The plugin.
 
+    def starts(self, serving: str = "serving") -> None:
+        """A plugin, instead of the one before, which was killed."""
+        self.stop()
+        self.lease = NodeLease(NAMESPACE, NODE, self._times)
+        self.lease.serve(serving=serving == "serving")
+        self._tasks = [asyncio.create_task(self.lease.run(self._api), name="lease under test")]
 
-def lease_of(server: StandInApiServer) -> dict[str, Any]:
-    return server.get(api_server.LEASES, f"{LEASE_PREFIX}{NODE}", NAMESPACE)
+    def often(self) -> None:
+        """From now on it renews again and again, by what makes it renew at once."""
 
+        async def nudge() -> None:
+            while True:
+                self.renews()
+                await asyncio.sleep(0.02)
 
-def there_is_one(server: StandInApiServer) -> bool:
-    return bool(server.objects(api_server.LEASES))
+        self._tasks.append(asyncio.create_task(nudge(), name="nudges"))
 
-
-def is_held(server: StandInApiServer) -> bool:
-    return there_is_one(server) and lease_of(server)["spec"]["holderIdentity"] == NODE
-
-
-def is_another(server: StandInApiServer, version: str) -> bool:
-    return bool(lease_of(server)["metadata"]["resourceVersion"] != version)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
-async def nudge(lease: NodeLease) -> NoReturn:
-    while True:
-        if lease.serving:
-            renew_now(lease)
-        await asyncio.sleep(0.02)
-
-
-def renew_now(lease: NodeLease) -> None:
-    lease.serve(serving=False)
-    lease.serve(serving=True)
-
-
-@asynccontextmanager
-async def renewing(api: KubernetesApi, lease: NodeLease, *, often: bool = True) -> AsyncIterator[None]:
-    tasks: list[asyncio.Task[None]] = [asyncio.create_task(lease.run(api), name="lease under test")]
-    if often:
-        tasks.append(asyncio.create_task(nudge(lease), name="nudges"))
-    try:
-        yield
-    finally:
-        for task in tasks:
+    def stop(self) -> None:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
+    def serves(self) -> None:
+        self.lease.serve(serving=True)
 
-def note_writes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The methods of writes that the API server has done or refused, from now on."""
-    served: list[str] = []
+    def rests(self) -> None:
+        self.lease.serve(serving=False)
 
-    def noted(objects: ApiObjects, request: ApiRequest) -> Response:
-        served.extend([request.method] if request.method != "GET" else [])
-        return answer(objects, request)
+    def renews(self) -> None:
+        if self.lease.serving:
+            self.rests()
+            self.serves()
 
-    monkeypatch.setattr("neuron_plugin.simulation.api_server.answer", noted)
-    return served
+    async def ends(self, answered: str = "") -> None:
+        async with asyncio.timeout(5):
+            result = await self.lease.give_up(self._api)
+        assert not answered or result is (answered == "answered")
 
+    async def predecessor_ends(self) -> None:
+        """A process of before, late."""
+        await NodeLease(NAMESPACE, NODE, self._times).give_up(self._api)
 
-def of_node(*, serving: bool = True, times: LeaseTimes = TIMES) -> NodeLease:
-    lease = NodeLease(NAMESPACE, NODE, times)
-    lease.serve(serving=serving)
-    return lease
+    def says(self, text: str = "") -> None:
+        self.lease.utilization = text
 
+    # The API server.
 
-async def test_e7_the_lease_is_the_one_the_extender_looks_for_made_when_the_plugin_serves_and_its_nodes(
-    server: StandInApiServer, api: KubernetesApi
-) -> None:
-    made = of_node(serving=False)
-    async with renewing(api, made, often=False):
-        await asyncio.sleep(0.05)
-        assert not there_is_one(server)
-        made.serve(serving=True)
-        await until(lambda: is_held(server))
-    lease, uid = lease_of(server), server.get(api_server.NODES, NODE)["metadata"]["uid"]
-    owner = {"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": uid}
-    assert lease["metadata"]["ownerReferences"] == [owner], "so that it goes with the node"
-    assert lease["metadata"]["name"] == "neuron-plugin-worker-1"
-    assert lease["spec"]["holderIdentity"] == NODE
-    assert lease["spec"]["leaseDurationSeconds"] == 8
+    def fails(self, words: str) -> None:
+        """``fails PATCH 500``, once, or ``all 500``; ``slow``, ``held`` until ``release``, answer ``lost``."""
+        method, how = words.split()
+        self._gate = asyncio.Event()
+        ways: dict[str, dict[str, Any]] = {
+            "slow": {"delay_seconds": 600.0},
+            "lost": {"lose_answer": True},
+            "held": {"gate": self._gate},
+        }
+        match = Match() if method == "all" else Match(method, "/leases")
+        times = 9999 if method == "all" else 1
+        self._fault = Fault(match, times=times, **ways.get(how, {"status": int(how) if how.isdecimal() else None}))
+        self.server.fail(self._fault)
 
+    async def reached(self) -> None:
+        """Until a request met the fault."""
+        await eventually(lambda: self._fault.times == 0)
 
-async def test_it_is_renewed_while_the_plugin_serves(server: StandInApiServer, api: KubernetesApi) -> None:
-    async with renewing(api, of_node(times=LeaseTimes(duration=600, renew=0.2)), often=False):
-        await until(lambda: is_held(server))
-        first = datetime.fromisoformat(lease_of(server)["spec"]["renewTime"])
-        await until(lambda: datetime.fromisoformat(lease_of(server)["spec"]["renewTime"]) > first)
-
-
-async def test_what_containers_do_with_their_cores_goes_with_a_renewal_and_costs_no_write(
-    server: StandInApiServer, api: KubernetesApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lease = of_node(times=LeaseTimes(duration=600, renew=300))
-    async with renewing(api, lease, often=False):
-        await until(lambda: is_held(server))
-        assert lease.found_utilization == ""
-        writes = note_writes(monkeypatch)
-        lease.utilization = "text"
-        await asyncio.sleep(0.1)
-        assert writes == []
-        version = lease_of(server)["metadata"]["resourceVersion"]
-        renew_now(lease)
-        await until(lambda: is_another(server, version))
-        assert lease_of(server)["metadata"]["annotations"] == {UTILIZATION_KEY: "text"}
-        assert writes == ["PATCH"]
-
-
-async def test_the_next_plugin_finds_what_the_last_one_wrote_and_may_remove_it(
-    server: StandInApiServer, api: KubernetesApi
-) -> None:
-    first, second = of_node(), of_node()
-    first.utilization = "text"
-    async with renewing(api, first):
-        await until(lambda: there_is_one(server) and bool(lease_of(server)["metadata"].get("annotations")))
-    async with renewing(api, second):
-        await until(lambda: second.found_utilization is not None)
-        assert second.found_utilization == "text"
-        second.utilization = ""
-        await until(lambda: not lease_of(server)["metadata"].get("annotations"))
-
-
-async def test_e7_it_is_given_up_while_the_kubelet_follows_no_resource_and_taken_up_again(
-    server: StandInApiServer, api: KubernetesApi
-) -> None:
-    lease = of_node(times=LeaseTimes(duration=8, renew=0.01))
-    async with renewing(api, lease, often=False):
-        await until(lambda: is_held(server))
-        lease.serve(serving=False)
-        await until(lambda: ObservedLease().expired(LEASES.decode(_encoded(lease_of(server))), now=0.0))
-        await asyncio.sleep(0.1)
-        stands = lease_of(server)["metadata"]["resourceVersion"]
-        await asyncio.sleep(0.3)
-        assert lease_of(server)["metadata"]["resourceVersion"] == stands
-
-
-async def test_a_node_whose_closing_got_no_answer_is_closed_at_the_next_turn(
-    server: StandInApiServer, api: KubernetesApi
-) -> None:
-    lease = of_node(times=LeaseTimes(duration=600, renew=0.2))
-    async with renewing(api, lease, often=False):
-        await until(lambda: is_held(server))
-        server.fail(Fault(Match("PATCH", "/leases"), status=500))
-        lease.serve(serving=False)
-        await until(lambda: not is_held(server))
-
-
-async def test_e7_a_plugin_that_stops_gives_it_up_so_that_no_pod_comes_meanwhile(
-    server: StandInApiServer, api: KubernetesApi
-) -> None:
-    lease = of_node()
-    async with renewing(api, lease):
-        await until(lambda: is_held(server))
-        await lease.give_up(api)
-        given_up = LEASES.decode(_encoded(lease_of(server)))
-        renew_now(lease)
-        await asyncio.sleep(0.1)
-        assert lease_of(server)["metadata"]["resourceVersion"] == given_up.resource_version
-    assert ObservedLease().expired(given_up, now=0.0)
-    async with renewing(api, of_node()):  # the next plugin
-        await until(lambda: is_held(server))
-
-
-@pytest.mark.parametrize("fault", [Fault(status=500), Fault(delay_seconds=600)], ids=["refused", "no answer"])
-async def test_p13_an_api_server_that_fails_does_not_keep_a_plugin_from_stopping(
-    server: StandInApiServer, api: KubernetesApi, fault: Fault
-) -> None:
-    server.fail(fault)
-    async with asyncio.timeout(5):
-        await of_node().give_up(api)
-
-
-async def test_e7_a_renewal_that_hangs_does_not_keep_a_plugin_from_giving_it_up(
-    server: StandInApiServer, api: KubernetesApi
-) -> None:
-    lease = of_node()
-    async with renewing(api, lease, often=False):
-        await until(lambda: is_held(server))
-        hangs = Fault(delay_seconds=600)
-        server.fail(hangs)
-        renew_now(lease)
-        await until(lambda: hangs.times == 0)
-        assert await lease.give_up(api)
-        assert not is_held(server)
-
-
-@pytest.mark.parametrize("method", ["PATCH", "POST"])
-async def test_e7_what_lands_after_it_was_given_up_does_not_open_the_node(
-    server: StandInApiServer, api: KubernetesApi, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
-    """An API server may do what it was asked long after no one waits for its answer any more."""
-    gate, served = asyncio.Event(), note_writes(monkeypatch)
-    held = Fault(Match(method, "/leases"), gate=gate)
-    lease = of_node()
-    if method == "POST":
-        server.fail(held)
-    async with renewing(api, lease, often=False):
-        if method == "PATCH":
-            await until(lambda: is_held(server))
-            server.fail(held)
-            renew_now(lease)
-        await until(lambda: held.times == 0)
-        assert await lease.give_up(api) is (method == "PATCH")
-        served.clear()
-        gate.set()
-        await until(lambda: method in served)
+    async def release(self, method: str) -> None:
+        """What was held is done, long after no one waits for its answer any more."""
+        self.writes.clear()
+        self._gate.set()
+        await eventually(lambda: method in self.writes)
         await asyncio.sleep(0.05)  # for what might follow
-    assert not is_held(server)
+
+    async def node_again(self) -> None:
+        self.server.delete_node(NODE)
+        self.server.create_node({"metadata": {"name": NODE}})
+        # As the garbage collector does.
+        await send(self._api, delete_lease(node_lease(NAMESPACE, NODE)), timeout_seconds=5)
+
+    # What there is then.
+
+    @property
+    def found(self) -> dict[str, Any]:
+        return self.server.get(api_server.LEASES, f"{LEASE_PREFIX}{NODE}", NAMESPACE)
+
+    @property
+    def exists(self) -> bool:
+        return bool(self.server.objects(api_server.LEASES))
+
+    def absent(self) -> None:
+        assert not self.exists
+
+    def is_held(self) -> bool:
+        return self.exists and self.found["spec"]["holderIdentity"] == NODE
+
+    async def held(self) -> None:
+        await eventually(self.is_held)
+
+    async def closed(self) -> None:
+        """Nobody holds it: no pod is sent to the node any more."""
+        await eventually(lambda: self.exists and self.found["spec"]["holderIdentity"] == "")
+        assert ObservedLease().expired(self.decoded, now=0.0)
+
+    @property
+    def decoded(self) -> Any:
+        return LEASES.decode(msgspec.json.encode(self.found))
+
+    async def stands(self, seconds: str = "0.2") -> None:
+        """Nothing is written for so long."""
+        before = self.found["metadata"]["resourceVersion"]
+        await asyncio.sleep(float(seconds))
+        assert self.found["metadata"]["resourceVersion"] == before
+
+    async def written(self) -> None:
+        before = self.found["metadata"]["resourceVersion"]
+        await eventually(lambda: bool(self.found["metadata"]["resourceVersion"] != before))
+
+    async def renewed(self) -> None:
+        first = datetime.fromisoformat(self.found["spec"]["renewTime"])
+        await eventually(lambda: datetime.fromisoformat(self.found["spec"]["renewTime"]) > first)
+
+    async def carries(self, text: str = "") -> None:
+        annotations = {UTILIZATION_KEY: text} if text else {}
+        await eventually(lambda: self.exists and (self.found["metadata"].get("annotations") or {}) == annotations)
+
+    async def finds(self, text: str = "") -> None:
+        """What the Lease said before this plugin wrote it."""
+        await eventually(lambda: self.lease.found_utilization is not None)
+        assert self.lease.found_utilization == text
+
+    def owned(self) -> None:
+        """So that it goes with the node."""
+        uid = self.server.get(api_server.NODES, NODE)["metadata"]["uid"]
+        owner = {"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": uid}
+        assert self.found["metadata"]["ownerReferences"] == [owner]
+        assert self.found["spec"]["leaseDurationSeconds"] == DURATION
+
+    async def tried(self, words: str) -> None:
+        """So often it has asked for something meanwhile."""
+        method, count = words.split()
+        await eventually(lambda: sum(seen.method == method for seen in self.server.requests) >= int(count))
+
+    def wrote(self, methods: str = "") -> None:
+        assert self.writes == methods.split()
+        self.writes.clear()
 
 
-async def test_e7_a_renewal_that_got_no_answer_is_followed_by_the_next(
-    server: StandInApiServer, api: KubernetesApi
-) -> None:
-    async with renewing(api, of_node()):
-        await until(lambda: is_held(server))
-        lost = Fault(Match("PATCH", "/leases"), lose_answer=True)
-        server.fail(lost)
-        await until(lambda: lost.times == 0)
-        stands = lease_of(server)["metadata"]["resourceVersion"]
-        await until(lambda: lease_of(server)["metadata"]["resourceVersion"] != stands)
-        assert is_held(server)
-
-
-async def test_e7_what_somebody_else_wrote_is_renewed_at_once(
-    server: StandInApiServer, api: KubernetesApi, caplog: pytest.LogCaptureFixture
-) -> None:
-    lease = of_node()
-    async with renewing(api, lease, often=False):
-        await until(lambda: is_held(server))
-        await of_node().give_up(api)  # a process of before, late
-        assert not is_held(server)
-        renew_now(lease)
-        await until(lambda: is_held(server))
-    assert not _warnings(caplog)
-
-
-async def test_a_plugin_that_has_no_lease_yet_gives_none_up(server: StandInApiServer, api: KubernetesApi) -> None:
-    await of_node().give_up(api)
-    assert not there_is_one(server)
-
-
-async def test_a_killed_plugin_leaves_it_to_run_out_by_itself(server: StandInApiServer, api: KubernetesApi) -> None:
-    async with renewing(api, of_node()):
-        await until(lambda: is_held(server))
-    observed, lease = ObservedLease(), LEASES.decode(_encoded(lease_of(server)))
-    observed.observe(lease, now=100.0)
-    assert not observed.expired(lease, now=107.0)
-    assert observed.expired(lease, now=108.0)
-
-
-async def test_a_node_that_is_created_again_gets_a_lease_of_its_own(
-    server: StandInApiServer, api: KubernetesApi, caplog: pytest.LogCaptureFixture
-) -> None:
-    lease = of_node()
-    async with renewing(api, lease):
-        await until(lambda: is_held(server))
-        server.delete_node(NODE)
+@pytest.fixture
+async def story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., Story]]:
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(StandInApiServer())
         server.create_node({"metadata": {"name": NODE}})
-        await send(api, delete_lease(node_lease(NAMESPACE, NODE)), timeout_seconds=5)  # as the garbage collector does
-        await until(lambda: is_held(server))
-    assert not _warnings(caplog)
-    uid = server.get(api_server.NODES, NODE)["metadata"]["uid"]
-    assert lease_of(server)["metadata"]["ownerReferences"][0]["uid"] == uid
+        api = await stack.enter_async_context(await connect(server.write_kubeconfig(tmp_path / "kubeconfig")))
+        made: list[Story] = []
+
+        def noted(objects: ApiObjects, request: ApiRequest) -> Response:
+            made[0].writes.extend([request.method] if request.method != "GET" else [])
+            return answer(objects, request)
+
+        def make(renew: float = 300.0) -> Story:
+            made.append(Story(server, api, renew))
+            return made[0]
+
+        monkeypatch.setattr("neuron_plugin.simulation.api_server.answer", noted)
+        yield make
+        made[0].stop()
+
+
+STORIES = {
+    "it is made when the plugin serves, and is the node's": "starts idle; wait 0.05; absent; serves; held; owned",
+    "it is renewed while the plugin serves": "every 0.2; starts; held; renewed",
+    "what containers do with their cores goes with a renewal and costs no write": (
+        "starts; held; finds; wrote PATCH POST PATCH; says text; wait 0.1; wrote; renews; carries text; wrote PATCH"
+    ),
+    "the next plugin finds what the last one wrote and may remove it": (
+        "starts; says text; often; carries text; starts; often; finds text; says; carries"
+    ),
+    "e7 it is given up while the kubelet follows no resource, and taken up again": (
+        "every 0.01; starts; held; rests; closed; wait 0.1; stands; serves; held"
+    ),
+    "a node whose closing got no answer is closed at the next turn": (
+        "every 0.2; starts; held; fails PATCH 500; rests; closed"
+    ),
+    "e7 a plugin that stops gives it up, so that no pod comes meanwhile, and the next one takes it": (
+        "starts; often; held; ends answered; closed; renews; stands; starts; often; held"
+    ),
+    "p13 an API server that refuses does not keep a plugin from stopping": "starts idle; fails all 500; ends lost",
+    "p13 nor one that does not answer": "starts idle; fails all slow; ends lost",
+    "e7 a renewal that hangs does not keep a plugin from giving it up": (
+        "starts; held; fails PATCH slow; renews; reached; ends answered; closed"
+    ),
+    "e7 a renewal that lands after it was given up does not open the node": (
+        "starts; held; fails PATCH held; renews; reached; ends answered; release PATCH; closed"
+    ),
+    "e7 a creation that lands after it was given up does not either": (
+        "fails POST held; starts; reached; ends lost; release POST; closed"
+    ),
+    "e7 a renewal that got no answer is followed by the next": (
+        "starts; often; held; fails PATCH lost; reached; written; held"
+    ),
+    "e7 what somebody else wrote is renewed at once": ("starts; held; predecessor_ends; closed; renews; held"),
+    "a plugin that has no lease yet gives none up": "starts idle; ends; absent",
+    "a node that is created again gets a lease of its own": "starts; often; held; node_again; held; owned",
+    "a lease that may not be looked at is not created": ("fails all 403; starts; often; tried PATCH 4; absent"),
+}
+"""What happens, after ``every`` if it renews by itself so often; each step is a method of `Story`."""
+
+
+@pytest.mark.parametrize("steps", STORIES.values(), ids=STORIES)
+async def test_how_the_lease_stands(story: Callable[..., Story], steps: str, caplog: pytest.LogCaptureFixture) -> None:
+    first, _, rest = steps.partition("; ")
+    every = first.removeprefix("every ")
+    await (story(float(every)).play(rest) if every != first else story().play(steps))
+    assert "fails" in steps or not warnings(caplog), "somebody else's write is no fault"
 
 
 async def test_an_api_server_that_fails_is_logged_once_and_the_lease_comes_back(
-    server: StandInApiServer, api: KubernetesApi, caplog: pytest.LogCaptureFixture
+    story: Callable[..., Story], caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with renewing(api, of_node()):
-        await until(lambda: is_held(server))
-        for _ in range(2):
-            caplog.clear()
-            server.fail(Fault(status=500, times=9999))
-            await until(lambda: bool(_warnings(caplog)))
-            await asyncio.sleep(0.1)
-            server.forgive()
-            stands = lease_of(server)["metadata"]["resourceVersion"]
-            await until(partial(is_another, server, stands))
-            assert len(_warnings(caplog)) == 1
+    made = story()
+    await made.play("starts; often; held")
+    for _ in range(2):
+        caplog.clear()
+        made.fails("all 500")
+        await eventually(lambda: bool(warnings(caplog)))
+        await asyncio.sleep(0.1)
+        made.server.forgive()
+        await made.written()
+        assert len(warnings(caplog)) == 1
 
 
-async def test_a_lease_that_may_not_be_looked_at_is_not_created(server: StandInApiServer, api: KubernetesApi) -> None:
-    server.fail(Fault(Match("PATCH", "/leases"), status=403, times=9999))
-    lease = of_node()
-    async with renewing(api, lease):
-        await until(lambda: sum(seen.method == "PATCH" for seen in server.requests) > 3)
-    assert not any(seen.method == "POST" for seen in server.requests)
+async def test_a_killed_plugin_leaves_it_to_run_out_by_itself(story: Callable[..., Story]) -> None:
+    made = story()
+    await made.play("starts; held")
+    made.stop()
+    observed, lease = ObservedLease(), made.decoded
+    observed.observe(lease, now=100.0)
+    assert not observed.expired(lease, now=99.9 + DURATION)
+    assert observed.expired(lease, now=100.0 + DURATION)
 
 
-def _warnings(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+def warnings(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
     return [record for record in caplog.records if record.name.endswith("node_lease")]
-
-
-def _encoded(value: dict[str, Any]) -> bytes:
-    return msgspec.json.encode(value)

@@ -125,15 +125,6 @@ async def test_ends_of_the_watch_lose_nothing(tmp_path: Path) -> None:
         assert watched.counters.watch_restarts
 
 
-async def test_a_restarted_api_server_changes_nothing_by_itself(tmp_path: Path) -> None:
-    async with a_watch(tmp_path, "5") as watched:
-        await watched.server.stop()
-        assert watched.watch.disabled == (5,)
-        await watched.server.start()
-        await watched.annotate("5,6")
-        await watched.disables(5, 6)
-
-
 async def test_a_node_that_was_created_again_says_what_is_disabled_now(tmp_path: Path) -> None:
     async with a_watch(tmp_path, "5") as watched:
         watched.server.delete_node(NODE)

@@ -24,7 +24,7 @@ from neuron_plugin.plugin.pod_watch import ClaimWatch, PodWatch
 from tests.plugin.desk import FakeCgroups, LoopClock
 from tests.plugin.site import NAMESPACE, NODE, eventually, manifest
 from tests.plugin.test_node import Bench
-from tests.plugin.world import STATIC_UID, app, inventory, pod, uid_of
+from tests.plugin.world import app, inventory, pod, uid_of
 from tests.simulation.dra import DRIVER, claim_spec
 from tests.support.api_server import Fault, Match, StandInApiServer
 from tests.support.model_kubelet import checkpoint_file
@@ -39,11 +39,8 @@ class Watched:
     counters: Counters
     task: asyncio.Task[object] | None = None
 
-    def create(self, name: str, *, asks: bool = True, node: str = NODE, static_uid: str = "") -> None:
-        made = manifest(name, uid_of(name), (app(1),) if asks else ())
-        if static_uid:
-            made["metadata"]["annotations"] = {"kubernetes.io/config.hash": static_uid}
-        self.server.create_pod(made)
+    def create(self, name: str, *, asks: bool = True, node: str = NODE) -> None:
+        self.server.create_pod(manifest(name, uid_of(name), (app(1),) if asks else ()))
         self.server.bind(NAMESPACE, name, node=node)
 
     def names(self) -> set[str]:
@@ -104,31 +101,6 @@ async def test_the_pods_that_were_promised_this_node_are_known_until_they_are_bo
         assert not watched.names()
         watched.server.bind(NAMESPACE, "here", node=NODE)
         await eventually(lambda: watched.names() == {"here"} and not watched.node.pods.promised)
-
-
-async def test_a_static_pod_is_known_by_the_uid_that_its_cgroup_has(tmp_path: Path) -> None:
-    async with a_watch(tmp_path) as watched:
-        watched.create("static", static_uid=STATIC_UID)
-        await eventually(lambda: STATIC_UID in watched.node.pods.by_kubelet_uid)
-
-
-async def test_p59_a_pod_whose_phase_is_terminal_has_ended_and_stopped(tmp_path: Path) -> None:
-    async with a_watch(tmp_path, "a") as watched:
-        watched.server.set_pod_status(NAMESPACE, "a", {"phase": "Failed"})
-        await eventually(lambda: not watched.names())
-        assert watched.node.pods.ended == {uid_of("a"): True}
-        watched.server.delete_pod(NAMESPACE, "a", grace_seconds=0)
-        watched.create("b")
-        await eventually(lambda: watched.names() == {"b"})
-        assert watched.node.pods.ended == {uid_of("a"): True}
-
-
-async def test_p60_a_pod_that_is_deleted_while_it_runs_has_ended_and_may_not_have_stopped(tmp_path: Path) -> None:
-    async with a_watch(tmp_path, "a") as watched:
-        watched.server.set_pod_status(NAMESPACE, "a", {"phase": "Running"})
-        watched.server.delete_pod(NAMESPACE, "a", grace_seconds=0)
-        await eventually(lambda: not watched.names())
-        assert watched.node.pods.ended == {uid_of("a"): False}
 
 
 async def test_p36_a_list_on_request_shows_what_the_watch_has_not_shown_yet(tmp_path: Path) -> None:

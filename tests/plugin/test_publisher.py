@@ -18,12 +18,11 @@ import pytest
 from neuron_plugin.allocation.inventory import read_inventory
 from neuron_plugin.allocation.keys import INVENTORY_KEY, UNHEALTHY_LABEL
 from neuron_plugin.backoff import Clock
-from neuron_plugin.cluster import ApiRequest, UnreachableError
+from neuron_plugin.cluster import ApiRequest, Node, UnreachableError
 from neuron_plugin.cluster.api import Response
 from neuron_plugin.cluster.objects import NODES
 from neuron_plugin.hardware.health_signals import MISSING
 from neuron_plugin.plugin import publisher
-from neuron_plugin.plugin.inputs import HoldDown
 from neuron_plugin.plugin.publisher import (
     PRESENT_LABEL,
     PUBLISHED_LABELS,
@@ -42,8 +41,6 @@ from tests.plugin.world import (
     NEURON,
     TRN2,
     app,
-    assigned,
-    devices,
     entry,
     inputs,
     inventory,
@@ -53,6 +50,7 @@ from tests.plugin.world import (
     uid_of,
 )
 from tests.support.scripted_server import ScriptedServer
+from tests.support.stories import Scene
 
 A, B = uid_of("a"), uid_of("b")
 POD_A, POD_B = f"pod default/a with UID {A}", f"pod default/b with UID {B}"
@@ -270,24 +268,6 @@ def a_publisher() -> Publisher:
     return Publisher("worker-1", now_ns=lambda: 77)
 
 
-def test_the_inventory_is_written_when_it_is_another_and_only_then() -> None:
-    made = a_publisher()
-    made.publish(derive(inputs()))
-    assert list(unsent(made)) == ["inventory"]
-    made.publish(derive(moment("a app:1")))
-    assert not unsent(made)
-    made.publish(derive(moment("broken 3")))
-    assert list(unsent(made)) == ["inventory"]
-
-
-def test_p60_cores_that_are_held_down_are_published_as_unhealthy_with_the_reason() -> None:
-    held = HoldDown(A, ref("a"), devices(3), 0.0, 0.0, 0.0, 0.0, 99.0, "processes of pod default/a may still use it")
-    made = a_publisher()
-    made.publish(derive(inputs(hold_downs=(held,))))
-    read = read_inventory(unsent(made)["inventory"]["metadata"]["annotations"][INVENTORY_KEY])
-    assert read.unhealthy == {3: "processes of pod default/a may still use it"}
-
-
 def test_t33_what_is_on_the_node_is_written_again_for_a_node_object_that_was_created_again() -> None:
     made = a_publisher()
     made.publish(derive(inputs()))
@@ -298,90 +278,103 @@ def test_t33_what_is_on_the_node_is_written_again_for_a_node_object_that_was_cre
     assert list(unsent(made)) == ["inventory", "condition"]
 
 
-def test_p55_an_assignment_that_came_true_is_marked_once_without_an_event() -> None:
+def events_of(bodies: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    found = [body for subject, body in bodies.items() if subject.startswith("event")]
+    return [(body["reason"], body["type"], body["note"]) for body in found]
+
+
+class Story(Scene):
+    """A publisher and what it has written since the last look."""
+
+    def __init__(self) -> None:
+        self.made = a_publisher()
+        self._corrections: list[PodEvent] = []
+
+    def publish(self, text: str) -> None:
+        """A snapshot of this moment."""
+        self._corrections = self.made.publish(derive(moment(text)))
+
+    def corrects(self, names: str = "") -> None:
+        """Pods that have got another set than they came with."""
+        assert [one.pod.name for one in self._corrections] == names.split()
+
+    def remembers(self, corrections: str) -> None:
+        assert len(self.made._corrections) == int(corrections)
+
+    def writes(self, expected: str = "") -> None:
+        """``inventory, a ALLOCATED=true, NeuronDeviceHealthy``: subjects, annotations of pods, reasons of events."""
+        said = []
+        for subject, body in unsent(self.made).items():
+            if subject.startswith("event"):
+                said.append(body["reason"])
+            elif subject.startswith("assignment"):
+                texts = body["metadata"]["annotations"].items()
+                name = {A: "a", B: "b"}[body["metadata"]["uid"]]
+                said.append(" ".join([name, *(f"{key.removeprefix('NEURON_')}={text}" for key, text in sorted(texts))]))
+            else:
+                said.append(subject)
+        assert ", ".join(said) == expected
+
+
+SERVED, UNSERVED = "a app:1=3 allocated | has a=3", "a app:1=3 | has a=3"
+TWO = "inf2 | a app:2 | has a=0,1"
+GOT_5, GOT_6 = "a app:1=5 | b app:1=6 @2 | has b=5", "a app:1=6 | b app:1=7 @2 | has b=6"
+"""``b`` got the set of ``a``, which takes over that of ``b``; then the next pod got that."""
+STORIES = {
+    "the inventory is written when it is another and only then": (
+        "publish trn1; writes inventory; publish a app:1; writes; publish broken 3; writes inventory"
+    ),
+    "p55 an assignment that came true is marked once without an event": (
+        f"publish {UNSERVED}; corrects; writes inventory, a ALLOCATED=true; publish {UNSERVED}; writes"
+    ),
+    "a write that was undone by somebody else is written again": (
+        f"publish {UNSERVED}; publish {SERVED}; writes inventory, a ALLOCATED=true; publish {UNSERVED}; "
+        "writes a ALLOCATED=true"
+    ),
+    "a pod without an assignment is annotated with the time of the write": (
+        "publish a app:1 | has a=3; writes inventory, a ALLOCATED=true ALLOC_TIME=77 DEVS=3"
+    ),
+    "p56 p63 a swap is written on the unserved pod first, with the times at which the extender chose": (
+        f"publish {GOT_5}; corrects; "
+        "writes inventory, a ALLOCATED=false ALLOC_TIME=1 DEVS=6, b ALLOCATED=true ALLOC_TIME=2 DEVS=5"
+    ),
+    "p63 a correction is reported once, when the pod has what it keeps": (
+        f"publish {GOT_5}; publish {GOT_6}; corrects; publish a app:1=7 allocated | has a=7; corrects a; "
+        "publish a app:1=7 allocated | has a=8; corrects; publish a app:1=8 allocated | has a=8; corrects"
+    ),
+    "p63 a pod that has its own set in the end was not corrected": (
+        f"publish {GOT_5}; publish {GOT_6}; publish a app:1=5 allocated | has a=5; corrects"
+    ),
+    "p83 a correction is forgotten with its pod": f"publish {GOT_5}; remembers 2; publish trn1; remembers 0",
+    "a pod whose device fails a second time hears of it again": (
+        f"publish {TWO}; writes inventory, a ALLOCATED=true ALLOC_TIME=77 DEVS=0,1; "
+        f"publish {TWO} | broken 1; writes inventory, NeuronDeviceUnhealthy; "
+        f"publish {TWO}; writes inventory, NeuronDeviceHealthy; "
+        f"publish {TWO} | broken 1; writes inventory, NeuronDeviceUnhealthy"
+    ),
+    "a pod whose record is lost is not said to have healthy devices": (
+        f"publish {TWO} | broken 1; writes inventory, a ALLOCATED=true ALLOC_TIME=77 DEVS=0,1, NeuronDeviceUnhealthy; "
+        "publish inf2 | a app:2 | broken 1; writes"
+    ),
+    "a pod that has ended is not written to": (
+        f"publish {TWO} | broken 1; writes inventory, a ALLOCATED=true ALLOC_TIME=77 DEVS=0,1, NeuronDeviceUnhealthy; "
+        "publish inf2; writes inventory"
+    ),
+}
+
+
+@pytest.mark.parametrize("steps", STORIES.values(), ids=STORIES)
+async def test_what_is_written_when_a_snapshot_is_published(steps: str) -> None:
+    await Story().play(steps)
+
+
+def test_p63_a_correction_is_a_normal_event_that_names_the_set() -> None:
     made = a_publisher()
-    came_true = derive(moment("a app:1=3 | has a=3"))
-    assert not made.publish(came_true)
-    written = unsent(made)
-    assert list(written) == ["inventory", f"assignment of {POD_A}"]
-    assert written[f"assignment of {POD_A}"]["metadata"]["annotations"] == {"NEURON_ALLOCATED": "true"}
-    made.publish(came_true)
-    assert not unsent(made)
-
-
-def test_a_write_that_was_undone_by_somebody_else_is_written_again() -> None:
-    made = a_publisher()
-    recorded = [entry(A, "app", NEURON, 3)]
-    before = derive(inputs(assigned("a", app(1), sets=[[3]]), recorded=recorded))
-    made.publish(before)
-    made.publish(derive(inputs(assigned("a", app(1), sets=[[3]], allocated=True), recorded=recorded)))
-    unsent(made)
-    made.publish(before)
-    assert list(unsent(made)) == [f"assignment of {POD_A}"]
-
-
-def test_a_pod_without_an_assignment_is_annotated_with_the_time_of_the_write() -> None:
-    made = a_publisher()
-    made.publish(derive(moment("a app:1 | has a=3")))
-    annotations = unsent(made)[f"assignment of {POD_A}"]["metadata"]["annotations"]
-    assert annotations == {"NEURON_DEVS": "3", "NEURON_ALLOC_TIME": "77", "NEURON_ALLOCATED": "true"}
-
-
-def test_p56_p63_a_swap_is_written_on_the_unserved_pod_first() -> None:
-    made = a_publisher()
-    snapshot = derive(moment("a app:1=5 | b app:1=6 @2 | has b=5"))
-    assert not made.publish(snapshot), "neither pod has what it keeps"
-    bodies = unsent(made)
-    written = list(bodies)
-    assert written == ["inventory", f"assignment of {POD_A}", f"assignment of {POD_B}"]
-    times = [bodies[subject]["metadata"]["annotations"]["NEURON_ALLOC_TIME"] for subject in written[1:3]]
-    assert times == ["1", "2"], "when the extender chose is kept"
-
-
-def a_with(device: int, *recorded: int, allocated: bool = False) -> Snapshot:
-    """Pod a with this assignment; pod b has ``recorded``, or a has if it is ``allocated``."""
-    pods = [assigned("a", app(1), sets=[[device]], allocated=allocated)]
-    entries = [entry(A, "app", NEURON, *recorded)] if allocated else []
-    if recorded and not allocated:
-        (other,) = recorded
-        pods.append(assigned("b", app(1), sets=[[other + 1]], time=2))
-        entries = [entry(B, "app", NEURON, other)]
-    return derive(inputs(*pods, recorded=entries))
-
-
-def test_p63_a_correction_is_reported_once_as_normal_when_the_pod_has_what_it_keeps() -> None:
-    made = a_publisher()
-    assert not made.publish(a_with(5, 5)), "b got the set of a, which takes over that of b"
-    assert not made.publish(a_with(6, 6)), "and the next pod got that"
-    assert "event" not in " ".join(unsent(made))
-    (told,) = [one for one in made.publish(a_with(7, 7, allocated=True)) if one.pod.name == "a"]
-    assert told.text == "pod default/a got another set than it was assigned: NEURON_DEVS=7"
-    assert ("AssignmentCorrected", "Normal", told.text) in events_of(made)
-    assert not made.publish(a_with(7, 8, allocated=True)), "something else happened to the pod later"
-    assert not made.publish(a_with(8, 8, allocated=True)), "and it is told once"
-
-
-def test_p63_a_pod_that_has_its_own_set_in_the_end_was_not_corrected() -> None:
-    made = a_publisher()
-    made.publish(a_with(5, 5))
-    made.publish(a_with(6, 6))
-    assert not made.publish(a_with(5, 5, allocated=True))
-
-
-def test_p83_a_correction_is_forgotten_with_its_pod() -> None:
-    made = a_publisher()
-    made.publish(a_with(5, 5))
-    assert made._corrections
-    made.publish(derive(inputs()))
-    assert not made._corrections
-
-
-def test_without_an_extender_the_event_about_unlinked_devices_reaches_its_pod() -> None:
-    made = a_publisher()
-    made.publish(derive(moment("a app:4 | has a=0,1,5,9")))
-    (body,) = [body for subject, body in unsent(made).items() if subject.startswith("event")]
-    assert body["reason"] == "UnlinkedDevices"
-    assert (body["regarding"]["name"], body["regarding"]["uid"]) == ("a", A)
+    for text in (GOT_5, "a app:1=7 allocated | has a=7"):
+        told = made.publish(derive(moment(text)))
+    text = "pod default/a got another set than it was assigned: NEURON_DEVS=6"
+    assert [one.text for one in told] == [text]
+    assert ("AssignmentCorrected", "Normal", text) in events_of(unsent(made))
 
 
 def test_p69_the_same_event_on_the_same_pod_is_written_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -411,11 +404,6 @@ def on_sick(*sick: int, **fields: Any) -> Snapshot:
     return derive(inputs(pod("a", app(2), **fields), node=node, recorded=[entry(A, "app", NEURON, 0, 1, node=node)]))
 
 
-def events_of(made: Publisher) -> list[tuple[str, str, str]]:
-    found = [body for subject, body in unsent(made).items() if subject.startswith("event")]
-    return [(body["reason"], body["type"], body["note"]) for body in found]
-
-
 def test_a_pod_learns_once_which_of_its_devices_became_unhealthy_and_healthy_again() -> None:
     made = a_publisher()
     for snapshot in (
@@ -427,36 +415,12 @@ def test_a_pod_learns_once_which_of_its_devices_became_unhealthy_and_healthy_aga
         on_sick(),
     ):
         made.publish(snapshot)
-    assert events_of(made) == [
+    assert events_of(unsent(made)) == [
         ("NeuronDeviceUnhealthy", "Warning", "neuron device 1 of this pod is unhealthy: sick. The pod keeps it"),
         ("NeuronDeviceUnhealthy", "Warning", "neuron device 0 of this pod is unhealthy: sick. The pod keeps it"),
         ("NeuronDeviceHealthy", "Normal", "neuron device 1 of this pod is healthy again"),
         ("NeuronDeviceHealthy", "Normal", "neuron device 0 of this pod is healthy again"),
     ]
-
-
-def test_a_pod_whose_device_fails_a_second_time_learns_of_it_again() -> None:
-    made, written = a_publisher(), []
-    for snapshot in (on_sick(1), on_sick(), on_sick(1)):
-        made.publish(snapshot)
-        written.append([reason for reason, *_ in events_of(made)])
-    assert written == [["NeuronDeviceUnhealthy"], ["NeuronDeviceHealthy"], ["NeuronDeviceUnhealthy"]]
-
-
-def test_a_pod_whose_record_is_lost_is_not_said_to_have_healthy_devices() -> None:
-    made = a_publisher()
-    made.publish(on_sick(1))
-    assert events_of(made)
-    made.publish(derive(moment("inf2 | a app:2 | broken 1")))
-    assert not events_of(made)
-
-
-def test_a_pod_that_has_ended_is_not_written_to() -> None:
-    made = a_publisher()
-    made.publish(on_sick(1))
-    assert events_of(made)
-    made.publish(derive(moment("inf2")))
-    assert not events_of(made)
 
 
 def test_the_label_of_an_unhealthy_device_is_set_and_removed_where_it_is_asked_for() -> None:
@@ -526,11 +490,11 @@ def metadata(request: object) -> dict[str, dict[str, str | None]]:
     return body["metadata"]  # type: ignore[no-any-return]  # what the patch is made of
 
 
-def node(**metadata: object) -> object:
+def node(**metadata: object) -> Node:
     return NODES.decode(msgspec.json.encode({"metadata": {"name": "n1", "uid": "u", **metadata}}))
 
 
-def test_labels_say_family_device_driver_lnc_and_physical_cores() -> None:
+def test_labels_say_what_the_hardware_is_and_what_is_not_known_is_removed() -> None:
     labels = node_labels(TRAINIUM)
     own = {name.removeprefix("neuron-plugin.io/"): value for name, value in labels.items() if value}
     assert own == {
@@ -540,34 +504,18 @@ def test_labels_say_family_device_driver_lnc_and_physical_cores() -> None:
         "logical-core-size": "2",
         "physical-core-count": "128",
     }
+    assert node_labels(replace(TRAINIUM, present=tuple(range(15)), unhealthy={15: MISSING})) == labels
+    unknown = node_labels(inventory(TRN2))
+    assert unknown["neuron-plugin.io/device-name"] is unknown["neuron-plugin.io/physical-core-count"] is None
+    assert labels.keys() == PUBLISHED_LABELS, "uninstalling takes all of them back"
 
 
 @pytest.mark.parametrize("prefix", ["neuron-plugin.io", "neuron.amazonaws.com"])
 def test_an_ultraserver_is_published_under_the_vendors_names_and_ours(prefix: str) -> None:
+    ids = {"mode": "1_2_4", "server-id-2": "00000000000000a2", "node-id-2": "1"}
+    ids |= {"server-id-4": "00000000000000a4", "node-id-4": "3"}
     labels = node_labels(replace(TRAINIUM, ultraserver=SERVER))
-    assert {name: labels[f"{prefix}/ultraserver-{name}"] for name in ("mode", "server-id-2", "node-id-2")} == {
-        "mode": "1_2_4",
-        "server-id-2": "00000000000000a2",
-        "node-id-2": "1",
-    }
-    assert labels[f"{prefix}/ultraserver-server-id-4"] == "00000000000000a4"
-    assert labels[f"{prefix}/ultraserver-node-id-4"] == "3"
-
-
-def test_a_node_outside_an_ultraserver_loses_labels_of_one() -> None:
-    labels = node_labels(TRAINIUM)
-    assert {labels[name] for name in PUBLISHED_LABELS if "ultraserver" in name} == {None}
-
-
-def test_a_missing_device_changes_no_label() -> None:
-    missing = replace(TRAINIUM, present=tuple(range(15)), unhealthy={15: MISSING})
-    assert node_labels(missing) == node_labels(TRAINIUM)
-
-
-def test_what_is_not_known_is_removed_rather_than_empty() -> None:
-    labels = node_labels(inventory(TRN2))
-    assert labels["neuron-plugin.io/device-name"] is None
-    assert labels["neuron-plugin.io/physical-core-count"] is None
+    assert {name: labels[f"{prefix}/ultraserver-{name}"] for name in ids} == ids
 
 
 @pytest.mark.parametrize("name", ["Trainium 2!", "-x-", "é" * 9, "a" * 90, f"{'a' * 62}.b"])
@@ -576,45 +524,18 @@ def test_every_value_is_a_legal_label(name: str) -> None:
     assert all(value is None or LEGAL.fullmatch(value) for value in labels.values())
 
 
-def test_every_label_is_among_those_that_uninstalling_takes_back() -> None:
-    assert node_labels(TRAINIUM).keys() == PUBLISHED_LABELS
-
-
-def test_the_annotation_is_the_inventory_with_physical_cores_and_ultraserver() -> None:
-    text = metadata(publication("n1", replace(TRAINIUM, ultraserver=SERVER)))["annotations"][INVENTORY_KEY]
-    assert text
-    read = read_inventory(text)
-    assert read.physical_cores_per_device == 8
-    assert read.ultraserver == SERVER
-
-
-def test_equal_inventories_are_published_by_equal_patches() -> None:
-    assert publication("n1", TRAINIUM) == publication("n1", replace(TRAINIUM))
-
-
 def test_a_withdrawal_takes_back_ours_and_leaves_the_rest() -> None:
     ours = {"neuron-plugin.io/family": "trn2", "neuron.amazonaws.com/ultraserver-mode": "4"}
-    found = node(labels={**ours, "zone": "a"}, annotations={INVENTORY_KEY: "{}", "other": "x"})
-    request = withdrawal(found)  # type: ignore[arg-type]  # a decoded node
-    assert metadata(request) == {"annotations": {INVENTORY_KEY: None}, "labels": dict.fromkeys(ours)}
+    for others in ({INVENTORY_KEY: "{}", "other": "x"}, {}):  # somebody may have removed it by hand
+        request = withdrawal(node(labels={**ours, "zone": "a"}, annotations=others))
+        assert metadata(request) == {"annotations": {INVENTORY_KEY: None}, "labels": dict.fromkeys(ours)}
+    assert withdrawal(node(labels={"zone": "a", PRESENT_LABEL: "true"})) is None, "nothing is ours alone"
 
 
-def test_a_withdrawal_takes_back_labels_that_are_left_alone() -> None:
-    """Somebody has removed the annotation by hand."""
-    request = withdrawal(node(labels={"neuron-plugin.io/family": "trn2"}))  # type: ignore[arg-type]  # as above
-    assert metadata(request)["labels"] == {"neuron-plugin.io/family": None}
-
-
-def test_a_node_with_nothing_of_ours_is_not_written() -> None:
-    assert withdrawal(node(labels={"zone": "a"})) is None  # type: ignore[arg-type]  # as above
-
-
-def test_the_inventory_reads_back_with_missing_and_sick_devices_and_their_reasons() -> None:
+def test_the_annotation_is_the_inventory_with_all_that_is_known_of_it() -> None:
     present = tuple(number for number in range(16) if number != 3)
-    made = inventory(present=present, unhealthy={3: MISSING, 5: "sick"}, device_name="Trainium1")
-    read = read_inventory(metadata(publication("worker-1", made))["annotations"][INVENTORY_KEY] or "")
-    assert read.present == present
-    assert read.unhealthy == {3: MISSING, 5: "sick"}
+    made = replace(TRAINIUM, ultraserver=SERVER, present=present, unhealthy={3: MISSING, 5: "sick"})
+    assert read_inventory(metadata(publication("n1", made))["annotations"][INVENTORY_KEY] or "") == made
 
 
 def test_a_node_with_devices_is_labelled_as_one_if_that_is_wanted() -> None:
@@ -624,8 +545,3 @@ def test_a_node_with_devices_is_labelled_as_one_if_that_is_wanted() -> None:
     labels = [metadata(dict(made.queue._unsent)["inventory"])["labels"] for made in (wanted, not_wanted)]
     assert labels[0][PRESENT_LABEL] == "true"
     assert PRESENT_LABEL not in labels[1], "it may be there already"
-
-
-def test_the_label_of_a_node_with_devices_stays_when_the_plugin_goes() -> None:
-    node = NODES.decode(msgspec.json.encode({"metadata": {"name": "n", "labels": {PRESENT_LABEL: "true"}}}))
-    assert withdrawal(node) is None

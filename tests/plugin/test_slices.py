@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+import msgspec
+import pytest
+
 from neuron_plugin.allocation.claims import PLACED_TAINT, UNHEALTHY_TAINT
-from neuron_plugin.plugin.slices import _differences, slice_spec
+from neuron_plugin.cluster import ApiRequest
+from neuron_plugin.cluster.api import Response
+from neuron_plugin.plugin.counters import Counters
+from neuron_plugin.plugin.slices import SliceKeeper, _differences, slice_spec
 from tests.plugin.world import INF2, inventory
+from tests.support.scripted_server import ScriptedServer, listed
 
 
 def spec(*, placed: bool = False, **fields: Any) -> Any:
@@ -61,3 +69,20 @@ def test_what_the_server_drops_or_keeps_is_a_difference() -> None:
     assert _differences({"a": {"b": 1}}, {"a": {}}) == ["spec.a.b"]
     assert _differences({"taints": []}, {"taints": [{"key": "k"}]}) == ["spec.taints"]
     assert _differences({"a": {}}, {"a": {"old": 1}}) == ["spec.a.old"]
+
+
+@pytest.mark.looptime
+async def test_an_api_server_that_takes_no_slice_is_asked_again_and_again_and_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def answer(request: ApiRequest) -> Response:
+        return listed() if request.method == "GET" else Response(500, msgspec.json.encode({"message": "no space left"}))
+
+    server, keeper = ScriptedServer(answer), SliceKeeper("worker-1", "neuron.aws.com", Counters())
+    keeper.want(spec(), "")
+    running = asyncio.create_task(keeper.run(server))
+    await asyncio.sleep(600)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert sum(request.method == "POST" for request in server.requests) > 15
+    assert caplog.messages.count("the node's slice is not written yet") == 1

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
@@ -40,7 +41,6 @@ from tests.plugin.world import (
     app,
     assigned,
     entry,
-    init,
     inputs,
     inventory,
     moment,
@@ -182,16 +182,24 @@ async def test_without_a_device_the_reason_is_the_hardware_and_not_each_resource
     assert ready.checks == {"devices": "no Neuron device has been found: is the driver loaded?"}
 
 
-async def test_p70_a_source_that_is_not_running_is_named_and_fails_nothing() -> None:
-    ready = await Parts(silent={"kernel-log": "/dev/kmsg: Permission denied"}).status.readiness()
-    assert not any(ready.checks.values())
-    assert ready.notes == ("kernel-log is not running: /dev/kmsg: Permission denied",)
+NOTED = [
+    (Parts(silent={"kernel-log": "/dev/kmsg: denied"}), "kernel-log is not running: /dev/kmsg: denied"),
+    (Parts(inputs(file={"unreadable": "a future format"})), "allocations come from PodResources: a future format"),
+    (
+        Parts(own_node=SimpleNamespace(unreadable="disable-devices reads 'x'", problem="")),
+        "disabled devices are those of before: disable-devices reads 'x'",
+    ),
+]
 
 
-async def test_a_checkpoint_that_cannot_be_read_is_named_and_fails_nothing() -> None:
-    ready = await Parts(inputs(file={"unreadable": "a future format"})).status.readiness()
+@pytest.mark.parametrize(("parts", "note"), NOTED, ids=["p70 a source", "the checkpoint", "disabled devices"])
+async def test_what_does_not_work_is_named_and_fails_nothing(parts: Parts, note: str) -> None:
+    ready = await parts.status.readiness()
     assert not any(ready.checks.values())
-    assert ready.notes == ("allocations come from PodResources: a future format",)
+    assert ready.notes == (note,)
+    found = parts.scraped()
+    assert found["checkpoint_readable"] == {(): "PodResources" not in note}
+    assert found.get("disable_devices_readable", {(): 1}) == {(): "disabled" not in note}
 
 
 def test_pods_can_get_devices_once_every_resource_is_registered_and_the_latest_inventory_is_published() -> None:
@@ -215,14 +223,6 @@ async def test_a_node_that_the_api_server_does_not_know_is_not_ready() -> None:
     own_node = SimpleNamespace(unreadable="", problem="the API server has no node 'wroker-1'")
     for parts in (Parts(own_node=own_node), Parts(inputs=None, own_node=own_node)):
         assert (await parts.status.readiness()).checks["node"] == own_node.problem
-
-
-async def test_disabled_devices_that_cannot_be_read_are_named_and_fail_nothing() -> None:
-    parts = Parts(own_node=SimpleNamespace(unreadable="disable-devices reads 'x'", problem=""))
-    ready = await parts.status.readiness()
-    assert not any(ready.checks.values())
-    assert ready.notes == ("disabled devices are those of before: disable-devices reads 'x'",)
-    assert parts.scraped()["disable_devices_readable"] == {(): 0}
 
 
 # Metrics.
@@ -311,15 +311,43 @@ def test_p79_every_id_is_in_exactly_one_state_under_each_name() -> None:
     assert len(found) == 18
 
 
+APP, INIT = f"default,a,app,{NEURON.value}", f"default,a,init,{NEURON.value}"
+SHOWN = {
+    "p79 what a pod has": ("a app:2 | has a=0,1", f"allocated {APP}=2; allocated_pods =1"),
+    "p79 a pod that is gone leaves no series": ("trn1", "allocated; allocated_pods =0"),
+    "one that the API server has not shown is counted and not named": ("has a=0", "allocated; allocated_pods =1"),
+    "the set of an init container is counted once": ("a init:4 app:4 | has a/init=0-3 a=0-3", f"allocated {APP}=4"),
+    "also where only a part is used again": ("a init:4 app:1 | has a/init=0-3 a=3>0", f"allocated {INIT}=3 {APP}=1"),
+    "each core has the container that has it now": (
+        "a init:2 app:1 | b app:core:1 | has a/init=0,1 a=1 b=core:5",
+        (
+            "core_holder 0,0,default,a,init=1 1,0,default,a,init=1 2,1,default,a,app=1 3,1,default,a,app=1 "
+            "5,2,default,b,app=1"
+        ),
+    ),
+    "waiting assignments": ("a app:1=0 | b app:1=1", "waiting_assignments =2"),
+    "the source of allocations": ("trn1", "checkpoint_readable =1; unconfirmed_allocations =0; cooling_down_cores =0"),
+    "whether a device is healthy, and whether it is disabled": (
+        "inf1 | broken 1 | off 2",
+        "device_healthy 0=1 1=0 2=1 3=1; device_disabled 0=0 1=0 2=1 3=0",
+    ),
+}
+"""A moment, and the samples of some metrics: the values of the labels, and the sample's own."""
+
+
+@pytest.mark.parametrize(("before", "expected"), SHOWN.values(), ids=SHOWN)
+def test_what_metrics_show_of_a_moment(before: str, expected: str) -> None:
+    found = Parts(moment(before)).scraped()
+    for metric in expected.split("; "):
+        name, *samples = metric.split(" ")
+        values = (sample.split("=") for sample in samples)
+        wanted = {tuple(labels.split(",")) if labels else (): float(value) for labels, value in values}
+        assert found.get(name, {}) == wanted
+
+
 def test_an_id_that_no_device_has_is_in_no_state() -> None:
     found = Parts(inputs(node=inventory(INF2, present=(0, 2)))).scraped()["devices"]
     assert (states_of(found, NEURON), states_of(found, CORE)) == ({"free": 2}, {"free": 4})
-
-
-def test_each_device_says_whether_it_is_healthy_and_whether_it_is_disabled() -> None:
-    found = Parts(inputs(node=inventory(INF2, present=(0, 1, 2), unhealthy={1: "sick"}, disabled=(2,)))).scraped()
-    assert found["device_healthy"] == {("0",): 1, ("1",): 0, ("2",): 1}
-    assert found["device_disabled"] == {("0",): 0, ("1",): 0, ("2",): 1}
 
 
 def test_each_counter_shows_its_own_count_by_its_own_labels() -> None:
@@ -350,43 +378,6 @@ def test_each_counter_shows_its_own_count_by_its_own_labels() -> None:
     assert found["registered"] == {(NEURON.value,): 1, (CORE.value,): 0}
 
 
-def test_p79_a_pod_that_is_gone_leaves_no_series() -> None:
-    before = moment("a app:2 | has a=0,1")
-    there = Parts(before).scraped()
-    assert there["allocated"] == {("default", "a", "app", NEURON.value): 2}
-    assert there["allocated_pods"] == {(): 1}
-    gone = Parts(inputs()).scraped()
-    assert "allocated" not in gone
-    assert gone["allocated_pods"] == {(): 0}
-
-
-def test_the_set_of_an_init_container_is_counted_once_in_the_sum() -> None:
-    recorded = [entry(A, "init", NEURON, 0, 1, 2, 3), entry(A, "app", NEURON, 3, given=[0])]
-    found = Parts(inputs(pod("a", init(4), app(1)), recorded=recorded)).scraped()["allocated"]
-    assert found == {("default", "a", "init", NEURON.value): 3, ("default", "a", "app", NEURON.value): 1}
-    whole = [entry(A, "init", NEURON, 0, 1, 2, 3), entry(A, "app", NEURON, 0, 1, 2, 3)]
-    found = Parts(inputs(pod("a", init(4), app(4)), recorded=whole)).scraped()["allocated"]
-    assert found == {("default", "a", "app", NEURON.value): 4}
-
-
-def test_each_core_has_the_container_that_has_it_now() -> None:
-    recorded = [entry(A, "init", NEURON, 0, 1), entry(A, "app", NEURON, 1), entry(uid_of("b"), "app", CORE, 5)]
-    found = Parts(inputs(pod("a", init(2), app(1)), pod("b", app(1, CORE)), recorded=recorded)).scraped()
-    assert found["core_holder"] == {
-        ("0", "0", "default", "a", "init"): 1,
-        ("1", "0", "default", "a", "init"): 1,
-        ("2", "1", "default", "a", "app"): 1,
-        ("3", "1", "default", "a", "app"): 1,
-        ("5", "2", "default", "b", "app"): 1,
-    }
-
-
-def test_a_pod_that_the_api_server_has_not_shown_is_counted_and_not_named() -> None:
-    found = Parts(moment("has a=0")).scraped()
-    assert "allocated" not in found
-    assert found["allocated_pods"] == {(): 1}
-
-
 def test_p79_a_device_that_is_not_listed_leaves_no_series() -> None:
     parts = everything()
     assert parts.scraped()["health_transitions_total"] == {("3", "unhealthy"): 1}
@@ -402,16 +393,6 @@ async def test_answers_that_the_file_does_not_show_and_held_down_cores_are_count
         found = Parts(replace(desk.snapshot.inputs, hold_downs=(held(7, 8),))).scraped()
         assert found["unconfirmed_allocations"] == {(): 1}
         assert found["cooling_down_cores"] == {(): 4}
-
-
-def test_waiting_assignments_are_counted() -> None:
-    waiting = (assigned(name, app(1), sets=[[number]]) for number, name in enumerate("ab"))
-    assert Parts(inputs(*waiting)).scraped()["waiting_assignments"] == {(): 2}
-
-
-def test_the_source_of_allocations_is_a_metric() -> None:
-    assert Parts().scraped()["checkpoint_readable"] == {(): 1}
-    assert Parts(inputs(file={"unreadable": "future"})).scraped()["checkpoint_readable"] == {(): 0}
 
 
 def test_ecc_counts_are_those_of_the_latest_look() -> None:

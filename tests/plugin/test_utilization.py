@@ -32,6 +32,10 @@ BOOT = 1_795_000_000.0
 SECOND = 1_000_000
 
 
+def both(count: int | None) -> dict[PhysicalCore, int | None]:
+    return dict.fromkeys(CORES, count)
+
+
 def reading(at: float, counts: Mapping[PhysicalCore, int | None], memory: int | None = 0) -> Reading:
     return Reading(at, BOOT + at, {core: CoreCounters(count, memory) for core, count in counts.items()})
 
@@ -45,81 +49,59 @@ def after(
     return use
 
 
-def both(count: int | None) -> dict[PhysicalCore, int | None]:
-    return dict.fromkeys(CORES, count)
+def readings(text: str) -> list[Reading]:
+    """``30=15,0``: at 30 s the two cores have executed for so long; ``?`` cannot be read."""
+    made = []
+    for at, counts in (word.split("=") for word in text.split()):
+        values = (None if one == "?" else int(float(one) * SECOND) for one in counts.split(","))
+        made.append(reading(float(at), dict(zip(sorted(CORES), values, strict=True))))
+    return made
 
 
-def test_the_share_is_what_the_cores_executed_of_the_time_between_readings() -> None:
-    use = after(reading(0, {(0, 0): 0, (0, 1): 0}), reading(30, {(0, 0): 30 * SECOND, (0, 1): 15 * SECOND}))
-    assert use[KEY].known
-    assert use[KEY].busy_share == pytest.approx(0.75)
-    assert use[KEY].busy_seconds == 45
+IDLE_BEFORE = {uid_of("a"): {"app": ContainerUtilization(0, 0, idle_since=int(BOOT) - 5000, busy_seconds=14)}}
+WORKED = " ".join(f"{at}={min(at, 600)},{min(at, 600)}" for at in range(0, 1500, 30))
+USES: dict[str, tuple[str, Utilization, str]] = {
+    "the share is what the cores executed of the time": ("0=0,0 30=30,15", {}, "busy 0.75 idle 0"),
+    "one reading says nothing yet": ("0=5,5", {}, "unknown"),
+    "the share is about the last minutes": (WORKED, {}, "busy 0 idle 870"),
+    "what ends after its reading is at most the whole time": ("0=0,0 30=0,0 31=60,60", {}, "busy 1 idle 0"),
+    "idle since the cores last executed something": ("0=0,0 30=7,7 60=7,7 360=7,7", {}, "busy 0 idle 330"),
+    "one busy core of many": ("0=0,0 900=0,1", {}, "busy 0 idle 0"),
+    "one that never worked is idle since it is looked at": ("100=4,4 500=4,4", {}, "busy 0 idle 400"),
+    "a counter that was zeroed counts from zero": ("0=900,900 30=15,15", {}, "busy 0.5 idle 0"),
+    "without the counters": ("0=?,? 900=?,?", {}, "unknown"),
+    "a counter that cannot be read for once": ("0=7,7 300=7,7 330=7,? 360=7,7", {}, "unknown"),
+    "and after that": ("0=7,7 300=7,7 330=7,? 360=7,7 390=7,7", {}, "busy 0 idle 30"),
+    "idle before a restart, and nothing ran meanwhile": ("0=7,7 30=7,7", IDLE_BEFORE, "busy 0 idle 5030"),
+    "something ran": ("0=9,9 30=9,9", IDLE_BEFORE, "busy 0 idle 30"),
+}
+"""Readings, what the Lease said before them, and what is known after the last one."""
 
 
-def test_one_reading_says_nothing_yet() -> None:
-    use = after(reading(0, both(5)))
-    assert not use[KEY].known
-    assert utilization_of(use, BOOT + 1000, 300) == {}
+@pytest.mark.parametrize(("steps", "before", "expected"), USES.values(), ids=USES)
+def test_how_busy_and_how_long_idle_a_container_is(steps: str, before: Utilization, expected: str) -> None:
+    made = readings(steps)
+    use, now = after(*made, restored=before), BOOT + made[-1].at
+    one = use[KEY]
+    assert one.known is (expected != "unknown")
+    assert len(one.samples) <= WINDOW_SECONDS / 30 + 2
+    if not one.known:
+        assert utilization_of(use, now + 1000, 300) == {}
+        assert list(idle_for(use, now + 1000, 1)) == []
+        return
+    _, share, _, idle = expected.split(" ")
+    assert one.busy_share == pytest.approx(float(share), abs=0.01)
+    assert one.idle_seconds(now) == float(idle)
+    assert list(idle_for(use, now, float(idle) or 1)) == [KEY] * (idle != "0")
+    for limit, since in ((float(idle) + 1, 0), (float(idle) or 1, idle != "0" and now - float(idle))):
+        assert utilization_of(use, now, limit)[uid_of("a")]["app"].idle_since == since
 
 
-def test_the_share_is_about_the_last_minutes() -> None:
-    counts = [min(at, 600) for at in range(0, 1500, 30)]  # works for ten minutes, then stops
-    use = after(*(reading(at, both(count * SECOND)) for at, count in zip(range(0, 1500, 30), counts, strict=True)))
-    assert use[KEY].busy_share == 0
-    assert len(use[KEY].samples) <= WINDOW_SECONDS / 30 + 2
-
-
-def test_an_execution_that_ends_after_its_reading_is_at_most_the_whole_time() -> None:
-    use = after(reading(0, both(0)), reading(30, both(0)), reading(31, both(60 * SECOND)))
-    assert use[KEY].busy_share == 1
-
-
-def test_a_container_is_idle_since_its_cores_last_executed_something() -> None:
-    use = after(reading(0, both(0)), reading(30, both(7)), reading(60, both(7)), reading(360, both(7)))
-    assert use[KEY].idle_seconds(BOOT + 360) == 330
-    assert utilization_of(use, BOOT + 360, 331)[uid_of("a")]["app"].idle_since == 0
-    assert utilization_of(use, BOOT + 360, 330)[uid_of("a")]["app"].idle_since == BOOT + 30
-
-
-def test_one_busy_core_of_many_keeps_a_container_from_being_idle() -> None:
-    use = after(reading(0, both(0)), reading(900, {(0, 0): 0, (0, 1): 1}))
-    assert use[KEY].idle_seconds(BOOT + 900) == 0
-    assert list(idle_for(use, BOOT + 900, 1)) == []
-
-
-def test_a_container_that_never_worked_is_idle_since_it_is_looked_at() -> None:
-    use = after(reading(100, both(4)), reading(500, both(4)))
-    assert use[KEY].idle_seconds(BOOT + 500) == 400
-    assert list(idle_for(use, BOOT + 500, 400)) == [KEY]
-
-
-def test_a_counter_that_was_zeroed_counts_from_zero() -> None:
-    use = after(reading(0, both(900 * SECOND)), reading(30, both(15 * SECOND)))
-    assert use[KEY].busy_share == pytest.approx(0.5)
-    assert use[KEY].idle_seconds(BOOT + 30) == 0
-
-
-def test_without_the_counters_nothing_is_known_and_nothing_is_idle() -> None:
-    use = after(reading(0, both(None), memory=512), reading(900, both(None), memory=512))
-    assert not use[KEY].known
-    assert list(idle_for(use, BOOT + 900, 1)) == []
-    assert use[KEY].memory_bytes == 1024
-
-
-def test_a_counter_that_cannot_be_read_for_once_ends_what_was_idle() -> None:
-    use = after(
-        reading(0, both(7)), reading(300, both(7)), reading(330, {(0, 0): 7, (0, 1): None}), reading(360, both(7))
-    )
-    assert not use[KEY].known
-    use = use_after(use, {KEY: CORES}, reading(390, both(7)), {})
-    assert use[KEY].idle_seconds(BOOT + 390) == 30
-
-
-def test_memory_is_that_of_all_cores_and_unknown_where_one_is() -> None:
-    use = after(reading(0, both(0), memory=512))
-    assert use[KEY].memory_bytes == 1024
-    use = after(reading(0, both(0), memory=None))
-    assert use[KEY].memory_bytes is None
+def test_busy_seconds_and_memory_are_those_of_all_cores_and_memory_is_unknown_where_one_is() -> None:
+    assert after(*readings("0=0,0 30=30,15"))[KEY].busy_seconds == 45
+    assert after(reading(0, both(0), memory=512))[KEY].memory_bytes == 1024
+    assert after(reading(0, both(None), memory=512))[KEY].memory_bytes == 1024
+    assert after(reading(0, both(0), memory=None))[KEY].memory_bytes is None
 
 
 def test_the_next_container_on_the_same_cores_begins_anew() -> None:
@@ -128,15 +110,6 @@ def test_the_next_container_on_the_same_cores_begins_anew() -> None:
     use = use_after(use, {other: CORES}, reading(630, both(0)), {})
     assert list(use) == [other]
     assert not use[other].known
-
-
-def test_a_container_that_was_idle_before_a_restart_is_idle_since_then_if_nothing_ran_meanwhile() -> None:
-    before = {uid_of("a"): {"app": ContainerUtilization(0, 0, idle_since=int(BOOT) - 5000, busy_seconds=14)}}
-    still, ran = (
-        after(reading(0, both(count)), reading(30, both(count)), restored=before) for count in (7 * SECOND, 9 * SECOND)
-    )
-    assert still[KEY].idle_seconds(BOOT + 30) == 5030
-    assert ran[KEY].idle_seconds(BOOT + 30) == 30
 
 
 def test_the_physical_cores_of_a_container_follow_from_its_logical_ones() -> None:

@@ -64,13 +64,6 @@ async def test_a_container_that_works_is_busy_on_the_lease_and_idle_once_it_has_
         await eventually(lambda: published(site)[A]["app"].idle_since == 0)
 
 
-async def test_a_pod_that_is_gone_is_forgotten() -> None:
-    async with measuring() as (site, daemon):
-        await eventually(lambda: A in published(site))
-        site.end("a")
-        await eventually(lambda: not daemon.utilization.use and not published(site))
-
-
 async def test_an_event_is_written_once_and_only_if_it_is_wanted() -> None:
     async with measuring(idle_event_after_seconds=0.2) as (site, _):
         await eventually(lambda: "NeuronCoresIdle" in site.event_reasons())

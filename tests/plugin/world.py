@@ -282,12 +282,13 @@ MACHINES = {"trn1": TRN1, "trn2": TRN2, "inf2": INF2, "inf1": LINE}
 def pod_of(text: str, geometry: Geometry = TRN1, **fields: Any) -> NeuronPod:
     """A pod as ``a init:4=0-3 app.serve:core:2=0,1 @9``: containers, what they ask for and are assigned, and when.
 
-    At the end may stand ``started``, ``running``, ``terminating`` or ``failed``.
+    At the end may stand ``started``, ``running``, ``terminating``, ``failed``, or ``allocated`` of its assignment.
     """
     name, *words = text.split()
     states = [word for word in words if word.isalpha()]
     words = [word for word in words if word not in states]
-    fields |= {state: True for state in states if state != "failed"} | (
+    allocated = {"NEURON_ALLOCATED": "true"} if "allocated" in states else {}
+    fields |= {state: True for state in states if state not in {"failed", "allocated"}} | (
         {"phase": "Failed"} if "failed" in states else {}
     )
     time = next((int(word.removeprefix("@")) for word in words if word.startswith("@")), 1)
@@ -302,7 +303,7 @@ def pod_of(text: str, geometry: Geometry = TRN1, **fields: Any) -> NeuronPod:
         sets += [parse_ids(ids)] if ids else []
     annotations = dict(fields.pop("annotations", {}))
     if sets:
-        annotations = assignment(geometry, containers, sets, time) | annotations
+        annotations = assignment(geometry, containers, sets, time) | annotations | allocated
     return pod(name, *containers, annotations=annotations, **fields)
 
 

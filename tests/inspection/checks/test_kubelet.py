@@ -322,9 +322,8 @@ def test_sick_devices_that_are_still_offered_are_a_warning(make_node: MakeNode) 
     node.set_ecc(1, memory=1)
     facts = facts_of(node)
     assert is_fine("registration", facts)
-    finding = the_finding("registration", offering(facts, {DEVICE: ("0", "1", "2", "3", "4", "5")}))
-    assert finding.level is Level.WARNING
-    assert f"{DEVICE} 1: 1 uncorrected memory error" in finding.seen
+    offered = offering(facts, {DEVICE: ("0", "1", "2", "3", "4", "5")})
+    expect("registration", offered, f"warning: {DEVICE} 1: 1 uncorrected memory error")
 
 
 def test_a_sick_device_that_is_offered_because_a_pod_has_it_is_fine(make_node: MakeNode) -> None:
@@ -346,7 +345,7 @@ def test_a_socket_for_each_resource_that_answers_is_fine(well: Facts) -> None:
 def test_before_there_is_a_device_no_socket_is_expected(make_node: MakeNode) -> None:
     node = make_node("trn1.2xlarge")
     node.unload_driver()
-    assert the_finding("plugin", with_kubelet(facts_of(node), plugins=())).level is Level.NOTE
+    expect("plugin", with_kubelet(facts_of(node), plugins=()), "note: ")
 
 
 @pytest.mark.parametrize("text", [CONTAINERD, DOCKER, CRIO])

@@ -9,19 +9,17 @@ from neuron_plugin.allocation import NeuronPod, NodeInventory
 from neuron_plugin.allocation.inventory import write_inventory
 from neuron_plugin.allocation.keys import INVENTORY_KEY
 from neuron_plugin.inspection.facts import DeviceUser, Facts, NoSuchNode
-from neuron_plugin.inspection.findings import Level, Unknown
+from neuron_plugin.inspection.findings import Unknown
 from neuron_plugin.kubelet import CheckpointEntry
 from neuron_plugin.plugin.container import ALLOCATION_KEY, reply_for
 from tests.inspection.cases import (
     NODE,
     POD_UID,
     api_pod,
-    ask,
     expect,
     facts_of,
     holding,
     is_fine,
-    the_finding,
     user,
     with_cluster,
     with_kubelet,
@@ -248,21 +246,14 @@ def test_what_is_found(well: Facts, name: str, spoil: Callable[[Facts], Facts], 
 
 
 def test_linked_sets_held_once_are_fine(well: Facts) -> None:
-    facts = holding(
-        well,
-        ("train", "a", "neurondevice", "4,5,6,7"),
-        ("train", "b", "neuroncore", "2"),
-        ("infer", "main", "neuroncore", "3"),
-        ("other", "main", "neuron", "0"),
-    )
-    assert is_fine("holders", facts)
-    assert "3 pods with 12 logical cores" in ask("holders", facts)[0].seen
+    linked = ("train", "a", "neurondevice", "4,5,6,7"), ("train", "b", "neuroncore", "2")
+    facts = holding(well, *linked, ("infer", "main", "neuroncore", "3"), ("other", "main", "neuron", "0"))
+    expect("holders", facts, "ok: 3 pods with 12 logical cores")
 
 
 def test_cores_that_are_not_aligned_are_a_warning_where_they_have_to_be(make_node: MakeNode) -> None:
-    facts = facts_of(make_node("trn2.3xlarge"))
-    finding = the_finding("holders", holding(facts, ("train", "main", "neuroncore", "1,2")))
-    assert "holds aws.amazon.com/neuroncore 1-2, which is no aligned set here" in finding.seen
+    facts = holding(facts_of(make_node("trn2.3xlarge")), ("train", "main", "neuroncore", "1,2"))
+    expect("holders", facts, "warning: holds aws.amazon.com/neuroncore 1-2, which is no aligned set here")
 
 
 def test_a_container_counts_by_the_set_of_our_reply_and_not_by_the_kubelets_ids(well: Facts) -> None:
@@ -287,43 +278,32 @@ def test_a_container_counts_by_the_set_of_our_reply_and_not_by_the_kubelets_ids(
 def test_a_pod_on_a_sick_device_is_a_warning(make_node: MakeNode) -> None:
     node = make_node("inf2.24xlarge")
     node.set_ecc(1, sram=1)
-    finding = the_finding("holders", holding(facts_of(node), ("train", "main", "neurondevice", "0,1,2")))
-    assert finding.level is Level.WARNING
-    assert "runs on device 1" in finding.seen
+    expect("holders", holding(facts_of(node), ("train", "main", "neurondevice", "0,1,2")), "warning: runs on device 1")
 
 
 def test_without_a_device_nothing_is_checked(make_node: MakeNode) -> None:
     node = make_node("trn1.2xlarge")
     node.unload_driver()
-    assert [finding.checked for finding in ask("holders", facts_of(node))] == [False]
+    expect("holders", facts_of(node), "unchecked: ")
 
 
 def test_without_an_api_server_nothing_is_checked(well: Facts) -> None:
     facts = replace(well, cluster=Unknown("no API server is known", "give --kubeconfig"))
     for name in ("annotations", "node-annotations"):
-        assert [(finding.checked, finding.action) for finding in ask(name, facts)] == [(False, "give --kubeconfig")]
+        expect(name, facts, "unchecked: give --kubeconfig")
 
 
 def test_a_sick_device_that_the_node_does_not_tell_of_is_a_warning(make_node: MakeNode) -> None:
     node = make_node("inf2.24xlarge", missing=(4,))
     node.set_ecc(1, memory=1)
     facts = facts_of(node)
-    finding = the_finding("node-annotations", with_cluster(facts, annotations=inventory("inf2.24xlarge")))
-    assert finding.level is Level.WARNING
-    assert finding.seen.endswith("1,4")
+    expect("node-annotations", with_cluster(facts, annotations=inventory("inf2.24xlarge")), "warning: 1,4\n")
     said = inventory("inf2.24xlarge", present=(0, 1, 2, 3, 5), unhealthy={1: "memory"})
     assert is_fine("node-annotations", with_cluster(facts, annotations=said))
 
 
-def test_no_process_is_fine(well: Facts) -> None:
-    assert is_fine("processes", well)
-    assert ask("processes", well)[0].seen == "no process has a device open"
-
-
 def test_what_cannot_be_seen_is_said_beside_what_is(well: Facts) -> None:
-    findings = ask(
-        "processes", with_users(uses()(well), user(2, pod_uid=""), hidden=Unknown("hidden", "run this as root"))
-    )
-    assert [(finding.level, finding.checked) for finding in findings] == [(Level.NOTE, False), (Level.WARNING, True)]
-    (finding,) = ask("processes", with_users(well, hidden=Unknown("hidden", "run this as root")))
-    assert not finding.checked
+    hidden = Unknown("hidden", "run this as root")
+    expect("processes", with_users(uses()(well), user(2, pod_uid=""), hidden=hidden), "unchecked: hidden | warning: ")
+    expect("processes", with_users(well, hidden=hidden), "unchecked: hidden")
+    expect("processes", well, "ok: no process has a device open")
