@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Coroutine, Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlencode
@@ -21,6 +22,7 @@ from neuron_plugin import settings
 from neuron_plugin.allocation import NodeInfo, NodeInventory, Rejection
 from neuron_plugin.cli.command import CommandError, UsageError, no_such, server_url
 from neuron_plugin.cluster import ApiServer, ClusterError
+from neuron_plugin.cluster.api import ConnectionSettingsError
 from neuron_plugin.cluster.client import Kubeconfig, Source, connect
 from neuron_plugin.cluster.credentials import CredentialsError, namespace_of
 from neuron_plugin.instance_file import load_catalogue
@@ -94,7 +96,9 @@ SERVER = ("context", "kubeconfig")
 """Of every command that asks the API server."""
 LOOK = (*SERVER, "instance_types", "lease_namespace")
 """Of every command that works out the state of the cluster."""
-LIST = ("namespace", "all_namespaces", "selector", "sort_by", "no_headers", "extender")
+ROWS = ("sort_by", "no_headers")
+"""Of every command that prints a table of what it asks for."""
+LIST = ("namespace", "all_namespaces", "selector", *ROWS, "extender")
 """Of a command that lists objects, beside ``LOOK``."""
 
 
@@ -227,7 +231,13 @@ def ask_cluster(arguments: Namespace, work: Callable[[ApiServer], Coroutine[Any,
     try:
         return asyncio.run(asked())
     except ClusterError as error:
-        raise CommandError(str(error)) from None
+        raise failure(error) from None
+
+
+def failure(error: ClusterError) -> CommandError:
+    """The error of a command: wrong usage where the kubeconfig is unusable, or labels are none (400)."""
+    unusable = isinstance(error, ConnectionSettingsError) or getattr(error, "status", 0) == HTTPStatus.BAD_REQUEST
+    return (UsageError if unusable else CommandError)(str(error))
 
 
 def cluster_state(arguments: Namespace, *, judge: bool = True) -> ClusterState:

@@ -72,8 +72,7 @@ def add_flags(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     """Make the checks; the status says whether there is a problem."""
     if arguments.list:
-        rows = [[(check.name, ""), (check.looks_at, "")] for check in CHECKS]
-        print_lines(table(("CHECK", "IS FINE WHEN"), rows))
+        print_lines(table([{"CHECK": check.name, "IS FINE WHEN": check.looks_at} for check in CHECKS]))
         return Exit.SUCCESS
     names, words = [check.name for check in CHECKS], arguments.words
     unknown = [word for word in words if word not in names]

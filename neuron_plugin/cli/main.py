@@ -50,6 +50,9 @@ DESCRIPTION = """\
 AWS Neuron devices for Kubernetes: the daemon of a node (run), the scheduler's extender (extender),
 and commands that look at the Neuron hardware of this machine or of a simulated one."""
 
+KINDS = {"no": "node", "nodes": "node", "po": "pod", "pods": "pod"}
+"""kubectl's further names of a kind of object."""
+
 COMPLETE = "__complete"
 """The hidden command of completion scripts: all words follow, up to the one that is completed."""
 KUBECTL_COMPLETE = "kubectl_complete-neuron"
@@ -79,6 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from neuron_plugin.cli.completion import complete
 
         return complete(words[1:] if words[:1] == [COMPLETE] else words)
+    words = _as_ours(words) if words else []
     name = "kubectl neuron" if program() == "kubectl neuron" else "neuron-plugin"
     parser = build_parser(next((word for word in words if not word.startswith("-")), ""), name)
     if not words:
@@ -111,6 +115,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             traceback.print_exception(error)
         return Exit.FAILURE
     return status
+
+
+def _as_ours(words: list[str]) -> list[str]:
+    """The words of ``get po``, ``no`` or ``describe pod/train``, as our commands are called."""
+    first, *rest = words[1:] if words[0] == "get" and len(words) > 1 else words
+    if first == "describe" and rest:
+        kind, slash, name = rest[0].partition("/")
+        rest[:1] = [KINDS.get(kind, kind), *([name] if slash else [])]
+    kind = KINDS.get(first, first)
+    return [f"{kind}s" if kind in KINDS.values() else first, *rest]
 
 
 def build_parser(only: str | None = None, name: str = "neuron-plugin") -> Parser:

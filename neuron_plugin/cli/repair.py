@@ -16,6 +16,7 @@ from neuron_plugin.cli.command import (
     CommandError,
     Exit,
     Line,
+    Row,
     UsageError,
     add_output_flag,
     complain,
@@ -96,7 +97,8 @@ def run(arguments: Namespace) -> int:
     if not report.empty:
         left = plural(len(report.pods), "pod") if report.pods else "what has them is not known"
         left = "a process of an ended pod" if report.held_down and not report.pods else left
-        complain(f"{named('device', report.devices)} of node {report.node} is not empty: {left}")
+        verb = "is" if len(report.devices) == 1 else "are"
+        complain(f"{named('device', report.devices)} of node {report.node} {verb} not empty: {left}")
     return Exit.SUCCESS if report.empty else Exit.FAILURE
 
 
@@ -149,15 +151,20 @@ def _lines(report: RepairReport, *, evicting: bool) -> Iterator[Line]:
         service = f"in service; without --dry-run {'it is' if verb == 'is' else 'they are'} taken out"
     yield from plain(f"{devices} of node {node} {verb} {service}")
     yield from plain(*(f"device {device}: {why}" for device, why in report.unhealthy.items()))
-    if report.pods:
-        rows = []
-        for pod in report.pods:
-            name = f"{pod.namespace}/{pod.name}"
-            said = report.refused.get(name) or ("evicted" if name in report.evicted else pod.reason)
-            target = (pod.target, pod.target_ids.replace(" ", ":"))
-            rows.append([(cell, "") for cell in (name, pod.ids.replace(" ", ":"), *target, said)])
-        yield from plain("")
-        yield from table(("POD", "HAS", "NODE", "IDS", "NOTE"), rows)
+    rows: list[Row] = []
+    for pod in report.pods:
+        name = f"{pod.namespace}/{pod.name}"
+        rows.append(
+            {
+                "POD": name,
+                "HAS": pod.ids.replace(" ", ":"),
+                "NODE": pod.target,
+                "IDS": pod.target_ids.replace(" ", ":"),
+                "NOTE": report.refused.get(name) or ("evicted" if name in report.evicted else pod.reason),
+            }
+        )
+    if rows:
+        yield from [*plain(""), *table(rows)]
     if report.warnings:
         yield from plain("", *report.warnings)
     yield from plain("")
@@ -168,6 +175,8 @@ def _lines(report: RepairReport, *, evicting: bool) -> Iterator[Line]:
             yield from plain(
                 f"{plural(len(report.evicted), 'pod')} evicted. Look again, or give --wait, until they end."
             )
+        if evicting and any(pod.evictable and pod.reason for pod in report.pods):
+            yield from plain("With --force pods that fit nowhere else, or are not made elsewhere, are evicted, too.")
         return
     yield from plain(
         f"{devices} {verb} empty. What can be done, the least first (docs/repair.md):",

@@ -87,6 +87,13 @@ def test_it_is_added_up_by_what_is_asked_for(usage: Any, server: StandInApiServe
     assert sorted(rows) == sorted(names)
 
 
+def test_the_workloads_that_idle_most_come_last_on_request(usage: Any, server: StandInApiServer) -> None:
+    written(server, write_account(account()))
+    asked = ("--by", "workload", "--sort-by", ".deviceHours.idle")
+    assert usage(*asked, "--no-headers").rows[-1][:2] == ["ml", "train"]
+    assert json.loads(usage(*asked, "-o", "json").out)["rows"][-1]["workload"] == "train"
+
+
 def test_a_csv_has_a_line_for_each_number(usage: Any, server: StandInApiServer) -> None:
     written(server, write_account(account()))
     lines = [*csv.DictReader(io.StringIO(usage("--by", "workload", "-o", "csv").out))]

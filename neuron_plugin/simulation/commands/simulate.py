@@ -63,7 +63,7 @@ neuron-plugin simulate fault ./trn1 device 5 gone
 neuron-plugin simulate fault ./trn1 attribute 3 core_count --text garbage
 """
 
-HEADERS = (
+_HEADERS = (
     *("TYPE", "DEVICES", "PRODUCT", "CORES/DEVICE", "PHYSICAL", "LNC"),
     *("MEMORY/DEVICE", "TOPOLOGY", "DEVICE-COUNTS", "CORE-COUNTS"),
 )
@@ -141,8 +141,8 @@ def run_types(arguments: Namespace) -> int:
         reports.append(report)
         cells = report | {"memoryGibPerDevice": f"{instance.memory_gib}Gi"}
         cells |= {"deviceCounts": ranges(devices), "coreCounts": ranges(cores)}
-        rows.append([(str(cell), "") for cell in cells.values()])
-    show(arguments.output, {"version": VERSION, "types": reports}, table(HEADERS, rows))
+        rows.append(dict(zip(_HEADERS, map(str, cells.values()), strict=True)))
+    show(arguments.output, {"version": VERSION, "types": reports}, table(rows))
     return Exit.SUCCESS
 
 
