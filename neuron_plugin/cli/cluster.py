@@ -7,22 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import os
-import urllib.error
-import urllib.request
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Coroutine, Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlencode
 
 import msgspec
 
 from neuron_plugin import settings
 from neuron_plugin.allocation import NodeInfo, NodeInventory, Rejection
 from neuron_plugin.cli.command import CommandError, UsageError, no_such, server_url
-from neuron_plugin.cluster import ApiServer, ClusterError
-from neuron_plugin.cluster.api import ConnectionSettingsError
+from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, ClusterError, UnreachableError
+from neuron_plugin.cluster.api import ConnectionSettingsError, send
 from neuron_plugin.cluster.client import Kubeconfig, Source, connect
 from neuron_plugin.cluster.credentials import CredentialsError, namespace_of
 from neuron_plugin.instance_file import load_catalogue
@@ -234,20 +231,33 @@ def ask_cluster(arguments: Namespace, work: Callable[[ApiServer], Coroutine[Any,
         raise failure(error) from None
 
 
-def failure(error: ClusterError) -> CommandError:
+def failure(error: ClusterError, extender: str = "") -> CommandError:
     """The error of a command: wrong usage where the kubeconfig is unusable, or labels are none (400)."""
+    if extender and isinstance(error, UnreachableError):
+        return CommandError(f"{extender} does not answer: {error.cause}; is the extender there?")
+    if extender:
+        return CommandError(f"{extender}: {error}; is it an extender?")
     unusable = isinstance(error, ConnectionSettingsError) or getattr(error, "status", 0) == HTTPStatus.BAD_REQUEST
     return (UsageError if unusable else CommandError)(str(error))
 
 
+def looking(arguments: Namespace, *, judge: bool = True) -> Callable[[ApiServer], Coroutine[Any, Any, ClusterState]]:
+    """How the cluster is looked at: as an extender that starts now would know it. It judges plugins by Leases, or not.
+
+    Raises:
+        SettingsError: the file of instance types cannot be used.
+    """
+    types, namespace = types_from(arguments), lease_namespace_from(arguments)
+    return lambda api: look(api, types, lease_namespace=namespace, judge=judge)
+
+
 def cluster_state(arguments: Namespace, *, judge: bool = True) -> ClusterState:
-    """The cluster as an extender that starts now would know it. It judges plugins by their Leases, or not.
+    """One such look.
 
     Raises:
         CommandError: the API server refused, or did not answer.
     """
-    types, namespace = types_from(arguments), lease_namespace_from(arguments)
-    return ask_cluster(arguments, lambda api: look(api, types, lease_namespace=namespace, judge=judge))
+    return ask_cluster(arguments, looking(arguments, judge=judge))
 
 
 def node_in(state: ClusterState, name: str) -> NodeInfo:
@@ -279,16 +289,18 @@ def ask_extender(extender: str, path: str, query: Mapping[str, object], answer: 
     Raises:
         CommandError: it does not answer, refuses, or answers something else.
     """
-    url = server_url("--extender", extender).rstrip("/")
+    url = server_url("--extender", extender)
     texts = {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in query.items()}
+
+    async def asked() -> bytes:
+        async with await connect(url) as api:
+            return await send(api, ApiRequest("GET", path, texts), timeout_seconds=_ANSWER_SECONDS)
+
     try:
-        with urllib.request.urlopen(f"{url}{path}?{urlencode(texts)}", timeout=_ANSWER_SECONDS) as page:  # noqa: S310 - HTTP
-            return msgspec.json.decode(page.read(), type=answer)
-    except urllib.error.HTTPError as error:
-        with error:
-            raise CommandError(f"{url}: {error.read(500).decode(errors='replace').strip()}") from None
-    except (urllib.error.URLError, TimeoutError) as error:
-        why = getattr(error, "reason", error)
-        raise CommandError(f"{url} does not answer: {why}; is the extender there?") from None
+        return msgspec.json.decode(asyncio.run(asked()), type=answer)
+    except ApiError as error:
+        raise CommandError(f"{url}: {error.message.strip() or error}") from None
+    except ClusterError as error:
+        raise failure(error, url) from None
     except (msgspec.MsgspecError, UnicodeDecodeError):
         raise CommandError(f"{url} answers something else: is it an extender of this version?") from None

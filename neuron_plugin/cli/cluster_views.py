@@ -22,7 +22,6 @@ from neuron_plugin.cli.cluster import (
 )
 from neuron_plugin.cli.command import (
     TABLE,
-    CommandError,
     Form,
     Line,
     UsageError,
@@ -32,7 +31,7 @@ from neuron_plugin.cli.command import (
     show,
     show_again,
 )
-from neuron_plugin.cluster import ApiResource, ApiServer, ClusterError, Reflector, Scope, UnreachableError
+from neuron_plugin.cluster import ApiResource, ApiServer, ClusterError, Reflector, Scope
 from neuron_plugin.cluster.api import PAGE_SECONDS
 from neuron_plugin.cluster.client import Source, connect
 from neuron_plugin.cluster.objects import pages
@@ -100,12 +99,7 @@ def cluster_views(arguments: Namespace, kind: ApiResource[Any], *, leases: bool)
             try:
                 views = runner.run(following(stream))
             except ClusterError as error:
-                if not url:
-                    raise failure(error) from None
-                why = f": {error}; is it an extender?"
-                if isinstance(error, UnreachableError):
-                    why = f" does not answer: {error.cause}; is the extender there?"
-                raise CommandError(f"{url}{why}") from None
+                raise failure(error, url) from None
             if views != last:
                 yield views
             last = views

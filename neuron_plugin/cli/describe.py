@@ -16,11 +16,10 @@ from neuron_plugin.cli.cluster import (
     LOOK,
     add_cluster_flags,
     ask_cluster,
-    lease_namespace_from,
+    looking,
     node_in,
     node_name,
     pod_from,
-    types_from,
 )
 from neuron_plugin.cli.cluster_views import views_of
 from neuron_plugin.cli.command import (
@@ -44,7 +43,6 @@ from neuron_plugin.cluster import ApiServer
 from neuron_plugin.inspection.published import published_node
 from neuron_plugin.monitor.events import EventsView, events_about
 from neuron_plugin.monitor.explain import UnknownPodError, explain, explain_text, find_pod, question
-from neuron_plugin.monitor.look import look
 from neuron_plugin.monitor.views import node_view, pod_view
 from neuron_plugin.placement.state import ClusterState
 
@@ -73,11 +71,11 @@ def run(arguments: Namespace) -> int:
     """Print the page."""
     is_pod = arguments.kind == "pod"
     namespace, name = pod_from(arguments, arguments.name) if is_pod else ("", arguments.name)
-    types, leases = types_from(arguments), lease_namespace_from(arguments)
+    looked = looking(arguments)
 
     async def found(api: ApiServer) -> tuple[ClusterState, EventsView]:
         events = await events_about(api, arguments.kind.capitalize(), name, namespace)
-        return await look(api, types, lease_namespace=leases), events
+        return await looked(api), events
 
     state, events = ask_cluster(arguments, found)
     try:

@@ -8,9 +8,9 @@ from argparse import ArgumentParser, Namespace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from neuron_plugin.cli.cluster import add_cluster_flags, ask_cluster, node_name, types_from
+from neuron_plugin.cli.cluster import add_cluster_flags, ask_cluster, lease_namespace_from, node_name, types_from
 from neuron_plugin.cli.command import VERSION, Exit, UsageError, add_output_flag, plain, show
-from neuron_plugin.cli.target import EVERYTHING, add_node_flags, settings_here
+from neuron_plugin.cli.target import EVERYTHING, add_node_flags
 from neuron_plugin.inspection.bug_report import BugReport, cluster_report, node_report
 
 DESCRIPTION = """\
@@ -64,7 +64,7 @@ def run(arguments: Namespace) -> int:
 
 
 def _of_cluster(arguments: Namespace) -> BugReport:
-    types, leases = types_from(arguments), settings_here().lease_namespace
+    types, leases = types_from(arguments), lease_namespace_from(arguments)
     namespace = arguments.namespace or leases
     return ask_cluster(
         arguments,

@@ -11,7 +11,7 @@ from http import HTTPStatus
 
 import msgspec
 
-from neuron_plugin.cli.cluster import LOOK, add_cluster_flags, ask_cluster, lease_namespace_from, node_name, types_from
+from neuron_plugin.cli.cluster import LOOK, add_cluster_flags, ask_cluster, looking, node_name
 from neuron_plugin.cli.command import (
     CommandError,
     Exit,
@@ -29,7 +29,6 @@ from neuron_plugin.cli.cordon import change, device_ids
 from neuron_plugin.cluster import ApiError, ApiServer
 from neuron_plugin.cluster.api import PAGE_SECONDS, send
 from neuron_plugin.cluster.writes import evict_pod
-from neuron_plugin.monitor.look import look
 from neuron_plugin.monitor.plan import UnknownNodeError
 from neuron_plugin.monitor.repair import DevicePod, RepairReport, repair_report
 from neuron_plugin.plugin.cordon import CordonError, change_disabled
@@ -104,13 +103,13 @@ def run(arguments: Namespace) -> int:
 
 async def _repair(arguments: Namespace, api: ApiServer) -> RepairReport:
     """What is left in the end; the node is changed first, so that no new pod comes while others go."""
-    types, lease_namespace = types_from(arguments), lease_namespace_from(arguments)
+    looked = looking(arguments)
     evicted = dict[str, str]()
     if not arguments.dry_run:
         await change_disabled(api, arguments.node, arguments.devices, disable=True)
     until = time.monotonic() + arguments.wait
     while True:
-        state = await look(api, types, lease_namespace=lease_namespace)
+        state = await looked(api)
         report = await asyncio.to_thread(repair_report, state, arguments.node, arguments.devices)
         refused = dict[str, str]()
         for pod in report.pods if arguments.evict else ():

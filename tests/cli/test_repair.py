@@ -11,7 +11,7 @@ import pytest
 
 from neuron_plugin.allocation import Resource
 from neuron_plugin.allocation.keys import DISABLE_KEY
-from neuron_plugin.cli import repair
+from neuron_plugin.cli import cluster, repair
 from neuron_plugin.cluster.pods import STATIC_POD_UID_KEY
 from neuron_plugin.monitor.look import look
 from neuron_plugin.simulation.api_server_kinds import NODES, PODS
@@ -176,7 +176,7 @@ def test_it_waits_until_the_pods_have_ended(run: Repair, server: StandInApiServe
             gone(server, "row")
         return await look(*arguments, **more)
 
-    monkeypatch.setattr(repair, "look", counted)
+    monkeypatch.setattr(cluster, "look", counted)
     said = run("--evict", "--wait", "60", "-o", "json")
     document = json.loads(said.out)
     assert (said.status, document["empty"], document["evicted"], document["pods"]) == (0, True, ["default/row"], [])
