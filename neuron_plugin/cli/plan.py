@@ -23,6 +23,7 @@ from neuron_plugin.cli.command import (
     complain,
     in_order,
     plain,
+    program,
     show,
     table,
 )
@@ -152,7 +153,7 @@ def _idle_lines(report: PlanReport, *, bare: bool) -> Iterator[Line]:
 
 
 def _unknown_text(report: PlanReport) -> str:
-    text = f"; of {plural(report.unknown, 'container')} this is not known, see: neuron-plugin pods -h"
+    text = f"; of {plural(report.unknown, 'container')} this is not known, see: {program()} pods -h"
     return text if report.unknown else ""
 
 

@@ -22,6 +22,7 @@ from neuron_plugin.cli.command import (
     complain,
     count,
     plain,
+    program,
     show,
     table,
 )
@@ -144,7 +145,7 @@ async def _evicted(api: ApiServer, pod: DevicePod) -> str:
 def _lines(report: RepairReport, *, evicting: bool) -> Iterator[Line]:
     devices, node = named("device", report.devices), report.node
     verb, has = ("is", "it") if len(report.devices) == 1 else ("are", "them")
-    flags = f"{node} --device {','.join(map(str, report.devices))}"
+    again = f"{program()} repair {node} --device {','.join(map(str, report.devices))}"
     service = f"out of service: no new pod gets {has}"
     if not report.disabled:
         service = f"in service; without --dry-run {'it is' if verb == 'is' else 'they are'} taken out"
@@ -169,7 +170,9 @@ def _lines(report: RepairReport, *, evicting: bool) -> Iterator[Line]:
     yield from plain("")
     if not report.empty:
         if report.pods and not evicting:
-            yield from plain(f"To evict the pods that have another place: neuron-plugin repair {flags} --evict")
+            going = any(pod.target and not pod.reason for pod in report.pods)
+            which, force = ("the pods that have another place", "") if going else ("the pods all the same", " --force")
+            yield from plain(f"To evict {which}: {again} --evict{force}")
         if report.evicted:
             yield from plain(
                 f"{plural(len(report.evicted), 'pod')} evicted. Look again, or give --wait, until they end."
@@ -185,5 +188,5 @@ def _lines(report: RepairReport, *, evicting: bool) -> Iterator[Line]:
         ),
         f"  reboot   after: kubectl drain {node} --ignore-daemonsets --delete-emptydir-data",
         "  replace  after the same: stop and start the instance, or terminate it",
-        f"Then: neuron-plugin repair {flags} --undo",
+        f"Then: {again} --undo",
     )

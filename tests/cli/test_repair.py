@@ -162,6 +162,7 @@ def test_a_pod_without_another_place_or_a_controller_is_evicted_only_by_force(
     for ids in ("2", "5", "6", "7"):
         server.create_pod(running(f"one-{ids}", ids, node="trn-1"))
     assert run("--evict").rows[4][2:] == ["-", "-", "fits", "nowhere", "else", "now"]
+    assert run().out.endswith("To evict the pods all the same: neuron-plugin repair trn-1 --device 3 --evict --force\n")
     assert "bare" in names(server)
     assert run("--evict", "--force").status == 1
     assert "bare" not in names(server)
