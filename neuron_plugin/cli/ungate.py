@@ -27,7 +27,8 @@ neuron-plugin ungate --all
 def add_flags(parser: ArgumentParser) -> None:
     """Which pods."""
     parser.add_argument("pods", metavar="[NAMESPACE/]POD", nargs="*", help="pods")
-    parser.add_argument("--all", action="store_true", help="every pod of the cluster that has the gate")
+    everyone = "every pod that has the gate: of the cluster, or of the namespace that -n gives"
+    parser.add_argument("--all", action="store_true", help=everyone)
     add_output_flag(parser)
     add_cluster_flags(parser, "namespace", *SERVER)
 
@@ -39,7 +40,8 @@ def run(arguments: Namespace) -> int:
     names = ["/".join(pod_from(arguments, name)) for name in arguments.pods]
     from neuron_plugin.placement.gates.ungate import release_gated
 
-    done, refused = ask_cluster(arguments, lambda api: release_gated(api, None if arguments.all else names))
+    wanted = (None, arguments.namespace) if arguments.all else (names, "")
+    done, refused = ask_cluster(arguments, lambda api: release_gated(api, *wanted))
     lines = [f"pod {name} is released" for name in done]
     why_not = {name: "it is not there, or does not have the gate" for name in names if name not in {*done, *refused}}
     document = {"version": VERSION, "released": list(done), "refused": {**refused, **why_not}}
