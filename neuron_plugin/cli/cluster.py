@@ -271,16 +271,20 @@ def node_in(state: ClusterState, name: str) -> NodeInfo:
     raise no_such("node", name, (known.name for known in state.nodes.values() if known.inventory))
 
 
-def published_in(state: ClusterState, name: str) -> tuple[NodeInfo, NodeInventory]:
-    """A node of the cluster, and what its plugin has published.
+def published(arguments: Namespace) -> tuple[ClusterState, NodeInfo, NodeInventory]:
+    """The cluster, its node that is asked about, and what the node's plugin has published.
 
     Raises:
         CommandError: there is no such node, or its devices are not known.
+        UsageError: a machine is given, too.
     """
-    info = node_in(state, name)
+    if arguments.root:
+        raise UsageError(f"{arguments.node} is a node of the cluster, and --root a machine here: give one of the two")
+    state = cluster_state(arguments, judge=False)
+    info = node_in(state, arguments.node)
     if isinstance(info.node.inventory, Rejection):
-        raise CommandError(f"node {name}: {info.node.inventory}")
-    return info, info.node.inventory
+        raise CommandError(f"node {info.name}: {info.node.inventory}")
+    return state, info, info.node.inventory
 
 
 def ask_extender(extender: str, path: str, query: Mapping[str, object], answer: type[_Answer]) -> _Answer:

@@ -104,7 +104,7 @@ def _node(state: ClusterState, info: NodeInfo) -> Iterator[Line]:
         }
     )
     if has := info.inventory:
-        yield from [*plain(""), *device_lines(Form.TEXT, machine_of(state, info.name))]
+        yield from [*plain(""), *device_lines(Form.TEXT, machine_of(state, info, has))]
         yield from [*plain(""), *picture(published_node(has, info.ledger))]
     if pods := [pod for pod in views_of(state).pods if pod.place == info.name]:
         yield from [*plain(""), *pod_lines(Form.TEXT, report_of(pods))]

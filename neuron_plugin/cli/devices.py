@@ -10,8 +10,9 @@ from itertools import groupby
 
 import msgspec
 
+from neuron_plugin.allocation import NodeInfo, NodeInventory
 from neuron_plugin.allocation.resources import ranges
-from neuron_plugin.cli.cluster import ROWS, SERVER, add_cluster_flags, add_node_argument, cluster_state, published_in
+from neuron_plugin.cli.cluster import ROWS, SERVER, add_cluster_flags, add_node_argument, published
 from neuron_plugin.cli.command import (
     TABLE,
     CommandError,
@@ -93,7 +94,7 @@ def add_flags(parser: ArgumentParser) -> None:
     use = "measure for two seconds how much the cores of each device execute, and show what memory is allocated"
     parser.add_argument("--use", action="store_true", help=use)
     add_node_flags(parser, HOLDERS)
-    add_cluster_flags(parser, *ROWS, *SERVER)
+    add_cluster_flags(parser, *ROWS, *SERVER, "lease_namespace")
 
 
 def run(arguments: Namespace) -> int:
@@ -133,18 +134,13 @@ def _of_cluster(arguments: Namespace) -> Iterator[MachineReport]:
     if arguments.use or arguments.processes:
         raise UsageError("--use and --processes look at the machine itself: leave NODE out, on that machine")
     while True:
-        yield report_of(cluster_state(arguments, judge=False), arguments.node)
+        yield report_of(*published(arguments))
         time.sleep(WATCH_SECONDS)
 
 
-def report_of(state: ClusterState, name: str) -> MachineReport:
-    """A node of the cluster, with how much its plugin says that it is used.
-
-    Raises:
-        CommandError: there is no such node, or its devices are not known.
-    """
-    info, has = published_in(state, name)
-    utilization = device_utilization(info, state.utilization_on(name)).items()
+def report_of(state: ClusterState, info: NodeInfo, has: NodeInventory) -> MachineReport:
+    """A node of the cluster, with how much its plugin says that it is used."""
+    utilization = device_utilization(info, state.utilization_on(info.name)).items()
     known = {device: DeviceUse(use.busy_percent, use.memory_bytes) for device, use in utilization}
     return published_report(has, info.ledger, known)
 

@@ -66,7 +66,7 @@ def add_flags(parser: ArgumentParser) -> None:
     add_output_flag(parser)
     parser.add_argument("--list", action="store_true", help="list the checks, and make none")
     add_node_flags(parser, EVERYTHING)
-    add_cluster_flags(parser, "context")
+    add_cluster_flags(parser, "context", "lease_namespace")
 
 
 def run(arguments: Namespace) -> int:

@@ -41,7 +41,7 @@ def add_flags(parser: ArgumentParser) -> None:
     parser.add_argument("-n", "--namespace", metavar="NAME", default="", help=namespace)
     add_output_flag(parser)
     add_node_flags(parser, EVERYTHING)
-    add_cluster_flags(parser, "context")
+    add_cluster_flags(parser, "context", "lease_namespace")
 
 
 def run(arguments: Namespace) -> int:

@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from neuron_plugin.allocation import Ledger
 from neuron_plugin.allocation.resources import ranges
-from neuron_plugin.cli.cluster import SERVER, add_cluster_flags, add_node_argument, cluster_state, published_in
+from neuron_plugin.cli.cluster import SERVER, add_cluster_flags, add_node_argument, published
 from neuron_plugin.cli.command import (
     CommandError,
     Exit,
@@ -92,7 +92,7 @@ def run(arguments: Namespace) -> int:
         CommandError: there is no Neuron device.
     """
     if arguments.node:
-        info, has = published_in(cluster_state(arguments, judge=False), arguments.node)
+        _, info, has = published(arguments)
         return _show(arguments, published_node(has, info.ledger), published_report(has, info.ledger))
     node = node_from(arguments)
     machine = look(node.settings, os.environ, disabled_here(node))

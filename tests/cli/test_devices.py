@@ -487,5 +487,6 @@ def test_a_node_of_the_cluster_is_shown_by_what_its_plugin_has_published(
     ]
     drawn = cli("topology", "sick", "--kubeconfig", kubeconfig, "-o", "json")
     assert json.loads(drawn.out)["deviceSets"][-1]["freeSets"] == []
-    misused = cli("devices", "sick", "--use", "--kubeconfig", kubeconfig)
-    assert (misused.status, "look at the machine itself" in misused.err) == (2, True)
+    for words, said in ((("--use",), "look at the machine itself"), (("--root", "/"), "give one of the two")):
+        misused = cli("devices", "sick", *words, "--kubeconfig", kubeconfig)
+        assert (misused.status, said in misused.err) == (2, True)
