@@ -40,11 +40,11 @@ _Found = TypeVar("_Found")
 _FLAGS: Mapping[str, tuple[tuple[str, ...], Mapping[str, Any]]] = {
     "namespace": (
         ("-n", "--namespace"),
-        {"metavar": "NAMESPACE", "default": "", "help": "the namespace (default: that of the context, else default)"},
-    ),
-    "any_namespace": (
-        ("-n", "--namespace"),
-        {"metavar": "NAMESPACE", "default": "", "help": "only pods of this namespace (default: all)"},
+        {
+            "metavar": "NAMESPACE",
+            "default": "",
+            "help": "the namespace (default: the context's; plan, usage: all)",
+        },
     ),
     "all_namespaces": (("-A", "--all-namespaces"), {"action": "store_true", "help": "all namespaces"}),
     "selector": (

@@ -80,7 +80,7 @@ def add_flags(parser: ArgumentParser) -> None:
     from_file = "nodes and pods from a file, in place of a running cluster"
     parser.add_argument("--cluster", type=Path, metavar="FILE", help=from_file)
     add_output_flag(parser, [Form.TEXT, Form.NAME, Form.JSON, Form.YAML])
-    add_cluster_flags(parser, "any_namespace", "all_namespaces", *ROWS, "extender", *LOOK)
+    add_cluster_flags(parser, "namespace", "all_namespaces", *ROWS, "extender", *LOOK)
 
 
 def run(arguments: Namespace) -> int:
@@ -126,7 +126,8 @@ def run(arguments: Namespace) -> int:
     }
     show(arguments.output, report, lines, nothing=nothing[listed])
     if missing := report.without_place:
-        complain(f"{plural(missing, 'pod')} of those asked about cannot start now")
+        what = f"fit{'s' * (missing == 1)} nowhere else" if options.drain else "cannot start"
+        complain(f"{plural(missing, 'pod')} of those asked about {what} now")
     return Exit.FAILURE if missing else Exit.SUCCESS
 
 

@@ -44,11 +44,12 @@ columns, in device-hours; a core of a device of two is half a device:
   BROKEN   of no pod, and unhealthy, missing or disabled
 
 Less than two days are added up from whole hours, more than that, and nodes, from whole days in UTC.
-"other" are the workloads or nodes beyond the 200 largest of an hour or day."""
+"other" are the workloads or nodes beyond the 200 largest of an hour or day. With -n one namespace is
+the whole."""
 
 EXAMPLES = """
 neuron-plugin usage
-neuron-plugin usage --since 24h --by workload
+neuron-plugin usage --since 24h --by workload -n ml
 neuron-plugin usage --since 30d --by workload --sort-by .deviceHours.idle
 neuron-plugin usage --since 30d --by workload -o csv > october.csv
 """
@@ -65,7 +66,7 @@ def add_flags(parser: ArgumentParser) -> None:
     by = f"{', '.join(names[:-1])} or {names[-1]} (default: {usual.by})"
     parser.add_argument("--by", metavar="WHAT", default=usual.by, choices=names, help=by)
     add_output_flag(parser, (Form.TEXT, Form.CSV, Form.JSON, Form.YAML))
-    add_cluster_flags(parser, *SERVER, *ROWS, "extender", "lease_namespace")
+    add_cluster_flags(parser, *SERVER, "namespace", *ROWS, "extender", "lease_namespace")
 
 
 def run(arguments: Namespace) -> int:
@@ -75,10 +76,16 @@ def run(arguments: Namespace) -> int:
         _ = options.seconds
     except SinceError as error:
         raise UsageError(f"--{error}") from None
+    if arguments.namespace and options.by not in {"namespace", "workload"}:
+        raise UsageError(f"--by {options.by} is of the whole cluster: give --by workload with -n")
     if arguments.extender:
         report = ask_extender(arguments.extender, "/usage", msgspec.to_builtins(options), UsageReport)
     else:
         report = _written(arguments, options)
+    if wanted := arguments.namespace:
+        rows = tuple(row for row in report.rows if row.namespace == wanted)
+        hours = sum(sum(row.device_hours.values()) for row in rows)
+        report = msgspec.structs.replace(report, rows=rows, device_hours=round(hours, 6))
     path, bare = arguments.sort_by, arguments.no_headers
     ordered = msgspec.structs.replace(report, rows=in_order(report.rows, path))
     if arguments.output == Form.CSV:

@@ -94,6 +94,18 @@ def test_the_workloads_that_idle_most_come_last_on_request(usage: Any, server: S
     assert json.loads(usage(*asked, "-o", "json").out)["rows"][-1]["workload"] == "train"
 
 
+def test_one_namespace_is_a_whole_of_its_own(usage: Any, server: StandInApiServer) -> None:
+    written(server, write_account(account()))
+    rows = usage("--since", "24h", "--by", "workload", "-n", "ml").rows
+    assert [row[:4] for row in rows[1:4]] == [
+        ["ml", "train", "192.0", "66.7%"],
+        ["ml", "eval", "96.0", "33.3%"],
+        ["TOTAL", "-", "288.0", "100.0%"],
+    ]
+    assert json.loads(usage("--since", "24h", "-n", "web", "-o", "json").out)["deviceHours"] == 48
+    assert usage("--by", "node", "-n", "ml").status == 2
+
+
 def test_a_csv_has_a_line_for_each_number(usage: Any, server: StandInApiServer) -> None:
     written(server, write_account(account()))
     lines = [*csv.DictReader(io.StringIO(usage("--by", "workload", "-o", "csv").out))]
