@@ -56,6 +56,10 @@ _FLAGS: Mapping[str, tuple[tuple[str, ...], Mapping[str, Any]]] = {
         {"metavar": "PATH", "default": "", "help": "in the order of a field of -o json, such as .status.phase"},
     ),
     "no_headers": (("--no-headers",), {"action": "store_true", "help": "rows alone: no headers, no totals"}),
+    "watch": (
+        ("-w", "--watch"),
+        {"action": "store_true", "help": "print again after each change, until Ctrl-C; JSON one document a line"},
+    ),
     "context": (
         ("--context",),
         {"metavar": "CONTEXT", "default": "", "help": "context of the kubeconfig (default: the current one)"},
@@ -95,7 +99,7 @@ LOOK = (*SERVER, "instance_types", "lease_namespace")
 """Of every command that works out the state of the cluster."""
 ROWS = ("sort_by", "no_headers")
 """Of every command that prints a table of what it asks for."""
-LIST = ("namespace", "all_namespaces", "selector", *ROWS, "extender")
+LIST = ("namespace", "all_namespaces", "selector", *ROWS, "watch", "extender")
 """Of a command that lists objects, beside ``LOOK``."""
 
 

@@ -58,8 +58,6 @@ class Views(NamedTuple):
 def add_view_flags(parser: ArgumentParser) -> None:
     """The form of the output, whether to watch, and where to look."""
     add_output_flag(parser, (*TABLE[:2], Form.NAME, *TABLE[2:]))
-    again = "print again whenever something changes, until Ctrl-C; JSON then comes one document a line"
-    parser.add_argument("-w", "--watch", action="store_true", help=again)
     add_cluster_flags(parser, *LIST, *LOOK)
 
 

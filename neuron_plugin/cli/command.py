@@ -1,7 +1,8 @@
 """What all commands have in common: how they are parsed, how they print, and how they say that something went wrong.
 
 A command is a module of this package with ``DESCRIPTION``, ``EXAMPLES``, ``add_flags(parser)`` and ``run(arguments)``,
-which returns the exit status. ``main`` has the table of commands and imports only the module of the one that runs.
+which returns the exit status where the answer may be no. ``main`` has the table of commands and imports only the module
+of the one that runs.
 
 A document for scripts is an interface: within its ``version`` keys are added, and none is renamed or removed. The keys
 are listed in ``docs/command-line.md``, and a test compares them with the code. Tables are plain columns, for ``grep``
@@ -146,7 +147,8 @@ def no_such(kind: str, name: str, known: Iterable[str]) -> CommandError:
 
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[Parser]"  # noqa: SLF001 - argparse gives it no public name
-Run: TypeAlias = Callable[[argparse.Namespace], int]
+Run: TypeAlias = Callable[[argparse.Namespace], int | None]
+"""Does a command. Its status, which is needed where the answer may be no; None is success."""
 
 
 def add_command(

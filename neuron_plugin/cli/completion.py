@@ -97,10 +97,9 @@ def add_flags(parser: Parser) -> None:
     parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=f"{', '.join(SHELLS[:-1])} or {SHELLS[-1]}")
 
 
-def run(arguments: Namespace) -> int:
+def run(arguments: Namespace) -> None:
     """Print the script."""
     print({"bash": _BASH, "zsh": _ZSH, "fish": _FISH}[arguments.shell].lstrip("\n"), end="")
-    return Exit.SUCCESS
 
 
 def complete(words: Sequence[str]) -> int:

@@ -13,7 +13,6 @@ from neuron_plugin.cli.cluster import ROWS, add_cluster_flags
 from neuron_plugin.cli.command import (
     VERSION,
     CommandError,
-    Exit,
     Row,
     UsageError,
     add_output_flag,
@@ -58,7 +57,7 @@ def add_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--server", metavar="HOST:PORT", help=server)
 
 
-def run(arguments: Namespace) -> int:
+def run(arguments: Namespace) -> None:
     """Ask the daemon and print, oldest first."""
     if arguments.server is None:
         here = settings_here()
@@ -99,4 +98,3 @@ def run(arguments: Namespace) -> int:
         raise CommandError(f"{host}:{port} answers /decisions with something else: is it a neuron-plugin?") from None
     lines = table(rows, bare=arguments.no_headers)
     show(arguments.output, {"version": VERSION, "decisions": chosen}, lines, nothing="it has decided nothing yet")
-    return Exit.SUCCESS

@@ -12,19 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from neuron_plugin.allocation import NeuronPod, NodeInfo
 from neuron_plugin.allocation.resources import ranges
-from neuron_plugin.cli.cluster import (
-    LOOK,
-    add_cluster_flags,
-    ask_cluster,
-    looking,
-    node_in,
-    node_name,
-    pod_from,
-)
+from neuron_plugin.cli.cluster import LOOK, add_cluster_flags, ask_cluster, looking, node_in, node_name, pod_from
 from neuron_plugin.cli.cluster_views import views_of
 from neuron_plugin.cli.command import (
     CommandError,
-    Exit,
     Form,
     Line,
     Parser,
@@ -67,7 +58,7 @@ def add_flags(parser: Parser) -> None:
     add_cluster_flags(pod, "namespace", *LOOK)
 
 
-def run(arguments: Namespace) -> int:
+def run(arguments: Namespace) -> None:
     """Print the page."""
     is_pod = arguments.kind == "pod"
     namespace, name = pod_from(arguments, arguments.name) if is_pod else ("", arguments.name)
@@ -83,7 +74,6 @@ def run(arguments: Namespace) -> int:
     except UnknownPodError as error:
         raise CommandError(str(error)) from None
     print_lines([*page, *_events(events)])
-    return Exit.SUCCESS
 
 
 def _node(state: ClusterState, info: NodeInfo) -> Iterator[Line]:

@@ -16,7 +16,6 @@ from neuron_plugin.cli.cluster import ROWS, SERVER, add_cluster_flags, add_node_
 from neuron_plugin.cli.command import (
     TABLE,
     CommandError,
-    Exit,
     Form,
     Line,
     Row,
@@ -87,17 +86,15 @@ def add_flags(parser: ArgumentParser) -> None:
     """The form of the output, whether to watch, and which node."""
     add_node_argument(parser)
     add_output_flag(parser, TABLE)
-    again = "print again whenever something changes, until Ctrl-C; JSON then comes one document a line"
-    parser.add_argument("-w", "--watch", action="store_true", help=again)
     processes = "show which processes have each device open, too; for those of pods as root on the node"
     parser.add_argument("--processes", action="store_true", help=processes)
     use = "measure for two seconds how much the cores of each device execute, and show what memory is allocated"
     parser.add_argument("--use", action="store_true", help=use)
     add_node_flags(parser, HOLDERS)
-    add_cluster_flags(parser, *ROWS, *SERVER, "lease_namespace")
+    add_cluster_flags(parser, "watch", *ROWS, *SERVER, "lease_namespace")
 
 
-def run(arguments: Namespace) -> int:
+def run(arguments: Namespace) -> None:
     """Print the devices once, or for as long as they are watched."""
     reports = (
         msgspec.structs.replace(report, devices=in_order(report.devices, arguments.sort_by))
@@ -106,7 +103,7 @@ def run(arguments: Namespace) -> int:
     form, bare = Form(arguments.output), arguments.no_headers
     if arguments.watch:
         watch(form, reports, bare=bare)
-    return show_once(form, next(reports), bare=bare)
+    show_once(form, next(reports), bare=bare)
 
 
 def _of_machine(arguments: Namespace) -> Iterator[MachineReport]:
@@ -145,28 +142,24 @@ def report_of(state: ClusterState, info: NodeInfo, has: NodeInventory) -> Machin
     return published_report(has, info.ledger, known)
 
 
-def show_once(form: Form, report: MachineReport, *, bare: bool = False) -> int:
-    """Print the report; returns the exit status.
+def show_once(form: Form, report: MachineReport, *, bare: bool = False) -> None:
+    """Print the report.
 
     Raises:
         CommandError: there is no device.
     """
-    for_people = form in {Form.TEXT, Form.WIDE}
-    if report.devices or not for_people:
-        show(form, report, device_lines(form, report, bare=bare))
-    for note in report.notes if for_people else ():
+    show(form, report, device_lines(form, report, bare=bare))
+    for note in report.notes if form in {Form.TEXT, Form.WIDE} else ():
         complain(f"note: {note}")
     if report.absence:
         raise CommandError(f"no Neuron device: {report.absence}")
-    return Exit.SUCCESS
 
 
 def watch(form: Form, reports: Iterable[MachineReport], *, bare: bool = False) -> None:
     """Print each report that differs from the last; a note is printed once for as long as it stays true."""
     shown: frozenset[str] = frozenset()
     for number, (report, _) in enumerate(groupby(reports)):
-        lines = device_lines(form, report, bare=bare) if report.devices else []
-        show_again(form, report, lines, first=not number)
+        show_again(form, report, device_lines(form, report, bare=bare), first=not number)
         if form in {Form.JSON, Form.YAML}:
             continue
         notes = frozenset([*report.notes, *([f"no Neuron device: {report.absence}"] if report.absence else [])])

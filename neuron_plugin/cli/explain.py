@@ -9,7 +9,7 @@ from urllib.parse import quote
 import msgspec
 
 from neuron_plugin.cli.cluster import LOOK, add_cluster_flags, ask_extender, cluster_state, node_name, pod_from
-from neuron_plugin.cli.command import VERSION, CommandError, Exit, add_output_flag, no_such, plain, show
+from neuron_plugin.cli.command import VERSION, CommandError, add_output_flag, no_such, plain, show
 from neuron_plugin.monitor.explain import Explanation, UnknownPodError, explain, explain_text, find_pod, question
 
 DESCRIPTION = """\
@@ -38,7 +38,7 @@ def add_flags(parser: ArgumentParser) -> None:
     add_output_flag(parser)
 
 
-def run(arguments: Namespace) -> int:
+def run(arguments: Namespace) -> None:
     """Print the explanation."""
     namespace, name = pod_from(arguments, arguments.pod)
     if arguments.extender:
@@ -58,4 +58,3 @@ def run(arguments: Namespace) -> int:
         )
     lines = plain(*explain_text(explanation, arguments.node).splitlines())
     show(arguments.output, {"version": VERSION, **msgspec.to_builtins(explanation)}, lines)
-    return Exit.SUCCESS

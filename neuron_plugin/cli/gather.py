@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from neuron_plugin.cli.cluster import add_cluster_flags, ask_cluster, lease_namespace_from, node_name, types_from
-from neuron_plugin.cli.command import VERSION, Exit, UsageError, add_output_flag, plain, show
+from neuron_plugin.cli.command import VERSION, UsageError, add_output_flag, plain, show
 from neuron_plugin.cli.target import EVERYTHING, add_node_flags
 from neuron_plugin.inspection.bug_report import BugReport, cluster_report, node_report
 
@@ -44,7 +44,7 @@ def add_flags(parser: ArgumentParser) -> None:
     add_cluster_flags(parser, "context", "lease_namespace")
 
 
-def run(arguments: Namespace) -> int:
+def run(arguments: Namespace) -> None:
     """Write the archive, and name its files."""
     if not arguments.cluster and (arguments.node or arguments.namespace):
         raise UsageError("--node and --namespace are for --cluster: without it this node is looked at")
@@ -60,7 +60,6 @@ def run(arguments: Namespace) -> int:
         *(f"not gathered: {name}: {why}" for name, why in gathered.missing.items()),
     ]
     show(arguments.output, report, plain(*lines))
-    return Exit.SUCCESS
 
 
 def _of_cluster(arguments: Namespace) -> BugReport:

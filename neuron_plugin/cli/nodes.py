@@ -11,7 +11,7 @@ from neuron_plugin.allocation.rejection import NO_NEURON
 from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.cli.cluster import node_name
 from neuron_plugin.cli.cluster_views import Views, add_view_flags, cluster_views, show_views
-from neuron_plugin.cli.command import Exit, Form, Line, Row, in_order, no_such, plain, table
+from neuron_plugin.cli.command import Form, Line, Row, in_order, no_such, plain, table
 from neuron_plugin.cluster.objects import NODES
 from neuron_plugin.monitor.network import DomainView, NodeRoom, domain_tree, room_of
 from neuron_plugin.monitor.views import NodeView, NodeViewStatus
@@ -91,7 +91,7 @@ def add_flags(parser: ArgumentParser) -> None:
     add_view_flags(parser)
 
 
-def run(arguments: Namespace) -> int:
+def run(arguments: Namespace) -> None:
     """Print the nodes once, or for as long as they are watched."""
     form = Form(arguments.output)
     for number, views in enumerate(cluster_views(arguments, NODES, leases=True)):
@@ -101,7 +101,6 @@ def run(arguments: Namespace) -> int:
         lines = tree_lines(report, bare=bare) if arguments.tree else node_lines(form, report, bare=bare)
         names = [f"node/{node.name}" for node in report.nodes]
         show_views(arguments, report, names, lines, first=not number, nothing=_NOTHING)
-    return Exit.SUCCESS
 
 
 _NOTHING = "no node has Neuron devices; with --all the others are shown, too"

@@ -12,18 +12,7 @@ from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.allocation.utilization import duration_text
 from neuron_plugin.cli.cluster import namespace_from, node_name, pod_from
 from neuron_plugin.cli.cluster_views import Views, add_view_flags, cluster_views, show_views
-from neuron_plugin.cli.command import (
-    CommandError,
-    Exit,
-    Form,
-    Line,
-    Row,
-    UsageError,
-    in_order,
-    no_such,
-    plain,
-    table,
-)
+from neuron_plugin.cli.command import CommandError, Form, Line, Row, UsageError, in_order, no_such, plain, table
 from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.monitor.explain import unknown_pod_text
 from neuron_plugin.monitor.views import PodView
@@ -94,7 +83,7 @@ def add_flags(parser: ArgumentParser) -> None:
     add_view_flags(parser)
 
 
-def run(arguments: Namespace) -> int:
+def run(arguments: Namespace) -> None:
     """Print the pods once, or for as long as they are watched."""
     if arguments.pods and arguments.all_namespaces:
         raise UsageError("names of pods and -A exclude each other: give NAMESPACE/POD")
@@ -111,7 +100,6 @@ def run(arguments: Namespace) -> int:
         nothing = f"{where}; such pods are in {', '.join(others)}: give -n or -A" if others else where
         lines, listed = pod_lines(form, report, bare=arguments.no_headers), [f"pod/{pod.name}" for pod in report.pods]
         show_views(arguments, report, listed, lines, first=not number, nothing=nothing)
-    return Exit.SUCCESS
 
 
 def _chosen(views: Views, names: set[str], namespace: str, node: str) -> list[PodView]:

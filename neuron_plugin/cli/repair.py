@@ -88,7 +88,8 @@ def run(arguments: Namespace) -> int:
     if arguments.force and not arguments.evict:
         raise UsageError("--force is for --evict")
     if arguments.undo:
-        return change(arguments, disable=False)
+        change(arguments, disable=False)
+        return Exit.SUCCESS
     try:
         report = ask_cluster(arguments, partial(_repair, arguments))
     except (CordonError, UnknownNodeError) as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 
 from neuron_plugin.cli.cluster import SERVER, add_cluster_flags, ask_cluster, pod_from
-from neuron_plugin.cli.command import VERSION, CommandError, Exit, UsageError, add_output_flag, plain, show
+from neuron_plugin.cli.command import VERSION, CommandError, UsageError, add_output_flag, plain, show
 
 DESCRIPTION = """\
 Take the gate neuron-plugin.io/placement off pods, so that their scheduler takes them as they are.
@@ -33,7 +33,7 @@ def add_flags(parser: ArgumentParser) -> None:
     add_cluster_flags(parser, "namespace", *SERVER)
 
 
-def run(arguments: Namespace) -> int:
+def run(arguments: Namespace) -> None:
     """Release them, and name those that had the gate; the status says whether all did that were named."""
     if arguments.all is bool(arguments.pods):
         raise UsageError("give names of pods, or --all for every pod that has the gate")
@@ -50,4 +50,3 @@ def run(arguments: Namespace) -> int:
     texts += [f"pod {name} is not released: {reason}" for name, reason in why_not.items()]
     if texts:
         raise CommandError("; ".join(texts))
-    return Exit.SUCCESS

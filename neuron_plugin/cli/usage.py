@@ -14,7 +14,6 @@ import msgspec
 from neuron_plugin.cli.cluster import ROWS, SERVER, add_cluster_flags, ask_cluster, ask_extender, lease_namespace_from
 from neuron_plugin.cli.command import (
     CommandError,
-    Exit,
     Form,
     Line,
     Row,
@@ -69,7 +68,7 @@ def add_flags(parser: ArgumentParser) -> None:
     add_cluster_flags(parser, *SERVER, "namespace", *ROWS, "extender", "lease_namespace")
 
 
-def run(arguments: Namespace) -> int:
+def run(arguments: Namespace) -> None:
     """Print the device-hours."""
     options = UsageOptions(arguments.since, arguments.by)
     try:
@@ -92,7 +91,6 @@ def run(arguments: Namespace) -> int:
         _print_csv(ordered, bare=bare)
     else:
         show(arguments.output, ordered, _lines(report, path, bare=bare), nothing="no device-hours are counted yet")
-    return Exit.SUCCESS
 
 
 def _written(arguments: Namespace, options: UsageOptions) -> UsageReport:

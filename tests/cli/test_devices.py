@@ -161,7 +161,7 @@ def three_reports(make_node: MakeNode) -> list[MachineReport]:
 @pytest.mark.parametrize("form", Form)
 def test_every_form_shows_every_device(make_node: MakeNode, capsys: pytest.CaptureFixture[str], form: Form) -> None:
     shown = report_on(make_node("inf2.24xlarge"))
-    assert show_once(form, shown) == 0
+    show_once(form, shown)
     out = capsys.readouterr().out
     match form:
         case Form.JSON:

@@ -356,7 +356,7 @@ async def _told(api: KubernetesApi, pod: Pod, *reasons: str) -> str:
     return next((str(event["note"]) for event in reversed(about) if event.get("reason") in reasons), "")
 
 
-def befall_node(arguments: Namespace) -> int:
+def befall_node(arguments: Namespace) -> None:
     """Let something befall a whole node, and say what is so then.
 
     Raises:
@@ -366,7 +366,6 @@ def befall_node(arguments: Namespace) -> int:
     path = f"{NODE_FAULTS_PATH}{arguments.node}/{arguments.what}/{arguments.deed}"
     print(asyncio.run(_befall(kubeconfig, path)))
     print(f"  look: {program()} nodes --kubeconfig {kubeconfig}")
-    return Exit.SUCCESS
 
 
 async def _befall(kubeconfig: Path, path: str) -> str:
@@ -375,7 +374,7 @@ async def _befall(kubeconfig: Path, path: str) -> str:
     return str(msgspec.json.decode(body)["message"])
 
 
-def break_node(arguments: Namespace) -> int:
+def break_node(arguments: Namespace) -> None:
     """Make one change to a node's machine.
 
     Raises:
@@ -396,7 +395,6 @@ def break_node(arguments: Namespace) -> int:
     else:
         print(asyncio.run(_break(arguments, root, kubeconfig)))
     print(f"  look: {program()} {look}")
-    return Exit.SUCCESS
 
 
 async def _break(arguments: Namespace, root: Path, kubeconfig: Path) -> str:

@@ -11,7 +11,6 @@ from neuron_plugin.allocation import IdListError
 from neuron_plugin.allocation.resources import parse_ids, ranges
 from neuron_plugin.cli.command import (
     VERSION,
-    Exit,
     Parser,
     Run,
     Subparsers,
@@ -122,7 +121,7 @@ def known_types(name: str, file: Path | None = None, *, flag: str = "--type") ->
     return types
 
 
-def run_types(arguments: Namespace) -> int:
+def run_types(arguments: Namespace) -> None:
     """List the instance types that are known."""
     reports, rows = [], []
     for _, instance in sorted(load_catalogue(arguments.instance_types).items()):
@@ -143,10 +142,9 @@ def run_types(arguments: Namespace) -> int:
         cells |= {"deviceCounts": ranges(devices), "coreCounts": ranges(cores)}
         rows.append(dict(zip(_HEADERS, map(str, cells.values()), strict=True)))
     show(arguments.output, {"version": VERSION, "types": reports}, table(rows))
-    return Exit.SUCCESS
 
 
-def run(arguments: Namespace) -> int:
+def run(arguments: Namespace) -> None:
     """Write a simulated machine.
 
     Raises:
@@ -188,10 +186,9 @@ def run(arguments: Namespace) -> int:
         f"Look at it: {program()} devices --root {node.root}",
     )
     show(arguments.output, report, lines)
-    return Exit.SUCCESS
 
 
-def run_fault(arguments: Namespace) -> int:
+def run_fault(arguments: Namespace) -> None:
     """Make one change.
 
     Raises:
@@ -203,7 +200,6 @@ def run_fault(arguments: Namespace) -> int:
         FAULTS[arguments.what][1](SimulatedNode.open(arguments.directory), arguments)
     except SimulationError as error:
         raise UsageError(str(error)) from error
-    return Exit.SUCCESS
 
 
 def _set_ecc(node: SimulatedNode, to: Namespace) -> None:

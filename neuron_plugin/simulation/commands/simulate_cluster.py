@@ -16,7 +16,6 @@ from neuron_plugin.allocation import NodeInfo, PodRequest
 from neuron_plugin.cli.cluster_file import write_cluster
 from neuron_plugin.cli.command import (
     VERSION,
-    Exit,
     Row,
     Subparsers,
     UsageError,
@@ -138,7 +137,7 @@ def add_cluster_command(actions: Subparsers) -> None:
     add_output_flag(parser)
 
 
-def run(arguments: Namespace) -> int:
+def run(arguments: Namespace) -> None:
     """Let the same pods come to each board and print a line for each.
 
     Raises:
@@ -184,7 +183,6 @@ def run(arguments: Namespace) -> int:
         texts = {header: "" if share is None else f"{share:.1%}" for header, share in shares_of_all.items()}
         rows.append({"POLICY": name, **texts})
     show(arguments.output, report, [*plain(_title(report)), *table(rows)])
-    return Exit.SUCCESS
 
 
 def _title(report: ClusterReport) -> str:
