@@ -39,7 +39,6 @@ COMMANDS = {
     "uninstall-node": "remove the plugin's annotation, labels, Lease and condition from nodes, after the plugin itself",
     "completion": "print a script that completes this command in your shell",
     "version": "print the version of this program",
-    "help": "print the help of a command",
 }
 """Names and summaries, in the order of the help. Each is a module of ``ROOMS`` or of this package."""
 
@@ -118,7 +117,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _as_ours(words: list[str]) -> list[str]:
-    """The words of ``get po``, ``no`` or ``describe pod/train``, as our commands are called."""
+    """The words of ``help nodes``, ``get po``, ``no`` or ``describe pod/train``, as our commands are called."""
+    if words[0] == "help":
+        return [*words[1:], "--help"]
     first, *rest = words[1:] if words[0] == "get" and len(words) > 1 else words
     if first == "describe" and rest:
         kind, slash, name = rest[0].partition("/")

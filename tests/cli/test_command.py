@@ -85,7 +85,6 @@ WITHOUT_DOCUMENTS = {
     "neuron-plugin completion",  # a script for a shell
     *("neuron-plugin describe", "neuron-plugin describe node", "neuron-plugin describe pod"),  # pages for people
     "neuron-plugin demo",  # a story; its log and machine are kept with --keep
-    "neuron-plugin help",  # a page for people
     "neuron-plugin extender",  # a daemon: --log-format, --print-config
     "neuron-plugin playground",  # a cluster to try: its nodes and pods are shown by nodes, pods and kubectl
     "neuron-plugin playground fault",
