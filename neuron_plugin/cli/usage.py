@@ -65,7 +65,7 @@ def add_flags(parser: ArgumentParser) -> None:
     by = f"{', '.join(names[:-1])} or {names[-1]} (default: {usual.by})"
     parser.add_argument("--by", metavar="WHAT", default=usual.by, choices=names, help=by)
     add_output_flag(parser, (Form.TEXT, Form.CSV, Form.JSON, Form.YAML))
-    add_cluster_flags(parser, *SERVER, "namespace", *ROWS, "extender", "lease_namespace")
+    add_cluster_flags(parser, *SERVER, "namespace", "all_namespaces", *ROWS, "extender", "lease_namespace")
 
 
 def run(arguments: Namespace) -> None:
@@ -75,13 +75,14 @@ def run(arguments: Namespace) -> None:
         _ = options.seconds
     except SinceError as error:
         raise UsageError(f"--{error}") from None
-    if arguments.namespace and options.by not in {"namespace", "workload"}:
+    wanted = "" if arguments.all_namespaces else arguments.namespace
+    if wanted and options.by not in {"namespace", "workload"}:
         raise UsageError(f"--by {options.by} is of the whole cluster: give --by workload with -n")
     if arguments.extender:
         report = ask_extender(arguments.extender, "/usage", msgspec.to_builtins(options), UsageReport)
     else:
         report = _written(arguments, options)
-    if wanted := arguments.namespace:
+    if wanted:
         rows = tuple(row for row in report.rows if row.namespace == wanted)
         hours = sum(sum(row.device_hours.values()) for row in rows)
         report = msgspec.structs.replace(report, rows=rows, device_hours=round(hours, 6))
@@ -90,7 +91,8 @@ def run(arguments: Namespace) -> None:
     if arguments.output == Form.CSV:
         _print_csv(ordered, bare=bare)
     else:
-        show(arguments.output, ordered, _lines(report, path, bare=bare), nothing="no device-hours are counted yet")
+        nothing = f"no device-hours are counted {f'of namespace {wanted}' if wanted else 'yet'}"
+        show(arguments.output, ordered, _lines(report, path, bare=bare), nothing=nothing)
 
 
 def _written(arguments: Namespace, options: UsageOptions) -> UsageReport:

@@ -104,6 +104,8 @@ def test_one_namespace_is_a_whole_of_its_own(usage: Any, server: StandInApiServe
     ]
     assert json.loads(usage("--since", "24h", "-n", "web", "-o", "json").out)["deviceHours"] == 48
     assert usage("--by", "node", "-n", "ml").status == 2
+    assert usage("-A", "-n", "ml").out == usage().out
+    assert usage("-n", "nosuch").err == "neuron-plugin: no device-hours are counted of namespace nosuch\n"
 
 
 def test_a_csv_has_a_line_for_each_number(usage: Any, server: StandInApiServer) -> None:

@@ -519,7 +519,7 @@ def test_a_node_is_checked_before_it_takes_pods_and_one_with_a_fault_takes_none(
         up.wait_for("node inf2-1: allocatable are 5 neuron")
         up.run("fault", "inf2-1", "device", "2", "back")
         up.wait_for("node inf2-1: NeuronPreflightFailed: The pre-flight check has failed: device 3: device=3 cannot be")
-        assert "1 has failed its pre-flight check" in up.run("run", "--ask", "neuron=6")
+        assert "1 has failed the pre-flight check" in up.run("run", "--ask", "neuron=6")
 
 
 def test_a_group_is_checked_and_goes_where_no_pod_of_its_check_fails(tmp_path: Path) -> None:
