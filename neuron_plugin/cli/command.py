@@ -362,7 +362,7 @@ def print_lines(lines: Sequence[Line]) -> None:
 
 def on_terminal() -> bool:
     """Whether a person looks at standard output directly."""
-    return sys.stdout.isatty()
+    return bool(sys.stdout and sys.stdout.isatty())  # None: it is closed
 
 
 def complain(message: str) -> None:

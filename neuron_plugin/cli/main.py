@@ -90,7 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(words)
     try:
         status = int(arguments.run(arguments) or Exit.SUCCESS)
-        sys.stdout.flush()  # here, where a closed pipe can still be noticed
+        if sys.stdout:
+            sys.stdout.flush()  # here, where a closed pipe can still be noticed
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
     except BrokenPipeError:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -182,6 +183,12 @@ def test_a_closed_pipe_ends_the_command_silently(cli_process: CliProcess, make_n
 
 def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+
+
+def test_a_closed_standard_output_is_no_fault() -> None:
+    typed = shlex.join([*_command(), "version"])
+    done = subprocess.run(["/bin/sh", "-c", f"{typed} >&-"], stderr=subprocess.PIPE, env=_environment(), check=False)  # noqa: S603 - our own program
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_ctrl_c_ends_a_watch_quietly_with_130(cli_process: CliProcess, make_node: MakeNode) -> None:
