@@ -10,6 +10,8 @@ import time
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping
 
+import msgspec
+
 from neuron_plugin.allocation import NeuronPod, NodeInfo
 from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.cli.cluster import LOOK, add_cluster_flags, ask_cluster, looking, node_in, node_name, pod_from
@@ -80,10 +82,9 @@ def _node(state: ClusterState, info: NodeInfo) -> Iterator[Line]:
     view = node_view(state, info)
     status, counts = view.status, view.status.device_counts
     broken = f" ({counts.used_broken} of them unhealthy or missing)" if counts.used_broken else ""
-    others = ((counts.closed, "closed"), (counts.unhealthy, "unhealthy"), (counts.missing, "missing"))
-    more = ((counts.held_down, "held down"), (counts.disabled, "disabled"), (counts.reserved, "reserved"))
-    parts = [f"{counts.used} allocated{broken}", f"{counts.free} free"]
-    parts += [f"{number} {word}" for number, word in (*others, *more) if number]
+    parts, said = [f"{counts.used} allocated{broken}", f"{counts.free} free"], {"used", "used_broken", "free"}
+    others = {name: number for name, number in msgspec.structs.asdict(counts).items() if number and name not in said}
+    parts += [f"{number} {name.replace('_', ' ')}" for name, number in others.items()]
     yield from _fields(
         {
             "Node": info.name,
