@@ -66,8 +66,8 @@ STALE_PLUGIN = Rejection(
     "The node's Neuron plugin does not renew its lease",
     of_node="has a Neuron plugin that does not renew its Lease",
 )
-PREFLIGHT_DUE = Rejection("preflight-due", "The node has not passed its pre-flight check yet")
-PREFLIGHT_FAILED = Rejection("preflight-failed", "The node has failed its pre-flight check")
+PREFLIGHT_DUE = Rejection("preflight-due", "The node has not passed the pre-flight check yet")
+PREFLIGHT_FAILED = Rejection("preflight-failed", "The node has failed the pre-flight check")
 PREFLIGHT_UNABLE = Rejection("preflight-unable", "The node has a pre-flight check that cannot run")
 UNREADABLE_ASSIGNMENT = Rejection(
     "unreadable-assignment",

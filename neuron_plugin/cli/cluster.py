@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import os
-import urllib.error
-import urllib.request
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Coroutine, Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlencode
 
 import msgspec
 
 from neuron_plugin import settings
 from neuron_plugin.allocation import NodeInfo, NodeInventory, Rejection
 from neuron_plugin.cli.command import CommandError, UsageError, no_such, server_url
-from neuron_plugin.cluster import ApiServer, ClusterError
+from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, ClusterError, UnreachableError
+from neuron_plugin.cluster.api import ConnectionSettingsError, send
 from neuron_plugin.cluster.client import Kubeconfig, Source, connect
 from neuron_plugin.cluster.credentials import CredentialsError, namespace_of
 from neuron_plugin.instance_file import load_catalogue
@@ -41,11 +40,11 @@ _Found = TypeVar("_Found")
 _FLAGS: Mapping[str, tuple[tuple[str, ...], Mapping[str, Any]]] = {
     "namespace": (
         ("-n", "--namespace"),
-        {"metavar": "NAMESPACE", "default": "", "help": "the namespace (default: that of the context, else default)"},
-    ),
-    "any_namespace": (
-        ("-n", "--namespace"),
-        {"metavar": "NAMESPACE", "default": "", "help": "only pods of this namespace (default: all)"},
+        {
+            "metavar": "NAMESPACE",
+            "default": "",
+            "help": "the namespace (default: the context's; plan, usage: all)",
+        },
     ),
     "all_namespaces": (("-A", "--all-namespaces"), {"action": "store_true", "help": "all namespaces"}),
     "selector": (
@@ -57,6 +56,10 @@ _FLAGS: Mapping[str, tuple[tuple[str, ...], Mapping[str, Any]]] = {
         {"metavar": "PATH", "default": "", "help": "in the order of a field of -o json, such as .status.phase"},
     ),
     "no_headers": (("--no-headers",), {"action": "store_true", "help": "rows alone: no headers, no totals"}),
+    "watch": (
+        ("-w", "--watch"),
+        {"action": "store_true", "help": "print again after each change, until Ctrl-C; JSON one document a line"},
+    ),
     "context": (
         ("--context",),
         {"metavar": "CONTEXT", "default": "", "help": "context of the kubeconfig (default: the current one)"},
@@ -94,7 +97,9 @@ SERVER = ("context", "kubeconfig")
 """Of every command that asks the API server."""
 LOOK = (*SERVER, "instance_types", "lease_namespace")
 """Of every command that works out the state of the cluster."""
-LIST = ("namespace", "all_namespaces", "selector", "sort_by", "no_headers", "extender")
+ROWS = ("sort_by", "no_headers")
+"""Of every command that prints a table of what it asks for."""
+LIST = ("namespace", "all_namespaces", "selector", *ROWS, "watch", "extender")
 """Of a command that lists objects, beside ``LOOK``."""
 
 
@@ -227,17 +232,36 @@ def ask_cluster(arguments: Namespace, work: Callable[[ApiServer], Coroutine[Any,
     try:
         return asyncio.run(asked())
     except ClusterError as error:
-        raise CommandError(str(error)) from None
+        raise failure(error) from None
+
+
+def failure(error: ClusterError, extender: str = "") -> CommandError:
+    """The error of a command: wrong usage where the kubeconfig is unusable, or labels are none (400)."""
+    if extender and isinstance(error, UnreachableError):
+        return CommandError(f"{extender} does not answer: {error.cause}; is the extender there?")
+    if extender:
+        return CommandError(f"{extender}: {error}; is it an extender?")
+    unusable = isinstance(error, ConnectionSettingsError) or getattr(error, "status", 0) == HTTPStatus.BAD_REQUEST
+    return (UsageError if unusable else CommandError)(str(error))
+
+
+def looking(arguments: Namespace, *, judge: bool = True) -> Callable[[ApiServer], Coroutine[Any, Any, ClusterState]]:
+    """How the cluster is looked at: as an extender that starts now would know it. It judges plugins by Leases, or not.
+
+    Raises:
+        SettingsError: the file of instance types cannot be used.
+    """
+    types, namespace = types_from(arguments), lease_namespace_from(arguments)
+    return lambda api: look(api, types, lease_namespace=namespace, judge=judge)
 
 
 def cluster_state(arguments: Namespace, *, judge: bool = True) -> ClusterState:
-    """The cluster as an extender that starts now would know it. It judges plugins by their Leases, or not.
+    """One such look.
 
     Raises:
         CommandError: the API server refused, or did not answer.
     """
-    types, namespace = types_from(arguments), lease_namespace_from(arguments)
-    return ask_cluster(arguments, lambda api: look(api, types, lease_namespace=namespace, judge=judge))
+    return ask_cluster(arguments, looking(arguments, judge=judge))
 
 
 def node_in(state: ClusterState, name: str) -> NodeInfo:
@@ -251,16 +275,20 @@ def node_in(state: ClusterState, name: str) -> NodeInfo:
     raise no_such("node", name, (known.name for known in state.nodes.values() if known.inventory))
 
 
-def published_in(state: ClusterState, name: str) -> tuple[NodeInfo, NodeInventory]:
-    """A node of the cluster, and what its plugin has published.
+def published(arguments: Namespace) -> tuple[ClusterState, NodeInfo, NodeInventory]:
+    """The cluster, its node that is asked about, and what the node's plugin has published.
 
     Raises:
         CommandError: there is no such node, or its devices are not known.
+        UsageError: a machine is given, too.
     """
-    info = node_in(state, name)
+    if arguments.root:
+        raise UsageError(f"{arguments.node} is a node of the cluster, and --root a machine here: give one of the two")
+    state = cluster_state(arguments, judge=False)
+    info = node_in(state, arguments.node)
     if isinstance(info.node.inventory, Rejection):
-        raise CommandError(f"node {name}: {info.node.inventory}")
-    return info, info.node.inventory
+        raise CommandError(f"node {info.name}: {info.node.inventory}")
+    return state, info, info.node.inventory
 
 
 def ask_extender(extender: str, path: str, query: Mapping[str, object], answer: type[_Answer]) -> _Answer:
@@ -269,16 +297,18 @@ def ask_extender(extender: str, path: str, query: Mapping[str, object], answer: 
     Raises:
         CommandError: it does not answer, refuses, or answers something else.
     """
-    url = server_url("--extender", extender).rstrip("/")
+    url = server_url("--extender", extender)
     texts = {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in query.items()}
+
+    async def asked() -> bytes:
+        async with await connect(url) as api:
+            return await send(api, ApiRequest("GET", path, texts), timeout_seconds=_ANSWER_SECONDS)
+
     try:
-        with urllib.request.urlopen(f"{url}{path}?{urlencode(texts)}", timeout=_ANSWER_SECONDS) as page:  # noqa: S310 - HTTP
-            return msgspec.json.decode(page.read(), type=answer)
-    except urllib.error.HTTPError as error:
-        with error:
-            raise CommandError(f"{url}: {error.read(500).decode(errors='replace').strip()}") from None
-    except (urllib.error.URLError, TimeoutError) as error:
-        why = getattr(error, "reason", error)
-        raise CommandError(f"{url} does not answer: {why}; is the extender there?") from None
+        return msgspec.json.decode(asyncio.run(asked()), type=answer)
+    except ApiError as error:
+        raise CommandError(f"{url}: {error.message.strip() or error}") from None
+    except ClusterError as error:
+        raise failure(error, url) from None
     except (msgspec.MsgspecError, UnicodeDecodeError):
         raise CommandError(f"{url} answers something else: is it an extender of this version?") from None

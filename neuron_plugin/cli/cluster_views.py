@@ -7,18 +7,21 @@ extender is followed as an API server is, because its monitor API is one in form
 from __future__ import annotations
 
 import asyncio
-import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from functools import reduce
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-import msgspec
-
-from neuron_plugin.cli.cluster import LIST, LOOK, add_cluster_flags, lease_namespace_from, source_from, types_from
+from neuron_plugin.cli.cluster import (
+    LIST,
+    LOOK,
+    add_cluster_flags,
+    failure,
+    lease_namespace_from,
+    source_from,
+    types_from,
+)
 from neuron_plugin.cli.command import (
     TABLE,
-    CommandError,
     Form,
     Line,
     UsageError,
@@ -28,7 +31,7 @@ from neuron_plugin.cli.command import (
     show,
     show_again,
 )
-from neuron_plugin.cluster import ApiResource, ApiServer, ClusterError, Reflector, Scope, UnreachableError
+from neuron_plugin.cluster import ApiResource, ApiServer, ClusterError, Reflector, Scope
 from neuron_plugin.cluster.api import PAGE_SECONDS
 from neuron_plugin.cluster.client import Source, connect
 from neuron_plugin.cluster.objects import pages
@@ -55,8 +58,6 @@ class Views(NamedTuple):
 def add_view_flags(parser: ArgumentParser) -> None:
     """The form of the output, whether to watch, and where to look."""
     add_output_flag(parser, (*TABLE[:2], Form.NAME, *TABLE[2:]))
-    again = "print again whenever something changes, until Ctrl-C; JSON then comes one document a line"
-    parser.add_argument("-w", "--watch", action="store_true", help=again)
     add_cluster_flags(parser, *LIST, *LOOK)
 
 
@@ -95,12 +96,8 @@ def cluster_views(arguments: Namespace, kind: ApiResource[Any], *, leases: bool)
         while last is None or arguments.watch:
             try:
                 views = runner.run(following(stream))
-            except UnreachableError as error:
-                raise CommandError(
-                    f"{url} does not answer: {error.cause}; is the extender there?" if url else str(error)
-                ) from None
             except ClusterError as error:
-                raise CommandError(f"{url}: {error}; is it an extender?" if url else str(error)) from None
+                raise failure(error, url) from None
             if views != last:
                 yield views
             last = views
@@ -174,47 +171,12 @@ def _sorted(nodes: Iterable[NodeView], pods: Iterable[PodView]) -> Views:
     return Views(sorted(nodes, key=lambda node: node.name), by_name)
 
 
-_View = TypeVar("_View", NodeView, PodView)
-
-
-def in_order(views: Sequence[_View], path: str) -> list[_View]:
-    """The views by the field at a path such as ``.status.phase``; without a path as they are.
-
-    Numbers and texts are in their order, digits in texts by what they count; lists by how many they have.
-
-    Raises:
-        CommandError: no view has the field.
-    """
-    fields = [field for field in path.strip("{}").split(".") if field]
-    if not fields:
-        return list(views)
-    values = {view.uid: reduce(_field, fields, msgspec.to_builtins(view)) for view in views}
-    if views and all(value is msgspec.UNSET for value in values.values()):
-        raise CommandError(f"--sort-by {path}: none of them has this field; see the fields with -o yaml")
-    return sorted(views, key=lambda view: _rank(values[view.uid]))
-
-
-def _field(value: object, name: str) -> object:
-    return value.get(name, msgspec.UNSET) if isinstance(value, dict) else msgspec.UNSET
-
-
-def _rank(value: object) -> tuple[object, ...]:
-    """By what values of a field are put in order: those without it, and with none, first."""
-    if isinstance(value, tuple | dict):
-        return 1, float(len(value))
-    if isinstance(value, int | float):
-        return 1, float(value)
-    if value is None or value is msgspec.UNSET:
-        return (0,)
-    return 2, [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", str(value))]
-
-
 def show_views(
-    arguments: Namespace, report: object, names: Sequence[str], lines: Sequence[Line], *, first: bool
+    arguments: Namespace, report: object, names: Sequence[str], lines: Sequence[Line], *, first: bool, nothing: str
 ) -> None:
-    """Print what was found, or with ``-o name`` the ``names``; with ``--watch`` again."""
+    """Print what was found, or with ``-o name`` the ``names``; with ``--watch`` again. ``nothing``: see ``show``."""
     shown = plain(*names) if arguments.output == Form.NAME else lines
     if arguments.watch:
-        show_again(arguments.output, report, shown, first=first)
+        show_again(arguments.output, report, shown or plain(nothing), first=first)
     else:
-        show(arguments.output, report, shown)
+        show(arguments.output, report, shown, nothing=nothing)

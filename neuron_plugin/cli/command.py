@@ -1,7 +1,8 @@
 """What all commands have in common: how they are parsed, how they print, and how they say that something went wrong.
 
 A command is a module of this package with ``DESCRIPTION``, ``EXAMPLES``, ``add_flags(parser)`` and ``run(arguments)``,
-which returns the exit status. ``main`` has the table of commands and imports only the module of the one that runs.
+which returns the exit status where the answer may be no. ``main`` has the table of commands and imports only the module
+of the one that runs.
 
 A document for scripts is an interface: within its ``version`` keys are added, and none is renamed or removed. The keys
 are listed in ``docs/command-line.md``, and a test compares them with the code. Tables are plain columns, for ``grep``
@@ -18,15 +19,18 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import reduce
 from pathlib import Path
-from typing import NoReturn, TypeAlias
+from typing import NoReturn, TypeAlias, TypeVar
 
 import msgspec
 
 Segment: TypeAlias = tuple[str, str]
 """A text and its style, in rich's words; the empty style is none."""
 Line: TypeAlias = Sequence[Segment]
+Row: TypeAlias = Mapping[str, str | Segment]
+"""The cells of a table's row by their headers."""
 
 
 class Exit(enum.IntEnum):
@@ -143,7 +147,8 @@ def no_such(kind: str, name: str, known: Iterable[str]) -> CommandError:
 
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[Parser]"  # noqa: SLF001 - argparse gives it no public name
-Run: TypeAlias = Callable[[argparse.Namespace], int]
+Run: TypeAlias = Callable[[argparse.Namespace], int | None]
+"""Does a command. Its status, which is needed where the answer may be no; None is success."""
 
 
 def add_command(
@@ -236,12 +241,17 @@ def add_output_flag(parser: argparse.ArgumentParser, forms: Sequence[Form] = REP
     parser.add_argument("-o", "--output", choices=names, default=names[0], metavar="FORM", help=text)
 
 
-def show(form: str, content: object, lines: Iterable[Line]) -> None:
-    """Print ``lines`` for people, or the document ``content`` for scripts, as ``--output`` says."""
+def show(form: str, content: object, lines: Iterable[Line], *, nothing: str = "") -> None:
+    """Print ``lines`` for people, or the document ``content`` for scripts, as ``--output`` says.
+
+    Where there is no line, ``nothing`` says so on standard error: who counts lines counts none.
+    """
     if form in {Form.JSON, Form.YAML}:
         print(document(form, content), end="")
-    else:
-        print_lines(list(lines))
+    elif found := list(lines):
+        print_lines(found)
+    elif nothing:
+        complain(nothing)
 
 
 def show_again(form: str, content: object, lines: Iterable[Line], *, first: bool) -> None:
@@ -272,15 +282,14 @@ def plain(*texts: str) -> list[Line]:
     return [[(printable(text), "")] for text in texts]
 
 
-def table(headers: Sequence[str], rows: Iterable[Line], *, bare: bool = False) -> list[Line]:
-    """Cells two or more blanks apart; ``-`` for an empty one. Only cells of the last column may hold blanks.
+def table(rows: Sequence[Row], *, bare: bool = False) -> list[Line]:
+    """Headers and rows, cells two or more blanks apart; ``-`` for an empty one. No line where there is no row.
 
-    A ``bare`` table has no headers.
+    All rows have the same headers, and only cells of the last column may hold blanks. A ``bare`` table has no headers.
     """
-    cells = [
-        [(printable(text) or "-", style) for text, style in row]
-        for row in (*([] if bare else [[(header, "bold") for header in headers]]), *rows)
-    ]
+    heads = [[(header, "bold") for header in rows[0]]] if rows and not bare else []
+    found = [[(cell, "") if isinstance(cell, str) else cell for cell in row.values()] for row in rows]
+    cells = [[(printable(text) or "-", style) for text, style in row] for row in heads + found]
     widths = [max(len(text) for text, _ in column) + 2 for column in zip(*cells, strict=True)]
     lines: list[Line] = []
     for row in cells:
@@ -289,6 +298,52 @@ def table(headers: Sequence[str], rows: Iterable[Line], *, bare: bool = False) -
             line += [(text, style), (" " * (width - len(text)), "")]
         lines.append(line[:-1])
     return lines
+
+
+_Item = TypeVar("_Item")
+
+
+def in_order(items: Sequence[_Item], path: str) -> tuple[_Item, ...]:
+    """The items of a document by the field at a path such as ``.status.phase``; without a path as they are.
+
+    Numbers and texts are in their order, digits in texts by what they count; lists by how many they have.
+
+    Raises:
+        UsageError: no item has the field; it names those that are called nearly so.
+    """
+    fields = [field for field in path.strip("{}").split(".") if field]
+    if not (fields and items):
+        return tuple(items)
+    documents = [msgspec.to_builtins(item, str_keys=True) for item in items]
+    values = [reduce(_field, fields, document) for document in documents]
+    if all(value is msgspec.UNSET for value in values):
+        known = dict.fromkeys(known for document in documents for known in _paths(document))
+        near = " or ".join(name for name in known if fields[-1].lower() in name.rpartition(".")[2].lower())
+        meant = f"did you mean {near}?" if near else "see the fields with -o yaml"
+        raise UsageError(f"--sort-by {path}: none of them has this field; {meant}")
+    return tuple(items[place] for place in sorted(range(len(items)), key=lambda place: _rank(values[place])))
+
+
+def _field(value: object, name: str) -> object:
+    return value.get(name, msgspec.UNSET) if isinstance(value, dict) else msgspec.UNSET
+
+
+def _paths(document: Mapping[str, object], at: str = "") -> Iterator[str]:
+    for name, value in document.items():
+        yield f"{at}.{name}"
+        if isinstance(value, dict):
+            yield from _paths(value, f"{at}.{name}")
+
+
+def _rank(value: object) -> tuple[object, ...]:
+    """By what values of a field are put in order: those without it, and with none, first."""
+    if isinstance(value, list | tuple | dict):
+        return 1, float(len(value))
+    if isinstance(value, int | float):
+        return 1, float(value)
+    if value is None or value is msgspec.UNSET:
+        return (0,)
+    return 2, [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", str(value))]
 
 
 def print_lines(lines: Sequence[Line]) -> None:
@@ -307,7 +362,7 @@ def print_lines(lines: Sequence[Line]) -> None:
 
 def on_terminal() -> bool:
     """Whether a person looks at standard output directly."""
-    return sys.stdout.isatty()
+    return bool(sys.stdout and sys.stdout.isatty())  # None: it is closed
 
 
 def complain(message: str) -> None:

@@ -97,10 +97,9 @@ def add_flags(parser: Parser) -> None:
     parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=f"{', '.join(SHELLS[:-1])} or {SHELLS[-1]}")
 
 
-def run(arguments: Namespace) -> int:
+def run(arguments: Namespace) -> None:
     """Print the script."""
     print({"bash": _BASH, "zsh": _ZSH, "fish": _FISH}[arguments.shell].lstrip("\n"), end="")
-    return Exit.SUCCESS
 
 
 def complete(words: Sequence[str]) -> int:
@@ -194,18 +193,6 @@ def _names(kind: str, typed: Namespace, current: str) -> list[str]:
     return _cluster_names(kind, typed, current) if kind in {"NODE", "POD", "NAMESPACE", "CONTEXT"} else []
 
 
-class _Metadata(msgspec.Struct):
-    name: str
-
-
-class _Object(msgspec.Struct):
-    metadata: _Metadata
-
-
-class _Objects(msgspec.Struct):
-    items: list[_Object]
-
-
 def _cluster_names(kind: str, typed: Namespace, current: str) -> list[str]:
     """The names that the cluster has; none where it cannot be asked, and no word about it."""
     from neuron_plugin.cli.cluster import ask_cluster, kubeconfig_of, namespace_from
@@ -226,9 +213,9 @@ def _cluster_names(kind: str, typed: Namespace, current: str) -> list[str]:
 
         async def listed(api: ApiServer) -> list[str]:
             answer = await api.request(ApiRequest("GET", paths[kind]), timeout_seconds=_ANSWER_SECONDS)
-            return [found.metadata.name for found in msgspec.json.decode(answer.body, type=_Objects).items]
+            return [found["metadata"]["name"] for found in msgspec.json.decode(answer.body)["items"]]
 
         names = ask_cluster(arguments, listed)
-    except (CommandError, SettingsError, CredentialsError, OSError, msgspec.MsgspecError):
+    except (CommandError, SettingsError, CredentialsError, OSError, msgspec.MsgspecError, LookupError, TypeError):
         return []
     return [f"{namespace}/{name}" for name in names] if kind == "POD" and slash else names

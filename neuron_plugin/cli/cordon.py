@@ -7,7 +7,7 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from neuron_plugin.allocation import IdListError
 from neuron_plugin.allocation.resources import parse_ids, ranges
 from neuron_plugin.cli.cluster import SERVER, add_cluster_flags, ask_cluster, node_name
-from neuron_plugin.cli.command import VERSION, CommandError, Exit, add_output_flag, plain, show
+from neuron_plugin.cli.command import VERSION, CommandError, add_output_flag, plain, show
 from neuron_plugin.wording import named
 
 DESCRIPTION = """\
@@ -43,12 +43,12 @@ def device_ids(text: str) -> tuple[int, ...]:
         raise ArgumentTypeError(str(error)) from error
 
 
-def run(arguments: Namespace) -> int:
+def run(arguments: Namespace) -> None:
     """Disable the devices, and say which are."""
     return change(arguments, disable=True)
 
 
-def change(arguments: Namespace, *, disable: bool) -> int:
+def change(arguments: Namespace, *, disable: bool) -> None:
     """Change which devices of a node are disabled, and say which are then.
 
     Raises:
@@ -67,4 +67,3 @@ def change(arguments: Namespace, *, disable: bool) -> int:
     left = f"disabled now: {ranges(after)} (pods that have them keep them)" if after else "no device is disabled now"
     document = {"version": VERSION, "node": arguments.node, "disabledBefore": list(before), "disabled": list(after)}
     show(arguments.output, document, plain(f"node {arguments.node}: {line}; {left}"))
-    return Exit.SUCCESS

@@ -9,14 +9,15 @@ from datetime import datetime
 from typing import Any
 
 from neuron_plugin.allocation.resources import ranges
-from neuron_plugin.cli.cluster import add_cluster_flags
+from neuron_plugin.cli.cluster import ROWS, add_cluster_flags
 from neuron_plugin.cli.command import (
     VERSION,
     CommandError,
-    Exit,
+    Row,
     UsageError,
     add_output_flag,
     count,
+    in_order,
     no_such,
     show,
     table,
@@ -42,14 +43,13 @@ neuron-plugin decisions --pod ml/train
 kubectl -n kube-system exec ds/neuron-plugin -- neuron-plugin decisions
 """
 
-HEADERS = ("TIME", "STEP", "POD", "CONTAINER", "RESOURCE", "IDS", "CANDIDATES", "REASON")
 SERVER = "127.0.0.1:12347"
 
 
 def add_flags(parser: ArgumentParser) -> None:
     """Which decisions, and of which daemon."""
     add_output_flag(parser)
-    add_cluster_flags(parser, "no_headers")
+    add_cluster_flags(parser, *ROWS)
     pod = "only those about this pod; namespace default when none is given"
     parser.add_argument("--pod", metavar="[NAMESPACE/]POD", default="", help=pod)
     parser.add_argument("--last", metavar="NUMBER", type=count(1), default=0, help="only so many, the newest")
@@ -57,7 +57,7 @@ def add_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--server", metavar="HOST:PORT", help=server)
 
 
-def run(arguments: Namespace) -> int:
+def run(arguments: Namespace) -> None:
     """Ask the daemon and print, oldest first."""
     if arguments.server is None:
         here = settings_here()
@@ -75,24 +75,26 @@ def run(arguments: Namespace) -> int:
         wanted = arguments.pod if "/" in arguments.pod or not arguments.pod else f"default/{arguments.pod}"
         if wanted and wanted not in (known := {decision["pod"] for decision in decisions}):
             raise no_such("decision kept about pod", wanted, filter(None, known))
-        chosen = [decision for decision in decisions if wanted in {"", decision["pod"]}][-arguments.last :]
-        rows = []
+        about = [decision for decision in decisions if wanted in {"", decision["pod"]}]
+        rows, chosen = list[Row](), in_order(about[-arguments.last :], arguments.sort_by)
         for decision in chosen:
             candidates = [f"{ranges(candidate['ids'])}({candidate['cost']})" for candidate in decision["candidates"]]
             if (more := decision["candidateCount"] - len(candidates)) > 0:
                 candidates.append(f"+{more}")
-            cells = [
-                datetime.fromisoformat(decision["time"]).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-                decision["step"],
-                decision["pod"],
-                decision["container"],
-                decision["resource"].rpartition("/")[2],
-                ranges(decision["ids"]),
-                ";".join(candidates),
-                decision["reason"],
-            ]
-            rows.append([(cell, "") for cell in cells])
+            time = datetime.fromisoformat(decision["time"]).isoformat(timespec="milliseconds")
+            rows.append(
+                {
+                    "TIME": time.replace("+00:00", "Z"),
+                    "STEP": decision["step"],
+                    "POD": decision["pod"],
+                    "CONTAINER": decision["container"],
+                    "RESOURCE": decision["resource"].rpartition("/")[2],
+                    "IDS": ranges(decision["ids"]),
+                    "CANDIDATES": ";".join(candidates),
+                    "REASON": decision["reason"],
+                }
+            )
     except (ValueError, KeyError, TypeError):
         raise CommandError(f"{host}:{port} answers /decisions with something else: is it a neuron-plugin?") from None
-    show(arguments.output, {"version": VERSION, "decisions": chosen}, table(HEADERS, rows, bare=arguments.no_headers))
-    return Exit.SUCCESS
+    lines = table(rows, bare=arguments.no_headers)
+    show(arguments.output, {"version": VERSION, "decisions": chosen}, lines, nothing="it has decided nothing yet")

@@ -10,24 +10,18 @@ import time
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping
 
+import msgspec
+
+from neuron_plugin.allocation import NeuronPod, NodeInfo
 from neuron_plugin.allocation.resources import ranges
-from neuron_plugin.cli.cluster import (
-    LOOK,
-    add_cluster_flags,
-    ask_cluster,
-    lease_namespace_from,
-    node_name,
-    pod_from,
-    published_in,
-    types_from,
-)
+from neuron_plugin.cli.cluster import LOOK, add_cluster_flags, ask_cluster, looking, node_in, node_name, pod_from
 from neuron_plugin.cli.cluster_views import views_of
 from neuron_plugin.cli.command import (
     CommandError,
-    Exit,
     Form,
     Line,
     Parser,
+    Row,
     Subparsers,
     add_command,
     plain,
@@ -41,8 +35,7 @@ from neuron_plugin.cli.topology import picture
 from neuron_plugin.cluster import ApiServer
 from neuron_plugin.inspection.published import published_node
 from neuron_plugin.monitor.events import EventsView, events_about
-from neuron_plugin.monitor.explain import explain, explain_text, find_pod, question, unknown_pod_text
-from neuron_plugin.monitor.look import look
+from neuron_plugin.monitor.explain import UnknownPodError, explain, explain_text, find_pod, question
 from neuron_plugin.monitor.views import node_view, pod_view
 from neuron_plugin.placement.state import ClusterState
 
@@ -67,57 +60,50 @@ def add_flags(parser: Parser) -> None:
     add_cluster_flags(pod, "namespace", *LOOK)
 
 
-def run(arguments: Namespace) -> int:
+def run(arguments: Namespace) -> None:
     """Print the page."""
     is_pod = arguments.kind == "pod"
     namespace, name = pod_from(arguments, arguments.name) if is_pod else ("", arguments.name)
-    types, leases = types_from(arguments), lease_namespace_from(arguments)
+    looked = looking(arguments)
 
     async def found(api: ApiServer) -> tuple[ClusterState, EventsView]:
         events = await events_about(api, arguments.kind.capitalize(), name, namespace)
-        return await look(api, types, lease_namespace=leases), events
+        return await looked(api), events
 
     state, events = ask_cluster(arguments, found)
-    page = _pod(state, namespace, name) if is_pod else _node(state, name)
+    try:
+        page = [*(_pod(state, find_pod(state, namespace, name)) if is_pod else _node(state, node_in(state, name)))]
+    except UnknownPodError as error:
+        raise CommandError(str(error)) from None
     print_lines([*page, *_events(events)])
-    return Exit.SUCCESS
 
 
-def _node(state: ClusterState, name: str) -> Iterator[Line]:
-    info, has = published_in(state, name)
+def _node(state: ClusterState, info: NodeInfo) -> Iterator[Line]:
     view = node_view(state, info)
     status, counts = view.status, view.status.device_counts
     broken = f" ({counts.used_broken} of them unhealthy or missing)" if counts.used_broken else ""
-    used = f"{counts.used} allocated{broken}"
-    others = ((counts.closed, "closed"), (counts.unhealthy, "unhealthy"), (counts.missing, "missing"))
-    more = ((counts.held_down, "held down"), (counts.disabled, "disabled"), (counts.reserved, "reserved"))
+    parts, said = [f"{counts.used} allocated{broken}", f"{counts.free} free"], {"used", "used_broken", "free"}
+    others = {name: number for name, number in msgspec.structs.asdict(counts).items() if number and name not in said}
+    parts += [f"{number} {name.replace('_', ' ')}" for name, number in others.items()]
     yield from _fields(
         {
-            "Node": name,
+            "Node": info.name,
             "State": "; ".join(["open" if status.open else status.reason, *status.details]),
-            "Devices": ", ".join(
-                [used, f"{counts.free} free", *(f"{number} {word}" for number, word in (*others, *more) if number)]
-            ),
+            "Devices": ", ".join(parts) if info.inventory else "",
             "Reserved": "; ".join(f"cores {ranges(each.cores)} for {each.pod}" for each in status.reserved),
             "Plugin": f"renewed its Lease at {status.last_renewal}" if status.last_renewal else "",
         }
     )
-    yield from plain("")
-    yield from device_lines(Form.TEXT, machine_of(state, name))
-    yield from plain("")
-    yield from picture(published_node(has, info.ledger))
-    pods = report_of(views_of(state), node=name)
-    if pods.pods:
-        yield from plain("")
-        yield from pod_lines(Form.TEXT, pods)
+    if has := info.inventory:
+        yield from [*plain(""), *device_lines(Form.TEXT, machine_of(state, info, has))]
+        yield from [*plain(""), *picture(published_node(has, info.ledger))]
+    if pods := [pod for pod in views_of(state).pods if pod.place == info.name]:
+        yield from [*plain(""), *pod_lines(Form.TEXT, report_of(pods))]
 
 
-def _pod(state: ClusterState, namespace: str, name: str) -> Iterator[Line]:
-    pod = find_pod(state, namespace, name)
-    if pod is None:
-        raise CommandError(unknown_pod_text(state, namespace, name))
+def _pod(state: ClusterState, pod: NeuronPod) -> Iterator[Line]:
     view, info = pod_view(state, pod), state.nodes.get(pod.place)
-    yield from pod_lines(Form.TEXT, report_of(views_of(state), only=pod.uid))[:-2]
+    yield from pod_lines(Form.TEXT, report_of([view]))[:-2]
     yield from plain("")
     yield from _fields(
         {
@@ -136,11 +122,16 @@ def _pod(state: ClusterState, namespace: str, name: str) -> Iterator[Line]:
 def _events(found: EventsView) -> list[Line]:
     if found.problem:
         return plain("", f"events cannot be read: {found.problem}")
-    rows = [
-        [(text, "yellow" if text == "Warning" else "") for text in (event.at, event.type, event.reason, event.note)]
+    rows: list[Row] = [
+        {
+            "LAST SEEN": event.at,
+            "TYPE": (event.type, "yellow" if event.type == "Warning" else ""),
+            "REASON": event.reason,
+            "EVENT": event.note,
+        }
         for event in found.events
     ]
-    return [*plain(""), *(table(("LAST SEEN", "TYPE", "REASON", "EVENT"), rows) if rows else plain("no events"))]
+    return [*plain(""), *(table(rows) or plain("no events"))]
 
 
 def _fields(values: Mapping[str, str]) -> Iterable[Line]:

@@ -8,17 +8,21 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 
+import msgspec
+
+from neuron_plugin.allocation import NodeInfo, NodeInventory
 from neuron_plugin.allocation.resources import ranges
-from neuron_plugin.cli.cluster import SERVER, add_cluster_flags, add_node_argument, cluster_state, published_in
+from neuron_plugin.cli.cluster import ROWS, SERVER, add_cluster_flags, add_node_argument, published
 from neuron_plugin.cli.command import (
     TABLE,
     CommandError,
-    Exit,
     Form,
     Line,
+    Row,
     UsageError,
     add_output_flag,
     complain,
+    in_order,
     show,
     show_again,
     table,
@@ -55,7 +59,8 @@ columns:
            not known. Taken from the kubelet's checkpoint and from its file of prepared claims; where
            the checkpoint cannot be read from PodResources, which lists no plain init containers
   USE      how much its cores executed, on average: with --use in two seconds, or between two looks of
-           --watch; of NODE in the last minutes; "?" not known: the driver is older than 2.30.2
+           --watch; of NODE in the last minutes, where a pod has it; "?" not known: the driver is
+           older than 2.30.2
   USED-MEMORY  device memory that is allocated by processes
   PROCESSES  (--processes) PID:COMMAND of the processes that have it open
 
@@ -64,6 +69,7 @@ Exit status 1 also says that there is no Neuron device."""
 EXAMPLES = """
 neuron-plugin devices
 neuron-plugin devices trn1-2
+neuron-plugin devices trn1-2 --sort-by .health
 neuron-plugin devices -o json | jq '.devices[] | select(.health != "healthy")'
 neuron-plugin devices --watch
 neuron-plugin devices --use
@@ -80,95 +86,80 @@ def add_flags(parser: ArgumentParser) -> None:
     """The form of the output, whether to watch, and which node."""
     add_node_argument(parser)
     add_output_flag(parser, TABLE)
-    again = "print again whenever something changes, until Ctrl-C; JSON then comes one document a line"
-    parser.add_argument("-w", "--watch", action="store_true", help=again)
     processes = "show which processes have each device open, too; for those of pods as root on the node"
     parser.add_argument("--processes", action="store_true", help=processes)
     use = "measure for two seconds how much the cores of each device execute, and show what memory is allocated"
     parser.add_argument("--use", action="store_true", help=use)
     add_node_flags(parser, HOLDERS)
-    add_cluster_flags(parser, "no_headers", *SERVER)
+    add_cluster_flags(parser, "watch", *ROWS, *SERVER, "lease_namespace")
 
 
-def run(arguments: Namespace) -> int:
+def run(arguments: Namespace) -> None:
     """Print the devices once, or for as long as they are watched."""
-    if arguments.node:
-        return _of_cluster(arguments)
-    node, form = node_from(arguments), Form(arguments.output)
-    holders = HolderReading(node.settings)
-
-    def reports() -> Iterator[MachineReport]:
-        first = None
-        if arguments.use:
-            first = read_counters(node.settings, look(node.settings, os.environ).inventory)
-            time.sleep(WATCH_SECONDS)
-        while True:
-            machine, users = look(node.settings, os.environ, disabled_here(node)), None
-            if arguments.processes:
-                nodes = {int(device): machine.paths.dev / f"neuron{device}" for device in machine.inventory.device_ids}
-                users = gather_users(nodes, node.proc, node.settings.kubelet_dir / KUBELET_SOCKET)
-            use = None
-            if first:
-                last = read_counters(node.settings, machine.inventory)
-                use, first = device_use(first, last), last
-            yield machine_report(machine, holders.read(machine.node_inventory), users, use)
-            time.sleep(WATCH_SECONDS)
-
+    reports = (
+        msgspec.structs.replace(report, devices=in_order(report.devices, arguments.sort_by))
+        for report in (_of_cluster(arguments) if arguments.node else _of_machine(arguments))
+    )
+    form, bare = Form(arguments.output), arguments.no_headers
     if arguments.watch:
-        watch(form, reports(), bare=arguments.no_headers)
-    return show_once(form, next(reports()), bare=arguments.no_headers)
+        watch(form, reports, bare=bare)
+    show_once(form, next(reports), bare=bare)
 
 
-def report_of(state: ClusterState, name: str) -> MachineReport:
-    """A node of the cluster, with how much its plugin says that it is used.
+def _of_machine(arguments: Namespace) -> Iterator[MachineReport]:
+    """This machine, or the one that --root means, again and again."""
+    node, first = node_from(arguments), None
+    holders = HolderReading(node.settings)
+    if arguments.use:
+        first = read_counters(node.settings, look(node.settings, os.environ).inventory)
+        time.sleep(WATCH_SECONDS)
+    while True:
+        machine, users = look(node.settings, os.environ, disabled_here(node)), None
+        if arguments.processes:
+            nodes = {int(device): machine.paths.dev / f"neuron{device}" for device in machine.inventory.device_ids}
+            users = gather_users(nodes, node.proc, node.settings.kubelet_dir / KUBELET_SOCKET)
+        use = None
+        if first:
+            last = read_counters(node.settings, machine.inventory)
+            use, first = device_use(first, last), last
+        yield machine_report(machine, holders.read(machine.node_inventory), users, use)
+        time.sleep(WATCH_SECONDS)
 
-    Raises:
-        CommandError: there is no such node, or its devices are not known.
-    """
-    info, has = published_in(state, name)
-    utilization = device_utilization(info, state.utilization_on(name)).items()
+
+def _of_cluster(arguments: Namespace) -> Iterator[MachineReport]:
+    """A node of the cluster, again and again."""
+    if arguments.use or arguments.processes:
+        raise UsageError("--use and --processes look at the machine itself: leave NODE out, on that machine")
+    while True:
+        yield report_of(*published(arguments))
+        time.sleep(WATCH_SECONDS)
+
+
+def report_of(state: ClusterState, info: NodeInfo, has: NodeInventory) -> MachineReport:
+    """A node of the cluster, with how much its plugin says that it is used."""
+    utilization = device_utilization(info, state.utilization_on(info.name)).items()
     known = {device: DeviceUse(use.busy_percent, use.memory_bytes) for device, use in utilization}
     return published_report(has, info.ledger, known)
 
 
-def _of_cluster(arguments: Namespace) -> int:
-    """The devices of a node of the cluster, once or for as long as they are watched."""
-    if arguments.use or arguments.processes:
-        raise UsageError("--use and --processes look at the machine itself: leave NODE out, on that machine")
-
-    def reports() -> Iterator[MachineReport]:
-        while True:
-            yield report_of(cluster_state(arguments, judge=False), arguments.node)
-            time.sleep(WATCH_SECONDS)
-
-    form = Form(arguments.output)
-    if arguments.watch:
-        watch(form, reports(), bare=arguments.no_headers)
-    return show_once(form, next(reports()), bare=arguments.no_headers)
-
-
-def show_once(form: Form, report: MachineReport, *, bare: bool = False) -> int:
-    """Print the report; returns the exit status.
+def show_once(form: Form, report: MachineReport, *, bare: bool = False) -> None:
+    """Print the report.
 
     Raises:
         CommandError: there is no device.
     """
-    for_people = form in {Form.TEXT, Form.WIDE}
-    if report.devices or not for_people:
-        show(form, report, device_lines(form, report, bare=bare))
-    for note in report.notes if for_people else ():
+    show(form, report, device_lines(form, report, bare=bare))
+    for note in report.notes if form in {Form.TEXT, Form.WIDE} else ():
         complain(f"note: {note}")
     if report.absence:
         raise CommandError(f"no Neuron device: {report.absence}")
-    return Exit.SUCCESS
 
 
 def watch(form: Form, reports: Iterable[MachineReport], *, bare: bool = False) -> None:
     """Print each report that differs from the last; a note is printed once for as long as it stays true."""
     shown: frozenset[str] = frozenset()
     for number, (report, _) in enumerate(groupby(reports)):
-        lines = device_lines(form, report, bare=bare) if report.devices else []
-        show_again(form, report, lines, first=not number)
+        show_again(form, report, device_lines(form, report, bare=bare), first=not number)
         if form in {Form.JSON, Form.YAML}:
             continue
         notes = frozenset([*report.notes, *([f"no Neuron device: {report.absence}"] if report.absence else [])])
@@ -182,7 +173,7 @@ def device_lines(form: Form, report: MachineReport, *, bare: bool = False) -> li
 
     ``bare``: rows alone.
     """
-    rows = []
+    rows: list[Row] = []
     for device in report.devices:
         ecc, holders = device.ecc, []
         for holder in device.holders or ():
@@ -191,15 +182,16 @@ def device_lines(form: Form, report: MachineReport, *, bare: bool = False) -> li
             holders.append(f"{holder.namespace}/{holder.pod}/{user}{cores}")
         if device.holders is None and device.cores:
             holders = ["?"]
-        cells = {
+        health = "disabled" if device.disabled and device.health in _HEALTHY_STYLES else device.health.value
+        cells: dict[str, str | tuple[str, str]] = {
             "DEVICE": str(device.id),
             "CORES": ranges(device.cores),
             "PRODUCT": device.product,
             "ARCH": device.architecture,
             "LINKS": ",".join(map(str, device.connected)),
             "NUMA": "" if device.numa_node is None else str(device.numa_node),
-            "HEALTH": "disabled" if device.disabled and device.health in _HEALTHY_STYLES else device.health.value,
-            "HOLDERS": ",".join(holders),
+            "HEALTH": (health, _HEALTHY_STYLES.get(device.health, "bold red")),
+            "HOLDERS": (",".join(holders), "cyan" if device.holders else "dim"),
         }
         if form is Form.WIDE:
             cells |= {
@@ -211,22 +203,18 @@ def device_lines(form: Form, report: MachineReport, *, bare: bool = False) -> li
                 "DRIVER": report.driver_version or "",
             }
         if any(device.used_memory_bytes is not None or device.busy_percent is not None for device in report.devices):
-            used = device.used_memory_bytes
-            cells["USE"] = "?" if device.busy_percent is None else f"{device.busy_percent}%"
-            cells["USED-MEMORY"] = "?" if used is None else f"{used / 2**30:.1f}Gi"
+            busy, used = device.busy_percent, device.used_memory_bytes
+            unknown = "" if busy is used is None and device.holders == () else "?"  # published is the use of pods
+            cells["USE"] = unknown if busy is None else f"{busy}%"
+            cells["USED-MEMORY"] = unknown if used is None else f"{used / 2**30:.1f}Gi"
         if any(device.processes is not None for device in report.devices):
             users = (f"{process.pid}:{''.join(process.command.split())}" for process in device.processes or ())
             cells["PROCESSES"] = ",".join(users)
         if any(device.reasons for device in report.devices):
-            cells["REASON"] = "; ".join(device.reasons)
-        styles = {
-            "HEALTH": _HEALTHY_STYLES.get(device.health, "bold red"),
-            "HOLDERS": "cyan" if device.holders else "dim",
-            "REASON": "yellow",
-        }
-        rows.append([(text, styles.get(header, "")) for header, text in cells.items()])
-    title = [] if bare else [[(title_of(report), "bold")]]
-    return [*title, *table(list(cells), rows, bare=bare)] if rows else []
+            cells["REASON"] = ("; ".join(device.reasons), "yellow")
+        rows.append(cells)
+    title = [[(title_of(report), "bold")]] if rows and not bare else []
+    return [*title, *table(rows, bare=bare)]
 
 
 def title_of(report: MachineReport) -> str:

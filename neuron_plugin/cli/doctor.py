@@ -66,14 +66,13 @@ def add_flags(parser: ArgumentParser) -> None:
     add_output_flag(parser)
     parser.add_argument("--list", action="store_true", help="list the checks, and make none")
     add_node_flags(parser, EVERYTHING)
-    add_cluster_flags(parser, "context")
+    add_cluster_flags(parser, "context", "lease_namespace")
 
 
 def run(arguments: Namespace) -> int:
     """Make the checks; the status says whether there is a problem."""
     if arguments.list:
-        rows = [[(check.name, ""), (check.looks_at, "")] for check in CHECKS]
-        print_lines(table(("CHECK", "IS FINE WHEN"), rows))
+        print_lines(table([{"CHECK": check.name, "IS FINE WHEN": check.looks_at} for check in CHECKS]))
         return Exit.SUCCESS
     names, words = [check.name for check in CHECKS], arguments.words
     unknown = [word for word in words if word not in names]

@@ -9,8 +9,8 @@ from urllib.parse import quote
 import msgspec
 
 from neuron_plugin.cli.cluster import LOOK, add_cluster_flags, ask_extender, cluster_state, node_name, pod_from
-from neuron_plugin.cli.command import VERSION, CommandError, Exit, add_output_flag, no_such, plain, show
-from neuron_plugin.monitor.explain import Explanation, explain, explain_text, find_pod, question, unknown_pod_text
+from neuron_plugin.cli.command import VERSION, CommandError, add_output_flag, no_such, plain, show
+from neuron_plugin.monitor.explain import Explanation, UnknownPodError, explain, explain_text, find_pod, question
 
 DESCRIPTION = """\
 Say for each node which set a pod would get there, or what it lacks and who holds the sets in its
@@ -38,7 +38,7 @@ def add_flags(parser: ArgumentParser) -> None:
     add_output_flag(parser)
 
 
-def run(arguments: Namespace) -> int:
+def run(arguments: Namespace) -> None:
     """Print the explanation."""
     namespace, name = pod_from(arguments, arguments.pod)
     if arguments.extender:
@@ -46,10 +46,10 @@ def run(arguments: Namespace) -> int:
         explanation = ask_extender(arguments.extender, path, {"format": "json"}, Explanation)
     else:
         state = cluster_state(arguments)
-        pod = find_pod(state, namespace, name)
-        if pod is None:
-            raise CommandError(unknown_pod_text(state, namespace, name))
-        explanation = explain(question(state, pod, time.time()))
+        try:
+            explanation = explain(question(state, find_pod(state, namespace, name), time.time()))
+        except UnknownPodError as error:
+            raise CommandError(str(error)) from None
     if missing := sorted({*arguments.node} - {node.node for node in explanation.nodes}) if explanation.nodes else []:
         raise no_such("node", missing[0], (node.node for node in explanation.nodes))
     if arguments.node:
@@ -58,4 +58,3 @@ def run(arguments: Namespace) -> int:
         )
     lines = plain(*explain_text(explanation, arguments.node).splitlines())
     show(arguments.output, {"version": VERSION, **msgspec.to_builtins(explanation)}, lines)
-    return Exit.SUCCESS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from argparse import ArgumentParser, Namespace
 
-from neuron_plugin.cli.command import CommandError, Exit
+from neuron_plugin.cli.command import CommandError
 from neuron_plugin.cli.daemons import add_settings, load_settings, printed_settings, run_daemon
 from neuron_plugin.instance_file import load_catalogue
 from neuron_plugin.placement import ExtenderSettings, check
@@ -27,11 +27,11 @@ def add_flags(parser: ArgumentParser) -> None:
     add_settings(parser, ExtenderSettings)
 
 
-def run(arguments: Namespace) -> int:
+def run(arguments: Namespace) -> None:
     """Run the extender until a signal ends it."""
     settings = load_settings(ExtenderSettings, arguments)
     if printed_settings(settings, arguments):
-        return Exit.SUCCESS
+        return
     check(settings)
     types = load_catalogue(settings.instance_types)
     token = settings.ui_token_file.read_text("utf-8").strip() if settings.ui_token_file else ""
@@ -55,4 +55,3 @@ def run(arguments: Namespace) -> int:
             await ExtenderDaemon(settings, types, api, pages=pages).run(stop)
 
     run_daemon("neuron-plugin extender", settings, settings.log_format, settings.log_level, serve)
-    return Exit.SUCCESS

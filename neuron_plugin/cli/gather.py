@@ -8,10 +8,10 @@ from argparse import ArgumentParser, Namespace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from neuron_plugin.cli.cluster import add_cluster_flags, ask_cluster, node_name, types_from
-from neuron_plugin.cli.command import VERSION, Exit, UsageError, add_output_flag, plain, show
-from neuron_plugin.cli.target import EVERYTHING, add_node_flags, settings_here
-from neuron_plugin.inspection.bug_report import BugReport, cluster_report, node_report
+from neuron_plugin.cli.cluster import add_cluster_flags, ask_cluster, lease_namespace_from, node_name, types_from
+from neuron_plugin.cli.command import VERSION, UsageError, add_output_flag, plain, show
+from neuron_plugin.cli.target import EVERYTHING, add_node_flags
+from neuron_plugin.inspection.bug_report import cluster_report, node_report
 
 DESCRIPTION = """\
 Write an archive with what a bug report needs. Of this node: doctor, devices, topology, settings, the
@@ -41,18 +41,23 @@ def add_flags(parser: ArgumentParser) -> None:
     parser.add_argument("-n", "--namespace", metavar="NAME", default="", help=namespace)
     add_output_flag(parser)
     add_node_flags(parser, EVERYTHING)
-    add_cluster_flags(parser, "context")
+    add_cluster_flags(parser, "context", "lease_namespace")
 
 
-def run(arguments: Namespace) -> int:
+def run(arguments: Namespace) -> None:
     """Write the archive, and name its files."""
     if not arguments.cluster and (arguments.node or arguments.namespace):
         raise UsageError("--node and --namespace are for --cluster: without it this node is looked at")
-    where = "cluster" if arguments.cluster else platform.node() or "node"
-    file = arguments.file or Path(f"neuron-plugin-{where}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.tar.gz")
+    subject = "cluster" if arguments.cluster else platform.node() or "node"
+    file = arguments.file or Path(f"neuron-plugin-{subject}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.tar.gz")
     if file.exists():
         raise UsageError(f"--file {file} exists: give a new name")
-    gathered = _of_cluster(arguments) if arguments.cluster else node_report(vars(arguments), os.environ)
+    if arguments.cluster:
+        types, leases = types_from(arguments), lease_namespace_from(arguments)
+        where = {"lease_namespace": leases, "namespace": arguments.namespace or leases}
+        gathered = ask_cluster(arguments, lambda api: cluster_report(api, types, **where, only=arguments.node))
+    else:
+        gathered = node_report(vars(arguments), os.environ)
     gathered.write(file)
     report = {"version": VERSION, "archive": str(file), "files": gathered.names, "notGathered": gathered.missing}
     lines = [
@@ -60,13 +65,3 @@ def run(arguments: Namespace) -> int:
         *(f"not gathered: {name}: {why}" for name, why in gathered.missing.items()),
     ]
     show(arguments.output, report, plain(*lines))
-    return Exit.SUCCESS
-
-
-def _of_cluster(arguments: Namespace) -> BugReport:
-    types, leases = types_from(arguments), settings_here().lease_namespace
-    namespace = arguments.namespace or leases
-    return ask_cluster(
-        arguments,
-        lambda api: cluster_report(api, types, lease_namespace=leases, namespace=namespace, only=arguments.node),
-    )

@@ -39,7 +39,6 @@ COMMANDS = {
     "uninstall-node": "remove the plugin's annotation, labels, Lease and condition from nodes, after the plugin itself",
     "completion": "print a script that completes this command in your shell",
     "version": "print the version of this program",
-    "help": "print the help of a command",
 }
 """Names and summaries, in the order of the help. Each is a module of ``ROOMS`` or of this package."""
 
@@ -49,6 +48,9 @@ ROOMS = dict.fromkeys(("demo", "playground", "simulate"), "neuron_plugin.simulat
 DESCRIPTION = """\
 AWS Neuron devices for Kubernetes: the daemon of a node (run), the scheduler's extender (extender),
 and commands that look at the Neuron hardware of this machine or of a simulated one."""
+
+KINDS = {"no": "node", "nodes": "node", "po": "pod", "pods": "pod"}
+"""kubectl's further names of a kind of object."""
 
 COMPLETE = "__complete"
 """The hidden command of completion scripts: all words follow, up to the one that is completed."""
@@ -79,6 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from neuron_plugin.cli.completion import complete
 
         return complete(words[1:] if words[:1] == [COMPLETE] else words)
+    words = _as_ours(words) if words else []
     name = "kubectl neuron" if program() == "kubectl neuron" else "neuron-plugin"
     parser = build_parser(next((word for word in words if not word.startswith("-")), ""), name)
     if not words:
@@ -86,8 +89,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return Exit.USAGE
     arguments = parser.parse_args(words)
     try:
-        status = int(arguments.run(arguments))
-        sys.stdout.flush()  # here, where a closed pipe can still be noticed
+        status = int(arguments.run(arguments) or Exit.SUCCESS)
+        if sys.stdout:
+            sys.stdout.flush()  # here, where a closed pipe can still be noticed
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
     except BrokenPipeError:
@@ -111,6 +115,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             traceback.print_exception(error)
         return Exit.FAILURE
     return status
+
+
+def _as_ours(words: list[str]) -> list[str]:
+    """The words of ``help nodes``, ``get po``, ``no`` or ``describe pod/train``, as our commands are called."""
+    if words[0] == "help":
+        return [*words[1:], "--help"]
+    first, *rest = words[1:] if words[0] == "get" and len(words) > 1 else words
+    if first == "describe" and rest:
+        kind, slash, name = rest[0].partition("/")
+        rest[:1] = [KINDS.get(kind, kind), *([name] if slash else [])]
+    kind = KINDS.get(first, first)
+    return [f"{kind}s" if kind in KINDS.values() else first, *rest]
 
 
 def build_parser(only: str | None = None, name: str = "neuron-plugin") -> Parser:

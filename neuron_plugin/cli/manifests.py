@@ -14,7 +14,7 @@ from contextlib import suppress
 from importlib import resources
 
 from neuron_plugin import __version__
-from neuron_plugin.cli.command import OBJECTS, Exit, Form, UsageError, add_output_flag, document, matching
+from neuron_plugin.cli.command import OBJECTS, Form, UsageError, add_output_flag, document, matching
 
 PARTS = {
     "device-plugin": "the device plugin alone",
@@ -78,7 +78,7 @@ def add_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--extender-address", type=_address, metavar="ADDRESS", help=address)
 
 
-def run(arguments: Namespace) -> int:
+def run(arguments: Namespace) -> None:
     """Print the manifests of one part."""
     text = resources.files("neuron_plugin.cli").joinpath(f"rendered/{arguments.part}.yaml").read_text("utf-8")
     address, version = arguments.extender_address, arguments.kubernetes_version
@@ -100,13 +100,12 @@ def run(arguments: Namespace) -> int:
     before = SECRETS.get(arguments.part, _TWO_SECRETS).format(namespace=arguments.namespace)
     if arguments.output == Form.YAML:
         print(before + text, end="")
-        return Exit.SUCCESS
+        return
     import yaml
 
     print(before, end="", file=sys.stderr)  # JSON has no comments
     items = [document for document in yaml.safe_load_all(text) if document]
     print(document(Form.JSON, {"apiVersion": "v1", "kind": "List", "items": items}), end="")
-    return Exit.SUCCESS
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:

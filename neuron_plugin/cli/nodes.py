@@ -10,8 +10,8 @@ import msgspec
 from neuron_plugin.allocation.rejection import NO_NEURON
 from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.cli.cluster import node_name
-from neuron_plugin.cli.cluster_views import Views, add_view_flags, cluster_views, in_order, show_views
-from neuron_plugin.cli.command import Exit, Form, Line, no_such, plain, table
+from neuron_plugin.cli.cluster_views import Views, add_view_flags, cluster_views, show_views
+from neuron_plugin.cli.command import Form, Line, Row, in_order, no_such, plain, table
 from neuron_plugin.cluster.objects import NODES
 from neuron_plugin.monitor.network import DomainView, NodeRoom, domain_tree, room_of
 from neuron_plugin.monitor.views import NodeView, NodeViewStatus
@@ -41,6 +41,7 @@ EXAMPLES = """
 neuron-plugin nodes
 neuron-plugin nodes worker-1 -o wide
 neuron-plugin nodes -l topology.kubernetes.io/zone=us-east-1a --sort-by .status.freeDevices
+neuron-plugin nodes --sort-by .status.unhealthyDevices       # the worst last
 neuron-plugin nodes --watch
 neuron-plugin nodes --tree
 neuron-plugin nodes -o json | jq '.nodes[] | select(.status.open | not) | .metadata.name'
@@ -90,7 +91,7 @@ def add_flags(parser: ArgumentParser) -> None:
     add_view_flags(parser)
 
 
-def run(arguments: Namespace) -> int:
+def run(arguments: Namespace) -> None:
     """Print the nodes once, or for as long as they are watched."""
     form = Form(arguments.output)
     for number, views in enumerate(cluster_views(arguments, NODES, leases=True)):
@@ -98,8 +99,11 @@ def run(arguments: Namespace) -> int:
         report = msgspec.structs.replace(report, nodes=in_order(report.nodes, arguments.sort_by))
         bare = arguments.no_headers
         lines = tree_lines(report, bare=bare) if arguments.tree else node_lines(form, report, bare=bare)
-        show_views(arguments, report, [f"node/{node.name}" for node in report.nodes], lines, first=not number)
-    return Exit.SUCCESS
+        names = [f"node/{node.name}" for node in report.nodes]
+        show_views(arguments, report, names, lines, first=not number, nothing=_NOTHING)
+
+
+_NOTHING = "no node has Neuron devices; with --all the others are shown, too"
 
 
 def report_of(views: Views, names: Sequence[str], *, everything: bool) -> NodesReport:
@@ -141,23 +145,19 @@ def report_of(views: Views, names: Sequence[str], *, everything: bool) -> NodesR
     return NodesReport(nodes=shown, totals=totals)
 
 
-def _broken_devices(status: NodeViewStatus) -> set[int]:
-    return {*map(int, status.unhealthy_devices), *status.missing_devices}
-
-
 def node_lines(form: Form, report: NodesReport, *, bare: bool = False) -> list[Line]:
     """A row for each node, and the totals; ``bare`` without headers and totals."""
-    rows = []
+    rows: list[Row] = []
     for node in report.nodes:
         spec, status = node.spec, node.status
         cores = spec.devices * spec.cores_per_device
-        cells = {
+        cells: dict[str, str | tuple[str, str]] = {
             "NODE": node.name,
             "TYPE": spec.instance_type,
             "FREE": f"{len(status.free_devices)}/{spec.devices}",
             "FREE-DEVICES": ranges(status.free_devices),
             "FREE-CORES": f"{len(status.free_cores)}/{cores}",
-            "UNHEALTHY": ranges(_broken_devices(status)),
+            "UNHEALTHY": (ranges({*map(int, status.unhealthy_devices), *status.missing_devices}), "yellow"),
             "DISABLED": ranges(status.disabled_devices),
             "PODS": str(len(status.holders)),
         }
@@ -171,12 +171,9 @@ def node_lines(form: Form, report: NodesReport, *, bare: bool = False) -> list[L
                 "RENEWED": status.last_renewal,
             }
         kept = [f"cores {ranges(each.cores)} reserved for {each.pod}" for each in status.reserved]
-        cells["STATE"] = "; ".join(["open" if status.open else status.reason, *status.details, *kept])
-        styles = {"STATE": "green" if status.open else "bold red", "UNHEALTHY": "yellow"}
-        rows.append([(text, styles.get(header, "")) for header, text in cells.items()])
+        state, style = _state(status)
+        rows.append(cells | {"STATE": ("; ".join([state, *status.details, *kept]), style)})
     total = report.totals
-    if not rows:
-        return plain("no node has Neuron devices; with --all the others are shown, too")
     used_broken = total.unhealthy_used_devices
     broken = f" ({used_broken} of them unhealthy)" if used_broken else ""
     other = total.unhealthy_devices - used_broken
@@ -187,24 +184,23 @@ def node_lines(form: Form, report: NodesReport, *, bare: bool = False) -> list[L
         f"{total.free_cores} of {plural(total.cores, 'core')} free; {plural(total.pods, 'pod')} there, "
         f"{total.waiting_pods} waiting{f' ({total.gated_pods} gated)' if total.gated_pods else ''}"
     )
-    return [*table(list(cells), rows, bare=bare), *([] if bare else plain("", summary))]
+    return [*table(rows, bare=bare), *(plain("", summary) if rows and not bare else [])]
+
+
+def _state(status: NodeViewStatus) -> tuple[str, str]:
+    return ("open", "green") if status.open else (status.reason, "bold red")
 
 
 def tree_lines(report: NodesReport, *, bare: bool = False) -> list[Line]:
     """A row for each domain of the network and for each node in it."""
-    if not report.nodes:
-        return plain("no node has Neuron devices; with --all the others are shown, too")
-    states = {
-        node.name: ("open", "green") if node.status.open else (node.status.reason, "bold red") for node in report.nodes
-    }
+    states = {node.name: _state(node.status) for node in report.nodes}
     rooms = {node.name: room_of(node) for node in report.nodes}
-    rows = list(_tree_rows(domain_tree(rooms.values()), rooms, states, 0))
-    return table(["DOMAIN", "NODES", "WHOLE", "FREE", "STATE"], rows, bare=bare)
+    return table(list(_tree_rows(domain_tree(rooms.values()), rooms, states, 0)), bare=bare)
 
 
 def _tree_rows(
     domain: DomainView, rooms: Mapping[str, NodeRoom], states: Mapping[str, tuple[str, str]], depth: int
-) -> Iterator[list[tuple[str, str]]]:
+) -> Iterator[Row]:
     for part in domain.parts:
         yield _tree_row(f"{part.level.rpartition('/')[2]} {part.name}", part, ("", ""), depth)
         yield from _tree_rows(part, rooms, states, depth + 1)
@@ -212,6 +208,7 @@ def _tree_rows(
         yield _tree_row(name, domain_tree([rooms[name]]), states[name], depth)
 
 
-def _tree_row(title: str, domain: DomainView, state: tuple[str, str], depth: int) -> list[tuple[str, str]]:
+def _tree_row(title: str, domain: DomainView, state: tuple[str, str], depth: int) -> Row:
     free = f"{domain.free_devices}/{domain.devices}"
-    return [(f"{'  ' * depth}{title}", ""), (str(domain.nodes), ""), (str(domain.whole), ""), (free, ""), state]
+    counts = {"NODES": str(domain.nodes), "WHOLE": str(domain.whole), "FREE": free}
+    return {"DOMAIN": f"{'  ' * depth}{title}", **counts, "STATE": state}

@@ -11,16 +11,19 @@ from pathlib import Path
 import msgspec
 
 from neuron_plugin.allocation.utilization import duration_text
-from neuron_plugin.cli.cluster import LOOK, add_cluster_flags, ask_extender, cluster_state, node_name, types_from
+from neuron_plugin.cli.cluster import LOOK, ROWS, add_cluster_flags, ask_extender, cluster_state, node_name, types_from
 from neuron_plugin.cli.command import (
     CommandError,
     Exit,
     Form,
     Line,
+    Row,
     UsageError,
     add_output_flag,
     complain,
+    in_order,
     plain,
+    program,
     show,
     table,
 )
@@ -47,14 +50,14 @@ columns:
             neuron-plugin.io/last-checkpoint
 
 All that kube-scheduler's own plugins look at is looked at: taints, affinity, spread, volumes, CPU,
-memory and the rest. Exit status 1 also says that a pod of those asked about fits nowhere now."""
+memory and the rest. Exit status 1 also says that a pod of those asked about cannot start now."""
 
 EXAMPLES = """
 neuron-plugin plan
 neuron-plugin plan --extender http://127.0.0.1:12346 -o json
 neuron-plugin plan --drain worker-3
 neuron-plugin plan --shape neuron=4
-neuron-plugin plan --idle -n ml
+neuron-plugin plan --idle -n ml --sort-by .deviceHours
 neuron-plugin plan --cluster cluster.json          # of: kubectl get nodes,pods -A -o json > cluster.json
 """
 
@@ -77,7 +80,7 @@ def add_flags(parser: ArgumentParser) -> None:
     from_file = "nodes and pods from a file, in place of a running cluster"
     parser.add_argument("--cluster", type=Path, metavar="FILE", help=from_file)
     add_output_flag(parser, [Form.TEXT, Form.NAME, Form.JSON, Form.YAML])
-    add_cluster_flags(parser, "any_namespace", "all_namespaces", "no_headers", "extender", *LOOK)
+    add_cluster_flags(parser, "namespace", "all_namespaces", *ROWS, "extender", *LOOK)
 
 
 def run(arguments: Namespace) -> int:
@@ -108,65 +111,78 @@ def run(arguments: Namespace) -> int:
         raise UsageError(f"--shape: {error}") from None
     except UnknownNodeError as error:
         raise CommandError(str(error)) from None
-    bare = arguments.no_headers
+    listed = "idle" if options.idle else "drained" if options.drain else "waiting"
+    report = msgspec.structs.replace(report, **{listed: in_order(getattr(report, listed), arguments.sort_by)})
     if arguments.output == Form.NAME:
         names = (name.rpartition("/")[2] for name in report.pods)
         lines: Iterable[Line] = plain(*(f"pod/{name}" for name in names))
-    elif options.idle:
-        lines = _idle_lines(report, bare=bare)
     else:
-        lines = _drain_lines(report, options.drain, bare=bare) if options.drain else _lines(report, bare=bare)
-    show(arguments.output, report, lines)
+        by_what = {"idle": _idle_lines, "drained": _drain_lines, "waiting": _lines}
+        lines = by_what[listed](report, bare=arguments.no_headers)
+    nothing = {
+        "idle": f"no container is known to be idle{_unknown_text(report)}",
+        "drained": f"{options.drain} has no pod with Neuron devices",
+        "waiting": "no pod waits for Neuron devices",
+    }
+    show(arguments.output, report, lines, nothing=nothing[listed])
     if missing := report.without_place:
-        complain(f"{plural(missing, 'pod')} of those asked about {'fits' if missing == 1 else 'fit'} nowhere now")
+        what = f"fit{'s' * (missing == 1)} nowhere else" if options.drain else "cannot start"
+        complain(f"{plural(missing, 'pod')} of those asked about {what} now")
     return Exit.FAILURE if missing else Exit.SUCCESS
 
 
 def _idle_lines(report: PlanReport, *, bare: bool) -> Iterator[Line]:
-    rows, now = [], time.time()
-    for container in report.idle:
-        memory = f"{container.memory_bytes / 2**30:.1f}Gi"
-        idle, hours = duration_text(now - container.idle_since.timestamp()), f"{container.device_hours:.1f}"
-        ids = container.ids.replace(" ", ":")
-        cells = (
-            container.pod,
-            container.container,
-            container.node,
-            ids,
-            idle,
-            hours,
-            memory,
-            container.controller or "-",
-        )
-        rows.append([(cell, "") for cell in cells])
-    headers = ("POD", "CONTAINER", "NODE", "IDS", "IDLE", "DEVICE-HOURS", "MEMORY", "CONTROLLER")
-    yield from table(headers, rows, bare=bare) if rows else plain("no container is known to be idle")
-    if report.unknown and not bare:
-        yield from plain("", f"of {plural(report.unknown, 'container')} this is not known, see: neuron-plugin pods -h")
+    now = time.time()
+    yield from table(
+        [
+            {
+                "POD": container.pod,
+                "CONTAINER": container.container,
+                "NODE": container.node,
+                "IDS": container.ids.replace(" ", ":"),
+                "IDLE": duration_text(now - container.idle_since.timestamp()),
+                "DEVICE-HOURS": f"{container.device_hours:.1f}",
+                "MEMORY": f"{container.memory_bytes / 2**30:.1f}Gi",
+                "CONTROLLER": container.controller,
+            }
+            for container in report.idle
+        ],
+        bare=bare,
+    )
+    if report.idle and report.unknown and not bare:
+        yield from plain("", _unknown_text(report).removeprefix("; "))
 
 
-def _drain_lines(report: PlanReport, node: str, *, bare: bool) -> Iterator[Line]:
-    rows = [[(cell, "") for cell in (move.pod, move.target, move.ids)] for move in report.drained]
-    rows += [[(name, ""), ("-", ""), (report.reasons[name], "bold red")] for name in report.stuck]
-    headers = ("POD", "NODE", "IDS")
-    yield from table(headers, rows, bare=bare) if rows else plain(f"{node} has no pod with Neuron devices")
+def _unknown_text(report: PlanReport) -> str:
+    text = f"; of {plural(report.unknown, 'container')} this is not known, see: {program()} pods -h"
+    return text if report.unknown else ""
+
+
+def _drain_lines(report: PlanReport, *, bare: bool) -> Iterator[Line]:
+    rows: list[Row] = [{"POD": move.pod, "NODE": move.target, "IDS": move.ids} for move in report.drained]
+    rows += [{"POD": name, "NODE": "", "IDS": (report.reasons[name], "bold red")} for name in report.stuck]
+    yield from table(rows, bare=bare)
     if report.warnings and not bare:
         yield from plain("", *report.warnings)
 
 
 def _lines(report: PlanReport, *, bare: bool) -> Iterator[Line]:
     """A row for each pod, the moves of each below, why others have no room, and how many more fit."""
-    if not report.waiting:
-        yield from plain("no pod waits for Neuron devices")
-    else:
-        rows = []
-        for pod in report.waiting:
-            style = "green" if pod.standing == Standing.FITS else "yellow" if pod.moves else "bold red"
-            lost = f"{pod.lost:.1f}" if pod.moves else ""
-            needs = f"move {plural(len(pod.moves), 'pod')}" if pod.moves else ""
-            cells = (pod.pod, pod.request, pod.standing, pod.node, lost, pod.ids.replace(" ", ":"), needs)
-            rows.append([(cell, style if number == _STANDING else "") for number, cell in enumerate(cells)])
-        yield from table(("POD", "REQUEST", "STANDING", "NODE", "LOST", "IDS", "NEEDS"), rows, bare=bare)
+    rows: list[Row] = []
+    for pod in report.waiting:
+        style = "green" if pod.standing == Standing.FITS else "yellow" if pod.moves else "bold red"
+        rows.append(
+            {
+                "POD": pod.pod,
+                "REQUEST": pod.request,
+                "STANDING": (pod.standing, style),
+                "NODE": pod.node,
+                "LOST": f"{pod.lost:.1f}" if pod.moves else "",
+                "IDS": pod.ids.replace(" ", ":"),
+                "NEEDS": f"move {plural(len(pod.moves), 'pod')}" if pod.moves else "",
+            }
+        )
+    yield from table(rows, bare=bare)
     if bare:
         return
     below = [
@@ -180,7 +196,3 @@ def _lines(report: PlanReport, *, bare: bool) -> Iterator[Line]:
     if report.more:
         several = ", ".join(f"{number} on {name}" for name, number in sorted(report.more.items()))
         yield from plain("", f"{sum(report.more.values())} more of this shape fit: {several}")
-
-
-_STANDING = 2
-"""The column that is coloured."""

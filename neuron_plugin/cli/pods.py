@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.allocation.utilization import duration_text
-from neuron_plugin.cli.cluster import namespace_from, node_name
-from neuron_plugin.cli.cluster_views import Views, add_view_flags, cluster_views, in_order, show_views
-from neuron_plugin.cli.command import Exit, Form, Line, complain, no_such, plain, table
+from neuron_plugin.cli.cluster import namespace_from, node_name, pod_from
+from neuron_plugin.cli.cluster_views import Views, add_view_flags, cluster_views, show_views
+from neuron_plugin.cli.command import CommandError, Form, Line, Row, UsageError, in_order, no_such, plain, table
 from neuron_plugin.cluster.pods import PODS
-from neuron_plugin.monitor.views import ContainerIds, PodView, UtilizationView
+from neuron_plugin.monitor.explain import unknown_pod_text
+from neuron_plugin.monitor.views import PodView
 from neuron_plugin.wording import plural
 
 DESCRIPTION = """\
@@ -40,6 +41,7 @@ columns:
 
 EXAMPLES = """
 neuron-plugin pods
+neuron-plugin pods train-0 train-1 -o wide
 neuron-plugin pods -n ml -l app=train --watch
 neuron-plugin pods -A --node worker-1 -o wide
 neuron-plugin pods -A -o json | jq '.pods[] | select(.status.phase == "Waiting") | .metadata.name'
@@ -75,44 +77,49 @@ class PodsReport(msgspec.Struct, frozen=True, kw_only=True):
 
 def add_flags(parser: ArgumentParser) -> None:
     """Which pods, and how to show them."""
+    only = "only these pods (default: all that ask for Neuron)"
+    parser.add_argument("pods", metavar="[NAMESPACE/]POD", nargs="*", help=only)
     parser.add_argument("--node", metavar="NODE", type=node_name, default="", help="only pods on this node")
     add_view_flags(parser)
 
 
-def run(arguments: Namespace) -> int:
+def run(arguments: Namespace) -> None:
     """Print the pods once, or for as long as they are watched."""
-    form, namespace = Form(arguments.output), "" if arguments.all_namespaces else namespace_from(arguments)
+    if arguments.pods and arguments.all_namespaces:
+        raise UsageError("names of pods and -A exclude each other: give NAMESPACE/POD")
+    names = {"/".join(pod_from(arguments, name)) for name in arguments.pods}
+    namespace = "" if names or arguments.all_namespaces else namespace_from(arguments)
+    form, node, labels = Form(arguments.output), arguments.node, arguments.selector
+    place = {f"in namespace {namespace}": namespace, f"on node {node}": node, f"with labels {labels}": labels}
+    where = " ".join(["no live pod", *(text for text, given in place.items() if given), "asks for Neuron"])
     for number, views in enumerate(cluster_views(arguments, PODS, leases=False)):
-        node = arguments.node
         if node and node not in {view.name for view in views.nodes}:
             raise no_such("node", node, (view.name for view in views.nodes if view.spec.devices))
-        report = report_of(views, namespace, node)
-        report = msgspec.structs.replace(report, pods=in_order(report.pods, arguments.sort_by))
-        if not report.pods and not number:
-            complain(_nothing(views, namespace, node))
-        lines = pod_lines(form, report, bare=arguments.no_headers)
-        show_views(arguments, report, [f"pod/{pod.name}" for pod in report.pods], lines, first=not number)
-    return Exit.SUCCESS
+        report = report_of(in_order(_chosen(views, names, namespace, node), arguments.sort_by))
+        others = sorted({pod.metadata.namespace for pod in views.pods if node in {"", pod.place}})
+        nothing = f"{where}; such pods are in {', '.join(others)}: give -n or -A" if others else where
+        lines, listed = pod_lines(form, report, bare=arguments.no_headers), [f"pod/{pod.name}" for pod in report.pods]
+        show_views(arguments, report, listed, lines, first=not number, nothing=nothing)
 
 
-def _nothing(views: Views, namespace: str, node: str) -> str:
-    """That there is no such pod, and in which namespaces there are some."""
-    where = " ".join([*([f"in namespace {namespace}"] if namespace else []), *([f"on node {node}"] if node else [])])
-    others = sorted({pod.metadata.namespace for pod in views.pods if node in {"", _place(pod)}})
-    there = f"; such pods are in {', '.join(others)}: give -n or -A" if others else ""
-    return f"no live pod {where}{' ' if where else ''}asks for Neuron{there}"
-
-
-def report_of(views: Views, namespace: str = "", node: str = "", only: str = "") -> PodsReport:
-    """The pods of one namespace, of one node, or the ``only`` one of a UID; an empty name means all."""
-    shown = [
+def _chosen(views: Views, names: set[str], namespace: str, node: str) -> list[PodView]:
+    """The pods of these names, or of one namespace and one node; an empty name means all."""
+    named = [(f"{pod.metadata.namespace}/{pod.name}", pod) for pod in views.pods]
+    if missing := sorted(names - (known := {name for name, _ in named})):
+        raise CommandError(unknown_pod_text(known, *missing[0].split("/")))
+    return [
         pod
-        for pod in views.pods
-        if namespace in {"", pod.metadata.namespace} and node in {"", _place(pod)} and only in {"", pod.uid}
+        for name, pod in named
+        if (name in names or not names) and namespace in {"", pod.metadata.namespace} and node in {"", pod.place}
     ]
+
+
+def report_of(pods: Iterable[PodView]) -> PodsReport:
+    """The document of some pods."""
+    shown = tuple(pods)
     devices, cores, idle = set[tuple[str, int]](), set[tuple[str, int]](), set[tuple[str, int]]()
     for pod in shown:
-        for container in pod.status.containers if (place := _place(pod)) else ():
+        for container in pod.status.containers if (place := pod.place) else ():
             had = {(place, number) for number in container.devices}
             devices |= had
             idle |= had if container.utilization.idle_since else set()
@@ -121,7 +128,7 @@ def report_of(views: Views, namespace: str = "", node: str = "", only: str = "")
         pods=len(shown),
         waiting=sum(pod.status.phase == "Waiting" for pod in shown),
         allocated=sum(pod.status.allocated for pod in shown),
-        nodes=len({_place(pod) for pod in shown if _place(pod)}),
+        nodes=len({pod.place for pod in shown if pod.place}),
         devices=len(devices),
         cores=len(cores),
         gated=sum(pod.status.phase == "Waiting" and pod.status.gated for pod in shown),
@@ -131,48 +138,34 @@ def report_of(views: Views, namespace: str = "", node: str = "", only: str = "")
     return PodsReport(pods=shown, totals=totals)
 
 
-def _place(pod: PodView) -> str:
-    return pod.spec.node_name or pod.status.promised_node
-
-
-def use_cells(known: UtilizationView | None, now: float) -> dict[str, str]:
-    """USE and IDLE of a container; None: it has nothing yet."""
-    if known is None:
-        return {"USE": "", "IDLE": ""}
-    idle = duration_text(now - known.idle_since.timestamp()) if known.idle_since else ""
-    return {"USE": f"{known.busy_percent}%" if known.known else "?", "IDLE": idle}
-
-
-def _memory(ids: ContainerIds) -> str:
-    return f"{ids.utilization.memory_bytes / 2**30:.1f}Gi" if ids.utilization.known else ""
-
-
 def pod_lines(form: Form, report: PodsReport, *, bare: bool = False) -> list[Line]:
     """A row for each container, and the totals; ``bare`` without headers and totals."""
-    rows, now = [], time.time()
+    rows, now = list[Row](), time.time()
     for pod in report.pods:
         has = {container.name: container for container in pod.status.containers}
         for demand in pod.spec.containers or (None,):
             ids = has.get(demand.name) if demand else None
-            cells = {
+            cells: dict[str, str | tuple[str, str]] = {
                 "POD": f"{pod.metadata.namespace}/{pod.name}",
                 "CONTAINER": demand.name if demand else "",
-                "NODE": _place(pod),
+                "NODE": pod.place,
                 "REQUEST": f"{demand.resource.rpartition('/')[2]}:{demand.count}" if demand else "",
                 "DEVICES": ranges(ids.devices) if ids else "",
                 "CORES": ranges(ids.cores) if ids else "",
-                **use_cells(ids.utilization if ids and pod.spec.node_name else None, now),
+                "USE": "",
+                "IDLE": "",
             }
+            if ids and pod.spec.node_name:
+                use = ids.utilization
+                cells["USE"] = f"{use.busy_percent}%" if use.known else "?"
+                cells["IDLE"] = (duration_text(now - use.idle_since.timestamp()) if use.idle_since else "", "yellow")
             if form is Form.WIDE:
-                cells |= {"KIND": demand.kind if demand else "", "PRIORITY": str(pod.spec.priority)}
-                cells["MEMORY"] = _memory(ids) if ids else ""
+                used = f"{ids.utilization.memory_bytes / 2**30:.1f}Gi" if ids and ids.utilization.known else ""
+                cells |= {"KIND": demand.kind if demand else "", "PRIORITY": str(pod.spec.priority), "MEMORY": used}
             status = pod.status
-            cells["STATE"] = ": ".join(filter(None, (status.state, status.problem or status.released_plainly)))
+            state = ": ".join(filter(None, (status.state, status.problem or status.released_plainly)))
             style = "bold red" if status.problem else "green" if status.state == "Allocated" else "yellow"
-            styles = {"STATE": style, "IDLE": "yellow"}
-            rows.append([(text, styles.get(header, "")) for header, text in cells.items()])
-    if not rows:
-        return []
+            rows.append(cells | {"STATE": (state, style)})
     total = report.totals
     gated = f" ({total.gated} gated)" if total.gated else ""
     promised = f", {total.promised} promised" if total.promised else ""
@@ -181,4 +174,4 @@ def pod_lines(form: Form, report: PodsReport, *, bare: bool = False) -> list[Lin
         f"{plural(total.devices, 'device')} and {plural(total.cores, 'core')} on {plural(total.nodes, 'node')}"
         + (f", {plural(total.idle_devices, 'device')} idle" if total.idle_devices else "")
     )
-    return [*table(list(cells), rows, bare=bare), *([] if bare else plain("", summary))]
+    return [*table(rows, bare=bare), *(plain("", summary) if rows and not bare else [])]

@@ -11,16 +11,18 @@ from http import HTTPStatus
 
 import msgspec
 
-from neuron_plugin.cli.cluster import LOOK, add_cluster_flags, ask_cluster, lease_namespace_from, node_name, types_from
+from neuron_plugin.cli.cluster import LOOK, add_cluster_flags, ask_cluster, looking, node_name
 from neuron_plugin.cli.command import (
     CommandError,
     Exit,
     Line,
+    Row,
     UsageError,
     add_output_flag,
     complain,
     count,
     plain,
+    program,
     show,
     table,
 )
@@ -28,7 +30,6 @@ from neuron_plugin.cli.cordon import change, device_ids
 from neuron_plugin.cluster import ApiError, ApiServer
 from neuron_plugin.cluster.api import PAGE_SECONDS, send
 from neuron_plugin.cluster.writes import evict_pod
-from neuron_plugin.monitor.look import look
 from neuron_plugin.monitor.plan import UnknownNodeError
 from neuron_plugin.monitor.repair import DevicePod, RepairReport, repair_report
 from neuron_plugin.plugin.cordon import CordonError, change_disabled
@@ -87,7 +88,8 @@ def run(arguments: Namespace) -> int:
     if arguments.force and not arguments.evict:
         raise UsageError("--force is for --evict")
     if arguments.undo:
-        return change(arguments, disable=False)
+        change(arguments, disable=False)
+        return Exit.SUCCESS
     try:
         report = ask_cluster(arguments, partial(_repair, arguments))
     except (CordonError, UnknownNodeError) as error:
@@ -96,19 +98,20 @@ def run(arguments: Namespace) -> int:
     if not report.empty:
         left = plural(len(report.pods), "pod") if report.pods else "what has them is not known"
         left = "a process of an ended pod" if report.held_down and not report.pods else left
-        complain(f"{named('device', report.devices)} of node {report.node} is not empty: {left}")
+        verb = "is" if len(report.devices) == 1 else "are"
+        complain(f"{named('device', report.devices)} of node {report.node} {verb} not empty: {left}")
     return Exit.SUCCESS if report.empty else Exit.FAILURE
 
 
 async def _repair(arguments: Namespace, api: ApiServer) -> RepairReport:
     """What is left in the end; the node is changed first, so that no new pod comes while others go."""
-    types, lease_namespace = types_from(arguments), lease_namespace_from(arguments)
+    looked = looking(arguments)
     evicted = dict[str, str]()
     if not arguments.dry_run:
         await change_disabled(api, arguments.node, arguments.devices, disable=True)
     until = time.monotonic() + arguments.wait
     while True:
-        state = await look(api, types, lease_namespace=lease_namespace)
+        state = await looked(api)
         report = await asyncio.to_thread(repair_report, state, arguments.node, arguments.devices)
         refused = dict[str, str]()
         for pod in report.pods if arguments.evict else ():
@@ -143,31 +146,40 @@ async def _evicted(api: ApiServer, pod: DevicePod) -> str:
 def _lines(report: RepairReport, *, evicting: bool) -> Iterator[Line]:
     devices, node = named("device", report.devices), report.node
     verb, has = ("is", "it") if len(report.devices) == 1 else ("are", "them")
-    flags = f"{node} --device {','.join(map(str, report.devices))}"
+    again = f"{program()} repair {node} --device {','.join(map(str, report.devices))}"
     service = f"out of service: no new pod gets {has}"
     if not report.disabled:
         service = f"in service; without --dry-run {'it is' if verb == 'is' else 'they are'} taken out"
     yield from plain(f"{devices} of node {node} {verb} {service}")
     yield from plain(*(f"device {device}: {why}" for device, why in report.unhealthy.items()))
-    if report.pods:
-        rows = []
-        for pod in report.pods:
-            name = f"{pod.namespace}/{pod.name}"
-            said = report.refused.get(name) or ("evicted" if name in report.evicted else pod.reason)
-            target = (pod.target, pod.target_ids.replace(" ", ":"))
-            rows.append([(cell, "") for cell in (name, pod.ids.replace(" ", ":"), *target, said)])
-        yield from plain("")
-        yield from table(("POD", "HAS", "NODE", "IDS", "NOTE"), rows)
+    rows: list[Row] = []
+    for pod in report.pods:
+        name = f"{pod.namespace}/{pod.name}"
+        rows.append(
+            {
+                "POD": name,
+                "HAS": pod.ids.replace(" ", ":"),
+                "NODE": pod.target,
+                "IDS": pod.target_ids.replace(" ", ":"),
+                "NOTE": report.refused.get(name) or ("evicted" if name in report.evicted else pod.reason),
+            }
+        )
+    if rows:
+        yield from [*plain(""), *table(rows)]
     if report.warnings:
         yield from plain("", *report.warnings)
     yield from plain("")
     if not report.empty:
         if report.pods and not evicting:
-            yield from plain(f"To evict the pods that have another place: neuron-plugin repair {flags} --evict")
+            going = any(pod.target and not pod.reason for pod in report.pods)
+            which, force = ("the pods that have another place", "") if going else ("the pods all the same", " --force")
+            yield from plain(f"To evict {which}: {again} --evict{force}")
         if report.evicted:
             yield from plain(
                 f"{plural(len(report.evicted), 'pod')} evicted. Look again, or give --wait, until they end."
             )
+        if evicting and any(pod.evictable and pod.reason for pod in report.pods):
+            yield from plain("With --force pods that fit nowhere else, or are not made elsewhere, are evicted, too.")
         return
     yield from plain(
         f"{devices} {verb} empty. What can be done, the least first (docs/repair.md):",
@@ -177,5 +189,5 @@ def _lines(report: RepairReport, *, evicting: bool) -> Iterator[Line]:
         ),
         f"  reboot   after: kubectl drain {node} --ignore-daemonsets --delete-emptydir-data",
         "  replace  after the same: stop and start the instance, or terminate it",
-        f"Then: neuron-plugin repair {flags} --undo",
+        f"Then: {again} --undo",
     )

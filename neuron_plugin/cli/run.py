@@ -6,7 +6,6 @@ import asyncio
 import os
 from argparse import ArgumentParser, Namespace
 
-from neuron_plugin.cli.command import Exit
 from neuron_plugin.cli.daemons import add_settings, load_settings, printed_settings, run_daemon
 from neuron_plugin.instance_file import load_catalogue
 from neuron_plugin.plugin.settings import PluginSettings, check, with_node_name
@@ -28,11 +27,11 @@ def add_flags(parser: ArgumentParser) -> None:
     add_settings(parser, PluginSettings)
 
 
-def run(arguments: Namespace) -> int:
+def run(arguments: Namespace) -> None:
     """Run the daemon until a signal ends it."""
     settings = with_node_name(load_settings(PluginSettings, arguments), os.environ)
     if printed_settings(settings, arguments):
-        return Exit.SUCCESS
+        return
     if settings.cluster and not settings.node_name:
         raise SettingsError(
             "no node name: set NODE_NAME or --node-name to this node's name in Kubernetes, or give --no-cluster"
@@ -46,4 +45,3 @@ def run(arguments: Namespace) -> int:
         await NodeDaemon(settings, types).run(stop)
 
     run_daemon("neuron-plugin", settings, settings.log_format, settings.log_level, serve)
-    return Exit.SUCCESS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 
 from neuron_plugin.allocation.node_rules import DEFAULT_SCHEDULER
-from neuron_plugin.cli.command import OBJECTS, Exit, UsageError, add_output_flag, document, matching, server_url
+from neuron_plugin.cli.command import OBJECTS, UsageError, add_output_flag, document, matching, server_url
 from neuron_plugin.placement.extender.scheduler_config import (
     SECOND_SCHEDULER,
     ExtenderEndpoint,
@@ -45,7 +45,7 @@ def add_flags(parser: ArgumentParser) -> None:
         parser.add_argument(flag, metavar="PATH", default="", help=text)
 
 
-def run(arguments: Namespace) -> int:
+def run(arguments: Namespace) -> None:
     """Print the configuration."""
     url = server_url("--url", arguments.url)
     if url.startswith("https:") and not arguments.ca_file:
@@ -61,4 +61,3 @@ def run(arguments: Namespace) -> int:
         endpoint, scheduler_name=name, kubeconfig=arguments.kubeconfig, amounts=("memory", *arguments.amount)
     )
     print(document(arguments.output, configuration), end="")
-    return Exit.SUCCESS

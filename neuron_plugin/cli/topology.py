@@ -17,24 +17,21 @@ from typing import TypeAlias
 
 from neuron_plugin.allocation import Ledger
 from neuron_plugin.allocation.resources import ranges
-from neuron_plugin.cli.cluster import SERVER, add_cluster_flags, add_node_argument, cluster_state, published_in
+from neuron_plugin.cli.cluster import SERVER, add_cluster_flags, add_node_argument, published
 from neuron_plugin.cli.command import (
     CommandError,
-    Exit,
     Form,
     Line,
     Segment,
     add_output_flag,
     complain,
     plain,
-    print_lines,
     show,
 )
 from neuron_plugin.cli.devices import title_of
 from neuron_plugin.cli.target import HOLDERS, add_node_flags, node_from
 from neuron_plugin.inspection import (
     HolderReading,
-    MachineReport,
     ShownNode,
     TopologyReport,
     disabled_here,
@@ -85,33 +82,27 @@ def add_flags(parser: ArgumentParser) -> None:
     add_cluster_flags(parser, *SERVER)
 
 
-def run(arguments: Namespace) -> int:
+def run(arguments: Namespace) -> None:
     """Draw the machine.
 
     Raises:
         CommandError: there is no Neuron device.
     """
     if arguments.node:
-        info, has = published_in(cluster_state(arguments, judge=False), arguments.node)
-        return _show(arguments, published_node(has, info.ledger), published_report(has, info.ledger))
-    node = node_from(arguments)
-    machine = look(node.settings, os.environ, disabled_here(node))
-    holders = HolderReading(node.settings).read(machine.node_inventory)
-    if (shown := shown_machine(machine, holders)) is None:
-        raise CommandError(f"no Neuron device: {machine.inventory.absence}")
-    return _show(arguments, shown, machine_report(machine, holders))
-
-
-def _show(arguments: Namespace, shown: ShownNode, report: MachineReport) -> int:
+        _, info, has = published(arguments)
+        shown, report = published_node(has, info.ledger), published_report(has, info.ledger)
+    else:
+        node = node_from(arguments)
+        machine = look(node.settings, os.environ, disabled_here(node))
+        holders = HolderReading(node.settings).read(machine.node_inventory)
+        if (found := shown_machine(machine, holders)) is None:
+            raise CommandError(f"no Neuron device: {machine.inventory.absence}")
+        shown, report = found, machine_report(machine, holders)
     topology = topology_report(shown, report)
-    if arguments.output != Form.TEXT:
-        show(arguments.output, topology, ())
-        return Exit.SUCCESS
     lines = [*plain(title_of(report), ""), *picture(shown, ascii_only=arguments.ascii)]
-    print_lines([*lines, *plain("", *request_lines(topology))])
-    for note in report.notes:
+    show(arguments.output, topology, [*lines, *plain("", *request_lines(topology))])
+    for note in report.notes if arguments.output == Form.TEXT else ():
         complain(f"note: {note}")
-    return Exit.SUCCESS
 
 
 def picture(shown: ShownNode, *, ascii_only: bool = False) -> list[Line]:

@@ -29,6 +29,6 @@ def add_flags(parser: ArgumentParser) -> None:
     add_cluster_flags(parser, *SERVER)
 
 
-def run(arguments: Namespace) -> int:
+def run(arguments: Namespace) -> None:
     """Enable the devices, and say which are disabled still."""
     return change(arguments, disable=False)

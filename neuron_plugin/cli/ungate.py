@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 
 from neuron_plugin.cli.cluster import SERVER, add_cluster_flags, ask_cluster, pod_from
-from neuron_plugin.cli.command import VERSION, CommandError, Exit, UsageError, add_output_flag, plain, show
+from neuron_plugin.cli.command import VERSION, CommandError, UsageError, add_output_flag, plain, show
 
 DESCRIPTION = """\
 Take the gate neuron-plugin.io/placement off pods, so that their scheduler takes them as they are.
@@ -27,19 +27,21 @@ neuron-plugin ungate --all
 def add_flags(parser: ArgumentParser) -> None:
     """Which pods."""
     parser.add_argument("pods", metavar="[NAMESPACE/]POD", nargs="*", help="pods")
-    parser.add_argument("--all", action="store_true", help="every pod of the cluster that has the gate")
+    everyone = "every pod that has the gate: of the cluster, or of the namespace that -n gives"
+    parser.add_argument("--all", action="store_true", help=everyone)
     add_output_flag(parser)
     add_cluster_flags(parser, "namespace", *SERVER)
 
 
-def run(arguments: Namespace) -> int:
+def run(arguments: Namespace) -> None:
     """Release them, and name those that had the gate; the status says whether all did that were named."""
     if arguments.all is bool(arguments.pods):
         raise UsageError("give names of pods, or --all for every pod that has the gate")
     names = ["/".join(pod_from(arguments, name)) for name in arguments.pods]
     from neuron_plugin.placement.gates.ungate import release_gated
 
-    done, refused = ask_cluster(arguments, lambda api: release_gated(api, None if arguments.all else names))
+    wanted = (None, arguments.namespace) if arguments.all else (names, "")
+    done, refused = ask_cluster(arguments, lambda api: release_gated(api, *wanted))
     lines = [f"pod {name} is released" for name in done]
     why_not = {name: "it is not there, or does not have the gate" for name in names if name not in {*done, *refused}}
     document = {"version": VERSION, "released": list(done), "refused": {**refused, **why_not}}
@@ -48,4 +50,3 @@ def run(arguments: Namespace) -> int:
     texts += [f"pod {name} is not released: {reason}" for name, reason in why_not.items()]
     if texts:
         raise CommandError("; ".join(texts))
-    return Exit.SUCCESS

@@ -6,10 +6,10 @@ import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
 
-from neuron_plugin.cli.cluster import SERVER, add_cluster_flags, ask_cluster, node_name
+from neuron_plugin.cli.cluster import SERVER, add_cluster_flags, ask_cluster, lease_namespace_from, node_name
 from neuron_plugin.cli.command import VERSION, Exit, UsageError, add_output_flag, plain, show
 from neuron_plugin.cluster import ApiServer
-from neuron_plugin.plugin.settings import TAKEN_CONDITIONS, PluginSettings
+from neuron_plugin.plugin.settings import TAKEN_CONDITIONS
 
 DESCRIPTION = """\
 Remove the plugin's annotation, labels, Lease and node condition from nodes.
@@ -30,8 +30,6 @@ neuron-plugin uninstall-node --all --node-condition NeuronDevicesHealthy
 NODE_NAME=worker-1 neuron-plugin uninstall-node
 """
 
-_NAMESPACE = PluginSettings().lease_namespace
-
 
 def add_flags(parser: ArgumentParser) -> None:
     """Which nodes, and what to remove from them."""
@@ -40,9 +38,7 @@ def add_flags(parser: ArgumentParser) -> None:
     force = "also clear nodes whose devices pods have by claims"
     parser.add_argument("--force", action="store_true", help=force)
     add_output_flag(parser)
-    add_cluster_flags(parser, *SERVER)
-    leases = f"namespace of the nodes' Leases, as for 'run' (default: {_NAMESPACE})"
-    parser.add_argument("--lease-namespace", metavar="TEXT", default=_NAMESPACE, help=leases)
+    add_cluster_flags(parser, *SERVER, "lease_namespace")
     condition = "a node condition that the plugin kept, by either setting of 'run'; may be repeated (default: none)"
     parser.add_argument("--node-condition", metavar="TEXT", action="append", default=[], help=condition)
 
@@ -60,7 +56,7 @@ def run(arguments: Namespace) -> int:
     from neuron_plugin.plugin.uninstall import claims_in_use, installed_nodes, uninstall_nodes
 
     async def uninstall(api: ApiServer) -> tuple[list[str], Mapping[str, tuple[str, ...]]]:
-        written = arguments.lease_namespace, arguments.node_condition
+        written = lease_namespace_from(arguments), arguments.node_condition
         installed = names or await installed_nodes(api, *written)
         kept = {} if arguments.force else await claims_in_use(api, installed)
         return await uninstall_nodes(api, [name for name in installed if name not in kept], *written), kept

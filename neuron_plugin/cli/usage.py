@@ -6,14 +6,25 @@ import csv
 import sys
 from argparse import ArgumentParser, Namespace
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import get_args
 
 import msgspec
 
-from neuron_plugin.cli.cluster import SERVER, add_cluster_flags, ask_cluster, ask_extender, lease_namespace_from
-from neuron_plugin.cli.command import CommandError, Exit, Form, Line, UsageError, add_output_flag, plain, show, table
-from neuron_plugin.monitor.usage import By, SinceError, UsageOptions, UsageReport, usage_report
+from neuron_plugin.cli.cluster import ROWS, SERVER, add_cluster_flags, ask_cluster, ask_extender, lease_namespace_from
+from neuron_plugin.cli.command import (
+    CommandError,
+    Form,
+    Line,
+    Row,
+    UsageError,
+    add_output_flag,
+    in_order,
+    plain,
+    show,
+    table,
+)
+from neuron_plugin.monitor.usage import By, SinceError, UsageOptions, UsageReport, UsageRow, usage_report
 from neuron_plugin.placement.device_hours import CONFIG_MAP, read_written
 from neuron_plugin.planning.device_hours import AccountError, DeviceState, read_account
 
@@ -32,12 +43,13 @@ columns, in device-hours; a core of a device of two is half a device:
   BROKEN   of no pod, and unhealthy, missing or disabled
 
 Less than two days are added up from whole hours, more than that, and nodes, from whole days in UTC.
-"other" are the workloads or nodes beyond the 200 largest of an hour or day."""
+"other" are the workloads or nodes beyond the 200 largest of an hour or day. With -n one namespace is
+the whole."""
 
 EXAMPLES = """
 neuron-plugin usage
-neuron-plugin usage --since 24h --by workload
-neuron-plugin usage --since 30d --by node
+neuron-plugin usage --since 24h --by workload -n ml
+neuron-plugin usage --since 30d --by workload --sort-by .deviceHours.idle
 neuron-plugin usage --since 30d --by workload -o csv > october.csv
 """
 _TENTHS = 1000
@@ -53,25 +65,34 @@ def add_flags(parser: ArgumentParser) -> None:
     by = f"{', '.join(names[:-1])} or {names[-1]} (default: {usual.by})"
     parser.add_argument("--by", metavar="WHAT", default=usual.by, choices=names, help=by)
     add_output_flag(parser, (Form.TEXT, Form.CSV, Form.JSON, Form.YAML))
-    add_cluster_flags(parser, *SERVER, "no_headers", "extender", "lease_namespace")
+    add_cluster_flags(parser, *SERVER, "namespace", "all_namespaces", *ROWS, "extender", "lease_namespace")
 
 
-def run(arguments: Namespace) -> int:
+def run(arguments: Namespace) -> None:
     """Print the device-hours."""
     options = UsageOptions(arguments.since, arguments.by)
     try:
         _ = options.seconds
     except SinceError as error:
         raise UsageError(f"--{error}") from None
+    wanted = "" if arguments.all_namespaces else arguments.namespace
+    if wanted and options.by not in {"namespace", "workload"}:
+        raise UsageError(f"--by {options.by} is of the whole cluster: give --by workload with -n")
     if arguments.extender:
         report = ask_extender(arguments.extender, "/usage", msgspec.to_builtins(options), UsageReport)
     else:
         report = _written(arguments, options)
+    if wanted:
+        rows = tuple(row for row in report.rows if row.namespace == wanted)
+        hours = sum(sum(row.device_hours.values()) for row in rows)
+        report = msgspec.structs.replace(report, rows=rows, device_hours=round(hours, 6))
+    path, bare = arguments.sort_by, arguments.no_headers
+    ordered = msgspec.structs.replace(report, rows=in_order(report.rows, path))
     if arguments.output == Form.CSV:
-        _print_csv(report, bare=arguments.no_headers)
+        _print_csv(ordered, bare=bare)
     else:
-        show(arguments.output, report, list(_lines(report, bare=arguments.no_headers)))
-    return Exit.SUCCESS
+        nothing = f"no device-hours are counted {f'of namespace {wanted}' if wanted else 'yet'}"
+        show(arguments.output, ordered, _lines(report, path, bare=bare), nothing=nothing)
 
 
 def _written(arguments: Namespace, options: UsageOptions) -> UsageReport:
@@ -97,32 +118,36 @@ def _print_csv(report: UsageReport, *, bare: bool) -> None:
         writer.writerows((*name, row.instance_type, state, hours) for state, hours in row.device_hours.items())
 
 
-def _lines(report: UsageReport, *, bare: bool) -> Iterator[Line]:
+def _lines(report: UsageReport, path: str, *, bare: bool) -> list[Line]:
     """A row for each name, of all types together, and the sum."""
-    rows = dict[tuple[str, ...], defaultdict[str, float]]()
+    by_state = report.by == "state"
+    hours = defaultdict[tuple[str, str, str, str], defaultdict[str, float]](lambda: defaultdict(float))
     for row in report.rows:
-        for state, hours in row.device_hours.items():
-            by_name = {"workload": (row.namespace, row.workload), "namespace": (row.namespace,), "node": (row.node,)}
-            rows.setdefault(by_name.get(report.by, (state,)), defaultdict(float))[state] += hours
-    states = () if report.by == "state" else tuple(DeviceState)
-    head = {"workload": ("namespace", "workload")}.get(report.by, (report.by,))
-    sums = [sum(hours.values()) for hours in rows.values()]
+        for state, amount in row.device_hours.items():
+            hours[row.namespace, row.workload, row.node, state if by_state else ""][state] += amount
+    merged = in_order(
+        [UsageRow(space, workload, node, "", amounts) for (space, workload, node, _), amounts in hours.items()], path
+    )
+    sums = [sum(row.device_hours.values()) for row in merged]
     if not sum(sums):
-        yield from plain("no device-hours are counted yet")
-        return
-    cells = [
-        [*name, f"{total:.1f}", f"{share / 10:.1f}%", *(f"{hours[state]:.1f}" for state in states)]
-        for (name, hours), total, share in zip(rows.items(), sums, _shares(sums), strict=True)
+        return []
+    names, states = {"workload": ("namespace", "workload")}.get(report.by, (report.by,)), tuple(DeviceState)
+    rows: list[Row] = [
+        {
+            **({"STATE": next(iter(row.device_hours))} if by_state else {n.upper(): getattr(row, n) for n in names}),
+            "DEVICE-HOURS": f"{total:.1f}",
+            "SHARE": f"{share / 10:.1f}%",
+            **({} if by_state else {state.upper(): f"{row.device_hours[state]:.1f}" for state in states}),
+        }
+        for row, total, share in zip(merged, sums, _shares(sums), strict=True)
     ]
-    if not bare:
-        total = [sum(hours[state] for hours in rows.values()) for state in states]
-        cells.append(
-            ["TOTAL", *[""] * (len(head) - 1), f"{sum(sums):.1f}", "100.0%", *(f"{each:.1f}" for each in total)]
-        )
-    headers = [name.upper() for name in (*head, "device-hours", "share", *states)]
-    yield from table(headers, [[(cell, "") for cell in row] for row in cells], bare=bare)
-    if not bare:
-        yield from plain("", f"from {report.since:%Y-%m-%d %H:%M} to {report.until:%Y-%m-%d %H:%M} UTC")
+    if bare:
+        return table(rows, bare=True)
+    first, *_ = rows[0]
+    whole = {state.upper(): f"{sum(row.device_hours.get(state, 0.0) for row in merged):.1f}" for state in states}
+    whole |= {first: "TOTAL", "DEVICE-HOURS": f"{sum(sums):.1f}", "SHARE": "100.0%"}
+    rows.append({header: whole.get(header, "") for header in rows[0]})
+    return [*table(rows), *plain("", f"from {report.since:%Y-%m-%d %H:%M} to {report.until:%Y-%m-%d %H:%M} UTC")]
 
 
 def _shares(sums: Sequence[float]) -> list[int]:

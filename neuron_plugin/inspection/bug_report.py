@@ -177,6 +177,8 @@ async def cluster_report(
         gathered.add("our-pods", Unknown(str(error)))
         return gathered
     plugins = [pod for pod in ours if _component(pod) == "device-plugin" and (not only or pod.node_name in only)]
+    for name in sorted({*only} - {pod.node_name for pod in plugins}):
+        gathered.add(f"our-pods of {name}", Unknown("there is no such node, or no pod of the plugin on it"))
     plugins.sort(key=lambda pod: (pod.node_name not in problems, pod.node_name))
     chosen = [*(pod for pod in ours if _component(pod) == "extender"), *plugins][:MOST_PODS]
     for pod in chosen:

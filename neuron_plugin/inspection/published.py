@@ -78,12 +78,14 @@ def examine_published(info: NodeInfo, renewed: str, pod_problems: Mapping[str, s
 
     ``renewed`` is when the plugin last renewed its Lease, empty without a Lease. ``pod_problems`` are by pod.
     """
+    unknown = unchecked(Unknown("what the node has is not known", "see what inventory says"))
+    unseen = [unknown] if info.inventory is None else []
     checks: tuple[tuple[str, list[Finding], str], ...] = (
         ("inventory", [*_inventory(info)], "the plugin has published what the node has"),
         ("plugin", [*_plugin(info, renewed)], f"the plugin renewed its Lease at {renewed}"),
-        ("health", [*_health(info)], "every device is there and healthy"),
-        ("registration", [*_registration(info)], "the kubelet offers the devices"),
-        ("holders", [*_holders(info, pod_problems)], "what every pod has is known, and works"),
+        ("health", unseen or [*_health(info)], "every device is there and healthy"),
+        ("registration", unseen or [*_registration(info)], "the kubelet offers the devices"),
+        ("holders", [*_holders(info, pod_problems)] or unseen, "what every pod has is known, and works"),
         ("node", [*_node(info)], "new pods are placed here"),
     )
     return [

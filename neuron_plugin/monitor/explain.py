@@ -7,7 +7,7 @@ in a thread: thousands of nodes take some tenths of a second, and no other call 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -129,19 +129,28 @@ def question(state: ClusterState, pod: NeuronPod, now: float = 0.0) -> Question:
     return Question(state.snapshot(), pod, bound_to, state.refusal(pod), move, released, problem, now)
 
 
-def find_pod(state: ClusterState, namespace: str, name: str) -> NeuronPod | None:
+class UnknownPodError(Exception):
+    """There is no such pod; the text names those that there are."""
+
+
+def find_pod(state: ClusterState, namespace: str, name: str) -> NeuronPod:
     """The live Neuron pod of a name; the one that is not terminating where a name is there twice.
 
     The name of a group stands for a pod of it, one that waits if any does.
+
+    Raises:
+        UnknownPodError: there is no such pod.
     """
     named = [pod for pod in state.pods.values() if (pod.reference.namespace, pod.reference.name) == (namespace, name)]
     members = sorted(state.members_of((namespace, name)), key=lambda pod: (bool(pod.place), pod.reference.name))
-    return min(named or members[:1], key=lambda pod: pod.terminating, default=None)
+    if found := named or members[:1]:
+        return min(found, key=lambda pod: pod.terminating)
+    raise UnknownPodError(unknown_pod_text((str(pod.reference) for pod in state.pods.values()), namespace, name))
 
 
-def unknown_pod_text(state: ClusterState, namespace: str, name: str) -> str:
-    """That there is no live Neuron pod of a name, and which there are: of the same name, else in the namespace."""
-    pods = sorted(str(pod.reference) for pod in state.pods.values())
+def unknown_pod_text(known: Iterable[str], namespace: str, name: str) -> str:
+    """That none of the ``known`` live pods has a name, and which there are: of that name, else in the namespace."""
+    pods = sorted(known)
     alike = [pod for pod in pods if pod.endswith(f"/{name}")]
     near = alike or [pod for pod in pods if pod.startswith(f"{namespace}/")] or pods
     there = f"there {'are' if len(near) > 1 else 'is'} {first_of(near, MOST_NAMES)}" if near else "no live pod does"

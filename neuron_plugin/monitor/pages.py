@@ -19,7 +19,7 @@ from neuron_plugin.allocation import NodeInfo
 from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.cluster import ApiServer
 from neuron_plugin.monitor.api import Monitor
-from neuron_plugin.monitor.explain import explain, explain_text, find_pod, question, unknown_pod_text
+from neuron_plugin.monitor.explain import UnknownPodError, explain, explain_text, find_pod, question
 from neuron_plugin.monitor.plan import PlanOptions, UnknownNodeError, plan
 from neuron_plugin.monitor.usage import SinceError, UsageOptions, usage_report
 from neuron_plugin.monitor.use import use_metric
@@ -78,9 +78,10 @@ def inspection_routes(state: ClusterState, ready: Readiness) -> list[web.RouteDe
 
     async def explain_pod(request: web.Request) -> web.Response:
         namespace, name = request.match_info["namespace"], request.match_info["pod"]
-        pod = find_pod(state, namespace, name)
-        if pod is None:
-            raise web.HTTPNotFound(text=f"{unknown_pod_text(state, namespace, name)}\n")
+        try:
+            pod = find_pod(state, namespace, name)
+        except UnknownPodError as error:
+            raise web.HTTPNotFound(text=f"{error}\n") from None
         explanation = await asyncio.to_thread(explain, question(state, pod, time.time()))
         if request.query.get("format") == "json":
             return web.Response(body=msgspec.json.encode(explanation), content_type="application/json")

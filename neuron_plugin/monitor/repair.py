@@ -12,26 +12,31 @@ import msgspec
 
 from neuron_plugin.allocation import NeuronPod
 from neuron_plugin.allocation.pod import mask_union
-from neuron_plugin.monitor.plan import move_report, unknown_node
+from neuron_plugin.monitor.plan import UnknownNodeError, move_report, unknown_node
 from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.planning import drain
-from neuron_plugin.wording import named_ids
+from neuron_plugin.topology import cores_in
+from neuron_plugin.wording import named, named_ids
 
 
 class DevicePod(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A pod that has one of the devices. ``ids`` is all that it has on the node, as a text for people.
+    """A pod that has one of the devices, with all that it has on the node. Without ``controller`` it is not made again.
 
-    ``target`` is where it would go now, with ``target_ids``: another node, or the same one. ``reason`` says what is in
-    the way of its move. ``evictable``: an eviction moves it. It is False of a pod that ends anyway, is not bound yet or
-    is static.
+    ``target`` is where it would go now, with what it would have there: another node, or the same one. ``ids`` and
+    ``target_ids`` are texts for people. ``reason`` says what is in the way of its move. ``evictable``: an eviction
+    moves it. It is False of a pod that ends anyway, is not bound yet or is static.
     """
 
     namespace: str
     name: str
     uid: str
+    devices: tuple[int, ...]
+    cores: tuple[int, ...]
     ids: str
     controller: str
     target: str = ""
+    target_devices: tuple[int, ...] = ()
+    target_cores: tuple[int, ...] = ()
     target_ids: str = ""
     reason: str = ""
     evictable: bool = True
@@ -62,11 +67,14 @@ def repair_report(state: ClusterState, name: str, devices: Collection[int]) -> R
     """Look at a state of the caller's own; in it, ``devices`` of the node are disabled from now on.
 
     Raises:
-        UnknownNodeError: there is no such node, or it is not known what it has.
+        UnknownNodeError: there is no such node or device, or it is not known what the node has.
     """
     info = state.nodes.get(name)
     if info is None or (inventory := info.inventory) is None:
         raise unknown_node(state, name)
+    if unknown := [device for device in sorted(devices) if device >= inventory.geometry.device_count]:
+        there = f"its devices are 0 to {inventory.geometry.device_count - 1}"
+        raise UnknownNodeError(f"node {name} has no {named('device', unknown)}: {there}")
     disabled = tuple(sorted({*inventory.disabled, *devices}))
     state.put_node(replace(info.node, inventory=replace(inventory, disabled=disabled)))
     cluster, geometry = state.snapshot(), inventory.geometry
@@ -84,11 +92,15 @@ def repair_report(state: ClusterState, name: str, devices: Collection[int]) -> R
                 namespace=pod.reference.namespace,
                 name=pod.reference.name,
                 uid=uid,
+                devices=tuple(geometry.devices_touched(had)),
+                cores=tuple(cores_in(had)),
                 ids=named_ids(geometry, had),
                 controller=pod.controller if pod.made_again else "",
                 target=move.target if move else "",
+                target_devices=move.devices if move else (),
+                target_cores=move.cores if move else (),
                 target_ids=move.ids if move else "",
-                reason=never or stuck.get(uid, ""),
+                reason=never or stuck.get(uid, "") or _not_made_again(pod),
                 evictable=not never,
             )
         )
@@ -104,6 +116,12 @@ def repair_report(state: ClusterState, name: str, devices: Collection[int]) -> R
         warnings=outcome.warnings + unclear,
         empty=not (pods or held_down or unclear),
     )
+
+
+def _not_made_again(pod: NeuronPod) -> str:
+    if pod.made_again:
+        return ""
+    return "its DaemonSet makes it here again" if pod.controller else "no controller makes it again"
 
 
 def _never_evicted(pod: NeuronPod) -> str:

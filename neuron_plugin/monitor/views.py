@@ -259,6 +259,11 @@ class PodView(_View, frozen=True):
     spec: PodViewSpec = PodViewSpec()
     status: PodViewStatus = PodViewStatus()
 
+    @property
+    def place(self) -> str:
+        """The node where the pod is bound, or was promised its devices."""
+        return self.spec.node_name or self.status.promised_node
+
 
 NEURON_NODES = ApiResource(GROUP, "neuronnodes", NodeView)
 NEURON_PODS = ApiResource(GROUP, "neuronpods", PodView)

@@ -227,9 +227,12 @@ AVOIDED = "has failed the pre-flight check of the pod's group"
 """The predicate of such a node."""
 
 
+CHECKED_FIRST = "Its group is checked before it starts"
+
+
 def running_text(ended: int, size: int) -> str:
     """Why a group waits whose check runs."""
-    return f"Its group is checked before it starts: {ended} of {size} pods of its check have ended"
+    return f"{CHECKED_FIRST}: {ended} of {size} pods of its check have ended"
 
 
 def why_not_checked(pod: NeuronPod, *, enabled: bool, least: int) -> Rejection | None:

@@ -17,6 +17,7 @@ from neuron_plugin.cluster import ApiError, ApiServer, Node
 from neuron_plugin.cluster.api import PAGE_SECONDS, send
 from neuron_plugin.cluster.objects import NODES
 from neuron_plugin.cluster.writes import describe_node, read_node
+from neuron_plugin.wording import named
 
 ATTEMPTS = 5
 """Writes in a row that others may overtake: the kubelet writes its status, an operator another annotation."""
@@ -66,10 +67,7 @@ def with_disabled(node: Node, ids: Collection[int]) -> tuple[Ids, Ids]:
     except InventoryError:
         count = max(ids) + 1
     if unknown := [number for number in ids if number >= count]:
-        raise CordonError(
-            f"node {node.name} has no devices {format_ids(unknown)}: expected ids from 0 to {count - 1}, its plugin's "
-            "inventory"
-        )
+        raise CordonError(f"node {node.name} has no {named('device', unknown)}: its devices are 0 to {count - 1}")
     before = _disabled(node)
     return before, tuple(sorted({*before, *ids}))
 
@@ -87,8 +85,8 @@ def without_disabled(node: Node, ids: Collection[int]) -> tuple[Ids, Ids]:
             raise
         return (), ()
     if unknown := set(ids) - set(before):
-        has = f"disabled are devices {format_ids(before)}" if before else "no device of it is"
-        raise CordonError(f"devices {format_ids(unknown)} of node {node.name} are not disabled: {has}")
+        has = f"disabled: {named('device', before)}" if before else "no device of it is disabled"
+        raise CordonError(f"{named('device', unknown)} of node {node.name}: not disabled; {has}")
     return before, tuple(sorted(set(before) - set(ids))) if ids else ()
 
 

@@ -248,7 +248,7 @@ def table_page(nodes: Iterable[NodeView], pods: Iterable[PodView]) -> str:
             pod.name,
             ", ".join(f"{container.name}: {container.count} {container.resource}" for container in pod.spec.containers),
             pod.status.state,
-            pod.spec.node_name or pod.status.promised_node,
+            pod.place,
             pod.status.problem,
         )
         for pod in pods

@@ -27,6 +27,7 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     """Run ``neuron-plugin`` with some arguments."""
     for name in [name for name in os.environ if name.startswith("NEURON_")]:
         monkeypatch.delenv(name)
+    monkeypatch.setattr(sys, "argv", ["neuron-plugin"])  # as hints call it
 
     def run(*arguments: object) -> Outcome:
         try:

@@ -246,9 +246,31 @@ def test_pods_are_those_of_the_context_s_namespace_or_of_all(
     assert "in namespace nosuch asks for Neuron; such pods are in default, ml: give -n or -A" in nothing.err
 
 
+def test_pods_can_be_named(cli: Cli, server: StandInApiServer, kubeconfig: Path) -> None:
+    server.create_pod(with_metadata(pod_manifest("other", DEVICE, 1), namespace="ml"))
+
+    def shown(*words: str) -> tuple[int, str, str]:
+        outcome = cli("pods", *words, "-o", "name", "--kubeconfig", kubeconfig)
+        return outcome.status, outcome.out, outcome.err
+
+    assert shown("train", "pod/stock") == (0, "pod/stock\npod/train\n", "")
+    assert shown("ml/other") == shown("other", "-n", "ml") == (0, "pod/other\n", "")
+    status, out, err = shown("other")
+    assert (status, out, "no live pod default/other asks for Neuron: there is ml/other" in err) == (1, "", True)
+    status, _, err = shown("train", "-A")
+    assert (status, "give NAMESPACE/POD" in err) == (2, True)
+
+
+def test_labels_that_no_pod_has_are_named(cli: Cli, kubeconfig: Path) -> None:
+    nothing = cli("pods", "-l", "app=x", "--kubeconfig", kubeconfig)
+    assert nothing.err == "neuron-plugin: no live pod in namespace default with labels app=x asks for Neuron\n"
+    wrong = cli("pods", "-l", "app in (x", "--kubeconfig", kubeconfig)
+    assert (wrong.status, "unable to parse requirement" in wrong.err) == (2, True)
+
+
 def test_a_context_is_chosen_as_with_kubectl(cli: Cli, kubeconfig: Path) -> None:
     nothing = cli("nodes", "--kubeconfig", kubeconfig, "--context", "nosuch", "--lease-namespace", "")
-    assert (nothing.status, "there is no context 'nosuch', only '" in nothing.err) == (1, True)
+    assert (nothing.status, "there is no context 'nosuch', only '" in nothing.err) == (2, True)
     kubeconfig.write_text(kubeconfig.read_text().replace('"current-context":"simulated",', ""))
     shown = cli("nodes", "--kubeconfig", kubeconfig, "--context", "simulated", "-o", "name", "--lease-namespace", "")
     assert shown.out == "node/inf-1\nnode/trn-1\n"
@@ -273,7 +295,9 @@ def test_rows_can_be_chosen_by_labels_ordered_by_a_field_and_shown_alone(
     assert cli("pods", "-l", "app in (train)", "-o", "name", *source).out == "pod/labelled\n"
     assert "waiting" in cli("nodes", "-l", "zone=a", *source).out.splitlines()[-1]
     unknown = cli("nodes", "--sort-by", ".spec.nosuch", *source)
-    assert (unknown.status, "--sort-by .spec.nosuch: none of them has this field" in unknown.err) == (1, True)
+    assert (unknown.status, "--sort-by .spec.nosuch: none of them has this field" in unknown.err) == (2, True)
+    near = cli("nodes", "--sort-by", "unhealthy", *source).err
+    assert "did you mean .status.unhealthyDevices or .status.unhealthySince or " in near
     both = cli("pods", "-l", "app=x", "--extender", "http://127.0.0.1:1")
     assert (both.status, "-l asks the API server" in both.err) == (2, True)
 
@@ -431,4 +455,5 @@ def test_without_nodes_that_says_how_to_see_the_others(cli: Cli, background: Bac
     outcome = cli("nodes", "--kubeconfig", kubeconfig)
     background.do(server.stop())
 
-    assert outcome.out == "no node has Neuron devices; with --all the others are shown, too\n"
+    assert (outcome.status, outcome.out) == (0, ""), "who counts lines counts none"
+    assert outcome.err == "neuron-plugin: no node has Neuron devices; with --all the others are shown, too\n"

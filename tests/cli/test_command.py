@@ -20,6 +20,7 @@ from neuron_plugin.cli.command import (
     add_output_flag,
     complain,
     document,
+    in_order,
     on_terminal,
     print_lines,
     printable,
@@ -84,7 +85,6 @@ WITHOUT_DOCUMENTS = {
     "neuron-plugin completion",  # a script for a shell
     *("neuron-plugin describe", "neuron-plugin describe node", "neuron-plugin describe pod"),  # pages for people
     "neuron-plugin demo",  # a story; its log and machine are kept with --keep
-    "neuron-plugin help",  # a page for people
     "neuron-plugin extender",  # a daemon: --log-format, --print-config
     "neuron-plugin playground",  # a cluster to try: its nodes and pods are shown by nodes, pods and kubectl
     "neuron-plugin playground fault",
@@ -148,12 +148,12 @@ def pretend_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
 
 
-def joined(headers: tuple[str, ...], rows: list[list[tuple[str, str]]]) -> list[str]:
-    return ["".join(text for text, _ in line) for line in table(headers, rows)]
+def joined(headers: tuple[str, ...], *rows: tuple[str, ...]) -> list[str]:
+    return ["".join(text for text, _ in line) for line in table([dict(zip(headers, row, strict=True)) for row in rows])]
 
 
 def test_columns_stand_under_their_headers() -> None:
-    assert joined(HEADERS, [[("0", ""), ("a/b/c", "")], [("11", ""), ("d", "")]]) == [
+    assert joined(HEADERS, ("0", "a/b/c"), ("11", "d")) == [
         "DEVICE  HOLDERS",
         "0       a/b/c",
         "11      d",
@@ -161,11 +161,16 @@ def test_columns_stand_under_their_headers() -> None:
 
 
 def test_an_empty_cell_is_a_dash_so_that_awk_counts_right() -> None:
-    assert joined(("A", "B", "C"), [[("", ""), ("x", ""), ("", "")]]) == ["A  B  C", "-  x  -"]
+    assert joined(("A", "B", "C"), ("", "x", "")) == ["A  B  C", "-  x  -"]
+
+
+def test_a_table_without_rows_has_no_headers_and_a_bare_one_never() -> None:
+    assert table([]) == []
+    assert table([{"A": ("x", "red")}], bare=True) == [[("x", "red")]]
 
 
 def test_a_long_row_is_one_line_where_no_terminal_is(capsys: pytest.CaptureFixture[str]) -> None:
-    print_lines(table(HEADERS, [[("0", ""), ("x" * 500, "")]]))
+    print_lines(table([{"DEVICE": "0", "HOLDERS": "x" * 500}]))
     assert capsys.readouterr().out.splitlines()[1] == "0       " + "x" * 500
 
 
@@ -204,7 +209,7 @@ def test_brackets_are_text_and_no_markup(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     pretend_terminal(monkeypatch)
-    print_lines(table(HEADERS, [[("0", ""), (text, "")]]))
+    print_lines(table([{"DEVICE": "0", "HOLDERS": text}]))
     assert text in capsys.readouterr().out
 
 
@@ -212,12 +217,12 @@ def test_a_terminal_narrower_than_a_row_loses_nothing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend_terminal(monkeypatch)
-    print_lines(table(HEADERS, [[("0", ""), ("default/a-rather-long-name/main", "")]]))
+    print_lines(table([{"DEVICE": "0", "HOLDERS": "default/a-rather-long-name/main"}]))
     assert "default/a-rather-long-name/main\n" in capsys.readouterr().out
 
 
 def test_control_characters_in_a_cell_are_replaced() -> None:
-    assert joined(("A",), [[("\x1b[2J", "")]])[1] == "\N{REPLACEMENT CHARACTER}[2J"
+    assert joined(("A",), ("\x1b[2J",))[1] == "\N{REPLACEMENT CHARACTER}[2J"
 
 
 def test_a_captured_stdout_is_no_terminal() -> None:
@@ -230,3 +235,16 @@ def test_the_form_decides_between_lines_and_the_document(
 ) -> None:
     show(form, {"a": 1}, [[("a line", "")]])
     assert capsys.readouterr().out == printed
+
+
+def test_that_there_is_nothing_is_said_beside_the_output(capsys: pytest.CaptureFixture[str]) -> None:
+    show("text", {}, [], nothing="no pod waits")
+    assert capsys.readouterr() == ("", "neuron-plugin: no pod waits\n")
+
+
+def test_items_are_in_the_order_of_a_field_whatever_it_holds() -> None:
+    items = [{"a": {"b": value}} for value in ("n-10", None, "n-9", 3, [1, 2], {"x": 1})]
+    ordered = [item["a"]["b"] for item in in_order([*items, {}], ".a.b") if item]
+    assert ordered == [None, {"x": 1}, [1, 2], 3, "n-9", "n-10"]
+    assert in_order(items, "") == tuple(items)
+    assert in_order([], ".nosuch") == ()

@@ -106,6 +106,7 @@ def test_one_pods_decisions_and_only_the_newest(cli: Cli, daemon: Daemon) -> Non
     assert steps("--last", 2) == ["allocated", "refused"]
     assert steps("--pod", "default/train", "--last", 1) == ["allocated"]
     assert steps("--pod", "train") == ["preferred", "allocated"]
+    assert steps("--sort-by", ".step") == ["allocated", "preferred", "refused"]
 
 
 @pytest.mark.parametrize("pod", ["default/tain", "tain"])

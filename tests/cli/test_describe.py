@@ -45,10 +45,16 @@ def test_a_pod_that_waits_is_described_with_the_reason(cli: Cli, kubeconfig: Pat
     assert "inf-1: " in out, "the answer of each node"
 
 
+def test_a_node_of_which_nothing_is_known_is_described_all_the_same(cli: Cli, kubeconfig: Path) -> None:
+    shown = cli("describe", "no/web-1", "--kubeconfig", kubeconfig, "--lease-namespace", "")
+
+    assert (shown.status, shown.err) == (0, "")
+    assert shown.out == "Node:      web-1\nState:     The node has no Neuron devices\n\nno events\n"
+
+
 def test_what_is_not_there_is_named_with_what_there_is(cli: Cli, kubeconfig: Path) -> None:
     for words, said in (
         (("node", "trn"), "there is no node trn: there are trn-1, inf-1"),
-        (("node", "web-1"), "node web-1: The node has no Neuron devices"),
         (("pod", "trian"), "no live pod default/trian asks for Neuron"),
     ):
         shown = cli("describe", *words, "--kubeconfig", kubeconfig, "--lease-namespace", "")

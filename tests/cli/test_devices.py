@@ -161,7 +161,7 @@ def three_reports(make_node: MakeNode) -> list[MachineReport]:
 @pytest.mark.parametrize("form", Form)
 def test_every_form_shows_every_device(make_node: MakeNode, capsys: pytest.CaptureFixture[str], form: Form) -> None:
     shown = report_on(make_node("inf2.24xlarge"))
-    assert show_once(form, shown) == 0
+    show_once(form, shown)
     out = capsys.readouterr().out
     match form:
         case Form.JSON:
@@ -282,6 +282,11 @@ def machine(*devices: DeviceReport, **changes: object) -> MachineReport:
         holders_known=True,
     )
     return msgspec.structs.replace(report, **changes)
+
+
+def rows_of(report: MachineReport) -> list[dict[str, str]]:
+    headings, *rows = ["".join(text for text, _ in line).split() for line in device_lines(Form.TEXT, report)[1:]]
+    return [dict(zip(headings, row, strict=True)) for row in rows]
 
 
 def shown(device: DeviceReport, form: Form = Form.WIDE) -> dict[str, tuple[str, str]]:
@@ -443,6 +448,20 @@ def test_with_an_older_driver_the_use_is_unknown_and_the_memory_is_not(
     assert "the use is not known before driver 2.30.2" in shown.err
 
 
+def test_the_use_of_a_device_that_no_pod_has_is_no_riddle() -> None:
+    held = msgspec.structs.replace(DEVICE, holders=(holder("main", 2, 3),))
+    report = machine(msgspec.structs.replace(held, busy_percent=5, used_memory_bytes=2**30), DEVICE, held)
+    uses = [row["USE"] for row in rows_of(report)]
+    assert uses == ["5%", "-", "?"]
+
+
+def test_rows_are_in_the_order_of_a_field_of_the_document(cli: Cli, make_node: MakeNode) -> None:
+    root = make_node("inf2.24xlarge", missing=[1]).root
+    rows = cli("devices", "--root", root, "--sort-by", ".health", "--no-headers").rows
+    assert [row[0] for row in rows] == ["0", "2", "3", "4", "5", "1"]
+    assert cli("devices", "--root", root, "--sort-by", ".nosuch").status == 2
+
+
 def test_a_missing_device_that_a_pod_has_names_the_pod(cli: Cli, make_node: MakeNode, hold: Hold) -> None:
     hold(("train", "main", "neurondevice", "3"))
     shown = cli("devices", "--root", make_node("trn1.32xlarge", missing=[3]).root)
@@ -468,5 +487,6 @@ def test_a_node_of_the_cluster_is_shown_by_what_its_plugin_has_published(
     ]
     drawn = cli("topology", "sick", "--kubeconfig", kubeconfig, "-o", "json")
     assert json.loads(drawn.out)["deviceSets"][-1]["freeSets"] == []
-    misused = cli("devices", "sick", "--use", "--kubeconfig", kubeconfig)
-    assert (misused.status, "look at the machine itself" in misused.err) == (2, True)
+    for words, said in ((("--use",), "look at the machine itself"), (("--root", "/"), "give one of the two")):
+        misused = cli("devices", "sick", *words, "--kubeconfig", kubeconfig)
+        assert (misused.status, said in misused.err) == (2, True)

@@ -357,6 +357,8 @@ def test_a_node_of_the_cluster_is_judged_by_what_is_published(
     assert levels["plugin"] == "note", "there is no Lease"
     stock = cli("doctor", "inf-1", "--kubeconfig", kubeconfig).out
     assert "what default/stock has is not known" in stock
+    bare = cli("doctor", "web-1", "--kubeconfig", kubeconfig)
+    assert (bare.status, "ok   " in bare.out, "5 not checked" in bare.out) == (1, False, False), bare.out
     named = cli("doctor", "node/trn-1", "--kubeconfig", kubeconfig, "-o", "json")
     assert named.out == fine.out, "as -o name prints it"
     typed = cli("doctor", "drivers", "--kubeconfig", kubeconfig)

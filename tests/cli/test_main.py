@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from neuron_plugin import __version__
-from neuron_plugin.cli import scheduler_config
+from neuron_plugin.cli import describe, nodes, pods, scheduler_config
 from neuron_plugin.cli.command import CommandError, Exit, UsageError
 from neuron_plugin.cli.main import ROOMS
 from neuron_plugin.settings import SettingsError
@@ -94,6 +95,31 @@ def test_help_is_a_command_too_and_takes_a_command_with_its_action(cli: Cli) -> 
     assert cli("help", "simulate", "node") == cli("simulate", "node", "--help")
 
 
+@pytest.mark.parametrize(
+    ("typed", "ours"),
+    [
+        ("no trn-1", "nodes trn-1"),
+        ("get node trn-1 -o name", "nodes trn-1 -o name"),
+        ("po", "pods"),
+        ("get pods -A", "pods -A"),
+        ("describe no/trn-1", "describe node trn-1"),
+        ("describe pods ml/train", "describe pod ml/train"),
+        ("describe pod/train", "describe pod train"),
+    ],
+)
+def test_the_words_of_kubectl_are_taken(cli: Cli, monkeypatch: pytest.MonkeyPatch, typed: str, ours: str) -> None:
+    seen = list[Namespace]()
+
+    def note(arguments: Namespace) -> int:
+        seen.append(arguments)
+        return 0
+
+    for command in (nodes, pods, describe):
+        monkeypatch.setattr(command, "run", note)
+    assert (cli(*typed.split()).status, cli(*ours.split()).status) == (0, 0)
+    assert seen[0] == seen[1]
+
+
 def test_flags_are_not_abbreviated_because_a_new_flag_would_break_scripts(cli: Cli) -> None:
     assert cli("scheduler-config", "--outp", "json").status == 2
 
@@ -157,6 +183,12 @@ def test_a_closed_pipe_ends_the_command_silently(cli_process: CliProcess, make_n
 
 def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+
+
+def test_a_closed_standard_output_is_no_fault() -> None:
+    typed = shlex.join([*_command(), "version"])
+    done = subprocess.run(["/bin/sh", "-c", f"{typed} >&-"], stderr=subprocess.PIPE, env=_environment(), check=False)  # noqa: S603 - our own program
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_ctrl_c_ends_a_watch_quietly_with_130(cli_process: CliProcess, make_node: MakeNode) -> None:

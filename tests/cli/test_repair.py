@@ -11,7 +11,7 @@ import pytest
 
 from neuron_plugin.allocation import Resource
 from neuron_plugin.allocation.keys import DISABLE_KEY
-from neuron_plugin.cli import repair
+from neuron_plugin.cli import cluster, repair
 from neuron_plugin.cluster.pods import STATIC_POD_UID_KEY
 from neuron_plugin.monitor.look import look
 from neuron_plugin.simulation.api_server_kinds import NODES, PODS
@@ -118,6 +118,12 @@ def test_its_pods_are_evicted_on_request_and_then_it_is_empty_and_what_can_be_do
     )
 
 
+def test_a_document_has_ids_as_arrays(run: Repair) -> None:
+    (pod,) = json.loads(run("-o", "json").out)["pods"]
+    assert (pod["devices"], pod["targetDevices"]) == ([0, 1, 2, 3], [8, 9, 10, 11])
+    assert (pod["cores"], pod["targetCores"]) == ([*range(8)], [*range(16, 24)])
+
+
 def test_undo_puts_the_device_back(run: Repair, server: StandInApiServer) -> None:
     run()
     assert run("--undo").out == "node trn-1: device 3 enabled; no device is disabled now\n"
@@ -143,6 +149,10 @@ def test_a_pod_without_another_place_or_a_controller_is_evicted_only_by_force(
     said = run("--evict")
     assert "default/agent is of a DaemonSet: kubectl drain needs --ignore-daemonsets, and leaves it" in said.out
     assert "default/bare has no controller: kubectl drain needs --force, and it is not made again" in said.out
+    notes = {row[0]: " ".join(row[4:]) for row in said.rows[4:6]}
+    assert notes["default/agent"] == "its DaemonSet makes it here again"
+    assert notes["default/bare"] == "no controller makes it again"
+    assert "With --force pods that fit nowhere else" in said.out
     assert {"bare", "agent"} <= names(server)
     server.delete_pod("default", "agent", grace_seconds=0)
     for node in ("trn-1", "trn-2"):
@@ -152,6 +162,7 @@ def test_a_pod_without_another_place_or_a_controller_is_evicted_only_by_force(
     for ids in ("2", "5", "6", "7"):
         server.create_pod(running(f"one-{ids}", ids, node="trn-1"))
     assert run("--evict").rows[4][2:] == ["-", "-", "fits", "nowhere", "else", "now"]
+    assert run().out.endswith("To evict the pods all the same: neuron-plugin repair trn-1 --device 3 --evict --force\n")
     assert "bare" in names(server)
     assert run("--evict", "--force").status == 1
     assert "bare" not in names(server)
@@ -166,7 +177,7 @@ def test_it_waits_until_the_pods_have_ended(run: Repair, server: StandInApiServe
             gone(server, "row")
         return await look(*arguments, **more)
 
-    monkeypatch.setattr(repair, "look", counted)
+    monkeypatch.setattr(cluster, "look", counted)
     said = run("--evict", "--wait", "60", "-o", "json")
     document = json.loads(said.out)
     assert (said.status, document["empty"], document["evicted"], document["pods"]) == (0, True, ["default/row"], [])
@@ -213,7 +224,9 @@ def test_a_node_or_a_device_that_is_not_there_is_named(cli: Cli, server: StandIn
         1,
         "neuron-plugin: there is no node trn-9: see 'kubectl get nodes' for the names\n",
     )
-    assert "has no devices 17" in cli("repair", "trn-1", "--device", "17", "--kubeconfig", config).err
+    for words in ((), ("--dry-run",)):
+        said = cli("repair", "trn-1", "--device", "17", *words, "--kubeconfig", config)
+        assert (said.status, "node trn-1 has no device 17: its devices are 0 to 15" in said.err) == (1, True)
     dry = cli("repair", "trn-9", "--device", "3", "--dry-run", "--kubeconfig", config)
     assert "there is no node trn-9: there are trn-1, trn-2" in dry.err
 

@@ -87,6 +87,27 @@ def test_it_is_added_up_by_what_is_asked_for(usage: Any, server: StandInApiServe
     assert sorted(rows) == sorted(names)
 
 
+def test_the_workloads_that_idle_most_come_last_on_request(usage: Any, server: StandInApiServer) -> None:
+    written(server, write_account(account()))
+    asked = ("--by", "workload", "--sort-by", ".deviceHours.idle")
+    assert usage(*asked, "--no-headers").rows[-1][:2] == ["ml", "train"]
+    assert json.loads(usage(*asked, "-o", "json").out)["rows"][-1]["workload"] == "train"
+
+
+def test_one_namespace_is_a_whole_of_its_own(usage: Any, server: StandInApiServer) -> None:
+    written(server, write_account(account()))
+    rows = usage("--since", "24h", "--by", "workload", "-n", "ml").rows
+    assert [row[:4] for row in rows[1:4]] == [
+        ["ml", "train", "192.0", "66.7%"],
+        ["ml", "eval", "96.0", "33.3%"],
+        ["TOTAL", "-", "288.0", "100.0%"],
+    ]
+    assert json.loads(usage("--since", "24h", "-n", "web", "-o", "json").out)["deviceHours"] == 48
+    assert usage("--by", "node", "-n", "ml").status == 2
+    assert usage("-A", "-n", "ml").out == usage().out
+    assert usage("-n", "nosuch").err == "neuron-plugin: no device-hours are counted of namespace nosuch\n"
+
+
 def test_a_csv_has_a_line_for_each_number(usage: Any, server: StandInApiServer) -> None:
     written(server, write_account(account()))
     lines = [*csv.DictReader(io.StringIO(usage("--by", "workload", "-o", "csv").out))]

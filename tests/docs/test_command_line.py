@@ -103,7 +103,7 @@ PROMISED: list[tuple[str, Iterable[str]]] = [
     ("cordon", ["version", "node", "disabledBefore", "disabled"]),
     ("ungate", ["version", "released", "refused"]),
     ("version", ["version", "build"]),
-    ("uninstall-node", ["version", "cleared"]),
+    ("uninstall-node", ["version", "cleared", "kept"]),
 ]
 
 

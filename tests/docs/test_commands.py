@@ -63,7 +63,6 @@ NEEDS_MORE = {
     "uncordon",
     "demo",
     "playground",
-    "help",
 }
 """Commands that need a cluster or a running daemon, or take long and are run elsewhere: their arguments are parsed."""
 

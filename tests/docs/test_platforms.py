@@ -40,7 +40,8 @@ class Typed:
         self._directory, self._playground = directory, playground
         program = directory / "bin/neuron-plugin"
         program.parent.mkdir(parents=True)
-        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m neuron_plugin "$@"\n', "utf-8")
+        code = f"import sys; sys.argv[0] = '{program}'; from neuron_plugin.cli.main import main; sys.exit(main())"
+        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -c "{code}" "$@"\n', "utf-8")
         program.chmod(0o755)
         self._environment = {
             **os.environ,

@@ -124,9 +124,10 @@ def test_a_cluster_s_report_has_nodes_pods_and_what_our_pods_say() -> None:
 
 
 def test_only_the_plugins_of_the_nodes_that_are_asked_for() -> None:
-    _, server = reported(ANSWERS, "good")
+    found, server = reported(ANSWERS, "good", "nosuch")
     logs = [request.path.split("/")[-2] for request in server.requests if request.path.endswith("/log")]
     assert logs == ["extender-1", "plugin-good"]
+    assert [name for name in found.missing if name.startswith("our-pods of ")] == ["our-pods of nosuch"]
 
 
 def test_without_the_right_to_see_our_pods_the_rest_is_there() -> None:

@@ -271,14 +271,14 @@ async def test_a_node_whose_check_fails_says_which_device_and_is_checked_again_w
     assert (record.state, record.devices) == (PreflightState.FAILED, (3,))
     info = life.world.state.nodes["n0"]
     assert info.closed
-    assert info.closed.text == "The node has failed its pre-flight check"
+    assert info.closed.text == "The node has failed the pre-flight check"
     assert info.details == ("device 3: slow | device=3",)
     assert life.events() == ["NeuronPreflightFailed"]
     assert metric(life) == {"failed": 1.0}
     assert not life.place(1)
     (judged,) = judge_all(life.world.state.scene(), [record_of(pod_manifest("p", DEVICE, 1))], now=0.0)
     assert judged.standing is Standing.RULES, "it is not said that it never fits"
-    assert judged.sentence == "0 of 1 Neuron node: 1 has failed its pre-flight check"
+    assert judged.sentence == "0 of 1 Neuron node: 1 has failed the pre-flight check"
 
     life.faults.clear()
     life.server.patch_node("n0", {"metadata": {"annotations": {PREFLIGHT_KEY: None}}})
@@ -388,7 +388,7 @@ async def test_a_daemon_checks_nodes_and_commands_without_one_know_that_they_are
         await extender.ready()
         await until(lambda: checks() == ["neuron-preflight-n0"])
         seen = await survey(api, TYPES, lease_namespace=NAMESPACE, judge=False)
-        assert str(seen.nodes["n0"].closed) == "The node has not passed its pre-flight check yet"
+        assert str(seen.nodes["n0"].closed) == "The node has not passed the pre-flight check yet"
         server.set_pod_status(NAMESPACE, "neuron-preflight-n0", {"phase": "Succeeded"})
         await until(lambda: not checks())
         await until(lambda: extender.daemon.state.nodes["n0"].closed is None)
@@ -433,7 +433,7 @@ async def test_a_node_by_claims_is_closed_and_checked_with_a_claim_for_all_its_d
     async with extender_on(api, CLAIMING, QUICK) as extender:
         await extender.ready()
         node = extender.daemon.state.nodes
-        assert str(node["n0"].closed) == "The node has not passed its pre-flight check yet"
+        assert str(node["n0"].closed) == "The node has not passed the pre-flight check yet"
         await until(lambda: allocated_to_checks(server) == [[f"neuron-{number}" for number in range(16)]])
         (check,) = server.objects(PODS)
         (container,) = check["spec"]["containers"]

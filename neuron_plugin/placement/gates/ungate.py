@@ -19,23 +19,27 @@ from neuron_plugin.cluster.objects import pages
 from neuron_plugin.cluster.pods import PODS, neuron_pod
 from neuron_plugin.placement.gates.writes import release_plainly
 
-_UNBOUND = Scope(field_selector="spec.nodeName=")
 _ROUNDS = 5
 """A pod that somebody else changed at the same moment is looked at again in the next one."""
 
 
-async def release_gated(api: ApiServer, names: Collection[str] | None) -> tuple[list[str], dict[str, str]]:
+async def release_gated(
+    api: ApiServer, names: Collection[str] | None, namespace: str = ""
+) -> tuple[list[str], dict[str, str]]:
     """Take the gate off these pods (NAMESPACE/NAME), or off all; who was released, and why others were not.
+
+    With a ``namespace`` only its pods are looked at.
 
     Raises:
         ClusterError: the API server did not answer; what was done is done, and doing it again is harmless.
     """
+    unbound = Scope(namespace, field_selector="spec.nodeName=")
     released: list[str] = []
     refused: dict[str, str] = {}
     for _ in range(_ROUNDS):
         refused.clear()
         changed, unallocated = False, None
-        async for page in pages(api, PODS, _UNBOUND, page_timeout_seconds=PAGE_SECONDS):
+        async for page in pages(api, PODS, unbound, page_timeout_seconds=PAGE_SECONDS):
             for pod in map(neuron_pod, page.records):
                 name = str(pod.reference)
                 if GATE not in pod.rules.gates or not (names is None or name in names):

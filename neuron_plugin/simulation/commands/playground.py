@@ -86,10 +86,11 @@ def _nodes(text: str) -> dict[str, str]:
 def _in_second_shell(action: str) -> Run:
     """An action on a playground that is up; its module, with all that it needs, is loaded when it runs."""
 
-    def run_action(arguments: Namespace) -> int:
+    def run_action(arguments: Namespace) -> int | None:
         from neuron_plugin.simulation.commands import playground_client
 
-        return int(getattr(playground_client, action)(arguments))
+        status: int | None = getattr(playground_client, action)(arguments)
+        return status
 
     return run_action
 

@@ -32,8 +32,12 @@ from neuron_plugin.cluster.nodes import neuron_node
 from neuron_plugin.cluster.objects import NODES
 from neuron_plugin.cluster.pods import PODS, asks_for_neuron, neuron_pod
 from neuron_plugin.cluster.writes import read_node, read_pod
+from neuron_plugin.inspection import look
 from neuron_plugin.placement.gates.upkeep import WAITING
 from neuron_plugin.placement.room import EVICTED_REASON, PREEMPTED_REASON
+from neuron_plugin.planning.preflight import CHECKED_FIRST
+from neuron_plugin.plugin.settings import PluginSettings
+from neuron_plugin.settings import load
 from neuron_plugin.simulation.api_server_kinds import KINDS
 from neuron_plugin.simulation.claim_controller import NOT_CREATED
 from neuron_plugin.simulation.commands.playground import LOCK
@@ -332,6 +336,7 @@ async def _settled(api: KubernetesApi, pod: Pod) -> tuple[Pod, str]:
                 if others
                 else await _told(api, pod, WAITING)
             )
+            waits = "" if CHECKED_FIRST in waits and time.monotonic() < ends else waits
         elif not waits and pod.spec.resource_claims:
             waits = await _told(api, pod, NOT_CREATED)
         # Of a pod that came without an assignment the plugin writes what it has once it runs.
@@ -351,7 +356,7 @@ async def _told(api: KubernetesApi, pod: Pod, *reasons: str) -> str:
     return next((str(event["note"]) for event in reversed(about) if event.get("reason") in reasons), "")
 
 
-def befall_node(arguments: Namespace) -> int:
+def befall_node(arguments: Namespace) -> None:
     """Let something befall a whole node, and say what is so then.
 
     Raises:
@@ -361,7 +366,6 @@ def befall_node(arguments: Namespace) -> int:
     path = f"{NODE_FAULTS_PATH}{arguments.node}/{arguments.what}/{arguments.deed}"
     print(asyncio.run(_befall(kubeconfig, path)))
     print(f"  look: {program()} nodes --kubeconfig {kubeconfig}")
-    return Exit.SUCCESS
 
 
 async def _befall(kubeconfig: Path, path: str) -> str:
@@ -370,7 +374,7 @@ async def _befall(kubeconfig: Path, path: str) -> str:
     return str(msgspec.json.decode(body)["message"])
 
 
-def break_node(arguments: Namespace) -> int:
+def break_node(arguments: Namespace) -> None:
     """Make one change to a node's machine.
 
     Raises:
@@ -391,7 +395,6 @@ def break_node(arguments: Namespace) -> int:
     else:
         print(asyncio.run(_break(arguments, root, kubeconfig)))
     print(f"  look: {program()} {look}")
-    return Exit.SUCCESS
 
 
 async def _break(arguments: Namespace, root: Path, kubeconfig: Path) -> str:
@@ -411,6 +414,11 @@ async def _break(arguments: Namespace, root: Path, kubeconfig: Path) -> str:
     async with _connected(kubeconfig) as api:
         before, ends = await published(), time.monotonic() + NOTICE_SECONDS
         run_fault(Namespace(**{**vars(arguments), "directory": root}))
+        if arguments.what == "attribute" and not arguments.missing:  # one that is missing may only be late
+            reported, now = read_inventory(before), look(load(PluginSettings, {}, {}, root / "plugin.json"), {})
+            due = now.node_inventory
+            if due and (due.present, due.unhealthy) == (reported.present, reported.unhealthy):
+                return f"node {arguments.node}: its plugin reports the same; {arguments.name} makes no difference to it"
         while (after := await published()) == before:
             if time.monotonic() > ends:
                 return f"node {arguments.node}: its plugin reports no change after {NOTICE_SECONDS:g} s"

@@ -11,7 +11,6 @@ from neuron_plugin.allocation import IdListError
 from neuron_plugin.allocation.resources import parse_ids, ranges
 from neuron_plugin.cli.command import (
     VERSION,
-    Exit,
     Parser,
     Run,
     Subparsers,
@@ -63,7 +62,7 @@ neuron-plugin simulate fault ./trn1 device 5 gone
 neuron-plugin simulate fault ./trn1 attribute 3 core_count --text garbage
 """
 
-HEADERS = (
+_HEADERS = (
     *("TYPE", "DEVICES", "PRODUCT", "CORES/DEVICE", "PHYSICAL", "LNC"),
     *("MEMORY/DEVICE", "TOPOLOGY", "DEVICE-COUNTS", "CORE-COUNTS"),
 )
@@ -122,7 +121,7 @@ def known_types(name: str, file: Path | None = None, *, flag: str = "--type") ->
     return types
 
 
-def run_types(arguments: Namespace) -> int:
+def run_types(arguments: Namespace) -> None:
     """List the instance types that are known."""
     reports, rows = [], []
     for _, instance in sorted(load_catalogue(arguments.instance_types).items()):
@@ -141,12 +140,11 @@ def run_types(arguments: Namespace) -> int:
         reports.append(report)
         cells = report | {"memoryGibPerDevice": f"{instance.memory_gib}Gi"}
         cells |= {"deviceCounts": ranges(devices), "coreCounts": ranges(cores)}
-        rows.append([(str(cell), "") for cell in cells.values()])
-    show(arguments.output, {"version": VERSION, "types": reports}, table(HEADERS, rows))
-    return Exit.SUCCESS
+        rows.append(dict(zip(_HEADERS, map(str, cells.values()), strict=True)))
+    show(arguments.output, {"version": VERSION, "types": reports}, table(rows))
 
 
-def run(arguments: Namespace) -> int:
+def run(arguments: Namespace) -> None:
     """Write a simulated machine.
 
     Raises:
@@ -188,10 +186,9 @@ def run(arguments: Namespace) -> int:
         f"Look at it: {program()} devices --root {node.root}",
     )
     show(arguments.output, report, lines)
-    return Exit.SUCCESS
 
 
-def run_fault(arguments: Namespace) -> int:
+def run_fault(arguments: Namespace) -> None:
     """Make one change.
 
     Raises:
@@ -203,7 +200,6 @@ def run_fault(arguments: Namespace) -> int:
         FAULTS[arguments.what][1](SimulatedNode.open(arguments.directory), arguments)
     except SimulationError as error:
         raise UsageError(str(error)) from error
-    return Exit.SUCCESS
 
 
 def _set_ecc(node: SimulatedNode, to: Namespace) -> None:

@@ -16,7 +16,7 @@ from neuron_plugin.allocation import NodeInfo, PodRequest
 from neuron_plugin.cli.cluster_file import write_cluster
 from neuron_plugin.cli.command import (
     VERSION,
-    Exit,
+    Row,
     Subparsers,
     UsageError,
     add_command,
@@ -137,7 +137,7 @@ def add_cluster_command(actions: Subparsers) -> None:
     add_output_flag(parser)
 
 
-def run(arguments: Namespace) -> int:
+def run(arguments: Namespace) -> None:
     """Let the same pods come to each board and print a line for each.
 
     Raises:
@@ -169,23 +169,20 @@ def run(arguments: Namespace) -> int:
     if arguments.save:
         last = outcomes[OURS][0]
         write_cluster(arguments.save, last.last, last.last_pods, last.waiting, last.last_time)
-    rows = []
+    rows: list[Row] = []
     for name, summary in reports.items():
-        shares_of_all = (
-            summary.refused,
-            summary.refused_standard_error,
-            summary.wait,
-            summary.utilisation,
-            summary.empty_nodes / len(nodes),
-            summary.moved_pods,
-            summary.lost,
-        )
-        rows.append([(name, ""), *(("" if share is None else f"{share:.1%}", "") for share in shares_of_all)])
-    show(arguments.output, report, [*plain(_title(report)), *table(HEADERS, rows)])
-    return Exit.SUCCESS
-
-
-HEADERS = ("POLICY", "REFUSED", "+-", "WAIT", "UTILISATION", "EMPTY-NODES", "MOVED-PODS", "LOST")
+        shares_of_all = {
+            "REFUSED": summary.refused,
+            "+-": summary.refused_standard_error,
+            "WAIT": summary.wait,
+            "UTILISATION": summary.utilisation,
+            "EMPTY-NODES": summary.empty_nodes / len(nodes),
+            "MOVED-PODS": summary.moved_pods,
+            "LOST": summary.lost,
+        }
+        texts = {header: "" if share is None else f"{share:.1%}" for header, share in shares_of_all.items()}
+        rows.append({"POLICY": name, **texts})
+    show(arguments.output, report, [*plain(_title(report)), *table(rows)])
 
 
 def _title(report: ClusterReport) -> str:

@@ -78,6 +78,8 @@ async def test_the_command_names_whom_it_released(
     assert await asyncio.to_thread(main, ["ungate", "--all", "-o", "json", *flags]) == 0
     assert msgspec.json.decode(capsys.readouterr().out) == {"version": 1, "released": [], "refused": {}}
     gated.pod("kept")
+    assert await asyncio.to_thread(main, ["ungate", "--all", "-n", "ml", *flags]) == 0
+    assert gated.gates("kept") == [GATE], "of another namespace"
     gated.server.fail(Fault(PATCH, status=403))
     assert await asyncio.to_thread(main, ["ungate", "--all", *flags]) == 1
     assert "pod default/kept keeps its gate" in capsys.readouterr().err
