@@ -6,7 +6,6 @@ A request and its answer are values. Only a watch takes time: its lines are the 
 from __future__ import annotations
 
 import base64
-import re
 from collections.abc import Callable
 
 import msgspec
@@ -14,7 +13,8 @@ import msgspec
 from neuron_plugin.cluster import ApiRequest
 from neuron_plugin.cluster.api import Response
 from neuron_plugin.simulation.api_server_kinds import (
-    EVENTS,
+    NODES,
+    OLD_EVENTS,
     PODS,
     AnyJson,
     Refusal,
@@ -29,7 +29,6 @@ from neuron_plugin.simulation.api_server_objects import ApiObjects
 from neuron_plugin.simulation.api_server_patches import PATCHES
 from neuron_plugin.simulation.api_server_store import Stored, Watch
 
-_CORE_EVENTS = re.compile(r"/api/v1(?:/namespaces/([^/]+))?/events")
 OLD_OPENAPI = "/openapi/v2"
 """Where kubectl looks for a kind that it has not found elsewhere; it prints an answer of 406, if that is plain text."""
 _OTHER_KINDS = b"""only what 'kubectl api-resources' lists is kept here; \
@@ -43,7 +42,7 @@ def answer(objects: ApiObjects, request: ApiRequest) -> Response:
     Raises:
         Refusal: it is not done.
     """
-    if request.method == "GET" and (document := discovery(request.path) or _old_events(objects, request)):
+    if request.method == "GET" and (document := discovery(request.path)):
         return Response(200, msgspec.json.encode(document))
     if request.method == "POST" and (document := review(request.path)):
         return Response(201, msgspec.json.encode(document))
@@ -60,46 +59,22 @@ def answer(objects: ApiObjects, request: ApiRequest) -> Response:
 
 
 def shown(objects: ApiObjects, request: ApiRequest, *, as_table: bool) -> Callable[[AnyJson], AnyJson] | None:
-    """What makes of an object or a list that is read what its reader asked for; None: nothing is to be made of it."""
-    is_core_event = bool(_CORE_EVENTS.fullmatch(request.path))
+    """What makes of an object or a list that is read what its reader asked for; None: nothing is to be made of it.
+
+    Events that are asked for below ``/api/v1`` have their older form there.
+    """
     if not as_table:
-        return core_event if is_core_event and request.query.get("watch") else None
-    kind = EVENTS if is_core_event else parse_path(request.path).kind
+        return core_event if OLD_EVENTS.fullmatch(request.path) else None
+    kind = parse_path(request.path).kind
     include, told = request.query.get("includeObject", "Metadata"), dict[str, list[AnyJson]]()
 
     def table_of(read: AnyJson) -> AnyJson:
-        pods = [stored.value for stored in objects.collections[PODS].objects()]
+        pods = [stored.value for stored in objects.collections[PODS].objects()] if kind is NODES else ()
         made = table(kind, read, pods, include=include)
         told["columnDefinitions"] = [] if told else made["columnDefinitions"]  # a watch says them once
         return made | told
 
     return table_of
-
-
-def _old_events(objects: ApiObjects, request: ApiRequest) -> AnyJson | None:
-    """Events as ``/api/v1`` has them, which kubectl asks for; None for other paths."""
-    if not _CORE_EVENTS.fullmatch(request.path):
-        return None
-    meant = _meant_events(request)
-    events = [core_event(stored.value) for stored in objects.collections[EVENTS].objects() if meant(stored.value)]
-    metadata = {"resourceVersion": str(objects.versions.current)}
-    return {"kind": "EventList", "apiVersion": "v1", "metadata": metadata, "items": events}
-
-
-def _meant_events(request: ApiRequest) -> Selector:
-    """Which events an old-style path and its query mean."""
-    path = _CORE_EVENTS.fullmatch(request.path)
-    labelled = label_selector(request.query.get("labelSelector", ""))
-    terms = [term.partition("=") for term in request.query.get("fieldSelector", "").split(",") if "=" in term]
-    about = [(name.removeprefix("involvedObject."), value) for name, _, value in terms if name.startswith("involved")]
-
-    def meant(event: AnyJson) -> bool:
-        is_here = path is None or path[1] in {None, event["metadata"]["namespace"]}
-        return (
-            is_here and labelled(event) and all((event.get("regarding") or {}).get(*each) == each[1] for each in about)
-        )
-
-    return meant
 
 
 def watch_of(objects: ApiObjects, request: ApiRequest, bookmark_seconds: float) -> Watch | None:
@@ -114,13 +89,10 @@ def watch_of(objects: ApiObjects, request: ApiRequest, bookmark_seconds: float) 
         int(request.query.get(name) or 0)
     if request.query.get("watch") not in {"true", "1"}:
         return None
-    if _CORE_EVENTS.fullmatch(request.path):
-        target, meant = Target(EVENTS), _meant_events(request)
-    elif (target := parse_path(request.path)).name:
+    if (target := parse_path(request.path)).name:
         return None
-    else:
-        meant = _meant(target, request)
-    return Watch(target.kind, objects.collections[target.kind], meant, request.query, bookmark_seconds)
+    collection = objects.collections[target.kind]
+    return Watch(target.kind, collection, _meant(target, request), request.query, bookmark_seconds)
 
 
 def refused(refusal: Refusal) -> Response:
@@ -207,6 +179,7 @@ def _list(objects: ApiObjects, target: Target, request: ApiRequest) -> bytes:
 def _meant(target: Target, request: ApiRequest) -> Selector:
     """Return what the query selects, in the path's namespace."""
     within = f"metadata.namespace={target.namespace}" if target.namespace else ""
-    by_fields = selector(target.kind, f"{request.query.get('fieldSelector', '')},{within}")
+    fields = request.query.get("fieldSelector", "").replace("involvedObject.", "regarding.")  # of older events
+    by_fields = selector(target.kind, f"{fields},{within}")
     by_labels = label_selector(request.query.get("labelSelector", ""))
     return lambda candidate: by_fields(candidate) and by_labels(candidate)
