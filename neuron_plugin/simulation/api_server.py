@@ -210,11 +210,7 @@ class SimulatedApiServer:
     def change(
         self, kind: ServedKind, name: str, change: AnyJson, namespace: str = "", subresource: str = ""
     ) -> AnyJson:
-        """Merge a change into an object, or with ``part`` into one of its subresources.
-
-        Raises:
-            Refusal: 404, there is none; 422, it would break a rule.
-        """
+        """Merge a change into an object, or with ``part`` into one of its subresources."""
         return self._objects.patch(Target(kind, namespace, name, subresource), change).value
 
     def patch_pod(self, namespace: str, name: str, change: AnyJson) -> AnyJson:
@@ -246,11 +242,7 @@ class SimulatedApiServer:
         self._objects.delete(Target(PODS, namespace, name), options)
 
     def get(self, kind: ServedKind, name: str, namespace: str = "") -> AnyJson:
-        """Return an object.
-
-        Raises:
-            Refusal: 404, there is none.
-        """
+        """Return an object."""
         return self._objects.read(Target(kind, namespace, name)).value
 
     def objects(self, kind: ServedKind) -> list[AnyJson]:

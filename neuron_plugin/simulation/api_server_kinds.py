@@ -34,7 +34,10 @@ _TERM = re.compile(r"^\s*([^\s!=,()]+)\s*(=|==|!=)\s*([^\s!=,()]*)\s*$")
 
 
 class Refusal(Exception):  # noqa: N818 - the field's word for it; an answer, not a failure of this program
-    """An answer of 400 or more, as a Status object. The reason follows from the code unless it is given."""
+    """An answer of 400 or more, as a Status object. The reason follows from the code unless it is given.
+
+    Whatever of the simulated API server cannot do what is asked raises it, with the real server's code and text.
+    """
 
     def __init__(self, code: int, message: str, *, reason: str = "", **details: Any) -> None:
         super().__init__(message)
@@ -148,11 +151,7 @@ _IN_CONTAINERS = ("attach", "ephemeralcontainers", "exec", "portforward", "proxy
 
 
 def parse_path(path: str) -> Target:
-    """Read a path of the API.
-
-    Raises:
-        Refusal: 404, as the real server answers for what it does not serve.
-    """
+    """Read a path of the API."""
     if old := OLD_EVENTS.fullmatch(path):
         path = EVENTS.group + old[1]
     for kind in KINDS:
@@ -178,9 +177,6 @@ def selector(kind: ServedKind, fields: str) -> Selector:
 
     What the real server refuses is refused here, too: a field that is not selectable would otherwise silently select
     nothing on a real cluster.
-
-    Raises:
-        Refusal: 400, with the real server's text.
     """
     tests: list[tuple[str, str, bool]] = []  # a field, its value, and whether not so
     for term in filter(str.strip, fields.split(",")):
@@ -195,11 +191,7 @@ def selector(kind: ServedKind, fields: str) -> Selector:
 
 
 def label_selector(text: str) -> Selector:
-    """Read a label selector, as ``labels.Parse`` does except for ``<`` and ``>``; an empty text selects everything.
-
-    Raises:
-        Refusal: 400, it cannot be read.
-    """
+    """Read a label selector, as ``labels.Parse`` does except for ``<`` and ``>``; an empty text selects everything."""
     rules: list[Requirement] = []
     place, end = 0, len(text.rstrip())
     while place < end:

@@ -86,11 +86,7 @@ class ApiObjects:
         return made
 
     def create(self, kind: ServedKind, body: AnyJson, namespace: str = "") -> Stored:
-        """Create an object. A UID in the body is kept, so that a test can repeat itself.
-
-        Raises:
-            Refusal: 409, the name is taken; 400 or 422, the body is wrong.
-        """
+        """Create an object. A UID in the body is kept, so that a test can repeat itself."""
         made = created(kind, namespace, body)
         if kind is PODS:
             made = gated(self._admit_pod(made) if self._admit_pod else made)
@@ -102,11 +98,7 @@ class ApiObjects:
         return self._store(kind, key, made)
 
     def read(self, target: Target) -> Stored:
-        """Return an object as it is.
-
-        Raises:
-            Refusal: 404, there is none.
-        """
+        """Return an object as it is."""
         stored = self.collections[target.kind].get((target.namespace, target.name))
         if stored is None:
             resource = target.kind.resource
@@ -114,19 +106,11 @@ class ApiObjects:
         return stored
 
     def patch(self, target: Target, change: AnyJson, content_type: str = MERGE_PATCH) -> Stored:
-        """Patch an object, or its status.
-
-        Raises:
-            Refusal: 404, there is none; 409, another version; 400 or 422, another UID, or it would be wrong.
-        """
+        """Patch an object, or its status."""
         return self.replace(target, PATCHES[content_type](self.read(target).value, change))
 
     def replace(self, target: Target, value: AnyJson) -> Stored:
-        """Replace an object, or its status. One that is being deleted goes with its last finalizer.
-
-        Raises:
-            Refusal: as `patch`.
-        """
+        """Replace an object, or its status. One that is being deleted goes with its last finalizer."""
         old = self.read(target).value
         if target.subresource == "resize":
             value = resized(old, value)
@@ -137,22 +121,14 @@ class ApiObjects:
         return self._store(target.kind, key, after)
 
     def bind(self, namespace: str, name: str, binding: AnyJson) -> AnyJson:
-        """Bind a pod: ``pods/binding``. Return the Status of success.
-
-        Raises:
-            Refusal: 404, 409 or 400, as `bound` says.
-        """
+        """Bind a pod: ``pods/binding``. Return the Status of success."""
         pod = self.read(Target(PODS, namespace, name)).value
         self.collections[PODS].put((namespace, name), bound(pod, binding))
         details = {"name": name, "kind": "pods"}
         return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
 
     def log(self, namespace: str, name: str, container: str) -> str:
-        """Return what a container has printed.
-
-        Raises:
-            Refusal: 404, there is no such pod; 400, it has not started.
-        """
+        """Return what a container has printed."""
         self.read(Target(PODS, namespace, name))
         text = self.logs(namespace, name, container)
         if text is None:
@@ -163,9 +139,6 @@ class ApiObjects:
         """Delete an object; one with finalizers, and a pod on a node, only begins to end.
 
         Such a pod is gone when it is deleted with a grace period of 0.
-
-        Raises:
-            Refusal: 404, there is none; 409, another UID.
         """
         after = deleted(target.kind, self.read(target).value, options or {})
         key = (target.namespace, target.name)
@@ -173,11 +146,7 @@ class ApiObjects:
         return collection.remove(key) if after is None else collection.put(key, after)
 
     def evict(self, namespace: str, name: str, eviction: AnyJson) -> AnyJson:
-        """Delete a pod if its disruption budget allows it: ``pods/eviction``. Return the Status of success.
-
-        Raises:
-            Refusal: 404, there is none; 409, another UID or version; 429, its budget allows none; 500, it has several.
-        """
+        """Delete a pod if its disruption budget allows it: ``pods/eviction``. Return the Status of success."""
         options = eviction.get("deleteOptions") or {}
         pod = self.read(Target(PODS, namespace, name)).value
         if (eviction.get("metadata") or {}).get("name") != name:
@@ -213,11 +182,7 @@ class ApiObjects:
 
 
 def created(kind: ServedKind, namespace: str, body: AnyJson) -> AnyJson:
-    """Return the object that a create makes of its body: names, UID, time and the kind's defaults.
-
-    Raises:
-        Refusal: 400 or 422, the body cannot be created.
-    """
+    """Return the object that a create makes of its body: names, UID, time and the kind's defaults."""
     metadata = dict(body.get("metadata") or {})
     claimed, wanted = (body.get("apiVersion", kind.version), body.get("kind", kind.kind)), (kind.version, kind.kind)
     if claimed != wanted:
@@ -293,9 +258,6 @@ def updated(kind: ServedKind, old: AnyJson, new: AnyJson, *, part: str) -> AnyJs
     """Return what a patch makes of the old object, after its preconditions and the rules for pods.
 
     ``part`` is the subresource: the status takes status and metadata, the object itself all but the status.
-
-    Raises:
-        Refusal: 409 or 422, a precondition does not hold, or a pod would change in what is fixed.
     """
     status = part == "status"
     before, after = old["metadata"], new.get("metadata") or {}
@@ -328,9 +290,6 @@ def deleted(kind: ServedKind, value: AnyJson, options: AnyJson) -> AnyJson | Non
     """Return the object as a deletion leaves it; None is gone.
 
     An object with finalizers, and a living pod on a node for as long as its grace period, only get their deletion time.
-
-    Raises:
-        Refusal: 409, the precondition of the options does not hold.
     """
     metadata = value["metadata"]
     if why := unmet(metadata, options.get("preconditions") or {}):

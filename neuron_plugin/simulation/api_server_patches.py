@@ -55,11 +55,7 @@ def merge_patched(value: Any, patch: Any) -> Any:
 
 
 def json_patched(value: Any, patch: Iterable[AnyJson]) -> Any:
-    """Apply a JSON patch (RFC 6902) without ``move`` and ``copy``.
-
-    Raises:
-        Refusal: 422, a test fails or a place is not there; 400, an operation is unknown.
-    """
+    """Apply a JSON patch (RFC 6902) without ``move`` and ``copy``."""
     patched = msgspec.json.decode(msgspec.json.encode(value))
     for step in patch:
         operation, path = step["op"], str(step["path"])
@@ -95,9 +91,6 @@ def strategically_patched(value: AnyJson, patch: AnyJson) -> AnyJson:
     """Apply a strategic merge patch, with its directives ``$patch``, ``$retainKeys`` and ``$setElementOrder``.
 
     An entry with ``$patch: delete`` removes the one of its key; without such a one it changes nothing.
-
-    Raises:
-        Refusal: 400, a directive or an entry that cannot be applied.
     """
     if (directive := patch.get("$patch", "merge")) != "merge":
         if directive not in {"replace", "delete"}:

@@ -48,11 +48,7 @@ def _with_condition(status: AnyJson, /, **condition: str | None) -> AnyJson:
 
 
 def gated(pod: AnyJson) -> AnyJson:
-    """Return a new pod with the condition that says that it waits for its gates; others as they are.
-
-    Raises:
-        Refusal: 422, it names its node already.
-    """
+    """Return a new pod with the condition that says that it waits for its gates; others as they are."""
     spec, status = pod["spec"], pod["status"]
     if not spec.get("schedulingGates"):
         return pod
@@ -77,9 +73,6 @@ def check_change(old: AnyJson, new: AnyJson) -> None:
     """Check what a write makes of a pod's spec.
 
     A gated pod's node selector and required node affinity may be narrowed; gates may only go.
-
-    Raises:
-        Refusal: 422, with the real server's texts.
     """
     refuse("Pod", old, _problems(old.get("spec") or {}, new.get("spec") or {}))
 
@@ -155,11 +148,7 @@ def resized(old: AnyJson, new: AnyJson) -> AnyJson:
 
 
 def bound(pod: AnyJson, binding: AnyJson) -> AnyJson:
-    """Return the pod as a binding leaves it: node, annotations and condition in one step.
-
-    Raises:
-        Refusal: 400 or 409, for the reasons and with the texts of the real server.
-    """
+    """Return the pod as a binding leaves it: node, annotations and condition in one step."""
     metadata, wanted = pod["metadata"], binding.get("metadata") or {}
     name, node = metadata["name"], (binding.get("target") or {}).get("name", "")
     if wanted.get("name", name) != name:
@@ -205,11 +194,7 @@ def needs_budget(pod: AnyJson) -> bool:
 
 
 def disrupted(budget: AnyJson, pod: str) -> AnyJson:
-    """Return a PodDisruptionBudget as the eviction of one of its pods leaves it.
-
-    Raises:
-        Refusal: 429, it allows none now.
-    """
+    """Return a PodDisruptionBudget as the eviction of one of its pods leaves it."""
     status, name = budget.get("status") or {}, budget["metadata"]["name"]
     allowed = int(status.get("disruptionsAllowed") or 0)
     if allowed <= 0:

@@ -37,11 +37,7 @@ _WRITTEN_ONLY = ("binding", "eviction")
 
 
 def answer(objects: ApiObjects, request: ApiRequest) -> Response:
-    """Do what a request asks, unless it asks for a watch.
-
-    Raises:
-        Refusal: it is not done.
-    """
+    """Do what a request asks, unless it asks for a watch."""
     if request.method == "GET" and (document := discovery(request.path)):
         return Response(200, msgspec.json.encode(document))
     if request.method == "POST" and (document := review(request.path)):
@@ -78,11 +74,7 @@ def shown(objects: ApiObjects, request: ApiRequest, *, as_table: bool) -> Callab
 
 
 def watch_of(objects: ApiObjects, request: ApiRequest, bookmark_seconds: float) -> Watch | None:
-    """Return the watch that a request asks for, with bookmarks after so many seconds of silence; None if it asks none.
-
-    Raises:
-        Refusal: 404 or 400, there can be no such watch.
-    """
+    """Return the watch that a request asks for, with bookmarks after so many seconds of silence; None: it asks none."""
     if request.method != "GET":
         return None
     for name in ("limit", "resourceVersion", "timeoutSeconds"):

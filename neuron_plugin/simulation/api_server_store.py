@@ -140,11 +140,7 @@ class Collection:
         return taken
 
     def snapshot_at(self, version: int) -> CollectionSnapshot:
-        """Return the snapshot an earlier page was read from.
-
-        Raises:
-            Refusal: 410, it was compacted away.
-        """
+        """Return the snapshot an earlier page was read from."""
         if version not in self._snapshots:
             raise Refusal(
                 410,
@@ -160,11 +156,7 @@ class Collection:
         self._snapshots.clear()
 
     def follow(self, version: int) -> Inbox:
-        """Return all changes after a version, and those to come until it is no longer among the followers.
-
-        Raises:
-            Refusal: 410, the history was compacted beyond it.
-        """
+        """Return all changes after a version, and those to come until it is no longer among the followers."""
         if version < self._compacted:
             raise Refusal(410, f"too old resource version: {version} ({self._compacted})")
         inbox = Inbox()

@@ -113,22 +113,14 @@ def is_qualified(name: str) -> bool:
 
 
 def check_prefix(kind: ServedKind, prefix: str) -> None:
-    """A prefix of a name may end in a dash, but not in a dot (``NameIsDNSSubdomain``).
-
-    Raises:
-        Refusal: 422, it can begin no name.
-    """
+    """A prefix of a name may end in a dash, but not in a dot (``NameIsDNSSubdomain``)."""
     masked = f"{prefix[:-2]}a" if prefix.endswith("-") and len(prefix) > 1 else prefix
     if not re.fullmatch(_SUBDOMAIN, masked):
         raise invalid(kind.kind, "", f'metadata.generateName: Invalid value: "{prefix}": a lowercase subdomain')
 
 
 def check(kind: ServedKind, value: AnyJson) -> None:
-    """Check an object that is about to be stored.
-
-    Raises:
-        Refusal: 400, a field has the wrong type; 422, a value breaks a rule.
-    """
+    """Check an object that is about to be stored."""
     try:
         msgspec.convert(value, _TABLES.get(kind, _Object))
     except msgspec.ValidationError as error:
@@ -145,11 +137,7 @@ def check(kind: ServedKind, value: AnyJson) -> None:
 
 
 def refuse(named: str, value: AnyJson, problems: Iterable[str]) -> None:
-    """Refuse an object that has problems.
-
-    Raises:
-        Refusal: 422, there are some.
-    """
+    """Refuse an object that has problems."""
     if found := list(problems):
         raise invalid(named, value["metadata"]["name"], found[0] if len(found) == 1 else f"[{', '.join(found)}]")
 
@@ -188,9 +176,6 @@ def check_claims(kind: ServedKind, old: AnyJson, new: AnyJson) -> None:
 
     A claim's spec stays, and its allocation is only set or cleared as a whole. A template stays, and a slice stays one
     of the same node, driver and pool.
-
-    Raises:
-        Refusal: 422, with the real server's texts.
     """
     before, after = old.get("spec") or {}, new.get("spec") or {}
     if kind is RESOURCE_SLICES:

@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import grpc
 
@@ -23,7 +23,8 @@ from neuron_plugin.kubelet._proto.drahealth.v1alpha1 import api_pb2_grpc as heal
 from neuron_plugin.kubelet._proto.pluginregistration.v1.api_pb2 import PluginInfo
 from neuron_plugin.kubelet.socket_watch import channel_to
 from neuron_plugin.kubelet_files import DRA_STATE
-from neuron_plugin.simulation.api_server_kinds import AnyJson
+from neuron_plugin.simulation.api_server import SimulatedApiServer
+from neuron_plugin.simulation.api_server_kinds import RESOURCE_CLAIMS, RESOURCE_SLICES, AnyJson, Refusal
 from neuron_plugin.simulation.kubelet_claims import ClaimInfo, ClaimMemory, DriverDevice, NotPreparedError
 from neuron_plugin.simulation.kubelet_device_manager import PluginCallError, replace_file
 from neuron_plugin.simulation.kubelet_plugins import worded
@@ -33,16 +34,6 @@ PLUGIN_TYPE = "DRAPlugin"
 SERVICE, HEALTH_SERVICE = "v1.DRAPlugin", "v1alpha1.DRAResourceHealth"
 _HEALTHS = {health_pb.HEALTHY: "Healthy", health_pb.UNHEALTHY: "Unhealthy"}
 _Answer = TypeVar("_Answer")
-
-
-class NodeApi(Protocol):
-    """What the kubelet asks of the API server about claims."""
-
-    def claim(self, namespace: str, name: str) -> AnyJson | None:
-        """A claim; None if there is none."""
-
-    def delete_slices(self, driver: str) -> None:
-        """Delete the slices of this node and driver, of all drivers with an empty name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +59,14 @@ class _Driver:
 
 @dataclass
 class DraManager:
-    """The claims of one node's pods; ``start`` and ``stop`` are those of the kubelet.
+    """The claims of the pods of ``node``; ``start`` and ``stop`` are those of the kubelet.
 
     ``directory`` is the kubelet's root, which has its file of claims. ``active`` are the UIDs of the kubelet's pods.
     """
 
     directory: Path
-    api: NodeApi
+    api: SimulatedApiServer
+    node: str
     times: DraManagerTimes = DraManagerTimes()
     active: Collection[str] = ()
     memory: ClaimMemory = field(default_factory=ClaimMemory)
@@ -105,7 +97,7 @@ class DraManager:
             KubeletStateError: the file cannot be read, and the kubelet does not start.
         """
         self.memory.load(self.path.read_bytes() if self.path.exists() else None)
-        self.api.delete_slices("")
+        self._delete_slices("")
         self._tasks = [
             asyncio.create_task(job(), name=job.__name__) for job in (self._watch_connections, self._reconcile)
         ]
@@ -168,15 +160,14 @@ class DraManager:
 
     def _checked(self, pod: KubeletPod, name: str) -> AnyJson:
         """A claim that may be prepared for a pod, before anything is remembered of it."""
-        claim = self.api.claim(pod.namespace, name)
-        if claim is None:
-            raise NotPreparedError(f'fetch ResourceClaim {name}: resourceclaims.resource.k8s.io "{name}" not found')
+        try:
+            claim = self.api.get(RESOURCE_CLAIMS, name, pod.namespace)
+        except Refusal as refusal:
+            raise NotPreparedError(f"fetch ResourceClaim {name}: {refusal}") from None
         status = claim.get("status") or {}
         if pod.uid not in {consumer["uid"] for consumer in status.get("reservedFor") or ()}:
             uid = claim["metadata"]["uid"]
             raise NotPreparedError(f"pod {pod.name} ({pod.uid}) is not allowed to use ResourceClaim {name} ({uid})")
-        if not status.get("allocation"):
-            raise NotPreparedError(f"ResourceClaim {name}: not allocated")
         for result in status["allocation"]["devices"].get("results") or ():
             self._channel(result["driver"])
         return claim
@@ -234,8 +225,14 @@ class DraManager:
                     self._lost_at.pop(name, None)
                 elif loop.time() - self._lost_at.setdefault(name, loop.time()) >= self.times.wipe:
                     self._lost_at[name] = float("inf")  # once, until it is back
-                    self.api.delete_slices(name)
+                    self._delete_slices(name)
             await asyncio.sleep(self.times.watcher)
+
+    def _delete_slices(self, driver: str) -> None:
+        """Delete the slices of this node and driver, of all drivers with an empty name."""
+        for resource_slice in self.api.objects(RESOURCE_SLICES):
+            if resource_slice["spec"].get("nodeName") == self.node and driver in {"", resource_slice["spec"]["driver"]}:
+                self.api.delete(RESOURCE_SLICES, resource_slice["metadata"]["name"])
 
     async def _follow_health(self, driver: _Driver) -> None:
         """Keep what a driver says of its devices while its stream lasts, and open the stream again when it ends."""

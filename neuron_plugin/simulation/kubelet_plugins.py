@@ -9,7 +9,6 @@ sockets in ``plugins_registry``, of device plugins and of drivers of claims (``p
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Iterator, Mapping, Sequence
 from contextlib import aclosing
@@ -41,8 +40,6 @@ FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 122.0
 """How long a plugin may take to say what it is and to hear of its registration, and pauses after a failed one."""
 VERSION = "v1beta1"
-PRE_START_SECONDS = 30.0
-"""How long a plugin may take to prepare a container's start."""
 _GO_NAMES = {"CANCELLED": "Canceled", "OK": "OK"}
 _Answer = TypeVar("_Answer")
 
@@ -235,17 +232,6 @@ class PluginConnection:
         request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=ids)])
         return await worded(self._stub.Allocate(request))
 
-    async def pre_start(self, ids: Sequence[str]) -> None:
-        """Announce the start of a container that has these devices.
-
-        Raises:
-            PluginCallError: the plugin refuses it, or is away.
-        """
-        prefix = "device plugin PreStartContainer rpc failed with err: "
-        self._require_running(prefix)
-        request = pb.PreStartContainerRequest(devices_ids=ids)
-        await worded(self._stub.PreStartContainer(request, timeout=PRE_START_SECONDS), prefix)
-
     async def close(self) -> None:
         """Close the connection; calls under way are cancelled."""
         await self._channel.close()
@@ -364,7 +350,7 @@ class PluginClients(pb_grpc.RegistrationServicer):
         if stopped_at is not None and asyncio.get_running_loop().time() - stopped_at > self.grace_seconds:
             del self.endpoints[resource]
             self.devices.remove_resource(resource)
-            self.checkpoint.replace(self.devices.checkpoint_bytes())
+            self.checkpoint.write(self.devices)
         return ResourceCapacity(len(self.devices.devices(resource)), len(self.devices.healthy(resource)))
 
     async def _follow(self, connection: PluginConnection) -> None:
@@ -377,8 +363,7 @@ class PluginClients(pb_grpc.RegistrationServicer):
                 ]
                 self.devices.update_devices(resource, devices)
                 self.changed.set()
-                with contextlib.suppress(AllocationError):  # the kubelet only logs it
-                    await self.checkpoint.write(self.devices, of_list=True)
+                self.checkpoint.write(self.devices)
         await self.disconnect(resource)  # by name: this may be another, newer client
 
 

@@ -84,15 +84,6 @@ def _described(directory: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Mount:
-    """A host path that a container gets as a bind mount."""
-
-    host_path: str
-    container_path: str
-    read_only: bool
-
-
-@dataclass(frozen=True, slots=True)
 class KubeletContainer:
     """One container, its limits of extended resources, and the claims of the pod that it uses.
 
@@ -137,7 +128,6 @@ class AdmittedContainer:
     ids: Mapping[str, tuple[str, ...]]
     envs: Mapping[str, str]
     devices: tuple[DeviceNode, ...]
-    mounts: tuple[Mount, ...]
     annotations: Mapping[str, str]
     cdi_devices: tuple[str, ...]
     waiting: str | None = None
@@ -179,14 +169,12 @@ def received(container: KubeletContainer, allocations: Sequence[DeviceEntry], wa
     nodes = (
         DeviceNode(device.host_path, device.container_path, device.permissions) for a in answers for device in a.devices
     )
-    mounts = (Mount(mount.host_path, mount.container_path, mount.read_only) for a in answers for mount in a.mounts)
     return AdmittedContainer(
         name=container.name,
         kind=container.kind,
         ids={allocation.resource: tuple(in_numeric_order(allocation.ids)) for allocation in allocations},
         envs=_first_wins(item for answer in answers for item in answer.envs.items()),
         devices=tuple(_first_wins((node.container_path, node) for node in nodes).values()),
-        mounts=tuple(_first_wins((mount.container_path, mount) for mount in mounts).values()),
         annotations=_first_wins(item for answer in answers for item in answer.annotations.items()),
         cdi_devices=tuple(dict.fromkeys(device.name for answer in answers for device in answer.cdi_devices)),
         waiting=waiting,
@@ -263,15 +251,13 @@ class RateLimit:
 class PodResourcesService(pb_grpc.PodResourcesListerServicer):
     """What ``devices`` records of the ``pods``, which are by UID, without those that are ``unknown``.
 
-    There is one rate limit for all clients. ``serves_get`` False is a kubelet whose gate for ``Get`` is off. Errors of
-    the kubelet's own have the status UNKNOWN.
+    There is one rate limit for all clients. Errors of the kubelet's own have the status UNKNOWN.
     """
 
     devices: DeviceManager
     pods: Mapping[str, KubeletPod]
     unknown: Collection[str] = ()
     limit: RateLimit = field(default_factory=lambda: RateLimit(0, 1))
-    serves_get: bool = True
 
     async def List(
         self,
@@ -290,8 +276,6 @@ class PodResourcesService(pb_grpc.PodResourcesListerServicer):
     ) -> pb.GetPodResourcesResponse:
         """One active pod."""
         await self._admit(context)
-        if not self.serves_get:
-            return await context.abort(grpc.StatusCode.UNKNOWN, "PodResources API Get method disabled")
         for pod in self._active():
             if (pod.namespace, pod.name) == (request.pod_namespace, request.pod_name):
                 return pb.GetPodResourcesResponse(pod_resources=self._pod(pod))

@@ -21,13 +21,7 @@ from neuron_plugin.allocation.keys import PREFLIGHT_GROUP_KEY, PREFLIGHT_KEY
 from neuron_plugin.allocation.resources import parse_ids
 from neuron_plugin.placement.check_pods import CheckedPlace
 from neuron_plugin.simulation.api_server import SimulatedApiServer
-from neuron_plugin.simulation.api_server_kinds import (
-    NODES,
-    RESOURCE_CLAIMS,
-    RESOURCE_SLICES,
-    AnyJson,
-    Refusal,
-)
+from neuron_plugin.simulation.api_server_kinds import NODES, AnyJson
 from neuron_plugin.simulation.kubelet import SimulatedKubelet
 from neuron_plugin.simulation.kubelet_dra import DraManager, DraManagerTimes
 from neuron_plugin.simulation.kubelet_sync import ContainerExit, PodSync
@@ -82,27 +76,6 @@ class Containers:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ApiOfNode:
-    """The API server as the kubelet of a node asks it about claims."""
-
-    api: SimulatedApiServer
-    node: str
-
-    def claim(self, namespace: str, name: str) -> AnyJson | None:
-        """A claim; None if there is none."""
-        try:
-            return self.api.get(RESOURCE_CLAIMS, name, namespace)
-        except Refusal:
-            return None
-
-    def delete_slices(self, driver: str) -> None:
-        """Delete the slices of this node and driver, of all drivers with an empty name."""
-        for resource_slice in self.api.objects(RESOURCE_SLICES):
-            if resource_slice["spec"].get("nodeName") == self.node and driver in {"", resource_slice["spec"]["driver"]}:
-                self.api.delete(RESOURCE_SLICES, resource_slice["metadata"]["name"])
-
-
 class SimulatedWorker:
     """A node named ``name``, the ``place``-th of its family, from 0.
 
@@ -138,7 +111,7 @@ class SimulatedWorker:
             directory.mkdir()
         self.dra: DraManager | None = None
         if by_claims:
-            self.dra = DraManager(root, ApiOfNode(api, name), DRA_TIMES)
+            self.dra = DraManager(root, api, name, DRA_TIMES)
         chance = Random(0)  # noqa: S311 - chooses ids, guards nothing; every demo goes the same way
         self.kubelet = SimulatedKubelet(
             self.kubelet_dir,

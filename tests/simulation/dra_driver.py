@@ -26,41 +26,34 @@ class RawDriver(pb_grpc.DRAPluginServicer, health_grpc.DRAResourceHealthServicer
 
     def __init__(self, name: str = DRIVER) -> None:
         self.name = name
-        self.type = PLUGIN_TYPE
-        self.services = [SERVICE, HEALTH_SERVICE]
         self.error = ""
-        self.skips = False
-        self.fails = False
         self.gate: asyncio.Event | None = None
         self.cdi_id = f"{name.replace('.', '-')}.io/device=0"
         self.prepared: list[list[str]] = []
         self.unprepared: list[list[str]] = []
-        self.notified: list[bool] = []
         self.health: health_pb.HealthStatus.ValueType = health_pb.HEALTHY
         self.news = asyncio.Event()
         self.ends = asyncio.Event()
 
     async def GetInfo(self, request: watcher_pb.InfoRequest, context: Context) -> watcher_pb.PluginInfo:  # noqa: N802
         del request, context
-        return watcher_pb.PluginInfo(type=self.type, name=self.name, supported_versions=self.services)
+        return watcher_pb.PluginInfo(type=PLUGIN_TYPE, name=self.name, supported_versions=[SERVICE, HEALTH_SERVICE])
 
     async def NotifyRegistrationStatus(  # noqa: N802
         self, request: watcher_pb.RegistrationStatus, context: Context
     ) -> watcher_pb.RegistrationStatusResponse:
-        del context
-        self.notified.append(request.plugin_registered)
+        del request, context
         return watcher_pb.RegistrationStatusResponse()
 
     async def NodePrepareResources(  # noqa: N802
         self, request: pb.NodePrepareResourcesRequest, context: Context
     ) -> pb.NodePrepareResourcesResponse:
+        del context
         self.prepared.append([each.name for each in request.claims])
         if self.gate:
             await self.gate.wait()
-        if self.fails:
-            await context.abort(grpc.StatusCode.INTERNAL, "no device")
         response = pb.NodePrepareResourcesResponse()
-        for each in () if self.skips else request.claims:
+        for each in request.claims:
             response.claims[each.uid].error = self.error
             if not self.error:
                 response.claims[each.uid].devices.add(pool_name="p", device_name="d0", cdi_device_ids=[self.cdi_id])

@@ -33,31 +33,23 @@ class RawPlugin(pb_grpc.DevicePluginServicer, watcher_grpc.RegistrationServicer)
     def __init__(self, ids: Sequence[str] = ("d0", "d1", "d2", "d3"), *, prefers: bool = True) -> None:
         self.devices = [pb.Device(ID=each, health="Healthy") for each in ids]
         self.options = pb.DevicePluginOptions(get_preferred_allocation_available=prefers)
-        self.options_error: str | None = None
         self.preference: Sequence[str] | None = None
         self.preference_error: str | None = None
         self.allocate_error: str | None = None
-        self.answers = 1
-        self.name = "plugin"
-        self.envs: dict[str, str] = {}
         self.gate: asyncio.Event | None = None
-        self.start_error: str | None = None
         self.info = watcher_pb.PluginInfo(type="DevicePlugin", name=CORE, supported_versions=["v1beta1"])
         self.statuses: list[watcher_pb.RegistrationStatus] = []
         self.calls: list[str] = []
         self.preferences: list[tuple[set[str], set[str], int]] = []
         self.allocations: list[list[str]] = []
-        self.starts: list[list[str]] = []
         self.stream_ends = asyncio.Event()
         self.news = asyncio.Event()
 
     async def GetDevicePluginOptions(  # noqa: N802 - the API's name
         self, request: pb.Empty, context: grpc.aio.ServicerContext[object, object]
     ) -> pb.DevicePluginOptions:
-        del request
+        del request, context
         self.calls.append("options")
-        if self.options_error is not None:
-            await context.abort(grpc.StatusCode.INTERNAL, self.options_error)
         return self.options
 
     async def ListAndWatch(  # type: ignore[override]  # noqa: N802 - grpc.aio takes a coroutine, the stubs do not
@@ -94,21 +86,15 @@ class RawPlugin(pb_grpc.DevicePluginServicer, watcher_grpc.RegistrationServicer)
         if self.allocate_error is not None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.allocate_error)
         response = pb.ContainerAllocateResponse(
-            envs={"IDS": ",".join(sorted(ids)), **self.envs},
+            envs={"IDS": ",".join(sorted(ids))},
             devices=[pb.DeviceSpec(container_path=f"/dev/{i}", host_path=f"/dev/{i}", permissions="rw") for i in ids],
             cdi_devices=[pb.CDIDevice(name=f"example.com/dummy={i}") for i in ids],
-            mounts=[pb.Mount(container_path="/c", host_path="/h", read_only=True)],
-            annotations={"by": self.name},
+            annotations={"by": "plugin"},
         )
-        return pb.AllocateResponse(container_responses=[response] * self.answers)
+        return pb.AllocateResponse(container_responses=[response])
 
-    async def PreStartContainer(  # noqa: N802 - the API's name
-        self, request: pb.PreStartContainerRequest, context: grpc.aio.ServicerContext[object, object]
-    ) -> pb.PreStartContainerResponse:
-        self.starts.append(list(request.devices_ids))
-        if self.start_error is not None:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, self.start_error)
-        return pb.PreStartContainerResponse()
+    async def PreStartContainer(self, request: object, context: object) -> pb.PreStartContainerResponse:  # noqa: N802
+        raise NotImplementedError  # the simulated kubelet asks for none
 
     async def GetInfo(self, request: watcher_pb.InfoRequest, context: object) -> watcher_pb.PluginInfo:  # noqa: N802
         del request, context

@@ -120,28 +120,7 @@ async def test_a_collection_is_deleted_by_labels_in_its_namespace_and_gracefully
     assert names(await client.get("/api/v1/pods")) == ["d"]
 
 
-@pytest.mark.parametrize(("spec", "phase"), [({}, "Pending"), ({"nodeName": "n1"}, "Succeeded")])
-async def test_a_pod_without_a_node_and_one_that_has_ended_are_gone_at_once(
-    client: Client, server: StandInApiServer, spec: Json, phase: str
-) -> None:
-    server.create_pod(pod("a", **spec))
-    server.set_pod_status("default", "a", {"phase": phase})
-    await client.ask("DELETE", f"{PODS_PATH}/a")
-    assert server.objects(PODS) == []
-
-
 # Faults.
-
-
-@pytest.mark.parametrize(
-    ("match", "meets"),
-    [
-        *((Match(), True), (Match(method="GET", path="v1", watch=True), True), (Match(path="/pods$"), True)),
-        *((Match(method="POST"), False), (Match(path="/binding$"), False), (Match(watch=False), False)),
-    ],
-)
-def test_a_match_says_which_requests(match: Match, *, meets: bool) -> None:
-    assert match.meets("GET", "/api/v1/pods", watch=True) is meets
 
 
 async def test_faults_happen_to_what_they_are_meant_for_in_their_order_and_so_often(
@@ -194,19 +173,48 @@ async def test_objects_enter_and_leave_a_selection(client: Client, server: Stand
     assert versions == sorted(set(versions))
 
 
-async def test_initial_events_end_with_a_marked_bookmark(client: Client, server: StandInApiServer) -> None:
+INITIAL = {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
+BOOKMARKS = {"allowWatchBookmarks": "true"}
+
+
+@pytest.mark.parametrize(
+    ("query", "types"),
+    [
+        ({}, ["ADDED"]),
+        (BOOKMARKS, ["ADDED"]),
+        (INITIAL | BOOKMARKS, ["ADDED", "BOOKMARK"]),
+        ({"resourceVersion": "2"}, []),
+    ],
+)
+async def test_a_watch_of_what_is_there_marks_its_end_where_that_is_asked_for(
+    client: Client, server: StandInApiServer, query: dict[str, str], types: list[str]
+) -> None:
     server.create_pod(pod("a"))
-    query = {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan", "allowWatchBookmarks": "true"}
-    added, bookmark = await client.watch("/api/v1/pods", 2, **query)
-    assert added["type"] == "ADDED"
-    assert bookmark["type"] == "BOOKMARK"
-    assert bookmark["object"]["kind"] == "Pod"
-    assert bookmark["object"]["metadata"]["annotations"] == {"k8s.io/initial-events-end": "true"}
-    assert bookmark["object"]["metadata"]["resourceVersion"] == added["object"]["metadata"]["resourceVersion"]
+    events = await client.watch_to_the_end("/api/v1/pods", timeoutSeconds="0", **query)
+    assert [event["type"] for event in events] == types
+    for marked in events[1:]:
+        version = events[0]["object"]["metadata"]["resourceVersion"]
+        mark = {"annotations": {"k8s.io/initial-events-end": "true"}, "resourceVersion": version}
+        assert marked["object"]["metadata"].items() >= mark.items()
+        assert marked["object"]["kind"] == "Pod"
+
+
+@pytest.mark.parametrize(("query", "first", "version"), [(BOOKMARKS, "BOOKMARK", "2"), ({}, "ADDED", "3")])
+async def test_bookmarks_come_in_time_to_who_asks_for_them(query: dict[str, str], first: str, version: str) -> None:
+    async with StandInApiServer(bookmark_seconds=0.02) as server, aiohttp.ClientSession(server.url) as session:
+        server.create_node({"metadata": {"name": "n"}})
+        watching = asyncio.create_task(
+            Client(session).watch("/api/v1/pods", 1, resourceVersion="1", **query), name="watch"
+        )
+        await until_watched(server)
+        await asyncio.sleep(0.06)
+        server.create_pod(pod("a"))
+        (event,) = await watching
+        assert (event["type"], event["object"]["metadata"]["resourceVersion"]) == (first, version)
 
 
 async def test_initial_events_may_be_switched_off_and_need_a_match() -> None:
-    query = {"watch": "true", "sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
+    query = {"watch": "true", **INITIAL}
     async with StandInApiServer(watch_list=WatchList.REFUSED) as server, aiohttp.ClientSession(server.url) as session:
         status, refusal = await Client(session).ask("GET", "/api/v1/pods", params=query)
         assert (status, "WatchList feature gate" in refusal["message"]) == (422, True)
@@ -214,27 +222,6 @@ async def test_initial_events_may_be_switched_off_and_need_a_match() -> None:
         server.watch_list = WatchList.SERVED
         status, refusal = await Client(session).ask("GET", "/api/v1/pods", params=query)
         assert (status, "resourceVersionMatch" in refusal["message"]) == (422, True)
-
-
-async def test_bookmarks_come_in_time_and_on_request() -> None:
-    async with (
-        StandInApiServer(bookmark_seconds=0.02) as server,
-        aiohttp.ClientSession(server.url) as session,
-    ):
-        server.create_node({"metadata": {"name": "n"}})
-        client = Client(session)
-        (timed,) = await client.watch("/api/v1/pods", 1, resourceVersion="1", allowWatchBookmarks="true")
-        assert (timed["type"], timed["object"]["metadata"]["resourceVersion"]) == ("BOOKMARK", "2")
-
-
-async def test_who_did_not_ask_gets_no_bookmarks(client: Client, server: StandInApiServer) -> None:
-    watching = asyncio.create_task(client.watch_to_the_end("/api/v1/pods", resourceVersion="1"), name="watch")
-    await until_watched(server)
-    server.create_pod(pod("a"))
-    server.send_bookmarks()
-    await asyncio.sleep(0.02)
-    server.end_watches()
-    assert [event["type"] for event in await watching] == ["ADDED"]
 
 
 async def test_after_a_compaction_an_older_watch_gets_its_410_inside_the_stream_and_an_older_page_outright(
@@ -251,23 +238,6 @@ async def test_after_a_compaction_an_older_watch_gets_its_410_inside_the_stream_
     assert error["object"]["message"] == "too old resource version: 1 (3)"
     status, refusal = await client.ask("GET", "/api/v1/pods", params=page)
     assert (status, refusal["reason"]) == (410, "Expired")
-
-
-async def test_a_watch_of_what_is_there_marks_no_end_that_nobody_asked_for(
-    client: Client, server: StandInApiServer
-) -> None:
-    server.create_pod(pod("a"))
-    query = {"allowWatchBookmarks": "true", "timeoutSeconds": "0"}
-    assert [event["type"] for event in await client.watch_to_the_end("/api/v1/pods", **query)] == ["ADDED"]
-
-
-async def test_open_watches_can_be_expired_ended_and_timed_out(client: Client, server: StandInApiServer) -> None:
-    for end, expected in ((server.expire_watches, ["ERROR"]), (server.end_watches, [])):
-        watching = asyncio.create_task(client.watch_to_the_end("/api/v1/pods", resourceVersion="1"), name="watch")
-        await until_watched(server)
-        end()
-        assert [event["type"] for event in await watching] == expected
-    assert await client.watch_to_the_end("/api/v1/pods", resourceVersion="1", timeoutSeconds="0") == []
 
 
 # The door without sockets.

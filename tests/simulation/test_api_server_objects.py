@@ -56,6 +56,11 @@ def test_what_cannot_be_created_is_refused(metadata: Json, code: int) -> None:
 # Deletions.
 
 
+@pytest.mark.parametrize(("spec", "phase"), [({}, "Pending"), ({"nodeName": "n1"}, "Succeeded")])
+def test_a_pod_without_a_node_and_one_that_has_ended_are_gone_at_once(spec: Json, phase: str) -> None:
+    assert deleted(PODS, merge_patched(stored(), {"spec": spec, "status": {"phase": phase}}), {}) is None
+
+
 def test_a_second_deletion_does_not_move_the_time() -> None:
     ending = deleted(PODS, merge_patched(stored(), {"spec": {"nodeName": "n1"}}), {})
     assert ending is not None

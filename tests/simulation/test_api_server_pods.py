@@ -6,13 +6,8 @@ from typing import Any
 
 import pytest
 
-from neuron_plugin.allocation import NeuronPod
-from neuron_plugin.allocation.keys import GATE, NODE_KEY
-from neuron_plugin.cluster import ApiRequest
-from neuron_plugin.cluster.pods import PODS as POD_RECORDS
-from neuron_plugin.cluster.pods import neuron_pod
-from neuron_plugin.placement.gates import writes
-from neuron_plugin.simulation.api_server_kinds import BUDGETS, NODES, PODS, Refusal, Target
+from neuron_plugin.allocation.keys import GATE
+from neuron_plugin.simulation.api_server_kinds import BUDGETS, PODS, Refusal, Target
 from neuron_plugin.simulation.api_server_objects import ApiObjects, created
 from neuron_plugin.simulation.api_server_patches import merge_patched
 from neuron_plugin.simulation.api_server_pods import bound, budget_status
@@ -33,15 +28,6 @@ def holding(labels: Json | None = None, **spec: Any) -> ApiObjects:
     pod = {"metadata": {"name": "p", "labels": labels or {}}, "spec": {"containers": [container], **spec}}
     objects.create(PODS, pod, "ns")
     return objects
-
-
-def record(objects: ApiObjects) -> NeuronPod:
-    return neuron_pod(POD_RECORDS.decode(objects.read(TARGET).encoded))
-
-
-def sent(objects: ApiObjects, request: ApiRequest) -> Json:
-    assert request.body
-    return objects.patch(TARGET, request.body, request.content_type).value
 
 
 def refusal(objects: ApiObjects, change: Json) -> Refusal:
@@ -82,30 +68,6 @@ def test_a_gated_pod_says_so_and_is_not_bound() -> None:
     assert "conditions" not in holding().read(TARGET).value["status"]
 
 
-@pytest.mark.parametrize("terms", [None, (ZONE,), (ZONE, {"matchExpressions": [named("zone", "c")]}, {})])
-def test_a_pod_is_placed_by_one_patch(terms: tuple[Json, ...] | None) -> None:
-    affinity = {} if terms is None else {"affinity": required(*terms)}
-    objects = holding(schedulingGates=OURS, **affinity)
-    after = sent(objects, writes.place(record(objects), "n1", {"NEURON_DEVS": "0,1,2,3"}))
-    assert "schedulingGates" not in after["spec"]
-    assert (after["metadata"]["annotations"]["NEURON_DEVS"], after["metadata"]["labels"][NODE_KEY]) == ("0,1,2,3", "n1")
-    found = after["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    pinned = [{**ZONE, **PIN}, {"matchExpressions": [named("zone", "c")], **PIN}, {}] if terms else [PIN]
-    assert found["nodeSelectorTerms"] == (pinned[: len(terms)] if terms else pinned)
-    objects.bind("ns", "p", {"target": {"name": "n1"}})
-
-
-def test_a_group_is_planned_first_and_a_plan_is_withdrawn_with_the_gate() -> None:
-    objects = holding(schedulingGates=[{"name": "quota"}, *OURS])
-    planned = sent(objects, writes.plan(record(objects), "n1", {"NEURON_DEVS": "0"}))
-    assert planned["spec"]["schedulingGates"] == [{"name": "quota"}, *OURS]
-    released = sent(objects, writes.release_plainly(record(objects)))
-    assert released["spec"]["schedulingGates"] == [{"name": "quota"}]
-    assert "annotations" not in released["metadata"]
-    assert "labels" not in released["metadata"]
-    sent(objects, writes.withdraw(record(objects)))
-
-
 def test_gates_only_go() -> None:
     text = "only deletion is allowed, but found new scheduling gate 'new'"
     for objects in (holding(), holding(schedulingGates=OURS)):
@@ -143,16 +105,6 @@ def test_an_image_tolerations_and_metadata_may_change() -> None:
     spec = {"containers": [container | {"image": "new"}], "tolerations": [{"key": "a"}, {"key": "b"}]}
     after = objects.patch(TARGET, {"metadata": {"labels": {"a": "b"}}, "spec": spec}).value
     assert after["spec"]["containers"][0]["image"] == "new"
-
-
-@pytest.mark.parametrize("kind", [PODS, NODES])
-def test_what_nobody_could_read_is_not_kept(kind: Any) -> None:
-    objects = holding()
-    objects.create(NODES, {"metadata": {"name": "p"}})
-    target = TARGET if kind is PODS else Target(NODES, "", "p")
-    with pytest.raises(Refusal) as raised:
-        objects.patch(target, {"metadata": {"labels": {"a": 1}}})
-    assert raised.value.code == 400
 
 
 def refusal_of(value: Json, target: Json | None = None, **metadata: Any) -> Refusal:

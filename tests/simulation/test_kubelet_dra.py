@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -13,6 +13,8 @@ import pytest
 
 from neuron_plugin.kubelet._proto.drahealth.v1alpha1 import api_pb2 as health_pb
 from neuron_plugin.kubelet.dra_state import parse_dra_state
+from neuron_plugin.simulation.api_server import SimulatedApiServer
+from neuron_plugin.simulation.api_server_kinds import RESOURCE_CLAIMS
 from neuron_plugin.simulation.kubelet_claims import NotPreparedError
 from neuron_plugin.simulation.kubelet_dra import DraManager, DraManagerTimes
 from neuron_plugin.simulation.kubelet_pods import KubeletContainer, KubeletPod, PodGoneError
@@ -25,36 +27,11 @@ EFA = "efa.networking.k8s.aws"
 
 
 @dataclass
-class Api:
-    """The API server as the kubelet sees it; ``wiped`` are the deletions of slices."""
-
-    claims: dict[str, Json] = field(default_factory=dict)
-    wiped: list[str] = field(default_factory=list)
-
-    def claim(self, namespace: str, name: str) -> Json | None:
-        assert namespace == "default"
-        return self.claims.get(name)
-
-    def delete_slices(self, driver: str) -> None:
-        self.wiped.append(driver)
-
-    def add(self, name: str, *pods: str, drivers: tuple[str, ...] = (DRIVER,)) -> None:
-        results = [{"driver": each, "request": "neurons", "pool": "p", "device": "d0"} for each in drivers]
-        self.claims[name] = {
-            "metadata": {"namespace": "default", "name": name, "uid": f"uid-{name}"},
-            "status": {
-                "allocation": {"devices": {"results": results}},
-                "reservedFor": [{"resource": "pods", "name": each, "uid": f"uid-{each}"} for each in pods],
-            },
-        }
-
-
-@dataclass
 class Site:
     root: Path
     kubelet: StandInKubelet
     dra: DraManager
-    api: Api
+    api: SimulatedApiServer
 
     @property
     def recorded(self) -> dict[str, tuple[str, ...]]:
@@ -66,13 +43,21 @@ class Site:
         data = msgspec.json.decode(msgspec.json.decode(self.dra.path.read_bytes())["Data"])
         return {each["ClaimName"]: sorted(each["PodUIDs"]) for each in data["ClaimInfoStateList"]}
 
+    def add(self, name: str, *pods: str, drivers: tuple[str, ...] = (DRIVER,)) -> None:
+        """A claim that is allocated and reserved for these pods."""
+        results = [{"driver": each, "request": "neurons", "pool": "p", "device": "d0"} for each in drivers]
+        self.api.create(RESOURCE_CLAIMS, {"metadata": {"name": name}, "spec": {}}, "default")
+        reserved = [{"resource": "pods", "name": each, "uid": f"uid-{each}"} for each in pods]
+        status = {"allocation": {"devices": {"results": results}}, "reservedFor": reserved}
+        self.api.change(RESOURCE_CLAIMS, name, {"status": status}, "default", "status")
+
 
 @asynccontextmanager
 async def a_site(root: Path, *drivers: RawDriver) -> AsyncIterator[Site]:
     for name in ("dp", "registry", "cdi"):
         (root / name).mkdir()
-    api = Api()
-    dra = DraManager(root, api, FAST)
+    api = SimulatedApiServer()
+    dra = DraManager(root, api, "n1", FAST)
     kubelet = StandInKubelet(
         root / "dp",
         plugins_registry=root / "registry",
@@ -110,7 +95,7 @@ def describe(root: Path, driver: RawDriver) -> None:
 async def test_a_container_whose_cdi_device_is_not_described_does_not_start(directory: Path) -> None:
     driver = RawDriver()
     async with a_site(directory, driver) as site:
-        site.api.add("c", "a")
+        site.add("c", "a")
         app = (await site.kubelet.admit(pod())).container("app")
         assert app.waiting
         assert "unresolvable CDI devices" in app.waiting
@@ -120,7 +105,7 @@ async def test_a_pod_waits_whose_driver_goes_under_the_call_and_then_runs(direct
     driver = RawDriver()
     async with a_site(directory, driver) as site:
         describe(directory, driver)
-        site.api.add("c", "a")
+        site.add("c", "a")
         driver.gate = asyncio.Event()
         admitted = asyncio.create_task(site.kubelet.admit(pod()))
         await until(lambda: driver.prepared)
@@ -137,15 +122,13 @@ async def test_a_pod_whose_driver_is_not_there_or_whose_claim_is_not_its_own_wai
     async with a_site(directory, RawDriver()) as site:
         with pytest.raises(NotPreparedError, match='"c" not found'):
             await site.dra.prepare(pod())
-        site.api.add("c", "b")
-        with pytest.raises(NotPreparedError, match=r"pod a \(uid-a\) is not allowed to use ResourceClaim c"):
-            await site.dra.prepare(pod())
-        site.api.add("c", "a", drivers=(DRIVER, EFA))
-        with pytest.raises(NotPreparedError, match=f"DRA driver {EFA} is not registered"):
-            await site.dra.prepare(pod())
-        site.api.claims["c"]["status"]["allocation"] = None
-        with pytest.raises(NotPreparedError, match="ResourceClaim c: not allocated"):
-            await site.dra.prepare(pod())
+        for name, user, drivers, why in (
+            ("b", "b", (DRIVER,), r"pod a \(uid-a\) is not allowed to use ResourceClaim b"),
+            ("efa", "a", (DRIVER, EFA), f"DRA driver {EFA} is not registered"),
+        ):
+            site.add(name, user, drivers=drivers)
+            with pytest.raises(NotPreparedError, match=why):
+                await site.dra.prepare(pod("a", name))
         assert not site.dra.path.exists()
 
 
@@ -153,7 +136,7 @@ async def test_a_pod_that_is_deleted_while_it_waits_is_gone(directory: Path) -> 
     driver = RawDriver()
     driver.error = "busy"
     async with a_site(directory, driver) as site:
-        site.api.add("c", "a")
+        site.add("c", "a")
         admitted = asyncio.create_task(site.kubelet.admit(pod()))
         await until(lambda: driver.prepared)
         left = site.kubelet.finish("uid-a")
@@ -167,7 +150,7 @@ async def test_a_pod_that_is_deleted_while_it_waits_is_gone(directory: Path) -> 
 async def test_a_pod_stays_terminating_while_its_driver_is_away_or_refuses(directory: Path) -> None:
     driver = RawDriver()
     async with a_site(directory, driver) as site:
-        site.api.add("c", "a")
+        site.add("c", "a")
         await site.dra.prepare(pod())
         driver.error = "not now"
         with pytest.raises(NotPreparedError, match="NodeUnprepareResources failed for ResourceClaim c: not now"):
@@ -181,7 +164,7 @@ async def test_a_pod_stays_terminating_while_its_driver_is_away_or_refuses(direc
 async def test_health_is_shown_by_the_first_cdi_device_and_forgotten_with_the_stream(directory: Path) -> None:
     driver = RawDriver()
     async with a_site(directory, driver) as site:
-        site.api.add("c", "a")
+        site.add("c", "a")
         await site.dra.prepare(pod())
 
         def shown(request: str) -> tuple[str, list[Json]]:

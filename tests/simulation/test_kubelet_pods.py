@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-import grpc
 import msgspec
 import pytest
 
@@ -17,7 +16,6 @@ from neuron_plugin.kubelet.socket_watch import channel_to
 from neuron_plugin.simulation.kubelet_pods import KubeletContainer, KubeletPod, RateLimit, UnresolvableError, resolve
 from tests.kubelet.fakes import CORE, eventually
 from tests.simulation.kubelet_node import INIT, SIDECAR, RawPlugin, node, pod, wants
-from tests.support.kubelet import KubeletOptions
 from tests.support.pod_resources import get_pod
 
 
@@ -83,12 +81,6 @@ async def test_a_list_frees_what_ended_pods_held_and_get_does_not(directory: Pat
         assert kubelet.devices.entries()
         await PodResourcesClient(socket).list()
         assert not kubelet.devices.entries()
-
-
-async def test_a_kubelet_whose_gate_is_off_says_that_get_is_disabled(directory: Path) -> None:
-    async with node(directory, options=KubeletOptions(pod_resources_get=False)):
-        with pytest.raises(grpc.aio.AioRpcError, match="PodResources API Get method disabled"):
-            await get_pod(directory / "pr/kubelet.sock", "ns", "a")
 
 
 def test_the_rate_limit_fills_up_again_with_time() -> None:

@@ -32,17 +32,6 @@ def test_arrivals_ask_for_the_load_on_average() -> None:
     assert mean(each.stays for each in pods) == pytest.approx(1.0, rel=0.1)
 
 
-def test_equal_seeds_give_equal_arrivals() -> None:
-    first, again, other = (arrivals([TRN1], MIXES["infer"], 1.0, 50, seed=seed) for seed in (3, 3, 4))
-    assert first == again != other
-
-
-def test_only_the_proportions_of_a_mix_count() -> None:
-    mix = MIXES["train"]
-    doubled = {request: 2 * weight for request, weight in mix.items()}
-    assert arrivals([TRN1], doubled, 0.5, 20) == arrivals([TRN1], mix, 0.5, 20)
-
-
 def test_a_trace_is_read_in_the_order_of_time() -> None:
     found = read_trace("time,duration,devices,cores\n2.5,1,4,\n0,0.5,,2\n")
     assert [(each.comes, each.stays, shape_text(each.request)) for each in found] == [

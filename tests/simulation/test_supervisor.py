@@ -17,7 +17,7 @@ import pytest
 from neuron_plugin.cluster import ApiRequest
 from neuron_plugin.simulation import SimulatedCluster, supervisor
 from neuron_plugin.simulation.api_server import SimulatedApiServer
-from neuron_plugin.simulation.api_server_kinds import CLAIMS, NODES, PODS, VOLUMES, Refusal
+from neuron_plugin.simulation.api_server_kinds import NODES, PODS, Refusal
 from neuron_plugin.simulation.machines import NODE_FAULTS_PATH
 from neuron_plugin.simulation.supervisor import (
     NOT_READY_SECONDS,
@@ -133,36 +133,6 @@ async def test_after_a_reboot_pods_with_devices_have_failed_and_others_run_again
     assert cluster.api.get(PODS, "holder", "default")["status"]["phase"] == "Failed"
     cluster.api.create_pod(asking("after", nodeSelector=here))
     await until(said, "pod default/after: m receives --device=/dev/neuron0")
-
-
-async def test_a_pod_waits_for_its_volume_claim_which_is_bound_at_once(
-    lines: tuple[SimulatedCluster, list[str]],
-) -> None:
-    cluster, said = lines
-    volume = {"name": "data", "persistentVolumeClaim": {"claimName": "shared"}}
-    cluster.api.create_pod(asking("reader", volumes=[volume]))
-    await until(said, 'pod default/reader: waits: 0/2 nodes are available: persistentvolumeclaim "shared" not found.')
-    claim = cluster.api.create(CLAIMS, {"metadata": {"name": "shared"}, "spec": {}}, "default")
-    await until(said, "pod default/reader: m receives --device=/dev/neuron0")
-    bound = cluster.api.get(CLAIMS, "shared", "default")
-    assert bound["status"]["phase"] == "Bound"
-    assert (
-        cluster.api.get(VOLUMES, bound["spec"]["volumeName"])["metadata"]["name"] == f"pvc-{claim['metadata']['uid']}"
-    )
-
-
-@pytest.mark.parametrize("turns", [1, 10])
-async def test_a_pod_that_is_gone_in_the_middle_of_its_admission_stops_nothing(
-    lines: tuple[SimulatedCluster, list[str]], turns: int
-) -> None:
-    cluster, said = lines
-    cluster.api.create_pod(asking("brief"))
-    cluster.api.bind("default", "brief", node="trn1-1")
-    for _ in range(turns):  # of the event loop, each of which may be a step of the admission
-        await asyncio.sleep(0)
-    cluster.api.delete_pod("default", "brief", grace_seconds=0)
-    cluster.api.create_pod(asking("next", nodeSelector={"neuron-plugin.io/family": "trn1"}))
-    await until(said, "pod default/next: m receives --device=/dev/neuron0")
 
 
 KEY = "node.kubernetes.io/unreachable"
