@@ -53,7 +53,7 @@ from neuron_plugin.simulation.api_server_kinds import (
     ServedKind,
 )
 from neuron_plugin.simulation.api_server_pods import is_ready
-from neuron_plugin.simulation.claim_controller import claim_node
+from neuron_plugin.simulation.resource_claims import claim_node
 
 _VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "watch"]
 _SHORT_NAMES = {

@@ -49,7 +49,7 @@ from neuron_plugin.cluster.writes import create_event, utc_now
 from neuron_plugin.placement.extender.scheduler_config import SECOND_SCHEDULER
 from neuron_plugin.simulation.api_server import SimulatedApiServer
 from neuron_plugin.simulation.api_server_kinds import CLAIMS, EVENTS, NODES, PODS, AnyJson, Refusal, ServedKind
-from neuron_plugin.simulation.scheduler_claims import NotAllocatedError, allocations_on, claims_of, reserve
+from neuron_plugin.simulation.resource_claims import NotAllocatedError, allocations_on, claims_of, reserve
 from neuron_plugin.topology import catalogue
 
 HTTP_TIMEOUT_SECONDS = 5.0

@@ -35,11 +35,11 @@ from neuron_plugin.cluster.writes import read_node, read_pod
 from neuron_plugin.placement.gates.upkeep import WAITING
 from neuron_plugin.placement.room import EVICTED_REASON, PREEMPTED_REASON
 from neuron_plugin.simulation.api_server_kinds import KINDS
-from neuron_plugin.simulation.claim_controller import NOT_CREATED
 from neuron_plugin.simulation.commands.playground import LOCK
 from neuron_plugin.simulation.commands.simulate import run_fault
 from neuron_plugin.simulation.machines import NODE_FAULTS_PATH
 from neuron_plugin.simulation.node import SimulatedNode
+from neuron_plugin.simulation.resource_claims import NOT_CREATED
 from neuron_plugin.simulation.scheduler import why_not
 from neuron_plugin.simulation.workloads import NoPodsError, WorkloadError, WorkloadPod, kind_of, makes_pods, pods_of
 from neuron_plugin.topology import catalogue
