@@ -20,9 +20,8 @@ if TYPE_CHECKING:
         KubeletPod,
         PodRejectedError,
     )
-    from neuron_plugin.simulation.node import SimulatedNode, write_node
+    from neuron_plugin.simulation.node import SimulatedNode, write_char_node, write_node
     from neuron_plugin.simulation.node_tree import SimulationError
-    from neuron_plugin.simulation.node_writer import write_char_node
     from neuron_plugin.simulation.scheduler import SCHEDULERS, ExtenderCallError, SimulatedScheduler
     from neuron_plugin.simulation.workloads import WorkloadError, WorkloadPod, pods_of
 
@@ -44,7 +43,7 @@ _MODULES = {
     "SimulatedNode": "node",
     "write_node": "node",
     "SimulationError": "node_tree",
-    "write_char_node": "node_writer",
+    "write_char_node": "node",
     "ExtenderCallError": "scheduler",
     "SimulatedScheduler": "scheduler",
     "WorkloadError": "workloads",

@@ -49,8 +49,7 @@ from neuron_plugin.simulation.api_server_kinds import (
     parse_path,
 )
 from neuron_plugin.simulation.api_server_kubectl import read_protobuf
-from neuron_plugin.simulation.api_server_objects import Admission, ApiObjects
-from neuron_plugin.simulation.api_server_patches import JSON_PATCH, PATCHES
+from neuron_plugin.simulation.api_server_objects import JSON_PATCH, PATCHES, Admission, ApiObjects
 from neuron_plugin.simulation.api_server_requests import OLD_OPENAPI, answer, refused, shown, unsupported, watch_of
 from neuron_plugin.simulation.api_server_store import CutError, Inbox, ObjectChange, Watch
 

@@ -52,7 +52,7 @@ from neuron_plugin.simulation.api_server_kinds import (
     AnyJson,
     ServedKind,
 )
-from neuron_plugin.simulation.api_server_pods import is_ready
+from neuron_plugin.simulation.api_server_rules import is_ready
 from neuron_plugin.simulation.resource_claims import claim_node
 
 _VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "watch"]

@@ -25,8 +25,7 @@ from neuron_plugin.simulation.api_server_kinds import (
     selector,
 )
 from neuron_plugin.simulation.api_server_kubectl import core_event, discovery, review, table
-from neuron_plugin.simulation.api_server_objects import ApiObjects
-from neuron_plugin.simulation.api_server_patches import PATCHES
+from neuron_plugin.simulation.api_server_objects import PATCHES, ApiObjects
 from neuron_plugin.simulation.api_server_store import Stored, Watch
 
 OLD_OPENAPI = "/openapi/v2"

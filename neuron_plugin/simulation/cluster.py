@@ -32,7 +32,7 @@ from neuron_plugin.simulation.api_server import SimulatedApiServer
 from neuron_plugin.simulation.api_server_kinds import DEVICE_CLASSES, EVENTS, LEASES, PRIORITY_CLASSES, AnyJson, Refusal
 from neuron_plugin.simulation.api_server_kinds import NODES as SERVED_NODES
 from neuron_plugin.simulation.api_server_kinds import PODS as SERVED_PODS
-from neuron_plugin.simulation.api_server_patches import json_patched
+from neuron_plugin.simulation.api_server_objects import json_patched
 from neuron_plugin.simulation.kubelet_pods import AdmittedPod
 from neuron_plugin.simulation.machines import CPU_NODE, MOST_PLUGINS
 from neuron_plugin.simulation.played_node import PlayedNode

@@ -24,7 +24,7 @@ from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb
 from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2 as watcher_pb
 from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2_grpc as watcher_grpc
 from neuron_plugin.kubelet.socket_watch import SocketIdentity, channel_to
-from neuron_plugin.simulation.api_server_validation import is_qualified
+from neuron_plugin.simulation.api_server_rules import is_qualified
 from neuron_plugin.simulation.kubelet_device_manager import (
     AllocationError,
     DeviceManager,

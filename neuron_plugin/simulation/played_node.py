@@ -33,7 +33,7 @@ from neuron_plugin.hardware.inventory import ELECTED
 from neuron_plugin.plugin.publisher import publication
 from neuron_plugin.simulation.api_server import SimulatedApiServer
 from neuron_plugin.simulation.api_server_kinds import NODES, PODS, AnyJson, Refusal
-from neuron_plugin.simulation.api_server_pods import now_text
+from neuron_plugin.simulation.api_server_rules import now_text
 from neuron_plugin.simulation.machines import labels_of, resources_of, ultraserver_of
 from neuron_plugin.simulation.node_tree import NEWEST_DRIVER
 from neuron_plugin.topology import Unit, catalogue

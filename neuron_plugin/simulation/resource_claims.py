@@ -34,8 +34,7 @@ from neuron_plugin.simulation.api_server_kinds import (
     AnyJson,
     Refusal,
 )
-from neuron_plugin.simulation.api_server_pods import now_text
-from neuron_plugin.simulation.api_server_validation import MOST_RESERVED
+from neuron_plugin.simulation.api_server_rules import MOST_RESERVED, now_text
 
 if TYPE_CHECKING:  # it shows in its tables what is decided here
     from neuron_plugin.simulation.api_server import SimulatedApiServer

@@ -14,9 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neuron_plugin.hardware import ResetState, read_inventory
-from neuron_plugin.simulation.node import HELD_MEMORY, HELD_PERCENT, SimulatedNode, write_node
+from neuron_plugin.simulation.node import HELD_MEMORY, HELD_PERCENT, SimulatedNode, TreeWriter, write_node
 from neuron_plugin.simulation.node_tree import WORK_COUNTERS, SimulationError
-from neuron_plugin.simulation.node_writer import TreeWriter
 from neuron_plugin.topology import InstanceType, Topology
 from tests.simulation.node_tree import MakeNode, device_dir, everything, mode, text
 
