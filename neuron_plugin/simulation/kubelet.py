@@ -401,9 +401,9 @@ class SimulatedKubelet:
             names += self.dra.cdi_devices(pod, container)
         if not (self._cdi_dir and names):
             return by_count
-        edits = resolve(self._cdi_dir, names)
-        envs = {**by_count.envs, **(edits.envs or {})}
-        return replace(by_count, envs=envs, devices=(*by_count.devices, *edits.devices), cdi_devices=names)
+        devices, envs = resolve(self._cdi_dir, names)
+        envs, devices = {**by_count.envs, **envs}, (*by_count.devices, *devices)
+        return replace(by_count, envs=envs, devices=devices, cdi_devices=names)
 
     def stop_container(self, uid: str, name: str) -> None:
         """A container of a live pod has died; what it holds stays its own."""

@@ -61,32 +61,20 @@ class PluginHandler(Protocol):
         """Its socket is gone, or was made again."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Registered:
-    identity: SocketIdentity
-    info: watcher_pb.PluginInfo
-
-
-@dataclass(frozen=True, slots=True)
-class _Pause:
-    until: float = 0.0
-    seconds: float = FIRST_PAUSE_SECONDS / 2
-
-
 class PluginWatcher:
     """Compares what lies in ``directory`` with what is registered, time and again.
 
     A socket that is gone, or was made again, is deregistered. A failed registration is tried again after a pause that
-    doubles; ``errors`` counts them. A lost connection is not noticed.
+    doubles. A lost connection is not noticed.
     """
 
     def __init__(self, directory: Path, handlers: Mapping[str, PluginHandler], *, seconds: float = 1.0) -> None:
-        self.errors: Counter[str] = Counter()
         self._directory = directory
         self._handlers = handlers
         self._seconds = seconds
-        self._registered: dict[Path, _Registered] = {}
-        self._pauses: dict[Path, _Pause] = {}
+        self._registered: dict[Path, tuple[SocketIdentity, watcher_pb.PluginInfo]] = {}
+        self._pauses: dict[Path, tuple[float, float]] = {}
+        """How long each pause is, and until when."""
 
     async def run(self) -> None:
         """Reconcile until cancelled."""
@@ -97,22 +85,21 @@ class PluginWatcher:
     async def reconcile(self) -> None:
         """Deregister what is gone or new under its name, then register what is not yet."""
         found = dict(self._sockets())
-        for path, registered in list(self._registered.items()):
-            if found.get(path) != registered.identity:
+        for path, (identity, info) in list(self._registered.items()):
+            if found.get(path) != identity:
                 del self._registered[path]
-                await self._handlers[registered.info.type].deregister(registered.info.name, path)
-        now = asyncio.get_running_loop().time()
+                await self._handlers[info.type].deregister(info.name, path)
+        loop = asyncio.get_running_loop()
         for path, identity in found.items():
-            pause = self._pauses.get(path, _Pause())
-            if path in self._registered or now < pause.until:
+            seconds, until = self._pauses.get(path, (FIRST_PAUSE_SECONDS / 2, 0.0))
+            if path in self._registered or loop.time() < until:
                 continue
             try:
-                self._registered[path] = _Registered(identity, await self._register(path))
+                self._registered[path] = identity, await self._register(path)
                 self._pauses.pop(path, None)
-            except PluginCallError as error:
-                self.errors[str(error)] += 1
-                seconds = min(pause.seconds * 2, LONGEST_PAUSE_SECONDS)
-                self._pauses[path] = _Pause(asyncio.get_running_loop().time() + seconds, seconds)
+            except PluginCallError:
+                seconds = min(seconds * 2, LONGEST_PAUSE_SECONDS)
+                self._pauses[path] = seconds, loop.time() + seconds
 
     def _sockets(self) -> Iterator[tuple[Path, SocketIdentity]]:
         """The sockets in the directory and below; names with a leading dot are ignored."""

@@ -40,16 +40,8 @@ class UnresolvableError(Exception):
     """CDI devices that no file describes: the container is not created. The text is the runtime's."""
 
 
-@dataclass(frozen=True, slots=True)
-class CdiEdits:
-    """What CDI devices add to a container."""
-
-    devices: tuple[DeviceNode, ...] = ()
-    envs: Mapping[str, str] | None = None
-
-
-def resolve(directory: Path, names: Iterable[str]) -> CdiEdits:
-    """The edits of CDI devices, in order; of two with the same node or variable the last one holds.
+def resolve(directory: Path, names: Iterable[str]) -> tuple[tuple[DeviceNode, ...], dict[str, str]]:
+    """The nodes and variables of CDI devices, in order; of two with the same path or name the last one holds.
 
     Raises:
         UnresolvableError: some names are not described.
@@ -65,7 +57,7 @@ def resolve(directory: Path, names: Iterable[str]) -> CdiEdits:
             path = node["path"]
             nodes[path] = DeviceNode(node.get("hostPath") or path, path, node.get("permissions") or "rwm")
         envs.update(text.split("=", 1) for text in known[name].get("env") or ())
-    return CdiEdits(tuple(nodes.values()), envs)
+    return tuple(nodes.values()), envs
 
 
 def _described(directory: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -103,27 +103,21 @@ def _make_claims(api: SimulatedApiServer, pod: AnyJson) -> None:
                 made = claim_from(pod, name, api.get(CLAIM_TEMPLATES, template, namespace))
                 owned[name] = api.create(RESOURCE_CLAIMS, made, namespace)["metadata"]["name"]
             except Refusal as refusal:
-                _say_once(api, pod, f'PodResourceClaim {name}: resource claim template "{template}": {refusal}')
+                why = f'PodResourceClaim {name}: resource claim template "{template}": {refusal}'
+                said = {(event["note"], event["regarding"].get("uid")) for event in api.objects(EVENTS)}
+                if (why, metadata["uid"]) not in said:
+                    warn(api, pod, why, reason=NOT_CREATED, action="CreateResourceClaim", reporter="resource_claim")
                 continue
         statuses.append({"name": name, "resourceClaimName": owned[name]})
     if statuses:
         api.patch_status(PODS, metadata["name"], {"resourceClaimStatuses": statuses}, namespace)
 
 
-def _say_once(api: SimulatedApiServer, pod: AnyJson, why: str) -> None:
-    metadata = pod["metadata"]
-    if any(event["note"] == why and event["regarding"]["uid"] == metadata["uid"] for event in api.objects(EVENTS)):
-        return
-    event = create_event(
-        ObjectReference("Pod", metadata["name"], metadata["uid"], "v1", metadata["namespace"]),
-        reason=NOT_CREATED,
-        note=why,
-        action="CreateResourceClaim",
-        reporter="resource_claim",
-        instance="resource_claim",
-        now=utc_now(),
-        warning=True,
-    )
+def warn(api: SimulatedApiServer, pod: AnyJson, note: str, *, reason: str, action: str, reporter: str) -> None:
+    """Write an event about a pod."""
+    metadata, by = pod["metadata"], {"reporter": reporter, "instance": reporter}
+    about = ObjectReference("Pod", metadata["name"], metadata["uid"], "v1", metadata["namespace"])
+    event = create_event(about, reason=reason, note=note, action=action, now=utc_now(), warning=True, **by)
     api.create(EVENTS, event.body or {}, metadata["namespace"])
 
 

@@ -32,9 +32,8 @@ def test_nodes_and_variables_of_all_names_are_joined_and_the_last_one_holds(tmp_
     write(tmp_path, ("0", edits("/dev/a", "/host/a")), ("1", edits("/dev/a")), ("x", {"env": ["A=1", "B=x=y"]}))
     write(tmp_path, ("y", {"env": ["A=2"]}), name="b.json")
     found = resolve(tmp_path, [f"example.com/d={name}" for name in ("0", "1", "x", "y")])
-    assert found.devices == (DeviceNode("/dev/a", "/dev/a", "rwm"),)
-    assert found.envs == {"A": "2", "B": "x=y"}
-    assert resolve(tmp_path, ["example.com/d=0"]).devices == (DeviceNode("/host/a", "/dev/a", "rw"),)
+    assert found == ((DeviceNode("/dev/a", "/dev/a", "rwm"),), {"A": "2", "B": "x=y"})
+    assert resolve(tmp_path, ["example.com/d=0"])[0] == (DeviceNode("/host/a", "/dev/a", "rw"),)
 
 
 def test_a_file_with_one_name_twice_describes_nothing(tmp_path: Path) -> None:
