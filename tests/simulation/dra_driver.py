@@ -31,8 +31,6 @@ class RawDriver(pb_grpc.DRAPluginServicer, health_grpc.DRAResourceHealthServicer
         self.cdi_id = f"{name.replace('.', '-')}.io/device=0"
         self.prepared: list[list[str]] = []
         self.unprepared: list[list[str]] = []
-        self.health: health_pb.HealthStatus.ValueType = health_pb.HEALTHY
-        self.news = asyncio.Event()
         self.ends = asyncio.Event()
 
     async def GetInfo(self, request: watcher_pb.InfoRequest, context: Context) -> watcher_pb.PluginInfo:  # noqa: N802
@@ -72,22 +70,8 @@ class RawDriver(pb_grpc.DRAPluginServicer, health_grpc.DRAResourceHealthServicer
     async def NodeWatchResources(  # type: ignore[override]  # noqa: N802 - a coroutine that writes
         self, request: health_pb.NodeWatchResourcesRequest, context: Context
     ) -> None:
-        del request
-        while not self.ends.is_set():
-            self.news.clear()
-            message = health_pb.NodeWatchResourcesResponse()
-            device = health_pb.DeviceIdentifier(pool_name="p", device_name="d0")
-            message.devices.add(device=device, health=self.health, message="" if self.health else "hot")
-            await context.write(message)
-            await self.news.wait()
-
-    def say(self, health: health_pb.HealthStatus.ValueType) -> None:
-        self.health = health
-        self.news.set()
-
-    def end_streams(self) -> None:
-        self.ends.set()
-        self.news.set()
+        del request, context
+        await self.ends.wait()
 
 
 @asynccontextmanager
@@ -105,7 +89,7 @@ async def serving(driver: RawDriver, registry: Path) -> AsyncIterator[Path]:
     try:
         yield path
     finally:
-        driver.end_streams()
+        driver.ends.set()
         await server.stop(0.1)
         path.unlink(missing_ok=True)
 

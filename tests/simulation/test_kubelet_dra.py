@@ -11,14 +11,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from neuron_plugin.kubelet._proto.drahealth.v1alpha1 import api_pb2 as health_pb
 from neuron_plugin.kubelet.dra_state import parse_dra_state
 from neuron_plugin.simulation.api_server import SimulatedApiServer
 from neuron_plugin.simulation.api_server_kinds import RESOURCE_CLAIMS
 from neuron_plugin.simulation.kubelet_claims import NotPreparedError
 from neuron_plugin.simulation.kubelet_dra import DraManager, DraManagerTimes
 from neuron_plugin.simulation.kubelet_pods import KubeletContainer, KubeletPod, PodGoneError
-from tests.simulation.dra import DRIVER, Json
+from tests.simulation.dra import DRIVER
 from tests.simulation.dra_driver import RawDriver, serving, until
 from tests.support.kubelet import KubeletOptions, StandInKubelet
 
@@ -159,22 +158,3 @@ async def test_a_pod_stays_terminating_while_its_driver_is_away_or_refuses(direc
         driver.error = ""
         await site.kubelet.unprepare(pod())
         assert site.pods_in_file == {}
-
-
-async def test_health_is_shown_by_the_first_cdi_device_and_forgotten_with_the_stream(directory: Path) -> None:
-    driver = RawDriver()
-    async with a_site(directory, driver) as site:
-        site.add("c", "a")
-        await site.dra.prepare(pod())
-
-        def shown(request: str) -> tuple[str, list[Json]]:
-            (found,) = site.dra.status(pod(), KubeletContainer("app", claims=(("c", request),)))
-            return found["name"], found["resources"]
-
-        for health, word in ((None, "Healthy"), (health_pb.UNHEALTHY, "Unhealthy")):
-            if health is not None:
-                driver.say(health)
-            await until(lambda word=word: shown("")[1][0]["health"] == word)  # type: ignore[misc]
-        assert shown("neurons")[0] == "claim:c/neurons"
-        driver.end_streams()
-        await until(lambda: shown("") == ("claim:c", [{"resourceID": driver.cdi_id, "health": "Unknown"}]))

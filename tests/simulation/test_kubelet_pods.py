@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from neuron_plugin.kubelet import DeviceNode, PodDevices, PodResourcesClient
+from neuron_plugin.kubelet import DeviceNode
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as plugin_pb
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2_grpc as pb_grpc
 from neuron_plugin.kubelet.socket_watch import channel_to
 from neuron_plugin.simulation.kubelet_pods import KubeletContainer, KubeletPod, RateLimit, UnresolvableError, resolve
-from tests.kubelet.fakes import CORE, eventually
+from tests.kubelet.fakes import CORE
 from tests.simulation.kubelet_node import INIT, SIDECAR, RawPlugin, node, pod, wants
-from tests.support.pod_resources import get_pod
 
 
 def write(directory: Path, *devices: tuple[str, dict[str, object]], name: str = "a.json") -> None:
@@ -59,27 +57,6 @@ async def test_each_id_is_an_entry_with_its_numa_nodes_and_a_plain_init_containe
         assert [each.name for each in listed.containers] == ["s", "c"]
         assert [(each.resource_name, len(each.device_ids)) for each in listed.containers[1].devices] == [(CORE, 1)] * 2
         assert [each.claim_name for each in claimed.containers[0].dynamic_resources] == ["b-dev-1f"]
-
-
-async def test_a_pod_under_admission_is_already_known_but_holds_nothing_yet(directory: Path) -> None:
-    async with node(directory) as (kubelet, plugin):
-        plugin.gate = asyncio.Event()
-        admission = asyncio.create_task(kubelet.admit(pod("a", wants(1))))
-        await eventually(lambda: bool(plugin.allocations))
-        assert await get_pod(directory / "pr/kubelet.sock", "ns", "a") == PodDevices("ns", "a", ())
-        plugin.gate.set()
-        await admission
-
-
-async def test_a_list_frees_what_ended_pods_held_and_get_does_not(directory: Path) -> None:
-    socket = directory / "pr/kubelet.sock"
-    async with node(directory) as (kubelet, _):
-        await kubelet.admit(pod("a", wants(4)))
-        kubelet.finish("uid-a")
-        assert await get_pod(socket, "ns", "a") is None
-        assert kubelet.devices.entries()
-        await PodResourcesClient(socket).list()
-        assert not kubelet.devices.entries()
 
 
 def test_the_rate_limit_fills_up_again_with_time() -> None:

@@ -102,12 +102,6 @@ def test_a_pod_is_moved_to_make_room_and_goes_on_for_as_long_as_it_had_left() ->
     assert set(found.last_pods) == {"pod-1", "pod-2", "pod-4"}
 
 
-def test_each_pod_of_a_move_is_counted() -> None:
-    pods = come((0, 1, "neuron=8"), (0, 9, "neuron=8"), (0, 9, "neuron=1"), (0, 9, "neuron=1"), (2, 1, "neuron=16"))
-    found = run([node("a"), node("b")], pods, rules=MoveRules(most_victims=2))
-    assert (found.moves, found.moved_pods) == (1, 2)
-
-
 def test_means_over_time_weigh_states_by_how_long_they_last() -> None:
     found = run([node("a"), node("b")], come((0, 1, "neuron=16"), (4, 1, "neuron=1")))
     assert found.busy == 16 * 1 / 4

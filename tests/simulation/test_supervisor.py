@@ -203,38 +203,30 @@ def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodeFaults:
 
 
 async def told(faults: NodeFaults, path: str) -> str:
-    response = await faults.answer(ApiRequest("POST", NODE_FAULTS_PATH + path))
+    """What is said, or why it is refused."""
+    try:
+        response = await faults.answer(ApiRequest("POST", NODE_FAULTS_PATH + path))
+    except Refusal as refusal:
+        return f"{refusal.code}: {refusal}"
     return str(msgspec.json.decode(response.body)["message"])
 
 
-async def test_a_kubelet_is_stopped_and_started(faults: NodeFaults) -> None:
-    assert "its kubelet is stopped" in await told(faults, "cpu-1/kubelet/stop")
-    assert faults._cluster.silent_nodes() == {"cpu-1"}
-    for deed in ("stop", "restart"):
-        with pytest.raises(Refusal, match="the kubelet of node cpu-1 does not run"):
-            await told(faults, f"cpu-1/kubelet/{deed}")
-    assert "its kubelet runs again" in await told(faults, "cpu-1/kubelet/start")
-    with pytest.raises(Refusal, match="the kubelet of node cpu-1 runs"):
-        await told(faults, "cpu-1/kubelet/start")
-    assert "its kubelet has started again" in await told(faults, "cpu-1/kubelet/restart")
-    assert faults._cluster.silent_nodes() == set()
-
-
-async def test_a_lost_machine_can_only_come_back_and_a_stopped_kubelet_hinders_no_reboot(faults: NodeFaults) -> None:
-    assert "the machine is lost; it is not ready after 10 s" in await told(faults, "cpu-1/machine/lost")
-    for deed in ("kubelet/restart", "machine/reboot", "machine/lost"):
-        with pytest.raises(Refusal, match="node cpu-1 is lost"):
-            await told(faults, f"cpu-1/{deed}")
-    assert "the machine is back" in await told(faults, "cpu-1/machine/back")
-    with pytest.raises(Refusal, match="node cpu-1 is not lost"):
-        await told(faults, "cpu-1/machine/back")
-    await told(faults, "cpu-1/kubelet/stop")
-    assert "the machine has started again" in await told(faults, "cpu-1/machine/reboot")
-    assert faults._cluster.silent_nodes() == set()
-
-
-@pytest.mark.parametrize("path", ["nobody/machine/lost", "cpu-1/machine/stop", "cpu-1/kubelet", "cpu-1"])
-async def test_an_unknown_node_or_deed_is_refused(faults: NodeFaults, path: str) -> None:
-    with pytest.raises(Refusal) as refusal:
-        await told(faults, path)
-    assert refusal.value.code == 404
+async def test_what_befalls_a_node_is_done_or_refused(faults: NodeFaults) -> None:
+    stopped, lost = "409: the kubelet of node cpu-1 does not run", "409: node cpu-1 is lost"
+    for deed, said, silent in (
+        ("kubelet/stop", "its kubelet is stopped", True),
+        *((f"kubelet/{deed}", stopped, True) for deed in ("stop", "restart")),
+        ("kubelet/start", "its kubelet runs again", False),
+        ("kubelet/start", "409: the kubelet of node cpu-1 runs", False),
+        ("kubelet/restart", "its kubelet has started again", False),
+        ("machine/lost", "the machine is lost; it is not ready after 10 s", True),
+        *((deed, lost, True) for deed in ("kubelet/restart", "machine/reboot", "machine/lost")),
+        ("machine/back", "the machine is back", False),
+        ("machine/back", "409: node cpu-1 is not lost", False),
+        ("kubelet/stop", "its kubelet is stopped", True),
+        ("machine/reboot", "the machine has started again", False),
+        *((deed, "404: the server could not find", False) for deed in ("machine/stop", "kubelet", "")),
+    ):
+        assert said in await told(faults, f"cpu-1/{deed}"), deed
+        assert faults._cluster.silent_nodes() == ({"cpu-1"} if silent else set())
+    assert "404: no node of the playground is called nobody" in await told(faults, "nobody/machine/lost")
