@@ -93,6 +93,7 @@ async def test_events_are_shown_in_their_older_form_by_the_object_they_are_about
     listed = await client.get("/api/v1/namespaces/default/events", fieldSelector=selector)
     assert [(each["message"], each["involvedObject"]["name"]) for each in listed["items"]] == [("why b", "b")]
     assert (await client.get("/api/v1/namespaces/other/events"))["items"] == []
+    assert (await client.get("/api/v1/events", fieldSelector="type=Warning"))["items"] == []
     (line,) = await client.watch("/api/v1/namespaces/default/events", 1, fieldSelector="involvedObject.name=b")
     assert (line["object"]["apiVersion"], line["object"]["message"]) == ("v1", "why b")
     _, shown = await client.ask("GET", "/api/v1/events", headers=AS_TABLE)
