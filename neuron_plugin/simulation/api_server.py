@@ -35,7 +35,7 @@ from aiohttp import web
 
 from neuron_plugin.cluster import ApiRequest, UnreachableError
 from neuron_plugin.cluster.api import JSON, STRATEGIC_MERGE_PATCH, Response, refusal
-from neuron_plugin.simulation.api_server_faults import Fault, UnsentError, WatchList, take_fault
+from neuron_plugin.simulation.api_server_faults import Fault, UnsentError, take_fault
 from neuron_plugin.simulation.api_server_kinds import (
     EVENTS,
     LEASES,
@@ -45,7 +45,6 @@ from neuron_plugin.simulation.api_server_kinds import (
     Refusal,
     ServedKind,
     Target,
-    invalid,
     parse_path,
 )
 from neuron_plugin.simulation.api_server_kubectl import read_protobuf
@@ -68,13 +67,6 @@ _MAX_BODY_BYTES = 4 << 20
 _REMEMBERED_REQUESTS = 10_000
 _TURNS_OF_AN_ACCEPT = 5
 """Turns of the event loop from accepting a connection until aiohttp knows of it: three in asyncio, and some."""
-_SWITCHED_OFF = (
-    "sendInitialEvents: Forbidden: "
-    "sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled"
-)
-_NEEDS_MATCH = (
-    "resourceVersionMatch: Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"
-)
 
 
 class Guard(Protocol):
@@ -88,9 +80,8 @@ class SimulatedApiServer:
     """The server. Its methods play all others: users, schedulers, kubelets.
 
     It listens on a free port, and keeps it over ``stop`` and ``start``. ``admit_pod`` makes of each new pod what is
-    stored. An empty ``token`` lets every client in. ``watch_list`` says how it takes requests for
-    ``sendInitialEvents``. With ``tls`` it serves HTTPS; ``ca`` is then the PEM text of the authority that clients are
-    to trust.
+    stored. An empty ``token`` lets every client in. With ``tls`` it serves HTTPS; ``ca`` is then the PEM text of the
+    authority that clients are to trust.
     """
 
     def __init__(
@@ -98,12 +89,10 @@ class SimulatedApiServer:
         admit_pod: Admission | None = None,
         *,
         token: str = "",
-        watch_list: WatchList = WatchList.SERVED,
         bookmark_seconds: float = 60.0,
         tls: ssl.SSLContext | None = None,
         ca: str = "",
     ) -> None:
-        self.watch_list = watch_list
         self._objects = ApiObjects(admit_pod)
         self._bookmark_seconds = bookmark_seconds
         self._token, self._tls, self._ca = token, tls, ca
@@ -347,7 +336,6 @@ class SimulatedApiServer:
             for path, handler in self._mounted.items():
                 if request.path.startswith(path):
                     return await handler(request)
-            request = self._initial_events(request)
             done = watch_of(self._objects, request, self._bookmark_seconds) or answer(self._objects, request)
             if fault:
                 fault.after()
@@ -363,19 +351,6 @@ class SimulatedApiServer:
         if self._guard:
             watch = request.query.get("watch") == "true"
             self._guard.check(user, request.method, parse_path(request.path), watch=watch)
-
-    def _initial_events(self, request: ApiRequest) -> ApiRequest:
-        """The request for ``sendInitialEvents`` as this server takes it."""
-        query = dict(request.query)
-        if query.get("watch") != "true" or query.get("sendInitialEvents") != "true":
-            return request
-        if self.watch_list is WatchList.REFUSED:
-            raise invalid("ListOptions.meta.k8s.io", "", _SWITCHED_OFF)
-        if query.get("resourceVersionMatch") != "NotOlderThan":
-            raise invalid("ListOptions.meta.k8s.io", "", _NEEDS_MATCH)
-        if self.watch_list is WatchList.IGNORED:
-            del query["sendInitialEvents"]
-        return replace(request, query=query)
 
     # Without sockets: this is an ``ApiServer``.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 from dataclasses import dataclass, field
-from enum import Enum
 
 from neuron_plugin.cluster import ApiRequest
 from neuron_plugin.cluster.api import Response
@@ -15,14 +14,6 @@ from neuron_plugin.simulation.api_server_store import CutError
 
 class UnsentError(CutError):
     """There is no connection: the request has not arrived."""
-
-
-class WatchList(Enum):
-    """What the server does when asked for ``sendInitialEvents``."""
-
-    SERVED = "served"
-    REFUSED = "refused"
-    IGNORED = "ignored"
 
 
 @dataclass(frozen=True, slots=True)

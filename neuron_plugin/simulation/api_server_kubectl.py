@@ -55,7 +55,7 @@ from neuron_plugin.simulation.api_server_kinds import (
 from neuron_plugin.simulation.api_server_rules import is_ready
 from neuron_plugin.simulation.resource_claims import claim_node
 
-_VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "watch"]
+_VERBS = ["create", "delete", "get", "list", "patch", "watch"]
 _SHORT_NAMES = {
     PODS: ["po"],
     NODES: ["no"],

@@ -20,6 +20,7 @@ from neuron_plugin.simulation.api_server_kinds import (
     Refusal,
     Selector,
     Target,
+    invalid,
     label_selector,
     parse_path,
     selector,
@@ -32,6 +33,7 @@ OLD_OPENAPI = "/openapi/v2"
 """Where kubectl looks for a kind that it has not found elsewhere; it prints an answer of 406, if that is plain text."""
 _OTHER_KINDS = b"""only what 'kubectl api-resources' lists is kept here; \
 'neuron-plugin playground run -f FILE' makes the pods of other kinds"""
+_SWITCHED_OFF = "sendInitialEvents: Forbidden: not without the feature gate WatchList, which is off here"
 _WRITTEN_ONLY = ("binding", "eviction")
 
 
@@ -82,6 +84,8 @@ def watch_of(objects: ApiObjects, request: ApiRequest, bookmark_seconds: float) 
         return None
     if (target := parse_path(request.path)).name:
         return None
+    if request.query.get("sendInitialEvents") == "true":
+        raise invalid("ListOptions.meta.k8s.io", "", _SWITCHED_OFF)
     collection = objects.collections[target.kind]
     return Watch(target.kind, collection, _meant(target, request), request.query, bookmark_seconds)
 
@@ -127,16 +131,10 @@ def _write(objects: ApiObjects, request: ApiRequest, target: Target) -> Response
             return Response(200, objects.patch(target, body, request.content_type).encoded)
         case "PUT" if target.name and target.subresource not in _WRITTEN_ONLY:
             return Response(200, objects.replace(target, body).encoded)
-        case "DELETE" if not target.subresource and (target.name or target.namespace or not target.kind.namespaced):
+        case "DELETE" if target.name and not target.subresource:
             if (seconds := request.query.get("gracePeriodSeconds")) is not None:
                 body |= {"gracePeriodSeconds": int(seconds)}
-            if target.name:
-                return Response(200, objects.delete(target, body).encoded)
-            listed = _list(objects, target, request)
-            for record in msgspec.json.decode(listed)["items"]:
-                metadata = record["metadata"]
-                objects.delete(Target(target.kind, metadata.get("namespace", ""), metadata["name"]), body)
-            return Response(200, listed)
+            return Response(200, objects.delete(target, body).encoded)
     raise _not_allowed()
 
 

@@ -72,8 +72,6 @@ class KubeletOptions:
     grace_seconds: float = 300.0
     sync_delay: float = 0.1
     pod_resources_per_second: float = 100.0
-    pod_resources_burst: int = 10
-    numa_affinity: frozenset[int] | None = None
     termination_seconds: float = 2.0
     watcher_seconds: float = 1.0
 
@@ -142,13 +140,13 @@ class SimulatedKubelet:
     def _begin_process(self) -> None:
         """What a kubelet process knows at its beginning: its checkpoint, and no plugin."""
         options = self._options
-        self.devices = DeviceManager(self._random, numa_affinity=options.numa_affinity)
+        self.devices = DeviceManager(self._random)
         self.devices.load(self.checkpoint.read())
         self.devices.sources_ready = False
         self.devices.running = self._running
         seconds = options.dial_seconds, options.grace_seconds
         self._clients = PluginClients(self._directory, self.devices, self.checkpoint, self._registrations, *seconds)
-        limit = RateLimit(options.pod_resources_per_second, options.pod_resources_burst)
+        limit = RateLimit(options.pod_resources_per_second)
         self._pod_resources = PodResourcesService(self.devices, self._pods, self._unknown, limit)
         self._registered_before = frozenset(self.devices.resources())
 

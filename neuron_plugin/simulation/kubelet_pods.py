@@ -223,7 +223,7 @@ class SimulatedCgroups:
 class RateLimit:
     """A token bucket: ``per_second`` calls, ``burst`` at once; zero per second is no limit."""
 
-    def __init__(self, per_second: float, burst: int) -> None:
+    def __init__(self, per_second: float, burst: int = 10) -> None:
         self._per_second = per_second
         self._burst = burst
         self._tokens = float(burst)

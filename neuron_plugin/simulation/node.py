@@ -200,9 +200,19 @@ class SimulatedNode:
                     add_to_counter(self.root, device, work_file(core, TIME_IN_USE), executed)
                     set_counter(self.root, device, work_file(core, DEVICE_MEMORY), memory)
 
-    def log_kernel_message(self, text: str, *, by_kernel: bool = True, age_seconds: float = 0.0) -> None:
-        """Write a line into the machine's kernel log, as the kernel would or as a process may."""
-        append_record(self.root, text, by_kernel=by_kernel, age_seconds=age_seconds)
+    def log_kernel_message(self, text: str, *, by_kernel: bool = True) -> None:
+        """Write a record of one line into the kernel log, as the kernel would or as a process may.
+
+        Raises:
+            SimulationError: the machine's directory is not there.
+        """
+        path = self.paths.dev / KMSG
+        if not path.is_file():
+            raise SimulationError(f"{path} is not there: write a simulated node first")
+        priority, microseconds = _ERROR_LEVEL | (0 if by_kernel else _USER_FACILITY), int(time.monotonic() * 1e6)
+        with exclusively(self.root), path.open("rb+") as log:
+            sequence = log.read().count(b"\n")
+            log.write(f"{priority},{sequence},{microseconds},-;{' '.join(text.split())}\n".encode())
 
     def remove_device(self, device: int) -> None:
         """Take a device away, with its node, as when its PCI function is removed."""
@@ -404,22 +414,6 @@ def _create(path: Path, file: File) -> None:
         os.fchmod(descriptor, file.mode)  # the umask has no say in sysfs
     finally:
         os.close(descriptor)
-
-
-def append_record(root: Path, text: str, *, by_kernel: bool, age_seconds: float = 0.0) -> None:
-    """Add one record of one line, stamped with this machine's monotonic clock ``age_seconds`` ago.
-
-    Raises:
-        SimulationError: ``root`` holds no simulated machine with a kernel log.
-    """
-    path = root / "dev" / KMSG
-    if not path.is_file():
-        raise SimulationError(f"{path} is not there: write a simulated node first")
-    priority = _ERROR_LEVEL | (0 if by_kernel else _USER_FACILITY)
-    microseconds = max(0, int((time.monotonic() - age_seconds) * 1e6))
-    with exclusively(root), path.open("rb+") as log:
-        sequence = log.read().count(b"\n")
-        log.write(f"{priority},{sequence},{microseconds},-;{' '.join(text.split())}\n".encode())
 
 
 class TreeWriter:

@@ -114,8 +114,11 @@ class Mischief:
 
     async def one_of(self, path: str) -> str:
         """The path of an object, or of one that is not there."""
+        return f"{path}/{self.chance.choice(await self.names(path) or ['p1'])}"
+
+    async def names(self, path: str) -> list[str]:
         _, listed = await self.ask("GET", path)
-        return f"{path}/{self.chance.choice([each['metadata']['name'] for each in listed['items']] or ['p1'])}"
+        return [each["metadata"]["name"] for each in listed["items"]]
 
     async def step(self) -> None:
         deeds = {self.create: 10, self.edit: 6, self.end: 4, self.touch_node: 2, self.write_budget: 1}
@@ -145,15 +148,13 @@ class Mischief:
 
     async def end(self) -> None:
         path = await self.one_of(self.chance.choice((PODS, PODS, PODS, LEASES)))
-        match self.chance.randrange(4):
+        match self.chance.randrange(3):
             case 0:
                 await self.ask("DELETE", path)
             case 1:
                 await self.ask("DELETE", path, gracePeriodSeconds="0")
-            case 2:
-                await self.ask("POST", f"{path}/eviction", {"metadata": {"name": path.rpartition("/")[2]}})
             case _:
-                await self.ask("DELETE", PODS, labelSelector="app=a")
+                await self.ask("POST", f"{path}/eviction", {"metadata": {"name": path.rpartition("/")[2]}})
 
     async def touch_node(self) -> None:
         path = f"/api/v1/nodes/{self.chance.choice(list(NODES))}"
@@ -210,8 +211,9 @@ class Mischief:
 
     async def repair(self) -> None:
         """Undo everything, and see every device given out again."""
-        for path in (PODS, BUDGETS, "/api/v1/namespaces/team/pods"):
-            await self.ask("DELETE", path, gracePeriodSeconds="0")
+        for path in (PODS, BUDGETS):
+            for name in await self.names(path):
+                await self.ask("DELETE", f"{path}/{name}", gracePeriodSeconds="0")
         for node, devices in NODES.items():
             for device in range(devices):
                 self.fault(node, "device", str(device), "back")
