@@ -5,8 +5,8 @@ ended. It is deallocated when no pod is left that it is reserved for, and keeps 
 allocated. The scheduler chooses devices, the first that fit in the slices' order. A claim that is allocated is taken as
 it is and ties its pod to its node; the others are allocated on the node that is chosen. Both are reserved for the pod
 before it is bound. Followed are classes, selectors that compare attributes with constants, counts and ``All``,
-``matchAttribute`` and ``distinctAttribute``, alternatives, configuration, and taints that a request does not tolerate.
-Admin access, shared counters, consumable capacity and lists as attributes are not, nor is any other CEL: a claim with
+``matchAttribute`` and ``distinctAttribute``, configuration, and taints that a request does not tolerate. Alternatives,
+admin access, shared counters, consumable capacity and lists as attributes are not, nor is any other CEL: a claim with
 such a selector waits, and the reason names it. Sources of 1.36.2, also of the reasons' words:
 ``pkg/controller/resourceclaim``, ``staging/src/k8s.io/dynamic-resource-allocation/structured`` and
 ``pkg/scheduler/framework/plugins/dynamicresources``; of the garbage collector that what a pod owns goes with the pod.
@@ -234,11 +234,11 @@ class OfferedDevice:
 
 
 @dataclass(frozen=True, slots=True)
-class _Alternative:
-    """One way to serve a request; ``count`` None is all devices."""
+class _Request:
+    """How many devices are asked for, and which may be had."""
 
     name: str
-    count: int | None
+    count: int
     fitting: tuple[OfferedDevice, ...]
 
 
@@ -282,13 +282,7 @@ def allocate(
         NotAllocatedError: there are none, or the claim asks for what is not simulated.
     """
     spec = (claim.get("spec") or {}).get("devices") or {}
-    requests = [
-        [
-            _alternative(request, alternative, classes, devices, taken)
-            for alternative in request.get("firstAvailable") or [request.get("exactly")]
-        ]
-        for request in spec.get("requests") or ()
-    ]
+    requests = [_read_request(request, classes, devices, taken) for request in spec.get("requests") or ()]
     constraints = spec.get("constraints") or ()
     chosen = next(_choices(requests, constraints, ()), None)
     if chosen is None:
@@ -300,7 +294,7 @@ def allocate(
     configs = [
         {"source": "FromClass", "requests": [request["name"]], **config}
         for request in spec.get("requests") or ()
-        for config in classes[_class_of(request)]["spec"].get("config") or ()
+        for config in classes[request["exactly"]["deviceClassName"]]["spec"].get("config") or ()
     ]
     configs += [{"source": "FromClaim", **config} for config in spec.get("config") or ()]
     return {"results": results} | ({"config": configs} if configs else {})
@@ -376,34 +370,30 @@ def reserve(api: SimulatedApiServer, pod: AnyJson, claims: Sequence[AnyJson], al
 # The choice of devices.
 
 
-def _class_of(request: AnyJson) -> str:
-    return str((request.get("exactly") or (request.get("firstAvailable") or [{}])[0])["deviceClassName"])
-
-
-def _alternative(
+def _read_request(
     request: AnyJson,
-    alternative: AnyJson,
     classes: Mapping[str, AnyJson],
     devices: Sequence[OfferedDevice],
     taken: Collection[PooledDevice],
-) -> _Alternative:
-    """One way to serve a request, with the devices that it may have."""
-    name = request["name"] if alternative is request.get("exactly") else f"{request['name']}/{alternative['name']}"
-    known = classes.get(alternative["deviceClassName"])
+) -> _Request:
+    """A request with the devices that it may have, in their order."""
+    name, exact = request["name"], request.get("exactly")
+    if exact is None:
+        raise NotAllocatedError(f"request {name}: alternatives are not simulated")
+    known = classes.get(exact["deviceClassName"])
     if known is None:
-        raise NotAllocatedError(f"request {name}: device class {alternative['deviceClassName']} does not exist")
-    selectors = [*(known["spec"].get("selectors") or ()), *(alternative.get("selectors") or ())]
+        raise NotAllocatedError(f"request {name}: device class {exact['deviceClassName']} does not exist")
+    selectors = [*(known["spec"].get("selectors") or ()), *(exact.get("selectors") or ())]
     tests = [_test(selector["cel"]["expression"]) for selector in selectors]
     meant = [device for device in devices if all(test(device) for test in tests)]
-    tolerations = alternative.get("tolerations") or ()
-    free = [
+    tolerations = exact.get("tolerations") or ()
+    free = tuple(
         device
         for device in meant
         if device.id not in taken and all(_tolerates(tolerations, taint) for taint in device.taints)
-    ]
-    if alternative.get("allocationMode") != "All":
-        return _Alternative(name, int(alternative.get("count") or 1), tuple(free))
-    return _Alternative(name, None, tuple(free) if len(free) == len(meant) else ())
+    )
+    everything = exact.get("allocationMode") == "All"
+    return _Request(name, len(meant) or 1 if everything else int(exact.get("count") or 1), free)
 
 
 def _test(expression: str) -> Callable[[OfferedDevice], bool]:
@@ -442,18 +432,14 @@ def _tolerates(tolerations: Iterable[AnyJson], taint: AnyJson) -> bool:
     )
 
 
-def _choices(
-    requests: Sequence[Sequence[_Alternative]], constraints: Sequence[AnyJson], chosen: _Chosen
-) -> Iterator[_Chosen]:
+def _choices(requests: Sequence[_Request], constraints: Sequence[AnyJson], chosen: _Chosen) -> Iterator[_Chosen]:
     """Devices for all requests, each way after the other."""
     if not requests:
         yield chosen
         return
-    for alternative in requests[0]:
-        count = len(alternative.fitting) if alternative.count is None else alternative.count
-        if count:
-            for more in _sets(alternative.name, alternative.fitting, count, constraints, chosen):
-                yield from _choices(requests[1:], constraints, more)
+    first = requests[0]
+    for more in _sets(first.name, first.fitting, first.count, constraints, chosen):
+        yield from _choices(requests[1:], constraints, more)
 
 
 def _sets(
@@ -489,5 +475,4 @@ def _keeps(request: str, device: OfferedDevice, constraints: Sequence[AnyJson], 
 
 
 def _is_meant(constraint: AnyJson, request: str) -> bool:
-    names = constraint.get("requests")
-    return not names or request in names or request.partition("/")[0] in names
+    return request in (constraint.get("requests") or [request])

@@ -92,6 +92,7 @@ def test_the_first_devices_that_fit_are_chosen(spec: Json, taken: tuple[int, ...
         (claim_spec(constraints=[{"matchAttribute": "example.com/rack"}]), (), NOT_ALLOCATED),
         (claim_spec(exactly(deviceClassName="gone")), (), "request neurons: device class gone does not exist"),
         (selected("device.capacity.size() > 0"), (), "the selector 'device.capacity.size() > 0' is not simulated"),
+        (claim_spec({"name": "r", "firstAvailable": []}), (), "request r: alternatives are not simulated"),
     ],
 )
 def test_a_claim_that_does_not_fit_says_why(spec: Json, taken: tuple[int, ...], text: str) -> None:
@@ -106,20 +107,6 @@ def test_a_taint_keeps_claims_off_that_do_not_tolerate_it() -> None:
     assert chosen(claim_spec(exactly(tolerations=[tolerated])), tainted=(0,)) == [0]
     with pytest.raises(NotAllocatedError):
         chosen(claim_spec(exactly(allocationMode="All")), tainted=(0,))
-
-
-def test_the_first_alternative_that_fits_is_taken_and_named() -> None:
-    ways = [
-        {"name": "many", "deviceClassName": DRIVER, "count": 20},
-        {"name": "few", "deviceClassName": DRIVER, "count": 2},
-    ]
-    found = allocate(
-        {"spec": claim_spec({"name": "n", "firstAvailable": ways})}, CLASSES, offered_devices([node_slice()], "n1"), ()
-    )
-    assert [(each["request"], each["device"]) for each in found["results"]] == [
-        ("n/few", "neuron-0"),
-        ("n/few", "neuron-1"),
-    ]
 
 
 def test_configuration_comes_along_that_of_the_class_first() -> None:
