@@ -35,7 +35,6 @@ from neuron_plugin.simulation.kubelet_claims import NotPreparedError
 from neuron_plugin.simulation.kubelet_device_manager import (
     AllocationError,
     DeviceManager,
-    KubeletCheckpointFile,
     PluginCallError,
     replace_file,
 )
@@ -104,7 +103,7 @@ class SimulatedKubelet:
         self.waiting: dict[str, str] = {}
         self.rejections: dict[str, PodRejectedError] = {}
         options = options or KubeletOptions()
-        self.checkpoint = KubeletCheckpointFile(directory / CHECKPOINT)
+        self.checkpoint = directory / CHECKPOINT
         self._directory = directory
         self._pod_resources_directory = pod_resources_directory
         self._plugins_registry = plugins_registry
@@ -141,7 +140,7 @@ class SimulatedKubelet:
         """What a kubelet process knows at its beginning: its checkpoint, and no plugin."""
         options = self._options
         self.devices = DeviceManager(self._random)
-        self.devices.load(self.checkpoint.read())
+        self.devices.load(self.checkpoint.read_bytes() if self.checkpoint.exists() else None)
         self.devices.sources_ready = False
         self.devices.running = self._running
         seconds = options.dial_seconds, options.grace_seconds
@@ -244,15 +243,12 @@ class SimulatedKubelet:
         """Drop a live plugin for no reason it could know of, as the kubelet's book-keeping by name can."""
         await self._clients.disconnect(resource)
 
-    def spoil_checkpoint(self, content: bytes | None = b"spoiled") -> None:
-        """Put other content in the checkpoint's place; None removes the file.
+    def spoil_checkpoint(self, content: bytes = b"spoiled") -> None:
+        """Put other content in the checkpoint's place.
 
         A kubelet that runs replaces it at its next write, one that starts cannot read what was allocated and goes on.
         """
-        if content is None:
-            self.checkpoint.path.unlink(missing_ok=True)
-        else:
-            replace_file(self.checkpoint.path, content)
+        replace_file(self.checkpoint, content)
 
     # Pods.
 
@@ -314,7 +310,7 @@ class SimulatedKubelet:
         """All resources of one container, and then one write of the checkpoint."""
         devices = self.devices
         if await devices.allocate(pod.uid, container.name, container.limits, self._pods.keys(), self._clients):
-            self.checkpoint.write(devices)
+            replace_file(self.checkpoint, devices.checkpoint_bytes())
         devices.offer_for_reuse(pod.uid, container.name, container.kind)
 
     async def prepare(self, pod: KubeletPod) -> None:

@@ -373,21 +373,6 @@ class _File(msgspec.Struct, frozen=True, rename="pascal"):
     checksum: int
 
 
-@dataclass(frozen=True, slots=True)
-class KubeletCheckpointFile:
-    """``kubelet_internal_checkpoint``, replaced by rename as the kubelet does; but not synced to disk."""
-
-    path: Path
-
-    def write(self, devices: DeviceManager) -> None:
-        """Write the whole memory of the device manager."""
-        replace_file(self.path, devices.checkpoint_bytes())
-
-    def read(self) -> bytes | None:
-        """The content; None if there is no file."""
-        return self.path.read_bytes() if self.path.exists() else None
-
-
 def replace_file(path: Path, content: bytes) -> None:
     """Replace a file by rename as the kubelet does, through ``.<random>`` beside it; without a sync to disk."""
     descriptor, temporary = tempfile.mkstemp(prefix=".", dir=path.parent)

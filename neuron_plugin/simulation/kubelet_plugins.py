@@ -28,10 +28,10 @@ from neuron_plugin.simulation.api_server_rules import is_qualified
 from neuron_plugin.simulation.kubelet_device_manager import (
     AllocationError,
     DeviceManager,
-    KubeletCheckpointFile,
     ListedDevice,
     PluginCallError,
     Selection,
+    replace_file,
 )
 
 INFO_SECONDS = 1.0
@@ -238,7 +238,7 @@ class PluginClients(pb_grpc.RegistrationServicer):
 
     directory: Path
     devices: DeviceManager
-    checkpoint: KubeletCheckpointFile
+    checkpoint: Path
     registrations: Counter[str]
     dial_seconds: float = 10.0
     grace_seconds: float = 300.0
@@ -337,7 +337,7 @@ class PluginClients(pb_grpc.RegistrationServicer):
         if stopped_at is not None and asyncio.get_running_loop().time() - stopped_at > self.grace_seconds:
             del self.endpoints[resource]
             self.devices.remove_resource(resource)
-            self.checkpoint.write(self.devices)
+            replace_file(self.checkpoint, self.devices.checkpoint_bytes())
         return ResourceCapacity(len(self.devices.devices(resource)), len(self.devices.healthy(resource)))
 
     async def _follow(self, connection: PluginConnection) -> None:
@@ -350,7 +350,7 @@ class PluginClients(pb_grpc.RegistrationServicer):
                 ]
                 self.devices.update_devices(resource, devices)
                 self.changed.set()
-                self.checkpoint.write(self.devices)
+                replace_file(self.checkpoint, self.devices.checkpoint_bytes())
         await self.disconnect(resource)  # by name: this may be another, newer client
 
 
