@@ -1,11 +1,14 @@
 """A driver of claims that answers what a test says, beside a simulated kubelet."""
 
+# ruff: noqa: ARG002, N802 - the names and signatures of gRPC methods are the API's
+
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -17,8 +20,6 @@ from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2 as watche
 from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2_grpc as watcher_grpc
 from neuron_plugin.simulation.kubelet_dra import HEALTH_SERVICE, PLUGIN_TYPE, SERVICE
 from tests.simulation.dra import DRIVER
-
-Context = grpc.aio.ServicerContext[object, object]
 
 
 class RawDriver(pb_grpc.DRAPluginServicer, health_grpc.DRAResourceHealthServicer, watcher_grpc.RegistrationServicer):
@@ -33,20 +34,13 @@ class RawDriver(pb_grpc.DRAPluginServicer, health_grpc.DRAResourceHealthServicer
         self.unprepared: list[list[str]] = []
         self.ends = asyncio.Event()
 
-    async def GetInfo(self, request: watcher_pb.InfoRequest, context: Context) -> watcher_pb.PluginInfo:  # noqa: N802
-        del request, context
+    async def GetInfo(self, request: Any, context: Any) -> watcher_pb.PluginInfo:
         return watcher_pb.PluginInfo(type=PLUGIN_TYPE, name=self.name, supported_versions=[SERVICE, HEALTH_SERVICE])
 
-    async def NotifyRegistrationStatus(  # noqa: N802
-        self, request: watcher_pb.RegistrationStatus, context: Context
-    ) -> watcher_pb.RegistrationStatusResponse:
-        del request, context
+    async def NotifyRegistrationStatus(self, request: Any, context: Any) -> watcher_pb.RegistrationStatusResponse:
         return watcher_pb.RegistrationStatusResponse()
 
-    async def NodePrepareResources(  # noqa: N802
-        self, request: pb.NodePrepareResourcesRequest, context: Context
-    ) -> pb.NodePrepareResourcesResponse:
-        del context
+    async def NodePrepareResources(self, request: Any, context: Any) -> pb.NodePrepareResourcesResponse:
         self.prepared.append([each.name for each in request.claims])
         if self.gate:
             await self.gate.wait()
@@ -57,20 +51,17 @@ class RawDriver(pb_grpc.DRAPluginServicer, health_grpc.DRAResourceHealthServicer
                 response.claims[each.uid].devices.add(pool_name="p", device_name="d0", cdi_device_ids=[self.cdi_id])
         return response
 
-    async def NodeUnprepareResources(  # noqa: N802
-        self, request: pb.NodeUnprepareResourcesRequest, context: Context
-    ) -> pb.NodeUnprepareResourcesResponse:
-        del context
+    async def NodeUnprepareResources(self, request: Any, context: Any) -> pb.NodeUnprepareResourcesResponse:
         self.unprepared.append([each.name for each in request.claims])
         response = pb.NodeUnprepareResourcesResponse()
         for each in request.claims:
             response.claims[each.uid].error = self.error
         return response
 
-    async def NodeWatchResources(  # type: ignore[override]  # noqa: N802 - a coroutine that writes
-        self, request: health_pb.NodeWatchResourcesRequest, context: Context
-    ) -> None:
-        del request, context
+    async def NodeWatchResources(
+        self, request: Any, context: Any
+    ) -> AsyncIterator[health_pb.NodeWatchResourcesResponse]:
+        yield health_pb.NodeWatchResourcesResponse()
         await self.ends.wait()
 
 

@@ -1,11 +1,14 @@
 """A simulated kubelet beside a plugin that answers what a test says, for tests of the kubelet."""
 
+# ruff: noqa: ARG002, N802 - the names and signatures of gRPC methods are the API's
+
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -45,26 +48,18 @@ class RawPlugin(pb_grpc.DevicePluginServicer, watcher_grpc.RegistrationServicer)
         self.stream_ends = asyncio.Event()
         self.news = asyncio.Event()
 
-    async def GetDevicePluginOptions(  # noqa: N802 - the API's name
-        self, request: pb.Empty, context: grpc.aio.ServicerContext[object, object]
-    ) -> pb.DevicePluginOptions:
-        del request, context
+    async def GetDevicePluginOptions(self, request: Any, context: Any) -> pb.DevicePluginOptions:
         self.calls.append("options")
         return self.options
 
-    async def ListAndWatch(  # type: ignore[override]  # noqa: N802 - grpc.aio takes a coroutine, the stubs do not
-        self, request: pb.Empty, context: grpc.aio.ServicerContext[pb.Empty, pb.ListAndWatchResponse]
-    ) -> None:
-        del request
+    async def ListAndWatch(self, request: Any, context: Any) -> AsyncIterator[pb.ListAndWatchResponse]:
         self.calls.append("stream")
         while not self.stream_ends.is_set():
             self.news.clear()
-            await context.write(pb.ListAndWatchResponse(devices=self.devices))
+            yield pb.ListAndWatchResponse(devices=self.devices)
             await self.news.wait()
 
-    async def GetPreferredAllocation(  # noqa: N802 - the API's name
-        self, request: pb.PreferredAllocationRequest, context: grpc.aio.ServicerContext[object, object]
-    ) -> pb.PreferredAllocationResponse:
+    async def GetPreferredAllocation(self, request: Any, context: Any) -> pb.PreferredAllocationResponse:
         (demand,) = request.container_requests
         available, must = set(demand.available_deviceIDs), set(demand.must_include_deviceIDs)
         self.preferences.append((available, must, demand.allocation_size))
@@ -75,9 +70,7 @@ class RawPlugin(pb_grpc.DevicePluginServicer, watcher_grpc.RegistrationServicer)
             container_responses=[pb.ContainerPreferredAllocationResponse(deviceIDs=chosen)]
         )
 
-    async def Allocate(  # noqa: N802 - the API's name
-        self, request: pb.AllocateRequest, context: grpc.aio.ServicerContext[object, object]
-    ) -> pb.AllocateResponse:
+    async def Allocate(self, request: Any, context: Any) -> pb.AllocateResponse:
         (demand,) = request.container_requests
         ids = list(demand.devices_ids)
         self.allocations.append(ids)
@@ -93,17 +86,13 @@ class RawPlugin(pb_grpc.DevicePluginServicer, watcher_grpc.RegistrationServicer)
         )
         return pb.AllocateResponse(container_responses=[response])
 
-    async def PreStartContainer(self, request: object, context: object) -> pb.PreStartContainerResponse:  # noqa: N802
+    async def PreStartContainer(self, request: Any, context: Any) -> pb.PreStartContainerResponse:
         raise NotImplementedError  # the simulated kubelet asks for none
 
-    async def GetInfo(self, request: watcher_pb.InfoRequest, context: object) -> watcher_pb.PluginInfo:  # noqa: N802
-        del request, context
+    async def GetInfo(self, request: Any, context: Any) -> watcher_pb.PluginInfo:
         return self.info
 
-    async def NotifyRegistrationStatus(  # noqa: N802 - the API's name
-        self, request: watcher_pb.RegistrationStatus, context: object
-    ) -> watcher_pb.RegistrationStatusResponse:
-        del context
+    async def NotifyRegistrationStatus(self, request: Any, context: Any) -> watcher_pb.RegistrationStatusResponse:
         self.statuses.append(request)
         return watcher_pb.RegistrationStatusResponse()
 
