@@ -29,9 +29,6 @@ _DAEMON_TOLERATIONS = [
 _KUBEFLOW, _VOLCANO = "training.kubeflow.org/", "volcano.sh/"
 
 
-Texts = Mapping[str, str]
-
-
 class WorkloadError(Exception):
     """No pods can be made of an object; the text says why."""
 
@@ -339,8 +336,8 @@ def _pod(
     name: str,
     kind: str,
     owner: AnyJson,
-    labels: Texts | None = None,
-    annotations: Texts | None = None,
+    labels: AnyJson | None = None,
+    annotations: AnyJson | None = None,
 ) -> AnyJson:
     """A pod of a template, with the object that controls it."""
     made = _with(template, labels or {}, annotations or {})
@@ -355,7 +352,7 @@ def _reachable(pod: AnyJson, hostname: str, subdomain: str | None = None) -> Any
     return pod | {"spec": {**named, **pod["spec"]}}
 
 
-def _with(template: AnyJson, labels: Texts, annotations: Texts) -> AnyJson:
+def _with(template: AnyJson, labels: AnyJson, annotations: AnyJson) -> AnyJson:
     metadata = template.get("metadata") or {}
     more = {"labels": labels, "annotations": annotations}
     return template | {"metadata": {key: {**(metadata.get(key) or {}), **more[key]} for key in more}}
