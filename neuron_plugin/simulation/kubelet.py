@@ -31,14 +31,13 @@ from neuron_plugin.kubelet import in_numeric_order
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1.api_pb2_grpc import add_RegistrationServicer_to_server
 from neuron_plugin.kubelet._proto.podresources.v1.api_pb2_grpc import add_PodResourcesListerServicer_to_server
 from neuron_plugin.kubelet_files import CHECKPOINT, KUBELET_SOCKET
-from neuron_plugin.simulation.kubelet_claims import NotPreparedError
 from neuron_plugin.simulation.kubelet_device_manager import (
     AllocationError,
     DeviceManager,
     PluginCallError,
     replace_file,
 )
-from neuron_plugin.simulation.kubelet_dra import PLUGIN_TYPE, DraManager
+from neuron_plugin.simulation.kubelet_dra import PLUGIN_TYPE, DraManager, NotPreparedError
 from neuron_plugin.simulation.kubelet_plugins import PluginClients, PluginHandler, PluginWatcher, ResourceCapacity
 from neuron_plugin.simulation.kubelet_pods import (
     AdmittedContainer,

@@ -1,9 +1,9 @@
-"""The simulated kubelet and drivers of claims, over sockets."""
+"""The simulated kubelet and drivers of claims, over sockets; what it remembers of claims, and its file."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +14,17 @@ import pytest
 from neuron_plugin.kubelet.dra_state import parse_dra_state
 from neuron_plugin.simulation.api_server import SimulatedApiServer
 from neuron_plugin.simulation.api_server_kinds import RESOURCE_CLAIMS
-from neuron_plugin.simulation.kubelet_claims import NotPreparedError
-from neuron_plugin.simulation.kubelet_dra import DraManager, DraManagerTimes
+from neuron_plugin.simulation.kubelet_dra import (
+    ClaimInfo,
+    ClaimMemory,
+    DraManager,
+    DraManagerTimes,
+    DriverDevice,
+    KubeletStateError,
+    NotPreparedError,
+)
 from neuron_plugin.simulation.kubelet_pods import KubeletContainer, KubeletPod, PodGoneError
-from tests.simulation.dra import DRIVER
+from tests.simulation.dra import DRIVER, Json
 from tests.simulation.dra_driver import RawDriver, serving, until
 from tests.support.kubelet import KubeletOptions, StandInKubelet
 
@@ -158,3 +165,120 @@ async def test_a_pod_stays_terminating_while_its_driver_is_away_or_refuses(direc
         driver.error = ""
         await site.kubelet.unprepare(pod())
         assert site.pods_in_file == {}
+
+
+# What is remembered, and its file.
+
+KEY = ("default", "c")
+D0 = DriverDevice("n1-neuron", "neuron-0", ("neurons",), ("neuron-plugin.io/device=0-0",))
+
+
+class Answering:
+    """A driver that gives each claim one device, or ``answer``; it keeps what it is asked, and looks at the file."""
+
+    def __init__(self, memory: ClaimMemory) -> None:
+        self.memory = memory
+        self.asked: list[str] = []
+        self.seen: list[Json] = []
+        self.answer: dict[str, Sequence[DriverDevice] | str] | None = None
+        self.forgets = False
+
+    async def prepare(self, driver: str, claims: Sequence[ClaimInfo]) -> Mapping[str, Sequence[DriverDevice] | str]:
+        self.asked.append(f"prepare {driver}")
+        self.seen = msgspec.json.decode(msgspec.json.decode(self.memory.state_bytes())["Data"])["ClaimInfoStateList"]
+        if self.forgets:
+            self.memory.claims.clear()
+        return {each.uid: [D0] for each in claims} if self.answer is None else self.answer
+
+    async def unprepare(self, driver: str, claims: Sequence[ClaimInfo]) -> None:
+        self.asked += [f"unprepare {driver} {each.key[1]}" for each in claims]
+
+
+@pytest.fixture
+def answering() -> Answering:
+    return Answering(ClaimMemory())
+
+
+def claim(uid: str = "uid-c") -> Json:
+    results = [{"driver": DRIVER, "request": "neurons", "pool": "p", "device": "d"}]
+    metadata = {"namespace": "default", "name": "c", "uid": uid}
+    return {"metadata": metadata, "status": {"allocation": {"devices": {"results": results}}}}
+
+
+async def prepare_for(answering: Answering, *pods: str) -> None:
+    for pod in pods:
+        await answering.memory.prepare([claim()], pod, answering)
+
+
+def recorded(answering: Answering) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Pods and devices of the claim, as the product reads the file."""
+    (found,) = parse_dra_state(answering.memory.state_bytes(), {DRIVER})
+    return found.pod_uids, found.devices
+
+
+async def test_the_file_has_the_pod_before_the_call_and_the_devices_after_it_and_a_second_pod_asks_no_driver(
+    answering: Answering,
+) -> None:
+    await prepare_for(answering, "pod-a", "pod-b")
+    (entry,) = answering.seen
+    assert (entry["PodUIDs"], entry["DriverState"]) == ({"pod-a": {}}, {DRIVER: {"Devices": None}})
+    assert (answering.asked, recorded(answering)) == ([f"prepare {DRIVER}"], (("pod-a", "pod-b"), ("neuron-0",)))
+
+
+async def test_after_a_start_nothing_is_prepared_and_kubernetes_140955_a_second_answer_is_appended(
+    answering: Answering,
+) -> None:
+    await prepare_for(answering, "pod-a")
+    answering.memory.load(answering.memory.state_bytes())
+    assert answering.memory.claims[KEY].drivers == {DRIVER: [D0]}
+    await prepare_for(answering, "pod-a")
+    assert recorded(answering) == (("pod-a",), ("neuron-0", "neuron-0"))
+    answering.memory.load(None)
+    assert not answering.memory.claims
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [({}, "skipped 1 ResourceClaims"), ({"uid-c": "busy"}, "failed for ResourceClaim c: busy")],
+)
+async def test_a_driver_that_skips_or_refuses_a_claim_lets_the_pod_wait(
+    answering: Answering, answer: dict[str, Sequence[DriverDevice] | str], why: str
+) -> None:
+    answering.answer = answer
+    with pytest.raises(NotPreparedError, match=f"NodePrepareResources {why}"):
+        await prepare_for(answering, "pod-a")
+    assert not answering.memory.claims[KEY].prepared
+
+
+@pytest.mark.parametrize("spoil", [lambda data: data[:-20], lambda data: data.replace(b"neuron-0", b"neuron-1")])
+async def test_a_file_that_was_changed_keeps_the_kubelet_from_starting(answering: Answering, spoil: type) -> None:
+    await prepare_for(answering, "pod-a")
+    with pytest.raises(KubeletStateError, match="please drain node and remove DRA state file"):
+        ClaimMemory().load(spoil(answering.memory.state_bytes()))
+
+
+async def test_a_new_claim_of_the_same_name_waits_for_the_old_one_to_be_given_up(answering: Answering) -> None:
+    await prepare_for(answering, "pod-a")
+    with pytest.raises(NotPreparedError, match=r"old ResourceClaim with same name c and different UID uid-c"):
+        await answering.memory.prepare([claim("uid-d")], "pod-b", answering)
+    await answering.memory.unprepare([KEY], "pod-a", answering)
+    await answering.memory.prepare([claim("uid-c")], "pod-b", answering)
+
+
+async def test_a_shared_claim_goes_with_its_last_pod_but_kubernetes_140212_a_second_end_of_one_counts_for_the_other(
+    answering: Answering,
+) -> None:
+    await prepare_for(answering, "pod-a", "pod-b")
+    assert answering.memory.of_inactive({"pod-b"}) == {("default", "pod-a"): [KEY]}
+    await answering.memory.unprepare([KEY], "pod-a", answering)
+    assert (answering.asked[1:], recorded(answering)[0]) == ([], ("pod-b",))
+    await answering.memory.unprepare([KEY], "pod-a", answering)
+    assert (answering.asked[1:], answering.memory.claims) == ([f"unprepare {DRIVER} c"], {})
+
+
+async def test_kubernetes_140527_an_answer_for_a_claim_that_was_given_up_meanwhile_is_an_error(
+    answering: Answering,
+) -> None:
+    answering.forgets = True
+    with pytest.raises(NotPreparedError, match="unable to get claim info for ResourceClaim c in namespace default"):
+        await prepare_for(answering, "pod-a")
