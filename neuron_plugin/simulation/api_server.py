@@ -35,7 +35,6 @@ from aiohttp import web
 
 from neuron_plugin.cluster import ApiRequest, UnreachableError
 from neuron_plugin.cluster.api import JSON, STRATEGIC_MERGE_PATCH, Response, refusal
-from neuron_plugin.simulation.api_server_faults import Fault, UnsentError, take_fault
 from neuron_plugin.simulation.api_server_kinds import (
     EVENTS,
     LEASES,
@@ -49,7 +48,17 @@ from neuron_plugin.simulation.api_server_kinds import (
 )
 from neuron_plugin.simulation.api_server_kubectl import read_protobuf
 from neuron_plugin.simulation.api_server_objects import JSON_PATCH, PATCHES, Admission, ApiObjects
-from neuron_plugin.simulation.api_server_requests import OLD_OPENAPI, answer, refused, shown, unsupported, watch_of
+from neuron_plugin.simulation.api_server_requests import (
+    OLD_OPENAPI,
+    Fault,
+    UnsentError,
+    answer,
+    refused,
+    shown,
+    take_fault,
+    unsupported,
+    watch_of,
+)
 from neuron_plugin.simulation.api_server_store import CutError, Inbox, ObjectChange, Watch
 
 if TYPE_CHECKING:

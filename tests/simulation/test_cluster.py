@@ -13,9 +13,9 @@ from neuron_plugin.allocation import Resource
 from neuron_plugin.allocation.keys import ALLOCATED_KEY
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.simulation.cluster import NODE_NAME, SimulatedCluster, pod_manifest
+from neuron_plugin.simulation.cluster_nodes import end_process
 from neuron_plugin.simulation.kubelet_pods import AdmittedPod
 from neuron_plugin.simulation.scheduler import ExtenderCallError
-from neuron_plugin.simulation.worker import end_process
 from tests.support.worker import end_pod, kill_daemon
 
 CORE, DEVICE = Resource.NEURONCORE.value, Resource.NEURONDEVICE.value
