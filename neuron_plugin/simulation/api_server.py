@@ -9,9 +9,7 @@ is let in unless a token or a guard says otherwise. ``fail`` tells it what to do
 
     api = SimulatedApiServer()
     await api.start()
-    api.create_node({"metadata": {"name": "worker-1"}})
     api.create_pod({"metadata": {"name": "a"}, "spec": {"containers": []}})
-    api.bind("default", "a", node="worker-1", annotations={"NEURON_DEVS": "0"})
     kubeconfig = api.write_kubeconfig(directory / "kubeconfig")
 
 Objects handed out are the server's own: read them, do not change them.
@@ -207,7 +205,7 @@ class SimulatedApiServer:
     def change(
         self, kind: ServedKind, name: str, change: AnyJson, namespace: str = "", subresource: str = ""
     ) -> AnyJson:
-        """Merge a change into an object, or with ``part`` into one of its subresources."""
+        """Merge a change into an object, or into one of its subresources."""
         return self._objects.patch(Target(kind, namespace, name, subresource), change).value
 
     def patch_pod(self, namespace: str, name: str, change: AnyJson) -> AnyJson:
@@ -498,6 +496,5 @@ async def _lines(body: bytes) -> AsyncIterator[bytes]:
 
 
 def _put_end(inbox: Inbox, item: ObjectChange | Exception | None) -> None:
-    """Leave everything out but the end of a watch."""
     if isinstance(item, Exception):
         asyncio.Queue.put_nowait(inbox, item)
