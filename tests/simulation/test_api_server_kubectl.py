@@ -7,9 +7,18 @@ import pytest
 
 from neuron_plugin.cluster import ObjectReference
 from neuron_plugin.cluster.writes import create_event, utc_now
-from neuron_plugin.simulation.api_server_kinds import EVENTS, KINDS, NAMESPACES, PODS, AnyJson
+from neuron_plugin.simulation.api_server_kinds import (
+    EVENTS,
+    KINDS,
+    NAMESPACES,
+    PODS,
+    RESOURCE_CLAIMS,
+    RESOURCE_SLICES,
+    AnyJson,
+)
 from neuron_plugin.simulation.api_server_kubectl import read_protobuf
 from tests.simulation.api_client import AS_TABLE, Client, pod
+from tests.simulation.dra import CLAIMS, DRIVER, FINALIZER, SLICES, USER, allocation, claim, node_slice
 from tests.support.api_server import StandInApiServer
 
 
@@ -173,4 +182,29 @@ def test_options_of_a_deletion_are_read_and_unknown_fields_are_not() -> None:
         "gracePeriodSeconds": 0,
         "preconditions": {"uid": "uid-a"},
         "dryRun": ["All"],
+    }
+
+
+BOTH = "all=placed-by-gates,neuron-1=unhealthy"
+
+
+async def test_kubectl_shows_what_claims_and_slices_have(server: StandInApiServer, client: Client) -> None:
+    async def cells(path: str) -> list[list[str]]:
+        _, shown = await client.ask("GET", path, headers=AS_TABLE)
+        return [row["cells"][:-1] for row in shown["rows"]]
+
+    for node, placed in (("n1", False), ("n2", True)):
+        server.create(RESOURCE_SLICES, node_slice(node, 2, (1,), placed=placed), "")
+    shown = [f"n1-{DRIVER}", "n1", DRIVER, "n1-neuron", "2", "neuron-1=unhealthy"]
+    assert await cells(SLICES) == [shown, [*(text.replace("n1", "n2") for text in shown[:5]), BOTH]]
+    server.create(RESOURCE_CLAIMS, claim(finalizers=[FINALIZER]), "default")
+    assert await cells(CLAIMS) == [["c", "pending", "", ""]]
+    server.change(RESOURCE_CLAIMS, "c", {"status": allocation()}, "default", "status")
+    assert await cells(CLAIMS) == [["c", "allocated", "neuron-0", "n1"]]
+    server.change(RESOURCE_CLAIMS, "c", {"status": {"reservedFor": [USER]}}, "default", "status")
+    server.delete(RESOURCE_CLAIMS, "c", "default")
+    assert await cells(CLAIMS) == [["c", "deleted,allocated,reserved", "neuron-0", "n1"]]
+    _, found = await client.ask("GET", "/apis/resource.k8s.io/v1")
+    assert {"resourceclaims", "resourceclaimtemplates", "resourceslices", "deviceclasses"} <= {
+        each["name"] for each in found["resources"]
     }

@@ -7,9 +7,23 @@ from typing import Any
 import pytest
 
 from neuron_plugin.allocation.keys import GATE
-from neuron_plugin.simulation.api_server_kinds import BUDGETS, EVENTS, LEASES, NODES, PODS, Refusal, ServedKind, Target
+from neuron_plugin.simulation.api_server_kinds import (
+    BUDGETS,
+    CLAIM_TEMPLATES,
+    EVENTS,
+    LEASES,
+    NODES,
+    PODS,
+    RESOURCE_CLAIMS,
+    Refusal,
+    ServedKind,
+    Target,
+)
 from neuron_plugin.simulation.api_server_objects import ApiObjects
 from neuron_plugin.simulation.api_server_rules import budget_status, is_qualified
+from tests.simulation.api_client import MERGE, Client, names
+from tests.simulation.dra import CLAIMS, DRIVER, FINALIZER, SLICES, USER, allocation, claim, node_slice
+from tests.support.api_server import StandInApiServer
 
 Json = dict[str, Any]
 TARGET = Target(PODS, "ns", "p")
@@ -264,3 +278,84 @@ def test_a_budget_allows_what_its_healthy_pods_leave(spec: Json, allowed: int) -
     pods.append({"metadata": {"namespace": "other", "labels": {"app": "a"}}, "status": ready})
     budget = {"metadata": {"namespace": "ns"}, "spec": {"selector": {"matchLabels": {"app": "a"}}, **spec}}
     assert budget_status(budget, pods)["disruptionsAllowed"] == allowed
+
+
+# Claims, templates and slices.
+
+
+async def test_a_claim_with_a_finalizer_goes_when_it_is_taken_off(client: Client) -> None:
+    await client.ask("POST", CLAIMS, claim(finalizers=[FINALIZER]))
+    _, left = await client.ask("DELETE", f"{CLAIMS}/c")
+    assert left["metadata"]["deletionTimestamp"]
+    again = (await client.get(f"{CLAIMS}/c"))["metadata"]
+    await client.ask("DELETE", f"{CLAIMS}/c")
+    assert (await client.get(f"{CLAIMS}/c"))["metadata"] == again
+    status, _ = await client.ask("PATCH", f"{CLAIMS}/c", {"metadata": {"finalizers": None}}, headers=MERGE)
+    assert status == 200
+    assert names(await client.get(CLAIMS)) == []
+
+
+async def test_the_status_of_a_claim_brings_no_finalizer(client: Client) -> None:
+    await client.ask("POST", CLAIMS, claim(finalizers=[FINALIZER]))
+    change = {"metadata": {"finalizers": []}, "status": allocation()}
+    _, after = await client.ask("PATCH", f"{CLAIMS}/c/status", change, headers=MERGE)
+    assert after["metadata"]["finalizers"] == [FINALIZER]
+    assert after["status"] == allocation()
+
+
+@pytest.mark.parametrize(
+    ("before", "change", "text"),
+    [
+        (allocation(), allocation("neuron-1"), "status.allocation: Invalid value: field is immutable"),
+        (allocation(), allocation(allocationTimestamp="2026-01-01T00:00:00Z"), "field is immutable"),
+        ({}, {"reservedFor": [USER]}, "may not be specified when `allocated` is not set"),
+        (allocation(), {"reservedFor": [USER, USER]}, "status.reservedFor: Duplicate value"),
+        (
+            allocation(),
+            {"reservedFor": [USER | {"uid": str(number)} for number in range(257)]},
+            "status.reservedFor: Too many: 257: must have at most 256 items",
+        ),
+        (
+            allocation() | {"reservedFor": [USER]},
+            {"reservedFor": [USER, USER | {"uid": "b"}]},
+            "new entries may not be",
+        ),
+    ],
+)
+def test_a_status_that_cannot_be_is_refused(server: StandInApiServer, before: Json, change: Json, text: str) -> None:
+    server.create(RESOURCE_CLAIMS, claim(finalizers=[FINALIZER]), "default")
+    server.change(RESOURCE_CLAIMS, "c", {"status": before}, "default", "status")
+    if "new entries" in text:
+        server.delete(RESOURCE_CLAIMS, "c", "default")
+    with pytest.raises(Refusal, match=text) as refusal:
+        server.change(RESOURCE_CLAIMS, "c", {"status": change}, "default", "status")
+    assert refusal.value.code == 422
+
+
+def test_an_allocation_is_set_reserved_and_cleared(server: StandInApiServer) -> None:
+    server.create(RESOURCE_CLAIMS, claim(), "default")
+    for status in (allocation(), {"reservedFor": [USER]}, {"allocation": None, "reservedFor": None}):
+        after = server.change(RESOURCE_CLAIMS, "c", {"status": status}, "default", "status")
+    assert after["status"] == {}
+
+
+def test_the_spec_of_a_claim_and_of_a_template_stays(server: StandInApiServer) -> None:
+    server.create(RESOURCE_CLAIMS, claim(), "default")
+    server.create(CLAIM_TEMPLATES, {"metadata": {"name": "t"}, "spec": claim()}, "default")
+    for kind, name in ((RESOURCE_CLAIMS, "c"), (CLAIM_TEMPLATES, "t")):
+        with pytest.raises(Refusal, match="field is immutable"):
+            server.change(kind, name, {"spec": {"devices": None, "spec": None}}, "default")
+        server.change(kind, name, {"metadata": {"labels": {"app": "a"}}}, "default")
+
+
+async def test_slices_are_listed_changed_and_deleted_by_node_and_driver(client: Client) -> None:
+    for node, driver in (("n1", DRIVER), ("n2", DRIVER), ("n1", "efa")):
+        await client.ask("POST", SLICES, node_slice(node, driver=driver))
+    chosen = {"fieldSelector": "spec.nodeName=n1,spec.driver=neuron.aws.com"}
+    assert names(await client.get(SLICES, **chosen)) == [f"n1-{DRIVER}"]
+    status, _ = await client.ask("PATCH", f"{SLICES}/n1-{DRIVER}", {"spec": {"devices": []}}, headers=MERGE)
+    assert status == 200
+    status, refused = await client.ask("PATCH", f"{SLICES}/n1-{DRIVER}", {"spec": {"nodeName": "n2"}}, headers=MERGE)
+    assert (status, "spec.nodeName: Invalid value: field is immutable" in refused["message"]) == (422, True)
+    assert (await client.ask("DELETE", f"{SLICES}/n1-{DRIVER}"))[0] == 200
+    assert names(await client.get(SLICES)) == ["n1-efa", f"n2-{DRIVER}"]
