@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -59,11 +59,11 @@ class Site:
 
 
 @asynccontextmanager
-async def a_site(root: Path, *drivers: RawDriver) -> AsyncIterator[Site]:
+async def a_site(root: Path, *drivers: RawDriver, times: DraManagerTimes = FAST) -> AsyncIterator[Site]:
     for name in ("dp", "registry", "cdi"):
         (root / name).mkdir()
     api = SimulatedApiServer()
-    dra = DraManager(root, api, "n1", FAST)
+    dra = DraManager(root, api, "n1", times)
     kubelet = StandInKubelet(
         root / "dp",
         plugins_registry=root / "registry",
@@ -151,6 +151,17 @@ async def test_a_pod_that_is_deleted_while_it_waits_is_gone(directory: Path) -> 
         driver.error = ""
         await site.kubelet.unprepare(left)
         assert (driver.unprepared, site.pods_in_file) == ([["c"]], {})
+
+
+async def test_the_claim_of_a_pod_that_was_deleted_by_force_is_given_up_after_a_while(directory: Path) -> None:
+    driver = RawDriver()
+    async with a_site(directory, driver, times=replace(FAST, reconcile=0.05)) as site:
+        site.add("c", "a")
+        await site.kubelet.admit(pod())
+        assert site.pods_in_file == {"c": ["uid-a"]}
+        site.kubelet.remove_while_running("uid-a")
+        await until(lambda: not site.pods_in_file)
+        assert driver.unprepared == [["c"]]
 
 
 async def test_a_pod_stays_terminating_while_its_driver_is_away_or_refuses(directory: Path) -> None:
