@@ -20,40 +20,26 @@ if TYPE_CHECKING:
         KubeletPod,
         PodRejectedError,
     )
-    from neuron_plugin.simulation.node import SimulatedNode, write_node
+    from neuron_plugin.simulation.node import SimulatedNode, write_char_node, write_node
     from neuron_plugin.simulation.node_tree import SimulationError
-    from neuron_plugin.simulation.node_writer import write_char_node
     from neuron_plugin.simulation.scheduler import SCHEDULERS, ExtenderCallError, SimulatedScheduler
     from neuron_plugin.simulation.workloads import WorkloadError, WorkloadPod, pods_of
 
-_MODULES = {
-    "SimulatedApiServer": "api_server",
-    "NODE_NAME": "cluster",
-    "SCHEDULERS": "scheduler",
-    "PlacedBy": "cluster",
-    "SimulatedCluster": "cluster",
-    "pod_manifest": "cluster",
-    "SimulatedKubelet": "kubelet",
-    "AllocationError": "kubelet_device_manager",
-    "PluginCallError": "kubelet_device_manager",
-    "AdmittedContainer": "kubelet_pods",
-    "AdmittedPod": "kubelet_pods",
-    "KubeletContainer": "kubelet_pods",
-    "KubeletPod": "kubelet_pods",
-    "PodRejectedError": "kubelet_pods",
-    "SimulatedNode": "node",
-    "write_node": "node",
-    "SimulationError": "node_tree",
-    "write_char_node": "node_writer",
-    "ExtenderCallError": "scheduler",
-    "SimulatedScheduler": "scheduler",
-    "WorkloadError": "workloads",
-    "WorkloadPod": "workloads",
-    "pods_of": "workloads",
+_NAMES = {
+    "api_server": ("SimulatedApiServer",),
+    "cluster": ("NODE_NAME", "PlacedBy", "SimulatedCluster", "pod_manifest"),
+    "kubelet": ("SimulatedKubelet",),
+    "kubelet_device_manager": ("AllocationError", "PluginCallError"),
+    "kubelet_pods": ("AdmittedContainer", "AdmittedPod", "KubeletContainer", "KubeletPod", "PodRejectedError"),
+    "node": ("SimulatedNode", "write_char_node", "write_node"),
+    "node_tree": ("SimulationError",),
+    "scheduler": ("SCHEDULERS", "ExtenderCallError", "SimulatedScheduler"),
+    "workloads": ("WorkloadError", "WorkloadPod", "pods_of"),
 }
 
 
 def __getattr__(name: str) -> object:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    for module, names in _NAMES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,9 +9,7 @@ is let in unless a token or a guard says otherwise. ``fail`` tells it what to do
 
     api = SimulatedApiServer()
     await api.start()
-    api.create_node({"metadata": {"name": "worker-1"}})
     api.create_pod({"metadata": {"name": "a"}, "spec": {"containers": []}})
-    api.bind("default", "a", node="worker-1", annotations={"NEURON_DEVS": "0"})
     kubeconfig = api.write_kubeconfig(directory / "kubeconfig")
 
 Objects handed out are the server's own: read them, do not change them.
@@ -35,7 +33,6 @@ from aiohttp import web
 
 from neuron_plugin.cluster import ApiRequest, UnreachableError
 from neuron_plugin.cluster.api import JSON, STRATEGIC_MERGE_PATCH, Response, refusal
-from neuron_plugin.simulation.api_server_faults import Fault, UnsentError, WatchList, take_fault
 from neuron_plugin.simulation.api_server_kinds import (
     EVENTS,
     LEASES,
@@ -45,13 +42,21 @@ from neuron_plugin.simulation.api_server_kinds import (
     Refusal,
     ServedKind,
     Target,
-    invalid,
     parse_path,
 )
 from neuron_plugin.simulation.api_server_kubectl import read_protobuf
-from neuron_plugin.simulation.api_server_objects import Admission, ApiObjects
-from neuron_plugin.simulation.api_server_patches import JSON_PATCH, PATCHES
-from neuron_plugin.simulation.api_server_requests import OLD_OPENAPI, answer, refused, shown, unsupported, watch_of
+from neuron_plugin.simulation.api_server_objects import JSON_PATCH, PATCHES, Admission, ApiObjects
+from neuron_plugin.simulation.api_server_requests import (
+    OLD_OPENAPI,
+    Fault,
+    UnsentError,
+    answer,
+    refused,
+    shown,
+    take_fault,
+    unsupported,
+    watch_of,
+)
 from neuron_plugin.simulation.api_server_store import CutError, Inbox, ObjectChange, Watch
 
 if TYPE_CHECKING:
@@ -69,13 +74,6 @@ _MAX_BODY_BYTES = 4 << 20
 _REMEMBERED_REQUESTS = 10_000
 _TURNS_OF_AN_ACCEPT = 5
 """Turns of the event loop from accepting a connection until aiohttp knows of it: three in asyncio, and some."""
-_SWITCHED_OFF = (
-    "sendInitialEvents: Forbidden: "
-    "sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled"
-)
-_NEEDS_MATCH = (
-    "resourceVersionMatch: Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"
-)
 
 
 class Guard(Protocol):
@@ -89,9 +87,8 @@ class SimulatedApiServer:
     """The server. Its methods play all others: users, schedulers, kubelets.
 
     It listens on a free port, and keeps it over ``stop`` and ``start``. ``admit_pod`` makes of each new pod what is
-    stored. An empty ``token`` lets every client in. ``watch_list`` says how it takes requests for
-    ``sendInitialEvents``. With ``tls`` it serves HTTPS; ``ca`` is then the PEM text of the authority that clients are
-    to trust.
+    stored. An empty ``token`` lets every client in. With ``tls`` it serves HTTPS; ``ca`` is then the PEM text of the
+    authority that clients are to trust.
     """
 
     def __init__(
@@ -99,12 +96,10 @@ class SimulatedApiServer:
         admit_pod: Admission | None = None,
         *,
         token: str = "",
-        watch_list: WatchList = WatchList.SERVED,
         bookmark_seconds: float = 60.0,
         tls: ssl.SSLContext | None = None,
         ca: str = "",
     ) -> None:
-        self.watch_list = watch_list
         self._objects = ApiObjects(admit_pod)
         self._bookmark_seconds = bookmark_seconds
         self._token, self._tls, self._ca = token, tls, ca
@@ -210,11 +205,7 @@ class SimulatedApiServer:
     def change(
         self, kind: ServedKind, name: str, change: AnyJson, namespace: str = "", subresource: str = ""
     ) -> AnyJson:
-        """Merge a change into an object, or with ``part`` into one of its subresources.
-
-        Raises:
-            Refusal: 404, there is none; 422, it would break a rule.
-        """
+        """Merge a change into an object, or into one of its subresources."""
         return self._objects.patch(Target(kind, namespace, name, subresource), change).value
 
     def patch_pod(self, namespace: str, name: str, change: AnyJson) -> AnyJson:
@@ -246,11 +237,7 @@ class SimulatedApiServer:
         self._objects.delete(Target(PODS, namespace, name), options)
 
     def get(self, kind: ServedKind, name: str, namespace: str = "") -> AnyJson:
-        """Return an object.
-
-        Raises:
-            Refusal: 404, there is none.
-        """
+        """Return an object."""
         return self._objects.read(Target(kind, namespace, name)).value
 
     def objects(self, kind: ServedKind) -> list[AnyJson]:
@@ -356,7 +343,6 @@ class SimulatedApiServer:
             for path, handler in self._mounted.items():
                 if request.path.startswith(path):
                     return await handler(request)
-            request = self._initial_events(request)
             done = watch_of(self._objects, request, self._bookmark_seconds) or answer(self._objects, request)
             if fault:
                 fault.after()
@@ -372,19 +358,6 @@ class SimulatedApiServer:
         if self._guard:
             watch = request.query.get("watch") == "true"
             self._guard.check(user, request.method, parse_path(request.path), watch=watch)
-
-    def _initial_events(self, request: ApiRequest) -> ApiRequest:
-        """The request for ``sendInitialEvents`` as this server takes it."""
-        query = dict(request.query)
-        if query.get("watch") != "true" or query.get("sendInitialEvents") != "true":
-            return request
-        if self.watch_list is WatchList.REFUSED:
-            raise invalid("ListOptions.meta.k8s.io", "", _SWITCHED_OFF)
-        if query.get("resourceVersionMatch") != "NotOlderThan":
-            raise invalid("ListOptions.meta.k8s.io", "", _NEEDS_MATCH)
-        if self.watch_list is WatchList.IGNORED:
-            del query["sendInitialEvents"]
-        return replace(request, query=query)
 
     # Without sockets: this is an ``ApiServer``.
 
@@ -523,6 +496,5 @@ async def _lines(body: bytes) -> AsyncIterator[bytes]:
 
 
 def _put_end(inbox: Inbox, item: ObjectChange | Exception | None) -> None:
-    """Leave everything out but the end of a watch."""
     if isinstance(item, Exception):
         asyncio.Queue.put_nowait(inbox, item)

@@ -29,20 +29,15 @@ _REQUIREMENT = re.compile(
     \s* (?:,(?=.)|$)""",
     re.ASCII | re.VERBOSE,
 )
-_OPERATORS = {
-    None: "Exists",
-    "!": "DoesNotExist",
-    "in": "In",
-    "notin": "NotIn",
-    "=": "In",
-    "==": "In",
-    "!=": "NotIn",
-}
+_OPERATORS = {None: "Exists", "!": "DoesNotExist", "in": "In", "notin": "NotIn", "=": "In", "==": "In", "!=": "NotIn"}
 _TERM = re.compile(r"^\s*([^\s!=,()]+)\s*(=|==|!=)\s*([^\s!=,()]*)\s*$")
 
 
 class Refusal(Exception):  # noqa: N818 - the field's word for it; an answer, not a failure of this program
-    """An answer of 400 or more, as a Status object. The reason follows from the code unless it is given."""
+    """An answer of 400 or more, as a Status object. The reason follows from the code unless it is given.
+
+    Whatever of the simulated API server cannot do what is asked raises it, with the real server's code and text.
+    """
 
     def __init__(self, code: int, message: str, *, reason: str = "", **details: Any) -> None:
         super().__init__(message)
@@ -78,15 +73,19 @@ def invalid(kind: str, name: str, why: str) -> Refusal:
 
 @dataclass(frozen=True, slots=True)
 class ServedKind:
-    """One kind: its API group's path, its names, and the fields that its lists can be selected by."""
+    """One kind: the path of its API group, its names, and the fields that its lists can be selected by."""
 
     group: str
-    version: str
     plural: str
     kind: str
     namespaced: bool = True
     fields: tuple[str, ...] = ()
     subresources: tuple[str, ...] = ()
+
+    @property
+    def version(self) -> str:
+        """Group and version, as ``apiVersion`` has them."""
+        return self.group.removeprefix("/apis/").removeprefix("/api/")
 
     @property
     def resource(self) -> str:
@@ -95,71 +94,44 @@ class ServedKind:
         return f"{self.plural}.{group}" if group else self.plural
 
 
+_CORE, _APPS, _POLICY = "/api/v1", "/apis/apps/v1", "/apis/policy/v1"
+_STORAGE, _DRA, _SCHEDULING = "/apis/storage.k8s.io/v1", "/apis/resource.k8s.io/v1", "/apis/scheduling.k8s.io/v1"
 # The selectable fields are those of pkg/apis/core/v1/conversion.go.
 _POD_FIELDS = (
-    "spec.nodeName",
-    "spec.restartPolicy",
-    "spec.schedulerName",
-    "spec.serviceAccountName",
-    "status.phase",
-    "status.podIP",
-    "status.nominatedNodeName",
+    *("spec.nodeName", "spec.restartPolicy", "spec.schedulerName", "spec.serviceAccountName"),
+    *("status.phase", "status.podIP", "status.nominatedNodeName"),
 )
-_POD_PARTS = ("status", "binding", "eviction", "log", "resize")
-PODS = ServedKind("/api/v1", "v1", "pods", "Pod", fields=_POD_FIELDS, subresources=_POD_PARTS)
-NODES = ServedKind(
-    "/api/v1", "v1", "nodes", "Node", namespaced=False, fields=("spec.unschedulable",), subresources=("status",)
+PODS = ServedKind(
+    _CORE, "pods", "Pod", fields=_POD_FIELDS, subresources=("status", "binding", "eviction", "log", "resize")
 )
-LEASES = ServedKind("/apis/coordination.k8s.io/v1", "coordination.k8s.io/v1", "leases", "Lease")
-CONFIG_MAPS = ServedKind("/api/v1", "v1", "configmaps", "ConfigMap")
-EVENTS = ServedKind("/apis/events.k8s.io/v1", "events.k8s.io/v1", "events", "Event", fields=("reason", "type"))
-CLAIMS = ServedKind("/api/v1", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
-VOLUMES = ServedKind("/api/v1", "v1", "persistentvolumes", "PersistentVolume", namespaced=False)
-_STORAGE = ("/apis/storage.k8s.io/v1", "storage.k8s.io/v1")
-STORAGE_CLASSES = ServedKind(*_STORAGE, "storageclasses", "StorageClass", namespaced=False)
-CSI_NODES = ServedKind(*_STORAGE, "csinodes", "CSINode", namespaced=False)
-CSI_DRIVERS = ServedKind(*_STORAGE, "csidrivers", "CSIDriver", namespaced=False)
-NAMESPACES = ServedKind("/api/v1", "v1", "namespaces", "Namespace", namespaced=False)
-_APPS = ("/apis/apps/v1", "apps/v1")
-STATEFUL_SETS = ServedKind(*_APPS, "statefulsets", "StatefulSet")
-LEADER_WORKER_SETS = ServedKind(
-    "/apis/leaderworkerset.x-k8s.io/v1", "leaderworkerset.x-k8s.io/v1", "leaderworkersets", "LeaderWorkerSet"
+NODES = ServedKind(_CORE, "nodes", "Node", namespaced=False, fields=("spec.unschedulable",), subresources=("status",))
+LEASES = ServedKind("/apis/coordination.k8s.io/v1", "leases", "Lease")
+CONFIG_MAPS = ServedKind(_CORE, "configmaps", "ConfigMap")
+EVENTS = ServedKind(
+    "/apis/events.k8s.io/v1",
+    "events",
+    "Event",
+    fields=("reason", "type", *(f"regarding.{part}" for part in ("apiVersion", "kind", "name", "namespace", "uid"))),
 )
-BUDGETS = ServedKind(
-    "/apis/policy/v1", "policy/v1", "poddisruptionbudgets", "PodDisruptionBudget", subresources=("status",)
-)
-_DRA = ("/apis/resource.k8s.io/v1", "resource.k8s.io/v1")
-RESOURCE_CLAIMS = ServedKind(*_DRA, "resourceclaims", "ResourceClaim", subresources=("status",))
-CLAIM_TEMPLATES = ServedKind(*_DRA, "resourceclaimtemplates", "ResourceClaimTemplate")
+CLAIMS = ServedKind(_CORE, "persistentvolumeclaims", "PersistentVolumeClaim")
+VOLUMES = ServedKind(_CORE, "persistentvolumes", "PersistentVolume", namespaced=False)
+STORAGE_CLASSES = ServedKind(_STORAGE, "storageclasses", "StorageClass", namespaced=False)
+CSI_NODES = ServedKind(_STORAGE, "csinodes", "CSINode", namespaced=False)
+CSI_DRIVERS = ServedKind(_STORAGE, "csidrivers", "CSIDriver", namespaced=False)
+NAMESPACES = ServedKind(_CORE, "namespaces", "Namespace", namespaced=False)
+STATEFUL_SETS = ServedKind(_APPS, "statefulsets", "StatefulSet")
+LEADER_WORKER_SETS = ServedKind("/apis/leaderworkerset.x-k8s.io/v1", "leaderworkersets", "LeaderWorkerSet")
+BUDGETS = ServedKind(_POLICY, "poddisruptionbudgets", "PodDisruptionBudget", subresources=("status",))
+RESOURCE_CLAIMS = ServedKind(_DRA, "resourceclaims", "ResourceClaim", subresources=("status",))
+CLAIM_TEMPLATES = ServedKind(_DRA, "resourceclaimtemplates", "ResourceClaimTemplate")
 RESOURCE_SLICES = ServedKind(
-    *_DRA, "resourceslices", "ResourceSlice", namespaced=False, fields=("spec.nodeName", "spec.driver")
+    _DRA, "resourceslices", "ResourceSlice", namespaced=False, fields=("spec.nodeName", "spec.driver")
 )
-POD_GROUPS = ServedKind("/apis/scheduling.k8s.io/v1beta1", "scheduling.k8s.io/v1beta1", "podgroups", "PodGroup")
-_SCHEDULING = ("/apis/scheduling.k8s.io/v1", "scheduling.k8s.io/v1")
-PRIORITY_CLASSES = ServedKind(*_SCHEDULING, "priorityclasses", "PriorityClass", namespaced=False)
-DEVICE_CLASSES = ServedKind(*_DRA, "deviceclasses", "DeviceClass", namespaced=False)
-KINDS = (
-    PODS,
-    NODES,
-    LEASES,
-    EVENTS,
-    CONFIG_MAPS,
-    CLAIMS,
-    VOLUMES,
-    STORAGE_CLASSES,
-    CSI_NODES,
-    CSI_DRIVERS,
-    NAMESPACES,
-    STATEFUL_SETS,
-    LEADER_WORKER_SETS,
-    BUDGETS,
-    RESOURCE_CLAIMS,
-    CLAIM_TEMPLATES,
-    RESOURCE_SLICES,
-    DEVICE_CLASSES,
-    POD_GROUPS,
-    PRIORITY_CLASSES,
-)
+DEVICE_CLASSES = ServedKind(_DRA, "deviceclasses", "DeviceClass", namespaced=False)
+POD_GROUPS = ServedKind("/apis/scheduling.k8s.io/v1beta1", "podgroups", "PodGroup")
+PRIORITY_CLASSES = ServedKind(_SCHEDULING, "priorityclasses", "PriorityClass", namespaced=False)
+KINDS = tuple(kind for kind in tuple(vars().values()) if isinstance(kind, ServedKind))
+"""All of them, in this order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,16 +144,16 @@ class Target:
     subresource: str = ""
 
 
+OLD_EVENTS = re.compile(r"/api/v1((?:/namespaces/[^/]+)?/events(?:/.*)?)")
+"""Where kubectl asks for events."""
 _IN_CONTAINERS = ("attach", "ephemeralcontainers", "exec", "portforward", "proxy")
 """Subresources of pods that reach into their containers."""
 
 
 def parse_path(path: str) -> Target:
-    """Read a path of the API.
-
-    Raises:
-        Refusal: 404, as the real server answers for what it does not serve.
-    """
+    """Read a path of the API."""
+    if old := OLD_EVENTS.fullmatch(path):
+        path = EVENTS.group + old[1]
     for kind in KINDS:
         if not path.startswith(kind.group + "/"):
             continue
@@ -205,9 +177,6 @@ def selector(kind: ServedKind, fields: str) -> Selector:
 
     What the real server refuses is refused here, too: a field that is not selectable would otherwise silently select
     nothing on a real cluster.
-
-    Raises:
-        Refusal: 400, with the real server's text.
     """
     tests: list[tuple[str, str, bool]] = []  # a field, its value, and whether not so
     for term in filter(str.strip, fields.split(",")):
@@ -222,11 +191,7 @@ def selector(kind: ServedKind, fields: str) -> Selector:
 
 
 def label_selector(text: str) -> Selector:
-    """Read a label selector, as ``labels.Parse`` does except for ``<`` and ``>``; an empty text selects everything.
-
-    Raises:
-        Refusal: 400, it cannot be read.
-    """
+    """Read a label selector, as ``labels.Parse`` does except for ``<`` and ``>``; an empty text selects everything."""
     rules: list[Requirement] = []
     place, end = 0, len(text.rstrip())
     while place < end:

@@ -52,10 +52,10 @@ from neuron_plugin.simulation.api_server_kinds import (
     AnyJson,
     ServedKind,
 )
-from neuron_plugin.simulation.api_server_pods import is_ready
-from neuron_plugin.simulation.claim_controller import claim_node
+from neuron_plugin.simulation.api_server_rules import is_ready
+from neuron_plugin.simulation.resource_claims import claim_node
 
-_VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "watch"]
+_VERBS = ["create", "delete", "get", "list", "patch", "watch"]
 _SHORT_NAMES = {
     PODS: ["po"],
     NODES: ["no"],
@@ -68,7 +68,7 @@ _SHORT_NAMES = {
     STATEFUL_SETS: ["sts"],
     STORAGE_CLASSES: ["sc"],
 }
-_CORE_EVENTS = ServedKind("/api/v1", "v1", "events", "Event")
+_CORE_EVENTS = ServedKind("/api/v1", "events", "Event")
 _OPENAPI = "/openapi/v3/"
 _NAMED = "x-kubernetes-group-version-kind"
 _GROUPS = {kind.group: kind.version for kind in KINDS}
@@ -219,7 +219,9 @@ def _message(data: bytes, fields: _Fields) -> AnyJson:
 
 
 def core_event(event: AnyJson) -> AnyJson:
-    """An event as ``/api/v1`` shows it."""
+    """An event, or a list of events, as ``/api/v1`` shows it."""
+    if "items" in event:
+        return {**event, "apiVersion": "v1", "items": [*map(core_event, event["items"])]}
     at = event["metadata"]["creationTimestamp"]
     return {
         "kind": "Event",

@@ -3,21 +3,23 @@
 Tests, the demo and planning call `ApiObjects` directly to play the user, the scheduler or the kubelet; the programs
 under test come through HTTP and end in the same functions. The rules are functions of values. Facts:
 ``pkg/registry/core/pod/strategy.go`` (status keeps metadata and ignores the spec; grace), ``store.go`` of
-``k8s.io/apiserver/pkg/registry/generic/registry`` (preconditions), all of 1.36.2. Only what this project's programs and
-kubectl touch is followed, and no admission.
+``k8s.io/apiserver/pkg/registry/generic/registry`` (preconditions), ``strategicpatch/patch.go`` of apimachinery and the
+``patchMergeKey`` tags of ``k8s.io/api/core/v1/types.go``, all of 1.36.2. Only what this project's programs and kubectl
+touch is followed, and no admission.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import msgspec
 
 from neuron_plugin.allocation.pod import TERMINAL_PHASES
 from neuron_plugin.allocation.requests import parse_count
 from neuron_plugin.cluster import DecodeError
-from neuron_plugin.cluster.api import MERGE_PATCH
+from neuron_plugin.cluster.api import MERGE_PATCH, STRATEGIC_MERGE_PATCH
 from neuron_plugin.cluster.objects import NODES as NODE_RECORDS
 from neuron_plugin.cluster.pods import PODS as POD_RECORDS
 from neuron_plugin.simulation.api_server_kinds import (
@@ -33,10 +35,12 @@ from neuron_plugin.simulation.api_server_kinds import (
     conflict,
     invalid,
 )
-from neuron_plugin.simulation.api_server_patches import PATCHES
-from neuron_plugin.simulation.api_server_pods import (
+from neuron_plugin.simulation.api_server_rules import (
     bound,
+    check,
     check_change,
+    check_claims,
+    check_prefix,
     disrupted,
     evicted,
     gated,
@@ -47,7 +51,6 @@ from neuron_plugin.simulation.api_server_pods import (
     unmet,
 )
 from neuron_plugin.simulation.api_server_store import Collection, ObjectKey, Stored, Versions
-from neuron_plugin.simulation.api_server_validation import check, check_claims, check_prefix
 
 STALE = "the object has been modified; please apply your changes to the latest version and try again"
 
@@ -86,11 +89,7 @@ class ApiObjects:
         return made
 
     def create(self, kind: ServedKind, body: AnyJson, namespace: str = "") -> Stored:
-        """Create an object. A UID in the body is kept, so that a test can repeat itself.
-
-        Raises:
-            Refusal: 409, the name is taken; 400 or 422, the body is wrong.
-        """
+        """Create an object. A UID in the body is kept, so that a test can repeat itself."""
         made = created(kind, namespace, body)
         if kind is PODS:
             made = gated(self._admit_pod(made) if self._admit_pod else made)
@@ -102,11 +101,7 @@ class ApiObjects:
         return self._store(kind, key, made)
 
     def read(self, target: Target) -> Stored:
-        """Return an object as it is.
-
-        Raises:
-            Refusal: 404, there is none.
-        """
+        """Return an object as it is."""
         stored = self.collections[target.kind].get((target.namespace, target.name))
         if stored is None:
             resource = target.kind.resource
@@ -114,19 +109,11 @@ class ApiObjects:
         return stored
 
     def patch(self, target: Target, change: AnyJson, content_type: str = MERGE_PATCH) -> Stored:
-        """Patch an object, or its status.
-
-        Raises:
-            Refusal: 404, there is none; 409, another version; 400 or 422, another UID, or it would be wrong.
-        """
+        """Patch an object, or its status."""
         return self.replace(target, PATCHES[content_type](self.read(target).value, change))
 
     def replace(self, target: Target, value: AnyJson) -> Stored:
-        """Replace an object, or its status. One that is being deleted goes with its last finalizer.
-
-        Raises:
-            Refusal: as `patch`.
-        """
+        """Replace an object, or its status. One that is being deleted goes with its last finalizer."""
         old = self.read(target).value
         if target.subresource == "resize":
             value = resized(old, value)
@@ -137,22 +124,14 @@ class ApiObjects:
         return self._store(target.kind, key, after)
 
     def bind(self, namespace: str, name: str, binding: AnyJson) -> AnyJson:
-        """Bind a pod: ``pods/binding``. Return the Status of success.
-
-        Raises:
-            Refusal: 404, 409 or 400, as `bound` says.
-        """
+        """Bind a pod: ``pods/binding``. Return the Status of success."""
         pod = self.read(Target(PODS, namespace, name)).value
         self.collections[PODS].put((namespace, name), bound(pod, binding))
         details = {"name": name, "kind": "pods"}
         return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
 
     def log(self, namespace: str, name: str, container: str) -> str:
-        """Return what a container has printed.
-
-        Raises:
-            Refusal: 404, there is no such pod; 400, it has not started.
-        """
+        """Return what a container has printed."""
         self.read(Target(PODS, namespace, name))
         text = self.logs(namespace, name, container)
         if text is None:
@@ -163,9 +142,6 @@ class ApiObjects:
         """Delete an object; one with finalizers, and a pod on a node, only begins to end.
 
         Such a pod is gone when it is deleted with a grace period of 0.
-
-        Raises:
-            Refusal: 404, there is none; 409, another UID.
         """
         after = deleted(target.kind, self.read(target).value, options or {})
         key = (target.namespace, target.name)
@@ -173,11 +149,7 @@ class ApiObjects:
         return collection.remove(key) if after is None else collection.put(key, after)
 
     def evict(self, namespace: str, name: str, eviction: AnyJson) -> AnyJson:
-        """Delete a pod if its disruption budget allows it: ``pods/eviction``. Return the Status of success.
-
-        Raises:
-            Refusal: 404, there is none; 409, another UID or version; 429, its budget allows none; 500, it has several.
-        """
+        """Delete a pod if its disruption budget allows it: ``pods/eviction``. Return the Status of success."""
         options = eviction.get("deleteOptions") or {}
         pod = self.read(Target(PODS, namespace, name)).value
         if (eviction.get("metadata") or {}).get("name") != name:
@@ -213,11 +185,7 @@ class ApiObjects:
 
 
 def created(kind: ServedKind, namespace: str, body: AnyJson) -> AnyJson:
-    """Return the object that a create makes of its body: names, UID, time and the kind's defaults.
-
-    Raises:
-        Refusal: 400 or 422, the body cannot be created.
-    """
+    """Return the object that a create makes of its body: names, UID, time and the kind's defaults."""
     metadata = dict(body.get("metadata") or {})
     claimed, wanted = (body.get("apiVersion", kind.version), body.get("kind", kind.kind)), (kind.version, kind.kind)
     if claimed != wanted:
@@ -293,9 +261,6 @@ def updated(kind: ServedKind, old: AnyJson, new: AnyJson, *, part: str) -> AnyJs
     """Return what a patch makes of the old object, after its preconditions and the rules for pods.
 
     ``part`` is the subresource: the status takes status and metadata, the object itself all but the status.
-
-    Raises:
-        Refusal: 409 or 422, a precondition does not hold, or a pod would change in what is fixed.
     """
     status = part == "status"
     before, after = old["metadata"], new.get("metadata") or {}
@@ -328,9 +293,6 @@ def deleted(kind: ServedKind, value: AnyJson, options: AnyJson) -> AnyJson | Non
     """Return the object as a deletion leaves it; None is gone.
 
     An object with finalizers, and a living pod on a node for as long as its grace period, only get their deletion time.
-
-    Raises:
-        Refusal: 409, the precondition of the options does not hold.
     """
     metadata = value["metadata"]
     if why := unmet(metadata, options.get("preconditions") or {}):
@@ -349,3 +311,134 @@ def deleted(kind: ServedKind, value: AnyJson, options: AnyJson) -> AnyJson | Non
 def is_released(metadata: AnyJson) -> bool:
     """Whether a deleted object has lost its last finalizer, and needs no more time."""
     return metadata.get("deletionGracePeriodSeconds") == 0 and not metadata.get("finalizers")
+
+
+# Patches. A strategic merge knows which lists are merged, and by which key of their entries; others are replaced.
+
+_MERGE_KEYS = {
+    "addresses": "type",
+    "conditions": "type",
+    "containers": "name",
+    "env": "name",
+    "ephemeralContainers": "name",
+    "hostAliases": "ip",
+    "imagePullSecrets": "name",
+    "initContainers": "name",
+    "ownerReferences": "uid",
+    "ports": "containerPort",
+    "resourceClaimStatuses": "name",
+    "resourceClaims": "name",
+    "schedulingGates": "name",
+    "topologySpreadConstraints": "topologyKey",
+    "volumeDevices": "devicePath",
+    "volumeMounts": "mountPath",
+    "volumes": "name",
+}
+"""Lists of objects that are merged: by the value of this key, an entry is another's."""
+_MERGED_VALUES = ("finalizers",)
+"""Lists of texts that are merged."""
+_ORDER = "$setElementOrder/"
+_DELETE = "$deleteFromPrimitiveList/"
+
+
+def merge_patched(value: Any, patch: Any) -> Any:
+    """Apply a JSON merge patch (RFC 7386): objects merge, null removes, all else replaces."""
+    if not isinstance(patch, dict):
+        return patch
+    merged = dict(value) if isinstance(value, dict) else {}
+    for name, change in patch.items():
+        if change is None:
+            merged.pop(name, None)
+        else:
+            merged[name] = merge_patched(merged.get(name), change)
+    return merged
+
+
+def json_patched(value: Any, patch: Iterable[AnyJson]) -> Any:
+    """Apply a JSON patch (RFC 6902) without ``move`` and ``copy``."""
+    patched = msgspec.json.decode(msgspec.json.encode(value))
+    for step in patch:
+        operation, path = step["op"], str(step["path"])
+        *above, last = (word.replace("~1", "/").replace("~0", "~") for word in path.split("/")[1:])
+        if operation not in {"add", "remove", "replace", "test"}:
+            raise Refusal(400, f"Unexpected kind: {operation}")
+        met = True
+        try:
+            place: Any = patched
+            for word in above:
+                place = place[int(word) if isinstance(place, list) else word]
+            in_list = isinstance(place, list)
+            key: Any = last if not in_list else len(place) if last == "-" else int(last)
+            if operation == "add" and in_list:
+                place.insert(key, step["value"])
+            elif operation == "add":
+                place[key] = step["value"]
+            elif operation == "test":
+                met = place[key] == step["value"]
+            elif operation == "remove":
+                del place[key]
+            elif operation == "replace":
+                place[key] = step["value"]
+        except (IndexError, KeyError, TypeError, ValueError):
+            met = False
+        if not met:
+            text = "the server rejected our request due to an error in our request"
+            raise Refusal(422, f"{text}: {operation} {path}")
+    return patched
+
+
+def strategically_patched(value: AnyJson, patch: AnyJson) -> AnyJson:
+    """Apply a strategic merge patch, with its directives ``$patch``, ``$retainKeys`` and ``$setElementOrder``.
+
+    An entry with ``$patch: delete`` removes the one of its key; without such a one it changes nothing.
+    """
+    if (directive := patch.get("$patch", "merge")) != "merge":
+        if directive not in {"replace", "delete"}:
+            raise Refusal(400, f"Unknown patch type: {directive}")
+        return {} if directive == "delete" else {name: entry for name, entry in patch.items() if name != "$patch"}
+    kept = patch.get("$retainKeys")
+    merged = {name: entry for name, entry in value.items() if kept is None or name in kept}
+    for name, change in patch.items():
+        if name.startswith(_DELETE):
+            listed = name.removeprefix(_DELETE)
+            merged[listed] = [entry for entry in merged.get(listed) or [] if entry not in change]
+        if name.startswith("$"):
+            continue
+        present = merged.get(name)
+        if change is None:
+            merged.pop(name, None)
+        elif isinstance(change, dict):
+            merged[name] = strategically_patched(present if isinstance(present, dict) else {}, change)
+        elif isinstance(change, list) and name in _MERGE_KEYS:
+            merged[name] = _merged_list(_MERGE_KEYS[name], present or [], change, patch.get(_ORDER + name) or [])
+        elif isinstance(change, list) and name in _MERGED_VALUES:
+            merged[name] = list(dict.fromkeys([*(present or []), *change]))
+        else:
+            merged[name] = change
+    return merged
+
+
+def _merged_list(key: str, present: list[Any], patch: list[Any], order: list[Any]) -> list[AnyJson]:
+    """Entries merged by ``key``: in the patch's ``order`` if it gives one, else new ones last."""
+    for entry in patch:
+        if not isinstance(entry, dict) or (key not in entry and entry.get("$patch") != "replace"):
+            raise Refusal(400, f"map: {entry} does not contain declared merge key: {key}")
+    if any(entry.get("$patch") == "replace" for entry in patch):
+        return [entry for entry in patch if entry.get("$patch") != "replace"]
+    entries = {entry[key]: entry for entry in present}
+    for entry in patch:
+        if entry.get("$patch") == "delete":
+            entries.pop(entry[key], None)
+        else:
+            entries[entry[key]] = strategically_patched(entries.get(entry[key], {}), entry)
+    places = {entry[key]: place for place, entry in enumerate(order)}
+    return sorted(entries.values(), key=lambda entry: places.get(entry[key], len(places)))
+
+
+JSON_PATCH = "application/json-patch+json"
+PATCHES: Mapping[str, Callable[[Any, Any], Any]] = {
+    JSON_PATCH: json_patched,
+    MERGE_PATCH: merge_patched,
+    STRATEGIC_MERGE_PATCH: strategically_patched,
+}
+"""The patch formats by content type."""

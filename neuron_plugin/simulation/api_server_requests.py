@@ -1,49 +1,49 @@
 """What the simulated API server makes of a request, whichever way it came: over HTTP, or straight from a test.
 
-A request and its answer are values. Only a watch takes time: its lines are the caller's to send.
+A request and its answer are values. Only a watch takes time: its lines are the caller's to send. What goes wrong with a
+request, when the server is told to do wrong, is below.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import re
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import msgspec
 
 from neuron_plugin.cluster import ApiRequest
 from neuron_plugin.cluster.api import Response
 from neuron_plugin.simulation.api_server_kinds import (
-    EVENTS,
+    NODES,
+    OLD_EVENTS,
     PODS,
     AnyJson,
     Refusal,
     Selector,
     Target,
+    invalid,
     label_selector,
     parse_path,
     selector,
 )
 from neuron_plugin.simulation.api_server_kubectl import core_event, discovery, review, table
-from neuron_plugin.simulation.api_server_objects import ApiObjects
-from neuron_plugin.simulation.api_server_patches import PATCHES
-from neuron_plugin.simulation.api_server_store import Stored, Watch
+from neuron_plugin.simulation.api_server_objects import PATCHES, ApiObjects
+from neuron_plugin.simulation.api_server_store import CutError, Stored, Watch
 
-_CORE_EVENTS = re.compile(r"/api/v1(?:/namespaces/([^/]+))?/events")
 OLD_OPENAPI = "/openapi/v2"
 """Where kubectl looks for a kind that it has not found elsewhere; it prints an answer of 406, if that is plain text."""
 _OTHER_KINDS = b"""only what 'kubectl api-resources' lists is kept here; \
 'neuron-plugin playground run -f FILE' makes the pods of other kinds"""
+_SWITCHED_OFF = "sendInitialEvents: Forbidden: not without the feature gate WatchList, which is off here"
 _WRITTEN_ONLY = ("binding", "eviction")
 
 
 def answer(objects: ApiObjects, request: ApiRequest) -> Response:
-    """Do what a request asks, unless it asks for a watch.
-
-    Raises:
-        Refusal: it is not done.
-    """
-    if request.method == "GET" and (document := discovery(request.path) or _old_events(objects, request)):
+    """Do what a request asks, unless it asks for a watch."""
+    if request.method == "GET" and (document := discovery(request.path)):
         return Response(200, msgspec.json.encode(document))
     if request.method == "POST" and (document := review(request.path)):
         return Response(201, msgspec.json.encode(document))
@@ -60,15 +60,17 @@ def answer(objects: ApiObjects, request: ApiRequest) -> Response:
 
 
 def shown(objects: ApiObjects, request: ApiRequest, *, as_table: bool) -> Callable[[AnyJson], AnyJson] | None:
-    """What makes of an object or a list that is read what its reader asked for; None: nothing is to be made of it."""
-    is_core_event = bool(_CORE_EVENTS.fullmatch(request.path))
+    """What makes of an object or a list that is read what its reader asked for; None: nothing is to be made of it.
+
+    Events that are asked for below ``/api/v1`` have their older form there.
+    """
     if not as_table:
-        return core_event if is_core_event and request.query.get("watch") else None
-    kind = EVENTS if is_core_event else parse_path(request.path).kind
+        return core_event if OLD_EVENTS.fullmatch(request.path) else None
+    kind = parse_path(request.path).kind
     include, told = request.query.get("includeObject", "Metadata"), dict[str, list[AnyJson]]()
 
     def table_of(read: AnyJson) -> AnyJson:
-        pods = [stored.value for stored in objects.collections[PODS].objects()]
+        pods = [stored.value for stored in objects.collections[PODS].objects()] if kind is NODES else ()
         made = table(kind, read, pods, include=include)
         told["columnDefinitions"] = [] if told else made["columnDefinitions"]  # a watch says them once
         return made | told
@@ -76,51 +78,20 @@ def shown(objects: ApiObjects, request: ApiRequest, *, as_table: bool) -> Callab
     return table_of
 
 
-def _old_events(objects: ApiObjects, request: ApiRequest) -> AnyJson | None:
-    """Events as ``/api/v1`` has them, which kubectl asks for; None for other paths."""
-    if not _CORE_EVENTS.fullmatch(request.path):
-        return None
-    meant = _meant_events(request)
-    events = [core_event(stored.value) for stored in objects.collections[EVENTS].objects() if meant(stored.value)]
-    metadata = {"resourceVersion": str(objects.versions.current)}
-    return {"kind": "EventList", "apiVersion": "v1", "metadata": metadata, "items": events}
-
-
-def _meant_events(request: ApiRequest) -> Selector:
-    """Which events an old-style path and its query mean."""
-    path = _CORE_EVENTS.fullmatch(request.path)
-    labelled = label_selector(request.query.get("labelSelector", ""))
-    terms = [term.partition("=") for term in request.query.get("fieldSelector", "").split(",") if "=" in term]
-    about = [(name.removeprefix("involvedObject."), value) for name, _, value in terms if name.startswith("involved")]
-
-    def meant(event: AnyJson) -> bool:
-        is_here = path is None or path[1] in {None, event["metadata"]["namespace"]}
-        return (
-            is_here and labelled(event) and all((event.get("regarding") or {}).get(*each) == each[1] for each in about)
-        )
-
-    return meant
-
-
 def watch_of(objects: ApiObjects, request: ApiRequest, bookmark_seconds: float) -> Watch | None:
-    """Return the watch that a request asks for, with bookmarks after so many seconds of silence; None if it asks none.
-
-    Raises:
-        Refusal: 404 or 400, there can be no such watch.
-    """
+    """Return the watch that a request asks for, with bookmarks after so many seconds of silence; None: it asks none."""
     if request.method != "GET":
         return None
     for name in ("limit", "resourceVersion", "timeoutSeconds"):
         int(request.query.get(name) or 0)
     if request.query.get("watch") not in {"true", "1"}:
         return None
-    if _CORE_EVENTS.fullmatch(request.path):
-        target, meant = Target(EVENTS), _meant_events(request)
-    elif (target := parse_path(request.path)).name:
+    if (target := parse_path(request.path)).name:
         return None
-    else:
-        meant = _meant(target, request)
-    return Watch(target.kind, objects.collections[target.kind], meant, request.query, bookmark_seconds)
+    if request.query.get("sendInitialEvents") == "true":
+        raise invalid("ListOptions.meta.k8s.io", "", _SWITCHED_OFF)
+    collection = objects.collections[target.kind]
+    return Watch(target.kind, collection, _meant(target, request), request.query, bookmark_seconds)
 
 
 def refused(refusal: Refusal) -> Response:
@@ -164,16 +135,10 @@ def _write(objects: ApiObjects, request: ApiRequest, target: Target) -> Response
             return Response(200, objects.patch(target, body, request.content_type).encoded)
         case "PUT" if target.name and target.subresource not in _WRITTEN_ONLY:
             return Response(200, objects.replace(target, body).encoded)
-        case "DELETE" if not target.subresource and (target.name or target.namespace or not target.kind.namespaced):
+        case "DELETE" if target.name and not target.subresource:
             if (seconds := request.query.get("gracePeriodSeconds")) is not None:
                 body |= {"gracePeriodSeconds": int(seconds)}
-            if target.name:
-                return Response(200, objects.delete(target, body).encoded)
-            listed = _list(objects, target, request)
-            for record in msgspec.json.decode(listed)["items"]:
-                metadata = record["metadata"]
-                objects.delete(Target(target.kind, metadata.get("namespace", ""), metadata["name"]), body)
-            return Response(200, listed)
+            return Response(200, objects.delete(target, body).encoded)
     raise _not_allowed()
 
 
@@ -207,6 +172,97 @@ def _list(objects: ApiObjects, target: Target, request: ApiRequest) -> bytes:
 def _meant(target: Target, request: ApiRequest) -> Selector:
     """Return what the query selects, in the path's namespace."""
     within = f"metadata.namespace={target.namespace}" if target.namespace else ""
-    by_fields = selector(target.kind, f"{request.query.get('fieldSelector', '')},{within}")
+    fields = request.query.get("fieldSelector", "").replace("involvedObject.", "regarding.")  # of older events
+    by_fields = selector(target.kind, f"{fields},{within}")
     by_labels = label_selector(request.query.get("labelSelector", ""))
     return lambda candidate: by_fields(candidate) and by_labels(candidate)
+
+
+# What goes wrong.
+
+
+class UnsentError(CutError):
+    """There is no connection: the request has not arrived."""
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Which requests: all by default. ``path`` is a regular expression found anywhere in the path."""
+
+    method: str = ""
+    path: str = ""
+    watch: bool | None = None
+
+    def meets(self, method: str, path: str, *, watch: bool) -> bool:
+        """Whether a request is meant."""
+        return (
+            self.method in {"", method}
+            and (self.watch is None or self.watch == watch)
+            and re.search(self.path, path) is not None
+        )
+
+
+@dataclass(slots=True)
+class Fault:
+    """One fault of the server, for the next ``times`` requests that match.
+
+    In this order: the request is held until ``gate`` is set, and ``delay_seconds``; ``drop`` cuts the connection
+    before anything is done, and ``unsent`` lets a caller without sockets have none; ``status`` refuses instead of doing
+    it (``retry_after_seconds`` goes with it); ``lose_answer`` does it and cuts the connection, or answers ``status``:
+    a write is done and its writer does not know; ``ends`` answers a watch with 200 and ends it at once; ``body``
+    answers 200 with these bytes.
+    """
+
+    match: Match = field(default_factory=Match)
+    times: int = 1
+    gate: asyncio.Event | None = None
+    delay_seconds: float = 0.0
+    drop: bool = False
+    unsent: bool = False
+    status: int = 0
+    retry_after_seconds: int | None = None
+    lose_answer: bool = False
+    ends: bool = False
+    body: bytes | None = None
+
+    async def before(self) -> Response | None:
+        """Do what happens before the request is served; an answer means that it is not served.
+
+        Raises:
+            CutError: the connection is to be cut.
+            Refusal: the request is refused.
+        """
+        if self.gate is not None:
+            await self.gate.wait()
+        await asyncio.sleep(self.delay_seconds)
+        if self.drop or self.unsent:
+            raise UnsentError if self.unsent else CutError
+        if self.status and not self.lose_answer:
+            raise self.refusal()
+        return Response(200, b"") if self.ends else None if self.body is None else Response(200, self.body)
+
+    def after(self) -> None:
+        """Do what happens once the request is served.
+
+        Raises:
+            CutError: the connection is to be cut.
+            Refusal: the request is answered as if it were refused.
+        """
+        if self.lose_answer:
+            raise self.refusal() if self.status else CutError
+
+    def refusal(self) -> Refusal:
+        """The answer of ``status``."""
+        details = {} if self.retry_after_seconds is None else {"retryAfterSeconds": self.retry_after_seconds}
+        return Refusal(self.status, "the test asked for this refusal", reason="InjectedFault", **details)
+
+
+def take_fault(faults: list[Fault], request: ApiRequest) -> Fault | None:
+    """Return the first fault that is meant for a request, and count it."""
+    watch = request.query.get("watch") == "true"
+    fault = next((fault for fault in faults if fault.match.meets(request.method, request.path, watch=watch)), None)
+    if fault:
+        fault.times -= 1
+        if fault.times <= 0:
+            faults.remove(fault)
+    return fault

@@ -140,11 +140,7 @@ class Collection:
         return taken
 
     def snapshot_at(self, version: int) -> CollectionSnapshot:
-        """Return the snapshot an earlier page was read from.
-
-        Raises:
-            Refusal: 410, it was compacted away.
-        """
+        """Return the snapshot an earlier page was read from."""
         if version not in self._snapshots:
             raise Refusal(
                 410,
@@ -160,11 +156,7 @@ class Collection:
         self._snapshots.clear()
 
     def follow(self, version: int) -> Inbox:
-        """Return all changes after a version, and those to come until it is no longer among the followers.
-
-        Raises:
-            Refusal: 410, the history was compacted beyond it.
-        """
+        """Return all changes after a version, and those to come until it is no longer among the followers."""
         if version < self._compacted:
             raise Refusal(410, f"too old resource version: {version} ({self._compacted})")
         inbox = Inbox()
@@ -192,8 +184,7 @@ class Watch:
     """One open watch, as its ``query`` asks; with bookmarks at least every ``bookmark_seconds``.
 
     Follows ``staging/src/k8s.io/apiserver/pkg/storage/cacher`` of 1.36.2: a version from which the history is gone is
-    answered with 200 and an ERROR event; no version, or 0, means the present objects as ADDED events first; and with
-    ``sendInitialEvents`` (KEP-3157) these end with a bookmark that says so.
+    answered with 200 and an ERROR event; no version, or 0, means the present objects as ADDED events first.
     """
 
     kind: ServedKind
@@ -220,8 +211,6 @@ class Watch:
             for stored in snapshot.objects if snapshot else ():
                 if self.meant(stored.value):
                     yield event_line("ADDED", stored.encoded)
-            if snapshot and self.query.get("sendInitialEvents") == "true":
-                yield self._bookmark({"annotations": {"k8s.io/initial-events-end": "true"}})
             while (left := ends_at - loop.time()) > 0:
                 event = await _next(inbox, min(left, self.bookmark_seconds))
                 if isinstance(event, TimeoutError):
@@ -234,16 +223,16 @@ class Watch:
                 elif loop.time() < ends_at:
                     if inbox.empty():
                         self.version = self.collection.version  # which no change of this kind comes before
-                    yield self._bookmark({})
+                    yield self._bookmark()
         except Refusal as refusal:
             yield event_line("ERROR", msgspec.json.encode(refusal.status()))
         finally:
             self.collection.followers.discard(inbox)
 
-    def _bookmark(self, more: AnyJson) -> bytes:
+    def _bookmark(self) -> bytes:
         if self.query.get("allowWatchBookmarks") != "true":
             return b""
-        metadata = {"resourceVersion": str(self.version), "creationTimestamp": None, **more}
+        metadata = {"resourceVersion": str(self.version), "creationTimestamp": None}
         bookmark = {"kind": self.kind.kind, "apiVersion": self.kind.version, "metadata": metadata}
         return event_line("BOOKMARK", msgspec.json.encode(bookmark))
 

@@ -41,12 +41,18 @@ from neuron_plugin.simulation.api_server_kinds import (
 )
 from neuron_plugin.simulation.api_server_kinds import NODES as SERVED_NODES
 from neuron_plugin.simulation.api_server_kinds import PODS as SERVED_PODS
-from neuron_plugin.simulation.api_server_patches import json_patched
+from neuron_plugin.simulation.api_server_objects import json_patched
+from neuron_plugin.simulation.cluster_nodes import (
+    READY_SECONDS,
+    PlayedNode,
+    SimulatedWorker,
+    end_process,
+    free_port,
+    start_process,
+)
 from neuron_plugin.simulation.kubelet_pods import AdmittedPod
 from neuron_plugin.simulation.machines import CHECK_CLAIM, CPU_NODE, MOST_PLUGINS
-from neuron_plugin.simulation.played_node import PlayedNode
 from neuron_plugin.simulation.scheduler import FilterAnswer, SimulatedScheduler
-from neuron_plugin.simulation.worker import READY_SECONDS, SimulatedWorker, end_process, free_port, start_process
 
 NODE_NAME = "node-1"
 """Of the only node, where there is one."""

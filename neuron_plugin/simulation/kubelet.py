@@ -2,9 +2,8 @@
 
 It serves Registration and PodResources, watches for plugins, dials them back, and admits pods one after the other. It
 remembers what it allocated and writes that into its checkpoint; after a start it knows what its files say. Order, texts
-and faults are those of Kubernetes 1.36, as far as they concern a plugin. What else is to go wrong it is told:
-`KubeletOptions`, `WriteFault`, `SimulatedKubelet.spoil_checkpoint`. It runs no containers: what a container would have
-received can be read, and the cgroup of a pod says whether it would have processes.
+and faults are those of Kubernetes 1.36, as far as they concern a plugin. It runs no containers: what a container would
+have received can be read, and the cgroup of a pod says whether it would have processes.
 
     kubelet = SimulatedKubelet(Path("/run/sim/device-plugins"), Path("/run/sim/pod-resources"))
     await kubelet.start()
@@ -16,11 +15,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import socket
 import stat
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -32,16 +30,14 @@ from neuron_plugin.allocation import ContainerKind
 from neuron_plugin.kubelet import in_numeric_order
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1.api_pb2_grpc import add_RegistrationServicer_to_server
 from neuron_plugin.kubelet._proto.podresources.v1.api_pb2_grpc import add_PodResourcesListerServicer_to_server
-from neuron_plugin.kubelet_files import KUBELET_SOCKET
-from neuron_plugin.simulation.kubelet_claims import NotPreparedError
+from neuron_plugin.kubelet_files import CHECKPOINT, KUBELET_SOCKET
 from neuron_plugin.simulation.kubelet_device_manager import (
     AllocationError,
     DeviceManager,
-    KubeletCheckpointFile,
     PluginCallError,
     replace_file,
 )
-from neuron_plugin.simulation.kubelet_dra import PLUGIN_TYPE, DraManager
+from neuron_plugin.simulation.kubelet_dra import PLUGIN_TYPE, DraManager, NotPreparedError
 from neuron_plugin.simulation.kubelet_plugins import PluginClients, PluginHandler, PluginWatcher, ResourceCapacity
 from neuron_plugin.simulation.kubelet_pods import (
     AdmittedContainer,
@@ -67,19 +63,15 @@ class KubeletOptions:
 
     ``sync_delay`` is how long after kubelet.sock appeared the pods of before are admitted again,
     ``termination_seconds`` how long processes run on after their pod was deleted by force, ``watcher_seconds`` how
-    often it looks for plugins in its registry. ``flat_device_ids`` is the checkpoint of a kubelet before 1.20.
+    often it looks for plugins in its registry.
     """
 
     dial_seconds: float = 10.0
     grace_seconds: float = 300.0
     sync_delay: float = 0.1
     pod_resources_per_second: float = 100.0
-    pod_resources_burst: int = 10
-    pod_resources_get: bool = True
-    numa_affinity: frozenset[int] | None = None
     termination_seconds: float = 2.0
     watcher_seconds: float = 1.0
-    flat_device_ids: bool = False
 
 
 class KubeletStoppedError(Exception):
@@ -110,7 +102,7 @@ class SimulatedKubelet:
         self.waiting: dict[str, str] = {}
         self.rejections: dict[str, PodRejectedError] = {}
         options = options or KubeletOptions()
-        self.checkpoint = KubeletCheckpointFile(directory, flat_ids=options.flat_device_ids)
+        self.checkpoint = directory / CHECKPOINT
         self._directory = directory
         self._pod_resources_directory = pod_resources_directory
         self._plugins_registry = plugins_registry
@@ -146,22 +138,18 @@ class SimulatedKubelet:
     def _begin_process(self) -> None:
         """What a kubelet process knows at its beginning: its checkpoint, and no plugin."""
         options = self._options
-        self.devices = DeviceManager(self._random, numa_affinity=options.numa_affinity)
-        self.devices.load(self.checkpoint.read())
+        self.devices = DeviceManager(self._random)
+        self.devices.load(self.checkpoint.read_bytes() if self.checkpoint.exists() else None)
         self.devices.sources_ready = False
         self.devices.running = self._running
         seconds = options.dial_seconds, options.grace_seconds
         self._clients = PluginClients(self._directory, self.devices, self.checkpoint, self._registrations, *seconds)
-        limit = RateLimit(options.pod_resources_per_second, options.pod_resources_burst)
-        self._pod_resources = PodResourcesService(
-            self.devices, self._pods, self._unknown, limit, options.pod_resources_get
-        )
+        limit = RateLimit(options.pod_resources_per_second)
+        self._pod_resources = PodResourcesService(self.devices, self._pods, self._unknown, limit)
         self._registered_before = frozenset(self.devices.resources())
 
-    async def start(self, *, api_reachable: bool = True) -> None:
+    async def start(self) -> None:
         """Wipe the directory's sockets, serve, and admit the pods of before again.
-
-        Without the API server these are the static pods alone, and nothing is freed until `reach_api`.
 
         Raises:
             KubeletStateError: the file of claims cannot be read.
@@ -189,19 +177,16 @@ class SimulatedKubelet:
         self._unknown.update(self._pods)
         if self._pods:
             await asyncio.sleep(self._options.sync_delay)
-        await self._admit_again([pod for pod in self._pods.values() if is_static(pod)])
-        if api_reachable:
-            await self.reach_api()
-
-    async def reach_api(self) -> None:
-        """The API server has answered: admit its pods again, and free devices of ended pods from now on."""
-        await self._admit_again([pod for uid, pod in self._pods.items() if uid in self._unknown])
+        async with self._admission:  # a failure ends a pod, whatever its restart policy
+            for pod in [pod for uid, pod in self._pods.items() if uid in self._unknown]:
+                self._unknown.discard(pod.uid)
+                with contextlib.suppress(PodRejectedError):
+                    await self._allocate(pod)
         self.devices.sources_ready = True
 
     async def stop(self) -> None:
         """End as a kubelet does: streams end, calls are cut off, dead socket files stay behind."""
         self._stops += 1
-        self.checkpoint.abandon_writes()
         tasks = [*self._preparing.values(), *([self._watching] if self._watching else [])]
         for task in tasks:
             task.cancel()
@@ -253,27 +238,16 @@ class SimulatedKubelet:
         """Accepted registrations of a resource since the beginning, over all restarts."""
         return self._registrations[resource]
 
-    async def connect(self, resource: str, socket: Path) -> None:
-        """Register a plugin by its socket, as the plugin watcher does.
-
-        Raises:
-            PluginCallError: an impossible name, or the plugin does not answer.
-        """
-        await self._clients.connect(resource, socket)
-
     async def disconnect(self, resource: str) -> None:
         """Drop a live plugin for no reason it could know of, as the kubelet's book-keeping by name can."""
         await self._clients.disconnect(resource)
 
-    def spoil_checkpoint(self, content: bytes | None = b"spoiled") -> None:
-        """Put other content in the checkpoint's place; None removes the file.
+    def spoil_checkpoint(self, content: bytes = b"spoiled") -> None:
+        """Put other content in the checkpoint's place.
 
         A kubelet that runs replaces it at its next write, one that starts cannot read what was allocated and goes on.
         """
-        if content is None:
-            self.checkpoint.path.unlink(missing_ok=True)
-        else:
-            replace_file(self.checkpoint.path, content)
+        replace_file(self.checkpoint, content)
 
     # Pods.
 
@@ -300,35 +274,11 @@ class SimulatedKubelet:
         self._unknown.discard(pod.uid)
         async with self._admission:
             self._pods[pod.uid] = pod
-            stops = self._stops
-            try:
-                await self._allocate(pod)
-            except PodRejectedError as rejection:
-                self._reject(rejection, stops)
-                raise
+            await self._allocate(pod)
         if self.dra and pod.claims:
             await self.prepare(pod)
         containers = [await self.start_container(pod.uid, container.name) for container in pod.containers]
         return AdmittedPod(pod, tuple(containers))
-
-    async def _admit_again(self, pods: Collection[KubeletPod]) -> None:
-        """After a start every pod goes through admission once more; a failure ends it, whatever its restart policy."""
-        async with self._admission:
-            for pod in pods:
-                self._unknown.discard(pod.uid)
-                stops = self._stops
-                try:
-                    await self._allocate(pod)
-                except PodRejectedError as rejection:
-                    self._reject(rejection, stops)
-
-    def _reject(self, rejection: PodRejectedError, stops: int) -> None:
-        pod = rejection.pod
-        if self._stops != stops:
-            raise KubeletStoppedError(f"the kubelet stopped under the admission of {pod.name}") from rejection
-        self.rejections[pod.uid] = rejection
-        if self.has(pod.uid):
-            self.remove_while_running(pod.uid)
 
     async def resize(self, uid: str) -> None:
         """Admit a live pod again with other CPU or memory; no plugin is asked, and nothing a pod holds changes.
@@ -337,20 +287,29 @@ class SimulatedKubelet:
             PodRejectedError: it is not granted, and the pod runs on as it was.
         """
         async with self._admission:
-            await self._allocate(self._pods[uid])
+            await self._allocate(self._pods[uid], ends=False)
 
-    async def _allocate(self, pod: KubeletPod) -> None:
+    async def _allocate(self, pod: KubeletPod, *, ends: bool = True) -> None:
+        """Allocate for all containers; a pod that is rejected ``ends``."""
+        stops = self._stops
         try:
             for container in pod.containers:
                 await self._allocate_container(pod, container)
         except AllocationError as error:
-            raise PodRejectedError(pod, str(error)) from error
+            if self._stops != stops:
+                raise KubeletStoppedError(f"the kubelet stopped under the admission of {pod.name}") from error
+            rejection = PodRejectedError(pod, str(error))
+            if ends:
+                self.rejections[pod.uid] = rejection
+                if self.has(pod.uid):
+                    self.remove_while_running(pod.uid)
+            raise rejection from error
 
     async def _allocate_container(self, pod: KubeletPod, container: KubeletContainer) -> None:
         """All resources of one container, and then one write of the checkpoint."""
         devices = self.devices
         if await devices.allocate(pod.uid, container.name, container.limits, self._pods.keys(), self._clients):
-            await self.checkpoint.write(devices)
+            replace_file(self.checkpoint, devices.checkpoint_bytes())
         devices.offer_for_reuse(pod.uid, container.name, container.kind)
 
     async def prepare(self, pod: KubeletPod) -> None:
@@ -384,9 +343,9 @@ class SimulatedKubelet:
     # Containers.
 
     async def start_container(self, uid: str, name: str) -> AdmittedContainer:
-        """Start or restart a container of a live pod: PreStartContainer where a plugin asked for it.
+        """Start or restart a container of a live pod.
 
-        Allocate is called only for a container with nothing recorded, as after a lost checkpoint. If a call fails, or
+        Allocate is called only for a container with nothing recorded, as after a lost checkpoint. If that fails, or
         its CDI devices cannot be found, the answer says so (``waiting``) and the container may be started again.
 
         Raises:
@@ -409,22 +368,12 @@ class SimulatedKubelet:
         return started
 
     async def _prepare_start(self, pod: KubeletPod, container: KubeletContainer) -> None:
-        """The calls before a container's start (``GetDeviceRunContainerOptions``)."""
-        recorded = {entry.resource: sorted(entry.ids) for entry in self.devices.of_container(pod.uid, container.name)}
-        resources = list(dict.fromkeys([*recorded, *(name for name, _ in self.devices.wanted(container.limits))]))
-        self._random.shuffle(resources)
-        for resource in resources:
-            endpoint = self._clients.endpoints.get(resource)
-            if endpoint is None and resource not in self._registered_before:
-                raise PluginCallError(f"endpoint not found in cache for a registered resource: {resource}")
-            if endpoint is None or not endpoint.options.pre_start_required:
-                continue
-            if resource not in recorded:
-                where = f"pod {pod.uid}, container {container.name}, resource {resource}"
-                raise PluginCallError(f"no devices found allocated in local cache for {where}")
-            self._random.shuffle(recorded[resource])
-            await endpoint.pre_start(recorded[resource])
-        if len(resources) > len(recorded):
+        """What comes before a container's start (``GetDeviceRunContainerOptions``), without PreStartContainer."""
+        recorded = {entry.resource for entry in self.devices.of_container(pod.uid, container.name)}
+        resources = recorded.union(name for name, _ in self.devices.wanted(container.limits))
+        for resource in sorted(resources.difference(self._clients.endpoints, self._registered_before)):
+            raise PluginCallError(f"endpoint not found in cache for a registered resource: {resource}")
+        if resources > recorded:
             await self._allocate_container(pod, container)
 
     def _received(self, pod: KubeletPod, container: KubeletContainer, waiting: str | None = None) -> AdmittedContainer:
@@ -445,9 +394,9 @@ class SimulatedKubelet:
             names += self.dra.cdi_devices(pod, container)
         if not (self._cdi_dir and names):
             return by_count
-        edits = resolve(self._cdi_dir, names)
-        envs = {**by_count.envs, **(edits.envs or {})}
-        return replace(by_count, envs=envs, devices=(*by_count.devices, *edits.devices), cdi_devices=names)
+        devices, envs = resolve(self._cdi_dir, names)
+        envs, devices = {**by_count.envs, **envs}, (*by_count.devices, *devices)
+        return replace(by_count, envs=envs, devices=devices, cdi_devices=names)
 
     def stop_container(self, uid: str, name: str) -> None:
         """A container of a live pod has died; what it holds stays its own."""
@@ -532,8 +481,3 @@ class SimulatedKubelet:
         if task := self._preparing.get(uid):
             task.cancel()
         return self._pods.pop(uid)
-
-
-def is_static(pod: KubeletPod) -> bool:
-    """Whether the pod comes from a manifest on the node: its UID is then a hash of that."""
-    return re.fullmatch(r"[0-9a-f]{32}", pod.uid) is not None

@@ -8,10 +8,8 @@ source.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import contextlib
-import errno
 import os
 import tempfile
 import zlib
@@ -24,7 +22,6 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from neuron_plugin.allocation import ContainerKind
-from neuron_plugin.kubelet_files import CHECKPOINT
 
 HEALTHY = "Healthy"
 NO_TOPOLOGY = -1
@@ -287,8 +284,7 @@ class DeviceManager:
     def load(self, checkpoint: bytes | None) -> bool:
         """Begin with what a checkpoint holds; False, and an empty memory, if it is lost, corrupt or of another format.
 
-        Resources that were registered are known from the beginning, without any device. DeviceIDs may be a flat list,
-        as before Kubernetes 1.20.
+        Resources that were registered are known from the beginning, without any device.
         """
         self._recorded, self._devices, self._healthy = {}, {}, {}
         data = None
@@ -298,8 +294,7 @@ class DeviceManager:
                 data = msgspec.json.decode(file.data, type=_Data)
         for entry in (data and data.pod_device_entries) or ():
             key = (entry.pod_uid, entry.container_name, entry.resource_name)
-            ids = entry.device_ids if isinstance(entry.device_ids, dict) else {str(NO_TOPOLOGY): entry.device_ids}
-            by_node = {int(node): tuple(of_node) for node, of_node in ids.items()}
+            by_node = {int(node): tuple(ids) for node, ids in entry.device_ids.items()}
             self._recorded[key] = DeviceEntry(*key, by_node, base64.b64decode(entry.alloc_resp))
         for resource in data.registered_devices if data else ():
             self.update_devices(resource, ())
@@ -364,7 +359,7 @@ class _Entry(msgspec.Struct, frozen=True, rename="pascal"):
     pod_uid: str = msgspec.field(name="PodUID")
     container_name: str
     resource_name: str
-    device_ids: dict[str, list[str]] | list[str] = msgspec.field(name="DeviceIDs")
+    device_ids: dict[str, list[str]] = msgspec.field(name="DeviceIDs")
     alloc_resp: str
 
 
@@ -376,68 +371,6 @@ class _Data(msgspec.Struct, frozen=True, rename="pascal"):
 class _File(msgspec.Struct, frozen=True, rename="pascal"):
     data: msgspec.Raw
     checksum: int
-
-
-def flat(checkpoint: bytes) -> bytes:
-    """A checkpoint in the format before Kubernetes 1.20: the ids of an entry are one list."""
-    data = msgspec.json.decode(checkpoint)["Data"]
-    for entry in data["PodDeviceEntries"] or ():
-        entry["DeviceIDs"] = sorted(each for ids in entry["DeviceIDs"].values() for each in ids)
-    return msgspec.json.encode({"Data": data, "Checksum": zlib.crc32(msgspec.json.encode(data))})
-
-
-@dataclass(slots=True)
-class WriteFault:
-    """What happens to the next write of the checkpoint after an allocation or, with ``of_list``, after a device list.
-
-    The kubelet takes the snapshot and writes it under different locks. So a write that is held back ``until`` an event
-    can be overtaken, and an older snapshot then overwrites a newer one.
-    """
-
-    until: asyncio.Event | None = None
-    fails: bool = False
-    of_list: bool = False
-
-
-class KubeletCheckpointFile:
-    """``kubelet_internal_checkpoint``, replaced by rename as the kubelet does; but not synced to disk.
-
-    ``faults`` are those of the writes to come. ``flat_ids`` is the format before Kubernetes 1.20.
-    """
-
-    def __init__(self, directory: Path, *, flat_ids: bool = False) -> None:
-        self.path = directory / CHECKPOINT
-        self.faults: list[WriteFault] = []
-        self._flat_ids = flat_ids
-        self._process = 0
-
-    async def write(self, devices: DeviceManager, *, of_list: bool = False) -> None:
-        """Write the whole memory of the device manager, after an allocation or, with ``of_list``, a device list.
-
-        Raises:
-            AllocationError: the write failed; memory keeps everything.
-        """
-        snapshot, process = devices.checkpoint_bytes(), self._process
-        if fault := next((known for known in self.faults if known.of_list == of_list), None):
-            self.faults.remove(fault)
-            if fault.until:
-                await fault.until.wait()
-            if fault.fails or process != self._process:
-                why = f"open {self.path}: {os.strerror(errno.ENOSPC).lower()}"
-                raise AllocationError(f'failed to write checkpoint file "{CHECKPOINT}": {why}')
-        self.replace(snapshot)
-
-    def replace(self, snapshot: bytes) -> None:
-        """Write a snapshot of a memory, whatever faults are to come."""
-        replace_file(self.path, flat(snapshot) if self._flat_ids else snapshot)
-
-    def read(self) -> bytes | None:
-        """The content; None if there is no file."""
-        return self.path.read_bytes() if self.path.exists() else None
-
-    def abandon_writes(self) -> None:
-        """The kubelet has ended: a write that is held back never happens."""
-        self._process += 1
 
 
 def replace_file(path: Path, content: bytes) -> None:

@@ -1,30 +1,35 @@
-"""Drivers of claims as the simulated kubelet sees them: registration, the calls, the health of devices.
+"""Claims as the simulated kubelet has them: what it remembers of them, its file, and the drivers that prepare them.
 
-The plugin watcher finds a driver by its socket. While none of its sockets answers, the kubelet waits a while and then
-deletes the node's slices of it; at its own start it deletes those of all drivers. Sources of 1.36.2:
-``pkg/kubelet/cm/dra/manager.go`` and ``plugin/dra_plugin_manager.go``.
+It follows ``pkg/kubelet/cm/dra`` of Kubernetes 1.36.2, faults included, because a driver has to live with them. The
+memory has no sockets, no clock and no tasks: its user makes the calls of `Drivers`, writes the file
+``dra_manager_state``, and may do anything while a call is under way. The plugin watcher finds a driver by its socket.
+While none of its sockets answers, the kubelet waits a while and then deletes the node's slices of it; at its own start
+it deletes those of all drivers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 import grpc
+import msgspec
 
 from neuron_plugin.kubelet._proto.dra.v1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.dra.v1 import api_pb2_grpc as pb_grpc
 from neuron_plugin.kubelet._proto.drahealth.v1alpha1 import api_pb2 as health_pb
 from neuron_plugin.kubelet._proto.drahealth.v1alpha1 import api_pb2_grpc as health_grpc
 from neuron_plugin.kubelet._proto.pluginregistration.v1.api_pb2 import PluginInfo
+from neuron_plugin.kubelet.dra_state import API_VERSION
 from neuron_plugin.kubelet.socket_watch import channel_to
 from neuron_plugin.kubelet_files import DRA_STATE
-from neuron_plugin.simulation.api_server_kinds import AnyJson
-from neuron_plugin.simulation.kubelet_claims import ClaimInfo, ClaimMemory, DriverDevice, NotPreparedError
+from neuron_plugin.simulation.api_server import SimulatedApiServer
+from neuron_plugin.simulation.api_server_kinds import RESOURCE_CLAIMS, RESOURCE_SLICES, AnyJson, Refusal
 from neuron_plugin.simulation.kubelet_device_manager import PluginCallError, replace_file
 from neuron_plugin.simulation.kubelet_plugins import worded
 from neuron_plugin.simulation.kubelet_pods import KubeletContainer, KubeletPod
@@ -33,16 +38,214 @@ PLUGIN_TYPE = "DRAPlugin"
 SERVICE, HEALTH_SERVICE = "v1.DRAPlugin", "v1alpha1.DRAResourceHealth"
 _HEALTHS = {health_pb.HEALTHY: "Healthy", health_pb.UNHEALTHY: "Unhealthy"}
 _Answer = TypeVar("_Answer")
+ClaimKey = tuple[str, str]
+"""Namespace and name: the kubelet keeps claims by name, not by UID."""
 
 
-class NodeApi(Protocol):
-    """What the kubelet asks of the API server about claims."""
+class KubeletStateError(Exception):
+    """The file of claims cannot be loaded: the kubelet does not start."""
 
-    def claim(self, namespace: str, name: str) -> AnyJson | None:
-        """A claim; None if there is none."""
 
-    def delete_slices(self, driver: str) -> None:
-        """Delete the slices of this node and driver, of all drivers with an empty name."""
+class NotPreparedError(Exception):
+    """A pod's claims are not prepared. The pod waits, and the kubelet tries again; the text is the kubelet's."""
+
+
+class DriverDevice(msgspec.Struct, frozen=True):
+    """A device as its driver has answered for it, under the names of the file."""
+
+    pool: str = msgspec.field(name="PoolName")
+    name: str = msgspec.field(name="DeviceName")
+    requests: tuple[str, ...] = msgspec.field(name="RequestNames")
+    cdi_ids: tuple[str, ...] = msgspec.field(name="CDIDeviceIDs")
+
+
+@dataclass(slots=True)
+class ClaimInfo:
+    """A claim that pods of this node have. ``prepared`` is not in the file: after a start no claim is."""
+
+    uid: str
+    key: ClaimKey
+    pods: set[str]
+    drivers: dict[str, list[DriverDevice]]
+    prepared: bool = False
+
+    def devices(self, request: str) -> Iterator[tuple[str, DriverDevice]]:
+        """The devices for a request, or for all with an empty one, each with its driver."""
+        for driver, devices in self.drivers.items():
+            for device in devices:
+                if not request or not device.requests or request in device.requests:
+                    yield driver, device
+
+
+class Drivers(Protocol):
+    """The drivers, as the kubelet calls them. Either call may fail with a `NotPreparedError`."""
+
+    async def prepare(self, driver: str, claims: Sequence[ClaimInfo]) -> Mapping[str, Sequence[DriverDevice] | str]:
+        """The devices of each claim by its UID, or why it has none."""
+
+    async def unprepare(self, driver: str, claims: Sequence[ClaimInfo]) -> None:
+        """Give claims up."""
+
+
+class _Claim(msgspec.Struct, frozen=True):
+    uid: str = msgspec.field(name="ClaimUID")
+    name: str = msgspec.field(name="ClaimName")
+    namespace: str = msgspec.field(name="Namespace")
+    pods: dict[str, AnyJson] | None = msgspec.field(name="PodUIDs")
+    drivers: dict[str, dict[str, list[DriverDevice] | None]] | None = msgspec.field(name="DriverState")
+
+
+class _Data(msgspec.Struct, frozen=True):
+    """``pkg/kubelet/cm/dra/state/checkpoint.go``."""
+
+    claims: list[_Claim] | None = msgspec.field(name="ClaimInfoStateList")
+    kind: str = "DRACheckpoint"
+    version: str = msgspec.field(name="apiVersion", default=API_VERSION)
+
+
+class _File(msgspec.Struct, frozen=True, rename="pascal"):
+    data: str
+    checksum: int
+
+
+@dataclass
+class ClaimMemory:
+    """The memory of one kubelet process; ``write`` replaces its file."""
+
+    claims: dict[ClaimKey, ClaimInfo] = field(default_factory=dict)
+    write: Callable[[], None] = lambda: None
+
+    async def prepare(self, claims: Iterable[AnyJson], pod_uid: str, drivers: Drivers) -> None:
+        """Have all allocated claims of a pod prepared, by one call to each driver.
+
+        The file is written before the calls, with the pod and the devices of earlier tries, and after all of them have
+        succeeded. An error of any driver ends it, and nothing is taken back: each try after a failed one appends its
+        devices to those of the earlier answers (kubernetes#140955).
+
+        Raises:
+            NotPreparedError: the pod has to wait, and to be prepared again.
+        """
+        known: list[ClaimInfo] = []
+        by_driver: dict[str, list[ClaimInfo]] = {}
+        for claim in claims:
+            known.append(info := self._added(claim, pod_uid))
+            self.write()
+            for driver in () if info.prepared else info.drivers:
+                by_driver.setdefault(driver, []).append(info)
+        for driver, asked in by_driver.items():
+            answer = await drivers.prepare(driver, asked)
+            for info in asked:
+                if info.uid not in answer:
+                    raise NotPreparedError(f"NodePrepareResources skipped {len(asked) - len(answer)} ResourceClaims")
+                devices = answer[info.uid]
+                if isinstance(devices, str):
+                    text = f"NodePrepareResources failed for ResourceClaim {info.key[1]}: {devices}"
+                    raise NotPreparedError(text)
+                for device in devices:
+                    self.known(info.key).drivers.setdefault(driver, []).append(device)
+        for info in known:
+            self.known(info.key).prepared = True
+        self.write()
+
+    async def unprepare(self, keys: Iterable[ClaimKey], pod_uid: str, drivers: Drivers) -> None:
+        """Give up claims of a pod that has ended; those of other pods, too, only lose this pod.
+
+        The kubelet counts the pods of a claim and does not look which they are. So what a second call for one pod
+        gives up is another's (kubernetes#140212).
+
+        Raises:
+            NotPreparedError: a driver is away or refuses, and the pod stays Terminating.
+        """
+        asked: dict[str, list[ClaimInfo]] = {}
+        for claim in filter(None, map(self.claims.get, keys)):
+            if len(claim.pods) > 1:
+                claim.pods.discard(pod_uid)
+                continue
+            for driver in claim.drivers:
+                asked.setdefault(driver, []).append(claim)
+        for driver, claims in asked.items():
+            await drivers.unprepare(driver, claims)
+        for claim in (claim for claims in asked.values() for claim in claims):
+            self.claims.pop(claim.key, None)
+        self.write()
+
+    def of_inactive(self, active: Collection[str]) -> dict[tuple[str, str], list[ClaimKey]]:
+        """The claims of pods that the kubelet no longer has, by namespace and UID of the pod."""
+        keys: dict[tuple[str, str], list[ClaimKey]] = {}
+        for claim in self.claims.values():
+            for uid in claim.pods.difference(active):
+                keys.setdefault((claim.key[0], uid), []).append(claim.key)
+        return keys
+
+    def known(self, key: ClaimKey) -> ClaimInfo:
+        """The claim of this name.
+
+        Raises:
+            NotPreparedError: it was given up.
+        """
+        claim = self.claims.get(key)
+        if claim is None:
+            text = f"unable to get claim info for ResourceClaim {key[1]} in namespace {key[0]}"
+            raise NotPreparedError(f"internal error: {text}")
+        return claim
+
+    def _added(self, claim: AnyJson, pod_uid: str) -> ClaimInfo:
+        """A pod is about to have an allocated claim."""
+        metadata = claim["metadata"]
+        key = metadata["namespace"], metadata["name"]
+        known = self.claims.get(key)
+        if known is None:
+            results = claim["status"]["allocation"]["devices"].get("results") or ()
+            drivers: dict[str, list[DriverDevice]] = {result["driver"]: [] for result in results}
+            known = self.claims[key] = ClaimInfo(metadata["uid"], key, set(), drivers)
+        elif known.uid != metadata["uid"]:
+            raise NotPreparedError(
+                f"old ResourceClaim with same name {key[1]} and different UID {known.uid} still exists "
+                "(previous pod force-deleted?!)"
+            )
+        known.pods.add(pod_uid)
+        return known
+
+    # The file.
+
+    def state_bytes(self) -> bytes:
+        """The whole memory as ``dra_manager_state``."""
+        entries = [
+            _Claim(
+                claim.uid,
+                claim.key[1],
+                claim.key[0],
+                {uid: {} for uid in sorted(claim.pods)},
+                {driver: {"Devices": devices or None} for driver, devices in claim.drivers.items()},
+            )
+            for claim in self.claims.values()
+        ]
+        text = msgspec.json.encode(_Data(entries))
+        return msgspec.json.encode(_File(text.decode(), zlib.crc32(text)))
+
+    def load(self, content: bytes | None) -> None:
+        """Begin with the file of an earlier process; None is no file.
+
+        Raises:
+            KubeletStateError: it cannot be read, or its checksum is wrong.
+        """
+        self.claims.clear()
+        if content is None:
+            return
+        try:
+            file = msgspec.json.decode(content, type=_File)
+            data = msgspec.json.decode(file.data, type=_Data)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise KubeletStateError(f"please drain node and remove DRA state file: {error!r}") from error
+        if zlib.crc32(file.data.encode()) != file.checksum:
+            raise KubeletStateError("checkpoint is corrupted: please drain node and remove DRA state file")
+        for claim in data.claims or ():
+            drivers = {driver: list(state["Devices"] or ()) for driver, state in (claim.drivers or {}).items()}
+            key = claim.namespace, claim.name
+            self.claims[key] = ClaimInfo(claim.uid, key, set(claim.pods or ()), drivers)
+
+
+# Drivers.
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,30 +271,27 @@ class _Driver:
 
 @dataclass
 class DraManager:
-    """The claims of one node's pods; ``start`` and ``stop`` are those of the kubelet.
+    """The claims of the pods of ``node``; ``start`` and ``stop`` are those of the kubelet.
 
     ``directory`` is the kubelet's root, which has its file of claims. ``active`` are the UIDs of the kubelet's pods.
     """
 
     directory: Path
-    api: NodeApi
+    api: SimulatedApiServer
+    node: str
     times: DraManagerTimes = DraManagerTimes()
     active: Collection[str] = ()
     memory: ClaimMemory = field(default_factory=ClaimMemory)
 
     def __post_init__(self) -> None:
+        self.path = self.directory / DRA_STATE
         self.health: dict[tuple[str, str, str], tuple[str, str]] = {}
         """Health and message by driver, pool and device."""
         self._drivers: dict[Path, _Driver] = {}
         self._lost_at: dict[str, float] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._calls = _Calls(self._channel, self.times.call)
-        self.memory.write = self._write
-
-    @property
-    def path(self) -> Path:
-        """The file of claims."""
-        return self.directory / DRA_STATE
+        self.memory.write = lambda: replace_file(self.path, self.memory.state_bytes())
 
     @property
     def drivers(self) -> set[str]:
@@ -105,7 +305,7 @@ class DraManager:
             KubeletStateError: the file cannot be read, and the kubelet does not start.
         """
         self.memory.load(self.path.read_bytes() if self.path.exists() else None)
-        self.api.delete_slices("")
+        self._delete_slices("")
         self._tasks = [
             asyncio.create_task(job(), name=job.__name__) for job in (self._watch_connections, self._reconcile)
         ]
@@ -145,8 +345,9 @@ class DraManager:
             NotPreparedError: a claim of it was given up.
         """
         names: list[str] = []
-        for claim, request in self._used(pod, container):
-            names += [name for _, device in claim.devices(request) for name in device.cdi_ids]
+        for name, request in container.claims:
+            claim = self.memory.known((pod.namespace, pod.claims.get(name, "")))
+            names += [cdi_id for _, device in claim.devices(request) for cdi_id in device.cdi_ids]
         return tuple(names)
 
     def status(self, pod: KubeletPod, container: KubeletContainer) -> list[AnyJson]:
@@ -164,29 +365,19 @@ class DraManager:
                 shown[f"claim:{name}" + (f"/{request}" if request else "")] = list(parts.values())
         return [{"name": name, "resources": resources} for name, resources in shown.items()]
 
-    # Inside.
-
     def _checked(self, pod: KubeletPod, name: str) -> AnyJson:
         """A claim that may be prepared for a pod, before anything is remembered of it."""
-        claim = self.api.claim(pod.namespace, name)
-        if claim is None:
-            raise NotPreparedError(f'fetch ResourceClaim {name}: resourceclaims.resource.k8s.io "{name}" not found')
+        try:
+            claim = self.api.get(RESOURCE_CLAIMS, name, pod.namespace)
+        except Refusal as refusal:
+            raise NotPreparedError(f"fetch ResourceClaim {name}: {refusal}") from None
         status = claim.get("status") or {}
         if pod.uid not in {consumer["uid"] for consumer in status.get("reservedFor") or ()}:
             uid = claim["metadata"]["uid"]
             raise NotPreparedError(f"pod {pod.name} ({pod.uid}) is not allowed to use ResourceClaim {name} ({uid})")
-        if not status.get("allocation"):
-            raise NotPreparedError(f"ResourceClaim {name}: not allocated")
         for result in status["allocation"]["devices"].get("results") or ():
             self._channel(result["driver"])
         return claim
-
-    def _used(self, pod: KubeletPod, container: KubeletContainer) -> Iterator[tuple[ClaimInfo, str]]:
-        for name, request in container.claims:
-            yield self.memory.known((pod.namespace, pod.claims.get(name, ""))), request
-
-    def _write(self) -> None:
-        replace_file(self.path, self.memory.state_bytes())
 
     async def _reconcile(self) -> None:
         """Give up the claims of pods that the kubelet no longer has."""
@@ -228,14 +419,21 @@ class DraManager:
         """Delete the slices of a driver that has had no connection for a while."""
         loop = asyncio.get_running_loop()
         while True:
-            usable = {known.name for known in self._drivers.values() if _is_connected(known.channel)}
+            states = {known: known.channel.get_state(try_to_connect=True) for known in self._drivers.values()}
+            usable = {known.name for known, state in states.items() if state is grpc.ChannelConnectivity.READY}
             for name in self._lost_at.keys() | self.drivers:
                 if name in usable:
                     self._lost_at.pop(name, None)
                 elif loop.time() - self._lost_at.setdefault(name, loop.time()) >= self.times.wipe:
                     self._lost_at[name] = float("inf")  # once, until it is back
-                    self.api.delete_slices(name)
+                    self._delete_slices(name)
             await asyncio.sleep(self.times.watcher)
+
+    def _delete_slices(self, driver: str) -> None:
+        """Delete the slices of this node and driver, of all drivers with an empty name."""
+        for resource_slice in self.api.objects(RESOURCE_SLICES):
+            if resource_slice["spec"].get("nodeName") == self.node and driver in {"", resource_slice["spec"]["driver"]}:
+                self.api.delete(RESOURCE_SLICES, resource_slice["metadata"]["name"])
 
     async def _follow_health(self, driver: _Driver) -> None:
         """Keep what a driver says of its devices while its stream lasts, and open the stream again when it ends."""
@@ -269,7 +467,11 @@ class _Calls:
         call = self._stub(driver).NodePrepareResources(request, timeout=self.timeout)
         answer = await _answered(call, "NodePrepareResources: ")
         return {
-            uid: prepared.error or [_device(device) for device in prepared.devices]
+            uid: prepared.error
+            or [
+                DriverDevice(each.pool_name, each.device_name, tuple(each.request_names), tuple(each.cdi_device_ids))
+                for each in prepared.devices
+            ]
             for uid, prepared in answer.claims.items()
         }
 
@@ -286,16 +488,8 @@ class _Calls:
         return pb_grpc.DRAPluginStub(self.channel(driver))
 
 
-def _device(device: pb.Device) -> DriverDevice:
-    return DriverDevice(device.pool_name, device.device_name, tuple(device.request_names), tuple(device.cdi_device_ids))
-
-
 def _claim(claim: ClaimInfo) -> pb.Claim:
     return pb.Claim(namespace=claim.key[0], name=claim.key[1], uid=claim.uid)
-
-
-def _is_connected(channel: grpc.aio.Channel) -> bool:
-    return channel.get_state(try_to_connect=True) is grpc.ChannelConnectivity.READY
 
 
 async def _answered(call: Awaitable[_Answer], prefix: str) -> _Answer:

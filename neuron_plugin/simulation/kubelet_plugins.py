@@ -9,7 +9,6 @@ sockets in ``plugins_registry``, of device plugins and of drivers of claims (``p
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Iterator, Mapping, Sequence
 from contextlib import aclosing
@@ -25,14 +24,14 @@ from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb
 from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2 as watcher_pb
 from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2_grpc as watcher_grpc
 from neuron_plugin.kubelet.socket_watch import SocketIdentity, channel_to
-from neuron_plugin.simulation.api_server_validation import is_qualified
+from neuron_plugin.simulation.api_server_rules import is_qualified
 from neuron_plugin.simulation.kubelet_device_manager import (
     AllocationError,
     DeviceManager,
-    KubeletCheckpointFile,
     ListedDevice,
     PluginCallError,
     Selection,
+    replace_file,
 )
 
 INFO_SECONDS = 1.0
@@ -41,8 +40,6 @@ FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 122.0
 """How long a plugin may take to say what it is and to hear of its registration, and pauses after a failed one."""
 VERSION = "v1beta1"
-PRE_START_SECONDS = 30.0
-"""How long a plugin may take to prepare a container's start."""
 _GO_NAMES = {"CANCELLED": "Canceled", "OK": "OK"}
 _Answer = TypeVar("_Answer")
 
@@ -64,32 +61,20 @@ class PluginHandler(Protocol):
         """Its socket is gone, or was made again."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Registered:
-    identity: SocketIdentity
-    info: watcher_pb.PluginInfo
-
-
-@dataclass(frozen=True, slots=True)
-class _Pause:
-    until: float = 0.0
-    seconds: float = FIRST_PAUSE_SECONDS / 2
-
-
 class PluginWatcher:
     """Compares what lies in ``directory`` with what is registered, time and again.
 
     A socket that is gone, or was made again, is deregistered. A failed registration is tried again after a pause that
-    doubles; ``errors`` counts them. A lost connection is not noticed.
+    doubles. A lost connection is not noticed.
     """
 
     def __init__(self, directory: Path, handlers: Mapping[str, PluginHandler], *, seconds: float = 1.0) -> None:
-        self.errors: Counter[str] = Counter()
         self._directory = directory
         self._handlers = handlers
         self._seconds = seconds
-        self._registered: dict[Path, _Registered] = {}
-        self._pauses: dict[Path, _Pause] = {}
+        self._registered: dict[Path, tuple[SocketIdentity, watcher_pb.PluginInfo]] = {}
+        self._pauses: dict[Path, tuple[float, float]] = {}
+        """How long each pause is, and until when."""
 
     async def run(self) -> None:
         """Reconcile until cancelled."""
@@ -100,22 +85,21 @@ class PluginWatcher:
     async def reconcile(self) -> None:
         """Deregister what is gone or new under its name, then register what is not yet."""
         found = dict(self._sockets())
-        for path, registered in list(self._registered.items()):
-            if found.get(path) != registered.identity:
+        for path, (identity, info) in list(self._registered.items()):
+            if found.get(path) != identity:
                 del self._registered[path]
-                await self._handlers[registered.info.type].deregister(registered.info.name, path)
-        now = asyncio.get_running_loop().time()
+                await self._handlers[info.type].deregister(info.name, path)
+        loop = asyncio.get_running_loop()
         for path, identity in found.items():
-            pause = self._pauses.get(path, _Pause())
-            if path in self._registered or now < pause.until:
+            seconds, until = self._pauses.get(path, (FIRST_PAUSE_SECONDS / 2, 0.0))
+            if path in self._registered or loop.time() < until:
                 continue
             try:
-                self._registered[path] = _Registered(identity, await self._register(path))
+                self._registered[path] = identity, await self._register(path)
                 self._pauses.pop(path, None)
-            except PluginCallError as error:
-                self.errors[str(error)] += 1
-                seconds = min(pause.seconds * 2, LONGEST_PAUSE_SECONDS)
-                self._pauses[path] = _Pause(asyncio.get_running_loop().time() + seconds, seconds)
+            except PluginCallError:
+                seconds = min(seconds * 2, LONGEST_PAUSE_SECONDS)
+                self._pauses[path] = seconds, loop.time() + seconds
 
     def _sockets(self) -> Iterator[tuple[Path, SocketIdentity]]:
         """The sockets in the directory and below; names with a leading dot are ignored."""
@@ -235,17 +219,6 @@ class PluginConnection:
         request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=ids)])
         return await worded(self._stub.Allocate(request))
 
-    async def pre_start(self, ids: Sequence[str]) -> None:
-        """Announce the start of a container that has these devices.
-
-        Raises:
-            PluginCallError: the plugin refuses it, or is away.
-        """
-        prefix = "device plugin PreStartContainer rpc failed with err: "
-        self._require_running(prefix)
-        request = pb.PreStartContainerRequest(devices_ids=ids)
-        await worded(self._stub.PreStartContainer(request, timeout=PRE_START_SECONDS), prefix)
-
     async def close(self) -> None:
         """Close the connection; calls under way are cancelled."""
         await self._channel.close()
@@ -265,7 +238,7 @@ class PluginClients(pb_grpc.RegistrationServicer):
 
     directory: Path
     devices: DeviceManager
-    checkpoint: KubeletCheckpointFile
+    checkpoint: Path
     registrations: Counter[str]
     dial_seconds: float = 10.0
     grace_seconds: float = 300.0
@@ -364,7 +337,7 @@ class PluginClients(pb_grpc.RegistrationServicer):
         if stopped_at is not None and asyncio.get_running_loop().time() - stopped_at > self.grace_seconds:
             del self.endpoints[resource]
             self.devices.remove_resource(resource)
-            self.checkpoint.replace(self.devices.checkpoint_bytes())
+            replace_file(self.checkpoint, self.devices.checkpoint_bytes())
         return ResourceCapacity(len(self.devices.devices(resource)), len(self.devices.healthy(resource)))
 
     async def _follow(self, connection: PluginConnection) -> None:
@@ -377,8 +350,7 @@ class PluginClients(pb_grpc.RegistrationServicer):
                 ]
                 self.devices.update_devices(resource, devices)
                 self.changed.set()
-                with contextlib.suppress(AllocationError):  # the kubelet only logs it
-                    await self.checkpoint.write(self.devices, of_list=True)
+                replace_file(self.checkpoint, self.devices.checkpoint_bytes())
         await self.disconnect(resource)  # by name: this may be another, newer client
 
 

@@ -40,16 +40,8 @@ class UnresolvableError(Exception):
     """CDI devices that no file describes: the container is not created. The text is the runtime's."""
 
 
-@dataclass(frozen=True, slots=True)
-class CdiEdits:
-    """What CDI devices add to a container."""
-
-    devices: tuple[DeviceNode, ...] = ()
-    envs: Mapping[str, str] | None = None
-
-
-def resolve(directory: Path, names: Iterable[str]) -> CdiEdits:
-    """The edits of CDI devices, in order; of two with the same node or variable the last one holds.
+def resolve(directory: Path, names: Iterable[str]) -> tuple[tuple[DeviceNode, ...], dict[str, str]]:
+    """The nodes and variables of CDI devices, in order; of two with the same path or name the last one holds.
 
     Raises:
         UnresolvableError: some names are not described.
@@ -65,7 +57,7 @@ def resolve(directory: Path, names: Iterable[str]) -> CdiEdits:
             path = node["path"]
             nodes[path] = DeviceNode(node.get("hostPath") or path, path, node.get("permissions") or "rwm")
         envs.update(text.split("=", 1) for text in known[name].get("env") or ())
-    return CdiEdits(tuple(nodes.values()), envs)
+    return tuple(nodes.values()), envs
 
 
 def _described(directory: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -81,15 +73,6 @@ def _described(directory: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 # Pods.
-
-
-@dataclass(frozen=True, slots=True)
-class Mount:
-    """A host path that a container gets as a bind mount."""
-
-    host_path: str
-    container_path: str
-    read_only: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +120,6 @@ class AdmittedContainer:
     ids: Mapping[str, tuple[str, ...]]
     envs: Mapping[str, str]
     devices: tuple[DeviceNode, ...]
-    mounts: tuple[Mount, ...]
     annotations: Mapping[str, str]
     cdi_devices: tuple[str, ...]
     waiting: str | None = None
@@ -179,14 +161,12 @@ def received(container: KubeletContainer, allocations: Sequence[DeviceEntry], wa
     nodes = (
         DeviceNode(device.host_path, device.container_path, device.permissions) for a in answers for device in a.devices
     )
-    mounts = (Mount(mount.host_path, mount.container_path, mount.read_only) for a in answers for mount in a.mounts)
     return AdmittedContainer(
         name=container.name,
         kind=container.kind,
         ids={allocation.resource: tuple(in_numeric_order(allocation.ids)) for allocation in allocations},
         envs=_first_wins(item for answer in answers for item in answer.envs.items()),
         devices=tuple(_first_wins((node.container_path, node) for node in nodes).values()),
-        mounts=tuple(_first_wins((mount.container_path, mount) for mount in mounts).values()),
         annotations=_first_wins(item for answer in answers for item in answer.annotations.items()),
         cdi_devices=tuple(dict.fromkeys(device.name for answer in answers for device in answer.cdi_devices)),
         waiting=waiting,
@@ -243,7 +223,7 @@ class SimulatedCgroups:
 class RateLimit:
     """A token bucket: ``per_second`` calls, ``burst`` at once; zero per second is no limit."""
 
-    def __init__(self, per_second: float, burst: int) -> None:
+    def __init__(self, per_second: float, burst: int = 10) -> None:
         self._per_second = per_second
         self._burst = burst
         self._tokens = float(burst)
@@ -263,15 +243,13 @@ class RateLimit:
 class PodResourcesService(pb_grpc.PodResourcesListerServicer):
     """What ``devices`` records of the ``pods``, which are by UID, without those that are ``unknown``.
 
-    There is one rate limit for all clients. ``serves_get`` False is a kubelet whose gate for ``Get`` is off. Errors of
-    the kubelet's own have the status UNKNOWN.
+    There is one rate limit for all clients. Errors of the kubelet's own have the status UNKNOWN.
     """
 
     devices: DeviceManager
     pods: Mapping[str, KubeletPod]
     unknown: Collection[str] = ()
     limit: RateLimit = field(default_factory=lambda: RateLimit(0, 1))
-    serves_get: bool = True
 
     async def List(
         self,
@@ -290,8 +268,6 @@ class PodResourcesService(pb_grpc.PodResourcesListerServicer):
     ) -> pb.GetPodResourcesResponse:
         """One active pod."""
         await self._admit(context)
-        if not self.serves_get:
-            return await context.abort(grpc.StatusCode.UNKNOWN, "PodResources API Get method disabled")
         for pod in self._active():
             if (pod.namespace, pod.name) == (request.pod_namespace, request.pod_name):
                 return pb.GetPodResourcesResponse(pod_resources=self._pod(pod))

@@ -25,9 +25,9 @@ from neuron_plugin.cluster.pods import PODS as POD_RECORDS
 from neuron_plugin.cluster.pods import neuron_pod
 from neuron_plugin.simulation.api_server import SimulatedApiServer
 from neuron_plugin.simulation.api_server_kinds import PODS, AnyJson, Refusal
-from neuron_plugin.simulation.api_server_pods import now_text
+from neuron_plugin.simulation.api_server_rules import now_text
 from neuron_plugin.simulation.kubelet import KubeletStoppedError, SimulatedKubelet
-from neuron_plugin.simulation.kubelet_claims import NotPreparedError
+from neuron_plugin.simulation.kubelet_dra import NotPreparedError
 from neuron_plugin.simulation.kubelet_pods import (
     AdmittedContainer,
     AdmittedPod,

@@ -15,13 +15,12 @@ framework/plugins and extender.go beside it, and staging/src/k8s.io/kube-schedul
 
 from __future__ import annotations
 
-import contextlib
 import ssl
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import aiohttp
 import msgspec
@@ -40,22 +39,22 @@ from neuron_plugin.allocation.node_rules import (
     node_use,
     pod_labels,
 )
-from neuron_plugin.cluster import ObjectReference, Pod
+from neuron_plugin.cluster import Pod
 from neuron_plugin.cluster.nodes import neuron_node
 from neuron_plugin.cluster.objects import NODES as NODE_RECORDS
 from neuron_plugin.cluster.pods import PODS as POD_RECORDS
 from neuron_plugin.cluster.pods import neuron_pod
-from neuron_plugin.cluster.writes import create_event, utc_now
 from neuron_plugin.placement.extender.scheduler_config import SECOND_SCHEDULER
 from neuron_plugin.simulation.api_server import SimulatedApiServer
-from neuron_plugin.simulation.api_server_kinds import CLAIMS, EVENTS, NODES, PODS, AnyJson, Refusal, ServedKind
-from neuron_plugin.simulation.scheduler_claims import NotAllocatedError, allocations_on, claims_of, reserve
+from neuron_plugin.simulation.api_server_kinds import CLAIMS, NODES, PODS, AnyJson, Refusal
+from neuron_plugin.simulation.resource_claims import NotAllocatedError, allocations_on, claims_of, reserve, warn
 from neuron_plugin.topology import catalogue
 
 HTTP_TIMEOUT_SECONDS = 5.0
 """The default of an extender's httpTimeout."""
 
 _UNRESOLVABLE = "unresolvable"
+_Decoded = TypeVar("_Decoded")
 SCHEDULERS = (DEFAULT_SCHEDULER, SECOND_SCHEDULER)
 """The schedulers that run."""
 
@@ -259,6 +258,15 @@ class _Room:
         }
 
 
+def _pod_of(manifest: AnyJson) -> tuple[Pod, NeuronPod]:
+    pod = POD_RECORDS.decode(msgspec.json.encode(manifest))
+    return pod, neuron_pod(pod)
+
+
+def _rules_of(manifest: AnyJson) -> NodeRules:
+    return neuron_node(NODE_RECORDS.decode(msgspec.json.encode(manifest)), catalogue()).rules
+
+
 class Scheduling:
     """The schedulers of a cluster; ``asks_extender`` says which of them ask ``extender``. ``say`` is given lines."""
 
@@ -275,10 +283,8 @@ class Scheduling:
         self._say = say
         self._said: dict[str, str] = {}
         """The last line about each pod, by UID."""
-        self._records: dict[str, tuple[AnyJson, Pod, NeuronPod]] = {}
-        """Pods by UID as they were last decoded."""
-        self._rules: dict[str, tuple[AnyJson, NodeRules]] = {}
-        """What the scheduler looks at of nodes, by name."""
+        self._known: dict[str, tuple[AnyJson, Any]] = {}
+        """Pods and nodes by UID as they were last decoded."""
 
     async def look(self) -> None:
         """Try all pods that wait."""
@@ -292,7 +298,7 @@ class Scheduling:
             return
         room = self._room(manifests)
         for manifest in waiting:
-            pod, asks = self._record(manifest)
+            pod, asks = self._read(manifest, _pod_of)
             try:
                 text = await self._schedule(room, pod, asks, manifest)
             except Refusal:
@@ -306,36 +312,31 @@ class Scheduling:
 
     def _room(self, manifests: Iterable[AnyJson]) -> _Room:
         """The nodes of the cluster and their pods."""
-        rules = dict[str, tuple[AnyJson, NodeRules]]()
-        for manifest in self._api.objects(NODES):
-            name = manifest["metadata"]["name"]
-            known, found = self._rules.get(name, (None, None))
-            if found is None or known is not manifest:
-                found = neuron_node(NODE_RECORDS.decode(msgspec.json.encode(manifest)), catalogue()).rules
-            rules[name] = manifest, found
-        self._rules = rules
-        room = _Room({name: found for name, (_, found) in rules.items()})
-        pods = [self._record(manifest) for manifest in manifests]
-        self._records = {pod.uid: self._records[pod.uid] for pod, _ in pods}
-        for pod, asks in pods:
+        nodes = self._api.objects(NODES)
+        there = {manifest["metadata"]["uid"] for manifest in (*nodes, *manifests)}
+        self._known = {uid: known for uid, known in self._known.items() if uid in there}
+        room = _Room({node["metadata"]["name"]: self._read(node, _rules_of) for node in nodes})
+        for manifest in manifests:
+            pod, asks = self._read(manifest, _pod_of)
             if pod.node_name and not pod.terminal:
                 room.take(BoundPod(pod.node_name, pod.namespace, pod.labels, asks.rules))
         return room
 
-    def _record(self, manifest: AnyJson) -> tuple[Pod, NeuronPod]:
-        """A pod as it is decoded, once for each version of it."""
+    def _read(self, manifest: AnyJson, decode: Callable[[AnyJson], _Decoded]) -> _Decoded:
+        """An object as it is decoded, once for each version of it."""
         uid = manifest["metadata"]["uid"]
-        if uid not in self._records or self._records[uid][0] is not manifest:
-            pod = POD_RECORDS.decode(msgspec.json.encode(manifest))
-            self._records[uid] = manifest, pod, neuron_pod(pod)
-        return self._records[uid][1:]
+        if uid not in self._known or self._known[uid][0] is not manifest:
+            self._known[uid] = manifest, decode(manifest)
+        found: _Decoded = self._known[uid][1]
+        return found
 
     async def _schedule(self, room: _Room, pod: Pod, asks: NeuronPod, manifest: AnyJson) -> str:
         """Bind a pod to the best node that takes it, or write into its status why there is none; what is to say."""
         wanted = pod.spec.scheduler_name
         if wanted not in SCHEDULERS:
             return f"waits: no scheduler is called {wanted!r}, only {' and '.join(SCHEDULERS)}"
-        if absent := [name for name in asks.rules.claims if not self._is_there(CLAIMS, name, pod.namespace)]:
+        there = {(claim["metadata"]["namespace"], claim["metadata"]["name"]) for claim in self._api.objects(CLAIMS)}
+        if absent := [name for name in asks.rules.claims if (pod.namespace, name) not in there]:
             text = f'0/{len(room.nodes)} nodes are available: persistentvolumeclaim "{absent[0]}" not found.'
             return self._leave(pod, manifest, text)
         claims: list[AnyJson] = []
@@ -370,32 +371,18 @@ class Scheduling:
         if not fitting:
             why = message(len(reasons), against) if reasons else "no nodes available to schedule pods"
             return self._leave(pod, manifest, why)
-        bound, _ = self._record(self._api.get(PODS, pod.name, pod.namespace))
+        bound, _ = self._read(self._api.get(PODS, pod.name, pod.namespace), _pod_of)
         room.take(replace(candidate, node=bound.node_name))
         ids = [f"{key} {bound.annotations[key]}" for key in (DEVICES_KEY, CORES_KEY) if key in bound.annotations]
         return ", ".join([f"bound to {bound.node_name}", *ids])
-
-    def _is_there(self, kind: ServedKind, name: str, namespace: str) -> bool:
-        with contextlib.suppress(Refusal):
-            return bool(self._api.get(kind, name, namespace))
-        return False
 
     def _leave(self, pod: Pod, manifest: AnyJson, why: str) -> str:
         """Say on a pod, and in an event, why it waits."""
         condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": why}
         if not any(condition.items() <= known.items() for known in manifest["status"].get("conditions") or ()):
             self._api.patch_status(PODS, pod.name, {"conditions": [condition]}, pod.namespace)
-            event = create_event(
-                ObjectReference("Pod", pod.name, pod.uid, "v1", pod.namespace),
-                reason="FailedScheduling",
-                note=why,
-                action="Scheduling",
-                reporter=pod.spec.scheduler_name,
-                instance=pod.spec.scheduler_name,
-                now=utc_now(),
-                warning=True,
-            )
-            self._api.create(EVENTS, event.body or {}, pod.namespace)
+            by = pod.spec.scheduler_name
+            warn(self._api, manifest, why, reason="FailedScheduling", action="Scheduling", reporter=by)
         return f"waits: {why}"
 
 

@@ -36,10 +36,10 @@ from neuron_plugin.simulation.api_server_kinds import (
     Refusal,
     ServedKind,
 )
-from neuron_plugin.simulation.api_server_pods import budget_status, is_ready, now_text
-from neuron_plugin.simulation.claim_controller import sync_claims
+from neuron_plugin.simulation.api_server_rules import budget_status, is_ready, now_text
 from neuron_plugin.simulation.cluster import SimulatedCluster
 from neuron_plugin.simulation.machines import NODE_FAULTS, NODE_FAULTS_PATH
+from neuron_plugin.simulation.resource_claims import sync_claims
 from neuron_plugin.simulation.scheduler import Scheduling
 
 NOT_READY_SECONDS = 10.0

@@ -101,15 +101,14 @@ def pods_of(manifest: AnyJson, nodes: Sequence[str] = ()) -> list[WorkloadPod]:
     return made
 
 
-def _bare(pod: AnyJson) -> Iterator[WorkloadPod]:
-    yield WorkloadPod(pod)
-
-
 def _replicas(owner: AnyJson) -> Iterator[WorkloadPod]:
-    """A ReplicaSet, or the ReplicationController of old."""
-    metadata, kind = owner["metadata"], owner["kind"]
-    for _ in range(int(owner["spec"].get("replicas", 1))):
-        yield WorkloadPod(_pod(owner["spec"]["template"], f"{metadata['name']}-{_suffix()}", kind, metadata, {}, {}))
+    """A ReplicaSet, the one of a Deployment, or the ReplicationController of old."""
+    metadata, spec, kind, labels = owner["metadata"], owner["spec"], owner["kind"], dict[str, str]()
+    if kind == "Deployment":
+        labels = {"pod-template-hash": _key(metadata)[:10]}
+        kind, metadata = "ReplicaSet", {**metadata, "name": f"{metadata['name']}-{_key(metadata)[:10]}"}
+    for _ in range(int(spec.get("replicas", 1))):
+        yield WorkloadPod(_pod(spec["template"], f"{metadata['name']}-{_suffix()}", kind, metadata, labels))
 
 
 def _stateful_set(owner: AnyJson) -> Iterator[WorkloadPod]:
@@ -119,7 +118,7 @@ def _stateful_set(owner: AnyJson) -> Iterator[WorkloadPod]:
     for ordinal in range(first, first + int(spec.get("replicas", 1))):
         name = f"{metadata['name']}-{ordinal}"
         labels = {"statefulset.kubernetes.io/pod-name": name, "apps.kubernetes.io/pod-index": str(ordinal)}
-        pod = _pod(spec["template"], name, "StatefulSet", metadata, labels, {})
+        pod = _pod(spec["template"], name, "StatefulSet", metadata, labels)
         pod = _reachable(pod, name, spec.get("serviceName"))
         yield WorkloadPod(pod, after=before, ready=bool(before))
         before = name if ordered else ""
@@ -128,7 +127,7 @@ def _stateful_set(owner: AnyJson) -> Iterator[WorkloadPod]:
 def _daemon_set(owner: AnyJson, nodes: Sequence[str]) -> Iterator[WorkloadPod]:
     metadata = owner["metadata"]
     for node in nodes:
-        pod = _pod(owner["spec"]["template"], f"{metadata['name']}-{_suffix()}", "DaemonSet", metadata, {}, {})
+        pod = _pod(owner["spec"]["template"], f"{metadata['name']}-{_suffix()}", "DaemonSet", metadata)
         field = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
         affinity = {**(pod["spec"].get("affinity") or {})}
         required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [field]}}
@@ -141,16 +140,6 @@ def _cron_job(owner: AnyJson) -> Iterator[WorkloadPod]:
     """As if its time had come."""
     job, name = owner["spec"]["jobTemplate"], f"{owner['metadata']['name']}-{int(time.time()) // 60}"
     yield from () if owner["spec"].get("suspend") else _job(job | {"metadata": {**owner["metadata"], "name": name}})
-
-
-def _deployment(deployment: AnyJson) -> Iterator[WorkloadPod]:
-    metadata, spec = deployment["metadata"], deployment["spec"]
-    replica_set = {**metadata, "name": f"{metadata['name']}-{_key(metadata)[:10]}"}
-    for _ in range(int(spec.get("replicas", 1))):
-        labels = {"pod-template-hash": _key(metadata)[:10]}
-        yield WorkloadPod(
-            _pod(spec["template"], f"{replica_set['name']}-{_suffix()}", "ReplicaSet", replica_set, labels, {})
-        )
 
 
 def _job(job: AnyJson) -> Iterator[WorkloadPod]:
@@ -234,7 +223,7 @@ def _ray_cluster(cluster: AnyJson) -> Iterator[WorkloadPod]:
         labels = {f"{_RAY}cluster": metadata["name"], f"{_RAY}node-type": kind, f"{_RAY}group": group}
         for _ in range(count):
             name = f"{metadata['name']}-head" if kind == "head" else f"{metadata['name']}-{group}-worker-{_suffix()}"
-            yield WorkloadPod(_pod(template, name, "RayCluster", metadata, labels, {}))
+            yield WorkloadPod(_pod(template, name, "RayCluster", metadata, labels))
 
 
 def _ray_service(service: AnyJson) -> Iterator[WorkloadPod]:
@@ -254,7 +243,7 @@ def _ray_job(job: AnyJson) -> Iterator[WorkloadPod]:
     if not spec.get("suspend") and spec.get("submissionMode", "K8sJobMode") == "K8sJobMode":
         plain = {"spec": {"containers": [{"name": "ray-job-submitter", "image": "ray"}], "restartPolicy": "Never"}}
         template = spec.get("submitterPodTemplate") or plain
-        pod = _pod(template, f"{metadata['name']}-{_suffix()}", "Job", metadata, {"job-name": metadata["name"]}, {})
+        pod = _pod(template, f"{metadata['name']}-{_suffix()}", "Job", metadata, {"job-name": metadata["name"]})
         yield WorkloadPod(pod, after=head, ready=bool(head))
 
 
@@ -275,7 +264,7 @@ def _training_job(job: AnyJson) -> Iterator[WorkloadPod]:
                 f"{_KUBEFLOW}replica-type": role.lower(),
                 f"{_KUBEFLOW}replica-index": str(index),
             }
-            pod = _pod(replicas["template"], name, kind, metadata, labels, {})
+            pod = _pod(replicas["template"], name, kind, metadata, labels)
             pod = _reachable(pod, name, metadata["name"]) if role == "Worker" and kind == "MPIJob" else pod
             after = last if is_launcher and waits else ""
             yield WorkloadPod(pod, after=after, ready=bool(after))
@@ -323,10 +312,10 @@ def _volcano_job(job: AnyJson) -> Iterator[WorkloadPod]:
 
 
 _MAKERS: Mapping[tuple[str, str], Callable[[AnyJson], Iterator[WorkloadPod]]] = {
-    ("", "Pod"): _bare,
+    ("", "Pod"): lambda pod: iter([WorkloadPod(pod)]),
     ("", "ReplicationController"): _replicas,
     ("apps", "ReplicaSet"): _replicas,
-    ("apps", "Deployment"): _deployment,
+    ("apps", "Deployment"): _replicas,
     ("apps", "StatefulSet"): _stateful_set,
     ("apps", "DaemonSet"): lambda owner: _daemon_set(owner, ()),
     ("batch", "Job"): _job,
@@ -343,10 +332,15 @@ _MAKERS: Mapping[tuple[str, str], Callable[[AnyJson], Iterator[WorkloadPod]]] = 
 
 
 def _pod(
-    template: AnyJson, name: str, kind: str, owner: AnyJson, labels: dict[str, str], annotations: dict[str, str]
+    template: AnyJson,
+    name: str,
+    kind: str,
+    owner: AnyJson,
+    labels: AnyJson | None = None,
+    annotations: AnyJson | None = None,
 ) -> AnyJson:
     """A pod of a template, with the object that controls it."""
-    made = _with(template, labels, annotations)
+    made = _with(template, labels or {}, annotations or {})
     owned = {"apiVersion": "v1", "kind": kind, "name": owner["name"], "uid": _uid(kind, owner), "controller": True}
     placed = {"name": name, "namespace": owner.get("namespace", "default"), "ownerReferences": [owned]}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": made["metadata"] | placed, "spec": made["spec"]}
@@ -358,7 +352,7 @@ def _reachable(pod: AnyJson, hostname: str, subdomain: str | None = None) -> Any
     return pod | {"spec": {**named, **pod["spec"]}}
 
 
-def _with(template: AnyJson, labels: dict[str, str], annotations: dict[str, str]) -> AnyJson:
+def _with(template: AnyJson, labels: AnyJson, annotations: AnyJson) -> AnyJson:
     metadata = template.get("metadata") or {}
     more = {"labels": labels, "annotations": annotations}
     return template | {"metadata": {key: {**(metadata.get(key) or {}), **more[key]} for key in more}}

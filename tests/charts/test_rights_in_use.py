@@ -18,7 +18,7 @@ from neuron_plugin.simulation.api_server_kinds import EVENTS
 from tests.charts.manifests import of_kind
 from tests.charts.test_rbac import rules
 from tests.support.api_access import Access, Right, in_namespace
-from tests.support.api_server import Fault, Match, StandInApiServer, WatchList
+from tests.support.api_server import Fault, Match, StandInApiServer
 
 CONDITIONS = ("--node-condition", "NeuronDevicesHealthy", "--ready-condition", "NeuronDevicesReady")
 USERS = {
@@ -42,8 +42,7 @@ def rights_of(user: str) -> set[Right]:
 
 @pytest.fixture
 async def server() -> StandInApiServer:
-    """A server that makes its clients list and then watch."""
-    return StandInApiServer(watch_list=WatchList.REFUSED)
+    return StandInApiServer()
 
 
 @pytest.fixture

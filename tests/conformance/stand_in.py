@@ -24,12 +24,11 @@ from neuron_plugin.plugin.machine import DaemonTimes
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.simulation import SimulatedApiServer, write_node
 from neuron_plugin.simulation.api_server_kinds import PODS, RESOURCE_CLAIMS, AnyJson
-from neuron_plugin.simulation.claim_controller import sync_claims
 from neuron_plugin.simulation.kubelet import KubeletOptions, SimulatedKubelet
 from neuron_plugin.simulation.kubelet_dra import DraManager, DraManagerTimes
 from neuron_plugin.simulation.kubelet_sync import ContainerExit, PodSync
+from neuron_plugin.simulation.resource_claims import sync_claims
 from neuron_plugin.simulation.supervisor import turns
-from neuron_plugin.simulation.worker import ApiOfNode
 from neuron_plugin.topology import catalogue
 from tests.conformance.cluster_node import OPEN, ClusterNode
 from tests.conformance.node import INSTANCE_TYPE, OPENABLE, Ability, Capacity
@@ -129,7 +128,7 @@ class StandInNode(ClusterNode):
             options=options,
             plugins_registry=root / "reg",
             cgroup_root=root / "cgroup",
-            dra=DraManager(root, ApiOfNode(self._server, NODE), DRA_TIMES),
+            dra=DraManager(root, self._server, NODE, DRA_TIMES),
             cdi_dir=root / "cdi",
         )
         self._scripts = Scripts(self.machine.paths.dev / f"neuron{OPENABLE}")

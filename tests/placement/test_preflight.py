@@ -35,7 +35,7 @@ from neuron_plugin.simulation.api_server_kinds import (
     RESOURCE_CLAIMS,
     AnyJson,
 )
-from neuron_plugin.simulation.claim_controller import sync_claims
+from neuron_plugin.simulation.resource_claims import sync_claims
 from neuron_plugin.topology import CoreMask
 from tests.simulation.dra import DRIVER, claim_spec, devices_of, exactly
 from tests.simulation.dra import pod as claiming_pod

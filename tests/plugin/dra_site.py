@@ -23,10 +23,8 @@ from neuron_plugin.simulation.api_server_kinds import (
     RESOURCE_SLICES,
     AnyJson,
 )
-from neuron_plugin.simulation.claim_controller import claim_names, sync_claims
 from neuron_plugin.simulation.kubelet_dra import DraManager, DraManagerTimes
-from neuron_plugin.simulation.scheduler_claims import allocations_on, claims_of, reserve
-from neuron_plugin.simulation.worker import ApiOfNode
+from neuron_plugin.simulation.resource_claims import allocations_on, claim_names, claims_of, reserve, sync_claims
 from tests.plugin.site import _MEMORY, HASTY, NAMESPACE, NODE, Site, eventually, settings_for
 from tests.plugin.world import uid_of
 from tests.simulation.dra import claim_spec, device_class, linked
@@ -131,7 +129,7 @@ async def a_claim_site(
             api = await stack.enter_async_context(StandInApiServer())
             api.create_node({"metadata": {"name": NODE}})
             api.create(DEVICE_CLASSES, device_class(), "")
-            dra = DraManager(root, ApiOfNode(api, NODE), KUBELET)
+            dra = DraManager(root, api, NODE, KUBELET)
             random = Random(1)  # noqa: S311 - the order of Go's maps
             kubelet = StandInKubelet(
                 root / "dp",

@@ -31,7 +31,7 @@ from neuron_plugin.plugin.pod_watch import ClaimWatch, PodWatch
 from neuron_plugin.plugin.settings import Mode, Numbering, PluginSettings
 from neuron_plugin.plugin.settle import is_explained
 from neuron_plugin.simulation.api_server_kinds import RESOURCE_CLAIMS, AnyJson
-from neuron_plugin.simulation.kubelet_claims import ClaimInfo, DriverDevice, NotPreparedError
+from neuron_plugin.simulation.kubelet_dra import ClaimInfo, DriverDevice, NotPreparedError
 from neuron_plugin.topology import CoreMask
 from tests.plugin.life_cluster import NODE, LifeApi, follow_pods
 from tests.plugin.world import INF2, inventory, uid_of

@@ -15,7 +15,7 @@ from neuron_plugin.kubelet.dra_state import parse_dra_state
 from neuron_plugin.plugin.settings import Mode
 from neuron_plugin.simulation import KubeletContainer, KubeletPod
 from neuron_plugin.simulation.api_server_kinds import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES
-from neuron_plugin.simulation.kubelet_claims import NotPreparedError
+from neuron_plugin.simulation.kubelet_dra import NotPreparedError
 from tests.plugin.dra_site import ClaimSite, a_claim_site, numbers
 from tests.plugin.site import NAMESPACE, NODE, Site, eventually, holders
 from tests.plugin.world import NEURON, app, uid_of

@@ -18,6 +18,10 @@ Json = dict[str, Any]
 
 DRIVER = "neuron.aws.com"
 GROUP_OF_4 = "resource.aws.com/devicegroup4_id"
+FINALIZER = "resource.kubernetes.io/delete-protection"
+CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+USER = {"resource": "pods", "name": "a", "uid": "uid-a"}
 
 
 def exactly(name: str = "neurons", **parts: Any) -> Json:
@@ -26,6 +30,16 @@ def exactly(name: str = "neurons", **parts: Any) -> Json:
 
 def claim_spec(*requests: Json, **parts: Any) -> Json:
     return {"devices": {"requests": list(requests or (exactly(),)), **parts}}
+
+
+def claim(name: str = "c", **metadata: Any) -> Json:
+    return {"metadata": {"name": name, **metadata}, "spec": claim_spec()}
+
+
+def allocation(device: str = "neuron-0", **parts: Any) -> Json:
+    result = {"request": "neurons", "driver": DRIVER, "pool": "n1-neuron", "device": device}
+    term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}
+    return {"allocation": {"devices": {"results": [result]}, "nodeSelector": {"nodeSelectorTerms": [term]}, **parts}}
 
 
 def linked(count: int, size: int = 0) -> Json:

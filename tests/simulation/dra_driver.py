@@ -1,11 +1,14 @@
 """A driver of claims that answers what a test says, beside a simulated kubelet."""
 
+# ruff: noqa: ARG002, N802 - the names and signatures of gRPC methods are the API's
+
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -18,83 +21,48 @@ from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2_grpc as w
 from neuron_plugin.simulation.kubelet_dra import HEALTH_SERVICE, PLUGIN_TYPE, SERVICE
 from tests.simulation.dra import DRIVER
 
-Context = grpc.aio.ServicerContext[object, object]
-
 
 class RawDriver(pb_grpc.DRAPluginServicer, health_grpc.DRAResourceHealthServicer, watcher_grpc.RegistrationServicer):
     """A driver whose claims get one device ``d0``, or ``error``. ``prepared`` and ``unprepared`` are its calls."""
 
     def __init__(self, name: str = DRIVER) -> None:
         self.name = name
-        self.type = PLUGIN_TYPE
-        self.services = [SERVICE, HEALTH_SERVICE]
         self.error = ""
-        self.skips = False
-        self.fails = False
         self.gate: asyncio.Event | None = None
         self.cdi_id = f"{name.replace('.', '-')}.io/device=0"
         self.prepared: list[list[str]] = []
         self.unprepared: list[list[str]] = []
-        self.notified: list[bool] = []
-        self.health: health_pb.HealthStatus.ValueType = health_pb.HEALTHY
-        self.news = asyncio.Event()
         self.ends = asyncio.Event()
 
-    async def GetInfo(self, request: watcher_pb.InfoRequest, context: Context) -> watcher_pb.PluginInfo:  # noqa: N802
-        del request, context
-        return watcher_pb.PluginInfo(type=self.type, name=self.name, supported_versions=self.services)
+    async def GetInfo(self, request: Any, context: Any) -> watcher_pb.PluginInfo:
+        return watcher_pb.PluginInfo(type=PLUGIN_TYPE, name=self.name, supported_versions=[SERVICE, HEALTH_SERVICE])
 
-    async def NotifyRegistrationStatus(  # noqa: N802
-        self, request: watcher_pb.RegistrationStatus, context: Context
-    ) -> watcher_pb.RegistrationStatusResponse:
-        del context
-        self.notified.append(request.plugin_registered)
+    async def NotifyRegistrationStatus(self, request: Any, context: Any) -> watcher_pb.RegistrationStatusResponse:
         return watcher_pb.RegistrationStatusResponse()
 
-    async def NodePrepareResources(  # noqa: N802
-        self, request: pb.NodePrepareResourcesRequest, context: Context
-    ) -> pb.NodePrepareResourcesResponse:
+    async def NodePrepareResources(self, request: Any, context: Any) -> pb.NodePrepareResourcesResponse:
         self.prepared.append([each.name for each in request.claims])
         if self.gate:
             await self.gate.wait()
-        if self.fails:
-            await context.abort(grpc.StatusCode.INTERNAL, "no device")
         response = pb.NodePrepareResourcesResponse()
-        for each in () if self.skips else request.claims:
+        for each in request.claims:
             response.claims[each.uid].error = self.error
             if not self.error:
                 response.claims[each.uid].devices.add(pool_name="p", device_name="d0", cdi_device_ids=[self.cdi_id])
         return response
 
-    async def NodeUnprepareResources(  # noqa: N802
-        self, request: pb.NodeUnprepareResourcesRequest, context: Context
-    ) -> pb.NodeUnprepareResourcesResponse:
-        del context
+    async def NodeUnprepareResources(self, request: Any, context: Any) -> pb.NodeUnprepareResourcesResponse:
         self.unprepared.append([each.name for each in request.claims])
         response = pb.NodeUnprepareResourcesResponse()
         for each in request.claims:
             response.claims[each.uid].error = self.error
         return response
 
-    async def NodeWatchResources(  # type: ignore[override]  # noqa: N802 - a coroutine that writes
-        self, request: health_pb.NodeWatchResourcesRequest, context: Context
-    ) -> None:
-        del request
-        while not self.ends.is_set():
-            self.news.clear()
-            message = health_pb.NodeWatchResourcesResponse()
-            device = health_pb.DeviceIdentifier(pool_name="p", device_name="d0")
-            message.devices.add(device=device, health=self.health, message="" if self.health else "hot")
-            await context.write(message)
-            await self.news.wait()
-
-    def say(self, health: health_pb.HealthStatus.ValueType) -> None:
-        self.health = health
-        self.news.set()
-
-    def end_streams(self) -> None:
-        self.ends.set()
-        self.news.set()
+    async def NodeWatchResources(
+        self, request: Any, context: Any
+    ) -> AsyncIterator[health_pb.NodeWatchResourcesResponse]:
+        yield health_pb.NodeWatchResourcesResponse()
+        await self.ends.wait()
 
 
 @asynccontextmanager
@@ -112,7 +80,7 @@ async def serving(driver: RawDriver, registry: Path) -> AsyncIterator[Path]:
     try:
         yield path
     finally:
-        driver.end_streams()
+        driver.ends.set()
         await server.stop(0.1)
         path.unlink(missing_ok=True)
 

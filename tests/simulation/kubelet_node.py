@@ -1,11 +1,14 @@
 """A simulated kubelet beside a plugin that answers what a test says, for tests of the kubelet."""
 
+# ruff: noqa: ARG002, N802 - the names and signatures of gRPC methods are the API's
+
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -33,46 +36,30 @@ class RawPlugin(pb_grpc.DevicePluginServicer, watcher_grpc.RegistrationServicer)
     def __init__(self, ids: Sequence[str] = ("d0", "d1", "d2", "d3"), *, prefers: bool = True) -> None:
         self.devices = [pb.Device(ID=each, health="Healthy") for each in ids]
         self.options = pb.DevicePluginOptions(get_preferred_allocation_available=prefers)
-        self.options_error: str | None = None
         self.preference: Sequence[str] | None = None
         self.preference_error: str | None = None
         self.allocate_error: str | None = None
-        self.answers = 1
-        self.name = "plugin"
-        self.envs: dict[str, str] = {}
         self.gate: asyncio.Event | None = None
-        self.start_error: str | None = None
         self.info = watcher_pb.PluginInfo(type="DevicePlugin", name=CORE, supported_versions=["v1beta1"])
         self.statuses: list[watcher_pb.RegistrationStatus] = []
         self.calls: list[str] = []
         self.preferences: list[tuple[set[str], set[str], int]] = []
         self.allocations: list[list[str]] = []
-        self.starts: list[list[str]] = []
         self.stream_ends = asyncio.Event()
         self.news = asyncio.Event()
 
-    async def GetDevicePluginOptions(  # noqa: N802 - the API's name
-        self, request: pb.Empty, context: grpc.aio.ServicerContext[object, object]
-    ) -> pb.DevicePluginOptions:
-        del request
+    async def GetDevicePluginOptions(self, request: Any, context: Any) -> pb.DevicePluginOptions:
         self.calls.append("options")
-        if self.options_error is not None:
-            await context.abort(grpc.StatusCode.INTERNAL, self.options_error)
         return self.options
 
-    async def ListAndWatch(  # type: ignore[override]  # noqa: N802 - grpc.aio takes a coroutine, the stubs do not
-        self, request: pb.Empty, context: grpc.aio.ServicerContext[pb.Empty, pb.ListAndWatchResponse]
-    ) -> None:
-        del request
+    async def ListAndWatch(self, request: Any, context: Any) -> AsyncIterator[pb.ListAndWatchResponse]:
         self.calls.append("stream")
         while not self.stream_ends.is_set():
             self.news.clear()
-            await context.write(pb.ListAndWatchResponse(devices=self.devices))
+            yield pb.ListAndWatchResponse(devices=self.devices)
             await self.news.wait()
 
-    async def GetPreferredAllocation(  # noqa: N802 - the API's name
-        self, request: pb.PreferredAllocationRequest, context: grpc.aio.ServicerContext[object, object]
-    ) -> pb.PreferredAllocationResponse:
+    async def GetPreferredAllocation(self, request: Any, context: Any) -> pb.PreferredAllocationResponse:
         (demand,) = request.container_requests
         available, must = set(demand.available_deviceIDs), set(demand.must_include_deviceIDs)
         self.preferences.append((available, must, demand.allocation_size))
@@ -83,9 +70,7 @@ class RawPlugin(pb_grpc.DevicePluginServicer, watcher_grpc.RegistrationServicer)
             container_responses=[pb.ContainerPreferredAllocationResponse(deviceIDs=chosen)]
         )
 
-    async def Allocate(  # noqa: N802 - the API's name
-        self, request: pb.AllocateRequest, context: grpc.aio.ServicerContext[object, object]
-    ) -> pb.AllocateResponse:
+    async def Allocate(self, request: Any, context: Any) -> pb.AllocateResponse:
         (demand,) = request.container_requests
         ids = list(demand.devices_ids)
         self.allocations.append(ids)
@@ -94,30 +79,20 @@ class RawPlugin(pb_grpc.DevicePluginServicer, watcher_grpc.RegistrationServicer)
         if self.allocate_error is not None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.allocate_error)
         response = pb.ContainerAllocateResponse(
-            envs={"IDS": ",".join(sorted(ids)), **self.envs},
+            envs={"IDS": ",".join(sorted(ids))},
             devices=[pb.DeviceSpec(container_path=f"/dev/{i}", host_path=f"/dev/{i}", permissions="rw") for i in ids],
             cdi_devices=[pb.CDIDevice(name=f"example.com/dummy={i}") for i in ids],
-            mounts=[pb.Mount(container_path="/c", host_path="/h", read_only=True)],
-            annotations={"by": self.name},
+            annotations={"by": "plugin"},
         )
-        return pb.AllocateResponse(container_responses=[response] * self.answers)
+        return pb.AllocateResponse(container_responses=[response])
 
-    async def PreStartContainer(  # noqa: N802 - the API's name
-        self, request: pb.PreStartContainerRequest, context: grpc.aio.ServicerContext[object, object]
-    ) -> pb.PreStartContainerResponse:
-        self.starts.append(list(request.devices_ids))
-        if self.start_error is not None:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, self.start_error)
-        return pb.PreStartContainerResponse()
+    async def PreStartContainer(self, request: Any, context: Any) -> pb.PreStartContainerResponse:
+        raise NotImplementedError  # the simulated kubelet asks for none
 
-    async def GetInfo(self, request: watcher_pb.InfoRequest, context: object) -> watcher_pb.PluginInfo:  # noqa: N802
-        del request, context
+    async def GetInfo(self, request: Any, context: Any) -> watcher_pb.PluginInfo:
         return self.info
 
-    async def NotifyRegistrationStatus(  # noqa: N802 - the API's name
-        self, request: watcher_pb.RegistrationStatus, context: object
-    ) -> watcher_pb.RegistrationStatusResponse:
-        del context
+    async def NotifyRegistrationStatus(self, request: Any, context: Any) -> watcher_pb.RegistrationStatusResponse:
         self.statuses.append(request)
         return watcher_pb.RegistrationStatusResponse()
 

@@ -17,7 +17,7 @@ import pytest
 from neuron_plugin.cluster.api import MERGE_PATCH, ApiError, ApiRequest, Response, UnreachableError
 from neuron_plugin.simulation.api_server_kinds import NODES, PODS
 from tests.simulation.api_client import LEASES_PATH, MERGE, PODS_PATH, Client, Json, names, pod, until_watched
-from tests.support.api_server import Fault, Match, StandInApiServer, WatchList
+from tests.support.api_server import Fault, Match, StandInApiServer
 
 NOT_SERVED = "the server could not find the requested resource"
 OF_NODES = "/api/v1/nodes/n"
@@ -41,7 +41,7 @@ async def test_what_is_not_there_is_404(client: Client, path: str, message: str)
 @pytest.mark.parametrize(
     ("method", "path", "options", "expected"),
     [
-        *((method, path, {}, 405) for method, path in (("DELETE", "/api/v1/pods"), ("PUT", PODS_PATH))),
+        *((method, PODS_PATH, {}, 405) for method in ("DELETE", "PUT")),
         ("POST", f"{PODS_PATH}/a", {}, 405),
         ("POST", PODS_PATH, {"headers": {"Content-Type": "text/plain"}}, 415),
         ("PATCH", f"{PODS_PATH}/a", {"headers": {"Content-Type": "application/apply-patch+yaml"}}, 415),
@@ -54,7 +54,6 @@ async def test_what_is_not_there_is_404(client: Client, path: str, message: str)
             )
         ),
         ("GET", "/api/v1/events", {"params": {"labelSelector": "app=x=y"}}, 400),
-        ("DELETE", PODS_PATH, {"params": {"labelSelector": "app in"}}, 400),
         ("PUT", f"{PODS_PATH}/a", {"body": {"metadata": 7}, "headers": JSON_BODY}, 400),
         ("PATCH", f"{PODS_PATH}/a", {"body": {"metadata": 7}, "headers": MERGE}, 400),
         ("PATCH", f"{PODS_PATH}/a", {"body": {"metadata": {"labels": {"a": 1}}}, "headers": MERGE}, 400),
@@ -104,44 +103,7 @@ async def test_a_token_lets_its_bearer_in_and_a_kubeconfig_is_for_its_owner_only
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-async def test_a_collection_is_deleted_by_labels_in_its_namespace_and_gracefully(
-    client: Client, server: StandInApiServer
-) -> None:
-    for name, app in (("a", "x"), ("b", "y"), ("c", "x")):
-        server.create_pod({"metadata": {"name": name, "labels": {"app": app}}, "spec": {"nodeName": "n1"}})
-    server.create_pod({"metadata": {"name": "d", "namespace": "other", "labels": {"app": "x"}}, "spec": {}})
-    forced = {"labelSelector": "app in (x)", "gracePeriodSeconds": "0"}
-    status, answer = await client.ask("DELETE", PODS_PATH, params=forced)
-    assert (status, answer["kind"], names(answer)) == (200, "PodList", ["a", "c"])
-    assert names(await client.get("/api/v1/pods")) == ["b", "d"]
-    await client.ask("DELETE", PODS_PATH)
-    assert "deletionTimestamp" in server.get(PODS, "b", "default")["metadata"]
-    await client.ask("DELETE", PODS_PATH, params={"gracePeriodSeconds": "0"})
-    assert names(await client.get("/api/v1/pods")) == ["d"]
-
-
-@pytest.mark.parametrize(("spec", "phase"), [({}, "Pending"), ({"nodeName": "n1"}, "Succeeded")])
-async def test_a_pod_without_a_node_and_one_that_has_ended_are_gone_at_once(
-    client: Client, server: StandInApiServer, spec: Json, phase: str
-) -> None:
-    server.create_pod(pod("a", **spec))
-    server.set_pod_status("default", "a", {"phase": phase})
-    await client.ask("DELETE", f"{PODS_PATH}/a")
-    assert server.objects(PODS) == []
-
-
 # Faults.
-
-
-@pytest.mark.parametrize(
-    ("match", "meets"),
-    [
-        *((Match(), True), (Match(method="GET", path="v1", watch=True), True), (Match(path="/pods$"), True)),
-        *((Match(method="POST"), False), (Match(path="/binding$"), False), (Match(watch=False), False)),
-    ],
-)
-def test_a_match_says_which_requests(match: Match, *, meets: bool) -> None:
-    assert match.meets("GET", "/api/v1/pods", watch=True) is meets
 
 
 async def test_faults_happen_to_what_they_are_meant_for_in_their_order_and_so_often(
@@ -194,47 +156,32 @@ async def test_objects_enter_and_leave_a_selection(client: Client, server: Stand
     assert versions == sorted(set(versions))
 
 
-async def test_initial_events_end_with_a_marked_bookmark(client: Client, server: StandInApiServer) -> None:
+BOOKMARKS = {"allowWatchBookmarks": "true"}
+
+
+async def test_a_watch_of_what_is_there_marks_no_end_and_refuses_to_be_asked_for_one(
+    client: Client, server: StandInApiServer
+) -> None:
     server.create_pod(pod("a"))
-    query = {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan", "allowWatchBookmarks": "true"}
-    added, bookmark = await client.watch("/api/v1/pods", 2, **query)
-    assert added["type"] == "ADDED"
-    assert bookmark["type"] == "BOOKMARK"
-    assert bookmark["object"]["kind"] == "Pod"
-    assert bookmark["object"]["metadata"]["annotations"] == {"k8s.io/initial-events-end": "true"}
-    assert bookmark["object"]["metadata"]["resourceVersion"] == added["object"]["metadata"]["resourceVersion"]
-
-
-async def test_initial_events_may_be_switched_off_and_need_a_match() -> None:
+    events = await client.watch_to_the_end("/api/v1/pods", timeoutSeconds="0", **BOOKMARKS)
+    assert [event["type"] for event in events] == ["ADDED"]
     query = {"watch": "true", "sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
-    async with StandInApiServer(watch_list=WatchList.REFUSED) as server, aiohttp.ClientSession(server.url) as session:
-        status, refusal = await Client(session).ask("GET", "/api/v1/pods", params=query)
-        assert (status, "WatchList feature gate" in refusal["message"]) == (422, True)
-        del query["resourceVersionMatch"]
-        server.watch_list = WatchList.SERVED
-        status, refusal = await Client(session).ask("GET", "/api/v1/pods", params=query)
-        assert (status, "resourceVersionMatch" in refusal["message"]) == (422, True)
+    status, refusal = await client.ask("GET", "/api/v1/pods", params=query)
+    assert (status, "feature gate WatchList" in refusal["message"]) == (422, True)
 
 
-async def test_bookmarks_come_in_time_and_on_request() -> None:
-    async with (
-        StandInApiServer(bookmark_seconds=0.02) as server,
-        aiohttp.ClientSession(server.url) as session,
-    ):
+@pytest.mark.parametrize(("query", "first", "version"), [(BOOKMARKS, "BOOKMARK", "2"), ({}, "ADDED", "3")])
+async def test_bookmarks_come_in_time_to_who_asks_for_them(query: dict[str, str], first: str, version: str) -> None:
+    async with StandInApiServer(bookmark_seconds=0.02) as server, aiohttp.ClientSession(server.url) as session:
         server.create_node({"metadata": {"name": "n"}})
-        client = Client(session)
-        (timed,) = await client.watch("/api/v1/pods", 1, resourceVersion="1", allowWatchBookmarks="true")
-        assert (timed["type"], timed["object"]["metadata"]["resourceVersion"]) == ("BOOKMARK", "2")
-
-
-async def test_who_did_not_ask_gets_no_bookmarks(client: Client, server: StandInApiServer) -> None:
-    watching = asyncio.create_task(client.watch_to_the_end("/api/v1/pods", resourceVersion="1"), name="watch")
-    await until_watched(server)
-    server.create_pod(pod("a"))
-    server.send_bookmarks()
-    await asyncio.sleep(0.02)
-    server.end_watches()
-    assert [event["type"] for event in await watching] == ["ADDED"]
+        watching = asyncio.create_task(
+            Client(session).watch("/api/v1/pods", 1, resourceVersion="1", **query), name="watch"
+        )
+        await until_watched(server)
+        await asyncio.sleep(0.06)
+        server.create_pod(pod("a"))
+        (event,) = await watching
+        assert (event["type"], event["object"]["metadata"]["resourceVersion"]) == (first, version)
 
 
 async def test_after_a_compaction_an_older_watch_gets_its_410_inside_the_stream_and_an_older_page_outright(
@@ -251,23 +198,6 @@ async def test_after_a_compaction_an_older_watch_gets_its_410_inside_the_stream_
     assert error["object"]["message"] == "too old resource version: 1 (3)"
     status, refusal = await client.ask("GET", "/api/v1/pods", params=page)
     assert (status, refusal["reason"]) == (410, "Expired")
-
-
-async def test_a_watch_of_what_is_there_marks_no_end_that_nobody_asked_for(
-    client: Client, server: StandInApiServer
-) -> None:
-    server.create_pod(pod("a"))
-    query = {"allowWatchBookmarks": "true", "timeoutSeconds": "0"}
-    assert [event["type"] for event in await client.watch_to_the_end("/api/v1/pods", **query)] == ["ADDED"]
-
-
-async def test_open_watches_can_be_expired_ended_and_timed_out(client: Client, server: StandInApiServer) -> None:
-    for end, expected in ((server.expire_watches, ["ERROR"]), (server.end_watches, [])):
-        watching = asyncio.create_task(client.watch_to_the_end("/api/v1/pods", resourceVersion="1"), name="watch")
-        await until_watched(server)
-        end()
-        assert [event["type"] for event in await watching] == expected
-    assert await client.watch_to_the_end("/api/v1/pods", resourceVersion="1", timeoutSeconds="0") == []
 
 
 # The door without sockets.

@@ -7,34 +7,12 @@ from typing import Any
 import pytest
 
 from neuron_plugin.simulation.api_server_kinds import (
-    EVENTS,
-    LEASES,
-    NODES,
     PODS,
     Refusal,
-    Target,
     label_selector,
     parse_path,
     selector,
 )
-
-
-@pytest.mark.parametrize(
-    ("path", "target"),
-    [
-        ("/api/v1/pods", Target(PODS)),
-        ("/api/v1/namespaces/ns/pods", Target(PODS, "ns")),
-        ("/api/v1/namespaces/ns/pods/a", Target(PODS, "ns", "a")),
-        ("/api/v1/namespaces/ns/pods/a/status", Target(PODS, "ns", "a", "status")),
-        ("/api/v1/namespaces/ns/pods/a/binding", Target(PODS, "ns", "a", "binding")),
-        ("/api/v1/nodes", Target(NODES)),
-        ("/api/v1/nodes/n1/status", Target(NODES, "", "n1", "status")),
-        ("/apis/coordination.k8s.io/v1/namespaces/ns/leases/l", Target(LEASES, "ns", "l")),
-        ("/apis/events.k8s.io/v1/namespaces/ns/events", Target(EVENTS, "ns")),
-    ],
-)
-def test_a_path_is_read(path: str, target: Target) -> None:
-    assert parse_path(path) == target
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,18 @@ import pytest
 
 from neuron_plugin.cluster import ObjectReference
 from neuron_plugin.cluster.writes import create_event, utc_now
-from neuron_plugin.simulation.api_server_kinds import EVENTS, KINDS, NAMESPACES, PODS, AnyJson
+from neuron_plugin.simulation.api_server_kinds import (
+    EVENTS,
+    KINDS,
+    NAMESPACES,
+    PODS,
+    RESOURCE_CLAIMS,
+    RESOURCE_SLICES,
+    AnyJson,
+)
 from neuron_plugin.simulation.api_server_kubectl import read_protobuf
 from tests.simulation.api_client import AS_TABLE, Client, pod
+from tests.simulation.dra import CLAIMS, DRIVER, FINALIZER, SLICES, USER, allocation, claim, node_slice
 from tests.support.api_server import StandInApiServer
 
 
@@ -26,15 +35,12 @@ async def test_every_kind_is_found_by_discovery(client: Client) -> None:
     }
 
 
-async def test_openapi_says_that_the_server_checks_fields_and_knows_dry_runs(client: Client) -> None:
+async def test_openapi_says_that_dry_runs_are_known_and_describes_the_fields_that_are_read(client: Client) -> None:
     for name, about in (await client.get("/openapi/v3"))["paths"].items():
         for operations in (await client.get(about["serverRelativeURL"]))["paths"].values():
             kind = operations["patch"]["x-kubernetes-group-version-kind"]
             assert "/".join(filter(None, (kind["group"], kind["version"]))) in name.replace("api/v1", "v1")
             assert [each["name"] for each in operations["patch"]["parameters"]] == ["fieldValidation", "dryRun"]
-
-
-async def test_openapi_describes_the_fields_that_are_read(client: Client) -> None:
     schemas = (await client.get("/openapi/v3/api/v1"))["components"]["schemas"]
     assert [kind["kind"] for kind in schemas["Pod"]["x-kubernetes-group-version-kind"]] == ["Pod"]
     containers = schemas["Pod"]["properties"]["spec"]["properties"]["containers"]
@@ -50,13 +56,6 @@ async def test_kubectl_prints_which_command_makes_the_pods_of_a_kind_that_is_not
     async with aiohttp.ClientSession(server.url) as session, session.get("/openapi/v2") as answer:
         assert (answer.status, answer.content_type) == (406, "text/plain"), "of others kubectl prints no text"
         assert "playground run -f FILE" in await answer.text()
-
-
-async def test_a_namespace_is_created_in_protobuf(client: Client, server: StandInApiServer) -> None:
-    body = in_protobuf(b"Namespace", field(1, field(1, b"team")) + field(2, b"") + field(3, b""))
-    headers = {"Content-Type": "application/vnd.kubernetes.protobuf"}
-    status, _ = await client.ask("POST", "/api/v1/namespaces", data=body, headers=headers)
-    assert (status, server.get(NAMESPACES, "team")["metadata"]["name"]) == (201, "team")
 
 
 async def test_pods_and_nodes_come_as_a_table_where_one_is_asked_for(client: Client, server: StandInApiServer) -> None:
@@ -103,6 +102,9 @@ async def test_events_are_shown_in_their_older_form_by_the_object_they_are_about
     listed = await client.get("/api/v1/namespaces/default/events", fieldSelector=selector)
     assert [(each["message"], each["involvedObject"]["name"]) for each in listed["items"]] == [("why b", "b")]
     assert (await client.get("/api/v1/namespaces/other/events"))["items"] == []
+    assert (await client.get("/api/v1/events", fieldSelector="type=Warning"))["items"] == []
+    (line,) = await client.watch("/api/v1/namespaces/default/events", 1, fieldSelector="involvedObject.name=b")
+    assert (line["object"]["apiVersion"], line["object"]["message"]) == ("v1", "why b")
     _, shown = await client.ask("GET", "/api/v1/events", headers=AS_TABLE)
     assert [row["cells"][2:] for row in shown["rows"]] == [
         ["FailedScheduling", "pod/a", "why a"],
@@ -133,14 +135,6 @@ async def test_a_watch_is_shown_as_a_table_whose_columns_are_told_once(
     assert [bool(line["object"]["columnDefinitions"]) for line in lines] == [True, False]
 
 
-async def test_events_are_watched_in_their_older_form(client: Client, server: StandInApiServer) -> None:
-    for name in ("a", "b"):
-        server.create(EVENTS, described(name), "default")
-    about = "involvedObject.name=b"
-    (line,) = await client.watch("/api/v1/namespaces/default/events", 1, fieldSelector=about)
-    assert (line["object"]["apiVersion"], line["object"]["message"]) == ("v1", "why b")
-
-
 def field(number: int, value: bytes | int) -> bytes:
     """A protobuf field, short enough for one byte of each number."""
     if isinstance(value, int):
@@ -155,14 +149,17 @@ def in_protobuf(kind: bytes, raw: bytes) -> bytes:
 OPTIONS = field(1, 0) + field(2, field(1, b"uid-a"))
 
 
-async def test_a_drain_evicts_in_protobuf(client: Client, server: StandInApiServer) -> None:
+async def test_a_drain_evicts_and_a_namespace_is_created_in_protobuf(client: Client, server: StandInApiServer) -> None:
     server.create_pod({"metadata": {"name": "a", "uid": "uid-a"}, "spec": {"containers": [], "nodeName": "n1"}})
-    raw = field(1, field(1, b"a") + field(3, b"default")) + field(2, OPTIONS)
-    headers = {"Content-Type": "application/vnd.kubernetes.protobuf"}
-    path = "/api/v1/namespaces/default/pods/a/eviction"
-    status, _ = await client.ask("POST", path, data=in_protobuf(b"Eviction", raw), headers=headers)
-    assert status == 201
+    evicted = field(1, field(1, b"a") + field(3, b"default")) + field(2, OPTIONS)
+    for path, kind, raw in (
+        ("/api/v1/namespaces/default/pods/a/eviction", b"Eviction", evicted),
+        ("/api/v1/namespaces", b"Namespace", field(1, field(1, b"team")) + field(2, b"") + field(3, b"")),
+    ):
+        headers = {"Content-Type": "application/vnd.kubernetes.protobuf"}
+        assert (await client.ask("POST", path, data=in_protobuf(kind, raw), headers=headers))[0] == 201
     assert server.objects(PODS) == []
+    assert server.get(NAMESPACES, "team")["metadata"]["name"] == "team"
 
 
 @pytest.mark.parametrize(
@@ -185,4 +182,29 @@ def test_options_of_a_deletion_are_read_and_unknown_fields_are_not() -> None:
         "gracePeriodSeconds": 0,
         "preconditions": {"uid": "uid-a"},
         "dryRun": ["All"],
+    }
+
+
+BOTH = "all=placed-by-gates,neuron-1=unhealthy"
+
+
+async def test_kubectl_shows_what_claims_and_slices_have(server: StandInApiServer, client: Client) -> None:
+    async def cells(path: str) -> list[list[str]]:
+        _, shown = await client.ask("GET", path, headers=AS_TABLE)
+        return [row["cells"][:-1] for row in shown["rows"]]
+
+    for node, placed in (("n1", False), ("n2", True)):
+        server.create(RESOURCE_SLICES, node_slice(node, 2, (1,), placed=placed), "")
+    shown = [f"n1-{DRIVER}", "n1", DRIVER, "n1-neuron", "2", "neuron-1=unhealthy"]
+    assert await cells(SLICES) == [shown, [*(text.replace("n1", "n2") for text in shown[:5]), BOTH]]
+    server.create(RESOURCE_CLAIMS, claim(finalizers=[FINALIZER]), "default")
+    assert await cells(CLAIMS) == [["c", "pending", "", ""]]
+    server.change(RESOURCE_CLAIMS, "c", {"status": allocation()}, "default", "status")
+    assert await cells(CLAIMS) == [["c", "allocated", "neuron-0", "n1"]]
+    server.change(RESOURCE_CLAIMS, "c", {"status": {"reservedFor": [USER]}}, "default", "status")
+    server.delete(RESOURCE_CLAIMS, "c", "default")
+    assert await cells(CLAIMS) == [["c", "deleted,allocated,reserved", "neuron-0", "n1"]]
+    _, found = await client.ask("GET", "/apis/resource.k8s.io/v1")
+    assert {"resourceclaims", "resourceclaimtemplates", "resourceslices", "deviceclasses"} <= {
+        each["name"] for each in found["resources"]
     }

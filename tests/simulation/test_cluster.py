@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,9 +13,9 @@ from neuron_plugin.allocation import Resource
 from neuron_plugin.allocation.keys import ALLOCATED_KEY
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.simulation.cluster import NODE_NAME, SimulatedCluster, pod_manifest
+from neuron_plugin.simulation.cluster_nodes import end_process
 from neuron_plugin.simulation.kubelet_pods import AdmittedPod
 from neuron_plugin.simulation.scheduler import ExtenderCallError
-from neuron_plugin.simulation.worker import end_process
 from tests.support.worker import end_pod, kill_daemon
 
 CORE, DEVICE = Resource.NEURONCORE.value, Resource.NEURONDEVICE.value
@@ -76,20 +75,6 @@ async def test_the_plugin_of_a_simulated_node_looks_into_no_directory_of_this_ma
     for each in msgspec.structs.fields(PluginSettings):
         if isinstance(each.default, Path) and each.default.is_relative_to("/var"):
             assert Path(given[each.name.replace("_", "-")]).is_relative_to(cluster.worker.config.parent)
-
-
-async def test_e7_a_pod_waits_while_the_plugin_is_away_and_is_placed_when_it_is_back(cluster: SimulatedCluster) -> None:
-    await cluster.wait_until_published()  # a plugin that has no Lease yet gives none up
-    assert await cluster.worker.stop_daemon() == 0
-    cluster.api.create_pod(pod_manifest("early", {"main": (Resource(DEVICE), 1)}))
-    async with asyncio.timeout(30):
-        while True:  # the extender hears of it with its watch, or with its next look if that has just begun
-            asking = asyncio.create_task(cluster.filter("early"), name="scheduler")
-            done, _ = await asyncio.wait({asking}, timeout=0.5)
-            if not done:
-                break
-    await cluster.worker.start_daemon()
-    assert (await asking).nodes
 
 
 async def test_g07_an_extender_that_is_asked_to_end_ends_and_answers_no_longer(cluster: SimulatedCluster) -> None:

@@ -1,20 +1,28 @@
-"""The simulated kubelet and drivers of claims, over sockets."""
+"""The simulated kubelet and drivers of claims, over sockets; what it remembers of claims, and its file."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from neuron_plugin.kubelet._proto.drahealth.v1alpha1 import api_pb2 as health_pb
 from neuron_plugin.kubelet.dra_state import parse_dra_state
-from neuron_plugin.simulation.kubelet_claims import NotPreparedError
-from neuron_plugin.simulation.kubelet_dra import DraManager, DraManagerTimes
+from neuron_plugin.simulation.api_server import SimulatedApiServer
+from neuron_plugin.simulation.api_server_kinds import RESOURCE_CLAIMS
+from neuron_plugin.simulation.kubelet_dra import (
+    ClaimInfo,
+    ClaimMemory,
+    DraManager,
+    DraManagerTimes,
+    DriverDevice,
+    KubeletStateError,
+    NotPreparedError,
+)
 from neuron_plugin.simulation.kubelet_pods import KubeletContainer, KubeletPod, PodGoneError
 from tests.simulation.dra import DRIVER, Json
 from tests.simulation.dra_driver import RawDriver, serving, until
@@ -25,36 +33,11 @@ EFA = "efa.networking.k8s.aws"
 
 
 @dataclass
-class Api:
-    """The API server as the kubelet sees it; ``wiped`` are the deletions of slices."""
-
-    claims: dict[str, Json] = field(default_factory=dict)
-    wiped: list[str] = field(default_factory=list)
-
-    def claim(self, namespace: str, name: str) -> Json | None:
-        assert namespace == "default"
-        return self.claims.get(name)
-
-    def delete_slices(self, driver: str) -> None:
-        self.wiped.append(driver)
-
-    def add(self, name: str, *pods: str, drivers: tuple[str, ...] = (DRIVER,)) -> None:
-        results = [{"driver": each, "request": "neurons", "pool": "p", "device": "d0"} for each in drivers]
-        self.claims[name] = {
-            "metadata": {"namespace": "default", "name": name, "uid": f"uid-{name}"},
-            "status": {
-                "allocation": {"devices": {"results": results}},
-                "reservedFor": [{"resource": "pods", "name": each, "uid": f"uid-{each}"} for each in pods],
-            },
-        }
-
-
-@dataclass
 class Site:
     root: Path
     kubelet: StandInKubelet
     dra: DraManager
-    api: Api
+    api: SimulatedApiServer
 
     @property
     def recorded(self) -> dict[str, tuple[str, ...]]:
@@ -66,13 +49,21 @@ class Site:
         data = msgspec.json.decode(msgspec.json.decode(self.dra.path.read_bytes())["Data"])
         return {each["ClaimName"]: sorted(each["PodUIDs"]) for each in data["ClaimInfoStateList"]}
 
+    def add(self, name: str, *pods: str, drivers: tuple[str, ...] = (DRIVER,)) -> None:
+        """A claim that is allocated and reserved for these pods."""
+        results = [{"driver": each, "request": "neurons", "pool": "p", "device": "d0"} for each in drivers]
+        self.api.create(RESOURCE_CLAIMS, {"metadata": {"name": name}, "spec": {}}, "default")
+        reserved = [{"resource": "pods", "name": each, "uid": f"uid-{each}"} for each in pods]
+        status = {"allocation": {"devices": {"results": results}}, "reservedFor": reserved}
+        self.api.change(RESOURCE_CLAIMS, name, {"status": status}, "default", "status")
+
 
 @asynccontextmanager
-async def a_site(root: Path, *drivers: RawDriver) -> AsyncIterator[Site]:
+async def a_site(root: Path, *drivers: RawDriver, times: DraManagerTimes = FAST) -> AsyncIterator[Site]:
     for name in ("dp", "registry", "cdi"):
         (root / name).mkdir()
-    api = Api()
-    dra = DraManager(root, api, FAST)
+    api = SimulatedApiServer()
+    dra = DraManager(root, api, "n1", times)
     kubelet = StandInKubelet(
         root / "dp",
         plugins_registry=root / "registry",
@@ -110,7 +101,7 @@ def describe(root: Path, driver: RawDriver) -> None:
 async def test_a_container_whose_cdi_device_is_not_described_does_not_start(directory: Path) -> None:
     driver = RawDriver()
     async with a_site(directory, driver) as site:
-        site.api.add("c", "a")
+        site.add("c", "a")
         app = (await site.kubelet.admit(pod())).container("app")
         assert app.waiting
         assert "unresolvable CDI devices" in app.waiting
@@ -120,7 +111,7 @@ async def test_a_pod_waits_whose_driver_goes_under_the_call_and_then_runs(direct
     driver = RawDriver()
     async with a_site(directory, driver) as site:
         describe(directory, driver)
-        site.api.add("c", "a")
+        site.add("c", "a")
         driver.gate = asyncio.Event()
         admitted = asyncio.create_task(site.kubelet.admit(pod()))
         await until(lambda: driver.prepared)
@@ -137,15 +128,13 @@ async def test_a_pod_whose_driver_is_not_there_or_whose_claim_is_not_its_own_wai
     async with a_site(directory, RawDriver()) as site:
         with pytest.raises(NotPreparedError, match='"c" not found'):
             await site.dra.prepare(pod())
-        site.api.add("c", "b")
-        with pytest.raises(NotPreparedError, match=r"pod a \(uid-a\) is not allowed to use ResourceClaim c"):
-            await site.dra.prepare(pod())
-        site.api.add("c", "a", drivers=(DRIVER, EFA))
-        with pytest.raises(NotPreparedError, match=f"DRA driver {EFA} is not registered"):
-            await site.dra.prepare(pod())
-        site.api.claims["c"]["status"]["allocation"] = None
-        with pytest.raises(NotPreparedError, match="ResourceClaim c: not allocated"):
-            await site.dra.prepare(pod())
+        for name, user, drivers, why in (
+            ("b", "b", (DRIVER,), r"pod a \(uid-a\) is not allowed to use ResourceClaim b"),
+            ("efa", "a", (DRIVER, EFA), f"DRA driver {EFA} is not registered"),
+        ):
+            site.add(name, user, drivers=drivers)
+            with pytest.raises(NotPreparedError, match=why):
+                await site.dra.prepare(pod("a", name))
         assert not site.dra.path.exists()
 
 
@@ -153,7 +142,7 @@ async def test_a_pod_that_is_deleted_while_it_waits_is_gone(directory: Path) -> 
     driver = RawDriver()
     driver.error = "busy"
     async with a_site(directory, driver) as site:
-        site.api.add("c", "a")
+        site.add("c", "a")
         admitted = asyncio.create_task(site.kubelet.admit(pod()))
         await until(lambda: driver.prepared)
         left = site.kubelet.finish("uid-a")
@@ -164,10 +153,21 @@ async def test_a_pod_that_is_deleted_while_it_waits_is_gone(directory: Path) -> 
         assert (driver.unprepared, site.pods_in_file) == ([["c"]], {})
 
 
+async def test_the_claim_of_a_pod_that_was_deleted_by_force_is_given_up_after_a_while(directory: Path) -> None:
+    driver = RawDriver()
+    async with a_site(directory, driver, times=replace(FAST, reconcile=0.05)) as site:
+        site.add("c", "a")
+        await site.kubelet.admit(pod())
+        assert site.pods_in_file == {"c": ["uid-a"]}
+        site.kubelet.remove_while_running("uid-a")
+        await until(lambda: not site.pods_in_file)
+        assert driver.unprepared == [["c"]]
+
+
 async def test_a_pod_stays_terminating_while_its_driver_is_away_or_refuses(directory: Path) -> None:
     driver = RawDriver()
     async with a_site(directory, driver) as site:
-        site.api.add("c", "a")
+        site.add("c", "a")
         await site.dra.prepare(pod())
         driver.error = "not now"
         with pytest.raises(NotPreparedError, match="NodeUnprepareResources failed for ResourceClaim c: not now"):
@@ -178,20 +178,118 @@ async def test_a_pod_stays_terminating_while_its_driver_is_away_or_refuses(direc
         assert site.pods_in_file == {}
 
 
-async def test_health_is_shown_by_the_first_cdi_device_and_forgotten_with_the_stream(directory: Path) -> None:
-    driver = RawDriver()
-    async with a_site(directory, driver) as site:
-        site.api.add("c", "a")
-        await site.dra.prepare(pod())
+# What is remembered, and its file.
 
-        def shown(request: str) -> tuple[str, list[Json]]:
-            (found,) = site.dra.status(pod(), KubeletContainer("app", claims=(("c", request),)))
-            return found["name"], found["resources"]
+KEY = ("default", "c")
+D0 = DriverDevice("n1-neuron", "neuron-0", ("neurons",), ("neuron-plugin.io/device=0-0",))
 
-        for health, word in ((None, "Healthy"), (health_pb.UNHEALTHY, "Unhealthy")):
-            if health is not None:
-                driver.say(health)
-            await until(lambda word=word: shown("")[1][0]["health"] == word)  # type: ignore[misc]
-        assert shown("neurons")[0] == "claim:c/neurons"
-        driver.end_streams()
-        await until(lambda: shown("") == ("claim:c", [{"resourceID": driver.cdi_id, "health": "Unknown"}]))
+
+class Answering:
+    """A driver that gives each claim one device, or ``answer``; it keeps what it is asked, and looks at the file."""
+
+    def __init__(self, memory: ClaimMemory) -> None:
+        self.memory = memory
+        self.asked: list[str] = []
+        self.seen: list[Json] = []
+        self.answer: dict[str, Sequence[DriverDevice] | str] | None = None
+        self.forgets = False
+
+    async def prepare(self, driver: str, claims: Sequence[ClaimInfo]) -> Mapping[str, Sequence[DriverDevice] | str]:
+        self.asked.append(f"prepare {driver}")
+        self.seen = msgspec.json.decode(msgspec.json.decode(self.memory.state_bytes())["Data"])["ClaimInfoStateList"]
+        if self.forgets:
+            self.memory.claims.clear()
+        return {each.uid: [D0] for each in claims} if self.answer is None else self.answer
+
+    async def unprepare(self, driver: str, claims: Sequence[ClaimInfo]) -> None:
+        self.asked += [f"unprepare {driver} {each.key[1]}" for each in claims]
+
+
+@pytest.fixture
+def answering() -> Answering:
+    return Answering(ClaimMemory())
+
+
+def claim(uid: str = "uid-c") -> Json:
+    results = [{"driver": DRIVER, "request": "neurons", "pool": "p", "device": "d"}]
+    metadata = {"namespace": "default", "name": "c", "uid": uid}
+    return {"metadata": metadata, "status": {"allocation": {"devices": {"results": results}}}}
+
+
+async def prepare_for(answering: Answering, *pods: str) -> None:
+    for pod in pods:
+        await answering.memory.prepare([claim()], pod, answering)
+
+
+def recorded(answering: Answering) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Pods and devices of the claim, as the product reads the file."""
+    (found,) = parse_dra_state(answering.memory.state_bytes(), {DRIVER})
+    return found.pod_uids, found.devices
+
+
+async def test_the_file_has_the_pod_before_the_call_and_the_devices_after_it_and_a_second_pod_asks_no_driver(
+    answering: Answering,
+) -> None:
+    await prepare_for(answering, "pod-a", "pod-b")
+    (entry,) = answering.seen
+    assert (entry["PodUIDs"], entry["DriverState"]) == ({"pod-a": {}}, {DRIVER: {"Devices": None}})
+    assert (answering.asked, recorded(answering)) == ([f"prepare {DRIVER}"], (("pod-a", "pod-b"), ("neuron-0",)))
+
+
+async def test_after_a_start_nothing_is_prepared_and_kubernetes_140955_a_second_answer_is_appended(
+    answering: Answering,
+) -> None:
+    await prepare_for(answering, "pod-a")
+    answering.memory.load(answering.memory.state_bytes())
+    assert answering.memory.claims[KEY].drivers == {DRIVER: [D0]}
+    await prepare_for(answering, "pod-a")
+    assert recorded(answering) == (("pod-a",), ("neuron-0", "neuron-0"))
+    answering.memory.load(None)
+    assert not answering.memory.claims
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [({}, "skipped 1 ResourceClaims"), ({"uid-c": "busy"}, "failed for ResourceClaim c: busy")],
+)
+async def test_a_driver_that_skips_or_refuses_a_claim_lets_the_pod_wait(
+    answering: Answering, answer: dict[str, Sequence[DriverDevice] | str], why: str
+) -> None:
+    answering.answer = answer
+    with pytest.raises(NotPreparedError, match=f"NodePrepareResources {why}"):
+        await prepare_for(answering, "pod-a")
+    assert not answering.memory.claims[KEY].prepared
+
+
+@pytest.mark.parametrize("spoil", [lambda data: data[:-20], lambda data: data.replace(b"neuron-0", b"neuron-1")])
+async def test_a_file_that_was_changed_keeps_the_kubelet_from_starting(answering: Answering, spoil: type) -> None:
+    await prepare_for(answering, "pod-a")
+    with pytest.raises(KubeletStateError, match="please drain node and remove DRA state file"):
+        ClaimMemory().load(spoil(answering.memory.state_bytes()))
+
+
+async def test_a_new_claim_of_the_same_name_waits_for_the_old_one_to_be_given_up(answering: Answering) -> None:
+    await prepare_for(answering, "pod-a")
+    with pytest.raises(NotPreparedError, match=r"old ResourceClaim with same name c and different UID uid-c"):
+        await answering.memory.prepare([claim("uid-d")], "pod-b", answering)
+    await answering.memory.unprepare([KEY], "pod-a", answering)
+    await answering.memory.prepare([claim("uid-c")], "pod-b", answering)
+
+
+async def test_a_shared_claim_goes_with_its_last_pod_but_kubernetes_140212_a_second_end_of_one_counts_for_the_other(
+    answering: Answering,
+) -> None:
+    await prepare_for(answering, "pod-a", "pod-b")
+    assert answering.memory.of_inactive({"pod-b"}) == {("default", "pod-a"): [KEY]}
+    await answering.memory.unprepare([KEY], "pod-a", answering)
+    assert (answering.asked[1:], recorded(answering)[0]) == ([], ("pod-b",))
+    await answering.memory.unprepare([KEY], "pod-a", answering)
+    assert (answering.asked[1:], answering.memory.claims) == ([f"unprepare {DRIVER} c"], {})
+
+
+async def test_kubernetes_140527_an_answer_for_a_claim_that_was_given_up_meanwhile_is_an_error(
+    answering: Answering,
+) -> None:
+    answering.forgets = True
+    with pytest.raises(NotPreparedError, match="unable to get claim info for ResourceClaim c in namespace default"):
+        await prepare_for(answering, "pod-a")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2 as pb
-from neuron_plugin.simulation.kubelet_plugins import PluginWatcher, ResourceCapacity, is_extended_resource_name
+from neuron_plugin.simulation.kubelet_plugins import ResourceCapacity, is_extended_resource_name
 from tests.kubelet.fakes import CORE, eventually
 from tests.simulation.kubelet_node import (
     RawPlugin,
@@ -108,12 +108,9 @@ async def test_an_unfit_plugin_learns_why_and_is_asked_again_after_a_pause(
         await kubelet.wait_for_capacity(CORE, 4)
 
 
-async def test_a_dead_socket_is_counted_and_disturbs_nobody(directory: Path) -> None:
-    (directory / "registry").mkdir()
-    watcher = PluginWatcher(directory / "registry", {})
+async def test_a_dead_socket_disturbs_nobody(kubelet: StandInKubelet, directory: Path) -> None:
     async with serving(RawPlugin(), directory / "registry/a.sock"):
-        (directory / "registry/a.sock").rename(directory / "registry/b.sock")
-    await watcher.reconcile()
-    assert list(watcher.errors) == [
-        f"failed to get plugin info using RPC GetInfo at socket {directory}/registry/b.sock"
-    ]
+        (directory / "registry/a.sock").rename(directory / "registry/.b.sock")
+    (directory / "registry/.b.sock").rename(directory / "registry/a.sock")
+    async with serving(RawPlugin(), directory / "registry/b.sock"):
+        await kubelet.wait_for_capacity(CORE, 4)

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
-import grpc
 import msgspec
 import pytest
 
-from neuron_plugin.kubelet import DeviceNode, PodDevices, PodResourcesClient
+from neuron_plugin.kubelet import DeviceNode
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as plugin_pb
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2_grpc as pb_grpc
 from neuron_plugin.kubelet.socket_watch import channel_to
 from neuron_plugin.simulation.kubelet_pods import KubeletContainer, KubeletPod, RateLimit, UnresolvableError, resolve
-from tests.kubelet.fakes import CORE, eventually
+from tests.kubelet.fakes import CORE
 from tests.simulation.kubelet_node import INIT, SIDECAR, RawPlugin, node, pod, wants
-from tests.support.kubelet import KubeletOptions
-from tests.support.pod_resources import get_pod
 
 
 def write(directory: Path, *devices: tuple[str, dict[str, object]], name: str = "a.json") -> None:
@@ -34,9 +30,8 @@ def test_nodes_and_variables_of_all_names_are_joined_and_the_last_one_holds(tmp_
     write(tmp_path, ("0", edits("/dev/a", "/host/a")), ("1", edits("/dev/a")), ("x", {"env": ["A=1", "B=x=y"]}))
     write(tmp_path, ("y", {"env": ["A=2"]}), name="b.json")
     found = resolve(tmp_path, [f"example.com/d={name}" for name in ("0", "1", "x", "y")])
-    assert found.devices == (DeviceNode("/dev/a", "/dev/a", "rwm"),)
-    assert found.envs == {"A": "2", "B": "x=y"}
-    assert resolve(tmp_path, ["example.com/d=0"]).devices == (DeviceNode("/host/a", "/dev/a", "rw"),)
+    assert found == ((DeviceNode("/dev/a", "/dev/a", "rwm"),), {"A": "2", "B": "x=y"})
+    assert resolve(tmp_path, ["example.com/d=0"])[0] == (DeviceNode("/host/a", "/dev/a", "rw"),)
 
 
 def test_a_file_with_one_name_twice_describes_nothing(tmp_path: Path) -> None:
@@ -62,33 +57,6 @@ async def test_each_id_is_an_entry_with_its_numa_nodes_and_a_plain_init_containe
         assert [each.name for each in listed.containers] == ["s", "c"]
         assert [(each.resource_name, len(each.device_ids)) for each in listed.containers[1].devices] == [(CORE, 1)] * 2
         assert [each.claim_name for each in claimed.containers[0].dynamic_resources] == ["b-dev-1f"]
-
-
-async def test_a_pod_under_admission_is_already_known_but_holds_nothing_yet(directory: Path) -> None:
-    async with node(directory) as (kubelet, plugin):
-        plugin.gate = asyncio.Event()
-        admission = asyncio.create_task(kubelet.admit(pod("a", wants(1))))
-        await eventually(lambda: bool(plugin.allocations))
-        assert await get_pod(directory / "pr/kubelet.sock", "ns", "a") == PodDevices("ns", "a", ())
-        plugin.gate.set()
-        await admission
-
-
-async def test_a_list_frees_what_ended_pods_held_and_get_does_not(directory: Path) -> None:
-    socket = directory / "pr/kubelet.sock"
-    async with node(directory) as (kubelet, _):
-        await kubelet.admit(pod("a", wants(4)))
-        kubelet.finish("uid-a")
-        assert await get_pod(socket, "ns", "a") is None
-        assert kubelet.devices.entries()
-        await PodResourcesClient(socket).list()
-        assert not kubelet.devices.entries()
-
-
-async def test_a_kubelet_whose_gate_is_off_says_that_get_is_disabled(directory: Path) -> None:
-    async with node(directory, options=KubeletOptions(pod_resources_get=False)):
-        with pytest.raises(grpc.aio.AioRpcError, match="PodResources API Get method disabled"):
-            await get_pod(directory / "pr/kubelet.sock", "ns", "a")
 
 
 def test_the_rate_limit_fills_up_again_with_time() -> None:

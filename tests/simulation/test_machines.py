@@ -21,11 +21,6 @@ def test_eight_trn2u_are_two_ultraservers_in_one_leaf_of_the_network() -> None:
     assert labels[0][f"{LAYER}3"] == labels[8][f"{LAYER}3"], "the next leaf hangs on the same of its layer"
 
 
-def test_only_ultraservers_have_their_attributes() -> None:
-    assert ultraserver_of("trn2.48xlarge", 0) == {}
-    assert ultraserver_of("trn1.32xlarge", 0) == {}
-
-
 def test_trn1_has_three_layers_and_inf2_and_cpu_nodes_none() -> None:
     layers = {name: sum(LAYER in key for key in labels_of("n", name, 0)) for name in ("trn1.32xlarge", "inf2.xlarge")}
     assert layers == {"trn1.32xlarge": 3, "inf2.xlarge": 0}
@@ -50,8 +45,3 @@ def test_nodes_with_efa_have_huge_pages() -> None:
     assert {"vpc.amazonaws.com/efa", "hugepages-2Mi"}.isdisjoint(inf2)
     assert (inf2["cpu"], inf2["memory"]) == ("192", "768Gi")
     assert "ephemeral-storage" in inf2
-
-
-def test_a_type_that_is_only_known_by_its_devices_has_what_is_usual_for_its_kind() -> None:
-    assert resources_of("trn3.99xlarge") == resources_of("trn2.48xlarge")
-    assert resources_of("mine.1xlarge")["cpu"] == "128"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,10 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neuron_plugin.hardware import ResetState, read_inventory
-from neuron_plugin.hardware.kernel_log import parse_error, parse_line
-from neuron_plugin.simulation.node import HELD_MEMORY, HELD_PERCENT, SimulatedNode, write_node
+from neuron_plugin.simulation.node import HELD_MEMORY, HELD_PERCENT, SimulatedNode, TreeWriter, write_node
 from neuron_plugin.simulation.node_tree import WORK_COUNTERS, SimulationError
-from neuron_plugin.simulation.node_writer import TreeWriter
 from neuron_plugin.topology import InstanceType, Topology
 from tests.simulation.node_tree import MakeNode, device_dir, everything, mode, text
 
@@ -79,35 +76,27 @@ def test_the_class_links_to_the_devices_and_holds_plain_files(
     assert {mode(class_dir / name) for name in plain} == {0o444}
 
 
-@pytest.mark.parametrize(("driver", "expected"), [("2.26.5.0", 0o400), ("2.27.9.9", 0o400), ("2.28.0.0", 0o444)])
-def test_p27_modes_follow_the_driver(make_node: MakeNode, driver: str, expected: int) -> None:
-    directory = device_dir(make_node("inf2.xlarge", driver_version=driver), 0)
-    assert mode(directory / "core_count") == expected
-    assert mode(directory / "connected_devices") == expected
-    assert mode(directory / "reset") == 0o600
-    assert mode(directory / "stats/hardware/mem_ecc_uncorrected") == 0o644
-
-
 @pytest.mark.parametrize(
-    ("driver", "attribute", "exists"),
+    ("driver", "attribute", "expected"),
     [
-        ("2.13.3.0", "connected_devices", False),
-        ("2.13.4.0", "connected_devices", True),
-        ("2.14.4.0", "stats/hardware/mem_ecc_uncorrected", False),
-        ("2.14.5.0", "stats/hardware/mem_ecc_uncorrected", True),
-        ("2.21.36.0", "stats/power/utilization", False),
-        ("2.21.37.0", "stats/power/utilization", True),
-        ("2.28.0.0", "stats/hardware/health_status/unhealthy_components", False),
-        ("2.30.2.0", "stats/hardware/health_status/unhealthy_components", True),
+        ("2.13.3.0", "connected_devices", None),
+        ("2.13.4.0", "connected_devices", 0o400),
+        ("2.27.9.9", "connected_devices", 0o400),
+        ("2.28.0.0", "connected_devices", 0o444),
+        *((driver, "core_count", mode) for driver, mode in (("2.27.9.9", 0o400), ("2.28.0.0", 0o444))),
+        ("2.28.0.0", "reset", 0o600),
+        ("2.14.4.0", "stats/hardware/mem_ecc_uncorrected", None),
+        ("2.14.5.0", "stats/hardware/mem_ecc_uncorrected", 0o644),
+        *((driver, "stats/power/utilization", mode) for driver, mode in (("2.21.36.0", None), ("2.21.37.0", 0o644))),
+        ("2.28.0.0", "stats/hardware/health_status/unhealthy_components", None),
+        ("2.30.2.0", "stats/hardware/health_status/unhealthy_components", 0o644),
     ],
 )
-def test_attributes_come_with_the_driver_that_brought_them(
-    make_node: MakeNode,
-    driver: str,
-    attribute: str,
-    exists: bool,  # noqa: FBT001 - parametrized
+def test_p27_attributes_come_with_the_driver_that_brought_them_and_modes_follow_it(
+    make_node: MakeNode, driver: str, attribute: str, expected: int | None
 ) -> None:
-    assert (device_dir(make_node("inf2.xlarge", driver_version=driver), 0) / attribute).exists() is exists
+    path = device_dir(make_node("inf2.xlarge", driver_version=driver), 0) / attribute
+    assert (mode(path) if path.exists() else None) == expected
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="making character devices takes root")
@@ -242,53 +231,7 @@ def test_after_any_faults_the_tree_is_the_one_its_description_would_be_written_a
 # Errors.
 
 
-def test_an_error_counts_on_its_core_only_in_total_and_at_present(tmp_path: Path) -> None:
-    node = write_node(tmp_path / "node", "inf2.xlarge")
-    node.set_core_errors(0, 1, hw_error=2)
-    read = [text(node, 0, f"neuron_core{core}/stats/status/hw_error/{part}") for core, part in (
-        (1, "total"), (1, "present"), (0, "total"),
-    )]  # fmt: skip
-    assert read == ["2\n", "2\n", "0\n"]
-
-
-def test_the_kernel_log_grows_by_records_in_the_kernels_form(tmp_path: Path) -> None:
-    node = write_node(tmp_path / "node", "inf1.xlarge", usage_counters=False)
-    log = node.paths.dev / "kmsg"
-    assert log.read_text() == ""
-    node.log_kernel_message("nd0: NEURON_HW_ERR=DMA_ERROR\nqueue 1")
-    node.log_kernel_message("NEURON_HW_ERR=DMA_ERROR", by_kernel=False, age_seconds=60)
-    first, second = (parse_line(line, None) for line in log.read_bytes().splitlines())
-    assert first
-    assert second
-    assert (first.text, first.by_kernel) == ("nd0: NEURON_HW_ERR=DMA_ERROR queue 1", True)
-    assert abs(first.at - time.monotonic()) < 30
-    assert not second.by_kernel
-    assert 55 < first.at - second.at < 65
-    error = parse_error(first)
-    assert error
-    assert error.devices == {0}
-
-
 # Refusals.
-
-
-@pytest.mark.parametrize(
-    ("instance_type", "options", "complaint"),
-    [
-        ("p5.48xlarge", {}, "'p5.48xlarge' is not known: choose among inf1.24xlarge, inf1.2xlarge"),
-        ("inf1.xlarge", {"driver_version": "2.26.5.0"}, "has no Inf1 any more: use 2.24.7.0 or older"),
-        ("trn3.48xlarge", {"driver_version": "2.24.7.0"}, "does not know Trn3 yet: use 2.25.4 or newer"),
-        ("inf2.xlarge", {"driver_version": "latest"}, "'latest': expected a version such as 2.26.5.0"),
-        ("inf2.24xlarge", {"missing": (6,)}, "missing device 6: inf2.24xlarge has devices 0 to 5"),
-        ("inf2.24xlarge", {"logical_core_size": 0}, "logical core size 0: expected 1 or more"),
-    ],
-)
-def test_a_machine_that_cannot_be_is_refused_and_nothing_is_written(
-    tmp_path: Path, make_node: MakeNode, instance_type: str, options: dict[str, object], complaint: str
-) -> None:
-    with pytest.raises(SimulationError, match=complaint):
-        make_node(instance_type, **options)
-    assert not (tmp_path / "node").exists()
 
 
 @pytest.mark.parametrize(

@@ -2,63 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import msgspec
 import pytest
 
 from neuron_plugin.hardware.sysfs import parse_connected_devices
 from neuron_plugin.simulation.node_tree import (
-    NodeDescription,
-    SimulatedDevice,
-    SimulationError,
-    check,
     connected_devices_text,
-    serial_number,
 )
-from neuron_plugin.simulation.node_writer import DESCRIPTION_FILE, read_description
 from neuron_plugin.topology import Topology, links_of
 
-WHOLE = NodeDescription(
-    instance_type="inf2.24xlarge", device_name="Inferentia2", device_count=6, driver_version="2.26.5.0"
-)
-
-
-def changed(**fields: object) -> NodeDescription:
-    return msgspec.structs.replace(WHOLE, **fields)
-
-
-def test_missing_chips_and_removed_devices_are_not_listed_by_the_driver() -> None:
-    description = changed(missing=(1,), devices={4: SimulatedDevice(loaded=False), 5: SimulatedDevice(node=False)})
-    assert description.chips == (0, 2, 3, 4, 5)
-    assert description.loaded == (0, 2, 3, 5)
-
-
-def test_a_description_survives_its_file(tmp_path: Path) -> None:
-    description = changed(
-        logical_core_size=1, devices={4: SimulatedDevice(memory_ecc=3, overrides={"core_count": "x", "reset": None})}
-    )
-    (tmp_path / DESCRIPTION_FILE).write_bytes(msgspec.json.encode(description))
-    assert read_description(tmp_path) == description
-
-
-@pytest.mark.parametrize(
-    ("device_name", "possible", "impossible"),
-    [("Inferentia", "2.24.13.0", "2.25.0.0"), ("Trainium3", "2.25.4.0", "2.25.3.9")],
-)
-def test_a_driver_has_the_products_it_was_made_for(device_name: str, possible: str, impossible: str) -> None:
-    check(changed(device_name=device_name, driver_version=possible))
-    with pytest.raises(SimulationError, match=f"driver {impossible}"):
-        check(changed(device_name=device_name, driver_version=impossible))
-
-
 # Files.
-
-
-def test_a_serial_number_is_sixteen_hexadecimal_digits_up_to_the_last_device() -> None:
-    serials = [serial_number(device) for device in range(64)]
-    assert len(set(serials)) == 64
-    assert all(len(serial) == 16 and int(serial, 16) for serial in serials)
 
 
 # Links.

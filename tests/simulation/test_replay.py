@@ -32,17 +32,6 @@ def test_arrivals_ask_for_the_load_on_average() -> None:
     assert mean(each.stays for each in pods) == pytest.approx(1.0, rel=0.1)
 
 
-def test_equal_seeds_give_equal_arrivals() -> None:
-    first, again, other = (arrivals([TRN1], MIXES["infer"], 1.0, 50, seed=seed) for seed in (3, 3, 4))
-    assert first == again != other
-
-
-def test_only_the_proportions_of_a_mix_count() -> None:
-    mix = MIXES["train"]
-    doubled = {request: 2 * weight for request, weight in mix.items()}
-    assert arrivals([TRN1], doubled, 0.5, 20) == arrivals([TRN1], mix, 0.5, 20)
-
-
 def test_a_trace_is_read_in_the_order_of_time() -> None:
     found = read_trace("time,duration,devices,cores\n2.5,1,4,\n0,0.5,,2\n")
     assert [(each.comes, each.stays, shape_text(each.request)) for each in found] == [
@@ -111,12 +100,6 @@ def test_a_pod_is_moved_to_make_room_and_goes_on_for_as_long_as_it_had_left() ->
     assert refused.by_request[parse_shape("neuron=16")].refused_pods == 2
     assert (found.moves, found.moved_pods, found.lost, found.refused_share) == (1, 1, 2.0, 0.0)
     assert set(found.last_pods) == {"pod-1", "pod-2", "pod-4"}
-
-
-def test_each_pod_of_a_move_is_counted() -> None:
-    pods = come((0, 1, "neuron=8"), (0, 9, "neuron=8"), (0, 9, "neuron=1"), (0, 9, "neuron=1"), (2, 1, "neuron=16"))
-    found = run([node("a"), node("b")], pods, rules=MoveRules(most_victims=2))
-    assert (found.moves, found.moved_pods) == (1, 2)
 
 
 def test_means_over_time_weigh_states_by_how_long_they_last() -> None:

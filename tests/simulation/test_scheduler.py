@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from neuron_plugin.allocation import Resource
 from neuron_plugin.allocation.node_rules import (
@@ -22,106 +21,52 @@ from neuron_plugin.allocation.node_rules import (
     Taint,
     Toleration,
 )
-from neuron_plugin.simulation.scheduler import BoundPod, ExtenderCallError, why_apart, why_not
+from neuron_plugin.simulation.scheduler import BoundPod, ExtenderCallError, SimulatedScheduler, why_apart, why_not
 from tests.support.manifests import pod_manifest
-from tests.support.scheduler import StandInScheduler
 
 POD = pod_manifest("pod", Resource.NEURON, 1)
-VICTIMS = {"a": ["u1"]}
-Answers = dict[str, Callable[[dict[str, Any]], Any]]
 
 
-@asynccontextmanager
-async def extender(
-    answers: Answers, status: int = 200
-) -> AsyncIterator[tuple[StandInScheduler, list[tuple[str, Any]]]]:
-    """A scheduler in front of an extender that answers by verb, and what it was asked."""
+FULL: dict[str, Any] = {"NodeNames": [], "FailedNodes": {"a": "full", "b": "full"}, "FailedAndUnresolvableNodes": None}
+
+
+async def test_an_attempt_filters_prioritizes_and_binds_and_takes_no_answer_that_kube_scheduler_does_not() -> None:
     asked: list[tuple[str, Any]] = []
+    answers: dict[str, Any] = {
+        "filter": {"NodeNames": ["a", "b", "c"], "Error": ""},
+        "prioritize": [{"Host": name, "Score": 10 * (name == "b")} for name in "abc"],
+        "bind": {"Error": ""},
+        "status": 200,
+    }
 
     async def handle(request: web.Request) -> web.Response:
-        verb = request.match_info["verb"]
-        asked.append((verb, json.loads(await request.read())))
-        return web.json_response(answers[verb](asked[-1][1]), status=status)
+        asked.append((request.match_info["verb"], json.loads(await request.read())))
+        return web.json_response(answers[request.match_info["verb"]], status=answers["status"])
 
     app = web.Application()
     app.router.add_post("/{verb}", handle)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    async with StandInScheduler(f"http://127.0.0.1:{runner.addresses[0][1]}/") as scheduler:
-        yield scheduler, asked
-    await runner.cleanup()
-
-
-def passing(args: dict[str, Any]) -> dict[str, Any]:
-    return {"NodeNames": args["NodeNames"], "Error": ""}
-
-
-async def test_an_attempt_filters_prioritizes_and_binds_to_the_best_node() -> None:
-    answers: Answers = {
-        "filter": passing,
-        "prioritize": lambda args: [{"Host": name, "Score": 10 * (name == "b")} for name in args["NodeNames"]],
-        "bind": lambda _: {"Error": ""},
-    }
-    async with extender(answers) as (scheduler, asked):
-        placed = await scheduler.schedule(POD, ["a", "b", "c"])
-
-    assert placed.node == "b"
-    assert [verb for verb, _ in asked] == ["filter", "prioritize", "bind"]
-    assert asked[0][1]["Nodes"] is None
-    assert asked[2][1] == {
-        "PodName": "pod",
-        "PodNamespace": "default",
-        "PodUID": POD["metadata"]["uid"],
-        "Node": "b",
-    }
-
-
-async def test_refused_nodes_make_the_schedulers_message_with_a_count_per_text() -> None:
-    answers: Answers = {
-        "filter": lambda _: {
-            "NodeNames": [],
-            "FailedNodes": {"a": "full", "b": "full"},
-            "FailedAndUnresolvableNodes": None,
-        }
-    }
-    async with extender(answers) as (scheduler, _):
-        placed = await scheduler.schedule(POD, ["a", "b", "c"])
-
-    assert placed.message == "0/3 nodes are available: 1 unresolvable, 2 full."
-
-
-@pytest.mark.parametrize(
-    ("verb", "answer", "status", "text"),
-    [
-        ("filter", {"Error": "not synced"}, 200, "not synced"),
-        ("filter", {"NodeNames": ["unknown"]}, 200, "not found in the input node list"),
-        ("filter", {"NodeNames": ["a"]}, 500, "code 500"),
-        ("preempt", {"NodeNameToMetaVictims": {"a": {"Pods": [{"UID": "unknown"}]}}}, 200, "claims to preempt"),
-        ("preempt", {"NodeNameToMetaVictims": {"a": {"Pods": []}}}, 200, "expected at least one victim pod on node"),
-    ],
-)
-async def test_an_answer_that_kube_scheduler_does_not_take_fails_the_attempt(
-    verb: str, answer: dict[str, Any], status: int, text: str
-) -> None:
-    async with extender({verb: lambda _: answer}, status) as (scheduler, _):
-        with pytest.raises(ExtenderCallError, match=text):
-            await (scheduler.filter(POD, ["a"]) if verb == "filter" else scheduler.preempt(POD, VICTIMS, VICTIMS))
-
-
-@pytest.mark.parametrize(
-    ("answer", "status"), [({"Error": "no"}, 200), ([], 500), ([{"Host": "a", "Score": 5.0}], 200)]
-)
-async def test_a_prioritize_that_fails_is_ignored_as_the_scheduler_does(answer: Any, status: int) -> None:
-    async with extender({"prioritize": lambda _: answer}, status) as (scheduler, _):
-        assert await scheduler.prioritize(POD, ["a"]) == {}
-
-
-async def test_preempt_offers_uids_and_takes_any_pods_of_the_node_as_victims() -> None:
-    other = {"NodeNameToMetaVictims": {"a": {"Pods": [{"UID": "u2"}, {"UID": "u1"}], "NumPDBViolations": 0}}}
-    async with extender({"preempt": lambda _: other}) as (scheduler, asked):
-        assert await scheduler.preempt(POD, VICTIMS, {"a": ["u1", "u2"]}) == {"a": ["u2", "u1"]}
-    assert asked[0][1]["NodeNameToMetaVictims"] == {"a": {"Pods": [{"UID": "u1"}], "NumPDBViolations": 0}}
+    async with TestServer(app) as server, SimulatedScheduler(str(server.make_url("/"))) as scheduler:
+        found = await scheduler.filter(POD, ["a", "b", "c"])
+        assert await scheduler.best(POD, found.nodes) == "b"
+        await scheduler.bind(POD, "b")
+        uid = POD["metadata"]["uid"]
+        assert [verb for verb, _ in asked] == ["filter", "prioritize", "bind"]
+        assert asked[0][1] == {"Pod": POD, "Nodes": None, "NodeNames": ["a", "b", "c"]}
+        assert asked[2][1] == {"PodName": "pod", "PodNamespace": "default", "PodUID": uid, "Node": "b"}
+        answers["filter"] = FULL
+        full = await scheduler.filter(POD, ["a", "b", "c"])
+        assert full.message(3) == "0/3 nodes are available: 1 unresolvable, 2 full."
+        for answer, status, text in (
+            ({"Error": "not synced"}, 200, "not synced"),
+            ({"NodeNames": ["unknown"]}, 200, "not found in the input node list"),
+            ({"NodeNames": ["a"]}, 500, "code 500"),
+        ):
+            answers |= {"filter": answer, "status": status}
+            with pytest.raises(ExtenderCallError, match=text):
+                await scheduler.filter(POD, ["a"])
+        answers |= {"bind": {"Error": "no"}, "status": 200}
+        with pytest.raises(ExtenderCallError, match="no"):
+            await scheduler.bind(POD, "a")
 
 
 # The scheduler's own filters.

@@ -17,7 +17,7 @@ import pytest
 from neuron_plugin.cluster import ApiRequest
 from neuron_plugin.simulation import SimulatedCluster, supervisor
 from neuron_plugin.simulation.api_server import SimulatedApiServer
-from neuron_plugin.simulation.api_server_kinds import CLAIMS, NODES, PODS, VOLUMES, Refusal
+from neuron_plugin.simulation.api_server_kinds import NODES, PODS, Refusal
 from neuron_plugin.simulation.machines import NODE_FAULTS_PATH
 from neuron_plugin.simulation.supervisor import (
     NOT_READY_SECONDS,
@@ -135,36 +135,6 @@ async def test_after_a_reboot_pods_with_devices_have_failed_and_others_run_again
     await until(said, "pod default/after: m receives --device=/dev/neuron0")
 
 
-async def test_a_pod_waits_for_its_volume_claim_which_is_bound_at_once(
-    lines: tuple[SimulatedCluster, list[str]],
-) -> None:
-    cluster, said = lines
-    volume = {"name": "data", "persistentVolumeClaim": {"claimName": "shared"}}
-    cluster.api.create_pod(asking("reader", volumes=[volume]))
-    await until(said, 'pod default/reader: waits: 0/2 nodes are available: persistentvolumeclaim "shared" not found.')
-    claim = cluster.api.create(CLAIMS, {"metadata": {"name": "shared"}, "spec": {}}, "default")
-    await until(said, "pod default/reader: m receives --device=/dev/neuron0")
-    bound = cluster.api.get(CLAIMS, "shared", "default")
-    assert bound["status"]["phase"] == "Bound"
-    assert (
-        cluster.api.get(VOLUMES, bound["spec"]["volumeName"])["metadata"]["name"] == f"pvc-{claim['metadata']['uid']}"
-    )
-
-
-@pytest.mark.parametrize("turns", [1, 10])
-async def test_a_pod_that_is_gone_in_the_middle_of_its_admission_stops_nothing(
-    lines: tuple[SimulatedCluster, list[str]], turns: int
-) -> None:
-    cluster, said = lines
-    cluster.api.create_pod(asking("brief"))
-    cluster.api.bind("default", "brief", node="trn1-1")
-    for _ in range(turns):  # of the event loop, each of which may be a step of the admission
-        await asyncio.sleep(0)
-    cluster.api.delete_pod("default", "brief", grace_seconds=0)
-    cluster.api.create_pod(asking("next", nodeSelector={"neuron-plugin.io/family": "trn1"}))
-    await until(said, "pod default/next: m receives --device=/dev/neuron0")
-
-
 KEY = "node.kubernetes.io/unreachable"
 SILENT_AT = 100.0
 LATE_AT = SILENT_AT + NOT_READY_SECONDS
@@ -233,38 +203,30 @@ def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodeFaults:
 
 
 async def told(faults: NodeFaults, path: str) -> str:
-    response = await faults.answer(ApiRequest("POST", NODE_FAULTS_PATH + path))
+    """What is said, or why it is refused."""
+    try:
+        response = await faults.answer(ApiRequest("POST", NODE_FAULTS_PATH + path))
+    except Refusal as refusal:
+        return f"{refusal.code}: {refusal}"
     return str(msgspec.json.decode(response.body)["message"])
 
 
-async def test_a_kubelet_is_stopped_and_started(faults: NodeFaults) -> None:
-    assert "its kubelet is stopped" in await told(faults, "cpu-1/kubelet/stop")
-    assert faults._cluster.silent_nodes() == {"cpu-1"}
-    for deed in ("stop", "restart"):
-        with pytest.raises(Refusal, match="the kubelet of node cpu-1 does not run"):
-            await told(faults, f"cpu-1/kubelet/{deed}")
-    assert "its kubelet runs again" in await told(faults, "cpu-1/kubelet/start")
-    with pytest.raises(Refusal, match="the kubelet of node cpu-1 runs"):
-        await told(faults, "cpu-1/kubelet/start")
-    assert "its kubelet has started again" in await told(faults, "cpu-1/kubelet/restart")
-    assert faults._cluster.silent_nodes() == set()
-
-
-async def test_a_lost_machine_can_only_come_back_and_a_stopped_kubelet_hinders_no_reboot(faults: NodeFaults) -> None:
-    assert "the machine is lost; it is not ready after 10 s" in await told(faults, "cpu-1/machine/lost")
-    for deed in ("kubelet/restart", "machine/reboot", "machine/lost"):
-        with pytest.raises(Refusal, match="node cpu-1 is lost"):
-            await told(faults, f"cpu-1/{deed}")
-    assert "the machine is back" in await told(faults, "cpu-1/machine/back")
-    with pytest.raises(Refusal, match="node cpu-1 is not lost"):
-        await told(faults, "cpu-1/machine/back")
-    await told(faults, "cpu-1/kubelet/stop")
-    assert "the machine has started again" in await told(faults, "cpu-1/machine/reboot")
-    assert faults._cluster.silent_nodes() == set()
-
-
-@pytest.mark.parametrize("path", ["nobody/machine/lost", "cpu-1/machine/stop", "cpu-1/kubelet", "cpu-1"])
-async def test_an_unknown_node_or_deed_is_refused(faults: NodeFaults, path: str) -> None:
-    with pytest.raises(Refusal) as refusal:
-        await told(faults, path)
-    assert refusal.value.code == 404
+async def test_what_befalls_a_node_is_done_or_refused(faults: NodeFaults) -> None:
+    stopped, lost = "409: the kubelet of node cpu-1 does not run", "409: node cpu-1 is lost"
+    for deed, said, silent in (
+        ("kubelet/stop", "its kubelet is stopped", True),
+        *((f"kubelet/{deed}", stopped, True) for deed in ("stop", "restart")),
+        ("kubelet/start", "its kubelet runs again", False),
+        ("kubelet/start", "409: the kubelet of node cpu-1 runs", False),
+        ("kubelet/restart", "its kubelet has started again", False),
+        ("machine/lost", "the machine is lost; it is not ready after 10 s", True),
+        *((deed, lost, True) for deed in ("kubelet/restart", "machine/reboot", "machine/lost")),
+        ("machine/back", "the machine is back", False),
+        ("machine/back", "409: node cpu-1 is not lost", False),
+        ("kubelet/stop", "its kubelet is stopped", True),
+        ("machine/reboot", "the machine has started again", False),
+        *((deed, "404: the server could not find", False) for deed in ("machine/stop", "kubelet", "")),
+    ):
+        assert said in await told(faults, f"cpu-1/{deed}"), deed
+        assert faults._cluster.silent_nodes() == ({"cpu-1"} if silent else set())
+    assert "404: no node of the playground is called nobody" in await told(faults, "nobody/machine/lost")

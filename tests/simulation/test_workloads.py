@@ -10,7 +10,7 @@ import pytest
 from neuron_plugin.allocation import NeuronPod
 from neuron_plugin.simulation import WorkloadError, WorkloadPod, pods_of
 from neuron_plugin.simulation.api_server_kinds import AnyJson
-from neuron_plugin.simulation.workloads import NoPodsError, makes_pods
+from neuron_plugin.simulation.workloads import NoPodsError
 from tests.support.world import record_of
 
 TEMPLATE = {
@@ -165,13 +165,6 @@ def test_the_leader_of_a_worker_set_leads_and_owns_its_workers(annotations: dict
     assert metadata_of(worker)["ownerReferences"][0]["name"] == "serve-1"
 
 
-def test_a_leader_may_have_a_template_of_its_own() -> None:
-    manifest = leader_worker_set(2, {})
-    manifest["spec"]["leaderWorkerTemplate"]["leaderTemplate"] = {"spec": {"containers": [{"name": "leader"}]}}
-    leader, worker = pods_of(manifest)
-    assert [each.manifest["spec"]["containers"][0]["name"] for each in (leader, worker)] == ["leader", "main"]
-
-
 def test_a_daemon_set_has_a_pod_on_each_node_that_may_have_one() -> None:
     daemon_set = made_by("apps/v1", "DaemonSet", "agent", {"template": TEMPLATE})
     made = pods_of(daemon_set, ["a", "b"])
@@ -247,12 +240,6 @@ def test_what_is_suspended_or_of_size_0_makes_no_pods(owner: AnyJson) -> None:
 def test_an_object_that_cannot_be_read_says_why_in_no_words_of_python(manifest: AnyJson, why: str) -> None:
     with pytest.raises(WorkloadError, match=re.escape(why)):
         pods_of(manifest)
-
-
-def test_kinds_are_told_apart_by_their_group() -> None:
-    assert makes_pods(made_by("batch.volcano.sh/v1alpha1", "Job", "x", {}))
-    assert not makes_pods(made_by("v1", "Service", "x", {}))
-    assert not makes_pods(made_by("serving.knative.dev/v1", "Service", "x", {}))
 
 
 def test_pods_have_the_names_that_a_headless_service_gives_them() -> None:

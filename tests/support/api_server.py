@@ -4,10 +4,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from neuron_plugin.simulation.api_server import SimulatedApiServer as StandInApiServer
-from neuron_plugin.simulation.api_server_faults import Fault, Match, WatchList
 from neuron_plugin.simulation.api_server_kinds import BUDGETS, Refusal
+from neuron_plugin.simulation.api_server_requests import Fault, Match
 
-__all__ = ["Budget", "Fault", "Match", "StandInApiServer", "WatchList", "limit_disruptions"]
+__all__ = ["Budget", "Fault", "Match", "StandInApiServer", "limit_disruptions"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from neuron_plugin.allocation.claims import DRA_DRIVER
 from neuron_plugin.kubelet import Checkpoint, CheckpointError
 from neuron_plugin.kubelet.checkpoint import parse_checkpoint
 from neuron_plugin.kubelet.dra_state import DraState, parse_dra_state
-from neuron_plugin.simulation.kubelet_claims import ClaimMemory, KubeletStateError
 from neuron_plugin.simulation.kubelet_device_manager import DeviceManager
+from neuron_plugin.simulation.kubelet_dra import ClaimMemory, KubeletStateError
 
 RESOURCES = tuple(resource.value for resource in Resource)
 Version = tuple[int, int, int] | None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from neuron_plugin.simulation import SimulatedCluster
 from neuron_plugin.simulation.api_server_kinds import PODS
-from neuron_plugin.simulation.worker import SimulatedWorker
+from neuron_plugin.simulation.cluster_nodes import SimulatedWorker
 
 
 async def kill_daemon(worker: SimulatedWorker) -> None:

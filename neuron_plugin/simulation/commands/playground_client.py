@@ -39,11 +39,11 @@ from neuron_plugin.planning.preflight import CHECKED_FIRST
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.settings import load
 from neuron_plugin.simulation.api_server_kinds import KINDS
-from neuron_plugin.simulation.claim_controller import NOT_CREATED
 from neuron_plugin.simulation.commands.playground import LOCK
 from neuron_plugin.simulation.commands.simulate import run_fault
 from neuron_plugin.simulation.machines import NODE_FAULTS_PATH
 from neuron_plugin.simulation.node import SimulatedNode
+from neuron_plugin.simulation.resource_claims import NOT_CREATED
 from neuron_plugin.simulation.scheduler import why_not
 from neuron_plugin.simulation.workloads import NoPodsError, WorkloadError, WorkloadPod, kind_of, makes_pods, pods_of
 from neuron_plugin.topology import catalogue

@@ -18,6 +18,7 @@ from neuron_plugin.cli.main import main
 from neuron_plugin.kubelet.socket_watch import endpoint_path
 from neuron_plugin.simulation import NODE_NAME, SimulatedCluster
 from neuron_plugin.simulation.commands.demo import LONGEST_ROOT_BYTES, EndOnSignals
+from neuron_plugin.simulation.commands.playground import LONGEST_DIRECTORY_BYTES
 from tests.cli.doubles import Cli
 
 REPOSITORY = Path(__file__).parents[3]
@@ -35,6 +36,8 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
     finally:
         capture.undo()
     (directory / "printed").write_text("\n".join(lines))
+    for name in ("node-1/plugin.log", "extender.log"):
+        assert "Traceback" not in ((directory / name).read_text() or "Traceback"), "no daemon complains"
     return directory
 
 
@@ -103,11 +106,6 @@ def test_a_cluster_that_does_not_come_up_in_time_is_reported_and_leaves_nothing_
     assert cluster.worker.daemon is None, "the plugin was ended"
 
 
-def test_no_daemon_had_anything_to_complain_about(played: Path) -> None:
-    for name in ("node-1/plugin.log", "extender.log"):
-        assert "Traceback" not in ((played / name).read_text() or "Traceback")
-
-
 def test_a_directory_in_use_or_too_long_for_sockets_is_refused_at_once(
     cli: Cli, short_directory: Path, tmp_path: Path
 ) -> None:
@@ -169,8 +167,9 @@ def test_a_signal_before_the_work_begins_ends_it_and_later_ones_are_ignored() ->
             signal.signal(number, handler)
 
 
-def test_the_longest_directory_leaves_room_for_every_socket(short_directory: Path) -> None:
-    root = short_directory / ("x" * (LONGEST_ROOT_BYTES - len(str(short_directory)) - 1))
-    worker = SimulatedCluster(root, {NODE_NAME: "inf2.xlarge"}).worker
+@pytest.mark.parametrize(("length", "node"), [(LONGEST_ROOT_BYTES, NODE_NAME), (LONGEST_DIRECTORY_BYTES, "trn1n-16")])
+def test_the_longest_directory_leaves_room_for_every_socket(short_directory: Path, length: int, node: str) -> None:
+    root = short_directory / ("x" * (length - len(str(short_directory)) - 1))
+    worker = SimulatedCluster(root, {node: "inf2.xlarge"}).worker
     for resource in Resource:
         assert endpoint_path(worker.kubelet_dir, resource.value, "0a1b2c3d").is_absolute()

@@ -17,8 +17,7 @@ from pathlib import Path
 import pytest
 
 from neuron_plugin.cli.command import Exit, program
-from neuron_plugin.kubelet.socket_watch import endpoint_path
-from neuron_plugin.simulation import SimulatedCluster, SimulatedNode, write_node
+from neuron_plugin.simulation import SimulatedNode, write_node
 from neuron_plugin.simulation.commands.playground import LONGEST_DIRECTORY_BYTES
 from neuron_plugin.simulation.commands.playground_client import SETTLE_SECONDS
 from tests.cli.doubles import Cli
@@ -487,12 +486,6 @@ def test_wrong_arguments_are_reported_before_anything_starts(cli: Cli, arguments
     assert shown.status in {Exit.USAGE, Exit.FAILURE}
     assert said in shown.err
     assert shown.out == ""
-
-
-def test_the_longest_directory_leaves_room_for_every_socket(short_directory: Path) -> None:
-    root = short_directory / ("x" * (LONGEST_DIRECTORY_BYTES - len(str(short_directory)) - 1))
-    worker = SimulatedCluster(root, {"trn1n-16": "inf2.xlarge"}).worker
-    assert endpoint_path(worker.kubelet_dir, "aws.amazon.com/neurondevice", "0a1b2c3d").is_absolute()
 
 
 @pytest.mark.parametrize("typed", ["./neuron-plugin", ".venv/bin/neuron-plugin"])

@@ -31,13 +31,6 @@ def test_types_lists_the_catalogue_with_the_counts_one_can_request(cli: Cli) -> 
     assert by_name["inf2.24xlarge"] == ["6", "Inferentia2", "2", "2", "1", "32Gi", "line", "1-6", "1-12"]
 
 
-def test_types_lists_the_users_own_too(cli: Cli, tmp_path: Path) -> None:
-    types = tmp_path / "types.yaml"
-    types.write_text("instance-types: [{name: inf9.xlarge, devices: 3, cores-per-device: 4, topology: line}]\n")
-    rows = {row[0]: row[1:] for row in cli("simulate", "types", "--instance-types", types).rows}
-    assert rows["inf9.xlarge"] == ["3", "-", "4", "4", "1", "0Gi", "line", "1-3", "1-12"]
-
-
 @pytest.mark.parametrize(("form", "load"), [("json", json.loads), ("yaml", yaml.safe_load)])
 def test_types_are_a_document_for_scripts(cli: Cli, form: str, load: Callable[[str], Any]) -> None:
     found = load(cli("simulate", "types", "-o", form).out)
@@ -88,7 +81,8 @@ def test_a_written_node_reads_as_the_machine_and_a_document_says_what_it_is(cli:
         (("--type", "inf2.24xlarge", "--missing", "a,b"), "--missing a,b: 'a' is no id"),
         (("--type", "inf2.24xlarge", "--missing", "5-1"), "--missing 5-1: the range '5-1' runs backwards"),
         (("--type", "inf2.24xlarge", "--driver-version", "new"), "driver version 'new'"),
-        (("--type", "inf1.xlarge", "--driver-version", "2.30.0.0"), "has no Inf1 any more"),
+        (("--type", "inf1.xlarge", "--driver-version", "2.25.0.0"), "has no Inf1 any more: use 2.24.7.0 or older"),
+        (("--type", "trn3.48xlarge", "--driver-version", "2.25.3.9"), "does not know Trn3 yet: use 2.25.4 or newer"),
         (("--type", "inf2.24xlarge", "--lnc", "two"), "argument --lnc: invalid int value: 'two'"),
         (("--type", "inf2.24xlarge", "--lnc", "0"), "logical core size 0"),
         (("--type", "trn1.32xlarge", "--lnc", "2"), "--lnc 2 is not known to Trainium1, expected at most 1"),
@@ -113,13 +107,6 @@ def test_a_directory_in_use_is_left_alone(cli: Cli, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
-def test_a_directory_that_cannot_be_made_is_one_line(cli: Cli, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    shown = cli("simulate", "node", tmp_path / "file" / "n", "--type", "inf2.xlarge", *SMALL)
-    assert (shown.status, shown.err.count("\n")) == (1, 1)
-    assert "Not a directory" in shown.err
-
-
 @pytest.fixture
 def node(make_node: MakeNode) -> SimulatedNode:
     return make_node("inf2.24xlarge")
@@ -136,6 +123,14 @@ def device(node: SimulatedNode, number: int) -> Device:
 def fault(cli: Cli, node: SimulatedNode, *arguments: str) -> None:
     shown = cli("simulate", "fault", node.root, *arguments)
     assert (shown.status, shown.out, shown.err) == (0, "", "")
+
+
+def kmsg(node: SimulatedNode) -> list[bytes]:
+    return (node.paths.dev / "kmsg").read_bytes().splitlines()
+
+
+def parse(line: bytes) -> Any:
+    return parse_line(line, None)
 
 
 Read = Callable[[SimulatedNode], object]
@@ -191,6 +186,13 @@ FAULTS: list[tuple[Read, list[tuple[str, object]]]] = [
         [("reset-failures 1 3", 3)],
     ),
     (
+        lambda node: [(record.text, record.by_kernel) for record in map(parse, kmsg(node)) if record],
+        [
+            ("kmsg NEURON_HW_ERR=DMA_ERROR", [("NEURON_HW_ERR=DMA_ERROR", True)]),
+            ("kmsg x --forged", [("NEURON_HW_ERR=DMA_ERROR", True), ("x", False)]),
+        ],
+    ),
+    (
         lambda node: (inventory(node).logical_core_size.size, node.paths.logical_nc_config.exists()),
         [("lnc 1", (1, True)), ("lnc none", (1, False))],
     ),
@@ -205,18 +207,6 @@ def test_what_a_fault_leaves_is_what_a_reader_of_the_machine_sees(
     for words, seen in faults:
         fault(cli, node, *words.split())
         assert read(node) == seen, words
-
-
-def test_a_line_is_written_into_the_kernel_log_by_the_kernel_or_a_forger(cli: Cli, node: SimulatedNode) -> None:
-    log = node.paths.dev / "kmsg"
-    before = len(log.read_text().splitlines())
-    fault(cli, node, "kmsg", "nd3: NEURON_HW_ERR=DMA_ERROR on queue 4")
-    fault(cli, node, "kmsg", "NEURON_HW_ERR=DMA_ERROR", "--forged")
-    records = [parse_line(line, None) for line in log.read_bytes().splitlines()[before:]]
-    assert [(record.text, record.by_kernel) for record in records if record] == [
-        ("nd3: NEURON_HW_ERR=DMA_ERROR on queue 4", True),
-        ("NEURON_HW_ERR=DMA_ERROR", False),
-    ]
 
 
 def test_an_attribute_reads_garbage_is_missing_and_is_restored(cli: Cli, node: SimulatedNode) -> None:

@@ -1,23 +1,222 @@
-"""What the simulated API server does with pods alone: changes of a spec, gates, bindings and evictions.
+"""What the simulated API server refuses to store, and what it does with pods alone: gates, bindings, evictions.
 
-The rules are functions of values. Facts: ``pkg/apis/core/validation/validation.go`` (ValidatePodUpdate),
-``pkg/registry/core/pod/strategy.go`` (the condition of gated pods), ``pkg/registry/core/pod/storage/storage.go`` (the
-binding) and ``eviction.go`` beside it, all of 1.36.2. Of a spec only what this project's programs or kubectl write is
-looked at.
+The rules are functions of values, of what this project's programs, kubectl and controllers write. Types, names,
+patterns and lengths are a table: the structs below. What compares one field with another is said in code, in the real
+server's words. Else specs of pods and nodes are taken as they are. A binding is not checked: its annotations are merged
+unseen, as on the real server. Facts (1.36.2): ``apimachinery/pkg/api/validation/objectmeta.go``, ``events.go`` and
+``validation.go`` of ``pkg/apis/core/validation``, ``pkg/apis/coordination/validation/validation.go``,
+``pkg/apis/resource/validation/validation.go``, ``pkg/registry/core/pod/strategy.go`` (the condition of gated pods) and
+``storage.go`` and ``eviction.go`` below it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from neuron_plugin.allocation.pod import TERMINAL_PHASES
+from neuron_plugin.allocation.requests import parse_quantity
 from neuron_plugin.cluster.pod_wire import WireLabelSelector
-from neuron_plugin.simulation.api_server_kinds import AnyJson, Refusal, Selector, conflict, invalid
-from neuron_plugin.simulation.api_server_validation import refuse
+from neuron_plugin.simulation.api_server_kinds import (
+    CLAIM_TEMPLATES,
+    EVENTS,
+    LEASES,
+    PODS,
+    RESOURCE_CLAIMS,
+    RESOURCE_SLICES,
+    AnyJson,
+    Refusal,
+    Selector,
+    ServedKind,
+    conflict,
+    invalid,
+)
+
+MOST_RESERVED = 256
+"""Pods that may use one claim."""
+_MAX_ANNOTATIONS_BYTES = 256 << 10
+_MAX_NOTE_BYTES = 1024
+_IMMUTABLE = "Invalid value: field is immutable"
+
+_SUBDOMAIN = r"(?=.{1,253}(?:/|$))[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+_PART = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+_QUALIFIED = rf"({_SUBDOMAIN}/)?{_PART}"
+"""A name of at most 63 characters, maybe behind a subdomain and a slash (``IsQualifiedName``)."""
+_Name = Annotated[str, Meta(pattern=rf"^{_SUBDOMAIN}\Z")]
+_Qualified = Annotated[str, Meta(pattern=rf"^{_QUALIFIED}\Z")]
+_AnyCase = Annotated[str, Meta(pattern=rf"(?i)^{_QUALIFIED}\Z")]
+_Label = Annotated[str, Meta(pattern=rf"^({_PART})?\Z")]
+_MicroTime = Annotated[str, Meta(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}(Z|[+-]\d\d:\d\d)\Z")]
+_Word = Annotated[str, Meta(min_length=1, max_length=128)]
+_Given = Annotated[str, Meta(min_length=1)]
+
+
+class _Fields(msgspec.Struct, frozen=True, rename="camel"):
+    """Fields that are not named are taken as they are."""
+
+
+class _Owner(_Fields, frozen=True):
+    api_version: _Given
+    kind: _Given
+    name: _Given
+    uid: _Given
+
+
+class _Metadata(_Fields, frozen=True):
+    name: _Name
+    labels: dict[_Qualified, _Label] | None = None
+    annotations: dict[_AnyCase, str] | None = None
+    owner_references: list[_Owner] | None = None
+
+
+class _Object(_Fields, frozen=True):
+    metadata: _Metadata
+
+
+class _LeaseSpec(_Fields, frozen=True):
+    lease_duration_seconds: Annotated[int, Meta(gt=0)] | None = None
+    lease_transitions: Annotated[int, Meta(ge=0)] | None = None
+    renew_time: _MicroTime | None = None
+    acquire_time: _MicroTime | None = None
+
+
+class _Lease(_Object, frozen=True):
+    spec: _LeaseSpec | None = None
+
+
+class _Event(_Object, frozen=True, kw_only=True):
+    event_time: _MicroTime
+    type: Literal["Normal", "Warning"]
+    reporting_controller: _Qualified
+    reporting_instance: _Word
+    action: _Word
+    reason: _Word
+
+
+class _Container(_Fields, frozen=True):
+    name: _Given
+
+
+class _PodSpec(_Fields, frozen=True):
+    containers: list[_Container] | None = None
+    init_containers: list[_Container] | None = None
+
+
+class _Pod(_Object, frozen=True):
+    spec: _PodSpec
+
+
+_TABLES: Mapping[ServedKind, type[_Object]] = {LEASES: _Lease, EVENTS: _Event, PODS: _Pod}
+
+
+def is_qualified(name: str) -> bool:
+    """Whether a key of a label may be called so, or an extended resource."""
+    return re.fullmatch(_QUALIFIED, name) is not None
+
+
+def check_prefix(kind: ServedKind, prefix: str) -> None:
+    """A prefix of a name may end in a dash, but not in a dot (``NameIsDNSSubdomain``)."""
+    masked = f"{prefix[:-2]}a" if prefix.endswith("-") and len(prefix) > 1 else prefix
+    if not re.fullmatch(_SUBDOMAIN, masked):
+        raise invalid(kind.kind, "", f'metadata.generateName: Invalid value: "{prefix}": a lowercase subdomain')
+
+
+def check(kind: ServedKind, value: AnyJson) -> None:
+    """Check an object that is about to be stored."""
+    try:
+        msgspec.convert(value, _TABLES.get(kind, _Object))
+    except msgspec.ValidationError as error:
+        if ", got `" in str(error):
+            raise Refusal(400, f"{kind.kind} cannot be handled: {error}") from None
+        problems = [str(error)]
+    else:
+        problems = list(_annotations(value["metadata"].get("annotations") or {}))
+        if kind is EVENTS:
+            problems += _event(value)
+        if kind is PODS:
+            problems += _containers(value["spec"])
+    refuse(f"{kind.kind}{kind.resource.removeprefix(kind.plural)}", value, problems)
+
+
+def refuse(named: str, value: AnyJson, problems: Iterable[str]) -> None:
+    """Refuse an object that has problems."""
+    if found := list(problems):
+        raise invalid(named, value["metadata"]["name"], found[0] if len(found) == 1 else f"[{', '.join(found)}]")
+
+
+def _annotations(annotations: Mapping[str, str]) -> Iterator[str]:
+    if sum(len(key.encode()) + len(text.encode()) for key, text in annotations.items()) > _MAX_ANNOTATIONS_BYTES:
+        yield f"metadata.annotations: Too long: may not be more than {_MAX_ANNOTATIONS_BYTES} bytes"
+
+
+def _event(event: AnyJson) -> Iterator[str]:
+    namespace = event["metadata"]["namespace"]
+    if not (event.get("regarding") or {}).get("namespace") and namespace not in {"default", "kube-system"}:
+        yield 'involvedObject.namespace: Invalid value: "": does not match event.namespace'
+    if len(event.get("note", "").encode()) > _MAX_NOTE_BYTES:
+        yield f'message: Invalid value: "": can have at most {_MAX_NOTE_BYTES} characters'
+
+
+def _containers(spec: AnyJson) -> Iterator[str]:
+    """What cannot be given twice has a limit that is its request (``validateContainerCommon``)."""
+    for field in ("initContainers", "containers"):
+        for place, container in enumerate(spec.get(field) or ()):
+            resources = container.get("resources") or {}
+            path, limits = f"spec.{field}[{place}].resources", resources.get("limits") or {}
+            for name, amount in (resources.get("requests") or {}).items():
+                if "/" not in name and not name.startswith("hugepages-"):
+                    continue
+                if name not in limits:
+                    yield f"{path}.limits: Required value: Limit must be set for non overcommitable resources"
+                elif parse_quantity(str(amount)) != parse_quantity(str(limits[name])):
+                    why = f"must be equal to {name} limit of {limits[name]}"
+                    yield f'{path}.requests: Invalid value: "{amount}": {why}'
+
+
+def check_claims(kind: ServedKind, old: AnyJson, new: AnyJson) -> None:
+    """Check what a write makes of a claim, a template or a slice; other kinds are not looked at.
+
+    A claim's spec stays, and its allocation is only set or cleared as a whole. A template stays, and a slice stays one
+    of the same node, driver and pool.
+    """
+    before, after = old.get("spec") or {}, new.get("spec") or {}
+    if kind is RESOURCE_SLICES:
+        fixed = [
+            ("driver", before.get("driver"), after.get("driver")),
+            ("nodeName", before.get("nodeName"), after.get("nodeName")),
+            ("pool.name", (before.get("pool") or {}).get("name"), (after.get("pool") or {}).get("name")),
+        ]
+        refuse(kind.kind, old, [f"spec.{name}: {_IMMUTABLE}" for name, was, would in fixed if was != would])
+    elif kind in {RESOURCE_CLAIMS, CLAIM_TEMPLATES}:
+        problems = [f"spec: {_IMMUTABLE}"] if before != after else []
+        refuse(kind.kind, old, [*problems, *(_claim_status(old, new) if kind is RESOURCE_CLAIMS else ())])
+
+
+def _claim_status(old: AnyJson, new: AnyJson) -> Iterator[str]:
+    before, after = old.get("status") or {}, new.get("status") or {}
+    had, has = before.get("allocation"), after.get("allocation")
+    if had and has and had != has:
+        yield f"status.allocation: {_IMMUTABLE}"
+    known, reserved = before.get("reservedFor") or [], after.get("reservedFor") or []
+    if len(reserved) > MOST_RESERVED:
+        yield f"status.reservedFor: Too many: {len(reserved)}: must have at most {MOST_RESERVED} items"
+    if len({consumer.get("uid") for consumer in reserved}) < len(reserved):
+        yield "status.reservedFor: Duplicate value"
+    if reserved and not has:
+        yield "status.reservedFor: Forbidden: may not be specified when `allocated` is not set"
+    elif old["metadata"].get("deletionTimestamp") and any(consumer not in known for consumer in reserved):
+        yield (
+            "status.reservedFor: Forbidden: new entries may not be added while `deallocationRequested` or "
+            "`deletionTimestamp` are set"
+        )
+
+
+# Pods.
 
 _CHANGEABLE = (
     "`spec.containers[*].image`,`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only "
@@ -48,11 +247,7 @@ def _with_condition(status: AnyJson, /, **condition: str | None) -> AnyJson:
 
 
 def gated(pod: AnyJson) -> AnyJson:
-    """Return a new pod with the condition that says that it waits for its gates; others as they are.
-
-    Raises:
-        Refusal: 422, it names its node already.
-    """
+    """Return a new pod with the condition that says that it waits for its gates; others as they are."""
     spec, status = pod["spec"], pod["status"]
     if not spec.get("schedulingGates"):
         return pod
@@ -77,9 +272,6 @@ def check_change(old: AnyJson, new: AnyJson) -> None:
     """Check what a write makes of a pod's spec.
 
     A gated pod's node selector and required node affinity may be narrowed; gates may only go.
-
-    Raises:
-        Refusal: 422, with the real server's texts.
     """
     refuse("Pod", old, _problems(old.get("spec") or {}, new.get("spec") or {}))
 
@@ -155,11 +347,7 @@ def resized(old: AnyJson, new: AnyJson) -> AnyJson:
 
 
 def bound(pod: AnyJson, binding: AnyJson) -> AnyJson:
-    """Return the pod as a binding leaves it: node, annotations and condition in one step.
-
-    Raises:
-        Refusal: 400 or 409, for the reasons and with the texts of the real server.
-    """
+    """Return the pod as a binding leaves it: node, annotations and condition in one step."""
     metadata, wanted = pod["metadata"], binding.get("metadata") or {}
     name, node = metadata["name"], (binding.get("target") or {}).get("name", "")
     if wanted.get("name", name) != name:
@@ -205,11 +393,7 @@ def needs_budget(pod: AnyJson) -> bool:
 
 
 def disrupted(budget: AnyJson, pod: str) -> AnyJson:
-    """Return a PodDisruptionBudget as the eviction of one of its pods leaves it.
-
-    Raises:
-        Refusal: 429, it allows none now.
-    """
+    """Return a PodDisruptionBudget as the eviction of one of its pods leaves it."""
     status, name = budget.get("status") or {}, budget["metadata"]["name"]
     allowed = int(status.get("disruptionsAllowed") or 0)
     if allowed <= 0:

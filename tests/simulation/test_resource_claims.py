@@ -1,19 +1,21 @@
-"""What the simulated kube-scheduler does about claims of a pod, and which devices it chooses."""
+"""What the simulated kube-scheduler and kube-controller-manager do about claims, and which devices are chosen."""
 
 from __future__ import annotations
 
 import pytest
 
-from neuron_plugin.simulation.api_server_kinds import RESOURCE_CLAIMS, Refusal
-from neuron_plugin.simulation.claim_controller import sync_claims
-from neuron_plugin.simulation.scheduler_claims import (
+from neuron_plugin.simulation.api_server_kinds import CLAIM_TEMPLATES, EVENTS, PODS, RESOURCE_CLAIMS, Refusal
+from neuron_plugin.simulation.resource_claims import (
     NOT_ALLOCATED,
+    POD_CLAIM_KEY,
     NotAllocatedError,
     allocate,
     allocations_on,
+    claim_names,
     claims_of,
     offered_devices,
     reserve,
+    sync_claims,
 )
 from tests.simulation.dra import (
     DRIVER,
@@ -90,6 +92,7 @@ def test_the_first_devices_that_fit_are_chosen(spec: Json, taken: tuple[int, ...
         (claim_spec(constraints=[{"matchAttribute": "example.com/rack"}]), (), NOT_ALLOCATED),
         (claim_spec(exactly(deviceClassName="gone")), (), "request neurons: device class gone does not exist"),
         (selected("device.capacity.size() > 0"), (), "the selector 'device.capacity.size() > 0' is not simulated"),
+        (claim_spec({"name": "r", "firstAvailable": []}), (), "request r: alternatives are not simulated"),
     ],
 )
 def test_a_claim_that_does_not_fit_says_why(spec: Json, taken: tuple[int, ...], text: str) -> None:
@@ -104,20 +107,6 @@ def test_a_taint_keeps_claims_off_that_do_not_tolerate_it() -> None:
     assert chosen(claim_spec(exactly(tolerations=[tolerated])), tainted=(0,)) == [0]
     with pytest.raises(NotAllocatedError):
         chosen(claim_spec(exactly(allocationMode="All")), tainted=(0,))
-
-
-def test_the_first_alternative_that_fits_is_taken_and_named() -> None:
-    ways = [
-        {"name": "many", "deviceClassName": DRIVER, "count": 20},
-        {"name": "few", "deviceClassName": DRIVER, "count": 2},
-    ]
-    found = allocate(
-        {"spec": claim_spec({"name": "n", "firstAvailable": ways})}, CLASSES, offered_devices([node_slice()], "n1"), ()
-    )
-    assert [(each["request"], each["device"]) for each in found["results"]] == [
-        ("n/few", "neuron-0"),
-        ("n/few", "neuron-1"),
-    ]
 
 
 def test_configuration_comes_along_that_of_the_class_first() -> None:
@@ -136,8 +125,11 @@ def test_configuration_comes_along_that_of_the_class_first() -> None:
 
 
 @pytest.fixture
-def cluster(server: StandInApiServer) -> None:
+def server() -> StandInApiServer:
+    """Two nodes, by its door without sockets."""
+    server = StandInApiServer()
     a_cluster(server, nodes=2)
+    return server
 
 
 def shared(server: StandInApiServer, **status: object) -> None:
@@ -145,14 +137,12 @@ def shared(server: StandInApiServer, **status: object) -> None:
     server.change(RESOURCE_CLAIMS, "shared", {"status": status}, "default", "status")
 
 
-@pytest.mark.usefixtures("cluster")
 def test_a_pod_waits_for_its_claim_to_be_made(server: StandInApiServer) -> None:
     made = server.create_pod(pod(template="one"))
     with pytest.raises(NotAllocatedError, match='pod "default/a": ResourceClaim not created yet'):
         claims_of(server, made)
 
 
-@pytest.mark.usefixtures("cluster")
 def test_claims_of_one_node_never_share_a_device_and_pods_get_their_devices(server: StandInApiServer) -> None:
     for name in ("a", "b", "c"):
         server.create_pod(pod(name, template="four" if name == "b" else "one"))
@@ -164,7 +154,6 @@ def test_claims_of_one_node_never_share_a_device_and_pods_get_their_devices(serv
     assert {each["status"]["reservedFor"][0]["name"] for each in claims(server)} == {"a", "b", "c"}
 
 
-@pytest.mark.usefixtures("cluster")
 def test_an_allocated_claim_is_taken_as_it_is_and_keeps_its_pod_on_its_node(server: StandInApiServer) -> None:
     shared(server)
     (on_n1,) = allocations_on(server, claims(server), "n1")
@@ -177,7 +166,6 @@ def test_an_allocated_claim_is_taken_as_it_is_and_keeps_its_pod_on_its_node(serv
     assert devices_of(only_claim(server)) == ["neuron-3-cores-6-7"]
 
 
-@pytest.mark.usefixtures("cluster")
 def test_an_allocation_without_a_time_cannot_be_reserved(server: StandInApiServer) -> None:
     shared(server)
     (found,) = allocations_on(server, claims(server), "n1")
@@ -188,7 +176,6 @@ def test_an_allocation_without_a_time_cannot_be_reserved(server: StandInApiServe
         reserve(server, made, claims(server), allocations_on(server, claims(server), "n1"))
 
 
-@pytest.mark.usefixtures("cluster")
 def test_a_claim_that_goes_or_is_full_keeps_new_pods_waiting(server: StandInApiServer) -> None:
     shared(server)
     (found,) = allocations_on(server, claims(server), "n1")
@@ -202,3 +189,111 @@ def test_a_claim_that_goes_or_is_full_keeps_new_pods_waiting(server: StandInApiS
     server.delete(RESOURCE_CLAIMS, "shared", "default")
     with pytest.raises(NotAllocatedError, match='resourceclaim "shared" is being deleted'):
         claims_of(server, made)
+
+
+# The controller.
+
+
+def place(server: StandInApiServer, name: str = "a") -> None:
+    """Do the scheduler's part."""
+    made = claims_of(server, pod_object(server, name))
+    reserve(server, pod_object(server, name), made, allocations_on(server, made, "n1"))
+    server.bind("default", name, node="n1")
+
+
+def test_the_claim_of_a_new_pod_is_made_and_named_in_its_status(server: StandInApiServer) -> None:
+    server.create_pod(pod(template="one"))
+    sync_claims(server)
+    claim = only_claim(server)
+    assert claim["metadata"]["name"].startswith("a-neurons-")
+    assert claim["metadata"]["annotations"] == {POD_CLAIM_KEY: "neurons"}
+    assert claim["metadata"]["ownerReferences"][0]["uid"] == pod_object(server)["metadata"]["uid"]
+    assert claim_names(pod_object(server)) == {"neurons": claim["metadata"]["name"]}
+    sync_claims(server)
+    assert claims(server) == [claim]
+
+
+def test_also_of_a_gated_pod_and_of_none_that_is_being_deleted(server: StandInApiServer) -> None:
+    server.create_pod(pod("gated", template="one", schedulingGates=[{"name": "example.com/gate"}]))
+    server.create_pod(pod("leaving", template="one", nodeName="n1"))
+    server.delete_pod("default", "leaving")
+    sync_claims(server)
+    assert only_claim(server)["metadata"]["name"].startswith("gated-neurons-")
+
+
+def test_an_event_says_once_that_a_template_is_not_there(server: StandInApiServer) -> None:
+    made = server.create_pod(pod(template="late"))
+    for _ in range(2):
+        sync_claims(server)
+    (event,) = server.objects(EVENTS)
+    assert (event["regarding"]["uid"], event["reason"]) == (made["metadata"]["uid"], "FailedResourceClaimCreation")
+    assert 'resource claim template "late": ' in event["note"]
+    server.create(CLAIM_TEMPLATES, {"metadata": {"name": "late"}, "spec": {"spec": claim_spec()}}, "default")
+    sync_claims(server)
+    assert only_claim(server)
+
+
+def test_the_claim_of_a_pod_that_has_ended_is_freed_and_deleted(server: StandInApiServer) -> None:
+    server.create_pod(pod(template="one"))
+    sync_claims(server)
+    place(server)
+    sync_claims(server)
+    assert devices_of(only_claim(server)) == ["neuron-0"]
+    server.patch_status(PODS, "a", {"phase": "Succeeded"}, "default")
+    sync_claims(server)
+    assert claims(server) == []
+
+
+def test_the_claim_of_a_pod_that_is_being_deleted_stays(server: StandInApiServer) -> None:
+    server.create_pod(pod(template="one"))
+    sync_claims(server)
+    place(server)
+    server.delete_pod("default", "a")
+    sync_claims(server)
+    assert devices_of(only_claim(server)) == ["neuron-0"]
+
+
+def test_a_shared_claim_is_deallocated_when_its_last_pod_has_ended_and_stays(server: StandInApiServer) -> None:
+    shared(server)
+    for name in ("a", "b"):
+        server.create_pod(pod(name, claim="shared"))
+        place(server, name)
+    server.delete_pod("default", "a", grace_seconds=0)
+    sync_claims(server)
+    assert [each["name"] for each in only_claim(server)["status"]["reservedFor"]] == ["b"]
+    assert devices_of(only_claim(server)) == ["neuron-0"]
+    server.delete_pod("default", "b", grace_seconds=0)
+    sync_claims(server)
+    assert only_claim(server)["status"] == {"reservedFor": []}
+    assert not only_claim(server)["metadata"].get("finalizers")
+
+
+def test_a_deleted_claim_is_there_until_its_last_pod_has_ended(server: StandInApiServer) -> None:
+    shared(server)
+    server.create_pod(pod(claim="shared"))
+    place(server)
+    server.delete(RESOURCE_CLAIMS, "shared", "default")
+    sync_claims(server)
+    assert only_claim(server)["metadata"]["deletionTimestamp"]
+    server.delete_pod("default", "a", grace_seconds=0)
+    sync_claims(server)
+    assert claims(server) == []
+
+
+def test_an_allocation_that_nobody_has_reserved_yet_stays(server: StandInApiServer) -> None:
+    server.create_pod(pod(template="one", schedulingGates=[{"name": "example.com/gate"}]))
+    sync_claims(server)
+    name = only_claim(server)["metadata"]["name"]
+    (allocation,) = allocations_on(server, claims(server), "n1")
+    server.change(RESOURCE_CLAIMS, name, {"status": {"allocation": allocation}}, "default", "status")
+    sync_claims(server)
+    assert devices_of(only_claim(server)) == ["neuron-0"]
+
+
+def test_a_pod_that_names_its_node_itself_gets_an_allocated_claim_reserved(server: StandInApiServer) -> None:
+    shared(server)
+    server.create_pod(pod("a", claim="shared"))
+    place(server)
+    server.create_pod(pod("b", claim="shared", nodeName="n1"))
+    sync_claims(server)
+    assert [each["name"] for each in only_claim(server)["status"]["reservedFor"]] == ["a", "b"]
