@@ -68,6 +68,8 @@ WRITE = 2.5
 """When a PATCH is given up; the model answers no later."""
 CLOSING = 0.5
 """How long after the end of a process the server may still do what it was asked by it."""
+MOST_BEHIND = 100
+"""Changes that a watch may be behind before all are seen at once: else it would be further behind with each step."""
 UNTANGLED = 20
 
 
@@ -509,7 +511,8 @@ class Model:
     async def let_work(self) -> None:
         """A replica sees some changes, works, and gets some answers."""
         replica = self.chance.choice(self.replicas)
-        replica.follow(self.chance.choice((0, 1, 3, 20)))
+        most = self.chance.choice((0, 1, 3, 20))
+        replica.follow(most if replica.changes.qsize() <= MOST_BEHIND else None)
         if replica is self.leader and self.now >= self.leads_from:
             if replica.ready.why_not:
                 replica.lead()
