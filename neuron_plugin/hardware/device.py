@@ -283,7 +283,8 @@ class _Reading:
             stats = self.tree.located(f"neuron_core{core}") / "stats"
             names = (*(f"status/{name}" for name in CORE_ERROR_COUNTERS), "other_info/reset_fail_count")
             if counts := self.counts([stats / name / "total" for name in names]):
-                core_errors.append(CoreErrors(core, *counts))
+                by_name = zip((*CORE_ERROR_COUNTERS, "reset_fail_count"), counts, strict=True)
+                core_errors.append(CoreErrors(core, **dict(by_name)))
         if len(self.problems) > problems:
             core_errors = []  # they are added up, and the sum must not fall because one cannot be read just now
         components = f"{HEALTH_STATUS}/{UNHEALTHY_COMPONENTS}"  # since driver 2.30.2

@@ -572,14 +572,14 @@ class ClusterState:
         return info is not None and bool(info.void)
 
     def _judge_again(self, name: str, *, node_changed: bool = False) -> None:
-        """A node, or what its pods ask for besides Neuron, has changed."""
+        """A node, or what kube-scheduler counts of its pods, has changed."""
         if name in self._nodes:
             self._uses.pop(name, None)
             self.choices.forget(name, node_changed=node_changed)
             self.capacity_version += 1
 
     def _use_of(self, name: str) -> NodeUse:
-        """What the pods of a node ask for besides Neuron; nothing where the node has no Neuron."""
+        """What kube-scheduler counts of a node's pods, and their ports; nothing where the node has no Neuron."""
         info = self._nodes.get(name)
         if info is None or info.inventory is None:
             return NO_USE

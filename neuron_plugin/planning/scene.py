@@ -194,7 +194,7 @@ class Scene:
         return Altered(self.cluster.population, gone, come) if gone or come else self.cluster.population
 
     def use(self, name: str) -> NodeUse:
-        """What the pods of a node ask for besides Neuron, as they would be."""
+        """What kube-scheduler would count of a node's pods, and their ports."""
         use = self.cluster.uses[name]
         gone, come = self.gone.get(name, ()), self.come.get(name, ())
         if not (gone or come):

@@ -114,9 +114,9 @@ def cheapest_move(
     """The move that loses the fewest device-hours, then the one of fewest victims, then of the smallest.
 
     By rules that preempt: of fewest victims, then of the lowest priorities, then of the fewest device-hours. Those of
-    pods that are idle count last, so idle pods go first. What budgets allow at once comes before all else, and before
-    that a node that is kept for the pod and lent to others. ``now`` is in unix seconds. A set that is free needs no
-    move and is none. The move is made in the scene. ``among`` are the only nodes that are opened, if any are given.
+    pods that are idle count last, so idle pods go first. Before all of that comes a node that is kept for the pod and
+    lent to others, then what budgets allow at once. ``now`` is in unix seconds. A set that is free needs no move and is
+    none. The move is made in the scene. ``among`` are the only nodes that are opened, if any are given.
     """
     ranked: list[tuple[bool, tuple[float, ...], str, int, float, tuple[NeuronPod, ...]]] = []
     eligible, own = scene.eligible(pod), {kept.node for kept in scene.cluster.kept_for(pod)}

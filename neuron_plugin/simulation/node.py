@@ -23,8 +23,8 @@ from pathlib import Path
 import msgspec
 
 from neuron_plugin.hardware import GENERATIONS, SIMULATED_MARKER, MachinePaths, ResetState
+from neuron_plugin.hardware.device import CORE_ERROR_COUNTERS
 from neuron_plugin.simulation.node_tree import (
-    CORE_ERRORS,
     DEVICE_MEMORY,
     HEALTH_STATUS,
     LIVE_TIME,
@@ -166,10 +166,12 @@ class SimulatedNode:
         if not self.description.usage_counters:
             raise SimulationError("this node was written without usage counters, which those of errors are among")
         cores = range(self.description.generation.cores_per_device)
-        unknown = sorted(set(counts) - set(CORE_ERRORS))
+        unknown = sorted(set(counts) - set(CORE_ERROR_COUNTERS))
         if unknown or core not in cores:
             said = f"core {core}, counter {', '.join(unknown or counts)}"
-            raise SimulationError(f"{said}: expected a core from 0 to {cores[-1]} and one of {', '.join(CORE_ERRORS)}")
+            raise SimulationError(
+                f"{said}: expected a core from 0 to {cores[-1]} and one of {', '.join(CORE_ERROR_COUNTERS)}"
+            )
         errors = self.description.device(device).core_errors
         self._change(device, core_errors={**errors, core: {**errors.get(core, {}), **counts}})
 

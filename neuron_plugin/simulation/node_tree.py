@@ -156,8 +156,6 @@ _STATUS = (
     *("execute_sw_semaphore_error", "execute_sw_event_error", "execute_sw_psum_collision"),
     *("execute_sw_sequencer_fatal", "hw_repairable_hbm_ue_error"),
 )
-CORE_ERRORS = ("hw_error", "hw_nc_ue_error", "hw_hbm_ue_error", "hw_dma_abort_error")
-"""Those of ``_STATUS`` that say something of the hardware."""
 _SWITCHED_FAMILIES = frozenset({"trn2es", "trn3s", "trn3s-es", "trn3-dev0", "trn3-dev1"})
 """Types whose devices are linked by a switch (Trn3pds) have other class attributes (driver 2.27.4)."""
 _OTHER = ("model_load_count", "reset_req_count", "reset_fail_count", "inference_count", "flop_count", "nc_time_in_use")

@@ -25,6 +25,7 @@ from neuron_plugin.cli.command import (
     table,
 )
 from neuron_plugin.hardware import GENERATIONS, ResetState
+from neuron_plugin.hardware.device import CORE_ERROR_COUNTERS
 from neuron_plugin.instance_file import load_catalogue
 from neuron_plugin.topology import Catalogue, Unit, sets_by_count
 from neuron_plugin.wording import plural
@@ -66,7 +67,6 @@ _HEADERS = (
     *("TYPE", "DEVICES", "PRODUCT", "CORES/DEVICE", "PHYSICAL", "LNC"),
     *("MEMORY/DEVICE", "TOPOLOGY", "DEVICE-COUNTS", "CORE-COUNTS"),
 )
-_CORE_ERRORS = ("hw_error", "hw_nc_ue_error", "hw_hbm_ue_error", "hw_dma_abort_error")
 
 
 def add_flags(parser: Parser) -> None:
@@ -238,7 +238,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "state": {"choices": ("resetting", "ready", "failed")},
     "names": {"metavar": "NAMES|none", "help": "such as hbm,link_host"},
     "--core": {"type": int, "default": 0, "metavar": "CORE", "help": "physical core of the device (default: 0)"},
-    "--kind": {"choices": _CORE_ERRORS, "default": _CORE_ERRORS[0], "help": "default: %(default)s"},
+    "--kind": {"choices": CORE_ERROR_COUNTERS, "default": CORE_ERROR_COUNTERS[0], "help": "default: %(default)s"},
     "--count": _COUNT | {"required": True},
     "count": _COUNT,
     "name": {"metavar": "NAME", "help": "path below the device, such as core_count"},
