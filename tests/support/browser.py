@@ -42,7 +42,14 @@ class Tab:
 
     async def open(self, url: str) -> None:
         """Go to a page; what it loads may come later."""
-        await self.page.goto(url, wait_until="commit", timeout=1000 * SECONDS)
+        while True:
+            try:
+                await self.page.goto(url, wait_until="commit", timeout=1000 * SECONDS)
+            except Error as error:
+                if "ERR_NETWORK_CHANGED" not in str(error):  # an interface of the machine came or went
+                    raise
+            else:
+                return
 
     async def value(self, script: str) -> Any:
         """What an expression gives in the page; promises are waited for."""
