@@ -204,7 +204,8 @@ def device_lines(form: Form, report: MachineReport, *, bare: bool = False) -> li
             }
         if any(device.used_memory_bytes is not None or device.busy_percent is not None for device in report.devices):
             busy, used = device.busy_percent, device.used_memory_bytes
-            unknown = "" if busy is used is None and device.holders == () else "?"  # published is the use of pods
+            is_free = busy is None and used is None and device.holders == ()  # published is the use of pods
+            unknown = "" if is_free else "?"
             cells["USE"] = unknown if busy is None else f"{busy}%"
             cells["USED-MEMORY"] = unknown if used is None else f"{used / 2**30:.1f}Gi"
         if any(device.processes is not None for device in report.devices):

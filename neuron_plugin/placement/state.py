@@ -605,9 +605,9 @@ class ClusterState:
         promised = [pod for pod in pods if pod.node != name]
         bound = [pod for pod in pods if pod.node == name] if promised else pods
         kept = tuple(kept for kept in self._reserved.values() if kept.node == name)
-        unchecked, inventory = None, node.inventory
-        if not isinstance(inventory, Rejection) and self.checked.covers(inventory):
-            unchecked = self.checked.closure(node.preflight, node.boot_id, inventory, busy=self.users_on(name))
+        unchecked = None
+        if not isinstance(node.inventory, Rejection):
+            unchecked = self.checked.closure(node.preflight, node.boot_id, node.inventory, busy=self.users_on(name))
         after = node_info(
             node, bound, stale=name in self._stale, reservations=kept, promised=promised, unchecked=unchecked
         )

@@ -228,6 +228,7 @@ AVOIDED = "has failed the pre-flight check of the pod's group"
 
 
 CHECKED_FIRST = "Its group is checked before it starts"
+"""How the reason begins for which a pod of such a group waits."""
 
 
 def running_text(ended: int, size: int) -> str:
