@@ -73,6 +73,7 @@ class PreflightChecks:
         waiting, written = len(checks), 0
         due = [node for node in nodes.values() if node.name in checks or self._is_due(node)]
         self._queued &= {node.name for node in due}
+        self._refused &= nodes.keys()
         for node in sorted(due, key=lambda node: (node.preflight.at if node.preflight else 0.0, node.name)):
             check = checks.get(node.name)
             step = self._step(node, check)
@@ -180,7 +181,7 @@ async def give_devices(context: Context, writer: Writer, check: CheckPod, mask: 
     is on its node already (``pkg/controller/resourceclaim``); until then its kubelet waits.
     """
     pod, info = context.state.pods.get(PodUid(check.uid)), context.state.nodes.get(check.node)
-    may_start = check.end is CheckEnd.RUNS and not (check.ran or check.terminating)
+    may_start = check.end is CheckEnd.RUNS and not check.terminating
     if not (may_start and writer.claims and pod and info and info.inventory and info.inventory.claim_driver):
         return
     results = check_results(pod, info.inventory, mask)

@@ -11,22 +11,24 @@ from typing import Any
 import msgspec
 import pytest
 
-from neuron_plugin.allocation import NodeInventory, Rejection
+from neuron_plugin.allocation import NeuronPod, NodeInventory, Rejection
 from neuron_plugin.allocation.claims import PodClaim
 from neuron_plugin.allocation.keys import GATE, GROUP_KEY, GROUP_SIZE_KEY, INVENTORY_KEY, PREFLIGHT_KEY, RANK_KEY
 from neuron_plugin.allocation.preflight import CheckScope, Preflight, PreflightState, read_preflight, write_preflight
 from neuron_plugin.backoff import Clock
 from neuron_plugin.cluster import KubernetesApi
 from neuron_plugin.placement.check_pods import CLAIM, check_results
+from neuron_plugin.placement.claims import ClaimWriter
 from neuron_plugin.placement.context import Context, Times
 from neuron_plugin.placement.daemon import ControllerTimes
 from neuron_plugin.placement.informers import survey
 from neuron_plugin.placement.leadership import CONDITION, Readiness
 from neuron_plugin.placement.metrics import state_metrics
-from neuron_plugin.placement.preflight import PreflightChecks
+from neuron_plugin.placement.preflight import PreflightChecks, give_devices
 from neuron_plugin.placement.settings import GroupPreflight, OnUnable, PreflightSettings
-from neuron_plugin.placement.writer import Writer
+from neuron_plugin.placement.writer import Attempt, Outcome, Writer
 from neuron_plugin.planning import Standing, judge_all
+from neuron_plugin.planning.preflight import CheckEnd, CheckPod
 from neuron_plugin.simulation.api_server_kinds import (
     CLAIM_TEMPLATES,
     EVENTS,
@@ -318,6 +320,10 @@ async def test_a_refused_annotation_is_said_once_and_tried_again(life: Life) -> 
     await life.turns(12)
     assert life.events() == ["NeuronPreflightUnable"]
     assert life.place(1)
+    life.reboot("n0")
+    life.server.fail(Fault(Match(method="PATCH", path="/nodes/"), status=422, times=5))
+    await life.turns(5)
+    assert life.events() == ["NeuronPreflightUnable"] * 2, "another refusal is said again"
 
 
 async def test_a_replica_that_does_not_lead_writes_nothing_and_one_without_a_due_node_asks_nothing(life: Life) -> None:
@@ -469,12 +475,35 @@ async def test_a_group_by_claims_is_checked_with_the_devices_that_its_pods_will_
         assert not any(devices_of(server.get(RESOURCE_CLAIMS, f"ring-{number}", "default")) for number in range(2))
         for check in server.objects(PODS):
             if check["metadata"]["namespace"] == NAMESPACE:
+                assert "NEURON_DEVS" not in check["metadata"]["annotations"], "what it has stands in its claim"
                 server.set_pod_status(NAMESPACE, check["metadata"]["name"], {"phase": "Succeeded"})
 
         def given() -> list[list[str]]:
             return sorted(devices_of(server.get(RESOURCE_CLAIMS, f"ring-{number}", "default")) for number in range(2))
 
         await until(lambda: given() == checked)
+
+
+@pytest.mark.parametrize(
+    ("more", "given"),
+    [({}, True), ({"terminating": True}, False), ({"end": CheckEnd.PASSED}, False), ({"end": CheckEnd.NOT_RUN}, False)],
+)
+async def test_the_claim_of_a_check_that_ends_or_has_ended_is_not_allocated_any_more(
+    world: World, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], *, given: bool
+) -> None:
+    world.show_node(node_manifest("n0", "trn1.32xlarge", claim_driver=DRIVER))
+    world.show(manifest := pod_manifest("check", DEVICE, 1, node="n0"))
+    context = Context(StandInApiServer(), world.state, Readiness({}), "one")
+    writer, sent = Writer(context, claims=ClaimWriter(context.api, DRIVER, {}, context.unix_ns)), list[str]()
+
+    async def allocate(_claims: ClaimWriter, pod: NeuronPod, *_: object) -> Attempt:
+        sent.append(pod.reference.name)
+        return Attempt(Outcome.DONE)
+
+    monkeypatch.setattr(writer, "allocate", allocate)
+    check = replace(CheckPod("check", manifest["metadata"]["uid"], "n0", "b", 0.0), **more)
+    await give_devices(context, writer, check, CoreMask(0b11))
+    assert sent == ["check"] * given
 
 
 @pytest.mark.parametrize(
