@@ -50,9 +50,6 @@ from neuron_plugin.planning.rules import is_tight
 from neuron_plugin.planning.scene import current_members, kept_keys
 from neuron_plugin.planning.volumes import Storage
 
-MOST_CHANGES = 4_096
-"""Changes remembered: a minute of a busy cluster. One keeps two records alive, some kilobytes on a full node."""
-
 
 @dataclass(frozen=True, slots=True)
 class AssumedPod:

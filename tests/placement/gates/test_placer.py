@@ -17,12 +17,12 @@ from neuron_plugin.allocation.keys import (
 )
 from neuron_plugin.allocation.node import Reservation
 from neuron_plugin.cluster import ApiRequest
+from neuron_plugin.placement.changes import MOST_CHANGES
 from neuron_plugin.placement.context import Times
 from neuron_plugin.placement.gates import writes
 from neuron_plugin.placement.gates.placer import FORBIDDEN, MANY_IN_FLIGHT, RELEASED, REST_SECONDS, RESTART
 from neuron_plugin.placement.group_places import NO_RESERVE
 from neuron_plugin.placement.leadership import CONDITION
-from neuron_plugin.placement.state import MOST_CHANGES
 from neuron_plugin.simulation.api_server_kinds import (
     CLAIMS,
     LEADER_WORKER_SETS,
