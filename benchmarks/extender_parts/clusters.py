@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from neuron_plugin.placement.extender.scheduler_config import FilterMode
 
 from extender_parts.measuring import seeded
 from neuron_plugin.allocation import Resource
@@ -23,7 +24,6 @@ from neuron_plugin.placement.context import Context
 from neuron_plugin.placement.daemon import ExtenderDaemon
 from neuron_plugin.placement.extender.binding import Binder
 from neuron_plugin.placement.extender.filter import Leads
-from neuron_plugin.placement.extender.scheduler_config import FilterMode
 from neuron_plugin.placement.extender.server import ExtenderService
 from neuron_plugin.placement.informers import keep_pod
 from neuron_plugin.placement.leadership import Readiness

@@ -16,6 +16,8 @@ VOLUMES = "volumes"
 
 ANY_ADDRESS = "0.0.0.0"  # noqa: S104 - compared, not listened on
 DEFAULT_SCHEDULER = "default-scheduler"
+SECOND_SCHEDULER = "neuron-scheduler"
+"""The name of the scheduler that asks our extender, beside the default one."""
 
 Quantities = tuple[tuple[str, int], ...]
 """Amounts by resource name, in thousandths, by name. Neuron resources are left out: they are judged apart."""

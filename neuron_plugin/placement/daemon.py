@@ -39,7 +39,6 @@ from neuron_plugin.placement.extender.filter import LeadEnding, Leads
 from neuron_plugin.placement.extender.server import (
     MOST_BODY_BYTES,
     ExtenderService,
-    ServerCertificate,
     redirect_to_leader,
     verb_routes,
 )
@@ -65,6 +64,7 @@ from neuron_plugin.placement.settings import ExtenderSettings, MakeRoom
 from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.placement.writer import Writer
 from neuron_plugin.planning import RULES, MoveRules
+from neuron_plugin.server_certificate import ServerCertificate
 from neuron_plugin.topology import Catalogue, product_names
 
 _log = logging.getLogger(__name__)

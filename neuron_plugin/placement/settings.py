@@ -10,13 +10,21 @@ import msgspec
 from msgspec import Meta
 
 from neuron_plugin.allocation import Dialect, PlacementStrategy
-from neuron_plugin.placement.extender.scheduler_config import FilterMode
 from neuron_plugin.planning.choice import PreferenceOrder
 from neuron_plugin.settings import SettingsError
 from neuron_plugin.telemetry import LogFormat, LogLevel
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - names of addresses, nothing listens here
+
+
+class FilterMode(enum.StrEnum):
+    """What filter answers for a pod that fits some nodes."""
+
+    BEST = "best"
+    """The best node alone, and the pod's set is assumed there."""
+    ALL = "all"
+    """Every node where it fits; prioritize then scores them, and the scheduler's own scorers take part."""
 
 
 class MakeRoom(enum.StrEnum):

@@ -30,6 +30,7 @@ from neuron_plugin.allocation.keys import CORES_KEY, DEVICES_KEY, PREFIX
 from neuron_plugin.allocation.node_rules import (
     ANY_ADDRESS,
     DEFAULT_SCHEDULER,
+    SECOND_SCHEDULER,
     HostPort,
     NodeRules,
     NodeUse,
@@ -44,7 +45,6 @@ from neuron_plugin.cluster.nodes import neuron_node
 from neuron_plugin.cluster.objects import NODES as NODE_RECORDS
 from neuron_plugin.cluster.pods import PODS as POD_RECORDS
 from neuron_plugin.cluster.pods import neuron_pod
-from neuron_plugin.placement.extender.scheduler_config import SECOND_SCHEDULER
 from neuron_plugin.simulation.api_server import SimulatedApiServer
 from neuron_plugin.simulation.api_server_kinds import CLAIMS, NODES, PODS, AnyJson, Refusal
 from neuron_plugin.simulation.resource_claims import NotAllocatedError, allocations_on, claims_of, reserve, warn

@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
+from neuron_plugin.cli.scheduler_config import ExtenderEndpoint, scheduler_configuration
 from neuron_plugin.placement.context import Times
-from neuron_plugin.placement.extender.scheduler_config import ExtenderEndpoint, scheduler_configuration
 from neuron_plugin.placement.settings import ExtenderSettings
 from tests.charts.manifests import NAMES, containers, embedded, of_each, of_kind, pod_templates
 from tests.charts.rendering import Manifest

@@ -20,12 +20,11 @@ from neuron_plugin.monitor.explain import explain, explain_text, find_pod, quest
 from neuron_plugin.monitor.views import ReservedCores, node_view
 from neuron_plugin.placement.context import Context, Times
 from neuron_plugin.placement.daemon import ControllerTimes
-from neuron_plugin.placement.extender.scheduler_config import FilterMode
 from neuron_plugin.placement.history import Cause
 from neuron_plugin.placement.leadership import CONDITION, Readiness
 from neuron_plugin.placement.planner import Planner
 from neuron_plugin.placement.room import RECORDS_KEY, Room
-from neuron_plugin.placement.settings import MakeRoom
+from neuron_plugin.placement.settings import FilterMode, MakeRoom
 from neuron_plugin.placement.writer import Writer
 from neuron_plugin.planning import MoveRules
 from neuron_plugin.simulation.api_server_kinds import (

@@ -18,9 +18,9 @@ from neuron_plugin.allocation import Dialect
 from neuron_plugin.placement.context import Context
 from neuron_plugin.placement.extender.binding import Binder
 from neuron_plugin.placement.extender.filter import Leads
-from neuron_plugin.placement.extender.scheduler_config import FilterMode
 from neuron_plugin.placement.extender.server import ExtenderService, verb_routes
 from neuron_plugin.placement.leadership import Readiness
+from neuron_plugin.placement.settings import FilterMode
 from neuron_plugin.placement.writer import Writer
 from tests.support.api_server import StandInApiServer
 from tests.support.manifests import pod_manifest

@@ -18,8 +18,8 @@ from neuron_plugin.allocation.keys import PREFIX
 from neuron_plugin.allocation.node import Reservation
 from neuron_plugin.placement.extender import server as module
 from neuron_plugin.placement.extender.binding import SUCCESSES, Binder, BindOutcome, Ending
-from neuron_plugin.placement.extender.scheduler_config import FilterMode
 from neuron_plugin.placement.extender.server import PREFIXES, ExtenderService, verb_routes
+from neuron_plugin.placement.settings import FilterMode
 from neuron_plugin.topology import CoreMask
 from tests.support.bench import Bench
 from tests.support.manifests import container, node_manifest, pod_manifest
