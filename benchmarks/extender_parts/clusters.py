@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from neuron_plugin.placement.extender.scheduler_config import FilterMode
 
 from extender_parts.measuring import seeded
 from neuron_plugin.allocation import Resource
@@ -27,6 +26,7 @@ from neuron_plugin.placement.extender.filter import Leads
 from neuron_plugin.placement.extender.server import ExtenderService
 from neuron_plugin.placement.informers import keep_pod
 from neuron_plugin.placement.leadership import Readiness
+from neuron_plugin.placement.settings import FilterMode
 from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.placement.writer import Writer
 from neuron_plugin.topology import catalogue, product_names

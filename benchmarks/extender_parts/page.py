@@ -12,7 +12,6 @@ from multiprocessing.connection import Connection
 import aiohttp
 import msgspec
 from aiohttp import web
-from neuron_plugin.placement.extender.scheduler_config import FilterMode
 
 from extender_parts.clusters import filled_service, record_of
 from extender_parts.measuring import log_to_nowhere, percentile, served
@@ -22,6 +21,7 @@ from neuron_plugin.monitor.api import Monitor
 from neuron_plugin.monitor.pages import inspection_routes
 from neuron_plugin.placement.extender.server import verb_routes
 from neuron_plugin.placement.leadership import Readiness
+from neuron_plugin.placement.settings import FilterMode
 from neuron_plugin.ui import Picture
 from tests.support.browser import CHROMIUM, chromium, tab
 from tests.support.manifests import pod_manifest

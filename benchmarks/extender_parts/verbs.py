@@ -6,12 +6,12 @@ import statistics
 from collections.abc import Callable
 
 import msgspec
-from neuron_plugin.placement.extender.scheduler_config import FilterMode
 
 from extender_parts.clusters import bound_pod, filled_service, record_of
 from extender_parts.measuring import CONSTRAINTS, ROUNDS, echo, filter_body, log_to_nowhere, percentile, seeded, timed
 from neuron_plugin.allocation import Resource
 from neuron_plugin.placement.extender.server import ExtenderService
+from neuron_plugin.placement.settings import FilterMode
 from neuron_plugin.placement.state import ClusterState
 from tests.support.manifests import pod_manifest
 
