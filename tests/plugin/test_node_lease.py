@@ -214,7 +214,7 @@ async def story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 
 STORIES = {
     "it is made when the plugin serves, and is the node's": "starts idle; wait 0.05; absent; serves; held; owned",
-    "it is renewed while the plugin serves": "every 0.2; starts; held; renewed",
+    "it is renewed while the plugin serves": "every 0.5; starts; held; renewed",
     "what containers do with their cores goes with a renewal and costs no write": (
         "starts; held; finds; wrote PATCH POST PATCH; says text; wait 0.1; wrote; renews; carries text; wrote PATCH"
     ),
@@ -222,10 +222,10 @@ STORIES = {
         "starts; says text; often; carries text; starts; often; finds text; says; carries"
     ),
     "e7 it is given up while the kubelet follows no resource, and taken up again": (
-        "every 0.01; starts; held; rests; closed; wait 0.1; stands; serves; held"
+        "every 0.5; starts; held; rests; closed; wait 0.1; stands 0.8; serves; held"
     ),
     "a node whose closing got no answer is closed at the next turn": (
-        "every 0.2; starts; held; fails PATCH 500; rests; closed"
+        "every 0.5; starts; held; fails PATCH 500; rests; closed"
     ),
     "e7 a plugin that stops gives it up, so that no pod comes meanwhile, and the next one takes it": (
         "starts; often; held; ends answered; closed; renews; stands; starts; often; held"
