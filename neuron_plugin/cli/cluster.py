@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from argparse import ArgumentParser, Namespace
+from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Callable, Coroutine, Mapping
 from http import HTTPStatus
 from pathlib import Path
@@ -18,10 +18,11 @@ import msgspec
 from neuron_plugin import settings
 from neuron_plugin.allocation import NodeInfo, NodeInventory, Rejection
 from neuron_plugin.cli.command import CommandError, UsageError, no_such, server_url
-from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, ClusterError, UnreachableError
-from neuron_plugin.cluster.api import ConnectionSettingsError, send
+from neuron_plugin.cluster import ApiError, ApiRequest, ApiResource, ApiServer, ClusterError, Scope, UnreachableError
+from neuron_plugin.cluster.api import PAGE_SECONDS, ConnectionSettingsError, send
 from neuron_plugin.cluster.client import Kubeconfig, Source, connect
-from neuron_plugin.cluster.credentials import CredentialsError, namespace_of
+from neuron_plugin.cluster.credentials import NO_OVERRIDES, CredentialsError, Overrides, namespace_of
+from neuron_plugin.cluster.objects import pages
 from neuron_plugin.instance_file import load_catalogue
 from neuron_plugin.monitor.look import look
 from neuron_plugin.placement import ExtenderSettings
@@ -94,7 +95,23 @@ _FLAGS: Mapping[str, tuple[tuple[str, ...], Mapping[str, Any]]] = {
     ),
 }
 SERVER = ("context", "kubeconfig")
-"""Of every command that asks the API server."""
+"""Of every command that asks the API server, which takes those of ``_OVERRIDES``, too."""
+_OVERRIDES: Mapping[tuple[str, ...], tuple[str, str]] = {
+    ("--cluster",): ("", "cluster"),
+    ("--user",): ("", "user"),
+    ("-s", "--server"): ("of_cluster", "server"),
+    ("--certificate-authority",): ("of_cluster", "certificate_authority"),
+    ("--insecure-skip-tls-verify",): ("of_cluster", "insecure_skip_tls_verify"),
+    ("--tls-server-name",): ("of_cluster", "tls_server_name"),
+    ("--token",): ("of_user", "token"),
+    ("--client-certificate",): ("of_user", "client_certificate"),
+    ("--client-key",): ("of_user", "client_key"),
+    ("--as",): ("of_user", "as_"),
+    ("--as-group",): ("of_user", "as_groups"),
+    ("--as-uid",): ("of_user", "as_uid"),
+}
+"""The flags of ``kubectl options`` that come before the kubeconfig, and what they are in ``Overrides``."""
+_ACTIONS = {"as_groups": "append", "insecure_skip_tls_verify": "store_true"}
 LOOK = (*SERVER, "instance_types", "lease_namespace")
 """Of every command that works out the state of the cluster."""
 ROWS = ("sort_by", "no_headers")
@@ -105,10 +122,32 @@ LIST = ("namespace", "all_namespaces", "selector", *ROWS, "watch", "extender")
 
 def add_cluster_flags(parser: ArgumentParser, *names: str) -> None:
     """Add the flags of these names, in the order of the table."""
-    group = parser.add_argument_group("which cluster", "As for kubectl.")
+    takes_all = "context" in names
+    others = ", also --cluster, --user, --as, --server, --token and their like (kubectl options)"
+    group = parser.add_argument_group("which cluster", f"As for kubectl{others * takes_all}.")
     for name, (strings, keywords) in _FLAGS.items():
         if name in names:
             group.add_argument(*strings, **keywords)
+    for strings, (part, name) in _OVERRIDES.items() if takes_all else ():
+        group.add_argument(
+            *strings, dest=_place_of(part, name), action=_ACTIONS.get(name, "store"), default=None, help=SUPPRESS
+        )
+
+
+def _place_of(part: str, name: str) -> str:
+    """Where the value of one of ``_OVERRIDES`` is among the arguments of a command."""
+    return f"kubectl_{part}_{name}"
+
+
+def _overrides_from(arguments: Namespace) -> Overrides:
+    """What the command line says in place of the kubeconfig."""
+    given: dict[str, Any] = {"": {}, "of_cluster": {}, "of_user": {}}
+    for part, name in _OVERRIDES.values():
+        if (value := getattr(arguments, _place_of(part, name), None)) is not None:
+            given[part][name] = tuple(value) if isinstance(value, list) else value
+    if server := given["of_cluster"].get("server"):
+        given["of_cluster"]["server"] = server_url("--server", server)
+    return Overrides(arguments.context, **given.pop(""), **given)
 
 
 def node_name(text: str) -> str:
@@ -140,10 +179,20 @@ def source_from(arguments: Namespace) -> Source:
     Raises:
         UsageError: none is known, or there is no kubeconfig for --context.
     """
-    paths = kubeconfig_of(arguments.kubeconfig or _settings().kubeconfig)
-    if arguments.context and not paths:
-        raise UsageError(f"--context {arguments.context}: a pod's service account has no contexts, give --kubeconfig")
-    return Kubeconfig(paths, arguments.context) if paths else None
+    overrides = _overrides_from(arguments)
+    try:
+        paths = kubeconfig_of(arguments.kubeconfig or _settings().kubeconfig)
+    except UsageError:
+        if arguments.kubeconfig or "server" not in overrides.of_cluster:
+            raise
+        paths = ()
+    if paths or "server" in overrides.of_cluster:
+        return Kubeconfig(paths, overrides)
+    if overrides != NO_OVERRIDES:
+        named = f" {overrides.context}" if overrides.context else ""
+        flag = "--context" if named else "a flag of kubectl's"
+        raise UsageError(f"{flag}{named}: a pod's service account has no contexts, give --kubeconfig")
+    return None
 
 
 def kubeconfig_of(given: Path | str | None) -> tuple[Path, ...]:
@@ -243,6 +292,12 @@ def failure(error: ClusterError, extender: str = "") -> CommandError:
         return CommandError(f"{extender}: {error}; is it an extender?")
     unusable = isinstance(error, ConnectionSettingsError) or getattr(error, "status", 0) == HTTPStatus.BAD_REQUEST
     return (UsageError if unusable else CommandError)(str(error))
+
+
+async def labelled(api: ApiServer, kind: ApiResource[Any], selector: str) -> list[Any]:
+    """The objects of a kind with these labels, which the API server alone compares: it has all the forms of them."""
+    listed = pages(api, kind, Scope(label_selector=selector), page_timeout_seconds=PAGE_SECONDS)
+    return [record async for page in listed for record in page.records]
 
 
 def looking(arguments: Namespace, *, judge: bool = True) -> Callable[[ApiServer], Coroutine[Any, Any, ClusterState]]:

@@ -16,6 +16,7 @@ from neuron_plugin.cli.cluster import (
     LOOK,
     add_cluster_flags,
     failure,
+    labelled,
     lease_namespace_from,
     source_from,
     types_from,
@@ -31,10 +32,9 @@ from neuron_plugin.cli.command import (
     show,
     show_again,
 )
-from neuron_plugin.cluster import ApiResource, ApiServer, ClusterError, Reflector, Scope
+from neuron_plugin.cluster import ApiResource, ApiServer, ClusterError, Reflector
 from neuron_plugin.cluster.api import PAGE_SECONDS
 from neuron_plugin.cluster.client import Source, connect
-from neuron_plugin.cluster.objects import pages
 from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.monitor.look import look
 from neuron_plugin.monitor.views import NEURON_NODES, NEURON_PODS, NodeView, PodView, node_view, pod_view
@@ -153,8 +153,7 @@ async def _worked_out(
 
 async def _selected(api: ApiServer, kind: ApiResource[Any], selector: str, views: Views) -> Views:
     """The views without those of a kind whose labels the API server does not find."""
-    listed = pages(api, kind, Scope(label_selector=selector), page_timeout_seconds=PAGE_SECONDS)
-    uids = {record.uid async for page in listed for record in page.records}
+    uids = {record.uid for record in await labelled(api, kind, selector)}
     if kind is PODS:
         return views._replace(pods=[pod for pod in views.pods if pod.uid in uids])
     return views._replace(nodes=[node for node in views.nodes if node.uid in uids])

@@ -146,13 +146,17 @@ def _completions(words: Sequence[str]) -> tuple[list[tuple[str, str]], int]:
         flag = parser._option_string_actions.get(name) if given else None  # noqa: SLF001 - as above
         if not flag:
             options = parser._option_string_actions.items()  # noqa: SLF001 - as above
-            return _beginning(current, ((text, option.help or "") for text, option in options)), _NOTHING_ELSE
+            return _beginning(current, ((text, _meaning(option)) for text, option in options)), _NOTHING_ELSE
         current, before = value, f"{name}="
     action = flag or _positional(parser, place)
     if action is None:
         return [], _NOTHING_ELSE
     offered = _beginning(current, _values(action, Namespace(**values), current))
     return [(before + name, meaning) for name, meaning in offered], _DIRECTIVES.get(str(action.metavar), _NOTHING_ELSE)
+
+
+def _meaning(option: argparse.Action) -> str:
+    return "" if option.help in {None, argparse.SUPPRESS} else str(option.help)
 
 
 def _positional(parser: argparse.ArgumentParser, place: int) -> argparse.Action | None:
@@ -200,8 +204,8 @@ def _cluster_names(kind: str, typed: Namespace, current: str) -> list[str]:
     from neuron_plugin.cluster.credentials import CredentialsError, contexts_of
     from neuron_plugin.settings import SettingsError
 
-    wanted = {name: getattr(typed, name, "") for name in ("kubeconfig", "context", "namespace")}
-    arguments = Namespace(**wanted)
+    usual = dict.fromkeys(("kubeconfig", "context", "namespace"), "")
+    arguments = Namespace(**{**usual, **vars(typed)})
     namespace, slash, _ = current.partition("/")
     try:
         if kind == "CONTEXT":

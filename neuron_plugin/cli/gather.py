@@ -15,7 +15,7 @@ from neuron_plugin.inspection.bug_report import cluster_report, node_report
 
 DESCRIPTION = """\
 Write an archive with what a bug report needs. Of this node: doctor, devices, topology, settings, the
-daemon's readiness, metrics and decisions, the kubelet's checkpoint (Neuron only). With --cluster,
+daemon's readiness, metrics and decisions, the kubelet's checkpoint (Neuron only). With NODE or --all,
 from a desk: every Neuron node and pod, inventories, Leases, and log, readiness, metrics and
 decisions of the extenders and of plugins, those of nodes with something wrong first.
 
@@ -25,7 +25,8 @@ What could not be had is listed in not-gathered.json."""
 
 EXAMPLES = """
 neuron-plugin gather
-neuron-plugin gather --cluster --node worker-1
+neuron-plugin gather worker-1
+neuron-plugin gather --all
 kubectl -n kube-system exec POD-OF-THE-PLUGIN -- neuron-plugin gather --file /tmp/report.tar.gz
 neuron-plugin gather --root ./trn1 --file report.tar.gz
 """
@@ -34,10 +35,10 @@ neuron-plugin gather --root ./trn1 --file report.tar.gz
 def add_flags(parser: ArgumentParser) -> None:
     """Where to look, and where to write."""
     parser.add_argument("-f", "--file", metavar="FILE", type=Path, help="the archive (default: a name with the time)")
-    parser.add_argument("--cluster", action="store_true", help="look at the cluster by --kubeconfig, not at this node")
-    nodes = "with --cluster: of the plugins only those of this node; can be given several times"
-    parser.add_argument("--node", metavar="NODE", type=node_name, action="append", default=[], help=nodes)
-    namespace = "with --cluster: where plugin and extender run (default: that of the nodes' Leases)"
+    nodes = "look at the cluster, of the plugins only at those of these nodes (default: this machine)"
+    parser.add_argument("node", metavar="NODE", nargs="*", type=node_name, help=nodes)
+    parser.add_argument("--all", action="store_true", help="look at the cluster with all its plugins")
+    namespace = "of a cluster: where plugin and extender run (default: that of the nodes' Leases)"
     parser.add_argument("-n", "--namespace", metavar="NAME", default="", help=namespace)
     add_output_flag(parser)
     add_node_flags(parser, EVERYTHING)
@@ -46,13 +47,16 @@ def add_flags(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> None:
     """Write the archive, and name its files."""
-    if not arguments.cluster and (arguments.node or arguments.namespace):
-        raise UsageError("--node and --namespace are for --cluster: without it this node is looked at")
-    subject = "cluster" if arguments.cluster else platform.node() or "node"
+    of_cluster = arguments.all or arguments.node
+    if arguments.namespace and not of_cluster:
+        raise UsageError("--namespace is for a cluster: name a NODE, or give --all")
+    if arguments.all and arguments.node:
+        raise UsageError("--all is for the plugins of all nodes: name none")
+    subject = "cluster" if of_cluster else platform.node() or "node"
     file = arguments.file or Path(f"neuron-plugin-{subject}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.tar.gz")
     if file.exists():
         raise UsageError(f"--file {file} exists: give a new name")
-    if arguments.cluster:
+    if of_cluster:
         types, leases = types_from(arguments), lease_namespace_from(arguments)
         where = {"lease_namespace": leases, "namespace": arguments.namespace or leases}
         gathered = ask_cluster(arguments, lambda api: cluster_report(api, types, **where, only=arguments.node))

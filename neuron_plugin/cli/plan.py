@@ -11,7 +11,17 @@ from pathlib import Path
 import msgspec
 
 from neuron_plugin.allocation.utilization import duration_text
-from neuron_plugin.cli.cluster import LOOK, ROWS, add_cluster_flags, ask_extender, cluster_state, node_name, types_from
+from neuron_plugin.cli.cluster import (
+    LOOK,
+    ROWS,
+    add_cluster_flags,
+    ask_cluster,
+    ask_extender,
+    cluster_state,
+    labelled,
+    node_name,
+    types_from,
+)
 from neuron_plugin.cli.command import (
     CommandError,
     Exit,
@@ -27,6 +37,7 @@ from neuron_plugin.cli.command import (
     show,
     table,
 )
+from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.monitor.plan import PlanOptions, PlanReport, UnknownNodeError, plan
 from neuron_plugin.planning import RULES, DemandError, Standing
 from neuron_plugin.wording import plural
@@ -58,7 +69,8 @@ neuron-plugin plan --extender http://127.0.0.1:12346 -o json
 neuron-plugin plan --drain worker-3
 neuron-plugin plan --shape neuron=4
 neuron-plugin plan --idle -n ml --sort-by .deviceHours
-neuron-plugin plan --cluster cluster.json          # of: kubectl get nodes,pods -A -o json > cluster.json
+neuron-plugin plan -l app=train
+neuron-plugin plan -f cluster.json                 # of: kubectl get nodes,pods -A -o json > cluster.json
 """
 
 
@@ -78,15 +90,18 @@ def add_flags(parser: ArgumentParser) -> None:
         "--most-victims", type=int, choices=range(1, 17), default=RULES.most_victims, metavar="N", help=most
     )
     from_file = "nodes and pods from a file, in place of a running cluster"
-    parser.add_argument("--cluster", type=Path, metavar="FILE", help=from_file)
+    parser.add_argument("-f", "--filename", type=Path, metavar="FILE", help=from_file)
     add_output_flag(parser, [Form.TEXT, Form.NAME, Form.JSON, Form.YAML])
-    add_cluster_flags(parser, "namespace", "all_namespaces", *ROWS, "extender", *LOOK)
+    add_cluster_flags(parser, "namespace", "all_namespaces", "selector", *ROWS, "extender", *LOOK)
 
 
 def run(arguments: Namespace) -> int:
     """Print the plan."""
     if arguments.shape and arguments.output == Form.NAME:
         raise UsageError("-o name is for pods that are there: leave --shape out")
+    if arguments.selector and (arguments.extender or arguments.filename or arguments.shape):
+        other = "--extender" if arguments.extender else "--filename" if arguments.filename else "--shape"
+        raise UsageError(f"-l asks the API server for the labels of pods, and {other} does not: give one of the two")
     options = PlanOptions(
         namespace="" if arguments.all_namespaces else arguments.namespace,
         idle=arguments.idle,
@@ -97,12 +112,12 @@ def run(arguments: Namespace) -> int:
         most_victims=arguments.most_victims,
     )
     try:
-        if arguments.extender and not arguments.cluster:
+        if arguments.extender and not arguments.filename:
             report = ask_extender(arguments.extender, "/plan", msgspec.to_builtins(options), PlanReport)
         else:
             from neuron_plugin.cli.cluster_file import read_cluster
 
-            file = arguments.cluster
+            file = arguments.filename
             state = (
                 read_cluster(file, types_from(arguments)) if file else cluster_state(arguments, judge=not options.idle)
             )
@@ -111,6 +126,9 @@ def run(arguments: Namespace) -> int:
         raise UsageError(f"--shape: {error}") from None
     except UnknownNodeError as error:
         raise CommandError(str(error)) from None
+    if arguments.selector:
+        found = ask_cluster(arguments, lambda api: labelled(api, PODS, arguments.selector))
+        report = report.of({f"{pod.namespace}/{pod.name}" for pod in found})
     listed = "idle" if options.idle else "drained" if options.drain else "waiting"
     report = msgspec.structs.replace(report, **{listed: in_order(getattr(report, listed), arguments.sort_by)})
     if arguments.output == Form.NAME:

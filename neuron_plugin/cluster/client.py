@@ -27,9 +27,11 @@ import msgspec
 from neuron_plugin.backoff import CLOCK, Clock
 from neuron_plugin.cluster.api import ApiRequest, ConnectionSettingsError, Response, UnreachableError, refusal
 from neuron_plugin.cluster.credentials import (
+    NO_OVERRIDES,
     TOKEN_SECONDS,
     Credentials,
     CredentialsError,
+    Overrides,
     of_kubeconfig,
     of_service_account,
     read_token,
@@ -53,10 +55,10 @@ That is before the Leases of nodes expire (40 s), whose renewals do not arrive m
 
 
 class Kubeconfig(NamedTuple):
-    """A context of a kubeconfig, which may be several files; the empty name is the current one's."""
+    """A kubeconfig, which may be several files, and what comes before what they say."""
 
     paths: tuple[Path, ...]
-    context: str = ""
+    overrides: Overrides = NO_OVERRIDES
 
 
 Source: TypeAlias = "Path | Kubeconfig | str | None"
@@ -215,9 +217,10 @@ class _Session:
         import aiohttp
         import yarl
 
-        headers = {"Accept": "application/json", "Content-Type": request.content_type, "User-Agent": "neuron-plugin"}
+        headers = [("Accept", "application/json"), ("Content-Type", request.content_type)]
+        headers += [("User-Agent", "neuron-plugin"), *self._credentials.acts_as]
         if authorization := self._authorization():
-            headers["Authorization"] = authorization
+            headers.append(("Authorization", authorization))
         query = f"?{urlencode(request.query, safe='/', quote_via=quote)}" if request.query else ""
         with _library_errors(request):
             return await self._http.request(

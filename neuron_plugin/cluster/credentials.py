@@ -1,8 +1,8 @@
 """Where the API server is, what it trusts and who we are: from a kubeconfig, or from a pod's service account.
 
 Kubeconfigs are read as kubectl reads them (client-go, ``tools/clientcmd``): several files as one, their current
-context, files relative to them, and exec plugins, of which the answer is used until it expires or is refused. What
-kubectl does not know any more (the ``auth-provider`` of a user) is refused.
+context, files relative to them, and exec plugins, of which the answer is used until it expires or is refused. What a
+command line says comes before them. What kubectl does not know any more (the ``auth-provider`` of a user) is refused.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import binascii
 import os
 import ssl
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import msgspec
 
@@ -71,6 +71,10 @@ class _User(_Part):
     client_key_data: str = ""
     exec: _Exec | None = None
     auth_provider: object = None
+    as_: str = msgspec.field(default="", name="as")
+    as_uid: str = ""
+    as_groups: tuple[str, ...] | None = None
+    as_user_extra: dict[str, tuple[str, ...]] | None = None
 
 
 class _Context(_Part):
@@ -100,11 +104,32 @@ class _Kubeconfig(_Part):
     current_context: str | None = None
     users: tuple[_NamedUser, ...] | None = None
 
-    def context(self, name: str) -> _Context:
-        """The context of a name, or without one the current one."""
-        if not (name := name or self.current_context or ""):
+    def context(self, overrides: Overrides) -> _Context:
+        """The context that is meant; one that says nothing, where cluster or server are given and none is current."""
+        name = overrides.context or self.current_context or ""
+        if not name and (overrides.cluster or overrides.of_cluster.get("server")):
+            return _Context("")
+        if not name:
             raise CredentialsError("no current-context is set")
         return _named(self.contexts or (), name, "context").context
+
+    def chosen(self, overrides: Overrides) -> tuple[_Cluster, _User]:
+        """Cluster and user that are meant, with all that comes before what the files say."""
+        context, of_cluster, of_user = self.context(overrides), dict(overrides.of_cluster), dict(overrides.of_user)
+        name = overrides.cluster or context.cluster
+        cluster = _named(self.clusters or (), name, "cluster").cluster if name else _Cluster("")
+        name = overrides.user or context.user
+        user = _named(self.users or (), name, "user").user if name else _User()
+        # As client-go's DirectClientConfig: what is given takes the place of its like, and does not join it.
+        if of_cluster.get("insecure_skip_tls_verify") or "certificate_authority" in of_cluster:
+            unsafe = {"certificate_authority": "", "certificate_authority_data": "", "insecure_skip_tls_verify": False}
+            of_cluster = unsafe | of_cluster
+        if "server" in of_cluster:
+            of_cluster = {"tls_server_name": ""} | of_cluster
+        if "token" in of_user:
+            of_user = {"token_file": ""} | of_user
+        of_user = {f"{part}_data": "" for part in ("client_certificate", "client_key") if part in of_user} | of_user
+        return msgspec.structs.replace(cluster, **of_cluster), msgspec.structs.replace(user, **of_user)
 
 
 class _ExecStatus(msgspec.Struct, frozen=True, rename="camel"):
@@ -123,7 +148,8 @@ class Credentials:
     """How to reach an API server.
 
     ``authorization`` is the header's value; ``token_file`` has a bearer token in its place that changes. ``proxy`` is
-    the kubeconfig's own. ``expires_at`` is the unix time at which an exec plugin has to be asked again.
+    the kubeconfig's own. ``expires_at`` is the unix time at which an exec plugin has to be asked again. ``acts_as`` are
+    the headers by which all is done as somebody else.
     """
 
     server: str
@@ -133,6 +159,25 @@ class Credentials:
     authorization: str = ""
     token_file: Path | None = None
     expires_at: float = float("inf")
+    acts_as: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """What a command line says in place of a kubeconfig.
+
+    That is another context, cluster or user than the current ones, and values of the cluster and the user, by their
+    names in a kubeconfig.
+    """
+
+    context: str = ""
+    cluster: str = ""
+    user: str = ""
+    of_cluster: Mapping[str, object] = field(default_factory=dict)
+    of_user: Mapping[str, object] = field(default_factory=dict)
+
+
+NO_OVERRIDES = Overrides()
 
 
 def read_token(path: Path) -> str:
@@ -164,19 +209,19 @@ def of_service_account(environ: Mapping[str, str]) -> Credentials:
     return Credentials(server, tls, token_file=token_file)
 
 
-async def of_kubeconfig(paths: Sequence[Path], context_name: str = "") -> Credentials:
-    """The credentials of a kubeconfig's context of that name, or of its current one.
+async def of_kubeconfig(paths: Sequence[Path], overrides: Overrides = NO_OVERRIDES) -> Credentials:
+    """The credentials of a kubeconfig's current context, or of what comes before it.
 
     Raises:
         OSError: a file, or one that it names, cannot be read.
         CredentialsError: it is no kubeconfig, or its exec plugin gives nothing.
     """
     config = await asyncio.to_thread(_read, paths)
-    context = config.context(context_name)
-    cluster = _named(config.clusters or (), context.cluster, "cluster").cluster
-    user = _named(config.users or (), context.user, "user").user if context.user else _User()
+    cluster, user = config.chosen(overrides)
     if user.auth_provider is not None:
         raise CredentialsError("the user has an auth-provider, which kubectl does not know since 1.26")
+    if not user.as_ and (user.as_uid or user.as_groups or user.as_user_extra):
+        raise CredentialsError("a UID, groups or extra values to act as, and no user to act as")
     known = user.token or user.token_file  # which kubectl sends in any case
     answer = await _ask_exec_plugin(user.exec, cluster) if user.exec and not known else _ExecStatus()
     certificate, key = answer.client_certificate_data.encode(), answer.client_key_data.encode()
@@ -192,7 +237,19 @@ async def of_kubeconfig(paths: Sequence[Path], context_name: str = "") -> Creden
         authorization=_authorization(user, answer),
         token_file=Path(user.token_file) if user.token_file else None,
         expires_at=answer.expiration_timestamp.timestamp() if answer.expiration_timestamp else float("inf"),
+        acts_as=tuple(_acts_as(user)),
     )
+
+
+def _acts_as(user: _User) -> Iterator[tuple[str, str]]:
+    """The headers of client-go's ``transport.ImpersonationConfig``."""
+    if user.as_:
+        yield "Impersonate-User", user.as_
+    if user.as_uid:
+        yield "Impersonate-Uid", user.as_uid
+    yield from (("Impersonate-Group", group) for group in user.as_groups or ())
+    for key, values in (user.as_user_extra or {}).items():
+        yield from ((f"Impersonate-Extra-{quote(key.lower(), safe='')}", value) for value in values)
 
 
 def contexts_of(paths: Sequence[Path]) -> list[str]:
@@ -205,14 +262,14 @@ def contexts_of(paths: Sequence[Path]) -> list[str]:
     return [entry.name for entry in _read(paths).contexts or ()]
 
 
-def namespace_of(paths: Sequence[Path], context_name: str = "") -> str:
+def namespace_of(paths: Sequence[Path], overrides: Overrides = NO_OVERRIDES) -> str:
     """The namespace of a kubeconfig's context, or without files of the pod; ``default`` where none is said.
 
     Raises:
         OSError: a file cannot be read.
         CredentialsError: it is no kubeconfig, or has no such context.
     """
-    named = _read(paths).context(context_name).namespace if paths else (SERVICE_ACCOUNT / "namespace").read_text()
+    named = _read(paths).context(overrides).namespace if paths else (SERVICE_ACCOUNT / "namespace").read_text()
     return named.strip() or "default"
 
 
@@ -256,9 +313,9 @@ def _read_file(path: Path, where: str) -> _Kubeconfig:
 
 
 def _resolve(directory: Path, part: _Cluster | _User | _Exec, *fields: str) -> None:
-    for field in fields:
-        if name := getattr(part, field):
-            setattr(part, field, str(directory / name))
+    for name in fields:
+        if file := getattr(part, name):
+            setattr(part, name, str(directory / file))
 
 
 _Named = TypeVar("_Named", _NamedCluster, _NamedUser, _NamedContext)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 import msgspec
 
@@ -113,6 +113,17 @@ class PlanReport(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
         """The pods that it is about, each once, as NAMESPACE/NAME."""
         about = [pod.pod for pod in self.waiting] + [move.pod for move in self.drained]
         return dict.fromkeys([*about, *self.stuck, *(container.pod for container in self.idle)])
+
+    def of(self, names: Container[str]) -> PlanReport:
+        """What it says of these pods."""
+        return msgspec.structs.replace(
+            self,
+            waiting=tuple(pod for pod in self.waiting if pod.pod in names),
+            drained=tuple(move for move in self.drained if move.pod in names),
+            stuck=tuple(name for name in self.stuck if name in names),
+            reasons={name: why for name, why in self.reasons.items() if name in names},
+            idle=tuple(container for container in self.idle if container.pod in names),
+        )
 
     @property
     def without_place(self) -> int:

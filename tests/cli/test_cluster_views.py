@@ -276,6 +276,29 @@ def test_a_context_is_chosen_as_with_kubectl(cli: Cli, kubeconfig: Path) -> None
     assert shown.out == "node/inf-1\nnode/trn-1\n"
 
 
+def test_kubectls_other_flags_come_before_the_kubeconfig(
+    cli: Cli, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    whole = json.loads(kubeconfig.read_text())
+    whole["users"].append({"name": "nobody", "user": {"token": "wrong"}})
+    kubeconfig.write_text(json.dumps(whole))
+    source = ("--kubeconfig", kubeconfig, "--lease-namespace", "", "-o", "name")
+    assert "node/trn-1" in cli("nodes", *source, "--as", "anna", "--as-group", "a", "--as-group", "b").out
+    unknown = cli("nodes", *source, "--user", "ben")
+    assert (unknown.status, "there is no user 'ben', only " in unknown.err) == (2, True)
+    unknown = cli("nodes", *source, "--cluster", "none")
+    assert (unknown.status, "there is no cluster 'none', only " in unknown.err) == (2, True)
+    grouped = cli("nodes", *source, "--as-group", "a")
+    assert (grouped.status, "no user to act as" in grouped.err) == (2, True)
+    no_url = cli("nodes", *source, "--server", "127.0.0.1:1")
+    assert (no_url.status, "--server is '127.0.0.1:1', expected it to begin with http" in no_url.err) == (2, True)
+    address = whole["clusters"][0]["cluster"]["server"]
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    alone = cli("nodes", "-s", address, "--insecure-skip-tls-verify", "--lease-namespace", "", "-o", "name")
+    assert "node/trn-1" in alone.out, "a server alone needs no kubeconfig"
+
+
 def test_rows_can_be_chosen_by_labels_ordered_by_a_field_and_shown_alone(
     cli: Cli, server: StandInApiServer, kubeconfig: Path
 ) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,7 @@ def test_an_archive_of_the_cluster_is_written_from_a_desk(cli: Cli, background: 
     server.create_node(node_manifest("worker", "inf2.xlarge"))
     kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
 
-    shown = cli("gather", "--cluster", "--kubeconfig", kubeconfig, "--file", file, "-o", "json")
+    shown = cli("gather", "--all", "--kubeconfig", kubeconfig, "--file", file, "-o", "json")
     background.do(server.stop())
 
     assert shown.status == 0
@@ -57,6 +58,10 @@ def test_an_archive_of_the_cluster_is_written_from_a_desk(cli: Cli, background: 
         assert [node["metadata"]["name"] for node in json.load(nodes)] == ["worker"]
 
 
-def test_a_node_is_named_only_for_a_cluster(cli: Cli) -> None:
-    shown = cli("gather", "--node", "worker-1")
-    assert (shown.status, "are for --cluster" in shown.err) == (2, True)
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [(("-n", "ns"), "--namespace is for a cluster"), (("worker-1", "--all"), "--all is for the plugins of all nodes")],
+)
+def test_what_cannot_be_meant_together_is_refused(cli: Cli, words: Sequence[str], complaint: str) -> None:
+    shown = cli("gather", *words)
+    assert (shown.status, complaint in shown.err) == (2, True)

@@ -79,14 +79,23 @@ def test_the_move_that_makes_room_for_a_waiting_pod_is_shown(cli: Cli, kubeconfi
         (("-n", "ml", "--no-headers"), ["ml/other  neuron=4  fits  trn-2  -  devices:12-15  -"]),
         (("--idle", "-n", "ml"), []),
         (("-A", "-o", "name", "--sort-by", ".devices"), ["pod/other", "pod/big"]),
+        (("-l", "app=other", "-o", "name"), ["pod/other"]),
+        (("-l", "app!=other", "--drain", "trn-1", "-o", "name"), ["pod/small"]),
+        (("-l", "app=other", "--drain", "trn-1", "-o", "name"), []),
     ],
 )
 def test_a_plan_takes_the_flags_of_kubectl_for_lists(
     cli: Cli, server: StandInApiServer, kubeconfig: Path, arguments: tuple[str, ...], lines: list[str]
 ) -> None:
     pod = pod_manifest("other", NEURON, 4)
-    server.create_pod({**pod, "metadata": {**pod["metadata"], "namespace": "ml"}})
+    server.create_pod({**pod, "metadata": {**pod["metadata"], "namespace": "ml", "labels": {"app": "other"}}})
     assert cli("plan", "--kubeconfig", kubeconfig, "--lease-namespace", "", *arguments).out.splitlines() == lines
+
+
+@pytest.mark.parametrize("others", [("--shape", "neuron=4"), ("-f", "cluster.json"), ("--extender", "http://x")])
+def test_labels_are_those_of_pods_in_the_cluster(cli: Cli, kubeconfig: Path, others: tuple[str, str]) -> None:
+    shown = cli("plan", "--kubeconfig", kubeconfig, "-l", "app=other", *others)
+    assert (shown.status, "give one of the two" in shown.err) == (2, True)
 
 
 def test_the_pod_of_a_shape_has_no_name(cli: Cli, kubeconfig: Path) -> None:
@@ -179,7 +188,7 @@ def test_what_kubectl_prints_makes_the_same_plan(
     items += [{**pod, "kind": "Pod"} for pod in server.objects(PODS)]
     file = tmp_path / "cluster.json"
     file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
-    saved = json.loads(cli("plan", "--cluster", file, "-o", "json").out)
+    saved = json.loads(cli("plan", "-f", file, "-o", "json").out)
     assert [{**pod, "lost": 0} for pod in saved["waiting"]] == [
         {**pod, "lost": 0} for pod in plan(cli, kubeconfig)["waiting"]
     ]
@@ -189,7 +198,7 @@ def test_a_simulated_cluster_can_be_planned(cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "cluster.json"
     small = ("--nodes", "trn1.32xlarge=4", "--pods", "300", "--seeds", "1", "--load", "1.5", "--waiting")
     assert cli("simulate", "cluster", *small, "--save", file).status == 0
-    found = json.loads(cli("plan", "--cluster", file, "-o", "json").out)
+    found = json.loads(cli("plan", "-f", file, "-o", "json").out)
     assert found["waiting"]
     assert {pod["standing"] for pod in found["waiting"]} <= {"fits", "links", "short"}
     assert any(pod["moves"] for pod in found["waiting"])
@@ -207,7 +216,7 @@ def test_a_simulated_cluster_can_be_planned(cli: Cli, tmp_path: Path) -> None:
 def test_a_file_that_has_no_cluster_is_refused(cli: Cli, tmp_path: Path, text: str, complaint: str) -> None:
     file = tmp_path / "cluster.json"
     file.write_text(text)
-    shown = cli("plan", "--cluster", file)
+    shown = cli("plan", "-f", file)
     assert (shown.status, len(shown.err.splitlines())) == (2, 1)
     assert complaint in shown.err
 

@@ -13,8 +13,15 @@ import trustme
 
 from neuron_plugin.backoff import Clock
 from neuron_plugin.cluster.api import ApiRequest, ConnectionSettingsError, UnreachableError
-from neuron_plugin.cluster.client import ClientTimes, _environment_proxy, connect
-from neuron_plugin.cluster.credentials import EXEC_VERSIONS, TOKEN_SECONDS
+from neuron_plugin.cluster.client import ClientTimes, Kubeconfig, _environment_proxy, connect
+from neuron_plugin.cluster.credentials import (
+    EXEC_VERSIONS,
+    TOKEN_SECONDS,
+    CredentialsError,
+    Overrides,
+    of_kubeconfig,
+)
+from tests.cluster.raw import api_of
 from tests.support.api_server import StandInApiServer
 
 PODS = ApiRequest("GET", "/api/v1/pods")
@@ -534,3 +541,89 @@ async def test_a_netrc_of_the_machine_stands_in_no_tokens_way(
         await connect(server.write_kubeconfig(tmp_path / "kubeconfig")) as api,
     ):
         assert (await api.request(PODS, timeout_seconds=5)).status == 200
+
+
+# What comes before a kubeconfig.
+
+TWO = """
+current-context: one
+clusters:
+- {name: one, cluster: {server: "https://one", certificate-authority: ca.crt, tls-server-name: name}}
+- {name: two, cluster: {server: "http://two/"}}
+users:
+- {name: plain, user: {token: t1}}
+- {name: acting, user: {token: t2, as: anna, as-uid: u1, as-groups: [g1, g2], as-user-extra: {Reason: [why]}}}
+contexts:
+- {name: one, context: {cluster: one, user: plain, namespace: ml}}
+- {name: two, context: {cluster: two, user: acting}}
+"""
+ANNA = (
+    ("Impersonate-User", "anna"),
+    ("Impersonate-Uid", "u1"),
+    ("Impersonate-Group", "g1"),
+    ("Impersonate-Group", "g2"),
+    ("Impersonate-Extra-reason", "why"),
+)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    {
+        "nothing": (Overrides(), ("https://one", "name", True, "Bearer t1", ())),
+        "another context": (Overrides("two"), ("http://two", "", True, "Bearer t2", ANNA)),
+        "another cluster": (Overrides(cluster="two"), ("http://two", "", True, "Bearer t1", ())),
+        "another user": (Overrides(user="acting"), ("https://one", "name", True, "Bearer t2", ANNA)),
+        "a server has the name in its address": (
+            Overrides(of_cluster={"server": "https://three"}),
+            ("https://three", "", True, "Bearer t1", ()),
+        ),
+        "a server with a name": (
+            Overrides(of_cluster={"server": "https://three", "tls_server_name": "three.example"}),
+            ("https://three", "three.example", True, "Bearer t1", ()),
+        ),
+        "no check of the server": (
+            Overrides(of_cluster={"insecure_skip_tls_verify": True}),
+            ("https://one", "name", False, "Bearer t1", ()),
+        ),
+        "a token": (Overrides(of_user={"token": "t3"}), ("https://one", "name", True, "Bearer t3", ())),
+        "as somebody": (
+            Overrides(of_user={"as_": "ben", "as_groups": ("g",)}),
+            ("https://one", "name", True, "Bearer t1", (("Impersonate-User", "ben"), ("Impersonate-Group", "g"))),
+        ),
+    }.values(),
+)
+async def test_what_is_given_comes_before_the_kubeconfig(
+    tmp_path: Path, overrides: Overrides, expected: tuple[object, ...]
+) -> None:
+    trustme.CA().cert_pem.write_to_path(str(tmp_path / "ca.crt"))
+    (tmp_path / "kubeconfig").write_text(TWO)
+    found = await of_kubeconfig([tmp_path / "kubeconfig"], overrides)
+    verified = found.tls is None or found.tls.verify_mode is ssl.CERT_REQUIRED
+    assert (found.server, found.tls_server_name, verified, found.authorization, found.acts_as) == expected
+
+
+async def test_a_server_alone_needs_no_kubeconfig() -> None:
+    assert (await of_kubeconfig([], Overrides(of_cluster={"server": "http://three"}))).server == "http://three"
+    with pytest.raises(CredentialsError, match="no current-context is set"):
+        await of_kubeconfig([])
+
+
+async def test_groups_to_act_as_need_a_user(tmp_path: Path) -> None:
+    (tmp_path / "kubeconfig").write_text(TWO)
+    with pytest.raises(CredentialsError, match="no user to act as"):
+        await of_kubeconfig([tmp_path / "kubeconfig"], Overrides("two", of_user={"as_": ""}))
+
+
+async def test_each_request_says_as_whom_it_is_made(tmp_path: Path) -> None:
+    heads = list[str]()
+
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+        await writer.drain()
+
+    async with api_of(answer, tmp_path, heads=heads):
+        raw = Kubeconfig((tmp_path / "raw",), Overrides(of_user={"as_": "anna", "as_groups": ("g1", "g2")}))
+        async with await connect(raw) as api:
+            assert (await api.request(PODS, timeout_seconds=5)).status == 200
+    said = [line for line in heads[0].splitlines() if line.startswith("Impersonate")]
+    assert said == ["Impersonate-User: anna", "Impersonate-Group: g1", "Impersonate-Group: g2"]
