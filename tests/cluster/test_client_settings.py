@@ -37,7 +37,7 @@ class FakeTime:
         return self.now
 
 
-def changed(kubeconfig: Path, user: dict[str, object] | None = None, **cluster: object) -> Path:
+def changed(kubeconfig: Path, user: dict[str, object] | None = None, /, **cluster: object) -> Path:
     """Rewrite a kubeconfig so that its user has these credentials and no other, and its cluster these settings."""
     content = json.loads(kubeconfig.read_text())
     content["users"][0]["user"] = content["users"][0]["user"] if user is None else user
