@@ -119,6 +119,7 @@ def test_cores_on_which_a_process_of_an_ended_pod_lives_are_not_free_and_it_is_s
     assert shown is not None
     topology = topology_report(shown, report)
     assert (topology.version, topology.devices[1].free_cores) == (1, (3,))
+    assert topology.device_sets[0].free_sets == ((0,), (2,), (3,), (4,), (5,))
 
 
 def test_assumed_links_are_said_to_be_so(make_node: MakeNode) -> None:
