@@ -104,7 +104,7 @@ def soak(session: nox.Session) -> None:
     session.run("pytest", "tests/placement/extender/test_interleavings.py", "-q", env={"INTERLEAVINGS_STEPS": "25000"})
     clusters = "tests/placement/test_informers_random.py"
     session.run("pytest", clusters, "-q", "--timeout=3600", env={"CLUSTER_STEPS": "6000"})
-    session.run("pytest", "tests/cluster/test_leases_outages.py", "-q", env={"LEASES_SEEDS": "200"})
+    session.run("pytest", "tests/cluster/test_leases.py", "-q", env={"LEASES_SEEDS": "200"})
     session.run("pytest", "-m", "hypothesis", "--hypothesis-profile", "soak", "-q", "--timeout=3600")
     session.run("pytest", "tests/simulation/test_survival.py", "-q", env={"SURVIVAL_SECONDS": "3600"})
 

@@ -9,12 +9,13 @@ from neuron_plugin.allocation.node import Capacity
 from neuron_plugin.allocation.placement import Placement
 from neuron_plugin.allocation.rejection import Rejection
 from neuron_plugin.allocation.requests import ContainerKind, ContainerRequest, PodRequest
-from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.allocation.resources import Resource, parse_ids
 from neuron_plugin.topology import CoreMask, Geometry, Unit, sets_by_count
 from tests.topology.oracle import INF1, INF2_LINE, TRN1, UNLINKED, distinct_geometries
 
 SMALL = (INF1, INF2_LINE, UNLINKED, TRN1)
 """Geometries whose placements can be searched exhaustively."""
+RESOURCES = {"neuron": Resource.NEURON, "core": Resource.NEURONCORE}
 
 
 def any_geometry() -> st.SearchStrategy[Geometry]:
@@ -46,6 +47,23 @@ def neuron(count: int, name: str = "main", kind: ContainerKind = ContainerKind.A
 
 def core(count: int, name: str = "main", kind: ContainerKind = ContainerKind.APP) -> ContainerRequest:
     return ContainerRequest(name, kind, Resource.NEURONCORE, count)
+
+
+def request_of(text: str) -> PodRequest:
+    """``init:4 core:2 sidecar:neuron:1``: of each container its kind (app), resource (neurondevice) and count."""
+    made = []
+    for index, word in enumerate(text.split()):
+        *said, count = word.split(":")
+        kind = next((kind for kind in ContainerKind if kind.name.lower() in said), ContainerKind.APP)
+        resource = next((RESOURCES[name] for name in said if name in RESOURCES), Resource.NEURONDEVICE)
+        made.append(ContainerRequest(f"c{index}", kind, resource, int(count)))
+    return tuple(made)
+
+
+def cores_of(geometry: Geometry, text: str) -> CoreMask:
+    """``0-3`` or ``core:1-7``: those of devices, or cores by their own ids."""
+    unit = Unit.CORE if text.startswith("core:") else Unit.DEVICE
+    return geometry.mask_of(unit, parse_ids(text.removeprefix("core:")))
 
 
 @st.composite

@@ -19,9 +19,9 @@ from neuron_plugin.allocation.keys import (
 from neuron_plugin.allocation.placement import Assignment, ContainerAssignment, ContainerSet, assignment_of, place
 from neuron_plugin.allocation.rejection import Rejection
 from neuron_plugin.allocation.requests import ContainerKind, ContainerRequest, PodRequest
-from neuron_plugin.allocation.resources import Resource, parse_ids
+from neuron_plugin.allocation.resources import Resource, parse_ids, ranges
 from neuron_plugin.topology import Geometry, Unit, sets_by_count, valid_sets
-from tests.allocation.nodes import any_geometry, core, device, free_masks, neuron, pods
+from tests.allocation.nodes import any_geometry, core, device, free_masks, pods, request_of
 from tests.topology.oracle import INF2_LINE, INF2_RING, TRN1, distinct_geometries
 
 POD = "team/web-0"
@@ -55,31 +55,77 @@ def placed(geometry: Geometry, free: int, request: PodRequest) -> tuple[Containe
     return placement
 
 
-def test_the_seeds_cores_are_read_and_written_as_2_3() -> None:
-    request = core(2)
-    assert ids_read({CORES_KEY: "2,3"}, request) == [(2, 3)]
-    placement = (ContainerSet(request, INF2_LINE.mask_of(Unit.CORE, (2, 3))),)
-    assert write_assignment(assignment_of(INF2_LINE, placement, 17)) == {
-        CORES_KEY: "2,3",
-        ALLOC_TIME_KEY: "17",
-        ALLOCATED_KEY: "false",
-    }
+CORE, GPU, ANY_NEURON = (
+    {VENDOR_RESOURCE_KEY: name} for name in (Resource.NEURONCORE.value, "nvidia.com/gpu", Resource.NEURON.value)
+)
+READ: dict[str, tuple[dict[str, str], str, str]] = {
+    "the seed's cores": ({CORES_KEY: "2,3"}, "core:2", "2-3"),
+    "the seed's devices": ({DEVICES_KEY: "2,3"}, "2", "2-3"),
+    "t20 containers in spec order, init first": ({DEVICES_KEY: "0,1|0,1|2"}, "init:2 2 neuron:1", "0-1 0-1 2"),
+    "e10 the vendor's ids are devices where the pod requests devices": ({VENDOR_IDS_KEY: "0,1,2,3"}, "4", "0-3"),
+    "e10 and cores where it requests cores": ({VENDOR_IDS_KEY: "4,5"} | CORE, "core:2", "4-5"),
+    "e10 under another name of the same unit": ({VENDOR_IDS_KEY: "1"} | ANY_NEURON, "1", "1"),
+    "p65 the vendor's one list is dealt out in order": ({VENDOR_IDS_KEY: "4-6"}, "2 1", "4-5 6"),
+    "p65 or it has one for each container": ({VENDOR_IDS_KEY: "5,6|4"}, "2 1", "5-6 4"),
+    "p65 what init containers had is dealt out again": ({VENDOR_IDS_KEY: "0,1,2"}, "init:2 3", "0-1 0-2"),
+    "p65 but for what a sidecar keeps": ({VENDOR_IDS_KEY: "0,1,2"}, "init:3 sidecar:1 2", "0-2 0 1-2"),
+    "p65 not under another resource name": ({VENDOR_IDS_KEY: "0,1"}, "init:neuron:1 1", "0 1"),
+    "e10 dialects that agree": ({DEVICES_KEY: "0,1", VENDOR_IDS_KEY: "1,0"} | ANY_NEURON, "2", "0-1"),
+    "e10 one list and two that agree": ({DEVICES_KEY: "2|0,1", VENDOR_IDS_KEY: "0,1,2"}, "1 2", "2 0-1"),
+    "t20 what a sidecar took is its own": ({DEVICES_KEY: "0|0|1"}, "init:1 sidecar:1 1", "0 0 1"),
+    "the same number as device and as core is no sharing": ({DEVICES_KEY: "1", CORES_KEY: "1"}, "1 core:1", "1 1"),
+}
 
 
-def test_the_seeds_devices_are_read_and_written_as_2_3() -> None:
-    request = device(2)
-    assert ids_read({DEVICES_KEY: "2,3"}, request) == [(2, 3)]
-    placement = (ContainerSet(request, INF2_LINE.devices_mask((2, 3))),)
-    assert write_assignment(assignment_of(INF2_LINE, placement, 17)) == {
-        DEVICES_KEY: "2,3",
-        ALLOC_TIME_KEY: "17",
-        ALLOCATED_KEY: "false",
-    }
+@pytest.mark.parametrize(("annotations", "request_", "expected"), READ.values(), ids=READ)
+def test_which_ids_each_container_has(annotations: dict[str, str], request_: str, expected: str) -> None:
+    assert " ".join(map(ranges, ids_read(annotations, *request_of(request_)))) == expected
 
 
-def test_t20_containers_are_joined_in_spec_order_with_init_first() -> None:
-    request = (device(2, "setup", ContainerKind.INIT), device(2, "main"), neuron(1, "side"))
-    assert ids_read({DEVICES_KEY: "0,1|0,1|2"}, *request) == [(0, 1), (0, 1), (2,)]
+DEVICE_LISTS = ("", "0", "0,1,2", "0,1|2,3", "0,x", "0,0", "0,99999")
+OTHERS = ("", "sidecar:", "init:neuron:")
+TWICE = "the id 1 of container c1"
+REFUSED: list[tuple[dict[str, str], str, str, str]] = [
+    *(({DEVICES_KEY: text}, "2", DEVICES_KEY, "") for text in DEVICE_LISTS),
+    *(({VENDOR_IDS_KEY: text}, "2", VENDOR_IDS_KEY, "") for text in ("", "0", "0|1", "[0 1]")),
+    *(({VENDOR_IDS_KEY: "0,1"} | other, "2", VENDOR_RESOURCE_KEY, "") for other in (CORE, GPU)),
+    *(({DEVICES_KEY: "0,1", ALLOC_TIME_KEY: at}, "2", ALLOC_TIME_KEY, "") for at in ("soon", "-1", "9" * 20, "٣")),
+    ({CORES_KEY: "0,1"}, "2", DEVICES_KEY, ""),
+    ({DEVICES_KEY: "0,1", CORES_KEY: "4"}, "2", CORES_KEY, ""),
+    # Whose list or id it is.
+    ({DEVICES_KEY: "0"}, "1 core:2", CORES_KEY, "2 for c1"),
+    ({DEVICES_KEY: "0"}, "1 core:2", CORES_KEY, "the key is missing"),
+    ({DEVICES_KEY: "0|1"}, "1 2", DEVICES_KEY, "expected 2 ids for container c1"),
+    ({VENDOR_IDS_KEY: "0-3"}, "2 1", VENDOR_IDS_KEY, "2 list(s)"),
+    ({VENDOR_IDS_KEY: "0,1"}, "2 1", VENDOR_IDS_KEY, "2 list(s)"),
+    ({VENDOR_IDS_KEY: "0"}, "init:neuron:1 1", VENDOR_IDS_KEY, ""),
+    ({VENDOR_IDS_KEY: "0-9"}, f"{2**63 - 1} 1", VENDOR_IDS_KEY, ""),
+    ({VENDOR_IDS_KEY: "0,1"}, "1 core:1", VENDOR_IDS_KEY, "requests both"),
+    # T20: an id of two containers that the kubelet keeps apart.
+    *(({DEVICES_KEY: "0,1|1,2"}, f"{first}2 2", DEVICES_KEY, TWICE) for first in OTHERS),
+    ({DEVICES_KEY: "0|0|0"}, "init:1 sidecar:1 1", DEVICES_KEY, ""),
+    ({VENDOR_IDS_KEY: "0|0|0"}, "init:1 sidecar:1 1", VENDOR_IDS_KEY, ""),
+    # E10: dialects that contradict each other, even with the same ids.
+    ({DEVICES_KEY: "0,1", VENDOR_IDS_KEY: "2,3"}, "2", VENDOR_IDS_KEY, "that NEURON_DEVS and NEURON_CORES give"),
+    ({DEVICES_KEY: "0|1", VENDOR_IDS_KEY: "1|0"}, "1 1", VENDOR_IDS_KEY, ""),
+]
+
+
+@pytest.mark.parametrize(("annotations", "request_", "key", "said"), REFUSED)
+def test_t34_what_cannot_be_followed_is_refused_by_its_key(
+    annotations: dict[str, str], request_: str, key: str, said: str
+) -> None:
+    error = refused(annotations, *request_of(request_))
+    assert error.key == key
+    assert said in str(error)
+
+
+@pytest.mark.parametrize(("request_", "key"), [("core:2", CORES_KEY), ("2", DEVICES_KEY)])
+def test_the_seeds_sets_are_written_as_2_3(request_: str, key: str) -> None:
+    (part,) = request_of(request_)
+    placement = (ContainerSet(part, INF2_LINE.mask_of(part.resource.unit, (2, 3))),)
+    written = write_assignment(assignment_of(INF2_LINE, placement, 17))
+    assert written == {key: "2,3", ALLOC_TIME_KEY: "17", ALLOCATED_KEY: "false"}
 
 
 def test_t21_both_keys_when_containers_ask_for_both_units() -> None:
@@ -131,31 +177,6 @@ def test_p52_written_ids_ascend_and_are_stable() -> None:
         assert write_assignment(assignment_of(INF2_RING, placement, 1), [dialect])[key] == "9,10,11"
 
 
-def test_e10_the_vendors_ids_are_of_the_unit_that_the_pod_requests() -> None:
-    assert ids_read({VENDOR_IDS_KEY: "0,1,2,3"}, device(4)) == [(0, 1, 2, 3)]
-    assert ids_read({VENDOR_IDS_KEY: "4,5", VENDOR_RESOURCE_KEY: Resource.NEURONCORE.value}, core(2)) == [(4, 5)]
-    assert ids_read({VENDOR_IDS_KEY: "1", VENDOR_RESOURCE_KEY: Resource.NEURON.value}, device(1)) == [(1,)]
-
-
-def test_p65_the_vendors_one_list_is_dealt_out_in_order() -> None:
-    request = (device(2, "a"), device(1, "b"))
-    assert ids_read({VENDOR_IDS_KEY: "4-6"}, *request) == [(4, 5), (6,)]
-    assert ids_read({VENDOR_IDS_KEY: "5,6|4"}, *request) == [(5, 6), (4,)]
-
-
-def test_p65_what_init_containers_had_is_dealt_out_again() -> None:
-    nested = (device(2, "i", ContainerKind.INIT), device(3, "a"))
-    assert ids_read({VENDOR_IDS_KEY: "0,1,2"}, *nested) == [(0, 1), (0, 1, 2)]
-    shared = (device(3, "i", ContainerKind.INIT), device(1, "s", ContainerKind.SIDECAR), device(2, "a"))
-    assert ids_read({VENDOR_IDS_KEY: "0,1,2"}, *shared) == [(0, 1, 2), (0,), (1, 2)]
-
-
-def test_p65_nothing_is_dealt_out_again_under_another_resource_name() -> None:
-    request = (neuron(1, "i", ContainerKind.INIT), device(1, "a"))
-    assert ids_read({VENDOR_IDS_KEY: "0,1"}, *request) == [(0,), (1,)]
-    assert refused({VENDOR_IDS_KEY: "0"}, *request).key == VENDOR_IDS_KEY
-
-
 def test_the_vendors_dialect_cannot_say_two_resources() -> None:
     placement = place(TRN1, TRN1.all_mask, (device(1, "a"), core(1, "b")))
     assert not isinstance(placement, Rejection)
@@ -180,97 +201,6 @@ def test_the_vendors_dialect_alone_keeps_to_one_list_where_that_is_dealt_out_as_
     assert write_assignment(assignment_of(TRN1, in_order, 1), [Dialect.VENDOR])[VENDOR_IDS_KEY] == "3,4,5,6,7"
     assert write_assignment(assignment_of(TRN1, crossed, 1), [Dialect.VENDOR])[VENDOR_IDS_KEY] == "8|4,5,6,7"
     assert write_assignment(assignment_of(TRN1, crossed, 1), list(Dialect))[VENDOR_IDS_KEY] == "4,5,6,7,8"
-
-
-def test_e10_dialects_that_agree_are_read_once() -> None:
-    both = {DEVICES_KEY: "0,1", VENDOR_IDS_KEY: "1,0", VENDOR_RESOURCE_KEY: Resource.NEURON.value}
-    assert ids_read(both, device(2)) == [(0, 1)]
-    assert ids_read({DEVICES_KEY: "2|0,1", VENDOR_IDS_KEY: "0,1,2"}, device(1, "a"), device(2, "b")) == [(2,), (0, 1)]
-
-
-def test_e10_dialects_that_contradict_are_refused() -> None:
-    error = refused({DEVICES_KEY: "0,1", VENDOR_IDS_KEY: "2,3"}, device(2))
-    assert error.key == VENDOR_IDS_KEY
-    assert error.expected == "expected the ids that NEURON_DEVS and NEURON_CORES give"
-
-
-def test_e10_lists_per_container_contradict_even_with_the_same_ids() -> None:
-    error = refused({DEVICES_KEY: "0|1", VENDOR_IDS_KEY: "1|0"}, device(1, "a"), device(1, "b"))
-    assert error.key == VENDOR_IDS_KEY
-
-
-@pytest.mark.parametrize(
-    ("annotations", "key"),
-    [
-        ({DEVICES_KEY: ""}, DEVICES_KEY),
-        ({DEVICES_KEY: "0"}, DEVICES_KEY),
-        ({DEVICES_KEY: "0,1,2"}, DEVICES_KEY),
-        ({DEVICES_KEY: "0,1|2,3"}, DEVICES_KEY),
-        ({DEVICES_KEY: "0,x"}, DEVICES_KEY),
-        ({DEVICES_KEY: "0,0"}, DEVICES_KEY),
-        ({DEVICES_KEY: "0,99999"}, DEVICES_KEY),
-        ({CORES_KEY: "0,1"}, DEVICES_KEY),
-        ({DEVICES_KEY: "0,1", CORES_KEY: "4"}, CORES_KEY),
-        ({VENDOR_IDS_KEY: ""}, VENDOR_IDS_KEY),
-        ({VENDOR_IDS_KEY: "0"}, VENDOR_IDS_KEY),
-        ({VENDOR_IDS_KEY: "0|1"}, VENDOR_IDS_KEY),
-        ({VENDOR_IDS_KEY: "[0 1]"}, VENDOR_IDS_KEY),
-        ({VENDOR_IDS_KEY: "0,1", VENDOR_RESOURCE_KEY: Resource.NEURONCORE.value}, VENDOR_RESOURCE_KEY),
-        ({VENDOR_IDS_KEY: "0,1", VENDOR_RESOURCE_KEY: "nvidia.com/gpu"}, VENDOR_RESOURCE_KEY),
-        ({DEVICES_KEY: "0,1", ALLOC_TIME_KEY: "soon"}, ALLOC_TIME_KEY),
-        ({DEVICES_KEY: "0,1", ALLOC_TIME_KEY: "-1"}, ALLOC_TIME_KEY),
-        ({DEVICES_KEY: "0,1", ALLOC_TIME_KEY: "9" * 20}, ALLOC_TIME_KEY),
-        ({DEVICES_KEY: "0,1", ALLOC_TIME_KEY: "٣"}, ALLOC_TIME_KEY),
-    ],
-)
-def test_t34_what_cannot_be_followed_is_refused_by_its_key(annotations: dict[str, str], key: str) -> None:
-    assert refused(annotations, device(2)).key == key
-
-
-def test_t34_a_missing_list_says_whose_it_is() -> None:
-    error = refused({DEVICES_KEY: "0"}, device(1, "a"), core(2, "b"))
-    assert error.key == CORES_KEY
-    assert "2 for b" in str(error)
-    assert "the key is missing" in str(error)
-
-
-def test_t34_a_count_that_differs_names_the_container() -> None:
-    assert "expected 2 ids for container b" in str(refused({DEVICES_KEY: "0|1"}, device(1, "a"), device(2, "b")))
-
-
-def test_t34_a_vendors_list_that_is_too_long_for_all_containers_is_refused() -> None:
-    for value in ("0-3", "0,1"):
-        assert "2 list(s)" in str(refused({VENDOR_IDS_KEY: value}, device(2, "a"), device(1, "b")))
-
-
-def test_t34_a_vendors_list_on_a_pod_of_two_units_is_refused() -> None:
-    assert "requests both" in str(refused({VENDOR_IDS_KEY: "0,1"}, device(1, "a"), core(1, "b")))
-
-
-@pytest.mark.parametrize(
-    "request_",
-    [
-        (device(2, "a"), device(2, "b")),
-        (device(2, "a", ContainerKind.SIDECAR), device(2, "b")),
-        (neuron(2, "a", ContainerKind.INIT), device(2, "b")),
-    ],
-    ids=["apps", "sidecar", "another name"],
-)
-def test_t20_an_id_of_two_containers_that_the_kubelet_keeps_apart_is_refused(request_: PodRequest) -> None:
-    error = refused({DEVICES_KEY: "0,1|1,2"}, *request_)
-    assert error.key == DEVICES_KEY
-    assert "the id 1 of container b" in str(error)
-
-
-def test_t20_what_a_sidecar_took_from_an_init_container_is_its_own() -> None:
-    request = (device(1, "i", ContainerKind.INIT), device(1, "s", ContainerKind.SIDECAR), device(1, "a"))
-    assert ids_read({DEVICES_KEY: "0|0|1"}, *request) == [(0,), (0,), (1,)]
-    assert refused({DEVICES_KEY: "0|0|0"}, *request).key == DEVICES_KEY
-    assert refused({VENDOR_IDS_KEY: "0|0|0"}, *request).key == VENDOR_IDS_KEY
-
-
-def test_the_same_number_as_device_and_as_core_is_no_sharing() -> None:
-    assert ids_read({DEVICES_KEY: "1", CORES_KEY: "1"}, device(1, "a"), core(1, "b")) == [(1,), (1,)]
 
 
 def test_a_pod_without_assignment_has_no_decision() -> None:
@@ -359,8 +289,3 @@ def test_t34_huge_values_are_refused_without_effort_and_cut_in_the_message(key: 
     error = refused({key: value}, part)
     assert error.value == value
     assert len(str(error)) < 1000
-
-
-def test_a_request_beyond_all_reason_fits_no_list() -> None:
-    assert refused({VENDOR_IDS_KEY: "0-9"}, device(2**63 - 1, "a"), device(1, "b")).key == VENDOR_IDS_KEY
-    assert {Unit.DEVICE, Unit.CORE} == {resource.unit for resource in Resource}

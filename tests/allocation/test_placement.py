@@ -13,9 +13,9 @@ from neuron_plugin.allocation.narrowing import DeviceFacts
 from neuron_plugin.allocation.placement import MOST_CONTAINERS, Placement, place, placement_mask
 from neuron_plugin.allocation.rejection import Rejection
 from neuron_plugin.allocation.requests import ContainerKind, ContainerRequest, PodRequest
-from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.allocation.resources import Resource, ranges
 from neuron_plugin.topology import Geometry, Unit
-from tests.allocation.nodes import SMALL, any_geometry, core, device, free_masks, neuron, place_on, pods
+from tests.allocation.nodes import SMALL, any_geometry, core, cores_of, device, free_masks, place_on, pods, request_of
 from tests.topology.oracle import (
     INF1,
     INF1_RING,
@@ -185,92 +185,65 @@ def test_a_pod_that_requests_nothing_is_placed_nowhere() -> None:
     assert placement_mask(()) == 0
 
 
-def test_t20_two_containers_get_disjoint_rows_in_spec_order() -> None:
-    assert placed(TRN1, TRN1.all_mask, device(4, "a"), device(4, "b")) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+PLACED = {
+    "t20 two containers get disjoint rows in spec order": (TRN1, "0-15", "4 4", "0-3 4-7"),
+    "t21 devices and cores of one pod are disjoint silicon": (TRN1, "0-1", "core:2 1", "0-1 1"),
+    "t21 and both need some": (TRN1, "0", "core:1 1", "!not-free"),
+    "a single does not stand in the way of a row beside it": (TRN1, "0-3,9", "1 4", "9 0-3"),
+    "p32 containers that share no silicon take leftovers too": (TRN1, "0-3,9,13", "1 1", "9 13"),
+    "a dead end of the cheapest sets is left again": (INF2_RING, "0-2,4,5,7-9", "2 3 3", "4-5 0-2 7-9"),
+    # What init containers leave.
+    "t19 an app gets what its init container had": (TRN1, "4-7", "init:4 4", "4-7 4-7"),
+    "t19 a larger app includes it": (TRN1, "1,8-11", "init:1 4", "8 8-11"),
+    "p46 smaller apps share it out": (INF2_LINE, "1-3", "init:3 1 2", "1-3 1 2-3"),
+    "a sidecar keeps what it took from it": (INF2_LINE, "0-5", "init:1 sidecar:1 1", "0 0 1"),
+    "so that it is not left for an app": (INF2_LINE, "2", "init:1 sidecar:1 1", "!not-free"),
+    "t19 sidecars add up": (INF1, "0-3", "sidecar:2 2", "0-1 2-3"),
+    "t19 and both need room": (INF1, "0-2", "sidecar:2 2", "!not-free"),
+    "init containers nest in each other": (INF2_LINE, "2-4", "init:1 init:3 init:2 3", "2 2-4 2-3 2-4"),
+    "nothing is re-used under another resource name": (TRN1, "0-15", "init:neuron:1 1", "0 1"),
+    "nor where there is no more": (TRN1, "0", "init:neuron:1 1", "!fragmented"),
+    "nor cores as a device": (INF1, "0", "init:core:4 1", "!fragmented"),
+    # The kubelet gives the last container the third of the init container's devices first: 2 and 4 are no set.
+    "what an init container leaves cannot be left aside": (INF2_RING, "0-2,4,5,7,8", "init:3 2 2", "!fragmented"),
+    "but is used up by an app of its size": (INF2_RING, "0-2,4,5,7,8", "init:3 3 2 2", "0-2 0-2 4-5 7-8"),
+    # Why there is no room.
+    "the container that can never fit is the reason": (TRN1, "0-15", "4 7", "!!unsupported-count"),
+    "too many devices": (TRN1, "0-6", "4 4", "!Fewer than 8 free Neuron devices"),
+    "too many cores": (TRN1, "0-6", "4 core:8", "!Fewer than 16 free Neuron cores"),
+    "enough free but no two rows": (TRN1, "0-3,5,6,9,10,13", "4 4", "!No free linked set of 4 Neuron devices"),
+    # Cores that have to be aligned.
+    "each container of a pod gets an aligned slice": (TRN2, "core:1-7", "core:2 core:2", "2-3 4-5"),
+    "also slices of two devices": (TRN2, "core:0-3,8-63", "core:3 core:8", "0-2 8-15"),
+    "in what init containers leave": (TRN2, "core:0-3", "init:core:4 core:2 core:2", "0-3 0-1 2-3"),
+    "beside a sidecar in it": (TRN2, "core:0-3", "init:core:4 sidecar:core:1 core:3", "0-3 3 0-2"),
+    "two side by side": (TRN2, "core:1-2", "core:2", "!No free aligned set of 2 Neuron cores"),
+    "three side by side": (TRN2, "core:1-3", "core:3", "!No free aligned set of 3 Neuron cores"),
+    "eight side by side": (TRN2, "core:4-11", "core:8", "!No free aligned set of 8 Neuron cores"),
+    "beside a pod of an older version that has 1 and 2": (TRN2, "core:0,3-7", "core:2", "4-5"),
+    "a single core beside it": (TRN2, "core:0,3-7", "core:1", "0"),
+    # Device 0 is broken: its neighbour serves no slice of two devices any more.
+    "a single device leaves two whole for a slice of eight": (TRN2, "core:4-63", "neuron:1", "1"),
+    "and so do the cores of one": (TRN2, "core:8-63", "core:4", "8-11"),
+}
+"""What is free, what the containers ask for, and their sets, or ``!`` and why there are none (``!!``: for good)."""
 
 
-def test_t21_devices_and_cores_of_one_pod_are_disjoint_silicon() -> None:
-    assert placed(TRN1, TRN1.devices_mask((0, 1)), core(2, "a"), device(1, "b")) == [[0, 1], [1]]
-    assert refused(TRN1, TRN1.device_mask(0), core(1, "a"), device(1, "b")).may_pass
-
-
-def test_t19_an_app_gets_what_its_init_container_had() -> None:
-    init = device(4, "i", ContainerKind.INIT)
-    assert placed(TRN1, TRN1.devices_mask(range(4, 8)), init, device(4, "a")) == [[4, 5, 6, 7], [4, 5, 6, 7]]
-
-
-def test_t19_a_larger_app_includes_what_its_init_container_had() -> None:
-    free = TRN1.devices_mask((1, *range(8, 12)))
-    assert placed(TRN1, free, device(1, "i", ContainerKind.INIT), device(4, "a")) == [[8], [8, 9, 10, 11]]
-
-
-def test_p46_smaller_apps_share_out_what_their_init_container_had() -> None:
-    init = device(3, "i", ContainerKind.INIT)
-    whole, first, second = placed(INF2_LINE, INF2_LINE.devices_mask((1, 2, 3)), init, device(1, "a"), device(2, "b"))
-    assert whole == [1, 2, 3]
-    assert sorted(first + second) == whole
-
-
-def test_a_sidecar_keeps_what_it_took_from_an_init_container() -> None:
-    request = (device(1, "i", ContainerKind.INIT), device(1, "s", ContainerKind.SIDECAR), device(1, "a"))
-    init, sidecar, app = placed(INF2_LINE, INF2_LINE.all_mask, *request)
-    assert init == sidecar != app
-    assert refused(INF2_LINE, INF2_LINE.device_mask(2), *request).may_pass
-
-
-def test_t19_sidecars_add_up() -> None:
-    request = (device(2, "s", ContainerKind.SIDECAR), device(2, "a"))
-    assert placed(INF1, INF1.all_mask, *request) == [[0, 1], [2, 3]]
-    assert refused(INF1, INF1.devices_mask((0, 1, 2)), *request).code == "not-free"
-
-
-def test_init_containers_nest_in_each_other() -> None:
-    request = (
-        device(1, "i", ContainerKind.INIT),
-        device(3, "j", ContainerKind.INIT),
-        device(2, "k", ContainerKind.INIT),
-        device(3, "a"),
-    )
-    first, second, third, app = placed(INF2_LINE, INF2_LINE.devices_mask((2, 3, 4)), *request)
-    assert set(first) < set(second) == set(app)
-    assert set(third) < set(second)
-
-
-def test_nothing_is_re_used_under_another_resource_name() -> None:
-    init, app = placed(TRN1, TRN1.all_mask, neuron(1, "i", ContainerKind.INIT), device(1, "a"))
-    assert init != app
-    assert refused(TRN1, TRN1.device_mask(0), neuron(1, "i", ContainerKind.INIT), device(1, "a")).may_pass
-    assert refused(INF1, INF1.device_mask(0), core(4, "i", ContainerKind.INIT), device(1, "a")).may_pass
-
-
-def test_a_single_does_not_stand_in_the_way_of_a_row_beside_it() -> None:
-    free = TRN1.devices_mask((0, 1, 2, 3, 9))
-    assert placed(TRN1, free, device(1, "a"), device(4, "b")) == [[9], [0, 1, 2, 3]]
-
-
-def test_p32_containers_that_share_no_silicon_take_leftovers_too() -> None:
-    free = TRN1.devices_mask((0, 1, 2, 3, 9, 13))
-    assert placed(TRN1, free, device(1, "a"), device(1, "b")) == [[9], [13]]
-
-
-def test_what_an_init_container_leaves_cannot_be_left_aside() -> None:
-    """The kubelet gives the last container the third of the init container's devices first: 2 and 4 are no set."""
-    free = INF2_RING.devices_mask((0, 1, 2, 4, 5, 7, 8))
-    init = device(3, "i", ContainerKind.INIT)
-    assert refused(INF2_RING, free, init, device(2, "a"), device(2, "b")).may_pass
-    assert placed(INF2_RING, free, init, device(3, "a"), device(2, "b"), device(2, "c"))[2:] == [[4, 5], [7, 8]]
+@pytest.mark.parametrize(("geometry", "free", "asked", "expected"), PLACED.values(), ids=PLACED)
+def test_which_sets_the_containers_of_a_pod_get(geometry: Geometry, free: str, asked: str, expected: str) -> None:
+    request, free_mask = request_of(asked), cores_of(geometry, free)
+    if expected.startswith("!"):
+        found = refused(geometry, free_mask, *request)
+        assert expected.lstrip("!") in {found.code, found.text}
+        assert found.may_pass is not expected.startswith("!!")
+    else:
+        assert " ".join(map(ranges, placed(geometry, free_mask, *request))) == expected
 
 
 def test_a_search_that_would_never_end_is_given_up() -> None:
     """One window of four fits in each of sixteen devices; to find that out by trying all would take for ever."""
     torn_everywhere = WIDE_LINE.mask_of(Unit.CORE, (number for number in range(128) if number % 8 != 7))
     assert refused(WIDE_LINE, torn_everywhere, *(core(4, f"c{index}") for index in range(17))).may_pass
-
-
-def test_a_dead_end_of_the_cheapest_sets_is_left_again() -> None:
-    free = INF2_RING.devices_mask((0, 1, 2, 4, 5, 7, 8, 9))
-    lists = placed(INF2_RING, free, device(2, "a"), device(3, "b"), device(3, "c"))
-    assert [len(ids) for ids in lists] == [2, 3, 3]
 
 
 @pytest.mark.parametrize(
@@ -312,21 +285,6 @@ def test_t18_five_windows_of_three_cores_never_fit_four_devices_of_four() -> Non
     refusal = place_on(INF1, INF1.all_mask, INF1.all_mask & ~1, tuple(core(3, f"c{index}") for index in range(5)))
     assert isinstance(refusal, Rejection)
     assert not refusal.may_pass
-
-
-def test_the_container_that_can_never_fit_is_the_reason() -> None:
-    assert refused(TRN1, TRN1.all_mask, device(4, "a"), device(7, "b")).code == "unsupported-count"
-
-
-def test_all_together_are_said_to_be_too_many_in_the_unit_they_ask_for() -> None:
-    seven = TRN1.devices_mask(range(7))
-    assert refused(TRN1, seven, device(4, "a"), device(4, "b")).text == "Fewer than 8 free Neuron devices"
-    assert refused(TRN1, seven, device(4, "a"), core(8, "b")).text == "Fewer than 16 free Neuron cores"
-
-
-def test_enough_free_but_no_two_rows_is_fragmented() -> None:
-    torn = TRN1.devices_mask((0, 1, 2, 3, 5, 6, 9, 10, 13))
-    assert refused(TRN1, torn, device(4, "a"), device(4, "b")).text == "No free linked set of 4 Neuron devices"
 
 
 def test_t25_an_unhealthy_device_is_in_no_new_set_whatever_is_free() -> None:
@@ -376,43 +334,3 @@ def test_more_containers_than_any_pod_has_are_refused_without_a_search(kind: Con
     assert refused(TRN1, TRN1.all_mask, *crowd).code == "too-many"
     most = place(INF1_RING, INF1_RING.all_mask, crowd[:MOST_CONTAINERS])
     assert isinstance(most, Rejection) == (kind is not ContainerKind.INIT), "init containers all use the same core"
-
-
-# Cores that have to be aligned.
-
-
-def cores_free(*held: int) -> int:
-    return TRN2.all_mask & ~TRN2.mask_of(Unit.CORE, held)
-
-
-def only_cores(*ids: int) -> int:
-    return TRN2.mask_of(Unit.CORE, ids)
-
-
-def test_each_container_of_a_pod_gets_an_aligned_slice() -> None:
-    assert placed(TRN2, cores_free(0, *range(8, 64)), core(2, "a"), core(2, "b")) == [[2, 3], [4, 5]]
-    assert placed(TRN2, cores_free(*range(4, 8)), core(3, "a"), core(8, "b")) == [[0, 1, 2], list(range(8, 16))]
-
-
-def test_a_container_is_aligned_in_what_init_containers_leave() -> None:
-    init = core(4, "i", ContainerKind.INIT)
-    assert placed(TRN2, only_cores(*range(4)), init, core(2, "a"), core(2, "b")) == [[0, 1, 2, 3], [0, 1], [2, 3]]
-    side = core(1, "s", ContainerKind.SIDECAR)
-    assert placed(TRN2, only_cores(*range(4)), init, side, core(3, "a")) == [[0, 1, 2, 3], [3], [0, 1, 2]]
-
-
-@pytest.mark.parametrize(("free", "count"), [((1, 2), 2), ((1, 2, 3), 3), (tuple(range(4, 12)), 8)])
-def test_cores_that_lie_side_by_side_and_are_not_aligned_are_refused(free: tuple[int, ...], count: int) -> None:
-    refusal = refused(TRN2, only_cores(*free), core(count))
-    assert (refusal.text, refusal.may_pass) == (f"No free aligned set of {count} Neuron cores", True)
-
-
-def test_where_a_pod_of_an_older_version_has_cores_that_are_not_aligned_the_others_are_given_out_aligned() -> None:
-    assert placed(TRN2, cores_free(1, 2, *range(8, 64)), core(2)) == [[4, 5]]
-    assert placed(TRN2, cores_free(1, 2, *range(8, 64)), core(1)) == [[0]]
-
-
-def test_a_single_core_leaves_two_devices_whole_for_a_slice_of_eight() -> None:
-    """Device 0 is broken: its neighbour serves no slice of two devices any more."""
-    assert placed(TRN2, cores_free(*range(4)), neuron(1)) == [[1]]
-    assert placed(TRN2, cores_free(*range(4), *range(4, 8)), core(4)) == [[8, 9, 10, 11]]

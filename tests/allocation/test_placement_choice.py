@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from neuron_plugin.allocation.placement import candidates, choose, fitting, why_not
 from neuron_plugin.allocation.rejection import Rejection
+from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.topology import Geometry, Unit, valid_sets
-from tests.allocation.nodes import any_geometry, counts, free_masks
+from tests.allocation.nodes import any_geometry, cores_of, counts, free_masks
 from tests.topology.oracle import (
     INF1,
     INF2_LINE,
@@ -24,12 +25,6 @@ from tests.topology.oracle import (
 )
 
 units = st.sampled_from(Unit)
-
-
-def devices_chosen(geometry: Geometry, free_devices: list[int] | range, count: int) -> list[int]:
-    chosen = choose(geometry, geometry.devices_mask(free_devices), Unit.DEVICE, count)
-    assert not isinstance(chosen, Rejection), chosen.text
-    return list(geometry.devices_touched(chosen))
 
 
 def reason(geometry: Geometry, free: int, unit: Unit, count: int) -> str:
@@ -136,27 +131,35 @@ def test_t12_three_cores_on_trn1_get_the_vendors_sentence_for_cores() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "free",
-    [[1, 2], [1, 5, 9, 13], [9, 10, 13, 14], [2, 3, 4, 5], [0, 1, 2, 4, 5, 6, 8, 9, 10]],
-    ids=["pair", "column", "square", "straddling run", "rows of three"],
-)
-def test_t16_what_is_linked_but_no_row_is_refused_as_fragmented_or_not_free(free: list[int]) -> None:
-    expected = "fragmented" if len(free) >= 4 else "not-free"
-    assert reason(TRN1, TRN1.devices_mask(free), Unit.DEVICE, 4) == expected
+CHOICES = {
+    "t16 a linked pair is no row": (TRN1, "1-2", 4, "not-free"),
+    "t16 a column is no row": (TRN1, "1,5,9,13", 4, "fragmented"),
+    "t16 a square is no row": (TRN1, "9,10,13,14", 4, "fragmented"),
+    "t16 a run across two rows is no row": (TRN1, "2-5", 4, "fragmented"),
+    "t16 rows of three are no row": (TRN1, "0-2,4-6,8-10", 4, "fragmented"),
+    "t16 eight devices across the halves are no half": (TRN1, "4-11", 8, "fragmented"),
+    "t15 two devices across the wrap of a ring": (INF2_RING, "0,11", 2, "fragmented"),
+    "three devices are never every other one": (INF2_LINE, "0,2,4", 3, "fragmented"),
+    "but three in a row": (INF2_LINE, "0,2-4", 3, "2-4"),
+    "p24 a set never bridges a missing device": (INF1, "0,1,3", 3, "fragmented"),
+    "p32 a single device is a leftover and no fresh row": (TRN1, "0-3,9", 1, "9"),
+    "p32 nor of a fresh half": (TRN1, "4-11,14", 1, "14"),
+    "a row comes from a broken half": (TRN1, "0-7,9-15", 4, "12-15"),
+    "a line is filled from its tightest gap": (INF2_RING, "0-4,6,7,9-11", 2, "6-7"),
+    "t24 ten comes after nine": (INF2_RING, "9-11", 3, "9-11"),
+}
+"""Free devices, how many are asked for, and those that are chosen, or why there are none."""
 
 
-def test_t16_eight_free_devices_across_the_halves_are_no_half() -> None:
-    assert reason(TRN1, TRN1.devices_mask(range(4, 12)), Unit.DEVICE, 8) == "fragmented"
+@pytest.mark.parametrize(("geometry", "free", "count", "expected"), CHOICES.values(), ids=CHOICES)
+def test_which_devices_are_chosen(geometry: Geometry, free: str, count: int, expected: str) -> None:
+    chosen = choose(geometry, cores_of(geometry, free), Unit.DEVICE, count)
+    found = chosen.code if isinstance(chosen, Rejection) else ranges(geometry.devices_touched(chosen))
+    assert found == expected
 
 
-def test_t15_two_devices_across_the_wrap_of_a_ring_do_not_fit() -> None:
-    assert reason(INF2_RING, INF2_RING.devices_mask((0, 11)), Unit.DEVICE, 2) == "fragmented"
-
-
-def test_three_devices_on_inf2_are_consecutive_and_never_every_other_one() -> None:
-    assert reason(INF2_LINE, INF2_LINE.devices_mask((0, 2, 4)), Unit.DEVICE, 3) == "fragmented"
-    assert devices_chosen(INF2_LINE, [0, 2, 3, 4], 3) == [2, 3, 4]
+def test_p24_cores_never_bridge_a_missing_device() -> None:
+    assert reason(INF1, cores_of(INF1, "0,1,3"), Unit.CORE, 9) == "fragmented"
 
 
 def test_t14_nine_cores_are_the_first_nine_and_leave_only_the_last_device_whole() -> None:
@@ -177,34 +180,11 @@ def test_t17_all_devices_fit_only_on_a_wholly_free_node() -> None:
         assert reason(geometry, but_one_core, Unit.CORE, geometry.core_count) == "not-free"
 
 
-def test_p24_a_set_never_bridges_a_missing_device() -> None:
-    present = INF1.devices_mask((0, 1, 3))
-    assert reason(INF1, present, Unit.DEVICE, 3) == "fragmented"
-    assert reason(INF1, present, Unit.CORE, 9) == "fragmented"
-
-
-def test_p32_a_single_device_is_a_leftover_and_no_fresh_row() -> None:
-    assert devices_chosen(TRN1, [0, 1, 2, 3, 9], 1) == [9]
-    assert devices_chosen(TRN1, [*range(4, 12), 14], 1) == [14]
-
-
 def test_p32_a_single_core_comes_from_a_broken_device() -> None:
     free = TRN2_LNC1.all_mask & ~TRN2_LNC1.mask_of(Unit.CORE, [77])
     chosen = choose(TRN2_LNC1, free, Unit.CORE, 1)
     assert not isinstance(chosen, Rejection)
     assert TRN2_LNC1.devices_touched(chosen) == (9,)
-
-
-def test_a_row_comes_from_a_broken_half() -> None:
-    assert devices_chosen(TRN1, [*range(8), *range(9, 16)], 4) == [12, 13, 14, 15]
-
-
-def test_a_line_is_filled_from_its_tightest_gap() -> None:
-    assert devices_chosen(INF2_RING, [0, 1, 2, 3, 4, 6, 7, 9, 10, 11], 2) == [6, 7]
-
-
-def test_t24_ten_comes_after_nine() -> None:
-    assert devices_chosen(INF2_RING, [9, 10, 11], 3) == [9, 10, 11]
 
 
 def test_p46_a_smaller_linked_part_is_chosen_out_of_what_a_pod_holds() -> None:

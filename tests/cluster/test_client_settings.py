@@ -6,14 +6,18 @@ import asyncio
 import json
 import ssl
 import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
 
 from neuron_plugin.backoff import Clock
 from neuron_plugin.cluster.api import ApiRequest, ConnectionSettingsError, UnreachableError
-from neuron_plugin.cluster.client import ClientTimes, Kubeconfig, _environment_proxy, connect
+from neuron_plugin.cluster.client import ClientTimes, Kubeconfig, KubernetesApi, _environment_proxy, connect
 from neuron_plugin.cluster.credentials import (
     EXEC_VERSIONS,
     TOKEN_SECONDS,
@@ -26,6 +30,8 @@ from tests.support.api_server import StandInApiServer
 
 PODS = ApiRequest("GET", "/api/v1/pods")
 WATCH = ApiRequest("GET", "/api/v1/pods", {"watch": "true", "resourceVersion": "1", "allowWatchBookmarks": "true"})
+FIRST, SECOND = "first", "second"
+"""Tokens: the server's and the client's at the start, and what the server wants later."""
 
 
 class FakeTime:
@@ -38,135 +44,171 @@ class FakeTime:
         return self.now
 
 
-# Tokens.
-
-
-async def test_the_token_goes_out(tmp_path: Path) -> None:
-    async with (
-        StandInApiServer(token="secret") as server,  # noqa: S106 - a simulated server's
-        await connect(server.write_kubeconfig(tmp_path / "kubeconfig")) as api,
-    ):
-        assert (await api.request(PODS, timeout_seconds=5)).status == 200
-
-
-async def test_a_wrong_token_is_refused(tmp_path: Path) -> None:
-    async with StandInApiServer(token="secret") as server:  # noqa: S106 - as above
-        kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
-        kubeconfig.write_text(kubeconfig.read_text().replace("secret", "guess"))
-        async with await connect(kubeconfig) as api:
-            assert (await api.request(PODS, timeout_seconds=5)).status == 401
-
-
-async def test_a_new_token_is_read_when_the_old_one_is_refused(tmp_path: Path) -> None:
-    async with StandInApiServer(token="first") as server:  # noqa: S106 - as above
-        kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
-        async with await connect(kubeconfig) as api:
-            assert (await api.request(PODS, timeout_seconds=5)).status == 200
-            server.rotate(token="second")  # noqa: S106 - as above
-            server.write_kubeconfig(kubeconfig)
-            assert (await api.request(PODS, timeout_seconds=5)).status == 200
-            async with api.stream(WATCH, silence_seconds=5):
-                pass
-
-
-async def test_refused_credentials_are_not_read_again_all_the_time(
-    tmp_path: Path,
-) -> None:
-    time = FakeTime()
-    async with StandInApiServer(token="first") as server:  # noqa: S106 - as above
-        kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
-        async with await connect(kubeconfig, clock=Clock(now=time)) as api:
-            server.rotate(token="second")  # noqa: S106 - as above
-            assert [(await api.request(PODS, timeout_seconds=5)).status for _ in range(5)] == [401] * 5
-            assert len(server.requests) == 6, "the first was tried again with what the file said"
-            server.write_kubeconfig(kubeconfig)
-            assert (await api.request(PODS, timeout_seconds=5)).status == 401
-            time.now += 10
-            assert (await api.request(PODS, timeout_seconds=5)).status == 200
-
-
-async def test_calls_refused_at_the_same_time_read_the_credentials_once(tmp_path: Path) -> None:
-    async with StandInApiServer(token="first") as server:  # noqa: S106 - as above
-        kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
-        async with await connect(kubeconfig, clock=Clock(now=lambda: 0.0)) as api:
-            server.rotate(token="second")  # noqa: S106 - as above
-            server.write_kubeconfig(kubeconfig)
-            answers = await asyncio.gather(*(api.request(PODS, timeout_seconds=5) for _ in range(8)))
-            assert [answer.status for answer in answers] == [200] * 8, "once: the clock stands still"
-
-
-async def test_a_watch_on_credentials_that_were_replaced_ends(tmp_path: Path) -> None:
-    """The reflector opens it again; so that old connections do not pile up."""
-    async with StandInApiServer(token="first") as server:  # noqa: S106 - as above
-        kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
-        async with await connect(kubeconfig) as api, api.stream(WATCH, silence_seconds=5) as lines:
-            server.rotate(token="second")  # noqa: S106 - as above
-            server.write_kubeconfig(kubeconfig)
-            assert (await api.request(PODS, timeout_seconds=5)).status == 200
-            with pytest.raises(UnreachableError):
-                await anext(lines)
-
-
-async def test_a_kubeconfig_that_vanished_leaves_the_refusal(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with StandInApiServer(token="first") as server:  # noqa: S106 - as above
-        kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
-        async with await connect(kubeconfig) as api:
-            server.rotate(token="second")  # noqa: S106 - as above
-            kubeconfig.unlink()
-            assert (await api.request(PODS, timeout_seconds=5)).status == 401
-    assert caplog.messages == ["credentials for the API server cannot be loaded again"], "and no word of the library"
-
-
-def log_in_with(kubeconfig: Path, user: dict[str, object]) -> Path:
-    """Rewrite a kubeconfig so that its user has these credentials and no other."""
+def changed(kubeconfig: Path, user: dict[str, object] | None = None, /, **cluster: object) -> Path:
+    """Rewrite a kubeconfig so that its user has these credentials and no other, and its cluster these settings."""
     content = json.loads(kubeconfig.read_text())
-    content["users"][0]["user"] = user
+    content["users"][0]["user"] = content["users"][0]["user"] if user is None else user
+    content["clusters"][0]["cluster"] |= cluster
     kubeconfig.write_text(json.dumps(content))
     return kubeconfig
 
 
-async def test_the_token_of_an_exec_plugin_goes_out(tmp_path: Path) -> None:
+async def status(api: KubernetesApi) -> int:
+    return (await api.request(PODS, timeout_seconds=5)).status
+
+
+@dataclass
+class Connected:
+    """A server, and a client that read the server's kubeconfig."""
+
+    server: StandInApiServer
+    kubeconfig: Path
+    api: KubernetesApi
+
+    async def status(self) -> int:
+        return await status(self.api)
+
+    def rotate(self, *, written: bool) -> None:
+        """Another token is wanted, and the kubeconfig has it."""
+        self.server.rotate(token=SECOND)
+        if written:
+            self.server.write_kubeconfig(self.kubeconfig)
+
+
+Connecting = Callable[..., AbstractAsyncContextManager[Connected]]
+
+
+@pytest.fixture
+def connected(tmp_path: Path) -> Connecting:
+    """A server with these options, and a client; ``user`` is whose credentials the client's kubeconfig has."""
+
+    @asynccontextmanager
+    async def connecting(
+        user: dict[str, object] | None = None, clock: Clock | None = None, **options: Any
+    ) -> AsyncIterator[Connected]:
+        async with StandInApiServer(**options) as server:
+            kubeconfig = changed(server.write_kubeconfig(tmp_path / "kubeconfig"), user)
+            async with await connect(kubeconfig, clock=clock or Clock()) as api:
+                yield Connected(server, kubeconfig, api)
+
+    return connecting
+
+
+# Tokens.
+
+
+@pytest.mark.parametrize(("user", "expected"), [(None, 200), ({"token": "guess"}, 401)])
+async def test_the_token_goes_out(connected: Connecting, user: dict[str, object] | None, expected: int) -> None:
+    async with connected(user, token=FIRST) as client:
+        assert await client.status() == expected
+
+
+async def test_a_new_token_is_read_when_the_old_one_is_refused(connected: Connecting) -> None:
+    async with connected(token=FIRST) as client:
+        assert await client.status() == 200
+        client.rotate(written=True)
+        assert await client.status() == 200
+        async with client.api.stream(WATCH, silence_seconds=5):
+            pass
+
+
+async def test_refused_credentials_are_not_read_again_all_the_time(connected: Connecting) -> None:
+    time = FakeTime()
+    async with connected(token=FIRST, clock=Clock(now=time)) as client:
+        client.rotate(written=False)
+        assert [await client.status() for _ in range(5)] == [401] * 5
+        assert len(client.server.requests) == 6, "the first was tried again with what the file said"
+        client.rotate(written=True)
+        assert await client.status() == 401
+        time.now += 10
+        assert await client.status() == 200
+
+
+async def test_calls_refused_at_the_same_time_read_the_credentials_once(connected: Connecting) -> None:
+    async with connected(token=FIRST, clock=Clock(now=lambda: 0.0)) as client:
+        client.rotate(written=True)
+        answers = await asyncio.gather(*(client.status() for _ in range(8)))
+        assert answers == [200] * 8, "once: the clock stands still"
+
+
+async def test_a_watch_on_credentials_that_were_replaced_ends(connected: Connecting) -> None:
+    """The reflector opens it again; so that old connections do not pile up."""
+    async with connected(token=FIRST) as client, client.api.stream(WATCH, silence_seconds=5) as lines:
+        client.rotate(written=True)
+        assert await client.status() == 200
+        with pytest.raises(UnreachableError):
+            await anext(lines)
+
+
+async def test_a_kubeconfig_that_vanished_leaves_the_refusal(
+    connected: Connecting, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with connected(token=FIRST) as client:
+        client.rotate(written=False)
+        client.kubeconfig.unlink()
+        assert await client.status() == 401
+    assert caplog.messages == ["credentials for the API server cannot be loaded again"], "and no word of the library"
+
+
+async def test_a_token_file_is_read_and_comes_before_a_token(connected: Connecting, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(f"{FIRST}\n")
+    async with connected({"tokenFile": "token", "token": "old"}, token=FIRST) as client:
+        assert await client.status() == 200
+
+
+# Exec plugins.
+
+
+def exec_plugin(script: str, **fields: object) -> dict[str, object]:
+    """A user whose credentials a program prints."""
+    plugin = {"apiVersion": EXEC_VERSIONS[0], "command": sys.executable, "args": ["-c", script], **fields}
+    return {"exec": plugin}
+
+
+async def test_the_token_of_an_exec_plugin_goes_out(connected: Connecting) -> None:
     version = "client.authentication.k8s.io/v1"
-    credential = {"kind": "ExecCredential", "apiVersion": version, "status": {"token": "secret"}}
-    plugin = {
-        "apiVersion": version,
-        "command": sys.executable,
-        "args": ["-c", f"print({json.dumps(credential)!r})"],
-        "interactiveMode": "Never",
-    }
-    async with StandInApiServer(token="secret") as server:  # noqa: S106 - as above
-        kubeconfig = log_in_with(server.write_kubeconfig(tmp_path / "kubeconfig"), {"exec": plugin})
-        async with await connect(kubeconfig) as api:
-            assert (await api.request(PODS, timeout_seconds=5)).status == 200
+    credential = {"kind": "ExecCredential", "apiVersion": version, "status": {"token": FIRST}}
+    user = exec_plugin(f"print({json.dumps(credential)!r})", apiVersion=version, interactiveMode="Never")
+    async with connected(user, token=FIRST) as client:
+        assert await client.status() == 200
+
+
+async def test_an_exec_plugin_is_asked_again_when_what_it_gave_has_expired(
+    connected: Connecting, tmp_path: Path
+) -> None:
+    """Before a request is refused: each answer says how long it is good for."""
+    script = (
+        f"import json, pathlib; file = pathlib.Path({str(tmp_path / 'asked')!r})\n"
+        "asked = file.read_text() if file.exists() else ''; file.write_text(asked + 'x')\n"
+        "when = '2100-01-01T00:00:00Z' if asked else '2000-01-01T00:00:00Z'\n"
+        "print(json.dumps({'status': {'token': 'first' if asked else 'old', 'expirationTimestamp': when}}))"
+    )
+    async with connected(exec_plugin(script), token=FIRST) as client:
+        assert [await client.status() for _ in range(2)] == [200, 200]
+        assert len(client.server.requests) == 2, "none was refused"
+    assert (tmp_path / "asked").read_text() == "xx"
+
+
+async def test_an_exec_plugin_learns_what_it_is_asked_for(connected: Connecting) -> None:
+    script = (
+        "import json, os; asked = json.loads(os.environ['KUBERNETES_EXEC_INFO'])\n"
+        "token = f\"{asked['kind']} {asked['spec']['cluster']['server'][:4]} {os.environ['ROLE']}\"\n"
+        "print(json.dumps({'status': {'token': token.replace(' ', '-')}}))"
+    )
+    asked, token = (
+        exec_plugin(script, provideClusterInfo=True, env=[{"name": "ROLE", "value": "reader"}]),
+        "-http-reader",
+    )
+    async with connected(asked, token=f"ExecCredential{token}") as client:
+        assert await client.status() == 200
 
 
 # Certificates.
 
 
-async def test_a_client_certificate_is_shown_to_a_server_that_wants_one(tmp_path: Path) -> None:
-    authority = trustme.CA()
-    context = tls_of(authority)
-    context.verify_mode = ssl.CERT_REQUIRED
-    authority.configure_trust(context)
-    issued = authority.issue_cert("client@example.org")
-    issued.cert_chain_pems[0].write_to_path(tmp_path / "tls.crt")
-    issued.private_key_pem.write_to_path(tmp_path / "tls.key")
-    shown: dict[str, object] = {
-        "client-certificate": str(tmp_path / "tls.crt"),
-        "client-key": str(tmp_path / "tls.key"),
-    }
-    async with StandInApiServer(tls=context, ca=pem(authority)) as server:
-        kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
-        async with await connect(kubeconfig) as api:
-            with pytest.raises(UnreachableError):
-                await api.request(PODS, timeout_seconds=5)
-        async with await connect(log_in_with(kubeconfig, shown)) as api:
-            assert (await api.request(PODS, timeout_seconds=5)).status == 200
-
-
-def tls_of(authority: trustme.CA) -> ssl.SSLContext:
+def tls_of(authority: trustme.CA, name: str = "127.0.0.1") -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert("127.0.0.1").configure_cert(context)
+    authority.issue_cert(name).configure_cert(context)
     return context
 
 
@@ -174,121 +216,133 @@ def pem(authority: trustme.CA) -> str:
     return authority.cert_pem.bytes().decode()
 
 
-async def test_a_rotated_ca_is_read_when_the_handshake_fails(tmp_path: Path) -> None:
-    old, new = trustme.CA(), trustme.CA()
-    async with StandInApiServer(tls=tls_of(old), ca=pem(old)) as server:
-        kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
-        async with await connect(kubeconfig) as api:
-            assert (await api.request(PODS, timeout_seconds=5)).status == 200
-            await server.stop()
-            server.rotate(tls=tls_of(new), ca=pem(new))
-            await server.start()
-            server.write_kubeconfig(kubeconfig)
-            assert (await api.request(PODS, timeout_seconds=5)).status == 200
+@pytest.fixture
+def authority() -> trustme.CA:
+    return trustme.CA()
 
 
-async def test_a_new_certificate_of_the_same_ca_needs_nothing(tmp_path: Path) -> None:
-    authority = trustme.CA()
-    async with (
-        StandInApiServer(tls=tls_of(authority), ca=pem(authority)) as server,
-        await connect(server.write_kubeconfig(tmp_path / "kubeconfig")) as api,
-    ):
-        await server.stop()
-        server.rotate(tls=tls_of(authority))
-        await server.start()
-        (tmp_path / "kubeconfig").unlink()
-        assert (await api.request(PODS, timeout_seconds=5)).status == 200
+async def test_a_client_certificate_is_shown_to_a_server_that_wants_one(
+    connected: Connecting, authority: trustme.CA, tmp_path: Path
+) -> None:
+    context = tls_of(authority)
+    context.verify_mode = ssl.CERT_REQUIRED
+    authority.configure_trust(context)
+    issued = authority.issue_cert("client@example.org")
+    issued.cert_chain_pems[0].write_to_path(tmp_path / "tls.crt")
+    issued.private_key_pem.write_to_path(tmp_path / "tls.key")
+    shown = {"client-certificate": str(tmp_path / "tls.crt"), "client-key": str(tmp_path / "tls.key")}
+    async with connected(tls=context, ca=pem(authority)) as client:
+        with pytest.raises(UnreachableError):
+            await client.status()
+        async with await connect(changed(client.kubeconfig, dict(shown))) as api:
+            assert await status(api) == 200
 
 
-async def test_a_server_that_is_not_trusted_is_unreachable(tmp_path: Path) -> None:
-    async with (
-        StandInApiServer(tls=tls_of(trustme.CA()), ca=pem(trustme.CA())) as server,
-        await connect(server.write_kubeconfig(tmp_path / "kubeconfig")) as api,
-    ):
-        with pytest.raises(UnreachableError, match="certificate verify failed") as raised:
-            await api.request(PODS, timeout_seconds=5)
-        assert not raised.value.may_have_arrived
-        assert "ssl:" not in str(raised.value), "what aiohttp calls its settings"
+async def test_a_rotated_ca_is_read_when_the_handshake_fails(connected: Connecting, authority: trustme.CA) -> None:
+    new = trustme.CA()
+    async with connected(tls=tls_of(authority), ca=pem(authority)) as client:
+        assert await client.status() == 200
+        await client.server.stop()
+        client.server.rotate(tls=tls_of(new), ca=pem(new))
+        await client.server.start()
+        client.server.write_kubeconfig(client.kubeconfig)
+        assert await client.status() == 200
+
+
+async def test_a_new_certificate_of_the_same_ca_needs_nothing(connected: Connecting, authority: trustme.CA) -> None:
+    async with connected(tls=tls_of(authority), ca=pem(authority)) as client:
+        await client.server.stop()
+        client.server.rotate(tls=tls_of(authority))
+        await client.server.start()
+        client.kubeconfig.unlink()
+        assert await client.status() == 200
+
+
+async def test_a_server_that_is_not_trusted_is_unreachable(connected: Connecting, authority: trustme.CA) -> None:
+    async with connected(tls=tls_of(trustme.CA()), ca=pem(authority)) as client:
+        for _ in range(2):
+            with pytest.raises(UnreachableError, match="certificate verify failed") as raised:
+                await client.status()
+            assert not raised.value.may_have_arrived
+            assert "ssl:" not in str(raised.value), "what aiohttp calls its settings"
+
+
+async def test_the_name_in_the_servers_certificate_may_be_another_than_its_address(
+    connected: Connecting, authority: trustme.CA
+) -> None:
+    async with connected(tls=tls_of(authority, "api.example"), ca=pem(authority)) as client:
         with pytest.raises(UnreachableError, match="certificate verify failed"):
-            await api.request(PODS, timeout_seconds=5)
+            await client.status()
+        for more in ({"tls-server-name": "api.example"}, {"insecure-skip-tls-verify": True}):
+            client.server.write_kubeconfig(client.kubeconfig)
+            async with await connect(changed(client.kubeconfig, **more)) as api:
+                assert await status(api) == 200
 
 
-# Settings.
+# In a pod.
 
 
 @pytest.fixture
-def service_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The files that the kubelet mounts into a pod."""
+def service_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, authority: trustme.CA) -> Path:
+    """The files that the kubelet mounts into a pod, and where it says that the API server is."""
     monkeypatch.setattr("neuron_plugin.cluster.credentials.SERVICE_ACCOUNT", tmp_path)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
+    (tmp_path / "token").write_text(FIRST)
+    (tmp_path / "ca.crt").write_text(pem(authority))
     return tmp_path
 
 
-async def test_in_a_pod_the_token_is_read_again_before_the_old_one_expires(
-    service_account: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("later", "requests"), [(0.0, 3), (TOKEN_SECONDS, 2)])
+async def test_in_a_pod_the_token_is_read_again_when_it_is_refused_and_before_it_expires(
+    service_account: Path, monkeypatch: pytest.MonkeyPatch, authority: trustme.CA, later: float, requests: int
 ) -> None:
-    authority = trustme.CA()
-    async with StandInApiServer(token="first", tls=tls_of(authority), ca=pem(authority)) as server:  # noqa: S106 - as above
+    async with StandInApiServer(token=FIRST, tls=tls_of(authority), ca=pem(authority)) as server:
         monkeypatch.setenv("KUBERNETES_SERVICE_PORT", server.url.rpartition(":")[2])
-        (service_account / "token").write_text("first")
-        (service_account / "ca.crt").write_text(pem(authority))
         time = FakeTime()
         async with await connect(None, clock=Clock(now=time)) as api:
-            assert (await api.request(PODS, timeout_seconds=5)).status == 200
-            (service_account / "token").write_text("second")
-            server.rotate(token="second")  # noqa: S106 - as above
-            time.now += TOKEN_SECONDS
-            assert (await api.request(PODS, timeout_seconds=5)).status == 200
-            assert len(server.requests) == 2, "it was not refused first"
+            assert await status(api) == 200
+            (service_account / "token").write_text(SECOND)
+            server.rotate(token=SECOND)
+            time.now += later
+            assert await status(api) == 200
+            assert len(server.requests) == requests
 
 
-async def test_in_a_pod_the_service_account_is_used_and_its_new_token_read(
-    service_account: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", r"token file .* is empty; is the service account's volume"),
+        (None, r"No such file .* is the service account's volume mounted"),
+    ],
+)
+async def test_in_a_pod_a_token_that_is_gone_is_an_error_of_its_own(
+    service_account: Path, content: str | None, said: str
 ) -> None:
-    authority = trustme.CA()
-    async with StandInApiServer(token="first", tls=tls_of(authority), ca=pem(authority)) as server:  # noqa: S106 - as above
-        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", server.url.rpartition(":")[2])
-        (service_account / "token").write_text("first")
-        (service_account / "ca.crt").write_text(pem(authority))
-        async with await connect(None) as api:
-            assert (await api.request(PODS, timeout_seconds=5)).status == 200
-            server.rotate(token="second")  # noqa: S106 - as above
-            (service_account / "token").write_text("second")
-            assert (await api.request(PODS, timeout_seconds=5)).status == 200
-
-
-async def test_in_a_pod_a_token_that_became_empty_is_an_error_of_its_own(
-    service_account: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    authority = trustme.CA()
-    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
-    (service_account / "token").write_text("first")
-    (service_account / "ca.crt").write_text(pem(authority))
-    async with await connect(None) as api:
-        (service_account / "token").write_text("")
-        with pytest.raises(ConnectionSettingsError, match=r"token file .* is empty; is the service account's volume"):
-            await api.request(PODS, timeout_seconds=5)
-
-
-async def test_in_a_pod_a_token_that_vanished_is_an_error_of_its_own(
-    service_account: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    authority = trustme.CA()
-    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
-    (service_account / "token").write_text("first")
-    (service_account / "ca.crt").write_text(pem(authority))
     async with await connect(None) as api:
         (service_account / "token").unlink()
-        with pytest.raises(ConnectionSettingsError, match=r"No such file .* is the service account's volume mounted"):
-            await api.request(PODS, timeout_seconds=5)
+        if content is not None:
+            (service_account / "token").write_text(content)
+        with pytest.raises(ConnectionSettingsError, match=said):
+            await status(api)
 
 
-@pytest.mark.usefixtures("service_account")
-async def test_outside_of_a_pod_and_without_a_kubeconfig_there_is_an_error_that_says_what_to_do() -> None:
+async def test_outside_of_a_pod_and_without_a_kubeconfig_there_is_an_error_that_says_what_to_do(
+    service_account: Path,
+) -> None:
+    (service_account / "token").unlink()
     with pytest.raises(
         ConnectionSettingsError, match=r"the pod's service account: .*; expected to run in a pod, or a kub"
     ):
         await connect(None)
+
+
+# Kubeconfigs that are of no use.
+
+
+async def test_a_missing_kubeconfig_is_an_error_that_names_it(tmp_path: Path) -> None:
+    with pytest.raises(ConnectionSettingsError, match=r"nowhere: No such file or directory: .*; expected a kubeconfig"):
+        await connect(tmp_path / "nowhere")
 
 
 WITHOUT_ITS_CLUSTER = """
@@ -324,14 +378,8 @@ async def test_a_useless_kubeconfig_is_an_error_that_names_it_and_what_is_wrong_
         assert spelled_for_python not in str(raised.value)
 
 
-def exec_plugin(script: str, **fields: object) -> dict[str, object]:
-    """A user whose credentials a program prints."""
-    plugin = {"apiVersion": EXEC_VERSIONS[0], "command": sys.executable, "args": ["-c", script], **fields}
-    return {"exec": plugin}
-
-
 async def test_a_kubeconfig_whose_exec_plugin_waits_for_input_is_an_error_that_names_it(tmp_path: Path) -> None:
-    kubeconfig = log_in_with(
+    kubeconfig = changed(
         StandInApiServer().write_kubeconfig(tmp_path / "kubeconfig"), exec_plugin("import time; time.sleep(60)")
     )
     with pytest.raises(ConnectionSettingsError, match=r"kubeconfig: not loaded within 0\.05 s; does its exec plugin"):
@@ -357,72 +405,13 @@ async def test_a_kubeconfig_whose_exec_plugin_waits_for_input_is_an_error_that_n
 async def test_credentials_that_cannot_be_had_are_an_error_that_says_why(
     tmp_path: Path, user: dict[str, object], said: str
 ) -> None:
-    kubeconfig = log_in_with(StandInApiServer().write_kubeconfig(tmp_path / "kubeconfig"), user)
+    kubeconfig = changed(StandInApiServer().write_kubeconfig(tmp_path / "kubeconfig"), user)
     with pytest.raises(ConnectionSettingsError, match=said):
         await connect(kubeconfig)
 
 
-async def test_an_exec_plugin_is_asked_again_when_what_it_gave_has_expired(tmp_path: Path) -> None:
-    """Before a request is refused: each answer says how long it is good for."""
-    script = (
-        f"import json, pathlib; file = pathlib.Path({str(tmp_path / 'asked')!r})\n"
-        "asked = file.read_text() if file.exists() else ''; file.write_text(asked + 'x')\n"
-        "when = '2100-01-01T00:00:00Z' if asked else '2000-01-01T00:00:00Z'\n"
-        "print(json.dumps({'status': {'token': 'new' if asked else 'old', 'expirationTimestamp': when}}))"
-    )
-    async with StandInApiServer(token="new") as server:  # noqa: S106 - as above
-        kubeconfig = log_in_with(server.write_kubeconfig(tmp_path / "kubeconfig"), exec_plugin(script))
-        async with await connect(kubeconfig) as api:
-            assert [(await api.request(PODS, timeout_seconds=5)).status for _ in range(2)] == [200, 200]
-        assert len(server.requests) == 2, "none was refused"
-    assert (tmp_path / "asked").read_text() == "xx"
+# Proxies.
 
-
-async def test_an_exec_plugin_learns_what_it_is_asked_for(tmp_path: Path) -> None:
-    script = (
-        "import json, os; asked = json.loads(os.environ['KUBERNETES_EXEC_INFO'])\n"
-        "token = f\"{asked['kind']} {asked['spec']['cluster']['server'][:4]} {os.environ['ROLE']}\"\n"
-        "print(json.dumps({'status': {'token': token.replace(' ', '-')}}))"
-    )
-    asked = exec_plugin(script, provideClusterInfo=True, env=[{"name": "ROLE", "value": "reader"}])
-    async with StandInApiServer(token="ExecCredential-http-reader") as server:  # noqa: S106 - as above
-        kubeconfig = log_in_with(server.write_kubeconfig(tmp_path / "kubeconfig"), asked)
-        async with await connect(kubeconfig) as api:
-            assert (await api.request(PODS, timeout_seconds=5)).status == 200
-
-
-async def test_a_token_file_is_read_and_comes_before_a_token(tmp_path: Path) -> None:
-    (tmp_path / "token").write_text("secret\n")
-    async with StandInApiServer(token="secret") as server:  # noqa: S106 - as above
-        user: dict[str, object] = {"tokenFile": "token", "token": "old"}
-        kubeconfig = log_in_with(server.write_kubeconfig(tmp_path / "kubeconfig"), user)
-        async with await connect(kubeconfig) as api:
-            assert (await api.request(PODS, timeout_seconds=5)).status == 200
-
-
-async def test_the_name_in_the_servers_certificate_may_be_another_than_its_address(tmp_path: Path) -> None:
-    authority = trustme.CA()
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert("api.example").configure_cert(context)
-    async with StandInApiServer(tls=context, ca=pem(authority)) as server:
-        kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
-        async with await connect(kubeconfig) as api:
-            with pytest.raises(UnreachableError, match="certificate verify failed"):
-                await api.request(PODS, timeout_seconds=5)
-        for more in ({"tls-server-name": "api.example"}, {"insecure-skip-tls-verify": True}):
-            content = json.loads(kubeconfig.read_text())
-            content["clusters"][0]["cluster"] |= more
-            (tmp_path / "other").write_text(json.dumps(content))
-            async with await connect(tmp_path / "other") as api:
-                assert (await api.request(PODS, timeout_seconds=5)).status == 200
-
-
-async def test_a_missing_kubeconfig_is_an_error_that_names_it(tmp_path: Path) -> None:
-    with pytest.raises(ConnectionSettingsError, match=r"nowhere: No such file or directory: .*; expected a kubeconfig"):
-        await connect(tmp_path / "nowhere")
-
-
-PODS = ApiRequest("GET", "/api/v1/pods")
 PROXY = "http://proxy.example:3128"
 BY_ADDRESS = "https://172.20.0.1:443"
 BY_NAME = "https://abc.gr7.eu-west-1.eks.amazonaws.com:443"
@@ -437,64 +426,54 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def test_without_a_proxy_in_the_environment_there_is_none() -> None:
-    assert _environment_proxy(BY_ADDRESS) is None
-
-
-def test_each_scheme_has_its_own(environment: pytest.MonkeyPatch) -> None:
-    environment.setenv("HTTPS_PROXY", PROXY)
-    assert _environment_proxy(BY_NAME) == PROXY
-    assert _environment_proxy("http://api.example") is None
-
-
-def test_a_proxy_without_a_scheme_is_an_http_one(environment: pytest.MonkeyPatch) -> None:
-    environment.setenv("https_proxy", "proxy.example:3128")
-    assert _environment_proxy(BY_NAME) == PROXY
+@pytest.mark.parametrize(
+    ("named", "url", "expected"),
+    [
+        ({}, BY_ADDRESS, None),
+        ({"HTTPS_PROXY": PROXY}, BY_NAME, PROXY),
+        ({"HTTPS_PROXY": PROXY}, "http://api.example", None),
+        ({"https_proxy": "proxy.example:3128"}, BY_NAME, PROXY),
+    ],
+)
+def test_each_scheme_has_the_proxy_that_the_environment_names(
+    environment: pytest.MonkeyPatch, named: dict[str, str], url: str, expected: str | None
+) -> None:
+    for name, value in named.items():
+        environment.setenv(name, value)
+    assert _environment_proxy(url) == expected
 
 
 @pytest.mark.parametrize(
-    ("no_proxy", "url"),
+    ("no_proxy", "url", "expected"),
     [
-        ("*", BY_ADDRESS),
-        ("172.20.0.1", BY_ADDRESS),
-        ("172.20.0.1:443", BY_ADDRESS),
-        (".eks.amazonaws.com", BY_NAME),
-        ("EKS.amazonaws.com", BY_NAME),
-        ("abc.gr7.eu-west-1.eks.amazonaws.com", BY_NAME),
-        ("", "https://127.0.0.1:6443"),
-        ("", "https://[::1]:6443"),
-        ("", "https://localhost:6443"),
+        ("*", BY_ADDRESS, None),
+        ("172.20.0.1", BY_ADDRESS, None),
+        ("172.20.0.1:443", BY_ADDRESS, None),
+        (".eks.amazonaws.com", BY_NAME, None),
+        ("EKS.amazonaws.com", BY_NAME, None),
+        ("abc.gr7.eu-west-1.eks.amazonaws.com", BY_NAME, None),
+        ("", "https://127.0.0.1:6443", None),
+        ("", "https://[::1]:6443", None),
+        ("", "https://localhost:6443", None),
+        ("", BY_ADDRESS, PROXY),
+        ("172.21.0.0/16,10.0.0.0/8,.svc,,", BY_ADDRESS, PROXY),
+        ("172.20.0.1:8443", BY_ADDRESS, PROXY),
+        ("amazonaws.org,s.amazonaws.com", BY_NAME, PROXY),
     ],
 )
-def test_what_no_proxy_means_is_called_directly(environment: pytest.MonkeyPatch, no_proxy: str, url: str) -> None:
+def test_only_what_no_proxy_means_is_called_directly(
+    environment: pytest.MonkeyPatch, no_proxy: str, url: str, expected: str | None
+) -> None:
     environment.setenv("HTTPS_PROXY", PROXY)
     environment.setenv("NO_PROXY", no_proxy)
-    assert _environment_proxy(url) is None
-
-
-@pytest.mark.parametrize(
-    ("no_proxy", "url"),
-    [
-        ("", BY_ADDRESS),
-        ("172.21.0.0/16,10.0.0.0/8,.svc,,", BY_ADDRESS),
-        ("172.20.0.1:8443", BY_ADDRESS),
-        ("amazonaws.org,s.amazonaws.com", BY_NAME),
-    ],
-)
-def test_what_no_proxy_does_not_mean_is_not(environment: pytest.MonkeyPatch, no_proxy: str, url: str) -> None:
-    environment.setenv("HTTPS_PROXY", PROXY)
-    environment.setenv("NO_PROXY", no_proxy)
-    assert _environment_proxy(url) == PROXY
+    assert _environment_proxy(url) == expected
 
 
 # Which connections the client opens. The simulated server plays the proxy: a request to a proxy has the same path.
 
 
-def kubeconfig_behind_a_proxy(path: Path, **more: str) -> Path:
-    content = json.loads(StandInApiServer().write_kubeconfig(path).read_text())
-    content["clusters"][0]["cluster"] |= {"server": "http://api.example"} | more
-    path.write_text(json.dumps(content))
-    return path
+def kubeconfig_behind_a_proxy(path: Path, **more: object) -> Path:
+    return changed(StandInApiServer().write_kubeconfig(path), server="http://api.example", **more)
 
 
 async def test_a_proxy_that_the_environment_names_is_used(
@@ -502,18 +481,13 @@ async def test_a_proxy_that_the_environment_names_is_used(
 ) -> None:
     environment.setenv("http_proxy", server.url)
     async with await connect(kubeconfig_behind_a_proxy(tmp_path / "kubeconfig")) as api:
-        assert (await api.request(PODS, timeout_seconds=5)).status == 200
+        assert await status(api) == 200
 
 
-async def test_in_a_pod_no_proxy_is_used(
-    service_account: Path, monkeypatch: pytest.MonkeyPatch, environment: pytest.MonkeyPatch
-) -> None:
-    authority = trustme.CA()
+@pytest.mark.usefixtures("service_account")
+async def test_in_a_pod_no_proxy_is_used(environment: pytest.MonkeyPatch) -> None:
     environment.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
-    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "172.20.0.1")
-    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
-    (service_account / "token").write_text("first")
-    (service_account / "ca.crt").write_text(pem(authority))
+    environment.setenv("KUBERNETES_SERVICE_HOST", "172.20.0.1")
     async with await connect(None) as api:
         assert api._client.proxy is None
 
@@ -525,22 +499,19 @@ async def test_the_kubeconfigs_own_proxy_comes_first(
     no_server = {"proxy-url": "http://127.0.0.1:9"}
     async with await connect(kubeconfig_behind_a_proxy(tmp_path / "kubeconfig", **no_server)) as api:
         with pytest.raises(UnreachableError, match=r"127\.0\.0\.1:9") as raised:
-            await api.request(PODS, timeout_seconds=5)
+            await status(api)
     assert not raised.value.may_have_arrived
 
 
 @pytest.mark.parametrize("proxy", ["", "http://127.0.0.1:9"])
 async def test_a_netrc_of_the_machine_stands_in_no_tokens_way(
-    tmp_path: Path, environment: pytest.MonkeyPatch, proxy: str
+    connected: Connecting, tmp_path: Path, environment: pytest.MonkeyPatch, proxy: str
 ) -> None:
     (tmp_path / "netrc").write_text("default login another password anything\n")
     environment.setenv("NETRC", str(tmp_path / "netrc"))
     environment.setenv("http_proxy", proxy)
-    async with (
-        StandInApiServer(token="secret") as server,  # noqa: S106 - a simulated server's
-        await connect(server.write_kubeconfig(tmp_path / "kubeconfig")) as api,
-    ):
-        assert (await api.request(PODS, timeout_seconds=5)).status == 200
+    async with connected(token=FIRST) as client:
+        assert await client.status() == 200
 
 
 # What comes before a kubeconfig.

@@ -2,18 +2,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import AsyncExitStack
 
 import pytest
 
 from neuron_plugin.backoff import Clock
 from neuron_plugin.cluster import Pod
-from neuron_plugin.cluster.api import ApiError, ApiRequest, ClusterError, DecodeError, UnreachableError
+from neuron_plugin.cluster.api import ApiError, ClusterError, DecodeError, UnreachableError
 from neuron_plugin.cluster.client import KubernetesApi
-from neuron_plugin.cluster.objects import NODES, Node, Scope
+from neuron_plugin.cluster.objects import NODES, Node
 from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.cluster.reflector import Pace, Reflector
 from tests.cluster.conftest import Recorder
-from tests.cluster.reflecting import LISTS, WATCHES, Follow, Manifest, lists, watches
+from tests.cluster.reflecting import LISTS, Follow, Following, Manifest, lists, watches
 from tests.support.api_server import Fault, StandInApiServer
 from tests.support.scripted_server import ScriptedServer
 
@@ -36,72 +37,77 @@ async def test_the_first_state_is_a_list_and_the_watch_goes_on_from_its_version(
     assert [query["resourceVersion"] for query in watches(server)] == [str(listed)]
 
 
-async def test_an_empty_cluster_is_a_synced_one(server: StandInApiServer, follow: Follow) -> None:
-    async with follow() as followed:
-        await followed.until_watching()
-        assert dict(followed.reflector.values) == {}
-        assert followed.reflector._store.version == server._objects.versions.current
+STORIES = {
+    "an empty cluster is a synced one": "follow; has; newest",
+    "a list of 1200 pods is read in pages of one version": (
+        "many 1200; follow; counts 1200; lists 1 -> 1200; pages 500 500+ 500+"
+    ),
+    "pods created between two pages come by the watch": (
+        "many 600; pass_list; hold list; begin; asked 2; make late; let; counts 601; lists 1 -> 600"
+    ),
+    "p36 a node daemon follows its own node only": (
+        "make mine@n1 other@n2 waiting; scope spec.nodeName=n1; follow; has mine; "
+        "bind waiting n1; sees mine waiting; decided waiting"
+    ),
+    "a selector and a namespace narrow the scope": (
+        "make yes no@n1 other/elsewhere; scope default spec.nodeName=; follow; has yes; bind yes n1; sees"
+    ),
+    # Ends of objects.
+    "t26 a deleted event alone frees the uid": "make a; follow; delete a; sees; changes +a -a",
+    "t27 a deletion time alone frees nothing": "make a@n1; follow; end a; terminating a",
+    "t31 the same name with a new uid is another record": (
+        "make web=first; follow; delete web; make web=second; uids second; changes +first -first +second"
+    ),
+    "t31 a pod created again during a gap frees the old uid": (
+        "make web=first; follow; down; delete web; make web=second; compact; up; "
+        "uids second; changes +first -first +second"
+    ),
+    # Consistent lists.
+    "p36 a consistent list shows what the watch has not sent yet": (
+        "follow; watches mute; make decided; has; relist; has decided"
+    ),
+    "a consistent list that the watch overtook changes nothing": (
+        "make a; follow; hold_stale; relist_meanwhile; asked 2; delete a; make b; sees b; let; relisted; has b"
+    ),
+    "events older than a consistent list change nothing": (
+        "follow; hold watch; watches end; causes end; make a; delete a; make b; relist; has b; "
+        "let; make c; sees b c; changes +b +c"
+    ),
+    # Ends of lists and watches.
+    "t32 410 inside the stream lists again": (
+        "make a; follow; watches expire; make b; delete a; sees b; causes expired; lists 2"
+    ),
+    "t32 410 as a status lists again": (
+        "follow; expire_next_watch; watches end; lists 2; causes end expired; make a; sees a"
+    ),
+    "t32 a watch too old for a compacted history lists again": (
+        "make a; follow; hold watch; watches end; causes end; delete a; compact; let; sees; causes end expired"
+    ),
+    "t32 a list whose version was compacted between two pages begins again": (
+        "many 600; pass_list; hold list; begin; asked 2; delete p0; compact; let; watching; "
+        "causes expired; lists 1 -> 599"
+    ),
+    # So that a watch that ends after a quiet hour goes on from the bookmark, not from the hour before.
+    "t32 a bookmark moves the version on": (
+        "scope spec.nodeName=n1; follow; bookmark; newest; watches end; watched_from_newest"
+    ),
+    "t32 after a cut connection the watch goes on without a list": (
+        "make a; follow; watches cut; make b; sees a b; lists 1 -> 1; causes unreachable"
+    ),
+    "an API server that is down at the start is waited for": (
+        "make a; down; begin; failures 3; unsynced; up; watching; has a"
+    ),
+    # From the same version it would only come again.
+    "a garbled event lists again": (
+        "follow; garble_next_watch; watches end; make a; sees a; causes end unreadable; lists 2"
+    ),
+}
 
 
-async def test_a_list_of_1200_pods_is_read_in_pages_of_one_version(
-    server: StandInApiServer, follow: Follow, pod: Manifest
-) -> None:
-    for number in range(1200):
-        server.create_pod(pod(f"p{number}"))
-    async with follow() as followed:
-        await followed.until_watching()
-        assert len(followed.reflector.values) == 1200
-        assert followed.recorder.lists == [1200]
-    assert [query["limit"] for query in lists(server)] == ["500", "500", "500"]
-    assert ["continue" in query for query in lists(server)] == [False, True, True]
-
-
-async def test_pods_created_between_two_pages_come_by_the_watch(
-    server: StandInApiServer, follow: Follow, pod: Manifest
-) -> None:
-    for number in range(600):
-        server.create_pod(pod(f"p{number}"))
-    async with follow() as followed:
-        server.fail(Fault(LISTS, delay_seconds=0.0))
-        server.fail(Fault(LISTS, gate=(second_page := asyncio.Event())))
-        await followed.until(lambda: len(lists(server)) == 2)
-        server.create_pod(pod("late"))
-        second_page.set()
-        await followed.until(lambda: "late" in followed.names)
-        assert followed.recorder.lists == [600]
-        assert len(followed.names) == 601
-
-
-# Selection and reduction.
-
-
-async def test_p36_a_node_daemon_follows_its_own_node_only(
-    server: StandInApiServer, follow: Follow, pod: Manifest
-) -> None:
-    server.create_pod(pod("mine", node="n1"))
-    server.create_pod(pod("other", node="n2"))
-    server.create_pod(pod("waiting"))
-    async with follow(scope=Scope(field_selector="spec.nodeName=n1")) as followed:
-        await followed.until_watching()
-        assert followed.names == ["mine"]
-        server.bind("default", "waiting", node="n1", annotations={"NEURON_DEVS": "0,1"})
-        await followed.until(lambda: followed.names == ["mine", "waiting"])
-        assert followed.pod("waiting").annotations == {"NEURON_DEVS": "0,1"}
-
-
-async def test_a_selector_and_a_namespace_narrow_the_scope(
-    server: StandInApiServer, follow: Follow, pod: Manifest
-) -> None:
-    server.create_pod(pod("yes"))
-    server.create_pod(pod("no", node="n1"))
-    elsewhere = pod("elsewhere")
-    elsewhere["metadata"]["namespace"] = "other"
-    server.create_pod(elsewhere)
-    async with follow(scope=Scope(namespace="default", field_selector="spec.nodeName=")) as followed:
-        await followed.until_watching()
-        assert followed.names == ["yes"]
-        server.bind("default", "yes", node="n1")
-        await followed.until(lambda: followed.names == [])
+@pytest.mark.parametrize("steps", STORIES.values(), ids=STORIES)
+async def test_what_a_reflector_has(server: StandInApiServer, follow: Follow, pod: Manifest, steps: str) -> None:
+    async with AsyncExitStack() as stack:
+        await Following(server, follow, pod, stack).play(steps)
 
 
 async def test_only_what_keep_returns_is_held(server: StandInApiServer, api: KubernetesApi) -> None:
@@ -121,58 +127,6 @@ async def test_only_what_keep_returns_is_held(server: StandInApiServer, api: Kub
     await reflector.list_consistently(5)
     assert list(reflector.values.values()) == ["n2"]
     assert changes == [(None, "n1"), ("n1", None), (None, "n2")]
-
-
-# Ends of objects (T26, T31).
-
-
-async def test_t26_a_deleted_event_alone_frees_the_uid(server: StandInApiServer, follow: Follow, pod: Manifest) -> None:
-    server.create_pod(pod("a", uid="uid-a"))
-    async with follow() as followed:
-        await followed.until_watching()
-        server.delete_pod("default", "a", grace_seconds=0)
-        await followed.until(lambda: not followed.reflector.values)
-        (_, (uid, old, new)) = followed.changes
-        assert (uid, old is not None, new) == ("uid-a", True, None)
-
-
-async def test_t27_a_deletion_time_alone_frees_nothing(server: StandInApiServer, follow: Follow, pod: Manifest) -> None:
-    server.create_pod(pod("a", node="n1"))
-    async with follow() as followed:
-        await followed.until_watching()
-        server.delete_pod("default", "a")
-        await followed.until(lambda: followed.pod("a").terminating)
-
-
-async def test_t31_the_same_name_with_a_new_uid_is_another_record(
-    server: StandInApiServer, follow: Follow, pod: Manifest
-) -> None:
-    server.create_pod(pod("web-0", uid="first"))
-    async with follow() as followed:
-        await followed.until_watching()
-        server.delete_pod("default", "web-0", grace_seconds=0)
-        server.create_pod(pod("web-0", uid="second"))
-        await followed.until(lambda: list(followed.reflector.values) == ["second"])
-        assert [(uid, new is not None) for uid, _, new in followed.changes] == [
-            ("first", True),
-            ("first", False),
-            ("second", True),
-        ]
-
-
-async def test_t31_a_pod_created_again_during_a_gap_frees_the_old_uid(
-    server: StandInApiServer, follow: Follow, pod: Manifest
-) -> None:
-    server.create_pod(pod("web-0", uid="first"))
-    async with follow() as followed:
-        await followed.until_watching()
-        await server.stop()
-        server.delete_pod("default", "web-0", grace_seconds=0)
-        server.create_pod(pod("web-0", uid="second"))
-        server.compact()
-        await server.start()
-        await followed.until(lambda: list(followed.reflector.values) == ["second"])
-        assert [(uid, new is not None) for uid, _, new in followed.changes[1:]] == [("first", False), ("second", True)]
 
 
 # Age.
@@ -206,60 +160,10 @@ async def test_a_watch_is_followed_from_its_opening_to_its_end(server: StandInAp
     await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_p36_a_consistent_list_shows_what_the_watch_has_not_sent_yet(
-    server: StandInApiServer, follow: Follow, pod: Manifest
-) -> None:
-    async with follow() as followed:
-        await followed.until_watching()
-        server.mute_watches()
-        server.create_pod(pod("decided"))
-        assert followed.names == []
-        await followed.reflector.list_consistently(5)
-        assert followed.names == ["decided"]
-
-
 async def test_a_consistent_list_is_a_quorum_read(server: StandInApiServer, api: KubernetesApi) -> None:
     await Reflector(api, PODS, lambda pod: pod).list_consistently(5)
     (query,) = lists(server)
     assert "resourceVersion" not in query
-
-
-async def test_a_consistent_list_that_the_watch_overtook_changes_nothing(
-    server: StandInApiServer, follow: Follow, pod: Manifest
-) -> None:
-    server.create_pod(pod("a"))
-    async with follow() as followed:
-        await followed.until_watching()
-        stale = (await server.request(ApiRequest("GET", "/api/v1/pods"), timeout_seconds=5)).body
-        server.fail(Fault(LISTS, body=stale, gate=(gate := asyncio.Event())))
-        listing = asyncio.create_task(followed.reflector.list_consistently(5), name="list")
-        await followed.until(lambda: len(lists(server)) == 2)
-        server.delete_pod("default", "a", grace_seconds=0)
-        server.create_pod(pod("b"))
-        await followed.until(lambda: followed.names == ["b"])
-        gate.set()
-        await listing
-        assert followed.names == ["b"], "a is not raised from the dead"
-
-
-async def test_events_older_than_a_consistent_list_change_nothing(
-    server: StandInApiServer, follow: Follow, pod: Manifest
-) -> None:
-    async with follow() as followed:
-        await followed.until_watching()
-        gate = asyncio.Event()
-        server.fail(Fault(WATCHES, gate=gate))
-        server.end_watches()
-        await followed.until(lambda: followed.recorder.causes == ["end"])
-        server.create_pod(pod("a"))
-        server.delete_pod("default", "a", grace_seconds=0)
-        server.create_pod(pod("b"))
-        await followed.reflector.list_consistently(5)
-        before = len(followed.changes)
-        gate.set()
-        server.create_pod(pod("c"))
-        await followed.until(lambda: followed.names == ["b", "c"])
-        assert len(followed.changes) == before + 1, "a was created and deleted before the list"
 
 
 async def test_a_consistent_list_keeps_its_deadline_on_a_slow_server(

@@ -13,104 +13,16 @@ from neuron_plugin.backoff import Clock
 from neuron_plugin.cluster import Pod
 from neuron_plugin.cluster.api import ApiRequest, Response, UnreachableError
 from neuron_plugin.cluster.client import KubernetesApi
-from neuron_plugin.cluster.objects import Scope
 from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.cluster.reflector import Pace, Reflector
 from tests.cluster.reflecting import (
     BOOKMARK,
-    LISTS,
-    WATCHES,
     Follow,
     Manifest,
-    lists,
     watches,
 )
 from tests.support.api_server import Fault, Match, StandInApiServer
 from tests.support.scripted_server import ScriptedServer, listed, nothing
-
-
-async def test_t32_410_inside_the_stream_lists_again(server: StandInApiServer, follow: Follow, pod: Manifest) -> None:
-    server.create_pod(pod("a"))
-    async with follow() as followed:
-        await followed.until_watching()
-        server.expire_watches()
-        server.create_pod(pod("b"))
-        server.delete_pod("default", "a", grace_seconds=0)
-        await followed.until(lambda: followed.names == ["b"])
-        assert followed.recorder.causes == ["expired"]
-        assert len(followed.recorder.lists) == 2
-
-
-async def test_t32_410_as_a_status_lists_again(server: StandInApiServer, follow: Follow, pod: Manifest) -> None:
-    async with follow() as followed:
-        await followed.until_watching()
-        server.fail(Fault(WATCHES, status=410))
-        server.end_watches()
-        await followed.until(lambda: len(followed.recorder.lists) == 2)
-        assert followed.recorder.causes == ["end", "expired"]
-        server.create_pod(pod("a"))
-        await followed.until(lambda: followed.names == ["a"])
-
-
-async def test_t32_a_watch_too_old_for_a_compacted_history_lists_again(
-    server: StandInApiServer, follow: Follow, pod: Manifest
-) -> None:
-    server.create_pod(pod("a"))
-    async with follow() as followed:
-        await followed.until_watching()
-        gate = asyncio.Event()
-        server.fail(Fault(WATCHES, gate=gate))
-        server.end_watches()
-        await followed.until(lambda: followed.recorder.causes == ["end"])
-        server.delete_pod("default", "a", grace_seconds=0)
-        server.compact()
-        gate.set()
-        await followed.until(lambda: followed.names == [])
-        assert followed.recorder.causes == ["end", "expired"]
-
-
-async def test_t32_a_list_whose_version_was_compacted_between_two_pages_begins_again(
-    server: StandInApiServer, follow: Follow, pod: Manifest
-) -> None:
-    for number in range(600):
-        server.create_pod(pod(f"p{number}"))
-    server.fail(Fault(LISTS, delay_seconds=0.0))
-    server.fail(Fault(LISTS, gate=(second_page := asyncio.Event())))
-    async with follow() as followed:
-        await followed.until(lambda: len(lists(server)) == 2)
-        server.delete_pod("default", "p0", grace_seconds=0)
-        server.compact()
-        second_page.set()
-        await followed.until_watching()
-        assert "expired" in followed.recorder.causes
-        assert followed.recorder.lists == [599]
-
-
-async def test_t32_a_bookmark_moves_the_version_on(server: StandInApiServer, follow: Follow) -> None:
-    """So that a watch that ends after a quiet hour goes on from the bookmark, not from the hour before."""
-    async with follow(scope=Scope(field_selector="spec.nodeName=n1")) as followed:
-        await followed.until_watching()
-        for number in range(3):
-            server.create_node({"metadata": {"name": f"n{number}"}})
-        newest = server._objects.versions.current
-        server.send_bookmarks()
-        await followed.until(lambda: followed.reflector._store.version == newest)
-        server.end_watches()
-        await followed.until(lambda: len(watches(server)) == 2)
-        assert watches(server)[1]["resourceVersion"] == str(server._objects.versions.current)
-
-
-async def test_t32_after_a_cut_connection_the_watch_goes_on_without_a_list(
-    server: StandInApiServer, follow: Follow, pod: Manifest
-) -> None:
-    server.create_pod(pod("a"))
-    async with follow() as followed:
-        await followed.until_watching()
-        server.cut_watches()
-        server.create_pod(pod("b"))
-        await followed.until(lambda: followed.names == ["a", "b"])
-        assert followed.recorder.lists == [1]
-        assert followed.recorder.causes == ["unreachable"]
 
 
 async def test_t46_an_api_server_gone_for_a_while_is_followed_again_without_a_restart(
@@ -130,19 +42,6 @@ async def test_t46_an_api_server_gone_for_a_while_is_followed_again_without_a_re
     assert messages == ["API server watch failing", "API server watch working again"]
 
 
-async def test_an_api_server_that_is_down_at_the_start_is_waited_for(
-    server: StandInApiServer, follow: Follow, pod: Manifest
-) -> None:
-    server.create_pod(pod("a"))
-    await server.stop()
-    async with follow() as followed:
-        await followed.until(lambda: len(followed.recorder.interruptions) > 2)
-        assert not followed.reflector.synced.is_set()
-        await server.start()
-        await followed.until_watching()
-        assert followed.names == ["a"]
-
-
 async def test_a_silent_watch_is_given_up_at_its_read_deadline(
     server: StandInApiServer, follow: Follow, pod: Manifest
 ) -> None:
@@ -152,17 +51,6 @@ async def test_a_silent_watch_is_given_up_at_its_read_deadline(
         server.create_pod(pod("a"))
         await followed.until(lambda: "unreachable" in followed.recorder.causes)
         await followed.until(lambda: followed.names == ["a"])
-
-
-async def test_a_garbled_event_lists_again(server: StandInApiServer, follow: Follow, pod: Manifest) -> None:
-    async with follow() as followed:
-        await followed.until_watching()
-        server.fail(Fault(WATCHES, body=b'{"type":"ADDED","object":{"metadata":[]}}\n'))
-        server.end_watches()
-        server.create_pod(pod("a"))
-        await followed.until(lambda: followed.names == ["a"])
-        assert "unreadable" in followed.recorder.causes
-        assert len(followed.recorder.lists) == 2, "from the same version it would only come again"
 
 
 async def test_a_refusal_is_tried_again_no_sooner_than_the_server_asks(

@@ -12,8 +12,8 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
-import msgspec
 import pytest
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
@@ -309,23 +309,24 @@ def dead(path: Path) -> None:
     listening(path).close()
 
 
-def paths(directory: Path, pod_resources: Path) -> PluginSettings:
-    return PluginSettings(kubelet_dir=directory, pod_resources_socket=pod_resources)
+async def seen(root: Path, *, expected: bool = True, dial_seconds: float = 2.0, **settings: Any) -> Kubelet:
+    """The kubelet whose directory this is; nobody answers for PodResources unless it is said where."""
+    places = {"kubelet_dir": root / "device-plugins", "pod_resources_socket": root / "nothing", **settings}
+    return await gather_kubelet(PluginSettings(**places), expected=expected, dial_seconds=dial_seconds)
 
 
 async def test_a_kubelet_that_is_not_there_is_expected_or_not(tmp_path: Path) -> None:
-    nowhere = tmp_path / "device-plugins"
-    on_a_node = await gather_kubelet(paths(nowhere, tmp_path / "k.sock"), expected=True)
+    on_a_node = await seen(tmp_path)
     assert (on_a_node.missing, on_a_node.unreadable) == (True, None)
-    simulated = await gather_kubelet(paths(nowhere, tmp_path / "k.sock"), expected=False)
+    simulated = await seen(tmp_path, expected=False)
     assert simulated.unreadable == simulated.allocatable == simulated.pods
     assert isinstance(simulated.unreadable, Unknown)
     assert "--kubelet-dir" in simulated.unreadable.action
 
 
 async def test_something_that_is_no_directory_is_reported(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    found = await gather_kubelet(paths(tmp_path / "file", tmp_path / "k.sock"), expected=True)
+    (tmp_path / "device-plugins").touch()
+    found = await seen(tmp_path)
     assert found.unreadable is not None
     assert "cannot be listed" in found.unreadable.why
 
@@ -337,7 +338,7 @@ async def test_sockets_are_found_with_whether_they_are_served(kubelet_root: Path
     (directory / "kubelet_internal_checkpoint").touch()
     dead(kubelet_root / "plugins_registry/ebs.csi.aws.com-reg.sock")
     with listening(directory / "neuron-devplugin.sock"), listening(registry / "neuron.aws.com-reg.sock"):
-        found = await gather_kubelet(paths(directory, kubelet_root / "nothing"), expected=True)
+        found = await seen(kubelet_root)
     assert found.own_socket is not None
     assert not found.own_socket.served
     assert {each.name: each.served for each in found.plugins} == {
@@ -353,11 +354,8 @@ async def test_sockets_are_found_with_whether_they_are_served(kubelet_root: Path
 async def test_drivers_are_looked_for_where_the_settings_say(kubelet_root: Path) -> None:
     registry = kubelet_root / "elsewhere"
     registry.mkdir()
-    elsewhere = msgspec.structs.replace(
-        paths(kubelet_root / "device-plugins", kubelet_root / "nothing"), plugins_registry=registry
-    )
     with listening(registry / "neuron.aws.com-reg.sock"):
-        found = await gather_kubelet(elsewhere, expected=True)
+        found = await seen(kubelet_root, plugins_registry=registry)
     assert [each.name for each in found.plugins] == ["neuron.aws.com-reg.sock"]
 
 
@@ -366,13 +364,13 @@ async def test_volumes_that_drivers_have_mounted_are_not_searched(kubelet_root: 
     volume = kubelet_root / "plugins/kubernetes.io/csi/efs/globalmount/neuron.aws.com"
     volume.mkdir(parents=True)
     dead(volume / "x.sock")
-    found = await gather_kubelet(paths(kubelet_root / "device-plugins", kubelet_root / "nothing"), expected=True)
+    found = await seen(kubelet_root)
     assert found.plugins == ()
 
 
 async def test_a_directory_of_drivers_that_is_not_mounted_is_known_to_be_unseen(kubelet_root: Path) -> None:
     (kubelet_root / "plugins_registry").rmdir()
-    found = await gather_kubelet(paths(kubelet_root / "device-plugins", kubelet_root / "nothing"), expected=True)
+    found = await seen(kubelet_root)
     assert not found.registry_seen
 
 
@@ -380,7 +378,7 @@ async def test_a_plugin_of_ours_that_accepts_and_never_answers_is_given_up_in_ti
     directory = kubelet_root / "device-plugins"
     with listening(endpoint_path(directory, Resource.NEURONCORE.value, "0")):
         async with asyncio.timeout(5):
-            found = await gather_kubelet(paths(directory, kubelet_root / "nothing"), expected=True, dial_seconds=0.2)
+            found = await seen(kubelet_root, dial_seconds=0.2)
     (plugin,) = found.plugins
     assert plugin.served
     assert "0.2 s" in plugin.fault
@@ -397,9 +395,7 @@ async def test_a_pod_resources_socket_that_hangs_is_given_up_in_time(kubelet_roo
 
 async def test_a_kubelet_without_plugins_offers_nothing_and_has_no_holders(kubelet_root: Path) -> None:
     async with StandInKubelet(kubelet_root / "device-plugins", kubelet_root / "pod-resources"):
-        found = await gather_kubelet(
-            paths(kubelet_root / "device-plugins", kubelet_root / "pod-resources/kubelet.sock"), expected=True
-        )
+        found = await seen(kubelet_root, pod_resources_socket=kubelet_root / "pod-resources/kubelet.sock")
     assert found.own_socket is not None
     assert found.own_socket.served
     assert (found.plugins, found.allocatable, found.pods) == ((), {}, ())
@@ -449,30 +445,26 @@ async def test_the_devices_of_a_drivers_slices_are_read_with_their_taints(tmp_pa
         assert "list resourceslices" in refused.action
 
 
-async def test_a_node_that_is_not_there_asks_for_its_name(tmp_path: Path) -> None:
-    async with StandInApiServer() as api:
-        found = await gather_cluster(api.write_kubeconfig(tmp_path / "kubeconfig"), "ip-10-0-0-1")
-    assert isinstance(found, Unknown)
-    assert "no node ip-10-0-0-1" in found.why
-    assert "--node-name" in found.action
-
-
-async def test_a_refusal_is_reported_with_the_rights_it_takes(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("node", "status", "why", "action"),
+    [("ip-10-0-0-1", 0, "no node ip-10-0-0-1", "--node-name"), ("worker-1", 403, "403", "get nodes")],
+    ids=["no such node", "no right"],
+)
+async def test_what_the_api_server_does_not_tell_is_reported_with_what_it_takes(
+    tmp_path: Path, node: str, status: int, why: str, action: str
+) -> None:
     async with StandInApiServer() as api:
         api.create_node(node_manifest("worker-1", "inf2.24xlarge"))
-        api.fail(Fault(Match(path="/nodes/"), status=403))
-        found = await gather_cluster(api.write_kubeconfig(tmp_path / "kubeconfig"), "worker-1")
-    assert isinstance(found, Unknown)
-    assert "403" in found.why
-    assert "get nodes" in found.action
-
-
-async def test_an_api_server_that_is_away_is_reported(tmp_path: Path) -> None:
-    async with StandInApiServer() as api:
+        if status:
+            api.fail(Fault(Match(path="/nodes/"), status=status))
         kubeconfig = api.write_kubeconfig(tmp_path / "kubeconfig")
-    found = await gather_cluster(kubeconfig, "worker-1")
+        found = await gather_cluster(kubeconfig, node)
     assert isinstance(found, Unknown)
-    assert "is the API server up" in found.why
+    assert why in found.why
+    assert action in found.action
+    away = await gather_cluster(kubeconfig, node)
+    assert isinstance(away, Unknown)
+    assert "is the API server up" in away.why
 
 
 async def test_a_kubeconfig_that_is_none_is_reported(tmp_path: Path) -> None:

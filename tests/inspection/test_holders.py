@@ -7,11 +7,11 @@ import socket
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 
-from neuron_plugin.allocation import NeuronPod, NodeInventory, PodReference, PodUid
+from neuron_plugin.allocation import NeuronPod, NodeInventory, PodReference, PodUid, Resource
+from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.inspection import holders as module
 from neuron_plugin.inspection.findings import Unknown
 from neuron_plugin.inspection.holders import (
@@ -32,32 +32,51 @@ from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.simulation import kubelet_pods
 from neuron_plugin.simulation.kubelet_device_manager import DeviceManager
 from neuron_plugin.simulation.kubelet_pods import PodResourcesService
-from neuron_plugin.topology import Geometry, Topology
+from neuron_plugin.topology import Geometry, Topology, cores_in
 from tests.inspection.cases import api_pod as decoded
 from tests.inspection.doubles import Container, Pod
 
 INF2 = NodeInventory(Geometry("inf2.24xlarge", Topology.LINE, 6, 2), tuple(range(6)))
-CORES = "aws.amazon.com/neuroncore"
 DEVICES = "aws.amazon.com/neurondevice"
+RESOURCES = {"": DEVICES, "core": "aws.amazon.com/neuroncore", "gpu": "nvidia.com/gpu"}
 
 
-def pod(name: str, *containers: tuple[str, str, str]) -> Pod:
-    return Pod(
-        "ml", name, tuple(Container(each, resource, tuple(ids.split(","))) for each, resource, ids in containers)
-    )
+def api_pod(uid: str, name: str) -> NeuronPod:
+    return NeuronPod(PodReference(PodUid(uid), "ml", name), ())
 
 
-def api_pod(uid: str, name: str, **fields: Any) -> NeuronPod:
-    return NeuronPod(PodReference(PodUid(uid), "ml", name), (), **fields)
+def containers(text: str) -> list[tuple[str, Container]]:
+    """``a/x=1,2 b/y=core:9``: of a pod, or of its UID, a container and what it has."""
+    words = ((word.partition("=")[0].split("/"), word.partition("=")[2].rpartition(":")) for word in text.split())
+    return [(pod, Container(name, RESOURCES[kind], tuple(ids.split(",")))) for (pod, name), (kind, _, ids) in words]
 
 
-def record(uid: str, container: str, resource: str, ids: str) -> CheckpointEntry:
-    return CheckpointEntry(uid, container, resource, frozenset(ids.split(",")), {}, ())
+def listed(text: str) -> list[Pod]:
+    """What PodResources lists."""
+    found = containers(text)
+    return [Pod("ml", pod, tuple(one for name, one in found if name == pod)) for pod in dict(found)]
 
 
-def held(holders: Holders) -> list[tuple[str, str, str, int]]:
+def recorded(text: str) -> list[CheckpointEntry]:
+    """What the checkpoint has, by UIDs."""
+    return [
+        CheckpointEntry(uid, one.container, one.resource, frozenset(one.ids), {}, ()) for uid, one in containers(text)
+    ]
+
+
+def prepared(*uids: str, name: str = "chips", devices: tuple[str, ...] = ("neuron-2", "neuron-3")) -> PreparedClaim:
+    return PreparedClaim("neuron.aws.com", "claim-uid", "ml", name, uids, devices)
+
+
+def held(holders: Holders) -> str:
+    """``1:ml/a/x=core:9``: the pod's UID where it has a name, too, its part, and the cores, for a resource of cores."""
     assert holders.ledger is not None
-    return [(str(each.pod), each.container, each.resource.value, each.mask) for each in holders.ledger.allocations]
+    said = []
+    for one in holders.ledger.allocations:
+        uid = "" if one.pod.uid in str(one.pod) else f"{one.pod.uid}:"
+        kind = "core:" if one.resource is Resource.NEURONCORE else ""
+        said.append(f"{uid}{one.pod}/{one.user}={kind}{ranges(cores_in(one.mask))}")
+    return " ".join(sorted(said))
 
 
 def settings_of(kubelet_dir: Path, socket: Path) -> PluginSettings:
@@ -67,44 +86,69 @@ def settings_of(kubelet_dir: Path, socket: Path) -> PluginSettings:
 AWAY = Unknown("the kubelet is away", "wait")
 UNREADABLE = Unknown("the checkpoint cannot be read")
 
-
-def test_ids_become_cores_in_the_ledger() -> None:
-    holders = holders_of(INF2, (), [pod("a", ("x", DEVICES, "1,2"), ("y", CORES, "9"))])
-    assert held(holders) == [("ml/a", "x", DEVICES, 0b111100), ("ml/a", "y", CORES, 1 << 9)]
-    assert holders.note == ""
-
-
-def test_the_checkpoint_adds_plain_init_containers_under_the_name_that_pod_resources_knows() -> None:
-    recorded = [record("1", "init", DEVICES, "1,2"), record("1", "x", DEVICES, "1")]
-    holders = holders_of(INF2, recorded, [pod("a", ("x", DEVICES, "1"))])
-    assert sorted(held(holders)) == [("ml/a", "init", DEVICES, 0b111100), ("ml/a", "x", DEVICES, 0b001100)]
-    assert holders.ledger is not None
-    assert set(holders.ledger.by_pod) == {"1"}, "one pod, by its UID"
-
-
-def test_an_entry_of_an_ended_pod_is_left_out() -> None:
-    recorded = [record("1", "x", DEVICES, "1"), record("2", "x", DEVICES, "2")]
-    assert [each[0] for each in held(holders_of(INF2, recorded, [pod("a", ("x", DEVICES, "1"))]))] == ["ml/a"]
-
-
 ENDED, LIVING = "1b4e28ba-2fa1-41d2-883f-0016d3cca427", "9c5b94b1-35ad-49bb-b118-8e8fc24abf80"
+NEW = f"{LIVING}=b"
+BOTH = f"{ENDED}/x=1 {LIVING}/x=2"
+STATIC = "0123456789abcdef"
+FROM_PODS = "does not list plain init containers: the checkpoint cannot be read"
+HOLDERS = {
+    "ids become cores": ("list a/x=1,2 a/y=core:9 -> ml/a/x=2-5 ml/a/y=core:9", ""),
+    "a plain init container": ("file 1/i=1,2 1/x=1 | list a/x=1 -> 1:ml/a/i=2-5 1:ml/a/x=2-3", ""),
+    "an entry of an ended pod": ("file 1/x=1 2/x=2 | list a/x=1 -> 1:ml/a/x=2-3", ""),
+    "one that the API server lacks": (f"file {BOTH} | list a/x=1 b/x=2 | server {NEW} -> {LIVING}:ml/b/x=4-5", ""),
+    "a static pod that is listed no more": (f"file {STATIC}/x=1 | server ->", ""),
+    "one of a kubelet that is away": (f"file {STATIC}/x=1 | away | server -> uid/{STATIC}/x=2-3", ""),
+    "the API server names a pod": ("file 2/i=core:3 | server 2=idle -> 2:ml/idle/i=core:3", ""),
+    "or one without an entry": ("list a/x=1 a/y=core:9 | server 1=a -> 1:ml/a/x=2-3 1:ml/a/y=core:9", ""),
+    "without a checkpoint": ("torn | list a/x=core:9 -> ml/a/x=core:9", FROM_PODS),
+    "without a name": ("file 1/x=core:9 | away -> uid/1/x=core:9", "named by their UIDs"),
+    "a pod without Neuron": ("list a/x=gpu:GPU-1 ->", ""),
+    "foreign ids": ("list a/x=neuron-1,2 -> ml/a/x=4-5", f"ml/a/x holds {DEVICES} 'neuron-1'"),
+    "ids outside the machine": ("list a/x=core:11,12,9999999999999 -> ml/a/x=core:11", "'12', '9999999999999'"),
+}
+"""What the checkpoint, PodResources and, if it is asked, the API server say; who has what then, and what is noted."""
 
 
-def test_an_entry_of_a_pod_that_the_api_server_lacks_is_left_out_though_the_kubelet_lists_it() -> None:
-    recorded = [record(ENDED, "x", DEVICES, "1"), record(LIVING, "x", DEVICES, "2")]
-    listed = [pod("old", ("x", DEVICES, "1")), pod("new", ("x", DEVICES, "2"))]
-    found = holders_of(INF2, recorded, listed, [api_pod(LIVING, "new")])
-    assert [pod for pod, *_ in held(found)] == ["ml/new"]
+@pytest.mark.parametrize(("text", "note"), HOLDERS.values(), ids=HOLDERS)
+def test_who_has_what(text: str, note: str) -> None:
+    sources, _, expected = text.partition(" ->")
+    said = {source: words for source, _, words in (part.partition(" ") for part in sources.split(" | "))}
+    holders = holders_of(
+        INF2,
+        UNREADABLE if "torn" in said else recorded(said.get("file", "")),
+        AWAY if "away" in said else listed(said.get("list", "")),
+        [api_pod(*word.split("=")) for word in said["server"].split()] if "server" in said else None,
+    )
+    assert held(holders) == expected.strip()
+    assert note in holders.note
+    assert bool(holders.note) == bool(note)
+    assert holders.foreign == ((holders.note.partition("?): ")[2],) if "'" in note else ())
+
+
+def test_unknown_is_not_the_same_as_no_holder() -> None:
+    holders = holders_of(INF2, UNREADABLE, AWAY)
+    assert (holders.ledger, holders.note) == (None, "holders are not known: the kubelet is away; wait")
+
+
+def test_of_two_pods_with_the_same_ids_the_one_with_a_process_has_the_name() -> None:
+    found = holders_of(INF2, recorded("2/x=1 1/x=1"), listed("a/x=1"), populated={PodUid("2"): True})
+    assert held(found) == "2:ml/a/x=2-3"
+
+
+@pytest.mark.parametrize("text", ["", "²", "-1", "0x1", " 1"])
+def test_no_text_is_mistaken_for_an_id(text: str) -> None:
+    holders = holders_of(INF2, (), [Pod("ml", "a", (Container("x", DEVICES, (text,)),))])
+    assert held(holders) == "ml/a/x=-"
+    assert repr(text) in holders.note
 
 
 def test_an_ended_pod_whose_process_lives_keeps_its_cores_from_others_as_the_plugin_does() -> None:
-    recorded = [record(ENDED, "x", DEVICES, "1"), record(LIVING, "x", DEVICES, "2")]
-    populated = {PodUid(ENDED): True, PodUid(LIVING): True}
-    snapshot = holders_of(INF2, recorded, (), [api_pod(LIVING, "new")], populated=populated).snapshot
+    both, populated = recorded(BOTH), {PodUid(ENDED): True, PodUid(LIVING): True}
+    snapshot = holders_of(INF2, both, (), [api_pod(LIVING, "new")], populated=populated).snapshot
     assert snapshot is not None
     assert snapshot.inputs.held_down_mask == INF2.geometry.device_mask(1)
     assert not snapshot.free_mask & INF2.geometry.devices_mask((1, 2))
-    unseen = holders_of(INF2, recorded, (), [api_pod(LIVING, "new")]).snapshot
+    unseen = holders_of(INF2, both, (), [api_pod(LIVING, "new")]).snapshot
     assert unseen is not None
     assert unseen.inputs.held_down_mask == 0, "where no cgroup can be seen, an old entry holds nothing down"
 
@@ -114,83 +158,15 @@ def test_whether_a_process_lives_is_looked_up_for_each_pod_in_the_kubelets_files
     pod.mkdir(parents=True)
     (tmp_path / "cgroup.controllers").touch()
     (pod / "cgroup.events").write_text("populated 1\n")
-    assert read_populated(tmp_path, [record(ENDED, "x", DEVICES, "1")], [prepared(LIVING)]) == {
-        ENDED: True,
-        LIVING: False,
-    }
+    found = read_populated(tmp_path, recorded(f"{ENDED}/x=1"), [prepared(LIVING)])
+    assert found == {ENDED: True, LIVING: False}
     assert read_populated(tmp_path, UNREADABLE, UNREADABLE) == {}
 
 
-def test_a_static_pod_counts_until_the_kubelet_lists_it_no_more() -> None:
-    recorded = [record("0123456789abcdef", "x", DEVICES, "1")]
-    assert held(holders_of(INF2, recorded, (), [])) == []
-    away = holders_of(INF2, recorded, AWAY, [])
-    assert held(away) == [("uid/0123456789abcdef", "x", DEVICES, 0b1100)]
-
-
 def test_a_running_pod_of_which_the_kubelet_lost_its_record_has_what_it_was_assigned() -> None:
-    containers = {"main": {"neurondevice": 1}}
-    lost = replace(decoded("train", containers, {"NEURON_DEVS": "3", "NEURON_ALLOCATED": "true"}), started=True)
-    assert held(holders_of(INF2, (), (), [lost])) == [("default/train", "main", DEVICES, 0b11000000)]
-
-
-def test_of_two_pods_with_the_same_ids_the_one_with_a_process_has_the_name() -> None:
-    recorded = [record("2", "x", DEVICES, "1"), record("1", "x", DEVICES, "1")]
-    found = holders_of(INF2, recorded, [pod("a", ("x", DEVICES, "1"))], populated={PodUid("2"): True})
-    assert found.ledger is not None
-    assert set(found.ledger.by_pod) == {"2"}
-
-
-def test_the_api_server_names_a_pod_of_which_only_the_checkpoint_knows() -> None:
-    found = holders_of(INF2, [record("2", "init", CORES, "3")], [], [api_pod("2", "init-only")])
-    assert held(found) == [("ml/init-only", "init", CORES, 8)]
-
-
-def test_where_the_checkpoint_has_no_entry_pod_resources_is_taken() -> None:
-    listed = [pod("a", ("x", DEVICES, "1"), ("y", CORES, "9"))]
-    assert len(held(holders_of(INF2, [], listed))) == 2
-    holders = holders_of(INF2, [], listed, [api_pod("1", "a")])
-    assert holders.ledger is not None
-    assert set(holders.ledger.by_pod) == {"1"}, "under the UID that the API server knows"
-
-
-def test_without_the_checkpoint_pod_resources_is_taken_and_that_is_said() -> None:
-    holders = holders_of(INF2, UNREADABLE, [pod("a", ("x", CORES, "9"))])
-    assert held(holders) == [("ml/a", "x", CORES, 1 << 9)]
-    assert "does not list plain init containers: the checkpoint cannot be read" in holders.note
-
-
-def test_without_any_name_pods_are_named_by_their_uids_and_that_is_said() -> None:
-    holders = holders_of(INF2, [record("1", "x", CORES, "9")], AWAY)
-    assert held(holders) == [("uid/1", "x", CORES, 1 << 9)]
-    assert "named by their UIDs" in holders.note
-
-
-def test_unknown_is_not_the_same_as_no_holder() -> None:
-    holders = holders_of(INF2, UNREADABLE, AWAY)
-    assert (holders.ledger, holders.note) == (None, "holders are not known: the kubelet is away; wait")
-
-
-def test_pods_without_neuron_resources_hold_nothing() -> None:
-    assert held(holders_of(INF2, (), [pod("a", ("x", "nvidia.com/gpu", "GPU-1")), pod("b")])) == []
-
-
-def test_foreign_ids_are_reported() -> None:
-    holders = holders_of(INF2, (), [pod("a", ("x", DEVICES, "neuron-1,2"))])
-    assert held(holders) == [("ml/a", "x", DEVICES, 0b110000)]
-    assert holders.foreign == ("ml/a/x holds aws.amazon.com/neurondevice 'neuron-1'",)
-    assert holders.foreign[0] in holders.note
-
-
-@pytest.mark.parametrize("text", ["", "²", "-1", "0x1", " 1"])
-def test_no_text_is_mistaken_for_an_id(text: str) -> None:
-    holders = holders_of(INF2, (), [Pod("ml", "a", (Container("x", DEVICES, (text,)),))])
-    assert held(holders) == [("ml/a", "x", DEVICES, 0)]
-    assert repr(text) in holders.note
-
-
-def test_ids_outside_the_machine_hold_nothing_and_harm_nothing() -> None:
-    assert held(holders_of(INF2, (), [pod("a", ("x", CORES, "11,12,99999999999999999999"))]))[0][3] == 1 << 11
+    asked = {"main": {"neurondevice": 1}}
+    lost = replace(decoded("train", asked, {"NEURON_DEVS": "3", "NEURON_ALLOCATED": "true"}), started=True)
+    assert held(holders_of(INF2, (), (), [lost])) == f"{lost.uid}:default/train/main=6-7"
 
 
 def test_the_kubelet_is_asked_seldom_however_often_one_looks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -199,7 +175,7 @@ def test_the_kubelet_is_asked_seldom_however_often_one_looks(monkeypatch: pytest
 
     def ask(path: Path) -> tuple[Pod, ...] | Unknown:
         asked.append(path)
-        return AWAY if len(asked) == 1 else (pod("a", ("x", CORES, str(len(asked)))),)
+        return AWAY if len(asked) == 1 else tuple(listed(f"a/x=core:{len(asked)}"))
 
     monkeypatch.setattr(module, "ask_kubelet", ask)
     reading = HolderReading(settings_of(tmp_path / "none", Path("/k.sock")), seconds=10, clock=lambda: now[0])
@@ -227,8 +203,7 @@ def test_the_checkpoint_is_read_or_it_is_said_why_not(tmp_path: Path) -> None:
 def test_a_container_has_the_cores_of_our_reply_and_not_the_kubelets_draw() -> None:
     given = {ALLOCATION_KEY: reply_for(INF2, "1", INF2.geometry.devices_mask((2, 3))).annotation()}
     entry = CheckpointEntry("1", "x", DEVICES, frozenset({"1", "3"}), given, ())
-    holders = holders_of(INF2, [entry], [pod("a", ("x", DEVICES, "1,3"))])
-    assert held(holders) == [("ml/a", "x", DEVICES, 0b11110000)]
+    assert held(holders_of(INF2, [entry], listed("a/x=1,3"))) == "1:ml/a/x=4-7"
 
 
 def test_a_missing_socket_is_reported_with_the_flag_to_use(tmp_path: Path) -> None:
@@ -268,43 +243,35 @@ async def test_p85_the_cli_tells_the_holder_that_the_kubelet_tells(short_directo
         found = await asyncio.to_thread(reading.read, INF2)
     finally:
         await server.stop(None)
-    assert held(found) == [("ml/train", "main", DEVICES, 0b11110000)]
+    assert held(found) == "ml/train/main=4-7"
 
 
-# ---- claims
-
-
-def prepared(*uids: str, name: str = "chips", devices: tuple[str, ...] = ("neuron-2", "neuron-3")) -> PreparedClaim:
-    return PreparedClaim("neuron.aws.com", "claim-uid", "ml", name, uids, devices)
-
-
-def by_claims(holders: Holders) -> list[tuple[str, str, int]]:
-    assert holders.ledger is not None
-    return [(str(each.pod), each.user, each.mask) for each in holders.ledger.allocations]
+# What pods have by claims.
 
 
 def test_the_api_server_names_the_pod_of_a_claim() -> None:
     found = holders_of(INF2, (), (), [api_pod("1", "train")], prepared=[prepared("1")])
-    assert by_claims(found) == [("ml/train", "claim chips", 0b11110000)]
+    assert held(found) == "1:ml/train/claim chips=4-7"
 
 
 def test_pod_resources_names_the_pods_of_a_claim_and_a_pod_that_nobody_knows_counts_by_its_uid() -> None:
     users = [Pod("ml", name, (), frozenset({"chips"})) for name in ("a", "b")]
     others = [Pod("ml", "c", (), frozenset({"gpus"})), Pod("else", "a", (), frozenset({"chips"}))]
     shared = holders_of(INF2, (), [*users, *others], prepared=[prepared("1", "2")])
-    assert [pod for pod, *_ in by_claims(shared)] == ["ml/a", "ml/b"]
+    assert held(shared) == "1:ml/a/claim chips=4-7 2:ml/b/claim chips=4-7"
     forced = holders_of(INF2, (), users, prepared=[prepared("1", "2", "3")])
-    assert [pod for pod, *_ in by_claims(forced)] == ["uid/1", "uid/2", "uid/3"], "one of them was deleted by force"
+    one_gone = " ".join(f"uid/{uid}/claim chips=4-7" for uid in "123")
+    assert held(forced) == one_gone, "one of them was deleted by force"
 
 
 def test_cores_of_a_claim_are_those_that_its_devices_name() -> None:
     found = holders_of(INF2, (), (), prepared=[prepared("1", devices=("neuron-3-cores-7-7",))])
-    assert by_claims(found) == [("uid/1", "claim chips", 1 << 7)]
+    assert held(found) == "uid/1/claim chips=core:7"
 
 
 def test_claims_that_cannot_be_read_are_said_to_be_unknown() -> None:
     found = holders_of(INF2, (), (), prepared=Unknown("the file is torn"))
-    assert (by_claims(found), found.note) == ([], "what pods have by claims is not known: the file is torn")
+    assert (held(found), found.note) == ("", "what pods have by claims is not known: the file is torn")
 
 
 def test_the_kubelets_file_of_claims_is_read_or_it_is_said_why_not(tmp_path: Path) -> None:

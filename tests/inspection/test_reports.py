@@ -112,12 +112,14 @@ def test_cores_on_which_a_process_of_an_ended_pod_lives_are_not_free_and_it_is_s
     device = report.devices[1]
     assert (device.held_down_cores, device.holders) == ((2,), ())
     assert device.reasons == (f"processes of the pod with UID {uid}, which has ended, may still use it",)
+    assert {one.reasons for one in report.devices if one.id != 1} == {()}
     assert title_of(report).endswith("; 5 devices and 11 cores free")
     assert machine.geometry is not None
     shown = shown_machine(machine, holders)
     assert shown is not None
     topology = topology_report(shown, report)
     assert (topology.version, topology.devices[1].free_cores) == (1, (3,))
+    assert topology.device_sets[0].free_sets == ((0,), (2,), (3,), (4,), (5,))
 
 
 def test_assumed_links_are_said_to_be_so(make_node: MakeNode) -> None:

@@ -277,28 +277,28 @@ def test_the_version_is_that_of_the_file_which_was_read(path: Path, monkeypatch:
     assert file.version() != first
 
 
-def test_an_unreadable_file_says_its_path_what_was_found_and_what_was_expected(path: Path) -> None:
-    replace(path, b'{"Data": 7}')
-    with pytest.raises(CheckpointError) as error:
-        CheckpointFile(path, OURS).read()
-    assert str(path) in str(error.value)
-    assert "Expected `object`, got `int` - at `$.Data`" in str(error.value)
+def forbidden(*_: object, **__: object) -> None:
+    raise PermissionError(13, "Permission denied", "the file")
+
+
+@pytest.mark.parametrize(
+    ("content", "patch", "said"),
+    [
+        (b'{"Data": 7}', {}, "{path}: .*Expected `object`, got `int` - at `[$].Data`"),
+        (None, {}, "Is a directory: '{path}'"),
+        (text(), {"pathlib.Path.open": forbidden}, "{path}: .*Permission denied: 'the file'"),
+        (text(entry(["1"])), {"neuron_plugin.kubelet.checkpoint.MOST_BYTES": 100}, "{path}: .*100 bytes"),
+    ],
+    ids=["another format", "a directory", "it may not be read", "too large"],
+)
+def test_what_cannot_be_read_is_named_and_has_a_version(
+    path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None, patch: dict[str, object], said: str
+) -> None:
+    path.mkdir() if content is None else replace(path, content)
     assert CheckpointFile(path, OURS).version() is not None
-
-
-def test_a_directory_in_its_place_is_unreadable(path: Path) -> None:
-    path.mkdir()
-    with pytest.raises(CheckpointError, match=f"Is a directory: '{path}'"):
-        CheckpointFile(path, OURS).read()
-
-
-def test_a_file_that_may_not_be_read_is_unreadable(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def forbidden(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied", str(path))
-
-    replace(path, text())
-    monkeypatch.setattr(Path, "open", forbidden)
-    with pytest.raises(CheckpointError, match=f"Permission denied: '{path}'"):
+    for name, value in patch.items():
+        monkeypatch.setattr(name, value)
+    with pytest.raises(CheckpointError, match=said.format(path=path)):
         CheckpointFile(path, OURS).read()
 
 
@@ -308,10 +308,3 @@ def test_a_file_that_cannot_be_looked_at_has_a_version_that_no_file_has(path: Pa
     assert file.version() == (0, 0, 0)
     with pytest.raises(CheckpointError, match="Not a directory"):
         file.read()
-
-
-def test_a_file_that_is_too_large_is_unreadable(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "MOST_BYTES", 100)
-    replace(path, text(entry(["1"])))
-    with pytest.raises(CheckpointError, match=f"{path}: .*100 bytes"):
-        CheckpointFile(path, OURS).read()

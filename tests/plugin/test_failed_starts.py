@@ -157,43 +157,36 @@ def as_seen(*states: NeuronPod) -> Mapping[int, int | None]:
     return of_gone
 
 
-def state_of(known: NeuronPod, *, deleted: bool = False, phase: str = "Running", ended: bool = False) -> NeuronPod:
-    """A state of a pod with one container that is killed, as the decoder reads it."""
-    (run,) = known.runs
-    end = (
-        ContainerRun("app", run.started, run.started + 4, failed=not deleted)
-        if ended
-        else ContainerRun("app", run.started)
-    )
-    return replace(known, terminating=deleted, phase=phase, runs=(end,))
+def state_of(text: str) -> NeuronPod:
+    """``deleted ended Failed``: a state of a pod with one container that is killed, as the decoder reads it."""
+    words = text.split()
+    (run,) = C.runs
+    end = run.started + 4 if {"ended", "evicted"} & {*words} else 0.0
+    killed = ContainerRun("app", run.started, end, failed="ended" in words and "deleted" not in words)
+    phase = "Failed" if {"Failed", "evicted"} & {*words} else "Running"
+    return replace(C, terminating="deleted" in words, phase=phase, runs=(killed,))
 
 
 C = failed("c", 3, at=10)
+STATES = {
+    "it is deleted while it runs": ("lives; deleted; deleted ended; deleted ended Failed", 0),
+    "deletion and end in one event": ("lives; deleted ended", 0),
+    "deletion, end and phase in one event": ("lives; deleted ended Failed", 0),
+    "it failed and is deleted then": ("lives; ended; deleted ended", 3),
+    "and has its phase in the end": ("lives; ended; deleted ended; deleted ended Failed", 3),
+    "it failed for good": ("lives; ended Failed", 3),
+    # The kubelet gives its reason with the phase, when the last container has stopped (status_manager.go).
+    "the kubelet ends it container by container": ("lives; ended; evicted", 0),
+}
+"""States of a pod that the watch shows; how many failed starts count then, after two of other pods."""
 
 
-def test_a_pod_that_is_deleted_while_it_runs_has_not_failed() -> None:
-    lives, leaves = state_of(C), state_of(C, deleted=True)
-    dead, over = state_of(C, deleted=True, ended=True), state_of(C, deleted=True, phase="Failed", ended=True)
-    assert as_seen(lives, leaves, dead, over) == {}
-    assert as_seen(lives, dead) == as_seen(lives, over) == {}, "deletion and end in one event"
-
-
-def test_a_pod_that_failed_and_is_deleted_then_has_failed() -> None:
-    lives, crashed = state_of(C), state_of(C, ended=True)
-    leaves, over = state_of(C, deleted=True, ended=True), state_of(C, deleted=True, phase="Failed", ended=True)
-    assert as_seen(lives, crashed, leaves) == as_seen(lives, crashed, leaves, over) == {3: 3}
-    failed_for_good = state_of(C, phase="Failed", ended=True)
-    assert as_seen(lives, failed_for_good) == {3: 3}
+@pytest.mark.parametrize(("states", "count"), STATES.values(), ids=STATES)
+def test_which_end_of_a_pod_is_a_failed_start(states: str, count: int) -> None:
+    assert as_seen(*map(state_of, states.split("; "))) == ({3: count} if count else {})
 
 
 def test_a_failure_that_was_known_stays_known_after_a_list() -> None:
-    deleted = state_of(C, deleted=True, ended=True)
-    pods = NodePods().with_pod(state_of(C)).with_pod(state_of(C, ended=True)).with_list([deleted], 0.0)
+    pods = NodePods().with_pod(state_of("lives")).with_pod(state_of("ended"))
+    pods = pods.with_list([state_of("deleted ended")], 0.0)
     assert [run.failed for pod in pods.pods.values() for run in pod.runs] == [True]
-
-
-def test_a_pod_that_the_kubelet_ends_container_by_container_has_not_failed() -> None:
-    """The kubelet gives its reason with the phase, when the last container has stopped (status_manager.go)."""
-    first_killed = state_of(C, ended=True)
-    evicted = replace(C, phase="Failed", runs=tuple(replace(run, failed=False) for run in C.runs))
-    assert as_seen(state_of(C), first_killed, evicted) == {}
