@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from argparse import SUPPRESS, ArgumentParser, Namespace
-from collections.abc import Callable, Coroutine, Mapping
+import re
+from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -112,6 +114,7 @@ _OVERRIDES: Mapping[tuple[str, ...], tuple[str, str]] = {
 }
 """The flags of ``kubectl options`` that come before the kubeconfig, and what they are in ``Overrides``."""
 _ACTIONS = {"as_groups": "append", "insecure_skip_tls_verify": "store_true"}
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 LOOK = (*SERVER, "instance_types", "lease_namespace")
 """Of every command that works out the state of the cluster."""
 ROWS = ("sort_by", "no_headers")
@@ -128,10 +131,39 @@ def add_cluster_flags(parser: ArgumentParser, *names: str) -> None:
     for name, (strings, keywords) in _FLAGS.items():
         if name in names:
             group.add_argument(*strings, **keywords)
+    if takes_all:
+        group.add_argument("--request-timeout", type=_seconds, default=None, help=SUPPRESS)
     for strings, (part, name) in _OVERRIDES.items() if takes_all else ():
         group.add_argument(
             *strings, dest=_place_of(part, name), action=_ACTIONS.get(name, "store"), default=None, help=SUPPRESS
         )
+
+
+def _seconds(text: str) -> float | None:
+    """A time as kubectl's ``--request-timeout`` has it, such as 5s or 5; None for 0, which means no end.
+
+    Raises:
+        ArgumentTypeError: it is none.
+    """
+    found = re.fullmatch(r"(\d+)(ms|s|m|h)?", text)
+    if not found:
+        raise ArgumentTypeError(f"{text!r} is no time: expected such as 5s, 1m or 0")
+    return int(found[1]) * _UNITS[found[2] or "s"] or None
+
+
+@asynccontextmanager
+async def within(arguments: Namespace) -> AsyncIterator[None]:
+    """End what is asked of the API server after ``--request-timeout``.
+
+    Raises:
+        CommandError: it has taken longer.
+    """
+    seconds = getattr(arguments, "request_timeout", None)
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError:
+        raise CommandError(f"the API server has not said all within {seconds:g} s, the --request-timeout") from None
 
 
 def _place_of(part: str, name: str) -> str:
@@ -275,7 +307,7 @@ def ask_cluster(arguments: Namespace, work: Callable[[ApiServer], Coroutine[Any,
     source = source_from(arguments)
 
     async def asked() -> _Found:
-        async with await connect(source) as api:
+        async with within(arguments), await connect(source) as api:
             return await work(api)
 
     try:

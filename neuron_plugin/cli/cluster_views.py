@@ -20,6 +20,7 @@ from neuron_plugin.cli.cluster import (
     lease_namespace_from,
     source_from,
     types_from,
+    within,
 )
 from neuron_plugin.cli.command import (
     TABLE,
@@ -88,7 +89,10 @@ def cluster_views(arguments: Namespace, kind: ApiResource[Any], *, leases: bool)
                 yield await _selected(api, kind, arguments.selector, views) if arguments.selector else views
 
     async def following(stream: AsyncIterator[Views]) -> Views:
-        return await anext(stream)
+        if last is not None:
+            return await anext(stream)
+        async with within(arguments):
+            return await anext(stream)
 
     last = None
     with asyncio.Runner() as runner:

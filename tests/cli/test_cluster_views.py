@@ -24,7 +24,7 @@ from neuron_plugin.simulation.api_server_kinds import LEASES
 from neuron_plugin.simulation.api_server_kinds import NODES as NODE_KIND
 from tests.cli.cases import CORE, DEVICE, NODES, PODS
 from tests.cli.doubles import Background, Cli
-from tests.support.api_server import StandInApiServer
+from tests.support.api_server import Fault, Match, StandInApiServer
 from tests.support.manifests import container, gated_manifest, node_manifest, pod_manifest
 from tests.support.world import World
 
@@ -290,6 +290,9 @@ def test_kubectls_other_flags_come_before_the_kubeconfig(
     assert (unknown.status, "there is no cluster 'none', only " in unknown.err) == (2, True)
     grouped = cli("nodes", *source, "--as-group", "a")
     assert (grouped.status, "no user to act as" in grouped.err) == (2, True)
+    assert "node/trn-1" in cli("nodes", *source, "--request-timeout", "1m").out
+    no_time = cli("nodes", *source, "--request-timeout", "soon")
+    assert (no_time.status, "'soon' is no time: expected such as 5s, 1m or 0" in no_time.err) == (2, True)
     no_url = cli("nodes", *source, "--server", "127.0.0.1:1")
     assert (no_url.status, "--server is '127.0.0.1:1', expected it to begin with http" in no_url.err) == (2, True)
     address = whole["clusters"][0]["cluster"]["server"]
@@ -297,6 +300,15 @@ def test_kubectls_other_flags_come_before_the_kubeconfig(
     monkeypatch.delenv("KUBECONFIG", raising=False)
     alone = cli("nodes", "-s", address, "--insecure-skip-tls-verify", "--lease-namespace", "", "-o", "name")
     assert "node/trn-1" in alone.out, "a server alone needs no kubeconfig"
+
+
+@pytest.mark.parametrize("words", [("nodes",), ("explain", "train")])
+def test_what_takes_longer_than_the_request_timeout_is_given_up(
+    cli: Cli, server: StandInApiServer, kubeconfig: Path, words: tuple[str, ...]
+) -> None:
+    server.fail(Fault(Match("GET"), times=99, delay_seconds=600.0))
+    shown = cli(*words, "--kubeconfig", kubeconfig, "--request-timeout", "200ms")
+    assert (shown.status, "has not said all within 0.2 s, the --request-timeout" in shown.err) == (1, True)
 
 
 def test_rows_can_be_chosen_by_labels_ordered_by_a_field_and_shown_alone(
