@@ -137,10 +137,11 @@ def run(arguments: Namespace) -> int:
     else:
         by_what = {"idle": _idle_lines, "drained": _drain_lines, "waiting": _lines}
         lines = by_what[listed](report, bare=arguments.no_headers)
+    labels = f" with labels {arguments.selector}" if arguments.selector else ""
     nothing = {
-        "idle": f"no container is known to be idle{_unknown_text(report)}",
-        "drained": f"{options.drain} has no pod with Neuron devices",
-        "waiting": "no pod waits for Neuron devices",
+        "idle": f"no container{f' of a pod{labels}' if labels else ''} is known to be idle{_unknown_text(report)}",
+        "drained": f"{options.drain} has no pod{labels or ' with Neuron devices'}",
+        "waiting": f"no pod{labels} waits for Neuron devices",
     }
     show(arguments.output, report, lines, nothing=nothing[listed])
     if missing := report.without_place:

@@ -92,6 +92,19 @@ def test_a_plan_takes_the_flags_of_kubectl_for_lists(
     assert cli("plan", "--kubeconfig", kubeconfig, "--lease-namespace", "", *arguments).out.splitlines() == lines
 
 
+@pytest.mark.parametrize(
+    ("arguments", "nothing"),
+    [
+        ((), "no pod with labels app=none waits for Neuron devices"),
+        (("--drain", "trn-1"), "trn-1 has no pod with labels app=none"),
+        (("--idle",), "no container of a pod with labels app=none is known to be idle"),
+    ],
+)
+def test_labels_that_no_pod_has_are_named(cli: Cli, kubeconfig: Path, arguments: tuple[str, ...], nothing: str) -> None:
+    shown = cli("plan", "--kubeconfig", kubeconfig, "--lease-namespace", "", "-l", "app=none", *arguments)
+    assert (shown.status, shown.err.strip().startswith(f"neuron-plugin: {nothing}")) == (0, True)
+
+
 @pytest.mark.parametrize("others", [("--shape", "neuron=4"), ("-f", "cluster.json"), ("--extender", "http://x")])
 def test_labels_are_those_of_pods_in_the_cluster(cli: Cli, kubeconfig: Path, others: tuple[str, str]) -> None:
     shown = cli("plan", "--kubeconfig", kubeconfig, "-l", "app=other", *others)
