@@ -103,8 +103,6 @@ HOLDERS = {
     "without a checkpoint": ("torn | list a/x=core:9 -> ml/a/x=core:9", FROM_PODS),
     "without a name": ("file 1/x=core:9 | away -> uid/1/x=core:9", "named by their UIDs"),
     "a pod without Neuron": ("list a/x=gpu:GPU-1 ->", ""),
-    "foreign ids": ("list a/x=neuron-1,2 -> ml/a/x=4-5", f"ml/a/x holds {DEVICES} 'neuron-1'"),
-    "ids outside the machine": ("list a/x=core:11,12,9999999999999 -> ml/a/x=core:11", "'12', '9999999999999'"),
 }
 """What the checkpoint, PodResources and, if it is asked, the API server say; who has what then, and what is noted."""
 
@@ -122,7 +120,25 @@ def test_who_has_what(text: str, note: str) -> None:
     assert held(holders) == expected.strip()
     assert note in holders.note
     assert bool(holders.note) == bool(note)
-    assert holders.foreign == ((holders.note.partition("?): ")[2],) if "'" in note else ())
+
+
+FOREIGN = {
+    "of another kind": ("neuron-1,2", "4-5", f"{DEVICES} 'neuron-1'"),
+    "outside the machine": (
+        "core:11,12,99999999999999999999",
+        "core:11",
+        f"{RESOURCES['core']} '12', '99999999999999999999'",
+    ),
+}
+"""What a container holds by PodResources; which cores of the machine that is, and what is foreign."""
+
+
+@pytest.mark.parametrize(("ids", "cores", "foreign"), FOREIGN.values(), ids=FOREIGN)
+def test_foreign_ids_hold_nothing_and_are_reported(ids: str, cores: str, foreign: str) -> None:
+    holders = holders_of(INF2, (), listed(f"a/x={ids}"))
+    assert held(holders) == f"ml/a/x={cores}"
+    assert holders.foreign == (f"ml/a/x holds {foreign}",)
+    assert holders.foreign[0] in holders.note
 
 
 def test_unknown_is_not_the_same_as_no_holder() -> None:
