@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 from argparse import Namespace
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from urllib.parse import quote
 
 import msgspec
@@ -118,20 +118,22 @@ def _completions(words: Sequence[str]) -> tuple[list[tuple[str, str]], int]:
     *typed, current = words
     parser: argparse.ArgumentParser = build_parser(next((word for word in typed if not word.startswith("-")), ""))
     flag: argparse.Action | None = None
-    values, place = dict[str, str](), 0
+    values, place = dict[str, object](), 0
     for word in typed:
         if word == "=":  # bash makes three words of --output=json
             continue
         if flag:
-            values[flag.dest], flag = word, None
+            values[flag.dest], flag = _given(flag, word, values), None
             continue
         name, _, value = word.partition("=")
         if word.startswith("-") and len(word) > 1:
             known = parser._option_string_actions.get(name)  # noqa: SLF001 - argparse offers no other way to its flags
             if known and value:
-                values[known.dest] = value
+                values[known.dest] = _given(known, value, values)
             elif known and known.nargs != 0:
                 flag = known
+            elif known:
+                values[known.dest] = known.const
             continue
         action = _positional(parser, place)
         if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - as above
@@ -153,6 +155,18 @@ def _completions(words: Sequence[str]) -> tuple[list[tuple[str, str]], int]:
         return [], _NOTHING_ELSE
     offered = _beginning(current, _values(action, Namespace(**values), current))
     return [(before + name, meaning) for name, meaning in offered], _DIRECTIVES.get(str(action.metavar), _NOTHING_ELSE)
+
+
+def _given(flag: argparse.Action, word: str, values: Mapping[str, object]) -> object:
+    """What a word comes to as a flag's value, with those that were given before it; the word itself if it is none."""
+    try:
+        value = flag.type(word) if callable(flag.type) else word
+    except (argparse.ArgumentTypeError, TypeError, ValueError):
+        value = word
+    if not isinstance(flag, argparse._AppendAction):  # noqa: SLF001 - argparse offers no other way to know
+        return value
+    before = values.get(flag.dest)
+    return [*(before if isinstance(before, list) else ()), value]
 
 
 def _meaning(option: argparse.Action) -> str:

@@ -19,6 +19,9 @@ import pytest
 from neuron_plugin.allocation import Resource
 from neuron_plugin.cli.completion import SHELLS
 from neuron_plugin.cli.main import COMMANDS
+from neuron_plugin.cluster.api import ConnectionSettingsError
+from neuron_plugin.cluster.client import Kubeconfig, KubernetesApi
+from neuron_plugin.cluster.credentials import Overrides
 from neuron_plugin.simulation.api_server_kinds import NAMESPACES
 from neuron_plugin.topology import catalogue
 from tests.cli.doubles import Background, Cli
@@ -105,6 +108,23 @@ def test_a_value_may_stand_behind_an_equals_sign(offered: Offered) -> None:
 def test_a_flag_that_takes_no_value_takes_none(offered: Offered) -> None:
     assert "TYPE" not in offered("pods", "-A", "--watch", "-o", "")
     assert offered("pods", "-A", "-o", "na") == {"name"}
+
+
+def test_the_cluster_is_asked_as_the_typed_flags_say(offered: Offered, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[object]()
+
+    async def connect(source: object) -> KubernetesApi:
+        asked.append(source)
+        raise ConnectionSettingsError("not here")
+
+    monkeypatch.setattr("neuron_plugin.cli.cluster.connect", connect)
+    words = ("-s", "https://api.example", "--insecure-skip-tls-verify", "--request-timeout", "5s", "--as", "anna")
+    assert offered("describe", "node", *words, "--as-group", "g1", "--as-group=g2", "") == set()
+    expected = Overrides(
+        of_cluster={"server": "https://api.example", "insecure_skip_tls_verify": True},
+        of_user={"as_": "anna", "as_groups": ("g1", "g2")},
+    )
+    assert asked == [Kubeconfig((), expected)]
 
 
 def test_what_is_not_known_offers_nothing(offered: Offered) -> None:
