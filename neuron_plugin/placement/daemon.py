@@ -60,11 +60,11 @@ from neuron_plugin.placement.metrics import ExtenderMetrics, device_seconds, sta
 from neuron_plugin.placement.planner import Planner
 from neuron_plugin.placement.preflight import PreflightChecks
 from neuron_plugin.placement.room import Room
+from neuron_plugin.placement.server_certificate import ServerCertificate
 from neuron_plugin.placement.settings import ExtenderSettings, MakeRoom
 from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.placement.writer import Writer
 from neuron_plugin.planning import RULES, MoveRules
-from neuron_plugin.server_certificate import ServerCertificate
 from neuron_plugin.topology import Catalogue, product_names
 
 _log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from neuron_plugin.server_certificate import ServerCertificate
+from neuron_plugin.placement.server_certificate import ServerCertificate
 from neuron_plugin.settings import SettingsError
 from neuron_plugin.simulation import ExtenderCallError
 from tests.support.manifests import pod_manifest
