@@ -23,7 +23,7 @@ from neuron_plugin.cli.command import CommandError, UsageError, no_such, server_
 from neuron_plugin.cluster import ApiError, ApiRequest, ApiResource, ApiServer, ClusterError, Scope, UnreachableError
 from neuron_plugin.cluster.api import PAGE_SECONDS, ConnectionSettingsError, send
 from neuron_plugin.cluster.client import Kubeconfig, Source, connect
-from neuron_plugin.cluster.credentials import NO_OVERRIDES, CredentialsError, Overrides, namespace_of
+from neuron_plugin.cluster.credentials import CredentialsError, Overrides, namespace_of
 from neuron_plugin.cluster.objects import pages
 from neuron_plugin.instance_file import load_catalogue
 from neuron_plugin.monitor.look import look
@@ -160,10 +160,12 @@ async def within(arguments: Namespace) -> AsyncIterator[None]:
     """
     seconds = getattr(arguments, "request_timeout", None)
     try:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(seconds) as deadline:
             yield
     except TimeoutError:
-        raise CommandError(f"the API server has not said all within {seconds:g} s, the --request-timeout") from None
+        if not deadline.expired():
+            raise
+        raise CommandError(f"not all was answered within {seconds:g} s, the --request-timeout") from None
 
 
 def _place_of(part: str, name: str) -> str:
@@ -173,13 +175,14 @@ def _place_of(part: str, name: str) -> str:
 
 def _overrides_from(arguments: Namespace) -> Overrides:
     """What the command line says in place of the kubeconfig."""
-    given: dict[str, Any] = {"": {}, "of_cluster": {}, "of_user": {}}
+    chosen, of_cluster, of_user = dict[str, str](), dict[str, Any](), dict[str, Any]()
+    parts = {"": chosen, "of_cluster": of_cluster, "of_user": of_user}
     for part, name in _OVERRIDES.values():
         if (value := getattr(arguments, _place_of(part, name), None)) is not None:
-            given[part][name] = tuple(value) if isinstance(value, list) else value
-    if server := given["of_cluster"].get("server"):
-        given["of_cluster"]["server"] = server_url("--server", server)
-    return Overrides(arguments.context, **given.pop(""), **given)
+            parts[part][name] = tuple(value) if isinstance(value, list) else value
+    if server := of_cluster.get("server"):
+        of_cluster["server"] = server_url("--server", server)
+    return Overrides(arguments.context, **chosen, of_cluster=of_cluster, of_user=of_user)
 
 
 def node_name(text: str) -> str:
@@ -209,7 +212,7 @@ def source_from(arguments: Namespace) -> Source:
     """The API server that the command line means, as ``connect`` takes it.
 
     Raises:
-        UsageError: none is known, or there is no kubeconfig for --context.
+        UsageError: none is known, or there is no kubeconfig for a flag that needs one.
     """
     overrides = _overrides_from(arguments)
     try:
@@ -220,10 +223,9 @@ def source_from(arguments: Namespace) -> Source:
         paths = ()
     if paths or "server" in overrides.of_cluster:
         return Kubeconfig(paths, overrides)
-    if overrides != NO_OVERRIDES:
-        named = f" {overrides.context}" if overrides.context else ""
-        flag = "--context" if named else "a flag of kubectl's"
-        raise UsageError(f"{flag}{named}: a pod's service account has no contexts, give --kubeconfig")
+    places = {"--context": "context"} | {flags[-1]: _place_of(*place) for flags, place in _OVERRIDES.items()}
+    if given := [flag for flag, place in places.items() if getattr(arguments, place, None)]:
+        raise UsageError(f"{', '.join(given)}: a pod's service account is used as it is, give --kubeconfig")
     return None
 
 

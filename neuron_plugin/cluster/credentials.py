@@ -117,13 +117,14 @@ class _Kubeconfig(_Part):
         """Cluster and user that are meant, with all that comes before what the files say."""
         context, of_cluster, of_user = self.context(overrides), dict(overrides.of_cluster), dict(overrides.of_user)
         name = overrides.cluster or context.cluster
-        cluster = _named(self.clusters or (), name, "cluster").cluster if name else _Cluster("")
+        none = not name and "server" in of_cluster
+        cluster = _Cluster("") if none else _named(self.clusters or (), name, "cluster").cluster
         name = overrides.user or context.user
         user = _named(self.users or (), name, "user").user if name else _User()
         # As client-go's DirectClientConfig: what is given takes the place of its like, and does not join it.
         if of_cluster.get("insecure_skip_tls_verify") or "certificate_authority" in of_cluster:
-            unsafe = {"certificate_authority": "", "certificate_authority_data": "", "insecure_skip_tls_verify": False}
-            of_cluster = unsafe | of_cluster
+            cleared = {"certificate_authority": "", "certificate_authority_data": "", "insecure_skip_tls_verify": False}
+            of_cluster = cleared | of_cluster
         if "server" in of_cluster:
             of_cluster = {"tls_server_name": ""} | of_cluster
         if "token" in of_user:

@@ -308,7 +308,7 @@ def test_what_takes_longer_than_the_request_timeout_is_given_up(
 ) -> None:
     server.fail(Fault(Match("GET"), times=99, delay_seconds=600.0))
     shown = cli(*words, "--kubeconfig", kubeconfig, "--request-timeout", "200ms")
-    assert (shown.status, "has not said all within 0.2 s, the --request-timeout" in shown.err) == (1, True)
+    assert (shown.status, "not all was answered within 0.2 s, the --request-timeout" in shown.err) == (1, True)
 
 
 def test_rows_can_be_chosen_by_labels_ordered_by_a_field_and_shown_alone(

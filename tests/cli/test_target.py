@@ -99,6 +99,13 @@ def test_a_pod_without_any_has_its_service_account(monkeypatch: pytest.MonkeyPat
     assert kubeconfig_of(None) == ()
 
 
+def test_a_pod_s_service_account_is_used_as_it_is(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    refused = cli("nodes", "--context", "prod", "--as", "anna", "--as-group", "g1")
+    assert refused.status == 2
+    assert "--context, --as, --as-group: a pod's service account is used as it is, give --kubeconfig" in refused.err
+
+
 def test_without_any_the_ways_to_give_one_are_named() -> None:
     with pytest.raises(UsageError, match="give --kubeconfig or set KUBECONFIG"):
         kubeconfig_of(None)

@@ -16,6 +16,7 @@ import pytest
 import trustme
 
 from neuron_plugin.backoff import Clock
+from neuron_plugin.cluster import credentials
 from neuron_plugin.cluster.api import ApiRequest, ConnectionSettingsError, UnreachableError
 from neuron_plugin.cluster.client import ClientTimes, Kubeconfig, KubernetesApi, _environment_proxy, connect
 from neuron_plugin.cluster.credentials import (
@@ -521,12 +522,16 @@ current-context: one
 clusters:
 - {name: one, cluster: {server: "https://one", certificate-authority: ca.crt, tls-server-name: name}}
 - {name: two, cluster: {server: "http://two/"}}
+- {name: unsafe, cluster: {server: "https://unsafe", insecure-skip-tls-verify: true}}
 users:
 - {name: plain, user: {token: t1}}
+- {name: by file, user: {tokenFile: token}}
+- {name: by certificate, user: {client-certificate-data: b2xk, client-key-data: b2xk}}
 - {name: acting, user: {token: t2, as: anna, as-uid: u1, as-groups: [g1, g2], as-user-extra: {Reason: [why]}}}
 contexts:
 - {name: one, context: {cluster: one, user: plain, namespace: ml}}
 - {name: two, context: {cluster: two, user: acting}}
+- {name: nowhere, context: {cluster: ""}}
 """
 ANNA = (
     ("Impersonate-User", "anna"),
@@ -537,46 +542,85 @@ ANNA = (
 )
 
 
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    {
-        "nothing": (Overrides(), ("https://one", "name", True, "Bearer t1", ())),
-        "another context": (Overrides("two"), ("http://two", "", True, "Bearer t2", ANNA)),
-        "another cluster": (Overrides(cluster="two"), ("http://two", "", True, "Bearer t1", ())),
-        "another user": (Overrides(user="acting"), ("https://one", "name", True, "Bearer t2", ANNA)),
-        "a server has the name in its address": (
-            Overrides(of_cluster={"server": "https://three"}),
-            ("https://three", "", True, "Bearer t1", ()),
-        ),
-        "a server with a name": (
-            Overrides(of_cluster={"server": "https://three", "tls_server_name": "three.example"}),
-            ("https://three", "three.example", True, "Bearer t1", ()),
-        ),
-        "no check of the server": (
-            Overrides(of_cluster={"insecure_skip_tls_verify": True}),
-            ("https://one", "name", False, "Bearer t1", ()),
-        ),
-        "a token": (Overrides(of_user={"token": "t3"}), ("https://one", "name", True, "Bearer t3", ())),
-        "as somebody": (
-            Overrides(of_user={"as_": "ben", "as_groups": ("g",)}),
-            ("https://one", "name", True, "Bearer t1", (("Impersonate-User", "ben"), ("Impersonate-Group", "g"))),
-        ),
-    }.values(),
-)
-async def test_what_is_given_comes_before_the_kubeconfig(
-    tmp_path: Path, overrides: Overrides, expected: tuple[object, ...]
-) -> None:
+PLAIN = ("https://one", "name", True, "Bearer t1", None, ())
+OVERRIDES = {
+    "nothing": (Overrides(), PLAIN),
+    "another context": (Overrides("two"), ("http://two", "", True, "Bearer t2", None, ANNA)),
+    "another cluster": (Overrides(cluster="two"), ("http://two", "", True, "Bearer t1", None, ())),
+    "another user": (Overrides(user="acting"), ("https://one", "name", True, "Bearer t2", None, ANNA)),
+    "a server has the name in its address": (
+        Overrides(of_cluster={"server": "https://three"}),
+        ("https://three", "", True, "Bearer t1", None, ()),
+    ),
+    "a server with a name": (
+        Overrides(of_cluster={"server": "https://three", "tls_server_name": "three.example"}),
+        ("https://three", "three.example", True, "Bearer t1", None, ()),
+    ),
+    "no check of the server": (
+        Overrides(of_cluster={"insecure_skip_tls_verify": True}),
+        ("https://one", "name", False, "Bearer t1", None, ()),
+    ),
+    "a CA where none was checked": (
+        Overrides(cluster="unsafe", of_cluster={"certificate_authority": "ca.crt"}),
+        ("https://unsafe", "", True, "Bearer t1", None, ()),
+    ),
+    "a token": (Overrides(of_user={"token": "t3"}), ("https://one", "name", True, "Bearer t3", None, ())),
+    "a token in place of a file": (
+        Overrides(user="by file", of_user={"token": "t3"}),
+        ("https://one", "name", True, "Bearer t3", None, ()),
+    ),
+    "as somebody": (
+        Overrides(of_user={"as_": "ben", "as_groups": ("g",)}),
+        ("https://one", "name", True, "Bearer t1", None, (("Impersonate-User", "ben"), ("Impersonate-Group", "g"))),
+    ),
+}
+
+
+@pytest.fixture
+def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A kubeconfig of several of each, beside whose CA we stand."""
+    monkeypatch.chdir(tmp_path)
     trustme.CA().cert_pem.write_to_path(str(tmp_path / "ca.crt"))
     (tmp_path / "kubeconfig").write_text(TWO)
-    found = await of_kubeconfig([tmp_path / "kubeconfig"], overrides)
+    return tmp_path / "kubeconfig"
+
+
+@pytest.mark.parametrize(("overrides", "expected"), OVERRIDES.values(), ids=OVERRIDES)
+async def test_what_is_given_comes_before_the_kubeconfig(
+    two: Path, overrides: Overrides, expected: tuple[object, ...]
+) -> None:
+    found = await of_kubeconfig([two], overrides)
     verified = found.tls is None or found.tls.verify_mode is ssl.CERT_REQUIRED
-    assert (found.server, found.tls_server_name, verified, found.authorization, found.acts_as) == expected
+    who = (found.authorization, found.token_file, found.acts_as)
+    assert (found.server, found.tls_server_name, verified, *who) == expected
+
+
+async def test_a_certificate_takes_the_place_of_what_stands_in_the_kubeconfig(
+    two: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = list[tuple[bytes, bytes]]()
+    monkeypatch.setattr(credentials, "_load", lambda _, *pair: loaded.append(pair))
+    given = {"client_certificate": "tls.crt", "client_key": "tls.key"}
+    for file in given.values():
+        (two.parent / file).write_text(file)
+    await of_kubeconfig([two], Overrides(user="by certificate"))
+    await of_kubeconfig([two], Overrides(user="by certificate", of_user=given))
+    assert loaded == [(b"old", b"old"), (b"tls.crt", b"tls.key")]
+
+
+async def test_a_context_without_a_cluster_is_an_error_unless_a_server_is_given(two: Path) -> None:
+    with pytest.raises(CredentialsError, match="there is no cluster '', only 'one', 'two', 'unsafe'"):
+        await of_kubeconfig([two], Overrides("nowhere"))
+    assert (await of_kubeconfig([two], Overrides("nowhere", of_cluster={"server": "http://x"}))).server == "http://x"
 
 
 async def test_a_server_alone_needs_no_kubeconfig() -> None:
     assert (await of_kubeconfig([], Overrides(of_cluster={"server": "http://three"}))).server == "http://three"
     with pytest.raises(CredentialsError, match="no current-context is set"):
         await of_kubeconfig([])
+    unread = {"server": "https://x", "certificate_authority": "nowhere.crt"}
+    with pytest.raises(ConnectionSettingsError, match=r"from the command line: .*nowhere.crt"):
+        await connect(Kubeconfig((), Overrides(of_cluster=unread)))
 
 
 async def test_groups_to_act_as_need_a_user(tmp_path: Path) -> None:
