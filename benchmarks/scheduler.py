@@ -196,7 +196,7 @@ def running(
             ours = subprocess.Popen([*command, str(kubeconfig), str(PORT)], stderr=log, stdout=log)
         elif placement != NONE:
             command = ["extender", "--kubeconfig", str(kubeconfig), "--port", str(PORT), "--health-port", "0"]
-            command += ["--health-address", "127.0.0.1", "--no-leader-election", "--no-plugin-leases"]
+            command += ["--health-address", "127.0.0.1", "--no-plugin-leases"]
             command += ["--answer", "all" if placement == EXTENDER_ALL else "best"]
             ours = subprocess.Popen([*PROGRAM, *command], stderr=log, stdout=log)
         config["leaderElection"] = {"leaderElect": False}

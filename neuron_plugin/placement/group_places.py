@@ -1,8 +1,9 @@
-"""What is kept for pods of groups that are not there: lost ones' places, spare nodes, room for those not made yet.
+"""What is kept for pods of groups: places of all until they have them, room for those not made yet, spare nodes.
 
-A leader is placed where its whole group fits, before its other pods are made; what these need is kept. The place of a
-pod that is lost is kept for the pod that takes its rank. A place ends when it is used, when nothing of the group is
-left, after a while without progress, or when a device of it gets sick.
+The places of a group are kept, and written down, before the first of its pods is released, so the next leader can
+complete it. A leader is placed where its whole group fits, before its other pods are made; what these need is kept. The
+place of a pod that is lost is kept for the pod that takes its rank. A place ends when it is used, when nothing of the
+group is left, after a while without progress, or when a device of it gets sick.
 
 A group may ask for spare nodes: places without a rank. They are chosen once all its pods have places, and again when
 one was used or is not good any more. Meanwhile they are lent to pods that may be moved away.
@@ -58,7 +59,8 @@ class GroupPlaces:
     def take_over(self, record: ReserveRecord) -> None:
         """Go on keeping a place that the last leader has kept."""
         lasts = self._context.unix_seconds() < record.at + self._context.times.reserve or record.is_spare
-        if lasts and self._state.members_of(record.group_name):
+        waits = not record.is_for_pod or record.uid in self._state.gated
+        if lasts and waits and self._state.members_of(record.group_name):
             self._groups.setdefault(record.group_name, record.at)
             self._keep(record)
 
@@ -93,7 +95,8 @@ class GroupPlaces:
         if record.is_spare:
             info = self._state.nodes.get(record.node)
             is_over = info is None or bool(info.closed) or info.node.rules.lost
-        if is_used or is_over or not self._may_come(group, record.at) or is_sick(self._state, record):
+        may_come = record.is_for_pod or self._may_come(group, record.at)
+        if is_used or is_over or not may_come or is_sick(self._state, record):
             self._drop(record)
             if not any(other.group == record.group for other in self.records.values()):
                 self._groups.pop(group, None)
@@ -247,7 +250,7 @@ class GroupPlaces:
         return members_to_come(template, leader, members, least)
 
     def _reserved_groups(self, namespace: str) -> int:
-        ranks = [record for record in self.records.values() if record.group and not record.is_spare]
+        ranks = [record for record in self.records.values() if not (record.is_spare or record.is_for_pod)]
         return len({record.group for record in ranks if record.namespace == namespace})
 
     async def look_for_others(self, leader: NeuronPod, least: int) -> None:
@@ -284,10 +287,17 @@ class GroupPlaces:
         self._state.templates[group] = replace(worker, rules=rules, labels=leader.labels)
 
     def keep_for(self, group: GroupName, places: Iterable[tuple[NeuronPod, Place]]) -> None:
-        """Keep places for pods of a group that are not there yet."""
+        """Keep places for pods of a group that are to have them, also for those that are not there yet."""
         self._come_on(group)
         for pod, (node, placement) in places:
             self._keep_place(group, pod.uid, pod.reference.name, node, placement_mask(placement))
+
+    def give_up(self, pods: Iterable[NeuronPod]) -> bool:
+        """Keep nothing for these pods, but what is their ranks'; whether something was."""
+        records = [record for pod in pods if (record := self.records.get(pod.uid))]
+        for record in records:
+            self._drop(record)
+        return bool(records)
 
 
 class _Template(msgspec.Struct):

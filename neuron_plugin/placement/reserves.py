@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import zlib
+from collections.abc import Iterable
+
 import msgspec
 
 from neuron_plugin.allocation import PodReference, PodUid
@@ -11,13 +15,16 @@ from neuron_plugin.allocation.resources import parse_ids
 from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.topology import CoreMask
 
+MOST_PLAIN_BYTES = 1 << 16
+"""An object may have 256 KiB of annotations; that is a thousand records, or some six thousand that are compressed."""
 
-class ReserveRecord(msgspec.Struct, frozen=True, rename="camel"):
+
+class ReserveRecord(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """A reserve as the next leader finds it. ``cores`` are reserved on ``node``; ``at`` is in unix seconds.
 
-    ``uid`` is the waiting pod's, or the name of a rank of a group. ``victims`` are UIDs. ``owners`` are the controllers
-    of pods that were moved, as NAMESPACE/KIND/NAME. ``group`` is that of a rank or of a spare node, as NAMESPACE/NAME;
-    ``lent_below`` as in ``Reservation``.
+    ``uid`` is the waiting pod's, or the name of a rank of a group, which has a "#". ``victims`` are UIDs, ``owners``
+    the controllers of pods that were moved, as NAMESPACE/KIND/NAME. ``group`` is that of a pod that is placed with
+    others, of a rank or of a spare node, as NAMESPACE/NAME; ``lent_below`` as in ``Reservation``.
     """
 
     uid: str
@@ -45,10 +52,35 @@ class ReserveRecord(msgspec.Struct, frozen=True, rename="camel"):
         return self.lent_below is not None
 
     @property
+    def is_for_pod(self) -> bool:
+        """Whether it is for one pod, and for no other that takes its rank."""
+        return "#" not in self.uid
+
+    @property
     def group_name(self) -> GroupName:
         """The group of a rank."""
         namespace, _, name = self.group.partition("/")
         return namespace, name
+
+
+def write_records(records: Iterable[ReserveRecord]) -> str:
+    """The records as they are written: JSON, and where that is long compressed, because annotations are bounded."""
+    text = msgspec.json.encode([*records])
+    return text.decode() if len(text) <= MOST_PLAIN_BYTES else base64.b64encode(zlib.compress(text)).decode()
+
+
+def read_records(text: str) -> dict[ReserveRecord, Reservation]:
+    """What ``write_records`` has written; each with what is kept by it.
+
+    Raises:
+        ValueError: it is none of that.
+    """
+    try:
+        plain = text.encode() if text.startswith("[") else zlib.decompress(base64.b64decode(text))
+        records = msgspec.json.decode(plain, type=tuple[ReserveRecord, ...])
+    except (zlib.error, msgspec.MsgspecError) as error:
+        raise ValueError(f"no records of reserves: {error}") from error
+    return {record: record.reservation for record in records}
 
 
 def is_sick(state: ClusterState, record: ReserveRecord) -> bool:

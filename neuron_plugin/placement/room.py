@@ -5,7 +5,8 @@ cores come free. Then the pods in its way are evicted, as many at a time as disr
 more goes in stages: it holds what is free, and goes on when the budget allows. It is given back after a while, and pods
 of that kind then wait before another try. A move is not begun where its budget cannot recover.
 
-What is kept for groups is told in ``group_places``; it is written down here, with the rest.
+What is kept for groups is told in ``group_places``; it is written down here, with the rest, in one write for all who
+wait for that.
 
 Each record is written into an annotation of the leader's Lease, before the first eviction. Only the holder of the Lease
 can write it, so the next leader knows what is reserved. A move that was cut off half way it does not go on with: it
@@ -14,6 +15,7 @@ reserves nothing for it and evicts nothing more.
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import logging
 from collections import deque
@@ -22,9 +24,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
 
-import msgspec
-
 from neuron_plugin.allocation import NeuronPod, PodUid
+from neuron_plugin.allocation.node import Reservation
 from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.cluster import ApiError, ApiRequest, ClusterError, LeaseName
 from neuron_plugin.cluster.api import send
@@ -36,7 +37,7 @@ from neuron_plugin.placement.group_places import GroupPlaces
 from neuron_plugin.placement.history import Cause
 from neuron_plugin.placement.leadership import CONDITION
 from neuron_plugin.placement.queue import PodKind, kind_of
-from neuron_plugin.placement.reserves import ReserveRecord, is_sick
+from neuron_plugin.placement.reserves import ReserveRecord, is_sick, read_records, write_records
 from neuron_plugin.placement.writer import Outcome, Writer
 from neuron_plugin.planning import PREEMPTION, RULES, Move, MoveRules, Relocation, still_possible
 from neuron_plugin.planning.budgets import Budget, beyond_budgets
@@ -48,6 +49,9 @@ EVICTED_REASON = "NeuronEvictedForMove"
 PREEMPTED_REASON = "NeuronPreempted"
 RESERVED_REASON = "NeuronRoomReserved"
 ROOM_GIVEN_BACK = "NeuronRoomGivenBack"
+MOST_READS = 10
+"""Of the records, by a new leader: without them groups that are half placed may lose the rest of their places."""
+READ_AGAIN_SECONDS = 1.0
 _MINUTE = 60.0
 _log = logging.getLogger(__name__)
 
@@ -110,6 +114,9 @@ class Room:
         """By controller."""
         self._protected_until: dict[PodUid, float] = {}
         self._evictions: deque[float] = deque()
+        self._writing = asyncio.Lock()
+        self._written = ""
+        """The records as they were written last."""
         self.places = GroupPlaces(context)
 
     @property
@@ -124,16 +131,18 @@ class Room:
         self._forget()
         if self._lease is None:
             return
-        try:
-            lease = LEASES.decode(await self._read_lease(self._lease))
-            text = lease.annotations.get(RECORDS_KEY, "[]")
-            records = {
-                record: record.reservation for record in msgspec.json.decode(text, type=tuple[ReserveRecord, ...])
-            }
-        except (ClusterError, msgspec.MsgspecError, ValueError) as error:
-            fields = {"lease": self._lease.path, "error": str(error)}
-            _log.warning("what the last leader has reserved is not known", extra=fields)
-            return
+        records = dict[ReserveRecord, Reservation]()
+        for last in (*[False] * MOST_READS, True):
+            try:
+                lease = LEASES.decode(await self._read_lease(self._lease))
+                records = read_records(lease.annotations.get(RECORDS_KEY, "[]"))
+                break
+            except (ClusterError, ValueError) as error:
+                if last or isinstance(error, ValueError) or getattr(error, "withheld", False):
+                    fields = {"lease": self._lease.path, "error": str(error)}
+                    _log.warning("what the last leader has reserved is not known", extra=fields)
+                    return
+            await self._context.clock.sleep(READ_AGAIN_SECONDS)
         now, times = self._context.unix_seconds(), self._context.times
         for record, reservation in records.items():
             for owner in record.owners:
@@ -211,6 +220,7 @@ class Room:
             self._state.release(key)
         for table in (self._records, self._staged, self._free_since, self._left_alone_until, self._protected_until):
             table.clear()
+        self._written = ""
         self.places.forget()
 
     # Who may be moved for whom.
@@ -394,25 +404,32 @@ class Room:
 
     async def record(self) -> bool:
         """Write all records into the Lease, if this replica holds it; whether they stand there."""
-        self.places.unwritten = False
-        if self._lease is None:
-            return True
-        text = msgspec.json.encode([*self._records.values(), *self.places.records.values()]).decode()
+        async with self._writing:  # whoever comes meanwhile finds its records written with those of others
+            self.places.unwritten = False
+            text = write_records([*self._records.values(), *self.places.records.values()])
+            if self._lease is None or text == self._written:
+                return True
+            self._written = ""
+            if await self._write(self._lease, text):
+                self._written = text
+            return bool(self._written)
+
+    async def _write(self, lease: LeaseName, text: str) -> bool:
         for _ in range(3):
             try:
-                lease = LEASES.decode(await self._read_lease(self._lease))
+                seen = LEASES.decode(await self._read_lease(lease))
             except ClusterError as error:
-                _log.warning("reserves not recorded", extra={"lease": self._lease.path, "error": str(error)})
+                _log.warning("reserves not recorded", extra={"lease": lease.path, "error": str(error)})
                 return False
-            if not self._lease.holds(lease):
+            if not lease.holds(seen):
                 return False
             attempt = await self._writer.send(
-                annotate_lease(self._lease, lease, {RECORDS_KEY: text}), timeout_seconds=self._context.times.request
+                annotate_lease(lease, seen, {RECORDS_KEY: text}), timeout_seconds=self._context.times.request
             )
             if attempt.done:
                 return True
             if attempt.status != HTTPStatus.CONFLICT:  # the Lease was renewed in between
-                _log.warning("reserves not recorded", extra={"lease": self._lease.path, "error": str(attempt.error)})
+                _log.warning("reserves not recorded", extra={"lease": lease.path, "error": str(attempt.error)})
                 return False
         return False
 

@@ -113,8 +113,8 @@ class ExtenderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     leader_election: Annotated[
         bool,
         Meta(
-            description="serve only while holding the Lease; without it start one replica, and the next only after it "
-            "has ended"
+            description="serve only while holding the Lease, which keeps what is reserved for the next leader; without "
+            "it start one replica, and the next only after it has ended"
         ),
     ] = True
     lease_namespace: Annotated[

@@ -169,6 +169,7 @@ class ClusterState:
         self._assumed: dict[PodUid, AssumedPod] = {}
         self._departed: dict[PodUid, tuple[NeuronPod, float]] = {}
         self._reserved: dict[str, Reservation] = {}
+        self._kept_on: defaultdict[str, dict[str, Reservation]] = defaultdict(dict)
         self._by_node: defaultdict[str, dict[PodUid, None]] = defaultdict(dict)
         self._others: defaultdict[str, dict[str, PodUse]] = defaultdict(dict)
         self._uses = _Uses(self._use_of)
@@ -519,16 +520,26 @@ class ClusterState:
             self._count_placed(uid)
 
     def reserve(self, reservation: Reservation) -> None:
-        """Keep cores for a pod that is not bound yet, in place of what was kept for it before."""
-        self.release(reservation.pod.uid)
-        self._reserved[reservation.pod.uid] = reservation
-        if known := self._nodes.get(reservation.node):
+        """Keep cores for a pod that is not bound yet, in place of what was kept for it before.
+
+        For a pod that is assumed there nothing changes: its cores count already.
+        """
+        key, name = reservation.pod.uid, reservation.node
+        self.release(key)
+        self._reserved[key] = self._kept_on[name][key] = reservation
+        assumed, known = self._assumed.get(key), self._nodes.get(name)
+        if known and not (assumed and assumed.pod.place == name):
             self._rebuild(known.node)
 
     def release(self, key: str) -> None:
         """Keep nothing for this pod, or for this rank of a group, any more."""
-        reservation = self._reserved.pop(key, None)
-        if reservation and (known := self._nodes.get(reservation.node)):
+        if (reservation := self._reserved.pop(key, None)) is None:
+            return
+        name = reservation.node
+        del self._kept_on[name][key]
+        if not self._kept_on[name]:
+            del self._kept_on[name]
+        if (known := self._nodes.get(name)) and reservation in known.reservations:
             self._rebuild(known.node)
 
     # What follows.
@@ -601,7 +612,7 @@ class ClusterState:
         pods = [self._counted_on(uid, name) for uid in self._by_node.get(name, ())]
         promised = [pod for pod in pods if pod.node != name]
         bound = [pod for pod in pods if pod.node == name] if promised else pods
-        kept = tuple(kept for kept in self._reserved.values() if kept.node == name)
+        kept = tuple(self._kept_on.get(name, {}).values())
         unchecked = None
         if not isinstance(node.inventory, Rejection):
             unchecked = self.checked.closure(node.preflight, node.boot_id, node.inventory, busy=self.users_on(name))

@@ -8,7 +8,8 @@ The policies and the role of the placement controller are those of the rendering
 of this run, in which the accounts are, too. Where the server has no MutatingAdmissionPolicy, the webhook of the
 rendering ``gates-webhook`` gives the gate, and this process answers for it: the server has to run on the same machine.
 A server of 1.36 is one without when its ``--runtime-config`` switches ``mutatingadmissionpolicies`` and
-``mutatingadmissionpolicybindings`` of ``admissionregistration.k8s.io/v1`` off.
+``mutatingadmissionpolicybindings`` of ``admissionregistration.k8s.io/v1`` off, and its feature gate
+``MutatingAdmissionPolicy``: with the gate alone its admission waits for these for ever.
 """
 
 from __future__ import annotations
@@ -390,12 +391,6 @@ async def test_a_pod_that_has_changed_is_not_placed(cluster: Cluster) -> None:
     await cluster.admin.ask("PATCH", path, {"metadata": {"labels": {"app": "a"}}})
     with pytest.raises(ApiError, match="409"):
         await cluster.controller.send(place(old))
-
-
-async def test_the_controller_writes_a_groups_plan_before_it_releases_a_pod(cluster: Cluster) -> None:
-    path = await cluster.made(pod({NEURON: "4"}))
-    assert gates(await placing(cluster, path, lambda pod: writes.plan(pod, "n1", {"NEURON_DEVS": "0-3"}))) == [GATE]
-    assert gates(await placing(cluster, path, writes.release_planned)) == []
 
 
 async def test_the_controller_releases_a_pod_plainly(cluster: Cluster) -> None:

@@ -23,6 +23,7 @@ from neuron_plugin.placement.daemon import ControllerTimes
 from neuron_plugin.placement.history import Cause
 from neuron_plugin.placement.leadership import CONDITION, Readiness
 from neuron_plugin.placement.planner import Planner
+from neuron_plugin.placement.reserves import ReserveRecord
 from neuron_plugin.placement.room import RECORDS_KEY, Room
 from neuron_plugin.placement.settings import FilterMode, MakeRoom
 from neuron_plugin.placement.writer import Writer
@@ -848,6 +849,18 @@ async def test_a_record_that_cannot_be_read_stops_nothing(room: MovingBench, tex
     await room.mover.take_over()
     await room.wait_and_look()
     assert room.evicted == ["small-1"]
+
+
+async def test_what_may_have_been_written_is_written_again(room: MovingBench) -> None:
+    kept = ReserveRecord("pod-1", "default", "train", "trn-1", "0-31")
+    assert await room.mover.record()
+    room.mover.places.records[kept.uid] = kept
+    room.server.fail(Fault(Match("PATCH", "/leases/"), lose_answer=True))
+    assert not await room.mover.record()
+    assert [found["name"] for found in room.records] == ["train"]
+    room.mover.places.records.clear()
+    assert await room.mover.record()
+    assert not room.records
 
 
 @pytest.mark.parametrize("answer", list(FilterMode))

@@ -313,6 +313,22 @@ def test_a_reservation_ends_when_its_pod_is_bound_anywhere_or_gone(world: World,
     assert world.state.nodes["node"].free_mask & 0b1111 == 0b1111
 
 
+def test_what_is_kept_elsewhere_for_an_assumed_pod_is_nobody_else_s(world: World) -> None:
+    for name in ("a", "b"):
+        world.node(name, TRN1)
+    pod = world.pod("pod", DEVICE, 1)
+    world.state.assume(assumed(pod, "a"))
+    world.state.reserve(Reservation(pod_of(pod), "a", CoreMask(0b11)))
+    assert world.state.nodes["a"].reserved_mask == 0, "they are its own already"
+    world.state.reserve(Reservation(pod_of(pod), "b", CoreMask(0b11)))
+    assert world.state.nodes["b"].reserved_mask == 0b11
+    world.state.release(pod_of(pod).uid)
+    assert world.state.nodes["b"].reserved_mask == 0
+    world.state.reserve(Reservation(pod_of(pod), "a", CoreMask(0b11)))
+    world.state.forget(pod_of(pod).uid)
+    assert world.state.nodes["a"].reserved_mask == 0b11
+
+
 def test_explanations_and_plans_see_the_network_by_the_levels_that_are_named() -> None:
     state = ClusterState(levels=["row", "rack"])
     manifest = node_manifest("node", TRN1)

@@ -1,7 +1,8 @@
 """Placing gated pods: judge and assume in one step, then write node, assignment and the end of the gate.
 
-A single pod takes one PATCH; a pod of a group is planned by one and released by another. Two things come before it: on
-a node with little CPU or memory left the pod is nominated, and its claims are allocated.
+Each pod takes one PATCH. Two things come before it: on a node with little CPU or memory left the pod is nominated, and
+its claims are allocated. The places of a group are kept for its pods and written down before the first of them is
+released: the next leader completes it.
 
 One step looks at all pods that may fit, without waiting once, so nothing can come between a choice and the next. Each
 PATCH is sent by itself and carries the version of the pod that was read. A pod is counted on its node from the choice
@@ -80,13 +81,15 @@ class Placer:
         self._room = room
         self._seen = -1
         self._judged_capacity = -1
+        self._frees_room = False
+        """Whether a step has made room, for pods that it may have looked at before."""
         self._in_flight: dict[PodUid, asyncio.Task[None]] = {}
         self._in_line: dict[PodUid, tuple[str, float, _Write]] = {}
         """Pods whose turn on their node has not come, the first in line first: node, since when, and what to write."""
-        self._planned: set[GroupName] = set()
-        """Groups of which some pod has its placement and is gated still."""
-        self._allocated: set[PodUid] = set()
-        """Pods that have their place by claims that were allocated, and are gated still."""
+        self._unwritten: set[GroupName] = set()
+        """Groups in line whose places are not written down yet."""
+        self._begun: set[PodUid] = set()
+        """Pods that have their place, by claims that were allocated or from a leader before us, and are gated still."""
         self._avoided: dict[tuple[str, str], float] = {}
         self._undecided: set[PodUid] = set()
         """Pods on which something was written, and the watch does not show yet what came of it."""
@@ -120,10 +123,8 @@ class Placer:
             return
         if self._state.capacity_version != self._judged_capacity:
             self.queue.hopeless.clear()
-        for group in list(self._planned):
-            self._complete(group)
-        for uid in list(self._allocated):
-            self._release_allocated(uid)
+        for uid in list(self._begun):
+            self._complete(uid)
         self._serve(list(self._in_line))
         for kind, pod in self.queue.in_order():
             if len(self._in_flight) >= MOST_IN_FLIGHT or len(self._in_line) >= MOST_IN_LINE:
@@ -132,7 +133,8 @@ class Placer:
             if not placed:
                 self.queue.hopeless.add(kind)
         else:
-            self._judged_capacity = self._state.capacity_version
+            self._judged_capacity = -1 if self._frees_room else self._state.capacity_version
+        self._frees_room = False
 
     def _follow(self) -> None:
         """Bring the queue to what the state shows."""
@@ -142,9 +144,7 @@ class Placer:
             self.queue.clear()
             for pod in self._state.gated.values():
                 self._put(pod)
-            pods = [pod for pod in self._state.pods.values() if pod.gated and pod.promised]
-            self._planned = {pod.group for pod in pods if pod.group}
-            self._allocated = {pod.uid for pod in pods if not pod.group}
+            self._begun = {pod.uid for pod in self._state.pods.values() if pod.gated and pod.promised}
         else:
             for change in changes.after(self._seen):
                 record = change.after or change.before
@@ -160,10 +160,8 @@ class Placer:
 
     def _see(self, record: NeuronPod) -> None:
         gated = self._state.gated.get(record.uid)
-        if record.gated and record.promised and record.group:
-            self._planned.add(record.group)
-        elif record.gated and record.promised:
-            self._allocated.add(record.uid)
+        if record.gated and record.promised:
+            self._begun.add(record.uid)
         if gated:
             self._put(gated)
         else:
@@ -262,11 +260,18 @@ class Placer:
         if pod.uid not in self._in_flight and not self._context.why_not_write():
             self._send(pod, writes.release_plainly(pod), reason)
 
-    def _release_allocated(self, uid: PodUid) -> None:
-        """Hand over a pod whose claims are allocated: by a leader before us, or for another of their pods."""
+    def _complete(self, uid: PodUid) -> None:
+        """Hand over a pod that has its place: by a leader before us, or by claims that were allocated for another pod.
+
+        A pod of a group goes with the others of it.
+        """
         pod = self._state.pods.get(uid)
         if pod is None or not (pod.gated and pod.promised):
-            self._allocated.discard(uid)
+            self._begun.discard(uid)
+            return
+        members = self._state.members_of(pod.group) if pod.group else []
+        placed = sum(bool(member.place) or member.uid in self._state.assumed for member in members)
+        if pod.group and placed < self._state.least_of(pod.group):
             return
         if not self._is_under_way(pod) and pod.rules.gates == (GATE,):
             self._hand_over(pod, pod.promised, partial(writes.place, node=pod.promised, annotations={}))
@@ -280,8 +285,7 @@ class Placer:
     def _place_group(self, kind: PodKind) -> bool:
         """Place the waiting pods of a group that fit if the group has its least number then, else none.
 
-        Each gets its placement first, with its gate still there; once the group is whole a second PATCH releases each
-        (``_complete``). So the next leader can complete it. Gives whether some were placed.
+        Gives whether some were placed.
         """
         group = kind.group or ("", "")
         members = self._state.members_of(group)
@@ -304,23 +308,47 @@ class Placer:
         plan = place_group(scene, waiting, least=max(missing, 1), wish=wish, anchors=anchors)
         made = self._assumed_by(plan) if isinstance(plan, GroupPlan) else None
         if made is None or not isinstance(plan, GroupPlan):
+            # What a leader before us has begun, or is kept: others may need the room.
             self._withdraw([pod for pod in members if pod.gated and pod.promised])
+            self._frees_room |= self._room.places.give_up(waiting)
             return False
         if self._checks and self._checks.must_wait(group, members, plan, waiting):
             return False
+        said = self._said_of(plan, members)
+        self._hand_over_group(group, made, said, [(pod, plan.places[pod.uid]) for pod in waiting if pod.uid in said])
+        return True
+
+    def _hand_over_group(
+        self,
+        group: GroupName,
+        made: Sequence[AssumedPod],
+        said: Mapping[PodUid, Mapping[str, str]],
+        kept: Sequence[tuple[NeuronPod, Place]],
+    ) -> None:
+        """Hand pods of a group to their schedulers, once all places that are to be ``kept`` are written down."""
         for assumed in made:
             self._state.assume(assumed)
-            self.queue.remove(assumed.pod.uid)
-        said = self._said_of(plan, members)
-        placed = sum(bool(pod.place) for pod in members if not pod.gated)
+        if len(kept) > 1:
+            self._room.places.keep_for(group, kept)
+            self._unwritten.add(group)
+            self._start(PodUid("/".join(group)), self._write_down(group))
         for assumed in made:
-            node, annotations = assumed.pod.promised, {**assumed.annotations, **said.get(assumed.pod.uid, {})}
-            if len(made) == 1 and least <= 1 + placed:
-                pod = self._state.gated[assumed.pod.uid]
-                self._hand_over(pod, node, partial(writes.place, node=node, annotations=annotations))
-            else:
-                self._send(assumed.pod, writes.plan(assumed.pod, node, annotations))
-        return True
+            node, annotations = assumed.pod.promised, {**assumed.annotations, **said[assumed.pod.uid]}
+            pod = self._state.gated[assumed.pod.uid]
+            self._hand_over(pod, node, partial(writes.place, node=node, annotations=annotations))
+
+    async def _write_down(self, group: GroupName) -> None:
+        """Write down what is kept for a group; where that fails its pods leave the line for a while."""
+        written = False
+        try:
+            written = await self._room.record()
+        finally:
+            self._unwritten.discard(group)
+            pods = [pod for uid in self._in_line if (pod := self._state.pods.get(uid)) and pod.group == group]
+            for pod in [] if written else pods:
+                self._leave_line(pod.uid)
+                self._answered[pod.uid] = pod.version, self._context.clock.now() + self._context.times.retry
+            self._serve([pod.uid for pod in pods if pod.uid in self._in_line])
 
     def _anchors(self, members: Iterable[NeuronPod]) -> list[Anchor]:
         anchors = []
@@ -416,37 +444,13 @@ class Placer:
         assumed = self._writer.assumed_at(leader, *plan.places[leader.uid])
         if not isinstance(assumed, AssumedPod):
             return False
-        if not self._writer.take_turn(leader, assumed.pod.place):
-            return True
-        self._state.assume(assumed)
-        self._room.places.keep_for(group, [(pod, plan.places[pod.uid]) for pod in others])
-        node = assumed.pod.promised
         place = self._ultraserver_places(plan, [leader, *others]).get(leader.uid)
-        said = writes.group_annotations(0, plan.domain, place)
-        write = partial(writes.place, node=node, annotations={**assumed.annotations, **said})
-        self._start(leader.uid, self._place_with_record(leader, write))
+        said = {leader.uid: writes.group_annotations(0, plan.domain, place)}
+        self._hand_over_group(group, [assumed], said, [(pod, plan.places[pod.uid]) for pod in (leader, *others)])
         return True
 
     async def _look_for_others(self, leader: NeuronPod, least: int) -> None:
         await self._room.places.look_for_others(leader, least)
-
-    async def _place_with_record(self, pod: NeuronPod, write: _Write) -> None:
-        """What is kept for the others is written down before the leader is placed, for the next leader of ours."""
-        await self._room.record()
-        await self._write(pod, write)
-
-    def _complete(self, group: GroupName) -> None:
-        """Release the planned pods of a group of which no placement is missing any more."""
-        members = self._state.members_of(group)
-        planned = [pod for pod in members if pod.gated and pod.promised]
-        least = self._state.least_of(group)
-        if not planned:
-            self._planned.discard(group)
-        is_whole = sum(bool(pod.place) for pod in members) >= least
-        if is_whole and not any(pod.uid in self._state.assumed for pod in members):
-            for pod in planned:
-                if not self._is_under_way(pod):
-                    self._hand_over(pod, pod.promised, writes.release_planned)
 
     # Writing.
 
@@ -465,8 +469,8 @@ class Placer:
     def _serve(self, line: Iterable[PodUid]) -> None:
         """Hand over those in line whose turn has come; nominated before that where pods without Neuron may come first.
 
-        Where a node has closed meanwhile, its pods leave the line and are placed again. The planned pods of a group do
-        so after a while: a plugin that starts again opens its node in seconds.
+        Where a node has closed meanwhile, its pods leave the line and are placed again. The pods of a group, which have
+        a place among others, do so after a while: a plugin that starts again opens its node in seconds.
         """
         now, times, busy = self._context.clock.now(), self._context.times, set[str]()
         for uid in line:
@@ -475,11 +479,13 @@ class Placer:
             is_closed = info is None or isinstance(info.capacity, Rejection)
             has_place = pod and pod.gated and (uid in self._state.assumed or pod.promised == node)
             is_void = pod and info and pod.reference in info.void  # it is taken off by the upkeep
-            if not pod or not has_place or is_void or (is_closed and not pod.promised):
+            if not pod or not has_place or is_void or (is_closed and not (pod.promised or uid in self._state.reserved)):
                 self._leave_line(uid)
             elif is_closed and now - since > times.closed:
                 self._leave_line(uid)
-                self._withdraw([pod])
+                self._withdraw([pod] if pod.promised else [])
+            elif pod.group in self._unwritten:
+                continue
             elif not is_closed and node not in busy and self._writer.take_turn(pod, node):
                 del self._in_line[uid]
                 if assumed := self._state.assumed.get(uid):

@@ -64,16 +64,6 @@ def nominate(pod: NeuronPod, node: str) -> ApiRequest:
     return replace(request, path=f"{request.path}/status")
 
 
-def plan(pod: NeuronPod, node: str, annotations: Mapping[str, str]) -> ApiRequest:
-    """Write a placement on a pod of a group; its gate stays until all of the group have theirs."""
-    return _request(pod, _metadata(pod, node, annotations))
-
-
-def release_planned(pod: NeuronPod) -> ApiRequest:
-    """Hand a pod that has its placement to its scheduler."""
-    return _request(pod, {"uid": pod.uid, "resourceVersion": pod.version}, spec=_released(pod, pod.promised))
-
-
 def release_plainly(pod: NeuronPod) -> ApiRequest:
     """Hand a pod to its scheduler without a node; what was planned for it goes."""
     return _request(pod, _without_placement(pod), spec=_released(pod, ""))

@@ -10,14 +10,14 @@ from typing import Any
 from neuron_plugin.allocation import NeuronPod, Resource
 from neuron_plugin.allocation.keys import GATE, NODE_KEY
 from neuron_plugin.backoff import Clock
-from neuron_plugin.cluster import KubernetesApi
+from neuron_plugin.cluster import KubernetesApi, LeaseName
 from neuron_plugin.placement.context import Context
 from neuron_plugin.placement.gates.placer import Placer
 from neuron_plugin.placement.gates.upkeep import Upkeep
 from neuron_plugin.placement.leadership import CONDITION, Readiness
 from neuron_plugin.placement.room import Room
 from neuron_plugin.placement.writer import Writer
-from neuron_plugin.simulation.api_server_kinds import EVENTS, NODES, PODS, AnyJson
+from neuron_plugin.simulation.api_server_kinds import EVENTS, LEASES, NODES, PODS, AnyJson
 from tests.support.api_server import StandInApiServer
 from tests.support.manifests import node_manifest, pod_manifest
 from tests.support.world import World, show_kept
@@ -26,12 +26,16 @@ NEURON, CORE = Resource.NEURON, Resource.NEURONCORE
 EPOCH = 1e9
 """The unix time when a test begins, in seconds."""
 GROUP = "neuron-plugin.io/group"
+LEASE = "neuron-extender"
 
 
 class GatesBench:
     """A replica that leads. Nodes and pods are made at the server and seen at once."""
 
-    def __init__(self, server: StandInApiServer, api: KubernetesApi, release_when_full: float | str | None) -> None:
+    def __init__(
+        self, server: StandInApiServer, api: KubernetesApi, release_when_full: float | str | None, holder: str = ""
+    ) -> None:
+        """``holder`` is this replica's name in the Lease, if there is an election; the Lease is its own then."""
         self.server = server
         self.api = api
         self.now = 0.0
@@ -50,7 +54,11 @@ class GatesBench:
         )
         self.metrics = self.context.metrics
         self.writer = Writer(self.context)
-        self.room = Room(self.context, self.writer)
+        if holder and not server.objects(LEASES):
+            server.create(LEASES, {"metadata": {"name": LEASE}, "spec": {}}, "kube-system")
+        if holder:
+            server.change(LEASES, LEASE, {"spec": {"holderIdentity": holder}}, "kube-system")
+        self.room = Room(self.context, self.writer, lease=LeaseName("kube-system", LEASE, holder) if holder else None)
         self.placer = Placer(self.context, self.writer, self.room)
         self.upkeep = Upkeep(self.context, self.writer, self.placer, release_when_full=release_when_full)
 
@@ -128,7 +136,7 @@ class GatesBench:
         self.sync()
 
     async def place_all(self) -> None:
-        """Steps until nothing more is written: a group takes two."""
+        """Steps until nothing more is written."""
         for _ in range(4):
             await self.step()
 

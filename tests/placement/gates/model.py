@@ -39,7 +39,8 @@ from neuron_plugin.placement.gates.upkeep import Upkeep
 from neuron_plugin.placement.informers import keep_pod, machines_of, show_pod
 from neuron_plugin.placement.leadership import Readiness
 from neuron_plugin.placement.planner import Planner
-from neuron_plugin.placement.room import Room
+from neuron_plugin.placement.reserves import read_records
+from neuron_plugin.placement.room import RECORDS_KEY, Room
 from neuron_plugin.placement.writer import Writer
 from neuron_plugin.planning import RULES
 from neuron_plugin.simulation.api_server_kinds import LEASES as SERVED_LEASES
@@ -544,6 +545,10 @@ class Model:
         body: AnyJson = dict(request.body or {})
         before = self.pods.get(target.name) if target.kind is SERVED_PODS else None
         response = self.server.answer(request)
+        if response.status < HTTPStatus.BAD_REQUEST and target.kind is SERVED_LEASES and request.method == "PATCH":
+            for record in read_records(body["metadata"]["annotations"][RECORDS_KEY]):
+                if record.group and record.is_for_pod:
+                    self.placed_in_group[record.group_name[1]].add(record.name)
         if response.status >= HTTPStatus.BAD_REQUEST or target.kind is not SERVED_PODS:
             return response
         assert before or request.method == "GET"
@@ -559,7 +564,7 @@ class Model:
         return response
 
     def check_group(self, pod: AnyJson) -> None:
-        """No pod of a group is released before all of it have, or had, their place."""
+        """No pod of a group is released before all of it have, or had, their place, or it is written down."""
         annotations = pod["metadata"].get("annotations", {})
         if group := annotations.get(GROUP):
             placed = self.placed_in_group[group]

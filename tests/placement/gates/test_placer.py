@@ -21,7 +21,7 @@ from neuron_plugin.placement.changes import MOST_CHANGES
 from neuron_plugin.placement.context import Times
 from neuron_plugin.placement.gates import writes
 from neuron_plugin.placement.gates.placer import FORBIDDEN, MANY_IN_FLIGHT, RELEASED, REST_SECONDS, RESTART
-from neuron_plugin.placement.group_places import NO_RESERVE
+from neuron_plugin.placement.group_places import MOST_RESERVED_GROUPS, NO_RESERVE
 from neuron_plugin.placement.leadership import CONDITION
 from neuron_plugin.simulation.api_server_kinds import (
     CLAIMS,
@@ -32,7 +32,7 @@ from neuron_plugin.simulation.api_server_kinds import (
     AnyJson,
 )
 from neuron_plugin.topology import CoreMask
-from tests.placement.gates.bench import CORE, EPOCH, NEURON, GatesBench
+from tests.placement.gates.bench import CORE, EPOCH, LEASE, NEURON, GatesBench
 from tests.support.api_server import Fault, Match
 from tests.support.manifests import container
 
@@ -582,18 +582,127 @@ async def test_an_incomplete_group_blocks_nobody(gated: GatesBench) -> None:
     assert (gated.place("plain"), gated.place("worker-0")) == ("a", "")
 
 
-async def test_a_group_cut_off_half_way_is_completed_by_the_next_leader(gated: GatesBench) -> None:
-    gated.node("a")
-    for number in range(2):
-        gated.pod(f"worker-{number}", NEURON, 8, group="job", size=2)
-    await gated.step()
-    assert [gated.place(f"worker-{number}") for number in range(2)] == ["a", "a"]
-    assert [gated.gates(f"worker-{number}") for number in range(2)] == [[GATE], [GATE]]  # planned, not released
-    following = GatesBench(gated.server, gated.api, release_when_full=None)
+async def leading(gated: GatesBench, holder: str) -> GatesBench:
+    """A process of this name leads, and knows what the watches show."""
+    other = GatesBench(gated.server, gated.api, None, holder)
     for node in gated.server.objects(NODES):
-        following.world.show_node(node)
-    await following.place_all()
-    assert [following.gates(f"worker-{number}") for number in range(2)] == [[], []]
+        other.world.show_node(node)
+    other.sync()
+    await other.room.take_over()
+    return other
+
+
+@pytest.mark.parametrize("lost", ["no answer", "a 500"])
+async def test_a_group_cut_off_half_way_is_completed_by_the_next_leader(gated: GatesBench, lost: str) -> None:
+    gated.node("a")
+    names = [f"worker-{number}" for number in range(2)]
+    for name in names:
+        gated.pod(name, NEURON, 8, group="job", size=2)
+    first = await leading(gated, "one")
+    gated.server.fail(Fault(Match(method="PATCH", path="/pods/worker-1$"), drop=True))
+    await first.step()
+    assert [first.gates(name) for name in names] == [[], [GATE]]
+    gated.pod("urgent", NEURON, 8, spec={"priority": 10})
+    refusal = {"drop": True} if lost == "no answer" else {"status": 500}
+    gated.server.fail(Fault(Match(method="GET", path="/leases/"), **refusal))  # the new leader's first look at it
+    second = await leading(gated, "two")
+    await second.place_all()
+    assert [second.gates(name) for name in names] == [[], []]
+    assert second.place("urgent") == "", "the place of the other was kept"
+    await second.room.tend()
+    assert not second.state.reserved
+    assert not second.room.places.records
+
+
+async def test_no_pod_of_a_group_is_released_before_its_places_are_written_down(gated: GatesBench) -> None:
+    gated.node("a")
+    names = [f"worker-{number}" for number in range(2)]
+    for name in names:
+        gated.pod(name, NEURON, 8, group="job", size=2)
+    leader = await leading(gated, "one")
+    gated.server.fail(Fault(Match(method="PATCH", path="/leases/"), status=500))
+    await leader.step()
+    gated.pod("urgent", NEURON, 8, spec={"priority": 10})
+    await leader.step()
+    assert [leader.gates(name) for name in names] == [[GATE], [GATE]]
+    assert (leader.place("urgent"), leader.requests()) == ("", 0), "they are kept all the same"
+    await leader.step(after=TIMES.retry)
+    assert [leader.place(name) for name in names] == ["a", "a"]
+
+
+async def test_what_an_earlier_version_has_planned_for_a_group_is_completed(gated: GatesBench) -> None:
+    """It wrote each pod's place first, and then took the gates off."""
+    gated.node("a")
+    pods = [gated.pod(f"worker-{number}", NEURON, 8, group="job", size=2) for number in range(2)]
+    planned = {NODE_KEY: "a", POD_UID_KEY: pods[0]["metadata"]["uid"], "NEURON_DEVS": "0,1,2,3,4,5,6,7"}
+    gated.server.patch_pod("default", "worker-0", {"metadata": {"annotations": planned}})
+    gated.pod("running", NEURON, 8, gates=(), node="a", annotations={"NEURON_DEVS": "8,9,10,11,12,13,14,15"})
+    await gated.step()
+    assert gated.gates("worker-0") == [GATE], "the group is not whole"
+    await gated.place_all()
+    assert gated.place("worker-0") == "", "others may need the room"
+    gated.server.patch_pod("default", "worker-0", {"metadata": {"annotations": planned}})
+    gated.server.delete_pod("default", "running", grace_seconds=0)
+    await gated.place_all()
+    assert [gated.gates(f"worker-{number}") for number in range(2)] == [[], []]
+    assert gated.annotations("worker-0")["NEURON_DEVS"] == "0,1,2,3,4,5,6,7"
+
+
+async def test_a_place_that_is_of_no_use_for_its_group_any_more_is_given_to_others(gated: GatesBench) -> None:
+    gated.node("a")
+    names = [f"worker-{number}" for number in range(2)]
+    for name in names:
+        gated.pod(name, NEURON, 8, cpu="30", group="job", size=2)
+    first = await leading(gated, "one")
+    gated.server.fail(Fault(Match(method="PATCH", path="/pods/worker-1$"), drop=True))
+    await first.step()
+    gated.node("a", cpu="40")
+    gated.pod("small", NEURON, 8)
+    second = await leading(gated, "two")
+    await second.place_all()
+    assert [second.place(name) for name in (*names, "small")] == ["a", "", "a"]
+    assert not second.state.reserved
+
+
+async def test_a_place_lasts_though_the_api_server_s_clock_is_ahead(gated: GatesBench) -> None:
+    gated.node("a")
+    names = [f"worker-{number}" for number in range(2)]
+    for name in names:
+        gated.pod(name, NEURON, 8, group="job", size=2)
+    leader = await leading(gated, "one")
+    leader.created |= {gated.of(name)["metadata"]["uid"]: EPOCH + 30 for name in names}
+    gated.server.fail(Fault(Match(method="PATCH", path="/pods/worker-"), drop=True, times=2))
+    await leader.step()
+    await leader.room.tend()
+    assert len(leader.state.reserved) == 2
+
+
+async def test_groups_that_are_on_their_way_count_as_nothing_kept_for_pods_to_come(gated: GatesBench) -> None:
+    gated.server.create(LEADER_WORKER_SETS, worker_set(3, {"containers": [container("main", NEURON, 4)]}), "default")
+    for number in range(MOST_RESERVED_GROUPS):
+        gated.node(f"n{number}")
+        for rank in range(2):
+            gated.pod(f"worker-{number}-{rank}", NEURON, 4, group=f"job-{number}", size=2)
+    gated.server.fail(Fault(Match(method="PATCH", path="/pods/worker-"), drop=True, times=2 * MOST_RESERVED_GROUPS))
+    await gated.step()
+    gated.pod("serve-0", NEURON, 4, **lws(0))
+    for _ in range(4):
+        await gated.step(after=TIMES.leader)
+    assert gated.place("serve-0")
+    assert [key for key in gated.state.reserved if key.startswith("default/serve")], "for its workers"
+
+
+async def test_many_groups_are_written_down_at_once(gated: GatesBench) -> None:
+    for number in range(4):
+        gated.node(f"n{number}")
+    for number in range(8):
+        gated.pod(f"worker-{number}", NEURON, 8, group=f"job-{number // 2}", size=2)
+    leader = await leading(gated, "one")
+    before = len(leader.server.requests)
+    await leader.step()
+    assert all(leader.place(f"worker-{number}") for number in range(8))
+    writes_of_leases = [seen for seen in leader.server.requests[before:] if seen.path.endswith(f"/leases/{LEASE}")]
+    assert [seen.method for seen in writes_of_leases] == ["GET", "PATCH"]
 
 
 def worker_set(size: int, workers: AnyJson, *, replicas: int = 1) -> AnyJson:

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from neuron_plugin.allocation.keys import GATE
+from neuron_plugin.allocation.keys import GATE, NODE_KEY, POD_UID_KEY
 from neuron_plugin.cli.main import main
 from neuron_plugin.placement.gates import writes
 from neuron_plugin.placement.gates.ungate import release_gated
@@ -39,11 +39,9 @@ async def test_only_the_pods_that_were_named_are_released(gated: GatesBench) -> 
 
 
 async def test_what_was_planned_for_a_member_goes(gated: GatesBench) -> None:
-    gated.node("a")
-    for number in range(2):
-        gated.pod(f"worker-{number}", NEURON, 8, group="job", size=2)
-    await gated.step()
-    assert gated.place("worker-0") == "a"
+    uid = gated.pod("worker-0", NEURON, 8)["metadata"]["uid"]
+    planned = {NODE_KEY: "a", POD_UID_KEY: uid, "NEURON_DEVS": "0,1,2,3,4,5,6,7"}
+    gated.server.patch_pod("default", "worker-0", {"metadata": {"annotations": planned}})
     await release_gated(gated.api, ["default/worker-0"])
     assert gated.annotations("worker-0").keys().isdisjoint(writes.WRITTEN_KEYS)
     assert gated.terms("worker-0") == []
