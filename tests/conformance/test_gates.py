@@ -8,8 +8,8 @@ The policies and the role of the placement controller are those of the rendering
 of this run, in which the accounts are, too. Where the server has no MutatingAdmissionPolicy, the webhook of the
 rendering ``gates-webhook`` gives the gate, and this process answers for it: the server has to run on the same machine.
 A server of 1.36 is one without when its ``--runtime-config`` switches ``mutatingadmissionpolicies`` and
-``mutatingadmissionpolicybindings`` of ``admissionregistration.k8s.io/v1`` off, and its feature gate
-``MutatingAdmissionPolicy``: with the gate alone its admission waits for these for ever.
+``mutatingadmissionpolicybindings`` of ``admissionregistration.k8s.io/v1`` off, and the feature gate
+``MutatingAdmissionPolicy``: with that gate its admission waits for the two for ever.
 """
 
 from __future__ import annotations

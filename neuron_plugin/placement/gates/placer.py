@@ -486,7 +486,12 @@ class Placer:
                 self._withdraw([pod] if pod.promised else [])
             elif pod.group in self._unwritten:
                 continue
-            elif not is_closed and node not in busy and self._writer.take_turn(pod, node):
+            elif (
+                not is_closed
+                and node not in busy
+                and len(self._in_flight) < MOST_IN_FLIGHT
+                and self._writer.take_turn(pod, node)
+            ):
                 del self._in_line[uid]
                 if assumed := self._state.assumed.get(uid):
                     self._state.assume(replace(assumed, since=now, until=inf))

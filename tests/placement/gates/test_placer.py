@@ -20,7 +20,14 @@ from neuron_plugin.cluster import ApiRequest
 from neuron_plugin.placement.changes import MOST_CHANGES
 from neuron_plugin.placement.context import Times
 from neuron_plugin.placement.gates import writes
-from neuron_plugin.placement.gates.placer import FORBIDDEN, MANY_IN_FLIGHT, RELEASED, REST_SECONDS, RESTART
+from neuron_plugin.placement.gates.placer import (
+    FORBIDDEN,
+    MANY_IN_FLIGHT,
+    MOST_IN_FLIGHT,
+    RELEASED,
+    REST_SECONDS,
+    RESTART,
+)
 from neuron_plugin.placement.group_places import MOST_RESERVED_GROUPS, NO_RESERVE
 from neuron_plugin.placement.leadership import CONDITION
 from neuron_plugin.simulation.api_server_kinds import (
@@ -111,6 +118,22 @@ async def test_while_the_api_server_is_behind_what_comes_is_gathered_in_a_moment
     running.cancel()
     await gated.placer.drain()
     assert gated.rested[-1] == rest
+
+
+async def test_no_more_writes_are_under_way_than_do_good(gated: GatesBench) -> None:
+    for number in range(3):
+        gated.node(f"n{number}")
+    for number in range(MOST_IN_FLIGHT + 6):
+        gated.pod(f"worker-{number}", CORE, group="job", size=MOST_IN_FLIGHT + 6)
+    answers = asyncio.Event()
+    gated.server.fail(Fault(PATCH, gate=answers, times=MOST_IN_FLIGHT))
+    for _ in range(40):
+        gated.placer.step()
+        await asyncio.sleep(0)
+    assert gated.placer.under_way == MOST_IN_FLIGHT
+    answers.set()
+    await gated.place_all()
+    assert all(gated.place(f"worker-{number}") for number in range(MOST_IN_FLIGHT + 6))
 
 
 async def test_a_pod_waits_while_others_hold_it_too(gated: GatesBench) -> None:
