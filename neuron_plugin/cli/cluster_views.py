@@ -37,7 +37,7 @@ from neuron_plugin.cluster import ApiResource, ApiServer, ClusterError, Reflecto
 from neuron_plugin.cluster.api import PAGE_SECONDS
 from neuron_plugin.cluster.client import Source, connect
 from neuron_plugin.cluster.pods import PODS
-from neuron_plugin.monitor.look import look
+from neuron_plugin.monitor.look import look, read_leader
 from neuron_plugin.monitor.views import NEURON_NODES, NEURON_PODS, NodeView, PodView, node_view, pod_view
 from neuron_plugin.placement.informers import Informers
 from neuron_plugin.placement.state import ClusterState
@@ -45,6 +45,8 @@ from neuron_plugin.topology import Catalogue
 
 LEASES_SECONDS = 2.0
 """How long the first view waits for the Leases."""
+LEADER_SECONDS = 2.0
+"""Between two looks at what the leader has reserved, where nothing else changes."""
 SETTLE_SECONDS = 0.5
 """After a change, for what comes with it: one binding changes a pod and a node."""
 
@@ -145,11 +147,14 @@ async def _worked_out(
     try:
         await informers.synced()
         await informers.leases_listed(LEASES_SECONDS)  # without them the first view would have no renewals
+        seen = -1
         while True:
-            seen = state.changes.version
-            yield views_of(state)
-            while state.changes.version == seen:
-                await state.changes.wait(seen, within_seconds=PAGE_SECONDS)
+            if lease_namespace:
+                await read_leader(api, state, lease_namespace)
+            if state.changes.version != seen:
+                seen = state.changes.version
+                yield views_of(state)
+            await state.changes.wait(seen, within_seconds=LEADER_SECONDS)
             await asyncio.sleep(SETTLE_SECONDS)
     finally:
         running.cancel()

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import datetime
 
-from neuron_plugin.cluster import ApiError, ApiServer, Lease, Scope
-from neuron_plugin.cluster.api import PAGE_SECONDS
-from neuron_plugin.cluster.leases import LEASE_PREFIX
+from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, ClusterError, Lease, Scope
+from neuron_plugin.cluster.api import PAGE_SECONDS, send
+from neuron_plugin.cluster.leases import LEADER_LEASE, LEASE_PREFIX
 from neuron_plugin.cluster.objects import LEASES, pages
-from neuron_plugin.placement.informers import nodes_of, survey
+from neuron_plugin.placement.informers import nodes_of, see_leader, survey
 from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.topology import Catalogue
 
@@ -40,6 +41,13 @@ async def look(api: ApiServer, types: Catalogue, *, lease_namespace: str = "", j
         return await survey(api, types, lease_namespace=lease_namespace)
     state.set_stale(silent)
     return state
+
+
+async def read_leader(api: ApiServer, state: ClusterState, lease_namespace: str) -> None:
+    """Bring into a state that is followed what the leader says in its Lease now; nothing where that cannot be read."""
+    request = ApiRequest("GET", LEASES.item(LEADER_LEASE, lease_namespace))
+    with suppress(ClusterError):
+        see_leader(state, LEASES.decode(await send(api, request, timeout_seconds=PAGE_SECONDS)))
 
 
 def silent_plugins(leases: Iterable[Lease], now: float) -> frozenset[str] | None:

@@ -40,11 +40,10 @@ MOST_RESERVED_GROUPS = 8
 
 
 class GroupPlaces:
-    """The places that one replica keeps, by the names of their ranks. ``unwritten``: the Lease lacks some change."""
+    """The places that one replica keeps, by the names of their ranks."""
 
     def __init__(self, context: Context) -> None:
         self.records: dict[str, ReserveRecord] = {}
-        self.unwritten = False
         self._context = context
         self._state = context.state
         self._groups: dict[GroupName, float] = {}
@@ -104,7 +103,6 @@ class GroupPlaces:
     def _drop(self, record: ReserveRecord) -> None:
         self.records.pop(record.uid, None)
         self._state.release(record.uid)
-        self.unwritten = True
 
     def _keep_spares(self, group: GroupName) -> None:
         """Keep as many whole nodes as a group's pods ask for, once all of these have places."""
@@ -220,7 +218,6 @@ class GroupPlaces:
             lent_below=lent_below,
         )
         self._keep(record)
-        self.unwritten = True
 
     def place_ends(self, pod: NeuronPod) -> bool:
         """Whether a place that is kept for a pod is still held by pods that are being deleted, and no other is free."""

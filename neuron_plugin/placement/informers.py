@@ -36,7 +36,7 @@ from neuron_plugin.cluster import (
 )
 from neuron_plugin.cluster.api import PAGE_SECONDS, send
 from neuron_plugin.cluster.claims import RESOURCE_CLAIMS, ResourceClaim, neuron_claim
-from neuron_plugin.cluster.leases import LEASE_PREFIX, ObservedLease
+from neuron_plugin.cluster.leases import LEADER_LEASE, LEASE_PREFIX, ObservedLease
 from neuron_plugin.cluster.nodes import neuron_node
 from neuron_plugin.cluster.objects import LEASES, NODES, POD_GROUPS, PodGroup, pages
 from neuron_plugin.cluster.pods import PODS, PodUse, asks_for_neuron, neuron_pod, pod_use
@@ -44,6 +44,7 @@ from neuron_plugin.cluster.reflector import Observer
 from neuron_plugin.placement import storage
 from neuron_plugin.placement.check_pods import group_standings
 from neuron_plugin.placement.claims import ClaimedPods, Shown
+from neuron_plugin.placement.reserves import RECORDS_KEY, see_reserves
 from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.topology import Catalogue, Geometry, product_names
 
@@ -390,6 +391,13 @@ def _see_utilization(state: ClusterState, before: Lease | None, lease: Lease | N
         state.see_utilization(named.name.removeprefix(LEASE_PREFIX), read_utilization(texts[1]))
 
 
+def see_leader(state: ClusterState, lease: Lease | None) -> None:
+    """Take in what the leader says in its Lease: what it checks before that is used, and what it has reserved."""
+    says = lease.annotations if lease else {}
+    state.check(CheckScope.read(says.get(PREFLIGHT_KEY, "")))
+    see_reserves(state, says.get(RECORDS_KEY, "[]") if lease and lease.holder else "[]")
+
+
 def _keep_gang(group: PodGroup) -> PodGroup | None:
     return group if group.min_count > 0 or group.topology_key else None
 
@@ -494,8 +502,7 @@ async def _stale_plugins(
         except ApiError:
             return frozenset()
         plugin_leases = [lease for lease in all_leases if _keep_plugin_lease(lease)]
-        said = filter(None, (lease.annotations.get(PREFLIGHT_KEY) for lease in all_leases))
-        state.check(CheckScope.read(next(said, "")))
+        see_leader(state, next((lease for lease in all_leases if lease.name == LEADER_LEASE), None))
         for lease in plugin_leases:
             leases.changed(lease.uid, lease, now)
             first_versions.setdefault(lease.uid, lease.resource_version)

@@ -15,6 +15,8 @@ from neuron_plugin.allocation.resources import parse_ids
 from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.topology import CoreMask
 
+RECORDS_KEY = "neuron-plugin.io/moves"
+"""Annotation of the leader's Lease: what is reserved, and for whom pods were moved lately."""
 MOST_PLAIN_BYTES = 1 << 16
 """An object may have 256 KiB of annotations; that is a thousand records, or some six thousand that are compressed."""
 
@@ -81,6 +83,31 @@ def read_records(text: str) -> dict[ReserveRecord, Reservation]:
     except (zlib.error, msgspec.MsgspecError) as error:
         raise ValueError(f"no records of reserves: {error}") from error
     return {record: record.reservation for record in records}
+
+
+def see_reserves(state: ClusterState, text: str) -> None:
+    """Show what a leader has written that it keeps to somebody who does not lead, in place of what was shown before.
+
+    What it keeps for pods that have a place by now, or for groups that are gone, is left out: it writes that off soon.
+    """
+    try:
+        records = read_records(text)
+    except ValueError:
+        records = {}
+    kept = {record.uid: reservation for record, reservation in records.items() if _is_needed(record, state)}
+    for key in state.reserved.keys() - kept.keys():
+        state.release(key)
+    for key, reservation in kept.items():
+        if state.reserved.get(key) != reservation:
+            state.reserve(reservation)
+
+
+def _is_needed(record: ReserveRecord, state: ClusterState) -> bool:
+    if record.is_for_pod:
+        pod = state.pods.get(PodUid(record.uid))
+        return pod is not None and not pod.place
+    # The pods of a LeaderWorkerSet's replica are all made again: what is kept for it lasts without any.
+    return "/" in record.group_name[1] or bool(state.members_of(record.group_name))
 
 
 def is_sick(state: ClusterState, record: ReserveRecord) -> bool:

@@ -37,14 +37,12 @@ from neuron_plugin.placement.group_places import GroupPlaces
 from neuron_plugin.placement.history import Cause
 from neuron_plugin.placement.leadership import CONDITION
 from neuron_plugin.placement.queue import PodKind, kind_of
-from neuron_plugin.placement.reserves import ReserveRecord, is_sick, read_records, write_records
+from neuron_plugin.placement.reserves import RECORDS_KEY, ReserveRecord, is_sick, read_records, write_records
 from neuron_plugin.placement.writer import Outcome, Writer
 from neuron_plugin.planning import PREEMPTION, RULES, Move, MoveRules, Relocation, still_possible
 from neuron_plugin.planning.budgets import Budget, beyond_budgets
 from neuron_plugin.topology import cores_in
 
-RECORDS_KEY = "neuron-plugin.io/moves"
-"""Annotation of the leader's Lease: what is reserved, and for whom pods were moved lately."""
 EVICTED_REASON = "NeuronEvictedForMove"
 PREEMPTED_REASON = "NeuronPreempted"
 RESERVED_REASON = "NeuronRoomReserved"
@@ -116,7 +114,8 @@ class Room:
         self._evictions: deque[float] = deque()
         self._writing = asyncio.Lock()
         self._written = ""
-        """The records as they were written last."""
+        """The records as they stand in the Lease; empty where that is not known."""
+        self._why_not_written = ""
         self.places = GroupPlaces(context)
 
     @property
@@ -135,7 +134,8 @@ class Room:
         for last in (*[False] * MOST_READS, True):
             try:
                 lease = LEASES.decode(await self._read_lease(self._lease))
-                records = read_records(lease.annotations.get(RECORDS_KEY, "[]"))
+                written = lease.annotations.get(RECORDS_KEY, "[]")
+                records, self._written = read_records(written), written
                 break
             except (ClusterError, ValueError) as error:
                 if last or isinstance(error, ValueError) or getattr(error, "withheld", False):
@@ -187,8 +187,7 @@ class Room:
                     continue
             if pod is None or pod.place or is_old:
                 self._records.pop(key, None)
-        if self.places.unwritten:
-            await self.record()
+        await self.record()
 
     def _longest(self, key: str) -> float:
         """How long a move may take: less while it waits for disruption budgets than for victims to end."""
@@ -405,33 +404,34 @@ class Room:
     async def record(self) -> bool:
         """Write all records into the Lease, if this replica holds it; whether they stand there."""
         async with self._writing:  # whoever comes meanwhile finds its records written with those of others
-            self.places.unwritten = False
             text = write_records([*self._records.values(), *self.places.records.values()])
             if self._lease is None or text == self._written:
                 return True
             self._written = ""
-            if await self._write(self._lease, text):
-                self._written = text
-            return bool(self._written)
+            why_not = await self._write(self._lease, text)
+            if why_not and why_not != self._why_not_written:  # it is tried again with each tick
+                _log.warning("reserves not recorded", extra={"lease": self._lease.path, "error": why_not})
+            self._why_not_written = why_not
+            self._written = "" if why_not else text
+            return not why_not
 
-    async def _write(self, lease: LeaseName, text: str) -> bool:
+    async def _write(self, lease: LeaseName, text: str) -> str:
+        """Write the records; empty, or why they may not stand there."""
+        why_not = ""
         for _ in range(3):
             try:
                 seen = LEASES.decode(await self._read_lease(lease))
             except ClusterError as error:
-                _log.warning("reserves not recorded", extra={"lease": lease.path, "error": str(error)})
-                return False
+                return str(error)
             if not lease.holds(seen):
-                return False
+                return "this replica does not hold it"
             attempt = await self._writer.send(
                 annotate_lease(lease, seen, {RECORDS_KEY: text}), timeout_seconds=self._context.times.request
             )
-            if attempt.done:
-                return True
-            if attempt.status != HTTPStatus.CONFLICT:  # the Lease was renewed in between
-                _log.warning("reserves not recorded", extra={"lease": lease.path, "error": str(attempt.error)})
-                return False
-        return False
+            why_not = str(attempt.error or "")
+            if attempt.status != HTTPStatus.CONFLICT:  # else the Lease was renewed in between
+                break
+        return why_not
 
     async def _read_lease(self, lease: LeaseName) -> bytes:
         return await send(self._context.api, ApiRequest("GET", lease.path), timeout_seconds=self._context.times.request)

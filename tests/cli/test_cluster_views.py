@@ -17,10 +17,12 @@ from neuron_plugin.allocation import PodUid
 from neuron_plugin.allocation.rejection import NO_ASSIGNMENT
 from neuron_plugin.allocation.utilization import ContainerUtilization
 from neuron_plugin.cli.cluster_views import Views, cluster_views
+from neuron_plugin.cluster.leases import LEADER_LEASE
 from neuron_plugin.cluster.objects import NODES as NODE_OBJECTS
 from neuron_plugin.monitor.api import Monitor
 from neuron_plugin.placement.leadership import Readiness
-from neuron_plugin.simulation.api_server_kinds import LEASES
+from neuron_plugin.placement.reserves import RECORDS_KEY, ReserveRecord, write_records
+from neuron_plugin.simulation.api_server_kinds import LEASES, AnyJson
 from neuron_plugin.simulation.api_server_kinds import NODES as NODE_KIND
 from tests.cli.cases import CORE, DEVICE, NODES, PODS
 from tests.cli.doubles import Background, Cli
@@ -479,6 +481,43 @@ def test_a_watch_of_an_api_server_goes_on_with_each_change(
 
     background.do(do(lambda: server.create_pod(pod_manifest("another", DEVICE, 1))))
     assert waiting(next(views)) == ["another", "waiting"]
+    views.close()  # type: ignore[attr-defined]  # it is a generator
+
+
+def kept_by_leader(cores: str, holder: str = "one") -> AnyJson:
+    """The leader's Lease, by which cores of trn-1 are reserved."""
+    record = ReserveRecord("default/serve/0#1", "default", "serve/0 rank 1", "trn-1", cores, group="default/serve/0")
+    says = {RECORDS_KEY: write_records([record] if cores else [])}
+    return {"metadata": {"name": LEADER_LEASE, "annotations": says}, "spec": {"holderIdentity": holder}}
+
+
+def test_what_the_leader_has_reserved_is_nobody_else_s_in_the_eyes_of_every_command(
+    cli: Cli, server: StandInApiServer, kubeconfig: Path
+) -> None:
+    source = ("--kubeconfig", kubeconfig)
+    server.create_pod(pod_manifest("small", DEVICE, 1))
+    assert "trn-1: fits" in cli("explain", "small", *source).out
+    server.create(LEASES, kept_by_leader("12-31"), "kube-system")
+    shown = cli("nodes", *source).out
+    assert "open; cores 12-31 reserved for default/serve/0 rank 1" in shown
+    assert "1 has 0 of 16 devices free" in cli("explain", "small", *source).out
+    assert "Reserved" in cli("describe", "node", "trn-1", *source).out
+    assert re.search(r"small +neuron=1 +fits", cli("plan", *source).out) is None
+    server.change(LEASES, LEADER_LEASE, {"spec": {"holderIdentity": ""}}, "kube-system")
+    assert "trn-1: fits" in cli("explain", "small", *source).out, "nobody keeps it"
+
+
+def test_a_watch_goes_on_when_the_leader_reserves_something(
+    background: Background, server: StandInApiServer, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("neuron_plugin.cli.cluster_views.LEADER_SECONDS", 0.1)
+    background.do(do(lambda: server.create(LEASES, kept_by_leader(""), "kube-system")))
+    views = watched(kubeconfig=kubeconfig, lease_namespace="kube-system")
+    reserved = {node.name: node.status.reserved for node in next(views).nodes}
+    assert reserved["trn-1"] == ()
+    background.do(do(lambda: server.change(LEASES, LEADER_LEASE, kept_by_leader("12-31"), "kube-system")))
+    (kept,) = {node.name: node.status.reserved for node in next(views).nodes}["trn-1"]
+    assert (kept.pod, kept.cores) == ("default/serve/0 rank 1", tuple(range(12, 32)))
     views.close()  # type: ignore[attr-defined]  # it is a generator
 
 

@@ -39,8 +39,8 @@ from neuron_plugin.placement.gates.upkeep import Upkeep
 from neuron_plugin.placement.informers import keep_pod, machines_of, show_pod
 from neuron_plugin.placement.leadership import Readiness
 from neuron_plugin.placement.planner import Planner
-from neuron_plugin.placement.reserves import read_records
-from neuron_plugin.placement.room import RECORDS_KEY, Room
+from neuron_plugin.placement.reserves import RECORDS_KEY, read_records
+from neuron_plugin.placement.room import Room
 from neuron_plugin.placement.writer import Writer
 from neuron_plugin.planning import RULES
 from neuron_plugin.simulation.api_server_kinds import LEASES as SERVED_LEASES
