@@ -10,7 +10,7 @@ import os
 import re
 from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,7 +24,8 @@ from neuron_plugin.cluster import ApiError, ApiRequest, ApiResource, ApiServer, 
 from neuron_plugin.cluster.api import PAGE_SECONDS, ConnectionSettingsError, send
 from neuron_plugin.cluster.client import Kubeconfig, Source, connect
 from neuron_plugin.cluster.credentials import CredentialsError, Overrides, namespace_of
-from neuron_plugin.cluster.objects import pages
+from neuron_plugin.cluster.leases import LEADER_LEASE
+from neuron_plugin.cluster.objects import LEASES, pages
 from neuron_plugin.instance_file import load_catalogue
 from neuron_plugin.monitor.look import look
 from neuron_plugin.placement import ExtenderSettings
@@ -91,8 +92,8 @@ _FLAGS: Mapping[str, tuple[tuple[str, ...], Mapping[str, Any]]] = {
         ("--lease-namespace",),
         {
             "metavar": "TEXT",
-            "help": "namespace of the nodes' Leases (default: that of this pod's daemon, or kube-system); "
-            "empty: do not look",
+            "help": "namespace of the nodes' Leases (default: that of this pod's daemon, or the one that has the "
+            "leader's Lease, else kube-system); empty: do not look",
         },
     ),
 }
@@ -201,11 +202,16 @@ def _settings() -> PluginSettings | ExtenderSettings:
 
     Both daemons' settings take as long to import as all that a look needs beside.
     """
-    if os.path.lexists(settings.USUAL_FILE) or any(name.startswith(settings.ENVIRONMENT_PREFIX) for name in os.environ):
+    if _is_in_daemon_s_pod():
         from neuron_plugin.cli.target import settings_here
 
         return settings_here()
     return ExtenderSettings()
+
+
+def _is_in_daemon_s_pod() -> bool:
+    has_settings = any(name.startswith(settings.ENVIRONMENT_PREFIX) for name in os.environ)
+    return has_settings or os.path.lexists(settings.USUAL_FILE)
 
 
 def source_from(arguments: Namespace) -> Source:
@@ -293,10 +299,17 @@ def types_from(arguments: Namespace) -> Catalogue:
     return load_catalogue(arguments.instance_types or _settings().instance_types)
 
 
-def lease_namespace_from(arguments: Namespace) -> str:
-    """The namespace of the nodes' Leases."""
-    given = getattr(arguments, "lease_namespace", None)
-    return _settings().lease_namespace if given is None else str(given)
+async def lease_namespace_of(api: ApiServer, arguments: Namespace) -> str:
+    """The namespace of the nodes' Leases: given, of this pod's daemon, or the one that has the leader's Lease."""
+    if (given := getattr(arguments, "lease_namespace", None)) is not None:
+        return str(given)
+    usual, found = _settings().lease_namespace, list[str]()
+    if not _is_in_daemon_s_pod():
+        own = Scope(field_selector=f"metadata.name={LEADER_LEASE}")
+        with suppress(ApiError):  # without the right to read Leases of all namespaces
+            async for page in pages(api, LEASES, own, page_timeout_seconds=PAGE_SECONDS):
+                found += [lease.namespace for lease in page.records]
+    return min(found) if found and usual not in found else usual
 
 
 def ask_cluster(arguments: Namespace, work: Callable[[ApiServer], Coroutine[Any, Any, _Found]]) -> _Found:
@@ -340,8 +353,12 @@ def looking(arguments: Namespace, *, judge: bool = True) -> Callable[[ApiServer]
     Raises:
         SettingsError: the file of instance types cannot be used.
     """
-    types, namespace = types_from(arguments), lease_namespace_from(arguments)
-    return lambda api: look(api, types, lease_namespace=namespace, judge=judge)
+    types = types_from(arguments)
+
+    async def looked(api: ApiServer) -> ClusterState:
+        return await look(api, types, lease_namespace=await lease_namespace_of(api, arguments), judge=judge)
+
+    return looked
 
 
 def cluster_state(arguments: Namespace, *, judge: bool = True) -> ClusterState:

@@ -17,7 +17,7 @@ from neuron_plugin.cli.cluster import (
     add_cluster_flags,
     failure,
     labelled,
-    lease_namespace_from,
+    lease_namespace_of,
     source_from,
     types_from,
     within,
@@ -85,7 +85,7 @@ def cluster_views(arguments: Namespace, kind: ApiResource[Any], *, leases: bool)
             if url:
                 found = _asked(api)
             else:
-                types, namespace = types_from(arguments), lease_namespace_from(arguments)
+                types, namespace = types_from(arguments), await lease_namespace_of(api, arguments)
                 found = _worked_out(api, types, namespace, judge=leases, watch=arguments.watch)
             async for views in found:
                 yield await _selected(api, kind, arguments.selector, views) if arguments.selector else views

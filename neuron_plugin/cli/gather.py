@@ -8,10 +8,11 @@ from argparse import ArgumentParser, Namespace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from neuron_plugin.cli.cluster import add_cluster_flags, ask_cluster, lease_namespace_from, node_name, types_from
+from neuron_plugin.cli.cluster import add_cluster_flags, ask_cluster, lease_namespace_of, node_name, types_from
 from neuron_plugin.cli.command import VERSION, UsageError, add_output_flag, plain, show
 from neuron_plugin.cli.target import EVERYTHING, add_node_flags
-from neuron_plugin.inspection.bug_report import cluster_report, node_report
+from neuron_plugin.cluster import ApiServer
+from neuron_plugin.inspection.bug_report import BugReport, cluster_report, node_report
 
 DESCRIPTION = """\
 Write an archive with what a bug report needs. Of this node: doctor, devices, topology, settings, the
@@ -57,9 +58,14 @@ def run(arguments: Namespace) -> None:
     if file.exists():
         raise UsageError(f"--file {file} exists: give a new name")
     if of_cluster:
-        types, leases = types_from(arguments), lease_namespace_from(arguments)
-        where = {"lease_namespace": leases, "namespace": arguments.namespace or leases}
-        gathered = ask_cluster(arguments, lambda api: cluster_report(api, types, **where, only=arguments.node))
+        types = types_from(arguments)
+
+        async def report_of(api: ApiServer) -> BugReport:
+            leases = await lease_namespace_of(api, arguments)
+            where = {"lease_namespace": leases, "namespace": arguments.namespace or leases}
+            return await cluster_report(api, types, **where, only=arguments.node)
+
+        gathered = ask_cluster(arguments, report_of)
     else:
         gathered = node_report(vars(arguments), os.environ)
     gathered.write(file)

@@ -6,7 +6,7 @@ import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
 
-from neuron_plugin.cli.cluster import SERVER, add_cluster_flags, ask_cluster, lease_namespace_from, node_name
+from neuron_plugin.cli.cluster import SERVER, add_cluster_flags, ask_cluster, lease_namespace_of, node_name
 from neuron_plugin.cli.command import VERSION, Exit, UsageError, add_output_flag, plain, show
 from neuron_plugin.cluster import ApiServer
 from neuron_plugin.plugin.settings import TAKEN_CONDITIONS
@@ -56,7 +56,7 @@ def run(arguments: Namespace) -> int:
     from neuron_plugin.plugin.uninstall import claims_in_use, installed_nodes, uninstall_nodes
 
     async def uninstall(api: ApiServer) -> tuple[list[str], Mapping[str, tuple[str, ...]]]:
-        written = lease_namespace_from(arguments), arguments.node_condition
+        written = await lease_namespace_of(api, arguments), arguments.node_condition
         installed = names or await installed_nodes(api, *written)
         kept = {} if arguments.force else await claims_in_use(api, installed)
         return await uninstall_nodes(api, [name for name in installed if name not in kept], *written), kept

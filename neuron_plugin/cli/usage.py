@@ -11,7 +11,7 @@ from typing import get_args
 
 import msgspec
 
-from neuron_plugin.cli.cluster import ROWS, SERVER, add_cluster_flags, ask_cluster, ask_extender, lease_namespace_from
+from neuron_plugin.cli.cluster import ROWS, SERVER, add_cluster_flags, ask_cluster, ask_extender, lease_namespace_of
 from neuron_plugin.cli.command import (
     CommandError,
     Form,
@@ -24,6 +24,7 @@ from neuron_plugin.cli.command import (
     show,
     table,
 )
+from neuron_plugin.cluster import ApiServer
 from neuron_plugin.monitor.usage import By, SinceError, UsageOptions, UsageReport, UsageRow, usage_report
 from neuron_plugin.placement.device_hours import CONFIG_MAP, read_written
 from neuron_plugin.planning.device_hours import AccountError, DeviceState, read_account
@@ -96,8 +97,11 @@ def run(arguments: Namespace) -> None:
 
 
 def _written(arguments: Namespace, options: UsageOptions) -> UsageReport:
-    namespace = lease_namespace_from(arguments)
-    data, _ = ask_cluster(arguments, lambda api: read_written(api, namespace))
+    async def read(api: ApiServer) -> tuple[str, bytes | None]:
+        namespace = await lease_namespace_of(api, arguments)
+        return namespace, (await read_written(api, namespace))[0]
+
+    namespace, data = ask_cluster(arguments, read)
     if data is None:
         why = "is a placement controller there, with device-hours on? Else give its namespace by --lease-namespace"
         raise CommandError(f"there is no ConfigMap {namespace}/{CONFIG_MAP}: {why}")

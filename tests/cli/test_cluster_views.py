@@ -507,6 +507,22 @@ def test_what_the_leader_has_reserved_is_nobody_else_s_in_the_eyes_of_every_comm
     assert "trn-1: fits" in cli("explain", "small", *source).out, "nobody keeps it"
 
 
+@pytest.mark.parametrize(
+    ("namespaces", "status", "is_seen"),
+    [(["neuron"], 200, True), (["kube-system", "another"], 200, True), (["neuron"], 403, False)],
+)
+def test_the_leases_are_found_where_the_leader_s_is(
+    cli: Cli, server: StandInApiServer, kubeconfig: Path, namespaces: list[str], status: int, *, is_seen: bool
+) -> None:
+    for number, namespace in enumerate(namespaces):
+        server.create(LEASES, kept_by_leader("" if number else "12-31"), namespace)
+    if status != 200:
+        server.fail(Fault(Match(path="/coordination.k8s.io/v1/leases$"), status=status))
+    assert ("reserved for default/serve/0 rank 1" in cli("nodes", "--kubeconfig", kubeconfig).out) is is_seen
+    elsewhere = cli("nodes", "--kubeconfig", kubeconfig, "--lease-namespace", "elsewhere")
+    assert "reserved for" not in elsewhere.out
+
+
 def test_a_watch_goes_on_when_the_leader_reserves_something(
     background: Background, server: StandInApiServer, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
