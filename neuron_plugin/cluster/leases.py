@@ -134,6 +134,10 @@ class Election:
         """Whether this candidate is the leader at this moment."""
         return self.seconds_left() > 0
 
+    def leader_says(self, key: str) -> str | None:
+        """An annotation of the lease as another candidate holds it, as it was read last; None if none is known to."""
+        return None if self._other_leader is None or self.leading else self._other_leader.annotations.get(key, "")
+
     @property
     def leader_url(self) -> str:
         """Where another candidate that leads can be reached; empty if none is known to lead.

@@ -91,7 +91,7 @@ def see_reserves(state: ClusterState, text: str) -> None:
     What it keeps for pods that have a place by now, or for groups that are gone, is left out: it writes that off soon.
     """
     try:
-        records = read_records(text)
+        records = read_records(text or "[]")
     except ValueError:
         records = {}
     kept = {record.uid: reservation for record, reservation in records.items() if _is_needed(record, state)}

@@ -37,7 +37,14 @@ from neuron_plugin.placement.group_places import GroupPlaces
 from neuron_plugin.placement.history import Cause
 from neuron_plugin.placement.leadership import CONDITION
 from neuron_plugin.placement.queue import PodKind, kind_of
-from neuron_plugin.placement.reserves import RECORDS_KEY, ReserveRecord, is_sick, read_records, write_records
+from neuron_plugin.placement.reserves import (
+    RECORDS_KEY,
+    ReserveRecord,
+    is_sick,
+    read_records,
+    see_reserves,
+    write_records,
+)
 from neuron_plugin.placement.writer import Outcome, Writer
 from neuron_plugin.planning import PREEMPTION, RULES, Move, MoveRules, Relocation, still_possible
 from neuron_plugin.planning.budgets import Budget, beyond_budgets
@@ -104,6 +111,8 @@ class Room:
         self._evictions_per_minute = evictions_per_minute
         self._records: dict[str, ReserveRecord] = {}
         self._staged: dict[PodUid, _Staged] = {}
+        self._shown: dict[str, Reservation] = {}
+        """What another replica that leads keeps, as its Lease says."""
         self._free_since: dict[str, float | None] = {}
         """Of what is reserved for a pod: since when the set is free; None while a victim has some of it."""
         self._failed_until: dict[tuple[PodKind, bool], float] = {}
@@ -127,6 +136,10 @@ class Room:
 
     async def take_over(self) -> None:
         """Read what the last leader has reserved, and go on reserving what it opened."""
+        for key, reservation in self._shown.items():
+            if self._state.reserved.get(key) is reservation:
+                self._state.release(key)
+        self._shown.clear()
         self._forget()
         if self._lease is None:
             return
@@ -164,9 +177,16 @@ class Room:
         self._state.reserve(record.reservation)
 
     async def tend(self) -> None:
-        """End the reserves that are used, not needed or useless; all of them once another replica leads."""
+        """End the reserves that are used, not needed or useless; all of them once another replica leads.
+
+        What that one keeps is shown then: people may ask any replica.
+        """
         if self._context.ready.conditions.get(CONDITION):
             self._forget()
+            election = self._context.election
+            if election and (text := election.leader_says(RECORDS_KEY)) is not None:
+                see_reserves(self._state, text)
+                self._shown = dict(self._state.reserved)
             return
         await self.places.tend()
         now, unix_now = self._context.clock.now(), self._context.unix_seconds()

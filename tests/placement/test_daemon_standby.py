@@ -20,10 +20,12 @@ from aiohttp.typedefs import Handler, Middleware
 from multidict import CIMultiDictProxy
 
 from neuron_plugin.cluster import Election, KubernetesApi
+from neuron_plugin.cluster.leases import LEADER_LEASE
 from neuron_plugin.placement.context import Times
 from neuron_plugin.placement.daemon import ControllerTimes
 from neuron_plugin.placement.extender.server import redirect_to_leader
 from neuron_plugin.placement.leadership import NOT_LEADER
+from neuron_plugin.placement.reserves import RECORDS_KEY, ReserveRecord, write_records
 from neuron_plugin.placement.settings import ExtenderSettings
 from neuron_plugin.simulation.api_server_kinds import LEASES, PODS
 from tests.support.api_server import Fault, Match, StandInApiServer
@@ -215,6 +217,21 @@ async def test_only_the_leader_reports_nodes_so_that_sums_over_replicas_are_righ
         for series in (cores, devices):
             assert (f"neuron_extender_{series}" in metrics) is leads
         assert f"neuron_extender_leader {float(leads)}" in metrics
+
+
+async def test_a_standby_shows_what_the_leader_has_reserved_until_it_leads_itself(
+    server: StandInApiServer, pair: Pair
+) -> None:
+    kept = ReserveRecord("default/serve/0#1", "default", "serve/0 rank 1", "node", "0-7", group="default/serve/0")
+    says = {"metadata": {"annotations": {RECORDS_KEY: write_records([kept])}}}
+    server.change(LEASES, LEADER_LEASE, says, "kube-system")
+    node = pair.standby.daemon.state.nodes["node"]
+    await until(lambda: pair.standby.daemon.state.nodes["node"].reserved_mask == 0xFF)
+    assert node.reserved_mask == 0
+    assert pair.leader.daemon.state.nodes["node"].reserved_mask == 0, "it has not kept that"
+    pair.leader.stop.set()
+    await until(lambda: not pair.standby.daemon.ready.why_not)
+    assert pair.standby.daemon.state.nodes["node"].reserved_mask == 0, "nobody makes that replica any more"
 
 
 async def test_e04_t10_a_leader_that_ends_hands_over_and_the_standby_serves_on_with_pods_waiting(
