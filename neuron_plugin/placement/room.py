@@ -48,6 +48,7 @@ from neuron_plugin.placement.reserves import (
 from neuron_plugin.placement.writer import Outcome, Writer
 from neuron_plugin.planning import PREEMPTION, RULES, Move, MoveRules, Relocation, still_possible
 from neuron_plugin.planning.budgets import Budget, beyond_budgets
+from neuron_plugin.planning.scene import owner_of
 from neuron_plugin.topology import cores_in
 
 EVICTED_REASON = "NeuronEvictedForMove"
@@ -455,8 +456,3 @@ class Room:
 
     async def _read_lease(self, lease: LeaseName) -> bytes:
         return await send(self._context.api, ApiRequest("GET", lease.path), timeout_seconds=self._context.times.request)
-
-
-def owner_of(pod: NeuronPod) -> str:
-    """The pod's controller, as NAMESPACE/KIND/NAME."""
-    return f"{pod.reference.namespace}/{pod.controller}"

@@ -159,6 +159,8 @@ class ClusterState:
         self.leased: set[str] = set()
         self.gated: dict[PodUid, NeuronPod] = {}
         self.roaming: dict[PodUid, NeuronPod] = {}
+        self.avoided: dict[str, dict[str, float]] = {}
+        """By owner the nodes that did not take a pod of it lately, and until when others keep off."""
         self.capacity_version = 0
         self.movable_namespaces: frozenset[str] = frozenset()
         self.namespaces: dict[str, Mapping[str, str]] = {}
@@ -256,6 +258,8 @@ class ClusterState:
             wishes=dict(self.wishes),
             templates=dict(self.templates),
             checks=dict(self.checks),
+            roaming=dict(self.roaming),
+            avoided={owner: dict(nodes) for owner, nodes in self.avoided.items()},
             left_alone=left_alone,
             protected=protected,
         )
@@ -279,6 +283,8 @@ class ClusterState:
             utilization=self.utilization,
             checks=self.checks,
             checks_groups=self.checked.groups,
+            roaming=self.roaming,
+            avoided=self.avoided,
         )
 
     def waiting(self) -> list[NeuronPod]:
@@ -433,6 +439,21 @@ class ClusterState:
             self.needs_changed()
         if wish:
             self.wishes[group] = wish
+
+    def avoid(self, owner: str, node: str, until: float) -> None:
+        """Place no pod of this owner on this node for a while: its scheduler did not find it good."""
+        self.avoided.setdefault(owner, {})[node] = until
+        self.needs_changed()
+
+    def end_avoided(self, now: float) -> None:
+        """Avoid no more what was to be avoided until now."""
+        for owner, nodes in list(self.avoided.items()):
+            if left := {node: until for node, until in nodes.items() if until > now}:
+                self.avoided[owner] = left
+            else:
+                del self.avoided[owner]
+            if left != nodes:
+                self.needs_changed()
 
     def needs_changed(self) -> None:
         """Storage, namespaces or budgets have changed: what fitted nowhere is judged again."""

@@ -27,7 +27,7 @@ from neuron_plugin.planning.budgets import beyond_budgets, budget_text
 from neuron_plugin.planning.groups import Anchor, GroupPlan, domains_for, members_to_come, place_group
 from neuron_plugin.planning.node_answers import NodeAnswer, nearest_holders, node_answers, sentence_of
 from neuron_plugin.planning.preflight import why_not_checked
-from neuron_plugin.planning.scene import Allowed, Place, Scene, rank_of
+from neuron_plugin.planning.scene import LEFT, Allowed, Place, Scene, rank_of
 from neuron_plugin.planning.victims import PREEMPTION, RULES, Move, MoveRules, Relocation, cheapest_move, device_hours
 from neuron_plugin.topology import CoreMask, Geometry
 from neuron_plugin.wording import first_of
@@ -169,6 +169,8 @@ def judge(
     if standing is Standing.LINKS:
         standing = Standing.SHORT  # no move helps
     in_the_way = nearest_holders(scene, pod, answers) if standing in {Standing.SHORT, Standing.RULES} else ()
+    if not in_the_way and any(answer.fits or LEFT in answer.reasons for answer in answers):
+        in_the_way = tuple(other.reference for other in scene.cluster.roaming.values())
     return Judgement(pod, standing, None, sentence, None, in_the_way, _what_helps(scene, pod, standing, in_the_way))
 
 

@@ -33,6 +33,10 @@ from neuron_plugin.planning.preflight import AVOIDED, NOT_AVOIDED, GroupStanding
 from neuron_plugin.planning.rules import AmongPods, PodInCluster, most_beside, neuron_shortages, objections, shortages
 from neuron_plugin.planning.volumes import NO_STORAGE, NO_VOLUMES, PodVolumes, Storage
 
+DID_NOT_TAKE = "has not taken a pod of the same controller lately"
+LEFT = "is left to a pod that was handed to its scheduler without a node"
+MOST_TO_LOOK_AT = 1_000
+"""Nodes times pods without a node up to which it is said of each node whether it is left to such a pod."""
 Place = tuple[str, Placement]
 """A node, and the sets of each container there."""
 
@@ -50,6 +54,8 @@ class Cluster:
     known. ``strategy`` is that of a pod without one, and ``preferences`` says when those of a pod decide. ``levels``
     are the node labels of the network's levels, where they are named. ``utilization`` has by node how much containers
     use their cores. ``checks`` has how groups stand that are checked before they start, if ``checks_groups``.
+    ``roaming`` are pods that were handed to their schedulers without a node and are not bound. ``avoided`` has by owner
+    the nodes that did not take a pod of it lately, each until some time.
     """
 
     nodes: Mapping[str, NodeInfo]
@@ -71,10 +77,17 @@ class Cluster:
     utilization: Mapping[str, Utilization] = field(default_factory=dict)
     checks: Mapping[GroupName, GroupStanding] = field(default_factory=dict)
     checks_groups: bool = True
+    roaming: Mapping[PodUid, NeuronPod] = field(default_factory=dict)
+    avoided: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def check_of(self, pod: NeuronPod) -> GroupStanding:
         """How the check of a pod's group stands."""
         return self.checks.get(pod.group, NOT_AVOIDED) if pod.group else NOT_AVOIDED
+
+    def why_avoided(self, pod: NeuronPod) -> dict[str, str]:
+        """The nodes that a pod keeps off whatever is free there, each with why."""
+        lately = dict.fromkeys(self.avoided.get(owner_of(pod), ()) if pod.controller else (), DID_NOT_TAKE)
+        return lately | dict.fromkeys(self.check_of(pod).avoided, AVOIDED)
 
     def is_movable(self, pod: NeuronPod) -> bool:
         """Whether a pod, or its namespace, says that it may be evicted where that makes room."""
@@ -114,6 +127,11 @@ def current_members(pods: Iterable[NeuronPod]) -> list[NeuronPod]:
     leaders = [pod.created for pod in members if pod.member and pod.member.leader_worker_set and pod.member.leads]
     since = max(leaders, default=0.0)
     return [pod for pod in members if pod.created >= since]
+
+
+def owner_of(pod: NeuronPod) -> str:
+    """The pod's controller, as NAMESPACE/KIND/NAME."""
+    return f"{pod.reference.namespace}/{pod.controller}"
 
 
 def kept_keys(pod: NeuronPod) -> tuple[str, ...]:
@@ -248,8 +266,11 @@ class Scene:
         yield from objections(rules, name, node.rules)
         yield from shortages(rules, node.rules, self.use(name))
         yield from volumes.objections(name, node.rules.labels)
-        if name in self.cluster.check_of(pod).avoided:
-            yield AVOIDED
+        if why := self.cluster.why_avoided(pod).get(name):
+            yield why
+        is_little = 0 < len(self.cluster.roaming) * len(self.cluster.nodes) <= MOST_TO_LOOK_AT
+        if is_little and (sets := self.place(pod, name)) and not self._leaves_room(pod, (name, sets)):
+            yield LEFT
         if volumes.attached:
             yield from filter(None, [self.too_many_attached(name, volumes)])
         if among:
@@ -297,8 +318,19 @@ class Scene:
     def best(
         self, pod: NeuronPod, *, skipped: Collection[str] = (), instance_type: str = "", allowed: Allowed | None = None
     ) -> Place | None:
-        """The pod's best node, and its sets there; None if it fits nowhere. What is kept for it comes first."""
+        """The pod's best node, and its sets there; None if it fits nowhere. What is kept for it comes first.
+
+        Left to pods that choose for themselves is one linked set for each, wherever they go.
+        """
         allowed = allowed or self.allowed(pod, instance_type=instance_type)
+        while found := self.best_alone(pod, skipped, allowed):
+            if self._leaves_room(pod, found):
+                return found
+            skipped = {*skipped, found[0]}
+        return None
+
+    def best_alone(self, pod: NeuronPod, skipped: Collection[str], allowed: Allowed) -> Place | None:
+        """The same, whatever is to be left to pods that choose for themselves."""
         if found := self._best_kept(pod, self.cluster.kept_for(pod), skipped, allowed):
             return found
         answers = self.choices.answers(pod.requests, pod.strategy_or(self.cluster.strategy))
@@ -320,6 +352,33 @@ class Scene:
             if placement := self.place(pod, name):
                 return name, placement
         return None
+
+    def _leaves_room(self, pod: NeuronPod, place: Place) -> bool:
+        """Whether each pod that was handed to its scheduler without a node still has a linked set, wherever it goes."""
+        roaming = [other for uid, other in self.cluster.roaming.items() if uid != pod.uid]
+        if not roaming:
+            return True
+        after, name = self.fork(), place[0]
+        after.put(pod, *place)
+        node, use = after.node(name).node.rules, after.use(name)
+        may_come = [other for other in roaming if not any(True for _ in neuron_shortages(other.rules, node, use))]
+        return (not may_come or after.has_sets(name, may_come)) and after.have_places(roaming)
+
+    def have_places(self, pods: Iterable[NeuronPod]) -> bool:
+        """Whether all of these pods have a place at once."""
+        trial = self.fork()
+        for pod in pods:
+            place = trial.best_alone(pod, (), trial.allowed(pod))
+            if place is None:
+                return False
+            trial.put(pod, *place)
+        return True
+
+    def has_sets(self, name: str, pods: Sequence[NeuronPod]) -> bool:
+        """Whether a node has linked sets for all of these pods at once."""
+        capacity = self.node(name).capacity
+        request = tuple(container for pod in pods for container in pod.requests)
+        return isinstance(capacity, Capacity) and not isinstance(capacity.place(request), Rejection)
 
     def place(self, pod: NeuronPod, name: str) -> Placement | None:
         """The best sets that a node has for the pod, what is kept for it included."""
@@ -362,7 +421,7 @@ class Allowed:
         self._pod = pod
         self._instance_type = instance_type
         self._among_nodes = among_nodes
-        self._avoided = scene.cluster.check_of(pod).avoided
+        self._avoided = scene.cluster.why_avoided(pod)
         self._volumes = scene.volumes(pod)
         self._among = scene.among(pod)
         self._feasible = set[str]() if self._volumes.waits else scene.choices.feasible(pod.rules, self._volumes)

@@ -27,7 +27,7 @@ from http import HTTPStatus
 from math import inf
 from typing import NoReturn
 
-from neuron_plugin.allocation import Capacity, NeuronPod, NodeInfo, PodUid, Rejection, Resource
+from neuron_plugin.allocation import NeuronPod, NodeInfo, PodUid, Rejection, Resource
 from neuron_plugin.allocation.group import GroupName
 from neuron_plugin.allocation.keys import GATE
 from neuron_plugin.allocation.ultraserver import INDEX_VARIABLE, UltraServerPlace
@@ -37,12 +37,11 @@ from neuron_plugin.placement.context import Context
 from neuron_plugin.placement.gates import writes
 from neuron_plugin.placement.group_checks import GroupChecks
 from neuron_plugin.placement.queue import PodKind, Queue
-from neuron_plugin.placement.room import Room, owner_of
+from neuron_plugin.placement.room import Room
 from neuron_plugin.placement.state import AssumedPod
 from neuron_plugin.placement.writer import Attempt, Outcome, Writer
 from neuron_plugin.planning import Scene
 from neuron_plugin.planning.groups import Anchor, GroupPlan, place_group
-from neuron_plugin.planning.rules import neuron_shortages
 from neuron_plugin.planning.scene import Place, rank_of
 from neuron_plugin.planning.ultraservers import ultraserver_places
 
@@ -90,7 +89,6 @@ class Placer:
         """Groups in line whose places are not written down yet."""
         self._begun: set[PodUid] = set()
         """Pods that have their place, by claims that were allocated or from a leader before us, and are gated still."""
-        self._avoided: dict[tuple[str, str], float] = {}
         self._undecided: set[PodUid] = set()
         """Pods on which something was written, and the watch does not show yet what came of it."""
         self._answered: dict[PodUid, tuple[str, float]] = {}
@@ -121,6 +119,7 @@ class Placer:
         self._follow()
         if self._context.why_not_write():
             return
+        self._state.end_avoided(self._context.clock.now())
         if self._state.capacity_version != self._judged_capacity:
             self.queue.hopeless.clear()
         for uid in list(self._begun):
@@ -183,16 +182,6 @@ class Placer:
         version, until = self._answered.get(pod.uid, ("", 0.0))
         return version == pod.version and self._context.clock.now() < until
 
-    def avoid(self, owner: str, node: str, until: float) -> None:
-        """Place no pod of this owner on this node for a while: its scheduler did not find it good."""
-        self._avoided[owner, node] = until
-
-    def _skipped(self, pod: NeuronPod) -> set[str]:
-        """The nodes that other pods of the same owner could not get on to lately."""
-        now = self._context.clock.now()
-        self._avoided = {key: until for key, until in self._avoided.items() if until > now}
-        return {node for owner, node in self._avoided if pod.controller and owner == owner_of(pod)}
-
     # One pod.
 
     def _place_pod(self, pod: NeuronPod) -> bool:
@@ -206,7 +195,7 @@ class Placer:
         scene = self._state.scene()
         if doubt := scene.doubt(pod):
             return self._release_among(scene, [pod], doubt)
-        place = self._best(scene, pod)
+        place = scene.best(pod)
         assumed = self._writer.assumed_at(pod, *place) if place else ""
         if not place or not isinstance(assumed, AssumedPod):
             return False
@@ -214,38 +203,18 @@ class Placer:
         self._hand_over(pod, place[0], partial(writes.place, node=place[0], annotations=assumed.annotations))
         return True
 
-    def _best(self, scene: Scene, pod: NeuronPod) -> Place | None:
-        """The pod's best place that leaves a set to every pod that may choose for itself."""
-        skipped = self._skipped(pod)
-        while place := scene.best(pod, skipped=skipped):
-            if self._leaves_room(scene, pod, place):
-                return place
-            skipped.add(place[0])
-        return None
-
-    def _leaves_room(self, scene: Scene, pod: NeuronPod, place: Place) -> bool:
-        """Whether each pod that was handed to its scheduler without a node still has a linked set, wherever it goes."""
-        roaming = [other for other in self._state.roaming.values() if other.uid != pod.uid]
-        if not roaming:
-            return True
-        after, name = scene.fork(), place[0]
-        after.put(pod, *place)
-        node, use = after.node(name).node.rules, after.use(name)
-        may_come = [other for other in roaming if not any(True for _ in neuron_shortages(other.rules, node, use))]
-        return (not may_come or _has_sets(after, name, may_come)) and _have_places(after, roaming)
-
     def _release_among(self, scene: Scene, pods: Sequence[NeuronPod], doubt: str) -> bool:
         """Hand pods to their schedulers, but for nodes without a linked set for them; whether all have a place."""
         roaming = list(self._state.roaming.values())
         if any(pod.rules.claim_driver for pod in pods) or (roaming and len(roaming) + len(pods) > MOST_ROAMING):
             return False  # only we may allocate its claims
-        if not _have_places(scene.fork(), [*roaming, *pods]):
+        if not scene.have_places([*roaming, *pods]):
             return False
         without: dict[PodUid, list[str]] = {}
         for pod in pods:
             allowed = scene.allowed(pod)
             names = [name for name in scene.cluster.nodes if name in allowed]
-            without[pod.uid] = [name for name in names if not _has_sets(scene, name, [*roaming, pod])]
+            without[pod.uid] = [name for name in names if not scene.has_sets(name, [*roaming, pod])]
             if len(without[pod.uid]) == len(names) or len(without[pod.uid]) > MOST_EXCLUDED:
                 return False
             roaming.append(pod)
@@ -561,20 +530,3 @@ class Placer:
         chosen = "node, the plugin the devices" if pod.request else "node"
         note = f"No node was chosen for the pod: {reason}. Its scheduler chooses the {chosen}.{among}"
         await self._context.report(pod.reference, RELEASED, note)
-
-
-def _have_places(scene: Scene, pods: Iterable[NeuronPod]) -> bool:
-    """Whether all of these pods have a place at once; the scene is used up by that."""
-    for pod in pods:
-        place = scene.best(pod)
-        if place is None:
-            return False
-        scene.put(pod, *place)
-    return True
-
-
-def _has_sets(scene: Scene, name: str, pods: Sequence[NeuronPod]) -> bool:
-    """Whether a node has linked sets for all of these pods at once."""
-    capacity = scene.node(name).capacity
-    request = tuple(container for pod in pods for container in pod.requests)
-    return isinstance(capacity, Capacity) and not isinstance(capacity.place(request), Rejection)

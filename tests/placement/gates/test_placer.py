@@ -388,8 +388,11 @@ async def test_a_pod_that_was_let_go_counts_as_a_promise_until_it_is_bound(gated
     await gated.place_all()
     assert gated.gates("train") == []
     gated.pod("next", NEURON, 4)
-    await gated.place_all()
+    for _ in range(3):
+        await gated.look(after=TIMES.patience)
     assert gated.gates("next") == [GATE]
+    left = "0 of 1 Neuron node: 1 is left to a pod that was handed to its scheduler without a node"
+    assert [note for _, note in gated.events("next")] == [f"{left}. In the way: default/train"]
     gated.node("b")
     await gated.place_all()
     assert gated.place("next") in {"a", "b"}, "one of the nodes is left to the first"
@@ -920,14 +923,17 @@ async def test_no_place_is_kept_for_a_rank_that_another_pod_has_by_now(gated: Ga
 async def test_pods_of_an_owner_keep_off_a_node_that_did_not_take_one(gated: GatesBench) -> None:
     gated.node("a")
     gated.node("b")
-    gated.placer.avoid("default/ReplicaSet/web", "a", until=100.0)
-    gated.placer.avoid("default/ReplicaSet/web", "b", until=10.0)
+    gated.state.avoid("default/ReplicaSet/web", "a", until=100.0)
+    gated.state.avoid("default/ReplicaSet/web", "b", until=10.0)
     gated.pod("web-1", owner="ReplicaSet/web")
+    gated.pod("bare")
     await gated.step()
-    assert gated.place("web-1") == ""
+    assert (gated.place("web-1"), gated.place("bare")) == ("", "a")
+    for _ in range(2):
+        await gated.look(after=TIMES.patience)
+    ((_, note),) = gated.events("web-1")
+    assert note == "0 of 2 Neuron nodes: 2 have not taken a pod of the same controller lately"
     await gated.step(after=20)
-    gated.placer.queue.hopeless.clear()
-    await gated.step()
     assert gated.place("web-1") == "b"
 
 
