@@ -300,23 +300,28 @@ class Placer:
         if len(kept) > 1:
             self._room.places.keep_for(group, kept)
             self._unwritten.add(group)
-            self._start(PodUid("/".join(group)), self._write_down(group))
+            self._start(PodUid("/".join(group)), self._write_down(group, [pod.uid for pod, _ in kept]))
         for assumed in made:
             node, annotations = assumed.pod.promised, {**assumed.annotations, **said[assumed.pod.uid]}
             pod = self._state.gated[assumed.pod.uid]
             self._hand_over(pod, node, partial(writes.place, node=node, annotations=annotations))
 
-    async def _write_down(self, group: GroupName) -> None:
-        """Write down what is kept for a group; where that fails its pods leave the line for a while."""
+    async def _write_down(self, group: GroupName, uids: Sequence[PodUid]) -> None:
+        """Write down what is kept for pods of a group; where that fails they leave the line for a while.
+
+        Where a pod has gone meanwhile, or its place is of no use any more, the group is looked at again.
+        """
         written = False
         try:
             written = await self._room.record()
         finally:
             self._unwritten.discard(group)
             pods = [pod for uid in self._in_line if (pod := self._state.pods.get(uid)) and pod.group == group]
-            for pod in [] if written else pods:
+            is_whole = all(uid in self._state.reserved for uid in uids)
+            for pod in [] if written and is_whole else pods:
                 self._leave_line(pod.uid)
-                self._answered[pod.uid] = pod.version, self._context.clock.now() + self._context.times.retry
+                if not written:
+                    self._answered[pod.uid] = pod.version, self._context.clock.now() + self._context.times.retry
             self._serve([pod.uid for pod in pods if pod.uid in self._in_line])
 
     def _anchors(self, members: Iterable[NeuronPod]) -> list[Anchor]:

@@ -386,7 +386,7 @@ class Model:
             case 7 if len(pods) > self.most_pods:  # busy times and quiet ones: large groups need the latter
                 self.most_pods = chance.choice((4, 40))
                 while len(self.pods) > self.most_pods:
-                    self.delete(next(iter(self.pods)))
+                    self.delete(min(self.pods, key=number_of))  # what is made again comes last
             case 8 if self.unbound():
                 self.edit(chance.choice(self.unbound()))
             case 28:
@@ -465,6 +465,7 @@ class Model:
     def restart(self, replica: Replica) -> None:
         """A process is killed. The next one may take the Lease over before another replica does."""
         is_leader = replica is self.leader
+        replica.ready.unmet("leader", "killed")  # so that nothing of it goes on here
         self.lose_all(replica)
         late = list(self.late)
         self.late.clear()
@@ -506,8 +507,11 @@ class Model:
             if until > self.now:
                 self.late.append((until, request, is_frozen, sender))
                 continue
-            if self.apply(request).status < HTTPStatus.BAD_REQUEST and is_frozen:
-                self.too_late.add(parse_path(request.path).name)
+            name, known = parse_path(request.path).name, set(self.too_late)
+            if is_frozen:
+                self.too_late.add(name)
+            if self.apply(request).status >= HTTPStatus.BAD_REQUEST:
+                self.too_late = known
 
     async def let_work(self) -> None:
         """A replica sees some changes, works, and gets some answers."""
@@ -641,6 +645,11 @@ class Model:
                     if not gates_of(pod):
                         self.schedule(pod)
             self.check()
+
+
+def number_of(name: str) -> int:
+    """Which pod of all it is, by its name."""
+    return int(name.rpartition("-")[2])
 
 
 def gates_of(pod: AnyJson) -> set[str]:
