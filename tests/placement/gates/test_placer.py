@@ -656,6 +656,26 @@ async def test_no_pod_of_a_group_is_released_before_its_places_are_written_down(
     assert [leader.place(name) for name in names] == ["a", "a"]
 
 
+async def test_a_group_that_loses_a_pod_while_its_places_are_written_down_is_not_released(gated: GatesBench) -> None:
+    gated.node("a")
+    names = [f"worker-{number}" for number in range(2)]
+    for name in names:
+        gated.pod(name, NEURON, 8, group="job", size=2)
+    leader, written = await leading(gated, "one"), asyncio.Event()
+    gated.server.fail(Fault(Match(method="PATCH", path="/leases/"), gate=written))
+    leader.placer.step()
+    await asyncio.sleep(0)
+    gated.server.delete_pod("default", "worker-1", grace_seconds=0)
+    leader.sync()
+    written.set()
+    await leader.placer.drain()
+    await leader.place_all()
+    assert (leader.place("worker-0"), leader.gates("worker-0")) == ("", [GATE])
+    gated.pod("worker-1", NEURON, 8, group="job", size=2)
+    await leader.place_all()
+    assert [leader.place(name) for name in names] == ["a", "a"]
+
+
 async def test_what_an_earlier_version_has_planned_for_a_group_is_completed(gated: GatesBench) -> None:
     """It wrote each pod's place first, and then took the gates off."""
     gated.node("a")
