@@ -454,6 +454,9 @@ class Model:
             return
         if self.leader:
             self.leader.ready.unmet("leader", "not the leader")
+            if self.leader.taking_over:  # of this term: the next begins with a list, and takes over again
+                self.leader.taking_over.cancel()
+                self.leader.taking_over = None
             self.lose_all(self.leader)
         self.leader, self.leads_from = replica, self.now + LANDING
         self.hold_lease()
