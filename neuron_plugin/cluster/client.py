@@ -314,8 +314,7 @@ async def _open_session(source: Source, clock: Clock, times: ClientTimes) -> _Se
     in_a_pod = "to run in a pod, or a kubeconfig to be given"
     expected = "a kubeconfig that kubectl accepts: fix it, or give another" if source else in_a_pod
     named = os.pathsep.join(map(str, source.paths)) if isinstance(source, Kubeconfig) else source
-    alone = "the pod's service account" if source is None else "the command line"
-    settings = named or alone
+    settings = named or ("the pod's service account" if source is None else "the command line")
     raise ConnectionSettingsError(f"API server settings from {settings}: {cause}; expected {expected}")
 
 

@@ -117,8 +117,8 @@ class _Kubeconfig(_Part):
         """Cluster and user that are meant, with all that comes before what the files say."""
         context, of_cluster, of_user = self.context(overrides), dict(overrides.of_cluster), dict(overrides.of_user)
         name = overrides.cluster or context.cluster
-        none = not name and "server" in of_cluster
-        cluster = _Cluster("") if none else _named(self.clusters or (), name, "cluster").cluster
+        is_named = name or "server" not in of_cluster
+        cluster = _named(self.clusters or (), name, "cluster").cluster if is_named else _Cluster("")
         name = overrides.user or context.user
         user = _named(self.users or (), name, "user").user if name else _User()
         # As client-go's DirectClientConfig: what is given takes the place of its like, and does not join it.

@@ -17,8 +17,8 @@ from neuron_plugin.topology import CoreMask
 
 RECORDS_KEY = "neuron-plugin.io/moves"
 """Annotation of the leader's Lease: what is reserved, and for whom pods were moved lately."""
-MOST_PLAIN_BYTES = 1 << 16
-"""An object may have 256 KiB of annotations; that is a thousand records, or some six thousand that are compressed."""
+MOST_PLAIN_BYTES, MOST_BYTES = 1 << 16, 250_000
+"""Longer ones are compressed. An object may have 256 KiB of annotations: that is some four thousand records."""
 
 
 class ReserveRecord(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -66,9 +66,18 @@ class ReserveRecord(msgspec.Struct, frozen=True, rename="camel", omit_defaults=T
 
 
 def write_records(records: Iterable[ReserveRecord]) -> str:
-    """The records as they are written: JSON, and where that is long compressed, because annotations are bounded."""
-    text = msgspec.json.encode([*records])
-    return text.decode() if len(text) <= MOST_PLAIN_BYTES else base64.b64encode(zlib.compress(text)).decode()
+    """The records as they are written: JSON, and where that is long compressed, because annotations are bounded.
+
+    What is too long for an annotation all the same has the moves, ranks and spare nodes, and none of the places of
+    single pods of groups: these pods are on their way, and moves that were begun would be forgotten.
+    """
+    records = [*records]
+    text = msgspec.json.encode(records)
+    if len(text) <= MOST_PLAIN_BYTES:
+        return text.decode()
+    packed = base64.b64encode(zlib.compress(text)).decode()
+    others = [record for record in records if not (record.group and record.is_for_pod)]
+    return packed if len(packed) <= MOST_BYTES or len(others) == len(records) else write_records(others)
 
 
 def read_records(text: str) -> dict[ReserveRecord, Reservation]:

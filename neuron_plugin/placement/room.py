@@ -144,19 +144,7 @@ class Room:
         self._forget()
         if self._lease is None:
             return
-        records = dict[ReserveRecord, Reservation]()
-        for last in (*[False] * MOST_READS, True):
-            try:
-                lease = LEASES.decode(await self._read_lease(self._lease))
-                written = lease.annotations.get(RECORDS_KEY, "[]")
-                records, self._written = read_records(written), written
-                break
-            except (ClusterError, ValueError) as error:
-                if last or isinstance(error, ValueError) or getattr(error, "withheld", False):
-                    fields = {"lease": self._lease.path, "error": str(error)}
-                    _log.warning("what the last leader has reserved is not known", extra=fields)
-                    return
-            await self._context.clock.sleep(READ_AGAIN_SECONDS)
+        records = await self._last_records(self._lease)
         now, times = self._context.unix_seconds(), self._context.times
         for record, reservation in records.items():
             for owner in record.owners:
@@ -171,6 +159,24 @@ class Room:
             victims = (self._state.pods.get(PodUid(uid)) for uid in record.victims)
             if all(victim is None or victim.terminating for victim in victims):
                 self._keep(record)
+
+    async def _last_records(self, lease: LeaseName) -> dict[ReserveRecord, Reservation]:
+        """What the last leader has written down; read again while the API server does not answer, for a while."""
+        reads = 0
+        while True:
+            try:
+                written = LEASES.decode(await self._read_lease(lease)).annotations.get(RECORDS_KEY, "[]")
+                records, self._written = read_records(written), written
+            except (ClusterError, ValueError) as error:
+                reads += 1
+                may_answer = isinstance(error, ClusterError) and not (isinstance(error, ApiError) and error.withheld)
+                if reads > MOST_READS or not may_answer:
+                    fields = {"lease": lease.path, "error": str(error)}
+                    _log.warning("the last leader's reserves are not known", extra=fields)
+                    return {}
+            else:
+                return records
+            await self._context.clock.sleep(READ_AGAIN_SECONDS)
 
     def _keep(self, record: ReserveRecord) -> None:
         self._records[record.uid] = record
@@ -424,9 +430,11 @@ class Room:
 
     async def record(self) -> bool:
         """Write all records into the Lease, if this replica holds it; whether they stand there."""
+        if self._lease is None:
+            return True
         async with self._writing:  # whoever comes meanwhile finds its records written with those of others
             text = write_records([*self._records.values(), *self.places.records.values()])
-            if self._lease is None or text == self._written:
+            if text == self._written:
                 return True
             self._written = ""
             why_not = await self._write(self._lease, text)

@@ -25,9 +25,9 @@ from neuron_plugin.allocation.keys import GATE
 from neuron_plugin.allocation.placement import cores_asked, place, placement_mask
 from neuron_plugin.planning.budgets import beyond_budgets, budget_text
 from neuron_plugin.planning.groups import Anchor, GroupPlan, domains_for, members_to_come, place_group
-from neuron_plugin.planning.node_answers import NodeAnswer, nearest_holders, node_answers, sentence_of
+from neuron_plugin.planning.node_answers import LEFT, NodeAnswer, nearest_holders, node_answers, sentence_of
 from neuron_plugin.planning.preflight import why_not_checked
-from neuron_plugin.planning.scene import LEFT, Allowed, Place, Scene, rank_of
+from neuron_plugin.planning.scene import Allowed, Place, Scene, rank_of
 from neuron_plugin.planning.victims import PREEMPTION, RULES, Move, MoveRules, Relocation, cheapest_move, device_hours
 from neuron_plugin.topology import CoreMask, Geometry
 from neuron_plugin.wording import first_of
@@ -168,10 +168,11 @@ def judge(
                 return Judgement(pod, standing, sentence=sentence, move=move)
     if standing is Standing.LINKS:
         standing = Standing.SHORT  # no move helps
-    in_the_way = nearest_holders(scene, pod, answers) if standing in {Standing.SHORT, Standing.RULES} else ()
-    if not in_the_way and any(answer.fits or LEFT in answer.reasons for answer in answers):
+    holders = nearest_holders(scene, pod, answers) if standing in {Standing.SHORT, Standing.RULES} else ()
+    helps, in_the_way = _what_helps(scene, pod, standing, holders), holders
+    if not holders and any(answer.fits or LEFT in answer.reasons for answer in answers):
         in_the_way = tuple(other.reference for other in scene.cluster.roaming.values())
-    return Judgement(pod, standing, None, sentence, None, in_the_way, _what_helps(scene, pod, standing, in_the_way))
+    return Judgement(pod, standing, None, sentence, None, in_the_way, helps)
 
 
 def _why_not_judged(scene: Scene, pod: NeuronPod, now: float) -> Judgement | None:

@@ -34,6 +34,9 @@ from neuron_plugin.wording import named, plural
 MOST_REASONS = 6
 """Different reasons in one sentence; the others are counted."""
 NO_NEURON = "no-neuron"
+LEFT = "is left to a pod that was handed to its scheduler without a node"
+MOST_TO_LOOK_AT = 1_000
+"""Nodes times pods without a node up to which it is said of each node whether it is left to such a pod."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +87,16 @@ class NodeAnswer:
 
 def node_answers(scene: Scene, pod: NeuronPod) -> list[NodeAnswer]:
     """What every node says to a pod, all of it."""
-    among, volumes = scene.among(pod), scene.volumes(pod)
-    return [
-        node_answer(scene, pod, name, tuple(scene.against(pod, name, among, volumes))) for name in scene.cluster.nodes
-    ]
+    cluster, among, volumes = scene.cluster, scene.among(pod), scene.volumes(pod)
+    avoided = cluster.why_avoided(pod)
+    looks = 0 < len(cluster.roaming) * len(cluster.nodes) <= MOST_TO_LOOK_AT
+    answers = []
+    for name in cluster.nodes:
+        against = [*scene.against(pod, name, among, volumes), *filter(None, [avoided.get(name)])]
+        if looks and (sets := scene.place(pod, name)) and not scene.leaves_room(pod, (name, sets)):
+            against.append(LEFT)
+        answers.append(node_answer(scene, pod, name, tuple(against)))
+    return answers
 
 
 def node_answer(scene: Scene, pod: NeuronPod, name: str, against: tuple[str, ...] = ()) -> NodeAnswer:

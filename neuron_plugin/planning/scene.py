@@ -34,9 +34,6 @@ from neuron_plugin.planning.rules import AmongPods, PodInCluster, most_beside, n
 from neuron_plugin.planning.volumes import NO_STORAGE, NO_VOLUMES, PodVolumes, Storage
 
 DID_NOT_TAKE = "has not taken a pod of the same controller lately"
-LEFT = "is left to a pod that was handed to its scheduler without a node"
-MOST_TO_LOOK_AT = 1_000
-"""Nodes times pods without a node up to which it is said of each node whether it is left to such a pod."""
 Place = tuple[str, Placement]
 """A node, and the sets of each container there."""
 
@@ -266,11 +263,6 @@ class Scene:
         yield from objections(rules, name, node.rules)
         yield from shortages(rules, node.rules, self.use(name))
         yield from volumes.objections(name, node.rules.labels)
-        if why := self.cluster.why_avoided(pod).get(name):
-            yield why
-        is_little = 0 < len(self.cluster.roaming) * len(self.cluster.nodes) <= MOST_TO_LOOK_AT
-        if is_little and (sets := self.place(pod, name)) and not self._leaves_room(pod, (name, sets)):
-            yield LEFT
         if volumes.attached:
             yield from filter(None, [self.too_many_attached(name, volumes)])
         if among:
@@ -324,7 +316,7 @@ class Scene:
         """
         allowed = allowed or self.allowed(pod, instance_type=instance_type)
         while found := self.best_alone(pod, skipped, allowed):
-            if self._leaves_room(pod, found):
+            if self.leaves_room(pod, found):
                 return found
             skipped = {*skipped, found[0]}
         return None
@@ -353,7 +345,7 @@ class Scene:
                 return name, placement
         return None
 
-    def _leaves_room(self, pod: NeuronPod, place: Place) -> bool:
+    def leaves_room(self, pod: NeuronPod, place: Place) -> bool:
         """Whether each pod that was handed to its scheduler without a node still has a linked set, wherever it goes."""
         roaming = [other for uid, other in self.cluster.roaming.items() if uid != pod.uid]
         if not roaming:

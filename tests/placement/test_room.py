@@ -844,9 +844,10 @@ def two_moves(
     ],
 )
 async def test_a_record_that_cannot_be_read_stops_nothing(room: MovingBench, text: str) -> None:
-    lease = room.server.get(LEASES, NAME, "kube-system")
-    lease["metadata"]["annotations"] = {RECORDS_KEY: text}
+    room.server.change(LEASES, NAME, {"metadata": {"annotations": {RECORDS_KEY: text}}}, "kube-system")
+    before = len(room.server.requests)
     await room.mover.take_over()
+    assert [seen.method for seen in room.server.requests[before:]] == ["GET"], "it would be the same once more"
     await room.wait_and_look()
     assert room.evicted == ["small-1"]
 

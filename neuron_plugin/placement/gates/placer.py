@@ -117,9 +117,9 @@ class Placer:
     def step(self) -> None:
         """Place all pods that fit now."""
         self._follow()
+        self._state.end_avoided(self._context.clock.now())
         if self._context.why_not_write():
             return
-        self._state.end_avoided(self._context.clock.now())
         if self._state.capacity_version != self._judged_capacity:
             self.queue.hopeless.clear()
         for uid in list(self._begun):
@@ -294,7 +294,10 @@ class Placer:
         said: Mapping[PodUid, Mapping[str, str]],
         kept: Sequence[tuple[NeuronPod, Place]],
     ) -> None:
-        """Hand pods of a group to their schedulers, once all places that are to be ``kept`` are written down."""
+        """Hand pods of a group to their schedulers, once all places that are to be ``kept`` are written down.
+
+        The place of one pod need not be: its own PATCH is all there is to complete.
+        """
         for assumed in made:
             self._state.assume(assumed)
         if len(kept) > 1:

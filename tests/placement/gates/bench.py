@@ -11,14 +11,14 @@ from neuron_plugin.allocation import NeuronPod, Resource
 from neuron_plugin.allocation.keys import GATE, NODE_KEY
 from neuron_plugin.backoff import Clock
 from neuron_plugin.cluster import KubernetesApi, LeaseName
-from neuron_plugin.placement.context import Context
+from neuron_plugin.placement.context import Context, Times
 from neuron_plugin.placement.gates.placer import Placer
 from neuron_plugin.placement.gates.upkeep import Upkeep
 from neuron_plugin.placement.leadership import CONDITION, Readiness
 from neuron_plugin.placement.room import Room
 from neuron_plugin.placement.writer import Writer
 from neuron_plugin.simulation.api_server_kinds import EVENTS, LEASES, NODES, PODS, AnyJson
-from tests.support.api_server import StandInApiServer
+from tests.support.api_server import Match, StandInApiServer
 from tests.support.manifests import node_manifest, pod_manifest
 from tests.support.world import World, show_kept
 
@@ -27,6 +27,9 @@ EPOCH = 1e9
 """The unix time when a test begins, in seconds."""
 GROUP = "neuron-plugin.io/group"
 LEASE = "neuron-extender"
+TIMES = Times()
+PATCH = Match(method="PATCH", path="/pods/")
+JOB_KEY = "jobset.sigs.k8s.io/job-key"
 
 
 class GatesBench:
@@ -195,3 +198,10 @@ class GatesBench:
     def requests(self, method: str = "PATCH") -> int:
         """How many requests of a method about pods the server has seen."""
         return sum(seen.method == method and "/pods" in seen.path for seen in self.server.requests)
+
+
+def exclusive(job: str, topology_key: str) -> AnyJson:
+    """The anti-affinity by which JobSet keeps the pods of other Jobs out of a Job's topology domain."""
+    others = [{"key": JOB_KEY, "operator": "Exists"}, {"key": JOB_KEY, "operator": "NotIn", "values": [job]}]
+    term = {"labelSelector": {"matchExpressions": others}, "topologyKey": topology_key}
+    return {"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}}
