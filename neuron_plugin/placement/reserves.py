@@ -68,8 +68,8 @@ class ReserveRecord(msgspec.Struct, frozen=True, rename="camel", omit_defaults=T
 def write_records(records: Iterable[ReserveRecord]) -> str:
     """The records as they are written: JSON, and where that is long compressed, because annotations are bounded.
 
-    What is too long for an annotation all the same has the moves, ranks and spare nodes, and none of the places of
-    single pods of groups: these pods are on their way, and moves that were begun would be forgotten.
+    Where that is too long all the same the places of pods of groups are left out: these are on their way. Moves that
+    were begun, ranks and spare nodes stay.
     """
     records = [*records]
     text = msgspec.json.encode(records)
