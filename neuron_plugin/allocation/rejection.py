@@ -90,12 +90,15 @@ OVERLAPPING_ASSIGNMENTS = Rejection(
 BOUND_ELSEWHERE = Rejection(
     "bound-elsewhere", "The pod is bound to another node or a bind to one is not decided yet", may_pass=True
 )
+LEFT_TO_OTHERS = Rejection(
+    "left-to-others", "The node is left to a pod that was handed to its scheduler without a node", may_pass=True
+)
 CORDONED = Rejection("cordoned", "The node is cordoned")
 
 NODE_REFUSALS = (
     *(UNKNOWN_NODE, NO_NEURON, NO_INVENTORY, UNREADABLE_INVENTORY, UNKNOWN_HEALTH, STALE_PLUGIN),
     *(PREFLIGHT_DUE, PREFLIGHT_FAILED, PREFLIGHT_UNABLE),
-    *(UNREADABLE_ASSIGNMENT, NO_ASSIGNMENT, OVERLAPPING_ASSIGNMENTS, BOUND_ELSEWHERE),
+    *(UNREADABLE_ASSIGNMENT, NO_ASSIGNMENT, OVERLAPPING_ASSIGNMENTS, BOUND_ELSEWHERE, LEFT_TO_OTHERS),
 )
 """Every reason that is not about what the pod asks for, but that an administrator has cordoned the node."""
 

@@ -25,7 +25,7 @@ from neuron_plugin.allocation import (
 )
 from neuron_plugin.allocation.keys import PREFIX
 from neuron_plugin.allocation.narrowing import usable_mask
-from neuron_plugin.allocation.rejection import WRONG_PRODUCT
+from neuron_plugin.allocation.rejection import LEFT_TO_OTHERS, WRONG_PRODUCT
 from neuron_plugin.planning.rules import neuron_shortages
 from neuron_plugin.planning.scene import Scene
 from neuron_plugin.topology import CoreMask, Geometry, Unit, valid_sets
@@ -34,9 +34,7 @@ from neuron_plugin.wording import named, plural
 MOST_REASONS = 6
 """Different reasons in one sentence; the others are counted."""
 NO_NEURON = "no-neuron"
-LEFT = "is left to a pod that was handed to its scheduler without a node"
-MOST_TO_LOOK_AT = 1_000
-"""Nodes times pods without a node up to which it is said of each node whether it is left to such a pod."""
+LEFT = LEFT_TO_OTHERS.predicate
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +87,10 @@ def node_answers(scene: Scene, pod: NeuronPod) -> list[NodeAnswer]:
     """What every node says to a pod, all of it."""
     cluster, among, volumes = scene.cluster, scene.among(pod), scene.volumes(pod)
     avoided = cluster.why_avoided(pod)
-    looks = 0 < len(cluster.roaming) * len(cluster.nodes) <= MOST_TO_LOOK_AT
-    answers = []
+    left, answers = scene.left_to_others(pod, cluster.nodes), []
     for name in cluster.nodes:
         against = [*scene.against(pod, name, among, volumes), *filter(None, [avoided.get(name)])]
-        if looks and (sets := scene.place(pod, name)) and not scene.leaves_room(pod, (name, sets)):
+        if name in left:
             against.append(LEFT)
         answers.append(node_answer(scene, pod, name, tuple(against)))
     return answers

@@ -7,7 +7,7 @@ it and try: which node would be the best for one pod when another has gone, and 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -33,6 +33,8 @@ from neuron_plugin.planning.preflight import AVOIDED, NOT_AVOIDED, GroupStanding
 from neuron_plugin.planning.rules import AmongPods, PodInCluster, most_beside, neuron_shortages, objections, shortages
 from neuron_plugin.planning.volumes import NO_STORAGE, NO_VOLUMES, PodVolumes, Storage
 
+MOST_TO_LOOK_AT = 1_000
+"""Nodes times pods without a node up to which it is said of each node whether it is left to such a pod."""
 DID_NOT_TAKE = "has not taken a pod of the same controller lately"
 Place = tuple[str, Placement]
 """A node, and the sets of each container there."""
@@ -166,6 +168,7 @@ class Scene:
         self.gone: dict[str, tuple[NeuronPod, ...]] = {}
         self.come: dict[str, tuple[NeuronPod, ...]] = {}
         self._eligible: dict[tuple[PodRules, PodVolumes], frozenset[str]] = {}
+        self._roaming: list[NeuronPod] | None = None
         self.openings: dict[object, tuple[NodeInfo, list[tuple[NeuronPod, ...]]]] = {}
         """Groups of victims by kind of pod, and the node as it was looked at: ``victims``."""
 
@@ -308,11 +311,16 @@ class Scene:
         return {capacity: names for capacity, names in found.items() if names}
 
     def best(
-        self, pod: NeuronPod, *, skipped: Collection[str] = (), instance_type: str = "", allowed: Allowed | None = None
+        self,
+        pod: NeuronPod,
+        *,
+        skipped: Collection[str] = (),
+        instance_type: str = "",
+        allowed: Container[str] | None = None,
     ) -> Place | None:
-        """The pod's best node, and its sets there; None if it fits nowhere. What is kept for it comes first.
+        """The pod's best node of those allowed, and its sets there; None if it fits nowhere. What is kept comes first.
 
-        Left to pods that choose for themselves is one linked set for each, wherever they go.
+        Left to pods that were handed to their schedulers without a node is one linked set for each, wherever they go.
         """
         allowed = allowed or self.allowed(pod, instance_type=instance_type)
         while found := self.best_alone(pod, skipped, allowed):
@@ -321,13 +329,13 @@ class Scene:
             skipped = {*skipped, found[0]}
         return None
 
-    def best_alone(self, pod: NeuronPod, skipped: Collection[str], allowed: Allowed) -> Place | None:
-        """The same, whatever is to be left to pods that choose for themselves."""
+    def best_alone(self, pod: NeuronPod, skipped: Collection[str], allowed: Container[str]) -> Place | None:
+        """The same, whatever is to be left to pods without a node."""
         if found := self._best_kept(pod, self.cluster.kept_for(pod), skipped, allowed):
             return found
         answers = self.choices.answers(pod.requests, pod.strategy_or(self.cluster.strategy))
         prefers = pod.rules.prefers_nodes or self.choices.any_soft_taints
-        prefer = allowed.scores if prefers else None
+        prefer = self.allowed(pod).scores if prefers else None
         near = self.choices.domains
         domains = near if len(near.levels) > 1 else None
         name = answers.best(allowed, skipped, self.changed, prefer, self.cluster.preferences, domains)
@@ -337,7 +345,7 @@ class Scene:
         return (name, placement) if placement else None
 
     def _best_kept(
-        self, pod: NeuronPod, kept: Iterable[Reservation], skipped: Collection[str], allowed: Allowed
+        self, pod: NeuronPod, kept: Iterable[Reservation], skipped: Collection[str], allowed: Container[str]
     ) -> Place | None:
         """The pod's sets on the first of these nodes that it may go to."""
         for name in (one.node for one in kept if one.node not in skipped and one.node in allowed):
@@ -345,26 +353,42 @@ class Scene:
                 return name, placement
         return None
 
+    @property
+    def roaming(self) -> list[NeuronPod]:
+        """The pods that were handed to their schedulers without a node and have a place, all at once.
+
+        Nothing has to be left to one that has none: it would keep all others from all nodes.
+        """
+        if self._roaming is None:
+            self._roaming = self.placeable(self.cluster.roaming.values())
+        return self._roaming
+
     def leaves_room(self, pod: NeuronPod, place: Place) -> bool:
         """Whether each pod that was handed to its scheduler without a node still has a linked set, wherever it goes."""
-        roaming = [other for uid, other in self.cluster.roaming.items() if uid != pod.uid]
+        roaming = [other for other in self.roaming if other.uid != pod.uid]
         if not roaming:
             return True
         after, name = self.fork(), place[0]
         after.put(pod, *place)
         node, use = after.node(name).node.rules, after.use(name)
         may_come = [other for other in roaming if not any(True for _ in neuron_shortages(other.rules, node, use))]
-        return (not may_come or after.has_sets(name, may_come)) and after.have_places(roaming)
+        return (not may_come or after.has_sets(name, may_come)) and after.placeable(roaming) == roaming
 
-    def have_places(self, pods: Iterable[NeuronPod]) -> bool:
-        """Whether all of these pods have a place at once."""
-        trial = self.fork()
+    def left_to_others(self, pod: NeuronPod, names: Collection[str]) -> set[str]:
+        """Those of some nodes that have sets for the pod and are left to pods without a node; none of too many."""
+        if not 0 < len(self.cluster.roaming) * len(names) <= MOST_TO_LOOK_AT:
+            return set()
+        places = ((name, sets) for name in names if (sets := self.place(pod, name)))
+        return {place[0] for place in places if not self.leaves_room(pod, place)}
+
+    def placeable(self, pods: Iterable[NeuronPod]) -> list[NeuronPod]:
+        """Those of some pods that have a place, all at once."""
+        trial, placed = self.fork(), []
         for pod in pods:
-            place = trial.best_alone(pod, (), trial.allowed(pod))
-            if place is None:
-                return False
-            trial.put(pod, *place)
-        return True
+            if place := trial.best_alone(pod, (), trial.allowed(pod)):
+                trial.put(pod, *place)
+                placed.append(pod)
+        return placed
 
     def has_sets(self, name: str, pods: Sequence[NeuronPod]) -> bool:
         """Whether a node has linked sets for all of these pods at once."""

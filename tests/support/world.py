@@ -110,7 +110,7 @@ class World:
 
     def filter(self, manifest: Mapping[str, Any], names: Sequence[str] | None = None) -> Filtered:
         record = record_of(manifest)
-        return filter_nodes(self.state, record.uid, request_of(record), list(names or self.state.nodes))
+        return filter_nodes(self.state, record, list(names or self.state.nodes))
 
     def fits(self, resource: Resource, amount: int, node: str) -> bool:
         """Whether a new pod of one container would pass there."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from neuron_plugin.allocation import Capacity, NeuronPod, PlacementStrategy, PodRequest, PodUid, Rejection
-from neuron_plugin.allocation.rejection import BOUND_ELSEWHERE, UNKNOWN_NODE
+from neuron_plugin.allocation.rejection import BOUND_ELSEWHERE, LEFT_TO_OTHERS, UNKNOWN_NODE
 from neuron_plugin.placement.context import Context
 from neuron_plugin.placement.state import AssumedPod, ClusterState
 from neuron_plugin.placement.writer import Writer
@@ -66,14 +66,8 @@ class Leads:
         if pod.uid in self._led:
             self._end(pod.uid, LeadEnding.ASKED_AGAIN)
             return None
-        scene = self._state.scene()
-        kept = scene.cluster.kept_for(pod)
-        node = next((one.node for one in kept if one.node in called and scene.place(pod, one.node)), "")
-        if not node:
-            answers = self._state.choices.answers(pod.requests, pod.strategy_or(scene.cluster.strategy))
-            prefers = pod.rules.prefers_nodes or self._state.choices.any_soft_taints
-            prefer = scene.allowed(pod).scores if prefers else None
-            node = answers.best(called, prefer=prefer, when=scene.cluster.preferences)
+        place = self._state.scene().best(pod, allowed=called)
+        node = place[0] if place else ""
         made = self.choose(pod, node) if node and pod.uid in self._state.pods else ""
         if isinstance(made, AssumedPod):
             seconds = ONE_NODE_SECONDS if one_node else EXPECTED_SECONDS
@@ -157,23 +151,26 @@ class Filtered:
         return texts
 
 
-def filter_nodes(state: ClusterState, uid: PodUid, request: PodRequest, names: list[str]) -> Filtered:
+def filter_nodes(state: ClusterState, pod: NeuronPod, names: list[str]) -> Filtered:
     """Which of the named nodes can take the pod now.
 
     A pod that is bound, or whose bind is under way or undecided, fits that one node only. The scheduler asks again when
     a bind call timed out, and must not carry the pod elsewhere. What is kept for a pod is free for it.
     """
-    if target := state.bound_to(uid):
+    if target := state.bound_to(pod.uid):
         others = set(names) - {target}
         return Filtered([name for name in names if name == target], {BOUND_ELSEWHERE: others} if others else {})
-    if not request:
+    if not pod.requests:
         return Filtered(names, {})
-    passed, rejected = state.choices.answers(request).split(names)
-    if (kept := state.reserved.get(uid)) and kept.node in names and kept.node not in passed:
-        capacity = state.nodes[kept.node].without((uid,)).capacity if kept.node in state.nodes else UNKNOWN_NODE
-        if isinstance(capacity, Capacity) and not isinstance(capacity.place(request), Rejection):
+    scene = state.scene()
+    passed, rejected = state.choices.answers(pod.requests).split(names)
+    for kept in scene.cluster.kept_for(pod):
+        if kept.node in names and kept.node not in passed and kept.node in state.nodes and scene.place(pod, kept.node):
             passed.append(kept.node)
             rejected = {reason: hit - {kept.node} for reason, hit in rejected.items() if hit != {kept.node}}
+    if left := scene.left_to_others(pod, passed):
+        passed = [name for name in passed if name not in left]
+        rejected = {**rejected, LEFT_TO_OTHERS: left}
     if len(passed) + sum(map(len, rejected.values())) < len(names):
         unknown = {name for name in names if name not in state.nodes}
         return Filtered(passed, {**rejected, UNKNOWN_NODE: unknown} if unknown else rejected)

@@ -124,7 +124,7 @@ class ExtenderService:
         free = is_led and pod.requests and not self._state.bound_to(pod.uid)
         if free and (led := self._leads.lead(pod, args.called, one_node=args.one_node)):
             return wire.encode_filter(args, [led], {}, {}), fields | {"passed": 1, "node": led}
-        filtered = filter_nodes(self._state, pod.uid, pod.requests, args.names)
+        filtered = filter_nodes(self._state, pod, args.names)
         texts: Counter[str] = Counter()
         for rejection, names in filtered.rejected.items():
             self._metrics.rejected_nodes.labels(rejection.code).inc(len(names))

@@ -205,10 +205,11 @@ class Placer:
 
     def _release_among(self, scene: Scene, pods: Sequence[NeuronPod], doubt: str) -> bool:
         """Hand pods to their schedulers, but for nodes without a linked set for them; whether all have a place."""
-        roaming = list(self._state.roaming.values())
-        if any(pod.rules.claim_driver for pod in pods) or (roaming and len(roaming) + len(pods) > MOST_ROAMING):
+        under_way = len(self._state.roaming)
+        if any(pod.rules.claim_driver for pod in pods) or (under_way and under_way + len(pods) > MOST_ROAMING):
             return False  # only we may allocate its claims
-        if not scene.have_places([*roaming, *pods]):
+        roaming = scene.roaming.copy()
+        if scene.placeable([*roaming, *pods]) != [*roaming, *pods]:
             return False
         without: dict[PodUid, list[str]] = {}
         for pod in pods:

@@ -28,7 +28,7 @@ from neuron_plugin.simulation.api_server_kinds import PODS, AnyJson, Refusal
 from neuron_plugin.simulation.api_server_store import Inbox, ObjectChange
 from tests.support.api_server import Fault, StandInApiServer
 from tests.support.manifests import node_manifest, pod_manifest
-from tests.support.world import CORE, DEVICE, World, pod_of, record_of, request_of
+from tests.support.world import CORE, DEVICE, World, pod_of, record_of
 
 STEPS = int(os.environ.get("INTERLEAVINGS_STEPS", "2500"))
 """Per seed, of which there are four; `nox -s soak` takes 25 000."""
@@ -164,7 +164,7 @@ class Run:
         led = None
         if self.chance.random() < 0.8 and not self.world.state.bound_to(record.uid):
             led = self.leads.lead(record, names)
-        passed = [led] if led else filter_nodes(self.world.state, record.uid, request_of(record), names).passed
+        passed = [led] if led else filter_nodes(self.world.state, record, names).passed
         if self.chance.random() < 0.1:
             passed = names
         if passed and self.chance.random() < 0.8:

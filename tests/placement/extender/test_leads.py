@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from neuron_plugin.allocation.node import Reservation
+from neuron_plugin.allocation.rejection import LEFT_TO_OTHERS
 from neuron_plugin.placement.extender.binding import Ending
 from neuron_plugin.placement.extender.filter import EXPECTED_SECONDS, ONE_NODE_SECONDS
 from neuron_plugin.placement.extender.server import ExtenderService
@@ -75,6 +76,18 @@ def test_an_assumption_no_bind_comes_for_ends_by_itself_sooner_where_one_node_wa
     assert used == [(4, 0), (0, 0)]
     assert endings(bench) == {"expired": 2}
     assert [lead(bench, pod) for pod in pods] == [None, None], "the node may be refused later than that, too"
+
+
+def test_what_is_left_to_a_pod_without_a_node_is_not_offered(bench: Bench) -> None:
+    roaming = record_of(bench.waiting("roaming", 16))
+    bench.world.state.roaming[roaming.uid] = roaming
+    first = bench.waiting("first", 4)
+    assert lead(bench, first) == "node"
+    second = bench.waiting("second", 16)
+    assert lead(bench, second) == "", "one of the two nodes is left to the other pod"
+    found = bench.world.filter(second)
+    assert (found.passed, found.texts(may_pass=True)["other"]) == ([], LEFT_TO_OTHERS.text)
+    assert lead(bench, bench.waiting("third", 4)) == "node"
 
 
 @pytest.mark.parametrize("end", ["gone", "bound by others"])

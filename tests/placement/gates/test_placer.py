@@ -374,6 +374,21 @@ async def test_a_pod_that_was_let_go_counts_as_a_promise_until_it_is_bound(gated
     assert gated.gates("last") == [GATE], "the last linked set is the first's"
 
 
+async def test_nothing_is_left_to_a_pod_without_a_node_that_has_no_place_any_more(gated: GatesBench) -> None:
+    for name in ("a", "b"):
+        gated.node(name)
+    gated.pod("small", NEURON, 1, gates=(), node="b", annotations={"NEURON_DEVS": "0"})
+    gated.pod("train", NEURON, 16, spec=DOUBTFUL)
+    await gated.place_all()
+    assert gated.gates("train") == []
+    gated.node("a", unhealthy={0: "reset"})
+    gated.pod("next", NEURON, 4)
+    gated.pod("doubtful", NEURON, 4, spec=DOUBTFUL)
+    await gated.place_all()
+    assert gated.place("next") == "b"
+    assert gated.gates("doubtful") == [], "it is handed over, too"
+
+
 @pytest.mark.parametrize("limits", [{"aws.amazon.com/neuron-core": "1"}, {"cpu": "1"}, {}], ids=str)
 @pytest.mark.parametrize("group", ["", "g"])
 async def test_a_pod_with_the_gate_that_asks_for_no_neuron_is_let_go_and_told(
