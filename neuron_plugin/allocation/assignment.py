@@ -71,7 +71,7 @@ def write_assignment(
     if Dialect.VENDOR in dialects and len(resources) == 1:  # one list for the whole pod: it cannot say two resources
         text = format_ids(number for _, number in _all_ids(containers))
         alone = Dialect.NEURON_PLUGIN not in dialects  # with nothing beside it to say whose is what
-        if alone and _deal("", text, tuple(container.request for container in containers)) != containers:
+        if alone and _deal(text, tuple(container.request for container in containers)) != containers:
             text = _list_each(containers)
         keys |= {VENDOR_IDS_KEY: text, VENDOR_RESOURCE_KEY: resources.pop().value}
     return keys
@@ -111,14 +111,14 @@ def _read(said: tuple[tuple[str, str], ...], request: PodRequest) -> tuple[Conta
         AssignmentError: as above, without the pod's name.
     """
     annotations = dict(said)
-    ours = _read_ours("", annotations, request)
-    vendors = _read_vendors("", annotations, request)
+    ours = _read_ours(annotations, request)
+    vendors = _read_vendors(annotations, request)
     theirs = annotations.get(VENDOR_IDS_KEY, "")  # where it lists them, container by container, else all ids together
     agree = ours == vendors if _LIST_SEPARATOR in theirs else _all_ids(ours) == _all_ids(vendors)
     if ours and vendors and not agree:
         raise AssignmentError("", VENDOR_IDS_KEY, theirs, f"expected the ids that {DEVICES_KEY} and {CORES_KEY} give")
     chosen = ours or vendors
-    _refuse_sharing("", annotations, chosen)
+    _refuse_sharing(annotations, chosen)
     return chosen
 
 
@@ -126,7 +126,7 @@ def _list_each(containers: Iterable[ContainerAssignment]) -> str:
     return _LIST_SEPARATOR.join(",".join(map(str, container.ids)) for container in containers)
 
 
-def _read_ours(pod: str, annotations: Mapping[str, str], request: PodRequest) -> tuple[ContainerAssignment, ...]:
+def _read_ours(annotations: Mapping[str, str], request: PodRequest) -> tuple[ContainerAssignment, ...]:
     """The lists of both keys, each held against the container it belongs to."""
     if DEVICES_KEY not in annotations and CORES_KEY not in annotations:
         return ()
@@ -136,13 +136,13 @@ def _read_ours(pod: str, annotations: Mapping[str, str], request: PodRequest) ->
         texts = value.split(_LIST_SEPARATOR) if key in annotations else []
         if len(texts) != len(parts):
             missing = "" if key in annotations else ": the key is missing"
-            raise AssignmentError(pod, key, value, f"expected {_expectation(parts)}{missing}")
-        held = [_held_against(pod, key, value, container, text) for container, text in zip(parts, texts, strict=True)]
+            raise AssignmentError("", key, value, f"expected {_expectation(parts)}{missing}")
+        held = [_held_against(key, value, container, text) for container, text in zip(parts, texts, strict=True)]
         lists[unit] = iter(held)
     return tuple(next(lists[container.resource.unit]) for container in request)
 
 
-def _read_vendors(pod: str, annotations: Mapping[str, str], request: PodRequest) -> tuple[ContainerAssignment, ...]:
+def _read_vendors(annotations: Mapping[str, str], request: PodRequest) -> tuple[ContainerAssignment, ...]:
     """One flat list, dealt out to the containers in order; with ``|`` a list each. It says one unit for all."""
     value = annotations.get(VENDOR_IDS_KEY)
     if value is None:
@@ -150,25 +150,25 @@ def _read_vendors(pod: str, annotations: Mapping[str, str], request: PodRequest)
     units = {container.resource.unit for container in request}
     if len(units) > 1:
         expected = "expected a pod that requests devices or cores, this one requests both"
-        raise AssignmentError(pod, VENDOR_IDS_KEY, value, expected)
+        raise AssignmentError("", VENDOR_IDS_KEY, value, expected)
     named = annotations.get(VENDOR_RESOURCE_KEY)
     fitting = [resource.value for resource in Resource if resource.unit in units]
     if named is not None and named not in fitting:
-        raise AssignmentError(pod, VENDOR_RESOURCE_KEY, named, f"expected {' or '.join(fitting)}, as the pod requests")
+        raise AssignmentError("", VENDOR_RESOURCE_KEY, named, f"expected {' or '.join(fitting)}, as the pod requests")
     if len(request) == 1 or _LIST_SEPARATOR in value:
         texts = value.split(_LIST_SEPARATOR)
         if len(texts) != len(request):
-            raise AssignmentError(pod, VENDOR_IDS_KEY, value, f"expected {_expectation(list(request))}")
+            raise AssignmentError("", VENDOR_IDS_KEY, value, f"expected {_expectation(list(request))}")
         return tuple(
-            _held_against(pod, VENDOR_IDS_KEY, value, container, text)
+            _held_against(VENDOR_IDS_KEY, value, container, text)
             for container, text in zip(request, texts, strict=True)
         )
-    return _deal(pod, value, request)
+    return _deal(value, request)
 
 
-def _deal(pod: str, value: str, request: PodRequest) -> tuple[ContainerAssignment, ...]:
+def _deal(value: str, request: PodRequest) -> tuple[ContainerAssignment, ...]:
     """Share one list out as the kubelet would: what plain init containers had goes to later ones first."""
-    fresh = list(_parsed(pod, VENDOR_IDS_KEY, value, value))
+    fresh = list(_parsed(VENDOR_IDS_KEY, value, value))
     dealt: list[ContainerAssignment] = []
     reusable: dict[Resource, list[int]] = {resource: [] for resource in Resource}
     for container in request:
@@ -179,7 +179,7 @@ def _deal(pod: str, value: str, request: PodRequest) -> tuple[ContainerAssignmen
         dealt.append(ContainerAssignment(container, tuple(sorted(ids))))
         reusable[container.resource] = [*ids, *unused] if container.kind is ContainerKind.INIT else unused
     if fresh or any(len(container.ids) != container.request.count for container in dealt):
-        raise AssignmentError(pod, VENDOR_IDS_KEY, value, f"expected {_expectation(list(request))}")
+        raise AssignmentError("", VENDOR_IDS_KEY, value, f"expected {_expectation(list(request))}")
     return tuple(dealt)
 
 
@@ -187,7 +187,7 @@ def _all_ids(containers: tuple[ContainerAssignment, ...]) -> set[tuple[Unit, int
     return {(container.request.resource.unit, number) for container in containers for number in container.ids}
 
 
-def _refuse_sharing(pod: str, annotations: Mapping[str, str], containers: tuple[ContainerAssignment, ...]) -> None:
+def _refuse_sharing(annotations: Mapping[str, str], containers: tuple[ContainerAssignment, ...]) -> None:
     """Containers share an id only where a later one re-uses a plain init container's, under the same resource name."""
     taken: dict[Unit, set[int]] = {unit: set() for unit in Unit}
     reusable: dict[Resource, set[int]] = {resource: set() for resource in Resource}
@@ -197,25 +197,25 @@ def _refuse_sharing(pod: str, annotations: Mapping[str, str], containers: tuple[
             unit_key = _UNIT_KEYS[request.resource.unit]
             key = unit_key if unit_key in annotations else VENDOR_IDS_KEY
             expected = f"the id {min(shared)} of container {request.name} is another container's, expected its own"
-            raise AssignmentError(pod, key, annotations[key], expected)
+            raise AssignmentError("", key, annotations[key], expected)
         taken[request.resource.unit] |= ids
         reusable[request.resource] -= ids
         if request.kind is ContainerKind.INIT:
             reusable[request.resource] |= ids
 
 
-def _held_against(pod: str, key: str, value: str, container: ContainerRequest, text: str) -> ContainerAssignment:
-    ids = _parsed(pod, key, value, text)
+def _held_against(key: str, value: str, container: ContainerRequest, text: str) -> ContainerAssignment:
+    ids = _parsed(key, value, text)
     if len(ids) != container.count:
-        raise AssignmentError(pod, key, value, f"expected {container.count} ids for container {container.name}")
+        raise AssignmentError("", key, value, f"expected {container.count} ids for container {container.name}")
     return ContainerAssignment(container, ids)
 
 
-def _parsed(pod: str, key: str, value: str, text: str) -> tuple[int, ...]:
+def _parsed(key: str, value: str, text: str) -> tuple[int, ...]:
     try:
         return parse_ids(text)
     except IdListError as error:
-        raise AssignmentError(pod, key, value, str(error)) from None
+        raise AssignmentError("", key, value, str(error)) from None
 
 
 def _expectation(parts: list[ContainerRequest]) -> str:

@@ -47,12 +47,15 @@ WRITTEN_KEYS = (
 
 Not the rank, which users may write, too.
 """
+_WITHOUT_PLACEMENT: JsonObject = {"annotations": dict.fromkeys(WRITTEN_KEYS), "labels": {NODE_KEY: None}}
 _NAME_FIELD = "metadata.name"
 
 
 def place(pod: NeuronPod, node: str, annotations: Mapping[str, str]) -> ApiRequest:
     """Place a pod on a node and hand it to its scheduler. ``annotations`` say its assignment, in each dialect."""
-    return _request(pod, _metadata(pod, node, annotations), spec=_released(pod, node))
+    says = {**annotations, NODE_KEY: node, POD_UID_KEY: pod.uid}
+    spec = _released(pod, Requirement(_NAME_FIELD, "In", (node,)))
+    return _request(pod, {"annotations": says, "labels": {NODE_KEY: node_label(node)}}, spec=spec)
 
 
 def nominate(pod: NeuronPod, node: str) -> ApiRequest:
@@ -60,22 +63,20 @@ def nominate(pod: NeuronPod, node: str) -> ApiRequest:
 
     It counts a nominated pod from when it knows of it, gated or not (pkg/scheduler/backend/queue/scheduling_queue.go).
     """
-    request = _request(pod, {"uid": pod.uid, "resourceVersion": pod.version}, status={"nominatedNodeName": node})
+    request = _request(pod, {}, status={"nominatedNodeName": node})
     return replace(request, path=f"{request.path}/status")
 
 
 def release_plainly(pod: NeuronPod) -> ApiRequest:
     """Hand a pod to its scheduler without a node; what was planned for it goes."""
-    return _request(pod, _without_placement(pod), spec=_released(pod, ""))
+    return _request(pod, _WITHOUT_PLACEMENT, spec=_released(pod))
 
 
 def release_among(pod: NeuronPod, without: Iterable[str]) -> ApiRequest:
     """Hand a pod to its scheduler, which may choose any node but those ``without`` a linked set for it."""
-    metadata = _without_placement(pod)
-    kept: JsonObject = {RELEASED_KEY: "excluded", POD_UID_KEY: pod.uid}
-    metadata["annotations"] = {**dict.fromkeys(WRITTEN_KEYS), **kept}
-    pins = tuple(Requirement(_NAME_FIELD, "NotIn", (name,)) for name in without)
-    return _request(pod, metadata, spec=_released_to(pod, pins))
+    says = {**dict.fromkeys(WRITTEN_KEYS), RELEASED_KEY: "excluded", POD_UID_KEY: pod.uid}
+    spec = _released(pod, *(Requirement(_NAME_FIELD, "NotIn", (name,)) for name in without))
+    return _request(pod, {**_WITHOUT_PLACEMENT, "annotations": says}, spec=spec)
 
 
 def group_annotations(rank: int | None, domain: Sequence[str], place: UltraServerPlace | None) -> dict[str, str]:
@@ -90,30 +91,11 @@ def group_annotations(rank: int | None, domain: Sequence[str], place: UltraServe
 
 def withdraw(pod: NeuronPod) -> ApiRequest:
     """Take a placement off a pod. The node affinity of a pod that was released stays: it cannot be taken back."""
-    return _request(pod, _without_placement(pod))
+    return _request(pod, _WITHOUT_PLACEMENT)
 
 
-def placement_annotations(pod: NeuronPod, node: str, annotations: Mapping[str, str]) -> dict[str, str]:
-    """The annotations that say where a pod was placed, and what it was assigned there."""
-    return {**annotations, NODE_KEY: node, POD_UID_KEY: pod.uid}
-
-
-def _metadata(pod: NeuronPod, node: str, annotations: Mapping[str, str]) -> JsonObject:
-    says, labels = placement_annotations(pod, node, annotations), {NODE_KEY: node_label(node)}
-    return {"uid": pod.uid, "resourceVersion": pod.version, "annotations": says, "labels": labels}
-
-
-def _without_placement(pod: NeuronPod) -> JsonObject:
-    nothing: JsonObject = dict.fromkeys(WRITTEN_KEYS)
-    return {"uid": pod.uid, "resourceVersion": pod.version, "annotations": nothing, "labels": {NODE_KEY: None}}
-
-
-def _released(pod: NeuronPod, node: str) -> JsonObject:
-    """The ``spec`` of a pod without our gate, to be bound to ``node`` alone if there is one."""
-    return _released_to(pod, (Requirement(_NAME_FIELD, "In", (node,)),) if node else ())
-
-
-def _released_to(pod: NeuronPod, pins: tuple[Requirement, ...]) -> JsonObject:
+def _released(pod: NeuronPod, *pins: Requirement) -> JsonObject:
+    """The ``spec`` of a pod without our gate, and with these requirements in each term of its node affinity."""
     spec: JsonObject = {"schedulingGates": [{"$patch": "delete", "name": GATE}]}
     if pins:
         terms = [_term(term) for term in pinned(pod.rules.terms, pins)]
@@ -123,19 +105,18 @@ def _released_to(pod: NeuronPod, pins: tuple[Requirement, ...]) -> JsonObject:
 
 
 def _term(term: NodeSelectorTerm) -> JsonObject:
-    parts = {"matchExpressions": term.expressions, "matchFields": term.fields}
-    return {
-        name: [_requirement(requirement) for requirement in requirements]
-        for name, requirements in parts.items()
-        if requirements
-    }
-
-
-def _requirement(requirement: Requirement) -> JsonObject:
-    written: JsonObject = {"key": requirement.key, "operator": requirement.operator}
-    return {**written, "values": list(requirement.values)} if requirement.values else written
+    written: JsonObject = {}
+    for name, requirements in (("matchExpressions", term.expressions), ("matchFields", term.fields)):
+        if requirements:
+            written[name] = [
+                {"key": one.key, "operator": one.operator, **({"values": list(one.values)} if one.values else {})}
+                for one in requirements
+            ]
+    return written
 
 
 def _request(pod: NeuronPod, metadata: JsonObject, **parts: JsonObject) -> ApiRequest:
+    """One PATCH of the pod as it was read."""
     path = PODS.item(pod.reference.name, pod.reference.namespace)
-    return ApiRequest("PATCH", path, body={"metadata": metadata, **parts}, content_type=STRATEGIC_MERGE_PATCH)
+    read: JsonObject = {"uid": pod.uid, "resourceVersion": pod.version, **metadata}
+    return ApiRequest("PATCH", path, body={"metadata": read, **parts}, content_type=STRATEGIC_MERGE_PATCH)
