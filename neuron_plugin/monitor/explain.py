@@ -122,8 +122,10 @@ def question(state: ClusterState, pod: NeuronPod, now: float = 0.0) -> Question:
     """What an explanation of a pod needs of the state as it is now."""
     move = ""
     if kept := state.reserved.get(pod.uid):
-        cores = f"Cores {ranges(cores_in(kept.mask))} of node {kept.node} are reserved for it"
-        move = f"{cores}: it is placed there once the pods that have some of them have ended."
+        info, cores = state.nodes.get(kept.node), f"Cores {ranges(cores_in(kept.mask))} of node {kept.node}"
+        is_held = info is None or info.ledger.overlapping(kept.mask)
+        when = "once the pods that have some of them have ended" if is_held else "when its turn comes"
+        move = f"{cores} are reserved for it: it is placed there {when}."
     bound_to, released = state.bound_to(pod.uid) or pod.node, state.history.released.get(pod.uid, "")
     problem = pod_problem(state, pod)
     return Question(state.snapshot(), pod, bound_to, state.refusal(pod), move, released, problem, now)

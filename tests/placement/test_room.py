@@ -249,9 +249,12 @@ async def test_explain_names_the_move_and_then_the_reservation(room: MovingBench
     room.sync()
     assert "Node trn-1 would have room after a move of default/small-1 from node trn-1 to trn-2" in explained("big-1")
     await room.look(after=AFTER)
-    assert "Cores 0-31 of node trn-1 are reserved for it" in explained("big-1")
+    kept = "Cores 0-31 of node trn-1 are reserved for it: it is placed there"
+    assert f"{kept} once the pods that have some of them have ended." in explained("big-1")
     room.pod("other-1", count=16)
     assert "held by default/small-1, default/big-1 (reserved)" in explained("other-1")
+    room.end("small-1")
+    assert f"{kept} when its turn comes." in explained("big-1")
 
 
 async def test_a_pod_is_evicted_for_a_waiting_one_once_only(room: MovingBench) -> None:
