@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, compress
 
 from neuron_plugin.allocation import (
     Capacity,
@@ -20,6 +20,7 @@ from neuron_plugin.allocation import (
     PlacementStrategy,
     PodUid,
     Rejection,
+    Resource,
 )
 from neuron_plugin.allocation.group import NO_WISH, GroupName, TopologyWish
 from neuron_plugin.allocation.node import Reservation
@@ -368,11 +369,9 @@ class Scene:
         roaming = [other for other in self.roaming if other.uid != pod.uid]
         if not roaming:
             return True
-        after, name = self.fork(), place[0]
+        after = self.fork()
         after.put(pod, *place)
-        node, use = after.node(name).node.rules, after.use(name)
-        may_come = [other for other in roaming if not any(True for _ in neuron_shortages(other.rules, node, use))]
-        return (not may_come or after.has_sets(name, may_come)) and after.placeable(roaming) == roaming
+        return not after.lacking_sets([place[0]], roaming) and after.placeable(roaming) == roaming
 
     def left_to_others(self, pod: NeuronPod, names: Collection[str]) -> set[str]:
         """Those of some nodes that have sets for the pod and are left to pods without a node; none of too many."""
@@ -390,11 +389,24 @@ class Scene:
                 placed.append(pod)
         return placed
 
-    def has_sets(self, name: str, pods: Sequence[NeuronPod]) -> bool:
-        """Whether a node has linked sets for all of these pods at once."""
-        capacity = self.node(name).capacity
-        request = tuple(container for pod in pods for container in pod.requests)
-        return isinstance(capacity, Capacity) and not isinstance(capacity.place(request), Rejection)
+    def lacking_sets(
+        self, names: Iterable[str], roaming: Sequence[NeuronPod], pods: Sequence[NeuronPod] = ()
+    ) -> list[str]:
+        """Those of some nodes that have no linked sets for ``pods`` and, beside them, for all that may come.
+
+        That is as many pods without a node as kube-scheduler may send there, by its rules and its counts.
+        """
+        may_go, known, lacking = [self.allowed(other) for other in roaming], dict[object, bool](), list[str]()
+        for name in names:
+            capacity, coming = self.node(name).capacity, [*compress(roaming, [name in may for may in may_go])]
+            left = Counter(dict(self.node(name).node.rules.neuron))
+            left.subtract(self.use(name).amounts)
+            key = capacity, tuple(left[name] for name in Resource), tuple(pod.uid for pod in coming)
+            if key not in known:
+                known[key] = isinstance(capacity, Capacity) and _have_sets(capacity, left, pods, coming)
+            if not known[key]:
+                lacking.append(name)
+        return lacking
 
     def place(self, pod: NeuronPod, name: str) -> Placement | None:
         """The best sets that a node has for the pod, what is kept for it included."""
@@ -419,6 +431,24 @@ class Scene:
         """A node as it would be for a pod: what is kept for the pod there is free."""
         info = self.node(name)
         return _without(info, kept_keys(pod)) if info.reservations else info
+
+
+def _have_sets(capacity: Capacity, left: Counter[str], pods: Sequence[NeuronPod], coming: Sequence[NeuronPod]) -> bool:
+    """Whether there are sets for pods, and for as many more as are ``left`` by kube-scheduler's counts.
+
+    The largest come first, or the smallest.
+    """
+    by_size = sorted(coming, key=lambda pod: sum(asked for _, asked in pod.rules.neuron))
+    for order in (by_size, by_size[::-1]):
+        counts, together = left.copy(), list[NeuronPod]()
+        for pod in (*pods, *order):
+            if pod in pods or all(counts[name] >= asked for name, asked in pod.rules.neuron):
+                counts.subtract(dict(pod.rules.neuron))
+                together.append(pod)
+        request = tuple(container for pod in together for container in pod.requests)
+        if isinstance(capacity.place(request), Rejection):
+            return False
+    return True
 
 
 def _without(info: NodeInfo, keys: Iterable[str]) -> NodeInfo:

@@ -215,11 +215,11 @@ class Placer:
         for pod in pods:
             allowed = scene.allowed(pod)
             names = [name for name in scene.cluster.nodes if name in allowed]
-            without[pod.uid] = [name for name in names if not scene.has_sets(name, [*roaming, pod])]
+            without[pod.uid] = scene.lacking_sets(names, roaming, [pod])
             if len(without[pod.uid]) == len(names) or len(without[pod.uid]) > MOST_EXCLUDED:
                 return False
-            roaming.append(pod)
-        for pod in pods:
+            roaming.append(writes.kept_off(pod, without[pod.uid]))
+        for pod in roaming[-len(pods) :]:
             self._state.roaming[pod.uid] = pod
             request = writes.release_among(pod, without[pod.uid])
             self._send(pod, request, f"where it can run cannot be judged here, because {doubt}")

@@ -75,8 +75,18 @@ def release_plainly(pod: NeuronPod) -> ApiRequest:
 def release_among(pod: NeuronPod, without: Iterable[str]) -> ApiRequest:
     """Hand a pod to its scheduler, which may choose any node but those ``without`` a linked set for it."""
     says = {**dict.fromkeys(WRITTEN_KEYS), RELEASED_KEY: "excluded", POD_UID_KEY: pod.uid}
-    spec = _released(pod, *(Requirement(_NAME_FIELD, "NotIn", (name,)) for name in without))
+    spec = _released(pod, *_off(without))
     return _request(pod, {**_WITHOUT_PLACEMENT, "annotations": says}, spec=spec)
+
+
+def kept_off(pod: NeuronPod, names: Iterable[str]) -> NeuronPod:
+    """A pod as it is once it was handed over without these nodes."""
+    pins = _off(names)
+    return replace(pod, rules=replace(pod.rules, terms=pinned(pod.rules.terms, pins))) if pins else pod
+
+
+def _off(names: Iterable[str]) -> tuple[Requirement, ...]:
+    return tuple(Requirement(_NAME_FIELD, "NotIn", (name,)) for name in names)
 
 
 def group_annotations(rank: int | None, domain: Sequence[str], place: UltraServerPlace | None) -> dict[str, str]:

@@ -29,6 +29,8 @@ GROUP = "neuron-plugin.io/group"
 LEASE = "neuron-extender"
 TIMES = Times()
 PATCH = Match(method="PATCH", path="/pods/")
+DOUBTFUL = {"resourceClaims": [{"name": "nic", "resourceClaimName": "nic"}]}
+"""Of a pod that cannot be judged: a claim of another driver."""
 JOB_KEY = "jobset.sigs.k8s.io/job-key"
 
 

@@ -31,7 +31,7 @@ from neuron_plugin.simulation.api_server_kinds import (
     AnyJson,
 )
 from neuron_plugin.topology import CoreMask
-from tests.placement.gates.bench import CORE, EPOCH, JOB_KEY, NEURON, PATCH, TIMES, GatesBench, exclusive
+from tests.placement.gates.bench import CORE, DOUBTFUL, EPOCH, JOB_KEY, NEURON, PATCH, TIMES, GatesBench, exclusive
 from tests.support.api_server import Fault, Match
 from tests.support.manifests import container
 
@@ -265,7 +265,6 @@ def required(kind: str, term: AnyJson) -> AnyJson:
 
 WEB, DB = {"matchLabels": {"app": "web"}}, {"matchLabels": {"app": "db"}}
 SPREAD = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule", "labelSelector": WEB}
-DOUBTFUL = {"resourceClaims": [{"name": "nic", "resourceClaimName": "nic"}]}
 
 
 async def test_a_deployment_with_hard_rules_among_its_pods_gets_linked_devices(gated: GatesBench) -> None:
@@ -372,6 +371,51 @@ async def test_a_pod_that_was_let_go_counts_as_a_promise_until_it_is_bound(gated
     gated.pod("last", NEURON, 16)
     await gated.place_all()
     assert gated.gates("last") == [GATE], "the last linked set is the first's"
+
+
+async def test_many_pods_without_a_node_keep_others_only_off_what_kube_scheduler_may_give_them(
+    gated: GatesBench,
+) -> None:
+    for name in ("a", "b", "c"):
+        gated.node(name)
+    for number in range(5):
+        gated.pod(f"train-{number}", NEURON, 8, spec=DOUBTFUL)
+    await gated.place_all()
+    assert [gated.gates(f"train-{number}") for number in range(5)] == [[]] * 5
+    assert all("affinity" not in gated.of(f"train-{number}")["spec"] for number in range(5)), "each may go to each node"
+    gated.pod("one", NEURON, 4)
+    gated.pod("two", NEURON, 8)
+    await gated.place_all()
+    assert [gated.place(name) for name in ("one", "two")] == ["a", ""], "one of six sets was left"
+
+
+async def test_a_node_to_which_a_pod_without_a_node_may_not_go_is_not_left_to_it(gated: GatesBench) -> None:
+    for name in ("a", "b"):
+        gated.node(name)
+    for number, device in enumerate((0, 5, 10, 15)):
+        gated.pod(f"small-{number}", NEURON, 1, gates=(), node="a", annotations={"NEURON_DEVS": str(device)})
+    gated.pod("train", NEURON, 8, spec=DOUBTFUL)
+    await gated.place_all()
+    assert gated.gates("train") == []
+    gated.server.patch_node("a", {"metadata": {"labels": {"kubernetes.io/hostname": "a"}}})
+    gated.world.show_node(gated.server.get(NODES, "a", ""))
+    gated.pod("next", NEURON, 1, spec={"nodeSelector": {"kubernetes.io/hostname": "a"}})
+    await gated.place_all()
+    assert gated.place("next") == "a", "it has no linked set for the first anyway"
+
+
+async def test_a_node_keeps_the_only_set_of_a_pod_without_a_node_though_another_node_has_one(
+    gated: GatesBench,
+) -> None:
+    for name in ("a", "b"):
+        gated.node(name)
+    for device in ("0", "4"):
+        gated.pod(f"small-{device}", NEURON, 1, gates=(), node="a", annotations={"NEURON_DEVS": device})
+    gated.pod("train", NEURON, 8, spec=DOUBTFUL)
+    await gated.place_all()
+    gated.pod("next", NEURON, 4)
+    await gated.place_all()
+    assert gated.place("next") == "b", "kube-scheduler may send the first to a, and would count enough there"
 
 
 async def test_nothing_is_left_to_a_pod_without_a_node_that_has_no_place_any_more(gated: GatesBench) -> None:
