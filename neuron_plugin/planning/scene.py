@@ -6,11 +6,11 @@ it and try: which node would be the best for one pod when another has gone, and 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from itertools import chain, compress
+from itertools import chain
 
 from neuron_plugin.allocation import (
     Capacity,
@@ -20,7 +20,6 @@ from neuron_plugin.allocation import (
     PlacementStrategy,
     PodUid,
     Rejection,
-    Resource,
 )
 from neuron_plugin.allocation.group import NO_WISH, GroupName, TopologyWish
 from neuron_plugin.allocation.node import Reservation
@@ -250,10 +249,10 @@ class Scene:
 
     def among(self, pod: NeuronPod) -> AmongPods | None:
         """What the pods that are there say about the pod; None where nothing can be said."""
-        population = self.population
-        if not (pod.rules.depends_on_pods or population.keeps_any_off()):
+        came = (other.rules.anti_affinity for pods in self.come.values() for other in pods)
+        if not (pod.rules.depends_on_pods or self.cluster.population.keeps_any_off() or any(came)):
             return None
-        return AmongPods(self.in_cluster(pod), self.cluster.nodes, population, self.choices.spread_nodes)
+        return AmongPods(self.in_cluster(pod), self.cluster.nodes, self.population, self.choices.spread_nodes)
 
     def doubt(self, pod: NeuronPod) -> str:
         """What kube-scheduler looks at, too, and cannot be judged here; empty if nothing."""
@@ -396,14 +395,20 @@ class Scene:
 
         That is as many pods without a node as kube-scheduler may send there, by its rules and its counts.
         """
-        may_go, known, lacking = [self.allowed(other) for other in roaming], dict[object, bool](), list[str]()
+        alike = defaultdict[object, list[NeuronPod]](list)
+        for other in roaming:
+            alike[other.rules, other.labels, owner_of(other), other.group].append(other)
+        may_go = [(self.allowed(others[0]), others) for others in alike.values()]
+        known, lacking = dict[object, bool](), list[str]()
         for name in names:
-            capacity, coming = self.node(name).capacity, [*compress(roaming, [name in may for may in may_go])]
-            left = Counter(dict(self.node(name).node.rules.neuron))
-            left.subtract(self.use(name).amounts)
-            key = capacity, tuple(left[name] for name in Resource), tuple(pod.uid for pod in coming)
+            info, amounts = self.node(name), self.use(name).amounts
+            left = tuple(
+                [(resource, offered - amounts.get(resource, 0)) for resource, offered in info.node.rules.neuron]
+            )
+            coming = [others for allowed, others in may_go if name in allowed]
+            key = info.capacity, left, tuple(map(id, coming))
             if key not in known:
-                known[key] = isinstance(capacity, Capacity) and _have_sets(capacity, left, pods, coming)
+                known[key] = _have_sets(info.capacity, dict(left), pods, [*chain.from_iterable(coming)])
             if not known[key]:
                 lacking.append(name)
         return lacking
@@ -433,20 +438,24 @@ class Scene:
         return _without(info, kept_keys(pod)) if info.reservations else info
 
 
-def _have_sets(capacity: Capacity, left: Counter[str], pods: Sequence[NeuronPod], coming: Sequence[NeuronPod]) -> bool:
+def _have_sets(
+    capacity: Capacity | Rejection, left: Mapping[str, int], pods: Sequence[NeuronPod], coming: Sequence[NeuronPod]
+) -> bool:
     """Whether there are sets for pods, and for as many more as are ``left`` by kube-scheduler's counts.
 
     The largest come first, or the smallest.
     """
     by_size = sorted(coming, key=lambda pod: sum(asked for _, asked in pod.rules.neuron))
     for order in (by_size, by_size[::-1]):
-        counts, together = left.copy(), list[NeuronPod]()
-        for pod in (*pods, *order):
-            if pod in pods or all(counts[name] >= asked for name, asked in pod.rules.neuron):
+        counts, together = Counter(left), list(pods)
+        for pod in pods:
+            counts.subtract(dict(pod.rules.neuron))
+        for pod in order:
+            if all(counts[name] >= asked for name, asked in pod.rules.neuron):
                 counts.subtract(dict(pod.rules.neuron))
                 together.append(pod)
         request = tuple(container for pod in together for container in pod.requests)
-        if isinstance(capacity.place(request), Rejection):
+        if isinstance(capacity, Rejection) or isinstance(capacity.place(request), Rejection):
             return False
     return True
 

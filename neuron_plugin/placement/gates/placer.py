@@ -208,21 +208,23 @@ class Placer:
         under_way = len(self._state.roaming)
         if any(pod.rules.claim_driver for pod in pods) or (under_way and under_way + len(pods) > MOST_ROAMING):
             return False  # only we may allocate its claims
-        roaming = scene.roaming.copy()
-        if scene.placeable([*roaming, *pods]) != [*roaming, *pods]:
+        together, without = [*scene.roaming, *pods], dict[object, list[str]]()
+        if scene.placeable(together) != together:
             return False
-        without: dict[PodUid, list[str]] = {}
         for pod in pods:
+            if (pod.rules, pod.requests) in without:
+                continue
             allowed = scene.allowed(pod)
             names = [name for name in scene.cluster.nodes if name in allowed]
-            without[pod.uid] = scene.lacking_sets(names, roaming, [pod])
-            if len(without[pod.uid]) == len(names) or len(without[pod.uid]) > MOST_EXCLUDED:
+            lacking = scene.lacking_sets(names, [other for other in together if other is not pod], [pod])
+            if len(lacking) == len(names) or len(lacking) > MOST_EXCLUDED:
                 return False
-            roaming.append(writes.kept_off(pod, without[pod.uid]))
-        for pod in roaming[-len(pods) :]:
-            self._state.roaming[pod.uid] = pod
-            request = writes.release_among(pod, without[pod.uid])
-            self._send(pod, request, f"where it can run cannot be judged here, because {doubt}")
+            without[pod.rules, pod.requests] = lacking
+        for pod in pods:
+            lacking = without[pod.rules, pod.requests]
+            self._state.roaming[pod.uid] = writes.kept_off(pod, lacking)
+            reason = f"where it can run cannot be judged here, because {doubt}"
+            self._send(pod, writes.release_among(pod, lacking), reason)
         return True
 
     def release_plainly(self, pod: NeuronPod, reason: str) -> None:
