@@ -47,6 +47,10 @@ MOST_CAPACITIES = 32_768
 """Distinct capacities remembered per demand."""
 MOST_DEMANDS = 32
 """Distinct demands remembered, with constraints and without; a cluster's workloads have few."""
+MOST_RULES = 1_024
+"""Distinct rules of pods of which the nodes are remembered, by CPU, selectors and all else: each workload has its own.
+Together they may name so many nodes as ``MOST_DEMANDS`` rules that leave all. Pods that wait have few nodes left.
+"""
 
 MOST_EQUALS = 128
 """Of equal nodes, how many are looked at for the domain that one pod leaves whole: some 0.1 ms."""
@@ -319,15 +323,18 @@ class Choices:
     def feasible(self, rules: PodRules, volumes: PodVolumes = NO_VOLUMES) -> set[str]:
         """The nodes that kube-scheduler leaves to pods of these rules now, but for what other pods' labels decide."""
         key = rules, volumes
-        known = self._feasible.pop(key) if key in self._feasible else (set[str](), set(self._nodes))
-        feasible, changed = self._feasible[key] = known
-        if len(self._feasible) > MOST_DEMANDS:
-            del self._feasible[next(iter(self._feasible))]
+        known = self._feasible.pop(key, None)
+        feasible, changed = self._feasible[key] = known or (set[str](), set(self._nodes))
         for name in changed:
             feasible.discard(name)
             if (info := self._nodes.get(name)) and leaves(info, self._uses[name], rules, volumes):
                 feasible.add(name)
         changed.clear()
+        if known is None:
+            left = sum(len(names) for names, _ in self._feasible.values())
+            while len(self._feasible) > MOST_RULES or left > MOST_DEMANDS * len(self._nodes):
+                oldest = next(iter(self._feasible))
+                left -= len(self._feasible.pop(oldest)[0])
         return feasible
 
     def rooms(self, rules: PodRules) -> dict[str, int | None]:

@@ -14,6 +14,7 @@ from neuron_plugin.allocation import Capacity, PodRequest, Rejection, Resource
 from neuron_plugin.allocation.cost import cost, devices_lost
 from neuron_plugin.allocation.narrowing import device_facts
 from neuron_plugin.allocation.node import capacity_of
+from neuron_plugin.allocation.node_rules import PodRules
 from neuron_plugin.allocation.placement import placement_mask
 from neuron_plugin.allocation.rejection import STALE_PLUGIN
 from neuron_plugin.planning import choice as module
@@ -288,3 +289,23 @@ def test_pods_with_ever_new_constraints_make_no_other_pods_verdicts_forgotten(wo
 
     assert world.state.choices.answers(asking(DEVICE, 4)) is plain
     assert len(world.state.choices._plain) + len(world.state.choices._constrained) <= 2 * module.MOST_DEMANDS
+
+
+def rules(number: int, *, somewhere: bool) -> PodRules:
+    """Of one of many workloads, each of which asks for CPU of its own; some fit nowhere."""
+    return PodRules(needs=(("cpu", 1 + number),), node_selector=() if somewhere else (("pool", "none"),))
+
+
+@pytest.mark.parametrize("somewhere", [True, False])
+def test_the_nodes_of_many_workloads_are_remembered_as_long_as_they_are_few(world: World, *, somewhere: bool) -> None:
+    for name in ("a", "b"):
+        world.node(name, TRN1)
+    choices, number = world.state.choices, 2 * module.MOST_DEMANDS
+    first = [choices.feasible(rules(each, somewhere=somewhere)) for each in range(number)]
+    assert {len(names) for names in first} == {2 if somewhere else 0}
+    assert (choices.feasible(rules(0, somewhere=somewhere)) is first[0]) is not somewhere
+    assert choices.feasible(rules(number - 1, somewhere=somewhere)) is first[-1]
+    assert sum(map(len, (names for names, _ in choices._feasible.values()))) <= module.MOST_DEMANDS * 2
+    for each in range(module.MOST_RULES + 1):
+        choices.feasible(rules(each, somewhere=False))
+    assert len(choices._feasible) <= module.MOST_RULES
