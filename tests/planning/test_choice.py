@@ -292,8 +292,9 @@ def test_pods_with_ever_new_constraints_make_no_other_pods_verdicts_forgotten(wo
 
 
 def rules(number: int, *, somewhere: bool) -> PodRules:
-    """Of one of many workloads, each of which asks for CPU of its own; some fit nowhere."""
-    return PodRules(needs=(("cpu", 1 + number),), node_selector=() if somewhere else (("pool", "none"),))
+    """Of one of many workloads, each of which has a port of its own; some fit nowhere."""
+    ports = frozenset({("10.0.0.1", "TCP", 1 + number)})
+    return PodRules(ports=ports, node_selector=() if somewhere else (("pool", "none"),))
 
 
 @pytest.mark.parametrize("somewhere", [True, False])
