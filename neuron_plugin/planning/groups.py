@@ -43,7 +43,7 @@ MOST_SEEDS = 4
 MOST_MASKS = 256
 """Different free cores of nodes by which windows are chosen, the commonest."""
 MOST_DOMAINS = 64
-"""Domains in which unlike pods are tried one by one."""
+"""Domains in which unlike pods are tried one by one: of the broadest level that may hold them, and of all others."""
 
 Windows = tuple[CoreMask, ...]
 """Disjoint sets of one node, one for each pod there."""
@@ -106,6 +106,7 @@ def place_group(
     Pods beyond ``least`` may be left out, the last first. What is kept for a pod is its place.
     """
     trial = scene.fork()
+    trial.group = pods[0].group
     kept = _take_kept_places(trial, pods, anchors)
     others = [pod for pod in pods if pod.uid not in kept]
     anchors = [*anchors, *(Anchor(node, placement_mask(placement)) for node, placement in kept.values())]
@@ -515,29 +516,36 @@ class _Search:
         most, tried = 0, 0
         lowest = 0 if self._wish.anywhere else len(self._domains.levels)
         for depth in range(lowest, self._required - 1, -1):
+            if depth == self._required:
+                tried = 0
             by_domain = defaultdict[Path, list[str]](list)
             for name, path in paths.items():
                 by_domain[path[:depth]].append(name)
             sizes = {domain: sum(free[name] for name in names) for domain, names in by_domain.items()}
+            largest = max(sizes.values(), default=0)
             for domain in sorted(sizes, key=lambda one: (sizes[one], one)):
                 is_apart = any(path[:depth] != domain for path in anchor_paths)
                 if is_apart or (sizes[domain] < asked and depth) or tried >= MOST_DOMAINS:
                     continue
                 tried += 1
-                places = self._fill(order, set(by_domain[domain]))
+                counts_all = depth == self._required and sizes[domain] == largest
+                places = self._fill(order, set(by_domain[domain]), counts_all=counts_all)
                 if len(places) == len(pods):
                     used = {name for name, _ in places.values()}
                     return (float(-depth), float(len(used)), float(sizes[domain] - asked), 0.0), places
                 most = max(most, len(places))
         return most
 
-    def _fill(self, pods: Sequence[NeuronPod], names: set[str]) -> dict[PodUid, Place]:
+    def _fill(self, pods: Sequence[NeuronPod], names: set[str], *, counts_all: bool) -> dict[PodUid, Place]:
+        """Places of pods in a domain, one by one, until one has none; or of all that have, if these are counted."""
         trial, places = self._scene.fork(), dict[PodUid, Place]()
         for pod in pods:
             allowed = Allowed(trial, pod, among_nodes=names)
             if pod.requests and (found := trial.best(pod, allowed=allowed)):
                 trial.put(pod, *found)
                 places[pod.uid] = found
+            elif not counts_all:
+                break
         return places
 
 

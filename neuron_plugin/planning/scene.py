@@ -167,6 +167,8 @@ class Scene:
         self.changed: dict[str, NodeInfo] = {}
         self.gone: dict[str, tuple[NeuronPod, ...]] = {}
         self.come: dict[str, tuple[NeuronPod, ...]] = {}
+        self.group: GroupName | None = None
+        """The group whose pods are placed together: each counts as bound for what another one of it needs."""
         self._eligible: dict[tuple[PodRules, PodVolumes], frozenset[str]] = {}
         self._roaming: list[NeuronPod] | None = None
         self.openings: dict[object, tuple[NodeInfo, list[tuple[NeuronPod, ...]]]] = {}
@@ -206,9 +208,12 @@ class Scene:
     def population(self) -> AnyPopulation:
         """The placed pods as they would be."""
         gone = {pod.uid for pods in self.gone.values() for pod in pods}
-        come: dict[str, PlacedPod] = {
-            pod.uid: placed_pod(pod, name) for name, pods in self.come.items() for pod in pods
-        }
+        come = dict[str, PlacedPod]()
+        for name, pods in self.come.items():
+            for pod in pods:
+                come[pod.uid] = placed_pod(pod, name)
+                if self.group and pod.group == self.group:
+                    come[pod.uid] = come[pod.uid]._replace(bound=True)
         return Altered(self.cluster.population, gone, come) if gone or come else self.cluster.population
 
     def use(self, name: str) -> NodeUse:

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from neuron_plugin.allocation import NeuronPod, NodeInfo
 from neuron_plugin.allocation.group import GroupMember, TopologyWish
 from neuron_plugin.allocation.node import Reservation
-from neuron_plugin.allocation.node_rules import PodSelector, PodTerm, Requirement, pod_labels
+from neuron_plugin.allocation.node_rules import PodSelector, PodTerm, Requirement, Spread, pod_labels
 from neuron_plugin.allocation.placement import placement_mask
 from neuron_plugin.planning import Cluster, Scene
 from neuron_plugin.planning.domains import common_depth
-from neuron_plugin.planning.groups import Anchor, GroupPlan, GroupShort, place_group
+from neuron_plugin.planning.groups import MOST_DOMAINS, Anchor, GroupPlan, GroupShort, place_group
 from neuron_plugin.planning.scene import rank_key
 from neuron_plugin.topology import CoreMask, Geometry
 from tests.planning.clusters import INF2, LINE, TRN1, OnNode, cluster, devices, node, pod, sets_of
@@ -216,6 +216,34 @@ def test_pods_that_are_unlike_are_placed_in_one_domain_too() -> None:
     nodes = [at(node(f"{leaf}{number}"), leaf=leaf) for leaf in "xy" for number in range(3)]
     places = planned(scene(*nodes), [launcher, *members(3)[1:]])
     assert len({name[0] for name in places.values()}) == 1
+
+
+def near_its_own(key: str, *pods: NeuronPod) -> list[NeuronPod]:
+    """Pods that each want to be in one domain with a pod of their own application, as the first may be by itself."""
+    selector = PodSelector(("ml",), (Requirement("app", "In", ("ring",)),))
+    labels = pod_labels("ml", {"app": "ring"})
+    rules = [replace(one.rules, affinity=(PodTerm(selector, key),)) for one in pods]
+    return [replace(one, rules=own, labels=labels) for one, own in zip(pods, rules, strict=True)]
+
+
+def test_pods_that_need_each_other_are_placed_together() -> None:
+    """Whichever kube-scheduler takes up first is the first of them, and the others then find it."""
+    nodes = [at(node(f"{zone}{number}"), zone=zone) for zone in "xy" for number in range(3)]
+    assert {name[0] for name in planned(scene(*nodes), near_its_own(ZONE, *members(3))).values()} == {"x"}
+    short = place_group(scene(*nodes), near_its_own(ZONE, *members(4)))
+    assert short == GroupShort("", 3), "no zone holds four"
+    others = [replace(one, member=None) for one in near_its_own(ZONE, *members(2))]
+    before = scene(*nodes)
+    before.put(others[0], *before.best(others[0]) or ("", ()))
+    assert before.best(others[1]) is None, "a pod of no group waits until the other one is bound"
+
+
+def test_a_group_that_spreads_is_placed_though_many_small_domains_cannot_have_it() -> None:
+    numbers = range(4 * MOST_DOMAINS + 8)
+    nodes = [at(node(f"n{number:03}"), zone="xy"[number // 4 % 2], leaf=f"l{number // 4}") for number in numbers]
+    spread, labels = Spread(ZONE, (Requirement("app", "In", ("ring",)),)), pod_labels("ml", {"app": "ring"})
+    pods = [replace(one, labels=labels, rules=replace(one.rules, spread=(spread,))) for one in members(4, "neuron=16")]
+    assert Counter(int(name[1:]) // 4 % 2 for name in planned(scene(*nodes), pods).values()) == {0: 2, 1: 2}
 
 
 def test_a_rule_among_the_pods_themselves_is_kept() -> None:
