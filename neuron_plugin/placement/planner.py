@@ -19,12 +19,11 @@ from typing import NoReturn
 from neuron_plugin.allocation import NeuronPod, PodUid
 from neuron_plugin.placement.context import Context
 from neuron_plugin.placement.events import NO_PREEMPTION
-from neuron_plugin.placement.queue import PodKind, kind_of
 from neuron_plugin.placement.room import Room
 from neuron_plugin.placement.state import in_line
 from neuron_plugin.planning import Judgement, Move, MoveRules, Scene, Standing, judge_all
 from neuron_plugin.planning.budgets import Budget
-from neuron_plugin.planning.judgement import PREEMPTED_BY_NAME, note_of
+from neuron_plugin.planning.judgement import PREEMPTED_BY_NAME, PodKind, kind_of, note_of
 
 MOST_PODS = 20
 """Waiting pods planned for in one look; a gang counts as one."""

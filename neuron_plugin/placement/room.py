@@ -36,7 +36,6 @@ from neuron_plugin.placement.context import Context
 from neuron_plugin.placement.group_places import GroupPlaces
 from neuron_plugin.placement.history import Cause
 from neuron_plugin.placement.leadership import CONDITION
-from neuron_plugin.placement.queue import PodKind, kind_of
 from neuron_plugin.placement.reserves import (
     RECORDS_KEY,
     ReserveRecord,
@@ -48,6 +47,7 @@ from neuron_plugin.placement.reserves import (
 from neuron_plugin.placement.writer import Outcome, Writer
 from neuron_plugin.planning import PREEMPTION, RULES, Move, MoveRules, Relocation, still_possible
 from neuron_plugin.planning.budgets import Budget, beyond_budgets
+from neuron_plugin.planning.judgement import PodKind, kind_of
 from neuron_plugin.planning.scene import owner_of
 from neuron_plugin.topology import cores_in
 

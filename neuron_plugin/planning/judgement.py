@@ -11,17 +11,22 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from neuron_plugin.allocation import (
     Capacity,
     NeuronPod,
+    PlacementStrategy,
     PodReference,
+    PodRequest,
     PodUid,
     Rejection,
     Resource,
 )
+from neuron_plugin.allocation.group import GroupName
 from neuron_plugin.allocation.keys import GATE
+from neuron_plugin.allocation.node_rules import PodRules
 from neuron_plugin.allocation.placement import cores_asked, place, placement_mask
 from neuron_plugin.planning.budgets import beyond_budgets, budget_text
 from neuron_plugin.planning.groups import Anchor, GroupPlan, domains_for, members_to_come, place_group
@@ -40,6 +45,41 @@ PREEMPTED_BY_NAME = (
     "Pods of lower priority hold Neuron devices under another resource name, and kube-scheduler does not preempt "
     "across resource names. Evict them by hand, or let the controller do it: make-room: act, make-room-by-priority."
 )
+
+
+_GROUP_RULES = PodRules()
+
+
+class PodKind(NamedTuple):
+    """What pods of one kind have in common. Pods of a group have only the group: even priorities may differ.
+
+    ``seen_as`` is how other pods' rules, and the pod's own, see it: its namespace, and those of its labels that some
+    rule looks at. It is empty where none does.
+    """
+
+    priority: int
+    request: PodRequest | Rejection
+    strategy: PlacementStrategy | Rejection | None
+    rules: PodRules
+    group: GroupName | None
+    seen_as: tuple[str, ...] = ()
+
+
+def kind_of(pod: NeuronPod, anti_keys: Collection[str] = ()) -> PodKind:
+    """The kind of a pod; ``anti_keys`` are the labels that the anti-affinity of placed pods looks at.
+
+    A pod that asks for nothing has no part in what its group gets.
+    """
+    if pod.group and pod.request:
+        return PodKind(0, (), None, _GROUP_RULES, pod.group)
+    rules, seen_as = pod.rules, tuple[str, ...]()
+    if anti_keys or rules.claims or rules.spread or rules.selectors:
+        own = {requirement.key for selector in rules.selectors for requirement in selector.labels or ()}
+        own |= {requirement.key for spread in rules.spread for requirement in spread.labels or ()}
+        labels = pod.labels.labels
+        known = sorted(key for key in own.union(anti_keys) if key in labels)
+        seen_as = (pod.reference.namespace, *(f"{key}={labels[key]}" for key in known))
+    return PodKind(pod.priority, pod.request, pod.strategy, rules, None, seen_as)
 
 
 class Standing(enum.StrEnum):
@@ -132,15 +172,28 @@ def judge_all(
 
     judged = list[Judgement]()
     together: dict[tuple[str, str], dict[PodUid, Judgement]] = {}
+    known = dict[object, Judgement]()
+    """Those that found nothing since the scene has changed last: pods of their kind find nothing either."""
     for pod in pods:
         if pod.group and scene.cluster.is_gang(pod) and not _why_not_judged(scene, pod, now):
             if pod.group not in together:
+                known.clear()
                 together[pod.group] = _judge_group(scene, pod, now, ways_for)
             judged.append(together[pod.group].get(pod.uid) or judge(scene, pod, now=now, rules=None))
             continue
-        judgement = judge(scene, pod, now=now, ways=ways_for(pod))
+        ways = ways_for(pod)
+        kind = kind_of(pod, scene.population.anti_keys), pod.controller, pod.preempts, *ways
+        is_judged = not _why_not_judged(scene, pod, now)
+        if is_judged and kind in known:
+            judged.append(replace(known[kind], pod=pod))
+            continue
+        judgement = judge(scene, pod, now=now, ways=ways)
         if judgement.place:
             scene.put(pod, *judgement.place)
+        if judgement.place or judgement.move:
+            known.clear()
+        elif is_judged:
+            known[kind] = judgement
         judged.append(judgement)
     return judged
 

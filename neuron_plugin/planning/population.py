@@ -11,7 +11,7 @@ its answer costs, and not a walk over all pods.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -163,7 +163,7 @@ class Population:
         return bool(self._keeping_off)
 
     @property
-    def anti_keys(self) -> Iterable[str]:
+    def anti_keys(self) -> Collection[str]:
         """See the class."""
         return self._anti_keys.keys()
 
@@ -235,6 +235,13 @@ class Altered:
         """As ``Population.keeps_any_off``; also where only pods that have gone do."""
         came = any(pod.anti_affinity for _, pod, change in self._changes if change > 0)
         return came or self._population.keeps_any_off()
+
+    @property
+    def anti_keys(self) -> set[str]:
+        """As ``Population.anti_keys``; also where only pods that have gone have them."""
+        terms = (term for _, pod, change in self._changes if change > 0 for term in pod.anti_affinity)
+        own = {requirement.key for term in terms for requirement in term.selector.labels or ()}
+        return own.union(self._population.anti_keys)
 
     def claimants(self, node: str) -> list[PlacedPod]:
         """As ``Population.claimants``."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
 
 from neuron_plugin.allocation import NeuronPod, PodUid, Resource
 from neuron_plugin.allocation.keys import GATE, MOVABLE_KEY
-from neuron_plugin.planning import Judgement, Standing, judge_all
+from neuron_plugin.planning import Judgement, Scene, Standing, judge_all
 from neuron_plugin.planning.judgement import judge
 from neuron_plugin.planning.node_answers import node_answers
 from tests.support.manifests import container, node_manifest, pod_manifest
@@ -227,3 +228,36 @@ def test_a_pod_is_judged_without_itself(world: World) -> None:
     assert found.place is not None
     assert found.place[0] == "trn"
     assert PodUid(of(world, "train").uid) not in world.state.nodes["trn"].ledger.by_pod
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_many_pods_are_judged_as_each_is_by_itself_one_after_the_other(world: World, seed: int) -> None:
+    chance = Random(seed)  # noqa: S311 - repeats a test's chance, guards nothing
+    for number in range(3):
+        node = offered(f"n{number}", cpu="8")
+        node["metadata"]["labels"]["kubernetes.io/hostname"] = f"n{number}"
+        world.show_node(node)
+        for device in chance.sample(range(16), chance.randrange(10)):
+            movable = {MOVABLE_KEY: "true"} if chance.random() < 0.5 else {}
+            owner = {"ownerReferences": [{"kind": "ReplicaSet", "name": "old-1", "controller": True}]}
+            held = pod_manifest(f"h{number}-{device}", NEURON, 1, node=f"n{number}", annotations=movable)
+            held["metadata"] |= owner | {"labels": {"pod-template-hash": "1", "app": chance.choice("ab")}}
+            held["metadata"]["annotations"] = {**movable, "NEURON_DEVS": str(device)}
+            world.show(held)
+    for number in range(12):
+        app, hash_ = chance.choice("ab"), chance.choice("12")
+        term = {"labelSelector": {"matchLabels": {"app": "b"}}, "topologyKey": "kubernetes.io/hostname"}
+        anti = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+        waiting(
+            world,
+            f"w{number}",
+            chance.choice((1, 4, 4, 8, 8, 16)),
+            labels={"app": app, "pod-template-hash": hash_},
+            owner=chance.choice(("", f"ReplicaSet/old-{hash_}")),
+            spec={"affinity": anti} if chance.random() < 0.2 else {},
+            priority=chance.choice((0, 0, 5)),
+        )
+    pods, preempting = world.state.waiting(), {pod.uid for pod in world.state.pods.values()}
+    together = judge_all(Scene(world.state.snapshot()), pods, preempting=preempting)
+    scene = Scene(world.state.snapshot())
+    assert together == [judge_all(scene, [pod], preempting=preempting)[0] for pod in pods]

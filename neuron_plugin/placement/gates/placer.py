@@ -36,12 +36,13 @@ from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.placement.context import Context
 from neuron_plugin.placement.gates import writes
 from neuron_plugin.placement.group_checks import GroupChecks
-from neuron_plugin.placement.queue import PodKind, Queue
+from neuron_plugin.placement.queue import Queue
 from neuron_plugin.placement.room import Room
 from neuron_plugin.placement.state import AssumedPod
 from neuron_plugin.placement.writer import Attempt, Outcome, Writer
 from neuron_plugin.planning import Scene
 from neuron_plugin.planning.groups import Anchor, GroupPlan, place_group
+from neuron_plugin.planning.judgement import PodKind
 from neuron_plugin.planning.scene import Place, rank_of
 from neuron_plugin.planning.ultraservers import ultraserver_places
 

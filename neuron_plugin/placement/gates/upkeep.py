@@ -24,9 +24,9 @@ from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.cluster.writes import evict_pod
 from neuron_plugin.placement.context import Context
 from neuron_plugin.placement.gates.placer import Placer
-from neuron_plugin.placement.queue import PodKind
 from neuron_plugin.placement.writer import Writer
 from neuron_plugin.planning import Judgement, Scene, judge_all
+from neuron_plugin.planning.judgement import PodKind
 from neuron_plugin.planning.scene import owner_of
 
 WAITING = "NeuronWaiting"
