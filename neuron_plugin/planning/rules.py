@@ -326,13 +326,11 @@ class AmongPods:
             return totals
         labels = {name: self._nodes[name].node.rules.labels for name in names}
         rules, preferences = pod.rules, pod.rules.preferences
-        untolerated = {name: _soft_taints(rules, self._nodes[name].node.rules) for name in names}
+        tainted = (name for name in names if self._nodes[name].node.rules.taints)
+        untolerated = {name: count for name in tainted if (count := _soft_taints(rules, self._nodes[name].node.rules))}
         if most := max(untolerated.values(), default=0):
-            _add(
-                totals,
-                {name: _MOST_SCORE - _MOST_SCORE * count // most for name, count in untolerated.items()},
-                "taints",
-            )
+            counts = {name: untolerated.get(name, 0) for name in names}
+            _add(totals, {name: _MOST_SCORE - _MOST_SCORE * count // most for name, count in counts.items()}, "taints")
         if preferences.nodes:
             terms = {
                 name: sum(weight for weight, term in preferences.nodes if term.matches(name, labels[name]))
