@@ -1,4 +1,4 @@
-"""How near groups are placed in the network, beside other ways of placing them: the table of docs/topology.md.
+"""How near groups are placed in the network, beside other ways of placing them: the table of docs/performance.md.
 
     python benchmarks/topology.py                                   # 1024 nodes, three seeds: ten minutes of CPU
     python benchmarks/topology.py --nodes 5120 --jobs 12000 --seeds 1

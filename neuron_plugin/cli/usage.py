@@ -43,7 +43,7 @@ columns, in device-hours; a core of a device of two is half a device:
   FREE     of no pod, and to be had
   BROKEN   of no pod, and unhealthy, missing or disabled
 
-Less than two days are added up from whole hours, more than that, and nodes, from whole days in UTC.
+Less than two days are added up from whole hours; two days and more, and nodes, from whole days in UTC.
 "other" are the workloads or nodes beyond the 200 largest of an hour or day. With -n one namespace is
 the whole."""
 

@@ -65,7 +65,7 @@ class ExtenderMetrics:
         )
         self.waiting_pods_by_move = Gauge(
             "neuron_extender_waiting_pods_by_move",
-            "Those of them that a move of other pods, which fit elsewhere now, would give room.",
+            "Waiting pods that a move of other pods, which fit elsewhere now, would give room.",
             registry=own,
         )
         self.moves = Counter(

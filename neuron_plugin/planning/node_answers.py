@@ -188,7 +188,7 @@ def _amount_details(capacity: Capacity, request: PodRequest) -> Iterator[str]:
         for device, amount in enumerate(used):
             devices.setdefault(has - amount, []).append(device)
         texts = (f"{left} on {named('device', ids)}" for left, ids in sorted(devices.items()))
-        yield f"of {has} {PREFIX}{name} are left: {', '.join(texts)}"
+        yield f"{PREFIX}{name} left, of {has} on each device: {', '.join(texts)}"
 
 
 def _left_out(geometry: Geometry, request: PodRequest) -> Iterator[str]:
@@ -246,7 +246,15 @@ def sentence_of(answers: Sequence[NodeAnswer]) -> str:
     )
 
 
-_PLURALS = {"has": "have", "is": "are", "lacks": "lack", "does": "do", "gives": "give", "matches": "match"}
+_PLURALS = {
+    "has": "have",
+    "offers": "offer",
+    "is": "are",
+    "lacks": "lack",
+    "does": "do",
+    "gives": "give",
+    "matches": "match",
+}
 
 
 def _counted(count: int, reason: str) -> str:

@@ -88,7 +88,8 @@ def shortages(pod: PodRules, node: NodeRules, use: NodeUse) -> Iterator[str]:
     for name, asked in pod.needs:
         left = max(allocatable.get(name, 0) - use.amounts.get(name, 0), 0)
         if asked > left and (name != "pods" or name in allocatable):
-            yield f"has {amount_text(name, left)} of {name} left, the pod asks for {amount_text(name, asked)}"
+            has = f"has {amount_text(name, left)} of {name} left" if name in allocatable else f"offers no {name}"
+            yield f"{has}, the pod asks for {amount_text(name, asked)}"
     for address, protocol, number in sorted(pod.ports):
         taken = (at for at, kind, other in use.ports if (kind, other) == (protocol, number))
         if any(at == address or ANY_ADDRESS in {at, address} for at in taken):

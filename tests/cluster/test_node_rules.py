@@ -191,7 +191,7 @@ def test_what_other_pods_ask_for_is_not_left() -> None:
 
 def test_what_a_node_does_not_have_is_none_and_neuron_is_not_judged_here() -> None:
     pod = {"containers": [asking(**{"vpc.amazonaws.com/efa": "8", "aws.amazon.com/neuron": "16"})]}
-    assert lacks(pod) == ["has 0 of vpc.amazonaws.com/efa left, the pod asks for 8"]
+    assert lacks(pod) == ["offers no vpc.amazonaws.com/efa, the pod asks for 8"]
     assert (
         lacks({"containers": [asking(**{"neuron-plugin.io/memory": "1024", "aws.amazon.com/neuroncore": "1"})]}) == []
     )

@@ -9,7 +9,7 @@ from neuron_plugin.simulation.api_server_kinds import AnyJson
 from tests.support.manifests import container, pod_manifest, with_memory
 from tests.support.world import CORE, DEVICE, World, record_of
 
-LEFT = "of 8192 neuron-plugin.io/memory are left: 3072 on devices 0,2, 8192 on devices 1,3"
+LEFT = "neuron-plugin.io/memory left, of 8192 on each device: 3072 on devices 0,2, 8192 on devices 1,3"
 
 
 @pytest.fixture

@@ -517,6 +517,7 @@ class Placer:
         if attempt.done and reason:
             await self._say_released(pod, reason)
         elif attempt.done and assumed:
+            _log.info("pod placed", extra={"pod": str(pod.reference), "uid": pod.uid, "node": assumed.pod.place})
             self._writer.log_choice(assumed)
         elif is_new and attempt.status == HTTPStatus.FORBIDDEN:
             note = f"The pod cannot be placed, its gate stays: {attempt.error}"
