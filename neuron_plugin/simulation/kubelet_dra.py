@@ -12,10 +12,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import zlib
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import grpc
 import msgspec
@@ -37,7 +37,6 @@ from neuron_plugin.simulation.kubelet_pods import KubeletContainer, KubeletPod
 PLUGIN_TYPE = "DRAPlugin"
 SERVICE, HEALTH_SERVICE = "v1.DRAPlugin", "v1alpha1.DRAResourceHealth"
 _HEALTHS = {health_pb.HEALTHY: "Healthy", health_pb.UNHEALTHY: "Unhealthy"}
-_Answer = TypeVar("_Answer")
 ClaimKey = tuple[str, str]
 """Namespace and name: the kubelet keeps claims by name, not by UID."""
 
@@ -378,7 +377,7 @@ class DraManager:
         stub: pb_grpc.DRAPluginAsyncStub = pb_grpc.DRAPluginStub(self._channel(driver))
         request = pb.NodePrepareResourcesRequest(claims=map(_claim, claims))
         call = stub.NodePrepareResources(request, timeout=self.times.call)
-        answer = await _answered(call, "NodePrepareResources: ")
+        answer = await worded(call, "NodePrepareResources: ", NotPreparedError)
         return {
             uid: prepared.error
             or [
@@ -393,7 +392,7 @@ class DraManager:
         stub: pb_grpc.DRAPluginAsyncStub = pb_grpc.DRAPluginStub(self._channel(driver))
         request = pb.NodeUnprepareResourcesRequest(claims=map(_claim, claims))
         call = stub.NodeUnprepareResources(request, timeout=self.times.call)
-        answer = await _answered(call, "NodeUnprepareResources: ")
+        answer = await worded(call, "NodeUnprepareResources: ", NotPreparedError)
         for claim in claims:
             if claim.uid not in answer.claims or answer.claims[claim.uid].error:
                 why = answer.claims[claim.uid].error or "skipped"
@@ -467,10 +466,3 @@ class DraManager:
 
 def _claim(claim: ClaimInfo) -> pb.Claim:
     return pb.Claim(namespace=claim.key[0], name=claim.key[1], uid=claim.uid)
-
-
-async def _answered(call: Awaitable[_Answer], prefix: str) -> _Answer:
-    try:
-        return await worded(call, prefix)
-    except PluginCallError as error:
-        raise NotPreparedError(str(error)) from error

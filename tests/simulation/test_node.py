@@ -241,9 +241,6 @@ def test_after_any_faults_the_tree_is_the_one_its_description_would_be_written_a
         read_inventory(node.paths)
 
 
-# Errors.
-
-
 # Refusals.
 
 
