@@ -47,9 +47,9 @@ async def fail() -> None:
     raise PluginCallError
 
 
-def manager_of(*ids: str, seed: int = 0) -> DeviceManager:
+def manager_of(seed: int = 0) -> DeviceManager:
     manager = DeviceManager(seeded(seed))
-    manager.update_devices(CORE, [ListedDevice(each) for each in ids or FOUR])
+    manager.update_devices(CORE, map(ListedDevice, FOUR))
     return manager
 
 
@@ -74,11 +74,6 @@ async def available(manager: DeviceManager) -> set[str]:
         await allocate(manager, "uid-other", 1, plugins)
     (asked,) = plugins.asked
     return set(asked.available)
-
-
-def data_of(checkpoint: bytes) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(checkpoint)["Data"]
-    return found
 
 
 def in_words(plugins: Answering) -> list[tuple[set[str], set[str]]]:
@@ -212,7 +207,7 @@ async def test_entries_of_ended_pods_stay_until_the_memory_is_cleaned_with_all_s
 async def test_a_running_container_gets_no_entry_while_the_sources_are_not_ready() -> None:
     manager = manager_of()
     manager.load(None)  # the checkpoint is lost
-    manager.update_devices(CORE, [ListedDevice(each) for each in FOUR])
+    manager.update_devices(CORE, map(ListedDevice, FOUR))
     manager.sources_ready = False
     manager.running = {A: {"c"}}
     assert await allocate(manager, A, 4) == set()
@@ -230,7 +225,7 @@ def test_ids_lie_under_each_numa_node_of_their_device() -> None:
         CORE, [ListedDevice("d0", numa_nodes=(0,)), ListedDevice("d1", numa_nodes=(0, 1)), ListedDevice("d2")]
     )
     hold(manager, A, "d0", "d1", "d2")
-    (entry,) = data_of(manager.checkpoint_bytes())["PodDeviceEntries"]
+    (entry,) = json.loads(manager.checkpoint_bytes())["Data"]["PodDeviceEntries"]
     by_node = {node: sorted(ids) for node, ids in entry["DeviceIDs"].items()}
     assert by_node == {"0": ["d0", "d1"], "1": ["d1"], "-1": ["d2"]}
     again = DeviceManager(seeded(1))
@@ -248,7 +243,7 @@ async def test_a_loaded_memory_holds_its_devices_and_knows_resources_without_dev
     assert again.healthy(CORE) == frozenset()
     with pytest.raises(AllocationError, match="no healthy devices present"):
         await allocate(again, B, 1)
-    again.update_devices(CORE, [ListedDevice(each) for each in FOUR])
+    again.update_devices(CORE, map(ListedDevice, FOUR))
     assert await available(again) == {"d2", "d3"}
 
 
