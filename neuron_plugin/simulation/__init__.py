@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         KubeletPod,
         PodRejectedError,
     )
-    from neuron_plugin.simulation.node import SimulatedNode, write_char_node, write_node
+    from neuron_plugin.simulation.node import SimulatedNode, write_node
     from neuron_plugin.simulation.node_tree import SimulationError
     from neuron_plugin.simulation.scheduler import SCHEDULERS, ExtenderCallError, SimulatedScheduler
     from neuron_plugin.simulation.workloads import WorkloadError, WorkloadPod, pods_of
@@ -31,7 +31,7 @@ _NAMES = {
     "kubelet": ("SimulatedKubelet",),
     "kubelet_device_manager": ("AllocationError", "PluginCallError"),
     "kubelet_pods": ("AdmittedContainer", "AdmittedPod", "KubeletContainer", "KubeletPod", "PodRejectedError"),
-    "node": ("SimulatedNode", "write_char_node", "write_node"),
+    "node": ("SimulatedNode", "write_node"),
     "node_tree": ("SimulationError",),
     "scheduler": ("SCHEDULERS", "ExtenderCallError", "SimulatedScheduler"),
     "workloads": ("WorkloadError", "WorkloadPod", "pods_of"),

@@ -164,10 +164,11 @@ class SimulatedCluster:
     async def __aenter__(self) -> Self:
         try:
             await self.api.start()
-            for name in self._device_classes():
-                selector = {"cel": {"expression": f"device.driver == '{DRA_DRIVER}'"}}
-                self.api.create(DEVICE_CLASSES, {"metadata": {"name": name}, "spec": {"selectors": [selector]}}, "")
             if self.by_claims:
+                selector = {"cel": {"expression": f"device.driver == '{DRA_DRIVER}'"}}
+                placed = self.placed_by is PlacedBy.GATES  # as in the chart: nobody else can allocate cores
+                for name in (DRA_DRIVER, CORE_CLASS) if placed else (DRA_DRIVER,):
+                    self.api.create(DEVICE_CLASSES, {"metadata": {"name": name}, "spec": {"selectors": [selector]}}, "")
                 request = {"name": CLAIM, "exactly": {"deviceClassName": DRA_DRIVER, "allocationMode": "All"}}
                 template = {"metadata": {"name": CHECK_CLAIM}, "spec": {"spec": {"devices": {"requests": [request]}}}}
                 self.api.create(CLAIM_TEMPLATES, template, "kube-system")
@@ -191,20 +192,15 @@ class SimulatedCluster:
         pod = _with_priority(pod, self.api.objects(PRIORITY_CLASSES))
         return _gated(pod, claims=self.by_claims) if self.placed_by is PlacedBy.GATES else pod
 
-    def _device_classes(self) -> tuple[str, ...]:
-        """As the chart makes them: cores are allocated by the placement controller only."""
-        if not self.by_claims:
-            return ()
-        return (DRA_DRIVER, CORE_CLASS) if self.placed_by is PlacedBy.GATES else (DRA_DRIVER,)
-
     @property
     def worker(self) -> SimulatedWorker:
         """The first node, which may be the only one."""
         return next(iter(self.workers.values()))
 
-    def node(self, name: str) -> SimulatedWorker | PlayedNode | None:
-        """A node by its name."""
-        return self.workers.get(name) or self.played.get(name)
+    @property
+    def nodes(self) -> dict[str, SimulatedWorker | PlayedNode]:
+        """All nodes by their names."""
+        return {**self.workers, **self.played}
 
     def log(self, namespace: str, pod: str, container: str) -> str | None:
         """What a container has printed; None if it has not run."""
@@ -212,11 +208,6 @@ class SimulatedCluster:
             return ""
         logs = (worker.pods.log(namespace, pod, container) for worker in self.workers.values())
         return next((log for log in logs if log is not None), None)
-
-    def silent_nodes(self) -> set[str]:
-        """The nodes whose kubelet does not run."""
-        nodes: dict[str, SimulatedWorker | PlayedNode] = {**self.workers, **self.played}
-        return {name for name, node in nodes.items() if not node.up}
 
     @property
     def extender_status(self) -> int | None:

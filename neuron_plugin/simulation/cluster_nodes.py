@@ -248,24 +248,21 @@ class SimulatedWorker:
         await self.start_daemon()
 
     async def wait_until_registered(self) -> None:
-        """Wait until the daemon has offered every device of the machine to the kubelet, or is its driver of claims.
+        """Wait until the daemon has offered all that the machine has to the kubelet, or is its driver of claims.
 
         Raises:
             TimeoutError: with the last lines of the daemon's log.
         """
         if self.dra is None:
-            await self.wait_until_offered(Resource.NEURONDEVICE, len(self.node.description.loaded))
+            for resource, count in offered_by(self.node.description.instance_type).items():
+                await self.wait_until_offered(resource, count)
+            return
         try:
             async with asyncio.timeout(READY_SECONDS):
-                while missing := self._not_registered():  # noqa: ASYNC110 - polled, as by a user
+                while not self.dra.drivers:  # noqa: ASYNC110 - polled, as by a user
                     await asyncio.sleep(0.05)
         except TimeoutError as error:
-            raise self._late(f"not registered: {', '.join(missing)}") from error
-
-    def _not_registered(self) -> list[str]:
-        if self.dra:
-            return [] if self.dra.drivers else ["a driver of claims"]
-        return [resource.value for resource in Resource if not self.kubelet.capacity(resource.value).allocatable]
+            raise self._late("no driver of claims is registered") from error
 
     async def wait_until_offered(self, resource: Resource, count: int) -> None:
         """Wait until the kubelet has so many healthy ids of a resource.
@@ -290,18 +287,29 @@ class SimulatedWorker:
     def report_capacity(self) -> bool:
         """Write what the node has and can give into its status, as the kubelet does; False when nothing changed."""
         counts = {resource.value: self.kubelet.capacity(resource.value) for resource in Resource}
-        others = resources_of(self.node.description.instance_type)
-        status: AnyJson = {
-            "capacity": {name: str(count.capacity) for name, count in counts.items()} | others,
-            "allocatable": {name: str(count.allocatable) for name, count in counts.items()} | others,
-            "conditions": [_READY],
-            "nodeInfo": {"bootID": f"{self.name}-{self._boots}"},
-        }
+        capacity = {name: str(count.capacity) for name, count in counts.items()}
+        allocatable = {name: str(count.allocatable) for name, count in counts.items()}
+        status = _status(self.node.description.instance_type, capacity, allocatable, f"{self.name}-{self._boots}")
         if status == self._reported:
             return False
         self._reported = status
         self._api.patch_status(NODES, self.name, status)
         return True
+
+
+def offered_by(instance_type: str) -> dict[Resource, int]:
+    """How much of each resource an empty node of this type has."""
+    geometry = catalogue()[instance_type].geometry
+    return {
+        resource: geometry.core_count if resource.unit is Unit.CORE else geometry.device_count for resource in Resource
+    }
+
+
+def _status(instance_type: str, capacity: dict[str, str], allocatable: dict[str, str], boot: str) -> AnyJson:
+    """The status of a node with so much Neuron, and with what else its type has."""
+    others = resources_of(instance_type)
+    amounts = {"capacity": capacity | others, "allocatable": allocatable | others}
+    return amounts | {"conditions": [_READY], "nodeInfo": {"bootID": boot}}
 
 
 def free_port() -> int:
@@ -366,21 +374,9 @@ class PlayedNode:
 
     def register(self) -> None:
         """Make the node's object, with what it has."""
-        counts = dict[str, str]()
-        if self._inventory:
-            geometry = self._inventory.geometry
-            counts = {
-                resource.value: str(geometry.core_count if resource.unit is Unit.CORE else geometry.device_count)
-                for resource in Resource
-            }
-        amounts = counts | resources_of(self._type)
-        status: AnyJson = {
-            "capacity": amounts,
-            "allocatable": amounts,
-            "conditions": [_READY],
-            "nodeInfo": {"bootID": self.name},
-        }
-        labels = labels_of(self.name, self._type, self._place)
+        offered = offered_by(self._type) if self._inventory else {}
+        counts = {resource.value: str(count) for resource, count in offered.items()}
+        labels, status = labels_of(self.name, self._type, self._place), _status(self._type, counts, counts, self.name)
         self._api.create_node({"metadata": {"name": self.name, "labels": labels}, "status": status})
         self._publish()
 

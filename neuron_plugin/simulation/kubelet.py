@@ -18,7 +18,6 @@ import contextlib
 import socket
 import stat
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -32,6 +31,7 @@ from neuron_plugin.kubelet._proto.deviceplugin.v1beta1.api_pb2_grpc import add_R
 from neuron_plugin.kubelet._proto.podresources.v1.api_pb2_grpc import add_PodResourcesListerServicer_to_server
 from neuron_plugin.kubelet_files import CHECKPOINT, KUBELET_SOCKET
 from neuron_plugin.simulation.kubelet_device_manager import (
+    HEALTHY,
     AllocationError,
     DeviceManager,
     PluginCallError,
@@ -418,24 +418,17 @@ class SimulatedKubelet:
                     held.update(node.host_path.rpartition("/")[2] for node in nodes)
         return frozenset(held)
 
-    def device_health(self, uid: str, container: str) -> Mapping[str, str]:
-        """The health of each id a container holds, as the pod's status shows it: an absent device looks Healthy."""
-        return {
-            device_id: device.health if (device := self.devices.devices(entry.resource).get(device_id)) else "Healthy"
-            for entry in self.devices.of_container(uid, container)
-            for device_id in in_numeric_order(entry.ids)
-        }
-
     def resource_health(self, pod: KubeletPod, container: KubeletContainer) -> list[dict[str, Any]]:
-        """``allocatedResourcesStatus`` of a container: the health of all that it holds, by count and by claims."""
-        health = self.device_health(pod.uid, container.name)
-        by_count = [
-            {
-                "name": entry.resource,
-                "resources": [{"resourceID": device_id, "health": health[device_id]} for device_id in entry.ids],
-            }
-            for entry in self.devices.of_container(pod.uid, container.name)
-        ]
+        """``allocatedResourcesStatus`` of a container: the health of all that it holds, by count and by claims.
+
+        A device that its plugin does not list looks Healthy.
+        """
+        by_count = []
+        for entry in self.devices.of_container(pod.uid, container.name):
+            listed, ids = self.devices.devices(entry.resource), in_numeric_order(entry.ids)
+            health = {each: listed[each].health if each in listed else HEALTHY for each in ids}
+            resources = [{"resourceID": device_id, "health": said} for device_id, said in health.items()]
+            by_count.append({"name": entry.resource, "resources": resources})
         return [*by_count, *(self.dra.status(pod, container) if self.dra else ())]
 
     # Ends.

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -63,21 +63,14 @@ class DeviceEntry:
         return frozenset(device_id for ids in self.ids_by_node.values() for device_id in ids)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Selection:
-    """The devices of one container and resource while they are being chosen.
-
-    With ``asks``, the plugin is to be asked for a preferred allocation of ``size`` among ``available``, which contains
-    ``must_include``: the devices that are already taken.
-    """
+    """What a plugin is asked: which ``size`` ids of ``available`` it prefers, with ``must_include`` among them."""
 
     resource: str
     size: int
-    taken: list[str]
-    available: tuple[str, ...] = ()
-    must_include: tuple[str, ...] = ()
-    asks: bool = False
-    sources: tuple[frozenset[str], ...] = ()
+    available: tuple[str, ...]
+    must_include: tuple[str, ...]
 
 
 class Plugins(Protocol):
@@ -154,11 +147,9 @@ class DeviceManager:
         if wanted:
             self.forget_pods(active_uids)
         for resource, count in wanted:
-            selection = self.devices_to_allocate(pod_uid, container, resource, count)
-            if selection is None:
-                continue  # recorded already
-            preferred = await plugins.preferred(selection) if selection.asks else ()
-            ids = self.complete(selection, preferred)
+            if self._has_all(pod_uid, container, resource, count):
+                continue
+            ids = await self._choose(pod_uid, resource, count, plugins)
             try:
                 response = await plugins.allocate(resource, ids)
             except PluginCallError:
@@ -175,41 +166,6 @@ class DeviceManager:
         """
         known = self._devices.keys() | self._allocated.keys()
         return self._shuffled((resource, count) for resource, count in limits.items() if resource in known)
-
-    def devices_to_allocate(self, pod_uid: str, container: str, resource: str, count: int) -> Selection | None:
-        """Begin to choose ``count`` devices, and reserve those that need no preference of the plugin.
-
-        None if the plugin need not be called. Devices of the pod's earlier init containers are taken first.
-
-        Raises:
-            AllocationError: the pod is to be rejected.
-        """
-        recorded_ids = self._recorded_ids(pod_uid, container, resource, count)
-        if container in self.running.get(pod_uid, ()) and not self.sources_ready:
-            return None
-        healthy = self._healthy.get(resource)
-        if healthy is None:
-            raise AllocationError(f"cannot allocate unregistered device {resource}")
-        if not healthy:
-            raise AllocationError(f"no healthy devices present; cannot allocate unhealthy devices {resource}")
-        if not recorded_ids <= healthy:
-            raise AllocationError(
-                f"previously allocated devices are no longer healthy; cannot allocate unhealthy devices {resource}"
-            )
-        if len(recorded_ids) == count:  # maybe none
-            return None
-        selection = Selection(resource, count, [])
-        self._take(selection, self._reusable_by(pod_uid).get(resource, set()))
-        if len(selection.taken) < count:
-            self._offer(selection, frozenset(healthy - self._allocated.get(resource, set())))
-        return selection
-
-    def complete(self, selection: Selection, preferred: Collection[str] = ()) -> tuple[str, ...]:
-        """Choose the rest: from ``preferred`` where it is available, then at random. The ids come in random order."""
-        self._take(selection, set(selection.available).intersection(preferred).difference(selection.must_include))
-        for source in selection.sources:
-            self._take(selection, source)
-        return tuple(self._shuffled(selection.taken))
 
     def restore(self) -> None:
         """Give back what is reserved and not recorded, as after a failed Allocate."""
@@ -287,61 +243,84 @@ class DeviceManager:
         Resources that were registered are known from the beginning, without any device.
         """
         self._recorded, self._devices, self._healthy = {}, {}, {}
-        data = None
-        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
-            file = msgspec.json.decode(checkpoint or b"", type=_File)
-            if file.checksum == zlib.crc32(file.data):
-                data = msgspec.json.decode(file.data, type=_Data)
-        for entry in (data and data.pod_device_entries) or ():
-            key = (entry.pod_uid, entry.container_name, entry.resource_name)
-            by_node = {int(node): tuple(ids) for node, ids in entry.device_ids.items()}
-            self._recorded[key] = DeviceEntry(*key, by_node, base64.b64decode(entry.alloc_resp))
-        for resource in data.registered_devices if data else ():
+        data: dict[str, Any] = {}
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
+            file = msgspec.json.decode(checkpoint or b"")
+            if file["Checksum"] == zlib.crc32(msgspec.json.encode(file["Data"])):
+                data = file["Data"]
+        for entry in data.get("PodDeviceEntries") or ():
+            key = (entry["PodUID"], entry["ContainerName"], entry["ResourceName"])
+            by_node = {int(node): tuple(ids) for node, ids in entry["DeviceIDs"].items()}
+            self._recorded[key] = DeviceEntry(*key, by_node, base64.b64decode(entry["AllocResp"]))
+        for resource in data.get("RegisteredDevices") or ():
             self.update_devices(resource, ())
         self.restore()
-        return data is not None
+        return bool(data)
 
     # Choosing.
 
-    def _recorded_ids(self, pod_uid: str, container: str, resource: str, count: int) -> frozenset[str]:
-        """The ids that are recorded, as many as are asked for, or none."""
-        recorded = self._recorded.get((pod_uid, container, resource))
-        if recorded and len(recorded.ids) != count:
+    def _has_all(self, pod_uid: str, container: str, resource: str, count: int) -> bool:
+        """Whether nothing is to be allocated: as much is recorded, or the container runs and pods are still unknown.
+
+        Raises:
+            AllocationError: the pod is to be rejected.
+        """
+        entry = self._recorded.get((pod_uid, container, resource))
+        recorded = entry.ids if entry else frozenset()
+        if entry and len(recorded) != count:
             raise AllocationError(
                 f'pod "{pod_uid}" container "{container}" changed request for resource "{resource}" '
-                f"from {len(recorded.ids)} to {count}"
+                f"from {len(recorded)} to {count}"
             )
-        return recorded.ids if recorded else frozenset()
+        if container in self.running.get(pod_uid, ()) and not self.sources_ready:
+            return True
+        healthy, why = self._healthy.get(resource), f"cannot allocate unhealthy devices {resource}"
+        if healthy is None:
+            raise AllocationError(f"cannot allocate unregistered device {resource}")
+        if not healthy:
+            raise AllocationError(f"no healthy devices present; {why}")
+        if not recorded <= healthy:
+            raise AllocationError(f"previously allocated devices are no longer healthy; {why}")
+        return len(recorded) == count  # maybe none
 
-    def _offer(self, selection: Selection, available: frozenset[str]) -> None:
-        """Say what the plugin is to be asked, and where the rest comes from."""
-        needed = selection.size - len(selection.taken)
-        if len(available) < needed:
-            raise AllocationError(
-                f"requested number of devices unavailable for {selection.resource}. "
-                f"Requested: {needed}, Available: {len(available)}"
-            )
-        devices, affinity = self._devices[selection.resource], self._numa_affinity or frozenset()
-        with_topology = frozenset(device_id for device_id in available if affinity and devices[device_id].numa_nodes)
-        aligned = frozenset(
-            device_id for device_id in with_topology if affinity.intersection(devices[device_id].numa_nodes)
-        )
-        if needed < len(aligned):
-            candidates, selection.sources = aligned, (aligned,)
-        else:
-            if self._take(selection, aligned):
-                return
-            candidates, selection.sources = available, (with_topology, available)
-        selection.available = tuple(self._shuffled(candidates.union(selection.taken)))
-        selection.must_include = tuple(self._shuffled(selection.taken))
-        selection.asks = True
+    async def _choose(self, pod_uid: str, resource: str, count: int, plugins: Plugins) -> tuple[str, ...]:
+        """Reserve ``count`` devices, in random order; the plugin is asked where there is a choice.
 
-    def _take(self, selection: Selection, source: Collection[str]) -> bool:
-        """Reserve at random from ``source`` what is still needed. True if that was enough."""
-        chosen = self._shuffled(set(source).difference(selection.taken))[: selection.size - len(selection.taken)]
-        selection.taken += chosen
-        self._allocated.setdefault(selection.resource, set()).update(chosen)
-        return len(selection.taken) == selection.size
+        Devices of the pod's earlier init containers are taken first, then those that the plugin prefers and that are
+        available, then others at random.
+
+        Raises:
+            AllocationError: the pod is to be rejected.
+        """
+        taken: list[str] = []
+
+        def take(source: Collection[str]) -> bool:
+            """Reserve at random what is still needed. True if that was enough."""
+            chosen = self._shuffled(set(source).difference(taken))[: count - len(taken)]
+            taken.extend(chosen)
+            self._allocated.setdefault(resource, set()).update(chosen)
+            return len(taken) == count
+
+        if take(self._reusable_by(pod_uid).get(resource, set())):
+            return tuple(self._shuffled(taken))
+        available = frozenset(self._healthy[resource] - self._allocated[resource])
+        if len(available) < (needed := count - len(taken)):
+            text = f"requested number of devices unavailable for {resource}. Requested: {needed}"
+            raise AllocationError(f"{text}, Available: {len(available)}")
+        devices, affinity = self._devices[resource], self._numa_affinity or frozenset()
+        with_topology = frozenset(each for each in available if affinity and devices[each].numa_nodes)
+        aligned = frozenset(each for each in with_topology if affinity.intersection(devices[each].numa_nodes))
+        sources: tuple[frozenset[str], ...] = (aligned,)
+        if needed >= len(aligned):
+            if take(aligned):
+                return tuple(self._shuffled(taken))
+            sources = (with_topology, available)
+        candidates, kept = self._shuffled(sources[-1].union(taken)), self._shuffled(taken)
+        preferred = await plugins.preferred(Selection(resource, count, tuple(candidates), tuple(kept)))
+        take(set(candidates).intersection(preferred))
+        for source in sources:
+            take(source)
+        return tuple(self._shuffled(taken))
 
     def _reusable_by(self, pod_uid: str) -> dict[str, set[str]]:
         """What init containers of the pod under admission have left; another pod's are forgotten."""
@@ -353,24 +332,6 @@ class DeviceManager:
         ordered = sorted(items)
         self._random.shuffle(ordered)
         return ordered
-
-
-class _Entry(msgspec.Struct, frozen=True, rename="pascal"):
-    pod_uid: str = msgspec.field(name="PodUID")
-    container_name: str
-    resource_name: str
-    device_ids: dict[str, list[str]] = msgspec.field(name="DeviceIDs")
-    alloc_resp: str
-
-
-class _Data(msgspec.Struct, frozen=True, rename="pascal"):
-    pod_device_entries: list[_Entry] | None
-    registered_devices: dict[str, list[str]]
-
-
-class _File(msgspec.Struct, frozen=True, rename="pascal"):
-    data: msgspec.Raw
-    checksum: int
 
 
 def replace_file(path: Path, content: bytes) -> None:

@@ -12,10 +12,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import zlib
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import grpc
 import msgspec
@@ -37,7 +37,6 @@ from neuron_plugin.simulation.kubelet_pods import KubeletContainer, KubeletPod
 PLUGIN_TYPE = "DRAPlugin"
 SERVICE, HEALTH_SERVICE = "v1.DRAPlugin", "v1alpha1.DRAResourceHealth"
 _HEALTHS = {health_pb.HEALTHY: "Healthy", health_pb.UNHEALTHY: "Unhealthy"}
-_Answer = TypeVar("_Answer")
 ClaimKey = tuple[str, str]
 """Namespace and name: the kubelet keeps claims by name, not by UID."""
 
@@ -80,32 +79,13 @@ class ClaimInfo:
 class Drivers(Protocol):
     """The drivers, as the kubelet calls them. Either call may fail with a `NotPreparedError`."""
 
-    async def prepare(self, driver: str, claims: Sequence[ClaimInfo]) -> Mapping[str, Sequence[DriverDevice] | str]:
+    async def node_prepare(
+        self, driver: str, claims: Sequence[ClaimInfo]
+    ) -> Mapping[str, Sequence[DriverDevice] | str]:
         """The devices of each claim by its UID, or why it has none."""
 
-    async def unprepare(self, driver: str, claims: Sequence[ClaimInfo]) -> None:
+    async def node_unprepare(self, driver: str, claims: Sequence[ClaimInfo]) -> None:
         """Give claims up."""
-
-
-class _Claim(msgspec.Struct, frozen=True):
-    uid: str = msgspec.field(name="ClaimUID")
-    name: str = msgspec.field(name="ClaimName")
-    namespace: str = msgspec.field(name="Namespace")
-    pods: dict[str, AnyJson] | None = msgspec.field(name="PodUIDs")
-    drivers: dict[str, dict[str, list[DriverDevice] | None]] | None = msgspec.field(name="DriverState")
-
-
-class _Data(msgspec.Struct, frozen=True):
-    """``pkg/kubelet/cm/dra/state/checkpoint.go``."""
-
-    claims: list[_Claim] | None = msgspec.field(name="ClaimInfoStateList")
-    kind: str = "DRACheckpoint"
-    version: str = msgspec.field(name="apiVersion", default=API_VERSION)
-
-
-class _File(msgspec.Struct, frozen=True, rename="pascal"):
-    data: str
-    checksum: int
 
 
 @dataclass
@@ -133,7 +113,7 @@ class ClaimMemory:
             for driver in () if info.prepared else info.drivers:
                 by_driver.setdefault(driver, []).append(info)
         for driver, asked in by_driver.items():
-            answer = await drivers.prepare(driver, asked)
+            answer = await drivers.node_prepare(driver, asked)
             for info in asked:
                 if info.uid not in answer:
                     raise NotPreparedError(f"NodePrepareResources skipped {len(asked) - len(answer)} ResourceClaims")
@@ -164,17 +144,17 @@ class ClaimMemory:
             for driver in claim.drivers:
                 asked.setdefault(driver, []).append(claim)
         for driver, claims in asked.items():
-            await drivers.unprepare(driver, claims)
+            await drivers.node_unprepare(driver, claims)
         for claim in (claim for claims in asked.values() for claim in claims):
             self.claims.pop(claim.key, None)
         self.write()
 
-    def of_inactive(self, active: Collection[str]) -> dict[tuple[str, str], list[ClaimKey]]:
-        """The claims of pods that the kubelet no longer has, by namespace and UID of the pod."""
-        keys: dict[tuple[str, str], list[ClaimKey]] = {}
+    def of_inactive(self, active: Collection[str]) -> dict[str, list[ClaimKey]]:
+        """The claims of pods that the kubelet no longer has, by UID of the pod."""
+        keys: dict[str, list[ClaimKey]] = {}
         for claim in self.claims.values():
             for uid in claim.pods.difference(active):
-                keys.setdefault((claim.key[0], uid), []).append(claim.key)
+                keys.setdefault(uid, []).append(claim.key)
         return keys
 
     def known(self, key: ClaimKey) -> ClaimInfo:
@@ -211,17 +191,18 @@ class ClaimMemory:
     def state_bytes(self) -> bytes:
         """The whole memory as ``dra_manager_state``."""
         entries = [
-            _Claim(
-                claim.uid,
-                claim.key[1],
-                claim.key[0],
-                {uid: {} for uid in sorted(claim.pods)},
-                {driver: {"Devices": devices or None} for driver, devices in claim.drivers.items()},
-            )
+            {
+                "ClaimUID": claim.uid,
+                "ClaimName": claim.key[1],
+                "Namespace": claim.key[0],
+                "PodUIDs": {uid: {} for uid in sorted(claim.pods)},
+                "DriverState": {driver: {"Devices": devices or None} for driver, devices in claim.drivers.items()},
+            }
             for claim in self.claims.values()
         ]
-        text = msgspec.json.encode(_Data(entries))
-        return msgspec.json.encode(_File(text.decode(), zlib.crc32(text)))
+        data = {"ClaimInfoStateList": entries, "kind": "DRACheckpoint", "apiVersion": API_VERSION}
+        text = msgspec.json.encode(data)
+        return msgspec.json.encode({"Data": text.decode(), "Checksum": zlib.crc32(text)})
 
     def load(self, content: bytes | None) -> None:
         """Begin with the file of an earlier process; None is no file.
@@ -233,16 +214,17 @@ class ClaimMemory:
         if content is None:
             return
         try:
-            file = msgspec.json.decode(content, type=_File)
-            data = msgspec.json.decode(file.data, type=_Data)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            file = msgspec.json.decode(content)
+            data = msgspec.json.decode(file["Data"])
+        except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
             raise KubeletStateError(f"please drain node and remove DRA state file: {error!r}") from error
-        if zlib.crc32(file.data.encode()) != file.checksum:
+        if zlib.crc32(file["Data"].encode()) != file["Checksum"]:
             raise KubeletStateError("checkpoint is corrupted: please drain node and remove DRA state file")
-        for claim in data.claims or ():
-            drivers = {driver: list(state["Devices"] or ()) for driver, state in (claim.drivers or {}).items()}
-            key = claim.namespace, claim.name
-            self.claims[key] = ClaimInfo(claim.uid, key, set(claim.pods or ()), drivers)
+        for claim in data["ClaimInfoStateList"]:
+            states = {driver: state["Devices"] or [] for driver, state in claim["DriverState"].items()}
+            drivers = msgspec.convert(states, dict[str, list[DriverDevice]])
+            key = claim["Namespace"], claim["ClaimName"]
+            self.claims[key] = ClaimInfo(claim["ClaimUID"], key, set(claim["PodUIDs"]), drivers)
 
 
 # Drivers.
@@ -290,7 +272,6 @@ class DraManager:
         self._drivers: dict[Path, _Driver] = {}
         self._lost_at: dict[str, float] = {}
         self._tasks: list[asyncio.Task[None]] = []
-        self._calls = _Calls(self._channel, self.times.call)
         self.memory.write = lambda: replace_file(self.path, self.memory.state_bytes())
 
     @property
@@ -327,7 +308,7 @@ class DraManager:
         Raises:
             NotPreparedError: the pod has to wait, and to be prepared again.
         """
-        await self.memory.prepare([self._checked(pod, name) for name in pod.claims.values()], pod.uid, self._calls)
+        await self.memory.prepare([self._checked(pod, name) for name in pod.claims.values()], pod.uid, self)
 
     async def unprepare(self, pod: KubeletPod) -> None:
         """Give up the claims of a pod whose containers have ended.
@@ -336,7 +317,7 @@ class DraManager:
             NotPreparedError: a driver is away or refuses, and the pod stays Terminating.
         """
         keys = [(pod.namespace, name) for name in pod.claims.values()]
-        await self.memory.unprepare(keys, pod.uid, self._calls)
+        await self.memory.unprepare(keys, pod.uid, self)
 
     def cdi_devices(self, pod: KubeletPod, container: KubeletContainer) -> tuple[str, ...]:
         """The CDI devices of a container, as the container runtime gets them.
@@ -383,11 +364,39 @@ class DraManager:
         """Give up the claims of pods that the kubelet no longer has."""
         while True:
             await asyncio.sleep(self.times.reconcile)
-            for (_, uid), keys in self.memory.of_inactive(self.active).items():
+            for uid, keys in self.memory.of_inactive(self.active).items():
                 with contextlib.suppress(NotPreparedError):  # tried again at the next turn
-                    await self.memory.unprepare(keys, uid, self._calls)
+                    await self.memory.unprepare(keys, uid, self)
 
     # Drivers.
+
+    async def node_prepare(
+        self, driver: str, claims: Sequence[ClaimInfo]
+    ) -> Mapping[str, Sequence[DriverDevice] | str]:
+        """See `Drivers`."""
+        stub: pb_grpc.DRAPluginAsyncStub = pb_grpc.DRAPluginStub(self._channel(driver))
+        request = pb.NodePrepareResourcesRequest(claims=map(_claim, claims))
+        call = stub.NodePrepareResources(request, timeout=self.times.call)
+        answer = await worded(call, "NodePrepareResources: ", NotPreparedError)
+        return {
+            uid: prepared.error
+            or [
+                DriverDevice(each.pool_name, each.device_name, tuple(each.request_names), tuple(each.cdi_device_ids))
+                for each in prepared.devices
+            ]
+            for uid, prepared in answer.claims.items()
+        }
+
+    async def node_unprepare(self, driver: str, claims: Sequence[ClaimInfo]) -> None:
+        """See `Drivers`."""
+        stub: pb_grpc.DRAPluginAsyncStub = pb_grpc.DRAPluginStub(self._channel(driver))
+        request = pb.NodeUnprepareResourcesRequest(claims=map(_claim, claims))
+        call = stub.NodeUnprepareResources(request, timeout=self.times.call)
+        answer = await worded(call, "NodeUnprepareResources: ", NotPreparedError)
+        for claim in claims:
+            if claim.uid not in answer.claims or answer.claims[claim.uid].error:
+                why = answer.claims[claim.uid].error or "skipped"
+                raise NotPreparedError(f"NodeUnprepareResources failed for ResourceClaim {claim.key[1]}: {why}")
 
     def _channel(self, driver: str) -> grpc.aio.Channel:
         """The latest connection to a driver."""
@@ -455,45 +464,5 @@ class DraManager:
         self.health = {key: value for key, value in self.health.items() if key[0] != driver}
 
 
-@dataclass(frozen=True, slots=True)
-class _Calls:
-    """The calls of drivers over their sockets."""
-
-    channel: Callable[[str], grpc.aio.Channel]
-    timeout: float
-
-    async def prepare(self, driver: str, claims: Sequence[ClaimInfo]) -> Mapping[str, Sequence[DriverDevice] | str]:
-        request = pb.NodePrepareResourcesRequest(claims=map(_claim, claims))
-        call = self._stub(driver).NodePrepareResources(request, timeout=self.timeout)
-        answer = await _answered(call, "NodePrepareResources: ")
-        return {
-            uid: prepared.error
-            or [
-                DriverDevice(each.pool_name, each.device_name, tuple(each.request_names), tuple(each.cdi_device_ids))
-                for each in prepared.devices
-            ]
-            for uid, prepared in answer.claims.items()
-        }
-
-    async def unprepare(self, driver: str, claims: Sequence[ClaimInfo]) -> None:
-        request = pb.NodeUnprepareResourcesRequest(claims=map(_claim, claims))
-        call = self._stub(driver).NodeUnprepareResources(request, timeout=self.timeout)
-        answer = await _answered(call, "NodeUnprepareResources: ")
-        for claim in claims:
-            if claim.uid not in answer.claims or answer.claims[claim.uid].error:
-                why = answer.claims[claim.uid].error or "skipped"
-                raise NotPreparedError(f"NodeUnprepareResources failed for ResourceClaim {claim.key[1]}: {why}")
-
-    def _stub(self, driver: str) -> pb_grpc.DRAPluginAsyncStub:
-        return pb_grpc.DRAPluginStub(self.channel(driver))
-
-
 def _claim(claim: ClaimInfo) -> pb.Claim:
     return pb.Claim(namespace=claim.key[0], name=claim.key[1], uid=claim.uid)
-
-
-async def _answered(call: Awaitable[_Answer], prefix: str) -> _Answer:
-    try:
-        return await worded(call, prefix)
-    except PluginCallError as error:
-        raise NotPreparedError(str(error)) from error

@@ -354,22 +354,18 @@ class PluginClients(pb_grpc.RegistrationServicer):
         await self.disconnect(resource)  # by name: this may be another, newer client
 
 
-async def worded(call: Awaitable[_Answer], prefix: str = "") -> _Answer:
-    """The answer of a plugin or driver.
-
-    Raises:
-        PluginCallError: the call failed; Go's words for it after ``prefix``.
-    """
+async def worded(call: Awaitable[_Answer], prefix: str = "", failure: type[Exception] = PluginCallError) -> _Answer:
+    """The answer of a plugin or driver; a call that fails raises ``failure``, with Go's words after ``prefix``."""
     try:
         return await call
     except grpc.aio.AioRpcError as error:
         name = error.code().name
         go_name = _GO_NAMES.get(name, "".join(word.capitalize() for word in name.split("_")))
-        raise PluginCallError(f"{prefix}rpc error: code = {go_name} desc = {error.details()}") from error
+        raise failure(f"{prefix}rpc error: code = {go_name} desc = {error.details()}") from error
     except asyncio.CancelledError:
         _raise_own_cancellation()
         text = "rpc error: code = Canceled desc = grpc: the client connection is closing"
-        raise PluginCallError(f"{prefix}{text}") from None
+        raise failure(f"{prefix}{text}") from None
 
 
 def _raise_own_cancellation() -> None:

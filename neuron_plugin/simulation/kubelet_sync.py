@@ -96,10 +96,9 @@ class PodSync:
         api: SimulatedApiServer,
         kubelet: SimulatedKubelet,
         *,
-        say: Callable[[str], None] = lambda _: None,
         runtime: Runtime | None = None,
     ) -> None:
-        self.say = say
+        self.say: Callable[[str], None] = lambda _: None
         self._api = api
         self._kubelet = kubelet
         self._runtime = runtime
@@ -146,11 +145,6 @@ class PodSync:
             worker.shown = {}  # others have written while it was away
         await self._kubelet.start()
         self._up = True
-
-    async def restart(self) -> None:
-        """Stop and start; containers run on."""
-        await self.stop()
-        await self.start()
 
     async def lose_containers(self) -> None:
         """The machine is off; its kubelet has stopped. What is there at its next start is admitted and started anew."""

@@ -16,29 +16,33 @@ import shutil
 import stat
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from neuron_plugin.hardware import GENERATIONS, SIMULATED_MARKER, MachinePaths, ResetState
+from neuron_plugin.hardware import GENERATIONS, MachinePaths, ResetState
 from neuron_plugin.hardware.device import CORE_ERROR_COUNTERS
 from neuron_plugin.simulation.node_tree import (
+    DESCRIPTION_FILE,
     DEVICE_MEMORY,
     HEALTH_STATUS,
+    KMSG,
     LIVE_TIME,
-    MAJOR,
     NEWEST_DRIVER,
     NEWEST_DRIVER_FOR_INF1,
     TIME_IN_USE,
     UNHEALTHY_COMPONENTS,
+    CharNode,
+    Directory,
+    Entry,
     File,
+    Link,
     NodeDescription,
     SimulationError,
     check,
-    class_files,
-    device_files,
+    entries,
     work_file,
 )
 from neuron_plugin.topology import Catalogue, catalogue
@@ -47,11 +51,8 @@ HELD_PERCENT = 60
 """How busy the cores of a held device are, where nothing else was said."""
 HELD_MEMORY = 6 * 2**30
 """What the cores of a device that a pod has do by themselves, and have allocated each."""
-DESCRIPTION_FILE = "node.json"
-
 _ASIDE = ".aside"
 _LOCK = ".lock"
-KMSG = "kmsg"
 
 _ERROR_LEVEL = 3
 """LOG_ERR of syslog."""
@@ -108,7 +109,7 @@ def write_node(
     if any(root.iterdir()):
         raise SimulationError(f"{root} is not empty: choose another directory or empty it")
     with exclusively(root):
-        TreeWriter(root).build(description)
+        change(root, {}, entries(root, description))
     return SimulatedNode(root)
 
 
@@ -198,9 +199,15 @@ class SimulatedNode:
                 percent = there.device(device).busy_percent
                 executed = int(seconds * 1e4 * (usual if percent is None else percent)) if counts_live else 0
                 memory = HELD_MEMORY if device in held else 0
+                directory = self.paths.sysfs / f"class/neuron_device/neuron{device}"
                 for core in range(there.generation.cores_per_device):
-                    add_to_counter(self.root, device, work_file(core, TIME_IN_USE), executed)
-                    set_counter(self.root, device, work_file(core, DEVICE_MEMORY), memory)
+                    for name in (TIME_IN_USE, DEVICE_MEMORY):
+                        path = directory / work_file(core, name)
+                        with suppress(FileNotFoundError):  # a driver need not have it
+                            before = int(path.read_text("ascii"))
+                            after = before + executed if name == TIME_IN_USE else memory
+                            if after != before:
+                                write_entry(self.root, path, File(f"{after}\n"))
 
     def log_kernel_message(self, text: str, *, by_kernel: bool = True) -> None:
         """Write a record of one line into the kernel log, as the kernel would or as a process may.
@@ -287,7 +294,7 @@ class SimulatedNode:
                 fields = {"devices": {**before.devices, device: state}}
             after = msgspec.structs.replace(before, **fields)
             check(after)
-            TreeWriter(self.root).change(before, after)
+            change(self.root, entries(self.root, before), entries(self.root, after))
 
 
 # Its files.
@@ -316,85 +323,55 @@ def exclusively(root: Path) -> Iterator[None]:
         yield
 
 
-def write_file(root: Path, path: Path, file: File) -> None:
-    """Put ``file`` at ``path``, whole and with its mode, whatever was there."""
-    with _made_aside(root, path) as aside:
-        _create(aside, file)
+def change(root: Path, before: Mapping[Path, Entry], after: Mapping[Path, Entry]) -> None:
+    """Turn one table into another: what goes backwards, then what is new or differs in its order.
+
+    Made again, it completes a change that was cut short: the description is the last entry.
+    """
+    for path in reversed([*before]):
+        if path not in after:
+            remove(root, path)
+    for path, entry in after.items():
+        known = before.get(path)
+        if isinstance(known, Directory) and isinstance(entry, Directory) and path.is_dir():
+            for name in known.files.keys() - entry.files.keys():
+                remove(root, path / name)
+            for name, file in entry.files.items():
+                if known.files.get(name) != file:
+                    write_entry(root, path / name, file)
+        elif known != entry or not os.path.lexists(path):
+            write_entry(root, path, entry)
 
 
-def write_char_node(root: Path, path: Path, major: int, minor: int) -> None:
-    """Put a character device at ``path``. Takes root (CAP_MKNOD)."""
-    with _made_aside(root, path) as aside:
-        os.mknod(aside, stat.S_IFCHR | 0o666, os.makedev(major, minor))
-        aside.chmod(0o666)
-
-
-def write_directory(root: Path, path: Path, files: Mapping[str, File], links: Mapping[str, str]) -> None:
-    """Make a directory of ``files`` and symbolic ``links`` appear at ``path`` at once, whatever was there."""
-    remove(root, path)  # a writer that was killed may have got this far
-    with _made_aside(root, path) as aside:
-        aside.mkdir()
-        for parent in sorted({(aside / name).parent for name in files}):
-            parent.mkdir(parents=True, exist_ok=True)
-        for name, file in files.items():
-            _create(aside / name, file)
-        for name, target in links.items():
-            (aside / name).symlink_to(target)
-
-
-def write_link(root: Path, path: Path, target: str) -> None:
-    """Put a symbolic link at ``path``."""
-    with _made_aside(root, path) as aside:
-        aside.symlink_to(target)
+def write_entry(root: Path, path: Path, entry: Entry) -> None:
+    """Make an entry appear at ``path``, whole, whatever was there. A character device takes root (CAP_MKNOD)."""
+    if isinstance(entry, Directory):
+        remove(root, path)
+    aside = _aside(root)
+    match entry:
+        case File():
+            _create(aside, entry)
+        case Link(target):
+            aside.symlink_to(target)
+        case CharNode(major, minor):
+            os.mknod(aside, stat.S_IFCHR | 0o666, os.makedev(major, minor))
+            aside.chmod(0o666)
+        case Directory(files, links):
+            for parent in sorted({aside, *((aside / name).parent for name in files)}):
+                parent.mkdir(parents=True, exist_ok=True)
+            for name, file in files.items():
+                _create(aside / name, file)
+            for name, target in links.items():
+                (aside / name).symlink_to(target)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside.replace(path)
 
 
 def remove(root: Path, path: Path) -> None:
     """Make ``path``, a file or a directory, disappear at once. What is not there is fine."""
-    aside = _aside(root)
-    try:
-        path.rename(aside)
-    except FileNotFoundError:
-        return
-    if aside.is_dir() and not aside.is_symlink():
-        shutil.rmtree(aside)
-    else:
-        aside.unlink()
-
-
-def update_files(root: Path, directory: Path, before: Mapping[str, File], after: Mapping[str, File]) -> None:
-    """Change what differs between two tables of the files in ``directory``."""
-    for name in before.keys() - after.keys():
-        remove(root, directory / name)
-    for name, file in after.items():
-        if before.get(name) != file:
-            write_file(root, directory / name, file)
-
-
-def set_counter(root: Path, device: int, name: str, count: int) -> None:
-    """Let a counter of a loaded device read ``count``; one that the driver does not have stays away."""
-    path = root / f"sys/devices/virtual/neuron_device/neuron{device}" / name
-    try:
-        before = path.read_text("ascii")
-    except FileNotFoundError:
-        return
-    if before != f"{count}\n":
-        write_file(root, path, File(f"{count}\n"))
-
-
-def add_to_counter(root: Path, device: int, name: str, count: int) -> None:
-    """Let a counter of a loaded device read ``count`` more."""
-    path = root / f"sys/devices/virtual/neuron_device/neuron{device}" / name
-    if count and path.exists():
-        write_file(root, path, File(f"{int(path.read_text('ascii')) + count}\n"))
-
-
-@contextmanager
-def _made_aside(root: Path, path: Path) -> Iterator[Path]:
-    """A free place to make what appears at ``path`` then."""
-    aside = _aside(root)
-    yield aside
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside.replace(path)
+    with suppress(FileNotFoundError):
+        path.rename(_aside(root))
+        _aside(root)
 
 
 def _aside(root: Path) -> Path:
@@ -403,7 +380,7 @@ def _aside(root: Path) -> Path:
     directory.mkdir(exist_ok=True)
     path = directory / "next"
     if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)  # left behind by one who was killed
+        shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
     return path
@@ -416,64 +393,3 @@ def _create(path: Path, file: File) -> None:
         os.fchmod(descriptor, file.mode)  # the umask has no say in sysfs
     finally:
         os.close(descriptor)
-
-
-class TreeWriter:
-    """The files of the machine in ``root``; its user holds the machine (``exclusively``)."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.paths = MachinePaths.under(root)
-        self.class_dir = self.paths.sysfs / "class/neuron_device"
-        self.device_dir = self.paths.sysfs / "devices/virtual/neuron_device"
-        self.module_dir = self.paths.sysfs / "module/neuron"
-
-    def build(self, description: NodeDescription) -> None:
-        """Write a machine that is not there yet."""
-        dmi = self.paths.sysfs / "devices/virtual/dmi/id"
-        write_file(self.root, dmi / "product_name", File(description.instance_type + "\n", 0o444))
-        write_link(self.root, self.paths.sysfs / "class/dmi/id", "../../devices/virtual/dmi/id")
-        write_file(self.root, self.paths.dev / SIMULATED_MARKER, File("plain files stand for device nodes here\n"))
-        write_file(self.root, self.paths.dev / KMSG, File(""))
-        self.change(msgspec.structs.replace(description, driver_loaded=False, logical_core_size=None), description)
-
-    def change(self, before: NodeDescription, after: NodeDescription) -> None:
-        """Turn one machine into another: the module before its devices, a device before its node, and back."""
-        for device in sorted(set(before.loaded) - set(after.loaded)):
-            for directory in (self.paths.dev, self.class_dir, self.device_dir):
-                remove(self.root, directory / f"neuron{device}")
-        if before.driver_loaded and not after.driver_loaded:
-            for directory in (self.class_dir, self.device_dir, self.module_dir):
-                remove(self.root, directory)
-        elif after.driver_loaded and not before.driver_loaded:
-            version = File(after.driver_version + "\n", 0o444)
-            write_directory(self.root, self.module_dir, {"version": version}, {})
-            write_directory(self.root, self.class_dir, class_files(after), {})
-        for device in sorted(set(before.loaded) & set(after.loaded)):
-            old, new = device_files(before, device), device_files(after, device)
-            update_files(self.root, self.device_dir / f"neuron{device}", old, new)
-        for device in sorted(set(after.loaded) - set(before.loaded)):
-            name, links = f"neuron{device}", {"subsystem": "../../../../class/neuron_device"}
-            write_directory(self.root, self.device_dir / name, device_files(after, device), links)
-            write_link(self.root, self.class_dir / name, f"../../devices/virtual/neuron_device/{name}")
-        for device in after.loaded:
-            node = self.paths.dev / f"neuron{device}"
-            wanted, there = after.device(device).node, node.exists()
-            if there and not wanted:
-                remove(self.root, node)
-            elif wanted and not there and after.char_nodes:
-                write_char_node(self.root, node, MAJOR, device)
-            elif wanted and not there:
-                write_file(self.root, node, File("", 0o666))
-        if before.logical_core_size != after.logical_core_size:
-            path, size = self.paths.logical_nc_config, after.logical_core_size
-            if size is None:
-                remove(self.root, path)
-            else:
-                write_file(self.root, path, File(f"NEURON_LOGICAL_NC_CONFIG={size}\n"))
-        self._describe(after)
-
-    def _describe(self, description: NodeDescription) -> None:
-        """Last, so that a change which was cut short is completed when it is made again."""
-        described = msgspec.json.format(msgspec.json.encode(description), indent=2).decode()
-        write_file(self.root, self.root / DESCRIPTION_FILE, File(described + "\n"))

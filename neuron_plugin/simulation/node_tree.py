@@ -13,15 +13,26 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 
 from neuron_plugin.allocation.resources import format_ids
-from neuron_plugin.hardware import GENERATIONS, DriverVersion, Generation, parse_driver_version
+from neuron_plugin.hardware import (
+    GENERATIONS,
+    SIMULATED_MARKER,
+    DriverVersion,
+    Generation,
+    MachinePaths,
+    parse_driver_version,
+)
 
 NEWEST_DRIVER = "2.30.2.0"
 NEWEST_DRIVER_FOR_INF1 = "2.24.7.0"
-MAJOR = 243
+DESCRIPTION_FILE = "node.json"
+KMSG = "kmsg"
+_MAJOR = 243
 """Of the device nodes."""
 _WITHOUT_INF1 = (2, 25)
 _WITH_TRN3 = (2, 25, 4)
@@ -176,6 +187,58 @@ class File:
     mode: int = 0o644
 
 
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A symbolic link."""
+
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class CharNode:
+    """A character device, which everybody may open."""
+
+    major: int
+    minor: int
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """What appears and goes as a whole; ``links`` are targets by name."""
+
+    files: Mapping[str, File]
+    links: Mapping[str, str]
+
+
+Entry: TypeAlias = File | Link | CharNode | Directory
+
+
+def entries(root: Path, description: NodeDescription) -> dict[Path, Entry]:
+    """What lies where in ``root``, in the order in which a driver makes it: the module, a device, then its node."""
+    paths, found = MachinePaths.under(root), dict[Path, Entry]()
+    class_dir, device_dir = (paths.sysfs / where / "neuron_device" for where in ("class", "devices/virtual"))
+    found[paths.sysfs / "devices/virtual/dmi/id/product_name"] = File(description.instance_type + "\n", 0o444)
+    found[paths.sysfs / "class/dmi/id"] = Link("../../devices/virtual/dmi/id")
+    found[paths.dev / SIMULATED_MARKER] = File("plain files stand for device nodes here\n")
+    found[paths.dev / KMSG] = File("")
+    if description.driver_loaded:
+        version = File(description.driver_version + "\n", 0o444)
+        found[paths.sysfs / "module/neuron"] = Directory({"version": version}, {})
+        found[device_dir] = Directory({}, {})
+        found[class_dir] = Directory(class_files(description), {})
+    for device in description.loaded:
+        name, subsystem = f"neuron{device}", {"subsystem": "../../../../class/neuron_device"}
+        found[device_dir / name] = Directory(device_files(description, device), subsystem)
+        found[class_dir / name] = Link(f"../../devices/virtual/neuron_device/{name}")
+        if description.device(device).node:
+            found[paths.dev / name] = CharNode(_MAJOR, device) if description.char_nodes else File("", 0o666)
+    if description.logical_core_size is not None:
+        found[paths.logical_nc_config] = File(f"NEURON_LOGICAL_NC_CONFIG={description.logical_core_size}\n")
+    described = msgspec.json.format(msgspec.json.encode(description), indent=2).decode()
+    found[root / DESCRIPTION_FILE] = File(described + "\n")
+    return found
+
+
 def device_files(description: NodeDescription, device: int) -> dict[str, File]:
     """Every file of one device by its path below the device's directory."""
     state = description.device(device)
@@ -228,8 +291,8 @@ def _identity(description: NodeDescription, device: int, state: SimulatedDevice)
     generation, driver = description.generation, description.driver
     mode = 0o444 if driver.at_least(*_READABLE_BY_ALL) else 0o400
     files = {
-        "dev": File(f"{MAJOR}:{device}\n", 0o444),
-        "uevent": File(f"MAJOR={MAJOR}\nMINOR={device}\nDEVNAME=neuron{device}\n"),
+        "dev": File(f"{_MAJOR}:{device}\n", 0o444),
+        "uevent": File(f"MAJOR={_MAJOR}\nMINOR={device}\nDEVNAME=neuron{device}\n"),
         "core_count": File(str(generation.cores_per_device), mode),
         "reset": File(f"{state.reset}\n", 0o600),
         "info/notify_delay": File("-1\n"),

@@ -147,7 +147,7 @@ class NodeFaults:
         return Response(200, msgspec.json.encode({"message": f"node {name}: {text}"}))
 
     async def _befall(self, name: str, what: str, deed: str) -> str:
-        node = self._cluster.node(name)
+        node = self._cluster.nodes.get(name)
         if node is None:
             raise Refusal(404, f"no node of the playground is called {name}", name=name, kind="nodes")
         if deed not in NODE_FAULTS.get(what, ()):
@@ -273,7 +273,8 @@ async def _upkeep(cluster: SimulatedCluster, lines: asyncio.Queue[str]) -> None:
         for played in cluster.played.values():
             played.upkeep(time.monotonic())
         nodes = {node["metadata"]["name"] for node in cluster.api.objects(NODES)}
-        for line in lifecycle.look(cluster.silent_nodes(), time.monotonic()):
+        silent = {name for name, node in cluster.nodes.items() if not node.up}
+        for line in lifecycle.look(silent, time.monotonic()):
             lines.put_nowait(line)
         for worker in (worker for worker in cluster.workers.values() if worker.up):
             if worker.name not in nodes:

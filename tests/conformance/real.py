@@ -30,7 +30,9 @@ from neuron_plugin.plugin.container import CDI_FILE_NAME
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.plugin.uninstall import uninstall_nodes
 from neuron_plugin.settings import as_text
-from neuron_plugin.simulation import write_char_node, write_node
+from neuron_plugin.simulation import write_node
+from neuron_plugin.simulation.node import write_entry
+from neuron_plugin.simulation.node_tree import CharNode
 from tests.conformance.cluster_node import CLAIMS, ClusterNode
 from tests.conformance.node import (
     INSTANCE_TYPE,
@@ -120,7 +122,7 @@ class RealNode(ClusterNode):
             return False
         numbers = device.stat().st_rdev
         path = self.machine.paths.dev / f"neuron{OPENABLE}"
-        write_char_node(self.machine.root, path, os.major(numbers), os.minor(numbers))
+        write_entry(self.machine.root, path, CharNode(os.major(numbers), os.minor(numbers)))
         self.machine.set_attribute(OPENABLE, "dev", f"{os.major(numbers)}:{os.minor(numbers)}\n")
         return True
 

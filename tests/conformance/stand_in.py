@@ -221,7 +221,8 @@ class StandInNode(ClusterNode):
         return Capacity(shown.capacity, shown.allocatable)
 
     async def restart_kubelet(self) -> None:
-        await self._pods.restart()
+        await self._pods.stop()
+        await self._pods.start()
 
     async def stop_kubelet(self) -> None:
         await self._pods.stop()

@@ -188,7 +188,9 @@ class Kubelet(ModelKubelet):
             raise NotPreparedError("the claim cannot be read, or is not the pod's")
         await self.memory.prepare([life.api.get(RESOURCE_CLAIMS, one.claim, "default")], one.uid, self)
 
-    async def prepare(self, driver: str, claims: Sequence[ClaimInfo]) -> Mapping[str, Sequence[DriverDevice] | str]:
+    async def node_prepare(
+        self, driver: str, claims: Sequence[ClaimInfo]
+    ) -> Mapping[str, Sequence[DriverDevice] | str]:
         if driver == PARTNER:
             await asyncio.sleep(self.life.chance.random() * 0.1)
             if self.life.chance.random() < 0.5:
@@ -217,7 +219,7 @@ class Kubelet(ModelKubelet):
             for uid, found in answer.items()
         }
 
-    async def unprepare(self, driver: str, claims: Sequence[ClaimInfo]) -> None:  # noqa: ARG002 - the protocol's
+    async def node_unprepare(self, driver: str, claims: Sequence[ClaimInfo]) -> None:  # noqa: ARG002 - the protocol's
         running = {each.claim for each in self.life.pods if each.running}
         self.life.seen["unprepared a live pod"] += sum(each.key[1] in running for each in claims)
 

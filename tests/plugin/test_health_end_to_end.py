@@ -78,18 +78,25 @@ async def a_site(
             yield Running(site, daemon)
 
 
+def health_of_held(node: Running) -> dict[str, str]:
+    """As the status of the pod ``holder`` shows it."""
+    pod = node.site.kubelet_pods["holder"]
+    (shown,) = node.site.kubelet.resource_health(pod, pod.container("app"))
+    return {each["resourceID"]: each["health"] for each in shown["resources"]}
+
+
 async def test_p67_p68_p71_a_fault_reaches_kubelet_pod_node_and_events_and_so_does_its_end() -> None:
     async with a_site(truthful=True) as node:
         await node.site.run("holder", app(6))
         await eventually(lambda: node.condition() == "True")
         node.machine.set_reset(2, ResetState.FAILED)
         await node.allocatable(5)
-        assert node.site.kubelet.device_health(uid_of("holder"), "app")["2"] == "Unhealthy"
+        assert health_of_held(node)["2"] == "Unhealthy"
         await eventually(lambda: list(node.inventory().get("unhealthy", ())) == ["2"])
         await eventually(lambda: node.condition() == "False")
         node.machine.set_reset(2, ResetState.READY)
         await node.allocatable(6)
-        assert set(node.site.kubelet.device_health(uid_of("holder"), "app").values()) == {"Healthy"}
+        assert set(health_of_held(node).values()) == {"Healthy"}
         await eventually(lambda: node.inventory().get("unhealthy") == {} and node.condition() == "True")
         await eventually(lambda: len(node.events()) == 4)
         reset = "its last reset failed (reset it again, reload the driver or reboot)"

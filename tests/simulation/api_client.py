@@ -59,7 +59,7 @@ def names(listed: Json) -> list[str]:
     return [item["metadata"]["name"] for item in listed["items"]]
 
 
-async def until_watched(server: StandInApiServer, watches: int = 1) -> None:
+async def until_watched(server: StandInApiServer) -> None:
     async with asyncio.timeout(5):
-        while server.open_watches != watches:
+        while server.open_watches != 1:
             await asyncio.sleep(0.002)

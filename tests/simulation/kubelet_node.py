@@ -127,22 +127,17 @@ async def serving(plugin: RawPlugin, path: Path) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def node(
-    directory: Path,
-    plugin: RawPlugin | None = None,
-    *,
-    seed: int = 0,
-    options: KubeletOptions | None = None,
-    count: int = 4,
+    directory: Path, plugin: RawPlugin | None = None, *, options: KubeletOptions | None = None
 ) -> AsyncIterator[tuple[StandInKubelet, RawPlugin]]:
     """A kubelet with one plugin registered; it serves PodResources in ``pr`` and keeps cgroups in ``cgroup``."""
     plugin = plugin or RawPlugin()
     (directory / "pr").mkdir()
     kubelet = StandInKubelet(
-        directory, directory / "pr", random=seeded(seed), options=options, cgroup_root=directory / "cgroup"
+        directory, directory / "pr", random=seeded(0), options=options, cgroup_root=directory / "cgroup"
     )
     async with kubelet, serving(plugin, directory / "plugin.sock"):
         await register(directory, "plugin.sock")
-        await kubelet.wait_for_capacity(CORE, count)
+        await kubelet.wait_for_capacity(CORE, 4)
         yield kubelet, plugin
 
 
@@ -150,8 +145,8 @@ def pod(name: str, *containers: KubeletContainer, uid: str | None = None) -> Kub
     return KubeletPod(uid or f"uid-{name}", "ns", name, containers)
 
 
-def wants(count: int, name: str = "c", kind: ContainerKind = APP, resource: str = CORE) -> KubeletContainer:
-    return KubeletContainer(name, {resource: count}, kind)
+def wants(count: int, name: str = "c", kind: ContainerKind = APP) -> KubeletContainer:
+    return KubeletContainer(name, {CORE: count}, kind)
 
 
 async def rejection(kubelet: StandInKubelet, candidate: KubeletPod) -> str:

@@ -31,6 +31,9 @@ JSON_BODY = {"Content-Type": "application/json"}
         (f"{LEASES_PATH}/none", 'leases.coordination.k8s.io "none" not found'),
         *((path, NOT_SERVED) for path in ("/api/v1/secrets", "/apis/apps/v1/deployments", "/", "/api/v1/pods/a")),
         *((path, NOT_SERVED) for path in ("/api/v1/namespaces/default/nodes", f"{PODS_PATH}/a/scale")),
+        *((path, NOT_SERVED) for path in ("/api/v1/namespaces/ns/nodes/n1", "/api/v1/nodes/n1/binding")),
+        *((path, NOT_SERVED) for path in (f"{PODS_PATH}/a/status/more", "/apis/events.k8s.io/v2/events")),
+        ("/apis/coordination.k8s.io/v1/namespaces/ns/pods", NOT_SERVED),
     ],
 )
 async def test_what_is_not_there_is_404(client: Client, path: str, message: str) -> None:

@@ -1,4 +1,4 @@
-"""Paths, names and selectors of the simulated API server."""
+"""Selectors of the simulated API server."""
 
 from __future__ import annotations
 
@@ -10,24 +10,8 @@ from neuron_plugin.simulation.api_server_kinds import (
     PODS,
     Refusal,
     label_selector,
-    parse_path,
     selector,
 )
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        *("", "/", "/api/v1", "/api/v1/", "/api/v1/namespaces/ns/nodes/n1", "/api/v1/pods/a"),
-        *("/api/v1/nodes/n1/binding", "/api/v1/namespaces/ns/pods/a/status/more", "/apis/events.k8s.io/v2/events"),
-        "/apis/coordination.k8s.io/v1/namespaces/ns/pods",
-    ],
-)
-def test_what_is_not_served_is_404(path: str) -> None:
-    with pytest.raises(Refusal) as raised:
-        parse_path(path)
-    assert raised.value.code == 404
-
 
 # Field selectors.
 

@@ -283,18 +283,6 @@ def test_a_budget_allows_what_its_healthy_pods_leave(spec: Json, allowed: int) -
 # Claims, templates and slices.
 
 
-async def test_a_claim_with_a_finalizer_goes_when_it_is_taken_off(client: Client) -> None:
-    await client.ask("POST", CLAIMS, claim(finalizers=[FINALIZER]))
-    _, left = await client.ask("DELETE", f"{CLAIMS}/c")
-    assert left["metadata"]["deletionTimestamp"]
-    again = (await client.get(f"{CLAIMS}/c"))["metadata"]
-    await client.ask("DELETE", f"{CLAIMS}/c")
-    assert (await client.get(f"{CLAIMS}/c"))["metadata"] == again
-    status, _ = await client.ask("PATCH", f"{CLAIMS}/c", {"metadata": {"finalizers": None}}, headers=MERGE)
-    assert status == 200
-    assert names(await client.get(CLAIMS)) == []
-
-
 async def test_the_status_of_a_claim_brings_no_finalizer(client: Client) -> None:
     await client.ask("POST", CLAIMS, claim(finalizers=[FINALIZER]))
     change = {"metadata": {"finalizers": []}, "status": allocation()}

@@ -18,8 +18,8 @@ def api() -> SimulatedApiServer:
     return SimulatedApiServer()
 
 
-def played(api: SimulatedApiServer, instance_type: str = "trn1.32xlarge") -> PlayedNode:
-    node = PlayedNode(api, "a", instance_type, 0)
+def played(api: SimulatedApiServer) -> PlayedNode:
+    node = PlayedNode(api, "a", "trn1.32xlarge", 0)
     node.register()
     return node
 

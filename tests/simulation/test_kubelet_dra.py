@@ -194,14 +194,16 @@ class Answering:
         self.answer: dict[str, Sequence[DriverDevice] | str] | None = None
         self.forgets = False
 
-    async def prepare(self, driver: str, claims: Sequence[ClaimInfo]) -> Mapping[str, Sequence[DriverDevice] | str]:
+    async def node_prepare(
+        self, driver: str, claims: Sequence[ClaimInfo]
+    ) -> Mapping[str, Sequence[DriverDevice] | str]:
         self.asked.append(f"prepare {driver}")
         self.seen = msgspec.json.decode(msgspec.json.decode(self.memory.state_bytes())["Data"])["ClaimInfoStateList"]
         if self.forgets:
             self.memory.claims.clear()
         return {each.uid: [D0] for each in claims} if self.answer is None else self.answer
 
-    async def unprepare(self, driver: str, claims: Sequence[ClaimInfo]) -> None:
+    async def node_unprepare(self, driver: str, claims: Sequence[ClaimInfo]) -> None:
         self.asked += [f"unprepare {driver} {each.key[1]}" for each in claims]
 
 
@@ -280,7 +282,7 @@ async def test_a_shared_claim_goes_with_its_last_pod_but_kubernetes_140212_a_sec
     answering: Answering,
 ) -> None:
     await prepare_for(answering, "pod-a", "pod-b")
-    assert answering.memory.of_inactive({"pod-b"}) == {("default", "pod-a"): [KEY]}
+    assert answering.memory.of_inactive({"pod-b"}) == {"pod-a": [KEY]}
     await answering.memory.unprepare([KEY], "pod-a", answering)
     assert (answering.asked[1:], recorded(answering)[0]) == ([], ("pod-b",))
     await answering.memory.unprepare([KEY], "pod-a", answering)

@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neuron_plugin.hardware import ResetState, read_inventory
-from neuron_plugin.simulation.node import HELD_MEMORY, HELD_PERCENT, SimulatedNode, TreeWriter, write_node
-from neuron_plugin.simulation.node_tree import WORK_COUNTERS, SimulationError
+from neuron_plugin.simulation import node as written
+from neuron_plugin.simulation.node import HELD_MEMORY, HELD_PERCENT, SimulatedNode, change, write_entry, write_node
+from neuron_plugin.simulation.node_tree import DESCRIPTION_FILE, WORK_COUNTERS, Entry, SimulationError, entries
 from neuron_plugin.topology import InstanceType, Topology
 from tests.simulation.node_tree import MakeNode, device_dir, everything, mode, text
 
@@ -149,17 +150,29 @@ def test_p68_every_fault_changes_the_tree_every_remedy_restores_it_and_what_was_
 ) -> None:
     node, (fault, remedy) = make_node(), FAULTS[name]
     before = everything(node.root)
-    for change in (fault, remedy):
+    for deed in (fault, remedy):
         with monkeypatch.context() as patch:
-            patch.setattr(TreeWriter, "_describe", cut_short)
+            patch.setattr(written, "write_entry", write_until_cut_short)
             with pytest.raises(KeyboardInterrupt):
-                change(node, 2)
-        change(node, 2)
-        assert (everything(node.root) == before) is (change is remedy)
+                deed(node, 2)
+        deed(node, 2)
+        assert (everything(node.root) == before) is (deed is remedy)
 
 
-def cut_short(_writer: TreeWriter, _description: object) -> None:
-    raise KeyboardInterrupt
+def write_until_cut_short(root: Path, path: Path, entry: Entry) -> None:
+    if path.name == DESCRIPTION_FILE:
+        raise KeyboardInterrupt
+    write_entry(root, path, entry)
+
+
+def test_what_a_killed_change_has_taken_away_comes_back_with_the_next_one(make_node: MakeNode) -> None:
+    node = make_node()
+    before = everything(node.root)
+    written.remove(node.root, device_dir(node, 3))
+    written.remove(node.root, node.paths.dev / "neuron4")
+    node.set_ecc(2, memory=1)
+    node.set_ecc(2, memory=0)
+    assert everything(node.root) == before
 
 
 def test_p25_faults_survive_a_driver_reload_because_counters_live_in_firmware(make_node: MakeNode) -> None:
@@ -222,13 +235,10 @@ def test_after_any_faults_the_tree_is_the_one_its_description_would_be_written_a
             FAULTS[name][place](node, device)
         fresh = Path(directory) / "fresh"
         fresh.mkdir()
-        TreeWriter(fresh).build(node.description)
+        change(fresh, {}, entries(fresh, node.description))
         assert everything(node.root) == everything(fresh)
         assert SimulatedNode(fresh).description == node.description
         read_inventory(node.paths)
-
-
-# Errors.
 
 
 # Refusals.

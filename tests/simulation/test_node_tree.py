@@ -1,19 +1,12 @@
-"""What a simulated machine is, and the files and links that the driver makes for it."""
+"""The links that the driver prints for a simulated machine."""
 
 from __future__ import annotations
 
 import pytest
 
 from neuron_plugin.hardware.sysfs import parse_connected_devices
-from neuron_plugin.simulation.node_tree import (
-    connected_devices_text,
-)
+from neuron_plugin.simulation.node_tree import connected_devices_text
 from neuron_plugin.topology import Topology, links_of
-
-# Files.
-
-
-# Links.
 
 ALL = range(16)
 

@@ -23,7 +23,7 @@ from neuron_plugin.allocation.keys import ALLOCATED_KEY, CORES_KEY, DEVICES_KEY,
 from neuron_plugin.cli.command import CommandError, Exit, UsageError, program
 from neuron_plugin.cli.main import main
 from neuron_plugin.simulation.commands.simulate import known_types
-from neuron_plugin.topology import Unit, catalogue
+from neuron_plugin.topology import catalogue
 from neuron_plugin.wording import plural
 
 if TYPE_CHECKING:
@@ -187,13 +187,11 @@ async def _play(root: Path, arguments: Namespace) -> None:
     placed_by, flags = PlacedBy(arguments.placement), ("--numbering", arguments.numbering)
     async with SimulatedCluster(root, {NODE_NAME: instance.name}, daemon_flags=flags, placed_by=placed_by) as cluster:
         worker = cluster.worker
-        cores = instance.devices * instance.cores_per_device // instance.logical_core_size
-        counts = {resource: cores if resource.unit is Unit.CORE else instance.devices for resource in Resource}
-        for resource, count in counts.items():
-            await worker.wait_until_offered(resource, count)
+        await worker.wait_until_registered()
         await cluster.wait_until_published()
         _step(1, "the plugin found the devices in sysfs and lists them to the kubelet")
-        offered = ", ".join(f"{resource.value}: {count}" for resource, count in counts.items())
+        counts = {resource.value: worker.kubelet.capacity(resource.value).allocatable for resource in Resource}
+        offered = ", ".join(f"{name}: {count}" for name, count in counts.items())
         _step(2, f"the kubelet advertises them: {offered}")
         if not arguments.ask:
             for title, name, containers in STORY:
