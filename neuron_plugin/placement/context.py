@@ -22,6 +22,10 @@ REPORTER = "neuron-plugin.io/extender"
 _log = logging.getLogger(__name__)
 
 
+PAUSE_FACTOR = 10.0
+"""What is worked out in a thread waits this many times as long as it took: a tenth of a CPU goes there at most."""
+
+
 @dataclass(frozen=True, slots=True)
 class Times:
     """Seconds.

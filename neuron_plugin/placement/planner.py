@@ -17,7 +17,7 @@ from math import inf
 from typing import NoReturn
 
 from neuron_plugin.allocation import NeuronPod, PodUid
-from neuron_plugin.placement.context import Context
+from neuron_plugin.placement.context import PAUSE_FACTOR, Context
 from neuron_plugin.placement.events import NO_PREEMPTION
 from neuron_plugin.placement.room import Room
 from neuron_plugin.placement.state import in_line
@@ -27,8 +27,6 @@ from neuron_plugin.planning.judgement import PREEMPTED_BY_NAME, PodKind, kind_of
 
 MOST_PODS = 20
 """Waiting pods planned for in one look; a gang counts as one."""
-PAUSE_FACTOR = 10.0
-"""A look that comes sooner than ``Times.plan`` after the last one waits this many times as long as that one took."""
 EVENT_REASON = "NeuronRoomByMove"
 _log = logging.getLogger(__name__)
 

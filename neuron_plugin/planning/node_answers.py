@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from neuron_plugin.allocation import (
     Capacity,
@@ -99,41 +100,53 @@ def node_answers(scene: Scene, pod: NeuronPod) -> list[NodeAnswer]:
 def node_answer(scene: Scene, pod: NeuronPod, name: str, against: tuple[str, ...] = ()) -> NodeAnswer:
     """What one node says to a pod; ``against`` is what kube-scheduler says besides what it counts of Neuron."""
     info = scene.node_for(pod, name)
-    capacity = info.capacity
+    known = scene.answers.get((name, pod.requests))
+    if known is None or known[0] is not info:
+        known = scene.answers[name, pod.requests] = info, _answer_by_devices(info, pod.requests)
+    answer, counts, details = known[1], list[str](), list[str]()
+    if not answer.has_neuron:
+        return answer
+    if answer.placement:  # else it is short of more than kube-scheduler's counts
+        for resource, counted, asked in neuron_shortages(pod.rules, info.node.rules, scene.use(name)):
+            counts.append(f"has {counted} of {resource} left as kube-scheduler counts, the pod asks for {asked}")
+            details += _why_counted_less(info, resource, counted)
+    if not (counts or against):
+        return answer
+    reasons = (*counts, *answer.reasons, *against)
+    return replace(answer, reasons=reasons, details=(*answer.details, *details))
+
+
+def _answer_by_devices(info: NodeInfo, request: PodRequest) -> NodeAnswer:
+    """What a node says to all pods that ask for the same: its devices, and nothing else."""
+    name, capacity = info.name, info.capacity
     if isinstance(capacity, Rejection):
         if capacity.code == NO_NEURON:
             return NodeAnswer(name, has_neuron=False, reasons=(capacity.predicate,))
         details = [*info.details]
         if isinstance(info.node.inventory, Rejection) and info.node.inventory.detail:
             details.append(info.node.inventory.detail)
-        return NodeAnswer(name, has_neuron=True, reasons=(capacity.predicate, *against), details=tuple(details))
-    placed = capacity.place(pod.requests)
-    details = [*_amount_details(capacity, pod.requests)]
-    counts = []
-    for resource, counted, asked in neuron_shortages(pod.rules, info.node.rules, scene.use(name)):
-        if isinstance(placed, Rejection):
-            break  # it is short of more than kube-scheduler's counts
-        counts.append(f"has {counted} of {resource} left as kube-scheduler counts, the pod asks for {asked}")
-        details += _why_counted_less(info, resource, counted)
+        return NodeAnswer(name, has_neuron=True, reasons=(capacity.predicate,), details=tuple(details))
+    placed, reason, amounts = _sets(capacity, request)
+    geometry = None if isinstance(placed, Rejection) else capacity.geometry
     if not isinstance(placed, Rejection):
-        reasons = (*counts, *against)
-        return NodeAnswer(
-            name,
-            has_neuron=True,
-            reasons=reasons,
-            placement=placed,
-            geometry=capacity.geometry,
-            details=tuple(details),
-        )
+        return NodeAnswer(name, has_neuron=True, placement=placed, geometry=geometry, details=amounts)
+    blocked = [one for container in request for one in _blocked(info, container, capacity.facts.unused)]
+    return NodeAnswer(name, has_neuron=True, reasons=(reason,), blocked=tuple(blocked), details=amounts)
+
+
+@lru_cache(maxsize=4_096)
+def _sets(capacity: Capacity, request: PodRequest) -> tuple[Placement | Rejection, str, tuple[str, ...]]:
+    """The sets on any node of this capacity, or why there are none, and what else a person wants to know."""
+    placed, details = capacity.place(request), [*_amount_details(capacity, request)]
+    if not isinstance(placed, Rejection):
+        return placed, "", tuple(details)
     if placed is WRONG_PRODUCT:
         details.append(f"its devices are {' or '.join(sorted(capacity.facts.names))}")
-    details += _left_out(capacity.geometry, pod.requests)
-    blocked = [one for container in pod.requests for one in _blocked(info, container, capacity.facts.unused)]
-    reasons = (_neuron_reason(info, capacity, pod.requests, placed), *against)
-    return NodeAnswer(name, has_neuron=True, reasons=reasons, blocked=tuple(blocked), details=tuple(details))
+    details += _left_out(capacity.geometry, request)
+    return placed, _neuron_reason(capacity, request, placed), tuple(details)
 
 
-def _neuron_reason(info: NodeInfo, capacity: Capacity, request: PodRequest, rejection: Rejection) -> str:
+def _neuron_reason(capacity: Capacity, request: PodRequest, rejection: Rejection) -> str:
     """Why there are no sets, with the numbers of this node."""
     geometry, free = capacity.geometry, capacity.free_mask
     in_devices = all(container.resource.unit is Unit.DEVICE for container in request)
@@ -152,8 +165,7 @@ def _neuron_reason(info: NodeInfo, capacity: Capacity, request: PodRequest, reje
         case "fragmented":
             return f"{free_text}, but no linked set of {max(container.count for container in request)}"
         case "unhealthy":
-            inventory = info.inventory
-            lacking = geometry.devices_touched(geometry.all_mask & ~capacity.healthy_mask) if inventory else ()
+            lacking = geometry.devices_touched(geometry.all_mask & ~capacity.healthy_mask)
             return f"lacks {named('device', lacking)}"
         case "disabled":
             off = geometry.devices_touched(capacity.facts.disabled_mask)
@@ -215,14 +227,23 @@ def _blocked(info: NodeInfo, container: ContainerRequest, facts: DeviceFacts) ->
                 BlockedSet(
                     container.name,
                     unit,
-                    tuple(map(int, geometry.ids_of(unit, mask))),
+                    _ids(geometry, unit, mask),
                     tuple(holders),
-                    tuple(map(int, geometry.devices_touched(CoreMask(mask & ~may_be_used)))),
-                    tuple(map(int, geometry.devices_touched(CoreMask(mask & disabled_mask)))),
+                    _devices(geometry, mask & ~may_be_used),
+                    _devices(geometry, mask & disabled_mask),
                     tuple(kept),
                 )
             )
     return sorted(blocked, key=lambda blocked_set: blocked_set.weight)
+
+
+@lru_cache(maxsize=4_096)
+def _ids(geometry: Geometry, unit: Unit, mask: CoreMask) -> tuple[int, ...]:
+    return tuple(map(int, geometry.ids_of(unit, mask)))
+
+
+def _devices(geometry: Geometry, mask: int) -> tuple[int, ...]:
+    return tuple(map(int, geometry.devices_touched(mask))) if mask else ()
 
 
 # All nodes.

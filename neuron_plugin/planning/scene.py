@@ -11,6 +11,7 @@ from collections.abc import Collection, Container, Iterable, Iterator, Mapping, 
 from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from typing import Any
 
 from neuron_plugin.allocation import (
     Capacity,
@@ -171,6 +172,8 @@ class Scene:
         """The group whose pods are placed together: each counts as bound for what another one of it needs."""
         self._eligible: dict[tuple[PodRules, PodVolumes], frozenset[str]] = {}
         self._roaming: list[NeuronPod] | None = None
+        self.answers: dict[object, tuple[NodeInfo, Any]] = {}
+        """What a node's devices say to a request, and the node as it was looked at: ``node_answers``."""
         self.openings: dict[object, tuple[NodeInfo, list[tuple[NeuronPod, ...]]]] = {}
         """Groups of victims by kind of pod, and the node as it was looked at: ``victims``."""
 

@@ -22,7 +22,7 @@ from neuron_plugin.cluster import ApiError, ApiRequest, ClusterError
 from neuron_plugin.cluster.api import JsonObject, send
 from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.cluster.writes import evict_pod
-from neuron_plugin.placement.context import Context
+from neuron_plugin.placement.context import PAUSE_FACTOR, Context
 from neuron_plugin.placement.gates.placer import Placer
 from neuron_plugin.placement.writer import Writer
 from neuron_plugin.planning import Judgement, Scene, judge_all
@@ -65,6 +65,8 @@ class Upkeep:
         self._since: dict[PodKind, float] = {}
         self._full_since: dict[PodKind, float] = {}
         self._judged: dict[PodKind, tuple[float, Judgement]] = {}
+        self._rests_until = 0.0
+        """Before that nothing is judged again."""
         self._said: dict[PodUid, str] = {}
         self._stuck_since: dict[PodUid, float] = {}
         self._withdrawn: set[PodUid] = set()
@@ -89,11 +91,15 @@ class Upkeep:
         self._judged = {kind: judged for kind, judged in self._judged.items() if kind in self._since}
         self._said = {uid: said for uid, said in self._said.items() if uid in self._state.gated}
         due = [kind for kind, since in self._since.items() if now - since >= times.patience]
-        stale = [kind for kind in due if kind not in self._judged or now - self._judged[kind][0] >= times.again]
+        new = [kind for kind in due if kind not in self._judged]
+        old = [kind for kind in due if kind in self._judged and now - self._judged[kind][0] >= times.again]
+        stale = [*new, *(old if now >= self._rests_until else ())]
         firsts = {kind: pods[0] for kind in stale[:MOST_KINDS] if (pods := queue.pods(kind))}
         if firsts:
             judged = await asyncio.to_thread(self._judge, Scene(self._state.snapshot()), list(firsts.values()))
             self._judged |= {kind: (now, judgement) for kind, judgement in zip(firsts, judged, strict=True)}
+            after = self._context.clock.now()
+            self._rests_until = after + PAUSE_FACTOR * (after - now)
         written = 0
         for kind in due:
             if kind not in self._judged:

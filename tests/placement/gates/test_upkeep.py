@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 import pytest
 
+from neuron_plugin.allocation import NeuronPod
 from neuron_plugin.allocation.keys import GATE
 from neuron_plugin.allocation.node import Reservation
 from neuron_plugin.allocation.preflight import CheckScope
 from neuron_plugin.cluster import KubernetesApi
-from neuron_plugin.placement.context import Times
+from neuron_plugin.placement.context import PAUSE_FACTOR, Times
 from neuron_plugin.placement.gates.placer import RELEASED
 from neuron_plugin.placement.gates.upkeep import MOST_EVENTS, MOST_RELEASED, PIN_FAILED, WAITING
+from neuron_plugin.planning import Judgement, Scene
 from neuron_plugin.simulation.api_server_kinds import CLAIMS, PODS, VOLUMES
 from neuron_plugin.topology import CoreMask
 from tests.placement.gates.bench import CORE, NEURON, GatesBench
@@ -46,6 +49,29 @@ async def test_many_pods_that_begin_to_wait_are_told_in_several_looks(gated: Gat
         await gated.look(after=TIMES.patience)
         told.append(sum(len(gated.events(name)) for name in names))
     assert told == [MOST_EVENTS, MOST_EVENTS + 1]
+
+
+async def test_reasons_that_take_long_to_work_out_are_worked_out_less_often(
+    gated: GatesBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gated.node("a")
+    gated.pod("train", NEURON, 16, cpu="80")
+    judge, judged = gated.upkeep._judge, list[float]()
+
+    def slow(scene: Scene, pods: Iterable[NeuronPod]) -> list[Judgement]:
+        judged.append(gated.now)
+        gated.now += 3.0
+        return judge(scene, pods)
+
+    monkeypatch.setattr(gated.upkeep, "_judge", slow)
+    for _ in range(60):
+        await gated.look(after=1.0)
+    assert len(judged) == 2
+    assert judged[1] - judged[0] >= 3.0 * PAUSE_FACTOR
+    gated.pod("other", NEURON, 16, cpu="90")
+    for _ in range(3):
+        await gated.look(after=1.0)
+    assert len(judged) == 3, "the reason of a new one does not wait"
 
 
 async def test_another_reason_is_told_too(gated: GatesBench) -> None:
