@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
@@ -37,24 +36,13 @@ from neuron_plugin.plugin.settings import Mode, PluginSettings, RegistrationWay
 from neuron_plugin.plugin.writes import PodEvent
 from neuron_plugin.simulation import write_node
 from neuron_plugin.topology import catalogue
-from tests.plugin.desk import FakeCgroups, FakeLister, LoopClock, MemoryKubelet
+from tests.plugin.desk import FakeCgroups, FakeLister, LoopClock, MemoryKubelet, running
 from tests.plugin.world import CORE, NEURON, STATIC_UID, TRN1, app, holder, inventory, pod, uid_of
 from tests.support.model_kubelet import checkpoint_file
 from tests.support.stories import Scene
 
 A = uid_of("a")
 TIMES = DaemonTimes()
-
-
-@asynccontextmanager
-async def running(job: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    task = asyncio.create_task(job)
-    try:
-        yield
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
 
 
 def test_p12_a_resource_is_registered_by_one_route_and_its_server_knows_the_other() -> None:

@@ -17,7 +17,7 @@ from neuron_plugin.plugin.container import ALLOCATION_KEY, reply_for
 from neuron_plugin.plugin.inputs import NodePods, PendingAnswer
 from neuron_plugin.plugin.node import NODE_TIMES, LocalNode, NodeOptions
 from neuron_plugin.topology import NO_CORES, Unit
-from tests.plugin.desk import FakeCgroups, LoopClock, MemoryKubelet, a_desk, tell
+from tests.plugin.desk import FakeCgroups, LoopClock, MemoryKubelet, a_desk, running, tell
 from tests.plugin.world import CORE, DEVICE, NEURON, STATIC_UID, TRN1, FakeClock, app, devices, inventory, pod, uid_of
 
 A, B = uid_of("a"), uid_of("b")
@@ -295,14 +295,9 @@ async def following(*resources: Resource) -> AsyncIterator[tuple[LocalNode, Memo
     kubelet = MemoryKubelet()
     node = LocalNode(kubelet.file, FakeCgroups(), clock=LoopClock())
     node.see_inventory(inventory())
-    streams = [asyncio.create_task(kubelet.follow(node.advertisements[resource])) for resource in resources]
-    await asyncio.sleep(0.02)
-    try:
+    async with running(*(kubelet.follow(node.advertisements[resource]) for resource in resources)):
+        await asyncio.sleep(0.02)
         yield node, kubelet
-    finally:
-        for stream in streams:
-            stream.cancel()
-        await asyncio.gather(*streams, return_exceptions=True)
 
 
 @pytest.mark.looptime
