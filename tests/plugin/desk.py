@@ -230,7 +230,8 @@ class Story(Scene):
         self.node.see_inventory(replace(self._begin.inventory, unhealthy=broken))
 
     def alive(self, names: str) -> None:
-        self.cgroups.alive = {holder(name)[0] for name in names.split()}
+        """Which pods have a process, or ``unseen``."""
+        self.cgroups.alive = None if names == "unseen" else {holder(name)[0] for name in names.split()}
 
     def dead(self) -> None:
         self.cgroups.alive = set()

@@ -93,21 +93,6 @@ async def test_half_failed_prepares_with_another_driver_and_retries_that_append_
         await eventually(lambda: not holders(daemon))
 
 
-async def test_a_claim_that_was_half_prepared_when_the_plugin_ended_is_known_again_once_it_is_asked_for() -> None:
-    partner = RawDriver(EFA)
-    partner.error = "no interface"
-    async with a_claim_site() as site, serving(partner, site.settings.plugins_registry):
-        async with site.daemon():
-            await eventually(lambda: EFA in site.dra.drivers)
-            site.place("a", claim=mixed_claim(site))
-            with pytest.raises(NotPreparedError, match="no interface"):
-                await site.dra.prepare(site.kubelet_pods["a"])
-        partner.error = ""
-        async with site.daemon() as daemon:
-            await site.dra.prepare(site.kubelet_pods["a"])
-            await eventually(lambda: holders(daemon) == {uid_of("a")})
-
-
 async def test_what_a_pod_has_by_count_is_given_to_no_claim_after_the_mode_has_changed() -> None:
     async with a_claim_site(mode=Mode.DEVICE_PLUGIN, prepare_seconds=0.2) as site:
         async with site.daemon():

@@ -21,12 +21,17 @@ from neuron_plugin.plugin.node import LocalNode
 from neuron_plugin.plugin.pod_watch import ClaimWatch, PodWatch
 from tests.plugin.desk import FakeCgroups, LoopClock, running
 from tests.plugin.site import NAMESPACE, NODE, eventually, manifest
-from tests.plugin.test_node import Bench
 from tests.plugin.world import app, inventory, pod, uid_of
 from tests.simulation.dra import DRIVER, claim_spec
 from tests.support.api_server import Fault, Match, StandInApiServer
 from tests.support.model_kubelet import checkpoint_file
 from tests.support.scripted_server import ScriptedServer
+
+
+def a_node() -> LocalNode:
+    node = LocalNode(checkpoint_file(), FakeCgroups(), clock=LoopClock())
+    node.see_inventory(inventory())
+    return node
 
 
 class Watched:
@@ -36,8 +41,7 @@ class Watched:
         self.server, self.counters = StandInApiServer(), Counters()
         for name in (NODE, "other"):
             self.server.create_node({"metadata": {"name": name}})
-        self.node = LocalNode(checkpoint_file(), FakeCgroups(), clock=LoopClock())
-        self.node.see_inventory(inventory())
+        self.node = a_node()
         self.watch = PodWatch(
             self.node, NODE, own_uid, deadline_seconds, self.counters, connect_seconds=connect_seconds
         )
@@ -185,7 +189,7 @@ class Claims:
 
 @pytest.mark.looptime
 async def test_a_claim_is_read_until_it_is_reserved_for_its_pod_and_then_no_more() -> None:
-    claims, node = Claims(), Bench().started()
+    claims, node = Claims(), a_node()
     user = replace(pod("a", app(1)), claims=(PodClaim("neurons", "neurons", (("main", ""),)),))
     node.see_pods(NodePods({user.uid: user}, listed_at=0.0))
     watch = ClaimWatch(node, DRIVER)
