@@ -14,9 +14,9 @@ from neuron_plugin.allocation import PodUid, Resource
 from neuron_plugin.kubelet import PodDevices
 from neuron_plugin.kubelet.pod_resources import ContainerDevices
 from neuron_plugin.plugin.node import NODE_TIMES, LocalNode, NodeOptions
-from neuron_plugin.topology import NO_CORES, Unit
+from neuron_plugin.topology import NO_CORES
 from tests.plugin.desk import FakeCgroups, LoopClock, MemoryKubelet, Story, a_desk, running, tell
-from tests.plugin.world import CORE, DEVICE, NEURON, STATIC_UID, TRN1, app, devices, inputs, inventory, pod, uid_of
+from tests.plugin.world import CORE, DEVICE, NEURON, STATIC_UID, TRN1, app, devices, inputs, inventory, pod
 from tests.support.model_kubelet import checkpoint_file
 
 
@@ -195,15 +195,6 @@ async def test_p60_what_an_unknown_pod_has_open_is_held_down_also_where_the_file
     caplog.set_level(logging.INFO)
     await tell("alive b", "record a=3; unknown b=3,4; unknown b=3,4; unknown a=3; held b=3,4; dead; again; held -")
     assert [record.message for record in caplog.records] == ["holding down", "no longer holding down"]
-
-
-async def test_p28_a_change_of_lnc_is_taken_in_at_once() -> None:
-    async with a_desk() as desk:
-        desk.alive("b")
-        desk.node.hold_down(uid_of("b"), TRN1.mask_of(Unit.CORE, (3,)), "why")
-        desk.node.see_inventory(inventory(replace(TRN1, cores_per_device=1), logical_core_size=2))
-        assert desk.snapshot.inputs.held_down_mask == 1 << 1
-        assert len(desk.snapshot.advertised(CORE)) == 16
 
 
 # What goes to the kubelet.
