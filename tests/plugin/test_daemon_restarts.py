@@ -10,6 +10,8 @@ import pytest
 
 from neuron_plugin.allocation.keys import DISABLE_KEY, INVENTORY_KEY
 from neuron_plugin.plugin.node import NodeTimes
+from neuron_plugin.plugin.settings import Mode
+from tests.kubelet.test_dra_state import claim, text
 from tests.plugin.site import NAMESPACE, NODE, a_site, eventually, holders, ids
 from tests.plugin.world import CORE, NEURON, app, uid_of
 
@@ -95,3 +97,27 @@ async def test_p62_without_pod_resources_pods_are_served_all_the_same() -> None:
                 name = f"p{number}"
                 assert ids(await site.run(name, app(1)), NEURON) == (0,)
                 site.end(name)
+
+
+async def test_what_a_pod_has_by_count_is_known_after_the_mode_has_changed_to_claims() -> None:
+    async with a_site() as site:
+        async with site.daemon() as daemon:
+            await site.run("a", app(4))
+            await site.confirmed(daemon, "a")
+        site.settings = msgspec.structs.replace(site.settings, mode=Mode.DRA)
+        async with site.daemon(registered=False) as daemon:
+            await eventually(lambda: bool(daemon.node.snapshot) and daemon.node.pods.listed_at is not None)
+            assert holders(daemon) == {uid_of("a")}
+
+
+async def test_what_a_pod_has_by_claim_is_offered_to_nobody_by_count_after_the_mode_has_changed() -> None:
+    async with a_site() as site:
+        prepared = claim(devices=tuple(f"neuron-{number}" for number in range(4)))
+        site.settings.dra_state_file.write_bytes(text(prepared | {"PodUIDs": {uid_of("a"): {}}}))
+        site.create("a")
+        async with site.daemon() as daemon:
+            assert holders(daemon) == {uid_of("a")}
+            await site.kubelet.wait_for_capacity(NEURON.value, 12)
+            assert site.api
+            site.api.delete_pod(NAMESPACE, "a", grace_seconds=0)
+            await site.kubelet.wait_for_capacity(NEURON.value, 16)
