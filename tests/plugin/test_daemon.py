@@ -196,11 +196,3 @@ async def test_a_node_that_was_created_again_or_lost_its_inventory_gets_all_of_i
         await eventually(lambda: shows(site, "True", "DevicesReady") and INVENTORY_KEY in site.node_annotations())
         site.api.patch_node(NODE, {"metadata": {"annotations": {INVENTORY_KEY: None}}})
         await eventually(lambda: INVENTORY_KEY in site.node_annotations())
-
-
-async def test_no_condition_is_written_unless_one_is_named(site: Site) -> None:
-    site.settings = msgspec.structs.replace(site.settings, ready_condition="")
-    async with site.daemon():
-        await eventually(lambda: INVENTORY_KEY in site.node_annotations())
-        await asyncio.sleep(0.1)
-        assert writes(site) == 0

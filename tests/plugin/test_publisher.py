@@ -167,23 +167,6 @@ async def test_a_refusal_is_final_and_loud_unless_the_pod_is_only_gone(
     assert logged.levelno == level
 
 
-@pytest.mark.parametrize("status", [401, 403])
-async def test_what_is_not_permitted_is_logged_once_and_sent_when_the_rights_have_come(
-    queue: WriteQueue, caplog: pytest.LogCaptureFixture, status: int
-) -> None:
-    caplog.set_level(logging.INFO, logger="neuron_plugin.plugin.publisher")
-    api = FakeApi({"/a": [status] * 3})
-    queue.put("a", asked("/a"))
-    async with running(queue.run(api)):
-        await until(api, "/a", "/a", "/a", "/a")
-        await asyncio.sleep(0)
-        assert len(queue) == 0
-    assert [each.message for each in caplog.records] == [
-        "write not permitted, tried again later",
-        "write permitted now",
-    ]
-
-
 async def test_what_comes_at_the_very_moment_of_another_try_is_not_lost() -> None:
     queue, api = WriteQueue(Clock(chance=lambda: 1.0), WriteTimes(first_permission=0.1)), FakeApi({"/a": [403]})
     queue.put("a", asked("/a"))
@@ -218,16 +201,17 @@ async def test_one_failure_among_successes_is_tried_again_soon() -> None:
         assert api.seen[-2:] == ["/b", "/b"]
 
 
+@pytest.mark.parametrize("status", [401, 403])
 @pytest.mark.looptime
-async def test_a_right_that_is_lost_again_is_tried_again_soon_and_logged_again(
-    caplog: pytest.LogCaptureFixture,
+async def test_what_is_not_permitted_is_sent_when_the_rights_have_come_and_logged_once_each_time_they_are_lost(
+    caplog: pytest.LogCaptureFixture, status: int
 ) -> None:
     caplog.set_level(logging.INFO, logger="neuron_plugin.plugin.publisher")
-    queue, api = WriteQueue(), FakeApi({"/a": [403] * 10 + [200, 403]})
+    queue, api = WriteQueue(), FakeApi({"/a": [status] * 10 + [200, status]})
     queue.put("a", asked("/a"))
     async with running(queue.run(api)):
         await asyncio.sleep(3600)
-        assert len(api.seen) == 11
+        assert (len(api.seen), len(queue)) == (11, 0)
         queue.put("a", asked("/a"))
         await asyncio.sleep(2 * TIMES.first_permission)
         assert len(api.seen) == 13
