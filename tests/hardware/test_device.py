@@ -146,22 +146,6 @@ def test_without_root_the_reset_state_is_unknown_and_the_device_stays(
     assert "root can" in device.problems[0]
 
 
-def test_a_device_that_vanishes_while_it_is_read_is_gone_not_broken(
-    make_node: MakeNode, on_open: Callable[[str, Callable[[], None]], None]
-) -> None:
-    node = make_node()
-    on_open("neuron1/core_count", lambda: node.remove_device(1))
-    assert read(node) is None
-
-
-def test_a_device_that_vanishes_after_it_was_read_is_gone_too(
-    make_node: MakeNode, on_open: Callable[[str, Callable[[], None]], None]
-) -> None:
-    node = make_node()
-    on_open("neuron1/info/serial_number", lambda: node.remove_device(1))
-    assert read(node) is None
-
-
 def test_a_plain_file_with_a_devices_name_is_no_device(make_node: MakeNode) -> None:
     node = make_node()
     (node.paths.sysfs / "class/neuron_device/neuron9").write_text("")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Container
+from collections.abc import AsyncIterator, Callable, Container, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -38,22 +39,21 @@ def machine(*devices: int) -> Inventory:
 
 @dataclass
 class Machine:
-    """Reads as ``inventory`` says, and remembers which devices had had their time at each read."""
+    """Reads as ``reads`` say, one after the other, and then as the last; ``looks``: who had had their time at each."""
 
-    inventory: Inventory | Exception
+    reads: Sequence[Inventory | Exception]
     looks: list[frozenset[DeviceId]] = field(default_factory=list)
-    after: dict[int, Inventory] = field(default_factory=dict)
 
     def __call__(self, *, settled: Container[DeviceId]) -> Inventory:
         self.looks.append(frozenset(DeviceId(device) for device in range(4) if DeviceId(device) in settled))
-        self.inventory = self.after.get(len(self.looks), self.inventory)
-        if isinstance(self.inventory, Exception):
-            raise self.inventory
-        return self.inventory
+        found = self.reads[min(len(self.looks), len(self.reads)) - 1]
+        if isinstance(found, Exception):
+            raise found
+        return found
 
 
-def watch(read: Machine, changed: asyncio.Event | None = None) -> AsyncIterator[Inventory]:
-    return aiter(InventoryWatcher(read, changed or asyncio.Event()).changes())
+def watch(*reads: Inventory) -> AsyncIterator[Inventory]:
+    return aiter(InventoryWatcher(Machine(reads), asyncio.Event()).changes())
 
 
 async def following(changes: AsyncIterator[Inventory]) -> Inventory:
@@ -61,61 +61,58 @@ async def following(changes: AsyncIterator[Inventory]) -> Inventory:
         return await anext(changes)
 
 
+async def published(watcher: InventoryWatcher, seconds: float) -> list[tuple[float, Inventory]]:
+    """What is published within so many seconds, and when."""
+    loop, found = asyncio.get_running_loop(), list[tuple[float, Inventory]]()
+    began = loop.time()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            async for inventory in watcher.changes():
+                found.append((loop.time() - began, inventory))
+    return found
+
+
 pytestmark = pytest.mark.looptime
 
-
-async def test_p22_the_first_inventory_comes_at_once_even_without_a_driver() -> None:
-    assert await following(watch(Machine(NO_DRIVER))) == NO_DRIVER
-
-
-async def test_p22_devices_appear_when_the_driver_is_loaded_later() -> None:
-    changes = watch(Machine(NO_DRIVER, after={4: machine(0, 1)}))
-    await following(changes)
-    assert await following(changes) == machine(0, 1)
-
-
-async def test_what_did_not_change_is_not_published() -> None:
-    read = Machine(machine(0), after={20: machine(0, 1)})
-    changes = watch(read)
-    assert [await following(changes), await following(changes)] == [machine(0), machine(0, 1)]
-    assert len(read.looks) == 20
-
-
-async def test_without_events_a_change_is_found_by_the_next_rescan() -> None:
-    loop = asyncio.get_running_loop()
-    changes = watch(Machine(machine(0), after={2: machine(0, 1)}))
-    await following(changes)
-    begun = loop.time()
-    await following(changes)
-    assert 4.9 < loop.time() - begun < 5.5
+LOOKS: dict[str, Inventory | Exception] = {
+    "none": NO_DRIVER,
+    "new": INCOMPLETE,
+    "0": machine(0),
+    "0,1": machine(0, 1),
+    "broken": RuntimeError("a bug"),
+}
+PUBLISHED = {
+    "p22 the first inventory comes at once even without a driver": ("none", "0 none"),
+    "p22 devices appear when the driver is loaded later": ("none none none 0,1", "0 none; 15 0,1"),
+    "what did not change is not published": ("0 0 0 0,1 0,1", "0 0; 15 0,1"),
+    "an event brings the next read forward": ("0 0,1 event=0.5", "0 0; 0.5 0,1"),
+    "an event is one more read and not one after the other": ("0 0 0,1 event=0.5", "0 0; 5.5 0,1"),
+    "p23 an incomplete device is looked at again soon": ("new new 0", "0 new; 0.2 0"),
+    "a machine that cannot be read leaves what was known": ("0 broken 0,1", "0 0; 10 0,1"),
+}
+"""What the machine is read as, one look after the other, and when there is an event; what is published when."""
 
 
-async def test_an_event_brings_the_next_read_forward() -> None:
-    loop = asyncio.get_running_loop()
+@pytest.mark.parametrize(("reads", "expected"), PUBLISHED.values(), ids=PUBLISHED)
+async def test_what_is_published_and_when(reads: str, expected: str, caplog: pytest.LogCaptureFixture) -> None:
+    looks, _, event = reads.partition(" event=")
     changed = asyncio.Event()
-    changes = watch(Machine(machine(0), after={2: machine(0, 1)}), changed)
-    await following(changes)
-    begun = loop.time()
-    loop.call_later(0.5, changed.set)
-    await following(changes)
-    assert 0.4 < loop.time() - begun < 1.0
+    if event:
+        asyncio.get_running_loop().call_later(float(event), changed.set)
+    found = await published(InventoryWatcher(Machine([LOOKS[look] for look in looks.split()]), changed), 20)
+    wanted = [step.split(" ") for step in expected.split("; ")]
+    assert [inventory for _, inventory in found] == [LOOKS[look] for _, look in wanted]
+    assert [at for at, _ in found] == [pytest.approx(float(at), abs=0.4) for at, _ in wanted]
+    assert [record.levelno for record in caplog.records if record.exc_info] == [logging.ERROR] * ("broken" in looks)
 
 
-async def test_an_event_is_one_more_read_and_not_one_after_the_other() -> None:
-    changed, read = asyncio.Event(), Machine(machine(0))
-    watching = asyncio.create_task(_drain(InventoryWatcher(read, changed)), name="watch under test")
-    await asyncio.sleep(0.5)
-    changed.set()
-    await asyncio.sleep(4)
-    watching.cancel()
-    await asyncio.gather(watching, return_exceptions=True)
-    assert len(read.looks) == 2
+async def test_a_machine_that_could_never_be_read_is_one_without_devices() -> None:
+    found = await published(InventoryWatcher(Machine([LOOKS["broken"]]), asyncio.Event()), 20)
+    assert [inventory for _, inventory in found] == [Inventory(absence="the hardware cannot be read: a bug")]
 
 
 async def test_p69_a_storm_of_events_leaves_most_of_the_time_to_others() -> None:
-    changed = asyncio.Event()
-    read = Machine(machine(0))
-    watcher = InventoryWatcher(read, changed, WatchPeriods(rescan_seconds=10.0))
+    changed, read = asyncio.Event(), Machine([machine(0)])
 
     async def storm() -> None:
         while True:
@@ -123,70 +120,23 @@ async def test_p69_a_storm_of_events_leaves_most_of_the_time_to_others() -> None
             await asyncio.sleep(0.01)
 
     stormy = asyncio.create_task(storm(), name="storm")
-    following_it = asyncio.create_task(_drain(watcher), name="watch under test")
-    await asyncio.sleep(40)
-    for task in (stormy, following_it):
-        task.cancel()
-    await asyncio.gather(stormy, following_it, return_exceptions=True)
+    await published(InventoryWatcher(read, changed, WatchPeriods(rescan_seconds=10.0)), 40)
+    stormy.cancel()
     assert 100 <= len(read.looks) <= 201  # five a second
 
 
-async def _drain(watcher: InventoryWatcher) -> None:
-    async for _ in watcher.changes():
-        pass
-
-
-async def test_p23_an_incomplete_device_is_looked_at_again_soon() -> None:
-    loop = asyncio.get_running_loop()
-    changes = watch(Machine(INCOMPLETE, after={3: machine(0)}))
-    begun = loop.time()
-    assert await following(changes) == INCOMPLETE
-    assert await following(changes) == machine(0)
-    assert loop.time() - begun < 1.0
-
-
 async def test_p23_a_device_that_stays_incomplete_is_settled_after_its_time() -> None:
-    read = Machine(INCOMPLETE, after={15: machine(0)})
-    changes = watch(read)
-    await following(changes)
-    await following(changes)
-    assert read.looks[0] == frozenset()
-    assert read.looks[-1] == {0}
+    read = Machine([INCOMPLETE])
+    await published(InventoryWatcher(read, asyncio.Event()), 40)
     first_settled = read.looks.index(frozenset({DeviceId(0)}))
     assert 8 <= first_settled <= 14  # 0.05 s doubling up to 5 s, for 30 s: no busy loop
-
-
-async def test_a_machine_that_cannot_be_read_leaves_what_was_known_and_is_logged(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    read = Machine(machine(0))
-    changes = watch(read)
-    await following(changes)
-    read.inventory = RuntimeError("a bug")
-    read.after = {3: machine(0, 1)}
-    assert await following(changes) == machine(0, 1)
-    assert [record.levelno for record in caplog.records if record.exc_info] == [logging.ERROR]
-
-
-async def test_a_machine_that_could_never_be_read_is_one_without_devices() -> None:
-    inventory = await following(watch(Machine(RuntimeError("a bug"))))
-    assert inventory == Inventory(absence="the hardware cannot be read: a bug")
-
-
-async def test_cancellation_passes_through() -> None:
-    changes = watch(Machine(machine(0)))
-    await following(changes)
-    waiting = asyncio.create_task(following(changes), name="wait for a change")
-    await asyncio.sleep(1)
-    waiting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
+    assert set(read.looks[:first_settled]) == {frozenset()}
 
 
 async def test_p22_a_missing_driver_and_its_return_are_logged_once_each(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     later = replace(NO_DRIVER, instance_type="trn1.2xlarge")  # a change, but no news about the driver
-    changes = watch(Machine(NO_DRIVER, after={3: later, 6: machine(0, 1), 9: NO_DRIVER, 12: machine(0, 1)}))
+    changes = watch(NO_DRIVER, later, machine(0, 1), NO_DRIVER, machine(0, 1))
     for _ in range(5):
         await following(changes)
     assert [record.message for record in caplog.records] == [
@@ -203,7 +153,7 @@ async def test_p22_a_missing_driver_and_its_return_are_logged_once_each(caplog: 
 async def test_p27_a_problem_is_logged_once_and_again_only_after_it_was_gone(caplog: pytest.LogCaptureFixture) -> None:
     garbage = replace(machine(0), skipped=(SkippedDevice(DeviceId(1), "core_count reads 'x'"),))
     worse = replace(garbage, problems=("no version",))
-    changes = watch(Machine(garbage, after={2: worse, 3: machine(0), 4: garbage}))
+    changes = watch(garbage, worse, machine(0), garbage)
     for _ in range(4):
         await following(changes)
     logged = [record.__dict__["problem"] for record in caplog.records]
@@ -215,7 +165,7 @@ async def test_p27_a_problem_is_logged_once_and_again_only_after_it_was_gone(cap
 
 
 async def test_a_device_that_is_still_being_made_is_no_problem_to_log(caplog: pytest.LogCaptureFixture) -> None:
-    changes = watch(Machine(replace(machine(1), skipped=INCOMPLETE.skipped), after={2: machine(0, 1)}))
+    changes = watch(replace(machine(1), skipped=INCOMPLETE.skipped), machine(0, 1))
     await following(changes)
     await following(changes)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]

@@ -297,14 +297,6 @@ def error_line(seconds: int, kind: str) -> str:
     return f"<3>[{seconds:5d}.000000] nd1: NEURON_HW_ERR={kind} on queue 3"
 
 
-async def test_p67_errors_that_are_there_and_that_come_are_news(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = error_line(1, "A_ERROR")
-    syslog(monkeypatch, of(before), of(before), of(before, dated(2), error_line(3, "B_ERROR")))
-    async with following(KMSG) as log:
-        await log.until(lambda: log.kinds == ["A_ERROR", "B_ERROR"])
-        assert log.problems == [""]
-
-
 @pytest.mark.looptime
 async def test_a_log_with_nothing_new_is_no_news(monkeypatch: pytest.MonkeyPatch) -> None:
     syslog(monkeypatch, of(dated(1)), of(dated(1), dated(2)), of(dated(1), dated(2), error_line(3, "A_ERROR")))
@@ -329,13 +321,6 @@ async def test_p83_a_long_history_does_not_hold_the_loop(tmp_path: Path) -> None
 ERROR_RECORD = "3,1,1000000,-;nd1: NEURON_HW_ERR=DMA_ERROR\n"
 
 
-async def test_p70_a_log_that_is_not_there_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "kmsg"
-    async with following(path) as log:
-        await log.until(lambda: bool(log.problems))
-        assert log.problems == [f"{path} cannot be read: No such file or directory"]
-
-
 async def test_p70_a_log_that_may_not_be_read_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     syslog(monkeypatch, PermissionError(errno.EPERM, "Operation not permitted"))
     async with following(KMSG) as log:
@@ -347,10 +332,11 @@ async def test_p70_a_log_that_may_not_be_read_is_named_with_what_to_do(monkeypat
         )
 
 
-async def test_a_log_that_comes_late_is_read(tmp_path: Path) -> None:
+async def test_p70_a_log_that_is_not_there_is_named_and_read_when_it_comes(tmp_path: Path) -> None:
     path = tmp_path / "kmsg"
     async with following(path) as log:
         await log.until(lambda: bool(log.problems))
+        assert log.problems == [f"{path} cannot be read: No such file or directory"]
         path.write_text(ERROR_RECORD)
         await log.until(lambda: log.kinds == ["DMA_ERROR"])
         assert log.problems[-1] == ""
@@ -369,7 +355,7 @@ async def test_a_plain_file_that_grows_is_followed(tmp_path: Path) -> None:
         await log.until(lambda: log.kinds == ["DMA_ERROR"])
 
 
-async def test_p70_a_log_that_fails_is_named_and_read_again_and_repeats_nothing(
+async def test_p67_p70_a_log_that_fails_is_named_and_read_again_and_repeats_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     first, second = error_line(1, "A_ERROR"), error_line(2, "B_ERROR")

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -73,9 +74,44 @@ def test_each_device_has_the_processes_that_opened_it_once(proc: ProcTree, nodes
     }
 
 
-def test_a_command_is_its_words_and_needs_no_utf8(proc: ProcTree, node: Path) -> None:
-    proc.add(5, [node], command=b"python\0-m\0train \xff\0")
-    assert device_processes([node], proc.root) == {node: (Process(5, "python -m train \\xff"),)}
+UNDERLINED = UID.replace("-", "_")
+TRAIN, STATIC = "python train.py", "0123456789abcdef0123456789abcdef"
+LOOKS: dict[str, tuple[dict[str, Any], Process]] = {
+    "a command is its words and needs no UTF-8": (
+        {"command": b"python\0-m\0train \xff\0"},
+        Process(7, "python -m train \\xff"),
+    ),
+    "of a very long one only the beginning is read": (
+        {"command": b"train\0" + b"x" * 2_000_000},
+        Process(7, "train " + "x" * 4090),
+    ),
+    "its pod, by a cgroup of systemd": (
+        {"cgroup": f"0::/kubepods.slice/kubepods-pod{UNDERLINED}.slice/cri-containerd-aa.scope\n"},
+        Process(7, TRAIN, UID),
+    ),
+    "of cgroupfs": ({"cgroup": IN_POD}, Process(7, TRAIN, UID)),
+    "of cgroup v1": (
+        {"cgroup": f"5:devices:/kubepods/pod{UID}/aa\n4:memory:/kubepods/pod{UID}/aa\n"},
+        Process(7, TRAIN, UID),
+    ),
+    "seen from another cgroup namespace": (
+        {"cgroup": f"0::/../../kubepods-burstable-pod{UNDERLINED}.slice/cri-containerd-aa.scope\n"},
+        Process(7, TRAIN, UID),
+    ),
+    "a static pod's hash counts as its UID": ({"cgroup": f"0::/kubepods/pod{STATIC}/aa\n"}, Process(7, TRAIN, STATIC)),
+    "a process of the host names no pod": ({"cgroup": "0::/system.slice/podman.service\n"}, Process(7, TRAIN)),
+    "opened to read": ({"flags": "0100000"}, Process(7, TRAIN)),
+    "opened to read and write": ({"flags": "0100002"}, Process(7, TRAIN)),
+    "opened write-only it is only probed": ({"flags": "0100001"}, Process(7, TRAIN, uses=False)),
+    "also if it closes on exec": ({"flags": "02100001"}, Process(7, TRAIN, uses=False)),
+}
+"""What /proc has of a process that has the device open, and what it is taken for."""
+
+
+@pytest.mark.parametrize(("has", "process"), LOOKS.values(), ids=LOOKS)
+def test_what_is_read_of_a_process(proc: ProcTree, node: Path, has: dict[str, Any], process: Process) -> None:
+    proc.add(7, [node], **has)
+    assert device_processes([node], proc.root) == {node: (process,)}
 
 
 def test_the_same_device_under_another_name_is_found(proc: ProcTree, nodes: list[Path], tmp_path: Path) -> None:
@@ -92,49 +128,6 @@ def test_real_character_devices_are_distinguished_by_their_numbers(proc: ProcTre
 
 def test_without_proc_no_process_is_seen(node: Path, tmp_path: Path) -> None:
     assert device_processes([node, tmp_path / "gone"], tmp_path / "nowhere") == {}
-
-
-@pytest.mark.parametrize(
-    "cgroup",
-    [
-        f"0::/kubepods.slice/kubepods-pod{UID.replace('-', '_')}.slice/cri-containerd-aa.scope\n",
-        IN_POD,
-        f"5:devices:/kubepods/besteffort/pod{UID}/aa\n4:memory:/kubepods/besteffort/pod{UID}/aa\n",
-        f"0::/../../kubepods-burstable-pod{UID.replace('-', '_')}.slice/cri-containerd-aa.scope\n",
-    ],
-    ids=["systemd", "cgroupfs", "cgroup v1", "seen from another cgroup namespace"],
-)
-def test_the_pod_of_a_process_is_read_from_its_cgroup(proc: ProcTree, node: Path, cgroup: str) -> None:
-    proc.add(7, [node], cgroup=cgroup)
-    assert device_processes([node], proc.root) == {node: (Process(7, "python train.py", UID),)}
-
-
-def test_a_static_pods_hash_counts_as_its_uid(proc: ProcTree, node: Path) -> None:
-    proc.add(7, [node], cgroup="0::/kubepods/pod0123456789abcdef0123456789abcdef/aa\n")
-    assert device_processes([node], proc.root)[node][0].pod_uid == "0123456789abcdef0123456789abcdef"
-
-
-def test_of_a_very_long_command_line_only_the_beginning_is_read(proc: ProcTree, node: Path) -> None:
-    proc.add(7, [node])
-    (proc.root / "7/cmdline").write_bytes(b"train\0" + b"x" * 2_000_000)
-    command = device_processes([node], proc.root)[node][0].command
-    assert command.startswith("train xxx")
-    assert len(command) == 4096
-
-
-def test_a_process_of_the_host_names_no_pod(proc: ProcTree, node: Path) -> None:
-    proc.add(7, [node], cgroup="0::/system.slice/podman.service\n")
-    assert device_processes([node], proc.root)[node][0].pod_uid == ""
-
-
-@pytest.mark.parametrize(
-    ("flags", "uses"),
-    [("0100000", True), ("0100002", True), ("0100001", False), ("02100001", False)],
-    ids=["read", "read and write", "write only", "write only, close on exec"],
-)
-def test_a_device_opened_write_only_is_only_probed(proc: ProcTree, node: Path, flags: str, *, uses: bool) -> None:
-    proc.add(7, [node], flags=flags)
-    assert device_processes([node], proc.root)[node][0].uses is uses
 
 
 def test_one_ordinary_descriptor_among_probes_is_use(proc: ProcTree, node: Path) -> None:

@@ -11,11 +11,12 @@ from typing import Any, TypeAlias
 import pytest
 
 from neuron_plugin import settings
+from neuron_plugin.inspection.findings import Unknown
 from neuron_plugin.kubelet import PodDevices as Pod
 from neuron_plugin.kubelet.pod_resources import ContainerDevices as Container
 from neuron_plugin.simulation import SimulatedNode, write_node
 
-__all__ = ["Container", "MakeNode", "Pod", "make_node", "short_directory", "usual_file"]
+__all__ = ["Container", "MakeNode", "Pod", "make_node", "short_directory", "unknown", "usual_file"]
 
 MakeNode: TypeAlias = Callable[..., SimulatedNode]
 
@@ -43,3 +44,9 @@ def short_directory() -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp())
     yield directory
     shutil.rmtree(directory)
+
+
+def unknown(found: object) -> str:
+    """Why something is not known, and what to do about it."""
+    assert isinstance(found, Unknown)
+    return f"{found.why}: {found.action}"

@@ -2,129 +2,82 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuron_plugin.kubelet.advertisement import AdvertisedDevice, Advertisement, Edition, in_numeric_order
+from neuron_plugin.kubelet.advertisement import AdvertisedDevice, Advertisement, in_numeric_order
 from tests.kubelet.fakes import devices
+from tests.support.stories import Scene
 
 
-class Stream:
-    """Follows an advertisement as ListAndWatch does."""
+class Story(Scene):
+    """Three devices that are advertised, and streams that follow them as ListAndWatch does: ``a`` and ``b``."""
 
-    def __init__(self, advertisement: Advertisement) -> None:
-        self.advertisement = advertisement
-        self.sent: int | None = None
+    def __init__(self) -> None:
+        self.it = Advertisement(devices(3))
+        self._sent: dict[str, int] = {}
 
-    async def next(self) -> Edition:
+    def publish(self, text: str, is_news: str = "yes") -> None:
+        """``3``, or ``3 sick 1``."""
+        count, _, sick = text.partition(" sick ")
+        assert self.it.publish(devices(int(count), *map(int, sick.split()))) is (is_news == "yes")
+
+    def rewrite(self) -> None:
+        self.it.rewrite()
+
+    async def next(self, stream: str, expected: str) -> None:
         async with asyncio.timeout(5):
-            while self.advertisement.latest.version == self.sent:
-                await self.advertisement.changed()
-        self.sent = self.advertisement.latest.version
-        return self.advertisement.latest
+            while self.it.latest.version == self._sent.get(stream):
+                await self.it.changed()
+        self._sent[stream] = self.it.latest.version
+        assert " ".join(f"{one.id}{'!' * (not one.healthy)}" for one in self.it.latest.devices) == expected
 
-    async def assert_silent(self) -> None:
-        pending = asyncio.ensure_future(self.next())
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert not pending.done()
-        pending.cancel()
-        await asyncio.gather(pending, return_exceptions=True)
-
-
-async def test_p15_the_first_edition_is_the_full_list() -> None:
-    stream = Stream(Advertisement(devices(3)))
-    assert [device.id for device in (await stream.next()).devices] == ["0", "1", "2"]
+    async def silent(self, streams: str) -> None:
+        for stream in streams.split():
+            pending = asyncio.ensure_future(self.next(stream, ""))
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert not pending.done()
+            pending.cancel()
+            await asyncio.gather(pending, return_exceptions=True)
 
 
-async def test_p16_no_edition_when_nothing_changed() -> None:
-    advertisement = Advertisement(devices(3))
-    stream = Stream(advertisement)
-    await stream.next()
-    assert not advertisement.publish(devices(3))
-    await stream.assert_silent()
+STORIES = {
+    "p15 the first edition is the full list": "next a -> 0 1 2",
+    "p16 no edition when nothing changed": "next a -> 0 1 2; publish 3 -> no; silent a",
+    "p17 each change of health is one edition with all devices": (
+        "next a -> 0 1 2; publish 3 sick 1; next a -> 0 1! 2; publish 3; next a -> 0 1 2; silent a"
+    ),
+    "p18 every stream gets every change": "next a -> 0 1 2; next b -> 0 1 2; publish 2; next a -> 0 1; next b -> 0 1",
+    "a stream that never reads delays no other": "next a -> 0 1 2; next b -> 0 1 2; publish 2; next b -> 0 1; "
+    "publish 1; next b -> 0",
+    "a slow stream skips to the latest edition": "next a -> 0 1 2; publish 2; publish 1; next a -> 0; silent a",
+    "a rewrite is one edition with the same devices for every stream": (
+        "publish 2 sick 1; next a -> 0 1!; next b -> 0 1!; rewrite; next a -> 0 1!; next b -> 0 1!; silent a b"
+    ),
+    "rewrites that come faster than a stream sends are one edition": (
+        "next a -> 0 1 2; rewrite; rewrite; next a -> 0 1 2; silent a"
+    ),
+    "a change after a rewrite is still a change": "rewrite; publish 3 -> no; publish 3 sick 0",
+}
+"""What is published, and what each stream sends next; ``!`` marks a device that is unhealthy."""
+
+
+@pytest.mark.parametrize("steps", STORIES.values(), ids=STORIES)
+async def test_what_streams_send(steps: str) -> None:
+    await Story().play(steps)
 
 
 async def test_p16_a_new_reason_is_no_edition_but_what_a_refusal_says() -> None:
     advertisement = Advertisement([AdvertisedDevice("0", healthy=False, reason="reset under way")])
-    stream = Stream(advertisement)
-    await stream.next()
+    version = advertisement.latest.version
     assert not advertisement.publish([AdvertisedDevice("0", healthy=False, reason="ECC errors")])
-    await stream.assert_silent()
-    assert advertisement.latest.devices[0].reason == "ECC errors"
+    assert (advertisement.latest.version, advertisement.latest.devices[0].reason) == (version, "ECC errors")
 
 
-async def test_p17_each_change_of_health_is_one_edition_with_all_devices() -> None:
-    advertisement = Advertisement(devices(2))
-    seen = []
-    stream = Stream(advertisement)
-    for state in (devices(2), devices(2, 1), devices(2)):
-        advertisement.publish(state)
-        seen.append([device.healthy for device in (await stream.next()).devices])
-    await stream.assert_silent()
-    assert seen == [[True, True], [True, False], [True, True]]
-
-
-async def test_p18_every_stream_gets_every_change() -> None:
-    advertisement = Advertisement(devices(1))
-    one = Stream(advertisement)
-    other = Stream(advertisement)
-    await one.next()
-    await other.next()
-    advertisement.publish(devices(2))
-    assert await one.next() == await other.next() == advertisement.latest
-
-
-async def test_a_stream_that_never_reads_delays_no_other() -> None:
-    advertisement = Advertisement(devices(1))
-    _unread = Stream(advertisement)
-    reader = Stream(advertisement)
-    for count in range(2, 50):
-        advertisement.publish(devices(count))
-        assert len((await reader.next()).devices) == count
-
-
-async def test_a_slow_stream_skips_to_the_latest_edition() -> None:
-    advertisement = Advertisement(devices(1))
-    stream = Stream(advertisement)
-    await stream.next()
-    advertisement.publish(devices(2))
-    advertisement.publish(devices(3))
-    assert await stream.next() == advertisement.latest
-    await stream.assert_silent()
-
-
-async def test_a_change_of_numa_nodes_is_a_change() -> None:
-    advertisement = Advertisement([AdvertisedDevice("0")])
-    assert advertisement.publish([AdvertisedDevice("0", numa_nodes=(1,))])
-
-
-async def test_a_rewrite_is_one_edition_with_the_same_devices_for_every_stream() -> None:
-    advertisement = Advertisement(devices(3, 1))
-    streams = [Stream(advertisement), Stream(advertisement)]
-    before = [await stream.next() for stream in streams]
-    advertisement.rewrite()
-    after = [await stream.next() for stream in streams]
-    assert [edition.devices for edition in after] == [edition.devices for edition in before]
-    for stream in streams:
-        await stream.assert_silent()
-
-
-async def test_rewrites_that_come_faster_than_a_stream_sends_are_one_edition() -> None:
-    advertisement = Advertisement(devices(3))
-    stream = Stream(advertisement)
-    await stream.next()
-    advertisement.rewrite()
-    advertisement.rewrite()
-    await stream.next()
-    await stream.assert_silent()
-
-
-async def test_a_change_after_a_rewrite_is_still_a_change() -> None:
-    advertisement = Advertisement(devices(3))
-    advertisement.rewrite()
-    assert not advertisement.publish(devices(3))
-    assert advertisement.publish(devices(3, 0))
+def test_a_change_of_numa_nodes_is_a_change() -> None:
+    assert Advertisement([AdvertisedDevice("0")]).publish([AdvertisedDevice("0", numa_nodes=(1,))])
 
 
 async def test_waking_lets_a_stream_look_without_an_edition() -> None:

@@ -74,12 +74,6 @@ def test_p61_ids_of_all_numa_nodes_are_one_set(device_ids: object) -> None:
     assert parse_checkpoint(text(entry(device_ids)), OURS) == (recorded("9", "10"),)
 
 
-def test_an_entry_has_the_annotations_and_the_device_nodes_of_our_reply() -> None:
-    (found,) = parse_checkpoint(text(entry({"-1": ["5", "6"]})), OURS)
-    assert found.annotations == {"neuron-plugin.io/allocation": "a1b2", "other": "x"}
-    assert found.device_paths == ("/dev/neuron5", "/dev/neuron6")
-
-
 def test_an_entry_with_an_empty_reply_is_an_entry() -> None:
     (found,) = parse_checkpoint(text(entry({"-1": ["1"]}, AllocResp="")), OURS)
     assert (found.ids, dict(found.annotations), found.device_paths) == (frozenset("1"), {}, ())

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -157,47 +158,51 @@ async def test_a_stream_opened_after_the_end_ends_at_once(directory: Path) -> No
         assert await plugin.stub.ListAndWatch(pb.Empty()).read() is grpc.aio.EOF
 
 
+class Held:
+    """A call of the handler that has no answer until it is released."""
+
+    def __init__(self, answer: object = ()) -> None:
+        self.begun, self.released, self.cancelled = (asyncio.Event() for _ in range(3))
+        self._answer = answer
+
+    async def __call__(self, *_: object) -> Any:
+        self.begun.set()
+        try:
+            await self.released.wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        return self._answer
+
+
 async def test_streams_outlive_a_call_under_way(directory: Path) -> None:
-    release = asyncio.Event()
-
-    async def slow(available: Sequence[str], _must: Sequence[str], size: int) -> Sequence[str]:
-        await release.wait()
-        return available[:size]
-
     async with served(directory) as plugin:
-        plugin.handler.prefer = slow
+        plugin.handler.prefer = held = Held(["0"])
         stream = plugin.stub.ListAndWatch(pb.Empty())
         await stream.read()
         call = asyncio.create_task(plugin.prefer(("0 1", "", 1)))
-        await eventually(lambda: bool(plugin.handler.preferences))
+        await held.begun.wait()
         ending = asyncio.create_task(plugin.service.end_streams(5))
         await asyncio.sleep(0.02)
         assert plugin.service.streams_open == 1
-        release.set()
+        held.released.set()
         assert await call == [["0"]]
         await ending
         assert await stream.read() is grpc.aio.EOF
 
 
 async def test_streams_outlive_a_call_that_begins_while_its_preference_is_waited_after(directory: Path) -> None:
-    begun, release = asyncio.Event(), asyncio.Event()
-
-    async def slow(*_: object) -> ContainerAllocation:
-        begun.set()
-        await release.wait()
-        return ContainerAllocation()
-
     async with served(directory) as plugin:
-        plugin.handler.allocation = slow
+        plugin.handler.allocation = held = Held(ContainerAllocation())
         stream = plugin.stub.ListAndWatch(pb.Empty())
         await stream.read()
         await plugin.prefer(("0 1", "", 1))
         ending = asyncio.create_task(plugin.service.end_streams(5))
         call = asyncio.create_task(plugin.allocate(["0"]))
-        await asyncio.wait_for(begun.wait(), 5)
+        await asyncio.wait_for(held.begun.wait(), 5)
         await asyncio.sleep(0.2)  # past the time that an Allocate is waited for
         assert plugin.service.streams_open == 1
-        release.set()
+        held.released.set()
         await call
         await ending
         assert await stream.read() is grpc.aio.EOF
@@ -205,13 +210,28 @@ async def test_streams_outlive_a_call_that_begins_while_its_preference_is_waited
 
 async def test_patience_with_a_hung_call_ends(directory: Path) -> None:
     async with served(directory) as plugin:
-        plugin.handler.prefer = hung
+        plugin.handler.prefer = held = Held()
         call = asyncio.create_task(plugin.prefer(("0 1", "", 1)))
-        await eventually(lambda: bool(plugin.handler.preferences))
+        await held.begun.wait()
         async with asyncio.timeout(2):
             await plugin.service.end_streams(0.01)
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
+
+
+@pytest.mark.parametrize("method", ["Allocate", "GetPreferredAllocation"])
+async def test_a_call_whose_kubelet_is_gone_is_cancelled_and_not_answered(
+    directory: Path, caplog: pytest.LogCaptureFixture, method: str
+) -> None:
+    async with served(directory) as plugin:
+        plugin.handler.prefer = plugin.handler.allocation = held = Held()
+        asked = plugin.allocate(["0"]) if method == "Allocate" else plugin.prefer(("3 2 1", "", 2))
+        call = asyncio.create_task(asked)
+        await held.begun.wait()
+        call.cancel()
+        await asyncio.wait_for(held.cancelled.wait(), 5)
+    assert plugin.counters.refused_requests == {}
+    assert faults(caplog) == []
 
 
 # GetPreferredAllocation
@@ -227,11 +247,6 @@ async def broken(*_: object) -> Sequence[str]:
     raise KeyError("decision")
 
 
-async def hung(*_: object) -> Sequence[str]:
-    await asyncio.Event().wait()
-    return ()
-
-
 async def everything(available: Sequence[str], *_: object) -> Sequence[str]:
     return available
 
@@ -240,7 +255,7 @@ async def everything(available: Sequence[str], *_: object) -> Sequence[str]:
     ("choice", "fault"),
     [
         (broken, "failed: KeyError: 'decision'"),
-        (hung, "took longer than 0.05 s"),
+        (Held(), "took longer than 0.05 s"),
         (everything, "names 0, 1, 2, expected 2 of 0, 1, 2 with 2"),
     ],
 )
@@ -327,26 +342,6 @@ async def test_p51_concurrent_allocations_run_one_at_a_time_and_none_is_lost(dir
     assert sorted(ids[0] for _, ids in plugin.handler.allocations) == sorted(str(each) for each in range(50))
 
 
-async def test_an_allocation_whose_kubelet_is_gone_is_cancelled(directory: Path) -> None:
-    begun, cancelled = asyncio.Event(), asyncio.Event()
-
-    async def slow(*_: object) -> ContainerAllocation:
-        begun.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            cancelled.set()
-        return ContainerAllocation()
-
-    async with served(directory) as plugin:
-        plugin.handler.allocation = slow
-        call = asyncio.create_task(plugin.allocate(["0"]))
-        await begun.wait()
-        call.cancel()
-        await asyncio.wait_for(cancelled.wait(), 5)
-    assert plugin.counters.refused_requests == {}
-
-
 # PreStartContainer
 
 
@@ -392,28 +387,6 @@ def test_the_lowest_ids_of_too_few_are_all_there_are() -> None:
 )
 def test_p29_an_answer_the_kubelet_would_not_take_exactly_is_a_fault(answer: list[str], fault: str | None) -> None:
     assert preference_fault(answer, ["1", "2", "3"], ["1"], 2) == fault
-
-
-async def test_a_cancelled_preference_is_cancelled_and_not_answered(
-    directory: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    started, cancelled = asyncio.Event(), asyncio.Event()
-
-    async def hung(*_: object) -> Sequence[str]:
-        started.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            cancelled.set()
-        return ()
-
-    async with served(directory) as plugin:
-        plugin.handler.prefer = hung
-        call = asyncio.create_task(plugin.prefer(("3 2 1", "", 2)))
-        await started.wait()
-        call.cancel()
-        await asyncio.wait_for(cancelled.wait(), 5)
-    assert faults(caplog) == []
 
 
 # Messages

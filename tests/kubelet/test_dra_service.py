@@ -1,4 +1,4 @@
-"""A DRA driver's one standing socket; what the kubelet asks of it is in ``tests/plugin/test_daemon_dra.py``."""
+"""A DRA driver's one standing socket; what the kubelet asks of it is in ``tests/conformance/test_dra.py``."""
 
 from __future__ import annotations
 

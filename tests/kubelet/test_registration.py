@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet.advertisement import Advertisement
 from neuron_plugin.kubelet.device_plugin import DevicePluginService
 from neuron_plugin.kubelet.registration import (
@@ -27,8 +26,8 @@ from neuron_plugin.kubelet.socket_watch import DirectoryWatch, endpoint_path
 from neuron_plugin.kubelet_files import KUBELET_SOCKET
 from neuron_plugin.simulation import KubeletContainer, KubeletPod
 from tests.kubelet.fakes import CORE, DEVICE, QUICK, FakeHandler, eventually, running_plugin, seeded
-from tests.kubelet.registering import ScriptedRegistration, Story, advertised_again, scripted_kubelet, sockets_of
-from tests.support.kubelet import KubeletOptions, StandInKubelet
+from tests.kubelet.registering import Story, advertised_again, sockets_of
+from tests.support.kubelet import StandInKubelet
 
 State = RegistrationState
 
@@ -290,18 +289,6 @@ async def test_p3_a_file_at_the_very_path_is_left_alone_and_another_name_is_take
     assert blocked.read_text() == "precious"
 
 
-async def test_p12_the_old_server_is_gone_before_the_new_registration_is_sent(directory: Path) -> None:
-    others: list[list[str]] = []
-
-    def look(request: pb.RegisterRequest) -> None:
-        others.append([path.name for path in sockets_of(directory) if path.name != request.endpoint])
-
-    registration = ScriptedRegistration(during=look)
-    async with scripted_kubelet(directory, registration), running_plugin(directory) as plugin:
-        await plugin.observer.until(lambda: len(plugin.observer.registrations) >= 4)
-    assert others[:4] == [[], [], [], []]
-
-
 async def test_p12_no_server_starts_before_the_last_one_has_stopped_fully(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -399,18 +386,6 @@ async def test_p8_a_new_kubelet_sock_that_does_not_listen_yet_is_tried_again_soo
             path.unlink()
             not_yet.bind(str(path))
             await plugin.observer.until(lambda: len(plugin.observer.registrations) >= 4)
-
-
-async def test_p8_it_is_back_before_the_first_pod_is_admitted_again(directory: Path) -> None:
-    pod = KubeletPod("uid", "ns", "pod", (KubeletContainer("c", {CORE: 2}),))
-    options = KubeletOptions(sync_delay=1.0)
-    async with StandInKubelet(directory, options=options) as kubelet, running_plugin(directory):
-        await kubelet.wait_for_capacity(CORE, 4)
-        held = (await kubelet.admit(pod)).containers[0].ids
-        kubelet.stop_container("uid", "c")
-        await kubelet.restart()
-        assert kubelet.rejections == {}
-        assert (await kubelet.start_container("uid", "c")).ids == held
 
 
 async def test_p11_a_kubelet_sock_replaced_between_the_look_and_the_call_means_another_registration(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
 import stat
 import time
 from collections.abc import AsyncIterator
@@ -63,23 +62,6 @@ async def test_p4_the_longest_path_that_passes_can_be_served(directory: Path) ->
     await server.stop()
 
 
-async def test_p5_stop_removes_the_socket_and_may_be_called_twice(directory: Path) -> None:
-    server = await start(directory / "s")
-    await server.stop()
-    assert not (directory / "s").exists()
-    await server.stop()
-
-
-async def test_p9_a_removed_or_replaced_socket_is_unreachable(directory: Path) -> None:
-    server = await start(directory / "s")
-    (directory / "s").unlink()
-    assert not server.is_reachable()
-    with socket.socket(socket.AF_UNIX) as other:
-        other.bind(str(directory / "s"))
-        assert not server.is_reachable()
-    await server.stop()
-
-
 async def test_p13_stop_is_quick_with_a_stream_that_is_not_read(directory: Path) -> None:
     server = await start(directory / "s", count=128)
     advertisement = server.advertisement
@@ -104,14 +86,6 @@ async def test_p1_an_accepted_register_call_names_version_endpoint_and_resource(
         await register(directory / "e.sock", CORE)
     expected = pb.RegisterRequest(version="v1beta1", endpoint="e.sock", resource_name=CORE, options=OPTIONS)
     assert kubelet.requests == [expected]
-
-
-async def test_a_refusal_carries_the_kubelets_own_words(directory: Path) -> None:
-    refusing = ScriptedRegistration(refusal="failed to dial device plugin: context deadline exceeded")
-    async with scripted_kubelet(directory, refusing):
-        with pytest.raises(RegistrationError) as error:
-            await register(directory / "e.sock", CORE)
-    assert str(error.value) == (f"the kubelet refused {CORE}: failed to dial device plugin: context deadline exceeded")
 
 
 async def test_a_kubelet_that_is_away_is_an_error_that_says_what_to_look_at(directory: Path) -> None:

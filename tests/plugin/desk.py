@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -127,6 +128,20 @@ class FakeLister:
             self.node.see_pods(self.node.pods.with_list(self.pods, self.node.clock()))
 
 
+@asynccontextmanager
+async def running(*jobs: Coroutine[Any, Any, object]) -> AsyncIterator[None]:
+    """While the block lasts; what a job fails with is raised at its end."""
+    tasks = [asyncio.create_task(job) for job in jobs]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(result, Exception):
+                raise result
+
+
 class LoopClock(FakeClock):
     """The time of the event loop, which tests may make pass quickly."""
 
@@ -180,14 +195,10 @@ class Story(Scene):
     @asynccontextmanager
     async def followed(self) -> AsyncIterator[None]:
         """With a kubelet that follows what is offered."""
-        stream = asyncio.create_task(self.kubelet.follow(next(iter(self.node.advertisements.values()))))
-        await asyncio.sleep(0)
-        self._heard = [self.kubelet.messages, 0]
-        try:
+        async with running(self.kubelet.follow(next(iter(self.node.advertisements.values())))):
+            await asyncio.sleep(0)
+            self._heard = [self.kubelet.messages, 0]
             yield
-        finally:
-            stream.cancel()
-            await asyncio.gather(stream, return_exceptions=True)
 
     @property
     def now(self) -> float:
@@ -219,7 +230,8 @@ class Story(Scene):
         self.node.see_inventory(replace(self._begin.inventory, unhealthy=broken))
 
     def alive(self, names: str) -> None:
-        self.cgroups.alive = {holder(name)[0] for name in names.split()}
+        """Which pods have a process, or ``unseen``."""
+        self.cgroups.alive = None if names == "unseen" else {holder(name)[0] for name in names.split()}
 
     def dead(self) -> None:
         self.cgroups.alive = set()

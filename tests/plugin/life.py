@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import random
 from collections import Counter, deque
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from operator import or_
@@ -28,7 +26,7 @@ from neuron_plugin.plugin.settings import Numbering, PluginSettings
 from neuron_plugin.plugin.settle import is_explained
 from neuron_plugin.simulation import AllocationError
 from neuron_plugin.topology import CoreMask, Geometry, Unit, catalogue, valid_sets
-from tests.plugin.life_cluster import LifeApi, LifePod, State, follow_pods, mirror_of, physical
+from tests.plugin.life_cluster import AnyLife, LifePod, State, Violation, follow_pods, mirror_of, physical
 from tests.plugin.life_kubelet import Connection, Kubelet, RefusedError
 from tests.plugin.world import ApiPod, uid_of
 from tests.support.model_kubelet import RESOURCES
@@ -51,10 +49,6 @@ class Mode:
     inotify: bool = True
     numa: bool = False
     logical_core_size: int = 1
-
-
-class Violation(AssertionError):  # noqa: N818 - it is the word for it
-    """Something that must never happen."""
 
 
 class Plugin:
@@ -151,33 +145,28 @@ class Plugin:
             server.registered.clear()
 
 
-class Life:
+class Life(AnyLife):
     """One node for a while."""
 
+    pauses = (0.0, 0.01, 0.1, 0.1, 0.3, 1.0)
+
     def __init__(self, mode: Mode, seed: int) -> None:
-        random.seed(seed)  # what the daemon's back-off draws from
+        super().__init__(seed, mode.lag_seconds)
         self.mode = mode
-        self.chance = Random(seed)  # noqa: S311 - a life that can be lived again
-        self.seen: Counter[str] = Counter()
-        self.trace: deque[str] = deque(maxlen=40)
         self.pods: list[LifePod] = []
         self.inventory = self._healthy_inventory()
-        self.api = LifeApi(self.chance, self.note, mode.lag_seconds)
         numa = frozenset({0}) if mode.numa else None
         self.kubelet = Kubelet(self.chance, self.api, self.note, self._gave, self._readmitted, self._rejected, numa)
         self.kubelet.inventory = lambda: self.inventory
         self.plugin: Plugin | None = None
-        self.violations: list[BaseException] = []
-        self._loop = asyncio.get_running_loop()
         self._troubled_at = 0.0
         self._hidden_until = float("-inf")
         self._freed: deque[tuple[float, int]] = deque()
         self._disabled_since: dict[int, float] = {}
         self._broken_since: dict[int, float] = {}
-        self._numbers = 0
         if mode.inotify:
             self.kubelet.file.written = lambda: self._look_at(self.chance.random() * 0.005)
-        self.actions: list[tuple[Callable[[], None], float]] = [
+        self.actions = [
             (self.create, 20),
             (self.create_static, 4),
             (self.end, 8),
@@ -207,9 +196,6 @@ class Life:
 
     # What the parts ask the life.
 
-    def note(self, text: str) -> None:
-        self.trace.append(f"{asyncio.get_running_loop().time():9.3f} {text}")
-
     def is_populated(self, uid: str) -> bool | None:
         if not self.mode.sees_cgroups:
             return None
@@ -221,10 +207,6 @@ class Life:
         return CoreMask(
             sum(1 << core for core in range(mask.bit_length() // size + 1) if mask >> core * size & ((1 << size) - 1))
         )
-
-    def task_ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()):
-            self.violations.append(error)
 
     def _look_at(self, delay: float) -> None:
         def look() -> None:
@@ -299,13 +281,6 @@ class Life:
         self.kubelet.start(self.pods)
         self.plugin = Plugin(self)
         self.trouble()
-
-    async def step(self) -> None:
-        action = self.chance.choices(*zip(*self.actions, strict=True))[0]
-        action()
-        pause = self.chance.choice((0.0, 0.01, 0.1, 0.1, 0.3, 1.0))
-        await asyncio.sleep(pause * self.chance.random())
-        self.check()
 
     def check(self) -> None:
         """No core is in two pods, and none of a disabled or broken device in a new one."""

@@ -9,14 +9,11 @@ no core may belong to two claims.
 from __future__ import annotations
 
 import asyncio
-import random
-from collections import Counter, deque
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
-from random import Random
 from typing import Any
 
 from neuron_plugin.allocation import PodUid
@@ -33,7 +30,7 @@ from neuron_plugin.plugin.settle import is_explained
 from neuron_plugin.simulation.api_server_kinds import RESOURCE_CLAIMS, AnyJson
 from neuron_plugin.simulation.kubelet_dra import ClaimInfo, DriverDevice, NotPreparedError
 from neuron_plugin.topology import CoreMask
-from tests.plugin.life_cluster import NODE, LifeApi, follow_pods
+from tests.plugin.life_cluster import NODE, AnyLife, Violation, follow_pods
 from tests.plugin.world import INF2, inventory, uid_of
 from tests.support.model_kubelet import ModelKubelet
 
@@ -41,10 +38,6 @@ PARTNER = "efa.networking.k8s.aws"
 MOST_PODS = 10
 SHARED = ("shared-0", "shared-1")
 _MACHINE = inventory(INF2)
-
-
-class Violation(AssertionError):  # noqa: N818 - it is the word for it
-    """Something that must never happen."""
 
 
 @dataclass(eq=False)
@@ -244,22 +237,17 @@ def _decoded(encoded: bytes) -> NeuronClaim:
     return neuron_claim(DECODED.decode(encoded), DRA_DRIVER)
 
 
-class ClaimLife:
+class ClaimLife(AnyLife):
     """One node for a while."""
 
+    pauses = (0.0, 0.05, 0.3, 1.0)
+
     def __init__(self, seed: int, directory: Path, lag_seconds: float) -> None:
-        random.seed(seed)
-        self.chance = Random(seed)  # noqa: S311 - a life that can be lived again
-        self._loop = asyncio.get_running_loop()
+        super().__init__(seed, lag_seconds)
         self.directory = directory
-        self.seen: Counter[str] = Counter()
-        self.trace: deque[str] = deque(maxlen=60)
         self.pods: list[LifePod] = []
-        self.api = LifeApi(self.chance, self.note, lag_seconds)
-        self.errors: list[BaseException] = []
         self.plugin: Plugin | None = None
         self.kubelet = Kubelet(self)
-        self._number = 0
         self.actions = (
             (self.create, 20),
             (self.delete, 8),
@@ -273,16 +261,12 @@ class ClaimLife:
             (self.stall_watch, 0.4),
         )
 
-    def note(self, text: str) -> None:
-        self.trace.append(f"{self._loop.time():9.3f} {text}")
-
     def is_populated(self, uid: str) -> bool | None:
         return any(each.running for each in self.pods if each.uid == uid)
 
     def ended(self, task: asyncio.Task[None]) -> None:
         self.kubelet.tasks.pop(task, None)
-        if not task.cancelled() and (error := task.exception()):
-            self.errors.append(error)
+        self.task_ended(task)
 
     def devices_of(self, one: LifePod) -> list[int]:
         mask = 0
@@ -329,11 +313,11 @@ class ClaimLife:
     def create(self) -> None:
         if not self.api.up or len(self.pods) >= MOST_PODS:
             return
-        self._number += 1
-        name = self.chance.choice(SHARED) if self.chance.random() < 0.2 else f"claim-{self._number}"
+        self._numbers += 1
+        name = self.chance.choice(SHARED) if self.chance.random() < 0.2 else f"claim-{self._numbers}"
         if name not in self.claims and not self._allocate(name):
             return
-        one = LifePod(f"pod-{self._number}", uid_of(f"pod {self._number}"), name)
+        one = LifePod(f"pod-{self._numbers}", uid_of(f"pod {self._numbers}"), name)
         claim = self.claims[name]
         self._reserve(name, (*claim.reserved_for, one.uid))
         self.pods.append(one)
@@ -419,8 +403,8 @@ class ClaimLife:
                 ):
                     if uid != other_uid and mask & other_mask:
                         raise Violation(f"{one} and {other} both have cores {CoreMask(mask & other_mask):b}")
-        if self.errors:
-            raise self.errors[0]
+        if self.violations:
+            raise self.violations[0]
 
     def restart_kubelet(self) -> None:
         self.note("kubelet restarts")
@@ -465,12 +449,6 @@ class ClaimLife:
 
     def stall_watch(self) -> None:
         self.api.stalled_until = self._loop.time() + self.chance.choice((1.0, 10.0))
-
-    async def step(self) -> None:
-        actions, weights = zip(*self.actions, strict=True)
-        self.chance.choices(actions, weights)[0]()
-        await asyncio.sleep(self.chance.choice((0.0, 0.05, 0.3, 1.0)) * self.chance.random())
-        self.check()
 
 
 async def live(seed: int, directory: Path, steps: int, lag_seconds: float) -> ClaimLife:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import selectors
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from abc import ABC, abstractmethod
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
@@ -57,6 +60,47 @@ class _NothingToWaitFor(selectors.SelectSelector):
             raise RuntimeError("every task waits for another one")
         self._loop.now += timeout
         return []
+
+
+class Violation(AssertionError):  # noqa: N818 - it is the word for it
+    """Something that must never happen."""
+
+
+class AnyLife(ABC):
+    """What two kinds of lives have in common: chance, an API server, what was seen, and one step after the other."""
+
+    actions: Sequence[tuple[Callable[[], None], float]]
+    pauses: tuple[float, ...]
+
+    def __init__(self, seed: int, lag_seconds: float) -> None:
+        random.seed(seed)  # what the daemon's back-off draws from
+        self.chance = Random(seed)  # noqa: S311 - a life that can be lived again
+        self.seen: Counter[str] = Counter()
+        self.trace: deque[str] = deque(maxlen=60)
+        self.violations: list[BaseException] = []
+        self.api = LifeApi(self.chance, self.note, lag_seconds)
+        self._loop = asyncio.get_running_loop()
+        self._numbers = 0
+
+    def note(self, text: str) -> None:
+        self.trace.append(f"{self._loop.time():9.3f} {text}")
+
+    def task_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()):
+            self.violations.append(error)
+
+    async def step(self) -> None:
+        self.chance.choices(*zip(*self.actions, strict=True))[0]()
+        await asyncio.sleep(self.chance.choice(self.pauses) * self.chance.random())
+        self.check()
+
+    @abstractmethod
+    def check(self) -> None:
+        """See whether something has happened that must never happen.
+
+        Raises:
+            Violation: it has.
+        """
 
 
 class State(Enum):

@@ -24,7 +24,7 @@ from neuron_plugin.simulation.api_server_kinds import EVENTS, NODES, PODS, AnyJs
 from neuron_plugin.topology import catalogue
 from tests.plugin.world import TRN1, assignment, uid_of
 from tests.support.api_server import StandInApiServer
-from tests.support.kubelet import KubeletOptions, StandInKubelet
+from tests.support.kubelet import StandInKubelet
 
 NODE = "worker-1"
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - private directories in it
@@ -145,12 +145,9 @@ async def a_site(
     instance_type: str = "trn1.32xlarge",
     *,
     cluster: bool = True,
-    options: KubeletOptions | None = None,
     driver_version: str = "",
-    missing: tuple[int, ...] = (),
     usage_counters: bool = False,
     resources: tuple[str, ...] = (),
-    seed: int = 1,
 ) -> AsyncIterator[Site]:
     """A node of this type, with everything but the daemon running."""
     with tempfile.TemporaryDirectory(prefix="np-", dir=_MEMORY) as directory:
@@ -158,14 +155,10 @@ async def a_site(
         plugins, pod_resources = root / "dp", root / "pr"
         plugins.mkdir()
         pod_resources.mkdir()
-        node = write_node(
-            root / "node", instance_type, driver_version=driver_version, usage_counters=usage_counters, missing=missing
-        )
+        node = write_node(root / "node", instance_type, driver_version=driver_version, usage_counters=usage_counters)
         async with AsyncExitStack() as stack:
-            random = Random(seed)  # noqa: S311 - the order of Go's maps
-            kubelet = StandInKubelet(
-                plugins, pod_resources, random=random, options=options, cgroup_root=root / "cgroup"
-            )
+            random = Random(1)  # noqa: S311 - the order of Go's maps
+            kubelet = StandInKubelet(plugins, pod_resources, random=random, cgroup_root=root / "cgroup")
             await stack.enter_async_context(kubelet)
             api = await stack.enter_async_context(StandInApiServer()) if cluster else None
             if api:

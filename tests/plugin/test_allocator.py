@@ -50,10 +50,6 @@ SEVEN = (
 BREAKS = "record a=0-7; alive a; start; breaks 3; sick -"
 """Of pod a's devices one has broken; the kubelet has seen the pod's end, and nobody else has."""
 STORIES = {
-    "the next pod is given what no other pod has": (
-        "a app:4 | b app:4",
-        "prefer 4 -> 0-3; admit a=0-3; prefer 4 -> 4-7; admit b=4-7; has a=0,1,2,3 b=4,5,6,7",
-    ),
     "p45 a refusal names all that it may be for": (
         "a app:1 | b app:1 | c app:1",
         "admit a=1; allocate 1 -> !wanted by pod default/b or pod default/c",
@@ -247,23 +243,14 @@ async def test_p45_a_refusal_names_both_pods_and_is_reported_on_the_pod_that_ask
         assert desk.decisions[-1].step is Step.REFUSED
 
 
-async def test_p55_a_preference_waits_while_pod_resources_is_listed() -> None:
-    async with a_desk(pod("a", app(4))) as desk:
-        async with desk.node.listing:
-            asking = asyncio.create_task(desk.prefer("4"))
-            await asyncio.sleep(0.02)
-            assert not asking.done()
-        assert len(await asking) == 4
-
-
-async def test_a_call_that_is_under_way_is_counted_and_the_last_one_remembered() -> None:
+async def test_p55_a_preference_waits_while_pod_resources_is_listed_and_is_counted() -> None:
     async with a_desk(pod("a", app(4))) as desk:
         assert desk.allocator.last_call == float("-inf")
         async with desk.node.listing:
             asking = asyncio.create_task(desk.prefer("4"))
             await asyncio.sleep(0.01)
             assert desk.allocator.calls_under_way == 1
-        await asking
+        assert len(await asking) == 4
         assert desk.allocator.calls_under_way == 0
         assert desk.allocator.last_call <= desk.node.clock()
 

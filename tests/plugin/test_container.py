@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,6 @@ from hypothesis import strategies as st
 
 from neuron_plugin.allocation import Resource
 from neuron_plugin.allocation.resources import parse_ids
-from neuron_plugin.kubelet import DeviceNode
 from neuron_plugin.plugin.container import (
     CDI_FILE_NAME,
     ContainerStyle,
@@ -22,89 +22,77 @@ from neuron_plugin.plugin.container import (
 )
 from neuron_plugin.plugin.settings import Numbering, PluginSettings
 from neuron_plugin.topology import Unit, cores_in, sets_by_count, valid_sets
-from tests.plugin.world import TRN1, TRN2, inventory
+from tests.plugin.world import TRN1, TRN2, ids_of, inventory
 
 HOST = ContainerStyle(Numbering.HOST)
 CONTAINER = ContainerStyle(Numbering.CONTAINER)
+CORES, DEVICES = "NEURON_RT_VISIBLE_CORES", "AWS_NEURON_VISIBLE_DEVICES"
 
 
-def numbering(setting: Numbering, driver: str) -> Numbering:
-    """The numbering on a node with this driver version; empty where it is not known."""
-    return container_style(PluginSettings(numbering=setting), inventory(driver_version=driver)).numbering
+ALLOCATIONS: dict[str, tuple[str, ContainerStyle, str, dict[str, str]]] = {
+    "p40 the seed's cores 2 and 3": ("core:2,3", HOST, "1>1", {CORES: "2,3"}),
+    "p41 the seed's devices 2 and 3": ("2,3", HOST, "2>2 3>3", {DEVICES: "2,3"}),
+    "p41 under their other name": ("device:2,3", HOST, "2>2 3>3", {DEVICES: "2,3"}),
+    "p42 a container counts from neuron0, and cores from its first device": (
+        "core:10-13",
+        CONTAINER,
+        "5>0 6>1",
+        {CORES: "0,1,2,3"},
+    ),
+    "p42 visible devices are the host's ids": ("8,9", CONTAINER, "8>0 9>1", {DEVICES: "8,9"}),
+    "p42 unless switched off": ("8,9", replace(CONTAINER, visible_devices_env=False), "8>0 9>1", {}),
+    "the LNC is told where there is one to choose": (
+        "trn2 3",
+        replace(CONTAINER, logical_core_size=2),
+        "3>0",
+        {"NEURON_LOGICAL_NC_CONFIG": "2", DEVICES: "3"},
+    ),
+    "the host path follows the device directory": (
+        "1",
+        replace(HOST, dev=Path("/simulated/dev")),
+        "/simulated1>1",
+        {DEVICES: "1"},
+    ),
+    "p53 CDI names stand in for device nodes": (
+        "core:2,3",
+        replace(CONTAINER, cdi=True),
+        "neuron-plugin.io/device=1-0",
+        {CORES: "0,1"},
+    ),
+}
+"""What is given, how; the device nodes ``HOST>INSIDE`` or CDI devices, and the variables."""
 
 
-def test_p40_seed_cores_2_and_3_in_host_numbering_give_neuron1_and_visible_cores() -> None:
-    given_ = container_allocation(TRN1, Resource.NEURONCORE, TRN1.mask_of(Unit.CORE, (2, 3)), HOST)
-    assert given_.devices == (DeviceNode("/dev/neuron1", "/dev/neuron1", "rw"),)
-    assert given_.envs == {"NEURON_RT_VISIBLE_CORES": "2,3"}
-
-
-@pytest.mark.parametrize("resource", [Resource.NEURON, Resource.NEURONDEVICE])
-def test_p41_seed_devices_2_and_3_in_host_numbering_give_both_nodes_and_visible_devices(resource: Resource) -> None:
-    given_ = container_allocation(TRN1, resource, TRN1.devices_mask((2, 3)), HOST)
-    assert [node.container_path for node in given_.devices] == ["/dev/neuron2", "/dev/neuron3"]
-    assert given_.envs == {"AWS_NEURON_VISIBLE_DEVICES": "2,3"}
-
-
-def test_p42_container_numbering_starts_at_neuron0_and_counts_cores_from_the_first_device() -> None:
-    given_ = container_allocation(TRN1, Resource.NEURONCORE, TRN1.mask_of(Unit.CORE, (10, 11, 12, 13)), CONTAINER)
-    assert [(node.host_path, node.container_path) for node in given_.devices] == [
-        ("/dev/neuron5", "/dev/neuron0"),
-        ("/dev/neuron6", "/dev/neuron1"),
-    ]
-    assert given_.envs == {"NEURON_RT_VISIBLE_CORES": "0,1,2,3"}
-
-
-@pytest.mark.parametrize("numbering", [Numbering.HOST, Numbering.CONTAINER])
-def test_p42_visible_devices_are_the_host_ids_in_both_numberings_unless_switched_off(numbering: Numbering) -> None:
-    mask = TRN1.devices_mask((8, 9, 10, 11))
-    given_ = container_allocation(TRN1, Resource.NEURON, mask, ContainerStyle(numbering))
-    assert given_.envs == {"AWS_NEURON_VISIBLE_DEVICES": "8,9,10,11"}
-    off = ContainerStyle(numbering, visible_devices_env=False)
-    assert container_allocation(TRN1, Resource.NEURON, mask, off).envs == {}
-    cores = container_allocation(TRN1, Resource.NEURONCORE, mask, ContainerStyle(numbering))
-    assert "AWS_NEURON_VISIBLE_DEVICES" not in cores.envs
+@pytest.mark.parametrize(("given_", "style", "nodes", "variables"), ALLOCATIONS.values(), ids=ALLOCATIONS)
+def test_what_a_container_receives(given_: str, style: ContainerStyle, nodes: str, variables: dict[str, str]) -> None:
+    geometry = TRN2 if given_.startswith("trn2 ") else TRN1
+    resource, ids = ids_of(given_.removeprefix("trn2 "))
+    found = container_allocation(geometry, resource, geometry.mask_of(resource.unit, ids), style)
+    paths = [f"{node.host_path}>{node.container_path}".replace("/dev/neuron", "") for node in found.devices]
+    assert " ".join([*paths, *found.cdi_devices]) == nodes
+    assert {node.permissions for node in found.devices} <= {"rw"}
+    assert found.envs == variables
 
 
 @pytest.mark.parametrize(
-    ("driver", "expected"),
+    ("setting", "driver", "expected"),
     [
-        ("2.12.13.9", Numbering.HOST),
-        ("2.12.14.0", Numbering.CONTAINER),
-        ("2.12.14", Numbering.CONTAINER),
-        ("2.9.99.0", Numbering.HOST),
-        ("2.26.5.0", Numbering.CONTAINER),
-        ("10.0", Numbering.CONTAINER),
-        ("", Numbering.HOST),
+        (Numbering.AUTO, "2.12.13.9", Numbering.HOST),
+        (Numbering.AUTO, "2.12.14.0", Numbering.CONTAINER),
+        (Numbering.AUTO, "2.12.14", Numbering.CONTAINER),
+        (Numbering.AUTO, "2.9.99.0", Numbering.HOST),
+        (Numbering.AUTO, "2.26.5.0", Numbering.CONTAINER),
+        (Numbering.AUTO, "10.0", Numbering.CONTAINER),
+        (Numbering.AUTO, "", Numbering.HOST),
+        (Numbering.HOST, "2.26.5.0", Numbering.HOST),
+        (Numbering.CONTAINER, "", Numbering.CONTAINER),
     ],
 )
-def test_p43_auto_follows_the_driver_version(driver: str, expected: Numbering) -> None:
-    assert numbering(Numbering.AUTO, driver) is expected
-
-
-def test_a_chosen_numbering_is_kept_whatever_the_driver() -> None:
-    assert numbering(Numbering.HOST, "2.26.5.0") is Numbering.HOST
-    assert numbering(Numbering.CONTAINER, "") is Numbering.CONTAINER
-
-
-def test_the_lnc_is_told_where_there_is_one_to_choose() -> None:
-    style = ContainerStyle(Numbering.CONTAINER, logical_core_size=2)
-    given_ = container_allocation(TRN2, Resource.NEURON, TRN2.devices_mask((3,)), style)
-    assert given_.envs == {"NEURON_LOGICAL_NC_CONFIG": "2", "AWS_NEURON_VISIBLE_DEVICES": "3"}
-
-
-def test_the_host_path_follows_the_device_directory() -> None:
-    style = ContainerStyle(Numbering.HOST, dev=Path("/simulated/dev"))
-    given_ = container_allocation(TRN1, Resource.NEURON, TRN1.devices_mask((1,)), style)
-    assert given_.devices == (DeviceNode("/simulated/dev/neuron1", "/dev/neuron1", "rw"),)
-
-
-def test_p53_cdi_names_stand_in_for_device_nodes() -> None:
-    style = ContainerStyle(Numbering.CONTAINER, cdi=True)
-    given_ = container_allocation(TRN1, Resource.NEURONCORE, TRN1.mask_of(Unit.CORE, (2, 3)), style)
-    assert given_.devices == ()
-    assert given_.cdi_devices == ("neuron-plugin.io/device=1-0",)
-    assert given_.envs == {"NEURON_RT_VISIBLE_CORES": "0,1"}
+def test_p43_auto_follows_the_driver_version_and_a_choice_is_kept(
+    setting: Numbering, driver: str, expected: Numbering
+) -> None:
+    style = container_style(PluginSettings(numbering=setting), inventory(driver_version=driver))
+    assert style.numbering is expected
 
 
 @pytest.mark.parametrize("numbering", [Numbering.HOST, Numbering.CONTAINER])
@@ -150,9 +138,3 @@ def test_p53_the_specification_is_written_whole_once_and_again_when_it_says_some
     assert write_cdi_specification(directory, {"kind": "b"})
     assert [path.name for path in directory.iterdir()] == [CDI_FILE_NAME]
     assert json.loads((directory / CDI_FILE_NAME).read_bytes()) == {"kind": "b"}
-
-
-def test_p53_a_directory_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "cdi").write_text("in the way")
-    with pytest.raises(OSError, match="cdi"):
-        write_cdi_specification(tmp_path / "cdi", {"kind": "a"})

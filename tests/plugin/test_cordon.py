@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection
-from pathlib import Path
+from collections.abc import Collection
 
 import msgspec
 import pytest
@@ -12,8 +11,7 @@ from hypothesis import strategies as st
 
 from neuron_plugin.allocation.inventory import write_inventory
 from neuron_plugin.allocation.keys import DISABLE_KEY, INVENTORY_KEY
-from neuron_plugin.cluster import ApiError, ApiServer, Node
-from neuron_plugin.cluster.client import connect
+from neuron_plugin.cluster import ApiError, Node
 from neuron_plugin.cluster.objects import NODES
 from neuron_plugin.plugin import cordon as module
 from neuron_plugin.plugin.cordon import ATTEMPTS, CordonError, change_disabled, with_disabled, without_disabled
@@ -46,14 +44,9 @@ def test_without_ids_every_device_is_enabled() -> None:
 
 
 def test_a_device_that_the_node_does_not_have_is_refused_where_its_plugin_says_what_it_has() -> None:
-    with pytest.raises(CordonError, match="node worker-1 has no device 57: its devices are 0 to 15"):
-        with_disabled(a_node(), (5, 57))
+    with pytest.raises(CordonError, match="node worker-1 has no device 16: its devices are 0 to 15"):
+        with_disabled(a_node(), (5, 16))
     assert with_disabled(a_node(described=False), (5, 57)) == ((), (5, 57))
-
-
-def test_the_first_id_after_the_last_device_is_refused() -> None:
-    with pytest.raises(CordonError, match="no device 16"):
-        with_disabled(a_node(), (16,))
 
 
 def test_a_device_that_is_not_disabled_cannot_be_enabled() -> None:
@@ -70,16 +63,10 @@ def test_a_value_that_cannot_be_read_is_not_written_over() -> None:
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[StandInApiServer]:
-    async with StandInApiServer() as server:
-        server.create_node({"metadata": {"name": NODE, "annotations": {"other": "stays"}}})
-        yield server
-
-
-@pytest.fixture
-async def api(server: StandInApiServer, tmp_path: Path) -> AsyncIterator[ApiServer]:
-    async with await connect(server.write_kubeconfig(tmp_path / "kubeconfig")) as api:
-        yield api
+def server() -> StandInApiServer:
+    server = StandInApiServer()
+    server.create_node({"metadata": {"name": NODE, "annotations": {"other": "stays"}}})
+    return server
 
 
 def annotations_of(server: StandInApiServer) -> dict[str, str]:
@@ -87,38 +74,36 @@ def annotations_of(server: StandInApiServer) -> dict[str, str]:
     return found
 
 
-async def test_the_annotation_is_written_changed_and_removed_and_others_stay(
-    api: ApiServer, server: StandInApiServer
-) -> None:
-    assert await change_disabled(api, NODE, (5, 7), disable=True) == ((), (5, 7))
+async def test_the_annotation_is_written_changed_and_removed_and_others_stay(server: StandInApiServer) -> None:
+    assert await change_disabled(server, NODE, (5, 7), disable=True) == ((), (5, 7))
     assert annotations_of(server) == {"other": "stays", DISABLE_KEY: "5,7"}
-    assert await change_disabled(api, NODE, (5,), disable=False) == ((5, 7), (7,))
+    assert await change_disabled(server, NODE, (5,), disable=False) == ((5, 7), (7,))
     assert annotations_of(server)[DISABLE_KEY] == "7"
-    assert await change_disabled(api, NODE, (), disable=False) == ((7,), ())
+    assert await change_disabled(server, NODE, (), disable=False) == ((7,), ())
     assert annotations_of(server) == {"other": "stays"}
 
 
-async def test_a_value_that_cannot_be_read_is_removed_on_request(api: ApiServer, server: StandInApiServer) -> None:
+async def test_a_value_that_cannot_be_read_is_removed_on_request(server: StandInApiServer) -> None:
     server.patch_node(NODE, {"metadata": {"annotations": {DISABLE_KEY: "five"}}})
-    await change_disabled(api, NODE, (), disable=False)
+    await change_disabled(server, NODE, (), disable=False)
     assert annotations_of(server) == {"other": "stays"}
 
 
-async def test_a_refusal_is_not_tried_again(api: ApiServer, server: StandInApiServer) -> None:
+async def test_a_refusal_is_not_tried_again(server: StandInApiServer) -> None:
     server.fail(Fault(Match("PATCH", "/nodes/"), status=403))
     with pytest.raises(ApiError, match="403"):
-        await change_disabled(api, NODE, (5,), disable=True)
+        await change_disabled(server, NODE, (5,), disable=True)
 
 
-async def test_nothing_is_written_where_nothing_changes(api: ApiServer, server: StandInApiServer) -> None:
-    await change_disabled(api, NODE, (5,), disable=True)
+async def test_nothing_is_written_where_nothing_changes(server: StandInApiServer) -> None:
+    await change_disabled(server, NODE, (5,), disable=True)
     version = server.get(SERVED_NODES, NODE)["metadata"]["resourceVersion"]
-    assert await change_disabled(api, NODE, (5,), disable=True) == ((5,), (5,))
+    assert await change_disabled(server, NODE, (5,), disable=True) == ((5,), (5,))
     assert server.get(SERVED_NODES, NODE)["metadata"]["resourceVersion"] == version
 
 
 async def test_of_two_operators_at_once_neither_loses_a_device(
-    api: ApiServer, server: StandInApiServer, monkeypatch: pytest.MonkeyPatch
+    server: StandInApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another operator's write comes between our reading and our writing."""
     others = [9]
@@ -129,17 +114,17 @@ async def test_of_two_operators_at_once_neither_loses_a_device(
         return with_disabled(node, ids)
 
     monkeypatch.setattr(module, "with_disabled", with_disabled_late)
-    assert await change_disabled(api, NODE, (5,), disable=True) == ((9,), (5, 9))
+    assert await change_disabled(server, NODE, (5,), disable=True) == ((9,), (5, 9))
     assert annotations_of(server)[DISABLE_KEY] == "5,9"
 
 
-async def test_a_node_that_changes_all_the_time_ends_in_the_conflict(api: ApiServer, server: StandInApiServer) -> None:
+async def test_a_node_that_changes_all_the_time_ends_in_the_conflict(server: StandInApiServer) -> None:
     server.fail(Fault(Match("PATCH", "/nodes/"), times=ATTEMPTS, status=409))
     with pytest.raises(ApiError) as caught:
-        await change_disabled(api, NODE, (5,), disable=True)
+        await change_disabled(server, NODE, (5,), disable=True)
     assert caught.value.conflict
 
 
-async def test_a_name_that_no_node_has_is_named(api: ApiServer) -> None:
+async def test_a_name_that_no_node_has_is_named(server: StandInApiServer) -> None:
     with pytest.raises(CordonError, match="there is no node wroker-1"):
-        await change_disabled(api, "wroker-1", (5,), disable=True)
+        await change_disabled(server, "wroker-1", (5,), disable=True)

@@ -15,15 +15,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from neuron_plugin.allocation.inventory import read_inventory
 from neuron_plugin.allocation.keys import DISABLE_KEY, INVENTORY_KEY
 from neuron_plugin.decision_log import Step
 from neuron_plugin.plugin import hardware_watch
 from neuron_plugin.plugin.daemon import NodeDaemon
-from neuron_plugin.simulation import PodRejectedError
 from neuron_plugin.simulation.api_server_kinds import NODES
 from tests.plugin.site import NODE, Site, a_site, decision_of, eventually, holders, ids, ledger
-from tests.plugin.world import CORE, DEVICE, NEURON, app, uid_of
+from tests.plugin.world import CORE, NEURON, app, uid_of
 from tests.support.api_server import Fault, Match
 
 
@@ -44,17 +42,6 @@ async def test_p56_two_equal_pods_admitted_in_the_other_order_swap_and_both_anno
         assert daemon.counters.corrections >= 2
         corrected = [one.pod for one in daemon.allocator.log.decisions.entries() if one.step is Step.CORRECTED]
         assert "b" in {pod.name for pod in corrected if pod}, "a had nothing yet"
-
-
-async def test_a_pod_without_a_decision_gets_a_linked_set_its_annotation_and_a_name_in_the_log() -> None:
-    async with a_site() as site, site.daemon() as daemon:
-        admitted = await site.run("a", app(4))
-        assert ids(admitted, NEURON) == (0, 1, 2, 3)
-        await site.annotated("a")
-        assert site.decided_ids("a") == [(0, 1, 2, 3)]
-        assert int(site.annotations("a")["NEURON_ALLOC_TIME"]) > 0
-        decisions = daemon.allocator.log.decisions
-        await eventually(lambda: {one.pod.uid for one in decisions.entries() if one.pod} == {uid_of("a")})
 
 
 # The whole daemon while its machine changes, and what it tells of that.
@@ -135,28 +122,6 @@ def annotate(site: Site, text: str | None) -> None:
     site.api.patch_node(NODE, {"metadata": {"annotations": {DISABLE_KEY: text}}})
 
 
-async def offers(site: Site, devices: int) -> None:
-    """Wait until the kubelet could give so many devices away, under each name."""
-    counts = {NEURON: devices, DEVICE: devices, CORE: 2 * devices}
-    await eventually(
-        lambda: all(site.kubelet.capacity(name.value).allocatable == count for name, count in counts.items())
-    )
-
-
-async def test_a_disabled_device_is_in_no_new_pod_under_any_name_and_back_when_it_is_enabled() -> None:
-    async with a_site() as site, site.daemon():
-        annotate(site, "5,7")
-        await offers(site, 14)
-        assert ids(await site.run("row", app(4)), NEURON) == (0, 1, 2, 3)
-        await eventually(lambda: bool(read_inventory(site.node_annotations()[INVENTORY_KEY]).disabled))
-        await eventually(lambda: "NeuronDeviceDisabled" in site.event_reasons())
-        with pytest.raises(PodRejectedError):
-            await site.run("all", app(16))
-        annotate(site, None)
-        await eventually(lambda: not read_inventory(site.node_annotations()[INVENTORY_KEY]).disabled)
-        assert set(ids(await site.run("second", app(4)), NEURON)) == {4, 5, 6, 7}
-
-
 async def test_a_disabled_device_is_not_given_after_a_restart_before_the_annotation_was_read() -> None:
     async with a_site() as site:
         site.times = replace(site.times, read_node=30.0)
@@ -170,19 +135,6 @@ async def test_a_disabled_device_is_not_given_after_a_restart_before_the_annotat
             assert not admission.done()
             gate.set()
             assert 0 not in ids(await admission, NEURON)
-
-
-async def test_an_api_server_that_is_away_delays_no_offer() -> None:
-    async with a_site() as site:
-        assert site.api is not None
-        annotate(site, "5")
-        await site.api.stop()
-        async with site.daemon() as daemon:
-            await offers(site, 16)
-            await site.api.start()
-            await offers(site, 15)
-            assert daemon.cluster
-            assert daemon.cluster.own_node.disabled == (5,)
 
 
 # The condition that says that pods can get devices on a node, as the Node object shows it.
@@ -244,11 +196,3 @@ async def test_a_node_that_was_created_again_or_lost_its_inventory_gets_all_of_i
         await eventually(lambda: shows(site, "True", "DevicesReady") and INVENTORY_KEY in site.node_annotations())
         site.api.patch_node(NODE, {"metadata": {"annotations": {INVENTORY_KEY: None}}})
         await eventually(lambda: INVENTORY_KEY in site.node_annotations())
-
-
-async def test_no_condition_is_written_unless_one_is_named(site: Site) -> None:
-    site.settings = msgspec.structs.replace(site.settings, ready_condition="")
-    async with site.daemon():
-        await eventually(lambda: INVENTORY_KEY in site.node_annotations())
-        await asyncio.sleep(0.1)
-        assert writes(site) == 0

@@ -82,24 +82,19 @@ async def test_e7_a_binding_that_is_under_way_when_the_plugin_stops_is_waited_fo
         assert ids(await late, NEURON) == (4, 5, 6, 7)
 
 
-async def test_e7_a_pod_that_is_never_admitted_does_not_keep_a_plugin_from_stopping() -> None:
-    async with a_site() as site, asyncio.timeout(20):
-        site.times = replace(site.times, leave=0.1)
-        async with site.daemon() as daemon:
-            site.create("a", app(4), annotations=decision_of(app(4), sets=[[4, 5, 6, 7]]))
-            await eventually(lambda: bool(daemon.node.snapshot and daemon.node.snapshot.waiting))
-        assert [path.name for path in site.settings.kubelet_dir.glob("*.sock")] == ["kubelet.sock"]
-
-
-async def test_a_plugin_whose_node_stays_open_has_no_reason_to_stay() -> None:
+@pytest.mark.parametrize(
+    ("leave", "node_lease"), [(0.1, True), (600.0, False)], ids=["it is never admitted", "its node stays open"]
+)
+async def test_e7_a_pod_that_waits_does_not_keep_a_plugin_from_stopping(leave: float, *, node_lease: bool) -> None:
     async with a_site() as site, asyncio.timeout(50):
-        site.times = replace(site.times, leave=600.0)
-        site.settings = msgspec.structs.replace(site.settings, node_lease=False)
+        site.times = replace(site.times, leave=leave)
+        site.settings = msgspec.structs.replace(site.settings, node_lease=node_lease)
         async with site.daemon() as daemon:
             site.create("a", app(4), annotations=decision_of(app(4), sets=[[4, 5, 6, 7]]))
             await eventually(lambda: bool(daemon.node.snapshot and daemon.node.snapshot.waiting))
             await asyncio.sleep(0.2)
-            assert not lease_holders(site)
+            assert node_lease or not lease_holders(site)
+        assert [path.name for path in site.settings.kubelet_dir.glob("*.sock")] == ["kubelet.sock"]
 
 
 async def test_a_plugin_that_waits_for_the_kubelets_account_is_alive_watches_and_ends(

@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
@@ -24,7 +23,6 @@ from neuron_plugin.kubelet import (
     PodResourcesError,
     WatchedPluginServer,
 )
-from neuron_plugin.kubelet.pod_resources import ContainerDevices
 from neuron_plugin.kubelet_files import KUBELET_SOCKET
 from neuron_plugin.plugin.cluster_link import ClusterLink
 from neuron_plugin.plugin.container import CDI_FILE_NAME
@@ -37,24 +35,12 @@ from neuron_plugin.plugin.settings import Mode, PluginSettings, RegistrationWay
 from neuron_plugin.plugin.writes import PodEvent
 from neuron_plugin.simulation import write_node
 from neuron_plugin.topology import catalogue
-from tests.plugin.desk import FakeCgroups, FakeLister, LoopClock, MemoryKubelet
-from tests.plugin.world import CORE, NEURON, STATIC_UID, TRN1, app, holder, inventory, pod, uid_of
+from tests.plugin.desk import FakeCgroups, FakeLister, LoopClock, Story, running
+from tests.plugin.world import CORE, NEURON, TRN1, app, inputs, inventory, pod, uid_of
 from tests.support.model_kubelet import checkpoint_file
-from tests.support.stories import Scene
 
 A = uid_of("a")
 TIMES = DaemonTimes()
-
-
-@asynccontextmanager
-async def running(job: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    task = asyncio.create_task(job)
-    try:
-        yield
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
 
 
 def test_p12_a_resource_is_registered_by_one_route_and_its_server_knows_the_other() -> None:
@@ -88,11 +74,12 @@ class FakePodResources:
         return self.answer
 
 
-class Asking(Scene):
+class Asking(Story):
     """A daemon on a machine in memory."""
 
     def __init__(self, *, directory: Path | None = None, cluster: bool = True, users: Users | None = None) -> None:
-        self.kubelet, self.cgroups, self.pod_resources = MemoryKubelet(), FakeCgroups(), FakePodResources()
+        super().__init__(inputs(), {"unlisted"})
+        self.pod_resources = FakePodResources()
         settings = PluginSettings(node_name="n", cluster=cluster, kubelet_dir=directory or Path("/nowhere"))
         machine = Machine(
             self.kubelet.file, self.cgroups, self.pod_resources, processes=users or no_users, clock=LoopClock()
@@ -105,39 +92,15 @@ class Asking(Scene):
         assert self.daemon.cluster
         return self.daemon.cluster
 
-    def start(self) -> None:
-        """The hardware is seen."""
-        self.node.see_inventory(inventory())
+    def silent(self) -> None:
+        """PodResources does not answer."""
+        self.pod_resources.error = PodResourcesError("no answer")
 
     async def lists_within(self, seconds: float) -> int:
         before = len(self.pod_resources.lists)
         async with running(self.link.ask_about_pods()):
             await asyncio.sleep(seconds)
         return len(self.pod_resources.lists) - before
-
-    # The steps of a story.
-
-    def record(self, name: str) -> None:
-        """The kubelet's file says that the pod has device 3."""
-        self.kubelet.record(holder(name)[0], "app", NEURON, [3])
-
-    def knows(self, name: str) -> None:
-        self.node.see_pods(self.node.pods.with_pod(pod(name, app(1))))
-
-    def alive(self, name: str = "") -> None:
-        """Of which pod a process lives, or ``unseen``."""
-        self.cgroups.alive = None if name == "unseen" else {holder(name)[0]} if name else set()
-
-    def later(self, text: str) -> None:
-        seconds, _, name = text.partition(" ")
-        asyncio.get_running_loop().call_later(float(seconds), self.alive, name)
-
-    def blind(self) -> None:
-        self.kubelet.file.fault = "a future format"
-        self.kubelet.write()
-
-    def silent(self) -> None:
-        self.pod_resources.error = PodResourcesError("no answer")
 
     async def lists(self, seconds: str, expected: str) -> None:
         """How often PodResources is listed within so many seconds: ``2``, or ``1-9``."""
@@ -161,18 +124,18 @@ EMPTY = f"{TIMES.empty - 1}"
 SOON = f"{2 * TIMES.empty + 2 * TIMES.quiet}"
 STORIES = {
     "without hardware the kubelet is left alone": "lists 60 -> 0",
-    "pods whose end the API server tells are no reason": "record a; knows a; start; lists 60 -> 0",
+    "pods whose end the API server tells are no reason": "record a=3; pod a app:1; start; lists 60 -> 0",
     "a static pod whose cgroup is empty is a reason": (
-        f"record static; start; alive static; lists 60 -> 0; alive; lists {EMPTY} -> 0; lists {SOON} -> 1-9"
+        f"record static=3; start; alive static; lists 60 -> 0; dead; lists {EMPTY} -> 0; lists {SOON} -> 1-9"
     ),
     "not if its next container starts in time": (
-        f"record static; start; alive static; later 1; later {EMPTY} static; lists 60 -> 0"
+        f"record static=3; start; alive static; later 1 dead; later {EMPTY} alive static; lists 60 -> 0"
     ),
     "where cgroups cannot be seen the kubelet is asked now and then": (
-        f"record static; start; alive unseen; lists {2 * TIMES.blind} -> 2"
+        f"record static=3; start; alive unseen; lists {2 * TIMES.blind} -> 2"
     ),
     "without an API server the kubelet says of every pod when it is over": (
-        f"alone; record a; start; lists {2 * TIMES.empty} -> 1-9"
+        f"alone; record a=3; start; lists {2 * TIMES.empty} -> 1-9"
     ),
     "p62 a kubelet that does not answer is asked again": "blind; start; silent; lists 10 -> 6-99",
 }
@@ -187,8 +150,7 @@ async def test_when_the_kubelet_is_asked_about_pods(steps: str) -> None:
 
 @pytest.mark.looptime
 async def test_p55_pod_resources_is_never_listed_within_a_second_of_a_call_of_the_kubelet(asking: Asking) -> None:
-    asking.kubelet.file.fault = "a future format"
-    asking.kubelet.write()
+    asking.blind()
     asking.start()
 
     async def calls() -> None:
@@ -206,13 +168,11 @@ async def test_p55_pod_resources_is_never_listed_within_a_second_of_a_call_of_th
 
 @pytest.mark.looptime
 async def test_what_is_listed_counts_only_where_the_checkpoint_cannot_be_read(asking: Asking) -> None:
-    asking.kubelet.record(STATIC_UID, "app", NEURON, [3])
+    asking.record("static=3")
     asking.start()
     await asking.link.list_pods()
     assert set(asking.node.recorded.entries)
-    asking.kubelet.file.fault = "a future format"
-    asking.kubelet.write()
-    asking.node.look_at_checkpoint()
+    asking.blind()
     await asyncio.sleep(1)
     await asking.link.list_pods()
     assert all(entry.gone for entry in asking.node.recorded.entries.values())
@@ -220,16 +180,13 @@ async def test_what_is_listed_counts_only_where_the_checkpoint_cannot_be_read(as
 
 @pytest.mark.looptime
 async def test_a_list_says_nothing_of_a_pod_that_was_first_listed_after_it_began(asking: Asking) -> None:
-    asking.kubelet.file.fault = "a future format"
-    asking.kubelet.write()
+    asking.blind()
     asking.start()
 
     async def meanwhile() -> None:
         assert asking.node.listing.locked(), "a preference waits"
         await asyncio.sleep(1)
-        asking.node.see_listed(
-            [PodDevices("default", "static", (ContainerDevices("app", NEURON.value, ("3",)),))], asking.node.clock()
-        )
+        asking.listed("static=3")
         await asyncio.sleep(1)
 
     asking.pod_resources.meanwhile = meanwhile
@@ -253,8 +210,7 @@ async def test_p61_only_a_kubelet_that_runs_and_serves_no_pod_resources_is_offer
     waited: float | None,
 ) -> None:
     asking = Asking(directory=tmp_path)
-    asking.kubelet.file.fault = "a future format"
-    asking.kubelet.write()
+    asking.blind()
     asking.start()
     if is_up:
         with socket.socket(socket.AF_UNIX) as kubelet:
@@ -304,7 +260,7 @@ async def test_p60_each_unknown_pod_that_uses_a_device_at_the_start_is_held_down
 async def test_a_recorded_pod_that_the_watch_does_not_show_is_a_reason_for_a_list(
     asking: Asking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asking.kubelet.record(A, "app", NEURON, [3])
+    asking.record("a=3")
     asking.start()
     lister = FakeLister(asking.node, [pod("a", app(1))])
     monkeypatch.setattr(asking.cluster.pods, "list_pods", lister.list_pods)

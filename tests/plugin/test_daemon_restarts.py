@@ -8,45 +8,29 @@ from unittest.mock import Mock
 import msgspec
 import pytest
 
-from neuron_plugin.allocation.keys import INVENTORY_KEY
+from neuron_plugin.allocation.keys import DISABLE_KEY, INVENTORY_KEY
 from neuron_plugin.plugin.node import NodeTimes
-from neuron_plugin.topology import Unit
-from tests.plugin.site import NAMESPACE, NODE, a_site, decision_of, eventually, holders, ids, ledger
-from tests.plugin.world import CORE, NEURON, TRN1, app, init, uid_of
+from neuron_plugin.plugin.settings import Mode
+from tests.kubelet.test_dra_state import claim, text
+from tests.plugin.site import NAMESPACE, NODE, a_site, eventually, holders, ids
+from tests.plugin.world import CORE, NEURON, app, uid_of
 
 
 async def test_the_api_server_down_at_start_is_not_waited_for_long_and_is_caught_up_with() -> None:
     async with a_site() as site:
         assert site.api is not None
+        site.api.patch_node(NODE, {"metadata": {"annotations": {DISABLE_KEY: "5"}}})
         await site.api.stop()
         async with site.daemon() as daemon:
             site.create("a", app(4))
             assert ids(await site.admit("a"), NEURON) == (0, 1, 2, 3)
             await eventually(lambda: bool(holders(daemon)))
+            assert site.kubelet.capacity(NEURON.value).allocatable == 16
             await site.api.start()
             await eventually(lambda: holders(daemon) == {uid_of("a")})
             await site.annotated("a")
             await eventually(lambda: INVENTORY_KEY in site.node_annotations())
-
-
-async def test_p61_a_new_process_knows_who_holds_what_init_containers_included() -> None:
-    async with a_site() as site:
-        async with site.daemon():
-            await site.run("a", init(4, CORE), app(2, CORE))
-            await site.run("b", app(4), annotations=decision_of(app(4), sets=[[8, 9, 10, 11]]))
-            await site.annotated("a", "b")
-            patches = len([seen for seen in site.api.requests if seen.method == "PATCH"]) if site.api else 0
-        async with site.daemon() as daemon:
-            assert ledger(daemon).used_mask & TRN1.devices_mask((8, 9, 10, 11))
-            await site.confirmed(daemon, "a", "b")
-            assert holders(daemon) == {uid_of("a"), uid_of("b")}
-            assert ledger(daemon).used_mask == TRN1.mask_of(Unit.CORE, range(4)) | TRN1.devices_mask((8, 9, 10, 11))
-            await site.kubelet.wait_for_capacity(NEURON.value, 14)
-            later = await site.run("c", app(4))
-            assert ids(later, NEURON) == (4, 5, 6, 7)
-            assert site.api is not None
-            written = [seen for seen in site.api.requests if seen.method == "PATCH" and "/pods/" in seen.path]
-            assert len(written) <= patches + 1
+            await site.kubelet.wait_for_capacity(NEURON.value, 15)
 
 
 @pytest.mark.parametrize("lives", [False, True])
@@ -85,31 +69,22 @@ async def test_p60_what_a_pod_that_vanished_before_the_start_has_open_is_not_off
             await site.kubelet.wait_for_capacity(NEURON.value, 16)
 
 
-async def test_p72_a_kubelet_restart_changes_nothing_for_who_holds_what(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_p72_a_kubelet_restart_is_noticed_by_its_event_and_other_files_are_no_new_kubelet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with a_site() as site:
         site.times = replace(site.times, turn=600.0)
         async with site.daemon() as daemon:
-            await site.run("a", app(4))
-            await site.confirmed(daemon, "a")
             noticed = Mock(wraps=daemon.node.kubelet_restarted)
             monkeypatch.setattr(daemon.node, "kubelet_restarted", noticed)
             await site.kubelet.restart()
             await site.kubelet.wait_for_capacity(NEURON.value, 16)
-            assert holders(daemon) == {uid_of("a")}
-            assert not site.kubelet.rejections
             assert noticed.called
             noticed.reset_mock()
-            assert ids(await site.run("b", app(4)), NEURON) == (4, 5, 6, 7)
-            await site.confirmed(daemon, "b")
-            assert not noticed.called, "other files of its directory are no new kubelet"
-
-
-async def test_what_the_kubelet_records_is_known_by_the_event_and_not_by_the_next_turn() -> None:
-    async with a_site(cluster=False) as site:
-        site.times = replace(site.times, turn=600.0)
-        async with site.daemon() as daemon:
             await site.run("a", app(4))
-            await eventually(lambda: holders(daemon) == {uid_of("a")})
+            await site.confirmed(daemon, "a")  # by the event of the file, too
+            assert holders(daemon) == {uid_of("a")}
+            assert not noticed.called
 
 
 async def test_p62_without_pod_resources_pods_are_served_all_the_same() -> None:
@@ -122,3 +97,27 @@ async def test_p62_without_pod_resources_pods_are_served_all_the_same() -> None:
                 name = f"p{number}"
                 assert ids(await site.run(name, app(1)), NEURON) == (0,)
                 site.end(name)
+
+
+async def test_what_a_pod_has_by_count_is_known_after_the_mode_has_changed_to_claims() -> None:
+    async with a_site() as site:
+        async with site.daemon() as daemon:
+            await site.run("a", app(4))
+            await site.confirmed(daemon, "a")
+        site.settings = msgspec.structs.replace(site.settings, mode=Mode.DRA)
+        async with site.daemon(registered=False) as daemon:
+            await eventually(lambda: bool(daemon.node.snapshot) and daemon.node.pods.listed_at is not None)
+            assert holders(daemon) == {uid_of("a")}
+
+
+async def test_what_a_pod_has_by_claim_is_offered_to_nobody_by_count_after_the_mode_has_changed() -> None:
+    async with a_site() as site:
+        prepared = claim(devices=tuple(f"neuron-{number}" for number in range(4)))
+        site.settings.dra_state_file.write_bytes(text(prepared | {"PodUIDs": {uid_of("a"): {}}}))
+        site.create("a")
+        async with site.daemon() as daemon:
+            assert holders(daemon) == {uid_of("a")}
+            await site.kubelet.wait_for_capacity(NEURON.value, 12)
+            assert site.api
+            site.api.delete_pod(NAMESPACE, "a", grace_seconds=0)
+            await site.kubelet.wait_for_capacity(NEURON.value, 16)

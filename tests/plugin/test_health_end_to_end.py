@@ -14,13 +14,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from neuron_plugin.allocation.keys import INVENTORY_KEY, UNHEALTHY_LABEL
+from neuron_plugin.allocation.keys import INVENTORY_KEY
 from neuron_plugin.hardware import ResetState
 from neuron_plugin.hardware.kernel_log import LogPeriods
 from neuron_plugin.plugin.daemon import NodeDaemon
 from neuron_plugin.plugin.health import Action, HealthRules, SignalRule
 from neuron_plugin.simulation import SimulatedNode
-from neuron_plugin.simulation.api_server_kinds import EVENTS, NODES, PODS
+from neuron_plugin.simulation.api_server_kinds import EVENTS, NODES
 from tests.plugin import site as sites
 from tests.plugin.site import NODE, eventually
 from tests.plugin.world import NEURON, app, uid_of
@@ -193,24 +193,3 @@ async def test_a_device_on_which_three_pods_failed_in_a_row_is_given_to_no_other
             assert "3 failed starts of different pods in a row" in node.inventory()["unhealthy"]["1"]
             await node.allocatable(5)
             assert sites.ids(await site.run("next", app(1)), NEURON) == (2,)
-
-
-def is_labelled(site: sites.Site, pod: str) -> bool:
-    assert site.api is not None
-    labels = site.api.get(PODS, pod, sites.NAMESPACE)["metadata"].get("labels") or {}
-    return labels.get(UNHEALTHY_LABEL) == "true"
-
-
-async def test_a_device_that_recovers_while_the_plugin_is_away_leaves_no_label() -> None:
-    async with sites.a_site() as site:
-        site.settings = msgspec.structs.replace(site.settings, label_pods_on_sick_devices=True)
-        async with site.daemon() as daemon:
-            (device,) = sites.ids(await site.run("a", app(1)), NEURON)
-            await site.run("b", app(1))
-            await site.confirmed(daemon, "a", "b")
-            site.node.set_unhealthy_components(device, ["hbm"])
-            await eventually(lambda: is_labelled(site, "a"))
-            assert not is_labelled(site, "b")
-        site.node.set_unhealthy_components(device, [])
-        async with site.daemon():
-            await eventually(lambda: not is_labelled(site, "a"))

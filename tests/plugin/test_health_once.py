@@ -101,11 +101,6 @@ NOT_OF_A_DEVICE = {Signal.MISSING, Signal.KERNEL_MESSAGE, Signal.KERNEL_MESSAGE_
 """Signals that are not seen on a device the driver lists."""
 
 
-def test_a_device_with_nothing_wrong_is_healthy() -> None:
-    assert assess(DEVICE) == Verdict()
-    assert assess(DEVICE).healthy
-
-
 def test_a_product_without_health_attributes_is_sound() -> None:
     assert assess(replace(DEVICE, health=HealthReadings())) == Verdict()
 

@@ -43,6 +43,7 @@ from neuron_plugin.plugin.health_watch import (
 )
 from neuron_plugin.plugin.publisher import Publisher
 from neuron_plugin.plugin.settings import PluginSettings
+from tests.plugin import desk
 from tests.plugin.health_world import device, machine
 from tests.support.stories import Scene
 
@@ -204,13 +205,9 @@ SEEN: dict[str, dict[str, Any]] = {
 async def running(settings: PluginSettings | None = None) -> AsyncIterator[Run]:
     run = Run(settings or PluginSettings())
     Log.last = Log(Path("none"))
-    task = asyncio.create_task(run.watch_.run(), name="watch under test")
-    await asyncio.sleep(0.01)
-    try:
+    async with desk.running(run.watch_.run()):
+        await asyncio.sleep(0.01)
         yield run
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 IGNORED = SignalRule(action=Action.IGNORE)

@@ -19,7 +19,6 @@ from neuron_plugin.plugin.inputs import (
     MOST_VANISHED,
     HoldDown,
     NodePods,
-    PendingAnswer,
     Recorded,
     claim_allocations,
     given_mask,
@@ -90,12 +89,6 @@ def test_a_reply_with_a_field_of_another_type_is_none_of_ours(fields: dict[str, 
     assert read_reply(text) is None
 
 
-def test_p28_after_a_change_of_lnc_a_reply_counts_as_its_whole_devices() -> None:
-    reply = reply_for(inventory(TRN1), "a", TRN1.mask_of(Unit.CORE, (3,)))
-    halved = inventory(replace(TRN1, cores_per_device=1), logical_core_size=2)
-    assert given_mask(reply, halved) == halved.geometry.devices_mask((1,))
-
-
 # Entries of the checkpoint.
 
 
@@ -127,16 +120,6 @@ def test_an_entry_of_another_plugin_counts_by_the_devices_of_its_reply_that_its_
 def test_ids_outside_the_geometry_count_for_nothing() -> None:
     found = recorded_allocation(checkpoint_entry("15", "16", "4000"))
     assert found.on(inventory(), ref("a")).mask == devices(15)
-
-
-def test_an_answer_counts_for_a_pod_of_its_own_until_the_kubelet_names_it() -> None:
-    node = inventory()
-    one, other = (
-        PendingAnswer(reply_for(node, reply_id, devices(number)), NEURON, (number,), 0.0).on(node)
-        for number, reply_id in ((1, "a"), (2, "b"))
-    )
-    assert (one.mask, other.mask) == (devices(1), devices(2))
-    assert one.pod != other.pod
 
 
 # What the record has shown.
@@ -306,14 +289,6 @@ def test_p28_with_other_core_ids_a_hold_down_keeps_whole_devices() -> None:
     assert before.with_inventory(halved).held_down_mask == halved.geometry.devices_mask((1,))
     for same_ids in (inventory(unhealthy={4: "sick"}), inventory(replace(TRN1, instance_type=""))):
         assert before.with_inventory(same_ids).held_down_mask == TRN1.mask_of(Unit.CORE, (3,))
-
-
-def test_a_hold_down_is_shown_to_the_cluster_and_to_the_kubelet_from_two_times_on() -> None:
-    held = HoldDown(A, ref("a"), devices(3), 0.0, 0.0, 2.0, 5.0, 9.0, "why")
-    assert inputs(hold_downs=(held,), now=1.0).published_hold_downs == ()
-    assert inputs(hold_downs=(held,), now=2.0).published_hold_downs == (held,)
-    assert inputs(hold_downs=(held,), now=4.0).advertised_hold_downs == ()
-    assert inputs(hold_downs=(held,), now=5.0).advertised_hold_downs == (held,)
 
 
 # Vanished pods.

@@ -6,48 +6,18 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
 
 from neuron_plugin.allocation import PodUid, Resource
-from neuron_plugin.kubelet import ContainerAllocation, PodDevices
+from neuron_plugin.kubelet import PodDevices
 from neuron_plugin.kubelet.pod_resources import ContainerDevices
-from neuron_plugin.plugin.container import ALLOCATION_KEY, reply_for
-from neuron_plugin.plugin.inputs import NodePods, PendingAnswer
 from neuron_plugin.plugin.node import NODE_TIMES, LocalNode, NodeOptions
-from neuron_plugin.topology import NO_CORES, Unit
-from tests.plugin.desk import FakeCgroups, LoopClock, MemoryKubelet, a_desk, tell
-from tests.plugin.world import CORE, DEVICE, NEURON, STATIC_UID, TRN1, FakeClock, app, devices, inventory, pod, uid_of
-
-A, B = uid_of("a"), uid_of("b")
-
-
-@dataclass
-class Bench:
-    """A node whose clock a test sets."""
-
-    kubelet: MemoryKubelet = field(default_factory=MemoryKubelet)
-    cgroups: FakeCgroups = field(default_factory=FakeCgroups)
-    clock: FakeClock = field(default_factory=FakeClock)
-    options: NodeOptions = field(default_factory=NodeOptions)
-
-    def __post_init__(self) -> None:
-        self.node = LocalNode(self.kubelet.file, self.cgroups, self.options, self.clock)
-
-    def started(self) -> LocalNode:
-        self.node.see_inventory(inventory())
-        return self.node
-
-
-def reply(*ids: int, reply_id: str = "r") -> ContainerAllocation:
-    return ContainerAllocation(
-        {}, annotations={ALLOCATION_KEY: reply_for(inventory(), reply_id, devices(*ids)).annotation()}
-    )
-
-
-def pending(*ids: int, at: float = 1000.0, reply_id: str = "r", resource: Resource = NEURON) -> PendingAnswer:
-    return PendingAnswer(reply_for(inventory(), reply_id, devices(*ids)), resource, ids, at)
+from neuron_plugin.topology import NO_CORES
+from tests.plugin.desk import FakeCgroups, LoopClock, MemoryKubelet, Story, a_desk, running, tell
+from tests.plugin.world import CORE, DEVICE, NEURON, STATIC_UID, TRN1, app, devices, inputs, inventory, pod
+from tests.support.model_kubelet import checkpoint_file
 
 
 def used(node: LocalNode) -> int:
@@ -55,60 +25,32 @@ def used(node: LocalNode) -> int:
     return node.snapshot.ledger.used_mask
 
 
-# Start.
+@pytest.mark.looptime
+async def test_before_the_first_device_there_is_no_snapshot_and_nothing_fails() -> None:
+    story = Story(inputs(), {"unlisted"})
+    await story.play("look; again; restart; pod a app:1; unknown a=1; offered 1; listed; answer 1; due no")
+    story.node.advertise()
+    assert story.node.snapshot is None
+    assert not story.node.recorded.entries
 
 
-def test_before_the_first_device_there_is_no_snapshot_and_nothing_fails() -> None:
-    node = Bench().node
-    assert node.snapshot is None
-    node.look_at_checkpoint()
-    node.look_again()
-    node.kubelet_restarted()
-    node.see_pods(NodePods().with_pod(pod("a", app(1))))
-    node.hold_down(A, devices(1), "why")
-    node.see_offered(NEURON, [1])
-    node.see_listed([], 0.0)
-    node.answered(pending(1))
-    node.advertise()
-    assert not node.rewrite_is_due
-    assert not node.recorded.entries
-
-
-def test_an_unreadable_file_is_logged_once_and_takes_nothing_away(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_unreadable_file_is_logged_once_and_takes_nothing_away(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    bench = Bench()
-    bench.kubelet.record(STATIC_UID, "app", NEURON, [3], reply(3))
-    node = bench.started()
-    caplog.clear()
-    bench.kubelet.file.fault = "a future format"
-    for _ in range(3):
-        bench.kubelet.write()
-        node.look_at_checkpoint()
-    assert node.recorded.unreadable == "a future format"
-    assert used(node) == devices(3)
-    bench.kubelet.file.fault = ""
-    bench.kubelet.write()
-    node.look_at_checkpoint()
-    assert not node.recorded.unreadable
+    async with a_desk() as desk:
+        await desk.play("record static=3; blind; blind; blind; has static=3")
+        assert desk.node.recorded.unreadable == "a future format"
+        await desk.play("see; has static=3")
+        assert not desk.node.recorded.unreadable
     assert [record.message for record in caplog.records] == [
         "checkpoint not readable, asking PodResources instead",
         "checkpoint readable again",
     ]
 
 
-# PodResources in place of the file.
-
-
-# Our own answers.
-
-
-def test_the_cgroup_of_a_pod_that_is_known_by_its_name_alone_cannot_be_seen() -> None:
-    node = Bench().started()
-    assert node.is_populated(PodUid("default/static")) is None
-    assert node.is_populated(STATIC_UID) is False
-
-
-# Hold-downs.
+async def test_the_cgroup_of_a_pod_that_is_known_by_its_name_alone_cannot_be_seen() -> None:
+    async with a_desk() as desk:
+        assert desk.node.is_populated(PodUid("default/static")) is None
+        assert desk.node.is_populated(STATIC_UID) is False
 
 
 # What files, lists, answers and time lead to.
@@ -240,53 +182,34 @@ async def test_who_has_what_and_what_the_kubelet_is_shown(begin: str, steps: str
 
 
 def test_a_resource_that_is_not_offered_here_is_another_plugins() -> None:
-    bench = Bench(options=NodeOptions(resources=(CORE,)))
-    listed = PodDevices("default", "a", (ContainerDevices("app", NEURON.value, ("3",)),))
-    bench.started().see_listed([listed], 1000.0)
-    assert used(bench.node) == NO_CORES
+    node = LocalNode(checkpoint_file(), FakeCgroups(), NodeOptions(resources=(CORE,)))
+    node.see_inventory(inventory())
+    node.see_listed([PodDevices("default", "a", (ContainerDevices("app", NEURON.value, ("3",)),))], 1000.0)
+    assert used(node) == NO_CORES
 
 
-def test_p60_what_an_unknown_pod_has_open_is_held_down_also_where_the_file_shows_another_pod(
+@pytest.mark.looptime
+async def test_p60_what_an_unknown_pod_has_open_is_held_down_also_where_the_file_shows_another_pod(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    bench = Bench(cgroups=FakeCgroups({B}))
-    bench.kubelet.record(A, "app", NEURON, [3], reply(3))
-    node = bench.started()
-    for _ in range(2):
-        node.hold_down(B, devices(3, 4), "why")
-    node.hold_down(A, devices(3), "why")
-    assert node.snapshot
-    assert [one.mask for one in node.snapshot.inputs.hold_downs] == [devices(3, 4)]
-    bench.cgroups.alive = set()
-    node.look_again()
+    await tell("alive b", "record a=3; unknown b=3,4; unknown b=3,4; unknown a=3; held b=3,4; dead; again; held -")
     assert [record.message for record in caplog.records] == ["holding down", "no longer holding down"]
-
-
-def test_p28_a_change_of_lnc_is_taken_in_at_once() -> None:
-    bench = Bench(cgroups=FakeCgroups({B}))
-    node = bench.started()
-    node.hold_down(B, TRN1.mask_of(Unit.CORE, (3,)), "why")
-    node.see_inventory(inventory(replace(TRN1, cores_per_device=1), logical_core_size=2))
-    assert node.snapshot
-    assert node.snapshot.inputs.held_down_mask == 1 << 1
-    assert len(node.snapshot.advertised(CORE)) == 16
 
 
 # What goes to the kubelet.
 
 
-def test_p16_p57_the_kubelet_hears_once_of_what_changed_and_only_under_the_other_names() -> None:
-    bench = Bench()
-    node = bench.started()
-    node.advertise()
-    versions = {resource: one.latest.version for resource, one in node.advertisements.items()}
-    node.advertise()
-    assert {resource: one.latest.version for resource, one in node.advertisements.items()} == versions
-    node.answered(pending(3))
-    node.advertise()
-    after = {resource: one.latest.version for resource, one in node.advertisements.items()}
-    assert after == {NEURON: versions[NEURON], DEVICE: versions[DEVICE] + 1, CORE: versions[CORE] + 1}
+async def test_p16_p57_the_kubelet_hears_once_of_what_changed_and_only_under_the_other_names() -> None:
+    def versions() -> dict[Resource, int]:
+        desk.node.advertise()
+        return {resource: one.latest.version for resource, one in desk.node.advertisements.items()}
+
+    async with a_desk() as desk:
+        before = versions()
+        assert versions() == before
+        desk.answer("3")
+        assert versions() == {NEURON: before[NEURON], DEVICE: before[DEVICE] + 1, CORE: before[CORE] + 1}
 
 
 @asynccontextmanager
@@ -295,14 +218,9 @@ async def following(*resources: Resource) -> AsyncIterator[tuple[LocalNode, Memo
     kubelet = MemoryKubelet()
     node = LocalNode(kubelet.file, FakeCgroups(), clock=LoopClock())
     node.see_inventory(inventory())
-    streams = [asyncio.create_task(kubelet.follow(node.advertisements[resource])) for resource in resources]
-    await asyncio.sleep(0.02)
-    try:
+    async with running(*(kubelet.follow(node.advertisements[resource]) for resource in resources)):
+        await asyncio.sleep(0.02)
         yield node, kubelet
-    finally:
-        for stream in streams:
-            stream.cancel()
-        await asyncio.gather(*streams, return_exceptions=True)
 
 
 @pytest.mark.looptime
@@ -342,7 +260,7 @@ async def test_a_kubelet_that_cannot_write_is_asked_ever_less_often_and_a_new_on
             return kubelet.messages - before
 
         def lose(device: int) -> None:
-            kubelet.record(STATIC_UID, "app", NEURON, [device], reply(device))
+            kubelet.record(STATIC_UID, "app", NEURON, [device])
             node.look_at_checkpoint()
             kubelet.writes = False
             kubelet.write_empty()
@@ -368,7 +286,7 @@ async def test_an_older_file_that_lands_while_a_rewrite_is_asked_for_proves_noth
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with following(NEURON) as (node, kubelet):
-        kubelet.record(STATIC_UID, "app", NEURON, [3], reply(3))
+        kubelet.record(STATIC_UID, "app", NEURON, [3])
         node.look_at_checkpoint()
         await asyncio.sleep(1)
         kubelet.writes = False

@@ -7,35 +7,31 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 
 from neuron_plugin.allocation.keys import DISABLE_KEY
-from neuron_plugin.cluster import ApiRequest, ApiServer
-from neuron_plugin.cluster.api import send
-from neuron_plugin.cluster.client import connect
-from neuron_plugin.cluster.writes import describe_node
+from neuron_plugin.cluster import ApiRequest
 from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.node_watch import NodeWatch, SeenNode
 from neuron_plugin.plugin.publisher import Publisher
 from neuron_plugin.simulation.api_server_kinds import EVENTS
+from tests.plugin.desk import running
 from tests.plugin.site import NODE, eventually
 from tests.plugin.world import inventory
 from tests.support.api_server import Fault, Match, StandInApiServer
 
 
-@dataclass
 class Watched:
-    server: StandInApiServer
-    api: ApiServer
-    watch: NodeWatch
-    changed: asyncio.Event
-    counted: asyncio.Event
-    counters: Counters
+    """The node's object at an API server, and who follows it."""
 
-    async def annotate(self, text: str | None, name: str = NODE) -> None:
-        await send(self.api, describe_node(name, annotations={DISABLE_KEY: text}), timeout_seconds=5)
+    def __init__(self, node_name: str) -> None:
+        self.server, self.publisher, self.counters = StandInApiServer(), Publisher(NODE), Counters()
+        self.changed, self.counted = asyncio.Event(), asyncio.Event()
+        self.watch = NodeWatch(node_name, self.changed, self.counted, self.publisher, self.counters)
+
+    def annotate(self, text: str | None, name: str = NODE) -> None:
+        self.server.patch_node(name, {"metadata": {"annotations": {DISABLE_KEY: text}}})
 
     async def disables(self, *ids: int) -> None:
         await eventually(lambda: self.watch.disabled == ids)
@@ -45,43 +41,32 @@ class Watched:
 
 
 @asynccontextmanager
-async def a_watch(tmp_path: Path, annotation: str | None = None, *, node_name: str = NODE) -> AsyncIterator[Watched]:
+async def a_watch(annotation: str | None = None, *, node_name: str = NODE) -> AsyncIterator[Watched]:
     """Follows a node that begins with this annotation, among others; from when it was read."""
-    async with StandInApiServer() as server:
-        for name in (NODE, "other"):
-            server.create_node({"metadata": {"name": name}})
-        async with await connect(server.write_kubeconfig(tmp_path / "kubeconfig")) as api:
-            changed, publisher = asyncio.Event(), Publisher(NODE)
-            counters = Counters()
-            counted = asyncio.Event()
-            watch = NodeWatch(node_name, changed, counted, publisher, counters)
-            watched = Watched(server, api, watch, changed, counted, counters)
-            if annotation is not None:
-                await watched.annotate(annotation)
-            tasks = [asyncio.create_task(watched.watch.run(api)), asyncio.create_task(publisher.queue.run(api))]
-            try:
-                await watched.watch.read.wait()
-                yield watched
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+    watched = Watched(node_name)
+    for name in (NODE, "other"):
+        watched.server.create_node({"metadata": {"name": name}})
+    if annotation is not None:
+        watched.annotate(annotation)
+    async with running(watched.watch.run(watched.server), watched.publisher.queue.run(watched.server)):
+        await watched.watch.read.wait()
+        yield watched
 
 
-async def test_what_the_annotation_disables_is_known_when_the_node_was_read_and_follows_it(tmp_path: Path) -> None:
-    async with a_watch(tmp_path, "5,7") as watched:
+async def test_what_the_annotation_disables_is_known_when_the_node_was_read_and_follows_it() -> None:
+    async with a_watch("5,7") as watched:
         assert watched.watch.disabled == (5, 7)
         assert watched.changed.is_set()
-        await watched.annotate("0-2")
+        watched.annotate("0-2")
         await watched.disables(0, 1, 2)
-        await watched.annotate(None)
+        watched.annotate(None)
         await watched.disables()
 
 
-async def test_the_annotation_of_another_node_is_nothing_to_this_one(tmp_path: Path) -> None:
-    async with a_watch(tmp_path) as watched:
-        await watched.annotate("5", "other")
-        await watched.annotate("7")
+async def test_the_annotation_of_another_node_is_nothing_to_this_one() -> None:
+    async with a_watch() as watched:
+        watched.annotate("5", "other")
+        watched.annotate("7")
         await watched.disables(7)
         assert {query.get("fieldSelector") for query in _node_queries(watched.server)} == {f"metadata.name={NODE}"}
 
@@ -91,42 +76,42 @@ def _node_queries(server: StandInApiServer) -> list[dict[str, str]]:
 
 
 async def test_a_value_that_cannot_be_read_changes_nothing_and_is_said_on_the_node(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with a_watch(tmp_path, "5") as watched:
-        await watched.annotate("five")
+    async with a_watch("5") as watched:
+        watched.annotate("five")
         await eventually(lambda: bool(watched.watch.unreadable))
         assert watched.watch.disabled == (5,)
         assert "disable-devices reads 'five': 'five' is no id" in watched.watch.unreadable
         await eventually(lambda: "InvalidDisabledDevices" in dict(watched.events()))
         assert dict(watched.events())["InvalidDisabledDevices"].endswith("The last value that could be read holds")
-        await watched.annotate("5,6")
+        watched.annotate("5,6")
         await watched.disables(5, 6)
         assert not watched.watch.unreadable
         (said,) = [record for record in caplog.records if record.levelno == logging.WARNING]
         assert "five" in vars(said)["note"]
 
 
-async def test_an_unreadable_value_at_the_start_disables_nothing(tmp_path: Path) -> None:
-    async with a_watch(tmp_path, "all") as watched:
+async def test_an_unreadable_value_at_the_start_disables_nothing() -> None:
+    async with a_watch("all") as watched:
         assert watched.watch.disabled == ()
         assert watched.watch.unreadable
 
 
-async def test_ends_of_the_watch_lose_nothing(tmp_path: Path) -> None:
-    async with a_watch(tmp_path, "5") as watched:
+async def test_ends_of_the_watch_lose_nothing() -> None:
+    async with a_watch("5") as watched:
         watched.server.expire_watches()
-        await watched.annotate("6")
+        watched.annotate("6")
         await watched.disables(6)
         watched.server.cut_watches()
         watched.server.fail(Fault(Match("GET", "/nodes"), times=2))
-        await watched.annotate("7")
+        watched.annotate("7")
         await watched.disables(7)
         assert watched.counters.watch_restarts
 
 
-async def test_a_node_that_was_created_again_says_what_is_disabled_now(tmp_path: Path) -> None:
-    async with a_watch(tmp_path, "5") as watched:
+async def test_a_node_that_was_created_again_says_what_is_disabled_now() -> None:
+    async with a_watch("5") as watched:
         watched.server.delete_node(NODE)
         await eventually(lambda: watched.watch.missing)
         assert watched.watch.disabled == (5,), "there is no node that says otherwise"
@@ -135,20 +120,18 @@ async def test_a_node_that_was_created_again_says_what_is_disabled_now(tmp_path:
         assert not watched.watch.missing
 
 
-async def test_a_name_that_no_node_has_is_a_problem_and_logged_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with a_watch(tmp_path, node_name="wroker-1") as watched:
+async def test_a_name_that_no_node_has_is_a_problem_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    async with a_watch(node_name="wroker-1") as watched:
         assert watched.watch.problem.startswith("the API server has no node 'wroker-1': expected --node-name")
         watched.watch.listed("nodes", records=0, seconds=0.1)
         (said,) = [record for record in caplog.records if record.message == "the Node object is not there"]
         assert vars(said)["why"] == watched.watch.problem
-    async with a_watch(tmp_path) as watched:
+    async with a_watch() as watched:
         assert not watched.watch.problem
 
 
-async def test_what_is_disabled_enabled_and_no_device_is_said_once(tmp_path: Path) -> None:
-    async with a_watch(tmp_path, "5,57") as watched:
+async def test_what_is_disabled_enabled_and_no_device_is_said_once() -> None:
+    async with a_watch("5,57") as watched:
         for _ in range(2):
             watched.watch.report(inventory(disabled=(5,)))
         await eventually(lambda: len(watched.events()) == 2)
@@ -160,7 +143,7 @@ async def test_what_is_disabled_enabled_and_no_device_is_said_once(tmp_path: Pat
         assert types == {"InvalidDisabledDevices": "Warning", "NeuronDeviceDisabled": "Normal"}
         uids = {event["regarding"]["uid"] for event in watched.server.objects(EVENTS)}
         assert uids == {NODE}, "kubectl describe node looks for events by the node's name in place of its UID"
-        await watched.annotate("7")
+        watched.annotate("7")
         await watched.disables(7)
         watched.watch.report(inventory(disabled=(7,)))
         await eventually(lambda: len(watched.events()) == 4)
@@ -195,8 +178,8 @@ class Following:
         return self.written()
 
 
-async def test_what_the_node_says_can_be_allocated_is_followed_and_announced(tmp_path: Path) -> None:
-    async with a_watch(tmp_path) as watched:
+async def test_what_the_node_says_can_be_allocated_is_followed_and_announced() -> None:
+    async with a_watch() as watched:
         assert watched.watch.allocatable == {}
         for counts in ({"aws.amazon.com/neuron": "16", "cpu": "8"}, {"aws.amazon.com/neuron": "15", "cpu": "8"}):
             watched.counted.clear()
@@ -204,7 +187,7 @@ async def test_what_the_node_says_can_be_allocated_is_followed_and_announced(tmp
             await watched.counted.wait()
             assert watched.watch.allocatable == {"aws.amazon.com/neuron": int(counts["aws.amazon.com/neuron"])}
         watched.counted.clear()
-        await watched.annotate("5")
+        watched.annotate("5")
         await watched.disables(5)
         assert not watched.counted.is_set()
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -36,6 +36,7 @@ from neuron_plugin.plugin.publisher import (
 )
 from neuron_plugin.plugin.snapshot import Snapshot, derive
 from neuron_plugin.plugin.writes import PodEvent
+from tests.plugin.desk import running
 from tests.plugin.world import (
     INF2,
     NEURON,
@@ -82,16 +83,6 @@ class FakeApi(ScriptedServer):
 
 def asked(path: str, version: str = "") -> ApiRequest:
     return ApiRequest("PATCH", path, {"v": version} if version else {})
-
-
-@asynccontextmanager
-async def running(queue: WriteQueue, api: FakeApi) -> AsyncIterator[None]:
-    task = asyncio.create_task(queue.run(api))
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def until(api: FakeApi, *seen: str) -> None:
@@ -152,7 +143,7 @@ async def test_what_is_sent_when(queue: WriteQueue, answers: str, steps: str) ->
                 subject, _, version = text.partition("?")
                 queue.put(subject, asked(f"/{subject}", version))
             elif verb == "run":
-                await stack.enter_async_context(running(queue, api))
+                await stack.enter_async_context(running(queue.run(api)))
             elif verb == "sees":
                 await until(api, *(f"/{one}" for one in text.split()))
             elif verb == "left":
@@ -170,33 +161,16 @@ async def test_a_refusal_is_final_and_loud_unless_the_pod_is_only_gone(
     api = FakeApi({"/a": [status]})
     queue.put("a", asked("/a"))
     queue.put("b", asked("/b"))
-    async with running(queue, api):
+    async with running(queue.run(api)):
         await until(api, "/a", "/b")
     (logged,) = [each for each in caplog.records if each.message == "the API server refused a write"]
     assert logged.levelno == level
 
 
-@pytest.mark.parametrize("status", [401, 403])
-async def test_what_is_not_permitted_is_logged_once_and_sent_when_the_rights_have_come(
-    queue: WriteQueue, caplog: pytest.LogCaptureFixture, status: int
-) -> None:
-    caplog.set_level(logging.INFO, logger="neuron_plugin.plugin.publisher")
-    api = FakeApi({"/a": [status] * 3})
-    queue.put("a", asked("/a"))
-    async with running(queue, api):
-        await until(api, "/a", "/a", "/a", "/a")
-        await asyncio.sleep(0)
-        assert len(queue) == 0
-    assert [each.message for each in caplog.records] == [
-        "write not permitted, tried again later",
-        "write permitted now",
-    ]
-
-
 async def test_what_comes_at_the_very_moment_of_another_try_is_not_lost() -> None:
     queue, api = WriteQueue(Clock(chance=lambda: 1.0), WriteTimes(first_permission=0.1)), FakeApi({"/a": [403]})
     queue.put("a", asked("/a"))
-    async with running(queue, api):
+    async with running(queue.run(api)):
         await until(api, "/a")
         loop = asyncio.get_running_loop()
         loop.call_at(queue._again_at + 0.001, queue.put, "b", asked("/b"))
@@ -210,7 +184,7 @@ async def test_of_what_is_never_permitted_only_the_newest_is_kept(monkeypatch: p
     queue, api = patient_queue(), FakeApi({f"/{number}": [403] for number in range(4)})
     for number in range(4):
         queue.put(f"event {number}", asked(f"/{number}"))
-    async with running(queue, api):
+    async with running(queue.run(api)):
         await until(api, *(f"/{number}" for number in range(4)))
         assert list(queue._not_permitted) == list(queue._reported) == ["event 2", "event 3"]
 
@@ -220,23 +194,24 @@ async def test_one_failure_among_successes_is_tried_again_soon() -> None:
     """After an outage the pauses are short again."""
     queue, api = WriteQueue(), FakeApi({"/a": [500] * 10, "/b": [500]})
     queue.put("a", asked("/a"))
-    async with running(queue, api):
+    async with running(queue.run(api)):
         await asyncio.sleep(600)
         queue.put("b", asked("/b"))
         await asyncio.sleep(2 * TIMES.first_pause)
         assert api.seen[-2:] == ["/b", "/b"]
 
 
+@pytest.mark.parametrize("status", [401, 403])
 @pytest.mark.looptime
-async def test_a_right_that_is_lost_again_is_tried_again_soon_and_logged_again(
-    caplog: pytest.LogCaptureFixture,
+async def test_what_is_not_permitted_is_sent_when_the_rights_have_come_and_logged_once_each_time_they_are_lost(
+    caplog: pytest.LogCaptureFixture, status: int
 ) -> None:
     caplog.set_level(logging.INFO, logger="neuron_plugin.plugin.publisher")
-    queue, api = WriteQueue(), FakeApi({"/a": [403] * 10 + [200, 403]})
+    queue, api = WriteQueue(), FakeApi({"/a": [status] * 10 + [200, status]})
     queue.put("a", asked("/a"))
-    async with running(queue, api):
+    async with running(queue.run(api)):
         await asyncio.sleep(3600)
-        assert len(api.seen) == 11
+        assert (len(api.seen), len(queue)) == (11, 0)
         queue.put("a", asked("/a"))
         await asyncio.sleep(2 * TIMES.first_permission)
         assert len(api.seen) == 13
@@ -247,7 +222,7 @@ async def test_a_right_that_is_lost_again_is_tried_again_soon_and_logged_again(
 @pytest.mark.looptime
 async def test_what_is_not_permitted_is_tried_again_though_more_of_it_comes_all_the_time() -> None:
     queue, api = WriteQueue(), FakeApi({f"/{number}": [403] * 99 for number in range(60)})
-    async with running(queue, api):
+    async with running(queue.run(api)):
         for number in range(60):
             queue.put(str(number), asked(f"/{number}"))
             await asyncio.sleep(0.5)

@@ -13,6 +13,7 @@ from neuron_plugin.cluster import ApiRequest
 from neuron_plugin.cluster.api import Response
 from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.slices import SliceKeeper, _differences, slice_spec
+from tests.plugin.desk import running
 from tests.plugin.world import INF2, inventory
 from tests.support.scripted_server import ScriptedServer, listed
 
@@ -80,9 +81,7 @@ async def test_an_api_server_that_takes_no_slice_is_asked_again_and_again_and_lo
 
     server, keeper = ScriptedServer(answer), SliceKeeper("worker-1", "neuron.aws.com", Counters())
     keeper.want(spec(), "")
-    running = asyncio.create_task(keeper.run(server))
-    await asyncio.sleep(600)
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
+    async with running(keeper.run(server)):
+        await asyncio.sleep(600)
     assert sum(request.method == "POST" for request in server.requests) > 15
     assert caplog.messages.count("the node's slice is not written yet") == 1

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuron_plugin.allocation import PodReference, PodUid, Resource
+from neuron_plugin.allocation import Resource
 from neuron_plugin.allocation.inventory import DISABLED_REASON
 from neuron_plugin.allocation.resources import format_ids
 from neuron_plugin.hardware.health_signals import MISSING
-from neuron_plugin.plugin.inputs import PENDING, Inputs, NodePods, named
+from neuron_plugin.plugin.inputs import Inputs, NodePods
 from neuron_plugin.plugin.settle import ADMISSION_SECONDS, VANISHED_SECONDS, with_lost_records
 from neuron_plugin.plugin.snapshot import Snapshot, derive
 from neuron_plugin.plugin.writes import pod_events, pod_writes
@@ -134,12 +134,6 @@ def test_p46_what_was_given_counts_and_the_kubelets_ids_are_remembered() -> None
     snapshot = derive(inputs(pod("a", init(4), app(1)), recorded=recorded))
     assert [one.mask for one in snapshot.ledger.of(A)] == [devices(0, 1, 2, 3), devices(0)]
     assert snapshot.ledger.used_mask == devices(0, 1, 2, 3)
-
-
-def test_an_init_container_and_the_one_that_re_uses_its_set_count_once() -> None:
-    recorded = [entry(A, "init", NEURON, 0, 1, 2, 3), entry(A, "app", NEURON, 0, 1, 2, 3)]
-    snapshot = derive(inputs(pod("a", init(4), app(4)), recorded=recorded))
-    assert snapshot.ledger.mask_of(A).bit_count() == 8
 
 
 def test_entries_of_another_plugin_under_our_names_count() -> None:
@@ -345,14 +339,6 @@ def test_an_id_that_no_device_has_is_not_offered() -> None:
     offered = derive(inputs(node=inventory(present=(0, 2)))).advertised
     assert [one.id for one in offered(NEURON)] == ["0", "2"]
     assert [one.id for one in offered(CORE)] == ["0", "1", "4", "5"]
-
-
-def test_an_unknown_pod_is_named_as_one_that_the_kubelet_has_not_recorded() -> None:
-    assert named(PodReference(PodUid(f"{PENDING}x"), "", "")) == "a pod that the kubelet has not recorded yet"
-
-
-def test_p21_no_topology_by_default() -> None:
-    assert {one.numa_nodes for one in derive(inputs()).advertised(NEURON)} == {()}
 
 
 @pytest.mark.parametrize(("resource", "ids"), [(NEURON, ("0", "1", "2", "3")), (CORE, ("0", "2", "5", "6"))])
