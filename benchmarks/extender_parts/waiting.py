@@ -16,43 +16,49 @@ from neuron_plugin.simulation.api_server_kinds import PODS as PODS_KIND
 from tests.support.api_server import StandInApiServer
 from tests.support.manifests import gated_manifest, node_manifest, pod_manifest
 
-NODES, PODS = 100, 10_000
+CASES = ((100, 10_000, 1), (5000, 1000, 50))
+"""Nodes, pods that wait, and workloads of which they are: each asks for CPU of its own."""
 SETTLED_SECONDS, SECONDS = 60.0, 60.0
 """Until every pod was told why it waits, and then how long is measured."""
 
 
 async def waiting() -> None:
-    """The share of a CPU that a controller takes for 10 000 pods that wait, a pod of others starting each second."""
-    with served(_serve_waiting, None) as kubeconfig:
-        async with extender(kubeconfig, filter_body(["node-0"], devices=1)) as process:
-            await asyncio.sleep(SETTLED_SECONDS)
-            before = _cpu_of(process)
-            await asyncio.sleep(SECONDS)
-            share = (_cpu_of(process) - before) / SECONDS
-    print(f"{PODS} gated pods that fit nowhere, {NODES} nodes: {share:.1%} of a CPU")
+    """The share of a CPU that a controller takes for pods that wait, a pod of others starting each second."""
+    for nodes, pods, workloads in CASES:
+        with served(_serve_waiting, (nodes, pods, workloads)) as kubeconfig:
+            async with extender(kubeconfig, filter_body(["node-0"], devices=1)) as process:
+                await asyncio.sleep(SETTLED_SECONDS)
+                before = _cpu_of(process)
+                await asyncio.sleep(SECONDS)
+                share = (_cpu_of(process) - before) / SECONDS
+        print(f"{pods} gated pods of {workloads} workloads that fit nowhere, {nodes} nodes: {share:.1%} of a CPU")
 
 
-def _serve_waiting(pipe: Connection, _: object) -> None:
-    asyncio.run(_serve(pipe))
+def _serve_waiting(pipe: Connection, case: tuple[int, int, int]) -> None:
+    asyncio.run(_serve(pipe, *case))
 
 
-async def _serve(pipe: Connection) -> None:
+async def _serve(pipe: Connection, nodes: int, pods: int, workloads: int) -> None:
     async with StandInApiServer() as server:
-        for number in range(NODES):
-            server.create_node(node_manifest(f"node-{number}", TYPE))
+        for number in range(nodes):
+            node = node_manifest(f"node-{number}", TYPE)
+            node["status"]["allocatable"] = {**node["status"]["allocatable"], "cpu": "128", "pods": "250"}
+            server.create_node(node)
             held = {"NEURON_DEVS": "0,1,2,3,4,5,6,7"}
             server.create_pod(
                 pod_manifest(f"held-{number}", Resource.NEURON, 8, node=f"node-{number}", annotations=held)
             )
-        for number in range(PODS):
-            server.create_pod(gated_manifest(f"pod-{number}", Resource.NEURON, 16))
-        await asyncio.gather(_come_and_go(server), tell_kubeconfig(pipe, server))
+        for number in range(pods):
+            pod = gated_manifest(f"pod-{number}", Resource.NEURON, 16)
+            pod["spec"]["containers"][0]["resources"]["requests"]["cpu"] = f"{1 + number % workloads}"
+            server.create_pod(pod)
+        await asyncio.gather(_come_and_go(server, nodes), tell_kubeconfig(pipe, server))
 
 
-async def _come_and_go(server: StandInApiServer) -> None:
+async def _come_and_go(server: StandInApiServer, nodes: int) -> None:
     """A pod without Neuron starts each second, and ends a second later."""
     for number in count():
-        server.create_pod(pod_manifest(f"other-{number}", Resource.NEURON, 0, node=f"node-{number % NODES}"))
+        server.create_pod(pod_manifest(f"other-{number}", Resource.NEURON, 0, node=f"node-{number % nodes}"))
         await asyncio.sleep(1.0)
         server.delete(PODS_KIND, f"other-{number}", "default")
 
