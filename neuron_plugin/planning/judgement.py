@@ -183,8 +183,9 @@ def judge_all(
             continue
         ways = ways_for(pod)
         kind = kind_of(pod, scene.population.anti_keys), pod.controller, pod.preempts, *ways
-        is_judged = not _why_not_judged(scene, pod, now)
-        if is_judged and kind in known:
+        has_own = pod.group or scene.cluster.kept_for(pod) or scene.cluster.lent_to(pod)
+        is_alike = not (has_own or _why_not_judged(scene, pod, now))
+        if is_alike and kind in known:
             judged.append(replace(known[kind], pod=pod))
             continue
         judgement = judge(scene, pod, now=now, ways=ways)
@@ -192,7 +193,7 @@ def judge_all(
             scene.put(pod, *judgement.place)
         if judgement.place or judgement.move:
             known.clear()
-        elif is_judged:
+        elif is_alike:
             known[kind] = judgement
         judged.append(judgement)
     return judged

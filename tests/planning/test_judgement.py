@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from neuron_plugin.allocation import NeuronPod, PodUid, Resource
-from neuron_plugin.allocation.keys import GATE, MOVABLE_KEY
+from neuron_plugin.allocation.keys import GATE, GROUP_KEY, MOVABLE_KEY
+from neuron_plugin.allocation.node import Reservation
 from neuron_plugin.planning import Judgement, Scene, Standing, judge_all
 from neuron_plugin.planning.judgement import judge
 from neuron_plugin.planning.node_answers import node_answers
+from neuron_plugin.topology import CoreMask
 from tests.support.manifests import container, node_manifest, pod_manifest
 from tests.support.world import World
 
@@ -230,7 +232,7 @@ def test_a_pod_is_judged_without_itself(world: World) -> None:
     assert PodUid(of(world, "train").uid) not in world.state.nodes["trn"].ledger.by_pod
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(60))
 def test_many_pods_are_judged_as_each_is_by_itself_one_after_the_other(world: World, seed: int) -> None:
     chance = Random(seed)  # noqa: S311 - repeats a test's chance, guards nothing
     for number in range(3):
@@ -256,7 +258,11 @@ def test_many_pods_are_judged_as_each_is_by_itself_one_after_the_other(world: Wo
             owner=chance.choice(("", f"ReplicaSet/old-{hash_}")),
             spec={"affinity": anti} if chance.random() < 0.2 else {},
             priority=chance.choice((0, 0, 5)),
+            annotations={GROUP_KEY: "loose"} if chance.random() < 0.3 else {},
         )
+        if chance.random() < 0.2:
+            kept = chance.choice((0xFF, 0xFFFF)) << 8 * chance.randrange(3)
+            world.state.reserve(Reservation(of(world, f"w{number}").reference, "n0", CoreMask(kept)))
     pods, preempting = world.state.waiting(), {pod.uid for pod in world.state.pods.values()}
     together = judge_all(Scene(world.state.snapshot()), pods, preempting=preempting)
     scene = Scene(world.state.snapshot())
