@@ -72,7 +72,7 @@ async def test_lost_members_come_back_in_their_domain_and_no_other_is_touched(
     request: pytest.FixtureRequest, stage: Stage
 ) -> None:
     losses: int = request.config.getoption("--losses", default=2 * len(WAYS))
-    group = _Group(stage.server, random.Random(losses))  # noqa: S311 - losses, not secrets
+    group = _Group(stage, random.Random(losses))  # noqa: S311 - losses, not secrets
     await group.make()
     took = defaultdict[str, list[float]](list)
     for number in range(losses):
@@ -90,7 +90,7 @@ async def test_a_lost_member_takes_its_spare_node_back_from_a_pod_of_lower_prior
     server, classes = stage.server, "/apis/scheduling.k8s.io/v1/priorityclasses"
     made = await server.make(classes, {"metadata": {"name": server.run}, "value": 10})
     urgent = {"priorityClassName": server.run, "priority": 10}
-    group = _Group(server, random.Random(0), nodes=GROUP + 1, spec=urgent)  # noqa: S311 - losses, not secrets
+    group = _Group(stage, random.Random(0), nodes=GROUP + 1, spec=urgent)  # noqa: S311 - losses, not secrets
     await group.make(spares=1)
     await until(lambda: stage.controller.daemon.state.reserved)
     lent, owner = f"{server.run}-lent", Body(apiVersion="scheduling.k8s.io/v1", kind="PriorityClass", name=server.run)
@@ -122,10 +122,9 @@ async def _end_evicted(server: Server, name: str) -> None:
 class _Group:
     """Nodes and pods under names of their own; they are deleted when the run ends."""
 
-    def __init__(
-        self, server: Server, draw: random.Random, nodes: int = LEAVES * LEAF, spec: Body | None = None
-    ) -> None:
-        self._server = server
+    def __init__(self, stage: Stage, draw: random.Random, nodes: int = LEAVES * LEAF, spec: Body | None = None) -> None:
+        self._server = stage.server
+        self._seen = stage.controller.daemon.state.nodes
         self._nodes = nodes
         self._spec = spec or {}
         self._spares = 0
@@ -226,6 +225,10 @@ class _Group:
         for name in lost.values() if way != "evicted" else ():
             await self._server.forget(NODES.item(name))
             await self._node(name)
+        # A new node has a taint until kube-controller-manager has seen that it is ready.
+        await until(
+            lambda: all(name in self._seen and not self._seen[name].node.rules.taints for name in lost.values())
+        )
         return [max(0.0, seen[rank] - since[rank]) for rank in ranks]
 
     async def _end(self, before: dict[int, Body], ranks: list[int]) -> None:
