@@ -66,14 +66,14 @@ class Leads:
         if pod.uid in self._led:
             self._end(pod.uid, LeadEnding.ASKED_AGAIN)
             return None
-        place = self._state.scene().best(pod, allowed=called)
-        node = place[0] if place else ""
-        made = self.choose(pod, node) if node and pod.uid in self._state.pods else ""
+        if (place := self._state.scene().best(pod, allowed=called)) is None:
+            return ""
+        made = self._writer.assumed_at(pod, *place, bound=True) if pod.uid in self._state.pods else ""
         if isinstance(made, AssumedPod):
             seconds = ONE_NODE_SECONDS if one_node else EXPECTED_SECONDS
             self._state.assume(replace(made, until=made.since + seconds))
-            self._led[pod.uid] = node
-        return node
+            self._led[pod.uid] = place[0]
+        return place[0]
 
     def choose(self, pod: NeuronPod, node: str) -> AssumedPod | str:
         """The pod with the best sets of the moment on a node, those that it is assumed to have first; or why not."""
