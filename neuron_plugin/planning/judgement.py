@@ -41,6 +41,7 @@ MOST_HOLDERS = 3
 """Pods in the way that a sentence names; the others are counted."""
 UNTRIED_SECONDS = 10.0
 """How old a pod has to be before it says something that no scheduler has looked at it."""
+HELD_BY_OLD_PODS = "The old pods of the same Deployment hold it: with strategy.rollingUpdate.maxSurge 0 they end first"
 PREEMPTED_BY_NAME = (
     "Pods of lower priority hold Neuron devices under another resource name, and kube-scheduler does not preempt "
     "across resource names. Evict them by hand, or let the controller do it: make-room: act, make-room-by-priority."
@@ -303,7 +304,7 @@ def _what_helps(scene: Scene, pod: NeuronPod, standing: Standing, in_the_way: Se
     if own and all(
         holder and _deployment_of(holder) == own and holder.controller != pod.controller for holder in holders
     ):
-        return "The old pods of the same Deployment hold it: with strategy.rollingUpdate.maxSurge 0 they end first"
+        return HELD_BY_OLD_PODS
     if _held_under_another_name(scene, pod):
         return PREEMPTED_BY_NAME
     known = [holder for holder in holders if holder]

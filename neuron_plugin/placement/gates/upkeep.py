@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
 
 import msgspec
 
@@ -26,7 +27,7 @@ from neuron_plugin.placement.context import PAUSE_FACTOR, Context
 from neuron_plugin.placement.gates.placer import Placer
 from neuron_plugin.placement.writer import Writer
 from neuron_plugin.planning import Judgement, Scene, judge_all
-from neuron_plugin.planning.judgement import PodKind
+from neuron_plugin.planning.judgement import HELD_BY_OLD_PODS, PodKind
 from neuron_plugin.planning.scene import owner_of
 
 WAITING = "NeuronWaiting"
@@ -96,19 +97,23 @@ class Upkeep:
         stale = [*new, *(old if now >= self._rests_until else ())]
         firsts = {kind: pods[0] for kind in stale[:MOST_KINDS] if (pods := queue.pods(kind))}
         if firsts:
-            judged = await asyncio.to_thread(self._judge, Scene(self._state.snapshot()), list(firsts.values()))
-            self._judged |= {kind: (now, judgement) for kind, judgement in zip(firsts, judged, strict=True)}
+            found = await asyncio.to_thread(self._judge, Scene(self._state.snapshot()), list(firsts.values()))
+            self._judged |= {kind: (now, judgement) for kind, judgement in zip(firsts, found, strict=True)}
             after = self._context.clock.now()
             self._rests_until = after + PAUSE_FACTOR * (after - now)
         written = 0
         for kind in due:
             if kind not in self._judged:
                 continue
-            shared = self._judged[kind][1].text
-            known = _gist(shared)
-            for pod in self._without_room(kind) if shared else ():
+            judged = self._judged[kind][1]
+            others = replace(judged, helps="") if judged.helps == HELD_BY_OLD_PODS else judged
+            own_text, other_text = judged.text, others.text
+            own_gist, other_gist = _gist(own_text), _gist(other_text)
+            for pod in self._without_room(kind) if own_text else ():
                 if written >= MOST_EVENTS:
                     break
+                is_like_first = pod.controller == judged.pod.controller
+                shared, known = (own_text, own_gist) if is_like_first else (other_text, other_gist)
                 if pod.refusal is None and self._said.get(pod.uid) == known:
                     continue
                 # Pods of a kind are refused for the same, each with a claim or annotation of its own.

@@ -18,6 +18,7 @@ from neuron_plugin.placement.context import PAUSE_FACTOR, Times
 from neuron_plugin.placement.gates.placer import RELEASED
 from neuron_plugin.placement.gates.upkeep import MOST_EVENTS, MOST_RELEASED, PIN_FAILED, WAITING
 from neuron_plugin.planning import Judgement, Scene
+from neuron_plugin.planning.judgement import HELD_BY_OLD_PODS
 from neuron_plugin.simulation.api_server_kinds import CLAIMS, PODS, VOLUMES
 from neuron_plugin.topology import CoreMask
 from tests.placement.gates.bench import CORE, NEURON, GatesBench
@@ -72,6 +73,30 @@ async def test_reasons_that_take_long_to_work_out_are_worked_out_less_often(
     for _ in range(3):
         await gated.look(after=1.0)
     assert len(judged) == 3, "the reason of a new one does not wait"
+
+
+async def test_of_pods_of_one_kind_those_of_another_deployment_are_not_told_what_helps_the_first(
+    gated: GatesBench,
+) -> None:
+    gated.node("a")
+    old = {"pod-template-hash": "1"}
+    gated.pod(
+        "old",
+        NEURON,
+        16,
+        gates=(),
+        node="a",
+        annotations={"NEURON_DEVS": ",".join(map(str, range(16)))},
+        labels=old,
+        owner="ReplicaSet/web-1",
+    )
+    gated.pod("new", NEURON, 16, labels={"pod-template-hash": "2"}, owner="ReplicaSet/web-2")
+    gated.pod("other", NEURON, 16, labels={"pod-template-hash": "3"}, owner="ReplicaSet/batch-3")
+    for _ in range(2):
+        await gated.look(after=TIMES.again)
+    ((_, told),) = gated.events("new")
+    ((_, other),) = gated.events("other")
+    assert told == f"{other}. {HELD_BY_OLD_PODS}"
 
 
 async def test_another_reason_is_told_too(gated: GatesBench) -> None:
