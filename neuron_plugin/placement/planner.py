@@ -23,7 +23,8 @@ from neuron_plugin.placement.room import Room
 from neuron_plugin.placement.state import in_line
 from neuron_plugin.planning import Judgement, Move, MoveRules, Scene, Standing, judge_all
 from neuron_plugin.planning.budgets import Budget
-from neuron_plugin.planning.judgement import PREEMPTED_BY_NAME, PodKind, kind_of, note_of
+from neuron_plugin.planning.judgement import PREEMPTED_BY_NAME, note_of
+from neuron_plugin.planning.population import PodKind, kind_of
 
 MOST_PODS = 20
 """Waiting pods planned for in one look; a gang counts as one."""

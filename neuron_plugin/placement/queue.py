@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
 from neuron_plugin.allocation import NeuronPod, PodUid
-from neuron_plugin.planning.judgement import PodKind, kind_of
+from neuron_plugin.planning.population import PodKind, kind_of
 from neuron_plugin.planning.scene import rank_of
 
 

@@ -47,7 +47,7 @@ from neuron_plugin.placement.reserves import (
 from neuron_plugin.placement.writer import Outcome, Writer
 from neuron_plugin.planning import PREEMPTION, RULES, Move, MoveRules, Relocation, still_possible
 from neuron_plugin.planning.budgets import Budget, beyond_budgets
-from neuron_plugin.planning.judgement import PodKind, kind_of
+from neuron_plugin.planning.population import PodKind, kind_of
 from neuron_plugin.planning.scene import owner_of
 from neuron_plugin.topology import cores_in
 

@@ -49,7 +49,7 @@ MOST_DEMANDS = 32
 """Distinct demands remembered, with constraints and without; a cluster's workloads have few."""
 MOST_RULES = 1_024
 """Distinct rules of pods of which the nodes are remembered, by CPU, selectors and all else: each workload has its own.
-Together they may name so many nodes as ``MOST_DEMANDS`` rules that leave all. Pods that wait have few nodes left.
+Together they name no more nodes than ``MOST_DEMANDS`` rules would that leave all. Pods that wait have few nodes left.
 """
 
 MOST_EQUALS = 128

@@ -105,8 +105,7 @@ def place_group(
 
     Pods beyond ``least`` may be left out, the last first. What is kept for a pod is its place.
     """
-    trial = scene.fork()
-    trial.group = pods[0].group
+    trial = scene.fork(pods[0].group)
     kept = _take_kept_places(trial, pods, anchors)
     others = [pod for pod in pods if pod.uid not in kept]
     anchors = [*anchors, *(Anchor(node, placement_mask(placement)) for node, placement in kept.values())]
@@ -116,7 +115,7 @@ def place_group(
     least = min(least or len(pods), len(pods))
     number, most = len(others), 0
     while len(kept) + number >= least:
-        found = search.place(others[:number]) if number else {}
+        found = search.place(others[:number], all_needed=len(kept) + number == least) if number else {}
         if isinstance(found, dict):
             places = {**kept, **found}
             if not places:
@@ -226,8 +225,8 @@ class _Search:
         named = ", ".join(f"{domain} has {count}" for domain, count in most) or "none has any"
         return f"it needs room for {pods} pod{'s' if pods > 1 else ''} {where}; {named}"
 
-    def place(self, pods: Sequence[NeuronPod]) -> dict[PodUid, Place] | int:
-        """A place for each pod; or how many would fit together."""
+    def place(self, pods: Sequence[NeuronPod], *, all_needed: bool) -> dict[PodUid, Place] | int:
+        """A place for each pod; or how many would fit together, of which less may be said if ``all_needed``."""
         first = pods[0]
         alike = all(pod.requests == first.requests and pod.rules == first.rules for pod in pods)
         most = 0
@@ -236,7 +235,8 @@ class _Search:
             found = self._place_alike(pods, nodes) if alike else None
             may_differ = not alike or first.rules.depends_on_pods or self._wish.any_window
             if not isinstance(found, tuple) and may_differ:
-                found = self._place_one_by_one(pods, set(chain.from_iterable(nodes.values())), geometry)
+                names = set(chain.from_iterable(nodes.values()))
+                found = self._place_one_by_one(pods, names, geometry, all_needed=all_needed)
             if isinstance(found, tuple):
                 best = min(best, found, key=lambda one: one[0]) if best else found
             else:
@@ -506,7 +506,7 @@ class _Search:
     # Pods that are not: one by one, in one domain after the other.
 
     def _place_one_by_one(
-        self, pods: Sequence[NeuronPod], nodes: set[str], geometry: Geometry
+        self, pods: Sequence[NeuronPod], nodes: set[str], geometry: Geometry, *, all_needed: bool
     ) -> tuple[tuple[float, ...], dict[PodUid, Place]] | int:
         asked = sum(lasting_cores(pod.requests, geometry) for pod in pods)
         free = {name: self._scene.node(name).free_mask.bit_count() for name in nodes}
@@ -528,7 +528,7 @@ class _Search:
                 if is_apart or (sizes[domain] < asked and depth) or tried >= MOST_DOMAINS:
                     continue
                 tried += 1
-                counts_all = depth == self._required and sizes[domain] == largest
+                counts_all = not all_needed or (depth == self._required and sizes[domain] == largest)
                 places = self._fill(order, set(by_domain[domain]), counts_all=counts_all)
                 if len(places) == len(pods):
                     used = {name for name, _ in places.values()}

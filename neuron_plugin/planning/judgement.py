@@ -12,25 +12,21 @@ import enum
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from neuron_plugin.allocation import (
     Capacity,
     NeuronPod,
-    PlacementStrategy,
     PodReference,
-    PodRequest,
     PodUid,
     Rejection,
     Resource,
 )
-from neuron_plugin.allocation.group import GroupName
 from neuron_plugin.allocation.keys import GATE
-from neuron_plugin.allocation.node_rules import PodRules
 from neuron_plugin.allocation.placement import cores_asked, place, placement_mask
 from neuron_plugin.planning.budgets import beyond_budgets, budget_text
 from neuron_plugin.planning.groups import Anchor, GroupPlan, domains_for, members_to_come, place_group
 from neuron_plugin.planning.node_answers import LEFT, NodeAnswer, nearest_holders, node_answers, sentence_of
+from neuron_plugin.planning.population import likeness
 from neuron_plugin.planning.preflight import why_not_checked
 from neuron_plugin.planning.scene import Allowed, Place, Scene, rank_of
 from neuron_plugin.planning.victims import PREEMPTION, RULES, Move, MoveRules, Relocation, cheapest_move, device_hours
@@ -46,41 +42,6 @@ PREEMPTED_BY_NAME = (
     "Pods of lower priority hold Neuron devices under another resource name, and kube-scheduler does not preempt "
     "across resource names. Evict them by hand, or let the controller do it: make-room: act, make-room-by-priority."
 )
-
-
-_GROUP_RULES = PodRules()
-
-
-class PodKind(NamedTuple):
-    """What pods of one kind have in common. Pods of a group have only the group: even priorities may differ.
-
-    ``seen_as`` is how other pods' rules, and the pod's own, see it: its namespace, and those of its labels that some
-    rule looks at. It is empty where none does.
-    """
-
-    priority: int
-    request: PodRequest | Rejection
-    strategy: PlacementStrategy | Rejection | None
-    rules: PodRules
-    group: GroupName | None
-    seen_as: tuple[str, ...] = ()
-
-
-def kind_of(pod: NeuronPod, anti_keys: Collection[str] = ()) -> PodKind:
-    """The kind of a pod; ``anti_keys`` are the labels that the anti-affinity of placed pods looks at.
-
-    A pod that asks for nothing has no part in what its group gets.
-    """
-    if pod.group and pod.request:
-        return PodKind(0, (), None, _GROUP_RULES, pod.group)
-    rules, seen_as = pod.rules, tuple[str, ...]()
-    if anti_keys or rules.claims or rules.spread or rules.selectors:
-        own = {requirement.key for selector in rules.selectors for requirement in selector.labels or ()}
-        own |= {requirement.key for spread in rules.spread for requirement in spread.labels or ()}
-        labels = pod.labels.labels
-        known = sorted(key for key in own.union(anti_keys) if key in labels)
-        seen_as = (pod.reference.namespace, *(f"{key}={labels[key]}" for key in known))
-    return PodKind(pod.priority, pod.request, pod.strategy, rules, None, seen_as)
 
 
 class Standing(enum.StrEnum):
@@ -134,6 +95,10 @@ class Judgement:
         parts.append(self.helps)
         return ". ".join(filter(None, parts))
 
+    def for_others(self) -> Judgement:
+        """As it holds for pods of the same kind that another controller has made."""
+        return replace(self, helps="") if self.helps == HELD_BY_OLD_PODS else self
+
 
 def note_of(move: Move) -> str:
     """What a move would do, for people."""
@@ -173,8 +138,9 @@ def judge_all(
 
     judged = list[Judgement]()
     together: dict[tuple[str, str], dict[PodUid, Judgement]] = {}
-    known = dict[object, Judgement]()
+    known: dict[object, Judgement] = {}
     """Those that found nothing since the scene has changed last: pods of their kind find nothing either."""
+    anti_keys: Collection[str] = ()
     for pod in pods:
         if pod.group and scene.cluster.is_gang(pod) and not _why_not_judged(scene, pod, now):
             if pod.group not in together:
@@ -183,11 +149,11 @@ def judge_all(
             judged.append(together[pod.group].get(pod.uid) or judge(scene, pod, now=now, rules=None))
             continue
         ways = ways_for(pod)
-        kind = kind_of(pod, scene.population.anti_keys), pod.controller, pod.preempts, *ways
         has_own = pod.group or scene.cluster.kept_for(pod) or scene.cluster.lent_to(pod)
         is_alike = not (has_own or _why_not_judged(scene, pod, now))
-        if is_alike and kind in known:
-            judged.append(replace(known[kind], pod=pod))
+        shared = pod.controller, pod.preempts, *ways
+        if is_alike and known and (found := known.get((likeness(pod, anti_keys), *shared))):
+            judged.append(replace(found, pod=pod))
             continue
         judgement = judge(scene, pod, now=now, ways=ways)
         if judgement.place:
@@ -195,7 +161,8 @@ def judge_all(
         if judgement.place or judgement.move:
             known.clear()
         elif is_alike:
-            known[kind] = judgement
+            anti_keys = anti_keys if known else scene.population.anti_keys
+            known[likeness(pod, anti_keys), *shared] = judgement
         judged.append(judgement)
     return judged
 
@@ -410,7 +377,7 @@ def _judge_group(
         sentence = f"{sentence}. Its pre-flight check has failed on {avoided}, where it is not placed for a while"
     if found := _make_room_for_group(scene, waiting, missing, now, ways_for, sentence):
         return found
-    trial = scene.fork()
+    trial = scene.fork(group)
     for pod in waiting[: placed.most]:
         if place_of := trial.best(pod):
             trial.put(pod, *place_of)
@@ -440,7 +407,7 @@ def _make_room_for_group(
     wish, anchors = cluster.wish_of(waiting[0]), anchors_of(scene, group)
     best: tuple[int, Scene, GroupPlan, list[Relocation]] | None = None
     for names in domains_for(scene, wish, anchors):
-        served, victims = _victims_in(scene.fork(), names, waiting, missing, now, ways_for)
+        served, victims = _victims_in(scene.fork(group), names, waiting, missing, now, ways_for)
         lasting = all(budget.recovers for budget in beyond_budgets(cluster.budgets, [one.pod for one in victims]))
         if not victims or not lasting or (best and best[0] <= len(victims)):
             continue

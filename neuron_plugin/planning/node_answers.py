@@ -127,9 +127,8 @@ def _answer_by_devices(info: NodeInfo, request: PodRequest) -> NodeAnswer:
             details.append(info.node.inventory.detail)
         return NodeAnswer(name, has_neuron=True, reasons=(capacity.predicate,), details=tuple(details))
     placed, reason, amounts = _sets(capacity, request)
-    geometry = None if isinstance(placed, Rejection) else capacity.geometry
     if not isinstance(placed, Rejection):
-        return NodeAnswer(name, has_neuron=True, placement=placed, geometry=geometry, details=amounts)
+        return NodeAnswer(name, has_neuron=True, placement=placed, geometry=capacity.geometry, details=amounts)
     blocked = [one for container in request for one in _blocked(info, container, capacity.facts.unused)]
     return NodeAnswer(name, has_neuron=True, reasons=(reason,), blocked=tuple(blocked), details=amounts)
 

@@ -15,13 +15,54 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from neuron_plugin.allocation import NeuronPod
-from neuron_plugin.allocation.node_rules import PlacedPod, PodLabels, PodSelector, PodTerm
+from neuron_plugin.allocation import NeuronPod, PlacementStrategy, PodRequest, Rejection
+from neuron_plugin.allocation.group import GroupName
+from neuron_plugin.allocation.node_rules import PlacedPod, PodLabels, PodRules, PodSelector, PodTerm
 
 MOST_TALLIES = 256
 """Remembered at a time; the one that was asked for longest ago makes room for a new one."""
 
 _NO_NAMESPACES: Mapping[str, Mapping[str, str]] = MappingProxyType({})
+
+
+class PodKind(NamedTuple):
+    """What pods of one kind have in common. Pods of a group have only the group: even priorities may differ.
+
+    ``seen_as`` is how other pods' rules, and the pod's own, see it: its namespace, and those of its labels that some
+    rule looks at. It is empty where none does.
+    """
+
+    priority: int
+    request: PodRequest | Rejection
+    strategy: PlacementStrategy | Rejection | None
+    rules: PodRules
+    group: GroupName | None
+    seen_as: tuple[str, ...] = ()
+
+
+_GROUP_RULES = PodRules()
+
+
+def kind_of(pod: NeuronPod, anti_keys: Collection[str] = ()) -> PodKind:
+    """The kind of a pod; ``anti_keys`` are the labels that the anti-affinity of placed pods looks at.
+
+    A pod that asks for nothing has no part in what its group gets.
+    """
+    if pod.group and pod.request:
+        return PodKind(0, (), None, _GROUP_RULES, pod.group)
+    return likeness(pod, anti_keys)
+
+
+def likeness(pod: NeuronPod, anti_keys: Collection[str] = ()) -> PodKind:
+    """The kind of a pod by itself, whatever its group."""
+    rules, seen_as = pod.rules, tuple[str, ...]()
+    if anti_keys or rules.claims or rules.spread or rules.selectors:
+        own = {requirement.key for selector in rules.selectors for requirement in selector.labels or ()}
+        own |= {requirement.key for spread in rules.spread for requirement in spread.labels or ()}
+        labels = pod.labels.labels
+        known = sorted(key for key in own.union(anti_keys) if key in labels)
+        seen_as = (pod.reference.namespace, *(f"{key}={labels[key]}" for key in known))
+    return PodKind(pod.priority, pod.request, pod.strategy, rules, None, seen_as)
 
 
 def placed_pod(pod: NeuronPod, node: str) -> PlacedPod:

@@ -29,7 +29,7 @@ from neuron_plugin.allocation.placement import place
 from neuron_plugin.allocation.utilization import Utilization
 from neuron_plugin.planning.budgets import Budget
 from neuron_plugin.planning.choice import NO_USES, PACK, Choices, PreferenceOrder
-from neuron_plugin.planning.population import Altered, AnyPopulation, Population, placed_pod
+from neuron_plugin.planning.population import Altered, AnyPopulation, Population, likeness, placed_pod
 from neuron_plugin.planning.preflight import AVOIDED, NOT_AVOIDED, GroupStanding
 from neuron_plugin.planning.rules import AmongPods, PodInCluster, most_beside, neuron_shortages, objections, shortages
 from neuron_plugin.planning.volumes import NO_STORAGE, NO_VOLUMES, PodVolumes, Storage
@@ -169,7 +169,7 @@ class Scene:
         self.gone: dict[str, tuple[NeuronPod, ...]] = {}
         self.come: dict[str, tuple[NeuronPod, ...]] = {}
         self.group: GroupName | None = None
-        """The group whose pods are placed together: each counts as bound for what another one of it needs."""
+        """Whose pods are placed together here, if any are: ``fork``."""
         self._eligible: dict[tuple[PodRules, PodVolumes], frozenset[str]] = {}
         self._roaming: list[NeuronPod] | None = None
         self.answers: dict[object, tuple[NodeInfo, Any]] = {}
@@ -177,9 +177,13 @@ class Scene:
         self.openings: dict[object, tuple[NodeInfo, list[tuple[NeuronPod, ...]]]] = {}
         """Groups of victims by kind of pod, and the node as it was looked at: ``victims``."""
 
-    def fork(self) -> Scene:
-        """The same scene, to be changed on trial; what was worked out is shared."""
+    def fork(self, group: GroupName | None = None) -> Scene:
+        """The same scene, to be changed on trial; what was worked out is shared.
+
+        Pods of a ``group`` that come in it count as bound for what another one of the group needs.
+        """
         trial = copy(self)
+        trial.group = group or self.group
         trial.changed, trial.gone, trial.come = dict(self.changed), dict(self.gone), dict(self.come)
         return trial
 
@@ -214,9 +218,8 @@ class Scene:
         come = dict[str, PlacedPod]()
         for name, pods in self.come.items():
             for pod in pods:
-                come[pod.uid] = placed_pod(pod, name)
-                if self.group and pod.group == self.group:
-                    come[pod.uid] = come[pod.uid]._replace(bound=True)
+                placed = placed_pod(pod, name)
+                come[pod.uid] = placed._replace(bound=True) if self.group and pod.group == self.group else placed
         return Altered(self.cluster.population, gone, come) if gone or come else self.cluster.population
 
     def use(self, name: str) -> NodeUse:
@@ -330,7 +333,8 @@ class Scene:
 
         Left to pods that were handed to their schedulers without a node is one linked set for each, wherever they go.
         """
-        allowed = allowed or self.allowed(pod, instance_type=instance_type)
+        if allowed is None:
+            allowed = self.allowed(pod, instance_type=instance_type)
         while found := self.best_alone(pod, skipped, allowed):
             if self.leaves_room(pod, found):
                 return found
@@ -387,6 +391,13 @@ class Scene:
         places = ((name, sets) for name in names if (sets := self.place(pod, name)))
         return {place[0] for place in places if not self.leaves_room(pod, place)}
 
+    def alike(self, pods: Iterable[NeuronPod]) -> list[list[NeuronPod]]:
+        """Pods by what they ask for, and where they may go."""
+        found, anti_keys = defaultdict[object, list[NeuronPod]](list), self.population.anti_keys
+        for pod in pods:
+            found[likeness(pod, anti_keys), owner_of(pod), pod.group].append(pod)
+        return list(found.values())
+
     def placeable(self, pods: Iterable[NeuronPod]) -> list[NeuronPod]:
         """Those of some pods that have a place, all at once."""
         trial, placed = self.fork(), []
@@ -403,10 +414,7 @@ class Scene:
 
         That is as many pods without a node as kube-scheduler may send there, by its rules and its counts.
         """
-        alike = defaultdict[object, list[NeuronPod]](list)
-        for other in roaming:
-            alike[other.rules, other.labels, owner_of(other), other.group].append(other)
-        may_go = [(self.allowed(others[0]), others) for others in alike.values()]
+        may_go = [(self.allowed(others[0]), others) for others in self.alike(roaming)]
         known, lacking = dict[object, bool](), list[str]()
         for name in names:
             info, amounts = self.node(name), self.use(name).amounts

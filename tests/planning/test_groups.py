@@ -246,6 +246,19 @@ def test_a_group_that_spreads_is_placed_though_many_small_domains_cannot_have_it
     assert Counter(int(name[1:]) // 4 % 2 for name in planned(scene(*nodes), pods).values()) == {0: 2, 1: 2}
 
 
+def test_a_domain_that_cannot_have_the_largest_pod_counts_where_it_may_be_left_out() -> None:
+    apart = PodTerm(PodSelector(("ml",), (Requirement("app", "In", ("w",)),)), "kubernetes.io/hostname")
+    pods = [*members(3, "neuron=4"), replace(pod("w3", "neuron=16"), member=GroupMember(GROUP, 4, (3,)))]
+    labels = pod_labels("ml", {"app": "w"})
+    pods = [replace(one, labels=labels, rules=replace(one.rules, anti_affinity=(apart,))) for one in pods]
+    wide = [node("x0"), node("x1"), node("x2", devices("used", *range(14)))]
+    half = [node(f"y{number}", devices(f"used-{number}", *range(7, 16))) for number in range(4)]
+    nodes = [at(one, leaf=one.info.name[0], **{"kubernetes.io/hostname": one.info.name}) for one in (*wide, *half)]
+    places = planned(scene(*nodes), pods, least=3, wish=TopologyWish(required="leaf"))
+    assert {name[0] for name in places.values()} == {"y"}
+    assert sorted(places) == ["w0", "w1", "w2"]
+
+
 def test_a_rule_among_the_pods_themselves_is_kept() -> None:
     apart = PodTerm(PodSelector(("ml",), (Requirement("app", "In", ("w",)),)), "kubernetes.io/hostname")
     pods = [

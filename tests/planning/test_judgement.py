@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from neuron_plugin.allocation import NeuronPod, PodUid, Resource
-from neuron_plugin.allocation.keys import GATE, GROUP_KEY, MOVABLE_KEY
+from neuron_plugin.allocation.keys import GATE, GROUP_KEY, GROUP_SIZE_KEY, MOVABLE_KEY
 from neuron_plugin.allocation.node import Reservation
 from neuron_plugin.planning import Judgement, Scene, Standing, judge_all
 from neuron_plugin.planning.judgement import judge
@@ -230,6 +230,37 @@ def test_a_pod_is_judged_without_itself(world: World) -> None:
     assert found.place is not None
     assert found.place[0] == "trn"
     assert PodUid(of(world, "train").uid) not in world.state.nodes["trn"].ledger.by_pod
+
+
+def test_pods_that_the_anti_affinity_of_another_tells_apart_are_judged_apart(world: World) -> None:
+    node = offered("a")
+    node["metadata"]["labels"]["host"] = "a"
+    world.show_node(node)
+    term = {"labelSelector": {"matchLabels": {"app": "b"}}, "topologyKey": "host"}
+    holder = pod_manifest("holder", NEURON, 4, node="a", annotations={"NEURON_DEVS": "0,1,2,3"})
+    holder["spec"]["affinity"] = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    world.show(holder)
+    for app in "ab":
+        waiting(world, app, 16, labels={"app": app})
+    first, second = judge_all(Scene(world.state.snapshot()), world.state.waiting())
+    assert first.sentence == "0 of 1 Neuron node: 1 has 12 of 16 devices free"
+    assert "is in host=a, where the anti-affinity of another pod keeps the pod off" in second.sentence
+
+
+def test_in_the_way_of_a_group_whose_pods_need_each_other_is_who_holds_what_they_lack(world: World) -> None:
+    for name in ("a", "b"):
+        node = offered(name)
+        node["metadata"]["labels"]["zone"] = "z"
+        world.show_node(node)
+    world.held("holder", "b", NEURON, SIXTEEN)
+    term = {"labelSelector": {"matchLabels": {"app": "ring"}}, "topologyKey": "zone"}
+    near = {"affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}}
+    says = {GROUP_KEY: "ring", GROUP_SIZE_KEY: "2"}
+    for number in range(2):
+        gated = {**near, "schedulingGates": [{"name": GATE}]}
+        waiting(world, f"w{number}", 16, labels={"app": "ring"}, annotations=says, spec=gated)
+    found = judge_all(Scene(world.state.snapshot()), world.state.waiting())
+    assert [str(holder) for holder in found[0].in_the_way] == ["default/holder"]
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -23,6 +23,8 @@ from neuron_plugin.allocation.node_rules import (
     NodeSelectorTerm,
     NodeUse,
     PodRules,
+    PodSelector,
+    PodTerm,
     Requirement,
     Taint,
     pod_labels,
@@ -548,6 +550,19 @@ def test_a_group_preempts_only_where_it_would_fit_as_a_whole() -> None:
     more = replace(known, pods={**known.pods, PodUid("g3"): three[0]}, min_counts={("ml", "gang"): 3})
     found = judge_all(Scene(more), three, now=NOW, rules=None, preempting={*uids, PodUid("g3")})
     assert [one.move for one in found] == [None, None, None]
+
+
+def test_room_is_made_for_a_group_whose_pods_need_each_other() -> None:
+    low = [held(pod(f"low-{name}", "neuron=16"), TRN1.all_mask) for name in "ab"]
+    before, members = gang(2, "neuron=16", 2, in_zone(node("a", low[0]), "z1"), in_zone(node("b", low[1]), "z1"))
+    near = PodTerm(PodSelector(("ml",), (Requirement("app", "In", ("ring",)),)), "topology.kubernetes.io/zone")
+    labels = pod_labels("ml", {"app": "ring"})
+    members = [replace(one, priority=5, labels=labels, rules=replace(one.rules, affinity=(near,))) for one in members]
+    known = replace(before, pods={**before.pods, **{one.uid: one for one in members}})
+    found = judge_all(Scene(known), members, now=NOW, rules=None, preempting={one.uid for one in members})
+    moves = [one.move for one in found if one.move]
+    assert {move.node for move in moves} == {"a", "b"}
+    assert all(still_possible(known, move, PREEMPTION) for move in moves)
 
 
 def two_low_nodes() -> tuple[Cluster, list[NeuronPod]]:

@@ -42,7 +42,7 @@ from neuron_plugin.placement.state import AssumedPod
 from neuron_plugin.placement.writer import Attempt, Outcome, Writer
 from neuron_plugin.planning import Scene
 from neuron_plugin.planning.groups import Anchor, GroupPlan, place_group
-from neuron_plugin.planning.judgement import PodKind
+from neuron_plugin.planning.population import PodKind
 from neuron_plugin.planning.scene import Place, rank_of
 from neuron_plugin.planning.ultraservers import ultraserver_places
 
@@ -209,22 +209,19 @@ class Placer:
         under_way = len(self._state.roaming)
         if any(pod.rules.claim_driver for pod in pods) or (under_way and under_way + len(pods) > MOST_ROAMING):
             return False  # only we may allocate its claims
-        together, without = [*scene.roaming, *pods], dict[object, list[str]]()
+        together, found = [*scene.roaming, *pods], list[tuple[list[NeuronPod], list[str]]]()
         if scene.placeable(together) != together:
             return False
-        for pod in pods:
-            if (pod.rules, pod.requests) in without:
-                continue
-            allowed = scene.allowed(pod)
+        for alike in scene.alike(pods):
+            first, allowed = alike[0], scene.allowed(alike[0])
             names = [name for name in scene.cluster.nodes if name in allowed]
-            lacking = scene.lacking_sets(names, [other for other in together if other is not pod], [pod])
+            lacking = scene.lacking_sets(names, [other for other in together if other is not first], [first])
             if len(lacking) == len(names) or len(lacking) > MOST_EXCLUDED:
                 return False
-            without[pod.rules, pod.requests] = lacking
-        for pod in pods:
-            lacking = without[pod.rules, pod.requests]
+            found.append((alike, lacking))
+        reason = f"where it can run cannot be judged here, because {doubt}"
+        for pod, lacking in ((pod, lacking) for alike, lacking in found for pod in alike):
             self._state.roaming[pod.uid] = writes.kept_off(pod, lacking)
-            reason = f"where it can run cannot be judged here, because {doubt}"
             self._send(pod, writes.release_among(pod, lacking), reason)
         return True
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
-from dataclasses import replace
 
 import msgspec
 
@@ -27,7 +26,7 @@ from neuron_plugin.placement.context import PAUSE_FACTOR, Context
 from neuron_plugin.placement.gates.placer import Placer
 from neuron_plugin.placement.writer import Writer
 from neuron_plugin.planning import Judgement, Scene, judge_all
-from neuron_plugin.planning.judgement import HELD_BY_OLD_PODS, PodKind
+from neuron_plugin.planning.population import PodKind
 from neuron_plugin.planning.scene import owner_of
 
 WAITING = "NeuronWaiting"
@@ -106,18 +105,16 @@ class Upkeep:
             if kind not in self._judged:
                 continue
             judged = self._judged[kind][1]
-            others = replace(judged, helps="") if judged.helps == HELD_BY_OLD_PODS else judged
-            own_text, other_text = judged.text, others.text
-            own_gist, other_gist = _gist(own_text), _gist(other_text)
-            for pod in self._without_room(kind) if own_text else ():
+            texts = {True: judged.text, False: judged.for_others().text}
+            known = {is_own: _gist(text) for is_own, text in texts.items()}
+            for pod in self._without_room(kind) if judged.text else ():
                 if written >= MOST_EVENTS:
                     break
-                is_like_first = pod.controller == judged.pod.controller
-                shared, known = (own_text, own_gist) if is_like_first else (other_text, other_gist)
-                if pod.refusal is None and self._said.get(pod.uid) == known:
+                is_own = pod.controller == judged.pod.controller
+                if pod.refusal is None and self._said.get(pod.uid) == known[is_own]:
                     continue
                 # Pods of a kind are refused for the same, each with a claim or annotation of its own.
-                text = str(self._state.refusal(pod) or shared)
+                text = str(self._state.refusal(pod) or texts[is_own])
                 if self._said.get(pod.uid) != (gist := _gist(text)):
                     self._said[pod.uid] = gist
                     written += 1

@@ -78,6 +78,11 @@ def test_an_assumption_no_bind_comes_for_ends_by_itself_sooner_where_one_node_wa
     assert [lead(bench, pod) for pod in pods] == [None, None], "the node may be refused later than that, too"
 
 
+def test_a_pod_is_led_to_no_node_where_none_was_called(bench: Bench) -> None:
+    assert bench.leads.lead(record_of(bench.waiting("pod", 4)), []) == ""
+    assert not bench.world.state.assumed
+
+
 def test_what_is_left_to_a_pod_without_a_node_is_not_offered(bench: Bench) -> None:
     roaming = record_of(bench.waiting("roaming", 16))
     bench.world.state.roaming[roaming.uid] = roaming

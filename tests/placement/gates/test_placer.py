@@ -373,6 +373,26 @@ async def test_a_pod_that_was_let_go_counts_as_a_promise_until_it_is_bound(gated
     assert gated.gates("last") == [GATE], "the last linked set is the first's"
 
 
+async def test_of_a_group_that_cannot_be_judged_each_pod_is_kept_off_where_it_may_go_and_has_no_set(
+    gated: GatesBench,
+) -> None:
+    for name in ("a", "b", "c"):
+        gated.labelled_node(name, host=name)
+    term = {"labelSelector": {"matchLabels": {"app": "first"}}, "topologyKey": "host"}
+    anti = {"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}}
+    for device in (0, 5, 10, 15):
+        says = {"NEURON_DEVS": str(device)}
+        gated.pod(f"small-{device}", NEURON, 1, gates=(), node="a", annotations=says, spec=anti)
+    for app in ("first", "second"):
+        gated.pod(app, NEURON, 8, group="job", size=2, labels={"app": app}, spec=DOUBTFUL)
+    await gated.place_all()
+    assert [gated.gates(app) for app in ("first", "second")] == [[], []]
+    assert [gated.terms(app) for app in ("first", "second")] == [
+        [],
+        [{"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["a"]}]}],
+    ]
+
+
 async def test_many_pods_without_a_node_keep_others_only_off_what_kube_scheduler_may_give_them(
     gated: GatesBench,
 ) -> None:
@@ -402,6 +422,20 @@ async def test_a_node_to_which_a_pod_without_a_node_may_not_go_is_not_left_to_it
     gated.pod("next", NEURON, 1, spec={"nodeSelector": {"kubernetes.io/hostname": "a"}})
     await gated.place_all()
     assert gated.place("next") == "a", "it has no linked set for the first anyway"
+    gated.pod("more", NEURON, 8, spec=DOUBTFUL)
+    gated.pod("same-step", NEURON, 1, spec={"nodeSelector": {"kubernetes.io/hostname": "a"}})
+    await gated.step()
+    assert gated.gates("more") == []
+    assert gated.place("same-step") == "a", "what was handed over a moment ago may not go there either"
+
+
+async def test_a_pod_that_cannot_be_judged_does_not_stand_in_its_own_way(gated: GatesBench) -> None:
+    gated.node("a")
+    held = [device for device in range(16) if device not in {0, 1, 2, 3, 4, 8, 9, 14}]
+    gated.pod("held", NEURON, 8, gates=(), node="a", annotations={"NEURON_DEVS": ",".join(map(str, held))})
+    gated.pod("train", NEURON, 4, spec=DOUBTFUL)
+    await gated.place_all()
+    assert gated.gates("train") == [], "one set is enough, though kube-scheduler counts devices for two"
 
 
 async def test_a_node_keeps_the_only_set_of_a_pod_without_a_node_though_another_node_has_one(

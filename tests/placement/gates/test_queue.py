@@ -6,7 +6,7 @@ from typing import Any
 
 from neuron_plugin.allocation import NeuronPod
 from neuron_plugin.placement.queue import Queue
-from neuron_plugin.planning.judgement import kind_of
+from neuron_plugin.planning.population import kind_of
 from tests.support.manifests import pod_manifest
 from tests.support.world import CORE, record_of
 
