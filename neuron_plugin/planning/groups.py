@@ -100,16 +100,18 @@ def place_group(
     least: int = 0,
     wish: TopologyWish = NO_WISH,
     anchors: Sequence[Anchor] = (),
+    says_most: bool = True,
 ) -> GroupPlan | GroupShort:
     """A place for each of the waiting pods of a group, which are in the order of their ranks; of at least so many.
 
-    Pods beyond ``least`` may be left out, the last first. What is kept for a pod is its place.
+    Pods beyond ``least`` may be left out, the last first. What is kept for a pod is its place. With ``says_most`` a
+    group that does not fit is tried on, to say how many of its pods would.
     """
     trial = scene.fork(pods[0].group)
     kept = _take_kept_places(trial, pods, anchors)
     others = [pod for pod in pods if pod.uid not in kept]
     anchors = [*anchors, *(Anchor(node, placement_mask(placement)) for node, placement in kept.values())]
-    search = _Search(trial, wish, anchors)
+    search = _Search(trial, wish, anchors, says_most=says_most)
     if search.problem:
         return GroupShort(search.problem)
     least = min(least or len(pods), len(pods))
@@ -189,8 +191,9 @@ def _take_kept_places(trial: Scene, pods: Iterable[NeuronPod], anchors: Sequence
 class _Search:
     """One group's search. ``problem`` says what it asks for that no node has."""
 
-    def __init__(self, scene: Scene, wish: TopologyWish, anchors: Sequence[Anchor]) -> None:
+    def __init__(self, scene: Scene, wish: TopologyWish, anchors: Sequence[Anchor], *, says_most: bool = False) -> None:
         self._scene = scene
+        self._says_most = says_most
         self._wish = wish
         self._anchors = anchors
         self._domains: Domains = scene.choices.domains
@@ -525,10 +528,11 @@ class _Search:
             largest = max(sizes.values(), default=0)
             for domain in sorted(sizes, key=lambda one: (sizes[one], one)):
                 is_apart = any(path[:depth] != domain for path in anchor_paths)
-                if is_apart or (sizes[domain] < asked and depth) or tried >= MOST_DOMAINS:
+                says_most = self._says_most and depth == self._required and sizes[domain] == largest
+                counts_all = says_most or not all_needed
+                if is_apart or (sizes[domain] < asked and (depth or not counts_all)) or tried >= MOST_DOMAINS:
                     continue
                 tried += 1
-                counts_all = not all_needed or (depth == self._required and sizes[domain] == largest)
                 places = self._fill(order, set(by_domain[domain]), counts_all=counts_all)
                 if len(places) == len(pods):
                     used = {name for name, _ in places.values()}

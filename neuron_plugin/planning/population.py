@@ -195,9 +195,12 @@ class Population:
 
     def keeping_off(self, labels: PodLabels) -> Iterator[tuple[PodTerm, Counter[str]]]:
         """Each anti-affinity of placed pods that means a pod of these labels, and how many have it by node."""
-        for term, holders in self._keeping_off.items():
-            if term.selector.matches(labels, self.namespaces):
-                yield term, holders
+        return _matching(self._keeping_off, labels, self.namespaces)
+
+    @property
+    def anti_affinities(self) -> Mapping[PodTerm, Counter[str]]:
+        """All anti-affinities of placed pods, and how many pods have each by node."""
+        return self._keeping_off
 
     def keeps_any_off(self) -> bool:
         """Whether any placed pod has a required anti-affinity."""
@@ -246,56 +249,78 @@ class Population:
 
 
 class Altered:
-    """A population in thought: some pods have gone from their nodes, and others have come."""
+    """A population in thought: some pods have gone from their nodes, and others have come.
 
-    def __init__(self, population: Population, gone: Iterable[str], come: Mapping[str, PlacedPod]) -> None:
+    What was asked is kept up to date with each further pod, as in the population itself: a group is placed pod by pod.
+    """
+
+    def __init__(self, population: Population, gone: Iterable[str], come: Iterable[PlacedPod]) -> None:
         self.namespaces = population.namespaces
         self._population = population
-        went = {uid: pod for uid in gone if (pod := population.get(uid))}
-        self._changes = [*((uid, pod, -1) for uid, pod in went.items()), *((uid, pod, 1) for uid, pod in come.items())]
+        self._tallies: dict[Selectors, _Tallied] = {}
+        self._keeping_off = dict(population.anti_affinities)
+        self._own_terms = set[PodTerm]()
+        """Those of which the holders are no longer the population's."""
+        self._changes: list[tuple[PlacedPod, int]] = []
+        for pod in filter(None, map(population.get, gone)):
+            self.change(pod, -1)
+        for pod in come:
+            self.change(pod, 1)
+
+    def change(self, pod: PlacedPod, change: int) -> None:
+        """A pod has come (1), or gone (-1)."""
+        self._changes.append((pod, change))
+        for tallied in self._tallies.values():
+            tallied.count(pod, change)
+        for term in pod.anti_affinity:
+            if term not in self._own_terms:
+                self._own_terms.add(term)
+                self._keeping_off[term] = Counter(self._keeping_off.get(term))
+            holders = self._keeping_off[term]
+            holders[pod.node] += change
+            if not holders[pod.node]:
+                del holders[pod.node]
 
     def tally(self, selectors: Selectors) -> NodeCounts:
         """As ``Population.tally``."""
-        tallied = _Tallied(selectors, self.namespaces)
-        tallied.by_node = dict(self._population.tally(selectors))
-        for _, pod, change in self._changes:
-            tallied.count(pod, change)
+        if (tallied := self._tallies.get(selectors)) is None:
+            tallied = self._tallies[selectors] = _Tallied(selectors, self.namespaces)
+            tallied.by_node = dict(self._population.tally(selectors))
+            for pod, change in self._changes:
+                tallied.count(pod, change)
         return tallied.by_node
 
     def keeping_off(self, labels: PodLabels) -> Iterator[tuple[PodTerm, Counter[str]]]:
         """As ``Population.keeping_off``."""
-        holders = {term: by_node.copy() for term, by_node in self._population.keeping_off(labels)}
-        for _, pod, change in self._changes:
-            for term in pod.anti_affinity:
-                if term.selector.matches(labels, self.namespaces):
-                    holders.setdefault(term, Counter())[pod.node] += change
-        for term, by_node in holders.items():
-            yield term, +by_node
+        return _matching(self._keeping_off, labels, self.namespaces)
 
     def keeps_any_off(self) -> bool:
         """As ``Population.keeps_any_off``; also where only pods that have gone do."""
-        came = any(pod.anti_affinity for _, pod, change in self._changes if change > 0)
-        return came or self._population.keeps_any_off()
+        return bool(self._keeping_off)
 
     @property
     def anti_keys(self) -> set[str]:
         """As ``Population.anti_keys``; also where only pods that have gone have them."""
-        terms = (term for _, pod, change in self._changes if change > 0 for term in pod.anti_affinity)
-        own = {requirement.key for term in terms for requirement in term.selector.labels or ()}
-        return own.union(self._population.anti_keys)
+        return {requirement.key for term in self._keeping_off for requirement in term.selector.labels or ()}
 
     def claimants(self, node: str) -> list[PlacedPod]:
         """As ``Population.claimants``."""
         left = list(self._population.claimants(node))
-        for _, pod, change in self._changes:
+        for pod, change in self._changes:
             if pod.node == node and pod.claims:
                 left.append(pod) if change > 0 else left.remove(pod)
         return left
 
     def uses_claim(self, namespace: str, claim: str) -> bool:
         """As ``Population.uses_claim``."""
-        uses = [change for _, pod, change in self._changes if claim in pod.claims and pod.labels.namespace == namespace]
+        uses = [change for pod, change in self._changes if claim in pod.claims and pod.labels.namespace == namespace]
         return self._population.users_of(namespace, claim) + sum(uses) > 0
+
+
+def _matching(
+    anti_affinities: Mapping[PodTerm, Counter[str]], labels: PodLabels, namespaces: Mapping[str, Mapping[str, str]]
+) -> Iterator[tuple[PodTerm, Counter[str]]]:
+    return ((term, by_node) for term, by_node in anti_affinities.items() if term.selector.matches(labels, namespaces))
 
 
 AnyPopulation = Population | Altered

@@ -256,8 +256,8 @@ class AmongPods:
 
     def _domains(self, key: str, names: Iterable[str]) -> set[str]:
         """The domains of some nodes; those of nodes that are not known, or have no such label, are none."""
-        infos = (self._nodes.get(name) for name in names)
-        values = (info.node.rules.labels.get(key) for info in infos if info)
+        nodes = self._nodes
+        values = {info.node.rules.labels.get(key) for name in names if (info := nodes.get(name))}
         return {value for value in values if value is not None}
 
     def _affinity(self, pod: PodInCluster) -> Iterator[_Check]:

@@ -170,6 +170,8 @@ class Scene:
         self.come: dict[str, tuple[NeuronPod, ...]] = {}
         self.group: GroupName | None = None
         """Whose pods are placed together here, if any are: ``fork``."""
+        self.altered: Altered | None = None
+        """The placed pods as they would be, once they were asked for."""
         self._eligible: dict[tuple[PodRules, PodVolumes], frozenset[str]] = {}
         self._roaming: list[NeuronPod] | None = None
         self.answers: dict[object, tuple[NodeInfo, Any]] = {}
@@ -185,6 +187,7 @@ class Scene:
         trial = copy(self)
         trial.group = group or self.group
         trial.changed, trial.gone, trial.come = dict(self.changed), dict(self.gone), dict(self.come)
+        trial.altered = None
         return trial
 
     def adopt(self, trial: Scene) -> None:
@@ -199,6 +202,7 @@ class Scene:
         """These pods have gone from the node."""
         uids = {pod.uid for pod in pods}
         self.changed[name] = self.node(name).without(uids)
+        self.altered = None
         came = self.come.get(name, ())
         self.gone[name] = (*self.gone.get(name, ()), *(pod for pod in pods if pod not in came))
         if came:
@@ -208,19 +212,25 @@ class Scene:
         """The pod has come to the node; what was kept for it there is its own now."""
         self.changed[name] = self.own_node(pod, name).with_pod(pod.reference, placement)
         self.come[name] = (*self.come.get(name, ()), pod)
+        if self.altered:
+            self.altered.change(self._come_to(pod, name), 1)
 
     # What kube-scheduler says.
 
     @property
     def population(self) -> AnyPopulation:
         """The placed pods as they would be."""
-        gone = {pod.uid for pods in self.gone.values() for pod in pods}
-        come = dict[str, PlacedPod]()
-        for name, pods in self.come.items():
-            for pod in pods:
-                placed = placed_pod(pod, name)
-                come[pod.uid] = placed._replace(bound=True) if self.group and pod.group == self.group else placed
-        return Altered(self.cluster.population, gone, come) if gone or come else self.cluster.population
+        if not (self.gone or self.come):
+            return self.cluster.population
+        if self.altered is None:
+            gone = (pod.uid for pods in self.gone.values() for pod in pods)
+            come = (self._come_to(pod, name) for name, pods in self.come.items() for pod in pods)
+            self.altered = Altered(self.cluster.population, gone, come)
+        return self.altered
+
+    def _come_to(self, pod: NeuronPod, name: str) -> PlacedPod:
+        placed = placed_pod(pod, name)
+        return placed._replace(bound=True) if self.group and pod.group == self.group else placed
 
     def use(self, name: str) -> NodeUse:
         """What kube-scheduler would count of a node's pods, and their ports."""
@@ -260,8 +270,7 @@ class Scene:
 
     def among(self, pod: NeuronPod) -> AmongPods | None:
         """What the pods that are there say about the pod; None where nothing can be said."""
-        came = (other.rules.anti_affinity for pods in self.come.values() for other in pods)
-        if not (pod.rules.depends_on_pods or self.cluster.population.keeps_any_off() or any(came)):
+        if not (pod.rules.depends_on_pods or self.population.keeps_any_off()):
             return None
         return AmongPods(self.in_cluster(pod), self.cluster.nodes, self.population, self.choices.spread_nodes)
 

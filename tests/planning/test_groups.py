@@ -238,6 +238,20 @@ def test_pods_that_need_each_other_are_placed_together() -> None:
     assert before.best(others[1]) is None, "a pod of no group waits until the other one is bound"
 
 
+def test_a_group_for_which_too_little_is_free_is_tried_on_only_to_say_how_many_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Pod by pod a group of 512 takes 0.2 s, and the controller asks after each change of some node."""
+    tried = list[str]()
+    search = Scene.best
+    monkeypatch.setattr(Scene, "best", lambda self, pod, **more: tried.append(pod.uid) or search(self, pod, **more))
+    nodes = [at(node(f"{zone}{number}"), zone=zone) for zone in "xy" for number in range(2)]
+    pods = near_its_own(ZONE, *members(5))
+    assert isinstance(place_group(scene(*nodes), pods, says_most=False), GroupShort)
+    assert not tried
+    assert place_group(scene(*nodes), pods) == GroupShort("", 2), "no zone holds more, though four nodes are free"
+
+
 def test_a_group_that_spreads_is_placed_though_many_small_domains_cannot_have_it() -> None:
     numbers = range(4 * MOST_DOMAINS + 8)
     nodes = [at(node(f"n{number:03}"), zone="xy"[number // 4 % 2], leaf=f"l{number // 4}") for number in numbers]

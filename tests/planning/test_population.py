@@ -74,15 +74,22 @@ def test_what_was_asked_once_is_kept_up_to_date(changes: list[tuple[str, PlacedP
     assert_alike(population.copy(), pods)
 
 
-@given(start=st.dictionaries(st.sampled_from("pqrs"), PODS), gone=st.sets(st.sampled_from("pqrs")), come=PODS)
+@given(
+    start=st.dictionaries(st.sampled_from("pqrs"), PODS), gone=st.sets(st.sampled_from("pqrs")), come=PODS, later=PODS
+)
 def test_a_population_in_thought_is_one_with_these_changes(
-    start: dict[str, PlacedPod], gone: set[str], come: PlacedPod
+    start: dict[str, PlacedPod], gone: set[str], come: PlacedPod, later: PlacedPod
 ) -> None:
     population = Population(NAMESPACES)
     for uid, pod in start.items():
         population.put(uid, pod)
     left = {uid: pod for uid, pod in start.items() if uid not in gone} | {"new": come}
-    assert_alike(Altered(population, gone, {"new": come}), left)
+    altered = Altered(population, gone, [come])
+    assert_alike(altered, left)
+    altered.change(later, 1)
+    assert_alike(altered, left | {"later": later})
+    altered.change(later, -1)
+    assert_alike(altered, left)
     assert_alike(population, start)
 
 

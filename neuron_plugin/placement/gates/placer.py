@@ -275,7 +275,7 @@ class Placer:
         if any(self._room.places.place_ends(pod) for pod in waiting):
             return False  # its own place is about to be free
         wish, anchors = scene.cluster.wish_of(waiting[0]), self._anchors(members)
-        plan = place_group(scene, waiting, least=max(missing, 1), wish=wish, anchors=anchors)
+        plan = place_group(scene, waiting, least=max(missing, 1), wish=wish, anchors=anchors, says_most=False)
         made = self._assumed_by(plan) if isinstance(plan, GroupPlan) else None
         if made is None or not isinstance(plan, GroupPlan):
             # What a leader before us has begun, or is kept: others may need the room.
@@ -414,7 +414,7 @@ class Placer:
             return self._place_pod(leader)
         scene = self._state.scene()
         wish = scene.cluster.wish_of(leader)
-        plan = place_group(scene, [leader, *others], wish=wish, anchors=self._anchors(members))
+        plan = place_group(scene, [leader, *others], wish=wish, anchors=self._anchors(members), says_most=False)
         if not isinstance(plan, GroupPlan):
             return False
         if self._checks and self._checks.must_wait(group, members, plan, [leader, *others]):
