@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -518,7 +519,7 @@ class Allowed:
             return False
         return self._plain or self._is_allowed_among_others(name)
 
-    def of(self, unchanged: set[str]) -> list[str]:
+    def of(self, unchanged: AbstractSet[str]) -> list[str]:
         """Those of some nodes, of which none is changed in the scene, that the pod may go to."""
         left = unchanged & self._feasible
         return list(left) if self._plain else list(filter(self._is_allowed_among_others, left))

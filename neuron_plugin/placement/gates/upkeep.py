@@ -150,8 +150,8 @@ class Upkeep:
         pods = self._placer.queue.pods(kind)
         if isinstance(kind.request, Rejection) or not pods or self._state.scene().volumes(pods[0]).waits:
             return False
-        allowed = self._state.scene().allowed(pods[0])
-        infos = (info for name, info in self._state.nodes.items() if name in allowed)
+        nodes = self._state.nodes
+        infos = map(nodes.__getitem__, self._state.scene().allowed(pods[0]).of(nodes.keys()))
         return all(isinstance(info.capacity, Rejection) and not info.unchecked for info in infos)
 
     def _without_room(self, kind: PodKind) -> list[NeuronPod]:
