@@ -11,8 +11,9 @@ spread, are placed pod by pod, domain by domain.
 
 from __future__ import annotations
 
+import enum
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import chain
@@ -32,7 +33,9 @@ from neuron_plugin.allocation.cost import tie_rank
 from neuron_plugin.allocation.group import NO_WISH, GroupMember, TopologyWish
 from neuron_plugin.allocation.narrowing import usable_mask
 from neuron_plugin.allocation.placement import cores_asked, fitting, place, placement_mask
+from neuron_plugin.planning.choice import PreferenceOrder
 from neuron_plugin.planning.domains import Domains, Path, common_depth
+from neuron_plugin.planning.rules import node_scores
 from neuron_plugin.planning.scene import Allowed, Place, Scene, rank_key
 from neuron_plugin.topology import CoreMask, Geometry
 
@@ -42,6 +45,8 @@ MOST_SEEDS = 4
 """Windows that the most nodes have, to which others are added one by one."""
 MOST_MASKS = 256
 """Different free cores of nodes by which windows are chosen, the commonest."""
+MOST_PREFERENCES = 3
+"""How well pods like nodes: so many of the highest scores are told apart."""
 MOST_DOMAINS = 64
 """Domains in which unlike pods are tried one by one: of the broadest level that may hold them, and of all others."""
 
@@ -63,6 +68,20 @@ class _Kind(NamedTuple):
     free: _Free
     room: int
     names: list[str]
+
+
+_Pools = Mapping[tuple[Geometry, str], Mapping[Capacity, list[str]]]
+"""Nodes by what all of a group have to share, and by what they have."""
+
+
+class _Counted(enum.Enum):
+    """Where it is counted how many of a group's pods fit that does not fit as a whole."""
+
+    NOT = "not"
+    LARGEST = "largest"
+    """In the domain that has the most: to say it."""
+    EVERYWHERE = "everywhere"
+    """For a group that may be smaller."""
 
 
 _Option = tuple[tuple[float, ...], list[tuple[str, Windows]]]
@@ -111,13 +130,14 @@ def place_group(
     kept = _take_kept_places(trial, pods, anchors)
     others = [pod for pod in pods if pod.uid not in kept]
     anchors = [*anchors, *(Anchor(node, placement_mask(placement)) for node, placement in kept.values())]
-    search = _Search(trial, wish, anchors, says_most=says_most)
+    search = _Search(trial, wish, anchors)
     if search.problem:
         return GroupShort(search.problem)
     least = min(least or len(pods), len(pods))
     number, most = len(others), 0
     while len(kept) + number >= least:
-        found = search.place(others[:number], all_needed=len(kept) + number == least) if number else {}
+        counted = _Counted.EVERYWHERE if len(kept) + number > least else _Counted.LARGEST if says_most else _Counted.NOT
+        found = search.place(others[:number], counted) if number else {}
         if isinstance(found, dict):
             places = {**kept, **found}
             if not places:
@@ -228,25 +248,52 @@ class _Search:
         named = ", ".join(f"{domain} has {count}" for domain, count in most) or "none has any"
         return f"it needs room for {pods} pod{'s' if pods > 1 else ''} {where}; {named}"
 
-    def place(self, pods: Sequence[NeuronPod], *, all_needed: bool) -> dict[PodUid, Place] | int:
-        """A place for each pod; or how many would fit together, of which less may be said if ``all_needed``."""
+    def place(self, pods: Sequence[NeuronPod], counted: _Counted) -> dict[PodUid, Place] | int:
+        """A place for each pod; or how many would fit together, as far as they are ``counted``."""
+        pools = self._pools(pods)
+        for preferred in self._preferred(pods, pools):
+            found = self._place_among(pods, preferred, _Counted.NOT)
+            if isinstance(found, dict):
+                return found
+        return self._place_among(pods, pools, counted)
+
+    def _preferred(self, pods: Sequence[NeuronPod], pools: _Pools) -> Iterator[_Pools]:
+        """The nodes to which the pods would rather go, at first those that they like most, then more of them.
+
+        A group that has begun comes near to its pods instead.
+        """
+        rules = {pod.rules for pod in pods}
+        states_any = self._scene.choices.any_soft_taints or any(own.preferences.nodes for own in rules)
+        if self._anchors or not states_any or self._scene.cluster.preferences is PreferenceOrder.TIES:
+            return
+        names = chain.from_iterable(chain.from_iterable(pool.values()) for pool in pools.values())
+        nodes = {name: self._scene.node(name).node.rules for name in names}
+        scores = sum((Counter(node_scores(own, nodes)) for own in rules), Counter[str]())
+        for least in sorted({scores[name] for name in nodes}, reverse=True)[:-1][:MOST_PREFERENCES]:
+            liked = {
+                kind: {capacity: [name for name in some if scores[name] >= least] for capacity, some in pool.items()}
+                for kind, pool in pools.items()
+            }
+            yield {kind: {key: some for key, some in pool.items() if some} for kind, pool in liked.items()}
+
+    def _place_among(self, pods: Sequence[NeuronPod], pools: _Pools, counted: _Counted) -> dict[PodUid, Place] | int:
         first = pods[0]
         alike = all(pod.requests == first.requests and pod.rules == first.rules for pod in pods)
         most = 0
         best: tuple[tuple[float, ...], dict[PodUid, Place]] | None = None
-        for (geometry, _), nodes in sorted(self._pools(pods).items(), key=_smallest_first):
+        for (geometry, _), nodes in sorted(pools.items(), key=_smallest_first):
             found = self._place_alike(pods, nodes) if alike else None
             may_differ = not alike or first.rules.depends_on_pods or self._wish.any_window
             if not isinstance(found, tuple) and may_differ:
                 names = set(chain.from_iterable(nodes.values()))
-                found = self._place_one_by_one(pods, names, geometry, all_needed=all_needed)
+                found = self._place_one_by_one(pods, names, geometry, counted)
             if isinstance(found, tuple):
                 best = min(best, found, key=lambda one: one[0]) if best else found
             else:
                 most = max(most, found or 0)
         return best[1] if best else most
 
-    def _pools(self, pods: Sequence[NeuronPod]) -> dict[tuple[Geometry, str], dict[Capacity, list[str]]]:
+    def _pools(self, pods: Sequence[NeuronPod]) -> _Pools:
         """The nodes that some of the pods may go to, by what all of the group have to share, and by what they have.
 
         Shared are their type, and a label that is wanted of all and is no level of the network.
@@ -509,7 +556,7 @@ class _Search:
     # Pods that are not: one by one, in one domain after the other.
 
     def _place_one_by_one(
-        self, pods: Sequence[NeuronPod], nodes: set[str], geometry: Geometry, *, all_needed: bool
+        self, pods: Sequence[NeuronPod], nodes: set[str], geometry: Geometry, counted: _Counted
     ) -> tuple[tuple[float, ...], dict[PodUid, Place]] | int:
         asked = sum(lasting_cores(pod.requests, geometry) for pod in pods)
         free = {name: self._scene.node(name).free_mask.bit_count() for name in nodes}
@@ -528,8 +575,8 @@ class _Search:
             largest = max(sizes.values(), default=0)
             for domain in sorted(sizes, key=lambda one: (sizes[one], one)):
                 is_apart = any(path[:depth] != domain for path in anchor_paths)
-                says_most = self._says_most and depth == self._required and sizes[domain] == largest
-                counts_all = says_most or not all_needed
+                is_largest = depth == self._required and sizes[domain] == largest
+                counts_all = counted is _Counted.EVERYWHERE or (counted is _Counted.LARGEST and is_largest)
                 if is_apart or (sizes[domain] < asked and (depth or not counts_all)) or tried >= MOST_DOMAINS:
                     continue
                 tried += 1

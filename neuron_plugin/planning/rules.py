@@ -322,24 +322,12 @@ class AmongPods:
         The scores and weights of TaintToleration, NodeAffinity, InterPodAffinity and PodTopologySpread. The terms of
         pods that are there, and constraints that a cluster has for all pods, do not count: the pod does not state them.
         """
-        totals = dict.fromkeys(names, 0)
-        if not totals:
-            return totals
-        labels = {name: self._nodes[name].node.rules.labels for name in names}
-        rules, preferences = pod.rules, pod.rules.preferences
-        tainted = (name for name in names if self._nodes[name].node.rules.taints)
-        untolerated = {name: count for name in tainted if (count := _soft_taints(rules, self._nodes[name].node.rules))}
-        if most := max(untolerated.values(), default=0):
-            counts = {name: untolerated.get(name, 0) for name in names}
-            _add(totals, {name: _MOST_SCORE - _MOST_SCORE * count // most for name, count in counts.items()}, "taints")
-        if preferences.nodes:
-            terms = {
-                name: sum(weight for weight, term in preferences.nodes if term.matches(name, labels[name]))
-                for name in names
-            }
-            if most := max(terms.values(), default=0):
-                _add(totals, {name: _MOST_SCORE * sum_of // most for name, sum_of in terms.items()}, "nodes")
-        if preferences.pods:
+        if not names:
+            return {}
+        nodes = {name: self._nodes[name].node.rules for name in names}
+        labels = {name: node.labels for name, node in nodes.items()}
+        rules, totals = pod.rules, node_scores(pod.rules, nodes)
+        if rules.preferences.pods:
             _add(totals, self._pod_scores(pod, labels), "pods")
         if soft := [spread for spread in rules.spread if not spread.hard]:
             _add(totals, self._spread_scores(pod, soft, labels), "spread")
@@ -386,6 +374,26 @@ class AmongPods:
             for name, count in rounded.items()
         }
         return {name: scores.get(name, 0) for name in labels}
+
+
+def node_scores(pod: PodRules, nodes: Mapping[str, NodeRules]) -> dict[str, int]:
+    """How much a pod would rather go to each of some nodes, whatever pods are there: the highest is the best.
+
+    The scores and weights of TaintToleration and NodeAffinity.
+    """
+    totals = dict.fromkeys(nodes, 0)
+    untolerated = {name: count for name, node in nodes.items() if node.taints and (count := _soft_taints(pod, node))}
+    if most := max(untolerated.values(), default=0):
+        counts = {name: untolerated.get(name, 0) for name in nodes}
+        _add(totals, {name: _MOST_SCORE - _MOST_SCORE * count // most for name, count in counts.items()}, "taints")
+    if preferred := pod.preferences.nodes:
+        terms = {
+            name: sum(weight for weight, term in preferred if term.matches(name, node.labels))
+            for name, node in nodes.items()
+        }
+        if most := max(terms.values(), default=0):
+            _add(totals, {name: _MOST_SCORE * sum_of // most for name, sum_of in terms.items()}, "nodes")
+    return totals
 
 
 def _of_incoming(selector: PodSelector) -> PodSelector:

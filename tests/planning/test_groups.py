@@ -14,9 +14,19 @@ from hypothesis import strategies as st
 from neuron_plugin.allocation import NeuronPod, NodeInfo
 from neuron_plugin.allocation.group import GroupMember, TopologyWish
 from neuron_plugin.allocation.node import Reservation
-from neuron_plugin.allocation.node_rules import PodSelector, PodTerm, Requirement, Spread, pod_labels
+from neuron_plugin.allocation.node_rules import (
+    NodeSelectorTerm,
+    PodSelector,
+    PodTerm,
+    Preferences,
+    Requirement,
+    Spread,
+    Taint,
+    pod_labels,
+)
 from neuron_plugin.allocation.placement import placement_mask
 from neuron_plugin.planning import Cluster, Scene
+from neuron_plugin.planning.choice import PreferenceOrder
 from neuron_plugin.planning.domains import common_depth
 from neuron_plugin.planning.groups import MOST_DOMAINS, Anchor, GroupPlan, GroupShort, place_group
 from neuron_plugin.planning.scene import rank_key
@@ -114,6 +124,28 @@ def test_a_lost_pod_waits_for_the_domain_of_the_others_and_says_so() -> None:
     before, wish = scene(*nodes, at(node("c"), leaf="l2")), TopologyWish(required="leaf")
     short = place_group(before, members(2)[1:], wish=wish, anchors=[Anchor("a", TRN1.all_mask)])
     assert short == GroupShort("it needs room for 1 pod in one leaf, that of its other pods; l2 has 1")
+
+
+def liking(zone: str, pods: Sequence[NeuronPod]) -> list[NeuronPod]:
+    """Pods that would rather go to a zone."""
+    liked = Preferences(((100, NodeSelectorTerm((Requirement(ZONE, "In", (zone,)),))),))
+    return [replace(one, rules=replace(one.rules, preferences=liked)) for one in pods]
+
+
+def test_nodes_that_the_pods_prefer_come_before_nearer_ones_and_all_others_if_they_are_too_few() -> None:
+    nodes = [at(node(f"{zone}{leaf}"), zone=zone, leaf=f"{zone}{leaf // 2}") for zone in "xy" for leaf in range(4)]
+    soft = replace(nodes[0].info.node.rules, taints=(Taint("old", "PreferNoSchedule"),))
+    nodes[0] = replace(nodes[0], info=replace(nodes[0].info, node=replace(nodes[0].info.node, rules=soft)))
+    before = scene(*nodes, *(at(node(f"z{leaf}"), zone="z", leaf=f"z{leaf}") for leaf in range(2)))
+    assert set(planned(before, members(2)).values()) == {"x2", "x3"}, "x0 is tainted"
+    assert {name[0] for name in planned(before, liking("y", members(4))).values()} == {"y"}
+    assert set(planned(before, liking("z", members(2))).values()) == {"z0", "z1"}, "though others have two in one leaf"
+    assert {name[0] for name in planned(before, liking("z", members(3))).values()} == {"x"}, "z has two nodes"
+    ties = Scene(replace(before.cluster, preferences=PreferenceOrder.TIES))
+    assert set(planned(ties, liking("z", members(2))).values()) == {"x0", "x1"}
+    there, lost = liking("z", members(2))
+    before.put(there, "x1", before.place(there, "x1") or ())
+    assert planned(before, [lost], anchors=[Anchor("x1", TRN1.all_mask)]) == {"w1": "x0"}, "near the pod that is there"
 
 
 def test_a_level_that_no_node_has_is_named_with_those_that_there_are() -> None:
