@@ -94,6 +94,11 @@ def has_the_same(pod: NeuronPod, other: NeuronPod) -> bool:
     return pod.place == other.place and first == second and asks_the_same
 
 
+def _size_said(pod: NeuronPod) -> int:
+    """How many pods a pod's group has by the pod itself, as long as it is placed by us; 0 where it says nothing."""
+    return pod.member.size if pod.member and (pod.gated or pod.promised) else 0
+
+
 def in_line(pod: NeuronPod) -> tuple[int, float, str, str]:
     """The order of waiting pods: those of high priority first, then the oldest."""
     return -pod.priority, pod.created, pod.reference.namespace, pod.reference.name
@@ -341,7 +346,8 @@ class ClusterState:
             self._leave_group(before)
         if pod.group:
             self._members[pod.group][pod.uid] = pod
-            self._count_group(pod.group)
+            if before is None or (before.group, _size_said(before)) != (pod.group, _size_said(pod)):
+                self._count_group(pod.group)
         assumed = self._assumed.get(pod.uid)
         if assumed and pod.place and (assumed.expected or pod.assignment is not None or pod.place != assumed.pod.place):
             del self._assumed[pod.uid]
@@ -398,8 +404,7 @@ class ClusterState:
             self._count_group(pod.group)
 
     def _count_group(self, group: GroupName) -> None:
-        members = self._members.get(group, {}).values()
-        sizes = (pod.member.size for pod in members if pod.member and (pod.gated or pod.promised))
+        sizes = map(_size_said, self._members.get(group, {}).values())
         if least := self.min_counts.get(group, 0) or max(sizes, default=0):
             self._leasts[group] = least
         else:

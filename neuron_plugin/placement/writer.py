@@ -124,9 +124,9 @@ class Writer:
         if only_vendors and len({container.resource for container in pod.requests}) > 1:
             return f"pod {pod.reference} asks for two resources, which the vendor's dialect cannot say"
         assignment = assignment_of(info.inventory.geometry, placement, self._context.unix_ns())
-        placed = replace(pod, node=node if bound else pod.node, promised=pod.promised if bound else node)
+        own, promised = (node, pod.promised) if bound else (pod.node, node)
         return AssumedPod(
-            replace(placed, assignment=assignment),
+            replace(pod, node=own, promised=promised, assignment=assignment),
             () if by_claims else self.dialects,
             self._context.clock.now(),
             chosen_from=info.capacity if isinstance(info.capacity, Capacity) else None,

@@ -452,6 +452,8 @@ class Placer:
         """
         now, times, busy = self._context.clock.now(), self._context.times, set[str]()
         for uid in line:
+            if len(self._in_flight) >= MOST_IN_FLIGHT:
+                break
             node, since, write = self._in_line[uid]
             pod, info = self._state.pods.get(uid), self._state.nodes.get(node)
             is_closed = info is None or isinstance(info.capacity, Rejection)
@@ -464,12 +466,7 @@ class Placer:
                 self._withdraw([pod] if pod.promised else [])
             elif pod.group in self._unwritten:
                 continue
-            elif (
-                not is_closed
-                and node not in busy
-                and len(self._in_flight) < MOST_IN_FLIGHT
-                and self._writer.take_turn(pod, node)
-            ):
+            elif not is_closed and node not in busy and self._writer.take_turn(pod, node):
                 del self._in_line[uid]
                 if assumed := self._state.assumed.get(uid):
                     self._state.assume(replace(assumed, since=now, until=inf))
