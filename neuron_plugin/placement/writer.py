@@ -168,9 +168,11 @@ class Writer:
         If the plugin goes meanwhile, the kubelet rejects the pod for good, and that closes the node until the plugin
         renews its Lease. So one pod is lost with a plugin, and not all that a burst has sent
         (docs/decisions/0057-one-pod-at-a-time-on-its-way-to-a-node.md). Without a Lease nothing would close the node,
-        and maybe nobody gives out devices: then pods go as they come.
+        and maybe nobody gives out devices: then pods go as they come. So do those of a PodGroup, because kube-scheduler
+        binds none of them before it has seen all.
         """
-        if node not in self._state.leased or pod.rules.claim_driver:
+        waits_for_others = pod.group in self._state.min_counts
+        if node not in self._state.leased or pod.rules.claim_driver or waits_for_others:
             return True
         now = self._context.clock.now()
         uid, since = self._on_its_way.get(node, (PodUid(""), 0.0))

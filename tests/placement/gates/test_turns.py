@@ -110,6 +110,16 @@ async def test_the_pods_of_a_group_go_one_by_one_and_wait_for_a_plugin_that_star
     assert gated.place("g-1") == "a"
 
 
+async def test_the_pods_of_a_pod_group_go_together_as_kube_scheduler_binds_them(gated: GatesBench) -> None:
+    gated.node("a")
+    gated.state.leased.add("a")
+    gated.state.set_min_count(("default", "g"), 2)
+    for name in ("g-0", "g-1"):
+        gated.pod(name, NEURON, 4, spec={"schedulingGroup": {"podGroupName": "g"}})
+    await gated.place_all()
+    assert released(gated, "g-0", "g-1") == ["g-0", "g-1"]
+
+
 async def test_a_group_leaves_a_node_that_stays_closed(gated: GatesBench) -> None:
     for name in ("a", "b"):
         gated.node(name)
