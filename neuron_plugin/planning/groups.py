@@ -211,9 +211,8 @@ def _take_kept_places(trial: Scene, pods: Iterable[NeuronPod], anchors: Sequence
 class _Search:
     """One group's search. ``problem`` says what it asks for that no node has."""
 
-    def __init__(self, scene: Scene, wish: TopologyWish, anchors: Sequence[Anchor], *, says_most: bool = False) -> None:
+    def __init__(self, scene: Scene, wish: TopologyWish, anchors: Sequence[Anchor]) -> None:
         self._scene = scene
-        self._says_most = says_most
         self._wish = wish
         self._anchors = anchors
         self._domains: Domains = scene.choices.domains

@@ -262,7 +262,7 @@ class Altered:
         self._own_terms = set[PodTerm]()
         """Those of which the holders are no longer the population's."""
         self._changes: list[tuple[PlacedPod, int]] = []
-        for pod in filter(None, map(population.get, gone)):
+        for pod in filter(None, map(population.get, dict.fromkeys(gone))):
             self.change(pod, -1)
         for pod in come:
             self.change(pod, 1)
