@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from neuron_plugin.allocation import NodeInfo
+from neuron_plugin.planning.choice import Choices
 from neuron_plugin.planning.domains import Domains, common_depth, domains_of
 from tests.planning.clusters import devices, node
 
@@ -116,3 +117,14 @@ def test_empty_nodes_are_counted_in_each_domain_as_pods_come_and_go() -> None:
     nodes["a"] = labelled("a", {ZONE: "y"})  # the level ends
     domains.forget("a")
     assert domains.empty_around(domains.path("b")) == (2,)
+
+
+def test_how_many_nodes_are_empty_follows_the_pods() -> None:
+    nodes = {name: labelled(name, {ZONE: "z"}) for name in "abc"}
+    choices = Choices(nodes)
+    around = choices.domains.path("a")
+    assert choices.domains.empty_around(around) == (3,)
+    used = node("b", devices("x", 0)).info
+    nodes["b"] = replace(used, node=nodes["b"].node)
+    choices.forget("b", node_changed=False)
+    assert choices.domains.empty_around(around) == (2,)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from neuron_plugin.planning.node_answers import NodeAnswer, node_answer, node_answers
+from neuron_plugin.planning.node_answers import MOST_REASONS, NodeAnswer, node_answer, node_answers, sentence_of
 from neuron_plugin.simulation.api_server_kinds import AnyJson
 from tests.support.manifests import container, pod_manifest, with_memory
 from tests.support.world import CORE, DEVICE, World, record_of
@@ -77,3 +77,9 @@ def test_a_label_that_a_node_lacks_is_named_with_the_rule_that_needs_it(world: W
     manifest["spec"] |= spec
     (answer,) = node_answers(world.state.scene(), record_of(manifest))
     assert f"has no label rack, which the pod's {rule} needs" in answer.reasons
+
+
+@pytest.mark.parametrize(("reasons", "ends"), [(0, "is full"), (1, ", and 1 more reason"), (2, ", and 2 more reasons")])
+def test_the_reasons_that_a_sentence_leaves_out_are_counted(reasons: int, ends: str) -> None:
+    answers = [NodeAnswer(str(n), has_neuron=True, reasons=(f"{n} is full",)) for n in range(MOST_REASONS + reasons)]
+    assert sentence_of(answers).endswith(ends)
