@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, groupby
+from typing import Any
 
 import pytest
 from hypothesis import assume, example, given
@@ -29,7 +30,7 @@ from neuron_plugin.planning import Cluster, Scene
 from neuron_plugin.planning.choice import PreferenceOrder
 from neuron_plugin.planning.domains import common_depth
 from neuron_plugin.planning.groups import MOST_DOMAINS, Anchor, GroupPlan, GroupShort, place_group
-from neuron_plugin.planning.scene import rank_key
+from neuron_plugin.planning.scene import Place, rank_key
 from neuron_plugin.topology import CoreMask, Geometry
 from tests.planning.clusters import INF2, LINE, TRN1, OnNode, cluster, devices, node, pod, sets_of
 
@@ -274,9 +275,13 @@ def test_a_group_for_which_too_little_is_free_is_tried_on_only_to_say_how_many_f
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Pod by pod a group of 512 takes 0.2 s, and the controller asks after each change of some node."""
-    tried = list[str]()
-    search = Scene.best
-    monkeypatch.setattr(Scene, "best", lambda self, pod, **more: tried.append(pod.uid) or search(self, pod, **more))
+    best, tried = Scene.best, list[NeuronPod]()
+
+    def noted(self: Scene, one: NeuronPod, **more: Any) -> Place | None:
+        tried.append(one)
+        return best(self, one, **more)
+
+    monkeypatch.setattr(Scene, "best", noted)
     nodes = [at(node(f"{zone}{number}"), zone=zone) for zone in "xy" for number in range(2)]
     pods = near_its_own(ZONE, *members(5))
     assert isinstance(place_group(scene(*nodes), pods, says_most=False), GroupShort)
