@@ -39,7 +39,14 @@ from neuron_plugin.allocation.node_rules import NO_USE, NodeUse, PodRules
 from neuron_plugin.allocation.placement import fitting, is_constrained, placement_mask
 from neuron_plugin.allocation.requests import Amounts
 from neuron_plugin.planning.domains import Domains, Path
-from neuron_plugin.planning.rules import SpreadNodes, has_soft_taints, neuron_shortages, objections, shortages
+from neuron_plugin.planning.rules import (
+    SpreadNodes,
+    has_soft_taints,
+    neuron_shortages,
+    objections,
+    shortages,
+    soft_taints,
+)
 from neuron_plugin.planning.volumes import NO_VOLUMES, PodVolumes
 from neuron_plugin.topology import Geometry
 
@@ -297,10 +304,10 @@ class Choices:
         """The network of the nodes, once it is asked for."""
         return Domains(self._nodes, self._levels)
 
-    @property
-    def any_soft_taints(self) -> bool:
-        """Whether some node would rather have no pods that do not tolerate one of its taints."""
-        return bool(self._soft)
+    def unwilling(self, rules: PodRules) -> set[str]:
+        """The nodes that would rather not have such pods, because these do not tolerate one of their taints."""
+        infos = filter(None, map(self._nodes.get, self._soft))
+        return {info.name for info in infos if soft_taints(rules, info.node.rules)}
 
     def answers(self, request: PodRequest, strategy: PlacementStrategy = PACK) -> Answers:
         """The answers to one request, as of now; the demand that was asked for longest ago makes room for a new one.

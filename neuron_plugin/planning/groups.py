@@ -262,8 +262,9 @@ class _Search:
         A group that has begun comes near to its pods instead.
         """
         rules = {pod.rules for pod in pods}
-        states_any = self._scene.choices.any_soft_taints or any(own.preferences.nodes for own in rules)
-        if self._anchors or not states_any or self._scene.cluster.preferences is PreferenceOrder.TIES:
+        choices = self._scene.choices
+        prefers = any(own.preferences.nodes or choices.unwilling(own) for own in rules)
+        if self._anchors or not prefers or self._scene.cluster.preferences is PreferenceOrder.TIES:
             return
         names = chain.from_iterable(chain.from_iterable(pool.values()) for pool in pools.values())
         nodes = {name: self._scene.node(name).node.rules for name in names}

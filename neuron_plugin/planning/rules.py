@@ -382,7 +382,7 @@ def node_scores(pod: PodRules, nodes: Mapping[str, NodeRules]) -> dict[str, int]
     The scores and weights of TaintToleration and NodeAffinity.
     """
     totals = dict.fromkeys(nodes, 0)
-    untolerated = {name: count for name, node in nodes.items() if node.taints and (count := _soft_taints(pod, node))}
+    untolerated = {name: count for name, node in nodes.items() if node.taints and (count := soft_taints(pod, node))}
     if most := max(untolerated.values(), default=0):
         counts = {name: untolerated.get(name, 0) for name in nodes}
         _add(totals, {name: _MOST_SCORE - _MOST_SCORE * count // most for name, count in counts.items()}, "taints")
@@ -414,7 +414,8 @@ def has_soft_taints(node: NodeRules) -> bool:
     return any(taint.effect == _SOFT_EFFECT for taint in node.taints)
 
 
-def _soft_taints(pod: PodRules, node: NodeRules) -> int:
+def soft_taints(pod: PodRules, node: NodeRules) -> int:
+    """For how many of its taints a node would rather not have a pod, which does not tolerate them."""
     return sum(taint.effect == _SOFT_EFFECT and not _is_tolerated(pod, taint) for taint in node.taints)
 
 

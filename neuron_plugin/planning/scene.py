@@ -356,11 +356,13 @@ class Scene:
         if found := self._best_kept(pod, self.cluster.kept_for(pod), skipped, allowed):
             return found
         answers = self.choices.answers(pod.requests, pod.strategy_or(self.cluster.strategy))
-        prefers = pod.rules.prefers_nodes or self.choices.any_soft_taints
-        prefer = self.allowed(pod).scores if prefers else None
-        near = self.choices.domains
-        domains = near if len(near.levels) > 1 else None
-        name = answers.best(allowed, skipped, self.changed, prefer, self.cluster.preferences, domains)
+        near, when, prefers = self.choices.domains, self.cluster.preferences, pod.rules.prefers_nodes
+        domains, name = near if len(near.levels) > 1 else None, ""
+        if (unwilling := self.choices.unwilling(pod.rules)) and not prefers and when is PreferenceOrder.FIRST:
+            name = answers.best(allowed, unwilling.union(skipped), self.changed, domains=domains)
+        if not name:
+            prefer = self.allowed(pod).scores if prefers or unwilling else None
+            name = answers.best(allowed, skipped, self.changed, prefer, when, domains)
         if not name:
             return self._best_kept(pod, self.cluster.lent_to(pod), skipped, allowed)
         placement = self.place(pod, name)

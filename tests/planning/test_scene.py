@@ -1,11 +1,11 @@
-"""What is left to pods that were handed to their schedulers without a node."""
+"""The best place of one pod: nodes that would rather not have it, and what is left to pods without a node."""
 
 from __future__ import annotations
 
 import pytest
 
 from neuron_plugin.allocation import Resource
-from tests.support.manifests import gated_manifest
+from tests.support.manifests import gated_manifest, node_manifest
 from tests.support.world import DEVICE, World, record_of
 
 TRN1, INF2 = "trn1.32xlarge", "inf2.48xlarge"
@@ -38,3 +38,37 @@ def test_nodes_with_the_same_free_devices_are_told_apart_by_what_kube_scheduler_
         world.held(f"on-{name}", name, resource, "0,1,2,3,4,5,6,7")
     roaming = [record_of(gated_manifest(f"p{number}", Resource.NEURON, count)) for number, count in enumerate((8, 4))]
     assert world.state.scene().lacking_sets(["a", "b"], roaming) == ["b"], "until the kubelet offers less of neuron"
+
+
+def tainted_world(*soft: str) -> World:
+    """Three nodes, of which the first is the best for a pod of four devices, then the second."""
+    world = World()
+    for name, devices in {"a": "0,1,2,3,4,5,6,7,8,9,10,11", "b": "0,1,2,3", "c": ""}.items():
+        manifest = node_manifest(name, TRN1)
+        if name in soft:
+            manifest["spec"] = {
+                "taints": [{"key": "DeletionCandidateOfClusterAutoscaler", "effect": "PreferNoSchedule"}]
+            }
+        world.show_node(manifest)
+        for device in filter(None, devices.split(",")):
+            world.held(f"{name}-{device}", name, DEVICE, device)
+    return world
+
+
+@pytest.mark.parametrize(("soft", "best"), [("", "a"), ("a", "b"), ("ab", "c"), ("abc", "a"), ("c", "a")])
+def test_nodes_that_would_rather_not_have_a_pod_come_last(soft: str, best: str) -> None:
+    found = tainted_world(*soft).state.scene().best(record_of(gated_manifest("new", DEVICE, 4)))
+    assert found
+    assert found[0] == best
+
+
+def test_a_pod_that_tolerates_the_taint_or_prefers_a_node_is_not_kept_off_by_it() -> None:
+    tolerant = gated_manifest("tolerant", DEVICE, 4)
+    tolerant["spec"]["tolerations"] = [{"operator": "Exists"}]
+    choosy = gated_manifest("choosy", DEVICE, 4)
+    in_a = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["a"]}]}
+    liked = [{"weight": 100, "preference": in_a}]
+    choosy["spec"]["affinity"] = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": liked}}
+    scene = tainted_world("a").state.scene()
+    found = [scene.best(record_of(pod)) for pod in (tolerant, choosy)]
+    assert [place and place[0] for place in found] == ["a", "b"], "the taint weighs 3 and the affinity 2"
