@@ -333,6 +333,32 @@ class AmongPods:
             _add(totals, self._spread_scores(pod, soft, labels), "spread")
         return totals
 
+    def best_in_all(self, pod: PodInCluster) -> tuple[Collection[str] | None, Collection[str]] | None:
+        """Among which nodes those are that nothing is better than in any way that the pod prefers, and which are not.
+
+        One of them that the pod fits has the highest score, and no scores are needed. The nodes among which they are
+        may be all (None). None where the pod prefers something of which this is not known so soon.
+        """
+        rules, terms = pod.rules, pod.rules.preferences.pods
+        if rules.preferences.nodes or any(weight > 0 or term.topology_key != _HOSTNAME for weight, term in terms):
+            return None
+        names = chain.from_iterable(self._population.tally((_of_incoming(term.selector),)) for _, term in terms)
+        beside = {name for name in names if (info := self._nodes.get(name)) and _HOSTNAME in info.node.rules.labels}
+        liked: set[str] | None = None
+        soft = [spread for spread in rules.spread if not spread.hard]
+        keys = [spread.topology_key for spread in soft]
+        for spread in soft:
+            tally, _ = self._matching(pod, spread)
+            domains, counted = self._spread_nodes.of(rules, spread, keys)
+            placed = Counter[str]()
+            for name, counts in tally.items():
+                if (domain := domains.get(name)) is not None:
+                    placed[domain] += counts.lasting
+            least = min(map(placed.__getitem__, counted), default=0)
+            best = {name for name, domain in domains.items() if placed[domain] == least}
+            liked = best if liked is None else liked & best
+        return liked, beside
+
     def _pod_scores(self, pod: PodInCluster, labels: Mapping[str, Mapping[str, str]]) -> dict[str, int]:
         sums = dict.fromkeys(labels, 0)
         for weight, term in pod.rules.preferences.pods:

@@ -32,7 +32,14 @@ from neuron_plugin.planning.budgets import Budget
 from neuron_plugin.planning.choice import NO_USES, PACK, Choices, PreferenceOrder
 from neuron_plugin.planning.population import Altered, AnyPopulation, Population, likeness, placed_pod
 from neuron_plugin.planning.preflight import AVOIDED, NOT_AVOIDED, GroupStanding
-from neuron_plugin.planning.rules import AmongPods, PodInCluster, most_beside, neuron_shortages, objections, shortages
+from neuron_plugin.planning.rules import (
+    AmongPods,
+    PodInCluster,
+    most_beside,
+    neuron_shortages,
+    objections,
+    shortages,
+)
 from neuron_plugin.planning.volumes import NO_STORAGE, NO_VOLUMES, PodVolumes, Storage
 
 MOST_TO_LOOK_AT = 1_000
@@ -356,13 +363,15 @@ class Scene:
         if found := self._best_kept(pod, self.cluster.kept_for(pod), skipped, allowed):
             return found
         answers = self.choices.answers(pod.requests, pod.strategy_or(self.cluster.strategy))
-        near, when, prefers = self.choices.domains, self.cluster.preferences, pod.rules.prefers_nodes
-        domains, name = near if len(near.levels) > 1 else None, ""
-        if (unwilling := self.choices.unwilling(pod.rules)) and not prefers and when is PreferenceOrder.FIRST:
-            name = answers.best(allowed, unwilling.union(skipped), self.changed, domains=domains)
-        if not name:
-            prefer = self.allowed(pod).scores if prefers or unwilling else None
-            name = answers.best(allowed, skipped, self.changed, prefer, when, domains)
+        near, when, name = self.choices.domains, self.cluster.preferences, ""
+        domains = near if len(near.levels) > 1 else None
+        unwilling, own = self.choices.unwilling(pod.rules), pod.rules.prefers_nodes
+        best = self.allowed(pod).best_in_all() if own else (None, ())
+        if best and (when is PreferenceOrder.FIRST or not (own or unwilling)):
+            called = allowed if best[0] is None else _Both(best[0], allowed)
+            name = answers.best(called, unwilling.union(skipped, best[1]), self.changed, domains=domains)
+        if not name and (own or unwilling):
+            name = answers.best(allowed, skipped, self.changed, self.allowed(pod).scores, when, domains)
         if not name:
             return self._best_kept(pod, self.cluster.lent_to(pod), skipped, allowed)
         placement = self.place(pod, name)
@@ -550,8 +559,24 @@ class Allowed:
 
     def scores(self, names: Sequence[str]) -> dict[str, int]:
         """How much the pod would rather go to each of these nodes."""
-        scene, pod = self._scene, self._pod
-        among = self._among or AmongPods(
-            scene.in_cluster(pod), scene.cluster.nodes, scene.population, scene.choices.spread_nodes
-        )
-        return among.scores(scene.in_cluster(pod), names)
+        return self._among_pods().scores(self._scene.in_cluster(self._pod), names)
+
+    def best_in_all(self) -> tuple[Collection[str] | None, Collection[str]] | None:
+        """See ``AmongPods``."""
+        return self._among_pods().best_in_all(self._scene.in_cluster(self._pod))
+
+    def _among_pods(self) -> AmongPods:
+        scene = self._scene
+        in_cluster, spread_nodes = scene.in_cluster(self._pod), scene.choices.spread_nodes
+        return self._among or AmongPods(in_cluster, scene.cluster.nodes, scene.population, spread_nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Both:
+    """The nodes that are in both."""
+
+    some: Container[str]
+    others: Container[str]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.some and name in self.others

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from neuron_plugin.allocation import Resource
-from tests.support.manifests import gated_manifest, node_manifest
+from neuron_plugin.simulation.api_server_kinds import AnyJson
+from tests.support.manifests import gated_manifest, node_manifest, pod_manifest
 from tests.support.world import DEVICE, World, record_of
 
 TRN1, INF2 = "trn1.32xlarge", "inf2.48xlarge"
@@ -72,3 +75,49 @@ def test_a_pod_that_tolerates_the_taint_or_prefers_a_node_is_not_kept_off_by_it(
     scene = tainted_world("a").state.scene()
     found = [scene.best(record_of(pod)) for pod in (tolerant, choosy)]
     assert [place and place[0] for place in found] == ["a", "b"], "the taint weighs 3 and the affinity 2"
+
+
+HOSTNAME, ZONE = "kubernetes.io/hostname", "topology.kubernetes.io/zone"
+
+
+def spread_over(key: str, skew: int) -> AnyJson:
+    serving = {"matchLabels": {"app": "serving"}}
+    return {"topologyKey": key, "maxSkew": skew, "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": serving}
+
+
+def random_preferences(draw: Random) -> AnyJson:
+    """What a pod prefers of zones and nodes, with and without pods of its application."""
+    term = {"labelSelector": {"matchLabels": {"app": draw.choice(["serving", "other"])}}, "topologyKey": HOSTNAME}
+    apart = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": term}]}
+    affinity = draw.choice([{}, {"podAntiAffinity": apart}, {"podAntiAffinity": apart}, {"podAffinity": apart}])
+    keys = draw.choice([[], [ZONE], [HOSTNAME], [ZONE, HOSTNAME]])
+    return {"affinity": affinity, "topologySpreadConstraints": [spread_over(key, draw.choice([1, 2])) for key in keys]}
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_the_best_node_is_one_that_has_the_highest_score(world: World, seed: int) -> None:
+    """Most pods are placed without scores: a node that nothing is better than in any way has the highest one."""
+    draw = Random(seed)  # noqa: S311
+    for number in range(draw.randint(2, 6)):
+        manifest = node_manifest(name := f"n{number}", TRN1)
+        labels = {HOSTNAME: name, ZONE: draw.choice("xyz")}
+        manifest["metadata"]["labels"] |= {key: value for key, value in labels.items() if draw.random() < 0.95}
+        if draw.random() < 0.2:
+            manifest["spec"] = {"taints": [{"key": "old", "effect": "PreferNoSchedule"}]}
+        world.show_node(manifest)
+        for device in draw.sample(range(0, 16, 4), draw.randint(0, 3)):
+            ids = ",".join(str(device + one) for one in range(4))
+            held = pod_manifest(f"{name}-{device}", DEVICE, 4, node=name, annotations={"NEURON_DEVS": ids})
+            held["metadata"]["labels"] = {"app": draw.choice(["serving", "other"])}
+            world.show(held)
+    manifest = gated_manifest("new", DEVICE, 4)
+    manifest["metadata"]["labels"] = {"app": "serving"}
+    manifest["spec"] |= random_preferences(draw)
+    pod, scene = record_of(manifest), world.state.scene()
+    allowed = scene.allowed(pod)
+    fitting = [name for name in world.state.nodes if name in allowed and scene.place(pod, name)]
+    scores = allowed.scores(fitting)
+    liked = [name for name in fitting if scores[name] == max(scores.values())]
+    best = scene.choices.answers(pod.requests).best(liked, domains=scene.choices.domains)
+    found = scene.best(pod)
+    assert (found[0] if found else "") == best, (scores, manifest["spec"])
