@@ -297,9 +297,15 @@ class PodSync:
         self._api.delete_pod(namespace, name, grace_seconds=0)
 
     def _lose(self, worker: _Worker) -> None:
-        """A pod is gone without an end: deleted by force. Its processes run on for a while."""
+        """A pod is gone without an end: deleted by force. Its processes run on for a while.
+
+        One that is being admitted is, first: a kubelet sees the end of a pod after its admission.
+        """
         if self._kubelet.has(worker.pod.uid):
             self._kubelet.remove_while_running(worker.pod.uid)
+        elif worker.task and not worker.task.done():
+            worker.task.add_done_callback(lambda _: self._lose(worker))
+            return
         for run in worker.runs.values():
             asyncio.get_running_loop().call_later(self._kubelet.termination_seconds, run.cancel)
         self._tell(worker, "deleted")

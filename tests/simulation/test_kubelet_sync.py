@@ -12,6 +12,7 @@ import pytest
 from neuron_plugin.simulation.api_server_kinds import PODS, RESOURCE_CLAIMS
 from neuron_plugin.simulation.kubelet import SimulatedKubelet
 from neuron_plugin.simulation.kubelet_dra import DraManager, DraManagerTimes
+from neuron_plugin.simulation.kubelet_pods import AdmittedPod, KubeletPod
 from neuron_plugin.simulation.kubelet_sync import ContainerExit, PodSync
 from tests.simulation.dra import DRIVER, claim_spec
 from tests.support.api_server import StandInApiServer
@@ -93,3 +94,32 @@ async def test_a_pod_that_is_deleted_while_it_waits_for_its_claim_goes(server: S
     server.delete_pod("default", "a")
     await until(server, pods, None)
     assert said[-1] == "pod default/a: deleted"
+
+
+async def test_a_pod_that_is_deleted_by_force_while_it_is_admitted_does_not_run_on(
+    server: StandInApiServer, pods: PodSync, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kubelet handles one after the other. Else a plugin would hold the pod's devices down for ever."""
+    admit, begun, may_end, kubelets = SimulatedKubelet.admit, asyncio.Event(), asyncio.Event(), list[SimulatedKubelet]()
+
+    async def slowly(self: SimulatedKubelet, pod: KubeletPod) -> AdmittedPod:
+        kubelets.append(self)
+        begun.set()
+        await may_end.wait()
+        return await admit(self, pod)
+
+    monkeypatch.setattr(SimulatedKubelet, "admit", slowly)
+    spec = {"nodeName": "n", "containers": [{"name": "main"}]}
+    made = server.create_pod({"metadata": {"name": "a"}, "spec": spec})
+    said: list[str] = []
+    pods.say = said.append
+    pods.look(server.objects(PODS))
+    await begun.wait()
+    server.delete_pod("default", "a", grace_seconds=0)
+    pods.look(server.objects(PODS))
+    may_end.set()
+    async with asyncio.timeout(10):
+        while not any("deleted" in line for line in said):
+            await asyncio.sleep(0.01)
+    assert said == ["pod default/a: main receives no device", "pod default/a: deleted"]
+    assert not kubelets[0].has(made["metadata"]["uid"])
