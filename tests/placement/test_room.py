@@ -707,6 +707,20 @@ async def test_pods_of_one_controller_are_moved_one_at_a_time(server: StandInApi
     assert len(room.evicted) == 2
 
 
+async def test_a_new_leader_leaves_a_controller_alone_of_which_a_pod_was_moved_lately(
+    server: StandInApiServer, api: KubernetesApi
+) -> None:
+    room = two_moves(server, api, owners=("web", "web"))
+    await room.wait_and_look()
+    room.lead("one")
+    await room.mover.take_over()
+    await room.wait_and_look()
+    await room.look(after=31.0)
+    assert len(room.evicted) == 1
+    await room.look(after=TIMES.moved)
+    assert len(room.evicted) == 2
+
+
 def preempting(room: MovingBench) -> None:
     """A gated pod that is worth more than all others waits for a whole node."""
     room.pod("urgent-1", count=16, priority=1000, schedulingGates=[{"name": GATE}])

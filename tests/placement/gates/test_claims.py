@@ -20,6 +20,8 @@ from neuron_plugin.placement.gates.placer import RELEASED
 from neuron_plugin.placement.gates.ungate import release_gated
 from neuron_plugin.placement.gates.upkeep import PIN_FAILED, WAITING
 from neuron_plugin.placement.informers import keep_pod, machines_of, show_pod
+from neuron_plugin.placement.state import AssumedPod
+from neuron_plugin.placement.writer import NotSentError
 from neuron_plugin.simulation.api_server_kinds import (
     CLAIMS,
     PODS,
@@ -92,6 +94,25 @@ def bench(server: StandInApiServer, api: KubernetesApi) -> ClaimsBench:
     made = ClaimsBench(server, api)
     made.node("a", claim_driver=DRIVER)
     return made
+
+
+async def test_a_term_that_ends_between_two_claims_of_a_pod_leaves_the_second(bench: ClaimsBench) -> None:
+    for name in ("c", "d"):
+        bench.claim(name)
+    pod = bench.state.pods[bench.claiming("train", "c", "d")["metadata"]["uid"]]
+    node, placement = bench.state.scene().best(pod) or ("", ())
+    assumed, asked = bench.writer.assumed_at(pod, node, placement), list[str]()
+    assert isinstance(assumed, AssumedPod)
+    assert bench.writer.claims
+
+    def check() -> None:
+        asked.append(node)
+        if len(asked) > 1:
+            raise NotSentError("another replica leads")
+
+    with pytest.raises(NotSentError):
+        await bench.writer.claims.allocate(pod, node, assumed.claims, timeout_seconds=1.0, check=check)
+    assert (len(bench.devices("c")), bench.devices("d")) == (1, [])
 
 
 async def test_a_claim_is_allocated_before_its_pod_is_handed_over(bench: ClaimsBench) -> None:
