@@ -68,6 +68,7 @@ def cluster(nodes: int) -> Iterator[list[dict[str, Any]]]:
         seen.add((unhealthy, device, cores))
         name = f"ip-10-{number // 250}-{number % 250}-17.ec2.internal"
         node = node_manifest(name, TYPE, unhealthy=dict.fromkeys(unhealthy, "ECC"))
+        node["metadata"]["labels"]["kubernetes.io/hostname"] = name
         yield [node, bound_pod(f"pod-{number}", name, device), core_pod(f"core-pod-{number}", name, cores)]
 
 
