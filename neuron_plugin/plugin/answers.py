@@ -116,7 +116,7 @@ class Conflict:
 
 
 def preference_for(snapshot: Snapshot, request: PreferenceRequest) -> Preference:
-    """The ids of the oldest waiting assignment that fits, else the best valid set, else the tightest ids there are.
+    """The ids of the first waiting assignment that fits, else the best valid set, else the tightest ids there are.
 
     The first container of a pod without assignment gets a set that leaves linked sets for the pod's other containers.
 

@@ -39,7 +39,7 @@ class CallLog:
         assignment, resource = preference.waiting, request.resource
         chosen, must = snapshot.mask_of(resource, preference.ids), snapshot.mask_of(resource, request.must_include)
         reason = (
-            "the oldest waiting assignment of this size"
+            "the first waiting assignment of this size"
             if assignment
             else "no assignment fits: the best set that is free"
         )

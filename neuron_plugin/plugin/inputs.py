@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from neuron_plugin.allocation import Allocation, NeuronPod, NodeInventory, PodReference, PodUid, Resource
+from neuron_plugin.allocation import Allocation, Assignment, NeuronPod, NodeInventory, PodReference, PodUid, Resource
 from neuron_plugin.allocation.claims import DEVICE_RESOURCE, NeuronClaim, names_mask, read_device_name
 from neuron_plugin.allocation.pod import mask_union
 from neuron_plugin.plugin.container import ALLOCATION_KEY, Reply, read_reply
@@ -268,9 +268,13 @@ class NodePods:
 
     @cached_property
     def asking(self) -> tuple[NeuronPod, ...]:
-        """The pods that ask for Neuron and can be served: first those without assignment, then by assignment time."""
+        """The pods that ask for Neuron and can be served: first those without assignment, then as they were bound.
+
+        A kubelet admits pods in the order in which it sees their bindings, which is the order of the watch; an
+        Allocate does not say for which pod it is. So each pod gets its own set, also where many come at once.
+        """
         asking = [pod for pod in self.pods.values() if pod.requests]
-        return tuple(sorted(asking, key=lambda pod: getattr(pod.assignment, "alloc_time_ns", 0)))
+        return tuple(sorted(asking, key=lambda pod: isinstance(pod.assignment, Assignment)))
 
     def with_pod(self, pod: NeuronPod) -> NodePods:
         """Take in a pod that was added or changed."""
@@ -294,10 +298,11 @@ class NodePods:
     def with_list(self, pods: Iterable[NeuronPod], began_at: float | None) -> NodePods:
         """Take in a consistent LIST that began at ``began_at``.
 
-        ``began_at`` is None if the LIST does not show the plugin's own pod. It then proves the end of no pod.
+        ``began_at`` is None if the LIST does not show the plugin's own pod. It then proves the end of no pod. A LIST
+        does not say in which order pods were bound: those that are new come in the order of their assignments.
         """
         taken, listed = self, {pod.uid: pod for pod in pods}
-        for pod in listed.values():
+        for pod in sorted(listed.values(), key=lambda pod: getattr(pod.assignment, "alloc_time_ns", 0)):
             taken = taken.with_pod(pod)
         if began_at is None:
             return taken

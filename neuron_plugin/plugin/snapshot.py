@@ -104,7 +104,7 @@ class Snapshot:
 
     @cached_property
     def waiting(self) -> tuple[WaitingAssignment, ...]:
-        """The assigned sets that can still be given, oldest first; of each pod that of its next container.
+        """The assigned sets that can still be given, as the pods were bound; of each pod that of its next container.
 
         A pod with a started container waits for nothing: if the kubelet has lost its record of that pod, no other pod
         may be given its set.

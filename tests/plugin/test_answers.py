@@ -141,8 +141,8 @@ PREFERENCES = {
     "an impossible count gets the tightest free ids": ("has a=device:0", "7 -> 1-7"),
     "the tightest around what must be included": ("inf2", "2 of 0,4,5,9 -> 4-5; 2 of 0,4,6,9 must 9 -> 6,9"),
     "ids in use fill up only what free ones cannot": ("inf2 | has a=device:0-2,4-8,10,11", "3 -> with 3,9"),
-    "p30 the oldest waiting assignment of that size and name": (
-        "l app:4=0-3 @9 | e app:4=4-7 @3 | o app:1=15 | c app:core:4=24-27",
+    "p30 the first waiting assignment of that size and name": (
+        "e app:4=4-7 @9 | l app:4=0-3 @3 | o app:1=15 | c app:core:4=24-27",
         "4 -> 4-7; 1 -> 15; core:4 -> 24-27",
     ),
     "p30 an assignment that the kubelet does not offer": ("a app:4=0-3 @1 | b app:4=4-7 @2", "4 of 1-15 -> 4-7"),

@@ -247,15 +247,20 @@ def test_a_pod_without_neuron_or_a_mirror_has_not_vanished() -> None:
         assert NodePods().with_pod(other).without(A).vanished == ()
 
 
-def test_the_pods_that_ask_are_in_the_order_of_their_assignments() -> None:
-    pods = inputs(
-        assigned("late", app(1), sets=[[1]], time=9),
-        assigned("early", app(1), sets=[[2]], time=3),
-        pod("monitor"),
-        pod("unassigned", app(1)),
-    ).pods
-    assert [one.reference.name for one in pods.asking] == ["unassigned", "early", "late"]
-    assert len(pods.pods) == 4
+def test_the_pods_that_ask_are_in_the_order_of_their_bindings() -> None:
+    """A LIST does not tell that order: those that it shows first come in the order of their assignments."""
+    early, late = (assigned(name, app(1), sets=[[time]], time=time) for name, time in (("early", 3), ("late", 9)))
+    others = pod("monitor"), pod("unassigned", app(1))
+
+    def order(pods: NodePods) -> list[str]:
+        return [one.reference.name for one in pods.asking]
+
+    watched = NodePods()
+    for one in (late, *others, early):
+        watched = watched.with_pod(one)
+    assert order(watched) == ["unassigned", "late", "early"]
+    assert order(watched.with_list([early, late, *others], began_at=1.0)) == ["unassigned", "late", "early"]
+    assert order(NodePods().with_list([late, *others, early], began_at=1.0)) == ["unassigned", "early", "late"]
 
 
 def test_a_static_pod_is_found_by_the_uid_that_the_kubelet_knows() -> None:

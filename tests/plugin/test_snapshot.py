@@ -156,9 +156,9 @@ FIRST, SECOND = assigned("a", app(1), sets=[[5]], time=1), assigned("b", app(1),
 SWAPPED = [entry(B, "app", NEURON, 5)]
 """``b`` was given what ``a`` was assigned."""
 WAITING = {
-    "p30 in the order of their times": (
+    "p30 in the order of their bindings": (
         moment("a app:1=5 @9 | b app:1=6 @3 | c app:1"),
-        "b/app=6 a/app=5, unassigned c",
+        "a/app=5 b/app=6, unassigned c",
     ),
     "p48 the next container of a pod": (moment("a app.one:1=5 app.two:2=6,7"), "a/one=5"),
     "p48 the second one, when the first is served": (moment("a app.one:1=5 app.two:2=6,7 | has a/one=5"), "a/two=6,7"),
