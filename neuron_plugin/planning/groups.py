@@ -261,10 +261,10 @@ class _Search:
 
         A group that has begun comes near to its pods instead.
         """
-        rules = {pod.rules for pod in pods}
-        choices = self._scene.choices
-        prefers = any(own.preferences.nodes or choices.unwilling(own) for own in rules)
-        if self._anchors or not prefers or self._scene.cluster.preferences is PreferenceOrder.TIES:
+        rules, choices = {pod.rules for pod in pods}, self._scene.choices
+        if self._anchors or self._scene.cluster.preferences is PreferenceOrder.TIES:
+            return
+        if not any(own.preferences.nodes or choices.unwilling(own) for own in rules):
             return
         names = chain.from_iterable(chain.from_iterable(pool.values()) for pool in pools.values())
         nodes = {name: self._scene.node(name).node.rules for name in names}

@@ -221,6 +221,17 @@ class PodInCluster:
     pinned: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Unsurpassed:
+    """All nodes ``among`` some, or of the cluster (None), but those ``beside`` pods that a pod would rather avoid."""
+
+    among: Collection[str] | None
+    beside: Collection[str]
+
+    def __contains__(self, name: object) -> bool:
+        return name not in self.beside and (self.among is None or name in self.among)
+
+
 class AmongPods:
     """What the pods that are there say about one more on each node."""
 
@@ -333,18 +344,17 @@ class AmongPods:
             _add(totals, self._spread_scores(pod, soft, labels), "spread")
         return totals
 
-    def best_in_all(self, pod: PodInCluster) -> tuple[Collection[str] | None, Collection[str]] | None:
-        """Among which nodes those are that nothing is better than in any way that the pod prefers, and which are not.
+    def unsurpassed(self, pod: PodInCluster) -> Unsurpassed | None:
+        """The nodes than which none is better in any way that the pod prefers; None where that is not known so soon.
 
-        One of them that the pod fits has the highest score, and no scores are needed. The nodes among which they are
-        may be all (None). None where the pod prefers something of which this is not known so soon.
+        One of them that the pod fits has the highest score, so no scores are needed.
         """
         rules, terms = pod.rules, pod.rules.preferences.pods
         if rules.preferences.nodes or any(weight > 0 or term.topology_key != _HOSTNAME for weight, term in terms):
             return None
         names = chain.from_iterable(self._population.tally((_of_incoming(term.selector),)) for _, term in terms)
         beside = {name for name in names if (info := self._nodes.get(name)) and _HOSTNAME in info.node.rules.labels}
-        liked: set[str] | None = None
+        among: set[str] | None = None
         soft = [spread for spread in rules.spread if not spread.hard]
         keys = [spread.topology_key for spread in soft]
         for spread in soft:
@@ -356,8 +366,8 @@ class AmongPods:
                     placed[domain] += counts.lasting
             least = min(map(placed.__getitem__, counted), default=0)
             best = {name for name, domain in domains.items() if placed[domain] == least}
-            liked = best if liked is None else liked & best
-        return liked, beside
+            among = best if among is None else among & best
+        return Unsurpassed(among, beside)
 
     def _pod_scores(self, pod: PodInCluster, labels: Mapping[str, Mapping[str, str]]) -> dict[str, int]:
         sums = dict.fromkeys(labels, 0)

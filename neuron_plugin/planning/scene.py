@@ -35,6 +35,7 @@ from neuron_plugin.planning.preflight import AVOIDED, NOT_AVOIDED, GroupStanding
 from neuron_plugin.planning.rules import (
     AmongPods,
     PodInCluster,
+    Unsurpassed,
     most_beside,
     neuron_shortages,
     objections,
@@ -366,10 +367,10 @@ class Scene:
         near, when, name = self.choices.domains, self.cluster.preferences, ""
         domains = near if len(near.levels) > 1 else None
         unwilling, own = self.choices.unwilling(pod.rules), pod.rules.prefers_nodes
-        best = self.allowed(pod).best_in_all() if own else (None, ())
-        if best and (when is PreferenceOrder.FIRST or not (own or unwilling)):
-            called = allowed if best[0] is None else _Both(best[0], allowed)
-            name = answers.best(called, unwilling.union(skipped, best[1]), self.changed, domains=domains)
+        at_once = self.allowed(pod).unsurpassed() if own else allowed
+        if at_once is not None and (when is PreferenceOrder.FIRST or not (own or unwilling)):
+            called = _Both(at_once, allowed) if own else allowed
+            name = answers.best(called, unwilling.union(skipped), self.changed, domains=domains)
         if not name and (own or unwilling):
             name = answers.best(allowed, skipped, self.changed, self.allowed(pod).scores, when, domains)
         if not name:
@@ -561,9 +562,9 @@ class Allowed:
         """How much the pod would rather go to each of these nodes."""
         return self._among_pods().scores(self._scene.in_cluster(self._pod), names)
 
-    def best_in_all(self) -> tuple[Collection[str] | None, Collection[str]] | None:
-        """See ``AmongPods``."""
-        return self._among_pods().best_in_all(self._scene.in_cluster(self._pod))
+    def unsurpassed(self) -> Unsurpassed | None:
+        """The nodes than which none is better in any way that the pod prefers, where that is known at once."""
+        return self._among_pods().unsurpassed(self._scene.in_cluster(self._pod))
 
     def _among_pods(self) -> AmongPods:
         scene = self._scene
