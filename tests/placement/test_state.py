@@ -14,7 +14,7 @@ from neuron_plugin.placement.state import AssumedPod, ClusterState
 from neuron_plugin.planning import Scene
 from neuron_plugin.planning.groups import place_group
 from neuron_plugin.topology import CoreMask
-from tests.support.manifests import node_manifest, pod_manifest
+from tests.support.manifests import gated_manifest, node_manifest, pod_manifest
 from tests.support.world import CORE, DEVICE, World, node_of, pod_of, record_of
 
 TRN1 = "trn1.32xlarge"
@@ -366,3 +366,13 @@ def test_groups_are_placed_as_if_nothing_of_earlier_states_was_remembered(world:
             manifest["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "6"
             group.append(replace(record_of(manifest), member=MEMBER))
         assert place_group(world.state.scene(), group) == place_group(Scene(world.state.snapshot()), group), step
+
+
+def test_the_size_of_a_group_follows_what_its_pods_say(world: World) -> None:
+    manifest = gated_manifest("w0", DEVICE, 4)
+    keys = {"neuron-plugin.io/group": "ring", "neuron-plugin.io/group-size": "4"}
+    sizes = []
+    for more in ({}, {"neuron-plugin.io/group-size": "2"}, {"neuron-plugin.io/group": "other"}):
+        world.show({**manifest, "metadata": {**manifest["metadata"], "annotations": keys | more}})
+        sizes.append([world.state.least_of(("default", name)) for name in ("ring", "other")])
+    assert sizes == [[4, 0], [2, 0], [0, 4]]

@@ -7,6 +7,7 @@ from random import Random
 import pytest
 
 from neuron_plugin.allocation import Resource
+from neuron_plugin.allocation.node_rules import PodSelector
 from neuron_plugin.simulation.api_server_kinds import AnyJson
 from tests.support.manifests import gated_manifest, node_manifest, pod_manifest
 from tests.support.world import DEVICE, World, record_of
@@ -75,6 +76,20 @@ def test_a_pod_that_tolerates_the_taint_or_prefers_a_node_is_not_kept_off_by_it(
     scene = tainted_world("a").state.scene()
     found = [scene.best(record_of(pod)) for pod in (tolerant, choosy)]
     assert [place and place[0] for place in found] == ["a", "b"], "the taint weighs 3 and the affinity 2"
+
+
+def test_what_comes_on_trial_is_not_seen_outside(world: World) -> None:
+    for name in ("a", "b"):
+        world.node(name, TRN1)
+    pods = [record_of(gated_manifest(f"p{number}", DEVICE, 4)) for number in range(3)]
+    scene, everything = world.state.scene().fork(), (PodSelector(("default",), ()),)
+    scene.put(pods[0], *scene.best(pods[0]) or ("", ()))
+    assert sum(counts.placed for counts in scene.population.tally(everything).values()) == 1
+    trial = scene.fork()
+    trial.put(pods[1], *trial.best(pods[1]) or ("", ()))
+    trial.put(pods[2], *trial.best(pods[2]) or ("", ()))
+    seen = [sum(counts.placed for counts in one.population.tally(everything).values()) for one in (scene, trial)]
+    assert seen == [1, 3]
 
 
 HOSTNAME, ZONE = "kubernetes.io/hostname", "topology.kubernetes.io/zone"
