@@ -40,6 +40,7 @@ from neuron_plugin.allocation.placement import fitting, is_constrained, placemen
 from neuron_plugin.allocation.requests import Amounts
 from neuron_plugin.planning.domains import Domains, Path
 from neuron_plugin.planning.rules import (
+    PreferredNodes,
     SpreadNodes,
     has_soft_taints,
     neuron_shortages,
@@ -300,6 +301,11 @@ class Choices:
         return SpreadNodes(self._nodes)
 
     @cached_property
+    def preferred_nodes(self) -> PreferredNodes:
+        """The nodes that pods would rather go to, once they are asked for."""
+        return PreferredNodes(self._nodes)
+
+    @cached_property
     def domains(self) -> Domains:
         """The network of the nodes, once it is asked for."""
         return Domains(self._nodes, self._levels)
@@ -362,7 +368,7 @@ class Choices:
         if domains := vars(self).get("domains"):
             domains.see_pods(name)
         if node_changed:
-            for derived in ("spread_nodes", "domains"):
+            for derived in ("spread_nodes", "preferred_nodes", "domains"):
                 if known := vars(self).get(derived):
                     known.forget(name)
             info = self._nodes.get(name)

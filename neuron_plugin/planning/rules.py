@@ -10,8 +10,8 @@ kube-scheduler keeps a hard spread no more. So it is judged here as the pod was 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from math import log
@@ -21,10 +21,12 @@ from neuron_plugin.allocation import NodeInfo
 from neuron_plugin.allocation.node_rules import (
     ANY_ADDRESS,
     NodeRules,
+    NodeSelectorTerm,
     NodeUse,
     PodLabels,
     PodRules,
     PodSelector,
+    PodTerm,
     Spread,
     Taint,
 )
@@ -38,6 +40,8 @@ _TAKEN_BY_OTHERS = frozenset({"cpu", "memory"})
 _HOSTNAME = "kubernetes.io/hostname"
 _MOST_SCORE = 100
 """framework.MaxNodeScore."""
+MOST_PREFERENCES = 64
+"""Distinct preferred node affinities of which the nodes are remembered."""
 _WEIGHTS = {"taints": 3, "nodes": 2, "pods": 2, "spread": 2}
 """Of kube-scheduler's default plugins (pkg/scheduler/apis/config/v1/default_plugins.go)."""
 
@@ -193,6 +197,52 @@ class SpreadNodes:
         return node.labels[spread.topology_key]
 
 
+class PreferredNodes:
+    """The nodes by what the preferred node affinity of pods says of them.
+
+    ``nodes`` is followed, not copied: ``forget`` names one that has changed, has come or is gone.
+    """
+
+    def __init__(self, nodes: Mapping[str, NodeInfo]) -> None:
+        self._nodes = nodes
+        self._known: dict[tuple[tuple[int, NodeSelectorTerm], ...], tuple[dict[str, int], dict[int, set[str]]]] = {}
+        """By preference, the sum of each node, and the nodes of each sum."""
+
+    def best_first(self, pod: PodRules) -> Iterator[Collection[str]]:
+        """The nodes that the pod would rather go to than to any other, then the next, and so on."""
+        terms = pod.preferences.nodes
+        known = self._known.pop(terms, None)
+        self._known[terms] = sums, by_sum = known or ({}, defaultdict(set))
+        if known is None:
+            for name in self._nodes:
+                self._look(name, terms, sums, by_sum)
+        if len(self._known) > MOST_PREFERENCES:
+            del self._known[next(iter(self._known))]
+        yield from (by_sum[total] for total in sorted(by_sum, reverse=True))
+
+    def forget(self, name: str) -> None:
+        """This node is another one now."""
+        for terms, known in self._known.items():
+            self._look(name, terms, *known)
+
+    def _look(
+        self,
+        name: str,
+        terms: Sequence[tuple[int, NodeSelectorTerm]],
+        sums: dict[str, int],
+        by_sum: dict[int, set[str]],
+    ) -> None:
+        if (before := sums.pop(name, None)) is not None:
+            by_sum[before].discard(name)
+        if info := self._nodes.get(name):
+            total = sums[name] = _preferred(terms, name, info.node.rules)
+            by_sum[total].add(name)
+
+
+def _preferred(terms: Sequence[tuple[int, NodeSelectorTerm]], name: str, node: NodeRules) -> int:
+    return sum(weight for weight, term in terms if term.matches(name, node.labels))
+
+
 class _Check(NamedTuple):
     """What one rule says of the domains of a node label: which are ``closed``, or the only ones that are ``open``."""
 
@@ -222,14 +272,14 @@ class PodInCluster:
 
 
 @dataclass(frozen=True, slots=True)
-class Unsurpassed:
-    """All nodes ``among`` some, or of the cluster (None), but those ``beside`` pods that a pod would rather avoid."""
+class _AllBut:
+    """All nodes ``among`` some, or of the cluster (None), but these ``others``."""
 
     among: Collection[str] | None
-    beside: Collection[str]
+    others: Collection[str]
 
     def __contains__(self, name: object) -> bool:
-        return name not in self.beside and (self.among is None or name in self.among)
+        return name not in self.others and (self.among is None or name in self.among)
 
 
 class AmongPods:
@@ -339,23 +389,34 @@ class AmongPods:
         labels = {name: node.labels for name, node in nodes.items()}
         rules, totals = pod.rules, node_scores(pod.rules, nodes)
         if rules.preferences.pods:
-            _add(totals, self._pod_scores(pod, labels), "pods")
+            _add(totals, self._pod_scores(pod, names), "pods")
         if soft := [spread for spread in rules.spread if not spread.hard]:
             _add(totals, self._spread_scores(pod, soft, labels), "spread")
         return totals
 
-    def unsurpassed(self, pod: PodInCluster) -> Unsurpassed | None:
-        """The nodes than which none is better in any way that the pod prefers; None where that is not known so soon.
+    def best_first(self, pod: PodInCluster, preferred: PreferredNodes) -> Iterator[Container[str]]:
+        """The nodes by how much the pod would rather go there: those than which none is better, then the next.
 
-        One of them that the pod fits has the highest score, so no scores are needed.
+        The first of these that has a node for the pod has the highest score, so no scores are needed. It ends where
+        that is not known so soon.
         """
         rules, terms = pod.rules, pod.rules.preferences.pods
-        if rules.preferences.nodes or any(weight > 0 or term.topology_key != _HOSTNAME for weight, term in terms):
-            return None
-        names = chain.from_iterable(self._population.tally((_of_incoming(term.selector),)) for _, term in terms)
-        beside = {name for name in names if (info := self._nodes.get(name)) and _HOSTNAME in info.node.rules.labels}
-        among: set[str] | None = None
         soft = [spread for spread in rules.spread if not spread.hard]
+        if not (terms or soft):
+            yield from preferred.best_first(rules)
+            return
+        sums = self._pod_sums(terms)
+        if not (soft or rules.preferences.nodes):
+            by_sum = defaultdict[int, set[str]](set)
+            for name, total in sums.items():
+                by_sum[total].add(name)
+            yield from (by_sum[total] for total in sorted(by_sum, reverse=True) if total > 0)
+            yield _AllBut(None, sums)
+            yield from (by_sum[total] for total in sorted(by_sum, reverse=True) if total < 0)
+            return
+        if any(total > 0 for total in sums.values()):
+            return
+        among = next(preferred.best_first(rules), None) if rules.preferences.nodes else None
         keys = [spread.topology_key for spread in soft]
         for spread in soft:
             tally, _ = self._matching(pod, spread)
@@ -366,19 +427,29 @@ class AmongPods:
                     placed[domain] += counts.lasting
             least = min(map(placed.__getitem__, counted), default=0)
             best = {name for name, domain in domains.items() if placed[domain] == least}
-            among = best if among is None else among & best
-        return Unsurpassed(among, beside)
+            among = best if among is None else best.intersection(among)
+        yield _AllBut(among, sums)
 
-    def _pod_scores(self, pod: PodInCluster, labels: Mapping[str, Mapping[str, str]]) -> dict[str, int]:
-        sums = dict.fromkeys(labels, 0)
-        for weight, term in pod.rules.preferences.pods:
-            by_domain = Counter[str]()
+    def _pod_sums(self, terms: Sequence[tuple[int, PodTerm]]) -> dict[str, int]:
+        """By node, the weights of the pods that are preferred to be near, or not; those nodes alone that have any."""
+        nodes, sums = self._nodes, Counter[str]()
+        by_key = defaultdict[str, Counter[str]](Counter)
+        for weight, term in terms:
             for name, counts in self._population.tally((_of_incoming(term.selector),)).items():
-                info = self._nodes.get(name)
-                if info and (domain := info.node.rules.labels.get(term.topology_key)) is not None:
-                    by_domain[domain] += weight * counts.placed
-            for name, node_labels in labels.items():
-                sums[name] += by_domain[node_labels.get(term.topology_key, "")]
+                domain = info.node.rules.labels.get(term.topology_key) if (info := nodes.get(name)) else None
+                if domain is not None and term.topology_key == _HOSTNAME:
+                    sums[name] += weight * counts.placed
+                elif domain is not None:
+                    by_key[term.topology_key][domain] += weight * counts.placed
+        for key, by_domain in by_key.items():
+            for name, info in nodes.items():
+                if total := by_domain.get(info.node.rules.labels.get(key, "")):
+                    sums[name] += total
+        return {name: total for name, total in sums.items() if total}
+
+    def _pod_scores(self, pod: PodInCluster, names: Sequence[str]) -> dict[str, int]:
+        known = self._pod_sums(pod.rules.preferences.pods)
+        sums = {name: known.get(name, 0) for name in names}
         least, most = min(sums.values()), max(sums.values())
         return {
             name: int(_MOST_SCORE * (count - least) / (most - least)) if most > least else 0
@@ -423,10 +494,7 @@ def node_scores(pod: PodRules, nodes: Mapping[str, NodeRules]) -> dict[str, int]
         counts = {name: untolerated.get(name, 0) for name in nodes}
         _add(totals, {name: _MOST_SCORE - _MOST_SCORE * count // most for name, count in counts.items()}, "taints")
     if preferred := pod.preferences.nodes:
-        terms = {
-            name: sum(weight for weight, term in preferred if term.matches(name, node.labels))
-            for name, node in nodes.items()
-        }
+        terms = {name: _preferred(preferred, name, node) for name, node in nodes.items()}
         if most := max(terms.values(), default=0):
             _add(totals, {name: _MOST_SCORE * sum_of // most for name, sum_of in terms.items()}, "nodes")
     return totals

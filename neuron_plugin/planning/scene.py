@@ -35,7 +35,6 @@ from neuron_plugin.planning.preflight import AVOIDED, NOT_AVOIDED, GroupStanding
 from neuron_plugin.planning.rules import (
     AmongPods,
     PodInCluster,
-    Unsurpassed,
     most_beside,
     neuron_shortages,
     objections,
@@ -367,10 +366,12 @@ class Scene:
         near, when, name = self.choices.domains, self.cluster.preferences, ""
         domains = near if len(near.levels) > 1 else None
         unwilling, own = self.choices.unwilling(pod.rules), pod.rules.prefers_nodes
-        at_once = self.allowed(pod).unsurpassed() if own else allowed
-        if at_once is not None and (when is PreferenceOrder.FIRST or not (own or unwilling)):
-            called = _Both(at_once, allowed) if own else allowed
-            name = answers.best(called, unwilling.union(skipped), self.changed, domains=domains)
+        if when is PreferenceOrder.FIRST or not (own or unwilling):
+            for called in self.allowed(pod).best_first() if own else (allowed,):
+                both = _Both(called, allowed) if own else allowed
+                name = answers.best(both, unwilling.union(skipped), self.changed, domains=domains)
+                if name or unwilling:
+                    break
         if not name and (own or unwilling):
             name = answers.best(allowed, skipped, self.changed, self.allowed(pod).scores, when, domains)
         if not name:
@@ -562,9 +563,9 @@ class Allowed:
         """How much the pod would rather go to each of these nodes."""
         return self._among_pods().scores(self._scene.in_cluster(self._pod), names)
 
-    def unsurpassed(self) -> Unsurpassed | None:
-        """The nodes than which none is better in any way that the pod prefers, where that is known at once."""
-        return self._among_pods().unsurpassed(self._scene.in_cluster(self._pod))
+    def best_first(self) -> Iterator[Container[str]]:
+        """The nodes by how much the pod would rather go there, as far as that is known at once."""
+        return self._among_pods().best_first(self._scene.in_cluster(self._pod), self._scene.choices.preferred_nodes)
 
     def _among_pods(self) -> AmongPods:
         scene = self._scene

@@ -102,11 +102,29 @@ def spread_over(key: str, skew: int) -> AnyJson:
 
 def random_preferences(draw: Random) -> AnyJson:
     """What a pod prefers of zones and nodes, with and without pods of its application."""
-    term = {"labelSelector": {"matchLabels": {"app": draw.choice(["serving", "other"])}}, "topologyKey": HOSTNAME}
-    apart = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": term}]}
-    affinity = draw.choice([{}, {"podAntiAffinity": apart}, {"podAntiAffinity": apart}, {"podAffinity": apart}])
+    terms = [
+        {
+            "weight": draw.choice([1, 50, 100]),
+            "podAffinityTerm": {
+                "labelSelector": {"matchLabels": {"app": draw.choice(["serving", "other"])}},
+                "topologyKey": draw.choice([HOSTNAME, HOSTNAME, ZONE]),
+            },
+        }
+        for _ in range(draw.choice([1, 1, 2]))
+    ]
+    liked = [
+        {"weight": draw.choice([1, 50, 100]), "preference": {"matchExpressions": [{"key": key, "operator": operator}]}}
+        for key, operator in draw.sample([(ZONE, "Exists"), ("fast", "Exists"), ("fast", "DoesNotExist")], 2)
+    ]
+    affinity = draw.choice(["", "podAffinity", "podAntiAffinity", "podAntiAffinity"])
     keys = draw.choice([[], [ZONE], [HOSTNAME], [ZONE, HOSTNAME]])
-    return {"affinity": affinity, "topologySpreadConstraints": [spread_over(key, draw.choice([1, 2])) for key in keys]}
+    preferred = {affinity: terms, "nodeAffinity": liked if draw.random() < 0.4 else []}
+    return {
+        "affinity": {
+            key: {"preferredDuringSchedulingIgnoredDuringExecution": of} for key, of in preferred.items() if of and key
+        },
+        "topologySpreadConstraints": [spread_over(key, draw.choice([1, 2])) for key in keys],
+    }
 
 
 @pytest.mark.parametrize("seed", range(150))
@@ -115,7 +133,7 @@ def test_the_best_node_is_one_that_has_the_highest_score(world: World, seed: int
     draw = Random(seed)  # noqa: S311
     for number in range(draw.randint(2, 6)):
         manifest = node_manifest(name := f"n{number}", TRN1)
-        labels = {HOSTNAME: name, ZONE: draw.choice("xyz")}
+        labels = {HOSTNAME: name, ZONE: draw.choice("xyz"), "fast": "" if draw.random() < 0.5 else "very"}
         manifest["metadata"]["labels"] |= {key: value for key, value in labels.items() if draw.random() < 0.95}
         if draw.random() < 0.2:
             manifest["spec"] = {"taints": [{"key": "old", "effect": "PreferNoSchedule"}]}
@@ -128,11 +146,16 @@ def test_the_best_node_is_one_that_has_the_highest_score(world: World, seed: int
     manifest = gated_manifest("new", DEVICE, 4)
     manifest["metadata"]["labels"] = {"app": "serving"}
     manifest["spec"] |= random_preferences(draw)
-    pod, scene = record_of(manifest), world.state.scene()
-    allowed = scene.allowed(pod)
-    fitting = [name for name in world.state.nodes if name in allowed and scene.place(pod, name)]
-    scores = allowed.scores(fitting)
-    liked = [name for name in fitting if scores[name] == max(scores.values())]
-    best = scene.choices.answers(pod.requests).best(liked, domains=scene.choices.domains)
-    found = scene.best(pod)
-    assert (found[0] if found else "") == best, (scores, manifest["spec"])
+    pod = record_of(manifest)
+    for _ in range(2):
+        scene = world.state.scene()
+        allowed = scene.allowed(pod)
+        fitting = [name for name in world.state.nodes if name in allowed and scene.place(pod, name)]
+        scores = allowed.scores(fitting)
+        liked = [name for name in fitting if scores[name] == max(scores.values())]
+        best = scene.choices.answers(pod.requests).best(liked, domains=scene.choices.domains)
+        found = scene.best(pod)
+        assert (found[0] if found else "") == best, (scores, manifest["spec"])
+        changed = node_manifest(best or "n0", TRN1)  # it loses its labels
+        changed["metadata"]["labels"] |= {HOSTNAME: best or "n0", "fast": "now"}
+        world.show_node(changed)
