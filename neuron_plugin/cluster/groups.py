@@ -91,8 +91,7 @@ def _serves(said: Texts) -> bool:
 
 
 def _number(text: str, pattern: re.Pattern[str] = _NUMBER) -> int | None:
-    text = text.strip()
-    return int(text) if pattern.fullmatch(text) else None
+    return int(text) if text and pattern.fullmatch(text := text.strip()) else None
 
 
 def _rank(said: Texts) -> tuple[int, ...] | None:

@@ -217,7 +217,7 @@ def _member(pod: Pod, owner_kind: str) -> GroupMember | None:
     sets_ultraserver = any(
         variable.name in VARIABLES for container, _ in pod.containers for variable in container.env or ()
     )
-    return replace(member, host=host, sets_ultraserver=sets_ultraserver)
+    return replace(member, host=host, sets_ultraserver=sets_ultraserver) if host or sets_ultraserver else member
 
 
 def _ultraserver_place(pod: Pod) -> UltraServerPlace | None:
