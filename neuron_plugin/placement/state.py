@@ -347,7 +347,7 @@ class ClusterState:
         if pod.group:
             self._members[pod.group][pod.uid] = pod
             if before is None or (before.group, _size_said(before)) != (pod.group, _size_said(pod)):
-                self._count_group(pod.group)
+                self._count_group(pod.group, pod if before is None else None)
         assumed = self._assumed.get(pod.uid)
         if assumed and pod.place and (assumed.expected or pod.assignment is not None or pod.place != assumed.pod.place):
             del self._assumed[pod.uid]
@@ -403,8 +403,10 @@ class ClusterState:
                 self.templates.pop(pod.group, None)
             self._count_group(pod.group)
 
-    def _count_group(self, group: GroupName) -> None:
-        sizes = map(_size_said, self._members.get(group, {}).values())
+    def _count_group(self, group: GroupName, come: NeuronPod | None = None) -> None:
+        """Count what the pods of a group say of its size; those that have ``come`` to others make it no smaller."""
+        known = self._members.get(group, {}).values()
+        sizes = [self._leasts.get(group, 0), _size_said(come)] if come else map(_size_said, known)
         if least := self.min_counts.get(group, 0) or max(sizes, default=0):
             self._leasts[group] = least
         else:

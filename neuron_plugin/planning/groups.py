@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import enum
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import chain
@@ -67,10 +68,10 @@ class _Kind(NamedTuple):
 
     free: _Free
     room: int
-    names: list[str]
+    names: Collection[str]
 
 
-_Pools = Mapping[tuple[Geometry, str], Mapping[Capacity, list[str]]]
+_Pools = Mapping[tuple[Geometry, str], Mapping[Capacity, AbstractSet[str]]]
 """Nodes by what all of a group have to share, and by what they have."""
 
 
@@ -271,7 +272,7 @@ class _Search:
         scores = sum((Counter(node_scores(own, nodes)) for own in rules), Counter[str]())
         for least in sorted({scores[name] for name in nodes}, reverse=True)[:-1][:MOST_PREFERENCES]:
             liked = {
-                kind: {capacity: [name for name in some if scores[name] >= least] for capacity, some in pool.items()}
+                kind: {capacity: {name for name in some if scores[name] >= least} for capacity, some in pool.items()}
                 for kind, pool in pools.items()
             }
             yield {kind: {key: some for key, some in pool.items() if some} for kind, pool in liked.items()}
@@ -303,17 +304,17 @@ class _Search:
         }
         shares_label = bool(self._wish.required and not self._required)
         values = {self._value(anchor.node) for anchor in self._anchors if self._info(anchor.node)}
-        pools = defaultdict[tuple[Geometry, str], defaultdict[Capacity, dict[str, None]]](lambda: defaultdict(dict))
+        pools = defaultdict[tuple[Geometry, str], defaultdict[Capacity, set[str]]](lambda: defaultdict(set))
         for pod in {(pod.requests, pod.rules): pod for pod in pods}.values():
             for capacity, names in self._scene.fitting(pod).items():
                 if types and capacity.geometry not in types:
                     continue
                 if not shares_label:
-                    pools[capacity.geometry, ""][capacity].update(dict.fromkeys(names))
+                    pools[capacity.geometry, ""][capacity] |= names
                 for name in names if shares_label else ():
                     if (value := self._value(name)) and (not types or value in values):
-                        pools[capacity.geometry, value][capacity][name] = None
-        return {kind: {capacity: list(names) for capacity, names in pool.items()} for kind, pool in pools.items()}
+                        pools[capacity.geometry, value][capacity].add(name)
+        return pools
 
     def _info(self, name: str) -> NodeInfo | None:
         return self._scene.node(name) if name in self._scene.cluster.nodes else None
@@ -336,7 +337,7 @@ class _Search:
     # Pods that are alike: counts by domain.
 
     def _place_alike(
-        self, pods: Sequence[NeuronPod], nodes: Mapping[Capacity, list[str]]
+        self, pods: Sequence[NeuronPod], nodes: Mapping[Capacity, AbstractSet[str]]
     ) -> tuple[tuple[float, ...], dict[PodUid, Place]] | int:
         wanted, kinds = len(pods), list[_Kind]()
         for capacity in sorted(nodes, key=lambda one: (one.free_mask, one.healthy_mask)):
@@ -361,7 +362,7 @@ class _Search:
                 return rank, places
         return min(most, wanted - 1)
 
-    def _by_room(self, pod: NeuronPod, free: _Free, names: list[str]) -> list[_Kind]:
+    def _by_room(self, pod: NeuronPod, free: _Free, names: AbstractSet[str]) -> list[_Kind]:
         """Nodes by how many such pods each takes by kube-scheduler's counts, too; all take one, or are not allowed."""
         most = len(free.packed)
         if most == 1:

@@ -328,14 +328,18 @@ class Scene:
         """The nodes that kube-scheduler would let the pod go to; of one instance type, if one is given."""
         return Allowed(self, pod, instance_type)
 
-    def fitting(self, pod: NeuronPod) -> dict[Capacity, list[str]]:
+    def fitting(self, pod: NeuronPod) -> dict[Capacity, set[str]]:
         """The nodes that the pod may go to and that have sets for it, by what they have."""
         answers = self.choices.answers(pod.requests, pod.strategy_or(self.cluster.strategy))
         allowed = self.allowed(pod)
-        found = {capacity: allowed.of(names - self.changed.keys()) for capacity, names in answers.by_capacity().items()}
+        changed = self.changed.keys()
+        found = {
+            capacity: allowed.of(names - changed if changed else names)
+            for capacity, names in answers.by_capacity().items()
+        }
         for name, info in self.changed.items():
             if isinstance(info.capacity, Capacity) and name in allowed:
-                found.setdefault(info.capacity, []).append(name)
+                found.setdefault(info.capacity, set()).add(name)
         return {capacity: names for capacity, names in found.items() if names}
 
     def best(
@@ -532,10 +536,10 @@ class Allowed:
             return False
         return self._plain or self._is_allowed_among_others(name)
 
-    def of(self, unchanged: AbstractSet[str]) -> list[str]:
+    def of(self, unchanged: AbstractSet[str]) -> set[str]:
         """Those of some nodes, of which none is changed in the scene, that the pod may go to."""
-        left = unchanged & self._feasible
-        return list(left) if self._plain else list(filter(self._is_allowed_among_others, left))
+        left = self._feasible & unchanged
+        return left if self._plain else set(filter(self._is_allowed_among_others, left))
 
     def _is_allowed_among_others(self, name: str) -> bool:
         if name in self._avoided:
