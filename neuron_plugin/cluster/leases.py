@@ -31,6 +31,10 @@ LEASE_PREFIX = "neuron-plugin-"
 """How the Lease of a node's plugin is named; the node's name follows."""
 
 
+MOST_TRIES = 5
+"""Of one renewal, where other writes come in between."""
+
+
 class ObservedLease:
     """When one lease was last seen to change, by the observer's clock (client-go's ``observedTime``)."""
 
@@ -174,7 +178,7 @@ class Election:
         failure = ""
         try:
             async with asyncio.timeout(deadline):
-                held = await self._try_to_hold(deadline)
+                held = await self._hold(deadline)
             self._until = begun + self._terms.renew_deadline if held else float("-inf")
         except TimeoutError:
             failure = f"no answer within {deadline:g} s"
@@ -190,6 +194,19 @@ class Election:
                 log.info("the leader's lease can be read and written again", extra=fields)
         self._observer.heard(failure, self._other_leader.holder if self._other_leader else "")
         self._notice_change()
+
+    async def _hold(self, timeout_seconds: float) -> bool:
+        """Try to hold the lease, and again where another write came in between.
+
+        A leader writes more than renewals there: the places of groups, many a second when many groups come.
+        """
+        for _ in range(MOST_TRIES - 1):
+            try:
+                return await self._try_to_hold(timeout_seconds)
+            except ApiError as error:
+                if not error.conflict:
+                    raise
+        return await self._try_to_hold(timeout_seconds)
 
     async def _try_to_hold(self, timeout_seconds: float) -> bool:
         """Read the lease, and take or renew it if that is ours to do; whether it is ours now."""

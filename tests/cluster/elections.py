@@ -160,7 +160,8 @@ class Electing(Scene):
         self.cluster._objects.delete(parse_path(PATH))
 
     def annotate(self) -> None:
-        self.cluster._objects.patch(parse_path(PATH), {"metadata": {"annotations": {"by": "another client"}}})
+        now = str(asyncio.get_running_loop().time())  # the same again would change nothing
+        self.cluster._objects.patch(parse_path(PATH), {"metadata": {"annotations": {"written-at": now}}})
 
     # What follows.
 

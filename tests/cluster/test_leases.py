@@ -117,7 +117,7 @@ STORIES = {
     ),
     # What others do to the lease. The second turn has read and not written yet.
     "a lease that is annotated between read and write is no failure": (
-        "slow 0.3; stand a; wait 3.25; annotate; wait 3; asked a GET POST GET PATCH GET PATCH; wait 8.8; "
+        "slow 0.3; stand a; wait 3.25; annotate; wait 1; asked a GET POST GET PATCH GET PATCH; wait 10.8; "
         "smooth; terms a taken"
     ),
     "e4 a lease deleted under its leader makes no second one": (
@@ -176,6 +176,17 @@ async def test_e4_whatever_happens_to_whom_there_are_never_two_leaders(seed: int
             events = [*[f"cut {name}", f"restore {name}"] * 2, f"lose {name}", f"slow {slow}", random.choice(ends)]
             await scene.play(random.choice([*events, f"stop {name}; stand {name}"]))
         await scene.play("slow 0; stand d; restore a b c; wait 40; always 1 -> 1")
+
+
+@pytest.mark.looptime
+async def test_e4_a_leader_that_writes_much_on_its_lease_goes_on_leading() -> None:
+    """The places of groups are written there, many a second when many groups come."""
+    async with Electing().closing() as scene:
+        random = Random(1)  # noqa: S311 - a case, not a secret
+        await scene.play("slow 0.1; stand a; wait 5")
+        for _ in range(1_000):
+            await scene.play(f"annotate; wait {random.uniform(0.1, 0.5)}")
+            assert scene.candidates["a"].election.seconds_left() > 5
 
 
 async def test_an_election_over_the_real_transport(server: StandInApiServer, api: KubernetesApi) -> None:

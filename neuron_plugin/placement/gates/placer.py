@@ -39,7 +39,7 @@ from neuron_plugin.placement.group_checks import GroupChecks
 from neuron_plugin.placement.queue import Queue
 from neuron_plugin.placement.room import Room
 from neuron_plugin.placement.state import AssumedPod
-from neuron_plugin.placement.writer import Attempt, Outcome, Writer
+from neuron_plugin.placement.writer import Attempt, NotSentError, Outcome, Writer
 from neuron_plugin.planning import Scene
 from neuron_plugin.planning.groups import Anchor, GroupPlan, place_group
 from neuron_plugin.planning.population import PodKind
@@ -324,7 +324,7 @@ class Placer:
             is_whole = all(uid in self._state.reserved for uid in uids)
             for pod in [] if written and is_whole else pods:
                 self._leave_line(pod.uid)
-                if not written:
+                if not (written or self._context.why_not_write()):
                     self._answered[pod.uid] = pod.version, self._context.clock.now() + self._context.times.retry
             self._serve([pod.uid for pod in pods if pod.uid in self._in_line])
 
@@ -524,6 +524,8 @@ class Placer:
         until = inf
         if not attempt.done:
             self._state.roams_no_more(pod.uid)
+            if isinstance(attempt.error, NotSentError):
+                return
             path = getattr(attempt.error, "path", "")
             is_other_version = attempt.status == HTTPStatus.CONFLICT and path.startswith(PODS.group)
             until = inf if is_other_version else self._context.clock.now() + self._context.times.refused

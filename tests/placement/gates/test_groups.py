@@ -19,6 +19,7 @@ from neuron_plugin.placement.gates.placer import (
     RESTART,
 )
 from neuron_plugin.placement.group_places import MOST_RESERVED_GROUPS, NO_RESERVE
+from neuron_plugin.placement.leadership import CONDITION
 from neuron_plugin.simulation.api_server_kinds import (
     LEADER_WORKER_SETS,
     NODES,
@@ -158,6 +159,22 @@ async def test_no_pod_of_a_group_is_released_before_its_places_are_written_down(
     assert (leader.place("urgent"), leader.requests()) == ("", 0), "they are kept all the same"
     await leader.step(after=TIMES.retry)
     assert [leader.place(name) for name in names] == ["a", "a"]
+
+
+async def test_what_was_not_sent_for_a_moment_waits_no_longer_than_that(gated: GatesBench) -> None:
+    """So while the Lease was not renewed lately."""
+    names = [*two_workers(gated), "single"]
+    gated.node("b")
+    gated.pod("single", NEURON, 8)
+    leader = await leading(gated, "one")
+    leader.placer.step()
+    leader.ready.unmet(CONDITION, "the lease may run out")
+    await leader.placer.drain()
+    await leader.step()
+    assert [leader.place(name) for name in names] == ["", "", ""]
+    leader.ready.met(CONDITION)
+    await leader.step()
+    assert all(leader.place(name) for name in names)
 
 
 async def test_a_group_that_loses_a_pod_while_its_places_are_written_down_is_not_released(gated: GatesBench) -> None:
