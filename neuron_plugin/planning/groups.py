@@ -304,16 +304,17 @@ class _Search:
         }
         shares_label = bool(self._wish.required and not self._required)
         values = {self._value(anchor.node) for anchor in self._anchors if self._info(anchor.node)}
-        pools = defaultdict[tuple[Geometry, str], defaultdict[Capacity, set[str]]](lambda: defaultdict(set))
+        pools = defaultdict[tuple[Geometry, str], dict[Capacity, set[str]]](dict)
         for pod in {(pod.requests, pod.rules): pod for pod in pods}.values():
             for capacity, names in self._scene.fitting(pod).items():
                 if types and capacity.geometry not in types:
                     continue
                 if not shares_label:
-                    pools[capacity.geometry, ""][capacity] |= names
+                    pool = pools[capacity.geometry, ""]
+                    pool[capacity] = pool[capacity] | names if capacity in pool else names
                 for name in names if shares_label else ():
                     if (value := self._value(name)) and (not types or value in values):
-                        pools[capacity.geometry, value][capacity].add(name)
+                        pools[capacity.geometry, value].setdefault(capacity, set()).add(name)
         return pools
 
     def _info(self, name: str) -> NodeInfo | None:
