@@ -122,14 +122,14 @@ def _with_own(
 
 def _preferences(pod: Pod, affinity: WireAffinity) -> Preferences:
     """Weights of anti-affinity are negative. A node term without any requirement prefers no node."""
-    by_node = affinity.node_affinity
+    by_node, pods = affinity.node_affinity, list[tuple[int, PodTerm]]()
     preferred = (by_node and by_node.preferred_during_scheduling_ignored_during_execution) or ()
-    nodes = [(term.weight, node_term(term.preference)) for term in preferred]
-    pods = list[tuple[int, PodTerm]]()
     for sign, among in ((1, affinity.pod_affinity), (-1, affinity.pod_anti_affinity)):
-        terms = (among and among.preferred_during_scheduling_ignored_during_execution) or ()
-        pods += [(sign * term.weight, _pod_term(term.pod_affinity_term, pod)) for term in terms]
-    return Preferences(tuple(nodes), tuple(pods)) if nodes or pods else NO_PREFERENCES
+        if terms := among and among.preferred_during_scheduling_ignored_during_execution:
+            pods += [(sign * term.weight, _pod_term(term.pod_affinity_term, pod)) for term in terms]
+    if not (preferred or pods):
+        return NO_PREFERENCES
+    return Preferences(tuple((term.weight, node_term(term.preference)) for term in preferred), tuple(pods))
 
 
 @lru_cache(maxsize=REMEMBERED)

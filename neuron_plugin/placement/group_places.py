@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import replace
+from functools import lru_cache
 
 import msgspec
 
@@ -212,7 +213,7 @@ class GroupPlaces:
             namespace=group[0],
             name=name,
             node=node,
-            cores=ranges(cores_in(mask)),
+            cores=_cores(mask),
             at=self._context.unix_seconds(),
             group="/".join(group),
             lent_below=lent_below,
@@ -295,6 +296,11 @@ class GroupPlaces:
         for record in records:
             self._drop(record)
         return bool(records)
+
+
+@lru_cache(maxsize=4_096)
+def _cores(mask: CoreMask) -> str:
+    return ranges(cores_in(mask))
 
 
 class _Template(msgspec.Struct):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import zlib
 from collections.abc import Iterable
+from functools import lru_cache
 
 import msgspec
 
@@ -43,10 +44,8 @@ class ReserveRecord(msgspec.Struct, frozen=True, rename="camel", omit_defaults=T
     @property
     def reservation(self) -> Reservation:
         """What is kept for the waiting pod, or for the rank."""
-        mask = sum(1 << core for core in parse_ids(self.cores))
-        return Reservation(
-            PodReference(PodUid(self.uid), self.namespace, self.name), self.node, CoreMask(mask), self.lent_below
-        )
+        pod = PodReference(PodUid(self.uid), self.namespace, self.name)
+        return Reservation(pod, self.node, _mask_of(self.cores), self.lent_below)
 
     @property
     def is_spare(self) -> bool:
@@ -63,6 +62,11 @@ class ReserveRecord(msgspec.Struct, frozen=True, rename="camel", omit_defaults=T
         """The group of a rank."""
         namespace, _, name = self.group.partition("/")
         return namespace, name
+
+
+@lru_cache(maxsize=4_096)
+def _mask_of(cores: str) -> CoreMask:
+    return CoreMask(sum(1 << core for core in parse_ids(cores)))
 
 
 def write_records(records: Iterable[ReserveRecord]) -> str:

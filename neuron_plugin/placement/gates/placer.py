@@ -454,8 +454,11 @@ class Placer:
         for uid in line:
             if len(self._in_flight) >= MOST_IN_FLIGHT:
                 break
+            pod = self._state.pods.get(uid)
+            if pod and pod.group in self._unwritten:
+                continue
             node, since, write = self._in_line[uid]
-            pod, info = self._state.pods.get(uid), self._state.nodes.get(node)
+            info = self._state.nodes.get(node)
             is_closed = info is None or isinstance(info.capacity, Rejection)
             has_place = pod and pod.gated and (uid in self._state.assumed or pod.promised == node)
             is_void = pod and info and pod.reference in info.void  # it is taken off by the upkeep
@@ -464,8 +467,6 @@ class Placer:
             elif is_closed and now - since > times.closed:
                 self._leave_line(uid)
                 self._withdraw([pod] if pod.promised else [])
-            elif pod.group in self._unwritten:
-                continue
             elif not is_closed and node not in busy and self._writer.take_turn(pod, node):
                 del self._in_line[uid]
                 if assumed := self._state.assumed.get(uid):
