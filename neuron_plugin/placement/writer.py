@@ -100,14 +100,21 @@ class Writer:
         """By node, the pod that was sent there last, and when."""
 
     async def send(self, request: ApiRequest, *, timeout_seconds: float = 0.0) -> Attempt:
-        """One write, and what is known of it."""
-        if why_not := self._context.why_not_write():
-            return Attempt(Outcome.REFUSED, error=NotSentError(why_not))
-        seconds = timeout_seconds or self._context.times.write
-        try:
-            return Attempt(Outcome.DONE, await send(self._context.api, request, timeout_seconds=seconds))
-        except ClusterError as error:
-            return attempt_of(error)
+        """One write, and what is known of it. A server that is too busy is asked again when it says, in that time."""
+        clock = self._context.clock
+        ends = clock.now() + (timeout_seconds or self._context.times.write)
+        while True:
+            if why_not := self._context.why_not_write():
+                return Attempt(Outcome.REFUSED, error=NotSentError(why_not))
+            try:
+                return Attempt(Outcome.DONE, await send(self._context.api, request, timeout_seconds=ends - clock.now()))
+            except ApiError as error:
+                wait = error.retry_after_seconds if error.status == HTTPStatus.TOO_MANY_REQUESTS else None
+                if wait is None or clock.now() + wait >= ends:
+                    return attempt_of(error)
+            except ClusterError as error:
+                return attempt_of(error)
+            await clock.sleep(wait)
 
     def assumed_at(self, pod: NeuronPod, node: str, placement: Placement, *, bound: bool = False) -> AssumedPod | str:
         """A pod as the write of its placement makes it; or why it cannot be written.

@@ -527,9 +527,10 @@ class Placer:
             self._state.roams_no_more(pod.uid)
             if isinstance(attempt.error, NotSentError):
                 return
-            path = getattr(attempt.error, "path", "")
+            path, times = getattr(attempt.error, "path", ""), self._context.times
             is_other_version = attempt.status == HTTPStatus.CONFLICT and path.startswith(PODS.group)
-            until = inf if is_other_version else self._context.clock.now() + self._context.times.refused
+            seconds = times.tick if attempt.status == HTTPStatus.TOO_MANY_REQUESTS else times.refused
+            until = inf if is_other_version else self._context.clock.now() + seconds
         self._answered[pod.uid] = pod.version, until
 
     async def _say_released(self, pod: NeuronPod, reason: str) -> None:

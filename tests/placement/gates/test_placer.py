@@ -635,3 +635,22 @@ async def test_a_pod_goes_elsewhere_where_the_node_with_room_made_for_it_is_not_
 
 
 # UltraServers.
+
+
+async def test_a_server_that_is_too_busy_is_asked_again_when_it_says(gated: GatesBench) -> None:
+    gated.node("a")
+    gated.pod("p")
+    gated.server.fail(Fault(PATCH, status=429, retry_after_seconds=1))
+    await gated.step()
+    assert (gated.place("p"), gated.rested) == ("a", [1])
+
+
+async def test_while_a_server_says_no_more_than_that_it_is_too_busy_it_is_asked_each_second(gated: GatesBench) -> None:
+    gated.node("a")
+    gated.pod("p")
+    gated.server.fail(Fault(PATCH, times=2, status=429))
+    await gated.step()
+    await gated.step(after=TIMES.tick)
+    assert gated.place("p") == ""
+    await gated.step(after=TIMES.tick)
+    assert gated.place("p") == "a"
