@@ -17,6 +17,7 @@ from __future__ import annotations
 import enum
 from bisect import bisect_left, insort
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import cached_property, lru_cache, partial
 from itertools import chain, islice, takewhile
 from types import MappingProxyType
@@ -57,7 +58,7 @@ MOST_DEMANDS = 32
 """Distinct demands remembered, with constraints and without; a cluster's workloads have few."""
 MOST_RULES = 1_024
 """Distinct rules of pods of which the nodes are remembered, by CPU, selectors and all else: each workload has its own.
-Together they name no more nodes than ``MOST_DEMANDS`` rules would that leave all. Pods that wait have few nodes left.
+Together they name no more nodes than ``MOST_DEMANDS`` rules would that leave all.
 """
 
 MOST_EQUALS = 128
@@ -274,6 +275,49 @@ def _devices_lost(capacity: Capacity | Rejection, request: PodRequest) -> float:
     return devices_lost(capacity.geometry, capacity.free_mask, placement_mask(placed))
 
 
+class Feasible:
+    """The nodes that kube-scheduler leaves to pods of some rules, each judged when it is first asked for.
+
+    A pod is placed after a look at a few nodes. To judge all that have changed since the last pod of these rules came
+    would cost more the more workloads there are. What is remembered is small where every node was judged and few are
+    left, as for pods that wait.
+    """
+
+    def __init__(
+        self, nodes: Mapping[str, NodeInfo], uses: Mapping[str, NodeUse], rules: PodRules, volumes: PodVolumes
+    ) -> None:
+        self._nodes = nodes
+        self._uses = uses
+        self._rules = rules
+        self._volumes = volumes
+        self._left = set[str]()
+        self._unjudged = set(nodes)
+
+    @property
+    def size(self) -> int:
+        """How many names are remembered."""
+        return len(self._left) + len(self._unjudged)
+
+    def __contains__(self, name: str) -> bool:
+        if name in self._unjudged:
+            self._unjudged.discard(name)
+            info = self._nodes.get(name)
+            if info and leaves(info, self._uses[name], self._rules, self._volumes):
+                self._left.add(name)
+        return name in self._left
+
+    def of(self, names: AbstractSet[str]) -> set[str]:
+        """Those of some nodes."""
+        for name in self._unjudged & names:
+            _ = name in self
+        return self._left & names
+
+    def forget(self, name: str) -> None:
+        """This node, or what its pods ask for, has changed; or it has come or is gone."""
+        self._left.discard(name)
+        self._unjudged.add(name)
+
+
 class Choices:
     """What every demand meets on the same nodes, and which of them kube-scheduler leaves to a pod by itself.
 
@@ -289,8 +333,7 @@ class Choices:
         self._uses = uses
         self._plain: dict[_Demand, Answers] = {}
         self._constrained: dict[_Demand, Answers] = {}
-        self._feasible: dict[tuple[PodRules, PodVolumes], tuple[set[str], set[str]]] = {}
-        """By rules and volumes: the nodes, and those to look at again."""
+        self._feasible: dict[tuple[PodRules, PodVolumes], Feasible] = {}
         self._rooms: dict[PodRules, dict[str, int | None]] = {}
         self._levels = levels
         self._soft = {name for name, info in nodes.items() if has_soft_taints(info.node.rules)}
@@ -333,22 +376,18 @@ class Choices:
         answers.catch_up()
         return answers
 
-    def feasible(self, rules: PodRules, volumes: PodVolumes = NO_VOLUMES) -> set[str]:
+    def feasible(self, rules: PodRules, volumes: PodVolumes = NO_VOLUMES) -> Feasible:
         """The nodes that kube-scheduler leaves to pods of these rules now, but for what other pods' labels decide."""
         key = rules, volumes
-        known = self._feasible.pop(key, None)
-        feasible, changed = self._feasible[key] = known or (set[str](), set(self._nodes))
-        for name in changed:
-            feasible.discard(name)
-            if (info := self._nodes.get(name)) and leaves(info, self._uses[name], rules, volumes):
-                feasible.add(name)
-        changed.clear()
-        if known is None:
-            left = sum(len(names) for names, _ in self._feasible.values())
-            while len(self._feasible) > MOST_RULES or left > MOST_DEMANDS * len(self._nodes):
-                oldest = next(iter(self._feasible))
-                left -= len(self._feasible.pop(oldest)[0])
-        return feasible
+        known = self._feasible.pop(key, None) or Feasible(self._nodes, self._uses, rules, volumes)
+        self._feasible[key] = known
+        if len(self._feasible) > MOST_DEMANDS:
+            total = sum(one.size for one in self._feasible.values())
+            while len(self._feasible) > MOST_RULES or total > MOST_DEMANDS * len(self._nodes):
+                mean = total / len(self._feasible)
+                large = (key for key, one in self._feasible.items() if one.size >= mean and one is not known)
+                total -= self._feasible.pop(next(large, next(iter(self._feasible)))).size
+        return known
 
     def rooms(self, rules: PodRules) -> dict[str, int | None]:
         """How many pods of these rules each node takes by kube-scheduler's counts, as far as it was worked out."""
@@ -361,8 +400,8 @@ class Choices:
         """This node, or what its pods ask for, has changed; or it has come or is gone."""
         for answers in chain(self._plain.values(), self._constrained.values()):
             answers.changed.add(name)
-        for _, changed in self._feasible.values():
-            changed.add(name)
+        for feasible in self._feasible.values():
+            feasible.forget(name)
         for rooms in self._rooms.values():
             rooms.pop(name, None)
         if domains := vars(self).get("domains"):
@@ -380,6 +419,8 @@ class Choices:
 
 def leaves(info: NodeInfo, use: NodeUse, rules: PodRules, volumes: PodVolumes) -> bool:
     """Whether kube-scheduler leaves a node to such pods, but for what other pods' labels decide."""
+    if volumes.waits:
+        return False
     node = info.node.rules
     against = chain(
         neuron_shortages(rules, node, use),

@@ -22,6 +22,8 @@ from neuron_plugin.allocation.node_rules import PlacedPod, PodLabels, PodRules, 
 MOST_TALLIES = 256
 """Remembered at a time; the one that was asked for longest ago makes room for a new one."""
 
+MOST_LABELS = 100_000
+"""Different labels of pods that are remembered, with what means them."""
 _NO_NAMESPACES: Mapping[str, Mapping[str, str]] = MappingProxyType({})
 
 
@@ -98,31 +100,21 @@ Selectors = tuple[PodSelector, ...]
 
 
 class _Tallied:
-    """The pods that some selectors mean, and which labels they were seen to mean."""
+    """The pods that some selectors mean."""
 
     def __init__(self, selectors: Selectors, namespaces: Mapping[str, Mapping[str, str]]) -> None:
         self._selectors = selectors
         self._namespaces = namespaces
-        self._known: dict[PodLabels, bool] = {}
         self.by_node: dict[str, Counts] = {}
 
     def means(self, labels: PodLabels) -> bool:
-        known = self._known.get(labels)
-        if known is None:
-            known = all(selector.matches(labels, self._namespaces) for selector in self._selectors)
-            if len(self._known) > 2 * MOST_TALLIES * MOST_TALLIES:
-                self._known.clear()  # labels of pods that are gone
-            self._known[labels] = known
-        return known
+        return all(selector.matches(labels, self._namespaces) for selector in self._selectors)
 
-    def count(self, pod: PlacedPod, change: int) -> bool:
-        """Count a pod, or one less; whether it is meant."""
-        is_meant = self.means(pod.labels)
-        if is_meant:
-            counts = self.by_node.pop(pod.node, NO_COUNTS).plus(pod, change)
-            if counts.placed:
-                self.by_node[pod.node] = counts
-        return is_meant
+    def add(self, pod: PlacedPod, change: int) -> None:
+        """Count a pod that is meant, or one less."""
+        counts = self.by_node.pop(pod.node, NO_COUNTS).plus(pod, change)
+        if counts.placed:
+            self.by_node[pod.node] = counts
 
 
 class Population:
@@ -137,6 +129,8 @@ class Population:
         self.version = 0
         self._pods: dict[str, PlacedPod] = {}
         self._tallies: dict[Selectors, _Tallied] = {}
+        self._meant_by: dict[PodLabels, tuple[_Tallied, ...]] = {}
+        """By labels, the tallies that mean such pods."""
         self._forgot = False
         """Whether some tally made room for others."""
         self._keeping_off: defaultdict[PodTerm, Counter[str]] = defaultdict(Counter)
@@ -178,15 +172,20 @@ class Population:
     def namespaces_changed(self) -> None:
         """The labels of a namespace have changed: all is tallied again when it is asked for."""
         self._tallies.clear()
+        self._meant_by.clear()
         self.version += 1
 
     def tally(self, selectors: Selectors) -> NodeCounts:
         """The pods that all of these selectors mean, by node."""
         tallied = self._tallies.pop(selectors, None)
         if tallied is None:
-            tallied = _Tallied(selectors, self.namespaces)
+            tallied, known = _Tallied(selectors, self.namespaces), dict[PodLabels, bool]()
             for pod in self._pods.values():
-                tallied.count(pod, 1)
+                if pod.labels not in known:
+                    known[pod.labels] = tallied.means(pod.labels)
+                if known[pod.labels]:
+                    tallied.add(pod, 1)
+            self._meant_by.clear()
         self._tallies[selectors] = tallied
         if len(self._tallies) > MOST_TALLIES:
             del self._tallies[next(iter(self._tallies))]
@@ -224,9 +223,15 @@ class Population:
         return self._claims[namespace, claim]
 
     def _count(self, uid: str, pod: PlacedPod, change: int) -> bool:
-        matters = bool(pod.anti_affinity or pod.claims)
-        for tallied in self._tallies.values():
-            matters |= tallied.count(pod, change)
+        meant_by = self._meant_by.get(pod.labels)
+        if meant_by is None:
+            meant_by = tuple([tallied for tallied in self._tallies.values() if tallied.means(pod.labels)])
+            if len(self._meant_by) > MOST_LABELS:
+                self._meant_by.clear()  # labels of pods that are gone
+            self._meant_by[pod.labels] = meant_by
+        for tallied in meant_by:
+            tallied.add(pod, change)
+        matters = bool(meant_by or pod.anti_affinity or pod.claims)
         for term in pod.anti_affinity:
             holders = self._keeping_off[term]
             holders[pod.node] += change
@@ -271,7 +276,8 @@ class Altered:
         """A pod has come (1), or gone (-1)."""
         self._changes.append((pod, change))
         for tallied in self._tallies.values():
-            tallied.count(pod, change)
+            if tallied.means(pod.labels):
+                tallied.add(pod, change)
         for term in pod.anti_affinity:
             if term not in self._own_terms:
                 self._own_terms.add(term)
@@ -287,7 +293,8 @@ class Altered:
             tallied = self._tallies[selectors] = _Tallied(selectors, self.namespaces)
             tallied.by_node = dict(self._population.tally(selectors))
             for pod, change in self._changes:
-                tallied.count(pod, change)
+                if tallied.means(pod.labels):
+                    tallied.add(pod, change)
         return tallied.by_node
 
     def keeping_off(self, labels: PodLabels) -> Iterator[tuple[PodTerm, Counter[str]]]:

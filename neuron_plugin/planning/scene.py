@@ -522,7 +522,7 @@ class Allowed:
         self._avoided = scene.cluster.why_avoided(pod)
         self._volumes = scene.volumes(pod)
         self._among = scene.among(pod)
-        self._feasible = set[str]() if self._volumes.waits else scene.choices.feasible(pod.rules, self._volumes)
+        self._feasible = scene.choices.feasible(pod.rules, self._volumes)
         self._plain = not (instance_type or self._among or self._volumes.attached or self._avoided)
 
     def __contains__(self, name: object) -> bool:
@@ -538,7 +538,7 @@ class Allowed:
 
     def of(self, unchanged: AbstractSet[str]) -> set[str]:
         """Those of some nodes, of which none is changed in the scene, that the pod may go to."""
-        left = self._feasible & unchanged
+        left = self._feasible.of(unchanged)
         return left if self._plain else set(filter(self._is_allowed_among_others, left))
 
     def _is_allowed_among_others(self, name: str) -> bool:

@@ -496,7 +496,7 @@ def seen(state: ClusterState) -> AnyJson:
         "movable": state.movable_namespaces,
         "budgets": dict(state.budgets),
         "storage": state.storage,
-        "feasible": [set(choices.feasible(each)) for each in rules],
+        "feasible": [choices.feasible(each).of(state.nodes.keys()) for each in rules],
         "with volumes": scene.eligible(WITH_VOLUMES),
         "best": [choices.answers(shape).best(state.nodes.keys()) for shape in shapes],
         "departed": dict(state.departed),
