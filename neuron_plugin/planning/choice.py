@@ -300,17 +300,20 @@ class Feasible:
 
     def __contains__(self, name: str) -> bool:
         if name in self._unjudged:
-            self._unjudged.discard(name)
-            info = self._nodes.get(name)
-            if info and leaves(info, self._uses[name], self._rules, self._volumes):
-                self._left.add(name)
+            self._judge(name)
         return name in self._left
 
     def of(self, names: AbstractSet[str]) -> set[str]:
         """Those of some nodes."""
         for name in self._unjudged & names:
-            _ = name in self
+            self._judge(name)
         return self._left & names
+
+    def _judge(self, name: str) -> None:
+        self._unjudged.discard(name)
+        info = self._nodes.get(name)
+        if info and leaves(info, self._uses[name], self._rules, self._volumes):
+            self._left.add(name)
 
     def forget(self, name: str) -> None:
         """This node, or what its pods ask for, has changed; or it has come or is gone."""

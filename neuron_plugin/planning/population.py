@@ -22,8 +22,8 @@ from neuron_plugin.allocation.node_rules import PlacedPod, PodLabels, PodRules, 
 MOST_TALLIES = 256
 """Remembered at a time; the one that was asked for longest ago makes room for a new one."""
 
-MOST_LABELS = 100_000
-"""Different labels of pods that are remembered, with what means them."""
+MOST_LABELS_GONE = 1_000
+"""Labels of pods that are gone and of which it is still remembered what meant them."""
 _NO_NAMESPACES: Mapping[str, Mapping[str, str]] = MappingProxyType({})
 
 
@@ -223,11 +223,11 @@ class Population:
         return self._claims[namespace, claim]
 
     def _count(self, uid: str, pod: PlacedPod, change: int) -> bool:
-        meant_by = self._meant_by.get(pod.labels)
+        meant_by = self._meant_by.get(pod.labels) if self._tallies else ()
         if meant_by is None:
+            if len(self._meant_by) > len(self._pods) + MOST_LABELS_GONE:
+                self._meant_by.clear()
             meant_by = tuple([tallied for tallied in self._tallies.values() if tallied.means(pod.labels)])
-            if len(self._meant_by) > MOST_LABELS:
-                self._meant_by.clear()  # labels of pods that are gone
             self._meant_by[pod.labels] = meant_by
         for tallied in meant_by:
             tallied.add(pod, change)

@@ -218,7 +218,7 @@ class PreferredNodes:
                 self._look(name, terms, sums, by_sum)
         if len(self._known) > MOST_PREFERENCES:
             del self._known[next(iter(self._known))]
-        yield from (by_sum[total] for total in sorted(by_sum, reverse=True))
+        yield from (by_sum[total] for total in sorted(by_sum, reverse=True) if by_sum[total])
 
     def forget(self, name: str) -> None:
         """This node is another one now."""
@@ -443,8 +443,8 @@ class AmongPods:
                     by_key[term.topology_key][domain] += weight * counts.placed
         for key, by_domain in by_key.items():
             for name, info in nodes.items():
-                if total := by_domain.get(info.node.rules.labels.get(key, "")):
-                    sums[name] += total
+                domain = info.node.rules.labels.get(key)
+                sums[name] += by_domain[domain] if domain is not None else 0
         return {name: total for name, total in sums.items() if total}
 
     def _pod_scores(self, pod: PodInCluster, names: Sequence[str]) -> dict[str, int]:
