@@ -78,6 +78,23 @@ def test_a_pod_that_tolerates_the_taint_or_prefers_a_node_is_not_kept_off_by_it(
     assert [place and place[0] for place in found] == ["a", "b"], "the taint weighs 3 and the affinity 2"
 
 
+def test_a_node_that_is_liked_is_taken_in_spite_of_one_taint_where_others_have_two(world: World) -> None:
+    """A taint counts in proportion to the most that a node has: 150 of 300 here, and the affinity 200."""
+    for name, taints in (("liked", 1), ("plain", 0), ("worst", 2)):
+        manifest = node_manifest(name, TRN1)
+        manifest["spec"] = {
+            "taints": [{"key": f"old-{number}", "effect": "PreferNoSchedule"} for number in range(taints)]
+        }
+        world.show_node(manifest)
+    choosy = gated_manifest("choosy", DEVICE, 4)
+    liked = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["liked"]}]}
+    preferred = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "preference": liked}]}
+    choosy["spec"]["affinity"] = {"nodeAffinity": preferred}
+    found = world.state.scene().best(record_of(choosy))
+    assert found
+    assert found[0] == "liked"
+
+
 def test_what_comes_on_trial_is_not_seen_outside(world: World) -> None:
     for name in ("a", "b"):
         world.node(name, TRN1)
