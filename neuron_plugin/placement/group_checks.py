@@ -22,7 +22,6 @@ from neuron_plugin.allocation.group import GroupName
 from neuron_plugin.allocation.node import Reservation
 from neuron_plugin.allocation.placement import placement_mask
 from neuron_plugin.allocation.preflight import PreflightState, broken_devices
-from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.cluster import ClusterError
 from neuron_plugin.cluster.objects import pages
 from neuron_plugin.cluster.pods import PODS
@@ -31,6 +30,7 @@ from neuron_plugin.placement.check_pods import CheckedPlace, check_pod, check_sc
 from neuron_plugin.placement.context import Context
 from neuron_plugin.placement.leadership import CONDITION
 from neuron_plugin.placement.preflight import EVENTS, delete_check, give_devices, rules_of
+from neuron_plugin.placement.reserves import cores_text
 from neuron_plugin.placement.settings import PreflightSettings
 from neuron_plugin.placement.writer import Outcome, Writer
 from neuron_plugin.planning.groups import GroupPlan
@@ -43,7 +43,6 @@ from neuron_plugin.planning.preflight import (
     running_text,
 )
 from neuron_plugin.planning.scene import rank_of
-from neuron_plugin.topology import cores_in
 from neuron_plugin.wording import first_of, named
 
 MOST_EVENTS = 20
@@ -129,7 +128,7 @@ class GroupChecks:
                 namespace=group[0],
                 name=pod.reference.name,
                 node=plan.places[pod.uid][0],
-                cores=ranges(cores_in(placement_mask(plan.places[pod.uid][1]))),
+                cores=cores_text(placement_mask(plan.places[pod.uid][1])),
                 at=unix_now,
                 group="/".join(group),
                 rank=rank,

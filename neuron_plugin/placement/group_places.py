@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import replace
-from functools import lru_cache
 
 import msgspec
 
@@ -21,16 +20,15 @@ from neuron_plugin.allocation import NeuronPod, Rejection
 from neuron_plugin.allocation.group import GroupName
 from neuron_plugin.allocation.placement import placement_mask
 from neuron_plugin.allocation.pod import assigned_allocations, mask_union
-from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.cluster import ApiError, ApiRequest, ClusterError
 from neuron_plugin.cluster.api import send
 from neuron_plugin.cluster.pods import PODS, neuron_pod
 from neuron_plugin.placement.context import Context
-from neuron_plugin.placement.reserves import ReserveRecord, is_sick
+from neuron_plugin.placement.reserves import ReserveRecord, cores_text, is_sick
 from neuron_plugin.planning.groups import members_to_come, spare_nodes
 from neuron_plugin.planning.judgement import anchors_of
 from neuron_plugin.planning.scene import Place, rank_key, spare_key
-from neuron_plugin.topology import CoreMask, cores_in
+from neuron_plugin.topology import CoreMask
 
 NO_RESERVE = "NeuronGroupNotReserved"
 """The reason of the event on the leader of a group whose other pods' needs cannot be looked up."""
@@ -213,7 +211,7 @@ class GroupPlaces:
             namespace=group[0],
             name=name,
             node=node,
-            cores=_cores(mask),
+            cores=cores_text(mask),
             at=self._context.unix_seconds(),
             group="/".join(group),
             lent_below=lent_below,
@@ -296,11 +294,6 @@ class GroupPlaces:
         for record in records:
             self._drop(record)
         return bool(records)
-
-
-@lru_cache(maxsize=4_096)
-def _cores(mask: CoreMask) -> str:
-    return ranges(cores_in(mask))
 
 
 class _Template(msgspec.Struct):

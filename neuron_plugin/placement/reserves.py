@@ -12,9 +12,9 @@ import msgspec
 from neuron_plugin.allocation import PodReference, PodUid
 from neuron_plugin.allocation.group import GroupName
 from neuron_plugin.allocation.node import Reservation
-from neuron_plugin.allocation.resources import parse_ids
+from neuron_plugin.allocation.resources import parse_ids, ranges
 from neuron_plugin.placement.state import ClusterState
-from neuron_plugin.topology import CoreMask
+from neuron_plugin.topology import CoreMask, cores_in
 
 RECORDS_KEY = "neuron-plugin.io/moves"
 """Annotation of the leader's Lease: what is reserved, and for whom pods were moved lately."""
@@ -62,6 +62,12 @@ class ReserveRecord(msgspec.Struct, frozen=True, rename="camel", omit_defaults=T
         """The group of a rank."""
         namespace, _, name = self.group.partition("/")
         return namespace, name
+
+
+@lru_cache(maxsize=4_096)
+def cores_text(mask: CoreMask) -> str:
+    """Cores as a record has them."""
+    return ranges(cores_in(mask))
 
 
 @lru_cache(maxsize=4_096)

@@ -26,7 +26,6 @@ from http import HTTPStatus
 
 from neuron_plugin.allocation import NeuronPod, PodUid
 from neuron_plugin.allocation.node import Reservation
-from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.cluster import ApiError, ApiRequest, ClusterError, LeaseName
 from neuron_plugin.cluster.api import send
 from neuron_plugin.cluster.objects import LEASES
@@ -39,6 +38,7 @@ from neuron_plugin.placement.leadership import CONDITION
 from neuron_plugin.placement.reserves import (
     RECORDS_KEY,
     ReserveRecord,
+    cores_text,
     is_sick,
     read_records,
     see_reserves,
@@ -49,7 +49,6 @@ from neuron_plugin.planning import PREEMPTION, RULES, Move, MoveRules, Relocatio
 from neuron_plugin.planning.budgets import Budget, beyond_budgets
 from neuron_plugin.planning.population import PodKind, kind_of
 from neuron_plugin.planning.scene import owner_of
-from neuron_plugin.topology import cores_in
 
 EVICTED_REASON = "NeuronEvictedForMove"
 PREEMPTED_REASON = "NeuronPreempted"
@@ -287,7 +286,7 @@ class Room:
             namespace=pod.namespace,
             name=pod.name,
             node=move.node,
-            cores=ranges(cores_in(move.mask)),
+            cores=cores_text(move.mask),
             victims=tuple(victim.uid for victim in victims),
             owners=() if move.preempts else tuple(sorted(set(map(owner_of, victims)))),
             at=self._context.unix_seconds(),

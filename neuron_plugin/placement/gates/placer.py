@@ -313,7 +313,8 @@ class Placer:
     async def _write_down(self, group: GroupName, uids: Sequence[PodUid]) -> None:
         """Write down what is kept for pods of a group; where that fails they leave the line for a while.
 
-        Where a pod has gone meanwhile, or its place is of no use any more, the group is looked at again.
+        They come back at once where nothing was sent, as while the Lease was not renewed lately. Where a pod has gone
+        meanwhile, or its place is of no use any more, the group is looked at again.
         """
         written = False
         try:

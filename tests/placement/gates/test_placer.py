@@ -634,7 +634,7 @@ async def test_a_pod_goes_elsewhere_where_the_node_with_room_made_for_it_is_not_
     assert gated.place("train") == "b"
 
 
-# UltraServers.
+# A server that is too busy.
 
 
 async def test_a_server_that_is_too_busy_is_asked_again_when_it_says(gated: GatesBench) -> None:
