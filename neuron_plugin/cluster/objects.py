@@ -286,15 +286,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[R]):
-    """One page of a list. ``version`` is the same on all of them, ``continuation`` empty on the last."""
+    """One page of a list. ``version`` is the same on all of them, ``continuation`` empty on the last.
+
+    ``remaining`` is how many objects come after it; 0 where the server does not say, as with selectors.
+    """
 
     records: tuple[R, ...]
     version: int
     continuation: str
+    remaining: int = 0
 
 
 class _ListMeta(Wire, frozen=True):
     resource_version: str = ""
+    remaining_item_count: int | None = None
     continuation: str = msgspec.field(default="", name="continue")
 
 
@@ -327,7 +332,9 @@ class ApiResource(Generic[R]):
         """Read one page of a list."""
         kind: type[_WirePage[R]] = _WirePage[self.record]  # type: ignore[name-defined]  # msgspec reads it at run time
         page = _decode(kind, f"a list of {self.plural}", data)
-        return Page(page.items or (), parse_version(page.metadata.resource_version), page.metadata.continuation)
+        metadata = page.metadata
+        version, remaining = parse_version(metadata.resource_version), metadata.remaining_item_count or 0
+        return Page(page.items or (), version, metadata.continuation, remaining)
 
 
 NODES = ApiResource("/api/v1", "nodes", Node)
@@ -414,3 +421,16 @@ async def pages(
         if not page.continuation:
             return
         query = {**query, "continue": page.continuation}
+
+
+async def count_of(api: ApiServer, resource: ApiResource[R], *, timeout_seconds: float) -> int:
+    """How many objects there are: a page of one says how many come after it.
+
+    Raises:
+        ApiError: the server refused.
+        UnreachableError: no complete answer within ``timeout_seconds``.
+        DecodeError: the page cannot be read.
+    """
+    request = ApiRequest("GET", resource.collection(), {"limit": "1"})
+    page = resource.decode_page(await send(api, request, timeout_seconds=timeout_seconds))
+    return len(page.records) + page.remaining

@@ -53,8 +53,8 @@ LOOK_SECONDS = 1.0
 """Between two looks at a Lease that shows whether it is renewed."""
 _STORAGE_LOOK_SECONDS = 0.1
 """Between two looks whether the first lists of storage are in."""
-PATIENCE_SECONDS = 20.0
-"""How long ``survey`` looks whether a plugin's Lease is renewed or runs out: by default it lasts 8 s."""
+PATIENCE_SECONDS = 45.0
+"""How long ``survey`` looks whether a plugin's Lease is renewed or runs out: it lasts 8 s, or 40 in large clusters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -490,8 +490,8 @@ async def _stale_plugins(
 ) -> frozenset[str]:
     """The nodes whose plugin's Lease is given up, or runs out while we look: one look cannot see the latter.
 
-    So it takes until every Lease was renewed, some two seconds, or has run out. As in an extender, plugins go unjudged
-    without the right to read Leases.
+    So it takes until every Lease was renewed, two seconds or in a large cluster ten, or has run out. As in an extender,
+    plugins go unjudged without the right to read Leases.
     """
     leases, first_versions, began = PluginLeases(), dict[str, str](), clock.now()
     while True:

@@ -15,6 +15,9 @@ The renewal carries how much the node's containers use their cores: it is writte
 
 A write without an answer may land later. So a renewal names the version of the Lease that was seen last, and the Lease
 is created without a holder.
+
+In a large cluster the renewals of all plugins are what the API server has most to do with. So a plugin looks how many
+nodes there are, and renews less often: ``spread_over``.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from neuron_plugin.allocation.keys import UTILIZATION_KEY
 from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, ClusterError, Lease, LeaseName, ObjectReference
 from neuron_plugin.cluster.api import MERGE_PATCH, send
 from neuron_plugin.cluster.leases import LEASE_PREFIX
-from neuron_plugin.cluster.objects import LEASES, NODES
+from neuron_plugin.cluster.objects import LEASES, NODES, count_of
 from neuron_plugin.cluster.writes import claim_lease, create_lease, read_node, renew_lease, utc_now
 from neuron_plugin.plugin.watch import Problem
 
@@ -37,6 +40,11 @@ logger = logging.getLogger(__name__)
 
 GIVE_UP_SECONDS = 1.2
 """For giving up. The plugin serves meanwhile; a lost write leaves the node open for as long as the Lease lasts."""
+COUNT_SECONDS = 1800.0
+"""Between two looks at how many nodes there are."""
+FEW_NODES, MOST_STRETCH = 100, 5
+"""Up to so many nodes Leases are renewed as often as the settings say, from five times as many a fifth as often. By
+default that is every 10 s, as kubelets renew theirs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +53,11 @@ class LeaseTimes:
 
     duration: float
     renew: float
+
+    def spread_over(self, nodes: int) -> LeaseTimes:
+        """The times in a cluster of so many nodes: all plugins together renew no more often than kubelets do."""
+        stretch = min(max(nodes / FEW_NODES, 1.0), MOST_STRETCH)
+        return LeaseTimes(self.duration * stretch, self.renew * stretch)
 
 
 def node_lease(namespace: str, node: str) -> LeaseName:
@@ -63,7 +76,9 @@ class NodeLease:
         """The text that the Lease had before this plugin wrote it; None as long as the Lease has not been read."""
         self._lease = node_lease(namespace, node)
         self._node = node
+        self._set_times = times
         self._times = times
+        self._counted_at = float("-inf")
         self._seen: Lease | None = None
         self._held = False
         """Whether the API server may have us as the holder, by what was sent last."""
@@ -85,6 +100,7 @@ class NodeLease:
                 try:
                     await self._renew(api)
                     problem.end()
+                    await self._count_nodes(api)
                 except ClusterError as error:
                     problem.say(error, node=self._node)
             with suppress(TimeoutError):
@@ -108,6 +124,15 @@ class NodeLease:
             logger.debug("the Lease was not given up", extra={"node": self._node, "error": repr(error)})
             return False
         return True
+
+    async def _count_nodes(self, api: ApiServer) -> None:
+        """Look now and then how many nodes there are; the next renewal takes that into account."""
+        now = asyncio.get_running_loop().time()
+        if now - self._counted_at >= COUNT_SECONDS:
+            self._counted_at = now
+            with suppress(ClusterError):
+                nodes = await count_of(api, NODES, timeout_seconds=self._set_times.renew)
+                self._times = self._set_times.spread_over(nodes)
 
     async def _renew(self, api: ApiServer) -> None:
         try:

@@ -216,7 +216,7 @@ class PluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Meta(
             ge=1,
             le=1800,
-            description="how often the Lease is renewed: a write each; 10, with a duration of 40, from 300 nodes on",
+            description="how often the Lease is renewed; from 100 nodes on less often, with its duration: from 500 on a fifth",
         ),
     ] = 2.0
     log_format: Annotated[LogFormat, Meta(description="form of the log lines")] = LogFormat.TEXT

@@ -161,8 +161,10 @@ def _list(objects: ApiObjects, target: Target, request: ApiRequest) -> bytes:
                 following = place
                 break
             chosen.append(snapshot.objects[place])
-    metadata = {"resourceVersion": str(snapshot.version)}
+    metadata: AnyJson = {"resourceVersion": str(snapshot.version)}
     if following:
+        if not query.keys() & {"fieldSelector", "labelSelector"}:
+            metadata["remainingItemCount"] = len(snapshot.objects) - following
         metadata["continue"] = base64.urlsafe_b64encode(f"{snapshot.version}:{following}".encode()).decode()
     head = {"kind": f"{target.kind.kind}List", "apiVersion": target.kind.version, "metadata": metadata}
     items = b",".join(stored.encoded for stored in chosen)

@@ -96,7 +96,7 @@ class Story(Scene):
             "lost": {"lose_answer": True},
             "held": {"gate": self._gate},
         }
-        match = Match() if method == "all" else Match(method, "/leases")
+        match = Match() if method == "all" else Match(method, "/nodes" if method == "GET" else "/leases")
         self.api.fail(Fault(match, 9999 if method == "all" else 1, **ways.get(how) or {"status": int(how)}))
 
     async def release(self, method: str) -> None:
@@ -105,6 +105,11 @@ class Story(Scene):
         self._gate.set()
         await asyncio.sleep(0.1)
         assert self.api.writes[0] == method
+
+    def nodes(self, number: str) -> None:
+        """So many others join the cluster."""
+        for other in range(int(number) - 1):
+            self.api.create_node({"metadata": {"name": f"other-{other}"}})
 
     async def node_again(self) -> None:
         self.api.delete_node(NODE)
@@ -147,6 +152,9 @@ class Story(Scene):
         owner = {"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": uid}
         assert self.found["metadata"]["ownerReferences"] == [owner]
         assert self.found["spec"]["leaseDurationSeconds"] == TIMES.duration
+
+    def lasts(self, seconds: str) -> None:
+        assert self.found["spec"]["leaseDurationSeconds"] == float(seconds)
 
     def wrote(self, methods: str = "") -> None:
         """What was written since the last look at that."""
@@ -196,6 +204,18 @@ STORIES = {
     "e7 what somebody else wrote is renewed": "starts; held; predecessor_ends; closed; wait 2; held",
     "a plugin that has no lease yet gives none up": "starts idle; ends lost; absent",
     "a node that is created again gets a lease of its own": "starts; held; node_again; wait 2; held; owned",
+    "a small cluster's leases are renewed as often as it is set": (
+        "nodes 100; starts; held; wait 1; wrote PATCH POST PATCH; wait 10; wrote PATCH PATCH PATCH PATCH PATCH; lasts 8"
+    ),
+    "in a cluster of 250 nodes every 5 s, and they last as much longer": (
+        "nodes 250; starts; held; wait 6; wrote PATCH POST PATCH PATCH; lasts 20; wait 10; wrote PATCH PATCH"
+    ),
+    "never less often than every 10 s, as kubelets do": (
+        "nodes 2000; starts; held; wait 11; wrote PATCH POST PATCH PATCH; lasts 40; wait 20; wrote PATCH PATCH"
+    ),
+    "a node of which the number of others is not known renews as often as it is set": (
+        "starts; held; nodes 2000; fails GET 403; starts; wait 5; wrote PATCH POST PATCH PATCH PATCH PATCH PATCH; lasts 8"
+    ),
     "a lease that may not be looked at is not created": (
         "fails all 403; starts; wait 7; wrote PATCH PATCH PATCH PATCH; absent"
     ),
