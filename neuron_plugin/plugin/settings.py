@@ -209,14 +209,19 @@ class PluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ] = True
     lease_namespace: Annotated[str, Meta(min_length=1, description="namespace of the nodes' Leases")] = "kube-system"
     lease_duration_seconds: Annotated[
-        float, Meta(ge=1, le=3600, description="how long after a renewal the extender goes on using the node")
+        float,
+        Meta(
+            ge=1,
+            le=3600,
+            description="how long after a renewal the extender uses the node; longer from 100 nodes on",
+        ),
     ] = 8.0
     lease_renew_seconds: Annotated[
         float,
         Meta(
             ge=1,
             le=1800,
-            description="how often the Lease is renewed; from 100 nodes on less often, with its duration: from 500 on a fifth",
+            description="how often the Lease is renewed; less often from 100 nodes on",
         ),
     ] = 2.0
     log_format: Annotated[LogFormat, Meta(description="form of the log lines")] = LogFormat.TEXT

@@ -214,7 +214,8 @@ STORIES = {
         "nodes 2000; starts; held; wait 11; wrote PATCH POST PATCH PATCH; lasts 40; wait 20; wrote PATCH PATCH"
     ),
     "a node of which the number of others is not known renews as often as it is set": (
-        "starts; held; nodes 2000; fails GET 403; starts; wait 5; wrote PATCH POST PATCH PATCH PATCH PATCH PATCH; lasts 8"
+        "starts; held; wrote PATCH POST PATCH; nodes 2000; fails GET 403; starts; wait 5; "
+        "wrote PATCH PATCH PATCH PATCH; lasts 8"
     ),
     "a lease that may not be looked at is not created": (
         "fails all 403; starts; wait 7; wrote PATCH PATCH PATCH PATCH; absent"
