@@ -82,7 +82,7 @@ def group_member(
         unreadable = _unreadable(PREFLIGHT_KEY, checked, "group")
     if exclusive and readable == NO_WISH:
         readable = TopologyWish(required=exclusive)
-    rank = _rank(said)
+    rank = _rank(said, several=not lws)
     return GroupMember(group, size, rank, leads, readable, unreadable, lws, spares=spares or 0, preflight=bool(checked))
 
 
@@ -94,8 +94,11 @@ def _number(text: str, pattern: re.Pattern[str] = _NUMBER) -> int | None:
     return int(text) if text and pattern.fullmatch(text := text.strip()) else None
 
 
-def _rank(said: Texts) -> tuple[int, ...] | None:
-    """The index that a framework has given to the pod, with that of its job in front where there are several."""
+def _rank(said: Texts, *, several: bool) -> tuple[int, ...] | None:
+    """The index that a framework has given to the pod, with that of its job in front where there are several.
+
+    ``several`` says that the group may have pods of several replicas of a LeaderWorkerSet.
+    """
     offset = _number(said.get(f"{_KUEUE}pod-index-offset", "")) or 0
     if (own := _number(said.get(RANK_KEY, ""))) is not None:
         return (own,)
@@ -104,7 +107,8 @@ def _rank(said: Texts) -> tuple[int, ...] | None:
         job = next((number for number in jobs if number is not None), None)
         return (index + offset,) if job is None else (job, index + offset)
     if (index := _number(said.get(f"{_LWS}worker-index", ""))) is not None:
-        return (index + offset,)
+        replica = _number(said.get(f"{_LWS}group-index", "")) if several else None
+        return (index + offset,) if replica is None else (replica, index + offset)
     if (index := _number(said.get(f"{_KUBEFLOW}replica-index", ""))) is not None:
         role = said.get(f"{_KUBEFLOW}replica-type", said.get(f"{_KUBEFLOW}job-role", "")).lower()
         return int(role not in _MASTERS), index + offset

@@ -271,11 +271,37 @@ def worker_set(size: int, workers: AnyJson, *, replicas: int = 1) -> AnyJson:
     return {"metadata": {"name": "serve"}, "spec": {"replicas": replicas, "leaderWorkerTemplate": template}}
 
 
-def lws(index: int) -> AnyJson:
-    """What LeaderWorkerSet writes on the pods of its replica 0."""
+def lws(index: int, replica: int = 0) -> AnyJson:
+    """What LeaderWorkerSet writes on the pods of a replica."""
     prefix = "leaderworkerset.sigs.k8s.io/"
-    labels = {f"{prefix}name": "serve", f"{prefix}group-index": "0", f"{prefix}worker-index": str(index)}
+    labels = {f"{prefix}name": "serve", f"{prefix}group-index": str(replica), f"{prefix}worker-index": str(index)}
     return {"labels": labels, "annotations": {f"{prefix}size": "3"}}
+
+
+async def test_a_worker_gets_its_place_back_though_its_group_spans_replicas_and_another_one_waits(
+    gated: GatesBench,
+) -> None:
+    """As in kueue#8801: a new replica took the place of a worker that was made again."""
+
+    def replica_pods(*ranks: tuple[int, int]) -> list[str]:
+        for replica, index in ranks:
+            gated.pod(f"serve-{replica}-{index}", NEURON, 8, group="serve", size=4, **lws(index, replica))
+        return [f"serve-{replica}-{index}" for replica, index in ranks]
+
+    for name in ("a", "b"):
+        gated.node(name)
+    names = replica_pods((0, 0), (0, 1), (1, 0), (1, 1))
+    await gated.place_all()
+    before = {name: gated.place(name) for name in names}
+    for name, node in before.items():
+        gated.bind(name, node)
+    surge = replica_pods((2, 0), (2, 1))
+    gated.server.delete_pod("default", "serve-1-1", grace_seconds=0)
+    await gated.place_all()
+    replica_pods((1, 1))
+    await gated.place_all()
+    assert gated.place("serve-1-1") == before["serve-1-1"]
+    assert [gated.place(name) for name in surge] == ["", ""]
 
 
 async def test_a_replica_of_a_leader_worker_set_is_a_group_without_a_word_of_ours(gated: GatesBench) -> None:
