@@ -15,6 +15,7 @@ from neuron_plugin.allocation.group import NO_WISH, GroupMember, GroupName, Topo
 from neuron_plugin.allocation.keys import (
     GROUP_KEY,
     GROUP_SIZE_KEY,
+    NODE_KEY,
     PREFLIGHT_KEY,
     RANK_KEY,
     SLICE_KEY,
@@ -95,13 +96,23 @@ def _number(text: str, pattern: re.Pattern[str] = _NUMBER) -> int | None:
 
 
 def _rank(said: Texts, *, several: bool) -> tuple[int, ...] | None:
+    """The rank of a pod: what it says itself, or else the index that a framework has given to it.
+
+    A placement writes a rank as one number on the pod, also where the index has several: the index goes on counting
+    then, or the pod that takes the place of a lost one would not be known by it.
+    """
+    own, index = _number(said.get(RANK_KEY, "")), _index(said, several=several)
+    if own is None or (index and len(index) > 1 and NODE_KEY in said):
+        return index
+    return (own,)
+
+
+def _index(said: Texts, *, several: bool) -> tuple[int, ...] | None:
     """The index that a framework has given to the pod, with that of its job in front where there are several.
 
     ``several`` says that the group may have pods of several replicas of a LeaderWorkerSet.
     """
     offset = _number(said.get(f"{_KUEUE}pod-index-offset", "")) or 0
-    if (own := _number(said.get(RANK_KEY, ""))) is not None:
-        return (own,)
     if (index := _number(said.get(_COMPLETION_INDEX, ""))) is not None:
         jobs = (_number(said.get(f"{_JOBSET}{key}", "")) for key in ("job-global-index", "job-index"))
         job = next((number for number in jobs if number is not None), None)

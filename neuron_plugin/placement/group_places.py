@@ -190,7 +190,7 @@ class GroupPlaces:
             )
             if mask and key not in self._state.reserved and not is_taken:
                 self._come_on(group)
-                self._keep_place(group, key, f"{group[1]} rank {member.rank[-1]}", before.node, mask)
+                self._keep_place(group, key, f"{group[1]} rank {'.'.join(map(str, member.rank))}", before.node, mask)
 
     def _had(self, pod: NeuronPod) -> CoreMask:
         """The cores of a bound pod, which may be gone."""

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from neuron_plugin.allocation import PodReference, PodUid
-from neuron_plugin.allocation.keys import GATE, MOVABLE_KEY, NODE_KEY, POD_UID_KEY, RANK_KEY, SPARES_KEY
+from neuron_plugin.allocation.keys import GATE, MOVABLE_KEY, NODE_KEY, POD_UID_KEY, SPARES_KEY
 from neuron_plugin.allocation.resources import parse_ids
 from neuron_plugin.backoff import Clock
 from neuron_plugin.cluster import ApiRequest, LeaseName, UnreachableError
@@ -63,6 +63,7 @@ LEASE = "neuron-extender"
 SHAPES = (("aws.amazon.com/neuron", (1, 1, 4, 8, 16)), ("aws.amazon.com/neuroncore", (1, 2)))
 GROUP = "neuron-plugin.io/group"
 RING = "ring"
+JOB_INDEX, COMPLETION_INDEX = "jobset.sigs.k8s.io/job-index", "batch.kubernetes.io/job-completion-index"
 """The group of high priority that has a spare node."""
 LANDING = 5.0
 WRITE = 2.5
@@ -183,6 +184,8 @@ class Model:
         self.server = StandInApiServer()
         self.created: dict[str, float] = {}
         """When pods were made, by their UIDs."""
+        self.ranks: dict[str, tuple[int, ...] | None] = {}
+        """Of pods of groups, by their UIDs."""
         self.evicted = 0
         self.server.create(SERVED_LEASES, {"metadata": {"name": LEASE}, "spec": {}}, "kube-system")
         self.placed_in_group: defaultdict[str, set[str]] = defaultdict(set)
@@ -248,10 +251,10 @@ class Model:
             else {}
         )
         if rank:
-            annotations |= {RANK_KEY: rank, SPARES_KEY: "1"}
+            annotations |= {COMPLETION_INDEX: "0", SPARES_KEY: "1"}
         name = f"pod-{self.names}"
         metadata: AnyJson = {"name": name, "namespace": "default", "uid": f"uid-{self.names}"}
-        metadata["annotations"] = annotations
+        metadata |= {"annotations": annotations, "labels": {JOB_INDEX: rank} if rank else {}}
         if not group and self.chance.random() < 0.5:
             annotations[MOVABLE_KEY] = "true"
             owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web", "uid": "u", "controller": True}
@@ -273,7 +276,7 @@ class Model:
         self.server.create_pod({"metadata": metadata, "spec": spec})
 
     def create_ring(self, rank: str) -> None:
-        """A pod of the group that has a spare node, and whose pods are made again whenever they end."""
+        """A pod of the group that has a spare node, and whose pods are made again whenever they end: two Jobs' of one."""
         self.create(group=RING, size=2, count=8, rank=rank)
 
     def create_other(self) -> None:
@@ -435,7 +438,7 @@ class Model:
             self.server.patch_status(SERVED_CLAIMS, claim, {"allocation": None, "reservedFor": None}, "default")
             self.server.change(SERVED_CLAIMS, claim, {"metadata": {"finalizers": None}}, "default")
             self.server.delete(SERVED_CLAIMS, claim, "default")
-        elif rank := pod["metadata"].get("annotations", {}).get(RANK_KEY):
+        elif rank := pod["metadata"].get("labels", {}).get(JOB_INDEX):
             self.create_ring(rank)
         elif pod["metadata"].get("deletionTimestamp") and "ownerReferences" in pod["metadata"]:
             self.create()
@@ -600,7 +603,10 @@ class Model:
                 yield annotations[NODE_KEY] if is_placed else node, pod["metadata"]["name"], frozenset(ids), node
 
     def check(self) -> None:
-        """No core is in two placements of bound pods, and a placed pod is bound where it was placed."""
+        """No core is in two placements of bound pods, and a placed pod is bound where it was placed.
+
+        A pod's rank is the same as long as it lives: a lost pod's place is kept by it.
+        """
         used: dict[tuple[str, int], str] = {}
         for node, name, cores, bound_to in self.held():
             if bound_to:
@@ -610,6 +616,10 @@ class Model:
                     # Of claims the driver refuses what another pod has; the second pod does not start.
                     is_refused = node == CLAIM_NODE and {other, name} & self.too_late
                     assert other == name or is_refused, (node, core, other, name)
+
+        for pod in (pod for replica in self.replicas for pod in replica.state.pods.values() if pod.member):
+            assert pod.member
+            assert self.ranks.setdefault(pod.uid, pod.member.rank) == pod.member.rank, f"{pod.reference} changes its rank"
 
     async def settle(self) -> None:
         """Nothing goes wrong any more, and time passes."""
