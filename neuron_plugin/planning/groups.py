@@ -176,11 +176,12 @@ def members_to_come(
     """The pods of a leader's group that are made once it is placed or runs, in thought, by what they will ask for."""
     group, member = leader.group or ("", ""), leader.member
     ranks, made = {pod.member.rank for pod in members if pod.member}, list[NeuronPod]()
-    for number in range(least):
-        if member and (number,) not in ranks:
-            rank = GroupMember(group, member.size, (number,), wish=member.wish)
-            reference = PodReference(PodUid(rank_key(group, (number,))), group[0], f"{group[1]} rank {number}")
-            made.append(replace(template, reference=reference, member=rank))
+    of_job = member.rank[:-1] if member and member.rank else ()
+    for rank in ((*of_job, number) for number in range(least)):
+        if member and rank not in ranks:
+            to_come = GroupMember(group, member.size, rank, wish=member.wish)
+            reference = PodReference(PodUid(rank_key(group, rank)), group[0], f"{group[1]} rank {rank[-1]}")
+            made.append(replace(template, reference=reference, member=to_come))
     return made
 
 
