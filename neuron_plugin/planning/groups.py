@@ -15,7 +15,7 @@ import enum
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import chain
 from typing import NamedTuple
@@ -99,10 +99,11 @@ class GroupPlan:
 
 @dataclass(frozen=True, slots=True)
 class GroupShort:
-    """Why a group does not fit. ``most`` is how many of its pods would fit together."""
+    """Why a group does not fit. ``most`` is how many of its pods would fit together, on nodes of a ``geometry``."""
 
     reason: str
     most: int = 0
+    geometry: Geometry | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +150,7 @@ def place_group(
             return GroupPlan(places, paths[0][: common_depth(paths)])
         most = max(most, len(kept) + found)
         number = min(number - 1, found)
-    return GroupShort(search.why(len(others)), most)
+    return GroupShort(search.why(len(others)), most, search.largest if most else None)
 
 
 def domains_for(scene: Scene, wish: TopologyWish, anchors: Sequence[Anchor]) -> list[frozenset[str]]:
@@ -221,6 +222,8 @@ class _Search:
         self.problem = ""
         self._required = self._depth(wish.required)
         self._slice = self._depth(wish.slice_level) if wish.slice_size else 0
+        self.largest: Geometry | None = None
+        """The type of node that holds the most of the pods, where none holds all."""
         self._held: Counter[str] | None = None
         """How many pods the domains of the required level hold, where none holds all."""
 
@@ -291,8 +294,8 @@ class _Search:
                 found = self._place_one_by_one(pods, names, geometry, counted)
             if isinstance(found, tuple):
                 best = min(best, found, key=lambda one: one[0]) if best else found
-            else:
-                most = max(most, found or 0)
+            elif (held := found or 0) > most:
+                most, self.largest = held, geometry
         return best[1] if best else most
 
     def _pools(self, pods: Sequence[NeuronPod]) -> _Pools:

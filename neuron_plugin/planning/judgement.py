@@ -25,7 +25,14 @@ from neuron_plugin.allocation.keys import GATE
 from neuron_plugin.allocation.placement import cores_asked, place, placement_mask
 from neuron_plugin.planning.budgets import beyond_budgets, budget_text
 from neuron_plugin.planning.groups import Anchor, GroupPlan, domains_for, members_to_come, place_group
-from neuron_plugin.planning.node_answers import LEFT, NodeAnswer, nearest_holders, node_answers, sentence_of
+from neuron_plugin.planning.node_answers import (
+    LEFT,
+    NodeAnswer,
+    are_old_pods,
+    nearest_holders,
+    node_answers,
+    sentence_of,
+)
 from neuron_plugin.planning.population import likeness
 from neuron_plugin.planning.preflight import why_not_checked
 from neuron_plugin.planning.scene import Allowed, Place, Scene, rank_of
@@ -37,6 +44,8 @@ MOST_HOLDERS = 3
 """Pods in the way that a sentence names; the others are counted."""
 UNTRIED_SECONDS = 10.0
 """How old a pod has to be before it says something that no scheduler has looked at it."""
+IGNORED_SECONDS = 120.0
+"""The same where pods of its scheduler's name are on nodes: a busy scheduler takes its time."""
 HELD_BY_OLD_PODS = "The old pods of the same Deployment hold it: with strategy.rollingUpdate.maxSurge 0 they end first"
 PREEMPTED_BY_NAME = (
     "Pods of lower priority hold Neuron devices under another resource name, and kube-scheduler does not preempt "
@@ -190,6 +199,8 @@ def judge(
                 return Judgement(pod, standing, sentence=sentence, move=move)
     if standing is Standing.LINKS:
         standing = Standing.SHORT  # no move helps
+    if waits:
+        return Judgement(pod, standing, sentence=sentence)  # nobody's end would help
     holders = nearest_holders(scene, pod, answers) if standing in {Standing.SHORT, Standing.RULES} else ()
     helps, in_the_way = _what_helps(scene, pod, standing, holders), holders
     if not holders and any(answer.fits or LEFT in answer.reasons for answer in answers):
@@ -207,13 +218,15 @@ def _why_not_judged(scene: Scene, pod: NeuronPod, now: float) -> Judgement | Non
             pod, Standing.GATE, sentence=f"Waits for its scheduling gate to be lifted: {', '.join(others)}"
         )
     is_old = now and pod.created and now - pod.created > UNTRIED_SECONDS
-    if is_old and not (pod.gated or pod.tried):
+    if is_old and not (pod.gated or pod.tried or pod.released):
         name = pod.rules.scheduler_name
         served = {other.rules.scheduler_name for other in scene.cluster.pods.values() if other.node}
-        if name not in served:
-            known = f"; pods with Neuron run here under {', '.join(sorted(served))}" if served else ""
-            sentence = f"No scheduler has looked at it: schedulerName {name} is served by nobody here{known}"
-            return Judgement(pod, Standing.NOBODY, sentence=sentence)
+        known = f"; pods with Neuron run here under {', '.join(sorted(served))}" if served else ""
+        why = f"schedulerName {name} is served by nobody here{known}"
+        if name in served:  # pods that name their node themselves ran past it, or it has ended since
+            why = f"does the scheduler of schedulerName {name} run? Pods with Neuron of that name are on nodes"
+        if name not in served or now - pod.created > IGNORED_SECONDS:
+            return Judgement(pod, Standing.NOBODY, sentence=f"No scheduler has looked at it: {why}")
     return None
 
 
@@ -266,23 +279,13 @@ def _standing(scene: Scene, pod: NeuronPod, answers: Sequence[NodeAnswer]) -> St
 def _what_helps(scene: Scene, pod: NeuronPod, standing: Standing, in_the_way: Sequence[PodReference]) -> str:
     if standing is Standing.NEVER or not in_the_way:
         return ""
-    holders = [scene.cluster.pods.get(holder.uid) for holder in in_the_way]
-    own = _deployment_of(pod)
-    if own and all(
-        holder and _deployment_of(holder) == own and holder.controller != pod.controller for holder in holders
-    ):
+    if are_old_pods(scene, pod, in_the_way):
         return HELD_BY_OLD_PODS
     if _held_under_another_name(scene, pod):
         return PREEMPTED_BY_NAME
+    holders = (scene.cluster.pods.get(holder.uid) for holder in in_the_way)
     known = [holder for holder in holders if holder]
     return ". ".join(budget_text(*each) for each in beyond_budgets(scene.cluster.budgets, known).items())
-
-
-def _deployment_of(pod: NeuronPod) -> str:
-    """The Deployment of a pod, by the name of its ReplicaSet and the hash in it; empty if it has none."""
-    kind, _, name = pod.controller.partition("/")
-    template = pod.labels.labels.get("pod-template-hash", "")
-    return name.removesuffix(f"-{template}") if kind == "ReplicaSet" and template and name.endswith(template) else ""
 
 
 def _held_under_another_name(scene: Scene, pod: NeuronPod) -> bool:
@@ -370,24 +373,46 @@ def _judge_group(
         return judged
     if waits := next(filter(None, (scene.volumes(pod).waits for pod in waiting)), ""):
         return {pod.uid: Judgement(pod, Standing.GROUP, sentence=waits) for pod in waiting}
-    most = f"there is room together for {placed.most} of {len(waiting)} waiting pods, at least {missing} need it"
+    kinds = {info.inventory.geometry for info in cluster.nodes.values() if info.inventory}
+    together = "together" if len(kinds) == 1 or not placed.most else "together, on nodes of one type,"
+    most = f"there is room {together} for {placed.most} of {len(waiting)} waiting pods, at least {missing} need it"
     sentence = f"Its group {name} does not fit as a whole: {placed.reason or most}"
     if checked.avoided:
         avoided = first_of(sorted(checked.avoided), MOST_HOLDERS)
         sentence = f"{sentence}. Its pre-flight check has failed on {avoided}, where it is not placed for a while"
     if found := _make_room_for_group(scene, waiting, missing, now, ways_for, sentence):
         return found
+    may_hold = frozenset().union(*domains_for(scene, cluster.wish_of(first), anchors_of(scene, group)))
+    inventories = ((name, cluster.nodes[name].inventory) for name in may_hold)
+    on_type = {name for name, one in inventories if one and placed.geometry in {None, one.geometry}}
     trial = scene.fork(group)
     for pod in waiting[: placed.most]:
-        if place_of := trial.best(pod):
+        if place_of := trial.best(pod, allowed=Allowed(trial, pod, among_nodes=on_type)):
             trial.put(pod, *place_of)
-    answers = node_answers(trial, waiting[-1])
-    may_hold = frozenset().union(*domains_for(scene, cluster.wish_of(first), anchors_of(scene, group)))
-    in_the_way = nearest_holders(trial, waiting[-1], [answer for answer in answers if answer.name in may_hold])
     # What speaks against single nodes says more where not one pod has room.
-    sentence = f"{sentence}. {sentence_of(answers)}" if not placed.most and not placed.reason else sentence
+    if not placed.most and not placed.reason:
+        sentence = f"{sentence}. {sentence_of(node_answers(trial, waiting[-1]))}"
     lacks = missing - placed.most
-    return {pod.uid: Judgement(pod, Standing.GROUP, None, sentence, None, in_the_way, lacks=lacks) for pod in waiting}
+    in_the_way = _in_the_way_of_all(trial, waiting[placed.most :][:lacks], on_type)
+    helps = _what_helps(scene, waiting[-1], Standing.SHORT, in_the_way)
+    judgement = Judgement(first, Standing.GROUP, None, sentence, None, in_the_way, helps, lacks)
+    return {pod.uid: replace(judgement, pod=pod) for pod in waiting}
+
+
+def _in_the_way_of_all(trial: Scene, pods: Sequence[NeuronPod], names: Collection[str]) -> tuple[PodReference, ...]:
+    """Who has what is nearest to being free for some pods of a group that have no room, for one after the other."""
+    found = dict[PodReference, None]()
+    for pod in pods:
+        holders = nearest_holders(trial, pod, node_answers(trial, pod, names))
+        nodes = {holder: known.node for holder in holders if (known := trial.cluster.pods.get(holder.uid))}
+        if not holders or len(found) > MOST_HOLDERS:
+            break
+        found |= dict.fromkeys(holders)
+        for holder, node in nodes.items():
+            trial.remove([trial.cluster.pods[holder.uid]], node)
+        if place_of := trial.best(pod, allowed=Allowed(trial, pod, among_nodes=names)):
+            trial.put(pod, *place_of)
+    return tuple(found)
 
 
 def _make_room_for_group(

@@ -7,7 +7,7 @@ part of it: a node that looks free and is not for kube-scheduler is not free.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -84,12 +84,12 @@ class NodeAnswer:
         return not self.reasons and bool(self.placement)
 
 
-def node_answers(scene: Scene, pod: NeuronPod) -> list[NodeAnswer]:
-    """What every node says to a pod, all of it."""
+def node_answers(scene: Scene, pod: NeuronPod, names: Collection[str] = ()) -> list[NodeAnswer]:
+    """What every node says to a pod, all of it; or these nodes, if ``names`` are given."""
     cluster, among, volumes = scene.cluster, scene.among(pod), scene.volumes(pod)
-    avoided = cluster.why_avoided(pod)
-    left, answers = scene.left_to_others(pod, cluster.nodes), []
-    for name in cluster.nodes:
+    avoided, names = cluster.why_avoided(pod), names or cluster.nodes
+    left, answers = scene.left_to_others(pod, names), []
+    for name in names:
         against = [*scene.against(pod, name, among, volumes), *filter(None, [avoided.get(name)])]
         if name in left:
             against.append(LEFT)
@@ -103,17 +103,14 @@ def node_answer(scene: Scene, pod: NeuronPod, name: str, against: tuple[str, ...
     known = scene.answers.get((name, pod.requests))
     if known is None or known[0] is not info:
         known = scene.answers[name, pod.requests] = info, _answer_by_devices(info, pod.requests)
-    answer, counts, details = known[1], list[str](), list[str]()
+    answer, counts = known[1], list[str]()
     if not answer.has_neuron:
         return answer
     if answer.placement:  # else it is short of more than kube-scheduler's counts
         for resource, counted, asked in neuron_shortages(pod.rules, info.node.rules, scene.use(name)):
-            counts.append(f"has {counted} of {resource} left as kube-scheduler counts, the pod asks for {asked}")
-            details += _why_counted_less(info, resource, counted)
-    if not (counts or against):
-        return answer
-    reasons = (*counts, *answer.reasons, *against)
-    return replace(answer, reasons=reasons, details=(*answer.details, *details))
+            why = "".join(f"; {text}" for text in _why_counted_less(info, resource))
+            counts.append(f"has {counted} of {resource} left as kube-scheduler counts, the pod asks for {asked}{why}")
+    return replace(answer, reasons=(*counts, *answer.reasons, *against)) if counts or against else answer
 
 
 def _answer_by_devices(info: NodeInfo, request: PodRequest) -> NodeAnswer:
@@ -173,7 +170,7 @@ def _neuron_reason(capacity: Capacity, request: PodRequest, rejection: Rejection
             return rejection.predicate
 
 
-def _why_counted_less(info: NodeInfo, resource: str, counted: int) -> Iterator[str]:
+def _why_counted_less(info: NodeInfo, resource: str) -> Iterator[str]:
     """What makes kube-scheduler count fewer devices than are free."""
     inventory = info.inventory
     if inventory is None:
@@ -183,8 +180,7 @@ def _why_counted_less(info: NodeInfo, resource: str, counted: int) -> Iterator[s
         held = info.ledger.overlapping(geometry.device_mask(device))
         holders = dict.fromkeys(str(allocation.pod) for allocation in held if allocation.resource.value == resource)
         if holders:
-            who = ", ".join(holders)
-            yield f"kube-scheduler counts {counted}: device {device}, which {who} has, is broken and counts twice"
+            yield f"device {device}, which {', '.join(holders)} has, is broken and counts twice"
 
 
 def _amount_details(capacity: Capacity, request: PodRequest) -> Iterator[str]:
@@ -291,12 +287,17 @@ def _nodes(count: int) -> str:
 def nearest_holders(scene: Scene, pod: NeuronPod, answers: Sequence[NodeAnswer]) -> tuple[PodReference, ...]:
     """Who has the set that is nearest to being free, of the nodes that nothing else speaks against.
 
-    Of as many holders it is those that have least. The other pods of its own group are in nobody's way.
+    Of as many holders it is the old pods of its own Deployment, else those that have least. The other pods of its own
+    group are in nobody's way.
     """
     own = {other.uid for other in scene.cluster.members_of(pod.group)} if pod.group else set()
     ways = [
         (
-            (one.weight, sum(ledger.mask_of(holder.uid).bit_count() for holder in one.holders)),
+            (
+                one.weight,
+                not are_old_pods(scene, pod, one.holders),
+                sum(ledger.mask_of(holder.uid).bit_count() for holder in one.holders),
+            ),
             (*one.holders, *one.reserved_for),
         )
         for answer in answers
@@ -307,3 +308,19 @@ def nearest_holders(scene: Scene, pod: NeuronPod, answers: Sequence[NodeAnswer])
     ]
     others = [(weight, pods) for weight, pods in ways if own.isdisjoint(other.uid for other in pods)]
     return min(others, key=lambda way: way[0])[1] if others else ()
+
+
+def are_old_pods(scene: Scene, pod: NeuronPod, others: Sequence[PodReference]) -> bool:
+    """Whether some pods are those that the pod's Deployment is replacing."""
+    own = _deployment_of(pod)
+    known = (scene.cluster.pods.get(other.uid) for other in others)
+    return bool(own and others) and all(
+        other and _deployment_of(other) == own and other.controller != pod.controller for other in known
+    )
+
+
+def _deployment_of(pod: NeuronPod) -> str:
+    """The Deployment of a pod, by the name of its ReplicaSet and the hash in it; empty if it has none."""
+    kind, _, name = pod.controller.partition("/")
+    template = pod.labels.labels.get("pod-template-hash", "")
+    return name.removesuffix(f"-{template}") if kind == "ReplicaSet" and template and name.endswith(template) else ""

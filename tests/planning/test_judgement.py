@@ -12,7 +12,6 @@ from neuron_plugin.allocation.keys import GATE, GROUP_KEY, GROUP_SIZE_KEY, MOVAB
 from neuron_plugin.allocation.node import Reservation
 from neuron_plugin.planning import Judgement, Scene, Standing, judge_all
 from neuron_plugin.planning.judgement import judge
-from neuron_plugin.planning.node_answers import node_answers
 from neuron_plugin.topology import CoreMask
 from tests.support.manifests import container, node_manifest, pod_manifest
 from tests.support.world import World
@@ -101,20 +100,47 @@ def test_a_pod_that_no_scheduler_looks_at_says_by_whom_pods_are_served_here(worl
         "No scheduler has looked at it: schedulerName my-scheduler is served by nobody here; pods with Neuron run here "
         "under default-scheduler"
     )
-    assert judged(world, "sample", now=of(world, "sample").created + 1).standing is Standing.FITS, "not at once"
-
-
-def test_the_old_pod_of_a_deployment_is_in_the_way_of_the_new_one(world: World) -> None:
-    world.show_node(offered("trn"))
-    for name, template, node in (("serve-aaaa-1", "aaaa", "trn"), ("serve-bbbb-1", "bbbb", "")):
-        labels = {"app": "serve", "pod-template-hash": template}
-        ids = {"NEURON_DEVS": SIXTEEN} if node else {}
-        waiting(world, name, 16, labels=labels, owner=f"ReplicaSet/serve-{template}", node=node, annotations=ids)
-    found = judged(world, "serve-bbbb-1")
-    assert found.helps == (
-        "The old pods of the same Deployment hold it: with strategy.rollingUpdate.maxSurge 0 they end first"
+    created = of(world, "sample").created
+    assert judged(world, "sample", now=created + 1).standing is Standing.FITS, "not at once"
+    past = pod_manifest("past-it", NEURON, 1, node="trn", annotations={"NEURON_DEVS": "5"})
+    past["spec"]["schedulerName"] = "my-scheduler"  # by spec.nodeName
+    world.show(past)
+    assert judged(world, "sample", now=created + 60).standing is Standing.FITS, "its scheduler may be busy"
+    assert judged(world, "sample", now=created + 600).sentence == (
+        "No scheduler has looked at it: does the scheduler of schedulerName my-scheduler run? Pods with Neuron of that "
+        "name are on nodes"
     )
-    assert [str(pod) for pod in found.in_the_way] == ["default/serve-aaaa-1"]
+
+
+OLD_PODS = "The old pods of the same Deployment hold it: with strategy.rollingUpdate.maxSurge 0 they end first"
+
+
+def of_rollout(world: World, name: str, template: str, node: str = "", **more: Any) -> None:
+    labels, says = {"app": "serve", "pod-template-hash": template}, more.pop("annotations", {})
+    says |= {"NEURON_DEVS": SIXTEEN} if node else {}
+    owner = f"ReplicaSet/serve-{template}"
+    waiting(world, name, 16, labels=labels, owner=owner, node=node, annotations=says, **more)
+
+
+@pytest.mark.parametrize("stranger_on", ["a", "z"])
+def test_the_old_pod_of_a_deployment_is_in_the_way_of_the_new_one(world: World, stranger_on: str) -> None:
+    for name in ("trn", stranger_on):
+        world.show_node(offered(name))
+    world.held("stranger", stranger_on, NEURON, SIXTEEN)
+    of_rollout(world, "old", "aaaa", "trn")
+    of_rollout(world, "new", "bbbb")
+    found = judged(world, "new")
+    assert ([str(pod) for pod in found.in_the_way], found.helps) == (["default/old"], OLD_PODS)
+
+
+def test_the_old_pods_of_a_deployment_are_in_the_way_of_a_group_of_new_ones(world: World) -> None:
+    for number in range(2):
+        world.show_node(offered(f"trn-{number}"))
+        of_rollout(world, f"old-{number}", "aaaa", f"trn-{number}")
+        group = {GROUP_KEY: "serve", GROUP_SIZE_KEY: "2"}
+        of_rollout(world, f"new-{number}", "bbbb", annotations=group, spec={"schedulingGates": [{"name": GATE}]})
+    for found in judge_all(world.state.scene(), world.state.waiting()):
+        assert (sorted(pod.name for pod in found.in_the_way), found.helps) == (["old-0", "old-1"], OLD_PODS)
 
 
 def test_a_pod_with_all_devices_of_its_node_needs_no_annotation_to_be_in_the_way(world: World) -> None:
@@ -134,10 +160,9 @@ def test_what_kube_scheduler_counts_is_part_of_it(world: World) -> None:
     waiting(world, "train", 8)
     found = judged(world, "train")
     assert found.standing is Standing.RULES
-    assert "1 has 7 of aws.amazon.com/neuron left as kube-scheduler counts, the pod asks for 8" in found.sentence
-    (answer,) = node_answers(world.state.scene(), of(world, "train"))
-    assert answer.details == (
-        "kube-scheduler counts 7: device 3, which default/has-it has, is broken and counts twice",
+    assert found.sentence == (
+        "0 of 1 Neuron node: 1 has 7 of aws.amazon.com/neuron left as kube-scheduler counts, the pod asks for 8; "
+        "device 3, which default/has-it has, is broken and counts twice"
     )
 
 
@@ -208,11 +233,29 @@ def test_a_group_says_what_it_lacks_and_who_is_in_its_way(world: World) -> None:
     )
 
 
-def test_a_claim_that_is_not_there_is_what_the_pod_waits_for(world: World) -> None:
+def test_a_group_is_counted_on_nodes_of_one_type_and_who_is_in_its_way_is_there(world: World) -> None:
     world.show_node(offered("trn"))
-    waiting(world, "train", 1, spec={"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]})
+    world.held("on-trn", "trn", NEURON, "0,1,2,3,4,5,6,7,8,9,10,11")
+    inf = node_manifest("inf", "inf2.48xlarge")
+    inf["status"]["allocatable"] = {**inf["status"]["allocatable"], "cpu": "64", "pods": "110"}
+    world.show_node(inf)
+    world.held("on-inf", "inf", NEURON, "8,9,10,11")
+    for number in range(3):
+        says = {GROUP_KEY: "job", GROUP_SIZE_KEY: "3"}
+        waiting(world, f"w-{number}", 4, annotations=says, spec={"schedulingGates": [{"name": GATE}]})
+    found = judge_all(world.state.scene(), world.state.waiting())[0]
+    assert found.text == (
+        "Its group job does not fit as a whole: there is room together, on nodes of one type, for 2 of 3 waiting pods, "
+        "at least 3 need it. In the way: default/on-inf"
+    )
+
+
+def test_a_claim_that_is_not_there_is_what_the_pod_waits_for_and_nobody_is_in_its_way(world: World) -> None:
+    world.show_node(offered("trn"))
+    world.held("other", "trn", NEURON, "0")
+    waiting(world, "train", 16, spec={"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]})
     found = judged(world, "train")
-    assert (found.standing, found.sentence) == (Standing.RULES, "PersistentVolumeClaim data does not exist")
+    assert (found.standing, found.text) == (Standing.RULES, "PersistentVolumeClaim data does not exist")
 
 
 def test_of_pods_of_one_kind_each_has_its_own_reason(world: World) -> None:
