@@ -127,6 +127,7 @@ class NeuronPod:
     ``created`` and ``last_checkpoint``, when it saved its work, are in unix seconds; 0 where that is not known.
     ``runs`` are the latest runs of its containers, ``privileged`` the containers that run so. ``ending``: its end was
     requested, or an app container has ended for good.
+    ``local_storage``: it has a volume that ends with it.
     ``rejection_message`` is what the kubelet said when it got no devices for the pod.
     ``claims`` are its claims of DRA, of whatever driver.
     """
@@ -162,6 +163,7 @@ class NeuronPod:
     controller: str = ""
     movable: bool | None = None
     last_checkpoint: float = 0.0
+    local_storage: bool = False
     rejection_message: str = ""
     rules: PodRules = NO_RULES
     claims: tuple[PodClaim, ...] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from argparse import ArgumentParser, Namespace
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -40,7 +41,10 @@ from neuron_plugin.cli.command import (
 from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.monitor.plan import PlanOptions, PlanReport, UnknownNodeError, plan
 from neuron_plugin.planning import RULES, DemandError, Standing
-from neuron_plugin.wording import plural
+from neuron_plugin.wording import first_of, plural
+
+MOST_PODS = 3
+"""Pods named that wait for the same reason; the others are counted."""
 
 DESCRIPTION = """\
 Say what would make room for the pods that wait, and change nothing.
@@ -209,9 +213,12 @@ def _lines(report: PlanReport, *, bare: bool) -> Iterator[Line]:
         for pod in report.waiting
         for move in pod.moves
     ]
-    below += [f"{pod.pod}: {pod.reason}" for pod in report.waiting if pod.reason]
+    waiting = defaultdict[str, list[str]](list)
+    for pod in report.waiting:
+        waiting[pod.reason].append(pod.pod)
+    below += [f"{first_of(pods, MOST_PODS)}: {reason}" for reason, pods in waiting.items() if reason]
     if below:
         yield from plain("", *below)
-    if report.more:
-        several = ", ".join(f"{number} on {name}" for name, number in sorted(report.more.items()))
-        yield from plain("", f"{sum(report.more.values())} more of this shape fit: {several}")
+    if report.fitting:
+        several = ", ".join(f"{number} on {name}" for name, number in sorted(report.fitting.items()))
+        yield from plain("", f"{sum(report.fitting.values())} of this shape fit in all: {several}")

@@ -224,6 +224,7 @@ class _Volume(Wire, frozen=True):
     name: str = ""
     persistent_volume_claim: _ClaimSource | None = None
     ephemeral: Present | None = None
+    empty_dir: Present | None = None
 
 
 class PodSpec(Wire, frozen=True):

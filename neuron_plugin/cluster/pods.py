@@ -156,6 +156,7 @@ def neuron_pod(pod: Pod, *, progress: bool = True) -> NeuronPod:
         controller="" if controller[0] == "Node" else "/".join(filter(None, controller)),
         movable=is_movable(annotations),
         last_checkpoint=unix_seconds(annotations.get(LAST_CHECKPOINT_KEY, "")),
+        local_storage=any(volume.empty_dir is not None for volume in spec.volumes or ()),
         rejection_message=(pod.status.message or "") if pod.rejected_at_admission else "",
         rules=rules,
         claims=_claims(pod) if spec.resource_claims else (),

@@ -117,7 +117,7 @@ def _health(info: NodeInfo) -> Iterator[Finding]:
         for device in range(inventory.geometry.device_count)
     }
     for device in range(inventory.geometry.device_count):
-        why = inventory.unhealthy.get(device, "")
+        why = inventory.unhealthy.get(device, "").removeprefix("missing: ")
         who = f"; {', '.join(holders[device])} has it" if holders[device] else ""
         if device in inventory.held_down:
             yield note(f"device {device} is held down: {why}", "a pod that has ended still has it open")

@@ -16,7 +16,7 @@ from neuron_plugin.allocation.keys import GATE, PREFIX
 from neuron_plugin.allocation.pod import assigned_allocations
 from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.monitor.network import DomainView, NodeRoom, domain_tree, rooms_of
-from neuron_plugin.monitor.views import pod_problem
+from neuron_plugin.monitor.views import pod_problem, why_released
 from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.planning import Cluster, Scene, Standing, judge_all
 from neuron_plugin.planning.groups import lasting_cores
@@ -126,7 +126,7 @@ def question(state: ClusterState, pod: NeuronPod, now: float = 0.0) -> Question:
         is_held = info is None or info.ledger.overlapping(kept.mask)
         when = "once the pods that have some of them have ended" if is_held else "when its turn comes"
         move = f"{cores} are reserved for it: it is placed there {when}."
-    bound_to, released = state.bound_to(pod.uid) or pod.node, state.history.released.get(pod.uid, "")
+    bound_to, released = state.bound_to(pod.uid) or pod.node, why_released(state, pod)
     problem = pod_problem(state, pod)
     return Question(state.snapshot(), pod, bound_to, state.refusal(pod), move, released, problem, now)
 
@@ -340,7 +340,9 @@ def explain_text(explanation: Explanation, names: Collection[str] = ()) -> str:
         if more := [node.node for node in nodes[len(shown) :]]:
             how = "like this" if len({node.reasons for node in nodes}) == 1 else "with as much or more in the way"
             lines.append(f"  {len(more)} more {how}: {first_of(sorted(more), MOST_NODES)}")
-    lines += [f"{text.removesuffix('.')}." for text in (explanation.move, explanation.helps) if text]
+    in_the_way = f"In the way: {first_of(explanation.in_the_way, MOST_HOLDERS)}" if explanation.in_the_way else ""
+    below = in_the_way, explanation.move, explanation.helps
+    lines += [f"{text.removesuffix('.')}." for text in below if text]
     return "\n".join(lines) + "\n"
 
 

@@ -25,7 +25,7 @@ from neuron_plugin.planning import (
     Scene,
     Standing,
     drain,
-    how_many_more,
+    how_many_fit,
     judge_all,
     parse_shape,
     shape_text,
@@ -91,7 +91,7 @@ class PodReport(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class PlanReport(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """The document. ``more`` is how many more pods of the shape fit each node, and ``stuck`` what cannot be drained.
+    """The document. ``fitting`` is how many pods of the shape fit each node, ``stuck`` what cannot be drained.
 
     ``reasons`` says why, of the stuck ones. ``warnings`` say what ``kubectl drain`` would say. ``idle`` are containers
     that use nothing of what they have, the most device-hours first, and ``unknown`` is of how many containers it is not
@@ -102,7 +102,7 @@ class PlanReport(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     waiting: tuple[PodReport, ...] = ()
     drained: tuple[MoveReport, ...] = ()
     stuck: tuple[str, ...] = ()
-    more: dict[str, int] = {}
+    fitting: dict[str, int] = {}
     reasons: dict[str, str] = {}
     warnings: tuple[str, ...] = ()
     idle: tuple[IdleReport, ...] = ()
@@ -156,7 +156,7 @@ async def plan(state: ClusterState, options: PlanOptions) -> PlanReport:
     judged = await asyncio.to_thread(judge_all, Scene(cluster), waiting, now=time.time(), rules=rules)
     if options.namespace and not shape:  # all are judged: what is promised to one is not there for the next
         judged = [judgement for judgement in judged if judgement.pod.reference.namespace == options.namespace]
-    return _reported(cluster, judged, how_many_more(cluster, waiting[0]) if shape else {})
+    return _reported(cluster, judged, how_many_fit(cluster, waiting[0]) if shape else {})
 
 
 def unknown_node(state: ClusterState, name: str) -> UnknownNodeError:
@@ -176,9 +176,9 @@ def _drained(cluster: Cluster, name: str) -> PlanReport:
     )
 
 
-def _reported(cluster: Cluster, judged: Iterable[Judgement], more: dict[str, int]) -> PlanReport:
+def _reported(cluster: Cluster, judged: Iterable[Judgement], fitting: dict[str, int]) -> PlanReport:
     reports = tuple(_pod_report(cluster, judgement) for judgement in judged)
-    return PlanReport(waiting=reports, more=more)
+    return PlanReport(waiting=reports, fitting=fitting)
 
 
 def _pod_report(cluster: Cluster, judged: Judgement) -> PodReport:

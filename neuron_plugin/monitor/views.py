@@ -23,6 +23,7 @@ from neuron_plugin.allocation.utilization import ContainerUtilization, Utilizati
 from neuron_plugin.cluster import ApiResource
 from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.planning.domains import domains_of
+from neuron_plugin.planning.judgement import doubt_text
 from neuron_plugin.topology import CoreMask, Geometry, Unit, cores_in, free_sets, valid_sets
 from neuron_plugin.wording import named
 
@@ -422,7 +423,7 @@ def pod_view(state: ClusterState, pod: NeuronPod, version: int = 0) -> PodView:
         )
     problem = pod_problem(state, pod)
     allocated = isinstance(pod.assignment, Assignment) and pod.assignment.allocated
-    released = "" if pod.place else state.history.released.get(pod.uid, "")
+    released = why_released(state, pod)
     word = _phase(pod)
     if word == "Waiting":
         word = "Gated" if pod.gated else "Released" if released else word
@@ -460,6 +461,17 @@ def pod_view(state: ClusterState, pod: NeuronPod, version: int = 0) -> PodView:
     )
 
 
+def why_released(state: ClusterState, pod: NeuronPod) -> str:
+    """Why a pod that waits was handed to its scheduler without a place; empty of any other.
+
+    That nodes are left out for it stands on the pod itself; of others only who handed them over knows.
+    """
+    if pod.place:
+        return ""
+    known = state.history.released.get(pod.uid, "")
+    return known or (doubt_text(state.scene().doubt(pod)) if pod.released else "")
+
+
 def pod_problem(state: ClusterState, pod: NeuronPod) -> str:
     """Why a pod's request or assignment cannot be followed, or what is wrong with its devices; empty if nothing is."""
     info = state.nodes.get(pod.place)
@@ -467,6 +479,8 @@ def pod_problem(state: ClusterState, pod: NeuronPod) -> str:
     containers, problem = _containers(pod, inventory.geometry if inventory else None)
     if info and pod.reference in info.void:
         return f"what it was promised on {info.name} is not free any more: the plugin chooses there"
+    if not pod.place and (refusal := state.refusal(pod)):
+        return str(refusal)
     return problem or (_broken_text(inventory, containers) if inventory else "")
 
 

@@ -29,6 +29,8 @@ EVENT_REASONS = {
 ADMISSION_REJECTED = "NeuronAdmissionRejected"
 """The reason of the event on a node whose kubelet got no devices for a pod."""
 
+WAITING = "NeuronWaiting"
+"""The reason of the event on a pod that finds no place."""
 NO_PREEMPTION = "NeuronNoPreemption"
 """The reason of the event on a pod for which no eviction opens a linked set."""
 PLUGIN_SILENT = "NeuronPluginSilent"
@@ -125,3 +127,8 @@ class NodeEvents:
                 f"What is in its way: neuron-plugin explain {pod}; what would make room: neuron-plugin plan."
             )
             await self._context.report(pod, NO_PREEMPTION, note)
+
+
+def gist(text: str) -> str:
+    """A reason without its numbers: how many nodes say so is no news."""
+    return "".join(letter for letter in text if not letter.isdigit())

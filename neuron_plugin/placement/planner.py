@@ -1,6 +1,7 @@
 """Which pods wait although room can be made for them; the leader's look every half minute.
 
-A metric and an event on the pod say what would help; with ``make-room: act`` the move is made. For a gated pod others
+A metric and an event on the pod say what would help; with ``make-room: act`` the move is made. Another event says why a
+pod waits that is not held back by our gate. For a gated pod others
 of lower priority are evicted: kube-scheduler, which does it for all other pods, does not see a gated one. The plan is
 worked out in a thread, from records that do not change, so no call has to wait.
 """
@@ -17,8 +18,9 @@ from math import inf
 from typing import NoReturn
 
 from neuron_plugin.allocation import NeuronPod, PodUid
+from neuron_plugin.allocation.keys import GATE
 from neuron_plugin.placement.context import PAUSE_FACTOR, Context
-from neuron_plugin.placement.events import NO_PREEMPTION
+from neuron_plugin.placement.events import NO_PREEMPTION, WAITING, gist
 from neuron_plugin.placement.room import Room
 from neuron_plugin.placement.state import in_line
 from neuron_plugin.planning import Judgement, Move, MoveRules, Scene, Standing, judge_all
@@ -59,6 +61,8 @@ class Planner:
         self._planned: set[PodUid] = set()
         self._had_turn: set[PodKind] = set()
         self._reported: dict[PodUid, float] = {}
+        self._said: dict[PodUid, str] = {}
+        """By pod, the gist of why it waits, as an event has said it."""
         self._without_victims: set[PodUid] = set()
         self._budgets: tuple[Budget, ...] = ()
         """As they were at the last look."""
@@ -93,6 +97,7 @@ class Planner:
             self._context.metrics.waiting_pods.labels(standing.value).set(number)
         moves = [one.move for one in judged if one.move and not one.move.preempts]
         self._context.metrics.waiting_pods_by_move.set(len(moves))
+        await self._explain(judged)
         await self._keep_for_groups(judged)
         for move in (one.move for one in judged if one.move and one.move.preempts):
             if self._room.may_evict and self._room.may_move_for(move.pod, preempting=True):
@@ -107,6 +112,16 @@ class Planner:
                 note = f"Enough Neuron devices are free, but not together. {note_of(move)}."
                 _log.info("a move would make room", extra={"pod": str(move.pod.reference), "uid": uid, "note": note})
                 await self._context.report(move.pod.reference, EVENT_REASON, note, warning=False)
+
+    async def _explain(self, judged: Iterable[Judgement]) -> None:
+        """Say on pods that are not held back by our gate alone why they wait; of the others the upkeep says it."""
+        self._said = {uid: said for uid, said in self._said.items() if uid in self._planned}
+        for one in judged:
+            has_own_event = one.move or one.helps == PREEMPTED_BY_NAME
+            pod, text = one.pod, "" if has_own_event else one.text
+            if pod.rules.gates != (GATE,) and text and self._said.get(pod.uid) != gist(text):
+                self._said[pod.uid] = gist(text)
+                await self._context.report(pod.reference, WAITING, text)
 
     async def _keep_for_groups(self, judged: Sequence[Judgement]) -> None:
         """Of a group for which room is made, keep what fits already, too."""
@@ -135,7 +150,7 @@ class Planner:
 
     def _due(self) -> list[NeuronPod]:
         """The pods that have waited long enough, in any order; gated ones that may preempt at once."""
-        oldest = self._context.unix_seconds() - self._after_seconds if self._plans_moves else 0.0
+        oldest = self._context.unix_seconds() - self._after_seconds
         state = self._state
         waiting = [pod for pod in state.pods.values() if state.waits(pod) and pod.uid not in state.reserved]
         preempting = {pod.uid for pod in self._preempting(waiting)}

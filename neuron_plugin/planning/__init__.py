@@ -14,6 +14,6 @@ from neuron_plugin.planning.victims import (
     after,
     cheapest_move,
     drain,
-    how_many_more,
+    how_many_fit,
     still_possible,
 )

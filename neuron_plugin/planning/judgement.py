@@ -235,8 +235,14 @@ def _in_doubt(scene: Scene, pod: NeuronPod) -> Judgement | None:
     if not (doubt := scene.doubt(pod)):
         return None
     kept = ". The pod keeps its gate: only the placement controller allocates its claims"
-    text = f"Where it can run cannot be judged here, because {doubt}{kept if pod.rules.claim_driver else ''}"
-    return Judgement(pod, Standing.UNKNOWN, sentence=text)
+    text = doubt_text(doubt)
+    sentence = f"{text[0].upper()}{text[1:]}{kept if pod.rules.claim_driver else ''}"
+    return Judgement(pod, Standing.UNKNOWN, sentence=sentence)
+
+
+def doubt_text(doubt: str) -> str:
+    """Why a pod is handed to its scheduler without a node, but for nodes that have no linked set for it."""
+    return f"where it can run cannot be judged here, because {doubt}"
 
 
 # All nodes.

@@ -24,9 +24,12 @@ from neuron_plugin.allocation.placement import placement_mask
 from neuron_plugin.planning.budgets import Budget, beyond_budgets, budget_text, is_protected
 from neuron_plugin.planning.scene import Cluster, Scene, rank_of
 from neuron_plugin.topology import CoreMask, valid_sets
+from neuron_plugin.wording import first_of
 
 _T = TypeVar("_T")
 
+MOST_NAMED = 5
+"""Pods in one warning."""
 MOST_TRIALS = 2_000
 """Groups of victims looked at on one node for a pod of several requesting containers."""
 SECONDS_AN_HOUR = 3600.0
@@ -343,7 +346,9 @@ def drain(cluster: Cluster, name: str, devices: Collection[int] = ()) -> Drain:
     With ``devices`` only the pods that have one of them go, and they may stay on the node: the devices are disabled.
     """
     scene, info = Scene(cluster), cluster.nodes[name]
-    pods = [pod for pod in cluster.pods.values() if pod.node == name and pod.request and not pod.terminating]
+    there = [pod for pod in cluster.pods.values() if pod.node == name and pod.request and not pod.terminating]
+    # A drain leaves those of DaemonSets, which are made on this node again.
+    pods = [pod for pod in there if devices or pod.made_again or not pod.controller]
     if devices and info.inventory:
         mask = info.inventory.geometry.devices_mask(devices)
         pods = [pod for pod in pods if info.ledger.mask_of(pod.uid) & mask]
@@ -355,7 +360,7 @@ def drain(cluster: Cluster, name: str, devices: Collection[int] = ()) -> Drain:
     stuck = [
         (pod, doubts.get(pod.uid) or _why_stuck(scene, pod, name, elsewhere)) for pod in pods if pod.uid not in homes
     ]
-    return Drain(name, moved, tuple(stuck), tuple(_drain_warnings(cluster, pods)))
+    return Drain(name, moved, tuple(stuck), tuple(_drain_warnings(cluster, pods if devices else there)))
 
 
 def _why_stuck(scene: Scene, pod: NeuronPod, name: str, skipped: Collection[str]) -> str:
@@ -379,6 +384,9 @@ def _drain_warnings(cluster: Cluster, pods: Sequence[NeuronPod]) -> Iterator[str
             yield f"{pod.reference} is of a DaemonSet: kubectl drain needs --ignore-daemonsets, and leaves it"
         elif not pod.controller:
             yield f"{pod.reference} has no controller: kubectl drain needs --force, and it is not made again"
+    if local := [str(pod.reference) for pod in pods if pod.local_storage]:
+        has = f"{first_of(local, MOST_NAMED)} {'has' if len(local) == 1 else 'have'} emptyDir volumes"
+        yield f"{has}: kubectl drain needs --delete-emptydir-data, and what is in them is lost"
     for group, size in {pod.member.group: pod.member.size for pod in pods if pod.member}.items():
         lost = sorted((pod for pod in pods if pod.group == group), key=rank_of)
         number = size or len(cluster.members_of(group))
@@ -394,12 +402,12 @@ def _drain_warnings(cluster: Cluster, pods: Sequence[NeuronPod]) -> Iterator[str
     yield from (f"{pod.reference} has several PodDisruptionBudgets: the API server never evicts it" for pod in shared)
 
 
-def how_many_more(cluster: Cluster, pod: NeuronPod) -> dict[str, int]:
+def how_many_fit(cluster: Cluster, pod: NeuronPod) -> dict[str, int]:
     """How many copies of a pod fit each node beside what is there, where any does.
 
     Copies count towards CPU, memory and the like, but not towards rules among pods.
     """
-    scene, more = Scene(cluster), dict[str, int]()
+    scene, fitting = Scene(cluster), dict[str, int]()
     allowed, known = scene.allowed(pod), dict[Capacity, int]()
     for name in sorted(cluster.nodes):
         capacity = cluster.nodes[name].capacity
@@ -412,5 +420,5 @@ def how_many_more(cluster: Cluster, pod: NeuronPod) -> dict[str, int]:
             known[capacity] = copies
         beside = next(scene.rooms(pod, [name]))
         if count := known[capacity] if beside is None else min(known[capacity], beside):
-            more[name] = count
-    return more
+            fitting[name] = count
+    return fitting

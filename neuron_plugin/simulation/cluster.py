@@ -27,7 +27,7 @@ from neuron_plugin.cluster import DecodeError, Pod
 from neuron_plugin.cluster.leases import LEASE_PREFIX
 from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.placement.check_pods import CLAIM
-from neuron_plugin.placement.gates.upkeep import WAITING
+from neuron_plugin.placement.events import WAITING
 from neuron_plugin.placement.gates.webhook import patch as gate_patch
 from neuron_plugin.simulation.api_server import SimulatedApiServer
 from neuron_plugin.simulation.api_server_kinds import (

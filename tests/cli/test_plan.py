@@ -189,9 +189,11 @@ def test_a_pod_that_would_fit_nowhere_else_ends_a_drain_with_exit_status_1(
     assert json.loads(shown.out)["stuck"] == ["default/rows"]
 
 
-def test_how_many_more_pods_of_a_shape_fit(cli: Cli, kubeconfig: Path) -> None:
+def test_how_many_pods_of_a_shape_fit(cli: Cli, kubeconfig: Path) -> None:
     found = plan(cli, kubeconfig, "--shape", "neuron=4")
-    assert (found["waiting"][0]["standing"], found["more"]) == ("fits", {"trn-1": 3, "trn-2": 2})
+    assert (found["waiting"][0]["standing"], found["fitting"]) == ("fits", {"trn-1": 3, "trn-2": 2})
+    shown = cli("plan", "--kubeconfig", kubeconfig, "--lease-namespace", "", "--shape", "neuron=4")
+    assert shown.out.endswith("\n5 of this shape fit in all: 3 on trn-1, 2 on trn-2\n")
 
 
 def test_what_kubectl_prints_makes_the_same_plan(

@@ -9,7 +9,14 @@ import pytest
 
 from neuron_plugin.allocation import NodeInventory, PodReference, PodUid
 from neuron_plugin.allocation.inventory import write_inventory
-from neuron_plugin.allocation.keys import GROUP_KEY, GROUP_SIZE_KEY, INVENTORY_KEY, SPARES_KEY
+from neuron_plugin.allocation.keys import (
+    GROUP_KEY,
+    GROUP_SIZE_KEY,
+    INVENTORY_KEY,
+    POD_UID_KEY,
+    RELEASED_KEY,
+    SPARES_KEY,
+)
 from neuron_plugin.allocation.node import Reservation
 from neuron_plugin.allocation.rejection import unsupported_count
 from neuron_plugin.monitor.pages import inspection_routes
@@ -128,7 +135,11 @@ async def test_explain_says_why_a_pod_waits_who_is_in_the_way_and_what_would_hel
     assert row["inTheWay"] == ["default/a0"]
     assert (whole["standing"], whole["inTheWay"]) == ("short", [f"default/a{device}" for device in (0, 4, 8, 12)])
     assert text.splitlines()[1] == f"{counted}; 1 node has no Neuron."
-    assert [line.partition(":")[0] for line in text.splitlines() if not line.startswith(" ")][2:] == ["a", "b", "plain"]
+    assert [line.partition(":")[0] for line in text.splitlines() if not line.startswith(" ")][2:] == [
+        *("a", "b", "plain"),
+        "In the way",
+    ]
+    assert text.splitlines()[-1] == "In the way: default/a0."
 
 
 async def test_explain_of_a_bound_or_unreadable_pod_says_so_and_what_is_wrong_with_its_devices(stage: Stage) -> None:
@@ -182,6 +193,15 @@ async def test_explain_knows_gated_promised_void_and_plainly_released_pods(stage
     assert "holds it back until all of its group have a place" in await said("member")
     assert "No node was chosen for it: it has resource claims. Its scheduler chooses the node" in await said("plain")
 
+    doubtful = gated_manifest("doubtful", DEVICE, 1, gates=())
+    doubtful["metadata"]["annotations"] = {RELEASED_KEY: "excluded", POD_UID_KEY: doubtful["metadata"]["uid"]}
+    doubtful["spec"]["resourceClaims"] = [{"name": "nic", "resourceClaimName": "nic"}]
+    stage.world.show(doubtful)
+    text = (
+        "No node was chosen for it: where it can run cannot be judged here, because it has resource claims of another"
+    )
+    assert text in await said("doubtful"), "the pod says so itself, whoever handed it over"
+
     stage.world.held("thief", "node", DEVICE, "0")
     void = "What it was promised there is not free any more: the plugin chooses on the node.\n"
     assert (await said("placed")).endswith(void)
@@ -228,7 +248,7 @@ async def test_the_nodes_with_the_fewest_pods_in_the_way_are_shown_first(stage: 
 
     _, text = await stage.get("/explain/default/new")
 
-    nodes = [line.partition(":")[0] for line in text.splitlines()[2:] if not line.startswith(" ")]
+    nodes = [line.partition(":")[0] for line in text.splitlines()[2:-1] if not line.startswith(" ")]
     assert nodes == ["node-4", "node-3", "node-2"]
     assert "  2 more with as much or more in the way: node-0, node-1" in text
     held = ", ".join(f"default/pod-4-{device}" for device in range(5))

@@ -372,8 +372,9 @@ def test_e06_on_a_node_that_is_not_known_a_container_has_what_its_assignment_nam
         ({"annotations": {"NEURON_CORES": "x"}}, "NEURON_CORES='x'"),
         ({"annotations": {"NEURON_CORES": "999"}, "node": "node"}, "core ids (999,)"),
         ({"containers": [container("main", CORE, "1.5")]}, "1.5"),
+        ({"annotations": {"neuron-plugin.io/allow-devices": "x"}}, "neuron-plugin.io/allow-devices"),
     ],
-    ids=["unreadable", "not-on-the-node", "request"],
+    ids=["unreadable", "not-on-the-node", "request", "constraint"],
 )
 def test_e06_what_cannot_be_followed_is_a_problem(world: World, described: dict[str, object], problem: str) -> None:
     world.node("node", "inf2.48xlarge")

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import msgspec
 import pytest
 
 from neuron_plugin.allocation import Resource
-from neuron_plugin.allocation.keys import MOVABLE_KEY
+from neuron_plugin.allocation.keys import GATE, MOVABLE_KEY
 from neuron_plugin.backoff import Clock
 from neuron_plugin.cluster import KubernetesApi
 from neuron_plugin.placement.context import Context, Times
 from neuron_plugin.placement.daemon import ControllerTimes
+from neuron_plugin.placement.events import WAITING
 from neuron_plugin.placement.leadership import Readiness
 from neuron_plugin.placement.planner import MOST_PODS, Planner
 from neuron_plugin.placement.room import Room
@@ -45,7 +45,10 @@ class PlannerBench:
         self.planner = Planner(context, Room(context, Writer(context)), rules=rules, after_seconds=60.0)
 
     async def at(self, now: float) -> list[dict[str, Any]]:
-        """The events that a look at this time writes."""
+        """The events that a look at this time writes, but for those that say why a pod waits."""
+        return [event for event in await self.all_at(now) if event["reason"] != WAITING]
+
+    async def all_at(self, now: float) -> list[dict[str, Any]]:
         self.now, before = now, self.server.objects(EVENTS)
         await self.planner.look()
         return [event for event in self.server.objects(EVENTS) if event not in before]
@@ -101,13 +104,20 @@ async def test_the_event_is_not_repeated_before_its_time(world: World) -> None:
     assert len(await planner.at(60.0 + TIMES.repeat)) == 1
 
 
-async def test_a_pod_that_no_move_helps_is_counted_and_gets_no_event(world: World) -> None:
+async def test_a_pod_that_no_move_helps_is_counted_and_an_event_says_why_it_waits(world: World) -> None:
     show_small(world, "more", "trn-1", "7", movable=False)
     world.pod("never", NEURON, 7)
+    gated = pod_manifest("gated", NEURON, 16)  # of such pods the upkeep of the gates says it
+    gated["spec"]["schedulingGates"] = [{"name": GATE}]
+    world.show(gated)
     planner = PlannerBench(world)
-    await planner.at(0.0)
-    assert await planner.at(100.0) == []
-    assert (planner.waiting("short"), planner.waiting("never"), planner.by_move()) == (1, 1, 0)
+    assert await planner.all_at(59.0) == []
+    said = {event["regarding"]["name"]: event["note"] for event in await planner.all_at(100.0)}
+    assert said.keys() == {"big", "never"}
+    assert said["big"].startswith("0 of 2 Neuron nodes: 1 has 14 of 16 devices free, 1 has 15 of 16 devices free. In")
+    assert (planner.waiting("short"), planner.waiting("never"), planner.by_move()) == (2, 1, 0)
+    show_small(world, "third", "trn-1", "9", movable=False)
+    assert await planner.all_at(130.0) == [], "other numbers are no news"
 
 
 async def test_pods_of_lower_priority_count_only_where_the_setting_says_so() -> None:
@@ -116,8 +126,8 @@ async def test_pods_of_lower_priority_count_only_where_the_setting_says_so() -> 
     for planner in (strict, by_priority):
         await planner.at(0.0)
         await planner.at(60.0)
-    assert (len(strict.server.objects(EVENTS)), strict.by_move()) == (0, 0)
-    assert (len(by_priority.server.objects(EVENTS)), by_priority.by_move()) == (1, 1)
+    reasons = [[event["reason"] for event in planner.server.objects(EVENTS)] for planner in (strict, by_priority)]
+    assert (reasons, strict.by_move(), by_priority.by_move()) == ([[WAITING], ["NeuronRoomByMove"]], 0, 1)
 
 
 async def test_many_pods_that_cannot_be_helped_keep_no_other_from_a_plan(world: World) -> None:
@@ -214,14 +224,9 @@ async def test_the_daemon_plans_unless_it_is_switched_off(
     settings = msgspec.structs.replace(SETTINGS, make_room=mode, make_room_after=0.0)
     async with extender_on(api, settings, ControllerTimes(placing=Times(plan=0.02, tick=0.02))) as extender:
         await extender.ready()
-        if mode is MakeRoom.PLAN:
-            await until(lambda: server.objects(EVENTS))
-            (event,) = server.objects(EVENTS)
-            assert (event["reason"], event["regarding"]["name"]) == ("NeuronRoomByMove", "big")
-            _, metrics = await extender.get("/metrics")
-            assert "neuron_extender_waiting_pods_by_move 1.0" in metrics
-        else:
-            await asyncio.sleep(0.3)
-            assert not server.objects(EVENTS)
-            _, metrics = await extender.get("/metrics")
-            assert "neuron_extender_waiting_pods_by_move 0.0" in metrics
+        await until(lambda: server.objects(EVENTS))
+        (event,) = server.objects(EVENTS)
+        plans = mode is MakeRoom.PLAN
+        assert (event["reason"], event["regarding"]["name"]) == ("NeuronRoomByMove" if plans else WAITING, "big")
+        _, metrics = await extender.get("/metrics")
+        assert f"neuron_extender_waiting_pods_by_move {float(plans)}" in metrics

@@ -125,6 +125,9 @@ class MovingBench:
             runs = [{"name": "main", "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}}]
             ready = [{"type": "Ready", "status": "True"}]
             manifest["status"] = {"phase": "Running", "conditions": ready, "containerStatuses": runs}
+        else:
+            tried = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+            manifest["status"] = {"phase": "Pending", "conditions": [tried]}
         created = self.server.create_pod(manifest)
         self.sync()
         return created

@@ -39,7 +39,7 @@ from neuron_plugin.planning import (
     Standing,
     cheapest_move,
     drain,
-    how_many_more,
+    how_many_fit,
     parse_shape,
     still_possible,
 )
@@ -339,6 +339,19 @@ def test_a_drain_says_which_group_breaks_by_it(size: int, others: int, warning: 
     assert drain(before, "a", {4}).warnings == ()
 
 
+def test_a_drain_leaves_the_pods_of_daemon_sets_and_names_those_with_local_storage() -> None:
+    full, agent, scratch = devices("full", *range(1, 16)), devices("agent", 0), devices("scratch", 1)
+    agent = replace(agent, pod=replace(agent.pod, controller="DaemonSet/agent"))
+    scratch = replace(scratch, pod=replace(scratch.pod, local_storage=True))
+    before = cluster(node("a", agent, scratch), node("b", full))
+    found = drain(before, "a")
+    assert ([relocation.pod.uid for relocation in found.moved], found.stuck) == (["scratch"], ())
+    assert found.warnings[-1] == (
+        "ml/scratch has emptyDir volumes: kubectl drain needs --delete-emptydir-data, and what is in them is lost"
+    )
+    assert [pod.uid for pod, _ in drain(before, "a", {0}).stuck] == ["agent"], "a repair of its device takes it, too"
+
+
 def test_a_pod_that_is_its_whole_group_breaks_none() -> None:
     before = cluster(node("a", in_gang("w0", 0, 1)), node("b"))
     assert drain(before, "a").warnings == ()
@@ -372,7 +385,7 @@ def test_so_many_more_pods_fit_as_can_be_placed_one_after_the_other_and_not_one_
                 if mask & free == mask and free & ~mask not in seen:
                     seen.add(free & ~mask)
                     stack.append((free & ~mask, count + 1))
-        assert how_many_more(before, pod("new", shape)).get(name) == (best or None)
+        assert how_many_fit(before, pod("new", shape)).get(name) == (best or None)
 
 
 def test_halves_of_devices_are_pieces_that_a_move_puts_together() -> None:

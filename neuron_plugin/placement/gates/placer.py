@@ -42,6 +42,7 @@ from neuron_plugin.placement.state import AssumedPod
 from neuron_plugin.placement.writer import Attempt, NotSentError, Outcome, Writer
 from neuron_plugin.planning import Scene
 from neuron_plugin.planning.groups import Anchor, GroupPlan, place_group
+from neuron_plugin.planning.judgement import doubt_text
 from neuron_plugin.planning.population import PodKind
 from neuron_plugin.planning.scene import Place, rank_of
 from neuron_plugin.planning.ultraservers import ultraserver_places
@@ -219,10 +220,9 @@ class Placer:
             if len(lacking) == len(names) or len(lacking) > MOST_EXCLUDED:
                 return False
             found.append((alike, lacking))
-        reason = f"where it can run cannot be judged here, because {doubt}"
         for pod, lacking in ((pod, lacking) for alike, lacking in found for pod in alike):
             self._state.roaming[pod.uid] = writes.kept_off(pod, lacking)
-            self._send(pod, writes.release_among(pod, lacking), reason)
+            self._send(pod, writes.release_among(pod, lacking), doubt_text(doubt))
         return True
 
     def release_plainly(self, pod: NeuronPod, reason: str) -> None:

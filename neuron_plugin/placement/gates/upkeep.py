@@ -23,14 +23,13 @@ from neuron_plugin.cluster.api import JsonObject, send
 from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.cluster.writes import evict_pod
 from neuron_plugin.placement.context import PAUSE_FACTOR, Context
+from neuron_plugin.placement.events import WAITING, gist
 from neuron_plugin.placement.gates.placer import Placer
 from neuron_plugin.placement.writer import Writer
 from neuron_plugin.planning import Judgement, Scene, judge_all
 from neuron_plugin.planning.population import PodKind
 from neuron_plugin.planning.scene import owner_of
 
-WAITING = "NeuronWaiting"
-"""The reason of the event on a gated pod that finds no place."""
 PIN_FAILED = "NeuronPlacementFailed"
 """The reason of the event on a pod whose scheduler does not find its node good."""
 MOST_KINDS = 20
@@ -106,7 +105,7 @@ class Upkeep:
                 continue
             judged = self._judged[kind][1]
             texts = {True: judged.text, False: judged.for_others().text}
-            known = {is_own: _gist(text) for is_own, text in texts.items()}
+            known = {is_own: gist(text) for is_own, text in texts.items()}
             for pod in self._without_room(kind) if judged.text else ():
                 if written >= MOST_EVENTS:
                     break
@@ -115,8 +114,8 @@ class Upkeep:
                     continue
                 # Pods of a kind are refused for the same, each with a claim or annotation of its own.
                 text = str(self._state.refusal(pod) or texts[is_own])
-                if self._said.get(pod.uid) != (gist := _gist(text)):
-                    self._said[pod.uid] = gist
+                if self._said.get(pod.uid) != (told := gist(text)):
+                    self._said[pod.uid] = told
                     written += 1
                     _log.info("pod waits", extra={"pod": str(pod.reference), "uid": pod.uid, "reason": text})
                     await self._context.report(pod.reference, WAITING, text)
@@ -300,8 +299,3 @@ class _Job(msgspec.Struct):
             and any(condition.type == "DisruptionTarget" for condition in rule.on_pod_conditions or ())
             for rule in rules
         )
-
-
-def _gist(text: str) -> str:
-    """A reason without its numbers: how many nodes say so is no news."""
-    return "".join(letter for letter in text if not letter.isdigit())

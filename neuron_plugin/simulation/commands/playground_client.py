@@ -33,7 +33,7 @@ from neuron_plugin.cluster.objects import NODES
 from neuron_plugin.cluster.pods import PODS, asks_for_neuron, neuron_pod
 from neuron_plugin.cluster.writes import read_node, read_pod
 from neuron_plugin.inspection import look
-from neuron_plugin.placement.gates.upkeep import WAITING
+from neuron_plugin.placement.events import WAITING
 from neuron_plugin.placement.room import EVICTED_REASON, PREEMPTED_REASON
 from neuron_plugin.planning.preflight import CHECKED_FIRST
 from neuron_plugin.plugin.settings import PluginSettings

@@ -276,7 +276,7 @@ class Model:
         self.server.create_pod({"metadata": metadata, "spec": spec})
 
     def create_ring(self, rank: str) -> None:
-        """A pod of the group that has a spare node, and whose pods are made again whenever they end: two Jobs' of one."""
+        """A pod of the group that has a spare node. Its pods, each of another Job, are made again whenever they end."""
         self.create(group=RING, size=2, count=8, rank=rank)
 
     def create_other(self) -> None:
@@ -618,8 +618,8 @@ class Model:
                     assert other == name or is_refused, (node, core, other, name)
 
         for pod in (pod for replica in self.replicas for pod in replica.state.pods.values() if pod.member):
-            assert pod.member
-            assert self.ranks.setdefault(pod.uid, pod.member.rank) == pod.member.rank, f"{pod.reference} changes its rank"
+            rank = pod.member.rank if pod.member else None
+            assert self.ranks.setdefault(pod.uid, rank) == rank, f"{pod.reference} changes its rank"
 
     async def settle(self) -> None:
         """Nothing goes wrong any more, and time passes."""

@@ -16,9 +16,10 @@ from neuron_plugin.cluster.claims import neuron_claim
 from neuron_plugin.cluster.pods import PODS as POD_RECORDS
 from neuron_plugin.placement.claims import ClaimedPods, ClaimWriter
 from neuron_plugin.placement.context import Times
+from neuron_plugin.placement.events import WAITING
 from neuron_plugin.placement.gates.placer import RELEASED
 from neuron_plugin.placement.gates.ungate import release_gated
-from neuron_plugin.placement.gates.upkeep import PIN_FAILED, WAITING
+from neuron_plugin.placement.gates.upkeep import PIN_FAILED
 from neuron_plugin.placement.informers import keep_pod, machines_of, show_pod
 from neuron_plugin.placement.state import AssumedPod
 from neuron_plugin.placement.writer import NotSentError

@@ -15,8 +15,9 @@ from neuron_plugin.allocation.node import Reservation
 from neuron_plugin.allocation.preflight import CheckScope
 from neuron_plugin.cluster import KubernetesApi
 from neuron_plugin.placement.context import PAUSE_FACTOR, Times
+from neuron_plugin.placement.events import WAITING
 from neuron_plugin.placement.gates.placer import RELEASED
-from neuron_plugin.placement.gates.upkeep import MOST_EVENTS, MOST_RELEASED, PIN_FAILED, WAITING
+from neuron_plugin.placement.gates.upkeep import MOST_EVENTS, MOST_RELEASED, PIN_FAILED
 from neuron_plugin.planning import Judgement, Scene
 from neuron_plugin.planning.judgement import HELD_BY_OLD_PODS
 from neuron_plugin.simulation.api_server_kinds import CLAIMS, PODS, VOLUMES
