@@ -16,6 +16,7 @@ from collections import ChainMap
 from collections.abc import Iterable, Mapping
 
 from neuron_plugin.allocation import NeuronPod, NodeInfo, PodUid
+from neuron_plugin.allocation.event_reasons import EventReason
 from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, ClusterError, ObjectReference
 from neuron_plugin.cluster.api import REQUEST_SECONDS, send
 from neuron_plugin.cluster.objects import CONFIG_MAPS, ConfigMap
@@ -46,8 +47,6 @@ MOST_AHEAD_SECONDS = 3600
 """Of the account before the clock: clocks differ, or are set back, and it waits. Beyond, the clock was wrong then."""
 END_SECONDS = 1.5
 """For the last write."""
-SPOILT = "NeuronDeviceHoursSpoilt"
-"""The reason of the event on a ConfigMap whose account cannot be read."""
 _log = logging.getLogger(__name__)
 
 
@@ -134,7 +133,7 @@ class DeviceHours:
             about = ObjectReference("ConfigMap", CONFIG_MAP, record.uid if record else "", "v1", self._namespace)
             begins = "The leader writes the one that it has" if self._account else "A new one begins"
             way_out = "to go on with an older one, put a copy of its data back"
-            await self._context.report(about, SPOILT, f"{error}. {begins}; {way_out}.")
+            await self._context.report(about, EventReason.DEVICE_HOURS_SPOILT, f"{error}. {begins}; {way_out}.")
         if found:
             self._written = found.totals.copy()
         if self._account is None or (found and data != self._tried):

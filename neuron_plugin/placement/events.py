@@ -12,6 +12,7 @@ import logging
 from collections.abc import Mapping
 
 from neuron_plugin.allocation import NeuronPod, PodReference, PodUid
+from neuron_plugin.allocation.event_reasons import EventReason
 from neuron_plugin.allocation.rejection import NO_ASSIGNMENT, OVERLAPPING_ASSIGNMENTS, UNREADABLE_ASSIGNMENT
 from neuron_plugin.cluster import ObjectReference
 from neuron_plugin.placement.context import Context
@@ -20,21 +21,12 @@ MOST_AT_ONCE = 20
 """Events per look: a cluster that is all wrong shows in the metric, not in a storm of events."""
 
 EVENT_REASONS = {
-    UNREADABLE_ASSIGNMENT.code: "NeuronAssignmentUnreadable",
-    NO_ASSIGNMENT.code: "NeuronAssignmentMissing",
-    OVERLAPPING_ASSIGNMENTS.code: "NeuronAssignmentOverlaps",
+    UNREADABLE_ASSIGNMENT.code: EventReason.ASSIGNMENT_UNREADABLE,
+    NO_ASSIGNMENT.code: EventReason.ASSIGNMENT_MISSING,
+    OVERLAPPING_ASSIGNMENTS.code: EventReason.ASSIGNMENT_OVERLAPS,
 }
 """The reason of the event on the pod, by rejection code."""
 
-ADMISSION_REJECTED = "NeuronAdmissionRejected"
-"""The reason of the event on a node whose kubelet got no devices for a pod."""
-
-WAITING = "NeuronWaiting"
-"""The reason of the event on a pod that finds no place."""
-NO_PREEMPTION = "NeuronNoPreemption"
-"""The reason of the event on a pod for which no eviction opens a linked set."""
-PLUGIN_SILENT = "NeuronPluginSilent"
-"""The reason of the event on a node whose plugin does not renew its Lease."""
 
 _REPORTED = float("inf")
 _log = logging.getLogger(__name__)
@@ -98,7 +90,7 @@ class NodeEvents:
                     f"The kubelet rejected pod {pod.reference}: {said}. No Neuron pod comes here until the plugin "
                     "renews its Lease."
                 )
-                await self._context.report(regarding, ADMISSION_REJECTED, note)
+                await self._context.report(regarding, EventReason.ADMISSION_REJECTED, note)
 
     async def _report_silent_plugins(self, now: float) -> None:
         """Each has one log line and one event, and one log line when it is back."""
@@ -114,7 +106,7 @@ class NodeEvents:
             if number < MOST_AT_ONCE:
                 regarding = ObjectReference("Node", name, name, "v1")
                 note = "The Neuron plugin does not renew its Lease: no new Neuron pod comes here until it does."
-                await self._context.report(regarding, PLUGIN_SILENT, f"{note} Does its pod run?")
+                await self._context.report(regarding, EventReason.PLUGIN_SILENT, f"{note} Does its pod run?")
 
     async def _report_without_victims(self, pods: Mapping[PodUid, PodReference]) -> None:
         """kube-scheduler says of such a pod only that no node is a candidate; it asks again and again."""
@@ -126,7 +118,7 @@ class NodeEvents:
                 "No eviction of pods of lower priority opens a linked set of Neuron devices for this pod. "
                 f"What is in its way: neuron-plugin explain {pod}; what would make room: neuron-plugin plan."
             )
-            await self._context.report(pod, NO_PREEMPTION, note)
+            await self._context.report(pod, EventReason.NO_PREEMPTION, note)
 
 
 def gist(text: str) -> str:

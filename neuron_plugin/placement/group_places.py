@@ -17,6 +17,7 @@ from dataclasses import replace
 import msgspec
 
 from neuron_plugin.allocation import NeuronPod, Rejection
+from neuron_plugin.allocation.event_reasons import EventReason
 from neuron_plugin.allocation.group import GroupName
 from neuron_plugin.allocation.placement import placement_mask
 from neuron_plugin.allocation.pod import assigned_allocations, mask_union
@@ -30,8 +31,6 @@ from neuron_plugin.planning.judgement import anchors_of
 from neuron_plugin.planning.scene import Place, rank_key, spare_key
 from neuron_plugin.topology import CoreMask
 
-NO_RESERVE = "NeuronGroupNotReserved"
-"""The reason of the event on the leader of a group whose other pods' needs cannot be looked up."""
 LEAST_PRIORITY = -(2**31)
 """That no pod's priority is below: what is kept is lent to nobody."""
 MOST_RESERVED_GROUPS = 8
@@ -264,7 +263,7 @@ class GroupPlaces:
             )
         except (ClusterError, msgspec.MsgspecError) as error:
             note = f"Nothing is kept for the other pods of group {group[1]}: {error}"
-            await self._context.report(leader.reference, NO_RESERVE, note)
+            await self._context.report(leader.reference, EventReason.GROUP_NOT_RESERVED, note)
             return
         if not found.makes(least):
             return

@@ -18,9 +18,10 @@ from math import inf
 from typing import NoReturn
 
 from neuron_plugin.allocation import NeuronPod, PodUid
+from neuron_plugin.allocation.event_reasons import EventReason
 from neuron_plugin.allocation.keys import GATE
 from neuron_plugin.placement.context import PAUSE_FACTOR, Context
-from neuron_plugin.placement.events import NO_PREEMPTION, WAITING, gist
+from neuron_plugin.placement.events import gist
 from neuron_plugin.placement.room import Room
 from neuron_plugin.placement.state import in_line
 from neuron_plugin.planning import Judgement, Move, MoveRules, Scene, Standing, judge_all
@@ -30,7 +31,6 @@ from neuron_plugin.planning.population import PodKind, kind_of
 
 MOST_PODS = 20
 """Waiting pods planned for in one look; a gang counts as one."""
-EVENT_REASON = "NeuronRoomByMove"
 _log = logging.getLogger(__name__)
 
 
@@ -111,7 +111,7 @@ class Planner:
                 self._reported[uid] = now
                 note = f"Enough Neuron devices are free, but not together. {note_of(move)}."
                 _log.info("a move would make room", extra={"pod": str(move.pod.reference), "uid": uid, "note": note})
-                await self._context.report(move.pod.reference, EVENT_REASON, note, warning=False)
+                await self._context.report(move.pod.reference, EventReason.ROOM_BY_MOVE, note, warning=False)
 
     async def _explain(self, judged: Iterable[Judgement]) -> None:
         """Say on pods that are not held back by our gate alone why they wait; of the others the upkeep says it."""
@@ -121,7 +121,7 @@ class Planner:
             pod, text = one.pod, "" if has_own_event else one.text
             if pod.rules.gates != (GATE,) and text and self._said.get(pod.uid) != gist(text):
                 self._said[pod.uid] = gist(text)
-                await self._context.report(pod.reference, WAITING, text)
+                await self._context.report(pod.reference, EventReason.WAITING, text)
 
     async def _keep_for_groups(self, judged: Sequence[Judgement]) -> None:
         """Of a group for which room is made, keep what fits already, too."""
@@ -146,7 +146,7 @@ class Planner:
             if pod.uid not in self._without_victims:
                 self._without_victims.add(pod.uid)
                 _log.info("no preemption across resource names", extra={"pod": str(pod.reference), "uid": pod.uid})
-                await self._context.report(pod.reference, NO_PREEMPTION, PREEMPTED_BY_NAME)
+                await self._context.report(pod.reference, EventReason.NO_PREEMPTION, PREEMPTED_BY_NAME)
 
     def _due(self) -> list[NeuronPod]:
         """The pods that have waited long enough, in any order; gated ones that may preempt at once."""

@@ -13,6 +13,7 @@ from dataclasses import replace
 from http import HTTPStatus
 
 from neuron_plugin.allocation import NeuronNode, PodUid, Rejection
+from neuron_plugin.allocation.event_reasons import EventReason
 from neuron_plugin.allocation.keys import PREFLIGHT_KEY
 from neuron_plugin.allocation.preflight import Preflight, PreflightState, read_preflight, write_preflight
 from neuron_plugin.cluster import ClusterError, ObjectReference
@@ -26,7 +27,7 @@ from neuron_plugin.placement.writer import Outcome, Writer
 from neuron_plugin.planning.preflight import NOTHING, CheckEnd, CheckPod, CheckStep, PreflightRules, next_step, unable
 from neuron_plugin.topology import CoreMask
 
-EVENTS = {PreflightState.FAILED: "NeuronPreflightFailed", PreflightState.UNABLE: "NeuronPreflightUnable"}
+EVENTS = {PreflightState.FAILED: EventReason.PREFLIGHT_FAILED, PreflightState.UNABLE: EventReason.PREFLIGHT_UNABLE}
 """The reason of the event on a node whose check has not passed."""
 MOST_WRITES = 50
 """Nodes of which something is written in one look."""

@@ -25,6 +25,7 @@ from functools import partial
 from http import HTTPStatus
 
 from neuron_plugin.allocation import NeuronPod, PodUid
+from neuron_plugin.allocation.event_reasons import EventReason
 from neuron_plugin.allocation.node import Reservation
 from neuron_plugin.cluster import ApiError, ApiRequest, ClusterError, LeaseName
 from neuron_plugin.cluster.api import send
@@ -50,10 +51,6 @@ from neuron_plugin.planning.budgets import Budget, beyond_budgets
 from neuron_plugin.planning.population import PodKind, kind_of
 from neuron_plugin.planning.scene import owner_of
 
-EVICTED_REASON = "NeuronEvictedForMove"
-PREEMPTED_REASON = "NeuronPreempted"
-RESERVED_REASON = "NeuronRoomReserved"
-ROOM_GIVEN_BACK = "NeuronRoomGivenBack"
 MOST_READS = 10
 """Of the records, by a new leader: without them groups that are half placed may lose the rest of their places."""
 READ_AGAIN_SECONDS = 1.0
@@ -304,7 +301,7 @@ class Room:
         names = ", ".join(str(victim.pod.reference) for victim in move.victims)
         evicted = f"Evicting {names}: cores" if names else "Cores"
         note = f"{evicted} {record.cores} of node {move.node} are reserved for this pod."
-        await self._context.report(pod, RESERVED_REASON, note, warning=False)
+        await self._context.report(pod, EventReason.ROOM_RESERVED, note, warning=False)
         if (info := self._state.nodes.get(move.node)) and info.inventory:
             self._context.metrics.devices_opened.inc(len(info.inventory.geometry.devices_touched(move.mask)))
         await self._go_on(move.pod)
@@ -353,7 +350,7 @@ class Room:
         if staged.left and not staged.said:
             waiting = ", ".join(str(victim.pod.reference) for victim in staged.left)
             staged.said = f"The evictions of {waiting} wait for their disruption budgets; what is free is kept."
-            await self._context.report(pod.reference, RESERVED_REASON, staged.said, warning=False)
+            await self._context.report(pod.reference, EventReason.ROOM_RESERVED, staged.said, warning=False)
 
     async def _give_back(self, record: ReserveRecord, pod: NeuronPod) -> None:
         """End a move that did not come to its end in time, and let pods of that kind wait before another."""
@@ -366,11 +363,11 @@ class Room:
         left = [str(victim.pod.reference) for victim in staged.left] if staged else []
         why = f"disruption budgets did not allow the eviction of {', '.join(left)}" if left else "it was not used"
         note = f"Cores {record.cores} of node {record.node} are not reserved for this pod any more: {why}."
-        await self._context.report(pod.reference, ROOM_GIVEN_BACK, note)
+        await self._context.report(pod.reference, EventReason.ROOM_GIVEN_BACK, note)
         for victim in staged.move.victims if staged else ():
             if left and str(victim.pod.reference) not in left:
                 text = f"The eviction of this pod did not make room for pod {pod.reference} after all: {why}."
-                await self._context.report(victim.pod.reference, ROOM_GIVEN_BACK, text)
+                await self._context.report(victim.pod.reference, EventReason.ROOM_GIVEN_BACK, text)
 
     def _fail(self, record: ReserveRecord, ending: MoveEnding, move: Move) -> None:
         self._records.pop(record.uid, None)
@@ -413,9 +410,9 @@ class Room:
         pod, waiting = victim.pod.reference, move.pod.reference
         fields = {"pod": str(pod), "uid": pod.uid, "node": victim.source, "for": str(waiting)}
         _log.warning("evicted to make room", extra=fields)
-        reason, note = PREEMPTED_REASON, f"Evicted to make room for pod {waiting} on node {move.node}."
+        reason, note = EventReason.PREEMPTED, f"Evicted to make room for pod {waiting} on node {move.node}."
         if victim.target:
-            reason, note = EVICTED_REASON, f"{note} Node {victim.target} has a set for this one."
+            reason, note = EventReason.EVICTED_FOR_MOVE, f"{note} Node {victim.target} has a set for this one."
         await self._context.report(pod, reason, note, warning=False)
 
     def _is_possible(self, move: Move) -> bool:

@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from neuron_plugin.allocation import NeuronPod, PodUid, Resource
+from neuron_plugin.allocation.event_reasons import EventReason
 from neuron_plugin.kubelet import AllocationRefusedError, ContainerAllocation
 from neuron_plugin.plugin.answers import (
     AllocateCall,
@@ -212,7 +213,7 @@ class Allocator:
         """Record a refusal. It reaches the pod's status by the kubelet, and an event where the pod is certain."""
         snapshot, candidates = self._snapshot(), self._candidates(call.resource, len(call.ids))
         if len(candidates) == 1:
-            self.events.append(PodEvent(candidates[0].reference, "AllocationRefused", text))
+            self.events.append(PodEvent(candidates[0].reference, EventReason.ALLOCATION_REFUSED, text))
         self.log.refused(snapshot, call.resource, call.ids, text)
         return AllocationRefusedError(text)
 

@@ -14,6 +14,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
+from neuron_plugin.allocation.event_reasons import EventReason
 from neuron_plugin.allocation.resources import format_ids
 from neuron_plugin.hardware import Inventory
 from neuron_plugin.hardware.health_signals import Observation, Severity, blind_spots
@@ -171,11 +172,11 @@ def health_event(transition: Transition) -> tuple[str, str]:
     match transition.after:
         case Severity.HEALTHY:
             over = " and given to new pods" if transition.before is Severity.UNHEALTHY else ", the warning is over"
-            reason, note = "NeuronDeviceHealthy", f"healthy again{over}"
+            reason, note = EventReason.DEVICE_HEALTHY, f"healthy again{over}"
         case Severity.UNHEALTHY:
-            reason, note = "NeuronDeviceUnhealthy", f"not given to new pods: {transition.reason}"
+            reason, note = EventReason.DEVICE_UNHEALTHY, f"not given to new pods: {transition.reason}"
         case _:
-            reason, note = "NeuronDeviceWarning", f"still given to pods, with a warning: {transition.reason}"
+            reason, note = EventReason.DEVICE_WARNING, f"still given to pods, with a warning: {transition.reason}"
     return reason, f"{_named(transition.devices)} {'is' if len(transition.devices) == 1 else 'are'} {note}"
 
 

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from neuron_plugin.allocation import IdListError, NodeInventory, Resource
+from neuron_plugin.allocation.event_reasons import EventReason
 from neuron_plugin.allocation.inventory import disabled_devices
 from neuron_plugin.allocation.keys import DISABLE_KEY, INVENTORY_KEY
 from neuron_plugin.allocation.resources import format_ids
@@ -103,14 +104,14 @@ class NodeWatch(ReflectorCounts):
         (was_disabled, was_unknown), self._reported = self._reported, (inventory.disabled, unknown)
         if unknown and unknown != was_unknown:
             has = f"this node has devices 0 to {inventory.geometry.device_count - 1}"
-            self._say("InvalidDisabledDevices", f"{DISABLE_KEY} names devices {format_ids(unknown)}; {has}")
+            self._say(EventReason.INVALID_DISABLED, f"{DISABLE_KEY} names devices {format_ids(unknown)}; {has}")
         if disabled := set(inventory.disabled) - set(was_disabled):
-            self._say("NeuronDeviceDisabled", f"neuron devices {format_ids(disabled)} are not given to new pods")
+            self._say(EventReason.DEVICE_DISABLED, f"neuron devices {format_ids(disabled)} are not given to new pods")
         if enabled := set(was_disabled) - set(inventory.disabled):
-            self._say("NeuronDeviceEnabled", f"neuron devices {format_ids(enabled)} are given to new pods again")
+            self._say(EventReason.DEVICE_ENABLED, f"neuron devices {format_ids(enabled)} are given to new pods again")
 
     def _say(self, reason: str, text: str) -> None:
-        is_fault = reason == "InvalidDisabledDevices"
+        is_fault = reason == EventReason.INVALID_DISABLED
         level = logging.WARNING if is_fault else logging.INFO
         logger.log(level, "the node's annotation disables devices", extra={"reason": reason, "note": text})
         self._publisher.write_node_event(reason, text, action="DisableDevices", warning=is_fault)
@@ -142,5 +143,5 @@ class NodeWatch(ReflectorCounts):
             self.disabled, self.unreadable = disabled_devices(text), ""
         except IdListError as error:
             self.unreadable = f"{DISABLE_KEY} reads {text[:_MOST_QUOTED]!r}: {error}"
-            self._say("InvalidDisabledDevices", f"{self.unreadable}. The last value that could be read holds")
+            self._say(EventReason.INVALID_DISABLED, f"{self.unreadable}. The last value that could be read holds")
         self._changed.set()

@@ -20,6 +20,7 @@ from http import HTTPStatus
 from types import MappingProxyType
 
 from neuron_plugin.allocation import Assignment, NodeInventory, PodReference, PodUid, Rejection
+from neuron_plugin.allocation.event_reasons import EventReason
 from neuron_plugin.allocation.inventory import write_inventory
 from neuron_plugin.allocation.keys import ALLOC_TIME_KEY, INVENTORY_KEY, UNHEALTHY_LABEL
 from neuron_plugin.backoff import CLOCK, Backoff, Clock
@@ -224,7 +225,7 @@ class Publisher:
                 continue
             self._corrections[uid] = replace(correction, reported=True)
             if not isinstance(first, Assignment) or first.containers != pod.assignment.containers:
-                events.append(PodEvent(pod.reference, "AssignmentCorrected", correction.text))
+                events.append(PodEvent(pod.reference, EventReason.CORRECTED, correction.text))
         return events
 
     def _report_unhealthy(self, snapshot: Snapshot) -> None:
@@ -238,13 +239,15 @@ class Publisher:
                 text = "; ".join(
                     f"neuron device {device} of this pod is unhealthy: {reasons[device]}" for device in sorted(became)
                 )
-                self._write_event(PodEvent(pod, "NeuronDeviceUnhealthy", f"{text}. The pod keeps it"), warning=True)
+                self._write_event(
+                    PodEvent(pod, EventReason.DEVICE_UNHEALTHY, f"{text}. The pod keeps it"), warning=True
+                )
         for pod, reasons in before.items():
             again = reasons.keys() - snapshot.inventory.unhealthy.keys()
             if again and pod.uid in snapshot.inputs.pods.pods:
                 verb = "is" if len(again) == 1 else "are"
                 text = f"neuron {named('device', again)} of this pod {verb} healthy again"
-                self._write_event(PodEvent(pod, "NeuronDeviceHealthy", text), warning=False)
+                self._write_event(PodEvent(pod, EventReason.DEVICE_HEALTHY, text), warning=False)
 
     def report(self, events: Iterable[PodEvent]) -> None:
         """Log each event and write it on its pod, once."""

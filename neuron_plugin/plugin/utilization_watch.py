@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Iterable, Mapping
 
+from neuron_plugin.allocation.event_reasons import EventReason
 from neuron_plugin.allocation.utilization import Utilization, duration_text, read_utilization, write_utilization
 from neuron_plugin.hardware import DriverVersion, parse_driver_version
 from neuron_plugin.hardware.core_counters import CoreCounterReader
@@ -93,7 +94,7 @@ class UtilizationWatch:
         idle_now = frozenset(idle)
         for key in sorted(idle_now - self._reported, key=str):
             idle_text = f"has executed nothing on its Neuron cores for {duration_text(seconds)}"
-            event = PodEvent(key.pod, "NeuronCoresIdle", f"container {key.container} {idle_text}; it keeps them")
+            event = PodEvent(key.pod, EventReason.CORES_IDLE, f"container {key.container} {idle_text}; it keeps them")
             self._cluster.publisher.write_pod_event(event, action="Measuring")
         self._reported = idle_now
 

@@ -15,6 +15,7 @@ from neuron_plugin.allocation import (
     Rejection,
 )
 from neuron_plugin.allocation.assignment import write_assignment
+from neuron_plugin.allocation.event_reasons import EventReason
 from neuron_plugin.allocation.keys import ALLOC_TIME_KEY, ALLOCATED_KEY, ASSIGNMENT_KEYS, VENDOR_IDS_KEY
 from neuron_plugin.allocation.narrowing import constraint_not_kept
 from neuron_plugin.allocation.placement import assignment_of, is_constrained
@@ -67,20 +68,20 @@ def pod_events(snapshot: Snapshot) -> tuple[PodEvent, ...]:
     events, geometry = [], snapshot.inventory.geometry
     for pod in snapshot.inputs.pods.pods.values():
         if isinstance(pod.request, Rejection):
-            events.append(PodEvent(pod.reference, "InvalidNeuronRequest", str(pod.request)))
+            events.append(PodEvent(pod.reference, EventReason.INVALID_REQUEST, str(pod.request)))
         elif pod.request and pod.assignment is not None:
             assigned = assigned_allocations(pod, geometry)
             if isinstance(assigned, Rejection):
-                events.append(PodEvent(pod.reference, "InvalidNeuronAssignment", str(assigned)))
+                events.append(PodEvent(pod.reference, EventReason.INVALID_ASSIGNMENT, str(assigned)))
         if is_constrained(pod.requests):
             constraints = pod.requests[0].constraints
             has = {allocation.container: allocation.mask for allocation in snapshot.ledger.of(pod.uid)}
             if isinstance(constraints, Rejection):
-                events.append(PodEvent(pod.reference, "InvalidNeuronConstraint", str(constraints)))
+                events.append(PodEvent(pod.reference, EventReason.INVALID_CONSTRAINT, str(constraints)))
             elif text := constraint_not_kept(geometry, pod.requests, snapshot.device_facts, has):
-                events.append(PodEvent(pod.reference, "ConstraintNotKept", text))
+                events.append(PodEvent(pod.reference, EventReason.CONSTRAINT_NOT_KEPT, text))
         if pod.privileged and pod.started and (text := _sees_more_text(snapshot, pod)):
-            events.append(PodEvent(pod.reference, "PrivilegedContainer", text))
+            events.append(PodEvent(pod.reference, EventReason.PRIVILEGED, text))
     for entry in snapshot.inputs.recorded.entries.values():
         if entry.key.claim or (known := snapshot.inputs.pods.by_kubelet_uid.get(entry.key.uid)) is None:
             continue
@@ -92,7 +93,7 @@ def pod_events(snapshot: Snapshot) -> tuple[PodEvent, ...]:
             ids = ", ".join(map(str, geometry.ids_of(unit, allocation.mask)))
             what = f"{resource} ids {ids} of container {allocation.container}"
             text = f"{what} are not {set_kind(geometry, unit)}: {why}"
-            events.append(PodEvent(known.reference, "UnlinkedDevices", text))
+            events.append(PodEvent(known.reference, EventReason.UNLINKED, text))
     return tuple(events)
 
 

@@ -20,6 +20,7 @@ import msgspec
 
 from neuron_plugin.allocation import Resource
 from neuron_plugin.allocation.claims import CORE_CLASS, DRA_DRIVER
+from neuron_plugin.allocation.event_reasons import EventReason
 from neuron_plugin.allocation.keys import INVENTORY_KEY, NODE_KEY
 from neuron_plugin.allocation.node_rules import DEFAULT_SCHEDULER
 from neuron_plugin.allocation.rejection import NODE_REFUSALS
@@ -27,7 +28,6 @@ from neuron_plugin.cluster import DecodeError, Pod
 from neuron_plugin.cluster.leases import LEASE_PREFIX
 from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.placement.check_pods import CLAIM
-from neuron_plugin.placement.events import WAITING
 from neuron_plugin.placement.gates.webhook import patch as gate_patch
 from neuron_plugin.simulation.api_server import SimulatedApiServer
 from neuron_plugin.simulation.api_server_kinds import (
@@ -306,7 +306,7 @@ class SimulatedCluster:
         async with asyncio.timeout(READY_SECONDS):
             while (pod := self.pod(name)).spec.scheduling_gates:
                 for event in self.api.objects(EVENTS):
-                    if event["regarding"].get("uid") == pod.uid and event["reason"] == WAITING:
+                    if event["regarding"].get("uid") == pod.uid and event["reason"] == EventReason.WAITING:
                         return str(event["note"])
                 await asyncio.sleep(0.02)
         return ""

@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from neuron_plugin.allocation import Resource
+from neuron_plugin.allocation.event_reasons import EventReason
 from neuron_plugin.allocation.keys import GATE, MOVABLE_KEY
 from neuron_plugin.backoff import Clock
 from neuron_plugin.cluster import KubernetesApi
 from neuron_plugin.placement.context import Context, Times
 from neuron_plugin.placement.daemon import ControllerTimes
-from neuron_plugin.placement.events import WAITING
 from neuron_plugin.placement.leadership import Readiness
 from neuron_plugin.placement.planner import MOST_PODS, Planner
 from neuron_plugin.placement.room import Room
@@ -46,7 +46,7 @@ class PlannerBench:
 
     async def at(self, now: float) -> list[dict[str, Any]]:
         """The events that a look at this time writes, but for those that say why a pod waits."""
-        return [event for event in await self.all_at(now) if event["reason"] != WAITING]
+        return [event for event in await self.all_at(now) if event["reason"] != EventReason.WAITING]
 
     async def all_at(self, now: float) -> list[dict[str, Any]]:
         self.now, before = now, self.server.objects(EVENTS)
@@ -127,7 +127,7 @@ async def test_pods_of_lower_priority_count_only_where_the_setting_says_so() -> 
         await planner.at(0.0)
         await planner.at(60.0)
     reasons = [[event["reason"] for event in planner.server.objects(EVENTS)] for planner in (strict, by_priority)]
-    assert (reasons, strict.by_move(), by_priority.by_move()) == ([[WAITING], ["NeuronRoomByMove"]], 0, 1)
+    assert (reasons, strict.by_move(), by_priority.by_move()) == ([[EventReason.WAITING], ["NeuronRoomByMove"]], 0, 1)
 
 
 async def test_many_pods_that_cannot_be_helped_keep_no_other_from_a_plan(world: World) -> None:
@@ -227,6 +227,9 @@ async def test_the_daemon_plans_unless_it_is_switched_off(
         await until(lambda: server.objects(EVENTS))
         (event,) = server.objects(EVENTS)
         plans = mode is MakeRoom.PLAN
-        assert (event["reason"], event["regarding"]["name"]) == ("NeuronRoomByMove" if plans else WAITING, "big")
+        assert (event["reason"], event["regarding"]["name"]) == (
+            "NeuronRoomByMove" if plans else EventReason.WAITING,
+            "big",
+        )
         _, metrics = await extender.get("/metrics")
         assert f"neuron_extender_waiting_pods_by_move {float(plans)}" in metrics

@@ -28,6 +28,7 @@ from math import inf
 from typing import NoReturn
 
 from neuron_plugin.allocation import NeuronPod, NodeInfo, PodUid, Rejection, Resource
+from neuron_plugin.allocation.event_reasons import EventReason
 from neuron_plugin.allocation.group import GroupName
 from neuron_plugin.allocation.keys import GATE
 from neuron_plugin.allocation.ultraserver import INDEX_VARIABLE, UltraServerPlace
@@ -47,11 +48,6 @@ from neuron_plugin.planning.population import PodKind
 from neuron_plugin.planning.scene import Place, rank_of
 from neuron_plugin.planning.ultraservers import ultraserver_places
 
-RELEASED = "NeuronReleasedPlainly"
-FORBIDDEN = "NeuronPlacementForbidden"
-"""The reason of the event on a pod that this account, or a policy, may not place."""
-RESTART = "NeuronGroupMustRestart"
-"""The reason of the event on a pod whose variables of UltraServers are not true any more."""
 MANY_IN_FLIGHT = 16
 """With so many writes under way the API server is behind, and nothing that is done here sooner makes it faster."""
 REST_SECONDS = 0.015
@@ -382,7 +378,7 @@ class Placer:
             f"With {new[0].reference.name}{others} placed, {INDEX_VARIABLE} and the other variables of UltraServers "
             f"are not true any more in {len(changed)} running pods of its group: restart the whole group"
         )
-        await self._context.report(changed[0].reference, RESTART, note)
+        await self._context.report(changed[0].reference, EventReason.GROUP_MUST_RESTART, note)
 
     def _withdraw(self, planned: Iterable[NeuronPod]) -> None:
         """Take a plan off that was cut off half way: others may need the room."""
@@ -517,7 +513,7 @@ class Placer:
             self._writer.log_choice(assumed)
         elif is_new and attempt.status == HTTPStatus.FORBIDDEN:
             note = f"The pod cannot be placed, its gate stays: {attempt.error}"
-            await self._context.report(pod.reference, FORBIDDEN, note)
+            await self._context.report(pod.reference, EventReason.PLACEMENT_FORBIDDEN, note)
 
     def _note(self, pod: NeuronPod, attempt: Attempt) -> None:
         """Remember that a write was answered: it is not written again before the watch shows another version."""
@@ -541,4 +537,4 @@ class Placer:
         among = " Nodes without a linked set are left out." if pod.uid in self._state.roaming else ""
         chosen = "node, the plugin the devices" if pod.request else "node"
         note = f"No node was chosen for the pod: {reason}. Its scheduler chooses the {chosen}.{among}"
-        await self._context.report(pod.reference, RELEASED, note)
+        await self._context.report(pod.reference, EventReason.RELEASED_PLAINLY, note)

@@ -18,20 +18,19 @@ from collections.abc import Iterable
 import msgspec
 
 from neuron_plugin.allocation import NeuronPod, PodUid, Rejection
+from neuron_plugin.allocation.event_reasons import EventReason
 from neuron_plugin.cluster import ApiError, ApiRequest, ClusterError
 from neuron_plugin.cluster.api import JsonObject, send
 from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.cluster.writes import evict_pod
 from neuron_plugin.placement.context import PAUSE_FACTOR, Context
-from neuron_plugin.placement.events import WAITING, gist
+from neuron_plugin.placement.events import gist
 from neuron_plugin.placement.gates.placer import Placer
 from neuron_plugin.placement.writer import Writer
 from neuron_plugin.planning import Judgement, Scene, judge_all
 from neuron_plugin.planning.population import PodKind
 from neuron_plugin.planning.scene import owner_of
 
-PIN_FAILED = "NeuronPlacementFailed"
-"""The reason of the event on a pod whose scheduler does not find its node good."""
 MOST_KINDS = 20
 """Kinds of pods that are judged again in one round."""
 MOST_EVENTS = 20
@@ -118,7 +117,7 @@ class Upkeep:
                     self._said[pod.uid] = told
                     written += 1
                     _log.info("pod waits", extra={"pod": str(pod.reference), "uid": pod.uid, "reason": text})
-                    await self._context.report(pod.reference, WAITING, text)
+                    await self._context.report(pod.reference, EventReason.WAITING, text)
 
     def _judge(self, scene: Scene, pods: Iterable[NeuronPod]) -> list[Judgement]:
         """Each kind by itself: what one would get keeps another from nothing, as none of them fits."""
@@ -241,7 +240,7 @@ class Upkeep:
                 await self._delete(pod, version)
         else:
             note += " It keeps its claims. Delete it to have them allocated elsewhere."
-        await self._context.report(pod.reference, PIN_FAILED, note)
+        await self._context.report(pod.reference, EventReason.PLACEMENT_FAILED, note)
         return True
 
     async def _is_made_again(self, pod: NeuronPod) -> bool:

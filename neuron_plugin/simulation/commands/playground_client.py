@@ -20,6 +20,7 @@ import msgspec
 import yaml
 
 from neuron_plugin.allocation.claims import DRA_DRIVER
+from neuron_plugin.allocation.event_reasons import EventReason
 from neuron_plugin.allocation.inventory import read_inventory
 from neuron_plugin.allocation.keys import CORES_KEY, DEVICES_KEY, GATE, INVENTORY_KEY
 from neuron_plugin.allocation.node_rules import DEFAULT_SCHEDULER, node_use
@@ -33,8 +34,6 @@ from neuron_plugin.cluster.objects import NODES
 from neuron_plugin.cluster.pods import PODS, asks_for_neuron, neuron_pod
 from neuron_plugin.cluster.writes import read_node, read_pod
 from neuron_plugin.inspection import look
-from neuron_plugin.placement.events import WAITING
-from neuron_plugin.placement.room import EVICTED_REASON, PREEMPTED_REASON
 from neuron_plugin.planning.preflight import CHECKED_FIRST
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.settings import load
@@ -245,7 +244,8 @@ async def _became_of(api: KubernetesApi, pod: Pod, kubeconfig: Path) -> list[str
     except ApiError as error:
         if not error.missing:
             raise
-        return [f"pod {name} is gone: {await _told(api, pod, EVICTED_REASON, PREEMPTED_REASON) or 'deleted'}"]
+        why = await _told(api, pod, EventReason.EVICTED_FOR_MOVE, EventReason.PREEMPTED)
+        return [f"pod {name} is gone: {why or 'deleted'}"]
     if pod.terminal:
         return [f"pod {name} has failed on {pod.node_name}: {message}"]
     if pod.node_name:
@@ -334,7 +334,7 @@ async def _settled(api: KubernetesApi, pod: Pod) -> tuple[Pod, str]:
             waits = (
                 f"its gates {', '.join(others)} are for others to take off"
                 if others
-                else await _told(api, pod, WAITING)
+                else await _told(api, pod, EventReason.WAITING)
             )
             waits = "" if CHECKED_FIRST in waits and time.monotonic() < ends else waits
         elif not waits and pod.spec.resource_claims:

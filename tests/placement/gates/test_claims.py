@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from neuron_plugin.allocation import PodUid
+from neuron_plugin.allocation.event_reasons import EventReason
 from neuron_plugin.allocation.keys import GATE
 from neuron_plugin.cluster import KubernetesApi
 from neuron_plugin.cluster.claims import RESOURCE_CLAIMS as CLAIM_RECORDS
@@ -16,10 +17,7 @@ from neuron_plugin.cluster.claims import neuron_claim
 from neuron_plugin.cluster.pods import PODS as POD_RECORDS
 from neuron_plugin.placement.claims import ClaimedPods, ClaimWriter
 from neuron_plugin.placement.context import Times
-from neuron_plugin.placement.events import WAITING
-from neuron_plugin.placement.gates.placer import RELEASED
 from neuron_plugin.placement.gates.ungate import release_gated
-from neuron_plugin.placement.gates.upkeep import PIN_FAILED
 from neuron_plugin.placement.informers import keep_pod, machines_of, show_pod
 from neuron_plugin.placement.state import AssumedPod
 from neuron_plugin.placement.writer import NotSentError
@@ -257,7 +255,7 @@ async def test_a_pod_whose_claim_nobody_makes_says_so_until_it_is_there(bench: C
     for _ in range(3):
         await bench.look(after=TIMES.again)
     ((reason, note),) = bench.events("train")
-    assert reason == WAITING
+    assert reason == EventReason.WAITING
     assert "waits for the ResourceClaim nic, which does not exist" in note
     assert bench.gates("train") == [GATE]
     bench.claim("nic")
@@ -441,7 +439,7 @@ async def test_a_gated_pod_with_claims_of_others_is_released_plainly(bench: Clai
     bench.claiming("train", "gpu")
     await bench.place_all()
     assert (bench.gates("train"), bench.place("train"), bench.devices("gpu")) == ([], "", [])
-    assert [reason for reason, _ in bench.events("train")] == [RELEASED]
+    assert [reason for reason, _ in bench.events("train")] == [EventReason.RELEASED_PLAINLY]
 
 
 async def test_a_full_cluster_keeps_pods_with_claims_gated(bench: ClaimsBench) -> None:
@@ -516,7 +514,7 @@ async def test_a_released_pod_that_nobody_makes_again_keeps_its_claims_and_is_to
     for _ in range(3):
         await bench.look(after=1)
     ((reason, note),) = bench.events("train")
-    assert reason == PIN_FAILED
+    assert reason == EventReason.PLACEMENT_FAILED
     assert "where its claims are allocated" in note
     assert (bench.devices("c"), bench.place("train")) == ([device], "a")
 
@@ -531,7 +529,7 @@ async def test_a_stuck_pod_that_nobody_makes_again_keeps_its_claims_and_is_told_
     bench.unschedulable("train")
     for _ in range(4):
         await bench.look(after=TIMES.stuck)
-    assert [reason for reason, _ in bench.events("train")] == [PIN_FAILED]
+    assert [reason for reason, _ in bench.events("train")] == [EventReason.PLACEMENT_FAILED]
     assert (bench.devices("c"), bench.place("train")) == (had, "a")
     await bench.look(after=TIMES.avoid + TIMES.stuck)
     assert len(bench.events("train")) == 2
@@ -556,7 +554,7 @@ async def test_a_pod_with_claims_that_cannot_be_judged_keeps_its_gate_and_says_w
         await bench.look(after=TIMES.tick)
     assert (bench.gates("train"), bench.devices("c")) == ([GATE], [])
     ((reason, note),) = bench.events("train")
-    assert reason == WAITING
+    assert reason == EventReason.WAITING
     assert "volume" in note
     assert "only the placement controller allocates its claims" in note
 

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from neuron_plugin.allocation.event_reasons import EventReason
 from neuron_plugin.allocation.keys import (
     GATE,
     MOVABLE_KEY,
@@ -14,11 +15,8 @@ from neuron_plugin.allocation.keys import (
     SPARES_KEY,
     ULTRASERVER_KEY,
 )
-from neuron_plugin.placement.gates.placer import (
-    MOST_IN_FLIGHT,
-    RESTART,
-)
-from neuron_plugin.placement.group_places import MOST_RESERVED_GROUPS, NO_RESERVE
+from neuron_plugin.placement.gates.placer import MOST_IN_FLIGHT
+from neuron_plugin.placement.group_places import MOST_RESERVED_GROUPS
 from neuron_plugin.placement.leadership import CONDITION
 from neuron_plugin.simulation.api_server_kinds import (
     LEADER_WORKER_SETS,
@@ -347,7 +345,7 @@ async def test_a_leader_goes_alone_where_it_cannot_be_read_what_its_workers_ask_
     for _ in range(2):
         await gated.step(after=TIMES.leader)
     assert gated.place("serve-0") == "a"
-    assert [reason for reason, _ in gated.events("serve-0")] == [NO_RESERVE]
+    assert [reason for reason, _ in gated.events("serve-0")] == [EventReason.GROUP_NOT_RESERVED]
 
 
 async def test_the_leader_of_a_job_of_its_own_rack_is_placed_where_the_job_fits(gated: GatesBench) -> None:
@@ -557,7 +555,7 @@ async def test_a_replacement_that_makes_variables_untrue_has_an_event_say_so(gat
     assert gated.place("train-2") not in {"", lost}
     assert ULTRASERVER_KEY not in gated.annotations("train-2")
     ((reason, note),) = gated.events("train-0")
-    assert reason == RESTART
+    assert reason == EventReason.GROUP_MUST_RESTART
     assert "With train-2 placed" in note
     assert "3 running pods of its group: restart the whole group" in note
 

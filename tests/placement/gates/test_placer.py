@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from neuron_plugin.allocation.event_reasons import EventReason
 from neuron_plugin.allocation.keys import (
     GATE,
     NODE_KEY,
@@ -16,12 +17,7 @@ from neuron_plugin.allocation.node import Reservation
 from neuron_plugin.cluster import ApiRequest
 from neuron_plugin.placement.changes import MOST_CHANGES
 from neuron_plugin.placement.gates import writes
-from neuron_plugin.placement.gates.placer import (
-    FORBIDDEN,
-    MANY_IN_FLIGHT,
-    RELEASED,
-    REST_SECONDS,
-)
+from neuron_plugin.placement.gates.placer import MANY_IN_FLIGHT, REST_SECONDS
 from neuron_plugin.placement.leadership import CONDITION
 from neuron_plugin.simulation.api_server_kinds import (
     CLAIMS,
@@ -157,7 +153,7 @@ async def test_a_refused_write_is_tried_again_after_a_while(gated: GatesBench) -
     for _ in range(2):
         await gated.step(after=TIMES.refused + 1)
     assert gated.place("train") == "a"
-    assert [reason for reason, _ in gated.events("train")] == [FORBIDDEN]
+    assert [reason for reason, _ in gated.events("train")] == [EventReason.PLACEMENT_FORBIDDEN]
 
 
 async def test_a_lost_answer_keeps_the_set_until_a_read_says_what_became_of_it(gated: GatesBench) -> None:
@@ -333,7 +329,7 @@ async def test_a_pod_that_cannot_be_judged_is_kept_off_the_nodes_without_a_linke
     assert gated.terms("train") == [{"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["a"]}]}]
     assert (gated.place("train"), gated.annotations("train")[RELEASED_KEY]) == ("", "excluded")
     ((event, note),) = gated.events("train")
-    assert event == RELEASED
+    assert event == EventReason.RELEASED_PLAINLY
     assert "resource claims of another driver" in note
     assert len(gated.state.history.released) == 1
     assert gated.metrics.registry.get_sample_value("neuron_extender_released_plainly_total") == 1
@@ -479,7 +475,7 @@ async def test_a_pod_with_the_gate_that_asks_for_no_neuron_is_let_go_and_told(
     await gated.place_all()
     assert (gated.gates("wrong"), gated.terms("wrong"), gated.place("wrong")) == ([], [], "")
     ((event, note),) = gated.events("wrong")
-    assert event == RELEASED
+    assert event == EventReason.RELEASED_PLAINLY
     assert "asks for none of aws.amazon.com/neuron, aws.amazon.com/neurondevice, aws.amazon.com/neuroncore" in note
     assert note.endswith("Its scheduler chooses the node.")
     assert GATE in gated.gates("queued"), "the last gate is ours"

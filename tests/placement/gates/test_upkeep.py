@@ -10,14 +10,13 @@ import msgspec
 import pytest
 
 from neuron_plugin.allocation import NeuronPod
+from neuron_plugin.allocation.event_reasons import EventReason
 from neuron_plugin.allocation.keys import GATE
 from neuron_plugin.allocation.node import Reservation
 from neuron_plugin.allocation.preflight import CheckScope
 from neuron_plugin.cluster import KubernetesApi
 from neuron_plugin.placement.context import PAUSE_FACTOR, Times
-from neuron_plugin.placement.events import WAITING
-from neuron_plugin.placement.gates.placer import RELEASED
-from neuron_plugin.placement.gates.upkeep import MOST_EVENTS, MOST_RELEASED, PIN_FAILED
+from neuron_plugin.placement.gates.upkeep import MOST_EVENTS, MOST_RELEASED
 from neuron_plugin.planning import Judgement, Scene
 from neuron_plugin.planning.judgement import HELD_BY_OLD_PODS
 from neuron_plugin.simulation.api_server_kinds import CLAIMS, PODS, VOLUMES
@@ -36,7 +35,7 @@ async def test_an_event_says_why_a_pod_waits_once(gated: GatesBench) -> None:
     for _ in range(4):
         await gated.look(after=TIMES.again)
     ((reason, note),) = gated.events("train")
-    assert reason == WAITING
+    assert reason == EventReason.WAITING
     assert "1 node" in note or "devices" in note
 
 
@@ -188,7 +187,7 @@ async def test_a_pod_that_fits_nowhere_by_count_is_released_for_an_autoscaler(
         await gated.look(after=TIMES.full)
     assert gated.gates("second") == ([] if released else [GATE])
     assert gated.terms("second") == []
-    assert (RELEASED in [reason for reason, _ in gated.events("second")]) is released
+    assert (EventReason.RELEASED_PLAINLY in [reason for reason, _ in gated.events("second")]) is released
 
 
 async def test_a_pod_for_which_room_was_made_waits_for_it_and_for_no_autoscaler(
@@ -317,7 +316,7 @@ def is_there(gated: GatesBench, name: str) -> bool:
 async def test_a_pod_that_is_made_again_is_deleted_and_keeps_off_that_node(gated: GatesBench, owner: str) -> None:
     await placed_and_stuck(gated, owner)
     assert not is_there(gated, "train")
-    assert [reason for reason, _ in gated.events("train")] == [PIN_FAILED]
+    assert [reason for reason, _ in gated.events("train")] == [EventReason.PLACEMENT_FAILED]
     gated.node("b")
     gated.pod("again", owner=owner)
     await gated.step()
@@ -347,7 +346,7 @@ async def test_a_bare_pod_stays_and_is_told(gated: GatesBench) -> None:
     assert is_there(gated, "train")
     assert gated.place("train") == ""
     ((reason, note),) = gated.events("train")
-    assert reason == PIN_FAILED
+    assert reason == EventReason.PLACEMENT_FAILED
     assert "node a" in note
 
 
