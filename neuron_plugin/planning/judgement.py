@@ -407,15 +407,15 @@ def _judge_group(
 
 def _in_the_way_of_all(trial: Scene, pods: Sequence[NeuronPod], names: Collection[str]) -> tuple[PodReference, ...]:
     """Who has what is nearest to being free for some pods of a group that have no room, for one after the other."""
-    found = dict[PodReference, None]()
+    cluster, found = trial.cluster, dict[PodReference, None]()
     for pod in pods:
         holders = nearest_holders(trial, pod, node_answers(trial, pod, names))
-        nodes = {holder: known.node for holder in holders if (known := trial.cluster.pods.get(holder.uid))}
         if not holders or len(found) > MOST_HOLDERS:
             break
         found |= dict.fromkeys(holders)
-        for holder, node in nodes.items():
-            trial.remove([trial.cluster.pods[holder.uid]], node)
+        for other in filter(None, (cluster.pods.get(holder.uid) for holder in holders)):
+            if other.place in cluster.nodes:  # else only something is kept for it
+                trial.remove([other], other.place)
         if place_of := trial.best(pod, allowed=Allowed(trial, pod, among_nodes=names)):
             trial.put(pod, *place_of)
     return tuple(found)

@@ -13,7 +13,7 @@ from neuron_plugin.allocation.node import Reservation
 from neuron_plugin.planning import Judgement, Scene, Standing, judge_all
 from neuron_plugin.planning.judgement import judge
 from neuron_plugin.topology import CoreMask
-from tests.support.manifests import container, node_manifest, pod_manifest
+from tests.support.manifests import container, gated_manifest, node_manifest, pod_manifest
 from tests.support.world import World
 
 NEURON, CORE, TRN1 = Resource.NEURON, Resource.NEURONCORE, "trn1.32xlarge"
@@ -231,6 +231,21 @@ def test_a_group_says_what_it_lacks_and_who_is_in_its_way(world: World) -> None:
         "Its group job does not fit as a whole: there is room together for 0 of 2 waiting pods, at least 2 need it. "
         "0 of 1 Neuron node: 1 has 12 of 16 devices free. In the way: default/other"
     )
+
+
+@pytest.mark.parametrize("who", ["promised", "kept"])
+def test_in_the_way_of_a_group_is_who_was_promised_devices_or_for_whom_some_are_kept(world: World, who: str) -> None:
+    world.show_node(offered("trn"))
+    if who == "promised":
+        world.show(gated_manifest(who, NEURON, 16, promised=("trn", SIXTEEN), gates=()))
+    else:
+        waiting(world, who, 16)
+        world.state.reserve(Reservation(of(world, who).reference, "trn", CoreMask(0xFFFFFFFF)))
+    for number in range(2):
+        says = {GROUP_KEY: "job", GROUP_SIZE_KEY: "2"}
+        waiting(world, f"w-{number}", 8, annotations=says, spec={"schedulingGates": [{"name": GATE}]})
+    (found, *_) = judge_all(world.state.scene(), [of(world, "w-0")], rules=None)
+    assert [pod.name for pod in found.in_the_way] == [who]
 
 
 def test_a_group_is_counted_on_nodes_of_one_type_and_who_is_in_its_way_is_there(world: World) -> None:
