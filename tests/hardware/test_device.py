@@ -211,11 +211,7 @@ def as_directory(node: SimulatedNode) -> None:
 NODES: dict[str, tuple[Callable[[SimulatedNode], object], tuple[int, int] | None, NodeState]] = {
     "p67 one that is not there": (lambda node: node.remove_node(1), None, NodeState.ABSENT),
     "a plain file of a simulated machine": (lambda _: None, None, NodeState.PRESENT),
-    "p67 one elsewhere": (
-        lambda node: (node.paths.dev / SIMULATED_MARKER).unlink(),
-        None,
-        NodeState.NOT_A_DEVICE,
-    ),
+    "p67 one elsewhere": (lambda node: (node.paths.dev / SIMULATED_MARKER).unlink(), None, NodeState.NOT_A_DEVICE),
     "a directory": (as_directory, None, NodeState.NOT_A_DEVICE),
     "a character device with the driver's numbers": (lambda _: None, (243, 1), NodeState.PRESENT),
     "one of before a driver reload, by its major number": (lambda _: None, (248, 1), NodeState.STALE),

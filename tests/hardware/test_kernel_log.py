@@ -158,10 +158,7 @@ RINGS: dict[str, tuple[list[bytes], list[list[str]]]] = {
     ),
     "the rest of a line that was cut off at the front": ([WHOLE, WHOLE[8:] + of(dated(4))], [["1", "2", "3"], ["4"]]),
     "such a rest at first": ([b"00] rest\n" + of(dated(2))], [["2"]]),
-    "the same text again is another line": (
-        [of(dated(1, DMA)), of(dated(1, DMA), dated(2, DMA))],
-        [[DMA], [DMA]],
-    ),
+    "the same text again is another line": ([of(dated(1, DMA)), of(dated(1, DMA), dated(2, DMA))], [[DMA], [DMA]]),
     "without times what was there may be old": ([of("<3>a"), of("<3>a", "<3>b")], [[], ["b"]]),
     "without times a line after a clearing is new": ([of("<3>a"), of(), of("<3>b")], [[], [], ["b"]]),
     "lines of a dictionary after a record": ([SECOND], [["one", "two"]]),

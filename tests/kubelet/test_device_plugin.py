@@ -260,10 +260,7 @@ async def everything(available: Sequence[str], *_: object) -> Sequence[str]:
     ],
 )
 async def test_p33_in_place_of_a_choice_that_fails_is_late_or_wrong_there_is_a_valid_answer_and_never_an_error(
-    directory: Path,
-    caplog: pytest.LogCaptureFixture,
-    choice: Callable[..., Awaitable[Sequence[str]]],
-    fault: str,
+    directory: Path, caplog: pytest.LogCaptureFixture, choice: Callable[..., Awaitable[Sequence[str]]], fault: str
 ) -> None:
     async with served(directory, preference_deadline_seconds=0.05) as plugin:
         plugin.handler.prefer = choice

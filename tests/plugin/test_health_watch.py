@@ -34,13 +34,7 @@ from neuron_plugin.plugin.health import (
     load,
     save,
 )
-from neuron_plugin.plugin.health_watch import (
-    MEMORY,
-    HealthWatch,
-    health_event,
-    log_transition,
-    node_condition,
-)
+from neuron_plugin.plugin.health_watch import MEMORY, HealthWatch, health_event, log_transition, node_condition
 from neuron_plugin.plugin.publisher import Publisher
 from neuron_plugin.plugin.settings import PluginSettings
 from tests.plugin import desk
@@ -270,10 +264,7 @@ STORIES: dict[str, tuple[PluginSettings, str]] = {
         ),
     ),
     "p70 a log that no rule needs is not read": (DEAF, "look; wait 0.01; log none"),
-    "the log is read once there is a device to judge": (
-        USUAL,
-        "empty; wait 1; log none; look; wait 1; log /dev/kmsg",
-    ),
+    "the log is read once there is a device to judge": (USUAL, "empty; wait 1; log none; look; wait 1; log /dev/kmsg"),
     "the log is beside the device nodes": (
         PluginSettings(dev=Path("/host/dev")),
         "look; wait 0.01; log /host/dev/kmsg",

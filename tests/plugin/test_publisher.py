@@ -37,19 +37,7 @@ from neuron_plugin.plugin.publisher import (
 from neuron_plugin.plugin.snapshot import Snapshot, derive
 from neuron_plugin.plugin.writes import PodEvent
 from tests.plugin.desk import running
-from tests.plugin.world import (
-    INF2,
-    NEURON,
-    TRN2,
-    app,
-    entry,
-    inputs,
-    inventory,
-    moment,
-    pod,
-    ref,
-    uid_of,
-)
+from tests.plugin.world import INF2, NEURON, TRN2, app, entry, inputs, inventory, moment, pod, ref, uid_of
 from tests.support.scripted_server import ScriptedServer
 from tests.support.stories import Scene
 
@@ -112,10 +100,7 @@ SENDING = {
         f"hold; {'; '.join(f'put {one}' for one in MANY)}; run; sees {' '.join(MANY[:-1])}; go; sees {' '.join(MANY)}",
     ),
     "a newer request replaces one that was not sent": ("", "put a?1; put a?2; run; sees a?2"),
-    "one that comes while the older is sent": (
-        "",
-        "hold; put a?1; run; sees a?1; put a?2; go; sees a?1 a?2",
-    ),
+    "one that comes while the older is sent": ("", "hold; put a?1; run; sees a?1; put a?2; go; sees a?1 a?2"),
     "silence is tried again": ("a=0,0", "put a; run; sees a a a"),
     "a busy server is tried again": ("a=429,500,503", "put a; run; sees a a a a"),
     "a subject that fails keeps no other waiting": ("a=500,500,500", "put a; put b; run; sees a b a a a"),
