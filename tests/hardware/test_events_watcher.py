@@ -18,6 +18,7 @@ from neuron_plugin.hardware.inventory import Inventory, read_inventory
 from neuron_plugin.hardware.sysfs import DriverVersion
 from neuron_plugin.simulation import SimulatedNode
 from neuron_plugin.topology import DeviceId
+from tests.support.stories import rows
 
 MakeNode = Callable[..., SimulatedNode]
 
@@ -81,19 +82,19 @@ LOOKS: dict[str, Inventory | Exception] = {
     "0,1": machine(0, 1),
     "broken": RuntimeError("a bug"),
 }
-PUBLISHED = {
-    "p22 the first inventory comes at once even without a driver": ("none", "0 none"),
-    "p22 devices appear when the driver is loaded later": ("none none none 0,1", "0 none; 15 0,1"),
-    "what did not change is not published": ("0 0 0 0,1 0,1", "0 0; 15 0,1"),
-    "an event brings the next read forward": ("0 0,1 event=0.5", "0 0; 0.5 0,1"),
-    "an event is one more read and not one after the other": ("0 0 0,1 event=0.5", "0 0; 5.5 0,1"),
-    "p23 an incomplete device is looked at again soon": ("new new 0", "0 new; 0.2 0"),
-    "a machine that cannot be read leaves what was known": ("0 broken 0,1", "0 0; 10 0,1"),
-}
+PUBLISHED = rows("""
+    p22 the first inventory comes at once even without a driver: none => 0 none
+    p22 devices appear when the driver is loaded later: none none none 0,1 => 0 none; 15 0,1
+    what did not change is not published: 0 0 0 0,1 0,1 => 0 0; 15 0,1
+    an event brings the next read forward: 0 0,1 event=0.5 => 0 0; 0.5 0,1
+    an event is one more read and not one after the other: 0 0 0,1 event=0.5 => 0 0; 5.5 0,1
+    p23 an incomplete device is looked at again soon: new new 0 => 0 new; 0.2 0
+    a machine that cannot be read leaves what was known: 0 broken 0,1 => 0 0; 10 0,1
+""")
 """What the machine is read as, one look after the other, and when there is an event; what is published when."""
 
 
-@pytest.mark.parametrize(("reads", "expected"), PUBLISHED.values(), ids=PUBLISHED)
+@pytest.mark.parametrize(("reads", "expected"), PUBLISHED)
 async def test_what_is_published_and_when(reads: str, expected: str, caplog: pytest.LogCaptureFixture) -> None:
     looks, _, event = reads.partition(" event=")
     changed = asyncio.Event()
@@ -203,19 +204,19 @@ PERIODS = WatchPeriods(rescan_seconds=5.0, settle_seconds=30.0, first_retry_seco
 
 
 MACHINES = {"incomplete": INCOMPLETE, "complete": machine(0), "gone": NO_DRIVER}
-SETTLINGS = {
-    "retries double up to the rescan period": "0 incomplete 0.05 0.1 0.2 0.4 0.8 1.6 3.2 5 5 5",
-    "a machine at rest is looked at in the rescan period": "0 complete 5 5 5",
-    "an event makes retries frequent again": "0 incomplete 0.05 0.1 0.2 0.4 0.8; 10 soon 0.05",
-    "a device has its time": "0 incomplete unsettled; 30 - settled",
-    "one that returns has its time again": "0 incomplete; 30 - settled; 31 gone; 32 incomplete; 40 - unsettled",
-    "it stays settled while it is taken as it is": "0 incomplete; 31 complete settled 5",
-    "one that became complete in time is not settled": "0 incomplete; 1 complete; 100 - unsettled",
-}
+SETTLINGS = rows("""
+    retries double up to the rescan period: 0 incomplete 0.05 0.1 0.2 0.4 0.8 1.6 3.2 5 5 5
+    a machine at rest is looked at in the rescan period: 0 complete 5 5 5
+    an event makes retries frequent again: 0 incomplete 0.05 0.1 0.2 0.4 0.8; 10 soon 0.05
+    a device has its time: 0 incomplete unsettled; 30 - settled
+    one that returns has its time again: 0 incomplete; 30 - settled; 31 gone; 32 incomplete; 40 - unsettled
+    it stays settled while it is taken as it is: 0 incomplete; 31 complete settled 5
+    one that became complete in time is not settled: 0 incomplete; 1 complete; 100 - unsettled
+""")
 """At each time what was read, or that there was an event (``soon``); whether device 0 is settled; then the pauses."""
 
 
-@pytest.mark.parametrize("steps", SETTLINGS.values(), ids=SETTLINGS)
+@pytest.mark.parametrize("steps", SETTLINGS)
 async def test_when_a_device_that_is_still_made_is_looked_at_again(steps: str) -> None:
     settling = Settling(PERIODS)
     for step in steps.split("; "):

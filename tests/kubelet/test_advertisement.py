@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from neuron_plugin.kubelet.advertisement import AdvertisedDevice, Advertisement, in_numeric_order
 from tests.kubelet.fakes import devices
-from tests.support.stories import Scene
+from tests.support.stories import Scene, rows
 
 
 class Story(Scene):
@@ -43,28 +43,25 @@ class Story(Scene):
             await asyncio.gather(pending, return_exceptions=True)
 
 
-STORIES = {
-    "p15 the first edition is the full list": "next a -> 0 1 2",
-    "p16 no edition when nothing changed": "next a -> 0 1 2; publish 3 -> no; silent a",
-    "p17 each change of health is one edition with all devices": (
-        "next a -> 0 1 2; publish 3 sick 1; next a -> 0 1! 2; publish 3; next a -> 0 1 2; silent a"
-    ),
-    "p18 every stream gets every change": "next a -> 0 1 2; next b -> 0 1 2; publish 2; next a -> 0 1; next b -> 0 1",
-    "a stream that never reads delays no other": "next a -> 0 1 2; next b -> 0 1 2; publish 2; next b -> 0 1; "
-    "publish 1; next b -> 0",
-    "a slow stream skips to the latest edition": "next a -> 0 1 2; publish 2; publish 1; next a -> 0; silent a",
-    "a rewrite is one edition with the same devices for every stream": (
-        "publish 2 sick 1; next a -> 0 1!; next b -> 0 1!; rewrite; next a -> 0 1!; next b -> 0 1!; silent a b"
-    ),
-    "rewrites that come faster than a stream sends are one edition": (
-        "next a -> 0 1 2; rewrite; rewrite; next a -> 0 1 2; silent a"
-    ),
-    "a change after a rewrite is still a change": "rewrite; publish 3 -> no; publish 3 sick 0",
-}
+STORIES = rows("""
+    p15 the first edition is the full list: next a -> 0 1 2
+    p16 no edition when nothing changed: next a -> 0 1 2; publish 3 -> no; silent a
+    p17 each change of health is one edition with all devices:
+        next a -> 0 1 2; publish 3 sick 1; next a -> 0 1! 2; publish 3; next a -> 0 1 2; silent a
+    p18 every stream gets every change: next a -> 0 1 2; next b -> 0 1 2; publish 2; next a -> 0 1; next b -> 0 1
+    a stream that never reads delays no other:
+        next a -> 0 1 2; next b -> 0 1 2; publish 2; next b -> 0 1; publish 1; next b -> 0
+    a slow stream skips to the latest edition: next a -> 0 1 2; publish 2; publish 1; next a -> 0; silent a
+    a rewrite is one edition with the same devices for every stream:
+        publish 2 sick 1; next a -> 0 1!; next b -> 0 1!; rewrite; next a -> 0 1!; next b -> 0 1!; silent a b
+    rewrites that come faster than a stream sends are one edition:
+        next a -> 0 1 2; rewrite; rewrite; next a -> 0 1 2; silent a
+    a change after a rewrite is still a change: rewrite; publish 3 -> no; publish 3 sick 0
+""")
 """What is published, and what each stream sends next; ``!`` marks a device that is unhealthy."""
 
 
-@pytest.mark.parametrize("steps", STORIES.values(), ids=STORIES)
+@pytest.mark.parametrize("steps", STORIES)
 async def test_what_streams_send(steps: str) -> None:
     await Story().play(steps)
 

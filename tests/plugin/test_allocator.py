@@ -33,6 +33,7 @@ from tests.plugin.world import (
     ref,
     uid_of,
 )
+from tests.support.stories import rows
 
 A, B = uid_of("a"), uid_of("b")
 ROW1 = (4, 5, 6, 7)
@@ -49,131 +50,73 @@ SEVEN = (
 )
 BREAKS = "record a=0-7; alive a; start; breaks 3; sick -"
 """Of pod a's devices one has broken; the kubelet has seen the pod's end, and nobody else has."""
-STORIES = {
-    "p45 a refusal names all that it may be for": (
-        "a app:1 | b app:1 | c app:1",
-        "admit a=1; allocate 1 -> !wanted by pod default/b or pod default/c",
-    ),
-    "p45 a refusal to an unknown pod": (
-        "a app:1",
-        "admit a=1; allocate device:1 -> !wanted by a pod that is not known yet",
-    ),
-    "p45 before a refusal the kubelet writes its memory and the API server lists": (
-        "a app:1",
-        "admit a=1; asked 0/0; allocate device:1 -> !is in use; asked 1/1",
-    ),
-    "p59 a list shows that the pod in the way is gone": (
-        "a app:1",
-        "admit a=1; wait 1; list b app:device:1; allocate device:1; has ?=1",
-    ),
-    "p59 the kubelet forgot the static pod in the way": (
-        "",
-        "admit static=1; wait 1; drop static; allocate device:1; has ?=1",
-    ),
-    "p60 the processes of an ended pod are waited for, for some time": (
-        "a app:1 | alive a",
-        (
-            "admit a=1; killed a; allocate 1 -> !held down: processes of the pod with UID; took 4-4.3; "
-            "later 2 dead; allocate 1; took 2-2.3"
-        ),
-    ),
-    "p60 an unknown pod that was never recorded rests for the hold-down": (
-        "",
-        (
-            "allocate 1; wait 0.5; allocate device:1 -> !the kubelet did not record the pod that was given it; "
-            "pending 0; wait 30; allocate device:1; pending 1"
-        ),
-    ),
-    "p60 of a known one the cgroup says when it has ended": (
-        "a app:1=1 | alive a",
-        "allocate 1; wait 1.1; gone a; rewrite; held a=1+; wait 60; again; held a=1!; dead; again; held -",
-    ),
-    "p59 the end of a pod that the kubelet rejected is waited for": (
-        "a app:1 | b app:device:1",
-        "admit a=1; wait 1; forget a; later 1 pod a app:1 failed; allocate device:1; took 1-1.3; has ?=1",
-    ),
-    "an offer of a broken device is a sign that its pod has ended": (
-        "a app:8 | b app:8",
-        f"{BREAKS}; prefer 8 of 8-15 -> 8-15; sick -; prefer 8 -> 8-15; sick 3",
-    ),
-    "what a pod has already is no offer": ("a app:8 | b app:8", f"{BREAKS}; prefer 16 must 0-7; sick -"),
-    "a broken device that is drawn unasked is refused without a wait": (
-        "a app:8 | b app:8",
-        f"{BREAKS}; allocate 0-7 -> !device 3: sick; asked 0/0; sick 3",
-    ),
-    "a kubelet that does not write is not waited for longer than that": (
-        "a app:1",
-        "allocate 1; mute; allocate device:1 -> !is in use; took 1-5.3",
-    ),
-    "p36 a pod that the watch has not shown is looked for once": (
-        "",
-        "list a app:4=4-7; prefer 4 -> 4-7; asked 0/1; prefer 4 -> 4-7; asked 0/0",
-    ),
-    "a known pod without an assignment explains the call": (
-        "a app:4 | b app:4",
-        "prefer 4; admit a=0-3; prefer 4; asked 0/0; admit b=4-7; prefer 4; asked 0/1",
-    ),
-    "p33 a full node": ("a app:16 | b app:4", "admit a=0-15; prefer 4 of 4-7 -> 4-7"),
-    "p60 a hold-down that keeps the assigned set back": (
-        "a app:1 | b app:4=0-3 | alive a",
-        "admit a=2; gone a; later 2.5 dead; prefer 4 -> 0-3",
-    ),
-    "p60 a hold-down that keeps every linked set back": (
-        "inf2 | a app:2 | b app:3 | alive a",
-        "admit a=2,3; gone a; prefer 3 of 0-5 -> 0,1,4; dead; prefer 3 of 0-5 -> 0-2; held -",
-    ),
-    "p60 a hold-down of all that is left": (
-        "a app:16 | b app:4 | alive a",
-        "admit a=0-15; killed a; later 2.5 dead; prefer 4 of 4-7 -> 4-7; took 2.5-5; allocate 4-7",
-    ),
-    "what must be included counts for the very next Allocate only": (
-        "a init:1 app:4",
-        (
-            "admit a/init=5; prefer 4 must 5 -> 4-7; admit a=4-7; has a=4,5,6,7; "
-            "prefer 4 must 5; allocate core:0; allocate 4-7 -> !is in use"
-        ),
-    ),
-    "p56 equal pods that are admitted in the other order swap their sets": (
-        "a app:4=0-3 @1 | b app:4=4-7 @2",
-        "prefer 4 -> 0-3; admit b=0-3; prefer 4 -> 4-7; admit a=4-7; has a=4,5,6,7 b=0,1,2,3",
-    ),
-    "p50 the same call again after a kubelet restart": (
-        "a app:1",
-        "allocate 1; restart; admit a=1; has a=1; pending 0",
-    ),
-    "p50 the same call again for a waiting assignment": (
-        "a app:4=0-3",
-        "allocate 0-3; restart; allocate 0-3; has a=0,1,2,3; pending 1",
-    ),
-    "p46 init container, sidecar and apps stay within the pod's own set": (
-        "a init:3 sidecar:1 app.one:1 app.two:4 | b app:1",
-        (
-            "prefer 3 -> 0-2; admit a/init=0-2; admit a/sidecar=2 -> 2; admit a/one=0 -> 0; "
-            "prefer 4 must 1 -> 1,3-5; admit a/two=1,3-5; prefer 1 -> not 0-5; has a=0,1,2,3,4,5"
-        ),
-    ),
-    "p47 a set that is not linked is refused in the vendor's words": (
-        "required | a app:7",
-        f"allocate 0-6 -> !{SEVEN}; has -",
-    ),
-    "p47 cores that are not aligned": (
-        "trn2 | required | a app:core:2",
-        "allocate core:1,2 -> !No free aligned set of 2 Neuron cores; allocate core:2,3",
-    ),
-    "p47 a set that was assigned is taken as linked": ("required | a app:2=3,4", "allocate 3,4"),
+STORIES = rows(f"""
+    p45 a refusal names all that it may be for:
+        a app:1 | b app:1 | c app:1 => admit a=1; allocate 1 -> !wanted by pod default/b or pod default/c
+    p45 a refusal to an unknown pod: a app:1 => admit a=1; allocate device:1 -> !wanted by a pod that is not known yet
+    p45 before a refusal the kubelet writes its memory and the API server lists:
+        a app:1 => admit a=1; asked 0/0; allocate device:1 -> !is in use; asked 1/1
+    p59 a list shows that the pod in the way is gone:
+        a app:1 => admit a=1; wait 1; list b app:device:1; allocate device:1; has ?=1
+    p59 the kubelet forgot the static pod in the way: => admit static=1; wait 1; drop static; allocate device:1; has ?=1
+    p60 the processes of an ended pod are waited for, for some time:
+        a app:1 | alive a => admit a=1; killed a; allocate 1 -> !held down: processes of the pod with UID; took 4-4.3;
+        later 2 dead; allocate 1; took 2-2.3
+    p60 an unknown pod that was never recorded rests for the hold-down:
+        => allocate 1; wait 0.5; allocate device:1 -> !the kubelet did not record the pod that was given it; pending 0;
+        wait 30; allocate device:1; pending 1
+    p60 of a known one the cgroup says when it has ended:
+        a app:1=1 | alive a => allocate 1; wait 1.1; gone a; rewrite; held a=1+; wait 60; again; held a=1!; dead; again;
+        held -
+    p59 the end of a pod that the kubelet rejected is waited for:
+        a app:1 | b app:device:1 => admit a=1; wait 1; forget a; later 1 pod a app:1 failed; allocate device:1;
+        took 1-1.3; has ?=1
+    an offer of a broken device is a sign that its pod has ended:
+        a app:8 | b app:8 => {BREAKS}; prefer 8 of 8-15 -> 8-15; sick -; prefer 8 -> 8-15; sick 3
+    what a pod has already is no offer: a app:8 | b app:8 => {BREAKS}; prefer 16 must 0-7; sick -
+    a broken device that is drawn unasked is refused without a wait:
+        a app:8 | b app:8 => {BREAKS}; allocate 0-7 -> !device 3: sick; asked 0/0; sick 3
+    a kubelet that does not write is not waited for longer than that:
+        a app:1 => allocate 1; mute; allocate device:1 -> !is in use; took 1-5.3
+    p36 a pod that the watch has not shown is looked for once:
+        => list a app:4=4-7; prefer 4 -> 4-7; asked 0/1; prefer 4 -> 4-7; asked 0/0
+    a known pod without an assignment explains the call:
+        a app:4 | b app:4 => prefer 4; admit a=0-3; prefer 4; asked 0/0; admit b=4-7; prefer 4; asked 0/1
+    p33 a full node: a app:16 | b app:4 => admit a=0-15; prefer 4 of 4-7 -> 4-7
+    p60 a hold-down that keeps the assigned set back:
+        a app:1 | b app:4=0-3 | alive a => admit a=2; gone a; later 2.5 dead; prefer 4 -> 0-3
+    p60 a hold-down that keeps every linked set back:
+        inf2 | a app:2 | b app:3 | alive a => admit a=2,3; gone a; prefer 3 of 0-5 -> 0,1,4; dead;
+        prefer 3 of 0-5 -> 0-2; held -
+    p60 a hold-down of all that is left:
+        a app:16 | b app:4 | alive a => admit a=0-15; killed a; later 2.5 dead; prefer 4 of 4-7 -> 4-7; took 2.5-5;
+        allocate 4-7
+    what must be included counts for the very next Allocate only:
+        a init:1 app:4 => admit a/init=5; prefer 4 must 5 -> 4-7; admit a=4-7; has a=4,5,6,7; prefer 4 must 5;
+        allocate core:0; allocate 4-7 -> !is in use
+    p56 equal pods that are admitted in the other order swap their sets:
+        a app:4=0-3 @1 | b app:4=4-7 @2 => prefer 4 -> 0-3; admit b=0-3; prefer 4 -> 4-7; admit a=4-7;
+        has a=4,5,6,7 b=0,1,2,3
+    p50 the same call again after a kubelet restart: a app:1 => allocate 1; restart; admit a=1; has a=1; pending 0
+    p50 the same call again for a waiting assignment:
+        a app:4=0-3 => allocate 0-3; restart; allocate 0-3; has a=0,1,2,3; pending 1
+    p46 init container, sidecar and apps stay within the pod's own set:
+        a init:3 sidecar:1 app.one:1 app.two:4 | b app:1 => prefer 3 -> 0-2; admit a/init=0-2; admit a/sidecar=2 -> 2;
+        admit a/one=0 -> 0; prefer 4 must 1 -> 1,3-5; admit a/two=1,3-5; prefer 1 -> not 0-5; has a=0,1,2,3,4,5
+    p47 a set that is not linked is refused in the vendor's words: required | a app:7 => allocate 0-6 -> !{SEVEN}; has -
+    p47 cores that are not aligned:
+        trn2 | required | a app:core:2 => allocate core:1,2 -> !No free aligned set of 2 Neuron cores; allocate core:2,3
+    p47 a set that was assigned is taken as linked: required | a app:2=3,4 => allocate 3,4
     # What was seen on a real kubelet with the first version.
-    "a static pod keeps its cores over a kubelet restart with the API server away": (
-        "unlisted",
-        f"admit static=core:22,23; restart; rewrite; prefer 1 -> not 11; allocate 11 -> !{STATIC_UID}",
-    ),
-    "p60 processes of a force-deleted pod that have not opened the device yet": (
-        "a app:4 | b app:4 | alive a",
-        "admit a=0-3; killed a; forget a; wait 3600; prefer 4 -> not 0-3; allocate 0-3 -> !held down",
-    ),
-}
+    a static pod keeps its cores over a kubelet restart with the API server away:
+        unlisted => admit static=core:22,23; restart; rewrite; prefer 1 -> not 11; allocate 11 -> !{STATIC_UID}
+    p60 processes of a force-deleted pod that have not opened the device yet:
+        a app:4 | b app:4 | alive a => admit a=0-3; killed a; forget a; wait 3600; prefer 4 -> not 0-3;
+        allocate 0-3 -> !held down
+""")
 
 
-@pytest.mark.parametrize(("begin", "steps"), STORIES.values(), ids=STORIES)
+@pytest.mark.parametrize(("begin", "steps"), STORIES)
 @pytest.mark.looptime
 async def test_what_the_kubelet_is_answered_and_when(begin: str, steps: str) -> None:
     await tell(begin, steps)

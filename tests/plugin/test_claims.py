@@ -36,6 +36,7 @@ from neuron_plugin.topology import CoreMask
 from tests.plugin.desk import FakeCgroups
 from tests.plugin.world import INF2, MACHINES, TRN2, FakeClock, inputs, inventory, moment, pod, ref, uid_of
 from tests.support.model_kubelet import checkpoint_file
+from tests.support.stories import rows
 
 INSIDE = ContainerStyle(Numbering.CONTAINER)
 AS_HOST = ContainerStyle(Numbering.HOST)
@@ -64,34 +65,29 @@ def names(
 
 
 TWO_NUMBERS = "container one .*container two"
-NUMBERED = {
-    "over all claims of a container": ("x@main=9 y@main=4,5", "4: 4-0, 5: 5-1, 9: 9-2"),
-    "as the host counts": ("host x@main=9 y@main=4,5", "4: 4-4, 5: 5-5, 9: 9-9"),
-    "each container counts for itself": ("x@one=9 y@two=4", "4: 4-0, 9: 9-0"),
-    "a device that would need two numbers": ("x@one@two=9 y@two=4", f"!{TWO_NUMBERS}"),
-    "one that has the same in both": ("x@one@two=4 y@two=9", "4: 4-0, 9: 9-1"),
-    "a claim that no container names": ("x=9", "9: 9-0"),
-    "whole devices say nothing of cores": ("x@main=3", "3: 3-0"),
-    "cores, as the container counts them": ("x@main=3-cores-6-7", "3-cores-6-7: 3-0 cores-0-1"),
-    "cores, as the host counts them": ("host x@main=3-cores-6-7", "3-cores-6-7: 3-3 cores-6-7"),
-    "the second core of a device": ("x@main=3-cores-7-7", "3-cores-7-7: 3-0 cores-1-1"),
-    "cores of several devices are one set": (
-        "inf2 x@main=3-cores-6-7,4-cores-8-8",
-        "3-cores-6-7: 3-0 cores-0-2, 4-cores-8-8: 4-1",
-    ),
-    "the cores of two devices": (
-        "trn2 x@main=2-cores-8-11,3-cores-12-15",
-        "2-cores-8-11: 2-0 cores-0-7, 3-cores-12-15: 3-1",
-    ),
-    "cores of an older version that are not aligned": ("trn2 x@main=3-cores-13-14", "3-cores-13-14: 3-0 cores-1-2"),
-    "cores with a gap, which no variable can say": ("x@main=3-cores-6-6,5-cores-10-10", "!cores"),
-    "cores of two devices, which none can say": ("x@main=3-cores-7-7,4-cores-8-8", "!cores"),
-    "a device that the node does not have": ("x@main=16", "!neuron-16"),
-}
+NUMBERED = rows(f"""
+    over all claims of a container: x@main=9 y@main=4,5 => 4: 4-0, 5: 5-1, 9: 9-2
+    as the host counts: host x@main=9 y@main=4,5 => 4: 4-4, 5: 5-5, 9: 9-9
+    each container counts for itself: x@one=9 y@two=4 => 4: 4-0, 9: 9-0
+    a device that would need two numbers: x@one@two=9 y@two=4 => !{TWO_NUMBERS}
+    one that has the same in both: x@one@two=4 y@two=9 => 4: 4-0, 9: 9-1
+    a claim that no container names: x=9 => 9: 9-0
+    whole devices say nothing of cores: x@main=3 => 3: 3-0
+    cores, as the container counts them: x@main=3-cores-6-7 => 3-cores-6-7: 3-0 cores-0-1
+    cores, as the host counts them: host x@main=3-cores-6-7 => 3-cores-6-7: 3-3 cores-6-7
+    the second core of a device: x@main=3-cores-7-7 => 3-cores-7-7: 3-0 cores-1-1
+    cores of several devices are one set:
+        inf2 x@main=3-cores-6-7,4-cores-8-8 => 3-cores-6-7: 3-0 cores-0-2, 4-cores-8-8: 4-1
+    the cores of two devices: trn2 x@main=2-cores-8-11,3-cores-12-15 => 2-cores-8-11: 2-0 cores-0-7, 3-cores-12-15: 3-1
+    cores of an older version that are not aligned: trn2 x@main=3-cores-13-14 => 3-cores-13-14: 3-0 cores-1-2
+    cores with a gap, which no variable can say: x@main=3-cores-6-6,5-cores-10-10 => !cores
+    cores of two devices, which none can say: x@main=3-cores-7-7,4-cores-8-8 => !cores
+    a device that the node does not have: x@main=16 => !neuron-16
+""")
 """Claims, the containers that use them, and their devices; then the CDI devices of each, or why there are none."""
 
 
-@pytest.mark.parametrize(("claims", "expected"), NUMBERED.values(), ids=NUMBERED)
+@pytest.mark.parametrize(("claims", "expected"), NUMBERED)
 def test_how_devices_and_cores_are_numbered(claims: str, expected: str) -> None:
     words = claims.split()
     style = AS_HOST if words[0] == "host" else INSIDE

@@ -38,6 +38,7 @@ from neuron_plugin.topology import catalogue
 from tests.plugin.desk import FakeCgroups, FakeLister, LoopClock, Story, running
 from tests.plugin.world import CORE, NEURON, TRN1, app, inputs, inventory, pod, uid_of
 from tests.support.model_kubelet import checkpoint_file
+from tests.support.stories import rows
 
 A = uid_of("a")
 TIMES = DaemonTimes()
@@ -122,27 +123,23 @@ async def asking() -> Asking:
 
 EMPTY = f"{TIMES.empty - 1}"
 SOON = f"{2 * TIMES.empty + 2 * TIMES.quiet}"
-STORIES = {
-    "without hardware the kubelet is left alone": "lists 60 -> 0",
-    "pods whose end the API server tells are no reason": "record a=3; pod a app:1; start; lists 60 -> 0",
-    "a static pod whose cgroup is empty is a reason": (
-        f"record static=3; start; alive static; lists 60 -> 0; dead; lists {EMPTY} -> 0; lists {SOON} -> 1-9"
-    ),
-    "not if its next container starts in time": (
-        f"record static=3; start; alive static; later 1 dead; later {EMPTY} alive static; lists 60 -> 0"
-    ),
-    "where cgroups cannot be seen the kubelet is asked now and then": (
-        f"record static=3; start; alive unseen; lists {2 * TIMES.blind} -> 2"
-    ),
-    "without an API server the kubelet says of every pod when it is over": (
-        f"alone; record a=3; start; lists {2 * TIMES.empty} -> 1-9"
-    ),
-    "p62 a kubelet that does not answer is asked again": "blind; start; silent; lists 10 -> 6-99",
-}
+STORIES = rows(f"""
+    without hardware the kubelet is left alone: lists 60 -> 0
+    pods whose end the API server tells are no reason: record a=3; pod a app:1; start; lists 60 -> 0
+    a static pod whose cgroup is empty is a reason:
+        record static=3; start; alive static; lists 60 -> 0; dead; lists {EMPTY} -> 0; lists {SOON} -> 1-9
+    not if its next container starts in time:
+        record static=3; start; alive static; later 1 dead; later {EMPTY} alive static; lists 60 -> 0
+    where cgroups cannot be seen the kubelet is asked now and then:
+        record static=3; start; alive unseen; lists {2 * TIMES.blind} -> 2
+    without an API server the kubelet says of every pod when it is over:
+        alone; record a=3; start; lists {2 * TIMES.empty} -> 1-9
+    p62 a kubelet that does not answer is asked again: blind; start; silent; lists 10 -> 6-99
+""")
 """What happens, and how often the kubelet is asked about pods then; ``alone`` is a node without an API server."""
 
 
-@pytest.mark.parametrize("steps", STORIES.values(), ids=STORIES)
+@pytest.mark.parametrize("steps", STORIES)
 @pytest.mark.looptime
 async def test_when_the_kubelet_is_asked_about_pods(steps: str) -> None:
     await Asking(cluster=not steps.startswith("alone")).play(steps.removeprefix("alone; "))

@@ -43,6 +43,7 @@ from tests.plugin.world import (
     ref,
     uid_of,
 )
+from tests.support.stories import rows
 
 A = uid_of("a")
 
@@ -125,18 +126,18 @@ def test_ids_outside_the_geometry_count_for_nothing() -> None:
 # What the record has shown.
 
 
-RECORDS = {
-    "an entry is as old as the first file that showed it": "5 a=1; 9 a=1 -> a=1@5",
-    "a new entry for a container replaces the old one": "5 a=1; 9 a=2 -> a=2@9",
-    "what the file has shown stays though a later file lacks it": "5 a=1; 9 - -> a=1@5 missing",
-    "a file that was asked for when it was seen proves nothing": "5 a=1; 9 - asked 5 -> a=1@5 missing",
-    "one that was asked for later shows that it is gone": "5 a=1; 9 - asked 8 -> a=1@5 gone",
-    "and it stays gone": "5 a=1; 9 - asked 8; 10 - -> a=1@5 gone",
-    "an entry that an older file lacked is whole again when it is back": "5 a=1; 9 - asked 8; 10 a=1 -> a=1@5",
-    "an allocation that is over stays over while the file shows it": "5 a=1; over; 9 a=1 ->",
-    "and another one counts": "5 a=1; over; 9 a=1; 10 a=1>2 -> a=1@10",
-    "other ids of another plugin are another allocation": "5 theirs=1; over; 9 theirs=2 -> static=2@9",
-}
+RECORDS = rows("""
+    an entry is as old as the first file that showed it: 5 a=1; 9 a=1 -> a=1@5
+    a new entry for a container replaces the old one: 5 a=1; 9 a=2 -> a=2@9
+    what the file has shown stays though a later file lacks it: 5 a=1; 9 - -> a=1@5 missing
+    a file that was asked for when it was seen proves nothing: 5 a=1; 9 - asked 5 -> a=1@5 missing
+    one that was asked for later shows that it is gone: 5 a=1; 9 - asked 8 -> a=1@5 gone
+    and it stays gone: 5 a=1; 9 - asked 8; 10 - -> a=1@5 gone
+    an entry that an older file lacked is whole again when it is back: 5 a=1; 9 - asked 8; 10 a=1 -> a=1@5
+    an allocation that is over stays over while the file shows it: 5 a=1; over; 9 a=1 ->
+    and another one counts: 5 a=1; over; 9 a=1; 10 a=1>2 -> a=1@10
+    other ids of another plugin are another allocation: 5 theirs=1; over; 9 theirs=2 -> static=2@9
+""")
 """What each file shows, and when; ``asked 8``: the kubelet had to write it at 8; ``over``: all allocations are."""
 
 
@@ -155,7 +156,7 @@ def after_files(steps: str) -> Recorded:
     return made
 
 
-@pytest.mark.parametrize("steps", RECORDS.values(), ids=RECORDS)
+@pytest.mark.parametrize("steps", RECORDS)
 def test_what_the_record_has_shown(steps: str) -> None:
     files, _, expected = steps.partition(" ->")
     names = {A: "a", STATIC_UID: "static"}
@@ -179,26 +180,26 @@ def test_p83_a_claim_that_is_over_stays_over_while_the_file_shows_it_and_is_forg
     assert not over.with_claims([], 9.0).over
 
 
-PODS = {
-    "p59 a terminal phase is an end, and its containers have stopped": "a; a failed -> ended a",
-    "p59 also after the pod is gone": "a; a failed; gone a -> ended a",
-    "podgc ends a pod whose containers may still run": "a running; a running failed -> ended a! vanished a",
-    "also after it is gone": "a running; a running failed; gone a -> ended a! vanished a",
-    "a rejection of a pod that ran does not say that it has stopped": "a running; a failed -> ended a! vanished a",
-    "also if it is shown again": "a running; a failed; a failed -> ended a! vanished a",
-    "a rejection of a pod that did not run": "a failed -> ended a",
-    "p66 a pod with a deletion timestamp has not ended": "a terminating -> a",
-    "a list replaces the pods and says when it began": "a; list 7 b, c failed -> b ended c a! at 7",
-    "a list that does not show the plugin's own pod ends no pod": "list 3; a; list - b, c failed -> a b ended c at 3",
-    "but the one that it shows as ended": "a running; list - a running failed -> ended a! vanished a",
-    "a list ends a pod that it shows as ended": "a running; list 7 a running failed -> ended a! vanished a at 7",
+PODS = rows("""
+    p59 a terminal phase is an end, and its containers have stopped: a; a failed -> ended a
+    p59 also after the pod is gone: a; a failed; gone a -> ended a
+    podgc ends a pod whose containers may still run: a running; a running failed -> ended a! vanished a
+    also after it is gone: a running; a running failed; gone a -> ended a! vanished a
+    a rejection of a pod that ran does not say that it has stopped: a running; a failed -> ended a! vanished a
+    also if it is shown again: a running; a failed; a failed -> ended a! vanished a
+    a rejection of a pod that did not run: a failed -> ended a
+    p66 a pod with a deletion timestamp has not ended: a terminating -> a
+    a list replaces the pods and says when it began: a; list 7 b, c failed -> b ended c a! at 7
+    a list that does not show the plugin's own pod ends no pod: list 3; a; list - b, c failed -> a b ended c at 3
+    but the one that it shows as ended: a running; list - a running failed -> ended a! vanished a
+    a list ends a pod that it shows as ended: a running; list 7 a running failed -> ended a! vanished a at 7
     # The kubelet may record an allocation after the end of its pod was seen.
-    "a list forgets no end that was seen before": "stopped a; list 7 -> ended a at 7",
-    "a pod that goes while it runs has vanished": "a running; gone a -> ended a! vanished a",
-    "also if a list lacks it": "a running; list 7 -> ended a! vanished a at 7",
-    "one that waits has not": "a; gone a -> ended a!",
-    "nor one that was seen to stop": "a running; a succeeded; gone a -> ended a",
-}
+    a list forgets no end that was seen before: stopped a; list 7 -> ended a at 7
+    a pod that goes while it runs has vanished: a running; gone a -> ended a! vanished a
+    also if a list lacks it: a running; list 7 -> ended a! vanished a at 7
+    one that waits has not: a; gone a -> ended a!
+    nor one that was seen to stop: a running; a succeeded; gone a -> ended a
+""")
 """What is seen of pods; then who there is, who has ended (``!``: its containers may still run), who has vanished."""
 
 
@@ -216,7 +217,7 @@ def seen(text: str) -> NeuronPod:
     )
 
 
-@pytest.mark.parametrize("steps", PODS.values(), ids=PODS)
+@pytest.mark.parametrize("steps", PODS)
 def test_which_pods_there_are_and_which_have_ended(steps: str) -> None:
     happens, expected = steps.split(" -> ")
     pods = NodePods()

@@ -18,6 +18,7 @@ from neuron_plugin.topology import NO_CORES
 from tests.plugin.desk import FakeCgroups, LoopClock, MemoryKubelet, Story, a_desk, running, tell
 from tests.plugin.world import CORE, DEVICE, NEURON, STATIC_UID, TRN1, app, devices, inputs, inventory, pod
 from tests.support.model_kubelet import checkpoint_file
+from tests.support.stories import rows
 
 
 def used(node: LocalNode) -> int:
@@ -56,126 +57,73 @@ async def test_the_cgroup_of_a_pod_that_is_known_by_its_name_alone_cannot_be_see
 # What files, lists, answers and time lead to.
 
 BLIND = "blind | a init:2 app:2"
-STORIES = {
-    "p61 the first snapshot knows what the kubelet has recorded": ("", "record a=3; start; has a=3"),
-    "a snapshot is the same until an input changes": (
-        "a app:1",
-        "start; news yes; breaks; look; again; news no; breaks 3; news yes",
-    ),
-    "a file is read only when its version is another": (
-        "",
-        "start; reads 1; look; reads 0; record a=3; look; reads 1; has a=3; blind; reads 1; look; reads 0",
-    ),
-    "a file that is lost takes nothing from a live pod": ("a app:1", "record a=3; lose; has a=3"),
-    "p61 a pod that runs without a record counts by its annotation": ("a app:1=3 started", "has a=3"),
+STORIES = rows(f"""
+    p61 the first snapshot knows what the kubelet has recorded: => record a=3; start; has a=3
+    a snapshot is the same until an input changes:
+        a app:1 => start; news yes; breaks; look; again; news no; breaks 3; news yes
+    a file is read only when its version is another:
+        => start; reads 1; look; reads 0; record a=3; look; reads 1; has a=3; blind; reads 1; look; reads 0
+    a file that is lost takes nothing from a live pod: a app:1 => record a=3; lose; has a=3
+    p61 a pod that runs without a record counts by its annotation: a app:1=3 started => has a=3
     # PodResources in place of the file.
-    "p61 what is listed counts for the pod of that name": (BLIND, "listed a=3 static=5 gpu=7; has a=3 static=5"),
-    "what is no longer listed is over, unless the API server says that it lives": (
-        BLIND,
-        "listed a=3 static=5; wait 10; listed; has a=3",
-    ),
-    "what was given is known from our own answers and kept": (
-        BLIND,
-        "answer 3>2; listed a=3; has a=2; pending 0; wait 1; listed a=3; has a=2",
-    ),
-    "of two answers for the same ids the later is listed": (BLIND, "answer 3>2; answer 3>1; listed a=3; has ?=2 a=1"),
-    "a new answer for the same ids takes the place of an old record": (
-        BLIND,
-        "answer 3>2; listed static=3; has static=2; answer 3>1; wait 1; listed static=3; has static=1",
-    ),
-    "what was given for other ids says nothing of what is listed now": (
-        BLIND,
-        "answer 3>2; listed static=3; has static=2; wait 1; listed static=5; has static=5",
-    ),
-    "what a plain init container was given is kept though it is not listed": (
-        BLIND,
-        "answer 4,5; wait 1000; listed a=4; has ?=4,5 a=4; stopped a; wait 1; listed; has -",
-    ),
-    "a file that can be read again takes the place of what was listed": (
-        BLIND,
-        "listed static=5; see; record static=5; due yes; has static=5 static=5",
-    ),
+    p61 what is listed counts for the pod of that name: {BLIND} => listed a=3 static=5 gpu=7; has a=3 static=5
+    what is no longer listed is over, unless the API server says that it lives:
+        {BLIND} => listed a=3 static=5; wait 10; listed; has a=3
+    what was given is known from our own answers and kept:
+        {BLIND} => answer 3>2; listed a=3; has a=2; pending 0; wait 1; listed a=3; has a=2
+    of two answers for the same ids the later is listed: {BLIND} => answer 3>2; answer 3>1; listed a=3; has ?=2 a=1
+    a new answer for the same ids takes the place of an old record:
+        {BLIND} => answer 3>2; listed static=3; has static=2; answer 3>1; wait 1; listed static=3; has static=1
+    what was given for other ids says nothing of what is listed now:
+        {BLIND} => answer 3>2; listed static=3; has static=2; wait 1; listed static=5; has static=5
+    what a plain init container was given is kept though it is not listed:
+        {BLIND} => answer 4,5; wait 1000; listed a=4; has ?=4,5 a=4; stopped a; wait 1; listed; has -
+    a file that can be read again takes the place of what was listed:
+        {BLIND} => listed static=5; see; record static=5; due yes; has static=5 static=5
     # Our own answers.
-    "a second answer for one container replaces the first": ("a app:1", "answer a=3; answer a=4; has a=4"),
-    "one for another container replaces nothing": ("a init:1 app:1", "answer a/init=3; answer a=4; has a=3,4"),
-    "answers for unknown containers replace none of each other": ("", "answer 3; answer 4; has ?=3 ?=4"),
-    "a new kubelet will never record an answer that its file lacks": (
-        "",
-        "answer 3; answer 4; record a=4; restart; has a=4",
-    ),
-    "the record of an answer is awaited for a moment": ("", "awaited no; answer 3; awaited yes; wait 0.1; awaited no"),
-    "p55 an answer that is not recorded is over a second later": (
-        "",
-        "allocate 3; due no; wait 1.1; due yes; rewrite -> yes; has -",
-    ),
-    "a file may have shown an answer before it became unreadable": ("", "answer 3; blind; see; restart; has ?=3"),
-    "also to a new kubelet, and for some time": (
-        BLIND,
-        "answer 3; see; restart; wait 10; due no; has ?=3; wait 20; due yes",
-    ),
-    "a new kubelet ends no answer while the file cannot be read": (BLIND, "answer 3; restart; has ?=3"),
-    "a new kubelet that does not list a pod yet ends nothing": (
-        BLIND,
-        "listed static=5; restart; wait 1; listed; has static=5; wait 30; listed; has -",
-    ),
-    "a pod that runs and was never recorded counts by its annotation at the next look": (
-        "",
-        "answer a=3; pod a app:1=3 started; wait 1.1; rewrite; held a=3+; news yes; again; news yes; has a=3",
-    ),
+    a second answer for one container replaces the first: a app:1 => answer a=3; answer a=4; has a=4
+    one for another container replaces nothing: a init:1 app:1 => answer a/init=3; answer a=4; has a=3,4
+    answers for unknown containers replace none of each other: => answer 3; answer 4; has ?=3 ?=4
+    a new kubelet will never record an answer that its file lacks: => answer 3; answer 4; record a=4; restart; has a=4
+    the record of an answer is awaited for a moment: => awaited no; answer 3; awaited yes; wait 0.1; awaited no
+    p55 an answer that is not recorded is over a second later:
+        => allocate 3; due no; wait 1.1; due yes; rewrite -> yes; has -
+    a file may have shown an answer before it became unreadable: => answer 3; blind; see; restart; has ?=3
+    also to a new kubelet, and for some time:
+        {BLIND} => answer 3; see; restart; wait 10; due no; has ?=3; wait 20; due yes
+    a new kubelet ends no answer while the file cannot be read: {BLIND} => answer 3; restart; has ?=3
+    a new kubelet that does not list a pod yet ends nothing:
+        {BLIND} => listed static=5; restart; wait 1; listed; has static=5; wait 30; listed; has -
+    a pod that runs and was never recorded counts by its annotation at the next look:
+        => answer a=3; pod a app:1=3 started; wait 1.1; rewrite; held a=3+; news yes; again; news yes; has a=3
     # Rewrites.
-    "a rewrite makes the kubelet write, and the new file is read": (
-        "",
-        "record static=3; wait 1; drop static; has static=3; rewrite -> yes; has -",
-    ),
-    "a kubelet that does not write is waited for no longer than a second": (
-        "",
-        (
-            "mute; record static=3; wait 1; drop static; rewrite -> no; took 0.9-1.1; "
-            "write; has static=3; rewrite -> yes; has -"
-        ),
-    ),
-    "an older file that is written late ends nothing": (
-        "",
-        "record static=3; wait 1; write_empty; due yes; has static=3; rewrite -> yes; due no; has static=3",
-    ),
+    a rewrite makes the kubelet write, and the new file is read:
+        => record static=3; wait 1; drop static; has static=3; rewrite -> yes; has -
+    a kubelet that does not write is waited for no longer than a second:
+        => mute; record static=3; wait 1; drop static; rewrite -> no; took 0.9-1.1; write; has static=3; rewrite -> yes;
+        has -
+    an older file that is written late ends nothing:
+        => record static=3; wait 1; write_empty; due yes; has static=3; rewrite -> yes; due no; has static=3
     # Hold-downs, and broken devices.
-    "p60 an unknown pod is held down for a time where cgroups cannot be seen": (
-        "unseen",
-        "unknown b=4; held b=4; wait 30; again; held -",
-    ),
-    "p60 a hold-down ends without an event when the last process has": (
-        "a app:1 | alive a",
-        (
-            "record a=3; killed a; news yes; held a=3+; wait 2; again; news no; wait 2; again; news yes; "
-            "dead; again; news yes; held -"
-        ),
-    ),
-    "p60 the kubelet sees a hold-down from its time on": (
-        "alive a",
-        "unknown a=3; news yes; wait 9; again; news no; wait 1; again; news yes",
-    ),
-    "a broken device is shown as healthy while its pod lives": (
-        "a app:2 | alive a",
-        "record a=0,1; start; breaks 1; sick -",
-    ),
-    "p71 or not where the settings say so": ("truthful | a app:2 | alive a", "record a=0,1; start; breaks 1; sick 1"),
+    p60 an unknown pod is held down for a time where cgroups cannot be seen:
+        unseen => unknown b=4; held b=4; wait 30; again; held -
+    p60 a hold-down ends without an event when the last process has:
+        a app:1 | alive a => record a=3; killed a; news yes; held a=3+; wait 2; again; news no; wait 2; again; news yes;
+        dead; again; news yes; held -
+    p60 the kubelet sees a hold-down from its time on:
+        alive a => unknown a=3; news yes; wait 9; again; news no; wait 1; again; news yes
+    a broken device is shown as healthy while its pod lives: a app:2 | alive a => record a=0,1; start; breaks 1; sick -
+    p71 or not where the settings say so: truthful | a app:2 | alive a => record a=0,1; start; breaks 1; sick 1
     # After a reboot the kubelet would start the pod's containers on it again, without asking.
-    "a broken device of a pod that was not seen alive at the start": (
-        "a app:2",
-        "record a=0,1; start; breaks 1; sick 1",
-    ),
-    "one of a pod that cannot be seen": ("unseen | a app:2", "record a=0,1; start; breaks 1; sick 1"),
-    "a broken device is unhealthy once the kubelet offers it": (
-        "a app:2 | alive a",
-        (
-            "record a=0,1; start; breaks 1; sick -; news yes; offered 0,2,3; offered device:1; news no; sick -; "
-            "offered 1,2; news yes; sick 1; breaks; sick -"
-        ),
-    ),
-}
+    a broken device of a pod that was not seen alive at the start: a app:2 => record a=0,1; start; breaks 1; sick 1
+    one of a pod that cannot be seen: unseen | a app:2 => record a=0,1; start; breaks 1; sick 1
+    a broken device is unhealthy once the kubelet offers it:
+        a app:2 | alive a => record a=0,1; start; breaks 1; sick -; news yes; offered 0,2,3; offered device:1; news no;
+        sick -; offered 1,2; news yes; sick 1; breaks; sick -
+""")
 
 
-@pytest.mark.parametrize(("begin", "steps"), STORIES.values(), ids=STORIES)
+@pytest.mark.parametrize(("begin", "steps"), STORIES)
 @pytest.mark.looptime
 async def test_who_has_what_and_what_the_kubelet_is_shown(begin: str, steps: str) -> None:
     await tell(begin, steps)

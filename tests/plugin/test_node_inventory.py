@@ -17,6 +17,7 @@ from neuron_plugin.plugin.node_inventory import node_inventory
 from neuron_plugin.simulation import write_node
 from neuron_plugin.topology import DeviceId, Topology, catalogue
 from tests.plugin.world import TRN1
+from tests.support.stories import rows
 
 TYPES = catalogue()
 
@@ -41,19 +42,19 @@ def seen(found: Inventory, before: NodeInventory | None = None) -> NodeInventory
     return made
 
 
-LOOKS = {
-    "a whole node has nothing wrong": "0-15 -> 0-15 of 16",
-    "p24 a device that the type has and the driver lacks is missing": "0-4,6-15 -> 0-4,6-15 of 16, 5 missing",
-    "p26 of an unknown type only what is there is listed": "0-1,3 type=trn9.large -> 0-1,3 of 3",
-    "p27 a skipped device is listed with the reason": "0-14 skipped=15 -> 0-14 of 16, 15 skipped",
-    "p67 a sick device, unless it is not even there": "0-14 sick=3,15,99 -> 0-14 of 16, 15 missing, 3 sick",
-    "p20 what was listed stays when the driver goes": "0-15; - -> - of 16, 0-15 missing",
-    "p25 and recovers with it": "0-15; -; 0-15 -> 0-15 of 16",
-    "one of an unknown type that vanishes stays listed": "0-3 type=; 0-1,3 type= -> 0-1,3 of 4, 2 missing",
-    "p28 with other cores the node is taken as it is seen now": "0-15; 0-1 type= lnc=2 -> 0-1 of 2",
-    "disabled devices are those that the node has": "0-15 off=5,7,99 -> 0-15 of 16, 5,7 off",
-    "also without a driver": "0-3 type=; - off=1 -> - of 4, 0-3 missing, 1 off",
-}
+LOOKS = rows("""
+    a whole node has nothing wrong: 0-15 -> 0-15 of 16
+    p24 a device that the type has and the driver lacks is missing: 0-4,6-15 -> 0-4,6-15 of 16, 5 missing
+    p26 of an unknown type only what is there is listed: 0-1,3 type=trn9.large -> 0-1,3 of 3
+    p27 a skipped device is listed with the reason: 0-14 skipped=15 -> 0-14 of 16, 15 skipped
+    p67 a sick device, unless it is not even there: 0-14 sick=3,15,99 -> 0-14 of 16, 15 missing, 3 sick
+    p20 what was listed stays when the driver goes: 0-15; - -> - of 16, 0-15 missing
+    p25 and recovers with it: 0-15; -; 0-15 -> 0-15 of 16
+    one of an unknown type that vanishes stays listed: 0-3 type=; 0-1,3 type= -> 0-1,3 of 4, 2 missing
+    p28 with other cores the node is taken as it is seen now: 0-15; 0-1 type= lnc=2 -> 0-1 of 2
+    disabled devices are those that the node has: 0-15 off=5,7,99 -> 0-15 of 16, 5,7 off
+    also without a driver: 0-3 type=; - off=1 -> - of 4, 0-3 missing, 1 off
+""")
 """Looks one after the other; then the devices that are present, how many are listed, and what is wrong with them."""
 
 
@@ -61,7 +62,7 @@ def numbers(text: str) -> tuple[int, ...]:
     return parse_ids(text) if text else ()
 
 
-@pytest.mark.parametrize("steps", LOOKS.values(), ids=LOOKS)
+@pytest.mark.parametrize("steps", LOOKS)
 def test_what_is_listed_and_what_is_wrong_with_it(steps: str) -> None:
     looks, _, expected = steps.partition(" -> ")
     made: NodeInventory | None = None

@@ -19,7 +19,7 @@ from neuron_plugin.cluster.writes import delete_lease
 from neuron_plugin.plugin.node_lease import LeaseTimes, NodeLease, node_lease
 from neuron_plugin.simulation.api_server_kinds import LEASES, NODES
 from tests.support.api_server import Fault, Match, StandInApiServer
-from tests.support.stories import Scene
+from tests.support.stories import Scene, rows
 
 pytestmark = pytest.mark.looptime
 
@@ -169,62 +169,48 @@ async def story() -> AsyncIterator[Story]:
     story.stop()
 
 
-STORIES = {
-    "it is made when the plugin serves, and is the node's": "starts idle; wait 9; absent; serves; held; owned",
-    "it is renewed while the plugin serves": "starts; held; wrote PATCH POST PATCH; wait 5; wrote PATCH PATCH",
-    "what containers do with their cores goes with a renewal and costs no write": (
-        "starts; held; finds; says text; wrote PATCH POST PATCH; wait 1.9; wrote; wait 0.2; carries text; wrote PATCH"
-    ),
-    "the next plugin finds what the last one wrote and may remove it": (
-        "starts; says text; wait 3; carries text; starts; wait 3; finds text; says; wait 3; carries"
-    ),
-    "e7 it is given up while the kubelet follows no resource, and taken up again": (
-        "starts; held; rests; closed; wrote PATCH POST PATCH PATCH; wait 9; wrote; serves; held"
-    ),
-    "a node whose closing got no answer is closed at the next turn": (
-        "starts; held; fails PATCH 500; rests; held; wait 2; closed"
-    ),
-    "e7 a plugin that stops gives it up, so that no pod comes meanwhile, and the next one takes it": (
-        "starts; held; ends answered; serves; wait 9; closed; starts; held"
-    ),
-    "p13 an API server that refuses does not keep a plugin from stopping": "starts idle; fails all 500; ends lost",
-    "p13 nor one that does not answer": "starts idle; fails all slow; ends lost; took 1-1.5",
-    "e7 a renewal that hangs does not keep a plugin from giving it up": (
-        "starts; held; fails PATCH slow; wait 2; ends answered; closed"
-    ),
-    "e7 a renewal that lands after it was given up does not open the node": (
-        "starts; held; fails PATCH held; wait 2; ends answered; release PATCH; closed"
-    ),
-    "e7 a creation that lands after it was given up does not either": (
-        "fails POST held; starts; wait 0.1; ends lost; release POST; closed"
-    ),
-    "e7 a renewal that got no answer is followed by the next": (
-        "starts; held; wrote PATCH POST PATCH; fails PATCH lost; wait 3; wrote PATCH; wait 2; wrote PATCH PATCH; held"
-    ),
-    "e7 what somebody else wrote is renewed": "starts; held; predecessor_ends; closed; wait 2; held",
-    "a plugin that has no lease yet gives none up": "starts idle; ends lost; absent",
-    "a node that is created again gets a lease of its own": "starts; held; node_again; wait 2; held; owned",
-    "a small cluster's leases are renewed as often as it is set": (
-        "nodes 100; starts; held; wait 1; wrote PATCH POST PATCH; wait 10; wrote PATCH PATCH PATCH PATCH PATCH; lasts 8"
-    ),
-    "in a cluster of 250 nodes every 5 s, and they last as much longer": (
-        "nodes 250; starts; held; wait 6; wrote PATCH POST PATCH PATCH; lasts 20; wait 10; wrote PATCH PATCH"
-    ),
-    "never less often than every 10 s, as kubelets do": (
-        "nodes 2000; starts; held; wait 11; wrote PATCH POST PATCH PATCH; lasts 40; wait 20; wrote PATCH PATCH"
-    ),
-    "a node of which the number of others is not known renews as often as it is set": (
-        "starts; held; wrote PATCH POST PATCH; nodes 2000; fails GET 403; starts; wait 5; "
-        "wrote PATCH PATCH PATCH PATCH; lasts 8"
-    ),
-    "a lease that may not be looked at is not created": (
-        "fails all 403; starts; wait 7; wrote PATCH PATCH PATCH PATCH; absent"
-    ),
-}
+STORIES = rows("""
+    it is made when the plugin serves, and is the node's: starts idle; wait 9; absent; serves; held; owned
+    it is renewed while the plugin serves: starts; held; wrote PATCH POST PATCH; wait 5; wrote PATCH PATCH
+    what containers do with their cores goes with a renewal and costs no write:
+        starts; held; finds; says text; wrote PATCH POST PATCH; wait 1.9; wrote; wait 0.2; carries text; wrote PATCH
+    the next plugin finds what the last one wrote and may remove it:
+        starts; says text; wait 3; carries text; starts; wait 3; finds text; says; wait 3; carries
+    e7 it is given up while the kubelet follows no resource, and taken up again:
+        starts; held; rests; closed; wrote PATCH POST PATCH PATCH; wait 9; wrote; serves; held
+    a node whose closing got no answer is closed at the next turn:
+        starts; held; fails PATCH 500; rests; held; wait 2; closed
+    e7 a plugin that stops gives it up, so that no pod comes meanwhile, and the next one takes it:
+        starts; held; ends answered; serves; wait 9; closed; starts; held
+    p13 an API server that refuses does not keep a plugin from stopping: starts idle; fails all 500; ends lost
+    p13 nor one that does not answer: starts idle; fails all slow; ends lost; took 1-1.5
+    e7 a renewal that hangs does not keep a plugin from giving it up:
+        starts; held; fails PATCH slow; wait 2; ends answered; closed
+    e7 a renewal that lands after it was given up does not open the node:
+        starts; held; fails PATCH held; wait 2; ends answered; release PATCH; closed
+    e7 a creation that lands after it was given up does not either:
+        fails POST held; starts; wait 0.1; ends lost; release POST; closed
+    e7 a renewal that got no answer is followed by the next:
+        starts; held; wrote PATCH POST PATCH; fails PATCH lost; wait 3; wrote PATCH; wait 2; wrote PATCH PATCH; held
+    e7 what somebody else wrote is renewed: starts; held; predecessor_ends; closed; wait 2; held
+    a plugin that has no lease yet gives none up: starts idle; ends lost; absent
+    a node that is created again gets a lease of its own: starts; held; node_again; wait 2; held; owned
+    a small cluster's leases are renewed as often as it is set:
+        nodes 100; starts; held; wait 1; wrote PATCH POST PATCH; wait 10; wrote PATCH PATCH PATCH PATCH PATCH; lasts 8
+    in a cluster of 250 nodes every 5 s, and they last as much longer:
+        nodes 250; starts; held; wait 6; wrote PATCH POST PATCH PATCH; lasts 20; wait 10; wrote PATCH PATCH
+    never less often than every 10 s, as kubelets do:
+        nodes 2000; starts; held; wait 11; wrote PATCH POST PATCH PATCH; lasts 40; wait 20; wrote PATCH PATCH
+    a node of which the number of others is not known renews as often as it is set:
+        starts; held; wrote PATCH POST PATCH; nodes 2000; fails GET 403; starts; wait 5; wrote PATCH PATCH PATCH PATCH;
+        lasts 8
+    a lease that may not be looked at is not created:
+        fails all 403; starts; wait 7; wrote PATCH PATCH PATCH PATCH; absent
+""")
 """What happens, and how the Lease is then; each step is a method of `Story`."""
 
 
-@pytest.mark.parametrize("steps", STORIES.values(), ids=STORIES)
+@pytest.mark.parametrize("steps", STORIES)
 async def test_how_the_lease_stands(story: Story, steps: str, caplog: pytest.LogCaptureFixture) -> None:
     await story.play(steps)
     assert "fails" in steps or not warnings(caplog), "somebody else's write is no fault"

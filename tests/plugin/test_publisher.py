@@ -39,7 +39,7 @@ from neuron_plugin.plugin.writes import PodEvent
 from tests.plugin.desk import running
 from tests.plugin.world import INF2, NEURON, TRN2, app, entry, inputs, inventory, moment, pod, ref, uid_of
 from tests.support.scripted_server import ScriptedServer
-from tests.support.stories import Scene
+from tests.support.stories import Scene, rows
 
 A, B = uid_of("a"), uid_of("b")
 POD_A, POD_B = f"pod default/a with UID {A}", f"pod default/b with UID {B}"
@@ -92,31 +92,25 @@ def patient_queue() -> WriteQueue:
 
 
 MANY = [f"{number}" for number in range(publisher.MOST_AT_ONCE + 1)]
-SENDING = {
-    "what was put before there was a client is sent in order": ("", "put a; put b; run; sees a b; put c; sees a b c"),
+SENDING = rows(f"""
+    what was put before there was a client is sent in order: => put a; put b; run; sees a b; put c; sees a b c
     # Two pods that swapped their sets: between their corrections both seem to have the same devices.
-    "what waits together is under way together, and no more than a few": (
-        "",
-        f"hold; {'; '.join(f'put {one}' for one in MANY)}; run; sees {' '.join(MANY[:-1])}; go; sees {' '.join(MANY)}",
-    ),
-    "a newer request replaces one that was not sent": ("", "put a?1; put a?2; run; sees a?2"),
-    "one that comes while the older is sent": ("", "hold; put a?1; run; sees a?1; put a?2; go; sees a?1 a?2"),
-    "silence is tried again": ("a=0,0", "put a; run; sees a a a"),
-    "a busy server is tried again": ("a=429,500,503", "put a; run; sees a a a a"),
-    "a subject that fails keeps no other waiting": ("a=500,500,500", "put a; put b; run; sees a b a a a"),
-    "what is not permitted keeps no other waiting and counts as pending": (
-        "patient a=403 b=403 c=403",
-        "put a; put b; put c; put d; run; sees a b c d; left 3; put e; sees a b c d e",
-    ),
-    "a newer request takes the place of one that was not permitted": (
-        "patient a=403",
-        "put a?1; run; sees a?1; put a?2; sees a?1 a?2; left 0",
-    ),
-}
+    what waits together is under way together, and no more than a few:
+        => hold; {"; ".join(f"put {one}" for one in MANY)}; run; sees {" ".join(MANY[:-1])}; go; sees {" ".join(MANY)}
+    a newer request replaces one that was not sent: => put a?1; put a?2; run; sees a?2
+    one that comes while the older is sent: => hold; put a?1; run; sees a?1; put a?2; go; sees a?1 a?2
+    silence is tried again: a=0,0 => put a; run; sees a a a
+    a busy server is tried again: a=429,500,503 => put a; run; sees a a a a
+    a subject that fails keeps no other waiting: a=500,500,500 => put a; put b; run; sees a b a a a
+    what is not permitted keeps no other waiting and counts as pending:
+        patient a=403 b=403 c=403 => put a; put b; put c; put d; run; sees a b c d; left 3; put e; sees a b c d e
+    a newer request takes the place of one that was not permitted:
+        patient a=403 => put a?1; run; sees a?1; put a?2; sees a?1 a?2; left 0
+""")
 """Statuses that the API server answers first, by subject; what is put into the queue, and what was sent by then."""
 
 
-@pytest.mark.parametrize(("answers", "steps"), SENDING.values(), ids=SENDING)
+@pytest.mark.parametrize(("answers", "steps"), SENDING)
 async def test_what_is_sent_when(queue: WriteQueue, answers: str, steps: str) -> None:
     queue = patient_queue() if answers.startswith("patient") else queue
     statuses = (text.split("=") for text in answers.removeprefix("patient").split())
@@ -280,50 +274,39 @@ SERVED, UNSERVED = "a app:1=3 allocated | has a=3", "a app:1=3 | has a=3"
 TWO = "inf2 | a app:2 | has a=0,1"
 GOT_5, GOT_6 = "a app:1=5 | b app:1=6 @2 | has b=5", "a app:1=6 | b app:1=7 @2 | has b=6"
 """``b`` got the set of ``a``, which takes over that of ``b``; then the next pod got that."""
-STORIES = {
-    "the inventory is written when it is another and only then": (
-        "publish trn1; writes inventory; publish a app:1; writes; publish broken 3; writes inventory"
-    ),
-    "p55 an assignment that came true is marked once without an event": (
-        f"publish {UNSERVED}; corrects; writes inventory, a ALLOCATED=true; publish {UNSERVED}; writes"
-    ),
-    "a write that was undone by somebody else is written again": (
-        f"publish {UNSERVED}; publish {SERVED}; writes inventory, a ALLOCATED=true; publish {UNSERVED}; "
-        "writes a ALLOCATED=true"
-    ),
-    "a pod without an assignment is annotated with the time of the write": (
-        "publish a app:1 | has a=3; writes inventory, a ALLOCATED=true ALLOC_TIME=77 DEVS=3"
-    ),
-    "p56 p63 a swap is written on the unserved pod first, with the times at which the extender chose": (
-        f"publish {GOT_5}; corrects; "
-        "writes inventory, a ALLOCATED=false ALLOC_TIME=1 DEVS=6, b ALLOCATED=true ALLOC_TIME=2 DEVS=5"
-    ),
-    "p63 a correction is reported once, when the pod has what it keeps": (
-        f"publish {GOT_5}; publish {GOT_6}; corrects; publish a app:1=7 allocated | has a=7; corrects a; "
-        "publish a app:1=7 allocated | has a=8; corrects; publish a app:1=8 allocated | has a=8; corrects"
-    ),
-    "p63 a pod that has its own set in the end was not corrected": (
-        f"publish {GOT_5}; publish {GOT_6}; publish a app:1=5 allocated | has a=5; corrects"
-    ),
-    "p83 a correction is forgotten with its pod": f"publish {GOT_5}; remembers 2; publish trn1; remembers 0",
-    "a pod whose device fails a second time hears of it again": (
-        f"publish {TWO}; writes inventory, a ALLOCATED=true ALLOC_TIME=77 DEVS=0,1; "
-        f"publish {TWO} | broken 1; writes inventory, NeuronDeviceUnhealthy; "
-        f"publish {TWO}; writes inventory, NeuronDeviceHealthy; "
-        f"publish {TWO} | broken 1; writes inventory, NeuronDeviceUnhealthy"
-    ),
-    "a pod whose record is lost is not said to have healthy devices": (
-        f"publish {TWO} | broken 1; writes inventory, a ALLOCATED=true ALLOC_TIME=77 DEVS=0,1, NeuronDeviceUnhealthy; "
-        "publish inf2 | a app:2 | broken 1; writes"
-    ),
-    "a pod that has ended is not written to": (
-        f"publish {TWO} | broken 1; writes inventory, a ALLOCATED=true ALLOC_TIME=77 DEVS=0,1, NeuronDeviceUnhealthy; "
-        "publish inf2; writes inventory"
-    ),
-}
+STORIES = rows(f"""
+    the inventory is written when it is another and only then:
+        publish trn1; writes inventory; publish a app:1; writes; publish broken 3; writes inventory
+    p55 an assignment that came true is marked once without an event:
+        publish {UNSERVED}; corrects; writes inventory, a ALLOCATED=true; publish {UNSERVED}; writes
+    a write that was undone by somebody else is written again:
+        publish {UNSERVED}; publish {SERVED}; writes inventory, a ALLOCATED=true; publish {UNSERVED};
+        writes a ALLOCATED=true
+    a pod without an assignment is annotated with the time of the write:
+        publish a app:1 | has a=3; writes inventory, a ALLOCATED=true ALLOC_TIME=77 DEVS=3
+    p56 p63 a swap is written on the unserved pod first, with the times at which the extender chose:
+        publish {GOT_5}; corrects;
+        writes inventory, a ALLOCATED=false ALLOC_TIME=1 DEVS=6, b ALLOCATED=true ALLOC_TIME=2 DEVS=5
+    p63 a correction is reported once, when the pod has what it keeps:
+        publish {GOT_5}; publish {GOT_6}; corrects; publish a app:1=7 allocated | has a=7; corrects a;
+        publish a app:1=7 allocated | has a=8; corrects; publish a app:1=8 allocated | has a=8; corrects
+    p63 a pod that has its own set in the end was not corrected:
+        publish {GOT_5}; publish {GOT_6}; publish a app:1=5 allocated | has a=5; corrects
+    p83 a correction is forgotten with its pod: publish {GOT_5}; remembers 2; publish trn1; remembers 0
+    a pod whose device fails a second time hears of it again:
+        publish {TWO}; writes inventory, a ALLOCATED=true ALLOC_TIME=77 DEVS=0,1; publish {TWO} | broken 1;
+        writes inventory, NeuronDeviceUnhealthy; publish {TWO}; writes inventory, NeuronDeviceHealthy; publish {TWO} |
+        broken 1; writes inventory, NeuronDeviceUnhealthy
+    a pod whose record is lost is not said to have healthy devices:
+        publish {TWO} | broken 1; writes inventory, a ALLOCATED=true ALLOC_TIME=77 DEVS=0,1, NeuronDeviceUnhealthy;
+        publish inf2 | a app:2 | broken 1; writes
+    a pod that has ended is not written to:
+        publish {TWO} | broken 1; writes inventory, a ALLOCATED=true ALLOC_TIME=77 DEVS=0,1, NeuronDeviceUnhealthy;
+        publish inf2; writes inventory
+""")
 
 
-@pytest.mark.parametrize("steps", STORIES.values(), ids=STORIES)
+@pytest.mark.parametrize("steps", STORIES)
 async def test_what_is_written_when_a_snapshot_is_published(steps: str) -> None:
     await Story().play(steps)
 

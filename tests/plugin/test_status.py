@@ -48,6 +48,7 @@ from tests.plugin.world import (
     ref,
     uid_of,
 )
+from tests.support.stories import rows
 
 A = uid_of("a")
 
@@ -312,30 +313,24 @@ def test_p79_every_id_is_in_exactly_one_state_under_each_name() -> None:
 
 
 APP, INIT = f"default,a,app,{NEURON.value}", f"default,a,init,{NEURON.value}"
-SHOWN = {
-    "p79 what a pod has": ("a app:2 | has a=0,1", f"allocated {APP}=2; allocated_pods =1"),
-    "p79 a pod that is gone leaves no series": ("trn1", "allocated; allocated_pods =0"),
-    "one that the API server has not shown is counted and not named": ("has a=0", "allocated; allocated_pods =1"),
-    "the set of an init container is counted once": ("a init:4 app:4 | has a/init=0-3 a=0-3", f"allocated {APP}=4"),
-    "also where only a part is used again": ("a init:4 app:1 | has a/init=0-3 a=3>0", f"allocated {INIT}=3 {APP}=1"),
-    "each core has the container that has it now": (
-        "a init:2 app:1 | b app:core:1 | has a/init=0,1 a=1 b=core:5",
-        (
-            "core_holder 0,0,default,a,init=1 1,0,default,a,init=1 2,1,default,a,app=1 3,1,default,a,app=1 "
-            "5,2,default,b,app=1"
-        ),
-    ),
-    "waiting assignments": ("a app:1=0 | b app:1=1", "waiting_assignments =2"),
-    "the source of allocations": ("trn1", "checkpoint_readable =1; unconfirmed_allocations =0; cooling_down_cores =0"),
-    "whether a device is healthy, and whether it is disabled": (
-        "inf1 | broken 1 | off 2",
-        "device_healthy 0=1 1=0 2=1 3=1; device_disabled 0=0 1=0 2=1 3=0",
-    ),
-}
+SHOWN = rows(f"""
+    p79 what a pod has: a app:2 | has a=0,1 => allocated {APP}=2; allocated_pods =1
+    p79 a pod that is gone leaves no series: trn1 => allocated; allocated_pods =0
+    one that the API server has not shown is counted and not named: has a=0 => allocated; allocated_pods =1
+    the set of an init container is counted once: a init:4 app:4 | has a/init=0-3 a=0-3 => allocated {APP}=4
+    also where only a part is used again: a init:4 app:1 | has a/init=0-3 a=3>0 => allocated {INIT}=3 {APP}=1
+    each core has the container that has it now:
+        a init:2 app:1 | b app:core:1 | has a/init=0,1 a=1 b=core:5 =>
+        core_holder 0,0,default,a,init=1 1,0,default,a,init=1 2,1,default,a,app=1 3,1,default,a,app=1 5,2,default,b,app=1
+    waiting assignments: a app:1=0 | b app:1=1 => waiting_assignments =2
+    the source of allocations: trn1 => checkpoint_readable =1; unconfirmed_allocations =0; cooling_down_cores =0
+    whether a device is healthy, and whether it is disabled:
+        inf1 | broken 1 | off 2 => device_healthy 0=1 1=0 2=1 3=1; device_disabled 0=0 1=0 2=1 3=0
+""")
 """A moment, and the samples of some metrics: the values of the labels, and the sample's own."""
 
 
-@pytest.mark.parametrize(("before", "expected"), SHOWN.values(), ids=SHOWN)
+@pytest.mark.parametrize(("before", "expected"), SHOWN)
 def test_what_metrics_show_of_a_moment(before: str, expected: str) -> None:
     found = Parts(moment(before)).scraped()
     for metric in expected.split("; "):

@@ -3,6 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from textwrap import dedent
+
+import pytest
+
+
+def rows(table: str) -> list[pytest.ParameterSet]:
+    """The rows of a table for ``parametrize``, each as ``what it proves: text => text``, a column each.
+
+    A line that is indented goes on with the row before, and one that begins with ``#`` is a comment.
+    """
+    lines: list[str] = []
+    for line in dedent(table).strip().splitlines():
+        if line.startswith(" "):
+            lines[-1] += f" {line.strip()}"
+        elif line and not line.startswith("#"):
+            lines.append(line)
+    found = (line.partition(":") for line in lines)
+    return [pytest.param(*map(str.strip, f"{text} ".split(" => ")), id=title) for title, _, text in found]
 
 
 class Scene:
