@@ -7,15 +7,15 @@ kubelet, too, a ``!``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuron_plugin.allocation import NeuronPod, PodReference, PodUid
-from neuron_plugin.plugin.inputs import LISTED_SECONDS, UNSEEN_SECONDS, HoldDown, Inputs, NodePods, RecordedAllocation
+from neuron_plugin.allocation import PodUid
+from neuron_plugin.plugin.inputs import LISTED_SECONDS, UNSEEN_SECONDS, Inputs
 from neuron_plugin.plugin.settle import (
     ADMISSION_SECONDS,
     UNLISTED_SECONDS,
@@ -25,284 +25,197 @@ from neuron_plugin.plugin.settle import (
     pods_to_look_at,
     rewrite_is_due,
     settle,
-    with_lost_records,
 )
 from neuron_plugin.plugin.snapshot import derive
 from neuron_plugin.topology import NO_CORES
-from tests.plugin.world import (
-    CORE,
-    HOLD_DOWN_SECONDS,
-    NEURON,
-    STATIC_UID,
-    TRN1,
-    answer,
-    app,
-    assigned,
-    assignment,
-    devices,
-    entry,
-    forgotten,
-    init,
-    inputs,
-    moment,
-    pod,
-    ref,
-    settled,
-    some_inputs,
-    uid_of,
-    who_has,
-    who_holds_down,
-)
+from tests.plugin.world import HOLD_DOWN_SECONDS, STATIC_UID, moment, records, settled, some_inputs, uid_of, who_has
+from tests.plugin.world import who_holds_down as held
+from tests.support.stories import rows
 
 A, B = uid_of("a"), uid_of("b")
 NAMES = {A: "a", B: "b", STATIC_UID: "static", uid_of("static"): "mirror"}
-STATIC_KEY = {"kubernetes.io/config.hash": STATIC_UID}
-LIVE, MIRROR = pod("a", app(1)), pod("static", app(1), annotations=STATIC_KEY)
-OWN, STATIC = [entry(A, "app", NEURON, 3)], [entry(STATIC_UID, "app", NEURON, 3)]
+Alive = bool | Mapping[PodUid, bool] | None
+ALIVE: Mapping[str, Alive] = {"alive": True, "gone": False, "unseen": None, "b-alive": {B: True}}
+"""Whether processes live: of each pod, of none, not to be seen, or of one of them."""
 
 
 def has(after: Inputs) -> str:
     return who_has(derive(after))
 
 
-held = who_holds_down
-
-
-def at(now: float, before: Inputs, alive: bool | Mapping[PodUid, bool] | None) -> Inputs:  # noqa: FBT001 - a table
-    """The inputs settled at a time; ``alive``: of each pod, or of some, whether a process lives."""
+def at(now: float, before: Inputs, alive: Alive) -> Inputs:
+    """The inputs settled at a time."""
     return settled(before, now, alive if isinstance(alive, Mapping) else dict.fromkeys(NAMES, alive))
 
 
-@dataclass
-class Moment:
-    """Inputs at one moment, and what follows. ``pending`` is how many answers still wait for the kubelet's record."""
-
-    before: Inputs
-    has: str
-    held: str = ""
-    alive: bool | None = False
-    pending: int = 0
-    now: float = 10.0
+def said(of: Inputs) -> str:
+    """Who has what, what is held down, and how many answers still wait for the kubelet's record."""
+    parts = (has(of), f"held {held(of)}" * bool(held(of)), f"{len(of.pending)} pending" * bool(of.pending))
+    return ", ".join(filter(None, parts)) or "-"
 
 
-def unrecorded(rewritten_at: float) -> Inputs:
-    return inputs(pending=(answer(3, at=5.0),), file={"rewritten_at": rewritten_at})
-
-
-def unlisted(read_at: float, *pods: NeuronPod) -> Inputs:
-    return inputs(*pods, pending=(answer(3),), file={"unreadable": "future", "read_at": read_at})
-
-
-BOTH_STATIC = moment("has static/a=3 static/b=4")
-RUNS = assigned("a", app(1), sets=[[2]], started=True)
-MOMENTS = {
+MOMENTS = rows(f"""
     # Rule 1: UIDs that the API server made.
-    "a live pod": Moment(moment("a app:1 | has a=3", listed_at=5.0), "a=3"),
-    "a pod that was seen to stop, without processes": Moment(moment("has a=3", ended={A: True}), ""),
-    "one whose cgroup cannot be seen": Moment(moment("has a=3", ended={A: True}), "", alive=None),
-    "a pod before any list": Moment(moment("has a=3"), "a=3"),
-    "a pod that a list lacks which began when the file was read": Moment(moment("has a=3", listed_at=0.0), "a=3"),
-    "a pod that a later list lacks": Moment(moment("has a=3", listed_at=0.1), "", "a=3+"),
-    "a live pod that the kubelet forgot": Moment(forgotten(moment("a app:1 | has a=3", listed_at=9.0), A), "a=3"),
-    "a live pod whose end was seen before": Moment(moment("a app:1 | has a=3", ended={A: True}), "a=3"),
-    "a pod that the kubelet forgot while the API server is away": Moment(forgotten(moment("has a=3"), A), "a=3"),
+    a live pod: a app:1 | has a=3 | listed 5 => a=3
+    a pod that was seen to stop, without processes: has a=3 | stopped a => -
+    one whose cgroup cannot be seen: unseen | has a=3 | stopped a => -
+    a pod before any list: has a=3 => a=3
+    a pod that a list lacks which began when the file was read: has a=3 | listed 0 => a=3
+    a pod that a later list lacks: has a=3 | listed 0.1 => held a=3+
+    a live pod that the kubelet forgot: a app:1 | has a=3 | listed 9 | forgets a => a=3
+    a live pod whose end was seen before: a app:1 | has a=3 | stopped a => a=3
+    a pod that the kubelet forgot while the API server is away: has a=3 | forgets a => a=3
     # Rule 2: UIDs of which only the kubelet knows.
-    "a static pod that no list shows": Moment(moment("has static=3", listed_at=9.0), "static=3"),
-    "a static pod with its mirror": Moment(inputs(MIRROR, recorded=STATIC), "mirror=3"),
-    "a static pod whose mirror was deleted": Moment(
-        moment("has static=3", listed_at=9.0, ended={MIRROR.uid: False}), "static=3"
-    ),
-    "a static pod that a late file lacks": Moment(
-        forgotten(moment("has static=3"), STATIC_UID, rewritten=False), "static=3"
-    ),
-    "a static pod that a rewritten file lacks": Moment(forgotten(moment("has static=3"), STATIC_UID), "", "static=3+"),
-    "a static pod of which one container is left in the file": Moment(
-        replace(
-            BOTH_STATIC,
-            recorded=BOTH_STATIC.recorded.with_file([entry(STATIC_UID, "b", NEURON, 4)], 5.0, rewritten_at=5.0),
-        ),
-        "static=3,4",
-    ),
-    "a static pod that came back": Moment(
-        replace(
-            moment("has static=3"),
-            recorded=moment("has static=3").recorded.with_file([entry(STATIC_UID, "app", NEURON, 5)], 5.0),
-        ),
-        "static=5",
-    ),
-    "any pod without an API server": Moment(moment("has a=3", cluster=False), "a=3"),
-    "one that a rewritten file lacks": Moment(forgotten(moment("has a=3", cluster=False), A), "", "a=3+"),
+    a static pod that no list shows: has static=3 | listed 9 => static=3
+    a static pod with its mirror: mirror app:1 | has static=3 => mirror=3
+    a static pod whose mirror was deleted: has static=3 | listed 9 | killed static => static=3
+    a static pod that a late file lacks: has static=3 | forgets static late => static=3
+    a static pod that a rewritten file lacks: has static=3 | forgets static => held static=3+
+    a static pod of which one container is left in the file:
+        has static/a=3 static/b=4 | then static/b=4 rewritten => static=3,4
+    a static pod that came back: has static=3 | then static=5 => static=5
+    any pod without an API server: has a=3 | alone => a=3
+    one that a rewritten file lacks: has a=3 | alone | forgets a => held a=3+
     # Rule 3: answers that the file has not shown.
-    "an answer": Moment(inputs(pending=(answer(3),)), "?=3", pending=1),
-    "an answer that the file shows": Moment(
-        moment("has a=3", pending=(replace(answer(3), reply=OWN[0].reply or answer(3).reply),)), "a=3"
-    ),
-    "an answer with equal ids and another reply": Moment(
-        moment("has a=3", pending=(answer(3, reply_id="other"),)), "?=3 a=3", pending=1
-    ),
-    "an answer after the file": Moment(unrecorded(4.0), "?=3", pending=1),
-    "an answer at the same time": Moment(unrecorded(5.0), "?=3", pending=1),
-    "an answer shortly before": Moment(unrecorded(5.0 + UNSEEN_SECONDS - 0.01), "?=3", pending=1),
-    "an answer that was never recorded": Moment(unrecorded(5.0 + UNSEEN_SECONDS), "", "?=3+"),
+    an answer: answers 3 => ?=3, 1 pending
+    an answer with equal ids and another reply: has a=3 | answers 3 => ?=3 a=3, 1 pending
+    an answer after the file: answers 3@5 | rewritten 4 => ?=3, 1 pending
+    an answer at the same time: answers 3@5 | rewritten 5 => ?=3, 1 pending
+    an answer shortly before: answers 3@5 | rewritten {5 + UNSEEN_SECONDS - 0.01} => ?=3, 1 pending
+    an answer that was never recorded: answers 3@5 | rewritten {5 + UNSEEN_SECONDS} => held ?=3+
     # While the checkpoint cannot be read.
-    "a static pod and an answer, without a checkpoint": Moment(
-        moment("has static=3", pending=(answer(4),), file={"unreadable": "future"}), "?=4 static=3", pending=1, now=99.0
-    ),
-    "an answer during its admission": Moment(unlisted(LISTED_SECONDS - 1), "?=3", pending=1),
-    "an answer that is not listed": Moment(unlisted(LISTED_SECONDS), "", "?=3+"),
-    "one that may be an init container's": Moment(
-        unlisted(LISTED_SECONDS, pod("a", init(1), app(1, CORE))), "?=3", pending=1
-    ),
-    "one that is an app container's": Moment(unlisted(LISTED_SECONDS, LIVE), "", "?=3+"),
-    "one of another count": Moment(unlisted(LISTED_SECONDS, pod("a", init(2), app(1, CORE))), "", "?=3+"),
+    a static pod and an answer, without a checkpoint:
+        has static=3 | answers 4 | unreadable | now 99 => ?=4 static=3, 1 pending
+    an answer during its admission: answers 3 | unreadable | read {LISTED_SECONDS - 1} => ?=3, 1 pending
+    an answer that is not listed: answers 3 | unreadable | read {LISTED_SECONDS} => held ?=3+
+    one that may be an init container's:
+        a init:1 app:core:1 | answers 3 | unreadable | read {LISTED_SECONDS} => ?=3, 1 pending
+    one that is an app container's: a app:1 | answers 3 | unreadable | read {LISTED_SECONDS} => held ?=3+
+    one of another count: a init:2 app:core:1 | answers 3 | unreadable | read {LISTED_SECONDS} => held ?=3+
+""")
+
+
+@pytest.mark.parametrize(("text", "expected"), MOMENTS)
+def test_who_has_what_and_what_is_held_down(text: str, expected: str) -> None:
+    known, _, file = text.removeprefix("unseen | ").partition(" | then ")
+    before = moment(known)
+    if file:
+        entries, _, rewritten = file.partition(" ")
+        recorded = before.recorded.with_file(records(entries), 5.0, rewritten_at=5.0 if rewritten else None)
+        before = replace(before, recorded=recorded)
+    now = before.now or 10.0
+    after = at(now, before, None if text.startswith("unseen") else False)
+    assert said(after) == expected
+    if said(before) == expected:
+        assert after == replace(before, now=now), "nothing is over, so nothing changes"
+
+
+def test_an_answer_that_the_file_shows_is_pending_no_more() -> None:
+    before = moment("has a=3 | answers 3")
+    (entry,), (answer,) = before.recorded.entries.values(), before.pending
+    assert entry.reply
+    after = at(10.0, replace(before, pending=(replace(answer, reply=entry.reply),)), alive=False)
+    assert said(after) == "a=3"
+
+
+FORCE_DELETED, STOPPED, MIRRORED = "has a=3 | killed a", "has a=3 | stopped a", "mirror app:1 | has static=3"
+TIMELINES = rows(f"""
+    p60 force-deleted, no process seen yet: {FORCE_DELETED} => 10 gone a=3+; 11.9 gone a=3+; 12 gone -
+    p60 force-deleted, processes live:
+        {FORCE_DELETED} => 10 alive a=3+; 12.9 alive a=3+; 13 alive a=3!; 5000 alive a=3!; 5000.1 gone -
+    p60 stopped, the sandbox lives: {STOPPED} => 10 alive a=3; 12.9 alive a=3; 13 alive a=3!
+    p60 stopped, the sandbox ends: {STOPPED} => 10 alive a=3; 10.1 gone -
+    p60 cgroups cannot be seen: {FORCE_DELETED} => 10 unseen a=3+; 13 unseen a=3!; 39.9 unseen a=3!; 40 unseen -
+    a list lacks the pod: has a=3 | listed 9.9 => 10 unseen a=3+; 13 unseen a=3!
+    p60 the file still shows the pod:
+        {FORCE_DELETED} => 10 alive a=3+; 12 alive a=3+ file a=3; 20 gone -; 21 gone - file a=3
+    a list has ended it, the file is written again: has a=3 | listed 5 => 10 gone a=3+; 12 gone - file a=3
+    a static pod that the kubelet forgot: has static=3 | forgets static => 10 alive static=3+; 20 gone -
+    a static pod that the kubelet forgot before it started:
+        has static=3 | forgets static => 10 gone static=3+; 12 gone -
+    a static pod came back, no process is left:
+        has static=3 | forgets static => 10 alive static=3+; 12 gone - file static=5
+    a static pod came back, processes may be new:
+        has static=3 | forgets static => 10 alive static=3+; 12 alive static=3+ file static=5; 40 alive - file static=5
+    a static pod with a mirror: {MIRRORED} | forgets static => 10 alive static=3+; 99 alive static=3!
+    all containers of a pod together: b app:1 | has a=3 a/b=core:8,9 b=6 | killed a => 10 alive a=3,4+
+    two pods one by one: has a=3 b=6 | killed a b => 10 alive a=3+ b=6+; 20 b-alive b=6!
+    answers that were never recorded:
+        answers a/c3=3@5 a/c4=4@5 | rewritten 9 => 10 alive a=3,4+; 12 alive a=3,4+; 20 gone -
     # What annotations say where the kubelet has lost its record.
-    "a pod that ended without a record": Moment(
-        replace(with_lost_records(moment("a app:1=2 started")), pods=NodePods().with_pod(RUNS).without(A)),
-        "",
-        "a=2+",
-        alive=True,
-    ),
-}
+    a pod that ended without a record: a app:1=2 started | lost | ends a => 10 alive a=2+
+    p60 an unknown pod: unknown 3 => 10 alive a=3!; 10.1 gone -
+    p60 the API server names it, and it asks for nothing: a | unknown 3 => 10 alive -
+    p60 it asks for devices, and it is not known which: a app:1 | unknown 3 => 10 alive a=3!
+    p60 the file names it: has a=3 | unknown 3 => 10 alive -
+""")
+"""Steps of time, whether processes live, and what is held down then; a file may be read before."""
 
 
-@pytest.mark.parametrize("moment", MOMENTS.values(), ids=MOMENTS)
-def test_who_has_what_and_what_is_held_down(moment: Moment) -> None:
-    after = at(moment.now, moment.before, moment.alive)
-    assert (has(after), held(after), len(after.pending)) == (moment.has, moment.held, moment.pending)
-    if (has(moment.before), len(moment.before.pending)) == (moment.has, moment.pending):
-        assert after == replace(moment.before, now=moment.now), "nothing is over, so nothing changes"
-
-
-FORCE_DELETED, STOPPED = moment("has a=3", ended={A: False}), moment("has a=3", ended={A: True})
-FORGOTTEN, MIRRORED = (forgotten(inputs(*pods, recorded=STATIC), STATIC_UID) for pods in ([], [MIRROR]))
-FILES = {"own": OWN, "back": [entry(STATIC_UID, "app", NEURON, 5)]}
-ALIVE: Mapping[str, bool | Mapping[PodUid, bool] | None] = {
-    "alive": True,
-    "gone": False,
-    "unseen": None,
-    "b-alive": {B: True},
-}
-
-
-def lost_answers(*ids: int, holder: PodReference | None = None) -> Inputs:
-    """Answers for containers of pod a, or another, which the kubelet never recorded."""
-    who = holder or ref("a")
-    pending = (answer(one, at=5.0, reply_id=str(one), pod=who, container=f"c{one}") for one in ids)
-    return inputs(*([MIRROR] if holder else []), pending=tuple(pending), file={"rewritten_at": 9.0})
-
-
-def unknown(*pods: NeuronPod, recorded: Sequence[RecordedAllocation] = ()) -> Inputs:
-    hold_down = HoldDown(A, PodReference(A, "", ""), devices(3), 0.0, 0.0, 0.0, 0.0, 999.0, "why", unknown=True)
-    return inputs(*pods, recorded=recorded, hold_downs=(hold_down,))
-
-
-TIMELINES = {
-    "p60 force-deleted, no process seen yet": (FORCE_DELETED, "10 gone a=3+; 11.9 gone a=3+; 12 gone -"),
-    "p60 force-deleted, processes live": (
-        FORCE_DELETED,
-        "10 alive a=3+; 12.9 alive a=3+; 13 alive a=3!; 5000 alive a=3!; 5000.1 gone -",
-    ),
-    "p60 stopped, the sandbox lives": (STOPPED, "10 alive a=3; 12.9 alive a=3; 13 alive a=3!"),
-    "p60 stopped, the sandbox ends": (STOPPED, "10 alive a=3; 10.1 gone -"),
-    "p60 cgroups cannot be seen": (FORCE_DELETED, "10 unseen a=3+; 13 unseen a=3!; 39.9 unseen a=3!; 40 unseen -"),
-    "a list lacks the pod": (moment("has a=3", listed_at=9.9), "10 unseen a=3+; 13 unseen a=3!"),
-    "p60 the file still shows the pod": (FORCE_DELETED, "10 alive a=3+; 12 alive a=3+ own; 20 gone -; 21 gone - own"),
-    "a list has ended it, the file is written again": (moment("has a=3", listed_at=5.0), "10 gone a=3+; 12 gone - own"),
-    "a static pod that the kubelet forgot": (FORGOTTEN, "10 alive static=3+; 20 gone -"),
-    "a static pod that the kubelet forgot before it started": (FORGOTTEN, "10 gone static=3+; 12 gone -"),
-    "a static pod came back, no process is left": (FORGOTTEN, "10 alive static=3+; 12 gone - back"),
-    "a static pod came back, processes may be new": (
-        FORGOTTEN,
-        "10 alive static=3+; 12 alive static=3+ back; 40 alive - back",
-    ),
-    "a static pod with a mirror": (MIRRORED, "10 alive static=3+; 99 alive static=3!"),
-    "all containers of a pod together": (
-        inputs(
-            pod("b", app(1)), recorded=[*OWN, entry(A, "b", CORE, 8, 9), entry(B, "app", NEURON, 6)], ended={A: False}
-        ),
-        "10 alive a=3,4+",
-    ),
-    "two pods one by one": (
-        inputs(recorded=[*OWN, entry(B, "app", NEURON, 6)], ended={A: False, B: False}),
-        "10 alive a=3+ b=6+; 20 b-alive b=6!",
-    ),
-    "answers that were never recorded": (lost_answers(3, 4), "10 alive a=3,4+; 12 alive a=3,4+; 20 gone -"),
-    "p60 an unknown pod": (unknown(), "10 alive a=3!; 10.1 gone -"),
-    "p60 the API server names it, and it asks for nothing": (unknown(pod("a")), "10 alive -"),
-    "p60 it asks for devices, and it is not known which": (unknown(LIVE), "10 alive a=3!"),
-    "p60 the file names it": (unknown(recorded=OWN), "10 alive -"),
-}
-"""Steps of time, whether processes live, and what is held down then; a file is read before."""
-
-
-@pytest.mark.parametrize(("before", "steps"), TIMELINES.values(), ids=TIMELINES)
-def test_what_is_held_down_from_when_until_when(before: Inputs, steps: str) -> None:
+@pytest.mark.parametrize(("text", "steps"), TIMELINES)
+def test_what_is_held_down_from_when_until_when(text: str, steps: str) -> None:
     assert (VANISHED_SECONDS, ADMISSION_SECONDS, HOLD_DOWN_SECONDS) == (2.0, 3.0, 30.0), "the table's times"
+    known, _, ends = text.partition(" | ends ")
+    before = moment(known)
+    if ends:
+        before = replace(before, pods=before.pods.without(uid_of(ends)))
     for step in steps.split("; "):
-        now, alive, *rest = step.split(" ")
-        file = rest.pop() if rest[-1] in FILES else ""
+        shown, _, file = step.partition(" file ")
+        now, alive, expected = shown.split(" ", 2)
         if file:
-            before = replace(before, recorded=before.recorded.with_file(FILES[file], float(now)))
+            before = replace(before, recorded=before.recorded.with_file(records(file), float(now)))
         before = at(float(now), before, ALIVE[alive])
-        assert held(before) == " ".join(rest).replace("-", ""), step
+        assert held(before) == expected.replace("-", ""), step
+        assert not ends or said(before) == f"held {expected}"
 
 
 def test_a_doubt_ends_with_its_pod() -> None:
-    assert at(10.0, replace(STOPPED, doubted=frozenset({A, B})), alive=False).doubted == {B}
+    assert at(10.0, moment(f"{STOPPED} | doubts a b"), alive=False).doubted == {B}
 
 
 def test_a_hold_down_names_its_pod_and_keeps_its_own_times() -> None:
-    (one,) = at(10.0, FORCE_DELETED, None).hold_downs
+    (one,) = at(10.0, moment(FORCE_DELETED), None).hold_downs
     assert (one.since, one.not_before, one.until) == (10.0, 10.0 + VANISHED_SECONDS, 10.0 + HOLD_DOWN_SECONDS)
-    (one,) = at(10.0, MIRRORED, {STATIC_UID: True}).hold_downs
+    (one,) = at(10.0, moment(f"{MIRRORED} | forgets static"), {STATIC_UID: True}).hold_downs
     assert str(one.pod) == "default/static"
 
 
-@pytest.mark.parametrize(
-    ("before", "looked_at"),
-    [
-        (moment("a app:1 | has a=3"), ""),
-        (FORCE_DELETED, "a"),
-        (at(10.0, MIRRORED, {STATIC_UID: True}), "static"),
-        (lost_answers(3), "a"),
-        (lost_answers(3, holder=MIRROR.reference), "static"),
-    ],
-)
-def test_the_cgroups_that_decide_something_are_looked_at(before: Inputs, looked_at: str) -> None:
-    assert " ".join(NAMES[uid] for uid in pods_to_look_at(before)) == looked_at
+def test_the_cgroups_that_decide_something_are_looked_at() -> None:
+    for text, looked_at in {
+        "a app:1 | has a=3": "",
+        FORCE_DELETED: "a",
+        "answers a/app=3@5 | rewritten 9": "a",
+        "mirror app:1 | answers mirror/app=3@5 | rewritten 9": "static",
+    }.items():
+        assert " ".join(NAMES[uid] for uid in pods_to_look_at(moment(text))) == looked_at
+    held_down = at(10.0, moment(f"{MIRRORED} | forgets static"), {STATIC_UID: True})
+    assert pods_to_look_at(held_down) == {STATIC_UID}
 
 
-ANNOTATED_STATIC = with_lost_records(
-    inputs(pod("static", app(1), annotations={**assignment(TRN1, [app(1)], [[2]]), **STATIC_KEY}, started=True))
-)
-REWRITTEN = replace(ANNOTATED_STATIC, recorded=ANNOTATED_STATIC.recorded.with_file([], 5.0, rewritten_at=4.0))
+DUE = rows(f"""
+    the file shows the static pod: has static=3 | now 10 => no
+    a file that came by itself lacks it: has static=3 | forgets static late | now 10 => yes
+    a file that was asked for lacks it: has static=3 | forgets static | now 10 => no
+    it lacks a live pod of the API server: a app:1 | has a=3 | forgets a late | now 10 => no
+    an answer may still be recorded: answers 3@5 | now 5.9 => no
+    it was not in time: answers 3@5 | now {5 + UNSEEN_SECONDS} => yes
+    a file that cannot be read: has static=3 | answers 4 | unreadable | now 99 => no
+    a static pod without a record, whose mirror is shown: mirror app:1=2 started | lost | now 9 => no
+    its mirror is gone: mirror app:1=2 started | lost | now 9 | gone => yes
+""")
 
 
-@pytest.mark.parametrize(
-    ("before", "now", "due"),
-    [
-        (moment("has static=3"), 10.0, False),
-        (forgotten(moment("has static=3"), STATIC_UID, rewritten=False), 10.0, True),
-        (forgotten(moment("has static=3"), STATIC_UID), 10.0, False),
-        (forgotten(moment("a app:1 | has a=3"), A, rewritten=False), 10.0, False),
-        (inputs(pending=(answer(3, at=5.0),)), 5.9, False),
-        (inputs(pending=(answer(3, at=5.0),)), 5.0 + UNSEEN_SECONDS, True),
-        (moment("has static=3", pending=(answer(4),), file={"unreadable": "future"}), 99.0, False),
-        (ANNOTATED_STATIC, 9.0, False),
-        (replace(ANNOTATED_STATIC, pods=NodePods()), 9.0, True),
-    ],
-)
-def test_a_rewrite_is_due_where_only_the_kubelet_knows_and_its_file_does_not_say(
-    before: Inputs,
-    now: float,
-    due: bool,  # noqa: FBT001 - a table
-) -> None:
-    assert rewrite_is_due(before, now) is due
+@pytest.mark.parametrize(("text", "due"), DUE)
+def test_a_rewrite_is_due_where_only_the_kubelet_knows_and_its_file_does_not_say(text: str, due: str) -> None:
+    before = moment(text.removesuffix(" | gone"))
+    if text.endswith("gone"):
+        before = replace(before, pods=moment("").pods)
+    assert rewrite_is_due(before, before.now) is (due == "yes")
 
 
 def test_without_an_api_server_only_the_kubelet_knows_of_any_pod() -> None:
-    assert pods_of_kubelet_alone(inputs(recorded=[*OWN, *STATIC])) == {STATIC_UID}
-    assert pods_of_kubelet_alone(inputs(recorded=[*OWN, *STATIC], cluster=False)) == {A, STATIC_UID}
+    assert pods_of_kubelet_alone(moment("has a=3 static=3")) == {STATIC_UID}
+    assert pods_of_kubelet_alone(moment("has a=3 static=3 | alone")) == {A, STATIC_UID}
 
 
 def test_the_api_server_is_asked_about_a_recorded_pod_that_it_has_never_shown() -> None:
@@ -312,37 +225,36 @@ def test_the_api_server_is_asked_about_a_recorded_pod_that_it_has_never_shown() 
     assert not list_is_due(moment("has static=3"), 9.0)
 
 
-LOST = {
-    "a pod that runs": (moment("a app:2=2,3 started"), "a=2,3"),
-    "a pod that has not started": (moment("a app:2=2,3"), ""),
-    "a container beside one that is recorded": (moment("a app.x:1=2 app.y:1=3 started | has a/x=7"), "a=3,7"),
-    "one that was answered": (moment("a app:1=2 started", pending=(answer(5, pod=ref("a"), container="app"),)), "a=5"),
-    "one that is recorded": (moment("a app:1=2 started | has a=5"), "a=5"),
-    "an annotation that cannot be read": (inputs(pod("a", app(1), annotations={"NEURON_DEVS": "x"}, started=True)), ""),
-    "one of no device": (inputs(pod("a", app(1), annotations={"NEURON_DEVS": "77"}, started=True)), ""),
-    "none": (moment("a app:1 started"), ""),
-}
+LOST = rows("""
+    a pod that runs: a app:2=2,3 started => a=2,3
+    a pod that has not started: a app:2=2,3 =>
+    a container beside one that is recorded: a app.x:1=2 app.y:1=3 started | has a/x=7 => a=3,7
+    one that was answered: a app:1=2 started | answers a/app=5 => a=5
+    one that is recorded: a app:1=2 started | has a=5 => a=5
+    an annotation that cannot be read: a app:1 NEURON_DEVS=x started =>
+    one of no device: a app:1 NEURON_DEVS=77 started =>
+    none: a app:1 started =>
+""")
 
 
-@pytest.mark.parametrize(("before", "expected"), LOST.values(), ids=LOST)
-def test_a_container_that_runs_without_a_record_counts_by_its_annotation(before: Inputs, expected: str) -> None:
-    known = with_lost_records(before)
+@pytest.mark.parametrize(("text", "expected"), LOST)
+def test_a_container_that_runs_without_a_record_counts_by_its_annotation(text: str, expected: str) -> None:
+    known = moment(f"{text} | lost")
     assert has(known) == expected
     assert not (expected and derive(known).waiting)
 
 
 def test_a_pod_that_runs_waits_for_nothing_when_its_answer_turns_out_never_to_be_recorded() -> None:
-    lost = answer(2, at=5.0, pod=ref("a"), container="app")
-    after = at(
-        10.0, with_lost_records(moment("a app:1=2 started", pending=(lost,), file={"rewritten_at": 9.0})), alive=True
-    )
+    after = at(10.0, moment("a app:1=2 started | answers a/app=2@5 | rewritten 9 | lost"), alive=True)
     assert not after.pending
     assert not derive(after).waiting
 
 
 def test_a_static_pod_without_a_record_counts_as_long_as_its_mirror_is_shown() -> None:
-    assert has(at(10.0, REWRITTEN, alive=False)) == "mirror=2"
-    assert held(at(10.0, replace(REWRITTEN, pods=NodePods()), alive=True)) == "static=2+"
+    known = moment("mirror app:1=2 started | lost")
+    rewritten = replace(known, recorded=known.recorded.with_file([], 5.0, rewritten_at=4.0))
+    assert has(at(10.0, rewritten, alive=False)) == "mirror=2"
+    assert held(at(10.0, replace(rewritten, pods=moment("").pods), alive=True)) == "static=2+"
 
 
 @given(data=st.data())

@@ -19,6 +19,7 @@ from neuron_plugin.allocation import (
     Resource,
 )
 from neuron_plugin.allocation.assignment import write_assignment
+from neuron_plugin.allocation.claims import PodClaim
 from neuron_plugin.allocation.placement import assignment_of
 from neuron_plugin.allocation.requests import ContainerSpec, pod_request
 from neuron_plugin.allocation.resources import format_ids, parse_ids
@@ -34,6 +35,7 @@ from neuron_plugin.cluster.pod_wire import (
     Resources,
 )
 from neuron_plugin.cluster.pods import neuron_pod
+from neuron_plugin.hardware.health_signals import MISSING
 from neuron_plugin.kubelet import ContainerAllocation
 from neuron_plugin.plugin.answers import PreferenceRequest
 from neuron_plugin.plugin.container import VISIBLE_CORES, reply_for
@@ -45,8 +47,9 @@ from neuron_plugin.plugin.inputs import (
     PendingAnswer,
     Recorded,
     RecordedAllocation,
+    claim_allocations,
 )
-from neuron_plugin.plugin.settle import pods_to_look_at, settle
+from neuron_plugin.plugin.settle import pods_to_look_at, settle, with_lost_records
 from neuron_plugin.plugin.snapshot import Snapshot
 from neuron_plugin.topology import CoreMask, Geometry, Topology, Unit, catalogue
 
@@ -210,14 +213,16 @@ def holder(text: str) -> tuple[PodUid, str]:
     return STATIC_UID if name == "static" else uid_of(name), container or "app"
 
 
-def records(text: str, node: NodeInventory | None = None) -> list[RecordedAllocation]:
+def records(text: str, node: NodeInventory | None = None, *, ours: bool = True) -> list[RecordedAllocation]:
     """Entries of the checkpoint, such as ``a/init=0-3 a=3>0 b=core:6``; after ``>`` is what our reply really gave."""
     made = []
     for word in text.split():
         who, _, has = word.partition("=")
         drawn, _, given = has.partition(">")
         resource, ids = ids_of(drawn)
-        made.append(entry(*holder(who), resource, *ids, given=parse_ids(given) if given else None, node=node))
+        made.append(
+            entry(*holder(who), resource, *ids, given=parse_ids(given) if given else None, ours=ours, node=node)
+        )
     return made
 
 
@@ -282,44 +287,136 @@ MACHINES = {"trn1": TRN1, "trn2": TRN2, "inf2": INF2, "inf1": LINE}
 def pod_of(text: str, geometry: Geometry = TRN1, **fields: Any) -> NeuronPod:
     """A pod as ``a init:4=0-3 app.serve:core:2=0,1 @9``: containers, what they ask for and are assigned, and when.
 
-    At the end may stand ``started``, ``running``, ``terminating``, ``failed``, or ``allocated`` of its assignment.
+    Also ``NEURON_DEVS=x`` and ``deny-devices=2``, which are annotations, ``privileged:app``, ``claims:app`` (a claim
+    that the container uses), and ``started``, ``running``, ``terminating``, ``ending``, ``failed``, or ``allocated`` of
+    its assignment. ``mirror`` is the mirror of the pod ``static``, of which otherwise only the kubelet knows.
     """
     name, *words = text.split()
-    states = [word for word in words if word.isalpha()]
-    words = [word for word in words if word not in states]
-    allocated = {"NEURON_ALLOCATED": "true"} if "allocated" in states else {}
-    fields |= {state: True for state in states if state not in {"failed", "allocated"}} | (
-        {"phase": "Failed"} if "failed" in states else {}
-    )
-    time = next((int(word.removeprefix("@")) for word in words if word.startswith("@")), 1)
-    containers, sets = [], []
-    for word in (word for word in words if not word.startswith("@")):
-        asked, _, ids = word.partition("=")
+    time, phase, annotations, containers, sets = 1, "Pending", dict(fields.pop("annotations", {})), [], []
+    later: dict[str, Any] = {}
+    for word in words:
+        asked, equals, said = word.partition("=")
         kind, _, count = asked.partition(":")
-        resource, _, count = count.rpartition(":")
-        limits = {RESOURCES[resource or "neuron"].value: count}
-        kind, _, own_name = kind.partition(".")
-        containers.append(ContainerSpec(own_name or kind, ContainerKind[kind.upper()], limits))
-        sets += [parse_ids(ids)] if ids else []
-    annotations = dict(fields.pop("annotations", {}))
+        if word.startswith("@"):
+            time = int(word[1:])
+        elif word == "failed":
+            phase = "Failed"
+        elif word == "allocated":
+            annotations["NEURON_ALLOCATED"] = "true"
+        elif word == "ending":
+            later["ending"] = True
+        elif kind == "privileged":
+            later["privileged"] = (count,)
+        elif kind == "claims":
+            later["claims"] = (PodClaim("devices", f"{name}-devices", ((count, ""),)),)
+        elif word.isalpha():
+            fields[word] = True
+        elif equals and ":" not in asked:
+            annotations[asked if asked.isupper() else f"neuron-plugin.io/{asked}"] = said
+        else:
+            resource, _, count = count.rpartition(":")
+            kind, _, own_name = kind.partition(".")
+            limits = {RESOURCES[resource or "neuron"].value: count}
+            containers.append(ContainerSpec(own_name or kind, ContainerKind[kind.upper()], limits))
+            sets += [parse_ids(said)] if said else []
+    if name == "mirror":
+        name, annotations = "static", {"kubernetes.io/config.hash": STATIC_UID} | annotations
     if sets:
-        annotations = assignment(geometry, containers, sets, time) | annotations | allocated
-    return pod(name, *containers, annotations=annotations, **fields)
+        annotations = assignment(geometry, containers, sets, time) | annotations
+    return replace(pod(name, *containers, annotations=annotations, phase=phase, **fields), **later)
+
+
+def answers(text: str, node: NodeInventory) -> tuple[PendingAnswer, ...]:
+    """``3 a/app=core:5@9``: ids that were answered at 0 for a pod that is not known, and for one that is at 9."""
+    made = []
+    for word in text.split():
+        said, _, at = word.partition("@")
+        who, _, has = said.rpartition("=")
+        resource, ids = ids_of(has)
+        name, _, container = who.partition("/")
+        reply = reply_for(node, f"answer {word}", node.geometry.mask_of(resource.unit, ids))
+        whose = (ref("static" if name == "mirror" else name), container) if who else (None, "")
+        made.append(PendingAnswer(reply, resource, ids, float(at or 0), *whose))
+    return tuple(made)
+
+
+CLAUSES = {
+    *(
+        "has",
+        "theirs",
+        "prepared",
+        "answers",
+        "broken",
+        "missing",
+        "off",
+        "rests",
+        "unknown",
+        "product",
+        "listed",
+        "now",
+    ),
+    *("stopped", "killed", "forgets", "lost", "doubts", "rewritten", "unreadable", "read", "alone", "settled"),
+}
 
 
 def moment(text: str, **fields: Any) -> Inputs:
-    """Inputs as ``inf2 | a app:2=3,4 | has b=device:0 | off 5``: machine (trn1), pods, the kubelet's record, faults.
+    """Inputs as ``inf2 | a app:2=3,4 | has b=device:0 | off 5``: machine (trn1), pods, and what is said of them.
 
-    ``broken``, ``off`` and ``rests`` name devices that are unhealthy, disabled and held down.
+    Of devices: ``broken``, ``missing``, ``off`` (disabled), ``rests`` (held down), ``unknown`` (by a pod that nobody
+    knows), and their ``product``. Of the kubelet's file, which was read at 0: ``has``, ``theirs`` (of another plugin),
+    ``prepared a=neuron-3`` (a claim), ``forgets a`` (a file that was written on request at 5 lacks the pod, or
+    ``forgets a late``, not on request), ``lost`` (who runs counts by annotations), ``read 5``, ``rewritten 5`` (on
+    request), ``unreadable``. Of pods: ``listed 5``, ``stopped a`` and ``killed a`` have ended, ``doubts a``, and
+    ``alone`` is a node without an API server. ``answers`` are those of `answers`. It may be ``settled`` at 10.
     """
     clauses = [clause.strip() for clause in text.split("|") if clause.strip()]
     geometry = MACHINES[clauses.pop(0)] if clauses and clauses[0] in MACHINES else TRN1
-    said = {word: rest for word, _, rest in (clause.partition(" ") for clause in clauses) if len(word) > 2}
-    broken, off, rests = (parse_ids(said[word]) if word in said else () for word in ("broken", "off", "rests"))
-    node = inventory(geometry, unhealthy=dict.fromkeys(broken, "sick"), disabled=off)
-    pods = [pod_of(clause, geometry) for clause in clauses if clause.partition(" ")[0] not in said]
-    held = (resting(*rests),) if rests else ()
-    return inputs(*pods, recorded=records(said.get("has", ""), node), node=node, hold_downs=held, **fields)
+    said = {word: rest for word, _, rest in (clause.partition(" ") for clause in clauses) if word in CLAUSES}
+    broken, missing, off, rests, unknown = (
+        parse_ids(said[word]) if word in said else () for word in ("broken", "missing", "off", "rests", "unknown")
+    )
+    node = inventory(
+        geometry,
+        present=tuple(number for number in range(geometry.device_count) if number not in missing),
+        unhealthy=dict.fromkeys(broken, "sick") | dict.fromkeys(missing, MISSING),
+        disabled=off,
+        device_name=said.get("product", ""),
+    )
+    recorded = records(said.get("has", ""), node) + records(said.get("theirs", ""), node, ours=False)
+    for name, _, device in (word.partition("=") for word in said.get("prepared", "").split()):
+        recorded += claim_allocations([uid_of(name)], "claim-uid", f"{name}-devices", [device])
+    held = [resting(*rests)] if rests else []
+    held += [replace(resting(*unknown), uid=uid_of("a"), pod=PodReference(uid_of("a"), "", ""), unknown=True)] * bool(
+        unknown
+    )
+    file: dict[str, Any] = {"unreadable": "future"} if "unreadable" in said else {}
+    file |= {
+        key: float(said[word]) for word, key in (("read", "read_at"), ("rewritten", "rewritten_at")) if word in said
+    }
+    made = inputs(
+        *(pod_of(clause, geometry) for clause in clauses if clause.split()[0] not in CLAUSES),
+        **{
+            "recorded": recorded,
+            "node": node,
+            "hold_downs": tuple(held),
+            "pending": answers(said.get("answers", ""), node),
+            "listed_at": float(said["listed"]) if "listed" in said else None,
+            "ended": {
+                uid_of(name): word == "stopped" for word in ("stopped", "killed") for name in said.get(word, "").split()
+            },
+            "doubted": frozenset(holder(name)[0] for name in said.get("doubts", "").split()),
+            "file": file,
+            "cluster": "alone" not in said,
+            "now": float(said.get("now", 0)),
+        }
+        | fields,
+    )
+    if "forgets" in said:
+        name, _, late = said["forgets"].partition(" ")
+        made = forgotten(made, holder(name)[0], rewritten=not late)
+    if "lost" in said:
+        made = with_lost_records(made)
+    return settled(made) if "settled" in said else made
 
 
 def devices_by_pod(masks: Iterable[tuple[PodUid, CoreMask, str]]) -> str:
