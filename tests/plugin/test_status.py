@@ -321,7 +321,8 @@ SHOWN = rows(f"""
     also where only a part is used again: a init:4 app:1 | has a/init=0-3 a=3>0 => allocated {INIT}=3 {APP}=1
     each core has the container that has it now:
         a init:2 app:1 | b app:core:1 | has a/init=0,1 a=1 b=core:5 =>
-        core_holder 0,0,default,a,init=1 1,0,default,a,init=1 2,1,default,a,app=1 3,1,default,a,app=1 5,2,default,b,app=1
+        core_holder 0,0,default,a,init=1 1,0,default,a,init=1 2,1,default,a,app=1 3,1,default,a,app=1
+        5,2,default,b,app=1
     waiting assignments: a app:1=0 | b app:1=1 => waiting_assignments =2
     the source of allocations: trn1 => checkpoint_readable =1; unconfirmed_allocations =0; cooling_down_cores =0
     whether a device is healthy, and whether it is disabled:

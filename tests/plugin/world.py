@@ -287,9 +287,10 @@ MACHINES = {"trn1": TRN1, "trn2": TRN2, "inf2": INF2, "inf1": LINE}
 def pod_of(text: str, geometry: Geometry = TRN1, **fields: Any) -> NeuronPod:
     """A pod as ``a init:4=0-3 app.serve:core:2=0,1 @9``: containers, what they ask for and are assigned, and when.
 
-    Also ``NEURON_DEVS=x`` and ``deny-devices=2``, which are annotations, ``privileged:app``, ``claims:app`` (a claim
-    that the container uses), and ``started``, ``running``, ``terminating``, ``ending``, ``failed``, or ``allocated`` of
-    its assignment. ``mirror`` is the mirror of the pod ``static``, of which otherwise only the kubelet knows.
+    Also ``NEURON_DEVS=x`` and ``deny-devices=2``, which are annotations, ``both:app`` (a container that asks for two
+    resources), ``privileged:app``, ``claims:app`` (a claim that the container uses), and ``started``, ``running``,
+    ``terminating``, ``ending``, ``failed``, or ``allocated`` of its assignment. ``mirror`` is the mirror of the pod
+    ``static``, of which otherwise only the kubelet knows.
     """
     name, *words = text.split()
     time, phase, annotations, containers, sets = 1, "Pending", dict(fields.pop("annotations", {})), [], []
@@ -309,6 +310,9 @@ def pod_of(text: str, geometry: Geometry = TRN1, **fields: Any) -> NeuronPod:
             later["privileged"] = (count,)
         elif kind == "claims":
             later["claims"] = (PodClaim("devices", f"{name}-devices", ((count, ""),)),)
+        elif kind == "both":
+            limits = {Resource.NEURON.value: "1", Resource.NEURONCORE.value: "1"}
+            containers.append(ContainerSpec(count, ContainerKind.APP, limits))
         elif word.isalpha():
             fields[word] = True
         elif equals and ":" not in asked:
