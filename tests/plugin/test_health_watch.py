@@ -16,8 +16,8 @@ import pytest
 
 from neuron_plugin.allocation.resources import format_ids
 from neuron_plugin.cluster import ApiRequest
-from neuron_plugin.hardware import Inventory, ResetState, parse_driver_version
-from neuron_plugin.hardware.device import CoreErrors, EccCounts, NodeState
+from neuron_plugin.hardware import Inventory, parse_driver_version
+from neuron_plugin.hardware.device import CoreErrors, NodeState
 from neuron_plugin.hardware.health_signals import Observation, Severity, Signal, Symptom, Verdict, blind_spots
 from neuron_plugin.hardware.kernel_log import PERIODS, KernelError, KernelRecord, LogPeriods, parse_error
 from neuron_plugin.plugin import health_watch, publisher
@@ -38,8 +38,8 @@ from neuron_plugin.plugin.health_watch import MEMORY, HealthWatch, health_event,
 from neuron_plugin.plugin.publisher import Publisher
 from neuron_plugin.plugin.settings import PluginSettings
 from tests.plugin import desk
-from tests.plugin.health_world import device, machine
-from tests.support.stories import Scene
+from tests.plugin.health_world import device, devices_of, machine
+from tests.support.stories import Scene, rows
 
 pytestmark = pytest.mark.looptime
 
@@ -128,9 +128,8 @@ class Run(Scene):
     # What happens.
 
     def look(self, words: str = "", uevents: str = "") -> None:
-        """``look absent``: how the first device is, and the second one; without a word they are sound."""
-        first, second = (*words.split(), "ok", "ok")[:2]
-        self.watch_.look(machine(device(0, **SEEN[first]), device(1, **SEEN[second])), uevents)
+        """``look absent``: how the first device is, and ``look sound / absent`` the second; else they are sound."""
+        self.watch_.look(machine(*devices_of(words or "sound")), uevents)
 
     def empty(self) -> None:
         self.watch_.look(Inventory(absence="no driver"))
@@ -183,18 +182,6 @@ class Run(Scene):
         assert Log.last.path == Path(path)
 
 
-SEEN: dict[str, dict[str, Any]] = {
-    "ok": {},
-    "absent": {"node": NodeState.ABSENT},
-    "failed": {"reset": ResetState.FAILED},
-    "memory": {"ecc": EccCounts(memory=1)},
-    "no-reset": {"reset": None},
-    "no-counters": {"ecc": None},
-    "resets-4": {"core_errors": (CoreErrors(0, reset_fail_count=4),)},
-    "resets-5": {"core_errors": (CoreErrors(0, reset_fail_count=5),)},
-}
-
-
 @asynccontextmanager
 async def running(settings: PluginSettings | None = None) -> AsyncIterator[Run]:
     run = Run(settings or PluginSettings())
@@ -205,101 +192,61 @@ async def running(settings: PluginSettings | None = None) -> AsyncIterator[Run]:
 
 
 IGNORED = SignalRule(action=Action.IGNORE)
-USUAL, WITH_A_CONDITION = PluginSettings(), PluginSettings(node_name="n", node_condition="NeuronDevicesHealthy")
-UNDAMPED = PluginSettings(health=HealthRules(flapping_window_seconds=0))
-PATIENT = PluginSettings(health=HealthRules(node=SignalRule(for_seconds=30, keep_firing_for_seconds=60)))
-DEAF = PluginSettings(health=HealthRules(kernel_message=IGNORED, kernel_message_unnamed=IGNORED))
-WARNS_OF_STARTS = PluginSettings(health=HealthRules(failed_starts=SignalRule(threshold=5, action=Action.WARN)))
-STORIES: dict[str, tuple[PluginSettings, str]] = {
-    "p67 a reading gives its verdict at once": (
-        USUAL,
-        "look ok absent; unhealthy 1 because /dev/neuron1 is absent; told UNHEALTHY of 1; conditions; changes 0",
-    ),
-    "an unsent event is replaced by one on the same devices only": (
-        UNDAMPED,
-        (
-            "look absent; look; look absent; look; look ok absent; "
-            "told UNHEALTHY of 0, HEALTHY of 0, UNHEALTHY of 0, HEALTHY of 0, UNHEALTHY of 1"
-        ),
-    ),
-    "the first reading writes the condition though all is well": (
-        WITH_A_CONDITION,
-        "look; look; conditions True AllDevicesHealthy 0:00:00; changes 0",
-    ),
-    "p67 the condition keeps its time until its status changes": (
-        WITH_A_CONDITION,
-        (
-            "look; wait 60; look ok absent; look ok absent; wait 60; look failed absent; conditions True "
-            "AllDevicesHealthy 0:00:00, False UnhealthyDevices 0:01:00, False UnhealthyDevices 0:01:00"
-        ),
-    ),
-    "p67 p68 a kernel message takes a device out, and time brings it back": (
-        USUAL,
-        (
-            "look; wait 0.01; error nd1: NEURON_HW_ERR=DMA_ERROR on queue 3; unhealthy 1; changes 1; "
-            "wait 3590; unhealthy 1; wait 20; unhealthy; changes 2"
-        ),
-    ),
-    "p68 a reading that needs time is judged again without another reading": (
-        PATIENT,
-        "look absent; unhealthy; wait 31; unhealthy 0; look; wait 59; unhealthy 0; wait 2; unhealthy; changes 2",
-    ),
-    "a watch with nothing to wait for sleeps": (USUAL, "look memory; wait 86400; told UNHEALTHY of 0; changes 0"),
-    "p70 a source that does not work is named until it works, and the others go on": (
-        USUAL,
-        "look; wait 0.01; fails no kmsg; look absent; silent kernel-log: no kmsg; unhealthy 0; fails; silent",
-    ),
-    "p70 uevents and reset states that are not there are named": (
-        USUAL,
-        (
-            "look no-reset -> no libudev; "
-            "silent uevents: no libudev, sysfs: the reset state of neuron0 cannot be read: it takes root"
-        ),
-    ),
-    "p70 counters of errors that are not there are named": (
-        USUAL,
-        (
-            "look ok no-counters; "
-            "silent sysfs: neuron1 without counters of memory errors: see 'neuron-plugin doctor sysfs'"
-        ),
-    ),
-    "p70 a log that no rule needs is not read": (DEAF, "look; wait 0.01; log none"),
-    "the log is read once there is a device to judge": (USUAL, "empty; wait 1; log none; look; wait 1; log /dev/kmsg"),
-    "the log is beside the device nodes": (
-        PluginSettings(dev=Path("/host/dev")),
-        "look; wait 0.01; log /host/dev/kmsg",
-    ),
-    "unless it is set otherwise": (
-        PluginSettings(dev=Path("/host/dev"), kmsg=Path("/run/log")),
-        "look; wait 0.01; log /run/log",
-    ),
-    "failed starts make a device pending, then unhealthy, and healthy an hour after the last one": (
-        USUAL,
-        (
-            "look; starts 2; wait 60; unhealthy; starts 3; wait 29; unhealthy; severity passing; "
-            "wait 2; unhealthy 0 because 3 failed starts of different pods; changes 1; "
-            "starts 0; wait 3590; unhealthy 0; wait 20; unhealthy; changes 2"
-        ),
-    ),
-    "failed starts that are refuted in time": (USUAL, "look; starts 3; wait 20; starts 0; wait 60; unhealthy; told"),
-    "failed starts may be counted from another number, and be a warning only": (
-        WARNS_OF_STARTS,
-        "look; starts 4; severity healthy; starts 5; severity warning; unhealthy",
-    ),
-    "a reset that fails is pending, then unhealthy, and old ones are not": (
-        USUAL,
-        (
-            "look resets-4; wait 60; unhealthy; look resets-5; wait 29; unhealthy; "
-            "wait 2; unhealthy 0 because 5 failed resets, 4 of them old; wait 3700; unhealthy"
-        ),
-    ),
+WITH_A_CONDITION = PluginSettings(node_name="n", node_condition="NeuronDevicesHealthy")
+SETTINGS = {
+    "usual": PluginSettings(),
+    "condition": WITH_A_CONDITION,
+    "undamped": PluginSettings(health=HealthRules(flapping_window_seconds=0)),
+    "patient": PluginSettings(health=HealthRules(node=SignalRule(for_seconds=30, keep_firing_for_seconds=60))),
+    "deaf": PluginSettings(health=HealthRules(kernel_message=IGNORED, kernel_message_unnamed=IGNORED)),
+    "warns-of-starts": PluginSettings(health=HealthRules(failed_starts=SignalRule(threshold=5, action=Action.WARN))),
+    "dev": PluginSettings(dev=Path("/host/dev")),
+    "dev-and-kmsg": PluginSettings(dev=Path("/host/dev"), kmsg=Path("/run/log")),
 }
+STORIES = rows("""
+    p67 a reading gives its verdict at once: usual =>
+        look sound / absent; unhealthy 1 because /dev/neuron1 is absent; told UNHEALTHY of 1; conditions; changes 0
+    an unsent event is replaced by one on the same devices only: undamped =>
+        look absent; look; look absent; look; look sound / absent;
+        told UNHEALTHY of 0, HEALTHY of 0, UNHEALTHY of 0, HEALTHY of 0, UNHEALTHY of 1
+    the first reading writes the condition though all is well:
+        condition => look; look; conditions True AllDevicesHealthy 0:00:00; changes 0
+    p67 the condition keeps its time until its status changes: condition =>
+        look; wait 60; look sound / absent; look sound / absent; wait 60; look reset-failed / absent;
+        conditions True AllDevicesHealthy 0:00:00, False UnhealthyDevices 0:01:00, False UnhealthyDevices 0:01:00
+    p67 p68 a kernel message takes a device out, and time brings it back: usual =>
+        look; wait 0.01; error nd1: NEURON_HW_ERR=DMA_ERROR on queue 3; unhealthy 1; changes 1; wait 3590; unhealthy 1;
+        wait 20; unhealthy; changes 2
+    p68 a reading that needs time is judged again without another reading: patient =>
+        look absent; unhealthy; wait 31; unhealthy 0; look; wait 59; unhealthy 0; wait 2; unhealthy; changes 2
+    a watch with nothing to wait for sleeps: usual => look memory=1; wait 86400; told UNHEALTHY of 0; changes 0
+    p70 a source that does not work is named until it works, and the others go on: usual =>
+        look; wait 0.01; fails no kmsg; look absent; silent kernel-log: no kmsg; unhealthy 0; fails; silent
+    p70 uevents and reset states that are not there are named: usual => look no-reset -> no libudev;
+        silent uevents: no libudev, sysfs: the reset state of neuron0 cannot be read: it takes root
+    p70 counters of errors that are not there are named: usual => look sound / no-counters;
+        silent sysfs: neuron1 without counters of memory errors: see 'neuron-plugin doctor sysfs'
+    p70 a log that no rule needs is not read: deaf => look; wait 0.01; log none
+    the log is read once there is a device to judge: usual => empty; wait 1; log none; look; wait 1; log /dev/kmsg
+    the log is beside the device nodes: dev => look; wait 0.01; log /host/dev/kmsg
+    unless it is set otherwise: dev-and-kmsg => look; wait 0.01; log /run/log
+    failed starts make a device pending, then unhealthy, and healthy an hour after the last one: usual =>
+        look; starts 2; wait 60; unhealthy; starts 3; wait 29; unhealthy; severity passing; wait 2;
+        unhealthy 0 because 3 failed starts of different pods; changes 1; starts 0; wait 3590; unhealthy 0; wait 20;
+        unhealthy; changes 2
+    failed starts that are refuted in time: usual => look; starts 3; wait 20; starts 0; wait 60; unhealthy; told
+    failed starts may be counted from another number, and be a warning only:
+        warns-of-starts => look; starts 4; severity healthy; starts 5; severity warning; unhealthy
+    a reset that fails is pending, then unhealthy, and old ones are not: usual =>
+        look reset_fail_count=4; wait 60; unhealthy; look reset_fail_count=5; wait 29; unhealthy; wait 2;
+        unhealthy 0 because 5 failed resets, 4 of them old; wait 3700; unhealthy
+""")
 """The settings, and steps that are methods of `Run`."""
 
 
-@pytest.mark.parametrize(("settings", "steps"), STORIES.values(), ids=STORIES)
-async def test_what_is_seen_and_what_is_told_of_it(settings: PluginSettings, steps: str) -> None:
-    async with running(settings) as run:
+@pytest.mark.parametrize(("settings", "steps"), STORIES)
+async def test_what_is_seen_and_what_is_told_of_it(settings: str, steps: str) -> None:
+    async with running(SETTINGS[settings]) as run:
         await run.play(steps)
 
 
@@ -395,23 +342,17 @@ FELL = Transition((1,), Severity.HEALTHY, Severity.UNHEALTHY, "/dev/neuron1 is a
 ROSE = Transition((1,), Severity.UNHEALTHY, Severity.HEALTHY, "")
 WARNED = Transition((0, 1), Severity.HEALTHY, Severity.WARNING, "2 hardware errors")
 CALMED = Transition((0, 1), Severity.WARNING, Severity.HEALTHY, "")
+CHANGES = [
+    (FELL, "Unhealthy: neuron device 1 is not given to new pods: /dev/neuron1 is absent"),
+    (ROSE, "Healthy: neuron device 1 is healthy again and given to new pods"),
+    (WARNED, "Warning: neuron devices 0,1 are still given to pods, with a warning: 2 hardware errors"),
+    (CALMED, "Healthy: neuron devices 0,1 are healthy again, the warning is over"),
+]
 
 
-@pytest.mark.parametrize(
-    ("transition", "reason", "note"),
-    [
-        (FELL, "NeuronDeviceUnhealthy", "neuron device 1 is not given to new pods: /dev/neuron1 is absent"),
-        (ROSE, "NeuronDeviceHealthy", "neuron device 1 is healthy again and given to new pods"),
-        (
-            WARNED,
-            "NeuronDeviceWarning",
-            "neuron devices 0,1 are still given to pods, with a warning: 2 hardware errors",
-        ),
-        (CALMED, "NeuronDeviceHealthy", "neuron devices 0,1 are healthy again, the warning is over"),
-    ],
-)
-def test_p67_every_change_is_an_event_on_the_node(transition: Transition, reason: str, note: str) -> None:
-    assert health_event(transition) == (reason, note)
+@pytest.mark.parametrize(("transition", "said"), CHANGES)
+def test_p67_every_change_is_an_event_on_the_node(transition: Transition, said: str) -> None:
+    assert "NeuronDevice" + said == ": ".join(health_event(transition))
 
 
 def test_every_change_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -19,8 +19,12 @@ def rows(table: str) -> list[pytest.ParameterSet]:
             lines[-1] += f" {line.strip()}"
         elif line and not line.startswith("#"):
             lines.append(line)
-    found = (line.partition(":") for line in lines)
-    return [pytest.param(*map(str.strip, f"{text} ".split(" => ")), id=title) for title, _, text in found]
+    made = []
+    for line in lines:
+        title, _, text = line.partition(":")
+        columns = f" {text} ".replace("=> =>", "=>  =>").split(" => ")
+        made.append(pytest.param(*map(str.strip, columns), id=title))
+    return made
 
 
 class Scene:
