@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from neuron_plugin.allocation import NeuronPod, NodeInventory, PodUid
-from neuron_plugin.allocation.claims import ClaimResult, NeuronClaim, PodClaim
+from neuron_plugin.allocation.claims import DRA_DRIVER, ClaimResult, NeuronClaim, PodClaim
 from neuron_plugin.allocation.rejection import INVALID_REQUEST
 from neuron_plugin.allocation.ultraserver import UltraServerPlace
 from neuron_plugin.kubelet.dra_service import ClaimReference
@@ -28,15 +28,13 @@ from neuron_plugin.plugin.claims import (
 )
 from neuron_plugin.plugin.container import CDI_VARIABLES_FILE_NAME, ContainerStyle, core_windows
 from neuron_plugin.plugin.counters import Counters
-from neuron_plugin.plugin.inputs import HoldDown, claim_allocations
 from neuron_plugin.plugin.node import LocalNode, NodeOptions
 from neuron_plugin.plugin.settings import Mode, Numbering, PluginSettings
 from neuron_plugin.plugin.snapshot import Snapshot, derive
-from neuron_plugin.topology import CoreMask
 from tests.plugin.desk import FakeCgroups
-from tests.plugin.world import INF2, MACHINES, TRN2, FakeClock, inputs, inventory, moment, pod, ref, uid_of
+from tests.plugin.world import INF2, MACHINES, TRN2, FakeClock, inputs, inventory, moment, pod, uid_of, who_has
 from tests.support.model_kubelet import checkpoint_file
-from tests.support.stories import rows
+from tests.support.stories import Scene, rows
 
 INSIDE = ContainerStyle(Numbering.CONTAINER)
 AS_HOST = ContainerStyle(Numbering.HOST)
@@ -148,37 +146,26 @@ def test_every_window_of_cores_has_a_name_in_both_numberings(geometry: Any) -> N
 # Who holds what.
 
 
-def record(name: str, *devices: str, uid: str = "") -> Any:
-    (one,) = claim_allocations([PodUid(uid or uid_of(name))], f"uid-{name}", name, devices)
-    return one
-
-
-def test_a_claim_waits_for_another_pods_devices_and_not_for_its_own() -> None:
-    mine, other = claim("a", "neuron-3"), claim("b", "neuron-3")
-    snapshot = derive(inputs(pod("a"), recorded=[record("a", "neuron-3")]))
-    mask = mine.mask_on(snapshot.inventory.geometry, 1)
-    assert held_by_others(snapshot, mine, mask) == ""
-    assert held_by_others(snapshot, other, mask) == "pod default/a has neuron devices 3 by claim a"
-
-
-def test_pods_of_the_device_plugin_count_too() -> None:
-    snapshot = derive(moment("x app:1 | has x=3"))
-    assert "pod default/x" in held_by_others(snapshot, claim("a", "neuron-3"), CoreMask(3 << 6))
-    assert held_by_others(snapshot, claim("a", "neuron-4"), CoreMask(3 << 8)) == ""
-
-
-def test_a_hold_down_keeps_a_claim_waiting() -> None:
-    down = HoldDown(PodUid("z"), ref("z"), CoreMask(3 << 6), 0, 0, 0, 0, 9, "processes still use it")
-    snapshot = derive(inputs(hold_downs=(down,)))
-    assert "processes still use it" in held_by_others(snapshot, claim("a", "neuron-3"), CoreMask(3 << 6))
+def test_a_claim_waits_for_what_others_have_or_is_held_down_and_not_for_its_own() -> None:
+    for text, one, waits_for in (
+        ("a | prepared a=neuron-3", "a", ""),
+        ("a | prepared a=neuron-3", "b", "pod default/a has neuron devices 3 by claim a-devices"),
+        ("x app:1 | has x=3", "a", "pod default/x"),
+        ("x app:1 | has x=4", "a", ""),
+        ("rests 3", "a", "why"),
+    ):
+        snapshot = derive(moment(text))
+        mine = replace(claim(one, "neuron-3"), uid="claim-uid" if one == "a" else "other")
+        found = held_by_others(snapshot, mine, mine.mask_on(snapshot.inventory.geometry, 1))
+        assert waits_for in found
+        assert bool(waits_for) == bool(found)
 
 
 def test_the_health_of_each_device_and_of_what_claims_name_is_shown() -> None:
-    node = inventory(unhealthy={3: "broken"})
-    snapshot = derive(inputs(pod("a"), recorded=[record("a", "neuron-3-cores-6-7")], node=node))
+    snapshot = derive(moment("a | prepared a=neuron-3-cores-6-7 | broken 3"))
     faults = {one.device: one.fault for one in health_of(snapshot, "worker-1")}
     assert len(faults) == 17
-    assert faults["neuron-3"] == faults["neuron-3-cores-6-7"] == "neuron3: broken"
+    assert faults["neuron-3"] == faults["neuron-3-cores-6-7"] == "neuron3: sick"
     assert faults["neuron-4"] == ""
 
 
@@ -188,8 +175,8 @@ def test_the_health_of_each_device_and_of_what_claims_name_is_shown() -> None:
 class Files:
     """The kubelet's two files: an empty checkpoint, and the claims that a test puts there."""
 
-    def __init__(self, *claims: PreparedClaim) -> None:
-        self.claims: tuple[PreparedClaim, ...] = claims
+    def __init__(self) -> None:
+        self.claims: tuple[PreparedClaim, ...] = ()
         self.edition = 1
 
     def version(self) -> tuple[int, int, int]:
@@ -199,186 +186,187 @@ class Files:
         return DraState(self.claims, self.version())
 
 
-class Desk:
+def said_of(text: str) -> NeuronClaim:
+    """``x=3`` or ``x=3@a@b``: a claim with a device, and the pods for which it is reserved (a)."""
+    said, *users = text.split("@")
+    name, _, number = said.partition("=")
+    return claim(name, f"neuron-{number}", reserved_for=tuple(map(uid_of, users or "a")))
+
+
+class Desk(Scene):
     """A preparer with a node whose pods and claims a test decides."""
 
-    def __init__(
-        self,
-        tmp_path: Path,
-        times: PrepareTimes = PrepareTimes(poll=0.01),  # noqa: B008 - frozen
-        numbering: Numbering = Numbering.HOST,
-    ) -> None:
-        self.files, self.alive = Files(), dict[str, bool]()
-        self.clock = FakeClock()
-        self.node = LocalNode(checkpoint_file(), self, NodeOptions(()), self.clock, self.files)
+    def __init__(self, directory: Path, numbering: Numbering = Numbering.HOST, wait: float = 5.0) -> None:
+        self.files, self.cgroups, self.clock = Files(), FakeCgroups(), FakeClock()
+        self.node = LocalNode(checkpoint_file(), self.cgroups, NodeOptions(()), self.clock, self.files)
+        self.known: dict[tuple[str, str], NeuronClaim] = {}
+        settings = PluginSettings(node_name="worker-1", mode=Mode.DRA, cdi_dir=directory, numbering=numbering)
+        source, times = ClaimSource(self._claim, self._list), PrepareTimes(wait=wait, poll=0.01)
+        self.preparer = ClaimPreparer(self.node, settings, source, Counters(), times)
         self.node.see_inventory(inventory())
-        self.claims: dict[tuple[str, str], NeuronClaim] = {}
-        settings = PluginSettings(node_name="worker-1", mode=Mode.DRA, cdi_dir=tmp_path, numbering=numbering)
-        self.preparer = ClaimPreparer(self.node, settings, ClaimSource(self._claim, self._list), Counters(), times)
-
-    def is_populated(self, uid: str) -> bool | None:
-        return self.alive.get(uid, False)
 
     async def _claim(self, namespace: str, name: str) -> NeuronClaim | None:
-        return self.claims.get((namespace, name))
+        return self.known.get((namespace, name))
 
     async def _list(self) -> None:
         """The watch shows everything already."""
-
-    def has(self, *pods: NeuronPod) -> None:
-        self.node.see_pods(self.node.pods.with_list(pods, self.clock()))
-
-    def knows(self, *claims: NeuronClaim) -> None:
-        self.claims |= {(each.namespace, each.name): each for each in claims}
-
-    def prepare(self, *claims: NeuronClaim) -> asyncio.Task[Any]:
-        references = [ClaimReference(each.namespace, each.name, each.uid) for each in claims]
-        return asyncio.create_task(self.preparer.prepare(references))
 
     @property
     def snapshot(self) -> Snapshot:
         assert self.node.snapshot is not None
         return self.node.snapshot
 
+    # What there is.
 
-@pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    return Desk(tmp_path)
+    def knows(self, text: str) -> None:
+        """The API server has these claims."""
+        self.see(*map(said_of, text.split()))
+
+    def see(self, *claims: NeuronClaim) -> None:
+        self.known |= {(each.namespace, each.name): each for each in claims}
+
+    def pods(self, text: str = "") -> None:
+        """``pods a:x b:x,y started``: a LIST shows these pods and the claims that their containers use."""
+        words = text.split()
+        made = []
+        for name, _, uses in (word.partition(":") for word in words if ":" in word):
+            made.append(claiming(name, dict.fromkeys(uses.split(","), (("main", ""),))))
+        self.show(*(replace(one, started="started" in words) for one in made))
+
+    def show(self, *pods: NeuronPod) -> None:
+        self.clock.now += 1
+        self.node.see_pods(self.node.pods.with_list(pods, self.clock()))
+
+    def file(self, text: str = "") -> None:
+        """The kubelet has recorded these claims."""
+        self.files.claims = tuple(
+            PreparedClaim(DRA_DRIVER, one.uid, "default", one.name, one.reserved_for, (one.results[0].device,))
+            for one in map(said_of, text.split())
+        )
+        self.files.edition += 1
+        self.node.look_at_claims()
+
+    def reads(self, text: str) -> None:
+        """The daemon has read these claims of its pods."""
+        self.node.see_claims({("default", one.name): one for one in map(said_of, text.split())})
+
+    def alive(self, name: str) -> None:
+        self.cgroups.alive = {uid_of(name)}
+
+    def dead(self) -> None:
+        self.cgroups.alive = set()
+        self.clock.now += 5
+
+    # What the kubelet asks, and what follows.
+
+    async def prepare(self, name: str, expected: str) -> Any:
+        """``prepare x -> 3-3``: the CDI devices of a claim, or ``!`` and a part of why there are none."""
+        answer = (await self.preparer.prepare([ClaimReference("default", name, f"uid-{name}")]))[f"uid-{name}"]
+        if expected.startswith("!"):
+            assert isinstance(answer, str)
+            assert expected[1:] in answer
+        else:
+            names = [device.rpartition("=")[2] for each in answer for device in each.cdi_devices]
+            assert sorted(names) == expected.split()
+        return answer
+
+    async def unprepare(self, name: str) -> None:
+        await self.preparer.unprepare([ClaimReference("default", name, f"uid-{name}")])
+
+    def later(self, text: str) -> None:
+        seconds, verb = text.split(" ")
+        asyncio.get_running_loop().call_later(float(seconds), getattr(self, verb))
+
+    def has(self, expected: str) -> None:
+        assert who_has(self.snapshot) == expected.replace("-", "")
 
 
-async def test_a_prepared_claim_is_in_the_ledger_before_the_kubelet_has_written_it(desk: Desk) -> None:
-    one = claim("x", "neuron-3")
-    desk.knows(one)
-    desk.has(claiming("a", {"x": (("main", ""),)}))
-    answer = (await desk.prepare(one))["uid-x"]
-    assert [(each.request, each.device, each.cdi_devices) for each in answer] == [
-        ("r", "neuron-3", ("neuron-plugin.io/device=3-3",))
-    ]
+STORIES = rows("""
+    a prepared claim is in the ledger before the kubelet has written it:
+        knows x=3; pods a:x; prepare x -> 3-3; has a=3; prepare x -> 3-3
+    a force-deleted pod's claim is waited for until its processes are gone:
+        knows x=3 y=3@b; pods a:x; prepare x -> 3-3; alive a; pods b:y; later 0.3 dead; prepare y -> 3-3; took 0.3-2
+    a line that goes from the kubelet's file ends nothing:
+        knows x=3; pods a:x; file x=3; has a=3; file; has a=3; pods; has -
+    # The kubelet counts pods, not which: kubernetes#140212.
+    pods that share a claim do not wait for each other and keep it when it is given up twice:
+        knows x=3@a@b; pods a:x b:x; prepare x -> 3-3; prepare x -> 3-3; unprepare x; has a=3 b=3
+    what a started pod has counts where the kubelet has lost its file:
+        pods a:x started; has -; reads x=3@b; has -; reads x=3; has a=3
+""")
+
+
+@pytest.mark.parametrize("steps", STORIES)
+async def test_what_claims_get_and_who_has_it(tmp_path: Path, steps: str) -> None:
+    await Desk(tmp_path).play(steps)
+
+
+async def test_a_prepared_claim_names_its_request_device_and_user(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    await desk.play("knows x=3; pods a:x")
+    (found,) = await desk.prepare("x", "3-3")
+    assert (found.request, found.device, found.cdi_devices) == ("r", "neuron-3", ("neuron-plugin.io/device=3-3",))
     (allocation,) = desk.snapshot.ledger.of(uid_of("a"))
     assert (allocation.claim, allocation.user, allocation.kubelet_mask) == ("x", "claim x", 0)
-    assert (await desk.prepare(one))["uid-x"] == answer
 
 
-async def test_a_force_deleted_pods_claim_is_waited_for_until_its_processes_are_gone(desk: Desk) -> None:
-    old, new = claim("x", "neuron-3"), claim("y", "neuron-3", reserved_for=(uid_of("b"),))
-    desk.knows(old, new)
-    desk.has(claiming("a", {"x": (("main", ""),)}))
-    await desk.prepare(old)
-    desk.alive[uid_of("a")] = True
-    desk.clock.now += 1
-    desk.has(claiming("b", {"y": (("main", ""),)}))
-    waiting = desk.prepare(new)
-    await asyncio.sleep(0.3)
-    assert not waiting.done()
-    desk.alive[uid_of("a")] = False
-    desk.clock.now += 5
-    answer = await waiting
-    assert [each.device for each in answer["uid-y"]] == ["neuron-3"]
-
-
-async def test_the_first_snapshot_knows_which_claims_the_kubelet_has_recorded() -> None:
-    files = Files(PreparedClaim("neuron.aws.com", "uid-x", "default", "x", (uid_of("a"),), ("neuron-3",)))
-    node = LocalNode(checkpoint_file(), FakeCgroups(), NodeOptions(()), FakeClock(), files)
+def test_the_first_snapshot_knows_which_claims_the_kubelet_has_recorded(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.files.claims = (PreparedClaim(DRA_DRIVER, "uid-x", "default", "x", (uid_of("a"),), ("neuron-3",)),)
+    node = LocalNode(checkpoint_file(), FakeCgroups(), NodeOptions(()), FakeClock(), desk.files)
     node.see_inventory(inventory())
-    assert node.snapshot is not None
-    assert node.snapshot.ledger.mask_of(uid_of("a")) == inventory().geometry.device_mask(3)
+    assert node.snapshot
+    assert who_has(node.snapshot) == "a=3"
 
 
-async def test_a_line_that_goes_from_the_kubelets_file_ends_nothing(desk: Desk) -> None:
-    one = claim("x", "neuron-3")
-    desk.knows(one)
-    desk.has(claiming("a", {"x": (("main", ""),)}))
-    desk.files.claims = (PreparedClaim("neuron.aws.com", "uid-x", "default", "x", (uid_of("a"),), ("neuron-3",)),)
-    desk.files.edition += 1
-    desk.node.look_at_claims()
-    assert desk.snapshot.ledger.used_mask
-    desk.files.claims = ()
-    desk.files.edition += 1
-    desk.node.look_at_claims()
-    assert desk.snapshot.ledger.used_mask
-    desk.clock.now += 1
-    desk.has()
-    assert not desk.snapshot.ledger.used_mask
-
-
-async def test_pods_that_share_a_claim_do_not_wait_for_each_other_and_keep_it_when_it_is_given_up_twice(
-    desk: Desk,
-) -> None:
-    one = claim("x", "neuron-3", reserved_for=(uid_of("a"), uid_of("b")))
-    desk.knows(one)
-    desk.has(claiming("a", {"x": (("main", ""),)}), claiming("b", {"x": (("main", ""),)}))
-    await desk.prepare(one)
-    assert [each.device for each in (await desk.prepare(one))["uid-x"]] == ["neuron-3"]
-    await desk.preparer.unprepare([ClaimReference(one.namespace, one.name, one.uid)])
-    holders = desk.snapshot.ledger.by_pod.keys()
-    assert holders == {uid_of("a"), uid_of("b")}, "the kubelet counts pods, not which: kubernetes#140212"
-
-
-async def test_what_a_started_pod_has_counts_where_the_kubelet_has_lost_its_file(desk: Desk) -> None:
-    one = claim("x", "neuron-3")
-    desk.has(replace(claiming("a", {"x": (("main", ""),)}), started=True))
-    for known in ({}, {("default", "x"): replace(one, reserved_for=(uid_of("b"),))}):
-        desk.node.see_claims(known)
-        assert not desk.snapshot.ledger.used_mask
-    desk.node.see_claims({("default", "x"): one})
-    assert desk.snapshot.ledger.mask_of(uid_of("a")) == inventory().geometry.device_mask(3)
-
-
-async def test_a_claim_that_only_kube_scheduler_can_allocate_is_prepared(desk: Desk) -> None:
-    one = claim("x", "neuron-3", requests=replace(INVALID_REQUEST, detail="it has alternatives"))
-    desk.knows(one)
-    desk.has(claiming("a", {"x": (("main", ""),)}))
-    assert [each.device for each in (await desk.prepare(one))["uid-x"]] == ["neuron-3"]
+async def test_a_claim_that_only_kube_scheduler_can_allocate_is_prepared(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.see(claim("x", "neuron-3", requests=replace(INVALID_REQUEST, detail="it has alternatives")))
+    await desk.play("pods a:x; prepare x -> 3-3")
 
 
 async def test_a_pod_with_a_second_claim_is_numbered_with_what_was_prepared_for_another(tmp_path: Path) -> None:
     """The kubelet asks only for the second one: what it has of the first goes to the container as it is."""
-    desk = Desk(tmp_path, PrepareTimes(wait=0.05, poll=0.01), Numbering.CONTAINER)
-    shared = claim("x", "neuron-4", reserved_for=(uid_of("a"), uid_of("b")))
-    own = claim("y", "neuron-2", reserved_for=(uid_of("b"),))
-    desk.knows(shared, own)
-    desk.has(claiming("a", {"x": (("main", ""),)}), claiming("b", {"x": (("main", ""),), "y": (("main", ""),)}))
-    assert "neuron-4 would have other numbers" in (await desk.prepare(own))["uid-y"]
-    after = claim("y", "neuron-5", reserved_for=(uid_of("b"),))
-    desk.knows(after)
-    (answer,) = (await desk.prepare(after))["uid-y"]
-    assert answer.cdi_devices == ("neuron-plugin.io/device=5-1",)
+    desk = Desk(tmp_path, Numbering.CONTAINER, wait=0.05)
+    await desk.play(
+        "knows x=4@a@b y=2@b; pods a:x b:x,y; prepare y -> !neuron-4 would have other numbers; "
+        "knows y=5@b; prepare y -> 5-1"
+    )
 
 
 async def test_a_claim_that_cannot_be_given_says_why_at_the_deadline(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, PrepareTimes(wait=0.05, poll=0.01))
-    one = claim("x", "neuron-3")
-    desk.has(claiming("a", {"x": (("main", ""),)}))
-    assert "could not be read" in (await desk.prepare(one))["uid-x"]
-    desk.knows(replace(one, uid="other"))
-    assert "made again" in (await desk.prepare(one))["uid-x"]
-    desk.knows(replace(one, results=()))
-    assert "no device of neuron.aws.com" in (await desk.prepare(one))["uid-x"]
-    desk.knows(replace(one, results=(ClaimResult("r", "worker-2-neuron", "neuron-3"),)))
-    assert "of pool worker-2-neuron, expected worker-1-neuron" in (await desk.prepare(one))["uid-x"]
-    desk.knows(replace(one, fault="its logicalNeuronCore is 3, expected 1 or 2"))
-    assert "logicalNeuronCore is 3" in (await desk.prepare(one))["uid-x"]
-    desk.knows(replace(one, reserved_for=(PodUid("nobody"),)))
-    assert "no pod of claim default/x" in (await desk.prepare(one))["uid-x"]
+    desk, one = Desk(tmp_path, wait=0.05), said_of("x=3")
+    await desk.play("pods a:x; prepare x -> !could not be read")
+    for known, why in (
+        (replace(one, uid="other"), "made again"),
+        (replace(one, results=()), "no device of neuron.aws.com"),
+        (
+            replace(one, results=(ClaimResult("r", "worker-2-neuron", "neuron-3"),)),
+            "of pool worker-2-neuron, expected worker-1-neuron",
+        ),
+        (replace(one, fault="its logicalNeuronCore is 3, expected 1 or 2"), "logicalNeuronCore is 3"),
+        (replace(one, reserved_for=(PodUid("nobody"),)), "no pod of claim default/x"),
+    ):
+        desk.see(known)
+        await desk.prepare("x", f"!{why}")
     desk.node.see_inventory(inventory(present=(0, 1, 2)))
-    desk.knows(one)
-    assert "3 are not there" in (await desk.prepare(one))["uid-x"]
+    await desk.play("knows x=3; prepare x -> !3 are not there")
 
 
 # UltraServers.
 
 ULTRASERVER = {"mode": "1,2,4", "serverId4": "u1", "nodeId4": "3"}
 PLACE = UltraServerPlace(4, 7, "train-0.train.ml.svc")
+USES_X = claiming("a", {"x": (("main", ""),)})
 
 
-async def test_a_pod_with_claims_is_told_its_place_by_a_device_of_its_own(desk: Desk, tmp_path: Path) -> None:
+async def test_a_pod_with_claims_is_told_its_place_by_a_device_of_its_own(tmp_path: Path) -> None:
+    desk, name = Desk(tmp_path), f"ultraserver-{uid_of('a')}"
     desk.node.see_inventory(inventory(ultraserver=ULTRASERVER))
-    one, two = claim("x", "neuron-3"), claim("y", "neuron-4")
-    desk.knows(one, two)
-    desk.has(replace(claiming("a", {"x": (("main", ""),), "y": (("main", ""),)}), ultraserver=PLACE))
-    answer = await desk.prepare(one, two)
-    name = f"ultraserver-{uid_of('a')}"
-    devices = [device for parts in answer.values() for part in parts for device in part.cdi_devices]
+    desk.knows("x=3 y=4")
+    desk.show(replace(claiming("a", {"x": (("main", ""),), "y": (("main", ""),)}), ultraserver=PLACE))
+    answers = await desk.preparer.prepare([ClaimReference("default", each, f"uid-{each}") for each in "xy"])
+    devices = [device for parts in answers.values() for part in parts for device in part.cdi_devices]  # type: ignore[union-attr]
     assert sorted(devices) == [f"neuron-plugin.io/device={text}" for text in ("3-3", "4-4", name)]
     (said,) = json.loads((tmp_path / CDI_VARIABLES_FILE_NAME).read_bytes())["devices"]
     assert said["name"] == name
@@ -386,22 +374,18 @@ async def test_a_pod_with_claims_is_told_its_place_by_a_device_of_its_own(desk: 
 
 
 def test_a_claim_that_pods_share_tells_none_of_them() -> None:
-    one = replace(claiming("a", {"x": (("main", ""),)}), ultraserver=PLACE)
-    node, own = inventory(ultraserver=ULTRASERVER), claim("x", "neuron-3")
-    shared = replace(own, reserved_for=(uid_of("a"), uid_of("b")))
-    assert names(one, own, node=node) == {"neuron-3": ("3-0", f"ultraserver-{uid_of('a')}")}
-    assert names(one, shared, node=node) == {"neuron-3": ("3-0",)}
+    one, node = replace(USES_X, ultraserver=PLACE), inventory(ultraserver=ULTRASERVER)
+    assert names(one, said_of("x=3"), node=node) == {"neuron-3": ("3-0", f"ultraserver-{uid_of('a')}")}
+    assert names(one, said_of("x=3@a@b"), node=node) == {"neuron-3": ("3-0",)}
 
 
-async def test_the_variables_of_pods_stay_while_no_pod_is_known(desk: Desk, tmp_path: Path) -> None:
+async def test_the_variables_of_pods_stay_while_no_pod_is_known(tmp_path: Path) -> None:
     """A container that starts again needs the device that its pod was prepared with."""
+    desk = Desk(tmp_path)
     desk.node.see_inventory(inventory(ultraserver=ULTRASERVER))
-    one, two = claim("x", "neuron-3"), claim("y", "neuron-4", reserved_for=(uid_of("b"),))
-    desk.knows(one, two)
-    desk.has(replace(claiming("a", {"x": (("main", ""),)}), ultraserver=PLACE))
-    await desk.prepare(one)
+    desk.knows("x=3 y=4@b")
+    desk.show(replace(USES_X, ultraserver=PLACE))
+    await desk.prepare("x", f"3-3 ultraserver-{uid_of('a')}")
     before = (tmp_path / CDI_VARIABLES_FILE_NAME).read_bytes()
-    desk.clock.now += 1
-    desk.has(claiming("b", {"y": (("main", ""),)}))
-    await desk.prepare(two)
+    await desk.play("pods b:y; prepare y -> 4-4")
     assert (tmp_path / CDI_VARIABLES_FILE_NAME).read_bytes() == before
