@@ -69,6 +69,9 @@ class Site:
         finally:
             stop.set()
             await running
+        assert not list(self.settings.kubelet_dir.glob("neuron*.sock")), "an end leaves no socket"
+        jobs = {"hardware", "kubelet", "publish", "turns", "cdi"}
+        assert not jobs & {task.get_name() for task in asyncio.all_tasks()}, "nor a task"
 
     def is_offered(self, server: DevicePluginServer) -> bool:
         """Whether the kubelet has the list, too: before, a pod runs without the devices it asks for."""
