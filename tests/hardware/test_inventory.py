@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.hardware.device import Device, NodeState
 from neuron_plugin.hardware.inventory import (
     EVERY_DEVICE,
@@ -22,6 +23,7 @@ from neuron_plugin.hardware.inventory import (
 from neuron_plugin.hardware.sysfs import Sysfs
 from neuron_plugin.simulation import SimulatedNode
 from neuron_plugin.topology import DeviceId, InstanceType, Topology, catalogue, links_of
+from tests.support.stories import rows
 
 MakeNode = Callable[..., SimulatedNode]
 
@@ -103,62 +105,34 @@ def test_p25_a_driver_reload_brings_everything_back(make_node: MakeNode) -> None
     assert read_inventory(node.paths) == before
 
 
-LEFT_OUT: dict[str, tuple[str, dict[int, str | None], bool, tuple[int, ...], str]] = {
-    "p23 a device that the driver still makes": ("inf2.24xlarge", {2: None}, False, (0, 1, 3, 4, 5), "still making"),
-    "p23 once that is over its type says what it has": ("inf2.24xlarge", {2: None}, True, (0, 1, 2, 3, 4, 5), ""),
-    "p27 one with garbage, and no other": (
-        "inf2.24xlarge",
-        {2: "x"},
-        False,
-        (0, 1, 3, 4, 5),
-        "neuron2/core_count reads 'x', expected a decimal number of cores",
-    ),
-    "p24 one with another number of cores, which would move all ids": (
-        "inf2.24xlarge",
-        {0: "4"},
-        False,
-        (1, 2, 3, 4, 5),
-        "neuron0 is Inferentia2 with core_count 4, most devices here are Inferentia2 with core_count 2",
-    ),
-    "the only one, and the reason is why there is none": (
-        "inf2.xlarge",
-        {0: "x"},
-        False,
-        (),
-        "none of 1 devices can be used; neuron0: ",
-    ),
+LEFT_OUT = rows("""
+    p23 a device that the driver still makes: inf2.24xlarge 2=- => 0-1,3-5 => still making
+    p23 once that is over its type says what it has: inf2.24xlarge 2=- settled => 0-5 =>
+    p27 one with garbage, and no other:
+        inf2.24xlarge 2=x => 0-1,3-5 => neuron2/core_count reads 'x', expected a decimal number of cores
+    p24 one with another number of cores, which would move all ids: inf2.24xlarge 0=4 => 1-5 =>
+        neuron0 is Inferentia2 with core_count 4, most devices here are Inferentia2 with core_count 2
+    the only one, and the reason is why there is none:
+        inf2.xlarge 0=x => - => none of 1 devices can be used; neuron0:
     # Passed on, the geometry would refuse them, and the daemon would end each time that it looks.
-    **{
-        f"p27 one with {text} cores, which no geometry has": (
-            "inf2.xlarge",
-            {0: text},
-            True,
-            (),
-            f"reads '{text}', expected 1 to 8 cores",
-        )
-        for text in ("16", "64", "128")
-    },
-}
-"""A machine; core counts of some devices; whether the driver is done; the devices that are used; and what is said."""
+    p27 one with 16 cores, which no geometry has: inf2.xlarge 0=16 settled => - => reads '16', expected 1 to 8 cores
+    p27 one with 64: inf2.xlarge 0=64 settled => - => reads '64', expected 1 to 8 cores
+    p27 one with 128: inf2.xlarge 0=128 settled => - => reads '128', expected 1 to 8 cores
+""")
+"""A machine, core counts of some devices, whether the driver is done; the devices that are used; and what is said."""
 
 
-@pytest.mark.parametrize(("kind", "counts", "is_settled", "ids", "said"), LEFT_OUT.values(), ids=LEFT_OUT)
-def test_which_devices_are_left_out_and_why(
-    make_node: MakeNode,
-    kind: str,
-    counts: dict[int, str | None],
-    is_settled: bool,  # noqa: FBT001 - a table
-    ids: tuple[int, ...],
-    said: str,
-) -> None:
-    node = make_node(kind)
+@pytest.mark.parametrize(("machine", "ids", "said"), LEFT_OUT)
+def test_which_devices_are_left_out_and_why(make_node: MakeNode, machine: str, ids: str, said: str) -> None:
+    kind, *words = machine.split()
+    node, counts = make_node(kind), dict(word.split("=") for word in words if "=" in word)
     for device, text in counts.items():
-        node.set_attribute(device, "core_count", text)
-    inventory = read_inventory(node.paths, settled=EVERY_DEVICE if is_settled else frozenset())
-    assert inventory.device_ids == ids
-    assert inventory.physical_cores_per_device == (2 if ids else 0)
-    assert {one.id for one in inventory.skipped} == set(counts) - set(ids)
-    assert inventory.incomplete == (counts.keys() if said == "still making" else set())
+        node.set_attribute(int(device), "core_count", None if text == "-" else text)
+    inventory = read_inventory(node.paths, settled=EVERY_DEVICE if "settled" in words else frozenset())
+    assert ranges(inventory.device_ids) == ids
+    assert inventory.physical_cores_per_device == (0 if ids == "-" else 2)
+    assert {one.id for one in inventory.skipped} == {*map(int, counts)} - {*inventory.device_ids}
+    assert inventory.incomplete == ({*map(int, counts)} if said == "still making" else set())
     assert said in f"{inventory.absence} {[one.reason for one in inventory.skipped]}".replace('"', "")
 
 
@@ -382,57 +356,46 @@ def test_a_product_says_how_large_a_logical_core_may_be(product: str, cores: int
 
 
 ID, PAIR, FOUR = "0000004005590728", "00000000000000aa", "0a1b2c3d4e5f6071"
-ULTRASERVERS: dict[str, tuple[str, str, str]] = {
-    "a machine alone": ("trn2.3xlarge", "", ""),
-    "a member of four, and of a pair in it": (
-        "trn2.3xlarge",
-        f"ultraserver_mode=1,3,4 server_id_4={FOUR} node_id_4=2 server_id_2={PAIR} node_id_2=0",
-        f"mode=1,3,4 serverId2={PAIR} nodeId2=0 serverId4={FOUR} nodeId4=2",
-    ),
-    "a pair": (
-        "trn2.3xlarge",
-        f"ultraserver_mode=2,4 server_id_2={PAIR} node_id_2=1",
-        f"mode=2,4 serverId2={PAIR} nodeId2=1",
-    ),
-    "during the election": ("trn2.3xlarge", "ultraserver_mode=busy node_id_2=busy node_id_4=busy", ""),
+BEHIND = f"trn3s.48xlarge => reservation_id={ID}"
+"""Behind a switch the driver names one server and one node."""
+ULTRASERVERS = [
+    *rows(f"""
+    a machine alone: trn2.3xlarge => =>
+    a member of four, and of a pair in it:
+        trn2.3xlarge => ultraserver_mode=1,3,4 server_id_4={FOUR} node_id_4=2 server_id_2={PAIR} node_id_2=0 =>
+        mode=1,3,4 serverId2={PAIR} nodeId2=0 serverId4={FOUR} nodeId4=2
+    a pair: trn2.3xlarge => ultraserver_mode=2,4 server_id_2={PAIR} node_id_2=1 => mode=2,4 serverId2={PAIR} nodeId2=1
+    during the election: trn2.3xlarge => ultraserver_mode=busy node_id_2=busy node_id_4=busy =>
     # Published to the cluster, a page of text would make the extender refuse the whole inventory.
-    "what no election prints": ("trn2.3xlarge", f"server_id_4={'a' * 4096} server_id_2={PAIR}", f"serverId2={PAIR}"),
-    # Behind a switch the driver names one server and one node.
-    **{
-        f"node {node} of a reservation of four": (
-            "trn3s.48xlarge",
-            f"reservation_id={ID} node_id={node} ultraserver_mode=1,3,4",
-            f"mode=1,3,4 serverId2={ID}-{node // 2} nodeId2={node % 2} serverId4={ID} nodeId4={node}",
+    what no election prints: trn2.3xlarge => server_id_4={"a" * 4096} server_id_2={PAIR} => serverId2={PAIR}
+    four that cannot work as pairs: {BEHIND} node_id=0 ultraserver_mode=1,4 => mode=1,4 serverId4={ID} nodeId4=0
+    a switched type without a reservation: trn3s.48xlarge => =>
+    """),
+    *rows(
+        "\n".join(
+            f"node {node} of a reservation of four: {BEHIND} node_id={node} ultraserver_mode=1,3,4 => "
+            f"mode=1,3,4 serverId2={ID}-{node // 2} nodeId2={node % 2} serverId4={ID} nodeId4={node}"
+            for node in range(4)
         )
-        for node in range(4)
-    },
-    **{
-        f"node {node} of a reservation of two": (
-            "trn3s.48xlarge",
-            f"reservation_id={ID} node_id={node} ultraserver_mode=3,4",
-            f"mode=3,4 serverId2={ID} nodeId2={node}",
-        )
-        for node in range(2)
-    },
-    "four that cannot work as pairs": (
-        "trn3s.48xlarge",
-        f"reservation_id={ID} node_id=0 ultraserver_mode=1,4",
-        f"mode=1,4 serverId4={ID} nodeId4=0",
     ),
-    **{
-        f"a node behind a switch with node {node!r} of {modes!r}": (
-            "trn3s.48xlarge",
-            f"reservation_id={ID} node_id={node} ultraserver_mode={modes}",
-            "",
+    *rows(
+        "\n".join(
+            f"node {node} of a reservation of two: {BEHIND} node_id={node} ultraserver_mode=3,4 => "
+            f"mode=3,4 serverId2={ID} nodeId2={node}"
+            for node in range(2)
         )
-        for node, modes in (("busy", "busy"), ("-1", "1,3,4"), ("x", "1,3,4"), ("0", "4"), ("0", ""))
-    },
-    "a switched type without a reservation": ("trn3s.48xlarge", "", ""),
-}
+    ),
+    *rows(
+        "\n".join(
+            f"node {node} behind a switch of {mode or None}: {BEHIND} node_id={node} ultraserver_mode={mode} =>"
+            for node, mode in (("busy", "busy"), ("-1", "1,3,4"), ("x", "1,3,4"), ("0", "4"), ("0", ""))
+        )
+    ),
+]
 """A machine, files of its driver's class, and what is published of its UltraServer."""
 
 
-@pytest.mark.parametrize(("kind", "files", "expected"), ULTRASERVERS.values(), ids=ULTRASERVERS)
+@pytest.mark.parametrize(("kind", "files", "expected"), ULTRASERVERS)
 def test_which_ultraserver_a_node_is_in(make_node: MakeNode, kind: str, files: str, expected: str) -> None:
     sysfs = make_node(kind).paths.sysfs
     for name, text in (word.split("=") for word in files.split()):

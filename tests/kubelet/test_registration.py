@@ -28,93 +28,73 @@ from neuron_plugin.simulation import KubeletContainer, KubeletPod
 from tests.kubelet.fakes import CORE, DEVICE, QUICK, FakeHandler, eventually, running_plugin, seeded
 from tests.kubelet.registering import Story, advertised_again, sockets_of
 from tests.support.kubelet import StandInKubelet
+from tests.support.stories import rows
 
 State = RegistrationState
 
-BY_CALL = {
-    "a registered resource is advertised and says so": (
-        "kubelet; plugin; until ADVERTISED; offered 4; passed REGISTERING REGISTERED ADVERTISED; says"
-    ),
-    "without a kubelet it waits and binds nothing": "plugin; until WAITING; sockets 0; kubelet; offered 4",
-    "without a directory it waits for one": "remove; plugin clock; until WAITING; make; kubelet; offered 4",
-    "a rewrite reaches the kubelet as a message with the same devices": (
-        "kubelet; plugin; offered 4; rewrite; offered 4; again 1"
-    ),
-    "p3 strays of a killed predecessor are removed": "kubelet; stray; plugin; until ADVERTISED; sockets 1",
-    "p6 a regular file named kubelet.sock is no kubelet": "file; plugin; until WAITING; sockets 0",
-    "p6 a kubelet.sock that is not served is tried again, and why is readable until it is": (
-        "dead; plugin; failed 2; says Connection refused): is the kubelet running?; kubelet; until ADVERTISED; says"
-    ),
-    "p6 a refused registration is tried again": (
-        "answers no such name; plugin; failed 3; unready; says refused aws.amazon.com/neuroncore: no such name"
-    ),
-    "p6 readiness falls with the kubelet and comes back with it": (
-        "kubelet; plugin; until ADVERTISED; leaves; unready; kubelet; until ADVERTISED"
-    ),
-    "p7 no stream after a Register that succeeded means another socket and registration": (
-        "answers deaf; plugin; accepted 1; remember; accepted 2; unready; moved"
-    ),
-    "p8 a new kubelet.sock is not kept waiting by a back-off": (
-        "dead; plugin slow; until BACKING_OFF; kubelet; offered 4; took 0-2"
-    ),
-    "p9 our own socket is deleted": "kubelet; plugin; offered 4; unlink; again 2; moved",
-    "p9 our own socket is replaced, and the other one left alone": "kubelet; plugin; offered 4; replace; again 2; kept",
-    "p10 a stream that the kubelet ended means a registration from another server": (
-        "kubelet; plugin; offered 4; disconnects; again 2; moved"
-    ),
-    "p11 two restarts within a second": "kubelet; plugin; offered 4; restarts; restarts; again 2",
-    "p11 a restart while it registers": "answers hangs; plugin; asked; leaves; kubelet; again 1",
-    "p11 a hung kubelet that was replaced is not waited for": (
-        "answers hangs; plugin; asked; unlink kubelet.sock; kubelet; again 1; says"
-    ),
-    "p11 a kubelet that is away for long is met when it returns": (
-        "kubelet; plugin; offered 4; leaves; failed 5; kubelet; again 2"
-    ),
-    "p11 a replaced directory is noticed by the clock": (
-        "kubelet; plugin clock; offered 4; remove; make; kubelet; again 1"
-    ),
-    "p11 a directory behind a symbolic link is followed by events": (
-        "link real; kubelet; plugin; offered 4; restarts; again 2"
-    ),
-    "p11 a symbolic link that turns to another directory is noticed by the clock": (
-        "link real; kubelet; plugin clock; offered 4; link other; kubelet; again 1; sockets 1"
-    ),
-    "p12 capacity survives many registrations in a row": (
-        f"kubelet; plugin; {'; '.join(f'offered 4; disconnects; again {count}' for count in range(2, 6))}; "
-        "wait 0.1; offered 4"
-    ),
-    "p13 stopping ends the stream and removes the socket quickly": (
-        "kubelet; plugin; offered 4; stop; took 0-2; sockets 0; until STOPPED; offered 0; stop"
-    ),
-    "p13 stopping interrupts the wait for a kubelet": "plugin slow; until WAITING; stop; took 0-2",
-    "p13 stopping interrupts a back-off": "dead; plugin slow; until BACKING_OFF; stop; took 0-2",
-    "p13 stopping interrupts a Register call": "answers hangs; plugin; asked; stop; took 0-2; sockets 0",
-}
-BY_WATCHER = {
-    "the watcher finds and follows it": "plugin; kubelet; offered 4; until ADVERTISED; breaks 2; offered 3; says",
-    "p9 a socket that was deleted is recreated": "plugin; kubelet; offered 4; unlink; again 2; renewed",
-    "p10 a lost stream recreates the socket and brings the devices back": (
-        "plugin; kubelet; offered 4; disconnects; renewed; again 2; disconnects; renewed; again 3"
-    ),
-    "p11 a kubelet that starts later finds the same socket": (
-        "plugin; until REGISTERING; wait 0.1; remember; kubelet; offered 4; same"
-    ),
-    "p11 a kubelet restart brings the devices back": (
-        "plugin; kubelet; offered 4; restarts; offered 4; restarts; offered 4"
-    ),
-    "p13 stopping while no kubelet has come is clean, and nobody has accepted": (
-        "plugin; until REGISTERING; stop; until STOPPED; sockets 0; passed REGISTERING ENDING STOPPED"
-    ),
-}
+BY_CALL = rows(f"""
+    a registered resource is advertised and says so:
+        kubelet; plugin; until ADVERTISED; offered 4; passed REGISTERING REGISTERED ADVERTISED; says
+    without a kubelet it waits and binds nothing: plugin; until WAITING; sockets 0; kubelet; offered 4
+    without a directory it waits for one: remove; plugin clock; until WAITING; make; kubelet; offered 4
+    a rewrite reaches the kubelet as a message with the same devices:
+        kubelet; plugin; offered 4; rewrite; offered 4; again 1
+    p3 strays of a killed predecessor are removed: kubelet; stray; plugin; until ADVERTISED; sockets 1
+    p6 a regular file named kubelet.sock is no kubelet: file; plugin; until WAITING; sockets 0
+    p6 a kubelet.sock that is not served is tried again, and why is readable until it is:
+        dead; plugin; failed 2; says Connection refused): is the kubelet running?; kubelet; until ADVERTISED; says
+    p6 a refused registration is tried again:
+        answers no such name; plugin; failed 3; unready; says refused aws.amazon.com/neuroncore: no such name
+    p6 readiness falls with the kubelet and comes back with it:
+        kubelet; plugin; until ADVERTISED; leaves; unready; kubelet; until ADVERTISED
+    p7 no stream after a Register that succeeded means another socket and registration:
+        answers deaf; plugin; accepted 1; remember; accepted 2; unready; moved
+    p8 a new kubelet.sock is not kept waiting by a back-off:
+        dead; plugin slow; until BACKING_OFF; kubelet; offered 4; took 0-2
+    p9 our own socket is deleted: kubelet; plugin; offered 4; unlink; again 2; moved
+    p9 our own socket is replaced, and the other one left alone: kubelet; plugin; offered 4; replace; again 2; kept
+    p10 a stream that the kubelet ended means a registration from another server:
+        kubelet; plugin; offered 4; disconnects; again 2; moved
+    p11 two restarts within a second: kubelet; plugin; offered 4; restarts; restarts; again 2
+    p11 a restart while it registers: answers hangs; plugin; asked; leaves; kubelet; again 1
+    p11 a hung kubelet that was replaced is not waited for:
+        answers hangs; plugin; asked; unlink kubelet.sock; kubelet; again 1; says
+    p11 a kubelet that is away for long is met when it returns:
+        kubelet; plugin; offered 4; leaves; failed 5; kubelet; again 2
+    p11 a replaced directory is noticed by the clock: kubelet; plugin clock; offered 4; remove; make; kubelet; again 1
+    p11 a directory behind a symbolic link is followed by events:
+        link real; kubelet; plugin; offered 4; restarts; again 2
+    p11 a symbolic link that turns to another directory is noticed by the clock:
+        link real; kubelet; plugin clock; offered 4; link other; kubelet; again 1; sockets 1
+    p12 capacity survives many registrations in a row:
+        kubelet; plugin; {"; ".join(f"offered 4; disconnects; again {count}" for count in range(2, 6))}; wait 0.1;
+        offered 4
+    p13 stopping ends the stream and removes the socket quickly:
+        kubelet; plugin; offered 4; stop; took 0-2; sockets 0; until STOPPED; offered 0; stop
+    p13 stopping interrupts the wait for a kubelet: plugin slow; until WAITING; stop; took 0-2
+    p13 stopping interrupts a back-off: dead; plugin slow; until BACKING_OFF; stop; took 0-2
+    p13 stopping interrupts a Register call: answers hangs; plugin; asked; stop; took 0-2; sockets 0
+""")
+BY_WATCHER = rows("""
+    the watcher finds and follows it: plugin; kubelet; offered 4; until ADVERTISED; breaks 2; offered 3; says
+    p9 a socket that was deleted is recreated: plugin; kubelet; offered 4; unlink; again 2; renewed
+    p10 a lost stream recreates the socket and brings the devices back:
+        plugin; kubelet; offered 4; disconnects; renewed; again 2; disconnects; renewed; again 3
+    p11 a kubelet that starts later finds the same socket:
+        plugin; until REGISTERING; wait 0.1; remember; kubelet; offered 4; same
+    p11 a kubelet restart brings the devices back: plugin; kubelet; offered 4; restarts; offered 4; restarts; offered 4
+    p13 stopping while no kubelet has come is clean, and nobody has accepted:
+        plugin; until REGISTERING; stop; until STOPPED; sockets 0; passed REGISTERING ENDING STOPPED
+""")
 """Steps are methods of `Story`."""
 
 
 @pytest.mark.parametrize(
     ("route", "steps"),
     [
-        pytest.param(route, steps, id=name)
+        pytest.param(route, *row.values, id=row.id)
         for route, stories in ((DevicePluginServer, BY_CALL), (WatchedPluginServer, BY_WATCHER))
-        for name, steps in stories.items()
+        for row in stories
     ],
 )
 async def test_a_resource_stays_registered(directory: Path, route: type[DevicePluginServer], steps: str) -> None:

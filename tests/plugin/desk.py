@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from neuron_plugin.allocation import NeuronPod, NodeInventory, Resource
+from neuron_plugin.allocation import NeuronPod, Resource
 from neuron_plugin.allocation.resources import format_ids, parse_ids
 from neuron_plugin.decision_log import LoggedDecision
 from neuron_plugin.kubelet import Advertisement, AllocationRefusedError, ContainerAllocation, PodDevices
@@ -34,7 +34,6 @@ from tests.plugin.world import (
     given_mask,
     holder,
     ids_of,
-    inputs,
     moment,
     pod_of,
     records,
@@ -175,9 +174,8 @@ class Story(Scene):
         begin: Inputs,
         flags: Collection[str] = (),
         alive: Collection[str] = (),
-        kubelet: MemoryKubelet | None = None,
     ) -> None:
-        self.kubelet = kubelet or MemoryKubelet()
+        self.kubelet = MemoryKubelet()
         self.cgroups = FakeCgroups(None if "unseen" in flags else {uid_of(name) for name in alive})
         options = NodeOptions(unhealthy_in_use="truthful" in flags)
         self.node = LocalNode(self.kubelet.file, self.cgroups, options, LoopClock())
@@ -421,11 +419,9 @@ class Story(Scene):
 
 
 @asynccontextmanager
-async def a_desk(
-    *pods: NeuronPod, node: NodeInventory | None = None, kubelet: MemoryKubelet | None = None, listed: bool = True
-) -> AsyncIterator[Story]:
-    """A node with these pods from its start on. ``listed``: the API server has been heard."""
-    story = Story(inputs(*pods, node=node), () if listed else {"unlisted"}, kubelet=kubelet)
+async def a_desk(begin: str | Inputs = "", *flags: str) -> AsyncIterator[Story]:
+    """A node as `moment` reads it, from its start on; flags are those of `tell`."""
+    story = Story(begin if isinstance(begin, Inputs) else moment(begin), flags)
     story.start()
     async with story.followed():
         yield story

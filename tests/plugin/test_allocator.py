@@ -22,27 +22,18 @@ from tests.plugin.world import (
     NEURON,
     STATIC_UID,
     TRN1,
-    TRN2,
-    app,
-    assigned,
     devices,
     given_mask,
-    init,
+    inputs,
     inventory,
-    pod,
+    pod_of,
     ref,
     uid_of,
 )
 from tests.support.stories import rows
 
-A, B = uid_of("a"), uid_of("b")
-ROW1 = (4, 5, 6, 7)
+A = uid_of("a")
 
-
-# The allocator: what it asks, remembers and records.
-
-
-# What calls, waits and events lead to.
 
 SEVEN = (
     "Instance type trn1.32xlarge does not support requests for device: 7. "
@@ -130,7 +121,7 @@ async def test_each_reply_says_what_was_given_under_a_fresh_id() -> None:
 
 
 async def test_p54_an_allocate_changes_who_has_what_and_nothing_else() -> None:
-    async with a_desk(pod("b", app(1))) as desk:
+    async with a_desk("b app:1") as desk:
         before = desk.snapshot.inputs
         await desk.allocate("3")
         after = desk.snapshot.inputs
@@ -150,9 +141,8 @@ async def test_p44_an_allocate_is_answered_from_memory_and_one_stat() -> None:
 
 
 async def test_p44_an_allocate_takes_far_less_than_a_millisecond_on_a_full_node_of_a_hundred_pods() -> None:
-    node = inventory(TRN2)
-    pods = [assigned(f"p{number}", app(1, CORE), sets=[[number]], geometry=TRN2) for number in range(64)]
-    async with a_desk(*pods, node=node) as desk:
+    pods = " | ".join(f"p{number} app:core:1={number}" for number in range(64))
+    async with a_desk(f"trn2 | {pods}") as desk:
         took = []
         for number in range(64):
             began = time.thread_time()
@@ -173,7 +163,7 @@ async def test_before_any_device_was_found_nothing_is_given() -> None:
 
 @pytest.mark.looptime
 async def test_p45_a_refusal_names_both_pods_and_is_reported_on_the_pod_that_asked() -> None:
-    async with a_desk(pod("a", app(1, CORE)), pod("b", app(1))) as desk:
+    async with a_desk("a app:core:1 | b app:1") as desk:
         await desk.admit("a=core:6")
         with pytest.raises(AllocationRefusedError) as refused:
             await desk.allocate("3")
@@ -187,7 +177,7 @@ async def test_p45_a_refusal_names_both_pods_and_is_reported_on_the_pod_that_ask
 
 
 async def test_p55_a_preference_waits_while_pod_resources_is_listed_and_is_counted() -> None:
-    async with a_desk(pod("a", app(4))) as desk:
+    async with a_desk("a app:4") as desk:
         assert desk.allocator.last_call == float("-inf")
         async with desk.node.listing:
             asking = asyncio.create_task(desk.prefer("4"))
@@ -199,24 +189,23 @@ async def test_p55_a_preference_waits_while_pod_resources_is_listed_and_is_count
 
 
 async def test_a_preference_that_came_too_late_still_says_which_ids_are_the_pods_own() -> None:
-    async with a_desk(pod("a", init(1), app(4))) as desk:
+    async with a_desk("a init:1 app:4") as desk:
         await desk.admit("a/init=5")
         async with desk.node.listing:
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.01):
                     await desk.prefer("4 must 5")
-        assert given_mask(TRN1, await desk.allocate("4-7")) == devices(*ROW1)
+        assert given_mask(TRN1, await desk.allocate("4-7")) == devices(4, 5, 6, 7)
 
 
 async def test_a_pod_without_an_assignment_is_led_to_the_devices_that_its_annotations_allow() -> None:
-    annotations = {"neuron-plugin.io/deny-devices": "0-10", "neuron-plugin.io/prefer-devices": "13"}
-    async with a_desk(pod("a", app(1), annotations=annotations)) as desk:
+    async with a_desk("a app:1 deny-devices=0-10 prefer-devices=13") as desk:
         assert await desk.prefer("1") == (13,)
 
 
 async def test_an_annotation_that_cannot_be_read_or_kept_here_stops_no_admission() -> None:
     for text in ("trn2", "?"):
-        async with a_desk(pod("a", app(4), annotations={"neuron-plugin.io/device-name": text})) as desk:
+        async with a_desk(f"a app:4 device-name={text}") as desk:
             assert len(await desk.prefer("4")) == 4
             await desk.admit("a=0,1,2,3")
             assert desk.snapshot.ledger.mask_of(A)
@@ -227,7 +216,7 @@ async def test_an_annotation_that_cannot_be_read_or_kept_here_stops_no_admission
 
 async def test_p47_preferred_serves_it_and_says_so_on_the_pod_and_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    async with a_desk(pod("a", app(7))) as desk:
+    async with a_desk("a app:7") as desk:
         await desk.admit("a=0-6")
         assert [(one.pod, one.reason) for one in pod_events(desk.snapshot)] == [(ref("a"), "UnlinkedDevices")]
         assert SEVEN in desk.decisions[-1].reason
@@ -236,51 +225,22 @@ async def test_p47_preferred_serves_it_and_says_so_on_the_pod_and_in_the_log(cap
 
 
 async def test_preferred_serves_cores_that_are_not_aligned_and_says_so_on_the_pod() -> None:
-    async with a_desk(pod("a", app(2, CORE)), node=inventory(TRN2)) as desk:
+    async with a_desk("trn2 | a app:core:2") as desk:
         await desk.admit("a=core:1,2")
         (event,) = pod_events(desk.snapshot)
         assert event.text.startswith("aws.amazon.com/neuroncore ids 1, 2 of container app are not aligned: ")
 
 
 async def test_where_only_a_pod_that_asks_for_two_resources_can_have_asked_it_is_refused() -> None:
-    bad = pod("bad", replace(app(1), limits={NEURON.value: "1", CORE.value: "2"}))
-    async with a_desk(bad) as desk:
+    async with a_desk("bad both:app") as desk:
         with pytest.raises(AllocationRefusedError, match="one Neuron resource per container"):
-            await desk.allocate("core:0,1")
-        desk.node.see_pods(desk.node.pods.with_pod(pod("good", app(2, CORE))))
-        await desk.allocate("core:0,1")
+            await desk.allocate("core:0")
+        desk.node.see_pods(desk.node.pods.with_pod(pod_of("good app:core:1")))
+        await desk.allocate("core:0")
         desk.node.kubelet_restarted()
-        waiting = assigned("waits", app(2, CORE), sets=[[8, 9]])
+        waiting = pod_of("waits app:core:1=8")
         desk.node.see_pods(desk.node.pods.without(uid_of("good"), stopped=True).with_pod(waiting))
-        await desk.allocate("core:0,1")
-
-
-# What was seen on a real kubelet with the first version.
-
-
-async def test_decisions_name_a_pod_that_came_without_an_assignment_once_the_kubelet_has_recorded_it() -> None:
-    async with a_desk(pod("a", app(4))) as desk:
-        await desk.prefer("4")
-        await desk.allocate("0-3")
-        assert [one.pod for one in desk.decisions] == [None, None]
-        desk.record("a=0-3")
-        desk.allocator.log.name_recorded(desk.snapshot)
-        assert [(one.step, one.pod, one.container) for one in desk.decisions] == [
-            (Step.PREFERRED, ref("a"), "app"),
-            (Step.ALLOCATED, ref("a"), "app"),
-        ]
-        assert not desk.allocator.log._unrecorded
-
-
-async def test_decisions_name_the_uid_of_a_pod_until_the_api_server_shows_its_name() -> None:
-    async with a_desk(listed=False) as desk:
-        await desk.admit("a=3")
-        desk.allocator.log.name_recorded(desk.snapshot)
-        (decision,) = desk.decisions
-        assert decision.pod == replace(ref("a"), namespace="", name="")
-        desk.node.see_pods(desk.node.pods.with_pod(pod("a", app(1))))
-        desk.allocator.log.name_recorded(desk.snapshot)
-        assert desk.decisions[0].pod == ref("a")
+        await desk.allocate("core:0")
 
 
 ULTRASERVER = {"mode": "1,2,4", "serverId4": "u1", "nodeId4": "3"}
@@ -288,8 +248,8 @@ ULTRASERVER = {"mode": "1,2,4", "serverId4": "u1", "nodeId4": "3"}
 
 async def test_a_container_is_told_its_place_in_the_ultraserver_of_its_group() -> None:
     place = UltraServerPlace(4, 7, "train-0.train.ml.svc")
-    grouped = replace(assigned("a", app(4), sets=[(0, 1, 2, 3)]), ultraserver=place)
-    async with a_desk(grouped, pod("b", app(4)), node=inventory(ultraserver=ULTRASERVER)) as desk:
+    grouped = replace(pod_of("a app:4=0-3"), ultraserver=place)
+    async with a_desk(inputs(grouped, pod_of("b app:4"), node=inventory(ultraserver=ULTRASERVER))) as desk:
         given = await desk.allocate("0,1,2,3")
         assert given.envs.items() >= place.variables(ULTRASERVER).items()
         assert given.envs["NEURON_RT_ULTRASERVER_NODE_ID"] == "3"

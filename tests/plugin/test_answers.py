@@ -44,7 +44,6 @@ from tests.plugin.world import (
     entry,
     holder,
     ids_of,
-    init,
     inputs,
     inventory,
     moment,
@@ -326,26 +325,23 @@ def test_what_an_allocate_gives_and_whose_it_is(before: str, calls: str) -> None
 
 
 def test_where_the_checkpoint_cannot_be_read_a_container_gets_exactly_what_was_drawn() -> None:
-    check(moment(HALF_AND_ROW, file={"unreadable": "future"}), "0,3,5,6 -> 0,3,5-6 a/app")
+    check(moment(f"{HALF_AND_ROW} | unreadable"), "0,3,5,6 -> 0,3,5-6 a/app")
 
 
 def test_p46_what_was_drawn_is_not_given_if_constraints_decided_about_the_assigned_part() -> None:
-    prefers = {"neuron-plugin.io/prefer-devices": "0"}
     for shape, part in (("a init:4=0-3 app:1=0", "0 a/app assigned"), ("a init:4 app:1", "3 a/app")):
-        check(inputs(pod_of(shape, annotations=prefers), recorded="a/init=0-3"), f"3 -> {part}")
+        check(moment(f"{shape} prefer-devices=0 | has a/init=0-3"), f"3 -> {part}")
 
 
 def test_p49_ids_that_a_malformed_assignment_names_are_served_as_drawn() -> None:
-    check(inputs(pod("a", app(1), annotations={"NEURON_DEVS": "5,6"})), "5 -> 5 ?")
+    check(moment("a app:1 NEURON_DEVS=5,6"), "5 -> 5 ?")
 
 
 @given(data=st.data())
 def test_no_answer_gives_a_core_that_another_pod_has_or_that_is_kept_back(data: st.DataObject) -> None:
     device = st.integers(0, 7)
     pods = [
-        data.draw(
-            st.sampled_from([pod(name, init(2), app(1)), assigned(name, app(1), sets=[[number]]), pod(name, app(2))])
-        )
+        pod_of(f"{name} {data.draw(st.sampled_from(['init:2 app:1', f'app:1={number}', 'app:2']))}")
         for number, name in enumerate("abc")
     ]
     containers = st.sets(st.tuples(st.sampled_from("abcx"), st.sampled_from(["init", "app"])), max_size=4)

@@ -23,7 +23,7 @@ from neuron_plugin.plugin.utilization import (
     utilization_of,
 )
 from neuron_plugin.topology import Geometry, Topology
-from tests.plugin.world import CORE, NEURON, app, entry, init, inputs, inventory, pod, ref, uid_of
+from tests.plugin.world import inputs, inventory, moment, pod_of, ref, uid_of
 
 KEY = ContainerKey(ref("a"), "app")
 CORES = frozenset({(0, 0), (0, 1)})
@@ -115,14 +115,12 @@ def test_the_next_container_on_the_same_cores_begins_anew() -> None:
 def test_the_physical_cores_of_a_container_follow_from_its_logical_ones() -> None:
     geometry = Geometry("trn2.3xlarge", Topology.SINGLE, 1, 4)
     has = inventory(geometry, logical_core_size=2, physical_cores_per_device=8)
-    recorded = entry(uid_of("a"), "app", CORE, 1, 2, node=has)
-    found = holders_of(derive(inputs(pod("a", app(2, CORE)), recorded=[recorded], node=has)))
+    found = holders_of(derive(inputs(pod_of("a app:core:2"), recorded="a=core:1,2", node=has)))
     assert found == {KEY: frozenset({(0, 2), (0, 3), (0, 4), (0, 5)})}
 
 
 def test_cores_that_a_later_container_re_uses_are_that_ones() -> None:
-    recorded = [entry(uid_of("a"), "init", NEURON, 0, 1), entry(uid_of("a"), "app", NEURON, 0)]
-    found = holders_of(derive(inputs(pod("a", init(2), app(1)), recorded=recorded)))
+    found = holders_of(derive(moment("a init:2 app:1 | has a/init=0,1 a=0")))
     assert found[KEY] == frozenset({(0, 0), (0, 1)})
     assert found[ContainerKey(ref("a"), "init")] == frozenset({(1, 0), (1, 1)})
 

@@ -289,8 +289,8 @@ def pod_of(text: str, geometry: Geometry = TRN1, **fields: Any) -> NeuronPod:
 
     Also ``NEURON_DEVS=x`` and ``deny-devices=2``, which are annotations, ``both:app`` (a container that asks for two
     resources), ``privileged:app``, ``claims:app`` (a claim that the container uses), and ``started``, ``running``,
-    ``terminating``, ``ending``, ``failed``, or ``allocated`` of its assignment. ``mirror`` is the mirror of the pod
-    ``static``, of which otherwise only the kubelet knows.
+    ``terminating``, ``ending``, ``failed``, ``succeeded``, or ``allocated`` of its assignment. ``mirror`` is the mirror
+    of the pod ``static``, of which otherwise only the kubelet knows.
     """
     name, *words = text.split()
     time, phase, annotations, containers, sets = 1, "Pending", dict(fields.pop("annotations", {})), [], []
@@ -300,8 +300,8 @@ def pod_of(text: str, geometry: Geometry = TRN1, **fields: Any) -> NeuronPod:
         kind, _, count = asked.partition(":")
         if word.startswith("@"):
             time = int(word[1:])
-        elif word == "failed":
-            phase = "Failed"
+        elif word in {"failed", "succeeded"}:
+            phase = word.title()
         elif word == "allocated":
             annotations["NEURON_ALLOCATED"] = "true"
         elif word == "ending":
