@@ -72,18 +72,12 @@ def test_a_device_that_breaks_beneath_a_pod_lowers_a_count_when_the_pods_end_beg
     kept = Kept()
     kept.writes(inventory())
     kept.has(*range(8))
+    assert kept.writes() == {}, "what is in use under another name is the kubelet's to count"
     kept.shown |= {DEVICE.value: 8, CORE.value: 16}
     assert kept.writes() == {}
     assert kept.writes(inventory(unhealthy={3: "sick"})) == {}
     kept.see_pod(ending=True)
     assert kept.writes() == {NEURON.value: "15"}
-
-
-def test_what_is_in_use_under_another_name_is_the_kubelets_to_count() -> None:
-    kept = Kept()
-    kept.writes(inventory())
-    kept.has(*range(8))
-    assert kept.writes() == {}
 
 
 @pytest.mark.parametrize(("shown", "streams"), [({NEURON.value: 15}, 1), ({}, 1), (FULL, 0)])

@@ -29,25 +29,22 @@ from neuron_plugin.plugin.answers import (
     preference_for,
 )
 from neuron_plugin.plugin.container import reply_for
-from neuron_plugin.plugin.inputs import Inputs, PendingAnswer, RecordedAllocation
+from neuron_plugin.plugin.inputs import Inputs, PendingAnswer
 from neuron_plugin.plugin.snapshot import derive
 from neuron_plugin.topology import CoreMask, Geometry, Topology, Unit, sets_by_count, valid_sets
 from tests.plugin.world import (
     CORE,
     INF2,
     NEURON,
+    RESOURCES,
     TRN1,
     TRN2,
-    app,
     asked_by,
-    assigned,
-    entry,
     holder,
     ids_of,
     inputs,
     inventory,
     moment,
-    pod,
     pod_of,
     resting,
     uid_of,
@@ -55,6 +52,7 @@ from tests.plugin.world import (
 from tests.support.stories import rows
 
 ROW0 = (0, 1, 2, 3)
+NAMES = {one: name for name, one in RESOURCES.items()}
 
 
 def preferred(before: Inputs, text: str) -> tuple[int, ...]:
@@ -98,9 +96,9 @@ def test_p29_the_answer_has_the_size_is_available_and_includes_what_it_must(
     must = data.draw(st.sets(st.sampled_from(sorted(available))))
     size = data.draw(st.integers(max(1, len(must)), len(available)))
     used = CoreMask(data.draw(st.integers(0, geometry.all_mask)))
-    wants = assigned("w", app(size, resource), sets=[sorted(available)[:size]], geometry=geometry)
-    several = pod("s", app(size, resource, "one"), app(1, resource, "two"))
-    pods = data.draw(st.sampled_from([(), (wants,), (several,)]))
+    name, first = NAMES[resource], ",".join(map(str, sorted(available)[:size]))
+    shapes = [f"w app:{name}:{size}={first}", f"s app.one:{name}:{size} app.two:{name}:1"]
+    pods = [pod_of(shape, geometry) for shape in data.draw(st.sampled_from([[], *([one] for one in shapes)]))]
     before = inputs(*pods, node=node, pending=(pending(used, node),))
     request = PreferenceRequest(resource, tuple(sorted(available)), tuple(sorted(must)), size)
     ids = preference_for(derive(before), request).ids
@@ -345,10 +343,10 @@ def test_no_answer_gives_a_core_that_another_pod_has_or_that_is_kept_back(data: 
         for number, name in enumerate("abc")
     ]
     containers = st.sets(st.tuples(st.sampled_from("abcx"), st.sampled_from(["init", "app"])), max_size=4)
-    recorded: list[RecordedAllocation] = [
-        entry(uid_of(name), container, NEURON, *data.draw(st.sets(device, min_size=1, max_size=3)))
+    recorded = " ".join(
+        f"{name}/{container}={','.join(map(str, data.draw(st.sets(device, min_size=1, max_size=3))))}"
         for name, container in data.draw(containers)
-    ]
+    )
     held = resting(data.draw(device))
     broken = dict.fromkeys(data.draw(st.sets(device, max_size=1)), "sick")
     node = inventory(disabled=tuple(data.draw(st.sets(device, max_size=2))), unhealthy=broken)

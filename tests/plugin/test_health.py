@@ -477,7 +477,7 @@ def test_p67_each_signal_is_found_alone_and_with_its_severity(text: str, expecte
 
 
 def test_every_signal_of_a_device_has_a_row_here_that_shows_it() -> None:
-    shown = {str(row.values[1]).split(" ")[0] for row in ONCE if row.id and row.id.startswith("p67 ")}
+    shown = {str(row.values[1]).split(" ")[0] for row in ONCE if str(row.id).startswith("p67 ")}
     assert shown | NOT_OF_A_DEVICE == set(Signal)
 
 

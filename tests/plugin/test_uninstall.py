@@ -45,11 +45,12 @@ def leases(server: StandInApiServer) -> list[str]:
 
 
 async def test_annotation_labels_and_lease_of_a_node_are_taken_back_and_nothing_else(server: StandInApiServer) -> None:
-    assert await uninstall_nodes(server, ["worker-1"], NAMESPACE) == ["worker-1"]
+    assert await uninstall_nodes(server, ["worker-1", "worker-1"], NAMESPACE) == ["worker-1"]
     assert INVENTORY_KEY not in metadata(server, "worker-1").get("annotations", {})
     assert metadata(server, "worker-1")["labels"] == {"zone": "a"}
     assert leases(server) == ["neuron-plugin-worker-2"]
     assert INVENTORY_KEY in metadata(server, "worker-2")["annotations"]
+    assert await uninstall_nodes(server, ["worker-1"], NAMESPACE) == [], "doing it again is harmless"
 
 
 async def test_the_condition_that_is_named_is_taken_back_and_no_other(server: StandInApiServer) -> None:
@@ -64,11 +65,6 @@ async def test_the_condition_that_is_named_is_taken_back_and_no_other(server: St
     for name in ("other", "worker-1"):
         assert server.get(api_server.NODES, name)["status"]["conditions"] == [ready]
     assert await uninstall_nodes(server, ["other"], NAMESPACE, conditions) == []
-
-
-async def test_doing_it_again_is_harmless(server: StandInApiServer) -> None:
-    assert await uninstall_nodes(server, ["worker-1", "worker-1"], NAMESPACE) == ["worker-1"]
-    assert await uninstall_nodes(server, ["worker-1"], NAMESPACE) == []
 
 
 async def test_a_node_that_is_gone_loses_the_lease_it_left(server: StandInApiServer) -> None:

@@ -70,14 +70,6 @@ def app(count: int, resource: Resource = NEURON, name: str = "app") -> Container
     return ContainerSpec(name, ContainerKind.APP, {resource.value: str(count)})
 
 
-def init(count: int, resource: Resource = NEURON, name: str = "init") -> ContainerSpec:
-    return ContainerSpec(name, ContainerKind.INIT, {resource.value: str(count)})
-
-
-def sidecar(count: int, resource: Resource = NEURON, name: str = "sidecar") -> ContainerSpec:
-    return ContainerSpec(name, ContainerKind.SIDECAR, {resource.value: str(count)})
-
-
 def uid_of(name: str) -> PodUid:
     """A pod's UID as the API server makes them."""
     return PodUid(str(uuid.uuid5(uuid.NAMESPACE_DNS, name)))
@@ -176,9 +168,6 @@ def devices(*ids: int, geometry: Geometry = TRN1) -> CoreMask:
 
 def inventory(geometry: Geometry = TRN1, **fields: Any) -> NodeInventory:
     return NodeInventory(geometry, fields.pop("present", tuple(range(geometry.device_count))), **fields)
-
-
-SICK = inventory(unhealthy={1: "sick"})
 
 
 def entry(
@@ -363,7 +352,7 @@ CLAUSES = {
 }
 
 
-def moment(text: str, **fields: Any) -> Inputs:
+def moment(text: str) -> Inputs:
     """Inputs as ``inf2 | a app:2=3,4 | has b=device:0 | off 5``: machine (trn1), pods, and what is said of them.
 
     Of devices: ``broken``, ``missing``, ``off`` (disabled), ``rests`` (held down), ``unknown`` (by a pod that nobody
@@ -376,47 +365,44 @@ def moment(text: str, **fields: Any) -> Inputs:
     clauses = [clause.strip() for clause in text.split("|") if clause.strip()]
     geometry = MACHINES[clauses.pop(0)] if clauses and clauses[0] in MACHINES else TRN1
     said = {word: rest for word, _, rest in (clause.partition(" ") for clause in clauses) if word in CLAUSES}
-    broken, missing, off, rests, unknown = (
-        parse_ids(said[word]) if word in said else () for word in ("broken", "missing", "off", "rests", "unknown")
-    )
+
+    def numbers(word: str) -> tuple[int, ...]:
+        return parse_ids(said[word]) if word in said else ()
+
+    def words(word: str) -> list[str]:
+        return said.get(word, "").split()
+
     node = inventory(
         geometry,
-        present=tuple(number for number in range(geometry.device_count) if number not in missing),
-        unhealthy=dict.fromkeys(broken, "sick") | dict.fromkeys(missing, MISSING),
-        disabled=off,
+        present=tuple(sorted({*range(geometry.device_count)}.difference(numbers("missing")))),
+        unhealthy=dict.fromkeys(numbers("broken"), "sick") | dict.fromkeys(numbers("missing"), MISSING),
+        disabled=numbers("off"),
         device_name=said.get("product", ""),
     )
     recorded = records(said.get("has", ""), node) + records(said.get("theirs", ""), node, ours=False)
-    for name, _, device in (word.partition("=") for word in said.get("prepared", "").split()):
+    for name, _, device in (word.partition("=") for word in words("prepared")):
         recorded += claim_allocations([uid_of(name)], "claim-uid", f"{name}-devices", [device])
-    held = [resting(*rests)] if rests else []
-    held += [replace(resting(*unknown), uid=uid_of("a"), pod=PodReference(uid_of("a"), "", ""), unknown=True)] * bool(
-        unknown
-    )
+    held = [resting(*numbers("rests"))] if "rests" in said else []
+    if "unknown" in said:
+        unknown = resting(*numbers("unknown"), name="a")
+        held.append(replace(unknown, pod=replace(unknown.pod, namespace="", name=""), unknown=True))
     file: dict[str, Any] = {"unreadable": "future"} if "unreadable" in said else {}
-    file |= {
-        key: float(said[word]) for word, key in (("read", "read_at"), ("rewritten", "rewritten_at")) if word in said
-    }
+    file |= {f"{word}_at": float(said[word]) for word in ("read", "rewritten") if word in said}
     made = inputs(
         *(pod_of(clause, geometry) for clause in clauses if clause.split()[0] not in CLAUSES),
-        **{
-            "recorded": recorded,
-            "node": node,
-            "hold_downs": tuple(held),
-            "pending": answers(said.get("answers", ""), node),
-            "listed_at": float(said["listed"]) if "listed" in said else None,
-            "ended": {
-                uid_of(name): word == "stopped" for word in ("stopped", "killed") for name in said.get(word, "").split()
-            },
-            "doubted": frozenset(holder(name)[0] for name in said.get("doubts", "").split()),
-            "file": file,
-            "cluster": "alone" not in said,
-            "now": float(said.get("now", 0)),
-        }
-        | fields,
+        recorded=recorded,
+        node=node,
+        hold_downs=tuple(held),
+        pending=answers(said.get("answers", ""), node),
+        listed_at=float(said["listed"]) if "listed" in said else None,
+        ended={uid_of(name): word == "stopped" for word in ("stopped", "killed") for name in words(word)},
+        doubted=frozenset(holder(name)[0] for name in words("doubts")),
+        file=file,
+        cluster="alone" not in said,
+        now=float(said.get("now", 0)),
     )
     if "forgets" in said:
-        name, _, late = said["forgets"].partition(" ")
+        name, *late = words("forgets")
         made = forgotten(made, holder(name)[0], rewritten=not late)
     if "lost" in said:
         made = with_lost_records(made)
@@ -458,13 +444,6 @@ def resting(*ids: int, name: str = "b", why: str = "why", resource: Resource = N
     """A hold-down of what pod ``name`` had, shown to everybody."""
     mask = TRN1.mask_of(resource.unit, ids)
     return HoldDown(uid_of(name), ref(name), mask, 0.0, 0.0, 0.0, 0.0, 99.0, why)
-
-
-def answer(
-    *ids: int, resource: Resource = NEURON, at: float = 0.0, reply_id: str = "r", **fields: Any
-) -> PendingAnswer:
-    mask = devices(*ids) if resource.unit is Unit.DEVICE else TRN1.mask_of(Unit.CORE, ids)
-    return PendingAnswer(reply_for(inventory(), reply_id, mask), resource, ids, at, **fields)
 
 
 def forgotten(before: Inputs, uid: PodUid, *, rewritten: bool = True, now: float = 5.0) -> Inputs:
