@@ -60,24 +60,24 @@ def test_p24_a_missing_chip_moves_no_id_and_may_blank_all_links(make_node: MakeN
         assert set(inventory.links.values()) == {frozenset()}
 
 
-def test_p22_without_sysfs_there_is_no_device_and_a_reason(tmp_path: Path) -> None:
-    inventory = read_inventory(MachinePaths.under(tmp_path / "nowhere"))
-    assert inventory.devices == ()
-    assert inventory.absence.endswith(
-        "class/neuron_device does not exist: the Neuron driver is not loaded, or sysfs is not mounted here"
-    )
-    assert inventory.problems == ()
-
-
-@pytest.mark.parametrize("is_directory", [True, False])
-def test_p22_an_empty_class_directory_or_a_file_in_its_place_is_a_driver_without_hardware(
-    tmp_path: Path, *, is_directory: bool
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        (None, "does not exist: the Neuron driver is not loaded, or sysfs is not mounted here"),
+        ("directory", "lists no device: the driver found no Neuron hardware"),
+        ("file", "neuron_device"),
+    ],
+)
+def test_p22_without_a_class_directory_of_devices_there_is_no_device_and_a_reason(
+    tmp_path: Path, place: str | None, said: str
 ) -> None:
-    place = tmp_path / "sys/class/neuron_device"
-    place.parent.mkdir(parents=True)
-    place.mkdir() if is_directory else place.write_text("")
-    expected = "lists no device: the driver found no Neuron hardware" if is_directory else "neuron_device"
-    assert expected in read_inventory(MachinePaths.under(tmp_path)).absence
+    path = tmp_path / "sys/class/neuron_device"
+    path.parent.mkdir(parents=True)
+    if place:
+        path.mkdir() if place == "directory" else path.write_text("")
+    inventory = read_inventory(MachinePaths.under(tmp_path))
+    assert (inventory.devices, inventory.problems) == ((), ())
+    assert said in inventory.absence
 
 
 def test_p22_a_class_directory_that_may_not_be_listed_is_named_as_such(
@@ -205,24 +205,51 @@ def test_a_machine_is_used_whatever_dmi_says(make_node: MakeNode, product_name: 
     assert len(inventory.devices) == 6
 
 
-def test_a_driver_version_that_is_none_is_a_problem_and_no_more(make_node: MakeNode) -> None:
-    node = make_node()
-    path = node.paths.sysfs / "module/neuron/version"
-    path.unlink()
-    path.write_text("unreleased\n")
-    inventory = read_inventory(node.paths)
-    assert inventory.driver_version is None
-    assert "reads 'unreleased\\n', expected a version such as 2.26.5.0" in inventory.problems[0]
-    assert len(inventory.devices) == 6
+PROBLEMS: dict[str, tuple[str, Callable[[SimulatedNode], object], str, str]] = {
+    "a driver version that is none": (
+        "inf2.24xlarge",
+        lambda node: (node.paths.sysfs / "module/neuron/version").write_text("unreleased\n"),
+        "",
+        "reads 'unreleased\\n', expected a version such as 2.26.5.0",
+    ),
+    "an unreadable product name": ("inf2.24xlarge", lambda _: None, "product_name", "product_name may not be read"),
+    "p28 an LNC that the product does not have": (
+        "trn1.2xlarge",
+        lambda node: node.set_logical_core_size(2),
+        "",
+        "at most 1, that divides 2 cores",
+    ),
+    "an unreadable LNC file": (
+        "trn2.3xlarge",
+        lambda _: None,
+        "logical_nc_config",
+        "logical_nc_config may not be read",
+    ),
+}
+"""A machine, what is done to it, which file may not be opened, and what is said."""
 
 
-def test_an_unreadable_product_name_is_a_problem_and_no_more(
-    make_node: MakeNode, fail_open: Callable[[str, int], None]
+@pytest.mark.parametrize(("kind", "change", "refused", "said"), PROBLEMS.values(), ids=PROBLEMS)
+def test_p28_what_cannot_be_read_of_a_machine_is_a_problem_and_the_default_holds(
+    make_node: MakeNode,
+    fail_open: Callable[[str, int], None],
+    kind: str,
+    change: Callable[[SimulatedNode], object],
+    refused: str,
+    said: str,
 ) -> None:
-    fail_open("product_name", errno.EACCES)
-    inventory = read_inventory(make_node().paths)
-    assert inventory.instance_type == ""
-    assert "product_name may not be read" in inventory.problems[0]
+    node = make_node(kind)
+    whole = read_inventory(node.paths)
+    for path in ("module/neuron/version", "class/dmi/id/product_name"):
+        (node.paths.sysfs / path).chmod(0o644)
+    change(node)
+    if refused:
+        fail_open(refused, errno.EACCES)
+    inventory = read_inventory(node.paths)
+    assert (inventory.devices, inventory.cores_per_device) == (whole.devices, whole.cores_per_device)
+    assert inventory.driver_version == (None if "version" in said else whole.driver_version)
+    assert inventory.instance_type == ("" if "product" in said else whole.instance_type)
+    assert said in inventory.problems[0]
 
 
 def test_p28_logical_cores_follow_the_hosts_file_and_the_environment(make_node: MakeNode) -> None:
@@ -236,12 +263,6 @@ def test_p28_logical_cores_follow_the_hosts_file_and_the_environment(make_node: 
     assert read_inventory(node.paths, environ={"NEURON_RT_VIRTUAL_CORE_SIZE": "1"}).cores_per_device == 8
 
 
-def test_p28_an_illegal_lnc_is_a_problem_and_the_default_holds(make_node: MakeNode) -> None:
-    inventory = read_inventory(make_node("trn1.2xlarge", logical_core_size=2).paths)
-    assert inventory.cores_per_device == 2
-    assert "at most 1, that divides 2 cores" in inventory.problems[0]
-
-
 @pytest.mark.parametrize("config", [None, 2])
 def test_p28_an_odd_number_of_cores_cannot_be_paired(make_node: MakeNode, config: int | None) -> None:
     """As many logical cores as physical ones: a core without its half would be one too few for the runtime."""
@@ -250,15 +271,6 @@ def test_p28_an_odd_number_of_cores_cannot_be_paired(make_node: MakeNode, config
     inventory = read_inventory(node.paths)
     assert (inventory.logical_core_size.size, inventory.cores_per_device) == (1, 7)
     assert len(inventory.problems) == (1 if config else 0)
-
-
-def test_an_unreadable_lnc_file_is_a_problem_and_the_default_holds(
-    make_node: MakeNode, fail_open: Callable[[str, int], None]
-) -> None:
-    fail_open("logical_nc_config", errno.EACCES)
-    inventory = read_inventory(make_node("trn2.3xlarge").paths)
-    assert inventory.cores_per_device == 4
-    assert "logical_nc_config may not be read" in inventory.problems[0]
 
 
 def test_without_a_device_lnc_is_known_for_a_known_type_only(make_node: MakeNode) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -136,38 +137,27 @@ def test_one_ordinary_descriptor_among_probes_is_use(proc: ProcTree, node: Path)
     assert device_processes([node], proc.root)[node][0].uses
 
 
+@pytest.mark.parametrize(
+    ("call", "is_denied"),
+    [
+        pytest.param("iterdir", lambda path: path.match("8/fd"), id="its descriptors may not be listed"),
+        # So it is with the right to list, and without that to trace.
+        pytest.param("stat", lambda path: path.parent.match("8/fd"), id="they may not be followed"),
+    ],
+)
 def test_a_process_that_may_not_be_looked_into_is_named(
-    proc: ProcTree, node: Path, monkeypatch: pytest.MonkeyPatch
+    proc: ProcTree, node: Path, monkeypatch: pytest.MonkeyPatch, call: str, is_denied: Callable[[Path], bool]
 ) -> None:
-    proc.add(7, [node])
-    proc.add(8, [])
-    listed = Path.iterdir
-
-    def denying(path: Path) -> object:
-        if path == proc.root / "8/fd":
-            raise PermissionError(13, "Permission denied")
-        return listed(path)
-
-    monkeypatch.setattr(Path, "iterdir", denying)
-    denied: list[Path] = []
-    assert [each.pid for each in device_processes([node], proc.root, denied)[node]] == [7]
-    assert denied == [proc.root / "8"]
-
-
-def test_a_process_whose_descriptors_may_be_listed_but_not_followed_may_not_be_looked_into(
-    proc: ProcTree, node: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """So it is with the right to list, and without that to trace."""
     proc.add(7, [node])
     proc.add(8, [node])
-    followed = Path.stat
+    allowed = getattr(Path, call)
 
-    def denying(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
-        if path.parent == proc.root / "8/fd":
+    def denying(path: Path, **options: bool) -> object:
+        if is_denied(path):
             raise PermissionError(13, "Permission denied")
-        return followed(path, follow_symlinks=follow_symlinks)
+        return allowed(path, **options)
 
-    monkeypatch.setattr(Path, "stat", denying)
+    monkeypatch.setattr(Path, call, denying)
     denied: list[Path] = []
     assert [each.pid for each in device_processes([node], proc.root, denied)[node]] == [7]
     assert denied == [proc.root / "8"]

@@ -37,15 +37,12 @@ from neuron_plugin.topology import MOST_CORES_PER_DEVICE, MOST_DEVICES, DeviceId
 MakeNode = Callable[..., SimulatedNode]
 
 
-def test_a_missing_file_is_a_missing_attribute(tmp_path: Path) -> None:
-    with pytest.raises(SysfsError, match="core_count does not exist"):
-        read_text(tmp_path / "core_count")
-
-
-def test_a_file_below_a_file_is_missing_too(tmp_path: Path) -> None:
+def test_a_missing_file_or_one_below_a_file_is_a_missing_attribute(tmp_path: Path) -> None:
     (tmp_path / "neuron0").write_text("")
-    with pytest.raises(SysfsError):
-        read_text(tmp_path / "neuron0" / "core_count")
+    for path in (tmp_path / "core_count", tmp_path / "neuron0" / "core_count"):
+        with pytest.raises(SysfsError, match="core_count does not exist") as caught:
+            read_text(path)
+        assert caught.value.missing
 
 
 @pytest.mark.parametrize(
@@ -77,12 +74,9 @@ def test_a_directory_in_an_attributes_place_is_a_read_error(tmp_path: Path) -> N
         read_text(tmp_path)
 
 
-def test_bytes_that_are_no_text_come_back_escaped(tmp_path: Path) -> None:
+def test_bytes_that_are_no_text_come_back_escaped_and_no_more_than_a_page_is_read(tmp_path: Path) -> None:
     (tmp_path / "reset").write_bytes(b"\xff1\n")
     assert read_text(tmp_path / "reset") == "\\xff1\n"
-
-
-def test_no_more_than_a_page_is_read(tmp_path: Path) -> None:
     (tmp_path / "reset").write_bytes(b"1" * (PAGE_BYTES + 1))
     assert len(read_text(tmp_path / "reset")) == PAGE_BYTES
 
@@ -94,14 +88,10 @@ def test_p27_a_format_error_names_file_text_and_expectation(tmp_path: Path) -> N
         read_attribute(path, parse_core_count)
     assert str(caught.value) == f"{path} reads 'x', expected a decimal number of cores"
     assert not caught.value.empty
-
-
-def test_a_format_error_quotes_the_beginning_of_a_long_text(tmp_path: Path) -> None:
-    path = tmp_path / "core_count"
     path.write_text("x" * 1000)
     with pytest.raises(SysfsError) as caught:
         read_attribute(path, parse_core_count)
-    assert len(str(caught.value)) < len(str(path)) + 150
+    assert len(str(caught.value)) < len(str(path)) + 150, "the beginning of a long text"
 
 
 def test_only_directory_names_of_devices_count(make_node: MakeNode) -> None:

@@ -153,27 +153,16 @@ def test_p61_an_entry_of_an_unknown_shape_makes_the_file_unreadable_and_is_named
         parse_checkpoint(text(entry(["1"]), bad), OURS)
 
 
-@pytest.mark.parametrize(
-    "garbage",
-    [
-        b"",
-        b"{",
-        b"null",
-        b"[]",
-        b"{}",
-        b'{"Data": null}',
-        b'{"Data": []}',
-        b'{"Data": {}}',
-        b'{"Data": {"RegisteredDevices": {}}}',
-        b'{"Data": {"PodDeviceEntries": {}}}',
-        b'{"Data": {"PodDeviceEntries": "none"}}',
-        b'{"Data": {"ContainerDeviceEntries": []}}',
-        b'{"Data": {"RegisteredDevices": {}, "podDeviceEntries": []}}',
-        b"\xff\xfe\x00",
-        b"[" * 100_000,
-        text() + b"{}",
-    ],
+GARBAGE = (
+    *(b"", b"{", b"null", b"[]", b"{}", b"\xff\xfe\x00", b"[" * 100_000, text() + b"{}"),
+    *(b'{"Data": null}', b'{"Data": []}', b'{"Data": {}}', b'{"Data": {"RegisteredDevices": {}}}'),
+    *(b'{"Data": {"PodDeviceEntries": {}}}', b'{"Data": {"PodDeviceEntries": "none"}}'),
+    b'{"Data": {"ContainerDeviceEntries": []}}',
+    b'{"Data": {"RegisteredDevices": {}, "podDeviceEntries": []}}',
 )
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
 def test_p61_garbage_is_unreadable_and_never_empty(garbage: bytes) -> None:
     with pytest.raises(CheckpointError):
         parse_checkpoint(garbage, OURS)

@@ -34,16 +34,16 @@ def test_a_prepared_claim_says_its_pods_and_devices() -> None:
     )
 
 
-def test_a_claim_without_devices_is_being_prepared_and_has_nothing_yet() -> None:
-    assert parse_dra_state(text(claim(devices=())), OURS) == ()
-
-
-def test_claims_of_other_drivers_are_passed_over() -> None:
-    assert parse_dra_state(text(claim(driver="gpu.example.com")), OURS) == ()
-
-
-def test_no_claims_are_null() -> None:
-    assert parse_dra_state(text(), OURS) == ()
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(text(claim(devices=())), id="a claim without devices is being prepared"),
+        pytest.param(text(claim(driver="gpu.example.com")), id="a claim of another driver"),
+        pytest.param(text(), id="no claims are null"),
+    ],
+)
+def test_what_is_no_claim_of_ours_or_has_nothing_yet_is_passed_over(data: bytes) -> None:
+    assert parse_dra_state(data, OURS) == ()
 
 
 @pytest.mark.parametrize(
@@ -54,18 +54,12 @@ def test_an_unknown_shape_is_an_error_and_never_an_empty_list(data: bytes) -> No
         parse_dra_state(data, OURS)
 
 
-def test_a_file_that_is_not_there_has_no_version_and_no_claims(tmp_path: Path) -> None:
+def test_what_is_read_has_the_version_of_the_file_and_none_without_one(tmp_path: Path) -> None:
     file = DraStateFile(tmp_path / "dra_manager_state", OURS)
-    assert file.version() is None
-    assert file.read().claims == ()
-
-
-def test_the_version_of_what_was_read_is_the_files(tmp_path: Path) -> None:
-    file = DraStateFile(tmp_path / "dra_manager_state", OURS)
+    assert (file.version(), file.read().claims) == (None, ())
     file.path.write_bytes(text(claim()))
     found = file.read()
-    assert found.version == file.version()
-    assert len(found.claims) == 1
+    assert (found.version, len(found.claims)) == (file.version(), 1)
 
 
 def test_an_unreadable_file_is_named(tmp_path: Path) -> None:

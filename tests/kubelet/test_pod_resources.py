@@ -89,22 +89,25 @@ async def test_allocatable_ids_come_by_resource(directory: Path) -> None:
         assert await client.allocatable() == {CORE: ("9", "10")}
 
 
-async def test_p62_a_throttled_call_is_tried_again(directory: Path) -> None:
-    throttled = (grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
-    broken = (grpc.StatusCode.INTERNAL, "broken")
-    lister = Lister(throttled, throttled, broken)
-    async with client_of(lister, directory) as client:
-        with pytest.raises(PodResourcesError, match="INTERNAL: broken"):
-            await client.list()
-    assert lister.calls == 3
+THROTTLED = (grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
+BROKEN, LOST = (grpc.StatusCode.INTERNAL, "broken"), (grpc.StatusCode.UNKNOWN, "checkpoint is not found")
+FAILURES = {
+    "p62 a throttled call is tried again": ([THROTTLED, THROTTLED, BROKEN], "INTERNAL: broken", 3),
+    "p62 but not past its deadline": ([THROTTLED], "RESOURCE_EXHAUSTED: rejected by rate limit", 0),
+    "any other error": ([BROKEN], "INTERNAL: broken", 1),
+    "an error of the kubelet's own": ([LOST], "UNKNOWN: checkpoint is not found", 1),
+}
 
 
-async def test_p62_a_call_throttled_past_its_deadline_is_an_error(directory: Path) -> None:
-    lister = Lister((grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit"))
-    async with client_of(lister, directory, deadline=0.2) as client:
-        with pytest.raises(PodResourcesError, match="RESOURCE_EXHAUSTED: rejected by rate limit"):
+@pytest.mark.parametrize(("failures", "said", "calls"), FAILURES.values(), ids=FAILURES)
+async def test_p62_an_error_names_its_status_and_a_throttled_call_is_tried_again(
+    directory: Path, failures: list[tuple[grpc.StatusCode, str]], said: str, calls: int
+) -> None:
+    lister = Lister(*failures)
+    async with client_of(lister, directory, deadline=5.0 if calls else 0.2) as client:
+        with pytest.raises(PodResourcesError, match=f"PodResources answered {said}"):
             await client.list()
-    assert 2 <= lister.calls <= 5
+    assert lister.calls == calls or (not calls and 2 <= lister.calls <= 5)
 
 
 async def test_p62_no_socket_has_its_own_error_and_says_what_to_look_at(directory: Path) -> None:
@@ -127,16 +130,6 @@ async def test_the_kubelet_is_found_again_at_once_when_it_returns(directory: Pat
         await client.list()
     async with client_of(Lister(), directory):
         assert await client.list() == (POD_DEVICES,)
-
-
-@pytest.mark.parametrize(
-    "failure", [(grpc.StatusCode.INTERNAL, "broken"), (grpc.StatusCode.UNKNOWN, "checkpoint is not found")]
-)
-async def test_any_other_error_names_its_status(directory: Path, failure: tuple[grpc.StatusCode, str]) -> None:
-    code, text = failure
-    async with client_of(Lister(failure), directory) as client:
-        with pytest.raises(PodResourcesError, match=f"PodResources answered {code.name}: {text}"):
-            await client.list()
 
 
 async def test_a_hung_kubelet_is_given_up_at_the_deadline(directory: Path) -> None:

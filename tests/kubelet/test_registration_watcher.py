@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
+import grpc
 import pytest
 
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as plugin_pb
@@ -47,24 +48,6 @@ def standing_path(registry: Path, resource: str) -> Path:
     return endpoint_path(registry, resource, STANDING)
 
 
-async def info_of(path: Path) -> pb.PluginInfo:
-    async with channel_to(path) as channel:
-        return await pb_grpc.RegistrationStub(channel).GetInfo(pb.InfoRequest(), timeout=5)
-
-
-async def test_the_socket_says_what_it_is_and_serves_devices_itself(registry: Path) -> None:
-    async with watched(registry) as plugin:
-        await plugin.observer.until(lambda: State.REGISTERING in plugin.observer.states)
-        path = standing_path(registry, CORE)
-        await eventually(path.exists)
-        info = await info_of(path)
-        assert (info.type, info.name, info.endpoint) == ("DevicePlugin", CORE, "")
-        assert list(info.supported_versions) == ["v1beta1"]
-        async with channel_to(path) as channel:
-            options = await plugin_grpc.DevicePluginStub(channel).GetDevicePluginOptions(plugin_pb.Empty())
-        assert options.get_preferred_allocation_available
-
-
 async def test_p12_each_resource_has_one_path_of_its_own_for_all_its_lives(registry: Path) -> None:
     async with watched(registry), watched(registry, DEVICE), kubelet_on(registry) as kubelet:
         await kubelet.wait_for_capacity(CORE, 4)
@@ -98,57 +81,64 @@ async def test_a_dead_socket_left_by_the_other_way_is_removed(registry: Path) ->
         assert not left.exists()
 
 
-async def test_a_refusal_is_logged_and_the_kubelet_tries_again(registry: Path) -> None:
-    refused = pb.RegistrationStatus(plugin_registered=False, error="the ResourceName is invalid")
+@asynccontextmanager
+async def called(registry: Path) -> AsyncIterator[tuple[RunningPlugin, Path, grpc.aio.Channel]]:
+    """A plugin, its socket, and a channel to it, by which a test plays the kubelet."""
     async with watched(registry) as plugin:
         path = standing_path(registry, CORE)
         await eventually(path.exists)
-        before = identity_of(path)
         async with channel_to(path) as channel:
-            stub = pb_grpc.RegistrationStub(channel)
-            await stub.NotifyRegistrationStatus(refused, timeout=5)
-            assert plugin.observer.registrations == [f"the kubelet refused {CORE}: the ResourceName is invalid"]
-            assert not plugin.server.registered.is_set()
+            yield plugin, path, channel
+
+
+async def notify(channel: grpc.aio.Channel, error: str = "") -> None:
+    """The kubelet has taken the plugin, or says why it has not."""
+    status = pb.RegistrationStatus(plugin_registered=not error, error=error)
+    await pb_grpc.RegistrationStub(channel).NotifyRegistrationStatus(status, timeout=5)
+
+
+async def test_the_socket_says_what_it_is_and_serves_devices_itself(registry: Path) -> None:
+    async with called(registry) as (_, _, channel):
+        info = await pb_grpc.RegistrationStub(channel).GetInfo(pb.InfoRequest(), timeout=5)
+        assert (info.type, info.name, info.endpoint) == ("DevicePlugin", CORE, "")
+        assert list(info.supported_versions) == ["v1beta1"]
+        options = await plugin_grpc.DevicePluginStub(channel).GetDevicePluginOptions(plugin_pb.Empty())
+        assert options.get_preferred_allocation_available
+
+
+async def test_a_refusal_is_logged_and_the_kubelet_tries_again(registry: Path) -> None:
+    async with called(registry) as (plugin, path, channel):
+        before = identity_of(path)
+        await notify(channel, "the ResourceName is invalid")
+        assert plugin.observer.registrations == [f"the kubelet refused {CORE}: the ResourceName is invalid"]
+        assert not plugin.server.registered.is_set()
         async with kubelet_on(registry) as kubelet:
             await kubelet.wait_for_capacity(CORE, 4)
             assert identity_of(path) == before
 
 
 async def test_p7_registered_without_a_stream_is_no_registration(registry: Path) -> None:
-    async with watched(registry) as plugin:
-        path = standing_path(registry, CORE)
-        await eventually(path.exists)
+    async with called(registry) as (plugin, path, channel):
         before = identity_of(path)
-        async with channel_to(path) as channel:
-            await pb_grpc.RegistrationStub(channel).NotifyRegistrationStatus(
-                pb.RegistrationStatus(plugin_registered=True), timeout=5
-            )
+        await notify(channel)
         await plugin.observer.until(lambda: State.BACKING_OFF in plugin.observer.states)
         await eventually(lambda: identity_of(path) not in (before, None))
 
 
 async def test_a_stream_says_that_the_kubelet_has_taken_it_though_no_word_of_it_came(registry: Path) -> None:
-    async with watched(registry) as plugin:
-        path = standing_path(registry, CORE)
-        await eventually(path.exists)
-        async with channel_to(path) as channel:
-            stream = plugin_grpc.DevicePluginStub(channel).ListAndWatch(plugin_pb.Empty())
-            await stream.read()
-            await plugin.observer.until(lambda: plugin.server.state is State.ADVERTISED)
-            stream.cancel()
+    async with called(registry) as (plugin, _, channel):
+        stream = plugin_grpc.DevicePluginStub(channel).ListAndWatch(plugin_pb.Empty())
+        await stream.read()
+        await plugin.observer.until(lambda: plugin.server.state is State.ADVERTISED)
+        stream.cancel()
 
 
 async def test_p10_after_a_lost_stream_the_kubelets_old_word_counts_no_more(registry: Path) -> None:
-    async with watched(registry) as plugin:
-        path = standing_path(registry, CORE)
-        await eventually(path.exists)
-        async with channel_to(path) as channel:
-            stream = plugin_grpc.DevicePluginStub(channel).ListAndWatch(plugin_pb.Empty())
-            await pb_grpc.RegistrationStub(channel).NotifyRegistrationStatus(
-                pb.RegistrationStatus(plugin_registered=True), timeout=5
-            )
-            await stream.read()
-            stream.cancel()
+    async with called(registry) as (plugin, _, channel):
+        stream = plugin_grpc.DevicePluginStub(channel).ListAndWatch(plugin_pb.Empty())
+        await notify(channel)
+        await stream.read()
+        stream.cancel()
         await plugin.observer.until(lambda: plugin.observer.states.count(State.REGISTERING) == 2)
         await asyncio.sleep(2 * QUICK.stream_deadline)
         assert plugin.server.state is State.REGISTERING

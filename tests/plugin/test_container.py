@@ -23,76 +23,67 @@ from neuron_plugin.plugin.container import (
 from neuron_plugin.plugin.settings import Numbering, PluginSettings
 from neuron_plugin.topology import Unit, cores_in, sets_by_count, valid_sets
 from tests.plugin.world import TRN1, TRN2, ids_of, inventory
+from tests.support.stories import rows
 
 HOST = ContainerStyle(Numbering.HOST)
 CONTAINER = ContainerStyle(Numbering.CONTAINER)
 CORES, DEVICES = "NEURON_RT_VISIBLE_CORES", "AWS_NEURON_VISIBLE_DEVICES"
 
 
-ALLOCATIONS: dict[str, tuple[str, ContainerStyle, str, dict[str, str]]] = {
-    "p40 the seed's cores 2 and 3": ("core:2,3", HOST, "1>1", {CORES: "2,3"}),
-    "p41 the seed's devices 2 and 3": ("2,3", HOST, "2>2 3>3", {DEVICES: "2,3"}),
-    "p41 under their other name": ("device:2,3", HOST, "2>2 3>3", {DEVICES: "2,3"}),
-    "p42 a container counts from neuron0, and cores from its first device": (
-        "core:10-13",
-        CONTAINER,
-        "5>0 6>1",
-        {CORES: "0,1,2,3"},
-    ),
-    "p42 visible devices are the host's ids": ("8,9", CONTAINER, "8>0 9>1", {DEVICES: "8,9"}),
-    "p42 unless switched off": ("8,9", replace(CONTAINER, visible_devices_env=False), "8>0 9>1", {}),
-    "the LNC is told where there is one to choose": (
-        "trn2 3",
-        replace(CONTAINER, logical_core_size=2),
-        "3>0",
-        {"NEURON_LOGICAL_NC_CONFIG": "2", DEVICES: "3"},
-    ),
-    "the host path follows the device directory": (
-        "1",
-        replace(HOST, dev=Path("/simulated/dev")),
-        "/simulated1>1",
-        {DEVICES: "1"},
-    ),
-    "p53 CDI names stand in for device nodes": (
-        "core:2,3",
-        replace(CONTAINER, cdi=True),
-        "neuron-plugin.io/device=1-0",
-        {CORES: "0,1"},
-    ),
+STYLES = {
+    "host": HOST,
+    "container": CONTAINER,
+    "without-env": replace(CONTAINER, visible_devices_env=False),
+    "lnc-2": replace(CONTAINER, logical_core_size=2),
+    "simulated": replace(HOST, dev=Path("/simulated/dev")),
+    "cdi": replace(CONTAINER, cdi=True),
 }
-"""What is given, how; the device nodes ``HOST>INSIDE`` or CDI devices, and the variables."""
+ALLOCATIONS = rows(f"""
+    p40 the seed's cores 2 and 3: host core:2,3 => 1>1 => {CORES}=2,3
+    p41 the seed's devices 2 and 3: host 2,3 => 2>2 3>3 => {DEVICES}=2,3
+    p41 under their other name: host device:2,3 => 2>2 3>3 => {DEVICES}=2,3
+    p42 a container counts from neuron0, and cores from its first device:
+        container core:10-13 => 5>0 6>1 => {CORES}=0,1,2,3
+    p42 visible devices are the host's ids: container 8,9 => 8>0 9>1 => {DEVICES}=8,9
+    p42 unless switched off: without-env 8,9 => 8>0 9>1 =>
+    the LNC is told where there is one to choose:
+        lnc-2 trn2 3 => 3>0 => NEURON_LOGICAL_NC_CONFIG=2 {DEVICES}=3
+    the host path follows the device directory: simulated 1 => /simulated1>1 => {DEVICES}=1
+    p53 CDI names stand in for device nodes: cdi core:2,3 => neuron-plugin.io/device=1-0 => {CORES}=0,1
+""")
+"""How and what is given; the device nodes ``HOST>INSIDE`` or CDI devices, and the variables."""
 
 
-@pytest.mark.parametrize(("given_", "style", "nodes", "variables"), ALLOCATIONS.values(), ids=ALLOCATIONS)
-def test_what_a_container_receives(given_: str, style: ContainerStyle, nodes: str, variables: dict[str, str]) -> None:
-    geometry = TRN2 if given_.startswith("trn2 ") else TRN1
-    resource, ids = ids_of(given_.removeprefix("trn2 "))
-    found = container_allocation(geometry, resource, geometry.mask_of(resource.unit, ids), style)
+@pytest.mark.parametrize(("given_", "nodes", "variables"), ALLOCATIONS)
+def test_what_a_container_receives(given_: str, nodes: str, variables: str) -> None:
+    style, *machine, text = given_.split()
+    geometry = TRN2 if machine else TRN1
+    resource, ids = ids_of(text)
+    found = container_allocation(geometry, resource, geometry.mask_of(resource.unit, ids), STYLES[style])
     paths = [f"{node.host_path}>{node.container_path}".replace("/dev/neuron", "") for node in found.devices]
     assert " ".join([*paths, *found.cdi_devices]) == nodes
     assert {node.permissions for node in found.devices} <= {"rw"}
-    assert found.envs == variables
+    assert found.envs == dict(one.split("=") for one in variables.split())
 
 
-@pytest.mark.parametrize(
-    ("setting", "driver", "expected"),
-    [
-        (Numbering.AUTO, "2.12.13.9", Numbering.HOST),
-        (Numbering.AUTO, "2.12.14.0", Numbering.CONTAINER),
-        (Numbering.AUTO, "2.12.14", Numbering.CONTAINER),
-        (Numbering.AUTO, "2.9.99.0", Numbering.HOST),
-        (Numbering.AUTO, "2.26.5.0", Numbering.CONTAINER),
-        (Numbering.AUTO, "10.0", Numbering.CONTAINER),
-        (Numbering.AUTO, "", Numbering.HOST),
-        (Numbering.HOST, "2.26.5.0", Numbering.HOST),
-        (Numbering.CONTAINER, "", Numbering.CONTAINER),
-    ],
-)
-def test_p43_auto_follows_the_driver_version_and_a_choice_is_kept(
-    setting: Numbering, driver: str, expected: Numbering
-) -> None:
-    style = container_style(PluginSettings(numbering=setting), inventory(driver_version=driver))
-    assert style.numbering is expected
+NUMBERINGS = rows("""
+    before 2.12.14: auto 2.12.13.9 => host
+    from it on: auto 2.12.14.0 => container
+    with three numbers: auto 2.12.14 => container
+    by number, not by text: auto 2.9.99.0 => host
+    a later one: auto 2.26.5.0 => container
+    a later one by its first number: auto 10.0 => container
+    a driver that is not known: auto => host
+    a choice for the host: host 2.26.5.0 => host
+    a choice for the container: container => container
+""")
+
+
+@pytest.mark.parametrize(("text", "expected"), NUMBERINGS)
+def test_p43_auto_follows_the_driver_version_and_a_choice_is_kept(text: str, expected: str) -> None:
+    setting, _, driver = text.partition(" ")
+    style = container_style(PluginSettings(numbering=Numbering(setting)), inventory(driver_version=driver))
+    assert style.numbering is Numbering(expected)
 
 
 @pytest.mark.parametrize("numbering", [Numbering.HOST, Numbering.CONTAINER])

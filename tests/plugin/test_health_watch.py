@@ -7,7 +7,6 @@ import errno
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,9 @@ import pytest
 
 from neuron_plugin.allocation.resources import format_ids
 from neuron_plugin.cluster import ApiRequest
-from neuron_plugin.hardware import Inventory, parse_driver_version
+from neuron_plugin.hardware import Inventory
 from neuron_plugin.hardware.device import CoreErrors, NodeState
-from neuron_plugin.hardware.health_signals import Observation, Severity, Signal, Symptom, Verdict, blind_spots
+from neuron_plugin.hardware.health_signals import Observation, Severity, Signal, Symptom, Verdict
 from neuron_plugin.hardware.kernel_log import PERIODS, KernelError, KernelRecord, LogPeriods, parse_error
 from neuron_plugin.plugin import health_watch, publisher
 from neuron_plugin.plugin.health import (
@@ -258,11 +257,6 @@ async def test_p70_a_source_that_does_not_work_is_logged_once(caplog: pytest.Log
     assert messages == ["a source of health does not work", "a source of health works again"]
 
 
-def test_an_old_drivers_want_of_counters_is_no_silent_source() -> None:
-    old = replace(machine(device(0, ecc=None)), driver_version=parse_driver_version("2.14.4.0"))
-    assert blind_spots(old) == ""
-
-
 async def test_without_an_api_server_the_log_is_all_there_is(caplog: pytest.LogCaptureFixture) -> None:
     watch = HealthWatch(WITH_A_CONDITION, asyncio.Event())
     watch.look(machine(device(0, node=NodeState.ABSENT)))
@@ -367,32 +361,28 @@ def test_every_change_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     assert (caplog.records[0].__dict__["was"], caplog.records[0].__dict__["is"]) == ("healthy", "unhealthy")
 
 
-ABSENT, RESET = (found(Severity.UNHEALTHY, text) for text in ("/dev/neuron1 is absent", "a reset has failed"))
-WARNING = found(Severity.WARNING, "x")
-CONDITIONS = [
-    ({"d0": SOUND, "d1": SOUND}, True, "AllDevicesHealthy", "neuron devices 0,1"),
-    ({"d0": SOUND, "d1": ABSENT}, False, "UnhealthyDevices", "neuron device 1: /dev/neuron1 is absent"),
-    (
-        {"d0": RESET, "d1": ABSENT, "d2": RESET},
-        False,
-        "UnhealthyDevices",
-        "neuron devices 0,2: a reset has failed. neuron device 1: /dev/neuron1 is absent",
-    ),
-    ({"d0": WARNING, "d1": WARNING, "d2": SOUND}, True, "DevicesWithWarnings", "neuron devices 0,1: x"),
-    ({}, None, "NoDevices", ""),
-]
+CONDITIONS = rows("""
+    all is well: sound / sound => True AllDevicesHealthy
+    one is unhealthy: sound / unhealthy absent => False UnhealthyDevices neuron device 1: absent
+    each reason once, with its devices: unhealthy reset / unhealthy absent / unhealthy reset =>
+        False UnhealthyDevices neuron devices 0,2: reset. neuron device 1: absent
+    warnings: warning x / warning x / sound => True DevicesWithWarnings neuron devices 0,1: x
+    no device: => None NoDevices
+""")
+"""What is found on each device; status, reason and message of the condition."""
 
 
-@pytest.mark.parametrize(("verdicts", "status", "reason", "message"), CONDITIONS)
+@pytest.mark.parametrize(("devices", "expected"), CONDITIONS)
 def test_p67_a_condition_is_true_while_nothing_is_unhealthy_and_names_every_reason_with_its_devices(
-    verdicts: dict[str, Verdict],
-    status: bool | None,  # noqa: FBT001 - a table
-    reason: str,
-    message: str,
+    devices: str, expected: str
 ) -> None:
-    said = node_condition(node(**verdicts))
-    assert said[:2] == (status, reason)
-    assert reason in {"AllDevicesHealthy", "NoDevices"} or said[2] == message
+    verdicts = {}
+    for number, text in enumerate(devices.split(" / ") if devices else ()):
+        severity, _, why = text.partition(" ")
+        verdicts[f"d{number}"] = SOUND if severity == "sound" else found(Severity[severity.upper()], why)
+    status, reason, message = node_condition(node(**verdicts))
+    assert f"{status} {reason} {message}".startswith(expected)
+    assert reason in {"AllDevicesHealthy", "NoDevices"} or f"{status} {reason} {message}" == expected
 
 
 def test_a_message_is_cut_to_what_a_condition_takes() -> None:
@@ -411,20 +401,20 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "state" / "health.json"
 
 
-def test_what_was_saved_is_loaded(file: Path) -> None:
+def test_what_was_saved_is_loaded_and_without_a_file_nothing_is_known(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert load(file) == {}
     save(file, KNOWN)
     assert load(file) == KNOWN
     assert [path.name for path in file.parent.iterdir()] == ["health.json"]
-
-
-def test_without_a_file_nothing_is_known(file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert load(file) == {}
     assert caplog.records == []
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b"\xff\xfe", b'{"version": 1}', b'{"version": 2, "devices": {"a": 3}}']
-)
+UNUSABLE = (b"", b"{", b"[]", b"\xff\xfe", b'{"version": 1}', b'{"version": 2, "devices": {"a": 3}}')
+
+
+@pytest.mark.parametrize("content", UNUSABLE)
 def test_a_file_that_cannot_be_used_is_logged_and_costs_nothing(
     file: Path, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:

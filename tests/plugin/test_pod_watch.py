@@ -102,19 +102,15 @@ async def test_p36_a_list_on_request_shows_what_the_watch_has_not_shown_yet() ->
         assert watched.node.pods.listed_at > before
 
 
-async def test_a_list_that_shows_the_plugins_own_pod_is_proof() -> None:
+async def test_only_a_list_that_shows_the_plugins_own_pod_ends_pods() -> None:
+    """Another may be of another node, or filtered."""
     async with a_watch("plugin", "a", own="plugin") as watched:
         assert watched.node.pods.listed_at is not None
         watched.server.delete_pod(NAMESPACE, "a", grace_seconds=0)
         await watched.watch.list_pods()
         await eventually(lambda: watched.names() == {"plugin"})
-
-
-async def test_a_list_that_lacks_the_plugins_own_pod_ends_no_pod() -> None:
-    """It may be of another node, or filtered."""
     async with a_watch("a", own="plugin") as watched:
-        assert watched.names() == {"a"}
-        assert watched.node.pods.listed_at is None
+        assert (watched.names(), watched.node.pods.listed_at) == ({"a"}, None)
         watched.server.delete_pod(NAMESPACE, "a", grace_seconds=0)
         await watched.watch.list_pods()
         watched.create("b")

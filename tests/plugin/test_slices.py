@@ -61,15 +61,20 @@ def test_where_the_placement_controller_allocates_every_device_is_tainted() -> N
     assert all(one["taints"] == [{"key": PLACED_TAINT, "effect": "NoSchedule"}] for one in spec(placed=True)["devices"])
 
 
-def test_a_taints_time_and_an_empty_list_are_no_difference() -> None:
-    wanted = {"a": [{"key": "k"}], "taints": []}
-    assert _differences(wanted, {"a": [{"key": "k", "timeAdded": "now"}]}) == []
-
-
-def test_what_the_server_drops_or_keeps_is_a_difference() -> None:
-    assert _differences({"a": {"b": 1}}, {"a": {}}) == ["spec.a.b"]
-    assert _differences({"taints": []}, {"taints": [{"key": "k"}]}) == ["spec.taints"]
-    assert _differences({"a": {}}, {"a": {"old": 1}}) == ["spec.a.old"]
+@pytest.mark.parametrize(
+    ("wanted", "found", "differences"),
+    [
+        # A taint's time and an empty list are none.
+        ({"a": [{"key": "k"}], "taints": []}, {"a": [{"key": "k", "timeAdded": "now"}]}, []),
+        ({"a": {"b": 1}}, {"a": {}}, ["spec.a.b"]),
+        ({"taints": []}, {"taints": [{"key": "k"}]}, ["spec.taints"]),
+        ({"a": {}}, {"a": {"old": 1}}, ["spec.a.old"]),
+    ],
+)
+def test_what_the_server_drops_or_keeps_is_a_difference(
+    wanted: dict[str, Any], found: dict[str, Any], differences: list[str]
+) -> None:
+    assert _differences(wanted, found) == differences
 
 
 @pytest.mark.looptime
