@@ -77,7 +77,6 @@ class Kubelet(ModelKubelet):
         self.started = asyncio.Event()
         """Set by each start."""
         self.pods: dict[str, LifePod] = {}
-        self.unrecorded_writes = 0
         self.write_fault = ""
         """"fail", "stall" or "late" for the next write."""
         self.agents_list = 0.0

@@ -108,19 +108,6 @@ async def test_p28_another_lnc_changes_ids_at_once_and_pods_keep_their_whole_dev
         await eventually(lambda: holders(daemon) == {uid_of("b")})
 
 
-async def test_the_node_says_what_it_is_once_and_again_only_when_that_changed() -> None:
-    async with a_site() as site, site.daemon():
-        assert site.api is not None
-        await eventually(lambda: INVENTORY_KEY in site.node_annotations())
-        await site.run("a", app(4))
-        await site.annotated("a")
-        patches = [seen for seen in site.api.requests if seen.method == "PATCH" and f"/nodes/{NODE}" in seen.path]
-        assert len(patches) == 1
-        before = site.node_annotations()[INVENTORY_KEY]
-        site.node.remove_device(3)
-        await eventually(lambda: site.node_annotations()[INVENTORY_KEY] != before)
-
-
 # The whole daemon when an operator takes devices out of service by the node's annotation.
 
 

@@ -122,7 +122,6 @@ class Run(Scene):
         self.changed = Counted()
         self.api = Api()
         self.watch_ = HealthWatch(settings, self.changed, self.api)
-        self._told = 0
 
     # What happens.
 

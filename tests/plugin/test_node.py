@@ -222,6 +222,7 @@ async def test_a_kubelet_that_cannot_write_is_asked_ever_less_often_and_a_new_on
         assert await asked_within(10) >= 4, "it could write meanwhile"
         await asked_within(120)
         assert 1 <= await asked_within(2 * NODE_TIMES.longest_pause) <= 4
+        await node.rewrite()
         assert not node.rewrite_is_due
         node.kubelet_restarted()
         kubelet.writes = True

@@ -42,7 +42,7 @@ from tests.support.scripted_server import ScriptedServer
 from tests.support.stories import Scene, rows
 
 A, B = uid_of("a"), uid_of("b")
-POD_A, POD_B = f"pod default/a with UID {A}", f"pod default/b with UID {B}"
+POD_A = f"pod default/a with UID {A}"
 
 # The queue.
 

@@ -37,7 +37,7 @@ from tests.plugin.world import (
 )
 from tests.support.stories import rows
 
-A, B, C = uid_of("a"), uid_of("b"), uid_of("c")
+A = uid_of("a")
 
 
 FORCE_DELETED = moment("has a=3 | killed a")

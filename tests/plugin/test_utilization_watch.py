@@ -78,16 +78,6 @@ async def test_an_event_is_written_once_and_only_if_it_is_wanted() -> None:
         assert "NeuronCoresIdle" not in site.event_reasons()
 
 
-async def test_an_older_driver_tells_nothing_and_nothing_is_idle() -> None:
-    async with measuring(driver_version="2.28.0.0", idle_event_after_seconds=0.01) as (site, daemon):
-        await eventually(lambda: len(daemon.utilization.use) == 1)
-        first = daemon.utilization.unix_seconds
-        await eventually(lambda: daemon.utilization.unix_seconds > first + 0.1)
-        assert not any(one.known for one in daemon.utilization.use.values())
-        assert "NeuronCoresIdle" not in site.event_reasons()
-        assert published(site) == {}
-
-
 @pytest.mark.parametrize("executes", [False, True])
 async def test_a_plugin_that_was_started_again_knows_what_was_idle_before(*, executes: bool) -> None:
     async with a_measured_site(idle_after_seconds=1.0) as site:
