@@ -110,9 +110,10 @@ def test_a_vanished_pod_is_published_when_it_is_known_what_of_it_is_held_down() 
     assert derive(settled(unsettled, now=0.5)).published_inventory.vanished_pods == ()
 
 
-def test_a_pod_that_stopped_is_not_published_as_vanished() -> None:
+def test_a_pod_that_stopped_or_was_never_known_is_not_published_as_vanished() -> None:
     held = settled(moment("has a=3 | stopped a"), now=10.0, a=True)
     assert derive(held).published_inventory == held.inventory
+    assert derive(moment("unknown 3")).published_inventory.vanished_pods == ()
 
 
 # What counts.
