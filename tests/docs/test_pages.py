@@ -26,6 +26,7 @@ import yaml
 
 from neuron_plugin.allocation import PodUid, Rejection
 from neuron_plugin.allocation import rejection as rejections
+from neuron_plugin.allocation.event_reasons import EventReason
 from neuron_plugin.allocation.inventory import DISABLED_REASON
 from neuron_plugin.allocation.rejection import CORDONED, NODE_REFUSALS
 from neuron_plugin.cli.main import main
@@ -357,13 +358,11 @@ def test_p82_a_new_way_to_refuse_is_on_the_page_too() -> None:
     assert source.count("raise self._refused(") == 3, "a conflict, an unservable pod, an unlinked set"
 
 
-def test_troubleshooting_names_events_of_the_plugin_that_exist() -> None:
-    source = "".join(file.read_text() for file in (ROOT / "neuron_plugin/plugin").rglob("*.py"))
-    named = quoted("Events of the plugin on a pod") | set(
-        re.findall(r"`(NeuronDevice\w+)`", section("A device is unhealthy"))
-    )
-    assert {"AllocationRefused", "NeuronDeviceUnhealthy"} <= named
-    assert [reason for reason in named if f'"{reason}"' not in source] == []
+def test_troubleshooting_names_all_events_and_none_that_are_not_there() -> None:
+    named = quoted("Events of the plugin on a pod") | quoted("Events of the placement controller on a pod")
+    assert {"AllocationRefused", "NeuronWaiting"} <= named <= set(EventReason)
+    text = (DOCS / "troubleshooting.md").read_text()
+    assert [reason.value for reason in EventReason if f"`{reason}`" not in text] == []
 
 
 def test_troubleshooting_names_checks_of_the_doctor_that_exist() -> None:
