@@ -101,6 +101,28 @@ class PlacementStrategy(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class PodLife:
+    """What a node's plugin looks at besides: how far a pod's containers have come, and what is written on it.
+
+    ``started``: some container has. ``ending``: its end was requested, or an app container has ended for good.
+    ``runs`` are the latest runs of its containers, ``privileged`` the containers that run so. ``assignment_keys`` are
+    the annotations that name ids, readable or not. ``refused_demands`` are what the containers of a request that cannot
+    be served ask the kubelet for all the same. ``labelled_unhealthy``: it has ``UNHEALTHY_LABEL``.
+    """
+
+    started: bool = False
+    ending: bool = False
+    runs: tuple[ContainerRun, ...] = ()
+    privileged: tuple[str, ...] = ()
+    assignment_keys: tuple[str, ...] = ()
+    refused_demands: frozenset[tuple[Resource, int]] = frozenset()
+    labelled_unhealthy: bool = False
+
+
+NO_LIFE = PodLife()
+
+
+@dataclass(frozen=True, slots=True)
 class NeuronPod:
     """What decides about a pod: what it asks for, where it is bound, which ids the scheduler assigned to it.
 
@@ -108,28 +130,22 @@ class NeuronPod:
     ``assignment`` is None without one or with one for another node, and a ``Rejection`` where its annotations cannot be
     followed.
     ``static_uid`` is the UID under which the kubelet knows a static pod; this object is then its mirror.
-    ``assignment_keys`` are the annotations that name ids, readable or not. ``refused_demands`` are
-    what the containers of a request that cannot be served ask the kubelet for all the same. ``labelled_unhealthy``:
-    it has ``UNHEALTHY_LABEL``.
 
     ``promised`` is the node where a pod that is not bound was placed, with its assignment; empty of one that is being
     deleted. ``released``: it was handed to its scheduler without a node, but for nodes that it may not go to.
     ``unschedulable``: its scheduler does not find a node good; never of a pod on which nothing of ours was written.
 
     ``member`` says with which other pods it is placed, ``ultraserver`` its place where they have UltraServers whole.
-    ``tried``: some scheduler has looked at it. ``ready``: it is
-    Ready. ``version`` is the object's, while our gate holds it. ``labels`` are its own, with its namespace.
-    ``strategy`` is what the annotation says, a ``Rejection`` if it says nothing that exists. ``rules`` is what
-    kube-scheduler's own plugins look at. ``preempts``: pods of lower priority may be evicted for this one.
+    ``tried``: some scheduler has looked at it. ``ready``: it is Ready. ``version`` is the object's, while our gate
+    holds it. ``labels`` are its own, with its namespace. ``strategy`` is what the annotation says, a ``Rejection`` if
+    it says nothing that exists. ``rules`` is what kube-scheduler's own plugins look at. ``preempts``: pods of lower
+    priority may be evicted for this one.
 
     ``controller`` is what made the pod, as KIND/NAME; empty without one, and of a static pod.
     ``movable`` says whether the pod may be evicted to make room, None where that is for its namespace to say.
     ``created`` and ``last_checkpoint``, when it saved its work, are in unix seconds; 0 where that is not known.
-    ``runs`` are the latest runs of its containers, ``privileged`` the containers that run so. ``ending``: its end was
-    requested, or an app container has ended for good.
-    ``local_storage``: it has a volume that ends with it.
-    ``rejection_message`` is what the kubelet said when it got no devices for the pod.
-    ``claims`` are its claims of DRA, of whatever driver.
+    ``local_storage``: it has a volume that ends with it. ``rejection_message`` is what the kubelet said when it got no
+    devices for the pod. ``claims`` are its claims of DRA, of whatever driver. ``life`` is for the plugin of its node.
     """
 
     reference: PodReference
@@ -143,23 +159,16 @@ class NeuronPod:
     preempts: bool = True
     phase: str = ""
     terminating: bool = False
-    ending: bool = False
-    started: bool = False
     running: bool = False
     ready: bool = False
     tried: bool = False
-    runs: tuple[ContainerRun, ...] = ()
     created: float = 0.0
-    privileged: tuple[str, ...] = ()
     static_uid: str = ""
-    assignment_keys: tuple[str, ...] = ()
-    refused_demands: frozenset[tuple[Resource, int]] = frozenset()
     member: GroupMember | None = None
     ultraserver: UltraServerPlace | None = None
     version: str = ""
     labels: PodLabels = NO_LABELS
     strategy: PlacementStrategy | Rejection | None = None
-    labelled_unhealthy: bool = False
     controller: str = ""
     movable: bool | None = None
     last_checkpoint: float = 0.0
@@ -167,6 +176,7 @@ class NeuronPod:
     rejection_message: str = ""
     rules: PodRules = NO_RULES
     claims: tuple[PodClaim, ...] = ()
+    life: PodLife = NO_LIFE
     uid: PodUid = field(init=False, compare=False, repr=False)
     """The pod's key in every table."""
     place: str = field(init=False, compare=False, repr=False)

@@ -40,7 +40,7 @@ from neuron_plugin.allocation.keys import (
     UNHEALTHY_LABEL,
 )
 from neuron_plugin.allocation.node_rules import HostPort, PlacedPod, Quantities, pod_labels
-from neuron_plugin.allocation.pod import is_movable, placement_strategy
+from neuron_plugin.allocation.pod import NO_LIFE, PodLife, is_movable, placement_strategy
 from neuron_plugin.allocation.rejection import INVALID_REQUEST, UNREADABLE_ASSIGNMENT
 from neuron_plugin.allocation.requests import ContainerSpec, RequestError, parse_count, pod_request
 from neuron_plugin.allocation.ultraserver import VARIABLES, UltraServerPlace, read_ultraserver_place
@@ -104,8 +104,7 @@ def pod_use(pod: Pod) -> PodUse | None:
 def neuron_pod(pod: Pod, *, progress: bool = True) -> NeuronPod:
     """Decode a pod. Nothing in it can fail this: what cannot be followed becomes a ``Rejection``.
 
-    Without ``progress`` it says nothing of how far the pod's containers have come: no start, no runs, and a phase only
-    at its end.
+    Without ``progress`` it says nothing of how far the pod's containers have come, and has a phase only at its end.
     """
     annotations, labels, spec = pod.annotations, pod.labels, pod.spec
     # Bounded, as they are remembered; one character more than is read shows that a text is too long.
@@ -137,22 +136,15 @@ def neuron_pod(pod: Pod, *, progress: bool = True) -> NeuronPod:
         preempts=spec.preemption_policy != "Never",
         phase=phase if progress or pod.terminal else "",
         terminating=pod.terminating,
-        ending=progress and pod.ending,
-        started=progress and (pod.started or phase == "Running"),
         running=pod.running,
         ready=pod.ready,
-        runs=pod.runs if progress and request and not isinstance(request, Rejection) else (),
         created=unix_seconds(pod.metadata.creation_timestamp or ""),
-        privileged=pod.privileged if progress else (),
         static_uid=annotations.get(STATIC_POD_UID_KEY, ""),
-        assignment_keys=tuple([key for key in ASSIGNMENT_KEYS if key in annotations]),
-        refused_demands=_refused_demands(pod) if isinstance(request, Rejection) else frozenset(),
         member=_member(pod, controller[0]),
         ultraserver=_ultraserver_place(pod),
         version=pod.resource_version if gated else "",
         labels=pod_labels(pod.namespace, labels),
         strategy=placement_strategy(annotations.get(PLACEMENT_KEY, "")),
-        labelled_unhealthy=UNHEALTHY_LABEL in labels,
         controller="" if controller[0] == "Node" else "/".join(filter(None, controller)),
         movable=is_movable(annotations),
         last_checkpoint=unix_seconds(annotations.get(LAST_CHECKPOINT_KEY, "")),
@@ -160,6 +152,20 @@ def neuron_pod(pod: Pod, *, progress: bool = True) -> NeuronPod:
         rejection_message=(pod.status.message or "") if pod.rejected_at_admission else "",
         rules=rules,
         claims=_claims(pod) if spec.resource_claims else (),
+        life=_life(pod, request) if progress else NO_LIFE,
+    )
+
+
+def _life(pod: Pod, request: PodRequest | Rejection) -> PodLife:
+    is_refused = isinstance(request, Rejection)
+    return PodLife(
+        started=pod.started or pod.phase == "Running",
+        ending=pod.ending,
+        runs=pod.runs if request and not is_refused else (),
+        privileged=pod.privileged,
+        assignment_keys=tuple([key for key in ASSIGNMENT_KEYS if key in pod.annotations]),
+        refused_demands=_refused_demands(pod) if is_refused else frozenset(),
+        labelled_unhealthy=UNHEALTHY_LABEL in pod.labels,
     )
 
 

@@ -151,7 +151,7 @@ class Allocator:
         snapshot, resource = self._snapshot(), call.resource
         if answer.pod is None and not self._candidates(resource, len(call.ids)):
             for pod in snapshot.inputs.pods.pods.values():
-                if (resource, len(call.ids)) in pod.refused_demands:
+                if (resource, len(call.ids)) in pod.life.refused_demands:
                     raise self._refused(call, str(pod.request))
         unlinked = "" if answer.assigned else snapshot.unlinked_text(resource, answer.mask)
         if unlinked and self._settings.topology_policy is TopologyPolicy.REQUIRED:

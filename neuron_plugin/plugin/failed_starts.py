@@ -67,11 +67,11 @@ def failed_starts(snapshot: Snapshot, now: float) -> Mapping[int, Observation]:
 def _starts(snapshot: Snapshot, now: float) -> Iterable[_Start]:
     pods, geometry = snapshot.inputs.pods, snapshot.inventory.geometry
     for pod in (*pods.past, *pods.pods.values()):
-        assigned = assigned_allocations(pod, geometry) if pod.runs else ()
+        assigned = assigned_allocations(pod, geometry) if pod.life.runs else ()
         if isinstance(assigned, Rejection):
             continue
         for allocation in assigned:
-            for run in pod.runs:
+            for run in pod.life.runs:
                 if run.container != allocation.container:
                     continue
                 lasted = (run.ended or now) - run.started > QUICK_SECONDS

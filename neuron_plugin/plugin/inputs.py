@@ -291,7 +291,7 @@ class NodePods:
         if known and (known.request or known.claims) and known.running and known.kubelet_uid == uid and not ended[uid]:
             vanished = (*vanished, uid)[-MOST_VANISHED:]
         final = last or known
-        past = (*self.past, final)[-MOST_PAST:] if known and final and final.runs else self.past
+        past = (*self.past, final)[-MOST_PAST:] if known and final and final.life.runs else self.past
         ended = dict(list(ended.items())[-MOST_ENDED:])
         return replace(self, pods=pods, ended=ended, vanished=vanished, past=past)
 
@@ -319,11 +319,11 @@ class NodePods:
         known = self.pods.get(pod.uid)
         if known is None or (pod.ended and not pod.terminating):
             return pod
-        failed = {(run.container, run.started) for run in known.runs if run.failed}
+        failed = {(run.container, run.started) for run in known.life.runs if run.failed}
         if not failed:
             return pod
-        runs = [replace(run, failed=run.failed or (run.container, run.started) in failed) for run in pod.runs]
-        return replace(pod, runs=tuple(runs))
+        runs = [replace(run, failed=run.failed or (run.container, run.started) in failed) for run in pod.life.runs]
+        return replace(pod, life=replace(pod.life, runs=tuple(runs)))
 
     def _has_stopped(self, pod: NeuronPod) -> bool:
         """Whether the containers of a pod whose phase is terminal have stopped.
@@ -332,7 +332,7 @@ class NodePods:
         which it had before leaves the containers out.
         """
         known = self.pods.get(pod.uid)
-        return self.ended.get(pod.uid, not pod.running and (pod.started or not (known and known.started)))
+        return self.ended.get(pod.uid, not pod.running and (pod.life.started or not (known and known.life.started)))
 
 
 @dataclass(frozen=True, slots=True)

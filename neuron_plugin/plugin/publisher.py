@@ -202,7 +202,7 @@ class Publisher:
         if self._label_unhealthy:
             before, self._labels = self._labels, {}
             for neuron_pod in wrongly_labelled(snapshot):
-                pod, value = neuron_pod.reference, None if neuron_pod.labelled_unhealthy else "true"
+                pod, value = neuron_pod.reference, None if neuron_pod.life.labelled_unhealthy else "true"
                 self._labels[pod.uid] = value
                 if before.get(pod.uid, "unset") != value:
                     labels = {UNHEALTHY_LABEL: value}

@@ -95,14 +95,14 @@ def with_lost_records(inputs: Inputs) -> Inputs:
     answered = {(answer.pod.uid, answer.container) for answer in inputs.pending if answer.pod}
     lost = {}
     for pod in inputs.pods.asking:
-        assigned = assigned_allocations(pod, inventory.geometry) if pod.started else ()
+        assigned = assigned_allocations(pod, inventory.geometry) if pod.life.started else ()
         for allocation in () if isinstance(assigned, Rejection) else assigned:
             key = AllocationKey(pod.kubelet_uid, allocation.container, allocation.resource)
             if key not in entries and (pod.uid, allocation.container) not in answered:
                 ids = inventory.geometry.ids_of(allocation.resource.unit, allocation.mask)
                 lost[key] = RecordedAllocation(key, ids, None, seen_at=inputs.now, missing=True, annotated=True)
     for pod in inputs.pods.pods.values() if inputs.claims else ():
-        for claim in claims_of(inputs, pod) if pod.started else ():
+        for claim in claims_of(inputs, pod) if pod.life.started else ():
             devices = [result.device for result in claim.results]
             for entry in claim_allocations([pod.kubelet_uid], claim.uid, claim.name, devices, missing=True):
                 if devices and entry.key not in entries:

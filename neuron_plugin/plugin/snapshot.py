@@ -112,7 +112,7 @@ class Snapshot:
         assignments = []
         for pod in self.inputs.pods.asking:
             served = {allocation.container for allocation in self.ledger.of(pod.uid)}
-            if pod.started or all(container.name in served for container in pod.requests):
+            if pod.life.started or all(container.name in served for container in pod.requests):
                 continue
             place = next(place for place, container in enumerate(pod.requests) if container.name not in served)
             assigned = self.usable_assignment(pod)
@@ -138,7 +138,7 @@ class Snapshot:
             pod
             for pod in self.inputs.pods.asking
             if pod.uid not in waiting
-            and not pod.started
+            and not pod.life.started
             and {container.name for container in pod.requests}
             - {allocation.container for allocation in self.ledger.of(pod.uid)}
         )
@@ -282,7 +282,7 @@ class Snapshot:
     def _may_end(self, pod: PodReference) -> bool:
         """Whether the kubelet may soon give to others what a pod has."""
         known = self.inputs.pods.pods.get(pod.uid)
-        return self.inputs.kubelet_uid(pod) in self.inputs.doubted or (known is not None and known.ending)
+        return self.inputs.kubelet_uid(pod) in self.inputs.doubted or (known is not None and known.life.ending)
 
 
 def derive(inputs: Inputs) -> Snapshot:

@@ -80,7 +80,7 @@ def pod_events(snapshot: Snapshot) -> tuple[PodEvent, ...]:
                 events.append(PodEvent(pod.reference, EventReason.INVALID_CONSTRAINT, str(constraints)))
             elif text := constraint_not_kept(geometry, pod.requests, snapshot.device_facts, has):
                 events.append(PodEvent(pod.reference, EventReason.CONSTRAINT_NOT_KEPT, text))
-        if pod.privileged and pod.started and (text := _sees_more_text(snapshot, pod)):
+        if pod.life.privileged and pod.life.started and (text := _sees_more_text(snapshot, pod)):
             events.append(PodEvent(pod.reference, EventReason.PRIVILEGED, text))
     for entry in snapshot.inputs.recorded.entries.values():
         if entry.key.claim or (known := snapshot.inputs.pods.by_kubelet_uid.get(entry.key.uid)) is None:
@@ -100,14 +100,14 @@ def pod_events(snapshot: Snapshot) -> tuple[PodEvent, ...]:
 def wrongly_labelled(snapshot: Snapshot) -> tuple[NeuronPod, ...]:
     """The pods that should have the label of an unhealthy device and have not, or the reverse."""
     pods, sick = snapshot.inputs.pods.pods.values(), snapshot.unhealthy_devices
-    return tuple(pod for pod in pods if pod.labelled_unhealthy != (pod.reference in sick))
+    return tuple(pod for pod in pods if pod.life.labelled_unhealthy != (pod.reference in sick))
 
 
 def _sees_more_text(snapshot: Snapshot, pod: NeuronPod) -> str:
     """Which privileged containers of a pod see devices that are not the pod's; empty if none does."""
     has, claims = snapshot.ledger.of(pod.uid), {claim.claim: claim.users for claim in pod.claims}
     users = {name for one in has for name, _ in claims.get(one.claim, ()) or ((one.container, ""),)}
-    names = [name for name in pod.privileged if name in users]
+    names = [name for name in pod.life.privileged if name in users]
     devices = snapshot.inventory.geometry.devices_touched(snapshot.ledger.mask_of(pod.uid))
     if not names or set(snapshot.inventory.present) <= set(devices):
         return ""
@@ -150,13 +150,13 @@ def _assignment_write(snapshot: Snapshot, pod: NeuronPod, masks: Sequence[CoreMa
 
     The time of an assignment is kept; 0 stands for the time of the write.
     """
-    dialects = {Dialect.NEURON_PLUGIN} | ({Dialect.VENDOR} if VENDOR_IDS_KEY in pod.assignment_keys else set())
+    dialects = {Dialect.NEURON_PLUGIN} | ({Dialect.VENDOR} if VENDOR_IDS_KEY in pod.life.assignment_keys else set())
     placement = tuple(ContainerSet(container, mask) for container, mask in zip(pod.requests, masks, strict=True))
     time_ns = pod.assignment.alloc_time_ns if isinstance(pod.assignment, Assignment) else 0
-    annotations: dict[str, str | None] = dict.fromkeys(pod.assignment_keys)
+    annotations: dict[str, str | None] = dict.fromkeys(pod.life.assignment_keys)
     annotations |= write_assignment(assignment_of(snapshot.inventory.geometry, placement, time_ns), dialects)
     annotations |= {ALLOC_TIME_KEY: str(time_ns), ALLOCATED_KEY: "true" if allocated else "false"}
     ids = ", ".join(f"{key}={annotations[key]}" for key in ASSIGNMENT_KEYS if annotations.get(key))
-    was_assigned = bool(pod.assignment_keys) and not isinstance(pod.assignment, Rejection)
+    was_assigned = bool(pod.life.assignment_keys) and not isinstance(pod.assignment, Rejection)
     correction = f"{named(pod.reference)} got another set than it was assigned: {ids}" if was_assigned else ""
     return PodWrite(pod.reference, annotations, correction)

@@ -47,7 +47,7 @@ def pod(limits: Mapping[str, str], annotations: Mapping[str, str] | None = None)
 def test_a_pod_is_decoded_with_what_decides_about_it() -> None:
     decoded = pod({DEVICE: "2"}, {"NEURON_DEVS": "2,3", "NEURON_ALLOC_TIME": "17", "kubernetes.io/config.hash": "abc"})
     assert str(decoded.reference) == "ml/train"
-    assert (decoded.node, decoded.priority, decoded.started, decoded.ended) == ("node-1", 7, True, False)
+    assert (decoded.node, decoded.priority, decoded.life.started, decoded.ended) == ("node-1", 7, True, False)
     assert [(part.name, part.count) for part in decoded.requests] == [("main", 2)]
     assert (decoded.uid, decoded.kubelet_uid) == ("uid-1", "abc")
     allocations = assigned_allocations(decoded, INF2)
@@ -69,7 +69,7 @@ def test_a_pod_is_decoded_with_what_decides_about_it() -> None:
 def test_an_assignment_for_another_node_or_pod_is_none(named: Mapping[str, str], is_ours: bool) -> None:  # noqa: FBT001 - a table
     decoded = pod({DEVICE: "2"}, {"NEURON_DEVS": "2,3", "NEURON_ALLOC_TIME": "17", **named})
     assert (decoded.assignment is not None) is is_ours
-    assert decoded.assignment_keys == ("NEURON_DEVS",)
+    assert decoded.life.assignment_keys == ("NEURON_DEVS",)
 
 
 @pytest.mark.parametrize("limits", [{DEVICE: "1.5"}, {DEVICE: "1", CORE: "1"}])
@@ -296,7 +296,7 @@ def ended(exit_code: int = 1, reason: str = "Error") -> dict[str, Any]:
 def test_the_latest_run_of_a_container_is_read(status: dict[str, Any], run: ContainerRun | None) -> None:
     manifest = pod_manifest("pod", Resource.NEURON, 1)
     decoded = neuron_pod(PODS.decode(msgspec.json.encode({**manifest, "status": {"containerStatuses": [status]}})))
-    assert decoded.runs == ((run,) if run else ())
+    assert decoded.life.runs == ((run,) if run else ())
 
 
 REQUESTED: dict[str, Json] = {
@@ -318,7 +318,7 @@ def test_a_container_whose_end_was_requested_has_not_failed(how: str) -> None:
     killed = status_of(state=ended(137))
     (run,) = neuron_pod(
         PODS.decode(msgspec.json.encode({**manifest, "status": {"containerStatuses": [killed], **change}}))
-    ).runs
+    ).life.runs
     assert run == ContainerRun("main", STARTED, STARTED + 4)
 
 
@@ -326,7 +326,7 @@ def test_a_disruption_that_did_not_come_requests_no_end() -> None:
     over = {"conditions": [{"type": "DisruptionTarget", "status": "False"}]}
     status = {"phase": "Running", "containerStatuses": [status_of(state=ended())], **over}
     manifest = pod_manifest("pod", Resource.NEURON, 1)
-    assert neuron_pod(PODS.decode(msgspec.json.encode({**manifest, "status": status}))).runs[0].failed
+    assert neuron_pod(PODS.decode(msgspec.json.encode({**manifest, "status": status}))).life.runs[0].failed
 
 
 @pytest.mark.parametrize(
@@ -349,7 +349,7 @@ def test_a_sidecar_that_the_kubelet_ends_after_the_other_containers_has_not_fail
         "containerStatuses": [status_of(state=app)],
         "initContainerStatuses": [{"name": "sidecar", "state": {"terminated": end}}],
     }
-    runs = neuron_pod(PODS.decode(msgspec.json.encode({**manifest, "status": status}))).runs
+    runs = neuron_pod(PODS.decode(msgspec.json.encode({**manifest, "status": status}))).life.runs
     assert {run.container: run.failed for run in runs}["sidecar"] is fails
     assert {run.container: run.failed for run in runs}.get("main", False) is (app == ended(1)), "its own failure stays"
 
@@ -372,11 +372,11 @@ def test_a_pod_begins_to_end_with_the_first_container_that_is_not_started_again(
     manifest["spec"] |= {"restartPolicy": policy}
     status = {"phase": "Running", "containerStatuses": [status_of(state=end), {"name": "other"}]}
     wire_pod = PODS.decode(msgspec.json.encode({**manifest, "status": status}))
-    assert neuron_pod(wire_pod).ending is ending
-    assert neuron_pod(wire_pod, progress=False).ending is False
+    assert neuron_pod(wire_pod).life.ending is ending
+    assert neuron_pod(wire_pod, progress=False).life.ending is False
     manifest["spec"]["containers"][0] |= {"restartPolicy": "Always"}
     own = PODS.decode(msgspec.json.encode({**manifest, "status": status}))
-    assert neuron_pod(own).ending is False, "the container's own policy comes first"
+    assert neuron_pod(own).life.ending is False, "the container's own policy comes first"
 
 
 @pytest.mark.parametrize("how", REQUESTED)
@@ -384,7 +384,7 @@ def test_a_pod_begins_to_end_when_its_end_is_requested(how: str) -> None:
     manifest, change = pod_manifest("pod", Resource.NEURON, 1), dict(REQUESTED[how])
     manifest["metadata"] |= change.pop("metadata", {})
     running = {"containerStatuses": [status_of(state={"running": {"startedAt": START}})]}
-    assert neuron_pod(PODS.decode(msgspec.json.encode({**manifest, "status": running | change}))).ending
+    assert neuron_pod(PODS.decode(msgspec.json.encode({**manifest, "status": running | change}))).life.ending
 
 
 def test_the_containers_that_run_privileged_are_read() -> None:
@@ -393,8 +393,8 @@ def test_the_containers_that_run_privileged_are_read() -> None:
     manifest["spec"]["containers"] = [{"name": f"c{number}", **context} for number, context in enumerate(contexts)]
     manifest["spec"]["initContainers"] = [{"name": "init", "securityContext": {"privileged": True}}]
     wire_pod = PODS.decode(msgspec.json.encode(manifest))
-    assert neuron_pod(wire_pod).privileged == ("init", "c2")
-    assert neuron_pod(wire_pod, progress=False).privileged == ()
+    assert neuron_pod(wire_pod).life.privileged == ("init", "c2")
+    assert neuron_pod(wire_pod, progress=False).life.privileged == ()
 
 
 # A group's pods, and UltraServers.

@@ -181,7 +181,8 @@ def test_whether_a_process_lives_is_looked_up_for_each_pod_in_the_kubelets_files
 
 def test_a_running_pod_of_which_the_kubelet_lost_its_record_has_what_it_was_assigned() -> None:
     asked = {"main": {"neurondevice": 1}}
-    lost = replace(decoded("train", asked, {"NEURON_DEVS": "3", "NEURON_ALLOCATED": "true"}), started=True)
+    lost = decoded("train", asked, {"NEURON_DEVS": "3", "NEURON_ALLOCATED": "true"})
+    lost = replace(lost, life=replace(lost.life, started=True))
     assert held(holders_of(INF2, (), (), [lost])) == f"{lost.uid}:default/train/main=6-7"
 
 

@@ -510,7 +510,7 @@ class Life(AnyLife):
     def collect_garbage(self) -> None:
         """PodGC: the phase is Failed, then the object is gone, while processes run."""
         pod = self._any(State.RUNNING, static=False)
-        if pod and self.api.up and pod.uid in self.api.pods and self.api.pods[pod.uid].started:
+        if pod and self.api.up and pod.uid in self.api.pods and self.api.pods[pod.uid].life.started:
             self.note(f"{pod} is failed and deleted by PodGC")
             pod.leaving = True
             self.api.show(pod.uid, "Failed")  # the containers still run, and the status says so

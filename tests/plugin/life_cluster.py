@@ -212,7 +212,7 @@ class LifeApi(StandInApiServer):
     def show(self, uid: str, phase: str, *, started: bool | None = None, running: bool | None = None) -> None:
         """What a kubelet says of a pod and its containers; None stays as it is."""
         if pod := self.pods.get(uid):
-            started = pod.started if started is None else started
+            started = pod.life.started if started is None else started
             running = pod.running if running is None else running
             status = ApiPod("", phase=phase, started=started, running=running).wire.status
             self.set_pod_status("default", pod.reference.name, msgspec.to_builtins(status))

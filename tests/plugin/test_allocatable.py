@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from neuron_plugin.allocation import NodeInventory
+from neuron_plugin.allocation.pod import PodLife
 from neuron_plugin.plugin.allocatable import AllocatableKeeper
 from neuron_plugin.plugin.inputs import NodePods
 from neuron_plugin.plugin.node import LocalNode
@@ -41,7 +42,7 @@ class Kept:
         self.see_pod(ending=False)
 
     def see_pod(self, *, ending: bool) -> None:
-        self.node.see_pods(NodePods().with_pod(replace(pod("a", app(8)), ending=ending)))
+        self.node.see_pods(NodePods().with_pod(replace(pod("a", app(8)), life=PodLife(ending=ending))))
         self.node.look_at_checkpoint()
 
     def writes(self, seen: NodeInventory | None = None) -> dict[str, str]:

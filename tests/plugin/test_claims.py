@@ -13,6 +13,7 @@ import pytest
 
 from neuron_plugin.allocation import NeuronPod, NodeInventory, PodUid
 from neuron_plugin.allocation.claims import DRA_DRIVER, ClaimResult, NeuronClaim, PodClaim
+from neuron_plugin.allocation.pod import PodLife
 from neuron_plugin.allocation.rejection import INVALID_REQUEST
 from neuron_plugin.allocation.ultraserver import UltraServerPlace
 from neuron_plugin.kubelet.dra_service import ClaimReference, PreparedDevice
@@ -231,7 +232,7 @@ class Desk(Scene):
         made = []
         for name, _, uses in (word.partition(":") for word in words if ":" in word):
             made.append(claiming(name, dict.fromkeys(uses.split(","), (("main", ""),))))
-        self.show(*(replace(one, started="started" in words) for one in made))
+        self.show(*(replace(one, life=PodLife(started="started" in words)) for one in made))
 
     def show(self, *pods: NeuronPod) -> None:
         self.clock.now += 1

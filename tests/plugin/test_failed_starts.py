@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from neuron_plugin.allocation import NeuronPod
+from neuron_plugin.allocation.pod import PodLife
 from neuron_plugin.allocation.runs import ContainerRun
 from neuron_plugin.plugin.failed_starts import failed_starts
 from neuron_plugin.plugin.inputs import NodePods
@@ -30,7 +31,7 @@ def a_pod(text: str) -> NeuronPod:
     started = NOW - float(seconds) if how == "runs" else ended - float(said.get("after", 4))
     asked = f"core:1={said['core']}" if "core" in said else f"1={device or 3}"
     run = ContainerRun(said.get("in", "app"), started, ended, failed=how == "fails")
-    made = replace(pod_of(f"{name} app:{asked} allocated"), runs=(run,), controller=said.get("of", ""))
+    made = replace(pod_of(f"{name} app:{asked} allocated"), life=PodLife(runs=(run,)), controller=said.get("of", ""))
     return replace(made, assignment=None) if "unknown" in rest else made
 
 
@@ -109,7 +110,7 @@ def test_an_init_container_that_did_its_work_does_not_speak_for_the_container_th
     def with_init(name: str, at: float) -> NeuronPod:
         ran = ContainerRun("init", NOW - at - 8, NOW - at - 6)
         failed = ContainerRun("app", NOW - at - 4, NOW - at, failed=True)
-        return replace(pod_of(f"{name} init:1=3 app:1=3 allocated"), runs=(ran, failed))
+        return replace(pod_of(f"{name} init:1=3 app:1=3 allocated"), life=PodLife(runs=(ran, failed)))
 
     past = tuple(with_init(name, at) for name, at in (("a", 90), ("b", 60), ("c", 30)))
     assert counts(seen(pods_of(OTHER), past)) == {3: 3}
@@ -118,18 +119,18 @@ def test_an_init_container_that_did_its_work_does_not_speak_for_the_container_th
 def test_the_last_state_of_a_pod_that_goes_is_kept_and_pods_that_never_ran_are_not() -> None:
     known, idle = replace(a_pod("a fails 30"), phase="Failed"), pod_of("b app:1=4 allocated")
     pods = NodePods().with_pod(a_pod("a runs 300")).with_pod(idle).with_pod(known).without(idle.uid)
-    assert [(each.uid, each.runs) for each in pods.past] == [(known.uid, known.runs)]
+    assert [(each.uid, each.life.runs) for each in pods.past] == [(known.uid, known.life.runs)]
     assert pods.with_pod(known).past == pods.past, "told again"
 
 
 def state_of(text: str) -> NeuronPod:
     """``deleted ended Failed``: a state of a pod with one container that is killed, as the decoder reads it."""
     words, made = text.split(), a_pod("c fails 10")
-    (run,) = made.runs
+    (run,) = made.life.runs
     end = run.started + 4 if {"ended", "evicted"} & {*words} else 0.0
     killed = ContainerRun("app", run.started, end, failed="ended" in words and "deleted" not in words)
     phase = "Failed" if {"Failed", "evicted"} & {*words} else "Running"
-    return replace(made, terminating="deleted" in words, phase=phase, runs=(killed,))
+    return replace(made, terminating="deleted" in words, phase=phase, life=PodLife(runs=(killed,)))
 
 
 STATES = rows("""
@@ -157,4 +158,4 @@ def test_which_end_of_a_pod_is_a_failed_start(states: str, count: str) -> None:
 def test_a_failure_that_was_known_stays_known_after_a_list() -> None:
     pods = NodePods().with_pod(state_of("lives")).with_pod(state_of("ended"))
     pods = pods.with_list([state_of("deleted ended")], 0.0)
-    assert [run.failed for pod in pods.pods.values() for run in pod.runs] == [True]
+    assert [run.failed for pod in pods.pods.values() for run in pod.life.runs] == [True]

@@ -283,7 +283,7 @@ def pod_of(text: str, geometry: Geometry = TRN1, **fields: Any) -> NeuronPod:
     """
     name, *words = text.split()
     time, phase, annotations, containers, sets = 1, "Pending", dict(fields.pop("annotations", {})), [], []
-    later: dict[str, Any] = {}
+    claims, life = tuple[PodClaim, ...](), dict[str, Any]()
     for word in words:
         asked, equals, said = word.partition("=")
         kind, _, count = asked.partition(":")
@@ -294,11 +294,11 @@ def pod_of(text: str, geometry: Geometry = TRN1, **fields: Any) -> NeuronPod:
         elif word == "allocated":
             annotations["NEURON_ALLOCATED"] = "true"
         elif word == "ending":
-            later["ending"] = True
+            life["ending"] = True
         elif kind == "privileged":
-            later["privileged"] = (count,)
+            life["privileged"] = (count,)
         elif kind == "claims":
-            later["claims"] = (PodClaim("devices", f"{name}-devices", ((count, ""),)),)
+            claims = (PodClaim("devices", f"{name}-devices", ((count, ""),)),)
         elif kind == "both":
             limits = {Resource.NEURON.value: "1", Resource.NEURONCORE.value: "1"}
             containers.append(ContainerSpec(count, ContainerKind.APP, limits))
@@ -316,7 +316,8 @@ def pod_of(text: str, geometry: Geometry = TRN1, **fields: Any) -> NeuronPod:
         name, annotations = "static", {"kubernetes.io/config.hash": STATIC_UID} | annotations
     if sets:
         annotations = assignment(geometry, containers, sets, time) | annotations
-    return replace(pod(name, *containers, annotations=annotations, phase=phase, **fields), **later)
+    made = pod(name, *containers, annotations=annotations, phase=phase, **fields)
+    return replace(made, claims=claims or made.claims, life=replace(made.life, **life))
 
 
 def answers(text: str, node: NodeInventory) -> tuple[PendingAnswer, ...]:
