@@ -180,6 +180,11 @@ class ReplayOutcome:
     """The pods that waited then, or had been refused and would still have run."""
 
     @property
+    def pods(self) -> int:
+        """How many have come."""
+        return sum(tally.pods for tally in self.by_request.values())
+
+    @property
     def asked(self) -> float:
         """Device-hours that all pods asked for."""
         return sum(tally.asked for tally in self.by_request.values())
