@@ -79,12 +79,7 @@ def devices_asked(geometry: Geometry, request: PodRequest) -> float:
 
 
 def arrivals(
-    geometries: Sequence[Geometry],
-    mix: Mapping[PodRequest, float],
-    load: float,
-    pods: int,
-    *,
-    seed: int = 0,
+    geometries: Sequence[Geometry], mix: Mapping[PodRequest, float], load: float, pods: int, *, seed: int = 0
 ) -> list[Arrival]:
     """Pods that come at random and stay for an exponential time, an hour on average.
 

@@ -364,10 +364,7 @@ def reserve(api: SimulatedApiServer, pod: AnyJson, claims: Sequence[AnyJson], al
 
 
 def _read_request(
-    request: AnyJson,
-    classes: Mapping[str, AnyJson],
-    devices: Sequence[OfferedDevice],
-    taken: Collection[PooledDevice],
+    request: AnyJson, classes: Mapping[str, AnyJson], devices: Sequence[OfferedDevice], taken: Collection[PooledDevice]
 ) -> _Request:
     """A request with the devices that it may have, in their order."""
     name, exact = request["name"], request.get("exactly")

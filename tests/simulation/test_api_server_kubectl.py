@@ -178,11 +178,7 @@ def test_what_is_no_protobuf_of_kubectl_s_is_said(body: bytes, said: str) -> Non
 
 def test_options_of_a_deletion_are_read_and_unknown_fields_are_not() -> None:
     body = in_protobuf(b"DeleteOptions", OPTIONS + field(4, b"Background") + field(5, b"All") + b"\x80\x01\x96\x01")
-    assert read_protobuf(body) == {
-        "gracePeriodSeconds": 0,
-        "preconditions": {"uid": "uid-a"},
-        "dryRun": ["All"],
-    }
+    assert read_protobuf(body) == {"gracePeriodSeconds": 0, "preconditions": {"uid": "uid-a"}, "dryRun": ["All"]}
 
 
 BOTH = "all=placed-by-gates,neuron-1=unhealthy"

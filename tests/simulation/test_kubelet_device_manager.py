@@ -86,10 +86,7 @@ def in_words(plugins: Answering) -> list[tuple[set[str], set[str]]]:
 
 @pytest.mark.parametrize(
     ("taken", "preferred", "given"),
-    [
-        ((), ("d3", "d1"), {"d1", "d3"}),
-        (("d0",), ("d0", "ghost", "d2", "d3"), {"d2", "d3"}),
-    ],
+    [((), ("d3", "d1"), {"d1", "d3"}), (("d0",), ("d0", "ghost", "d2", "d3"), {"d2", "d3"})],
 )
 async def test_a_preference_is_followed_as_far_as_it_is_available(
     taken: tuple[str, ...], preferred: tuple[str, ...], given: set[str]
@@ -120,10 +117,7 @@ async def test_an_init_containers_devices_are_taken_first_and_without_a_preferen
     assert given < left or left < given
 
 
-@pytest.mark.parametrize(
-    ("count", "asked"),
-    [(1, [({"d2", "d3"}, set())]), (2, []), (3, [(set(FOUR), {"d2", "d3"})])],
-)
+@pytest.mark.parametrize(("count", "asked"), [(1, [({"d2", "d3"}, set())]), (2, []), (3, [(set(FOUR), {"d2", "d3"})])])
 async def test_numa_affinity_offers_the_aligned_devices_alone_where_they_are_more_than_enough(
     count: int, asked: list[tuple[set[str], set[str]]]
 ) -> None:

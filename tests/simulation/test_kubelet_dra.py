@@ -251,8 +251,7 @@ async def test_after_a_start_nothing_is_prepared_and_kubernetes_140955_a_second_
 
 
 @pytest.mark.parametrize(
-    ("answer", "why"),
-    [({}, "skipped 1 ResourceClaims"), ({"uid-c": "busy"}, "failed for ResourceClaim c: busy")],
+    ("answer", "why"), [({}, "skipped 1 ResourceClaims"), ({"uid-c": "busy"}, "failed for ResourceClaim c: busy")]
 )
 async def test_a_driver_that_skips_or_refuses_a_claim_lets_the_pod_wait(
     answering: Answering, answer: dict[str, Sequence[DriverDevice] | str], why: str

@@ -11,16 +11,7 @@ import pytest
 from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2 as pb
 from neuron_plugin.simulation.kubelet_plugins import ResourceCapacity, is_extended_resource_name
 from tests.kubelet.fakes import CORE, eventually
-from tests.simulation.kubelet_node import (
-    RawPlugin,
-    node,
-    pod,
-    refusal,
-    register,
-    rejection,
-    serving,
-    wants,
-)
+from tests.simulation.kubelet_node import RawPlugin, node, pod, refusal, register, rejection, serving, wants
 from tests.support.kubelet import KubeletOptions, StandInKubelet
 
 

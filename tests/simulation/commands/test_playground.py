@@ -182,9 +182,7 @@ BAD = "kind: Pod\napiVersion: v1\nmetadata: {name: bad}\nspec:\n  "
         (
             TWO_CONTAINERS.replace("aws.amazon.com/neuron: 1", ALL_NAMES),  # AWS's test of its install
             0,
-            [
-                "pod team/mine waits: .*container first asks for .*neuron and .*neurondevice and.*",
-            ],
+            ["pod team/mine waits: .*container first asks for .*neuron and .*neurondevice and.*"],
         ),
         (
             FILE_OF_MANY,
@@ -355,10 +353,7 @@ KUBECTL = (
     ("apply --server-side -f FILE", "it is not simulated: apply without --server-side"),
     ("explain pods.spec.schedulerName", r"(?s)^KIND: +Pod\nVERSION: +v1\n\nFIELD: schedulerName <string>"),
     ("create deployment x --image=x -o yaml --dry-run=client | KUBECTL apply -f -", "'neuron-plugin playground run -f"),
-    (
-        "debug seen --image=x",
-        "Error from server .*: ephemeralcontainers is not simulated: no container runs anything",
-    ),
+    ("debug seen --image=x", "Error from server .*: ephemeralcontainers is not simulated: no container runs anything"),
     ("exec seen -- ls", "exec is not simulated: no container runs anything here$"),
     ("scale deployment x --replicas=2", 'error: the server doesn\'t have a resource type "deployment"'),
     ("create namespace x", "^namespace/x created$"),

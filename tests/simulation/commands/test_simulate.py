@@ -145,10 +145,7 @@ FAULTS: list[tuple[Read, list[tuple[str, object]]]] = [
     (lambda node: device(node, 1).health.reset, [(f"reset 1 {state.name.lower()}", state) for state in ResetState]),
     (
         lambda node: device(node, 1).health.unhealthy_components,
-        [
-            ("components 1 hbm,link_host", frozenset({"hbm", "link_host"})),
-            ("components 1 none", frozenset()),
-        ],
+        [("components 1 hbm,link_host", frozenset({"hbm", "link_host"})), ("components 1 none", frozenset())],
     ),
     (
         lambda node: device(node, 0).health.core_errors,
@@ -160,31 +157,18 @@ FAULTS: list[tuple[Read, list[tuple[str, object]]]] = [
             ("core-errors 0 --count 3", (CoreErrors(0, hw_error=3), CoreErrors(1, hw_nc_ue_error=2))),
         ],
     ),
-    (
-        lambda node: device(node, 2).health.status_counts,
-        [("error-events 2 7", (("hw_error_events", 7),))],
-    ),
+    (lambda node: device(node, 2).health.status_counts, [("error-events 2 7", (("hw_error_events", 7),))]),
     (
         lambda node: inventory(node).device_ids,
         [("device 5 gone", (0, 1, 2, 3, 4)), ("device 5 back", (0, 1, 2, 3, 4, 5))],
     ),
-    (
-        lambda node: device(node, 5).node,
-        [("node 5 gone", NodeState.ABSENT), ("node 5 back", NodeState.PRESENT)],
-    ),
+    (lambda node: device(node, 5).node, [("node 5 gone", NodeState.ABSENT), ("node 5 back", NodeState.PRESENT)]),
     (lambda node: len(inventory(node).devices), [("driver gone", 0), ("driver back", 6)]),
     (
         lambda node: [node.description.device(number).busy_percent for number in range(3)],
-        [
-            ("use 0-2 busy --percent 80", [80, 80, 80]),
-            ("use 1 idle", [80, 0, 80]),
-            ("use 2 usual", [80, 0, None]),
-        ],
+        [("use 0-2 busy --percent 80", [80, 80, 80]), ("use 1 idle", [80, 0, 80]), ("use 2 usual", [80, 0, None])],
     ),
-    (
-        lambda node: node.description.device(1).reset_failures,
-        [("reset-failures 1 3", 3)],
-    ),
+    (lambda node: node.description.device(1).reset_failures, [("reset-failures 1 3", 3)]),
     (
         lambda node: [(record.text, record.by_kernel) for record in map(parse, kmsg(node)) if record],
         [
