@@ -75,12 +75,11 @@ def discovery(path: str) -> AnyJson | None:
     if path == "/api":
         return {"kind": "APIVersions", "versions": ["v1"]}
     if path == "/apis":
-        named = [version for group, version in _GROUPS.items() if group.startswith("/apis/")]
-        versions = [{"groupVersion": name, "version": name.rpartition("/")[2]} for name in named]
-        groups = [
-            {"name": version["groupVersion"].partition("/")[0], "versions": [version], "preferredVersion": version}
-            for version in versions
-        ]
+        served: dict[str, list[AnyJson]] = {}
+        for named in (version for group, version in _GROUPS.items() if group.startswith("/apis/")):
+            name, _, version = named.partition("/")
+            served.setdefault(name, []).append({"groupVersion": named, "version": version})
+        groups = [{"name": name, "versions": of, "preferredVersion": of[0]} for name, of in served.items()]
         return {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
     if path in _GROUPS:
         resources = [
