@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from neuron_plugin.cli.command import program
 from neuron_plugin.hardware import EVERY_DEVICE, Device, Inventory, MachinePaths, ResetState, read_inventory
@@ -31,23 +30,12 @@ def test_types_lists_the_catalogue_with_the_counts_one_can_request(cli: Cli) -> 
     assert by_name["inf2.24xlarge"] == ["6", "Inferentia2", "2", "2", "1", "32Gi", "line", "1-6", "1-12"]
 
 
-@pytest.mark.parametrize(("form", "load"), [("json", json.loads), ("yaml", yaml.safe_load)])
-def test_types_are_a_document_for_scripts(cli: Cli, form: str, load: Callable[[str], Any]) -> None:
-    found = load(cli("simulate", "types", "-o", form).out)
-    assert found["version"] == 1
+def test_types_are_a_document_for_scripts(cli: Cli) -> None:
+    found = json.loads(cli("simulate", "types", "-o", "json").out)
     assert [each["name"] for each in found["types"]] == sorted(catalogue())
-    assert next(each for each in found["types"] if each["name"] == "trn2.48xlarge") == {
-        "name": "trn2.48xlarge",
-        "devices": 16,
-        "product": "Trainium2",
-        "coresPerDevice": 4,
-        "physicalCoresPerDevice": 8,
-        "logicalCoreSize": 2,
-        "memoryGibPerDevice": 96,
-        "topology": "torus",
-        "deviceCounts": [1, 4, 8, 16],
-        "coreCounts": [1, 2, 3, 4, 8, 16, 32, 64],
-    }
+    trn2 = next(each for each in found["types"] if each["name"] == "trn2.48xlarge")
+    cores = (trn2["coresPerDevice"], trn2["physicalCoresPerDevice"], trn2["logicalCoreSize"])
+    assert (cores, trn2["memoryGibPerDevice"], trn2["deviceCounts"]) == ((4, 8, 2), 96, [1, 4, 8, 16])
 
 
 def test_a_written_node_reads_as_the_machine_and_a_document_says_what_it_is(cli: Cli, tmp_path: Path) -> None:
