@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -83,9 +83,3 @@ async def serving(driver: RawDriver, registry: Path) -> AsyncIterator[Path]:
         driver.ends.set()
         await server.stop(0.1)
         path.unlink(missing_ok=True)
-
-
-async def until(holds: Callable[[], object], seconds: float = 20.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not holds():
-            await asyncio.sleep(0.005)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,8 +25,9 @@ from neuron_plugin.simulation.kubelet_dra import (
 )
 from neuron_plugin.simulation.kubelet_pods import KubeletContainer, KubeletPod, PodGoneError
 from tests.simulation.dra import DRIVER, Json
-from tests.simulation.dra_driver import RawDriver, serving, until
+from tests.simulation.dra_driver import RawDriver, serving
 from tests.support.kubelet import KubeletOptions, StandInKubelet
+from tests.support.running import until
 
 FAST = DraManagerTimes(retry=0.05, call=2.0, watcher=0.02, wipe=0.3, health=0.05, reconcile=60.0)
 EFA = "efa.networking.k8s.aws"
@@ -72,16 +73,11 @@ async def a_site(root: Path, *drivers: RawDriver, times: DraManagerTimes = FAST)
         dra=dra,
         cdi_dir=root / "cdi",
     )
-    async with kubelet:
-        contexts = [serving(each, root / "registry") for each in drivers]
-        for context in contexts:
-            await context.__aenter__()
+    async with kubelet, AsyncExitStack() as stack:
+        for each in drivers:
+            await stack.enter_async_context(serving(each, root / "registry"))
         await until(lambda: dra.drivers == {each.name for each in drivers})
-        try:
-            yield Site(root, kubelet, dra, api)
-        finally:
-            for context in contexts:
-                await context.__aexit__(None, None, None)
+        yield Site(root, kubelet, dra, api)
 
 
 def pod(name: str = "a", *claims: str, request: str = "") -> KubeletPod:
