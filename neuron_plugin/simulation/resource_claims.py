@@ -35,8 +35,6 @@ POD_CLAIM_KEY = "resource.kubernetes.io/pod-claim-name"
 """Annotation of a generated claim: the pod's own name for it."""
 NOT_CREATED = "FailedResourceClaimCreation"
 """Reason of the event on a pod whose claim cannot be made."""
-_LONGEST_PREFIX = 57
-"""Characters of a claim's name before the random ones."""
 
 
 def sync_claims(api: SimulatedApiServer) -> None:
@@ -116,13 +114,9 @@ def warn(api: SimulatedApiServer, pod: AnyJson, note: str, *, reason: str, actio
 def claim_from(pod: AnyJson, name: str, template: AnyJson) -> AnyJson:
     """The claim that a template means for a pod, which owns it."""
     metadata, meant = pod["metadata"], template["spec"].get("metadata") or {}
-    prefix = f"{metadata['name']}-{name}-"
-    if len(prefix) > _LONGEST_PREFIX:  # both parts lose the same share
-        parts = (word[: len(word) * _LONGEST_PREFIX // len(prefix)] for word in (metadata["name"], name))
-        prefix = "-".join(parts)
     owner = {"apiVersion": "v1", "kind": "Pod", "name": metadata["name"], "uid": metadata["uid"], "controller": True}
     annotations = {**(meant.get("annotations") or {}), POD_CLAIM_KEY: name}
-    made = {"generateName": prefix, "ownerReferences": [owner], "annotations": annotations}
+    made = {"generateName": f"{metadata['name']}-{name}-", "ownerReferences": [owner], "annotations": annotations}
     return {"metadata": made | {"labels": meant.get("labels") or {}}, "spec": template["spec"].get("spec") or {}}
 
 

@@ -198,18 +198,6 @@ async def test_entries_of_ended_pods_stay_until_the_memory_is_cleaned_with_all_s
     assert await available(manager) == set(FOUR)
 
 
-async def test_a_running_container_gets_no_entry_while_the_sources_are_not_ready() -> None:
-    manager = manager_of()
-    manager.load(None)  # the checkpoint is lost
-    manager.update_devices(CORE, map(ListedDevice, FOUR))
-    manager.sources_ready = False
-    manager.running = {A: {"c"}}
-    assert await allocate(manager, A, 4) == set()
-    manager.sources_ready = True
-    assert manager.entries() == ()
-    assert await available(manager) == set(FOUR), "the ids of the running container are offered"
-
-
 # Sections 7 and 14: the checkpoint
 
 
