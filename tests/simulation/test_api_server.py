@@ -18,7 +18,7 @@ import pytest
 from neuron_plugin.cluster.api import ApiError, ApiRequest, Response, UnreachableError
 from neuron_plugin.simulation.api_server_kinds import NODES, PODS
 from tests.simulation.api_client import LEASES_PATH, MERGE, PODS_PATH, Client, Json, names, pod, until_watched
-from tests.support.api_server import Fault, Match, StandInApiServer
+from tests.support.api_server import Fault, StandInApiServer
 
 NOT_SERVED = "the server could not find the requested resource"
 OF_NODES = "/api/v1/nodes/n"
@@ -107,24 +107,7 @@ async def test_a_token_lets_its_bearer_in_and_a_kubeconfig_is_for_its_owner_only
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-# Faults.
-
-
-async def test_faults_happen_to_what_they_are_meant_for_in_their_order_and_so_often(
-    client: Client, server: StandInApiServer
-) -> None:
-    server.fail(Fault(Match(method="GET", path="/pods$"), times=2, status=503, retry_after_seconds=1))
-    server.fail(Fault(Match(path="/pods$"), status=500))
-    assert (await client.ask("GET", "/api/v1/nodes"))[0] == 200
-    assert [(await client.ask("GET", "/api/v1/pods"))[0] for _ in range(4)] == [503, 503, 500, 200]
-    server.fail(Fault(Match(watch=True), ends=True))
-    assert await client.watch_to_the_end("/api/v1/pods") == []
-    server.fail(Fault(gate=(gate := asyncio.Event())))
-    asking = asyncio.create_task(client.get("/api/v1/pods"), name="held")
-    await asyncio.sleep(0.02)
-    assert not asking.done()
-    gate.set()
-    await asking
+# Its end and its start.
 
 
 async def test_a_server_stops_under_its_watches_and_comes_back_on_its_port_with_its_objects(
