@@ -14,7 +14,6 @@ from neuron_plugin.hardware.kernel_log import parse_line
 from neuron_plugin.simulation import SimulatedNode, write_node
 from neuron_plugin.topology import catalogue
 from tests.cli.doubles import Cli
-from tests.inspection.doubles import MakeNode
 
 SMALL = ("--no-usage-counters",)
 
@@ -96,8 +95,8 @@ def test_a_directory_in_use_is_left_alone(cli: Cli, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def node(make_node: MakeNode) -> SimulatedNode:
-    return make_node("inf2.24xlarge")
+def node(tmp_path: Path) -> SimulatedNode:
+    return write_node(tmp_path / "node", "inf2.24xlarge", usage_counters=False)
 
 
 def inventory(node: SimulatedNode) -> Inventory:
