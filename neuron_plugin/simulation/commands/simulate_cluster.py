@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -30,6 +30,7 @@ from neuron_plugin.cli.command import (
 from neuron_plugin.instance_file import load_catalogue
 from neuron_plugin.planning import RULES, DemandError, parse_shape, shape_text
 from neuron_plugin.settings import read_yaml
+from neuron_plugin.simulation.api_server_kinds import AnyJson
 from neuron_plugin.simulation.replay import (
     MIXES,
     AwsBoard,
@@ -84,7 +85,6 @@ _HEADERS = {
     "lost": "LOST",
 }
 """Of the table, by the key of the document."""
-Report: TypeAlias = dict[str, Any]
 
 
 def add_cluster_command(actions: Subparsers) -> None:
@@ -137,7 +137,7 @@ def run(arguments: Namespace) -> None:
     counts = Counter(node.inventory.geometry.instance_type for node in nodes if node.inventory)
     shares = {} if arguments.trace else {shape_text(request): weight for request, weight in mix.items()}
     load = None if arguments.trace else arguments.load
-    report: Report = {"version": VERSION, "nodes": counts, "pods": len(runs[0]), "runs": len(runs), "load": load}
+    report: AnyJson = {"version": VERSION, "nodes": counts, "pods": len(runs[0]), "runs": len(runs), "load": load}
     report |= {"mix": shares, "policies": reports}
     if arguments.save:
         last = outcomes[OURS][0]
@@ -153,12 +153,12 @@ def run(arguments: Namespace) -> None:
     show(arguments.output, report, [*plain(title), *table(rows)])
 
 
-def _report(outcomes: Sequence[ReplayOutcome]) -> Report:
+def _report(outcomes: Sequence[ReplayOutcome]) -> AnyJson:
     """Means over the runs: device-hours refused in parts of those asked for, waiting in parts of the time asked for.
 
     ``byShape`` has the sums of all runs, with the shares as the policy's. One run has no standard error.
     """
-    by_shape: Report = {}
+    by_shape: AnyJson = {}
     for request in sorted({request for outcome in outcomes for request in outcome.by_request}, key=shape_text):
         tallies = [astuple(outcome.by_request[request]) for outcome in outcomes if request in outcome.by_request]
         pods, asked, refused_pods, refused, waited = map(sum, zip(*tallies, strict=True))
