@@ -148,7 +148,8 @@ async def test_a_watch_of_what_is_there_marks_no_end_and_refuses_to_be_asked_for
 ) -> None:
     server.create_pod(pod("a"))
     events = await client.watch_to_the_end("/api/v1/pods", timeoutSeconds="0", allowWatchBookmarks="true")
-    assert [event["type"] for event in events] == ["ADDED"]
+    found = [(event["type"], event["object"]["metadata"]["resourceVersion"]) for event in events]
+    assert found == [("ADDED", "2")], "an empty server is at version 1"
     query = {"watch": "true", "sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
     status, refusal = await client.ask("GET", "/api/v1/pods", params=query)
     assert (status, "feature gate WatchList" in refusal["message"]) == (422, True)
