@@ -11,15 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from neuron_plugin.simulation.api_server import SimulatedApiServer
     from neuron_plugin.simulation.cluster import NODE_NAME, PlacedBy, SimulatedCluster, pod_manifest
-    from neuron_plugin.simulation.kubelet import SimulatedKubelet
-    from neuron_plugin.simulation.kubelet_device_manager import AllocationError, PluginCallError
-    from neuron_plugin.simulation.kubelet_pods import (
-        AdmittedContainer,
-        AdmittedPod,
-        KubeletContainer,
-        KubeletPod,
-        PodRejectedError,
-    )
+    from neuron_plugin.simulation.kubelet_device_manager import AllocationError
+    from neuron_plugin.simulation.kubelet_pods import AdmittedPod, KubeletContainer, KubeletPod
     from neuron_plugin.simulation.node import SimulatedNode, write_node
     from neuron_plugin.simulation.node_tree import SimulationError
     from neuron_plugin.simulation.scheduler import SCHEDULERS, ExtenderCallError, SimulatedScheduler
@@ -28,9 +21,8 @@ if TYPE_CHECKING:
 _NAMES = {
     "api_server": ("SimulatedApiServer",),
     "cluster": ("NODE_NAME", "PlacedBy", "SimulatedCluster", "pod_manifest"),
-    "kubelet": ("SimulatedKubelet",),
-    "kubelet_device_manager": ("AllocationError", "PluginCallError"),
-    "kubelet_pods": ("AdmittedContainer", "AdmittedPod", "KubeletContainer", "KubeletPod", "PodRejectedError"),
+    "kubelet_device_manager": ("AllocationError",),
+    "kubelet_pods": ("AdmittedPod", "KubeletContainer", "KubeletPod"),
     "node": ("SimulatedNode", "write_node"),
     "node_tree": ("SimulationError",),
     "scheduler": ("SCHEDULERS", "ExtenderCallError", "SimulatedScheduler"),

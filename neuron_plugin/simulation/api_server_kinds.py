@@ -128,10 +128,10 @@ RESOURCE_SLICES = ServedKind(
     _DRA, "resourceslices", "ResourceSlice", namespaced=False, fields=("spec.nodeName", "spec.driver")
 )
 DEVICE_CLASSES = ServedKind(_DRA, "deviceclasses", "DeviceClass", namespaced=False)
-POD_GROUPS = ServedKind("/apis/scheduling.k8s.io/v1beta1", "podgroups", "PodGroup")
 PRIORITY_CLASSES = ServedKind(_SCHEDULING, "priorityclasses", "PriorityClass", namespaced=False)
+POD_GROUPS = ServedKind("/apis/scheduling.k8s.io/v1beta1", "podgroups", "PodGroup")
 KINDS = tuple(kind for kind in tuple(vars().values()) if isinstance(kind, ServedKind))
-"""All of them, in this order."""
+"""All of them, in this order; the first version of a group is the preferred one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,45 +33,28 @@ from msgspec.inspect import (
 from neuron_plugin.cluster import ApiResource, claims, objects, storage
 from neuron_plugin.cluster.pods import PODS as POD_RECORDS
 from neuron_plugin.cluster.pods import neuron_pod
-from neuron_plugin.simulation.api_server_kinds import (
-    BUDGETS,
-    CLAIMS,
-    CONFIG_MAPS,
-    DEVICE_CLASSES,
-    EVENTS,
-    KINDS,
-    NAMESPACES,
-    NODES,
-    PODS,
-    PRIORITY_CLASSES,
-    RESOURCE_CLAIMS,
-    RESOURCE_SLICES,
-    STATEFUL_SETS,
-    STORAGE_CLASSES,
-    VOLUMES,
-    AnyJson,
-    ServedKind,
-)
+from neuron_plugin.simulation import api_server_kinds as kinds
+from neuron_plugin.simulation.api_server_kinds import AnyJson, ServedKind
 from neuron_plugin.simulation.api_server_rules import is_ready
 from neuron_plugin.simulation.resource_claims import claim_node
 
 _VERBS = ["create", "delete", "get", "list", "patch", "watch"]
 _SHORT_NAMES = {
-    PODS: ["po"],
-    NODES: ["no"],
-    BUDGETS: ["pdb"],
-    CLAIMS: ["pvc"],
-    VOLUMES: ["pv"],
-    PRIORITY_CLASSES: ["pc"],
-    NAMESPACES: ["ns"],
-    CONFIG_MAPS: ["cm"],
-    STATEFUL_SETS: ["sts"],
-    STORAGE_CLASSES: ["sc"],
+    kinds.PODS: ["po"],
+    kinds.NODES: ["no"],
+    kinds.BUDGETS: ["pdb"],
+    kinds.CLAIMS: ["pvc"],
+    kinds.VOLUMES: ["pv"],
+    kinds.PRIORITY_CLASSES: ["pc"],
+    kinds.NAMESPACES: ["ns"],
+    kinds.CONFIG_MAPS: ["cm"],
+    kinds.STATEFUL_SETS: ["sts"],
+    kinds.STORAGE_CLASSES: ["sc"],
 }
 _CORE_EVENTS = ServedKind("/api/v1", "events", "Event")
 _OPENAPI = "/openapi/v3/"
 _NAMED = "x-kubernetes-group-version-kind"
-_GROUPS = {kind.group: kind.version for kind in KINDS}
+_GROUPS = {kind.group: kind.version for kind in kinds.KINDS}
 _READ_HERE = "Only the fields that neuron-plugin reads are described here; all others are stored as they are."
 _RECORDS: Mapping[tuple[str, str], type] = {
     (resource.group, resource.plural): resource.record
@@ -92,12 +75,11 @@ def discovery(path: str) -> AnyJson | None:
     if path == "/api":
         return {"kind": "APIVersions", "versions": ["v1"]}
     if path == "/apis":
-        named = [version for group, version in _GROUPS.items() if group.startswith("/apis/")]
-        versions = [{"groupVersion": name, "version": name.rpartition("/")[2]} for name in named]
-        groups = [
-            {"name": version["groupVersion"].partition("/")[0], "versions": [version], "preferredVersion": version}
-            for version in versions
-        ]
+        served: dict[str, list[AnyJson]] = {}
+        for named in (version for group, version in _GROUPS.items() if group.startswith("/apis/")):
+            name, _, version = named.partition("/")
+            served.setdefault(name, []).append({"groupVersion": named, "version": version})
+        groups = [{"name": name, "versions": of, "preferredVersion": of[0]} for name, of in served.items()]
         return {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
     if path in _GROUPS:
         resources = [
@@ -108,12 +90,12 @@ def discovery(path: str) -> AnyJson | None:
                 "kind": kind.kind,
                 "verbs": _VERBS,
                 "shortNames": _SHORT_NAMES.get(kind, []),
-                "categories": ["all"] if kind is PODS else [],
+                "categories": ["all"] if kind is kinds.PODS else [],
             }
-            for kind in (*KINDS, _CORE_EVENTS)
+            for kind in (*kinds.KINDS, _CORE_EVENTS)
             if kind.group == path
         ]
-        if path == PODS.group:
+        if path == kinds.PODS.group:
             evictions = {"name": "pods/eviction", "namespaced": True, "group": "policy", "version": "v1"}
             resources.append({**evictions, "singularName": "", "kind": "Eviction", "verbs": ["create"]})
         return {"kind": "APIResourceList", "groupVersion": _GROUPS[path], "resources": resources}
@@ -128,7 +110,7 @@ def _openapi(group: str) -> AnyJson:
     """What kubectl looks for in a document of a group: which parameters its writes have, and fields to explain."""
     operations, schemas = {}, {}
     parameters = [{"name": word, "in": "query"} for word in ("fieldValidation", "dryRun")]
-    for kind in (served for served in KINDS if served.group == group):
+    for kind in (served for served in kinds.KINDS if served.group == group):
         name, _, version = kind.version.rpartition("/")
         named = {"group": name, "version": version, "kind": kind.kind}
         operations[f"{group}/{kind.plural}/{{name}}"] = {"patch": {"parameters": parameters, _NAMED: named}}
@@ -244,7 +226,7 @@ def table(kind: ServedKind, listed: AnyJson, pods: Iterable[AnyJson] = (), *, in
     """
     objects = listed["items"] if str(listed.get("kind", "")).endswith("List") else [listed]
     partial = {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1"}
-    used = _used(pods) if kind is NODES else Counter()
+    used = _used(pods) if kind is kinds.NODES else Counter()
     whole = include == "Object"
     rows = [
         {"cells": _cells(kind, record, used), "object": record if whole else partial | {"metadata": record["metadata"]}}
@@ -256,13 +238,13 @@ def table(kind: ServedKind, listed: AnyJson, pods: Iterable[AnyJson] = (), *, in
 
 
 _COLUMNS = {
-    PODS: ("Name", "Ready", "Status", "Node", "Neuron", "Age"),
-    NODES: ("Name", "Status", "Free-Neuron", "Free-NeuronCore", "Age"),
+    kinds.PODS: ("Name", "Ready", "Status", "Node", "Neuron", "Age"),
+    kinds.NODES: ("Name", "Status", "Free-Neuron", "Free-NeuronCore", "Age"),
     _CORE_EVENTS: ("Age", "Type", "Reason", "Object", "Message"),
-    EVENTS: ("Age", "Type", "Reason", "Object", "Message"),
-    RESOURCE_CLAIMS: ("Name", "State", "Devices", "Node", "Age"),
-    RESOURCE_SLICES: ("Name", "Node", "Driver", "Pool", "Devices", "Tainted", "Age"),
-    DEVICE_CLASSES: ("Name", "Selectors", "Age"),
+    kinds.EVENTS: ("Age", "Type", "Reason", "Object", "Message"),
+    kinds.RESOURCE_CLAIMS: ("Name", "State", "Devices", "Node", "Age"),
+    kinds.RESOURCE_SLICES: ("Name", "Node", "Driver", "Pool", "Devices", "Tainted", "Age"),
+    kinds.DEVICE_CLASSES: ("Name", "Selectors", "Age"),
 }
 
 
@@ -303,14 +285,14 @@ def _cells(kind: ServedKind, record: AnyJson, used: Counter[tuple[str, str]]) ->
     name, annotations = metadata["name"], metadata.get("annotations") or {}
     age = datetime.now(UTC) - datetime.fromisoformat(metadata["creationTimestamp"])
     aged = f"{int(age.total_seconds())}s"
-    if kind is PODS:
+    if kind is kinds.PODS:
         ready = sum(bool(container.get("ready")) for container in status.get("containerStatuses") or ())
         ids = annotations.get("NEURON_DEVS") or annotations.get("NEURON_CORES") or ""
         gated = any(condition.get("reason") == "SchedulingGated" for condition in status.get("conditions") or ())
         phase = "SchedulingGated" if gated and spec.get("schedulingGates") else status.get("phase", "")
         shown = "Terminating" if metadata.get("deletionTimestamp") else status.get("reason") or phase
         return [name, f"{ready}/{len(spec.get('containers') or ())}", shown, spec.get("nodeName", ""), ids, aged]
-    if kind is NODES:
+    if kind is kinds.NODES:
         capacity, allocatable = status.get("capacity") or {}, status.get("allocatable") or {}
         keys = ("aws.amazon.com/neuron", "aws.amazon.com/neuroncore")
         free = (max(int(allocatable.get(key, 0)) - used[name, key], 0) for key in keys)
@@ -327,13 +309,13 @@ def _cells(kind: ServedKind, record: AnyJson, used: Counter[tuple[str, str]]) ->
             named,
             record.get("message") or record.get("note", ""),
         ]
-    if kind is RESOURCE_CLAIMS:
+    if kind is kinds.RESOURCE_CLAIMS:
         results = (status.get("allocation") or {}).get("devices", {}).get("results") or ()
         return [name, _claim_state(record), ",".join(result["device"] for result in results), claim_node(record), aged]
-    if kind is RESOURCE_SLICES:
+    if kind is kinds.RESOURCE_SLICES:
         pool, devices = (spec.get("pool") or {}).get("name", ""), spec.get("devices") or ()
         counts = [str(len(devices)), _tainted(devices)]
         return [name, spec.get("nodeName", ""), spec.get("driver", ""), pool, *counts, aged]
-    if kind is DEVICE_CLASSES:
+    if kind is kinds.DEVICE_CLASSES:
         return [name, " && ".join(selector["cel"]["expression"] for selector in spec.get("selectors") or ()), aged]
     return [name, aged]

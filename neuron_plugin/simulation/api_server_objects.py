@@ -18,23 +18,12 @@ import msgspec
 
 from neuron_plugin.allocation.pod import TERMINAL_PHASES
 from neuron_plugin.allocation.requests import parse_count
-from neuron_plugin.cluster import DecodeError
+from neuron_plugin.cluster import ApiResource, DecodeError
 from neuron_plugin.cluster.api import MERGE_PATCH, STRATEGIC_MERGE_PATCH
 from neuron_plugin.cluster.objects import NODES as NODE_RECORDS
 from neuron_plugin.cluster.pods import PODS as POD_RECORDS
-from neuron_plugin.simulation.api_server_kinds import (
-    BUDGETS,
-    KINDS,
-    NODES,
-    PODS,
-    RESOURCE_CLAIMS,
-    AnyJson,
-    Refusal,
-    ServedKind,
-    Target,
-    conflict,
-    invalid,
-)
+from neuron_plugin.simulation import api_server_kinds as kinds
+from neuron_plugin.simulation.api_server_kinds import AnyJson, Refusal, ServedKind, Target, conflict, invalid
 from neuron_plugin.simulation.api_server_rules import (
     bound,
     check,
@@ -54,7 +43,7 @@ from neuron_plugin.simulation.api_server_store import Collection, ObjectKey, Sto
 
 STALE = "the object has been modified; please apply your changes to the latest version and try again"
 
-_DECODERS: dict[ServedKind, Callable[[bytes], object]] = {PODS: POD_RECORDS.decode, NODES: NODE_RECORDS.decode}
+_RECORDS: Mapping[ServedKind, ApiResource[Any]] = {kinds.PODS: POD_RECORDS, kinds.NODES: NODE_RECORDS}
 """Kinds of which every program reads all: one that cannot be read is not kept."""
 _DEFAULT_GRACE_SECONDS = 30
 """A pod's (pkg/apis/core/v1/defaults.go)."""
@@ -79,7 +68,7 @@ class ApiObjects:
         self.logs: Callable[[str, str, str], str | None] = lambda *_: None
         """What a container has printed, by namespace, pod and its name: a kubelet's answer."""
         self.versions = Versions()
-        self.collections: dict[ServedKind, Collection] = {kind: Collection(self.versions) for kind in KINDS}
+        self.collections: dict[ServedKind, Collection] = {kind: Collection(self.versions) for kind in kinds.KINDS}
 
     def rehearsal(self) -> ApiObjects:
         """The same objects for a dry run: what is written there is written nowhere else."""
@@ -91,7 +80,7 @@ class ApiObjects:
     def create(self, kind: ServedKind, body: AnyJson, namespace: str = "") -> Stored:
         """Create an object. A UID in the body is kept, so that a test can repeat itself."""
         made = created(kind, namespace, body)
-        if kind is PODS:
+        if kind is kinds.PODS:
             made = gated(self._admit_pod(made) if self._admit_pod else made)
         name = made["metadata"]["name"]
         key = (made["metadata"]["namespace"] if kind.namespaced else "", name)
@@ -125,14 +114,14 @@ class ApiObjects:
 
     def bind(self, namespace: str, name: str, binding: AnyJson) -> AnyJson:
         """Bind a pod: ``pods/binding``. Return the Status of success."""
-        pod = self.read(Target(PODS, namespace, name)).value
-        self.collections[PODS].put((namespace, name), bound(pod, binding))
+        pod = self.read(Target(kinds.PODS, namespace, name)).value
+        self.collections[kinds.PODS].put((namespace, name), bound(pod, binding))
         details = {"name": name, "kind": "pods"}
         return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
 
     def log(self, namespace: str, name: str, container: str) -> str:
         """Return what a container has printed."""
-        self.read(Target(PODS, namespace, name))
+        self.read(Target(kinds.PODS, namespace, name))
         text = self.logs(namespace, name, container)
         if text is None:
             raise Refusal(400, f'container "{container}" in pod "{name}" is waiting to start: ContainerCreating')
@@ -151,28 +140,28 @@ class ApiObjects:
     def evict(self, namespace: str, name: str, eviction: AnyJson) -> AnyJson:
         """Delete a pod if its disruption budget allows it: ``pods/eviction``. Return the Status of success."""
         options = eviction.get("deleteOptions") or {}
-        pod = self.read(Target(PODS, namespace, name)).value
+        pod = self.read(Target(kinds.PODS, namespace, name)).value
         if (eviction.get("metadata") or {}).get("name") != name:
             raise Refusal(400, "name in URL does not match name in Eviction object")
-        after = deleted(PODS, pod, options)
-        all_budgets = [stored.value for stored in self.collections[BUDGETS].objects()]
+        after = deleted(kinds.PODS, pod, options)
+        all_budgets = [stored.value for stored in self.collections[kinds.BUDGETS].objects()]
         budgets = [budget for budget in all_budgets if needs_budget(pod) and selected_by(budget)(pod)]
         if len(budgets) > 1:
             text = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."
             raise Refusal(500, text)
         for budget in [disrupted(budget, name) for budget in budgets]:
-            self.collections[BUDGETS].put((namespace, budget["metadata"]["name"]), budget)
+            self.collections[kinds.BUDGETS].put((namespace, budget["metadata"]["name"]), budget)
         if after is None:
-            self.collections[PODS].remove((namespace, name))
+            self.collections[kinds.PODS].remove((namespace, name))
         else:
-            self.collections[PODS].put((namespace, name), evicted(after))
+            self.collections[kinds.PODS].put((namespace, name), evicted(after))
         return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
 
     def _store(self, kind: ServedKind, key: ObjectKey, value: AnyJson) -> Stored:
         check(kind, value)
         try:
-            if decode := _DECODERS.get(kind):
-                decode(msgspec.json.encode(value))
+            if record := _RECORDS.get(kind):
+                record.decode(msgspec.json.encode(value))
         except DecodeError as error:
             raise Refusal(400, f"{kind.kind} cannot be handled: {error}") from error
         for place, condition in enumerate((value.get("status") or {}).get("conditions") or ()):
@@ -205,18 +194,18 @@ def created(kind: ServedKind, namespace: str, body: AnyJson) -> AnyJson:
     if kind.namespaced:
         metadata["namespace"] = namespace
     made = {**body, "apiVersion": kind.version, "kind": kind.kind, "metadata": metadata}
-    if kind is PODS:
+    if kind is kinds.PODS:
         spec = {"schedulerName": "default-scheduler", "restartPolicy": "Always", **(made.get("spec") or {})}
         spec = {"terminationGracePeriodSeconds": _DEFAULT_GRACE_SECONDS, "securityContext": {}, **spec}
         status = {"phase": "Pending", **(made.get("status") or {})}
         return made | {"spec": _defaulted(spec), "status": status}
-    if kind is NODES:
+    if kind is kinds.NODES:
         status = dict(made.get("status") or {})
         capacity = _quantities(status.get("capacity") or {})
         allocatable = _quantities(status.get("allocatable") or capacity)
         status |= {"capacity": capacity, "allocatable": allocatable}
         return made | {"spec": made.get("spec") or {}, "status": status}
-    if kind is RESOURCE_CLAIMS:
+    if kind is kinds.RESOURCE_CLAIMS:
         return made | {"spec": _claim_defaults(made.get("spec") or {}), "status": {}}
     return made
 
@@ -269,7 +258,7 @@ def updated(kind: ServedKind, old: AnyJson, new: AnyJson, *, part: str) -> AnyJs
         raise conflict(kind.resource, name, STALE)
     if uid != before["uid"]:
         raise invalid(kind.kind, name, f'metadata.uid: Invalid value: "{uid}": field is immutable')
-    if status and kind is RESOURCE_CLAIMS:
+    if status and kind is kinds.RESOURCE_CLAIMS:
         after = before  # the status of a claim brings no finalizers (ResetObjectMetaForStatus)
     metadata = {key: value for key, value in after.items() if value not in ({}, None)}
     for fixed in _FIXED:
@@ -278,7 +267,7 @@ def updated(kind: ServedKind, old: AnyJson, new: AnyJson, *, part: str) -> AnyJs
             metadata[fixed] = before[fixed]
     kept, taken = (old, {"status": new.get("status")}) if status else (new, {"status": old.get("status")})
     parts = {key: value for key, value in {**kept, **taken}.items() if value is not None}
-    if kind is PODS and not status:
+    if kind is kinds.PODS and not status:
         parts["spec"] = _defaulted(parts.get("spec") or {})
         if part != "resize":
             check_change(old, parts)
@@ -298,7 +287,7 @@ def deleted(kind: ServedKind, value: AnyJson, options: AnyJson) -> AnyJson | Non
     if why := unmet(metadata, options.get("preconditions") or {}):
         raise conflict(kind.resource, metadata["name"], why)
     grace = 0
-    if kind is PODS and value["spec"].get("nodeName") and value["status"].get("phase") not in TERMINAL_PHASES:
+    if kind is kinds.PODS and value["spec"].get("nodeName") and value["status"].get("phase") not in TERMINAL_PHASES:
         asked = options.get("gracePeriodSeconds")
         grace = int(value["spec"]["terminationGracePeriodSeconds"] if asked is None else asked)
     if grace == 0 and not metadata.get("finalizers"):

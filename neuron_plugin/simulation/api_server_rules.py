@@ -22,20 +22,8 @@ from msgspec import Meta
 from neuron_plugin.allocation.pod import TERMINAL_PHASES
 from neuron_plugin.allocation.requests import parse_quantity
 from neuron_plugin.cluster.pod_wire import WireLabelSelector
-from neuron_plugin.simulation.api_server_kinds import (
-    CLAIM_TEMPLATES,
-    EVENTS,
-    LEASES,
-    PODS,
-    RESOURCE_CLAIMS,
-    RESOURCE_SLICES,
-    AnyJson,
-    Refusal,
-    Selector,
-    ServedKind,
-    conflict,
-    invalid,
-)
+from neuron_plugin.simulation import api_server_kinds as kinds
+from neuron_plugin.simulation.api_server_kinds import AnyJson, Refusal, Selector, ServedKind, conflict, invalid
 
 MOST_RESERVED = 256
 """Pods that may use one claim."""
@@ -111,7 +99,7 @@ class _Pod(_Object, frozen=True):
     spec: _PodSpec
 
 
-_TABLES: Mapping[ServedKind, type[_Object]] = {LEASES: _Lease, EVENTS: _Event, PODS: _Pod}
+_TABLES: Mapping[ServedKind, type[_Object]] = {kinds.LEASES: _Lease, kinds.EVENTS: _Event, kinds.PODS: _Pod}
 
 
 def is_qualified(name: str) -> bool:
@@ -136,9 +124,9 @@ def check(kind: ServedKind, value: AnyJson) -> None:
         problems = [str(error)]
     else:
         problems = list(_annotations(value["metadata"].get("annotations") or {}))
-        if kind is EVENTS:
+        if kind is kinds.EVENTS:
             problems += _event(value)
-        if kind is PODS:
+        if kind is kinds.PODS:
             problems += _containers(value["spec"])
     refuse(f"{kind.kind}{kind.resource.removeprefix(kind.plural)}", value, problems)
 
@@ -185,16 +173,16 @@ def check_claims(kind: ServedKind, old: AnyJson, new: AnyJson) -> None:
     of the same node, driver and pool.
     """
     before, after = old.get("spec") or {}, new.get("spec") or {}
-    if kind is RESOURCE_SLICES:
+    if kind is kinds.RESOURCE_SLICES:
         fixed = [
             ("driver", before.get("driver"), after.get("driver")),
             ("nodeName", before.get("nodeName"), after.get("nodeName")),
             ("pool.name", (before.get("pool") or {}).get("name"), (after.get("pool") or {}).get("name")),
         ]
         refuse(kind.kind, old, [f"spec.{name}: {_IMMUTABLE}" for name, was, would in fixed if was != would])
-    elif kind in {RESOURCE_CLAIMS, CLAIM_TEMPLATES}:
+    elif kind in {kinds.RESOURCE_CLAIMS, kinds.CLAIM_TEMPLATES}:
         problems = [f"spec: {_IMMUTABLE}"] if before != after else []
-        refuse(kind.kind, old, [*problems, *(_claim_status(old, new) if kind is RESOURCE_CLAIMS else ())])
+        refuse(kind.kind, old, [*problems, *(_claim_status(old, new) if kind is kinds.RESOURCE_CLAIMS else ())])
 
 
 def _claim_status(old: AnyJson, new: AnyJson) -> Iterator[str]:

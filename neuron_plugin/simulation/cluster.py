@@ -29,18 +29,9 @@ from neuron_plugin.cluster.leases import LEASE_PREFIX
 from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.placement.check_pods import CLAIM
 from neuron_plugin.placement.gates.webhook import patch as gate_patch
+from neuron_plugin.simulation import api_server_kinds as kinds
 from neuron_plugin.simulation.api_server import SimulatedApiServer
-from neuron_plugin.simulation.api_server_kinds import (
-    CLAIM_TEMPLATES,
-    DEVICE_CLASSES,
-    EVENTS,
-    LEASES,
-    PRIORITY_CLASSES,
-    AnyJson,
-    Refusal,
-)
-from neuron_plugin.simulation.api_server_kinds import NODES as SERVED_NODES
-from neuron_plugin.simulation.api_server_kinds import PODS as SERVED_PODS
+from neuron_plugin.simulation.api_server_kinds import AnyJson, Refusal
 from neuron_plugin.simulation.api_server_objects import json_patched
 from neuron_plugin.simulation.cluster_nodes import (
     READY_SECONDS,
@@ -165,13 +156,13 @@ class SimulatedCluster:
         try:
             await self.api.start()
             if self.by_claims:
-                selector = {"cel": {"expression": f"device.driver == '{DRA_DRIVER}'"}}
+                spec = {"selectors": [{"cel": {"expression": f"device.driver == '{DRA_DRIVER}'"}}]}
                 placed = self.placed_by is PlacedBy.GATES  # as in the chart: nobody else can allocate cores
                 for name in (DRA_DRIVER, CORE_CLASS) if placed else (DRA_DRIVER,):
-                    self.api.create(DEVICE_CLASSES, {"metadata": {"name": name}, "spec": {"selectors": [selector]}}, "")
+                    self.api.create(kinds.DEVICE_CLASSES, {"metadata": {"name": name}, "spec": spec}, "")
                 request = {"name": CLAIM, "exactly": {"deviceClassName": DRA_DRIVER, "allocationMode": "All"}}
                 template = {"metadata": {"name": CHECK_CLAIM}, "spec": {"spec": {"devices": {"requests": [request]}}}}
-                self.api.create(CLAIM_TEMPLATES, template, "kube-system")
+                self.api.create(kinds.CLAIM_TEMPLATES, template, "kube-system")
             for played in self.played.values():
                 played.register()
             for worker in self.workers.values():
@@ -189,7 +180,7 @@ class SimulatedCluster:
 
     def _admit(self, pod: AnyJson) -> AnyJson:
         """What the admission of a new pod makes of it."""
-        pod = _with_priority(pod, self.api.objects(PRIORITY_CLASSES))
+        pod = _with_priority(pod, self.api.objects(kinds.PRIORITY_CLASSES))
         return _gated(pod, claims=self.by_claims) if self.placed_by is PlacedBy.GATES else pod
 
     @property
@@ -204,7 +195,7 @@ class SimulatedCluster:
 
     def log(self, namespace: str, pod: str, container: str) -> str | None:
         """What a container has printed; None if it has not run."""
-        if self.api.get(SERVED_PODS, pod, namespace)["spec"].get("nodeName") in self.played:
+        if self.api.get(kinds.PODS, pod, namespace)["spec"].get("nodeName") in self.played:
             return ""
         logs = (worker.pods.log(namespace, pod, container) for worker in self.workers.values())
         return next((log for log in logs if log is not None), None)
@@ -272,9 +263,9 @@ class SimulatedCluster:
             worker.report_capacity()
 
     def _is_published(self, node: str) -> bool:
-        held = {lease["metadata"]["name"] for lease in self.api.objects(LEASES) if lease["spec"].get("holderIdentity")}
-        annotations = self.api.get(SERVED_NODES, node)["metadata"].get("annotations") or {}
-        return INVENTORY_KEY in annotations and f"{LEASE_PREFIX}{node}" in held
+        leases = {lease["metadata"]["name"]: lease["spec"] for lease in self.api.objects(kinds.LEASES)}
+        annotations = self.api.get(kinds.NODES, node)["metadata"].get("annotations") or {}
+        return INVENTORY_KEY in annotations and bool(leases.get(f"{LEASE_PREFIX}{node}", {}).get("holderIdentity"))
 
     def _kubeconfig(self, user: str) -> Path:
         return self.api.write_kubeconfig(self.root / f"kubeconfig-{user}", user)
@@ -291,7 +282,7 @@ class SimulatedCluster:
         passing = {refusal.text for refusal in NODE_REFUSALS}
         async with asyncio.timeout(READY_SECONDS):
             while True:
-                pod = self.api.get(SERVED_PODS, name, "default")
+                pod = self.api.get(kinds.PODS, name, "default")
                 answer = await self.scheduler.filter(pod, list(self.workers))
                 if passing.isdisjoint({*answer.failed.values(), *answer.unresolvable.values()}):
                     return answer
@@ -305,7 +296,7 @@ class SimulatedCluster:
         """
         async with asyncio.timeout(READY_SECONDS):
             while (pod := self.pod(name)).spec.scheduling_gates:
-                for event in self.api.objects(EVENTS):
+                for event in self.api.objects(kinds.EVENTS):
                     if event["regarding"].get("uid") == pod.uid and event["reason"] == EventReason.WAITING:
                         return str(event["note"])
                 await asyncio.sleep(0.02)
@@ -320,7 +311,7 @@ class SimulatedCluster:
         if node := self.pod(name).annotations.get(NODE_KEY):
             self.api.bind("default", name, node=node)
         else:
-            await self.scheduler.bind(self.api.get(SERVED_PODS, name, "default"), self.worker.name)
+            await self.scheduler.bind(self.api.get(kinds.PODS, name, "default"), self.worker.name)
 
     async def wait_for_annotation(self, pod: str, key: str, value: str) -> None:
         """Wait until an annotation of a pod reads so."""
@@ -330,9 +321,9 @@ class SimulatedCluster:
 
     def pod(self, name: str) -> Pod:
         """A pod as the API server has it."""
-        return PODS.decode(msgspec.json.encode(self.api.get(SERVED_PODS, name, "default")))
+        return PODS.decode(msgspec.json.encode(self.api.get(kinds.PODS, name, "default")))
 
     async def admit(self, name: str) -> AdmittedPod:
         """Do the kubelet's part for a pod that was bound; see ``PodSync.admit``."""
-        manifest = self.api.get(SERVED_PODS, name, "default")
+        manifest = self.api.get(kinds.PODS, name, "default")
         return await self.workers[manifest["spec"]["nodeName"]].pods.admit(manifest)

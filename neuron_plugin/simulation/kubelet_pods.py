@@ -120,7 +120,6 @@ class AdmittedContainer:
     ids: Mapping[str, tuple[str, ...]]
     envs: Mapping[str, str]
     devices: tuple[DeviceNode, ...]
-    annotations: Mapping[str, str]
     cdi_devices: tuple[str, ...]
     waiting: str | None = None
 
@@ -167,7 +166,6 @@ def received(container: KubeletContainer, allocations: Sequence[DeviceEntry], wa
         ids={allocation.resource: tuple(in_numeric_order(allocation.ids)) for allocation in allocations},
         envs=_first_wins(item for answer in answers for item in answer.envs.items()),
         devices=tuple(_first_wins((node.container_path, node) for node in nodes).values()),
-        annotations=_first_wins(item for answer in answers for item in answer.annotations.items()),
         cdi_devices=tuple(dict.fromkeys(device.name for answer in answers for device in answer.cdi_devices)),
         waiting=waiting,
     )

@@ -91,13 +91,7 @@ class _Worker:
 class PodSync:
     """The pods of one node; ``say`` is given a line for what happens to each."""
 
-    def __init__(
-        self,
-        api: SimulatedApiServer,
-        kubelet: SimulatedKubelet,
-        *,
-        runtime: Runtime | None = None,
-    ) -> None:
+    def __init__(self, api: SimulatedApiServer, kubelet: SimulatedKubelet, *, runtime: Runtime | None = None) -> None:
         self.say: Callable[[str], None] = lambda _: None
         self._api = api
         self._kubelet = kubelet

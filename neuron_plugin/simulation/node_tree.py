@@ -242,10 +242,7 @@ def entries(root: Path, description: NodeDescription) -> dict[Path, Entry]:
 def device_files(description: NodeDescription, device: int) -> dict[str, File]:
     """Every file of one device by its path below the device's directory."""
     state = description.device(device)
-    files = {
-        **_identity(description, device, state),
-        **_hardware(description, state),
-    }
+    files = {**_identity(description, device, state), **_hardware(description, state)}
     if description.usage_counters:
         files.update(_memory("stats/memory_usage/host_mem", _HOST_MEMORY))
     arch = description.generation.core_arch

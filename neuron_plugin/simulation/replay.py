@@ -79,12 +79,7 @@ def devices_asked(geometry: Geometry, request: PodRequest) -> float:
 
 
 def arrivals(
-    geometries: Sequence[Geometry],
-    mix: Mapping[PodRequest, float],
-    load: float,
-    pods: int,
-    *,
-    seed: int = 0,
+    geometries: Sequence[Geometry], mix: Mapping[PodRequest, float], load: float, pods: int, *, seed: int = 0
 ) -> list[Arrival]:
     """Pods that come at random and stay for an exponential time, an hour on average.
 
@@ -178,6 +173,11 @@ class ReplayOutcome:
     last_time: float = 0.0
     waiting: list[NeuronPod] = field(default_factory=list)
     """The pods that waited then, or had been refused and would still have run."""
+
+    @property
+    def pods(self) -> int:
+        """How many have come."""
+        return sum(tally.pods for tally in self.by_request.values())
 
     @property
     def asked(self) -> float:

@@ -24,16 +24,8 @@ from neuron_plugin.allocation.pod import TERMINAL_PHASES
 from neuron_plugin.cluster import ObjectReference
 from neuron_plugin.cluster.claims import FINALIZER
 from neuron_plugin.cluster.writes import create_event, utc_now
-from neuron_plugin.simulation.api_server_kinds import (
-    CLAIM_TEMPLATES,
-    DEVICE_CLASSES,
-    EVENTS,
-    PODS,
-    RESOURCE_CLAIMS,
-    RESOURCE_SLICES,
-    AnyJson,
-    Refusal,
-)
+from neuron_plugin.simulation import api_server_kinds as kinds
+from neuron_plugin.simulation.api_server_kinds import AnyJson, Refusal
 from neuron_plugin.simulation.api_server_rules import MOST_RESERVED, now_text
 
 if TYPE_CHECKING:  # it shows in its tables what is decided here
@@ -43,17 +35,15 @@ POD_CLAIM_KEY = "resource.kubernetes.io/pod-claim-name"
 """Annotation of a generated claim: the pod's own name for it."""
 NOT_CREATED = "FailedResourceClaimCreation"
 """Reason of the event on a pod whose claim cannot be made."""
-_LONGEST_PREFIX = 57
-"""Characters of a claim's name before the random ones."""
 
 
 def sync_claims(api: SimulatedApiServer) -> None:
     """Bring all claims up to date; an event says on a pod why a claim of it cannot be made."""
-    for pod in api.objects(PODS):
+    for pod in api.objects(kinds.PODS):
         if not pod["metadata"].get("deletionTimestamp") and pod["spec"].get("resourceClaims"):
             _make_claims(api, pod)
-    by_uid = {pod["metadata"]["uid"]: pod for pod in api.objects(PODS)}
-    for claim in api.objects(RESOURCE_CLAIMS):
+    by_uid = {pod["metadata"]["uid"]: pod for pod in api.objects(kinds.PODS)}
+    for claim in api.objects(kinds.RESOURCE_CLAIMS):
         _reserve(api, claim, by_uid)
         _give_up(api, claim["metadata"]["namespace"], claim["metadata"]["name"], by_uid)
 
@@ -90,7 +80,7 @@ def _make_claims(api: SimulatedApiServer, pod: AnyJson) -> None:
     metadata, namespace = pod["metadata"], pod["metadata"]["namespace"]
     owned = {
         claim["metadata"].get("annotations", {}).get(POD_CLAIM_KEY): claim["metadata"]["name"]
-        for claim in api.objects(RESOURCE_CLAIMS)
+        for claim in api.objects(kinds.RESOURCE_CLAIMS)
         if claim["metadata"]["namespace"] == namespace and _owner(claim) == metadata["uid"]
     }
     known, statuses = claim_names(pod), []
@@ -100,17 +90,17 @@ def _make_claims(api: SimulatedApiServer, pod: AnyJson) -> None:
             continue
         if name not in owned:
             try:
-                made = claim_from(pod, name, api.get(CLAIM_TEMPLATES, template, namespace))
-                owned[name] = api.create(RESOURCE_CLAIMS, made, namespace)["metadata"]["name"]
+                made = claim_from(pod, name, api.get(kinds.CLAIM_TEMPLATES, template, namespace))
+                owned[name] = api.create(kinds.RESOURCE_CLAIMS, made, namespace)["metadata"]["name"]
             except Refusal as refusal:
                 why = f'PodResourceClaim {name}: resource claim template "{template}": {refusal}'
-                said = {(event["note"], event["regarding"].get("uid")) for event in api.objects(EVENTS)}
+                said = {(event["note"], event["regarding"].get("uid")) for event in api.objects(kinds.EVENTS)}
                 if (why, metadata["uid"]) not in said:
                     warn(api, pod, why, reason=NOT_CREATED, action="CreateResourceClaim", reporter="resource_claim")
                 continue
         statuses.append({"name": name, "resourceClaimName": owned[name]})
     if statuses:
-        api.patch_status(PODS, metadata["name"], {"resourceClaimStatuses": statuses}, namespace)
+        api.patch_status(kinds.PODS, metadata["name"], {"resourceClaimStatuses": statuses}, namespace)
 
 
 def warn(api: SimulatedApiServer, pod: AnyJson, note: str, *, reason: str, action: str, reporter: str) -> None:
@@ -118,19 +108,15 @@ def warn(api: SimulatedApiServer, pod: AnyJson, note: str, *, reason: str, actio
     metadata, by = pod["metadata"], {"reporter": reporter, "instance": reporter}
     about = ObjectReference("Pod", metadata["name"], metadata["uid"], "v1", metadata["namespace"])
     event = create_event(about, reason=reason, note=note, action=action, now=utc_now(), warning=True, **by)
-    api.create(EVENTS, event.body or {}, metadata["namespace"])
+    api.create(kinds.EVENTS, event.body or {}, metadata["namespace"])
 
 
 def claim_from(pod: AnyJson, name: str, template: AnyJson) -> AnyJson:
     """The claim that a template means for a pod, which owns it."""
     metadata, meant = pod["metadata"], template["spec"].get("metadata") or {}
-    prefix = f"{metadata['name']}-{name}-"
-    if len(prefix) > _LONGEST_PREFIX:  # both parts lose the same share
-        parts = (word[: len(word) * _LONGEST_PREFIX // len(prefix)] for word in (metadata["name"], name))
-        prefix = "-".join(parts)
     owner = {"apiVersion": "v1", "kind": "Pod", "name": metadata["name"], "uid": metadata["uid"], "controller": True}
     annotations = {**(meant.get("annotations") or {}), POD_CLAIM_KEY: name}
-    made = {"generateName": prefix, "ownerReferences": [owner], "annotations": annotations}
+    made = {"generateName": f"{metadata['name']}-{name}-", "ownerReferences": [owner], "annotations": annotations}
     return {"metadata": made | {"labels": meant.get("labels") or {}}, "spec": template["spec"].get("spec") or {}}
 
 
@@ -158,12 +144,12 @@ def _reserve(api: SimulatedApiServer, claim: AnyJson, pods: Mapping[str, AnyJson
     ]
     if missing:
         change = {"status": {"reservedFor": [*reserved, *missing]}}
-        api.change(RESOURCE_CLAIMS, metadata["name"], change, metadata["namespace"], "status")
+        api.change(kinds.RESOURCE_CLAIMS, metadata["name"], change, metadata["namespace"], "status")
 
 
 def _give_up(api: SimulatedApiServer, namespace: str, name: str, pods: Mapping[str, AnyJson]) -> None:
     """Take ended pods off a claim; where no pod is left also its allocation, its finalizer and the claim itself."""
-    claim = api.get(RESOURCE_CLAIMS, name, namespace)
+    claim = api.get(kinds.RESOURCE_CLAIMS, name, namespace)
     status = claim.get("status") or {}
     reserved = status.get("reservedFor") or []
     remaining = [
@@ -174,15 +160,15 @@ def _give_up(api: SimulatedApiServer, namespace: str, name: str, pods: Mapping[s
         change: AnyJson = {"reservedFor": remaining}
         if not remaining:
             change["allocation"] = None
-        claim = api.change(RESOURCE_CLAIMS, name, {"status": change}, namespace, "status")
+        claim = api.change(kinds.RESOURCE_CLAIMS, name, {"status": change}, namespace, "status")
     finalizers = claim["metadata"].get("finalizers") or []
     freed = len(remaining) < len(reserved) or deleted
     if FINALIZER in finalizers and freed and not claim["status"].get("allocation"):
         kept = [finalizer for finalizer in finalizers if finalizer != FINALIZER]
-        api.change(RESOURCE_CLAIMS, name, {"metadata": {"finalizers": kept}}, namespace)
+        api.change(kinds.RESOURCE_CLAIMS, name, {"metadata": {"finalizers": kept}}, namespace)
     owner = _owner(claim)
     if owner and not remaining and not deleted and not _goes_on(pods.get(owner)):
-        api.delete(RESOURCE_CLAIMS, name, namespace)
+        api.delete(kinds.RESOURCE_CLAIMS, name, namespace)
 
 
 def _goes_on(pod: AnyJson | None) -> bool:
@@ -311,7 +297,7 @@ def claims_of(api: SimulatedApiServer, pod: AnyJson) -> list[AnyJson]:
         if not name:
             raise NotAllocatedError(f'pod "{metadata["namespace"]}/{metadata["name"]}": ResourceClaim not created yet')
         try:
-            claim = api.get(RESOURCE_CLAIMS, name, metadata["namespace"])
+            claim = api.get(kinds.RESOURCE_CLAIMS, name, metadata["namespace"])
         except Refusal as refusal:
             raise NotAllocatedError(str(refusal)) from None
         status = claim.get("status") or {}
@@ -330,8 +316,9 @@ def allocations_on(api: SimulatedApiServer, claims: Sequence[AnyJson], node: str
     Raises:
         NotAllocatedError: the node has not the devices, or a claim is allocated elsewhere.
     """
-    classes = {device_class["metadata"]["name"]: device_class for device_class in api.objects(DEVICE_CLASSES)}
-    devices, taken = offered_devices(api.objects(RESOURCE_SLICES), node), taken_devices(api.objects(RESOURCE_CLAIMS))
+    classes = {device_class["metadata"]["name"]: device_class for device_class in api.objects(kinds.DEVICE_CLASSES)}
+    devices = offered_devices(api.objects(kinds.RESOURCE_SLICES), node)
+    taken = taken_devices(api.objects(kinds.RESOURCE_CLAIMS))
     allocations: list[AnyJson] = []
     for claim in claims:
         allocated = (claim.get("status") or {}).get("allocation")
@@ -362,19 +349,16 @@ def reserve(api: SimulatedApiServer, pod: AnyJson, claims: Sequence[AnyJson], al
             continue
         name, namespace, finalizers = metadata["name"], metadata["namespace"], metadata.get("finalizers") or []
         if FINALIZER not in finalizers:
-            api.change(RESOURCE_CLAIMS, name, {"metadata": {"finalizers": [*finalizers, FINALIZER]}}, namespace)
+            api.change(kinds.RESOURCE_CLAIMS, name, {"metadata": {"finalizers": [*finalizers, FINALIZER]}}, namespace)
         status = {"allocation": {"allocationTimestamp": now_text(), **allocated}, "reservedFor": [*reserved, user]}
-        api.change(RESOURCE_CLAIMS, name, {"status": status}, namespace, "status")
+        api.change(kinds.RESOURCE_CLAIMS, name, {"status": status}, namespace, "status")
 
 
 # The choice of devices.
 
 
 def _read_request(
-    request: AnyJson,
-    classes: Mapping[str, AnyJson],
-    devices: Sequence[OfferedDevice],
-    taken: Collection[PooledDevice],
+    request: AnyJson, classes: Mapping[str, AnyJson], devices: Sequence[OfferedDevice], taken: Collection[PooledDevice]
 ) -> _Request:
     """A request with the devices that it may have, in their order."""
     name, exact = request["name"], request.get("exactly")

@@ -143,7 +143,7 @@ class SimulatedScheduler:
     def __init__(self, url_prefix: str, *, tls: ssl.SSLContext | None = None) -> None:
         self._prefix = url_prefix.rstrip("/")
         self._tls = tls
-        self._session: aiohttp.ClientSession | None = None
+        self._session: aiohttp.ClientSession
 
     async def __aenter__(self) -> Self:
         timeout = aiohttp.ClientTimeout(total=HTTP_TIMEOUT_SECONDS)
@@ -153,8 +153,7 @@ class SimulatedScheduler:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._session:
-            await self._session.close()
+        await self._session.close()
 
     async def filter(self, pod: AnyJson, nodes: Sequence[str]) -> FilterAnswer:
         """The filter verb, as with nodeCacheCapable.
@@ -204,8 +203,6 @@ class SimulatedScheduler:
             raise ExtenderCallError(answer["Error"])
 
     async def _call(self, verb: str, args: AnyJson) -> Any:
-        if self._session is None:
-            raise RuntimeError("the simulated scheduler is not open: use it as 'async with SimulatedScheduler(...)'")
         url = f"{self._prefix}/{verb}"
         try:
             async with self._session.post(url, data=msgspec.json.encode(args)) as response:

@@ -24,18 +24,9 @@ from neuron_plugin.allocation import Resource
 from neuron_plugin.cluster import ApiRequest
 from neuron_plugin.cluster.api import Response
 from neuron_plugin.placement.context import REPORTER
+from neuron_plugin.simulation import api_server_kinds as kinds
 from neuron_plugin.simulation.api_server import SimulatedApiServer
-from neuron_plugin.simulation.api_server_kinds import (
-    BUDGETS,
-    CLAIMS,
-    EVENTS,
-    NODES,
-    PODS,
-    VOLUMES,
-    AnyJson,
-    Refusal,
-    ServedKind,
-)
+from neuron_plugin.simulation.api_server_kinds import AnyJson, Refusal, ServedKind
 from neuron_plugin.simulation.api_server_rules import budget_status, is_ready, now_text
 from neuron_plugin.simulation.cluster import SimulatedCluster
 from neuron_plugin.simulation.machines import NODE_FAULTS, NODE_FAULTS_PATH
@@ -79,7 +70,7 @@ class NodeLifecycle:
     def look(self, silent: Collection[str], now: float) -> Iterator[str]:
         """Mark nodes that have been ``silent``, and those that are back, and evict pods; lines that say so."""
         self._silent = {name: self._silent.get(name, now) for name in silent}
-        for node in self._api.objects(NODES):
+        for node in self._api.objects(kinds.NODES):
             name, quiet = node["metadata"]["name"], now - self._silent.get(node["metadata"]["name"], now)
             marked = any(taint["key"] == _UNREACHABLE for taint in node["spec"].get("taints") or ())
             is_late = quiet >= NOT_READY_SECONDS
@@ -88,7 +79,7 @@ class NodeLifecycle:
             elif is_late and not marked:
                 taint = {"key": _UNREACHABLE, "timeAdded": now_text()}
                 self._mark(node, [{**taint, "effect": effect} for effect in ("NoSchedule", "NoExecute")])
-                self._api.patch_status(NODES, name, {"conditions": [_NOT_READY]})
+                self._api.patch_status(kinds.NODES, name, {"conditions": [_NOT_READY]})
                 yield f"node {name}: not ready: its kubelet is silent"
             if is_late:
                 yield from self._evict(name, quiet - NOT_READY_SECONDS)
@@ -99,7 +90,7 @@ class NodeLifecycle:
 
     def _evict(self, node: str, seconds: float) -> Iterator[str]:
         """Say of the pods of a node that they are not ready, and delete those whose time is up."""
-        for pod in self._api.objects(PODS):
+        for pod in self._api.objects(kinds.PODS):
             metadata = pod["metadata"]
             if pod["spec"].get("nodeName") != node or "deletionTimestamp" in metadata:
                 continue
@@ -107,7 +98,7 @@ class NodeLifecycle:
             with contextlib.suppress(Refusal):  # deleted meanwhile
                 if is_ready(pod):
                     not_ready = {"type": "Ready", "status": "False", "reason": "NodeNotReady"}
-                    self._api.patch_status(PODS, name, {"conditions": [not_ready]}, namespace)
+                    self._api.patch_status(kinds.PODS, name, {"conditions": [not_ready]}, namespace)
                 if seconds >= _tolerated_seconds(pod):
                     self._api.delete_pod(namespace, name)
                     yield f"pod {namespace}/{name}: evicted, because node {node} is not ready; ends once it is back"
@@ -186,9 +177,9 @@ class NodeFaults:
 # The loops.
 
 
-async def turns(api: SimulatedApiServer, *kinds: ServedKind, seconds: float = LOOK_SECONDS) -> AsyncIterator[None]:
+async def turns(api: SimulatedApiServer, *watched: ServedKind, seconds: float = LOOK_SECONDS) -> AsyncIterator[None]:
     """A turn now, then one after each change of these kinds, and one at least every so many seconds."""
-    changes = api.follow(*kinds)
+    changes = api.follow(*watched)
     try:
         while True:
             yield
@@ -225,9 +216,9 @@ async def _kubelets(cluster: SimulatedCluster, lines: asyncio.Queue[str]) -> Non
     for worker in cluster.workers.values():
         worker.pods.say = lines.put_nowait
     pods = defaultdict[str, list[AnyJson]](list)
-    async for _ in turns(cluster.api, PODS):
+    async for _ in turns(cluster.api, kinds.PODS):
         before, pods = pods, defaultdict(list)
-        for manifest in cluster.api.objects(PODS):
+        for manifest in cluster.api.objects(kinds.PODS):
             pods[manifest["spec"].get("nodeName", "")].append(manifest)
         for worker in cluster.workers.values():
             worker.pods.look(pods[worker.name])
@@ -240,39 +231,39 @@ async def _kubelets(cluster: SimulatedCluster, lines: asyncio.Queue[str]) -> Non
 async def _control_plane(cluster: SimulatedCluster, lines: asyncio.Queue[str]) -> None:
     """Claims are made and given up, volumes provisioned, budgets counted, and waiting pods scheduled."""
     scheduling = Scheduling(cluster.api, cluster.scheduler, cluster.asks_extender, lines.put_nowait)
-    async for _ in turns(cluster.api, PODS, NODES, CLAIMS):
+    async for _ in turns(cluster.api, kinds.PODS, kinds.NODES, kinds.CLAIMS):
         sync_claims(cluster.api)
         provision(cluster.api)
-        for budget in cluster.api.objects(BUDGETS):
+        for budget in cluster.api.objects(kinds.BUDGETS):
             metadata = budget["metadata"]
             with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):  # one that cannot be followed
-                status = budget_status(budget, cluster.api.objects(PODS))
-                cluster.api.patch_status(BUDGETS, metadata["name"], status, metadata["namespace"])
+                status = budget_status(budget, cluster.api.objects(kinds.PODS))
+                cluster.api.patch_status(kinds.BUDGETS, metadata["name"], status, metadata["namespace"])
         await scheduling.look()
 
 
 def provision(api: SimulatedApiServer) -> None:
     """Give each new PersistentVolumeClaim a volume of its own that every node can use."""
-    for claim in api.objects(CLAIMS):
+    for claim in api.objects(kinds.CLAIMS):
         metadata, spec = claim["metadata"], claim.get("spec") or {}
         if not spec.get("volumeName"):
             name = f"pvc-{metadata['uid']}"
             volume = {key: spec[key] for key in ("accessModes", "storageClassName") if key in spec}
-            api.create(VOLUMES, {"metadata": {"name": name}, "spec": volume, "status": {"phase": "Bound"}}, "")
-            api.change(CLAIMS, metadata["name"], {"spec": {"volumeName": name}}, metadata["namespace"])
-            api.patch_status(CLAIMS, metadata["name"], {"phase": "Bound"}, metadata["namespace"])
+            api.create(kinds.VOLUMES, {"metadata": {"name": name}, "spec": volume, "status": {"phase": "Bound"}}, "")
+            api.change(kinds.CLAIMS, metadata["name"], {"spec": {"volumeName": name}}, metadata["namespace"])
+            api.patch_status(kinds.CLAIMS, metadata["name"], {"phase": "Bound"}, metadata["namespace"])
 
 
 async def _upkeep(cluster: SimulatedCluster, lines: asyncio.Queue[str]) -> None:
     """What has ended is brought back, nodes that are silent are marked, and what the nodes have is written down."""
     lifecycle = NodeLifecycle(cluster.api)
-    async for _ in turns(cluster.api, NODES):
+    async for _ in turns(cluster.api, kinds.NODES):
         if (status := cluster.extender_status) is not None:
             lines.put_nowait(f"the extender has ended with {status} and is started again")
             await cluster.restart_extender()
         for played in cluster.played.values():
             played.upkeep(time.monotonic())
-        nodes = {node["metadata"]["name"] for node in cluster.api.objects(NODES)}
+        nodes = {node["metadata"]["name"] for node in cluster.api.objects(kinds.NODES)}
         silent = {name for name, node in cluster.nodes.items() if not node.up}
         for line in lifecycle.look(silent, time.monotonic()):
             lines.put_nowait(line)
@@ -304,7 +295,7 @@ async def _cores(cluster: SimulatedCluster, _: asyncio.Queue[str]) -> None:
 
 async def _events(cluster: SimulatedCluster, lines: asyncio.Queue[str]) -> None:
     """What the extender writes about pods and nodes is said: why a gated pod waits, for instance."""
-    changes = cluster.api.follow(EVENTS)
+    changes = cluster.api.follow(kinds.EVENTS)
     while True:
         change = await changes.get()
         if change is None or isinstance(change, Exception) or change.old is not None:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,12 @@ from tests.simulation.dra import DRIVER
 
 
 class RawDriver(pb_grpc.DRAPluginServicer, health_grpc.DRAResourceHealthServicer, watcher_grpc.RegistrationServicer):
-    """A driver whose claims get one device ``d0``, or ``error``. ``prepared`` and ``unprepared`` are its calls."""
+    """A driver whose claims get one device ``d0``, or ``error``, or are skipped; it keeps its calls."""
 
     def __init__(self, name: str = DRIVER) -> None:
         self.name = name
         self.error = ""
+        self.skips = False
         self.gate: asyncio.Event | None = None
         self.cdi_id = f"{name.replace('.', '-')}.io/device=0"
         self.prepared: list[list[str]] = []
@@ -45,7 +46,7 @@ class RawDriver(pb_grpc.DRAPluginServicer, health_grpc.DRAResourceHealthServicer
         if self.gate:
             await self.gate.wait()
         response = pb.NodePrepareResourcesResponse()
-        for each in request.claims:
+        for each in () if self.skips else request.claims:
             response.claims[each.uid].error = self.error
             if not self.error:
                 response.claims[each.uid].devices.add(pool_name="p", device_name="d0", cdi_device_ids=[self.cdi_id])
@@ -83,9 +84,3 @@ async def serving(driver: RawDriver, registry: Path) -> AsyncIterator[Path]:
         driver.ends.set()
         await server.stop(0.1)
         path.unlink(missing_ok=True)
-
-
-async def until(holds: Callable[[], object], seconds: float = 20.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not holds():
-            await asyncio.sleep(0.005)

@@ -82,7 +82,6 @@ class RawPlugin(pb_grpc.DevicePluginServicer, watcher_grpc.RegistrationServicer)
             envs={"IDS": ",".join(sorted(ids))},
             devices=[pb.DeviceSpec(container_path=f"/dev/{i}", host_path=f"/dev/{i}", permissions="rw") for i in ids],
             cdi_devices=[pb.CDIDevice(name=f"example.com/dummy={i}") for i in ids],
-            annotations={"by": "plugin"},
         )
         return pb.AllocateResponse(container_responses=[response])
 

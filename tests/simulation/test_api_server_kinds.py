@@ -6,12 +6,7 @@ from typing import Any
 
 import pytest
 
-from neuron_plugin.simulation.api_server_kinds import (
-    PODS,
-    Refusal,
-    label_selector,
-    selector,
-)
+from neuron_plugin.simulation.api_server_kinds import PODS, Refusal, label_selector, selector
 
 # Field selectors.
 

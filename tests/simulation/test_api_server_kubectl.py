@@ -9,7 +9,6 @@ from neuron_plugin.cluster import ObjectReference
 from neuron_plugin.cluster.writes import create_event, utc_now
 from neuron_plugin.simulation.api_server_kinds import (
     EVENTS,
-    KINDS,
     NAMESPACES,
     PODS,
     RESOURCE_CLAIMS,
@@ -20,19 +19,6 @@ from neuron_plugin.simulation.api_server_kubectl import read_protobuf
 from tests.simulation.api_client import AS_TABLE, Client, pod
 from tests.simulation.dra import CLAIMS, DRIVER, FINALIZER, SLICES, USER, allocation, claim, node_slice
 from tests.support.api_server import StandInApiServer
-
-
-async def test_every_kind_is_found_by_discovery(client: Client) -> None:
-    found = set()
-    groups = (await client.get("/apis"))["groups"]
-    paths = [f"/api/{version}" for version in (await client.get("/api"))["versions"]]
-    paths += [f"/apis/{group['preferredVersion']['groupVersion']}" for group in groups]
-    for path in paths:
-        found |= {(path, each["name"], each["namespaced"]) for each in (await client.get(path))["resources"]}
-    assert found == {(kind.group, kind.plural, kind.namespaced) for kind in KINDS} | {
-        ("/api/v1", "pods/eviction", True),
-        ("/api/v1", "events", True),
-    }
 
 
 async def test_openapi_says_that_dry_runs_are_known_and_describes_the_fields_that_are_read(client: Client) -> None:
@@ -178,11 +164,7 @@ def test_what_is_no_protobuf_of_kubectl_s_is_said(body: bytes, said: str) -> Non
 
 def test_options_of_a_deletion_are_read_and_unknown_fields_are_not() -> None:
     body = in_protobuf(b"DeleteOptions", OPTIONS + field(4, b"Background") + field(5, b"All") + b"\x80\x01\x96\x01")
-    assert read_protobuf(body) == {
-        "gracePeriodSeconds": 0,
-        "preconditions": {"uid": "uid-a"},
-        "dryRun": ["All"],
-    }
+    assert read_protobuf(body) == {"gracePeriodSeconds": 0, "preconditions": {"uid": "uid-a"}, "dryRun": ["All"]}
 
 
 BOTH = "all=placed-by-gates,neuron-1=unhealthy"
@@ -204,7 +186,3 @@ async def test_kubectl_shows_what_claims_and_slices_have(server: StandInApiServe
     server.change(RESOURCE_CLAIMS, "c", {"status": {"reservedFor": [USER]}}, "default", "status")
     server.delete(RESOURCE_CLAIMS, "c", "default")
     assert await cells(CLAIMS) == [["c", "deleted,allocated,reserved", "neuron-0", "n1"]]
-    _, found = await client.ask("GET", "/apis/resource.k8s.io/v1")
-    assert {"resourceclaims", "resourceclaimtemplates", "resourceslices", "deviceclasses"} <= {
-        each["name"] for each in found["resources"]
-    }

@@ -76,18 +76,6 @@ async def test_a_device_of_any_other_health_is_not_given_and_a_plugin_may_have_n
         assert (ids_of(admitted.container("c")), plugin.preferences) == ({"d0", "d2", "d3"}, [])
 
 
-# Containers.
-
-
-async def test_a_container_receives_all_the_plugin_answered(directory: Path) -> None:
-    async with node(directory) as (kubelet, plugin):
-        plugin.preference = ["d0", "d1"]
-        received = (await kubelet.admit(pod("a", wants(2)))).container("c")
-    assert (received.envs, received.annotations) == ({"IDS": "d0,d1"}, {"by": "plugin"})
-    assert {(node.host_path, node.permissions) for node in received.devices} == {("/dev/d0", "rw"), ("/dev/d1", "rw")}
-    assert set(received.cdi_devices) == {"example.com/dummy=d0", "example.com/dummy=d1"}
-
-
 # Its own restarts.
 
 

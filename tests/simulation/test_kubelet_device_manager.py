@@ -86,10 +86,7 @@ def in_words(plugins: Answering) -> list[tuple[set[str], set[str]]]:
 
 @pytest.mark.parametrize(
     ("taken", "preferred", "given"),
-    [
-        ((), ("d3", "d1"), {"d1", "d3"}),
-        (("d0",), ("d0", "ghost", "d2", "d3"), {"d2", "d3"}),
-    ],
+    [((), ("d3", "d1"), {"d1", "d3"}), (("d0",), ("d0", "ghost", "d2", "d3"), {"d2", "d3"})],
 )
 async def test_a_preference_is_followed_as_far_as_it_is_available(
     taken: tuple[str, ...], preferred: tuple[str, ...], given: set[str]
@@ -120,10 +117,7 @@ async def test_an_init_containers_devices_are_taken_first_and_without_a_preferen
     assert given < left or left < given
 
 
-@pytest.mark.parametrize(
-    ("count", "asked"),
-    [(1, [({"d2", "d3"}, set())]), (2, []), (3, [(set(FOUR), {"d2", "d3"})])],
-)
+@pytest.mark.parametrize(("count", "asked"), [(1, [({"d2", "d3"}, set())]), (2, []), (3, [(set(FOUR), {"d2", "d3"})])])
 async def test_numa_affinity_offers_the_aligned_devices_alone_where_they_are_more_than_enough(
     count: int, asked: list[tuple[set[str], set[str]]]
 ) -> None:
@@ -202,18 +196,6 @@ async def test_entries_of_ended_pods_stay_until_the_memory_is_cleaned_with_all_s
     manager.sources_ready = True
     manager.forget_pods(())
     assert await available(manager) == set(FOUR)
-
-
-async def test_a_running_container_gets_no_entry_while_the_sources_are_not_ready() -> None:
-    manager = manager_of()
-    manager.load(None)  # the checkpoint is lost
-    manager.update_devices(CORE, map(ListedDevice, FOUR))
-    manager.sources_ready = False
-    manager.running = {A: {"c"}}
-    assert await allocate(manager, A, 4) == set()
-    manager.sources_ready = True
-    assert manager.entries() == ()
-    assert await available(manager) == set(FOUR), "the ids of the running container are offered"
 
 
 # Sections 7 and 14: the checkpoint

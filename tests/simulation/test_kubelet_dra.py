@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,18 +15,17 @@ from neuron_plugin.kubelet.dra_state import parse_dra_state
 from neuron_plugin.simulation.api_server import SimulatedApiServer
 from neuron_plugin.simulation.api_server_kinds import RESOURCE_CLAIMS
 from neuron_plugin.simulation.kubelet_dra import (
-    ClaimInfo,
     ClaimMemory,
     DraManager,
     DraManagerTimes,
-    DriverDevice,
     KubeletStateError,
     NotPreparedError,
 )
 from neuron_plugin.simulation.kubelet_pods import KubeletContainer, KubeletPod, PodGoneError
-from tests.simulation.dra import DRIVER, Json
-from tests.simulation.dra_driver import RawDriver, serving, until
+from tests.simulation.dra import DRIVER
+from tests.simulation.dra_driver import RawDriver, serving
 from tests.support.kubelet import KubeletOptions, StandInKubelet
+from tests.support.running import until
 
 FAST = DraManagerTimes(retry=0.05, call=2.0, watcher=0.02, wipe=0.3, health=0.05, reconcile=60.0)
 EFA = "efa.networking.k8s.aws"
@@ -72,16 +71,11 @@ async def a_site(root: Path, *drivers: RawDriver, times: DraManagerTimes = FAST)
         dra=dra,
         cdi_dir=root / "cdi",
     )
-    async with kubelet:
-        contexts = [serving(each, root / "registry") for each in drivers]
-        for context in contexts:
-            await context.__aenter__()
+    async with kubelet, AsyncExitStack() as stack:
+        for each in drivers:
+            await stack.enter_async_context(serving(each, root / "registry"))
         await until(lambda: dra.drivers == {each.name for each in drivers})
-        try:
-            yield Site(root, kubelet, dra, api)
-        finally:
-            for context in contexts:
-                await context.__aexit__(None, None, None)
+        yield Site(root, kubelet, dra, api)
 
 
 def pod(name: str = "a", *claims: str, request: str = "") -> KubeletPod:
@@ -180,118 +174,96 @@ async def test_a_pod_stays_terminating_while_its_driver_is_away_or_refuses(direc
 
 # What is remembered, and its file.
 
-KEY = ("default", "c")
-D0 = DriverDevice("n1-neuron", "neuron-0", ("neurons",), ("neuron-plugin.io/device=0-0",))
-
-
-class Answering:
-    """A driver that gives each claim one device, or ``answer``; it keeps what it is asked, and looks at the file."""
-
-    def __init__(self, memory: ClaimMemory) -> None:
-        self.memory = memory
-        self.asked: list[str] = []
-        self.seen: list[Json] = []
-        self.answer: dict[str, Sequence[DriverDevice] | str] | None = None
-        self.forgets = False
-
-    async def node_prepare(
-        self, driver: str, claims: Sequence[ClaimInfo]
-    ) -> Mapping[str, Sequence[DriverDevice] | str]:
-        self.asked.append(f"prepare {driver}")
-        self.seen = msgspec.json.decode(msgspec.json.decode(self.memory.state_bytes())["Data"])["ClaimInfoStateList"]
-        if self.forgets:
-            self.memory.claims.clear()
-        return {each.uid: [D0] for each in claims} if self.answer is None else self.answer
-
-    async def node_unprepare(self, driver: str, claims: Sequence[ClaimInfo]) -> None:
-        self.asked += [f"unprepare {driver} {each.key[1]}" for each in claims]
-
-
-@pytest.fixture
-def answering() -> Answering:
-    return Answering(ClaimMemory())
-
-
-def claim(uid: str = "uid-c") -> Json:
-    results = [{"driver": DRIVER, "request": "neurons", "pool": "p", "device": "d"}]
-    metadata = {"namespace": "default", "name": "c", "uid": uid}
-    return {"metadata": metadata, "status": {"allocation": {"devices": {"results": results}}}}
-
-
-async def prepare_for(answering: Answering, *pods: str) -> None:
-    for pod in pods:
-        await answering.memory.prepare([claim()], pod, answering)
-
-
-def recorded(answering: Answering) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Pods and devices of the claim, as the product reads the file."""
-    (found,) = parse_dra_state(answering.memory.state_bytes(), {DRIVER})
-    return found.pod_uids, found.devices
-
 
 async def test_the_file_has_the_pod_before_the_call_and_the_devices_after_it_and_a_second_pod_asks_no_driver(
-    answering: Answering,
+    directory: Path,
 ) -> None:
-    await prepare_for(answering, "pod-a", "pod-b")
-    (entry,) = answering.seen
-    assert (entry["PodUIDs"], entry["DriverState"]) == ({"pod-a": {}}, {DRIVER: {"Devices": None}})
-    assert (answering.asked, recorded(answering)) == ([f"prepare {DRIVER}"], (("pod-a", "pod-b"), ("neuron-0",)))
+    driver = RawDriver()
+    async with a_site(directory, driver) as site:
+        site.add("c", "a", "b")
+        driver.gate = asyncio.Event()
+        prepared = asyncio.create_task(site.dra.prepare(pod("a")))
+        await until(lambda: driver.prepared)
+        assert (site.pods_in_file, site.recorded) == ({"c": ["uid-a"]}, {})
+        driver.gate.set()
+        await prepared
+        await site.dra.prepare(pod("b"))
+        assert (site.pods_in_file, site.recorded) == ({"c": ["uid-a", "uid-b"]}, {"c": ("d0",)})
+        assert driver.prepared == [["c"]]
 
 
 async def test_after_a_start_nothing_is_prepared_and_kubernetes_140955_a_second_answer_is_appended(
-    answering: Answering,
+    directory: Path,
 ) -> None:
-    await prepare_for(answering, "pod-a")
-    answering.memory.load(answering.memory.state_bytes())
-    assert answering.memory.claims[KEY].drivers == {DRIVER: [D0]}
-    await prepare_for(answering, "pod-a")
-    assert recorded(answering) == (("pod-a",), ("neuron-0", "neuron-0"))
-    answering.memory.load(None)
-    assert not answering.memory.claims
+    async with a_site(directory, RawDriver()) as site:
+        site.add("c", "a")
+        for devices in (("d0",), ("d0", "d0")):
+            site.dra.memory.load(site.dra.path.read_bytes() if site.dra.path.exists() else None)
+            await site.dra.prepare(pod("a"))
+            assert (site.pods_in_file, site.recorded) == ({"c": ["uid-a"]}, {"c": devices})
+        site.dra.memory.load(None)
+        assert not site.dra.memory.claims
 
 
 @pytest.mark.parametrize(
-    ("answer", "why"),
-    [({}, "skipped 1 ResourceClaims"), ({"uid-c": "busy"}, "failed for ResourceClaim c: busy")],
+    ("error", "why"), [("", "skipped 1 ResourceClaims"), ("busy", "failed for ResourceClaim c: busy")]
 )
-async def test_a_driver_that_skips_or_refuses_a_claim_lets_the_pod_wait(
-    answering: Answering, answer: dict[str, Sequence[DriverDevice] | str], why: str
-) -> None:
-    answering.answer = answer
-    with pytest.raises(NotPreparedError, match=f"NodePrepareResources {why}"):
-        await prepare_for(answering, "pod-a")
-    assert not answering.memory.claims[KEY].prepared
+async def test_a_driver_that_skips_or_refuses_a_claim_lets_the_pod_wait(directory: Path, error: str, why: str) -> None:
+    driver = RawDriver()
+    driver.error, driver.skips = error, not error
+    async with a_site(directory, driver) as site:
+        site.add("c", "a")
+        with pytest.raises(NotPreparedError, match=f"NodePrepareResources {why}"):
+            await site.dra.prepare(pod("a"))
+        driver.error, driver.skips = "", False
+        await site.dra.prepare(pod("a"))
+        assert driver.prepared == [["c"], ["c"]], "it was not prepared"
 
 
-@pytest.mark.parametrize("spoil", [lambda data: data[:-20], lambda data: data.replace(b"neuron-0", b"neuron-1")])
-async def test_a_file_that_was_changed_keeps_the_kubelet_from_starting(answering: Answering, spoil: type) -> None:
-    await prepare_for(answering, "pod-a")
-    with pytest.raises(KubeletStateError, match="please drain node and remove DRA state file"):
-        ClaimMemory().load(spoil(answering.memory.state_bytes()))
+@pytest.mark.parametrize("spoil", [lambda data: data[:-20], lambda data: data.replace(b"d0", b"d1")])
+async def test_a_file_that_was_changed_keeps_the_kubelet_from_starting(directory: Path, spoil: type) -> None:
+    async with a_site(directory, RawDriver()) as site:
+        site.add("c", "a")
+        await site.dra.prepare(pod("a"))
+        with pytest.raises(KubeletStateError, match="please drain node and remove DRA state file"):
+            ClaimMemory().load(spoil(site.dra.path.read_bytes()))
 
 
-async def test_a_new_claim_of_the_same_name_waits_for_the_old_one_to_be_given_up(answering: Answering) -> None:
-    await prepare_for(answering, "pod-a")
-    with pytest.raises(NotPreparedError, match=r"old ResourceClaim with same name c and different UID uid-c"):
-        await answering.memory.prepare([claim("uid-d")], "pod-b", answering)
-    await answering.memory.unprepare([KEY], "pod-a", answering)
-    await answering.memory.prepare([claim("uid-c")], "pod-b", answering)
+async def test_a_new_claim_of_the_same_name_waits_for_the_old_one_to_be_given_up(directory: Path) -> None:
+    async with a_site(directory, RawDriver()) as site:
+        site.add("c", "a")
+        await site.dra.prepare(pod("a"))
+        site.api.delete(RESOURCE_CLAIMS, "c", "default")
+        site.add("c", "b")
+        with pytest.raises(NotPreparedError, match="old ResourceClaim with same name c and different UID"):
+            await site.dra.prepare(pod("b"))
+        await site.dra.unprepare(pod("a"))
+        await site.dra.prepare(pod("b"))
 
 
 async def test_a_shared_claim_goes_with_its_last_pod_but_kubernetes_140212_a_second_end_of_one_counts_for_the_other(
-    answering: Answering,
+    directory: Path,
 ) -> None:
-    await prepare_for(answering, "pod-a", "pod-b")
-    assert answering.memory.of_inactive({"pod-b"}) == {"pod-a": [KEY]}
-    await answering.memory.unprepare([KEY], "pod-a", answering)
-    assert (answering.asked[1:], recorded(answering)[0]) == ([], ("pod-b",))
-    await answering.memory.unprepare([KEY], "pod-a", answering)
-    assert (answering.asked[1:], answering.memory.claims) == ([f"unprepare {DRIVER} c"], {})
+    driver = RawDriver()
+    async with a_site(directory, driver) as site:
+        site.add("c", "a", "b")
+        for name in "ab":
+            await site.dra.prepare(pod(name))
+        assert site.dra.memory.of_inactive({"uid-b"}) == {"uid-a": [("default", "c")]}
+        await site.dra.unprepare(pod("a"))
+        assert (driver.unprepared, site.pods_in_file) == ([], {"c": ["uid-b"]})
+        await site.dra.unprepare(pod("a"))
+        assert (driver.unprepared, site.pods_in_file) == ([["c"]], {})
 
 
-async def test_kubernetes_140527_an_answer_for_a_claim_that_was_given_up_meanwhile_is_an_error(
-    answering: Answering,
-) -> None:
-    answering.forgets = True
-    with pytest.raises(NotPreparedError, match="unable to get claim info for ResourceClaim c in namespace default"):
-        await prepare_for(answering, "pod-a")
+async def test_kubernetes_140527_an_answer_for_a_claim_that_was_given_up_meanwhile_is_an_error(directory: Path) -> None:
+    driver = RawDriver()
+    async with a_site(directory, driver) as site:
+        site.add("c", "a")
+        driver.gate = asyncio.Event()
+        prepared = asyncio.create_task(site.dra.prepare(pod("a")))
+        await until(lambda: driver.prepared)
+        site.dra.memory.claims.clear()
+        driver.gate.set()
+        with pytest.raises(NotPreparedError, match="unable to get claim info for ResourceClaim c in namespace default"):
+            await prepared

@@ -11,16 +11,7 @@ import pytest
 from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2 as pb
 from neuron_plugin.simulation.kubelet_plugins import ResourceCapacity, is_extended_resource_name
 from tests.kubelet.fakes import CORE, eventually
-from tests.simulation.kubelet_node import (
-    RawPlugin,
-    node,
-    pod,
-    refusal,
-    register,
-    rejection,
-    serving,
-    wants,
-)
+from tests.simulation.kubelet_node import RawPlugin, node, refusal, serving
 from tests.support.kubelet import KubeletOptions, StandInKubelet
 
 
@@ -54,16 +45,6 @@ def test_names_that_the_kubelet_takes_and_refuses() -> None:
 
 
 # The book-keeping by name
-
-
-async def test_when_an_old_stream_ends_the_newer_plugin_is_disconnected(directory: Path) -> None:
-    newer = RawPlugin(["n0", "n1"])
-    async with node(directory) as (kubelet, older), serving(newer, directory / "newer.sock"):
-        await register(directory, "newer.sock")
-        await kubelet.wait_for_capacity(CORE, 2)
-        older.end_stream()
-        assert await kubelet.wait_for_capacity(CORE, 0) == ResourceCapacity(2, 0)
-        assert "no healthy devices present" in await rejection(kubelet, pod("a", wants(1)))
 
 
 async def test_a_failed_register_beside_a_live_one_makes_its_end_unnoticed(directory: Path) -> None:

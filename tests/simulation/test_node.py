@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -18,7 +19,43 @@ from neuron_plugin.simulation import node as written
 from neuron_plugin.simulation.node import HELD_MEMORY, HELD_PERCENT, SimulatedNode, change, write_entry, write_node
 from neuron_plugin.simulation.node_tree import DESCRIPTION_FILE, WORK_COUNTERS, Entry, SimulationError, entries
 from neuron_plugin.topology import InstanceType, Topology
-from tests.simulation.node_tree import MakeNode, device_dir, everything, mode, text
+
+MakeNode = Callable[..., SimulatedNode]
+
+
+def device_dir(node: SimulatedNode, device: int) -> Path:
+    return node.root / "sys/devices/virtual/neuron_device" / f"neuron{device}"
+
+
+def text(node: SimulatedNode, device: int, name: str) -> str:
+    return (device_dir(node, device) / name).read_bytes().decode()
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+def everything(root: Path) -> dict[str, tuple[int, bytes]]:
+    """Every file and link below sys/, dev/ and opt/ with its mode and content."""
+    return {
+        str(path.relative_to(root)): (
+            path.lstat().st_mode,
+            str(path.readlink()).encode() if path.is_symlink() else path.read_bytes(),
+        )
+        for part in ("sys", "dev", "opt")
+        for path in (root / part).rglob("*")
+        if path.is_symlink() or path.is_file()
+    }
+
+
+@pytest.fixture
+def make_node(tmp_path: Path) -> MakeNode:
+    """Write a machine without the usage counters, which take most of the time."""
+
+    def make(instance_type: str = "inf2.24xlarge", **options: Any) -> SimulatedNode:
+        return write_node(tmp_path / "node", instance_type, **{"usage_counters": False, **options})
+
+    return make
 
 
 # The published bytes, column by column: core_count, connected_devices, the three architecture files, cores.

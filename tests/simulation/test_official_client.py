@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable
 from datetime import UTC, datetime
@@ -13,12 +12,11 @@ import pytest
 from kubernetes.aio import client, config, dynamic, watch
 from kubernetes.aio.client.exceptions import ApiException
 
-from neuron_plugin.simulation.api_server_kinds import PODS
+from neuron_plugin.simulation.api_server_kinds import KINDS, PODS
 from tests.support.api_server import StandInApiServer
 
 STRATEGIC = "application/strategic-merge-patch+json"
 MERGE = "application/merge-patch+json"
-JSON_PATCH = "application/json-patch+json"
 NEURON = "aws.amazon.com/neuron"
 Official = Any
 """An API of the client, or what makes one: in its types nearly everything may be None."""
@@ -117,20 +115,6 @@ async def test_a_pod_with_a_finalizer_stays_until_that_is_off_and_its_containers
     assert left.metadata.deletion_grace_period_seconds == 0
     await core.patch_namespaced_pod("a", "default", {"metadata": {"finalizers": None}})
     assert (await refusal(core.read_namespaced_pod("a", "default")))[0] == 404
-
-
-@pytest.mark.parametrize(
-    ("change", "form"),
-    [
-        ({"metadata": {"labels": {"x": "y"}}}, STRATEGIC),
-        ({"metadata": {"labels": {"x": "y"}}}, MERGE),
-        ([{"op": "add", "path": "/metadata/labels/x", "value": "y"}], JSON_PATCH),
-    ],
-)
-async def test_each_form_of_patch_is_taken(core: Official, change: Any, form: str) -> None:
-    await core.create_namespaced_pod("default", pod("a", labels={"app": "a"}))
-    patched = await core.patch_namespaced_pod("a", "default", change, _content_type=form)
-    assert patched.metadata.labels == {"app": "a", "x": "y"}
 
 
 async def test_a_json_patch_tests_replaces_and_removes_and_says_what_it_cannot(core: Official) -> None:
@@ -246,18 +230,6 @@ async def test_a_watch_shows_what_happens_and_its_410(core: Official, server: St
     assert seen == [("ADDED", "a"), ("MODIFIED", "a"), ("DELETED", "a")]
 
 
-async def test_a_watch_from_a_version_ends_in_its_time(core: Official) -> None:
-    await core.create_namespaced_pod("default", pod("a"))
-    version = (await core.list_namespaced_pod("default")).metadata.resource_version
-    watching: Official = watch.Watch()  # type: ignore[no-untyped-call]
-    stream = watching.stream(
-        core.list_namespaced_pod, "default", resource_version=version, timeout_seconds=1, allow_watch_bookmarks=True
-    )
-    later = asyncio.create_task(core.create_namespaced_pod("default", pod("b")))
-    assert [event["object"].metadata.name async for event in stream if event["type"] != "BOOKMARK"] == ["b"]
-    await later
-
-
 async def test_leases_events_and_claims_have_the_client_s_shapes(sender: Official, core: Official) -> None:
     now = datetime.now(UTC)
     leases: Official = client.CoordinationV1Api(sender)
@@ -291,11 +263,11 @@ async def test_leases_events_and_claims_have_the_client_s_shapes(sender: Officia
     assert [each.metadata.name for each in (await resource.list_resource_claim_for_all_namespaces()).items] == ["c"]
 
 
-async def test_its_discovery_finds_every_kind(sender: Official, server: StandInApiServer) -> None:
-    server.create_pod({"metadata": {"name": "a"}, "spec": {"containers": []}})
+async def test_its_discovery_finds_every_kind_and_what_a_drain_needs(sender: Official) -> None:
     assert (await client.VersionApi(sender).get_code()).minor == "36"
     async with dynamic.DynamicClient(sender) as finder:  # type: ignore[no-untyped-call]
-        for version, kind in (("v1", "Pod"), ("v1", "Node"), ("resource.k8s.io/v1", "ResourceClaim")):
-            found = await finder.resources.get(api_version=version, kind=kind)
-            listed = await found.get()
-            assert listed.kind == f"{kind}List"
+        for kind in KINDS:
+            found = await finder.resources.get(api_version=kind.version, kind=kind.kind)
+            assert (found.namespaced, (await found.get()).kind) == (kind.namespaced, f"{kind.kind}List")
+        assert await finder.resources.get(api_version="v1", kind="Event")
+        assert "eviction" in (await finder.resources.get(api_version="v1", kind="Pod")).subresources

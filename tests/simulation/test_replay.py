@@ -140,13 +140,4 @@ def test_no_core_is_in_two_sets_whatever_comes(
     assert 0 <= found.refused_share <= 1
     assert found.busy <= found.devices
     if pods:
-        assert sum(tally.pods for tally in found.by_request.values()) == len(pods)
-
-
-@pytest.mark.parametrize("load", [0.7, 0.85])
-def test_the_order_of_the_policies_is_the_one_on_the_page(load: float) -> None:
-    nodes = [node(f"n{number:02}") for number in range(10)]
-    pods = arrivals([TRN1] * 10, MIXES["train"], load, 1500)
-    refused = {strategy: replay(Board(nodes, strategy), pods).refused_share for strategy in PlacementStrategy}
-    moves = replay(Board(nodes, PACK, MoveRules()), pods).refused_share
-    assert moves < refused[PACK] < refused[PlacementStrategy.SPREAD]
+        assert found.pods == len(pods)

@@ -34,6 +34,7 @@ from tests.simulation.dra import (
     pod_object,
 )
 from tests.support.api_server import StandInApiServer
+from tests.support.stories import Scene
 
 CLASSES = {
     DRIVER: device_class(),
@@ -123,177 +124,158 @@ def test_configuration_comes_along_that_of_the_class_first() -> None:
 
 # In a cluster.
 
+GATE = [{"name": "example.com/gate"}]
+
+
+class Cluster(Scene):
+    """Two nodes by the API server's door without sockets; the steps are what users, scheduler and controller do."""
+
+    def __init__(self) -> None:
+        self.server = StandInApiServer()
+        a_cluster(self.server, nodes=2)
+
+    def share(self) -> None:
+        """Create the claim ``shared``, which no pod owns."""
+        self.server.create(RESOURCE_CLAIMS, {"metadata": {"name": "shared"}, "spec": claim_spec()}, "default")
+
+    def write(self, **status: object) -> None:
+        (claim,) = claims(self.server)
+        self.server.change(RESOURCE_CLAIMS, claim["metadata"]["name"], {"status": status}, "default", "status")
+
+    def allocate(self) -> None:
+        """Allocate the only claim on n1, and reserve it for nobody."""
+        self.write(allocation=allocations_on(self.server, claims(self.server), "n1")[0])
+
+    def create(self, text: str) -> None:
+        """``a one``: from that template; ``a shared``: with that claim; ``on NODE`` or ``gated``."""
+        name, source, *where = text.split()
+        spec = {"nodeName": where[1]} if where[:1] == ["on"] else {"schedulingGates": GATE} if where else {}
+        made = pod(name, claim=source, **spec) if source == "shared" else pod(name, template=source, **spec)
+        self.server.create_pod(made)
+
+    def sync(self) -> None:
+        sync_claims(self.server)
+
+    def place(self, name: str) -> None:
+        """Do the scheduler's part, on n1."""
+        found = pod_object(self.server, name)
+        made = claims_of(self.server, found)
+        reserve(self.server, found, made, allocations_on(self.server, made, "n1"))
+        self.server.bind("default", name, node="n1")
+
+    def end(self, name: str) -> None:
+        self.server.patch_status(PODS, name, {"phase": "Succeeded"}, "default")
+
+    def delete(self, name: str) -> None:
+        self.server.delete_pod("default", name)
+
+    def kill(self, name: str) -> None:
+        self.server.delete_pod("default", name, grace_seconds=0)
+
+    def unshare(self) -> None:
+        self.server.delete(RESOURCE_CLAIMS, "shared", "default")
+
+    def waits(self, name: str, why: str) -> None:
+        with pytest.raises(NotAllocatedError, match=why):
+            claims_of(self.server, pod_object(self.server, name))
+
+    def claims(self, expected: str) -> None:
+        """Each claim by its pod or name: its devices, for whom they are reserved, and whether it is being deleted."""
+        found = []
+        for claim in claims(self.server):
+            users = " ".join(each["name"] for each in (claim["status"].get("reservedFor") or ()))
+            words = [claim["metadata"]["name"].split("-")[0], *devices_of(claim), *(["for", users] if users else [])]
+            found.append(" ".join([*words, *["deleted"] * ("deletionTimestamp" in claim["metadata"])]))
+        assert ", ".join(found) == expected
+
 
 @pytest.fixture
-def server() -> StandInApiServer:
-    """Two nodes, by its door without sockets."""
-    server = StandInApiServer()
-    a_cluster(server, nodes=2)
-    return server
+def cluster() -> Cluster:
+    return Cluster()
 
 
-def shared(server: StandInApiServer, **status: object) -> None:
-    server.create(RESOURCE_CLAIMS, {"metadata": {"name": "shared"}, "spec": claim_spec()}, "default")
-    server.change(RESOURCE_CLAIMS, "shared", {"status": status}, "default", "status")
+@pytest.mark.parametrize(
+    "story",
+    [
+        pytest.param(story, id=told)
+        for told, story in {
+            "a pod waits for its claim to be made": "create a one; waits a -> ResourceClaim not created yet",
+            "claims of one node never share a device": (
+                "create a one; create b four; create c one; sync; place a; place b; place c; "
+                "claims -> a neuron-0 for a, b neuron-4 neuron-5 neuron-6 neuron-7 for b, c neuron-1 for c"
+            ),
+            "the claim of a gated pod is made, too": "create a one gated; sync; sync; claims -> a",
+            "none is made for a pod that is being deleted": "create a one on n1; delete a; sync; claims -> ",
+            "an allocation that nobody has reserved yet stays": (
+                "create a one gated; sync; allocate; sync; claims -> a neuron-0"
+            ),
+            "the claim of a pod that has ended is freed and deleted": (
+                "create a one; sync; place a; sync; claims -> a neuron-0 for a; end a; sync; claims -> "
+            ),
+            "that of one that is being deleted stays": (
+                "create a one; sync; place a; delete a; sync; claims -> a neuron-0 for a"
+            ),
+            "a shared claim is deallocated when its last pod has ended, and stays": (
+                "share; create a shared; create b shared; place a; place b; kill a; sync; "
+                "claims -> shared neuron-0 for b; kill b; sync; claims -> shared; unshare; claims -> "
+            ),
+            "a deleted claim is there until its last pod has ended, and no other pod gets it": (
+                "share; create a shared; place a; create b shared; unshare; sync; "
+                "claims -> shared neuron-0 for a deleted; waits b -> is being deleted; kill a; sync; claims -> "
+            ),
+            "a pod that names its node itself gets an allocated claim reserved": (
+                "share; create a shared; place a; create b shared on n1; sync; claims -> shared neuron-0 for a b"
+            ),
+        }.items()
+    ],
+)
+async def test_claims_are_made_allocated_and_given_up(cluster: Cluster, story: str) -> None:
+    await cluster.play(story)
 
 
-def test_a_pod_waits_for_its_claim_to_be_made(server: StandInApiServer) -> None:
-    made = server.create_pod(pod(template="one"))
-    with pytest.raises(NotAllocatedError, match='pod "default/a": ResourceClaim not created yet'):
-        claims_of(server, made)
-
-
-def test_claims_of_one_node_never_share_a_device_and_pods_get_their_devices(server: StandInApiServer) -> None:
-    for name in ("a", "b", "c"):
-        server.create_pod(pod(name, template="four" if name == "b" else "one"))
-        sync_claims(server)
-        made = claims_of(server, pod_object(server, name))
-        reserve(server, pod_object(server, name), made, allocations_on(server, made, "n1"))
-    found = {each["metadata"]["name"][0]: devices_of(each) for each in claims(server)}
-    assert found == {"a": ["neuron-0"], "b": [f"neuron-{number}" for number in range(4, 8)], "c": ["neuron-1"]}
-    assert {each["status"]["reservedFor"][0]["name"] for each in claims(server)} == {"a", "b", "c"}
-
-
-def test_an_allocated_claim_is_taken_as_it_is_and_keeps_its_pod_on_its_node(server: StandInApiServer) -> None:
-    shared(server)
-    (on_n1,) = allocations_on(server, claims(server), "n1")
+async def test_an_allocated_claim_is_taken_as_it_is_and_keeps_its_pod_on_its_node(cluster: Cluster) -> None:
+    await cluster.play("share; create a shared")
+    (on_n1,) = allocations_on(cluster.server, claims(cluster.server), "n1")
     on_n1["devices"]["results"][0]["device"] = "neuron-3-cores-6-7"
-    server.change(RESOURCE_CLAIMS, "shared", {"status": {"allocation": on_n1}}, "default", "status")
+    cluster.write(allocation=on_n1)
     with pytest.raises(NotAllocatedError, match="resourceclaim not available on the node"):
-        allocations_on(server, claims(server), "n2")
-    made = server.create_pod(pod(claim="shared"))
-    reserve(server, made, claims(server), allocations_on(server, claims(server), "n1"))
-    assert devices_of(only_claim(server)) == ["neuron-3-cores-6-7"]
+        allocations_on(cluster.server, claims(cluster.server), "n2")
+    await cluster.play("place a; claims -> shared neuron-3-cores-6-7 for a")
 
 
-def test_an_allocation_without_a_time_cannot_be_reserved(server: StandInApiServer) -> None:
-    shared(server)
-    (found,) = allocations_on(server, claims(server), "n1")
-    timeless = {key: part for key, part in found.items() if key != "allocationTimestamp"}
-    server.change(RESOURCE_CLAIMS, "shared", {"status": {"allocation": timeless}}, "default", "status")
-    made = server.create_pod(pod(claim="shared"))
+async def test_an_allocation_without_a_time_cannot_be_reserved(cluster: Cluster) -> None:
+    await cluster.play("share; create a shared")
+    (found,) = allocations_on(cluster.server, claims(cluster.server), "n1")
+    cluster.write(allocation={key: part for key, part in found.items() if key != "allocationTimestamp"})
     with pytest.raises(Refusal, match="field is immutable"):
-        reserve(server, made, claims(server), allocations_on(server, claims(server), "n1"))
+        cluster.place("a")
 
 
-def test_a_claim_that_goes_or_is_full_keeps_new_pods_waiting(server: StandInApiServer) -> None:
-    shared(server)
-    (found,) = allocations_on(server, claims(server), "n1")
+async def test_a_claim_that_is_full_keeps_new_pods_waiting(cluster: Cluster) -> None:
+    await cluster.play("share; create a shared; allocate")
     users = [{"resource": "pods", "name": f"p{number}", "uid": f"u{number}"} for number in range(256)]
-    status = {"allocation": found, "reservedFor": users}
-    server.change(RESOURCE_CLAIMS, "shared", {"status": status}, "default", "status")
-    made = server.create_pod(pod(claim="shared"))
-    with pytest.raises(NotAllocatedError, match="resourceclaim in use"):
-        claims_of(server, made)
-    server.change(RESOURCE_CLAIMS, "shared", {"metadata": {"finalizers": ["example.com/f"]}}, "default")
-    server.delete(RESOURCE_CLAIMS, "shared", "default")
-    with pytest.raises(NotAllocatedError, match='resourceclaim "shared" is being deleted'):
-        claims_of(server, made)
+    cluster.write(reservedFor=users)
+    await cluster.play("waits a -> resourceclaim in use")
 
 
-# The controller.
-
-
-def place(server: StandInApiServer, name: str = "a") -> None:
-    """Do the scheduler's part."""
-    made = claims_of(server, pod_object(server, name))
-    reserve(server, pod_object(server, name), made, allocations_on(server, made, "n1"))
-    server.bind("default", name, node="n1")
-
-
-def test_the_claim_of_a_new_pod_is_made_and_named_in_its_status(server: StandInApiServer) -> None:
-    server.create_pod(pod(template="one"))
-    sync_claims(server)
-    claim = only_claim(server)
+def test_a_claim_says_whose_it_is_and_the_pod_what_it_is_called(cluster: Cluster) -> None:
+    cluster.create("a one")
+    cluster.sync()
+    claim = only_claim(cluster.server)
     assert claim["metadata"]["name"].startswith("a-neurons-")
     assert claim["metadata"]["annotations"] == {POD_CLAIM_KEY: "neurons"}
-    assert claim["metadata"]["ownerReferences"][0]["uid"] == pod_object(server)["metadata"]["uid"]
-    assert claim_names(pod_object(server)) == {"neurons": claim["metadata"]["name"]}
-    sync_claims(server)
-    assert claims(server) == [claim]
+    assert claim["metadata"]["ownerReferences"][0]["uid"] == pod_object(cluster.server)["metadata"]["uid"]
+    assert claim_names(pod_object(cluster.server)) == {"neurons": claim["metadata"]["name"]}
 
 
-def test_also_of_a_gated_pod_and_of_none_that_is_being_deleted(server: StandInApiServer) -> None:
-    server.create_pod(pod("gated", template="one", schedulingGates=[{"name": "example.com/gate"}]))
-    server.create_pod(pod("leaving", template="one", nodeName="n1"))
-    server.delete_pod("default", "leaving")
-    sync_claims(server)
-    assert only_claim(server)["metadata"]["name"].startswith("gated-neurons-")
-
-
-def test_an_event_says_once_that_a_template_is_not_there(server: StandInApiServer) -> None:
+def test_an_event_says_once_that_a_template_is_not_there(cluster: Cluster) -> None:
+    server = cluster.server
     made = server.create_pod(pod(template="late"))
     for _ in range(2):
-        sync_claims(server)
+        cluster.sync()
     (event,) = server.objects(EVENTS)
     assert (event["regarding"]["uid"], event["reason"]) == (made["metadata"]["uid"], "FailedResourceClaimCreation")
     assert 'resource claim template "late": ' in event["note"]
     server.create(CLAIM_TEMPLATES, {"metadata": {"name": "late"}, "spec": {"spec": claim_spec()}}, "default")
-    sync_claims(server)
+    cluster.sync()
     assert only_claim(server)
-
-
-def test_the_claim_of_a_pod_that_has_ended_is_freed_and_deleted(server: StandInApiServer) -> None:
-    server.create_pod(pod(template="one"))
-    sync_claims(server)
-    place(server)
-    sync_claims(server)
-    assert devices_of(only_claim(server)) == ["neuron-0"]
-    server.patch_status(PODS, "a", {"phase": "Succeeded"}, "default")
-    sync_claims(server)
-    assert claims(server) == []
-
-
-def test_the_claim_of_a_pod_that_is_being_deleted_stays(server: StandInApiServer) -> None:
-    server.create_pod(pod(template="one"))
-    sync_claims(server)
-    place(server)
-    server.delete_pod("default", "a")
-    sync_claims(server)
-    assert devices_of(only_claim(server)) == ["neuron-0"]
-
-
-def test_a_shared_claim_is_deallocated_when_its_last_pod_has_ended_and_stays(server: StandInApiServer) -> None:
-    shared(server)
-    for name in ("a", "b"):
-        server.create_pod(pod(name, claim="shared"))
-        place(server, name)
-    server.delete_pod("default", "a", grace_seconds=0)
-    sync_claims(server)
-    assert [each["name"] for each in only_claim(server)["status"]["reservedFor"]] == ["b"]
-    assert devices_of(only_claim(server)) == ["neuron-0"]
-    server.delete_pod("default", "b", grace_seconds=0)
-    sync_claims(server)
-    assert only_claim(server)["status"] == {"reservedFor": []}
-    assert not only_claim(server)["metadata"].get("finalizers")
-
-
-def test_a_deleted_claim_is_there_until_its_last_pod_has_ended(server: StandInApiServer) -> None:
-    shared(server)
-    server.create_pod(pod(claim="shared"))
-    place(server)
-    server.delete(RESOURCE_CLAIMS, "shared", "default")
-    sync_claims(server)
-    assert only_claim(server)["metadata"]["deletionTimestamp"]
-    server.delete_pod("default", "a", grace_seconds=0)
-    sync_claims(server)
-    assert claims(server) == []
-
-
-def test_an_allocation_that_nobody_has_reserved_yet_stays(server: StandInApiServer) -> None:
-    server.create_pod(pod(template="one", schedulingGates=[{"name": "example.com/gate"}]))
-    sync_claims(server)
-    name = only_claim(server)["metadata"]["name"]
-    (allocation,) = allocations_on(server, claims(server), "n1")
-    server.change(RESOURCE_CLAIMS, name, {"status": {"allocation": allocation}}, "default", "status")
-    sync_claims(server)
-    assert devices_of(only_claim(server)) == ["neuron-0"]
-
-
-def test_a_pod_that_names_its_node_itself_gets_an_allocated_claim_reserved(server: StandInApiServer) -> None:
-    shared(server)
-    server.create_pod(pod("a", claim="shared"))
-    place(server)
-    server.create_pod(pod("b", claim="shared", nodeName="n1"))
-    sync_claims(server)
-    assert [each["name"] for each in only_claim(server)["status"]["reservedFor"]] == ["a", "b"]

@@ -96,12 +96,7 @@ def pod_manifest(
 
 
 def gated_manifest(
-    name: str,
-    resource: Resource,
-    amount: int,
-    *,
-    promised: tuple[str, str] = ("", ""),
-    gates: Sequence[str] = (GATE,),
+    name: str, resource: Resource, amount: int, *, promised: tuple[str, str] = ("", ""), gates: Sequence[str] = (GATE,)
 ) -> AnyJson:
     """A pod that ``gates`` hold back; ``promised`` is where it was placed, and with which ids."""
     manifest = pod_manifest(name, resource, amount)

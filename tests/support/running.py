@@ -75,9 +75,7 @@ class Extender:
 
 @asynccontextmanager
 async def extender_on(
-    api: KubernetesApi,
-    settings: ExtenderSettings = SETTINGS,
-    times: ControllerTimes = TIMES,
+    api: KubernetesApi, settings: ExtenderSettings = SETTINGS, times: ControllerTimes = TIMES
 ) -> AsyncIterator[Extender]:
     """A replica that is started, not yet ready, and stopped in the end."""
     stop = asyncio.Event()

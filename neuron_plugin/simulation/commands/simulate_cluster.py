@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentTypeError, Namespace
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Annotated
@@ -29,6 +30,7 @@ from neuron_plugin.cli.command import (
 from neuron_plugin.instance_file import load_catalogue
 from neuron_plugin.planning import RULES, DemandError, parse_shape, shape_text
 from neuron_plugin.settings import read_yaml
+from neuron_plugin.simulation.api_server_kinds import AnyJson
 from neuron_plugin.simulation.replay import (
     MIXES,
     AwsBoard,
@@ -73,46 +75,16 @@ _BOARDS: Mapping[str, Callable[[Sequence[NodeInfo]], Board]] = {
     OURS: Board,
     f"{OURS}+moves": lambda nodes: Board(nodes, rules=RULES),
 }
-
-
-class SizeReport(msgspec.Struct, frozen=True, rename="camel"):
-    """What became of the pods of one shape, in all runs: ``asked`` in device-hours, the shares as the policy's."""
-
-    pods: int
-    asked: float
-    refused_pods: int
-    refused: float
-    wait: float
-
-
-class PolicyReport(msgspec.Struct, frozen=True, rename="camel"):
-    """Means over the runs: device-hours refused in parts of those asked for, waiting in parts of the time asked for.
-
-    One run has no standard error.
-    """
-
-    refused: float
-    refused_standard_error: float | None
-    refused_by_run: tuple[float, ...]
-    wait: float
-    utilisation: float
-    empty_nodes: float
-    moves: float
-    moved_pods: float
-    lost: float
-    by_shape: dict[str, SizeReport]
-
-
-class ClusterReport(msgspec.Struct, frozen=True, rename="camel"):
-    """The document. ``load`` and ``mix`` are those of pods made by chance; a trace has neither."""
-
-    version: int
-    nodes: dict[str, int]
-    pods: int
-    runs: int
-    load: float | None
-    mix: dict[str, float]
-    policies: dict[str, PolicyReport]
+_HEADERS = {
+    "refused": "REFUSED",
+    "refusedStandardError": "+-",
+    "wait": "WAIT",
+    "utilisation": "UTILISATION",
+    "emptyNodes": "EMPTY-NODES",
+    "movedPods": "MOVED-PODS",
+    "lost": "LOST",
+}
+"""Of the table, by the key of the document."""
 
 
 def add_cluster_command(actions: Subparsers) -> None:
@@ -165,58 +137,47 @@ def run(arguments: Namespace) -> None:
     counts = Counter(node.inventory.geometry.instance_type for node in nodes if node.inventory)
     shares = {} if arguments.trace else {shape_text(request): weight for request, weight in mix.items()}
     load = None if arguments.trace else arguments.load
-    report = ClusterReport(VERSION, counts, len(runs[0]), len(runs), load, shares, reports)
+    report: AnyJson = {"version": VERSION, "nodes": counts, "pods": len(runs[0]), "runs": len(runs), "load": load}
+    report |= {"mix": shares, "policies": reports}
     if arguments.save:
         last = outcomes[OURS][0]
         write_cluster(arguments.save, last.last, last.last_pods, last.waiting, last.last_time)
     rows: list[Row] = []
     for name, summary in reports.items():
-        shares_of_all = {
-            "REFUSED": summary.refused,
-            "+-": summary.refused_standard_error,
-            "WAIT": summary.wait,
-            "UTILISATION": summary.utilisation,
-            "EMPTY-NODES": summary.empty_nodes / len(nodes),
-            "MOVED-PODS": summary.moved_pods,
-            "LOST": summary.lost,
-        }
-        texts = {header: "" if share is None else f"{share:.1%}" for header, share in shares_of_all.items()}
+        in_parts = summary | {"emptyNodes": summary["emptyNodes"] / len(nodes)}
+        texts = {head: "" if in_parts[key] is None else f"{in_parts[key]:.1%}" for key, head in _HEADERS.items()}
         rows.append({"POLICY": name, **texts})
-    show(arguments.output, report, [*plain(_title(report)), *table(rows)])
+    types = ", ".join(f"{number} {name}" for name, number in counts.items())
+    asked = "" if load is None else f" at load {load:g}"
+    title = f"{types}; {len(runs)} x {len(runs[0])} pods{asked}; refused, lost: parts of the device-hours asked for"
+    show(arguments.output, report, [*plain(title), *table(rows)])
 
 
-def _title(report: ClusterReport) -> str:
-    nodes = ", ".join(f"{number} {name}" for name, number in report.nodes.items())
-    asked = "" if report.load is None else f" at load {report.load:g}"
-    return f"{nodes}; {report.runs} x {report.pods} pods{asked}; refused, lost: parts of the device-hours asked for"
+def _report(outcomes: Sequence[ReplayOutcome]) -> AnyJson:
+    """Means over the runs: device-hours refused in parts of those asked for, waiting in parts of the time asked for.
 
-
-def _report(outcomes: Sequence[ReplayOutcome]) -> PolicyReport:
-    refused = [outcome.refused_share for outcome in outcomes]
-    by_shape = {}
+    ``byShape`` has the sums of all runs, with the shares as the policy's. One run has no standard error.
+    """
+    by_shape: AnyJson = {}
     for request in sorted({request for outcome in outcomes for request in outcome.by_request}, key=shape_text):
-        tallies = [outcome.by_request[request] for outcome in outcomes if request in outcome.by_request]
-        asked = sum(tally.asked for tally in tallies)
-        by_shape[shape_text(request)] = SizeReport(
-            sum(tally.pods for tally in tallies),
-            asked,
-            sum(tally.refused_pods for tally in tallies),
-            sum(tally.refused for tally in tallies) / asked,
-            sum(tally.waited for tally in tallies) / asked,
-        )
-    pods = [sum(tally.pods for tally in outcome.by_request.values()) or 1 for outcome in outcomes]
-    return PolicyReport(
-        refused=mean(refused),
-        refused_standard_error=stdev(refused) / len(refused) ** 0.5 if len(refused) > 1 else None,
-        refused_by_run=tuple(refused),
-        wait=mean(outcome.mean_wait for outcome in outcomes),
-        utilisation=mean(outcome.busy / outcome.devices for outcome in outcomes),
-        empty_nodes=mean(outcome.empty for outcome in outcomes),
-        moves=mean(outcome.moves / number for outcome, number in zip(outcomes, pods, strict=True)),
-        moved_pods=mean(outcome.moved_pods / number for outcome, number in zip(outcomes, pods, strict=True)),
-        lost=mean(outcome.lost / (outcome.asked or 1.0) for outcome in outcomes),
-        by_shape=by_shape,
-    )
+        tallies = [astuple(outcome.by_request[request]) for outcome in outcomes if request in outcome.by_request]
+        pods, asked, refused_pods, refused, waited = map(sum, zip(*tallies, strict=True))
+        counts = {"pods": pods, "asked": asked, "refusedPods": refused_pods}
+        by_shape[shape_text(request)] = counts | {"refused": refused / asked, "wait": waited / asked}
+    shares = [outcome.refused_share for outcome in outcomes]
+    error = stdev(shares) / len(shares) ** 0.5 if len(shares) > 1 else None
+    return {
+        "refused": mean(shares),
+        "refusedStandardError": error,
+        "refusedByRun": shares,
+        "wait": mean(outcome.mean_wait for outcome in outcomes),
+        "utilisation": mean(outcome.busy / outcome.devices for outcome in outcomes),
+        "emptyNodes": mean(outcome.empty for outcome in outcomes),
+        "moves": mean(outcome.moves / (outcome.pods or 1) for outcome in outcomes),
+        "movedPods": mean(outcome.moved_pods / (outcome.pods or 1) for outcome in outcomes),
+        "lost": mean(outcome.lost / (outcome.asked or 1.0) for outcome in outcomes),
+        "byShape": by_shape,
+    }
 
 
 # What the flags mean.

@@ -71,10 +71,7 @@ def test_a_trace_takes_the_place_of_the_mix(cli: Cli, tmp_path: Path) -> None:
 def test_a_mix_of_ones_own_is_read_from_a_file(cli: Cli, tmp_path: Path) -> None:
     mix = tmp_path / "mix.yaml"
     mix.write_text("neuron=4: 3\nneuroncore=2: 1\n")
-    assert set(report(cli, "--mix", mix)["policies"]["neuron-plugin"]["byShape"]) == {
-        "neuron=4",
-        "neuroncore=2",
-    }
+    assert set(report(cli, "--mix", mix)["policies"]["neuron-plugin"]["byShape"]) == {"neuron=4", "neuroncore=2"}
 
 
 @pytest.mark.parametrize(
