@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from neuron_plugin.cli.main import main
 from neuron_plugin.inspection import holders
 from tests.cli.cases import NODES, PODS
-from tests.cli.doubles import Background, Cli, CliProcess, Hold, Outcome
+from tests.cli.doubles import Background, Cli, CliProcess, Daemon, Hold, Outcome
 from tests.inspection.doubles import Container, Pod, make_node, short_directory, usual_file
 from tests.support.api_server import StandInApiServer
 
@@ -95,3 +96,14 @@ def server(background: Background) -> Iterator[StandInApiServer]:
 @pytest.fixture
 def kubeconfig(server: StandInApiServer, tmp_path: Path) -> Path:
     return server.write_kubeconfig(tmp_path / "kubeconfig")
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    made = Daemon()
+    serving = threading.Thread(target=made.server.serve_forever, kwargs={"poll_interval": 0.01})
+    serving.start()
+    yield made
+    made.server.shutdown()
+    serving.join()
+    made.server.server_close()

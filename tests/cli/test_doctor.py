@@ -32,7 +32,7 @@ from tests.cli.doubles import Cli
 from tests.inspection.doubles import MakeNode
 from tests.support.api_server import StandInApiServer
 from tests.support.kubelet import StandInKubelet
-from tests.support.manifests import node_manifest, pod_manifest
+from tests.support.manifests import pod_manifest
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -336,31 +336,3 @@ def test_json_and_yaml_are_one_document_with_every_key(capsys: pytest.CaptureFix
             }
         ],
     }
-
-
-def test_a_node_of_the_cluster_is_judged_by_what_is_published(
-    cli: Cli, server: StandInApiServer, kubeconfig: Path
-) -> None:
-    server.create_node(node_manifest("sick", "inf2.24xlarge", missing=[1], unhealthy={2: "ECC"}, disabled=[3]))
-    server.create_pod(pod_manifest("held", Resource.NEURON, 1, node="sick", annotations={"NEURON_DEVS": "1"}))
-
-    shown = cli("doctor", "sick", "--kubeconfig", kubeconfig)
-
-    assert shown.status == 1
-    assert "device 1 is missing; default/held has it" in shown.out
-    assert "device 2 is unhealthy: ECC" in shown.out
-    assert "device 3 disabled" in shown.out
-    assert "default/held: device 1 missing" in shown.out
-    fine = cli("doctor", "trn-1", "--kubeconfig", kubeconfig, "-o", "json")
-    levels = {finding["check"]: finding["level"] for finding in json.loads(fine.out)["findings"]}
-    assert levels["inventory"] == levels["registration"] == levels["holders"] == "ok"
-    assert levels["plugin"] == "note", "there is no Lease"
-    stock = cli("doctor", "inf-1", "--kubeconfig", kubeconfig).out
-    assert "what default/stock has is not known" in stock
-    bare = cli("doctor", "web-1", "--kubeconfig", kubeconfig)
-    assert (bare.status, "ok   " in bare.out, "5 not checked" in bare.out) == (1, False, False), bare.out
-    named = cli("doctor", "node/trn-1", "--kubeconfig", kubeconfig, "-o", "json")
-    assert named.out == fine.out, "as -o name prints it"
-    typed = cli("doctor", "drivers", "--kubeconfig", kubeconfig)
-    assert (typed.status, typed.out) == (1, "")
-    assert "drivers is no check (see --list); as a node: there is no node drivers: there are" in typed.err
