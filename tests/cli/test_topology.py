@@ -54,59 +54,6 @@ def characters(of: Occupancy) -> list[str]:
     return ["".join(character for character, _ in marks) for marks in of[0].values()]
 
 
-def legend(of: Occupancy) -> dict[str, str]:
-    return {character: text for (character, _), text in of[1].items()}
-
-
-def test_each_pod_has_a_letter_and_the_legend_its_containers(make_node: MakeNode) -> None:
-    ledger = held(
-        ("train", "init", Resource.NEURONDEVICE, 0b1111),
-        ("train", "main", Resource.NEURON, 0b0011),
-        ("infer", "serve", Resource.NEURONCORE, 0b110000000),
-    )
-    of = occupancy(make_node("inf2.24xlarge"), ledger)
-    assert characters(of) == ["AA", "AA", "..", ".B", "B.", ".."]
-    assert legend(of) == {
-        "A": "ml/train: init devices 0-1, main device 0",
-        "B": "ml/infer: serve cores 7-8",
-        ".": "free",
-    }
-
-
-def test_unusable_devices_have_marks_of_their_own(make_node: MakeNode) -> None:
-    node = make_node("inf2.24xlarge", missing=[5])
-    node.set_ecc(1, sram=1)
-    node.set_attribute(2, "core_count", "x")
-    of = occupancy(node, Ledger())
-    assert characters(of) == ["..", "!!", "xx", "..", "..", "xx"]
-    assert set(legend(of)) == {".", "!", "x"}
-
-
-def test_a_pod_on_an_unhealthy_device_is_still_shown(make_node: MakeNode) -> None:
-    node = make_node("inf2.24xlarge")
-    node.set_ecc(0, sram=1)
-    assert characters(occupancy(node, held(("a", "x", Resource.NEURON, 0b01))))[0] == "A!"
-
-
-def test_a_core_of_two_pods_is_marked(make_node: MakeNode) -> None:
-    of = occupancy(
-        make_node("inf2.24xlarge"),
-        held(("a", "x", Resource.NEURON, 0b0011), ("b", "y", Resource.NEURONCORE, 0b0110)),
-    )
-    assert characters(of)[:2] == ["A#", "B."]
-    assert "more than one pod" in legend(of)["#"]
-
-
-def test_unknown_holders_make_no_core_free(make_node: MakeNode) -> None:
-    of = occupancy(make_node("inf2.xlarge"), None)
-    assert legend(of) == {".": "free unless a pod holds it (holders are not known)"}
-
-
-def test_nothing_that_is_not_drawn_is_in_the_legend(make_node: MakeNode) -> None:
-    of = occupancy(make_node("inf2.xlarge"), held(("a", "x", Resource.NEURON, 0b11)))
-    assert set(legend(of)) == {"A"}
-
-
 def test_a_core_for_every_pod_has_letters_enough_for_62(make_node: MakeNode) -> None:
     ledger = held(*((f"p{core}", "x", Resource.NEURONCORE, 1 << core) for core in range(64)))
     shown = "".join(characters(occupancy(make_node("inf1.24xlarge"), ledger)))
@@ -137,40 +84,6 @@ def rows(grid: Grid) -> list[list[int]]:
     for device, (row, column) in grid.places.items():
         lines.setdefault(row, {})[column] = device
     return [[line[column] for column in sorted(line)] for _, line in sorted(lines.items())]
-
-
-def test_a_single_device_is_one_box() -> None:
-    assert drawn(Topology.SINGLE, 1, "....") == ("  ┌──────┐\n  │ 0    │\n  │ .... │\n  └──────┘")
-
-
-def test_a_line_has_no_link_from_its_end_to_its_beginning() -> None:
-    assert drawn(Topology.LINE, 4).splitlines() == [
-        "  ┌──────┐  ┌──────┐  ┌──────┐  ┌──────┐",
-        "  │ 0    ├──┤ 1    ├──┤ 2    ├──┤ 3    │",
-        "  │ ..   │  │ ..   │  │ ..   │  │ ..   │",
-        "  └──────┘  └──────┘  └──────┘  └──────┘",
-    ]
-
-
-def test_a_ring_is_folded_so_that_its_ends_meet() -> None:
-    assert drawn(Topology.RING, 6).splitlines() == [
-        "  ┌──────┐  ┌──────┐  ┌──────┐",
-        "  │ 0    ├──┤ 1    ├──┤ 2    │",
-        "  │ ..   │  │ ..   │  │ ..   │",
-        "  └───┬──┘  └──────┘  └───┬──┘",
-        "      │                   │",
-        "  ┌───┴──┐  ┌──────┐  ┌───┴──┐",
-        "  │ 5    ├──┤ 4    ├──┤ 3    │",
-        "  │ ..   │  │ ..   │  │ ..   │",
-        "  └──────┘  └──────┘  └──────┘",
-    ]
-
-
-def test_a_torus_has_stubs_on_all_four_edges() -> None:
-    lines = drawn(Topology.TORUS, 16).splitlines()
-    assert lines[0] == lines[-1] == "      ╎         ╎         ╎         ╎"
-    assert lines[2] == "╌╌┤ 0    ├──┤ 1    ├──┤ 2    ├──┤ 3    ├╌╌"
-    assert lines[17] == "╌╌┤ 12   ├──┤ 13   ├──┤ 14   ├──┤ 15   ├╌╌"
 
 
 def test_a_missing_device_has_no_links() -> None:
