@@ -34,6 +34,12 @@ def test_t31_one_uids_end_leaves_another_of_the_same_name() -> None:
     assert dict(store.values) == {"second": "web-0"}
 
 
+def test_the_end_of_what_was_never_known_is_no_news() -> None:
+    store, changes = store_with({}, 1)
+    store.put("unknown", 2, None)
+    assert changes == []
+
+
 def test_a_history_that_was_rewritten_is_believed() -> None:
     """A restored etcd counts from yesterday: a quorum list is below what was known when it was asked for."""
     store, _ = store_with({"u": "a"}, 100)
