@@ -167,22 +167,6 @@ def test_p80_a_node_with_the_vendor_s_plugin_gets_no_second_one() -> None:
     assert term["topologyKey"] == "kubernetes.io/hostname"
 
 
-def test_the_plugin_runs_by_instance_type_or_by_label_and_never_where_eks_brings_its_own() -> None:
-    affinity = pod_templates("device-plugin")["neuron-plugin"]["spec"]["affinity"]["nodeAffinity"]
-    terms = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-    assert [term["matchExpressions"][0]["key"] for term in terms] == [
-        "node.kubernetes.io/instance-type",
-        "feature.node.kubernetes.io/aws-neuron",
-        "neuron.amazonaws.com/present",
-    ]
-    for term in terms:
-        assert {
-            "key": "eks.amazonaws.com/compute-type",
-            "operator": "NotIn",
-            "values": ["fargate", "hybrid", "auto"],
-        } in (term["matchExpressions"])
-
-
 def test_a_node_selector_narrows_the_affinity_further() -> None:
     selectors = {
         name: pod_templates(name)["neuron-plugin"]["spec"].get("nodeSelector") for name in ("tuned-node", "health")

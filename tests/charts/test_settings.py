@@ -165,10 +165,3 @@ def test_the_daemons_parsers_accept_the_arguments_of_every_rendering(name: str) 
             if container["name"] != "kube-scheduler":
                 parsed: argparse.Namespace = parser.parse_args(container["args"])
                 assert str(parsed.config) == "/etc/neuron-plugin/config.yaml"
-
-
-def test_the_plugin_learns_its_node_and_its_own_uid_from_the_downward_api() -> None:
-    container = pod_templates("device-plugin")["neuron-plugin"]["spec"]["containers"][0]
-    environment = {entry["name"]: entry for entry in container["env"]}
-    assert environment["NODE_NAME"]["valueFrom"]["fieldRef"]["fieldPath"] == "spec.nodeName"
-    assert environment["POD_UID"]["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.uid"

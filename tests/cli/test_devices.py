@@ -12,7 +12,6 @@ import yaml
 
 from neuron_plugin.cli.command import CommandError, Form
 from neuron_plugin.cli.devices import device_lines, show_once, title_of, watch
-from neuron_plugin.hardware import EccCounts
 from neuron_plugin.inspection.holders import Holders
 from neuron_plugin.inspection.reports import (
     DeviceReport,
@@ -214,49 +213,14 @@ def holder(container: str, *cores: int) -> HolderReport:
     return HolderReport("ml", "train", container, "aws.amazon.com/neuroncore", cores)
 
 
-def test_the_table_has_what_one_asks_first_and_wide_the_rest() -> None:
-    narrow, wide = list(shown(DEVICE, Form.TEXT)), list(shown(DEVICE))
-    assert narrow == ["DEVICE", "CORES", "PRODUCT", "ARCH", "LINKS", "NUMA", "HEALTH", "HOLDERS"]
-    assert wide == [*narrow, "MEMORY", "NODE", "SERIAL", "RESET", "ECC(SRAM/MEM/REPAIRABLE)", "DRIVER"]
-
-
 def test_the_reasons_come_last_and_only_where_there_are_any() -> None:
     broken = msgspec.structs.replace(DEVICE, reasons=("a", "b"))
     assert device_lines(Form.TEXT, machine(DEVICE, broken))[1][-1][0] == "REASON"
     assert cell("REASON", broken) == "a; b"
 
 
-@pytest.mark.parametrize(
-    ("holders", "text"),
-    [
-        ((), ""),
-        ((holder("main", 2, 3),), "ml/train/main"),
-        ((holder("main", 3),), "ml/train/main[3]"),
-        ((holder("a", 2), holder("b", 3)), "ml/train/a[2],ml/train/b[3]"),
-        (None, "?"),
-    ],
-)
-def test_holders_name_their_cores_unless_they_have_the_whole_device(
-    holders: tuple[HolderReport, ...] | None, text: str
-) -> None:
-    assert cell("HOLDERS", msgspec.structs.replace(DEVICE, holders=holders)) == text
-
-
 def test_a_device_that_is_not_there_has_no_unknown_holders() -> None:
     assert cell("HOLDERS", DeviceReport(id=1, node="/dev/neuron1", health=Health.MISSING)) == ""
-
-
-def test_details_are_written_short() -> None:
-    device = msgspec.structs.replace(
-        DEVICE, connected=(0, 2), numa_node=0, memory_bytes=32 * 2**30, ecc=EccCounts(1, 2, 3), reset="ready"
-    )
-    headings = ("LINKS", "NUMA", "MEMORY", "ECC(SRAM/MEM/REPAIRABLE)", "RESET", "DRIVER", "CORES")
-    assert [cell(heading, device) for heading in headings] == ["0,2", "0", "32Gi", "1/2/3", "ready", "2.26.5.0", "2-3"]
-
-
-def test_what_is_not_known_is_an_empty_cell() -> None:
-    headings = ("LINKS", "NUMA", "MEMORY", "ECC(SRAM/MEM/REPAIRABLE)", "RESET", "SERIAL")
-    assert [cell(heading, DEVICE) for heading in headings] == [""] * 6
 
 
 def test_every_state_of_health_has_a_colour() -> None:
