@@ -26,7 +26,7 @@ from neuron_plugin.cluster.credentials import (
     Overrides,
     of_kubeconfig,
 )
-from tests.cluster.raw import api_of
+from tests.cluster.raw import saying
 from tests.support.api_server import StandInApiServer
 
 PODS = ApiRequest("GET", "/api/v1/pods")
@@ -634,11 +634,7 @@ async def test_groups_to_act_as_need_a_user(tmp_path: Path) -> None:
 async def test_each_request_says_as_whom_it_is_made(tmp_path: Path) -> None:
     heads = list[str]()
 
-    async def answer(writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
-        await writer.drain()
-
-    async with api_of(answer, tmp_path, heads=heads):
+    async with saying(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", tmp_path, heads=heads):
         raw = Kubeconfig((tmp_path / "raw",), Overrides(of_user={"as_": "anna", "as_groups": ("g1", "g2")}))
         async with await connect(raw) as api:
             assert (await api.request(PODS, timeout_seconds=5)).status == 200
