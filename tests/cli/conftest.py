@@ -82,15 +82,20 @@ def background() -> Iterator[Background]:
 
 
 @pytest.fixture
-def server(background: Background) -> Iterator[StandInApiServer]:
+def empty_server(background: Background) -> Iterator[StandInApiServer]:
     server = StandInApiServer()
     background.do(server.start())
-    for node in NODES:
-        server.create_node(node)
-    for pod in PODS:
-        server.create_pod(pod)
     yield server
     background.do(server.stop())
+
+
+@pytest.fixture
+def server(empty_server: StandInApiServer) -> StandInApiServer:
+    for node in NODES:
+        empty_server.create_node(node)
+    for pod in PODS:
+        empty_server.create_pod(pod)
+    return empty_server
 
 
 @pytest.fixture

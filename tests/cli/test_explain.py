@@ -22,23 +22,15 @@ DEVICE = Resource.NEURON
 
 
 @pytest.fixture
-def server(background: Background) -> Iterator[StandInApiServer]:
+def server(empty_server: StandInApiServer) -> StandInApiServer:
     """A cluster of two nodes, one of them taken."""
-    server = StandInApiServer()
-    background.do(server.start())
-    server.create_node(node_manifest("free", "trn1.32xlarge"))
-    server.create_node(node_manifest("taken", "trn1.32xlarge"))
+    empty_server.create_node(node_manifest("free", "trn1.32xlarge"))
+    empty_server.create_node(node_manifest("taken", "trn1.32xlarge"))
     devices = ",".join(str(device) for device in range(16))
-    server.create_pod(pod_manifest("holder", DEVICE, 16, node="taken", annotations={"NEURON_DEVS": devices}))
-    server.create_pod(pod_manifest("new", DEVICE, 4))
-    server.create_pod(pod_manifest("plain", DEVICE, 0))
-    yield server
-    background.do(server.stop())
-
-
-@pytest.fixture
-def kubeconfig(server: StandInApiServer, tmp_path: Path) -> Path:
-    return server.write_kubeconfig(tmp_path / "kubeconfig")
+    empty_server.create_pod(pod_manifest("holder", DEVICE, 16, node="taken", annotations={"NEURON_DEVS": devices}))
+    empty_server.create_pod(pod_manifest("new", DEVICE, 4))
+    empty_server.create_pod(pod_manifest("plain", DEVICE, 0))
+    return empty_server
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -32,21 +32,13 @@ def bound(name: str, node: str, ids: str, controller: str = "ReplicaSet", **anno
 
 
 @pytest.fixture
-def server(background: Background) -> Iterator[StandInApiServer]:
-    server = StandInApiServer()
-    background.do(server.start())
+def server(empty_server: StandInApiServer) -> StandInApiServer:
     for name in ("trn-1", "trn-2"):
-        server.create_node(node_manifest(name, "trn1.32xlarge"))
-    server.create_pod(bound("small", "trn-1", "5"))
-    server.create_pod(bound("rows", "trn-2", "0,1,2,3,4,5,6,7", **{MOVABLE_KEY: "false"}))
-    server.create_pod(pod_manifest("big", NEURON, 16))
-    yield server
-    background.do(server.stop())
-
-
-@pytest.fixture
-def kubeconfig(server: StandInApiServer, tmp_path: Path) -> Path:
-    return server.write_kubeconfig(tmp_path / "kubeconfig")
+        empty_server.create_node(node_manifest(name, "trn1.32xlarge"))
+    empty_server.create_pod(bound("small", "trn-1", "5"))
+    empty_server.create_pod(bound("rows", "trn-2", "0,1,2,3,4,5,6,7", **{MOVABLE_KEY: "false"}))
+    empty_server.create_pod(pod_manifest("big", NEURON, 16))
+    return empty_server
 
 
 async def do(work: Callable[[], Any]) -> None:

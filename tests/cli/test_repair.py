@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from neuron_plugin.cli import cluster, repair
 from neuron_plugin.cluster.pods import STATIC_POD_UID_KEY
 from neuron_plugin.monitor.look import look
 from neuron_plugin.simulation.api_server_kinds import NODES, PODS
-from tests.cli.doubles import Background, Cli, Outcome
+from tests.cli.doubles import Cli, Outcome
 from tests.support.api_server import StandInApiServer
 from tests.support.manifests import node_manifest, pod_manifest
 
@@ -39,16 +39,13 @@ def running(name: str, ids: str, *, controller: str = "ReplicaSet", node: str = 
 
 
 @pytest.fixture
-def server(background: Background) -> Iterator[StandInApiServer]:
+def server(empty_server: StandInApiServer) -> StandInApiServer:
     """On trn-1 device 3 is broken; ``row`` and ``one`` have it or not, ``rest`` fills what is left."""
-    server = StandInApiServer()
-    background.do(server.start())
-    server.create_node(node_manifest("trn-1", "trn1.32xlarge", unhealthy=BROKEN))
-    server.create_node(node_manifest("trn-2", "trn1.32xlarge"))
-    server.create_pod(running("row", "0,1,2,3", app="row"))
-    server.create_pod(running("other", "4"))
-    yield server
-    background.do(server.stop())
+    empty_server.create_node(node_manifest("trn-1", "trn1.32xlarge", unhealthy=BROKEN))
+    empty_server.create_node(node_manifest("trn-2", "trn1.32xlarge"))
+    empty_server.create_pod(running("row", "0,1,2,3", app="row"))
+    empty_server.create_pod(running("other", "4"))
+    return empty_server
 
 
 @pytest.fixture

@@ -20,7 +20,6 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ from neuron_plugin.placement.device_hours import CONFIG_MAP
 from neuron_plugin.planning.device_hours import write_account
 from neuron_plugin.simulation import SimulatedNode, api_server_kinds
 from tests.cli.cases import NODES, PODS, ten_days
-from tests.cli.doubles import Background, Cli, Daemon, Hold
+from tests.cli.doubles import Cli, Daemon, Hold
 from tests.inspection.doubles import MakeNode
 from tests.support.api_server import Budget, StandInApiServer, limit_disruptions
 from tests.support.manifests import container, gated_manifest, node_manifest, pod_manifest
@@ -312,11 +311,3 @@ def pattern(expected: list[str]) -> str:
 @pytest.fixture
 def scene(request: pytest.FixtureRequest, cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Scene:
     return Scene(request, cli, monkeypatch, tmp_path)
-
-
-@pytest.fixture
-def empty_server(background: Background) -> Iterator[StandInApiServer]:
-    server = StandInApiServer()
-    background.do(server.start())
-    yield server
-    background.do(server.stop())
