@@ -10,8 +10,7 @@ from neuron_plugin.kubelet_files import DRA_STATE
 from neuron_plugin.placement.leadership import CONDITION
 from neuron_plugin.placement.settings import ExtenderSettings
 from neuron_plugin.plugin.settings import PluginSettings
-from neuron_plugin.settings import load
-from tests.charts.manifests import NAMES, containers, embedded, of_each, of_kind, pod_templates
+from tests.charts.manifests import NAMES, containers, embedded, of_each, of_kind, pod_templates, settings_of
 from tests.charts.rendering import Manifest
 
 PODS = [(name, workload) for name in NAMES for workload in pod_templates(name)]
@@ -239,9 +238,8 @@ def test_a_standby_knows_where_the_leader_is_reached(name: str, workload: str, t
     (container,) = pod_templates(name)[workload]["spec"]["containers"]
     (variable,) = container["env"]
     assert variable["valueFrom"] == {"fieldRef": {"fieldPath": "status.podIP"}}
-    file = tmp_path / "config.yaml"
-    file.write_text(of_kind(name, "ConfigMap")[workload]["data"]["config.yaml"], encoding="utf-8")
-    assert load(ExtenderSettings, {}, {variable["name"]: "10.0.0.7"}, file).url == "https://10.0.0.7:12345"
+    loaded = settings_of(ExtenderSettings, name, workload, tmp_path, {variable["name"]: "10.0.0.7"})
+    assert loaded.url == "https://10.0.0.7:12345"
 
 
 @of_each(NAMES)
